@@ -204,7 +204,7 @@ func podSubnetsOutside(e *examination, f *Finding) {
 				return policy.RangesOf(slices.DeleteFunc(slices.Clone(list), func(x netip.Prefix) bool { return policy.FamilyOf(x.Addr()) != family })...)
 			}
 			stated := of(p.PodCIDRs.Value)
-			outside := of(p.PodSubnets).Without(stated).Intersect(p.SourcesInScope(family))
+			outside := of(p.PodSubnets).Without(of(p.Pods)).Intersect(p.SourcesInScope(family))
 			if len(stated) > 0 && len(outside) > 0 && (len(p.GuardedFamilies()) > 0 || p.ResetsConnections()) {
 				f.add("%s: ADDs found pods in %s; podCIDRs has %s", p.Chain, outside, stated)
 			}

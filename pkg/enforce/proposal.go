@@ -51,12 +51,13 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 // superseded. A network's PodSubnets are added to those that are stored. The error is the conflicts
 // that remain, or a bound that is exceeded; the proposal is then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
-	stored := p.Find(own.ID)
+	stored, next := p.Find(own.ID), *p
 	if own.ID.Kind != policy.Network {
 		if stored != nil && reflect.DeepEqual(*stored, own) {
 			return nil
 		}
-		return p.change(own)
+		next.set(own)
+		return p.become(next, own)
 	}
 	changed, found := stored == nil || !stored.Policy.Equal(own.Policy), own.PodSubnets
 	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
@@ -70,27 +71,23 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 	}
 	own.PodSubnets = cmp.Or(stored, &policy.Source{}).PodSubnets
 	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
-	next := *p
-	if changed {
-		if err := next.change(own); err != nil {
-			return err
-		}
-	} else if isNew {
+	if changed || isNew {
 		next.set(own)
 	}
 	if err := next.resolve(own, disk, warn); err != nil {
 		return err
 	}
+	if changed {
+		return p.become(next, own)
+	}
 	*p = next
 	return nil
 }
 
-// change sets a source, unless its chain has too many rules then.
-func (p *Proposal) change(own policy.Source) error {
-	next := *p
-	next.set(own)
-	if err := checkBounds(next.mergedChain(own.Policy.Chain)); err != nil {
-		return fmt.Errorf("%s: %w", own.ID, err)
+// become makes the proposal one with another policy of a source, unless the chain has too many rules then.
+func (p *Proposal) become(next Proposal, changed policy.Source) error {
+	if err := checkBounds(next.mergedChain(changed.Policy.Chain)); err != nil {
+		return fmt.Errorf("%s: %w", changed.ID, err)
 	}
 	*p = next
 	return nil

@@ -5,7 +5,6 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -153,15 +152,10 @@ func mayShareInterface(a, b []string) bool {
 }
 
 // PodRanges returns the addresses of pods that the keys guard, staleConnections and
-// enforceExempt are about: podCIDRs of the family, else sourceCIDRs, else the subnets
-// that ADDs found; without what is out of scope and without exempt sources.
+// enforceExempt are about: those of all sources, without what is out of scope and
+// without exempt sources.
 func (p Policy) PodRanges(f Family) Ranges {
-	for _, list := range [][]netip.Prefix{p.PodCIDRs.Value, p.Sources.Value, p.PodSubnets} {
-		if list = ofFamily(list, f); len(list) > 0 {
-			return RangesOf(list...).Intersect(p.SourcesInScope(f)).Without(p.SourcesExempt(f))
-		}
-	}
-	return Ranges{}
+	return RangesOf(ofFamily(p.Pods, f)...).Intersect(p.SourcesInScope(f)).Without(p.SourcesExempt(f))
 }
 
 // ResetsConnections reports whether stale connections are reset: guard "drop" would

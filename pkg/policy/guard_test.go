@@ -62,6 +62,22 @@ func TestPodRanges(t *testing.T) {
 		"sourceCIDRs":       {[]policy.Source{found(network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}), "10.244.7.0/24")}, "10.244.0.0/16", "{}"},
 		"subnets":           {[]policy.Source{found(network("a", 1, dual), "10.244.7.0/24", "fd00:1::/64"), found(network("b", 2, dual), "10.9.7.0/24")}, "{10.9.7.0/24, 10.244.7.0/24}", "fd00:1::/64"},
 		"each family's own": {[]policy.Source{found(network("a", 1, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16") })), "10.9.7.0/24", "fd00:1::/64")}, "10.244.0.0/16", "fd00:1::/64"},
+		"each source's own": {[]policy.Source{
+			found(network("a", 1, dual), "10.244.7.0/24", "fd00:1::/64"),
+			found(network("b", 2, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.9.0.0/16") })), "10.8.7.0/24", "fd00:2::/64"),
+			agentFiles(policy.SourcePolicy{PodCIDRs: cidrs("10.7.0.0/16")}),
+		}, "{10.7.0.0/16, 10.9.0.0/16, 10.244.7.0/24}", "{fd00:1::/64, fd00:2::/64}"},
+		"sourceCIDRs beside podCIDRs": {[]policy.Source{
+			network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}),
+			network("b", 2, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), PodCIDRs: cidrs("10.244.9.0/24")}),
+		}, "10.244.0.0/16", "{}"},
+		"agent files state no scope": {[]policy.Source{
+			network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), PodCIDRs: cidrs("10.244.9.0/24")}), agentFiles(policy.SourcePolicy{}),
+		}, "10.244.9.0/24", "{}"},
+		"a superseded network": {[]policy.Source{
+			found(network("a", 2, policy.SourcePolicy{RandomFully: ptr(true)}), "10.244.7.0/24"),
+			markSuperseded(found(network("b", 1, policy.SourcePolicy{RandomFully: ptr(false), PodCIDRs: cidrs("10.9.0.0/16")}), "10.8.7.0/24")),
+		}, "10.244.7.0/24", "{}"},
 		"podCIDRs in scope": {[]policy.Source{network("a", 1, with(func(s *policy.SourcePolicy) {
 			s.PodCIDRs, s.SourceCIDRs = cidrs("10.244.0.0/16", "fd00:1::/64"), cidrs("10.244.7.0/24")
 		}))}, "10.244.7.0/24", "{}"},

@@ -263,10 +263,53 @@ func newOracle(sources []policy.Source) oracle {
 				best = i
 			}
 		}
-		o.strongestFirst = append(o.strongestFirst, rest[best])
+		next := rest[best]
+		loses := func(s policy.Source) bool {
+			return s.ID.Kind == policy.Network && next.ID.Kind == policy.Network && conflicting(s.Policy, next.Policy)
+		}
+		if !slices.ContainsFunc(o.strongestFirst, loses) {
+			o.strongestFirst = append(o.strongestFirst, next)
+		}
 		rest = slices.Delete(rest, best, best+1)
 	}
 	return o
+}
+
+// conflicting: two networks state another scope, another value of a scalar, or another action for a prefix.
+func conflicting(a, b policy.SourcePolicy) bool {
+	// What a source says about a key, or nothing.
+	said := func(k policy.Key) string {
+		switch to := k.Field.(type) {
+		case **bool:
+			if *to != nil {
+				return fmt.Sprint(**to)
+			}
+		case **policy.Mark:
+			if *to != nil {
+				return (**to).String()
+			}
+		case **policy.Ports:
+			if *to != nil {
+				ranges := strings.Split((**to).String(), ",")
+				slices.Sort(ranges)
+				return fmt.Sprintf("%q", ranges)
+			}
+		case policy.Word:
+			return strings.TrimPrefix(to.String(), string(policy.Auto))
+		}
+		return ""
+	}
+	others := policy.Keys(&b)
+	for i, k := range policy.Keys(&a) {
+		if x, y := said(k), said(others[i]); k.Sources == "must agree" && x != "" && y != "" && x != y {
+			return true
+		}
+	}
+	both := func(x, y []netip.Prefix) bool {
+		return slices.ContainsFunc(x, func(p netip.Prefix) bool { return slices.Contains(y, p) })
+	}
+	return !sameSet(a.SourceCIDRs, b.SourceCIDRs) || !sameSet(a.OutputInterfaces, b.OutputInterfaces) ||
+		both(a.NonMasqueradeCIDRs, b.MasqueradeCIDRs) || both(a.MasqueradeCIDRs, b.NonMasqueradeCIDRs)
 }
 
 // stronger: a network beats the agent files; among networks the one that does
@@ -282,6 +325,11 @@ func stronger(a, b policy.Source) bool {
 		return a.Order < b.Order
 	}
 	return a.ID.Name < b.ID.Name
+}
+
+func sameSet[T comparable](a, b []T) bool {
+	notIn := func(list []T) func(T) bool { return func(x T) bool { return !slices.Contains(list, x) } }
+	return !slices.ContainsFunc(a, notIn(b)) && !slices.ContainsFunc(b, notIn(a))
 }
 
 // saidFirst returns what the strongest source that states a scalar says.
@@ -337,28 +385,30 @@ func (o oracle) destination(a netip.Addr) verdict {
 	return decided
 }
 
-// isPod: an address in podCIDRs of its family, else in sourceCIDRs, else in a subnet that an ADD found. It
-// must be in scope and no exempt source.
+// isPod: an address in the podCIDRs of a source, else in its sourceCIDRs, else in a subnet that an ADD found, each by
+// family. It must be in scope and no exempt source.
 func (o oracle) isPod(a netip.Addr) bool {
-	var podCIDRs, subnets []netip.Prefix
 	scope := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	for _, c := range o.strongestFirst {
-		podCIDRs, subnets = append(podCIDRs, c.Policy.PodCIDRs...), append(subnets, c.PodSubnets...)
-		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, a) {
-			return false
-		}
-	}
 	if len(scope) > 0 && !anyContains(scope, a) {
 		return false
 	}
-	for _, list := range [][]netip.Prefix{podCIDRs, scope} {
-		for _, p := range list {
-			if p.Addr().Is4() == a.Is4() {
-				return anyContains(list, a)
+	found := false
+	for _, c := range o.strongestFirst {
+		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, a) {
+			return false
+		}
+		sources := scope
+		if c.ID.Kind != policy.Network && !sameSet(c.Policy.SourceCIDRs, scope) {
+			sources = nil // superseded, or left out
+		}
+		for _, list := range [][]netip.Prefix{c.Policy.PodCIDRs, sources, c.PodSubnets} {
+			if slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Is4() }) {
+				found = found || anyContains(list, a)
+				break
 			}
 		}
 	}
-	return anyContains(subnets, a)
+	return found
 }
 
 // destinations returns what each prefix does: first what is built in, then over

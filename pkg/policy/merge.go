@@ -71,8 +71,9 @@ type Policy struct {
 	RandomFully WithOrigins[bool]
 	ToPorts     WithOrigins[Ports]
 
-	PodCIDRs         WithOrigins[[]netip.Prefix] // see PodRanges
-	PodSubnets       []netip.Prefix              // found by ADDs
+	PodCIDRs         WithOrigins[[]netip.Prefix]
+	PodSubnets       []netip.Prefix // found by ADDs
+	Pods             []netip.Prefix // the pod ranges of all sources; see PodRanges
 	Guard            WithOrigins[GuardMode]
 	StaleConnections WithOrigins[StaleConnections] // "" if none is stated; see ResetsConnections
 	EnforceExempt    WithOrigins[bool]
@@ -210,7 +211,7 @@ func (p Policy) boundError(remedy string, by []PrefixAction, format string, args
 // Merge merges sources into one policy per chain, sorted by the chain's name. The
 // order of the sources does not matter. Of two that conflict the one with the higher
 // precedence is in force: a network before the agent files, and of networks the one
-// that came into force first.
+// that came into force first. Nothing of the other network is in force then.
 func Merge(sources []Source) []Policy {
 	byChain := map[string][]Source{}
 	for _, s := range sources {
@@ -218,16 +219,33 @@ func Merge(sources []Source) []Policy {
 	}
 	var policies []Policy
 	for _, chain := range slices.Sorted(maps.Keys(byChain)) {
-		m := merger{policy: Policy{Chain: chain}, sources: byChain[chain]}
-		slices.SortFunc(m.sources, comparePrecedence)
-		for _, s := range m.sources {
-			for _, f := range s.files() {
-				m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
-			}
-		}
-		policies = append(policies, m.merge())
+		slices.SortFunc(byChain[chain], comparePrecedence)
+		policies = append(policies, mergeChain(chain, byChain[chain]))
 	}
 	return policies
+}
+
+// mergeChain merges the sources of a chain, in the order of precedence, without the
+// networks that conflict with one before them.
+func mergeChain(chain string, sources []Source) Policy {
+	m := merger{policy: Policy{Chain: chain}, sources: sources}
+	for _, s := range sources {
+		for _, f := range s.files() {
+			m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
+		}
+	}
+	p := m.merge()
+	superseded := map[SourceID]ConflictErrors{}
+	for _, c := range p.Conflicts {
+		superseded[c.Superseded.Source] = append(superseded[c.Superseded.Source], c)
+	}
+	// One at a time: what it conflicts with is in force, and others may conflict with it alone.
+	i := slices.IndexFunc(sources, func(s Source) bool { return s.ID.Kind == Network && superseded[s.ID] != nil })
+	if i >= 0 {
+		p = mergeChain(chain, slices.Delete(slices.Clone(sources), i, i+1))
+		p.Conflicts = append(superseded[sources[i].ID], p.Conflicts...)
+	}
+	return p
 }
 
 // comparePrecedence orders sources: networks that are not superseded, in the order in
@@ -279,14 +297,15 @@ func (m *merger) merge() Policy {
 			p.PodCIDRs.Origins = append(p.PodCIDRs.Origins, part.origin("podCIDRs", -1))
 		}
 	}
+	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
 	for _, s := range m.sources {
 		p.PodSubnets = append(p.PodSubnets, s.PodSubnets...)
+		p.Pods = append(p.Pods, m.podRanges(s)...)
 	}
-	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets} {
+	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets, &p.Pods} {
 		slices.SortFunc(*list, comparePrefixes)
 		*list = slices.Compact(*list)
 	}
-	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
 	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })
 	p.Destinations = m.entries(m.defaults(), func(s *SourcePolicy) []entryList {
 		return []entryList{
@@ -298,6 +317,27 @@ func (m *merger) merge() Policy {
 		return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
 	})
 	return *p
+}
+
+// podRanges returns the pod ranges of a source, for each family: its podCIDRs, else its
+// sourceCIDRs, else the subnets that ADDs found.
+func (m *merger) podRanges(s Source) (pods []netip.Prefix) {
+	var podCIDRs, sourceCIDRs []netip.Prefix
+	for _, f := range s.files() {
+		podCIDRs = append(podCIDRs, f.Policy.PodCIDRs...)
+	}
+	if scope := m.policy.Sources; slices.ContainsFunc(scope.Origins, func(o Origin) bool { return o.Source == s.ID }) {
+		sourceCIDRs = scope.Value // those of agent files may be superseded
+	}
+	for _, f := range Families() {
+		for _, list := range [][]netip.Prefix{podCIDRs, sourceCIDRs, s.PodSubnets} {
+			if list = ofFamily(list, f); len(list) > 0 {
+				pods = append(pods, list...)
+				break
+			}
+		}
+	}
+	return pods
 }
 
 const exemptSourcesKey = "nonMasqueradeSourceCIDRs"

@@ -370,6 +370,9 @@ func TestConflicts(t *testing.T) {
 				}
 				wantEqual(t, "conflicts", got, []string{want})
 				checkInForce(t, p, inForce)
+				if p.Conflicts = nil; superseded.ID.Kind == policy.Network { // as a whole
+					wantEqual(t, "policy", p, mergeOne(t, inForce))
+				}
 			})
 		}
 	}
