@@ -23,6 +23,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // failingDriver is a driver whose backends cannot write, as without a program or a privilege.
@@ -74,6 +75,8 @@ func TestBackendChosenAgainWithLock(t *testing.T) {
 type faults struct {
 	state, document, rules, backend, lock string
 	guard                                 string // the key; "" is none
+	subnet                                string // of the pod
+	kernel                                string // whose rules there are, too
 }
 
 func randomFaults(random *rand.Rand) faults {
@@ -81,10 +84,14 @@ func randomFaults(random *rand.Rand) faults {
 	return faults{
 		state: one("writable", "read-only", "full", "1 page", "2 pages", "3 pages", "without lock, read-only", "without lock, full",
 			"absent", "absent, read-only", "absent, full", "another program's"),
-		document: one("same", "same", "changed", "absent", "damaged", "other damaged", "newer", "newer other", "no record", "conflict", "waits"),
-		rules:    one("right", "gone", "drifted"),
-		backend:  one("able", "able", "unable", "auto, nftables unable"),
-		lock:     one("free", "free", "free", "held"),
+		document: one("same", "same", "same", "changed", "absent", "damaged", "other damaged", "other damaged, in a conflist", "agent files damaged",
+			"newer", "newer other", "no record", "record damaged", "conflict", "waits"),
+		rules:   one("right", "gone", "drifted"),
+		backend: one("able", "able", "unable", "auto, nftables unable"),
+		lock:    one("free", "free", "free", "held"),
+		guard:   one("", "", "count", "drop"),
+		subnet:  one("known", "known", "new"),
+		kernel:  one("ours", "ours", "ours", "ours", "another chain", "another guard", "another chain too", "an unwanted guard"),
 	}
 }
 
@@ -94,7 +101,7 @@ func TestStatusIsADryRun(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0))
-		const rounds = 100
+		const rounds = 200
 		if n.backend.variant == "" {
 			n.path = n.linkBothVariants(t, "nft")
 		}
@@ -125,22 +132,35 @@ func TestStatusInKnownStates(t *testing.T) {
 			faults
 			ok bool
 		}{
-			{faults{"read-only", "same", "gone", "able", "free", ""}, true}, // the repair writes no document
-			{faults{"full", "same", "gone", "able", "free", ""}, true},
-			{faults{"full", "same", "drifted", "able", "free", ""}, true},
-			{faults{"read-only", "same", "gone", "able", "free", "drop"}, true}, // without the reset of connections
-			{faults{"full", "same", "gone", "able", "free", "drop"}, true},
-			{faults{"full", "changed", "right", "able", "free", ""}, false},
-			{faults{"read-only", "changed", "right", "able", "free", ""}, false},
-			{faults{"read-only", "absent", "right", "able", "free", ""}, true}, // the rules are correct already
-			{faults{"read-only", "same", "gone", "unable", "free", ""}, false},
-			{faults{"writable", "same", "right", "unable", "held", ""}, true},
-			{faults{"writable", "same", "gone", "able", "held", ""}, false},
-			{faults{"absent, read-only", "same", "gone", "able", "free", ""}, false},
-			{faults{"writable", "newer", "gone", "able", "free", ""}, false},
-			{faults{"writable", "newer", "drifted", "able", "free", ""}, true},
-			{faults{"1 page", "same", "drifted", "auto, nftables unable", "free", ""}, n.backend.variant != ""}, // the move needs a record
-			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", ""}, true},           // all rules stay as they are
+			{faults{"read-only", "same", "gone", "able", "free", "", "known", "ours"}, true}, // the repair writes no document
+			{faults{"full", "same", "gone", "able", "free", "", "known", "ours"}, true},
+			{faults{"full", "same", "drifted", "able", "free", "", "known", "ours"}, true},
+			{faults{"read-only", "same", "gone", "able", "free", "drop", "known", "ours"}, true}, // without the reset of connections
+			{faults{"full", "same", "gone", "able", "free", "drop", "known", "ours"}, true},
+			{faults{"full", "changed", "right", "able", "free", "", "known", "ours"}, false},
+			{faults{"read-only", "changed", "right", "able", "free", "", "known", "ours"}, false},
+			{faults{"read-only", "absent", "right", "able", "free", "", "known", "ours"}, true}, // the rules are correct already
+			{faults{"read-only", "same", "gone", "unable", "free", "", "known", "ours"}, false},
+			{faults{"writable", "same", "right", "unable", "held", "", "known", "ours"}, true},
+			{faults{"writable", "same", "gone", "able", "held", "", "known", "ours"}, false},
+			{faults{"absent, read-only", "same", "gone", "able", "free", "", "known", "ours"}, false},
+			{faults{"writable", "newer", "gone", "able", "free", "", "known", "ours"}, false},
+			{faults{"writable", "newer", "drifted", "able", "free", "", "known", "ours"}, true},
+			{faults{"read-only", "same", "right", "able", "free", "count", "new", "ours"}, true}, // the subnet is not recorded
+			{faults{"full", "same", "right", "able", "free", "drop", "new", "ours"}, true},
+			{faults{"without lock, read-only", "same", "right", "able", "free", "count", "new", "ours"}, true},
+			{faults{"full", "same", "gone", "able", "free", "count", "new", "ours"}, true},
+			{faults{"read-only", "same", "drifted", "able", "free", "drop", "new", "ours"}, true},
+			{faults{"read-only", "absent", "right", "able", "free", "count", "known", "ours"}, true},
+			{faults{"read-only", "damaged", "right", "able", "free", "drop", "known", "ours"}, true}, // STATUS knows no subnet
+			{faults{"writable", "other damaged, in a conflist", "drifted", "able", "free", "drop", "known", "ours"}, true},
+			{faults{"full", "agent files damaged", "right", "able", "free", "", "known", "ours"}, true},
+			{faults{"absent", "same", "right", "able", "free", "count", "known", "ours"}, true},
+			{faults{"writable", "same", "right", "able", "free", "", "known", "an unwanted guard"}, true},
+			{faults{"writable", "same", "right", "able", "free", "", "known", "another guard"}, false},
+			{faults{"writable", "absent", "right", "able", "free", "", "known", "another chain"}, false},
+			{faults{"1 page", "same", "drifted", "auto, nftables unable", "free", "", "known", "ours"}, n.backend.variant != ""}, // the move needs a record
+			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", "", "known", "ours"}, true},           // all rules stay as they are
 		} {
 			if ok := n.compareStatusWithADD(t, c.faults); ok != c.ok {
 				t.Errorf("%+v: ADD succeeds: %t, want %t", c.faults, ok, c.ok)
@@ -159,7 +179,7 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	must(t, syscall.Mount("disk", disk, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", 64*page)))
 	defer func() { must(t, errors.Join(syscall.Unmount(disk, syscall.MNT_DETACH), os.Remove(disk))) }()
 	n.dataDir = filepath.Join(disk, "data")
-	n.flush(t)
+	n.removeRules(t)
 
 	keys := object{}
 	if f.guard != "" {
@@ -169,25 +189,31 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 		conf := n.conf(t, "podnet", keys)
 		return n.callInProcess(t, verb, conf, f.backend)
 	}
+	agent := policy.SourceID{Kind: policy.AgentFiles}
+	n.storeSource(t, policy.Source{ID: agent, Policy: policy.SourcePolicy{Chain: policy.DefaultChain}})
 	must(t, call("ADD", faults{}))
-	must(t, n.callInProcess(t, "ADD", n.conf(t, "othernet", nil), ""))
+	must(t, n.callInProcess(t, "ADD", n.conf(t, "othernet", object{"prevResult": resultWith("10.3.0.2/16")}), ""))
 	must(t, call("ADD", faults{}))
-	record := filepath.Join(n.dataDir, "record.json")
+	record, torn := filepath.Join(n.dataDir, "record.json"), []byte("{")
 	switch f.document {
 	case "changed":
 		keys["nonMasqueradeCIDRs"] = []string{"192.0.2.0/24"}
 	case "absent":
 		must(t, os.Remove(n.document(t, "podnet")))
 	case "damaged":
-		must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":1,`), 0o600))
-	case "other damaged":
-		must(t, os.WriteFile(n.document(t, "othernet"), []byte(`{"schema":1,`), 0o600))
+		must(t, os.WriteFile(n.document(t, "podnet"), torn, 0o600))
+	case "other damaged", "other damaged, in a conflist":
+		must(t, os.WriteFile(n.document(t, "othernet"), torn, 0o600))
+	case "agent files damaged":
+		must(t, os.WriteFile(store.Open(n.dataDir).DocumentPath(agent), torn, 0o600))
 	case "newer":
 		must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":99}`), 0o600))
 	case "newer other":
 		must(t, os.WriteFile(n.document(t, "othernet"), []byte(`{"schema":99}`), 0o600))
 	case "no record":
 		must(t, os.Remove(record))
+	case "record damaged":
+		must(t, os.WriteFile(record, torn, 0o600))
 	case "conflict":
 		c := *n.load(t).Find(networkID("othernet"))
 		yes := true
@@ -205,6 +231,22 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 		n.flush(t)
 	case "drifted":
 		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
+	}
+	switch f.kernel {
+	case "another chain":
+		n.removeRules(t)
+		n.addOwned(t, "IP-MASQ-AGENT", "/elsewhere")
+	case "another chain too":
+		n.addOwned(t, "THEIRS", "/elsewhere")
+	case "another guard":
+		n.removeRules(t)
+		n.addGuard(t, "/elsewhere")
+	case "an unwanted guard":
+		n.addGuard(t, n.dataDir)
+	}
+	if f.document == "other damaged, in a conflist" {
+		n.standardConflist(t, "othernet", nil)
+		defer func() { must(t, os.Remove(filepath.Join(n.own("/etc/cni/net.d"), "10-othernet.conflist"))) }()
 	}
 	if strings.HasPrefix(f.state, "without lock") {
 		must(t, os.Remove(filepath.Join(n.dataDir, "lock")))
@@ -234,11 +276,46 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	if now := n.generation(t); now != generation {
 		t.Errorf("STATUS changed rules: generation %d, was %d", now, generation)
 	}
+	if f.subnet == "new" {
+		keys["prevResult"] = resultWith("10.7.0.2/16")
+	}
 	add := call("ADD", f)
-	if (status == nil) != (add == nil) {
+	// STATUS does not know of the subnet: this ADD may wait for the lock to record it, or write a guard.
+	ofSubnet := f.subnet == "new" && (f.lock == "held" || f.backend != "able")
+	if (status == nil) != (add == nil) && (status != nil || !ofSubnet) {
 		t.Errorf("%+v\nSTATUS: %v\nADD:    %v", f, status, add)
 	}
 	return add == nil
+}
+
+// removeRules removes all owned rules.
+func (n *node) removeRules(t *testing.T) {
+	t.Helper()
+	if n.flush(t); n.backend.variant != "" {
+		for _, f := range families() {
+			n.tool(t, f[0], "-t", "nat", "-X")
+		}
+	}
+	n.feed(t, "add table ip ip-masq-guard\ndelete table ip ip-masq-guard\n", "nft", "-f", "-")
+}
+
+// addOwned adds a chain that a dataDir owns.
+func (n *node) addOwned(t *testing.T, chain, dataDir string) {
+	t.Helper()
+	comment := "ip-masq/1 keeps its state in " + dataDir
+	if n.backend.variant == "" {
+		n.feed(t, fmt.Sprintf("table ip ip-masq {\n chain masq-%s {\n masquerade comment %q\n }\n}\n", chain, comment), "nft", "-f", "-")
+		return
+	}
+	n.tool(t, "iptables", "-t", "nat", "-N", chain)
+	n.tool(t, "iptables", "-t", "nat", "-A", chain, "-m", "comment", "--comment", comment, "-j", "MASQUERADE")
+}
+
+// addGuard adds a guard that a dataDir owns and no document asks for.
+func (n *node) addGuard(t *testing.T, dataDir string) {
+	t.Helper()
+	n.feed(t, fmt.Sprintf("table ip ip-masq-guard {\n chain guard-OLD {\n counter drop comment %q\n }\n}\n",
+		"ip-masq/1 keeps its state in "+dataDir), "nft", "-f", "-")
 }
 
 // fillDisk leaves free bytes in a file system.

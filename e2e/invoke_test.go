@@ -152,15 +152,20 @@ func (a result) noWarnings(t *testing.T) {
 // conf returns a network's entry as a runtime passes it to the plugin.
 func (n *node) conf(t *testing.T, network string, keys object) string {
 	t.Helper()
-	entry := object{"cniVersion": "1.1.0", "name": network, "prevResult": object{
-		"cniVersion": "1.1.0",
-		"interfaces": []object{{"name": "eth0", "sandbox": "/run/netns/container"}},
-		"ips":        []object{{"address": "10.1.0.2/16", "interface": 0}},
-	}}
+	entry := object{"cniVersion": "1.1.0", "name": network, "prevResult": resultWith("10.1.0.2/16")}
 	maps.Copy(entry, keys)
 	conf, err := json.Marshal(n.entry(entry))
 	must(t, err)
 	return string(conf)
+}
+
+// resultWith returns the result of the plugin before, with the address of the pod.
+func resultWith(address string) object {
+	return object{
+		"cniVersion": "1.1.0",
+		"interfaces": []object{{"name": "eth0", "sandbox": "/run/netns/container"}},
+		"ips":        []object{{"address": address, "interface": 0}},
+	}
 }
 
 // addAndCheck runs ADD and CHECK, which must succeed.

@@ -153,20 +153,48 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 	}
 	proposal := enforce.Proposal{Sources: state.Sources}
 	n.restore(&proposal, state.Damaged, own.ID)
-	if err := proposal.Add(own, n.conflists, n.Warn); err != nil {
+	s, err := n.propose(ctx, lock, lockErr, state, proposal, own)
+	var unwritable *enforce.UnwritableError
+	if !errors.As(err, &unwritable) {
 		return err
 	}
-	chain := proposal.Chain(own.ID)
-	if lock == nil {
-		return n.stateUnwritable(n.ObserveProposal(ctx, &proposal, state.Record), chain, lockErr)
+	// The rules may be right without the pod's subnets, which cannot be recorded or, in STATUS, are not known: for those on
+	// record or, without a document, for those that the guard has.
+	own.PodSubnets = nil
+	if state.Find(own.ID) == nil && !n.pluginFile.Present {
+		for _, g := range s.Guard.Observed.Guards {
+			for _, r := range g.Pods {
+				if g.Chain == own.Policy.Chain {
+					own.PodSubnets = append(own.PodSubnets, r.Prefixes()...)
+				}
+			}
+		}
 	}
-	s, err := n.ApplyProposal(ctx, lock, state, &proposal, func(s *enforce.State) error { return n.chainErr(s, chain) })
+	_, err = n.propose(ctx, lock, lockErr, state, proposal, own)
+	n.Warn(unwritable)
+	return err
+}
+
+// propose applies a proposal with this policy for the network. The error is an enforce.UnwritableError if the rules
+// need a change and the state cannot be written.
+func (n *node) propose(
+	ctx context.Context, lock *store.Lock, lockErr error, state store.State, p enforce.Proposal, own policy.Source,
+) (*enforce.State, error) {
+	if err := p.Add(own, n.conflists, n.Warn); err != nil {
+		return nil, err
+	}
+	chain := p.Chain(own.ID)
+	if lock == nil {
+		s := n.ObserveProposal(ctx, &p, state.Record)
+		return s, n.stateUnwritable(s, chain, &enforce.UnwritableError{Err: lockErr})
+	}
+	s, err := n.ApplyProposal(ctx, lock, state, &p, func(s *enforce.State) error { return n.chainErr(s, chain) })
 	n.resets = s.ResetsDue()
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
-		return n.stateUnwritable(s, chain, err)
+		err = n.stateUnwritable(s, chain, unwritable)
 	}
-	return err
+	return s, err
 }
 
 // restore adds the sources of damaged documents, as the conflists on disk state them. The network's own
@@ -236,7 +264,7 @@ func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 }
 
 // stateUnwritable lets an ADD pass if the rules are right as they are.
-func (n *node) stateUnwritable(s *enforce.State, chain string, cause error) error {
+func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.UnwritableError) error {
 	if err := n.errUnlessNewer(s, chain); err != nil {
 		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", errors.Join(cause, err)))
 	}

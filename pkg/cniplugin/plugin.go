@@ -167,6 +167,9 @@ type codedError struct {
 	error
 }
 
+// Unwrap returns the error without its code.
+func (e codedError) Unwrap() error { return e.error }
+
 func withCode(code uint, err error) error {
 	if err == nil {
 		return nil
