@@ -299,6 +299,33 @@ func TestReconcilerResetsConnections(t *testing.T) {
 	}
 }
 
+// TestMetricOfResets: the metric has the connections that ADDs reset, whether or not a reconciler ran, and does not
+// fall when the reconciler restarts.
+func TestMetricOfResets(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	exempt := func(list ...string) {
+		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": append(list, "10.0.0.0/8"), "staleConnections": "reset"})
+	}
+	exempt("198.51.100.0/24")
+	p := n.pod(t, "podnet")
+	n.open(t, p, "198.51.100.5", 20)
+	exempt()
+	n.pod(t, "podnet")
+	for range 2 {
+		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+		if got := d.metric(t, "connections_reset_total", `family="ipv4"`); got != 40 {
+			t.Errorf("the ADD reset 40 connections, and the metric is %v", got)
+		}
+		d.stop(t)
+	}
+	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+	n.open(t, p, "198.51.100.6", 20)
+	exempt("198.51.100.0/24")
+	n.pod(t, "podnet") // the reconciler sees the conflist, too
+	d.until(t, "the metric of both resets", func() bool { return d.metric(t, "connections_reset_total", `family="ipv4"`) == 80 })
+}
+
 // leavePendingReset opens connections that are exempt and puts a reset of them on record, as a process that
 // was killed after it made their destination masqueraded. The conflist then has pendingKeys.
 func (n *node) leavePendingReset(t *testing.T, p *pod) *openFlows {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -664,6 +665,95 @@ func TestResetConnections(t *testing.T) {
 	if reset("", nil); walks != 1 {
 		t.Errorf("%d walks", walks)
 	}
+}
+
+// TestResetRecordedBesideAWalk: a reset that is recorded after a walk has read the record, and before it begins, is
+// none of a walk that failed, so it is due at once.
+func TestResetRecordedBesideAWalk(t *testing.T) {
+	f := newFixture(t)
+	one := network("one", "A", guard(policy.GuardDrop))
+	f.mustApply(one)
+	long := one // so long that a process has time to wait for the lock, and to record, while it is decoded and merged
+	for i := range 50_000 {
+		long.Policy.NonMasqueradeCIDRs = append(long.Policy.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 24))
+	}
+	walks := 0
+	f.enforcer.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		walks++
+		return nil, nil
+	}
+	now := func() int64 {
+		var ts unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+			t.Fatal(err)
+		}
+		return ts.Nano()
+	}
+	for attempt := 0; ; attempt++ {
+		if attempt == 20 {
+			t.Fatal("no reset was recorded beside a walk")
+		}
+		f.putRecord(func(r *store.Record) {
+			r.LastReset, r.Resets = 0, []store.Reset{{At: 1}, {At: 2, Before: []policy.Source{long}}}
+		})
+		var recording sync.WaitGroup
+		recording.Go(func() {
+			for !f.enforcer.Dir.ResetsRunning() {
+				time.Sleep(100 * time.Microsecond)
+			}
+			time.Sleep(2 * time.Millisecond)
+			f.putRecord(func(r *store.Record) {
+				r.Resets = append(r.Resets, store.Reset{At: now(), Before: []policy.Source{one}})
+			})
+		})
+		_, _, err := f.enforcer.ResetConnections(t.Context())
+		recording.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(f.record().Resets) > 0 {
+			break
+		}
+	}
+	before := walks
+	if _, next, err := f.enforcer.ResetConnections(t.Context()); err != nil || next != 0 || walks != before+1 {
+		t.Errorf("error %v, %d walks more, the next is due in %s", err, walks-before, next)
+	}
+}
+
+// TestDeletedConnectionsAreOnRecord: those of all walks, in what becomes of the record.
+func TestDeletedConnectionsAreOnRecord(t *testing.T) {
+	f := newFixture(t)
+	one, other := network("one", "A", guard(policy.GuardDrop)), network("two", "B", guard(policy.GuardDrop))
+	a, b := policy.ChainFamily{Chain: "A", Family: policy.IPv4}, policy.ChainFamily{Chain: "B", Family: policy.IPv4}
+	var walkErr error
+	deleted := map[policy.ChainFamily]uint64{}
+	f.enforcer.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		return deleted, walkErr
+	}
+	walk := func(want ...store.Deleted) {
+		t.Helper()
+		f.putRecord(func(r *store.Record) { r.LastReset, r.Resets = 0, []store.Reset{{At: 1}} })
+		if _, _, err := f.enforcer.ResetConnections(t.Context()); !errors.Is(err, walkErr) {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want, f.record().Deleted); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	f.mustApply(one, other)
+	walk()
+	deleted = map[policy.ChainFamily]uint64{b: 2, a: 7}
+	walk(store.Deleted{ChainFamily: a, Connections: 7}, store.Deleted{ChainFamily: b, Connections: 2})
+	deleted, walkErr = map[policy.ChainFamily]uint64{a: 1}, errors.New("it ran out of time")
+	walk(store.Deleted{ChainFamily: a, Connections: 8}, store.Deleted{ChainFamily: b, Connections: 2})
+	walkErr = nil
+	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24")), other)
+	f.sync(one)
+	walk(store.Deleted{ChainFamily: a, Connections: 9}) // chain B is gone
+	f.putRecord(func(r *store.Record) { *r = store.Record{} })
+	f.sync(one)
+	walk(store.Deleted{ChainFamily: a, Connections: 1})
 }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

@@ -3,10 +3,13 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -119,7 +122,8 @@ var ErrNoConntrack = errors.New("connections cannot be reset by this program")
 // ResetConnections walks once through the conntrack table, for the resets on record that are due, and takes
 // those off the record. It waits for another process that does so. It holds the lock while it reads and
 // writes the record, and not while it walks. It returns how many connections it deleted, also with an
-// error, and how long to wait for the next reset on record, 0 without one.
+// error, and how long to wait for the next reset on record, 0 without one. The numbers are added to those on
+// record, or the error is an UnwritableError.
 func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.ChainFamily]uint64, next time.Duration, err error) {
 	running, err := e.Dir.ResetLock(ctx)
 	if err != nil {
@@ -128,7 +132,9 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	defer func() { _ = running.Close() }()
 	// A writer of rules holds the lock, so the rules that a reset on record is for are in place by now.
 	var s store.State
+	var began int64
 	if err := e.withLock(ctx, func(*store.Lock) (err error) {
+		began = bootTime() // before any reset that is recorded from here on, which this walk is not for
 		s, err = e.Dir.Load()
 		return err
 	}); err != nil {
@@ -162,7 +168,6 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	// for an RCU grace period; without it an entry may be missed.
 	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
 	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
-	began := bootTime()
 	deleted, err = e.Conntrack(ctx, policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated))
 	failed := err
 	if failed != nil { // also after a timeout
@@ -186,12 +191,32 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		if untranslated || failed != nil {
 			rec.LastReset = began
 		}
+		rec.Deleted = addDeleted(rec, deleted)
 		return lock.PutRecord(rec)
 	})
-	if failed != nil {
-		return deleted, next, failed
+	if err != nil {
+		err = &UnwritableError{err}
 	}
-	return deleted, next, err
+	return deleted, next, errors.Join(failed, err)
+}
+
+// addDeleted returns the numbers of the record with those of a walk, without chains that are gone.
+func addDeleted(rec store.Record, deleted map[policy.ChainFamily]uint64) []store.Deleted {
+	sum := map[policy.ChainFamily]uint64{}
+	maps.Copy(sum, deleted)
+	for _, d := range rec.Deleted {
+		sum[d.ChainFamily] += d.Connections
+	}
+	var all []store.Deleted
+	for c, n := range sum {
+		if slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Chain && o.Family == c.Family }) {
+			all = append(all, store.Deleted{ChainFamily: c, Connections: n})
+		}
+	}
+	slices.SortFunc(all, func(a, b store.Deleted) int {
+		return cmp.Or(strings.Compare(a.Chain, b.Chain), strings.Compare(string(a.Family), string(b.Family)))
+	})
+	return all
 }
 
 // withLock calls a function with the lock, which is nil without a dataDir.

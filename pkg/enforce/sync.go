@@ -85,7 +85,7 @@ func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.So
 	after, failed := e.apply(ctx, before, e.cannotWrite(ctx, before, changed), owned, lock)
 	if again := e.chooseAgain(ctx, before, failed); again != nil {
 		again.change = before.change
-		next := recordOf(again, store.Record{Boot: owned.Boot, Resets: owned.Resets, LastReset: owned.LastReset})
+		next := recordOf(again, store.Record{Boot: owned.Boot, Resets: owned.Resets, LastReset: owned.LastReset, Deleted: owned.Deleted})
 		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to be removed
 		owned = next
 		if err := e.putRecord(lock, before, &owned); err != nil {
@@ -278,7 +278,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[st
 // recordOf returns the record with all chains that the state is about to own, those of the current
 // choices first: choose takes the first.
 func recordOf(s *State, rec store.Record) store.Record {
-	out := store.Record{Boot: rec.Boot, Resets: rec.Resets, LastReset: rec.LastReset}
+	out := store.Record{Boot: rec.Boot, Resets: rec.Resets, LastReset: rec.LastReset, Deleted: rec.Deleted}
 	for _, g := range s.Groups {
 		for _, c := range withoutChains(g.Desired, s.Failed).Chains {
 			out.Chains = append(out.Chains, store.OwnedChain{

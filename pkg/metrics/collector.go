@@ -129,7 +129,7 @@ func (m *Monitor) guardKeys(e exporter) {
 					continue
 				}
 				if p.ResetsConnections() {
-					m.resets[series{chain: m.guards.chains.admit(label(p.Chain)), family: f}] += 0
+					m.resets.export(place{family: f, chain: p.Chain}, "")
 				}
 				at := policy.ChainFamily{Chain: p.Chain, Family: f}
 				works := !rules.Guard.IsInactive(at) && (!slices.Contains(p.GuardedFamilies(), f) || rules.Guard.Of(at) != nil)
@@ -146,7 +146,7 @@ func (m *Monitor) guardKeys(e exporter) {
 	}
 	resets := e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+
 		"or because they should have been masqueraded and were not.", "chain", "family")
-	for s, n := range m.resets {
+	for s, n := range m.resets.sums {
 		resets(float64(n), s.chain, string(s.family))
 	}
 	e.counter("connection_reset_failures_total", "Number of times that connections could not be reset; "+

@@ -17,6 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 func exempt(prefix string, n uint64) policy.Rule {
@@ -252,7 +253,43 @@ func TestGuardActive(t *testing.T) {
 		`guard_active{chain="D",family="ipv4"}`:            "0",
 		`connections_reset_total{chain="A",family="ipv4"}`: "", `connections_reset_total{chain="B",family="ipv4"}`: "0", `connections_reset_total{chain="C",family="ipv4"}`: "",
 	})
-	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 3}, nil)
-	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 4}, errors.New("interrupted"))
-	expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: "7", "connection_reset_failures_total": "1"})
+	m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "B", Family: policy.IPv4}: 4}, errors.New("interrupted")) // on record
+	expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: "0", "connection_reset_failures_total": "1"})
+}
+
+// TestConnectionsReset: the record has the numbers of all programs. The counter never falls.
+func TestConnectionsReset(t *testing.T) {
+	b := policy.ChainFamily{Chain: "B", Family: policy.IPv4}
+	var rec store.Record
+	var unreadable error
+	m := metrics.New(metrics.Options{Record: func() (store.Record, error) { return rec, unreadable }})
+	m.Report(&reconcile.Report{Rules: &enforce.State{}}, time.Minute)
+	for i, step := range []struct {
+		recorded   uint64 // 0: nothing is on record
+		unreadable error
+		unwritable uint64 // deleted by this program, which cannot write the record
+		want       string
+	}{
+		{0, nil, 0, ""},
+		{5, nil, 0, "5"}, // older than this process
+		{12, nil, 0, "12"},
+		{0, errors.New("damaged"), 0, "12"},
+		{13, nil, 0, "13"},
+		{13, nil, 4, "17"},
+		{0, nil, 0, "17"},
+		{2, nil, 0, "19"}, // it began anew
+	} {
+		rec.Deleted, unreadable = nil, step.unreadable
+		if step.recorded > 0 {
+			rec.Deleted = []store.Deleted{{ChainFamily: b, Connections: step.recorded}}
+		}
+		if step.unwritable > 0 {
+			m.ConnectionsReset(map[policy.ChainFamily]uint64{b: step.unwritable}, &enforce.UnwritableError{Err: errors.New("read-only")})
+		}
+		t.Logf("step %d", i)
+		expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: step.want})
+	}
+	m.Report(&reconcile.Report{Problems: []reconcile.Problem{{Reason: reconcile.ReasonStandby, Err: errors.New("standby")}}}, time.Minute)
+	rec.Deleted = []store.Deleted{{ChainFamily: b, Connections: 9}}
+	expect(t, m, map[string]string{`connections_reset_total{chain="B",family="ipv4"}`: "19"}) // the active reconciler counts it
 }

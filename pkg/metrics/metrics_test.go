@@ -43,11 +43,15 @@ func TestGolden(t *testing.T) {
 					}
 					return time.Time{}, nil
 				},
+				Record: func() (store.Record, error) {
+					at := policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}
+					return store.Record{Deleted: []store.Deleted{{ChainFamily: at, Connections: 13}}}, nil
+				},
 				Log: slog.New(slog.NewTextHandler(failing{t}, nil)),
 			})
 			if report != nil {
 				m.Report(report, time.Minute)
-				m.ConnectionsReset(map[policy.ChainFamily]uint64{{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}: 13}, errors.New("interrupted"))
+				m.ConnectionsReset(nil, errors.New("interrupted"))
 			}
 			scrape(t, m)
 			var lines []string

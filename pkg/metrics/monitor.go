@@ -24,6 +24,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // scrapeTimeout is how long a scrape waits for Options' functions. After it, the answers of the last
@@ -40,7 +41,9 @@ type Options struct {
 	// ThirdParty counts the third-party rules that defeat the policy, for the last report with rules.
 	ThirdParty func(context.Context, *reconcile.Report) (int, error)
 	// Conntrack reads the numbers of the node's conntrack.
-	Conntrack     func(context.Context) (conntrack.Stats, error)
+	Conntrack func(context.Context) (conntrack.Stats, error)
+	// Record reads the record of this boot, which has the numbers of connections that ADDs reset too.
+	Record        func() (store.Record, error)
 	PluginVersion func() string                                        // of the installed plugin, "" without one
 	Written       func(policy.SourceID) (written time.Time, err error) // of a source's document; zero without one
 
@@ -81,7 +84,7 @@ type Monitor struct {
 
 	connections connections
 	guards      totals
-	resets      map[series]uint64 // connections that were reset
+	resets      totals // connections that were reset
 
 	resetFailures int // how often a reset failed
 	scraped
@@ -106,7 +109,7 @@ func New(o Options) *Monitor {
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
 		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
-		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: map[series]uint64{},
+		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: newTotals(),
 		unserved: map[string]error{},
 	}
 	m.registry.MustRegister(m, m.duration)
@@ -144,15 +147,17 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	}
 }
 
-// ConnectionsReset takes note of connections that were reset, and of a reset that failed.
+// ConnectionsReset takes note of connections that were reset and are not on record, and of a reset that failed.
 func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
 		m.resetFailures++
 	}
-	for c, n := range deleted {
-		m.resets[series{chain: m.guards.chains.admit(label(c.Chain)), family: c.Family}] += n
+	if unwritable := (*enforce.UnwritableError)(nil); errors.As(err, &unwritable) {
+		for c, n := range deleted {
+			m.resets.sums[series{chain: m.resets.chains.admit(label(c.Chain)), family: c.Family}] += n
+		}
 	}
 }
 
@@ -322,19 +327,26 @@ func (m *Monitor) refreshStatus(ctx context.Context) {
 	}
 }
 
-// observe reads the kernel's counters.
+// observe reads the counters of the kernel and of the record.
 func (m *Monitor) observe(ctx context.Context) {
-	if m.options.State == nil {
-		return
-	}
 	m.observing.Lock()
 	defer m.observing.Unlock()
 	m.mu.Lock()
-	reports := m.reports
+	reports, active := m.reports, m.lastWithRules != nil
 	m.mu.Unlock()
-	state := m.options.State(ctx)
+	var state *enforce.State
+	if m.options.State != nil {
+		state = m.options.State(ctx)
+	}
+	var rec store.Record
+	if m.options.Record != nil && active {
+		rec, _ = m.options.Record() // the reports tell why it cannot be read
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for _, d := range rec.Deleted {
+		m.resets.add(place{family: d.Family, chain: d.Chain}, map[counter]count{{}: {n: d.Connections}})
+	}
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
 		m.connections.observe(state)

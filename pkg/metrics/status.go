@@ -239,7 +239,7 @@ func (m *Monitor) chainCounts() []ChainCount {
 	for s, n := range m.guards.sums {
 		of(s).GuardPackets[s.action] = n
 	}
-	for s, n := range m.resets {
+	for s, n := range m.resets.sums {
 		of(s).Resets = n
 	}
 	slices.SortFunc(list, func(a, b ChainCount) int {

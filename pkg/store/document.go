@@ -4,6 +4,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ import (
 
 // otherSchema is the number of the last change of the form of documents and the record that is no key of the
 // policy. The next one is Schema() + 1, as for a key.
-const otherSchema = 3
+const otherSchema = 4
 
 // Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
 // version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
@@ -47,8 +48,15 @@ type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
 
-	Resets    []Reset `json:"resets,omitzero"`     // in the order of At, MaxResets at most
-	LastReset int64   `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
+	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
+	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
+	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
+}
+
+// Deleted is how many connections walks through the conntrack table deleted because of the policy of a chain.
+type Deleted struct {
+	policy.ChainFamily
+	Connections uint64 `json:"connections"`
 }
 
 // MaxResets is the number of resets that a record can have.
@@ -99,6 +107,11 @@ func (r Record) validate() error {
 			if err := validate(s); err != nil {
 				return fmt.Errorf("resets[%d].before: %w", i, err)
 			}
+		}
+	}
+	for i, d := range r.Deleted {
+		if !slices.Contains(policy.Families(), d.Family) {
+			return fmt.Errorf("deleted[%d]: %s is not a family", i, policy.Quote(string(d.Family)))
 		}
 	}
 	if r.LastReset < 0 {
@@ -300,6 +313,24 @@ func (d *Dir) Read() (*Reading, error) {
 		files = append(files, record)
 	}
 	return &Reading{files}, ignoring(err, os.ErrNotExist)
+}
+
+// Record reads and decodes the record of this boot, without the lock.
+func (d *Dir) Record() (Record, error) {
+	root, err := d.dataDir()
+	if err != nil {
+		return Record{}, ignoring(err, os.ErrNotExist)
+	}
+	defer root.close()
+	f, err := root.document(recordFile)
+	if err = cmp.Or(err, f.err); err != nil {
+		return Record{}, ignoring(err, os.ErrNotExist)
+	}
+	r, err := decodeRecord(f.data)
+	if r.Boot != d.Boot() {
+		return Record{}, err
+	}
+	return r, err
 }
 
 // readSources reads the documents. It lists them again if one vanishes meanwhile, or if the directory
