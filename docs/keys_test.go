@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -20,19 +19,19 @@ import (
 // TestKeys compares what documents and the chart have about each key with the table of keys. -update writes
 // it. Each key has a section in docs/configure.md, which is written by hand.
 func TestKeys(t *testing.T) {
-	keys := config.EntryKeys()
+	keys := entryKeys()
 	configure := read(t, "docs", "configure.md")
 	var readme, reference, manual, values string
 	for _, k := range keys {
-		help, meaning, standard := k.Help, coded(k.Help), coded(k.Default, k.Type.Choices...)
-		if choices := k.Type.Choices; len(choices) > 0 {
+		help, meaning, standard := k.Help, coded(k.Help), coded(k.Default, k.Choices...)
+		if choices := k.Choices; len(choices) > 0 {
 			help += ": " + policy.JoinOr(choices)
 			meaning += ": " + coded(policy.JoinOr(choices), choices...)
 		}
 		readme += fmt.Sprintf("| `%s` | %s | %s |\n", k.Name, standard, meaning)
-		reference += fmt.Sprintf("| [`%s`](#%s) | %s | %s | %s |\n", k.Name, sectionOf(t, configure, k.Name), k.Type.Name, standard, k.Sources)
+		reference += fmt.Sprintf("| [`%s`](#%s) | %s | %s | %s |\n", k.Name, sectionOf(t, configure, k.Name), typeOf(t, k).name, standard, k.Sources)
 		manual += fmt.Sprintf("**%s** (default: %s)\n%s\n", k.Name, k.Default, wrap(": ", "  ", sentence(help)))
-		values += "\n" + wrap("  # ", "  # ", sentence(help)+" "+sentence("unset: "+k.Default)) + exampleInChart(k)
+		values += "\n" + wrap("  # ", "  # ", sentence(help)+" "+sentence("unset: "+k.Default)) + exampleInChart(t, k)
 	}
 	for _, c := range []struct{ file, from, to, text string }{
 		{"README.md", "\n| key | default | meaning |\n|---|---|---|\n", "\n", readme},
@@ -52,7 +51,11 @@ func TestKeys(t *testing.T) {
 	if n := len(blocks.FindAllString(read(t, schema), -1)); n != 3 {
 		t.Fatalf("%s: %d places of the keys, want 3", schema, n)
 	}
-	golden.Check(t, filepath.Join(root, schema), blocks.ReplaceAllString(read(t, schema), "$1"+strings.Join(schemasInChart(t, keys), ",\n$1")+"$2"))
+	var members []string
+	for _, k := range keys[:len(keys)-2] { // a plugin entry alone has requireAgentConfig and dataDir
+		members = append(members, fmt.Sprintf("$1%q: { %s }", k.Name, typeOf(t, k).schema))
+	}
+	golden.Check(t, filepath.Join(root, schema), blocks.ReplaceAllString(read(t, schema), strings.Join(members, ",\n")+"$2"))
 }
 
 // coded marks keys and values in a text of documents.
@@ -60,7 +63,7 @@ func coded(text string, values ...string) string {
 	if !strings.Contains(text, " ") && text != "any" && text != "none" {
 		return "`" + text + "`"
 	}
-	for _, k := range config.EntryKeys() {
+	for _, k := range entryKeys() {
 		values = append(values, k.Name)
 	}
 	return regexp.MustCompile(`\b(`+strings.Join(values, "|")+`)\b`).ReplaceAllString(text, "`$1`")
@@ -92,58 +95,53 @@ func wrap(first, others, text string) string {
 	return lines + strings.TrimRight(line, " ") + "\n"
 }
 
-// exampleInChart returns the line of values.yaml with a value. The chart itself states backend and guard.
-func exampleInChart(k policy.Key) string {
-	value := k.Default
-	switch {
-	case k.Name == "backend":
-		return "  backend: nftables\n"
-	case k.Name == "guard":
-		return "  guard: count\n"
-	case strings.HasPrefix(k.Type.Name, "list"):
-		value = "[" + k.Type.Example + "]"
-	case len(k.Type.Choices) > 0:
-		value = k.Type.Choices[0]
-	case k.Type.Example != "":
-		value = strconv.Quote(k.Type.Example)
-	}
-	return fmt.Sprintf("  # %s: %s\n", k.Name, value)
+// entryKeys is the table of keys, with dataDir.
+func entryKeys() []policy.Key {
+	return append(new(config.Entry).Keys(), policy.Key{Name: "dataDir", Default: config.DefaultDataDir, Help: "directory of the state",
+		Combination: policy.Combination{Sources: "one for each node"}})
 }
 
-// schemasInChart returns the members of values.schema.json for the keys that the plugin entry, the agent files
-// and [agent] share.
-func schemasInChart(t *testing.T, keys []policy.Key) []string {
+// keyType says how documents and the chart write values of a type.
+type keyType struct{ name, example, schema string }
+
+func typeOf(t *testing.T, k policy.Key) keyType {
 	t.Helper()
-	var all []string
-	for _, k := range keys {
-		schema := ""
-		switch k.Field.(type) {
-		case **bool:
-			schema = `"type": "boolean"`
-		case *[]netip.Prefix:
-			schema = `"$$ref": "#/definitions/cidrs"`
-		case *[]string:
-			schema = `"$$ref": "#/definitions/interfaces"`
-		case **policy.Ports:
-			schema = `"$$ref": "#/definitions/ports"`
-		case **policy.Mark:
-			schema = `"$$ref": "#/definitions/mark"`
-		case *string:
-			schema = `"$$ref": "#/definitions/chain"`
-		case policy.Word:
-			schema = `"enum": [ "` + strings.Join(k.Type.Choices, `", "`) + `" ]`
-			if slices.Contains(k.Type.Choices, "off") { // which is false in YAML
-				schema = strings.Replace(schema, " ]", ", false ]", 1)
-			}
-		case nil:
-			if k.Name != "cidrLimit" {
-				continue // requireAgentConfig and dataDir, which a plugin entry alone has
-			}
-			schema = fmt.Sprintf(`"type": "integer", "minimum": 1, "maximum": %d`, policy.MaxCIDRLimit)
-		default:
-			t.Errorf("%s has a type without a schema", k.Name)
+	switch k.Field.(type) {
+	case **bool, *bool:
+		return keyType{"boolean", k.Default, `"type": "boolean"`}
+	case *[]netip.Prefix:
+		return keyType{"list of CIDRs", "[10.0.0.0/8]", `"$$ref": "#/definitions/cidrs"`}
+	case *[]string:
+		return keyType{"list of names", "[eth0]", `"$$ref": "#/definitions/interfaces"`}
+	case **policy.Ports:
+		return keyType{"string", `"1024-29999,32768-65535"`, `"$$ref": "#/definitions/ports"`}
+	case **policy.Mark:
+		return keyType{"string", `"0x6000"`, `"$$ref": "#/definitions/mark"`}
+	case *string:
+		return keyType{"string", k.Default, `"$$ref": "#/definitions/chain"`}
+	case policy.Word:
+		schema := `"enum": [ "` + strings.Join(k.Choices, `", "`) + `" ]`
+		if slices.Contains(k.Choices, "off") { // which is false in YAML
+			schema = strings.Replace(schema, " ]", ", false ]", 1)
 		}
-		all = append(all, fmt.Sprintf("%q: { %s }", k.Name, schema))
+		return keyType{"string", k.Choices[0], schema}
+	case *int:
+		return keyType{"number", k.Default, fmt.Sprintf(`"type": "integer", "minimum": 1, "maximum": %d`, policy.MaxCIDRLimit)}
+	case nil:
+		return keyType{"path", k.Default, ""}
 	}
-	return all
+	t.Fatalf("%s has a type that documents do not have yet", k.Name)
+	return keyType{}
+}
+
+// exampleInChart returns the line of values.yaml with a value. The chart itself states backend and guard.
+func exampleInChart(t *testing.T, k policy.Key) string {
+	t.Helper()
+	switch k.Name {
+	case "backend":
+		return "  backend: nftables\n"
+	case "guard":
+		return "  guard: count\n"
+	}
+	return fmt.Sprintf("  # %s: %s\n", k.Name, typeOf(t, k).example)
 }

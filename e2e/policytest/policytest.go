@@ -61,7 +61,7 @@ func (g Generators) SourcePolicy(t *rapid.T) policy.SourcePolicy {
 		case *string:
 			*to = g.Chain.Draw(t, k.Name)
 		case policy.Word:
-			to.Set(rapid.SampledFrom(append([]string{""}, k.Type.Choices...)).Draw(t, k.Name))
+			to.Set(rapid.SampledFrom(append([]string{""}, k.Choices...)).Draw(t, k.Name))
 		case **policy.Mark:
 			*to = rapid.Ptr(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) }), true).Draw(t, k.Name)
 		case **policy.Ports:
@@ -116,8 +116,8 @@ func Samples(t testing.TB, k policy.Key) []string {
 	case *string:
 		return []string{`"RED"`, `"BLUE"`}
 	case policy.Word:
-		n := len(k.Type.Choices)
-		return []string{policy.Quote(k.Type.Choices[n-1]), policy.Quote(k.Type.Choices[n-2])}
+		n := len(k.Choices)
+		return []string{policy.Quote(k.Choices[n-1]), policy.Quote(k.Choices[n-2])}
 	case **policy.Mark:
 		return []string{`"0x4000"`, `"0"`}
 	case **policy.Ports:

@@ -69,14 +69,12 @@ func (c Netconf) Entry() (Entry, error) {
 		CIDRLimit: policy.DefaultCIDRLimit,
 		DataDir:   DefaultDataDir,
 	}
-	keys := append(e.identityKeys(),
-		Key{Name: "requireAgentConfig", Value: boolean(&e.RequireAgentConfig)},
-		Key{Name: "cidrLimit", Value: count(&e.CIDRLimit, 1, policy.MaxCIDRLimit)})
+	keys := append(e.identityKeys(), keysOf(e.Keys(), anyText)...)
 	for _, name := range protocolKeys() {
 		keys = append(keys, Key{Name: name})
 	}
 	var d Document
-	d.Read(c.members, append(keys, policyKeys(&e.Policy, anyText)...))
+	d.Read(c.members, keys)
 	d.requireName(e.Network)
 	d.ValidatePolicy(e.Policy, e.CIDRLimit)
 	if err := d.Err(); err != nil {

@@ -9,66 +9,50 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// policyKeys returns the keys that state policy, in every kind of document and as flags.
-func policyKeys(s *policy.SourcePolicy, parseChain func(string) (string, error)) []Key {
+// keysOf returns the keys of rows, in every kind of document and as flags.
+func keysOf(rows []policy.Key, parseChain func(string) (string, error)) []Key {
 	var keys []Key
-	for _, k := range policy.Keys(s) {
-		keys = append(keys, keyOf(k, valueOf(k, parseChain)))
+	for _, k := range rows {
+		key := Key{Name: k.Name, Usage: k.Help}
+		switch to := k.Field.(type) {
+		case **bool:
+			key.Value = optional(to)
+		case *bool:
+			key.Value = boolean(to)
+		case *[]netip.Prefix:
+			key.Value, key.Placeholder = list(to, "10.0.0.0/8", policy.ParsePrefix), "CIDR,..."
+		case *[]string:
+			key.Value, key.Placeholder = list(to, "eth0", anyText[string]), "NAME,..."
+		case **policy.Ports:
+			key.Value, key.Placeholder = optionalText(to, "1024-29999,32768-65535", policy.ParsePorts), "PORTS"
+		case **policy.Mark:
+			key.Value, key.Placeholder = optionalText(to, "0x6000", policy.ParseMark), "MASK"
+		case *string:
+			key.Value, key.Placeholder = text(to, policy.DefaultChain, parseChain), "NAME"
+		case policy.Word:
+			key.Value, key.Placeholder = oneOf(to, k.Choices...), "VALUE"
+			key.Usage += ": " + policy.JoinOr(k.Choices)
+		case *int:
+			key.Value, key.Placeholder = count(to, 1, policy.MaxCIDRLimit), "N"
+		}
+		if k.Default != "false" {
+			key.Usage += " (default: " + k.Default + ")"
+		}
+		keys = append(keys, key)
 	}
 	return keys
 }
 
-// keyOf returns the key of a row, with what its flag needs.
-func keyOf(k policy.Key, v Value) Key {
-	usage := k.Help
-	if len(k.Type.Choices) > 0 {
-		usage += ": " + policy.JoinOr(k.Type.Choices)
-	}
-	if k.Default != "false" {
-		usage += " (default: " + k.Default + ")"
-	}
-	return Key{k.Name, v, k.Type.Placeholder, usage}
+// limitKey is the row of a key that states no policy, and that plugin entries and agent files have.
+func limitKey(to *int) policy.Key {
+	return policy.Key{Name: "cidrLimit", Default: fmt.Sprint(policy.DefaultCIDRLimit), Help: "most CIDRs in nonMasqueradeCIDRs and masqueradeCIDRs together",
+		Combination: policy.Combination{Sources: "each source on its own", Field: to}}
 }
 
-// valueOf returns the decoder of a field.
-func valueOf(k policy.Key, parseChain func(string) (string, error)) Value {
-	switch to := k.Field.(type) {
-	case **bool:
-		return optional(to)
-	case *[]netip.Prefix:
-		return list(to, k.Type.Example, policy.ParsePrefix)
-	case *[]string:
-		return list(to, k.Type.Example, anyText[string])
-	case **policy.Ports:
-		return optionalText(to, k.Type.Example, policy.ParsePorts)
-	case **policy.Mark:
-		return optionalText(to, k.Type.Example, policy.ParseMark)
-	case *string:
-		return text(to, k.Type.Example, parseChain)
-	case policy.Word:
-		return oneOf(to, k.Type.Choices...)
-	}
-	panic("config: no decoder for " + k.Name)
-}
-
-// The keys of a plugin entry that state no policy. Agent files have the first of them.
-func cidrLimitKey() policy.Key {
-	return policy.Key{
-		Name: "cidrLimit", Type: policy.Type{Name: "number", Placeholder: "N"}, Default: fmt.Sprint(policy.DefaultCIDRLimit),
-		Help:        "most CIDRs in nonMasqueradeCIDRs and masqueradeCIDRs together",
-		Combination: policy.Combination{Sources: "each source on its own"},
-	}
-}
-
-// EntryKeys is the table of the keys of a plugin entry, without those of the CNI protocol.
-func EntryKeys() []policy.Key {
-	return append(policy.Keys(new(policy.SourcePolicy)), cidrLimitKey(), policy.Key{
-		Name: "requireAgentConfig", Type: policy.Type{Name: "boolean"}, Default: "false", Help: "ADD fails until the agent files were read once",
-		Combination: policy.Combination{Sources: "each network on its own"},
-	}, policy.Key{
-		Name: "dataDir", Type: policy.Type{Name: "path"}, Default: DefaultDataDir, Help: "directory of the state",
-		Combination: policy.Combination{Sources: "one for each node"},
-	})
+// Keys is the table of the keys of a plugin entry, without those that every verb needs.
+func (e *Entry) Keys() []policy.Key {
+	return append(policy.Keys(&e.Policy), limitKey(&e.CIDRLimit), policy.Key{Name: "requireAgentConfig", Default: "false",
+		Help: "ADD fails until the agent files were read once", Combination: policy.Combination{Sources: "each network on its own", Field: &e.RequireAgentConfig}})
 }
 
 // OwnPolicy is the File of values that [agent] and the agents' flags state.
@@ -102,7 +86,7 @@ func (a AgentPolicy) Equal(b AgentPolicy) bool {
 func (a *AgentPolicy) Keys() []Key {
 	// An empty Chain stands for none, so an empty name is refused here.
 	parseChain := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
-	return append(policyKeys(&a.Policy, parseChain), keyOf(cidrLimitKey(), count(&a.CIDRLimit, 1, policy.MaxCIDRLimit)))
+	return keysOf(append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit)), parseChain)
 }
 
 // Validate validates the policy on its own. The caller says whether IPv6 is enabled.

@@ -13,27 +13,19 @@ import (
 // the generators of tests follow from the rows.
 type Key struct {
 	Name    string
-	Schema  int // of the first documents that could have the key
-	Type    Type
+	Schema  int    // of the first documents that could have the key
 	Default string // in words
 	Help    string // what the key says, without a full stop
 	Combination
-}
-
-// Type is the type of a key's values.
-type Type struct {
-	Name        string   // as documentation calls it
-	Placeholder string   // of the value of a flag; "" for a boolean
-	Example     string   // of a string, or of an item of a list
-	Choices     []string // of a Word
 }
 
 // Combination is a key's field, and how the values of several sources become one.
 type Combination struct {
 	Sources string // in words
 
-	// Field is a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *[]string, or a Word.
-	Field any
+	// Field is a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *[]string, or a Word with one of the Choices.
+	Field   any
+	Choices []string
 
 	// merge adds the value of the field, which has this origin, to that of sources with a higher precedence.
 	// It is nil if merger.merge does that.
@@ -53,41 +45,39 @@ func Keys(s *SourcePolicy) []Key { return keys(s, new(Policy)) }
 // keys binds the table also to the policy that the sources are merged into.
 func keys(s *SourcePolicy, p *Policy) []Key {
 	const agreed, united = "must agree", "united"
-	boolean, cidrs := Type{Name: "boolean"}, Type{Name: "list of CIDRs", Placeholder: "CIDR,...", Example: "10.0.0.0/8"}
-	names := Type{Name: "list of names", Placeholder: "NAME,...", Example: "eth0"}
-	text := func(placeholder, example string) Type { return Type{"string", placeholder, example, nil} }
+	list := func(sources string, field any) Combination { return Combination{Sources: sources, Field: field} }
 	return []Key{
-		{"nonMasqueradeCIDRs", 2, cidrs, "the private ranges of RFC 1918", "destinations that are not masqueraded; an empty list for none",
-			Combination{united, &s.NonMasqueradeCIDRs, nil}},
-		{"masqueradeCIDRs", 2, cidrs, "none", "destinations to masquerade inside wider exempt ones",
-			Combination{united, &s.MasqueradeCIDRs, nil}},
-		{"nomasqAllReservedRanges", 2, boolean, "false", "extend the default of nonMasqueradeCIDRs to every range that an RFC reserves",
+		{"nonMasqueradeCIDRs", 2, "the private ranges of RFC 1918", "destinations that are not masqueraded; an empty list for none",
+			list(united, &s.NonMasqueradeCIDRs)},
+		{"masqueradeCIDRs", 2, "none", "destinations to masquerade inside wider exempt ones",
+			list(united, &s.MasqueradeCIDRs)},
+		{"nomasqAllReservedRanges", 2, "false", "extend the default of nonMasqueradeCIDRs to every range that an RFC reserves",
 			agree(&s.NomasqAllReservedRanges, &p.NomasqAllReservedRanges, false)},
-		{"masqLinkLocal", 2, boolean, "false", "masquerade 169.254.0.0/16 too", trueWins(&s.MasqLinkLocal, &p.MasqLinkLocal)},
-		{"masqLinkLocalIPv6", 2, boolean, "false", "masquerade fe80::/10 too", trueWins(&s.MasqLinkLocalIPv6, &p.MasqLinkLocalIPv6)},
-		{"enableIPv6", 2, boolean, "false", "manage IPv6 too", agree(&s.EnableIPv6, &p.EnableIPv6, false)},
-		{"sourceCIDRs", 2, cidrs, "any", "only traffic from these is in scope", Combination{agreed, &s.SourceCIDRs, nil}},
-		{"outputInterfaces", 2, names, "any", "only traffic that leaves through these is in scope; a final + is a wildcard",
-			Combination{agreed, &s.OutputInterfaces, nil}},
-		{exemptSourcesKey, 2, cidrs, "none", "sources that are never masqueraded", Combination{united, &s.NonMasqueradeSourceCIDRs, nil}},
-		{"masqueradeHost", 2, boolean, "true", "masquerade the node's own traffic too", agree(&s.MasqueradeHost, &p.Host, true)},
-		{"randomFully", 2, boolean, "true", "choose source ports at random, where the kernel can", agree(&s.RandomFully, &p.RandomFully, true)},
-		{"toPorts", 2, text("PORTS", "1024-29999,32768-65535"), "any", "source ports to use",
+		{"masqLinkLocal", 2, "false", "masquerade 169.254.0.0/16 too", trueWins(&s.MasqLinkLocal, &p.MasqLinkLocal)},
+		{"masqLinkLocalIPv6", 2, "false", "masquerade fe80::/10 too", trueWins(&s.MasqLinkLocalIPv6, &p.MasqLinkLocalIPv6)},
+		{"enableIPv6", 2, "false", "manage IPv6 too", agree(&s.EnableIPv6, &p.EnableIPv6, false)},
+		{"sourceCIDRs", 2, "any", "only traffic from these is in scope", list(agreed, &s.SourceCIDRs)},
+		{"outputInterfaces", 2, "any", "only traffic that leaves through these is in scope; a final + is a wildcard",
+			list(agreed, &s.OutputInterfaces)},
+		{exemptSourcesKey, 2, "none", "sources that are never masqueraded", list(united, &s.NonMasqueradeSourceCIDRs)},
+		{"masqueradeHost", 2, "true", "masquerade the node's own traffic too", agree(&s.MasqueradeHost, &p.Host, true)},
+		{"randomFully", 2, "true", "choose source ports at random, where the kernel can", agree(&s.RandomFully, &p.RandomFully, true)},
+		{"toPorts", 2, "any", "source ports to use",
 			agreeFunc(&s.ToPorts, &p.ToPorts, Ports{}, Ports.sameSet)},
-		{"guard", 3, words("MODE", GuardOff, GuardCount, GuardDrop), "off", "what happens to packets of pods that NAT rules miss",
-			agreeWord(&s.Guard, &p.Guard, GuardOff, "")},
-		{"staleConnections", 3, words("MODE", KeepConnections, ResetConnections), "keep, or reset if guard is drop",
-			"what happens to connections that a policy change affects", agreeWord(&s.StaleConnections, &p.StaleConnections, "", "")},
-		{"enforceExempt", 3, boolean, "false", "keep exempt traffic of pods exempt beside third-party rules",
+		{"guard", 3, "off", "what happens to packets of pods that NAT rules miss",
+			agreeWord(&s.Guard, &p.Guard, GuardOff, "", GuardOff, GuardCount, GuardDrop)},
+		{"staleConnections", 3, "keep, or reset if guard is drop",
+			"what happens to connections that a policy change affects", agreeWord(&s.StaleConnections, &p.StaleConnections, "", "", KeepConnections, ResetConnections)},
+		{"enforceExempt", 3, "false", "keep exempt traffic of pods exempt beside third-party rules",
 			agree(&s.EnforceExempt, &p.EnforceExempt, false)},
-		{"bypassMark", 3, text("MASK", "0x6000"), "0x6000", "mark bits of packets that enforceExempt ignores; 0 for none",
+		{"bypassMark", 3, "0x6000", "mark bits of packets that enforceExempt ignores; 0 for none",
 			agree(&s.BypassMark, &p.BypassMark, DefaultBypassMark)},
-		{"podCIDRs", 3, cidrs, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
-			Combination{united, &s.PodCIDRs, nil}},
-		{"masqChain", 2, text("NAME", DefaultChain), DefaultChain, "name of the chain; sources with the same chain are merged",
-			Combination{"each chain on its own", &s.Chain, nil}},
-		{"backend", 2, words("BACKEND", Auto, IPTables, NFTables), "auto", "what holds the rules of the chain in the kernel",
-			agreeWord(&s.Backend, &p.Backend, Auto, Auto)},
+		{"podCIDRs", 3, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
+			list(united, &s.PodCIDRs)},
+		{"masqChain", 2, DefaultChain, "name of the chain; sources with the same chain are merged",
+			Combination{Sources: "each chain on its own", Field: &s.Chain}},
+		{"backend", 2, "auto", "what holds the rules of the chain in the kernel",
+			agreeWord(&s.Backend, &p.Backend, Auto, Auto, Auto, IPTables, NFTables)},
 	}
 }
 
@@ -106,18 +96,22 @@ func agree[T comparable](field **T, merged *WithOrigins[T], otherwise T) Combina
 }
 
 func agreeFunc[T any](field **T, merged *WithOrigins[T], otherwise T, equal func(a, b T) bool) Combination {
-	return Combination{"must agree", field, func(m *merger, o Origin) { merged.agree(m, *field, o, otherwise, equal) }}
+	return Combination{Sources: "must agree", Field: field, merge: func(m *merger, o Origin) { merged.agree(m, *field, o, otherwise, equal) }}
 }
 
 // agreeWord is agree for words, of which one may agree with all others.
-func agreeWord[T ~string](field *T, merged *WithOrigins[T], otherwise, neutral T) Combination {
-	return Combination{"must agree", WordOf(field), func(m *merger, o Origin) {
+func agreeWord[T ~string](field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
+	c := Combination{Sources: "must agree", Field: WordOf(field), merge: func(m *merger, o Origin) {
 		value := field
 		if *field == "" || *field == neutral {
 			value = nil
 		}
 		merged.agree(m, value, o, otherwise, func(a, b T) bool { return a == b })
 	}}
+	for _, word := range choices {
+		c.Choices = append(c.Choices, string(word))
+	}
+	return c
 }
 
 func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal func(a, b T) bool) {
@@ -137,7 +131,7 @@ func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal
 
 // trueWins is for booleans that are true if one source says so.
 func trueWins(field **bool, merged *WithOrigins[bool]) Combination {
-	return Combination{"`true` wins", field, func(_ *merger, o Origin) {
+	return Combination{Sources: "`true` wins", Field: field, merge: func(_ *merger, o Origin) {
 		switch {
 		case isTrue(*field) && merged.Value:
 			merged.Origins = append(merged.Origins, o)
@@ -157,14 +151,6 @@ type word[T ~string] struct{ to *T }
 func (w word[T]) String() string { return string(*w.to) }
 
 func (w word[T]) Set(s string) { *w.to = T(s) }
-
-func words[T ~string](placeholder string, choices ...T) Type {
-	t := Type{Name: "string", Placeholder: placeholder, Example: string(choices[0])}
-	for _, c := range choices {
-		t.Choices = append(t.Choices, string(c))
-	}
-	return t
-}
 
 // CheckChoice returns an error with the choices for a word that is none of them.
 func CheckChoice(s string, choices []string) error {
