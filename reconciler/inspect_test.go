@@ -356,9 +356,9 @@ func TestSourceStates(t *testing.T) {
 	}
 	r := &reconcile.Report{
 		State: store.State{Sources: stored},
-		Rules: &enforce.State{Policies: []policy.Policy{{
+		Rules: &enforce.State{Chains: []enforce.Chain{{Policy: policy.Policy{
 			Conflicts: policy.ConflictErrors{{InForce: policy.Origin{Source: network("good")}, Superseded: policy.Origin{Source: network("loser")}}},
-		}}},
+		}}}},
 		Pending: []policy.SourceID{network("late")},
 		Problems: []reconcile.Problem{
 			{Reason: reconcile.ReasonSource, Source: agent, Err: errors.New("bad")},

@@ -69,7 +69,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	}
 	warn(a, mapped(r.Obstacles(), func(p reconcile.Problem) error { return p.Err }))
 	managed := slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
-		return !slices.ContainsFunc(r.Rules.Policies, func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
+		return !slices.ContainsFunc(r.Rules.Policies(), func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
 	})
 	if guard {
 		text, err := guardTables(node.Node, r.Rules.Guard.Desired, managed)
@@ -87,7 +87,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	if err != nil {
 		return err
 	}
-	desired := policy.Desired(r.Rules.Policies, backend.Layout(), policy.OwnedBy(node.Dir.Path()))
+	desired := policy.Desired(r.Rules.Policies(), backend.Layout(), policy.OwnedBy(node.Dir.Path()))
 	families := []policy.Family{family}
 	if choice.Backend == policy.NFTables { // a host without IPv6 cannot load IPv6 rules
 		families = managed
@@ -133,9 +133,9 @@ func guardTables(node *reconcile.Node, desired []policy.Guard, families []policy
 // in which the node keeps its chains.
 func outputForm(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
 	var found []netfilter.Choice
-	for _, g := range r.Rules.Groups {
-		if wanted == policy.Auto || wanted == g.Choice.Backend {
-			found = append(found, g.Choice)
+	for _, c := range r.Rules.Chains {
+		if c.Choice.Backend != "" && (wanted == policy.Auto || wanted == c.Choice.Backend) && !slices.Contains(found, c.Choice) {
+			found = append(found, c.Choice)
 		}
 	}
 	switch {

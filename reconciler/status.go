@@ -288,10 +288,10 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 	if r.Rules == nil {
 		return chains
 	}
-	for _, g := range r.Rules.Groups {
-		for _, c := range g.Desired.Chains {
+	for _, chain := range r.Rules.Chains {
+		for _, c := range chain.Desired.Chains {
 			at := policy.ChainFamily{Chain: c.Name, Family: c.Family}
-			one := chainStatus{ChainCount: metrics.ChainCount{ChainFamily: at}, Backend: g.Choice.String(), Rules: len(c.Rules)}
+			one := chainStatus{ChainCount: metrics.ChainCount{ChainFamily: at}, Backend: chain.Choice.String(), Rules: len(c.Rules)}
 			if guard := r.Rules.Guard.Of(at); guard != nil {
 				one.Guard, one.EnforceExempt = guard.Mode, guard.Bound != nil
 			}
@@ -313,7 +313,7 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 		states[s.ID] = inForce
 	}
 	if r.Rules != nil {
-		for _, p := range r.Rules.Policies {
+		for _, p := range r.Rules.Policies() {
 			for _, c := range p.Conflicts {
 				states[c.Superseded.Source] = superseded
 			}

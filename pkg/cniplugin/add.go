@@ -120,7 +120,7 @@ func (n *node) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if digest := again.Digest(); observed != nil && len(observed.Failed) == 0 && digest != "" && digest == reading.Digest() {
+	if digest := again.Digest(); observed != nil && !observed.Failed() && digest != "" && digest == reading.Digest() {
 		n.Warn(lock.Tidy(state))
 		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
 		n.resets = s.ResetsDue()
@@ -234,7 +234,7 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 		n.Warn(w)
 	}
 	n.warnInactive(s)
-	for _, p := range s.Policies {
+	for _, p := range s.Policies() {
 		for _, e := range p.Conflicts.Summary() {
 			n.Warn(e)
 		}

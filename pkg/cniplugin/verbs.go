@@ -61,7 +61,7 @@ func (n *node) repair(ctx context.Context) error {
 	}
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
 	n.resets = s.ResetsDue()
-	for _, p := range s.Policies {
+	for _, p := range s.Policies() {
 		n.Warn(s.Err(p.Chain))
 	}
 	return nil
@@ -104,7 +104,7 @@ func (n *node) verify(ctx context.Context) error {
 		return fmt.Errorf("network %s has no document in %s: the next ADD creates it", policy.Quote(n.network), n.Dir.Path())
 	}
 	s := n.Observe(ctx, state.Sources, state.Record)
-	for _, p := range s.Policies {
+	for _, p := range s.Policies() {
 		var drift *enforce.DriftError
 		if err := n.errUnlessNewer(s, p.Chain); err != nil && !errors.As(err, &drift) {
 			return err

@@ -275,7 +275,7 @@ func (e *examination) readPodNetworks() {
 		}
 	}
 	e.readResults()
-	for _, p := range e.Rules.Policies {
+	for _, p := range e.Rules.Policies() {
 		e.addPrefixes(p.PodCIDRs.Value, "podCIDRs")
 		e.addPrefixes(p.Sources.Value, "sourceCIDRs")
 		e.addPrefixes(p.PodSubnets, "addresses of ADDs")
@@ -363,7 +363,7 @@ func podNetworksNotExempt(e *examination, f *Finding) {
 	for _, pods := range e.pods {
 		family := policy.FamilyOf(pods.prefix.Addr())
 		all := policy.RangesOf(pods.prefix)
-		for _, p := range e.Rules.Policies {
+		for _, p := range e.Rules.Policies() {
 			sources := all.Intersect(p.SourcesInScope(family)).Without(p.SourcesExempt(family))
 			masqueraded := all.Without(p.DestinationsExempt(family))
 			if len(sources) == 0 || len(masqueraded) == 0 || len(p.Interfaces.Value) > 0 {

@@ -199,7 +199,7 @@ func readFile(path string) ([]byte, error) {
 // hasChoice reports whether owned chains are kept in a backend, or in the variant of it
 // unless that is "".
 func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
-	return slices.ContainsFunc(e.Rules.Groups, func(g enforce.Group) bool {
-		return g.Choice.Backend == backend && (variant == "" || g.Choice.Variant == variant)
+	return slices.ContainsFunc(e.Rules.Chains, func(c enforce.Chain) bool {
+		return c.Choice.Backend == backend && (variant == "" || c.Choice.Variant == variant)
 	})
 }

@@ -69,7 +69,7 @@ func TestFindings(t *testing.T) {
 			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
 		}, map[string]string{"problem policy-conflict": "conflicts with"}},
 		{"a chain that failed", func(h *testHost) {
-			h.edit = func(n *Host) { n.Rules.Failed = map[string]error{"IP-MASQ-AGENT": netfilter.ErrNotOwned} }
+			h.edit = func(n *Host) { n.Rules.Chains[0].Err = netfilter.ErrNotOwned }
 		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to another program"}},
 		{"a long list on iptables", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = many(70) },
 			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
@@ -203,7 +203,7 @@ func TestFindings(t *testing.T) {
 		{"a pod network in podCIDRs", func(h *testHost) { h.policies[0].PodCIDRs = prefixes("100.73.0.0/16") },
 			map[string]string{"problem pod-network-not-exempt": "pod network 100.73.0.0/16 (podCIDRs)"}},
 		{"a pod network that ADDs found", func(h *testHost) {
-			h.edit = func(n *Host) { n.Rules.Policies[0].PodSubnets = prefixes("10.9.0.0/24", "100.74.0.0/24") }
+			h.edit = func(n *Host) { n.Rules.Chains[0].Policy.PodSubnets = prefixes("10.9.0.0/24", "100.74.0.0/24") }
 		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.74.0.0/24 (addresses of ADDs)"}},
 		{name: "a pod network out of scope", set: func(h *testHost) {
 			h.policies[0].NonMasqueradeCIDRs, h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.9.0.0/16")

@@ -101,7 +101,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		Also: []Origin{}, Conflicts: []string{}, Drift: []string{}, Chains: []Explanation{},
 	}
 	var all []Explanation
-	for _, p := range state.Policies {
+	for _, p := range state.Policies() {
 		e := blank
 		e.decide(p, q.Packet, sources, finder)
 		e.observe(p, q.Packet, state)
@@ -183,34 +183,30 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 
 // observe sets what the observed rules of the chain do, and how they differ.
 func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enforce.State) {
-	var group *enforce.Group
-	for i := range state.Groups {
-		if slices.ContainsFunc(state.Groups[i].Desired.Chains, func(c policy.Chain) bool { return c.Name == p.Chain }) {
-			group = &state.Groups[i]
-		}
-	}
-	failed := state.Failed[p.Chain]
+	chain := state.Find(p.Chain)
+	failed := chain.Err
 	if failed != nil {
 		e.Problem = failed.Error()
 	}
-	if group != nil {
-		e.Backend, e.nftables = group.Choice.String(), group.Choice.Backend == policy.NFTables
-		for _, c := range group.Diff {
-			if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
-				e.Drift = append(e.Drift, c.String())
-			}
+	chosen := chain.Choice != netfilter.Choice{}
+	if chosen {
+		e.Backend, e.nftables = chain.Choice.String(), chain.Choice.Backend == policy.NFTables
+	}
+	for _, c := range state.ChainDiff(chain) {
+		if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
+			e.Drift = append(e.Drift, c.String())
 		}
 	}
 	// Rules that must not be changed were read nevertheless.
 	untouched := errors.Is(failed, store.ErrNewer) || errors.Is(failed, enforce.ErrOtherDataDir) || errors.Is(failed, netfilter.ErrNotOwned)
-	if group == nil || failed != nil && !untouched {
+	if !chosen || failed != nil && !untouched {
 		if failed == nil {
 			e.Problem = "the rules of the chain were not read"
 		}
 		return
 	}
 	e.known = true
-	if c := group.Observed.Find(e.Family, e.Chain); c != nil {
+	if c := chain.Observed.Find(e.Family, e.Chain); c != nil {
 		pkt := p.Representative(asked)
 		if r := c.Walk(pkt); r != nil {
 			e.Rule, e.masquerades = r.String(), r.Verdict == policy.Masquerade
@@ -224,7 +220,7 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	if !e.known {
 		e.addProblem("an unrecognized rule comes before the one that decides")
 	}
-	if slices.ContainsFunc(group.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
+	if slices.ContainsFunc(chain.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
 		e.Kernel, e.known = false, false
 		e.byHand = !e.nftables // every program may write to table nat of iptables
 		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
@@ -281,7 +277,7 @@ func (q Question) mayBePod(pods policy.Ranges) bool {
 // bound returns the sources of traffic that enforceExempt binds to its own addresses; nil if there is none.
 func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
-	for _, p := range state.Policies {
+	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
 		inScope := g != nil && (q.Out == "" || len(g.Interfaces) == 0 || slices.ContainsFunc(g.Interfaces, thirdparty.Packets{Out: q.Out}.Leaves))
 		if inScope && g.Bound != nil && g.Bound.Contains(q.Dst) && q.mayBePod(g.Pods) {
@@ -307,7 +303,7 @@ func (e *Explanation) override(q Question, state *enforce.State) (translated boo
 		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Src, q.Src.BitLen())), &q.SrcLocal
 	}
 	var pods policy.Ranges
-	for _, p := range state.Policies {
+	for _, p := range state.Policies() {
 		if p.Chain != e.Chain {
 			continue
 		}
@@ -365,11 +361,10 @@ func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owne
 		if p.Backend == policy.NFTables && p.Table == guardTable {
 			return true, false // Question.bound tells what it binds
 		}
-		for _, g := range state.Groups {
-			name, masq := masqChainOf(p)
-			if masq && p.Backend == g.Choice.Backend && p.Variant == g.Choice.Variant && g.Desired.Find(p.Family, name) != nil {
-				return true, binds[name]
-			}
+		name, masq := masqChainOf(p)
+		c := state.Find(name)
+		if masq && c != nil && p.Backend == c.Choice.Backend && p.Variant == c.Choice.Variant && c.Desired.Find(p.Family, name) != nil {
+			return true, binds[name]
 		}
 		return false, false
 	}

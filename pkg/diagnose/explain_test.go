@@ -126,7 +126,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules[1], c.Rules[3] = c.Rules[3], c.Rules[1] })
 		}, "10.1.1.1", false, "masquerade random-fully", "out of order", ""},
 		{"a chain that is gone", func(n *node) {
-			g := n.group(inIPTables)
+			g := n.in(inIPTables)
 			g.Observed = policy.Ruleset{}
 			g.Diff = policy.Compare(g.Desired, g.Observed)
 		}, "8.8.8.8", false, "", "ipv4 A: missing chain", ""},
@@ -143,19 +143,18 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			n.tamper(inNFTables, policy.IPv6, "B", func(c *policy.Chain) { c.Jumps = nil })
 		}, "8.8.8.8", true, "masquerade random-fully", "", ""},
 		{"not read", func(n *node) {
-			n.group(inIPTables).Observed = policy.Ruleset{}
-			n.view.Failed = map[string]error{"A": errors.New("read the rules of chain A: no permission")}
+			n.in(inIPTables).Observed = policy.Ruleset{}
+			n.view.Chains[0].Err = errors.New("read the rules of chain A: no permission")
 		}, "8.8.8.8", false, "", "", "no permission"},
 		{"not read, and exempt", func(n *node) {
-			n.group(inIPTables).Observed = policy.Ruleset{}
-			n.view.Failed = map[string]error{"A": errors.New("read the rules of chain A: no permission")}
+			n.in(inIPTables).Observed = policy.Ruleset{}
+			n.view.Chains[0].Err = errors.New("read the rules of chain A: no permission")
 		}, "10.1.1.1", false, "", "", "no permission"},
 		{"no backend", func(n *node) {
-			n.view.Groups = n.view.Groups[1:]
-			n.view.Failed = map[string]error{"A": errors.New("choose a backend for chain A: none")}
+			n.view.Chains[0] = enforce.Chain{Policy: n.view.Chains[0].Policy, Err: errors.New("choose a backend for chain A: none")}
 		}, "8.8.8.8", false, "", "", "choose a backend"},
 		{"kept by another dataDir", func(n *node) {
-			n.view.Failed = map[string]error{"A": fmt.Errorf("chain A: %w", enforce.ErrOtherDataDir)}
+			n.view.Chains[0].Err = fmt.Errorf("chain A: %w", enforce.ErrOtherDataDir)
 		}, "8.8.8.8", true, "masquerade random-fully", "", "another dataDir"},
 		{"something else in our table", func(n *node) {
 			n.inKernel(inNFTables, nil, policy.UnrecognizedObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
@@ -459,7 +458,7 @@ func TestGuard(t *testing.T) {
 			if e.GuardsAll != tt.all {
 				t.Errorf("the guard meets every packet: %t, want %t", e.GuardsAll, tt.all)
 			}
-			if drifted := len(n.view.Guard.Diff)+len(n.group(inIPTables).Diff) > 0; drifted != (len(e.Drift) > 0) {
+			if drifted := len(n.view.Guard.Diff)+len(n.in(inIPTables).Diff) > 0; drifted != (len(e.Drift) > 0) {
 				t.Errorf("drift %q", e.Drift)
 			}
 		})

@@ -31,15 +31,15 @@ type node struct {
 // newNode makes one whose kernel has all that is desired. Chains are kept in
 // iptables, those that ask for it in nftables.
 func newNode(sources ...policy.Source) *node {
-	n := &node{sources: sources, view: &enforce.State{Policies: policy.Merge(sources)}}
-	for _, p := range n.view.Policies {
+	n := &node{sources: sources, view: &enforce.State{}}
+	for _, p := range policy.Merge(sources) {
 		choice := inIPTables
 		if p.Backend.Value == policy.NFTables {
 			choice = inNFTables
 		}
 		n.join(p, choice)
 	}
-	n.view.Guard.Desired = policy.DesiredGuards(n.view.Policies, policy.OwnedBy("/state"))
+	n.view.Guard.Desired = policy.DesiredGuards(n.view.Policies(), policy.OwnedBy("/state"))
 	return n
 }
 
@@ -47,19 +47,14 @@ func (n *node) join(p policy.Policy, c netfilter.Choice) {
 	rules := func() policy.Ruleset {
 		return policy.Desired([]policy.Policy{p}, policy.Layout{Sets: c == inNFTables}, policy.OwnedBy("/state"))
 	}
-	at := n.group(c)
-	if at == nil {
-		n.view.Groups = append(n.view.Groups, enforce.Group{Choice: c, Recorded: true})
-		at = n.group(c)
-	}
-	at.Desired.Chains = append(at.Desired.Chains, rules().Chains...)
-	at.Observed.Chains = append(at.Observed.Chains, rules().Chains...)
+	n.view.Chains = append(n.view.Chains, enforce.Chain{Policy: p, Choice: c, Recorded: true, Desired: rules(), Observed: rules()})
 }
 
-func (n *node) group(c netfilter.Choice) *enforce.Group {
-	for i := range n.view.Groups {
-		if n.view.Groups[i].Choice == c {
-			return &n.view.Groups[i]
+// in returns the first chain in a backend.
+func (n *node) in(c netfilter.Choice) *enforce.Chain {
+	for i := range n.view.Chains {
+		if n.view.Chains[i].Choice == c {
+			return &n.view.Chains[i]
 		}
 	}
 	return nil
@@ -67,14 +62,14 @@ func (n *node) group(c netfilter.Choice) *enforce.Group {
 
 // tamper changes what was read of a chain, and compares.
 func (n *node) tamper(c netfilter.Choice, f policy.Family, chain string, change func(*policy.Chain)) {
-	g := n.group(c)
+	g := n.view.Find(chain)
 	change(g.Observed.Find(f, chain))
 	g.Diff = policy.Compare(g.Desired, g.Observed)
 }
 
 // inKernel adds to what was read in a form.
 func (n *node) inKernel(c netfilter.Choice, chains []policy.Chain, unrecognized ...policy.UnrecognizedObject) {
-	g := n.group(c)
+	g := n.in(c)
 	g.Observed.Chains = append(g.Observed.Chains, chains...)
 	g.Observed.Unrecognized = append(g.Observed.Unrecognized, unrecognized...)
 	g.Diff = policy.Compare(g.Desired, g.Observed)

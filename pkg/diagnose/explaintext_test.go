@@ -36,8 +36,8 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 	two := newNode(network("a", "A", exempting("0.0.0.0/0")), network("b", "B", inNFT, fromOnly("10.9.0.0/16")))
 	two.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps[0].From = nil })
 	unread := sound()
-	unread.view.Failed = map[string]error{"IP-MASQ-AGENT": errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
-		"observe ipv4 of iptables (nft): operation not permitted")}
+	unread.view.Chains[0].Err = errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
+		"observe ipv4 of iptables (nft): operation not permitted")
 	var hits []thirdparty.Hit
 	ask := func(n *node, dst, src, out string) diagnose.Explanation {
 		q := question(dst, src, out)
@@ -62,9 +62,9 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		*s.EnforceExempt = true
 	}))
 	unguarded, unsure := *guarded.view, *guarded.view
-	unguarded.Groups, unsure.Groups = slices.Clone(unguarded.Groups), slices.Clone(unguarded.Groups)
-	unguarded.Groups[0].Observed = policy.Ruleset{}
-	unsure.Groups[0].Observed.Unrecognized = []policy.UnrecognizedObject{{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"}}
+	unguarded.Chains, unsure.Chains = slices.Clone(unguarded.Chains), slices.Clone(unguarded.Chains)
+	unguarded.Chains[0].Observed = policy.Ruleset{}
+	unsure.Chains[0].Observed.Unrecognized = []policy.UnrecognizedObject{{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"}}
 	guardedBy := func(s *enforce.State) diagnose.Explanation {
 		n := *guarded
 		n.view = s

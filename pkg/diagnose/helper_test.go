@@ -95,12 +95,14 @@ func (h *testHost) node() Host {
 		n.State.Sources = append(n.State.Sources, policy.Source{
 			ID: policy.SourceID{Kind: policy.Network, Name: []string{"pods", "other", "third"}[i]}, Policy: s, Order: int64(i)})
 	}
-	v := &enforce.State{Policies: policy.Merge(n.State.Sources)}
-	desired := policy.Desired(v.Policies, policy.Layout{}, policy.Owner{})
-	v.Groups = []enforce.Group{{Choice: h.choice, Desired: desired, Observed: desired, Recorded: true}}
-	v.Guard.Desired = policy.DesiredGuards(v.Policies, policy.Owner{})
+	v := &enforce.State{}
+	for _, p := range policy.Merge(n.State.Sources) {
+		desired := policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{})
+		v.Chains = append(v.Chains, enforce.Chain{Policy: p, Choice: h.choice, Desired: desired, Observed: desired, Recorded: true})
+	}
+	v.Guard.Desired = policy.DesiredGuards(v.Policies(), policy.Owner{})
 	n.Rules = v
-	for _, p := range v.Policies {
+	for _, p := range v.Policies() {
 		n.State.Record.Chains = append(n.State.Record.Chains,
 			store.OwnedChain{Chain: p.Chain, Family: policy.IPv4, Backend: h.choice.Backend, Variant: h.choice.Variant})
 	}

@@ -165,7 +165,7 @@ func missingCapabilities(e *examination, f *Finding) {
 
 func forwardingOff(e *examination, f *Finding) {
 	sysctls := []string{"net/ipv4/ip_forward"}
-	if slices.ContainsFunc(e.Rules.Policies, func(p policy.Policy) bool { return p.EnableIPv6.Value }) {
+	if slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return p.EnableIPv6.Value }) {
 		sysctls = append(sysctls, "net/ipv6/conf/all/forwarding")
 	}
 	for _, name := range sysctls { // without the family in the kernel there is no file
@@ -265,7 +265,7 @@ func (e *examination) changesBy(text string, enabled bool) []string {
 // none.
 func (e *examination) chainNames() []string {
 	var names []string
-	for _, p := range e.Rules.Policies {
+	for _, p := range e.Rules.Policies() {
 		names = append(names, p.Chain)
 	}
 	for _, o := range e.State.Record.Chains {

@@ -98,7 +98,7 @@ func isDefault(dst *net.IPNet) bool {
 
 // masqueradesOut reports whether a policy masquerades packets that leave through the interface.
 func (e *examination) masqueradesOut(name string) bool {
-	return slices.ContainsFunc(e.Rules.Policies, func(p policy.Policy) bool {
+	return slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool {
 		return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, thirdparty.Packets{Out: name}.Leaves)
 	})
 }
@@ -131,7 +131,7 @@ func masqueradeSource(addresses []netlink.Addr, link int, nextHop net.IP) net.IP
 }
 
 func nodePortOverlap(e *examination, f *Finding) {
-	for _, p := range e.Rules.Policies {
+	for _, p := range e.Rules.Policies() {
 		ports := p.ToPorts.Value
 		if len(ports) == 0 && p.RandomFully.Value {
 			ports = policy.Ports{{First: 1024, Last: 65535}} // of connections from unprivileged ports
@@ -150,7 +150,7 @@ func nodePortOverlap(e *examination, f *Finding) {
 
 func bypassMarks(e *examination, f *Finding) {
 	need := policy.Mark(0)
-	for _, p := range e.Rules.Policies {
+	for _, p := range e.Rules.Policies() {
 		if !p.EnforceExempt.Value {
 			continue
 		}
@@ -185,7 +185,7 @@ func inactiveGuards(e *examination, f *Finding) {
 	for _, i := range e.Rules.Guard.Inactive {
 		f.Detail = append(f.Detail, i.Error())
 		unusable = unusable && errors.Is(i.Err, netfilter.ErrUnusable)
-		for _, p := range e.Rules.Policies {
+		for _, p := range e.Rules.Policies() {
 			if p.Chain == i.Chain && (p.EnforceExempt.Value || p.ResetsConnections()) { // guard "drop" is the latter
 				f.Severity = SeverityProblem
 			}
@@ -198,7 +198,7 @@ func inactiveGuards(e *examination, f *Finding) {
 
 // podSubnetsOutside compares the subnets that ADDs found with podCIDRs.
 func podSubnetsOutside(e *examination, f *Finding) {
-	for _, p := range e.Rules.Policies {
+	for _, p := range e.Rules.Policies() {
 		for _, family := range policy.Families() {
 			of := func(list []netip.Prefix) policy.Ranges {
 				return policy.RangesOf(slices.DeleteFunc(slices.Clone(list), func(x netip.Prefix) bool { return policy.FamilyOf(x.Addr()) != family })...)

@@ -127,7 +127,7 @@ func TestPodSubnetsOutside(t *testing.T) {
 			tc.policy.Chain = policy.DefaultChain
 			h.policies = []policy.SourcePolicy{tc.policy}
 			h.edit = func(n *Host) {
-				n.Rules.Policies[0].PodSubnets = prefixes(tc.subnets...)
+				n.Rules.Chains[0].Policy.PodSubnets = prefixes(tc.subnets...)
 			}
 			compare(t, tc.want, h.examine())
 		})

@@ -4,7 +4,6 @@ package diagnose
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sort"
@@ -89,10 +88,8 @@ func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.P
 	for _, o := range rec.Chains {
 		inIPTables[o.Chain] = inIPTables[o.Chain] || o.Backend == policy.IPTables
 	}
-	for _, g := range s.Groups {
-		for _, c := range g.Desired.Chains {
-			inIPTables[c.Name] = inIPTables[c.Name] || g.Choice.Backend == policy.IPTables
-		}
+	for _, c := range s.Chains {
+		inIPTables[c.Policy.Chain] = inIPTables[c.Policy.Chain] || c.Choice.Backend == policy.IPTables
 	}
 	return func(p thirdparty.Place) bool {
 		name, _ := masqChainOf(p)
@@ -122,7 +119,7 @@ func beforeEnforceExempt(r thirdparty.Rule) string {
 func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 	var found []violation
 	for _, r := range rules {
-		for _, p := range s.Policies {
+		for _, p := range s.Policies() {
 			from := p.SourcesInScope(r.Family)
 			if len(from) == 0 || r.Match.Out == "lo" ||
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
@@ -305,7 +302,7 @@ func overlappingChains(e *examination, f *Finding) {
 	ports := func(p policy.Policy) string {
 		return fmt.Sprintf("toPorts %q and randomFully %t", p.ToPorts.Value, p.RandomFully.Value)
 	}
-	all := e.Rules.Policies
+	all := e.Rules.Policies()
 	for i, p := range all {
 		for _, q := range all[i+1:] {
 			for _, family := range policy.Families() {
@@ -346,7 +343,7 @@ func overlap(p, q policy.Policy, f policy.Family) bool {
 }
 
 func policyConflicts(e *examination, f *Finding) {
-	for _, p := range e.Rules.Policies {
+	for _, p := range e.Rules.Policies() {
 		for _, c := range p.Conflicts.Summary() {
 			f.Detail = append(f.Detail, c.Error())
 		}
@@ -354,8 +351,10 @@ func policyConflicts(e *examination, f *Finding) {
 }
 
 func failedChains(e *examination, f *Finding) {
-	for _, chain := range slices.Sorted(maps.Keys(e.Rules.Failed)) {
-		f.Detail = append(f.Detail, chain+": "+strings.ReplaceAll(e.Rules.Failed[chain].Error(), "\n", "; "))
+	for _, c := range e.Rules.Chains {
+		if c.Err != nil {
+			f.Detail = append(f.Detail, c.Policy.Chain+": "+strings.ReplaceAll(c.Err.Error(), "\n", "; "))
+		}
 	}
 }
 

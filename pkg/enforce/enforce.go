@@ -3,10 +3,10 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -45,44 +45,66 @@ func (e *Enforcer) Observe(ctx context.Context, sources []policy.Source, rec sto
 }
 
 func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
-	rec = e.currentBoot(rec)
-	s := &State{Policies: policies, record: rec, Failed: map[string]error{}}
-	for _, p := range s.Policies {
-		choice, err := e.choose(ctx, rec, p)
+	s := &State{record: e.currentBoot(rec), Chains: make([]Chain, len(policies))}
+	for i, p := range policies {
+		s.Chains[i].Policy = p
+		choice, err := e.choose(ctx, s.record, p)
 		if err != nil {
 			err = fmt.Errorf("choose a backend for chain %s: %w", p.Chain, err)
 		} else {
-			err = e.addDesired(s, p, choice)
+			err = e.desire(&s.Chains[i], choice)
 		}
-		if err != nil {
-			s.fail(p.Chain, err)
-		}
+		s.Chains[i].fail(err)
 	}
-	s.undesired = maps.Clone(s.Failed)
 	e.desireGuards(s)
 	e.read(ctx, s)
 	return s
 }
 
-// ObserveAgain observes with the same policies, record and backends.
-func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
-	return e.observeAgain(ctx, s, s.record)
+// desire sets the backend of a chain and its desired rules there.
+func (e *Enforcer) desire(c *Chain, choice netfilter.Choice) error {
+	b, err := e.Drivers.Open(choice)
+	if err == nil {
+		err = c.Policy.CheckBounds(b.Layout())
+	}
+	if err == nil {
+		c.Choice, c.Desired = choice, policy.Desired([]policy.Policy{c.Policy}, b.Layout(), e.owner())
+	}
+	return err
 }
 
-func (e *Enforcer) observeAgain(ctx context.Context, s *State, rec store.Record) *State {
-	again := &State{Policies: s.Policies, record: rec, undesired: s.undesired, change: s.change, keep: s.keep, Failed: maps.Clone(s.undesired)}
-	for _, g := range s.Groups {
-		again.Groups = append(again.Groups, Group{Choice: g.Choice, Desired: g.Desired})
-	}
+// ObserveAgain observes with the same policies, record and backends.
+func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
+	again := &State{Chains: slices.Clone(s.Chains), tables: s.tables, record: s.record, change: s.change, keep: s.keep, RecordErr: s.RecordErr}
 	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, unusable: s.Guard.unusable}
+	if s.Guard.final {
+		again.Guard.Err, again.Guard.final = s.Guard.Err, true
+	}
 	e.read(ctx, again)
 	return again
 }
 
 // read reads the kernel and compares it with the desired rules.
 func (e *Enforcer) read(ctx context.Context, s *State) {
-	for i := range s.Groups {
-		e.readGroup(ctx, s, &s.Groups[i])
+	before := s.tables
+	s.tables = nil
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if !c.final {
+			c.Err = nil
+		}
+		same := func(t tables) bool { return t.choice == c.Choice }
+		if c.Choice == (netfilter.Choice{}) || slices.ContainsFunc(s.tables, same) {
+			continue
+		}
+		t := tables{choice: c.Choice}
+		if i := slices.IndexFunc(before, same); i >= 0 {
+			t.kept = before[i].kept
+		}
+		s.tables = append(s.tables, t)
+	}
+	for i := range s.tables {
+		e.readTables(ctx, s, &s.tables[i])
 	}
 	e.readGuard(ctx, s)
 	s.Stale = stale(s)
@@ -96,17 +118,19 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 // those are removed anyway.
 func (e *Enforcer) duplicates(ctx context.Context, s *State) []Duplicate {
 	var found []Duplicate
-	for _, g := range s.Groups {
-		for _, chain := range g.chains() {
-			others, err := e.Drivers.Duplicates(ctx, chain, g.Choice)
-			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
-				e.Warn(fmt.Errorf("look for chain %s in other backends: %w", chain, err))
-			}
-			for _, c := range others {
-				isStale := func(o store.OwnedChain) bool { return o.Chain == chain && choiceOf(o).SameBackend(c) }
-				if !slices.ContainsFunc(s.Stale, isStale) {
-					found = append(found, Duplicate{chain, c})
-				}
+	for _, chain := range s.Chains {
+		if chain.Choice == (netfilter.Choice{}) {
+			continue
+		}
+		name := chain.Policy.Chain
+		others, err := e.Drivers.Duplicates(ctx, name, chain.Choice)
+		if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
+			e.Warn(fmt.Errorf("look for chain %s in other backends: %w", name, err))
+		}
+		for _, c := range others {
+			isStale := func(o store.OwnedChain) bool { return o.Chain == name && choiceOf(o).SameBackend(c) }
+			if !slices.ContainsFunc(s.Stale, isStale) {
+				found = append(found, Duplicate{name, c})
 			}
 		}
 	}
@@ -178,55 +202,55 @@ func (e *Enforcer) warnNotPreferred(chain string, cause error) {
 	e.Warn(fmt.Errorf("chain %s cannot be kept in the preferred backend %s: %w", chain, e.PreferredBackend, cause))
 }
 
-// addDesired adds the desired chains of a policy to the group of its backend.
-func (e *Enforcer) addDesired(s *State, p policy.Policy, c netfilter.Choice) error {
-	b, err := e.Drivers.Open(c)
-	if err != nil {
-		return err
-	}
-	if err := p.CheckBounds(b.Layout()); err != nil {
-		return err
-	}
-	desired := policy.Desired([]policy.Policy{p}, b.Layout(), e.owner())
-	i := slices.IndexFunc(s.Groups, func(g Group) bool { return g.Choice == c })
-	if i < 0 {
-		i = len(s.Groups)
-		s.Groups = append(s.Groups, Group{Choice: c})
-	}
-	s.Groups[i].Desired.Chains = append(s.Groups[i].Desired.Chains, desired.Chains...)
-	return nil
-}
-
-// readGroup reads a group's chains and compares them, except those that must not be changed.
-func (e *Enforcer) readGroup(ctx context.Context, s *State, g *Group) {
-	b, err := e.Drivers.Open(g.Choice)
-	if err == nil {
-		g.observation, err = b.Observe(ctx, g.refs())
-		g.Observed = g.observation.Rules
-	}
-	if err != nil {
-		for _, chain := range g.chains() {
-			s.fail(chain, fmt.Errorf("read the rules of chain %s in %s: %w", chain, g.Choice, err))
+// readTables reads the chains of a backend and compares them, except those that must not be changed.
+func (e *Enforcer) readTables(ctx context.Context, s *State, t *tables) {
+	chains := s.in(t.choice)
+	var refs []netfilter.ChainRef
+	for _, c := range chains {
+		for _, d := range c.Desired.Chains {
+			refs = append(refs, netfilter.ChainRef{Family: d.Family, Name: d.Name})
 		}
+	}
+	b, err := e.Drivers.Open(t.choice)
+	if err == nil {
+		t.observation, err = b.Observe(ctx, refs)
+	}
+	observed := t.observation.Rules
+	desired := policy.Ruleset{Chains: slices.Clone(t.kept)}
+	unchangeable := map[string]bool{}
+	for _, c := range chains {
+		c.Observed, c.Diff = policy.Ruleset{Unrecognized: observed.Unrecognized}, nil
+		var why error
+		if err != nil {
+			why = fmt.Errorf("read the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, err)
+		}
+		recorded := func(d policy.Chain) bool { return owns(s.record, d.Family, d.Name, t.choice) }
+		c.Recorded = !slices.ContainsFunc(c.Desired.Chains, func(d policy.Chain) bool { return !recorded(d) })
+		for _, o := range observed.Chains {
+			if o.Name != c.Policy.Chain && !b.OwnsTables() { // Apply would remove a chain of an owned table
+				continue
+			}
+			if o.Name == c.Policy.Chain {
+				c.Observed.Chains = append(c.Observed.Chains, o)
+			}
+			why = cmp.Or(why, e.checkOwnership(&o, t.choice, b.OwnsTables() || recorded(o)))
+		}
+		if unchangeable[c.Policy.Chain] = why != nil; why == nil {
+			desired.Chains = append(desired.Chains, c.Desired.Chains...)
+		} else if !c.final {
+			c.Err = why
+		}
+	}
+	if len(desired.Chains) == len(t.kept) {
 		return
 	}
-	for i := range g.Observed.Chains {
-		c := &g.Observed.Chains[i]
-		err := e.checkOwnership(c, g.Choice, b.OwnsTables() || owns(s.record, c.Family, c.Name, g.Choice))
-		switch {
-		case err == nil:
-		case b.OwnsTables(): // Apply would remove the chain
-			for _, chain := range g.chains() {
-				s.fail(chain, err)
-			}
-		default:
-			s.fail(c.Name, err)
+	observed.Chains = slices.DeleteFunc(slices.Clone(observed.Chains), func(o policy.Chain) bool { return unchangeable[o.Name] })
+	for _, change := range policy.Compare(desired, observed) {
+		if c := s.Find(change.Chain); c != nil && c.Choice == t.choice {
+			c.Diff = append(c.Diff, change)
+		} else {
+			t.diff = append(t.diff, change)
 		}
-	}
-	unrecorded := func(c policy.Chain) bool { return !owns(s.record, c.Family, c.Name, g.Choice) }
-	g.Recorded = !slices.ContainsFunc(g.Desired.Chains, unrecorded)
-	if desired := withoutChains(g.Desired, s.Failed); len(desired.Chains) > 0 {
-		g.Diff = policy.Compare(desired, withoutChains(g.Observed, s.Failed))
 	}
 }
 
@@ -248,22 +272,14 @@ func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bo
 		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrNotOwned)
 }
 
-// Unwritable returns, by chain, why its rules could not be written now. It is about the chains for
-// which a function returns true.
-func (e *Enforcer) Unwritable(ctx context.Context, s *State, about func(g *Group, chain string) bool) map[string]error {
-	errs := map[string]error{}
-	for i := range s.Groups {
-		g := &s.Groups[i]
-		for _, c := range g.Desired.Chains {
-			if errs[c.Name] != nil || !about(g, c.Name) {
-				continue
-			}
-			if err := e.canWrite(ctx, g.Choice, []policy.Family{c.Family}); err != nil {
-				errs[c.Name] = writeError(c.Name, g.Choice, err)
-			}
+// CanWrite returns why the rules of a chain could not be written now, as far as that is known without writing.
+func (e *Enforcer) CanWrite(ctx context.Context, c *Chain) error {
+	for _, d := range c.Desired.Chains {
+		if err := e.canWrite(ctx, c.Choice, []policy.Family{d.Family}); err != nil {
+			return writeError(c.Policy.Chain, c.Choice, err)
 		}
 	}
-	return errs
+	return nil
 }
 
 func (e *Enforcer) canWrite(ctx context.Context, c netfilter.Choice, families []policy.Family) error {

@@ -80,7 +80,7 @@ func (f *fixture) record() store.Record {
 func (f *fixture) mustBeInSync(v *enforce.State) {
 	f.Helper()
 	if !v.InSync() {
-		f.Fatalf("not right: failed %v, stale %v, groups %+v\nkernel:\n%s", v.Failed, v.Stale, v.Groups, f.kernel.dump())
+		f.Fatalf("not right: stale %v, guard %v, chains %+v\nkernel:\n%s", v.Stale, v.Guard.Err, v.Chains, f.kernel.dump())
 	}
 }
 
@@ -367,23 +367,23 @@ func TestPreferredBackend(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", policy.DefaultChain)
 	f.mustBeInSync(f.sync(net))
-	if v := f.observe(net); v.Groups[0].Choice != iptChoice {
-		t.Fatalf("without a preference it is kept in %s", v.Groups[0].Choice)
+	if v := f.observe(net); v.Chains[0].Choice != iptChoice {
+		t.Fatalf("without a preference it is kept in %s", v.Chains[0].Choice)
 	}
 	f.enforcer.PreferredBackend = policy.NFTables
 	f.mustBeInSync(f.sync(net))
 	f.enforcer.PreferredBackend = ""
 	v := f.observe(net)
 	f.mustBeInSync(v)
-	if len(v.Groups) != 1 || v.Groups[0].Choice != nftChoice || len(f.kernel.chains[iptChoice]) > 0 {
-		t.Errorf("it is kept in %s\n%s", v.Groups[0].Choice, f.kernel.dump())
+	if len(v.Chains) != 1 || v.Chains[0].Choice != nftChoice || len(f.kernel.chains[iptChoice]) > 0 {
+		t.Errorf("it is kept in %s\n%s", v.Chains[0].Choice, f.kernel.dump())
 	}
 	// What a source states is stronger.
 	f.enforcer.PreferredBackend = policy.NFTables
 	stated := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.IPTables })
 	f.mustBeInSync(f.sync(stated))
-	if v := f.observe(stated); v.Groups[0].Choice != iptChoice {
-		t.Errorf("what a source states is kept in %s", v.Groups[0].Choice)
+	if v := f.observe(stated); v.Chains[0].Choice != iptChoice {
+		t.Errorf("what a source states is kept in %s", v.Chains[0].Choice)
 	}
 }
 

@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,9 +24,10 @@ type GuardState struct {
 	Diff     policy.Diff
 	// Inactive has the chains for which a key of the guard tables has no effect.
 	Inactive []Inactive
-	// Err is why the desired tables could not be read, or must not be changed. Rules are repaired nevertheless.
+	// Err is why the tables could not be read or written, or must not be changed. Rules are repaired nevertheless.
 	Err error
 
+	final    bool  // observing again does not change Err
 	read     bool  // and the tables may be changed
 	others   bool  // the tables belong to another dataDir or a newer version, and stay
 	unusable error // why the tables cannot be used on this host
@@ -42,9 +44,9 @@ func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Cha
 
 // desireGuards sets the desired guards of the policies.
 func (e *Enforcer) desireGuards(s *State) {
-	s.Guard.Desired = policy.DesiredGuards(s.Policies, e.owner())
-	for i := range s.Policies {
-		p := &s.Policies[i]
+	s.Guard.Desired = policy.DesiredGuards(s.Policies(), e.owner())
+	for i := range s.Chains {
+		p := &s.Chains[i].Policy
 		keys := inertKeys(p, p.StaleConnections.Value == policy.ResetConnections)
 		if keys == "" {
 			continue
@@ -130,7 +132,7 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 		g.read = true
 		g.Diff = tables.CompareGuards(g.Desired, g.Observed)
 	case len(g.Desired) > 0 || g.others:
-		g.Err = err
+		g.Err = cmp.Or(g.Err, err)
 	case !errors.Is(err, fs.ErrPermission): // nothing is desired
 		e.Warn(err)
 	}
@@ -147,9 +149,8 @@ func (g *GuardState) missesTable() bool {
 func (s *State) deactivateGuard(cause error) {
 	g := &s.Guard
 	for _, d := range g.Desired {
-		i := slices.IndexFunc(s.Policies, func(p policy.Policy) bool { return p.Chain == d.Chain })
 		g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
-			fmt.Errorf("%s no effect: %w", inertKeys(&s.Policies[i], false), cause)})
+			fmt.Errorf("%s no effect: %w", inertKeys(&s.Find(d.Chain).Policy, false), cause)})
 	}
 	g.Diff, g.unusable = nil, cause
 }
@@ -192,11 +193,12 @@ func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
 
 // err returns why the guard of a chain is not known to be as desired, or nil.
 func (g *GuardState) err(chain string) error {
-	if g.Err != nil {
+	concerns := func(c policy.Change) bool { return c.Chain == chain || c.Chain == "" }
+	desired := slices.ContainsFunc(g.Desired, func(d policy.Guard) bool { return d.Chain == chain })
+	if g.Err != nil && (g.others || desired || slices.ContainsFunc(g.Diff, concerns)) {
 		return fmt.Errorf("guard of chain %s: %w", chain, g.Err)
 	}
-	ofAnother := func(c policy.Change) bool { return c.Chain != chain && c.Chain != "" }
-	if d := slices.DeleteFunc(slices.Clone(g.Diff), ofAnother); len(d) > 0 {
+	if d := slices.DeleteFunc(slices.Clone(g.Diff), func(c policy.Change) bool { return !concerns(c) }); len(d) > 0 {
 		return &DriftError{d}
 	}
 	return nil
@@ -205,15 +207,15 @@ func (g *GuardState) err(chain string) error {
 // writable reports whether there is something to write to the tables, now or with the rules.
 func (g *GuardState) writable() bool { return g.read && len(g.Desired)+len(g.Diff) > 0 }
 
-// guardsWithout returns the desired guards. A chain that failed has the guard from the list instead. If that has
-// none, it has the desired one only if repair and the kernel has one: its rules may be those of another policy.
-func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard, repair bool) []policy.Guard {
+// guards returns the desired guards. A chain that failed has the guard from the list instead. If that has none, it
+// has the desired one only if repair and the kernel has one: its rules may be those of another policy.
+func (s *State) guards(instead []policy.Guard, repair bool) []policy.Guard {
 	var out []policy.Guard
 	for _, g := range s.Guard.Desired {
 		find := func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family }
 		i := slices.IndexFunc(instead, find)
 		switch {
-		case s.Failed[g.Chain] == nil && failed[g.Chain] == nil:
+		case s.Find(g.Chain).Err == nil:
 			out = append(out, g)
 		case i >= 0:
 			out = append(out, instead[i])
@@ -226,8 +228,8 @@ func (s *State) guardsWithout(failed map[string]error, instead []policy.Guard, r
 
 // guardsBeforeRules returns the guards that are to be in the kernel when the masquerade rules are
 // written. A repair restores them first, so that no packet leaves while rules are missing.
-func (s *State) guardsBeforeRules(failed map[string]error) []policy.Guard {
-	desired := s.guardsWithout(failed, nil, true)
+func (s *State) guardsBeforeRules() []policy.Guard {
+	desired := s.guards(nil, true)
 	if s.change == nil {
 		return desired
 	}
@@ -238,49 +240,42 @@ func (s *State) guardsBeforeRules(failed map[string]error) []policy.Guard {
 	}
 	exists := func(chain string, f policy.Family) bool {
 		recorded := func(o store.OwnedChain) bool { return o.Family == f }
-		there := func(c policy.Chain) bool { return c.Family == f && (chain == "" || c.Name == chain) }
-		return chain == "" && slices.ContainsFunc(s.record.Chains, recorded) ||
-			slices.ContainsFunc(s.Groups, func(g Group) bool { return slices.ContainsFunc(g.Observed.Chains, there) })
+		there := func(c Chain) bool {
+			return (chain == "" || chain == c.Policy.Chain) && c.Observed.Find(f, c.Policy.Chain) != nil
+		}
+		return chain == "" && slices.ContainsFunc(s.record.Chains, recorded) || slices.ContainsFunc(s.Chains, there)
 	}
 	return policy.TransitionGuards(s.Guard.Observed.Guards, desired, rulesDiffer, exists)
 }
 
-// writeGuard writes the guards and returns why it could not, by chain. From is nil if the tables may
-// have changed since they were observed.
-func (e *Enforcer) writeGuard(ctx context.Context, s *State, guards []policy.Guard, from *netfilter.GuardObservation) map[string]error {
+// writeGuard writes the guards, and returns ErrChanged if the tables changed since they were observed. Another
+// error is that of s.Guard. From is nil if this process may have changed them since.
+func (e *Enforcer) writeGuard(ctx context.Context, s *State, guards []policy.Guard, from *netfilter.GuardObservation) error {
 	tables, err := e.Drivers.GuardTables()
 	if err == nil && from == nil {
 		var now netfilter.GuardObservation
 		now, err = tables.ObserveGuards(ctx)
 		from = &now
 	}
-	if err == nil && len(tables.CompareGuards(guards, *from)) == 0 {
-		return map[string]error{}
-	}
-	if err == nil {
+	if err == nil && len(tables.CompareGuards(guards, *from)) > 0 {
 		err = tables.ApplyGuards(ctx, guards, *from)
 	}
-	return s.guardErrs(err)
+	if errors.Is(err, netfilter.ErrChanged) {
+		return err
+	}
+	s.failGuard(err)
+	return nil
 }
 
-// guardErrs returns an error of the guard tables by chain. Tables that cannot be used fail no chain.
-func (s *State) guardErrs(err error) map[string]error {
-	errs := map[string]error{}
+// failGuard takes note that the guard tables could not be written. Tables that cannot be used fail nothing.
+func (s *State) failGuard(err error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, netfilter.ErrUnusable):
 		s.deactivateGuard(err)
 	default:
-		for _, g := range s.Guard.Desired {
-			errs[g.Chain] = fmt.Errorf("write the guard of chain %s: %w", g.Chain, err)
-		}
-		for _, c := range s.Guard.Diff { // those to be removed
-			if errs[c.Chain] == nil && c.Chain != "" {
-				errs[c.Chain] = fmt.Errorf("remove the guard of chain %s: %w", c.Chain, err)
-			}
-		}
+		s.Guard.Err, s.Guard.final = fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err), true
 	}
-	return errs
 }
 
 // removeGuards removes the guard tables, unless another dataDir or a newer version owns them. That is an

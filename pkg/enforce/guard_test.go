@@ -365,6 +365,22 @@ func TestRefusedGuardRefusesThePolicy(t *testing.T) {
 	}
 }
 
+// A policy that exempts more is not written while its guard cannot be: the guard in the kernel would drop that traffic.
+func TestGuardThatCannotBeWrittenKeepsThePolicy(t *testing.T) {
+	refused := errors.New("refused")
+	f := newFixture(t)
+	other := network("other", "B")
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")), other)
+	f.writes(guardA, rulesInNFT)
+	f.kernel.guardUnusable = refused
+	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "192.0.2.0/24")), other); !errors.Is(err, refused) {
+		t.Errorf("error %v", err)
+	}
+	f.writes()
+	f.kernel.guardUnusable = nil
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "192.0.2.0/24")), other)
+}
+
 // TestCleanupKeepsTheRulesOfAGuard: as long as a guard drops what is not masqueraded, cleanup removes no rule.
 func TestCleanupKeepsTheRulesOfAGuard(t *testing.T) {
 	for name, spoil := range map[string]func(k *kernel){

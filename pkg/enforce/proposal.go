@@ -223,7 +223,7 @@ func (e *UnwritableError) Unwrap() error { return e.Err }
 // ObserveProposal is Observe for what a proposal asks for.
 func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.Record) *State {
 	s := e.observe(ctx, p.merged(), rec)
-	if s.differsFromWritten() {
+	if len(s.Drift()) > 0 {
 		s = e.ObserveAgain(ctx, s) // the dump may have been torn
 	}
 	if p.Incomplete {
@@ -236,19 +236,27 @@ func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.R
 func (s *State) keepExisting() {
 	s.keep, s.Stale, s.Duplicates = true, nil, nil
 	var created []string
-	for i := range s.Groups {
-		g := &s.Groups[i]
-		exists := func(want policy.Chain) bool {
-			have := g.Observed.Find(want.Family, want.Name)
-			return have != nil && (len(have.Jumps) > 0 || len(want.Jumps) == 0)
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		c.Diff, c.Desired.Chains = nil, slices.Clone(c.Desired.Chains)
+		for j := range c.Desired.Chains {
+			want := &c.Desired.Chains[j]
+			if have := c.Observed.Find(want.Family, want.Name); have != nil && (len(have.Jumps) > 0 || len(want.Jumps) == 0) {
+				*want = *have
+				continue
+			}
+			created = append(created, want.Name)
+			c.Diff = append(c.Diff, policy.CompareChain(want, c.Observed.Find(want.Family, want.Name))...)
 		}
-		missing := slices.DeleteFunc(slices.Clone(g.Desired.Chains), exists)
-		for _, c := range missing {
-			created = append(created, c.Name)
+	}
+	for i := range s.tables {
+		t := &s.tables[i]
+		t.diff = slices.DeleteFunc(slices.Clone(t.diff), func(c policy.Change) bool { return c.Kind != policy.UnrecognizedChange })
+		for _, o := range t.observation.Rules.Chains {
+			if c := s.Find(o.Name); c == nil || c.Choice != t.choice {
+				t.kept = append(t.kept, o)
+			}
 		}
-		isMissing := func(c policy.Chain) bool { return (&policy.Ruleset{Chains: missing}).Find(c.Family, c.Name) != nil }
-		g.Desired.Chains = append(missing, slices.DeleteFunc(slices.Clone(g.Observed.Chains), isMissing)...)
-		g.Diff = policy.Compare(withoutChains(g.Desired, s.Failed), withoutChains(g.Observed, s.Failed))
 	}
 	exists := func(g policy.Guard) bool { return !slices.Contains(created, g.Chain) }
 	s.Guard.Desired = append(slices.DeleteFunc(s.Guard.Desired, exists), s.Guard.Observed.Guards...)
@@ -312,25 +320,25 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record
 	}
 	now := stored.Record
 	now.Chains = slices.Clone(now.Chains)
-	for _, g := range before.Groups {
-		b, err := e.Drivers.Open(g.Choice)
-		if err != nil || b.OwnsTables() {
+	for _, c := range before.Chains {
+		b, err := e.Drivers.Open(c.Choice)
+		if c.Err != nil || err != nil || b.OwnsTables() {
 			continue
 		}
 		var adopted policy.Ruleset
-		for _, c := range withoutChains(g.Observed, before.Failed).Chains {
-			if !owns(rec, c.Family, c.Name, g.Choice) {
-				adopted.Chains = append(adopted.Chains, c)
+		for _, o := range c.Observed.Chains {
+			if !owns(rec, o.Family, o.Name, c.Choice) {
+				adopted.Chains = append(adopted.Chains, o)
 			}
 		}
 		if len(adopted.Chains) == 0 {
 			continue
 		}
 		if err := b.Apply(ctx, adopted, netfilter.Observation{}, lock.File()); err != nil {
-			e.Warn(fmt.Errorf("restore the rules in %s: %w", g.Choice, err))
+			e.Warn(fmt.Errorf("restore the rules of chain %s in %s: %w", c.Policy.Chain, c.Choice, err))
 		}
 		now.Chains = slices.DeleteFunc(now.Chains, func(o store.OwnedChain) bool {
-			return choiceOf(o).SameBackend(g.Choice) && adopted.Find(o.Family, o.Chain) != nil
+			return choiceOf(o).SameBackend(c.Choice) && adopted.Find(o.Family, o.Chain) != nil
 		})
 	}
 	if err := lock.PutRecord(now); err != nil {

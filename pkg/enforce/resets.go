@@ -38,7 +38,8 @@ func changeOf(before, after []policy.Source) *policyChange {
 func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 	resets := s.record.Resets
 	concerns := func(chain string) bool {
-		return slices.ContainsFunc(s.Policies, func(p policy.Policy) bool {
+		return slices.ContainsFunc(s.Chains, func(c Chain) bool {
+			p := c.Policy
 			return (p.Chain == chain || chain == "") && p.ResetsConnections() && failed(p.Chain) == nil
 		})
 	}
@@ -66,13 +67,13 @@ func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 // lostRules reports whether rules that had been written are missing or changed. While a policy changes, only
 // whole chains and their jumps count, as other differences may be the change.
 func (s *State) lostRules(concerns func(chain string) bool) bool {
-	return slices.ContainsFunc(s.Groups, func(g Group) bool {
-		if s.change == nil {
-			return g.Recorded && slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return concerns(c.Chain) })
-		}
-		return slices.ContainsFunc(g.Desired.Chains, func(want policy.Chain) bool {
-			have := g.Observed.Find(want.Family, want.Name)
-			return concerns(want.Name) && owns(s.record, want.Family, want.Name, g.Choice) &&
+	if s.change == nil {
+		return slices.ContainsFunc(s.rulesDrift(), func(c policy.Change) bool { return concerns(c.Chain) })
+	}
+	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
+		return slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {
+			have := c.Observed.Find(want.Family, want.Name)
+			return concerns(want.Name) && owns(s.record, want.Family, want.Name, c.Choice) &&
 				(have == nil || len(have.Jumps) == 0 || len(have.Rules) == 0)
 		})
 	})

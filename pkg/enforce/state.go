@@ -13,13 +13,10 @@ import (
 
 // State is the desired and the observed rules of a node, and their difference.
 type State struct {
-	Policies []policy.Policy
-	// Groups are the chains by backend.
-	Groups []Group
+	// Chains are those of the policies, in their order.
+	Chains []Chain
 	// Guard is the tables ip-masq-guard.
 	Guard GuardState
-	// Failed has, by chain, why its rules are not known to be right or must not be changed.
-	Failed map[string]error
 	// Stale are the owned chains that no policy wants any more.
 	Stale []store.OwnedChain
 	// RecordErr is why nothing was written: the record could not be. The rules may be right
@@ -30,10 +27,38 @@ type State struct {
 	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
 	OtherDataDirs []netfilter.OwnedChain
 
-	record    store.Record     // of this boot
-	undesired map[string]error // why chains are in no group
-	change    *policyChange    // nil: the rules are repaired
-	keep      bool             // nothing is removed, see keepExisting
+	record store.Record  // of this boot
+	tables []tables      // one for each backend that a chain is in
+	change *policyChange // nil: the rules are repaired
+	keep   bool          // nothing is removed, see keepExisting
+}
+
+// Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
+type Chain struct {
+	Policy            policy.Policy
+	Choice            netfilter.Choice // its backend; zero if none can be chosen
+	Recorded          bool             // the record of this boot has it there
+	Desired, Observed policy.Ruleset   // Observed.Unrecognized is that of all tables of the backend
+	Diff              policy.Diff
+	// Err is why its rules are not known to be right, must not be changed or could not be written.
+	Err error
+
+	final bool // observing again does not change Err
+}
+
+// fail sets the reason for which a sync does not write the chain, unless there is one.
+func (c *Chain) fail(err error) {
+	if c.Err == nil && err != nil {
+		c.Err, c.final = err, true
+	}
+}
+
+// tables are what was read of one backend.
+type tables struct {
+	choice      netfilter.Choice
+	observation netfilter.Observation
+	diff        policy.Diff    // what is in them and belongs to no chain of a policy
+	kept        []policy.Chain // of no policy, see keepExisting
 }
 
 // Duplicate is a chain of the same name in another backend.
@@ -42,58 +67,124 @@ type Duplicate struct {
 	Choice netfilter.Choice
 }
 
-// Group is the chains of one backend.
-type Group struct {
-	Choice            netfilter.Choice
-	Recorded          bool // the chains are in the record of this boot
-	Desired, Observed policy.Ruleset
-	Diff              policy.Diff
-	observation       netfilter.Observation // what Observed is of
+// Find returns the chain of this name, or nil.
+func (s *State) Find(chain string) *Chain {
+	for i := range s.Chains {
+		if s.Chains[i].Policy.Chain == chain {
+			return &s.Chains[i]
+		}
+	}
+	return nil
+}
+
+// Policies returns the policies of the chains.
+func (s *State) Policies() []policy.Policy {
+	policies := make([]policy.Policy, len(s.Chains))
+	for i := range s.Chains {
+		policies[i] = s.Chains[i].Policy
+	}
+	return policies
+}
+
+// in returns the chains that are in a backend.
+func (s *State) in(c netfilter.Choice) []*Chain {
+	var chains []*Chain
+	for i := range s.Chains {
+		if s.Chains[i].Choice == c {
+			chains = append(chains, &s.Chains[i])
+		}
+	}
+	return chains
 }
 
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
-	unrecorded := func(g Group) bool { return !g.Recorded }
-	return len(s.Failed) == 0 && s.Guard.Err == nil && !s.Differs() && !slices.ContainsFunc(s.Groups, unrecorded)
+	unrecorded := func(c Chain) bool { return !c.Recorded }
+	return s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded)
+}
+
+// Failed reports whether a chain could not be read, must not be changed or could not be written.
+func (s *State) Failed() bool {
+	return slices.ContainsFunc(s.Chains, func(c Chain) bool { return c.Err != nil })
 }
 
 // Differs reports whether there are rules to write or to remove.
-func (s *State) Differs() bool {
-	return len(s.Diff()) > 0 || len(s.Stale) > 0 || len(s.Duplicates) > 0
-}
-
-// differsFromWritten reports whether rules differ that were written before.
-func (s *State) differsFromWritten() bool {
-	return s.Guard.Observed.Exists && len(s.Guard.Diff) > 0 || slices.ContainsFunc(s.Groups, func(g Group) bool {
-		return slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return owns(s.record, c.Family, c.Chain, g.Choice) })
-	})
-}
+func (s *State) Differs() bool { return len(s.Diff())+len(s.Stale)+len(s.Duplicates) > 0 }
 
 // Diff returns how the kernel differs from what is desired, in all backends and the guard tables.
-func (s *State) Diff() policy.Diff {
-	return append(s.rulesDiff(), s.Guard.Diff...)
-}
+func (s *State) Diff() policy.Diff { return append(s.rulesDiff(), s.Guard.Diff...) }
 
 // rulesDiff is Diff without the guard tables.
 func (s *State) rulesDiff() policy.Diff {
 	var all policy.Diff
-	for _, g := range s.Groups {
-		all = append(all, g.Diff...)
+	for _, c := range s.Chains {
+		all = append(all, c.Diff...)
+	}
+	for _, t := range s.tables {
+		all = append(all, t.diff...)
 	}
 	return all
 }
 
+// Drift returns the part of Diff that is about chains that were written before, and what is with them.
+func (s *State) Drift() policy.Diff {
+	drift := s.rulesDrift()
+	if len(s.record.Chains) > 0 {
+		drift = append(drift, s.Guard.Diff...)
+	}
+	return drift
+}
+
+// rulesDrift is Drift without the guard tables.
+func (s *State) rulesDrift() policy.Diff {
+	var drift policy.Diff
+	for _, c := range s.Chains {
+		if c.Recorded {
+			drift = append(drift, c.Diff...)
+		}
+	}
+	recorded := func(c *Chain) bool { return c.Recorded }
+	for _, t := range s.tables {
+		if slices.ContainsFunc(s.in(t.choice), recorded) {
+			drift = append(drift, t.diff...)
+		}
+	}
+	return drift
+}
+
+// DiscardDiff discards the differences, which mean nothing if the policies are incomplete.
+func (s *State) DiscardDiff() {
+	s.Stale, s.Duplicates, s.OtherDataDirs, s.Guard.Diff = nil, nil, nil, nil
+	for i := range s.Chains {
+		s.Chains[i].Diff = nil
+	}
+	for i := range s.tables {
+		s.tables[i].diff = nil
+	}
+}
+
 // Err returns why the rules of a chain are not known to be as desired, or nil.
 func (s *State) Err(chain string) error {
-	if err := s.Failed[chain]; err != nil {
-		return err
-	}
-	for _, g := range s.Groups {
-		if slices.Contains(g.chains(), chain) && len(g.Diff) > 0 {
-			return &DriftError{g.Diff}
+	if c := s.Find(chain); c != nil {
+		if c.Err != nil {
+			return c.Err
+		}
+		if diff := s.ChainDiff(c); len(diff) > 0 {
+			return &DriftError{diff}
 		}
 	}
 	return s.Guard.err(chain)
+}
+
+// ChainDiff returns the differences of a chain, and of what belongs to no chain in the tables of its backend.
+func (s *State) ChainDiff(c *Chain) policy.Diff {
+	diff := slices.Clone(c.Diff)
+	for _, t := range s.tables {
+		if t.choice == c.Choice {
+			diff = append(diff, t.diff...)
+		}
+	}
+	return diff
 }
 
 // DriftError is a difference that remains after a sync, or that a caller must not repair.
@@ -108,20 +199,11 @@ func (e *DriftError) Error() string {
 // Exists reports whether the kernel has the chain, whatever its rules, and a jump to it, in every
 // family that is desired.
 func (s *State) Exists(chain string) bool {
-	found := false
-	for _, g := range s.Groups {
-		for _, want := range g.Desired.Chains {
-			if want.Name != chain {
-				continue
-			}
-			have := g.Observed.Find(want.Family, chain)
-			if have == nil || len(have.Jumps) == 0 && len(want.Jumps) > 0 {
-				return false
-			}
-			found = true
-		}
-	}
-	return found
+	c := s.Find(chain)
+	return c != nil && len(c.Desired.Chains) > 0 && !slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {
+		have := c.Observed.Find(want.Family, chain)
+		return have == nil || len(have.Jumps) == 0 && len(want.Jumps) > 0
+	})
 }
 
 // LinearChainError is a chain in iptables that has more prefixes in one family than a list without
@@ -139,58 +221,18 @@ func (e LinearChainError) Error() string {
 // LinearChains returns the chains that iptables evaluates slowly.
 func (s *State) LinearChains() []LinearChainError {
 	var slow []LinearChainError
-	for _, p := range s.Policies {
+	for _, c := range s.Chains {
 		count := map[policy.Family]int{}
-		for _, e := range p.Destinations {
+		for _, e := range c.Policy.Destinations {
 			if f := policy.FamilyOf(e.Prefix.Addr()); e.Prefix != f.LinkLocal() {
 				count[f]++
 			}
 		}
-		most := max(count[policy.IPv4], count[policy.IPv6])
-		inIPTables := func(g Group) bool { return g.Choice.Backend == policy.IPTables && slices.Contains(g.chains(), p.Chain) }
-		if most > policy.DefaultCIDRLimit && slices.ContainsFunc(s.Groups, inIPTables) {
-			slow = append(slow, LinearChainError{p.Chain, most})
+		if most := max(count[policy.IPv4], count[policy.IPv6]); most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
+			slow = append(slow, LinearChainError{c.Policy.Chain, most})
 		}
 	}
 	return slow
-}
-
-func (s *State) fail(chain string, err error) {
-	if s.Failed[chain] == nil {
-		s.Failed[chain] = err
-	}
-}
-
-// differing returns the families in which the group has a difference.
-func (g *Group) differing() []policy.Family {
-	return slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
-		return !slices.ContainsFunc(g.Diff, func(c policy.Change) bool { return c.Family == f })
-	})
-}
-
-// chains returns the names of the desired chains, each once.
-func (g *Group) chains() []string {
-	var names []string
-	for _, c := range g.Desired.Chains {
-		if !slices.Contains(names, c.Name) {
-			names = append(names, c.Name)
-		}
-	}
-	return names
-}
-
-// withoutChains returns the ruleset without the chains that failed.
-func withoutChains(rs policy.Ruleset, failed map[string]error) policy.Ruleset {
-	rs.Chains = slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return failed[c.Name] != nil })
-	return rs
-}
-
-func (g *Group) refs() []netfilter.ChainRef {
-	var refs []netfilter.ChainRef
-	for _, c := range g.Desired.Chains {
-		refs = append(refs, netfilter.ChainRef{Family: c.Family, Name: c.Name})
-	}
-	return refs
 }
 
 // inEachFamily names the chains in every family.
@@ -218,15 +260,14 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 	})
 }
 
-// stale returns the chains on record that no group wants. A chain that failed is not stale: nothing
+// stale returns the chains on record that no policy wants there. A chain that failed is not stale: nothing
 // has replaced it. Nor is one whose removal failed: the reconciler tries that again.
 func stale(s *State) []store.OwnedChain {
 	if s.keep {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool {
-		return o.Stuck || s.Failed[o.Chain] != nil || slices.ContainsFunc(s.Groups, func(g Group) bool {
-			return g.Choice.SameBackend(choiceOf(o)) && g.Desired.Find(o.Family, o.Chain) != nil
-		})
+		c := s.Find(o.Chain)
+		return o.Stuck || c != nil && (c.Err != nil || c.Choice.SameBackend(choiceOf(o)) && c.Desired.Find(o.Family, o.Chain) != nil)
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,7 +22,7 @@ import (
 // repaired only if two observations have it. Errors are reported per chain, in the State.
 //
 // Chains are recorded before they are created, so that an interrupted sync leaves nothing that is
-// not on record.
+// not on record. A dry run finds the errors, and takes the rules as written.
 func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *State {
 	return e.sync(ctx, before, nil, lock)
 }
@@ -33,268 +32,268 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 	if before.InSync() {
 		return before
 	}
-	if before.change != nil && before.Guard.Err != nil { // the guard has to change with the rules
-		for _, p := range before.Policies {
-			if err := before.Guard.err(p.Chain); err != nil {
-				before.fail(p.Chain, err)
-			}
-		}
-		before.undesired = maps.Clone(before.Failed) // also after it is observed again
-	}
-	if len(before.record.Chains) == 0 && !lock.DryRun() {
-		first, err := e.checkFirstWrite(ctx)
-		defer func() { _ = first.Close() }()
+	copied := *before
+	s := &copied
+	s.Chains = slices.Clone(before.Chains)
+	if len(s.record.Chains) == 0 && !lock.DryRun() {
+		namespace, err := e.checkFirstWrite(ctx)
+		defer func() { _ = namespace.Close() }()
 		if err != nil {
-			for _, p := range before.Policies {
-				before.fail(p.Chain, err)
+			for i := range s.Chains {
+				s.Chains[i].fail(err)
 			}
-			return before
+			return s
 		}
 	}
-	after, owned, err := e.write(ctx, before, changed, lock)
+	e.refuse(ctx, s, changed)
+	owned, err := e.putRecord(s, s.record, lock)
+	if err == nil {
+		s = e.write(ctx, s, lock)
+		if e.chooseAgain(ctx, s) {
+			if owned, err = e.putRecord(s, owned, lock); err == nil {
+				s = e.write(ctx, e.ObserveAgain(ctx, s), lock)
+			}
+		}
+	}
 	if err != nil {
-		before.RecordErr = fmt.Errorf("record the chains to be written: %w", err)
-		for _, p := range before.Policies {
-			if before.Err(p.Chain) != nil {
-				before.fail(p.Chain, before.RecordErr)
+		s.RecordErr = fmt.Errorf("record the chains to be written: %w", err)
+		for i := range s.Chains {
+			if c := &s.Chains[i]; s.Err(c.Policy.Chain) != nil {
+				c.fail(s.RecordErr)
 			}
 		}
-		return before
+		return s
 	}
-	if !lock.DryRun() {
-		if failed := func(p policy.Policy) bool { return p.ResetsConnections() && after.Err(p.Chain) != nil }; //
-		slices.ContainsFunc(before.Policies, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
-			owned.Resets = resetsOf(before, after.Err) // nothing translates what a reset of those would delete
-		}
-		e.removeUnwanted(ctx, after, &owned, lock)
-		if err := lock.PutRecord(owned); err != nil {
-			e.Warn(fmt.Errorf("record the owned chains: %w", err))
-		}
+	if lock.DryRun() {
+		return s
 	}
-	return after
+	failed := func(c Chain) bool { return c.Policy.ResetsConnections() && s.Err(c.Policy.Chain) != nil }
+	if slices.ContainsFunc(s.Chains, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
+		owned.Resets = resetsOf(before, s.Err) // nothing translates what a reset of those would delete
+	}
+	e.removeUnwanted(ctx, s, &owned, lock)
+	if err := lock.PutRecord(owned); err != nil {
+		e.Warn(fmt.Errorf("record the owned chains: %w", err))
+	}
+	return s
 }
 
-// write records, applies and observes. For a chain whose backend does not work on this host, and
-// that may be in another one, it chooses again, once.
-func (e *Enforcer) write(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) (*State, store.Record, error) {
-	owned := recordOf(before, before.record)
-	owned.Resets = resetsOf(before, func(chain string) error { return before.Failed[chain] })
-	if err := e.putRecord(lock, before, &owned); err != nil {
-		return nil, owned, err
-	}
-	after, failed := e.apply(ctx, before, e.cannotWrite(ctx, before, changed), owned, lock)
-	if again := e.chooseAgain(ctx, before, failed); again != nil {
-		again.change = before.change
-		next := recordOf(again, store.Record{Boot: owned.Boot, Resets: owned.Resets, LastReset: owned.LastReset, Deleted: owned.Deleted})
-		next.Chains = append(next.Chains, missingFrom(next, owned)...) // what was written there has to be removed
-		owned = next
-		if err := e.putRecord(lock, before, &owned); err != nil {
-			return nil, owned, err
+// refuse fails the chains that are not to be written at all: those whose policy changed and whose guard cannot
+// change with it, and those that are new or changed and cannot be written in all of their families. A repair
+// does what it can.
+func (e *Enforcer) refuse(ctx context.Context, s *State, changed []policy.Source) {
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if s.change != nil && s.Guard.Err != nil {
+			c.fail(s.Guard.err(c.Policy.Chain))
 		}
-		maps.Copy(failed, e.cannotWrite(ctx, again, changed))
-		after, failed = e.apply(ctx, again, failed, owned, lock)
+		states := func(src policy.Source) bool { return src.Policy.Chain == c.Policy.Chain }
+		if len(c.Diff) > 0 && (!c.Recorded || slices.ContainsFunc(changed, states)) {
+			c.fail(e.CanWrite(ctx, c))
+		}
 	}
-	for chain, err := range failed {
-		after.fail(chain, err)
-	}
-	return after, owned, nil
 }
 
-// putRecord writes the record. If it cannot be written with new resets, because the disk is full or they are
-// too long, it is written without: rules do not wait for that.
-func (e *Enforcer) putRecord(lock *store.Lock, before *State, rec *store.Record) error {
-	err := lock.PutRecord(*rec)
-	for _, resets := range [][]store.Reset{before.record.Resets, nil} {
+// putRecord records the chains that are about to be owned, besides those that are, and the resets that are due
+// then. If the record cannot be written with new resets, because the disk is full or they are too long, it is
+// written without: rules do not wait for that.
+func (e *Enforcer) putRecord(s *State, owned store.Record, lock *store.Lock) (store.Record, error) {
+	rec := owned
+	rec.Chains = nil
+	for _, c := range s.Chains {
+		if c.Err != nil {
+			continue
+		}
+		for _, d := range c.Desired.Chains { // first, as choose takes the first
+			rec.Chains = append(rec.Chains, store.OwnedChain{Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant})
+		}
+	}
+	for _, o := range owned.Chains {
+		if !owns(rec, o.Family, o.Chain, choiceOf(o)) {
+			rec.Chains = append(rec.Chains, o)
+		}
+	}
+	rec.Resets = resetsOf(s, func(chain string) error { return s.Find(chain).Err })
+	err := lock.PutRecord(rec)
+	for _, resets := range [][]store.Reset{s.record.Resets, nil} {
 		if err == nil || len(rec.Resets) == 0 {
 			break
 		}
-		without := *rec
+		without := rec
 		if without.Resets = resets; lock.PutRecord(without) == nil {
 			e.Warn(fmt.Errorf("connections are not reset: %w", err))
-			*rec, err = without, nil
+			rec, err = without, nil
 		}
 	}
-	return err
+	if err == nil {
+		s.record = rec
+	}
+	return rec, err
 }
 
-// apply writes until an observation finds no difference: again if the rules changed since they were
-// read, and once more if another program changed them since. It returns the last observation and,
-// by chain, why it could not be written, including those that failed before. A dry run finds the
-// reasons and takes the rules as written.
-func (e *Enforcer) apply(
-	ctx context.Context, s *State, failed map[string]error, owned store.Record, lock *store.Lock,
-) (*State, map[string]error) {
+// write writes until an observation finds no difference: again if the rules changed since they were read, and
+// once more if another program changed them since.
+func (e *Enforcer) write(ctx context.Context, s *State, lock *store.Lock) *State {
 	const attempts, writes = 6, 2
 	for attempt, written := 1, 0; ; attempt++ {
-		errs := e.applyOnce(ctx, s, failed, lock)
+		failed, overtaken := e.writeOnce(ctx, s, lock)
 		if lock.DryRun() {
-			after := *s
-			after.Groups, after.Guard.Diff = slices.Clone(s.Groups), nil
-			for i := range after.Groups {
-				after.Groups[i].Diff = nil
-			}
-			maps.Copy(failed, errs)
-			return &after, failed
+			s.DiscardDiff()
+			return s
 		}
-		s = e.observeAgain(ctx, s, owned)
-		if len(s.Diff()) > 0 {
-			s = e.observeAgain(ctx, s, owned) // the dump may have been torn
+		s = e.ObserveAgain(ctx, s)
+		if s.unwritten() {
+			s = e.ObserveAgain(ctx, s) // the dump may have been torn
 		}
-		all, inSync := len(errs), len(s.Diff()) == 0
-		if inSync || attempt < attempts {
-			maps.DeleteFunc(errs, func(_ string, err error) bool { return errors.Is(err, netfilter.ErrChanged) })
-		}
-		changed := len(errs) < all
-		maps.Copy(failed, errs)
-		if !changed {
+		if overtaken == nil {
 			written++
+		} else if attempt == attempts && s.unwritten() {
+			s.failWrite(overtaken)
 		}
-		if inSync || !changed && (len(failed) > 0 || written == writes) {
-			return s, failed
+		if !s.unwritten() || overtaken == nil && (failed || written == writes) {
+			return s
 		}
 	}
 }
 
-// applyOnce writes the guard tables and each group that differs, without the chains that failed
-// before. Errors are reported per chain.
-func (e *Enforcer) applyOnce(ctx context.Context, s *State, failed map[string]error, lock *store.Lock) map[string]error {
-	if !s.Guard.writable() {
-		return e.applyRules(ctx, s, failed, lock)
+// unwritten reports whether there are differences that can be written.
+func (s *State) unwritten() bool {
+	if s.Guard.Err == nil && len(s.Guard.Diff) > 0 {
+		return true
 	}
-	if lock.DryRun() {
-		errs := e.applyRules(ctx, s, failed, lock)
-		if len(s.Guard.Diff) > 0 {
-			maps.Copy(errs, s.guardErrs(e.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families())))
-		}
-		return errs
-	}
-	if len(s.rulesDiff()) == 0 && (s.change == nil || len(failed)+len(s.Failed) == 0) {
-		return e.writeGuard(ctx, s, s.guardsWithout(failed, nil, true), &s.Guard.Observed)
-	}
-	first := s.guardsBeforeRules(failed)
-	errs := e.writeGuard(ctx, s, first, &s.Guard.Observed)
-	ofRules := e.applyRules(ctx, s, failed, lock)
-	unwritten := maps.Clone(failed)
-	maps.Copy(unwritten, ofRules)
-	if last := s.guardsWithout(unwritten, first, s.change == nil); !reflect.DeepEqual(first, last) {
-		maps.Copy(errs, e.writeGuard(ctx, s, last, nil))
-	}
-	maps.Copy(errs, ofRules)
-	return errs
+	return slices.ContainsFunc(s.tables, func(t tables) bool {
+		return slices.ContainsFunc(s.in(t.choice), func(c *Chain) bool { return c.Err == nil && len(c.Diff)+len(t.diff) > 0 })
+	})
 }
 
-// applyRules is applyOnce without the guard tables.
-func (e *Enforcer) applyRules(ctx context.Context, s *State, failed map[string]error, lock *store.Lock) map[string]error {
-	errs := map[string]error{}
-	for _, g := range s.Groups {
-		desired := withoutChains(withoutChains(g.Desired, s.Failed), failed)
-		if len(g.Diff) == 0 || len(desired.Chains) == 0 {
+// failWrite fails what is still to be written.
+func (s *State) failWrite(err error) {
+	if len(s.Guard.Diff) > 0 {
+		s.failGuard(err)
+	}
+	for _, t := range s.tables {
+		s.failTables(t, err)
+	}
+}
+
+// failTables fails the chains of a backend that differ, or that lack what belongs to no chain.
+func (s *State) failTables(t tables, err error) {
+	for _, c := range s.in(t.choice) {
+		if len(c.Diff)+len(t.diff) > 0 {
+			c.fail(writeError(c.Policy.Chain, t.choice, err))
+		}
+	}
+}
+
+// writeOnce writes the guard tables as they have to be before the rules, the rules, and the guard tables as
+// they have to be then. It reports whether something failed, and whether other programs changed the rules
+// since they were observed.
+func (e *Enforcer) writeOnce(ctx context.Context, s *State, lock *store.Lock) (failed bool, overtaken error) {
+	defer func(before error) { failed = failed || s.Guard.Err != before }(s.Guard.Err)
+	if !s.Guard.writable() || lock.DryRun() {
+		if s.Guard.writable() && len(s.Guard.Diff) > 0 {
+			s.failGuard(e.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families()))
+		}
+		return e.writeRules(ctx, s, lock)
+	}
+	if len(s.rulesDiff()) == 0 && (s.change == nil || !s.Failed()) {
+		return false, e.writeGuard(ctx, s, s.guards(nil, true), &s.Guard.Observed)
+	}
+	first := s.guardsBeforeRules()
+	guardOvertaken := e.writeGuard(ctx, s, first, &s.Guard.Observed)
+	if s.change != nil { // the guard in the kernel would drop what becomes exempt
+		if guardOvertaken != nil {
+			return false, guardOvertaken
+		}
+		if s.Guard.Err != nil {
+			for i := range s.Chains {
+				s.Chains[i].fail(s.Guard.err(s.Chains[i].Policy.Chain))
+			}
+			return e.writeRules(ctx, s, lock)
+		}
+	}
+	failed, overtaken = e.writeRules(ctx, s, lock)
+	if last := s.guards(first, s.change == nil); !reflect.DeepEqual(first, last) {
+		guardOvertaken = cmp.Or(guardOvertaken, e.writeGuard(ctx, s, last, nil))
+	}
+	return failed, cmp.Or(overtaken, guardOvertaken)
+}
+
+// writeRules writes the rules of each backend that differ, of the chains that did not fail.
+func (e *Enforcer) writeRules(ctx context.Context, s *State, lock *store.Lock) (failed bool, overtaken error) {
+	for _, t := range s.tables {
+		desired := policy.Ruleset{Chains: slices.Clone(t.kept)}
+		var blocked error
+		var differing []policy.Family
+		differs := len(t.diff) > 0
+		for _, c := range s.in(t.choice) {
+			if blocked = cmp.Or(blocked, c.Err); c.Err == nil {
+				desired.Chains = append(desired.Chains, c.Desired.Chains...)
+				differs = differs || len(c.Diff) > 0
+			}
+			for _, d := range slices.Concat(c.Diff, t.diff) {
+				differing = append(differing, d.Family)
+			}
+		}
+		if !differs || len(desired.Chains) == len(t.kept) {
 			continue
 		}
-		b, err := e.Drivers.Open(g.Choice)
+		b, err := e.Drivers.Open(t.choice)
 		if err == nil && b.OwnsTables() { // Apply would remove a chain that is left out
-			for _, c := range slices.Concat(g.Desired.Chains, g.Observed.Chains) {
-				err = cmp.Or(err, s.Failed[c.Name], failed[c.Name])
-			}
+			err = blocked
 		}
 		switch {
 		case err != nil:
 		case lock.DryRun():
-			if err = e.canWrite(ctx, g.Choice, g.differing()); err == nil {
+			if err = e.canWrite(ctx, t.choice, differing); err == nil {
 				err = b.CheckWrite(ctx, desired)
 			}
 		default:
-			err = b.Apply(ctx, desired, g.observation, lock.File())
+			err = b.Apply(ctx, desired, t.observation, lock.File())
 		}
 		if errors.Is(err, fs.ErrPermission) {
-			if why := e.canWrite(ctx, g.Choice, policy.Families()); why != nil {
-				err = why // the kernel has one number for all that it forbids
-			}
+			err = cmp.Or(e.canWrite(ctx, t.choice, policy.Families()), err) // the kernel has one number for all that it forbids
 		}
-		if err != nil {
-			for _, chain := range g.chains() {
-				errs[chain] = writeError(chain, g.Choice, err)
-			}
+		switch {
+		case errors.Is(err, netfilter.ErrChanged):
+			overtaken = err
+		case err != nil:
+			s.failTables(t, err)
+			failed = true
+		}
+	}
+	return failed, overtaken
+}
+
+// chooseAgain chooses another backend for chains that could not be written because theirs does not work on this
+// host, if they may be in another one, and reports whether there is one. A backend may seem to work until it
+// writes.
+func (e *Enforcer) chooseAgain(ctx context.Context, s *State) bool {
+	found := false
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if c.Policy.Backend.Value != policy.Auto || !errors.Is(c.Err, netfilter.ErrUnusable) || e.KeepBackend && c.Recorded {
 			continue
 		}
-	}
-	return errs
-}
-
-// cannotWrite returns, by chain, why its rules cannot be written in all families. It is about
-// chains that are new or whose policy changed: those are written in all families or in none. A
-// repair does what it can.
-func (e *Enforcer) cannotWrite(ctx context.Context, s *State, changed []policy.Source) map[string]error {
-	return e.Unwritable(ctx, s, func(g *Group, chain string) bool {
-		states := func(c policy.Source) bool { return c.Policy.Chain == chain }
-		return len(g.Diff) > 0 && (!g.Recorded || slices.ContainsFunc(changed, states))
-	})
-}
-
-// chooseAgain observes with new choices for chains that could not be written because their backend
-// does not work on this host, if they may be in another one, and takes them out of the failed ones.
-// A backend that would be chosen again is left out: it may seem to work until it writes. It returns
-// nil if there is no better choice.
-func (e *Enforcer) chooseAgain(ctx context.Context, before *State, failed map[string]error) *State {
-	free := map[string]bool{}
-	for _, p := range before.Policies {
-		keep := func(g Group) bool { return e.KeepBackend && g.Recorded && slices.Contains(g.chains(), p.Chain) }
-		if p.Backend.Value == policy.Auto && errors.Is(failed[p.Chain], netfilter.ErrUnusable) && !slices.ContainsFunc(before.Groups, keep) {
-			free[p.Chain] = true
-		}
-	}
-	if len(free) == 0 {
-		return nil
-	}
-	rec := before.record
-	rec.Chains = slices.DeleteFunc(slices.Clone(rec.Chains), func(o store.OwnedChain) bool { return free[o.Chain] })
-	again := e.observe(ctx, before.Policies, rec)
-	for _, was := range before.Groups {
-		same := func(is Group) bool {
-			unchanged := func(c string) bool { return free[c] && slices.Contains(was.chains(), c) }
-			return is.Choice.SameBackend(was.Choice) && slices.ContainsFunc(is.chains(), unchanged)
-		}
-		if slices.ContainsFunc(again.Groups, same) {
+		choice, err := e.choose(ctx, store.Record{}, c.Policy)
+		if err == nil && choice.SameBackend(c.Choice) {
 			rest := *e
-			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == was.Choice.Backend })
-			if rest.PreferredBackend == was.Choice.Backend {
+			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == choice.Backend })
+			if rest.PreferredBackend == choice.Backend {
 				rest.PreferredBackend = ""
-				for _, chain := range slices.Sorted(maps.Keys(free)) {
-					e.warnNotPreferred(chain, failed[chain])
-				}
+				e.warnNotPreferred(c.Policy.Chain, c.Err)
 			}
-			again = rest.observe(ctx, before.Policies, rec)
-			break
+			choice, err = rest.choose(ctx, store.Record{}, c.Policy)
+		}
+		next := Chain{Policy: c.Policy}
+		if err == nil {
+			err = e.desire(&next, choice)
+		}
+		if err == nil {
+			*c, found = next, true
 		}
 	}
-	all := len(failed)
-	maps.DeleteFunc(failed, func(chain string, _ error) bool { return free[chain] && again.Failed[chain] == nil })
-	if len(failed) == all {
-		return nil
-	}
-	return again
-}
-
-// recordOf returns the record with all chains that the state is about to own, those of the current
-// choices first: choose takes the first.
-func recordOf(s *State, rec store.Record) store.Record {
-	out := store.Record{Boot: rec.Boot, Resets: rec.Resets, LastReset: rec.LastReset, Deleted: rec.Deleted}
-	for _, g := range s.Groups {
-		for _, c := range withoutChains(g.Desired, s.Failed).Chains {
-			out.Chains = append(out.Chains, store.OwnedChain{
-				Chain: c.Name, Family: c.Family,
-				Backend: g.Choice.Backend, Variant: g.Choice.Variant,
-			})
-		}
-	}
-	out.Chains = append(out.Chains, missingFrom(out, rec)...)
-	return out
-}
-
-func missingFrom(rec, from store.Record) []store.OwnedChain {
-	return slices.DeleteFunc(slices.Clone(from.Chains), func(o store.OwnedChain) bool {
-		return owns(rec, o.Family, o.Chain, choiceOf(o))
-	})
+	return found
 }
 
 // removeUnwanted removes stale chains, and duplicates in other backends, once the desired rules are in place. A chain that cannot be removed stays on record and fails
@@ -323,7 +322,7 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 			return true, nil
 		})
 		if errors.Is(err, ErrOtherDataDir) {
-			s.fail(d.Chain, err) // one chain would masquerade what the other exempts
+			s.Find(d.Chain).fail(err) // one chain would masquerade what the other exempts
 		} else {
 			e.Warn(err)
 		}

@@ -120,7 +120,7 @@ func (m *Monitor) guardKeys(e exporter) {
 	if m.lastWithRules != nil {
 		rules := m.lastWithRules.Rules
 		active, taken := map[series]bool{}, names{}
-		for _, p := range rules.Policies {
+		for _, p := range rules.Policies() {
 			if len(p.GuardedFamilies()) == 0 && !p.ResetsConnections() {
 				continue
 			}
@@ -220,7 +220,7 @@ func (e exporter) rules(r *reconcile.Report) {
 	}
 	prefixes := e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
 	count, taken := map[series]int{}, names{}
-	for _, p := range r.Rules.Policies {
+	for _, p := range r.Rules.Policies() {
 		name := taken.admit(label(p.Chain))
 		for _, f := range p.Families() {
 			count[series{name, f, string(policy.ActionExempt)}] += 0
@@ -237,9 +237,9 @@ func (e exporter) rules(r *reconcile.Report) {
 	}
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
 	backends := map[[2]string]bool{}
-	for _, g := range r.Rules.Groups {
-		b := [2]string{label(string(g.Choice.Backend)), label(g.Choice.Variant)}
-		if !backends[b] {
+	for _, c := range r.Rules.Chains {
+		b := [2]string{label(string(c.Choice.Backend)), label(c.Choice.Variant)}
+		if c.Choice.Backend != "" && !backends[b] {
 			info(1, b[:]...)
 		}
 		backends[b] = true
@@ -264,7 +264,7 @@ func conflictsOf(r *reconcile.Report) map[string]int {
 			count[taken.admit(label(conflict.Chain))]++
 		}
 	}
-	for _, p := range r.Rules.Policies {
+	for _, p := range r.Rules.Policies() {
 		count[taken.admit(label(p.Chain))] += 0
 		add(p.Conflicts)
 	}

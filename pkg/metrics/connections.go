@@ -88,16 +88,19 @@ func (c *connections) observe(s *enforce.State) {
 		return
 	}
 	seen := map[place]bool{}
-	for _, g := range s.Groups {
-		for _, chain := range g.Observed.Chains {
-			p := place{g.Choice, chain.Family, chain.Name}
+	for _, chain := range s.Chains {
+		for _, observed := range chain.Observed.Chains {
+			p := place{chain.Choice, observed.Family, observed.Name}
 			seen[p] = true
 			c.export(p, string(policy.ActionExempt), string(policy.ActionMasquerade))
-			c.add(p, c.counters(g.Choice, chain.Rules))
+			c.add(p, c.counters(chain.Choice, observed.Rules))
 		}
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	c.forget(func(p place) bool { return !seen[p] && s.Failed[p.chain] == nil })
+	c.forget(func(p place) bool {
+		chain := s.Find(p.chain)
+		return !seen[p] && (chain == nil || chain.Err == nil)
+	})
 }
 
 // counters returns the counters of the rules that decide.

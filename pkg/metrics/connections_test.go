@@ -30,13 +30,13 @@ func masquerade(n uint64) policy.Rule {
 
 // seen returns a view of one chain.
 func seen(c netfilter.Choice, rules ...policy.Rule) *enforce.State {
-	return &enforce.State{Groups: []enforce.Group{{
-		Choice: c, Observed: policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: "A", Rules: rules}}},
+	return &enforce.State{Chains: []enforce.Chain{{
+		Policy: policy.Policy{Chain: "A"}, Choice: c, Observed: policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: "A", Rules: rules}}},
 	}}}
 }
 
 func TestConnections(t *testing.T) {
-	failed := &enforce.State{Failed: map[string]error{"A": errors.New("cannot be read")}}
+	failed := &enforce.State{Chains: []enforce.Chain{{Policy: policy.Policy{Chain: "A"}, Err: errors.New("cannot be read")}}}
 	gone := &enforce.State{}
 	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
 	two := exempt("10.0.0.0/8", 7)
@@ -79,14 +79,15 @@ type node struct {
 }
 
 func (n *node) view(failed string) *enforce.State {
-	v := &enforce.State{Groups: []enforce.Group{{Choice: n.choice}}}
-	g := &v.Groups[0]
+	v := &enforce.State{}
 	for name, rules := range n.chains {
+		c := enforce.Chain{Policy: policy.Policy{Chain: name}, Choice: n.choice}
 		if name == failed {
-			v.Failed = map[string]error{failed: errors.New("cannot be read")}
-			continue
+			c.Err = errors.New("cannot be read")
+		} else {
+			c.Observed.Chains = []policy.Chain{{Family: policy.IPv4, Name: name, Rules: append([]policy.Rule(nil), rules...)}}
 		}
-		g.Observed.Chains = append(g.Observed.Chains, policy.Chain{Family: policy.IPv4, Name: name, Rules: append([]policy.Rule(nil), rules...)})
+		v.Chains = append(v.Chains, c)
 	}
 	return v
 }
@@ -198,8 +199,8 @@ func TestGuardPackets(t *testing.T) {
 	state := func(mode policy.GuardMode, packets uint64, diff ...policy.Change) *enforce.State {
 		c := source(network("a"), "A", "10.0.0.0/8")
 		c.Policy.Guard, c.Policy.PodCIDRs = mode, prefixes("10.244.0.0/16")
-		s := &enforce.State{Policies: policy.Merge([]policy.Source{c})}
-		s.Guard = guards(s.Policies, packets)
+		s := &enforce.State{Chains: chainsIn(nftables, policy.Merge([]policy.Source{c}))}
+		s.Guard = guards(s.Policies(), packets)
 		s.Guard.Diff = diff
 		return s
 	}
@@ -241,8 +242,8 @@ func TestGuardActive(t *testing.T) {
 	c.Policy.EnableIPv6, c.Policy.SourceCIDRs = c.Policy.EnforceExempt, prefixes("10.0.0.0/8")
 	d := source(network("d"), "D")
 	d.Policy.Guard, d.Policy.PodCIDRs = policy.GuardDrop, prefixes("10.0.0.0/8")
-	s := &enforce.State{Policies: policy.Merge([]policy.Source{a, b, c, d})}
-	s.Guard.Desired = policy.DesiredGuards(s.Policies, policy.Owner{})
+	s := &enforce.State{Chains: chainsIn(nftables, policy.Merge([]policy.Source{a, b, c, d}))}
+	s.Guard.Desired = policy.DesiredGuards(s.Policies(), policy.Owner{})
 	s.Guard.Diff = policy.Diff{{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "D"}} // and it could not be repaired
 	s.Guard.Inactive = []enforce.Inactive{{ChainFamily: policy.ChainFamily{Chain: "B", Family: policy.IPv4}, Err: errors.New("no ranges")}}
 	m := metrics.New(metrics.Options{})

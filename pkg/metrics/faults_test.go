@@ -82,12 +82,12 @@ func TestFaults(t *testing.T) {
 			all := []policy.Source{source(network("bridge"), policy.DefaultChain, "10.0.0.0/8"), source(agentFiles, policy.DefaultChain, "192.168.0.0/16")}
 			all[0].Policy.Guard, all[0].Policy.PodCIDRs = policy.GuardDrop, prefixes("10.244.0.0/16")
 			v := inSync(nftables, all...)
-			v.Guard = guards(v.Policies, 0)
+			v.Guard = guards(v.Policies(), 0)
 			result := reconcile.Unchanged
 			for _, p := range f.problems {
 				var conflict *policy.ConflictError
 				if errors.As(p.Err, &conflict) && p.Chain != "" {
-					v.Policies[0].Conflicts = append(v.Policies[0].Conflicts, conflict)
+					v.Chains[0].Policy.Conflicts = append(v.Chains[0].Policy.Conflicts, conflict)
 				}
 				if p.Reason == reconcile.ReasonRules || p.Reason == reconcile.ReasonState {
 					result = reconcile.Failed

@@ -50,26 +50,26 @@ func source(s policy.SourceID, chain string, exempt ...string) policy.Source {
 // inSync returns the state of rules that are as desired, whose counters are
 // 1, 2, 3 and so on.
 func inSync(choice netfilter.Choice, sources ...policy.Source) *enforce.State {
-	v := &enforce.State{Policies: policy.Merge(sources)}
-	v.Groups = []enforce.Group{group(choice, v.Policies)}
-	return v
+	return &enforce.State{Chains: chainsIn(choice, policy.Merge(sources))}
 }
 
-func group(choice netfilter.Choice, policies []policy.Policy) enforce.Group {
-	layout := policy.Layout{Sets: choice.Backend == policy.NFTables}
-	owner := policy.OwnedBy("/var/lib/cni/ip-masq")
-	g := enforce.Group{
-		Choice: choice, Recorded: true,
-		Desired: policy.Desired(policies, layout, owner), Observed: policy.Desired(policies, layout, owner),
-	}
+func chainsIn(choice netfilter.Choice, policies []policy.Policy) (chains []enforce.Chain) {
 	n := uint64(0)
-	for _, c := range g.Observed.Chains {
-		for i := range c.Rules {
-			n++
-			c.Rules[i].Connections = n
+	for _, p := range policies {
+		desired := func() policy.Ruleset {
+			layout := policy.Layout{Sets: choice.Backend == policy.NFTables}
+			return policy.Desired([]policy.Policy{p}, layout, policy.OwnedBy("/var/lib/cni/ip-masq"))
 		}
+		chain := enforce.Chain{Policy: p, Choice: choice, Recorded: true, Desired: desired(), Observed: desired()}
+		for _, c := range chain.Observed.Chains {
+			for i := range c.Rules {
+				n++
+				c.Rules[i].Connections = n
+			}
+		}
+		chains = append(chains, chain)
 	}
-	return g
+	return chains
 }
 
 // guards returns the state of guards that are as desired, whose counters have the value.
@@ -110,8 +110,8 @@ func rich() *reconcile.Report {
 		}}},
 		State: store.State{Sources: all},
 		Rules: &enforce.State{
-			Policies: merged, Groups: []enforce.Group{group(nftables, merged[:1]), group(iptables, merged[1:])},
-			Guard: guards(merged, 11, enforce.Inactive{ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv6}, Err: errors.New("no ranges")}),
+			Chains: append(chainsIn(nftables, merged[:1]), chainsIn(iptables, merged[1:])...),
+			Guard:  guards(merged, 11, enforce.Inactive{ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv6}, Err: errors.New("no ranges")}),
 		},
 		Drift: policy.Diff{{Kind: policy.RuleChange}, {Kind: policy.RuleChange}, {Kind: policy.JumpChange}},
 	}

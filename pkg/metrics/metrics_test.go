@@ -164,7 +164,7 @@ func TestNamesAreBounded(t *testing.T) {
 	}
 	r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.ReasonSource, Source: all[299].ID, Err: errors.New("bad")})
 	r.State.Sources, r.Rules = all, inSync(iptables, all...)
-	r.Rules.Guard = guards(r.Rules.Policies, 2)
+	r.Rules.Guard = guards(r.Rules.Policies(), 2)
 	m.Report(r, time.Minute)
 	m.Report(r, time.Minute)
 	count := map[string]int{}
@@ -195,10 +195,10 @@ func TestAScrapeReadsTheRulesAnew(t *testing.T) {
 	c := source(network("a"), "A", "10.0.0.0/8")
 	c.Policy.Guard, c.Policy.PodCIDRs = policy.GuardCount, prefixes("10.244.0.0/16")
 	v := inSync(nftables, c)
-	v.Guard = guards(v.Policies, 5)
+	v.Guard = guards(v.Policies(), 5)
 	m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State { return v }})
 	m.Report(&reconcile.Report{Rules: inSync(nftables, c)}, time.Minute)
-	v.Groups[0].Observed.Chains[0].Rules[1].Connections = 102
+	v.Chains[0].Observed.Chains[0].Rules[1].Connections = 102
 	expect(t, m, map[string]string{
 		`connections_total{action="exempt",chain="A",family="ipv4"}`: "1", `connections_total{action="masquerade",chain="A",family="ipv4"}`: "102",
 		`guard_packets_total{action="count",chain="A",family="ipv4"}`: "5",
@@ -210,7 +210,7 @@ func TestAReadingOlderThanAReportDoesNotCountTwice(t *testing.T) {
 	var m *metrics.Monitor
 	m = metrics.New(metrics.Options{State: func(context.Context) *enforce.State {
 		older, newer := inSync(nftables, c), inSync(nftables, c)
-		newer.Groups[0].Observed.Chains[0].Rules[0].Connections = 50
+		newer.Chains[0].Observed.Chains[0].Rules[0].Connections = 50
 		m.Report(&reconcile.Report{Rules: newer}, time.Minute) // while the scrape has not got its answer
 		return older
 	}})

@@ -285,8 +285,8 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 		return nil
 	}
 	remedy := ""
-	if r.Rules != nil && slices.ContainsFunc(r.Rules.Groups, func(g enforce.Group) bool {
-		return g.Choice.Backend == policy.IPTables && slices.ContainsFunc(g.Desired.Chains, func(c policy.Chain) bool {
+	if r.Rules != nil && slices.ContainsFunc(r.Rules.Chains, func(chain enforce.Chain) bool {
+		return chain.Choice.Backend == policy.IPTables && slices.ContainsFunc(chain.Desired.Chains, func(c policy.Chain) bool {
 			return strings.HasPrefix(what, fmt.Sprintf("%s %s:", c.Family, c.Name))
 		})
 	}) {

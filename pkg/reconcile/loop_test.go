@@ -421,7 +421,7 @@ func TestDetectFlapping(t *testing.T) {
 		"this message ends 2s after the last repair"
 	inTables := func(b policy.Backend) *Report {
 		desired := policy.Ruleset{Chains: []policy.Chain{{Name: "A", Family: policy.IPv4}}}
-		return &Report{Rules: &enforce.State{Groups: []enforce.Group{{Choice: netfilter.Choice{Backend: b}, Desired: desired}}}}
+		return &Report{Rules: &enforce.State{Chains: []enforce.Chain{{Choice: netfilter.Choice{Backend: b}, Desired: desired}}}}
 	}
 	if p := l.detectFlapping(now, inTables(policy.IPTables)); !strings.Contains(p.Err.Error(), ` apart now: set backend to "nftables", stop that program, or make it`) {
 		t.Errorf("in iptables: %v", p)
@@ -440,12 +440,12 @@ func TestDetectFlapping(t *testing.T) {
 // After a failure a dry run is followed by a sync if something else, or nothing, is to be written.
 func TestSameOutstanding(t *testing.T) {
 	state := func(recorded bool, failed error, drift ...policy.Change) *Report {
-		r := &Report{Rules: &enforce.State{Groups: []enforce.Group{{Recorded: recorded, Diff: drift}}}}
+		r := &Report{Rules: &enforce.State{Chains: []enforce.Chain{{Recorded: recorded, Diff: drift}}}}
 		if len(drift) > 0 {
 			r.problem(ReasonRules, &enforce.DriftError{Diff: drift})
 		}
 		if failed != nil {
-			r.Rules.Failed = map[string]error{"A": failed}
+			r.Rules.Chains[0].Err = failed
 		}
 		return r
 	}

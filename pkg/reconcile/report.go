@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -110,9 +109,9 @@ func (r *Report) Standby() bool {
 func (r *Report) Summary() string {
 	var chains []string
 	if r.Rules != nil {
-		for _, g := range r.Rules.Groups {
-			for _, c := range g.Desired.Chains {
-				text := fmt.Sprintf("%s (%s, %s, %d rules", c.Name, c.Family, g.Choice, len(c.Rules))
+		for _, chain := range r.Rules.Chains {
+			for _, c := range chain.Desired.Chains {
+				text := fmt.Sprintf("%s (%s, %s, %d rules", c.Name, c.Family, chain.Choice, len(c.Rules))
 				if guard := r.Rules.Guard.Of(policy.ChainFamily{Chain: c.Name, Family: c.Family}); guard != nil {
 					if guard.Mode != policy.GuardOff {
 						text += ", guard " + string(guard.Mode)
@@ -270,7 +269,7 @@ func judgeRules(r *Report) {
 	if s.RecordErr != nil {
 		r.problem(ReasonState, s.RecordErr)
 	}
-	for _, p := range s.Policies {
+	for _, p := range s.Policies() {
 		for _, c := range p.Conflicts.Summary() {
 			r.chainProblem(ReasonConflict, p.Chain, "%w", r.withCleanupRemedy(c))
 		}
@@ -296,10 +295,8 @@ func judgeRules(r *Report) {
 		r.chainProblem(ReasonConflict, o.Name, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",
 			o, policy.Quote(o.Owner.DataDir))
 	}
-	for _, chain := range slices.Sorted(maps.Keys(s.Failed)) { // of a guard that was to be removed
-		if !slices.ContainsFunc(s.Policies, func(p policy.Policy) bool { return p.Chain == chain }) {
-			r.chainProblem(ReasonRules, chain, "%w", s.Failed[chain])
-		}
+	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {
+		r.chainProblem(ReasonRules, "", "%w", guardErr) // of a guard that was to be removed
 	}
 	for _, slow := range s.LinearChains() {
 		r.warn(slow)
@@ -325,9 +322,11 @@ func (n *Node) judgeBackends(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
 		return
 	}
-	unable := n.Enforcer(r.Sources, r.warn).Unwritable(ctx, r.Rules, func(*enforce.Group, string) bool { return true })
-	for _, chain := range slices.Sorted(maps.Keys(unable)) {
-		r.chainProblem(ReasonRules, chain, "the rules are correct, but could not be repaired: %w", unable[chain])
+	e := n.Enforcer(r.Sources, r.warn)
+	for i := range r.Rules.Chains {
+		if err := e.CanWrite(ctx, &r.Rules.Chains[i]); err != nil {
+			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but could not be repaired: %w", err)
+		}
 	}
 }
 
@@ -371,9 +370,9 @@ func (n *Node) judgeRepair(ctx context.Context, r *Report) bool {
 		return true
 	}
 	repairable := true
-	for _, chain := range slices.Sorted(maps.Keys(after.Failed)) {
-		if r.Rules.Failed[chain] == nil {
-			r.chainProblem(ReasonRules, chain, "%w", after.Failed[chain])
+	for _, c := range after.Chains {
+		if err := after.Err(c.Policy.Chain); err != nil && r.Rules.Find(c.Policy.Chain).Err == nil {
+			r.chainProblem(ReasonRules, c.Policy.Chain, "%w", err)
 			repairable = false
 		}
 	}
@@ -384,8 +383,8 @@ func (n *Node) judgeRepair(ctx context.Context, r *Report) bool {
 // program may write there. It names its remedy itself.
 func (r *Report) byHand(err error) bool {
 	var drift *enforce.DriftError
-	return errors.As(err, &drift) && slices.ContainsFunc(r.Rules.Groups, func(g enforce.Group) bool {
-		return g.Choice.Backend == policy.IPTables && len(g.Observed.Unrecognized) > 0
+	return errors.As(err, &drift) && slices.ContainsFunc(r.Rules.Chains, func(c enforce.Chain) bool {
+		return c.Choice.Backend == policy.IPTables && len(c.Observed.Unrecognized) > 0
 	}) && slices.ContainsFunc(drift.Diff, func(c policy.Change) bool { return c.Kind == policy.UnrecognizedChange })
 }
 

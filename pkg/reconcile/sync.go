@@ -30,11 +30,8 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		r.Dropped = nil
 	}
 	if r.Incomplete() != nil { // differences from a part of the documents mean nothing
-		r.Pending, r.Dropped, r.Rules.Stale, r.Rules.Duplicates, r.Rules.OtherDataDirs = nil, nil, nil, nil, nil
-		for i := range r.Rules.Groups {
-			r.Rules.Groups[i].Diff = nil
-		}
-		r.Rules.Guard.Diff = nil
+		r.Pending, r.Dropped = nil, nil
+		r.Rules.DiscardDiff()
 	}
 	n.judge(r)
 	return r
@@ -140,13 +137,8 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 	// What has not been written in this boot, or what a damaged document held, has not drifted.
 	r.Before = before
-	for _, g := range before.Groups {
-		if g.Recorded && len(r.State.Damaged) == 0 {
-			r.Drift = append(r.Drift, g.Diff...)
-		}
-	}
-	if len(before.Groups) > 0 && before.Groups[0].Recorded && len(r.State.Damaged) == 0 {
-		r.Drift = append(r.Drift, before.Guard.Diff...)
+	if len(r.State.Damaged) == 0 {
+		r.Drift = before.Drift()
 	}
 	changes := len(r.Pending)+len(r.Dropped) > 0
 	wrote := changes || !before.InSync() || len(r.State.Damaged) > 0
@@ -178,7 +170,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 // written reports whether the rules of a chain could be written, even if another program has changed
 // them since. For "" it reports that of all chains.
 func written(s *enforce.State, chain string) bool {
-	return !slices.ContainsFunc(s.Policies, func(p policy.Policy) bool {
+	return !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool {
 		err := s.Err(p.Chain)
 		return (chain == "" || chain == p.Chain) && err != nil && !isDrift(err)
 	})
