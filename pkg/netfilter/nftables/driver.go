@@ -20,7 +20,11 @@ import (
 
 // Driver is the driver of the backend nftables. Its backends share one netlink socket, which it opens on
 // first use, in the network namespace of the calling thread.
-type Driver struct{ conn *nfnetlink.Conn }
+type Driver struct {
+	conn *nfnetlink.Conn
+	// guards tells that this kernel has, or had, guard tables: it does not lack what they need.
+	guards bool
+}
 
 // New returns the driver of the backend nftables.
 func New() *Driver { return &Driver{} }

@@ -5,6 +5,7 @@ package nftables
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -309,6 +310,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	for _, f := range policy.Families() {
 		t := s.guards[f]
 		o.Exists = o.Exists || t.exists
+		d.guards = d.guards || t.exists
 		owners, modes := map[string]policy.Owner{}, map[string]policy.GuardMode{}
 		for name, c := range t.chains {
 			kind, chain, found := strings.Cut(name, "-")
@@ -354,13 +356,15 @@ func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from net
 	s, _ := from.State.(*state)
 	want := guardTablesOf(desired)
 	_, err := d.write(s, d.readGuards, func(s *state) (fill, rest *nfnetlink.Batch) { return s.guardBatches(want) })
-	return guardsUsable(err)
+	err = guardsUsable(err)
+	d.guards = d.guards && !errors.Is(err, netfilter.ErrUnusable)
+	return err
 }
 
-// CheckGuards implements netfilter.GuardTables.
+// CheckGuards implements netfilter.GuardTables. A batch that is not committed takes as long as a repair.
 func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard) error {
 	conn, err := d.dial()
-	if err != nil {
+	if err != nil || d.guards {
 		return err
 	}
 	batch := &nfnetlink.Batch{}
