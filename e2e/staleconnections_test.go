@@ -355,7 +355,7 @@ func pendingKeys() object {
 }
 
 // TestPendingReset: ADD, DEL and GC resume a reset on record, unless a reconciler is active, which does. ADD
-// returns after two seconds if the reset takes longer, and says so.
+// returns after two seconds if the reset takes longer, and says so. None does where it cannot be recorded.
 func TestPendingReset(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -381,6 +381,12 @@ func TestPendingReset(t *testing.T) {
 				t.Errorf("ADD took %s, want two seconds", late.took)
 			}
 		}
+		writable := n.readOnly(t, n.dataDir) // a walk that cannot be recorded would be repeated without end
+		n.invoke(t, call).want(t, 0, "read-only file system")
+		if o := left.send(t, false); o != (outcome{}) {
+			t.Errorf("%s with a read-only dataDir: %+v", verb, o)
+		}
+		writable()
 		n.invoke(t, call).want(t, 0).noWarnings(t)
 		if o := left.send(t, true); o.wrong > 0 || len(n.load(t).Record.Resets) > 0 {
 			t.Errorf("%s: %+v, resets on record: %+v", verb, o, n.load(t).Record.Resets)

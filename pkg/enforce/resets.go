@@ -162,6 +162,9 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	if e.Conntrack == nil {
 		return nil, 0, ErrNoConntrack
 	}
+	if err := e.Dir.CheckWritable(); err != nil { // a walk that cannot be recorded would be repeated without end
+		return nil, 0, &UnwritableError{err}
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
