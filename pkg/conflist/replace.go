@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
@@ -31,13 +33,59 @@ func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name strin
 	if err != nil {
 		return err
 	}
-	return errors.Join(do(d, filepath.Base(path)), d.Close())
+	if err = endExchanges(d); err == nil {
+		err = do(d, filepath.Base(path))
+	}
+	return errors.Join(err, d.Close())
 }
 
 // RemoveTemps removes the temporary files that killed processes left in a configuration directory.
 // A directory that is missing is an fs.ErrNotExist.
 func RemoveTemps(dir string) error {
-	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
+	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // inDir removes them
+}
+
+const (
+	exchangeSuffix = ".exchange"
+	keptSuffix     = ".kept"
+	digestLen      = 16 // characters
+)
+
+func digest(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:digestLen/2])
+}
+
+// exchangeName returns the name of a temporary file that is about to be exchanged with the named one. If this process
+// is killed, the next one sees by the digests of both texts whether the file got the text of another program.
+func exchangeName(name string, was, now []byte) string {
+	return safefile.TempPrefix + digest(was) + digest(now) + name + exchangeSuffix
+}
+
+// endExchanges ends the exchanges of processes that were killed, as replacement.exchange does.
+func endExchanges(d *safefile.Dir) error {
+	entries, err := os.ReadDir(d.Path())
+	errs := []error{err}
+	for _, e := range entries {
+		rest, isOne := strings.CutSuffix(strings.TrimPrefix(e.Name(), safefile.TempPrefix), exchangeSuffix)
+		if !isOne || len(rest) <= 2*digestLen || !e.Type().IsRegular() {
+			continue
+		}
+		was, now, name := rest[:digestLen], rest[digestLen:2*digestLen], rest[2*digestLen:]
+		text, _, err := safefile.ReadFile(d.PathOf(e.Name()), maxSize)
+		present, _, errPresent := safefile.ReadFile(d.PathOf(name), maxSize)
+		isOther := err == nil && digest(text) != was && digest(text) != now
+		switch {
+		case isOther && errPresent == nil && digest(present) == now:
+			err = errors.Join(d.Exchange(e.Name(), name), d.Remove(e.Name()))
+		case isOther && (errPresent != nil || digest(present) != was): // else it was not exchanged
+			err = d.Rename(e.Name(), strings.TrimSuffix(e.Name(), exchangeSuffix)+keptSuffix)
+		default:
+			err = d.Remove(e.Name())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // unchanged returns mode and owner of a file, or errChanged if its text is not that one.
@@ -50,8 +98,9 @@ func unchanged(path string, was []byte) (fs.FileInfo, error) {
 }
 
 // replacement replaces a file's text by another one. The process may be killed at any instant: then
-// the file is whole, old or new, and the next replacement in the directory removes the temporary
-// file. The file keeps its mode and owner. A symlink stays one: its target is replaced.
+// the file is whole, old or new, and the next use of the directory removes the temporary file, or
+// restores another program's text that it got. The file keeps its mode and owner. A symlink stays one:
+// its target is replaced.
 type replacement struct {
 	ctx      context.Context // of waiting for the lock
 	was, now []byte
@@ -93,7 +142,10 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	temp, err := d.Stage(r.now, withModeOf(info))
+	temp, err := d.StageAs(exchangeName(name, r.was, r.now), r.now, withModeOf(info))
+	if errors.Is(err, unix.ENAMETOOLONG) {
+		temp, err = d.Stage(r.now, withModeOf(info))
+	}
 	if err != nil {
 		return err
 	}
@@ -124,7 +176,7 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	if back := d.Exchange(temp, name); back != nil {
 		// The error is not errChanged: a new attempt would not report it.
 		keep = true
-		kept := strings.TrimSuffix(temp, safefile.TempSuffix) + ".kept"
+		kept := strings.TrimSuffix(temp, exchangeSuffix) + keptSuffix
 		failed := d.Rename(temp, kept)
 		if failed != nil {
 			kept = temp

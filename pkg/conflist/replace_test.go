@@ -273,7 +273,13 @@ func TestMain(m *testing.M) {
 	case "loop":
 		err = replaceForever(path)
 	case "step":
-		err = dieAfter(path, rest)
+		err = dieAfter(path, rest, func(int) {})
+	case "race":
+		err = dieAfter(path, "4", func(step int) {
+			if step == 3 {
+				_ = os.WriteFile(path, []byte(raced), 0o600)
+			}
+		})
 	case "full":
 		err = replaceOnFullDisk(path)
 	case "noexchange":
@@ -314,7 +320,10 @@ func replaceForever(path string) error {
 	return err
 }
 
-func dieAfter(path, steps string) error {
+// raced is what another program writes between the last check and the exchange.
+const raced = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}`
+
+func dieAfter(path, steps string, reached func(step int)) error {
 	n, err := strconv.Atoi(steps)
 	if err != nil {
 		return err
@@ -324,6 +333,7 @@ func dieAfter(path, steps string) error {
 		return err
 	}
 	die := func(step int) {
+		reached(step)
 		if step == n {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
@@ -517,6 +527,33 @@ func TestKilledAfterEachStep(t *testing.T) {
 			t.Fatalf("after %d steps: %v", n, err)
 		}
 		holds(t, path, now)
+	}
+}
+
+// What another program wrote at the instant of the exchange is not lost if this process is killed then.
+func TestKilledAfterARace(t *testing.T) {
+	path, _, _ := pair(t)
+	if err := child(t, "race", path).Run(); err == nil {
+		t.Fatal("not killed")
+	}
+	if err := RemoveTemps(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	if left := loadsWhole(t, path, []byte(raced), nil); left > 0 {
+		t.Error(left, "files are left")
+	}
+	// Where a third text is in place, the one of the race is kept.
+	path, _, _ = pair(t)
+	if err := child(t, "race", path).Run(); err == nil {
+		t.Fatal("not killed")
+	}
+	was, _, err := both(path)
+	if err == nil {
+		err = errors.Join(os.WriteFile(path, append(was, ' '), 0o600), RemoveTemps(filepath.Dir(path)))
+	}
+	kept, errGlob := filepath.Glob(filepath.Dir(path) + "/.ip-masq-*.kept")
+	if err = errors.Join(err, errGlob); err != nil || len(kept) != 1 || string(content(t, kept[0])) != raced {
+		t.Error(kept, err)
 	}
 }
 
