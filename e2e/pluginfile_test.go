@@ -66,6 +66,10 @@ func TestPluginFile(t *testing.T) {
 	})
 	t.Run("no network allowed", func(t *testing.T) {
 		guard(t, `allow_networks = []`)
+		n.invoke(t, invocation{verb: "DEL", conf: podnet, id: "unknown"}).want(t, 0)
+		if rules := n.ruleset(t); strings.Contains(rules, "masquerade") {
+			t.Errorf("a document that is not in force has rules:\n%s", rules)
+		}
 		refused(t, podnet, `network "podnet" may not contribute`)
 	})
 	t.Run("no allow_networks", func(t *testing.T) {
@@ -202,11 +206,11 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 			g.wantExempt(t, "podnet", "203.0.113.16/28")
 		}
-		// Nor are the subnets of such a network's pods those of the conflist's.
+		// Nothing is learned from such an ADD.
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"prevResult": object{
 			"cniVersion": "1.1.0", "ips": []object{{"address": "10.77.2.3/24"}},
 		}})}).want(t, 0, g.file("podnet"))
-		if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); got != "[10.1.0.0/16]" {
+		if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); got != "[]" {
 			t.Errorf("the pods' subnets are %s", got)
 		}
 		// Invalid input from the runtime is ignored unless it is not JSON.
@@ -264,6 +268,126 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
+}
+
+// TestPluginFileExcludesDocuments checks that documents of networks that plugin.toml does not admit are not in force
+// while the file exists, for each verb and command, though they stay on disk.
+func TestPluginFileExcludesDocuments(t *testing.T) {
+	t.Parallel()
+	exempt := func(p, chain string) object { return object{"nonMasqueradeCIDRs": []string{p}, "masqChain": chain} }
+	net, evil, other := exempt("203.0.113.16/28", "A"), exempt("203.0.113.48/28", "A"), exempt("198.51.100.0/28", "OTHER")
+	wantExempt := func(t *testing.T, g pluginFileNode, excluded bool) {
+		t.Helper()
+		rules := g.ruleset(t)
+		for text, want := range map[string]bool{"203.0.113.16/28": true, "203.0.113.48/28": !excluded, "198.51.100.0/28": !excluded, "masq-OTHER": !excluded} {
+			if strings.Contains(rules, text) != want {
+				t.Errorf("%s: want %t in\n%s", text, want, rules)
+			}
+		}
+	}
+	check := func(t *testing.T, g pluginFileNode, want int) {
+		t.Helper()
+		if stdout, stderr, code := g.reconciler(t, "check"); code != want {
+			t.Errorf("check exits %d, want %d\n%s%s", code, want, stdout, stderr)
+		}
+	}
+	for name, repair := range map[string]func(t *testing.T, g pluginFileNode){
+		"ADD": func(t *testing.T, g pluginFileNode) { g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t) },
+		"DEL of an admitted network": func(t *testing.T, g pluginFileNode) {
+			g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, "net", net), id: "unknown"}).want(t, 0).noWarnings(t)
+		},
+		"DEL of another network": func(t *testing.T, g pluginFileNode) {
+			g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, "evil", evil), id: "unknown"}).want(t, 0).noWarnings(t)
+		},
+		"GC": func(t *testing.T, g pluginFileNode) {
+			g.invoke(t, invocation{verb: "GC", conf: g.conf(t, "net", net)}).want(t, 0).noWarnings(t)
+		},
+		"once": func(t *testing.T, g pluginFileNode) { g.reconcileOnce(t) },
+		"run": func(t *testing.T, g pluginFileNode) {
+			d := g.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+			d.stop(t)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := pluginFileNode{newNode(t, backends()[0])}
+			g.conflist(t, "net", net)
+			g.addAndCheck(t, g.conf(t, "evil", evil)).noWarnings(t)
+			g.addAndCheck(t, g.conf(t, "other", other)).noWarnings(t)
+			for range 2 { // the second one writes the verification cache
+				g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t)
+			}
+			wantExempt(t, g, false)
+			check(t, g, 0)
+			file := g.own(config.DefaultPluginFile)
+			valid := fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [\"net\"]\n", g.dataDir, g.cni.ConfDir)
+			must(t, os.WriteFile(file, []byte(valid), 0o600))
+			g.invoke(t, invocation{verb: "STATUS", conf: g.conf(t, "net", net)}).want(t, 0)
+			g.invoke(t, invocation{verb: "CHECK", conf: g.conf(t, "net", net)}).want(t, 101, "203.0.113.48/28", "OTHER")
+			check(t, g, 3)
+			repair(t, g)
+			wantExempt(t, g, true)
+			g.invoke(t, invocation{verb: "CHECK", conf: g.conf(t, "net", net)}).want(t, 0)
+			check(t, g, 0)
+			for _, network := range []string{"evil", "other"} {
+				if g.load(t).Find(networkID(network)) == nil {
+					t.Errorf("the document of %s is gone", network)
+				}
+			}
+			if out, _, _ := g.reconciler(t, "status"); strings.Count(out, "excluded") != 2 {
+				t.Errorf("status:\n%s", out)
+			}
+			if out, _, _ := g.reconciler(t, "explain", "203.0.113.49"); strings.Contains(out, "evil") || !strings.Contains(out, "masqueraded") {
+				t.Errorf("explain:\n%s", out)
+			}
+			if out, _, _ := g.reconciler(t, "render"); strings.Contains(out, "203.0.113.48") || strings.Contains(out, "OTHER") {
+				t.Errorf("render:\n%s", out)
+			}
+			// An excluded document is in nobody's way.
+			g.conflist(t, "net", object{"nonMasqueradeCIDRs": []string{"203.0.113.16/28"}, "masqueradeCIDRs": []string{"203.0.113.48/28"}, "masqChain": "A"})
+			g.pod(t, "net")
+			g.conflist(t, "net", net)
+			g.pod(t, "net")
+			// A mistake in the file changes no rules.
+			d := g.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+			must(t, os.WriteFile(file, []byte("allow_network"), 0o600))
+			d.until(t, "the mistake", func() bool { return strings.Contains(d.log(), "not TOML") })
+			g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, "evil", evil), id: "unknown"}).want(t, 0)
+			wantExempt(t, g, true)
+			must(t, os.Remove(file))
+			d.until(t, "the end of the exclusion", func() bool { return strings.Contains(g.ruleset(t), "203.0.113.48/28") })
+			d.stop(t)
+			wantExempt(t, g, false)
+		})
+	}
+}
+
+// TestNothingIsLearnedWithPluginFile: with a plugin.toml, subnets that ADDs found are neither stored nor in force.
+func TestNothingIsLearnedWithPluginFile(t *testing.T) {
+	t.Parallel()
+	g := pluginFileNode{newNode(t, backends()[0])}
+	keys := object{"guard": "count"}
+	guarded := func() bool { return strings.Contains(g.ruleset(t), "10.77.2.0/24") }
+	with := func(address string) string {
+		all := object{"prevResult": object{"cniVersion": "1.1.0", "ips": []object{{"address": address}}}, "guard": "count"}
+		return g.conf(t, "podnet", all)
+	}
+	g.conflist(t, "podnet", keys)
+	g.invoke(t, invocation{verb: "ADD", conf: with("10.77.2.3/24")}).want(t, 0).noWarnings(t)
+	if !guarded() {
+		t.Fatalf("without plugin.toml nothing is learned:\n%s", g.ruleset(t))
+	}
+	writeTempFile(t, g.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [\"podnet\"]\n", g.dataDir, g.cni.ConfDir))
+	for i := range 3 {
+		g.invoke(t, invocation{verb: "ADD", conf: with(fmt.Sprintf("10.78.%d.3/24", i))}).want(t, 0)
+		if rules := g.ruleset(t); guarded() || strings.Contains(rules, "10.78.") {
+			t.Errorf("a subnet that an ADD found is in force:\n%s", rules)
+		}
+	}
+	g.reconcileOnce(t)
+	if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); guarded() || got != "[10.77.2.0/24]" {
+		t.Errorf("stored are %s; rules:\n%s", got, g.ruleset(t))
+	}
 }
 
 // TestUntrustedDELAndGC runs DEL and GC, which need no admission, with input chosen by an attacker.

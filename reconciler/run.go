@@ -155,7 +155,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
 	all.Go(func() { d.watchRules(ctx, loop) })
 	// The directories are watched before the loop reads them for the first time.
-	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir)
+	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile))
 	all.Go(func() { d.watchFiles(ctx, loop, files) })
 	if manager != nil {
 		all.Go(func() { manager.run(ctx) })

@@ -24,7 +24,9 @@ import (
 // add records the attachment and ensures the rules. If all is right it only reads.
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	prevResult, result, resultErr := n.result()
-	n.subnets = podSubnets(prevResult, args.IfName)
+	if !n.pluginFile.Present {
+		n.subnets = podSubnets(prevResult, args.IfName)
+	}
 	if !n.entryVerified(n.cached()) {
 		if _, err := n.entry(); err != nil { // a refused entry is not attached
 			return err
@@ -76,7 +78,7 @@ func (n *node) sync(ctx context.Context) error {
 	if verified && v.sameGeneration() {
 		return nil
 	}
-	state := reading.State()
+	state := n.State(reading)
 	stored := state.Find(n.source())
 	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
 	if verified && stored != nil {
@@ -126,7 +128,7 @@ func (n *node) sync(ctx context.Context) error {
 		n.resets = s.ResetsDue()
 		return n.chainErr(s, own.Policy.Chain)
 	}
-	return n.changePolicy(ctx, lock, nil, again.State(), own)
+	return n.changePolicy(ctx, lock, nil, n.State(again), own)
 }
 
 // newSubnets reports whether the pod's subnets have to be added to the network's document.
@@ -293,7 +295,7 @@ func (n *node) verification(r *store.Reading) verification {
 	})}
 	v.inputs = sync.OnceValue(func() string {
 		if p := n.plugin; p.Program != "" && n.Dir.Boot() != "" {
-			return r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot())
+			return r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot(), fmt.Sprint(n.pluginFile))
 		}
 		return ""
 	})

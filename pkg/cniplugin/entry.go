@@ -42,9 +42,6 @@ func (n *node) findNetconf() (config.Netconf, error) {
 	confs := n.confDir()
 	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, confs, n.confsErr)
 	keys := n.netconf.Differences(conf)
-	if err != nil || len(keys) > 0 {
-		n.subnets = nil // of a pod in a network that may only have the name of the conflist's
-	}
 	if err == nil && file != "" && len(keys) > 0 {
 		const most = 8
 		for i, key := range keys {
@@ -72,7 +69,7 @@ func (n *node) validEntry() (config.Entry, error) {
 		return entry, err
 	}
 	if errors.Is(err, config.ErrConflistUnknown) {
-		if state, errLoad := n.Dir.Load(); errLoad == nil && state.Find(n.source()) != nil {
+		if state, errLoad := n.Load(); errLoad == nil && state.Find(n.source()) != nil {
 			n.Warn(fmt.Errorf("%w (until it can be read, the last good policy of the network stays in force)", err))
 			return config.Entry{Network: n.network, Policy: state.Find(n.source()).Policy}, nil
 		}

@@ -89,7 +89,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	}
 	n := &node{
 		plugin:        p,
-		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack},
+		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack, InForce: file.InForce},
 		netconf:       conf,
 		network:       id.Network,
 		cniVersion:    id.CNIVersion,

@@ -27,7 +27,8 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that
 // nothing returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document
-// asks for. If a document cannot be read it writes nothing.
+// asks for. If a document cannot be read it writes nothing, nor with an invalid plugin.toml, as it is not known
+// which documents that excludes.
 func (n *node) repair(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -36,8 +37,8 @@ func (n *node) repair(ctx context.Context) error {
 	if v := n.verification(reading); v.sameInputs() && v.sameGeneration() {
 		return nil
 	}
-	state := reading.State()
-	if !n.repairable(state) {
+	state := n.State(reading)
+	if n.pluginFile.Invalid || !n.repairable(state) {
 		return nil
 	}
 	if observed := n.Observe(ctx, state.Sources, state.Record); observed.InSync() {
@@ -52,10 +53,10 @@ func (n *node) repair(ctx context.Context) error {
 		return err
 	}
 	defer n.release(lock)
-	if state, err = n.Dir.Load(); err != nil || !n.repairable(state) {
+	if state, err = n.Load(); err != nil || !n.repairable(state) {
 		return err
 	}
-	if len(state.Sources) == 0 {
+	if len(state.Sources)+len(state.Excluded) == 0 {
 		n.RemoveLeftovers(ctx, lock)
 		return nil
 	}
@@ -91,7 +92,7 @@ func (n *node) check(ctx context.Context, _ *skel.CmdArgs) error {
 }
 
 func (n *node) verify(ctx context.Context) error {
-	state, err := n.Dir.Load()
+	state, err := n.Load()
 	if err != nil {
 		return err
 	}

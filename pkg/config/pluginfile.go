@@ -22,6 +22,7 @@ const DefaultPluginFile = "/etc/ip-masq/plugin.toml"
 type PluginFile struct {
 	Path    string
 	Present bool
+	Invalid bool // it cannot be read, or has mistakes, so that the networks that it admits are not known
 
 	// AllowNetworks are the networks that may contribute; nil if the file lacks the key.
 	AllowNetworks []string
@@ -42,11 +43,13 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	}
 	p.Present = true
 	if err != nil {
+		p.Invalid = true
 		return p, fmt.Errorf("%w; repair it, or remove it to let every network contribute", err)
 	}
 	if err = checkOwner(path, info); err == nil {
 		err = p.parse(doc)
 	}
+	p.Invalid = err != nil
 	return p, err
 }
 
@@ -95,6 +98,24 @@ func (p PluginFile) Admits(network string) error {
 		problem = fmt.Sprintf("it is not in allow_networks of %s; add it there", file)
 	}
 	return fmt.Errorf("network %s may not contribute: %s", policy.Quote(network), problem)
+}
+
+// InForce returns the stored sources that may be in force, and those of networks that the file does not admit. An
+// invalid file excludes none: a mistake in it changes no rules. Anybody may choose the addresses in a prevResult, so
+// with the file no source has subnets that ADDs found.
+func (p PluginFile) InForce(stored []policy.Source) (inForce, excluded []policy.Source) {
+	if !p.Present {
+		return stored, nil
+	}
+	for _, s := range stored {
+		s.PodSubnets = nil
+		if s.ID.Kind == policy.Network && !p.Invalid && p.Admits(s.ID.Name) != nil {
+			excluded = append(excluded, s)
+		} else {
+			inForce = append(inForce, s)
+		}
+	}
+	return inForce, excluded
 }
 
 // ErrConflistUnknown reports that the conflist of a network is unknown, because the directory

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,8 +15,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // write makes a file in a directory of its own, for its owner alone to write.
@@ -116,7 +119,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
 			got, err := ReadPluginFile(path)
 			policytest.WantError(t, err, path, c.want)
-			if diff := cmp.Diff(PluginFile{Path: path, Present: true, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
+			if diff := cmp.Diff(PluginFile{Path: path, Present: true, Invalid: true, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
 				t.Errorf("what a refused file stands for (-want +got):\n%s", diff)
 			}
 		})
@@ -248,6 +251,35 @@ func TestAdmits(t *testing.T) {
 		} else if err != nil {
 			t.Errorf("%+v: %v", c.file, err)
 		}
+	}
+}
+
+// Stored sources of networks that a file does not admit are not in force, and nothing that ADDs found is.
+func TestInForce(t *testing.T) {
+	found := policytest.Prefixes("10.1.0.0/16")
+	network := func(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
+	agent := policy.SourceID{Kind: policy.AgentFiles}
+	all := []policy.Source{{ID: network("evil"), PodSubnets: found}, {ID: network("podnet"), PodSubnets: found}, {ID: agent}}
+	for _, c := range []struct {
+		name              string
+		file              PluginFile
+		inForce, excluded []policy.Source
+	}{
+		{"no file", PluginFile{}, all, nil},
+		{"one admitted", PluginFile{Present: true, AllowNetworks: []string{"podnet"}}, []policy.Source{{ID: network("podnet")}, {ID: agent}}, []policy.Source{{ID: network("evil")}}},
+		{"none admitted", PluginFile{Present: true}, []policy.Source{{ID: agent}}, []policy.Source{{ID: network("evil")}, {ID: network("podnet")}}},
+		{"invalid", PluginFile{Present: true, Invalid: true}, []policy.Source{{ID: network("evil")}, {ID: network("podnet")}, {ID: agent}}, nil},
+	} {
+		inForce, excluded := c.file.InForce(all)
+		if diff := cmp.Diff(c.inForce, inForce, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+			t.Errorf("%s: in force (-want +got):\n%s", c.name, diff)
+		}
+		if diff := cmp.Diff(c.excluded, excluded, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+			t.Errorf("%s: excluded (-want +got):\n%s", c.name, diff)
+		}
+	}
+	if len(all[0].PodSubnets) == 0 {
+		t.Error("the stored sources were changed")
 	}
 }
 

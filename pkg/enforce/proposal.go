@@ -313,7 +313,7 @@ func (p *Proposal) changedPolicies(stored store.State) []policy.Source {
 // rollBack restores the rules that the documents in force ask for, and the chains of agents that
 // were about to be adopted: one family may have been written, and the other not.
 func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record, lock *store.Lock) {
-	stored, err := e.Dir.Load()
+	stored, err := e.Load()
 	if err != nil {
 		e.Warn(err)
 		return

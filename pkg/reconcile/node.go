@@ -36,7 +36,8 @@ type Node struct {
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
-	backoff backoff
+	backoff        backoff
+	lastPluginFile config.PluginFile // the last one without mistakes
 }
 
 // Open returns the node that the settings describe. The dataDir of plugin.toml, if there is such a
@@ -58,7 +59,7 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
-		KeepBackend: notInstalled == nil,
+		KeepBackend: notInstalled == nil, InForce: src.PluginFile.InForce,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 			if src.owned == nil {
 				owned, err := n.Drivers.Owned(ctx)
@@ -115,7 +116,11 @@ func (n *Node) Read() *Sources {
 // may be incomplete at this moment, and the loop gets an event when it is written.
 func (n *Node) reread(before *Sources) *Sources {
 	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr, owned: before.owned}
-	s.PluginFile, s.PluginFileErr = config.ReadPluginFile(n.PluginFile)
+	if s.PluginFile, s.PluginFileErr = config.ReadPluginFile(n.PluginFile); s.PluginFileErr == nil {
+		n.lastPluginFile = s.PluginFile
+	} else if n.lastPluginFile.Present {
+		s.PluginFile = n.lastPluginFile
+	}
 	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
 	return &s
 }

@@ -8,14 +8,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // resetConnections resets connections after syncs that left resets on record, until ctx ends. It has a
 // goroutine of its own, as a walk through the conntrack table must not delay a repair.
 func (l *Loop) resetConnections(ctx context.Context) {
 	e := enforce.Enforcer{Dir: l.Node.Dir, Conntrack: l.Node.Conntrack}
+	e.InForce = func(stored []policy.Source) (inForce, excluded []policy.Source) {
+		file, _ := config.ReadPluginFile(l.Node.PluginFile) // each sync reports the error
+		return file.InForce(stored)
+	}
 	var failures flowcontrol.Conditions
 	due := time.NewTimer(0)
 	due.Stop()

@@ -70,7 +70,7 @@ func (n *Node) Check(ctx context.Context) *Report {
 
 // load reads the documents, and returns false if that fails.
 func (n *Node) load(r *Report) bool {
-	state, err := n.Dir.Load()
+	state, err := n.Enforcer(r.Sources, r.warn).Load()
 	if err != nil {
 		r.problem(ReasonState, err)
 	} else {
@@ -343,7 +343,7 @@ func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
 // unused returns the stored networks that have had neither a conflist nor an attachment for DropAfter.
 func (n *Node) unused(r *Report) []policy.SourceID {
 	var unused []policy.SourceID
-	for _, s := range r.State.Sources {
+	for _, s := range slices.Concat(r.State.Sources, r.State.Excluded) {
 		if s.ID.Kind == policy.Network && r.Sources.ConfDirErr == nil && r.Sources.ConfDir.LacksEntry(s.ID.Name) && n.unusedLongEnough(r, s.ID) {
 			unused = append(unused, s.ID)
 		}

@@ -252,10 +252,12 @@ func validate(s policy.Source) error {
 
 // State is the content of the dataDir.
 type State struct {
-	Sources []policy.Source // sorted
+	Sources []policy.Source // sorted; those in force, in a State of enforce.Enforcer
 	Record  Record          // zero if there is no usable one
 	Newer   []FileError     // files that a newer version wrote, which stay (ErrNewer), the record included
 	Damaged []FileError     // files that cannot be used, the record included
+
+	Excluded []policy.Source // not in force, as plugin.toml does not admit their networks; see enforce.Enforcer
 }
 
 // FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer.
