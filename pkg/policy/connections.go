@@ -257,7 +257,7 @@ func verdict(chains []chainVerdict, src, endpoint address, out string) bool {
 
 func (m *chainVerdict) leavesBy(out string) bool {
 	return len(m.interfaces) == 0 ||
-		slices.ContainsFunc(m.interfaces, func(name string) bool { return Rule{Out: name}.matchesInterface(out) })
+		slices.ContainsFunc(m.interfaces, func(pattern string) bool { return InterfaceWithin(out, pattern) })
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.

@@ -4,6 +4,7 @@ package policy_test
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -54,6 +55,26 @@ func TestDecideAgreesWithTheRules(t *testing.T) {
 			checkEntry(t, p, pkt, d)
 		}
 	})
+}
+
+// TestPacketsHaveEveryField: properties over random packets are about all that a rule can match.
+func TestPacketsHaveEveryField(t *testing.T) {
+	values := map[string]map[any]bool{}
+	rapid.Check(t, func(t *rapid.T) {
+		p := reflect.ValueOf(genPacket(genSources().Draw(t, "sources")).Draw(t, "packet"))
+		for i := range p.NumField() {
+			name := p.Type().Field(i).Name
+			if values[name] == nil {
+				values[name] = map[any]bool{}
+			}
+			values[name][p.Field(i).Interface()] = true
+		}
+	})
+	for name, drawn := range values {
+		if len(drawn) < 2 {
+			t.Errorf("genPacket does not draw %s", name)
+		}
+	}
 }
 
 // checkEntry checks that the entry of a decision is in the policy and covers the packet.

@@ -141,13 +141,8 @@ func exemptEverywhere(p *Policy, pods Ranges, f Family, policies []Policy) Range
 // mayShareInterface reports whether an interface can match both lists, of which an
 // empty one matches all.
 func mayShareInterface(a, b []string) bool {
-	share := func(x, y string) bool {
-		x, wildX := strings.CutSuffix(x, "+")
-		y, wildY := strings.CutSuffix(y, "+")
-		return x == y || wildX && strings.HasPrefix(y, x) || wildY && strings.HasPrefix(x, y)
-	}
 	return len(a) == 0 || len(b) == 0 || slices.ContainsFunc(a, func(x string) bool {
-		return slices.ContainsFunc(b, func(y string) bool { return share(x, y) })
+		return slices.ContainsFunc(b, func(y string) bool { return InterfaceWithin(x, y) || InterfaceWithin(y, x) })
 	})
 }
 

@@ -131,6 +131,10 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 		for chain, list := range byChain {
 			oracles[chain] = newOracle(list)
 		}
+		policies := map[string]policy.Policy{}
+		for _, p := range policy.Merge(sources) {
+			policies[p.Chain] = p
+		}
 		guards := policy.DesiredGuards(policy.Merge(sources), policy.OwnedBy("/state"))
 		for _, g := range guards {
 			for _, set := range []policy.Ranges{g.Pods, g.Exempt, g.Bound} {
@@ -157,6 +161,10 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 				caught := matches && g.Mode != policy.GuardOff && !g.Exempt.Contains(p.Dst)
 				if want := mode != policy.GuardOff && o.isPod(p.Src) && o.decide(p) == masqueraded; caught != want || g != nil && g.Mode != mode {
 					t.Fatalf("chain %s, %+v: caught %v (%+v), want %v", chain, p, caught, g, want)
+				}
+
+				if d := policies[chain].Decide(p); caught && d.Action != policy.ActionMasquerade {
+					t.Fatalf("chain %s, %+v: caught, although the rules do not masquerade it: %s", chain, p, d.Reason)
 				}
 
 				out := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })

@@ -142,11 +142,13 @@ func (r Rule) Matches(p Packet) bool {
 		(r.Protocol == "" || r.Protocol == p.Protocol)
 }
 
-func (r Rule) matchesInterface(name string) bool {
-	if prefix, wildcard := strings.CutSuffix(r.Out, "+"); wildcard {
-		return strings.HasPrefix(name, prefix)
-	}
-	return r.Out == "" || r.Out == name
+func (r Rule) matchesInterface(name string) bool { return r.Out == "" || InterfaceWithin(name, r.Out) }
+
+// InterfaceWithin reports whether an interface, or all interfaces of a pattern, match another pattern. A trailing +
+// is a wildcard, as in iptables.
+func InterfaceWithin(pattern, other string) bool {
+	prefix, wildcard := strings.CutSuffix(other, "+")
+	return pattern == other || wildcard && strings.HasPrefix(pattern, prefix)
 }
 
 // Chain is a masquerade chain of one family, with the jumps to it from POSTROUTING.

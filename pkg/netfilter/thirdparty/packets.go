@@ -4,7 +4,6 @@ package thirdparty
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -46,12 +45,6 @@ func (p Packets) Leaves(pattern string) bool {
 	return some
 }
 
-// within reports whether a pattern of interfaces matches no more than another one.
-func within(pattern, other string) bool {
-	prefix, wild := strings.CutSuffix(other, "+")
-	return pattern == other || wild && strings.HasPrefix(pattern, prefix)
-}
-
 // intersect returns the packets that are in both sets, and whether there are any.
 func (p Packets) intersect(q Packets) (Packets, bool) {
 	p.From, p.To = p.From.Intersect(q.From), p.To.Intersect(q.To)
@@ -61,8 +54,8 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 	p.notProtocols, p.notOrigins = p.notProtocols|q.notProtocols, p.notOrigins|q.notOrigins
 	p.unsure |= q.unsure
 	switch {
-	case q.Out == "" || p.Out != "" && within(p.Out, q.Out):
-	case p.Out == "" || within(q.Out, p.Out):
+	case q.Out == "" || p.Out != "" && policy.InterfaceWithin(p.Out, q.Out):
+	case p.Out == "" || policy.InterfaceWithin(q.Out, p.Out):
 		p.Out = q.Out
 	default:
 		return p, false
@@ -73,7 +66,7 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 		}
 	}
 	none := p.notProtocols == allProtocols || p.notOrigins == allOrigins ||
-		slices.ContainsFunc(p.NotOut, func(not string) bool { return not == "+" || p.Out != "" && within(p.Out, not) })
+		slices.ContainsFunc(p.NotOut, func(not string) bool { return not == "+" || p.Out != "" && policy.InterfaceWithin(p.Out, not) })
 	return p, !none
 }
 
