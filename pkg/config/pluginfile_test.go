@@ -131,7 +131,7 @@ func TestInvalidPluginFileDirectories(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "allow_networks = ['podnet']\ndata_dir = '/srv/masq'\nbogus = 1")
 	got, err := ReadPluginFile(path)
 	policytest.WantError(t, err, path, "FILE:3: bogus: is not a known key; remove it")
-	want := PluginFile{Path: path, Present: true, DataDir: "/srv/masq", CNIConfDir: DefaultCNIConfDir}
+	want := PluginFile{Path: path, Present: true, Invalid: true, DataDir: "/srv/masq", CNIConfDir: DefaultCNIConfDir}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
