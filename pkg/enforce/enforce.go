@@ -278,18 +278,25 @@ func (e *Enforcer) readTables(ctx context.Context, s *State, t *tables) {
 // changed if it is owned, whatever others made of it since, and if it holds nothing but what the
 // agents write.
 func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bool) error {
-	switch us := e.owner(); {
-	case c.Owner.Schema > policy.RulesSchema:
-		return fmt.Errorf("chain %s (%s): %w: its rules have form %d and this program knows forms up to %d; "+
-			"install the version that wrote them, or run its ip-masq-reconciler cleanup",
-			c.Name, c.Family, store.ErrNewer, c.Owner.Schema, policy.RulesSchema)
-	case c.Owner.Differs(us):
-		return OtherDataDirError{ownedChain(c, in), e.Dir.Path()}
-	case c.Owner == us || owned || c.HoldsOnly(policy.Return, policy.Masquerade):
-		return nil
+	err := e.checkOwner(ownedChain(c, in))
+	if err != nil || c.Owner == e.owner() || owned || c.HoldsOnly(policy.Return, policy.Masquerade) {
+		return err
 	}
 	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+
 		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrNotOwned)
+}
+
+// checkOwner returns why a chain must not be changed that a newer version or another dataDir owns.
+func (e *Enforcer) checkOwner(c netfilter.OwnedChain) error {
+	switch {
+	case c.Owner.Schema > policy.RulesSchema:
+		return fmt.Errorf("%s: %w: its rules have form %d and this program knows forms up to %d; "+
+			"install the version that wrote them, or run its ip-masq-reconciler cleanup",
+			c, store.ErrNewer, c.Owner.Schema, policy.RulesSchema)
+	case c.Owner.Differs(e.owner()):
+		return OtherDataDirError{c, e.Dir.Path()}
+	}
+	return nil
 }
 
 // CanWrite returns why the rules of a chain could not be written now, as far as that is known without writing.

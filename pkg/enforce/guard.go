@@ -157,16 +157,10 @@ func (s *State) deactivateGuard(cause error) {
 
 // checkGuardOwnership returns why the guard tables must not be changed, or nil.
 func (e *Enforcer) checkGuardOwnership(g *GuardState) error {
-	us := e.owner()
 	for _, o := range g.Observed.Guards {
-		switch {
-		case o.Owner.Schema > policy.RulesSchema:
+		if err := e.checkOwner(chainsOf(o)[0]); err != nil {
 			g.others = true
-			return fmt.Errorf("table ip-masq-guard (%s): %w: its rules have form %d and this program knows forms up to %d; "+
-				"install the version that wrote them, or run its ip-masq-reconciler cleanup", o.Family, store.ErrNewer, o.Owner.Schema, policy.RulesSchema)
-		case o.Owner.Differs(us):
-			g.others = true
-			return OtherDataDirError{chainsOf(o)[0], e.Dir.Path()}
+			return err
 		}
 	}
 	return nil
