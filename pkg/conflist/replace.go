@@ -62,30 +62,48 @@ func exchangeName(name string, was, now []byte) string {
 	return safefile.TempPrefix + digest(was) + digest(now) + name + exchangeSuffix
 }
 
-// endExchanges ends the exchanges of processes that were killed, as replacement.exchange does.
+// endExchanges ends the exchanges of processes that were killed.
 func endExchanges(d *safefile.Dir) error {
 	entries, err := os.ReadDir(d.Path())
 	errs := []error{err}
 	for _, e := range entries {
 		rest, isOne := strings.CutSuffix(strings.TrimPrefix(e.Name(), safefile.TempPrefix), exchangeSuffix)
-		if !isOne || len(rest) <= 2*digestLen || !e.Type().IsRegular() {
-			continue
+		if isOne && len(rest) > 2*digestLen && e.Type().IsRegular() {
+			_, err := endExchange(d, e.Name(), rest[2*digestLen:], rest[:digestLen], rest[digestLen:2*digestLen])
+			errs = append(errs, err)
 		}
-		was, now, name := rest[:digestLen], rest[digestLen:2*digestLen], rest[2*digestLen:]
-		text, _, err := safefile.ReadFile(d.PathOf(e.Name()), maxSize)
-		present, _, errPresent := safefile.ReadFile(d.PathOf(name), maxSize)
-		isOther := err == nil && digest(text) != was && digest(text) != now
-		switch {
-		case isOther && errPresent == nil && digest(present) == now:
-			err = errors.Join(d.Exchange(e.Name(), name), d.Remove(e.Name()))
-		case isOther && (errPresent != nil || digest(present) != was): // else it was not exchanged
-			err = d.Rename(e.Name(), strings.TrimSuffix(e.Name(), exchangeSuffix)+keptSuffix)
-		default:
-			err = d.Remove(e.Name())
-		}
-		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// endExchange removes the temporary file of an exchange. If that got a text other than the expected one, as another
+// program wrote the file at the same instant, endExchange restores it, or keeps it where a third text is in place.
+func endExchange(d *safefile.Dir, temp, name, was, now string) (changed bool, err error) {
+	digestOf := func(name string) string {
+		text, _, err := safefile.ReadFile(d.PathOf(name), maxSize)
+		if err != nil {
+			return ""
+		}
+		return digest(text)
+	}
+	present := digestOf(name)
+	if got := digestOf(temp); got == was || got == now || present == was { // the last was never exchanged, and is half a text
+		return false, d.Remove(temp)
+	}
+	back := errors.New("the file has a third text")
+	if present == now {
+		if back = d.Exchange(temp, name); back == nil {
+			return true, d.Remove(temp)
+		}
+	}
+	kept := temp + keptSuffix
+	failed := d.Rename(temp, kept)
+	if failed != nil {
+		kept = temp
+	}
+	// It is not errChanged: a new attempt would not report it.
+	return false, fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
+		policy.Printable(d.PathOf(kept)), errors.Join(back, failed))
 }
 
 // unchanged returns mode and owner of a file, or errChanged if its text is not that one.
@@ -149,9 +167,9 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	keep := false // the temporary file, which may be another program's only copy
+	exchanged := false
 	defer func() {
-		if !keep {
+		if !exchanged {
 			err = errors.Join(err, d.Remove(temp))
 		}
 	}()
@@ -168,22 +186,13 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	case err != nil:
 		return err
 	}
+	exchanged = true
 	r.reached(4)
-	if _, err = unchanged(d.PathOf(temp), r.was); err == nil {
-		r.reached(5)
-		return nil
+	changed, err := endExchange(d, temp, name, digest(r.was), digest(r.now))
+	if err == nil && changed {
+		err = errChanged
 	}
-	if back := d.Exchange(temp, name); back != nil {
-		// The error is not errChanged: a new attempt would not report it.
-		keep = true
-		kept := strings.TrimSuffix(temp, exchangeSuffix) + keptSuffix
-		failed := d.Rename(temp, kept)
-		if failed != nil {
-			kept = temp
-		}
-		return fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
-			policy.Printable(d.PathOf(kept)), errors.Join(back, failed))
-	}
+	r.reached(5)
 	return err
 }
 
