@@ -220,6 +220,7 @@ func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
 
 		damage()
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0, path)
 		n.addAndCheck(t, conf)
 		if n.load(t).Find(networkID("othernet")) == nil || n.ruleset(t) != rules {
 			t.Errorf("the document was not written again, or the rules are not those of before:\n%s", cmp.Diff(rules, n.ruleset(t)))
@@ -231,6 +232,7 @@ func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
 			t.Helper()
 			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
+			n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0, path)
 			if readFile(t, path); !strings.Contains(n.ruleset(t), "50.0.0.0/8") {
 				t.Errorf("the rules of the network have gone:\n%s", cmp.Diff(rules, n.ruleset(t)))
 			}

@@ -96,7 +96,6 @@ func (n *node) verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.warnDamaged(state.Damaged)
 	if len(state.Newer) > 0 {
 		n.Warn(state.Newer[0].Err)
 		return nil
@@ -104,7 +103,9 @@ func (n *node) verify(ctx context.Context) error {
 	if state.Find(n.source()) == nil {
 		return fmt.Errorf("network %s has no document in %s: the next ADD creates it", policy.Quote(n.network), n.Dir.Path())
 	}
-	s := n.Observe(ctx, state.Sources, state.Record)
+	p := enforce.Proposal{Sources: state.Sources}
+	n.restore(&p, state.Damaged, n.source())
+	s := n.ObserveProposal(ctx, &p, state.Record)
 	for _, p := range s.Policies() {
 		var drift *enforce.DriftError
 		if err := n.errUnlessNewer(s, p.Chain); err != nil && !errors.As(err, &drift) {
