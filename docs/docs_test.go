@@ -208,7 +208,8 @@ func TestRunbooks(t *testing.T) {
 func TestReasons(t *testing.T) {
 	text := read(t, "docs", "troubleshooting.md")
 	introduction, _, _ := strings.Cut(text, "\n## Reasons\n")
-	for _, r := range reconcile.Reasons() {
+	for _, f := range reconcile.Faults() {
+		r := f.Reason
 		if strings.Count(text, "\n### "+string(r)+"\n") != 1 {
 			t.Errorf("troubleshooting.md has no section %s, or several", r)
 		}

@@ -28,16 +28,16 @@ func TestReadyMeansPodsStart(t *testing.T) {
 	d := b.startReconciler(t, "--cni-bin-dir", b.bin, "--resync-interval", "10m")
 	d.eventuallyReady(t)
 	for _, c := range []struct {
-		name, reason, finding string
-		spoil                 func()
-		says                  string
-		repaired              bool // install repairs the fault
+		name, reason string
+		spoil        func()
+		says         string
+		repaired     bool // install repairs the fault
 	}{
-		{"the plugin is missing", "plugin", "plugin-missing", func() { must(t, os.Remove(b.binary())) }, "is missing", true},
-		{"the plugin is not executable", "plugin", "plugin-missing", func() { must(t, os.Chmod(b.binary(), 0o644)) }, "is not executable", true},
-		{"the entry is first", "conflist", "entry-position", func() { b.write(t, "podnet", entry, b.bridge("podnet")) }, "first", false},
-		{"the entry is the only plugin", "conflist", "entry-position", func() { b.write(t, "podnet", entry) }, "alone", false},
-		{"another dataDir", "conflist", "data-dir-differs", func() {
+		{"the plugin is missing", "plugin", func() { must(t, os.Remove(b.binary())) }, "is missing", true},
+		{"the plugin is not executable", "plugin", func() { must(t, os.Chmod(b.binary(), 0o644)) }, "is not executable", true},
+		{"the entry is first", "conflist", func() { b.write(t, "podnet", entry, b.bridge("podnet")) }, "first", false},
+		{"the entry is the only plugin", "conflist", func() { b.write(t, "podnet", entry) }, "alone", false},
+		{"another dataDir", "conflist", func() {
 			other := b.node.entry(object{"dataDir": filepath.Join(b.dir, "elsewhere")})
 			b.write(t, "podnet", b.bridge("podnet"), other)
 		}, filepath.Join(b.dir, "elsewhere"), false},
@@ -49,10 +49,10 @@ func TestReadyMeansPodsStart(t *testing.T) {
 			if _, body := d.ready(); strings.Count(strings.TrimSpace(body), "\n") > 0 {
 				t.Errorf("/readyz gives more than one reason:\n%s", body)
 			}
-			if _, _, code := b.add(t, "podnet", b.newPod(t)); code == 0 && c.finding != "data-dir-differs" {
+			if _, _, code := b.add(t, "podnet", b.newPod(t)); code == 0 && c.name != "another dataDir" {
 				t.Error("ADD succeeds")
 			}
-			if found := b.findings(t); !slices.Contains(found, "problem "+c.finding) {
+			if found := b.findings(t); !slices.Contains(found, "fault "+c.reason) {
 				t.Errorf("doctor finds %q", found)
 			}
 			stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
@@ -64,7 +64,7 @@ func TestReadyMeansPodsStart(t *testing.T) {
 			}
 			d.eventuallyReady(t)
 			b.pod(t, "podnet")
-			if found := b.findings(t); slices.Contains(found, "problem "+c.finding) {
+			if found := b.findings(t); slices.Contains(found, "fault "+c.reason) {
 				t.Errorf("doctor still finds %q", found)
 			}
 			b.reconciler(t, "cleanup", "--data-dir", filepath.Join(b.dir, "elsewhere"))

@@ -198,7 +198,8 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 			}
 			return stdout
 		}
-		if found := find(); strings.Contains(found, "other-data-dir") {
+		const id = `"id": "conflict"`
+		if found := find(); strings.Contains(found, id) {
 			t.Errorf("found on a node with one dataDir:\n%s", found)
 		}
 		comment := "ip-masq/1 keeps its state in " + second.dataDir
@@ -208,7 +209,7 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 			second.alterComment(t, chain, comment)
 		}
 		found := find()
-		for _, s := range []string{`"id": "other-data-dir"`, chain, second.dataDir} {
+		for _, s := range []string{id, chain, second.dataDir} {
 			if !strings.Contains(found, s) {
 				t.Errorf("does not say %s:\n%s", s, found)
 			}
@@ -218,13 +219,13 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 		var answer struct{ Findings []diagnose.Finding }
 		must(t, json.Unmarshal([]byte(found), &answer))
 		for _, f := range answer.Findings {
-			for _, m := range regexp.MustCompile(`run ip-masq-reconciler (\S.*?)[.,]( |$)`).FindAllStringSubmatch(f.Remedy, -1) {
-				if f.ID == "other-data-dir" {
+			for _, m := range regexp.MustCompile(`ip-masq-reconciler (once|cleanup --data-dir \S+)`).FindAllStringSubmatch(strings.Join(f.Detail, "\n"), -1) {
+				if f.ID == "conflict" {
 					both.reconciler(t, strings.Fields(strings.ReplaceAll(m[1], `"`, ""))...)
 				}
 			}
 		}
-		if rest := find(); strings.Contains(rest, "other-data-dir") {
+		if rest := find(); strings.Contains(rest, id) {
 			t.Errorf("after the remedy:\n%s", rest)
 		}
 		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "MINE"}))

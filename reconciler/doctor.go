@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,33 +18,23 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// notReadyFindings returns the reasons why the node is not ready, without those that other findings have.
-func notReadyFindings(problems []metrics.Problem, others []diagnose.Finding) []diagnose.Finding {
-	f := diagnose.Finding{
-		ID: "not-ready", Severity: diagnose.SeverityProblem,
-		Summary: "The node is not ready: its rules are not what the sources ask for, or cannot be kept so, or ADDs fail.",
-		Remedy:  "Do what each line says after its cause. A reconciler that runs notices by itself when it is done.",
-	}
-	for _, p := range problems {
-		if !slices.ContainsFunc(others, func(o diagnose.Finding) bool { return sameCause(o, p) }) {
-			f.Detail = append(f.Detail, string(p.Reason)+": "+strings.NewReplacer(":\n", ": ", "\n", "; ").Replace(p.Message))
+// faultFindings returns why the node is not ready.
+func faultFindings(problems []metrics.Problem) (found []diagnose.Finding) {
+	for _, fault := range reconcile.Faults() {
+		f := diagnose.Finding{
+			ID: string(fault.Reason), Severity: diagnose.SeverityFault, Summary: fault.Summary,
+			Remedy: "Do what each line says after its cause. A reconciler that runs notices by itself when it is done.",
+		}
+		for _, p := range problems {
+			if p.Reason == fault.Reason {
+				f.Detail = append(f.Detail, p.Message)
+			}
+		}
+		if len(f.Detail) > 0 {
+			found = append(found, f)
 		}
 	}
-	if len(f.Detail) == 0 {
-		return nil
-	}
-	return []diagnose.Finding{f}
-}
-
-// sameCause reports whether a finding of package diagnose says what a reason of /readyz does.
-func sameCause(f diagnose.Finding, p metrics.Problem) bool {
-	switch f.ID {
-	case "plugin-missing":
-		return p.Reason == reconcile.ReasonPlugin
-	case "settings-invalid", "agent-files-invalid", "entry-refused", "entry-position", "data-dir-differs", "conflist-broken", "policy-conflict":
-		return slices.ContainsFunc(f.Detail, func(line string) bool { return strings.Contains(p.Message, line) })
-	}
-	return false
+	return found
 }
 
 // multusFindings returns how Multus uses the network of the plugin entry.
@@ -69,11 +58,10 @@ func multusFindings(s config.Settings) []diagnose.Finding {
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
-	node, r, findings, err := a.examine(c.Context())
+	node, _, findings, err := a.examine(c.Context())
 	if err != nil {
 		return err
 	}
-	findings = append(notReadyFindings(node.problems(r), findings), findings...)
 	if a.json() {
 		return a.print(map[string][]diagnose.Finding{"findings": notNil(findings)})
 	}
@@ -81,24 +69,18 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 	return diagnose.WriteFindings(a.out, findings)
 }
 
-// findings returns what doctor finds, without the reasons why the node is not ready.
+// findings returns the one list of findings.
 func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagnose.Finding {
 	rules := r.Rules
 	if r.Incomplete() != nil {
 		rules = nil // the policy is incomplete
 	}
-	return append(multusFindings(n.Settings), diagnose.Examine(ctx, diagnose.Host{
+	found := slices.Concat(faultFindings(n.problems(r)), multusFindings(n.Settings), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
-		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), PluginFile: r.Sources.PluginFile,
-		Reconciler: n.running(r), SettingsErr: n.SettingsErr, AgentErr: r.Sources.AgentErr, AgentWarnings: agentWarnings(r.Sources),
-	})...)
-}
-
-func agentWarnings(s *reconcile.Sources) []error {
-	if s.Agent == nil {
-		return nil
-	}
-	return s.Agent.Warnings
+		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: n.running(r), Warnings: r.WarningsOf,
+	}))
+	diagnose.Sort(found)
+	return found
 }
 
 // running returns what is known of the reconciler of the node.
@@ -112,7 +94,7 @@ func (n *inspection) running(report *reconcile.Report) *diagnose.Running {
 	if s == nil {
 		return r
 	}
-	r.Warnings = s.Warnings
+	r.Unserved = s.Unserved
 	for _, standby := range s.Standbys {
 		r.Standbys = append(r.Standbys, fmt.Sprintf("pid %d, version %s", standby.PID, policy.Printable(standby.Version)))
 	}

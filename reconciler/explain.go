@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 func (a *app) explainCommand() *cobra.Command {
@@ -120,7 +120,9 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	e.Text(a.out)
 	warn(a, r.Warnings)
 	for _, p := range append(metrics.ProblemsOf(r.Obstacles()), node.loopProblems(r)...) {
-		if !strings.Contains(e.Problem, p.Message) {
+		// The explanation has why its chain is not as the policy says, and why documents cannot be read.
+		ofChain := p.Chain != "" && p.Chain == e.Chain && p.Reason != reconcile.ReasonConflict
+		if e.Problem == "" || !ofChain && (q.Incomplete == nil || p.Reason != reconcile.ReasonState) {
 			warn(a, []string{p.Message})
 		}
 	}

@@ -105,7 +105,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 // examine inspects the node, and returns what a dry run and doctor find. It begins again if a reconciler
 // started meanwhile, or may be starting.
 func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []diagnose.Finding, error) {
-	withoutLock := func(f diagnose.Finding) bool { return f.Summary == diagnose.WithoutLock }
+	withoutLock := func(f diagnose.Finding) bool { return f.ID == diagnose.WithoutLock }
 	for start := time.Now(); ; flowcontrol.Sleep(ctx, 50*time.Millisecond) {
 		n, err := a.inspect(ctx)
 		if err != nil {
@@ -253,7 +253,7 @@ func askHealth(ctx context.Context, address string) (problems []metrics.Problem,
 		line = strings.TrimSuffix(line, "\n")
 		reason, message, _ := strings.Cut(line, ": ")
 		switch more, continues := strings.CutPrefix(line, "  "); {
-		case slices.Contains(reconcile.Reasons(), reconcile.Reason(reason)):
+		case slices.ContainsFunc(reconcile.Faults(), func(f reconcile.Fault) bool { return string(f.Reason) == reason }):
 			problems = append(problems, metrics.Problem{Reason: reconcile.Reason(reason), Message: message})
 		case continues && len(problems) > 0:
 			problems[len(problems)-1].Message += "\n" + more
@@ -297,13 +297,13 @@ func (n *inspection) problems(r *reconcile.Report) []metrics.Problem {
 	return append(own, n.loopProblems(r)...)
 }
 
-// loopProblems returns what the reconciler that runs reports and the dry run does not find.
+// loopProblems returns what the reconciler that runs reports, without what the dry run finds of the same source and
+// chain: that is newer. /readyz tells no source and chain.
 func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
 	own := metrics.ProblemsOf(r.Problems)
 	return slices.DeleteFunc(slices.Clone(n.active.problems), func(p metrics.Problem) bool {
-		return slices.ContainsFunc(own, func(o metrics.Problem) bool {
-			sameRules := p.Reason == reconcile.ReasonRules && o.Reason == p.Reason && o.Source == p.Source && o.Chain == p.Chain
-			return o.Message == p.Message || sameRules // whose differences change from one moment to the next
+		return !p.LoopOnly && slices.ContainsFunc(own, func(o metrics.Problem) bool {
+			return p.Reason == o.Reason && (n.active.status == nil || p.Source == o.Source && p.Chain == o.Chain)
 		})
 	})
 }

@@ -20,7 +20,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -326,22 +325,30 @@ func TestDataDirOfOwnedChains(t *testing.T) {
 	}
 }
 
-// TestProblemsOfTheLoop checks that problems which the reconciler and a dry run both find are listed once.
+// TestProblemsOfTheLoop checks that problems which the reconciler and a dry run both find are listed once, and what
+// the reconciler alone knows always.
 func TestProblemsOfTheLoop(t *testing.T) {
 	t.Parallel()
 	agent := policy.SourceID{Kind: policy.AgentFiles}
-	n := &inspection{active: activeReconciler{problems: []metrics.Problem{
-		{Reason: reconcile.ReasonSource, Source: agent.String(), Message: "line 1: bad"},
+	n := &inspection{active: activeReconciler{status: &metrics.Status{}, problems: []metrics.Problem{
+		{Reason: reconcile.ReasonSource, Source: agent.String(), Message: "line 2: bad"},
 		{Reason: reconcile.ReasonRules, Chain: "A", Message: "3 rules are missing"},
 		{Reason: reconcile.ReasonRules, Chain: "B", Message: "2 rules are missing"},
-		{Reason: reconcile.ReasonFlapping, Message: "reverted"},
+		{Reason: reconcile.ReasonRules, Chain: "A", Message: "the rules cannot be written", LoopOnly: true},
+		{Reason: reconcile.ReasonFlapping, Message: "reverted", LoopOnly: true},
 	}}}
-	got := n.loopProblems(&reconcile.Report{Problems: []reconcile.Problem{
+	r := &reconcile.Report{Problems: []reconcile.Problem{
 		{Reason: reconcile.ReasonSource, Source: agent, Err: errors.New("line 1: bad")},
 		{Reason: reconcile.ReasonRules, Chain: "A", Err: errors.New("4 rules are missing")},
-	}})
-	if diff := cmp.Diff(n.active.problems[2:], got); diff != "" {
+	}}
+	if diff := cmp.Diff(n.active.problems[2:], n.loopProblems(r)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+	n.active = activeReconciler{problems: []metrics.Problem{ // of /readyz
+		{Reason: reconcile.ReasonSource, Message: "line 2: bad"}, {Reason: reconcile.ReasonFlapping, Message: "reverted"},
+	}}
+	if diff := cmp.Diff(n.active.problems[1:], n.loopProblems(r)); diff != "" {
+		t.Errorf("of /readyz, -want +got:\n%s", diff)
 	}
 }
 
@@ -414,30 +421,5 @@ func TestInvalidSettings(t *testing.T) {
 	n, _ := inspectNode(t, "--config", file, "--data-dir", filepath.Join(t.TempDir(), "none"))
 	if want := "from the defaults and flags, as " + file + " is invalid"; n.settingsFrom != want || n.SettingsErr == nil {
 		t.Errorf("settings %q, want %q (%v)", n.settingsFrom, want, n.SettingsErr)
-	}
-}
-
-// TestRepeatedFindings checks that a finding which a reason states is not shown again, and others are.
-func TestRepeatedFindings(t *testing.T) {
-	t.Parallel()
-	s := &nodeStatus{Problems: []metrics.Problem{
-		{Reason: reconcile.ReasonState, Message: "document a: newer; install it: nothing is repaired until then"},
-		{Reason: reconcile.ReasonState, Message: "document b: damaged\nuntil the next ADD"},
-		{Reason: reconcile.ReasonRules, Message: "chain belongs to another program; choose another"},
-	}}
-	for _, c := range []struct {
-		finding diagnose.Finding
-		want    bool
-	}{
-		{diagnose.Finding{ID: "newer-document", Detail: []string{"document a: newer; install it", "document z: newer; install it"}}, true},
-		{diagnose.Finding{ID: "newer-document", Detail: []string{"document z: newer; install it"}}, false},
-		{diagnose.Finding{ID: "damaged-document", Detail: []string{"document b: damaged"}}, true},
-		{diagnose.Finding{ID: "damaged-document", Detail: []string{"document b: damaged", "document z: damaged"}}, false},
-		{diagnose.Finding{ID: "chain-not-kept", Detail: []string{"A (ipv4): chain belongs to another program"}}, true},
-		{diagnose.Finding{ID: "forwarding-off", Detail: []string{"document b: damaged"}}, false},
-	} {
-		if got := s.repeats(c.finding); got != c.want {
-			t.Errorf("%+v: %v, want %v", c.finding, got, c.want)
-		}
 	}
 }

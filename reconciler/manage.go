@@ -62,7 +62,7 @@ func (m *manager) report(s conflist.Status) {
 	}
 	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
 	for _, p := range s.Problems {
-		c.Problems = append(c.Problems, reconcile.Problem{Reason: reconcile.Reason(p.Reason), Err: p.Err})
+		c.Problems = append(c.Problems, reconcile.Problem{Reason: reconcile.Reason(p.Reason), Err: p.Err, LoopOnly: true})
 	}
 	m.monitor.Conflist(c)
 }
@@ -80,7 +80,7 @@ func (m *manager) setLeader(r *reconcile.Report) {
 	}
 	if leader {
 		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{
-			{Reason: reconcile.ReasonConflist, Err: errors.New("not looked at yet")},
+			{Reason: reconcile.ReasonConflist, Err: errors.New("not looked at yet"), LoopOnly: true},
 		}})
 	}
 	m.conflist.SyncNow()

@@ -117,8 +117,8 @@ type nodeStatus struct {
 	Conflist     conflistStatus     `json:"conflist"`
 	Repairs      []metrics.Repair   `json:"repairs"` // the latest ones, the newest first
 	RepairsTotal int                `json:"repairsTotal"`
-	Findings     []diagnose.Finding `json:"findings"` // of doctor
-	Warnings     []string           `json:"warnings"`
+	Findings     []diagnose.Finding `json:"findings"` // those of doctor
+	Warnings     []string           `json:"warnings"` // that are no problem of findings
 
 	unread bool // not all documents could be read
 }
@@ -203,11 +203,8 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
-		Findings: notNil(found), Warnings: mapped(r.Warnings, error.Error),
+		Findings: notNil(found), Warnings: mapped(r.WarningsOf(""), error.Error),
 	}
-	s.Findings = slices.DeleteFunc(s.Findings, func(f diagnose.Finding) bool { // a reason says the same
-		return s.repeats(f) || slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return sameCause(f, p) })
-	})
 	if !n.usesPlugin(r, s.Plugin.Path) {
 		if len(r.Sources.ConfDir.Conflists) == 0 {
 			s.Conflist.Error = ""
@@ -218,6 +215,11 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		s.Plugin.Error = err.Error()
 	}
 	s.add(n.active.status)
+	for _, f := range s.Findings {
+		if f.Severity == diagnose.SeverityNotice { // whose details the text leaves out
+			s.Warnings = append(s.Warnings, mapped(r.WarningsOf(f.ID), error.Error)...)
+		}
+	}
 	s.Chains = chainsOf(r, n.active.status)
 	if n.active.Running && !n.active.Answers {
 		s.Reconciler.Error = n.active.err.Error()
@@ -248,25 +250,6 @@ func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
 	return len(r.State.Sources) == 0 || slices.ContainsFunc(r.State.Sources, isNetwork)
 }
 
-// repeats reports whether the reasons say all that a finding does, and have better remedies.
-func (s *nodeStatus) repeats(f diagnose.Finding) bool {
-	if !slices.Contains([]string{"damaged-document", "newer-document", "chain-not-kept"}, f.ID) {
-		return false
-	}
-	stated := func(line string) bool {
-		if f.ID == "chain-not-kept" {
-			_, line, _ = strings.Cut(line, ": ") // the name of the chain
-		}
-		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool {
-			return strings.Contains(strings.ReplaceAll(p.Message, "\n", "; "), line)
-		})
-	}
-	if f.ID == "newer-document" { // the reason names one of them
-		return slices.ContainsFunc(f.Detail, stated)
-	}
-	return !slices.ContainsFunc(f.Detail, func(line string) bool { return !stated(line) })
-}
-
 // add adds what only the reconciler that runs knows, if it answers.
 func (s *nodeStatus) add(a *metrics.Status) {
 	if a == nil {
@@ -277,11 +260,7 @@ func (s *nodeStatus) add(a *metrics.Status) {
 	r.Standbys = notNil(a.Standbys)
 	s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
 	s.Conflist.Managed, s.Conflist.Inserted = a.ConflistManaged, a.EntryInserted
-	for _, w := range a.Warnings {
-		if !slices.Contains(s.Warnings, w) {
-			s.Warnings = append(s.Warnings, w)
-		}
-	}
+	s.Warnings = notNil(a.Warnings)
 }
 
 func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -122,12 +121,7 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	w.row("Repairs:", s.repairsText(now), "")
 	w.row("Doctor:", s.doctorText(), "")
 	const most = 4
-	problems := s.found(diagnose.SeverityProblem)
-	warnings := slices.DeleteFunc(slices.Clone(s.Warnings), func(warning string) bool { // shown above
-		return slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, warning) }) ||
-			slices.ContainsFunc(problems, func(f diagnose.Finding) bool { return slices.Contains(f.Detail, warning) })
-	})
-	items := mapped(warnings, func(text string) string { return "- " + text })
+	items := mapped(s.Warnings, func(text string) string { return "- " + text })
 	w.row("Warnings:", strings.Join(diagnose.First(most, items), "\n"), yellow)
 	return w.String()
 }
@@ -165,8 +159,6 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	switch {
 	case r.Answers:
 		text = fmt.Sprintf("%s, pid %d, up %s", *r.Version, *r.PID, diagnose.Age(now.Sub(r.Started)))
-	case slices.ContainsFunc(s.Problems, func(p metrics.Problem) bool { return strings.Contains(p.Message, r.Error) }) && r.Running:
-		text = "runs, and does not answer for the reason above"
 	case r.Running:
 		text = "runs, and does not answer: " + r.Error
 	case r.LastSeen.IsZero():

@@ -128,7 +128,7 @@ func TestStatusText(t *testing.T) {
 	agentFiles.Plugin, agentFiles.Conflist, agentFiles.Sources = pluginStatus{Path: agentFiles.Plugin.Path}, conflistStatus{}, agentFiles.Sources[1:]
 	unread := &nodeStatus{
 		unread: true, Problems: []metrics.Problem{{Reason: reconcile.ReasonState, Message: "open directory /var/lib/cni/ip-masq: refused: bad"}},
-		Warnings: []string{"open directory /var/lib/cni/ip-masq: refused: bad"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
+		SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Reconciler: reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "open directory /var/lib/cni/ip-masq: refused: bad"},
 		Plugin:     healthyStatus().Plugin, Conflist: healthyStatus().Conflist,
 	}

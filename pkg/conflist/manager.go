@@ -103,7 +103,7 @@ func NewManager(o Options) *Manager {
 // come at once: a main CNI plugin that is being installed rewrites its file some dozen times. After
 // late removals, those of an entry that lived longer than briefLife, it would not help to wait.
 type removals struct {
-	quickRemovals, lateRemovals flowcontrol.Flapping
+	quickRemovals, lateRemovals flowcontrol.Flapping[string]
 	present                     time.Time // since when the entry is there; zero if it is not
 	last                        time.Time // when it was removed last
 	restored                    time.Time // when it was last inserted again
@@ -113,8 +113,8 @@ const removalWindow = 10 * time.Minute
 
 func newRemovals() removals {
 	return removals{
-		quickRemovals: flowcontrol.Flapping{Threshold: 10, Immediate: 50, Window: removalWindow, ResetAfter: 10 * time.Second},
-		lateRemovals:  flowcontrol.Flapping{Threshold: 5, Immediate: math.MaxInt, Window: removalWindow, ResetAfter: 5 * time.Minute},
+		quickRemovals: flowcontrol.Flapping[string]{Threshold: 10, Immediate: 50, Window: removalWindow, ResetAfter: 10 * time.Second},
+		lateRemovals:  flowcontrol.Flapping[string]{Threshold: 5, Immediate: math.MaxInt, Window: removalWindow, ResetAfter: 5 * time.Minute},
 	}
 }
 

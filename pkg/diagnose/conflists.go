@@ -26,24 +26,9 @@ func conflistChecks() []check {
 		{Finding{ID: "duplicate-entry", Severity: SeverityProblem,
 			Summary: "A network has several plugin entries: each ADD replaces the policy of one with that of another.",
 			Remedy:  "Keep one plugin entry in one conflist of the network."}, duplicateEntries},
-		{Finding{ID: "entry-refused", Severity: SeverityProblem,
-			Summary: "The plugin refuses its entry: no pod of the network can start.",
-			Remedy:  "Correct what the message names."}, conflistErrors(refusedEntries)},
-		{Finding{ID: "entry-position", Severity: SeverityProblem,
-			Summary: "No plugin precedes the plugin entry of a network: every ADD of it fails.",
-			Remedy:  "Move the entry behind the plugin that creates the interface.",
-		}, conflistErrors(func(_ *examination, c config.Conflist) error { return c.PositionErr() })},
-		{Finding{ID: "data-dir-differs", Severity: SeverityProblem,
-			Summary: "A plugin entry has another dataDir than the reconciler, which is an error: a node has one.",
-			Remedy:  "State the same dataDir in each entry and as data_dir in reconciler.toml."}, conflistErrors(otherDataDir)},
-		{Finding{ID: "plugin-missing", Severity: SeverityProblem,
-			Summary: "Runtimes cannot run the plugin that a conflist names: no pod of its network can start.",
-			Remedy: "ip-masq-reconciler install copies the plugin; in Kubernetes, delete this node's pod of ip-masq, whose init " +
-				"container runs that. If runtimes use another directory of plugins, state it as cni_bin_dir."}, conflistErrors(missingPlugin)},
 		{Finding{ID: "conflist-broken", Severity: SeverityProblem,
 			Summary: "Runtimes cannot load a file of the CNI configuration directory. As long as there is one, no network is dropped.",
-			Remedy:  "Correct the file, or move it away.",
-		}, conflistErrors(func(_ *examination, c config.Conflist) error { return c.Err })},
+			Remedy:  "Correct the file, or move it away."}, warned},
 		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
 			Summary: "The network that the runtime uses has no plugin entry: its pods start even if the rules are wrong.",
 			Remedy: "ip-masq-reconciler install adds the entry to that conflist; with manage = true in [conflist], the reconciler adds it each time. " +
@@ -175,42 +160,6 @@ func duplicateEntries(e *examination, f *Finding) {
 			f.add("network %s: %s", policy.Quote(network), strings.Join(places, ", "))
 		}
 	}
-}
-
-// conflistErrors finds the errors that a function returns for the conflists.
-func conflistErrors(wrong func(*examination, config.Conflist) error) func(*examination, *Finding) {
-	return func(e *examination, f *Finding) {
-		for _, c := range e.ConfDir.Conflists {
-			if err := wrong(e, c); err != nil {
-				f.Detail = append(f.Detail, strings.Split(err.Error(), "\n")...)
-			}
-		}
-	}
-}
-
-func refusedEntries(_ *examination, c config.Conflist) error {
-	var errs []error
-	for _, entry := range c.Entries {
-		errs = append(errs, entry.Err)
-	}
-	return errors.Join(errs...)
-}
-
-func otherDataDir(e *examination, c config.Conflist) error {
-	if e.DataDir == "" {
-		return nil
-	}
-	return c.DataDirErr(e.PluginFile, e.DataDir)
-}
-
-func missingPlugin(e *examination, c config.Conflist) error {
-	if e.BinDir == "" || len(c.Entries) == 0 {
-		return nil
-	}
-	if err := config.CheckPlugin(e.BinDir); err != nil {
-		return fmt.Errorf("%w; %s (network %s) names it", err, policy.Quote(c.File), policy.Quote(c.Network))
-	}
-	return nil
 }
 
 // conflistWithoutEntry looks at the conflist that the runtime uses. A plugin that is installed has lost its entry;

@@ -28,6 +28,7 @@ type Severity string
 
 // The severities.
 const (
+	SeverityFault   Severity = "fault"   // the node is not ready
 	SeverityProblem Severity = "problem" // defeats the policy, or will break
 	SeverityNotice  Severity = "notice"  // will surprise
 )
@@ -77,14 +78,11 @@ type Host struct {
 	ConfDirErr error // of reading it
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
-	PluginFile      config.PluginFile
 
 	// Reconciler is what is known of the node's reconciler; nil if nobody looked.
 	Reconciler *Running
-	// SettingsErr and AgentErr are why reconciler.toml and the agent files cannot be used, and
-	// AgentWarnings what is ignored in the latter.
-	SettingsErr, AgentErr error
-	AgentWarnings         []error
+	// Warnings returns the warnings of a dry run that are the details of a finding. It may be nil.
+	Warnings func(id string) []error
 
 	// What is read from the kernel. Nil reads it in the network namespace of the calling thread.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
@@ -121,6 +119,9 @@ func Examine(ctx context.Context, h Host) []Finding {
 			return thirdparty.Scan(ctx, Owned(h.Rules, h.State.Record, h.DataDir))
 		}
 	}
+	if e.Warnings == nil {
+		e.Warnings = func(string) []error { return nil }
+	}
 	if e.Variants == nil {
 		e.Variants = thirdparty.Variants
 	}
@@ -139,10 +140,23 @@ func Examine(ctx context.Context, h Host) []Finding {
 			Summary: "Some of the node could not be examined.",
 			Remedy:  "Run as root on the host, or do what the messages ask for. Findings may be missing."})
 	}
-	slices.SortStableFunc(all, func(f, g Finding) int { // "problem" is after "notice"
-		return cmp.Or(-cmp.Compare(f.Severity, g.Severity), cmp.Compare(f.ID, g.ID))
-	})
+	Sort(all)
 	return all
+}
+
+// Sort sorts findings by severity and then by ID.
+func Sort(all []Finding) {
+	rank := func(f Finding) int {
+		return slices.Index([]Severity{SeverityFault, SeverityProblem, SeverityNotice}, f.Severity)
+	}
+	slices.SortStableFunc(all, func(f, g Finding) int { return cmp.Or(rank(f)-rank(g), cmp.Compare(f.ID, g.ID)) })
+}
+
+// warned finds what the warnings of a dry run say.
+func warned(e *examination, f *Finding) {
+	for _, w := range e.Warnings(f.ID) {
+		f.Detail = append(f.Detail, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
+	}
 }
 
 // note keeps an error for the finding not-examined.

@@ -17,11 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // TestFindings has each situation, and one much like it that is none. What a
@@ -64,42 +62,12 @@ func TestFindings(t *testing.T) {
 			h.policies = []policy.SourcePolicy{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
 		}},
 
-		{"a conflict", func(h *testHost) {
-			h.policies = append(h.policies, policy.SourcePolicy{Chain: policy.DefaultChain, MasqueradeCIDRs: prefixes("10.9.0.0/16")})
-			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
-		}, map[string]string{"problem policy-conflict": "conflicts with"}},
-		{"a chain that failed", func(h *testHost) {
-			h.edit = func(n *Host) { n.Rules.Chains[0].Err = netfilter.ErrNotOwned }
-		}, map[string]string{"problem chain-not-kept": "IP-MASQ-AGENT: chain belongs to another program"}},
 		{"a long list on iptables", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = many(70) },
 			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
 		{name: "a long list on nftables", set: func(h *testHost) {
 			h.policies[0].NonMasqueradeCIDRs = many(70)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 		}},
-		{"documents", func(h *testHost) {
-			h.edit = func(n *Host) {
-				n.State.Damaged = []store.FileError{{File: "/d", Err: errors.New("/d is torn")}}
-				n.State.Newer = []store.FileError{{File: "/n", Err: errors.New("/n has schema 9")}}
-			}
-		}, map[string]string{"problem damaged-document": "/d is torn", "problem newer-document": "/n has schema 9"}},
-		{"a chain that could not be removed", func(h *testHost) {
-			h.edit = func(n *Host) { n.State.Record.Chains[0].Stuck = true }
-		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT in iptables (ipv4)"}},
-		{"a chain in another backend", func(h *testHost) {
-			h.edit = func(n *Host) {
-				n.Rules.Duplicates = []enforce.Duplicate{{Chain: "IP-MASQ-AGENT", Choice: netfilter.Choice{Backend: policy.NFTables}}}
-			}
-		}, map[string]string{"problem leftover-chain": "IP-MASQ-AGENT exists in nftables too"}},
-		{"a chain of another dataDir", func(h *testHost) {
-			h.edit = func(n *Host) {
-				n.DataDir = "/var/lib/cni/ip-masq"
-				n.Rules.OtherDataDirs = []netfilter.OwnedChain{{
-					ChainRef: netfilter.ChainRef{Family: policy.IPv4, Name: "OLD"}, Choice: netfilter.Choice{Backend: policy.NFTables},
-					Owner: policy.OwnedBy("/srv/masq"),
-				}}
-			}
-		}, map[string]string{"problem other-data-dir": `chain OLD (ipv4) in nftables belongs to "/srv/masq" and not to "/var/lib/cni/ip-masq", cleanup --data-dir "/srv/masq".`}},
 
 		{"ipMasq of the main plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
@@ -129,24 +97,6 @@ func TestFindings(t *testing.T) {
 		{"two entries", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
 		}, map[string]string{"problem duplicate-entry": "plugins[1], "}},
-		{"an entry that is refused", func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, `{"type": "ip-masq", "cidrLimit": 0}`)
-		}, map[string]string{"problem entry-refused": "cidrLimit"}},
-		{"an entry that stands first", func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", entry, bridge)
-		}, map[string]string{"problem entry-position": "plugins[0]: the plugin entry of network"}},
-		{"an entry that stands alone", func(h *testHost) {
-			h.files["etc/cni/net.d/20-alone.conflist"] = conflist("alone", entry)
-		}, map[string]string{"problem entry-position": "20-alone.conflist"}},
-		{"an entry with another dataDir", func(h *testHost) {
-			h.edit = func(n *Host) { n.DataDir = "/srv/masq" }
-		}, map[string]string{"problem data-dir-differs": "/var/lib/cni/ip-masq, /srv/masq"}},
-		{name: "where plugin.toml states one for all", set: func(h *testHost) {
-			h.edit = func(n *Host) { n.DataDir, n.PluginFile.Present = "/srv/masq", true }
-		}},
-		{"no plugin", func(h *testHost) {
-			h.edit = func(n *Host) { n.BinDir = n.Root }
-		}, map[string]string{"problem plugin-missing": `ip-masq is missing, 10-pods.conflist" (network "pods")`}},
 		{name: "no plugin, and nothing names it", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
 			h.edit = func(n *Host) {
@@ -154,8 +104,17 @@ func TestFindings(t *testing.T) {
 				n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles}
 			}
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
-		{"a broken conflist", func(h *testHost) { h.files["etc/cni/net.d/20-x.conflist"] = "{" },
-			map[string]string{"problem conflist-broken": "20-x.conflist"}},
+		{"what a dry run warns about", func(h *testHost) {
+			warnings := map[string]string{"conflist-broken": "20-x.conflist", "damaged-document": "/d is torn\nor so", "agent-files-invalid": "ip-masq-agent:3: nonMasq"}
+			h.edit = func(n *Host) {
+				n.Warnings = func(id string) (found []error) {
+					if text, ok := warnings[id]; ok {
+						found = append(found, errors.New(text))
+					}
+					return found
+				}
+			}
+		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap"}},
 		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
 		{"a conflist that lost its entry, and no policy any more", func(h *testHost) {

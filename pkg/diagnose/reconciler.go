@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -25,25 +26,25 @@ type Running struct {
 	Err     error
 
 	// What it answered on its socket.
-	Warnings []string
-	Standbys []string // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
-	Differs  []string // how its settings or its version differ from those of this program
+	Unserved map[string]string // why endpoints are not served, by the keys of their addresses
+	Standbys []string          // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
+	Differs  []string          // how its settings or its version differ from those of this program
 }
 
-// WithoutLock is the summary of a reconciler that does not hold the instance lock of the dataDir. One that
+// WithoutLock is the finding of a reconciler that does not hold the instance lock of the dataDir. One that
 // starts does not hold it yet.
-const WithoutLock = "A reconciler runs on this node and does not use this dataDir: the two have different policies and revert each other's rules."
+const WithoutLock = "reconciler-data-dir"
 
 // reconcilerChecks look at the reconciler of the node, and at its files.
 func reconcilerChecks() []check {
 	return []check{
-		{Finding{ID: "settings-invalid", Severity: SeverityProblem,
-			Summary: "The reconciler's settings are invalid.",
-			Remedy: "Correct the file as each line says. Until then a reconciler that runs keeps its last good settings; " +
-				"one that starts, and this command, take the flags and the defaults."}, invalidSettings},
-		{Finding{ID: "agent-files-invalid", Severity: SeverityProblem,
-			Summary: "The agent files are invalid: their last good policy, if there is one, stays in force.",
-			Remedy:  "Correct the file, or in a cluster the ConfigMap, as each line says; the reconciler reads it at once."}, invalidAgentFiles},
+		{Finding{ID: "agent-files-invalid", Severity: SeverityNotice,
+			Summary: "A part of the agent files is ignored.",
+			Remedy:  "Correct the file, or in a cluster the ConfigMap, as each line says; the reconciler reads it at once."}, warned},
+		{Finding{ID: WithoutLock, Severity: SeverityProblem,
+			Summary: "A reconciler runs on this node and does not use this dataDir: the two have different policies and revert each other's rules.",
+			Remedy: "Make the reconciler and the plugin use one directory: data_dir, and in a container the node's directory mounted there. " +
+				"Then restart the reconciler. To see its state, name its directory with --data-dir, or run the command in its container."}, reconcilerWithoutLock},
 		{Finding{ID: "reconciler-not-running", Severity: SeverityProblem,
 			Summary: "No reconciler is active: only ADDs repair rules, and changes of agent files have no effect.",
 			Remedy: "Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run on this node. " +
@@ -66,27 +67,7 @@ func reconcilerChecks() []check {
 	}
 }
 
-func invalidSettings(e *examination, f *Finding) { f.addErr(e.SettingsErr) }
-
-// invalidAgentFiles is a notice about what is ignored in files that are valid.
-func invalidAgentFiles(e *examination, f *Finding) {
-	if f.addErr(e.AgentErr); e.AgentErr != nil {
-		return
-	}
-	f.Severity, f.Summary = SeverityNotice, "A part of the agent files is ignored."
-	for _, w := range e.AgentWarnings {
-		f.addErr(w)
-	}
-}
-
-// addErr adds the lines of an error.
-func (f *Finding) addErr(err error) {
-	if err != nil {
-		f.Detail = append(f.Detail, strings.Split(strings.TrimSpace(err.Error()), "\n")...)
-	}
-}
-
-func reconcilerNotRunning(e *examination, f *Finding) {
+func reconcilerWithoutLock(e *examination, f *Finding) {
 	r := e.Reconciler
 	if r == nil || r.Active {
 		return
@@ -94,14 +75,15 @@ func reconcilerNotRunning(e *examination, f *Finding) {
 	for _, p := range e.reconcilers() {
 		f.add("%s runs and does not hold the instance lock of %s: it has another data_dir, or cannot write there", p, policy.Quote(e.DataDir))
 	}
+	if r.Elsewhere != "" {
+		f.add("%s answers, and no process holds the instance lock of %s", r.Elsewhere, policy.Quote(e.DataDir))
+	}
+}
+
+func reconcilerNotRunning(e *examination, f *Finding) {
+	r := e.Reconciler
 	switch {
-	case r.Elsewhere != "" || len(f.Detail) > 0:
-		f.Summary = WithoutLock
-		if r.Elsewhere != "" {
-			f.add("%s answers, and no process holds the instance lock of %s", r.Elsewhere, policy.Quote(e.DataDir))
-		}
-		f.Remedy = "Make the reconciler and the plugin use one directory: data_dir, and in a container the node's directory mounted there. " +
-			"Then restart the reconciler. To see its state, name its directory with --data-dir, or run the command in its container."
+	case r == nil || r.Active || r.Elsewhere != "" || len(e.reconcilers()) > 0:
 	case !r.Seen.IsZero():
 		f.add("no process holds the instance lock of %s; one last started or ended %s ago, at %s",
 			policy.Quote(e.DataDir), Age(time.Since(r.Seen)), r.Seen.UTC().Format(time.RFC3339))
@@ -126,7 +108,9 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 	if len(f.Detail) == 0 {
 		f.add("no process of it can be seen from here; look on the host for ip-masq-reconciler in state T (ps -C ip-masq-reconciler)")
 	}
-	f.addErr(r.Err)
+	if r.Err != nil {
+		f.add("%v", r.Err)
+	}
 }
 
 func secondReconciler(e *examination, f *Finding) {
@@ -160,10 +144,8 @@ func busyAddresses(e *examination, f *Finding) {
 	if e.Reconciler == nil {
 		return
 	}
-	for _, w := range e.Reconciler.Warnings {
-		if key, _, _ := strings.Cut(w, ":"); key == "health_listen" || key == "metrics_listen" {
-			f.Detail = append(f.Detail, w)
-		}
+	for _, key := range slices.Sorted(maps.Keys(e.Reconciler.Unserved)) {
+		f.add("%s: %s", key, e.Reconciler.Unserved[key])
 	}
 }
 

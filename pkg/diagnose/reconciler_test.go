@@ -3,12 +3,10 @@
 package diagnose
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -45,9 +43,9 @@ func TestReconcilerFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.State.Sources = nil }
 		}},
 		{name: "one without the lock", r: &Running{Seen: time.Now()}, set: func(h *testHost) { h.runs("7", "S", "--data-dir=/other") },
-			want: map[string]string{"problem reconciler-not-running": `process 7 ("/bin/ip-masq-reconciler --data-dir=/other") runs and does not hold, use one directory`}},
+			want: map[string]string{"problem reconciler-data-dir": `process 7 ("/bin/ip-masq-reconciler --data-dir=/other") runs and does not hold, use one directory`}},
 		{name: "one with another dataDir, where no process is seen", r: &Running{Seen: time.Now(), Elsewhere: "127.0.0.1:19820"},
-			want: map[string]string{"problem reconciler-not-running": `127.0.0.1:19820 answers, instance lock of "/data", use one directory`}},
+			want: map[string]string{"problem reconciler-data-dir": `127.0.0.1:19820 answers, instance lock of "/data", use one directory`}},
 		{name: "one that is stopped", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "T", "run") },
 			want: map[string]string{"problem reconciler-not-answering": "process 7, stopped (state T), kill -CONT 7"}},
 		{name: "one that hangs", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "D", "run") },
@@ -62,8 +60,8 @@ func TestReconcilerFindings(t *testing.T) {
 			want: map[string]string{"problem reconciler-second": "process 7, process 9, --data-dir /other"}},
 		{name: "other settings", r: &Running{Active: true, Answers: true, Differs: []string{"backend: nftables here, auto there"}},
 			want: map[string]string{"notice reconciler-settings-differ": "backend: nftables here, Leave out the flags"}},
-		{name: "a busy address", r: &Running{Active: true, Answers: true, Warnings: []string{
-			`metrics_listen: listen tcp :9820: address already in use by "nginx" (pid 12)`, "socket: read-only file system"}},
+		{name: "a busy address", r: &Running{Active: true, Answers: true, Unserved: map[string]string{
+			"metrics_listen": `listen tcp :9820: address already in use by "nginx" (pid 12)`}},
 			want: map[string]string{"problem listen-address-busy": `metrics_listen: listen tcp :9820, "nginx" (pid 12)`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -74,34 +72,10 @@ func TestReconcilerFindings(t *testing.T) {
 			edit := h.edit
 			h.edit = func(n *Host) {
 				n.Reconciler, n.DataDir = tc.r, "/data"
-				n.PluginFile = config.PluginFile{Present: true} // so that entries may have another dataDir
 				if edit != nil {
 					edit(n)
 				}
 			}
-			compare(t, tc.want, h.examine())
-		})
-	}
-}
-
-// TestFileFindings has the reconciler's own files.
-func TestFileFindings(t *testing.T) {
-	for _, tc := range []struct {
-		name string
-		edit func(*Host)
-		want map[string]string
-	}{
-		{"a bad reconciler.toml", func(n *Host) { n.SettingsErr = errors.New("reconciler.toml:1: backend: nft\nreconciler.toml:2: x") },
-			map[string]string{"problem settings-invalid": "reconciler.toml:1: backend: nft, reconciler.toml:2: x, last good settings"}},
-		{"a bad agent file", func(n *Host) {
-			n.AgentErr, n.AgentWarnings = errors.New("ip-masq-agent:1: bad"), []error{errors.New("ignored")}
-		}, map[string]string{"problem agent-files-invalid": "ip-masq-agent:1: bad, ConfigMap"}},
-		{"an unknown key", func(n *Host) { n.AgentWarnings = []error{errors.New("ip-masq-agent:3: nonMasq: is not a known key")} },
-			map[string]string{"notice agent-files-invalid": "ip-masq-agent:3: nonMasq"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			h := newHost(t)
-			h.edit = tc.edit
 			compare(t, tc.want, h.examine())
 		})
 	}

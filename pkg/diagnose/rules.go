@@ -30,33 +30,16 @@ func ruleChecks() []check {
 		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
 			Summary: "Third-party rules may masquerade destinations that the policy exempts.",
 			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
-		{Finding{ID: "leftover-chain", Severity: SeverityProblem,
-			Summary: "A chain exists in more than one backend, and the copy that is not in use masquerades too.",
-			Remedy: "Stop the program that writes it. Then ip-masq-reconciler once removes it, unless it has other rules than RETURN and MASQUERADE: " +
-				"remove those with iptables -t nat -F, -D POSTROUTING and -X."}, leftoverChains},
-		{Finding{ID: "other-data-dir", Severity: SeverityProblem,
-			Summary: "Chains of another dataDir exist on this node: they masquerade what the policy exempts.",
-			Remedy:  "Use one dataDir in all plugin entries and in reconciler.toml."}, chainsOfOtherDataDirs},
 		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
 			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts, or from other source ports.",
 			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
-		{Finding{ID: "policy-conflict", Severity: SeverityProblem,
-			Summary: "Sources conflict, and one of them is superseded.",
-			Remedy: "Make the sources agree, or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own. " +
-				"If agent files are no longer used, ip-masq-reconciler cleanup removes their policy."}, policyConflicts},
-		{Finding{ID: "chain-not-kept", Severity: SeverityProblem,
-			Summary: "The rules of a chain cannot be verified.",
-			Remedy:  "See the message; until then nothing repairs these rules."}, failedChains},
 		{Finding{ID: "slow-list", Severity: SeverityNotice,
 			Summary: "iptables evaluates a long list of rules one by one for each new connection.",
 			Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}, slowLists},
 		{Finding{ID: "damaged-document", Severity: SeverityProblem,
 			Summary: "Documents of the dataDir are damaged.",
 			Remedy: "They are moved aside and written again from their sources: a conflist or agent file that states the same, " +
-				"or the next ADD of their network."}, damagedDocuments},
-		{Finding{ID: "newer-document", Severity: SeverityProblem,
-			Summary: "Documents of the dataDir were written by a newer version: the policy is not known, and the rules stay as they are.",
-			Remedy:  "Install the newer version of the plugin and the reconciler again."}, newerDocuments},
+				"or the next ADD of their network."}, warned},
 	}
 }
 
@@ -272,27 +255,6 @@ func remedyFor(r thirdparty.Rule) string {
 	return ""
 }
 
-func leftoverChains(e *examination, f *Finding) {
-	for _, o := range e.State.Record.Chains {
-		if o.Stuck {
-			f.add("%s in %s (%s): it could not be removed", o.Chain, o.Backend, o.Family)
-		}
-	}
-	for _, d := range e.Rules.Duplicates {
-		f.add("%s exists in %s too", d.Chain, d.Choice)
-	}
-}
-
-func chainsOfOtherDataDirs(e *examination, f *Finding) {
-	for _, c := range e.Rules.OtherDataDirs {
-		f.add("%s belongs to %s and not to %s", c, policy.Quote(c.Owner.DataDir), policy.Quote(e.DataDir))
-		remedy := " Then run ip-masq-reconciler cleanup --data-dir " + policy.Quote(c.Owner.DataDir) + "."
-		if !strings.HasSuffix(f.Remedy, remedy) {
-			f.Remedy += remedy
-		}
-	}
-}
-
 func overlappingChains(e *examination, f *Finding) {
 	exempts := func(p, q policy.Policy, family policy.Family) {
 		if exempt := p.DestinationsExempt(family).Without(q.DestinationsExempt(family)); len(exempt) > 0 {
@@ -342,36 +304,8 @@ func overlap(p, q policy.Policy, f policy.Family) bool {
 	})
 }
 
-func policyConflicts(e *examination, f *Finding) {
-	for _, p := range e.Rules.Policies() {
-		for _, c := range p.Conflicts.Summary() {
-			f.Detail = append(f.Detail, c.Error())
-		}
-	}
-}
-
-func failedChains(e *examination, f *Finding) {
-	for _, c := range e.Rules.Chains {
-		if c.Err != nil {
-			f.Detail = append(f.Detail, c.Policy.Chain+": "+strings.ReplaceAll(c.Err.Error(), "\n", "; "))
-		}
-	}
-}
-
 func slowLists(e *examination, f *Finding) {
 	for _, slow := range e.Rules.LinearChains() {
 		f.add("%s: %d prefixes", slow.Chain, slow.Prefixes)
-	}
-}
-
-func damagedDocuments(e *examination, f *Finding) {
-	for _, d := range e.State.Damaged {
-		f.Detail = append(f.Detail, d.Err.Error())
-	}
-}
-
-func newerDocuments(e *examination, f *Finding) {
-	for _, n := range e.State.Newer {
-		f.Detail = append(f.Detail, n.Err.Error())
 	}
 }

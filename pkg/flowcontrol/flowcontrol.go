@@ -80,29 +80,30 @@ const (
 // Window. From then on each revert doubles the pause before the next repair, from one second to
 // one minute; the first Immediate reverts after the detection have no pause. It ends when nothing
 // was reverted for longer than twice the pause and than ResetAfter.
-type Flapping struct {
+type Flapping[Change comparable] struct {
 	Threshold, Immediate int
 	Window, ResetAfter   time.Duration
 
-	reverts map[string][]time.Time // within the window, by what was reverted
-	active  string
-	extra   int // reverts since the detection
+	reverts map[Change][]time.Time // within the window
+	active  Change                 // the zero value for none
+	extra   int                    // reverts since the detection
 	last    time.Time
 	pause   time.Duration
 }
 
 // Reverted takes note that a change was reverted.
-func (f *Flapping) Reverted(now time.Time, what string) {
+func (f *Flapping[Change]) Reverted(now time.Time, what Change) {
+	var none Change
 	recent := f.reverts[what]
 	for len(recent) > 0 && (now.Sub(recent[0]) > f.Window || len(recent) > f.Threshold) {
 		recent = recent[1:]
 	}
 	if f.reverts == nil || len(f.reverts) >= maxKeys {
-		f.reverts = map[string][]time.Time{}
+		f.reverts = map[Change][]time.Time{}
 	}
 	f.reverts[what] = append(recent, now)
 	f.last = now
-	if f.active == "" {
+	if f.active == none {
 		if len(f.reverts[what]) < f.Threshold {
 			return
 		}
@@ -113,19 +114,20 @@ func (f *Flapping) Reverted(now time.Time, what string) {
 	}
 }
 
-// Active returns what is being reverted, "" for nothing, and forgets what has ended.
-func (f *Flapping) Active(now time.Time) string {
-	if f.active != "" && now.After(f.Ends()) {
-		*f = Flapping{Threshold: f.Threshold, Immediate: f.Immediate, Window: f.Window, ResetAfter: f.ResetAfter}
+// Active returns what is being reverted, the zero value for nothing, and forgets what has ended.
+func (f *Flapping[Change]) Active(now time.Time) Change {
+	var none Change
+	if f.active != none && now.After(f.Ends()) {
+		*f = Flapping[Change]{Threshold: f.Threshold, Immediate: f.Immediate, Window: f.Window, ResetAfter: f.ResetAfter}
 	}
 	return f.active
 }
 
 // Pause returns how long the next repair has to wait; 0 while nothing is flapping.
-func (f *Flapping) Pause() time.Duration { return f.pause }
+func (f *Flapping[Change]) Pause() time.Duration { return f.pause }
 
 // Ends returns when the flapping is over if nothing is reverted any more.
-func (f *Flapping) Ends() time.Time { return f.last.Add(max(2*f.pause, f.ResetAfter)) }
+func (f *Flapping[Change]) Ends() time.Time { return f.last.Add(max(2*f.pause, f.ResetAfter)) }
 
 // LogOnce returns a logger that drops records equal to one that it has passed on to log. It
 // remembers a limited number; beyond that, records can repeat.

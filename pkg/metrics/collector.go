@@ -49,8 +49,8 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	}
 	e.gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.")(boolToFloat(len(unready) == 0))
 	notReady := e.gauge("not_ready", "Whether the node is not ready for this reason (1) or not (0).", "reason")
-	for _, r := range reconcile.Reasons() {
-		notReady(boolToFloat(unready[r]), string(r))
+	for _, f := range reconcile.Faults() {
+		notReady(boolToFloat(unready[f.Reason]), string(f.Reason))
 	}
 
 	results := e.counter("reconciles_total", "Number of syncs, by result.", "result")

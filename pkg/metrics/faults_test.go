@@ -99,8 +99,9 @@ func TestFaults(t *testing.T) {
 			}
 			m.Report(r, time.Minute)
 			m.Conflist(f.managed)
-			for _, reason := range reconcile.Reasons() {
-				expect(t, m, map[string]string{`not_ready{reason="` + string(reason) + `"}`: map[bool]string{false: "0", true: "1"}[string(reason) == f.reasons]})
+			for _, fault := range reconcile.Faults() {
+				reason := string(fault.Reason)
+				expect(t, m, map[string]string{`not_ready{reason="` + reason + `"}`: map[bool]string{false: "0", true: "1"}[reason == f.reasons]})
 			}
 			expect(t, m, map[string]string{"ready": map[bool]string{false: "0", true: "1"}[f.reasons == ""]})
 			text := strings.ReplaceAll(get(m.Metrics(), "/metrics").Body.String(), runtime.Version(), "GO")

@@ -63,7 +63,7 @@ type Monitor struct {
 	mu            sync.Mutex
 	settings      Settings
 	problems      []reconcile.Problem // of the last report
-	warnings      []error             // of the last report
+	warnings      []error             // of the last report, that are no finding of doctor
 	last          reconcile.Result    // of the last report of the active reconciler
 	reported      time.Time           // the last report, else the start
 	interval      time.Duration
@@ -122,7 +122,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reports++
-	m.problems, m.warnings, m.reported, m.interval = r.Problems, r.Warnings, time.Now(), interval
+	m.problems, m.warnings, m.reported, m.interval = r.Problems, r.WarningsOf(""), time.Now(), interval
 	if r.Standby() {
 		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
 		return
@@ -193,11 +193,11 @@ func (m *Monitor) stopped() error {
 // unready returns why the node is not ready.
 func (m *Monitor) unready() []reconcile.Problem {
 	if m.reports == 0 {
-		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet")}}
+		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet"), LoopOnly: true}}
 	}
 	problems := slices.Clip(m.problems)
 	if err := m.stopped(); err != nil {
-		problems = append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err}}, problems...)
+		problems = append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err, LoopOnly: true}}, problems...)
 	}
 	if m.managed != nil {
 		problems = append(problems, m.managed.Problems...)

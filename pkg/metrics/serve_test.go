@@ -123,15 +123,15 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 		t.Fatal("the log does not have that the port is occupied")
 	}
 	time.Sleep(1500 * time.Millisecond) // for a second try in vain
-	if all := s.Status().Warnings; len(all) != 1 || !strings.HasPrefix(all[0], "metrics_listen: listen tcp "+address) {
-		t.Errorf("warnings %q", all)
+	if all := s.Status().Unserved; len(all) != 1 || !strings.HasPrefix(all["metrics_listen"], "listen tcp "+address) {
+		t.Errorf("not served: %q", all)
 	}
 	l.Close()
 	if got := s.fetch(t, "/livez"); got != "ok\n" {
 		t.Errorf("got %q", got)
 	}
-	if all := s.Status().Warnings; len(all) > 0 {
-		t.Errorf("warnings %q", all)
+	if all := s.Status().Unserved; len(all) > 0 {
+		t.Errorf("not served: %q", all)
 	}
 	s.end(t)
 	if len(s.log) > 0 {

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -56,8 +55,9 @@ type Status struct {
 	AgentSource  bool             `json:"agentSource"`          // agent files are a source
 	AgentFiles   *AgentFiles      `json:"agentFiles,omitempty"` // as they were read last
 
-	Problems []Problem `json:"problems"` // why the node is not ready
-	Warnings []string  `json:"warnings"`
+	Problems []Problem         `json:"problems"` // why the node is not ready
+	Warnings []string          `json:"warnings"` // that are no finding of doctor
+	Unserved map[string]string `json:"unserved"` // why endpoints are not served, by the keys of their addresses
 
 	Interval        time.Duration `json:"interval"` // longest time between two syncs, in nanoseconds
 	LastSync        time.Time     `json:"lastSync,omitzero"`
@@ -93,17 +93,18 @@ func (a *AgentFiles) Read() (agentconfig.Files, error) {
 
 // Problem is a reason why the node is not ready.
 type Problem struct {
-	Reason  reconcile.Reason `json:"reason"`
-	Source  string           `json:"source,omitempty"`
-	Chain   string           `json:"chain,omitempty"`
-	Message string           `json:"message"`
+	Reason   reconcile.Reason `json:"reason"`
+	Source   string           `json:"source,omitempty"`
+	Chain    string           `json:"chain,omitempty"`
+	Message  string           `json:"message"`
+	LoopOnly bool             `json:"loopOnly,omitempty"` // see reconcile.Problem
 }
 
 // ProblemsOf returns the problems of a report. The result is not nil, so that JSON has [].
 func ProblemsOf(problems []reconcile.Problem) []Problem {
 	out := []Problem{}
 	for _, p := range problems {
-		one := Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error()}
+		one := Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error(), LoopOnly: p.LoopOnly}
 		if p.Source != (policy.SourceID{}) {
 			one.Source = p.Source.String()
 		}
@@ -191,7 +192,7 @@ func (m *Monitor) Status() Status {
 	s := Status{
 		StatusVersion: StatusVersion, Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
-		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
+		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Unserved: map[string]string{}, Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.managed != nil, EntryInserted: m.inserted, Standbys: []Standby{},
 	}
@@ -207,8 +208,8 @@ func (m *Monitor) Status() Status {
 		}
 		s.AgentFiles = a
 	}
-	for _, name := range slices.Sorted(maps.Keys(m.unserved)) {
-		s.Warnings = append(s.Warnings, name+": "+m.unserved[name].Error())
+	for name, err := range m.unserved {
+		s.Unserved[name] = err.Error()
 	}
 	if m.reports > 0 {
 		s.LastSync = m.reported.UTC()

@@ -170,8 +170,8 @@ func TestServeSocket(t *testing.T) {
 	if line := <-log; !strings.Contains(line, d.SocketPath()) { // without a dataDir
 		t.Errorf("the log has %s", line)
 	}
-	if s := m.Status(); len(s.Warnings) != 1 || !strings.HasPrefix(s.Warnings[0], "socket: ") {
-		t.Errorf("warnings %q", s.Warnings)
+	if s := m.Status(); len(s.Unserved) != 1 || s.Unserved["socket"] == "" {
+		t.Errorf("not served: %q", s.Unserved)
 	}
 	instance, err := d.InstanceLock()
 	if err != nil {
@@ -195,7 +195,7 @@ func TestServeSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s.Version != "v1.2.3" || s.PID != os.Getpid() || len(s.Warnings) > 0 {
+	if s.Version != "v1.2.3" || s.PID != os.Getpid() || len(s.Unserved) > 0 {
 		t.Errorf("%+v", s)
 	}
 	if err := metrics.AnnounceStandby(t.Context(), d, "v1.2.2"); err != nil || len(m.Status().Standbys) != 1 {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -75,7 +74,7 @@ type Loop struct {
 
 	sources  *Sources // as they were read last
 	schedule schedule
-	flapping flowcontrol.Flapping
+	flapping flowcontrol.Flapping[policy.Change]
 	by       Writer // the likely cause of flapping
 
 	mu   sync.Mutex // held while the node is in use
@@ -88,7 +87,7 @@ func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 		Node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
 		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), resets: make(chan struct{}, 1),
 		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
-		flapping: flowcontrol.Flapping{Threshold: flappingThreshold, Window: flappingWindow},
+		flapping: flowcontrol.Flapping[policy.Change]{Threshold: flappingThreshold, Window: flappingWindow},
 	}
 }
 
@@ -275,24 +274,22 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 // detectFlapping returns the problem if another program reverts the rules repeatedly.
 func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 	if len(r.Drift) > 0 {
-		l.flapping.Reverted(now, r.Drift[0].String())
+		l.flapping.Reverted(now, r.Drift[0])
 		if r.By != (Writer{}) {
 			l.by = r.By
 		}
 	}
 	what := l.flapping.Active(now)
-	if what == "" {
+	if what == (policy.Change{}) {
 		return nil
 	}
 	remedy := ""
-	if r.Rules != nil && slices.ContainsFunc(r.Rules.Chains, func(chain enforce.Chain) bool {
-		return chain.Choice.Backend == policy.IPTables && slices.ContainsFunc(chain.Desired.Chains, func(c policy.Chain) bool {
-			return strings.HasPrefix(what, fmt.Sprintf("%s %s:", c.Family, c.Name))
-		})
+	if r.Rules != nil && slices.ContainsFunc(r.Rules.Chains, func(c enforce.Chain) bool {
+		return c.Choice.Backend == policy.IPTables && c.Desired.Find(what.Family, what.Chain) != nil
 	}) {
 		remedy = `set backend to "nftables", `
 	}
-	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
+	return &Problem{Reason: ReasonFlapping, LoopOnly: true, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
 		"repairs are %s apart now: %sstop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
 		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), remedy, 2*l.flapping.Pause())}
 }

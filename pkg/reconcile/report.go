@@ -35,26 +35,40 @@ const (
 // Results returns all of them.
 func Results() []Result { return []Result{Unchanged, Repaired, Changed, Failed} }
 
-// Reason is why the node is not ready, as the metric not_ready, /readyz and the log have it.
+// Reason is why the node is not ready, as the metric not_ready, /readyz, the log and doctor have it.
 type Reason string
 
 // The reasons.
 const (
-	ReasonRules    Reason = "rules"    // rules are not, or may not be, as desired
-	ReasonState    Reason = "state"    // the dataDir
-	ReasonSource   Reason = "source"   // a source, or reconciler.toml, that is invalid
-	ReasonConflict Reason = "conflict" // two sources cannot both be in force
-	ReasonConflist Reason = "conflist" // a plugin entry with which every ADD fails
-	ReasonPlugin   Reason = "plugin"   // the plugin's binary
-	ReasonBackend  Reason = "backend"  // the program that writes the rules is missing
-	ReasonStandby  Reason = "standby"  // another reconciler is active
-	ReasonFlapping Reason = "flapping" // another program reverts the rules repeatedly
+	ReasonRules    Reason = "rules"
+	ReasonState    Reason = "state"
+	ReasonSource   Reason = "source"
+	ReasonConflict Reason = "conflict"
+	ReasonConflist Reason = "conflist"
+	ReasonPlugin   Reason = "plugin"
+	ReasonBackend  Reason = "backend"
+	ReasonStandby  Reason = "standby"
+	ReasonFlapping Reason = "flapping"
 )
 
-// Reasons returns all of them.
-func Reasons() []Reason {
-	return []Reason{
-		ReasonRules, ReasonState, ReasonSource, ReasonConflict, ReasonConflist, ReasonPlugin, ReasonBackend, ReasonStandby, ReasonFlapping,
+// Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
+type Fault struct {
+	Reason  Reason
+	Summary string // a sentence
+}
+
+// Faults returns all of them.
+func Faults() []Fault {
+	return []Fault{
+		{ReasonRules, "Rules are not, or may not be, what the sources ask for."},
+		{ReasonState, "The dataDir, or the CNI configuration directory, cannot be used."},
+		{ReasonSource, "A source, or reconciler.toml, is invalid."},
+		{ReasonConflict, "Sources conflict, and one of them is superseded."},
+		{ReasonConflist, "No plugin entry is in the conflist, or every ADD fails with the one that is."},
+		{ReasonPlugin, "Runtimes cannot run the plugin that a conflist names: no pod of its network can start."},
+		{ReasonBackend, "Rules cannot be written in the backend in which they are kept."},
+		{ReasonStandby, "Another reconciler is active."},
+		{ReasonFlapping, "Another program reverts the rules repeatedly."},
 	}
 }
 
@@ -64,7 +78,18 @@ type Problem struct {
 	Source policy.SourceID // whose policy is not in force; else the zero SourceID
 	Chain  string          // of a problem with rules or a conflict; else ""
 	Err    error
+	// LoopOnly tells that no dry run finds it: it is about what a sync tried, what happened before, or ADDs.
+	LoopOnly bool
 }
+
+// FindingWarning is a warning that doctor has as a finding.
+type FindingWarning struct {
+	error
+	ID string // of the finding
+}
+
+// Unwrap implements what errors.As needs.
+func (w FindingWarning) Unwrap() error { return w.error }
 
 // aboutRules reports whether the rules of policies in force are affected, rather than a policy that
 // is not in force.
@@ -99,6 +124,17 @@ type Report struct {
 
 // Ready reports whether the rules are what the sources ask for.
 func (r *Report) Ready() bool { return len(r.Problems) == 0 }
+
+// WarningsOf returns the warnings that the finding ID of doctor has; for "", those that none has.
+func (r *Report) WarningsOf(id string) (found []error) {
+	for _, w := range r.Warnings {
+		var of FindingWarning
+		if errors.As(w, &of); of.ID == id {
+			found = append(found, w)
+		}
+	}
+	return found
+}
 
 // Standby reports whether no sync was made because another reconciler is active.
 func (r *Report) Standby() bool {
@@ -256,7 +292,7 @@ func (n *Node) judgeSources(r *Report) {
 			return c.ID.Kind == policy.Network && mayBe && !s.ConfDir.HasEntry(c.ID.Name)
 		})
 		if i < 0 {
-			r.warn(list.Err)
+			r.warn(FindingWarning{list.Err, "conflist-broken"})
 			continue
 		}
 		id := r.State.Sources[i].ID
@@ -278,7 +314,7 @@ func judgeRules(r *Report) {
 		case isDrift(err) && r.Before != nil && !r.byHand(err):
 			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
 		default:
-			r.chainProblem(ReasonRules, p.Chain, "%w", err)
+			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err, LoopOnly: r.Before != nil && !failed(r.Before, p.Chain)})
 		}
 	}
 	for _, o := range r.State.Record.Chains {
@@ -299,10 +335,10 @@ func judgeRules(r *Report) {
 		r.chainProblem(ReasonRules, "", "%w", guardErr) // of a guard that was to be removed
 	}
 	for _, slow := range s.LinearChains() {
-		r.warn(slow)
+		r.warn(FindingWarning{slow, "slow-list"})
 	}
 	for _, i := range s.Guard.Inactive {
-		r.warn(i)
+		r.warn(FindingWarning{i, "guard-inactive"})
 	}
 }
 
@@ -325,7 +361,8 @@ func (n *Node) judgeBackends(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	for i := range r.Rules.Chains {
 		if err := e.CanWrite(ctx, &r.Rules.Chains[i]); err != nil {
-			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but could not be repaired: %w", err)
+			r.add(Problem{Reason: ReasonRules, Chain: r.Rules.Chains[i].Policy.Chain, LoopOnly: true,
+				Err: fmt.Errorf("the rules are correct, but could not be repaired: %w", err)})
 		}
 	}
 }
@@ -393,26 +430,27 @@ func (n *Node) judgeADDs(r *Report) {
 	var file string
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if err := list.PositionErr(); err != nil {
-			r.problem(ReasonConflist, err)
+			r.add(Problem{Reason: ReasonConflist, Err: err, LoopOnly: true})
 		}
 		for _, e := range list.Entries {
 			file = cmp.Or(file, list.File)
 			if e.Err == nil && e.Entry.RequireAgentConfig && r.Rules != nil && r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-				r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files is stored, so no pod can start: "+
-					"set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index))
+				r.add(Problem{Reason: ReasonConflist, LoopOnly: true, Err: fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
+					"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index)})
 			}
 		}
 	}
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
-		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
-			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
+		r.add(Problem{Reason: ReasonPlugin, LoopOnly: true, Err: fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
+			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file))})
 	}
 	known := func(p Problem) bool { return isDiskFault(p.Err) }
 	if file == "" && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
 		return
 	}
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
-		r.problem(ReasonState, fmt.Errorf("%w; until then pods of a new or changed network cannot start, nor is any rule written after a reboot", err))
+		r.add(Problem{Reason: ReasonState, LoopOnly: true, Err: fmt.Errorf("%w; until then pods of a new or changed network cannot start, "+
+			"nor is any rule written after a reboot", err)})
 	}
 }
 

@@ -96,7 +96,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer cancel()
 	lock, err := n.Dir.Lock(wait)
 	if err != nil {
-		r.problem(ReasonState, err)
+		r.add(Problem{Reason: ReasonState, Err: err, LoopOnly: true})
 		n.load(r)
 		return
 	}
@@ -105,9 +105,6 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
 		return
-	}
-	for _, d := range r.State.Damaged {
-		r.warn(fmt.Errorf("a damaged document counts as absent: %w", d.Err))
 	}
 	p := n.plan(r, n.unused(r))
 	if n.keepDamaged(r, p, lock); len(r.Lost) > 0 {
@@ -170,10 +167,13 @@ func (n *Node) write(ctx context.Context, r *Report) {
 // written reports whether the rules of a chain could be written, even if another program has changed
 // them since. For "" it reports that of all chains.
 func written(s *enforce.State, chain string) bool {
-	return !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool {
-		err := s.Err(p.Chain)
-		return (chain == "" || chain == p.Chain) && err != nil && !isDrift(err)
-	})
+	return !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool { return (chain == "" || chain == p.Chain) && failed(s, p.Chain) })
+}
+
+// failed reports whether the rules of a chain could not be read or written.
+func failed(s *enforce.State, chain string) bool {
+	err := s.Err(chain)
+	return err != nil && !isDrift(err)
 }
 
 // applyChanges applies all changed documents at once, so that no packet meets a part of them.
@@ -218,7 +218,7 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 		if r.State.Find(c.ID) != nil {
 			rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be applied; the last good policy stays: %w", c.ID, err)
 		}
-		r.sourceProblem(ReasonRules, c.ID, rejected[c.ID])
+		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: rejected[c.ID], LoopOnly: true})
 	}
 	if n.load(r) {
 		r.Rules = e.Sync(ctx, e.Observe(ctx, r.State.Sources, withoutStuck(r.State.Record)), lock)
@@ -237,7 +237,7 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	due, failed := n.backoff.withhold(p.Changed, time.Now())
 	for _, c := range p.Changed {
 		if err := failed[c.ID]; err != nil {
-			r.sourceProblem(ReasonRules, c.ID, err)
+			r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: err, LoopOnly: true})
 		}
 	}
 	if len(failed) > 0 {
@@ -249,7 +249,9 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	for _, d := range r.State.Damaged {
 		restored := d.File == n.Dir.RecordPath() ||
 			slices.ContainsFunc(p.Changed, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
-		if !restored {
+		if restored {
+			r.warn(FindingWarning{fmt.Errorf("a damaged document counts as absent: %w", d.Err), "damaged-document"})
+		} else {
 			r.Lost = append(r.Lost, fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
 				"until the next ADD of its network writes it again, or the document is removed", d.Err))
 		}
@@ -325,7 +327,9 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	} else if err := p.Add(files.Source, r.conflists, r.warn); err != nil {
 		r.sourceProblem(ReasonSource, source, err)
 	}
-	r.Warnings = append(r.Warnings, files.Warnings...)
+	for _, w := range files.Warnings {
+		r.warn(FindingWarning{w, "agent-files-invalid"})
+	}
 }
 
 // untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is corrected.
