@@ -105,7 +105,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 // examine inspects the node, and returns what a dry run and doctor find. It begins again if a reconciler
 // started meanwhile, or may be starting.
 func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []diagnose.Finding, error) {
-	withoutLock := func(f diagnose.Finding) bool { return f.ID == diagnose.WithoutLock }
+	withoutLock := func(f diagnose.Finding) bool { return f.ID == "reconciler-data-dir" } // or that starts
 	for start := time.Now(); ; flowcontrol.Sleep(ctx, 50*time.Millisecond) {
 		n, err := a.inspect(ctx)
 		if err != nil {

@@ -31,17 +31,13 @@ type Running struct {
 	Differs  []string          // how its settings or its version differ from those of this program
 }
 
-// WithoutLock is the finding of a reconciler that does not hold the instance lock of the dataDir. One that
-// starts does not hold it yet.
-const WithoutLock = "reconciler-data-dir"
-
 // reconcilerChecks look at the reconciler of the node, and at its files.
 func reconcilerChecks() []check {
 	return []check{
 		{Finding{ID: "agent-files-invalid", Severity: SeverityNotice,
 			Summary: "A part of the agent files is ignored.",
 			Remedy:  "Correct the file, or in a cluster the ConfigMap, as each line says; the reconciler reads it at once."}, warned},
-		{Finding{ID: WithoutLock, Severity: SeverityProblem,
+		{Finding{ID: "reconciler-data-dir", Severity: SeverityProblem,
 			Summary: "A reconciler runs on this node and does not use this dataDir: the two have different policies and revert each other's rules.",
 			Remedy: "Make the reconciler and the plugin use one directory: data_dir, and in a container the node's directory mounted there. " +
 				"Then restart the reconciler. To see its state, name its directory with --data-dir, or run the command in its container."}, reconcilerWithoutLock},
