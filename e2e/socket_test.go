@@ -174,7 +174,7 @@ func TestStatusOfOtherDataDir(t *testing.T) {
 		}
 		return ""
 	})
-	if stdout, _, _ := n.byHand(t, "doctor"); !strings.Contains(stdout, "problem: reconciler-not-running") {
+	if stdout, _, _ := n.byHand(t, "doctor"); !strings.Contains(stdout, "problem: reconciler-data-dir") {
 		t.Errorf("doctor does not find it:\n%s", stdout)
 	}
 }

@@ -303,7 +303,7 @@ func (n *Node) judgeSources(r *Report) {
 func judgeRules(r *Report) {
 	s := r.Rules
 	if s.RecordErr != nil {
-		r.problem(ReasonState, s.RecordErr)
+		r.add(Problem{Reason: ReasonState, Err: s.RecordErr, LoopOnly: true})
 	}
 	for _, p := range s.Policies() {
 		for _, c := range p.Conflicts.Summary() {
@@ -314,7 +314,7 @@ func judgeRules(r *Report) {
 		case isDrift(err) && r.Before != nil && !r.byHand(err):
 			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
 		default:
-			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err, LoopOnly: r.Before != nil && !failed(r.Before, p.Chain)})
+			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err, LoopOnly: !isDrift(err) && r.Before != nil && !failed(r.Before, p.Chain)})
 		}
 	}
 	for _, o := range r.State.Record.Chains {
@@ -332,7 +332,7 @@ func judgeRules(r *Report) {
 			o, policy.Quote(o.Owner.DataDir))
 	}
 	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {
-		r.chainProblem(ReasonRules, "", "%w", guardErr) // of a guard that was to be removed
+		r.add(Problem{Reason: ReasonRules, Err: guardErr, LoopOnly: r.Before != nil && r.Before.Guard.Err == nil}) // of a guard that was to be removed
 	}
 	for _, slow := range s.LinearChains() {
 		r.warn(FindingWarning{slow, "slow-list"})
