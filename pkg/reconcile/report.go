@@ -238,8 +238,8 @@ func (r *Report) add(p Problem) {
 
 func (r *Report) problem(reason Reason, err error) { r.add(Problem{Reason: reason, Err: err}) }
 
-func (r *Report) sourceProblem(reason Reason, s policy.SourceID, err error) {
-	r.add(Problem{Reason: reason, Source: s, Err: err})
+func (r *Report) sourceProblem(s policy.SourceID, err error) {
+	r.add(Problem{Reason: ReasonSource, Source: s, Err: err})
 }
 
 func (r *Report) chainProblem(reason Reason, chain, format string, args ...any) {
@@ -296,7 +296,7 @@ func (n *Node) judgeSources(r *Report) {
 			continue
 		}
 		id := r.State.Sources[i].ID
-		r.sourceProblem(ReasonSource, id, fmt.Errorf("%s: the last good policy from its conflist stays in force: %w", id, list.Err))
+		r.sourceProblem(id, fmt.Errorf("%s: the last good policy from its conflist stays in force: %w", id, list.Err))
 	}
 }
 

@@ -295,7 +295,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		notAdmitted, dataDirErr := r.Sources.PluginFile.Admits(list.Network), list.DataDirErr(r.Sources.PluginFile, n.Dir.Path())
 		switch {
 		case entry.Err != nil:
-			r.sourceProblem(ReasonSource, source, untilCorrected(p, source, entry.Err))
+			r.sourceProblem(source, untilCorrected(p, source, entry.Err))
 		case notAdmitted != nil:
 			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), notAdmitted))
 		case dataDirErr != nil:
@@ -307,7 +307,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 	errs := p.AddAll(all, r.conflists, r.warn)
 	for _, c := range all {
 		if err := errs[c.ID]; err != nil {
-			r.sourceProblem(ReasonSource, c.ID, err)
+			r.sourceProblem(c.ID, err)
 		}
 	}
 }
@@ -321,11 +321,11 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	}
 	source := policy.SourceID{Kind: policy.AgentFiles}
 	if r.Sources.AgentErr != nil {
-		r.sourceProblem(ReasonSource, source, untilCorrected(p, source, r.Sources.AgentErr))
+		r.sourceProblem(source, untilCorrected(p, source, r.Sources.AgentErr))
 	} else if files.Missing && p.Find(source) != nil {
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)))
 	} else if err := p.Add(files.Source, r.conflists, r.warn); err != nil {
-		r.sourceProblem(ReasonSource, source, err)
+		r.sourceProblem(source, err)
 	}
 	for _, w := range files.Warnings {
 		r.warn(FindingWarning{w, "agent-files-invalid"})
