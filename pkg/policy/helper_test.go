@@ -286,11 +286,11 @@ func conflicting(a, b policy.SourcePolicy) bool {
 			}
 		case **policy.Mark:
 			if *to != nil {
-				return (**to).String()
+				return (*to).String()
 			}
 		case **policy.Ports:
 			if *to != nil {
-				ranges := strings.Split((**to).String(), ",")
+				ranges := strings.Split((*to).String(), ",")
 				slices.Sort(ranges)
 				return fmt.Sprintf("%q", ranges)
 			}
