@@ -17,12 +17,16 @@ import (
 )
 
 // TestKeys compares what documents and the chart have about each key with the table of keys. -update writes
-// it. Each key has a section in docs/configure.md, which is written by hand.
+// it. Each key has a section in docs/configure.md and, if it is new, a line in CHANGELOG.md, written by hand.
 func TestKeys(t *testing.T) {
 	keys := entryKeys()
 	configure := read(t, "docs", "configure.md")
+	const firstRelease = 4 // the greatest schema of its keys
 	var readme, reference, manual, values string
 	for _, k := range keys {
+		if k.Schema > firstRelease && !strings.Contains(read(t, "CHANGELOG.md"), "`"+k.Name+"`") {
+			t.Errorf("CHANGELOG.md does not mention %s", k.Name)
+		}
 		help, meaning, standard := k.Help, coded(k.Help), coded(k.Default, k.Choices...)
 		if choices := k.Choices; len(choices) > 0 {
 			help += ": " + policy.JoinOr(choices)
