@@ -3,8 +3,11 @@
 package docs_test
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -148,4 +151,53 @@ func exampleInChart(t *testing.T, k policy.Key) string {
 		return "  guard: count\n"
 	}
 	return fmt.Sprintf("  # %s: %s\n", k.Name, typeOf(t, k).example)
+}
+
+// TestSettings compares what the reference, the packages and the chart have of each setting with the table.
+func TestSettings(t *testing.T) {
+	_, text, _ := strings.Cut(read(t, "docs", "reconciler.md"), "```toml\n")
+	reference, text, _ := strings.Cut(text, "```\n")
+	table, _, _ := strings.Cut(text, "\n\n- ")
+	packaged := regexp.MustCompile(`(?m)^# (\w+ *= |\[)`).ReplaceAllString(read(t, "tools", "release", "package", "conf", "reconciler.toml"), "$1")
+	in := map[string]config.Settings{}
+	for where, text := range map[string]string{"docs/reconciler.md": reference, "reconciler.toml of the packages": packaged} {
+		s, path := config.DefaultSettings(), filepath.Join(t.TempDir(), "reconciler.toml")
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), s.Read(path)); err != nil {
+			t.Fatal(err)
+		}
+		in[where] = s
+	}
+	var chart struct {
+		Properties struct {
+			Reconciler struct {
+				Properties map[string]struct{ Properties map[string]any }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(read(t, "deploy", "chart", "values.schema.json")), &chart); err != nil {
+		t.Fatal(err)
+	}
+	const byOtherValues = "backend cni_conf_dir cni_bin_dir agent_config_dir data_dir health_listen metrics_listen conflist.manage conflist.entry_file"
+	for _, setting := range config.DefaultSettings().List() {
+		parent, key, inTable := strings.Cut(setting.Key, ".")
+		if parent == "agent" {
+			continue // keys of policy
+		}
+		for where, s := range in {
+			i := slices.IndexFunc(s.List(), func(x config.Setting) bool { return x.Key == setting.Key })
+			if x := s.List()[i]; x.Origin == config.DefaultOrigin || x.Value != setting.Value && x.Key != "conflist.manage" {
+				t.Errorf("%s: %s is %q (%s), and its default is %q", where, x.Key, x.Value, x.Origin, setting.Value)
+			}
+		}
+		if !strings.Contains(table, "\n| `"+setting.Key+"` |") {
+			t.Errorf("docs/reconciler.md: the table has no %s", setting.Key)
+		}
+		_, isThere := chart.Properties.Reconciler.Properties[parent]
+		if inTable {
+			_, isThere = chart.Properties.Reconciler.Properties[parent].Properties[key]
+		}
+		if isThere == slices.Contains(strings.Fields(byOtherValues), setting.Key) {
+			t.Errorf("values.schema.json: %s is there: %t", setting.Key, isThere)
+		}
+	}
 }
