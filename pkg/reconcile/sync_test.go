@@ -319,6 +319,35 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	}
 }
 
+// TestUnusedExcludedNetworkIsDropped: the document of a network that plugin.toml does not admit stays like others. A
+// file that becomes invalid changes nothing.
+func TestUnusedExcludedNetworkIsDropped(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	path := f.conflist("other", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
+	f.right()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
+	admitted := "10.1.0.0/16," + linkLocal
+	if r := f.right(); len(r.Dropped) > 0 || len(r.State.Excluded) != 1 || f.stored(policy.Network, "other") == nil {
+		t.Errorf("dropped %v, excluded %v", r.Dropped, r.State.Excluded)
+	}
+	f.exempts(admitted)
+	f.file(f.PluginFile, "allow_networks = ")
+	if r := f.sync(); r.Ready() || len(r.Drift) > 0 {
+		t.Errorf("ready %t, drift %v", r.Ready(), r.Drift)
+	}
+	f.exempts(admitted)
+	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
+	f.DropAfter = 0
+	if r := f.right(); len(r.Dropped) != 1 || f.stored(policy.Network, "other") != nil {
+		t.Errorf("dropped %v", r.Dropped)
+	}
+	f.exempts(admitted)
+}
+
 // Each of the moments since which nobody may want a network counts.
 func TestDropWaitsForEachMoment(t *testing.T) {
 	for _, young := range []string{"document", "attachments", "directory", "none"} {
