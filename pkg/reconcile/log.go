@@ -5,6 +5,7 @@ package reconcile
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -32,7 +33,11 @@ type syncLog struct {
 }
 
 func (l *syncLog) warn(err error) {
-	if err != nil {
+	var of FindingWarning
+	switch {
+	case errors.As(err, &of):
+		l.once.Warn("warning", "finding", of.ID, "err", err)
+	case err != nil:
 		l.once.Warn("warning", "err", err)
 	}
 }

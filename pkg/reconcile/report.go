@@ -118,8 +118,8 @@ type Report struct {
 	Applied []policy.SourceID // sources whose policy the sync applied; Pending are the others that changed
 	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
 
-	Lost    []error // damaged documents that no source restores: the desired rules are unknown
-	Refused error   // why nothing may be written: the dataDir is not the node's
+	Lost    []Problem // damaged documents that no source restores: the desired rules are unknown
+	Refused error     // why nothing may be written: the dataDir is not the node's
 }
 
 // Ready reports whether the rules are what the sources ask for.
@@ -169,7 +169,11 @@ func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r
 // Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, or
 // they are damaged and no source restores them.
 func (r *Report) Incomplete() error {
-	return errors.Join(append(slices.Clip(r.Lost), newer(r.State))...)
+	errs := []error{newer(r.State)}
+	for _, p := range r.Lost {
+		errs = append(errs, p.Err)
+	}
+	return errors.Join(errs...)
 }
 
 // Obstacles returns the problems without the differences that a sync would repair.
@@ -255,9 +259,7 @@ func (r *Report) warn(err error) {
 // judge adds the problems of the sources, the documents and the rules to the report.
 func (n *Node) judge(r *Report) {
 	n.judgeSources(r)
-	for _, err := range r.Lost {
-		r.problem(ReasonState, err)
-	}
+	r.Problems = append(r.Problems, r.Lost...)
 	if err := newer(r.State); err != nil {
 		r.problem(ReasonState, err)
 	} else if r.Refused != nil {

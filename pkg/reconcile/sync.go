@@ -252,8 +252,8 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 		if restored {
 			r.warn(FindingWarning{fmt.Errorf("a damaged document counts as absent: %w", d.Err), "damaged-document"})
 		} else {
-			r.Lost = append(r.Lost, fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
-				"until the next ADD of its network writes it again, or the document is removed", d.Err))
+			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
+				"until the next ADD of its network writes it again, or the document is removed", d.Err)})
 		}
 	}
 	return p
@@ -272,7 +272,8 @@ func (n *Node) keepDamaged(r *Report, p *enforce.Proposal, lock *store.Lock) {
 				err = staged.Discard()
 			}
 			if err != nil {
-				r.Lost = append(r.Lost, fmt.Errorf("%w; it cannot be written now, so all rules stay as they are: %w", d.Err, err))
+				r.Lost = append(r.Lost, Problem{Reason: ReasonState, LoopOnly: true,
+					Err: fmt.Errorf("%w; it cannot be written now, so all rules stay as they are: %w", d.Err, err)})
 			}
 		}
 	}

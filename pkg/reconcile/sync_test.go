@@ -500,6 +500,20 @@ func TestLockHeldByOthers(t *testing.T) {
 	f.right()
 }
 
+// TestFailedWrites has what no dry run finds: rules and policies that could not be written.
+func TestFailedWrites(t *testing.T) {
+	f := newFixture(t).withAgent()
+	failing := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{failing}
+	f.right()
+	failing.broken.Store(true)
+	f.nft("flush", "ruleset")
+	f.wants(f.sync(), Failed, "not today")
+	f.conflist("late", nil)
+	f.wants(f.sync(), Failed, "not today", "the policy cannot be applied")
+	f.wants(f.sync(), Failed, "the policy cannot be applied") // it is withheld
+}
+
 // Cleanup leaves nothing, and does not work against a reconciler.
 func TestCleanup(t *testing.T) {
 	f := newFixture(t).withAgent()
