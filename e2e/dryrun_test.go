@@ -159,6 +159,8 @@ func TestStatusInKnownStates(t *testing.T) {
 			{faults{"writable", "same", "right", "able", "free", "", "known", "an unwanted guard"}, true},
 			{faults{"writable", "same", "right", "able", "free", "", "known", "another guard"}, false},
 			{faults{"writable", "absent", "right", "able", "free", "", "known", "another chain"}, false},
+			{faults{"1 page", "record damaged", "gone", "able", "free", "", "new", "ours"}, true}, // for the record
+			{faults{"writable", "other damaged", "gone", "able", "free", "", "known", "an unwanted guard"}, true},
 			{faults{"1 page", "same", "drifted", "auto, nftables unable", "free", "", "known", "ours"}, n.backend.variant != ""}, // the move needs a record
 			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", "", "known", "ours"}, true},           // all rules stay as they are
 		} {

@@ -268,7 +268,10 @@ func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 // stateUnwritable lets an ADD pass if the rules are right as they are.
 func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.UnwritableError) error {
 	if err := n.errUnlessNewer(s, chain); err != nil {
-		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", errors.Join(cause, err)))
+		if !errors.Is(err, cause) {
+			err = errors.Join(cause, err)
+		}
+		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", err))
 	}
 	n.Warn(fmt.Errorf("the rules are right, but the state cannot be written: %w", cause))
 	return nil

@@ -149,8 +149,10 @@ func (g *GuardState) missesTable() bool {
 func (s *State) deactivateGuard(cause error) {
 	g := &s.Guard
 	for _, d := range g.Desired {
-		g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
-			fmt.Errorf("%s no effect: %w", inertKeys(&s.Find(d.Chain).Policy, false), cause)})
+		if c := s.Find(d.Chain); c != nil {
+			g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
+				fmt.Errorf("%s no effect: %w", inertKeys(&c.Policy, false), cause)})
+		}
 	}
 	g.Diff, g.unusable = nil, cause
 }
@@ -208,8 +210,8 @@ func (s *State) guards(instead []policy.Guard, repair bool) []policy.Guard {
 	for _, g := range s.Guard.Desired {
 		find := func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family }
 		i := slices.IndexFunc(instead, find)
-		switch {
-		case s.Find(g.Chain).Err == nil:
+		switch c := s.Find(g.Chain); {
+		case c == nil || c.Err == nil: // without a policy it is kept, see keepExisting
 			out = append(out, g)
 		case i >= 0:
 			out = append(out, instead[i])

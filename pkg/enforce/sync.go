@@ -56,7 +56,7 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 		}
 	}
 	if err != nil {
-		s.RecordErr = fmt.Errorf("record the chains to be written: %w", err)
+		s.RecordErr = &UnwritableError{fmt.Errorf("record the chains to be written: %w", err)}
 		for i := range s.Chains {
 			if c := &s.Chains[i]; s.Err(c.Policy.Chain) != nil {
 				c.fail(s.RecordErr)
