@@ -250,7 +250,7 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 		restored := d.File == n.Dir.RecordPath() ||
 			slices.ContainsFunc(p.Changed, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
 		if restored {
-			r.warn(FindingWarning{fmt.Errorf("a damaged document counts as absent: %w", d.Err), "damaged-document"})
+			r.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
 		} else {
 			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
 				"until the next ADD of its network writes it again, or the document is removed", d.Err)})
