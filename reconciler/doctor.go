@@ -37,8 +37,12 @@ func faultFindings(problems []metrics.Problem) (found []diagnose.Finding) {
 	return found
 }
 
-// multusFindings returns how Multus uses the network of the plugin entry.
-func multusFindings(s config.Settings) []diagnose.Finding {
+// multusFindings returns how Multus uses the network of the plugin entry. It is a fault where the reconciler
+// manages the conflist.
+func multusFindings(s config.Settings, managed bool) []diagnose.Finding {
+	if managed {
+		return nil
+	}
 	f := diagnose.Finding{
 		ID: "multus", Severity: diagnose.SeverityProblem,
 		Summary: "Pods get their network through Multus, and not as the network's own conflist has it.",
@@ -75,9 +79,10 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	if r.Incomplete() != nil {
 		rules = nil // the policy is incomplete
 	}
-	found := slices.Concat(faultFindings(n.problems(r)), multusFindings(n.Settings), diagnose.Examine(ctx, diagnose.Host{
+	running := n.running(r)
+	found := slices.Concat(faultFindings(n.problems(r)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
-		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: n.running(r), Warnings: r.WarningsOf,
+		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: r.WarningsOf,
 	}))
 	diagnose.Sort(found)
 	return found
@@ -94,7 +99,7 @@ func (n *inspection) running(report *reconcile.Report) *diagnose.Running {
 	if s == nil {
 		return r
 	}
-	r.Unserved = s.Unserved
+	r.Unserved, r.ManagesConflist = s.Unserved, s.ConflistManaged
 	for _, standby := range s.Standbys {
 		r.Standbys = append(r.Standbys, fmt.Sprintf("pid %d, version %s", standby.PID, policy.Printable(standby.Version)))
 	}

@@ -165,6 +165,9 @@ func duplicateEntries(e *examination, f *Finding) {
 // conflistWithoutEntry looks at the conflist that the runtime uses. A plugin that is installed has lost its entry;
 // the plugin is not installed where the reconciler only replaces an agent.
 func conflistWithoutEntry(e *examination, f *Finding) {
+	if e.Reconciler != nil && e.Reconciler.ManagesConflist {
+		return
+	}
 	if e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
 		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network }) {
 		f.Severity = SeverityProblem

@@ -28,7 +28,9 @@ type Running struct {
 	// What it answered on its socket.
 	Unserved map[string]string // why endpoints are not served, by the keys of their addresses
 	Standbys []string          // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
-	Differs  []string          // how its settings or its version differ from those of this program
+	// ManagesConflist tells that a plugin entry which is not inserted is one of its faults.
+	ManagesConflist bool
+	Differs         []string // how its settings or its version differ from those of this program
 }
 
 // reconcilerChecks look at the reconciler of the node, and at its files.

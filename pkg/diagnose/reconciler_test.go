@@ -60,6 +60,8 @@ func TestReconcilerFindings(t *testing.T) {
 			want: map[string]string{"problem reconciler-second": "process 7, process 9, --data-dir /other"}},
 		{name: "other settings", r: &Running{Active: true, Answers: true, Differs: []string{"backend: nftables here, auto there"}},
 			want: map[string]string{"notice reconciler-settings-differ": "backend: nftables here, Leave out the flags"}},
+		{name: "one that keeps the plugin entry, whose faults say what keeps it from that", r: &Running{Active: true, Answers: true, ManagesConflist: true},
+			set: func(h *testHost) { h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge) }},
 		{name: "a busy address", r: &Running{Active: true, Answers: true, Unserved: map[string]string{
 			"metrics_listen": `listen tcp :9820: address already in use by "nginx" (pid 12)`}},
 			want: map[string]string{"problem listen-address-busy": `metrics_listen: listen tcp :9820, "nginx" (pid 12)`}},
