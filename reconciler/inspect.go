@@ -112,6 +112,9 @@ func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []di
 			return nil, nil, nil, err
 		}
 		r := n.Readiness(ctx, n.active.Answers)
+		if n.active.Answers && a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }) {
+			n.JudgeADDs(r) // the reconciler looks elsewhere
+		}
 		found := n.findings(ctx, r)
 		locked := n.active.Running && n.active.health == ""
 		if locked || !n.Dir.ReconcilerActive() && (time.Since(start) > startTime || !slices.ContainsFunc(found, withoutLock)) {
@@ -297,13 +300,14 @@ func (n *inspection) problems(r *reconcile.Report) []metrics.Problem {
 	return append(own, n.loopProblems(r)...)
 }
 
-// loopProblems returns what the reconciler that runs reports, without what the dry run finds of the same source and
+// loopProblems returns what the reconciler that runs reports, without what this process finds of the same source and
 // chain: that is newer. /readyz tells no source and chain.
 func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
 	own := metrics.ProblemsOf(r.Problems)
 	return slices.DeleteFunc(slices.Clone(n.active.problems), func(p metrics.Problem) bool {
-		return !p.LoopOnly && slices.ContainsFunc(own, func(o metrics.Problem) bool {
-			return p.Reason == o.Reason && (n.active.status == nil || p.Source == o.Source && p.Chain == o.Chain)
+		return slices.ContainsFunc(own, func(o metrics.Problem) bool {
+			same := p.Source == o.Source && p.Chain == o.Chain && p.LoopOnly == o.LoopOnly
+			return p.Reason == o.Reason && (same || n.active.status == nil)
 		})
 	})
 }

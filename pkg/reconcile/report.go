@@ -377,7 +377,7 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	if !active {
 		n.judgeBackends(ctx, r)
 		repairable := n.judgeRepair(ctx, r)
-		n.judgeADDs(r)
+		n.JudgeADDs(r)
 		remedy = "ip-masq-reconciler once repairs them, as does a reconciler that runs"
 		if !repairable || slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
 			remedy = "a reconciler repairs them once the other problems are solved"
@@ -399,7 +399,7 @@ func (n *Node) judgeRepair(ctx context.Context, r *Report) bool {
 	wait, cancel := context.WithTimeout(ctx, n.LockWait)
 	defer cancel()
 	lock, err := n.Dir.DryRun(wait)
-	if err != nil { // judgeADDs says it
+	if err != nil { // JudgeADDs says it
 		return true
 	}
 	defer func() { r.warn(lock.Release()) }()
@@ -427,8 +427,8 @@ func (r *Report) byHand(err error) bool {
 	}) && slices.ContainsFunc(drift.Diff, func(c policy.Change) bool { return c.Kind == policy.UnrecognizedChange })
 }
 
-// judgeADDs adds why ADDs fail although the rules are correct.
-func (n *Node) judgeADDs(r *Report) {
+// JudgeADDs adds why ADDs fail although the rules are correct.
+func (n *Node) JudgeADDs(r *Report) {
 	var file string
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if err := list.PositionErr(); err != nil {
