@@ -69,7 +69,7 @@ func (c Netconf) Entry() (Entry, error) {
 		CIDRLimit: policy.DefaultCIDRLimit,
 		DataDir:   DefaultDataDir,
 	}
-	keys := append(e.identityKeys(), keysOf(e.Keys(), anyText)...)
+	keys := append(e.identityKeys(), keysOf(e.Keys())...)
 	for _, name := range protocolKeys() {
 		keys = append(keys, Key{Name: name})
 	}

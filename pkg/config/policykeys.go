@@ -10,7 +10,7 @@ import (
 )
 
 // keysOf returns the keys of rows, in every kind of document and as flags.
-func keysOf(rows []policy.Key, parseChain func(string) (string, error)) []Key {
+func keysOf(rows []policy.Key) []Key {
 	var keys []Key
 	for _, k := range rows {
 		key := Key{Name: k.Name, Usage: k.Help}
@@ -42,6 +42,8 @@ func keysOf(rows []policy.Key, parseChain func(string) (string, error)) []Key {
 	}
 	return keys
 }
+
+func parseChain(s string) (string, error) { return s, policy.ValidateChainName(s) }
 
 // limitKey is the row of a key that states no policy, and that plugin entries and agent files have.
 func limitKey(to *int) policy.Key {
@@ -84,9 +86,7 @@ func (a AgentPolicy) Equal(b AgentPolicy) bool {
 
 // Keys is the table of the keys that agent files and [agent] have in common.
 func (a *AgentPolicy) Keys() []Key {
-	// An empty Chain stands for none, so an empty name is refused here.
-	parseChain := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
-	return keysOf(append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit)), parseChain)
+	return keysOf(append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit)))
 }
 
 // Validate validates the policy on its own. The caller says whether IPv6 is enabled.

@@ -125,20 +125,18 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
 // boolean reads true or false.
-func boolean(to *bool) Value {
-	return Value{Boolean, readBoolean(func(b bool) { *to = b }), func() string { return strconv.FormatBool(*to) }}
-}
+func boolean(to *bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = b }), textOf(&to)} }
 
 // optional reads a boolean that a source may leave out.
-func optional(to **bool) Value {
-	return Value{Boolean, readBoolean(func(b bool) { *to = &b }), func() string { return textOf(*to) }}
-}
+func optional(to **bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = &b }), textOf(to)} }
 
-func textOf[T any](stored *T) string {
-	if stored == nil {
-		return ""
+func textOf[T any](stored **T) func() string {
+	return func() string {
+		if *stored == nil {
+			return ""
+		}
+		return fmt.Sprint(**stored)
 	}
-	return fmt.Sprint(*stored)
 }
 
 func readBoolean(store func(bool)) func(*Document, string, json.RawMessage) {
@@ -172,7 +170,7 @@ func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 		}
 		*to = v
 	}
-	return Value{String, read, func() string { return fmt.Sprint(*to) }}
+	return Value{String, read, textOf(&to)}
 }
 
 // optionalText reads a string that a source may leave out.
@@ -181,7 +179,7 @@ func optionalText[T any](to **T, example string, parse func(string) (T, error)) 
 		parsed, err := parse(s)
 		return &parsed, err
 	})
-	v.Text = func() string { return textOf(*to) }
+	v.Text = textOf(to)
 	return v
 }
 
@@ -236,11 +234,8 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 		d.Positions[key] = position
 	}
 	return Value{List, read, func() string {
-		var items []string
-		for _, item := range *to {
-			items = append(items, fmt.Sprint(item))
-		}
-		return strings.Join(items, ",")
+		text := fmt.Sprint(*to) // [a b]
+		return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
 	}}
 }
 
@@ -274,12 +269,7 @@ func count(to *int, least, most int) Value {
 		default:
 			*to = n
 		}
-	}, func() string {
-		if *to == 0 {
-			return ""
-		}
-		return strconv.Itoa(*to)
-	}}
+	}, func() string { return strings.TrimPrefix(strconv.Itoa(*to), "0") }} // "" for none
 }
 
 // Interval reads a duration of at least a second, such as "1m30s", or whole seconds.
@@ -290,13 +280,7 @@ func Interval(to *time.Duration) Value {
 		}
 		return value
 	})
-	v.Text = func() string {
-		text := to.String()
-		if strings.HasSuffix(text, "m0s") {
-			text = strings.TrimSuffix(text, "0s") // 1m, not 1m0s
-		}
-		return text
-	}
+	v.Text = func() string { return strings.Replace(to.String(), "m0s", "m", 1) }
 	return v
 }
 
