@@ -287,13 +287,15 @@ that of the plugin entry: each of two chains would masquerade what the other exe
 {{- if not (or $.Values.nodeSettings $.Values.agentReplacement.enabled (eq $chain ($policy.masqChain | default $chain))) }}
 {{- fail (printf "%s.masqChain: %s differs from policy.masqChain, %s, and each chain would masquerade what the other exempts; state the chain in policy.masqChain alone" $from $policy.masqChain $chain) }}
 {{- end }}
-{{- range $key := list "nonMasqueradeCIDRs" "masqueradeCIDRs" "sourceCIDRs" "nonMasqueradeSourceCIDRs" "podCIDRs" }}
-{{- range $index, $cidr := get $policy $key | default list }}
+{{- range $key, $list := $policy }}
+{{- range $index, $item := kindIs "slice" $list | ternary $list list }}
+{{- if contains "/" $item }}{{/* a prefix: no name of an interface has a slash */}}
 {{- $at := printf "%s.%s[%d]" $from $key $index }}
-{{- if and (eq $from "policy") (contains ":" $cidr) (not $.Values.policy.enableIPv6) }}
-{{- fail (printf "%s: %s is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it" $at $cidr) }}
+{{- if and (eq $from "policy") (contains ":" $item) (not $.Values.policy.enableIPv6) }}
+{{- fail (printf "%s: %s is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it" $at $item) }}
 {{- end }}
-{{- include "ip-masq.validateCIDR" (dict "cidr" $cidr "at" $at) }}
+{{- include "ip-masq.validateCIDR" (dict "cidr" $item "at" $at) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
