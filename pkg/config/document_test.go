@@ -18,7 +18,6 @@ func TestMistakes(t *testing.T) {
 		{`"nonMasqueradeCidrs": []`, `nonMasqueradeCidrs: is not a known key; did you mean nonMasqueradeCIDRs?`},
 		{`"NONMASQUERADECIDRS": []`, `NONMASQUERADECIDRS: is not a known key; did you mean nonMasqueradeCIDRs?`},
 		{`"masq-chain": "A"`, `masq-chain: is not a known key; did you mean masqChain?`},
-		{`"masqChian": "A"`, `masqChian: is not a known key; did you mean masqChain?`},
 		{`"toPort": "1"`, `toPort: is not a known key; did you mean toPorts?`},
 		{`"Type": "ip-masq"`, `Type: is not a known key; did you mean type?`},
 		{`"resyncInterval": "60s"`, `resyncInterval: is not a known key; remove it`},
@@ -36,7 +35,6 @@ func TestMistakes(t *testing.T) {
 		{`"sourceCIDRs": "pods"`, `sourceCIDRs: "pods" is a string; write a list such as ["10.0.0.0/8"]`},
 		{`"outputInterfaces": 7`, `outputInterfaces: 7 is a number; write a list such as ["eth0"]`},
 		{`"outputInterfaces": {"eth0": true}`, `outputInterfaces: "{\"eth0\": true}" is an object; write a list such as ["eth0"]`},
-		{`"nonMasqueradeSourceCIDRs": true`, `nonMasqueradeSourceCIDRs: true is a boolean; write a list such as ["10.0.0.0/8"]`},
 
 		// Items.
 		{`"masqueradeCIDRs": ["10.0.0.0/8", null]`, `masqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item`},
@@ -66,69 +64,47 @@ func TestMistakes(t *testing.T) {
 
 		// Booleans.
 		{`"enableIPv6": "true"`, `enableIPv6: "true" is a string; write true without quotes`},
-		{`"masqLinkLocal": "False"`, `masqLinkLocal: "False" is a string; write false without quotes`},
 		{`"masqueradeHost": "yes"`, `masqueradeHost: "yes" is a string; write true or false, without quotes`},
 		{`"randomFully": 1`, `randomFully: 1 is a number; write true or false`},
 		{`"masqLinkLocalIPv6": null`, `masqLinkLocalIPv6: null is no value; write true or false, or leave the key out`},
-		{`"requireAgentConfig": []`, `requireAgentConfig: [] is a list; write true or false`},
-		{`"nomasqAllReservedRanges": {}`, `nomasqAllReservedRanges: {} is an object; write true or false`},
 
 		// Ports.
 		{`"toPorts": 80`, `toPorts: 80 is a number; write it in quotes: "80"`},
 		{`"toPorts": 0`, `toPorts: 0 is a number; write a string such as "1024-29999,32768-65535"`},
 		{`"toPorts": ["80"]`, `toPorts: "[\"80\"]" is a list; write a string such as "1024-29999,32768-65535"`},
-		{`"toPorts": null`, `toPorts: null is no value; write a string such as "1024-29999,32768-65535", or leave the key out`},
 		{`"toPorts": "2000-1000"`, `toPorts: 2000-1000 ends before it begins; did you mean 1000-2000?`},
 		{`"toPorts": "0-7"`, `toPorts: 0-7 is not a range of ports; write FIRST-LAST within 1-65535`},
 		{`"toPorts": "1-9,0"`, `toPorts: 1-9,0 holds "0", which is not a range of ports; write FIRST-LAST within 1-65535`},
 		{`"toPorts": "1-9,9"`, `toPorts: 1-9,9 has overlapping ranges 1-9 and 9; write each port once`},
 
 		// The guard's keys.
-		{`"podCIDRs": ["10.0.0.0/8", "10.0.1.24/24"]`, `podCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`},
-		{`"podCIDRs": ["fd00::/8"]`, `podCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
-		{`"podCIDRs": null`, `podCIDRs: null is no value; write [] for none, or leave the key out`},
-		{`"podCIDR": []`, `podCIDR: is not a known key; did you mean podCIDRs?`},
-		{`"guadr": "on"`, `guadr: is not a known key; did you mean guard?`},
 		{`"guard": "on"`, `guard: on is not one of the choices; write off, count or drop`},
 		{`"guard": ""`, `guard: is empty; write off, count or drop, or leave the key out`},
 		{`"guard": true`, `guard: true is a boolean; write "off", "count" or "drop"`},
 		{`"guard": null`, `guard: null is no value; write "off", "count" or "drop", or leave the key out`},
-		{`"staleConnections": "drop"`, `staleConnections: drop is not one of the choices; write keep or reset`},
-		{`"staleConnections": false`, `staleConnections: false is a boolean; write "keep" or "reset"`},
-		{`"enforceExempt": "true"`, `enforceExempt: "true" is a string; write true without quotes`},
 		{`"bypassMark": 24576`, `bypassMark: 24576 is a number; write it in quotes: "0x6000"`},
-		{`"bypassMark": -1`, `bypassMark: -1 is a number; write a string such as "0x6000"`},
 		{`"bypassMark": ["0x4000"]`, `bypassMark: "[\"0x4000\"]" is a list; write a string such as "0x6000"`},
-		{`"bypassMark": null`, `bypassMark: null is no value; write a string such as "0x6000", or leave the key out`},
 		{`"bypassMark": ""`, `bypassMark: is empty; write a mask such as 0x6000, or 0 for none`},
 		{`"bypassMark": "0x4000/0x4000"`, `bypassMark: 0x4000/0x4000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
 		{`"bypassMark": "0x100000000"`, `bypassMark: 0x100000000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
 
 		// cidrLimit.
 		{`"cidrLimit": 0`, `cidrLimit: 0 is not a whole number from 1 to 1000000; write one`},
-		{`"cidrLimit": -3`, `cidrLimit: -3 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": 1000001`, `cidrLimit: 1000001 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": 6.5`, `cidrLimit: 6.5 is not a whole number from 1 to 1000000; write one`},
-		{`"cidrLimit": 1e2`, `cidrLimit: 1e2 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": "64"`, `cidrLimit: "64" is a string; write it without quotes`},
 		{`"cidrLimit": "many"`, `cidrLimit: "many" is a string; write a whole number from 1 to 1000000`},
-		{`"cidrLimit": null`, `cidrLimit: null is no value; write a whole number from 1 to 1000000, or leave the key out`},
 		{`"cidrLimit": 2, "nonMasqueradeCIDRs": ["1.0.0.0/8", "2.0.0.0/8"], "masqueradeCIDRs": ["3.0.0.0/8"]`,
 			`cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 2 allowed; remove some or raise cidrLimit`},
 		{`"cidrLimit": 0, "nonMasqueradeCIDRs": ["1.0.0.0/8"]`, `cidrLimit: 0 is not a whole number from 1 to 1000000; write one`},
 
 		// Chains and backends.
 		{`"masqChain": ""`, `masqChain: is empty; leave the key out for IP-MASQ-AGENT`},
-		{`"masqChain": null`, `masqChain: null is no value; write a string such as "IP-MASQ-AGENT", or leave the key out`},
 		{`"masqChain": 7`, `masqChain: 7 is a number; write it in quotes: "7"`},
 		{`"masqChain": "POSTROUTING"`, `masqChain: POSTROUTING is the name of a built-in chain or target; choose one of your own, such as IP-MASQ-AGENT`},
 		{`"masqChain": "KUBE-X"`, `masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another`},
 		{`"masqChain": "a b"`, `masqChain: "a b" may hold only letters, digits, '_', '.' and '-'`},
 		{`"masqChain": "ABCDEFGHIJKLMNOPQRSTUVWXY"`, `masqChain: ABCDEFGHIJKLMNOPQRSTUVWXY has 25 characters; at most 24 are possible`},
-		{`"backend": "ipvs"`, `backend: ipvs is not one of the choices; write auto, iptables or nftables`},
-		{`"backend": "IPTables"`, `backend: IPTables is not one of the choices; write auto, iptables or nftables`},
-		{`"backend": ""`, `backend: is empty; write auto, iptables or nftables, or leave the key out`},
-		{`"backend": false`, `backend: false is a boolean; write "auto", "iptables" or "nftables"`},
 
 		// dataDir.
 		{`"dataDir": "state"`, `dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq`},
@@ -144,7 +120,6 @@ func TestMistakes(t *testing.T) {
 		{`"dataDir": "/\udc00"`, `dataDir: "/�" holds characters that cannot be printed; write a path such as /var/lib/cni/ip-masq`},
 		{`"dataDir": "/` + strings.Repeat("a", 200) + `"`,
 			`dataDir: /` + strings.Repeat("a", 200) + ` has 201 bytes; write a path of at most 200`},
-		{`"dataDir": null`, `dataDir: null is no value; write a string such as "/var/lib/cni/ip-masq", or leave the key out`},
 		{`"dataDir": 1`, `dataDir: 1 is a number; write a string such as "/var/lib/cni/ip-masq"`},
 	} {
 		t.Run(c.keys[:min(len(c.keys), 60)], func(t *testing.T) {
