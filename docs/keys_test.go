@@ -30,8 +30,10 @@ func TestKeys(t *testing.T) {
 		if k.Schema > firstRelease && !strings.Contains(read(t, "CHANGELOG.md"), "`"+k.Name+"`") {
 			t.Errorf("CHANGELOG.md does not mention %s", k.Name)
 		}
-		help, meaning, standard := k.Help, coded(k.Help), coded(k.Default, k.Choices...)
-		if choices := k.Choices; len(choices) > 0 {
+		help, meaning, standard := k.Help, coded(k.Help), coded(k.Default)
+		if word, is := k.Field.(policy.Word); is {
+			choices := word.Choices()
+			standard = coded(k.Default, choices...)
 			help += ": " + policy.JoinOr(choices)
 			meaning += ": " + coded(policy.JoinOr(choices), choices...)
 		}
@@ -113,7 +115,7 @@ type keyType struct{ name, example, schema string }
 
 func typeOf(t *testing.T, k policy.Key) keyType {
 	t.Helper()
-	switch k.Field.(type) {
+	switch to := k.Field.(type) {
 	case **bool, *bool:
 		return keyType{"boolean", k.Default, `"type": "boolean"`}
 	case *[]netip.Prefix:
@@ -127,11 +129,11 @@ func typeOf(t *testing.T, k policy.Key) keyType {
 	case *string:
 		return keyType{"string", k.Default, `"$$ref": "#/definitions/chain"`}
 	case policy.Word:
-		schema := `"enum": [ "` + strings.Join(k.Choices, `", "`) + `" ]`
-		if slices.Contains(k.Choices, "off") { // which is false in YAML
+		schema := `"enum": [ "` + strings.Join(to.Choices(), `", "`) + `" ]`
+		if slices.Contains(to.Choices(), "off") { // which is false in YAML
 			schema = strings.Replace(schema, " ]", ", false ]", 1)
 		}
-		return keyType{"string", k.Choices[0], schema}
+		return keyType{"string", to.Choices()[0], schema}
 	case *int:
 		return keyType{"number", k.Default, fmt.Sprintf(`"type": "integer", "minimum": 1, "maximum": %d`, policy.MaxCIDRLimit)}
 	case nil:

@@ -61,7 +61,11 @@ func (g Generators) SourcePolicy(t *rapid.T) policy.SourcePolicy {
 		case *string:
 			*to = g.Chain.Draw(t, k.Name)
 		case policy.Word:
-			to.Set(rapid.SampledFrom(append([]string{""}, k.Choices...)).Draw(t, k.Name))
+			if word := rapid.SampledFrom(append([]string{""}, to.Choices()...)).Draw(t, k.Name); word != "" {
+				if err := to.Set(word); err != nil {
+					t.Fatal(err)
+				}
+			}
 		case **policy.Mark:
 			*to = rapid.Ptr(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) }), true).Draw(t, k.Name)
 		case **policy.Ports:
@@ -106,7 +110,7 @@ func Keys() []policy.Key { return policy.Keys(new(policy.SourcePolicy)) }
 // other keys.
 func Samples(t testing.TB, k policy.Key) []string {
 	t.Helper()
-	switch k.Field.(type) {
+	switch to := k.Field.(type) {
 	case **bool:
 		return []string{"true", "false"}
 	case *[]netip.Prefix:
@@ -116,8 +120,8 @@ func Samples(t testing.TB, k policy.Key) []string {
 	case *string:
 		return []string{`"RED"`, `"BLUE"`}
 	case policy.Word:
-		n := len(k.Choices)
-		return []string{policy.Quote(k.Choices[n-1]), policy.Quote(k.Choices[n-2])}
+		last := to.Choices()[len(to.Choices())-2:]
+		return []string{policy.Quote(last[1]), policy.Quote(last[0])}
 	case **policy.Mark:
 		return []string{`"0x4000"`, `"0"`}
 	case **policy.Ports:

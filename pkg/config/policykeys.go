@@ -30,8 +30,8 @@ func keysOf(rows []policy.Key) []Key {
 		case *string:
 			key.Value, key.Placeholder = text(to, policy.DefaultChain, parseChain), "NAME"
 		case policy.Word:
-			key.Value, key.Placeholder = oneOf(to, k.Choices...), "VALUE"
-			key.Usage += ": " + policy.JoinOr(k.Choices)
+			key.Value, key.Placeholder = oneOf(to), "VALUE"
+			key.Usage += ": " + policy.JoinOr(to.Choices())
 		case *int:
 			key.Value, key.Placeholder = count(to, 1, policy.MaxCIDRLimit), "N"
 		}

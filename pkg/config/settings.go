@@ -92,19 +92,19 @@ func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{
 		{"resync_interval", Interval(&s.ResyncInterval), "TIME", "time between full verifications, beside events: 60s, 2m, or seconds"},
-		{"backend", oneOf(policy.WordOf(&s.Backend), string(policy.Auto), string(policy.IPTables), string(policy.NFTables)), "BACKEND",
+		{"backend", oneOf(policy.WordOf(&s.Backend, policy.Auto, policy.IPTables, policy.NFTables)), "BACKEND",
 			"backend of chains without a stated one: auto, iptables or nftables"},
 		{"cni_conf_dir", directory(&s.CNIConfDir, d.CNIConfDir), "DIR", "directory of the conflists that the container runtime reads"},
 		{"cni_bin_dir", directory(&s.CNIBinDir, d.CNIBinDir), "DIR", "directory of the plugins that the container runtime runs"},
 		{"agent_config_dir", text(&s.AgentConfigDir, "/etc/config", orEmpty(pathLike("/etc/config"))), "DIR",
 			"directory of the agent files (ip-masq*), such as /etc/config (default: none)"},
-		{"agent_dialect", oneOf(policy.WordOf(&s.AgentDialect), string(DialectV1), string(DialectV2)), "DIALECT",
+		{"agent_dialect", oneOf(policy.WordOf(&s.AgentDialect, DialectV1, DialectV2)), "DIALECT",
 			"dialect of agent files: v1, or v2, in which a missing nonMasqueradeCIDRs is an empty list"},
 		{"data_dir", dataDirectory(&s.DataDir), "DIR", "directory of the node's state, the same as dataDir of the plugin entries"},
 		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "HOST:PORT",
 			"address of /livez, /healthz, /readyz, /statusz and /flagz; empty for off"},
 		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "HOST:PORT", "address of /metrics, such as :19821 (default: off)"},
-		{"log_format", oneOf(policy.WordOf(&s.LogFormat), "text", "json"), "FORMAT", "format of the log: text or json"},
+		{"log_format", oneOf(policy.WordOf(&s.LogFormat, "text", "json")), "FORMAT", "format of the log: text or json"},
 		{agentTable, table(), "", ""},
 	}
 	for _, k := range s.Agent.Keys() {

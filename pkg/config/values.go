@@ -125,10 +125,14 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
 // boolean reads true or false.
-func boolean(to *bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = b }), textOf(&to)} }
+func boolean(to *bool) Value {
+	return Value{Boolean, readBoolean(func(b bool) { *to = b }), textOf(&to)}
+}
 
 // optional reads a boolean that a source may leave out.
-func optional(to **bool) Value { return Value{Boolean, readBoolean(func(b bool) { *to = &b }), textOf(to)} }
+func optional(to **bool) Value {
+	return Value{Boolean, readBoolean(func(b bool) { *to = &b }), textOf(to)}
+}
 
 func textOf[T any](stored **T) func() string {
 	return func() string {
@@ -396,19 +400,14 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 }
 
 // oneOf reads one of the choices.
-func oneOf(to policy.Word, choices ...string) Value {
-	var quoted []string
-	for _, c := range choices {
-		quoted = append(quoted, policy.Quote(c))
-	}
+func oneOf(to policy.Word) Value {
 	return Value{String, func(d *Document, key string, value json.RawMessage) {
 		s, isString := stringValue(value)
 		if !isString {
-			d.wrongKind(key, -1, value, policy.JoinOr(quoted))
-		} else if err := policy.CheckChoice(s, choices); err != nil {
+			quoted := `"` + strings.Join(to.Choices(), `"|"`) + `"`
+			d.wrongKind(key, -1, value, policy.JoinOr(strings.Split(quoted, "|")))
+		} else if err := to.Set(s); err != nil {
 			d.Fail(key, -1, s, err.Error())
-		} else {
-			to.Set(s)
 		}
 	}, to.String}
 }

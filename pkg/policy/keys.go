@@ -4,7 +4,6 @@ package policy
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -23,9 +22,7 @@ type Key struct {
 type Combination struct {
 	Sources string // in words
 
-	// Field is a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *[]string, or a Word with one of the Choices.
-	Field   any
-	Choices []string
+	Field any // a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *[]string, or a Word
 
 	// merge adds the value of the field, which has this origin, to that of sources with a higher precedence.
 	// It is nil if merger.merge does that.
@@ -35,7 +32,8 @@ type Combination struct {
 // Word is a field with one of a few words, or "" if the key is left out.
 type Word interface {
 	String() string
-	Set(string)
+	Set(string) error
+	Choices() []string
 }
 
 // Keys is the table of the keys that state policy, bound to the fields of s. For another key see "Add a key"
@@ -83,11 +81,7 @@ func keys(s *SourcePolicy, p *Policy) []Key {
 
 // Schema returns the greatest number in the table.
 func Schema() int {
-	most := 0
-	for _, k := range Keys(new(SourcePolicy)) {
-		most = max(most, k.Schema)
-	}
-	return most
+	return slices.MaxFunc(Keys(new(SourcePolicy)), func(a, b Key) int { return a.Schema - b.Schema }).Schema
 }
 
 // agree is for values that must be the same in all sources that have the key.
@@ -101,17 +95,13 @@ func agreeFunc[T any](field **T, merged *WithOrigins[T], otherwise T, equal func
 
 // agreeWord is agree for words, of which one may agree with all others.
 func agreeWord[T ~string](field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
-	c := Combination{Sources: "must agree", Field: WordOf(field), merge: func(m *merger, o Origin) {
+	return Combination{Sources: "must agree", Field: WordOf(field, choices...), merge: func(m *merger, o Origin) {
 		value := field
 		if *field == "" || *field == neutral {
 			value = nil
 		}
 		merged.agree(m, value, o, otherwise, func(a, b T) bool { return a == b })
 	}}
-	for _, word := range choices {
-		c.Choices = append(c.Choices, string(word))
-	}
-	return c
 }
 
 func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal func(a, b T) bool) {
@@ -125,38 +115,43 @@ func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal
 	case equal(w.Value, *value):
 		w.Origins = append(w.Origins, o)
 	default:
-		m.conflict(w.Origins[0], w.Value, o, *value, false)
+		m.conflict(w.Origins[0], w.Value, o, *value)
 	}
 }
 
-// trueWins is for booleans that are true if one source says so.
+// trueWins is for booleans of which false says nothing.
 func trueWins(field **bool, merged *WithOrigins[bool]) Combination {
-	return Combination{Sources: "`true` wins", Field: field, merge: func(_ *merger, o Origin) {
-		switch {
-		case isTrue(*field) && merged.Value:
-			merged.Origins = append(merged.Origins, o)
-		case isTrue(*field):
-			*merged = WithOrigins[bool]{true, []Origin{o}}
-		case merged.Origins == nil:
-			merged.Origins = builtIn(o.Key)
+	return Combination{Sources: "`true` wins", Field: field, merge: func(m *merger, o Origin) {
+		value := *field
+		if !isTrue(value) {
+			value = nil
 		}
+		merged.agree(m, value, o, false, func(a, b bool) bool { return a == b })
 	}}
 }
 
 // WordOf returns the word in a field.
-func WordOf[T ~string](field *T) Word { return word[T]{field} }
+func WordOf[T ~string](field *T, choices ...T) Word { return word[T]{field, choices} }
 
-type word[T ~string] struct{ to *T }
+type word[T ~string] struct {
+	to      *T
+	choices []T
+}
 
 func (w word[T]) String() string { return string(*w.to) }
 
-func (w word[T]) Set(s string) { *w.to = T(s) }
+func (w word[T]) Choices() (all []string) {
+	for _, c := range w.choices {
+		all = append(all, string(c))
+	}
+	return all
+}
 
-// CheckChoice returns an error with the choices for a word that is none of them.
-func CheckChoice(s string, choices []string) error {
-	write := "write " + JoinOr(choices)
+func (w word[T]) Set(s string) error {
+	write := "write " + JoinOr(w.Choices())
 	switch {
-	case slices.Contains(choices, s):
+	case slices.Contains(w.choices, T(s)):
+		*w.to = T(s)
 		return nil
 	case s == "":
 		return errors.New("is empty; " + write + ", or leave the key out")
@@ -167,5 +162,5 @@ func CheckChoice(s string, choices []string) error {
 // JoinOr joins words with commas and "or".
 func JoinOr(words []string) string {
 	last := len(words) - 1
-	return fmt.Sprintf("%s or %s", strings.Join(words[:last], ", "), words[last])
+	return strings.Join(words[:last], ", ") + " or " + words[last]
 }

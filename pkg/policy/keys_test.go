@@ -138,9 +138,9 @@ func TestOriginsOfKeys(t *testing.T) {
 // TestBadWords: a document that no version wrote is refused.
 func TestBadWords(t *testing.T) {
 	for _, k := range policytest.Keys() {
-		if _, is := k.Field.(policy.Word); is {
+		if word, is := k.Field.(policy.Word); is {
 			err := policytest.Stating(t, fmt.Sprintf(`%q: "other"`, k.Name)).Validate(1)
-			wantError(t, k.Name, err, k.Name+": other is not one of the choices; write "+policy.JoinOr(k.Choices))
+			wantError(t, k.Name, err, k.Name+": other is not one of the choices; write "+policy.JoinOr(word.Choices()))
 		}
 	}
 }

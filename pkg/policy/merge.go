@@ -360,23 +360,19 @@ func scope[T comparable](m *merger, key string, compare func(a, b T) int, get fu
 				origins = append(origins, Origin{s.ID, key, -1, f.File})
 			}
 		}
-		slices.SortFunc(value, compare)
-		value = slices.Compact(value)
-		switch {
-		case len(origins) == 0:
-		case out.Origins[0].Source.Kind == BuiltIn:
-			out = WithOrigins[[]T]{value, origins}
-		case slices.Equal(out.Value, value):
-			out.Origins = append(out.Origins, origins...)
-		default:
-			m.conflict(out.Origins[0], out.Value, origins[0], value, true)
+		if slices.SortFunc(value, compare); len(origins) > 0 {
+			value = slices.Compact(value)
+			out.agree(m, &value, origins[0], nil, slices.Equal[[]T])
+		}
+		if len(origins) > 1 && slices.Equal(out.Value, value) {
+			out.Origins = append(out.Origins, origins[1:]...)
 		}
 	}
 	return out
 }
 
-func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, supersededValue any, scope bool) {
-	empty := "empty"
+func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, supersededValue any) {
+	scope, empty := inForce.Key == "sourceCIDRs" || inForce.Key == "outputInterfaces", "empty"
 	if scope {
 		empty = "any"
 	}
@@ -439,7 +435,7 @@ func (m *merger) entries(defaults []PrefixAction, lists func(*SourcePolicy) []en
 					at[p] = len(all)
 					all = append(all, decided{l.action, part, l.key, j, 0})
 				} else if d := all[k]; d.action != l.action {
-					m.conflict(d.part.origin(d.key, d.index), p, part.origin(l.key, j), p, false)
+					m.conflict(d.part.origin(d.key, d.index), p, part.origin(l.key, j), p)
 				}
 			}
 		}

@@ -237,7 +237,7 @@ func (s SourcePolicy) Validate(limit int) error {
 			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
 		case Word:
 			if value := to.String(); value != "" {
-				errs.check(k.Name, value, CheckChoice(value, k.Choices))
+				errs.check(k.Name, value, to.Set(value))
 			}
 		}
 	}
