@@ -114,16 +114,16 @@ func TestDoesTheKernelAgree(t *testing.T) {
 		{"right", func(*node) {}, "8.8.8.8", true, "masquerade random-fully", "", ""},
 		{"right, exempt", func(*node) {}, "10.1.1.1", true, "to 10.0.0.0/8 return", "", ""},
 		{"a deleted jump", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
 		}, "8.8.8.8", false, "", "ipv4 A: missing jump from POSTROUTING: from 10.244.0.0/16 to non-local", ""},
 		{"a deleted jump, exempt all the same", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
 		}, "10.1.1.1", true, "", "missing jump", ""},
 		{"a deleted rule", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = c.Rules[2:] })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = c.Rules[2:] })
 		}, "10.1.1.1", false, "masquerade random-fully", "missing rule: to 10.0.0.0/8 return", ""},
 		{"a wrong order", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules[1], c.Rules[3] = c.Rules[3], c.Rules[1] })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules[1], c.Rules[3] = c.Rules[3], c.Rules[1] })
 		}, "10.1.1.1", false, "masquerade random-fully", "out of order", ""},
 		{"a chain that is gone", func(n *node) {
 			g := n.in(inIPTables)
@@ -131,16 +131,16 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			g.Diff = policy.Compare(g.Desired, g.Observed)
 		}, "8.8.8.8", false, "", "ipv4 A: missing chain", ""},
 		{"a third-party rule before", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", first(unrecognized))
+			n.tamper(policy.IPv4, "A", first(unrecognized))
 		}, "8.8.8.8", false, "-j LOG", "unexpected rule: -j LOG", "unrecognized rule"},
 		{"a third-party rule behind", func(n *node) {
-			n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, unrecognized) })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = append(c.Rules, unrecognized) })
 		}, "8.8.8.8", true, "masquerade random-fully", "unexpected rule: -j LOG", ""},
 		{"another chain differs", func(n *node) {
-			n.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps = nil })
+			n.tamper(policy.IPv4, "B", func(c *policy.Chain) { c.Jumps = nil })
 		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
 		{"another family differs", func(n *node) {
-			n.tamper(inNFTables, policy.IPv6, "B", func(c *policy.Chain) { c.Jumps = nil })
+			n.tamper(policy.IPv6, "B", func(c *policy.Chain) { c.Jumps = nil })
 		}, "8.8.8.8", true, "masquerade random-fully", "", ""},
 		{"not read", func(n *node) {
 			n.in(inIPTables).Observed = policy.Ruleset{}
@@ -397,7 +397,7 @@ func TestGuard(t *testing.T) {
 		n.view.Guard.Diff = policy.Diff{{Kind: policy.GuardChange, Family: policy.IPv4, Chain: "A", Text: "counter"}}
 	}
 	lost := func(n *node) {
-		n.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
+		n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
 	}
 	accepts := func(sure bool) []thirdparty.Hit {
 		return []thirdparty.Hit{{Rule: thirdparty.Rule{Action: thirdparty.Accepts, Text: "M"}, Sure: sure}}

@@ -61,7 +61,7 @@ func (n *node) in(c netfilter.Choice) *enforce.Chain {
 }
 
 // tamper changes what was read of a chain, and compares.
-func (n *node) tamper(c netfilter.Choice, f policy.Family, chain string, change func(*policy.Chain)) {
+func (n *node) tamper(f policy.Family, chain string, change func(*policy.Chain)) {
 	g := n.view.Find(chain)
 	change(g.Observed.Find(f, chain))
 	g.Diff = policy.Compare(g.Desired, g.Observed)

@@ -29,12 +29,12 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		return n
 	}
 	drifted := sound()
-	drifted.tamper(inIPTables, policy.IPv4, "IP-MASQ-AGENT", func(c *policy.Chain) { c.Rules = c.Rules[3:] })
+	drifted.tamper(policy.IPv4, "IP-MASQ-AGENT", func(c *policy.Chain) { c.Rules = c.Rules[3:] })
 	emptied := newNode(network("podnet", "A", exempting("10.0.0.0/16", "10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16",
 		"10.5.0.0/16", "10.6.0.0/16", "10.7.0.0/16", "10.8.0.0/16")))
-	emptied.tamper(inIPTables, policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
+	emptied.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
 	two := newNode(network("a", "A", exempting("0.0.0.0/0")), network("b", "B", inNFT, fromOnly("10.9.0.0/16")))
-	two.tamper(inNFTables, policy.IPv4, "B", func(c *policy.Chain) { c.Jumps[0].From = nil })
+	two.tamper(policy.IPv4, "B", func(c *policy.Chain) { c.Jumps[0].From = nil })
 	unread := sound()
 	unread.view.Chains[0].Err = errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
 		"observe ipv4 of iptables (nft): operation not permitted")
