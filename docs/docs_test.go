@@ -203,17 +203,20 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// TestReasons: each reason why a node is not ready has a section of troubleshooting.md, to which the introduction
-// links, and an alert that leads there.
+// TestReasons: each reason why a node is not ready has a section of troubleshooting.md, two rows that lead to it and
+// say what it means, and an alert that leads there.
 func TestReasons(t *testing.T) {
 	text, alerts := read(t, "docs", "troubleshooting.md"), read(t, "deploy", "kustomize", "components", "monitoring", "rules.yaml")
-	introduction, _, _ := strings.Cut(text, "\n## Reasons\n")
 	for _, f := range reconcile.Faults() {
 		if strings.Count(text, "\n### "+string(f.Reason)+"\n") != 1 {
 			t.Errorf("troubleshooting.md has no section %s, or several", f.Reason)
 		}
-		if !strings.Contains(introduction, "(#"+string(f.Reason)+")") {
-			t.Errorf("the introduction of troubleshooting.md does not link to #%s", f.Reason)
+		meaning := strings.ToLower(f.Summary[:1]) + strings.TrimSuffix(f.Summary[1:], ".")
+		for _, file := range []string{"troubleshooting.md", "reconciler.md"} {
+			rows := names(`(?m)^\| \[`+string(f.Reason)+`\]\([a-z.]*#`+string(f.Reason)+`\) \| (.*) \|$`, strings.ReplaceAll(read(t, "docs", file), "`", ""))
+			if !slices.Equal(rows, []string{meaning}) {
+				t.Errorf("%s says that %s means %q, want %q", file, f.Reason, rows, meaning)
+			}
 		}
 		if !slices.ContainsFunc(strings.Split(alerts, "- alert: "), func(alert string) bool {
 			return strings.Contains(alert, `ip_masq_not_ready{reason="`+string(f.Reason)+`"}`) && strings.Contains(alert, "docs/troubleshooting.md#"+string(f.Reason)+"\n")

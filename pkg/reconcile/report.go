@@ -54,20 +54,20 @@ const (
 // Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
 type Fault struct {
 	Reason  Reason
-	Summary string // a sentence
+	Summary string // a sentence, also in the documents
 }
 
 // Faults returns all of them.
 func Faults() []Fault {
 	return []Fault{
-		{ReasonRules, "Rules are not, or may not be, what the sources ask for."},
-		{ReasonState, "The dataDir, or the CNI configuration directory, cannot be used."},
-		{ReasonSource, "A source, or reconciler.toml, is invalid."},
-		{ReasonConflict, "Sources conflict, and one of them is superseded."},
-		{ReasonConflist, "No plugin entry is in the conflist, or every ADD fails with the one that is."},
-		{ReasonPlugin, "Runtimes cannot run the plugin that a conflist names: no pod of its network can start."},
-		{ReasonBackend, "Rules cannot be written in the backend in which they are kept."},
-		{ReasonStandby, "Another reconciler is active."},
+		{ReasonRules, "Rules differ, or may differ, from what the sources ask for."},
+		{ReasonState, "The dataDir or the directory of conflists cannot be used."},
+		{ReasonSource, "A plugin entry, an agent file or reconciler.toml is invalid."},
+		{ReasonConflict, "Two sources, or two directories as dataDir, conflict."},
+		{ReasonConflist, "The plugin entry is missing, or every ADD fails because of it."},
+		{ReasonPlugin, "The plugin's binary is missing or not executable."},
+		{ReasonBackend, "A program, a part of the kernel or a capability is missing."},
+		{ReasonStandby, "Another reconciler runs on the node."},
 		{ReasonFlapping, "Another program reverts the rules repeatedly."},
 	}
 }
