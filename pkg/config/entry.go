@@ -129,27 +129,20 @@ func (c Netconf) Differences(d Netconf) []string {
 	mine, others := c.policyValues(), d.policyValues()
 	keys := maps.Clone(mine)
 	maps.Copy(keys, others)
-	maps.DeleteFunc(keys, func(key string, _ json.RawMessage) bool {
-		a, b := mine[key], others[key]
-		return bytes.Equal(a, b) || a != nil && b != nil && bytes.Equal(compact(a), compact(b))
-	})
+	maps.DeleteFunc(keys, func(key, _ string) bool { return mine[key] == others[key] })
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// policyValues returns the values of the keys about policy. dataDir is not one of them.
-func (c Netconf) policyValues() map[string]json.RawMessage {
+// policyValues returns the values of the keys about policy, without white space. dataDir is not one of them.
+func (c Netconf) policyValues() map[string]string {
 	notPolicy := append(protocolKeys(), "name", "cniVersion", "dataDir")
-	values := map[string]json.RawMessage{}
+	values := map[string]string{}
 	for _, m := range c.members {
 		if !slices.Contains(notPolicy, m.Key) && !isProtocolKey(m.Key) {
-			values[m.Key] = m.Value
+			var b bytes.Buffer
+			_ = json.Compact(&b, m.Value) // members are valid JSON
+			values[m.Key] = b.String()
 		}
 	}
 	return values
-}
-
-func compact(value json.RawMessage) []byte {
-	var b bytes.Buffer
-	_ = json.Compact(&b, value) // members are valid JSON
-	return b.Bytes()
 }
