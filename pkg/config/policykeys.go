@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -91,13 +92,7 @@ func (a *AgentPolicy) Keys() []Key {
 
 // Validate validates the policy on its own. The caller says whether IPv6 is enabled.
 func (a AgentPolicy) Validate(d *Document, ipv6 bool) {
-	s, limit := a.Policy, a.CIDRLimit
-	if s.Chain == "" {
-		s.Chain = policy.DefaultChain
-	}
-	if limit == 0 {
-		limit = policy.DefaultCIDRLimit
-	}
-	s.EnableIPv6 = &ipv6
-	d.ValidatePolicy(s, limit)
+	s := a.Policy
+	s.Chain, s.EnableIPv6 = cmp.Or(s.Chain, policy.DefaultChain), &ipv6
+	d.ValidatePolicy(s, cmp.Or(a.CIDRLimit, policy.DefaultCIDRLimit))
 }

@@ -277,14 +277,7 @@ func TestConflicts(t *testing.T) {
 		notOfAgents bool
 	}{
 		{key: "backend", pair: pair{policy.SourcePolicy{Backend: policy.IPTables}, policy.SourcePolicy{Backend: policy.NFTables}}, inForceValue: "iptables", supersededValue: "nftables"},
-		{key: "randomFully", pair: pair{policy.SourcePolicy{RandomFully: ptr(true)}, policy.SourcePolicy{RandomFully: ptr(false)}}, inForceValue: "true", supersededValue: "false"},
-		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2,5")}, policy.SourcePolicy{ToPorts: ports(t, "1-2")}}, inForceValue: "1-2,5", supersededValue: "1-2"},
 		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, inForceValue: "1-2", supersededValue: "empty"},
-		{key: "guard", pair: pair{policy.SourcePolicy{Guard: policy.GuardDrop}, policy.SourcePolicy{Guard: policy.GuardOff}}, inForceValue: "drop", supersededValue: "off"},
-		{
-			key: "bypassMark", pair: pair{policy.SourcePolicy{BypassMark: ptr(policy.Mark(0x4000))}, policy.SourcePolicy{BypassMark: ptr(policy.Mark(0))}},
-			inForceValue: "0x4000", supersededValue: "0",
-		},
 		{
 			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
 			inForceValue: "10.244.0.0/16", supersededValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
