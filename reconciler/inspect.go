@@ -46,8 +46,7 @@ type inspection struct {
 	notReconciler string // why these are not the settings of a reconciler, "" if they are
 }
 
-// activeReconciler is the reconciler that runs on the node, as it answers on its socket or, without
-// one, as /readyz does.
+// activeReconciler is the reconciler that runs on the node, as it answers on its socket.
 type activeReconciler struct {
 	Running bool `json:"running"`
 	Answers bool `json:"answers"` // on its socket
@@ -201,10 +200,8 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
 	found := activeReconciler{Running: dir.ReconcilerActive(), err: err}
-	if !found.Running {
-		if found.problems, found.Running = askHealth(ctx, healthAddress); found.Running {
-			found.health = healthAddress
-		}
+	if !found.Running && askHealth(ctx, healthAddress) {
+		found.Running, found.health = true, healthAddress
 	}
 	return found
 }
@@ -242,27 +239,16 @@ func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
 	return &status, nil
 }
 
-// askHealth returns the reasons that /readyz gives, and whether a reconciler answers there.
-func askHealth(ctx context.Context, address string) (problems []metrics.Problem, runs bool) {
+// askHealth reports whether a reconciler answers at /readyz. Every user of the node can listen there instead, so the
+// answer says nothing else.
+func askHealth(ctx context.Context, address string) bool {
 	if address == "" {
-		return nil, false
+		return false
 	}
 	body, code, err := metrics.Request(ctx, nil, http.MethodGet, "http://"+address+"/readyz", nil)
-	if err != nil {
-		return nil, false
-	}
-	const most = 64 << 10 // another program can have the address
-	for line := range strings.Lines(string(body[:min(most, len(body))])) {
-		line = strings.TrimSuffix(line, "\n")
-		reason, message, _ := strings.Cut(line, ": ")
-		switch more, continues := strings.CutPrefix(line, "  "); {
-		case slices.ContainsFunc(reconcile.Faults(), func(f reconcile.Fault) bool { return string(f.Reason) == reason }):
-			problems = append(problems, metrics.Problem{Reason: reconcile.Reason(reason), Message: message})
-		case continues && len(problems) > 0:
-			problems[len(problems)-1].Message += "\n" + more
-		}
-	}
-	return problems, len(problems) > 0 || code == http.StatusOK && string(body) == "ok\n"
+	reason, _, _ := strings.Cut(string(body), ": ")
+	isFault := func(f reconcile.Fault) bool { return string(f.Reason) == reason }
+	return err == nil && (code == http.StatusOK && string(body) == "ok\n" || slices.ContainsFunc(reconcile.Faults(), isFault))
 }
 
 // printSettingsOrigin writes where the settings come from to stderr. With --config, the operator has said it.
@@ -301,13 +287,12 @@ func (n *inspection) problems(r *reconcile.Report) []metrics.Problem {
 }
 
 // loopProblems returns what the reconciler that runs reports, without what this process finds of the same source and
-// chain: that is newer. /readyz tells no source and chain.
+// chain: that is newer.
 func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
 	own := metrics.ProblemsOf(r.Problems)
 	return slices.DeleteFunc(slices.Clone(n.active.problems), func(p metrics.Problem) bool {
 		return slices.ContainsFunc(own, func(o metrics.Problem) bool {
-			same := p.Source == o.Source && p.Chain == o.Chain && p.LoopOnly == o.LoopOnly
-			return p.Reason == o.Reason && (same || n.active.status == nil)
+			return p.Reason == o.Reason && p.Source == o.Source && p.Chain == o.Chain && p.LoopOnly == o.LoopOnly
 		})
 	})
 }
