@@ -86,9 +86,7 @@ func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
 	d.within(t, fileChangeTimeout, "entry in "+file, func() bool { return d.n.hasPluginEntry(t, file) })
 	d.eventuallyReady(t)
-	if got := d.metric(t, "conflist_present"); got != 1 {
-		t.Errorf("conflist_present is %v", got)
-	}
+	d.until(t, "conflist_present 1", func() bool { return d.metric(t, "conflist_present") == 1 })
 }
 
 const mainFile = "10-podnet.conflist"
@@ -291,8 +289,9 @@ func TestManageLeaderOnly(t *testing.T) {
 	if _, body := second.ready(); strings.Contains(body, "conflist: ") || strings.Contains(second.scrape(t), "ip_masq_conflist_present") {
 		t.Errorf("the standby reports on the conflist: %s", body)
 	}
-	if one, two := first.metric(t, "conflist_repairs_total"), second.metric(t, "conflist_repairs_total"); one != 4 || two != 0 {
-		t.Errorf("%v and %v repairs", one, two)
+	first.until(t, "four repairs", func() bool { return first.metric(t, "conflist_repairs_total") == 4 })
+	if two := second.metric(t, "conflist_repairs_total"); two != 0 {
+		t.Errorf("%v repairs by the standby", two)
 	}
 	first.stop(t)
 	n.writeMainConflist(t, mainFile, "podnet")

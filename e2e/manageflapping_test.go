@@ -149,8 +149,7 @@ func TestManageFiftyRewrites(t *testing.T) {
 }
 
 // TestManageFlapping removes the plugin entry as soon as it appears. It checks that the reconciler
-// backs off, names Cilium as the likely cause, keeps the rules, and restores the entry once the
-// removals stop.
+// restores it at most ten times a second, names Cilium as the likely cause, and repairs rules meanwhile.
 func TestManageFlapping(t *testing.T) {
 	t.Parallel()
 	const file = "05-cilium.conflist"
@@ -175,8 +174,6 @@ func TestManageFlapping(t *testing.T) {
 	began := time.Now()
 	says := w.untilUnready(t, "conflist: ", file, "removed repeatedly", "Cilium", "cni.exclusive=false")
 	t.Logf("detected after %s: %s", time.Since(began).Round(time.Millisecond), says)
-	w.within(t, time.Minute, "longer pauses", func() bool { _, body := w.ready(); return strings.Contains(body, "inserted again after 2s now") })
-	t.Logf("backed off after %s and %v repairs", time.Since(began).Round(time.Millisecond), w.metric(t, "conflist_repairs_total"))
 
 	repairs, log := w.metric(t, "conflist_repairs_total"), w.log()
 	_, before := eye.count(file)
@@ -194,12 +191,11 @@ func TestManageFlapping(t *testing.T) {
 	}
 	w.checkVerdicts(t)
 	_, after := eye.count(file)
-	made := w.metric(t, "conflist_repairs_total") - repairs
-	t.Logf("%v repairs and %d events in %s", made, after-before, time.Since(suspected).Round(time.Millisecond))
-	if made > 3 || w.metric(t, "conflist_flapping") != 1 {
-		t.Errorf("%v repairs, conflist_flapping %v", made, w.metric(t, "conflist_flapping"))
+	made, took := w.metric(t, "conflist_repairs_total")-repairs, time.Since(suspected)
+	t.Logf("%v repairs and %d events in %s", made, after-before, took.Round(time.Millisecond))
+	if made > 10*took.Seconds()+1 || made < 2 || w.metric(t, "conflist_flapping") != 1 {
+		t.Errorf("%v repairs in %s, conflist_flapping %v", made, took, w.metric(t, "conflist_flapping"))
 	}
-	w.until(t, "absence", func() bool { return w.metric(t, "conflist_present") == 0 })
 	if said := w.since(log); strings.Contains(said, "conflist") {
 		t.Errorf("the log reports it more than once:\n%s", said)
 	}
@@ -207,7 +203,7 @@ func TestManageFlapping(t *testing.T) {
 	stop <- struct{}{}
 	w.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.hasPluginEntry(t, file) })
 	w.until(t, "its end in the log and the metrics", func() bool {
-		return strings.Contains(w.log(), "the conflist has the plugin entry, and no problems any more") && w.metric(t, "conflist_present") == 1
+		return strings.Contains(w.since(log), "msg=ready") && w.metric(t, "conflist_present") == 1
 	})
 	w.writeMainConflist(t, file, "podnet")
 	w.untilManaged(t, file)

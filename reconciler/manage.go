@@ -8,88 +8,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
-	"path/filepath"
-	"sync/atomic"
-	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
-	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// manager keeps the plugin entry in the conflist while this reconciler is the leader of the node. A
-// nil one does nothing.
-type manager struct {
-	conflist *conflist.Manager
-	files    *fswatch.Watcher
-	monitor  *metrics.Monitor
-	leader   atomic.Bool
-}
-
-// manage returns the manager that the settings ask for, or nil.
-func (d *daemon) manage(s config.Settings, node *reconcile.Node) *manager {
-	d.monitor.Conflist(nil)
-	if !s.Conflist.Manage {
-		return nil
-	}
-	files := fswatch.New(s.CNIConfDir, filepath.Dir(s.Conflist.EntryFile), filepath.Dir(config.DefaultPluginFile), s.CNIBinDir)
-	if err := files.Err(); err != nil {
-		d.log.Warn("some changes of the conflist are noticed late", "err", err.Error())
-	}
-	const maxInterval = 30 * time.Second
-	m := &manager{files: files, monitor: d.monitor}
-	m.conflist = conflist.NewManager(conflist.Options{
-		Editor: conflist.Editor{
-			Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.Backups, Check: checkNetwork(node.Dir),
-		},
-		ReadEntry: func() ([]byte, error) { return pluginEntry(s) }, BinDir: s.CNIBinDir,
-		Changed: files.Changed(), Interval: min(maxInterval, s.ResyncInterval), Leader: m.leader.Load,
-		Log: d.log, Report: m.report,
-	})
-	return m
-}
-
-// report reports a sync to metrics and health.
-func (m *manager) report(s conflist.Status) {
-	if !s.Leader {
-		m.monitor.Conflist(nil) // the leader reports
-		return
-	}
-	c := &metrics.Conflist{Present: s.Present, Flapping: s.Flapping, Wrote: s.Wrote}
-	for _, p := range s.Problems {
-		c.Problems = append(c.Problems, reconcile.Problem{Reason: reconcile.Reason(p.Reason), Err: p.Err, LoopOnly: true})
-	}
-	m.monitor.Conflist(c)
-}
-
-func (m *manager) run(ctx context.Context) {
-	defer func() { _ = m.files.Close() }() // nothing was written
-	m.conflist.Run(ctx)
-}
-
-// setLeader takes note of a sync of the rules, which the leader alone makes, before health reports it.
-func (m *manager) setLeader(r *reconcile.Report) {
-	leader := !r.Standby()
-	if m == nil || m.leader.Swap(leader) == leader {
-		return
-	}
-	if leader {
-		m.monitor.Conflist(&metrics.Conflist{Problems: []reconcile.Problem{
-			{Reason: reconcile.ReasonConflist, Err: errors.New("not looked at yet"), LoopOnly: true},
-		}})
-	}
-	m.conflist.SyncNow()
-}
-
-// syncNow makes the manager sync at once.
-func (m *manager) syncNow() {
-	if m != nil {
-		m.conflist.SyncNow()
+// newManager returns what keeps the plugin entry in the conflist.
+func newManager(s config.Settings, dir *store.Dir, log *slog.Logger) *conflist.Manager {
+	return &conflist.Manager{
+		Editor:    conflist.Editor{Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: dir.Backups, Check: checkNetwork(dir)},
+		ReadEntry: func() ([]byte, error) { return pluginEntry(s) }, BinDir: s.CNIBinDir, Log: log,
 	}
 }
 

@@ -139,15 +139,16 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	d.settingsAre(s, bad)
 	node := reconcile.Open(s, config.DefaultPluginFile, d.drivers)
 	node.SettingsErr, node.Conntrack = bad, conntrack.Reset
-	manager := d.manage(s, node)
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
-		manager.setLeader(r)
 		d.monitor.Report(r, node.Interval(r.Sources))
 		if r.Standby() {
 			d.announce(ctx, node.Dir)
 		}
 	})
 	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
+	if s.Conflist.Manage {
+		loop.SyncConflist = newManager(s, node.Dir, d.log).Sync
+	}
 	loop.ConnectionsReset = d.monitor.ConnectionsReset
 	d.current.Store(loop)
 
@@ -157,11 +158,8 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	// The directories are watched before the loop reads them for the first time.
 	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile))
 	all.Go(func() { d.watchFiles(ctx, loop, files) })
-	if manager != nil {
-		all.Go(func() { manager.run(ctx) })
-	}
 	all.Go(func() { loop.Run(ctx) })
-	return d.waitForSettings(ctx, s, bad, func() { loop.SyncNow(); manager.syncNow() })
+	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
 }
 
 // settingsAre tells the monitor which settings are in force.

@@ -58,7 +58,7 @@ type Setting struct {
 	Origin string `json:"origin"` // FILE:LINE, FlagOrigin or DefaultOrigin
 }
 
-// ConflistSettings are the settings of the conflist manager.
+// ConflistSettings tell whether and how the loop syncs the conflist.
 type ConflistSettings struct {
 	Manage    bool
 	Network   string // "" is the network that the runtime picks

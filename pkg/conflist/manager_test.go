@@ -9,116 +9,74 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// managed is a Manager at work on real files, in a bubble whose time is its own.
+// managed is a Manager with real files, in a bubble whose time is its own.
 type managed struct {
 	*Manager
-	t       *testing.T
-	dir     string // of all files; those of the runtimes are in net.d
-	changed chan struct{}
-	leader  atomic.Bool
-	wrote   func() // called when the entry was put in
-	stop    func()
-
-	// As of the last time that the test waited.
-	last   Status
+	t      *testing.T
+	dir    string // of all files; those of the runtimes are in net.d
+	last   Status // of the last sync
 	writes int
-	log    string
-
-	mu  sync.Mutex
-	now struct {
-		last   Status
-		writes int
-		log    bytes.Buffer
-	}
+	log    bytes.Buffer
 }
 
-// Write takes the log.
-func (k *managed) Write(line []byte) (int, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.now.log.Write(line)
-}
-
-func (k *managed) take(s Status) {
-	k.mu.Lock()
-	k.now.last = s
-	if s.Wrote {
-		k.now.writes++
-	}
-	k.mu.Unlock()
-	if s.Wrote {
-		k.signal()
-		k.wrote()
-	}
-}
-
-// wait waits until the Manager has nothing to do at this time.
-func (k *managed) wait() {
-	synctest.Wait()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.last, k.writes, k.log = k.now.last, k.now.writes, k.now.log.String()
-}
-
-// keep starts a Manager with a plugin and no network.
-func keep(t *testing.T, change func(*managed)) *managed {
-	k := &managed{t: t, dir: t.TempDir(), changed: make(chan struct{}, 1), wrote: func() {}}
-	k.leader.Store(true)
+// manage returns a Manager with a plugin and no network.
+func manage(t *testing.T) *managed {
+	k := &managed{t: t, dir: t.TempDir()}
 	k.write("bin/ip-masq", "x")
-	if err := os.Chmod(k.path("bin/ip-masq"), 0o755); err != nil {
-		t.Fatal(err)
+	k.mode("bin/ip-masq", 0o755)
+	k.Manager = &Manager{
+		Editor:    Editor{Dir: k.path("net.d"), Backups: in(k.path("backups"))},
+		ReadEntry: func() ([]byte, error) { return ReadEntry(k.path("entry.json")) },
+		BinDir:    k.path("bin"), Log: slog.New(slog.NewTextHandler(&k.log, nil)),
 	}
-	o := Options{
-		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups"))}, ReadEntry: func() ([]byte, error) { return ReadEntry(k.path("entry.json")) }, BinDir: k.path("bin"),
-		Changed: k.changed, Interval: 30 * time.Second, Leader: k.leader.Load,
-		Log: slog.New(slog.NewTextHandler(k, nil)), Report: k.take,
-	}
-	k.Manager = NewManager(o)
-	if change != nil {
-		change(k)
-	}
-	select {
-	case <-k.changed: // what is there from the beginning is no change
-	default:
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); k.Run(ctx) }()
-	k.stop = func() { cancel(); <-ended }
-	t.Cleanup(func() {
-		k.stop()
-		k.wait()
-		if t.Failed() {
-			t.Log(k.log)
-		}
-	})
-	k.wait()
 	return k
+}
+
+// sync fails the test unless there are these problems, and no more.
+func (k *managed) sync(want ...string) {
+	k.t.Helper()
+	k.last = k.Sync(k.t.Context())
+	k.writes += k.last.Inserted
+	if len(k.last.Problems) != len(want) {
+		k.t.Fatalf("problems %v, want %q", k.last.Problems, want)
+	}
+	for i, p := range k.last.Problems {
+		for piece := range strings.SplitSeq(want[i], "*") {
+			if !strings.Contains(p.Err.Error(), piece) {
+				k.t.Errorf("%q does not say %q", p.Err, piece)
+			}
+		}
+	}
+}
+
+// after lets time pass, and syncs.
+func (k *managed) after(d time.Duration, want ...string) {
+	k.t.Helper()
+	time.Sleep(d)
+	k.sync(want...)
+}
+
+func (k *managed) mode(name string, mode os.FileMode) {
+	k.t.Helper()
+	if err := os.Chmod(k.path(name), mode); err != nil {
+		k.t.Fatal(err)
+	}
 }
 
 func (k *managed) path(name string) string { return filepath.Join(k.dir, name) }
 
-func (k *managed) signal() {
-	select {
-	case k.changed <- struct{}{}:
-	default:
-	}
-}
-
-// write writes a file at once and whole, and signals the change.
+// write writes a file at once and whole.
 func (k *managed) write(name, text string) {
 	k.t.Helper()
 	path := k.path(name)
@@ -126,7 +84,6 @@ func (k *managed) write(name, text string) {
 		os.Rename(path+".next", path)); err != nil {
 		k.t.Fatal(err)
 	}
-	k.signal()
 }
 
 func (k *managed) remove(name string) {
@@ -134,7 +91,6 @@ func (k *managed) remove(name string) {
 	if err := os.RemoveAll(k.path(name)); err != nil {
 		k.t.Fatal(err)
 	}
-	k.signal()
 }
 
 // lock locks a directory until the returned function is called.
@@ -160,32 +116,11 @@ func (k *managed) present(name string) bool {
 	return err == nil && bytes.Contains(doc, []byte(`"ip-masq"`))
 }
 
-// after lets time go by.
-func (k *managed) after(d time.Duration) {
-	time.Sleep(d)
-	k.wait()
-}
-
-// says fails the test unless there are these problems, and no more.
-func (k *managed) says(want ...string) {
-	k.t.Helper()
-	if len(k.last.Problems) != len(want) {
-		k.t.Fatalf("problems %v, want %q", k.last.Problems, want)
-	}
-	for i, p := range k.last.Problems {
-		for piece := range strings.SplitSeq(want[i], "*") {
-			if !strings.Contains(p.Err.Error(), piece) {
-				k.t.Errorf("%q does not say %q", p.Err, piece)
-			}
-		}
-	}
-}
-
 // logged fails the test unless the log says something so often.
 func (k *managed) logged(n int, text string) {
 	k.t.Helper()
-	if got := strings.Count(k.log, text); got != n {
-		k.t.Errorf("%q is in the log %d times, want %d:\n%s", text, got, n, k.log)
+	if got := strings.Count(k.log.String(), text); got != n {
+		k.t.Errorf("%q is in the log %d times, want %d:\n%s", text, got, n, &k.log)
 	}
 }
 
@@ -193,50 +128,44 @@ const aList = "net.d/10-a.conflist"
 
 func TestManagerWaitsForANetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
-		k.says("waiting for the main CNI plugin's network in " + k.path("net.d"))
-		k.after(time.Hour)
-		k.logged(1, "level=INFO msg=\"waiting for the conflist\" reason=conflist err=")
-		k.logged(0, "level=ERROR")
-		k.write("net.d/10-x.conf", "{") // half of it; the next moment it is whole
-		k.after(20 * time.Millisecond)
+		k := manage(t)
+		k.sync("waiting for the main CNI plugin's network in " + k.path("net.d"))
+		if !k.last.Problems[0].Waiting || !k.last.Next.IsZero() {
+			t.Errorf("%+v", k.last)
+		}
 		k.write("net.d/10-x.conf", single)
-		k.after(60 * time.Millisecond)
-		k.says()
+		k.sync()
 		if !k.last.Present || !k.present("net.d/10-x-made-by-ip-masq.conflist") {
 			t.Error(k.last)
 		}
 		k.logged(1, "inserted the plugin entry")
-		k.logged(2, "level=")
 		k.remove("net.d") // uninstalled
-		k.after(60 * time.Millisecond)
-		if k.says("waiting for"); k.last.Present || k.last.Flapping {
+		if k.sync("waiting for"); k.last.Present || k.last.Flapping {
 			t.Error(k.last)
 		}
 		k.write(aList, listNamed("a"))
-		k.after(60 * time.Millisecond)
-		if k.says(); !k.present(aList) || k.writes != 2 {
+		if k.after(minWait); !k.present(aList) || k.writes != 2 {
 			t.Error("it is not back")
 		}
+		k.logged(2, "level=")
 	})
 }
 
 func TestManagerIdles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
+		k := manage(t)
 		k.write(aList, listWith("a", bareEntry))
-		k.after(time.Minute)
 		info, err := os.Stat(k.path(aList))
 		if err != nil {
 			t.Fatal(err)
 		}
-		log := len(k.log)
 		for range 100 {
-			k.signal() // other files come and go
-			k.after(time.Minute)
+			if k.after(time.Second); !k.last.Next.IsZero() {
+				t.Fatal(k.last)
+			}
 		}
 		now, err := os.Stat(k.path(aList))
-		if err != nil || !os.SameFile(info, now) || len(k.log) != log || k.writes != 0 {
+		if err != nil || !os.SameFile(info, now) || k.log.Len() > 0 || k.writes != 0 {
 			t.Error("it is not idle", err, k.writes)
 		}
 	})
@@ -244,97 +173,68 @@ func TestManagerIdles(t *testing.T) {
 
 func TestManagerWithoutPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
+		k := manage(t)
 		k.remove("bin")
 		k.write(aList, listNamed("a"))
-		k.after(time.Second)
-		if k.says(k.path("bin/ip-masq") + " is missing*ip-masq-reconciler install"); k.present(aList) || k.last.Present {
+		k.sync(k.path("bin/ip-masq") + " is missing*ip-masq-reconciler install")
+		if k.present(aList) || k.last.Present || k.last.Problems[0].Reason != "plugin" {
 			t.Error("pods cannot start now")
 		}
 		k.write("bin/ip-masq", "x")
-		k.after(time.Second)
-		k.says("is not executable (mode 0644)")
-		if err := os.Chmod(k.path("bin/ip-masq"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		k.signal()
-		k.after(60 * time.Millisecond)
-		if k.says(); !k.present(aList) {
+		k.sync("is not executable (mode 0644)")
+		k.mode("bin/ip-masq", 0o755)
+		if k.sync(); !k.present(aList) {
 			t.Error("the entry is not there")
 		}
 		k.remove("bin")
-		k.after(60 * time.Millisecond)
-		if k.says(); !k.present(aList) { // the reconcile loop reports the plugin
+		if k.sync(); !k.present(aList) { // the reconcile loop reports the plugin
 			t.Error("the entry was taken out")
 		}
-		k.logged(2, "level=ERROR")
 	})
 }
 
 func TestManagerEntryFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *managed) { k.write("entry.json", `{"type":"ip-masq","cidrLimit":0}`) })
+		k := manage(t)
+		has := func(what, text string) {
+			t.Helper()
+			if doc, err := os.ReadFile(k.path(aList)); err != nil || !strings.Contains(string(doc), text) {
+				t.Errorf("not %s: %v %s", what, err, doc)
+			}
+		}
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":0}`)
 		k.write(aList, listNamed("a"))
-		k.after(time.Second)
-		if k.says(k.path("entry.json") + "*cidrLimit*none is inserted"); k.present(aList) {
+		if k.sync(k.path("entry.json") + "*cidrLimit*none is inserted"); k.present(aList) {
 			t.Error("a bad entry was inserted")
 		}
 		k.write("entry.json", `{"type":"ip-masq","cidrLimit":7}`)
-		k.after(60 * time.Millisecond)
-		k.says()
+		k.sync()
 		k.write("entry.json", `{"type":"bridge"}`)
 		k.write(aList, listNamed("a"))
-		k.after(60 * time.Millisecond)
-		k.says("type: must be*the last good one is inserted")
-		if doc, err := os.ReadFile(k.path(aList)); err != nil || !strings.Contains(string(doc), `"cidrLimit":7`) {
-			t.Errorf("not the last good one: %v %s", err, doc)
-		}
+		k.after(minWait, "type: must be*the last good one is inserted")
+		has("the last good one", `"cidrLimit":7`)
 		k.remove("entry.json")
-		k.after(60 * time.Millisecond)
-		k.says()
-		if doc, err := os.ReadFile(k.path(aList)); err != nil || !strings.Contains(string(doc), `"cidrLimit":7`) {
-			t.Errorf("what is there already is changed: %v %s", err, doc)
-		}
+		k.sync()
+		has("what was there already", `"cidrLimit":7`)
 		k.write(aList, listNamed("a"))
-		k.after(60 * time.Millisecond)
-		if doc, err := os.ReadFile(k.path(aList)); err != nil || strings.Contains(string(doc), "cidrLimit") || !k.present(aList) {
-			t.Errorf("not the default: %v %s", err, doc)
-		}
-	})
-}
-
-func TestManagerStandsBy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *managed) { k.leader.Store(false) })
-		k.write(aList, listNamed("a"))
-		k.after(time.Hour)
-		if k.says(); k.present(aList) || k.last.Leader || len(k.log) > 0 {
-			t.Error("it does not stand by")
-		}
-		k.leader.Store(true)
-		k.SyncNow()
-		k.wait()
-		if k.says(); !k.last.Leader || !k.present(aList) {
-			t.Error("it does not take over")
-		}
+		k.after(minWait)
+		has("the default", `{"type":"ip-masq"}`)
 	})
 }
 
 func TestManagerNeverWritesFromWhatIsBroken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
+		k := manage(t)
 		k.write(aList, listNamed("a"))
-		k.after(time.Second)
+		k.sync()
 		const broken = `{"name":"a","cniVersion":"1.0.0","plugins":[{"type":"bridge"},]}`
 		k.write(aList, broken)
-		k.after(time.Minute)
-		k.says("10-a.conflist*column 63")
+		k.after(time.Minute, "10-a.conflist*column 63")
 		if doc, err := os.ReadFile(k.path(aList)); err != nil || string(doc) != broken || k.last.Present {
 			t.Errorf("%v %s", err, doc)
 		}
 		k.write(aList, listNamed("a"))
-		k.after(60 * time.Millisecond)
-		if k.says(); !k.present(aList) {
+		if k.sync(); !k.present(aList) {
 			t.Error("the file loads again, and has no entry")
 		}
 	})
@@ -342,36 +242,69 @@ func TestManagerNeverWritesFromWhatIsBroken(t *testing.T) {
 
 func TestManagerNamesItsNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *managed) { k.options.Network = "b" })
+		k := manage(t)
+		k.Network = "b"
 		k.write(aList, listNamed("a"))
 		k.write("net.d/20-b.conflist.cilium_bak", listNamed("b"))
-		k.after(time.Second)
-		k.says("waiting for the main CNI plugin's network b*20-b.conflist.cilium_bak*cni.exclusive=false")
+		k.sync("waiting for the main CNI plugin's network b*20-b.conflist.cilium_bak*cni.exclusive=false")
 		k.remove("net.d/20-b.conflist.cilium_bak")
-		k.after(time.Second)
-		k.says("waiting for the main CNI plugin's network b*--conflist-network")
+		k.sync("waiting for the main CNI plugin's network b*--conflist-network")
 		k.write("net.d/20-b.conflist", listNamed("b"))
-		k.after(60 * time.Millisecond)
-		if k.says(); k.present(aList) || !k.present("net.d/20-b.conflist") {
+		if k.sync(); k.present(aList) || !k.present("net.d/20-b.conflist") {
 			t.Error("not in the named network")
 		}
 	})
 }
 
+// TestManagerTriesAgain: a failure is retried after a time that doubles, and not before, whatever happens in the directory.
 func TestManagerTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
-		if err := os.MkdirAll(k.path("net.d"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		unlock := k.lock("net.d")
+		k := manage(t)
 		k.write(aList, listNamed("a"))
-		k.after(lockTimeout + time.Second)
-		k.says("another process holds the lock")
+		unlock := k.lock("net.d")
+		var waits []time.Duration
+		for range 9 {
+			k.sync("another process holds the lock")
+			start := time.Now()
+			if k.sync("another process holds the lock"); time.Since(start) > 0 {
+				t.Error("tried at once")
+			}
+			waits = append(waits, time.Until(k.last.Next))
+			time.Sleep(waits[len(waits)-1])
+		}
+		want := []time.Duration{2, 4, 8, 16, 32, 64, 128, 256, 300}
+		for i := range want {
+			want[i] *= minWait
+		}
+		if diff := cmp.Diff(want, waits); diff != "" {
+			t.Error(diff)
+		}
 		unlock()
-		k.after(30 * time.Second)
-		if k.says(); !k.present(aList) {
+		if k.sync(); !k.present(aList) || !k.last.Next.IsZero() {
 			t.Error("it is not tried again")
+		}
+	})
+}
+
+// TestManagerRaces: another program that keeps changing the file does not make the entry come late.
+func TestManagerRaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		backups, changes := k.Backups, 0
+		k.Backups = func() (string, error) { // called before each replacement
+			changes++
+			k.write(aList, listNamed(strings.Repeat("a", changes)))
+			return backups()
+		}
+		k.write(aList, listNamed("b"))
+		for range 9 {
+			if k.after(minWait, "another program changed the file"); time.Until(k.last.Next) != minWait {
+				t.Fatal(k.last)
+			}
+		}
+		k.Backups = backups
+		if k.after(minWait); !k.present(aList) {
+			t.Error("it is not there")
 		}
 	})
 }
@@ -380,55 +313,47 @@ func TestManagerTriesAgain(t *testing.T) {
 func TestManagerEndsWhileItWaits(t *testing.T) {
 	for _, dir := range []string{"net.d", "backups"} {
 		synctest.Test(t, func(t *testing.T) {
-			k := keep(t, func(k *managed) {
-				if err := errors.Join(os.Mkdir(k.path("net.d"), 0o755), os.Mkdir(k.path("backups"), 0o700)); err != nil {
-					t.Fatal(err)
-				}
-			})
-			defer k.lock(dir)()
+			k := manage(t)
 			k.write(aList, listNamed("a"))
-			k.after(time.Second)
-			start := time.Now()
-			if k.stop(); time.Since(start) > time.Second/10 {
-				t.Error(dir, "is waited for", time.Since(start))
+			if err := os.Mkdir(k.path("backups"), 0o700); err != nil {
+				t.Fatal(err)
 			}
-			if k.present(aList) {
-				t.Error(dir, "has the entry now")
+			defer k.lock(dir)()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			start := time.Now()
+			if k.Sync(ctx); time.Since(start) > time.Second+time.Second/10 || k.present(aList) {
+				t.Error(dir, "is waited for", time.Since(start))
 			}
 		})
 	}
 }
 
-// TestManagerDoesNotNeedBackups: where none can be kept the entry comes all the
-// same, and the log says so.
+// TestManagerDoesNotNeedBackups: where none can be kept the entry comes all the same, with a warning.
 func TestManagerDoesNotNeedBackups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, func(k *managed) { k.write("backups", "a file in its place") })
-		for range 3 {
-			k.write(aList, listNamed("a"))
-			k.after(time.Second)
+		k := manage(t)
+		k.write("backups", "a file in its place")
+		k.write(aList, listNamed("a"))
+		if k.sync(); !k.present(aList) || len(k.last.Warnings) != 1 {
+			t.Error(k.last)
 		}
-		if k.says(); !k.present(aList) || k.writes != 3 {
-			t.Error(k.writes)
-		}
-		k.logged(1, "no backup of the conflist was kept")
 	})
 }
 
 func TestManagerToleratesOneEntryAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
+		k := manage(t)
 		k.write(aList, listWith("a", bareEntry, `{"type":"portmap"}`, bareEntry))
-		k.after(60 * time.Millisecond)
+		k.sync()
 		doc, err := os.ReadFile(k.path(aList))
-		if k.says(); err != nil || strings.Count(string(doc), `"ip-masq"`) != 1 || !k.last.Present {
+		if err != nil || strings.Count(string(doc), `"ip-masq"`) != 1 || !k.last.Present {
 			t.Errorf("%v %s", err, doc)
 		}
 		k.logged(1, "removed duplicate plugin entries")
 		k.write("net.d/00-b.conflist", `{"name":"n","cniVersion":"1.1.0"}`)
 		k.write("net.d/n/1.conf", single)
-		k.after(60 * time.Millisecond)
-		if k.says("00-b.conflist*directory of"); k.last.Present {
+		if k.after(minWait, "00-b.conflist*directory of"); k.last.Present || !k.last.Next.IsZero() {
 			t.Error(k.last)
 		}
 	})
@@ -438,65 +363,88 @@ func TestManagerToleratesOneEntryAlone(t *testing.T) {
 // made of.
 func TestManagerFollowsAConf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
+		k := manage(t)
 		k.write("net.d/10-x.conf", single)
-		k.after(time.Second)
+		k.sync()
 		k.write("net.d/10-x.conf", `{"cniVersion":"1.0.0","name":"one","type":"ptp","mtu":9000}`)
-		k.after(60 * time.Millisecond)
+		if k.sync(); time.Until(k.last.Next) != minWait {
+			t.Error("it is not updated soon", k.last)
+		}
+		k.after(minWait)
 		doc, err := os.ReadFile(k.path("net.d/10-x-made-by-ip-masq.conflist"))
-		if k.says(); err != nil || !strings.Contains(string(doc), "9000") || k.last.Flapping {
+		if err != nil || !strings.Contains(string(doc), "9000") || k.last.Flapping {
 			t.Errorf("%v %s", err, doc)
 		}
 		k.logged(1, "updated the generated conflist")
 		k.remove("net.d/10-x.conf")
-		k.after(60 * time.Millisecond)
+		k.after(minWait, "waiting for")
 		if _, err := os.Stat(k.path("net.d/10-x-made-by-ip-masq.conflist")); !os.IsNotExist(err) {
 			t.Error("it stands for a network that is gone", err)
 		}
-		k.says("waiting for")
 	})
 }
 
-func TestRemovals(t *testing.T) {
-	times := func(n int, d time.Duration) []time.Duration { return slices.Repeat([]time.Duration{d}, n) }
-	const second = time.Second
-	for _, c := range []struct {
-		name     string
-		lives    []time.Duration // of the entry until it is removed, inserted again as soon as that is allowed
-		flapping bool
-		pause    time.Duration // before the last one
-	}{
-		{name: "nine at once", lives: times(9, 0)},
-		{name: "ten at once", lives: times(10, 0), flapping: true},
-		{name: "ten at once after a day", lives: append([]time.Duration{24 * time.Hour}, times(10, 0)...), flapping: true},
-		{name: "five after a long life each", lives: times(5, 14*second), flapping: true},
-		{name: "four a minute apart", lives: times(4, time.Minute)},
-		{name: "each two minutes", lives: times(20, 2*time.Minute), flapping: true},
-		{name: "each three minutes", lives: times(20, 3*time.Minute)},
-		{name: "each half a minute, for hours", lives: times(1000, 30*second), flapping: true},
-		{name: "59 at once", lives: times(59, 0), flapping: true},
-		{name: "60 at once", lives: times(60, 0), flapping: true, pause: second},
-		{name: "63 at once", lives: times(63, 0), flapping: true, pause: 8 * second},
-		{name: "70 at once", lives: times(70, 0), flapping: true, pause: time.Minute},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r, now := newRemovals(), time.Now()
-			active := func() bool { return r.quickRemovals.Active(now) != "" || r.lateRemovals.Active(now) != "" }
-			for _, lived := range c.lives {
-				r.observe(true, now)
-				now = now.Add(lived)
-				r.observe(false, now)
-				r.observe(false, now.Add(time.Millisecond)) // it is counted once
-				if at := r.insertAt(); at.After(now) {
-					now = at
+// TestManagerFlapping: another program removes the entry as soon as it is there.
+func TestManagerFlapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const file, says = "net.d/10-kindnet.conflist", "kindnet.conflist*removed repeatedly*kindnet*inserted again at once*compiled in"
+		k := manage(t)
+		k.write(file, listNamed("kindnet"))
+		k.sync()
+		time.Sleep(24 * time.Hour) // how long the entry lived in peace says nothing
+		for i := range 1000 {
+			k.write(file, listNamed("kindnet"))
+			want := []string{says}[:min(1, (i+1)/flappingRemovals)]
+			if k.sync(want...); i > 0 {
+				if k.last.Present || time.Until(k.last.Next) != minWait {
+					t.Fatalf("removal %d: inserted again before %s: %+v", i+1, minWait, k.last)
 				}
+				time.Sleep(minWait)
+				k.sync(want...)
 			}
-			if active() != c.flapping || r.quickRemovals.Pause() != c.pause {
-				t.Errorf("flapping %t, pause %s", active(), r.quickRemovals.Pause())
+			if !k.last.Present || k.last.Inserted != 1 || k.last.Flapping != (len(want) > 0) {
+				t.Fatalf("removal %d: %+v", i+1, k.last)
 			}
-			r.observe(true, now)
-			if now = now.Add(5*time.Minute + 1); active() || r.quickRemovals.Pause() != 0 {
-				t.Error("it does not end")
+		}
+		k.logged(2, "level=") // inserted, and restored once
+		if time.Until(k.last.Next) != minStay-minWait+1 {
+			t.Errorf("its end is due in %s", time.Until(k.last.Next))
+		}
+		if k.after(time.Until(k.last.Next)); k.last.Flapping || !k.last.Next.IsZero() {
+			t.Error("it is not over", k.last)
+		}
+		k.write(file, listNamed("kindnet")) // once is no flapping
+		if k.sync(); !k.last.Present {
+			t.Error(k.last)
+		}
+		k.logged(3, "level=")
+	})
+}
+
+func TestFlappingEnds(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		every time.Duration
+		n     int
+		want  time.Duration // after the last one; 0 if it is not flapping
+	}{
+		{"too few", time.Second, flappingRemovals - 1, 0},
+		{"quick ones", time.Second, flappingRemovals, minStay},
+		{"each half a minute, for hours", 30 * time.Second, 1000, 2 * time.Minute},
+		{"each two minutes", 2 * time.Minute, 20, 8 * time.Minute},
+		{"each three minutes", 3 * time.Minute, 20, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := manage(t)
+			k.write(aList, listNamed("a"))
+			k.sync()
+			for range c.n {
+				k.write(aList, listNamed("a"))
+				time.Sleep(c.every)
+				k.last = k.Sync(t.Context())
+			}
+			if !k.present(aList) || k.last.Flapping != (c.want > 0) || c.want > 0 && time.Until(k.last.Next) != c.want+1 {
+				t.Errorf("%s: %+v, next %s", c.name, k.last, time.Until(k.last.Next))
 			}
 		})
 	}
@@ -522,122 +470,4 @@ func TestLikelyWriter(t *testing.T) {
 	if p := likelyWriter(Network{Path: dir + "/10-bridge.conflist"}); p.name != "Cilium" {
 		t.Error(p)
 	}
-}
-
-// TestManagerFiftyRewrites: the main CNI plugin rewrites its file as soon as
-// the entry is there.
-func TestManagerFiftyRewrites(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
-		k.write(aList, listNamed("a"))
-		k.after(time.Second)
-		for i := range 50 {
-			k.write(aList, listNamed("a"))
-			start := time.Now()
-			for !k.present(aList) {
-				k.after(time.Millisecond)
-			}
-			if took := time.Since(start); took > 500*time.Millisecond {
-				t.Errorf("rewrite %d: back after %s", i+1, took)
-			}
-		}
-		if k.writes != 51 {
-			t.Errorf("%d writes for 50 rewrites and the first", k.writes)
-		}
-		if !k.last.Flapping {
-			t.Error("50 in a row are nothing to report")
-		}
-		k.logged(1, "inserted the plugin entry")
-		k.logged(1, "restored the plugin entry")
-		k.logged(1, "level=ERROR")
-		k.after(11 * time.Second)
-		if k.says(); k.last.Flapping {
-			t.Error("it is not over")
-		}
-		k.logged(1, "the conflist has the plugin entry, and no problems any more")
-	})
-}
-
-// TestManagerFlappingAfterALongLife: how long the entry lived in peace says nothing
-// about the flapping that follows.
-func TestManagerFlappingAfterALongLife(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
-		k.write(aList, listNamed("a"))
-		k.after(24 * time.Hour)
-		for range 12 {
-			k.write(aList, listNamed("a"))
-			for !k.present(aList) {
-				k.after(time.Millisecond)
-			}
-		}
-		k.after(time.Second)
-		if k.says("removed repeatedly"); !k.last.Flapping {
-			t.Error("12 in a row are nothing to report")
-		}
-		k.after(10 * time.Second)
-		if k.says(); k.last.Flapping {
-			t.Error("it is not over")
-		}
-	})
-}
-
-func TestManagerFlapping(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var active atomic.Bool
-		k := keep(t, func(k *managed) {
-			k.wrote = func() {
-				if active.Load() {
-					time.AfterFunc(time.Millisecond, func() { k.write("net.d/10-kindnet.conflist", listNamed("kindnet")) })
-				}
-			}
-		})
-		active.Store(true)
-		k.write("net.d/10-kindnet.conflist", listNamed("kindnet"))
-		k.after(2 * time.Second)
-		k.says("kindnet.conflist*removed repeatedly*kindnet*inserted again at once*compiled in")
-		if !k.last.Flapping {
-			t.Error(k.last)
-		}
-		k.after(time.Minute)
-		before := k.writes
-		k.after(10 * time.Minute)
-		if n := k.writes - before; n > 12 || n < 9 {
-			t.Errorf("%d writes in ten minutes", n)
-		}
-		if k.says("*inserted again after 1m0s now"); k.last.Present {
-			t.Error("it is not there while it is waited")
-		}
-		k.logged(1, "level=ERROR")
-		active.Store(false)
-		k.after(2*time.Minute + time.Second)
-		if k.says(); k.last.Flapping || !k.last.Present {
-			t.Error("it is not over")
-		}
-		if n := strings.Count(k.log, "\n"); n > 5 {
-			t.Errorf("%d lines of log", n)
-		}
-		k.write("net.d/10-kindnet.conflist", listNamed("kindnet"))
-		k.after(60 * time.Millisecond)
-		if !k.last.Present {
-			t.Error("the next one is not repaired at once")
-		}
-	})
-}
-
-func TestManagerSlowRewriter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := keep(t, nil)
-		for i := range 100 {
-			k.write(aList, listNamed("a"))
-			if k.after(60 * time.Millisecond); !k.last.Present {
-				t.Fatalf("rewrite %d is not repaired at once", i)
-			}
-			k.after(30 * time.Second)
-		}
-		k.says("removed repeatedly*inserted again at once")
-		k.logged(1, "level=ERROR")
-		k.after(5 * time.Minute)
-		k.says()
-	})
 }

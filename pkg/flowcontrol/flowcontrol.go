@@ -86,7 +86,6 @@ type Flapping[Change comparable] struct {
 
 	reverts map[Change][]time.Time // within the window
 	active  Change                 // the zero value for none
-	extra   int                    // reverts since the detection
 	last    time.Time
 	pause   time.Duration
 }
@@ -109,9 +108,7 @@ func (f *Flapping[Change]) Reverted(now time.Time, what Change) {
 		}
 		f.active = what
 	}
-	if f.extra++; f.extra > f.Immediate {
-		f.pause = min(max(2*f.pause, firstPause), longestPause)
-	}
+	f.pause = min(max(2*f.pause, firstPause), longestPause)
 }
 
 // Active returns what is being reverted, the zero value for nothing, and forgets what has ended.
@@ -127,7 +124,7 @@ func (f *Flapping[Change]) Active(now time.Time) Change {
 func (f *Flapping[Change]) Pause() time.Duration { return f.pause }
 
 // Ends returns when the flapping is over if nothing is reverted any more.
-func (f *Flapping[Change]) Ends() time.Time { return f.last.Add(max(2*f.pause, f.ResetAfter)) }
+func (f *Flapping[Change]) Ends() time.Time { return f.last.Add(2 * f.pause) }
 
 // LogOnce returns a logger that drops records equal to one that it has passed on to log. It
 // remembers a limited number; beyond that, records can repeat.

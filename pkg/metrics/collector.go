@@ -71,10 +71,10 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	e.counter("conflist_repairs_total",
 		"Number of times that the plugin entry was inserted into the conflist (with conflist.manage).")(float64(m.inserted))
 	present := entryPresent(m.sources)
-	if m.managed != nil {
-		present = &m.managed.Present
+	if m.conflist != nil {
+		present = &m.conflist.Present
 		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
-			"with conflist.manage only.")(boolToFloat(m.managed.Flapping))
+			"with conflist.manage only.")(boolToFloat(m.conflist.Flapping))
 	}
 	if present != nil {
 		e.gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+

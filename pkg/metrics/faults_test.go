@@ -13,6 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
@@ -26,7 +27,7 @@ import (
 // (tools/deploy).
 func faults() map[string]struct {
 	problems []reconcile.Problem
-	managed  *metrics.Conflist
+	managed  *conflist.Status
 	reasons  string
 } {
 	conflict := &policy.ConflictError{
@@ -35,16 +36,16 @@ func faults() map[string]struct {
 		Superseded: policy.Origin{Source: agentFiles, Key: "randomFully", Index: -1},
 	}
 	one := func(p reconcile.Problem) []reconcile.Problem { return []reconcile.Problem{p} }
-	present := &metrics.Conflist{Present: true}
-	absent := func(topic reconcile.Reason, flapping bool) *metrics.Conflist {
-		return &metrics.Conflist{Flapping: flapping, Problems: one(reconcile.Problem{Reason: topic, Err: errors.New("the entry is not there")})}
+	present := &conflist.Status{Present: true}
+	absent := func(topic reconcile.Reason, flapping bool) *conflist.Status {
+		return &conflist.Status{Flapping: flapping, Problems: []conflist.Problem{{Reason: string(topic)}}}
 	}
 	chain := func(topic reconcile.Reason, err error) []reconcile.Problem {
 		return one(reconcile.Problem{Reason: topic, Chain: policy.DefaultChain, Err: err})
 	}
 	return map[string]struct {
 		problems []reconcile.Problem
-		managed  *metrics.Conflist
+		managed  *conflist.Status
 		reasons  string
 	}{
 		"sound":               {nil, present, ""},
@@ -97,8 +98,13 @@ func TestFaults(t *testing.T) {
 				Started: time.Unix(1_700_000_000, 0), Took: time.Millisecond, Result: result, Problems: f.problems, Rules: v, State: store.State{Sources: all},
 				Sources: &reconcile.Sources{ConfDir: config.ConfDir{Conflists: []config.Conflist{{Network: "bridge", Entries: []config.ConflistEntry{{Index: 1}}}}}},
 			}
+			if f.managed != nil {
+				r.Conflist = f.managed
+				for _, p := range f.managed.Problems {
+					r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.Reason(p.Reason), Err: errors.New("the entry is not there")})
+				}
+			}
 			m.Report(r, time.Minute)
-			m.Conflist(f.managed)
 			for _, fault := range reconcile.Faults() {
 				reason := string(fault.Reason)
 				expect(t, m, map[string]string{`not_ready{reason="` + reason + `"}`: map[bool]string{false: "0", true: "1"}[reason == f.reasons]})

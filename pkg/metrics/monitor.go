@@ -10,7 +10,6 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
@@ -74,8 +74,8 @@ type Monitor struct {
 	sources       *reconcile.Sources // of the last report that has some
 	lastWithRules *reconcile.Report  // the last report with rules
 
-	managed  *Conflist // nil unless a conflist manager runs
-	inserted int       // how often it inserted the plugin entry
+	conflist *conflist.Status // of the last report
+	inserted int              // how often the plugin entry was inserted
 
 	repaired  []Repair         // the latest ones, the newest first
 	repairing int              // how many there were
@@ -122,10 +122,13 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reports++
-	m.problems, m.warnings, m.reported, m.interval = r.Problems, r.WarningsOf(""), time.Now(), interval
+	m.problems, m.warnings, m.conflist, m.reported, m.interval = r.Problems, r.WarningsOf(""), r.Conflist, time.Now(), interval
 	if r.Standby() {
 		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
 		return
+	}
+	if r.Conflist != nil {
+		m.inserted += r.Conflist.Inserted
 	}
 	m.last = r.Result
 	m.results[r.Result]++
@@ -161,25 +164,6 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 	}
 }
 
-// Conflist is the status of the plugin entry in the conflist, from the conflist manager.
-type Conflist struct {
-	Present  bool                // the entry is there
-	Flapping bool                // another program removes it repeatedly
-	Wrote    bool                // it was inserted just now
-	Problems []reconcile.Problem // why the node is not ready
-}
-
-// Conflist takes note of the conflist's status. With nil, no conflist manager runs, and the reports
-// tell whether the entry is present.
-func (m *Monitor) Conflist(c *Conflist) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.managed = c
-	if c != nil && c.Wrote {
-		m.inserted++
-	}
-}
-
 // stopped returns an error if the loop has stopped: it missed three syncs and half a minute more.
 func (m *Monitor) stopped() error {
 	const grace = 30 * time.Second
@@ -195,14 +179,10 @@ func (m *Monitor) unready() []reconcile.Problem {
 	if m.reports == 0 {
 		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet"), LoopOnly: true}}
 	}
-	problems := slices.Clip(m.problems)
 	if err := m.stopped(); err != nil {
-		problems = append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err, LoopOnly: true}}, problems...)
+		return append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err, LoopOnly: true}}, m.problems...)
 	}
-	if m.managed != nil {
-		problems = append(problems, m.managed.Problems...)
-	}
-	return problems
+	return m.problems
 }
 
 // Health returns the handler of /livez and /healthz, which are about the process, of /readyz, which is about

@@ -67,7 +67,7 @@ type Status struct {
 	Chains          []ChainCount  `json:"chains"`
 	PluginVersion   string        `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool          `json:"conflistManaged"`
-	EntryInserted   int           `json:"entryInserted"` // how often the conflist manager inserted the plugin entry
+	EntryInserted   int           `json:"entryInserted"` // how often the loop inserted the plugin entry
 
 	Standbys []Standby `json:"standbys"` // other reconcilers on this node
 }
@@ -194,7 +194,7 @@ func (m *Monitor) Status() Status {
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
 		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Unserved: map[string]string{}, Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
-		PluginVersion: m.plugin, ConflistManaged: m.managed != nil, EntryInserted: m.inserted, Standbys: []Standby{},
+		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted, Standbys: []Standby{},
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()

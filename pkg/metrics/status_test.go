@@ -20,6 +20,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -48,8 +49,9 @@ func richStatus(t *testing.T) *metrics.Monitor {
 	r.Warnings = []error{errors.New("use backend nftables")}
 	r.By = reconcile.Writer{PID: 4711, Program: "iptables"}
 	r.Drift = policy.Diff{{Kind: policy.RuleChange, Chain: "A"}, {Kind: policy.RuleChange, Chain: "A", Unexpected: true}, {Kind: policy.JumpChange, Chain: "B"}}
+	r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.ReasonConflist, Err: errors.New("no entry")})
+	r.Conflist = &conflist.Status{Inserted: 1}
 	m.Report(r, 5*time.Second)
-	m.Conflist(&metrics.Conflist{Wrote: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonConflist, Err: errors.New("no entry")}}})
 	return m
 }
 

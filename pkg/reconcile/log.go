@@ -28,7 +28,6 @@ type syncLog struct {
 	chains    string      // as they were logged last
 	state     store.State // of the report before
 
-	managed bool            // the conflist manager logs what becomes of plugin entries
 	entries map[string]bool // by network, whether its conflist has the plugin entry; only of those that had it
 }
 
@@ -71,6 +70,8 @@ func (l *syncLog) report(r *Report) {
 		case !l.problems.Begins(p.Err.Error()):
 		case p.Reason == ReasonStandby:
 			l.log.Info("standby", "reason", p.Reason, "err", p.Err)
+		case p.Waiting:
+			l.log.Info("waiting", "reason", p.Reason, "err", p.Err)
 		case r.reverted() && p.aboutRules(): // a repetition is an error, with ReasonFlapping
 			l.log.Warn("not ready", "reason", p.Reason, "err", p.Err)
 		default:
@@ -83,9 +84,10 @@ func (l *syncLog) report(r *Report) {
 	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
 }
 
-// pluginEntries logs the networks whose conflist has lost the plugin entry, and those that have it again.
+// pluginEntries logs the networks whose conflist has lost the plugin entry, and those that have it again. With
+// Report.Conflist, whoever inserts the entry logs that.
 func (l *syncLog) pluginEntries(r *Report) {
-	if l.managed || r.Sources.ConfDirErr != nil {
+	if r.Conflist != nil || r.Sources.ConfDirErr != nil {
 		return
 	}
 	confs, files := r.Sources.ConfDir, map[string]string{}

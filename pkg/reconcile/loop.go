@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -57,6 +58,9 @@ func (w Writer) String() string {
 // goroutine, and never wait.
 type Loop struct {
 	Node *Node
+	// SyncConflist, unless it is nil, syncs the conflist whenever this loop is active and more than rules may have
+	// changed.
+	SyncConflist func(context.Context) conflist.Status
 	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
 	// failed, unless it is nil.
 	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
@@ -69,10 +73,13 @@ type Loop struct {
 	rules, request chan struct{} // at most one pending trigger of each kind
 	resets         chan struct{} // the same, for resetConnections
 	lastReset      int64         // Reset.At of the last one that it was triggered for
+	conflistDue    chan struct{} // the same, for syncConflist
+	conflistSynced chan conflist.Status
 	writer         atomic.Pointer[Writer]
 	files          *flowcontrol.Debouncer
 
-	sources  *Sources // as they were read last
+	sources  *Sources         // as they were read last
+	conflist *conflist.Status // nil without SyncConflist
 	schedule schedule
 	flapping flowcontrol.Flapping[policy.Change]
 	by       Writer // the likely cause of flapping
@@ -86,6 +93,7 @@ func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	return &Loop{
 		Node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
 		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), resets: make(chan struct{}, 1),
+		conflistDue: make(chan struct{}, 1), conflistSynced: make(chan conflist.Status),
 		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
 		flapping: flowcontrol.Flapping[policy.Change]{Threshold: flappingThreshold, Window: flappingWindow},
 	}
@@ -132,7 +140,6 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 // it is on standby.
 func (l *Loop) Run(ctx context.Context) {
 	defer l.deactivate()
-	l.log.managed = l.Node.Settings.Conflist.Manage
 	var resets sync.WaitGroup
 	defer resets.Wait()
 	for ctx.Err() == nil {
@@ -156,7 +163,13 @@ func (l *Loop) Run(ctx context.Context) {
 		if err == nil && l.Active != nil {
 			serving.Go(func() { l.Active(active) })
 		}
+		if l.SyncConflist != nil {
+			notYet := errors.New("not looked at yet")
+			l.conflist = &conflist.Status{Problems: []conflist.Problem{{Reason: string(ReasonConflist), Err: notYet, Waiting: true}}}
+			serving.Go(func() { l.syncConflist(active) })
+		}
 		for due := (triggers{request: true}); ; {
+			l.beginConflist(due)
 			l.sync(ctx, due)
 			if due = l.wait(ctx); ctx.Err() != nil || !instance.Held() {
 				break
@@ -186,6 +199,45 @@ func (l *Loop) deactivate() {
 	l.last = nil
 }
 
+// syncConflist syncs the conflist when it is due, until ctx ends. It has a goroutine of its own, as another
+// process may hold the lock of the directory, and disks may be slow: that must not delay a repair of rules.
+func (l *Loop) syncConflist(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.conflistDue:
+		}
+		select {
+		case <-ctx.Done():
+		case l.conflistSynced <- l.SyncConflist(ctx):
+		}
+	}
+}
+
+// beginConflist begins a sync of the conflist if one is due, and waits for it for minInterval unless rules changed:
+// usually the sync that follows reads the new conflist and reports the result. A later result causes a sync of its own.
+func (l *Loop) beginConflist(due triggers) {
+	if l.SyncConflist == nil || !due.files && !due.request && !due.timer {
+		return
+	}
+	l.schedule.conflist = time.Time{}
+	trigger(l.conflistDue)
+	if due.rules {
+		return
+	}
+	select {
+	case c := <-l.conflistSynced:
+		l.conflistIs(c)
+	case <-time.After(minInterval):
+	}
+}
+
+func (l *Loop) conflistIs(c conflist.Status) {
+	c.Inserted += l.conflist.Inserted
+	l.conflist, l.schedule.conflist = &c, c.Next
+}
+
 // standby reports why no sync is made, and waits for standbyInterval.
 func (l *Loop) standby(ctx context.Context, r *Report) {
 	l.deactivate()
@@ -199,6 +251,7 @@ func (l *Loop) standby(ctx context.Context, r *Report) {
 type triggers struct {
 	rules, files, request bool
 	timer                 bool // the interval is over, or a retry is due
+	conflist              bool // its sync has ended
 }
 
 // wait returns the triggers of the next sync when it is due.
@@ -215,6 +268,9 @@ func (l *Loop) wait(ctx context.Context) (due triggers) {
 			due.files = true
 		case <-l.request:
 			due.request = true
+		case c := <-l.conflistSynced:
+			l.conflistIs(c)
+			due.conflist = true
 		case <-timer.C:
 			due.timer = due == triggers{}
 			return due
@@ -235,7 +291,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	if due.request {
 		l.Node.backoff.retry()
 	}
-	if l.sources == nil || due.files || (due.request || due.timer) && !l.files.Pending() {
+	if l.sources == nil || due.files || (due.request || due.timer || due.conflist) && !l.files.Pending() {
 		l.sources = l.Node.Read()
 	}
 	onlyRules := due == triggers{rules: true}
@@ -263,6 +319,14 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 			l.lastReset = last
 			trigger(l.resets)
 		}
+	}
+	if l.conflist != nil {
+		c := *l.conflist
+		r.Conflist, l.conflist.Inserted = &c, 0
+		for _, p := range c.Problems {
+			r.Problems = append(r.Problems, Problem{Reason: Reason(p.Reason), Err: p.Err, LoopOnly: true, Waiting: p.Waiting})
+		}
+		r.Warnings = append(r.Warnings, c.Warnings...)
 	}
 	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)
@@ -302,11 +366,12 @@ type schedule struct {
 	pause time.Duration // 0 unless the rules are flapping
 
 	flappingEnds time.Time // if nothing is reverted any more
+	conflist     time.Time // when the conflist is to be synced without a trigger; zero: then it is not
 }
 
 // after takes note of a sync. If backoff is not zero, withheld policies are due then.
 func (s *schedule) after(now time.Time, r *Report, pause, interval time.Duration, backoff time.Time) {
-	*s = schedule{ended: now, next: now.Add(interval), retry: s.retry, pause: pause}
+	*s = schedule{ended: now, next: now.Add(interval), retry: s.retry, pause: pause, conflist: s.conflist}
 	if !r.rulesFailed() || r.reverted() {
 		s.retry = 0
 	} else {
@@ -324,13 +389,16 @@ func (s *schedule) due(t triggers) time.Time {
 	if soon := s.ended.Add(minInterval); t != (triggers{}) && soon.Before(next) {
 		next = soon
 	}
-	if s.pause > 0 && !t.files && !t.request {
+	if s.pause > 0 && !t.files && !t.request && !t.conflist {
 		if s.flappingEnds.Before(next) { // by then the flapping is over, or goes on
 			next = s.flappingEnds
 		}
 		if first := s.ended.Add(s.pause); next.Before(first) {
 			next = first
 		}
+	}
+	if !s.conflist.IsZero() && s.conflist.Before(next) {
+		next = s.conflist
 	}
 	return next
 }

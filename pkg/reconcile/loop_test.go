@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -152,6 +153,84 @@ func TestLoopLogsChangesOnly(t *testing.T) {
 	}
 	if n := strings.Count(r.log(), "msg=ready"); n != 1 {
 		t.Errorf("its end is logged %d times:\n%s", n, r.log())
+	}
+}
+
+// A sync begins with that of the conflist, unless only rules changed.
+func TestLoopSyncsConflist(t *testing.T) {
+	f := newFixture(t)
+	var calls atomic.Int64
+	var next atomic.Pointer[time.Time]
+	next.Store(&time.Time{})
+	r := f.run(func(l *Loop) {
+		l.SyncConflist = func(context.Context) conflist.Status {
+			if calls.Add(1) == 1 {
+				f.conflist("podnet", nil)
+			}
+			return conflist.Status{Present: true, Inserted: 1, Next: *next.Swap(&time.Time{})}
+		}
+	})
+	r.until("policy", func(all []*Report) bool { return last(all).Conflist.Present && len(last(all).State.Sources) == 1 })
+	for name, c := range map[string]struct {
+		trigger func()
+		want    int64
+	}{
+		"rules":   {func() { r.RulesChanged(Writer{}) }, 0},
+		"files":   {r.FilesChanged, 1},
+		"request": {r.SyncNow, 1},
+		"its own time": {func() {
+			at := time.Now().Add(50 * time.Millisecond)
+			next.Store(&at)
+			r.SyncNow()
+		}, 2},
+	} {
+		before, syncs := calls.Load(), r.count()
+		c.trigger()
+		r.until("sync for "+name, func(all []*Report) bool { return len(all) > syncs && calls.Load() == before+c.want })
+	}
+	r.until("each insertion", func(all []*Report) bool {
+		sum := 0
+		for _, report := range all {
+			sum += report.Conflist.Inserted
+		}
+		return sum == int(calls.Load())
+	})
+}
+
+// A conflist that is locked delays no repair. Its problems and their end are logged like others.
+func TestLoopDoesNotWaitForConflist(t *testing.T) {
+	f := newFixture(t).withAgent()
+	synced := make(chan conflist.Status)
+	r := f.run(func(l *Loop) {
+		l.SyncConflist = func(ctx context.Context) conflist.Status {
+			select {
+			case c := <-synced:
+				return c
+			case <-ctx.Done():
+				return conflist.Status{}
+			}
+		}
+	})
+	r.FilesChanged()
+	r.until("report", func(all []*Report) bool {
+		p := last(all).Problems
+		return len(p) == 1 && p[0].Reason == ReasonConflist && p[0].Waiting
+	})
+	r.nft("flush", "ruleset")
+	r.RulesChanged(Writer{})
+	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+	synced <- conflist.Status{Problems: []conflist.Problem{{Reason: "plugin", Err: errors.New("no plugin")}}}
+	r.until("its result", func(all []*Report) bool {
+		p := last(all).Problems
+		return len(p) == 1 && p[0].Reason == ReasonPlugin && !last(all).Conflist.Present
+	})
+	synced <- conflist.Status{Present: true} // for the files
+	r.until("its end", func(all []*Report) bool { return last(all).Ready() && last(all).Conflist.Present })
+	log := r.log()
+	for _, line := range []string{`level=INFO msg=waiting reason=conflist`, `level=ERROR msg="not ready" reason=plugin err="no plugin"`, "level=INFO msg=ready"} {
+		if strings.Count(log, line) != 1 {
+			t.Errorf("the log does not have %s once:\n%s", line, log)
+		}
 	}
 }
 
@@ -394,7 +473,12 @@ func TestSchedule(t *testing.T) {
 		"flapping, rules changed": {flapping, triggers{rules: true}, 4 * time.Second},
 		"flapping, requested":     {flapping, triggers{rules: true, request: true}, minInterval},
 		"flapping, no event":      {flapping, triggers{}, 8 * time.Second},
-		"flapping, then not":      {func(p *schedule) { flapping(p); well(p) }, triggers{rules: true}, minInterval},
+		"flapping, conflist":      {flapping, triggers{conflist: true}, minInterval},
+		"conflist due": {func(p *schedule) {
+			p.conflist = now.Add(time.Second)
+			flapping(p)
+		}, triggers{rules: true}, time.Second},
+		"flapping, then not": {func(p *schedule) { flapping(p); well(p) }, triggers{rules: true}, minInterval},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var p schedule

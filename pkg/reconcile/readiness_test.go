@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -200,7 +201,7 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f.exempts("10.1.0.0/16," + linkLocal)
 }
 
-// TestPluginEntryLog: without the conflist manager, a lost plugin entry is logged once, and once when it is back.
+// TestPluginEntryLog: unless the loop syncs the conflist, a lost plugin entry is logged once, and once when it is back.
 func TestPluginEntryLog(t *testing.T) {
 	f := newFixture(t)
 	path := f.conflist("podnet", nil)
@@ -245,6 +246,10 @@ func TestPluginEntryLog(t *testing.T) {
 	f.file(path, without)
 	log = syncLog{log: logger, once: logger} // of a reconciler that starts now
 	said(missing)
-	log = syncLog{log: logger, once: logger, managed: true}
-	said()
+	log = syncLog{log: logger, once: logger}
+	r := f.sync()
+	r.Conflist = &conflist.Status{}
+	if log.report(r); strings.Contains(out.String(), "plugin entry") {
+		t.Error(out.String())
+	}
 }

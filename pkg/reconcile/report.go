@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -80,6 +81,7 @@ type Problem struct {
 	Err    error
 	// LoopOnly tells that no dry run finds it: it is about what a sync tried, what happened before, or ADDs.
 	LoopOnly bool
+	Waiting  bool // for something that is expected to come by itself
 }
 
 // FindingWarning is a warning that doctor has as a finding.
@@ -120,6 +122,8 @@ type Report struct {
 
 	Lost    []Problem // damaged documents that no source restores: the desired rules are unknown
 	Refused error     // why nothing may be written: the dataDir is not the node's
+
+	Conflist *conflist.Status // nil unless a loop syncs the conflist; Inserted is since the report before
 }
 
 // Ready reports whether the rules are what the sources ask for.
