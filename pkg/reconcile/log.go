@@ -84,8 +84,8 @@ func (l *syncLog) report(r *Report) {
 	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
 }
 
-// pluginEntries logs the networks whose conflist has lost the plugin entry, and those that have it again. With
-// Report.Conflist, whoever inserts the entry logs that.
+// pluginEntries logs the networks whose conflist has lost the plugin entry, and those that have it again. If
+// the loop syncs the conflist, that sync logs it.
 func (l *syncLog) pluginEntries(r *Report) {
 	if r.Conflist != nil || r.Sources.ConfDirErr != nil {
 		return
