@@ -169,7 +169,6 @@ func (l *Loop) Run(ctx context.Context) {
 			serving.Go(func() { l.syncConflist(active) })
 		}
 		for due := (triggers{request: true}); ; {
-			l.beginConflist(due)
 			l.sync(ctx, due)
 			if due = l.wait(ctx); ctx.Err() != nil || !instance.Held() {
 				break
@@ -216,7 +215,7 @@ func (l *Loop) syncConflist(ctx context.Context) {
 }
 
 // beginConflist begins a sync of the conflist if one is due, and waits for it for minInterval unless rules changed:
-// usually the sync that follows reads the new conflist and reports the result. A later result causes a sync of its own.
+// usually the sync reports the result. A later result causes a sync of its own.
 func (l *Loop) beginConflist(due triggers) {
 	if l.SyncConflist == nil || !due.files && !due.request && !due.timer {
 		return
@@ -291,9 +290,10 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	if due.request {
 		l.Node.backoff.retry()
 	}
-	if l.sources == nil || due.files || (due.request || due.timer || due.conflist) && !l.files.Pending() {
+	if l.sources == nil || due.files || (due.request || due.timer) && !l.files.Pending() {
 		l.sources = l.Node.Read()
 	}
+	l.beginConflist(due) // after the files were read: another program may write the conflist as soon as it has the entry
 	onlyRules := due == triggers{rules: true}
 	if onlyRules && l.schedule.retry > 0 && l.Node.DryRun(ctx, l.sources).sameOutstanding(l.last) {
 		l.schedule.ended = time.Now()
