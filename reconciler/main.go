@@ -64,10 +64,10 @@ func run(args []string) int {
 	case errors.Is(err, errDrift), errors.Is(err, errNotReady):
 		return exitDrift
 	case errors.As(err, &usage):
-		fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
+		fmt.Fprintf(a.err, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
 		return exitUsage
 	}
-	fmt.Fprintf(os.Stderr, "ip-masq-reconciler: %v\n", err)
+	fmt.Fprintf(a.err, "ip-masq-reconciler: %v\n", err)
 	return exitError
 }
 
