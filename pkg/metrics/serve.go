@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -94,7 +95,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // no request waits longer than ctx
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- s.Serve(l) }()
+	go func() { failed <- s.Serve(&bounded{Listener: l}) }()
 	select {
 	case err = <-failed:
 	case <-ctx.Done():
@@ -103,6 +104,52 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		err = s.Shutdown(wait)
 	}
 	return errors.Join(err, s.Close())
+}
+
+// bounded is a listener with at most maxConnections open connections. A new one takes the place of the oldest, whatever
+// its client does: every user of the node can connect, and must neither exhaust the memory nor keep out a probe.
+type bounded struct {
+	net.Listener
+	open []*connection // oldest first
+}
+
+const maxConnections = 64
+
+// connection is a connection whose server calls Close when it does nothing for it any more.
+type connection struct {
+	net.Conn
+	end   sync.Once
+	ended chan struct{}
+}
+
+// Accept is called by one goroutine.
+func (b *bounded) Accept() (net.Conn, error) {
+	accepted, err := b.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	b.open = slices.DeleteFunc(b.open, func(c *connection) bool {
+		select {
+		case <-c.ended:
+			return true
+		default:
+			return false
+		}
+	})
+	if len(b.open) == maxConnections {
+		oldest := b.open[0]
+		_ = oldest.Conn.Close() // ends the context of its request, too
+		<-oldest.ended
+		b.open = slices.Delete(b.open, 0, 1)
+	}
+	c := &connection{Conn: accepted, ended: make(chan struct{})}
+	b.open = append(b.open, c)
+	return c, nil
+}
+
+func (c *connection) Close() error {
+	c.end.Do(func() { close(c.ended) })
+	return c.Conn.Close()
 }
 
 // portHolder names the process that listens on a TCP address, as far as /proc shows it.

@@ -4,6 +4,7 @@ package metrics_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -189,6 +190,50 @@ func TestServeLetsAnswersBeFinished(t *testing.T) {
 	s.end(t)
 	if text := <-got; text != "finished" {
 		t.Errorf("got %q", text)
+	}
+}
+
+// A user who opens connections without end, and keeps them open, gets few of them and keeps out no probe.
+func TestConnectionsAreBounded(t *testing.T) {
+	noLeak(t)
+	const limit, opened = 64, 1000
+	l := occupied(t)
+	l.Close()
+	s := start(t, l.Addr().String(), metrics.New(metrics.Options{}).Health())
+	s.fetch(t, "/livez")
+	http.DefaultClient.CloseIdleConnections()
+	before := runtime.NumGoroutine()
+	var all []net.Conn
+	for i := range opened {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		all = append(all, c)
+		if i%2 == 0 { // a request that never ends
+			_, _ = io.WriteString(c, "GET /livez HTTP/1.1\r\n") // fails where c is closed already
+		}
+	}
+	begun := time.Now()
+	if got := s.fetch(t, "/livez"); got != "ok\n" || time.Since(begun) > time.Second {
+		t.Errorf("got %q after %s", got, time.Since(begun))
+	}
+	const ofTheClient = 2 // goroutines of its idle connection
+	if more := runtime.NumGoroutine() - before; more > limit+ofTheClient {
+		t.Errorf("%d goroutines for %d connections", more, opened)
+	}
+	closed := 0
+	for _, c := range all {
+		if err := c.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			closed++
+		}
+	}
+	if want := opened - limit + 1; closed != want {
+		t.Errorf("%d of %d connections are closed, want %d", closed, opened, want)
 	}
 }
 
