@@ -162,7 +162,7 @@ func (a *app) statedIn() string {
 
 // ofAgentFiles reports whether the agent files mean something else with another value of the key.
 func ofAgentFiles(key string) bool {
-	return key == "backend" || strings.HasPrefix(key, "agent")
+	return strings.HasPrefix(key, "agent")
 }
 
 // ownersDataDir returns the dataDir that the comments of owned chains name, unless plugin.toml states one

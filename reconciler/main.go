@@ -141,8 +141,6 @@ func (a *app) setFlags(s *config.Settings) error {
 		if err := s.Set(f.key, f.text); err != nil {
 			return usageError{fmt.Errorf("--%s: %w", f.name, flagMistake(err))}
 		}
-		// The only one of the agents' flags that is not a key of [agent].
-		s.AgentStated = s.AgentStated || f.key == "resync_interval"
 	}
 	return nil
 }

@@ -201,16 +201,8 @@ func (s Settings) Equal(t Settings) bool {
 	return reflect.DeepEqual(s, t)
 }
 
-// AgentSource returns the reconciler's own policy, and whether the agent files are a source:
-// agent_config_dir, [agent] or one of its flags makes them one. The backend in the settings
-// is the source's, unless the policy has one of its own.
-func (s *Settings) AgentSource() (AgentPolicy, bool) {
-	own := s.Agent
-	if own.Policy.Backend == "" && s.Backend != policy.Auto {
-		own.Policy.Backend = s.Backend
-	}
-	return own, s.AgentConfigDir != "" || s.AgentStated
-}
+// AgentSource reports whether the agent files are a source: agent_config_dir, [agent] or one of its flags makes them one.
+func (s *Settings) AgentSource() bool { return s.AgentConfigDir != "" || s.AgentStated }
 
 // Flags returns the keys of the settings that are flags, in the order of the documentation.
 func (s *Settings) Flags() []Key {

@@ -262,28 +262,23 @@ func TestSetField(t *testing.T) {
 func TestAgentSource(t *testing.T) {
 	for _, c := range []struct {
 		text     string
-		want     AgentPolicy
+		want     policy.SourcePolicy
 		isSource bool
 	}{
-		{"", AgentPolicy{}, false},
-		{"backend = 'nftables'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.NFTables}}, false},
-		{"agent_config_dir = '/etc/config'", AgentPolicy{}, true},
-		{"[agent]", AgentPolicy{}, true},
-		{"backend = 'nftables'\n[agent]\nmasqChain = 'A'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.NFTables, Chain: "A"}}, true},
-		{"backend = 'nftables'\n[agent]\nbackend = 'auto'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.Auto}}, true},
-		{"backend = 'auto'\n[agent]\nbackend = 'iptables'", AgentPolicy{Policy: policy.SourcePolicy{Backend: policy.IPTables}}, true},
+		{"", policy.SourcePolicy{}, false},
+		{"resync_interval = '2m'\nbackend = 'nftables'", policy.SourcePolicy{}, false},
+		{"agent_config_dir = '/etc/config'", policy.SourcePolicy{}, true},
+		{"[agent]", policy.SourcePolicy{}, true},
+		{"backend = 'nftables'\n[agent]\nmasqChain = 'A'", policy.SourcePolicy{Chain: "A"}, true},
+		{"backend = 'nftables'\n[agent]\nbackend = 'auto'", policy.SourcePolicy{Backend: policy.Auto}, true},
+		{"backend = 'auto'\n[agent]\nbackend = 'iptables'", policy.SourcePolicy{Backend: policy.IPTables}, true},
 	} {
 		s := DefaultSettings()
 		if err := s.Read(reconcilerFile(t, c.text)); err != nil {
 			t.Fatal(err)
 		}
-		before := s
-		got, isSource := s.AgentSource()
-		if diff := cmp.Diff(c.want, got); diff != "" || isSource != c.isSource {
-			t.Errorf("%q is a source: %t, want %t (-want +got):\n%s", c.text, isSource, c.isSource, diff)
-		}
-		if diff := cmp.Diff(before, s); diff != "" {
-			t.Errorf("asking changed the settings:\n%s", diff)
+		if diff := cmp.Diff(c.want, s.Agent.Policy); diff != "" || s.AgentSource() != c.isSource {
+			t.Errorf("%q is a source: %t, want %t (-want +got):\n%s", c.text, s.AgentSource(), c.isSource, diff)
 		}
 	}
 }

@@ -199,7 +199,7 @@ func (m *Monitor) Status() Status {
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
 	}
-	_, s.AgentSource = m.settings.AgentSource()
+	s.AgentSource = m.settings.AgentSource()
 	if m.sources != nil && m.sources.Agent != nil {
 		a := &AgentFiles{Files: *m.sources.Agent, Warnings: texts(m.sources.Agent.Warnings)}
 		a.Files.Warnings = nil

@@ -99,11 +99,11 @@ type Sources struct {
 // Read reads the sources; errors are in the result.
 func (n *Node) Read() *Sources {
 	s := n.reread(&Sources{})
-	if own, isSource := n.Settings.AgentSource(); isSource {
+	if n.Settings.AgentSource() {
 		read := n.AgentFiles
 		if read == nil {
 			read = func() (agentconfig.Files, error) {
-				return agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, own)
+				return agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, n.Settings.Agent)
 			}
 		}
 		files, err := read()

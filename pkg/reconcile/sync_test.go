@@ -113,6 +113,16 @@ func TestBrokenAgentFileAtTheStart(t *testing.T) {
 	f.exempts("10.1.0.0/16," + linkLocal)
 }
 
+// The backend of the settings is a preference: what a network states is in force, and conflicts with nothing.
+func TestPreferredBackendConflictsWithNothing(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.Settings.Backend = policy.IPTables
+	f.conflist("podnet", map[string]any{"backend": "nftables", "nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+	f.right()
+	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
+}
+
 // The agent files are superseded by a network, and the report says so.
 func TestConflictWithTheAgentFiles(t *testing.T) {
 	f := newFixture(t).withAgent()
