@@ -174,16 +174,6 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 	})
 }
 
-// wantRulesUnchanged runs a verb of another dataDir and fails if it changes the rules.
-func (n *node) wantRulesUnchanged(t *testing.T, other *node, r invocation) {
-	t.Helper()
-	before := n.ruleset(t)
-	other.invoke(t, r).want(t, 0)
-	if now := n.ruleset(t); now != before {
-		t.Errorf("%s changed the rules:\n%s\nwere:\n%s", r.verb, now, before)
-	}
-}
-
 // TestDoctorFindsAnotherDataDir checks that doctor finds a chain of another dataDir in every
 // backend and under any name, and that the commands that it names remove it.
 func TestDoctorFindsAnotherDataDir(t *testing.T) {

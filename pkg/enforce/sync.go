@@ -189,7 +189,7 @@ func (s *State) failTables(t tables, err error) {
 // they have to be then. It reports whether something failed, and whether other programs changed the rules
 // since they were observed.
 func (e *Enforcer) writeOnce(ctx context.Context, s *State, lock *store.Lock) (failed bool, overtaken error) {
-	defer func(before error) { failed = failed || s.Guard.Err != before }(s.Guard.Err)
+	defer func(before bool) { failed = failed || s.Guard.final && !before }(s.Guard.final)
 	if !s.Guard.writable() || lock.DryRun() {
 		if s.Guard.writable() && len(s.Guard.Diff) > 0 {
 			s.failGuard(e.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families()))
