@@ -26,7 +26,7 @@ type Combination struct {
 
 	// merge adds the value of the field, which has this origin, to that of sources with a higher precedence.
 	// It is nil if merger.merge does that.
-	merge func(m *merger, o Origin)
+	merge func(o Origin)
 }
 
 // Word is a field with one of a few words, or "" if the key is left out.
@@ -38,10 +38,11 @@ type Word interface {
 
 // Keys is the table of the keys that state policy, bound to the fields of s. For another key see "Add a key"
 // in CONTRIBUTING.md.
-func Keys(s *SourcePolicy) []Key { return keys(s, new(Policy)) }
+func Keys(s *SourcePolicy) []Key { return new(merger).keys(s) }
 
-// keys binds the table also to the policy that the sources are merged into.
-func keys(s *SourcePolicy, p *Policy) []Key {
+// keys binds the table also to the policy that the sources, if there are any, are merged into.
+func (m *merger) keys(s *SourcePolicy) []Key {
+	p := &m.policy
 	const agreed, united = "must agree", "united"
 	list := func(sources string, field any) Combination { return Combination{Sources: sources, Field: field} }
 	return []Key{
@@ -49,31 +50,31 @@ func keys(s *SourcePolicy, p *Policy) []Key {
 			list(united, &s.NonMasqueradeCIDRs)},
 		{"masqueradeCIDRs", 2, "none", "destinations to masquerade inside wider exempt ones", list(united, &s.MasqueradeCIDRs)},
 		{"nomasqAllReservedRanges", 2, "false", "extend the default of nonMasqueradeCIDRs to every range that an RFC reserves",
-			agree(&s.NomasqAllReservedRanges, &p.NomasqAllReservedRanges, false)},
-		{"masqLinkLocal", 2, "false", "masquerade 169.254.0.0/16 too", trueWins(&s.MasqLinkLocal, &p.MasqLinkLocal)},
-		{"masqLinkLocalIPv6", 2, "false", "masquerade fe80::/10 too", trueWins(&s.MasqLinkLocalIPv6, &p.MasqLinkLocalIPv6)},
-		{"enableIPv6", 2, "false", "manage IPv6 too", agree(&s.EnableIPv6, &p.EnableIPv6, false)},
+			agree(m, &s.NomasqAllReservedRanges, &p.NomasqAllReservedRanges, false, nil)},
+		{"masqLinkLocal", 2, "false", "masquerade 169.254.0.0/16 too", trueWins(m, &s.MasqLinkLocal, &p.MasqLinkLocal)},
+		{"masqLinkLocalIPv6", 2, "false", "masquerade fe80::/10 too", trueWins(m, &s.MasqLinkLocalIPv6, &p.MasqLinkLocalIPv6)},
+		{"enableIPv6", 2, "false", "manage IPv6 too", agree(m, &s.EnableIPv6, &p.EnableIPv6, false, nil)},
 		{"sourceCIDRs", 2, "any", "only traffic from these is in scope", list(agreed, &s.SourceCIDRs)},
 		{"outputInterfaces", 2, "any", "only traffic that leaves through these is in scope; a final + is a wildcard",
 			list(agreed, &s.OutputInterfaces)},
 		{exemptSourcesKey, 2, "none", "sources that are never masqueraded", list(united, &s.NonMasqueradeSourceCIDRs)},
-		{"masqueradeHost", 2, "true", "masquerade the node's own traffic too", agree(&s.MasqueradeHost, &p.Host, true)},
-		{"randomFully", 2, "true", "choose source ports at random, where the kernel can", agree(&s.RandomFully, &p.RandomFully, true)},
-		{"toPorts", 2, "any", "source ports to use", agreeFunc(&s.ToPorts, &p.ToPorts, Ports{}, Ports.sameSet)},
+		{"masqueradeHost", 2, "true", "masquerade the node's own traffic too", agree(m, &s.MasqueradeHost, &p.Host, true, nil)},
+		{"randomFully", 2, "true", "choose source ports at random, where the kernel can", agree(m, &s.RandomFully, &p.RandomFully, true, nil)},
+		{"toPorts", 2, "any", "source ports to use", agree(m, &s.ToPorts, &p.ToPorts, Ports{}, Ports.sameSet)},
 		{"guard", 3, "off", "what happens to packets of pods that NAT rules miss",
-			agreeWord(&s.Guard, &p.Guard, GuardOff, "", GuardOff, GuardCount, GuardDrop)},
+			agreeWord(m, &s.Guard, &p.Guard, GuardOff, "", GuardOff, GuardCount, GuardDrop)},
 		{"staleConnections", 3, "keep, or reset if guard is drop",
-			"what happens to connections that a policy change affects", agreeWord(&s.StaleConnections, &p.StaleConnections, "", "", KeepConnections, ResetConnections)},
+			"what happens to connections that a policy change affects", agreeWord(m, &s.StaleConnections, &p.StaleConnections, "", "", KeepConnections, ResetConnections)},
 		{"enforceExempt", 3, "false", "keep exempt traffic of pods exempt beside third-party rules",
-			agree(&s.EnforceExempt, &p.EnforceExempt, false)},
+			agree(m, &s.EnforceExempt, &p.EnforceExempt, false, nil)},
 		{"bypassMark", 3, "0x6000", "mark bits of packets that enforceExempt ignores; 0 for none",
-			agree(&s.BypassMark, &p.BypassMark, DefaultBypassMark)},
+			agree(m, &s.BypassMark, &p.BypassMark, DefaultBypassMark, nil)},
 		{"podCIDRs", 3, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
 			list(united, &s.PodCIDRs)},
 		{"masqChain", 2, DefaultChain, "name of the chain; sources with the same chain are merged",
 			Combination{Sources: "each chain on its own", Field: &s.Chain}},
 		{"backend", 2, "auto", "what holds the rules of the chain in the kernel",
-			agreeWord(&s.Backend, &p.Backend, Auto, Auto, Auto, IPTables, NFTables)},
+			agreeWord(m, &s.Backend, &p.Backend, Auto, Auto, Auto, IPTables, NFTables)},
 	}
 }
 
@@ -83,25 +84,37 @@ func Schema() int {
 }
 
 // agree is for values that must be the same in all sources that have the key.
-func agree[T comparable](field **T, merged *WithOrigins[T], otherwise T) Combination {
-	return agreeFunc(field, merged, otherwise, func(a, b T) bool { return a == b })
-}
-
-func agreeFunc[T any](field **T, merged *WithOrigins[T], otherwise T, equal func(a, b T) bool) Combination {
-	return Combination{Sources: "must agree", Field: field, merge: func(m *merger, o Origin) { merged.agree(m, *field, o, otherwise, equal) }}
+func agree[T any](m *merger, field **T, merged *WithOrigins[T], otherwise T, equal func(a, b T) bool) Combination {
+	c := Combination{Sources: "must agree", Field: field}
+	if len(m.sources) > 0 { // a closure is made only where it is called: each ADD reads and validates policies
+		c.merge = func(o Origin) { merged.agree(m, *field, o, otherwise, equal) }
+	}
+	return c
 }
 
 // agreeWord is agree for words, of which one may agree with all others.
-func agreeWord[T ~string](field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
-	return Combination{Sources: "must agree", Field: WordOf(field, choices...), merge: func(m *merger, o Origin) {
-		value := field
-		if *field == "" || *field == neutral {
-			value = nil
-		}
-		merged.agree(m, value, o, otherwise, func(a, b T) bool { return a == b })
-	}}
+func agreeWord[T ~string](m *merger, field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
+	value := field
+	if *field == "" || *field == neutral {
+		value = nil
+	}
+	c := agree(m, &value, merged, otherwise, nil)
+	c.Field = WordOf(field, choices...)
+	return c
 }
 
+// trueWins is for booleans of which false says nothing.
+func trueWins(m *merger, field **bool, merged *WithOrigins[bool]) Combination {
+	value := *field
+	if !isTrue(value) {
+		value = nil
+	}
+	c := agree(m, &value, merged, false, nil)
+	c.Sources, c.Field = "`true` wins", field
+	return c
+}
+
+// agree merges the value of a source, nil for none. Without a function values are compared by ==.
 func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal func(a, b T) bool) {
 	if w.Origins == nil {
 		*w = WithOrigins[T]{otherwise, builtIn(o.Key)}
@@ -110,22 +123,11 @@ func (w *WithOrigins[T]) agree(m *merger, value *T, o Origin, otherwise T, equal
 	case value == nil:
 	case w.Origins[0].Source.Kind == BuiltIn:
 		*w = WithOrigins[T]{*value, []Origin{o}}
-	case equal(w.Value, *value):
+	case equal != nil && equal(w.Value, *value), equal == nil && any(w.Value) == any(*value):
 		w.Origins = append(w.Origins, o)
 	default:
 		m.conflict(w.Origins[0], w.Value, o, *value)
 	}
-}
-
-// trueWins is for booleans of which false says nothing.
-func trueWins(field **bool, merged *WithOrigins[bool]) Combination {
-	return Combination{Sources: "`true` wins", Field: field, merge: func(m *merger, o Origin) {
-		value := *field
-		if !isTrue(value) {
-			value = nil
-		}
-		merged.agree(m, value, o, false, func(a, b bool) bool { return a == b })
-	}}
 }
 
 // WordOf returns the word in a field.

@@ -284,11 +284,11 @@ func (m *merger) merge() Policy {
 	p := &m.policy
 	rows := make([][]Key, len(m.parts))
 	for i := range m.parts {
-		rows[i] = keys(&m.parts[i].policy, p)
+		rows[i] = m.keys(&m.parts[i].policy)
 	}
 	for row, k := range rows[0] {
 		for i := 0; k.merge != nil && i < len(rows); i++ {
-			rows[i][row].merge(m, m.parts[i].origin(k.Name, -1))
+			rows[i][row].merge(m.parts[i].origin(k.Name, -1))
 		}
 	}
 	for _, part := range m.parts {

@@ -193,7 +193,7 @@ func decodeRecord(data []byte) (Record, error) {
 func decode(data []byte, into any, schema *int) error {
 	stated := schemaOf(data)
 	switch {
-	case stated > Schema():
+	case stated > otherSchema && stated > Schema(): // the table is built for a greater one alone
 		return newerError(stated)
 	case stated < 1:
 		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema())
