@@ -10,11 +10,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// keysOf returns the keys of rows, in every kind of document and as flags.
+// keysOf returns the keys of rows, for every kind of document. Each ADD calls it, so that flags get their usage later.
 func keysOf(rows []policy.Key) []Key {
-	var keys []Key
-	for _, k := range rows {
-		key := Key{Name: k.Name, Usage: k.Help}
+	keys := make([]Key, len(rows))
+	for i, k := range rows {
+		key := &keys[i]
+		key.Name = k.Name
 		switch to := k.Field.(type) {
 		case **bool:
 			key.Value = optional(to)
@@ -32,16 +33,23 @@ func keysOf(rows []policy.Key) []Key {
 			key.Value, key.Placeholder = text(to, policy.DefaultChain, parseChain), "NAME"
 		case policy.Word:
 			key.Value, key.Placeholder = oneOf(to), "VALUE"
-			key.Usage += ": " + policy.JoinOr(to.Choices())
 		case *int:
 			key.Value, key.Placeholder = count(to, 1, policy.MaxCIDRLimit), "N"
 		}
-		if k.Default != "false" {
-			key.Usage += " (default: " + k.Default + ")"
-		}
-		keys = append(keys, key)
 	}
 	return keys
+}
+
+// usageOf returns the help of a flag.
+func usageOf(k policy.Key) string {
+	usage := k.Help
+	if word, is := k.Field.(policy.Word); is {
+		usage += ": " + policy.JoinOr(word.Choices())
+	}
+	if k.Default != "false" {
+		usage += " (default: " + k.Default + ")"
+	}
+	return usage
 }
 
 func parseChain(s string) (string, error) { return s, policy.ValidateChainName(s) }
@@ -87,7 +95,12 @@ func (a AgentPolicy) Equal(b AgentPolicy) bool {
 
 // Keys is the table of the keys that agent files and [agent] have in common.
 func (a *AgentPolicy) Keys() []Key {
-	return keysOf(append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit)))
+	rows := append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit))
+	keys := keysOf(rows)
+	for i, k := range rows {
+		keys[i].Usage = usageOf(k)
+	}
+	return keys
 }
 
 // Validate validates the policy on its own. The caller says whether IPv6 is enabled.

@@ -94,23 +94,31 @@ func agree[T any](m *merger, field **T, merged *WithOrigins[T], otherwise T, equ
 
 // agreeWord is agree for words, of which one may agree with all others.
 func agreeWord[T ~string](m *merger, field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
-	value := field
-	if *field == "" || *field == neutral {
-		value = nil
+	c := Combination{Sources: "must agree", Field: WordOf(field, choices...)}
+	if len(m.sources) > 0 {
+		c.merge = func(o Origin) {
+			value := field
+			if *field == "" || *field == neutral {
+				value = nil
+			}
+			merged.agree(m, value, o, otherwise, nil)
+		}
 	}
-	c := agree(m, &value, merged, otherwise, nil)
-	c.Field = WordOf(field, choices...)
 	return c
 }
 
 // trueWins is for booleans of which false says nothing.
 func trueWins(m *merger, field **bool, merged *WithOrigins[bool]) Combination {
-	value := *field
-	if !isTrue(value) {
-		value = nil
+	c := Combination{Sources: "`true` wins", Field: field}
+	if len(m.sources) > 0 {
+		c.merge = func(o Origin) {
+			value := *field
+			if !isTrue(value) {
+				value = nil
+			}
+			merged.agree(m, value, o, false, nil)
+		}
 	}
-	c := agree(m, &value, merged, false, nil)
-	c.Sources, c.Field = "`true` wins", field
 	return c
 }
 

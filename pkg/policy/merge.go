@@ -279,16 +279,14 @@ type part struct {
 
 func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, index, p.file} }
 
-// merge merges key by key.
+// merge merges the keys of one source after the other.
 func (m *merger) merge() Policy {
 	p := &m.policy
-	rows := make([][]Key, len(m.parts))
 	for i := range m.parts {
-		rows[i] = m.keys(&m.parts[i].policy)
-	}
-	for row, k := range rows[0] {
-		for i := 0; k.merge != nil && i < len(rows); i++ {
-			rows[i][row].merge(m.parts[i].origin(k.Name, -1))
+		for _, k := range m.keys(&m.parts[i].policy) {
+			if k.merge != nil {
+				k.merge(m.parts[i].origin(k.Name, -1))
+			}
 		}
 	}
 	for _, part := range m.parts {
