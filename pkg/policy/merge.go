@@ -296,9 +296,13 @@ func (m *merger) merge() Policy {
 		}
 	}
 	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	scopes := map[SourceID][]netip.Prefix{} // those of agent files may be superseded
+	for _, o := range p.Sources.Origins {
+		scopes[o.Source] = p.Sources.Value
+	}
 	for _, s := range m.sources {
 		p.PodSubnets = append(p.PodSubnets, s.PodSubnets...)
-		p.Pods = append(p.Pods, m.podRanges(s)...)
+		p.Pods = append(p.Pods, s.podRanges(scopes[s.ID])...)
 	}
 	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets, &p.Pods} {
 		slices.SortFunc(*list, comparePrefixes)
@@ -318,14 +322,11 @@ func (m *merger) merge() Policy {
 }
 
 // podRanges returns the pod ranges of a source, for each family: its podCIDRs, else its
-// sourceCIDRs, else the subnets that ADDs found.
-func (m *merger) podRanges(s Source) (pods []netip.Prefix) {
-	var podCIDRs, sourceCIDRs []netip.Prefix
+// sourceCIDRs, if they are in force, else the subnets that ADDs found.
+func (s Source) podRanges(sourceCIDRs []netip.Prefix) (pods []netip.Prefix) {
+	var podCIDRs []netip.Prefix
 	for _, f := range s.files() {
 		podCIDRs = append(podCIDRs, f.Policy.PodCIDRs...)
-	}
-	if scope := m.policy.Sources; slices.ContainsFunc(scope.Origins, func(o Origin) bool { return o.Source == s.ID }) {
-		sourceCIDRs = scope.Value // those of agent files may be superseded
 	}
 	for _, f := range Families() {
 		for _, list := range [][]netip.Prefix{podCIDRs, sourceCIDRs, s.PodSubnets} {
