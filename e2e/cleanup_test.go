@@ -262,14 +262,14 @@ func TestCleanupWithoutOwnedChains(t *testing.T) {
 }
 
 // TestCleanupWithAnotherDataDir checks that cleanup keeps chains that belong to another dataDir,
-// and names them.
+// names them and fails.
 func TestCleanupWithAnotherDataDir(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
 		before := n.snapshot(t)
 		stdout, stderr, code := n.reconciler(t, "cleanup", "--data-dir", n.dataDir+"-other")
-		if code != 0 || strings.Contains(stdout, "removed chain") || !strings.Contains(stderr, "chain IP-MASQ-AGENT (ipv4)") || !strings.Contains(stderr, n.dataDir) {
+		if code != 1 || strings.Contains(stdout, "remove") || !strings.Contains(stderr, "chain IP-MASQ-AGENT (ipv4)") || !strings.Contains(stderr, n.dataDir) {
 			t.Errorf("exit code %d, or the other dataDir is not named:\n%s%s", code, stdout, stderr)
 		}
 		n.unchanged(t, before)

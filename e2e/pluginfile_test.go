@@ -53,7 +53,7 @@ func TestPluginFile(t *testing.T) {
 		guard(t, `allow_networks = ["podnet"]`)
 		before := n.snapshot(t)
 		_, stderr, code := n.reconciler(t, "cleanup", "--data-dir", elsewhere)
-		if code != 2 || !strings.Contains(stderr, elsewhere) || !strings.Contains(stderr, "plugin.toml states data_dir \""+n.dataDir+`"`) {
+		if code != 1 || !strings.Contains(stderr, elsewhere) || !strings.Contains(stderr, "cleanup --data-dir \""+n.dataDir+`"`) {
 			t.Errorf("exit code %d\n%s", code, stderr)
 		}
 		n.unchanged(t, before)

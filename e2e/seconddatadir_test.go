@@ -165,7 +165,7 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 			if rules := n.ruleset(t); strings.Contains(rules, pair[1-first].dataDir) {
 				t.Errorf("the chain of the refused ADD exists:\n%s", rules)
 			}
-			for _, m := range pair {
+			for _, m := range []*node{pair[first], pair[1-first]} {
 				if _, stderr, code := m.reconciler(t, "cleanup"); code != 0 {
 					t.Fatalf("cleanup: exit code %d\n%s", code, stderr)
 				}

@@ -110,7 +110,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 }
 
 func (a *app) once(c *cobra.Command, _ []string) error {
-	node, err := a.node()
+	node, err := a.node(c.Context())
 	if err != nil {
 		return err
 	}

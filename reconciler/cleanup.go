@@ -10,19 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 func (a *app) cleanup(c *cobra.Command, _ []string) error {
-	node, err := a.node()
+	node, err := a.node(c.Context())
 	if err != nil {
 		return err
-	}
-	if a.given(func(key string) bool { return key == "data_dir" }) && node.Dir.Path() != node.Settings.DataDir {
-		return usageError{fmt.Errorf("--data-dir %q: %s states data_dir %q, which cleanup would remove; to remove the chains of other directories, run ip-masq-reconciler once",
-			node.Settings.DataDir, config.DefaultPluginFile, node.Dir.Path())}
 	}
 	result := newCleanupResult(node)
 	err = result.cleanUp(c.Context(), node)

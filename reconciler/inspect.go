@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,14 +62,11 @@ type activeReconciler struct {
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
 // reports.
 func (a *app) inspect(ctx context.Context) (*inspection, error) {
-	stated, err := a.settings()
+	all := drivers(iptables.Options{})
+	stated, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
 	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {
 		return nil, err
-	}
-	all := drivers(iptables.Options{})
-	if stated.Origins["data_dir"] == "" && a.config == "" {
-		stated.DataDir = ownersDataDir(ctx, all, stated.DataDir)
 	}
 	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), settingsFrom: "from " + a.statedIn(), binDir: stated.CNIBinDir}
 	if err != nil {
@@ -128,6 +124,7 @@ func (n *inspection) useSettings(a *app, s *metrics.Status, all netfilter.Driver
 	if err := errors.Join(running.SetAll(s.Settings), a.setFlags(&running)); err != nil {
 		return err
 	}
+	running.DataDir = n.Settings.DataDir // whose socket has answered
 	running.AgentStated = running.AgentStated || s.AgentSource && running.AgentConfigDir == ""
 	n.Node = reconcile.Open(running, config.DefaultPluginFile, all)
 	if s.SettingsErr != "" {
@@ -163,27 +160,6 @@ func (a *app) statedIn() string {
 // ofAgentFiles reports whether the agent files mean something else with another value of the key.
 func ofAgentFiles(key string) bool {
 	return strings.HasPrefix(key, "agent")
-}
-
-// ownersDataDir returns the dataDir that the comments of owned chains name, unless plugin.toml states one
-// or no chain does. The default wins over others: any program that may write rules can add a chain.
-func ownersDataDir(ctx context.Context, all netfilter.Drivers, otherwise string) string {
-	if file, _ := config.ReadPluginFile(config.DefaultPluginFile); file.Present {
-		return otherwise
-	}
-	owned, _ := all.Owned(ctx) // an error is in the command's own report
-	return dataDirOf(owned, otherwise)
-}
-
-func dataDirOf(owned []netfilter.OwnedChain, otherwise string) string {
-	named := otherwise
-	for _, c := range owned {
-		if c.Owner.DataDir == otherwise {
-			return otherwise
-		}
-		named = cmp.Or(c.Owner.DataDir, named)
-	}
-	return named
 }
 
 // ask asks the reconciler that runs with the dataDir for its status. Where it cannot have a socket, as on a

@@ -287,16 +287,16 @@ func TestDataDirOfOwnedChains(t *testing.T) {
 		named []string
 		want  string
 	}{
-		{nil, "/default"},
-		{[]string{"/a", ""}, "/a"},
-		{[]string{"/default", "/a"}, "/default"},
-		{[]string{"/a", "/default"}, "/default"},
+		{nil, ""},
+		{[]string{"/a", "", "/b"}, "/a"},
+		{[]string{config.DefaultDataDir, "/a"}, config.DefaultDataDir},
+		{[]string{"/a", config.DefaultDataDir}, config.DefaultDataDir},
 	} {
 		var owned []netfilter.OwnedChain
 		for _, dir := range c.named {
 			owned = append(owned, netfilter.OwnedChain{Owner: policy.Owner{DataDir: dir}})
 		}
-		if got := dataDirOf(owned, "/default"); got != c.want {
+		if got := dataDirOf(owned).Value; got != c.want {
 			t.Errorf("%q: dataDir %s, want %s", c.named, got, c.want)
 		}
 	}

@@ -115,9 +115,45 @@ func escape(text string) string {
 func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
 
 // settings reads reconciler.toml and then the flags, which win. If the file is bad, it returns
-// the settings of the flags alone and the error.
-func (a *app) settings() (config.Settings, error) {
-	return a.settingsOver(config.DefaultSettings())
+// the settings of the flags alone and the error. Unless a flag states the dataDir, it is that of
+// plugin.toml, else of reconciler.toml, else the one in use, if there is one.
+func (a *app) settings(inUse func() config.Setting) (config.Settings, error) {
+	const key = "data_dir"
+	s, err := a.settingsOver(config.DefaultSettings())
+	stated := s.Origins[key]
+	if stated == config.FlagOrigin {
+		return s, err
+	}
+	var node config.Setting
+	switch file, _ := config.ReadPluginFile(config.DefaultPluginFile); { // each sync reports the error
+	case file.Present && !file.Invalid:
+		node = config.Setting{Value: file.DataDir, Origin: file.Path}
+	case file.Present || stated == "":
+		node = inUse()
+	}
+	if node.Value != "" && s.Set(key, node.Value) == nil {
+		s.Origins[key] = node.Origin
+	}
+	return s, err
+}
+
+// ownersDataDir returns a function that reads which dataDir the comment of a chain or guard table names.
+func ownersDataDir(ctx context.Context, all netfilter.Drivers) func() config.Setting {
+	return func() config.Setting {
+		owned, _ := all.Owned(ctx) // an error is in the command's own report
+		return dataDirOf(owned)
+	}
+}
+
+// dataDirOf returns the dataDir that a chain names, and which chain. The default wins over others: any program that may
+// write rules can add a chain.
+func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
+	for _, c := range owned {
+		if c.Owner.DataDir == config.DefaultDataDir || named.Value == "" && c.Owner.DataDir != "" {
+			named = config.Setting{Value: c.Owner.DataDir, Origin: "comment of " + c.String()}
+		}
+	}
+	return named
 }
 
 // settingsOver is settings with other defaults.
@@ -151,12 +187,13 @@ func (a *app) given(of func(key string) bool) bool {
 }
 
 // node opens the node for a command that changes it. It needs valid settings.
-func (a *app) node() (*reconcile.Node, error) {
-	s, err := a.settings()
+func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
+	all := drivers(iptables.Options{})
+	s, err := a.settings(ownersDataDir(ctx, all))
 	if err != nil {
 		return nil, err
 	}
-	node := reconcile.Open(s, config.DefaultPluginFile, drivers(iptables.Options{}))
+	node := reconcile.Open(s, config.DefaultPluginFile, all)
 	node.Conntrack = conntrack.Reset
 	return node, nil
 }

@@ -44,13 +44,13 @@ import (
 func (a *app) run(c *cobra.Command, _ []string) error {
 	const gcPercent = 50 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)
-	ctx := c.Context()
-	settings, err := a.settings()
+	ctx, all := c.Context(), drivers(iptables.Options{KernelForm: true})
+	settings, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
 	if errors.As(err, &usage) {
 		return err
 	}
-	d := &daemon{app: a, log: a.logger(settings), drivers: drivers(iptables.Options{KernelForm: true}), hangup: make(chan os.Signal, 1)}
+	d := &daemon{app: a, log: a.logger(settings), drivers: all, hangup: make(chan os.Signal, 1)}
 	signal.Notify(d.hangup, syscall.SIGHUP)
 	defer signal.Stop(d.hangup)
 	d.log.Info("starting", "version", version, settingsAttr(settings))
@@ -66,12 +66,23 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	})
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()
-	settings, err = a.settings() // again, because changes are noticed only from here on
+	settings, err = a.settings(dataDirInUse(settings)) // again, because changes are noticed only from here on
 	for ctx.Err() == nil {
 		settings, err = d.serve(ctx, settings, err)
 	}
 	d.log.Info("stopped", "reason", context.Cause(ctx).Error())
 	return nil
+}
+
+// dataDirInUse returns a function that returns the dataDir of settings: it is the node's also when rules or files that
+// name it are gone for a moment.
+func dataDirInUse(s config.Settings) func() config.Setting {
+	return func() config.Setting {
+		if origin := s.Origins["data_dir"]; origin != "" {
+			return config.Setting{Value: s.DataDir, Origin: origin}
+		}
+		return config.Setting{}
+	}
 }
 
 // settingsAttr returns the settings with their origins. Policy keys are left out unless they are stated.
@@ -195,7 +206,7 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		case <-changed.C:
 		case <-ticker.C:
 		}
-		next, err := d.app.settings()
+		next, err := d.app.settings(dataDirInUse(s))
 		if err != nil {
 			next = s
 		}

@@ -82,7 +82,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	case f.stay && a.json():
 		return usageError{errors.New("--stay reports by its log; leave -o json out")}
 	}
-	node, err := a.node()
+	node, err := a.node(ctx)
 	if err != nil {
 		return err
 	}

@@ -40,15 +40,10 @@ type Node struct {
 	lastPluginFile config.PluginFile // the last one without mistakes
 }
 
-// Open returns the node that the settings describe. The dataDir of plugin.toml, if there is such a
-// file, takes precedence.
+// Open returns the node that the settings describe.
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
-	dataDir := s.DataDir
-	if file, _ := config.ReadPluginFile(pluginFile); file.Present {
-		dataDir = file.DataDir // each sync reports the error
-	}
 	return &Node{
-		Settings: s, PluginFile: pluginFile, Dir: store.Open(dataDir), Drivers: drivers,
+		Settings: s, PluginFile: pluginFile, Dir: store.Open(s.DataDir), Drivers: drivers,
 		DropAfter: 10 * time.Minute, LockWait: 10 * time.Second,
 	}
 }
@@ -141,7 +136,7 @@ func (n *Node) StopFirst() error {
 
 // Cleanup removes everything that ip-masq owns on the node, in every backend and family, and then the
 // dataDir. It fails while a reconciler runs, which would restore all of it, and keeps the dataDir as
-// long as chains remain that it describes.
+// long as chains remain that it describes. Chains of another dataDir stay, which is an error.
 func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilter.OwnedChain, err error) {
 	instance, err := n.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {
@@ -177,5 +172,5 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilt
 	if err != nil {
 		return removed, err
 	}
-	return removed, lock.Destroy()
+	return removed, errors.Join(lock.Destroy(), n.Enforcer(&Sources{}, warn).CheckDataDir(ctx))
 }
