@@ -114,7 +114,7 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	}
 	w.row("Plugin:", plugin, "")
 	w.row("Settings:", s.settingsText(), "")
-	w.row("Data dir:", policy.Printable(s.DataDir), "")
+	w.row("Data dir:", s.dataDirText(), "")
 	s.writeChains(w)
 	s.writeSources(w, now)
 	w.row("Conflist:", s.Conflist.text(), "")
@@ -124,6 +124,15 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	items := mapped(s.Warnings, func(text string) string { return "- " + text })
 	w.row("Warnings:", strings.Join(diagnose.First(most, items), "\n"), yellow)
 	return w.String()
+}
+
+// dataDirText is the dataDir, and what states it.
+func (s *nodeStatus) dataDirText() string {
+	text := policy.Printable(s.DataDir)
+	if i := slices.IndexFunc(s.Settings, func(x config.Setting) bool { return x.Key == "data_dir" }); i >= 0 {
+		text += " (" + policy.Printable(s.Settings[i].Origin) + ")"
+	}
+	return text
 }
 
 // writeNode writes whether the node is ready, and the reasons.
