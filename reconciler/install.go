@@ -109,8 +109,11 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	var editor conflist.Editor
 	var entryErr error
 	if !f.noConflist {
-		if editor, entryErr = newEditor(s, dirs.Conf); entryErr != nil && !s.Conflist.Manage {
-			return entryErr
+		if editor, entryErr = newEditor(s, dirs.Conf); entryErr == nil {
+			_, entryErr = editor.Find() // before anything is written
+		}
+		if entryErr != nil && !s.Conflist.Manage {
+			return notInstalled(entryErr)
 		}
 	}
 	binary, err := install.Copy(ctx, f.plugin, dirs.Bin)
@@ -224,6 +227,14 @@ func describeEntry(entry []byte, file string) string {
 	return line.String() + ", " + origin
 }
 
+// notInstalled adds the remedy to the error of an entry that no network can have.
+func notInstalled(err error) error {
+	if errors.Is(err, conflist.ErrNoNetworks) {
+		return fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry with --conflist-manage`, err)
+	}
+	return remedied(err)
+}
+
 // judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
 func (r *installation) judge(err error, s config.Settings) error {
 	switch {
@@ -237,8 +248,6 @@ func (r *installation) judge(err error, s config.Settings) error {
 		return nil
 	case r.Conflist != nil:
 		return err
-	case errors.Is(err, conflist.ErrNoNetworks):
-		return fmt.Errorf(`%w; the plugin is installed: run install again then, or let "run" insert the entry with --conflist-manage`, err)
 	}
 	return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
 }

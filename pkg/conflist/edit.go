@@ -61,18 +61,24 @@ func (e Editor) Insert(ctx context.Context) (Change, error) {
 	return c, err
 }
 
-func (e Editor) insert(ctx context.Context) (Change, error) {
+// Find returns the network that gets the entry, or why none can have it.
+func (e Editor) Find() (Network, error) {
 	n, err := Find(e.Dir, e.Network)
 	if err != nil {
-		return Change{}, err
+		return n, err
 	}
-	c := Change{Network: n.Name, Path: n.Path, Before: n.Entries}
 	if e.Check != nil {
 		if err := e.Check(n.Name); err != nil {
-			return c, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
+			return n, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
-	if err := n.Conflist.PositionErr(); err != nil {
+	return n, n.Conflist.PositionErr()
+}
+
+func (e Editor) insert(ctx context.Context) (Change, error) {
+	n, err := e.Find()
+	c := Change{Network: n.Name, Path: n.Path, Before: n.Entries}
+	if err != nil {
 		return c, err
 	}
 	doc := n.Conflist.Doc
