@@ -14,6 +14,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // TestPluginFile checks that with a plugin.toml only the networks in allow_networks set policy,
@@ -348,7 +349,21 @@ func TestPluginFileExcludesDocuments(t *testing.T) {
 			g.pod(t, "net")
 			g.conflist(t, "net", net)
 			g.pod(t, "net")
-			// A mistake in the file changes no rules.
+			// Nor is one that cannot be read: it does not come into force.
+			path := store.Open(g.dataDir).DocumentPath(networkID("other"))
+			document := readFile(t, path)
+			must(t, os.WriteFile(path, []byte("{"), 0o600))
+			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "net", net)}).want(t, 0)
+			g.reconcileOnce(t)
+			wantExempt(t, g, true)
+			must(t, os.WriteFile(path, document, 0o600))
+			// A mistake in the file changes no rules, not even those of a reconciler that starts.
+			must(t, os.WriteFile(file, []byte("allow_network"), 0o600))
+			if stdout, stderr, code := g.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "not TOML") {
+				t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			wantExempt(t, g, true)
+			must(t, os.WriteFile(file, []byte(valid), 0o600))
 			d := g.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 			must(t, os.WriteFile(file, []byte("allow_network"), 0o600))
 			d.until(t, "the mistake", func() bool { return strings.Contains(d.log(), "not TOML") })

@@ -206,7 +206,7 @@ func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own polic
 	id := func(l config.Conflist) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: l.Network} }
 	n.warnDamaged(damaged)
 	for _, d := range damaged {
-		if d.File == n.Dir.RecordPath() || d.File == n.Dir.DocumentPath(own) {
+		if d.File == n.Dir.RecordPath() || d.File == n.Dir.DocumentPath(own) || n.pluginFile.ExcludesDocument(d.File, n.Dir.DocumentPath) {
 			continue
 		}
 		all := n.confDir().Conflists
@@ -214,9 +214,6 @@ func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own polic
 		err := errors.New("no conflist has its network")
 		if i >= 0 {
 			list := all[i]
-			if n.pluginFile.Admits(list.Network) != nil { // it is not in force
-				continue
-			}
 			if err = cmp.Or(list.Entries[0].Err, list.DataDirErr(n.pluginFile, n.Dir.Path())); err == nil {
 				err = p.Add(policy.Source{ID: id(list), Policy: list.Entries[0].Entry.Policy}, n.conflists, n.Warn)
 			}

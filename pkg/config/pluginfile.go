@@ -118,6 +118,16 @@ func (p PluginFile) InForce(stored []policy.Source) (inForce, excluded []policy.
 	return inForce, excluded
 }
 
+// ExcludesDocument reports whether a file in the dataDir is the document of a network that the file does not admit,
+// also if the document cannot be read.
+func (p PluginFile) ExcludesDocument(file string, documentPath func(policy.SourceID) string) bool {
+	admitted := func(network string) bool {
+		return documentPath(policy.SourceID{Kind: policy.Network, Name: network}) == file
+	}
+	return p.Present && !p.Invalid && file != documentPath(policy.SourceID{Kind: policy.AgentFiles}) &&
+		!slices.ContainsFunc(p.AllowNetworks, admitted)
+}
+
 // ErrConflistUnknown reports that the conflist of a network is unknown, because the directory
 // or one of its files cannot be read.
 var ErrConflistUnknown = errors.New("its conflist cannot be read")

@@ -365,6 +365,37 @@ func TestRefusedGuardRefusesThePolicy(t *testing.T) {
 	}
 }
 
+// An ADD passes while a newer version owns the guard, and its policy is not stored: a repair would write its rules later.
+func TestPolicyBesideNewerGuardIsNotStored(t *testing.T) {
+	f := newFixture(t)
+	stored := network("podnet", "A", exempts("10.0.0.0/8"))
+	f.mustApply(stored)
+	newer := policy.OwnedBy("/var/lib/cni/ip-masq")
+	newer.Schema++
+	f.kernel.guards = []policy.Guard{{Chain: "A", Family: policy.IPv4, Owner: newer, Mode: policy.GuardDrop}}
+	f.kernel.log = nil
+	lock, release := f.lock()
+	defer release()
+	state, err := f.enforcer.Dir.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := []policy.Source{network("podnet", "A", exempts("10.0.0.0/8", "192.0.2.0/24"))}
+	passes := func(s *enforce.State) error {
+		if err := s.Err("A"); !errors.Is(err, store.ErrNewer) {
+			t.Errorf("error %v", err)
+		}
+		return nil
+	}
+	if _, err := f.enforcer.ApplyProposal(t.Context(), lock, state, &enforce.Proposal{Sources: changed, Changed: changed}, passes); err != nil {
+		t.Fatal(err)
+	}
+	f.writes()
+	if state, err = f.enforcer.Dir.Load(); err != nil || !state.Find(stored.ID).Policy.Equal(stored.Policy) {
+		t.Errorf("stored %+v, %v", state.Sources, err)
+	}
+}
+
 // A policy that exempts more is not written while its guard cannot be: the guard in the kernel would drop that traffic.
 func TestGuardThatCannotBeWrittenKeepsThePolicy(t *testing.T) {
 	refused := errors.New("refused")

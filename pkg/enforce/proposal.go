@@ -241,7 +241,8 @@ func (s *State) keepExisting() {
 		c.Diff, c.Desired.Chains = nil, slices.Clone(c.Desired.Chains)
 		for j := range c.Desired.Chains {
 			want := &c.Desired.Chains[j]
-			if have := c.Observed.Find(want.Family, want.Name); have != nil && (len(have.Jumps) > 0 || len(want.Jumps) == 0) {
+			have := c.Observed.Find(want.Family, want.Name)
+			if have != nil && len(have.Rules) > 0 && (len(have.Jumps) > 0 || len(want.Jumps) == 0) {
 				*want = *have
 				continue
 			}
@@ -297,7 +298,11 @@ func (e *Enforcer) ApplyProposal(
 		}
 		return after, err
 	}
-	e.Warn(each((*store.Staged).Commit)) // a document that lags behind the rules is written the next time
+	for i, c := range p.Changed {
+		if chain := after.Find(c.Policy.Chain); chain == nil || chain.Err == nil { // else a newer version owns its rules
+			e.Warn(staged[i].Commit()) // a document that lags behind the rules is written the next time
+		}
+	}
 	return after, nil
 }
 

@@ -170,10 +170,14 @@ func (r *Report) Summary() string {
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r.Rules.Differs() }
 
-// Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, or
-// they are damaged and no source restores them.
+// Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, they are damaged and
+// no source restores them, or a bad plugin.toml does not say which of them are in force.
 func (r *Report) Incomplete() error {
 	errs := []error{newer(r.State)}
+	ofNetwork := func(s policy.Source) bool { return s.ID.Kind == policy.Network }
+	if r.Sources != nil && r.Sources.PluginFile.Invalid && slices.ContainsFunc(r.State.Sources, ofNetwork) {
+		errs = append(errs, fmt.Errorf("%w; until it is corrected, all rules stay as they are", r.Sources.PluginFileErr))
+	}
 	for _, p := range r.Lost {
 		errs = append(errs, p.Err)
 	}

@@ -103,7 +103,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer func() { r.warn(lock.Release()) }()
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || len(r.State.Newer) > 0 {
+	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || r.Incomplete() != nil {
 		return
 	}
 	p := n.plan(r, n.unused(r))
@@ -247,7 +247,7 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 		r.Pending = append(r.Pending, c.ID)
 	}
 	for _, d := range r.State.Damaged {
-		restored := d.File == n.Dir.RecordPath() ||
+		restored := d.File == n.Dir.RecordPath() || r.Sources.PluginFile.ExcludesDocument(d.File, n.Dir.DocumentPath) ||
 			slices.ContainsFunc(p.Changed, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
 		if restored {
 			r.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
