@@ -28,7 +28,7 @@ func TestUnwritableFamily(t *testing.T) {
 		must(t, os.Remove(filepath.Join(bin, name)))
 		missing[name] = target
 	}
-	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
+	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\n")
 	watcher := n.watchCommits(t)
 	d := n.startReconciler(t)
 	d.eventuallyUnready(t, "the agent files", "ip6tables")
@@ -63,7 +63,7 @@ func TestBackoffAfterRollback(t *testing.T) {
 	n.conflist(t, "podnet", object{"masqChain": "OTHER", "sourceCIDRs": []string{"10.1.0.0/16"}})
 	attempts := filepath.Join(n.dir, "attempts")
 	restore := n.breakProgram(t, "ip6tables-restore", "echo try >> "+attempts)
-	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nmasqLinkLocal: true\n")
+	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\nmasqLinkLocal: true\n")
 	began := time.Now()
 	d := n.startReconciler(t)
 	d.eventuallyUnready(t, "the agent files", "not today")
@@ -96,7 +96,7 @@ func TestBackoffAfterRollback(t *testing.T) {
 	}
 	// A changed source is tried at once.
 	restore()
-	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
+	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\n")
 	d.within(t, 3*time.Second, "readiness", func() bool { code, _ := d.ready(); return code == 200 })
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
