@@ -5,7 +5,6 @@ package enforce
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -271,14 +270,11 @@ func (e *Enforcer) ApplyProposal(
 	ctx context.Context, lock *store.Lock, stored store.State, p *Proposal, check func(*State) error,
 ) (*State, error) {
 	var staged []*store.Staged
-	each := func(do func(*store.Staged) error) error {
-		var errs []error
-		for _, s := range staged {
-			errs = append(errs, do(s))
+	defer func() {
+		for _, one := range staged {
+			e.Warn(one.Discard())
 		}
-		return errors.Join(errs...)
-	}
-	defer func() { e.Warn(each((*store.Staged).Discard)) }()
+	}()
 	before := e.ObserveProposal(ctx, p, stored.Record)
 	before.change = changeOf(stored.Sources, p.Sources)
 	for _, c := range p.Changed {
