@@ -148,7 +148,7 @@ func (w *oracleNode) apply(t *testing.T, sources []object) {
 		t.Fatalf("%s: merge returned %v", describe(sources), merged)
 	}
 	desired := policy.Desired(merged, w.backend.Layout(), policy.OwnedBy(w.dataDir))
-	refs := []netfilter.ChainRef{{Family: policy.IPv4, Name: policy.DefaultChain}, {Family: policy.IPv6, Name: policy.DefaultChain}}
+	refs := []policy.ChainFamily{{Chain: policy.DefaultChain, Family: policy.IPv4}, {Chain: policy.DefaultChain, Family: policy.IPv6}}
 	err := w.Node.Do(func() error {
 		// A chain that is no longer desired in a family is removed, as the plugin does.
 		if err := w.backend.Apply(t.Context(), desired, netfilter.Observation{}, nil); err != nil {

@@ -98,7 +98,7 @@ type hookedBackend struct {
 	inProcessPlugin
 }
 
-func (w hookedBackend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
+func (w hookedBackend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	if w.before != nil {
 		w.before()
 	}

@@ -60,7 +60,7 @@ func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error
 		}
 	})
 	r.Removed = append(r.Removed, mapped(removed, func(o netfilter.OwnedChain) removedChain {
-		return removedChain{o.Name, string(o.Family), o.Choice.String()}
+		return removedChain{o.Chain, string(o.Family), o.Choice.String()}
 	})...)
 	r.Warnings = mapped(warnings, error.Error)
 	if err != nil {

@@ -22,7 +22,7 @@ func (f *fixture) stand(c netfilter.Choice, chain, dataDir string) {
 		f.kernel.guards = append(f.kernel.guards, policy.Guard{Chain: chain, Family: policy.IPv4, Owner: policy.OwnedBy(dataDir)})
 		return
 	}
-	ref := netfilter.ChainRef{Family: policy.IPv4, Name: chain}
+	ref := policy.ChainFamily{Chain: chain, Family: policy.IPv4}
 	f.kernel.chains[c][ref] = policy.Chain{
 		Family: policy.IPv4, Name: chain, Owner: policy.OwnedBy(dataDir), Rules: []policy.Rule{{Verdict: policy.Masquerade}},
 	}
@@ -125,7 +125,7 @@ func TestFamilyThatCannotBeWritten(t *testing.T) {
 				return // one batch for both families
 			}
 			right := f.kernel.dump()
-			ref := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
+			ref := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
 			c := f.kernel.chains[iptChoice][ref]
 			c.Rules = slices.Clone(c.Rules)[1:]
 			f.kernel.chains[iptChoice][ref] = c

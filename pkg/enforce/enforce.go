@@ -225,10 +225,10 @@ func (e *Enforcer) warnNotPreferred(chain string, cause error) {
 // readTables reads the chains of a backend and compares them, except those that must not be changed.
 func (e *Enforcer) readTables(ctx context.Context, s *State, t *tables) {
 	chains := s.in(t.choice)
-	var refs []netfilter.ChainRef
+	var refs []policy.ChainFamily
 	for _, c := range chains {
 		for _, d := range c.Desired.Chains {
-			refs = append(refs, netfilter.ChainRef{Family: d.Family, Name: d.Name})
+			refs = append(refs, policy.ChainFamily{Chain: d.Name, Family: d.Family})
 		}
 	}
 	b, err := e.Drivers.Open(t.choice)

@@ -124,7 +124,7 @@ func TestSyncRepairsDrift(t *testing.T) {
 	net := network("podnet", "A")
 	f.sync(net)
 	want := f.kernel.dump()
-	ref := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
+	ref := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
 	c := f.kernel.chains[iptChoice][ref]
 	c.Rules = append([]policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}, c.Rules...)
 	f.kernel.chains[iptChoice][ref] = c
@@ -237,7 +237,7 @@ func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 			f := newFixture(t)
 			f.sync(network("three", "C")) // or another dataDir would be the node's
 			tc.chain.Family, tc.chain.Name = policy.IPv4, "A"
-			thirdParty := netfilter.ChainRef{Family: policy.IPv4, Name: "A"}
+			thirdParty := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
 			f.kernel.chains[iptChoice][thirdParty] = tc.chain
 			v := f.sync(network("one", "A"), network("two", "B"), network("three", "C"))
 			if err := v.Err("A"); !errors.Is(err, tc.want) {
@@ -249,7 +249,7 @@ func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 			if after := f.kernel.chains[iptChoice][thirdParty]; !reflect.DeepEqual(after, tc.chain) {
 				t.Errorf("the third party's chain was changed: %+v", after)
 			}
-			if f.kernel.chains[iptChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "B"}].Rules == nil {
+			if f.kernel.chains[iptChoice][policy.ChainFamily{Chain: "B", Family: policy.IPv4}].Rules == nil {
 				t.Error("chain B was not made")
 			}
 		})
@@ -258,7 +258,7 @@ func TestThirdPartyChainsAreNotChanged(t *testing.T) {
 
 func TestAgentsChainIsAdopted(t *testing.T) {
 	f := newFixture(t)
-	f.kernel.chains[legacyChoice][netfilter.ChainRef{Family: policy.IPv4, Name: "A"}] = policy.Chain{
+	f.kernel.chains[legacyChoice][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{
 		Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Masquerade}},
 	}
 	f.mustBeInSync(f.sync(network("podnet", "A")))
@@ -270,7 +270,7 @@ func TestAgentsChainIsAdopted(t *testing.T) {
 func TestAgentsChainInAnotherBackendIsRemoved(t *testing.T) {
 	f := newFixture(t)
 	for _, fam := range policy.Families() {
-		f.kernel.chains[legacyChoice][netfilter.ChainRef{Family: fam, Name: "A"}] = policy.Chain{
+		f.kernel.chains[legacyChoice][policy.ChainFamily{Chain: "A", Family: fam}] = policy.Chain{
 			Family: fam, Name: "A", Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}},
 		}
 	}
@@ -344,7 +344,7 @@ func TestDuplicateIsRemoved(t *testing.T) {
 	f.enforcer.AllBackends = true
 	net := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.NFTables })
 	f.mustBeInSync(f.sync(net))
-	ref := netfilter.ChainRef{Family: policy.IPv4, Name: policy.DefaultChain}
+	ref := policy.ChainFamily{Chain: policy.DefaultChain, Family: policy.IPv4}
 	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
 	f.kernel.chains[iptChoice][ref] = agents
 	if v := f.observe(net); v.InSync() || len(v.Duplicates) != 1 {
@@ -425,7 +425,7 @@ func TestRecordOfAnEarlierBoot(t *testing.T) {
 	path := f.enforcer.Dir.Path()
 	f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-000000000001")
 	f.sync(network("podnet", "A"))
-	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+	f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{}
 	f.kernel.unusable[iptChoice] = netfilter.ErrUnusable
 
 	f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-000000000002")

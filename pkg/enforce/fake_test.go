@@ -19,7 +19,7 @@ import (
 // kernel is a stateful stand-in for the packet filter: chains by the form they
 // are kept in. It counts what is done to it and fails on demand.
 type kernel struct {
-	chains   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain
+	chains   map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	unusable map[netfilter.Choice]error // no writing, no choosing
 	noRemove map[netfilter.Choice]error
 	undone   int                        // the next writes that another program reverts at once, in part
@@ -48,7 +48,7 @@ var (
 
 func newKernel() *kernel {
 	return &kernel{
-		chains:   map[netfilter.Choice]map[netfilter.ChainRef]policy.Chain{nftChoice: {}, iptChoice: {}, legacyChoice: {}},
+		chains:   map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{nftChoice: {}, iptChoice: {}, legacyChoice: {}},
 		unusable: map[netfilter.Choice]error{},
 		noRemove: map[netfilter.Choice]error{},
 	}
@@ -66,7 +66,7 @@ func (k *kernel) dump() string {
 	var lines []string
 	for choice, chains := range k.chains {
 		for ref, c := range chains {
-			head := fmt.Sprintf("%s %s %s", choice, ref.Family, ref.Name)
+			head := fmt.Sprintf("%s %s %s", choice, ref.Family, ref.Chain)
 			for _, j := range c.Jumps {
 				lines = append(lines, fmt.Sprintf("%s: 0 %s", head, j))
 			}
@@ -100,14 +100,14 @@ func (d *fakeDriver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	for _, c := range d.forms {
 		for ref, chain := range d.k.chains[c] {
 			if chain.Owner != (policy.Owner{}) {
-				owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: c, Owner: chain.Owner})
+				owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: c, Owner: chain.Owner})
 			}
 		}
 	}
 	for _, g := range d.k.guards {
 		if d.backend == policy.NFTables {
-			ref := netfilter.ChainRef{Family: g.Family, Name: g.Chain}
-			owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: nftChoice, Guard: true, Owner: g.Owner})
+			ref := policy.ChainFamily{Chain: g.Chain, Family: g.Family}
+			owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: nftChoice, Guard: true, Owner: g.Owner})
 		}
 	}
 	return owned, nil
@@ -117,7 +117,7 @@ func (d *fakeDriver) FindChain(_ context.Context, chain string) ([]netfilter.Cho
 	var used []netfilter.Choice
 	for _, c := range d.forms {
 		for _, f := range policy.Families() {
-			if _, ok := d.k.chains[c][netfilter.ChainRef{Family: f, Name: chain}]; ok {
+			if _, ok := d.k.chains[c][policy.ChainFamily{Chain: chain, Family: f}]; ok {
 				used = append(used, c)
 				break
 			}
@@ -147,10 +147,10 @@ type fakeBackend struct {
 func (b *fakeBackend) Layout() policy.Layout { return policy.Layout{Sets: b.OwnsTables()} }
 func (b *fakeBackend) OwnsTables() bool      { return b.c == nftChoice }
 
-func (b *fakeBackend) Observe(_ context.Context, refs []netfilter.ChainRef) (netfilter.Observation, error) {
+func (b *fakeBackend) Observe(_ context.Context, refs []policy.ChainFamily) (netfilter.Observation, error) {
 	b.k.observed++
 	var rs policy.Ruleset
-	wanted := map[netfilter.ChainRef]bool{}
+	wanted := map[policy.ChainFamily]bool{}
 	for _, r := range refs {
 		wanted[r] = true
 	}
@@ -186,20 +186,20 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, _ netfilt
 	}
 	b.k.applied++
 	if b.OwnsTables() {
-		b.k.chains[b.c] = map[netfilter.ChainRef]policy.Chain{}
+		b.k.chains[b.c] = map[policy.ChainFamily]policy.Chain{}
 	}
 	for _, c := range desired.Chains {
 		if b.k.undone > 0 {
 			c.Jumps = nil
 		}
-		b.k.chains[b.c][netfilter.ChainRef{Family: c.Family, Name: c.Name}] = c
+		b.k.chains[b.c][policy.ChainFamily{Chain: c.Name, Family: c.Family}] = c
 	}
 	b.k.undone--
 	b.k.log = append(b.k.log, "rules of "+b.c.String())
 	return nil
 }
 
-func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held *os.File) error {
+func (b *fakeBackend) Remove(_ context.Context, refs []policy.ChainFamily, held *os.File) error {
 	if held == nil {
 		return fmt.Errorf("remove without the lock")
 	}
@@ -208,7 +208,7 @@ func (b *fakeBackend) Remove(_ context.Context, refs []netfilter.ChainRef, held 
 	}
 	for _, r := range refs {
 		if _, there := b.k.chains[b.c][r]; there {
-			b.k.log = append(b.k.log, "remove "+r.Name)
+			b.k.log = append(b.k.log, "remove "+r.Chain)
 			delete(b.k.chains[b.c], r)
 			b.k.removed++
 		}

@@ -321,8 +321,8 @@ func chainsOf(o policy.Guard) (chains []netfilter.OwnedChain) {
 	}
 	for _, kind := range kinds {
 		chains = append(chains, netfilter.OwnedChain{
-			ChainRef: netfilter.ChainRef{Family: o.Family, Name: kind + o.Chain},
-			Choice:   netfilter.Choice{Backend: policy.NFTables}, Guard: true, Owner: o.Owner,
+			ChainFamily: policy.ChainFamily{Chain: kind + o.Chain, Family: o.Family},
+			Choice:      netfilter.Choice{Backend: policy.NFTables}, Guard: true, Owner: o.Owner,
 		})
 	}
 	return chains

@@ -159,7 +159,7 @@ func TestGuardIsRepaired(t *testing.T) {
 	f.mustBeInSync(f.sync(net))
 	f.writes(guardA)
 	// All is lost: the guard is there before the rules.
-	f.kernel.guards, f.kernel.chains[iptChoice] = nil, map[netfilter.ChainRef]policy.Chain{}
+	f.kernel.guards, f.kernel.chains[iptChoice] = nil, map[policy.ChainFamily]policy.Chain{}
 	f.mustBeInSync(f.sync(net))
 	f.writes(guardA, rulesInNFT)
 	// Another program reverts the guard while the rules are written.
@@ -174,7 +174,7 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	net := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
 	f.sync(net)
 	f.writes(guardA, rulesInNFT)
-	lost := func() { f.kernel.guards, f.kernel.chains[iptChoice] = nil, map[netfilter.ChainRef]policy.Chain{} }
+	lost := func() { f.kernel.guards, f.kernel.chains[iptChoice] = nil, map[policy.ChainFamily]policy.Chain{} }
 	refused := errors.New("refused")
 
 	lost()
@@ -453,7 +453,7 @@ func TestGuardIsRemovedFirst(t *testing.T) {
 	removed, err := f.removeAll("A", "B")
 	var names []string
 	for _, r := range removed {
-		names = append(names, r.Name)
+		names = append(names, r.Chain)
 	}
 	if err != nil || len(names) != 5 || !slices.Equal(names[:3], []string{"guard-A", "enforce-A", "enforce-B"}) {
 		t.Errorf("removed %v, %v", names, err)
@@ -533,7 +533,7 @@ func TestResetsOnRecord(t *testing.T) {
 			f.putRecord(func(r *store.Record) { r.Resets = nil })
 		}
 		if c.lose {
-			f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+			f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{}
 		}
 		f.mustApply(c.after...)
 		var got []string
@@ -568,7 +568,7 @@ func TestRepairWithoutReset(t *testing.T) {
 	net := network("one", "A", guard(policy.GuardDrop))
 	f.mustApply(net)
 	f.putRecord(func(r *store.Record) { r.Resets = nil })
-	lose := func() { f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{} }
+	lose := func() { f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{} }
 	lose()
 	// A repair that fails leaves no reset: nothing would translate the connections.
 	f.kernel.refused = map[netfilter.Choice]error{iptChoice: errors.New("refused")}
@@ -600,7 +600,7 @@ func TestResetIsRenewed(t *testing.T) {
 	net := network("one", "A", guard(policy.GuardDrop))
 	f.mustBeInSync(f.sync(net))
 	first := f.record().Resets
-	f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+	f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{}
 	f.mustBeInSync(f.sync(net))
 	second := f.record().Resets
 	if len(first) != 1 || len(second) != 1 || first[0].At >= second[0].At {
@@ -668,7 +668,7 @@ func TestResetConnections(t *testing.T) {
 	later := func() { f.putRecord(func(r *store.Record) { r.LastReset = 1 }) }
 	later()
 	during = func() { // the lock is free, and a change of rules needs another walk
-		f.kernel.chains[iptChoice] = map[netfilter.ChainRef]policy.Chain{}
+		f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{}
 		f.sync(old)
 	}
 	reset("untranslated", nil)

@@ -236,18 +236,18 @@ func (s *State) LinearChains() []LinearChainError {
 }
 
 // inEachFamily names the chains in every family.
-func inEachFamily(chains ...string) []netfilter.ChainRef {
-	var refs []netfilter.ChainRef
+func inEachFamily(chains ...string) []policy.ChainFamily {
+	var refs []policy.ChainFamily
 	for _, chain := range chains {
 		for _, f := range policy.Families() {
-			refs = append(refs, netfilter.ChainRef{Family: f, Name: chain})
+			refs = append(refs, policy.ChainFamily{Chain: chain, Family: f})
 		}
 	}
 	return refs
 }
 
 func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
-	return netfilter.OwnedChain{ChainRef: netfilter.ChainRef{Family: c.Family, Name: c.Name}, Choice: in, Owner: c.Owner}
+	return netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}
 }
 
 func choiceOf(o store.OwnedChain) netfilter.Choice {

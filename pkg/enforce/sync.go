@@ -300,7 +300,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, s *State) bool {
 // nothing.
 func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Record, lock *store.Lock) {
 	for _, o := range s.Stale {
-		err := e.remove(ctx, choiceOf(o), lock, netfilter.ChainRef{Family: o.Family, Name: o.Chain})
+		err := e.remove(ctx, choiceOf(o), lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
 		if e.Warn(err); err == nil {
 			owned.Chains = slices.DeleteFunc(owned.Chains, func(x store.OwnedChain) bool { return x == o })
 		} else if i := slices.Index(owned.Chains, o); i >= 0 {
@@ -332,7 +332,7 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 	}
 }
 
-func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...netfilter.ChainRef) error {
+func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...policy.ChainFamily) error {
 	b, err := e.Drivers.Open(c)
 	if err == nil {
 		err = b.Remove(ctx, chains, lock.File())
@@ -342,7 +342,7 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.L
 	}
 	var names []string
 	for _, ref := range chains {
-		names = append(names, fmt.Sprintf("%s (%s)", ref.Name, ref.Family))
+		names = append(names, fmt.Sprintf("%s (%s)", ref.Chain, ref.Family))
 	}
 	return fmt.Errorf("remove chain %s from %s: %w", strings.Join(names, ", "), c, err)
 }
@@ -351,7 +351,7 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.L
 // function returns true. Its errors are joined to that of the removal.
 func (e *Enforcer) removeIf(
 	ctx context.Context, c netfilter.Choice, lock *store.Lock, names []string, ok func(*policy.Chain) (bool, error),
-) (removed []netfilter.ChainRef, err error) {
+) (removed []policy.ChainFamily, err error) {
 	b, err := e.Drivers.Open(c)
 	if err != nil {
 		return nil, err
@@ -366,7 +366,7 @@ func (e *Enforcer) removeIf(
 		remove, err := ok(chain)
 		errs = append(errs, err)
 		if remove {
-			removed = append(removed, netfilter.ChainRef{Family: chain.Family, Name: chain.Name})
+			removed = append(removed, policy.ChainFamily{Chain: chain.Name, Family: chain.Family})
 		}
 	}
 	if len(removed) > 0 {
@@ -385,8 +385,8 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 	owned, err := e.Drivers.Owned(ctx)
 	e.Warn(err)
 	for _, c := range owned {
-		if c.Owner == e.owner() && !c.Guard && !slices.Contains(chains, c.Name) {
-			chains = append(chains, c.Name)
+		if c.Owner == e.owner() && !c.Guard && !slices.Contains(chains, c.Chain) {
+			chains = append(chains, c.Chain)
 		}
 	}
 	removed, err := e.removeGuards(ctx) // first, or it drops what is not masqueraded any more
@@ -410,7 +410,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			return false, nil
 		})
 		for _, ref := range gone {
-			removed = append(removed, netfilter.OwnedChain{ChainRef: ref, Choice: choice})
+			removed = append(removed, netfilter.OwnedChain{ChainFamily: ref, Choice: choice})
 		}
 		errs = append(errs, err)
 	}

@@ -135,7 +135,7 @@ func (t *totals) observeGuards(s *enforce.State) {
 		}
 		p, action := place{family: g.Family, chain: g.Chain}, string(g.Mode)
 		t.export(p, action)
-		n, counted := s.Guard.Observed.Packets[netfilter.ChainRef{Family: g.Family, Name: g.Chain}]
+		n, counted := s.Guard.Observed.Packets[policy.ChainFamily{Chain: g.Chain, Family: g.Family}]
 		if !counted {
 			continue
 		}

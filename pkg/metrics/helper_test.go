@@ -75,9 +75,9 @@ func chainsIn(choice netfilter.Choice, policies []policy.Policy) (chains []enfor
 // guards returns the state of guards that are as desired, whose counters have the value.
 func guards(policies []policy.Policy, packets uint64, inactive ...enforce.Inactive) enforce.GuardState {
 	g := enforce.GuardState{Desired: policy.DesiredGuards(policies, policy.Owner{}), Inactive: inactive}
-	g.Observed.Packets = map[netfilter.ChainRef]uint64{}
+	g.Observed.Packets = map[policy.ChainFamily]uint64{}
 	for _, d := range g.Desired {
-		g.Observed.Packets[netfilter.ChainRef{Family: d.Family, Name: d.Chain}] = packets
+		g.Observed.Packets[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] = packets
 	}
 	return g
 }

@@ -53,15 +53,9 @@ func (c Choice) SameBackend(d Choice) bool {
 // not for iptables-legacy.
 func (c Choice) HasGeneration() bool { return c.Variant != VariantLegacy }
 
-// ChainRef names a chain of one family.
-type ChainRef struct {
-	Family policy.Family
-	Name   string
-}
-
 // OwnedChain is a chain whose comment names its owner.
 type OwnedChain struct {
-	ChainRef
+	policy.ChainFamily
 	Choice Choice
 	Guard  bool // it is in the table ip-masq-guard; else it is a masquerade chain
 	Owner  policy.Owner
@@ -70,9 +64,9 @@ type OwnedChain struct {
 // String names the chain for messages.
 func (c OwnedChain) String() string {
 	if c.Guard {
-		return fmt.Sprintf("chain %s (%s) in table %s", c.Name, c.Family, GuardTable)
+		return fmt.Sprintf("chain %s (%s) in table %s", c.Chain, c.Family, GuardTable)
 	}
-	return fmt.Sprintf("chain %s (%s) in %s", c.Name, c.Family, c.Choice)
+	return fmt.Sprintf("chain %s (%s) in %s", c.Chain, c.Family, c.Choice)
 }
 
 // Generation is the generation of the nf_tables ruleset of one network namespace. While it
@@ -110,7 +104,7 @@ type Backend interface {
 
 	// Observe reads the named chains. It writes nothing. On nf_tables it runs no program,
 	// except to show a rule that it cannot decode. The result lacks chains that do not exist.
-	Observe(ctx context.Context, chains []ChainRef) (Observation, error)
+	Observe(ctx context.Context, chains []policy.ChainFamily) (Observation, error)
 
 	// Apply writes the difference between an observation and the desired chains, so that the
 	// kernel has exactly those. nftables sends one batch that fills new sets, then one with the
@@ -121,7 +115,7 @@ type Backend interface {
 	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
 	// Remove removes chains and the jumps to them. A missing chain is not an error.
-	Remove(ctx context.Context, chains []ChainRef, held *os.File) error
+	Remove(ctx context.Context, chains []policy.ChainFamily, held *os.File) error
 
 	// CanWrite returns why rules of a family cannot be written now, as far as that is known
 	// without writing. It runs no program, except to find out its variant.

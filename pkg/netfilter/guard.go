@@ -52,8 +52,8 @@ type GuardObservation struct {
 	// Exempt and Bound; nil is a set that does not exist or is not one of addresses. The other fields are not
 	// filled in.
 	Guards     []policy.Guard
-	Packets    map[ChainRef]uint64 // the counters of the guards, by masquerade chain
-	Exists     bool                // one of the tables exists
-	Generation uint32              // of the nf_tables ruleset; 0 if the reading is not of one
-	State      any                 // the tables as they were read, for CompareGuards and ApplyGuards
+	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
+	Exists     bool                          // one of the tables exists
+	Generation uint32                        // of the nf_tables ruleset; 0 if the reading is not of one
+	State      any                           // the tables as they were read, for CompareGuards and ApplyGuards
 }

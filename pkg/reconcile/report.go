@@ -338,7 +338,7 @@ func judgeRules(r *Report) {
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice)
 	}
 	for _, o := range s.OtherDataDirs {
-		r.chainProblem(ReasonConflict, o.Name, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",
+		r.chainProblem(ReasonConflict, o.Chain, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",
 			o, policy.Quote(o.Owner.DataDir))
 	}
 	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {

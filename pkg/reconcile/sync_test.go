@@ -621,7 +621,7 @@ type observedBackend struct {
 	driver *observed
 }
 
-func (b *observedBackend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
+func (b *observedBackend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	rs, err := b.Backend.Observe(ctx, chains)
 	b.driver.after()
 	return rs, err

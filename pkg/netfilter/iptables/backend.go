@@ -69,7 +69,7 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset) error 
 }
 
 // Observe implements netfilter.Backend.
-func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (netfilter.Observation, error) {
+func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
 	for _, f := range policy.Families() {
@@ -93,11 +93,11 @@ func (b *backend) Observe(ctx context.Context, chains []netfilter.ChainRef) (net
 	return netfilter.Observation{Rules: rs}, errors.Join(errs...)
 }
 
-func namesOf(f policy.Family, chains []netfilter.ChainRef) []string {
+func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
 	var names []string
 	for _, c := range chains {
-		if c.Family == f && !slices.Contains(names, c.Name) {
-			names = append(names, c.Name)
+		if c.Family == f && !slices.Contains(names, c.Chain) {
+			names = append(names, c.Chain)
 		}
 	}
 	return names
@@ -158,7 +158,7 @@ func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter
 }
 
 // Remove implements netfilter.Backend.
-func (b *backend) Remove(ctx context.Context, refs []netfilter.ChainRef, held *os.File) error {
+func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *os.File) error {
 	var chains []policy.Chain
 	for _, f := range policy.Families() {
 		for _, name := range namesOf(f, refs) {

@@ -127,8 +127,8 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 			}
 			for _, chain := range t.chains {
 				if chain.Owner != (policy.Owner{}) {
-					ref := netfilter.ChainRef{Family: f, Name: chain.Name}
-					owned = append(owned, netfilter.OwnedChain{ChainRef: ref, Choice: c, Owner: chain.Owner})
+					ref := policy.ChainFamily{Chain: chain.Name, Family: f}
+					owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: c, Owner: chain.Owner})
 				}
 			}
 		}

@@ -134,25 +134,25 @@ func (n *node) save(f policy.Family) string {
 	return strings.Join(kept, "")
 }
 
-func refs(rs policy.Ruleset) []netfilter.ChainRef {
-	var out []netfilter.ChainRef
+func refs(rs policy.Ruleset) []policy.ChainFamily {
+	var out []policy.ChainFamily
 	for _, c := range rs.Chains {
-		out = append(out, netfilter.ChainRef{Family: c.Family, Name: c.Name})
+		out = append(out, policy.ChainFamily{Chain: c.Name, Family: c.Family})
 	}
 	return out
 }
 
-func bothFamilies(names ...string) []netfilter.ChainRef {
-	var out []netfilter.ChainRef
+func bothFamilies(names ...string) []policy.ChainFamily {
+	var out []policy.ChainFamily
 	for _, f := range policy.Families() {
 		for _, name := range names {
-			out = append(out, netfilter.ChainRef{Family: f, Name: name})
+			out = append(out, policy.ChainFamily{Chain: name, Family: f})
 		}
 	}
 	return out
 }
 
-func (n *node) observe(chains []netfilter.ChainRef) policy.Ruleset {
+func (n *node) observe(chains []policy.ChainFamily) policy.Ruleset {
 	n.Helper()
 	observed, err := n.Observe(n.Context(), chains)
 	if err != nil {

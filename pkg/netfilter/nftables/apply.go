@@ -57,7 +57,7 @@ func (d *Driver) read(readFamily func(*nfnetlink.Conn, *state, policy.Family) er
 }
 
 // Observe implements netfilter.Backend. It reads all chains of the tables.
-func (b *backend) Observe(context.Context, []netfilter.ChainRef) (netfilter.Observation, error) {
+func (b *backend) Observe(context.Context, []policy.ChainFamily) (netfilter.Observation, error) {
 	s, err := b.read()
 	if err != nil {
 		return netfilter.Observation{}, err
@@ -86,10 +86,10 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
 // rule uses, and deletes a table without a masquerade chain.
-func (b *backend) Remove(_ context.Context, chains []netfilter.ChainRef, _ *os.File) error {
+func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, _ *os.File) error {
 	return b.write(nil, func(w *tableWriter) {
 		w.remove(func(name string) bool {
-			return slices.Contains(chains, netfilter.ChainRef{Family: w.family, Name: name})
+			return slices.Contains(chains, policy.ChainFamily{Chain: name, Family: w.family})
 		})
 	})
 }

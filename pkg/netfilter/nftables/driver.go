@@ -134,8 +134,8 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 					}
 					if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
 						owned = append(owned, netfilter.OwnedChain{
-							ChainRef: netfilter.ChainRef{Family: f, Name: name},
-							Choice:   netfilter.Choice{Backend: policy.NFTables}, Guard: guard, Owner: o,
+							ChainFamily: policy.ChainFamily{Chain: name, Family: f},
+							Choice:      netfilter.Choice{Backend: policy.NFTables}, Guard: guard, Owner: o,
 						})
 					}
 				}

@@ -306,7 +306,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	if err != nil {
 		return netfilter.GuardObservation{}, err
 	}
-	o := netfilter.GuardObservation{Packets: map[netfilter.ChainRef]uint64{}, Generation: s.generation, State: s}
+	o := netfilter.GuardObservation{Packets: map[policy.ChainFamily]uint64{}, Generation: s.generation, State: s}
 	for _, f := range policy.Families() {
 		t := s.guards[f]
 		o.Exists = o.Exists || t.exists
@@ -323,7 +323,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 			}
 			modes[chain] = policy.GuardCount
 			for _, r := range c.rules {
-				o.Packets[netfilter.ChainRef{Family: f, Name: chain}] += r.packets
+				o.Packets[policy.ChainFamily{Chain: chain, Family: f}] += r.packets
 				if slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} }) {
 					modes[chain] = policy.GuardDrop
 				}

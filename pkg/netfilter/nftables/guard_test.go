@@ -238,7 +238,7 @@ func TestGuardCountersAreNoDrift(t *testing.T) {
 	if d := n.compareGuards(want); len(d) > 0 {
 		t.Errorf("differs:\n%s", d)
 	}
-	if diff := cmp.Diff(map[netfilter.ChainRef]uint64{{Family: policy.IPv4, Name: "X"}: 7, {Family: policy.IPv6, Name: "X"}: 0},
+	if diff := cmp.Diff(map[policy.ChainFamily]uint64{{Chain: "X", Family: policy.IPv4}: 7, {Chain: "X", Family: policy.IPv6}: 0},
 		n.observeGuards().Packets); diff != "" {
 		t.Errorf("packets (-want +got):\n%s", diff)
 	}

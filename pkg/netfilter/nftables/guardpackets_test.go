@@ -58,7 +58,7 @@ func (g *guarded) counted() uint64 {
 	if err != nil {
 		g.Fatal(err)
 	}
-	return o.Packets[netfilter.ChainRef{Family: policy.IPv4, Name: "X"}] + o.Packets[netfilter.ChainRef{Family: policy.IPv6, Name: "X"}]
+	return o.Packets[policy.ChainFamily{Chain: "X", Family: policy.IPv4}] + o.Packets[policy.ChainFamily{Chain: "X", Family: policy.IPv6}]
 }
 
 // source sends a packet and returns the source that its receiver saw, or the zero Addr if none did.

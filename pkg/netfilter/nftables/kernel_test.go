@@ -350,8 +350,8 @@ func TestRemove(t *testing.T) {
 	n.apply(desired(sourcePolicy("B")))
 	justB := n.list()
 	n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
-	refs := func(name string) []netfilter.ChainRef {
-		return []netfilter.ChainRef{{Family: policy.IPv4, Name: name}, {Family: policy.IPv6, Name: name}}
+	refs := func(name string) []policy.ChainFamily {
+		return []policy.ChainFamily{{Chain: name, Family: policy.IPv4}, {Chain: name, Family: policy.IPv6}}
 	}
 	for _, step := range []struct{ chain, want string }{{"A", justB}, {"A", justB}, {"B", others}, {"B", others}} {
 		if err := n.backend.Remove(context.Background(), refs(step.chain), nil); err != nil {
@@ -397,7 +397,7 @@ func TestCutOff(t *testing.T) {
 	}{
 		"the first write, then a removal": {nil, []policy.SourcePolicy{a, b}, none, nil},
 		"the first write, then a removal of the chain": {nil, []policy.SourcePolicy{a}, func(n *node) error {
-			return n.backend.Remove(context.Background(), []netfilter.ChainRef{{Family: policy.IPv4, Name: "A"}}, nil)
+			return n.backend.Remove(context.Background(), []policy.ChainFamily{{Chain: "A", Family: policy.IPv4}}, nil)
 		}, nil},
 		"the first write, then none is wanted": {nil, []policy.SourcePolicy{a}, func(n *node) error {
 			return n.backend.Apply(context.Background(), policy.Ruleset{}, netfilter.Observation{}, nil)
@@ -407,9 +407,9 @@ func TestCutOff(t *testing.T) {
 		}, []policy.SourcePolicy{b}},
 		"a change, then a removal": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{sourcePolicy("A", other), b}, none, []policy.SourcePolicy{a, b}},
 		"a change, then a removal of another chain": {[]policy.SourcePolicy{a, b}, []policy.SourcePolicy{sourcePolicy("A", other), b}, func(n *node) error {
-			var refs []netfilter.ChainRef
+			var refs []policy.ChainFamily
 			for _, f := range policy.Families() {
-				refs = append(refs, netfilter.ChainRef{Family: f, Name: "B"})
+				refs = append(refs, policy.ChainFamily{Chain: "B", Family: f})
 			}
 			return n.backend.Remove(context.Background(), refs, nil)
 		}, []policy.SourcePolicy{a}},
