@@ -224,9 +224,7 @@ func (d *fakeDriver) ObserveGuards(context.Context) (netfilter.GuardObservation,
 	d.k.guardsObserved++
 	o := netfilter.GuardObservation{Exists: len(d.k.guards) > 0, State: d.k.guards}
 	for _, g := range d.k.guards {
-		o.Guards = append(o.Guards, policy.Guard{
-			Chain: g.Chain, Family: g.Family, Owner: g.Owner, Mode: g.Mode, Pods: g.Pods, Exempt: g.Exempt, Bound: g.Bound,
-		})
+		o.Guards = append(o.Guards, g)
 	}
 	return o, d.k.guardErr
 }
@@ -277,6 +275,9 @@ func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from
 		text += fmt.Sprintf(" %s %s pods %v exempt %v", g.Chain, g.Mode, g.Pods, g.Exempt)
 		if g.Bound != nil {
 			text += fmt.Sprintf(" bound %v", g.Bound)
+		}
+		if g.Interfaces != nil {
+			text += fmt.Sprintf(" out %v", g.Interfaces)
 		}
 	}
 	d.k.log = append(d.k.log, text)

@@ -229,11 +229,6 @@ func (s *State) guardsBeforeRules() []policy.Guard {
 	if s.change == nil {
 		return desired
 	}
-	rulesDiffer := func(g *policy.Guard) bool {
-		return slices.ContainsFunc(s.Guard.Diff, func(c policy.Change) bool {
-			return c.Kind == policy.GuardChange && c.Family == g.Family && (c.Chain == g.Chain || c.Chain == "")
-		})
-	}
 	exists := func(chain string, f policy.Family) bool {
 		recorded := func(o store.OwnedChain) bool { return o.Family == f }
 		there := func(c Chain) bool {
@@ -241,7 +236,7 @@ func (s *State) guardsBeforeRules() []policy.Guard {
 		}
 		return chain == "" && slices.ContainsFunc(s.record.Chains, recorded) || slices.ContainsFunc(s.Chains, there)
 	}
-	return policy.TransitionGuards(s.Guard.Observed.Guards, desired, rulesDiffer, exists)
+	return policy.TransitionGuards(s.Guard.Observed.Guards, desired, exists)
 }
 
 // writeGuard writes the guards, and returns ErrChanged if the tables changed since they were observed. Another

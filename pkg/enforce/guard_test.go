@@ -132,6 +132,20 @@ func TestGuardWhilePolicyChanges(t *testing.T) {
 	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "198.51.100.0/24")))
 	f.writes("guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24, 198.51.100.0/24}", rulesInNFT,
 		"guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 198.51.100.0/24}")
+	// A scope that changes is narrow in between; the guard is never missing.
+	scope := func(interfaces ...string) {
+		f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8", "198.51.100.0/24"),
+			func(s *policy.SourcePolicy) { s.OutputInterfaces = interfaces }))
+	}
+	const same = "guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 198.51.100.0/24}"
+	scope("eth0", "wg+")
+	f.writes(same+" out [eth0 wg+]", rulesInNFT)
+	scope("eth1", "wg0")
+	f.writes(same+" out [wg0]", rulesInNFT, same+" out [eth1 wg0]")
+	scope("eth2")
+	f.writes("guards:", rulesInNFT, same+" out [eth2]")
+	scope()
+	f.writes(rulesInNFT, same)
 	// Only the guard changes.
 	f.mustApply(network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8", "198.51.100.0/24")))
 	f.writes("guards: A count pods 10.88.0.0/16 exempt {10.0.0.0/8, 198.51.100.0/24}")
@@ -218,12 +232,12 @@ func TestGuardIsRolledBack(t *testing.T) {
 	f.kernel.refused = nil
 	f.mustBeInSync(f.observe(before))
 
-	// A guard with other rules is not written without the rules of its policy.
+	// A guard with other rules matches what both policies masquerade, too.
 	f.kernel.log, f.kernel.refused = nil, map[netfilter.Choice]error{iptChoice: errors.New("refused")}
 	if _, err := f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24"))); err == nil {
 		t.Fatal("no error")
 	}
-	f.writes("guards:", guardA)
+	f.writes("guards: A count pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}", guardA)
 	f.kernel.refused = nil
 
 	// The guard cannot be written: neither it nor the rules change.

@@ -48,9 +48,8 @@ type GuardTables interface {
 
 // GuardObservation is what is in the guard tables.
 type GuardObservation struct {
-	// Guards are those that have rules: Chain, Family, Owner, Mode, and of the sets Pods,
-	// Exempt and Bound; nil is a set that does not exist or is not one of addresses. The other fields are not
-	// filled in.
+	// Guards are those that have rules. Pods, Exempt or Bound is nil if the set does not exist or is not one of
+	// addresses.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
 	Exists     bool                          // one of the tables exists

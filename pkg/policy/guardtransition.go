@@ -9,23 +9,29 @@ import "slices"
 // One that is not there begins before the first rules of its chain, else after the new ones.
 // Guards that are no longer desired are not among them.
 //
-// rulesDiffer reports whether the rules of a desired guard in the kernel differ in more than
-// the elements of sets. exists reports whether the kernel has a masquerade chain; "" is any.
-func TransitionGuards(
-	observed, desired []Guard, rulesDiffer func(*Guard) bool, exists func(chain string, f Family) bool,
-) []Guard {
+// exists reports whether the kernel has a masquerade chain; "" is any.
+func TransitionGuards(observed, desired []Guard, exists func(chain string, f Family) bool) []Guard {
 	var out []Guard
 	for _, g := range desired {
 		i := slices.IndexFunc(observed, func(o Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
 		switch {
-		case i < 0 && exists(g.Chain, g.Family), i >= 0 && rulesDiffer(&g):
+		case i < 0 && exists(g.Chain, g.Family):
 			continue
 		case i >= 0:
 			old := observed[i]
 			g.Pods = g.Pods.Intersect(orEmpty(old.Pods))
 			g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
-			if g.Bound != nil {
-				g.Bound = g.Bound.Intersect(orEmpty(old.Bound))
+			if old.Mode == GuardOff {
+				g.Mode = GuardOff
+			}
+			if old.Bound == nil {
+				g.Bound = nil
+			} else if g.Bound != nil {
+				g.Bound = g.Bound.Intersect(old.Bound)
+			}
+			var some bool
+			if g.Interfaces, some = commonInterfaces(g.Interfaces, old.Interfaces); !some || g.Mode == GuardOff && g.Bound == nil {
+				continue
 			}
 		case g.Bound != nil && exists("", g.Family): // that chain may masquerade what is to be bound
 			if g.Bound = nil; g.Mode == GuardOff {
@@ -35,6 +41,24 @@ func TransitionGuards(
 		out = append(out, g)
 	}
 	return out
+}
+
+// commonInterfaces returns the interfaces of both lists, of which an empty one is any, and whether there are some.
+func commonInterfaces(a, b []string) (common []string, some bool) {
+	if len(a) == 0 || len(b) == 0 {
+		return append(a, b...), true
+	}
+	for _, x := range a {
+		for _, y := range b {
+			if InterfaceWithin(x, y) {
+				common = append(common, x)
+			} else if InterfaceWithin(y, x) {
+				common = append(common, y)
+			}
+		}
+	}
+	slices.Sort(common)
+	return slices.Compact(common), len(common) > 0
 }
 
 func orEmpty(r Ranges) Ranges {

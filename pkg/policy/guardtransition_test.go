@@ -70,16 +70,12 @@ func TestTransitionOfGuards(t *testing.T) {
 		if rapid.IntRange(0, 4).Draw(t, "guard lost") == 0 {
 			observed = observed[:len(observed)/2]
 		}
-		rulesDiffer := func(g *policy.Guard) bool {
-			o := observed.of(g.Chain, g.Family)
-			return !slices.Equal(o.Interfaces, g.Interfaces) || o.Mode != g.Mode || (o.Bound == nil) != (g.Bound == nil)
-		}
 		exists := func(chain string, f policy.Family) bool {
 			return slices.ContainsFunc(old, func(p policy.Policy) bool {
 				return (chain == "" || p.Chain == chain) && slices.Contains(p.Families(), f)
 			})
 		}
-		transition := guards(policy.TransitionGuards(observed, desired, rulesDiffer, exists))
+		transition := guards(policy.TransitionGuards(observed, desired, exists))
 		action := func(p *policy.Policy, pkt policy.Packet) bool { return p.Decide(pkt).Action == policy.ActionMasquerade }
 		masquerades := func(policies []policy.Policy, pkt policy.Packet) bool {
 			return slices.ContainsFunc(policies, func(p policy.Policy) bool { return action(&p, pkt) })

@@ -330,11 +330,35 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 			}
 		}
 		for _, chain := range slices.Sorted(maps.Keys(owners)) {
-			o.Guards = append(o.Guards, policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Mode: modes[chain],
-				Pods: t.sets[podsSet+"-"+chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]})
+			g := policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Mode: modes[chain],
+				Pods: t.sets[podsSet+"-"+chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]}
+			t.readJumps(&g)
+			o.Guards = append(o.Guards, g)
 		}
 	}
 	return o, nil
+}
+
+// readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0].
+func (t *guardTable) readJumps(g *policy.Guard) {
+	for _, base := range []string{guardChain, enforceChain} {
+		if t.chains[base] == nil {
+			continue
+		}
+		for _, r := range t.chains[base].rules {
+			if r.masqChain(base) != g.Chain {
+				continue
+			}
+			for _, c := range nfnetlink.Decode(headerOf(g.Family).link, nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
+				switch {
+				case c.Field == nfnetlink.Mark:
+					g.BypassMark = policy.Mark(c.Mask)
+				case c.Field == nfnetlink.OutputName && !slices.Contains(g.Interfaces, c.Name):
+					g.Interfaces = append(g.Interfaces, c.Name)
+				}
+			}
+		}
+	}
 }
 
 // CompareGuards implements netfilter.GuardTables.

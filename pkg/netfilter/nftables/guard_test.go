@@ -122,17 +122,15 @@ func TestGuardsConverge(t *testing.T) {
 		if n.applyGuards(want); len(want) == 0 != (n.listGuards() == "") {
 			t.Fatalf("%d guards, and there is:\n%s", len(want), n.listGuards())
 		}
-		var seen []policy.Guard
-		for _, g := range n.observeGuards().Guards {
-			seen = append(seen, policy.Guard{Chain: g.Chain, Family: g.Family, Owner: g.Owner, Mode: g.Mode, Pods: g.Pods, Exempt: g.Exempt, Bound: g.Bound})
-		}
+		seen := n.observeGuards().Guards
 		for i, g := range slices.SortedFunc(slices.Values(want), func(a, b policy.Guard) int {
 			return strings.Compare(string(a.Family)+a.Chain, string(b.Family)+b.Chain)
 		}) {
 			if g.Mode == policy.GuardOff {
 				g.Exempt = nil
 			}
-			if s := seen[i]; s.Chain != g.Chain || s.Family != g.Family || s.Owner != g.Owner || s.Mode != g.Mode || !s.Pods.Equal(g.Pods) ||
+			slices.Sort(g.Interfaces)
+			if s := seen[i]; !slices.Equal(s.Interfaces, g.Interfaces) || s.BypassMark != g.BypassMark || s.Chain != g.Chain || s.Family != g.Family || s.Owner != g.Owner || s.Mode != g.Mode || !s.Pods.Equal(g.Pods) ||
 				!s.Exempt.Equal(g.Exempt) || !s.Bound.Equal(g.Bound) {
 				t.Fatalf("%+v is observed as %+v", g, s)
 			}
