@@ -4,7 +4,6 @@ package conflist
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -151,26 +150,6 @@ func TestManagerWaitsForANetwork(t *testing.T) {
 	})
 }
 
-func TestManagerIdles(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := manage(t)
-		k.write(aList, listWith("a", bareEntry))
-		info, err := os.Stat(k.path(aList))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 100 {
-			if k.after(time.Second); !k.last.Next.IsZero() {
-				t.Fatal(k.last)
-			}
-		}
-		now, err := os.Stat(k.path(aList))
-		if err != nil || !os.SameFile(info, now) || k.log.Len() > 0 || k.writes != 0 {
-			t.Error("it is not idle", err, k.writes)
-		}
-	})
-}
-
 func TestManagerWithoutPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := manage(t)
@@ -307,26 +286,6 @@ func TestManagerRaces(t *testing.T) {
 			t.Error("it is not there")
 		}
 	})
-}
-
-// TestManagerEndsWhileItWaits: whatever keeps a directory locked, a stop is at once.
-func TestManagerEndsWhileItWaits(t *testing.T) {
-	for _, dir := range []string{"net.d", "backups"} {
-		synctest.Test(t, func(t *testing.T) {
-			k := manage(t)
-			k.write(aList, listNamed("a"))
-			if err := os.Mkdir(k.path("backups"), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			defer k.lock(dir)()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			start := time.Now()
-			if k.Sync(ctx); time.Since(start) > time.Second+time.Second/10 || k.present(aList) {
-				t.Error(dir, "is waited for", time.Since(start))
-			}
-		})
-	}
 }
 
 // TestManagerDoesNotNeedBackups: where none can be kept the entry comes all the same, with a warning.

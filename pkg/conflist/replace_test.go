@@ -7,9 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -270,8 +267,6 @@ func TestMain(m *testing.M) {
 	switch job {
 	case "":
 		os.Exit(m.Run())
-	case "loop":
-		err = replaceForever(path)
 	case "step":
 		err = dieAfter(path, rest, func(int) {})
 	case "race":
@@ -307,17 +302,6 @@ func both(path string) (was, now []byte, err error) {
 		now, err = edited(was, nil)
 	}
 	return was, now, err
-}
-
-func replaceForever(path string) error {
-	was, now, err := both(path)
-	for ready := false; err == nil; was, now = now, was {
-		if err = replace(context.Background(), path, was, now); err == nil && !ready {
-			ready = true
-			_, err = fmt.Println("ready")
-		}
-	}
-	return err
 }
 
 // raced is what another program writes between the last check and the exchange.
@@ -435,73 +419,6 @@ func loadsWhole(t *testing.T, path string, texts ...[]byte) int {
 		t.Fatal(err)
 	}
 	return len(entries) - 1
-}
-
-func TestKilledAtAnyTime(t *testing.T) {
-	path, was, now := pair(t)
-	stop, stopped := make(chan struct{}), make(chan error, 1)
-	go func() { // a runtime that never sees half a file
-		for {
-			select {
-			case <-stop:
-				stopped <- nil
-				return
-			default:
-			}
-			doc, err := os.ReadFile(path)
-			if err == nil && !bytes.Equal(doc, was) && !bytes.Equal(doc, now) {
-				err = fmt.Errorf("half a file: %q", doc)
-			}
-			if err != nil {
-				stopped <- err
-				return
-			}
-		}
-	}()
-	left := 0
-	for range 200 {
-		cmd := child(t, "loop", path)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Duration(rand.IntN(5000)) * time.Microsecond)
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		var exit *exec.ExitError
-		if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatal("the child ended by itself:", err)
-		}
-		rest := loadsWhole(t, path, was, now)
-		if rest > 1 {
-			t.Fatal(rest, "files were left: earlier ones were not removed")
-		}
-		left += rest
-	}
-	close(stop)
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
-	if left == 0 {
-		t.Error("no child was killed in the midst of it")
-	}
-	t.Log(left, "of 200 left a temporary file")
-	present := content(t, path)
-	other := was
-	if bytes.Equal(present, was) {
-		other = now
-	}
-	if err := replace(t.Context(), path, present, other); err != nil {
-		t.Fatal(err)
-	}
-	holds(t, path, other)
 }
 
 func TestKilledAfterEachStep(t *testing.T) {

@@ -120,31 +120,14 @@ func TestListsOfSingleConfigurations(t *testing.T) {
 }
 
 func TestWhatIsRefused(t *testing.T) {
-	deep := strings.Repeat("[", 10001) + strings.Repeat("]", 10001)
 	for _, c := range []struct{ name, doc, want string }{
 		{"nothing", "", "it is empty"},
-		{"blank", " \n", "it is empty"},
-		{"half a file", `{"name":"n","plugins":[{"type":"br`, "line 1, column"},
 		{"more behind it", `{"name":"n","plugins":[{"type":"b"}]} x`, "line 1, column 39"},
 		{"a byte order mark", "\ufeff" + `{"name":"n","plugins":[{"type":"b"}]}`, "byte order mark"},
-		{"a list", `[]`, "write an object"},
-		{"null", `null`, "name: is missing"},
 		{"no name", `{"plugins":[{"type":"b"}]}`, "name: is missing"},
-		{"a name of another kind", `{"name":5,"plugins":[{"type":"b"}]}`, "name: "},
-		{"a null name", `{"name":null,"plugins":[{"type":"b"}]}`, "name: "},
-		{"no network's name", `{"name":"a/b","plugins":[{"type":"b"}]}`, "name: "},
-		{"a version of another kind", `{"name":"n","cniVersion":1,"plugins":[{"type":"b"}]}`, "cniVersion: "},
-		{"bad versions", `{"name":"n","cniVersions":["x"],"plugins":[{"type":"b"}]}`, "x is not a version"},
-		{"a bad switch", `{"name":"n","disableGC":1,"plugins":[{"type":"b"}]}`, "disableGC: "},
 		{"plugins in a folder", `{"name":"n"}`, "no plugins of its own"},
 		{"no plugins at all", `{"name":"n","loadOnlyInlinedPlugins":true}`, "no plugins of its own"},
-		{"an empty list", `{"name":"n","plugins":[]}`, "plugins: is empty"},
-		{"plugins of another kind", `{"name":"n","plugins":{"type":"b"}}`, "plugins: "},
 		{"the last plugins count", `{"name":"n","plugins":[{"type":"b"}],"plugins":null}`, "plugins: "},
-		{"a plugin without a type", `{"name":"n","plugins":[{"type":"b"},{}]}`, "plugins[1]: type: is missing"},
-		{"a plugin that is null", `{"name":"n","plugins":[null]}`, "plugins[0]: "},
-		{"too deep", `{"name":"n","plugins":[{"type":"b"}],"x":` + deep + `}`, "not JSON"},
-		{"too large", `{"name":"n","plugins":[{"type":"b"}]}` + strings.Repeat(" ", 1<<20), "larger than 1024 KiB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := edited([]byte(c.doc), []byte(entry))
@@ -160,12 +143,9 @@ func TestEntriesThatWouldFailEveryADDAreRefused(t *testing.T) {
 	conf := content(t, "testdata/confs/bridge.conf")
 	for _, c := range []struct{ entry, want string }{
 		{``, "it is empty"},
-		{`[]`, "write an object"},
-		{`{"type":"ip-masq"} {}`, "not JSON"},
 		{`{"Type":"ip-masq"}`, `type: is missing; write "type": "ip-masq"`},
 		{`{"type":"bridge"}`, `type: must be "ip-masq"`},
 		{`{"type":"ip-masq","nonMasqueradeCIDR":[]}`, "nonMasqueradeCIDRs"},
-		{`{"type":"ip-masq","nonMasqueradeCIDRs":["10.0.1.24/24"]}`, "did you mean 10.0.1.0/24?"},
 	} {
 		_, inserted := edited(doc, []byte(c.entry))
 		_, made := listOf("a.conf", conf, []byte(c.entry))
@@ -174,13 +154,6 @@ func TestEntriesThatWouldFailEveryADDAreRefused(t *testing.T) {
 				t.Errorf("%s: %v", c.entry, err)
 			}
 		}
-	}
-}
-
-func TestAPresentEntryStays(t *testing.T) {
-	doc := []byte(`{"name":"n","plugins":[{"tYPE":"ip-masq","bad":1},{"type":"b"}]}`)
-	if out, err := edited(doc, []byte(`no entry`)); err != nil || !bytes.Equal(out, doc) {
-		t.Error(string(out), err)
 	}
 }
 
@@ -248,9 +221,6 @@ func TestSingleConfigurationsThatAreRefused(t *testing.T) {
 		`{"type":"b"}`:                  "name: is missing",
 		`{"name":"n"}`:                  "type: is missing",
 		`{"name":"n","type":"ip-masq"}`: "is the only plugin",
-		`{"name":"n","type":5}`:         "write what the CNI specification has there",
-		`{"name":"n","type":"b"`:        "line 1, column",
-		`["n"]`:                         "write an object",
 	} {
 		if out, err := listOf("a.conf", []byte(doc), []byte(entry)); err == nil || !strings.Contains(err.Error(), want) || out != nil {
 			t.Errorf("%s: %s, %v", doc, out, err)
