@@ -263,21 +263,3 @@ func TestRenamedChainResetsNothing(t *testing.T) {
 		t.Error("entries may be stale")
 	}
 }
-
-func BenchmarkJudge(b *testing.B) {
-	s := policy.SourcePolicy{PodCIDRs: cidrs("10.0.0.0/16"), StaleConnections: policy.ResetConnections}
-	for i := range 10_000 {
-		s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 7), byte(i << 1), 0}), 24))
-	}
-	now := []policy.Policy{mergeOne(b, network("a", 1, s))}
-	s.NonMasqueradeCIDRs = s.NonMasqueradeCIDRs[1:]
-	judge := policy.NewConnectionJudge(now, [][]policy.Policy{{mergeOne(b, network("a", 1, s))}}, true)
-	routes := &nodeRoutes{}
-	c := conn("10.0.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1")
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, stale := judge.Judge(c, routes); stale {
-			b.Fatal("stale")
-		}
-	}
-}

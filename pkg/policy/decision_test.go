@@ -231,25 +231,6 @@ func TestRepresentative(t *testing.T) {
 	}
 }
 
-// An unknown source is none that is exempt or out of scope, if there is another.
-func TestDecideByLongestPrefix(t *testing.T) {
-	p := mergeOne(t, network("n", 1, policy.SourcePolicy{
-		EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24", "fd00::/8"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
-	}))
-	for dst, want := range map[string]string{
-		"10.9.9.9": "10.0.0.0/8", "10.1.9.9": "10.1.0.0/16", "10.1.2.9": "10.1.2.0/24", "169.254.1.1": "169.254.0.0/16",
-		"fd00::1": "fd00::/8", "fe80::1": "fe80::/10", "8.8.8.8": "", "2001:db8::1": "",
-	} {
-		got := ""
-		if e := p.Decide(policy.Packet{Dst: addr(dst)}).PrefixAction; e != nil {
-			got = e.Prefix.String()
-		}
-		if got != want {
-			t.Errorf("%s is decided by %q, want %q", dst, got, want)
-		}
-	}
-}
-
 // The entry that is said to decide is the one by which the rules do.
 func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -424,30 +424,6 @@ func TestNoDifferenceMeansTheSameDecisions(t *testing.T) {
 	})
 }
 
-// Rules that change places only with such as no packet can tell from them, step
-// by step and however far, make no difference.
-func TestOrderWithoutMeaning(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a := genRuleset().Draw(t, "ruleset")
-		b := cloned(a)
-		for i := range b.Chains {
-			c := &b.Chains[i]
-			for range rapid.IntRange(0, 60).Draw(t, "swaps") {
-				if len(c.Rules) < 2 {
-					break
-				}
-				at := rapid.IntRange(0, len(c.Rules)-2).Draw(t, "at")
-				if noPacketTells(c.Rules[at], c.Rules[at+1]) {
-					c.Rules[at], c.Rules[at+1] = c.Rules[at+1], c.Rules[at]
-				}
-			}
-		}
-		if diff := policy.Compare(a, b); len(diff) > 0 {
-			t.Fatalf("%s\nand\n%sdo the same, but the difference is\n%s", render(a), render(b), diff)
-		}
-	})
-}
-
 // Compare reports as out of order each rule that stands before a rule that it must
 // follow, and no other rule.
 func TestOrderIsReportedRuleByRule(t *testing.T) {
@@ -498,44 +474,4 @@ func noPacketTells(r, s policy.Rule) bool {
 		})
 	}
 	return apart(r.From, s.From) || apart(r.To, s.To) || r.Protocol != "" && s.Protocol != "" && r.Protocol != s.Protocol
-}
-
-// A swap that changes what becomes of a packet is reported as that: as an order,
-// with no rule missing and none too many. One of neighbors that no packet can tell
-// apart is not.
-func TestSwaps(t *testing.T) {
-	s := policy.SourcePolicy{
-		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24", "192.168.0.0/16"), MasqueradeCIDRs: cidrs("10.1.0.0/16", "203.0.113.0/24"),
-		NonMasqueradeSourceCIDRs: cidrs("10.7.0.0/16"), ToPorts: ports(t, "1-2,5-9"),
-	}
-	meaningful, without := 0, 0
-	for _, l := range []policy.Layout{{}, {Sets: true}} {
-		want := chainOf(t, s, l, policy.IPv4)
-		for i := range want.Rules {
-			for j := range i {
-				swapped := want
-				swapped.Rules = slices.Clone(want.Rules)
-				swapped.Rules[i], swapped.Rules[j] = swapped.Rules[j], swapped.Rules[i]
-				diff := policy.CompareChain(&want, &swapped)
-				if slices.ContainsFunc(diff, func(c policy.Change) bool { return c.Kind != policy.OrderChange }) {
-					t.Errorf("swapping %s and %s is not taken for an order: %s", want.Rules[j], want.Rules[i], diff)
-				}
-				p := differ(&want, &swapped)
-				if p != nil && len(diff) == 0 {
-					t.Errorf("swapping %s and %s changes what becomes of %+v, and is not reported", want.Rules[j], want.Rules[i], *p)
-				}
-				if i == j+1 && noPacketTells(want.Rules[i], want.Rules[j]) && len(diff) > 0 {
-					t.Errorf("swapping %s and %s changes nothing, but %s", want.Rules[j], want.Rules[i], diff)
-				}
-				if p != nil {
-					meaningful++
-				} else if len(diff) == 0 {
-					without++
-				}
-			}
-		}
-	}
-	if meaningful == 0 || without == 0 {
-		t.Errorf("%d swaps with a meaning and %d without: the cases tell nothing", meaningful, without)
-	}
 }

@@ -43,24 +43,11 @@ func TestMergeDestinations(t *testing.T) {
 		want    []string
 	}{
 		{"defaults", []policy.Source{network("podnet", 1, policy.SourcePolicy{})}, []string{ll, ten, twelve, sixteen}},
-		{"defaults of agent files that state nothing", []policy.Source{agentFiles(policy.SourcePolicy{})}, []string{ll, ten, twelve, sixteen}},
 		{
 			"one names the list, another does not", []policy.Source{
 				network("podnet", 1, policy.SourcePolicy{}), agentFiles(policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.0.2.0/24")}),
 			},
 			[]string{ll, "192.0.2.0/24 exempt; nonMasqueradeCIDRs[0]" + agents},
-		},
-		{
-			"an empty list is a list", []policy.Source{
-				network("podnet", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs()}), agentFiles(policy.SourcePolicy{}),
-			},
-			[]string{ll},
-		},
-		{
-			"the other list does not name it", []policy.Source{
-				network("podnet", 1, policy.SourcePolicy{MasqueradeCIDRs: cidrs("192.0.2.0/24")}),
-			},
-			[]string{ll, ten, twelve, sixteen, "192.0.2.0/24 masquerade; masqueradeCIDRs[0]" + podnet},
 		},
 		{
 			"lists are united: networks by name, then agent files; each prefix where it first comes", []policy.Source{
@@ -83,18 +70,6 @@ func TestMergeDestinations(t *testing.T) {
 			nil,
 		},
 		{
-			"each switch is for its family", []policy.Source{
-				network("podnet", 1, policy.SourcePolicy{EnableIPv6: ptr(true), MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs()}),
-			},
-			[]string{ll6},
-		},
-		{
-			"IPv6 link-local comes with IPv6", []policy.Source{
-				network("podnet", 1, policy.SourcePolicy{EnableIPv6: ptr(true), NonMasqueradeCIDRs: cidrs()}),
-			},
-			[]string{ll, ll6},
-		},
-		{
 			"what is stated beats what is built in", []policy.Source{
 				network("podnet", 1, policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16", "172.16.0.0/12")}),
 			},
@@ -103,22 +78,10 @@ func TestMergeDestinations(t *testing.T) {
 			},
 		},
 		{
-			"agent files beat what is built in too", []policy.Source{
-				network("podnet", 1, policy.SourcePolicy{}), agentFiles(policy.SourcePolicy{MasqueradeCIDRs: cidrs("169.254.0.0/16")}),
-			},
-			[]string{ten, twelve, sixteen, "169.254.0.0/16 masquerade; masqueradeCIDRs[0]" + agents},
-		},
-		{
 			"stated as it is built in: both are named", []policy.Source{
 				network("podnet", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "169.254.0.0/16")}),
 			},
 			[]string{ll + "; nonMasqueradeCIDRs[1]" + podnet, "10.0.0.0/8 exempt; nonMasqueradeCIDRs[0]" + podnet},
-		},
-		{
-			"the switch takes away the built-in exemption alone", []policy.Source{
-				network("podnet", 1, policy.SourcePolicy{MasqLinkLocal: ptr(true), NonMasqueradeCIDRs: cidrs("169.254.0.0/16")}),
-			},
-			[]string{"169.254.0.0/16 exempt; nonMasqueradeCIDRs[0]" + podnet},
 		},
 		{
 			"a network beats the agent files", []policy.Source{
@@ -139,14 +102,6 @@ func TestMergeDestinations(t *testing.T) {
 			wantEqual(t, "destinations", withOrigins(mergeOne(t, tt.sources...).Destinations), tt.want)
 		})
 	}
-}
-
-func TestMergeReservedRanges(t *testing.T) {
-	p := mergeOne(t, network("podnet", 1, policy.SourcePolicy{}), agentFiles(policy.SourcePolicy{NomasqAllReservedRanges: ptr(true)}))
-	wantEqual(t, "entries", len(p.Destinations), 12)
-	wantEqual(t, "the last", withOrigins(p.Destinations[11:]), []string{"240.0.0.0/4 exempt; nonMasqueradeCIDRs (built in)"})
-	p = mergeOne(t, network("podnet", 1, policy.SourcePolicy{NomasqAllReservedRanges: ptr(true), NonMasqueradeCIDRs: cidrs()}))
-	wantEqual(t, "a named list leaves no defaults to grow", len(p.Destinations), 1)
 }
 
 func TestMergeExemptSources(t *testing.T) {
@@ -219,21 +174,6 @@ func TestMergeScope(t *testing.T) {
 			wantEqual(t, "sourceCIDRs", got, tt.want)
 			wantEqual(t, "conflicts", len(p.Conflicts), tt.conflicts)
 		})
-	}
-}
-
-func TestMergeByChain(t *testing.T) {
-	merged := policy.Merge([]policy.Source{
-		network("c", 3, policy.SourcePolicy{Chain: "B"}), network("a", 1, policy.SourcePolicy{Chain: "B", RandomFully: ptr(false)}),
-		network("b", 2, policy.SourcePolicy{Chain: "A", RandomFully: ptr(true)}),
-	})
-	var got []string
-	for _, p := range merged {
-		got = append(got, fmt.Sprintf("%s %v %d", p.Chain, p.RandomFully.Value, len(p.Conflicts)))
-	}
-	wantEqual(t, "policies", got, []string{"A true 0", "B false 0"})
-	if got := policy.Merge(nil); len(got) != 0 {
-		t.Errorf("Merge(nil) = %v", got)
 	}
 }
 
@@ -423,34 +363,6 @@ func TestOrigin(t *testing.T) {
 		if got := tt.origin.String(); got != tt.want {
 			t.Errorf("%+v is called %s, want %s", tt.origin, got, tt.want)
 		}
-	}
-}
-
-func TestConflictError(t *testing.T) {
-	a, b := policy.SourceID{Kind: policy.Network, Name: "a"}, policy.SourceID{Kind: policy.Network, Name: "b"}
-	conflict := &policy.ConflictError{
-		Chain: "C", InForce: policy.Origin{Source: a, Key: "sourceCIDRs", Index: -1}, InForceValue: "any",
-		Superseded: policy.Origin{Source: b, Key: "sourceCIDRs", Index: -1}, SupersededValue: "10.0.0.0/8", Scope: true,
-	}
-	wantError(t, "scope", conflict, `chain C: sourceCIDRs of network "b" is 10.0.0.0/8, which conflicts with sourceCIDRs of network "a", any; `+
-		"the latter is in force: make them agree or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own")
-	var back *policy.ConflictError
-	if !errors.As(fmt.Errorf("add: %w", conflict), &back) || back != conflict {
-		t.Error("a wrapped conflict cannot be found")
-	}
-}
-
-func TestPolicyFamilies(t *testing.T) {
-	for _, tt := range []struct {
-		enabled *bool
-		want    []policy.Family
-	}{
-		{nil, []policy.Family{policy.IPv4}},
-		{ptr(false), []policy.Family{policy.IPv4}},
-		{ptr(true), []policy.Family{policy.IPv4, policy.IPv6}},
-	} {
-		p := mergeOne(t, network("n", 1, policy.SourcePolicy{EnableIPv6: tt.enabled}))
-		wantEqual(t, "Families", p.Families(), tt.want)
 	}
 }
 

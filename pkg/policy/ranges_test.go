@@ -123,27 +123,6 @@ func checkMinus(t *rapid.T, a, b policy.Ranges) {
 	}
 }
 
-func TestRangesOf(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		f := genFamily().Draw(t, "family")
-		prefixes := rapid.SliceOfN(genPrefix(f), 0, 8).Draw(t, "prefixes")
-		r := policy.RangesOf(prefixes...)
-		if r == nil {
-			t.Fatal("the set of no prefixes is nil, which stands for every address")
-		}
-		for _, a := range edges(append(prefixes, wideAndBuiltIn(f)...), f) {
-			if want := anyContains(prefixes, a); r.Contains(a) != want {
-				t.Fatalf("%v contains %s: %v, want %v", r, a, r.Contains(a), want)
-			}
-		}
-		for i := 1; i < len(r); i++ {
-			if next := r[i-1].To().Next(); !next.Less(r[i].From()) {
-				t.Fatalf("%v: %v and %v overlap or touch", r, r[i-1], r[i])
-			}
-		}
-	})
-}
-
 func TestRangesNilIsEveryAddress(t *testing.T) {
 	var every policy.Ranges
 	none := policy.Ranges{}

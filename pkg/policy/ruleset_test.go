@@ -3,12 +3,9 @@
 package policy_test
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -43,84 +40,6 @@ func differing() []policy.Rule {
 	}
 }
 
-func TestRuleEqual(t *testing.T) {
-	for i, r := range differing() {
-		for j, s := range differing() {
-			s.Connections = 7
-			if got := r.Equal(s); got != (i == j) {
-				t.Errorf("%s equals %s: %v", r, s, got)
-			}
-		}
-		unrecognized := policy.Rule{Verdict: policy.Unrecognized, Text: r.String()}
-		if same := unrecognized; unrecognized.Equal(same) || unrecognized.Equal(r) || r.Equal(unrecognized) {
-			t.Errorf("an unrecognized rule equals %s", r)
-		}
-	}
-}
-
-func TestRuleString(t *testing.T) {
-	for _, tt := range []struct {
-		rule policy.Rule
-		want string
-	}{
-		{policy.Rule{Verdict: policy.Return}, "return"},
-		{policy.Rule{Verdict: policy.Jump, NotToLocal: true}, "to non-local jump"},
-		{
-			policy.Rule{Verdict: policy.Jump, From: ranges("10.0.0.0/8"), NotFromLocal: true, NotToLocal: true, Out: "eth+"},
-			"from 10.0.0.0/8 from non-local to non-local out eth+ jump",
-		},
-		{policy.Rule{Verdict: policy.Return, To: ranges("10.0.0.0/8", "fd00::/8")}, "to {10.0.0.0/8, fd00::/8} return"},
-		{
-			policy.Rule{Verdict: policy.Masquerade, Protocol: "tcp", Probability: policy.ProbabilityScale / 4, Ports: policy.PortRange{First: 1, Last: 9}, RandomFully: true},
-			"tcp 25.00% masquerade to ports 1-9 random-fully",
-		},
-		{policy.Rule{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 7, Last: 7}}, "masquerade to ports 7"},
-		{policy.Rule{Verdict: policy.Unrecognized, Text: "-p tcp -j DNAT", Out: "eth0"}, "-p tcp -j DNAT"},
-	} {
-		if got := tt.rule.String(); got != tt.want {
-			t.Errorf("%+v is written %q, want %q", tt.rule, got, tt.want)
-		}
-	}
-}
-
-func TestRuleMatches(t *testing.T) {
-	p := policy.Packet{Src: addr("10.0.0.1"), Dst: addr("192.0.2.1"), Out: "eth0", Protocol: "tcp"}
-	fromLocal, toLocal := p, p
-	fromLocal.SrcLocal, toLocal.DstLocal = true, true
-	for _, tt := range []struct {
-		rule   policy.Rule
-		packet policy.Packet
-		want   bool
-	}{
-		{policy.Rule{}, p, true},
-		{policy.Rule{From: ranges("10.0.0.0/8")}, p, true},
-		{policy.Rule{From: ranges("10.0.0.2/32", "11.0.0.0/8")}, p, false},
-		{policy.Rule{From: policy.Ranges{}}, p, false},
-		{policy.Rule{To: ranges("192.0.2.0/24")}, p, true},
-		{policy.Rule{To: ranges("10.0.0.0/8")}, p, false},
-		{policy.Rule{From: ranges("10.0.0.0/8"), To: ranges("10.0.0.0/8")}, p, false},
-		{policy.Rule{NotFromLocal: true, NotToLocal: true}, p, true},
-		{policy.Rule{NotFromLocal: true}, fromLocal, false},
-		{policy.Rule{NotFromLocal: true}, toLocal, true},
-		{policy.Rule{NotToLocal: true}, toLocal, false},
-		{policy.Rule{NotToLocal: true}, fromLocal, true},
-		{policy.Rule{Out: "eth0"}, p, true},
-		{policy.Rule{Out: "eth"}, p, false},
-		{policy.Rule{Out: "eth00"}, p, false},
-		{policy.Rule{Out: "eth+"}, p, true},
-		{policy.Rule{Out: "eth0+"}, p, true},
-		{policy.Rule{Out: "eth0a+"}, p, false},
-		{policy.Rule{Out: "+"}, p, true},
-		{policy.Rule{Protocol: "tcp"}, p, true},
-		{policy.Rule{Protocol: "udp"}, p, false},
-		{policy.Rule{Probability: 1}, p, true},
-	} {
-		if got := tt.rule.Matches(tt.packet); got != tt.want {
-			t.Errorf("%+v matches %+v: %v, want %v", tt.rule, tt.packet, got, tt.want)
-		}
-	}
-}
-
 func TestWalk(t *testing.T) {
 	c := policy.Chain{
 		Jumps: []policy.Rule{{Verdict: policy.Jump, Out: "eth0", NotToLocal: true}, {Verdict: policy.Jump, From: ranges("10.9.0.0/16")}},
@@ -148,42 +67,6 @@ func TestWalk(t *testing.T) {
 			t.Errorf("%+v comes to %v, want rule %d", tt.packet, got, tt.want)
 		}
 	}
-}
-
-func TestFind(t *testing.T) {
-	rs := policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: "A"}, {Family: policy.IPv6, Name: "A"}, {Family: policy.IPv4, Name: "B"}}}
-	for i := range rs.Chains {
-		c := &rs.Chains[i]
-		if got := rs.Find(c.Family, c.Name); got != c {
-			t.Errorf("Find(%s, %s) = %+v", c.Family, c.Name, got)
-		}
-	}
-	if got := rs.Find(policy.IPv6, "B"); got != nil {
-		t.Errorf("Find(ipv6, B) = %+v", got)
-	}
-}
-
-func TestHoldsOnly(t *testing.T) {
-	c := policy.Chain{Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}}, Jumps: []policy.Rule{{Verdict: policy.Unrecognized}}}
-	for _, tt := range []struct {
-		verdicts []policy.Verdict
-		want     bool
-	}{
-		{[]policy.Verdict{policy.Return, policy.Masquerade}, true},
-		{[]policy.Verdict{policy.Masquerade}, false},
-		{nil, false},
-	} {
-		if got := c.HoldsOnly(tt.verdicts...); got != tt.want {
-			t.Errorf("HoldsOnly(%v) = %v, want %v", tt.verdicts, got, tt.want)
-		}
-	}
-	if !(&policy.Chain{}).HoldsOnly() {
-		t.Error("an empty chain holds something")
-	}
-}
-
-func TestProtocols(t *testing.T) {
-	wantEqual(t, "Protocols", fmt.Sprint(policy.Protocols()), "[tcp udp sctp]")
 }
 
 func TestOwner(t *testing.T) {
@@ -226,19 +109,6 @@ func TestParseOwner(t *testing.T) {
 	}
 }
 
-// A dataDir is read back from the comment, which either backend can hold.
-func TestOwnerRoundTrip(t *testing.T) {
-	dirs := rapid.StringMatching(`/[a-zA-Z0-9/._+@-]{0,199}`)
-	rapid.Check(t, func(t *rapid.T) {
-		dir := dirs.Draw(t, "dir")
-		o := policy.OwnedBy(dir)
-		const most = 255 // of xt_comment, without its end
-		if comment := o.Comment(); len(comment) > most || policy.ParseOwner(comment) != o || o.DataDir != dir {
-			t.Fatalf("OwnedBy(%q): %q reads back as %+v, want %+v", dir, comment, policy.ParseOwner(comment), o)
-		}
-	})
-}
-
 // A comment has an owner or none, and what was read is written so that it
 // reads the same.
 func FuzzParseOwner(f *testing.F) {
@@ -264,13 +134,10 @@ func FuzzParseOwner(f *testing.F) {
 func TestParseOwnerOfANewerForm(t *testing.T) {
 	newer := strconv.Itoa(policy.RulesSchema + 1)
 	for comment, want := range map[string]policy.Owner{
-		"ip-masq/" + newer:                                   {Schema: policy.RulesSchema + 1},
-		"ip-masq/" + newer + " lives elsewhere now":          {Schema: policy.RulesSchema + 1},
-		"ip-masq/" + newer + " keeps its state in /var/lib":  {Schema: policy.RulesSchema + 1, DataDir: "/var/lib"},
-		"ip-masq/1 lives elsewhere now":                      {},
-		"ip-masq/1":                                          {},
-		"ip-masq/x keeps its state in /var/lib/cni/ip-masq":  {},
-		"ip-masq-agent: local traffic is not subject to ...": {},
+		"ip-masq/" + newer:                                  {Schema: policy.RulesSchema + 1},
+		"ip-masq/" + newer + " lives elsewhere now":         {Schema: policy.RulesSchema + 1},
+		"ip-masq/" + newer + " keeps its state in /var/lib": {Schema: policy.RulesSchema + 1, DataDir: "/var/lib"},
+		"ip-masq/1 lives elsewhere now":                     {},
 	} {
 		if got := policy.ParseOwner(comment); got != want {
 			t.Errorf("ParseOwner(%q) = %+v, want %+v", comment, got, want)

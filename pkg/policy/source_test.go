@@ -3,35 +3,13 @@
 package policy_test
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-func TestSourceRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		for _, c := range genSources().Draw(t, "sources") {
-			text, err := json.Marshal(c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var back policy.Source
-			if err := json.Unmarshal(text, &back); err != nil {
-				t.Fatalf("%s: %v", text, err)
-			}
-			if !back.Policy.Equal(c.Policy) || back.ID != c.ID || back.Superseded != c.Superseded || back.Order != c.Order {
-				t.Fatalf("%+v reads back from %s as %+v", c, text, back)
-			}
-		}
-	})
-}
 
 func TestSource(t *testing.T) {
 	sources := []policy.SourceID{
@@ -198,22 +176,4 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 			wantEqual(t, "Validate", strings.Split(got, "\n"), tt.want)
 		})
 	}
-}
-
-// The errors can be taken apart again.
-func TestValidateReturnsFieldErrors(t *testing.T) {
-	err := policy.SourcePolicy{Chain: "RETURN", OutputInterfaces: []string{"eth0", "+"}}.Validate(1)
-	var joined interface{ Unwrap() []error }
-	if !errors.As(err, &joined) {
-		t.Fatalf("%v is not joined", err)
-	}
-	var got []string
-	for _, e := range joined.Unwrap() {
-		var field *policy.FieldError
-		if !errors.As(e, &field) {
-			t.Fatalf("%v is not a FieldError", e)
-		}
-		got = append(got, fmt.Sprintf("%s %d %s", field.Key, field.Index, field.Value))
-	}
-	wantEqual(t, "fields", got, []string{"masqChain -1 RETURN", "outputInterfaces 1 +"})
 }

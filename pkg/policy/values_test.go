@@ -3,7 +3,6 @@
 package policy_test
 
 import (
-	"encoding/json"
 	"math"
 	"net/netip"
 	"slices"
@@ -70,42 +69,12 @@ func TestAcceptedChainNamesArePlain(t *testing.T) {
 	})
 }
 
-func TestDefaultChainIsValid(t *testing.T) {
-	if err := policy.ValidateChainName(policy.DefaultChain); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestFamilies(t *testing.T) {
-	wantEqual(t, "Families", policy.Families(), []policy.Family{policy.IPv4, policy.IPv6})
-	for _, tt := range []struct {
-		family         policy.Family
-		all, linkLocal string
-		member         string
-	}{
-		{policy.IPv4, "0.0.0.0/0", "169.254.0.0/16", "192.0.2.1"},
-		{policy.IPv6, "::/0", "fe80::/10", "2001:db8::1"},
-	} {
-		wantEqual(t, "All", tt.family.All(), netip.MustParsePrefix(tt.all))
-		wantEqual(t, "LinkLocal", tt.family.LinkLocal(), netip.MustParsePrefix(tt.linkLocal))
-		wantEqual(t, "FamilyOf", policy.FamilyOf(addr(tt.member)), tt.family)
-	}
-}
-
 func TestDefaultNonMasqueradeCIDRs(t *testing.T) {
 	private := cidrs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 	wantEqual(t, "private", policy.DefaultNonMasqueradeCIDRs(false), private)
 	wantEqual(t, "reserved", policy.DefaultNonMasqueradeCIDRs(true), append(private, cidrs(
 		"100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15",
 		"198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")...))
-}
-
-// A caller that writes into the list it was given does not change the next.
-func TestDefaultsAreACopy(t *testing.T) {
-	policy.DefaultNonMasqueradeCIDRs(false)[0] = netip.MustParsePrefix("0.0.0.0/0")
-	if got := policy.DefaultNonMasqueradeCIDRs(false)[0].String(); got != "10.0.0.0/8" {
-		t.Errorf("the first default is now %s", got)
-	}
 }
 
 func TestParsePorts(t *testing.T) {
@@ -173,30 +142,6 @@ func TestParsePortsSaysWhatToWrite(t *testing.T) {
 			t.Errorf("ParsePorts(%q) returned %v beside its error", tt.in, p)
 		}
 	}
-}
-
-func TestPortRange(t *testing.T) {
-	for _, tt := range []struct {
-		r    policy.PortRange
-		size int
-		zero bool
-	}{{policy.PortRange{}, 1, true}, {policy.PortRange{1, 65535}, 65535, false}, {policy.PortRange{7, 7}, 1, false}} {
-		if tt.r.IsZero() != tt.zero || !tt.zero && tt.r.Size() != tt.size {
-			t.Errorf("%v: size %d, zero %v", tt.r, tt.r.Size(), tt.r.IsZero())
-		}
-	}
-}
-
-func TestPortsInJSON(t *testing.T) {
-	var p policy.Ports
-	if err := json.Unmarshal([]byte(`"5-9,1"`), &p); err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(p)
-	if err != nil || string(text) != `"5-9,1"` {
-		t.Errorf("%v reads as %s, %v", p, text, err)
-	}
-	wantError(t, "UnmarshalText", p.UnmarshalText([]byte("9-5")), `"9-5" ends before it begins; did you mean 5-9?`)
 }
 
 // Each port of all ranges is as likely as every other: the shares that are
