@@ -165,7 +165,7 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 	own.PodSubnets = nil
 	if state.Find(own.ID) == nil && !n.pluginFile.Present {
 		for _, g := range s.Guard.Observed.Guards {
-			for _, r := range g.Pods {
+			for _, r := range g.Scope.Sources {
 				if g.Chain == own.Policy.Chain {
 					own.PodSubnets = append(own.PodSubnets, r.Prefixes()...)
 				}

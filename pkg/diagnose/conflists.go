@@ -316,7 +316,7 @@ func podNetworksNotExempt(e *examination, f *Finding) {
 		family := policy.FamilyOf(pods.prefix.Addr())
 		all := policy.RangesOf(pods.prefix)
 		for _, p := range e.Rules.Policies() {
-			sources := all.Intersect(p.SourcesInScope(family)).Without(p.SourcesExempt(family))
+			sources := all.Intersect(p.Scope(family).Sources).Without(p.SourcesExempt(family))
 			masqueraded := all.Without(p.DestinationsExempt(family))
 			if len(sources) == 0 || len(masqueraded) == 0 || len(p.Interfaces.Value) > 0 {
 				continue

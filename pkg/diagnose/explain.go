@@ -250,7 +250,7 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 		}
 	}
 	g := state.Guard.Of(policy.ChainFamily{Chain: e.Chain, Family: e.Family})
-	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && q.mayBePod(g.Pods) && !q.DstOther && !q.Dst.IsMulticast() {
+	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.DstOther && !q.Dst.IsMulticast() {
 		e.Guard = g.Mode
 	}
 }
@@ -279,9 +279,8 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
-		inScope := g != nil && (q.Out == "" || len(g.Interfaces) == 0 || slices.ContainsFunc(g.Interfaces, thirdparty.Packets{Out: q.Out}.Leaves))
-		if inScope && g.Bound != nil && g.Bound.Contains(q.Dst) && q.mayBePod(g.Pods) {
-			return g.Pods
+		if g != nil && g.Bound.Contains(q.Dst) && g.Scope.Contains(g.Scope.Representative(q.Packet)) {
+			return g.Scope.Sources
 		}
 	}
 	return nil

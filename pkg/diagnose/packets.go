@@ -204,7 +204,7 @@ func podSubnetsOutside(e *examination, f *Finding) {
 				return policy.RangesOf(slices.DeleteFunc(slices.Clone(list), func(x netip.Prefix) bool { return policy.FamilyOf(x.Addr()) != family })...)
 			}
 			stated := of(p.PodCIDRs.Value)
-			outside := of(p.PodSubnets).Without(of(p.Pods)).Intersect(p.SourcesInScope(family))
+			outside := of(p.PodSubnets).Without(of(p.Pods)).Intersect(p.Scope(family).Sources)
 			if len(stated) > 0 && len(outside) > 0 && (len(p.GuardedFamilies()) > 0 || p.ResetsConnections()) {
 				f.add("%s: ADDs found pods in %s; podCIDRs has %s", p.Chain, outside, stated)
 			}
@@ -218,8 +218,8 @@ func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
 		for _, g := range guards {
 			multicast := map[policy.Family]string{policy.IPv4: "224.0.0.0/4", policy.IPv6: "ff00::/8"}[g.Family] // which no guard catches
 			masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt).Without(policy.RangesOf(netip.MustParsePrefix(multicast)))
-			outOfScope := len(g.Interfaces) > 0 && !slices.ContainsFunc(g.Interfaces, r.Match.Leaves) || r.Match.Out == "lo"
-			if r.Family != g.Family || outOfScope || !r.Destinations(g.Pods).Overlaps(masqueraded) {
+			outOfScope := len(g.Scope.Interfaces) > 0 && !slices.ContainsFunc(g.Scope.Interfaces, r.Match.Leaves) || r.Match.Out == "lo"
+			if r.Family != g.Family || outOfScope || !r.Destinations(g.Scope.Sources).Overlaps(masqueraded) {
 				continue
 			}
 			if r.Action == thirdparty.Untracks && !r.Exact {

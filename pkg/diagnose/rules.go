@@ -103,7 +103,7 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 	var found []violation
 	for _, r := range rules {
 		for _, p := range s.Policies() {
-			from := p.SourcesInScope(r.Family)
+			from := p.Scope(r.Family).Sources
 			if len(from) == 0 || r.Match.Out == "lo" ||
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
 				continue
@@ -268,7 +268,7 @@ func overlappingChains(e *examination, f *Finding) {
 	for i, p := range all {
 		for _, q := range all[i+1:] {
 			for _, family := range policy.Families() {
-				if !overlap(p, q, family) {
+				if !p.Scope(family).Overlaps(q.Scope(family)) {
 					continue
 				}
 				exempts(p, q, family)
@@ -287,21 +287,8 @@ func bothMasquerade(p, q policy.Policy, f policy.Family) bool {
 	masqueraded := func(all, exemptByP, exemptByQ policy.Ranges) bool {
 		return len(all.Without(exemptByP).Without(exemptByQ)) > 0
 	}
-	return masqueraded(p.SourcesInScope(f).Intersect(q.SourcesInScope(f)), p.SourcesExempt(f), q.SourcesExempt(f)) &&
+	return masqueraded(p.Scope(f).Sources.Intersect(q.Scope(f).Sources), p.SourcesExempt(f), q.SourcesExempt(f)) &&
 		masqueraded(policy.RangesOf(f.All()), p.DestinationsExempt(f), q.DestinationsExempt(f))
-}
-
-// overlap reports whether both policies can apply to a packet of the family.
-func overlap(p, q policy.Policy, f policy.Family) bool {
-	if !p.SourcesInScope(f).Overlaps(q.SourcesInScope(f)) {
-		return false
-	}
-	if len(p.Interfaces.Value) == 0 || len(q.Interfaces.Value) == 0 {
-		return true
-	}
-	return slices.ContainsFunc(p.Interfaces.Value, func(pattern string) bool {
-		return slices.ContainsFunc(q.Interfaces.Value, thirdparty.Packets{Out: pattern}.Leaves)
-	})
 }
 
 func slowLists(e *examination, f *Finding) {

@@ -223,9 +223,7 @@ func (b *fakeBackend) CheckWrite(context.Context, policy.Ruleset) error { return
 func (d *fakeDriver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
 	d.k.guardsObserved++
 	o := netfilter.GuardObservation{Exists: len(d.k.guards) > 0, State: d.k.guards}
-	for _, g := range d.k.guards {
-		o.Guards = append(o.Guards, g)
-	}
+	o.Guards = append(o.Guards, d.k.guards...)
 	return o, d.k.guardErr
 }
 
@@ -247,7 +245,7 @@ func (d *fakeDriver) CompareGuards(desired []policy.Guard, observed netfilter.Gu
 				continue
 			}
 			rest := g
-			if rest.Pods, rest.Exempt, rest.Bound = o.Pods, o.Exempt, o.Bound; reflect.DeepEqual(rest, *o) {
+			if rest.Scope.Sources, rest.Exempt, rest.Bound = o.Scope.Sources, o.Exempt, o.Bound; reflect.DeepEqual(rest, *o) {
 				kind = policy.ElementChange
 			}
 		}
@@ -272,12 +270,12 @@ func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from
 	d.k.guards = slices.Clone(desired)
 	text := "guards:"
 	for _, g := range desired {
-		text += fmt.Sprintf(" %s %s pods %v exempt %v", g.Chain, g.Mode, g.Pods, g.Exempt)
+		text += fmt.Sprintf(" %s %s pods %v exempt %v", g.Chain, g.Mode, g.Scope.Sources, g.Exempt)
 		if g.Bound != nil {
 			text += fmt.Sprintf(" bound %v", g.Bound)
 		}
-		if g.Interfaces != nil {
-			text += fmt.Sprintf(" out %v", g.Interfaces)
+		if g.Scope.Interfaces != nil {
+			text += fmt.Sprintf(" out %v", g.Scope.Interfaces)
 		}
 	}
 	d.k.log = append(d.k.log, text)

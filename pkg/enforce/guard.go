@@ -52,7 +52,7 @@ func (e *Enforcer) desireGuards(s *State) {
 			continue
 		}
 		for _, f := range p.Families() {
-			if len(p.SourcesInScope(f)) > 0 && len(p.PodRanges(f)) == 0 {
+			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 {
 				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
 					fmt.Errorf("%s no effect: %s", keys, whyNoPods(p, f))})
 			}
@@ -94,7 +94,7 @@ func whyNoPods(p *policy.Policy, f policy.Family) string {
 	of := "the subnets that ADDs found"
 	switch {
 	case has(p.PodCIDRs.Value):
-		if of = "podCIDRs"; len(policy.RangesOf(p.PodCIDRs.Value...).Intersect(p.SourcesInScope(f))) == 0 {
+		if of = "podCIDRs"; len(policy.RangesOf(p.PodCIDRs.Value...).Intersect(p.Scope(f).Sources)) == 0 {
 			return "podCIDRs and sourceCIDRs have no " + name + " address in common"
 		}
 	case has(p.Sources.Value):

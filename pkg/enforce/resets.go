@@ -85,7 +85,7 @@ func (s *State) dropsMore(concerns func(chain string) bool) bool {
 	return s.Guard.read && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
 		return g.Mode == policy.GuardDrop && concerns(g.Chain) && !slices.ContainsFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool {
 			return o.Chain == g.Chain && o.Family == g.Family && o.Mode == policy.GuardDrop &&
-				len(g.Pods.Without(append(policy.Ranges{}, o.Pods...))) == 0
+				len(g.Scope.Sources.Without(append(policy.Ranges{}, o.Scope.Sources...))) == 0
 		})
 	})
 }

@@ -125,7 +125,7 @@ func (m *Monitor) guardKeys(e exporter) {
 				continue
 			}
 			for _, f := range p.Families() {
-				if len(p.SourcesInScope(f)) == 0 { // sourceCIDRs has only the other family
+				if len(p.Scope(f).Sources) == 0 { // sourceCIDRs has only the other family
 					continue
 				}
 				if p.ResetsConnections() {

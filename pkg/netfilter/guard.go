@@ -48,7 +48,7 @@ type GuardTables interface {
 
 // GuardObservation is what is in the guard tables.
 type GuardObservation struct {
-	// Guards are those that have rules. Pods, Exempt or Bound is nil if the set does not exist or is not one of
+	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil if the set does not exist or is not one of
 	// addresses.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain

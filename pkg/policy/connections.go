@@ -47,11 +47,11 @@ type podRange struct {
 	pods  sortedRanges
 }
 
-// chainVerdict is what one chain masquerades. Chains with the same interfaces have the
-// same bit; the one of chains without is anyInterface.
+// chainVerdict is what one chain masquerades. Chains with the same matches have the
+// same bit; the one of chains that match any interface is anyInterface.
 type chainVerdict struct {
 	scope, from, exempt sortedRanges
-	interfaces          []string
+	matches             []Match
 	bit                 uint64
 }
 
@@ -97,21 +97,21 @@ func (s sortedRanges) contains(a address) bool {
 // differs from that of some policies before is stale if its translation contradicts the
 // present one. With untranslated, every untranslated entry is stale that is masqueraded now.
 func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *ConnectionJudge {
-	var lists [][]string // of interfaces, by bit
+	var lists [][]Match // by bit
 	judge := func(f Family) familyJudge {
 		j := familyJudge{untranslated: untranslated}
 		compile := func(policies []Policy) (out []chainVerdict) {
 			for i := range policies {
 				p := &policies[i]
-				scope := p.SourcesInScope(f)
+				scope := p.Scope(f)
 				m := chainVerdict{
-					scope: sortedRangesOf(scope), from: sortedRangesOf(scope.Without(p.SourcesExempt(f))),
-					exempt: sortedRangesOf(p.DestinationsExempt(f)), interfaces: p.Interfaces.Value, bit: anyInterface,
+					scope: sortedRangesOf(scope.Sources), from: sortedRangesOf(p.masqueradeScope(f).Sources),
+					exempt: sortedRangesOf(p.DestinationsExempt(f)), matches: scope.Matches(), bit: anyInterface,
 				}
-				if len(m.interfaces) > 0 {
-					same := func(list []string) bool { return slices.Equal(list, m.interfaces) }
+				if !slices.Contains(m.matches, Match{}) {
+					same := func(list []Match) bool { return slices.Equal(list, m.matches) }
 					if !slices.ContainsFunc(lists, same) {
-						lists = append(lists, m.interfaces)
+						lists = append(lists, m.matches)
 					}
 					m.bit <<= min(1+slices.IndexFunc(lists, same), 63)
 					j.scoped = true
@@ -164,18 +164,11 @@ func masqueradeMore(policies, others []Policy) bool {
 
 // masqueradesNoMoreThan reports whether q masquerades all that p does.
 func (p *Policy) masqueradesNoMoreThan(q Policy) bool {
-	if len(q.Interfaces.Value) > 0 && !slices.Equal(p.Interfaces.Value, q.Interfaces.Value) {
-		return false
-	}
-	within := func(r, s Ranges) bool { return len(r.Without(s)) == 0 }
-	for _, f := range Families() {
-		sources := p.SourcesInScope(f).Without(p.SourcesExempt(f))
-		if !within(sources, q.SourcesInScope(f).Without(q.SourcesExempt(f))) ||
-			len(sources) > 0 && !within(q.DestinationsExempt(f), p.DestinationsExempt(f)) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(Families(), func(f Family) bool {
+		scope := p.masqueradeScope(f)
+		return len(scope.Sources) > 0 &&
+			(!scope.within(q.masqueradeScope(f)) || len(q.DestinationsExempt(f).Without(p.DestinationsExempt(f))) > 0)
+	})
 }
 
 // Families returns the families that have entries to judge.
@@ -256,8 +249,7 @@ func verdict(chains []chainVerdict, src, endpoint address, out string) bool {
 }
 
 func (m *chainVerdict) leavesBy(out string) bool {
-	return len(m.interfaces) == 0 ||
-		slices.ContainsFunc(m.interfaces, func(pattern string) bool { return InterfaceWithin(out, pattern) })
+	return slices.ContainsFunc(m.matches, func(m Match) bool { return m.matches(&Packet{Out: out}) })
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.

@@ -138,14 +138,11 @@ func (p *Policy) jumps(f Family, l Layout) []Rule {
 			sources = append(sources, f.match(RangesOf(prefix)))
 		}
 	}
-	interfaces := p.Interfaces.Value
-	if len(interfaces) == 0 {
-		interfaces = []string{""}
-	}
 	var jumps []Rule
 	for _, from := range sources {
-		for _, out := range interfaces {
-			jumps = append(jumps, Rule{From: from, Out: out, NotFromLocal: !p.Host.Value, NotToLocal: true, Verdict: Jump})
+		for _, m := range p.Scope(f).Matches() {
+			m.NotFromLocal, m.NotToLocal = !p.Host.Value, true
+			jumps = append(jumps, Rule{From: from, Match: m, Verdict: Jump})
 		}
 	}
 	return jumps

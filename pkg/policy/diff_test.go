@@ -105,7 +105,7 @@ func TestCompare(t *testing.T) {
 			chain + "unexpected rule: to 192.0.2.0/24 return",
 		}},
 		{"rules too many, in their order", false, func(rs *policy.Ruleset) {
-			extra := []policy.Rule{{Verdict: policy.Return, Out: "b"}, unrecognized, {Verdict: policy.Return, Out: "a"}}
+			extra := []policy.Rule{{Verdict: policy.Return, Match: policy.Match{Out: "b"}}, unrecognized, {Verdict: policy.Return, Match: policy.Match{Out: "a"}}}
 			rs.Chains[0].Rules = slices.Concat(extra, rs.Chains[0].Rules)
 		}, []string{
 			chain + "unexpected rule: out b return",
@@ -205,10 +205,10 @@ func TestCompareOrderOfTwo(t *testing.T) {
 		{"a source and a destination", ret(policy.Rule{From: ranges("10.0.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), true},
 		{"sets that interleave", ret(policy.Rule{To: ranges("10.0.0.0/16", "10.2.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16", "10.3.0.0/16")}), false},
 		{"sets that touch in one", ret(policy.Rule{To: ranges("10.0.0.0/16", "10.2.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16", "10.2.7.0/24")}), true},
-		{"protocols apart", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{Protocol: "udp", Ports: high}), false},
-		{"one protocol", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
-		{"a protocol and any", masq(policy.Rule{Protocol: "tcp", Ports: low}), masq(policy.Rule{}), true},
-		{"shares", masq(policy.Rule{Protocol: "tcp", Ports: low, Probability: 7}), masq(policy.Rule{Protocol: "tcp", Ports: high}), true},
+		{"protocols apart", masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: low}), masq(policy.Rule{Match: policy.Match{Protocol: "udp"}, Ports: high}), false},
+		{"one protocol", masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: low}), masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: high}), true},
+		{"a protocol and any", masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: low}), masq(policy.Rule{}), true},
+		{"shares", masq(policy.Rule{Match: policy.Match{Protocol: "tcp", Probability: 7}, Ports: low}), masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: high}), true},
 		{"fully random and not", masq(policy.Rule{RandomFully: true}), masq(policy.Rule{}), true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

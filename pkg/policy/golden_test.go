@@ -79,7 +79,7 @@ func explain(merged []policy.Policy) string {
 		b.WriteString("\n== guards\n")
 		list(&b, "guard", guards, func(g policy.Guard) string {
 			return fmt.Sprintf("%s %s %s, %q\n  out    %v\n  pods   %v\n  exempt %v\n  bound  %v, unless mark %v",
-				g.Family, g.Chain, g.Mode, g.Owner.Comment(), g.Interfaces, g.Pods, g.Exempt, g.Bound, g.BypassMark)
+				g.Family, g.Chain, g.Mode, g.Owner.Comment(), g.Scope.Interfaces, g.Scope.Sources, g.Exempt, g.Bound, g.BypassMark)
 		})
 	}
 	return b.String()

@@ -5,7 +5,6 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -83,9 +82,8 @@ type Guard struct {
 	Family Family
 	Owner  Owner
 
-	Interfaces []string  // the output interfaces in scope; none is any
+	Scope      Scope     // that of the policy, narrowed to the addresses of pods
 	Mode       GuardMode // GuardOff for enforceExempt alone
-	Pods       Ranges    // sources in scope that are not exempt
 	Exempt     Ranges    // destinations that the chain does not masquerade
 	Bound      Ranges    // destinations that no chain masquerades; nil without enforceExempt
 	BypassMark Mark      // packets with one of these bits are not bound
@@ -98,16 +96,13 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 	for i := range policies {
 		p := &policies[i]
 		for _, f := range p.GuardedFamilies() {
-			pods := p.PodRanges(f)
-			if len(pods) == 0 {
+			scope := p.Scope(f)
+			if scope.Sources, scope.Host = p.PodRanges(f), false; len(scope.Sources) == 0 {
 				continue
 			}
-			g := Guard{
-				Chain: p.Chain, Family: f, Owner: o, Interfaces: p.Interfaces.Value, Mode: p.Guard.Value, Pods: pods,
-				Exempt: p.DestinationsExempt(f),
-			}
+			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
-				g.Bound, g.BypassMark = exemptEverywhere(p, pods, f, policies), p.BypassMark.Value
+				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
 			}
 			guards = append(guards, g)
 		}
@@ -124,33 +119,23 @@ func (p Policy) GuardedFamilies() []Family {
 	return p.Families()
 }
 
-// exemptEverywhere returns the destinations that neither the policy nor another one that
-// may apply to the same packets masquerades.
-func exemptEverywhere(p *Policy, pods Ranges, f Family, policies []Policy) Ranges {
-	exempt := p.DestinationsExempt(f)
+// exemptEverywhere returns the destinations of a guard that neither its policy nor another one that may apply to
+// the same packets masquerades.
+func exemptEverywhere(g *Guard, policies []Policy) Ranges {
+	exempt := g.Exempt
 	for i := range policies {
-		q := &policies[i]
-		sources := q.SourcesInScope(f).Without(q.SourcesExempt(f))
-		if q.Chain != p.Chain && sources.Overlaps(pods) && mayShareInterface(p.Interfaces.Value, q.Interfaces.Value) {
-			exempt = exempt.Intersect(q.DestinationsExempt(f))
+		if q := &policies[i]; q.Chain != g.Chain && q.masqueradeScope(g.Family).Overlaps(g.Scope) {
+			exempt = exempt.Intersect(q.DestinationsExempt(g.Family))
 		}
 	}
 	return exempt
-}
-
-// mayShareInterface reports whether an interface can match both lists, of which an
-// empty one matches all.
-func mayShareInterface(a, b []string) bool {
-	return len(a) == 0 || len(b) == 0 || slices.ContainsFunc(a, func(x string) bool {
-		return slices.ContainsFunc(b, func(y string) bool { return InterfaceWithin(x, y) || InterfaceWithin(y, x) })
-	})
 }
 
 // PodRanges returns the addresses of pods that the keys guard, staleConnections and
 // enforceExempt are about: those of all sources, without what is out of scope and
 // without exempt sources.
 func (p Policy) PodRanges(f Family) Ranges {
-	return RangesOf(ofFamily(p.Pods, f)...).Intersect(p.SourcesInScope(f)).Without(p.SourcesExempt(f))
+	return RangesOf(ofFamily(p.Pods, f)...).Intersect(p.masqueradeScope(f).Sources)
 }
 
 // ResetsConnections reports whether stale connections are reset: guard "drop" would

@@ -19,7 +19,7 @@ func TransitionGuards(observed, desired []Guard, exists func(chain string, f Fam
 			continue
 		case i >= 0:
 			old := observed[i]
-			g.Pods = g.Pods.Intersect(orEmpty(old.Pods))
+			old.Scope.Sources = orEmpty(old.Scope.Sources)
 			g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
 			if old.Mode == GuardOff {
 				g.Mode = GuardOff
@@ -30,7 +30,7 @@ func TransitionGuards(observed, desired []Guard, exists func(chain string, f Fam
 				g.Bound = g.Bound.Intersect(old.Bound)
 			}
 			var some bool
-			if g.Interfaces, some = commonInterfaces(g.Interfaces, old.Interfaces); !some || g.Mode == GuardOff && g.Bound == nil {
+			if g.Scope, some = g.Scope.common(old.Scope); !some || g.Mode == GuardOff && g.Bound == nil {
 				continue
 			}
 		case g.Bound != nil && exists("", g.Family): // that chain may masquerade what is to be bound
@@ -41,24 +41,6 @@ func TransitionGuards(observed, desired []Guard, exists func(chain string, f Fam
 		out = append(out, g)
 	}
 	return out
-}
-
-// commonInterfaces returns the interfaces of both lists, of which an empty one is any, and whether there are some.
-func commonInterfaces(a, b []string) (common []string, some bool) {
-	if len(a) == 0 || len(b) == 0 {
-		return append(a, b...), true
-	}
-	for _, x := range a {
-		for _, y := range b {
-			if InterfaceWithin(x, y) {
-				common = append(common, x)
-			} else if InterfaceWithin(y, x) {
-				common = append(common, y)
-			}
-		}
-	}
-	slices.Sort(common)
-	return slices.Compact(common), len(common) > 0
 }
 
 func orEmpty(r Ranges) Ranges {

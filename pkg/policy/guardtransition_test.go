@@ -27,8 +27,7 @@ func (gs guards) binds(p policy.Packet) *policy.Guard {
 func (gs guards) find(p policy.Packet, rule func(*policy.Guard) bool) *policy.Guard {
 	for i := range gs {
 		g := &gs[i]
-		inScope := len(g.Interfaces) == 0 || anyNames(g.Interfaces, p.Out)
-		if g.Family == policy.FamilyOf(p.Dst) && inScope && g.Pods.Contains(p.Src) && rule(g) {
+		if g.Family == policy.FamilyOf(p.Dst) && g.Scope.Contains(p) && rule(g) {
 			return g
 		}
 	}

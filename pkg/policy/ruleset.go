@@ -35,11 +35,8 @@ const ProbabilityScale = 1 << 31
 // Rule is a rule of a masquerade chain, or a jump to one, in the terms that both
 // backends have in common. The zero value of a match field matches everything.
 type Rule struct {
-	From, To                 Ranges
-	Out                      string // output interface; a trailing + is a wildcard
-	NotFromLocal, NotToLocal bool
-	Protocol                 Protocol
-	Probability              uint32 // of ProbabilityScale; 0 is always
+	From, To Ranges
+	Match
 
 	Verdict     Verdict
 	Ports       PortRange // of Masquerade
@@ -54,12 +51,18 @@ type Rule struct {
 	PrefixAction *PrefixAction
 }
 
+// Match is what a rule matches beside addresses.
+type Match struct {
+	Out                      string // output interface; a trailing + is a wildcard
+	NotFromLocal, NotToLocal bool
+	Protocol                 Protocol
+	Probability              uint32 // of ProbabilityScale; 0 is always
+}
+
 // Equal reports whether the rules do the same to the same packets. An unrecognized
 // rule equals nothing, itself included.
 func (r Rule) Equal(s Rule) bool {
-	return r.Verdict != Unrecognized && r.sameEffect(&s) && r.Probability == s.Probability && r.Protocol == s.Protocol &&
-		r.Out == s.Out && r.NotFromLocal == s.NotFromLocal && r.NotToLocal == s.NotToLocal &&
-		r.From.Equal(s.From) && r.To.Equal(s.To)
+	return r.Verdict != Unrecognized && r.sameEffect(&s) && r.Match == s.Match && r.From.Equal(s.From) && r.To.Equal(s.To)
 }
 
 func (r *Rule) sameEffect(s *Rule) bool {
@@ -81,23 +84,17 @@ func (r *Rule) commutes(s *Rule) bool {
 
 // RuleKey is a key for maps. Rules have the same key if they are Equal.
 type RuleKey struct {
-	from, to                 string
-	out                      string
-	notFromLocal, notToLocal bool
-	protocol                 Protocol
-	probability              uint32
-	verdict                  Verdict
-	ports                    PortRange
-	randomFully              bool
-	text                     string
+	from, to    string
+	match       Match
+	verdict     Verdict
+	ports       PortRange
+	randomFully bool
+	text        string
 }
 
 // Key returns the key of the rule.
 func (r Rule) Key() RuleKey {
-	return RuleKey{
-		r.From.key(), r.To.key(), r.Out, r.NotFromLocal, r.NotToLocal,
-		r.Protocol, r.Probability, r.Verdict, r.Ports, r.RandomFully, r.Text,
-	}
+	return RuleKey{r.From.key(), r.To.key(), r.Match, r.Verdict, r.Ports, r.RandomFully, r.Text}
 }
 
 // String returns the rule for people.
@@ -132,23 +129,23 @@ type Packet struct {
 	Protocol           Protocol
 }
 
-// Matches reports whether the rule matches the packet. A rule with a Probability
-// counts as a match: the other rules of its group have the same verdict.
+// Matches reports whether the rule matches the packet.
 func (r Rule) Matches(p Packet) bool {
-	return (r.From == nil || r.From.Contains(p.Src)) &&
-		(r.To == nil || r.To.Contains(p.Dst)) &&
-		(!r.NotFromLocal || !p.SrcLocal) && (!r.NotToLocal || !p.DstLocal) &&
-		r.matchesInterface(p.Out) &&
-		(r.Protocol == "" || r.Protocol == p.Protocol)
+	return (r.From == nil || r.From.Contains(p.Src)) && (r.To == nil || r.To.Contains(p.Dst)) && r.matches(&p)
 }
 
-func (r Rule) matchesInterface(name string) bool { return r.Out == "" || InterfaceWithin(name, r.Out) }
+// matches reports whether the packet meets the conditions. A Probability counts as met: the other rules of its
+// group have the same verdict.
+func (m *Match) matches(p *Packet) bool {
+	return (!m.NotFromLocal || !p.SrcLocal) && (!m.NotToLocal || !p.DstLocal) && InterfaceWithin(p.Out, m.Out) &&
+		(m.Protocol == "" || m.Protocol == p.Protocol)
+}
 
 // InterfaceWithin reports whether an interface, or all interfaces of a pattern, match another pattern. A trailing +
-// is a wildcard, as in iptables.
+// is a wildcard, as in iptables, and "" matches any.
 func InterfaceWithin(pattern, other string) bool {
 	prefix, wildcard := strings.CutSuffix(other, "+")
-	return pattern == other || wildcard && strings.HasPrefix(pattern, prefix)
+	return pattern == other || other == "" || wildcard && strings.HasPrefix(pattern, prefix)
 }
 
 // Chain is a masquerade chain of one family, with the jumps to it from POSTROUTING.

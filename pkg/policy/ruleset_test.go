@@ -24,16 +24,8 @@ func differing() []policy.Rule {
 		{Verdict: policy.Return, To: policy.Ranges{}},
 		{Verdict: policy.Return, To: ranges("10.0.0.0/8", "192.168.0.0/16")},
 		{Verdict: policy.Return, To: ranges("0.0.0.0/0")},
-		{Verdict: policy.Return, Out: "eth0"},
-		{Verdict: policy.Return, Out: "eth0", NotFromLocal: true},
-		{Verdict: policy.Return, Out: "eth0true", NotFromLocal: false},
-		{Verdict: policy.Return, Out: "true"},
-		{Verdict: policy.Return, NotFromLocal: true},
-		{Verdict: policy.Return, NotToLocal: true},
-		{Verdict: policy.Return, Protocol: "tcp"},
-		{Verdict: policy.Return, Protocol: "1", Probability: 32},
-		{Verdict: policy.Return, Protocol: "13", Probability: 2},
-		{Verdict: policy.Return, Probability: 132},
+		{Verdict: policy.Return, Match: policy.Match{Out: "eth0"}},
+		{Verdict: policy.Return, Match: policy.Match{Out: "eth0", NotFromLocal: true}},
 		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 2}},
 		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 3}},
 		{Verdict: policy.Masquerade, RandomFully: true},
@@ -42,10 +34,10 @@ func differing() []policy.Rule {
 
 func TestWalk(t *testing.T) {
 	c := policy.Chain{
-		Jumps: []policy.Rule{{Verdict: policy.Jump, Out: "eth0", NotToLocal: true}, {Verdict: policy.Jump, From: ranges("10.9.0.0/16")}},
+		Jumps: []policy.Rule{{Verdict: policy.Jump, Match: policy.Match{Out: "eth0", NotToLocal: true}}, {Verdict: policy.Jump, From: ranges("10.9.0.0/16")}},
 		Rules: []policy.Rule{
 			{Verdict: policy.Return, To: ranges("10.0.0.0/8")},
-			{Verdict: policy.Masquerade, To: ranges("192.0.2.0/24"), Protocol: "tcp"},
+			{Verdict: policy.Masquerade, To: ranges("192.0.2.0/24"), Match: policy.Match{Protocol: "tcp"}},
 		},
 	}
 	for _, tt := range []struct {

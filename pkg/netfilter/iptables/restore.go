@@ -55,7 +55,7 @@ func (t *transaction) fill(c *policy.Chain) {
 // appendJump adds a jump to the end of POSTROUTING.
 func (t *transaction) appendJump(j policy.Rule, chain string) {
 	comment := ""
-	if j.Equal(policy.Rule{NotToLocal: true, Verdict: policy.Jump}) {
+	if j.Equal(policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}) {
 		comment = agentJumpComment(chain)
 	}
 	t.jumps = append(t.jumps, ruleCommand(j, postrouting, chain, comment))

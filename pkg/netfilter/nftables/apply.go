@@ -130,7 +130,8 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
 		batch.AddChain(h.link, tableName, baseChain, &base)
 		batch.AddChain(h.link, tableName, chain, nil)
 		batch.AddRule(h.link, tableName, chain, encode(f, policy.Rule{Verdict: policy.Masquerade}, "", ""), "")
-		batch.AddRule(h.link, tableName, baseChain, encode(f, policy.Rule{NotToLocal: true, Verdict: policy.Jump}, "", chain), "")
+		jump := policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}
+		batch.AddRule(h.link, tableName, baseChain, encode(f, jump, "", chain), "")
 	}
 	return withModule(conn.Check(batch))
 }

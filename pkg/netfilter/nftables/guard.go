@@ -330,8 +330,8 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 			}
 		}
 		for _, chain := range slices.Sorted(maps.Keys(owners)) {
-			g := policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Mode: modes[chain],
-				Pods: t.sets[podsSet+"-"+chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]}
+			g := policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Scope: policy.Scope{Sources: t.sets[podsSet+"-"+chain]},
+				Mode: modes[chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]}
 			t.readJumps(&g)
 			o.Guards = append(o.Guards, g)
 		}
@@ -353,8 +353,8 @@ func (t *guardTable) readJumps(g *policy.Guard) {
 				switch {
 				case c.Field == nfnetlink.Mark:
 					g.BypassMark = policy.Mark(c.Mask)
-				case c.Field == nfnetlink.OutputName && !slices.Contains(g.Interfaces, c.Name):
-					g.Interfaces = append(g.Interfaces, c.Name)
+				case c.Field == nfnetlink.OutputName && !slices.Contains(g.Scope.Interfaces, c.Name):
+					g.Scope.Interfaces = append(g.Scope.Interfaces, c.Name)
 				}
 			}
 		}

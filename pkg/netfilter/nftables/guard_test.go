@@ -30,9 +30,9 @@ var _ netfilter.GuardTables = (*Driver)(nil)
 func guardsOf(chain string, edit ...func(*policy.Guard)) []policy.Guard {
 	owner := policy.OwnedBy("/var/lib/cni/ip-masq")
 	guards := []policy.Guard{
-		{Chain: chain, Family: policy.IPv4, Owner: owner, Mode: policy.GuardDrop, Pods: ranges("10.88.0.0/16"),
+		{Chain: chain, Family: policy.IPv4, Owner: owner, Mode: policy.GuardDrop, Scope: policy.Scope{Sources: ranges("10.88.0.0/16")},
 			Exempt: ranges("10.0.0.0/8", "169.254.0.0/16"), Bound: ranges("10.0.0.0/8", "169.254.0.0/16"), BypassMark: 0x6000},
-		{Chain: chain, Family: policy.IPv6, Owner: owner, Mode: policy.GuardDrop, Pods: ranges("fd00:88::/64"),
+		{Chain: chain, Family: policy.IPv6, Owner: owner, Mode: policy.GuardDrop, Scope: policy.Scope{Sources: ranges("fd00:88::/64")},
 			Exempt: ranges("fd00::/8", "fe80::/10"), Bound: ranges("fd00::/8", "fe80::/10"), BypassMark: 0x6000},
 	}
 	for i := range guards {
@@ -99,9 +99,9 @@ func drawGuards() *rapid.Generator[[]policy.Guard] {
 					}
 					return policy.RangesOf(list...)
 				}
-				g := policy.Guard{Chain: chain, Family: f, Owner: policy.OwnedBy("/var/lib/cni/ip-masq"), Pods: draw("pods"), Exempt: draw("exempt"),
-					Interfaces: rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"eth0", "br+", "abcdefghijklmno"}), 0, 2, rapid.ID).Draw(t, "out"),
-					Mode:       rapid.SampledFrom([]policy.GuardMode{policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, "mode")}
+				g := policy.Guard{Chain: chain, Family: f, Owner: policy.OwnedBy("/var/lib/cni/ip-masq"), Exempt: draw("exempt"),
+					Scope: policy.Scope{Sources: draw("pods"), Interfaces: rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"eth0", "br+", "abcdefghijklmno"}), 0, 2, rapid.ID).Draw(t, "out")},
+					Mode:  rapid.SampledFrom([]policy.GuardMode{policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, "mode")}
 				if g.Mode == policy.GuardOff || rapid.Bool().Draw(t, "enforced") {
 					g.Bound, g.BypassMark = draw("bound"), policy.Mark(rapid.Uint32Range(0, 0x6000).Draw(t, "mark"))
 				}
@@ -129,8 +129,7 @@ func TestGuardsConverge(t *testing.T) {
 			if g.Mode == policy.GuardOff {
 				g.Exempt = nil
 			}
-			slices.Sort(g.Interfaces)
-			if s := seen[i]; !slices.Equal(s.Interfaces, g.Interfaces) || s.BypassMark != g.BypassMark || s.Chain != g.Chain || s.Family != g.Family || s.Owner != g.Owner || s.Mode != g.Mode || !s.Pods.Equal(g.Pods) ||
+			if s := seen[i]; !slices.Equal(s.Scope.Interfaces, g.Scope.Interfaces) || s.BypassMark != g.BypassMark || s.Chain != g.Chain || s.Family != g.Family || s.Owner != g.Owner || s.Mode != g.Mode || !s.Scope.Sources.Equal(g.Scope.Sources) ||
 				!s.Exempt.Equal(g.Exempt) || !s.Bound.Equal(g.Bound) {
 				t.Fatalf("%+v is observed as %+v", g, s)
 			}
@@ -254,7 +253,7 @@ func TestGuardsChangeInPlace(t *testing.T) {
 	for _, edit := range []func(*policy.Guard){
 		func(g *policy.Guard) {
 			if g.Family == policy.IPv4 {
-				g.Exempt, g.Bound, g.Pods = ranges("10.0.0.0/9", "0.0.0.0/8"), ranges(), ranges("10.88.0.0/17", "10.89.0.0/16")
+				g.Exempt, g.Bound, g.Scope.Sources = ranges("10.0.0.0/9", "0.0.0.0/8"), ranges(), ranges("10.88.0.0/17", "10.89.0.0/16")
 			}
 		},
 		func(g *policy.Guard) { g.Exempt = policy.Ranges{} },
@@ -377,7 +376,7 @@ func TestGuardWithRangeExpression(t *testing.T) {
 
 func TestGuardGolden(t *testing.T) {
 	guards := append(guardsOf("X"), guardsOf("Y", func(g *policy.Guard) {
-		g.Mode, g.Bound, g.Interfaces, g.Exempt = policy.GuardCount, nil, []string{"wlan+", "eth0"}, policy.Ranges{}
+		g.Mode, g.Bound, g.Scope.Interfaces, g.Exempt = policy.GuardCount, nil, []string{"eth0", "wlan+"}, policy.Ranges{}
 	})...)
 	n := newNode(t)
 	n.applyGuards(guards)

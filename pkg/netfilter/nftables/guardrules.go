@@ -73,21 +73,15 @@ func guardTablesOf(guards []policy.Guard) map[policy.Family]*guardTable {
 func (t *guardTable) add(g policy.Guard) {
 	h := headerOf(g.Family)
 	pods, exempt, bound := podsSet+"-"+g.Chain, exemptSet+"-"+g.Chain, boundSet+"-"+g.Chain
-	interfaces := []nftStatement{{}}
-	if len(g.Interfaces) > 0 {
-		interfaces = nil
-		for _, name := range slices.Sorted(slices.Values(g.Interfaces)) {
-			interfaces = append(interfaces, outputInterface(name))
-		}
-	}
 	returns := nftStatement{"return", []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Return}}}
 	counter := nftStatement{"counter", []nfnetlink.Expr{nfnetlink.Counter{}}}
-	t.sets[pods] = g.Pods
+	t.sets[pods] = g.Scope.Sources
 	if g.Mode == policy.GuardCount || g.Mode == policy.GuardDrop {
 		target := guardChain + "-" + g.Chain
 		t.sets[exempt] = g.Exempt
-		for _, out := range interfaces {
-			t.rule(guardChain, "", out, h.inSet("saddr", pods, false), h.inSet("daddr", exempt, true), jump(target))
+		for _, m := range g.Scope.Matches() {
+			t.rule(guardChain, "", append(matchStatements(m),
+				h.inSet("saddr", pods, false), h.inSet("daddr", exempt, true), jump(target))...)
 		}
 		t.rule(target, "", isReply(), returns)
 		if g.Family == policy.IPv6 {
@@ -108,9 +102,9 @@ func (t *guardTable) add(g policy.Guard) {
 	if g.Bound != nil {
 		target := enforceChain + "-" + g.Chain
 		t.sets[bound], t.sets[selfSet] = g.Bound, policy.Ranges{}
-		for _, out := range interfaces {
-			t.rule(enforceChain, "", out, withoutMark(g.BypassMark),
-				h.inSet("saddr", pods, false), h.inSet("daddr", bound, false), jump(target))
+		for _, m := range g.Scope.Matches() {
+			t.rule(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark),
+				h.inSet("saddr", pods, false), h.inSet("daddr", bound, false), jump(target))...)
 		}
 		// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
 		t.rule(target, "", h.pairInSelf("saddr", true))

@@ -39,7 +39,6 @@ type nftStatement struct {
 
 // statements writes a rule. The named set has its addresses, if it matches any; a jump leads to target.
 func statements(f policy.Family, r policy.Rule, set, target string) []nftStatement {
-	const reg = nfnetlink.Reg1
 	var out []nftStatement
 	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, nftStatement{nft, exprs}) }
 	h := headerOf(f)
@@ -49,25 +48,7 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 	if r.To != nil {
 		out = append(out, h.inSet("daddr", set, false))
 	}
-	if r.Out != "" {
-		out = append(out, outputInterface(r.Out))
-	}
-	if r.NotFromLocal {
-		out = append(out, addressType("saddr", "!= local"))
-	}
-	if r.NotToLocal {
-		out = append(out, addressType("daddr", "!= local"))
-	}
-	if r.Protocol != "" {
-		add("meta l4proto "+string(r.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: reg},
-			compare(nfnetlink.Equal, protocolNumber(r.Protocol)))
-	}
-	if r.Probability != 0 {
-		add(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, r.Probability),
-			nfnetlink.Numgen{Random: true, Modulus: policy.ProbabilityScale, Dreg: reg},
-			nfnetlink.Byteorder{Sreg: reg, Dreg: reg, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
-			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, r.Probability)...))
-	}
+	out = append(out, matchStatements(r.Match)...)
 	switch r.Verdict {
 	case policy.Jump:
 		out = append(out, jump(target))
@@ -76,6 +57,33 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 	case policy.Masquerade:
 		nft, exprs := masquerade(r)
 		add("counter "+nft, append([]nfnetlink.Expr{nfnetlink.Counter{}}, exprs...)...)
+	}
+	return out
+}
+
+// matchStatements writes what a rule matches beside addresses.
+func matchStatements(m policy.Match) (out []nftStatement) {
+	const reg = nfnetlink.Reg1
+	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, nftStatement{nft, exprs}) }
+	if m.Out != "" {
+		name, data := interfaceMatch(m.Out)
+		add(`oifname "`+name+`"`, nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: reg}, compare(nfnetlink.Equal, data...))
+	}
+	if m.NotFromLocal {
+		out = append(out, addressType("saddr", "!= local"))
+	}
+	if m.NotToLocal {
+		out = append(out, addressType("daddr", "!= local"))
+	}
+	if m.Protocol != "" {
+		add("meta l4proto "+string(m.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: reg},
+			compare(nfnetlink.Equal, protocolNumber(m.Protocol)))
+	}
+	if m.Probability != 0 {
+		add(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, m.Probability),
+			nfnetlink.Numgen{Random: true, Modulus: policy.ProbabilityScale, Dreg: reg},
+			nfnetlink.Byteorder{Sreg: reg, Dreg: reg, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
+			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, m.Probability)...))
 	}
 	return out
 }
@@ -99,14 +107,6 @@ func (h header) inSet(field, set string, not bool) nftStatement {
 	}
 	return nftStatement{h.link.String() + " " + field + operator + set, []nfnetlink.Expr{
 		h.load(field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not},
-	}}
-}
-
-// outputInterface is the match `oifname "eth0"`.
-func outputInterface(pattern string) nftStatement {
-	name, data := interfaceMatch(pattern)
-	return nftStatement{`oifname "` + name + `"`, []nfnetlink.Expr{
-		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: nfnetlink.Reg1}, compare(nfnetlink.Equal, data...),
 	}}
 }
 
