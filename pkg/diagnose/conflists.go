@@ -14,7 +14,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // conflistChecks look at the CNI configuration directory and at the networks of pods.
@@ -205,8 +204,7 @@ type podNetwork struct {
 	where  string // that shows it
 }
 
-// readPodNetworks collects the networks that conflists, flannel and policies state for pods,
-// and those of the addresses of attached containers.
+// readPodNetworks collects the networks that conflists, flannel and policies state for pods, and those that ADDs found.
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
@@ -226,7 +224,6 @@ func (e *examination) readPodNetworks() {
 			}
 		}
 	}
-	e.readResults()
 	for _, p := range e.Rules.Policies() {
 		e.addPrefixes(p.PodCIDRs.Value, "podCIDRs")
 		e.addPrefixes(p.Sources.Value, "sourceCIDRs")
@@ -277,35 +274,6 @@ func (e *examination) addPrefixes(networks []netip.Prefix, where string) {
 		}
 		e.pods = slices.DeleteFunc(e.pods, func(known podNetwork) bool { return covers(p, known.prefix) })
 		e.pods = append(e.pods, podNetwork{p, where})
-	}
-}
-
-// readResults reads the results that libcni caches of attachments to networks with a plugin entry.
-func (e *examination) readResults() {
-	const dir, most = "var/lib/cni/results", 2000
-	files := e.readDir(dir)
-	for _, file := range files[:min(len(files), most)] {
-		data, err := readFile(e.path(dir, file.Name()))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, safefile.ErrIrregular) {
-			continue
-		}
-		var cached struct {
-			NetworkName string
-			Result      struct{ IPs []struct{ Address string } }
-		}
-		if err == nil {
-			err = json.Unmarshal(data, &cached)
-		}
-		if err != nil {
-			e.noteAs("read the cached result "+policy.Quote(file.Name()), err)
-			continue
-		}
-		network := cached.NetworkName
-		if e.ConfDir.HasEntry(network) || e.State.Find(policy.SourceID{Kind: policy.Network, Name: network}) != nil {
-			for _, ip := range cached.Result.IPs {
-				e.addPrefix(ip.Address, "an attachment to "+policy.Quote(network))
-			}
-		}
 	}
 }
 

@@ -86,7 +86,7 @@ type Host struct {
 
 	// What is read from the kernel. Nil reads it in the network namespace of the calling thread.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
-	Variants   func(context.Context) ([]thirdparty.Usage, error)
+	Variants   func(context.Context) (map[string]int, error)
 }
 
 // examination is a host with what several checks look at.
@@ -97,7 +97,6 @@ type examination struct {
 	processes   []process
 	pods        []podNetwork
 	violations  []violation
-	services    thirdparty.Services
 	notExamined []string // errors
 }
 
@@ -125,7 +124,7 @@ func Examine(ctx context.Context, h Host) []Finding {
 	if e.Variants == nil {
 		e.Variants = thirdparty.Variants
 	}
-	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty, e.readServices} {
+	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty} {
 		read()
 	}
 	var all []Finding

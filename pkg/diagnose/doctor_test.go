@@ -151,10 +151,6 @@ func TestFindings(t *testing.T) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,
 				`{"type": "x", "podCidr": "100.65.0.0/16", "ipam": {"ipv4_pools": ["100.66.0.0/16"], "ipv6_pools": ["2001:db8::/64"], "subnet": "usePodCidr"}}`, entry)
 		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.64.0.0/16, pod network 100.65.0.0/16, pod network 100.66.0.0/16, pod network 2001:db8::/64, bridge-nf-call-iptables is 1"}},
-		{"a pod network that attachments show", func(h *testHost) {
-			h.files["var/lib/cni/results/pods-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "pods", "result": {"ips": [{"address": "100.70.0.5/24"}]}}`
-			h.files["var/lib/cni/results/else-1-eth0"] = `{"kind": "cniCacheV1", "networkName": "else", "result": {"ips": [{"address": "100.71.0.5/24"}]}}`
-		}, map[string]string{"problem pod-network-not-exempt": `100.70.0.0/24 (an attachment to "pods")`}},
 		{"pod networks that the policy states", func(h *testHost) {
 			h.policies[0].SourceCIDRs, h.policies[0].PodCIDRs = prefixes("100.72.0.0/16", "100.75.0.0/16", "10.0.0.0/8", "::/0"), prefixes("100.75.1.0/24")
 			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "100.75.0.0/17")
@@ -173,7 +169,7 @@ func TestFindings(t *testing.T) {
 
 		{"an agent", func(h *testHost) {
 			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent-v\n", "/bin/ip-masq-agent-v2\x00--masq-chain=X\x00"
-		}, map[string]string{"problem agent-running": `process 9: "/bin/ip-masq-agent-v2 --masq-chain=X"`}},
+		}, map[string]string{"problem agent-running": `process 9 ("/bin/ip-masq-agent-v2 --masq-chain=X")`}},
 		{"an agent without a command line", func(h *testHost) { h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "" },
 			map[string]string{"problem agent-running": "process 9"}},
 		{name: "an editor", set: func(h *testHost) {
@@ -187,9 +183,6 @@ func TestFindings(t *testing.T) {
 
 		{"Cilium's interface", func(h *testHost) { h.files["proc/net/dev"] += "cilium_host: 1\ncilium_net: 1\n" },
 			map[string]string{"notice ebpf-masquerade": "cilium_host"}},
-		{"Cilium's plugin", func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "cilium-cni"}`, entry)
-		}, map[string]string{"notice ebpf-masquerade": "cilium-cni"}},
 		{"Cilium's maps", func(h *testHost) {
 			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"] = ""
 		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external"}},
@@ -217,17 +210,9 @@ func TestFindings(t *testing.T) {
 		{name: "no forwarding of IPv6, which is not managed", set: func(h *testHost) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
 
 		{"both variants", func(h *testHost) {
-			h.usages = []thirdparty.Usage{{Variant: "nft", NATRules: 3, Kubelet: true}, {Variant: "legacy", NATRules: 1}}
-		}, map[string]string{"notice mixed-iptables": "iptables-nft has rules in table nat, iptables-legacy has rules"}},
-		{"kubelet in the other variant", func(h *testHost) { h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}} },
-			map[string]string{"problem mixed-iptables": "kubelet uses iptables-legacy, and the chains of ip-masq are kept in iptables-nft"}},
-		{name: "kubelet in both, and rules in one", set: func(h *testHost) {
-			h.usages = []thirdparty.Usage{{Variant: "nft", Kubelet: true, NATRules: 5}, {Variant: "legacy", Kubelet: true}}
-		}},
-		{name: "kubelet in iptables-legacy, and owned chains in nftables", set: func(h *testHost) {
-			h.choice = netfilter.Choice{Backend: policy.NFTables}
-			h.usages = []thirdparty.Usage{{Variant: "nft"}, {Variant: "legacy", Kubelet: true}}
-		}},
+			h.variants = map[string]int{"nft": 3, "legacy": 1}
+		}, map[string]string{"notice mixed-iptables": "iptables-nft has 3 rules in table nat, iptables-legacy has 1 rules"}},
+		{name: "one variant", set: func(h *testHost) { h.variants = map[string]int{"nft": 5} }},
 
 		{"a saved chain", func(h *testHost) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
 			map[string]string{"notice saved-ruleset": "/etc/iptables/rules.v4 (netfilter-persistent.service, not enabled): contains chain IP-MASQ-AGENT"}},
@@ -251,7 +236,7 @@ func TestFindings(t *testing.T) {
 				n.ThirdParty = func(context.Context) ([]thirdparty.Rule, error) {
 					return nil, errors.Join(errors.New("no tables"), errors.New("no blobs"))
 				}
-				n.Variants = func(context.Context) ([]thirdparty.Usage, error) { return nil, errors.New("no variants") }
+				n.Variants = func(context.Context) (map[string]int, error) { return nil, errors.New("no variants") }
 			}
 			delete(h.files, "proc/net/dev")
 			h.files["proc/net/dev/directory"] = ""
@@ -317,15 +302,12 @@ func TestOrderAndForm(t *testing.T) {
 // make it wait.
 func TestOddFiles(t *testing.T) {
 	h := newHost(t)
-	h.files["var/lib/cni/results/pods-1-eth0"] = "torn"
 	n := h.node()
-	for _, name := range []string{"etc/nftables.conf", "var/lib/cni/results/dir"} {
-		if err := os.MkdirAll(filepath.Join(n.Root, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.MkdirAll(filepath.Join(n.Root, "etc/nftables.conf"), 0o755); err != nil {
+		t.Fatal(err)
 	}
 	fifo(t, filepath.Join(n.Root, "etc/iptables/rules.v4"))
-	compare(t, map[string]string{"notice not-examined": "pods-1-eth0, nftables.conf: not a regular file, rules.v4: not a regular file"},
+	compare(t, map[string]string{"notice not-examined": "nftables.conf: not a regular file, rules.v4: not a regular file"},
 		Examine(t.Context(), n))
 }
 

@@ -44,7 +44,7 @@ type testHost struct {
 	policies []policy.SourcePolicy
 	choice   netfilter.Choice
 	rules    []thirdparty.Rule
-	usages   []thirdparty.Usage
+	variants map[string]int
 	edit     func(*Host)
 }
 
@@ -88,7 +88,7 @@ func (h *testHost) node() Host {
 	}
 	n := Host{Root: root,
 		ThirdParty: func(context.Context) ([]thirdparty.Rule, error) { return h.rules, nil },
-		Variants:   func(context.Context) ([]thirdparty.Usage, error) { return h.usages, nil },
+		Variants:   func(context.Context) (map[string]int, error) { return h.variants, nil },
 	}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
 	for i, s := range h.policies {

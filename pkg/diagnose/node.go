@@ -4,7 +4,9 @@ package diagnose
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"path/filepath"
 	"slices"
@@ -80,6 +82,11 @@ func (e *examination) readProcesses() {
 	}
 }
 
+// String writes `process 12 ("ip-masq-reconciler run")`.
+func (p process) String() string {
+	return fmt.Sprintf("process %d (%s)", p.pid, policy.Quote(strings.Join(p.args, " ")))
+}
+
 // name returns the name of the program, or of the script that an interpreter runs.
 func (p process) name() string {
 	if p.args[0] == "" {
@@ -99,7 +106,7 @@ func (p process) name() string {
 func runningAgents(e *examination, f *Finding) {
 	for _, p := range e.processes {
 		if strings.HasPrefix(p.name(), "ip-masq-agent") {
-			f.add("process %d: %s", p.pid, policy.Quote(strings.Join(p.args, " ")))
+			f.add("%s", p)
 		}
 	}
 }
@@ -107,7 +114,7 @@ func runningAgents(e *examination, f *Finding) {
 func firewalld(e *examination, f *Finding) {
 	for _, p := range e.processes {
 		if p.name() == "firewalld" {
-			f.add("process %d", p.pid)
+			f.add("%s", p)
 		}
 	}
 }
@@ -129,13 +136,6 @@ func ebpfMasquerade(e *examination, f *Finding) {
 			add(SeverityNotice, "interface cilium_host: Cilium")
 		case "bpfin.cali", "bpfout.cali":
 			add(SeverityProblem, "interface "+name+": Calico's eBPF data plane")
-		}
-	}
-	for _, l := range e.lists {
-		for _, p := range l.plugins {
-			if p.kind() == "cilium-cni" {
-				add(SeverityNotice, policy.Quote(l.File)+": plugin cilium-cni")
-			}
 		}
 	}
 	const mapDir = "sys/fs/bpf/tc/globals"
@@ -176,26 +176,11 @@ func forwardingOff(e *examination, f *Finding) {
 }
 
 func mixedVariants(e *examination, f *Finding) {
-	usages, err := e.Variants(e.ctx)
+	rules, err := e.Variants(e.ctx)
 	e.noteAs("find which variants of iptables are in use", err)
-	var used, kubelet []string
-	for _, u := range usages {
-		if u.NATRules > 0 {
-			used = append(used, u.Variant)
-		}
-		if u.Kubelet {
-			kubelet = append(kubelet, u.Variant)
-		}
-	}
-	if len(used) > 1 {
-		for _, u := range usages {
-			f.add("iptables-%s has rules in table nat", u.Variant)
-		}
-	}
-	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
-		if e.hasChoice(policy.IPTables, variant) && len(kubelet) > 0 && !slices.Contains(kubelet, variant) {
-			f.Severity = SeverityProblem
-			f.add("kubelet uses iptables-%s, and the chains of ip-masq are kept in iptables-%s", kubelet[0], variant)
+	for _, variant := range slices.Sorted(maps.Keys(rules)) {
+		if len(rules) > 1 {
+			f.add("iptables-%s has %d rules in table nat", variant, rules[variant])
 		}
 	}
 }
@@ -247,7 +232,12 @@ func (e *examination) changesBy(text string, enabled bool) []string {
 		}
 	}
 	var changes []string
-	for _, chain := range e.chainNames() {
+	chains := []string{policy.DefaultChain}
+	for _, p := range e.Rules.Policies() {
+		chains = append(chains, p.Chain)
+	}
+	slices.Sort(chains)
+	for _, chain := range slices.Compact(chains) {
 		if words[chain] || words["masq-"+chain] || words["guard-"+chain] {
 			changes = append(changes, "contains chain "+chain)
 		}
@@ -259,21 +249,4 @@ func (e *examination) changesBy(text string, enabled bool) []string {
 		changes = append(changes, "replaces table nat, with the chains of ip-masq")
 	}
 	return changes
-}
-
-// chainNames returns the names of the owned chains, or that of the agents' if there is
-// none.
-func (e *examination) chainNames() []string {
-	var names []string
-	for _, p := range e.Rules.Policies() {
-		names = append(names, p.Chain)
-	}
-	for _, o := range e.State.Record.Chains {
-		names = append(names, o.Chain)
-	}
-	if len(names) == 0 {
-		return []string{policy.DefaultChain}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }

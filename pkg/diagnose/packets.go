@@ -29,12 +29,6 @@ func packetChecks() []check {
 		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
 			Summary: "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
 			Remedy:  `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
-		{Finding{ID: "bypass-mark", Severity: SeverityProblem,
-			Summary: "enforceExempt applies to packets that kube-proxy or portmap marks to be masqueraded: node ports, host ports and hairpin traffic fail."}, bypassMarks},
-		{Finding{ID: "guard-set-full", Severity: SeverityProblem,
-			Summary: "The set in which enforceExempt finds connections of pods to themselves fills up: such connections of further pods fail.",
-			Remedy: "A pod sends with many forged source addresses: nft list set, with the table and set of the detail, shows them. " +
-				"Take the capability NET_RAW from it."}, fullSets},
 		{Finding{ID: "guard-notrack", Severity: SeverityNotice,
 			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
 			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false).`}, untrackedPods},
@@ -131,46 +125,21 @@ func masqueradeSource(addresses []netlink.Addr, link int, nextHop net.IP) net.IP
 }
 
 func nodePortOverlap(e *examination, f *Finding) {
+	nodePorts, err := thirdparty.NodePorts(e.ctx)
+	e.noteAs("read the rules of kube-proxy", err)
 	for _, p := range e.Rules.Policies() {
 		ports := p.ToPorts.Value
 		if len(ports) == 0 && p.RandomFully.Value {
 			ports = policy.Ports{{First: 1024, Last: 65535}} // of connections from unprivileged ports
 		}
 		var taken []string
-		for _, port := range e.services.NodePorts {
+		for _, port := range nodePorts {
 			if slices.ContainsFunc(ports, func(r policy.PortRange) bool { return r.First <= port && port <= r.Last }) {
 				taken = append(taken, fmt.Sprint(port))
 			}
 		}
 		if len(taken) > 0 {
 			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(First(4, taken), ", "))
-		}
-	}
-}
-
-func bypassMarks(e *examination, f *Finding) {
-	need := policy.Mark(0)
-	for _, p := range e.Rules.Policies() {
-		if !p.EnforceExempt.Value {
-			continue
-		}
-		for _, m := range e.services.Marks {
-			if missing := m.Bits &^ p.BypassMark.Value; missing != 0 && slices.Contains(p.Families(), m.Family) {
-				f.add("%s sets mark %s, and bypassMark of %s is %s", m.Name(), m.Bits, p.Chain, p.BypassMark.Value)
-				need |= m.Bits | p.BypassMark.Value
-			}
-		}
-	}
-	f.Remedy = fmt.Sprintf("Set bypassMark to %q.", need)
-}
-
-// fullSets looks for sets of which half the elements are live: as many that have expired may wait to be removed.
-func fullSets(e *examination, f *Finding) {
-	for _, family := range policy.Families() {
-		bound := func(g policy.Guard) bool { return g.Bound != nil && g.Family == family }
-		if n := e.services.Self[family]; n > netfilter.SelfSetSize/2 && slices.ContainsFunc(e.Rules.Guard.Desired, bound) {
-			f.add("set %s of table %s %s has %d of %d elements", netfilter.SelfSet,
-				map[policy.Family]string{policy.IPv4: "ip", policy.IPv6: "ip6"}[family], guardTable, n, netfilter.SelfSetSize)
 		}
 	}
 }

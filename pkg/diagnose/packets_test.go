@@ -4,7 +4,6 @@ package diagnose
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -73,23 +72,10 @@ func TestMasqueradeSource(t *testing.T) {
 	}
 }
 
-// fillSelf fills the set self of IPv6 as packets with so many sources do.
-func fillSelf(sources int) func(*testing.T) {
-	return func(t *testing.T) {
-		var elements strings.Builder
-		for i := range sources {
-			fmt.Fprintf(&elements, "fd00:88::%x . fd00:88::%x, ", i+1, i+1)
-		}
-		feed(t, "table ip6 ip-masq-guard { set self { type ipv6_addr . ipv6_addr; size 65535; flags dynamic,timeout; timeout 1h; elements = { "+
-			elements.String()+"} }\n}", "nft", "-f", "-")
-	}
-}
-
 // TestPacketFindings has rules of other programs in a kernel.
 func TestPacketFindings(t *testing.T) {
 	const nft, legacy = netfilter.VariantNFT, netfilter.VariantLegacy
 	nodePort := []string{":KUBE-NODEPORTS -", ":KUBE-EXT-X -", "-A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-EXT-X"}
-	marks := []string{":KUBE-MARK-MASQ -", ":CNI-HOSTPORT-SETMARK -", "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000", "-A CNI-HOSTPORT-SETMARK -j MARK --or-mark 0x2000"}
 	guarded := func(mode policy.GuardMode) func(*testHost) {
 		return func(h *testHost) { h.policies[0].Guard, h.policies[0].PodCIDRs = mode, prefixes("10.244.0.0/16") }
 	}
@@ -127,29 +113,6 @@ func TestPacketFindings(t *testing.T) {
 		{"node ports in nftables", func(t *testing.T) {
 			feed(t, "table ip kube-proxy {\nmap service-nodeports { type inet_proto . inet_service : verdict; elements = { tcp . 30080 : accept }\n}\n}", "nft", "-f", "-")
 		}, nil, map[string]string{"notice node-port-overlap": "node port 30080"}},
-
-		{"marks, and no enforceExempt", func(t *testing.T) { restoreNAT(t, nft, marks...) }, nil, nil},
-		{"marks that bypassMark has", func(t *testing.T) { restoreNAT(t, nft, marks...) },
-			func(h *testHost) { h.policies[0].EnforceExempt = on() }, nil},
-		{"marks that bypassMark lacks", func(t *testing.T) { restoreNAT(t, legacy, marks...) },
-			func(h *testHost) {
-				mark := policy.Mark(0x2001)
-				h.policies[0].EnforceExempt, h.policies[0].BypassMark = on(), &mark
-			},
-			map[string]string{"problem bypass-mark": `chain KUBE-MARK-MASQ sets mark 0x4000, and bypassMark of IP-MASQ-AGENT is 0x2001, Set bypassMark to "0x6001".`}},
-		{"a mark of kube-proxy in nftables that bypassMark lacks", func(t *testing.T) {
-			feed(t, "table ip kube-proxy { chain mark-for-masquerade { mark set mark or 0x10000; }\n}", "nft", "-f", "-")
-		}, func(h *testHost) { h.policies[0].EnforceExempt = on() },
-			map[string]string{"problem bypass-mark": `0x10000, Set bypassMark to "0x16000".`}},
-
-		{"a set that packets fill, and no enforceExempt", fillSelf(40000), nil, nil},
-		{"a full set", fillSelf(40000), func(h *testHost) {
-			h.policies[0].EnforceExempt, h.policies[0].EnableIPv6, h.policies[0].PodCIDRs = on(), on(), prefixes("fd00:88::/64")
-			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
-		}, map[string]string{"problem guard-set-full": "set self of table ip6 ip-masq-guard has 40000 of 65535 elements"}},
-		{"a set with the sources of pods", fillSelf(1000), func(h *testHost) {
-			h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
-		}, nil},
 
 		{"NOTRACK, without a guard", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, nil, nil},
 		{"NOTRACK, counted", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, guarded(policy.GuardCount),

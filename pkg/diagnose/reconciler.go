@@ -3,12 +3,10 @@
 package diagnose
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -49,7 +47,7 @@ func reconcilerChecks() []check {
 				"Rules stay as they are until then."}, reconcilerNotRunning},
 		{Finding{ID: "reconciler-not-answering", Severity: SeverityProblem,
 			Summary: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
-			Remedy: "Continue one that is stopped (kill -CONT PID). Otherwise see its log, and restart it. " +
+			Remedy: "Continue one that is stopped (state T in ps: kill -CONT PID). Otherwise see its log, and restart it. " +
 				"One without a socket could not create it, as its log says, or is of an older version."}, reconcilerNotAnswering},
 		{Finding{ID: "reconciler-second", Severity: SeverityNotice,
 			Summary: "More than one reconciler runs on this node: all but one wait until the active one ends.",
@@ -97,11 +95,7 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 		return
 	}
 	for _, p := range e.reconcilers() {
-		state := "is in state " + p.state
-		if strings.HasPrefix(p.state, "T") {
-			state = fmt.Sprintf("is stopped (state T): kill -CONT %d continues it", p.pid)
-		}
-		f.add("%s %s", p, state)
+		f.add("%s", p)
 	}
 	if len(f.Detail) == 0 {
 		f.add("no process of it can be seen from here; look on the host for ip-masq-reconciler in state T (ps -C ip-masq-reconciler)")
@@ -112,23 +106,10 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 }
 
 func secondReconciler(e *examination, f *Finding) {
-	r := e.Reconciler
-	if r == nil || !r.Active {
-		return
-	}
-	for _, s := range r.Standbys {
-		f.add("standby: %s", s)
-	}
-	all := e.reconcilers()
-	if len(all) <= 1+len(r.Standbys) {
-		return
-	}
-	for _, p := range all {
-		f.add("%s", p)
-	}
-	if r.Answers { // and knows who waits
-		f.Severity = SeverityProblem
-		f.Summary = "More than one reconciler runs on this node, and not all of them wait: with other dataDirs they revert each other's rules."
+	if e.Reconciler != nil {
+		for _, s := range e.Reconciler.Standbys {
+			f.add("standby: %s", s)
+		}
 	}
 }
 
@@ -147,24 +128,13 @@ func busyAddresses(e *examination, f *Finding) {
 	}
 }
 
-// reconcilerProcess is a reconciler that keeps rules, rather than answers a question.
-type reconcilerProcess struct {
-	process
-	state string // R, S, D, T
-}
-
-// String writes `process 12 ("ip-masq-reconciler run")`.
-func (p reconcilerProcess) String() string {
-	return fmt.Sprintf("process %d (%s)", p.pid, policy.Quote(strings.Join(p.args, " ")))
-}
-
 // OtherCommands returns the commands of ip-masq-reconciler that end, all but run.
 func OtherCommands() []string {
 	return []string{"check", "cleanup", "completion", "doctor", "explain", "help", "install", "once", "render", "status", "uninstall", "version"}
 }
 
-// reconcilers returns the reconcilers in this network namespace, as far as this process sees them.
-func (e *examination) reconcilers() (found []reconcilerProcess) {
+// reconcilers returns the processes of reconcilers in this network namespace, as far as this process sees them.
+func (e *examination) reconcilers() (found []process) {
 	namespace := func(pid string) string {
 		link, err := os.Readlink(e.path("proc", pid, "ns/net"))
 		if err != nil {
@@ -176,13 +146,9 @@ func (e *examination) reconcilers() (found []reconcilerProcess) {
 		return !slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(OtherCommands(), arg) })
 	}
 	for _, p := range e.processes {
-		pid := strconv.Itoa(p.pid)
-		if p.name() != "ip-masq-reconciler" || !runs(p.args[1:]) || namespace(pid) != namespace("self") {
-			continue
+		if p.name() == "ip-masq-reconciler" && runs(p.args[1:]) && namespace(strconv.Itoa(p.pid)) == namespace("self") {
+			found = append(found, p)
 		}
-		_, stat, _ := strings.Cut(e.read("proc", pid, "stat"), ") ") // the name is in parentheses
-		state, _, _ := strings.Cut(stat, " ")
-		found = append(found, reconcilerProcess{p, state})
 	}
 	return found
 }

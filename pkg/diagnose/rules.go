@@ -157,12 +157,6 @@ func (e *examination) readThirdParty() {
 	e.violations = violationsIn(e.Rules, rules)
 }
 
-func (e *examination) readServices() {
-	var err error
-	e.services, err = thirdparty.ReadServices(e.ctx)
-	e.noteAs("read the rules of kube-proxy", err)
-}
-
 // violations adds those violations to a finding that have its ID.
 func violations(e *examination, f *Finding) {
 	var remedies []string

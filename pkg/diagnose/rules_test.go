@@ -180,5 +180,5 @@ func TestMixedVariantsInKernel(t *testing.T) {
 	}
 	h := newHost(t)
 	h.edit = func(n *Host) { n.Variants = nil }
-	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has rules, iptables-legacy has rules"}, h.examine())
+	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 1 rules"}, h.examine())
 }

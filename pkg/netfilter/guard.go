@@ -11,13 +11,6 @@ import (
 // GuardTable is the name of the nftables table with the guards of a family.
 const GuardTable = "ip-masq-guard"
 
-// SelfSet is the set of a guard table in which the rules of enforceExempt keep the sources of new connections for
-// a moment, at most SelfSetSize of them.
-const (
-	SelfSet     = "self"
-	SelfSetSize = 65535
-)
-
 // GuardTables keeps the tables `ip ip-masq-guard` and `ip6 ip-masq-guard` in the network namespace of the
 // calling process. They exist beside the masquerade chains of any backend.
 type GuardTables interface {

@@ -169,12 +169,6 @@ func (c *Conn) Keys(family Family, table, set string) ([][]byte, error) {
 	return keys, err
 }
 
-// Len returns the number of elements of a set or map.
-func (c *Conn) Len(family Family, table, set string) (int, error) {
-	elements, err := c.elements(family, table, set)
-	return len(elements), err
-}
-
 // elements returns the elements of a set in no defined order, or an error that is os.ErrNotExist if the
 // set or the table does not exist.
 func (c *Conn) elements(family Family, table, set string) ([]element, error) {

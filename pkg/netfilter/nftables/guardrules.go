@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -23,7 +22,7 @@ const (
 	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
 	podsSet      = "pods"
 	boundSet     = "bound"
-	selfSet      = netfilter.SelfSet // each source of a new connection, twice
+	selfSet      = "self" // each source of a new connection, twice
 )
 
 // guardHook returns the hook of a base chain of the guard tables. The chain guard is behind all NAT, and
@@ -188,7 +187,8 @@ func (h header) guardSet(name string) nfnetlink.Set {
 	if name == selfSet {
 		// An element is needed for two rules of one packet. The shorter it lives, the more sources a pod must forge
 		// to fill the set.
-		return nfnetlink.AddressPairs(h.link, name, netfilter.SelfSetSize, time.Second)
+		const size = 65535
+		return nfnetlink.AddressPairs(h.link, name, size, time.Second)
 	}
 	return nfnetlink.AddressRanges(h.link, name)
 }

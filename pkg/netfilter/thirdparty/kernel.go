@@ -17,10 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-const (
-	natTable    = "nat"
-	mangleTable = "mangle"
-)
+const natTable = "nat"
 
 // hookPoint is where base chains decide about one thing.
 type hookPoint struct {
@@ -181,51 +178,4 @@ func (t *table) rules(chain string) ([]nfnetlink.Rule, error) {
 func (t *table) set(name string) (policy.Ranges, error) {
 	_, ranges, err := t.conn.Ranges(t.family, t.name, name)
 	return policy.Normalize(ranges), err
-}
-
-// Usage is what a variant of iptables is used for in a network namespace.
-type Usage struct {
-	Variant  string
-	NATRules int  // in table nat, of both families and all programs
-	Kubelet  bool // kubelet keeps its chains there
-}
-
-// Variants returns the usage of each variant of iptables, in the network
-// namespace of the calling thread. It creates no table.
-func Variants(ctx context.Context) ([]Usage, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	nft, legacy := Usage{Variant: netfilter.VariantNFT}, Usage{Variant: netfilter.VariantLegacy}
-	// kubelet creates these chains in table mangle, to show other programs which variant it
-	// uses and to detect a flush of the tables.
-	ofKubelet := func(chain string) bool { return chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" }
-	errs := []error{withTables(func(c *nfnetlink.Conn) error {
-		for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-			rules, errNAT := c.Rules(f, natTable, "")
-			nft.NATRules += len(rules)
-			mangle, errMangle := c.Chains(f, mangleTable)
-			for _, chain := range mangle {
-				nft.Kubelet = nft.Kubelet || ofKubelet(chain.Name)
-			}
-			if err := errors.Join(errNAT, errMangle); err != nil {
-				return err
-			}
-		}
-		return nil
-	})}
-	for _, f := range policy.Families() {
-		nat, errNAT := iptables.Legacy(f, natTable)
-		for _, rules := range nat {
-			legacy.NATRules += len(rules)
-		}
-		mangle, errMangle := iptables.Legacy(f, mangleTable)
-		for chain := range mangle {
-			legacy.Kubelet = legacy.Kubelet || ofKubelet(chain)
-		}
-		errs = append(errs, errNAT, errMangle)
-	}
-	return []Usage{nft, legacy}, errors.Join(errs...)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -18,119 +19,79 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Services is what kube-proxy's and portmap's rules say about packets to Services and host ports.
-type Services struct {
-	Marks     []Mark
-	NodePorts []uint16              // in use, sorted
-	Self      map[policy.Family]int // elements of netfilter.SelfSet
-}
-
-// Mark is the packet mark by which a program finds the packets that it masquerades.
-type Mark struct {
-	Place
-	Bits policy.Mark
-}
-
-// nodePortsChain is kube-proxy's chain with a rule for each node port.
-const nodePortsChain = "KUBE-NODEPORTS"
-
-// serviceChains are the chains in table nat of iptables in which kube-proxy and the plugin portmap mark packets,
-// and that of node ports.
-func serviceChains() []string {
-	return []string{"KUBE-MARK-MASQ", "CNI-HOSTPORT-SETMARK", nodePortsChain}
-}
-
-// ReadServices reads the rules for Services in the network namespace of the calling thread. Rules that cannot
-// be read are in the error; the others are returned with it.
-func ReadServices(ctx context.Context) (Services, error) {
+// eachNAT calls a function for the table nat of each variant of iptables and family, in the network namespace of the
+// calling thread. The function that it is given returns the rules of a chain, of all chains for "". The connection is nil
+// for iptables-legacy, and on a kernel without nf_tables. No table is created.
+func eachNAT(
+	ctx context.Context, body func(variant string, f policy.Family, rules func(chain string) ([]nfnetlink.Rule, error), c *nfnetlink.Conn) error,
+) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := ctx.Err(); err != nil {
-		return Services{}, err
+		return err
 	}
-	s := Services{Self: map[policy.Family]int{}}
 	errs := []error{withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantNFT, Family: f, Table: natTable}
-			for _, at.Chain = range serviceChains() {
-				if err := s.read(c, at); err != nil {
-					return err
-				}
-			}
-			at = Place{Backend: policy.NFTables, Family: f, Table: "kube-proxy", Chain: "mark-for-masquerade"}
-			if err := s.read(c, at); err != nil {
+			rules := func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(linkOf(f), natTable, chain) }
+			if err := body(netfilter.VariantNFT, f, rules, c); err != nil {
 				return err
-			}
-			keys, err := c.Keys(linkOf(f), at.Table, "service-nodeports") // a map of protocol . port
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return err
-			}
-			if s.Self[f], err = c.Len(linkOf(f), netfilter.GuardTable, netfilter.SelfSet); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return err
-			}
-			for _, key := range keys { // each part is padded to 4 bytes
-				if len(key) == 8 {
-					s.NodePorts = append(s.NodePorts, binary.BigEndian.Uint16(key[4:]))
-				}
 			}
 		}
 		return nil
 	})}
 	for _, f := range policy.Families() {
-		chains, err := iptables.Legacy(f, natTable)
-		errs = append(errs, err)
-		at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: natTable}
-		for _, at.Chain = range serviceChains() {
-			s.add(at, chains[at.Chain])
+		rules := func(chain string) ([]nfnetlink.Rule, error) {
+			chains, err := iptables.Legacy(f, natTable)
+			if chain == "" {
+				return slices.Concat(slices.Collect(maps.Values(chains))...), err
+			}
+			return chains[chain], err
 		}
+		errs = append(errs, body(netfilter.VariantLegacy, f, rules, nil))
 	}
-	slices.Sort(s.NodePorts)
-	s.NodePorts = slices.Compact(s.NodePorts)
-	return s, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
-// read reads a chain of nf_tables.
-func (s *Services) read(c *nfnetlink.Conn, at Place) error {
-	rules, err := c.Rules(linkOf(at.Family), at.Table, at.Chain)
-	s.add(at, rules)
-	return err
+// Variants returns how many rules table nat has in each variant of iptables that has some, of both families and all
+// programs, in the network namespace of the calling thread.
+func Variants(ctx context.Context) (map[string]int, error) {
+	count := map[string]int{}
+	err := eachNAT(ctx, func(variant string, _ policy.Family, rules func(string) ([]nfnetlink.Rule, error), _ *nfnetlink.Conn) error {
+		all, err := rules("")
+		if len(all) > 0 {
+			count[variant] += len(all)
+		}
+		return err
+	})
+	return count, err
 }
 
-// add adds the rules of a chain.
-func (s *Services) add(at Place, rules []nfnetlink.Rule) {
-	mark := Mark{Place: at}
-	for _, r := range rules {
-		mark.Bits |= markedBits(r)
-		if port, ok := destinationPort(r); ok && at.Chain == nodePortsChain {
-			s.NodePorts = append(s.NodePorts, port)
+// NodePorts returns the node ports for which kube-proxy has rules, sorted, in the network namespace of the calling thread.
+// Rules that cannot be read are in the error; the ports of the others are returned with it.
+func NodePorts(ctx context.Context) (ports []uint16, err error) {
+	err = eachNAT(ctx, func(_ string, f policy.Family, rules func(string) ([]nfnetlink.Rule, error), c *nfnetlink.Conn) error {
+		all, err := rules("KUBE-NODEPORTS")
+		for _, r := range all {
+			if port, ok := destinationPort(r); ok {
+				ports = append(ports, port)
+			}
 		}
-	}
-	if mark.Bits != 0 {
-		s.Marks = append(s.Marks, mark)
-	}
-}
-
-// markedBits returns the bits of the packet mark that a rule sets: -j MARK --or-mark 0x4000,
-// meta mark set mark or 0x4000.
-func markedBits(r nfnetlink.Rule) (bits policy.Mark) {
-	var value []byte // in the register
-	for _, e := range r.Exprs {
-		set := false
-		switch e := e.(type) {
-		case nfnetlink.Target: // struct xt_mark_tginfo2
-			value, set = e.Info, e.Xt == "MARK"
-		case nfnetlink.Immediate:
-			value = e.Data
-		case nfnetlink.Bitwise:
-			value = e.Xor
-		case nfnetlink.Meta:
-			set = e.Set && e.Key == unix.NFT_META_MARK
+		if c == nil || err != nil {
+			return err
 		}
-		if set && len(value) >= 4 {
-			bits |= policy.Mark(binary.NativeEndian.Uint32(value))
+		keys, err := c.Keys(linkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
 		}
-	}
-	return bits
+		for _, key := range keys { // each part is padded to 4 bytes
+			if len(key) == 8 {
+				ports = append(ports, binary.BigEndian.Uint16(key[4:]))
+			}
+		}
+		return err
+	})
+	slices.Sort(ports)
+	return slices.Compact(ports), err
 }
 
 // destinationPort returns the port that a rule matches: tcp dport 30080.
