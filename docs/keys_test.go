@@ -120,6 +120,8 @@ func typeOf(t *testing.T, k policy.Key) keyType {
 		return keyType{"boolean", k.Default, `"type": "boolean"`}
 	case *[]netip.Prefix:
 		return keyType{"list of CIDRs", "[10.0.0.0/8]", `"$$ref": "#/definitions/cidrs"`}
+	case *policy.AddressItems:
+		return keyType{"list of CIDRs", "[192.0.2.0/24]", `"$$ref": "#/definitions/addresses"`}
 	case *[]string:
 		return keyType{"list of names", "[eth0]", `"$$ref": "#/definitions/interfaces"`}
 	case **policy.Ports:

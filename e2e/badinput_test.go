@@ -44,7 +44,7 @@ func invalidKeys() []invalidKey {
 		switch k.Field.(type) {
 		case **bool:
 			values = []any{"true", 1, object{}}
-		case *[]netip.Prefix:
+		case *[]netip.Prefix, *policy.AddressItems:
 			values = []any{[]string{"10.0.1.24/24"}, []string{"fd00::/8"}, []string{"10.5.0.0/16", ""}, raw(`["10.5.0.0/16", null]`), raw(`[10]`), "10.0.0.0/8"}
 		case *[]string:
 			values = []any{[]string{"eth0", "+"}, []string{"a -j ACCEPT"}, []string{"sixteen-letters-"}, []string{""}}

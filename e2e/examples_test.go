@@ -21,6 +21,7 @@ type example struct {
 	subnet      string // of the bridge that replaces an unavailable main plugin
 	exempt      string // destinations that see the pod's address
 	masqueraded string // destinations that see the node's address
+	output      string // an address of the node that the pod leaves with
 }
 
 func examples() []example {
@@ -36,6 +37,7 @@ func examples() []example {
 		{files: []string{"masquerade-only-these"}, exempt: "10.20.0.5 192.0.2.7", masqueraded: "198.51.100.7 203.0.113.77"},
 		{files: []string{"forced-inside-exempt"}, exempt: "10.20.0.5 10.199.255.255", masqueraded: "10.200.1.1 198.51.100.7"},
 		{files: []string{"scoped-to-pods"}, exempt: "10.20.0.5 172.16.3.4", masqueraded: "198.51.100.7"},
+		{files: []string{"output-address"}, exempt: "10.20.0.5", output: "198.51.100.7"},
 		{files: []string{"guard-drop"}, exempt: "10.20.0.5", masqueraded: "198.51.100.7 172.16.3.4"},
 		{files: []string{"two-networks-blue", "two-networks-green"}, exempt: "172.16.3.4", masqueraded: "10.20.0.5 198.51.100.7"},
 		{files: []string{"from-ip-masq-agent"}, exempt: "10.20.0.5 192.168.7.7 172.16.3.4", masqueraded: "198.51.100.7"},
@@ -51,6 +53,9 @@ func TestExamples(t *testing.T) {
 		run = append(run, ex.files...)
 		t.Run(strings.Join(ex.files, "+"), func(t *testing.T) {
 			n := newNode(t, backends()[1])
+			if ex.output != "" {
+				n.address(t, "address add "+ex.output+"/32 dev outside")
+			}
 			var pods []*pod
 			for _, file := range ex.files {
 				pods = append(pods, n.pod(t, n.writeExample(t, file, ex.subnet)))
@@ -58,6 +63,9 @@ func TestExamples(t *testing.T) {
 			s := senders{"pod": {pods[0].Host, pods[0].addrs}}
 			s.verdicts(t, n, false, map[string]string{"pod": ex.exempt})
 			s.verdicts(t, n, true, map[string]string{"pod": ex.masqueraded})
+			if ex.output != "" {
+				n.leaves(t, pods[0].Host, "203.0.113.77", n.Outside, ex.output)
+			}
 			for i, file := range ex.files {
 				network := n.writeExample(t, file, ex.subnet)
 				if stdout, stderr, code := n.check(t, network, pods[i]); code != 0 {

@@ -18,6 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
@@ -35,6 +36,7 @@ func main() {
 		Program:    program(),
 		Generation: nft.Generation,
 		Conntrack:  conntrack.Reset,
+		Addresses:  addresses.Read,
 		PluginFile: config.DefaultPluginFile,
 		LockWait:   10 * time.Second,
 		Stdout:     os.Stdout,

@@ -90,14 +90,15 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	if err != nil {
 		return err
 	}
-	to, err := routeType(q.Dst)
+	to, route, err := routeTo(q.Dst)
 	if err != nil {
 		return err
 	}
-	from, err := routeType(q.Src)
+	from, _, err := routeTo(q.Src)
 	if err != nil {
 		return err
 	}
+	q.Route = route
 	q.DstLocal, q.SrcLocal = to == unix.RTN_LOCAL, from == unix.RTN_LOCAL
 	q.DstOther = slices.Contains([]int{unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST}, to)
 	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
@@ -129,20 +130,23 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 	return nil
 }
 
-// routeType returns the type of the route to an address, as `ip route get` shows it: RTN_LOCAL for
-// the node's own. It is RTN_UNSPEC without an address or a route.
-func routeType(a netip.Addr) (int, error) {
+// routeTo returns the type of the route to an address, as `ip route get` shows it, and its interface. The type of
+// the node's own addresses is RTN_LOCAL. It is RTN_UNSPEC without an address or a route.
+func routeTo(a netip.Addr) (typ int, out string, err error) {
 	if !a.IsValid() {
-		return unix.RTN_UNSPEC, nil
+		return unix.RTN_UNSPEC, "", nil
 	}
 	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
 	// There is no route, one that refuses, or no such family.
 	none := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}
 	if err != nil && !slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
-		return unix.RTN_UNSPEC, fmt.Errorf("find the route to %s: %w", a, err)
+		return unix.RTN_UNSPEC, "", fmt.Errorf("find the route to %s: %w", a, err)
 	}
 	if len(routes) == 0 {
-		return unix.RTN_UNSPEC, nil
+		return unix.RTN_UNSPEC, "", nil
 	}
-	return routes[0].Type, nil
+	if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil {
+		out = link.Attrs().Name
+	}
+	return routes[0].Type, out, nil
 }

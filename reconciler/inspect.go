@@ -22,7 +22,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -68,7 +67,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	n := &inspection{Node: reconcile.Open(stated, config.DefaultPluginFile, all), settingsFrom: "from " + a.statedIn(), binDir: stated.CNIBinDir}
+	n := &inspection{Node: open(stated, all), settingsFrom: "from " + a.statedIn(), binDir: stated.CNIBinDir}
 	if err != nil {
 		n.settingsFrom = "from the defaults"
 	}
@@ -93,7 +92,6 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if err != nil && n.active.status == nil {
 		n.settingsFrom += ", as " + a.settingsFile() + " is invalid"
 	}
-	n.Conntrack = conntrack.Reset
 	return n, nil
 }
 
@@ -126,7 +124,7 @@ func (n *inspection) useSettings(a *app, s *metrics.Status, all netfilter.Driver
 	}
 	running.DataDir = n.Settings.DataDir // whose socket has answered
 	running.AgentStated = running.AgentStated || s.AgentSource && running.AgentConfigDir == ""
-	n.Node = reconcile.Open(running, config.DefaultPluginFile, all)
+	n.Node = open(running, all)
 	if s.SettingsErr != "" {
 		n.SettingsErr = errors.New(s.SettingsErr)
 	}

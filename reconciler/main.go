@@ -25,6 +25,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
@@ -193,9 +194,14 @@ func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	return open(s, all), nil
+}
+
+// open opens the node that the settings describe.
+func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 	node := reconcile.Open(s, config.DefaultPluginFile, all)
-	node.Conntrack = conntrack.Reset
-	return node, nil
+	node.Conntrack, node.Addresses = conntrack.Reset, addresses.Read
+	return node
 }
 
 // drivers are the backends in the order in which backend auto prefers them.

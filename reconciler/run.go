@@ -30,6 +30,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -148,8 +149,8 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 
 	d.log = d.app.logger(s)
 	d.settingsAre(s, bad)
-	node := reconcile.Open(s, config.DefaultPluginFile, d.drivers)
-	node.SettingsErr, node.Conntrack = bad, conntrack.Reset
+	node := open(s, d.drivers)
+	node.SettingsErr = bad
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
 		d.monitor.Report(r, node.Interval(r.Sources))
 		if r.Standby() {
@@ -166,6 +167,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
 	all.Go(func() { d.watchRules(ctx, loop) })
+	all.Go(func() { d.watchAddresses(ctx, loop) })
 	// The directories are watched before the loop reads them for the first time.
 	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile))
 	all.Go(func() { d.watchFiles(ctx, loop, files) })
@@ -230,6 +232,16 @@ func (d *daemon) watchRules(ctx context.Context, loop *reconcile.Loop) {
 	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
 		if err := reportCommits(ctx, loop); ctx.Err() == nil {
 			log.Warn("no events of nf_tables: only the interval applies", "err", err)
+		}
+	}
+}
+
+// watchAddresses reports changes of the node's addresses to the loop.
+func (d *daemon) watchAddresses(ctx context.Context, loop *reconcile.Loop) {
+	const retry = 10 * time.Second
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
+		if err := addresses.Listen(ctx, loop.AddressesChanged); ctx.Err() == nil {
+			log.Warn("no events of addresses: only the interval applies to them", "err", err)
 		}
 	}
 }

@@ -40,7 +40,11 @@ type screen struct {
 
 // row writes a label and its text, which wraps beside it.
 func (s *screen) row(label, text, colour string) {
-	for _, line := range wrap(text, screenWidth-labelWidth) {
+	lines := wrap(text, screenWidth-labelWidth)
+	if len(label) >= labelWidth { // it has a line of its own
+		lines = append([]string{""}, lines...)
+	}
+	for _, line := range lines {
 		line = escape(strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " "))
 		if label == "" || colour == "" || !s.colours {
 			s.WriteString(line + "\n")

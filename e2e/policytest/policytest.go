@@ -56,6 +56,8 @@ func (g Generators) SourcePolicy(t *rapid.T) policy.SourcePolicy {
 			}
 		case *[]netip.Prefix:
 			drawList(t, k.Name, item, to)
+		case *policy.AddressItems:
+			drawList(t, k.Name, item, (*[]netip.Prefix)(to))
 		case *[]string:
 			drawList(t, k.Name, g.Interface, to)
 		case *string:
@@ -103,6 +105,23 @@ func ports(t *rapid.T) policy.Ports {
 	return all
 }
 
+// ChooseOutputs chooses the addresses of a node that has the first address of each item: the last one on lo, the
+// others on an interface each.
+func ChooseOutputs(policies []policy.Policy) []policy.Policy {
+	for i := range policies {
+		p := &policies[i]
+		var node []policy.NodeAddress
+		for j, item := range p.OutputAddresses.Value {
+			last := j == len(p.OutputAddresses.Value)-1
+			node = append(node, policy.NodeAddress{Address: item.Addr(), Interface: fmt.Sprint("eth", j), Shared: last, Up: true})
+		}
+		for _, f := range policy.Families() {
+			p.Outputs = append(p.Outputs, p.OutputAddressesOf(f, node, nil)...)
+		}
+	}
+	return policies
+}
+
 // Keys is the table of keys, for what does not depend on a policy.
 func Keys() []policy.Key { return policy.Keys(new(policy.SourcePolicy)) }
 
@@ -113,6 +132,8 @@ func Samples(t testing.TB, k policy.Key) []string {
 	switch to := k.Field.(type) {
 	case **bool:
 		return []string{"true", "false"}
+	case *policy.AddressItems:
+		return []string{`["192.0.2.0/24","198.51.100.7/32"]`, "[]"}
 	case *[]netip.Prefix:
 		return []string{fmt.Sprintf(`["10.%d.0.0/16"]`, len(k.Name)), "[]"} // no two names are as long
 	case *[]string:

@@ -219,8 +219,8 @@ func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own polic
 			}
 		}
 		if err != nil {
-			p.Unreadable++
-			n.Warn(fmt.Errorf("%s cannot be written again, so what may be its rules stays: %w", policy.Quote(d.File), err))
+			p.Incomplete = true
+			n.Warn(fmt.Errorf("%s cannot be written again, so all rules stay as they are: %w", policy.Quote(d.File), err))
 		}
 	}
 }
@@ -248,6 +248,9 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 func (n *node) warnInactive(s *enforce.State) {
 	for _, i := range s.Guard.Inactive {
 		n.Warn(i)
+	}
+	for _, e := range s.NoOutputs() {
+		n.Warn(e)
 	}
 }
 
@@ -312,9 +315,9 @@ func (v verification) sameInputs() bool {
 	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs()
 }
 
-// sameGeneration reports whether no rule was changed since.
+// sameGeneration reports whether no rule was changed since, nor an address that rules depend on.
 func (v verification) sameGeneration() bool {
-	return v.cached.Generation != "" && v.cached.Generation == v.generation()
+	return v.cached.Generation != "" && v.cached.Generation == v.generation() && v.node.SameAddresses(v.cached.Addresses)
 }
 
 // observe reads the rules. If they are right it writes the verification cache; if that fails the
@@ -331,7 +334,7 @@ func (v verification) observe(ctx context.Context, s store.State) *enforce.State
 	observed := n.Observe(ctx, s.Sources, s.Record)
 	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
 	if observed.InSync() && !observed.PendingResets() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
-		cache.Inputs, cache.Entry = v.inputs(), n.entryDigest()
+		cache.Inputs, cache.Entry, cache.Addresses = v.inputs(), n.entryDigest(), observed.AddressDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}
 	return observed

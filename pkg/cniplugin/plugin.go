@@ -30,6 +30,8 @@ type Plugin struct {
 	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads the
 	// rules.
 	Generation func() (netfilter.Generation, error)
+	// Addresses returns the addresses of the node; see enforce.Enforcer.
+	Addresses func() ([]policy.NodeAddress, error)
 	// Conntrack deletes stale connections; see enforce.Enforcer.
 	Conntrack  func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	PluginFile string        // the administrators' plugin.toml
@@ -89,15 +91,12 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	}
 	n := &node{
 		plugin:        p,
-		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack},
+		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack, Addresses: p.Addresses, InForce: file.InForce},
 		netconf:       conf,
 		network:       id.Network,
 		cniVersion:    id.CNIVersion,
 		pluginFile:    file,
 		pluginFileErr: err,
-	}
-	if file.Present {
-		n.InForce = file.InForce
 	}
 	n.netconfInForce = sync.OnceValues(n.findNetconf)
 	n.entry = sync.OnceValues(n.validEntry)

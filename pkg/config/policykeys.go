@@ -23,6 +23,8 @@ func keysOf(rows []policy.Key) []Key {
 			key.Value = boolean(to)
 		case *[]netip.Prefix:
 			key.Value, key.Placeholder = list(to, "10.0.0.0/8", policy.ParsePrefix), "CIDR,..."
+		case *policy.AddressItems:
+			key.Value, key.Placeholder = list((*[]netip.Prefix)(to), "192.0.2.0/24", policy.ParseAddressItem), "CIDR,..."
 		case *[]string:
 			key.Value, key.Placeholder = list(to, "eth0", anyText[string]), "NAME,..."
 		case **policy.Ports:

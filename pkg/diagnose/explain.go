@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ type Question struct {
 	policy.Packet
 	// DstOther tells that the destination is a broadcast, multicast or anycast address for the kernel.
 	DstOther bool
+	// Route is the interface of the route to the destination, for what depends on it if none is asked for.
+	Route string
 	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
 	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
 	// Incomplete is why some of the documents that rules are made from cannot be read.
@@ -49,6 +52,13 @@ type Explanation struct {
 	// Conflicts are those in which another source is superseded here.
 	Conflicts []string `json:"conflicts"`
 	Reason    string   `json:"reason"`
+
+	// Address is the one in force of outputAddresses that a pod's traffic leaves with, AddressInterface the
+	// interface that it is for, null if it is for every one without an address of its own.
+	Address          netip.Addr    `json:"address"`
+	AddressInterface string        `json:"addressInterface"`
+	AddressItem      *netip.Prefix `json:"addressItem"`
+	AddressOrigin    *Origin       `json:"addressOrigin"`
 
 	// Kernel means that packets get this verdict, with the rules of all chains and of third parties.
 	// OverriddenBy is a third-party rule that decides otherwise, for some of the packets at least.
@@ -104,6 +114,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	for _, p := range state.Policies() {
 		e := blank
 		e.decide(p, q.Packet, sources, finder)
+		e.leavesWith(p, q, sources, finder)
 		e.observe(p, q.Packet, state)
 		e.guarded(q, state)
 		all = append(all, e)
@@ -179,6 +190,19 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 			}
 		}
 	}
+}
+
+// leavesWith sets the address that a pod's traffic leaves with.
+func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.Source, finder OriginFinder) {
+	o := p.OutputAddressFor(e.Family, cmp.Or(q.Out, q.Route))
+	if e.Verdict != policy.ActionMasquerade || q.SrcLocal || o == nil {
+		return
+	}
+	e.Address, e.AddressInterface, e.AddressItem = o.Address, o.Interface, &o.Item
+	from := p.OutputAddresses.Origins[0]
+	from.Index = slices.Index(p.OutputAddresses.Value, o.Item)
+	origin := finder.origin(from, sources)
+	e.AddressOrigin = &origin
 }
 
 // observe sets what the observed rules of the chain do, and how they differ.

@@ -89,6 +89,13 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("and from", o.text())
 	}
 	row("because", e.Reason)
+	if e.Address.IsValid() {
+		text := "pods leave with " + e.Address.String()
+		if e.AddressInterface != "" {
+			text += " by " + policy.Printable(e.AddressInterface)
+		}
+		row("address", text+": "+e.AddressItem.String()+" in "+e.AddressOrigin.text())
+	}
 	for _, c := range e.Conflicts {
 		row("against", c)
 	}

@@ -25,7 +25,13 @@ func packetChecks() []check {
 		{Finding{ID: "masquerade-source", Severity: SeverityNotice,
 			Summary: "MASQUERADE chooses another source address than the route of the uplink states.",
 			Remedy: "MASQUERADE ignores a route's src: it takes the first address of the interface whose subnet has the next hop, else the first one. " +
-				"Add an address that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
+				"State the address in outputAddresses, or add one that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
+		{Finding{ID: "output-address-ambiguous", Severity: SeverityNotice,
+			Summary: "An item of outputAddresses has several addresses of the node.",
+			Remedy:  "Name the address itself, or a prefix that has one address of each node."}, ambiguousOutputs},
+		{Finding{ID: "output-address-subnet", Severity: SeverityNotice,
+			Summary: "An address on lo or a dummy interface that pods leave with is inside the subnet of another interface: peers there ask for it by ARP or neighbor discovery.",
+			Remedy:  "Make sure that the node answers (sysctl arp_ignore), and that no other host has the address; or give peers a route to it."}, connectedOutputs},
 		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
 			Summary: "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
 			Remedy:  `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
@@ -81,6 +87,36 @@ func masqueradeSources(e *examination, f *Finding) {
 	}
 }
 
+func ambiguousOutputs(e *examination, f *Finding) {
+	for _, o := range e.Rules.AmbiguousOutputs() {
+		f.add("chain %s: %s, of %s; it could be %s", o.Chain, o.Chosen, o.Chosen.Item, strings.Trim(fmt.Sprint(o.Chosen.Others), "[]"))
+	}
+}
+
+func connectedOutputs(e *examination, f *Finding) {
+	var shared []policy.OutputAddress
+	for _, p := range e.Rules.Policies() {
+		for _, o := range p.Outputs {
+			if o.Interface == "" {
+				shared = append(shared, o)
+			}
+		}
+	}
+	if len(shared) == 0 {
+		return
+	}
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	e.noteAs("list the addresses", err)
+	for _, o := range shared {
+		for _, a := range addresses {
+			link, err := net.InterfaceByIndex(a.LinkIndex)
+			if ip := net.IP(o.Address.AsSlice()); err == nil && !a.IP.Equal(ip) && a.Contains(ip) {
+				f.add("%s is in %s, the subnet of %s", o.Address, a.IPNet, link.Name)
+			}
+		}
+	}
+}
+
 // isDefault reports whether the destination is that of a default route.
 func isDefault(dst *net.IPNet) bool {
 	if dst == nil {
@@ -90,10 +126,12 @@ func isDefault(dst *net.IPNet) bool {
 	return ones == 0
 }
 
-// masqueradesOut reports whether a policy masquerades packets that leave through the interface.
+// masqueradesOut reports whether a policy masquerades packets of pods that leave through the interface with the
+// address that the kernel chooses.
 func (e *examination) masqueradesOut(name string) bool {
 	return slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool {
-		return len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, thirdparty.Packets{Out: name}.Leaves)
+		return p.OutputAddressFor(policy.IPv4, name) == nil &&
+			(len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, thirdparty.Packets{Out: name}.Leaves))
 	})
 }
 

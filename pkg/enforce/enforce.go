@@ -29,6 +29,8 @@ type Enforcer struct {
 	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. With
 	// nil, resets end with ErrNoConntrack.
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
+	// Addresses returns the addresses of the node. With nil, policies with outputAddresses fail.
+	Addresses func() ([]policy.NodeAddress, error)
 	// InForce returns the stored sources that may be in force, and the others. Nil is all.
 	InForce func(stored []policy.Source) (inForce, excluded []policy.Source)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
@@ -66,15 +68,23 @@ func (e *Enforcer) Observe(ctx context.Context, sources []policy.Source, rec sto
 
 func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
 	s := &State{record: e.currentBoot(rec), Chains: make([]Chain, len(policies))}
+	var addressesErr error
+	if items := policy.OutputItems(policies); len(items) > 0 {
+		s.addresses, addressesErr = e.nodeAddresses()
+	}
 	for i, p := range policies {
-		s.Chains[i].Policy = p
+		c := &s.Chains[i]
+		if c.Policy = p; len(p.OutputAddresses.Value) > 0 {
+			c.fail(addressesErr)
+			c.Policy.Outputs, c.newOutput = chosenOutputs(s, &p)
+		}
 		choice, err := e.choose(ctx, s.record, p)
 		if err != nil {
 			err = fmt.Errorf("choose a backend for chain %s: %w", p.Chain, err)
 		} else {
-			err = e.desire(&s.Chains[i], choice)
+			err = e.desire(c, choice)
 		}
-		s.Chains[i].fail(err)
+		c.fail(err)
 	}
 	e.desireGuards(s)
 	e.read(ctx, s)
@@ -95,7 +105,7 @@ func (e *Enforcer) desire(c *Chain, choice netfilter.Choice) error {
 
 // ObserveAgain observes with the same policies, record and backends.
 func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
-	again := &State{Chains: slices.Clone(s.Chains), tables: s.tables, record: s.record, change: s.change, keep: s.keep, RecordErr: s.RecordErr}
+	again := &State{Chains: slices.Clone(s.Chains), addresses: s.addresses, tables: s.tables, record: s.record, change: s.change, keep: s.keep, RecordErr: s.RecordErr}
 	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, unusable: s.Guard.unusable}
 	if s.Guard.final {
 		again.Guard.Err, again.Guard.final = s.Guard.Err, true
@@ -161,7 +171,7 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) []Duplicate {
 // that one lists.
 func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 	if rec.Boot != e.Dir.Boot() {
-		return store.Record{Boot: e.Dir.Boot()}
+		return store.Record{Boot: e.Dir.Boot(), Outputs: rec.Outputs}
 	}
 	return rec
 }
@@ -279,7 +289,7 @@ func (e *Enforcer) readTables(ctx context.Context, s *State, t *tables) {
 // agents write.
 func (e *Enforcer) checkOwnership(c *policy.Chain, in netfilter.Choice, owned bool) error {
 	err := e.checkOwner(ownedChain(c, in))
-	if err != nil || c.Owner == e.owner() || owned || c.HoldsOnly(policy.Return, policy.Masquerade) {
+	if err != nil || c.Owner == e.owner() || owned || c.IsAgents() {
 		return err
 	}
 	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+

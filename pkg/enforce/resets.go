@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -37,6 +38,17 @@ func changeOf(before, after []policy.Source) *policyChange {
 // what is about to be written. Chains that cannot be written, with an error, need none.
 func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 	resets := s.record.Resets
+	for _, o := range s.record.Outputs {
+		var left []netip.Addr
+		for _, a := range o.Addresses {
+			if policy.LeftNode(a.Address, s.addresses) && !slices.Contains(left, a.Address) {
+				left = append(left, a.Address)
+			}
+		}
+		if c := s.Find(o.Chain); c != nil && len(left) > 0 && s.addresses != nil && failed(o.Chain) == nil {
+			resets = addReset(resets, store.Reset{Left: left, Chain: o.Chain})
+		}
+	}
 	concerns := func(chain string) bool {
 		return slices.ContainsFunc(s.Chains, func(c Chain) bool {
 			p := c.Policy
@@ -48,18 +60,18 @@ func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 	}
 	untranslated := len(s.record.Chains) == 0 || s.dropsMore(concerns) || s.lostRules(concerns)
 	if c := s.change; c != nil {
-		// Removing a chain deletes no connection.
+		// Removing a network deletes no connection.
 		remaining := slices.DeleteFunc(slices.Clone(c.before), func(b policy.Source) bool {
-			return !slices.ContainsFunc(c.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
+			return store.State{Sources: c.after}.Find(b.ID) == nil
 		})
 		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff())+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0
 		if differs && len(remaining) > 0 {
-			resets = addReset(resets, remaining)
+			resets = addReset(resets, store.Reset{Before: remaining})
 		}
 	}
 	if untranslated {
-		resets = addReset(resets, nil)
+		resets = addReset(resets, store.Reset{})
 	}
 	return resets
 }
@@ -92,18 +104,19 @@ func (s *State) dropsMore(concerns func(chain string) bool) bool {
 
 // addReset adds a reset, or renews an equal one: a walk that runs already may have passed entries that
 // the rules to come contradict.
-func addReset(resets []store.Reset, before []policy.Source) []store.Reset {
+func addReset(resets []store.Reset, reset store.Reset) []store.Reset {
 	resets = slices.DeleteFunc(slices.Clone(resets), func(r store.Reset) bool {
-		return (r.Before == nil) == (before == nil) && reflect.DeepEqual(r.Before, before)
+		r.At = 0
+		return reflect.DeepEqual(r, reset)
 	})
 	if len(resets) == store.MaxResets {
 		resets = slices.Delete(resets, 0, 1)
 	}
-	at := bootTime()
+	reset.At = bootTime()
 	if n := len(resets); n > 0 {
-		at = max(at, resets[n-1].At+1)
+		reset.At = max(reset.At, resets[n-1].At+1)
 	}
-	return append(resets, store.Reset{At: at, Before: before})
+	return append(resets, reset)
 }
 
 // bootTime returns the time since the boot in nanoseconds.
@@ -151,13 +164,15 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		return nil, next, nil
 	}
 	var before [][]policy.Policy
-	untranslated := false
 	for _, r := range due {
-		if r.Before == nil {
-			untranslated = true
-		} else {
+		if r.Before != nil {
 			before = append(before, policy.Merge(r.Before))
 		}
+	}
+	untranslated := slices.ContainsFunc(due, store.Reset.FindsUntranslated)
+	judge := policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated)
+	for _, r := range due {
+		judge.Left(r.Chain, r.Left...)
 	}
 	if e.Conntrack == nil {
 		return nil, 0, ErrNoConntrack
@@ -172,7 +187,7 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	// for an RCU grace period; without it an entry may be missed.
 	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
 	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
-	deleted, err = e.Conntrack(ctx, policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated))
+	deleted, err = e.Conntrack(ctx, judge)
 	failed := err
 	if failed != nil { // also after a timeout
 		var cancel context.CancelFunc
@@ -236,7 +251,7 @@ func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) err
 func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 	for _, r := range rec.Resets {
 		failed := r.At < rec.LastReset // or it would not be on record
-		if wait := resetInterval - time.Duration(bootTime()-rec.LastReset); (r.Before == nil || failed) && rec.LastReset > 0 && wait > 0 {
+		if wait := resetInterval - time.Duration(bootTime()-rec.LastReset); (r.FindsUntranslated() || failed) && rec.LastReset > 0 && wait > 0 {
 			next = wait
 		} else {
 			due = append(due, r)

@@ -27,10 +27,12 @@ type State struct {
 	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
 	OtherDataDirs []netfilter.OwnedChain
 
+	addresses []policy.NodeAddress // nil if no policy needs them
+
 	record store.Record  // of this boot
 	tables []tables      // one for each backend that a chain is in
 	change *policyChange // nil: the rules are repaired
-	keep   bool          // nothing is removed, see keepUnknown
+	keep   bool          // nothing is removed, see keepExisting
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
@@ -43,7 +45,8 @@ type Chain struct {
 	// Err is why its rules are not known to be right, must not be changed or could not be written.
 	Err error
 
-	final bool // observing again does not change Err
+	final     bool // observing again does not change Err
+	newOutput bool // other addresses are chosen than the record has
 }
 
 // fail sets the reason for which a sync does not write the chain, unless there is one.
@@ -58,7 +61,7 @@ type tables struct {
 	choice      netfilter.Choice
 	observation netfilter.Observation
 	diff        policy.Diff    // what is in them and belongs to no chain of a policy
-	kept        []policy.Chain // of no policy, see keepUnknown
+	kept        []policy.Chain // of no policy, see keepExisting
 }
 
 // Duplicate is a chain of the same name in another backend.
@@ -100,7 +103,7 @@ func (s *State) in(c netfilter.Choice) []*Chain {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(c Chain) bool { return !c.Recorded }
-	return s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded)
+	return s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded) && s.outputsRecorded()
 }
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.
@@ -139,7 +142,7 @@ func (s *State) Drift() policy.Diff {
 func (s *State) rulesDrift() policy.Diff {
 	var drift policy.Diff
 	for _, c := range s.Chains {
-		if c.Recorded {
+		if c.Recorded && !c.newOutput {
 			drift = append(drift, c.Diff...)
 		}
 	}

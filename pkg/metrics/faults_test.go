@@ -66,6 +66,7 @@ func faults() map[string]struct {
 		"plugin-absent":       {nil, absent(reconcile.ReasonPlugin, false), "plugin"},
 		"backend":             {chain(reconcile.ReasonBackend, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},
 		"standby":             {one(reconcile.Problem{Reason: reconcile.ReasonStandby, Err: errors.New("another one runs")}), nil, "standby"},
+		"output-address":      {chain(reconcile.ReasonAddress, errors.New("no address of the node is in outputAddresses")), present, "output-address"},
 		"flapping":            {one(reconcile.Problem{Reason: reconcile.ReasonFlapping, Err: errors.New("nft reverts the rules")}), present, "flapping"},
 	}
 }

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -30,6 +31,7 @@ type NodeRoutes interface {
 type ConnectionJudge struct {
 	v4, v6                   familyJudge
 	translated, untranslated bool
+	left                     map[netip.Addr]string // see Left
 }
 
 // familyJudge is a ConnectionJudge of one family.
@@ -151,6 +153,18 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 	return out
 }
 
+// Left makes stale, too, what a chain translated to addresses that are no longer on the node. The kernel deletes
+// such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
+func (j *ConnectionJudge) Left(chain string, addresses ...netip.Addr) {
+	j.translated = j.translated || len(addresses) > 0
+	if j.left == nil {
+		j.left = map[netip.Addr]string{}
+	}
+	for _, a := range addresses {
+		j.left[a] = chain
+	}
+}
+
 // StaleKinds reports whether translated entries can be stale, because a change made exempt what
 // was masqueraded, and whether untranslated ones can.
 func (j *ConnectionJudge) StaleKinds() (translated, untranslated bool) {
@@ -174,7 +188,8 @@ func (p *Policy) masqueradesNoMoreThan(q Policy) bool {
 // Families returns the families that have entries to judge.
 func (j *ConnectionJudge) Families() (families []Family) {
 	for _, f := range Families() {
-		if len(j.of(f).pods) > 0 {
+		left := func(a netip.Addr) bool { return FamilyOf(a) == f }
+		if len(j.of(f).pods) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(j.left)), left) {
 			families = append(families, f)
 		}
 	}
@@ -192,6 +207,9 @@ func (j *ConnectionJudge) of(f Family) *familyJudge {
 // The endpoint of a connection, which a Service may have chosen, is the source of its
 // replies. An entry that is both destination NATed and translated is kept.
 func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string, stale bool) {
+	if chain := j.left[c.ReplyDst]; chain != "" && c.Src != c.ReplyDst {
+		return chain, true
+	}
 	f, src := j.of(FamilyOf(c.Src)), addressOf(c.Src)
 	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.pods.contains(src) })
 	if i < 0 {

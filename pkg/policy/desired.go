@@ -41,7 +41,7 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		if exempt := p.DestinationsExempt(f); len(exempt) > 0 {
 			c.Rules = append(c.Rules, Rule{To: f.match(exempt), Verdict: Return})
 		}
-		c.Rules = p.masquerade(c.Rules, Rule{})
+		c.Rules = p.masquerade(f, c.Rules, Rule{})
 		return c
 	}
 	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
@@ -54,18 +54,30 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		if e.Action == ActionExempt {
 			c.Rules = append(c.Rules, r)
 		} else {
-			c.Rules = p.masquerade(c.Rules, r)
+			c.Rules = p.masquerade(f, c.Rules, r)
 		}
 	}
-	c.Rules = p.masquerade(c.Rules, Rule{})
+	c.Rules = p.masquerade(f, c.Rules, Rule{})
 	return c
 }
 
-// masquerade appends the rules that masquerade what r matches: for each protocol with
-// ports one rule per port range, and one for all other traffic. The probability of a
-// range is for the packets that the earlier ranges do not match.
-func (p *Policy) masquerade(rules []Rule, r Rule) []Rule {
+// masquerade appends the rules that masquerade what r matches: those of pods with the addresses in force, then
+// those of all other traffic.
+func (p *Policy) masquerade(f Family, rules []Rule, r Rule) []Rule {
 	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value
+	for _, o := range p.Outputs {
+		if FamilyOf(o.Address) == f {
+			with := r
+			with.NotFromLocal, with.Out, with.Address = true, o.Interface, o.Address
+			rules = p.withPorts(rules, with)
+		}
+	}
+	return p.withPorts(rules, r)
+}
+
+// withPorts appends a rule that masquerades: for each protocol with ports one rule per port range, and one for
+// all other traffic. The probability of a range is for the packets that the earlier ranges do not match.
+func (p *Policy) withPorts(rules []Rule, r Rule) []Rule {
 	total := 0
 	for _, ports := range p.ToPorts.Value {
 		total += ports.Size()

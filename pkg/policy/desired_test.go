@@ -33,7 +33,7 @@ func TestDesiredIsWellFormed(t *testing.T) {
 		l := rapid.SampledFrom(defaultLayouts()).Draw(t, "layout")
 		owner := policy.OwnedBy("/state")
 		for _, c := range policy.Desired(policy.Merge(genSources().Draw(t, "sources")), l, owner).Chains {
-			if c.Owner != owner || !c.HoldsOnly(policy.Return, policy.Masquerade) {
+			if c.Owner != owner || !c.IsAgents() {
 				t.Fatalf("chain %+v", c)
 			}
 			for _, r := range c.Rules {

@@ -294,6 +294,10 @@ func conflicting(a, b policy.SourcePolicy) bool {
 				slices.Sort(ranges)
 				return fmt.Sprintf("%q", ranges)
 			}
+		case *policy.AddressItems:
+			if *to != nil {
+				return fmt.Sprintf("%q", *to)
+			}
 		case policy.Word:
 			return strings.TrimPrefix(to.String(), string(policy.Auto))
 		}

@@ -22,7 +22,7 @@ type Key struct {
 type Combination struct {
 	Sources string // in words
 
-	Field any // a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *[]string, or a Word
+	Field any // a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *AddressItems, *[]string, or a Word
 
 	// merge adds the value of the field, which has this origin, to that of sources with a higher precedence.
 	// It is nil if merger.merge does that.
@@ -71,6 +71,8 @@ func (m *merger) keys(s *SourcePolicy) []Key {
 			agree(m, &s.BypassMark, &p.BypassMark, DefaultBypassMark, nil)},
 		{"podCIDRs", 3, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
 			list(united, &s.PodCIDRs)},
+		{"outputAddresses", 5, "none", "pods leave with the node's address in the first of these prefixes that has one",
+			agreeItems(m, &s.OutputAddresses, &p.OutputAddresses)},
 		{"masqChain", 2, DefaultChain, "name of the chain; sources with the same chain are merged",
 			Combination{Sources: "each chain on its own", Field: &s.Chain}},
 		{"backend", 2, "auto", "what holds the rules of the chain in the kernel",
@@ -102,6 +104,21 @@ func agreeWord[T ~string](m *merger, field *T, merged *WithOrigins[T], otherwise
 				value = nil
 			}
 			merged.agree(m, value, o, otherwise, nil)
+		}
+	}
+	return c
+}
+
+// agreeItems is agree for a list whose order has a meaning.
+func agreeItems(m *merger, field *AddressItems, merged *WithOrigins[AddressItems]) Combination {
+	c := Combination{Sources: "must agree", Field: field}
+	if len(m.sources) > 0 {
+		c.merge = func(o Origin) {
+			value := field
+			if *field == nil {
+				value = nil
+			}
+			merged.agree(m, value, o, nil, slices.Equal[AddressItems])
 		}
 	}
 	return c

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -123,7 +124,7 @@ func TestOriginsOfKeys(t *testing.T) {
 		if k.Sources != "must agree" && k.Sources != "`true` wins" {
 			continue
 		}
-		if words := strings.Fields(k.Default); len(words) == 1 && words[0] != "any" && defaults[k.Name] != k.Default+" built in" {
+		if words := strings.Fields(k.Default); len(words) == 1 && !slices.Contains([]string{"any", "none"}, words[0]) && defaults[k.Name] != k.Default+" built in" {
 			t.Errorf("%s: default %s, and its row has %s", k.Name, defaults[k.Name], k.Default)
 		}
 		if want := " the agent files"; !strings.HasSuffix(agents[k.Name], want) {

@@ -79,6 +79,9 @@ type Policy struct {
 	EnforceExempt    WithOrigins[bool]
 	BypassMark       WithOrigins[Mark]
 
+	OutputAddresses WithOrigins[AddressItems]
+	Outputs         []OutputAddress // those in force; see OutputAddressesOf
+
 	// Conflicts are those between the sources. The policy has the value that is in
 	// force of each.
 	Conflicts ConflictErrors
@@ -166,7 +169,7 @@ func (p Policy) CheckBounds(l Layout) error {
 	for _, f := range p.Families() {
 		sources, exempt := count(p.ExemptSources, f, ActionExempt), count(p.Destinations, f, ActionExempt)
 		masqueraded := count(p.Destinations, f, ActionMasquerade)
-		each := 1 + len(Protocols())*len(p.ToPorts.Value)
+		each := (1 + len(p.Outputs)) * (1 + len(Protocols())*len(p.ToPorts.Value))
 		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
 			return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
 				"%d nonMasqueradeSourceCIDRs, %d nonMasqueradeCIDRs and %d masqueradeCIDRs with %d ranges of toPorts "+

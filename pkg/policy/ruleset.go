@@ -39,9 +39,10 @@ type Rule struct {
 	Match
 
 	Verdict     Verdict
-	Ports       PortRange // of Masquerade
-	RandomFully bool      // of Masquerade
-	Text        string    // of Unrecognized: the rule as its backend prints it
+	Address     netip.Addr // of Masquerade; the zero Addr is the one that the kernel chooses for the interface
+	Ports       PortRange  // of Masquerade
+	RandomFully bool       // of Masquerade
+	Text        string     // of Unrecognized: the rule as its backend prints it
 
 	// Connections is the kernel's counter: a nat chain sees the first packet of each
 	// connection. Comparisons ignore it.
@@ -66,7 +67,7 @@ func (r Rule) Equal(s Rule) bool {
 }
 
 func (r *Rule) sameEffect(s *Rule) bool {
-	return r.Verdict == s.Verdict && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Text == s.Text
+	return r.Verdict == s.Verdict && r.Address == s.Address && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Text == s.Text
 }
 
 // commutes reports whether the order of the two rules does not matter: no packet
@@ -87,6 +88,7 @@ type RuleKey struct {
 	from, to    string
 	match       Match
 	verdict     Verdict
+	address     netip.Addr
 	ports       PortRange
 	randomFully bool
 	text        string
@@ -94,7 +96,7 @@ type RuleKey struct {
 
 // Key returns the key of the rule.
 func (r Rule) Key() RuleKey {
-	return RuleKey{r.From.key(), r.To.key(), r.Match, r.Verdict, r.Ports, r.RandomFully, r.Text}
+	return RuleKey{r.From.key(), r.To.key(), r.Match, r.Verdict, r.Address, r.Ports, r.RandomFully, r.Text}
 }
 
 // String returns the rule for people.
@@ -115,7 +117,8 @@ func (r Rule) String() string {
 	add(r.Out != "", "out %s", r.Out)
 	add(r.Protocol != "", "%s", r.Protocol)
 	add(r.Probability != 0, "%.2f%%", 100*float64(r.Probability)/ProbabilityScale)
-	add(true, "%s", r.Verdict)
+	add(!r.Address.IsValid(), "%s", r.Verdict)
+	add(r.Address.IsValid(), "snat to %s", r.Address)
 	add(!r.Ports.IsZero(), "to ports %s", r.Ports)
 	add(r.RandomFully, "random-fully")
 	return strings.Join(words, " ")
@@ -157,9 +160,11 @@ type Chain struct {
 	Owner  Owner
 }
 
-// HoldsOnly reports whether every rule of the chain has one of the verdicts.
-func (c *Chain) HoldsOnly(verdicts ...Verdict) bool {
-	return !slices.ContainsFunc(c.Rules, func(r Rule) bool { return !slices.Contains(verdicts, r.Verdict) })
+// IsAgents reports whether the chain can be one of the agents: they write no rules but RETURN and MASQUERADE.
+func (c *Chain) IsAgents() bool {
+	return !slices.ContainsFunc(c.Rules, func(r Rule) bool {
+		return r.Verdict != Return && r.Verdict != Masquerade || r.Address.IsValid()
+	})
 }
 
 // Walk returns the rule that decides the packet, or nil if no jump matches it or it

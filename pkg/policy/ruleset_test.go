@@ -3,6 +3,7 @@
 package policy_test
 
 import (
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,6 +58,26 @@ func TestWalk(t *testing.T) {
 		}
 		if got := c.Walk(tt.packet); got != want {
 			t.Errorf("%+v comes to %v, want rule %d", tt.packet, got, tt.want)
+		}
+	}
+}
+
+func TestIsAgents(t *testing.T) {
+	masquerade := policy.Rule{Verdict: policy.Masquerade}
+	snat := policy.Rule{Verdict: policy.Masquerade, Address: netip.MustParseAddr("192.0.2.1")}
+	for _, tt := range []struct {
+		rules []policy.Rule
+		want  bool
+	}{
+		{[]policy.Rule{{Verdict: policy.Return}, masquerade}, true},
+		{nil, true},
+		{[]policy.Rule{masquerade, {Verdict: policy.Unrecognized}}, false},
+		{[]policy.Rule{{Verdict: policy.Jump}, masquerade}, false},
+		{[]policy.Rule{snat, masquerade}, false},
+	} {
+		c := policy.Chain{Rules: tt.rules, Jumps: []policy.Rule{{Verdict: policy.Unrecognized}}}
+		if got := c.IsAgents(); got != tt.want {
+			t.Errorf("%v: %v, want %v", tt.rules, got, tt.want)
 		}
 	}
 }

@@ -85,6 +85,8 @@ type SourcePolicy struct {
 	StaleConnections StaleConnections `json:"staleConnections,omitempty"`
 	EnforceExempt    *bool            `json:"enforceExempt,omitempty"`
 	BypassMark       *Mark            `json:"bypassMark,omitempty"`
+
+	OutputAddresses AddressItems `json:"outputAddresses,omitzero"`
 }
 
 // Equal reports whether both have the same keys with the same values. A list that
@@ -235,6 +237,12 @@ func (s SourcePolicy) Validate(limit int) error {
 		switch to := k.Field.(type) {
 		case *[]netip.Prefix:
 			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
+		case *AddressItems:
+			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
+			if n := len(*to); n > MaxAddressItems {
+				errs.add(k.Name, -1, "", fmt.Errorf("has %d entries, more than the %d possible; remove some, or write wider prefixes",
+					n, MaxAddressItems))
+			}
 		case Word:
 			if value := to.String(); value != "" {
 				errs.check(k.Name, value, to.Set(value))
@@ -259,6 +267,7 @@ const (
 	MaxExemptSources = 4096
 	MaxPodCIDRs      = 4096
 	MaxPortRanges    = 64
+	MaxAddressItems  = 64
 	MaxRules         = 65536 // of one chain and family, in a backend without sets
 )
 

@@ -82,6 +82,17 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// AddressItems are the items of outputAddresses, without duplicates. That of a single address has all bits.
+type AddressItems []netip.Prefix
+
+// ParseAddressItem reads a CIDR or an address.
+func ParseAddressItem(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" && !a.Is4In6() {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return ParsePrefix(s)
+}
+
 func describeBadPrefix(s string) error {
 	if t := strings.TrimSpace(s); t != s {
 		return fmt.Errorf("has white space around it; write %s", Quote(t))

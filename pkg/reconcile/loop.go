@@ -75,6 +75,7 @@ type Loop struct {
 	lastReset      int64         // Reset.At of the last one that it was triggered for
 	conflistDue    chan struct{} // the same, for syncConflist
 	conflistSynced chan conflist.Status
+	addresses      atomic.Bool // a policy has outputAddresses
 	writer         atomic.Pointer[Writer]
 	files          *flowcontrol.Debouncer
 
@@ -105,6 +106,13 @@ func (l *Loop) RulesChanged(by Writer) {
 		l.writer.Store(&by)
 	}
 	trigger(l.rules)
+}
+
+// AddressesChanged triggers a sync if the rules depend on the node's addresses.
+func (l *Loop) AddressesChanged() {
+	if l.addresses.Load() {
+		trigger(l.rules)
+	}
 }
 
 // FilesChanged triggers a sync because a conflist or an agent file may have changed.
@@ -328,6 +336,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 		}
 		r.Warnings = append(r.Warnings, c.Warnings...)
 	}
+	l.addresses.Store(r.Rules != nil && len(policy.OutputItems(r.Rules.Policies())) > 0)
 	l.last = r
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)
 	l.schedule.flappingEnds = l.flapping.Ends()

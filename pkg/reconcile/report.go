@@ -50,6 +50,7 @@ const (
 	ReasonBackend  Reason = "backend"
 	ReasonStandby  Reason = "standby"
 	ReasonFlapping Reason = "flapping"
+	ReasonAddress  Reason = "output-address"
 )
 
 // Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
@@ -70,6 +71,7 @@ func Faults() []Fault {
 		{ReasonBackend, "A program, a part of the kernel or a capability is missing."},
 		{ReasonStandby, "Another reconciler runs on the node."},
 		{ReasonFlapping, "Another program reverts the rules repeatedly."},
+		{ReasonAddress, "The node has no usable address in outputAddresses."},
 	}
 }
 
@@ -152,6 +154,11 @@ func (r *Report) Summary() string {
 		for _, chain := range r.Rules.Chains {
 			for _, c := range chain.Desired.Chains {
 				text := fmt.Sprintf("%s (%s, %s, %d rules", c.Name, c.Family, chain.Choice, len(c.Rules))
+				for _, o := range chain.Policy.Outputs {
+					if policy.FamilyOf(o.Address) == c.Family {
+						text += ", " + o.String()
+					}
+				}
 				if guard := r.Rules.Guard.Of(policy.ChainFamily{Chain: c.Name, Family: c.Family}); guard != nil {
 					if guard.Mode != policy.GuardOff {
 						text += ", guard " + string(guard.Mode)
@@ -173,19 +180,13 @@ func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r
 // Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, they are damaged and
 // no source restores them, or a bad plugin.toml does not say which of them are in force.
 func (r *Report) Incomplete() error {
-	errs := []error{r.unknown()}
-	for _, p := range r.Lost {
-		errs = append(errs, p.Err)
-	}
-	return errors.Join(errs...)
-}
-
-// unknown is Incomplete without damaged documents, beside which a sync writes what cannot be theirs.
-func (r *Report) unknown() error {
 	errs := []error{newer(r.State)}
 	ofNetwork := func(s policy.Source) bool { return s.ID.Kind == policy.Network }
 	if r.Sources != nil && r.Sources.PluginFile.Invalid && slices.ContainsFunc(r.State.Sources, ofNetwork) {
 		errs = append(errs, fmt.Errorf("%w; until it is corrected, all rules stay as they are", r.Sources.PluginFileErr))
+	}
+	for _, p := range r.Lost {
+		errs = append(errs, p.Err)
 	}
 	return errors.Join(errs...)
 }
@@ -197,10 +198,10 @@ func (r *Report) Obstacles() []Problem {
 
 // Unfinished reports whether a sync has something to write.
 func (r *Report) Unfinished() bool {
-	if r.unknown() != nil || r.Refused != nil {
+	if r.Incomplete() != nil || r.Refused != nil {
 		return false
 	}
-	return len(r.Pending)+len(r.Dropped) > 0 || r.Rules != nil && !r.Rules.InSync()
+	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.Rules != nil && !r.Rules.InSync()
 }
 
 // sameOutstanding reports whether a dry run would write only what the last sync failed to write.
@@ -278,7 +279,7 @@ func (n *Node) judge(r *Report) {
 		r.problem(ReasonState, err)
 	} else if r.Refused != nil {
 		r.problem(ReasonState, r.Refused)
-	} else if r.Rules != nil {
+	} else if r.Rules != nil && len(r.Lost) == 0 {
 		judgeRules(r)
 	}
 	if r.rulesFailed() {
@@ -349,6 +350,12 @@ func judgeRules(r *Report) {
 	}
 	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {
 		r.add(Problem{Reason: ReasonRules, Err: guardErr, LoopOnly: r.Before != nil && r.Before.Guard.Err == nil}) // of a guard that was to be removed
+	}
+	for _, e := range s.NoOutputs() {
+		r.add(Problem{Reason: ReasonAddress, Chain: e.Chain, Err: e})
+	}
+	for _, e := range s.AmbiguousOutputs() {
+		r.warn(FindingWarning{e, "output-address-ambiguous"})
 	}
 	for _, slow := range s.LinearChains() {
 		r.warn(FindingWarning{slow, "slow-list"})

@@ -24,7 +24,7 @@ import (
 
 // otherSchema is the number of the last change of the form of documents and the record that is no key of the
 // policy. The next one is Schema() + 1, as for a key.
-const otherSchema = 5
+const otherSchema = 4
 
 // Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
 // version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
@@ -48,11 +48,19 @@ type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
 
+	Outputs []Outputs `json:"outputs,omitzero"` // also of earlier boots
+
 	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
 	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
+}
 
-	Excluded []string `json:"excluded,omitempty"` // the networks that plugin.toml did not admit when rules were written last
+// Outputs are the addresses that pods leave with by the policy of a chain, with the list that they were chosen
+// for: while it is the same they stay.
+type Outputs struct {
+	Chain     string                 `json:"chain"`
+	Items     policy.AddressItems    `json:"items"`
+	Addresses []policy.OutputAddress `json:"addresses"`
 }
 
 // Deleted is how many connections walks through the conntrack table deleted because of the policy of a chain.
@@ -71,7 +79,15 @@ type Reset struct {
 	// Before has the sources that were in force until then: connections are deleted whose verdict has changed
 	// since. If it is nil, those are deleted that should have been masqueraded and were not.
 	Before []policy.Source `json:"before,omitzero"`
+
+	// Left are addresses that left the node: the connections that are translated to them are deleted, and
+	// no others.
+	Left  []netip.Addr `json:"left,omitzero"`
+	Chain string       `json:"chain,omitempty"` // that translated to them
 }
+
+// FindsUntranslated reports whether the reset is for connections that should have been masqueraded and were not.
+func (r Reset) FindsUntranslated() bool { return r.Before == nil && r.Left == nil }
 
 // OwnedChain is a chain of one family that ip-masq created, or was about to create.
 type OwnedChain struct {
@@ -96,6 +112,13 @@ func (r Record) validate() error {
 		if ipt := c.Backend == policy.IPTables && (c.Variant == "nft" || c.Variant == "legacy"); !nft && !ipt {
 			return fmt.Errorf("chains[%d]: backend %s with variant %s is not one that rules can be in",
 				i, policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
+		}
+	}
+	for i, o := range r.Outputs {
+		for _, a := range o.Addresses {
+			if !a.Address.IsValid() {
+				return fmt.Errorf("outputs[%d]: an address is missing", i)
+			}
 		}
 	}
 	if len(r.Resets) > MaxResets {
@@ -266,22 +289,6 @@ type State struct {
 type FileError struct {
 	File string // its path
 	Err  error  // names the path, the fault and the remedy
-}
-
-// LastInForce returns the sources that were in force when rules were written last, and those for which that has
-// changed since, by another plugin.toml.
-func (s State) LastInForce() (sources []policy.Source, changed []policy.SourceID) {
-	for i, src := range slices.Concat(s.Sources, s.Excluded) {
-		was := src.ID.Kind != policy.Network || !slices.Contains(s.Record.Excluded, src.ID.Name)
-		if was {
-			sources = append(sources, src)
-		}
-		if was != (i < len(s.Sources)) {
-			changed = append(changed, src.ID)
-		}
-	}
-	slices.SortFunc(sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
-	return sources, changed
 }
 
 // Find returns the source, or nil.

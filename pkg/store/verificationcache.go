@@ -22,6 +22,7 @@ type VerificationCache struct {
 	Entry      string // Digest of the entry and the program
 	Inputs     string // Reading.Digest of the documents, the record and the program
 	Generation string // of the ruleset; without white space
+	Addresses  string // those of the node that the rules depend on, "" for none; without white space
 }
 
 func verificationCacheName(src policy.SourceID) string {
@@ -53,10 +54,11 @@ func (d *Dir) VerificationCache(src policy.SourceID) VerificationCache {
 	data, err := sources.read(verificationCacheName(src))
 	line, whole := strings.CutSuffix(string(data), "\n")
 	fields := strings.Fields(line)
-	if err != nil || !whole || len(fields) != 3 {
+	if err != nil || !whole || len(fields) != 3 && len(fields) != 4 {
 		return VerificationCache{}
 	}
-	return VerificationCache{fields[0], fields[1], fields[2]}
+	fields = append(fields, "")
+	return VerificationCache{fields[0], fields[1], fields[2], fields[3]}
 }
 
 // PutVerificationCache writes that of a source that has a document, in place: a concurrent reader gets
@@ -78,7 +80,7 @@ func (d *Dir) PutVerificationCache(src policy.SourceID, c VerificationCache) err
 	if err != nil {
 		return err
 	}
-	n, err := fmt.Fprintf(file, "%s %s %s\n", c.Entry, c.Inputs, c.Generation)
+	n, err := fmt.Fprintf(file, "%s\n", strings.TrimSuffix(strings.Join([]string{c.Entry, c.Inputs, c.Generation, c.Addresses}, " "), " "))
 	if err == nil {
 		err = file.Truncate(int64(n))
 	}

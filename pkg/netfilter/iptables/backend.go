@@ -130,9 +130,9 @@ func (b *backend) showUnrecognized(ctx context.Context, f policy.Family, t *tabl
 // the line is that of a rule which would have been recognized: `iptables -S` leaves
 // out native nf_tables expressions that iptables does not know.
 func shownText(line, decoded string) string {
-	const options = `( -[sd] [0-9a-f.:]+(/\d+)?| -o \S+| -p (tcp|udp|sctp)| -m comment --comment (\S+|"(\\.|[^"\\])*")` +
+	const options = `( -[sd] [0-9a-f.:]+(/\d+)?| -o (\S+|"(\\.|[^"\\])*")| -p (tcp|udp|sctp)| -m comment --comment (\S+|"(\\.|[^"\\])*")` +
 		`| -m addrtype( ! --(src|dst)-type LOCAL)+| -m statistic --mode random --probability [\d.]+)*`
-	recognized := regexp.MustCompile(`^-A (\S+` + options + ` -j (RETURN|MASQUERADE( --to-ports [\d-]+)?( --random-fully)?)` +
+	recognized := regexp.MustCompile(`^-A (\S+` + options + ` -j (RETURN|(MASQUERADE( --to-ports [\d-]+)?|SNAT --to-source \S+)( --random-fully)?)` +
 		`|` + postrouting + options + ` -j \S+)$`)
 	if !recognized.MatchString(line) {
 		return line

@@ -20,7 +20,7 @@ import (
 // TestObserveUnrecognizedRules loads rules of all kinds. None may be decoded as one that
 // matches more than what iptables shows.
 func TestObserveUnrecognizedRules(t *testing.T) {
-	const recognized = 60
+	const recognized = 64
 	inEachVariant(t, func(n *node) {
 		for _, f := range policy.Families() {
 			prefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/8", policy.IPv6: "fd00::/8"}[f]
@@ -48,8 +48,13 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 				"-j ACCEPT", "-j OTHER", "-g OTHER", "-j LOG", "-j MARK --set-mark 1", "-j NFLOG --nflog-group 3", "",
 			}
 			if f == policy.IPv4 {
-				rules = append(rules, "-f -j RETURN", "! -f -j RETURN", "-j SNAT --to-source 1.2.3.4")
+				rules = append(rules, "-f -j RETURN", "! -f -j RETURN")
 			}
+			to, port, last := "-j SNAT --to-source 192.0.2.1", "192.0.2.1:5-9", "192.0.2.9"
+			if f == policy.IPv6 {
+				to, port, last = "-j SNAT --to-source 2001:db8::1", "[2001:db8::1]:5-9", "2001:db8::9"
+			}
+			rules = append(rules, to, "-p udp -j SNAT --to-source "+port+" --random-fully", to+"-"+last, to+" --persistent", to+" --random")
 			lines := []string{":X -", ":OTHER -"}
 			for _, r := range rules {
 				lines = append(lines, "-A X "+r)
@@ -439,7 +444,7 @@ func TestAdoption(t *testing.T) {
 				n.agreesWithListing("IP-MASQ-AGENT")
 				got := n.observe(bothFamilies("IP-MASQ-AGENT"))
 				for _, c := range got.Chains {
-					if !c.HoldsOnly(policy.Return, policy.Masquerade) || len(c.Rules) != 5 || c.Owner != (policy.Owner{}) {
+					if !c.IsAgents() || len(c.Rules) != 5 || c.Owner != (policy.Owner{}) {
 						n.Errorf("%s reads as %+v", c.Family, c)
 					}
 					if share := float64(c.Rules[2].Probability) / policy.ProbabilityScale; share < 0.3999 || share > 0.4001 {

@@ -121,8 +121,19 @@ func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	}
 	add(r.Verdict == policy.Jump, "-j", target)
 	add(r.Verdict == policy.Return, "-j RETURN")
-	add(r.Verdict == policy.Masquerade, "-j MASQUERADE")
-	add(!r.Ports.IsZero(), "--to-ports", r.Ports.String())
+	switch to := r.Address.String(); {
+	case r.Verdict != policy.Masquerade:
+	case !r.Address.IsValid():
+		add(true, "-j MASQUERADE")
+		add(!r.Ports.IsZero(), "--to-ports", r.Ports.String())
+	case r.Ports.IsZero():
+		add(true, "-j SNAT --to-source", to)
+	default:
+		if r.Address.Is6() {
+			to = "[" + to + "]"
+		}
+		add(true, "-j SNAT --to-source", to+":"+r.Ports.String())
+	}
 	add(r.RandomFully, "--random-fully")
 	return strings.Join(w, " ")
 }

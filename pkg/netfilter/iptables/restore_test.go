@@ -54,15 +54,24 @@ func TestRender(t *testing.T) {
 	ports := basic("PORTS")
 	ports.ToPorts.Value = policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 65535}, {First: 7, Last: 7}}
 	ports.Destinations = append(entriesOf(policy.ActionMasquerade, "10.3.0.0/16"), ports.Destinations...)
+	outputs := ports
+	outputs.ToPorts.Value = ports.ToPorts.Value[:1]
+	outputs.Outputs = []policy.OutputAddress{
+		{Interface: "eth0", Address: netip.MustParseAddr("192.0.2.1")}, {Address: netip.MustParseAddr("192.0.2.9")},
+		{Interface: "a-b@c'd", Address: netip.MustParseAddr("2001:db8::1")},
+	}
+	plainOutputs := basic("PLAIN")
+	plainOutputs.Outputs, plainOutputs.RandomFully.Value = outputs.Outputs, false
 	only := basic("ONLY")
 	only.RandomFully.Value = false
 	only.Destinations = append(entriesOf(policy.ActionExempt, "0.0.0.0/0", "::/0"), entriesOf(policy.ActionMasquerade, "8.8.8.8/32", "2001:db8::1/128")...)
 	for name, rs := range map[string]policy.Ruleset{
-		"basic":  desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT")),
-		"scoped": desired(policy.OwnedBy("/var/lib/cni/ip-masq"), scoped),
-		"ports":  desired(policy.OwnedBy("/mnt/a+b@c"), ports),
-		"only":   desired(policy.Owner{}, only),
-		"two":    desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("ONE"), basic("TWO")),
+		"basic":   desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT")),
+		"scoped":  desired(policy.OwnedBy("/var/lib/cni/ip-masq"), scoped),
+		"ports":   desired(policy.OwnedBy("/mnt/a+b@c"), ports),
+		"outputs": desired(policy.OwnedBy("/mnt/a+b@c"), outputs, plainOutputs),
+		"only":    desired(policy.Owner{}, only),
+		"two":     desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("ONE"), basic("TWO")),
 	} {
 		for _, f := range policy.Families() {
 			file := filepath.Join("testdata", "render", name+"."+string(f))

@@ -201,13 +201,13 @@ func (r *decodedRule) setStatement(d nfnetlink.Decoded) (problem string) {
 		if d.Statement == nfnetlink.DoGoto {
 			return "goto"
 		}
-	case nfnetlink.DoMasq:
+	case nfnetlink.DoMasq, nfnetlink.DoSNAT:
 		const known = unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
-		m := d.Masq
-		r.rule.Verdict, r.rule.RandomFully = policy.Masquerade, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
+		m := d.To
+		r.rule.Verdict, r.rule.Address, r.rule.RandomFully = policy.Masquerade, m.Address, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
 		r.rule.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
-		if m.Flags&^known != 0 || m.PortMin > m.PortMax || (m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0) != (m.PortMin != 0) {
-			return "masquerade of another kind"
+		if (d.Statement == nfnetlink.DoSNAT) != m.Address.IsValid() || m.Flags&^known != 0 || m.PortMin > m.PortMax || (m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0) != (m.PortMin != 0) {
+			return string(d.Statement) + " of another kind"
 		}
 	case nfnetlink.NoStatement:
 		return "no verdict"

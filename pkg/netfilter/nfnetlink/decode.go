@@ -102,9 +102,9 @@ const (
 type Decoded struct {
 	Conditions []Condition
 	Statement  Statement
-	Chain      string     // of DoJump and DoGoto
-	Masq       Masquerade // of DoMasq
-	Packets    uint64     // of the counter
+	Chain      string      // of DoJump and DoGoto
+	To         Translation // of DoMasq and DoSNAT
+	Packets    uint64      // of the counter
 	Comment    string
 
 	// Other are statements that affect neither the conditions nor the verdict: log, meta mark set, most
@@ -136,7 +136,7 @@ type decoder struct {
 	family Family
 	held   register
 	unread []string    // what was loaded before that and not compared
-	ports  []Immediate // constants for masq
+	consts []Immediate // for masq and nat
 }
 
 type register struct {
@@ -163,7 +163,7 @@ func (d *decoder) load(r register) {
 	default:
 		d.unread = append(d.unread, d.held.name)
 	}
-	d.held, d.ports = r, nil
+	d.held, d.consts = r, nil
 }
 
 func (d *decoder) expression(e Expr) {
@@ -210,12 +210,12 @@ func (d *decoder) expression(e Expr) {
 	case Lookup:
 		d.lookup(e)
 	case Immediate:
-		ports := d.ports
+		consts := d.consts
 		d.load(register{})
-		if slices.ContainsFunc(ports, func(p Immediate) bool { return p.Dreg == e.Dreg }) {
+		if slices.ContainsFunc(consts, func(p Immediate) bool { return p.Dreg == e.Dreg }) {
 			d.refuse("immediate")
 		}
-		d.ports = slices.Concat(ports, []Immediate{e})
+		d.consts = slices.Concat(consts, []Immediate{e})
 	case Match:
 		d.match(e)
 	case Target:
@@ -225,8 +225,7 @@ func (d *decoder) expression(e Expr) {
 	case Verdict:
 		d.verdict(e)
 	case NAT:
-		d.holdsAddress(e.AddrMin)
-		d.Statement = DoSNAT // at the hook postrouting there is no other
+		d.nat(e)
 	case Dynset:
 		d.load(register{name: e.name()}) // it may end the rule
 	case Counter:
@@ -482,30 +481,51 @@ func (d *decoder) outputName(data []byte, not bool) {
 }
 
 func (d *decoder) masq(e Masq) {
-	d.Statement, d.Masq = DoMasq, Masquerade{Flags: e.Flags}
-	specified := e.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0
-	first, okFirst := d.port(e.ProtoMin)
-	last, okLast := d.port(e.ProtoMax)
-	used := 2 // registers
-	if e.ProtoMin == e.ProtoMax {
-		used = 1
-	}
-	switch {
-	case !specified && e.ProtoMin == 0 && e.ProtoMax == 0 && len(d.ports) == 0:
-	case specified && okFirst && okLast && len(d.ports) == used:
-		d.Masq.PortMin, d.Masq.PortMax = first, last
-	default:
+	d.Statement = DoMasq
+	var ok bool
+	if d.To, ok = d.constants(e.Flags, 0, 0, e.ProtoMin, e.ProtoMax); !ok {
 		d.refuse("masq")
 	}
 }
 
-// port returns the port that a register holds.
-func (d *decoder) port(r Register) (uint16, bool) {
-	i := slices.IndexFunc(d.ports, func(p Immediate) bool { return p.Dreg == r && len(p.Data) >= 2 })
-	if i < 0 {
-		return 0, false
+// nat decodes source NAT: at the hook postrouting there is no other. It may be to an address that is not
+// constant.
+func (d *decoder) nat(e NAT) {
+	d.holdsAddress(e.AddrMin)
+	d.Statement = DoSNAT
+	if to, ok := d.constants(e.Flags, e.AddrMin, e.AddrMax, e.ProtoMin, e.ProtoMax); ok && e.Family == uint32(d.family) {
+		d.To = to
 	}
-	return binary.BigEndian.Uint16(d.ports[i].Data), true
+}
+
+// constants decodes a translation whose registers hold constants, all that there are.
+func (d *decoder) constants(flags uint32, addrMin, addrMax, protoMin, protoMax Register) (to Translation, ok bool) {
+	to.Flags = flags
+	used := map[Register]bool{}
+	constant := func(r Register, size int) []byte {
+		i := slices.IndexFunc(d.consts, func(c Immediate) bool { return c.Dreg == r && len(c.Data) >= size })
+		if i < 0 {
+			return make([]byte, size)
+		}
+		used[r] = true
+		return d.consts[i].Data[:size]
+	}
+	if addrMin != 0 && (addrMax == 0 || addrMax == addrMin) {
+		to.Address, _ = netip.AddrFromSlice(constant(addrMin, d.addressSize()))
+	}
+	if flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
+		if protoMin == 0 || protoMax == 0 {
+			return Translation{}, false
+		}
+		to.PortMin = binary.BigEndian.Uint16(constant(protoMin, 2))
+		to.PortMax = binary.BigEndian.Uint16(constant(protoMax, 2))
+	}
+	for _, r := range []Register{addrMin, addrMax, protoMin, protoMax} {
+		if r != 0 && !used[r] {
+			return Translation{}, false
+		}
+	}
+	return to, len(used) == len(d.consts)
 }
 
 func (d *decoder) verdict(e Verdict) {

@@ -96,7 +96,7 @@ func FuzzXT(f *testing.F) {
 				}
 			}
 			d := Decode(family, Rule{Exprs: []Expr{Target{Xt: "MASQUERADE", Rev: rev, Info: info}}}, nil)
-			if m := d.Masq; len(d.Unrecognized) > 0 && m != (Masquerade{}) || m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED == 0 && m.PortMin|m.PortMax != 0 {
+			if m := d.To; len(d.Unrecognized) > 0 && m != (Translation{}) || m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED == 0 && m.PortMin|m.PortMax != 0 {
 				t.Errorf("MASQUERADE: %+v", d)
 			}
 		}

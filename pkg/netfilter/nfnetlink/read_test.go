@@ -5,6 +5,7 @@ package nfnetlink
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -221,10 +222,10 @@ func TestXtablesRules(t *testing.T) {
 			t.Fatalf("%s: got %+v", f.family, got)
 		}
 		want := Decoded{
-			Statement: DoMasq, Masq: Masquerade{unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, 1024, 29999}, Comment: "ip-masq",
+			Statement: DoMasq, To: Translation{unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, netip.Addr{}, 1024, 29999}, Comment: "ip-masq",
 			Conditions: []Condition{{Field: DestinationLocal, Not: true}, {Field: Probability, Value: 1 << 30}},
 		}
-		if diff := cmp.Diff(want, Decode(f.family, got[0], nil), cmpopts.EquateComparable(netipx.IPRange{})); diff != "" {
+		if diff := cmp.Diff(want, Decode(f.family, got[0], nil), cmpopts.EquateComparable(netipx.IPRange{}, netip.Addr{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", f.family, diff)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Routes is a socket to the routing tables of one network namespace (rtnetlink). It is not safe for
-// concurrent use.
+// Routes is a socket to the routing tables, addresses and interfaces of one network namespace (rtnetlink).
+// It is not safe for concurrent use.
 type Routes struct{ conn *Conn }
 
 // DialRoutes opens a socket in the network namespace of the calling thread.
@@ -36,7 +36,7 @@ func (r Routes) Close() error { return r.conn.Close() }
 // address. There are none if the kernel does not have the family.
 func (r Routes) Local(f Family) (local []netip.Prefix, err error) {
 	all := unix.RtMsg{Family: addressFamily(f), Type: unix.RTN_LOCAL}
-	err = r.conn.queryAll(context.Background(), r.query("list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
+	err = r.conn.queryAll(context.Background(), route(r, unix.RTM_GETROUTE, "list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
 		if dst, ok := netip.AddrFromSlice(t.get(unix.RTA_DST)); ok && route.Type == unix.RTN_LOCAL && route.Dst_len > 0 {
 			local = append(local, netip.PrefixFrom(dst, int(route.Dst_len)))
 		}
@@ -58,7 +58,7 @@ func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 	if in != 0 {
 		get.Src_len = uint8(src.BitLen())
 	}
-	_, err = r.conn.query(context.Background(), r.query(fmt.Sprintf("find route to %s", dst), 0, get, func(w *attrWriter) {
+	_, err = r.conn.query(context.Background(), route(r, unix.RTM_GETROUTE, fmt.Sprintf("find route to %s", dst), 0, get, func(w *attrWriter) {
 		w.bytes(unix.RTA_DST, dst.AsSlice())
 		if in != 0 {
 			w.bytes(unix.RTA_SRC, src.AsSlice())
@@ -88,16 +88,16 @@ func (r Routes) InterfaceName(index uint32) string {
 	return ifr.Name()
 }
 
-// query is a query RTM_GETROUTE.
-func (r Routes) query(verb string, flags uint16, get unix.RtMsg, encode func(*attrWriter), handle func(unix.RtMsg, *attrTable)) query {
-	header, err := binary.Append(nil, binary.NativeEndian, get)
-	return query{operation{verb: verb}, unix.RTM_GETROUTE, flags, header, encode, func(header, attrs []byte) error {
-		var route unix.RtMsg
-		if _, err := binary.Decode(header, binary.NativeEndian, &route); err != nil {
+// route returns a query to rtnetlink, whose messages begin with a header.
+func route[H any](r Routes, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) query {
+	encoded, err := binary.Append(nil, binary.NativeEndian, header)
+	return query{operation{verb: verb}, get, flags, encoded, encode, func(answer, attrs []byte) error {
+		var header H
+		if _, err := binary.Decode(answer, binary.NativeEndian, &header); err != nil {
 			return err
 		}
 		r.conn.attrs.parse(attrs)
-		handle(route, &r.conn.attrs)
+		handle(header, &r.conn.attrs)
 		return err
 	}}
 }

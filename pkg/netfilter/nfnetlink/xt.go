@@ -5,13 +5,15 @@ package nfnetlink
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 )
 
-// Masquerade is what a masquerade statement asks for.
-type Masquerade struct {
-	Flags uint32 // NF_NAT_RANGE_*
+// Translation is what a masquerade or snat statement asks for.
+type Translation struct {
+	Flags   uint32     // NF_NAT_RANGE_*, without NF_NAT_RANGE_MAP_IPS
+	Address netip.Addr // of snat to one address
 	// Source ports, both included, if Flags has NF_NAT_RANGE_PROTO_SPECIFIED.
 	PortMin, PortMax uint16
 }
@@ -20,15 +22,15 @@ type Masquerade struct {
 func (d *decoder) match(m Match) {
 	switch m.Xt {
 	case "comment": // struct xt_comment_info
-		if d.hasForm("match", m, 0, 256) {
+		if d.hasForm(m, 0, 256) {
 			d.Comment = string(untilNUL(m.Info))
 		}
 	case "addrtype": // struct xt_addrtype_info_v1
-		if d.hasForm("match", m, 1, 8) {
+		if d.hasForm(m, 1, 8) {
 			d.addressTypes(m.Info)
 		}
 	case "statistic": // struct xt_statistic_info
-		if !d.hasForm("match", m, 0, 24) {
+		if !d.hasForm(m, 0, 24) {
 			return
 		}
 		const modeRandom, notInverted = 0, 0
@@ -101,7 +103,9 @@ func (d *decoder) target(t Target) {
 	switch t.Xt {
 	case "MASQUERADE":
 		d.masquerade(t)
-	case "SNAT", "NETMAP":
+	case "SNAT":
+		d.snat(t)
+	case "NETMAP":
 		d.Statement = DoSNAT
 	case "CT": // struct xt_ct_target_info, and _v1
 		const noTrack = 1
@@ -117,47 +121,83 @@ func (d *decoder) target(t Target) {
 	}
 }
 
-// masquerade decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range.
+// masquerade decodes the target MASQUERADE.
 func (d *decoder) masquerade(t Target) {
-	const (
-		size4, flags4, ports4 = 20, 4, 16
-		size6, flags6, ports6 = 40, 0, 36
-		size6Range2           = 44 // nf_nat_range2 has a base port at its end, which is not used here
-	)
 	d.Statement = DoMasq
-	size, flags, ports := size4, flags4, ports4
+	var problem string
+	if d.To, _, problem = d.translation(t, 0); problem != "" {
+		d.To = Translation{}
+		d.refuse(problem)
+	}
+}
+
+// snat decodes the target SNAT. One of another form may be to several addresses.
+func (d *decoder) snat(t Target) {
+	d.Statement = DoSNAT
+	revision := uint32(0)
 	if d.family == IPv6 {
-		size, flags, ports = size6, flags6, ports6
+		revision = 1 // revision 0 has the form of IPv4
+	}
+	to, last, problem := d.translation(t, revision)
+	if problem == "" && to.Address == last && to.Flags&unix.NF_NAT_RANGE_MAP_IPS != 0 {
+		to.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+		d.To = to
+	}
+}
+
+// translation decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range, which has a first and
+// a last address.
+func (d *decoder) translation(t Target, revision uint32) (to Translation, last netip.Addr, problem string) {
+	const (
+		size4, flags4, addresses4, ports4 = 20, 4, 8, 16
+		size6, flags6, addresses6, ports6 = 40, 0, 4, 36
+		size6Range2                       = 44 // nf_nat_range2 has a base port at its end, which is not used here
+	)
+	size, flags, addresses, ports := size4, flags4, addresses4, ports4
+	if d.family == IPv6 {
+		size, flags, addresses, ports = size6, flags6, addresses6, ports6
 		if len(t.Info) > size6 {
 			size = size6Range2
 		}
 	}
-	if !d.hasForm("target", Match(t), 0, size) {
-		return
+	if problem = formProblem("target", Match(t), revision, size); problem != "" {
+		return to, last, problem
 	}
 	if n := binary.NativeEndian.Uint32(t.Info); d.family != IPv6 && n != 1 {
-		d.refuse(fmt.Sprintf("target MASQUERADE: %d ranges", n))
-		return
+		return to, last, fmt.Sprintf("target %s: %d ranges", t.Xt, n)
 	}
-	d.Masq.Flags = binary.NativeEndian.Uint32(t.Info[flags:])
-	if d.Masq.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
-		d.Masq.PortMin = binary.BigEndian.Uint16(t.Info[ports:])
-		d.Masq.PortMax = binary.BigEndian.Uint16(t.Info[ports+2:])
+	to.Flags = binary.NativeEndian.Uint32(t.Info[flags:])
+	if to.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
+		to.PortMin = binary.BigEndian.Uint16(t.Info[ports:])
+		to.PortMax = binary.BigEndian.Uint16(t.Info[ports+2:])
 	}
+	if to.Flags&unix.NF_NAT_RANGE_MAP_IPS != 0 {
+		end := addresses + d.addressSize()
+		to.Address, _ = netip.AddrFromSlice(t.Info[addresses:end])
+		last, _ = netip.AddrFromSlice(t.Info[end : end+d.addressSize()])
+	}
+	return to, last, ""
 }
 
-// hasForm reports whether an extension has the revision and the size in bytes, which xtables rounds up to
-// its alignment. If not, the extension is unrecognized.
-func (d *decoder) hasForm(kind string, m Match, revision uint32, size int) bool {
+// hasForm reports whether a match is of a known form. If not, it is unrecognized.
+func (d *decoder) hasForm(m Match, revision uint32, size int) bool {
+	problem := formProblem("match", m, revision, size)
+	if problem != "" {
+		d.refuse(problem)
+	}
+	return problem == ""
+}
+
+// formProblem returns "" if an extension has the revision and the size in bytes, which xtables rounds up to its
+// alignment.
+func formProblem(kind string, m Match, revision uint32, size int) string {
 	const alignment = 8
 	rounded := (size + alignment - 1) &^ (alignment - 1)
 	switch {
 	case m.Rev != revision:
-		d.refuse(fmt.Sprintf("%s %s: revision %d, not %d", kind, m.Xt, m.Rev, revision))
+		return fmt.Sprintf("%s %s: revision %d, not %d", kind, m.Xt, m.Rev, revision)
 	case len(m.Info) < size || len(m.Info) > rounded:
-		d.refuse(fmt.Sprintf("%s %s: %d bytes, not %d", kind, m.Xt, len(m.Info), size))
-	default:
-		return true
+		return fmt.Sprintf("%s %s: %d bytes, not %d", kind, m.Xt, len(m.Info), size)
 	}
-	return false
+	return ""
 }

@@ -89,11 +89,11 @@ func (r *rule) statement(from nfnetlink.Decoded) bool {
 		r.Verdict = policy.Return
 	case nfnetlink.DoJump:
 		r.Verdict, r.target = policy.Jump, from.Chain
-	case nfnetlink.DoMasq:
-		m := from.Masq
-		r.Verdict, r.RandomFully = policy.Masquerade, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
+	case nfnetlink.DoMasq, nfnetlink.DoSNAT:
+		m := from.To
+		r.Verdict, r.Address, r.RandomFully = policy.Masquerade, m.Address, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
 		r.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
-		return m.Flags&^(unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY|unix.NF_NAT_RANGE_PROTO_SPECIFIED) == 0
+		return (from.Statement == nfnetlink.DoSNAT) == m.Address.IsValid() && m.Flags&^(unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY|unix.NF_NAT_RANGE_PROTO_SPECIFIED) == 0
 	default:
 		return false
 	}

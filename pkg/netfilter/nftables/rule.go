@@ -55,7 +55,7 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 	case policy.Return:
 		add("counter return", nfnetlink.Counter{}, nfnetlink.Verdict{Code: nfnetlink.Return})
 	case policy.Masquerade:
-		nft, exprs := masquerade(r)
+		nft, exprs := masquerade(h.link, r)
 		add("counter "+nft, append([]nfnetlink.Expr{nfnetlink.Counter{}}, exprs...)...)
 	}
 	return out
@@ -131,13 +131,20 @@ func jump(target string) nftStatement {
 	return nftStatement{"jump " + target, []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target}}}
 }
 
-// masquerade writes the statement `masquerade to :1024-2047 fully-random`. A single port is in one
-// register for both ends.
-func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
+// masquerade writes the statement `masquerade to :1024-2047 fully-random` or `snat to 192.0.2.1:1024-2047
+// fully-random`. A single port is in one register for both ends.
+func masquerade(f nfnetlink.Family, r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 	nft = "masquerade"
+	to := ""
+	if r.Address.IsValid() {
+		nft, to = "snat", r.Address.String()
+		if f == nfnetlink.IPv6 && !r.Ports.IsZero() {
+			to = "[" + to + "]"
+		}
+	}
 	var m nfnetlink.Masq
 	if !r.Ports.IsZero() {
-		nft += " to :" + r.Ports.String()
+		to += ":" + r.Ports.String()
 		m = nfnetlink.Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED, ProtoMin: nfnetlink.Reg1, ProtoMax: nfnetlink.Reg1}
 		exprs = append(exprs, nfnetlink.Immediate{Dreg: m.ProtoMin, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)})
 		if r.Ports.Last != r.Ports.First {
@@ -145,11 +152,21 @@ func masquerade(r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
 			exprs = append(exprs, nfnetlink.Immediate{Dreg: m.ProtoMax, Data: binary.BigEndian.AppendUint16(nil, r.Ports.Last)})
 		}
 	}
+	if to != "" {
+		nft += " to " + to
+	}
 	if r.RandomFully {
 		nft += " fully-random"
 		m.Flags |= unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	}
-	return nft, append(exprs, m)
+	if !r.Address.IsValid() {
+		return nft, append(exprs, m)
+	}
+	const address = nfnetlink.Reg3
+	return nft, append(exprs, nfnetlink.Immediate{Dreg: address, Data: r.Address.AsSlice()}, nfnetlink.NAT{
+		Type: unix.NFT_NAT_SNAT, Family: uint32(f), Flags: m.Flags,
+		AddrMin: address, AddrMax: address, ProtoMin: m.ProtoMin, ProtoMax: m.ProtoMax,
+	})
 }
 
 // encode writes a rule as expressions.

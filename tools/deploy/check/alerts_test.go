@@ -306,6 +306,7 @@ func TestAlerts(t *testing.T) {
 		{"no plugin, and so no entry", "plugin-absent", "IPMasqPluginMissing", nil},
 		{"no iptables", "backend", "IPMasqBackendUnusable", nil},
 		{"a second reconciler", "standby", "IPMasqStandby", nil},
+		{"no address for pods to leave with", "output-address", "IPMasqNoOutputAddress", nil},
 		{"flapping", "flapping", "IPMasqRulesUndone", nil},
 		{"flapping, undone again already", "flapping", "IPMasqRulesUndone", map[string]values{`ip_masq_not_ready{reason="rules"}`: is(1)}},
 		{"flapping, counted", "flapping", "IPMasqRulesUndone", map[string]values{`ip_masq_drift_repairs_total{kind="rule"}`: rising(1, time.Minute, 1000)}},

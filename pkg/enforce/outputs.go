@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// nodeAddresses reads the addresses of the node. The list is not nil.
+func (e *Enforcer) nodeAddresses() ([]policy.NodeAddress, error) {
+	if e.Addresses == nil {
+		return nil, errors.New("the node's addresses cannot be read by this program")
+	}
+	list, err := e.Addresses()
+	return append([]policy.NodeAddress{}, list...), err
+}
+
+// AddressDigest returns the items of outputAddresses and a digest of the addresses that decide what is chosen for
+// them, "" without items. It has no white space.
+func (s *State) AddressDigest() string {
+	return addressDigest(policy.OutputItems(s.Policies()), s.addresses)
+}
+
+func addressDigest(items policy.AddressItems, node []policy.NodeAddress) string {
+	if len(items) == 0 {
+		return ""
+	}
+	var words []string
+	for _, item := range items {
+		words = append(words, item.String())
+	}
+	return strings.Join(words, ",") + "=" + store.Digest(fmt.Sprint(items.Concerned(node)))
+}
+
+// SameAddresses reports whether the node has the addresses of an AddressDigest.
+func (e *Enforcer) SameAddresses(digest string) bool {
+	list, _, found := strings.Cut(digest, "=")
+	if !found {
+		return digest == ""
+	}
+	var items policy.AddressItems
+	for text := range strings.SplitSeq(list, ",") {
+		item, err := policy.ParsePrefix(text)
+		if err != nil {
+			return false
+		}
+		items = append(items, item)
+	}
+	node, err := e.nodeAddresses()
+	return err == nil && digest == addressDigest(items, node)
+}
+
+// chosenOutputs chooses the addresses that pods leave with.
+func chosenOutputs(s *State, p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
+	var inForce []policy.OutputAddress
+	for _, o := range s.record.Outputs {
+		if o.Chain == p.Chain && slices.Equal(o.Items, p.OutputAddresses.Value) {
+			inForce = o.Addresses
+		}
+	}
+	for _, f := range p.Families() {
+		chosen = append(chosen, p.OutputAddressesOf(f, s.addresses, inForce)...)
+	}
+	isNew = !slices.EqualFunc(chosen, inForce, func(a, b policy.OutputAddress) bool { return a.Interface == b.Interface && a.Address == b.Address })
+	return chosen, isNew
+}
+
+// outputs returns what the record has to have: of a chain that cannot be written, what it had before.
+func (s *State) outputs(before store.Record) (all []store.Outputs) {
+	for _, c := range s.Chains {
+		o := store.Outputs{Chain: c.Policy.Chain, Items: c.Policy.OutputAddresses.Value}
+		if c.Err != nil {
+			for _, r := range before.Outputs {
+				if r.Chain == o.Chain {
+					all = append(all, r)
+				}
+			}
+			continue
+		}
+		for _, a := range c.Policy.Outputs {
+			o.Addresses = append(o.Addresses, policy.OutputAddress{Interface: a.Interface, Address: a.Address})
+		}
+		if len(o.Items) > 0 {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+func (s *State) outputsRecorded() bool {
+	return reflect.DeepEqual(s.outputs(s.record), s.record.Outputs)
+}
+
+// NoOutputError is a list of outputAddresses of which the node has no address of a family.
+type NoOutputError struct {
+	Chain  string
+	Family policy.Family
+	Items  policy.AddressItems
+	Node   []string // the addresses of the node, with their interfaces
+}
+
+// Error names the list, the addresses of the node, and the remedy.
+func (e *NoOutputError) Error() string {
+	return fmt.Sprintf("chain %s: no usable %s address of the node is in outputAddresses (%s), so pods leave with the address that MASQUERADE takes; "+
+		"the node has %s: add a prefix of one of these, or add the address to the node", e.Chain, e.Family, joinItems(e.Items),
+		strings.Join(e.Node, ", "))
+}
+
+func joinItems(items policy.AddressItems) string {
+	return strings.Join(strings.Fields(strings.Trim(fmt.Sprint(items), "[]")), ", ")
+}
+
+// AmbiguousOutputError is an item of outputAddresses with several addresses of the node.
+type AmbiguousOutputError struct {
+	Chain  string
+	Chosen policy.OutputAddress
+}
+
+// Error names the address in force and the others.
+func (e *AmbiguousOutputError) Error() string {
+	return fmt.Sprintf("chain %s: %s has several addresses of the node: %s is in force, not %s; name the address itself to be sure of it",
+		e.Chain, e.Chosen.Item, e.Chosen, strings.Trim(fmt.Sprint(e.Chosen.Others), "[]"))
+}
+
+// AmbiguousOutputs returns the choices that the list does not decide alone.
+func (s *State) AmbiguousOutputs() (errs []*AmbiguousOutputError) {
+	for _, c := range s.Chains {
+		for _, o := range c.Policy.Outputs {
+			if len(o.Others) > 0 {
+				errs = append(errs, &AmbiguousOutputError{c.Policy.Chain, o})
+			}
+		}
+	}
+	return errs
+}
+
+// NoOutputs returns the lists that result in no rule.
+func (s *State) NoOutputs() (errs []*NoOutputError) {
+	for _, c := range s.Chains {
+		for _, f := range c.Policy.Families() {
+			if c.Err != nil || !c.Policy.LacksOutput(f) {
+				continue
+			}
+			e := &NoOutputError{Chain: c.Policy.Chain, Family: f, Items: c.Policy.OutputAddresses.Value}
+			for _, a := range s.addresses {
+				if policy.FamilyOf(a.Address) == f {
+					e.Node = append(e.Node, a.String())
+				}
+			}
+			errs = append(errs, e)
+		}
+	}
+	return errs
+}

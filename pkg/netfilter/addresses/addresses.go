@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// Read returns the addresses of global scope in the network namespace of the calling thread. It needs no
+// privilege.
+func Read() (list []policy.NodeAddress, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read the node's addresses: %w", err)
+		}
+	}()
+	socket, err := nfnetlink.DialRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, socket.Close()) }()
+	links := map[uint32]nfnetlink.Link{}
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		all, err := socket.Addresses(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range all {
+			if a.Scope != unix.RT_SCOPE_UNIVERSE {
+				continue
+			}
+			link, known := links[a.Link]
+			if !known {
+				if link, err = socket.Link(a.Link); err != nil {
+					return nil, err
+				}
+				links[a.Link] = link
+			}
+			if link.Name != "" { // it is gone
+				list = append(list, nodeAddress(f, a, link))
+			}
+		}
+	}
+	return list, nil
+}
+
+// Listen calls a function when interfaces or addresses may have changed, and once when it begins. It returns when
+// ctx ends, or with an error.
+func Listen(ctx context.Context, changed func()) error {
+	l, err := nfnetlink.ListenAddresses()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = l.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	for err == nil {
+		changed()
+		err = l.Next()
+	}
+	return err
+}
+
+func nodeAddress(f nfnetlink.Family, a nfnetlink.Address, l nfnetlink.Link) policy.NodeAddress {
+	const dummy = "dummy"
+	has := func(flags uint32) bool { return a.Flags&flags != 0 }
+	node := policy.NodeAddress{
+		Address: a.Address, Interface: l.Name, Shared: l.Flags&unix.IFF_LOOPBACK != 0 || l.Kind == dummy, Up: l.Flags&unix.IFF_UP != 0,
+		Unusable: has(unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED), Deprecated: has(unix.IFA_F_DEPRECATED),
+	}
+	if f == nfnetlink.IPv4 {
+		node.Secondary = has(unix.IFA_F_SECONDARY)
+	} else {
+		node.Unusable = node.Unusable || has(unix.IFA_F_TEMPORARY) // the number of IFA_F_SECONDARY
+	}
+	return node
+}

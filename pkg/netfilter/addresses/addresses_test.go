@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// TestReadAndListen: what the kernel says of addresses, and that it announces each change.
+func TestReadAndListen(t *testing.T) {
+	if err := sandbox.Check(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread() // the thread ends with the test
+	must(t, unix.Unshare(unix.CLONE_NEWNET))
+	changed := make(chan struct{}, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	namespace, err := netns.Get()
+	must(t, err)
+	go func() {
+		runtime.LockOSThread() // for good, as above
+		if err := netns.Set(namespace); err != nil {
+			ended <- err
+		}
+		ended <- Listen(ctx, func() { changed <- struct{}{} })
+	}()
+	awaitChange := func() {
+		t.Helper()
+		select {
+		case <-changed:
+		case <-time.After(5 * time.Second):
+			t.Fatal("no event")
+		}
+		time.Sleep(10 * time.Millisecond)
+		for len(changed) > 0 {
+			<-changed
+		}
+	}
+	awaitChange() // the first one, without a change
+
+	lo, err := netlink.LinkByName("lo")
+	must(t, err)
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+	must(t, netlink.LinkAdd(bridge))
+	must(t, netlink.LinkSetUp(bridge))
+	down := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br1"}}
+	must(t, netlink.LinkAdd(down))
+	add := func(link netlink.Link, address string, edit ...func(*netlink.Addr)) {
+		t.Helper()
+		a, err := netlink.ParseAddr(address)
+		must(t, err)
+		if a.IP.To4() == nil {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		for _, e := range edit {
+			e(a)
+		}
+		if err := netlink.AddrAdd(link, a); err != nil {
+			t.Fatalf("add %s: %v", address, err)
+		}
+		awaitChange()
+	}
+	add(lo, "192.0.2.1/32")
+	add(bridge, "192.0.2.2/24")
+	add(bridge, "192.0.2.3/24")
+	add(bridge, "198.51.100.4/24", func(a *netlink.Addr) { a.Scope = unix.RT_SCOPE_LINK })
+	add(bridge, "192.0.2.5/32", func(a *netlink.Addr) { a.Peer = &net.IPNet{IP: net.IPv4(192, 0, 2, 99), Mask: net.CIDRMask(32, 32)} })
+	add(down, "192.0.2.6/24")
+	add(bridge, "2001:db8::1/64")
+	add(bridge, "2001:db8::2/64", func(a *netlink.Addr) { a.ValidLft, a.PreferedLft = 3600, 0 })
+	add(bridge, "2001:db8::3/64", func(a *netlink.Addr) { a.Flags = 0 }) // duplicate address detection begins
+	got, err := Read()
+	must(t, err)
+	address := func(text, name string) policy.NodeAddress {
+		return policy.NodeAddress{Address: netip.MustParseAddr(text), Interface: name, Up: true}
+	}
+	with := func(a policy.NodeAddress, edit func(*policy.NodeAddress)) policy.NodeAddress { edit(&a); return a }
+	want := []policy.NodeAddress{
+		with(address("192.0.2.1", "lo"), func(a *policy.NodeAddress) { a.Shared, a.Up = true, false }),
+		address("192.0.2.2", "br0"),
+		address("192.0.2.5", "br0"),
+		with(address("192.0.2.3", "br0"), func(a *policy.NodeAddress) { a.Secondary = true }),
+		with(address("192.0.2.6", "br1"), func(a *policy.NodeAddress) { a.Up = false }),
+		with(address("2001:db8::3", "br0"), func(a *policy.NodeAddress) { a.Unusable = true }),
+		with(address("2001:db8::2", "br0"), func(a *policy.NodeAddress) { a.Deprecated = true }),
+		address("2001:db8::1", "br0"),
+	}
+	byAddress := cmpopts.SortSlices(func(a, b policy.NodeAddress) bool { return a.Address.Less(b.Address) })
+	if diff := cmp.Diff(want, got, byAddress, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	must(t, netlink.LinkSetUp(lo))
+	awaitChange()
+	cancel()
+	if err := <-ended; ctx.Err() == nil || err == nil {
+		t.Errorf("Listen ended: %v", err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnetlink
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Address is an address of an interface, as rtnetlink(7) describes it.
+type Address struct {
+	Address netip.Addr
+	Link    uint32 // the index of the interface
+	Scope   uint8  // RT_SCOPE_*
+	Flags   uint32 // IFA_F_*
+}
+
+// Link is an interface.
+type Link struct {
+	Name  string
+	Flags uint32 // IFF_*
+	Kind  string // dummy, bridge, veth, …; "" of most hardware
+}
+
+// Addresses returns the addresses of a family. There are none if the kernel does not have the family.
+func (r Routes) Addresses(f Family) (list []Address, err error) {
+	all := unix.IfAddrmsg{Family: addressFamily(f)}
+	err = r.conn.queryAll(context.Background(), route(r, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, all, nil,
+		func(m unix.IfAddrmsg, t *attrTable) {
+			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
+			if local == nil {
+				local = t.get(unix.IFA_ADDRESS)
+			}
+			flags := uint32(m.Flags)
+			if all := t.get(unix.IFA_FLAGS); len(all) == 4 {
+				flags = binary.NativeEndian.Uint32(all)
+			}
+			if a, ok := netip.AddrFromSlice(local); ok && m.Family == addressFamily(f) {
+				list = append(list, Address{a, m.Index, m.Scope, flags})
+			}
+		}))
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
+	}
+	return list, err
+}
+
+// Link returns the interface with the index. It is the zero Link if there is none.
+func (r Routes) Link(index uint32) (l Link, err error) {
+	const withoutStatistics = 8 // RTEXT_FILTER_SKIP_STATS
+	get := unix.IfInfomsg{Index: int32(index)}
+	_, err = r.conn.query(context.Background(), route(r, unix.RTM_GETLINK, fmt.Sprintf("read interface %d", index), 0, get,
+		func(w *attrWriter) {
+			w.bytes(unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, withoutStatistics))
+		}, func(m unix.IfInfomsg, t *attrTable) {
+			l = Link{t.str(unix.IFLA_IFNAME), m.Flags, string(untilNUL(nested(t.get(unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND)))}
+		}))
+	if errors.Is(err, unix.ENODEV) {
+		err = nil
+	}
+	return l, err
+}
+
+// AddressListener receives the kernel's announcements of changed interfaces and addresses in one network
+// namespace.
+type AddressListener struct {
+	file *os.File
+	in   []byte
+}
+
+// ListenAddresses returns an AddressListener to the changes from now on, in the network namespace of the
+// calling thread. It needs no privilege.
+func ListenAddresses() (*AddressListener, error) {
+	fd, err := openSocket("listen to addresses", unix.NETLINK_ROUTE, unix.SOCK_NONBLOCK, func(fd int) error {
+		for _, group := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR} {
+			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
+				return fmt.Errorf("join the group: %w", err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &AddressListener{os.NewFile(uintptr(fd), "address events"), make([]byte, eventSize)}, nil
+}
+
+// Next waits for a change. More changes than the socket holds are one. Its error is os.ErrClosed after Close.
+func (l *AddressListener) Next() error {
+	if _, err := l.file.Read(l.in); err != nil && !errors.Is(err, unix.ENOBUFS) {
+		return fmt.Errorf("receive change events of addresses: %w", err)
+	}
+	return nil
+}
+
+// Close closes the socket and ends a Next that waits in another goroutine.
+func (l *AddressListener) Close() error { return l.file.Close() }
