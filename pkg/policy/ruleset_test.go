@@ -30,6 +30,8 @@ func differing() []policy.Rule {
 		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 2}},
 		{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 3}},
 		{Verdict: policy.Masquerade, RandomFully: true},
+		{Verdict: policy.Masquerade, Address: netip.MustParseAddr("192.0.2.1")},
+		{Verdict: policy.Masquerade, Address: netip.MustParseAddr("192.0.2.2")},
 	}
 }
 
