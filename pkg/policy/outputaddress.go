@@ -63,7 +63,7 @@ func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []Outpu
 	shared, found := p.outputAddress("", node, inForce)
 	var names []string
 	for _, a := range node {
-		if !a.Shared && p.interfaceInScope(a.Interface) {
+		if !a.Shared && slices.ContainsFunc(p.Scope(f).Matches(), func(m Match) bool { return m.Out == "" || InterfaceWithin(a.Interface, m.Out) }) {
 			names = append(names, a.Interface)
 		}
 	}
@@ -146,11 +146,6 @@ func (p *Policy) servesPods(name string, node []NodeAddress) bool {
 	return slices.ContainsFunc(node, func(a NodeAddress) bool {
 		return a.Interface == name && slices.ContainsFunc(p.Pods, func(pods netip.Prefix) bool { return pods.Contains(a.Address) })
 	})
-}
-
-func (p *Policy) interfaceInScope(name string) bool {
-	return len(p.Interfaces.Value) == 0 ||
-		slices.ContainsFunc(p.Interfaces.Value, func(pattern string) bool { return InterfaceWithin(name, pattern) })
 }
 
 // OutputItems returns the items of all policies, without duplicates, in a fixed order.
