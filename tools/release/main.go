@@ -20,8 +20,15 @@ func main() {
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintf(os.Stderr, "release: %v\n", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+func exitCode(err error) int {
+	if errors.Is(err, errUnknownMaker) {
+		return 3
+	}
+	return 1
 }
 
 func run(ctx context.Context, args []string, out, messages io.Writer) error {
@@ -49,17 +56,19 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		return r.make(ctx)
 	case "verify":
 		var v verification
-		f.StringVar(&v.publicKey, "public-key", "", "`FILE` with the public key that must have signed the release; \"\": its own, which proves nothing about who made it")
-		f.BoolVar(&v.unsigned, "unsigned", false, "accept a release without signatures")
+		f.StringVar(&v.publicKey, "public-key", "", "`FILE` with the public key that must have signed the release; \"\": its own, which proves nothing about who made it: exit code 3")
+		f.BoolVar(&v.unsigned, "unsigned", false, "without -public-key: accept the release, signed or not")
 		if err := parse(f, args[1:], 1); err != nil {
 			return err
 		}
 		v.dir = f.Arg(0)
 		report, err := v.verify(ctx)
+		if report != "" {
+			fmt.Fprintln(out, report)
+		}
 		if err != nil {
 			return fmt.Errorf("verify %s: %w", v.dir, err)
 		}
-		fmt.Fprintln(out, report)
 		return nil
 	case "keygen":
 		if err := parse(f, args[1:], 1); err != nil {

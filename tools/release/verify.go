@@ -26,11 +26,16 @@ import (
 // verification is a check of a release.
 type verification struct {
 	dir, publicKey string
-	unsigned       bool
+	unsigned       bool // accept a release without knowing who made it
 }
 
+// errUnknownMaker is the error of a release that is right in itself, but no stated key says who made it.
+var errUnknownMaker = errors.New("not verified who made the release, only that its files belong together; " +
+	"state the project's key: -public-key FILE, make verify PUBLIC_KEY=FILE")
+
 // verify checks that the key signed the sums, that the files are those of the sums, that the provenance is
-// about these files, and that all artefacts have the programs that the SBOMs describe.
+// about these files, and that all artefacts have the programs that the SBOMs describe. With errUnknownMaker
+// there is a report too.
 func (v verification) verify(ctx context.Context) (string, error) {
 	sums, err := os.ReadFile(filepath.Join(v.dir, sumsFile))
 	if err != nil {
@@ -52,19 +57,19 @@ func (v verification) verify(ctx context.Context) (string, error) {
 		return "", err
 	}
 	report := []string{signed, fmt.Sprintf("%s: %d files, each with the sum that is signed", sumsFile, strings.Count(string(sums), "\n")), about, contents}
-	if v.publicKey == "" {
-		report = append(report, "NOT VERIFIED: who made the release; only that its files belong together. State the project's key: -public-key FILE, make verify PUBLIC_KEY=FILE")
-	}
 	if _, err := os.Lstat(filepath.Join(v.dir, bundleFile)); err == nil {
 		report = append(report, bundleFile+": not verified; cosign verify-blob does that")
 	}
-	return strings.Join(report, "\n"), nil
+	if v.publicKey == "" && !v.unsigned {
+		err = errUnknownMaker
+	}
+	return strings.Join(report, "\n"), err
 }
 
 // verifySignature verifies the signature of the sums. It returns the verifier for the provenance, nil if nothing is signed.
 func (v verification) verifySignature(sums []byte) (*dsseKey, string, error) {
 	signature, err := os.ReadFile(filepath.Join(v.dir, signatureFile))
-	if errors.Is(err, os.ErrNotExist) && v.unsigned && v.publicKey == "" {
+	if errors.Is(err, os.ErrNotExist) && v.publicKey == "" {
 		return nil, "NOT SIGNED: anybody can have made it", nil
 	}
 	if err != nil {
