@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/documents"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -22,44 +22,6 @@ const standIns = `apt ausearch calicoctl ctr dmesg dnf execsnoop-bpfcc git grep 
 
 // elsewhereBlock matches blocks that download programs or need a release, which other tests check.
 var elsewhereBlock = regexp.MustCompile(`git clone|cosign|minisign|bin/release/|DIST=|diff -rq dist`)
-
-// block is a fence of a document with commands.
-type block struct {
-	name, before, commands, output string
-}
-
-var fence = regexp.MustCompile("(?ms)^(?: *<!-- before: (.*?) -->\n)?( *)```(sh|console|text)\n(.*?)^ *```$|^#+ ")
-
-// blocks returns the blocks of a document. Their output is in the next fence of the section, or in the
-// same fence after a prompt.
-func blocks(name, text string) []block {
-	var all []block
-	open := false // the last block has no output yet
-	for _, at := range fence.FindAllStringSubmatchIndex(text, -1) {
-		group := func(i int) string {
-			if at[2*i] < 0 {
-				return ""
-			}
-			return text[at[2*i]:at[2*i+1]]
-		}
-		body := regexp.MustCompile("(?m)^"+group(2)).ReplaceAllString(group(4), "")
-		b := block{name: name + ":" + strconv.Itoa(1+strings.Count(text[:at[0]], "\n")), before: group(1)}
-		switch prompt, isPrompt := strings.CutPrefix(body, "$ "); {
-		case group(3) == "sh":
-			b.commands = body
-			all, open = append(all, b), true
-		case isPrompt:
-			b.commands, b.output, _ = strings.Cut(prompt, "\n")
-			b.commands += " || true"
-			all, open = append(all, b), false
-		case open && group(3) != "":
-			all[len(all)-1].output, open = body, false
-		default:
-			open = false
-		}
-	}
-	return all
-}
 
 // placeholders has what the reader replaces, and what the node has there.
 var placeholders = strings.NewReplacer(
@@ -115,16 +77,16 @@ func TestDocuments(t *testing.T) {
 	if !isNode {
 		t.Fatal("README.md has no block for cnitool")
 	}
-	documents, err := filepath.Glob("../docs/*.md")
+	files, err := filepath.Glob("../docs/*.md")
 	must(t, err)
 	total, ran := 0, 0
-	for _, document := range append(documents, "../README.md", "../deploy/README.md", "../conflist-examples/README.md") {
+	for _, document := range append(files, "../README.md", "../deploy/README.md", "../conflist-examples/README.md") {
 		name := strings.TrimPrefix(document, "../")
 		text, err := os.ReadFile(document)
 		must(t, err)
-		all := blocks(name, string(text))
+		all := documents.Blocks(string(text))
 		total += len(all)
-		all = slices.DeleteFunc(all, func(b block) bool { return elsewhereBlock.MatchString(b.commands) })
+		all = slices.DeleteFunc(all, func(b documents.Block) bool { return elsewhereBlock.MatchString(b.Commands) })
 		ran += len(all)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -140,11 +102,11 @@ func TestDocuments(t *testing.T) {
 			}
 			for _, b := range all {
 				c := exec.Command("unshare", "--net", "--mount", "bash", "-c", string(script), "documents.sh",
-					node, b.before, placeholders.Replace(b.commands))
+					node, b.Before, placeholders.Replace(b.Commands))
 				c.Dir, c.Env = dir, environment
 				out, err := c.CombinedOutput()
-				if lines := unprinted(b.output, string(out)); err != nil || len(lines) > 0 && !otherOutput.MatchString(b.commands) {
-					t.Errorf("%s: %v\n%s\nprinted\n%s\nand lacks %q", b.name, err, b.commands, out, lines)
+				if lines := unprinted(b.Output, string(out)); err != nil || len(lines) > 0 && !otherOutput.MatchString(b.Commands) {
+					t.Errorf("%s:%d: %v\n%s\nprinted\n%s\nand lacks %q", name, b.Line, err, b.Commands, out, lines)
 				}
 			}
 		})

@@ -12,13 +12,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/documents"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -206,9 +206,9 @@ func documented(t *testing.T, document, part string) string {
 	t.Helper()
 	text := topology.Must(os.ReadFile(filepath.Join("../../docs", document)))(t)
 	var found []string
-	for _, block := range regexp.MustCompile("(?ms)^( *)```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(text), -1) {
-		if commands := regexp.MustCompile("(?m)^"+block[1]).ReplaceAllString(block[2], ""); strings.Contains(commands, part) {
-			found = append(found, commands)
+	for _, b := range documents.Blocks(string(text)) {
+		if strings.Contains(b.Commands, part) {
+			found = append(found, b.Commands)
 		}
 	}
 	if len(found) != 1 {
