@@ -51,7 +51,8 @@ func (n *node) stateStamps(t *testing.T) string {
 // wantMemory fails the test if the reconciler uses too much memory, and returns its memory in MiB.
 func (d *daemon) wantMemory(t *testing.T) float64 {
 	t.Helper()
-	rss := d.rss(t)
+	rss, _, err := d.command.Memory()
+	must(t, err)
 	if rss >= maxRSS {
 		t.Errorf("the reconciler uses %d KiB of memory, want less than %d", rss>>10, maxRSS>>10)
 	}

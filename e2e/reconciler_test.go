@@ -282,22 +282,6 @@ func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
 	return sum
 }
 
-// rss returns the memory of the process in bytes (VmRSS in proc(5)).
-func (d *daemon) rss(t *testing.T) int {
-	t.Helper()
-	for line := range bytes.Lines(readFile(t, fmt.Sprintf("/proc/%d/status", d.command.Process.Pid))) {
-		if words := strings.Fields(string(line)); len(words) == 3 && words[0] == "VmRSS:" && words[2] == "kB" {
-			kib, err := strconv.Atoi(words[1])
-			if err != nil {
-				t.Fatal(err)
-			}
-			return kib << 10
-		}
-	}
-	t.Fatal("no VmRSS")
-	return 0
-}
-
 // signal sends a signal to the process.
 func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()

@@ -6,8 +6,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -94,4 +97,27 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 	c.Stdout, c.Stderr = &output, &output
 	err := c.Run()
 	return output.Bytes(), err
+}
+
+// Memory returns the resident memory of the started program in bytes, and its peak: VmRSS and VmHWM in
+// proc_pid_status(5).
+func (c *Cmd) Memory() (resident, peak int64, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.Process.Pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	sizes := map[string]int64{}
+	for line := range strings.Lines(string(status)) {
+		if words := strings.Fields(line); len(words) == 3 && words[2] == "kB" {
+			kibibytes, err := strconv.ParseInt(words[1], 10, 64)
+			if err != nil {
+				return 0, 0, err
+			}
+			sizes[words[0]] = kibibytes << 10
+		}
+	}
+	if resident, peak = sizes["VmRSS:"], sizes["VmHWM:"]; resident == 0 || peak == 0 {
+		return 0, 0, fmt.Errorf("process %d has no sizes of memory", c.Process.Pid)
+	}
+	return resident, peak, nil
 }
