@@ -54,10 +54,10 @@ func (r reference) requests(verb string, pods int) []scene.Request {
 
 // adds times concurrent ADDs; the DELs after them are not timed.
 func (r reference) adds(pods int) measure.Contender {
-	return measure.Contender{Name: r.name, Run: func(int) (float64, error) {
+	return measure.Contender{Name: "plugin=" + r.name, Run: func(int) ([]measure.Value, error) {
 		took, err := r.node.RunAtOnce(r.requests("ADD", pods))
 		_, undone := r.node.RunAtOnce(r.requests("DEL", pods))
-		return milliseconds(took), errors.Join(err, undone)
+		return []measure.Value{wall(took)}, errors.Join(err, undone)
 	}}
 }
 
@@ -88,7 +88,8 @@ func portmapConf(backend string) map[string]any {
 	}
 }
 
-// bridge measures the reference plugins, which write rules for each pod.
+// bridge measures the reference plugins, which commit rules for each pod, also on the nodes of ip-masq:
+// each ADD of ip-masq reads the rules.
 func (b *bench) bridge() (err error) {
 	s, err := newStage()
 	if err != nil {
@@ -98,93 +99,58 @@ func (b *bench) bridge() (err error) {
 	if err := s.enforce(scene.Policy{Prefixes: scene.Prefixes(usual)}); err != nil {
 		return err
 	}
-	section := b.report.section("Reference plugins, which write rules for each pod")
-	section.say("`bridge` and `portmap` of github.com/containernetworking/plugins write rules for each pod. ip-masq has one " +
-		"chain for the node and verifies it.\n\n" +
-		"*More than bridge alone* is the latency that masquerading adds to an ADD, in ms:\n\n" +
-		"- `bridge`: the time with `ipMasq` minus the time without it.\n" +
-		"- ip-masq: the time of its process, because it runs after `bridge`.\n\n" +
-		"Each ADD is for a pod without a network. The time does not include the DEL. The reference plugins commit " +
-		"rules for each pod, also on the nodes of ip-masq. Therefore each ADD of ip-masq reads the rules.")
 	for _, place := range []struct {
-		name  string
-		nodes []*scene.Node
-		pods  int
-		limit measure.Limit
-		full  bool
+		nodes       []*scene.Node
+		rules, pods int
+		limit       measure.Limit
 	}{
-		{"One ADD", s.bare, 1, b.limit(20, 10*time.Second), false},
-		{"One ADD with 5,000 third-party rules", s.full, 1, b.limit(12, 15*time.Second), true},
-		{"20 concurrent ADDs", s.bare, atOnce, measure.Limit{Rounds: 6, Least: 3, Time: 15 * time.Second}, false},
-		{"20 concurrent ADDs with 5,000 third-party rules", s.full, atOnce, measure.Limit{Rounds: 3, Least: 2, Time: 40 * time.Second, Cold: true}, true},
+		{s.bare, 0, 1, b.limit(20, 10*time.Second)},
+		{s.full, scene.KubeProxyRules, 1, b.limit(12, 15*time.Second)},
+		{s.bare, 0, atOnce, measure.Limit{Rounds: 6, Least: 3, Time: 15 * time.Second}},
+		{s.full, scene.KubeProxyRules, atOnce, measure.Limit{Rounds: 3, Least: 2, Time: 40 * time.Second, Cold: true}},
 	} {
 		if b.quick && place.pods > 1 {
 			continue
 		}
-		if err := b.references(section, place.name, place.nodes, place.pods, place.limit, place.full); err != nil {
+		contenders, err := references(place.nodes, place.pods)
+		if err != nil {
+			return err
+		}
+		if _, err := b.compare(fmt.Sprintf("Reference/pods=%d/rules=%d", place.pods, place.rules), place.limit, contenders...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// references compares all plugins on nodes of each backend.
-func (b *bench) references(section *section, title string, nodes []*scene.Node, pods int, limit measure.Limit, full bool) error {
-	const alone = "bridge without ipMasq"
-	var refs []reference
-	add := func(n *scene.Node, name, plugin string, conf map[string]any) error {
-		r, err := newReference(n, name, plugin, pods, conf)
-		refs = append(refs, r)
-		return err
-	}
-	nft, legacy := nodes[1], nodes[2]
-	conf := func(backend string) map[string]any { return map[string]any{"ipMasq": true, "ipMasqBackend": backend} }
-	err := errors.Join(
-		add(nft, alone, "bridge", bridgeConf(nft, 11, nil)),
-		add(nft, "bridge with ipMasq, iptables-nft", "bridge", bridgeConf(nft, 12, conf("iptables"))),
-		add(legacy, "bridge with ipMasq, iptables-legacy", "bridge", bridgeConf(legacy, 13, conf("iptables"))),
-		add(nodes[0], "bridge with ipMasq, nftables", "bridge", bridgeConf(nodes[0], 14, conf("nftables"))),
-	)
-	if pods == 1 { // only one pod can use a host port
-		err = errors.Join(err,
-			add(nft, "portmap, iptables-nft", "portmap", portmapConf("iptables")),
-			add(legacy, "portmap, iptables-legacy", "portmap", portmapConf("iptables")),
-			add(nodes[0], "portmap, nftables", "portmap", portmapConf("nftables")))
-	}
-	if err != nil {
-		return err
-	}
-	names := []string{empty}
-	contenders := []measure.Contender{verifier{name: empty, plugin: "plugin-empty", node: nodes[0]}.concurrent(pods)}
+// references returns the empty plugin, ip-masq and the reference plugins on nodes of each backend.
+func references(nodes []*scene.Node, pods int) ([]measure.Contender, error) {
+	contenders := []measure.Contender{verifier{name: "plugin=empty", program: empty, node: nodes[0]}.concurrent(pods)}
 	for _, n := range nodes {
-		names = append(names, ipMasqName(n.Backend))
-		contenders = append(contenders, verifier{name: ipMasqName(n.Backend), plugin: "ip-masq", node: n}.concurrent(pods))
+		contenders = append(contenders, verifier{name: "plugin=" + ipMasqOn(n.Backend), program: ipMasq, node: n}.concurrent(pods))
 	}
-	for _, r := range refs {
-		names = append(names, r.name)
+	alone, err := newReference(nodes[1], "bridge", "bridge", pods, bridgeConf(nodes[1], 11, nil))
+	if err != nil {
+		return nil, err
+	}
+	contenders = append(contenders, alone.adds(pods))
+	for i, n := range nodes {
+		masquerade := map[string]any{"ipMasq": true, "ipMasqBackend": n.Backend.Kind}
+		r, err := newReference(n, "bridge-ipMasq-"+n.Backend.Name, "bridge", pods, bridgeConf(n, 12+i, masquerade))
+		if err != nil {
+			return nil, err
+		}
 		contenders = append(contenders, r.adds(pods))
 	}
-	f, err := measure.Interleave(limit, contenders...)
-	if err != nil {
-		return err
+	if pods > 1 { // only one pod can use a host port
+		return contenders, nil
 	}
-	for i, backend := range []scene.Backend{nft.Backend, legacy.Backend, nodes[0].Backend} {
-		line := map[bool]map[bool]string{false: {false: bridgeOne, true: bridgeOneFull}, true: {true: bridgeConcurrent}}[pods > 1][full]
-		if line != "" {
-			b.report.summarize(backend, line, f.Extra(refs[1+i].name, alone))
+	for _, n := range nodes {
+		r, err := newReference(n, "portmap-"+n.Backend.Name, "portmap", pods, portmapConf(n.Backend.Kind))
+		if err != nil {
+			return nil, err
 		}
+		contenders = append(contenders, r.adds(pods))
 	}
-	rows := [][]string{{title, "ms", "× the empty plugin", "more than bridge alone, ms"}}
-	for i, name := range names {
-		more := "–"
-		switch {
-		case i <= len(nodes), i > len(nodes)+len(refs)-len(refs[4:]): // the plugins that run after bridge
-			more = f.Of(name).String()
-		case name != alone:
-			more = f.Extra(name, alone).String()
-		}
-		rows = append(rows, []string{name, f.Of(name).String(), f.Ratio(name, empty).String(), more})
-	}
-	section.table(rows)
-	return nil
+	return contenders, nil
 }

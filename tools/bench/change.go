@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/chart"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
@@ -20,12 +19,12 @@ type operation struct {
 }
 
 func (c operation) contender() measure.Contender {
-	return measure.Contender{Name: c.name, Run: func(round int) (float64, error) {
+	return measure.Contender{Name: c.name, Run: func(round int) ([]measure.Value, error) {
 		if err := c.before(round); err != nil {
-			return 0, err
+			return nil, err
 		}
 		took, err := c.timed()
-		return milliseconds(took), err
+		return []measure.Value{wall(took)}, err
 	}}
 }
 
@@ -37,10 +36,10 @@ func contenders(all []operation) []measure.Contender {
 	return made
 }
 
-// addTimed times an ADD of ip-masq.
-func addTimed(n *scene.Node) func() (time.Duration, error) {
+// addTimed times an ADD of a plugin.
+func addTimed(n *scene.Node, plugin string) func() (time.Duration, error) {
 	return func() (time.Duration, error) {
-		took, err := n.Add("ip-masq", n.NextPod())
+		took, err := n.Add(plugin, n.NextPod())
 		return took.Wall, err
 	}
 }
@@ -55,7 +54,8 @@ func feedTimed(n *scene.Node, script func() string, program string, args ...stri
 	}
 }
 
-// change measures writing rules.
+// change measures writing rules. iptables-restore writes the rules that the agents write every minute,
+// and nft the table of ip-masq. "In process" is one transaction of a reconciler with an open socket.
 func (b *bench) change() (err error) {
 	prefixes := scene.Prefixes(10_000)
 	var nodes []*scene.Node
@@ -77,125 +77,74 @@ func (b *bench) change() (err error) {
 			return err
 		}
 	}
-	section := b.report.section("Rule changes")
-	section.say("The policy has %s prefixes. `iptables-restore` writes the rules that the agents write every minute. `nft -f` "+
-		"writes the table of ip-masq.\n\n"+
-		"ADD is a whole plugin process. It parses the plugin entry, reads the rules twice to verify the difference, "+
-		"writes the document, writes the rules and reads them again. Therefore a change of one prefix costs almost as "+
-		"much as a change of all prefixes. The test writes the document to memory; a disk adds the time of its sync.\n\n"+
-		"*In process* is one transaction of a reconciler with an open socket. It reads the rules and writes the "+
-		"difference. [Repair of changed rules](#repair-of-changed-rules) has the time from the kernel's event to the "+
-		"reconciler's last commit.",
-		chart.Thousands(len(prefixes)))
 	policies := []scene.Policy{{Prefixes: prefixes}, {Prefixes: prefixes[:len(prefixes)-1]}}
-	if err := b.onePrefix(section, nodes, policies); err != nil {
+	rebuilder, err := nodes[3].Rebuilder(policies[0])
+	if err != nil {
 		return err
 	}
-	if err := b.rebuild(section, nodes, policies); err != nil {
+	defer func() { err = errors.Join(err, rebuilder.Close()) }()
+	if err := b.onePrefix(nodes, rebuilder, policies); err != nil {
 		return err
 	}
-	return b.firstPod(section, nodes)
+	if err := b.rebuild(nodes, rebuilder, policies[0]); err != nil {
+		return err
+	}
+	return b.firstPod(nodes)
 }
 
 // onePrefix alternately removes a prefix from the list and adds it again.
-func (b *bench) onePrefix(section *section, nodes []*scene.Node, policies []scene.Policy) (err error) {
-	all := []operation{{empty, func(int) error { return nodes[0].State(policies[0]) }, func() (time.Duration, error) {
-		took, err := nodes[0].Add("plugin-empty", nodes[0].NextPod())
-		return took.Wall, err
-	}}}
+func (b *bench) onePrefix(nodes []*scene.Node, rebuilder *scene.Rebuilder, policies []scene.Policy) error {
+	all := []operation{{"writer=empty", func(int) error { return nodes[0].State(policies[0]) }, addTimed(nodes[0], empty)}}
 	for _, n := range nodes[:3] {
-		all = append(all, operation{ipMasqName(n.Backend), func(round int) error { return n.State(policies[(round+2)%2]) }, addTimed(n)})
+		all = append(all, operation{"writer=" + ipMasqOn(n.Backend), func(round int) error { return n.State(policies[(round+2)%2]) }, addTimed(n, ipMasq)})
 	}
 	for _, n := range nodes[4:] {
 		var round int
-		all = append(all, operation{"the agents' restore, " + n.Backend.Name, func(r int) error { round = r; return nil },
+		all = append(all, operation{"writer=agents-" + n.Backend.Name, func(r int) error { round = r; return nil },
 			feedTimed(n, func() string { return scene.AgentScript(policies[(round+2)%2].Prefixes) }, "iptables-restore", "--noflush")})
 	}
-	rebuilder, err := nodes[3].Rebuilder(policies[0])
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rebuilder.Close()) }()
 	if _, err := rebuilder.Apply(); err != nil {
 		return err
 	}
-	all = append(all, operation{"in process, nftables", func(round int) error { return rebuilder.SetPolicy(policies[(round+3)%2]) }, rebuilder.Apply})
-	f, err := measure.Interleave(b.limit(14, 15*time.Second), contenders(all)...)
-	if err != nil {
-		return err
-	}
-	section.say("One prefix added or removed:")
-	section.table(compared(f, all, "ms", empty, "× the empty plugin"))
-	return nil
-}
-
-func compared(f measure.Figures, all []operation, unit, base, ratio string) [][]string {
-	rows := [][]string{{"case", unit, ratio}}
-	for _, c := range all {
-		rows = append(rows, []string{c.name, f.Of(c.name).String(), f.Ratio(c.name, base).String()})
-	}
-	return rows
+	all = append(all, operation{"writer=in-process-nftables", func(round int) error { return rebuilder.SetPolicy(policies[(round+3)%2]) }, rebuilder.Apply})
+	_, err := b.compare(fmt.Sprintf("OnePrefix/prefixes=%d", len(policies[0].Prefixes)), b.limit(14, 15*time.Second), contenders(all)...)
+	return err
 }
 
 // rebuild restores rules that were deleted.
-func (b *bench) rebuild(section *section, nodes []*scene.Node, policies []scene.Policy) (err error) {
-	rebuilder, err := nodes[3].Rebuilder(policies[0])
-	if err != nil {
+func (b *bench) rebuild(nodes []*scene.Node, rebuilder *scene.Rebuilder, p scene.Policy) error {
+	if err := rebuilder.SetPolicy(p); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rebuilder.Close()) }()
-	const inProcess, base = "in process, nftables", "iptables-restore, iptables-nft"
 	wipe := func(n *scene.Node) func(int) error {
-		return func(int) error { return errors.Join(n.State(policies[0]), n.Wipe()) }
+		return func(int) error { return errors.Join(n.State(p), n.Wipe()) }
 	}
-	all := []operation{{inProcess, wipe(nodes[3]), rebuilder.Apply},
-		{"nft -f, nftables", wipe(nodes[3]), feedTimed(nodes[3], rebuilder.Script, "nft", "-f", "-")}}
+	var all []operation
 	for _, n := range nodes[4:] {
-		all = append(all, operation{"iptables-restore, " + n.Backend.Name, wipe(n),
-			feedTimed(n, func() string { return scene.AgentScript(policies[0].Prefixes) }, "iptables-restore", "--noflush")})
+		all = append(all, operation{"writer=agents-" + n.Backend.Name, wipe(n),
+			feedTimed(n, func() string { return scene.AgentScript(p.Prefixes) }, "iptables-restore", "--noflush")})
 	}
+	all = append(all, operation{"writer=in-process-nftables", wipe(nodes[3]), rebuilder.Apply},
+		operation{"writer=nft-f", wipe(nodes[3]), feedTimed(nodes[3], rebuilder.Script, "nft", "-f", "-")})
 	for _, n := range nodes[:3] {
-		all = append(all, operation{"ADD, " + n.Backend.Name, wipe(n), addTimed(n)})
+		all = append(all, operation{"writer=" + ipMasqOn(n.Backend), wipe(n), addTimed(n, ipMasq)})
 	}
-	f, err := measure.Interleave(b.limit(12, 20*time.Second), contenders(all)...)
-	if err != nil {
-		return err
-	}
-	section.say("All rules recreated after their deletion:")
-	section.table(compared(f, all, "ms", base, "× "+base))
-	var rows []chart.Row
-	const most = 60.0 / 169 // the budget and its base, in ms
-	for _, c := range all {
-		row := chart.Row{Name: c.name, Ratio: f.Ratio(c.name, base)}
-		if c.name == inProcess {
-			row.Budget = most
-			b.report.judge(budget{"full rebuild, " + chart.Thousands(len(policies[0].Prefixes)) + " prefixes, " + c.name,
-				fmt.Sprintf("60 ms if iptables-restore (nft) takes 169 ms: ≤ %.2f ×", most),
-				fmt.Sprintf("%s ×; %s ms", row.Ratio, f.Of(c.name)), atMost(row.Ratio, most),
-				"most of the time is the kernel's commit."})
-		}
-		rows = append(rows, row)
-	}
-	svg, err := chart.Ratios("A full rebuild, as a multiple of iptables-restore", "× iptables-restore of iptables-nft", rows)
-	return b.report.plot(section, "rebuild.svg", "a full rebuild as a multiple of iptables-restore", svg, err)
+	_, err := b.compare(fmt.Sprintf("Rebuild/prefixes=%d", len(p.Prefixes)), b.limit(12, 20*time.Second), contenders(all)...)
+	return err
 }
 
-// firstPod measures the first ADD on a new node.
-func (b *bench) firstPod(section *section, nodes []*scene.Node) error {
-	few := scene.Policy{Prefixes: scene.Prefixes(usual)}
-	all := []operation{{empty, func(int) error { return nodes[0].State(few) }, func() (time.Duration, error) {
-		took, err := nodes[0].Add("plugin-empty", nodes[0].NextPod())
-		return took.Wall, err
-	}}}
-	for _, n := range nodes[:3] {
-		all = append(all, operation{ipMasqName(n.Backend), func(int) error { return errors.Join(n.State(few), n.Forget()) }, addTimed(n)})
+// firstPod measures the first ADD on a node without state and rules.
+func (b *bench) firstPod(nodes []*scene.Node) error {
+	for _, count := range b.sizes(usual, 10_000) {
+		p := scene.Policy{Prefixes: scene.Prefixes(count)}
+		all := []operation{{"plugin=empty", func(int) error { return nodes[0].State(p) }, addTimed(nodes[0], empty)}}
+		for _, n := range nodes[:3] {
+			all = append(all, operation{"plugin=" + ipMasqOn(n.Backend), func(int) error { return errors.Join(n.State(p), n.Forget()) }, addTimed(n, ipMasq)})
+		}
+		if _, err := b.compare(fmt.Sprintf("FirstADD/prefixes=%d", count), b.limit(20, 10*time.Second), contenders(all)...); err != nil {
+			return err
+		}
 	}
-	f, err := measure.Interleave(b.limit(20, 10*time.Second), contenders(all)...)
-	if err != nil {
-		return err
-	}
-	section.say("The first ADD on a node without state and rules, with %d prefixes:", usual)
-	section.table(compared(f, all, "ms", empty, "× the empty plugin"))
 	return nil
 }
 
@@ -210,54 +159,25 @@ func (b *bench) large() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	policies := []scene.Policy{{Prefixes: prefixes}, {Prefixes: prefixes[:len(prefixes)-1]}}
-	if err := n.Enforce(policies[0]); err != nil {
-		return err
-	}
-	elements, err := n.Elements()
-	if err != nil {
-		return err
-	}
-	entry, err := n.Entry(policies[0])
-	if err != nil {
-		return err
-	}
-	const settled = "ADD, rules in sync"
-	twice := func(int) error { return errors.Join(n.Enforce(policies[0]), n.Enforce(policies[0])) }
-	disturbed := func(int) error { return errors.Join(n.Enforce(policies[0]), n.Commit()) }
-	wiped := func(int) error { return errors.Join(n.Enforce(policies[0]), n.Wipe()) }
+	p, shorter := scene.Policy{Prefixes: prefixes}, scene.Policy{Prefixes: prefixes[:len(prefixes)-1]}
 	all := []operation{
-		{empty, func(int) error { return n.State(policies[0]) }, func() (time.Duration, error) {
-			took, err := n.Add("plugin-empty", n.NextPod())
-			return took.Wall, err
-		}},
-		{settled, twice, addTimed(n)},
-		{settled + afterCommit, disturbed, addTimed(n)},
-		{"ADD, one prefix removed", func(int) error { return errors.Join(n.Enforce(policies[0]), n.State(policies[1])) }, addTimed(n)},
-		{"ADD, all rules recreated", wiped, addTimed(n)},
+		{"plugin=empty", func(int) error { return n.State(p) }, addTimed(n, empty)},
+		{"plugin=ip-masq", func(int) error { return errors.Join(n.Enforce(p), n.Enforce(p)) }, addTimed(n, ipMasq)},
+		{"plugin=ip-masq" + afterCommit, func(int) error { return errors.Join(n.Enforce(p), n.Commit()) }, addTimed(n, ipMasq)},
+		{"plugin=ip-masq-one-prefix-removed", func(int) error { return errors.Join(n.Enforce(p), n.State(shorter)) }, addTimed(n, ipMasq)},
+		{"plugin=ip-masq-rebuild", func(int) error { return errors.Join(n.Enforce(p), n.Wipe()) }, addTimed(n, ipMasq)},
 	}
-	f, err := measure.Interleave(measure.Limit{Rounds: 5, Least: 2, Time: 30 * time.Second, Cold: true}, contenders(all)...)
-	if err != nil {
+	benchmark := fmt.Sprintf("Large/prefixes=%d", len(prefixes))
+	if _, err := b.compare(benchmark, measure.Limit{Rounds: 5, Least: 2, Time: 30 * time.Second, Cold: true}, contenders(all)...); err != nil {
 		return err
 	}
-	var peaks []string
-	for _, before := range []func(int) error{twice, disturbed, wiped} {
-		if err := before(0); err != nil {
+	for _, c := range all[1:] {
+		if err := c.before(0); err != nil {
 			return err
 		}
-		peak, err := n.Peak(scene.Request{Plugin: "ip-masq", Container: n.NextPod()})
-		if err != nil {
+		if err := b.peak(benchmark+"/"+c.name, n, scene.Request{Plugin: ipMasq, Container: n.NextPod()}); err != nil {
 			return err
 		}
-		peaks = append(peaks, fmt.Sprintf("%.0f", float64(peak)/(1<<20)))
 	}
-	s := b.report.section(chart.Thousands(len(prefixes)) + " prefixes on nftables")
-	s.say("This list needs a higher `cidrLimit`. The plugin entry has %.1f MB. Each ADD parses it, also the ADD of the "+
-		"empty plugin. The set has %s elements.\n\n"+
-		"The peak memory of ADD is %s MiB with rules in sync, %s MiB after another program's commit, and %s MiB if ADD "+
-		"creates all rules again. [New connections](#new-connections) has the cost of a new connection.", float64(len(entry))/1e6, chart.Thousands(elements), peaks[0], peaks[1], peaks[2])
-	s.table(compared(f, all, "ms", empty, "× the empty plugin"))
-	b.report.judge(budget{chart.Thousands(len(prefixes)) + " prefixes on nftables", "all prefixes are in the set", fmt.Sprintf("%s elements in the set; ADD with rules in sync %s × an empty plugin with the same entry",
-		chart.Thousands(elements), f.Ratio(settled, empty)), plainly(elements == len(prefixes)), "the set lacks elements."})
 	return nil
 }

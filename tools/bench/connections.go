@@ -13,101 +13,58 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-const noList = "no list, nftables"
-
 // router is a node that forwards the connections of a pod, with a list of prefixes.
 type router struct {
 	name  string
 	node  *scene.Node
 	write func(prefixes []netip.Prefix) error
 	most  int // the maximum number of prefixes to measure
-	tally *tally
 }
 
-// tally counts the floods of a router, including those with a lost packet.
-type tally struct{ floods, lost int }
-
-// routers returns nodes with the backends of ip-masq, the agents' chain with both variants of
-// iptables, and unconditional masquerading.
+// routers returns a node with unconditional masquerading, nodes with the backends of ip-masq, and nodes
+// with the agents' chain in both variants of iptables.
 func (b *bench) routers() (all []router, err error) {
-	backends := scene.Backends()
-	for i, f := range append(append([]scene.Backend{}, backends...), backends[1:]...) {
+	add := func(name string, f scene.Backend, most int, write func(n *scene.Node, prefixes []netip.Prefix) error) error {
 		n, err := scene.NewNode(f)
+		if err != nil {
+			return err
+		}
+		all = append(all, router{name, n, func(prefixes []netip.Prefix) error { return write(n, prefixes) }, most})
+		return nil
+	}
+	enforce := func(n *scene.Node, prefixes []netip.Prefix) error { return n.Enforce(scene.Policy{Prefixes: prefixes}) }
+	backends := scene.Backends()
+	err = errors.Join(
+		add("no-list", backends[0], 100_000, func(n *scene.Node, _ []netip.Prefix) error { return enforce(n, nil) }),
+		add(ipMasqOn(backends[0]), backends[0], 100_000, enforce))
+	for _, f := range backends[1:] {
+		err = errors.Join(err, add(ipMasqOn(f), f, 10_000, enforce), add("agents-"+f.Name, f, 10_000, (*scene.Node).AgentCycle))
 		if err != nil {
 			return all, err
 		}
-		r := router{ipMasqName(f), n, func(prefixes []netip.Prefix) error { return n.Enforce(scene.Policy{Prefixes: prefixes}) }, 10_000, &tally{}}
-		if i == 0 {
-			r.most = 100_000
+		agents := all[len(all)-1].node
+		if err := errors.Join(agents.AgentCycle(nil), agents.AgentJump()); err != nil {
+			return all, err
 		}
-		if i >= len(backends) {
-			r.name, r.write = "the agents' chain, "+f.Name, n.AgentCycle
-			if err := errors.Join(n.AgentCycle(nil), n.AgentJump()); err != nil {
-				return all, err
-			}
-		}
-		all = append(all, r)
 	}
-	n, err := scene.NewNode(backends[0])
-	if err != nil {
-		return all, err
-	}
-	return append(all, router{noList, n, func([]netip.Prefix) error { return n.Enforce(scene.Policy{}) }, 100_000, &tally{}}), nil
+	return all, err
 }
 
-// flood is a series of new connections through a router.
-type flood struct {
-	router
-	protocol scene.Protocol
-	position string
-	to       netip.Addr
-}
-
-func (f flood) name() string { return fmt.Sprintf("%s, %s, %s", f.router.name, f.protocol, f.position) }
-
-// contender opens about 30 ms of connections a round.
-func (f flood) contender() measure.Contender {
-	const each, fewest, most = 30_000.0, 100, 3000 // µs; flows
+// flood opens about 30 ms of connections a round.
+func (r router) flood(name string, protocol scene.Protocol, to netip.Addr) measure.Contender {
+	const each, fewest, most = 30 * time.Millisecond, 100, 3000 // flows
 	flows := fewest
-	return measure.Contender{Name: f.name(), Run: func(round int) (float64, error) {
-		took, lost, err := f.node.Flood(f.to, f.protocol, flows)
-		f.tally.floods += 1 + lost
-		f.tally.lost += lost
+	return measure.Contender{Name: name, Run: func(round int) ([]measure.Value, error) {
+		took, err := r.node.Flood(to, protocol, flows)
 		if round < 0 && err == nil {
 			flows = min(max(int(each/took), fewest), most)
 		}
-		return took, err
+		return []measure.Value{wall(took)}, err
 	}}
 }
 
-const (
-	none  = "no match"
-	first = "match first"
-	last  = "match last"
-)
-
-// floods returns the measurements for a list: each position of the match, with UDP and TCP.
-func floods(routers []router, prefixes []netip.Prefix) []flood {
-	var all []flood
-	for _, r := range routers {
-		if len(prefixes) > r.most {
-			continue
-		}
-		for _, protocol := range protocols() {
-			all = append(all, flood{r, protocol, none, scene.Elsewhere()})
-			if len(prefixes) > 0 && r.name != noList {
-				all = append(all,
-					flood{r, protocol, first, prefixes[0].Addr()},
-					flood{r, protocol, last, prefixes[len(prefixes)-1].Addr()})
-			}
-		}
-	}
-	return all
-}
-
-func protocols() []scene.Protocol { return []scene.Protocol{scene.UDP, scene.TCP} }
-
-// connections measures the cost of a new connection.
+// connections measures the cost of a new connection: UDP and TCP, to an address that no prefix exempts,
+// and to those of the first and the last prefix.
 func (b *bench) connections() (err error) {
 	routers, err := b.routers()
 	defer func() {
@@ -118,77 +75,40 @@ func (b *bench) connections() (err error) {
 	if err != nil {
 		return err
 	}
-	counts := b.sizes(0, 4, usual, 1000, 10_000, 100_000)
-	figures := map[int]measure.Figures{}
-	for _, count := range counts {
+	lines := make([]chart.Line, len(routers))
+	for _, count := range b.sizes(4, usual, 1000, 10_000, 100_000) {
 		prefixes := scene.Prefixes(count)
-		if figures[count], err = compareFloods(routers, prefixes, b.limit(20, 20*time.Second), floods(routers, prefixes)); err != nil {
-			return err
+		destinations := []struct {
+			match string
+			to    netip.Addr
+		}{{"none", scene.Elsewhere()}, {"first", prefixes[0].Addr()}, {"last", prefixes[count-1].Addr()}}
+		var contenders []measure.Contender
+		name := func(r router, protocol scene.Protocol, match string) string {
+			return fmt.Sprintf("protocol=%s/match=%s/router=%s", protocol, match, r.name)
 		}
-	}
-	section := b.report.section("New connections")
-	section.say("The NAT rules of the node delay the first packet of a connection. The kernel does not evaluate them for later " +
-		"packets.\n\n" +
-		"A pod opens connections one after the other through the node, with UDP datagrams or TCP SYNs, each to a " +
-		"different port. The outside host drops them. The time includes sending, routing, connection tracking and NAT. " +
-		"*No list* is the chain of ip-masq without a prefix. The agents' chain has a rule for each prefix.")
-	reportMix(section, counts[1:])
-	if err := b.reportConnections(section, routers, counts, figures); err != nil {
-		return err
-	}
-	if err := b.lengths(section, routers); err != nil {
-		return err
-	}
-	var sum tally
-	for _, r := range routers {
-		sum.floods += r.tally.floods
-		sum.lost += r.tally.lost
-	}
-	section.say("The test sent %s series of packets. It repeated %s of these series after a lost packet.", chart.Thousands(sum.floods), chart.Thousands(sum.lost))
-	return nil
-}
-
-// compareFloods writes a list on all routers and opens connections through each in turn.
-func compareFloods(routers []router, prefixes []netip.Prefix, limit measure.Limit, floods []flood) (measure.Figures, error) {
-	for _, r := range routers {
-		if len(prefixes) <= r.most {
+		for _, r := range routers {
+			if count > r.most {
+				continue
+			}
 			if err := r.write(prefixes); err != nil {
-				return measure.Figures{}, err
+				return err
+			}
+			for _, protocol := range []scene.Protocol{scene.UDP, scene.TCP} {
+				for _, d := range destinations {
+					contenders = append(contenders, r.flood(name(r, protocol, d.match), protocol, d.to))
+				}
 			}
 		}
-	}
-	var contenders []measure.Contender
-	for _, f := range floods {
-		contenders = append(contenders, f.contender())
-	}
-	return measure.Interleave(limit, contenders...)
-}
-
-// lengths measures the effect of prefix lengths.
-func (b *bench) lengths(section *section, routers []router) error {
-	count := 10_000
-	if b.quick {
-		count = 1000
-	}
-	section.say("These lists have prefixes of one length. If the length is a multiple of 8, the rules of iptables-nft load " +
-		"only the bytes of the prefix. The kernel loads three bytes more slowly than four.")
-	rows := [][]string{{fmt.Sprintf("µs, %s prefixes, no match", chart.Thousands(count)), "/24", "/32"}}
-	var missing []flood
-	for _, r := range routers {
-		missing = append(missing, flood{r, scene.UDP, none, scene.Elsewhere()})
-	}
-	var columns []measure.Figures
-	for _, bits := range []int{24, 32} {
-		f, err := compareFloods(routers, scene.PrefixesOf(count, bits), b.limit(15, 6*time.Second), missing)
+		f, err := b.compare(fmt.Sprintf("Connection/prefixes=%d", count), b.limit(20, 20*time.Second), contenders...)
 		if err != nil {
 			return err
 		}
-		columns = append(columns, f)
+		for i, r := range routers {
+			if lines[i].Name = r.name; count <= r.most {
+				lines[i].Add(count, f.Of(name(r, scene.UDP, "none")), 1e3)
+			}
+		}
 	}
-	for _, r := range routers {
-		name := flood{r, scene.UDP, none, netip.Addr{}}.name()
-		rows = append(rows, []string{r.name, columns[0].Of(name).String(), columns[1].Of(name).String()})
-	}
-	section.table(rows)
-	return nil
+	b.pictures["connections.svg"], err = chart.Lines("A new connection that no prefix exempts (UDP)", "prefixes", "µs", lines)
+	return err
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures the cost of ip-masq and of its alternatives and writes
-// docs/benchmarks/README.md with its plots and the figures of docs/scale.md. `make bench` builds
-// and runs it. No figure in those documents is written by hand. Everything that is compared runs in
-// turn on nodes of network namespaces, and ratios are given with their spread. It is a separate
-// module because of its plotting dependencies.
+// Command bench measures the cost of ip-masq and of its alternatives. It writes the figures of every
+// round in the Go benchmark format, for benchstat, and two pictures. Everything that is compared runs in
+// turn on nodes of network namespaces. `make bench` builds and runs it. It is a separate module because
+// of its plotting dependencies.
+//
+// A measurement is a function in bench.parts that gives contenders to bench.compare, and a row in the
+// tables of docs/benchmarks/README.md. Budgets are judged by hand, from what benchstat prints.
 package main

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -19,18 +21,16 @@ import (
 func main() { os.Exit(sandbox.Enter(run)) }
 
 func run() int {
-	quick := flag.Bool("quick", false, "Run few rounds without the largest sizes, for development. The verdicts are not reliable.")
-	docs := flag.String("docs", "", "Directory to write benchmarks/ and scale.md to. The default is docs, or bin/bench/quick for a quick or partial run.")
-	only := flag.String("only", "", "Comma-separated sections to measure, for development. The report omits all other sections.")
+	quick := flag.Bool("quick", false, "Run few rounds without the largest sizes, for development. The figures are not reliable.")
+	out := flag.String("out", "", "Directory to write results.txt and the pictures to. The default is docs/benchmarks, or bin/bench/quick for a quick or partial run.")
+	only := flag.String("only", "", "Comma-separated parts to measure, for development.")
 	flag.Parse()
-	if *docs == "" {
-		*docs = "docs"
-		if *quick || *only != "" {
-			*docs = filepath.Join("bin", "bench", "quick")
-		}
+	b := &bench{quick: *quick, pictures: map[string][]byte{}}
+	usual := filepath.Join("docs", "benchmarks")
+	if *quick || *only != "" {
+		usual = filepath.Join("bin", "bench", "quick")
 	}
-	b := &bench{quick: *quick, report: newReport()}
-	if err := b.run(*docs, *only); err != nil {
+	if err := b.run(cmp.Or(*out, usual), *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		return 1
 	}
@@ -39,11 +39,12 @@ func run() int {
 
 // bench is one run of the benchmark.
 type bench struct {
-	quick  bool
-	report *report
+	quick    bool
+	results  bytes.Buffer // in the Go benchmark format
+	pictures map[string][]byte
 }
 
-// part measures and reports one or more sections.
+// part measures one or more comparisons.
 type part struct {
 	name string
 	run  func() error
@@ -62,14 +63,13 @@ func (b *bench) parts() []part {
 		{"large", b.large},
 		{"repair", b.repair},
 		{"idle", b.idle},
-		{"third-party-commits", b.thirdPartyCommits},
+		{"commits", b.commits},
 		{"churn", b.churn},
 	}
 }
 
-func (b *bench) run(docs, only string) (err error) {
-	began := time.Now()
-	if b.report.busy, err = load(); err != nil {
+func (b *bench) run(out, only string) (err error) {
+	if err := describeMachine(&b.results); err != nil {
 		return err
 	}
 	remove, err := scene.Install()
@@ -87,14 +87,26 @@ func (b *bench) run(docs, only string) (err error) {
 		}
 		fmt.Printf("%-12s %5.1f s\n", p.name, time.Since(start).Seconds())
 	}
-	b.report.took = time.Since(began)
-	b.report.quick, b.report.partial = b.quick, only != ""
-	return b.report.write(filepath.Join(docs, "benchmarks"), filepath.Join(docs, "scale.md"))
+	errs := []error{os.MkdirAll(out, 0o755), os.WriteFile(filepath.Join(out, "results.txt"), b.results.Bytes(), 0o644)}
+	for file, svg := range b.pictures {
+		errs = append(errs, os.WriteFile(filepath.Join(out, file), svg, 0o644))
+	}
+	return errors.Join(errs...)
 }
 
-// limit returns the limit of a comparison; a quick run has fewer rounds and less time.
+// compare runs contenders in turn and writes their costs.
+func (b *bench) compare(benchmark string, limit measure.Limit, contenders ...measure.Contender) (measure.Figures, error) {
+	f, err := measure.Interleave(limit, contenders...)
+	if err != nil {
+		return f, err
+	}
+	return f, f.Write(&b.results, benchmark)
+}
+
+// limit returns the limit of a comparison; a quick run has fewer rounds and less time. benchstat needs six
+// rounds for an interval.
 func (b *bench) limit(rounds int, most time.Duration) measure.Limit {
-	l := measure.Limit{Rounds: rounds, Least: min(5, rounds), Time: most}
+	l := measure.Limit{Rounds: rounds, Least: min(6, rounds), Time: most}
 	if b.quick {
 		l = measure.Limit{Rounds: max(3, rounds/6), Least: 3, Time: most / 5}
 	}
@@ -109,4 +121,10 @@ func (b *bench) sizes(all ...int) []int {
 	return all
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// wall is a cost in time.
+func wall(d time.Duration) measure.Value { return measure.Value{Cost: float64(d), Unit: "ns/op"} }
+
+// processor is a cost in processor time.
+func processor(d time.Duration) measure.Value {
+	return measure.Value{Cost: float64(d), Unit: "cpu-ns/op"}
+}

@@ -82,12 +82,16 @@ func (g reconciledNode) usageDuring(run func() error) (s usage, err error) {
 	return usage{after.CPU - before.CPU, after.Memory, after.Peak, after.Logged - before.Logged, stamps.Changed(now), end - first}, err
 }
 
-// mebibytes formats a size.
-func mebibytes(bytes int64) string { return measure.Short(float64(bytes) / (1 << 20)) }
+// usage writes the usage, with the processor time of one of so many operations.
+func (b *bench) usage(benchmark string, u usage, operations int) error {
+	return measure.WriteLine(&b.results, benchmark, processor(u.cpu/time.Duration(operations)), measure.Value{Cost: float64(u.commits), Unit: "commits"},
+		measure.Value{Cost: float64(u.files), Unit: "changed-files"}, measure.Value{Cost: float64(u.logged), Unit: "logged-bytes"},
+		measure.Value{Cost: float64(u.memory), Unit: "rss-bytes"}, measure.Value{Cost: float64(u.peak), Unit: "peak-bytes"})
+}
 
-// idle measures a node without changes.
+// idle measures a node without changes: a sync each second instead of each minute. The cost is that of a
+// sync.
 func (b *bench) idle() error {
-	const mostMemory = 20 << 20
 	syncs := 60
 	if b.quick {
 		syncs = 10
@@ -106,25 +110,71 @@ func (b *bench) idle() error {
 		})
 	}
 	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	for i, f := range scene.Backends() {
+		errs = append(errs, b.usage("Idle/backend="+f.Name, results[i], syncs))
+	}
+	return errors.Join(errs...)
+}
+
+// commits measures the cost of other programs' commits, which do not concern the rules of ip-masq, for
+// the reconciler, which receives each event, and for those programs: without a listener, with one that
+// ignores the events, and with a reconciler.
+func (b *bench) commits() error {
+	for _, f := range scene.Backends()[:2] {
+		for _, prefixes := range b.sizes(usual, 10_000) {
+			if err := b.commitsWithListeners(f, prefixes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) commitsWithListeners(f scene.Backend, prefixes int) (err error) {
+	const each = 500 // commits a round
+	limit := measure.Limit{Rounds: 20, Least: 20}
+	if b.quick {
+		limit = measure.Limit{Rounds: 4, Least: 4}
+	}
+	g, err := newReconciledNode(f, prefixes, "", "--resync-interval", "10m")
+	defer func() { err = errors.Join(err, g.close()) }()
+	if err != nil {
 		return err
 	}
-	s := b.report.section("The reconciler, idle")
-	s.say("The reconciler does %d syncs, one per second instead of one per minute. This is the cost of %d idle minutes. "+
-		"The plugin entry has %d prefixes, and the agent file has %d.\n\n"+
-		"- *Files changed* is the number of files and directories with a different inode, size, mtime or ctime. It "+
-		"counts the state, the agent files and the conflists, and includes created and deleted files.\n"+
-		"- *Peak* is the maximum resident memory since the start (VmHWM).", syncs, syncs, usual, agentPrefixes)
-	rows := [][]string{{"backend", "commits", "files changed", "bytes logged", "RSS, MiB", "peak, MiB", "processor time, ms", "share of one processor at one sync per minute"}}
-	for i, f := range scene.Backends() {
-		r := results[i]
-		rows = append(rows, []string{f.Name, fmt.Sprint(r.commits), fmt.Sprint(r.files), fmt.Sprint(r.logged), mebibytes(r.memory), mebibytes(r.peak),
-			measure.Short(milliseconds(r.cpu)), fmt.Sprintf("%.6f %%", 100*r.cpu.Seconds()/float64(syncs*60))})
-		b.report.judge(budget{"reconciler idle, " + f.Name, "no write, no log line, < 20 MiB peak RSS",
-			fmt.Sprintf("%d commits, %d files changed, %d bytes logged, %s MiB peak RSS", r.commits, r.files, r.logged, mebibytes(r.peak)),
-			plainly(r.commits == 0 && r.files == 0 && r.logged == 0 && r.peak < mostMemory),
-			"column \"measured\" has the figure above its limit."})
+	contender := func(name string, n *scene.Node) measure.Contender {
+		return measure.Contender{Name: "listener=" + name, Run: func(int) ([]measure.Value, error) {
+			took, err := n.CommitMany(each)
+			return []measure.Value{wall(took)}, err
+		}}
 	}
-	s.table(rows)
-	return nil
+	var plain []*scene.Node
+	defer func() {
+		for _, n := range plain {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	for range 2 {
+		n, err := scene.NewNode(f)
+		if err != nil {
+			return err
+		}
+		plain = append(plain, n)
+		if err := n.Enforce(scene.Policy{Prefixes: scene.Prefixes(prefixes)}); err != nil {
+			return err
+		}
+	}
+	watcher, err := plain[1].Listen()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, watcher.Close()) }()
+	name, made := fmt.Sprintf("/prefixes=%d/backend=%s", prefixes, f.Name), each*(limit.Rounds+1)
+	u, err := g.usageDuring(func() error {
+		_, err := b.compare("ThirdPartyCommit"+name, limit, contender("none", plain[0]), contender("idle", plain[1]), contender("reconciler", g.Node))
+		return err
+	})
+	if err == nil && watcher.Count() < made/2 {
+		err = fmt.Errorf("the listener received %d of %d commits", watcher.Count(), made)
+	}
+	return errors.Join(err, b.usage("ThirdPartyCommitReconciler"+name, u, made))
 }

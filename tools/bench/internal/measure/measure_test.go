@@ -23,20 +23,28 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// TestRatioPairsRounds checks that a machine that slows down does not change paired ratios.
-func TestRatioPairsRounds(t *testing.T) {
-	speed := 1.0
+// TestWrite checks that each contender has a line of the Go benchmark format for each round.
+func TestWrite(t *testing.T) {
 	contender := func(name string, cost float64) Contender {
-		return Contender{name, func(round int) (float64, error) {
-			return cost * math.Pow(2, float64(round)) * speed, nil
+		return Contender{name, func(round int) ([]Value, error) {
+			return []Value{{cost * float64(round+1), "ns/op"}, {cost, "faults/op"}}, nil
 		}}
 	}
-	f, err := Interleave(Limit{Rounds: 9, Least: 9}, contender("a", 3), contender("b", 2))
+	f, err := Interleave(Limit{Rounds: 2, Least: 2}, contender("plugin=a", 3e6), contender("plugin=b", 2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := f.Ratio("a", "b"); r != (Estimate{1.5, 1.5, 1.5, 9}) {
-		t.Errorf("ratio %v, want 1.5 of 9 rounds", r)
+	var b strings.Builder
+	if err := f.Write(&b, "ADD/prefixes=64"); err != nil {
+		t.Fatal(err)
+	}
+	want := `BenchmarkADD/prefixes=64/plugin=a 1 3e+06 ns/op 3e+06 faults/op
+BenchmarkADD/prefixes=64/plugin=b 1 2 ns/op 2 faults/op
+BenchmarkADD/prefixes=64/plugin=a 1 6e+06 ns/op 3e+06 faults/op
+BenchmarkADD/prefixes=64/plugin=b 1 4 ns/op 2 faults/op
+`
+	if b.String() != want {
+		t.Errorf("results\n%swant\n%s", b.String(), want)
 	}
 }
 
@@ -46,7 +54,7 @@ func TestOrder(t *testing.T) {
 	const rounds = 20
 	run := func() (order []string) {
 		contender := func(name string) Contender {
-			return Contender{name, func(int) (float64, error) { order = append(order, name); return 1, nil }}
+			return Contender{name, func(int) ([]Value, error) { order = append(order, name); return []Value{{1, "ns/op"}}, nil }}
 		}
 		f, err := Interleave(Limit{Rounds: rounds, Least: rounds}, contender("a"), contender("b"), contender("c"))
 		if err != nil {
@@ -70,7 +78,7 @@ func TestOrder(t *testing.T) {
 }
 
 func TestInterleaveTimeLimit(t *testing.T) {
-	f, err := Interleave(Limit{Rounds: 50, Least: 2, Time: time.Nanosecond}, Contender{"a", func(int) (float64, error) { return 1, nil }})
+	f, err := Interleave(Limit{Rounds: 50, Least: 2, Time: time.Nanosecond}, Contender{"a", func(int) ([]Value, error) { return []Value{{1, "ns/op"}}, nil }})
 	if err != nil || len(f.Of("a")) != 2 {
 		t.Errorf("%d rounds, %v; want 2", len(f.Of("a")), err)
 	}
@@ -78,28 +86,7 @@ func TestInterleaveTimeLimit(t *testing.T) {
 
 func TestInterleaveError(t *testing.T) {
 	broken := errors.New("broken")
-	if _, err := Interleave(Limit{Rounds: 1}, Contender{"a", func(int) (float64, error) { return 0, broken }}); !errors.Is(err, broken) {
+	if _, err := Interleave(Limit{Rounds: 1}, Contender{"a", func(int) ([]Value, error) { return nil, broken }}); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
-	}
-}
-
-func TestEstimateContainsMedian(t *testing.T) {
-	e := EstimateOf(Series{1, 2, 3, 3, 4, 4, 100})
-	if e.Median != 3 || e.Low == 1 && e.High == 100 || e.Low > 3 || e.High < 3 || e.Low < 1 || e.High > 100 {
-		t.Errorf("estimate %+v", e)
-	}
-}
-
-func TestEstimateOfFewFigures(t *testing.T) {
-	if e := EstimateOf(Series{5, 1, 2}); e != (Estimate{2, 1, 5, 3}) {
-		t.Errorf("estimate %+v", e)
-	}
-}
-
-func TestShort(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 0.0123: "0.012", 1.5: "1.50", 9.999: "10.0", 99.99: "100", 1234.5: "1234", math.NaN(): "–"} {
-		if got := Short(v); got != want {
-			t.Errorf("%v is written %s, want %s", v, got, want)
-		}
 	}
 }

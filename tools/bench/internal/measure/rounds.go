@@ -4,16 +4,26 @@ package measure
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"slices"
+	"strconv"
 	"time"
 )
 
+// Value is a cost with its unit, as in the Go benchmark format: ns/op.
+type Value struct {
+	Cost float64
+	Unit string
+}
+
 // Contender is an operation to compare.
 type Contender struct {
+	// Name is the part of the benchmark's name that distinguishes the contender: plugin=empty.
 	Name string
-	// Run performs the operation once and returns its cost, in a unit that all contenders share.
-	// Rounds count from 0; the warm-up is -1.
-	Run func(round int) (float64, error)
+	// Run performs the operation once and returns its costs, always with the same units. Rounds count
+	// from 0; the warm-up is -1.
+	Run func(round int) ([]Value, error)
 }
 
 // Limit limits the number of rounds and the time, with a minimum number of rounds.
@@ -23,10 +33,10 @@ type Limit struct {
 	Cold          bool // no warm-up, for what takes many seconds
 }
 
-// Figures has the cost of each contender in each round.
+// Figures has the costs of each contender in each round.
 type Figures struct {
 	names  []string
-	rounds [][]float64 // by round, then contender
+	rounds [][][]Value // by round, then contender
 }
 
 // Interleave runs all contenders once a round in a shuffled order, so that no contender always runs
@@ -47,13 +57,12 @@ func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 		if round >= limit.Least && time.Since(start) > limit.Time {
 			break
 		}
-		costs := make([]float64, len(contenders))
+		costs := make([][]Value, len(contenders))
 		for _, at := range random.Perm(len(contenders)) {
-			cost, err := contenders[at].Run(round)
-			if err != nil {
+			var err error
+			if costs[at], err = contenders[at].Run(round); err != nil {
 				return Figures{}, fmt.Errorf("%s, round %d: %w", contenders[at].Name, round, err)
 			}
-			costs[at] = cost
 		}
 		if round >= 0 {
 			f.rounds = append(f.rounds, costs)
@@ -62,39 +71,38 @@ func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 	return f, nil
 }
 
-// Of returns the costs of a contender by round, or nil if there is no contender with the name.
+// Of returns the first cost of a contender by round, or nil if there is no contender with the name.
 func (f Figures) Of(name string) Series {
+	at := slices.Index(f.names, name)
+	if at < 0 {
+		return nil
+	}
 	var s Series
-	for i, known := range f.names {
-		if known != name {
-			continue
-		}
-		for _, costs := range f.rounds {
-			s = append(s, costs[i])
-		}
+	for _, costs := range f.rounds {
+		s = append(s, costs[at][0].Cost)
 	}
 	return s
 }
 
-// Ratio compares a contender with another, round by round.
-func (f Figures) Ratio(name, base string) Estimate {
-	return Paired(f.Of(name), f.Of(base))
-}
-
-// Extra returns the difference between a contender's cost and another's, round by round.
-func (f Figures) Extra(name, base string) Series {
-	return combine(f.Of(name), f.Of(base), func(a, b float64) float64 { return a - b })
-}
-
-func combine(a, b Series, how func(a, b float64) float64) Series {
-	var s Series
-	for i := range min(len(a), len(b)) {
-		s = append(s, how(a[i], b[i]))
+// Write writes a line of the Go benchmark format for each contender in each round.
+func (f Figures) Write(w io.Writer, benchmark string) error {
+	for _, costs := range f.rounds {
+		for i, name := range f.names {
+			if err := WriteLine(w, benchmark+"/"+name, costs[i]...); err != nil {
+				return err
+			}
+		}
 	}
-	return s
+	return nil
 }
 
-// Paired compares figures that were taken in the same rounds.
-func Paired(a, b Series) Estimate {
-	return estimate(combine(a, b, func(a, b float64) float64 { return a / b }))
+// WriteLine writes a line of the Go benchmark format. A benchmark's name must not end with a hyphen and
+// a number, which would be a number of processors.
+func WriteLine(w io.Writer, benchmark string, costs ...Value) error {
+	line := "Benchmark" + benchmark + " 1"
+	for _, v := range costs {
+		line += " " + strconv.FormatFloat(v.Cost, 'g', 6, 64) + " " + v.Unit
+	}
+	_, err := fmt.Fprintln(w, line)
+	return err
 }

@@ -103,30 +103,6 @@ func (r *Rebuilder) Script() string { return string(nftables.Render(r.desired)) 
 // AgentScript returns the agents' rules of a policy as input of iptables-restore.
 func AgentScript(prefixes []netip.Prefix) string { return agentRules(prefixes) }
 
-// Elements returns the number of elements in the sets of ip-masq's table.
-func (n *Node) Elements() (count int, err error) {
-	err = n.Node.Do(func() (err error) {
-		c, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, c.Close()) }()
-		sets, err := c.Sets(nfnetlink.IPv4, table)
-		if err != nil {
-			return err
-		}
-		for _, s := range sets {
-			_, ranges, err := c.Ranges(nfnetlink.IPv4, table, s.Name)
-			if err != nil {
-				return err
-			}
-			count += len(ranges)
-		}
-		return nil
-	})
-	return count, err
-}
-
 // Peak runs a request and returns the peak memory of its program in bytes.
 func (n *Node) Peak(r Request) (int64, error) {
 	file := filepath.Join(n.Dir, "peak")

@@ -24,36 +24,31 @@ const (
 )
 
 // Flood opens new connections from the pod, one after another, by the first packet of each, and
-// returns the time of one in microseconds. The node forwards the packets to the outside host, which
+// returns the time of one. The node forwards the packets to the outside host, which
 // drops them, so the time is that of routing, connection tracking, NAT rules and sending. Every
 // flow has its own destination port, and the node's connection tracking is flushed before. A flood
-// that loses a packet is repeated; lost is the number of repetitions.
-func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (each float64, lost int, err error) {
+// that loses a packet is repeated.
+func (n *Node) Flood(to netip.Addr, protocol Protocol, flows int) (each time.Duration, err error) {
 	const tries = 5
 	var last int64
-	for lost = range tries {
+	for range tries {
 		if err := n.Node.FlushConntrack(); err != nil {
-			return 0, lost, err
+			return 0, err
 		}
 		took, _, missing, err := n.flood(to, protocol, flows, func(i int) uint16 { return uint16(firstPort + i) })
 		if err != nil {
-			return 0, lost, fmt.Errorf("flood %s from a pod: %w", protocol, err)
+			return 0, fmt.Errorf("flood %s from a pod: %w", protocol, err)
 		}
 		if missing == 0 {
-			return perPacket(took, flows), lost, nil
+			return took / time.Duration(flows), nil
 		}
 		last = missing
 	}
-	return 0, tries, fmt.Errorf("flood %s to %s: packets were lost in each of %d floods, %d of %d in the last", protocol, to, tries, last, flows)
+	return 0, fmt.Errorf("flood %s to %s: packets were lost in each of %d floods, %d of %d in the last", protocol, to, tries, last, flows)
 }
 
 // firstPort is the destination port of the first connection.
 const firstPort = 1024
-
-// perPacket returns a share of a time in microseconds.
-func perPacket(took time.Duration, packets int) float64 {
-	return float64(took.Nanoseconds()) / 1e3 / float64(packets)
-}
 
 // flood sends packets to a port each, and returns the time until the last has arrived, the sender's
 // processor time of a packet in parts of the flood, and the number of packets that are missing.
@@ -81,7 +76,7 @@ func (n *Node) flood(to netip.Addr, protocol Protocol, packets int, port func(i 
 					return err
 				}
 			}
-			cpu = append(cpu, perPacket(threadTime()-before, packets/parts))
+			cpu = append(cpu, float64(threadTime()-before)/float64(packets/parts))
 		}
 		return nil
 	})

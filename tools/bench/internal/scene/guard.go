@@ -11,10 +11,10 @@ import (
 )
 
 // Send sends UDP datagrams from the pod through the node to the outside host, which drops them, and
-// returns the processor time of one in microseconds: that of the sending thread, in which the kernel
+// returns the processor time of one: that of the sending thread, in which the kernel
 // also forwards the packet; the median of parts. They belong to one connection, or each opens one, as
 // in Flood.
-func (n *Node) Send(to netip.Addr, packets int, connections bool) (float64, error) {
+func (n *Node) Send(to netip.Addr, packets int, connections bool) (time.Duration, error) {
 	const tries = 5
 	for range tries {
 		port := func(int) uint16 { return firstPort }
@@ -29,7 +29,7 @@ func (n *Node) Send(to netip.Addr, packets int, connections bool) (float64, erro
 			return 0, fmt.Errorf("send from a pod: %w", err)
 		}
 		if missing == 0 {
-			return cpu.Median(), nil
+			return time.Duration(cpu.Median()), nil
 		}
 	}
 	return 0, fmt.Errorf("send to %s: packets were lost in each of %d attempts", to, tries)

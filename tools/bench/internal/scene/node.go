@@ -42,8 +42,6 @@ type Node struct {
 	Backend Backend
 	// Dir is private to the node; DataDir is the dataDir of the plugin entry.
 	Dir, DataDir string
-	// Warned reports whether ip-masq warned about the last policy.
-	Warned bool
 
 	programs      string // the only directory of PATH
 	binaries      string
@@ -139,8 +137,7 @@ func (n *Node) Enforce(p Policy) error {
 	if err := n.State(p); err != nil {
 		return err
 	}
-	took, err := n.Add("ip-masq", n.NextPod())
-	n.Warned = strings.Contains(took.Output, "prefixes, and iptables evaluates these rules one by one")
+	_, err := n.Add("ip-masq", n.NextPod())
 	return err
 }
 

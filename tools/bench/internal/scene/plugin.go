@@ -3,11 +3,11 @@
 package scene
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -17,10 +17,6 @@ import (
 type Took struct {
 	Wall time.Duration
 	CPU  time.Duration // of the plugin and of the programs that it ran
-	// Kernel is the part of CPU in the kernel; Faults is the number of page faults.
-	Kernel time.Duration
-	Faults int64
-	Output string // stdout and stderr
 }
 
 // call is a prepared run of a plugin.
@@ -38,7 +34,6 @@ type Request struct {
 	Verb      string // "" is ADD
 	Netns     string // "" is that of the node's pod
 	Stdin     string // a file; "" is the node's entry
-	Device    string // "" is eth0
 	Args      []string
 	Env       []string // beside that of CNI
 }
@@ -98,20 +93,7 @@ func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
 // prepare opens all files before the measurement: with files instead of pipes no goroutine copies
 // data.
 func (n *Node) prepare(r Request) (*call, error) {
-	verb, netns, stdin, device := r.Verb, r.Netns, r.Stdin, r.Device
-	if verb == "" {
-		verb = "ADD"
-	}
-	if netns == "" {
-		netns = n.pod.Path
-	}
-	if stdin == "" {
-		stdin = n.stdin
-	}
-	if device == "" {
-		device = "eth0"
-	}
-	in, err := os.Open(stdin)
+	in, err := os.Open(cmp.Or(r.Stdin, n.stdin))
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +102,8 @@ func (n *Node) prepare(r Request) (*call, error) {
 		return nil, err
 	}
 	c := &call{command: n.Node.Command(context.Background(), n.Program(r.Plugin), r.Args...), output: out, files: []*os.File{in, out}}
-	c.command.Env = append([]string{"PATH=" + n.programs, "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + r.Container,
-		"CNI_NETNS=" + netns, "CNI_IFNAME=" + device, "CNI_PATH=" + filepath.Join(n.binaries, "cni")}, r.Env...)
+	c.command.Env = append([]string{"PATH=" + n.programs, "CNI_COMMAND=" + cmp.Or(r.Verb, "ADD"), "CNI_CONTAINERID=" + r.Container,
+		"CNI_NETNS=" + cmp.Or(r.Netns, n.pod.Path), "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Join(n.binaries, "cni")}, r.Env...)
 	c.command.Stdin, c.command.Stdout, c.command.Stderr = in, out, out
 	return c, nil
 }
@@ -140,13 +122,8 @@ func (n *Node) Program(plugin string) string {
 func (c *call) took(wall time.Duration) Took {
 	t := Took{Wall: wall}
 	if state := c.command.ProcessState; state != nil {
-		t.CPU, t.Kernel = state.UserTime()+state.SystemTime(), state.SystemTime()
-		if usage, ok := state.SysUsage().(*syscall.Rusage); ok {
-			t.Faults = usage.Minflt
-		}
+		t.CPU = state.UserTime() + state.SystemTime()
 	}
-	text, _ := os.ReadFile(c.output.Name()) // explain reports the output of a failed run
-	t.Output = string(text)
 	return t
 }
 

@@ -52,35 +52,6 @@ func lengths(n int) (counts [narrowest + 1]int) {
 // room returns the number of prefixes of a length that fit: with gaps they take four /8.
 func room(bits int) int { return 1 << (bits - 7) }
 
-// Share is the number of prefixes with some lengths.
-type Share struct {
-	Lengths string
-	Count   int
-}
-
-// Mix counts the IPv4 prefixes of a list by length, the widest first; prefixes wider than /8 count
-// as /8.
-func Mix(list []netip.Prefix) []Share {
-	shares := []Share{{"/8–/15", 0}, {"/16–/23", 0}, {"/24–/31", 0}, {"/32", 0}}
-	for _, p := range list {
-		if p.Addr().Is4() {
-			shares[max(p.Bits()/8-1, 0)].Count++
-		}
-	}
-	return shares
-}
-
-// PrefixesOf returns n prefixes of one length.
-func PrefixesOf(n, bits int) []netip.Prefix {
-	all := make([]netip.Prefix, n)
-	size := uint32(1) << (32 - bits)
-	for i := range all {
-		all[i] = netip.PrefixFrom(fromUint32(16<<24+uint32(i)*2*size), bits)
-	}
-	shuffle(all)
-	return all
-}
-
 // DualStack returns n prefixes, half of them IPv6.
 func DualStack(n int) []netip.Prefix {
 	all := Prefixes(n - n/2)

@@ -118,8 +118,7 @@ type Usage struct {
 // Usage reads the usage from /proc.
 func (r *Reconciler) Usage() (Usage, error) {
 	var u Usage
-	dir := fmt.Sprintf("/proc/%d/", r.command.Process.Pid)
-	threads, err := filepath.Glob(dir + "task/*/schedstat")
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", r.command.Process.Pid))
 	if err != nil {
 		return u, err
 	}
@@ -135,14 +134,7 @@ func (r *Reconciler) Usage() (Usage, error) {
 		}
 		u.CPU += time.Duration(ran)
 	}
-	status, err := os.ReadFile(dir + "status")
-	if err != nil {
-		return u, err
-	}
-	if u.Memory, err = kibibytes(status, "VmRSS"); err != nil {
-		return u, err
-	}
-	if u.Peak, err = kibibytes(status, "VmHWM"); err != nil {
+	if u.Memory, u.Peak, err = r.command.Memory(); err != nil {
 		return u, err
 	}
 	info, err := r.log.Stat()
@@ -151,17 +143,6 @@ func (r *Reconciler) Usage() (Usage, error) {
 	}
 	u.Logged = info.Size()
 	return u, nil
-}
-
-// kibibytes returns a size of /proc/PID/status in bytes.
-func kibibytes(status []byte, name string) (int64, error) {
-	for line := range strings.Lines(string(status)) {
-		if words := strings.Fields(line); len(words) > 1 && words[0] == name+":" {
-			size, err := strconv.ParseInt(words[1], 10, 64)
-			return size << 10, err
-		}
-	}
-	return 0, fmt.Errorf("the status of the reconciler has no %s", name)
 }
 
 // Stamps has the stamp of each file and directory, by path.

@@ -51,8 +51,11 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 	return at, err
 }
 
-// Damages is the number of changes: the jump, the rules, or the table is deleted.
+// Damages is the number of changes.
 const Damages = 3
+
+// DamageName returns what a change deletes.
+func DamageName(way int) string { return [Damages]string{"jump", "rules", "table"}[way%Damages] }
 
 // Repair damages the rules of ip-masq and returns the time from right before the damage to the
 // kernel's event of the last commit that repairs it: the last before a quiet time. The event of the
