@@ -16,46 +16,28 @@ func TestMistakes(t *testing.T) {
 	for _, c := range []struct{ keys, want string }{
 		// Keys.
 		{`"nonMasqueradeCidrs": []`, `nonMasqueradeCidrs: is not a known key; did you mean nonMasqueradeCIDRs?`},
-		{`"NONMASQUERADECIDRS": []`, `NONMASQUERADECIDRS: is not a known key; did you mean nonMasqueradeCIDRs?`},
 		{`"masq-chain": "A"`, `masq-chain: is not a known key; did you mean masqChain?`},
-		{`"toPort": "1"`, `toPort: is not a known key; did you mean toPorts?`},
 		{`"Type": "ip-masq"`, `Type: is not a known key; did you mean type?`},
 		{`"resyncInterval": "60s"`, `resyncInterval: is not a known key; remove it`},
 		{`"": 1`, `: a key without a name is no key; remove it`},
-		{`"a\nb\u001b": 1`, `"a\nb\x1b": is not a known key; remove it`},
-		{`"cni.devil": 1`, `cni.devil: is not a known key; remove it`},
 		{`"bogus": 1, "bogus": 2`, `bogus: is not a known key; remove it`},
 		{`"enableIPv6": true, "enableIPv6": true, "enableIPv6": true`, `enableIPv6: is there twice; write it once`},
-		{`"type": "ip-masq"`, `type: is there twice; write it once`},
-		{`"cni.dev/x": 1, "cni.dev/x": 2`, `cni.dev/x: is there twice; write it once`},
 
 		// Lists.
 		{`"nonMasqueradeCIDRs": null`, `nonMasqueradeCIDRs: null is no value; write [] for none, or leave the key out`},
 		{`"masqueradeCIDRs": "10.0.0.0/8"`, `masqueradeCIDRs: "10.0.0.0/8" is a string; write a list: ["10.0.0.0/8"]`},
-		{`"sourceCIDRs": "pods"`, `sourceCIDRs: "pods" is a string; write a list such as ["10.0.0.0/8"]`},
-		{`"outputInterfaces": 7`, `outputInterfaces: 7 is a number; write a list such as ["eth0"]`},
-		{`"outputInterfaces": {"eth0": true}`, `outputInterfaces: "{\"eth0\": true}" is an object; write a list such as ["eth0"]`},
 
 		// Items.
 		{`"masqueradeCIDRs": ["10.0.0.0/8", null]`, `masqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item`},
 		{`"masqueradeCIDRs": [""]`, `masqueradeCIDRs[0]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
-		{`"masqueradeCIDRs": [10]`, `masqueradeCIDRs[0]: 10 is a number; write a string such as "10.0.0.0/8"`},
 		{`"masqueradeCIDRs": [["10.0.0.0/8"]]`, `masqueradeCIDRs[0]: "[\"10.0.0.0/8\"]" is a list; write a string such as "10.0.0.0/8"`},
 		{`"outputInterfaces": [5]`, `outputInterfaces[0]: 5 is a number; write it in quotes: "5"`},
-		{`"outputInterfaces": [false]`, `outputInterfaces[0]: false is a boolean; write a string such as "eth0"`},
 		{`"outputInterfaces": ["eth0", ""]`, `outputInterfaces[1]: is empty; name an interface, or drop the item`},
-		{`"outputInterfaces": ["+"]`, `outputInterfaces[0]: + would match every interface; leave outputInterfaces out instead`},
 
 		// Prefixes.
 		{`"nonMasqueradeCIDRs": ["10.0.0.0/8", "1.1.1.1/32", "10.0.1.24/24"]`, `nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?`},
-		{`"nonMasqueradeCIDRs": ["10.0.0.0"]`, `nonMasqueradeCIDRs[0]: 10.0.0.0 is an address, not a CIDR; did you mean 10.0.0.0/32?`},
-		{`"nonMasqueradeCIDRs": ["all"]`, `nonMasqueradeCIDRs[0]: all is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`},
-		{`"nonMasqueradeCIDRs": [" 10.0.0.0/8"]`, `nonMasqueradeCIDRs[0]: " 10.0.0.0/8" has white space around it; write "10.0.0.0/8"`},
-		{`"nonMasqueradeCIDRs": ["::ffff:10.0.0.0/104"]`, `nonMasqueradeCIDRs[0]: ::ffff:10.0.0.0/104 is an IPv4 prefix written as IPv6; did you mean 10.0.0.0/8?`},
 		{`"nonMasqueradeCIDRs": ["\ud800\u0007"]`, `nonMasqueradeCIDRs[0]: "�\a" is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8`},
 		{`"sourceCIDRs": ["fd00::/8"]`, `sourceCIDRs[0]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
-		{`"nonMasqueradeCIDRs": ["10.0.0.0/8"], "masqueradeCIDRs": ["1.0.0.0/8", "10.0.0.0/8"]`,
-			`masqueradeCIDRs[1]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two`},
 		// Places are those in the document, whatever was left out before.
 		{`"nonMasqueradeCIDRs": ["1.0.0.0/8", "1.0.0.0/8", "10.0.0.0/8"], "masqueradeCIDRs": ["2.0.0.0/8", "2.0.0.0/8", "10.0.0.0/8"]`,
 			`masqueradeCIDRs[2]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two`},
@@ -71,53 +53,35 @@ func TestMistakes(t *testing.T) {
 		// Ports.
 		{`"toPorts": 80`, `toPorts: 80 is a number; write it in quotes: "80"`},
 		{`"toPorts": 0`, `toPorts: 0 is a number; write a string such as "1024-29999,32768-65535"`},
-		{`"toPorts": ["80"]`, `toPorts: "[\"80\"]" is a list; write a string such as "1024-29999,32768-65535"`},
 		{`"toPorts": "2000-1000"`, `toPorts: 2000-1000 ends before it begins; did you mean 1000-2000?`},
-		{`"toPorts": "0-7"`, `toPorts: 0-7 is not a range of ports; write FIRST-LAST within 1-65535`},
-		{`"toPorts": "1-9,0"`, `toPorts: 1-9,0 holds "0", which is not a range of ports; write FIRST-LAST within 1-65535`},
-		{`"toPorts": "1-9,9"`, `toPorts: 1-9,9 has overlapping ranges 1-9 and 9; write each port once`},
 
 		// The guard's keys.
 		{`"guard": "on"`, `guard: on is not one of the choices; write off, count or drop`},
 		{`"guard": ""`, `guard: is empty; write off, count or drop, or leave the key out`},
 		{`"guard": true`, `guard: true is a boolean; write "off", "count" or "drop"`},
-		{`"guard": null`, `guard: null is no value; write "off", "count" or "drop", or leave the key out`},
 		{`"bypassMark": 24576`, `bypassMark: 24576 is a number; write it in quotes: "0x6000"`},
-		{`"bypassMark": ["0x4000"]`, `bypassMark: "[\"0x4000\"]" is a list; write a string such as "0x6000"`},
-		{`"bypassMark": ""`, `bypassMark: is empty; write a mask such as 0x6000, or 0 for none`},
-		{`"bypassMark": "0x4000/0x4000"`, `bypassMark: 0x4000/0x4000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
 		{`"bypassMark": "0x100000000"`, `bypassMark: 0x100000000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
 
 		// cidrLimit.
 		{`"cidrLimit": 0`, `cidrLimit: 0 is not a whole number from 1 to 1000000; write one`},
-		{`"cidrLimit": 1000001`, `cidrLimit: 1000001 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": 6.5`, `cidrLimit: 6.5 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": "64"`, `cidrLimit: "64" is a string; write it without quotes`},
 		{`"cidrLimit": "many"`, `cidrLimit: "many" is a string; write a whole number from 1 to 1000000`},
 		{`"cidrLimit": 2, "nonMasqueradeCIDRs": ["1.0.0.0/8", "2.0.0.0/8"], "masqueradeCIDRs": ["3.0.0.0/8"]`,
 			`cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 2 allowed; remove some or raise cidrLimit`},
-		{`"cidrLimit": 0, "nonMasqueradeCIDRs": ["1.0.0.0/8"]`, `cidrLimit: 0 is not a whole number from 1 to 1000000; write one`},
 
 		// Chains and backends.
 		{`"masqChain": ""`, `masqChain: is empty; leave the key out for IP-MASQ-AGENT`},
 		{`"masqChain": 7`, `masqChain: 7 is a number; write it in quotes: "7"`},
 		{`"masqChain": "POSTROUTING"`, `masqChain: POSTROUTING is the name of a built-in chain or target; choose one of your own, such as IP-MASQ-AGENT`},
-		{`"masqChain": "KUBE-X"`, `masqChain: KUBE-X begins with KUBE-, a prefix of chains of other programs; choose another`},
-		{`"masqChain": "a b"`, `masqChain: "a b" may hold only letters, digits, '_', '.' and '-'`},
-		{`"masqChain": "ABCDEFGHIJKLMNOPQRSTUVWXY"`, `masqChain: ABCDEFGHIJKLMNOPQRSTUVWXY has 25 characters; at most 24 are possible`},
 
 		// dataDir.
 		{`"dataDir": "state"`, `dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq`},
-		{`"dataDir": "../state"`, `dataDir: ../state is relative; write an absolute path such as /var/lib/cni/ip-masq`},
 		{`"dataDir": ""`, `dataDir: is empty; write an absolute path such as /var/lib/cni/ip-masq, or leave the key out`},
 		{`"dataDir": "/"`, `dataDir: / is the root directory; write a directory such as /var/lib/cni/ip-masq`},
-		{`"dataDir": "/srv/.."`, `dataDir: /srv/.. is the root directory; write a directory such as /var/lib/cni/ip-masq`},
 		{`"dataDir": "/srv/../etc"`, `dataDir: /srv/../etc is not the shortest way to write this path; did you mean "/etc"?`},
-		{`"dataDir": "/srv/./x/"`, `dataDir: /srv/./x/ is not the shortest way to write this path; did you mean "/srv/x"?`},
 		{`"dataDir": "/srv/ip masq"`, `dataDir: "/srv/ip masq" holds " "; write a path of letters, digits and /._-+@, such as /var/lib/cni/ip-masq`},
-		{`"dataDir": "/srv/é"`, `dataDir: "/srv/é" holds "é"; write a path of letters, digits and /._-+@, such as /var/lib/cni/ip-masq`},
 		{`"dataDir": "/a\nb"`, `dataDir: "/a\nb" holds characters that cannot be printed; write a path such as /var/lib/cni/ip-masq`},
-		{`"dataDir": "/\udc00"`, `dataDir: "/�" holds characters that cannot be printed; write a path such as /var/lib/cni/ip-masq`},
 		{`"dataDir": "/` + strings.Repeat("a", 200) + `"`,
 			`dataDir: /` + strings.Repeat("a", 200) + ` has 201 bytes; write a path of at most 200`},
 		{`"dataDir": 1`, `dataDir: 1 is a number; write a string such as "/var/lib/cni/ip-masq"`},

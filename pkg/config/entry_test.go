@@ -130,13 +130,6 @@ func TestKeysOfPolicy(t *testing.T) {
 	}
 }
 
-func TestParseEntryWithoutVersion(t *testing.T) {
-	e, err := ParseEntry([]byte(`{"name":"podnet"}`))
-	if err != nil || e.CNIVersion != "" {
-		t.Errorf("entry without a version: %q, %v", e.CNIVersion, err)
-	}
-}
-
 func TestNotAnObject(t *testing.T) {
 	for _, c := range []struct {
 		name, doc string
@@ -331,19 +324,6 @@ func TestPolicyTexts(t *testing.T) {
 	}
 }
 
-func BenchmarkParseEntry(b *testing.B) {
-	var list []string
-	for i := range 64 {
-		list = append(list, fmt.Sprintf(`"10.%d.0.0/16"`, i))
-	}
-	doc := entryWith(`"nonMasqueradeCIDRs": [` + strings.Join(list, ", ") + `]`)
-	for b.Loop() {
-		if _, err := ParseEntry(doc); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func trimmed(doc []byte) json.RawMessage { return bytes.TrimSpace(doc) }
 
 func FuzzParseEntry(f *testing.F) {
@@ -416,30 +396,6 @@ func TestEntryEncoding(t *testing.T) {
 			CIDRLimit:          rapid.IntRange(18, policy.MaxCIDRLimit).Draw(rt, "cidrLimit"),
 			DataDir:            "/srv/" + rapid.StringMatching(`[a-z0-9_+@-]{1,20}`).Draw(rt, "dataDir"),
 		})
-	})
-}
-
-// What a list repeats is dropped, and what remains is in the written order.
-func TestListOrder(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		written := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d"}), 0, 12).Draw(rt, "written")
-		text, err := json.Marshal(written)
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := ParseEntry(entryWith(`"outputInterfaces":` + string(text)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := []string{}
-		for i, s := range written {
-			if slices.Index(written, s) == i {
-				want = append(want, s)
-			}
-		}
-		if diff := cmp.Diff(want, e.Policy.OutputInterfaces); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", written, diff)
-		}
 	})
 }
 

@@ -85,34 +85,18 @@ func TestNoPluginFile(t *testing.T) {
 func TestMistakesInPluginFile(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"\nallow_network = ['podnet']", "FILE:2: allow_network: is not a known key; did you mean allow_networks?"},
-		{"AllowNetworks = ['podnet']", "FILE:1: AllowNetworks: is not a known key; did you mean allow_networks?"},
 		{"\n\n[agent]\nmasqChain = 'A'", "FILE:3: agent: is not a known key; remove it"},
-		{"\nagent.chain.name = 'A'", "FILE:2: agent: is not a known key; remove it"},
-		{"[[agent]]\na = 1\n[[agent]]\n", "FILE:3: agent: is not a known key; remove it"},
-		{"x = 1979-05-27", "FILE:1: x: is not a known key; remove it"},
 		{"allow_networks = 'podnet'", `FILE:1: allow_networks: "podnet" is a string; write a list: ["podnet"]`},
 		{"allow_networks = '*'", `FILE:1: allow_networks: "*" is a string; write a list such as ["podnet"]`},
 		{"allow_networks = [\n'a',\n'*']",
 			"FILE:1: allow_networks[1]: * is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit"},
-		{"allow_unlisted_networks = 'podnet'", `FILE:1: allow_unlisted_networks: "podnet" is a string; write a list: ["podnet"]`},
 		{"allow_networks = [1]", `FILE:1: allow_networks[0]: 1 is a number; write it in quotes: "1"`},
-		{"allow_networks = [[]]", `FILE:1: allow_networks[0]: [] is a list; write a string such as "podnet"`},
-		{"allow_networks = ['']", `FILE:1: allow_networks[0]: is empty; name the network, such as "podnet"`},
-		{"[allow_networks]", `FILE:1: allow_networks: {} is an object; write a list such as ["podnet"]`},
-		{"allow_networks = [1979-05-27T07:32:00Z]",
-			"FILE:1: allow_networks[0]: 1979-05-27T07:32:00Z is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit"},
 		{"allow_networks = [{a = [[nan]]}]", "FILE:1: allow_networks: holds a number that is not finite; write a finite one"},
-		{"[[allow_networks]]\na = 1", `FILE:1: allow_networks[0]: "{\"a\":1}" is an object; write a string such as "podnet"`},
 		{"data_dir = 'state'", "FILE:1: data_dir: state is relative; write an absolute path such as /var/lib/cni/ip-masq"},
-		{"data_dir = true", `FILE:1: data_dir: true is a boolean; write a string such as "/var/lib/cni/ip-masq"`},
-		{"cni_conf_dir = '/'", "FILE:1: cni_conf_dir: / is the root directory; write a directory such as /etc/cni/net.d"},
-		{"cni_conf_dir = ''", "FILE:1: cni_conf_dir: is empty; write an absolute path such as /etc/cni/net.d, or leave the key out"},
 		{"data_dir = 'a'\ncni_conf_dir = 'b'", "FILE:1: data_dir: a is relative; write an absolute path such as /var/lib/cni/ip-masq; " +
 			"FILE:2: cni_conf_dir: b is relative; write an absolute path such as /etc/cni/net.d"},
 		{"data_dir = '/a'\ndata_dir = '/b'", "FILE:2: not TOML: Key 'data_dir' has already been defined."},
 		{"allow_networks = [", "FILE:1: not TOML: unexpected EOF; expected value"},
-		{"\n{}", "FILE:2: not TOML: expected '.' or '=', but got '{' instead"},
-		{"a = \"\x01\"", "FILE:1: not TOML: TOML files cannot contain control characters: '0x01'"},
 		{strings.Repeat("#", 64<<10+1), "read FILE: larger than 64 KiB; repair it, or remove it to let every network contribute"},
 	} {
 		t.Run(c.text[:min(len(c.text), 40)], func(t *testing.T) {
@@ -134,19 +118,6 @@ func TestInvalidPluginFileDirectories(t *testing.T) {
 	want := PluginFile{Path: path, Present: true, Invalid: true, DataDir: "/srv/masq", CNIConfDir: DefaultCNIConfDir}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestManyMistakesInPluginFile(t *testing.T) {
-	var b strings.Builder
-	for i := range 5000 {
-		fmt.Fprintf(&b, "key%d = 1\n", i)
-	}
-	path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), b.String())
-	_, err := ReadPluginFile(path)
-	policytest.CheckMessage(t, err)
-	if !strings.HasSuffix(err.Error(), ":8: key7: is not a known key; remove it; and 4992 more") {
-		t.Errorf("message: %v", err)
 	}
 }
 

@@ -83,17 +83,6 @@ const (
 	guardA     = "guards: A drop pods 10.88.0.0/16 exempt 10.0.0.0/8"
 )
 
-// On a node without rules the guard is created before them.
-func TestGuardIsCreatedFirst(t *testing.T) {
-	f := newFixture(t)
-	net := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
-	f.mustBeInSync(f.sync(net))
-	f.writes(guardA, rulesInNFT)
-	f.mustBeInSync(f.observe(net))
-	f.mustBeInSync(f.sync(net))
-	f.writes()
-}
-
 // A guard that no source asks for is drift, whatever the record says: it drops what the sources exempt.
 func TestGuardWithoutKey(t *testing.T) {
 	net := network("podnet", "A")

@@ -232,21 +232,6 @@ func TestLoopDoesNotWaitForConflist(t *testing.T) {
 	}
 }
 
-// One loop is active and the other on standby, until the first ends.
-func TestTwoLoops(t *testing.T) {
-	f := newFixture(t).withAgent()
-	first := f.run()
-	second := (&fixture{T: t, Node: f.Node, dir: f.dir}).run()
-	second.until("standing by", func(all []*Report) bool {
-		return len(last(all).Problems) == 1 && last(all).Problems[0].Reason == ReasonStandby
-	})
-	if v := second.State(t.Context()); v != nil {
-		t.Errorf("it has a state: %v", v)
-	}
-	first.stop()
-	second.until("taking over", func(all []*Report) bool { return last(all).Ready() && last(all).Rules != nil })
-}
-
 // The hook runs while the loop is active, and the instance lock is held until it returns.
 func TestActive(t *testing.T) {
 	f := newFixture(t).withAgent()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -99,46 +98,6 @@ func TestBoot(t *testing.T) {
 		fails(t, lock(t, d).Tidy(store.State{}), "boot id")
 		same(t, d.Boot(), "")
 	}
-}
-
-// Attach needs no lock while another caller tidies up, in this process or another.
-func TestConcurrentAttachments(t *testing.T) {
-	d := open(t)
-	const goroutines, processes = 20, 4
-	var work sync.WaitGroup
-	errs := make(chan error, goroutines+processes)
-	for i := range goroutines {
-		work.Go(func() {
-			for round := range 50 {
-				id := fmt.Sprintf("c%d-%d", i, round)
-				errs <- errors.Join(d.Attach("net", id, "eth0"), d.Attach("net", id, "eth0"), d.Detach("net", id, "eth0"))
-			}
-			errs <- d.Attach("net", fmt.Sprint(i), "eth0")
-		})
-	}
-	for range processes {
-		cmd := child(t, "churn", d)
-		work.Go(func() { errs <- cmd.Run() })
-	}
-	go func() { work.Wait(); close(errs) }()
-	earlier := store.Open(d.Path()).WithBoot(another)
-	done := false
-	for !done {
-		select {
-		case err, more := <-errs:
-			if err != nil {
-				t.Error(err)
-			}
-			done = !more
-		default:
-			// What belongs to another boot may go at any moment.
-			ok(t, earlier.Attach("net", "c", "eth0"))
-			l, err := d.Lock(t.Context())
-			ok(t, err)
-			ok(t, errors.Join(l.Tidy(load(t, d)), l.Release()))
-		}
-	}
-	attachments(t, d, "net", goroutines+processes)
 }
 
 // A directory that goes away under an Attach is made again.

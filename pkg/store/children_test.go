@@ -51,7 +51,6 @@ func children() map[string]func(*store.Dir) error {
 		"hold":    hold,
 		"inherit": inherit,
 		"wait":    untilEOF,
-		"churn":   churn,
 		"killed":  killed,
 		"killed while it drops": func(d *store.Dir) error {
 			l, err := lockNow(d)
@@ -141,17 +140,6 @@ func inherit(d *store.Dir) error {
 	}
 	fmt.Println("started")
 	return cmd.Wait()
-}
-
-// churn notes and forgets attachments for a while, and leaves its last.
-func churn(d *store.Dir) error {
-	id := fmt.Sprint(os.Getpid())
-	for range 100 {
-		if err := errors.Join(d.Attach("net", id, "eth0"), d.Detach("net", id, "eth0"), d.Attach("net", id, "eth1")); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // killed dies while a document is staged.

@@ -154,42 +154,6 @@ func TestDestroy(t *testing.T) {
 	}
 }
 
-// Who waits for the lock of a dataDir that is destroyed gets that of a new one.
-func TestDestroyWhileSomebodyWaits(t *testing.T) {
-	d := store.Open(filepath.Join(t.TempDir(), "data"))
-	lock, err := d.Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	type outcome struct {
-		lock *store.Lock
-		err  error
-	}
-	waited := make(chan outcome, 1)
-	go func() {
-		l, err := d.Lock(t.Context())
-		waited <- outcome{l, err}
-	}()
-	time.Sleep(50 * time.Millisecond)
-	if err := errors.Join(lock.Destroy(), lock.Release()); err != nil {
-		t.Fatal(err)
-	}
-	o := <-waited
-	if o.err != nil {
-		t.Fatal(o.err)
-	}
-	staged, err := o.lock.Stage(newSource("podnet"))
-	if err == nil {
-		err = staged.Commit()
-	}
-	if err := errors.Join(err, o.lock.Release()); err != nil {
-		t.Fatal(err)
-	}
-	if s, err := d.Load(); err != nil || len(s.Sources) != 1 {
-		t.Errorf("stored is %+v, %v", s, err)
-	}
-}
-
 // TestDestroyKeepsTheNextDocument: a process that takes the lock while a dataDir is
 // destroyed keeps what it writes. The lock is the last file that goes.
 func TestDestroyKeepsTheNextDocument(t *testing.T) {

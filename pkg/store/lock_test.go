@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -123,21 +121,6 @@ func TestLockIsNotInheritedByOthers(t *testing.T) {
 	ok(t, c.Wait())
 }
 
-func TestLockFileIsNeverReplaced(t *testing.T) {
-	d := open(t)
-	inode := func() uint64 {
-		info, err := os.Stat(d.Path() + "/lock")
-		ok(t, err)
-		return info.Sys().(*syscall.Stat_t).Ino
-	}
-	l := lock(t, d)
-	first := inode()
-	ok(t, l.Tidy(store.State{}))
-	ok(t, l.Release())
-	ok(t, lock(t, d).Release())
-	same(t, inode(), first)
-}
-
 // Where somebody removes the whole directory, nobody is left with the lock of a
 // file that others do not find.
 func TestLockOfARemovedDirectory(t *testing.T) {
@@ -159,34 +142,6 @@ func TestLockOfARemovedDirectory(t *testing.T) {
 	ok(t, l.PutRecord(aRecord()))
 	same(t, load(t, d).Record, aRecord())
 	ok(t, l.Release())
-}
-
-func TestLockUnderContention(t *testing.T) {
-	d := open(t)
-	var work sync.WaitGroup
-	var inside, count atomic.Int32
-	for range 20 {
-		work.Go(func() {
-			for range 20 {
-				l, err := d.Lock(t.Context())
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if n := inside.Add(1); n != 1 {
-					t.Errorf("%d inside", n)
-				}
-				time.Sleep(100 * time.Microsecond)
-				count.Add(1)
-				inside.Add(-1)
-				if err := l.Release(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	work.Wait()
-	same(t, count.Load(), 400)
 }
 
 func TestNothingIsWrittenAfterRelease(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -21,7 +22,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 		"like ours":  {fmt.Sprintf(`{"schema":%d,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"}}`, next), next},
 		"other form": {fmt.Sprintf(`{"schema":%d,"source":[[]],"written":true}`, next), next},
 		"torn":       {fmt.Sprintf(`{"schema":%d,"sou`, next+1), next + 1},
-		"huge":       {`{"schema":99999999999999999999}`, 1<<63 - 1},
+		"huge":       {`{"schema":` + strings.Repeat("9", 20) + `}`, 1<<63 - 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)

@@ -98,20 +98,6 @@ func TestSocketReplacesNothingElse(t *testing.T) {
 	}
 }
 
-// The dataDir may be removed and created again while the socket is open.
-func TestSocketOfAnotherDataDirStays(t *testing.T) {
-	d := made(t, filepath.Join(t.TempDir(), "data"))
-	first, err := d.Listen()
-	ok(t, err)
-	ok(t, os.RemoveAll(d.Path()))
-	made(t, d.Path())
-	second, err := d.Listen()
-	ok(t, err)
-	ok(t, first.Close())
-	accepts(t, d, second)
-	ok(t, second.Close())
-}
-
 func TestDestroyRemovesTheSocket(t *testing.T) {
 	d := made(t, filepath.Join(t.TempDir(), "data"))
 	leaveSocket(t, d)

@@ -206,13 +206,6 @@ func TestSymlinkWithASlashAtTheEnd(t *testing.T) {
 	refused(t, err, d.Path(), []string{"symbolic link"})
 }
 
-func TestFileInPlaceOfADirectory(t *testing.T) {
-	d := open(t)
-	ok(t, os.WriteFile(d.Path(), nil, 0o600))
-	_, err := d.Load()
-	refused(t, err, d.Path(), []string{"not a directory"})
-}
-
 func TestParentThatIsASymlink(t *testing.T) {
 	target, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
 	ok(t, os.Symlink(target, link))

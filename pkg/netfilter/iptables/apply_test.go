@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -89,30 +87,6 @@ func TestApply(t *testing.T) {
 			n.agreesWithListing("ONE", "TWO")
 			n.idle("a second Apply", func() { n.apply(want) })
 		})
-	})
-}
-
-func TestApplyThousandPrefixes(t *testing.T) {
-	inEachVariant(t, func(n *node) {
-		p := basic("IP-MASQ-AGENT")
-		for i := range 1000 {
-			v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i), 0}), 24)
-			v6 := netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, byte(i >> 8), byte(i)}), 32)
-			p.Destinations = append(p.Destinations, policy.PrefixAction{Prefix: v4, Action: policy.ActionExempt}, policy.PrefixAction{Prefix: v6, Action: policy.ActionExempt})
-		}
-		want := desired(policy.OwnedBy(owner), p)
-		if n.choice.Variant == netfilter.VariantNFT && trustedOwner(65534, 0, "/proc/self/uid_map") {
-			// iptables-nft cannot have a larger buffer in a user namespace.
-			err := n.Apply(n.Context(), want, netfilter.Observation{}, nil)
-			if err == nil || !strings.Contains(err.Error(), "net.core.wmem_max") || len(n.observe(refs(want)).Chains) > 0 {
-				n.Errorf("got %v", err)
-			}
-			return
-		}
-		n.apply(want)
-		n.holds(want)
-		n.agreesWithListing("IP-MASQ-AGENT")
-		n.idle("a second Apply", func() { n.apply(want) })
 	})
 }
 
@@ -304,43 +278,6 @@ func TestApplyTriesAgain(t *testing.T) {
 		n.holds(want)
 		if *calls != 2 {
 			n.Errorf("%d calls", *calls)
-		}
-	})
-}
-
-// TestConcurrentWriter runs another program that writes all the time, under a lock
-// of its own, as from a container that does not have the host's. iptables-legacy
-// replaces tables as a whole, so that program can revert what Apply wrote; the
-// caller of Apply reads the rules again and calls it again.
-func TestConcurrentWriter(t *testing.T) {
-	inEachVariant(t, func(n *node) {
-		n.load(policy.IPv4, ":OTHER -")
-		other := exec.Command("/bin/sh", "-c", "export XTABLES_LOCKFILE=/run/another.lock; while :; do "+
-			"printf '*nat\\n:OTHER -\\n-A OTHER -j RETURN\\nCOMMIT\\n' | iptables-"+n.choice.Variant+"-restore --noflush 2>/dev/null; done")
-		other.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		if err := other.Start(); err != nil {
-			n.Fatal(err)
-		}
-		defer func() {
-			_ = syscall.Kill(-other.Process.Pid, syscall.SIGKILL)
-			_ = other.Wait()
-		}()
-		for i := range 30 {
-			p := basic("X")
-			p.RandomFully.Value = i%2 == 0
-			want := desired(policy.OwnedBy(owner), p)
-			most := map[string]int{netfilter.VariantNFT: 1, netfilter.VariantLegacy: 50}[n.choice.Variant]
-			holds := false
-			for try := 0; try < most && !holds; try++ {
-				n.apply(want)
-				holds = len(policy.Compare(want, n.observe(refs(want)))) == 0
-			}
-			if !holds {
-				n.Fatal("another program reverts the rules")
-			}
-		}
-		if err := n.Remove(n.Context(), bothFamilies("X"), nil); err != nil {
-			n.Error(err)
 		}
 	})
 }

@@ -3,15 +3,11 @@
 package iptables
 
 import (
-	"fmt"
-	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -211,40 +207,6 @@ func TestBrokenSocket(t *testing.T) {
 	}
 }
 
-func BenchmarkObserve(b *testing.B) {
-	for _, variant := range variants() {
-		for _, prefixes := range []int{64, 10_000} {
-			b.Run(fmt.Sprintf("%s/%d", variant, prefixes), func(b *testing.B) {
-				runtime.LockOSThread()
-				if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-					b.Fatal(err)
-				}
-				opened, err := New(Options{}).Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant})
-				if err != nil {
-					b.Fatal(err)
-				}
-				p := basic("X")
-				p.EnableIPv6.Value = false
-				for i := range prefixes {
-					prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i)}), 24)
-					p.Destinations = append(p.Destinations, policy.PrefixAction{Prefix: prefix, Action: policy.ActionExempt})
-				}
-				want := desired(policy.OwnedBy(owner), p)
-				if err := opened.Apply(b.Context(), want, netfilter.Observation{}, nil); err != nil {
-					b.Fatal(err)
-				}
-				b.ReportAllocs()
-				for b.Loop() {
-					rs, err := opened.Observe(b.Context(), refs(want))
-					if err != nil || len(rs.Rules.Chains) != 1 {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
-	}
-}
-
 // TestSavedByNFT loads what nft printed of our rules, as at the next boot. Some
 // versions of nft lose part of a rule on the way; that has to be seen.
 func TestSavedByNFT(t *testing.T) {
@@ -402,21 +364,6 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 
 func sortedLines(s string) []string {
 	return slices.Sorted(strings.Lines(s))
-}
-
-// TestAgentFindsOurJump runs what ip-masq-agent runs to see if its jump is there.
-func TestAgentFindsOurJump(t *testing.T) {
-	inEachVariant(t, func(n *node) {
-		n.apply(desired(policy.OwnedBy(owner), basic("IP-MASQ-AGENT")))
-		for _, f := range policy.Families() {
-			out, err := n.command(f, "", "", "-w", "-t", "nat", "-C", "POSTROUTING", "-m", "comment", "--comment",
-				"ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain",
-				"-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", "IP-MASQ-AGENT")
-			if err != nil {
-				n.Errorf("%s: %v: %s", f, err, out)
-			}
-		}
-	})
 }
 
 // TestAdoption reads chains as the agents write them, and takes them over.

@@ -17,8 +17,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // listen opens a Listener in the thread's namespace, to be closed at the end.
@@ -267,55 +265,6 @@ func TestListenClose(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Errorf("Close again: %v", err)
-	}
-}
-
-// TestListenLatency is about how soon after a commit Next returns.
-func TestListenLatency(t *testing.T) {
-	namespace(t)
-	c, l := dial(t), listen(t)
-	var b Batch
-	b.AddTable(IPv4, "t")
-	b.AddChain(IPv4, "t", "c", nil)
-	commit(t, c, &b)
-	if _, err := next(t, l); err != nil {
-		t.Fatal(err)
-	}
-	b = Batch{}
-	b.AddRule(IPv4, "t", "c", []Expr{Verdict{Code: Return}}, "")
-	seen := make(chan time.Time)
-	go func() {
-		for {
-			_, err := l.Next()
-			if err != nil {
-				close(seen)
-				return
-			}
-			seen <- time.Now()
-		}
-	}()
-	var delays []time.Duration
-	for range 100 {
-		begun := time.Now()
-		commit(t, c, &b)
-		select {
-		case at := <-seen:
-			delays = append(delays, at.Sub(begun))
-		case <-time.After(5 * time.Second):
-			t.Fatal("no event")
-		}
-	}
-	slices.Sort(delays)
-	median := delays[len(delays)/2]
-	t.Logf("from the write's begin to the event: median %v, worst %v", median, delays[len(delays)-1])
-	if timelimit.Exceeded(median, 10*time.Millisecond) {
-		t.Errorf("median %v", median)
-	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, open := <-seen; open {
-		t.Error("an event after the last commit")
 	}
 }
 
