@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -54,7 +53,8 @@ func (e *Enforcer) desireGuards(s *State) {
 		for _, f := range p.Families() {
 			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 {
 				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
-					fmt.Errorf("%s no effect: %s", keys, whyNoPods(p, f))})
+					fmt.Errorf("%s no effect: no address of a pod is known; if pods have addresses of this family, state podCIDRs, "+
+						"inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys)})
 			}
 		}
 	}
@@ -80,29 +80,6 @@ func inertKeys(p *policy.Policy, resets bool) string {
 	default:
 		return strings.Join(keys[:last], ", ") + " and " + keys[last] + " have"
 	}
-}
-
-// whyNoPods returns why a policy has no range of pods of a family in its scope, and the remedy.
-func whyNoPods(p *policy.Policy, f policy.Family) string {
-	name := "IPv4"
-	if f == policy.IPv6 {
-		name = "IPv6"
-	}
-	has := func(list []netip.Prefix) bool {
-		return slices.ContainsFunc(list, func(r netip.Prefix) bool { return policy.FamilyOf(r.Addr()) == f })
-	}
-	of := "the subnets that ADDs found"
-	switch {
-	case has(p.PodCIDRs.Value):
-		if of = "podCIDRs"; len(policy.RangesOf(p.PodCIDRs.Value...).Intersect(p.Scope(f).Sources)) == 0 {
-			return "podCIDRs and sourceCIDRs have no " + name + " address in common"
-		}
-	case has(p.Sources.Value):
-		of = "sourceCIDRs"
-	case !has(p.PodSubnets):
-		return fmt.Sprintf("no %s range of pods is known; if pods have %s addresses, state podCIDRs", name, name)
-	}
-	return fmt.Sprintf("nonMasqueradeSourceCIDRs has all %s addresses of %s", name, of)
 }
 
 // readGuard reads the guard tables and compares them, also if none is desired: a guard that the documents no

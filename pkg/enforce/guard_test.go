@@ -240,6 +240,7 @@ func TestGuardIsRolledBack(t *testing.T) {
 
 func TestGuardInactive(t *testing.T) {
 	unusable := fmt.Errorf("no nf_tables: %w", netfilter.ErrUnusable)
+	const noPods = "no address of a pod is known; if pods have addresses of this family, state podCIDRs, inside sourceCIDRs and outside nonMasqueradeSourceCIDRs"
 	for name, c := range map[string]struct {
 		edit  func(*policy.SourcePolicy)
 		spoil func(*kernel)
@@ -247,7 +248,7 @@ func TestGuardInactive(t *testing.T) {
 	}{
 		"no range": {
 			func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: no IPv4 range of pods is known; if pods have IPv4 addresses, state podCIDRs",
+			"chain A (ipv4): guard has no effect: " + noPods,
 		},
 		"no IPv6 range": {
 			func(s *policy.SourcePolicy) {
@@ -255,8 +256,7 @@ func TestGuardInactive(t *testing.T) {
 				yes := true
 				s.EnableIPv6, s.EnforceExempt, s.StaleConnections = &yes, &yes, policy.ResetConnections
 			}, func(*kernel) {},
-			"chain A (ipv6): guard, staleConnections and enforceExempt have no effect: " +
-				"no IPv6 range of pods is known; if pods have IPv6 addresses, state podCIDRs",
+			"chain A (ipv6): guard, staleConnections and enforceExempt have no effect: " + noPods,
 		},
 		"no source of IPv6 in scope": {
 			func(s *policy.SourcePolicy) {
@@ -270,24 +270,24 @@ func TestGuardInactive(t *testing.T) {
 				guard(policy.GuardCount)(s)
 				s.SourceCIDRs = prefixes("10.99.0.0/16")
 			}, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: podCIDRs and sourceCIDRs have no IPv4 address in common",
+			"chain A (ipv4): guard has no effect: " + noPods,
 		},
 		"exempt pods": {
 			func(s *policy.SourcePolicy) {
 				guard(policy.GuardCount)(s)
 				s.NonMasqueradeSourceCIDRs = prefixes("10.0.0.0/8")
 			}, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: nonMasqueradeSourceCIDRs has all IPv4 addresses of podCIDRs",
+			"chain A (ipv4): guard has no effect: " + noPods,
 		},
 		"exempt sources": {
 			func(s *policy.SourcePolicy) {
 				s.Guard, s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = policy.GuardCount, prefixes("10.1.0.0/16"), prefixes("10.0.0.0/8")
 			}, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: nonMasqueradeSourceCIDRs has all IPv4 addresses of sourceCIDRs",
+			"chain A (ipv4): guard has no effect: " + noPods,
 		},
 		"no range to reset": {
 			func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }, func(*kernel) {},
-			"chain A (ipv4): staleConnections has no effect: no IPv4 range of pods is known; if pods have IPv4 addresses, state podCIDRs",
+			"chain A (ipv4): staleConnections has no effect: " + noPods,
 		},
 		"no nf_tables": {
 			guard(policy.GuardDrop), func(k *kernel) { k.guardErr = unusable },

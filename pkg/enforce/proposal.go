@@ -92,40 +92,6 @@ func (p *Proposal) become(next Proposal, changed policy.Source) error {
 	return nil
 }
 
-// AddAll adds networks, each as Add does, and returns the errors by source. If no network conflicts
-// with another or is superseded it merges once, and not once for each.
-func (p *Proposal) AddAll(all []policy.Source, disk func() Conflists, warn func(error)) map[policy.SourceID]error {
-	var changed []policy.Source
-	order := lastOrder(p.Sources)
-	for _, c := range all {
-		stored := p.Find(c.ID)
-		if stored != nil && stored.Policy.Equal(c.Policy) {
-			continue
-		}
-		order++
-		c.Order, c.PodSubnets = order, cmp.Or(stored, &policy.Source{}).PodSubnets
-		changed = append(changed, c)
-	}
-	next := *p
-	next.set(changed...)
-	superseded := func(c policy.Source) bool { return c.Superseded }
-	fails := func(merged policy.Policy) bool {
-		ofNetworks := func(e *policy.ConflictError) bool { return e.Superseded.Source.Kind == policy.Network }
-		return checkBounds(merged) != nil || slices.ContainsFunc(merged.Conflicts, ofNetworks)
-	}
-	if !slices.ContainsFunc(p.Sources, superseded) && !slices.ContainsFunc(next.merged(), fails) {
-		*p = next
-		return nil
-	}
-	errs := map[policy.SourceID]error{}
-	for _, c := range all {
-		if err := p.Add(c, disk, warn); err != nil {
-			errs[c.ID] = err
-		}
-	}
-	return errs
-}
-
 // checkBounds returns an error if the policy has too many rules. For a backend that is still to be
 // chosen, addDesired checks that.
 func checkBounds(p policy.Policy) error {

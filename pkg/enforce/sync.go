@@ -405,10 +405,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 			switch {
 			case c.Owner == e.owner() || c.Owner == (policy.Owner{}) && onRecord:
 				return true, nil
-			case slices.Contains(chains, c.Name) && c.Owner.DataDir != "":
-				e.Warn(fmt.Errorf("%s belongs to dataDir %s and is not removed: run cleanup with --data-dir %s",
-					ownedChain(c, choice), policy.Quote(c.Owner.DataDir), policy.Quote(c.Owner.DataDir)))
-			case slices.Contains(chains, c.Name):
+			case slices.Contains(chains, c.Name) && c.Owner == (policy.Owner{}):
 				e.Warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed", c.Name, c.Family, choice))
 			}
 			return false, nil

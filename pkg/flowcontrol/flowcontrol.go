@@ -78,11 +78,10 @@ const (
 
 // Flapping detects that another program reverts the same change repeatedly: Threshold times within
 // Window. From then on each revert doubles the pause before the next repair, from one second to
-// one minute; the first Immediate reverts after the detection have no pause. It ends when nothing
-// was reverted for longer than twice the pause and than ResetAfter.
+// one minute. It ends when nothing was reverted for longer than twice the pause.
 type Flapping[Change comparable] struct {
-	Threshold, Immediate int
-	Window, ResetAfter   time.Duration
+	Threshold int
+	Window    time.Duration
 
 	reverts map[Change][]time.Time // within the window
 	active  Change                 // the zero value for none
@@ -115,7 +114,7 @@ func (f *Flapping[Change]) Reverted(now time.Time, what Change) {
 func (f *Flapping[Change]) Active(now time.Time) Change {
 	var none Change
 	if f.active != none && now.After(f.Ends()) {
-		*f = Flapping[Change]{Threshold: f.Threshold, Immediate: f.Immediate, Window: f.Window, ResetAfter: f.ResetAfter}
+		*f = Flapping[Change]{Threshold: f.Threshold, Window: f.Window}
 	}
 	return f.active
 }

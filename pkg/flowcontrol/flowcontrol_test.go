@@ -57,7 +57,7 @@ func TestDebouncer(t *testing.T) {
 func TestFlapping(t *testing.T) {
 	const threshold = 30
 	now := time.Now()
-	f := Flapping[string]{Threshold: threshold, Window: time.Minute, Immediate: 2, ResetAfter: 10 * time.Second}
+	f := Flapping[string]{Threshold: threshold, Window: time.Minute}
 	revert := func(after time.Duration, what string) string {
 		now = now.Add(after)
 		f.Reverted(now, what)

@@ -3,7 +3,6 @@
 package reconcile
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -28,7 +27,7 @@ type syncLog struct {
 	chains    string      // as they were logged last
 	state     store.State // of the report before
 
-	entries map[string]bool // by network, whether its conflist has the plugin entry; only of those that had it
+	lost flowcontrol.Conditions // networks whose conflists have no plugin entry
 }
 
 func (l *syncLog) warn(err error) {
@@ -84,34 +83,20 @@ func (l *syncLog) report(r *Report) {
 	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
 }
 
-// pluginEntries logs the networks whose conflist has lost the plugin entry, and those that have it again. If
-// the loop syncs the conflist, that sync logs it.
+// pluginEntries logs the networks whose conflist has lost the plugin entry. If the loop syncs the conflist, that sync
+// logs it.
 func (l *syncLog) pluginEntries(r *Report) {
 	if r.Conflist != nil || r.Sources.ConfDirErr != nil {
 		return
 	}
-	confs, files := r.Sources.ConfDir, map[string]string{}
+	confs := r.Sources.ConfDir
 	for _, list := range confs.Conflists {
-		files[list.Network] = cmp.Or(files[list.Network], list.File)
-	}
-	if l.entries == nil {
-		l.entries = map[string]bool{}
-	}
-	for _, s := range r.State.Sources {
-		network := s.ID.Name
-		had, known := l.entries[network]
-		switch {
-		case s.ID.Kind != policy.Network:
-		case confs.HasEntry(network):
-			if l.entries[network] = true; known && !had {
-				l.log.Info("plugin entry is back", "network", network, "file", files[network])
-			}
-		// A network that was never in a conflist, such as one of Multus, has lost nothing.
-		case confs.LacksEntry(network) && (had || !known && files[network] != ""):
-			l.entries[network] = false
-			l.log.Warn("plugin entry is missing", "network", network, "file", cmp.Or(files[network], confs.Dir))
+		network := policy.SourceID{Kind: policy.Network, Name: list.Network}
+		if r.State.Find(network) != nil && confs.LacksEntry(list.Network) && l.lost.Begins(list.Network) {
+			l.log.Warn("plugin entry is missing", "network", list.Network, "file", list.File)
 		}
 	}
+	l.lost.Resolved()
 }
 
 func (l *syncLog) repaired(r *Report) {

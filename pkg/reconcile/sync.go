@@ -284,7 +284,6 @@ func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }
 // proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
 // plugin entry.
 func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
-	var all []policy.Source
 	seen := map[string]bool{}
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if len(list.Entries) == 0 || list.Network == "" || seen[list.Network] {
@@ -302,13 +301,9 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		case dataDirErr != nil:
 			r.problem(ReasonConflist, dataDirErr)
 		default:
-			all = append(all, policy.Source{ID: source, Policy: entry.Entry.Policy})
-		}
-	}
-	errs := p.AddAll(all, r.conflists, r.warn)
-	for _, c := range all {
-		if err := errs[c.ID]; err != nil {
-			r.sourceProblem(c.ID, err)
+			if err := p.Add(policy.Source{ID: source, Policy: entry.Entry.Policy}, r.conflists, r.warn); err != nil {
+				r.sourceProblem(source, err)
+			}
 		}
 	}
 }
