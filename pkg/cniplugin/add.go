@@ -219,8 +219,8 @@ func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own polic
 			}
 		}
 		if err != nil {
-			p.Incomplete = true
-			n.Warn(fmt.Errorf("%s cannot be written again, so all rules stay as they are: %w", policy.Quote(d.File), err))
+			p.Unreadable++
+			n.Warn(fmt.Errorf("%s cannot be written again, so what may be its rules stays: %w", policy.Quote(d.File), err))
 		}
 	}
 }

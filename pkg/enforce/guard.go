@@ -188,7 +188,7 @@ func (s *State) guards(instead []policy.Guard, repair bool) []policy.Guard {
 		find := func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family }
 		i := slices.IndexFunc(instead, find)
 		switch c := s.Find(g.Chain); {
-		case c == nil || c.Err == nil: // without a policy it is kept, see keepExisting
+		case c == nil || c.Err == nil: // without a policy it is kept, see keepUnknown
 			out = append(out, g)
 		case i >= 0:
 			out = append(out, instead[i])

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -28,10 +29,10 @@ type Conflists interface {
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
-	// Incomplete says that sources are missing, as their documents cannot be read. Chains that exist stay as they
-	// are.
-	Incomplete bool
+	// Unreadable is how many documents cannot be read, whose sources are missing. What they may ask for stays.
+	Unreadable int
 
+	before   []policy.Source // before the first change, or nil
 	policies []policy.Policy // merged from the sources, or nil
 }
 
@@ -99,6 +100,9 @@ func checkBounds(p policy.Policy) error {
 }
 
 func (p *Proposal) set(changed ...policy.Source) {
+	if p.before == nil {
+		p.before = p.Sources
+	}
 	p.Sources, p.Changed, p.policies = WithSources(p.Sources, changed...), WithSources(p.Changed, changed...), nil
 }
 
@@ -191,28 +195,65 @@ func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.R
 	if len(s.Drift()) > 0 {
 		s = e.ObserveAgain(ctx, s) // the dump may have been torn
 	}
-	if p.Incomplete {
-		s.keepExisting()
+	if p.Unreadable > 0 {
+		before := s
+		if p.before != nil {
+			before = e.Observe(ctx, p.before, rec)
+		}
+		s.keepUnknown(before, p.Unreadable)
 	}
 	return s
 }
 
-// keepExisting makes the chains that exist, with their guards, the desired ones.
-func (s *State) keepExisting() {
+// keepUnknown makes desired what unreadable documents may ask for: the chains without a policy, and those that hold
+// more than the policies ask for. A chain of a changed policy must hold what the policy before asked for; and the
+// chains without a policy must be as many as the documents, or one of these may ask for the same.
+func (s *State) keepUnknown(before *State, documents int) {
 	s.keep, s.Stale, s.Duplicates = true, nil, nil
-	var created []string
+	holdMore := func(of *State) map[policy.ChainFamily]bool {
+		chains := map[policy.ChainFamily]bool{}
+		for _, c := range of.Diff() {
+			if c.Unexpected {
+				chains[policy.ChainFamily{Chain: c.Chain, Family: c.Family}] = true
+			}
+		}
+		return chains
+	}
+	unknown, was := holdMore(s), holdMore(before)
+	others := map[string]bool{}
+	for _, o := range s.record.Chains {
+		if s.Find(o.Chain) == nil && before.Find(o.Chain) == nil && !o.Stuck {
+			others[o.Chain] = true
+		}
+	}
+	if len(others) >= documents {
+		maps.DeleteFunc(unknown, func(c policy.ChainFamily, _ bool) bool { return before.Find(c.Chain) != nil && !was[c] })
+	}
+	kept := func(chain string, f policy.Family) bool {
+		return s.Find(chain) == nil || unknown[policy.ChainFamily{Chain: chain, Family: f}]
+	}
+	s.Guard.Desired = slices.DeleteFunc(s.Guard.Desired, func(g policy.Guard) bool { return kept(g.Chain, g.Family) })
+	for _, g := range s.Guard.Observed.Guards {
+		if kept(g.Chain, g.Family) {
+			s.Guard.Desired = append(s.Guard.Desired, g)
+		}
+	}
+	s.Guard.Diff = slices.DeleteFunc(s.Guard.Diff, func(c policy.Change) bool { return kept(c.Chain, c.Family) })
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		c.Diff, c.Desired.Chains = nil, slices.Clone(c.Desired.Chains)
-		for j := range c.Desired.Chains {
-			want := &c.Desired.Chains[j]
+		c.Desired.Chains = slices.Clone(c.Desired.Chains)
+		for j, want := range c.Desired.Chains {
 			have := c.Observed.Find(want.Family, want.Name)
-			if have != nil && len(have.Rules) > 0 && (len(have.Jumps) > 0 || len(want.Jumps) == 0) {
-				*want = *have
+			if have == nil || len(have.Rules) == 0 || !kept(want.Name, want.Family) {
 				continue
 			}
-			created = append(created, want.Name)
-			c.Diff = append(c.Diff, policy.CompareChain(want, c.Observed.Find(want.Family, want.Name))...)
+			stays := *have
+			if len(have.Jumps) == 0 {
+				stays.Jumps = want.Jumps
+			}
+			c.Desired.Chains[j] = stays
+			c.Diff = slices.DeleteFunc(c.Diff, func(d policy.Change) bool { return d.Family == want.Family })
+			c.Diff = append(c.Diff, policy.CompareChain(&stays, have)...)
 		}
 	}
 	for i := range s.tables {
@@ -224,9 +265,6 @@ func (s *State) keepExisting() {
 			}
 		}
 	}
-	exists := func(g policy.Guard) bool { return !slices.Contains(created, g.Chain) }
-	s.Guard.Desired = append(slices.DeleteFunc(s.Guard.Desired, exists), s.Guard.Observed.Guards...)
-	s.Guard.Diff = slices.DeleteFunc(s.Guard.Diff, func(c policy.Change) bool { return !slices.Contains(created, c.Chain) })
 }
 
 // ApplyProposal applies a proposal: it writes the documents beside those in force, syncs the
@@ -251,12 +289,12 @@ func (e *Enforcer) ApplyProposal(
 		staged = append(staged, one)
 	}
 	after := before
-	if !p.Incomplete || len(before.Diff()) > 0 {
+	if p.Unreadable == 0 || len(before.Diff()) > 0 {
 		after = e.sync(ctx, before, p.changedPolicies(stored), lock)
 	}
 	if err := check(after); err != nil {
 		if len(staged) > 0 && !lock.DryRun() {
-			e.rollBack(ctx, before, stored.Record, lock)
+			e.rollBack(ctx, before, p.Unreadable, stored.Record, lock)
 		}
 		return after, err
 	}
@@ -279,7 +317,7 @@ func (p *Proposal) changedPolicies(stored store.State) []policy.Source {
 
 // rollBack restores the rules that the documents in force ask for, and the chains of agents that
 // were about to be adopted: one family may have been written, and the other not.
-func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record, lock *store.Lock) {
+func (e *Enforcer) rollBack(ctx context.Context, before *State, unreadable int, rec store.Record, lock *store.Lock) {
 	stored, err := e.Load()
 	if err != nil {
 		e.Warn(err)
@@ -311,5 +349,5 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, rec store.Record
 	if err := lock.PutRecord(now); err != nil {
 		e.Warn(fmt.Errorf("record the owned chains: %w", err))
 	}
-	e.Sync(ctx, e.Observe(ctx, stored.Sources, now), lock)
+	e.Sync(ctx, e.ObserveProposal(ctx, &Proposal{Sources: stored.Sources, Unreadable: unreadable}, now), lock)
 }

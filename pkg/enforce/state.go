@@ -32,7 +32,7 @@ type State struct {
 	record store.Record  // of this boot
 	tables []tables      // one for each backend that a chain is in
 	change *policyChange // nil: the rules are repaired
-	keep   bool          // nothing is removed, see keepExisting
+	keep   bool          // nothing is removed, see keepUnknown
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
@@ -61,7 +61,7 @@ type tables struct {
 	choice      netfilter.Choice
 	observation netfilter.Observation
 	diff        policy.Diff    // what is in them and belongs to no chain of a policy
-	kept        []policy.Chain // of no policy, see keepExisting
+	kept        []policy.Chain // of no policy, see keepUnknown
 }
 
 // Duplicate is a chain of the same name in another backend.

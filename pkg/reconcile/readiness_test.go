@@ -183,9 +183,9 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f.file(document, string(text[:20]))
 	f.readOnly(disk)
 	before := f.nft("list", "ruleset")
-	for range 2 {
+	for _, result := range []Result{Failed, Unchanged} { // the second one does not try it again
 		r := f.sync()
-		f.wants(r, Failed, document, "read-only file system", "all rules stay as they are")
+		f.wants(r, result, document, "read-only file system")
 		if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
 			t.Errorf("problems %+v", r.Problems)
 		}

@@ -180,13 +180,19 @@ func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r
 // Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, they are damaged and
 // no source restores them, or a bad plugin.toml does not say which of them are in force.
 func (r *Report) Incomplete() error {
+	errs := []error{r.unknown()}
+	for _, p := range r.Lost {
+		errs = append(errs, p.Err)
+	}
+	return errors.Join(errs...)
+}
+
+// unknown is Incomplete without damaged documents, beside which a sync writes what cannot be theirs.
+func (r *Report) unknown() error {
 	errs := []error{newer(r.State)}
 	ofNetwork := func(s policy.Source) bool { return s.ID.Kind == policy.Network }
 	if r.Sources != nil && r.Sources.PluginFile.Invalid && slices.ContainsFunc(r.State.Sources, ofNetwork) {
 		errs = append(errs, fmt.Errorf("%w; until it is corrected, all rules stay as they are", r.Sources.PluginFileErr))
-	}
-	for _, p := range r.Lost {
-		errs = append(errs, p.Err)
 	}
 	return errors.Join(errs...)
 }
@@ -198,10 +204,10 @@ func (r *Report) Obstacles() []Problem {
 
 // Unfinished reports whether a sync has something to write.
 func (r *Report) Unfinished() bool {
-	if r.Incomplete() != nil || r.Refused != nil {
+	if r.unknown() != nil || r.Refused != nil {
 		return false
 	}
-	return len(r.Pending)+len(r.Dropped)+len(r.State.Damaged) > 0 || r.Rules != nil && !r.Rules.InSync()
+	return len(r.Pending)+len(r.Dropped) > 0 || r.Rules != nil && !r.Rules.InSync()
 }
 
 // sameOutstanding reports whether a dry run would write only what the last sync failed to write.
@@ -279,7 +285,7 @@ func (n *Node) judge(r *Report) {
 		r.problem(ReasonState, err)
 	} else if r.Refused != nil {
 		r.problem(ReasonState, r.Refused)
-	} else if r.Rules != nil && len(r.Lost) == 0 {
+	} else if r.Rules != nil {
 		judgeRules(r)
 	}
 	if r.rulesFailed() {

@@ -24,12 +24,12 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
 		r.Refused = n.checkDataDir(ctx, e, src)
-		r.Rules = e.Observe(ctx, p.Sources, withoutStuck(r.State.Record))
+		r.Rules = e.ObserveProposal(ctx, p, withoutStuck(r.State.Record))
 	}
 	if r.Refused != nil {
 		r.Dropped = nil
 	}
-	if r.Incomplete() != nil { // differences from a part of the documents mean nothing
+	if r.unknown() != nil { // differences from a part of the documents mean nothing
 		r.Pending, r.Dropped = nil, nil
 		r.Rules.DiscardDiff()
 	}
@@ -103,13 +103,10 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer func() { r.warn(lock.Release()) }()
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || r.Incomplete() != nil {
+	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || r.unknown() != nil {
 		return
 	}
 	p := n.plan(r, n.unused(r))
-	if n.keepDamaged(r, p, lock); len(r.Lost) > 0 {
-		return
-	}
 	r.warn(lock.Tidy(r.State))
 	dropped := map[policy.SourceID]*store.Staged{}
 	for _, s := range r.Dropped {
@@ -119,7 +116,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		}
 	}
 	rec := withoutStuck(r.State.Record)
-	before := e.Observe(ctx, r.State.Sources, rec)
+	before := e.ObserveProposal(ctx, n.stored(r), rec)
 	// An ADD that attached before the document was dropped may have returned and relies on the rules.
 	// One that attaches later finds no document, and waits for the lock.
 	unused := n.unused(r)
@@ -132,13 +129,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		}
 		p = n.plan(r, slices.DeleteFunc(r.Dropped, used))
 	}
-	// What has not been written in this boot, or what a damaged document held, has not drifted.
-	r.Before = before
-	if len(r.State.Damaged) == 0 {
-		r.Drift = before.Drift()
-	}
+	r.Before, r.Drift = before, before.Drift()
 	changes := len(r.Pending)+len(r.Dropped) > 0
-	wrote := changes || !before.InSync() || len(r.State.Damaged) > 0
+	wrote := changes || !before.InSync()
 	if changes {
 		n.applyChanges(ctx, r, e, lock, p)
 	} else {
@@ -209,8 +202,7 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 			return
 		}
 		if len(p.Changed) > 1 {
-			one := &enforce.Proposal{Sources: enforce.WithSources(r.State.Sources, c), Changed: []policy.Source{c}}
-			if err = try(one); err == nil {
+			if err = try(n.stored(r, c)); err == nil {
 				continue
 			}
 		}
@@ -221,7 +213,7 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: rejected[c.ID], LoopOnly: true})
 	}
 	if n.load(r) {
-		r.Rules = e.Sync(ctx, e.Observe(ctx, r.State.Sources, withoutStuck(r.State.Record)), lock)
+		r.Rules = e.Sync(ctx, e.ObserveProposal(ctx, n.stored(r), withoutStuck(r.State.Record)), lock)
 	}
 }
 
@@ -234,8 +226,9 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	n.proposeNetworks(r, p)
 	n.proposeAgent(r, p)
 	// Without the policies whose rules could not be written a moment ago.
-	due, failed := n.backoff.withhold(p.Changed, time.Now())
-	for _, c := range p.Changed {
+	changed := p.Changed
+	due, failed := n.backoff.withhold(changed, time.Now())
+	for _, c := range changed {
 		if err := failed[c.ID]; err != nil {
 			r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: err, LoopOnly: true})
 		}
@@ -246,37 +239,32 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	for _, c := range due {
 		r.Pending = append(r.Pending, c.ID)
 	}
+	if p.Unreadable = len(n.unreadable(r, due)); p.Unreadable > 0 && len(dropped) > 0 {
+		return n.plan(r, nil)
+	}
+	lost := n.unreadable(r, changed)
 	for _, d := range r.State.Damaged {
-		restored := d.File == n.Dir.RecordPath() || r.Sources.PluginFile.ExcludesDocument(d.File, n.Dir.DocumentPath) ||
-			slices.ContainsFunc(p.Changed, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
-		if restored {
-			r.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
+		if slices.Contains(lost, d) {
+			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so what may be its rules "+
+				"stays until the next ADD of its network writes it again, or the document is removed", d.Err)})
 		} else {
-			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all rules stay as they are "+
-				"until the next ADD of its network writes it again, or the document is removed", d.Err)})
+			r.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
 		}
 	}
 	return p
 }
 
-// keepDamaged keeps everything as it is if a damaged document cannot be written again, such as on a file system
-// that is read-only since the damage: without the document its rules would be removed.
-func (n *Node) keepDamaged(r *Report, p *enforce.Proposal, lock *store.Lock) {
-	for _, d := range r.State.Damaged {
-		for _, c := range p.Changed {
-			if d.File != n.Dir.DocumentPath(c.ID) {
-				continue
-			}
-			staged, err := lock.Stage(c)
-			if err == nil {
-				err = staged.Discard()
-			}
-			if err != nil {
-				r.Lost = append(r.Lost, Problem{Reason: ReasonState, LoopOnly: true,
-					Err: fmt.Errorf("%w; it cannot be written now, so all rules stay as they are: %w", d.Err, err)})
-			}
-		}
-	}
+// unreadable returns the damaged documents of sources that may be in force, and that these do not restore.
+func (n *Node) unreadable(r *Report, restored []policy.Source) []store.FileError {
+	return slices.DeleteFunc(slices.Clone(r.State.Damaged), func(d store.FileError) bool {
+		return d.File == n.Dir.RecordPath() || r.Sources.PluginFile.ExcludesDocument(d.File, n.Dir.DocumentPath) ||
+			slices.ContainsFunc(restored, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
+	})
+}
+
+// stored returns what is stored as a proposal, with sources added or replaced.
+func (n *Node) stored(r *Report, changed ...policy.Source) *enforce.Proposal {
+	return &enforce.Proposal{Sources: enforce.WithSources(r.State.Sources, changed...), Changed: changed, Unreadable: len(n.unreadable(r, changed))}
 }
 
 func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }

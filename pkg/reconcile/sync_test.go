@@ -506,9 +506,13 @@ func TestSyncWithOldSourcesRevertsNoADD(t *testing.T) {
 }
 
 // A document that is damaged and that no source makes again may be that of a
-// network with pods: nothing is taken away until it is written anew.
+// network with pods: nothing is taken away until it is written anew. Other chains are repaired and changed.
 func TestDamagedDocumentOfNobody(t *testing.T) {
 	f := newFixture(t)
+	other := func(exempt string) {
+		f.conflist("other", map[string]any{"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{exempt}, "guard": "drop", "podCIDRs": []string{"10.7.0.0/16"}})
+	}
+	other("192.0.2.0/24")
 	path := f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	f.right()
 	if err := os.Remove(path); err != nil {
@@ -527,6 +531,26 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 			t.Errorf("check: differs %t, ready %t", r.Differs(), r.Ready())
 		}
 	}
+	has := func(what string, want bool) {
+		t.Helper()
+		if rules := f.nft("list", "ruleset"); strings.Contains(rules, what) != want {
+			t.Errorf("%s: %t, want %t:\n%s", what, !want, want, rules)
+		}
+	}
+	f.nft("delete", "table", "ip", "ip-masq-guard")
+	f.nft("flush", "chain", "ip", "ip-masq", "masq-OTHER")
+	if r := f.Check(t.Context()); !r.Differs() {
+		t.Error("check finds nothing")
+	}
+	if r := f.sync(); len(r.Drift) == 0 || r.Differs() {
+		t.Errorf("repaired %v; left are %v", r.Drift, r.Rules.Diff())
+	}
+	has("guard-OTHER", true)
+	other("198.51.100.0/24")
+	f.wants(f.sync(), Failed, document)
+	has("198.51.100.0/24", true)
+	has("192.0.2.0/24", false)
+	f.exempts("10.1.0.0/16," + linkLocal)
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	if r := f.right(); len(r.Drift) > 0 {
 		t.Errorf("what the document held is drift: %v", r.Drift)
