@@ -91,12 +91,15 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	}
 	n := &node{
 		plugin:        p,
-		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack, Addresses: p.Addresses, InForce: file.InForce},
+		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack, Addresses: p.Addresses},
 		netconf:       conf,
 		network:       id.Network,
 		cniVersion:    id.CNIVersion,
 		pluginFile:    file,
 		pluginFileErr: err,
+	}
+	if file.Present {
+		n.InForce = file.InForce
 	}
 	n.netconfInForce = sync.OnceValues(n.findNetconf)
 	n.entry = sync.OnceValues(n.validEntry)

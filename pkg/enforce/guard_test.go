@@ -554,6 +554,77 @@ func TestResetsOnRecord(t *testing.T) {
 	}
 }
 
+// TestExclusionIsAPolicyChange: a plugin.toml that excludes a network, or ceases to, changes the policy of a chain that
+// another network has too. The document keeps the subnets that were found without the file.
+func TestExclusionIsAPolicyChange(t *testing.T) {
+	f := newFixture(t)
+	resets := func(s *policy.SourcePolicy) {
+		s.StaleConnections, s.PodCIDRs = policy.ResetConnections, prefixes("10.88.0.0/16")
+	}
+	one, evil, alone := withSubnet(network("one", "A", resets)), network("evil", "A", resets, exempts("192.0.2.0/24")), network("alone", "B", resets)
+	f.mustApply(one, evil, alone)
+	sync := func() string {
+		f.putRecord(func(r *store.Record) { r.Resets = nil })
+		state, err := f.enforcer.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.mustBeInSync(f.sync(state.Sources...))
+		var text string
+		for _, r := range f.record().Resets {
+			for _, s := range r.Before {
+				text += " " + s.ID.Name
+			}
+			text += ";"
+		}
+		return text
+	}
+	excluded := []string{"evil"}
+	f.enforcer.InForce = func(stored []policy.Source) (inForce, out []policy.Source) {
+		for _, s := range stored {
+			if s.PodSubnets = nil; slices.Contains(excluded, s.ID.Name) {
+				out = append(out, s)
+			} else {
+				inForce = append(inForce, s)
+			}
+		}
+		return inForce, out
+	}
+	if got := sync(); got != " alone evil one;" {
+		t.Errorf("a network is excluded: resets%s", got)
+	}
+	f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{}
+	if got := sync(); got != ";" {
+		t.Errorf("lost rules: resets%s", got)
+	}
+	excluded = []string{"evil", "alone"}
+	if got := sync(); got != "" {
+		t.Errorf("a network with a chain of its own is excluded: resets%s", got)
+	}
+	changed := network("one", "A", resets, exempts("10.0.0.0/8", "198.51.100.0/24"))
+	state, err := f.enforcer.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := enforce.Proposal{Sources: state.Sources}
+	if err := p.Add(changed, conflists, ignored); err != nil {
+		t.Fatal(err)
+	}
+	lock, release := f.lock()
+	if _, err := f.enforcer.ApplyProposal(t.Context(), lock, state, &p, func(s *enforce.State) error { return s.Err("A") }); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	f.enforcer.InForce = nil
+	if got := sync(); got != " one;" {
+		t.Errorf("no network is excluded: resets%s", got)
+	}
+	state, err = f.enforcer.Load()
+	if got := state.Find(one.ID); err != nil || !got.Policy.Equal(changed.Policy) || !slices.Equal(got.PodSubnets, one.PodSubnets) {
+		t.Errorf("stored is %+v, %v", got, err)
+	}
+}
+
 func withSubnet(s policy.Source) policy.Source {
 	s.PodSubnets = prefixes("10.88.0.0/16")
 	return s

@@ -280,8 +280,16 @@ func (e *Enforcer) ApplyProposal(
 		}
 	}()
 	before := e.ObserveProposal(ctx, p, stored.Record)
-	before.change = changeOf(stored.Sources, p.Sources)
+	was, _ := stored.LastInForce()
+	before.change = changeOf(was, p.Sources)
+	all, err := e.Dir.Load()
+	if err != nil {
+		return before, err
+	}
 	for _, c := range p.Changed {
+		if s := all.Find(c.ID); s != nil {
+			_, _ = c.AddPodSubnets(s.PodSubnets...) // beside a plugin.toml they are stored and not in force
+		}
 		one, err := lock.Stage(c)
 		if err != nil {
 			return before, &UnwritableError{err}

@@ -60,9 +60,9 @@ func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 	}
 	untranslated := len(s.record.Chains) == 0 || s.dropsMore(concerns) || s.lostRules(concerns)
 	if c := s.change; c != nil {
-		// Removing a network deletes no connection.
+		// Removing a chain deletes no connection.
 		remaining := slices.DeleteFunc(slices.Clone(c.before), func(b policy.Source) bool {
-			return store.State{Sources: c.after}.Find(b.ID) == nil
+			return !slices.ContainsFunc(c.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
 		})
 		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff())+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0

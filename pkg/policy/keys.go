@@ -71,7 +71,7 @@ func (m *merger) keys(s *SourcePolicy) []Key {
 			agree(m, &s.BypassMark, &p.BypassMark, DefaultBypassMark, nil)},
 		{"podCIDRs", 3, "sourceCIDRs, else the pods' subnets", "addresses of pods, for guard, staleConnections and enforceExempt",
 			list(united, &s.PodCIDRs)},
-		{"outputAddresses", 5, "none", "pods leave with the node's address in the first of these prefixes that has one",
+		{"outputAddresses", 6, "none", "pods leave with the node's address in the first of these prefixes that has one",
 			agreeItems(m, &s.OutputAddresses, &p.OutputAddresses)},
 		{"masqChain", 2, DefaultChain, "name of the chain; sources with the same chain are merged",
 			Combination{Sources: "each chain on its own", Field: &s.Chain}},

@@ -55,9 +55,9 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	// An installed plugin knows better than an image which backends the host has.
 	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
-	return &enforce.Enforcer{
+	e := &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
-		KeepBackend: notInstalled == nil, InForce: src.PluginFile.InForce,
+		KeepBackend: notInstalled == nil,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 			if src.owned == nil {
 				owned, err := n.Drivers.Owned(ctx)
@@ -69,6 +69,10 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 			return *src.owned, nil
 		},
 	}
+	if src.PluginFile.Present {
+		e.InForce = src.PluginFile.InForce
+	}
+	return e
 }
 
 // checkDataDir returns why the dataDir must not be used, or nil: the node has another one, by its plugin.toml or by

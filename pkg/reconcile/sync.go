@@ -130,6 +130,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		p = n.plan(r, slices.DeleteFunc(r.Dropped, used))
 	}
 	r.Before, r.Drift = before, before.Drift()
+	if was, changed := r.State.LastInForce(); len(changed) > 0 { // plugin.toml has changed
+		r.Drift, r.Applied = e.Observe(ctx, was, rec).Drift(), changed
+	}
 	changes := len(r.Pending)+len(r.Dropped) > 0
 	wrote := changes || !before.InSync()
 	if changes {

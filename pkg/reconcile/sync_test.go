@@ -328,6 +328,8 @@ func TestUnusedExcludedNetworkIsDropped(t *testing.T) {
 	admitted := "10.1.0.0/16," + linkLocal
 	if r := f.right(); len(r.Dropped) > 0 || len(r.State.Excluded) != 1 || f.stored(policy.Network, "other") == nil {
 		t.Errorf("dropped %v, excluded %v", r.Dropped, r.State.Excluded)
+	} else if len(r.Drift) > 0 || len(r.Applied) != 1 || r.Applied[0].Name != "other" || r.Result != Changed { // it is no repair
+		t.Errorf("drift %v, applied %v, result %s", r.Drift, r.Applied, r.Result)
 	}
 	f.exempts(admitted)
 	f.file(f.PluginFile, "allow_networks = ")

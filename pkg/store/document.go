@@ -24,7 +24,7 @@ import (
 
 // otherSchema is the number of the last change of the form of documents and the record that is no key of the
 // policy. The next one is Schema() + 1, as for a key.
-const otherSchema = 4
+const otherSchema = 5
 
 // Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
 // version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
@@ -53,6 +53,8 @@ type Record struct {
 	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
 	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
+
+	Excluded []string `json:"excluded,omitempty"` // the networks that plugin.toml did not admit when rules were written last
 }
 
 // Outputs are the addresses that pods leave with by the policy of a chain, with the list that they were chosen
@@ -289,6 +291,22 @@ type State struct {
 type FileError struct {
 	File string // its path
 	Err  error  // names the path, the fault and the remedy
+}
+
+// LastInForce returns the sources that were in force when rules were written last, and those for which that has
+// changed since, by another plugin.toml.
+func (s State) LastInForce() (sources []policy.Source, changed []policy.SourceID) {
+	for i, src := range slices.Concat(s.Sources, s.Excluded) {
+		was := src.ID.Kind != policy.Network || !slices.Contains(s.Record.Excluded, src.ID.Name)
+		if was {
+			sources = append(sources, src)
+		}
+		if was != (i < len(s.Sources)) {
+			changed = append(changed, src.ID)
+		}
+	}
+	slices.SortFunc(sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
+	return sources, changed
 }
 
 // Find returns the source, or nil.
