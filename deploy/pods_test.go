@@ -211,15 +211,6 @@ func entrypoint(t *testing.T) []string {
 	return []string{binary(t, "ip-masq-reconciler"), string(found[1])}
 }
 
-// TestArguments checks that the image's program accepts the arguments of every container.
-func TestArguments(t *testing.T) {
-	for name, dir := range kustomizations(t) {
-		t.Run(name, func(t *testing.T) {
-			wantArgumentsTaken(t, daemonSets(t, dir)[0].Spec.Template.Spec)
-		})
-	}
-}
-
 // wantArgumentsTaken checks the arguments of the pod's containers, with their variables replaced.
 func wantArgumentsTaken(t *testing.T, p pod) {
 	t.Helper()
