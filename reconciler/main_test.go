@@ -35,6 +35,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // sandboxed runs the tests where they can do no harm.
@@ -303,7 +304,7 @@ func newer(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("no documents in %s", args[0])
 	}
 	for _, d := range documents {
-		text := regexp.MustCompile(`"schema": ?\d+`).ReplaceAllString(ts.ReadFile(d), `"schema": 99`)
+		text := strings.Replace(ts.ReadFile(d), fmt.Sprint(store.Schema()), fmt.Sprint(store.Schema()+1), 1) // the first number
 		ts.Check(os.WriteFile(d, []byte(text), 0o600))
 	}
 }

@@ -165,27 +165,6 @@ func TestAgentDocument(t *testing.T) {
 	}
 }
 
-// The lines of keys and items, of repeated keys too.
-func TestLinesOfMembers(t *testing.T) {
-	for name, c := range map[string]struct {
-		text string
-		more bool
-		want []config.Member
-	}{
-		"nothing":        {"# nothing\n", false, nil},
-		"lines of items": {"b: 1\na:\n- x\n\n- z\n", false, []config.Member{{Key: "b", Value: []byte("1"), Line: 1}, {Key: "a", Value: []byte(`["x","z"]`), Line: 2, ItemLines: []int{3, 5}}}},
-		"a key twice":    {"a: 1\na: 2\n", false, []config.Member{{Key: "a", Value: []byte("2"), Line: 1}, {Key: "a", Value: []byte("2"), Line: 2}}},
-		"JSON":           {`{"a": [null]}`, false, []config.Member{{Key: "a", Value: []byte("[null]"), Line: 1, ItemLines: []int{1}}}},
-		"more":           {"a: 1\n---\nb: 2\n", true, []config.Member{{Key: "a", Value: []byte("1"), Line: 1}}},
-		"no more":        {"a: 1\n---\n", false, []config.Member{{Key: "a", Value: []byte("1"), Line: 1}}},
-	} {
-		got, more, err := membersOf("FILE", []byte(c.text))
-		if diff := cmp.Diff(c.want, got); diff != "" || more != c.more || err != nil {
-			t.Errorf("%s: more %t, %v (-want +got):\n%s", name, more, err, diff)
-		}
-	}
-}
-
 // Every mistake that a file can have, with the words that it is refused with.
 func TestAgentDocumentMistakes(t *testing.T) {
 	const f = "DIR/ip-masq-agent"
@@ -398,26 +377,6 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if diff := cmp.Diff(source(policy.DefaultChain), got.Source); diff != "" {
 		t.Error(diff)
 	}
-}
-
-// A flag replaces what the file has, and is not judged beside what it has: a
-// later flag may replace that too.
-func TestFlagsWin(t *testing.T) {
-	s := config.DefaultSettings()
-	file := write(t, filepath.Join(t.TempDir(), "reconciler.toml"), "[agent]\ncidrLimit = 1\nnonMasqueradeCIDRs = ['10.0.0.0/8']")
-	if err := s.Read(file); err != nil {
-		t.Fatal(err)
-	}
-	before := s
-	if err := s.Set("agent.masqueradeCIDRs", "10.0.0.0/8,10.1.0.0/16"); err != nil {
-		t.Error(err)
-	}
-	if before.Agent.Policy.MasqueradeCIDRs != nil {
-		t.Error("a flag changed settings that were taken before")
-	}
-	_, err := Read("", config.DialectV1, s.Agent)
-	policytest.WantError(t, err, file, "FILE:2: agent.cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 1 allowed; remove some or raise cidrLimit; "+
-		"[agent] of the reconciler's settings: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two")
 }
 
 // What the file's keys state has its line and its place there, if it is judged

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -290,27 +288,6 @@ func TestOverridden(t *testing.T) {
 	}
 }
 
-// Chains of nftables bear a prefix in a table of their own.
-func TestOwnedInNFTables(t *testing.T) {
-	n := newNode(network("a", "A", inNFT))
-	asked := false
-	q := question("8.8.8.8", "", "")
-	q.Trace = func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
-		asked = true
-		if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}); !is || !binds {
-			t.Errorf("masq-A: owned %t, binds %t", is, binds)
-		}
-		if is, _ := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "postrouting"}); is {
-			t.Error("the base chain is not followed")
-		}
-		return nil, nil
-	}
-	n.explain(q)
-	if !asked {
-		t.Error("third-party rules were not read")
-	}
-}
-
 // TestNoFileHasTheValue: the origin tells why no conflist has the value that is in force.
 func TestNoFileHasTheValue(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -340,47 +317,6 @@ func TestNoFileHasTheValue(t *testing.T) {
 			t.Errorf("%s: want %q in\n%s", name, want, &text)
 		}
 	}
-}
-
-// An address is the same however it is written.
-func TestSpellingsOfAddresses(t *testing.T) {
-	n := newNode(network("a", "A", enableIPv6))
-	for dst, want := range map[string]string{"::ffff:10.1.1.1": "10.1.1.1", "fe80::1%eth0": "fe80::1"} {
-		e := n.to(dst)
-		if e.Destination.String() != want || e.Verdict != policy.ActionExempt {
-			t.Errorf("%s is taken for %s, %s", dst, e.Destination, e.Verdict)
-		}
-	}
-}
-
-// Where the kernel has all that is desired it agrees, whatever is asked.
-func TestTheKernelAgreesWhereNothingDiffers(t *testing.T) {
-	prefixes := rapid.SliceOfN(rapid.SampledFrom(cidrs("10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "0.0.0.0/0", "10.1.2.3/32")), 0, 3)
-	anyPolicy := func(t *rapid.T) func(*policy.SourcePolicy) {
-		return func(s *policy.SourcePolicy) {
-			s.NonMasqueradeCIDRs = prefixes.Draw(t, "non")
-			s.SourceCIDRs = prefixes.Draw(t, "sources")
-			s.NonMasqueradeSourceCIDRs = prefixes.Draw(t, "exempt sources")
-			s.OutputInterfaces = rapid.SliceOfN(rapid.SampledFrom([]string{"eth0", "eth+", "wg0"}), 0, 2).Draw(t, "interfaces")
-			host := rapid.Bool().Draw(t, "host")
-			s.MasqueradeHost = &host
-			s.Backend = rapid.SampledFrom([]policy.Backend{"", policy.NFTables}).Draw(t, "backend")
-		}
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		n := newNode(network("a", "A", anyPolicy(t)), network("b", "B", anyPolicy(t)))
-		address := rapid.SampledFrom([]string{"", "10.1.2.3", "10.1.9.9", "10.9.9.9", "8.8.8.8"})
-		dst, src := address.Draw(t, "dst"), address.Draw(t, "src")
-		if dst == "" {
-			dst = "10.1.2.3"
-		}
-		q := question(dst, src, rapid.SampledFrom([]string{"", "eth0", "eth1", "wg0", "lo"}).Draw(t, "out"))
-		q.DstLocal, q.SrcLocal = dst == "10.1.9.9", src == "10.1.9.9"
-		e := n.explain(q)
-		if !e.Kernel || e.Problem != "" || len(e.Drift) > 0 || len(e.Chains) != 1 {
-			t.Fatalf("%+v: kernel %t, problem %q, drift %q, %d other chains", q, e.Kernel, e.Problem, e.Drift, len(e.Chains))
-		}
-	})
 }
 
 // TestGuard: what guard and enforceExempt do with packets, and when they do not.

@@ -112,40 +112,6 @@ func TestTextAndJSON(t *testing.T) {
 	}
 }
 
-// The fields that the contract names are there in every answer, with null and ""
-// where there is nothing to say.
-func TestFieldsOfTheContract(t *testing.T) {
-	always := []string{
-		"destination", "source", "interface", "chain", "family", "verdict", "prefix", "origin", "reason", "kernel",
-		"overridden_by", "backend", "rule", "drift",
-	}
-	for name, e := range cases(t) {
-		doc, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var fields map[string]any
-		if err := json.Unmarshal(doc, &fields); err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range always {
-			if _, there := fields[f]; !there {
-				t.Errorf("%s: %s is missing", name, f)
-			}
-		}
-		if _, list := fields["drift"].([]any); !list {
-			t.Errorf("%s: drift is %v, want a list", name, fields["drift"])
-		}
-		if origin, there := fields["origin"].(map[string]any); there {
-			for _, f := range []string{"source", "key"} {
-				if text, _ := origin[f].(string); text == "" {
-					t.Errorf("%s: %s of the origin is %v", name, f, origin[f])
-				}
-			}
-		}
-	}
-}
-
 // TestAge checks the two units of an age.
 func TestAge(t *testing.T) {
 	t.Parallel()

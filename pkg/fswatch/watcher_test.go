@@ -283,27 +283,6 @@ func TestLoopOfLinksIsReported(t *testing.T) {
 	}
 }
 
-// TestConfigMap exchanges a volume's content as kubelet does (atomic_writer.go).
-func TestConfigMap(t *testing.T) {
-	tr := &tree{T: t, root: t.TempDir()}
-	fill := func(version string) {
-		tr.mkdir("config/" + version)
-		tr.write("config/" + version + "/ip-masq-agent")
-		tr.link(version, "config/..data_tmp")
-	}
-	tr.mkdir("config")
-	fill("..2026_0")
-	tr.rename("config/..data_tmp", "config/..data")
-	tr.link("..data/ip-masq-agent", "config/ip-masq-agent")
-	tr.start("config")
-	for i := range 3 {
-		fill(fmt.Sprint("..2026_", i+1))
-		tr.drain()
-		tr.notified("the swap", func() { tr.rename("config/..data_tmp", "config/..data") })
-		tr.notified("the removal of the old", func() { tr.remove(fmt.Sprint("config/..2026_", i)) })
-	}
-}
-
 // TestNothingIsMissed makes a way step by step while it is being watched.
 func TestNothingIsMissed(t *testing.T) {
 	for range 30 {
@@ -406,10 +385,4 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
-}
-
-func TestNoDirectories(t *testing.T) {
-	tr := newTree(t, nil)
-	tr.write("x")
-	tr.quiet("something somewhere")
 }

@@ -64,15 +64,6 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestALaterSyncMakesReady(t *testing.T) {
-	m := metrics.New(metrics.Options{})
-	m.Report(rich(), time.Minute)
-	m.Report(&reconcile.Report{}, time.Minute)
-	if w := get(m.Health(), "/readyz"); w.Code != http.StatusOK {
-		t.Errorf("%d: %s", w.Code, w.Body)
-	}
-}
-
 func TestRequests(t *testing.T) {
 	m := metrics.New(metrics.Options{})
 	health, metrics := httptest.NewServer(m.Health()), httptest.NewServer(m.Metrics())

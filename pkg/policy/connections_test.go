@@ -30,55 +30,6 @@ func conn(src, dst, replySrc, replyDst string) *policy.Connection {
 	return &policy.Connection{Src: addr(src), Dst: addr(dst), ReplySrc: addr(replySrc), ReplyDst: addr(replyDst)}
 }
 
-// TestJudge: a policy that masquerades all but 10.0.0.0/8 follows one that also exempts 192.0.2.0/24 and
-// masqueraded 10.7.0.0/16.
-func TestJudge(t *testing.T) {
-	pods := policy.SourcePolicy{PodCIDRs: cidrs("10.88.0.0/16"), StaleConnections: policy.ResetConnections}
-	now, before := pods, pods
-	now.NonMasqueradeCIDRs = cidrs("10.0.0.0/8")
-	before.NonMasqueradeCIDRs, before.MasqueradeCIDRs = cidrs("10.0.0.0/8", "192.0.2.0/24"), cidrs("10.7.0.0/16")
-	present := []policy.Policy{mergeOne(t, network("a", 1, now))}
-	changed := policy.NewConnectionJudge(present, [][]policy.Policy{{mergeOne(t, network("a", 1, before))}}, false)
-	untranslated := policy.NewConnectionJudge(present, nil, true)
-	if got := changed.Families(); !slices.Equal(got, []policy.Family{policy.IPv4}) {
-		t.Errorf("families %v", got)
-	}
-	const pod, node = "10.88.0.2", "203.0.113.1"
-	for name, tt := range map[string]struct {
-		*policy.Connection
-		changed, untranslated bool
-	}{
-		"exempt to masqueraded":             {conn(pod, "192.0.2.1", "192.0.2.1", pod), true, true},
-		"exempt to masqueraded, translated": {conn(pod, "192.0.2.1", "192.0.2.1", node), false, false},
-		"masqueraded to exempt":             {conn(pod, "10.7.0.1", "10.7.0.1", node), true, false},
-		"masqueraded to exempt, as is":      {conn(pod, "10.7.0.1", "10.7.0.1", pod), false, false},
-		"masqueraded as before":             {conn(pod, "198.51.100.1", "198.51.100.1", node), false, false},
-		"masqueraded as before, as is":      {conn(pod, "198.51.100.1", "198.51.100.1", pod), false, true},
-		"exempt as before":                  {conn(pod, "10.9.0.1", "10.9.0.1", pod), false, false},
-		"exempt as before, translated":      {conn(pod, "10.9.0.1", "10.9.0.1", node), false, false},
-		"Service, endpoint now masqueraded": {conn(pod, "10.96.0.1", "192.0.2.1", pod), true, true},
-		"Service, endpoint now exempt":      {conn(pod, "192.0.2.9", "10.7.0.1", node), false, false},
-		"Service, pod endpoint":             {conn(pod, "10.96.0.1", "10.88.0.3", pod), false, false},
-		"local endpoint":                    {conn(pod, node, node, pod), false, false},
-		"bridge address as the source":      {conn("10.88.0.1", "192.0.2.1", "192.0.2.1", "10.88.0.1"), false, false},
-		"the node":                          {conn(node, "192.0.2.1", "192.0.2.1", node), false, false},
-		"to a pod, DNATed":                  {conn("192.0.2.1", node, pod, "192.0.2.1"), false, false},
-		"IPv6":                              {conn("fd00::2", "2001:db8::1", "2001:db8::1", "fd00::2"), false, false},
-	} {
-		routes := &nodeRoutes{local: []netip.Addr{addr(node), addr("10.88.0.1")}}
-		chain, stale := changed.Judge(tt.Connection, routes)
-		if stale != tt.changed || stale && chain != policy.DefaultChain {
-			t.Errorf("%s: after the change %v, chain %q", name, stale, chain)
-		}
-		if _, stale := untranslated.Judge(tt.Connection, routes); stale != tt.untranslated {
-			t.Errorf("%s: if rules were missing %v", name, stale)
-		}
-		if routes.asked > 0 {
-			t.Errorf("%s: a route was looked up without outputInterfaces", name)
-		}
-	}
-}
-
 // TestJudgeRoutes: outputInterfaces decide, and a route is looked up for nothing that they cannot change.
 func TestJudgeRoutes(t *testing.T) {
 	p := policy.SourcePolicy{PodCIDRs: cidrs("10.88.0.0/16"), StaleConnections: policy.ResetConnections, NonMasqueradeCIDRs: cidrs()}

@@ -186,45 +186,6 @@ func TestUnrecognizedRulesAreDifferences(t *testing.T) {
 	wantEqual(t, "differences", policy.CompareChain(&c, &c).String(), "ipv4 C: missing rule: x\nipv4 C: unexpected rule: x")
 }
 
-// Whether two rules may change places.
-func TestCompareOrderOfTwo(t *testing.T) {
-	ret := func(r policy.Rule) policy.Rule { r.Verdict = policy.Return; return r }
-	masq := func(r policy.Rule) policy.Rule { r.Verdict = policy.Masquerade; return r }
-	low, high := policy.PortRange{First: 1, Last: 2}, policy.PortRange{First: 3, Last: 4}
-	for _, tt := range []struct {
-		name    string
-		a, b    policy.Rule
-		matters bool
-	}{
-		{"the same is done", ret(policy.Rule{To: ranges("10.0.0.0/8")}), ret(policy.Rule{To: ranges("10.1.0.0/16")}), false},
-		{"one lies within the other", ret(policy.Rule{To: ranges("10.0.0.0/8")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), true},
-		{"one is for everything", ret(policy.Rule{To: ranges("10.0.0.0/8")}), masq(policy.Rule{}), true},
-		{"destinations apart", ret(policy.Rule{To: ranges("10.0.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), false},
-		{"sources apart", ret(policy.Rule{From: ranges("10.0.0.0/16")}), masq(policy.Rule{From: ranges("10.1.0.0/16")}), false},
-		{"sources in common", ret(policy.Rule{From: ranges("10.0.0.0/8")}), masq(policy.Rule{From: ranges("10.1.0.0/16")}), true},
-		{"a source and a destination", ret(policy.Rule{From: ranges("10.0.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16")}), true},
-		{"sets that interleave", ret(policy.Rule{To: ranges("10.0.0.0/16", "10.2.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16", "10.3.0.0/16")}), false},
-		{"sets that touch in one", ret(policy.Rule{To: ranges("10.0.0.0/16", "10.2.0.0/16")}), masq(policy.Rule{To: ranges("10.1.0.0/16", "10.2.7.0/24")}), true},
-		{"protocols apart", masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: low}), masq(policy.Rule{Match: policy.Match{Protocol: "udp"}, Ports: high}), false},
-		{"one protocol", masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: low}), masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: high}), true},
-		{"a protocol and any", masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: low}), masq(policy.Rule{}), true},
-		{"shares", masq(policy.Rule{Match: policy.Match{Protocol: "tcp", Probability: 7}, Ports: low}), masq(policy.Rule{Match: policy.Match{Protocol: "tcp"}, Ports: high}), true},
-		{"fully random and not", masq(policy.Rule{RandomFully: true}), masq(policy.Rule{}), true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			as := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{tt.a, tt.b}}
-			swapped := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{tt.b, tt.a}}
-			for _, pair := range [][2]*policy.Chain{{&as, &swapped}, {&swapped, &as}} {
-				want := ""
-				if tt.matters {
-					want = "ipv4 C: rule out of order: " + pair[1].Rules[0].String()
-				}
-				wantEqual(t, "difference", policy.CompareChain(pair[0], pair[1]).String(), want)
-			}
-		})
-	}
-}
-
 // Every difference says whether something is missing or too much, for metrics.
 func TestChangeKinds(t *testing.T) {
 	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.SourcePolicy{}))

@@ -35,35 +35,6 @@ func differing() []policy.Rule {
 	}
 }
 
-func TestWalk(t *testing.T) {
-	c := policy.Chain{
-		Jumps: []policy.Rule{{Verdict: policy.Jump, Match: policy.Match{Out: "eth0", NotToLocal: true}}, {Verdict: policy.Jump, From: ranges("10.9.0.0/16")}},
-		Rules: []policy.Rule{
-			{Verdict: policy.Return, To: ranges("10.0.0.0/8")},
-			{Verdict: policy.Masquerade, To: ranges("192.0.2.0/24"), Match: policy.Match{Protocol: "tcp"}},
-		},
-	}
-	for _, tt := range []struct {
-		packet policy.Packet
-		want   int // place of the rule, -1 for none
-	}{
-		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("10.0.0.1"), Out: "eth0"}, 0},
-		{policy.Packet{Src: addr("10.9.0.1"), Dst: addr("10.0.0.1"), Out: "eth1"}, 0},
-		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("10.0.0.1"), Out: "eth1"}, -1},
-		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("10.0.0.1"), Out: "eth0", DstLocal: true}, -1},
-		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("192.0.2.1"), Out: "eth0", Protocol: "tcp"}, 1},
-		{policy.Packet{Src: addr("10.1.0.1"), Dst: addr("192.0.2.1"), Out: "eth0", Protocol: "udp"}, -1},
-	} {
-		var want *policy.Rule
-		if tt.want >= 0 {
-			want = &c.Rules[tt.want]
-		}
-		if got := c.Walk(tt.packet); got != want {
-			t.Errorf("%+v comes to %v, want rule %d", tt.packet, got, tt.want)
-		}
-	}
-}
-
 func TestIsAgents(t *testing.T) {
 	masquerade := policy.Rule{Verdict: policy.Masquerade}
 	snat := policy.Rule{Verdict: policy.Masquerade, Address: netip.MustParseAddr("192.0.2.1")}

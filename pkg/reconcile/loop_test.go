@@ -335,35 +335,6 @@ func TestLoopStateAfterASync(t *testing.T) {
 	}
 }
 
-// Rules that another program reverts each time are not repaired at the rate of events.
-func TestLoopBacksOffFromFlapping(t *testing.T) {
-	r := newFixture(t).withAgent().run()
-	writer := Writer{7, "firewalld"}
-	for detected := false; !detected; {
-		r.nft("flush", "ruleset")
-		n := r.count()
-		r.RulesChanged(writer)
-		r.until("sync", func(all []*Report) bool { return len(all) > n })
-		r.mu.Lock()
-		problems := last(r.reports).Problems
-		r.mu.Unlock()
-		detected = len(problems) == 1 && problems[0].Reason == ReasonFlapping && strings.Contains(problems[0].Err.Error(), `"firewalld" (host pid 7)`)
-		if n > 10*flappingThreshold {
-			t.Fatal("flapping is not detected")
-		}
-	}
-	n := r.count()
-	for range 20 {
-		r.RulesChanged(writer)
-		time.Sleep(10 * time.Millisecond)
-	}
-	if made := r.count() - n; made > 1 {
-		t.Errorf("%d syncs in 200 ms of events", made)
-	}
-	// Without an event, the node is ready again after a while.
-	r.until("readiness", func(all []*Report) bool { return last(all).Ready() })
-}
-
 // A repair that fails is not tried again at the pace of events, as long as no other
 // is due.
 func TestLoopBacksOffFromARepairThatFails(t *testing.T) {

@@ -84,20 +84,6 @@ func TestBadSourcesLeaveTheLastGoodPolicy(t *testing.T) {
 	f.wants(f.sync(), Unchanged)
 }
 
-// A broken file at the start, with nothing stored, is no reason to invent a
-// policy; and what else is sound holds.
-func TestBrokenAgentFileAtTheStart(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.agentFile("nonMasqueradeCIDRs: [null]\n")
-	f.wants(f.sync(), Unchanged, "nonMasqueradeCIDRs[0]")
-	if out := f.nft("list", "ruleset"); out != "" {
-		t.Errorf("somebody made rules:\n%s", out)
-	}
-	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
-	f.wants(f.sync(), Changed, "nonMasqueradeCIDRs[0]")
-	f.exempts("10.1.0.0/16," + linkLocal)
-}
-
 // The backend of the settings is a preference: what a network states is in force, and conflicts with nothing.
 func TestPreferredBackendConflictsWithNothing(t *testing.T) {
 	f := newFixture(t).withAgent()
@@ -106,24 +92,6 @@ func TestPreferredBackendConflictsWithNothing(t *testing.T) {
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
 	f.right()
 	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
-}
-
-// The agent files are superseded by a network, and the report says so.
-func TestConflictWithTheAgentFiles(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}, "randomFully": true})
-	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\nmasqueradeCIDRs: [10.1.0.0/16]\n")
-	r := f.sync()
-	f.wants(r, Changed, "randomFully", `network "podnet"`, "the agent files", "10.1.0.0/16")
-	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
-	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
-		t.Errorf("the network's word does not hold:\n%s", out)
-	}
-	for _, p := range r.Problems {
-		if p.Reason != ReasonConflict || p.Chain != policy.DefaultChain {
-			t.Errorf("problem %+v is none of a conflict", p)
-		}
-	}
 }
 
 // What agent files said stays in force when no setting reads them any more: then
@@ -141,30 +109,6 @@ func TestConflictWithAgentFilesThatNobodyReads(t *testing.T) {
 	}
 	f.Settings.AgentConfigDir = ""
 	f.wants(f.sync(), Unchanged, "randomFully", `network "podnet"`, remedy)
-}
-
-// Of two networks the one in force stays; the newcomer is named.
-func TestConflictOfNetworks(t *testing.T) {
-	f := newFixture(t)
-	first := f.conflist("first", map[string]any{"randomFully": false})
-	f.right()
-	f.conflist("newcomer", map[string]any{"randomFully": true})
-	r := f.sync()
-	f.wants(r, Unchanged, `network "newcomer"`, `network "first"`, "randomFully")
-	if c := f.stored(policy.Network, "newcomer"); c != nil {
-		t.Errorf("the newcomer is stored: %+v", c)
-	}
-	// Once no conflist names the one in force any more, that one is superseded.
-	if err := os.Remove(first); err != nil {
-		t.Fatal(err)
-	}
-	f.wants(f.sync(), Changed, `network "first"`)
-	if c := f.stored(policy.Network, "first"); c == nil || !c.Superseded {
-		t.Errorf("the one that nobody names is not superseded: %+v", c)
-	}
-	if out := f.nft("list", "table", "ip", "ip-masq"); !strings.Contains(out, "fully-random") {
-		t.Errorf("the newcomer's word does not hold:\n%s", out)
-	}
 }
 
 func TestReasonOfProblem(t *testing.T) {

@@ -3,11 +3,9 @@
 package nfnetlink
 
 import (
-	"encoding/binary"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -70,79 +68,6 @@ func TestRuleRoundTrip(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("expecting chain %q (-want +got):\n%s", probably, diff)
 		}
-	}
-}
-
-// TestOtherEncoder has the bytes written by another library, so that one
-// mistake in both our encoder and our decoder does not go unnoticed.
-func TestOtherEncoder(t *testing.T) {
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	ae.Nested(unix.NFTA_RULE_EXPRESSIONS, func(ae *netlink.AttributeEncoder) error {
-		for _, e := range []struct {
-			name string
-			data func(ae *netlink.AttributeEncoder) error
-		}{
-			{"payload", func(ae *netlink.AttributeEncoder) error {
-				ae.Uint32(unix.NFTA_PAYLOAD_DREG, 1)
-				ae.Uint32(unix.NFTA_PAYLOAD_BASE, 1)
-				ae.Uint32(unix.NFTA_PAYLOAD_OFFSET, 16)
-				ae.Uint32(unix.NFTA_PAYLOAD_LEN, 3)
-				return nil
-			}},
-			{"cmp", func(ae *netlink.AttributeEncoder) error {
-				ae.Uint32(unix.NFTA_CMP_SREG, 1)
-				ae.Uint32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
-				ae.Nested(unix.NFTA_CMP_DATA, func(ae *netlink.AttributeEncoder) error {
-					ae.Bytes(unix.NFTA_DATA_VALUE, []byte{10, 1, 2})
-					return nil
-				})
-				return nil
-			}},
-			{"immediate", func(ae *netlink.AttributeEncoder) error {
-				ae.Uint32(unix.NFTA_IMMEDIATE_DREG, 0)
-				ae.Nested(unix.NFTA_IMMEDIATE_DATA, func(ae *netlink.AttributeEncoder) error {
-					ae.Nested(unix.NFTA_DATA_VERDICT, func(ae *netlink.AttributeEncoder) error {
-						ae.Uint32(unix.NFTA_VERDICT_CODE, 1<<32+unix.NFT_GOTO)
-						ae.String(unix.NFTA_VERDICT_CHAIN, "elsewhere")
-						return nil
-					})
-					return nil
-				})
-				return nil
-			}},
-		} {
-			ae.Nested(unix.NFTA_LIST_ELEM, func(ae *netlink.AttributeEncoder) error {
-				ae.String(unix.NFTA_EXPR_NAME, e.name)
-				ae.Nested(unix.NFTA_EXPR_DATA, e.data)
-				return nil
-			})
-		}
-		return nil
-	})
-	other, err := ae.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	exprs := []Expr{
-		Payload{Base: 1, Offset: 16, Len: 3, Dreg: Reg1},
-		Cmp{Op: Equal, Sreg: Reg1, Data: []byte{10, 1, 2}},
-		Verdict{Code: Goto, Chain: "elsewhere"},
-	}
-	var w attrWriter
-	w.expressions(exprs)
-	if diff := cmp.Diff(other, w.b); diff != "" {
-		t.Errorf("encoded otherwise (-other +this):\n%s", diff)
-	}
-	var chain attrWriter
-	chain.str(unix.NFTA_RULE_CHAIN, "c")
-	chain.u64(unix.NFTA_RULE_HANDLE, 1)
-	rule, err := decodeRule(append(chain.b, other...), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(exprs, rule.Exprs); diff != "" {
-		t.Errorf("decoded otherwise (-want +got):\n%s", diff)
 	}
 }
 
