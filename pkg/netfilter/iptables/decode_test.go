@@ -291,8 +291,8 @@ func decodeProperty(t *rapid.T) {
 	verdict := rapid.SampledFrom([]nfnetlink.Verdict{{Code: nfnetlink.Return}, {Code: nfnetlink.Jump, Chain: "X"}}).Draw(t, "verdict")
 	exprs = append(exprs, verdict)
 	e := decode(f, nfnetlink.Rule{Exprs: exprs}, nil)
-	if e.rule.Verdict == policy.Unrecognized {
-		if e.text == "" {
+	if e.Verdict == policy.Unrecognized {
+		if e.Text == "" {
 			t.Fatal("an unrecognized rule without a text")
 		}
 		return
@@ -300,15 +300,15 @@ func decodeProperty(t *rapid.T) {
 	for i := range 8 {
 		p := packetGen(f).Draw(t, "packet")
 		if i%2 == 0 {
-			p = near(t, e.rule, p)
+			p = near(t, e.Rule, p)
 		}
 		m := machine{family: f, packet: p}
 		m.run(exprs)
 		if m.unknown {
-			t.Fatalf("%v was read of %+v, which is more than is known", e.rule, exprs)
+			t.Fatalf("%v was read of %+v, which is more than is known", e.Rule, exprs)
 		}
-		if m.matches != e.rule.Matches(p) || m.matches && m.verdict != string(e.rule.Verdict) {
-			t.Fatalf("%+v\nwas read as %v,\nwhich says %v of %+v; the kernel says %v", exprs, e.rule, e.rule.Matches(p), p, m.matches)
+		if m.matches != e.Matches(p) || m.matches && m.verdict != string(e.Verdict) {
+			t.Fatalf("%+v\nwas read as %v,\nwhich says %v of %+v; the kernel says %v", exprs, e.Rule, e.Matches(p), p, m.matches)
 		}
 	}
 }

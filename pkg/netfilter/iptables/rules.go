@@ -6,8 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -51,9 +50,9 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 	rules, err := rulesOf(postrouting)
 	for i := range rules.count {
 		e := decode(f, rules.rule(i), buffer)
-		t.targets = append(t.targets, e.target)
-		if c := t.chain(e.target); c != nil {
-			c.Jumps = append(c.Jumps, e.rule)
+		t.targets = append(t.targets, e.Target)
+		if c := t.chain(e.Target); c != nil {
+			c.Jumps = append(c.Jumps, e.Rule)
 		}
 	}
 	return err
@@ -63,12 +62,12 @@ func decodeChain(f policy.Family, name string, rules chainRules, buffer []nfnetl
 	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, rules.count)}
 	for i := range c.Rules {
 		e := decode(f, rules.rule(i), buffer)
-		if e.rule.Verdict == policy.Jump { // policy has no jumps out of a masquerade chain
-			e.rule = policy.Rule{Verdict: policy.Unrecognized, Text: e.text, Connections: e.rule.Connections}
+		if e.Verdict == policy.Jump { // policy has no jumps out of a masquerade chain
+			e.Unrecognize()
 		}
-		c.Rules[i] = e.rule
-		if e.owner != (policy.Owner{}) {
-			c.Owner = e.owner
+		c.Rules[i] = e.Rule
+		if e.Owner != (policy.Owner{}) {
+			c.Owner = e.Owner
 		}
 	}
 	return c
@@ -111,108 +110,15 @@ func leadsTo(line, chain string) bool {
 	return strings.HasSuffix(line, " -j "+chain) || strings.HasSuffix(line, " -g "+chain)
 }
 
-// decodedRule is a rule of a chain in the kernel.
-type decodedRule struct {
-	rule   policy.Rule // Unrecognized if policy.Rule cannot express it
-	text   string      // of an unrecognized rule or a jump
-	target string      // the chain that it jumps or goes to, or ACCEPT
-	owner  policy.Owner
-}
-
 // decode decodes a rule of iptables-nft. It knows the native form of nft as well:
 // `nft list ruleset` prints the rules in it, and `nft -f` loads them so. The
 // conditions are decoded into the array of buffer.
-func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) decodedRule {
-	d := nfnetlink.Decode(nftFamily(f), rule, buffer)
-	r := decodedRule{rule: policy.Rule{Connections: d.Packets}}
-	if d.Comment != "" {
-		r.owner = policy.ParseOwner(d.Comment)
-	}
-	unrecognized := slices.Concat(d.Other, d.Unrecognized)
-	decoded := 0 // a bit for each field
-	for _, c := range d.Conditions {
-		if decoded&(1<<c.Field) != 0 || !r.addCondition(c) {
-			unrecognized = append(unrecognized, c.String())
+func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) netfilter.DecodedRule {
+	return netfilter.DecodeRule(nfnetlink.Decode(nftFamily(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
+		p, ok := c.Range.Prefix()
+		if p.Bits() > 0 {
+			r = policy.Ranges{c.Range}
 		}
-		decoded |= 1 << c.Field
-	}
-	if problem := r.setStatement(d); problem != "" {
-		unrecognized = append(unrecognized, problem)
-	}
-	if len(unrecognized) == 0 && r.target == "" {
-		return r
-	}
-	words := []string{r.rule.String(), r.target}
-	if len(unrecognized) > 0 {
-		words = append(words, "with", strings.Join(unrecognized, ", "))
-	}
-	r.text = strings.Join(strings.Fields(strings.Join(words, " ")), " ")
-	if len(unrecognized) > 0 {
-		r.rule = policy.Rule{Verdict: policy.Unrecognized, Text: r.text, Connections: d.Packets}
-	}
-	return r
-}
-
-// addCondition reports whether policy.Rule can express the condition.
-func (r *decodedRule) addCondition(c nfnetlink.Condition) bool {
-	switch c.Field {
-	case nfnetlink.Source:
-		return setPrefix(&r.rule.From, c)
-	case nfnetlink.Destination:
-		return setPrefix(&r.rule.To, c)
-	case nfnetlink.OutputName:
-		if c.Name != "+" {
-			r.rule.Out = c.Name
-		}
-		return !c.Not
-	case nfnetlink.Protocol:
-		r.rule.Protocol = map[uint32]policy.Protocol{6: "tcp", 17: "udp", 132: "sctp"}[c.Value]
-		return r.rule.Protocol != "" && !c.Not
-	case nfnetlink.SourceLocal:
-		r.rule.NotFromLocal = true
-		return c.Not
-	case nfnetlink.DestinationLocal:
-		r.rule.NotToLocal = true
-		return c.Not
-	case nfnetlink.Probability:
-		r.rule.Probability = c.Value
-		return true
-	}
-	return false
-}
-
-func setPrefix(side *policy.Ranges, c nfnetlink.Condition) bool {
-	p, ok := c.Range.Prefix()
-	if p.Bits() > 0 {
-		*side = policy.Ranges{c.Range}
-	}
-	return ok && !c.Not
-}
-
-// setStatement returns what policy.Rule cannot express of the rule's statement.
-func (r *decodedRule) setStatement(d nfnetlink.Decoded) (problem string) {
-	switch d.Statement {
-	case nfnetlink.DoReturn:
-		r.rule.Verdict = policy.Return
-	case nfnetlink.DoAccept:
-		r.rule.Verdict, r.target = policy.Jump, "ACCEPT"
-	case nfnetlink.DoJump, nfnetlink.DoGoto:
-		r.rule.Verdict, r.target = policy.Jump, d.Chain
-		if d.Statement == nfnetlink.DoGoto {
-			return "goto"
-		}
-	case nfnetlink.DoMasq, nfnetlink.DoSNAT:
-		const known = unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
-		m := d.To
-		r.rule.Verdict, r.rule.Address, r.rule.RandomFully = policy.Masquerade, m.Address, m.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
-		r.rule.Ports = policy.PortRange{First: m.PortMin, Last: m.PortMax}
-		if (d.Statement == nfnetlink.DoSNAT) != m.Address.IsValid() || m.Flags&^known != 0 || m.PortMin > m.PortMax || (m.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0) != (m.PortMin != 0) {
-			return string(d.Statement) + " of another kind"
-		}
-	case nfnetlink.NoStatement:
-		return "no verdict"
-	default:
-		return string(d.Statement)
-	}
-	return ""
+		return r, ok
+	})
 }

@@ -377,7 +377,7 @@ func (w *tableWriter) remove(gone func(masqChain string) bool) {
 		return
 	}
 	for _, j := range w.have.jumps {
-		if j.target != "" && gone(j.target) {
+		if j.Target != "" && gone(j.Target) {
 			w.rest.DeleteRule(w.link, tableName, baseChain, j.handle)
 		} else {
 			w.use([]rule{j})

@@ -42,7 +42,7 @@ func codecProperty(t *rapid.T) {
 		return ranges, nil
 	}
 	exprs := encode(f, rule, "set", "masq-A")
-	read, err := decode(f, exprs, sets)
+	read, err := decode(f, nfnetlink.Rule{Exprs: exprs}, sets)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func codecProperty(t *rapid.T) {
 		t.Fatalf("%s is read as %s", rule, read.Rule)
 	}
 	mutilated := mutilate(t, exprs)
-	read, err = decode(f, mutilated, sets)
+	read, err = decode(f, nfnetlink.Rule{Exprs: mutilated}, sets)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,8 +99,9 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*guardTable, error) 
 			}
 		}
 		raw.Exprs = rangesAsComparisons(raw.Exprs)
-		rule := guardRule{exprs: raw.Exprs, comment: raw.Comment, text: unrecognizedRule(raw.Exprs).Text}
+		rule := guardRule{exprs: raw.Exprs, comment: raw.Comment, text: "rule of"}
 		for i, e := range raw.Exprs {
+			rule.text += " " + nfnetlink.ExprName(e)
 			switch e := e.(type) {
 			case nfnetlink.Counter:
 				rule.packets, raw.Exprs[i] = e.Packets, nfnetlink.Counter{}

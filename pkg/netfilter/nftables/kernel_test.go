@@ -201,7 +201,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 		"jump deleted":       {"flush chain " + table + " postrouting", "missing jump"},
 		"jump twice":         {"add rule " + table + " postrouting fib daddr type != local jump masq-IP-MASQ-AGENT", "unexpected jump"},
 		"chain flushed":      {"flush chain " + chain, "missing rule"},
-		"rule added":         {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule of payload"},
+		"rule added":         {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule with destination 1.2.3.4/32, accept"},
 		"rule in base chain": {"insert rule " + table + " postrouting accept", "unrecognized: chain postrouting"},
 		"element added":      {"add element " + table + " exempt-IP-MASQ-AGENT { 11.0.0.0/16 }", "unexpected element: destination 11.0.0.0/16"},
 		"element removed":    {"delete element " + table + " exempt-IP-MASQ-AGENT { 10.0.0.0/8 }", "missing element: destination 10.0.0.0/8"},

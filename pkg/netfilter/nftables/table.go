@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -63,17 +64,16 @@ type chain struct {
 
 // rule is a rule of a chain in a table.
 type rule struct {
-	policy.Rule
-	set    string // that it matches addresses with
-	target string // masquerade chain that the rule jumps to, or "" (decode sets the chain's name in the table)
-	handle uint64
+	netfilter.DecodedRule        // a jump has the masquerade chain as its Target, or "" (decode sets the chain's name in the table)
+	set                   string // that it matches addresses with
+	handle                uint64
 }
 
 // jumpsTo returns the jumps to a masquerade chain.
 func (t *table) jumpsTo(name string) []rule {
 	var jumps []rule
 	for _, j := range t.jumps {
-		if j.target == name {
+		if j.Target == name {
 			jumps = append(jumps, j)
 		}
 	}
@@ -251,17 +251,16 @@ func (r *tableReader) readRules() error {
 		return err
 	}
 	for _, raw := range rules {
-		decoded, err := decode(r.family, raw.Exprs, func(set string) (policy.Ranges, error) {
+		decoded, err := decode(r.family, raw, func(set string) (policy.Ranges, error) {
 			return r.readSet(nfnetlink.AddressRanges(r.link, set))
 		})
 		if err != nil {
 			return err
 		}
-		decoded.handle = raw.Handle
 		if raw.Chain == baseChain {
 			var masq bool
-			if decoded.target, masq = masqChainOf(decoded.target); !masq {
-				decoded.target = ""
+			if decoded.Target, masq = masqChainOf(decoded.Target); !masq {
+				decoded.Target = ""
 				r.report("chain %s: %s", baseChain, decoded.Rule)
 			}
 			r.jumps = append(r.jumps, decoded)
@@ -272,7 +271,7 @@ func (r *tableReader) readRules() error {
 			continue // listRest finds the chain
 		}
 		if decoded.Verdict == policy.Jump {
-			decoded.Rule = unrecognizedRule(raw.Exprs)
+			decoded.Unrecognize()
 		}
 		c := r.chains[name]
 		if c == nil {
@@ -281,8 +280,8 @@ func (r *tableReader) readRules() error {
 			r.read++
 		}
 		c.rules = append(c.rules, decoded)
-		if o := policy.ParseOwner(raw.Comment); o != (policy.Owner{}) {
-			c.owner = o
+		if decoded.Owner != (policy.Owner{}) {
+			c.owner = decoded.Owner
 		}
 	}
 	return nil
