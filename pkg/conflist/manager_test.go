@@ -201,24 +201,6 @@ func TestManagerEntryFile(t *testing.T) {
 	})
 }
 
-func TestManagerNeverWritesFromWhatIsBroken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := manage(t)
-		k.write(aList, listNamed("a"))
-		k.sync()
-		const broken = `{"name":"a","cniVersion":"1.0.0","plugins":[{"type":"bridge"},]}`
-		k.write(aList, broken)
-		k.after(time.Minute, "10-a.conflist*column 63")
-		if doc, err := os.ReadFile(k.path(aList)); err != nil || string(doc) != broken || k.last.Present {
-			t.Errorf("%v %s", err, doc)
-		}
-		k.write(aList, listNamed("a"))
-		if k.sync(); !k.present(aList) {
-			t.Error("the file loads again, and has no entry")
-		}
-	})
-}
-
 func TestManagerNamesItsNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := manage(t)

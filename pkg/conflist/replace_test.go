@@ -72,16 +72,6 @@ func TestReplaceKeepsModeAndOwner(t *testing.T) {
 	}
 }
 
-func TestReplaceRefuses(t *testing.T) {
-	path, was, now := pair(t)
-	for _, err := range []error{replace(t.Context(), path, now, was), replace(t.Context(), path+".conflist", was, now)} {
-		if !errors.Is(err, errChanged) {
-			t.Error(err)
-		}
-	}
-	holds(t, path, was)
-}
-
 // Another program writes the file between two steps: its text stays.
 func TestConcurrentChangesWin(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, path string){
@@ -279,8 +269,6 @@ func TestMain(m *testing.M) {
 		err = replaceOnFullDisk(path)
 	case "noexchange":
 		err = replaceWithoutExchange(path, rest)
-	case "norename":
-		err = replaceWithoutRenames(path)
 	default:
 		err = errors.New("no such job")
 	}
@@ -368,23 +356,6 @@ func replaceWithoutExchange(path, errno string) error {
 }
 
 const theirs = `{"name":"theirs","plugins":[{"type":"bridge"}]}`
-
-func replaceWithoutRenames(path string) error {
-	was, now, err := both(path)
-	if err != nil {
-		return err
-	}
-	var failed error
-	err = replacement{context.Background(), was, now, func(step int) {
-		switch step {
-		case 3:
-			failed = os.WriteFile(path, []byte(theirs), 0o600)
-		case 4:
-			failed = errors.Join(failed, failSyscalls(unix.EIO, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2))
-		}
-	}}.run(path)
-	return errors.Join(failed, err)
-}
 
 func child(t *testing.T, job, path string) *exec.Cmd {
 	t.Helper()
@@ -495,20 +466,6 @@ func TestReplaceWithoutExchange(t *testing.T) {
 			t.Fatal(errno, string(out), err)
 		}
 		holds(t, path, now)
-	}
-}
-
-// TestConcurrentTextIsKeptWithoutRenames: neither an exchange nor a rename restores another
-// program's file, so it stays as the temporary one.
-func TestConcurrentTextIsKeptWithoutRenames(t *testing.T) {
-	path, _, _ := pair(t)
-	out, err := child(t, "norename", path).CombinedOutput()
-	if err == nil {
-		t.Fatal("it does not fail")
-	}
-	temps := glob(t, filepath.Dir(path), ".ip-masq-*")
-	if len(temps) != 1 || string(content(t, temps[0])) != theirs || !strings.Contains(string(out), temps[0]) {
-		t.Error(temps, string(out))
 	}
 }
 

@@ -160,15 +160,6 @@ func TestServeNamesTheHolderOfAllAddresses(t *testing.T) {
 	}
 }
 
-func TestServeEndsWhileItWaitsForAPort(t *testing.T) {
-	noLeak(t)
-	s := start(t, occupied(t).Addr().String(), metrics.New(metrics.Options{}).Health())
-	if line := <-s.log; !strings.Contains(line, "level=WARN") {
-		t.Errorf("the log has %s", line)
-	}
-	s.end(t)
-}
-
 func TestServeWithoutAnAddressIsOff(t *testing.T) {
 	s := start(t, "", metrics.New(metrics.Options{}).Health())
 	<-s.over

@@ -195,22 +195,3 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 		t.Errorf("of %d entries %d were stale, and entries of one kind alone could be for %d", all, found[true], oneKind)
 	}
 }
-
-// TestRenamedChainResetsNothing: the name of a chain changes no verdict.
-func TestRenamedChainResetsNothing(t *testing.T) {
-	s := policy.SourcePolicy{PodCIDRs: cidrs("10.88.0.0/16"), StaleConnections: policy.ResetConnections}
-	renamed := s
-	renamed.Chain = "OTHER"
-	judge := policy.NewConnectionJudge([]policy.Policy{mergeOne(t, network("a", 1, renamed))},
-		[][]policy.Policy{{mergeOne(t, network("a", 1, s))}}, false)
-	for _, c := range []*policy.Connection{
-		conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2"), conn("10.88.0.2", "10.9.0.1", "10.9.0.1", "203.0.113.1"),
-	} {
-		if chain, stale := judge.Judge(c, &nodeRoutes{}); stale {
-			t.Errorf("%+v is stale in %s", c, chain)
-		}
-	}
-	if translated, untranslated := judge.StaleKinds(); translated || untranslated {
-		t.Error("entries may be stale")
-	}
-}

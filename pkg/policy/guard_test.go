@@ -42,55 +42,6 @@ func TestParseMark(t *testing.T) {
 	}
 }
 
-func TestPodRanges(t *testing.T) {
-	dual := policy.SourcePolicy{EnableIPv6: ptr(true)}
-	with := func(change func(*policy.SourcePolicy)) policy.SourcePolicy {
-		s := dual
-		change(&s)
-		return s
-	}
-	for name, tt := range map[string]struct {
-		sources    []policy.Source
-		ipv4, ipv6 string
-	}{
-		"none":     {[]policy.Source{network("a", 1, dual)}, "{}", "{}"},
-		"podCIDRs": {[]policy.Source{network("a", 1, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16", "fd00:1::/64") }))}, "10.244.0.0/16", "fd00:1::/64"},
-		"podCIDRs of all sources": {[]policy.Source{
-			network("a", 1, policy.SourcePolicy{PodCIDRs: cidrs("10.244.0.0/24")}), network("b", 2, policy.SourcePolicy{PodCIDRs: cidrs("10.244.4.0/24", "10.244.1.0/24")}),
-			agentFiles(policy.SourcePolicy{PodCIDRs: cidrs("10.244.8.0/24")}),
-		}, "{10.244.0.0/23, 10.244.4.0/24, 10.244.8.0/24}", "{}"},
-		"sourceCIDRs":       {[]policy.Source{found(network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}), "10.244.7.0/24")}, "10.244.0.0/16", "{}"},
-		"subnets":           {[]policy.Source{found(network("a", 1, dual), "10.244.7.0/24", "fd00:1::/64"), found(network("b", 2, dual), "10.9.7.0/24")}, "{10.9.7.0/24, 10.244.7.0/24}", "fd00:1::/64"},
-		"each family's own": {[]policy.Source{found(network("a", 1, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16") })), "10.9.7.0/24", "fd00:1::/64")}, "10.244.0.0/16", "fd00:1::/64"},
-		"each source's own": {[]policy.Source{
-			found(network("a", 1, dual), "10.244.7.0/24", "fd00:1::/64"),
-			found(network("b", 2, with(func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.9.0.0/16") })), "10.8.7.0/24", "fd00:2::/64"),
-			agentFiles(policy.SourcePolicy{PodCIDRs: cidrs("10.7.0.0/16")}),
-		}, "{10.7.0.0/16, 10.9.0.0/16, 10.244.7.0/24}", "{fd00:1::/64, fd00:2::/64}"},
-		"sourceCIDRs beside podCIDRs": {[]policy.Source{
-			network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}),
-			network("b", 2, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), PodCIDRs: cidrs("10.244.9.0/24")}),
-		}, "10.244.0.0/16", "{}"},
-		"agent files state no scope": {[]policy.Source{
-			network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), PodCIDRs: cidrs("10.244.9.0/24")}), agentFiles(policy.SourcePolicy{}),
-		}, "10.244.9.0/24", "{}"},
-		"a superseded network": {[]policy.Source{
-			found(network("a", 2, policy.SourcePolicy{RandomFully: ptr(true)}), "10.244.7.0/24"),
-			markSuperseded(found(network("b", 1, policy.SourcePolicy{RandomFully: ptr(false), PodCIDRs: cidrs("10.9.0.0/16")}), "10.8.7.0/24")),
-		}, "10.244.7.0/24", "{}"},
-		"podCIDRs in scope": {[]policy.Source{network("a", 1, with(func(s *policy.SourcePolicy) {
-			s.PodCIDRs, s.SourceCIDRs = cidrs("10.244.0.0/16", "fd00:1::/64"), cidrs("10.244.7.0/24")
-		}))}, "10.244.7.0/24", "{}"},
-		"exempt sources": {[]policy.Source{
-			network("a", 1, policy.SourcePolicy{PodCIDRs: cidrs("10.244.0.0/24")}), network("b", 2, policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.244.0.128/25")}),
-		}, "10.244.0.0/25", "{}"},
-	} {
-		p := mergeOne(t, tt.sources...)
-		wantEqual(t, name+", ipv4", p.PodRanges(policy.IPv4).String(), tt.ipv4)
-		wantEqual(t, name+", ipv6", p.PodRanges(policy.IPv6).String(), tt.ipv6)
-	}
-}
-
 // found adds subnets that ADDs found.
 func found(c policy.Source, subnets ...string) policy.Source {
 	c.PodSubnets = cidrs(subnets...)

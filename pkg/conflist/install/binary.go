@@ -37,15 +37,14 @@ type Binary struct {
 // Copy copies the plugin to a directory. It writes nothing if the same bytes are there with the right
 // mode. The copy is run before it gets its name; after an error the previous plugin is still there.
 func Copy(ctx context.Context, source, dir string) (Binary, error) {
-	b, err := copyPlugin(ctx, source, dir, func(int) {})
+	b, err := copyPlugin(ctx, source, dir)
 	if err != nil {
 		return Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Printable(dir), err)
 	}
 	return b, nil
 }
 
-// copyPlugin calls reached after each step; tests kill the process there.
-func copyPlugin(ctx context.Context, source, path string, reached func(step int)) (b Binary, err error) {
+func copyPlugin(ctx context.Context, source, path string) (b Binary, err error) {
 	data, _, err := readBinary(source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -72,27 +71,22 @@ func copyPlugin(ctx context.Context, source, path string, reached func(step int)
 		b.Version, err = version(ctx, b.Path, policy.Printable(b.Path), installTimeout)
 		return b, err
 	}
-	reached(1)
 	temp, err := dir.Stage(data, func(file *os.File) error { return file.Chmod(binMode) })
 	if err != nil {
 		return b, err
 	}
 	defer func() { err = errors.Join(err, dir.Remove(temp)) }()
-	reached(2)
 	name := "a copy of " + policy.Printable(source) + " there"
 	if b.Version, err = version(ctx, dir.PathOf(temp), name, installTimeout); err != nil {
 		return b, err
 	}
-	reached(3)
 	if err := dir.Rename(temp, config.PluginType); err != nil {
 		return b, err
 	}
 	b.Wrote = true
-	reached(4)
 	if err := dir.Sync(); err != nil {
 		return b, fmt.Errorf("the new plugin is in place: %w", err)
 	}
-	reached(5)
 	return b, nil
 }
 

@@ -8,11 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,47 +19,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// The test binary runs itself as a child that is killed after so many steps of a
-// Copy.
-const (
-	stepsVar  = "INSTALL_TEST_STEPS"
-	sourceVar = "INSTALL_TEST_SOURCE"
-	dirVar    = "INSTALL_TEST_DIR"
-)
-
-func TestMain(m *testing.M) {
-	if steps := os.Getenv(stepsVar); steps != "" {
-		fmt.Fprintln(os.Stderr, dieAfter(steps))
-		os.Exit(1)
-	}
-	os.Exit(sandbox.Run(m))
-}
-
-func dieAfter(steps string) error {
-	n, err := strconv.Atoi(steps)
-	if err != nil {
-		return err
-	}
-	die := func(step int) {
-		if step == n {
-			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-		}
-	}
-	die(0)
-	_, err = copyPlugin(context.Background(), os.Getenv(sourceVar), os.Getenv(dirVar), die)
-	return err
-}
-
-func child(t *testing.T, steps int, source, dir string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := exec.CommandContext(t.Context(), self)
-	c.Env = append(os.Environ(), fmt.Sprint(stepsVar, "=", steps), sourceVar+"="+source, dirVar+"="+dir)
-	return c
-}
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // plugin is a program that answers as the plugin of that version.
 func plugin(version string) string { return saying("ip-masq " + version + ": masquerades") }
@@ -331,38 +288,6 @@ func mount(t *testing.T, dir string, flags uintptr) {
 			t.Error(err)
 		}
 	})
-}
-
-func TestCopyKilledAfterEachStep(t *testing.T) {
-	const all = 5
-	leftovers := 0
-	for n := range all + 1 {
-		source, dir := binDir(t)
-		path := filepath.Join(dir, "ip-masq")
-		write(t, path, plugin("v1"), 0o755)
-		out, err := child(t, n, source, dir).CombinedOutput()
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		want := plugin("v1")
-		if n >= all-1 {
-			want = plugin("v2")
-		}
-		if have := content(t, path); have != want {
-			t.Errorf("after %d steps there is\n%s", n, have)
-		}
-		if entries, _ := os.ReadDir(dir); len(entries) == 3 {
-			leftovers++
-		}
-		if b, err := Copy(t.Context(), source, dir); err != nil || b.Version != "v2" {
-			t.Errorf("after %d steps, and anew: %+v, %v", n, b, err)
-		}
-		only(t, dir, "bridge", "ip-masq")
-	}
-	if leftovers != 2 {
-		t.Errorf("%d of the children left a temporary file, want 2", leftovers)
-	}
 }
 
 // TestProgramIsKilled: a program that hangs is ended with all that it began, and so is

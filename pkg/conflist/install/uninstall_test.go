@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 )
 
 // life is a node with all that an install brings, and an uninstall of it that
@@ -169,39 +167,6 @@ func TestUninstallOfAnotherPlugin(t *testing.T) {
 	}
 	if _, err := os.Lstat(binary); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestUninstallOfAListThatMultusReads: Multus, thick, reads the file that it has chosen at
-// its start on each ADD, so a list that was made stays, without the entry.
-func TestUninstallOfAListThatMultusReads(t *testing.T) {
-	const single, made = `{"cniVersion": "1.0.0", "name": "one", "type": "ptp"}`, "10-one-made-by-ip-masq.conflist"
-	for _, apart := range []bool{false, true} {
-		u, binary, _, states := life(t)
-		dir, multus := u.Conf[0], filepath.Join(u.Conf[0], "00-multus.conf")
-		if apart {
-			dir = filepath.Join(u.Root, shiftMain)
-			u.Conf = append(u.Conf, dir)
-		}
-		write(t, multus, `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim", "clusterNetwork": "/host/somewhere/`+made+`"}`, 0o600)
-		write(t, filepath.Join(dir, "10-one.conf"), single, 0o600)
-		write(t, filepath.Join(dir, made), `{"cniVersion": "1.0.0", "name": "one", "plugins": [`+single+`, {"type": "ip-masq"}]}`, 0o600)
-		done, err := u.Step(t.Context())
-		if err != nil || !slices.Equal(done.Binaries, []string{binary}) || *states != 1 {
-			t.Errorf("%+v, %d, %v", done, *states, err)
-		}
-		have := content(t, filepath.Join(dir, made))
-		if strings.Contains(have, "ip-masq") || !strings.Contains(have, `"ptp"`) {
-			t.Error(have)
-		}
-		if i := slices.IndexFunc(done.Conflists, func(c conflist.Change) bool { return c.Network == "one" }); i < 0 || !strings.Contains(done.Conflists[i].Stays, "Multus") {
-			t.Errorf("%+v", done.Conflists)
-		}
-		gone(t, multus)
-		if _, err := u.Step(t.Context()); err != nil || *states != 2 {
-			t.Error(err)
-		}
-		only(t, dir, map[bool][]string{false: {"10-one.conf", "10-x.conflist", "20-y.conflist"}, true: {"10-one.conf"}}[apart]...)
 	}
 }
 

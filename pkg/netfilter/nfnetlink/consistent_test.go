@@ -10,89 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
-
-// TestConsistentRead reads a chain and a set while another connection replaces
-// their contents, once per reading. Each reading is of one commit.
-func TestConsistentRead(t *testing.T) {
-	namespace(t)
-	c, writer := dial(t), dial(t)
-	const size = 400
-	batches := make([]Batch, 2)
-	for i := range batches {
-		b := &batches[i]
-		b.AddTable(IPv4, "t")
-		b.AddChain(IPv4, "t", "c", nil)
-		b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
-		b.FlushChain(IPv4, "t", "c")
-		b.FlushSet(IPv4, "t", "s")
-		for range size {
-			b.AddRule(IPv4, "t", "c", []Expr{Counter{}, Verdict{Code: Return}}, fmt.Sprint("batch ", i))
-		}
-		b.AddElements(IPv4, "t", "s", many(IPv4, 2*size)[i*size:][:size])
-	}
-	commit(t, c, &batches[0])
-	kick, stopped := make(chan struct{}), make(chan error, 1)
-	go func() {
-		defer close(stopped)
-		i := 1
-		for range kick {
-			if err := writer.Commit(&batches[i%2]); err != nil {
-				stopped <- err
-				return
-			}
-			i++
-		}
-	}()
-	t.Cleanup(func() {
-		close(kick)
-		if err := <-stopped; err != nil {
-			t.Error(err)
-		}
-	})
-	for range 100 {
-		// Begin in the middle of a commit: when the generation has just moved.
-		before := must[uint32](t)(c.Generation())
-		for asked, now := kick, before; now == before; now = must[uint32](t)(c.Generation()) {
-			select {
-			case asked <- struct{}{}:
-				asked = nil // once
-			case err := <-stopped:
-				t.Fatal(err)
-			default:
-			}
-		}
-		var rules []Rule
-		var ranges []netipx.IPRange
-		generation, err := c.ConsistentRead(func() (err error) {
-			if rules, err = c.Rules(IPv4, "t", "c"); err == nil {
-				_, ranges, err = c.Ranges(IPv4, "t", "s")
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if generation == before {
-			t.Fatalf("a reading of generation %d, which is past", generation)
-		}
-		if len(rules) != size {
-			t.Fatalf("%d rules", len(rules))
-		}
-		which := 0
-		if rules[0].Comment == "batch 1" {
-			which = 1
-		}
-		for _, r := range rules {
-			if r.Comment != rules[0].Comment {
-				t.Fatalf("%s and %s in one list", rules[0].Comment, r.Comment)
-			}
-		}
-		equalRanges(t, many(IPv4, 2*size)[which*size:][:size], ranges)
-	}
-}
 
 func TestConsistentReadErrors(t *testing.T) {
 	namespace(t)

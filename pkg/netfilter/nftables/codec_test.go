@@ -16,7 +16,7 @@ import (
 func TestCodec(t *testing.T) { rapid.Check(t, codecProperty) }
 func FuzzCodec(f *testing.F) { f.Fuzz(rapid.MakeFuzz(codecProperty)) }
 
-// codecProperty: a rule is decoded as it was encoded. With an expression that is missing, doubled, of
+// codecProperty: a rule is decoded as it was encoded. With an expression that is missing, doubled, inverted, of
 // another program or elsewhere it is never decoded as that rule.
 func codecProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
@@ -48,6 +48,18 @@ func codecProperty(t *rapid.T) {
 	}
 	if !read.Equal(rule) {
 		t.Fatalf("%s is read as %s", rule, read.Rule)
+	}
+	for i, e := range exprs {
+		c, is := e.(nfnetlink.Cmp)
+		if !is || c.Op != nfnetlink.Equal && c.Op != nfnetlink.NotEqual {
+			continue
+		}
+		c.Op = nfnetlink.NotEqual - c.Op
+		inverted := slices.Clone(exprs)
+		inverted[i] = c
+		if read, err := decode(f, inverted, sets); err != nil || read.Equal(rule) {
+			t.Fatalf("%v is still read as %s, %v", inverted, rule, err)
+		}
 	}
 	mutilated := mutilate(t, exprs)
 	read, err = decode(f, nfnetlink.Rule{Exprs: mutilated}, sets)

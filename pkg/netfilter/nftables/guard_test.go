@@ -275,65 +275,6 @@ func TestGuardsChangeInPlace(t *testing.T) {
 	}
 }
 
-// TestGuardRefusedFamily: of two tables only the one that the kernel refuses to change is recreated.
-func TestGuardRefusedFamily(t *testing.T) {
-	n := newNode(t)
-	n.applyGuards(append(guardsOf("X"), guardsOf("Y")...))
-	n.nft("add map ip ip-masq-guard mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : jump guard-Y }; }")
-	handle := func(family string) string {
-		return regexp.MustCompile(`table ` + family + ` .*# handle \d+`).FindString(n.listGuards("-a"))
-	}
-	v4, v6 := handle("ip"), handle("ip6")
-	n.applyGuards(guardsOf("X"))
-	if handle("ip") == v4 {
-		t.Error("table ip was not recreated: the kernel refused nothing")
-	}
-	if got := handle("ip6"); got != v6 {
-		t.Errorf("table ip6 was recreated: %s, was %s", got, v6)
-	}
-}
-
-// TestGuardCutOff: what a writer leaves that ends between its two batches goes with the next write. It is no
-// guard.
-func TestGuardCutOff(t *testing.T) {
-	for name, tc := range map[string]struct{ before, then []policy.Guard }{
-		"the first write, then none":     {nil, nil},
-		"the first write, then the same": {nil, append(guardsOf("X"), guardsOf("Y")...)},
-		"the first write, then another":  {nil, guardsOf("Z")},
-		"a change, then back":            {guardsOf("X"), guardsOf("X")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			n.applyGuards(tc.then)
-			want := n.listGuards()
-			n.nft("flush ruleset")
-			n.applyGuards(tc.before)
-			before := n.listGuards()
-			s, err := n.driver.readGuards()
-			if err != nil {
-				t.Fatal(err)
-			}
-			fill, _ := s.guardBatches(guardTablesOf(append(guardsOf("X"), guardsOf("Y")...)))
-			if err := n.driver.conn.Commit(fill); err != nil {
-				t.Fatal(err)
-			}
-			if n.listGuards() == before {
-				t.Fatal("nothing was left")
-			}
-			if o := n.observeGuards(); !o.Exists || len(o.Guards) != len(tc.before) {
-				t.Errorf("observed %+v", o)
-			}
-			if d := n.compareGuards(tc.then); len(d) == 0 {
-				t.Error("no difference")
-			}
-			n.applyGuards(tc.then)
-			if diff := cmp.Diff(want, n.listGuards()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 // TestGuardsChangedSinceObserved: another program commits between the observation and the write.
 func TestGuardsChangedSinceObserved(t *testing.T) {
 	for commit, want := range map[string]error{

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -126,37 +125,6 @@ func TestRenderLoadsAsApplied(t *testing.T) {
 	n.load(want)
 	n.load(want) // a second time is as the first
 	n.isAsApplied(want)
-}
-
-// TestRenderReplaces: whatever the tables held before, they then hold what was loaded and nothing else.
-func TestRenderReplaces(t *testing.T) {
-	n := newNode(t)
-	rapid.Check(t, func(t *rapid.T) {
-		n.failer = t
-		n.nft("flush ruleset")
-		n.apply(desired(rapid.SliceOfN(drawPolicy(), 0, 3).Draw(t, "before")...))
-		want := desired(rapid.SliceOfN(drawPolicy(), 0, 3).Draw(t, "policies")...)
-		n.load(want)
-		n.isAsApplied(want)
-	})
-	n.failer = t
-}
-
-// TestRenderRepairs: damaged tables are replaced, and third-party tables stay.
-func TestRenderRepairs(t *testing.T) {
-	n := newNode(t)
-	want := desired(sourcePolicy("IP-MASQ-AGENT"))
-	n.nft(`add table ip ip-masq { flags dormant; }
-		add chain ip ip-masq postrouting { type filter hook output priority 0; policy drop; }
-		add set ip ip-masq exempt-IP-MASQ-AGENT { type inet_service; }
-		add table ip other; add chain ip other c; add rule ip other c counter`)
-	n.load(want)
-	if d := n.compare(want); len(d) > 0 {
-		t.Errorf("differs as it was loaded:\n%s", d)
-	}
-	if !strings.Contains(n.ruleset(), "table ip other") {
-		t.Errorf("the third-party table is gone:\n%s", n.ruleset())
-	}
 }
 
 // TestRenderOneFamily: the table of another family is not touched.
