@@ -57,7 +57,7 @@ func codecProperty(t *rapid.T) {
 		c.Op = nfnetlink.NotEqual - c.Op
 		inverted := slices.Clone(exprs)
 		inverted[i] = c
-		if read, err := decode(f, inverted, sets); err != nil || read.Equal(rule) {
+		if read, err := decode(f, nfnetlink.Rule{Exprs: inverted}, sets); err != nil || read.Equal(rule) {
 			t.Fatalf("%v is still read as %s, %v", inverted, rule, err)
 		}
 	}
