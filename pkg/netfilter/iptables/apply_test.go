@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -17,62 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// prefixGen draws prefixes of any length, near enough to each other to nest.
-func prefixGen() *rapid.Generator[netip.Prefix] {
-	return rapid.Custom(func(t *rapid.T) netip.Prefix {
-		var a netip.Addr
-		if rapid.Bool().Draw(t, "v6") {
-			b := [16]byte{0: 0xfd, 15: 1}
-			for i := range 3 {
-				b[rapid.IntRange(0, 15).Draw(t, "at")] = rapid.Byte().Draw(t, fmt.Sprint("byte", i))
-			}
-			a = netip.AddrFrom16(b)
-			if a.Is4In6() {
-				b[0] = 0xfd
+// policyGen draws a policy with every key, whose prefixes are near enough to each other to nest.
+func policyGen(chain string) *rapid.Generator[policy.Policy] {
+	from := policytest.Any()
+	from.Chain = rapid.Just(chain)
+	from.Interface = rapid.StringMatching(`[a-zA-Z0-9_.@#$%&()=,;'-]{1,14}[a-z+]`)
+	from.Prefix = func(f policy.Family) *rapid.Generator[netip.Prefix] {
+		return rapid.Custom(func(t *rapid.T) netip.Prefix {
+			a := netip.AddrFrom4([4]byte{rapid.SampledFrom([]byte{10, 169, 224, 0}).Draw(t, "first"), rapid.Byte().Draw(t, "second"), 0,
+				rapid.Byte().Draw(t, "last")})
+			if f == policy.IPv6 {
+				b := [16]byte{0: 0xfd, 15: 1}
+				for i := range 3 {
+					b[rapid.IntRange(1, 15).Draw(t, "at")] = rapid.Byte().Draw(t, fmt.Sprint("byte", i))
+				}
 				a = netip.AddrFrom16(b)
 			}
-		} else {
-			a = netip.AddrFrom4([4]byte{rapid.SampledFrom([]byte{10, 169, 224, 0}).Draw(t, "first"), rapid.Byte().Draw(t, "second"), 0,
-				rapid.Byte().Draw(t, "last")})
-		}
-		p, err := a.Prefix(rapid.IntRange(0, a.BitLen()).Draw(t, "length"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	})
-}
-
-func policyGen(chain string) *rapid.Generator[policy.Policy] {
+			return netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t, "length")).Masked()
+		})
+	}
 	return rapid.Custom(func(t *rapid.T) policy.Policy {
-		prefixes := func(what string, most int) []netip.Prefix {
-			return rapid.SliceOfNDistinct(prefixGen(), 0, most, rapid.ID[netip.Prefix]).Draw(t, what)
-		}
-		p := policy.Policy{Chain: chain}
-		for _, d := range prefixes("destinations", 12) {
-			a := rapid.SampledFrom([]policy.Action{policy.ActionExempt, policy.ActionMasquerade}).Draw(t, "action")
-			p.Destinations = append(p.Destinations, policy.PrefixAction{Prefix: d, Action: a})
-		}
-		for _, s := range prefixes("exempt sources", 3) {
-			p.ExemptSources = append(p.ExemptSources, policy.PrefixAction{Prefix: s, Action: policy.ActionExempt})
-		}
-		p.Sources.Value = prefixes("sources", 3)
-		name := rapid.StringMatching(`[a-zA-Z0-9_.@#$%&()=,;'-]{1,14}[a-z+]`)
-		p.Interfaces.Value = rapid.SliceOfNDistinct(name, 0, 3, rapid.ID[string]).Draw(t, "interfaces")
-		p.Host.Value = rapid.Bool().Draw(t, "host")
-		p.EnableIPv6.Value = true
-		p.RandomFully.Value = rapid.Bool().Draw(t, "randomly")
-		ends := rapid.SliceOfNDistinct(rapid.Uint16Min(1), 0, 6, rapid.ID[uint16]).Draw(t, "ports")
-		slices.Sort(ends)
-		for i := 0; i+1 < len(ends); i += 2 {
-			p.ToPorts.Value = append(p.ToPorts.Value, policy.PortRange{First: ends[i], Last: ends[i+1]})
-		}
-		return p
+		return policytest.ChooseOutputs(policy.Merge([]policy.Source{{Policy: from.SourcePolicy(t)}}))[0]
 	})
 }
 
@@ -86,8 +57,36 @@ func TestApply(t *testing.T) {
 			n.holds(want)
 			n.agreesWithListing("ONE", "TWO")
 			n.idle("a second Apply", func() { n.apply(want) })
+			for _, c := range want.Chains {
+				for _, j := range c.Jumps {
+					checkTexts(t, ruleCommand(j, postrouting, c.Name, ""))
+				}
+				for _, r := range c.Rules {
+					checkTexts(t, ruleCommand(r, c.Name, "", ""))
+				}
+			}
 		})
 	})
+}
+
+// checkTexts checks that messages know a rule, which iptables-restore takes.
+func checkTexts(t *rapid.T, rule string) {
+	if shownText(rule, "decoded") == rule {
+		t.Fatalf("shownText takes it for an unrecognized one: %s", rule)
+	}
+	remedy, _ := remedyFor("missing kernel module")
+	for _, m := range regexp.MustCompile(`-(?:m|j) (\w+)`).FindAllStringSubmatch(rule, -1) {
+		module := "xt_" + m[1]
+		switch m[1] {
+		case "RETURN", "ONE", "TWO":
+			continue
+		case "SNAT":
+			module = "xt_nat"
+		}
+		if !regexp.MustCompile(`\b` + module + `\b`).MatchString(remedy) {
+			t.Fatalf("the remedy for a missing module does not name %s: %s", module, remedy)
+		}
+	}
 }
 
 // TestApplyWritesOnlyWhatDiffers looks at the text given to iptables-restore.

@@ -155,6 +155,8 @@ func lineAt(input []byte, stderr string) string {
 // known, and whether iptables cannot work on this host until then.
 func remedyFor(stderr string) (remedy string, unusable bool) {
 	const (
+		modules = "xt_addrtype xt_comment xt_statistic xt_MASQUERADE xt_nat" // of ruleCommand
+
 		root   = "run as root with CAP_NET_ADMIN (and CAP_NET_RAW for iptables-legacy)"
 		lock   = "see which program holds the lock; in a container mount the host's /run/xtables.lock"
 		mixed  = "table nat holds rules that iptables did not write; remove them with nft, or set backend to nftables"
@@ -165,7 +167,7 @@ func remedyFor(stderr string) (remedy string, unusable bool) {
 			"set enableIPv6 to false, or backend to nftables, which needs no such socket"
 	)
 	var (
-		xt     = "the kernel needs xt_addrtype, xt_comment, xt_statistic and xt_MASQUERADE; " + netfilter.HowToLoad("xt_addrtype xt_comment xt_statistic xt_MASQUERADE") + ", or set backend to nftables"
+		xt     = "the kernel needs " + strings.ReplaceAll(modules, " ", ", ") + "; " + netfilter.HowToLoad(modules) + ", or set backend to nftables"
 		absent = "the kernel needs iptable_nat, for IPv6 ip6table_nat; " + netfilter.HowToLoad("iptable_nat ip6table_nat") + ", or set backend to nftables, which needs neither"
 		nft    = "the kernel needs nf_tables and nft_compat (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT); " + netfilter.HowToLoad("nft_compat") + ", or install iptables-legacy"
 		nat    = "the kernel needs CONFIG_NFT_NAT; " + netfilter.HowToLoad("nft_chain_nat") + ", or install iptables-legacy"
