@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -72,6 +73,16 @@ func TestOutputAddress(t *testing.T) {
 			n.leaves(t, p.Host, "10.9.9.9", n.LAN, p.addr(netip.MustParseAddr("10.9.9.9")).String())
 			n.leaves(t, n.Node, "1.2.3.4", n.Outside, "")
 
+			// Services: to an endpoint outside, and from outside to the pod.
+			n.tool(t, "nft", "table ip services { chain prerouting { type nat hook prerouting priority -100; "+
+				"ip daddr 10.96.0.1 dnat to 5.6.7.8; ip daddr "+n.NodeAddr(n.Outside, netip.IPv4Unspecified()).String()+" udp dport 30007 dnat to "+
+				p.addr(netip.IPv4Unspecified()).String()+":7; }; }")
+			n.leaves(t, p.Host, "10.96.0.1", n.Outside, "198.51.100.7")
+			nodePort := netip.AddrPortFrom(n.NodeAddr(n.Outside, netip.IPv4Unspecified()), 30007)
+			if seen, err := n.Outside.SendUDP(nodePort); err != nil || seen.By != p.Name {
+				t.Errorf("node port: %+v, %v", seen, err)
+			}
+
 			var e struct{ Address, AddressInterface, AddressItem string }
 			stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", p.addr(netip.MustParseAddr("1.2.3.4")).String(), "-o", "json")
 			if err := json.Unmarshal([]byte(stdout), &e); err != nil || e.Address != "198.51.100.7" || e.AddressInterface != "outside" || e.AddressItem != "198.51.100.0/24" {
@@ -94,6 +105,13 @@ func TestOutputAddress(t *testing.T) {
 			n.leaves(t, p.Host, "2001:db8:5::5", n.Outside, "2001:db8:100::9")
 
 			conf["toPorts"], conf["masqueradeHost"] = "2000-2100", false
+			n.address(t, "address add 198.51.103.1/24 dev outside")
+			n.address(t, "address add 198.51.103.2/24 dev outside") // secondary: MASQUERADE never takes it
+			p, _ = add("198.51.103.2")
+			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.2")
+			p, _ = add("198.51.103.0/24") // the list changed: chosen anew
+			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.1")
+
 			p, _ = add("198.51.100.8", "198.51.102.0/24")
 			seen := topology.Must(p.SendUDP(netip.MustParseAddrPort("1.2.3.4:7")))(t)
 			if seen.Source.Addr().String() != "198.51.100.8" || seen.Source.Port() < 2000 || seen.Source.Port() > 2100 {
@@ -143,10 +161,20 @@ func TestOutputAddressLeaves(t *testing.T) {
 				if o := translated.send(t, true); o != (outcome{}) {
 					t.Fatalf("before: %+v", o)
 				}
+				if running {
+					d.until(t, "the connections are counted", func() bool {
+						return d.metric(t, "connections_total", "action", "masquerade", "family", "ipv4") >= 2*flowsPerKind
+					})
+				}
+				removed := time.Now()
 				n.address(t, "address del 198.51.100.7/32 dev outside")
 				inForce = netip.MustParseAddr("198.51.100.8")
 				if running {
 					d.within(t, 2*time.Second, "the rule has the other address", func() bool { return strings.Contains(n.rules(t), "198.51.100.8") })
+					const most = 50*time.Millisecond + 30*time.Millisecond // and what ip and the listing take
+					if took := time.Since(removed); f.name != "iptables-legacy" && timelimit.Exceeded(took, most) {
+						t.Errorf("the rule followed after %s", took)
+					}
 					d.until(t, "connections are reset", func() bool { return !strings.Contains(n.tool(t, "conntrack", "-L"), "dst=198.51.100.7") })
 				} else {
 					n.pod(t, "podnet")

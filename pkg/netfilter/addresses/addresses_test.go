@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -107,11 +109,40 @@ func TestReadAndListen(t *testing.T) {
 	if diff := cmp.Diff(want, got, byAddress, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	const path, manageTemporary = "/proc/sys/net/ipv6/conf/br0/use_tempaddr", 0x100
+	must(t, os.WriteFile(path, []byte("2"), 0o600))
+	add(bridge, "2001:db8:7::1/64", func(a *netlink.Addr) {
+		a.Flags, a.ValidLft, a.PreferedLft = manageTemporary|unix.IFA_F_NODAD, 7200, 3600
+	})
+	for end := time.Now().Add(5 * time.Second); ; {
+		got, err := Read()
+		must(t, err)
+		temporary := slices.DeleteFunc(got, func(a policy.NodeAddress) bool {
+			return !netip.MustParsePrefix("2001:db8:7::/64").Contains(a.Address) || a.Address == netip.MustParseAddr("2001:db8:7::1")
+		})
+		if len(temporary) == 1 && temporary[0].Unusable {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("temporary addresses %v", temporary)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	must(t, netlink.LinkSetUp(lo))
 	awaitChange()
 	cancel()
 	if err := <-ended; ctx.Err() == nil || err == nil {
 		t.Errorf("Listen ended: %v", err)
+	}
+}
+
+func TestShared(t *testing.T) {
+	for want, link := range map[bool]nfnetlink.Link{
+		true: {Name: "d0", Flags: unix.IFF_UP, Kind: "dummy"}, false: {Name: "br0", Flags: unix.IFF_UP, Kind: "bridge"},
+	} {
+		if got := nodeAddress(nfnetlink.IPv4, nfnetlink.Address{}, link); got.Shared != want || !got.Up {
+			t.Errorf("%+v: %+v", link, got)
+		}
 	}
 }
 
