@@ -31,7 +31,7 @@ type Plugin struct {
 	// rules.
 	Generation func() (netfilter.Generation, error)
 	// Addresses returns the addresses of the node; see enforce.Enforcer.
-	Addresses func() ([]policy.NodeAddress, error)
+	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 	// Conntrack deletes stale connections; see enforce.Enforcer.
 	Conntrack  func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	PluginFile string        // the administrators' plugin.toml

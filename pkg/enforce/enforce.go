@@ -29,8 +29,8 @@ type Enforcer struct {
 	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. With
 	// nil, resets end with ErrNoConntrack.
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
-	// Addresses returns the addresses of the node. With nil, policies with outputAddresses fail.
-	Addresses func() ([]policy.NodeAddress, error)
+	// Addresses returns the addresses of the node, of these families. With nil, policies with outputAddresses fail.
+	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 	// InForce returns the stored sources that may be in force, and the others. Nil is all.
 	InForce func(stored []policy.Source) (inForce, excluded []policy.Source)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
@@ -70,7 +70,7 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	s := &State{record: e.currentBoot(rec), Chains: make([]Chain, len(policies))}
 	var addressesErr error
 	if items := policy.OutputItems(policies); len(items) > 0 {
-		s.addresses, addressesErr = e.nodeAddresses()
+		s.addresses, addressesErr = e.nodeAddresses(items)
 	}
 	for i, p := range policies {
 		c := &s.Chains[i]

@@ -13,12 +13,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// nodeAddresses reads the addresses of the node. The list is not nil.
-func (e *Enforcer) nodeAddresses() ([]policy.NodeAddress, error) {
+// nodeAddresses reads the addresses of the node, of the items' families. The list is not nil.
+func (e *Enforcer) nodeAddresses(items policy.AddressItems) ([]policy.NodeAddress, error) {
 	if e.Addresses == nil {
 		return nil, errors.New("the node's addresses cannot be read by this program")
 	}
-	list, err := e.Addresses()
+	list, err := e.Addresses(items.Families())
 	return append([]policy.NodeAddress{}, list...), err
 }
 
@@ -53,7 +53,7 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 		}
 		items = append(items, item)
 	}
-	node, err := e.nodeAddresses()
+	node, err := e.nodeAddresses(items)
 	return err == nil && digest == addressDigest(items, node)
 }
 

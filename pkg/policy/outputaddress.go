@@ -157,6 +157,16 @@ func OutputItems(policies []Policy) (items AddressItems) {
 	return slices.Compact(items)
 }
 
+// Families returns the families that have items.
+func (items AddressItems) Families() (families []Family) {
+	for _, f := range Families() {
+		if len(ofFamily(items, f)) > 0 {
+			families = append(families, f)
+		}
+	}
+	return families
+}
+
 // Concerned returns the addresses that decide what OutputAddressesOf chooses for the items: those inside, and
 // the others of their interfaces.
 func (items AddressItems) Concerned(node []NodeAddress) []NodeAddress {

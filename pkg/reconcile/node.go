@@ -31,7 +31,7 @@ type Node struct {
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 
 	// Addresses returns the addresses of the node; see enforce.Enforcer.
-	Addresses func() ([]policy.NodeAddress, error)
+	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 
 	// AgentFiles returns the agent files. Nil reads those that the settings name.
 	AgentFiles func() (agentconfig.Files, error)

@@ -13,9 +13,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Read returns the addresses of global scope in the network namespace of the calling thread. It needs no
-// privilege.
-func Read() (list []policy.NodeAddress, err error) {
+// Read returns the addresses of global scope of these families in the network namespace of the calling thread. It
+// needs no privilege.
+func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("read the node's addresses: %w", err)
@@ -27,15 +27,16 @@ func Read() (list []policy.NodeAddress, err error) {
 	}
 	defer func() { err = errors.Join(err, socket.Close()) }()
 	links := map[uint32]nfnetlink.Link{}
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+	for _, family := range families {
+		f := nfnetlink.IPv4
+		if family == policy.IPv6 {
+			f = nfnetlink.IPv6
+		}
 		all, err := socket.Addresses(f)
 		if err != nil {
 			return nil, err
 		}
 		for _, a := range all {
-			if a.Scope != unix.RT_SCOPE_UNIVERSE {
-				continue
-			}
 			link, known := links[a.Link]
 			if !known {
 				if link, err = socket.Link(a.Link); err != nil {

@@ -89,7 +89,7 @@ func TestReadAndListen(t *testing.T) {
 	add(bridge, "2001:db8::1/64")
 	add(bridge, "2001:db8::2/64", func(a *netlink.Addr) { a.ValidLft, a.PreferedLft = 3600, 0 })
 	add(bridge, "2001:db8::3/64", func(a *netlink.Addr) { a.Flags = 0 }) // duplicate address detection begins
-	got, err := Read()
+	got, err := Read(policy.Families())
 	must(t, err)
 	address := func(text, name string) policy.NodeAddress {
 		return policy.NodeAddress{Address: netip.MustParseAddr(text), Interface: name, Up: true}
@@ -115,7 +115,7 @@ func TestReadAndListen(t *testing.T) {
 		a.Flags, a.ValidLft, a.PreferedLft = manageTemporary|unix.IFA_F_NODAD, 7200, 3600
 	})
 	for end := time.Now().Add(5 * time.Second); ; {
-		got, err := Read()
+		got, err := Read(policy.Families())
 		must(t, err)
 		temporary := slices.DeleteFunc(got, func(a policy.NodeAddress) bool {
 			return !netip.MustParsePrefix("2001:db8:7::/64").Contains(a.Address) || a.Address == netip.MustParseAddr("2001:db8:7::1")

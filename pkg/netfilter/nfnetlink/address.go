@@ -17,7 +17,6 @@ import (
 type Address struct {
 	Address netip.Addr
 	Link    uint32 // the index of the interface
-	Scope   uint8  // RT_SCOPE_*
 	Flags   uint32 // IFA_F_*
 }
 
@@ -28,10 +27,11 @@ type Link struct {
 	Kind  string // dummy, bridge, veth, …; "" of most hardware
 }
 
-// Addresses returns the addresses of a family. There are none if the kernel does not have the family.
+// Addresses returns the addresses of a family that have global scope. There are none if the kernel does not have
+// the family.
 func (r Routes) Addresses(f Family) (list []Address, err error) {
-	all := unix.IfAddrmsg{Family: addressFamily(f)}
-	err = r.conn.queryAll(context.Background(), route(r, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, all, nil,
+	const scopeAt = 3 // in struct ifaddrmsg
+	all := route(r, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: addressFamily(f)}, nil,
 		func(m unix.IfAddrmsg, t *attrTable) {
 			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
 			if local == nil {
@@ -42,9 +42,17 @@ func (r Routes) Addresses(f Family) (list []Address, err error) {
 				flags = binary.NativeEndian.Uint32(all)
 			}
 			if a, ok := netip.AddrFromSlice(local); ok && m.Family == addressFamily(f) {
-				list = append(list, Address{a, m.Index, m.Scope, flags})
+				list = append(list, Address{a, m.Index, flags})
 			}
-		}))
+		})
+	decode := all.handle
+	all.handle = func(header, attrs []byte) error {
+		if header[scopeAt] != unix.RT_SCOPE_UNIVERSE { // each veth of a pod has a link-local address
+			return nil
+		}
+		return decode(header, attrs)
+	}
+	err = r.conn.queryAll(context.Background(), all)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil
 	}
