@@ -130,6 +130,12 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
 		batch.AddChain(h.link, tableName, baseChain, &base)
 		batch.AddChain(h.link, tableName, chain, nil)
 		batch.AddRule(h.link, tableName, chain, encode(f, policy.Rule{Verdict: policy.Masquerade}, "", ""), "")
+		for _, c := range chainsOf(desired, f) {
+			if i := slices.IndexFunc(c.Rules, func(r policy.Rule) bool { return r.Address.IsValid() }); i >= 0 {
+				snat := policy.Rule{Verdict: policy.Masquerade, Address: c.Rules[i].Address}
+				batch.AddRule(h.link, tableName, chain, encode(f, snat, "", ""), "")
+			}
+		}
 		jump := policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}
 		batch.AddRule(h.link, tableName, baseChain, encode(f, jump, "", chain), "")
 	}
