@@ -16,6 +16,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // nodeChecks look at processes, the kernel and files of the node.
@@ -55,7 +56,8 @@ func nodeChecks() []check {
 	}
 }
 
-// process is a process of the node, as far as this one sees them.
+// process is a process of the node, as far as this one sees them. Only those of root count: other users can give theirs
+// any name, and cannot change rules.
 type process struct {
 	pid  int
 	comm string // at most 15 bytes of the program's name
@@ -67,6 +69,12 @@ func (e *examination) readProcesses() {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil {
 			continue
+		}
+		// A process that is not dumpable owns this directory all the same, and not the files in it (proc(5)).
+		if info, err := entry.Info(); err == nil {
+			if uid, _ := safefile.Owner(info); uid != 0 && !safefile.IsOwn(info) {
+				continue
+			}
 		}
 		comm, errComm := readFile(e.path("proc", entry.Name(), "comm"))
 		cmdline, errLine := readFile(e.path("proc", entry.Name(), "cmdline"))

@@ -3,6 +3,8 @@
 package diagnose
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +45,14 @@ func TestReconcilerFindings(t *testing.T) {
 		}},
 		{name: "one without the lock", r: &Running{Seen: time.Now()}, set: func(h *testHost) { h.runs("7", "--data-dir=/other") },
 			want: map[string]string{"problem reconciler-data-dir": `process 7 ("/bin/ip-masq-reconciler --data-dir=/other") runs and does not hold, use one directory`}},
+		{name: "a process of another user, who can name it as he likes", r: &Running{Seen: time.Now().Add(-time.Hour)}, set: func(h *testHost) {
+			h.runs("9", "--data-dir=/other")
+			h.edit = func(n *Host) {
+				if err := os.Chown(filepath.Join(n.Root, "proc/9"), 65534, 65534); err != nil {
+					h.t.Fatal(err)
+				}
+			}
+		}, want: map[string]string{"problem reconciler-not-running": `no process holds the instance lock of "/data"`}},
 		{name: "one with another dataDir, where no process is seen", r: &Running{Seen: time.Now(), Elsewhere: "127.0.0.1:19820"},
 			want: map[string]string{"problem reconciler-data-dir": `127.0.0.1:19820 answers, instance lock of "/data", use one directory`}},
 		{name: "one that hangs", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "run") },
