@@ -230,7 +230,7 @@ func brokenNodes() []brokenNode {
 				n.d.metricsAddress = address
 				return func() { must(t, busy.Close()) }
 			},
-			cause:  []string{"listen-address-busy", "metrics_listen", "listen tcp 127.0.0.1:", `address already in use by "e2e.test"`},
+			cause:  []string{"listen-address-busy", "metrics_listen", "listen tcp 127.0.0.1:", "address already in use"},
 			remedy: []string{"free the address, or set metrics_listen to another"}},
 		{name: "other-data-dir", reason: "conflist", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {

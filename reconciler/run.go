@@ -117,7 +117,11 @@ func (a *app) flagValues(s config.Settings) map[string]string {
 	values := map[string]string{"config": a.settingsFile(), "v": strconv.Itoa(a.verbose)}
 	list := s.List()
 	for _, f := range a.flags {
-		values[f.name] = list[slices.IndexFunc(list, func(x config.Setting) bool { return x.Key == f.key })].Value
+		x := list[slices.IndexFunc(list, func(x config.Setting) bool { return x.Key == f.key })]
+		values[f.name] = x.Value
+		if x.Key == "data_dir" { // which the command line rarely states
+			values[f.name] += " (" + x.Origin + ")"
+		}
 	}
 	return values
 }

@@ -13,11 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -40,7 +38,7 @@ func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler
 	}
 	e.explain = func(err error) error {
 		if errors.Is(err, unix.EADDRINUSE) {
-			return fmt.Errorf("%w by %s; free the address, or set %s to another", err, portHolder(address), key)
+			return fmt.Errorf("%w; free the address (ss -ltnp names the program that has it), or set %s to another", err, key)
 		}
 		return fmt.Errorf("%w; set %s to another address", err, key)
 	}
@@ -150,35 +148,4 @@ func (b *bounded) Accept() (net.Conn, error) {
 func (c *connection) Close() error {
 	c.end.Do(func() { close(c.ended) })
 	return c.Conn.Close()
-}
-
-// portHolder names the process that listens on a TCP address, as far as /proc shows it.
-func portHolder(address string) string {
-	const unknown = "another process"
-	wanted, err := net.ResolveTCPAddr("tcp", address)
-	proc, procErr := procfs.NewFS("/proc")
-	// The thread may be in another network namespace than the process.
-	thread, threadErr := procfs.NewFS("/proc/thread-self")
-	if err != nil || procErr != nil || threadErr != nil {
-		return unknown
-	}
-	v4, _ := thread.NetTCP()  //nolint:staticcheck // its replacement, sock_diag(7), may need a kernel module
-	v6, _ := thread.NetTCP6() //nolint:staticcheck // the same; without IPv6 there is no file
-	var sockets []string      // as the links in /proc/PID/fd name them
-	for _, s := range append(v4, v6...) {
-		const listens = 10 // TCP_LISTEN
-		at := wanted.IP.IsUnspecified() || len(wanted.IP) == 0 || s.LocalAddr.IsUnspecified() || s.LocalAddr.Equal(wanted.IP)
-		if s.St == listens && s.LocalPort == uint64(wanted.Port) && at {
-			sockets = append(sockets, fmt.Sprintf("socket:[%d]", s.Inode))
-		}
-	}
-	processes, _ := proc.AllProcs()
-	for _, p := range processes {
-		files, _ := p.FileDescriptorTargets() // none of another user
-		if slices.ContainsFunc(files, func(file string) bool { return slices.Contains(sockets, file) }) {
-			name, _ := p.Comm() // "" if it ended meanwhile
-			return fmt.Sprintf("%s (pid %d)", policy.Quote(name), p.PID)
-		}
-	}
-	return unknown
 }
