@@ -17,14 +17,14 @@ import (
 func (d *Dir) SocketPath() string { return d.path + "/" + socketFile }
 
 // Listen listens on the socket of the active reconciler, which only the user of this process can connect to.
-// The caller holds the InstanceLock: a socket that exists was left by a process that was killed, and is
-// replaced. Close removes the socket.
+// The caller holds the InstanceLock: a socket that exists was left by a process that ended, and is replaced.
 func (d *Dir) Listen() (net.Listener, error) {
 	const op = "listen on"
 	root, err := d.dataDir()
 	if err != nil {
 		return nil, err
 	}
+	defer root.close()
 	if _, err = root.recognize(inDataDir, socketFile); err == nil {
 		err = root.remove(socketFile)
 	}
@@ -32,7 +32,6 @@ func (d *Dir) Listen() (net.Listener, error) {
 		err = fmt.Errorf("%s %s: %w: it is not a socket; move it away", op, shown(root.in(socketFile)), ErrRefused)
 	}
 	if err = ignoring(err, os.ErrNotExist); err != nil {
-		root.close()
 		return nil, err
 	}
 	listening := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -42,18 +41,15 @@ func (d *Dir) Listen() (net.Listener, error) {
 	}}
 	l, err := listening.Listen(context.Background(), "unix", root.socketAddress())
 	if err != nil {
-		err = socketError(op, root, err)
-		root.close()
-		return nil, err
+		return nil, socketError(op, root, err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // the descriptor in its address may be another directory then
-	s := &socket{Listener: l, root: root}
-	_ = unix.Fstatat(root.fd(), socketFile, &s.file, unix.AT_SYMLINK_NOFOLLOW) // removed already, it is not the one that Close finds
-	return s, nil
+	// The descriptor in its address may be another directory then, and the socket that of another process.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	return l, nil
 }
 
 // Dial connects to the socket of the active reconciler. The error is an os.ErrNotExist if there is none, and
-// a unix.ECONNREFUSED if a process that was killed left it.
+// a unix.ECONNREFUSED if the process that made it has ended.
 func (d *Dir) Dial(ctx context.Context) (net.Conn, error) {
 	root, err := d.dataDir()
 	if err != nil {
@@ -77,27 +73,4 @@ func socketError(op string, root *folder, err error) error {
 		err = errno
 	}
 	return failure(op, root.in(socketFile), err)
-}
-
-// socket is a listener that removes its file.
-type socket struct {
-	net.Listener
-	root *folder
-	file unix.Stat_t
-}
-
-// Close stops listening and removes the socket, unless another process has replaced it. It may be called twice.
-func (s *socket) Close() error {
-	if s.root == nil {
-		return nil
-	}
-	var now unix.Stat_t
-	err := unix.Fstatat(s.root.fd(), socketFile, &now, unix.AT_SYMLINK_NOFOLLOW)
-	if err == nil && now.Dev == s.file.Dev && now.Ino == s.file.Ino {
-		err = s.root.remove(socketFile)
-	}
-	err = errors.Join(ignoring(err, os.ErrNotExist), s.Listener.Close())
-	s.root.close()
-	s.root = nil
-	return err
 }
