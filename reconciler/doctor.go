@@ -103,18 +103,5 @@ func (n *inspection) running(report *reconcile.Report) *diagnose.Running {
 	for _, standby := range s.Standbys {
 		r.Standbys = append(r.Standbys, fmt.Sprintf("pid %d, version %s", standby.PID, policy.Printable(standby.Version)))
 	}
-	if s.Version != version {
-		r.Differs = append(r.Differs, fmt.Sprintf("version %s here, %s in the reconciler", version, policy.Printable(s.Version)))
-	}
-	theirs := map[string]config.Setting{}
-	for _, x := range s.Settings {
-		theirs[x.Key] = x
-	}
-	for _, own := range n.Settings.List() {
-		if their, known := theirs[own.Key]; known && their.Value != own.Value {
-			r.Differs = append(r.Differs, fmt.Sprintf("%s: %s here (%s), %s in the reconciler (%s)",
-				own.Key, policy.Quote(own.Value), own.Origin, policy.Quote(their.Value), policy.Printable(their.Origin)))
-		}
-	}
 	return r
 }

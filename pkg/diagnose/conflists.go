@@ -96,38 +96,25 @@ func objects(v any) []plugin {
 
 func mainPluginMasquerade(e *examination, f *Finding) {
 	const subnetEnv = "run/flannel/subnet.env"
-	// If flanneld does not masquerade, flannel's plugin has its delegate masquerade.
-	text, err := readFile(e.path(subnetEnv))
-	unseen := errors.Is(err, fs.ErrNotExist)
-	if !unseen {
-		e.note(err)
-	}
-	asksDelegate := slices.Contains(strings.Fields(string(text)), "FLANNEL_IPMASQ=false")
+	env := strings.Fields(e.read(subnetEnv))
 	for _, l := range e.lists {
 		if !l.hasEntry() {
 			continue
 		}
+		f.Detail = append(f.Detail, MasqueradingPlugins(l.Conflist)...)
 		for i, p := range l.plugins {
 			delegate, _ := p.get("delegate").(map[string]any)
-			where := fmt.Sprintf("%s: plugins[%d]", policy.Quote(l.File), i)
-			switch {
-			case p.kind() == config.PluginType:
-			case masquerades(p):
-				f.Detail = append(f.Detail, masqueradesAt(where, p))
+			switch { // flannel's plugin has its delegate masquerade if flanneld does not
 			case p.kind() != "flannel" || plugin(delegate).get("ipMasq") != nil:
-			case unseen:
+			case len(env) == 0:
 				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
 					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel"))
-			case asksDelegate:
-				f.Detail = append(f.Detail, where+` (flannel) sets "ipMasq": true on its delegate, `+
-					`because flanneld does not masquerade; write "ipMasq": false into the delegate`)
+			case slices.Contains(env, "FLANNEL_IPMASQ=false"):
+				f.add(`%s: plugins[%d] (flannel) sets "ipMasq": true on its delegate, because flanneld does not masquerade; `+
+					`write "ipMasq": false into the delegate`, policy.Quote(l.File), i)
 			}
 		}
 	}
-}
-
-func masqueradesAt(where string, p plugin) string {
-	return fmt.Sprintf(`%s (%s) has "ipMasq": true`, where, policy.Quote(p.kind()))
 }
 
 // MasqueradingPlugins returns which other plugins of a conflist masquerade, as doctor's finding has it.
@@ -135,7 +122,7 @@ func MasqueradingPlugins(c config.Conflist) (found []string) {
 	for i, text := range c.Plugins {
 		var p plugin
 		if json.Unmarshal(text, &p) == nil && p.kind() != config.PluginType && masquerades(p) {
-			found = append(found, masqueradesAt(fmt.Sprintf("%s: plugins[%d]", policy.Quote(c.File), i), p))
+			found = append(found, fmt.Sprintf(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(c.File), i, policy.Quote(p.kind())))
 		}
 	}
 	return found

@@ -28,7 +28,6 @@ type Running struct {
 	Standbys []string          // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
 	// ManagesConflist tells that a plugin entry which is not inserted is one of its faults.
 	ManagesConflist bool
-	Differs         []string // how its settings or its version differ from those of this program
 }
 
 // reconcilerChecks look at the reconciler of the node, and at its files.
@@ -53,10 +52,6 @@ func reconcilerChecks() []check {
 			Summary: "More than one reconciler runs on this node: all but one wait until the active one ends.",
 			Remedy:  "Stop one of them, such as a systemd unit beside a DaemonSet. While a DaemonSet is updated, the old one ends by itself.",
 		}, secondReconciler},
-		{Finding{ID: "reconciler-settings-differ", Severity: SeverityNotice,
-			Summary: "The reconciler that runs has other settings, or another version, than this command.",
-			Remedy: "Leave out the flags that differ: this command takes the settings of the reconciler. " +
-				"Restart the reconciler if its own are the old ones."}, settingsDiffer},
 		{Finding{ID: "listen-address-busy", Severity: SeverityProblem,
 			Summary: "The reconciler cannot serve health or metrics.",
 			Remedy:  "Stop the program that has the address, or set another one; the reconciler tries again by itself."}, busyAddresses},
@@ -110,12 +105,6 @@ func secondReconciler(e *examination, f *Finding) {
 		for _, s := range e.Reconciler.Standbys {
 			f.add("standby: %s", s)
 		}
-	}
-}
-
-func settingsDiffer(e *examination, f *Finding) {
-	if e.Reconciler != nil {
-		f.Detail = e.Reconciler.Differs
 	}
 }
 

@@ -62,8 +62,6 @@ func TestReconcilerFindings(t *testing.T) {
 		{name: "a standby", r: &Running{Active: true, Answers: true, Standbys: []string{"pid 9, version v2"}},
 			set:  func(h *testHost) { h.runs("7", "run"); h.runs("9", "run") },
 			want: map[string]string{"notice reconciler-second": "standby: pid 9, version v2, Stop one"}},
-		{name: "other settings", r: &Running{Active: true, Answers: true, Differs: []string{"backend: nftables here, auto there"}},
-			want: map[string]string{"notice reconciler-settings-differ": "backend: nftables here, Leave out the flags"}},
 		{name: "one that keeps the plugin entry, whose faults say what keeps it from that", r: &Running{Active: true, Answers: true, ManagesConflist: true},
 			set: func(h *testHost) { h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge) }},
 		{name: "a busy address", r: &Running{Active: true, Answers: true, Unserved: map[string]string{
