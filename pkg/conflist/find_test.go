@@ -117,37 +117,6 @@ func TestFindReportsDanglingSymlinks(t *testing.T) {
 	}
 }
 
-func TestGeneratedList(t *testing.T) {
-	dir := dirWith(t, map[string]string{"10-a.conflist": listNamed("a"), "10-net.conf": single, "10-net.conf.bak": "", "90.conf": "{"})
-	conf := filepath.Join(dir, "10-net.conf")
-	path, err := generatedPath(conf)
-	if err != nil || filepath.Dir(path) != dir {
-		t.Fatal(path, err)
-	}
-	if err := create(t.Context(), path, []byte(madeOf(t, single, entry)), conf); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := Find(dir, ""); err != nil || n.Name != "a" || n.Generated {
-		t.Error(n, err)
-	}
-	n, err := Find(dir, "one")
-	if err != nil || n.Path != path || !n.Generated || n.Original != conf || n.Entries != 1 || n.Single {
-		t.Errorf("%+v, %v", n, err)
-	}
-	if err := os.Remove(conf); err != nil {
-		t.Fatal(err)
-	}
-	if n, err = Find(dir, "one"); err != nil || !n.Generated || n.Original != "" {
-		t.Errorf("%+v, %v", n, err)
-	}
-	if err := removeFile(t.Context(), path, n.Conflist.Doc); err != nil {
-		t.Fatal(err)
-	}
-	if _, err = Find(dir, "one"); !errors.Is(err, ErrBroken) { // 90.conf may have it
-		t.Error(err)
-	}
-}
-
 func TestAnotherListWithTheNameOfAGeneratedOne(t *testing.T) {
 	dir := dirWith(t, map[string]string{"1" + generatedSuffix: listNamed("a")})
 	if n, err := Find(dir, ""); err != nil || n.Generated {

@@ -389,20 +389,6 @@ func TestSeveralEntriesCollapse(t *testing.T) {
 	})
 }
 
-func TestAnySingleConfigurationMakesAList(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		members := anyMembers(t, keyed(t, `"name"`, `"net"`), keyed(t, `"type"`, `"bridge"`))
-		was := []byte(joined(t, "{", members, "}"))
-		now, err := listOf("a.conf", was, []byte(entry))
-		if err != nil {
-			t.Fatal(err, string(was))
-		}
-		if n := count(t, now); n != 1 {
-			t.Fatal(n)
-		}
-	})
-}
-
 // FuzzSplice checks that config loads all texts that are written.
 func FuzzSplice(f *testing.F) {
 	for _, pattern := range []string{"testdata/lists/*", "testdata/confs/*"} {

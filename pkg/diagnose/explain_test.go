@@ -192,33 +192,6 @@ func tells(text, part string) bool {
 	return strings.Contains(text, part)
 }
 
-func TestWhichChainDecides(t *testing.T) {
-	exemptAll := exempting("0.0.0.0/0")
-	for _, tt := range []struct {
-		name      string
-		sources   []policy.Source
-		dst, want string
-	}{
-		{"one masquerades", []policy.Source{network("a", "A", exemptAll), network("b", "B")}, "8.8.8.8", "B masquerade, A exempt"},
-		{"both masquerade", []policy.Source{network("a", "A"), network("b", "B")}, "8.8.8.8", "A masquerade, B masquerade"},
-		{"both masquerade, iptables is first", []policy.Source{network("a", "A", inNFT), network("b", "B")}, "8.8.8.8", "B masquerade, A masquerade"},
-		{"one exempts", []policy.Source{network("a", "A", fromOnly("fd00::/64"), enableIPv6), network("b", "B")}, "10.1.1.1", "B exempt, A out-of-scope"},
-		{"none is about it", []policy.Source{network("a", "A"), network("b", "B")}, "2001:db8::1", "A out-of-scope, B out-of-scope"},
-		{"nothing is managed", nil, "8.8.8.8", " out-of-scope"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			e := newNode(tt.sources...).to(tt.dst)
-			got := e.Chain + " " + string(e.Verdict)
-			for _, other := range e.Chains {
-				got += ", " + other.Chain + " " + string(other.Verdict)
-			}
-			if got != tt.want || !e.Kernel || e.Reason == "" {
-				t.Errorf("got %s (kernel %t: %s), want %s", got, e.Kernel, e.Problem, tt.want)
-			}
-		})
-	}
-}
-
 // TestOverridden: what third-party rules decide before the chains of the policies do.
 func TestOverridden(t *testing.T) {
 	yes, no := true, false

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -116,13 +117,7 @@ func file(path string, edit ...func(*policy.SourcePolicy)) policy.FilePolicy {
 	return f
 }
 
-func cidrs(list ...string) []netip.Prefix {
-	out := []netip.Prefix{}
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
+var cidrs = policytest.Prefixes
 
 func inNFT(s *policy.SourcePolicy) { s.Backend = policy.NFTables }
 

@@ -5,7 +5,6 @@ package diagnose
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -139,13 +139,7 @@ func feed(t *testing.T, input, program string, args ...string) {
 	}
 }
 
-func prefixes(list ...string) []netip.Prefix {
-	out := []netip.Prefix{}
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
+var prefixes = policytest.Prefixes
 
 func on() *bool {
 	yes := true

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -30,12 +31,7 @@ func guard(mode policy.GuardMode) func(*policy.SourcePolicy) {
 	}
 }
 
-func prefixes(list ...string) (out []netip.Prefix) {
-	for _, p := range list {
-		out = append(out, netip.MustParsePrefix(p))
-	}
-	return out
-}
+var prefixes = policytest.Prefixes
 
 func exempts(list ...string) func(*policy.SourcePolicy) {
 	return func(s *policy.SourcePolicy) {

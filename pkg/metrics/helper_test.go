@@ -7,13 +7,13 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -31,13 +31,7 @@ var (
 
 func network(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 
-func prefixes(text ...string) []netip.Prefix {
-	out := []netip.Prefix{}
-	for _, s := range text {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
+var prefixes = policytest.Prefixes
 
 func source(s policy.SourceID, chain string, exempt ...string) policy.Source {
 	c := policy.Source{ID: s, Policy: policy.SourcePolicy{Chain: chain}}

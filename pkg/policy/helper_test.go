@@ -23,14 +23,7 @@ var equatable = cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, netipx.IP
 
 func ptr[T any](v T) *T { return &v }
 
-// cidrs never returns nil: a list that is written, if only as [].
-func cidrs(list ...string) []netip.Prefix {
-	out := []netip.Prefix{}
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
+var cidrs = policytest.Prefixes
 
 func ranges(list ...string) policy.Ranges { return policy.RangesOf(cidrs(list...)...) }
 

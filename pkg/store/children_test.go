@@ -4,7 +4,6 @@ package store_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,10 +47,9 @@ func TestMain(m *testing.M) {
 
 func children() map[string]func(*store.Dir) error {
 	return map[string]func(*store.Dir) error{
-		"hold":    hold,
-		"inherit": inherit,
-		"wait":    untilEOF,
-		"killed":  killed,
+		"hold":   hold,
+		"wait":   untilEOF,
+		"killed": killed,
 		"killed while it drops": func(d *store.Dir) error {
 			l, err := lockNow(d)
 			if err == nil {
@@ -70,7 +68,6 @@ func children() map[string]func(*store.Dir) error {
 		"bare umask":  func(d *store.Dir) error { return writeWithUmask(d, 0) },
 		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o777) },
 		"read-only":   onReadOnly,
-		"full":        onFull,
 		"alternate":   alternate,
 	}
 }
@@ -119,27 +116,6 @@ func hold(d *store.Dir) error {
 	}
 	fmt.Println("locked", l.File().Name())
 	return untilEOF(d)
-}
-
-// inherit has the lock and a child that inherits it, which ends with our input.
-func inherit(d *store.Dir) error {
-	l, err := lockNow(d)
-	if err != nil {
-		return err
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(context.Background(), exe)
-	cmd.Env = append(os.Environ(), childEnv+"=wait")
-	cmd.Stdin = os.Stdin
-	cmd.ExtraFiles = []*os.File{l.File()}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	fmt.Println("started")
-	return cmd.Wait()
 }
 
 // killed dies while a document is staged.
@@ -216,45 +192,6 @@ func isFailure(err error, errno unix.Errno, d *store.Dir, remedy string) error {
 		return fmt.Errorf("got %w, want %w with the path and %q", err, errno, remedy)
 	}
 	return nil
-}
-
-// onFull runs in a mount namespace of its own, where the dataDir has a small
-// file system to itself.
-func onFull(d *store.Dir) error {
-	if err := unix.Mount("tmpfs", d.Path(), "tmpfs", 0, "size=64k,mode=700"); err != nil {
-		return err
-	}
-	l, err := lockNow(d)
-	if err != nil {
-		return err
-	}
-	s, err := l.Stage(newSource("podnet"))
-	if err == nil {
-		err = errors.Join(s.Commit(), l.Release(), writable(d))
-	}
-	if err == nil {
-		l, err = lockNow(d)
-	}
-	if err != nil {
-		return err
-	}
-	ballast := d.Path() + "/ballast"
-	if err := os.WriteFile(ballast, bytes.Repeat([]byte{1}, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("not full: %w", err)
-	}
-	_, stageErr := l.Stage(newSource("podnet", "10.0.0.0/8"))
-	after, loadErr := d.Load()
-	if len(after.Sources) != 1 || after.Sources[0].Policy.NonMasqueradeCIDRs != nil {
-		loadErr = errors.Join(loadErr, fmt.Errorf("the document changed: %+v", after))
-	}
-	left, globErr := os.ReadDir(d.Path() + "/sources")
-	if len(left) != 1 {
-		globErr = errors.Join(globErr, fmt.Errorf("left behind: %v", left))
-	}
-	return errors.Join(
-		isFailure(stageErr, unix.ENOSPC, d, "free space"), l.Release(), isFailure(writable(d), unix.ENOSPC, d, "free space"),
-		loadErr, globErr, os.Remove(ballast), writable(d),
-	)
 }
 
 // alternate runs in a mount namespace of its own, on a file system where a sync

@@ -3,7 +3,6 @@
 package store_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"os"
@@ -65,30 +64,6 @@ func TestLockExcludesOtherProcesses(t *testing.T) {
 	if err := holder.Wait(); err == nil {
 		t.Error("not killed")
 	}
-	ok(t, lock(t, d).Release())
-}
-
-// The lock is held as long as a child lives that writes under it, even where its
-// parent was killed.
-func TestLockIsHeldByAnInheritedDescriptor(t *testing.T) {
-	d := open(t)
-	parent := child(t, "inherit", d)
-	in, input, err := os.Pipe() // not StdinPipe, which Wait closes
-	ok(t, err)
-	parent.Stdin = in
-	out, err := parent.StdoutPipe()
-	ok(t, err)
-	ok(t, parent.Start())
-	ok(t, in.Close())
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "started\n" || err != nil {
-		t.Fatalf("%q, %v", line, err)
-	}
-	ok(t, parent.Process.Kill())
-	if err := parent.Wait(); err == nil {
-		t.Error("not killed")
-	}
-	busy(t, d)
-	ok(t, input.Close()) // and so the child ends
 	ok(t, lock(t, d).Release())
 }
 
@@ -172,12 +147,6 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	made(t, d.Path())
 	inMountNamespace(t, "read-only", d)
 	loads(t, d, newSource("podnet"))
-}
-
-func TestFullFileSystem(t *testing.T) {
-	d := open(t)
-	ok(t, os.Mkdir(d.Path(), 0o700))
-	inMountNamespace(t, "full", d)
 }
 
 func inMountNamespace(t *testing.T, name string, d *store.Dir) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -97,13 +98,7 @@ func sources(t testing.TB) (list []string) {
 	return list
 }
 
-func prefixes(list ...string) []netip.Prefix {
-	out := []netip.Prefix{}
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
+var prefixes = policytest.Prefixes
 
 // merged returns the policy of a network with pods 10.88.0.0/16 and fd88::/64 that exempts the prefixes.
 func merged(change func(*policy.SourcePolicy), exempt ...string) []policy.Policy {

@@ -10,16 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func prefixList(list ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
+var prefixList = policytest.Prefixes
 
 func entriesOf(a policy.Action, list ...string) []policy.PrefixAction {
 	var out []policy.PrefixAction

@@ -147,38 +147,6 @@ func TestCheck(t *testing.T) {
 	commit(t, c, &sound)
 }
 
-func TestLargeSets(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	buffer := must[int](t)(unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF))
-	limit := buffer - 32 // netlink_sendmsg in af_netlink.c
-	for _, f := range families {
-		for _, n := range []int{64, 10_000, 50_000} {
-			name := fmt.Sprint("s", n)
-			want := many(f.family, n)
-			var b Batch
-			b.AddTable(f.family, "t")
-			b.AddSet(f.family, "t", AddressRanges(f.family, name))
-			b.AddElements(f.family, "t", name, want)
-			if size := len(b.serialize(new(uint32), true)); size > limit {
-				// In a user namespace there is an end to what can be sent.
-				err := c.Commit(&b)
-				if !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
-					t.Errorf("%s: %d bytes, %d more than the buffer: %v", f.family, size, size-limit, err)
-				}
-				continue
-			}
-			commit(t, c, &b)
-			equalRanges(t, want, rangesOf(t, c, f.family, name))
-
-			b = Batch{}
-			b.DeleteElements(f.family, "t", name, want[:n/2])
-			commit(t, c, &b)
-			equalRanges(t, want[n/2:], rangesOf(t, c, f.family, name))
-		}
-	}
-}
-
 // TestReserve: a batch that is longer than the buffer fits where the process may have a
 // larger one, and is refused where it may not.
 func TestReserve(t *testing.T) {

@@ -3,7 +3,6 @@
 package nfnetlink
 
 import (
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
-	"pgregory.net/rapid"
 )
 
 func interval(keyLen uint32) Set {
@@ -143,76 +141,6 @@ func TestElementForms(t *testing.T) {
 func addr(key []byte) netip.Addr {
 	a, _ := netip.AddrFromSlice(key)
 	return a
-}
-
-// TestRangesRoundTrip writes ranges into a batch and reads the batch's messages
-// as if the kernel had sent them, in any order.
-func TestRangesRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		width := rapid.SampledFrom([]int{4, 16}).Draw(t, "key length")
-		bounds := rapid.SliceOfNDistinct(rapid.Uint16(), 0, 600, rapid.ID).Draw(t, "bounds")
-		ranges := rangesBetween(bounds, width, rapid.Bool().Draw(t, "to the end"))
-
-		var b Batch
-		b.AddElements(IPv4, "t", "s", ranges)
-		if b.err != nil {
-			t.Fatal(b.err)
-		}
-		var elems []element
-		for i := range b.Len() {
-			it := messageIter{rest: b.w.b[b.ops[i].at:]}
-			it.next()
-			some, err := decodeElems(it.payload[nfgenHeader:])
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(some) > maxElements {
-				t.Fatalf("%d elements in a message", len(some))
-			}
-			elems = append(elems, some...)
-		}
-		rand.Shuffle(len(elems), func(i, j int) { elems[i], elems[j] = elems[j], elems[i] })
-		got, err := interval(uint32(width)).ranges(elems)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(ranges, got, cmp.Comparer(sameRange)); diff != "" {
-			t.Fatalf("(-want +got):\n%s", diff)
-		}
-	})
-}
-
-// rangesBetween returns ascending ranges, some of which touch: each bound ends
-// one and every second bound leaves a gap.
-func rangesBetween(bounds []uint16, width int, toEnd bool) []netipx.IPRange {
-	at := make(map[uint16]bool, len(bounds))
-	for _, b := range bounds {
-		at[b] = true
-	}
-	address := func(n int) netip.Addr {
-		key := make([]byte, width)
-		key[width-4], key[width-3] = byte(n>>8), byte(n)
-		return addr(key)
-	}
-	ranges := []netipx.IPRange{}
-	first, gap := -1, false
-	for n := range 1 << 16 {
-		if !at[uint16(n)] {
-			continue
-		}
-		if first >= 0 && !gap {
-			ranges = append(ranges, netipx.IPRangeFrom(address(first), address(n).Prev()))
-		}
-		first, gap = n, !gap && n%3 == 0
-	}
-	if toEnd && first >= 0 {
-		last := make([]byte, width)
-		for i := range last {
-			last[i] = 0xff
-		}
-		ranges = append(ranges, netipx.IPRangeFrom(address(first), addr(last)))
-	}
-	return ranges
 }
 
 func TestMalformedElements(t *testing.T) {

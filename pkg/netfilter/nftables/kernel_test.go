@@ -145,13 +145,7 @@ func sourcePolicy(chain string, edit ...func(*policy.SourcePolicy)) policy.Sourc
 	return s
 }
 
-func prefixes(list ...string) []netip.Prefix {
-	out := []netip.Prefix{}
-	for _, p := range list {
-		out = append(out, netip.MustParsePrefix(p))
-	}
-	return out
-}
+var prefixes = policytest.Prefixes
 
 func desired(policies ...policy.SourcePolicy) policy.Ruleset {
 	var all []policy.Source
