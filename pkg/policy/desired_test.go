@@ -202,7 +202,3 @@ func checkMasqueradeRule(t *rapid.T, p policy.Policy, packet policy.Packet, r po
 		t.Fatalf("%v is fully random: %v, want %v", r, r.RandomFully, want)
 	}
 }
-
-func packet(src, dst string) policy.Packet {
-	return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0", Protocol: "tcp"}
-}

@@ -42,12 +42,6 @@ func TestParseMark(t *testing.T) {
 	}
 }
 
-// found adds subnets that ADDs found.
-func found(c policy.Source, subnets ...string) policy.Source {
-	c.PodSubnets = cidrs(subnets...)
-	return c
-}
-
 func TestResetsConnections(t *testing.T) {
 	for _, tt := range []struct {
 		guard policy.GuardMode
