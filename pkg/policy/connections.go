@@ -267,7 +267,7 @@ func verdict(chains []chainVerdict, src, endpoint address, out string) bool {
 }
 
 func (m *chainVerdict) leavesBy(out string) bool {
-	return slices.ContainsFunc(m.matches, func(m Match) bool { return m.matches(&Packet{Out: out}) })
+	return slices.ContainsFunc(m.matches, func(m Match) bool { return InterfaceWithin(out, m.Out) })
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.

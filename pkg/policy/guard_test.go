@@ -89,7 +89,6 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 			if policy.FamilyOf(p.Src) != policy.FamilyOf(p.Dst) {
 				continue
 			}
-			p.SrcLocal, p.DstLocal = false, false
 			masquerades, somewhere := false, false // by any chain: the packet, or some packet to its destination
 			for _, o := range oracles {
 				masquerades = masquerades || o.decide(p) == masqueraded
@@ -99,13 +98,13 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 				g := guardOf(guards, chain, p)
 				matches := g != nil && g.Scope.Contains(p)
 				mode := saidFirst(o, policy.GuardOff, func(s policy.SourcePolicy) *policy.GuardMode { return statedMode(s.Guard) })
+				isPod := o.isPod(p.Src) && !p.SrcLocal
 				caught := matches && g.Mode != policy.GuardOff && !g.Exempt.Contains(p.Dst)
-				if want := mode != policy.GuardOff && o.isPod(p.Src) && o.decide(p) == masqueraded; caught != want || g != nil && g.Mode != mode {
+				if want := mode != policy.GuardOff && isPod && o.decide(p) == masqueraded; caught != want || g != nil && g.Mode != mode {
 					t.Fatalf("chain %s, %+v: caught %v (%+v), want %v", chain, p, caught, g, want)
 				}
-				out := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
 				enforced := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnforceExempt }) &&
-					o.manages(p.Dst) && o.isPod(p.Src) && (len(out) == 0 || anyNames(out, p.Out))
+					o.manages(p.Dst) && isPod && o.inScope(p)
 				mark := saidFirst(o, 0x6000, func(s policy.SourcePolicy) *policy.Mark { return s.BypassMark })
 				switch bound := matches && g.Bound.Contains(p.Dst); {
 				case bound && (!enforced || masquerades || g.BypassMark != mark),

@@ -346,17 +346,10 @@ func scopeOf[T any](o oracle, get func(policy.SourcePolicy) []T) []T {
 }
 
 func (o oracle) decide(p policy.Packet) verdict {
-	host := saidFirst(o, true, func(s policy.SourcePolicy) *bool { return s.MasqueradeHost })
-	if !o.manages(p.Dst) {
-		return notManaged
-	}
-	sources := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
 	switch {
-	case p.DstLocal,
-		len(sources) > 0 && !anyContains(sources, p.Src),
-		len(interfaces) > 0 && !anyNames(interfaces, p.Out),
-		!host && p.SrcLocal:
+	case !o.manages(p.Dst):
+		return notManaged
+	case !o.inScope(p):
 		return notMasqueraded
 	}
 	for _, c := range o.strongestFirst {
@@ -365,6 +358,14 @@ func (o oracle) decide(p policy.Packet) verdict {
 		}
 	}
 	return o.destination(p.Dst)
+}
+
+func (o oracle) inScope(p policy.Packet) bool {
+	host := saidFirst(o, true, func(s policy.SourcePolicy) *bool { return s.MasqueradeHost })
+	sources := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
+	return !p.DstLocal && (len(sources) == 0 || anyContains(sources, p.Src)) &&
+		(len(interfaces) == 0 || anyNames(interfaces, p.Out)) && (host || !p.SrcLocal)
 }
 
 func (o oracle) manages(a netip.Addr) bool {
