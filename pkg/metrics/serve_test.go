@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 )
 
@@ -215,5 +216,33 @@ func TestConnectionsAreBounded(t *testing.T) {
 	reads.Wait()
 	if want := int64(opened - limit + 1); closed.Load() != want {
 		t.Errorf("%d of %d connections are closed, want %d", closed.Load(), opened, want)
+	}
+}
+
+func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {
+	noLeak(t)
+	asked := make(chan struct{})
+	m := metrics.New(metrics.Options{State: func(ctx context.Context) *enforce.State {
+		close(asked)
+		<-ctx.Done()
+		return nil
+	}})
+	a, b := occupied(t), occupied(t)
+	a.Close()
+	b.Close()
+	health, metrics := start(t, a.Addr().String(), m.Health()), start(t, b.Addr().String(), m.Metrics())
+	scraped := make(chan string)
+	go func() { scraped <- metrics.fetch(t, "/metrics") }()
+	<-asked
+	if got := health.fetch(t, "/livez"); got != "ok\n" {
+		t.Errorf("got %q", got)
+	}
+	select {
+	case <-scraped:
+		t.Error("the scrape did not hang")
+	default:
+	}
+	if text := <-scraped; !strings.Contains(text, "ip_masq_ready 0") {
+		t.Errorf("the scrape got %q", text)
 	}
 }
