@@ -105,13 +105,14 @@ func (e *Enforcer) desire(c *Chain, choice netfilter.Choice) error {
 
 // ObserveAgain observes with the same policies, record and backends.
 func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
-	again := &State{Chains: slices.Clone(s.Chains), addresses: s.addresses, tables: s.tables, record: s.record, change: s.change, keep: s.keep, RecordErr: s.RecordErr}
-	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, unusable: s.Guard.unusable}
+	again := *s
+	again.Chains = slices.Clone(s.Chains)
+	again.Guard = GuardState{Desired: s.Guard.Desired, Inactive: s.Guard.Inactive, unusable: s.Guard.unusable, final: s.Guard.final}
 	if s.Guard.final {
-		again.Guard.Err, again.Guard.final = s.Guard.Err, true
+		again.Guard.Err = s.Guard.Err
 	}
-	e.read(ctx, again)
-	return again
+	e.read(ctx, &again)
+	return &again
 }
 
 // read reads the kernel and compares it with the desired rules.
@@ -189,7 +190,7 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 	if p.Backend.Value == policy.Auto && e.PreferredBackend != "" && e.PreferredBackend != policy.Auto {
 		c, err := choose(e.PreferredBackend)
 		if err == nil {
-			err = e.refused(ctx, rec, p, c)
+			err = e.cannotMove(ctx, rec, p, c)
 		}
 		if err == nil {
 			return c, nil
@@ -199,9 +200,9 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 	return choose(p.Backend.Value)
 }
 
-// refused returns why a chain that is on record in another backend only cannot move to this one, which
+// cannotMove returns why a chain that is on record in another backend only cannot move to this one, which
 // may seem to work until it writes.
-func (e *Enforcer) refused(ctx context.Context, rec store.Record, p policy.Policy, c netfilter.Choice) error {
+func (e *Enforcer) cannotMove(ctx context.Context, rec store.Record, p policy.Policy, c netfilter.Choice) error {
 	elsewhere := false
 	for _, o := range rec.Chains {
 		switch {

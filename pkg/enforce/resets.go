@@ -64,7 +64,7 @@ func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 		remaining := slices.DeleteFunc(slices.Clone(c.before), func(b policy.Source) bool {
 			return !slices.ContainsFunc(c.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
 		})
-		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff())+len(s.Stale) > 0
+		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff(false))+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0
 		if differs && len(remaining) > 0 {
 			resets = addReset(resets, store.Reset{Before: remaining})
@@ -80,7 +80,7 @@ func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 // whole chains and their jumps count, as other differences may be the change.
 func (s *State) lostRules(concerns func(chain string) bool) bool {
 	if s.change == nil {
-		return slices.ContainsFunc(s.rulesDrift(), func(c policy.Change) bool { return concerns(c.Chain) })
+		return slices.ContainsFunc(s.rulesDiff(true), func(c policy.Change) bool { return concerns(c.Chain) })
 	}
 	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
 		return slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {

@@ -115,44 +115,32 @@ func (s *State) Failed() bool {
 func (s *State) Differs() bool { return len(s.Diff())+len(s.Stale)+len(s.Duplicates) > 0 }
 
 // Diff returns how the kernel differs from what is desired, in all backends and the guard tables.
-func (s *State) Diff() policy.Diff { return append(s.rulesDiff(), s.Guard.Diff...) }
-
-// rulesDiff is Diff without the guard tables.
-func (s *State) rulesDiff() policy.Diff {
-	var all policy.Diff
-	for _, c := range s.Chains {
-		all = append(all, c.Diff...)
-	}
-	for _, t := range s.tables {
-		all = append(all, t.diff...)
-	}
-	return all
-}
+func (s *State) Diff() policy.Diff { return append(s.rulesDiff(false), s.Guard.Diff...) }
 
 // Drift returns the part of Diff that is about chains that were written before, and what is with them.
 func (s *State) Drift() policy.Diff {
-	drift := s.rulesDrift()
+	drift := s.rulesDiff(true)
 	if len(s.record.Chains) > 0 {
 		drift = append(drift, s.Guard.Diff...)
 	}
 	return drift
 }
 
-// rulesDrift is Drift without the guard tables.
-func (s *State) rulesDrift() policy.Diff {
-	var drift policy.Diff
-	for _, c := range s.Chains {
-		if c.Recorded && !c.newOutput {
-			drift = append(drift, c.Diff...)
+// rulesDiff is Diff or Drift without the guard tables.
+func (s *State) rulesDiff(drift bool) policy.Diff {
+	var all policy.Diff
+	counts := func(c *Chain) bool { return c.Recorded || !drift }
+	for i := range s.Chains {
+		if counts(&s.Chains[i]) {
+			all = append(all, s.Chains[i].Diff...)
 		}
 	}
-	recorded := func(c *Chain) bool { return c.Recorded }
 	for _, t := range s.tables {
-		if slices.ContainsFunc(s.in(t.choice), recorded) {
-			drift = append(drift, t.diff...)
+		if slices.ContainsFunc(s.in(t.choice), counts) {
+			all = append(all, t.diff...)
 		}
 	}
-	return drift
+	return all
 }
 
 // DiscardDiff discards the differences, which mean nothing if the policies are incomplete.

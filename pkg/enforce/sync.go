@@ -53,7 +53,7 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 			s.change = &policyChange{was, stored.Sources}
 		}
 	}
-	e.refuse(ctx, s, changed)
+	e.failUnwritable(ctx, s, changed)
 	owned, err := e.putRecord(s, s.record, lock)
 	if err == nil {
 		s = e.write(ctx, s, lock)
@@ -96,10 +96,10 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 	return s
 }
 
-// refuse fails the chains that are not to be written at all: those whose policy changed and whose guard cannot
+// failUnwritable fails the chains that are not to be written at all: those whose policy changed and whose guard cannot
 // change with it, and those that are new or changed and cannot be written in all of their families. A repair
 // does what it can.
-func (e *Enforcer) refuse(ctx context.Context, s *State, changed []policy.Source) {
+func (e *Enforcer) failUnwritable(ctx context.Context, s *State, changed []policy.Source) {
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		if s.change != nil && s.Guard.Err != nil {
@@ -215,7 +215,7 @@ func (e *Enforcer) writeOnce(ctx context.Context, s *State, lock *store.Lock) (f
 		}
 		return e.writeRules(ctx, s, lock)
 	}
-	if len(s.rulesDiff()) == 0 && (s.change == nil || !s.Failed()) {
+	if len(s.rulesDiff(false)) == 0 && (s.change == nil || !s.Failed()) {
 		return false, e.writeGuard(ctx, s, s.guards(nil, true), &s.Guard.Observed)
 	}
 	first := s.guardsBeforeRules()

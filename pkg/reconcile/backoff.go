@@ -37,9 +37,9 @@ func (b *backoff) retry() {
 	}
 }
 
-// withhold splits the changed policies into those that are due and those that are not, with the
+// split splits the changed policies into those that are due and those that are not, with the
 // error of their last try. It forgets the sources that did not change.
-func (b *backoff) withhold(changed []policy.Source, now time.Time) (due []policy.Source, withheld map[policy.SourceID]error) {
+func (b *backoff) split(changed []policy.Source, now time.Time) (due []policy.Source, withheld map[policy.SourceID]error) {
 	before := b.failed
 	b.failed, b.next, withheld = map[policy.SourceID]failure{}, time.Time{}, map[policy.SourceID]error{}
 	for _, c := range changed {

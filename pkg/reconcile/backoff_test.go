@@ -22,7 +22,7 @@ func TestBackoff(t *testing.T) {
 	now := time.Now()
 	var b backoff
 	tried := func(c []policy.Source) bool {
-		kept, withheld := b.withhold(c, now)
+		kept, withheld := b.split(c, now)
 		if len(kept)+len(withheld) != len(c) {
 			t.Fatalf("kept %v, withheld %v", kept, withheld)
 		}
@@ -86,7 +86,7 @@ func TestBackoffOfEachSource(t *testing.T) {
 	var b backoff
 	tries := 0
 	for i := range byte(200) {
-		kept, _ := b.withhold([]policy.Source{at("steady", 0), at("flapping", i)}, now)
+		kept, _ := b.split([]policy.Source{at("steady", 0), at("flapping", i)}, now)
 		of := map[policy.SourceID]error{}
 		for _, c := range kept {
 			of[c.ID] = failed[c.ID]

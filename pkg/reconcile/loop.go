@@ -151,8 +151,8 @@ func (l *Loop) Run(ctx context.Context) {
 	var resets sync.WaitGroup
 	defer resets.Wait()
 	for ctx.Err() == nil {
-		if refused := l.admit(ctx); refused != nil { // before anything is created in the dataDir
-			l.standby(ctx, refused)
+		if r := l.admit(ctx); r != nil { // before anything is created in the dataDir
+			l.standby(ctx, r)
 			continue
 		}
 		instance, err := l.Node.Dir.InstanceLock()
@@ -194,7 +194,7 @@ func (l *Loop) admit(ctx context.Context) *Report {
 	defer l.mu.Unlock()
 	src := l.Node.reread(&Sources{})
 	if err := l.Node.checkDataDir(ctx, l.Node.Enforcer(src, l.log.warn), src); err != nil {
-		return l.Node.refused(src, err)
+		return l.Node.otherDataDir(src, err)
 	}
 	return nil
 }

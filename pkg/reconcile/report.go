@@ -122,8 +122,8 @@ type Report struct {
 	Applied []policy.SourceID // sources whose policy the sync applied; Pending are the others that changed
 	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
 
-	Lost    []Problem // damaged documents that no source restores: the desired rules are unknown
-	Refused error     // why nothing may be written: the dataDir is not the node's
+	Lost         []Problem // damaged documents that no source restores: the desired rules are unknown
+	OtherDataDir error     // why nothing may be written: the dataDir is not the node's
 
 	Conflist *conflist.Status // nil unless a loop syncs the conflist; Inserted is since the report before
 }
@@ -175,7 +175,7 @@ func (r *Report) Summary() string {
 }
 
 // Differs reports whether rules in the kernel are not what the sources ask for.
-func (r *Report) Differs() bool { return r.Rules != nil && r.Refused == nil && r.Rules.Differs() }
+func (r *Report) Differs() bool { return r.Rules != nil && r.OtherDataDir == nil && r.Rules.Differs() }
 
 // Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, they are damaged and
 // no source restores them, or a bad plugin.toml does not say which of them are in force.
@@ -204,7 +204,7 @@ func (r *Report) Obstacles() []Problem {
 
 // Unfinished reports whether a sync has something to write.
 func (r *Report) Unfinished() bool {
-	if r.unknown() != nil || r.Refused != nil {
+	if r.unknown() != nil || r.OtherDataDir != nil {
 		return false
 	}
 	return len(r.Pending)+len(r.Dropped) > 0 || r.Rules != nil && !r.Rules.InSync()
@@ -225,7 +225,7 @@ func (r *Report) outstanding() string {
 
 // rulesFailed reports whether rules are not what the documents in force ask for.
 func (r *Report) rulesFailed() bool {
-	return r.Refused != nil || slices.ContainsFunc(r.Problems, Problem.aboutRules)
+	return r.OtherDataDir != nil || slices.ContainsFunc(r.Problems, Problem.aboutRules)
 }
 
 // reverted reports whether the sync failed only because another program changed the rules again
@@ -283,8 +283,8 @@ func (n *Node) judge(r *Report) {
 	r.Problems = append(r.Problems, r.Lost...)
 	if err := newer(r.State); err != nil {
 		r.problem(ReasonState, err)
-	} else if r.Refused != nil {
-		r.problem(ReasonState, r.Refused)
+	} else if r.OtherDataDir != nil {
+		r.problem(ReasonState, r.OtherDataDir)
 	} else if r.Rules != nil {
 		judgeRules(r)
 	}
@@ -334,7 +334,7 @@ func judgeRules(r *Report) {
 		}
 		switch err := s.Err(p.Chain); {
 		case err == nil || errors.Is(err, s.RecordErr):
-		case isDrift(err) && r.Before != nil && !r.byHand(err):
+		case isDrift(err) && r.Before != nil && !r.notRepaired(err):
 			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
 		default:
 			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err, LoopOnly: !isDrift(err) && r.Before != nil && !failed(r.Before, p.Chain)})
@@ -411,7 +411,7 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 		}
 	}
 	for i, p := range r.Problems {
-		if isDrift(p.Err) && !r.byHand(p.Err) {
+		if isDrift(p.Err) && !r.notRepaired(p.Err) {
 			r.Problems[i].Err = fmt.Errorf("%w\n%s", p.Err, remedy)
 		}
 	}
@@ -445,9 +445,9 @@ func (n *Node) judgeRepair(ctx context.Context, r *Report) bool {
 	return repairable
 }
 
-// byHand reports whether a difference has something in table nat of iptables that a sync leaves alone, as every
+// notRepaired reports whether a difference has something in table nat of iptables that a sync leaves alone, as every
 // program may write there. It names its remedy itself.
-func (r *Report) byHand(err error) bool {
+func (r *Report) notRepaired(err error) bool {
 	var drift *enforce.DriftError
 	return errors.As(err, &drift) && slices.ContainsFunc(r.Rules.Chains, func(c enforce.Chain) bool {
 		return c.Choice.Backend == policy.IPTables && len(c.Observed.Unrecognized) > 0
@@ -483,9 +483,9 @@ func (n *Node) JudgeADDs(r *Report) {
 	}
 }
 
-// refused reports why the dataDir must not be used: it is not the node's.
-func (n *Node) refused(src *Sources, err error) *Report {
-	r := &Report{Started: time.Now(), Result: Failed, Sources: src, Refused: err}
+// otherDataDir reports why the dataDir must not be used: it is not the node's.
+func (n *Node) otherDataDir(src *Sources, err error) *Report {
+	r := &Report{Started: time.Now(), Result: Failed, Sources: src, OtherDataDir: err}
 	for _, list := range src.ConfDir.Conflists {
 		if err := list.DataDirErr(src.PluginFile, n.Dir.Path()); err != nil {
 			r.problem(ReasonConflist, err)

@@ -23,10 +23,10 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		p := n.plan(r, n.unused(r))
 		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
-		r.Refused = n.checkDataDir(ctx, e, src)
+		r.OtherDataDir = n.checkDataDir(ctx, e, src)
 		r.Rules = e.ObserveProposal(ctx, p, withoutStuck(r.State.Record))
 	}
-	if r.Refused != nil {
+	if r.OtherDataDir != nil {
 		r.Dropped = nil
 	}
 	if r.unknown() != nil { // differences from a part of the documents mean nothing
@@ -103,7 +103,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer func() { r.warn(lock.Release()) }()
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.Refused = n.checkDataDir(ctx, e, r.Sources); r.Refused != nil || !n.load(r) || r.unknown() != nil {
+	if r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources); r.OtherDataDir != nil || !n.load(r) || r.unknown() != nil {
 		return
 	}
 	p := n.plan(r, n.unused(r))
@@ -230,7 +230,7 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	n.proposeAgent(r, p)
 	// Without the policies whose rules could not be written a moment ago.
 	changed := p.Changed
-	due, failed := n.backoff.withhold(changed, time.Now())
+	due, failed := n.backoff.split(changed, time.Now())
 	for _, c := range changed {
 		if err := failed[c.ID]; err != nil {
 			r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: err, LoopOnly: true})
