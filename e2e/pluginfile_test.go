@@ -377,6 +377,37 @@ func TestPluginFileExcludesDocuments(t *testing.T) {
 	}
 }
 
+// TestReadmittedNetwork: a network that plugin.toml excluded, and that conflicts with one added meanwhile, does not
+// displace that when the file admits both.
+func TestReadmittedNetwork(t *testing.T) {
+	t.Parallel()
+	for _, early := range []string{"early", "zearly"} { // equal orders would be decided by the name
+		t.Run(early, func(t *testing.T) {
+			t.Parallel()
+			g := pluginFileNode{newNode(t, backends()[0])}
+			wasFirst, isInForce := g.conf(t, early, object{"randomFully": false}), g.conf(t, "net", object{"randomFully": true})
+			g.addAndCheck(t, wasFirst).noWarnings(t)
+			g.conflist(t, "net", object{"randomFully": true})
+			file := fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [\"net\"]\n", g.dataDir, g.cni.ConfDir)
+			must(t, os.WriteFile(g.own(config.DefaultPluginFile), []byte(file), 0o600))
+			g.addAndCheck(t, isInForce)
+			rules := g.ruleset(t)
+			must(t, os.Remove(g.own(config.DefaultPluginFile)))
+			for range 2 {
+				g.invoke(t, invocation{verb: "STATUS", conf: wasFirst}).want(t, 50, early, "net", "randomFully")
+				g.invoke(t, invocation{verb: "ADD", conf: wasFirst, id: "again"}).want(t, 7, early, "net", "randomFully")
+				g.addAndCheck(t, isInForce)
+			}
+			if stdout, stderr, code := g.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "randomFully") {
+				t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			if now := g.ruleset(t); now != rules {
+				t.Errorf("the rules changed:\n%s", cmp.Diff(rules, now))
+			}
+		})
+	}
+}
+
 // TestNothingIsLearnedWithPluginFile: with a plugin.toml, subnets that ADDs found are neither stored nor in force.
 func TestNothingIsLearnedWithPluginFile(t *testing.T) {
 	t.Parallel()

@@ -97,7 +97,9 @@ func (n *node) sync(ctx context.Context) error {
 	var observed *enforce.State
 	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
 		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) && !n.newSubnets(*stored) {
-		if observed = v.observe(ctx, state); observed.InSync() {
+		if observed = v.observe(ctx, state); n.loses(observed) {
+			observed = nil // changePolicy returns the conflict
+		} else if observed.InSync() {
 			n.warnInactive(observed)
 			n.observedResets(observed)
 			return nil
@@ -129,6 +131,13 @@ func (n *node) sync(ctx context.Context) error {
 		return n.chainErr(s, own.Policy.Chain)
 	}
 	return n.changePolicy(ctx, lock, nil, n.State(again), own)
+}
+
+// loses reports whether the network's document is not in force because of a conflict.
+func (n *node) loses(s *enforce.State) bool {
+	return slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool {
+		return slices.ContainsFunc(p.Conflicts, func(c *policy.ConflictError) bool { return c.Superseded.Source == n.source() })
+	})
 }
 
 // newSubnets reports whether the pod's subnets have to be added to the network's document.
@@ -333,7 +342,7 @@ func (v verification) observe(ctx context.Context, s store.State) *enforce.State
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
 	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
-	if observed.InSync() && !observed.PendingResets() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
+	if observed.InSync() && !n.loses(observed) && !observed.PendingResets() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
 		cache.Inputs, cache.Entry, cache.Addresses = v.inputs(), n.entryDigest(), observed.AddressDigest()
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}

@@ -286,7 +286,8 @@ func (e *Enforcer) ApplyProposal(
 	if err != nil {
 		return before, err
 	}
-	for _, c := range p.Changed {
+	changed := slices.Concat(p.Changed, p.afterwards(stored.Excluded))
+	for _, c := range changed {
 		if s := all.Find(c.ID); s != nil {
 			_, _ = c.AddPodSubnets(s.PodSubnets...) // beside a plugin.toml they are stored and not in force
 		}
@@ -306,12 +307,25 @@ func (e *Enforcer) ApplyProposal(
 		}
 		return after, err
 	}
-	for i, c := range p.Changed {
+	for i, c := range changed {
 		if chain := after.Find(c.Policy.Chain); chain == nil || chain.Err == nil { // else a newer version owns its rules
 			e.Warn(staged[i].Commit()) // a document that lags behind the rules is written the next time
 		}
 	}
 	return after, nil
+}
+
+// afterwards returns sources that plugin.toml excludes, if they have to come after those of a changed proposal: a network
+// that was added meanwhile stays in force when the file admits them again.
+func (p *Proposal) afterwards(excluded []policy.Source) (later []policy.Source) {
+	last := lastOrder(p.Sources)
+	for i, x := range slices.SortedFunc(slices.Values(excluded), func(a, b policy.Source) int { return cmp.Compare(a.Order, b.Order) }) {
+		if x.Order <= last && len(p.Changed) > 0 {
+			x.Order = last + int64(1+i)
+			later = append(later, x)
+		}
+	}
+	return later
 }
 
 // changedPolicies returns the changed sources without those that have new subnets alone.
