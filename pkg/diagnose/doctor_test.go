@@ -62,13 +62,6 @@ func TestFindings(t *testing.T) {
 			h.policies = []policy.SourcePolicy{{Chain: "A", OutputInterfaces: []string{"eth0"}}, {Chain: "B", OutputInterfaces: []string{"wg+"}, NonMasqueradeCIDRs: prefixes()}}
 		}},
 
-		{"a long list on iptables", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = many(70) },
-			map[string]string{"notice slow-list": "IP-MASQ-AGENT: 71 prefixes"}},
-		{name: "a long list on nftables", set: func(h *testHost) {
-			h.policies[0].NonMasqueradeCIDRs = many(70)
-			h.choice = netfilter.Choice{Backend: policy.NFTables}
-		}},
-
 		{"ipMasq of the main plugin", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
 		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("bridge") has "ipMasq": true`}},
@@ -105,7 +98,8 @@ func TestFindings(t *testing.T) {
 			}
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"what a dry run warns about", func(h *testHost) {
-			warnings := map[string]string{"conflist-broken": "20-x.conflist", "damaged-document": "/d is torn\nor so", "agent-files-invalid": "ip-masq-agent:3: nonMasq"}
+			warnings := map[string]string{"conflist-broken": "20-x.conflist", "damaged-document": "/d is torn\nor so", "agent-files-invalid": "ip-masq-agent:3: nonMasq",
+				"slow-list": "71 prefixes"}
 			h.edit = func(n *Host) {
 				n.Warnings = func(id string) (found []error) {
 					if text, ok := warnings[id]; ok {
@@ -114,7 +108,7 @@ func TestFindings(t *testing.T) {
 					return found
 				}
 			}
-		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap"}},
+		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "notice slow-list": "71 prefixes"}},
 		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
 		{"a conflist that lost its entry, and no policy any more", func(h *testHost) {

@@ -24,11 +24,11 @@ func nodeChecks() []check {
 	return []check{
 		{Finding{ID: "agent-running", Severity: SeverityProblem,
 			Summary: "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
-			Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, runningAgents},
+			Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, running("ip-masq-agent")},
 		{Finding{ID: "firewalld-running", Severity: SeverityNotice,
 			Summary: "firewalld is running: its reload may flush iptables with the chain of ip-masq, until the reconciler repairs it.",
 			Remedy: "Set backend to \"nftables\", whose tables firewalld does not change, or FirewallBackend=nftables in firewalld.conf; " +
-				"and put the pods' interfaces into zone trusted."}, firewalld},
+				"and put the pods' interfaces into zone trusted."}, running("firewalld")},
 		{Finding{ID: "ufw-enabled", Severity: SeverityNotice,
 			Summary: "ufw is enabled: by default it drops forwarded packets, and its reload runs /etc/ufw/before.rules, which may flush table nat.",
 			Remedy: "Set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw or allow routed traffic of pods, " +
@@ -111,18 +111,13 @@ func (p process) name() string {
 	return name
 }
 
-func runningAgents(e *examination, f *Finding) {
-	for _, p := range e.processes {
-		if strings.HasPrefix(p.name(), "ip-masq-agent") {
-			f.add("%s", p)
-		}
-	}
-}
-
-func firewalld(e *examination, f *Finding) {
-	for _, p := range e.processes {
-		if p.name() == "firewalld" {
-			f.add("%s", p)
+// running finds the processes of programs whose names begin so.
+func running(program string) func(*examination, *Finding) {
+	return func(e *examination, f *Finding) {
+		for _, p := range e.processes {
+			if strings.HasPrefix(p.name(), program) {
+				f.add("%s", p)
+			}
 		}
 	}
 }

@@ -25,7 +25,6 @@ type Running struct {
 
 	// What it answered on its socket.
 	Unserved map[string]string // why endpoints are not served, by the keys of their addresses
-	Standbys []string          // reconcilers that wait until the active one ends, such as "pid 12, version v1.2.3"
 	// ManagesConflist tells that a plugin entry which is not inserted is one of its faults.
 	ManagesConflist bool
 }
@@ -48,10 +47,6 @@ func reconcilerChecks() []check {
 			Summary: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
 			Remedy: "Continue one that is stopped (state T in ps: kill -CONT PID). Otherwise see its log, and restart it. " +
 				"One without a socket could not create it, as its log says, or is of an older version."}, reconcilerNotAnswering},
-		{Finding{ID: "reconciler-second", Severity: SeverityNotice,
-			Summary: "More than one reconciler runs on this node: all but one wait until the active one ends.",
-			Remedy:  "Stop one of them, such as a systemd unit beside a DaemonSet. While a DaemonSet is updated, the old one ends by itself.",
-		}, secondReconciler},
 		{Finding{ID: "listen-address-busy", Severity: SeverityProblem,
 			Summary: "The reconciler cannot serve health or metrics.",
 			Remedy:  "Stop the program that has the address, or set another one; the reconciler tries again by itself."}, busyAddresses},
@@ -97,14 +92,6 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 	}
 	if r.Err != nil {
 		f.add("%v", r.Err)
-	}
-}
-
-func secondReconciler(e *examination, f *Finding) {
-	if e.Reconciler != nil {
-		for _, s := range e.Reconciler.Standbys {
-			f.add("standby: %s", s)
-		}
 	}
 }
 

@@ -59,9 +59,6 @@ func TestReconcilerFindings(t *testing.T) {
 			want: map[string]string{"problem reconciler-not-answering": "process 7, kill -CONT PID"}},
 		{name: "one that hangs where no process is seen", r: &Running{Active: true},
 			want: map[string]string{"problem reconciler-not-answering": "look on the host"}},
-		{name: "a standby", r: &Running{Active: true, Answers: true, Standbys: []string{"pid 9, version v2"}},
-			set:  func(h *testHost) { h.runs("7", "run"); h.runs("9", "run") },
-			want: map[string]string{"notice reconciler-second": "standby: pid 9, version v2, Stop one"}},
 		{name: "one that keeps the plugin entry, whose faults say what keeps it from that", r: &Running{Active: true, Answers: true, ManagesConflist: true},
 			set: func(h *testHost) { h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge) }},
 		{name: "a busy address", r: &Running{Active: true, Answers: true, Unserved: map[string]string{

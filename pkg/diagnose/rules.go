@@ -35,7 +35,7 @@ func ruleChecks() []check {
 			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
 		{Finding{ID: "slow-list", Severity: SeverityNotice,
 			Summary: "iptables evaluates a long list of rules one by one for each new connection.",
-			Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}, slowLists},
+			Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}, warned},
 		{Finding{ID: "damaged-document", Severity: SeverityProblem,
 			Summary: "Documents of the dataDir are damaged.",
 			Remedy: "They are moved aside and written again from their sources: a conflist or agent file that states the same, " +
@@ -283,10 +283,4 @@ func bothMasquerade(p, q policy.Policy, f policy.Family) bool {
 	}
 	return masqueraded(p.Scope(f).Sources.Intersect(q.Scope(f).Sources), p.SourcesExempt(f), q.SourcesExempt(f)) &&
 		masqueraded(policy.RangesOf(f.All()), p.DestinationsExempt(f), q.DestinationsExempt(f))
-}
-
-func slowLists(e *examination, f *Finding) {
-	for _, slow := range e.Rules.LinearChains() {
-		f.add("%s: %d prefixes", slow.Chain, slow.Prefixes)
-	}
 }

@@ -3,7 +3,6 @@
 package diagnose
 
 import (
-	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,14 +12,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 )
-
-func many(n int) []netip.Prefix {
-	out := prefixes("10.0.0.0/8")
-	for i := range n {
-		out = append(out, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i), 0, 0}), 16))
-	}
-	return out
-}
 
 func fifo(t *testing.T, path string) {
 	t.Helper()
