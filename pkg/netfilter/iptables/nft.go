@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
 
@@ -90,6 +91,7 @@ func (r *nftReader) userChains(f policy.Family, table, only string) ([]string, e
 
 func (r *nftReader) read(f policy.Family, names []string) (table, error) {
 	var t table
+	var last *table
 	err := r.use(func(c *nfnetlink.Conn) error {
 		_, err := c.ConsistentRead(func() error {
 			t = table{}
@@ -102,10 +104,20 @@ func (r *nftReader) read(f policy.Family, names []string) (table, error) {
 				err = t.read(f, names, func(chain string) (chainRules, error) { return nftRules(c, f, chain) })
 			}
 			return err
+		}, func() bool {
+			same, now := last != nil && last.same(&t), t
+			last = &now
+			return same
 		})
 		return err
 	})
 	return t, err
+}
+
+// same reports whether both readings have the same rules, which are recognized.
+func (t *table) same(u *table) bool {
+	rules := func(t *table) policy.Ruleset { return policy.Ruleset{Chains: t.chains} }
+	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && len(policy.Compare(rules(t), rules(u))) == 0
 }
 
 // nftRules reads the rules of a chain.

@@ -27,7 +27,7 @@ func TestConsistentReadErrors(t *testing.T) {
 	if err := c.awaitCommit(now); err != nil {
 		t.Errorf("await commits: %v", err)
 	}
-	_, err := c.ConsistentRead(func() error { _, err := c.Table(IPv4, "none"); return err })
+	_, err := c.ConsistentRead(func() error { _, err := c.Table(IPv4, "none"); return err }, nil)
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error of read: %v", err)
 	}
@@ -41,9 +41,19 @@ func TestConsistentReadErrors(t *testing.T) {
 		var b Batch
 		b.AddTable(IPv4, fmt.Sprint("t", reads))
 		return other.Commit(&b)
-	})
+	}, nil)
 	if err != nil || generation != 0 || reads != 51 {
 		t.Errorf("%d reads during commits: generation %d, %v", reads, generation, err)
+	}
+	reads = 0
+	generation, err = c.ConsistentRead(func() error {
+		reads++
+		var b Batch
+		b.AddTable(IPv4, fmt.Sprint("u", reads))
+		return other.Commit(&b)
+	}, func() bool { return reads == 3 }) // the same as the time before
+	if err != nil || generation != 0 || reads != 3 {
+		t.Errorf("%d reads of the same during commits: generation %d, %v", reads, generation, err)
 	}
 }
 
@@ -73,7 +83,7 @@ func TestTornDump(t *testing.T) {
 		generation, err := c.ConsistentRead(func() (err error) {
 			rules, err = c.Rules(IPv4, "t", "")
 			return err
-		})
+		}, nil)
 		if err != nil || generation != tt.want {
 			t.Errorf("%s: generation %d, %v; want %d", tt.name, generation, err, tt.want)
 		}

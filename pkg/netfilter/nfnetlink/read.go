@@ -64,7 +64,7 @@ func list[T any](
 			return err
 		}
 		return c.answers(r, first)
-	})
+	}, nil)
 	return objects, err
 }
 
@@ -75,13 +75,15 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 
 // ConsistentRead calls read, which uses c, until everything that it read belongs to one generation, and
 // returns that generation, for Batch.Generation. If other programs commit too often for that, as every
-// 10 ms beside a set of 10,000 elements, the generation is 0 and the last dumps may be torn: they may lack
-// rules and elements. A caller reads again before it acts on a difference.
+// 10 ms beside a set of 10,000 elements, the generation is 0. ConsistentRead then ends once again reports
+// that read found the same as the time before: dumps of objects that no commit touched are whole, and two
+// torn ones are not torn alike. Without again, or if the objects change all the time, the last dumps may be
+// torn: they may lack rules and elements. A caller reads again before it acts on a difference.
 //
 // Only the generation shows that a dump is torn; the flag NLM_F_DUMP_INTR did for 2 of 232 dumps. It has to
 // be read when no commit is under way: the kernel raises it first and then unlinks what the commit
 // deletes, and a dump that begins in between loses its place at an unchanged generation.
-func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) {
+func (c *Conn) ConsistentRead(read func() error, again func() bool) (generation uint32, err error) {
 	const attempts = 50
 	if c.consistent {
 		return 0, read()
@@ -94,18 +96,23 @@ func (c *Conn) ConsistentRead(read func() error) (generation uint32, err error) 
 		if err != nil {
 			return 0, err
 		}
-		if err := c.awaitCommit(before); errors.Is(err, ErrStale) {
-			continue
-		} else if err != nil {
+		err = c.awaitCommit(before)
+		overtaken := errors.Is(err, ErrStale)
+		if err != nil && !overtaken {
 			return 0, err
+		}
+		if overtaken && again == nil {
+			continue
 		}
 		failure := read()
 		after, err := c.Generation()
-		if err != nil {
+		switch {
+		case err != nil:
 			return 0, errors.Join(failure, err)
-		}
-		if after == before {
+		case after == before && !overtaken:
 			return before, failure
+		case failure == nil && again != nil && again():
+			return 0, nil
 		}
 	}
 	return 0, read()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -44,15 +45,21 @@ func (d *Driver) read(readFamily func(*nfnetlink.Conn, *state, policy.Family) er
 	if err != nil {
 		return nil, err
 	}
-	s := &state{tables: map[policy.Family]*table{}, guards: map[policy.Family]*guardTable{}}
-	s.generation, err = conn.ConsistentRead(func() (err error) {
+	var s, last *state
+	generation, err := conn.ConsistentRead(func() (err error) {
+		s = &state{tables: map[policy.Family]*table{}, guards: map[policy.Family]*guardTable{}}
 		for _, f := range policy.Families() {
 			if err := readFamily(conn, s, f); err != nil {
 				return err
 			}
 		}
 		return nil
+	}, func() (same bool) {
+		same = last != nil && last.sameRules(s) && reflect.DeepEqual(last.ruleset().Unrecognized, s.ruleset().Unrecognized)
+		last = s
+		return same
 	})
+	s.generation = generation
 	return s, err
 }
 

@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -99,5 +100,41 @@ func TestApplyBesideCommits(t *testing.T) {
 	close(stop)
 	if err := <-stopped; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestReadBesideCommits: other programs commit during each reading. The second one that finds the same is taken, and
+// one that finds something else is not.
+func TestReadBesideCommits(t *testing.T) {
+	for name, tc := range map[string]struct {
+		commit   string // during the first reading
+		readings int
+	}{
+		"another table": {"add table ip other0", 2},
+		"owned rules":   {"add rule ip ip-masq masq-A counter return", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.apply(desired(sourcePolicy("A")))
+			b, tables := n.backend.(*backend), 0
+			s, err := b.driver.read(func(conn *nfnetlink.Conn, s *state, f policy.Family) (err error) {
+				s.tables[f], err = readTable(conn, f)
+				if tables++; tables == len(policy.Families()) {
+					n.nft(tc.commit)
+				}
+				n.nft(fmt.Sprint("add table ip other", tables))
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if readings := tables / len(policy.Families()); readings != tc.readings || s.generation != 0 {
+				t.Errorf("%d readings, want %d; generation %d", readings, tc.readings, s.generation)
+			}
+			now, err := b.read()
+			if err != nil || !s.sameRules(now) {
+				t.Errorf("the rules are not those in the kernel: %v", err)
+			}
+		})
 	}
 }

@@ -117,7 +117,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	var owned []netfilter.OwnedChain
+	var owned, last []netfilter.OwnedChain
 	_, err = conn.ConsistentRead(func() error {
 		owned = nil
 		for _, f := range policy.Families() {
@@ -142,6 +142,10 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 			}
 		}
 		return nil
+	}, func() bool {
+		same := last != nil && slices.Equal(last, owned)
+		last = append([]netfilter.OwnedChain{}, owned...)
+		return same
 	})
 	if err != nil {
 		return nil, usable(err)

@@ -78,7 +78,7 @@ func withHooks(ctx context.Context, at hookPoint, body func([]hook) error) error
 		_, err := c.ConsistentRead(func() error {
 			hooks, err := at.hooks(c)
 			return errors.Join(err, body(append(slices.Clip(legacy), hooks...)))
-		})
+		}, nil)
 		return err
 	})
 	if !read { // a kernel without nf_tables
