@@ -396,8 +396,8 @@ func (n *Node) judgeBackends(ctx context.Context, r *Report) {
 	}
 }
 
-// Readiness is Check with what repairs rules that differ. Unless an active reconciler tells why ADDs fail, it
-// reports that too: all that /readyz says without a history of syncs.
+// Readiness returns why the node is not ready, as far as that needs no history of syncs: what Check finds, with what
+// repairs it. If no active reconciler answers, it also says why ADDs fail and why rules cannot be repaired.
 func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	r := n.Check(ctx)
 	remedy := "the reconciler repairs them; if it cannot, another line says why"

@@ -24,7 +24,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
 		r.OtherDataDir = n.checkDataDir(ctx, e, src)
-		r.Rules = e.ObserveProposal(ctx, p, withoutStuck(r.State.Record))
+		r.Rules = observe(ctx, e, p, r.State.Record)
 	}
 	if r.OtherDataDir != nil {
 		r.Dropped = nil
@@ -79,6 +79,14 @@ func (n *Node) load(r *Report) bool {
 	return err == nil
 }
 
+// observe observes once: a sync sees a difference twice, in its dry run and with the lock.
+func observe(ctx context.Context, e *enforce.Enforcer, p *enforce.Proposal, rec store.Record) *enforce.State {
+	if rec = withoutStuck(rec); p.Unreadable > 0 {
+		return e.ObserveProposal(ctx, p, rec)
+	}
+	return e.Observe(ctx, p.Sources, rec)
+}
+
 // withoutStuck returns the record without marks of chains that could not be removed: the verbs leave
 // those alone, the reconciler tries again.
 func withoutStuck(rec store.Record) store.Record {
@@ -116,7 +124,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		}
 	}
 	rec := withoutStuck(r.State.Record)
-	before := e.ObserveProposal(ctx, n.stored(r), rec)
+	before := observe(ctx, e, n.stored(r), rec)
 	// An ADD that attached before the document was dropped may have returned and relies on the rules.
 	// One that attaches later finds no document, and waits for the lock.
 	unused := n.unused(r)
@@ -216,7 +224,7 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: rejected[c.ID], LoopOnly: true})
 	}
 	if n.load(r) {
-		r.Rules = e.Sync(ctx, e.ObserveProposal(ctx, n.stored(r), withoutStuck(r.State.Record)), lock)
+		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r), r.State.Record), lock)
 	}
 }
 
