@@ -8,13 +8,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // byHand runs a command of the reconciler as an operator does, without the flags of the node.
@@ -114,37 +110,4 @@ func TestAnswersWithoutFlags(t *testing.T) {
 			t.Errorf("check does not say that no reconciler runs:\n%s", stderr)
 		}
 	})
-}
-
-// TestStatusOfStoppedReconciler checks that commands go on within seconds while the reconciler is stopped by
-// SIGSTOP, and that the socket of one that was killed is not taken for a reconciler, and replaced by the next.
-func TestStatusOfStoppedReconciler(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [20.0.0.0/8]\n")
-	d := n.startReconciler(t).untilReady(t)
-	d.signal(t, syscall.SIGSTOP)
-	start := time.Now()
-	stdout, stderr, code := n.reconciler(t, "status")
-	took := time.Since(start)
-	const most = 5 * time.Second
-	if timelimit.Exceeded(took, most) {
-		t.Errorf("status took %s, more than %s", took, most)
-	}
-	d.signal(t, syscall.SIGCONT)
-	if code != 3 || !strings.Contains(stdout, "Node:        not ready: the reconciler does not answer") || !strings.Contains(stdout, "no answer in 2s") {
-		t.Errorf("status of a stopped one: exit code %d\n%s%s", code, stdout, stderr)
-	}
-	d.eventuallyReady(t)
-	if stdout, _, code := n.reconciler(t, "status"); code != 0 {
-		t.Errorf("status: exit code %d\n%s", code, stdout)
-	}
-	d.kill(t)
-	if stdout, stderr, code := n.reconciler(t, "status"); code != 1 || !strings.Contains(stdout, "Reconciler:  none runs") {
-		t.Errorf("status of a killed one: exit code %d\n%s%s", code, stdout, stderr)
-	}
-	n.startReconciler(t).untilReady(t)
-	if stdout, _, code := n.reconciler(t, "status"); code != 0 {
-		t.Errorf("status of one that replaces it: exit code %d\n%s", code, stdout)
-	}
 }

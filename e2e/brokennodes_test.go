@@ -74,10 +74,10 @@ func brokenNodes() []brokenNode {
 			remedy: []string{"make them agree"}},
 		{name: "full-disk", reason: "state", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
-				ballast := filepath.Join(filepath.Dir(n.dataDir), "ballast")
-				fillFileSystem(t, ballast)
+				disk := filepath.Dir(n.dataDir)
+				fillDisk(t, disk, 0)
 				n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8, 20.0.0.0/8]\n")
-				return func() { must(t, os.Remove(ballast)) }
+				return func() { must(t, os.Remove(filepath.Join(disk, "ballast"))) }
 			},
 			cause:  []string{"no space left on device"},
 			remedy: []string{"free space"}},

@@ -261,21 +261,6 @@ func TestCleanupWithoutOwnedChains(t *testing.T) {
 	})
 }
 
-// TestCleanupWithAnotherDataDir checks that cleanup keeps chains that belong to another dataDir,
-// names them and fails.
-func TestCleanupWithAnotherDataDir(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
-		before := n.snapshot(t)
-		stdout, stderr, code := n.reconciler(t, "cleanup", "--data-dir", n.dataDir+"-other")
-		if code != 1 || strings.Contains(stdout, "remove") || !strings.Contains(stderr, "chain IP-MASQ-AGENT (ipv4)") || !strings.Contains(stderr, n.dataDir) {
-			t.Errorf("exit code %d, or the other dataDir is not named:\n%s%s", code, stdout, stderr)
-		}
-		n.unchanged(t, before)
-	})
-}
-
 // TestCleanupOfReferencedChain checks that cleanup fails for a chain to which a third-party rule
 // jumps, and keeps the state until the chain can be removed.
 func TestCleanupOfReferencedChain(t *testing.T) {
@@ -302,25 +287,4 @@ func TestCleanupOfReferencedChain(t *testing.T) {
 			n.wantRestored(t, before)
 		})
 	}
-}
-
-// TestCleanupDuringRun checks that cleanup refuses while a reconciler runs, and changes nothing.
-func TestCleanupDuringRun(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		before := n.snapshot(t)
-		n.conflist(t, "podnet", dualStack(nil))
-		d := n.startReconciler(t).untilReady(t)
-		withReconciler := n.snapshot(t)
-		stdout, stderr, code := n.reconciler(t, "cleanup")
-		if code != 1 || stdout != "" || !strings.Contains(stderr, "stop it first") {
-			t.Errorf("exit code %d, want 1\n%s%s", code, stdout, stderr)
-		}
-		if d := cmp.Diff(withReconciler, n.snapshot(t), cmp.AllowUnexported(snapshot{})); d != "" {
-			t.Errorf("changed:\n%s", d)
-		}
-		d.stop(t)
-		n.cleanup(t)
-		n.wantRestored(t, before)
-	})
 }

@@ -270,7 +270,7 @@ func TestBrokenConfigMapAtStart(t *testing.T) {
 				d.stop(t)
 
 				// With the stored policy of an earlier run.
-				n.storeAgentFiles(t, validPolicy())
+				n.storeSource(t, policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: validPolicy()})
 				d = n.startReconciler(t, n.agentArgs(m.dir)...)
 				d.eventuallyUnready(t, msgs...)
 				d.wantFilesValid(t, 0)

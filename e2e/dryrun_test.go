@@ -66,7 +66,7 @@ func TestBackendChosenAgainWithLock(t *testing.T) {
 		n.addAndCheck(t, conf)
 		n.flush(t)
 		must(t, os.Remove(filepath.Join(n.dataDir, "record.json")))
-		must(t, n.callInProcess(t, "ADD", conf, "unable at first"))
+		must(t, n.callInProcess(t, "ADD", conf, "unable at first", false))
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 	})
 }
@@ -98,6 +98,7 @@ func randomFaults(random *rand.Rand) faults {
 // TestStatusIsADryRun checks with random combinations of faults that STATUS fails exactly if the
 // next ADD fails, and writes nothing.
 func TestStatusIsADryRun(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -124,6 +125,7 @@ func TestStatusIsADryRun(t *testing.T) {
 // TestStatusInKnownStates checks fixed combinations of faults in the same way, and the result of
 // the ADD.
 func TestStatusInKnownStates(t *testing.T) {
+	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		if n.backend.variant == "" {
 			n.path = n.linkBothVariants(t, "nft")
@@ -189,12 +191,12 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	}
 	call := func(verb string, f faults) error {
 		conf := n.conf(t, "podnet", keys)
-		return n.callInProcess(t, verb, conf, f.backend)
+		return n.callInProcess(t, verb, conf, f.backend, f.lock == "held")
 	}
 	agent := policy.SourceID{Kind: policy.AgentFiles}
 	n.storeSource(t, policy.Source{ID: agent, Policy: policy.SourcePolicy{Chain: policy.DefaultChain}})
 	must(t, call("ADD", faults{}))
-	must(t, n.callInProcess(t, "ADD", n.conf(t, "othernet", object{"prevResult": resultWith("10.3.0.2/16")}), ""))
+	must(t, n.callInProcess(t, "ADD", n.conf(t, "othernet", object{"prevResult": resultWith("10.3.0.2/16")}), "", false))
 	must(t, call("ADD", faults{}))
 	record, torn := filepath.Join(n.dataDir, "record.json"), []byte("{")
 	switch f.document {
@@ -331,9 +333,15 @@ func fillDisk(t *testing.T, disk string, free int64) {
 	must(t, errors.Join(err, file.Close()))
 }
 
-// callInProcess runs a verb of the plugin in this process, in the node's network namespace.
-func (n *node) callInProcess(t *testing.T, verb, conf, backend string) error {
+// callInProcess runs a verb of the plugin in this process, in the node's network namespace. It does not
+// wait for a lock that the test holds; it waits for one that a program of another test has inherited
+// until it is executed.
+func (n *node) callInProcess(t *testing.T, verb, conf, backend string, lockHeld bool) error {
 	t.Helper()
+	lockWait := 10 * time.Second
+	if lockHeld {
+		lockWait = 20 * time.Millisecond
+	}
 	nft := nftables.New()
 	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), nft}
 	for i, d := range drivers {
@@ -346,7 +354,7 @@ func (n *node) callInProcess(t *testing.T, verb, conf, backend string) error {
 	}
 	p := cniplugin.Plugin{
 		Drivers: drivers, Program: "v", Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
-		LockWait: 20 * time.Millisecond, Stdout: io.Discard, Stderr: io.Discard,
+		LockWait: lockWait, Stdout: io.Discard, Stderr: io.Discard,
 	}
 	verbs := p.Funcs()
 	do := map[string]func(*skel.CmdArgs) error{"ADD": verbs.Add, "STATUS": verbs.Status}[verb]

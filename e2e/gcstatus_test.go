@@ -155,25 +155,6 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// TestStatusOfThirdPartyChain checks that STATUS fails for a chain of the same name whose rules
-// neither ip-masq nor the agents write.
-func TestStatusOfThirdPartyChain(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[1:] {
-		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t, f)
-			n.tool(t, "iptables", "-t", "nat", "-N", "IP-MASQ-AGENT")
-			n.tool(t, "iptables", "-t", "nat", "-A", "IP-MASQ-AGENT", "-j", "LOG")
-			before := n.snapshot(t)
-			n.invoke(t, invocation{verb: "STATUS", conf: n.conf(t, "podnet", nil)}).
-				want(t, 50, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program", "choose another masqChain")
-			n.unchanged(t, before)
-			n.invoke(t, invocation{verb: "STATUS", conf: n.conf(t, "podnet", object{"masqChain": "OURS"})}).want(t, 0)
-			n.unchanged(t, before)
-		})
-	}
-}
-
 // TestStatusWithCnitool runs STATUS by cnitool, with an entry that allows pods and with one that
 // does not.
 func TestStatusWithCnitool(t *testing.T) {

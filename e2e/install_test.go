@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -189,41 +188,6 @@ func TestUninstallUnderContainerd(t *testing.T) {
 	b.delPod(t, p)
 	b.runPod(t)
 	b.wantUninstalled(t, before)
-}
-
-// TestUninstallKeepsRules checks that uninstall --keep-rules keeps rules and documents until
-// cleanup.
-func TestUninstallKeepsRules(t *testing.T) {
-	t.Parallel()
-	b := newUninstalledNode(t, backends()[0])
-	before := b.snapshot(t)
-	b.install(t, b.plugin(t))
-	b.runPod(t)
-	rules, documents := b.ruleset(t), b.load(t).Sources
-	b.uninstall(t, "--keep-rules")
-	if have := b.ruleset(t); have != rules {
-		t.Errorf("the rules are now\n%s", have)
-	}
-	if have := b.load(t).Sources; len(have) != len(documents) || len(have) != 1 {
-		t.Errorf("the documents are now %+v", have)
-	}
-	b.runPod(t)
-	b.cleanup(t)
-	b.wantUninstalled(t, before)
-}
-
-// TestInstallMasquerades checks that the traffic of a new pod is masqueraded after install.
-func TestInstallMasquerades(t *testing.T) {
-	t.Parallel()
-	b := newUninstalledNode(t, backends()[0])
-	outside := netip.AddrPortFrom(netip.MustParseAddr("203.0.113.9"), topology.EchoPort)
-	b.install(t, b.plugin(t))
-	p := b.pod(t, "podnet")
-	seen, err := p.SendUDP(outside)
-	must(t, err)
-	if !b.Node.Has(seen.Source.Addr()) {
-		t.Errorf("outside saw %v, want an address of the node", seen.Source)
-	}
 }
 
 // pluginBuild returns a copy of the plugin with other bytes, as another version. Bytes after the

@@ -145,67 +145,6 @@ func TestManage(t *testing.T) {
 	})
 }
 
-// TestManageBrokenFiles checks that the reconciler does not change a conflist that it cannot
-// parse, keeps the last valid entry while the entry file is invalid, and names the invalid file in
-// /readyz.
-func TestManageBrokenFiles(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMainConflist(t, mainFile, "podnet")
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.untilManaged(t, mainFile)
-
-	const broken = "{\n  \"name\": \"podnet\",\n  \"plugins\": [}\n"
-	n.writeConflistFile(t, mainFile, []byte(broken))
-	d.eventuallyUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
-	time.Sleep(300 * time.Millisecond)
-	if now := readFile(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
-		t.Errorf("the file is now %s", now)
-	}
-	n.writeMainConflist(t, mainFile, "podnet")
-	d.untilManaged(t, mainFile)
-
-	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
-	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
-	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry
-	d.within(t, fileChangeTimeout, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
-	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
-		t.Error("the entry is not the last valid one")
-	}
-	n.writeEntryFile(t, string(marshalIndent(t, n.entry(object{"cidrLimit": 99}))))
-	d.eventuallyReady(t)
-	n.writeMainConflist(t, mainFile, "podnet")
-	d.untilManaged(t, mainFile)
-	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
-		t.Error("the entry is not the new one")
-	}
-}
-
-// TestManageWithoutPlugin checks that the reconciler inserts no entry while the plugin binary is
-// missing, because that entry would make every ADD fail.
-func TestManageWithoutPlugin(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	args := n.manageArgs(t, nil)
-	must(t, os.RemoveAll(n.pluginDir()))
-	n.writeMainConflist(t, mainFile, "podnet")
-	d := n.startReconciler(t, args...)
-	d.eventuallyUnready(t, "plugin: "+filepath.Join(n.pluginDir(), "ip-masq")+" is missing", "ip-masq-reconciler install")
-	time.Sleep(300 * time.Millisecond)
-	if n.hasPluginEntry(t, mainFile) {
-		t.Fatal("the entry was inserted")
-	}
-	n.installPlugin(t)
-	d.untilManaged(t, mainFile)
-	must(t, os.RemoveAll(n.pluginDir()))
-	d.eventuallyUnready(t, "no pod can start", "ip-masq-reconciler install")
-	if !n.hasPluginEntry(t, mainFile) {
-		t.Error("the entry was removed")
-	}
-	n.installPlugin(t)
-	d.eventuallyReady(t)
-}
-
 // TestManageSetting checks that conflist.manage and conflist.network in reconciler.toml take
 // effect without a restart.
 func TestManageSetting(t *testing.T) {
@@ -318,20 +257,4 @@ func TestManageReadOnly(t *testing.T) {
 	n.remount(t, dir, 0)
 	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)
-}
-
-// TestManageAgainstAgentFiles checks that an entry that conflicts with the agent files stays in
-// force and that /readyz names both sources.
-func TestManageAgainstAgentFiles(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.agentFile(t, "ip-masq-agent", "masqueradeCIDRs: [10.9.0.0/16]\n")
-	n.writeMainConflist(t, mainFile, "podnet")
-	d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})...)
-	d.eventuallyUnready(t, "conflict: ", `network "podnet"`, "the agent files", "10.9.0.0/16")
-	all := onlyPod(n.pod(t, "podnet"))
-	all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9"})
-	if got := d.metric(t, "policy_conflict", fmt.Sprintf("chain=%q", "IP-MASQ-AGENT")); got != 1 {
-		t.Errorf("policy_conflict is %v", got)
-	}
 }

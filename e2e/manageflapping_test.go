@@ -5,8 +5,6 @@ package e2e
 import (
 	"errors"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,18 +12,15 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // confDirWatcher counts the inotify events of the conflist directory, as a runtime receives them.
 type confDirWatcher struct {
-	file    *os.File
-	done    chan struct{}
-	mu      sync.Mutex
-	renamed map[string]int // by the new name
-	events  int
-	err     error
+	file   *os.File
+	done   chan struct{}
+	mu     sync.Mutex
+	events int
+	err    error
 }
 
 // watchConfDir watches the conflist directory until the end of the test.
@@ -35,7 +30,7 @@ func (n *node) watchConfDir(t *testing.T) *confDirWatcher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &confDirWatcher{file: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}), renamed: map[string]int{}}
+	e := &confDirWatcher{file: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{})}
 	const what = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM
 	if _, err := unix.InotifyAddWatch(fd, n.cni.ConfDir, what); err != nil {
 		t.Fatal(err)
@@ -59,10 +54,6 @@ func (e *confDirWatcher) run() {
 		e.mu.Lock()
 		for at := 0; at+unix.SizeofInotifyEvent <= n; {
 			event := (*unix.InotifyEvent)(unsafe.Pointer(&buffer[at])) // #nosec G103 -- inotify(7) has it so
-			name := buffer[at+unix.SizeofInotifyEvent : at+unix.SizeofInotifyEvent+int(event.Len)]
-			if event.Mask&unix.IN_MOVED_TO != 0 {
-				e.renamed[strings.TrimRight(string(name), "\x00")]++
-			}
 			e.events++
 			at += unix.SizeofInotifyEvent + int(event.Len)
 		}
@@ -74,11 +65,11 @@ func (e *confDirWatcher) run() {
 	}
 }
 
-// count returns how many files were renamed to the name, and the number of all events.
-func (e *confDirWatcher) count(name string) (renamed, events int) {
+// count returns the number of events.
+func (e *confDirWatcher) count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.renamed[name], e.events
+	return e.events
 }
 
 // newManaged makes a tamperNode whose conflist the reconciler manages.
@@ -94,58 +85,6 @@ func newManaged(t *testing.T, file string) *tamperNode {
 	w.checkVerdicts(t)
 	w.right = w.ownedRules(t)
 	return w
-}
-
-// TestManageFiftyRewrites removes the plugin entry fifty times, as a main CNI plugin does that
-// rewrites its conflist. It checks that the reconciler restores the entry within a second each
-// time, with one write, and does not change the rules.
-func TestManageFiftyRewrites(t *testing.T) {
-	t.Parallel()
-	w := newManaged(t, mainFile)
-	eye := w.watchConfDir(t)
-	log, commits := w.log(), w.Count()
-	const rewrites = 50
-	var took durations
-	path := filepath.Join(w.cni.ConfDir, mainFile)
-	doc := w.mainConflist(t, "podnet")
-	for i := range rewrites {
-		if i%2 == 0 {
-			w.writeConflistFile(t, mainFile, doc)
-		} else {
-			must(t, os.WriteFile(path, doc, 0o644)) // written in place: the file is empty for a moment
-		}
-		start := time.Now()
-		for !w.hasPluginEntry(t, mainFile) {
-			if timelimit.Exceeded(time.Since(start), 10*time.Second) {
-				t.Fatalf("the entry is not restored:\n%s", w.log())
-			}
-			time.Sleep(time.Millisecond)
-		}
-		took = append(took, timelimit.Fair(time.Since(start), time.Second))
-	}
-	t.Logf("restored after: %v", took)
-	if slices.Max(took) > time.Second {
-		t.Errorf("restored after %v", took)
-	}
-	says := w.untilUnready(t, "conflist: ", mainFile, "removed repeatedly")
-	t.Logf("/readyz: %s", says)
-	w.until(t, "flapping and the repairs in the metrics", func() bool {
-		return w.metric(t, "conflist_flapping") == 1 && w.metric(t, "conflist_repairs_total") == 1+rewrites
-	})
-	time.Sleep(500 * time.Millisecond)
-	renamed, events := eye.count(mainFile)
-	if renamed != rewrites+rewrites/2 {
-		t.Errorf("%d renames to the file for %d rewrites", renamed, rewrites)
-	}
-	t.Logf("%d events in the directory for %d rewrites", events, rewrites)
-	if late := w.Since(commits); len(late) > 0 {
-		t.Errorf("rules were written: %v", late)
-	}
-	if lines := strings.Count(w.since(log), "\n"); lines > 3 {
-		t.Errorf("%d lines of log:\n%s", lines, w.since(log))
-	}
-	w.within(t, 15*time.Second, "readiness", func() bool { code, _ := w.ready(); return code == 200 })
-	w.checkVerdicts(t)
 }
 
 // TestManageFlapping removes the plugin entry as soon as it appears. It checks that the reconciler
@@ -176,7 +115,7 @@ func TestManageFlapping(t *testing.T) {
 	t.Logf("detected after %s: %s", time.Since(began).Round(time.Millisecond), says)
 
 	repairs, log := w.metric(t, "conflist_repairs_total"), w.log()
-	_, before := eye.count(file)
+	before := eye.count()
 	suspected := time.Now()
 	for i := 0; time.Since(suspected) < 6*time.Second; i++ {
 		count := w.untilIdle(t, 100*time.Millisecond)
@@ -190,7 +129,7 @@ func TestManageFlapping(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 	}
 	w.checkVerdicts(t)
-	_, after := eye.count(file)
+	after := eye.count()
 	made, took := w.metric(t, "conflist_repairs_total")-repairs, time.Since(suspected)
 	t.Logf("%v repairs and %d events in %s", made, after-before, took.Round(time.Millisecond))
 	if made > 10*took.Seconds()+1 || made < 2 || w.metric(t, "conflist_flapping") != 1 {

@@ -4,8 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -138,80 +136,6 @@ func TestManageWithMultus(t *testing.T) {
 	}
 }
 
-// TestManageReportsNestedMultus checks that the reconciler reports nested copies in the file of
-// Multus until Multus has generated it again.
-func TestManageReportsNestedMultus(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMultusMaster(t, "0.3.1")
-	m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir}}
-	const wrapper = "00-a-wrapper.conflist"
-	for range 3 {
-		m.start(t)
-		_, doc := m.file(t)
-		n.writeConflistFile(t, wrapper, fmt.Appendf(nil, `{"cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [%s, %s]}`, doc, marshalIndent(t, n.entry(nil))))
-	}
-	m.start(t) // Multus takes the wrapper as its master
-	must(t, os.Remove(filepath.Join(n.cni.ConfDir, wrapper)))
-	generated, doc := m.file(t)
-	if depth := bytes.Count(doc, []byte(`"type": "multus"`)); depth != 4 {
-		t.Fatalf("%d levels:\n%s", depth, doc)
-	}
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
-	d.eventuallyUnready(t, "conflist: "+generated, "nested", "4", "restart Multus")
-	m.start(t)
-	d.eventuallyReady(t)
-	m.wantConfigured(t)
-}
-
-// TestManageUnknownMultusDelegate checks that the reconciler writes nothing if it cannot determine
-// the network that Multus delegates to.
-func TestManageUnknownMultusDelegate(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMainConflist(t, mainFile, "podnet")
-	args := n.manageArgs(t, nil)
-	const file = "00-multus.conf"
-	for _, c := range []struct {
-		conf object
-		says []string
-	}{
-		{object{"clusterNetwork": "/host/run/multus/cni/net.d/10-ovn-kubernetes.conf"}, []string{"/host/run/multus/cni/net.d/10-ovn-kubernetes.conf", "--cni-conf-dir"}},
-		{object{"clusterNetwork": "main"}, []string{`main`, "--conflist-network"}},
-		{object{"delegates": []any{object{"type": "weave-net"}}}, []string{"name", "--conflist-network"}},
-		{object{"delegates": []any{object{"name": "another", "type": "weave-net"}}}, []string{`another`, "--conflist-network"}},
-		{object{"delegates": "?"}, []string{"--conflist-network"}},
-		{object{}, []string{"--conflist-network"}},
-	} {
-		c.conf["cniVersion"], c.conf["name"], c.conf["type"] = "0.3.1", "multus-cni-network", "multus"
-		doc := marshalIndent(t, c.conf)
-		n.writeConflistFile(t, file, doc)
-		t.Run(fmt.Sprint(c.conf), func(t *testing.T) {
-			d := n.startReconciler(t, args...)
-			d.eventuallyUnready(t, append(c.says, "conflist: ", filepath.Join(n.cni.ConfDir, file))...)
-			time.Sleep(200 * time.Millisecond)
-			if have := fileNames(t, n.cni.ConfDir); !slices.Equal(have, []string{file, mainFile}) || n.hasPluginEntry(t, mainFile) || n.hasPluginEntry(t, file) {
-				t.Errorf("the reconciler wrote: %q", have)
-			}
-			// With --conflist-network the delegate of Multus does not matter.
-			d.stop(t)
-			d = n.startReconciler(t, append(args, "--conflist-network", "podnet")...)
-			d.untilManaged(t, mainFile)
-			d.stop(t)
-			n.writeMainConflist(t, mainFile, "podnet")
-		})
-	}
-	// An entry in the delegate itself is recognized.
-	n.writeConflistFile(t, file, marshalIndent(t, object{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus",
-		"delegates": []any{object{"name": "x", "plugins": []any{object{"type": "weave-net"}, n.entry(nil)}}}}))
-	d := n.startReconciler(t, args...)
-	d.eventuallyReady(t)
-	if d.metric(t, "conflist_present") != 1 || n.hasPluginEntry(t, mainFile) {
-		t.Error("the entry in the delegate is not recognized")
-	}
-}
-
 // untilManagedWithMultus waits until the entry is in the master and, if Multus has a copy, in that.
 func (d *daemon) untilManagedWithMultus(t *testing.T, m *multus) {
 	t.Helper()
@@ -241,57 +165,4 @@ func TestManageMultusKilled(t *testing.T) {
 	}
 	m.start(t)
 	d.untilManagedWithMultus(t, m)
-}
-
-// TestManageMultusChangesFile raises the cniVersion of the master of thin Multus to 1.0.0, from
-// which on Multus writes 00-multus.conflist. It checks that the reconciler names the old file,
-// which the runtime still uses, unless Multus removes it.
-func TestManageMultusChangesFile(t *testing.T) {
-	t.Parallel()
-	for _, follows := range []bool{false, true} {
-		t.Run(fmt.Sprint("cleanup on exit ", follows), func(t *testing.T) {
-			n := newNode(t, backends()[0])
-			n.writeMultusMaster(t, "0.3.1")
-			m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir, Follows: follows}}
-			m.start(t)
-			old, _ := m.file(t)
-			d := n.startReconciler(t, n.manageArgs(t, nil)...)
-			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
-			n.writeMultusMaster(t, "1.0.0")
-			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
-			if err := m.Tick(); errors.Is(err, mainplugins.ErrExited) != follows {
-				t.Fatalf("Multus: %v", err)
-			}
-			m.start(t)
-			if !follows {
-				d.eventuallyUnready(t, "conflist: "+old, "copy of network podnet without the plugin entry", "remove it", old+"list")
-				must(t, os.Remove(old))
-			}
-			d.eventuallyReady(t)
-			m.wantConfigured(t)
-		})
-	}
-}
-
-// TestManageMultusEmptiesFile breaks the master of thick Multus, which then empties its own file.
-func TestManageMultusEmptiesFile(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMultusMaster(t, "1.0.0")
-	m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir, Thick: true}}
-	m.start(t)
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.untilManagedWithMultus(t, m)
-	n.writeConflistFile(t, mainFile, []byte("{"))
-	m.tick(t)
-	generated, doc := m.file(t)
-	if len(doc) > 0 {
-		t.Fatalf("%s: %s", generated, doc)
-	}
-	d.eventuallyUnready(t, "conflist: ", "a file there cannot be loaded", generated)
-	n.writeMultusMaster(t, "1.0.0")
-	m.tick(t)
-	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
-	d.eventuallyReady(t)
-	m.wantConfigured(t)
 }

@@ -291,27 +291,3 @@ func TestBusyLock(t *testing.T) {
 	release()
 	n.addAndCheck(t, conf).noWarnings(t)
 }
-
-// TestOtherDataDir checks that ADD and STATUS with a second dataDir are refused.
-func TestOtherDataDir(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := n.conf(t, "podnet", nil)
-		n.addAndCheck(t, conf)
-		before := n.snapshot(t)
-		second := filepath.Join(n.dir, "second")
-		for _, keys := range []object{{}, {"nonMasqueradeCIDRs": []string{}}} {
-			keys["dataDir"] = second
-			other := n.conf(t, "podnet", keys)
-			for verb, code := range map[string]uint{"ADD": 7, "STATUS": 50} {
-				n.invoke(t, invocation{verb: verb, conf: other}).want(t, code, "chain IP-MASQ-AGENT (ipv4)", n.dataDir, second, "a node has one dataDir", "cleanup")
-			}
-			n.invoke(t, invocation{verb: "DEL", conf: other}).want(t, 0)
-			n.unchanged(t, before)
-		}
-		if documents, err := filepath.Glob(filepath.Join(second, "sources", "*")); err != nil || len(documents) > 0 {
-			t.Errorf("documents %v, %v", documents, err)
-		}
-		n.addAndCheck(t, conf).noWarnings(t)
-	})
-}

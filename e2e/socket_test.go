@@ -110,36 +110,6 @@ func connectAs(uid int, path string) error {
 	return <-result
 }
 
-// TestSocketOfStandby checks that a reconciler on standby leaves the socket to the active one, that status
-// shows it, and that it serves the socket once it is active.
-func TestSocketOfStandby(t *testing.T) {
-	t.Parallel()
-	n := newFaultyNode(t, backends()[0])
-	n.wantActive(t, n.d)
-	second := n.startReconciler(t, n.flags...)
-	second.untilUnready(t, "standby: ")
-	soon(t, func() string {
-		s, err := n.askSocket(t)
-		if err != nil || s.PID != n.d.command.Process.Pid {
-			t.Fatalf("the socket is of pid %d, want that of the first, %d (%v)", s.PID, n.d.command.Process.Pid, err)
-		}
-		if len(s.Standbys) != 1 || s.Standbys[0].PID != second.command.Process.Pid {
-			return fmt.Sprintf("standbys %+v, want pid %d", s.Standbys, second.command.Process.Pid)
-		}
-		return ""
-	})
-	n.wantStatus(t, 0, fmt.Sprint("pid ", second.command.Process.Pid))
-	n.d.kill(t)
-	n.wantActive(t, second)
-	soon(t, func() string {
-		if s, err := n.askSocket(t); err != nil || len(s.Standbys) > 0 {
-			return fmt.Sprintf("standbys %+v, %v", s.Standbys, err)
-		}
-		return ""
-	})
-	n.wantStatus(t, 0)
-}
-
 // TestHangingReconciler checks that commands go on without a reconciler that does not answer, and say so.
 func TestHangingReconciler(t *testing.T) {
 	t.Parallel()

@@ -42,6 +42,7 @@ func TestTwoReconcilers(t *testing.T) {
 			if n := strings.Count(second.log(), "another ip-masq-reconciler runs"); n != 1 || strings.Count(second.log(), "\n") != 2 {
 				t.Errorf("the standby reports it %d times, want once:\n%s", n, second.log())
 			}
+			w.wantActive(t, w.daemon) // the socket stays with the first
 			if code, body := w.ready(); code != 200 {
 				t.Errorf("the first is not ready: %d %s", code, body)
 			}
@@ -68,12 +69,25 @@ func TestTwoReconcilers(t *testing.T) {
 				t.Errorf("taking over rewrote rules in sync: %v", late)
 			}
 			w.daemon = second
+			w.wantActive(t, second)
 			w.spoil(t, way, 0)
 			w.repair(t, commits)
 			w.checkVerdicts(t)
 			second.until(t, "repair in the log of the second", func() bool { return strings.Contains(second.log(), "repaired rules") })
 		})
 	}
+}
+
+// notReadyReasons returns the reasons for which the metric not_ready is 1.
+func (d *daemon) notReadyReasons(t *testing.T) (all []string) {
+	t.Helper()
+	for line := range strings.Lines(d.scrape(t)) {
+		if rest, is := strings.CutPrefix(line, `ip_masq_not_ready{reason="`); is && strings.HasSuffix(rest, " 1\n") {
+			reason, _, _ := strings.Cut(rest, `"`)
+			all = append(all, reason)
+		}
+	}
+	return all
 }
 
 // since returns what was logged after an earlier log.
