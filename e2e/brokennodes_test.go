@@ -181,7 +181,7 @@ func brokenNodes() []brokenNode {
 				t.Cleanup(func() { n.d.signal(t, syscall.SIGCONT) })
 				return func() { n.d.signal(t, syscall.SIGCONT) }
 			},
-			cause:  []string{"the reconciler does not answer", "no answer in 2s", "is stopped (state T)"},
+			cause:  []string{"the reconciler does not answer", "no answer in 2s"},
 			remedy: []string{"kill -CONT"}},
 		{name: "foreign-data-dir-owner", reason: "state", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
