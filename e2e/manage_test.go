@@ -145,6 +145,42 @@ func TestManage(t *testing.T) {
 	})
 }
 
+// TestManageBrokenFiles checks that the reconciler does not change a conflist that it cannot
+// parse, keeps the last valid entry while the entry file is invalid, and names the invalid file in
+// /readyz.
+func TestManageBrokenFiles(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.writeMainConflist(t, mainFile, "podnet")
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.untilManaged(t, mainFile)
+
+	const broken = "{\n  \"name\": \"podnet\",\n  \"plugins\": [}\n"
+	n.writeConflistFile(t, mainFile, []byte(broken))
+	d.eventuallyUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
+	time.Sleep(300 * time.Millisecond)
+	if now := readFile(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
+		t.Errorf("the file is now %s", now)
+	}
+	n.writeMainConflist(t, mainFile, "podnet")
+	d.untilManaged(t, mainFile)
+
+	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
+	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
+	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry
+	d.within(t, fileChangeTimeout, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
+	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
+		t.Error("the entry is not the last valid one")
+	}
+	n.writeEntryFile(t, string(marshalIndent(t, n.entry(object{"cidrLimit": 99}))))
+	d.eventuallyReady(t)
+	n.writeMainConflist(t, mainFile, "podnet")
+	d.untilManaged(t, mainFile)
+	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
+		t.Error("the entry is not the new one")
+	}
+}
+
 // TestManageSetting checks that conflist.manage and conflist.network in reconciler.toml take
 // effect without a restart.
 func TestManageSetting(t *testing.T) {
