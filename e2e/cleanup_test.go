@@ -126,19 +126,6 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestCheckWritesNothing checks that CHECK reports drift and creates no file in an empty dataDir. A
-// dataDir that is a mount point is empty after cleanup.
-func TestCheckWritesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	must(t, os.Mkdir(n.dataDir, 0o700))
-	conf := n.conf(t, "podnet", nil)
-	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
-	if files, err := os.ReadDir(n.dataDir); err != nil || len(files) > 0 {
-		t.Errorf("%s has %v, %v", n.dataDir, files, err)
-	}
-}
-
 // addThirdPartyChains adds third-party rules, and chains with names similar to the owned chain's.
 func addThirdPartyChains(t *testing.T, n *node) {
 	t.Helper()

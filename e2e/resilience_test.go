@@ -104,61 +104,6 @@ func TestReadOnlyState(t *testing.T) {
 	})
 }
 
-// TestNewerState checks that documents of a newer version are not changed, that ADD succeeds while
-// the chain exists, and that nothing is repaired.
-func TestNewerState(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := n.conf(t, "podnet", nil)
-		n.addAndCheck(t, conf)
-		n.addAndCheck(t, n.conf(t, "othernet", nil))
-		for name, path := range map[string]string{
-			"own document":                  n.document(t, "podnet"),
-			"document of another":           n.document(t, "othernet"),
-			"record":                        filepath.Join(n.dataDir, "record.json"),
-			"document of an unknown source": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
-		} {
-			t.Run(name, func(t *testing.T) {
-				n.addAndCheck(t, conf)
-				was, err := os.ReadFile(path)
-				restore := func() {
-					if os.IsNotExist(err) {
-						err = os.Remove(path)
-					} else {
-						err = os.WriteFile(path, was, 0o600)
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-				}
-				newer := `{"schema": 99, "future": {"x": [1e999]}, "policy": null}`
-				if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
-				before := n.snapshot(t)
-				for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
-					n.invoke(t, invocation{verb: verb, conf: conf}).want(t, 0)
-				}
-				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path, "schema 99", "install the newer version again")
-				n.unchanged(t, before)
-				n.flush(t)
-				flushed := n.ruleset(t)
-				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT does not exist", path, "schema 99", "install the newer")
-				n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, path)
-				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
-				if after := n.ruleset(t); after != flushed {
-					t.Errorf("rules changed:\n%s", after)
-				}
-				if now := string(readFile(t, path)); now != newer {
-					t.Errorf("the document was changed: %s", now)
-				}
-				restore()
-			})
-		}
-	})
-}
-
 // TestDamagedState checks that damaged files are moved aside and written again.
 func TestDamagedState(t *testing.T) {
 	t.Parallel()

@@ -134,31 +134,3 @@ func (n *node) ownedTables(t *testing.T) string {
 	}
 	return n.tool(t, "nft", "-s", "list", "table", "ip", "ip-masq")
 }
-
-// TestNewerRules checks that a chain in the backend of a newer version is not changed and that ADD
-// succeeds.
-func TestNewerRules(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := n.conf(t, "podnet", nil)
-		n.addAndCheck(t, conf)
-		comment := "ip-masq/2 keeps its state in " + n.dataDir
-		if n.backend.variant == "" {
-			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
-		} else {
-			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n",
-				"iptables-"+n.backend.variant+"-restore", "--noflush")
-		}
-		before := n.snapshot(t)
-		says := []string{"chain IP-MASQ-AGENT (ipv4)", "written by a newer version of ip-masq", "form 2"}
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, says...)
-		for _, verb := range []string{"STATUS", "DEL"} {
-			n.invoke(t, invocation{verb: verb, conf: conf, id: "another"}).want(t, 0)
-		}
-		n.unchanged(t, before)
-		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{}})}).want(t, 0, says...)
-		if after := n.ruleset(t); after != before.rules {
-			t.Errorf("rules changed:\n%s", after)
-		}
-	})
-}

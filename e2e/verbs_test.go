@@ -5,6 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -253,10 +254,12 @@ func TestDrift(t *testing.T) {
 	})
 }
 
-// TestCheckIsReadOnly checks that CHECK creates neither rules nor documents.
+// TestCheckIsReadOnly checks that CHECK creates neither rules nor documents, also in an empty dataDir, as
+// one that is a mount point is after cleanup.
 func TestCheckIsReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
+	must(t, os.Mkdir(n.dataDir, 0o700))
 	before := n.snapshot(t)
 	n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", nil)}).want(t, 101, "has no document")
 	n.unchanged(t, before)

@@ -53,7 +53,7 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 		}
 		same(command)
 	}
-	for _, verb := range []string{"ADD", "STATUS", "DEL", "ADD"} {
+	for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
 		n.invoke(t, invocation{verb: verb, conf: conf}).want(t, 0)
 	}
 	same("the plugin")
