@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -289,10 +290,21 @@ func configCases() []scalingCase {
 			s := config.DefaultSettings()
 			s.DataDir = filepath.Join(t.TempDir(), "data")
 			s.CNIConfDir = confDirOf(t, n, s.DataDir)
+			// A network that is not stored is merged with the others, one after the other: that is quadratic, once.
+			dir, err := config.ReadConfDir(s.CNIConfDir)
+			must(t, errors.Join(err, dir.Err()))
+			lock, err := store.Open(s.DataDir).Lock(t.Context())
+			must(t, err)
+			for i, list := range dir.Conflists {
+				staged, err := lock.Stage(policy.Source{ID: networkID(list.Entries[0].Entry.Network), Order: int64(i), Policy: list.Entries[0].Entry.Policy})
+				must(t, err)
+				must(t, staged.Commit())
+			}
+			must(t, lock.Release())
 			return func() {
 				node := reconcile.Open(s, filepath.Join(s.CNIConfDir, "none"), nil)
-				if r := node.DryRun(t.Context(), node.Read()); len(r.Pending) != n {
-					t.Fatalf("%d networks are pending: %v", len(r.Pending), r.Problems)
+				if r := node.DryRun(t.Context(), node.Read()); len(r.Pending) != 0 || len(r.State.Sources) != n {
+					t.Fatalf("%d networks, %d are pending: %v", len(r.State.Sources), len(r.Pending), r.Problems)
 				}
 			}
 		}},
