@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -107,9 +106,10 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		return err
 	}
 	var editor conflist.Editor
+	var origin string
 	var entryErr error
 	if !f.noConflist {
-		if editor, entryErr = newEditor(s, dirs.Conf); entryErr == nil {
+		if editor, origin, entryErr = newEditor(s, dirs.Conf); entryErr == nil {
 			_, entryErr = editor.Find() // before anything is written
 		}
 		if entryErr != nil && !s.Conflist.Manage {
@@ -120,7 +120,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return remedied(err)
 	}
-	r := installation{ConfDir: dirs.Conf, BinDir: dirs.Bin, Plugin: binary, Warnings: dirWarnings(dirs, s)}
+	r := installation{ConfDir: dirs.Conf, BinDir: dirs.Bin, Plugin: binary, Warnings: dirWarnings(dirs, s), entry: origin}
 	if !f.noConflist {
 		if entryErr == nil {
 			entryErr = r.insert(ctx, editor, s)
@@ -167,13 +167,13 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 	return errors.Join(errs...)
 }
 
-// newEditor returns the Editor for the entry that the settings ask for.
-func newEditor(s config.Settings, confDir string) (conflist.Editor, error) {
-	entry, err := pluginEntry(s)
+// newEditor returns the Editor for the entry that the settings ask for, and the origin of the entry.
+func newEditor(s config.Settings, confDir string) (conflist.Editor, string, error) {
+	entry, origin, err := pluginEntry(s)
 	dir := reconcile.Open(s, config.DefaultPluginFile, nil).Dir
 	return conflist.Editor{
 		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.Backups, NeedsBackup: true, Check: checkNetwork(dir),
-	}, err
+	}, origin, err
 }
 
 // insert inserts the entry. The error may be that the entry is there and every ADD fails.
@@ -185,7 +185,9 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	case err != nil:
 		return remedied(err)
 	}
-	r.Conflist, r.entry = &c, describeEntry(e.Entry, s.Conflist.EntryFile)
+	var entry bytes.Buffer
+	_ = json.Compact(&entry, e.Entry) // pluginEntry has read it
+	r.Conflist, r.entry = &c, entry.String()+", "+r.entry
 	where := "there"
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
 		if err := n.Multus.Err(n.Name); err != nil {
@@ -214,17 +216,6 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// describeEntry returns the entry in one line, and whether it is that of the file.
-func describeEntry(entry []byte, file string) string {
-	var line bytes.Buffer
-	_ = json.Compact(&line, entry) // pluginEntry has read it
-	origin := "from " + policy.Quote(file)
-	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		origin = fmt.Sprintf("the default, because %s is missing", policy.Quote(file))
-	}
-	return line.String() + ", " + origin
 }
 
 // notInstalled adds the remedy to the error of an entry that no network can have.

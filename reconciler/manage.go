@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -20,43 +19,47 @@ import (
 // newManager returns what keeps the plugin entry in the conflist.
 func newManager(s config.Settings, dir *store.Dir, log *slog.Logger) *conflist.Manager {
 	return &conflist.Manager{
-		Editor:    conflist.Editor{Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: dir.Backups, Check: checkNetwork(dir)},
-		ReadEntry: func() ([]byte, error) { return pluginEntry(s) }, BinDir: s.CNIBinDir, Log: log,
+		Editor: conflist.Editor{Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: dir.Backups, Check: checkNetwork(dir)},
+		ReadEntry: func() ([]byte, error) {
+			entry, _, err := pluginEntry(s)
+			return entry, err
+		}, BinDir: s.CNIBinDir, Log: log,
 	}
 }
 
 // pluginEntry returns the entry that belongs in the conflist: the content of conflist.entry_file, or an
-// entry without a policy if the default file is missing. The plugin must keep its state where the
-// reconciler does, so the entry has to state the dataDir unless plugin.toml does.
-func pluginEntry(s config.Settings) ([]byte, error) {
+// entry without a policy if the default file is missing; and which of them it is. The plugin must keep its state
+// where the reconciler does, so the entry has to state the dataDir unless plugin.toml does.
+func pluginEntry(s config.Settings) (entry []byte, origin string, err error) {
 	const key = "conflist.entry_file"
 	pluginFile, err := config.ReadPluginFile(config.DefaultPluginFile)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	path := s.Conflist.EntryFile
-	_, err = os.Stat(path)
-	missing := errors.Is(err, fs.ErrNotExist)
-	if missing && path != config.DefaultEntryFile {
-		return nil, fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
+	entry, err = conflist.ReadEntry(path)
+	switch missing := errors.Is(err, fs.ErrNotExist); {
+	case missing && path != config.DefaultEntryFile:
+		return nil, "", fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
 			key, policy.Quote(path))
-	}
-	entry, err := conflist.ReadEntry(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", key, err)
-	}
-	dataDir := config.ReadNetconf(entry).Identity().DataDir
-	switch {
-	case pluginFile.Present || dataDir == s.DataDir:
-		return entry, nil
 	case missing:
-		return json.Marshal(struct {
+		values := struct {
 			Type    string `json:"type"`
-			DataDir string `json:"dataDir"`
-		}{config.PluginType, s.DataDir})
+			DataDir string `json:"dataDir,omitempty"`
+		}{Type: config.PluginType}
+		if !pluginFile.Present && s.DataDir != config.DefaultDataDir {
+			values.DataDir = s.DataDir
+		}
+		entry, err = json.Marshal(values)
+		return entry, fmt.Sprintf("the default, because %s is missing", policy.Quote(path)), err
+	case err != nil:
+		return nil, "", fmt.Errorf("%s: %w", key, err)
 	}
-	return nil, fmt.Errorf("%s: %s: dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
-		key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
+	if dataDir := config.ReadNetconf(entry).Identity().DataDir; !pluginFile.Present && dataDir != s.DataDir {
+		return nil, "", fmt.Errorf("%s: %s: dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
+			key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
+	}
+	return entry, "from " + policy.Quote(path), nil
 }
 
 // checkNetwork returns a function that returns why the plugin would refuse all pods of a network:

@@ -170,8 +170,10 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
-	all.Go(func() { d.watchRules(ctx, loop) })
-	all.Go(func() { d.watchAddresses(ctx, loop) })
+	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop) }) })
+	all.Go(func() {
+		d.watch(ctx, "addresses", func() error { return addresses.Listen(ctx, loop.AddressesChanged) })
+	})
 	// The directories are watched before the loop reads them for the first time.
 	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile))
 	all.Go(func() { d.watchFiles(ctx, loop, files) })
@@ -230,26 +232,17 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 	}
 }
 
-// watchRules reports commits of nf_tables to the loop.
-func (d *daemon) watchRules(ctx context.Context, loop *reconcile.Loop) {
+// watch calls listen, which returns when it fails, until the context ends. The failure says which events are missing.
+func (d *daemon) watch(ctx context.Context, events string, listen func() error) {
 	const retry = 10 * time.Second
 	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
-		if err := reportCommits(ctx, loop); ctx.Err() == nil {
-			log.Warn("no events of nf_tables: only the interval applies", "err", err)
+		if err := listen(); ctx.Err() == nil {
+			log.Warn("no events of "+events+": only the interval applies", "err", err)
 		}
 	}
 }
 
-// watchAddresses reports changes of the node's addresses to the loop.
-func (d *daemon) watchAddresses(ctx context.Context, loop *reconcile.Loop) {
-	const retry = 10 * time.Second
-	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
-		if err := addresses.Listen(ctx, loop.AddressesChanged); ctx.Err() == nil {
-			log.Warn("no events of addresses: only the interval applies to them", "err", err)
-		}
-	}
-}
-
+// reportCommits reports commits of nf_tables to the loop.
 func reportCommits(ctx context.Context, loop *reconcile.Loop) error {
 	l, err := nfnetlink.Listen()
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -62,44 +61,26 @@ Exit codes: 0 the node is ready, or --watch was stopped; 1 no reconciler runs, o
 
 func (a *app) status(ctx context.Context, watch bool) error {
 	const interval = 2 * time.Second
-	_, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
-	terminal := err == nil && os.Getenv("TERM") != "dumb"
 	for {
 		s, err := a.nodeStatus(ctx)
 		if ctx.Err() != nil && watch {
 			return nil
 		}
-		if err == nil {
-			err = a.show(s, terminal, watch)
-		}
 		switch {
 		case err != nil:
 			return err
-		case !watch:
-			return s.err()
+		case a.json():
+			err = a.print(s)
+		default:
+			_, err = io.WriteString(a.out, s.text(time.Now()))
 		}
-		flowcontrol.Sleep(ctx, interval)
+		if err != nil || !watch {
+			return cmp.Or(err, s.err())
+		}
+		if flowcontrol.Sleep(ctx, interval); !a.json() {
+			fmt.Fprintln(a.out)
+		}
 	}
-}
-
-// show prints a status. A terminal that watches shows the latest one alone.
-func (a *app) show(s *nodeStatus, terminal, watch bool) error {
-	if a.json() {
-		return a.print(s)
-	}
-	text := s.text(time.Now(), terminal && os.Getenv("NO_COLOR") == "")
-	switch {
-	case watch && terminal:
-		text = "\x1b[H\x1b[2J" + text // cursor to the top, and erase
-	case watch:
-		text += "\n"
-	}
-	out := a.out
-	if w, ok := out.(escaped); ok { // the text has been escaped, except the colours
-		out = w.Writer
-	}
-	_, err := io.WriteString(out, text)
-	return err
 }
 
 // nodeStatus is the output of status as JSON.

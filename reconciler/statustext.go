@@ -25,32 +25,17 @@ const (
 	notUsed = "not used"
 )
 
-// Colours of terminals (ECMA-48).
-const (
-	red    = "31"
-	green  = "32"
-	yellow = "33"
-)
-
 // screen is text of at most screenWidth columns.
-type screen struct {
-	strings.Builder
-	colours bool
-}
+type screen struct{ strings.Builder }
 
 // row writes a label and its text, which wraps beside it.
-func (s *screen) row(label, text, colour string) {
+func (s *screen) row(label, text string) {
 	lines := wrap(text, screenWidth-labelWidth)
 	if len(label) >= labelWidth { // it has a line of its own
 		lines = append([]string{""}, lines...)
 	}
 	for _, line := range lines {
-		line = escape(strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " "))
-		if label == "" || colour == "" || !s.colours {
-			s.WriteString(line + "\n")
-		} else {
-			fmt.Fprintf(s, "\x1b[%sm%s\x1b[0m\n", colour, line)
-		}
+		s.WriteString(strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " ") + "\n")
 		label = ""
 	}
 }
@@ -107,8 +92,8 @@ func wrap(text string, width int) []string {
 }
 
 // text writes the status for people.
-func (s *nodeStatus) text(now time.Time, colours bool) string {
-	w := &screen{colours: colours}
+func (s *nodeStatus) text(now time.Time) string {
+	w := &screen{}
 	s.writeNode(w)
 	s.writeProblems(w)
 	s.writeReconciler(w, now)
@@ -116,17 +101,17 @@ func (s *nodeStatus) text(now time.Time, colours bool) string {
 	if s.Plugin.Version != "" {
 		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
 	}
-	w.row("Plugin:", plugin, "")
-	w.row("Settings:", s.settingsText(), "")
-	w.row("Data dir:", s.dataDirText(), "")
+	w.row("Plugin:", plugin)
+	w.row("Settings:", s.settingsText())
+	w.row("Data dir:", s.dataDirText())
 	s.writeChains(w)
 	s.writeSources(w, now)
-	w.row("Conflist:", s.Conflist.text(), "")
-	w.row("Repairs:", s.repairsText(now), "")
-	w.row("Doctor:", s.doctorText(), "")
+	w.row("Conflist:", s.Conflist.text())
+	w.row("Repairs:", s.repairsText(now))
+	w.row("Doctor:", s.doctorText())
 	const most = 4
 	items := mapped(s.Warnings, func(text string) string { return "- " + text })
-	w.row("Warnings:", strings.Join(diagnose.First(most, items), "\n"), yellow)
+	w.row("Warnings:", strings.Join(diagnose.First(most, items), "\n"))
 	return w.String()
 }
 
@@ -146,7 +131,7 @@ func (s *nodeStatus) writeNode(w *screen) {
 	if len(s.Chains) == 0 {
 		rules = "nothing is managed"
 	}
-	headline, colour := "not ready: "+number(len(s.Problems), "reason"), red
+	headline := "not ready: " + number(len(s.Problems), "reason")
 	switch {
 	case len(s.Problems) > 0 && !s.Reconciler.Running:
 		headline = "not ready: no reconciler runs, and " + number(len(s.Problems), "reason")
@@ -156,13 +141,13 @@ func (s *nodeStatus) writeNode(w *screen) {
 	case !s.Reconciler.Answers:
 		headline = "not ready: the reconciler does not answer; " + rules
 	case found > 0:
-		headline, colour = "ready, but doctor finds "+number(found, "problem"), yellow
+		headline = "ready, but doctor finds " + number(found, "problem")
 	default:
-		headline, colour = "ready", green
+		headline = "ready"
 	}
-	w.row("Node:", headline, colour)
+	w.row("Node:", headline)
 	for _, p := range s.Problems {
-		w.row("  "+string(p.Reason)+":", p.Message, red)
+		w.row("  "+string(p.Reason)+":", p.Message)
 	}
 }
 
@@ -185,14 +170,14 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	if len(r.Standbys) > 0 {
 		text += "; stop one of them, unless a DaemonSet is being updated"
 	}
-	w.row("Reconciler:", text, "")
+	w.row("Reconciler:", text)
 	if r.Answers {
 		text = "none yet"
 		if !r.LastSync.IsZero() {
 			next := now.Add(time.Duration(r.IntervalSeconds * float64(time.Second)))
 			text = fmt.Sprintf("%s ago, %s; at least one every %s", diagnose.Age(now.Sub(r.LastSync)), resultText(r.LastResult), diagnose.Age(next.Sub(now)))
 		}
-		w.row("Last sync:", text, "")
+		w.row("Last sync:", text)
 	}
 }
 
@@ -226,10 +211,10 @@ func (s *nodeStatus) settingsText() string {
 func (s *nodeStatus) writeChains(w *screen) {
 	switch {
 	case len(s.Chains) == 0 && s.unread:
-		w.row("Chains:", unknown, "")
+		w.row("Chains:", unknown)
 		return
 	case len(s.Chains) == 0:
-		w.row("Chains:", "none; no source asks for one", "")
+		w.row("Chains:", "none; no source asks for one")
 		return
 	}
 	w.WriteString("Chains:\n")
@@ -254,7 +239,7 @@ func (s *nodeStatus) writeChains(w *screen) {
 			keys = append(keys, fmt.Sprintf("%d connections reset", c.Resets))
 		}
 		if len(keys) > 0 {
-			w.row("", c.Chain+", "+string(c.Family)+": "+strings.Join(keys, ", "), "")
+			w.row("", c.Chain+", "+string(c.Family)+": "+strings.Join(keys, ", "))
 		}
 	}
 }
@@ -265,7 +250,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		if s.unread {
 			text = unknown
 		}
-		w.row("Sources:", text, "")
+		w.row("Sources:", text)
 		return
 	}
 	w.WriteString("Sources:\n")
@@ -284,7 +269,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 	}
 	w.table(rows)
 	if more := len(s.Sources) - most; more > 0 {
-		w.row("", fmt.Sprintf("and %d more", more), "")
+		w.row("", fmt.Sprintf("and %d more", more))
 	}
 }
 
@@ -344,15 +329,16 @@ func (s *nodeStatus) doctorText() string {
 func (s *nodeStatus) writeProblems(w *screen) {
 	const most = 4
 	problems := s.found(diagnose.SeverityProblem)
-	of := func(f diagnose.Finding) bool { return strings.HasPrefix(f.ID, "reconciler-") }
-	others := slices.DeleteFunc(slices.Clone(problems), of)
-	problems = append(slices.DeleteFunc(problems, func(f diagnose.Finding) bool { return !of(f) }), others...)
+	slices.SortStableFunc(problems, func(f, g diagnose.Finding) int {
+		const prefix = "reconciler-"
+		return strings.Compare(strings.TrimPrefix(f.ID, prefix), f.ID) - strings.Compare(strings.TrimPrefix(g.ID, prefix), g.ID)
+	})
 	for _, f := range problems {
-		w.row("  problem:", f.ID+": "+f.Summary, yellow)
+		w.row("  problem:", f.ID+": "+f.Summary)
 		for _, line := range diagnose.First(most, f.Detail) {
-			w.row("", "- "+line, "")
+			w.row("", "- "+line)
 		}
-		w.row("", "Remedy: "+f.Remedy, "")
+		w.row("", "Remedy: "+f.Remedy)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -17,9 +16,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
-
-// DefaultEntry is the plugin entry that is inserted if no file has another one.
-const DefaultEntry = `{"type":"` + config.PluginType + `"}`
 
 // maxSize is the size, in bytes, above which files are neither read nor written.
 const maxSize = 1 << 20
@@ -33,14 +29,11 @@ var (
 		"in the directory of the network's name")
 )
 
-// ReadEntry reads the file of the plugin entry that is to be inserted; DefaultEntry if there is no
-// file. An entry that the plugin would refuse in any network is an error.
+// ReadEntry reads the file of the plugin entry that is to be inserted. An entry that the plugin would refuse in any
+// network is an error.
 func ReadEntry(path string) ([]byte, error) {
 	entry, _, err := safefile.ReadFile(path, maxSize)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return []byte(DefaultEntry), nil
-	case err != nil:
+	if err != nil {
 		return nil, err
 	}
 	if err := checkEntry(entry, "anynetwork", "1.0.0"); err != nil {
