@@ -35,14 +35,14 @@ func manage(t *testing.T) *managed {
 	k.write("bin/ip-masq", "x")
 	k.mode("bin/ip-masq", 0o755)
 	k.Manager = &Manager{
-		Editor:    Editor{Dir: k.path("net.d"), Backups: in(k.path("backups"))},
+		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups"))},
 		ReadEntry: func() ([]byte, error) {
 			if _, err := os.Stat(k.path("entry.json")); os.IsNotExist(err) {
 				return []byte(`{"type":"ip-masq"}`), nil
 			}
 			return ReadEntry(k.path("entry.json"))
 		},
-		BinDir:    k.path("bin"), Log: slog.New(slog.NewTextHandler(&k.log, nil)),
+		BinDir: k.path("bin"), Log: slog.New(slog.NewTextHandler(&k.log, nil)),
 	}
 	return k
 }
