@@ -282,14 +282,17 @@ func (e *Enforcer) ApplyProposal(
 	before := e.ObserveProposal(ctx, p, stored.Record)
 	was, _ := stored.LastInForce()
 	before.change = changeOf(was, p.Sources)
-	all, err := e.Dir.Load()
-	if err != nil {
-		return before, err
+	all := stored
+	if e.InForce != nil { // beside a plugin.toml, subnets that ADDs found are stored and not in force
+		var err error
+		if all, err = e.Dir.Load(); err != nil {
+			return before, err
+		}
 	}
 	changed := slices.Concat(p.Changed, p.afterwards(stored.Excluded))
 	for _, c := range changed {
 		if s := all.Find(c.ID); s != nil {
-			_, _ = c.AddPodSubnets(s.PodSubnets...) // beside a plugin.toml they are stored and not in force
+			_, _ = c.AddPodSubnets(s.PodSubnets...)
 		}
 		one, err := lock.Stage(c)
 		if err != nil {
