@@ -70,12 +70,12 @@ func TestDocuments(t *testing.T) {
 
 	script, err := os.ReadFile("testdata/documents.sh")
 	must(t, err)
-	readme, err := os.ReadFile("../README.md")
+	try, err := os.ReadFile("../docs/try.md")
 	must(t, err)
-	_, node, _ := strings.Cut(string(readme), "unshare --net --mount bash -e <<'END'\n")
+	_, node, _ := strings.Cut(string(try), "unshare --net --mount bash -e <<'END'\n")
 	node, _, isNode := strings.Cut(node, "\n# Install the plugin and its entry")
 	if !isNode {
-		t.Fatal("README.md has no block for cnitool")
+		t.Fatal("docs/try.md has no block for cnitool")
 	}
 	files, err := filepath.Glob("../docs/*.md")
 	must(t, err)
