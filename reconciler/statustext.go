@@ -111,7 +111,7 @@ func (s *nodeStatus) text(now time.Time) string {
 	w.row("Doctor:", s.doctorText())
 	const most = 4
 	items := mapped(s.Warnings, func(text string) string { return "- " + text })
-	w.row("Warnings:", strings.Join(diagnose.First(most, items), "\n"))
+	w.row("Warnings:", strings.Join(policy.First(most, items), "\n"))
 	return w.String()
 }
 
@@ -335,7 +335,7 @@ func (s *nodeStatus) writeProblems(w *screen) {
 	})
 	for _, f := range problems {
 		w.row("  problem:", f.ID+": "+f.Summary)
-		for _, line := range diagnose.First(most, f.Detail) {
+		for _, line := range policy.First(most, f.Detail) {
 			w.row("", "- "+line)
 		}
 		w.row("", "Remedy: "+f.Remedy)

@@ -48,7 +48,7 @@ func (n *node) findNetconf() (config.Netconf, error) {
 			keys[i] = policy.Printable(key)
 		}
 		n.Warn(fmt.Errorf("network %s: the configuration on stdin differs in %s from the plugin entry in %s, which is in force because of %s; write the policy there",
-			policy.Quote(n.network), strings.Join(keys[:min(most, len(keys))], ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
+			policy.Quote(n.network), strings.Join(policy.First(most, keys), ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
 	}
 	return conf, err
 }

@@ -105,7 +105,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 	case len(names) > 0:
 		const maxNames = 8
 		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
-			ErrNetworkNotFound, strings.Join(names[:min(len(names), maxNames)], ", "))
+			ErrNetworkNotFound, strings.Join(policy.First(maxNames, names), ", "))
 	}
 	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
 }

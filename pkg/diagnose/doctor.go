@@ -56,7 +56,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 	var texts []string
 	for _, f := range findings {
 		text := fmt.Sprintf("%s: %s\n  %s\n", f.Severity, f.ID, f.Summary)
-		for _, line := range First(mostDetail, f.Detail) {
+		for _, line := range policy.First(mostDetail, f.Detail) {
 			text += "    - " + strings.ReplaceAll(line, "\n", "\n      ") + "\n"
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,14 +14,6 @@ import (
 
 // maxLines is how many differences, or rules, the text has; check prints all.
 const maxLines = 8
-
-// First returns the first lines, and a line with the number of the others.
-func First(limit int, lines []string) []string {
-	if more := len(lines) - limit; more > 0 {
-		return append(slices.Clone(lines[:limit]), fmt.Sprintf("and %d more", more))
-	}
-	return lines
-}
 
 // Text writes the explanation for people: the verdict, its origin, what the kernel does,
 // and the command to run. It ignores errors of w.
@@ -104,10 +95,10 @@ func (e Explanation) rows(b *bytes.Buffer) {
 	for _, h := range e.overriders[min(1, len(e.overriders)):] {
 		others = append(others, "and by: "+h.Text)
 	}
-	row("", strings.Join(First(maxLines-1, others), "\n"))
+	row("", strings.Join(policy.First(maxLines-1, others), "\n"))
 	row("", e.guardText())
 	row("problem", e.Problem)
-	row("drift", strings.Join(First(maxLines, e.Drift), "\n"))
+	row("drift", strings.Join(policy.First(maxLines, e.Drift), "\n"))
 }
 
 func (o Origin) text() string {

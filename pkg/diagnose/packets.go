@@ -177,7 +177,7 @@ func nodePortOverlap(e *examination, f *Finding) {
 			}
 		}
 		if len(taken) > 0 {
-			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(First(4, taken), ", "))
+			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(policy.First(4, taken), ", "))
 		}
 	}
 }

@@ -214,7 +214,7 @@ func (e *examination) doubt(v violation) string {
 // String returns the rule and what it masquerades.
 func (v violation) String() string {
 	const most = 4
-	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(First(most, v.exempt), ", "), v.chain)
+	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)
 }
 
 // writtenByKubelet reports whether the rule is kubelet's, kubenet's or kube-proxy's.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"mime"
 	"net/http"
 	"runtime"
 	"slices"
@@ -31,18 +30,13 @@ func zPage(name string, page func(io.Writer)) http.HandlerFunc {
 	}
 }
 
-// acceptsText reports whether the values of the header Accept allow text/plain in UTF-8.
+// acceptsText reports whether the values of the header Accept allow text/plain.
 func acceptsText(accept []string) bool {
-	for media := range strings.SplitSeq(strings.Join(accept, ","), ",") {
-		kind, parameters, err := mime.ParseMediaType(media)
-		delete(parameters, "q")
-		charset, stated := parameters["charset"]
-		plain := err == nil && slices.Contains([]string{"text/plain", "text/*", "*/*"}, kind)
-		if plain && (len(parameters) == 0 || len(parameters) == 1 && stated && strings.EqualFold(charset, "utf-8")) {
-			return true
-		}
-	}
-	return strings.TrimSpace(strings.Join(accept, "")) == ""
+	media := strings.Split(strings.Join(accept, ","), ",")
+	return len(accept) == 0 || slices.ContainsFunc(media, func(m string) bool {
+		kind, _, _ := strings.Cut(m, ";")
+		return slices.Contains([]string{"text/plain", "text/*", "*/*"}, strings.TrimSpace(kind))
+	})
 }
 
 func (m *Monitor) statusz(w io.Writer) {

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -21,6 +22,14 @@ func Quote(s string) string {
 		return q
 	}
 	return strings.ToValidUTF8(q[:min(len(q)-1, maxQuoted-len(ellipsis))], "") + ellipsis
+}
+
+// First returns the first items of a list for people, and one with the number of the others.
+func First(limit int, items []string) []string {
+	if more := len(items) - limit; more > 0 {
+		return append(slices.Clone(items[:limit]), fmt.Sprintf("and %d more", more))
+	}
+	return items
 }
 
 // Printable returns the text as it is if it is short and printable on one line, and

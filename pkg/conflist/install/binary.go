@@ -173,18 +173,24 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 	const other = "so it is not the ip-masq plugin; name that with --plugin"
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	output := &limitedBuffer{left: maxOutput}
 	c := exec.CommandContext(limit, path)
 	c.Env = []string{} // not the environment of this process
-	c.Stdout, c.Stderr = output, output
-	c.WaitDelay = time.Second
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return unix.Kill(-c.Process.Pid, unix.SIGKILL) }
-	err := c.Run()
-	if err != nil && c.Process != nil {
-		_ = c.Cancel() // mostly there is no process left
+	output, err := c.StdoutPipe()
+	c.Stderr = c.Stdout
+	if err == nil {
+		err = c.Start()
 	}
-	text := string(bytes.TrimSpace(output.text.Bytes()))
+	var said []byte
+	if err == nil {
+		said, _ = io.ReadAll(io.LimitReader(output, maxOutput+1)) // until all that it started has ended
+		if len(said) > maxOutput {
+			_ = c.Cancel()
+		}
+		err = c.Wait()
+	}
+	text := string(bytes.TrimSpace(said))
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -194,11 +200,9 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 		err = fmt.Errorf("it says %s, %s", policy.Quote(text), other)
 	case ctx.Err() != nil:
 		return "", ErrStopped
-	case errors.Is(err, exec.ErrWaitDelay):
-		err = fmt.Errorf("it left something running, %s", other)
 	case limit.Err() != nil:
 		err = fmt.Errorf("no answer within %s, %s", timeout, other)
-	case output.left < 0:
+	case len(said) > maxOutput:
 		err = fmt.Errorf("it says more than %d KiB, %s", maxOutput>>10, other)
 	case errors.Is(err, unix.ENOEXEC):
 		err = fmt.Errorf("%w: it is no program for this node, which is %s; take the plugin for that", unix.ENOEXEC, runtime.GOARCH)
@@ -213,21 +217,6 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 }
 
 const maxOutput = 64 << 10 // bytes
-
-// limitedBuffer keeps what is written to it until it is full. Its error then ends the writer, by a
-// closed pipe.
-type limitedBuffer struct {
-	text bytes.Buffer
-	left int // below 0 once it was too little
-}
-
-// Write implements io.Writer.
-func (l *limitedBuffer) Write(p []byte) (int, error) {
-	if l.left -= len(p); l.left < 0 {
-		return 0, io.ErrShortWrite
-	}
-	return l.text.Write(p)
-}
 
 // exists does not follow symlinks: in a container their targets may not be mounted.
 func exists(root, path string) bool {

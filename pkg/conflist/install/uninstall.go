@@ -81,19 +81,16 @@ func referencesText(references []Reference) string {
 
 func attachedText(attached []CachedResult) string {
 	const maxNamed = 3
-	var some []string
-	for _, a := range attached[:min(len(attached), maxNamed)] {
-		some = append(some, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
-	}
-	if more := len(attached) - len(some); more > 0 {
-		some = append(some, fmt.Sprintf("%d more", more))
+	var names []string
+	for _, a := range attached {
+		names = append(names, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
 	}
 	noWait := "use --no-wait where the runtime tears down containers by the present conflist, as containerd does"
 	if slices.ContainsFunc(attached, CachedResult.byMultus) {
 		noWait = "use --no-wait, with which the DEL of each such pod fails once, as Multus tears it down by its cached network configuration"
 	}
 	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or %s",
-		strings.Join(some, ", "), noWait)
+		strings.Join(policy.First(maxNamed, names), ", "), noWait)
 }
 
 // Step removes what can be removed now: the plugin entries from the conflists; then, unless runtimes
