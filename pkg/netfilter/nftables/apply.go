@@ -59,8 +59,11 @@ func (d *Driver) read(readFamily func(*nfnetlink.Conn, *state, policy.Family) er
 		last = s
 		return same
 	})
+	if err != nil {
+		return nil, err // s is nil if nothing was read, as without CAP_NET_ADMIN
+	}
 	s.generation = generation
-	return s, err
+	return s, nil
 }
 
 // Observe implements netfilter.Backend. It reads all chains of the tables.
