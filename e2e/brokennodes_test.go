@@ -231,7 +231,7 @@ func brokenNodes() []brokenNode {
 				return func() { must(t, busy.Close()) }
 			},
 			cause:  []string{"listen-address-busy", "metrics_listen", "listen tcp 127.0.0.1:", "address already in use"},
-			remedy: []string{"free the address, or set metrics_listen to another"}},
+			remedy: []string{"free the address", "or set metrics_listen to another"}},
 		{name: "other-data-dir", reason: "conflist", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				keys := faultyNodeKeys()

@@ -195,7 +195,7 @@ func TestGuardWithoutPodRange(t *testing.T) {
 			"ips": []object{{"address": "10.1.0.2/32", "interface": 0}},
 		}}
 		conf := n.conf(t, "podnet", keys)
-		n.addAndCheck(t, conf).want(t, 0, "guard has no effect", "podCIDRs")
+		n.addAndCheck(t, conf).want(t, 0, "guard without effect", "podCIDRs")
 		n.wantGuardTables(t)
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 		n.conflist(t, "podnet", object{"guard": "drop"})

@@ -196,7 +196,7 @@ func TestGuardOnLackingKernel(t *testing.T) {
 				n := newNode(t, b)
 				n.lacks(t, c.lacks)
 				conf := n.conf(t, "podnet", object{"guard": "drop", "enforceExempt": true, "podCIDRs": []string{"10.1.0.0/16"}})
-				const has = "guard and enforceExempt have no effect"
+				const has = "guard, enforceExempt without effect"
 				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, has, "CONFIG_NF", "modprobe")
 				for range 2 {
 					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)

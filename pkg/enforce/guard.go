@@ -53,14 +53,14 @@ func (e *Enforcer) desireGuards(s *State) {
 		for _, f := range p.Families() {
 			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 {
 				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
-					fmt.Errorf("%s no effect: no address of a pod is known; if pods have addresses of this family, state podCIDRs, "+
+					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this family, state podCIDRs, "+
 						"inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys)})
 			}
 		}
 	}
 }
 
-// inertKeys names the keys that are stated and have no effect, with the verb; "" for none.
+// inertKeys names the keys that are stated and have no effect.
 func inertKeys(p *policy.Policy, resets bool) string {
 	var keys []string
 	if p.Guard.Value != policy.GuardOff {
@@ -72,14 +72,7 @@ func inertKeys(p *policy.Policy, resets bool) string {
 	if p.EnforceExempt.Value {
 		keys = append(keys, "enforceExempt")
 	}
-	switch last := len(keys) - 1; last {
-	case -1:
-		return ""
-	case 0:
-		return keys[0] + " has"
-	default:
-		return strings.Join(keys[:last], ", ") + " and " + keys[last] + " have"
-	}
+	return strings.Join(keys, ", ")
 }
 
 // readGuard reads the guard tables and compares them, also if none is desired: a guard that the documents no
@@ -128,7 +121,7 @@ func (s *State) deactivateGuard(cause error) {
 	for _, d := range g.Desired {
 		if c := s.Find(d.Chain); c != nil {
 			g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
-				fmt.Errorf("%s no effect: %w", inertKeys(&c.Policy, false), cause)})
+				fmt.Errorf("%s without effect: %w", inertKeys(&c.Policy, false), cause)})
 		}
 	}
 	g.Diff, g.unusable = nil, cause

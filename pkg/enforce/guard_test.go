@@ -244,7 +244,7 @@ func TestGuardInactive(t *testing.T) {
 	}{
 		"no range": {
 			func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: " + noPods,
+			"chain A (ipv4): guard without effect: " + noPods,
 		},
 		"no IPv6 range": {
 			func(s *policy.SourcePolicy) {
@@ -252,7 +252,7 @@ func TestGuardInactive(t *testing.T) {
 				yes := true
 				s.EnableIPv6, s.EnforceExempt, s.StaleConnections = &yes, &yes, policy.ResetConnections
 			}, func(*kernel) {},
-			"chain A (ipv6): guard, staleConnections and enforceExempt have no effect: " + noPods,
+			"chain A (ipv6): guard, staleConnections, enforceExempt without effect: " + noPods,
 		},
 		"no source of IPv6 in scope": {
 			func(s *policy.SourcePolicy) {
@@ -266,28 +266,28 @@ func TestGuardInactive(t *testing.T) {
 				guard(policy.GuardCount)(s)
 				s.SourceCIDRs = prefixes("10.99.0.0/16")
 			}, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: " + noPods,
+			"chain A (ipv4): guard without effect: " + noPods,
 		},
 		"exempt pods": {
 			func(s *policy.SourcePolicy) {
 				guard(policy.GuardCount)(s)
 				s.NonMasqueradeSourceCIDRs = prefixes("10.0.0.0/8")
 			}, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: " + noPods,
+			"chain A (ipv4): guard without effect: " + noPods,
 		},
 		"exempt sources": {
 			func(s *policy.SourcePolicy) {
 				s.Guard, s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = policy.GuardCount, prefixes("10.1.0.0/16"), prefixes("10.0.0.0/8")
 			}, func(*kernel) {},
-			"chain A (ipv4): guard has no effect: " + noPods,
+			"chain A (ipv4): guard without effect: " + noPods,
 		},
 		"no range to reset": {
 			func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }, func(*kernel) {},
-			"chain A (ipv4): staleConnections has no effect: " + noPods,
+			"chain A (ipv4): staleConnections without effect: " + noPods,
 		},
 		"no nf_tables": {
 			guard(policy.GuardDrop), func(k *kernel) { k.guardErr = unusable },
-			"chain A (ipv4): guard has no effect: no nf_tables: backend unusable",
+			"chain A (ipv4): guard without effect: no nf_tables: backend unusable",
 		},
 		"no nf_tables for enforceExempt": {
 			func(s *policy.SourcePolicy) {
@@ -295,7 +295,7 @@ func TestGuardInactive(t *testing.T) {
 				yes := true
 				s.EnforceExempt, s.StaleConnections = &yes, policy.ResetConnections
 			}, func(k *kernel) { k.guardErr = unusable },
-			"chain A (ipv4): enforceExempt has no effect: no nf_tables: backend unusable",
+			"chain A (ipv4): enforceExempt without effect: no nf_tables: backend unusable",
 		},
 	} {
 		f := newFixture(t)
