@@ -326,7 +326,11 @@ func TestTests(t *testing.T) {
 	for path, text := range documents(t) {
 		for _, m := range regexp.MustCompile("(?:`([a-z0-9/]+): )?\\b(Test[A-Z][A-Za-z0-9]*)").FindAllStringSubmatch(text, -1) {
 			named++
-			if !strings.Contains(tests[m[1]], "\nfunc "+m[2]) { // -run accepts the beginning of a name
+			want := "\nfunc " + m[2] // -run accepts the beginning of a name
+			if m[1] != "" {
+				want += "("
+			}
+			if !strings.Contains(tests[m[1]], want) {
 				t.Errorf("%s: there is no %s %s", path, m[1], m[2])
 			}
 		}
