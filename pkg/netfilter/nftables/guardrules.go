@@ -35,7 +35,7 @@ func guardHook(chain string) nfnetlink.Base {
 }
 
 // guardTable is the table ip-masq-guard of a family, as it is to be or as it was read. It is compared by the
-// expressions of its rules, which are never decoded.
+// expressions of its rules.
 type guardTable struct {
 	tableObjects
 	chains map[string]*guardRules

@@ -26,12 +26,6 @@ type Place struct {
 	Priority int32
 }
 
-// Name returns iptables (nft), ipv4, table nat, chain POSTROUTING.
-func (p Place) Name() string {
-	choice := netfilter.Choice{Backend: p.Backend, Variant: p.Variant}
-	return fmt.Sprintf("%s, %s, table %s, chain %s", choice, p.Family, plain(p.Table), plain(p.Chain))
-}
-
 // Action is what a rule does with packets.
 type Action string
 
@@ -111,7 +105,8 @@ func (r Rule) text(c condition) string {
 	if !r.Exact {
 		text += "; not decoded: " + strings.Join(r.Unread, ", ")
 	}
-	return r.Name() + ": " + text
+	choice := netfilter.Choice{Backend: r.Backend, Variant: r.Variant}
+	return fmt.Sprintf("%s, %s, table %s, chain %s: %s", choice, r.Family, plain(r.Table), plain(r.Chain), text)
 }
 
 // side writes addresses, or those that are missing if these are fewer.
