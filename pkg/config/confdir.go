@@ -84,9 +84,9 @@ func (l Conflist) PositionErr() error {
 
 // DataDirErr returns an error if ADDs fail because a plugin entry has another dataDir than
 // the reconciler, and no plugin.toml states one for all.
-func (l Conflist) DataDirErr(guard PluginFile, reconcilers string) error {
+func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
-		if e.Err == nil && !guard.Present && e.Entry.DataDir != reconcilers {
+		if e.Err == nil && !file.Present && e.Entry.DataDir != reconcilers {
 			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
 				policy.Printable(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
 		}

@@ -128,12 +128,12 @@ func TestSettingsMistakes(t *testing.T) {
 		{"data_dir = '/srv/ip%masq'", `FILE:1: data_dir: /srv/ip%masq holds "%"; write a path of letters, digits and /._-+@, such as /var/lib/cni/ip-masq`},
 		{"agent_dialect = 'v3'", "FILE:1: agent_dialect: v3 is not one of the choices; write v1 or v2"},
 		{"log_format = ''", "FILE:1: log_format: is empty; write text or json, or leave the key out"},
-		{"health_listen = '19820'", "FILE:1: health_listen: 19820 is a port alone; did you mean 127.0.0.1:19820?"},
+		{"health_listen = '19820'", `FILE:1: health_listen: 19820 is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`},
 		{"health_listen = 19820", `FILE:1: health_listen: 19820 is a number; write a string such as "127.0.0.1:19820"`},
-		{"health_listen = 'localhost'", `FILE:1: health_listen: localhost is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820, or "" for off`},
-		{"metrics_listen = '::1'", "FILE:1: metrics_listen: ::1 is not an address to listen on; write IPv6 in brackets, such as [::1]:19820"},
-		{"metrics_listen = ':http'", `FILE:1: metrics_listen: :http has no port from 0 to 65535; write HOST:PORT such as 127.0.0.1:19820, or "" for off`},
-		{"metrics_listen = 'a b:80'", `FILE:1: metrics_listen: "a b:80" has no host that can be listened on; write HOST:PORT such as 127.0.0.1:19820, or "" for off`},
+		{"health_listen = 'localhost'", `FILE:1: health_listen: localhost is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`},
+		{"metrics_listen = '::1'", `FILE:1: metrics_listen: ::1 is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`},
+		{"metrics_listen = ':http'", `FILE:1: metrics_listen: :http is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`},
+		{"metrics_listen = 'a b:80'", `FILE:1: metrics_listen: "a b:80" is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`},
 		{"[conflist]\nmanage = 'yes'\nnetwork = 'a b'", `FILE:2: conflist.manage: "yes" is a string; write true or false, without quotes; ` +
 			`FILE:3: conflist.network: "a b" is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit`},
 

@@ -414,24 +414,12 @@ func oneOf(to policy.Word) Value {
 
 // parseListen accepts HOST:PORT. The host may be empty, and the port 0.
 func parseListen(s string) (string, error) {
-	const write = `write HOST:PORT such as 127.0.0.1:19820, or "" for off`
 	host, port, err := net.SplitHostPort(s)
-	if err != nil {
-		if _, err := strconv.ParseUint(s, 10, 16); err == nil {
-			return "", fmt.Errorf("is a port alone; did you mean 127.0.0.1:%s?", s)
-		}
-		if strings.Count(s, ":") > 1 {
-			return "", errors.New("is not an address to listen on; write IPv6 in brackets, such as [::1]:19820")
-		}
-		return "", errors.New("is not an address to listen on; " + write)
-	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return "", errors.New("has no port from 0 to 65535; " + write)
-	}
+	_, portErr := strconv.ParseUint(port, 10, 16)
 	address, zone, _ := strings.Cut(host, "%")
 	notInHostName := func(r rune) bool { return !alphanumeric(r) && !strings.ContainsRune("-._", r) }
-	if net.ParseIP(address) == nil && (zone != "" || strings.ContainsFunc(host, notInHostName)) {
-		return "", errors.New("has no host that can be listened on; " + write)
+	if err != nil || portErr != nil || net.ParseIP(address) == nil && (zone != "" || strings.ContainsFunc(host, notInHostName)) {
+		return "", errors.New(`is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`)
 	}
 	return s, nil
 }

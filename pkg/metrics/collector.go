@@ -129,7 +129,7 @@ func (m *Monitor) guardKeys(e exporter) {
 					continue
 				}
 				if p.ResetsConnections() {
-					m.resets.export(place{family: f, chain: p.Chain}, "")
+					m.resets.export(kernelChain{family: f, chain: p.Chain}, "")
 				}
 				at := policy.ChainFamily{Chain: p.Chain, Family: f}
 				works := !rules.Guard.IsInactive(at) && (!slices.Contains(p.GuardedFamilies(), f) || rules.Guard.Of(at) != nil)

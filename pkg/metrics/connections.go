@@ -20,8 +20,8 @@ type series struct {
 
 func (s series) labels() []string { return []string{s.chain, string(s.family), s.action} }
 
-// place is a chain in the kernel.
-type place struct {
+// kernelChain is a chain in the kernel.
+type kernelChain struct {
 	netfilter.Choice
 	family policy.Family
 	chain  string
@@ -43,15 +43,17 @@ type count struct {
 // that never fall. The first value of a counter counts in full, as the rule may be older than this
 // process. What a counter counts between its last observation and its end is lost.
 type totals struct {
-	last   map[place]map[counter]count
+	last   map[kernelChain]map[counter]count
 	sums   map[series]uint64
 	chains names
 }
 
-func newTotals() totals { return totals{map[place]map[counter]count{}, map[series]uint64{}, names{}} }
+func newTotals() totals {
+	return totals{map[kernelChain]map[counter]count{}, map[series]uint64{}, names{}}
+}
 
 // export begins the series of a chain with 0.
-func (t *totals) export(p place, actions ...string) {
+func (t *totals) export(p kernelChain, actions ...string) {
 	name := t.chains.admit(label(p.chain))
 	for _, a := range actions {
 		t.sums[series{name, p.family, a}] += 0
@@ -59,7 +61,7 @@ func (t *totals) export(p place, actions ...string) {
 }
 
 // add adds what the counters of a chain counted since their last observation.
-func (t *totals) add(p place, counters map[counter]count) {
+func (t *totals) add(p kernelChain, counters map[counter]count) {
 	name := t.chains.admit(label(p.chain))
 	for k, c := range counters {
 		more := c.n
@@ -72,8 +74,8 @@ func (t *totals) add(p place, counters map[counter]count) {
 }
 
 // forget forgets the counters of chains that are gone.
-func (t *totals) forget(gone func(place) bool) {
-	maps.DeleteFunc(t.last, func(p place, _ map[counter]count) bool { return gone(p) })
+func (t *totals) forget(gone func(kernelChain) bool) {
+	maps.DeleteFunc(t.last, func(p kernelChain, _ map[counter]count) bool { return gone(p) })
 }
 
 // connections are the totals of the masquerade chains.
@@ -87,17 +89,17 @@ func (c *connections) observe(s *enforce.State) {
 	if s == nil {
 		return
 	}
-	seen := map[place]bool{}
+	seen := map[kernelChain]bool{}
 	for _, chain := range s.Chains {
 		for _, observed := range chain.Observed.Chains {
-			p := place{chain.Choice, observed.Family, observed.Name}
+			p := kernelChain{chain.Choice, observed.Family, observed.Name}
 			seen[p] = true
 			c.export(p, string(policy.ActionExempt), string(policy.ActionMasquerade))
 			c.add(p, c.counters(chain.Choice, observed.Rules))
 		}
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	c.forget(func(p place) bool {
+	c.forget(func(p kernelChain) bool {
 		chain := s.Find(p.chain)
 		return !seen[p] && (chain == nil || chain.Err == nil)
 	})
@@ -128,12 +130,12 @@ func (t *totals) observeGuards(s *enforce.State) {
 	if s == nil {
 		return
 	}
-	seen := map[place]bool{}
+	seen := map[kernelChain]bool{}
 	for _, g := range s.Guard.Desired {
 		if g.Mode == policy.GuardOff {
 			continue
 		}
-		p, action := place{family: g.Family, chain: g.Chain}, string(g.Mode)
+		p, action := kernelChain{family: g.Family, chain: g.Chain}, string(g.Mode)
 		t.export(p, action)
 		n, counted := s.Guard.Observed.Packets[policy.ChainFamily{Chain: g.Chain, Family: g.Family}]
 		if !counted {
@@ -145,5 +147,5 @@ func (t *totals) observeGuards(s *enforce.State) {
 		seen[p] = true
 		t.add(p, map[counter]count{{}: {n, action}})
 	}
-	t.forget(func(p place) bool { return !seen[p] && s.Guard.Err == nil })
+	t.forget(func(p kernelChain) bool { return !seen[p] && s.Guard.Err == nil })
 }

@@ -325,7 +325,7 @@ func (m *Monitor) observe(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, d := range rec.Deleted {
-		m.resets.add(place{family: d.Family, chain: d.Chain}, map[counter]count{{}: {n: d.Connections}})
+		m.resets.add(kernelChain{family: d.Family, chain: d.Chain}, map[counter]count{{}: {n: d.Connections}})
 	}
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
