@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestMessages: a message that begins an item, a row or a heading of troubleshooting.md is in a string of the code,
-// between its verbs. In the document, … is in place of these.
+// TestMessages: a message that begins an item, a row or a heading of troubleshooting.md or reconciler.md is in a
+// string of the code, between its verbs. In the document, … is in place of these.
 func TestMessages(t *testing.T) {
 	var code strings.Builder
 	for _, pattern := range []string{"pkg/*/*.go", "pkg/*/*/*.go", "plugin/*.go", "reconciler/*.go"} {
@@ -23,14 +23,14 @@ func TestMessages(t *testing.T) {
 	}
 	notInStrings := regexp.MustCompile(`(?m)^\s*//.*$|" \+\s+"`) // comments, and where a string is broken
 	all := strings.ReplaceAll(notInStrings.ReplaceAllString(code.String(), ""), `\"`, `"`)
-	messages := names("(?m)^ *(?:-|\\||#+) `([^`\n]* [^`\n]*)`", read(t, "docs", "troubleshooting.md"))
-	if len(messages) < 20 {
+	messages := names("(?m)^ *(?:-|\\||#+) `([^`\n]* [^`\n]*)`", read(t, "docs", "troubleshooting.md")+read(t, "docs", "reconciler.md"))
+	if len(messages) < 30 {
 		t.Errorf("found the messages %q", messages)
 	}
 	for _, message := range messages {
 		for part := range strings.SplitSeq(message, "…") {
 			if part = strings.TrimSpace(part); !strings.Contains(all, part) {
-				t.Errorf("troubleshooting.md has the message\n%s\nand no string of the code has %q", message, part)
+				t.Errorf("the documents have the message\n%s\nand no string of the code has %q", message, part)
 			}
 		}
 	}
