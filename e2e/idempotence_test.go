@@ -149,6 +149,34 @@ func wantFewPrograms(t *testing.T, n *node, verb string, calls []string) {
 	}
 }
 
+// TestWithoutPrograms checks that nftables never needs a program, and that iptables-nft needs none
+// while the rules are correct.
+func TestWithoutPrograms(t *testing.T) {
+	t.Parallel()
+	for _, f := range backends()[:2] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			conf := n.conf(t, "podnet", object{"enableIPv6": true})
+			withoutPrograms := invocation{verb: "ADD", conf: conf, path: "/nonexistent"}
+			if f.variant == "" {
+				n.invoke(t, withoutPrograms).want(t, 0).noWarnings(t)
+			}
+			n.addAndCheck(t, conf)
+			generation := n.generation(t)
+			n.invoke(t, withoutPrograms).want(t, 0).noWarnings(t)
+			if now := n.generation(t); now != generation {
+				t.Errorf("generation moved from %d to %d", generation, now)
+			}
+			n.flush(t)
+			if f.variant == "" {
+				n.invoke(t, withoutPrograms).want(t, 0).noWarnings(t)
+			} else {
+				n.invoke(t, withoutPrograms).want(t, 100, "write the rules of chain IP-MASQ-AGENT in iptables (nft)", "/nonexistent", "install iptables")
+			}
+		})
+	}
+}
+
 // TestIdempotenceDuringThirdPartyCommits checks that an ADD finds no difference, and so takes no
 // lock, while another program writes its own rules without pause.
 func TestIdempotenceDuringThirdPartyCommits(t *testing.T) {

@@ -74,7 +74,7 @@ func (p program) file() string { return filepath.Base(p.dir) + ".test" }
 // run takes about 30 here. What is skipped takes minutes, or depends on the kernel as others do: e2e
 // tampers with the rules of each backend.
 var programs = []program{
-	{dir: "pkg/netfilter/nfnetlink", skip: "^(TestConsistentRead|TestLargeSets|TestReserve)$", elsewhere: "."},
+	{dir: "pkg/netfilter/nfnetlink", skip: "^TestReserve$", elsewhere: "."},
 	{dir: "pkg/netfilter/conntrack", elsewhere: "^(TestReset|TestResetFamilies|TestDeletedByID|TestDeleteReversed|TestConnectionsByStatus|TestStatsCount|TestTraffic)$"},
 	{dir: "e2e", about: "ADD again, ADD without programs", run: "^(TestIdempotence|TestWithoutPrograms)$", elsewhere: "^(TestIdempotence|TestWithoutPrograms)$"},
 	{dir: "e2e", about: "chains of ip-masq-agent", run: "^(TestAgentChainTakeover|TestPluginWithBothAgents)$"},
@@ -83,10 +83,10 @@ var programs = []program{
 	{dir: "e2e", about: "stale connections", run: "^(TestPolicyChangeUnderConnections)$"},
 	{dir: "e2e/demo", main: true, elsewhere: "."},
 	{dir: "pkg/netfilter/nftables", skip: "^TestTamperingIsSeenAndRepaired$", elsewhere: "^(TestCodec|TestGoldenText|TestRender.*|TestGuardGolden|TestGuardPackets|TestEnforcePackets|TestOneSetChangesInPlace|TestSetAttributes)$"},
-	{dir: "pkg/netfilter/iptables", skip: "^(TestTampering|TestConcurrentWriter)$", elsewhere: "^(TestAdoption|TestDecode|TestLegacy.*|TestNativeExpressions|TestObserve.*|TestRender|TestSavedByNFT|TestShownText|TestLayout|FuzzDecode)$"},
+	{dir: "pkg/netfilter/iptables", skip: "^TestTampering$", elsewhere: "^(TestDecode|TestLegacy.*|TestNativeExpressions|TestObserve.*|TestRender|TestSavedByNFT|TestShownText|TestLayout|FuzzDecode)$"},
 	{dir: "e2e", about: "tampering", run: "^TestTampering$", elsewhere: "^TestTampering$"},
 	{dir: "pkg/netfilter/thirdparty"},
-	{dir: "pkg/fswatch", run: "^(TestConfigMap|TestNothingIsMissed|TestManyChangesAreOne|TestWhatIsMissingComes)$"},
+	{dir: "pkg/fswatch", run: "^(TestNothingIsMissed|TestManyChangesAreOne|TestWhatIsMissingComes)$"},
 	{dir: "pkg/enforce"},
 	{dir: "pkg/reconcile"},
 	{dir: "pkg/store"},
