@@ -49,11 +49,11 @@ type podRange struct {
 	pods  sortedRanges
 }
 
-// chainVerdict is what one chain masquerades. Chains with the same matches have the
-// same bit; the one of chains that match any interface is anyInterface.
+// chainVerdict is what one chain masquerades. Chains with the same interfaces have the
+// same bit; the one of chains without is anyInterface.
 type chainVerdict struct {
 	scope, from, exempt sortedRanges
-	matches             []Match
+	interfaces          []string
 	bit                 uint64
 }
 
@@ -99,7 +99,7 @@ func (s sortedRanges) contains(a address) bool {
 // differs from that of some policies before is stale if its translation contradicts the
 // present one. With untranslated, every untranslated entry is stale that is masqueraded now.
 func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *ConnectionJudge {
-	var lists [][]Match // by bit
+	var lists [][]string // of interfaces, by bit
 	judge := func(f Family) familyJudge {
 		j := familyJudge{untranslated: untranslated}
 		compile := func(policies []Policy) (out []chainVerdict) {
@@ -108,12 +108,12 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 				scope := p.Scope(f)
 				m := chainVerdict{
 					scope: sortedRangesOf(scope.Sources), from: sortedRangesOf(p.masqueradeScope(f).Sources),
-					exempt: sortedRangesOf(p.DestinationsExempt(f)), matches: scope.Matches(), bit: anyInterface,
+					exempt: sortedRangesOf(p.DestinationsExempt(f)), interfaces: scope.Interfaces, bit: anyInterface,
 				}
-				if !slices.Contains(m.matches, Match{}) {
-					same := func(list []Match) bool { return slices.Equal(list, m.matches) }
+				if len(m.interfaces) > 0 {
+					same := func(list []string) bool { return slices.Equal(list, m.interfaces) }
 					if !slices.ContainsFunc(lists, same) {
-						lists = append(lists, m.matches)
+						lists = append(lists, m.interfaces)
 					}
 					m.bit <<= min(1+slices.IndexFunc(lists, same), 63)
 					j.scoped = true
@@ -267,7 +267,7 @@ func verdict(chains []chainVerdict, src, endpoint address, out string) bool {
 }
 
 func (m *chainVerdict) leavesBy(out string) bool {
-	return slices.ContainsFunc(m.matches, func(m Match) bool { return InterfaceWithin(out, m.Out) })
+	return len(m.interfaces) == 0 || slices.ContainsFunc(m.interfaces, func(pattern string) bool { return InterfaceWithin(out, pattern) })
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.
