@@ -69,29 +69,34 @@ func (s Scope) within(t Scope) bool {
 
 // Overlaps reports whether a packet can be in both scopes.
 func (s Scope) Overlaps(t Scope) bool {
-	_, some := s.common(t)
+	_, some := s.commonInterfaces(t)
 	return some && s.Sources.Overlaps(t.Sources)
 }
 
-// common returns the scope of the packets that are in both scopes, and whether there are interfaces for some.
+// common returns the scope of the packets that are in both scopes, and whether there is one.
 func (s Scope) common(t Scope) (both Scope, some bool) {
 	both.Sources, both.Host = s.Sources.Intersect(t.Sources), s.Host && t.Host
+	both.Interfaces, some = s.commonInterfaces(t)
+	return both, some
+}
+
+// commonInterfaces returns the interfaces of both scopes, of which none is any, and whether there are some.
+func (s Scope) commonInterfaces(t Scope) (common []string, some bool) {
 	for _, m := range s.Matches() {
 		for _, n := range t.Matches() {
 			switch {
 			case InterfaceWithin(m.Out, n.Out):
-				both.Interfaces = append(both.Interfaces, m.Out)
+				common = append(common, m.Out)
 			case InterfaceWithin(n.Out, m.Out):
-				both.Interfaces = append(both.Interfaces, n.Out)
+				common = append(common, n.Out)
 			}
 		}
 	}
-	if some = len(both.Interfaces) > 0; slices.Contains(both.Interfaces, "") {
-		return Scope{Sources: both.Sources, Host: both.Host}, true
+	if some = len(common) > 0; slices.Contains(common, "") {
+		return nil, true
 	}
-	slices.Sort(both.Interfaces)
-	both.Interfaces = slices.Compact(both.Interfaces)
-	return both, some
+	slices.Sort(common)
+	return slices.Compact(common), some
 }
 
 // outOfScope returns why a packet is out of scope, "" if it is not, and the origins of the key.
