@@ -4,12 +4,34 @@ package policy_test
 
 import (
 	"net/netip"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
+
+// TestRuleString: whatever a rule matches is in its text.
+func TestRuleString(t *testing.T) {
+	values := map[reflect.Kind]any{reflect.String: "tcp", reflect.Bool: true, reflect.Uint32: uint32(7)}
+	for i := range reflect.TypeFor[policy.Match]().NumField() {
+		r := policy.Rule{Verdict: policy.Return}
+		for parts := []reflect.Value{reflect.ValueOf(&r.Match).Elem().Field(i)}; len(parts) > 0; parts = parts[1:] {
+			v := parts[0]
+			if v.Kind() != reflect.Struct {
+				v.Set(reflect.ValueOf(values[v.Kind()]).Convert(v.Type()))
+				continue
+			}
+			for j := range v.NumField() {
+				parts = append(parts, v.Field(j))
+			}
+		}
+		if text := r.String(); text == "return" {
+			t.Errorf("%+v is written %q", r.Match, text)
+		}
+	}
+}
 
 // differing are rules of which no two are equal: each is the first with one
 // field changed, or an odd one that another could be taken for.
