@@ -166,6 +166,13 @@ func TestOutputAddressLeaves(t *testing.T) {
 						return d.metric(t, "connections_total", "action", "masquerade", "family", "ipv4") >= 2*flowsPerKind
 					})
 				}
+				if running { // removed and added again: nothing changes
+					n.tool(t, "sh", "-c", "ip address del 198.51.100.7/32 dev outside; ip address add 198.51.100.7/32 dev outside")
+					time.Sleep(100 * time.Millisecond)
+					if o := translated.send(t, true); o != (outcome{}) {
+						t.Errorf("removed and added again: %+v", o)
+					}
+				}
 				removed := time.Now()
 				n.address(t, "address del 198.51.100.7/32 dev outside")
 				inForce = netip.MustParseAddr("198.51.100.8")

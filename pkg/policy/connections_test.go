@@ -195,3 +195,26 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 		t.Errorf("of %d entries %d were stale, and entries of one kind alone could be for %d", all, found[true], oneKind)
 	}
 }
+
+// TestLeft: what is translated to an address that left the node is stale, and nothing else.
+func TestLeft(t *testing.T) {
+	j := policy.NewConnectionJudge(nil, nil, false)
+	j.Left("A", addr("203.0.113.1"))
+	for name, tt := range map[string]struct {
+		*policy.Connection
+		stale bool
+	}{
+		"translated to it":      {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1"), true},
+		"translated to another": {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.2"), false},
+		"exempt":                {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2"), false},
+		"the node's own":        {conn("203.0.113.1", "192.0.2.1", "192.0.2.1", "203.0.113.1"), false},
+		"inbound":               {conn("192.0.2.1", "203.0.113.1", "10.88.0.2", "192.0.2.1"), false},
+	} {
+		if chain, stale := j.Judge(tt.Connection, &nodeRoutes{}); stale != tt.stale || stale && chain != "A" {
+			t.Errorf("%s: stale %v of chain %q", name, stale, chain)
+		}
+	}
+	if translated, untranslated := j.StaleKinds(); !translated || untranslated || !slices.Equal(j.Families(), []policy.Family{policy.IPv4}) {
+		t.Errorf("families %v, translated %v, untranslated %v", j.Families(), translated, untranslated)
+	}
+}

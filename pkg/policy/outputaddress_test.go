@@ -103,6 +103,22 @@ func TestOutputAddressesOf(t *testing.T) {
 	}
 }
 
+// TestMaxAddressItems: a list that is too long names its key and the limit.
+func TestMaxAddressItems(t *testing.T) {
+	var s policy.SourcePolicy
+	s.Chain = "A"
+	for i := range policy.MaxAddressItems + 1 {
+		s.OutputAddresses = append(s.OutputAddresses, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32))
+	}
+	if err := s.Validate(policy.DefaultCIDRLimit); err == nil || !strings.Contains(err.Error(), "outputAddresses: has 65 entries") {
+		t.Errorf("65 items: %v", err)
+	}
+	s.OutputAddresses = s.OutputAddresses[1:]
+	if err := s.Validate(policy.DefaultCIDRLimit); err != nil {
+		t.Errorf("64 items: %v", err)
+	}
+}
+
 // TestOutputAddressesProperty compares the rules with what the key says of each interface, and checks that a
 // second choice keeps the first.
 func TestOutputAddressesProperty(t *testing.T) {

@@ -29,6 +29,9 @@ const (
 	// before they fill it, and at the latest after maxQuietFiles.
 	quietFiles    = 100 * time.Millisecond
 	maxQuietFiles = time.Second
+	// An address that is removed and added again within quietAddresses changes nothing.
+	quietAddresses    = 20 * time.Millisecond
+	maxQuietAddresses = 30 * time.Millisecond
 	// The same drift this often within flappingWindow is flapping. A person who experiments, or a
 	// program that writes its rules each minute, causes it less often.
 	flappingThreshold = 30
@@ -76,6 +79,7 @@ type Loop struct {
 	conflistDue    chan struct{} // the same, for syncConflist
 	conflistSynced chan conflist.Status
 	addresses      atomic.Bool // a policy has outputAddresses
+	addressEvents  *flowcontrol.Debouncer
 	writer         atomic.Pointer[Writer]
 	files          *flowcontrol.Debouncer
 
@@ -95,8 +99,10 @@ func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 		Node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
 		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), resets: make(chan struct{}, 1),
 		conflistDue: make(chan struct{}, 1), conflistSynced: make(chan conflist.Status),
-		files:    flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
-		flapping: flowcontrol.Flapping[policy.Change]{Threshold: flappingThreshold, Window: flappingWindow},
+		files: flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
+
+		addressEvents: flowcontrol.NewDebouncer(quietAddresses, maxQuietAddresses),
+		flapping:      flowcontrol.Flapping[policy.Change]{Threshold: flappingThreshold, Window: flappingWindow},
 	}
 }
 
@@ -111,7 +117,7 @@ func (l *Loop) RulesChanged(by Writer) {
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.
 func (l *Loop) AddressesChanged() {
 	if l.addresses.Load() {
-		trigger(l.rules)
+		l.addressEvents.Event()
 	}
 }
 
@@ -270,6 +276,8 @@ func (l *Loop) wait(ctx context.Context) (due triggers) {
 		case <-ctx.Done():
 			return due
 		case <-l.rules:
+			due.rules = true
+		case <-l.addressEvents.C:
 			due.rules = true
 		case <-l.files.C:
 			due.files = true

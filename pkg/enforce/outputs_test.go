@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// TestOutputStays: the address in force stays while the list does, after a reboot too. One that left the node is on
+// record as a reset, before the other one is written, and only where the rules are.
+func TestOutputStays(t *testing.T) {
+	f := newFixture(t)
+	path := f.enforcer.Dir.Path()
+	boot := func(id string) {
+		f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-00000000000" + id)
+	}
+	var node []string
+	f.enforcer.Addresses = func([]policy.Family) (list []policy.NodeAddress, _ error) {
+		for _, a := range node {
+			list = append(list, policy.NodeAddress{Address: netip.MustParseAddr(a), Interface: "eth0", Up: true})
+		}
+		return list, nil
+	}
+	source := func(items ...string) policy.Source {
+		return network("podnet", "A", func(s *policy.SourcePolicy) {
+			for _, item := range items {
+				s.OutputAddresses = append(s.OutputAddresses, netip.MustParsePrefix(item))
+			}
+		})
+	}
+	want := func(address string, left ...string) {
+		t.Helper()
+		s := f.observe(source("192.0.2.0/24"))
+		f.mustBeInSync(s)
+		if got := s.Chains[0].Policy.Outputs; len(got) != 1 || got[0].Address.String() != address {
+			t.Errorf("outputs %v, want %s", got, address)
+		}
+		var resets []string
+		for _, r := range f.record().Resets {
+			for _, a := range r.Left {
+				resets = append(resets, a.String())
+			}
+		}
+		if !slices.Equal(resets, left) {
+			t.Errorf("resets for %v, want %v", resets, left)
+		}
+	}
+	boot("1")
+	node = []string{"192.0.2.9"}
+	f.sync(source("192.0.2.0/24"))
+	want("192.0.2.9")
+	node = []string{"192.0.2.1", "192.0.2.9"}
+	f.sync(source("192.0.2.0/24"))
+	want("192.0.2.9")
+	boot("2")
+	f.sync(source("192.0.2.0/24"))
+	want("192.0.2.9")
+	node = []string{"192.0.2.1"}
+	f.sync(source("192.0.2.0/24"))
+	want("192.0.2.1", "192.0.2.9")
+	f.sync(source("192.0.2.0/25")) // another list: chosen anew
+	f.sync(source("192.0.2.0/24"))
+	want("192.0.2.1", "192.0.2.9")
+	node = nil
+	if s := f.sync(source("192.0.2.0/24")); len(s.NoOutputs()) != 1 || len(s.Chains[0].Policy.Outputs) != 0 {
+		t.Errorf("without an address: %+v", s.Chains[0].Policy.Outputs)
+	}
+}
