@@ -268,19 +268,6 @@ func TestGuardInactive(t *testing.T) {
 			}, func(*kernel) {},
 			"chain A (ipv4): guard without effect: " + noPods,
 		},
-		"exempt pods": {
-			func(s *policy.SourcePolicy) {
-				guard(policy.GuardCount)(s)
-				s.NonMasqueradeSourceCIDRs = prefixes("10.0.0.0/8")
-			}, func(*kernel) {},
-			"chain A (ipv4): guard without effect: " + noPods,
-		},
-		"exempt sources": {
-			func(s *policy.SourcePolicy) {
-				s.Guard, s.SourceCIDRs, s.NonMasqueradeSourceCIDRs = policy.GuardCount, prefixes("10.1.0.0/16"), prefixes("10.0.0.0/8")
-			}, func(*kernel) {},
-			"chain A (ipv4): guard without effect: " + noPods,
-		},
 		"no range to reset": {
 			func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }, func(*kernel) {},
 			"chain A (ipv4): staleConnections without effect: " + noPods,
