@@ -124,7 +124,6 @@ func TestSettingsMistakes(t *testing.T) {
 		{"cni_conf_dir = 'net.d'", "FILE:1: cni_conf_dir: net.d is relative; write an absolute path such as /etc/cni/net.d"},
 		{"cni_bin_dir = ''", "FILE:1: cni_bin_dir: is empty; write an absolute path such as /opt/cni/bin, or leave the key out"},
 		{"agent_config_dir = '/etc/./config'", `FILE:1: agent_config_dir: /etc/./config is not the shortest way to write this path; did you mean "/etc/config"?`},
-		{"agent_config_dir = '/etc/" + strings.Repeat("a", 4000) + "'", `FILE:1: agent_config_dir: "/etc/` + strings.Repeat("a", 246) + `…" has 4005 bytes, more than a path can have; write one of at most 3839`},
 		{"data_dir = '/srv/ip%masq'", `FILE:1: data_dir: /srv/ip%masq holds "%"; write a path of letters, digits and /._-+@, such as /var/lib/cni/ip-masq`},
 		{"agent_dialect = 'v3'", "FILE:1: agent_dialect: v3 is not one of the choices; write v1 or v2"},
 		{"log_format = ''", "FILE:1: log_format: is empty; write text or json, or leave the key out"},

@@ -328,9 +328,6 @@ func dataDirectory(to *string) Value {
 	})
 }
 
-// maxPath is PATH_MAX less the terminating NUL and a file name (a slash and NAME_MAX).
-const maxPath = 4096 - 1 - 256
-
 // pathLike parses the path of a directory. Messages give the example.
 func pathLike(example string) func(string) (string, error) {
 	return func(s string) (string, error) {
@@ -340,8 +337,6 @@ func pathLike(example string) func(string) (string, error) {
 			return "", fmt.Errorf("is empty; write an absolute path such as %s, or leave the key out", example)
 		case strings.ContainsFunc(s, unprintable):
 			return "", fmt.Errorf("holds characters that cannot be printed; write a path such as %s", example)
-		case len(s) > maxPath:
-			return "", fmt.Errorf("has %d bytes, more than a path can have; write one of at most %d", len(s), maxPath)
 		case !filepath.IsAbs(s):
 			return "", fmt.Errorf("is relative; write an absolute path such as %s", example)
 		case clean == "/":
