@@ -66,6 +66,11 @@ func (r Rule) Equal(s Rule) bool {
 	return r.Verdict != Unrecognized && r.sameEffect(&s) && r.Match == s.Match && r.From.Equal(s.From) && r.To.Equal(s.To)
 }
 
+// SameReading reports whether two readings found the same rule: unlike Equal also if it is unrecognized.
+func (r Rule) SameReading(s Rule) bool {
+	return r.Equal(s) || r.Verdict == Unrecognized && s.Verdict == Unrecognized && r.Text == s.Text
+}
+
 func (r *Rule) sameEffect(s *Rule) bool {
 	return r.Verdict == s.Verdict && r.Address == s.Address && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Text == s.Text
 }

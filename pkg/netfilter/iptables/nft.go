@@ -114,10 +114,12 @@ func (r *nftReader) read(f policy.Family, names []string) (table, error) {
 	return t, err
 }
 
-// same reports whether both readings have the same rules, which are recognized.
+// same reports whether both readings found the same.
 func (t *table) same(u *table) bool {
-	rules := func(t *table) policy.Ruleset { return policy.Ruleset{Chains: t.chains} }
-	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && len(policy.Compare(rules(t), rules(u))) == 0
+	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.chains, u.chains, func(a, b policy.Chain) bool {
+		return a.Name == b.Name && a.Owner == b.Owner &&
+			slices.EqualFunc(a.Jumps, b.Jumps, policy.Rule.SameReading) && slices.EqualFunc(a.Rules, b.Rules, policy.Rule.SameReading)
+	})
 }
 
 // nftRules reads the rules of a chain.

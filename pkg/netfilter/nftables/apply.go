@@ -174,6 +174,8 @@ func (d *Driver) write(
 		return false, err
 	}
 	broken := map[nfnetlink.Family]bool{}
+	var fill, rest *nfnetlink.Batch
+	var encoded *state // that the batches were encoded for
 	for now, attempt := observed, 1; ; attempt++ {
 		if now == nil {
 			if now, err = read(); err == nil && observed != nil && !observed.sameRules(now) {
@@ -187,7 +189,12 @@ func (d *Driver) write(
 			for f, t := range now.guards {
 				t.broken = t.broken || t.exists && broken[headerOf(f).link]
 			}
-			fill, rest := batches(now)
+			// To encode many prefixes takes longer than other programs may pause.
+			if encoded == nil || !encoded.sameObjects(now) {
+				fill, rest = batches(now)
+				encoded = now
+			}
+			fill.Generation, rest.Generation = now.generation, now.generation
 			var filled bool
 			filled, err = now.commit(conn, fill, rest)
 			left = left || filled
@@ -209,16 +216,36 @@ func (d *Driver) write(
 	}
 }
 
-// sameRules reports whether both states have the same rules, which are recognized.
-func (s *state) sameRules(as *state) bool {
-	want, have := s.ruleset(), as.ruleset()
-	have.Unrecognized = nil // new sets
-	for f, t := range s.guards {
-		if !t.sameRules(as.guards[f]) {
+// sameRules reports whether the state as it was read later has the same rules.
+func (s *state) sameRules(later *state) bool {
+	for f, t := range s.tables {
+		if !t.sameRules(later.tables[f]) {
 			return false
 		}
 	}
-	return len(policy.Compare(want, have)) == 0
+	for f, t := range s.guards {
+		if !t.sameRules(later.guards[f]) {
+			return false
+		}
+	}
+	return true
+}
+
+// sameRules reports whether the table as it was read later has the same rules. It may have new sets.
+func (t *table) sameRules(later *table) bool {
+	same := func(a, b rule) bool { return a.handle == b.handle && a.SameReading(b.Rule) }
+	return slices.EqualFunc(t.jumps, later.jumps, same) && maps.EqualFunc(t.chains, later.chains, func(a, b *chain) bool {
+		return a.owner == b.owner && slices.EqualFunc(a.rules, b.rules, same)
+	})
+}
+
+// sameObjects reports whether both states have the same objects, so that the same batches change them.
+func (s *state) sameObjects(t *state) bool {
+	return s.sameRules(t) && maps.EqualFunc(s.tables, t.tables, func(a, b *table) bool {
+		return a.baseOK == b.baseOK && slices.Equal(a.otherChains, b.otherChains) && reflect.DeepEqual(a.tableObjects, b.tableObjects)
+	}) && maps.EqualFunc(s.guards, t.guards, func(a, b *guardTable) bool {
+		return reflect.DeepEqual(a.tableObjects, b.tableObjects)
+	})
 }
 
 // commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
@@ -241,7 +268,7 @@ func (s *state) commit(conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (fille
 }
 
 func (s *state) batches(change func(*tableWriter)) (fill, rest *nfnetlink.Batch) {
-	fill, rest = &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
+	fill, rest = &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	for _, f := range policy.Families() {
 		change(newTableWriter(f, s.tables[f], fill, rest))
 	}

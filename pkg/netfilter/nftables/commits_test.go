@@ -107,15 +107,18 @@ func TestApplyBesideCommits(t *testing.T) {
 // one that finds something else is not.
 func TestReadBesideCommits(t *testing.T) {
 	for name, tc := range map[string]struct {
-		commit   string // during the first reading
-		readings int
+		before, commit string // the second one during the first reading
+		readings       int
 	}{
-		"another table": {"add table ip other0", 2},
-		"owned rules":   {"add rule ip ip-masq masq-A counter return", 3},
+		"another table": {"", "add table ip other0", 2},
+		"owned rules":   {"", "add rule ip ip-masq masq-A counter return", 3},
+		"another table beside a rule that is unrecognized": {"add rule ip ip-masq masq-A tcp dport 80 accept", "add table ip other0", 2},
+		"a rule that is unrecognized":                      {"", "add rule ip ip-masq masq-A tcp dport 80 accept", 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.apply(desired(sourcePolicy("A")))
+			n.nft(tc.before)
 			b, tables := n.backend.(*backend), 0
 			s, err := b.driver.read(func(conn *nfnetlink.Conn, s *state, f policy.Family) (err error) {
 				s.tables[f], err = readTable(conn, f)
@@ -134,6 +137,39 @@ func TestReadBesideCommits(t *testing.T) {
 			now, err := b.read()
 			if err != nil || !s.sameRules(now) {
 				t.Errorf("the rules are not those in the kernel: %v", err)
+			}
+		})
+	}
+}
+
+// TestWriteBesideCommits: other programs commit whenever the batches are being encoded. The write still ends, as
+// the batches are encoded once.
+func TestWriteBesideCommits(t *testing.T) {
+	for name, before := range map[string]string{
+		"no table":                    "delete table ip ip-masq",
+		"a rule":                      "flush chain ip ip-masq masq-A",
+		"a rule that is unrecognized": "add rule ip ip-masq masq-A tcp dport 80 accept",
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			want := desired(sourcePolicy("A"))
+			n.apply(want)
+			n.nft(before)
+			b, encoded := n.backend.(*backend), 0
+			observed, err := b.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = b.write(observed, func(w *tableWriter) {
+				encoded++
+				n.nft(fmt.Sprint("add table ip other", encoded))
+				w.update(chainsOf(want, w.family))
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			if d := n.compare(want); len(d) > 0 {
+				t.Errorf("differs:\n%s", d)
 			}
 		})
 	}

@@ -410,7 +410,7 @@ func guardsUsable(err error) error {
 }
 
 func (s *state) guardBatches(want map[policy.Family]*guardTable) (fill, rest *nfnetlink.Batch) {
-	fill, rest = &nfnetlink.Batch{Generation: s.generation}, &nfnetlink.Batch{Generation: s.generation}
+	fill, rest = &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	for _, f := range policy.Families() {
 		s.guards[f].update(headerOf(f), want[f], fill, rest)
 	}
