@@ -129,7 +129,7 @@ func (s *State) Drift() policy.Diff {
 // rulesDiff is Diff or Drift without the guard tables.
 func (s *State) rulesDiff(drift bool) policy.Diff {
 	var all policy.Diff
-	counts := func(c *Chain) bool { return c.Recorded || !drift }
+	counts := func(c *Chain) bool { return c.Recorded && !c.newOutput || !drift }
 	for i := range s.Chains {
 		if counts(&s.Chains[i]) {
 			all = append(all, s.Chains[i].Diff...)
