@@ -254,6 +254,30 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 	})
 }
 
+// TestThirdPartyRulesAreCountedOnceASecond: scrapes of one second and one report share a walk through the rules.
+func TestThirdPartyRulesAreCountedOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		walks := 0
+		m := metrics.New(metrics.Options{ThirdParty: func(context.Context, *reconcile.Report) (int, error) {
+			walks++
+			return 4, nil
+		}})
+		for i, step := range []struct {
+			report bool
+			after  time.Duration
+			walks  int
+		}{{true, 0, 1}, {false, 999 * time.Millisecond, 1}, {false, time.Millisecond, 2}, {false, 0, 2}, {true, 0, 3}} {
+			if step.report {
+				m.Report(rich(), time.Minute)
+			}
+			time.Sleep(step.after)
+			if expect(t, m, map[string]string{"foreign_rules": "4"}); walks != step.walks {
+				t.Errorf("step %d: %d walks, want %d", i, walks, step.walks)
+			}
+		}
+	})
+}
+
 func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	fail := true

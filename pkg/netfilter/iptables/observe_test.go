@@ -13,6 +13,25 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// TestReadingsAreCompared: amid commits a reading ends with the second one that finds the same, unrecognized rules
+// included.
+func TestReadingsAreCompared(t *testing.T) {
+	n := newNode(t, netfilter.VariantNFT)
+	n.load(policy.IPv4, ":X -", "-A X -p tcp -m tcp --dport 80 -j RETURN", "-A POSTROUTING -m mark --mark 0x1 -j X")
+	read := func() table {
+		found, err := n.driver.nft.read(policy.IPv4, []string{"X"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	first, second := read(), read()
+	n.load(policy.IPv4, "-A X -p udp -j RETURN")
+	if third := read(); !first.same(&second) || first.same(&third) {
+		t.Errorf("readings are the same: %v, want true; after another rule: %v", first.same(&second), first.same(&third))
+	}
+}
+
 // TestObserveUnrecognizedRules loads rules of all kinds. None may be decoded as one that
 // matches more than what iptables shows.
 func TestObserveUnrecognizedRules(t *testing.T) {
