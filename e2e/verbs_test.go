@@ -118,7 +118,9 @@ func TestMissingPrevResult(t *testing.T) {
 		"an invalid address": {object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
 			"is not a result of cniVersion 1.1.0: invalid CIDR address: 10.1.0.300/16" + seePlugin},
 		"an invalid type": {object{"cniVersion": "1.1.0", "ips": object{}}, "is not a result of cniVersion 1.1.0: ips has the JSON type object" + seePlugin},
-		"a long text":     {object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}}, "is not a result of cniVersion 1.1.0: "},
+		"null in a list of another version": {object{"cniVersion": "0.4.0", "interfaces": []any{nil}},
+			"convert from cniVersion 0.4.0 to 1.1.0: an item of interfaces, ips or routes is null" + seePlugin},
+		"a long text": {object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}}, "is not a result of cniVersion 1.1.0: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"prevResult": c.prev})}).want(t, 7, "prevResult: "+c.says)

@@ -131,9 +131,9 @@ func (n *node) result() (types.Result, []byte, error) {
 		return nil, nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Printable(err.Error()), see)
 	}
 	if given != version {
-		converted, err := result.GetAsVersion(version)
+		converted, err := convert(result, version)
 		if err != nil {
-			return nil, nil, fmt.Errorf("prevResult: convert from cniVersion %s to %s: %w", given, version, err)
+			return nil, nil, fmt.Errorf("prevResult: convert from cniVersion %s to %s: %w; %s", given, version, err, see)
 		}
 		var out bytes.Buffer
 		err = converted.PrintTo(&out)
@@ -145,6 +145,16 @@ func (n *node) result() (types.Result, []byte, error) {
 	}
 	output, err := json.Marshal(keys) // not indented: a line of a deeply nested value would be as long as that is deep
 	return result, output, err
+}
+
+// convert converts a result. The CNI library panics if an item of a list is null.
+func convert(result types.Result, version string) (converted types.Result, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("an item of interfaces, ips or routes is null")
+		}
+	}()
+	return result.GetAsVersion(version)
 }
 
 // podSubnets returns the subnets of the addresses that a result has for the pod's interface.
