@@ -43,7 +43,7 @@ import (
 // run keeps the node in sync until the context ends. When settings change it starts again with
 // the new ones; if they are bad, the last good ones stay and the node is not ready.
 func (a *app) run(c *cobra.Command, _ []string) error {
-	const gcPercent = 50 // the process is idle nearly always: less memory for more CPU time
+	const gcPercent = 30 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)
 	ctx, all := c.Context(), drivers(iptables.Options{KernelForm: true})
 	settings, err := a.settings(ownersDataDir(ctx, all))
