@@ -233,6 +233,22 @@ func (n *node) failing(times int, err error) (calls *int) {
 	return calls
 }
 
+// TestApplyJumpsOfOneAddress: ip6tables-nft 1.8.9 deletes the first rule with the address, whatever its prefix
+// length.
+func TestApplyJumpsOfOneAddress(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		scoped := func(cidrs ...string) policy.Ruleset {
+			p := basic("ONE")
+			p.Sources.Value = prefixList(cidrs...)
+			return desired(policy.OwnedBy(owner), p)
+		}
+		for _, want := range []policy.Ruleset{scoped("fd00::/13", "fd00::/19", "fd00::/32"), scoped("fd00::/13", "fd00::/32"), scoped("fd00::/19", "fd00::/32")} {
+			n.apply(want)
+			n.holds(want)
+		}
+	})
+}
+
 func TestApplyTriesAgain(t *testing.T) {
 	want := desired(policy.OwnedBy(owner), basic("X"))
 	want.Chains = want.Chains[:1]

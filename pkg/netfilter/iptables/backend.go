@@ -264,8 +264,12 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 			tx.fill(want)
 		}
 		missing, surplus, _ := policy.Pair(want.Jumps, have.Jumps)
-		for _, j := range missing {
-			tx.appendJump(j, want.Name)
+		if len(surplus) > 0 && f == policy.IPv6 {
+			// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
+			missing, surplus = want.Jumps, surplus[:0]
+			for i := range have.Jumps {
+				surplus = append(surplus, i)
+			}
 		}
 		if len(surplus) > 0 && lines == nil {
 			if lines, err = b.listJumps(ctx, f, &t); err != nil {
@@ -274,6 +278,9 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 		for _, i := range surplus {
 			tx.deleteJump(lines[want.Name][i])
+		}
+		for _, j := range missing {
+			tx.appendJump(j, want.Name)
 		}
 	}
 	return &tx, nil
