@@ -109,7 +109,7 @@ func TestOutputAddress(t *testing.T) {
 			n.address(t, "address add 198.51.103.2/24 dev outside") // secondary: MASQUERADE never takes it
 			p, _ = add("198.51.103.2")
 			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.2")
-			p, _ = add("198.51.103.0/24") // the list changed: chosen anew
+			p, _ = add("198.51.103.0/24") // another list: the lowest address
 			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.1")
 
 			p, _ = add("198.51.100.8", "198.51.102.0/24")

@@ -63,7 +63,7 @@ func TestOutputStays(t *testing.T) {
 	node = []string{"192.0.2.1"}
 	f.sync(source("192.0.2.0/24"))
 	want("192.0.2.1", "192.0.2.9")
-	f.sync(source("192.0.2.0/25")) // another list: chosen anew
+	f.sync(source("192.0.2.0/25")) // another list: what was in force does not count
 	f.sync(source("192.0.2.0/24"))
 	want("192.0.2.1", "192.0.2.9")
 	node = nil

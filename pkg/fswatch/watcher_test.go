@@ -217,7 +217,7 @@ func TestWhatIsReplaced(t *testing.T) {
 			tr.start("a/dir")
 			for round := range 2 {
 				tr.notified("moved away", func() { tr.rename(gone, filepath.Join(base, fmt.Sprint("old", round))) })
-				tr.notified("made anew", func() { tr.mkdir("a/dir") })
+				tr.notified("made again", func() { tr.mkdir("a/dir") })
 				tr.notified("a write in the new one", func() { tr.write("a/dir/x") })
 				tr.write(filepath.Join(base, fmt.Sprint("old", round), below, "y"))
 				tr.quiet("a write in the old one")

@@ -92,7 +92,7 @@ func (n *node) view(failed string) *enforce.State {
 	return v
 }
 
-// rebuild makes a chain anew, or takes it away.
+// rebuild recreates a chain, or removes it.
 func (n *node) rebuild(t *rapid.T, chain string) {
 	delete(n.chains, chain)
 	if !rapid.Bool().Draw(t, "stands") {
@@ -278,7 +278,7 @@ func TestConnectionsReset(t *testing.T) {
 		{13, nil, 0, "13"},
 		{13, nil, 4, "17"},
 		{0, nil, 0, "17"},
-		{2, nil, 0, "19"}, // it began anew
+		{2, nil, 0, "19"}, // it began at 0
 	} {
 		rec.Deleted, unreadable = nil, step.unreadable
 		if step.recorded > 0 {

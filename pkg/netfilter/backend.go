@@ -74,7 +74,7 @@ func (c OwnedChain) String() string {
 // that makes a hundred a second takes sixteen months.)
 type Generation struct {
 	Namespace uint64 // its cookie, unique in this boot; 0 is the initial namespace
-	// ModuleLoad differs each time the kernel module is loaded, which begins to count anew;
+	// ModuleLoad differs each time the kernel module is loaded, which begins to count at 1;
 	// 0 if nf_tables is built in.
 	ModuleLoad uint64
 	Number     uint32

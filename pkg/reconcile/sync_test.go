@@ -452,7 +452,7 @@ func TestSyncWithOldSourcesRevertsNoADD(t *testing.T) {
 }
 
 // A document that is damaged and that no source makes again may be that of a
-// network with pods: nothing is taken away until it is written anew. Other chains are repaired and changed.
+// network with pods: nothing is removed until it is written again. Other chains are repaired and changed.
 func TestDamagedDocumentOfNobody(t *testing.T) {
 	f := newFixture(t)
 	other := func(exempt string) {

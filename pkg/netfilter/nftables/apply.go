@@ -87,7 +87,7 @@ func (s *state) ruleset() (rs policy.Ruleset) {
 	return rs
 }
 
-// Apply implements netfilter.Backend. It creates a table anew that the kernel refuses to change, because
+// Apply implements netfilter.Backend. It recreates a table that the kernel refuses to change, because
 // what is wrong with the existing one may not be visible.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
 	s, _ := from.State.(*state)

@@ -462,7 +462,7 @@ func TestRefusedWhole(t *testing.T) {
 	}
 }
 
-// TestRefusedFamily: of two tables only the one that the kernel refuses to change is created anew.
+// TestRefusedFamily: of two tables only the one that the kernel refuses to change is recreated.
 func TestRefusedFamily(t *testing.T) {
 	n := newNode(t)
 	n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
@@ -478,7 +478,7 @@ func TestRefusedFamily(t *testing.T) {
 	v4, v6 := chain("ip"), chain("ip6")
 	n.apply(desired(sourcePolicy("A")))
 	if chain("ip") == v4 {
-		t.Error("table ip was not created anew: the kernel refused nothing")
+		t.Error("table ip was not recreated: the kernel refused nothing")
 	}
 	if diff := cmp.Diff(v6, chain("ip6")); diff != "" {
 		t.Errorf("chain of table ip6 (-want +got):\n%s", diff)
