@@ -264,7 +264,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 			tx.fill(want)
 		}
 		missing, surplus, _ := policy.Pair(want.Jumps, have.Jumps)
-		if len(surplus) > 0 && f == policy.IPv6 {
+		if f == policy.IPv6 && slices.ContainsFunc(surplus, func(i int) bool { return have.Jumps[i].From != nil }) {
 			// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
 			missing, surplus = want.Jumps, surplus[:0]
 			for i := range have.Jumps {
