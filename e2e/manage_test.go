@@ -165,6 +165,7 @@ func TestManageBrokenFiles(t *testing.T) {
 	n.writeMainConflist(t, mainFile, "podnet")
 	d.untilManaged(t, mainFile)
 
+	time.Sleep(time.Second) // until no event of another file can be the reason
 	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
 	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
 	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry

@@ -175,7 +175,11 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		d.watch(ctx, "addresses", func() error { return addresses.Listen(ctx, loop.AddressesChanged) })
 	})
 	// The directories are watched before the loop reads them for the first time.
-	files := fswatch.New(s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile))
+	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
+	if s.Conflist.Manage {
+		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
+	}
+	files := fswatch.New(dirs...)
 	all.Go(func() { d.watchFiles(ctx, loop, files) })
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
