@@ -135,6 +135,7 @@ Exit codes: 0 the rules are correct; 1 a source is bad, or error; 2 mistake in t
 		a.statusCommand(),
 		a.renderCommand(),
 		a.explainCommand(),
+		a.whoCommand(),
 		a.addOutput(&cobra.Command{
 			Use:   "doctor",
 			Short: "Find what defeats the policy on this node",
@@ -274,6 +275,16 @@ func noArguments(c *cobra.Command, args []string) error {
 		return usageError{fmt.Errorf("there is no command %s; did you mean %s?", word, near[0])}
 	}
 	return usageError{fmt.Errorf("there is no command %s", word)}
+}
+
+// oneArgument validates the arguments of a command that takes one.
+func oneArgument(what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usageError{fmt.Errorf("%s takes one %s, and has %d", c.Name(), what, len(args))}
+		}
+		return nil
+	}
 }
 
 // usageTemplate is the end of the help. That of a command leaves out the flags that all commands have.

@@ -38,12 +38,7 @@ Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
 
   # The verdict as JSON
   ip-masq-reconciler explain 2001:db8::1 -o json`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{fmt.Errorf("explain takes one address, such as 10.1.2.3, and has %d", len(args))}
-			}
-			return nil
-		},
+		Args: oneArgument("address, such as 10.1.2.3"),
 		RunE: func(c *cobra.Command, args []string) error {
 			q, err := question(args[0], from, out, c.Flags().Changed)
 			if err != nil {

@@ -106,7 +106,7 @@ func busyAddresses(e *examination, f *Finding) {
 
 // OtherCommands returns the commands of ip-masq-reconciler that end, all but run.
 func OtherCommands() []string {
-	return []string{"check", "cleanup", "completion", "doctor", "explain", "help", "install", "once", "render", "status", "uninstall", "version"}
+	return []string{"check", "cleanup", "completion", "doctor", "explain", "help", "install", "once", "render", "status", "uninstall", "version", "who"}
 }
 
 // reconcilers returns the processes of reconcilers in this network namespace, as far as this process sees them.

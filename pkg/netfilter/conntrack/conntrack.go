@@ -92,7 +92,7 @@ func (w *walk) all(ctx context.Context, families []policy.Family) error {
 
 // visit judges an entry.
 func (w *walk) visit(e *nfnetlink.Connection) error {
-	if e.Zone {
+	if e.Zone != 0 {
 		return nil
 	}
 	c := policy.Connection{Src: e.Src, Dst: e.Dst, ReplySrc: e.ReplySrc, ReplyDst: e.ReplyDst}

@@ -114,7 +114,7 @@ func TestConnectionsByStatus(t *testing.T) {
 		n := 0
 		if err := c.Connections(t.Context(), filter, func(e *nfnetlink.Connection) error {
 			n++
-			if e.Src.Is6() && e.ReplyDst != netip.MustParseAddr("2001:db8::9") || e.ReplySrc != e.Dst || e.Zone {
+			if e.Src.Is6() && e.ReplyDst != netip.MustParseAddr("2001:db8::9") || e.ReplySrc != e.Dst || e.Zone != 0 {
 				t.Errorf("%+v", e)
 			}
 			return nil

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -18,12 +19,14 @@ import (
 const (
 	ctNew, ctGet, ctDelete, ctGetStatsCPU, ctGetStats = 0, 1, 2, 4, 5
 
-	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaID, ctaZone, ctaStatusMask = 1, 2, 3, 12, 18, 26
+	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaID, ctaZone, ctaFilter, ctaStatusMask = 1, 2, 3, 12, 18, 25, 26
 
-	ctaTupleIP, ctaTupleZone               = 1, 3
-	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst = 1, 2, 3, 4
-	ctaInsertFailed, ctaDrop, ctaEarlyDrop = 9, 10, 11
-	ctaGlobalEntries, ctaGlobalMaximum     = 1, 2
+	ctaTupleIP, ctaTupleProto, ctaTupleZone                                  = 1, 2, 3
+	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst                                   = 1, 2, 3, 4
+	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort, ctaICMPID, ctaICMPv6ID    = 1, 2, 3, 4, 7
+	ctaFilterReplyFlags, ctaFilterIPDst, ctaFilterProtoNum, ctaFilterDstPort = 2, 1 << 1, 1 << 3, 1 << 5
+	ctaInsertFailed, ctaDrop, ctaEarlyDrop                                   = 9, 10, 11
+	ctaGlobalEntries, ctaGlobalMaximum                                       = 1, 2
 )
 
 // maxDeletions is the number of entries in one send. A refusal takes some 800 bytes of the receive
@@ -33,8 +36,8 @@ const maxDeletions = 250
 // Connection is a conntrack entry.
 type Connection struct {
 	Src, Dst, ReplySrc, ReplyDst netip.Addr
-	// Zone reports whether the entry, or one direction of it, is in a zone other than 0.
-	Zone bool
+	// Zone is the zone that the entry, or one direction of it, is in.
+	Zone uint16
 
 	original, reply, id []byte // CTA_TUPLE_ORIG, CTA_TUPLE_REPLY and CTA_ID
 }
@@ -55,11 +58,77 @@ func (e *Connection) family() Family {
 	return IPv4
 }
 
+// Flow is the protocol, addresses and ports of one direction of a conntrack entry. Both ports of ICMP are its
+// identifier.
+type Flow struct {
+	Protocol uint8 // IPPROTO_*
+	Src, Dst netip.AddrPort
+}
+
+// Original returns the flow of the first packet, as it was sent.
+func (e *Connection) Original() Flow { return flow(e.original, e.Src, e.Dst) }
+
+// Reply returns the flow of the replies, as they arrive: its destination is what the packets leave with.
+func (e *Connection) Reply() Flow { return flow(e.reply, e.ReplySrc, e.ReplyDst) }
+
+func flow(tuple []byte, src, dst netip.Addr) (f Flow) {
+	var ports [2]uint16
+	for it := (attrIter{rest: nested(tuple, ctaTupleProto)}); it.next(); {
+		switch number := len(it.data) == 2; {
+		case it.typ == ctaProtoNum && len(it.data) == 1:
+			f.Protocol = it.data[0]
+		case it.typ == ctaProtoSrcPort && number:
+			ports[0] = binary.BigEndian.Uint16(it.data)
+		case it.typ == ctaProtoDstPort && number:
+			ports[1] = binary.BigEndian.Uint16(it.data)
+		case (it.typ == ctaICMPID || it.typ == ctaICMPv6ID) && number:
+			ports[0] = binary.BigEndian.Uint16(it.data)
+			ports[1] = ports[0]
+		}
+	}
+	f.Src, f.Dst = netip.AddrPortFrom(src, ports[0]), netip.AddrPortFrom(dst, ports[1])
+	return f
+}
+
 // ConnectionFilter selects conntrack entries. The zero value selects all.
 type ConnectionFilter struct {
 	Family Family // 0 is any
 	// Status are the bits that the entry has, of those in Mask. Older kernels (5.10) ignore both.
 	Status, Mask uint32
+	// Protocol and ReplyDst are, if Protocol is not 0, those of the replies. Kernels before 5.8 ignore both, and
+	// every kernel ignores the port of protocols other than TCP and UDP, and an address of IPv6.
+	Protocol uint8
+	ReplyDst netip.AddrPort
+}
+
+func (f *ConnectionFilter) encode(w *attrWriter) {
+	if f.Mask != 0 {
+		w.u32(ctaStatus, f.Status)
+		w.u32(ctaStatusMask, f.Mask)
+	}
+	if f.Protocol == 0 {
+		return
+	}
+	flags := uint32(ctaFilterProtoNum)
+	tuple := w.open(ctaTupleReply)
+	// The kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
+	if a := f.ReplyDst.Addr(); a.Is4() {
+		flags |= ctaFilterIPDst
+		ip := w.open(ctaTupleIP)
+		w.bytes(ctaV4Dst, a.AsSlice())
+		w.close(ip)
+	}
+	proto := w.open(ctaTupleProto)
+	w.bytes(ctaProtoNum, []byte{f.Protocol})
+	if f.Protocol == unix.IPPROTO_TCP || f.Protocol == unix.IPPROTO_UDP {
+		flags |= ctaFilterDstPort
+		w.bytes(ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, f.ReplyDst.Port()))
+	}
+	w.close(proto)
+	w.close(tuple)
+	filter := w.open(ctaFilter)
+	w.bytes(ctaFilterReplyFlags, binary.NativeEndian.AppendUint32(nil, flags))
+	w.close(filter)
 }
 
 // Bits of an entry's status (IPS_*). A source NAT that changes nothing sets no bit, one that changes
@@ -72,14 +141,8 @@ const (
 // Connections calls handle with each conntrack entry that the filter selects. The entry is valid during
 // the call only. One that exists all the time is handled at least once.
 func (c *Conn) Connections(ctx context.Context, filter ConnectionFilter, handle func(*Connection) error) error {
-	status := func(w *attrWriter) {
-		if filter.Mask != 0 {
-			w.u32(ctaStatus, filter.Status)
-			w.u32(ctaStatusMask, filter.Mask)
-		}
-	}
 	var entry Connection
-	return c.queryAll(ctx, ctnetlink("list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family, status, func(attrs []byte) error {
+	return c.queryAll(ctx, ctnetlink("list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family, filter.encode, func(attrs []byte) error {
 		if !entry.decode(attrs) {
 			return errMalformed
 		}
@@ -100,7 +163,7 @@ func (e *Connection) decode(attrs []byte) bool {
 			e.reply = it.data
 			e.ReplySrc, e.ReplyDst = e.tuple(it.data)
 		case ctaZone:
-			e.Zone = true
+			e.zone(it.data)
 		case ctaID:
 			e.id = it.data
 		}
@@ -109,12 +172,19 @@ func (e *Connection) decode(attrs []byte) bool {
 	return !it.malformed && len(e.id) == 4 && e.Src.IsValid() && sameFamily
 }
 
+// zone sets the zone. An attribute of another form is a zone, too.
+func (e *Connection) zone(data []byte) {
+	if e.Zone = math.MaxUint16; len(data) == 2 {
+		e.Zone = binary.BigEndian.Uint16(data)
+	}
+}
+
 // tuple returns the addresses of a tuple, the zero Addr for one that is missing.
 func (e *Connection) tuple(b []byte) (src, dst netip.Addr) {
 	for it := (attrIter{rest: b}); it.next(); {
 		switch it.typ {
 		case ctaTupleZone:
-			e.Zone = true
+			e.zone(it.data)
 		case ctaTupleIP:
 			for ip := (attrIter{rest: it.data}); ip.next(); {
 				a, _ := netip.AddrFromSlice(ip.data)

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+)
+
+// Query selects connections by what their peers see.
+type Query struct {
+	Source   netip.AddrPort // that packets leave with. The port of ICMP is its identifier
+	Protocol uint8          // IPPROTO_*, 0 is each that has ports
+	To       netip.Addr     // the destination, or the endpoint that a Service chose; the zero Addr is any
+}
+
+// Found is a connection that a Query selects.
+type Found struct {
+	Original, Reply nfnetlink.Flow
+	Zone            uint16
+	// SourceLocal and EndpointLocal report whether these are addresses of the node.
+	SourceLocal, EndpointLocal bool
+	// Interface is the one by which packets leave, "" if it is not known.
+	Interface string
+}
+
+// errComplete ends the walk for one protocol: that for the first one lists the whole table.
+var errComplete = errors.New("the kernel does not filter")
+
+// Find returns the connections in the network namespace of the calling thread that leave with a source address and
+// port, of every zone. It needs CAP_NET_ADMIN over the namespace.
+//
+// The kernel filters ports for one protocol at a time, so there is a walk through the table for each, all at once. A
+// kernel before 5.8 lists the whole table: then the first walk answers for all protocols.
+func Find(ctx context.Context, q Query) (found []Found, err error) {
+	protocols := []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+	if q.Protocol != 0 {
+		protocols = []uint8{q.Protocol}
+	}
+	family := nfnetlink.IPv4
+	if q.Source.Addr().Is6() {
+		family = nfnetlink.IPv6
+	}
+	lists, errs := make([][]Found, len(protocols)), make([]error, len(protocols))
+	var walks sync.WaitGroup
+	for i, protocol := range protocols {
+		c, err := nfnetlink.Dial() // in the namespace of this thread
+		if err != nil {
+			errs[i] = err
+			continue
+		}
+		walks.Go(func() {
+			defer closeInto(c, &errs[i])
+			filter := nfnetlink.ConnectionFilter{Family: family, Protocol: protocol, ReplyDst: q.Source}
+			errs[i] = c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
+				reply := e.Reply()
+				switch {
+				case i > 0 && reply.Protocol != protocol:
+					return errComplete
+				case reply.Dst == q.Source && slices.Contains(protocols, reply.Protocol) &&
+					(!q.To.IsValid() || q.To == e.Dst || q.To == e.ReplySrc):
+					lists[i] = append(lists[i], Found{Original: e.Original(), Reply: reply, Zone: e.Zone})
+				}
+				return nil
+			})
+			if errors.Is(errs[i], errComplete) {
+				errs[i] = nil
+			}
+		})
+	}
+	walks.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("find connections: %w", err)
+	}
+	found = slices.Concat(lists...)
+	slices.SortFunc(found, compareFound)
+	found = slices.Compact(found) // a walk may list an entry twice
+	var r routes
+	defer closeInto(&r, &err)
+	for i := range found {
+		f := &found[i]
+		src, endpoint := f.Original.Src.Addr(), f.Reply.Src.Addr()
+		f.SourceLocal, f.EndpointLocal = r.IsLocal(src), r.IsLocal(endpoint)
+		if f.SourceLocal {
+			f.Interface = r.socket.InterfaceName(r.output(endpoint, netip.Addr{}, 0))
+		} else {
+			f.Interface = r.OutputInterface(src, endpoint)
+		}
+	}
+	return found, r.err
+}
+
+func compareFound(a, b Found) int {
+	compare := func(a, b nfnetlink.Flow) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst))
+	}
+	return cmp.Or(compare(a.Original, b.Original), compare(a.Reply, b.Reply), cmp.Compare(a.Zone, b.Zone))
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// TestWhoOutput compares what is printed about connections with the files in testdata/who.
+func TestWhoOutput(t *testing.T) {
+	t.Parallel()
+	const tcp, icmp = unix.IPPROTO_TCP, unix.IPPROTO_ICMP
+	found := func(protocol uint8, src, dst, endpoint, seen string) conntrack.Found {
+		at := netip.MustParseAddrPort
+		return conntrack.Found{
+			Original: nfnetlink.Flow{Protocol: protocol, Src: at(src), Dst: at(dst)},
+			Reply:    nfnetlink.Flow{Protocol: protocol, Src: at(endpoint), Dst: at(seen)},
+		}
+	}
+	plain, node := "10.88.0.2:51234", found(tcp, "203.0.113.1:22", "192.0.2.7:22", "192.0.2.7:22", "203.0.113.1:22")
+	node.SourceLocal, node.Zone = true, 7
+	masquerade, exempt := decision{"PODS", policy.ActionMasquerade}, decision{"PODS", policy.ActionExempt}
+	none := decision{verdict: policy.ActionOutOfScope}
+	all := []connection{
+		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), masquerade),
+		connectionOf(found(tcp, plain, "10.96.0.1:443", "10.88.1.9:8443", plain), exempt),
+		connectionOf(found(icmp, "10.88.0.2:77", "192.0.2.7:77", "192.0.2.7:77", "203.0.113.1:78"), masquerade),
+		connectionOf(found(tcp, "[fd88::2]:1", "[2001:db8::7]:443", "[2001:db8::7]:443", "[fd88::2]:1"), masquerade),
+		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), exempt),
+		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), none),
+		connectionOf(node, none), connectionOf(node, masquerade),
+	}
+	var text, encoded bytes.Buffer
+	for _, c := range all {
+		c.text(&text)
+	}
+	golden.Check(t, filepath.Join("testdata", "who", "text.txt"), text.String())
+	if err := (&app{out: &encoded}).print(all[1:3]); err != nil {
+		t.Error(err)
+	}
+	golden.Check(t, filepath.Join("testdata", "who", "json.txt"), encoded.String())
+}
