@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"reflect"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -24,38 +23,36 @@ func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
 // OwnsTables implements netfilter.Backend.
 func (b *backend) OwnsTables() bool { return true }
 
-// state is a reading of owned tables, either those with masquerade chains or those with guards. It is the
-// State of an observation.
+// state is a reading of the owned tables of one name. It is the State of an observation.
 type state struct {
 	tables     map[policy.Family]*table
-	guards     map[policy.Family]*guardTable
 	generation uint32 // 0 if the reading is not of one generation
 }
 
-func (b *backend) read() (*state, error) {
-	return b.driver.read(func(conn *nfnetlink.Conn, s *state, f policy.Family) (err error) {
-		s.tables[f], err = readTable(conn, f)
-		return err
-	})
+// tablesReader reads the tables of one name.
+type tablesReader func(*nfnetlink.Conn, policy.Family) (*table, error)
+
+func readMasqTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
+	return readTable(conn, f, tableName, baseChain)
 }
 
-// read reads the tables of all families with readFamily.
-func (d *Driver) read(readFamily func(*nfnetlink.Conn, *state, policy.Family) error) (*state, error) {
+// read reads the tables of all families.
+func (d *Driver) read(readFamily tablesReader) (*state, error) {
 	conn, err := d.dial()
 	if err != nil {
 		return nil, err
 	}
 	var s, last *state
 	generation, err := conn.ConsistentRead(func() (err error) {
-		s = &state{tables: map[policy.Family]*table{}, guards: map[policy.Family]*guardTable{}}
+		s = &state{tables: map[policy.Family]*table{}}
 		for _, f := range policy.Families() {
-			if err := readFamily(conn, s, f); err != nil {
+			if s.tables[f], err = readFamily(conn, f); err != nil {
 				return err
 			}
 		}
 		return nil
 	}, func() (same bool) {
-		same = last != nil && last.sameRules(s) && reflect.DeepEqual(last.ruleset().Unrecognized, s.ruleset().Unrecognized)
+		same = last != nil && last.same(s, (*table).sameRules)
 		last = s
 		return same
 	})
@@ -66,32 +63,31 @@ func (d *Driver) read(readFamily func(*nfnetlink.Conn, *state, policy.Family) er
 	return s, nil
 }
 
+// same reports whether all tables are the same as those that were read later.
+func (s *state) same(later *state, same func(t, later *table) bool) bool {
+	return maps.EqualFunc(s.tables, later.tables, same)
+}
+
 // Observe implements netfilter.Backend. It reads all chains of the tables.
 func (b *backend) Observe(context.Context, []policy.ChainFamily) (netfilter.Observation, error) {
-	s, err := b.read()
+	s, err := b.driver.read(readMasqTable)
 	if err != nil {
 		return netfilter.Observation{}, err
 	}
-	return netfilter.Observation{Rules: s.ruleset(), Generation: s.generation, State: s}, nil
-}
-
-func (s *state) ruleset() (rs policy.Ruleset) {
+	o := netfilter.Observation{Generation: s.generation, State: s}
 	for _, f := range policy.Families() {
-		if s.tables[f] == nil {
-			continue
-		}
 		t := s.tables[f].ruleset(f)
-		rs.Chains = append(rs.Chains, t.Chains...)
-		rs.Unrecognized = append(rs.Unrecognized, t.Unrecognized...)
+		o.Rules.Chains = append(o.Rules.Chains, t.Chains...)
+		o.Rules.Unrecognized = append(o.Rules.Unrecognized, t.Unrecognized...)
 	}
-	return rs
+	return o, nil
 }
 
 // Apply implements netfilter.Backend. It recreates a table that the kernel refuses to change, because
 // what is wrong with the existing one may not be visible.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
 	s, _ := from.State.(*state)
-	return b.write(s, func(w *tableWriter) { w.update(chainsOf(desired, w.family)) })
+	return b.write(s, func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) })
 }
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
@@ -129,33 +125,31 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
 	if err != nil {
 		return err
 	}
-	base, batch := baseHook(), &nfnetlink.Batch{}
+	batch := &nfnetlink.Batch{}
 	const chain = chainPrefix + "check"
 	for _, f := range policy.Families() {
 		h := headerOf(f)
 		if _, err := conn.Table(h.link, tableName); len(chainsOf(desired, f)) == 0 || !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		batch.AddTable(h.link, tableName)
-		batch.AddChain(h.link, tableName, baseChain, &base)
-		batch.AddChain(h.link, tableName, chain, nil)
-		batch.AddRule(h.link, tableName, chain, encode(f, policy.Rule{Verdict: policy.Masquerade}, "", ""), "")
+		needed := newTable(tableName)
+		needed.add(chain, "", statements(f, policy.Rule{Verdict: policy.Masquerade}, "", "")...)
 		for _, c := range chainsOf(desired, f) {
 			if i := slices.IndexFunc(c.Rules, func(r policy.Rule) bool { return r.Address.IsValid() }); i >= 0 {
 				snat := policy.Rule{Verdict: policy.Masquerade, Address: c.Rules[i].Address}
-				batch.AddRule(h.link, tableName, chain, encode(f, snat, "", ""), "")
+				needed.add(chain, "", statements(f, snat, "", "")...)
 			}
 		}
 		jump := policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}
-		batch.AddRule(h.link, tableName, baseChain, encode(f, jump, "", chain), "")
+		needed.add(baseChain, "", statements(f, jump, "", chain)...)
+		newTableWriter(f, newTable(tableName), batch, batch).update(needed)
 	}
 	return withModule(conn.Check(batch))
 }
 
 // write changes the tables with masquerade chains.
 func (b *backend) write(observed *state, change func(*tableWriter)) error {
-	left, err := b.driver.write(observed, b.read,
-		func(s *state) (fill, rest *nfnetlink.Batch) { return s.batches(change) })
+	left, err := b.driver.write(observed, readMasqTable, change)
 	if left {
 		_ = b.Remove(context.Background(), nil, nil)
 	}
@@ -165,9 +159,7 @@ func (b *backend) write(observed *state, change func(*tableWriter)) error {
 // write changes tables. If another program commits meanwhile, it reads them again and continues, unless
 // a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
 // counts as broken from then on. It reports whether it failed and left new sets of a first batch.
-func (d *Driver) write(
-	observed *state, read func() (*state, error), batches func(*state) (fill, rest *nfnetlink.Batch),
-) (left bool, err error) {
+func (d *Driver) write(observed *state, read tablesReader, change func(*tableWriter)) (left bool, err error) {
 	const attempts = 10
 	conn, err := d.dial()
 	if err != nil {
@@ -178,7 +170,7 @@ func (d *Driver) write(
 	var encoded *state // that the batches were encoded for
 	for now, attempt := observed, 1; ; attempt++ {
 		if now == nil {
-			if now, err = read(); err == nil && observed != nil && !observed.sameRules(now) {
+			if now, err = d.read(read); err == nil && observed != nil && !observed.same(now, (*table).sameRules) {
 				err = netfilter.ErrChanged
 			}
 		}
@@ -186,12 +178,9 @@ func (d *Driver) write(
 			for f, t := range now.tables {
 				t.broken = t.broken || t.exists && broken[headerOf(f).link]
 			}
-			for f, t := range now.guards {
-				t.broken = t.broken || t.exists && broken[headerOf(f).link]
-			}
 			// To encode many prefixes takes longer than other programs may pause.
-			if encoded == nil || !encoded.sameObjects(now) {
-				fill, rest = batches(now)
+			if encoded == nil || !encoded.same(now, (*table).sameObjects) {
+				fill, rest = now.batches(change)
 				encoded = now
 			}
 			fill.Generation, rest.Generation = now.generation, now.generation
@@ -214,38 +203,6 @@ func (d *Driver) write(
 		}
 		now, err = nil, nil
 	}
-}
-
-// sameRules reports whether the state as it was read later has the same rules.
-func (s *state) sameRules(later *state) bool {
-	for f, t := range s.tables {
-		if !t.sameRules(later.tables[f]) {
-			return false
-		}
-	}
-	for f, t := range s.guards {
-		if !t.sameRules(later.guards[f]) {
-			return false
-		}
-	}
-	return true
-}
-
-// sameRules reports whether the table as it was read later has the same rules. It may have new sets.
-func (t *table) sameRules(later *table) bool {
-	same := func(a, b rule) bool { return a.handle == b.handle && a.SameReading(b.Rule) }
-	return slices.EqualFunc(t.jumps, later.jumps, same) && maps.EqualFunc(t.chains, later.chains, func(a, b *chain) bool {
-		return a.owner == b.owner && slices.EqualFunc(a.rules, b.rules, same)
-	})
-}
-
-// sameObjects reports whether both states have the same objects, so that the same batches change them.
-func (s *state) sameObjects(t *state) bool {
-	return s.sameRules(t) && maps.EqualFunc(s.tables, t.tables, func(a, b *table) bool {
-		return a.baseOK == b.baseOK && slices.Equal(a.otherChains, b.otherChains) && reflect.DeepEqual(a.tableObjects, b.tableObjects)
-	}) && maps.EqualFunc(s.guards, t.guards, func(a, b *guardTable) bool {
-		return reflect.DeepEqual(a.tableObjects, b.tableObjects)
-	})
 }
 
 // commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
@@ -281,153 +238,99 @@ type tableWriter struct {
 	family     policy.Family
 	have       *table
 	fill, rest *nfnetlink.Batch
-	setNames
 }
 
 func newTableWriter(f policy.Family, have *table, fill, rest *nfnetlink.Batch) *tableWriter {
-	w := &tableWriter{header: headerOf(f), family: f, have: have, fill: fill, rest: rest}
-	w.setNames = setNames{sets: maps.Clone(have.sets), used: map[string]bool{}, create: w.createSet}
-	return w
+	return &tableWriter{header: headerOf(f), family: f, have: have, fill: fill, rest: rest}
 }
 
-func (w *tableWriter) createSet(name string, ranges policy.Ranges) {
-	w.fill.AddSet(w.link, tableName, nfnetlink.AddressRanges(w.link, name))
-	w.fill.AddElements(w.link, tableName, name, ranges)
-}
-
-// update writes the smallest change after which the table has the desired chains and nothing else.
-func (w *tableWriter) update(desired []policy.Chain) {
-	switch {
-	case len(desired) == 0:
-		if w.have.exists {
-			w.rest.DeleteTable(w.link, tableName)
+// update writes the smallest change after which the table is as desired. nil is none.
+func (w *tableWriter) update(want *table) {
+	have, table := w.have, w.have.name
+	if want == nil {
+		if have.exists {
+			w.rest.DeleteTable(w.link, table)
 		}
 		return
-	case w.have.broken: // one batch, because without the table every destination is exempt
-		w.rest.DeleteTable(w.link, tableName)
-		w = newTableWriter(w.family, &table{}, w.rest, w.rest)
 	}
-	if w.updateElements(desired) {
-		return
+	for name := range want.sets {
+		held, exists := have.sets[name]
+		have.broken = have.broken || exists && held == nil // a set of another form: two of one name cannot exist
 	}
-	if !w.have.exists {
-		w.fill.AddTable(w.link, tableName)
+	fill := w.fill
+	if have.broken { // one batch, because no packet may find no table, or one without its sets
+		w.rest.DeleteTable(w.link, table)
+		have, fill = newTable(table), w.rest
 	}
-	if !w.have.baseOK {
-		base := baseHook()
-		w.rest.AddChain(w.link, tableName, baseChain, &base)
+	if !have.exists {
+		fill.AddTable(w.link, table)
 	}
-	jumps := 0
-	sameJumps := w.have.baseOK
-	for i := range desired {
-		w.updateChain(&desired[i])
-		sameJumps = sameJumps && slices.EqualFunc(desired[i].Jumps, w.have.jumpsTo(desired[i].Name), equal)
-		jumps += len(desired[i].Jumps)
+	for _, name := range want.order {
+		ranges, isSet := want.sets[name]
+		held, exists := have.sets[name]
+		batch := w.rest
+		switch {
+		case !isSet && have.chains[name] == nil:
+			w.rest.AddChain(w.link, table, name, want.chains[name].base)
+		case isSet && !exists:
+			batch = fill
+			batch.AddSet(w.link, table, w.setForm(name))
+		}
+		batch.DeleteElements(w.link, table, name, held.Minus(ranges))
+		batch.AddElements(w.link, table, name, ranges.Minus(held))
 	}
-	if sameJumps && jumps == len(w.have.jumps) {
-		w.use(w.have.jumps)
-	} else {
-		w.rewriteJumps(desired)
-	}
-	var gone []string
-	for name := range w.have.chains {
-		if !slices.ContainsFunc(desired, func(c policy.Chain) bool { return c.Name == name }) {
-			gone = append(gone, chainPrefix+name)
+	for _, name := range sorted(want.chains, nil) {
+		c, held := want.chains[name], have.chains[name]
+		if held != nil && !c.differs(held) {
+			continue
+		}
+		if held != nil {
+			w.rest.FlushChain(w.link, table, name)
+		}
+		for _, r := range c.rules {
+			w.rest.AddRule(w.link, table, name, r.exprs, r.comment)
 		}
 	}
-	deleteChains(w.rest, w.link, tableName, append(gone, w.have.otherChains...))
-	w.deleteSets(func(name string) bool { return !anonymous(name) })
+	w.deleteChains(slices.DeleteFunc(sorted(have.chains, nil), func(name string) bool { return want.chains[name] != nil }))
+	w.deleteSets(have, func(name string) bool {
+		_, wanted := want.sets[name]
+		return !wanted && !anonymous(name)
+	})
 }
 
-// updateChain writes the rules of a chain if they differ.
-func (w *tableWriter) updateChain(want *policy.Chain) {
-	name, have := chainPrefix+want.Name, w.have.chains[want.Name]
-	if have != nil && !have.owner.Differs(want.Owner) && slices.EqualFunc(want.Rules, have.rules, equal) {
-		w.use(have.rules)
-		return
-	}
-	w.rest.AddChain(w.link, tableName, name, nil)
-	w.rest.FlushChain(w.link, tableName, name)
-	for i, r := range want.Rules {
-		exprs := encode(w.family, r, w.setOf(r, want.Name, sourceSet), "")
-		w.rest.AddRule(w.link, tableName, name, exprs, commentOn(want, i))
-	}
-}
-
-func equal(want policy.Rule, have rule) bool { return want.Equal(have.Rule) }
-
-// rewriteJumps writes the rules of the base chain.
-func (w *tableWriter) rewriteJumps(desired []policy.Chain) {
-	w.rest.FlushChain(w.link, tableName, baseChain)
-	for i := range desired {
-		name := desired[i].Name
-		for _, j := range desired[i].Jumps {
-			exprs := encode(w.family, j, w.setOf(j, name, scopeSet), chainPrefix+name)
-			w.rest.AddRule(w.link, tableName, baseChain, exprs, "")
-		}
-	}
-}
-
-// updateElements changes the elements of a set and returns true, if nothing else differs. The kernel
-// changes the elements of one set in use at once, but not those of two sets.
-func (w *tableWriter) updateElements(desired []policy.Chain) bool {
-	have := w.have
-	if !have.baseOK || len(have.unrecognized) > 0 || len(have.chains) != len(desired) {
-		return false
-	}
-	want, held := map[string]policy.Ranges{}, map[string]policy.Ranges{} // of the sets that differ
-	compare := func(w policy.Rule, h rule) bool {
-		if equal(w, h) {
-			return true
-		}
-		_, twice := want[h.set]
-		want[h.set], held[h.set] = addresses(w), addresses(h.Rule)
-		sameKind := (w.From == nil) == (h.From == nil) && (w.To == nil) == (h.To == nil)
-		h.From, h.To = w.From, w.To
-		return equal(w, h) && sameKind && !twice && !anonymous(h.set)
-	}
-	jumps := 0
-	for _, c := range desired {
-		there, to := have.chains[c.Name], have.jumpsTo(c.Name)
-		if there == nil || there.owner.Differs(c.Owner) ||
-			!slices.EqualFunc(c.Rules, there.rules, compare) || !slices.EqualFunc(c.Jumps, to, compare) {
-			return false
-		}
-		jumps += len(to)
-	}
-	if len(want) > 1 || jumps != len(have.jumps) {
-		return false
-	}
-	for set := range want {
-		w.rest.DeleteElements(w.link, tableName, set, held[set].Minus(want[set]))
-		w.rest.AddElements(w.link, tableName, set, want[set].Minus(held[set]))
-	}
-	return true
-}
-
-// remove deletes chains and the unused sets that a writer left that was killed between its two batches.
+// remove deletes masquerade chains and the unused sets that a writer left that was killed between its two batches.
 func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	var chains []string
+	stay := map[string]*chain{}
+	masqChains := 0
 	for name, c := range w.have.chains {
-		if gone(name) {
-			chains = append(chains, chainPrefix+name)
+		masqChain, masq := masqChainOf(name)
+		if masq {
+			masqChains++
+		}
+		if masq && gone(masqChain) {
+			chains = append(chains, name)
 		} else {
-			w.use(c.rules)
+			stay[name] = c
 		}
 	}
-	if len(chains) == len(w.have.chains) && (len(chains) > 0 || w.have.leftover()) {
+	if len(chains) == masqChains && (len(chains) > 0 || w.have.leftover()) {
 		w.rest.DeleteTable(w.link, tableName)
 		return
 	}
-	for _, j := range w.have.jumps {
-		if j.Target != "" && gone(j.Target) {
-			w.rest.DeleteRule(w.link, tableName, baseChain, j.handle)
-		} else {
-			w.use([]rule{j})
-		}
+	if base := stay[baseChain]; base != nil {
+		stay[baseChain] = &chain{rules: slices.DeleteFunc(slices.Clone(base.rules), func(r rule) bool {
+			masqChain, masq := masqChainOf(r.target())
+			goes := masq && gone(masqChain)
+			if goes {
+				w.rest.DeleteRule(w.link, tableName, baseChain, r.handle)
+			}
+			return goes
+		})}
 	}
-	deleteChains(w.rest, w.link, tableName, chains)
-	w.deleteSets(ownSet)
+	used := usedSets(stay)
+	w.deleteChains(chains)
+	w.deleteSets(w.have, func(name string) bool { return !used[name] && ownSet(name) })
 }
 
 // leftover reports whether the table has at most the sets of a writer that was killed between its two
@@ -438,88 +341,36 @@ func (t *table) leftover() bool {
 			return false
 		}
 	}
-	return t.exists && !t.broken && len(t.jumps)+len(t.chains)+len(t.otherChains) == 0
+	base := t.chains[baseChain]
+	return t.exists && !t.broken && (len(t.chains) == 0 || len(t.chains) == 1 && base != nil && len(base.rules) == 0)
 }
 
 // deleteChains deletes chains, which may jump to each other.
-func deleteChains(batch *nfnetlink.Batch, family nfnetlink.Family, table string, names []string) {
+func (w *tableWriter) deleteChains(names []string) {
 	slices.Sort(names)
 	for _, name := range names {
-		batch.FlushChain(family, table, name)
+		w.rest.FlushChain(w.link, w.have.name, name)
 	}
 	for _, name := range names {
-		batch.DeleteChain(family, table, name)
+		w.rest.DeleteChain(w.link, w.have.name, name)
 	}
 }
 
-// deleteSets deletes the sets that no rule will use, of those whose names match.
-func (w *tableWriter) deleteSets(match func(name string) bool) {
-	for _, name := range slices.Sorted(maps.Keys(w.have.sets)) {
-		if !w.used[name] && match(name) {
-			w.rest.DeleteSet(w.link, tableName, name)
+// deleteSets deletes the sets of a table whose names match.
+func (w *tableWriter) deleteSets(of *table, match func(name string) bool) {
+	for _, name := range sorted(of.sets, nil) {
+		if match(name) {
+			w.rest.DeleteSet(w.link, of.name, name)
 		}
 	}
 }
 
-// setNames assigns sets to rules.
-type setNames struct {
-	sets   map[string]policy.Ranges
-	used   map[string]bool
-	create func(name string, ranges policy.Ranges)
-}
-
-func (n *setNames) use(rules []rule) {
-	for _, r := range rules {
-		n.used[r.set] = true
+// sorted returns the names that one of the maps has.
+func sorted[T any](a, b map[string]T) []string {
+	names := maps.Clone(b)
+	if names == nil {
+		names = map[string]T{}
 	}
-}
-
-// setOf returns the set that a rule is to match addresses with, or "". It creates one unless a set of the
-// chain has these elements. A rule of an owned chain matches sources or destinations by a set, never both.
-func (n *setNames) setOf(r policy.Rule, masqChain, sources string) string {
-	ranges, kind := addresses(r), exemptSet
-	if ranges == nil {
-		return ""
-	}
-	if r.From != nil {
-		kind = sources
-	}
-	name := ""
-	for number := len(n.sets) + 1; number > 0; number-- {
-		candidate := setName(kind, masqChain, number)
-		held, exists := n.sets[candidate]
-		if held != nil && held.Equal(ranges) {
-			n.used[candidate] = true
-			return candidate
-		}
-		if !exists {
-			name = candidate
-		}
-	}
-	if n.sets == nil {
-		n.sets = map[string]policy.Ranges{}
-	}
-	n.sets[name], n.used[name] = ranges, true
-	n.create(name, ranges)
-	return name
-}
-
-// addresses returns the addresses that a rule matches, or nil.
-func addresses(r policy.Rule) policy.Ranges {
-	if r.From != nil {
-		return r.From
-	}
-	return r.To
-}
-
-func chainsOf(rs policy.Ruleset, f policy.Family) []policy.Chain {
-	return slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return c.Family != f })
-}
-
-// commentOn returns the comment of a rule: the last rule of a chain names the owner.
-func commentOn(c *policy.Chain, rule int) string {
-	if rule < len(c.Rules)-1 {
-		return ""
-	}
-	return c.Owner.Comment()
+	maps.Copy(names, a)
+	return slices.Sorted(maps.Keys(names))
 }

@@ -36,7 +36,7 @@ func TestCommitBeforeWrite(t *testing.T) {
 			n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
 			n.nft(tc.before)
 			b := n.backend.(*backend)
-			observed, err := b.read()
+			observed, err := b.driver.read(readMasqTable)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +45,7 @@ func TestCommitBeforeWrite(t *testing.T) {
 				if calls++; calls == tc.attempt*len(policy.Families()) {
 					n.nft(tc.commit)
 				}
-				w.update(chainsOf(want, w.family))
+				w.update(masqTable(w.family, chainsOf(want, w.family), w.have))
 			})
 			if !errors.Is(err, tc.want) {
 				t.Fatalf("got error %v, want %v", err, tc.want)
@@ -120,13 +120,13 @@ func TestReadBesideCommits(t *testing.T) {
 			n.apply(desired(sourcePolicy("A")))
 			n.nft(tc.before)
 			b, tables := n.backend.(*backend), 0
-			s, err := b.driver.read(func(conn *nfnetlink.Conn, s *state, f policy.Family) (err error) {
-				s.tables[f], err = readTable(conn, f)
+			s, err := b.driver.read(func(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
+				read, err := readMasqTable(conn, f)
 				if tables++; tables == len(policy.Families()) {
 					n.nft(tc.commit)
 				}
 				n.nft(fmt.Sprint("add table ip other", tables))
-				return err
+				return read, err
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -134,8 +134,8 @@ func TestReadBesideCommits(t *testing.T) {
 			if readings := tables / len(policy.Families()); readings != tc.readings || s.generation != 0 {
 				t.Errorf("%d readings, want %d; generation %d", readings, tc.readings, s.generation)
 			}
-			now, err := b.read()
-			if err != nil || !s.sameRules(now) {
+			now, err := b.driver.read(readMasqTable)
+			if err != nil || !s.same(now, (*table).sameRules) {
 				t.Errorf("the rules are not those in the kernel: %v", err)
 			}
 		})
@@ -156,14 +156,14 @@ func TestWriteBesideCommits(t *testing.T) {
 			n.apply(want)
 			n.nft(before)
 			b, encoded := n.backend.(*backend), 0
-			observed, err := b.read()
+			observed, err := b.driver.read(readMasqTable)
 			if err != nil {
 				t.Fatal(err)
 			}
 			err = b.write(observed, func(w *tableWriter) {
 				encoded++
 				n.nft(fmt.Sprint("add table ip other", encoded))
-				w.update(chainsOf(want, w.family))
+				w.update(masqTable(w.family, chainsOf(want, w.family), w.have))
 			})
 			if err != nil {
 				t.Error(err)

@@ -364,11 +364,11 @@ func (n *node) cutOff(desired policy.Ruleset) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	now, err := n.backend.(*backend).read()
+	now, err := n.driver.read(readMasqTable)
 	if err != nil {
 		n.Fatal(err)
 	}
-	fill, _ := now.batches(func(w *tableWriter) { w.update(chainsOf(desired, w.family)) })
+	fill, _ := now.batches(func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) })
 	if err := conn.Commit(fill); err != nil {
 		n.Fatal(err)
 	}

@@ -57,6 +57,8 @@ func statements(f policy.Family, r policy.Rule, set, target string) []nftStateme
 	case policy.Masquerade:
 		nft, exprs := masquerade(h.link, r)
 		add("counter "+nft, append([]nfnetlink.Expr{nfnetlink.Counter{}}, exprs...)...)
+	case policy.Unrecognized:
+		return []nftStatement{{nft: "# omitted, not owned: " + policy.Quote(r.Text)}}
 	}
 	return out
 }
@@ -169,11 +171,6 @@ func masquerade(f nfnetlink.Family, r policy.Rule) (nft string, exprs []nfnetlin
 	})
 }
 
-// encode writes a rule as expressions.
-func encode(f policy.Family, r policy.Rule, set, target string) []nfnetlink.Expr {
-	return exprsOf(statements(f, r, set, target))
-}
-
 func exprsOf(statements []nftStatement) (out []nfnetlink.Expr) {
 	for _, s := range statements {
 		out = append(out, s.exprs...)
@@ -201,57 +198,25 @@ func Render(rs policy.Ruleset, families ...policy.Family) []byte {
 	b.WriteString("# Load with: nft -f FILE\n" +
 		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n" +
 		"# ip-masq-reconciler once changes only what differs, and avoids that.\n")
-	renderTables(&b, tableName, families, func(f policy.Family) string {
-		if chains := chainsOf(rs, f); len(chains) > 0 {
-			return renderTable(f, chains)
-		}
-		return ""
+	renderTables(&b, tableName, families, func(f policy.Family) *table {
+		return masqTable(f, chainsOf(rs, f), newTable(tableName))
 	})
 	return []byte(b.String())
 }
 
-// renderTables writes the tables of a name. A family whose table has no body loses it.
-func renderTables(b *strings.Builder, table string, families []policy.Family, body func(policy.Family) string) {
+// renderTables writes the tables of a name. A family without one loses it.
+func renderTables(b *strings.Builder, name string, families []policy.Family, tableOf func(policy.Family) *table) {
 	if len(families) == 0 {
 		families = policy.Families()
 	}
 	for _, f := range families {
-		name := headerOf(f).link.String() + " " + table
+		name := headerOf(f).link.String() + " " + name
 		// A table that does not exist cannot be deleted.
 		fmt.Fprintf(b, "\nadd table %s\ndelete table %s\n", name, name)
-		if text := body(f); text != "" {
-			fmt.Fprintf(b, "table %s {\n%s}\n", name, text)
+		if t := tableOf(f); t != nil {
+			fmt.Fprintf(b, "table %s {\n%s}\n", name, t.render(f))
 		}
 	}
-}
-
-func renderTable(f policy.Family, desired []policy.Chain) string {
-	var sets, jumps, chains strings.Builder
-	names := setNames{used: map[string]bool{}, create: func(name string, ranges policy.Ranges) {
-		sets.WriteString(renderSet(f, nfnetlink.AddressRanges(headerOf(f).link, name), ranges))
-	}}
-	for i := range desired {
-		c, rules := &desired[i], ""
-		for i, r := range c.Rules {
-			rules += renderRule(f, r, names.setOf(r, c.Name, sourceSet), "", commentOn(c, i))
-		}
-		chains.WriteString(renderChain(chainPrefix+c.Name, nil, rules))
-	}
-	for _, c := range desired {
-		for _, j := range c.Jumps {
-			jumps.WriteString(renderRule(f, j, names.setOf(j, c.Name, scopeSet), chainPrefix+c.Name, ""))
-		}
-	}
-	base := baseHook()
-	return sets.String() + renderChain(baseChain, &base, jumps.String()) + chains.String()
-}
-
-// renderChain writes a chain, at the hook postrouting if it is a base chain.
-func renderChain(name string, base *nfnetlink.Base, rules string) string {
-	if base != nil {
-		rules = fmt.Sprintf("\t\ttype %s hook postrouting priority %d; policy accept;\n", base.Type, base.Priority) + rules
-	}
-	return fmt.Sprintf("\tchain %s {\n%s\t}\n", name, rules)
 }
 
 // renderSet writes a set, with its elements unless rules fill it.
@@ -277,13 +242,6 @@ func renderSet(f policy.Family, form nfnetlink.Set, ranges policy.Ranges) string
 		text += "\t\telements = {\n" + elements.String() + "\t\t}\n"
 	}
 	return text + "\t}\n"
-}
-
-func renderRule(f policy.Family, r policy.Rule, set, target, comment string) string {
-	if r.Verdict == policy.Unrecognized {
-		return fmt.Sprintf("\t\t# omitted, not owned: %s\n", policy.Quote(r.Text))
-	}
-	return "\t\t" + textOf(statements(f, r, set, target), comment) + "\n"
 }
 
 // textOf writes a rule in nft syntax.

@@ -3,193 +3,303 @@
 package nftables
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
-	"strconv"
+	"reflect"
+	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-const (
-	tableName   = "ip-masq"
-	baseChain   = "postrouting"
-	chainPrefix = "masq-" // because nft cannot parse every bare name: 10, ip or set
-)
+// table is an owned table of a family, ip-masq or ip-masq-guard, as it is to be or as it was read.
+type table struct {
+	name         string
+	exists       bool
+	broken       bool                     // has something that can only be removed with the table
+	sets         map[string]policy.Ranges // by name; nil for a set of another form than an owned one
+	chains       map[string]*chain        // by name
+	order        []string                 // of the sets and chains of a desired table
+	unrecognized []string                 // what should not be there, for people
+}
 
-// baseHook returns the hook of the base chain:
+// chain is a chain of an owned table.
+type chain struct {
+	base  *nfnetlink.Base // nil for a chain that is not a base chain, or not known to be one
+	rules []rule
+}
+
+// rule is a rule of an owned table. Rules are compared by their expressions.
+type rule struct {
+	handle  uint64
+	exprs   []nfnetlink.Expr // with counters at 0
+	packets uint64           // the counter
+	comment string
+	text    string // in nft syntax; "" of a rule that was read
+}
+
+func newTable(name string) *table {
+	return &table{name: name, sets: map[string]policy.Ranges{}, chains: map[string]*chain{}}
+}
+
+// hookOf returns the hook of a base chain of the owned tables, or nil.
 //
 //	type nat hook postrouting priority 101; policy accept;
-func baseHook() nfnetlink.Base { return postrouting("nat", 101) }
-
-func postrouting(chainType string, priority int32) nfnetlink.Base {
-	return nfnetlink.Base{Type: chainType, Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
+//
+// The chain guard is behind all NAT, and the chain enforce before the NAT of other programs, as the first NAT rule
+// of a hook that binds a connection decides.
+func hookOf(chain string) *nfnetlink.Base {
+	hook := nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Policy: nfnetlink.Accept}
+	switch chain {
+	case baseChain:
+		hook.Priority = 101
+	case enforceChain:
+		hook.Priority = 99
+	case guardChain:
+		hook.Type, hook.Priority = "filter", 200
+	default:
+		return nil
+	}
+	return &hook
 }
 
-// The kinds of sets, which begin their names.
-const (
-	exemptSet = "exempt" // destinations
-	sourceSet = "source" // sources that are never masqueraded
-	scopeSet  = "scope"  // sources in scope
-)
-
-// tableObjects is what the tables with masquerade chains and those with guards have in common.
-type tableObjects struct {
-	exists bool
-	broken bool // has something that can only be removed with the table
-	// sets has the elements of each set; nil is for a set of another form than an owned one.
-	sets         map[string]policy.Ranges
-	unrecognized []string // what should not be there, for people
+// setForm returns the form of an owned set.
+func (h header) setForm(name string) nfnetlink.Set {
+	if name == selfSet {
+		// An element is needed for two rules of one packet. The shorter it lives, the more sources a pod must forge
+		// to fill the set.
+		const size = 65535
+		return nfnetlink.AddressPairs(h.link, name, size, time.Second)
+	}
+	return nfnetlink.AddressRanges(h.link, name)
 }
 
-// table is an owned table with masquerade chains as it was read.
-type table struct {
-	tableObjects
-	baseOK      bool // the base chain exists, with the hook that it should have
-	jumps       []rule
-	chains      map[string]*chain // by the name of the masquerade chain
-	otherChains []string          // chains that are neither the base chain nor masquerade chains
+// add appends a rule to a chain, without the statements that are empty.
+func (t *table) add(name, comment string, statements ...nftStatement) {
+	c := t.addChain(name)
+	statements = slices.DeleteFunc(statements, func(s nftStatement) bool { return s.nft == "" })
+	c.rules = append(c.rules, rule{exprs: exprsOf(statements), comment: comment, text: textOf(statements, comment)})
 }
 
-// chain is a masquerade chain.
-type chain struct {
-	rules []rule
-	owner policy.Owner
+func (t *table) addChain(name string) *chain {
+	if t.chains[name] == nil {
+		t.chains[name] = &chain{base: hookOf(name)}
+		t.order = append(t.order, name)
+	}
+	return t.chains[name]
 }
 
-// rule is a rule of a chain in a table.
-type rule struct {
-	netfilter.DecodedRule        // a jump has the masquerade chain as its Target, or "" (decode sets the chain's name in the table)
-	set                   string // that it matches addresses with
-	handle                uint64
+func (t *table) addSet(name string, ranges policy.Ranges) {
+	if _, exists := t.sets[name]; !exists {
+		t.order = append(t.order, name)
+	}
+	t.sets[name] = ranges
 }
 
-// jumpsTo returns the jumps to a masquerade chain.
-func (t *table) jumpsTo(name string) []rule {
-	var jumps []rule
-	for _, j := range t.jumps {
-		if j.Target == name {
-			jumps = append(jumps, j)
+// String returns the rule for people, in nft syntax or by the names of its expressions.
+func (r rule) String() string {
+	if r.text != "" {
+		return r.text
+	}
+	text := "rule of"
+	for _, e := range r.exprs {
+		text += " " + nfnetlink.ExprName(e)
+	}
+	return text
+}
+
+// target returns the chain that a rule jumps or goes to, or "".
+func (r rule) target() string {
+	if n := len(r.exprs); n > 0 {
+		verdict, _ := r.exprs[n-1].(nfnetlink.Verdict)
+		return verdict.Chain
+	}
+	return ""
+}
+
+// setIn returns the set that an expression uses, or "".
+func setIn(e nfnetlink.Expr) string {
+	switch e := e.(type) {
+	case nfnetlink.Lookup:
+		return e.Set
+	case nfnetlink.Dynset:
+		return e.Set
+	}
+	return ""
+}
+
+// usedSets returns the sets that rules of these chains use.
+func usedSets(chains map[string]*chain) map[string]bool {
+	used := map[string]bool{}
+	for _, c := range chains {
+		for _, r := range c.rules {
+			for _, e := range r.exprs {
+				used[setIn(e)] = true
+			}
 		}
 	}
-	return jumps
+	delete(used, "")
+	return used
 }
 
-// ruleset returns the table in the terms of policy.
-func (t *table) ruleset(f policy.Family) policy.Ruleset {
-	rules := func(list []rule) (out []policy.Rule) {
-		for _, r := range list {
-			out = append(out, r.Rule)
-		}
-		return out
+// same compares rules without their comments.
+func (r rule) same(s rule) bool { return reflect.DeepEqual(r.exprs, s.exprs) }
+
+// owner returns the owner that a rule of the chain names.
+func (c *chain) owner() (o policy.Owner) {
+	for _, r := range c.rules {
+		o = cmp.Or(policy.ParseOwner(r.comment), o)
 	}
-	var rs policy.Ruleset
-	for name, c := range t.chains {
-		rs.Chains = append(rs.Chains, policy.Chain{
-			Family: f, Name: name, Jumps: rules(t.jumpsTo(name)), Rules: rules(c.rules), Owner: c.owner,
+	return o
+}
+
+// differs reports whether a chain has other rules, or those of another owner.
+func (c *chain) differs(have *chain) bool {
+	return have.owner().Differs(c.owner()) || !slices.EqualFunc(c.rules, have.rules, rule.same)
+}
+
+// sameRules reports whether the table as it was read later has the same rules and sets. It may have new sets.
+func (t *table) sameRules(later *table) bool {
+	for name, held := range t.sets {
+		if now, exists := later.sets[name]; !exists || !held.Equal(now) {
+			return false
+		}
+	}
+	return slices.Equal(t.unrecognized, later.unrecognized) && maps.EqualFunc(t.chains, later.chains, func(a, b *chain) bool {
+		return reflect.DeepEqual(a.base, b.base) && slices.EqualFunc(a.rules, b.rules, func(a, b rule) bool {
+			return a.same(b) && a.comment == b.comment && a.handle == b.handle
 		})
-	}
-	for _, text := range t.unrecognized {
-		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: text})
-	}
-	return rs
+	})
 }
 
-// masqChainOf returns the name of the masquerade chain that a chain of the table is.
-func masqChainOf(name string) (string, bool) { return strings.CutPrefix(name, chainPrefix) }
-
-// setName returns a name for a set of a masquerade chain. A set that replaces another one has a number
-// above 1 at its end, because both exist for a moment.
-func setName(kind, masqChain string, number int) string {
-	name := kind + "-" + masqChain
-	if number > 1 {
-		name += "." + strconv.Itoa(number)
-	}
-	return name
-}
-
-// ownSet reports whether a set has a name as setName returns.
-func ownSet(name string) bool {
-	kind, _, _ := strings.Cut(name, "-")
-	return kind == exemptSet || kind == sourceSet || kind == scopeSet
+// sameObjects reports whether the same batches change both tables.
+func (t *table) sameObjects(u *table) bool {
+	return t.exists == u.exists && t.broken == u.broken && t.sameRules(u) && u.sameRules(t)
 }
 
 // anonymous reports whether a set belongs to a rule and is deleted with it.
 func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
-// objectReader reads the header and the sets of an owned table.
-type objectReader struct {
-	conn   *nfnetlink.Conn
-	family policy.Family
-	link   nfnetlink.Family
-	name   string // of the table
-	found  *tableObjects
-	read   uint32 // number of the table's objects that were read
+// tableReader reads an owned table.
+type tableReader struct {
+	*table
+	header
+	conn *nfnetlink.Conn
+	read uint32 // number of the table's objects that were read
 }
 
-func newObjectReader(conn *nfnetlink.Conn, f policy.Family, name string, found *tableObjects) objectReader {
-	found.sets = map[string]policy.Ranges{}
-	return objectReader{conn: conn, family: f, link: headerOf(f).link, name: name, found: found}
-}
-
-func (r *objectReader) report(format string, args ...any) {
-	r.found.unrecognized = append(r.found.unrecognized, fmt.Sprintf(format, args...))
-}
-
-// header reads the table and one of its base chains, if they exist, and reports whether the chain has the
-// hook that it should have. The table has the returned number of objects.
-func (r *objectReader) header(base string, want nfnetlink.Base) (objects uint32, baseOK bool, err error) {
-	t, chain, err := r.conn.TableAndChain(r.link, r.name, base)
+// readTable reads an owned table, one of whose base chains is given: the rules in one dump, and each set that they
+// use in another. The other chains and sets are listed only if the kernel counts more objects than that.
+func readTable(conn *nfnetlink.Conn, f policy.Family, name, base string) (*table, error) {
+	r := tableReader{table: newTable(name), header: headerOf(f), conn: conn}
+	inKernel, chain, err := conn.TableAndChain(r.link, name, base)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, false, nil
+		return r.table, nil
 	}
 	if err != nil {
-		return 0, false, err
+		return nil, err
 	}
-	r.found.exists = true
-	if t.Flags != 0 {
-		r.found.broken = true
-		r.report("table has flags %#x (dormant?)", t.Flags)
+	r.exists = true
+	if inKernel.Flags != 0 {
+		r.broken = true
+		r.report("table has flags %#x (dormant?)", inKernel.Flags)
 	}
 	if chain != nil {
-		r.read++
-		baseOK = r.checkBase(*chain, want)
+		r.readChain(*chain)
 	}
-	return t.Use, baseOK, nil
+	if err := r.readRules(); err != nil {
+		return nil, err
+	}
+	if r.read == inKernel.Use {
+		return r.table, nil
+	}
+	return r.table, r.readRest(inKernel.Use)
 }
 
-// checkBase reports whether a chain has the hook that it should have, which the kernel cannot change.
-func (r *objectReader) checkBase(c nfnetlink.Chain, want nfnetlink.Base) bool {
-	if c.Base != nil && *c.Base == want {
-		return true
-	}
-	r.found.broken = true
-	r.report("chain %s is not the base chain that it should be", c.Name)
-	return false
+func (r *tableReader) report(format string, args ...any) {
+	r.unrecognized = append(r.unrecognized, fmt.Sprintf(format, args...))
 }
 
-// readSet returns the elements of a set, or nil if its form is not the given one, the name's. It reads each
-// set once, and no elements of one that rules fill.
-func (r *objectReader) readSet(form nfnetlink.Set) (policy.Ranges, error) {
-	name := form.Name
-	if ranges, known := r.found.sets[name]; known {
-		return ranges, nil
+// readChain notes a chain and compares its hook with that which it should have, as the kernel cannot change it.
+func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
+	r.read++
+	want := hookOf(c.Name)
+	if want != nil && (c.Base == nil || *c.Base != *want) {
+		r.broken = true
+		r.report("chain %s is not the base chain that it should be", c.Name)
+	}
+	r.chains[c.Name] = &chain{base: c.Base}
+	return r.chains[c.Name]
+}
+
+func (r *tableReader) readRules() error {
+	rules, err := r.conn.Rules(r.link, r.name, "")
+	if err != nil {
+		return err
+	}
+	for _, raw := range rules {
+		c := r.chains[raw.Chain]
+		if c == nil {
+			inKernel := nfnetlink.Chain{Name: raw.Chain}
+			if hookOf(raw.Chain) != nil {
+				if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
+					return err
+				}
+			}
+			c = r.readChain(inKernel)
+		}
+		rule := rule{handle: raw.Handle, exprs: rangesAsComparisons(raw.Exprs), comment: raw.Comment}
+		for i, e := range rule.exprs {
+			if counter, is := e.(nfnetlink.Counter); is {
+				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
+			}
+		}
+		c.rules = append(c.rules, rule)
+	}
+	for _, set := range slices.Sorted(maps.Keys(usedSets(r.chains))) {
+		if err := r.readSet(set); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rangesAsComparisons returns the expressions with each match of a byte's range as two comparisons. nft 1.1.7
+// loads `icmpv6 type 133-137` as a range; nft 1.1.3 and the driver write comparisons.
+func rangesAsComparisons(exprs []nfnetlink.Expr) []nfnetlink.Expr {
+	for i, e := range exprs {
+		if r, is := e.(nfnetlink.CmpRange); is && !r.Not && len(r.From) == 1 {
+			return slices.Concat(exprs[:i], []nfnetlink.Expr{
+				nfnetlink.Cmp{Op: nfnetlink.GreaterOrEqual, Sreg: r.Sreg, Data: r.From},
+				nfnetlink.Cmp{Op: nfnetlink.LessOrEqual, Sreg: r.Sreg, Data: r.To},
+			}, rangesAsComparisons(exprs[i+1:]))
+		}
+	}
+	return exprs
+}
+
+// readSet reads the elements of a set once, and none of one that rules fill.
+func (r *tableReader) readSet(name string) error {
+	if _, known := r.sets[name]; known {
+		return nil
 	}
 	var s nfnetlink.Set
 	var err error
-	ranges := policy.Ranges{}
+	ranges, form := policy.Ranges{}, r.setForm(name)
 	if form.Timeout == 0 {
 		s, ranges, err = r.conn.Ranges(r.link, r.name, name)
 	} else {
 		s, err = r.conn.Set(r.link, r.name, name)
 	}
 	if err != nil && !errors.Is(err, nfnetlink.ErrNotAddresses) {
-		return nil, err
+		return err
 	}
 	r.read++
 	switch deviation := s.Deviation(form); {
@@ -199,123 +309,57 @@ func (r *objectReader) readSet(form nfnetlink.Set) (policy.Ranges, error) {
 	case err != nil:
 		r.report("%v", err)
 	}
-	r.found.sets[name] = ranges
-	return ranges, nil
-}
-
-// rest lists the chains and sets of the table, which has the given number of objects.
-func (r *objectReader) rest(objects uint32) (chains []nfnetlink.Chain, sets []nfnetlink.Set, err error) {
-	if chains, err = r.conn.Chains(r.link, r.name); err != nil {
-		return nil, nil, err
-	}
-	if sets, err = r.conn.Sets(r.link, r.name); err != nil {
-		return nil, nil, err
-	}
-	if uint32(len(chains)+len(sets)) != objects {
-		r.found.broken = true
-		r.report("an object that is neither a chain nor a set")
-	}
-	return chains, sets, nil
-}
-
-// tableReader reads an owned table with masquerade chains.
-type tableReader struct {
-	objectReader
-	*table
-}
-
-// readTable reads an owned table: the rules in one dump, and each set that they use in another. The
-// other chains and sets are listed only if the kernel counts more objects than that.
-func readTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	t := &table{chains: map[string]*chain{}}
-	r := tableReader{newObjectReader(conn, f, tableName, &t.tableObjects), t}
-	objects, baseOK, err := r.header(baseChain, baseHook())
-	if err != nil || !t.exists {
-		return t, err
-	}
-	t.baseOK = baseOK
-	if err := r.readRules(); err != nil {
-		return nil, err
-	}
-	if r.read != objects {
-		if err := r.listRest(objects); err != nil {
-			return nil, err
-		}
-	}
-	return t, nil
-}
-
-func (r *tableReader) readRules() error {
-	rules, err := r.conn.Rules(r.link, tableName, "")
-	if err != nil {
-		return err
-	}
-	for _, raw := range rules {
-		decoded, err := decode(r.family, raw, func(set string) (policy.Ranges, error) {
-			return r.readSet(nfnetlink.AddressRanges(r.link, set))
-		})
-		if err != nil {
-			return err
-		}
-		if raw.Chain == baseChain {
-			var masq bool
-			if decoded.Target, masq = masqChainOf(decoded.Target); !masq {
-				decoded.Target = ""
-				r.report("chain %s: %s", baseChain, decoded.Rule)
-			}
-			r.jumps = append(r.jumps, decoded)
-			continue
-		}
-		name, masq := masqChainOf(raw.Chain)
-		if !masq {
-			continue // listRest finds the chain
-		}
-		if decoded.Verdict == policy.Jump {
-			decoded.Unrecognize()
-		}
-		c := r.chains[name]
-		if c == nil {
-			c = &chain{}
-			r.chains[name] = c
-			r.read++
-		}
-		c.rules = append(c.rules, decoded)
-		if decoded.Owner != (policy.Owner{}) {
-			c.owner = decoded.Owner
-		}
-	}
+	r.sets[name] = ranges
 	return nil
 }
 
-// listRest adds the objects that no rule refers to. The table has the given number of objects.
-func (r *tableReader) listRest(objects uint32) error {
-	chains, sets, err := r.rest(objects)
+// readRest reads the chains without rules and the sets that no rule uses. The table has the given number of objects.
+func (r *tableReader) readRest(objects uint32) error {
+	chains, err := r.conn.Chains(r.link, r.name)
 	if err != nil {
 		return err
 	}
+	sets, err := r.conn.Sets(r.link, r.name)
+	if err != nil {
+		return err
+	}
+	if uint32(len(chains)+len(sets)) != objects {
+		r.broken = true
+		r.report("an object that is neither a chain nor a set")
+	}
 	for _, c := range chains {
-		name, masq := masqChainOf(c.Name)
-		switch {
-		case c.Name == baseChain || masq && r.chains[name] != nil:
-		case masq && c.Base == nil: // a masquerade chain without rules
-			r.chains[name] = &chain{}
-		default:
-			r.broken = r.broken || c.Base != nil
-			r.otherChains = append(r.otherChains, c.Name)
-			r.report("chain %s", policy.Quote(c.Name))
+		if r.chains[c.Name] == nil {
+			r.readChain(c)
 		}
 	}
 	for _, s := range sets {
-		if _, known := r.sets[s.Name]; known {
-			continue
-		}
-		r.sets[s.Name] = nil
-		r.report("set %s", policy.Quote(s.Name))
-		if ownSet(s.Name) && s.Deviation(nfnetlink.AddressRanges(r.link, "")) == "" { // after a flush of the rules it can be used again
-			if _, ranges, err := r.conn.Ranges(r.link, tableName, s.Name); err == nil {
-				r.sets[s.Name] = ranges
-			}
+		if err := r.readSet(s.Name); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// render writes the table's sets and chains as input for nft.
+func (t *table) render(f policy.Family) string {
+	var sets, chains strings.Builder
+	for _, name := range t.order {
+		if ranges, isSet := t.sets[name]; isSet {
+			sets.WriteString(renderSet(f, headerOf(f).setForm(name), ranges))
+		} else {
+			chains.WriteString(t.chains[name].render(name))
+		}
+	}
+	return sets.String() + chains.String()
+}
+
+func (c *chain) render(name string) string {
+	text := fmt.Sprintf("\tchain %s {\n", name)
+	if c.base != nil {
+		text += fmt.Sprintf("\t\ttype %s hook postrouting priority %d; policy accept;\n", c.base.Type, c.base.Priority)
+	}
+	for _, r := range c.rules {
+		text += "\t\t" + r.text + "\n"
+	}
+	return text + "\t}\n"
 }

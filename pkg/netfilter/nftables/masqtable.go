@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+const (
+	tableName   = "ip-masq"
+	baseChain   = "postrouting"
+	chainPrefix = "masq-" // because nft cannot parse every bare name: 10, ip or set
+)
+
+// The kinds of sets, which begin their names.
+const (
+	exemptSet = "exempt" // destinations
+	sourceSet = "source" // sources that are never masqueraded
+	scopeSet  = "scope"  // sources in scope
+)
+
+// masqChainOf returns the name of the masquerade chain that a chain of the table is.
+func masqChainOf(name string) (string, bool) { return strings.CutPrefix(name, chainPrefix) }
+
+// setName returns a name for a set of a masquerade chain. A set that replaces another one has a number
+// above 1 at its end, because both exist for a moment.
+func setName(kind, masqChain string, number int) string {
+	name := kind + "-" + masqChain
+	if number > 1 {
+		name += "." + strconv.Itoa(number)
+	}
+	return name
+}
+
+// ownSet reports whether a set has a name as setName returns.
+func ownSet(name string) bool {
+	kind, _, _ := strings.Cut(name, "-")
+	return kind == exemptSet || kind == sourceSet || kind == scopeSet
+}
+
+func chainsOf(rs policy.Ruleset, f policy.Family) []policy.Chain {
+	return slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return c.Family != f })
+}
+
+// masqTable returns the table with these chains that the existing one is to become, or nil for none. The kernel
+// changes the elements of one set in use at once, but not those of two sets, nor those of a set and a rule. So if
+// anything but one set differs, a set with other elements has another name.
+func masqTable(f policy.Family, chains []policy.Chain, have *table) *table {
+	if have.broken {
+		have = newTable(tableName)
+	}
+	if t := buildMasqTable(f, chains, have, usedSets(have.chains)); t == nil || t.differsInOneSet(have) {
+		return t
+	}
+	return buildMasqTable(f, chains, have, nil)
+}
+
+// differsInOneSet reports whether another table has the same chains, and the sets that they use but for one.
+func (t *table) differsInOneSet(have *table) bool {
+	if len(t.chains) != len(have.chains) {
+		return false
+	}
+	for name, c := range t.chains {
+		if held := have.chains[name]; held == nil || c.differs(held) {
+			return false
+		}
+	}
+	different := 0
+	for name, ranges := range t.sets {
+		if !ranges.Equal(have.sets[name]) {
+			different++
+		}
+	}
+	return different <= 1
+}
+
+// buildMasqTable returns a table with these chains, or nil for none. Its sets have the names of existing ones with the
+// same elements, or of those that are to change, or new ones.
+func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change map[string]bool) *table {
+	if len(chains) == 0 {
+		return nil
+	}
+	t := newTable(tableName)
+	// A rule of an owned chain matches sources or destinations by a set, never both.
+	setOf := func(r policy.Rule, masqChain, sources string) string {
+		ranges, kind := r.To, exemptSet
+		if r.From != nil {
+			ranges, kind = r.From, sources
+		}
+		if ranges == nil {
+			return ""
+		}
+		free := ""
+		for number := len(have.sets) + len(t.sets) + 1; number > 0; number-- {
+			name := setName(kind, masqChain, number)
+			held, exists := t.sets[name]
+			if !exists {
+				held, exists = have.sets[name]
+				if change[name] && held != nil {
+					held = ranges
+				}
+			}
+			if exists && held.Equal(ranges) {
+				t.addSet(name, ranges)
+				return name
+			}
+			if !exists {
+				free = name
+			}
+		}
+		t.addSet(free, ranges)
+		return free
+	}
+	t.addChain(baseChain)
+	for _, c := range chains {
+		t.addChain(chainPrefix + c.Name)
+		for i, r := range c.Rules {
+			comment := ""
+			if i == len(c.Rules)-1 { // the last rule names the owner
+				comment = c.Owner.Comment()
+			}
+			t.add(chainPrefix+c.Name, comment, statements(f, r, setOf(r, c.Name, sourceSet), "")...)
+		}
+	}
+	for _, c := range chains {
+		for _, j := range c.Jumps {
+			t.add(baseChain, "", statements(f, j, setOf(j, c.Name, scopeSet), chainPrefix+c.Name)...)
+		}
+	}
+	return t
+}
+
+// ruleset returns the table as it was read in the terms of policy.
+func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
+	report := func(format string, args ...any) {
+		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: fmt.Sprintf(format, args...)})
+	}
+	for _, text := range t.unrecognized {
+		report("%s", text)
+	}
+	jumps := map[string][]policy.Rule{} // by masquerade chain
+	if base := t.chains[baseChain]; base != nil {
+		for _, raw := range base.rules {
+			r := decode(f, raw, t.sets)
+			if chain, masq := masqChainOf(r.Target); masq {
+				jumps[chain] = append(jumps[chain], r.Rule)
+			} else {
+				r.Target = ""
+				report("chain %s: %s", baseChain, r.Rule)
+			}
+		}
+	}
+	for _, name := range sorted(t.chains, nil) {
+		masqChain, masq := masqChainOf(name)
+		if !masq && name != baseChain {
+			report("chain %s", policy.Quote(name))
+		}
+		if !masq {
+			continue
+		}
+		c := policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Owner: t.chains[name].owner()}
+		for _, raw := range t.chains[name].rules {
+			r := decode(f, raw, t.sets)
+			if r.Verdict == policy.Jump {
+				r.Unrecognize()
+			}
+			c.Rules = append(c.Rules, r.Rule)
+		}
+		rs.Chains = append(rs.Chains, c)
+	}
+	used := usedSets(t.chains)
+	for _, name := range sorted(t.sets, nil) {
+		if t.sets[name] != nil && !used[name] {
+			report("set %s", policy.Quote(name))
+		}
+	}
+	return rs
+}
+
+// decode returns the rule that was encoded. A rule that statements does not write is unrecognized, as is one with a
+// set that differs from nfnetlink.AddressRanges.
+func decode(f policy.Family, r rule, sets map[string]policy.Ranges) netfilter.DecodedRule {
+	set := ""
+	d := nfnetlink.Decode(headerOf(f).link, nfnetlink.Rule{Exprs: r.exprs, Comment: r.comment}, nil)
+	d.Packets = r.packets
+	return netfilter.DecodeRule(d, func(c nfnetlink.Condition) (policy.Ranges, bool) {
+		if c.Set == "" || set != "" {
+			return nil, false
+		}
+		set = c.Set
+		return sets[set], sets[set] != nil
+	})
+}
