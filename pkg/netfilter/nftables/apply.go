@@ -56,7 +56,10 @@ func (d *Driver) read(readFamily tablesReader) (*state, error) {
 		last = s
 		return same
 	})
-	if err != nil {
+	switch {
+	case nfnetlink.Unsupported(err):
+		return nil, usable(err)
+	case err != nil:
 		return nil, err // s is nil if nothing was read, as without CAP_NET_ADMIN
 	}
 	s.generation = generation

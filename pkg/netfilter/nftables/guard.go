@@ -29,11 +29,7 @@ func masqChainOfGuard(name string) string {
 func (r rule) masqChain(of string) string { return masqChainOfGuard(cmp.Or(r.target(), of)) }
 
 func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	t, err := readTable(conn, f, netfilter.GuardTable, guardChain)
-	if nfnetlink.Unsupported(err) {
-		err = usable(err)
-	}
-	return t, err
+	return readTable(conn, f, netfilter.GuardTable, guardChain)
 }
 
 // compare returns how the table differs from the desired one, of which nil is none.
