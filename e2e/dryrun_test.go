@@ -343,7 +343,7 @@ func (n *node) callInProcess(t *testing.T, verb, conf, backend string, lockHeld 
 		lockWait = 20 * time.Millisecond
 	}
 	nft := nftables.New()
-	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), nft}
+	drivers := netfilter.Drivers{iptables.New(n.path), nft}
 	for i, d := range drivers {
 		if backend == "unable" || d == nft && strings.HasSuffix(backend, "nftables unable") {
 			drivers[i] = failingDriver{d}

@@ -71,7 +71,7 @@ func (n *node) openBackend(t *testing.T) netfilter.Backend {
 			t.Error(err)
 		}
 	})
-	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: n.path}), direct}
+	drivers := netfilter.Drivers{iptables.New(n.path), direct}
 	var b netfilter.Backend
 	err := n.Node.Do(func() error {
 		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting))

@@ -189,7 +189,7 @@ func drifts() []drift {
 		name:     "third-party rule",
 		iptables: "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT",
 		nft:      "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: -A IP-MASQ-AGENT -p tcp -m tcp --dport 25 -j ACCEPT", "ipv4 IP-MASQ-AGENT: unexpected rule: "},
+		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: tcp rule with the transport header, accept", "ipv4 IP-MASQ-AGENT: unexpected rule: "},
 	}, {
 		name:     "missing jump",
 		iptables: "-F POSTROUTING",

@@ -40,7 +40,7 @@ func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs
 	t.Helper()
 	nft := nftables.New()
 	var warnings bytes.Buffer
-	drivers := netfilter.Drivers{iptables.New(iptables.Options{Path: l.node.path}), nft}
+	drivers := netfilter.Drivers{iptables.New(l.node.path), nft}
 	for i, d := range drivers {
 		drivers[i] = observingDriver{d, l, &read}
 	}

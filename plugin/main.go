@@ -32,7 +32,7 @@ func main() {
 	debug.SetGCPercent(800)
 	nft := nftables.New()
 	p := &cniplugin.Plugin{
-		Drivers:    netfilter.Drivers{iptables.New(iptables.Options{}), nft},
+		Drivers:    netfilter.Drivers{iptables.New(os.Getenv("PATH")), nft},
 		Program:    program(),
 		Generation: nft.Generation,
 		Conntrack:  conntrack.Reset,

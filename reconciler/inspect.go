@@ -22,7 +22,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -61,7 +60,7 @@ type activeReconciler struct {
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
 // reports.
 func (a *app) inspect(ctx context.Context) (*inspection, error) {
-	all := drivers(iptables.Options{})
+	all := drivers()
 	stated, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
 	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {

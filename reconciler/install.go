@@ -17,7 +17,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -83,7 +82,7 @@ func (a *app) directories() (install.Dirs, error) {
 }
 
 func (a *app) install(ctx context.Context, f installFlags) error {
-	s, err := a.settings(ownersDataDir(ctx, drivers(iptables.Options{})))
+	s, err := a.settings(ownersDataDir(ctx, drivers()))
 	if err != nil {
 		return err
 	}

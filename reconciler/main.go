@@ -189,7 +189,7 @@ func (a *app) given(of func(key string) bool) bool {
 
 // node opens the node for a command that changes it. It needs valid settings.
 func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
-	all := drivers(iptables.Options{})
+	all := drivers()
 	s, err := a.settings(ownersDataDir(ctx, all))
 	if err != nil {
 		return nil, err
@@ -205,8 +205,8 @@ func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 }
 
 // drivers are the backends in the order in which backend auto prefers them.
-func drivers(o iptables.Options) netfilter.Drivers {
-	return netfilter.Drivers{iptables.New(o), nftables.New()}
+func drivers() netfilter.Drivers {
+	return netfilter.Drivers{iptables.New(os.Getenv("PATH")), nftables.New()}
 }
 
 func (a *app) json() bool { return a.output == "json" }

@@ -32,7 +32,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -45,7 +44,7 @@ import (
 func (a *app) run(c *cobra.Command, _ []string) error {
 	const gcPercent = 30 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)
-	ctx, all := c.Context(), drivers(iptables.Options{KernelForm: true})
+	ctx, all := c.Context(), drivers()
 	settings, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
 	if errors.As(err, &usage) {

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -148,7 +147,7 @@ func decide(policies []policy.Policy, packet policy.Packet) decision {
 }
 
 func (a *app) who(ctx context.Context, q conntrack.Query) error {
-	all := drivers(iptables.Options{})
+	all := drivers()
 	s, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
 	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {

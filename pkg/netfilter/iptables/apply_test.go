@@ -59,21 +59,18 @@ func TestApply(t *testing.T) {
 			n.idle("a second Apply", func() { n.apply(want) })
 			for _, c := range want.Chains {
 				for _, j := range c.Jumps {
-					checkTexts(t, ruleCommand(j, postrouting, c.Name, ""))
+					checkModules(t, ruleCommand(j, postrouting, c.Name, ""))
 				}
 				for _, r := range c.Rules {
-					checkTexts(t, ruleCommand(r, c.Name, "", ""))
+					checkModules(t, ruleCommand(r, c.Name, "", ""))
 				}
 			}
 		})
 	})
 }
 
-// checkTexts checks that messages know a rule, which iptables-restore takes.
-func checkTexts(t *rapid.T, rule string) {
-	if shownText(rule, "decoded") == rule {
-		t.Fatalf("shownText takes it for an unrecognized one: %s", rule)
-	}
+// checkModules checks that the remedy for a missing module names those of a rule.
+func checkModules(t *rapid.T, rule string) {
 	remedy, _ := remedyFor("missing kernel module")
 	for _, m := range regexp.MustCompile(`-(?:m|j) (\w+)`).FindAllStringSubmatch(rule, -1) {
 		module := "xt_" + m[1]

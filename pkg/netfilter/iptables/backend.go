@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -26,7 +25,6 @@ type backend struct {
 	choice   netfilter.Choice
 	programs *programs
 	reader
-	kernelForm bool
 }
 
 // Layout implements netfilter.Backend: one prefix per rule.
@@ -69,7 +67,7 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset) error 
 }
 
 // Observe implements netfilter.Backend.
-func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
+func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
 	for _, f := range policy.Families() {
@@ -81,9 +79,6 @@ func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (net
 		if err != nil {
 			errs = append(errs, fmt.Errorf("observe %s of %s: %w", f, b.choice, err))
 			continue
-		}
-		if !b.kernelForm {
-			b.showUnrecognized(ctx, f, &t)
 		}
 		rs.Chains = append(rs.Chains, t.chains...)
 		if t.fault != "" {
@@ -101,43 +96,6 @@ func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
 		}
 	}
 	return names
-}
-
-// showUnrecognized gives unrecognized rules the text that `iptables -S` prints. If
-// iptables cannot be run, or the rules have changed, they keep the decoder's text.
-func (b *backend) showUnrecognized(ctx context.Context, f policy.Family, t *table) {
-	unrecognized := func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized }
-	show := func(rules []policy.Rule, lines []string) {
-		for i := range rules {
-			if unrecognized(rules[i]) && len(lines) == len(rules) {
-				rules[i].Text = shownText(lines[i], rules[i].Text)
-			}
-		}
-	}
-	for _, c := range t.chains {
-		if slices.ContainsFunc(c.Rules, unrecognized) {
-			lines, _ := b.programs.list(ctx, f, b.choice.Variant, c.Name)
-			show(c.Rules, lines)
-		}
-		if slices.ContainsFunc(c.Jumps, unrecognized) {
-			jumps, _ := b.listJumps(ctx, f, t)
-			show(c.Jumps, jumps[c.Name])
-		}
-	}
-}
-
-// shownText returns the line of an unrecognized rule, with the decoder's text if
-// the line is that of a rule which would have been recognized: `iptables -S` leaves
-// out native nf_tables expressions that iptables does not know.
-func shownText(line, decoded string) string {
-	const options = `( -[sd] [0-9a-f.:]+(/\d+)?| -o (\S+|"(\\.|[^"\\])*")| -p (tcp|udp|sctp)| -m comment --comment (\S+|"(\\.|[^"\\])*")` +
-		`| -m addrtype( ! --(src|dst)-type LOCAL)+| -m statistic --mode random --probability [\d.]+)*`
-	recognized := regexp.MustCompile(`^-A (\S+` + options + ` -j (RETURN|(MASQUERADE( --to-ports [\d-]+)?|SNAT --to-source \S+)( --random-fully)?)` +
-		`|` + postrouting + options + ` -j \S+)$`)
-	if !recognized.MatchString(line) {
-		return line
-	}
-	return line + " (and what iptables does not show: " + decoded + ")"
 }
 
 // listJumps returns the rules of POSTROUTING that lead to the table's chains, by
@@ -290,7 +248,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 // the chains and so keep it from being removed. It is called after a failure and
 // ignores its own.
 func (b *backend) referrers(ctx context.Context, f policy.Family, chains []policy.Chain) error {
-	lines, _ := b.programs.list(ctx, f, b.choice.Variant)
+	lines, _ := b.programs.list(ctx, f, b.choice.Variant, "")
 	var errs []error
 	for _, line := range lines {
 		for _, c := range chains {

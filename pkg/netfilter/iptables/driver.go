@@ -7,34 +7,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Options are the settings of a Driver. The zero value is right for a host.
-type Options struct {
-	// Path replaces $PATH in the search for programs.
-	Path string
-	// KernelForm makes Observe show unrecognized rules as decoded from the
-	// kernel. To show them as iptables does, Observe runs `iptables -S`, which is
-	// slow when a repair waits for it.
-	KernelForm bool
-}
-
 // Driver detects and opens iptables on this host. It implements netfilter.Driver.
 type Driver struct {
-	programs   *programs
-	nft        *nftReader
-	kernelForm bool
+	programs *programs
+	nft      *nftReader
 }
 
-// New returns the driver. It reads nothing and runs no program.
-func New(o Options) *Driver {
-	return &Driver{programs: newPrograms(cmp.Or(o.Path, os.Getenv("PATH"))), nft: &nftReader{}, kernelForm: o.KernelForm}
-}
+// New returns the driver. It looks for programs in the directories of a path as in $PATH. It reads nothing and runs
+// no program.
+func New(path string) *Driver { return &Driver{programs: newPrograms(path), nft: &nftReader{}} }
 
 // Backend implements netfilter.Driver.
 func (*Driver) Backend() policy.Backend { return policy.IPTables }
@@ -44,7 +31,7 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	if c.Backend != policy.IPTables || !slices.Contains(variants(), c.Variant) {
 		return nil, fmt.Errorf("open %s: no such variant of iptables; there are nft and legacy", c)
 	}
-	return &backend{choice: c, programs: d.programs, reader: d.reader(c.Variant), kernelForm: d.kernelForm}, nil
+	return &backend{choice: c, programs: d.programs, reader: d.reader(c.Variant)}, nil
 }
 
 // Render implements netfilter.Driver: iptables-restore and ip6tables-restore

@@ -100,7 +100,7 @@ func TestProbe(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)
 			shell(t, tc.before...)
-			d := New(Options{Path: pathWith(t, tc.programs)})
+			d := New(pathWith(t, tc.programs))
 			got, err := d.Probe(t.Context(), tc.variant)
 			if len(tc.fails) > 0 {
 				if !errors.Is(err, netfilter.ErrUnusable) {
@@ -148,7 +148,7 @@ func TestFindChain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)
 			shell(t, tc.before...)
-			got, err := New(Options{Path: "/nowhere"}).FindChain(t.Context(), "X")
+			got, err := New("/nowhere").FindChain(t.Context(), "X")
 			if diff := cmp.Diff(tc.want, got); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
@@ -165,7 +165,7 @@ func TestFindChain(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
-	d := New(Options{})
+	d := New(os.Getenv("PATH"))
 	if d.Backend() != policy.IPTables {
 		t.Errorf("backend %s", d.Backend())
 	}

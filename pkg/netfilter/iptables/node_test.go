@@ -64,7 +64,7 @@ func inEachVariant(t *testing.T, test func(*node)) {
 func newNode(t *testing.T, variant string) *node {
 	t.Helper()
 	isolate(t)
-	n := &node{T: t, driver: New(Options{})}
+	n := &node{T: t, driver: New(os.Getenv("PATH"))}
 	opened, err := n.driver.Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant})
 	if err != nil {
 		t.Fatal(err)

@@ -16,8 +16,6 @@ import (
 	"sync"
 	"syscall"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -94,43 +92,22 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	return variant, nil
 }
 
-// list returns the rules of chains of table nat as `iptables -S` prints them, of all
-// chains if none is named.
-func (p *programs) list(ctx context.Context, f policy.Family, variant string, chains ...string) ([]string, error) {
+// list returns the rules of a chain of table nat as `iptables -S` prints them, of all chains for "".
+func (p *programs) list(ctx context.Context, f policy.Family, variant, chain string) ([]string, error) {
 	path, err := p.locate(ctx, f, variant, "")
 	if err != nil {
 		return nil, err
 	}
-	if err := context.Cause(ctx); err != nil {
-		return nil, fmt.Errorf("run %s: %w", path, err)
+	args := []string{"-w", strconv.Itoa(lockSeconds), "-t", natTable, "-S"}
+	if chain != "" {
+		args = append(args, chain)
 	}
-	protocol := goiptables.ProtocolIPv4
-	if f == policy.IPv6 {
-		protocol = goiptables.ProtocolIPv6
+	out, err := p.run(ctx, p.env, nil, nil, path, args...)
+	if err != nil {
+		return nil, err
 	}
-	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(lockSeconds))
-	if err == nil && len(chains) == 0 {
-		chains, err = ipt.ListChains(natTable)
-	}
-	var all []string
-	for _, chain := range chains {
-		if err != nil {
-			break
-		}
-		var lines []string
-		lines, err = ipt.List(natTable, chain)
-		all = append(all, lines...)
-	}
-	var failed *goiptables.Error
-	switch {
-	case err == nil:
-		return slices.DeleteFunc(all, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
-	case !errors.As(err, &failed):
-		return nil, fmt.Errorf("run %s: %w", path, err)
-	}
-	status := fmt.Sprintf("exit status %v", failed.ExitStatus())
-	_, stderr, _ := strings.Cut(failed.Error(), status+": ")
-	return nil, &runError{path: path, err: errors.New(status), stderr: firstLines(stderr)}
+	lines := strings.Split(string(out), "\n")
+	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
 }
 
 // restore runs iptables-restore.

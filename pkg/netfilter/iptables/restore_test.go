@@ -88,7 +88,7 @@ func TestDriverRender(t *testing.T) {
 		{[]policy.Family{policy.IPv6}, policy.IPv6},
 		{policy.Families(), ""},
 	} {
-		got, err := New(Options{}).Render(rs, tt.families...)
+		got, err := New("").Render(rs, tt.families...)
 		if tt.want == "" {
 			if err == nil {
 				t.Errorf("%v in one input:\n%s", tt.families, got)
