@@ -101,7 +101,7 @@ e2e-packages: packages $(CNI_TOOLS) $(RELEASE) ## packages installed, upgraded a
 	@echo "e2e-packages: about 3 minutes on two cores; the first time 3 more to install two roots of Debian"
 	for release in v0.1.0 v0.1.1; do SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(RELEASE) make -version $$release -arch $$(go env GOARCH) \
 		-commit $$(git rev-parse HEAD) -dist bin/releases/$$release || exit 1; done
-	machine=$$(tools/debian-root bookworm systemd iptables nftables iproute2 kmod) && lintian=$$(tools/debian-root bookworm lintian) && \
+	machine=$$(tools/debian-root bookworm systemd iptables nftables iproute2 kmod rpm) && lintian=$$(tools/debian-root bookworm lintian) && \
 		IPMASQ_DEBIAN_ROOT=$$machine IPMASQ_LINTIAN_ROOT=$$lintian IPMASQ_RELEASES_DIR=$(CURDIR)/bin/releases \
 		go test -tags e2e_packages -count=1 -timeout $$(go run ./e2e/timelimit/scale 30m) ./e2e/packages $(TESTFLAGS)
 
@@ -153,7 +153,7 @@ clean: ## remove bin/
 
 # Tools are pinned in modules of their own, so that the project does not depend on what they depend on.
 $(CNI_TOOLS): tools/cni/go.mod tools/cni/go.sum $(wildcard tools/cni/*/*.go)
-	go -C tools/cni build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool ./crioverbs ./flannel ./multus
+	go -C tools/cni build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool ./crioverbs ./multus
 	@touch $@
 
 $(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.*)

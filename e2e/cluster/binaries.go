@@ -18,7 +18,7 @@ type Binaries struct {
 	Containerd string
 	// Kubernetes has kube-apiserver, kubelet and so on.
 	Kubernetes string
-	// Flannel has flanneld, install-conf and kube-flannel.yml.
+	// Flannel has flanneld, install-conf, the CNI plugin flannel and kube-flannel.yml.
 	Flannel string
 	// Images has the project's container images, ip-masq-TAG.tar.
 	Images string

@@ -20,8 +20,7 @@ import (
 // FlannelConflist is the path of flannel's conflist.
 const FlannelConflist = "/etc/cni/net.d/10-flannel.conflist"
 
-// Flannel is flannel as its own manifest deploys it: flanneld and install-conf are the original
-// ones, the CNI plugin is an imitation.
+// Flannel is flannel as its own manifest deploys it, with an older CNI plugin.
 type Flannel struct {
 	cluster  *Cluster
 	manifest string
@@ -105,7 +104,6 @@ func (f *Flannel) images(ctx context.Context) ([][]byte, error) {
 	for _, image := range regexp.MustCompile(`image: (.*/(.*):.*)`).FindAllStringSubmatch(f.manifest, -1) {
 		names[image[2]] = image[1]
 	}
-	plugin := filepath.Join(f.cluster.options.Binaries.Own, "cni", "flannel")
 	directory := f.cluster.options.Binaries.Flannel
 	var archives [][]byte
 	for _, image := range []struct {
@@ -113,7 +111,7 @@ func (f *Flannel) images(ctx context.Context) ([][]byte, error) {
 		programs   map[string]string // by their path in the image
 		links      map[string]string
 	}{
-		{"flannel-cni-plugin", "/bin", map[string]string{"flannel": plugin, "bin/busybox": "/bin/busybox"}, map[string]string{"bin/cp": "busybox"}},
+		{"flannel-cni-plugin", "/bin", map[string]string{"flannel": filepath.Join(directory, "flannel"), "bin/busybox": "/bin/busybox"}, map[string]string{"bin/cp": "busybox"}},
 		{"flannel", "/usr/sbin", map[string]string{
 			"opt/bin/flanneld":           filepath.Join(directory, "flanneld"),
 			"opt/bin/install-conf":       filepath.Join(directory, "install-conf"),

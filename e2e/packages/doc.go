@@ -2,7 +2,7 @@
 
 // Package packages tests the packages of two releases on a bare Debian 12, with the build tag
 // e2e_packages: installed, upgraded and downgraded while pods run, removed, and purged. Rules must never
-// be missing, the conflist must be whole at each moment, and what it names must be there. dpkg runs in a
-// root of its own, in the namespaces of a sandbox; the files and scripts of the .rpm are unpacked and
-// run as rpm does; the service runs in a systemd of its own. `make e2e-packages` runs them; they need root.
+// be missing, the conflist must be whole at each moment, and what it names must be there. dpkg and rpm run
+// in a root of their own, in the namespaces of a sandbox; the service runs in a systemd of its own.
+// `make e2e-packages` runs them; they need root.
 package packages

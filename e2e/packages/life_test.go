@@ -5,6 +5,7 @@
 package packages
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -40,66 +41,23 @@ func TestDebian(t *testing.T) {
 	m.wantOnly(t, before)
 }
 
-// TestRPM: the files and scripts of the .rpm, in the order of rpm (rpm(8), "Scriptlets").
+// TestRPM: the life of the .rpm, with Debian's rpm, which has no other packages in its database.
 func TestRPM(t *testing.T) {
 	m := newMachine(t, kernel()...)
 	before := m.files(t)
-	present := "" // the directory with what is installed
-	rpmArch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[debArch()]
-	m.copy(t, setting(t, "IPMASQ_BIN_DIR")+"/release/release", "/packages/release")
-	script := func(dir, name, remaining string) (string, error) {
-		if !m.exists(dir + "." + name) {
-			return "", nil
-		}
-		return m.try("sh " + dir + "." + name + " " + remaining)
-	}
-	must2 := func(t *testing.T, out string, err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	}
-	erase := func(t *testing.T) {
-		t.Helper()
-		m.run(t, "cd "+present+" && find . -type f ! -path './etc/*' | while read -r f; do rm -f \"/$f\"; done")
-	}
+	const rpm = "rpm --force-debian --dbpath /packages/rpm "
+	rpmArch := cmp.Or(map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[debArch()], debArch())
 	testLife(t, m, manager{
 		install: func(t *testing.T, release string) {
 			t.Helper()
-			dir := "/packages/" + release
-			m.run(t, "rm -rf "+dir+" && /packages/release unpack "+m.pack(t, release, "*."+rpmArch+".rpm")+" "+dir)
-			m.run(t, "cp -a --remove-destination "+dir+"/. / ")
-			if present == "" {
-				out, err := script(dir, "post", "1")
-				must2(t, out, err)
-			} else {
-				for _, step := range [][2]string{{dir, "post"}, {present, "preun"}, {present, "postun"}} {
-					count := "1"
-					if step[1] == "post" {
-						count = "2"
-					}
-					out, err := script(step[0], step[1], count)
-					must2(t, out, err)
-				}
-			}
-			present = dir
+			m.run(t, rpm+"--upgrade --oldpackage --nodeps "+m.pack(t, release, "*."+rpmArch+".rpm"))
 		},
-		remove: func() (string, error) {
-			out, err := script(present, "preun", "0")
-			if err == nil {
-				erase(t)
-				var more string
-				more, err = script(present, "postun", "0")
-				out += more
-			}
-			return out, err
+		remove: func() (string, error) { return m.try(rpm + "--erase ip-masq-cni") },
+		purge:  func(*testing.T) {}, // the removal removes configuration that nobody changed
+		isInstalled: func() bool {
+			_, err := m.try(rpm + "--query ip-masq-cni")
+			return err == nil
 		},
-		// rpm removes configuration that nobody changed.
-		purge: func(t *testing.T) {
-			t.Helper()
-			m.run(t, "cd "+present+" && find etc -type f | while read -r f; do rm -f \"/$f\"; done; find . -depth -type d | while read -r d; do rmdir \"/$d\" 2>/dev/null || :; done")
-		},
-		isInstalled: func() bool { return m.exists("/usr/sbin/ip-masq-reconciler") },
 	})
 	m.wantOnly(t, before)
 }

@@ -157,7 +157,7 @@ func readDeb(data []byte, add func(string, fs.FileMode, []byte) error) error {
 }
 
 func readRPM(data []byte, add func(string, fs.FileMode, []byte) error) error {
-	_, payload, err := rpmHeader(data)
+	payload, err := rpmPayload(data)
 	if err != nil {
 		return err
 	}
@@ -175,72 +175,19 @@ func readRPM(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	}, add)
 }
 
-// rpmHeader returns the strings of the header of an .rpm, by their tag, and the payload. The format is
-// a lead of 96 bytes, the header of the signature, padded to 8 bytes, the header, and the payload.
-func rpmHeader(data []byte) (map[uint32]string, []byte, error) {
-	const lead, intro, entry, typeString = 96, 16, 16, 6
-	malformed := errors.New("is no .rpm")
-	texts := map[uint32]string{}
+// rpmPayload returns the payload of an .rpm. Before it are a lead of 96 bytes, the header of the
+// signature, padded to 8 bytes, and the header: each 16 bytes, 16 bytes an entry, and the entries' data.
+func rpmPayload(data []byte) ([]byte, error) {
+	const lead, intro, entry = 96, 16, 16
 	at := lead
-	for i := range 2 {
+	for range 2 {
+		at += (8 - at%8) % 8
 		if len(data) < at+intro || !bytes.HasPrefix(data[at:], []byte{0x8e, 0xad, 0xe8, 1}) {
-			return nil, nil, malformed
+			return nil, errors.New("is no .rpm")
 		}
-		count, size := int(binary.BigEndian.Uint32(data[at+8:])), int(binary.BigEndian.Uint32(data[at+12:]))
-		index := at + intro
-		store := index + count*entry
-		if at = store + size; count > len(data) || size > len(data) || at > len(data) {
-			return nil, nil, malformed
-		}
-		if i == 0 {
-			at += (8 - size%8) % 8
-			continue
-		}
-		for ; index < store; index += entry {
-			tag, kind := binary.BigEndian.Uint32(data[index:]), binary.BigEndian.Uint32(data[index+4:])
-			offset := int(binary.BigEndian.Uint32(data[index+8:]))
-			if kind == typeString && offset < size {
-				text, _, _ := bytes.Cut(data[store+offset:at], []byte{0})
-				texts[tag] = string(text)
-			}
-		}
+		at += intro + entry*int(binary.BigEndian.Uint32(data[at+8:])) + int(binary.BigEndian.Uint32(data[at+12:]))
 	}
-	return texts, data[at:], nil
-}
-
-// unpackRPM unpacks an .rpm for tests where there is no rpm: its files below a directory, and its scripts
-// beside it, as DIRECTORY.post and the like.
-func unpackRPM(file, dir string) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	texts, _, err := rpmHeader(data)
-	if err != nil {
-		return err
-	}
-	for tag, name := range map[uint32]string{1023: "pre", 1024: "post", 1025: "preun", 1026: "postun"} {
-		if text := texts[tag]; text != "" {
-			if err := os.WriteFile(dir+"."+name, []byte(text), 0o755); err != nil {
-				return err
-			}
-		}
-	}
-	return readRPM(data, unpackTo(dir))
-}
-
-// unpackTo returns a function that writes files and directories below a directory.
-func unpackTo(dir string) func(string, fs.FileMode, []byte) error {
-	return func(name string, mode fs.FileMode, data []byte) error {
-		target := filepath.Join(dir, filepath.Clean("/"+name))
-		switch {
-		case mode.IsDir():
-			return os.MkdirAll(target, 0o755)
-		case !mode.IsRegular():
-			return fmt.Errorf("%s is neither file nor directory", name)
-		}
-		return errors.Join(os.MkdirAll(filepath.Dir(target), 0o755), os.WriteFile(target, data, mode.Perm()))
-	}
+	return data[min(at, len(data)):], nil
 }
 
 // imageDigest returns the digest by which a registry knows the image of an OCI archive, whose index names nothing else.

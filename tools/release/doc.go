@@ -8,5 +8,4 @@
 //	release make -version v0.1.0 -key FILE     what `make release` runs
 //	release verify -public-key FILE dist       what `make verify` runs
 //	release keygen FILE                        a key to sign with: FILE and FILE.pub
-//	release unpack FILE.rpm DIRECTORY          files, and the scripts as DIRECTORY.post and the like
 package main

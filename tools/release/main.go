@@ -33,7 +33,7 @@ func exitCode(err error) int {
 
 func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	if len(args) == 0 {
-		return errors.New("name a command: make, verify, keygen or unpack")
+		return errors.New("name a command: make, verify or keygen")
 	}
 	f := flag.NewFlagSet("release "+args[0], flag.ContinueOnError)
 	f.SetOutput(messages)
@@ -75,13 +75,8 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 			return err
 		}
 		return generateKey(f.Arg(0))
-	case "unpack":
-		if err := parse(f, args[1:], 2); err != nil {
-			return err
-		}
-		return unpackRPM(f.Arg(0), f.Arg(1))
 	default:
-		return fmt.Errorf("there is no command %s; there are make, verify, keygen and unpack", command)
+		return fmt.Errorf("there is no command %s; there are make, verify and keygen", command)
 	}
 }
 

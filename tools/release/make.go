@@ -166,14 +166,11 @@ func (r *release) checkOut(ctx context.Context, fromGit bool) error {
 		return nil
 	}
 	archive, root := filepath.Join(r.work, "source.tar"), filepath.Join(r.work, "source")
-	if _, err := r.output(ctx, "git", "-c", "core.autocrlf=false", "archive", "--format=tar", "--output="+archive, r.commit+"^{tree}"); err != nil {
+	_, err := r.output(ctx, "git", "-c", "core.autocrlf=false", "archive", "--format=tar", "--output="+archive, r.commit+"^{tree}")
+	if err := errors.Join(err, os.Mkdir(root, 0o755)); err != nil {
 		return err
 	}
-	f, err := os.Open(archive)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(readTar(f, unpackTo(root)), f.Close())
+	_, err = r.output(ctx, "tar", "-C", root, "-xf", archive)
 	r.root = root
 	return err
 }
@@ -295,22 +292,24 @@ func (r *release) programsOf(arch string) []string {
 
 // packImages packs the images for all architectures, without and with iptables.
 func (r *release) packImages(ctx context.Context) error {
-	args := []string{
-		"run", "-trimpath", "-buildvcs=false", "./deploy/image", "-version", r.version, "-arch", strings.Join(r.arches, ","),
-		"-binaries", r.work, "-license", filepath.Join(r.root, "LICENSE"),
-	}
 	dist, err := filepath.Abs(r.next)
 	if err != nil {
 		return err
 	}
-	plain := append(slices.Clone(args), "-name", r.image+":"+r.version, "-out", filepath.Join(dist, r.imageFile(false)))
-	if _, err := r.output(ctx, "go", plain...); err != nil || r.debs == "" {
-		return err
-	}
-	_, err = r.output(ctx, "go", append(args, "-name", r.image+":"+r.version+"-iptables", "-out", filepath.Join(dist, r.imageFile(true)),
-		"-iptables", "-debian-packages", r.debs)...)
-	if err != nil {
-		return err
+	for _, iptables := range []bool{false, true} {
+		args := []string{
+			"run", "-trimpath", "-buildvcs=false", "./deploy/image", "-version", r.version, "-arch", strings.Join(r.arches, ","),
+			"-binaries", r.work, "-license", filepath.Join(r.root, "LICENSE"), "-name", r.imageName(iptables), "-out", filepath.Join(dist, r.imageFile(iptables)),
+		}
+		if iptables {
+			if r.debs == "" {
+				return nil
+			}
+			args = append(args, "-iptables", "-debian-packages", r.debs)
+		}
+		if _, err := r.output(ctx, "go", args...); err != nil {
+			return err
+		}
 	}
 	info, err := os.Stat(filepath.Join(r.debs, r.arches[0], sumsFile))
 	if err != nil {
@@ -322,9 +321,18 @@ func (r *release) packImages(ctx context.Context) error {
 	return nil
 }
 
-func (r *release) imageFile(iptables bool) string {
+// suffix is that of the name of an image.
+func suffix(iptables bool) string {
 	if iptables {
-		return fmt.Sprintf("%s_%s_image-iptables.tar", project, r.number)
+		return "-iptables"
 	}
-	return fmt.Sprintf("%s_%s_image.tar", project, r.number)
+	return ""
+}
+
+func (r *release) imageName(iptables bool) string {
+	return r.image + ":" + r.version + suffix(iptables)
+}
+
+func (r *release) imageFile(iptables bool) string {
+	return fmt.Sprintf("%s_%s_image%s.tar", project, r.number, suffix(iptables))
 }

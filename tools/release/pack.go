@@ -23,7 +23,6 @@ type file struct {
 	name string // the path, without a leading slash
 	mode fs.FileMode
 	data []byte
-	conf bool // changes by the administrator stay
 }
 
 // tarGz returns a tar.gz of files, owned by root, in the order of their names.

@@ -24,7 +24,6 @@ import (
 	statement "github.com/in-toto/attestation/go/v1"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // Files of a release beside the artefacts.
@@ -239,34 +238,20 @@ func isArtefact(name string) bool {
 	return name != publicKeyFile && name != pemFile && !strings.HasSuffix(name, provenanceType)
 }
 
+// object is an object of JSON.
+type object = map[string]any
+
 // provenance returns the statement of in-toto about the artefacts, with the predicate of SLSA.
 func (r *release) provenance(ctx context.Context) ([]byte, error) {
 	sums, err := sumsOf(r.next)
 	if err != nil {
 		return nil, err
 	}
-	s := &statement.Statement{Type: statement.StatementTypeUri, PredicateType: predicateType}
+	var subjects []object
 	for _, f := range sums {
 		if isArtefact(f.name) {
-			s.Subject = append(s.Subject, &statement.ResourceDescriptor{Name: f.name, Digest: map[string]string{"sha256": f.sum}})
+			subjects = append(subjects, object{"name": f.name, "digest": object{"sha256": f.sum}})
 		}
-	}
-	list := func(items []string) []any {
-		var all []any
-		for _, item := range items {
-			all = append(all, item)
-		}
-		return all
-	}
-	external, err := structpb.NewStruct(map[string]any{
-		"version": r.version, "architectures": list(r.arches), "image": r.image, "iptablesImage": r.debs != "",
-	})
-	if err != nil {
-		return nil, err
-	}
-	internal, err := structpb.NewStruct(map[string]any{"sourceDateEpoch": r.time.Unix(), "buildFlags": list(r.flags())})
-	if err != nil {
-		return nil, err
 	}
 	toolchain, err := r.output(ctx, "go", "env", "GOVERSION")
 	if err != nil {
@@ -276,19 +261,20 @@ func (r *release) provenance(ctx context.Context) ([]byte, error) {
 	if r.tagged {
 		uri += "@refs/tags/" + r.version
 	}
-	dependencies := []*statement.ResourceDescriptor{
-		{Uri: uri, Digest: map[string]string{"gitCommit": r.commit}},
-		{Name: "go", Uri: "https://go.dev/dl/#" + toolchain, Annotations: &structpb.Struct{Fields: map[string]*structpb.Value{"host": structpb.NewStringValue(runtime.GOOS + "/" + runtime.GOARCH)}}},
+	dependencies := []object{
+		{"uri": uri, "digest": object{"gitCommit": r.commit}},
+		{"name": "go", "uri": "https://go.dev/dl/#" + toolchain, "annotations": object{"host": runtime.GOOS + "/" + runtime.GOARCH}},
 	}
 	for _, name := range []string{"go.mod", "go.sum"} {
 		data, err := os.ReadFile(filepath.Join(r.root, name))
 		if err != nil {
 			return nil, err
 		}
-		dependencies = append(dependencies, &statement.ResourceDescriptor{Name: name, Digest: map[string]string{"sha256": sumOf(data)}})
+		dependencies = append(dependencies, object{"name": name, "digest": object{"sha256": sumOf(data)}})
 	}
-	var images []*statement.ResourceDescriptor
-	for suffix, name := range map[string]string{"": r.imageFile(false), "-iptables": r.imageFile(true)} {
+	var images []object
+	for _, iptables := range []bool{false, true} {
+		name := r.imageFile(iptables)
 		digest, err := imageDigest(filepath.Join(r.next, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -296,38 +282,39 @@ func (r *release) provenance(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		images = append(images, &statement.ResourceDescriptor{
-			Name: r.image + ":" + r.version + suffix, Digest: map[string]string{"sha256": strings.TrimPrefix(digest, "sha256:")},
-		})
+		images = append(images, object{"name": r.imageName(iptables), "digest": object{"sha256": strings.TrimPrefix(digest, "sha256:")}})
 	}
-	slices.SortFunc(images, func(a, b *statement.ResourceDescriptor) int { return strings.Compare(a.GetName(), b.GetName()) })
-	p := &provenance.Provenance{
-		BuildDefinition: &provenance.BuildDefinition{
-			BuildType: buildType, ExternalParameters: external, InternalParameters: internal, ResolvedDependencies: dependencies,
+	text, err := json.Marshal(object{
+		"_type": statement.StatementTypeUri, "subject": subjects, "predicateType": predicateType,
+		"predicate": object{
+			"buildDefinition": object{
+				"buildType":            buildType,
+				"externalParameters":   object{"version": r.version, "architectures": r.arches, "image": r.image, "iptablesImage": r.debs != ""},
+				"internalParameters":   object{"sourceDateEpoch": r.time.Unix(), "buildFlags": r.flags()},
+				"resolvedDependencies": dependencies,
+			},
+			"runDetails": object{"builder": object{"id": builder}, "byproducts": images},
 		},
-		RunDetails: &provenance.RunDetails{Builder: &provenance.Builder{Id: builder}, Byproducts: images},
-	}
-	if err := p.Validate(); err != nil {
-		return nil, err
-	}
-	text, err := protojson.Marshal(p)
+	})
 	if err != nil {
 		return nil, err
 	}
-	s.Predicate = &structpb.Struct{}
-	if err := protojson.Unmarshal(text, s.Predicate); err != nil {
-		return nil, err
+	_, _, err = parseProvenance(text)
+	return text, err
+}
+
+// parseProvenance returns a statement of in-toto and its predicate of SLSA, if both are valid.
+func parseProvenance(text []byte) (*statement.Statement, *provenance.Provenance, error) {
+	s, p := &statement.Statement{}, &provenance.Provenance{}
+	if err := protojson.Unmarshal(text, s); err != nil {
+		return nil, nil, err
 	}
-	if err := s.Validate(); err != nil {
-		return nil, err
+	if s.GetPredicateType() != predicateType {
+		return nil, nil, fmt.Errorf("the predicate is %q", s.GetPredicateType())
 	}
-	if text, err = protojson.Marshal(s); err != nil {
-		return nil, err
+	predicate, err := protojson.Marshal(s.GetPredicate())
+	if err == nil {
+		err = protojson.Unmarshal(predicate, p)
 	}
-	// protojson varies its spaces on purpose.
-	var value any
-	if err := json.Unmarshal(text, &value); err != nil {
-		return nil, err
-	}
-	return json.Marshal(value)
+	return s, p, errors.Join(err, s.Validate(), p.Validate())
 }

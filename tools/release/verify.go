@@ -15,12 +15,9 @@ import (
 	"strings"
 
 	"aead.dev/minisign"
-	provenance "github.com/in-toto/attestation/go/predicates/provenance/v1"
-	statement "github.com/in-toto/attestation/go/v1"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdx/v2/v2_3"
-	"google.golang.org/protobuf/encoding/protojson"
 )
 
 // verification is a check of a release.
@@ -175,16 +172,8 @@ func (v verification) verifyProvenance(ctx context.Context, key *dsseKey) (strin
 	if err != nil || envelope.PayloadType != payloadType {
 		return "", fmt.Errorf("%s is not signed with the key of %s: %w", name, signatureFile, err)
 	}
-	var s statement.Statement
-	var p provenance.Provenance
-	if err := protojson.Unmarshal(payload, &s); err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
-	}
-	predicate, err := protojson.Marshal(s.GetPredicate())
-	if err == nil {
-		err = protojson.Unmarshal(predicate, &p)
-	}
-	if err := errors.Join(err, s.Validate(), p.Validate()); err != nil || s.GetPredicateType() != predicateType {
+	s, p, err := parseProvenance(payload)
+	if err != nil {
 		return "", fmt.Errorf("%s is no provenance of SLSA: %w", name, err)
 	}
 	have, err := sumsOf(v.dir)
