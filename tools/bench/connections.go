@@ -51,11 +51,11 @@ func (b *bench) routers() (all []router, err error) {
 }
 
 // flood opens about 30 ms of connections a round.
-func (r router) flood(name string, protocol scene.Protocol, to netip.Addr) measure.Contender {
+func (r router) flood(name string, to netip.Addr) measure.Contender {
 	const each, fewest, most = 30 * time.Millisecond, 100, 3000 // flows
 	flows := fewest
 	return measure.Contender{Name: name, Run: func(round int) ([]measure.Value, error) {
-		took, err := r.node.Flood(to, protocol, flows)
+		took, err := r.node.Flood(to, flows)
 		if round < 0 && err == nil {
 			flows = min(max(int(each/took), fewest), most)
 		}
@@ -63,8 +63,8 @@ func (r router) flood(name string, protocol scene.Protocol, to netip.Addr) measu
 	}}
 }
 
-// connections measures the cost of a new connection: UDP and TCP, to an address that no prefix exempts,
-// and to those of the first and the last prefix.
+// connections measures the cost of a new connection: to an address that no prefix exempts, and to those of
+// the first and the last prefix.
 func (b *bench) connections() (err error) {
 	routers, err := b.routers()
 	defer func() {
@@ -83,9 +83,7 @@ func (b *bench) connections() (err error) {
 			to    netip.Addr
 		}{{"none", scene.Elsewhere()}, {"first", prefixes[0].Addr()}, {"last", prefixes[count-1].Addr()}}
 		var contenders []measure.Contender
-		name := func(r router, protocol scene.Protocol, match string) string {
-			return fmt.Sprintf("protocol=%s/match=%s/router=%s", protocol, match, r.name)
-		}
+		name := func(r router, match string) string { return fmt.Sprintf("match=%s/router=%s", match, r.name) }
 		for _, r := range routers {
 			if count > r.most {
 				continue
@@ -93,10 +91,8 @@ func (b *bench) connections() (err error) {
 			if err := r.write(prefixes); err != nil {
 				return err
 			}
-			for _, protocol := range []scene.Protocol{scene.UDP, scene.TCP} {
-				for _, d := range destinations {
-					contenders = append(contenders, r.flood(name(r, protocol, d.match), protocol, d.to))
-				}
+			for _, d := range destinations {
+				contenders = append(contenders, r.flood(name(r, d.match), d.to))
 			}
 		}
 		f, err := b.compare(fmt.Sprintf("Connection/prefixes=%d", count), b.limit(20, 20*time.Second), contenders...)
@@ -105,7 +101,7 @@ func (b *bench) connections() (err error) {
 		}
 		for i, r := range routers {
 			if lines[i].Name = r.name; count <= r.most {
-				lines[i].Add(count, f.Of(name(r, scene.UDP, "none")), 1e3)
+				lines[i].Add(count, f.Of(name(r, "none")), 1e3)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/aclements/go-moremath/stats"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/palette/brewer"
 	"gonum.org/v1/plot/plotter"
@@ -17,8 +18,6 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
-
-	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
 // Line is a contender's figures over a count.
@@ -26,12 +25,12 @@ type Line struct {
 	Name   string
 	Counts []int
 	// Figures has one series for each count.
-	Figures []measure.Series
+	Figures [][]float64
 }
 
 // Add adds figures at a count, in units of so many.
-func (l *Line) Add(count int, figures measure.Series, unit float64) {
-	var scaled measure.Series
+func (l *Line) Add(count int, figures []float64, unit float64) {
+	var scaled []float64
 	for _, v := range figures {
 		scaled = append(scaled, v/unit)
 	}
@@ -96,9 +95,10 @@ type spreadPoints struct {
 
 func points(l Line) (all spreadPoints) {
 	for i, f := range l.Figures {
-		median := f.Median()
+		sample := stats.Sample{Xs: f} // as benchstat
+		median := sample.Quantile(0.5)
 		all.XYs = append(all.XYs, plotter.XY{X: float64(l.Counts[i]), Y: median})
-		all.YErrors = append(all.YErrors, struct{ Low, High float64 }{median - f.Quantile(0.25), f.Quantile(0.75) - median})
+		all.YErrors = append(all.YErrors, struct{ Low, High float64 }{median - sample.Quantile(0.25), sample.Quantile(0.75) - median})
 	}
 	return all
 }

@@ -9,13 +9,11 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 )
 
 func someLines() (lines []Line) {
 	for i := range 11 {
-		lines = append(lines, Line{fmt.Sprint("contender ", i), []int{4, 10_000}, []measure.Series{{1, 2, 3}, {10, 20, float64(30 + i)}}})
+		lines = append(lines, Line{fmt.Sprint("contender ", i), []int{4, 10_000}, [][]float64{{1, 2, 3}, {10, 20, float64(30 + i)}}})
 	}
 	return lines
 }

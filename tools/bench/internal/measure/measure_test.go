@@ -4,24 +4,11 @@ package measure
 
 import (
 	"errors"
-	"math"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 )
-
-func TestQuantile(t *testing.T) {
-	s := Series{4, 1, 3, 2}
-	for q, want := range map[float64]float64{0: 1, 0.25: 1.75, 0.5: 2.5, 1: 4} {
-		if got := s.Quantile(q); got != want {
-			t.Errorf("quantile %v is %v, want %v", q, got, want)
-		}
-	}
-	if !math.IsNaN(Series{}.Median()) {
-		t.Error("the median of no figures is a number, want NaN")
-	}
-}
 
 // TestWrite checks that each contender has a line of the Go benchmark format for each round.
 func TestWrite(t *testing.T) {

@@ -72,12 +72,12 @@ func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 }
 
 // Of returns the first cost of a contender by round, or nil if there is no contender with the name.
-func (f Figures) Of(name string) Series {
+func (f Figures) Of(name string) []float64 {
 	at := slices.Index(f.names, name)
 	if at < 0 {
 		return nil
 	}
-	var s Series
+	var s []float64
 	for _, costs := range f.rounds {
 		s = append(s, costs[at][0].Cost)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/aclements/go-moremath/stats"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,12 +25,12 @@ func (n *Node) Send(to netip.Addr, packets int, connections bool) (time.Duration
 			}
 			port = func(i int) uint16 { return uint16(firstPort + i) }
 		}
-		_, cpu, missing, err := n.flood(to, UDP, packets, port)
+		_, cpu, missing, err := n.flood(to, packets, port)
 		if err != nil {
 			return 0, fmt.Errorf("send from a pod: %w", err)
 		}
 		if missing == 0 {
-			return time.Duration(cpu.Median()), nil
+			return time.Duration(stats.Sample{Xs: cpu}.Quantile(0.5)), nil
 		}
 	}
 	return 0, fmt.Errorf("send to %s: packets were lost in each of %d attempts", to, tries)

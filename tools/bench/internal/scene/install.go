@@ -5,7 +5,6 @@ package scene
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -25,34 +24,15 @@ func Install() (remove func() error, err error) {
 		return nil, err
 	}
 	remove = func() error { return errors.Join(os.RemoveAll(installed), os.Setenv("IPMASQ_BIN_DIR", built)) }
-	for _, dir := range []string{"", "bench", "cni"} {
-		if err := copyPrograms(filepath.Join(built, dir), filepath.Join(installed, dir)); err != nil {
-			return nil, errors.Join(fmt.Errorf("install programs: %w (`make bench` builds them)", err), remove())
-		}
+	for _, dir := range []string{"bench", "cni"} {
+		err = errors.Join(err, os.CopyFS(filepath.Join(installed, dir), os.DirFS(filepath.Join(built, dir))))
+	}
+	for _, name := range []string{"ip-masq", "ip-masq-reconciler"} {
+		program, readErr := os.ReadFile(filepath.Join(built, name))
+		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(installed, name), program, 0o755))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("install programs: %w (`make bench` builds them)", err), remove())
 	}
 	return remove, os.Setenv("IPMASQ_BIN_DIR", installed)
-}
-
-// copyPrograms copies the regular files of a directory, and nothing below it.
-func copyPrograms(from, to string) error {
-	entries, err := os.ReadDir(from)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !e.Type().IsRegular() {
-			continue
-		}
-		program, err := fs.ReadFile(os.DirFS(from), e.Name())
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(to, e.Name()), program, 0o755); err != nil {
-			return err
-		}
-	}
-	return nil
 }

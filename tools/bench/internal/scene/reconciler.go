@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -25,7 +23,6 @@ type Reconciler struct {
 	node    *Node
 	command *topology.Cmd
 	log     *os.File
-	http    *http.Client
 	kill    context.CancelFunc
 }
 
@@ -59,8 +56,7 @@ func (n *Node) StartReconciler(args ...string) (*Reconciler, error) {
 		all = append(all, "--agent-config-dir", n.AgentDir())
 	}
 	ctx, kill := context.WithCancel(context.Background())
-	r := &Reconciler{node: n, log: log, http: n.client(), kill: kill,
-		command: n.Node.Command(ctx, filepath.Join(n.binaries, "ip-masq-reconciler"), append(all, args...)...)}
+	r := &Reconciler{node: n, log: log, kill: kill, command: n.Node.Command(ctx, filepath.Join(n.binaries, "ip-masq-reconciler"), append(all, args...)...)}
 	r.command.Env = []string{"PATH=" + n.programs}
 	r.command.Stdout, r.command.Stderr = log, log
 	if err := r.command.Start(); err != nil {
@@ -72,36 +68,15 @@ func (n *Node) StartReconciler(args ...string) (*Reconciler, error) {
 	return r, nil
 }
 
-// client connects from within the node.
-func (n *Node) client() *http.Client {
-	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		err = n.Node.Do(func() error {
-			var d net.Dialer
-			c, err = d.DialContext(ctx, network, address)
-			return err
-		})
-		return c, err
-	}
-	return &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: dial}}
-}
-
 func (r *Reconciler) awaitReady() error {
 	const most = 20 * time.Second
-	last := "no answer"
+	var last string
 	for start := time.Now(); time.Since(start) < most; time.Sleep(10 * time.Millisecond) {
-		answer, err := r.http.Get("http://" + health + "/readyz")
-		if err != nil {
-			continue
-		}
-		body, err := io.ReadAll(answer.Body)
-		if err := errors.Join(err, answer.Body.Close()); err != nil {
-			return err
-		}
-		if answer.StatusCode == http.StatusOK {
-			r.http.CloseIdleConnections()
+		status, text, err := r.node.Node.HTTPGet(context.Background(), "http://"+health+"/readyz")
+		if err == nil && status == http.StatusOK {
 			return nil
 		}
-		last = string(body)
+		last = fmt.Sprint(text, err)
 	}
 	log, _ := os.ReadFile(r.log.Name()) // the log can be empty
 	return fmt.Errorf("reconciler not ready within %s: %s\n%s", most, last, log)
