@@ -5,6 +5,7 @@ go 1.26.0
 tool sigs.k8s.io/kustomize/kustomize/v5
 
 require (
+	github.com/openshift/api v0.0.0-20250710004639-926605d3338b
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.92.0
 	github.com/prometheus/common v0.69.0
 	github.com/prometheus/prometheus v0.313.5

@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 
+	security "github.com/openshift/api/security/v1"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	admission "k8s.io/api/admissionregistration/v1"
 	apps "k8s.io/api/apps/v1"
@@ -32,39 +33,6 @@ func (r *result) mistake(err error) {
 	}
 }
 
-// securityContextConstraints is OpenShift's type (security.openshift.io/v1), with
-// the fields that its API reference names. Its Go module comes without releases.
-type securityContextConstraints struct {
-	meta.TypeMeta   `json:",inline"`
-	meta.ObjectMeta `json:"metadata"`
-
-	Priority                        *int32   `json:"priority"`
-	AllowPrivilegedContainer        bool     `json:"allowPrivilegedContainer"`
-	DefaultAddCapabilities          []string `json:"defaultAddCapabilities"`
-	RequiredDropCapabilities        []string `json:"requiredDropCapabilities"`
-	AllowedCapabilities             []string `json:"allowedCapabilities"`
-	AllowHostDirVolumePlugin        bool     `json:"allowHostDirVolumePlugin"`
-	Volumes                         []string `json:"volumes"`
-	AllowHostNetwork                bool     `json:"allowHostNetwork"`
-	AllowHostPorts                  bool     `json:"allowHostPorts"`
-	AllowHostPID                    bool     `json:"allowHostPID"`
-	AllowHostIPC                    bool     `json:"allowHostIPC"`
-	DefaultAllowPrivilegeEscalation *bool    `json:"defaultAllowPrivilegeEscalation"`
-	AllowPrivilegeEscalation        *bool    `json:"allowPrivilegeEscalation"`
-	SELinuxContext                  strategy `json:"seLinuxContext"`
-	RunAsUser                       strategy `json:"runAsUser"`
-	SupplementalGroups              strategy `json:"supplementalGroups"`
-	FSGroup                         strategy `json:"fsGroup"`
-	ReadOnlyRootFilesystem          bool     `json:"readOnlyRootFilesystem"`
-	Users                           []string `json:"users"`
-	Groups                          []string `json:"groups"`
-	SeccompProfiles                 []string `json:"seccompProfiles"`
-}
-
-type strategy struct {
-	Type string `json:"type"`
-}
-
 // kinds returns the allowed types by apiVersion and kind.
 func kinds() map[string]func() any {
 	return map[string]func() any{
@@ -81,7 +49,7 @@ func kinds() map[string]func() any {
 		"rbac.authorization.k8s.io/v1/RoleBinding":                         func() any { return new(rbac.RoleBinding) },
 		"monitoring.coreos.com/v1/PodMonitor":                              func() any { return new(monitoring.PodMonitor) },
 		"monitoring.coreos.com/v1/PrometheusRule":                          func() any { return new(monitoring.PrometheusRule) },
-		"security.openshift.io/v1/SecurityContextConstraints":              func() any { return new(securityContextConstraints) },
+		"security.openshift.io/v1/SecurityContextConstraints":              func() any { return new(security.SecurityContextConstraints) },
 	}
 }
 
