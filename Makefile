@@ -99,6 +99,7 @@ e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, 
 e2e-packages: PACKAGES := mmdebstrap iptables nftables conntrack iproute2
 e2e-packages: packages $(CNI_TOOLS) $(RELEASE) ## packages installed, upgraded and removed on a Debian while pods run (root)
 	@echo "e2e-packages: about 3 minutes on two cores; the first time 3 more to install two roots of Debian"
+	rm -rf bin/releases
 	for release in v0.1.0 v0.1.1; do SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(RELEASE) make -version $$release -arch $$(go env GOARCH) \
 		-commit $$(git rev-parse HEAD) -dist bin/releases/$$release || exit 1; done
 	machine=$$(tools/debian-root bookworm systemd iptables nftables iproute2 kmod rpm) && lintian=$$(tools/debian-root bookworm lintian) && \

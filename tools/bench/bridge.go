@@ -15,18 +15,18 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// reference is a reference plugin with its configuration on a node, and the pods that it attaches
-// and detaches.
+// reference is plugin bridge with its configuration on a node, and the pods that it attaches and
+// detaches.
 type reference struct {
-	name, plugin, stdin string
-	node                *scene.Node
-	pods                []*topology.Host
+	name, stdin string
+	node        *scene.Node
+	pods        []*topology.Host
 }
 
 // newReference makes pods and writes the configuration.
-func newReference(n *scene.Node, name, plugin string, pods int, conf map[string]any) (r reference, err error) {
-	r = reference{name: name, plugin: plugin, node: n, stdin: filepath.Join(n.Dir, fmt.Sprintf("reference-%d", time.Now().UnixNano()))}
-	conf["cniVersion"], conf["type"], conf["name"] = "1.0.0", plugin, "reference"
+func newReference(n *scene.Node, name string, pods int, conf map[string]any) (r reference, err error) {
+	r = reference{name: name, node: n, stdin: filepath.Join(n.Dir, fmt.Sprintf("reference-%d", time.Now().UnixNano()))}
+	conf["cniVersion"], conf["type"], conf["name"] = "1.0.0", "bridge", "reference"
 	text, err := json.Marshal(conf)
 	if err != nil {
 		return r, err
@@ -35,7 +35,7 @@ func newReference(n *scene.Node, name, plugin string, pods int, conf map[string]
 		return r, err
 	}
 	for i := range pods {
-		pod, err := n.NewPod(fmt.Sprintf("%s-%d-%d", plugin, time.Now().UnixNano()%1e6, i))
+		pod, err := n.NewPod(fmt.Sprintf("bridge-%d-%d", time.Now().UnixNano()%1e6, i))
 		if err != nil {
 			return r, err
 		}
@@ -47,7 +47,7 @@ func newReference(n *scene.Node, name, plugin string, pods int, conf map[string]
 func (r reference) requests(verb string, pods int) []scene.Request {
 	var all []scene.Request
 	for i, pod := range r.pods[:pods] {
-		all = append(all, scene.Request{Plugin: r.plugin, Verb: verb, Stdin: r.stdin, Netns: pod.Path, Container: fmt.Sprintf("%s-%d", r.plugin, i)})
+		all = append(all, scene.Request{Plugin: "bridge", Verb: verb, Stdin: r.stdin, Netns: pod.Path, Container: fmt.Sprintf("bridge-%d", i)})
 	}
 	return all
 }
@@ -76,20 +76,8 @@ func bridgeConf(n *scene.Node, subnet int, masquerade map[string]any) map[string
 	return conf
 }
 
-// portmapConf is the configuration of plugin portmap with one host port.
-func portmapConf(backend string) map[string]any {
-	return map[string]any{
-		"backend": backend, "snat": true, "capabilities": map[string]any{"portMappings": true},
-		"runtimeConfig": map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}},
-		"prevResult": map[string]any{
-			"cniVersion": "1.0.0", "interfaces": []any{map[string]any{"name": "eth0", "sandbox": "/run/netns/x"}},
-			"ips": []any{map[string]any{"address": "10.9.0.5/16", "gateway": "10.9.0.1", "interface": 0}},
-		},
-	}
-}
-
-// bridge measures the reference plugins, which commit rules for each pod, also on the nodes of ip-masq:
-// each ADD of ip-masq reads the rules.
+// bridge measures plugin bridge, which commits rules for each pod, also on the nodes of ip-masq: each ADD
+// of ip-masq reads the rules.
 func (b *bench) bridge() (err error) {
 	s, err := newStage()
 	if err != nil {
@@ -123,30 +111,20 @@ func (b *bench) bridge() (err error) {
 	return nil
 }
 
-// references returns the empty plugin, ip-masq and the reference plugins on nodes of each backend.
+// references returns the empty plugin, ip-masq and plugin bridge on nodes of each backend.
 func references(nodes []*scene.Node, pods int) ([]measure.Contender, error) {
 	contenders := []measure.Contender{verifier{name: "plugin=empty", program: empty, node: nodes[0]}.concurrent(pods)}
 	for _, n := range nodes {
 		contenders = append(contenders, verifier{name: "plugin=" + ipMasqOn(n.Backend), program: ipMasq, node: n}.concurrent(pods))
 	}
-	alone, err := newReference(nodes[1], "bridge", "bridge", pods, bridgeConf(nodes[1], 11, nil))
+	alone, err := newReference(nodes[1], "bridge", pods, bridgeConf(nodes[1], 11, nil))
 	if err != nil {
 		return nil, err
 	}
 	contenders = append(contenders, alone.adds(pods))
 	for i, n := range nodes {
 		masquerade := map[string]any{"ipMasq": true, "ipMasqBackend": n.Backend.Kind}
-		r, err := newReference(n, "bridge-ipMasq-"+n.Backend.Name, "bridge", pods, bridgeConf(n, 12+i, masquerade))
-		if err != nil {
-			return nil, err
-		}
-		contenders = append(contenders, r.adds(pods))
-	}
-	if pods > 1 { // only one pod can use a host port
-		return contenders, nil
-	}
-	for _, n := range nodes {
-		r, err := newReference(n, "portmap-"+n.Backend.Name, "portmap", pods, portmapConf(n.Backend.Kind))
+		r, err := newReference(n, "bridge-ipMasq-"+n.Backend.Name, pods, bridgeConf(n, 12+i, masquerade))
 		if err != nil {
 			return nil, err
 		}

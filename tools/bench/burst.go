@@ -42,25 +42,24 @@ func (b *bench) burst() (err error) {
 		if err := s.enforce(at.policy); err != nil {
 			return err
 		}
+		concurrent := func(what string, limit measure.Limit, alternatives bool) error {
+			var contenders []measure.Contender
+			for _, v := range s.verifiers(alternatives) {
+				contenders = append(contenders, v.concurrent(atOnce))
+			}
+			_, err := b.compare(fmt.Sprintf("ConcurrentADDs%s/%s", what, at.name()), limit, contenders...)
+			return err
+		}
 		limit := b.limit(12, 10*time.Second)
 		if at.usual() {
 			limit = b.limit(60, 45*time.Second) // the budgets use these figures
-			if err := b.concurrent(s, "Alternatives", at, b.limit(10, 25*time.Second), true); err != nil {
+			if err := concurrent("Alternatives", b.limit(10, 25*time.Second), true); err != nil {
 				return err
 			}
 		}
-		if err := b.concurrent(s, "", at, limit, false); err != nil {
+		if err := concurrent("", limit, false); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (b *bench) concurrent(s *stage, what string, at setting, limit measure.Limit, alternatives bool) error {
-	var contenders []measure.Contender
-	for _, v := range s.verifiers(alternatives) {
-		contenders = append(contenders, v.concurrent(atOnce))
-	}
-	_, err := b.compare(fmt.Sprintf("ConcurrentADDs%s/%s", what, at.name()), limit, contenders...)
-	return err
 }

@@ -147,37 +147,3 @@ func (b *bench) firstPod(nodes []*scene.Node) error {
 	}
 	return nil
 }
-
-// large measures a very long list on nftables.
-func (b *bench) large() (err error) {
-	prefixes := scene.Prefixes(100_000)
-	if b.quick {
-		prefixes = scene.Prefixes(20_000)
-	}
-	n, err := scene.NewNode(scene.Backends()[0])
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, n.Close()) }()
-	p, shorter := scene.Policy{Prefixes: prefixes}, scene.Policy{Prefixes: prefixes[:len(prefixes)-1]}
-	all := []operation{
-		{"plugin=empty", func(int) error { return n.State(p) }, addTimed(n, empty)},
-		{"plugin=ip-masq", func(int) error { return errors.Join(n.Enforce(p), n.Enforce(p)) }, addTimed(n, ipMasq)},
-		{"plugin=ip-masq" + afterCommit, func(int) error { return errors.Join(n.Enforce(p), n.Commit()) }, addTimed(n, ipMasq)},
-		{"plugin=ip-masq-one-prefix-removed", func(int) error { return errors.Join(n.Enforce(p), n.State(shorter)) }, addTimed(n, ipMasq)},
-		{"plugin=ip-masq-rebuild", func(int) error { return errors.Join(n.Enforce(p), n.Wipe()) }, addTimed(n, ipMasq)},
-	}
-	benchmark := fmt.Sprintf("Large/prefixes=%d", len(prefixes))
-	if _, err := b.compare(benchmark, measure.Limit{Rounds: 5, Least: 2, Time: 30 * time.Second, Cold: true}, contenders(all)...); err != nil {
-		return err
-	}
-	for _, c := range all[1:] {
-		if err := c.before(0); err != nil {
-			return err
-		}
-		if err := b.peak(benchmark+"/"+c.name, n, scene.Request{Plugin: ipMasq, Container: n.NextPod()}); err != nil {
-			return err
-		}
-	}
-	return nil
-}

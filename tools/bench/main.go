@@ -52,7 +52,6 @@ type part struct {
 
 func (b *bench) parts() []part {
 	return []part{
-		{"startup", b.startup},
 		{"add", b.add},
 		{"burst", b.burst},
 		{"bridge", b.bridge},
@@ -60,7 +59,6 @@ func (b *bench) parts() []part {
 		{"guard", b.guard},
 		{"reset", b.reset},
 		{"change", b.change},
-		{"large", b.large},
 		{"repair", b.repair},
 		{"idle", b.idle},
 		{"commits", b.commits},

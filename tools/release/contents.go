@@ -5,7 +5,9 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
+	"debug/buildinfo"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -15,7 +17,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/blakesmith/ar"
@@ -23,61 +24,66 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// programsIn returns the programs in an archive, package or image of a release, as ARCH/NAME, nil for
-// another file.
-func programsIn(file string) ([]fileSum, error) {
+// programsIn returns the SHA-256 of the programs in an archive, package or image of a release, by ARCH/NAME,
+// nil for another file.
+func programsIn(file string) (map[string]string, error) {
+	read := map[string]func([]byte, func(string, fs.FileMode, []byte) error) error{".deb": readDeb, ".rpm": readRPM, ".gz": readTarGz, ".tar": readImage}[filepath.Ext(file)]
+	if read == nil {
+		return nil, nil
+	}
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	var read func([]byte, func(string, fs.FileMode, []byte) error) error
-	var arch string
-	name := filepath.Base(file)
-	switch m := regexp.MustCompile(`_linux_(\w+)\.tar\.gz$|_(\w+)\.deb$|\.(\w+)\.rpm$`).FindStringSubmatch(name); {
-	case isImage(name):
-		return programsInImage(data)
-	case m == nil:
-		return nil, nil
-	case m[1] != "":
-		read, arch = readTarGz, m[1]
-	case m[2] != "":
-		read, arch = readDeb, m[2]
-	default:
-		read, arch = readRPM, m[3]
-		if goarch, differs := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch]; differs {
-			arch = goarch
+	found := map[string]string{}
+	return found, read(data, func(name string, _ fs.FileMode, data []byte) error {
+		if programs()[path.Base(name)] == "" || !bytes.HasPrefix(data, []byte("\x7fELF")) {
+			return nil
+		}
+		arch, err := architecture(data)
+		if err != nil {
+			return fmt.Errorf("%s: %w", printable(name), err)
+		}
+		id := arch + "/" + path.Base(name)
+		if sum, known := found[id]; known && sum != sumOf(data) {
+			return fmt.Errorf("has two programs %s", id)
+		}
+		found[id] = sumOf(data)
+		return nil
+	})
+}
+
+// architecture returns the GOARCH of a program, by its build info.
+func architecture(program []byte) (string, error) {
+	info, err := buildinfo.Read(bytes.NewReader(program))
+	if err != nil {
+		return "", err
+	}
+	for _, s := range info.Settings {
+		if s.Key == "GOARCH" {
+			return printable(s.Value), nil
 		}
 	}
-	c := collector{arch: arch}
-	if err := errors.Join(read(data, c.add), c.err()); err != nil {
-		return nil, err
+	return "", errors.New("has no architecture in its build info")
+}
+
+// belongs reports whether a file may have these programs: an image those of all architectures, an archive or
+// package those of the one in its name.
+func belongs(file string, found, all map[string]string) bool {
+	if isImage(file) {
+		return len(found) == len(all)
 	}
-	return c.found, nil
-}
-
-func isImage(name string) bool {
-	return strings.Contains(name, "_image") && strings.HasSuffix(name, ".tar")
-}
-
-// collector collects the programs among files.
-type collector struct {
-	arch  string
-	found []fileSum
-}
-
-func (c *collector) add(name string, _ fs.FileMode, data []byte) error {
-	if base := path.Base(name); programs()[base] != "" && bytes.HasPrefix(data, []byte("\x7fELF")) {
-		c.found = append(c.found, fileSum{sumOf(data), c.arch + "/" + base})
+	for id := range found {
+		arch, _, _ := strings.Cut(id, "/")
+		rpm := cmp.Or(map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch], arch)
+		if !strings.Contains(file, "_"+arch+".") && !strings.Contains(file, "."+rpm+".rpm") {
+			return false
+		}
 	}
-	return nil
+	return len(found) == len(programs())
 }
 
-func (c *collector) err() error {
-	if len(c.found) != len(programs()) {
-		return fmt.Errorf("has %d programs for %s, want %d", len(c.found), c.arch, len(programs()))
-	}
-	return nil
-}
+func isImage(name string) bool { return filepath.Ext(name) == ".tar" }
 
 func readTarGz(data []byte, add func(string, fs.FileMode, []byte) error) error {
 	zip, err := gzip.NewReader(bytes.NewReader(data))
@@ -213,63 +219,19 @@ func imageDigest(file string) (digest string, err error) {
 	return digest, err
 }
 
-// programsInImage returns the programs in the images of an OCI archive. Each blob must be what its name says.
-func programsInImage(data []byte) ([]fileSum, error) {
-	members := map[string][]byte{}
-	blobOf := func(d v1.Descriptor) []byte {
-		return members["blobs/sha256/"+strings.TrimPrefix(string(d.Digest), "sha256:")]
-	}
-	err := readTar(bytes.NewReader(data), func(name string, mode fs.FileMode, data []byte) error {
-		if sum, isBlob := strings.CutPrefix(name, "blobs/sha256/"); isBlob && !mode.IsDir() && sum != sumOf(data) {
-			return fmt.Errorf("the blob %s has been changed", sum)
+// readImage reads the layers of an OCI archive. Each blob must be what its name says.
+func readImage(data []byte, add func(string, fs.FileMode, []byte) error) error {
+	return readTar(bytes.NewReader(data), func(name string, mode fs.FileMode, data []byte) error {
+		sum, isBlob := strings.CutPrefix(name, "blobs/sha256/")
+		if !isBlob || mode.IsDir() {
+			return nil
 		}
-		members[name] = data
-		return nil
+		if sum != sumOf(data) {
+			return fmt.Errorf("the blob %s has been changed", printable(sum))
+		}
+		if !bytes.HasPrefix(data, []byte{0x1f, 0x8b}) {
+			return nil // JSON
+		}
+		return readTarGz(data, add)
 	})
-	if err != nil {
-		return nil, err
-	}
-	var found []fileSum
-	var walk func(index []byte) error
-	walk = func(text []byte) error {
-		var index v1.Index
-		if err := json.Unmarshal(text, &index); err != nil {
-			return err
-		}
-		for _, d := range index.Manifests {
-			blob := blobOf(d)
-			if d.MediaType == v1.MediaTypeImageIndex {
-				if err := walk(blob); err != nil {
-					return err
-				}
-				continue
-			}
-			var manifest v1.Manifest
-			var config v1.Image
-			if err := json.Unmarshal(blob, &manifest); err != nil {
-				return err
-			}
-			if err := json.Unmarshal(blobOf(manifest.Config), &config); err != nil {
-				return err
-			}
-			c := collector{arch: printable(config.Architecture)}
-			for _, layer := range manifest.Layers {
-				if err := readTarGz(blobOf(layer), c.add); err != nil {
-					return err
-				}
-			}
-			if err := c.err(); err != nil {
-				return err
-			}
-			found = append(found, c.found...)
-		}
-		return nil
-	}
-	if err := walk(members["index.json"]); err != nil {
-		return nil, err
-	}
-	if len(found) == 0 {
-		return nil, errors.New("has no image")
-	}
-	return found, nil
 }

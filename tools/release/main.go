@@ -43,7 +43,7 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		var arches string
 		f.StringVar(&r.version, "version", "", "`VERSION` to release, such as v0.1.0")
 		f.StringVar(&r.root, "root", ".", "`DIR` with the sources")
-		f.StringVar(&r.dist, "dist", "dist", "`DIR` to make; one of an earlier release is replaced")
+		f.StringVar(&r.dist, "dist", "dist", "`DIR` to make")
 		f.StringVar(&r.key, "key", "", "`FILE` with the key to sign with, as keygen makes it")
 		f.StringVar(&r.image, "image", "ghcr.io/ip-masq/ip-masq-cni", "`NAME` of the images")
 		f.StringVar(&r.commit, "commit", "", "`HASH` of the commit that the sources are, if git cannot be asked; then SOURCE_DATE_EPOCH has to be set")

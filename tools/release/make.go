@@ -53,7 +53,7 @@ func (r *release) make(ctx context.Context) (err error) {
 		}
 	}
 	fromGit := r.commit == ""
-	if err := errors.Join(r.setVersion(), replaceable(r.dist), r.setCommit(ctx), r.setSettings(ctx)); err != nil {
+	if err := errors.Join(r.setVersion(), empty(r.dist), r.setCommit(ctx), r.setSettings(ctx)); err != nil {
 		return err
 	}
 	keys, err := readKey(r.key)
@@ -83,46 +83,19 @@ func (r *release) make(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := replaceable(r.dist); err != nil {
+	if err := os.Remove(r.dist); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return errors.Join(os.RemoveAll(r.dist), os.Rename(r.next, r.dist))
+	return os.Rename(r.next, r.dist)
 }
 
-// replaceable fails if a directory has files, and is no release or has other files too.
-func replaceable(dir string) error {
+// empty fails if there is a directory with files.
+func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	refused := func(why string) error {
-		return fmt.Errorf("%s has files and is no release: %s; remove it, or name another directory with -dist", dir, why)
-	}
-	text, err := os.ReadFile(filepath.Join(dir, sumsFile))
-	if err != nil {
-		return refused("there is no " + sumsFile)
-	}
-	sums, err := parseSums(string(text))
-	if err != nil {
-		return refused(err.Error())
-	}
-	provenances := 0
-	for _, entry := range entries {
-		name := entry.Name()
-		if _, listed := sums[name]; !entry.Type().IsRegular() || !listed && !isSums(name) {
-			return refused(sumsFile + " does not list " + printable(name))
-		}
-		if strings.HasSuffix(name, provenanceType) {
-			provenances++
-		}
-	}
-	if provenances != 1 {
-		return refused("there is no provenance")
-	}
-	return nil
+	return errors.Join(err, fmt.Errorf("%s is not empty; remove it, or name another directory with -dist", dir))
 }
 
 func (r *release) setVersion() error {

@@ -348,8 +348,8 @@ func testPackages(t *testing.T, dist string) {
 func TestMistakes(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "precious", []byte("data"))
-	if err := replaceable(dir); err == nil || !strings.Contains(err.Error(), "is no release") {
-		t.Errorf("a directory with other files: %v", err)
+	if err := run(t.Context(), []string{"make", "-version", "v1.2.3", "-dist", dir}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "is not empty") {
+		t.Errorf("a directory with files: %v", err)
 	}
 	for _, version := range []string{"", "0.1.0", "v1", "v1.2.3+build", "v1.2.3-rc 1"} {
 		err := run(t.Context(), []string{"make", "-version", version, "-dist", filepath.Join(dir, "dist")}, io.Discard, io.Discard)

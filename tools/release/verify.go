@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -249,12 +250,12 @@ func (v verification) verifyContents() (string, error) {
 			}
 			digests = append(digests, fmt.Sprintf("%s: in a registry the image has the digest %s", entry.Name(), digest))
 		}
-		if len(found)%len(programs()) != 0 || len(found) == 0 {
-			return "", fmt.Errorf("%s has the programs %v", entry.Name(), found)
+		if !belongs(entry.Name(), found, described) {
+			return "", fmt.Errorf("%s has the programs %q", entry.Name(), slices.Sorted(maps.Keys(found)))
 		}
-		for _, p := range found {
-			if described[p.name] != p.sum {
-				return "", fmt.Errorf("%s has a program %s with SHA-256 %s; the SBOMs have %q", entry.Name(), p.name, p.sum, described[p.name])
+		for id, sum := range found {
+			if described[id] != sum {
+				return "", fmt.Errorf("%s has a program %s with SHA-256 %s; the SBOMs have %q", entry.Name(), id, sum, described[id])
 			}
 		}
 	}
