@@ -28,10 +28,7 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 	defer func() { err = errors.Join(err, socket.Close()) }()
 	links := map[uint32]nfnetlink.Link{}
 	for _, family := range families {
-		f := nfnetlink.IPv4
-		if family == policy.IPv6 {
-			f = nfnetlink.IPv6
-		}
+		f := nfnetlink.FamilyOf(family.All().Addr())
 		all, err := socket.Addresses(f)
 		if err != nil {
 			return nil, err

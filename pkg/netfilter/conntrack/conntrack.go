@@ -81,7 +81,7 @@ func (w *walk) all(ctx context.Context, families []policy.Family) error {
 	}
 	for _, filter := range filters {
 		if len(families) == 1 {
-			filter.Family = map[policy.Family]nfnetlink.Family{policy.IPv4: nfnetlink.IPv4, policy.IPv6: nfnetlink.IPv6}[families[0]]
+			filter.Family = nfnetlink.FamilyOf(families[0].All().Addr())
 		}
 		if err := w.list.Connections(ctx, filter, w.visit); err != nil {
 			return errors.Join(err, w.flush())

@@ -46,10 +46,6 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 	if q.Protocol != 0 {
 		protocols = []uint8{q.Protocol}
 	}
-	family := nfnetlink.IPv4
-	if q.Source.Addr().Is6() {
-		family = nfnetlink.IPv6
-	}
 	lists, errs := make([][]Found, len(protocols)), make([]error, len(protocols))
 	var walks sync.WaitGroup
 	for i, protocol := range protocols {
@@ -60,7 +56,7 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 		}
 		walks.Go(func() {
 			defer closeInto(c, &errs[i])
-			filter := nfnetlink.ConnectionFilter{Family: family, Protocol: protocol, ReplyDst: q.Source}
+			filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr()), Protocol: protocol, ReplyDst: q.Source}
 			errs[i] = c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
 				reply := e.Reply()
 				switch {

@@ -44,13 +44,10 @@ func (r *routes) open() bool {
 // IsLocal implements policy.NodeRoutes. A local route to every address is that of a transparent proxy, for
 // packets that bear its mark.
 func (r *routes) IsLocal(a netip.Addr) bool {
-	family := nfnetlink.IPv4
-	if a.Is6() {
-		family = nfnetlink.IPv6
-	}
 	if !r.open() {
 		return false
 	}
+	family := nfnetlink.FamilyOf(a)
 	set := r.local[family]
 	if set == nil {
 		var prefixes []netip.Prefix

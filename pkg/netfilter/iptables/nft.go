@@ -57,12 +57,7 @@ func (r *nftReader) close() {
 	}
 }
 
-func nftFamily(f policy.Family) nfnetlink.Family {
-	if f == policy.IPv6 {
-		return nfnetlink.IPv6
-	}
-	return nfnetlink.IPv4
-}
+func nftFamily(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
 func (r *nftReader) userChains(f policy.Family, table, only string) ([]string, error) {
 	var names []string

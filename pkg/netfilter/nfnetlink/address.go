@@ -31,7 +31,7 @@ type Link struct {
 // the family.
 func (r Routes) Addresses(f Family) (list []Address, err error) {
 	const scopeAt = 3 // in struct ifaddrmsg
-	all := route(r, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: addressFamily(f)}, nil,
+	all := route(r, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: uint8(f)}, nil,
 		func(m unix.IfAddrmsg, t *attrTable) {
 			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
 			if local == nil {
@@ -41,7 +41,7 @@ func (r Routes) Addresses(f Family) (list []Address, err error) {
 			if all := t.get(unix.IFA_FLAGS); len(all) == 4 {
 				flags = binary.NativeEndian.Uint32(all)
 			}
-			if a, ok := netip.AddrFromSlice(local); ok && m.Family == addressFamily(f) {
+			if a, ok := netip.AddrFromSlice(local); ok && m.Family == uint8(f) {
 				list = append(list, Address{a, m.Index, flags})
 			}
 		})

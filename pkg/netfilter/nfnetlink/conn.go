@@ -4,6 +4,7 @@ package nfnetlink
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -219,12 +220,35 @@ func (o operation) wrap(err error) error {
 	return fmt.Errorf("%s: %w", o, err)
 }
 
-// request is a request NFT_MSG_GET* about an object. It calls decode, which may keep the bytes, with the
-// attributes of each answer.
+// request is a request that a callback gets the answers to.
 type request struct {
-	op                   operation
-	get, flags, nameAttr uint16
-	decode               func(*attrTable)
+	op         operation
+	typ, flags uint16
+	header     []byte // that precedes the attributes, as in the answers
+	encode     func(*attrWriter)
+	// handle is called with each answer. Unless keep is set, the bytes are valid during the call only, and its error
+	// ends the request, after which the connection cannot be used for another one.
+	handle func(header, attrs []byte) error
+	keep   bool
+}
+
+// nfgen is a struct nfgenmsg.
+func nfgen(f Family) []byte { return []byte{byte(f), unix.NFNETLINK_V0, 0, 0} }
+
+// get returns a request NFT_MSG_GET* about an object. It calls decode, which may keep the bytes, with the attributes
+// of each answer.
+func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
+	return request{
+		op: op, typ: messageType(number), flags: flags, header: nfgen(op.family), keep: true,
+		encode: func(w *attrWriter) { w.names(op, nameAttr) },
+		handle: func(_, attrs []byte) error {
+			c.attrs.parse(attrs)
+			if decode(&c.attrs); c.attrs.bad {
+				return errMalformed
+			}
+			return nil
+		},
+	}
 }
 
 // send sends requests in one system call. It returns the sequence number of the first one.
@@ -233,8 +257,11 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 	first = c.sequence + 1
 	for _, r := range requests {
 		c.sequence++
-		at := w.beginMessage(messageType(r.get), r.flags, r.op.family, 0)
-		w.names(r.op, r.nameAttr)
+		at := w.beginHeader(r.typ, r.flags)
+		w.b = append(w.b, r.header...)
+		if r.encode != nil {
+			r.encode(&w)
+		}
 		w.endMessage(at)
 		setSequence(w.b[at:], c.sequence)
 		if w.err != nil {
@@ -245,32 +272,66 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 	return first, c.write(requests[0].op, w.b)
 }
 
-// answers decodes the answers to the request with the sequence number: one, or with NLM_F_DUMP those up to
-// NLMSG_DONE.
-func (c *Conn) answers(r request, sequence uint32) error {
+// answers handles the answers to the request with the sequence number: one, or with NLM_F_DUMP those up to
+// NLMSG_DONE. It reports whether the kernel calls a dump interrupted.
+func (c *Conn) answers(ctx context.Context, r request, sequence uint32) (interrupted bool, err error) {
+	how := reuse
+	if r.keep {
+		how = wait
+	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	err := c.receive(r.op, wait, func(m message) (done bool, err error) {
-		if m.sequence != sequence {
+	err = c.receive(r.op, how, func(m message) (done bool, err error) {
+		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+		switch {
+		case ctx.Err() != nil:
+			return false, ctx.Err()
+		case m.sequence != sequence:
 			return false, nil // an answer to an earlier request that failed
-		}
-		switch m.typ {
-		case unix.NLMSG_ERROR, unix.NLMSG_DONE:
+		case m.typ == unix.NLMSG_ERROR, m.typ == unix.NLMSG_DONE:
 			if err = decodeError(m); err == nil && m.typ == unix.NLMSG_ERROR {
 				err = errMalformed // an acknowledgement that was not asked for
 			}
 			return true, err
-		case messageType(r.get - 1): // NFT_MSG_NEW*
-			if failure == nil && !c.attrs.decode(m, r.decode) {
-				failure = r.op.wrap(errMalformed)
-			}
-			return r.flags&unix.NLM_F_DUMP == 0, nil
+		case len(m.payload) < len(r.header):
+			err = errMalformed
+		case failure == nil:
+			err = r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
 		}
-		return false, nil
+		if r.keep && err != nil {
+			failure, err = r.op.wrap(err), nil
+		}
+		return r.flags&unix.NLM_F_DUMP == 0, err
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		err = failure
 	}
-	return failure
+	return interrupted, err
+}
+
+// query sends a request and handles the answers.
+func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
+	first, err := c.send(r)
+	if err == nil {
+		interrupted, err = c.answers(ctx, r, first)
+	}
+	if errors.Is(err, unix.EINVAL) && r.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
+		err = fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)
+	}
+	return interrupted, err
+}
+
+// queryAll repeats a query that the kernel calls interrupted: what exists all the time is handled at least once.
+func (c *Conn) queryAll(ctx context.Context, r request) error {
+	const attempts = 3
+	for n := 1; ; n++ {
+		interrupted, err := c.query(ctx, r)
+		if err != nil || !interrupted {
+			return err
+		}
+		if n == attempts {
+			return fmt.Errorf("%s: interrupted %d times", r.op, n)
+		}
+	}
 }
 
 // decode calls a function with the attributes of a message. It reports whether they have the form that the

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"net/netip"
 
@@ -49,14 +48,7 @@ type Tuple struct {
 }
 
 // ReplyTuple returns the tuple of the replies.
-func (e *Connection) ReplyTuple() Tuple { return Tuple{e.family(), bytes.Clone(e.reply)} }
-
-func (e *Connection) family() Family {
-	if e.Src.Is6() {
-		return IPv6
-	}
-	return IPv4
-}
+func (e *Connection) ReplyTuple() Tuple { return Tuple{FamilyOf(e.Src), bytes.Clone(e.reply)} }
 
 // Flow is the protocol, addresses and ports of one direction of a conntrack entry. Both ports of ICMP are its
 // identifier.
@@ -207,7 +199,7 @@ type Deletions struct {
 }
 
 // Add adds an entry. It is deleted by its original tuple and id, so not one that has replaced it.
-func (d *Deletions) Add(e *Connection) { d.add(Tuple{e.family(), e.original}, e.id) }
+func (d *Deletions) Add(e *Connection) { d.add(Tuple{FamilyOf(e.Src), e.original}, e.id) }
 
 // AddTuple adds the entry that has the tuple in one of its directions.
 func (d *Deletions) AddTuple(t Tuple) { d.add(t, nil) }
@@ -294,69 +286,10 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 	return s, err
 }
 
-// query is a request that a callback gets the answers to.
-type query struct {
-	op         operation
-	typ, flags uint16
-	header     []byte // that precedes the attributes, as in the answers
-	encode     func(*attrWriter)
-	handle     func(header, attrs []byte) error // they are valid during the call only
-}
-
-// ctnetlink returns a query to ctnetlink.
-func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) query {
-	return query{operation{verb: verb}, ctnetlinkType(get), flags, []byte{byte(family), unix.NFNETLINK_V0, 0, 0}, encode,
-		func(_, attrs []byte) error { return handle(attrs) }}
-}
-
-// query sends a request and handles the answers. It reports whether the kernel calls a dump interrupted. After
-// an error the connection cannot be used for another query.
-func (c *Conn) query(ctx context.Context, q query) (interrupted bool, err error) {
-	w := attrWriter{b: c.out[:0]}
-	at := w.beginHeader(q.typ, q.flags)
-	w.b = append(w.b, q.header...)
-	if q.encode != nil {
-		q.encode(&w)
-	}
-	w.endMessage(at)
-	c.sequence++
-	setSequence(w.b, c.sequence)
-	c.out = w.b
-	if err := c.write(q.op, w.b); err != nil {
-		return false, err
-	}
-	err = c.receive(q.op, reuse, func(m message) (done bool, err error) {
-		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
-		switch {
-		case ctx.Err() != nil:
-			return false, ctx.Err()
-		case m.sequence != c.sequence:
-			return false, nil
-		case m.typ == unix.NLMSG_ERROR, m.typ == unix.NLMSG_DONE:
-			return true, decodeError(m)
-		case len(m.payload) < len(q.header):
-			return false, errMalformed
-		}
-		return q.flags&unix.NLM_F_DUMP == 0, q.handle(m.payload[:len(q.header)], m.payload[len(q.header):])
-	})
-	if errors.Is(err, unix.EINVAL) && q.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
-		err = fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)
-	}
-	return interrupted, err
-}
-
-// queryAll repeats a query that the kernel calls interrupted: what exists all the time is handled at least once.
-func (c *Conn) queryAll(ctx context.Context, q query) error {
-	const attempts = 3
-	for n := 1; ; n++ {
-		interrupted, err := c.query(ctx, q)
-		if err != nil || !interrupted {
-			return err
-		}
-		if n == attempts {
-			return fmt.Errorf("%s: interrupted %d times", q.op, n)
-		}
-	}
+// ctnetlink returns a request to ctnetlink.
+func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) request {
+	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgen(family), encode: encode,
+		handle: func(_, attrs []byte) error { return handle(attrs) }}
 }
 
 func ctnetlinkType(number uint16) uint16 { return unix.NFNL_SUBSYS_CTNETLINK<<8 | number }

@@ -3,8 +3,10 @@
 package nfnetlink
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 // attrTableOwner is NFTA_TABLE_OWNER, which golang.org/x/sys/unix does not have.
 const attrTableOwner = 7
 
-// Family is a protocol family of netfilter (NFPROTO_*).
+// Family is a protocol family of netfilter (NFPROTO_*). Those of IPv4 and IPv6 have the numbers of AF_INET and AF_INET6.
 type Family uint8
 
 // The families that masquerading is about.
@@ -23,6 +25,14 @@ const (
 	IPv4 Family = unix.NFPROTO_IPV4
 	IPv6 Family = unix.NFPROTO_IPV6
 )
+
+// FamilyOf returns the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is6() {
+		return IPv6
+	}
+	return IPv4
+}
 
 // String returns the family as nft names it.
 func (f Family) String() string {
@@ -40,12 +50,7 @@ func (f Family) String() string {
 // read reads one object.
 func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrTable) T) (T, error) {
 	var object, none T
-	r := request{op, get, 0, nameAttr, func(t *attrTable) { object = decode(t) }}
-	first, err := c.send(r)
-	if err == nil {
-		err = c.answers(r, first)
-	}
-	if err != nil {
+	if _, err := c.query(context.Background(), c.get(op, get, 0, nameAttr, func(t *attrTable) { object = decode(t) })); err != nil {
 		return none, err
 	}
 	return object, nil
@@ -56,14 +61,11 @@ func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrT
 func list[T any](
 	c *Conn, op operation, get, nameAttr uint16, add func([]T, *attrTable) []T,
 ) (objects []T, err error) {
-	r := request{op, get, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) }}
+	r := c.get(op, get, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
 	_, err = c.ConsistentRead(func() error {
 		objects = nil
-		first, err := c.send(r)
-		if err != nil {
-			return err
-		}
-		return c.answers(r, first)
+		_, err := c.query(context.Background(), r)
+		return err
 	}, nil)
 	return objects, err
 }
@@ -207,18 +209,19 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 func (c *Conn) TableAndChain(family Family, table, name string) (Table, *Chain, error) {
 	var t Table
 	var chain Chain
-	ofTable := request{operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, 0,
-		func(a *attrTable) { t = decodeTable(a) }}
-	ofChain := request{operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN, 0, unix.NFTA_CHAIN_NAME,
-		func(a *attrTable) { chain = decodeChain(a) }}
+	ofTable := c.get(operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, 0,
+		func(a *attrTable) { t = decodeTable(a) })
+	ofChain := c.get(operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN, 0, unix.NFTA_CHAIN_NAME,
+		func(a *attrTable) { chain = decodeChain(a) })
+	ctx := context.Background()
 	first, err := c.send(ofTable, ofChain)
 	if err == nil {
-		err = c.answers(ofTable, first)
+		_, err = c.answers(ctx, ofTable, first)
 	}
 	if err != nil {
 		return Table{}, nil, err
 	}
-	err = c.answers(ofChain, first+1)
+	_, err = c.answers(ctx, ofChain, first+1)
 	if errors.Is(err, os.ErrNotExist) {
 		return t, nil, nil
 	}

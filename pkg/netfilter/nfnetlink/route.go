@@ -35,7 +35,7 @@ func (r Routes) Close() error { return r.conn.Close() }
 // Local returns the destinations of a family's routes of type local in all tables, without those to every
 // address. There are none if the kernel does not have the family.
 func (r Routes) Local(f Family) (local []netip.Prefix, err error) {
-	all := unix.RtMsg{Family: addressFamily(f), Type: unix.RTN_LOCAL}
+	all := unix.RtMsg{Family: uint8(f), Type: unix.RTN_LOCAL}
 	err = r.conn.queryAll(context.Background(), route(r, unix.RTM_GETROUTE, "list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
 		if dst, ok := netip.AddrFromSlice(t.get(unix.RTA_DST)); ok && route.Type == unix.RTN_LOCAL && route.Dst_len > 0 {
 			local = append(local, netip.PrefixFrom(dst, int(route.Dst_len)))
@@ -50,11 +50,7 @@ func (r Routes) Local(f Family) (local []netip.Prefix, err error) {
 // Output returns the index of the interface to dst, 0 if there is no route, for packets from src that come in
 // through an interface; if that is 0, for the node's own.
 func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
-	family := IPv4
-	if dst.Is6() {
-		family = IPv6
-	}
-	get := unix.RtMsg{Family: addressFamily(family), Dst_len: uint8(dst.BitLen())}
+	get := unix.RtMsg{Family: uint8(FamilyOf(dst)), Dst_len: uint8(dst.BitLen())}
 	if in != 0 {
 		get.Src_len = uint8(src.BitLen())
 	}
@@ -88,10 +84,10 @@ func (r Routes) InterfaceName(index uint32) string {
 	return ifr.Name()
 }
 
-// route returns a query to rtnetlink, whose messages begin with a header.
-func route[H any](r Routes, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) query {
+// route returns a request to rtnetlink, whose messages begin with a header.
+func route[H any](r Routes, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) request {
 	encoded, err := binary.Append(nil, binary.NativeEndian, header)
-	return query{operation{verb: verb}, get, flags, encoded, encode, func(answer, attrs []byte) error {
+	return request{op: operation{verb: verb}, typ: get, flags: flags, header: encoded, encode: encode, handle: func(answer, attrs []byte) error {
 		var header H
 		if _, err := binary.Decode(answer, binary.NativeEndian, &header); err != nil {
 			return err
@@ -100,11 +96,4 @@ func route[H any](r Routes, get uint16, verb string, flags uint16, header H, enc
 		handle(header, &r.conn.attrs)
 		return err
 	}}
-}
-
-func addressFamily(f Family) uint8 {
-	if f == IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
 }

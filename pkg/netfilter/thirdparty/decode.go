@@ -71,12 +71,7 @@ func decode(f policy.Family, rule nfnetlink.Rule, in chains) decoded {
 	return out
 }
 
-func linkOf(f policy.Family) nfnetlink.Family {
-	if f == policy.IPv6 {
-		return nfnetlink.IPv6
-	}
-	return nfnetlink.IPv4
-}
+func linkOf(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
 // conditionOf returns the packets that meet a condition, of those that have no mark and begin a connection.
 func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
