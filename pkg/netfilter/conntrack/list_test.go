@@ -11,6 +11,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -145,5 +146,31 @@ func TestGoneEntriesAreNotCounted(t *testing.T) {
 	}
 	if err := w.flush(); err != nil || w.deleted[chains.v4] != 1 {
 		t.Errorf("counted %v, %v", w.deleted, err)
+	}
+}
+
+// TestStatsCount: a second flow finds no port that is free.
+func TestStatsCount(t *testing.T) {
+	w := topology.New(t, topology.Options{})
+	pod := topology.Must(w.AddPod("pod", netip.MustParseAddr("10.88.0.2")))(t)
+	nft := w.Node.Command(t.Context(), "nft", "add table ip t; add chain ip t post { type nat hook postrouting priority 100; }; "+
+		"add rule ip t post meta l4proto udp masquerade to :2000")
+	if output, err := nft.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v\n%s", err, output)
+	}
+	to := netip.MustParseAddrPort("20.0.0.1:7")
+	topology.Must(pod.SendUDP(to))(t)
+	if _, err := pod.SendUDP(to, topology.Within(50_000_000)); err == nil {
+		t.Error("the second flow passed")
+	}
+	err := w.Node.Do(func() error {
+		s, err := ReadStats(t.Context())
+		if s.Drop == 0 && s.InsertFailed == 0 || s.Entries == 0 {
+			t.Errorf("%+v", s)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -259,16 +259,3 @@ func (n *node) generation() uint32 {
 	}
 	return g
 }
-
-// runNFT gives commands to nft, with the family's name for every FAMILY.
-func (n *node) runNFT(f policy.Family, commands ...string) string {
-	n.Helper()
-	input := strings.ReplaceAll(strings.Join(commands, "\n"), "FAMILY", nftFamily(f).String())
-	c := exec.Command("nft", "-f", "-")
-	c.Stdin = strings.NewReader(input)
-	out, err := c.CombinedOutput()
-	if err != nil {
-		n.Fatalf("nft: %v: %s\n%s", err, out, input)
-	}
-	return string(out)
-}

@@ -7,117 +7,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
-
-// rangesOf reads a set as a caller would.
-func rangesOf(t testing.TB, c *Conn, family Family, name string) []netipx.IPRange {
-	t.Helper()
-	_, ranges, err := c.Ranges(family, "t", name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ranges
-}
-
-func equalRanges(t testing.TB, want, got []netipx.IPRange) {
-	t.Helper()
-	if !slices.Equal(want, got) {
-		t.Fatalf("got %d ranges, want %d:\n%s", len(got), len(want), cmp.Diff(want[:min(len(want), 10)], got[:min(len(got), 10)], cmp.Comparer(sameRange)))
-	}
-}
-
-func TestSets(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	for _, f := range families {
-		var b Batch
-		b.AddTable(f.family, "t")
-		b.AddSet(f.family, "t", AddressRanges(f.family, "one"))
-		b.AddSet(f.family, "t", AddressRanges(f.family, "two"))
-		commit(t, c, &b)
-		sets := must[[]Set](t)(c.Sets(f.family, "t"))
-		if len(sets) != 2 {
-			t.Fatalf("%s: sets %+v", f.family, sets)
-		}
-		for i, name := range []string{"one", "two"} {
-			length := map[uint32]uint32{TypeIPv4: 4, TypeIPv6: 16}[f.keyType]
-			want := Set{Name: name, Flags: unix.NFT_SET_INTERVAL, KeyType: f.keyType, KeyLen: length}
-			if got := must[Set](t)(c.Set(f.family, "t", name)); got != want || sets[i] != want {
-				t.Errorf("%s: set %+v, in the list %+v, want %+v", f.family, got, sets[i], want)
-			}
-		}
-		if elems := must[[]element](t)(c.elements(f.family, "t", "one")); len(elems) != 0 {
-			t.Errorf("%s: elements %v", f.family, elems)
-		}
-		b = Batch{}
-		b.DeleteSet(f.family, "t", "one")
-		commit(t, c, &b)
-		if sets := must[[]Set](t)(c.Sets(f.family, "t")); len(sets) != 1 || sets[0].Name != "two" {
-			t.Errorf("%s: sets %+v", f.family, sets)
-		}
-	}
-}
-
-// TestAddressPairs: a set that rules fill is read as it was written, and another form of it is named.
-func TestAddressPairs(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	for _, f := range families {
-		pairs := AddressPairs(f.family, "self", 65535, time.Minute)
-		var b Batch
-		b.AddTable(f.family, "t")
-		b.AddSet(f.family, "t", pairs)
-		commit(t, c, &b)
-		got := must[Set](t)(c.Set(f.family, "t", "self"))
-		if diff := cmp.Diff(pairs, got); diff != "" || got.Deviation(pairs) != "" {
-			t.Errorf("%s: %q (-want +got):\n%s", f.family, got.Deviation(pairs), diff)
-		}
-		want := fmt.Sprintf("flags timeout,dynamic, size 65535, timeout 1m0s, keys of %d bytes and type %d", pairs.KeyLen, pairs.KeyType)
-		if text := got.Deviation(AddressRanges(f.family, "")); text != want {
-			t.Errorf("%s: deviation %q, want %q", f.family, text, want)
-		}
-	}
-}
-
-func TestElements(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	var b Batch
-	b.AddTable(IPv4, "t")
-	b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
-	want := []netipx.IPRange{
-		span("0.0.0.0", "0.255.255.255"), span("1.0.0.0", "1.0.0.0"), span("1.0.0.1", "1.0.0.9"),
-		span("10.0.0.0", "10.255.255.255"), span("240.0.0.0", "255.255.255.255"),
-	}
-	b.AddElements(IPv4, "t", "s", want)
-	commit(t, c, &b)
-	equalRanges(t, want, rangesOf(t, c, IPv4, "s"))
-
-	// A delta: less of one, more of another; what is there already is no error.
-	b = Batch{}
-	b.DeleteElements(IPv4, "t", "s", []netipx.IPRange{want[1], want[4]})
-	b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("192.168.0.0", "192.168.255.255"), want[3]})
-	commit(t, c, &b)
-	want = []netipx.IPRange{want[0], want[2], want[3], span("192.168.0.0", "192.168.255.255")}
-	equalRanges(t, want, rangesOf(t, c, IPv4, "s"))
-
-	// Everything, in the commit that takes away what overlaps.
-	b = Batch{}
-	b.FlushSet(IPv4, "t", "s")
-	b.AddElements(IPv4, "t", "s", []netipx.IPRange{span("0.0.0.0", "255.255.255.255")})
-	commit(t, c, &b)
-	equalRanges(t, []netipx.IPRange{span("0.0.0.0", "255.255.255.255")}, rangesOf(t, c, IPv4, "s"))
-}
 
 // TestCheck: a check has the error of a commit, and changes nothing.
 func TestCheck(t *testing.T) {
@@ -208,49 +105,6 @@ func TestNamespace(t *testing.T) {
 	})
 }
 
-func TestGeneration(t *testing.T) {
-	namespace(t)
-	c, other := dial(t), dial(t)
-	var add, change Batch
-	add.AddTable(IPv4, "t")
-	change.AddChain(IPv4, "t", "c", nil)
-
-	before := must[uint32](t)(c.Generation())
-	if before == 0 {
-		t.Error("the generation is 0, which means none")
-	}
-	commit(t, c, &add)
-	after := must[uint32](t)(c.Generation())
-	if after == before {
-		t.Error("a commit left the generation alone")
-	}
-	must[Table](t)(c.Table(IPv4, "t"))
-	must[[]Chain](t)(c.Chains(IPv4, "t"))
-	must[[]Rule](t)(c.Rules(IPv4, "t", ""))
-	commit(t, c, &Batch{})
-	if again := must[uint32](t)(c.Generation()); again != after {
-		t.Errorf("reading moved the generation from %d to %d", after, again)
-	}
-
-	// Of two that read the same generation one can commit.
-	change.Generation = after
-	late := change
-	late.w.b, late.ops = slices.Clone(change.w.b), slices.Clone(change.ops)
-	late.AddChain(IPv4, "t", "late", nil)
-	commit(t, other, &change)
-	if err := c.Commit(&late); !errors.Is(err, ErrStale) {
-		t.Fatalf("late commit: %v", err)
-	}
-	if _, err := c.Chain(IPv4, "t", "late"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("chain of the late commit: %v", err)
-	}
-	late.Generation = must[uint32](t)(c.Generation())
-	commit(t, c, &late)
-	must[Chain](t)(c.Chain(IPv4, "t", "late"))
-	late.Generation = 0
-	commit(t, c, &late)
-}
-
 // TestRefusedOperations looks at what an error says and that nothing of the
 // batch was applied, and goes on with the same connection.
 func TestRefusedOperations(t *testing.T) {
@@ -282,7 +136,6 @@ func TestRefusedOperations(t *testing.T) {
 		}},
 		{"delete rule of ip t c: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteRule(IPv4, "t", "c", 4711) }},
 		{"delete set ip t none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteSet(IPv4, "t", "none") }},
-		{"flush set ip t none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.FlushSet(IPv4, "t", "none") }},
 		{"delete table ip none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteTable(IPv4, "none") }},
 	} {
 		before := must[uint32](t)(c.Generation())

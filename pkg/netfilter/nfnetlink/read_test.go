@@ -5,119 +5,17 @@ package nfnetlink
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
-var families = []struct {
-	family  Family
-	keyType uint32
-}{{IPv4, TypeIPv4}, {IPv6, TypeIPv6}}
-
 func postrouting() *Base {
 	return &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: 101, Policy: Accept}
-}
-
-func TestTablesAndChains(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	for _, family := range []Family{IPv4, IPv6, Inet} {
-		var b Batch
-		b.AddTable(family, "ip-masq")
-		b.AddChain(family, "ip-masq", "postrouting", postrouting())
-		b.AddChain(family, "ip-masq", "masq-X", nil)
-		b.AddRule(family, "ip-masq", "postrouting", []Expr{Verdict{Code: Jump, Chain: "masq-X"}}, "")
-		b.AddTable(family, "other")
-		b.AddChain(family, "other", "early", &Base{Type: "filter", Hook: unix.NF_INET_LOCAL_IN, Priority: -300, Policy: Drop})
-		commit(t, c, &b)
-		commit(t, c, &b) // what exists is fine; the jump is there twice now
-
-		table := must[Table](t)(c.Table(family, "ip-masq"))
-		if table.Name != "ip-masq" || table.Use != 2 || table.Dormant() {
-			t.Errorf("%s: table %+v", family, table)
-		}
-		want := []Chain{
-			{Table: "ip-masq", Name: "postrouting", Use: 2, Base: postrouting()},
-			{Table: "ip-masq", Name: "masq-X", Use: 2},
-		}
-		got := must[[]Chain](t)(c.Chains(family, "ip-masq"))
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: chains (-want +got):\n%s", family, diff)
-		}
-		for i, chain := range got {
-			if one := must[Chain](t)(c.Chain(family, "ip-masq", chain.Name)); !cmp.Equal(one, got[i]) {
-				t.Errorf("%s: one by one it is %+v, in the list %+v", family, one, got[i])
-			}
-			if both, one, err := c.TableAndChain(family, "ip-masq", chain.Name); err != nil || both != table || !cmp.Equal(one, &got[i]) {
-				t.Errorf("%s: in one request %+v and %+v, %v", family, both, one, err)
-			}
-		}
-		if both, one, err := c.TableAndChain(family, "ip-masq", "none"); err != nil || both != table || one != nil {
-			t.Errorf("%s: without the chain %+v and %+v, %v", family, both, one, err)
-		}
-		if _, _, err := c.TableAndChain(family, "none", "none"); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: without the table %v", family, err)
-		}
-		early := must[Chain](t)(c.Chain(family, "other", "early"))
-		if early.Base == nil || early.Base.Priority != -300 || early.Base.Policy != Drop || early.Base.Type != "filter" {
-			t.Errorf("%s: early %+v", family, early)
-		}
-	}
-
-	for _, family := range []Family{IPv4, IPv6, Inet} {
-		tables := must[[]Table](t)(c.Tables(family))
-		if len(tables) != 2 || tables[0].Name == tables[1].Name {
-			t.Errorf("%s: tables %+v", family, tables)
-		}
-		for _, table := range tables {
-			if one := must[Table](t)(c.Table(family, table.Name)); one != table {
-				t.Errorf("%s: one by one it is %+v, in the list %+v", family, one, table)
-			}
-		}
-	}
-
-	// Deleting: a chain that is jumped to is refused, and then nothing happened.
-	var b Batch
-	b.DeleteTable(IPv6, "other")
-	b.DeleteChain(IPv4, "ip-masq", "masq-X")
-	err := c.Commit(&b)
-	if !errors.Is(err, unix.EBUSY) {
-		t.Errorf("delete a chain in use: %v", err)
-	}
-	must[Table](t)(c.Table(IPv6, "other"))
-
-	b = Batch{}
-	b.FlushChain(IPv4, "ip-masq", "postrouting")
-	b.DeleteChain(IPv4, "ip-masq", "masq-X")
-	b.DeleteTable(IPv6, "ip-masq")
-	commit(t, c, &b)
-	if got := must[[]Chain](t)(c.Chains(IPv4, "ip-masq")); len(got) != 1 || got[0].Use != 0 {
-		t.Errorf("after the flush: %+v", got)
-	}
-	if _, err := c.Table(IPv6, "ip-masq"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after the delete: %v", err)
-	}
-}
-
-func TestDormant(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	var b Batch
-	op := operation{verb: "add dormant table", family: IPv4, table: "t"}
-	b.add(op, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, func(w *attrWriter) {
-		w.u32(unix.NFTA_TABLE_FLAGS, unix.NFT_TABLE_F_DORMANT)
-	})
-	commit(t, c, &b)
-	if table := must[Table](t)(c.Table(IPv4, "t")); !table.Dormant() {
-		t.Errorf("got %+v", table)
-	}
 }
 
 // TestRules has the kernel keep every expression in rules that it accepts.
@@ -192,75 +90,6 @@ func TestRules(t *testing.T) {
 	commit(t, c, &b)
 	if got := must[[]Rule](t)(c.Rules(IPv4, "t", "")); len(got) != 0 {
 		t.Errorf("after flushing all: %v", got)
-	}
-}
-
-// TestXtablesRules has the kernel take and give back xtables' structures, in the
-// rule that the agents' users know.
-func TestXtablesRules(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	ports := []byte{0x04, 0x00, 0x75, 0x2f}
-	for _, f := range []struct {
-		family Family
-		target []byte
-	}{{IPv4, masquerade4(t, unix.NF_NAT_RANGE_PROTO_SPECIFIED|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ports...)}, {IPv6, masquerade6(t, unix.NF_NAT_RANGE_PROTO_SPECIFIED|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ports...)}} {
-		exprs := []Expr{
-			Match{Xt: "addrtype", Rev: 1, Info: native(t, uint16(0), uint16(1<<unix.RTN_LOCAL), uint32(2))},
-			Match{Xt: "comment", Info: padded([]byte("ip-masq"), 256)},
-			Match{Xt: "statistic", Info: padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)},
-			Counter{},
-			Target{Xt: "MASQUERADE", Info: f.target},
-		}
-		var b Batch
-		b.AddTable(f.family, "nat")
-		b.AddChain(f.family, "nat", "POSTROUTING", &Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: 100, Policy: Accept})
-		b.AddRule(f.family, "nat", "POSTROUTING", exprs, "")
-		commit(t, c, &b)
-		got := must[[]Rule](t)(c.Rules(f.family, "nat", "POSTROUTING"))
-		if len(got) != 1 || !cmp.Equal(exprs, got[0].Exprs) {
-			t.Fatalf("%s: got %+v", f.family, got)
-		}
-		want := Decoded{
-			Statement: DoMasq, To: Translation{unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, netip.Addr{}, 1024, 29999}, Comment: "ip-masq",
-			Conditions: []Condition{{Field: DestinationLocal, Not: true}, {Field: Probability, Value: 1 << 30}},
-		}
-		if diff := cmp.Diff(want, Decode(f.family, got[0], nil), cmpopts.EquateComparable(netipx.IPRange{}, netip.Addr{})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", f.family, diff)
-		}
-	}
-}
-
-func TestMissingObjects(t *testing.T) {
-	namespace(t)
-	c := dial(t)
-	var b Batch
-	b.AddTable(IPv4, "t")
-	commit(t, c, &b)
-	for want, read := range map[string]func() error{
-		"read table ip none":            func() error { _, err := c.Table(IPv4, "none"); return err },
-		"read table ip6 t":              func() error { _, err := c.Table(IPv6, "t"); return err },
-		"read chain ip none c":          func() error { _, err := c.Chain(IPv4, "none", "c"); return err },
-		"read chain ip t c":             func() error { _, err := c.Chain(IPv4, "t", "c"); return err },
-		"read set ip none s":            func() error { _, err := c.Set(IPv4, "none", "s"); return err },
-		"read set ip t s":               func() error { _, err := c.Set(IPv4, "t", "s"); return err },
-		"list sets of ip none":          func() error { _, err := c.Sets(IPv4, "none"); return err },
-		"list elements of ip t s":       func() error { _, err := c.elements(IPv4, "t", "s"); return err },
-		"list elements of inet table s": func() error { _, err := c.elements(Inet, "table", "s"); return err },
-	} {
-		err := read()
-		if e, ok := errors.AsType[*Error](err); !errors.Is(err, os.ErrNotExist) || !ok || e.Op != want {
-			t.Errorf("%s: %v", want, err)
-		}
-	}
-	if rules := must[[]Rule](t)(c.Rules(IPv4, "none", "none")); len(rules) != 0 {
-		t.Errorf("rules %v", rules)
-	}
-	if chains := must[[]Chain](t)(c.Chains(IPv4, "none")); len(chains) != 0 {
-		t.Errorf("chains %v", chains)
-	}
-	if sets := must[[]Set](t)(c.Sets(IPv4, "t")); len(sets) != 0 {
-		t.Errorf("sets %v", sets)
 	}
 }
 

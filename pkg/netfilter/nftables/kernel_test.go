@@ -527,29 +527,3 @@ func TestUsesAndProbe(t *testing.T) {
 		t.Errorf("uses (-want +got):\n%s", diff)
 	}
 }
-
-func TestGoldenText(t *testing.T) {
-	n := newNode(t)
-	n.apply(desired(sourcePolicy("IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = nil, prefixes("10.0.0.0/8") })))
-	want := `table ip ip-masq {
-	set exempt-IP-MASQ-AGENT {
-		type ipv4_addr
-		flags interval
-		elements = { 10.0.0.0/8, 169.254.0.0/16 }
-	}
-
-	chain postrouting {
-		type nat hook postrouting priority srcnat + 1; policy accept;
-		fib daddr type != local jump masq-IP-MASQ-AGENT
-	}
-
-	chain masq-IP-MASQ-AGENT {
-		ip daddr @exempt-IP-MASQ-AGENT counter return
-		counter masquerade fully-random comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"
-	}
-}
-`
-	if diff := cmp.Diff(want, n.list()); diff != "" {
-		t.Errorf("nft list ruleset (-want +got):\n%s", diff)
-	}
-}
