@@ -162,8 +162,6 @@ func TestResetByOutputInterface(t *testing.T) {
 	}
 }
 
-// TestLocalAddresses: prefixes of type local count, in other tables too; the default route of a transparent
-// proxy does not.
 // TestDeleteReversed: after a connection of a pod is deleted, a packet to the pod creates an entry in the
 // other direction, which goes too. Another connection to a pod stays.
 func TestDeleteReversed(t *testing.T) {
@@ -192,6 +190,8 @@ func TestDeleteReversed(t *testing.T) {
 	}
 }
 
+// TestLocalAddresses: prefixes of type local count, in other tables too; the default route of a transparent
+// proxy does not.
 func TestLocalAddresses(t *testing.T) {
 	namespace(t, "203.0.113.1/32", "2001:db8::1/128")
 	lo, err := netlink.LinkByName("lo")

@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -125,23 +124,6 @@ func TestApplyWritesOnlyWhatDiffers(t *testing.T) {
 		other := desired(policy.OwnedBy("/elsewhere"), basic(chain))
 		n.apply(other)
 		n.holds(other)
-	})
-}
-
-// TestContextEnds gives no time at all.
-func TestContextEnds(t *testing.T) {
-	inEachVariant(t, func(n *node) {
-		ctx, cancel := context.WithCancel(n.Context())
-		cancel()
-		want := desired(policy.OwnedBy(owner), basic("X"))
-		if err := n.Apply(ctx, want, netfilter.Observation{}, nil); !errors.Is(err, context.Canceled) {
-			n.Errorf("Apply: %v", err)
-		}
-		n.apply(want)
-		n.load(policy.IPv4, "-A POSTROUTING -j X") // to delete it, Apply runs iptables -S
-		if err := n.Apply(ctx, want, netfilter.Observation{}, nil); !errors.Is(err, context.Canceled) {
-			n.Errorf("second Apply: %v", err)
-		}
 	})
 }
 

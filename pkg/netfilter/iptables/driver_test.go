@@ -20,7 +20,7 @@ import (
 // names: each is "nft" or "legacy", for that variant, or else a shell script.
 func pathWith(t *testing.T, programs map[string]string) string {
 	t.Helper()
-	root := tree(t, map[string]string{"sbin": "dir 755"}, "sbin")
+	root := tree(t, "sbin dir 755")
 	for name, what := range programs {
 		path := filepath.Join(root, "sbin", name)
 		var err error

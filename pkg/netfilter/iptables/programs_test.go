@@ -12,8 +12,8 @@ import (
 )
 
 // tree makes directories, files and links below a directory that root alone may
-// write, and returns it. A value is "dir MODE", "file MODE" or "-> TARGET".
-func tree(t *testing.T, entries map[string]string, order ...string) string {
+// write, and returns it. An entry is "NAME dir MODE", "NAME file MODE" or "NAME -> TARGET".
+func tree(t *testing.T, entries ...string) string {
 	t.Helper()
 	// In the sandbox's /run: the temporary directory may be anywhere.
 	root := filepath.Join("/run", "test", strings.ReplaceAll(t.Name(), "/", "_"))
@@ -23,9 +23,9 @@ func tree(t *testing.T, entries map[string]string, order ...string) string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	modes := map[string]fs.FileMode{"755": 0o755, "777": 0o777, "775": 0o775, "1777": 0o777 | fs.ModeSticky, "644": 0o644}
-	for _, name := range order {
-		path := filepath.Join(root, name)
-		kind, arg, _ := strings.Cut(entries[name], " ")
+	for _, entry := range entries {
+		words := strings.Fields(entry)
+		path, kind, arg := filepath.Join(root, words[0]), words[1], words[2]
 		switch kind {
 		case "dir":
 			err = os.Mkdir(path, 0o755)
@@ -47,90 +47,76 @@ func tree(t *testing.T, entries map[string]string, order ...string) string {
 func TestFind(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		entries map[string]string
-		order   []string
+		entries []string
 		path    string // ROOT is the tree
 		want    string // below the tree; else what the error says
 		fails   []string
 	}{
 		{
 			name:    "plain",
-			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 755"},
-			order:   []string{"a", "a/iptables-nft"},
+			entries: []string{"a dir 755", "a/iptables-nft file 755"},
 			path:    "ROOT/a", want: "a/iptables-nft",
 		},
 		{
 			name:    "first name before first directory",
-			entries: map[string]string{"a": "dir 755", "b": "dir 755", "a/iptables": "file 755", "b/iptables-nft": "file 755"},
-			order:   []string{"a", "b", "a/iptables", "b/iptables-nft"},
+			entries: []string{"a dir 755", "b dir 755", "a/iptables file 755", "b/iptables-nft file 755"},
 			path:    "ROOT/a:ROOT/b", want: "b/iptables-nft",
 		},
 		{
 			name:    "second name",
-			entries: map[string]string{"a": "dir 755", "a/iptables": "file 755"},
-			order:   []string{"a", "a/iptables"},
+			entries: []string{"a dir 755", "a/iptables file 755"},
 			path:    "/nowhere:ROOT/a", want: "a/iptables",
 		},
 		{
 			name: "links as in Debian's alternatives",
-			entries: map[string]string{"sbin": "dir 755", "alternatives": "dir 755", "sbin/iptables-nft": "-> ROOT/alternatives/iptables-nft",
-				"alternatives/iptables-nft": "-> ../sbin/xtables-nft-multi", "sbin/xtables-nft-multi": "file 755"},
-			order: []string{"sbin", "alternatives", "sbin/xtables-nft-multi", "sbin/iptables-nft", "alternatives/iptables-nft"},
-			path:  "ROOT/sbin", want: "sbin/iptables-nft",
+			entries: []string{"sbin dir 755", "alternatives dir 755",
+				"sbin/xtables-nft-multi file 755", "sbin/iptables-nft -> ROOT/alternatives/iptables-nft", "alternatives/iptables-nft -> ../sbin/xtables-nft-multi"},
+			path: "ROOT/sbin", want: "sbin/iptables-nft",
 		},
 		{
 			name: "dots after a link are those of its target",
-			entries: map[string]string{"deep": "dir 755", "deep/bin": "dir 755", "bin": "-> deep/bin", "deep/prog": "file 755",
-				"deep/bin/iptables-nft": "-> ../prog"},
-			order: []string{"deep", "deep/bin", "bin", "deep/prog", "deep/bin/iptables-nft"},
-			path:  "ROOT/bin", want: "bin/iptables-nft",
+			entries: []string{"deep dir 755", "deep/bin dir 755",
+				"bin -> deep/bin", "deep/prog file 755", "deep/bin/iptables-nft -> ../prog"},
+			path: "ROOT/bin", want: "bin/iptables-nft",
 		},
 		{
 			name:    "under a sticky directory of root",
-			entries: map[string]string{"t": "dir 1777", "t/a": "dir 755", "t/a/iptables-nft": "file 755"},
-			order:   []string{"t", "t/a", "t/a/iptables-nft"},
+			entries: []string{"t dir 1777", "t/a dir 755", "t/a/iptables-nft file 755"},
 			path:    "ROOT/t/a", want: "t/a/iptables-nft",
 		},
 		{
 			name:    "sticky is not enough for the directory itself",
-			entries: map[string]string{"t": "dir 1777", "t/iptables-nft": "file 755"},
-			order:   []string{"t", "t/iptables-nft"},
+			entries: []string{"t dir 1777", "t/iptables-nft file 755"},
 			path:    "ROOT/t", fails: []string{"ROOT/t (writable by others)", "names no directory"},
 		},
 		{
 			name:    "writable by a group",
-			entries: map[string]string{"g": "dir 775", "g/iptables-nft": "file 755"},
-			order:   []string{"g", "g/iptables-nft"},
+			entries: []string{"g dir 775", "g/iptables-nft file 755"},
 			path:    "ROOT/g", fails: []string{"ROOT/g (writable by others)"},
 		},
 		{
 			name:    "below a directory that others may write",
-			entries: map[string]string{"w": "dir 777", "w/a": "dir 755", "w/a/iptables-nft": "file 755"},
-			order:   []string{"w", "w/a", "w/a/iptables-nft"},
+			entries: []string{"w dir 777", "w/a dir 755", "w/a/iptables-nft file 755"},
 			path:    "ROOT/w/a", fails: []string{"ROOT/w (writable by others)"},
 		},
 		{
 			name:    "program that others may write",
-			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 777"},
-			order:   []string{"a", "a/iptables-nft"},
+			entries: []string{"a dir 755", "a/iptables-nft file 777"},
 			path:    "ROOT/a", fails: []string{"ROOT/a/iptables-nft (writable by others)", "searched ROOT/a"},
 		},
 		{
 			name:    "link into a directory that others may write",
-			entries: map[string]string{"a": "dir 755", "w": "dir 777", "w/prog": "file 755", "a/iptables-nft": "-> ../w/prog"},
-			order:   []string{"a", "w", "w/prog", "a/iptables-nft"},
+			entries: []string{"a dir 755", "w dir 777", "w/prog file 755", "a/iptables-nft -> ../w/prog"},
 			path:    "ROOT/a", fails: []string{"ROOT/w (writable by others)"},
 		},
 		{
 			name:    "no program",
-			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "file 644", "a/iptables": "dir 755"},
-			order:   []string{"a", "a/iptables-nft", "a/iptables"},
+			entries: []string{"a dir 755", "a/iptables-nft file 644", "a/iptables dir 755"},
 			path:    "ROOT/a", fails: []string{"a/iptables-nft (not an executable file)", "a/iptables (not an executable file)"},
 		},
 		{
 			name:    "links in a circle",
-			entries: map[string]string{"a": "dir 755", "a/iptables-nft": "-> iptables-nft"},
-			order:   []string{"a", "a/iptables-nft"},
+			entries: []string{"a dir 755", "a/iptables-nft -> iptables-nft"},
 			path:    "ROOT/a", fails: []string{"too many levels of symbolic links"},
 		},
 		{
@@ -142,7 +128,7 @@ func TestFind(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			root := tree(t, tc.entries, tc.order...)
+			root := tree(t, tc.entries...)
 			f := newFinder(strings.ReplaceAll(tc.path, "ROOT", root))
 			got, err := f.find("iptables-nft", "iptables")
 			if tc.want != "" {
@@ -164,7 +150,7 @@ func TestFind(t *testing.T) {
 }
 
 func TestFindRefusesOtherOwners(t *testing.T) {
-	root := tree(t, map[string]string{"a": "dir 755", "a/iptables-nft": "file 755"}, "a", "a/iptables-nft")
+	root := tree(t, "a dir 755", "a/iptables-nft file 755")
 	f := finder{path: root + "/a", trusted: func(uint32) bool { return false }}
 	if _, err := f.find("iptables-nft"); err == nil || !strings.Contains(err.Error(), "/ (not owned by root)") {
 		t.Errorf("got %v", err)

@@ -28,6 +28,8 @@ func TestCommitBeforeWrite(t *testing.T) {
 		"another table":                  {"", "add table ip other", 1, nil},
 		"owned table":                    {"", "add rule ip ip-masq masq-A accept", 1, netfilter.ErrChanged},
 		"owned table of IPv6":            {"", "add rule ip6 ip-masq masq-A accept", 1, netfilter.ErrChanged},
+		"element":                        {"", "delete element ip ip-masq exempt-A { 10.0.0.0/8 }", 1, netfilter.ErrChanged},
+		"owned tables deleted":           {"", "delete table ip ip-masq; delete table ip6 ip-masq", 1, netfilter.ErrChanged},
 		"another table, after a refusal": {refused, "add table ip other", 2, nil},
 		"owned table, after a refusal":   {refused, "add rule ip ip-masq masq-A accept", 2, netfilter.ErrChanged},
 	} {

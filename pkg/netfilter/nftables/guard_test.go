@@ -4,19 +4,16 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
@@ -281,30 +278,6 @@ func TestGuardsChangeInPlace(t *testing.T) {
 	}
 }
 
-// TestGuardsChangedSinceObserved: another program commits between the observation and the write.
-func TestGuardsChangedSinceObserved(t *testing.T) {
-	for commit, want := range map[string]error{
-		"add table ip other":                                            nil,
-		"add rule ip6 ip-masq-guard guard accept":                       netfilter.ErrChanged,
-		"delete element ip ip-masq-guard pods-X { 10.88.0.0/16 }":       netfilter.ErrChanged,
-		"delete table ip ip-masq-guard; delete table ip6 ip-masq-guard": netfilter.ErrChanged,
-	} {
-		t.Run(commit, func(t *testing.T) {
-			n := newNode(t)
-			n.applyGuards(guardsOf("X"))
-			o := n.observeGuards()
-			n.nft(commit)
-			guards := append(guardsOf("X"), guardsOf("Y")...)
-			if err := n.driver.ApplyGuards(t.Context(), guards, o); !errors.Is(err, want) {
-				t.Fatalf("got error %v, want %v", err, want)
-			}
-			if d := n.compareGuards(guards); want == nil && len(d) > 0 {
-				t.Errorf("differs:\n%s", d)
-			}
-		})
-	}
-}
-
 // TestGuardWithRangeExpression: newer versions of nft load a range as one expression.
 func TestGuardWithRangeExpression(t *testing.T) {
 	n := newNode(t)
@@ -341,20 +314,5 @@ func TestGuardGolden(t *testing.T) {
 	n.nft(string(n.driver.RenderGuards(nil, policy.IPv6)))
 	if text := n.listGuards(); strings.Contains(text, "ip6") || !strings.Contains(text, "table ip ") {
 		t.Errorf("the table of IPv6 is to go, and there is:\n%s", text)
-	}
-}
-
-// TestGuardsOfALesserKernel: a kernel without an expression of the guard refuses it as one that does not exist.
-func TestGuardsOfALesserKernel(t *testing.T) {
-	for number, unusable := range map[syscall.Errno]bool{
-		unix.ENOENT: true, unix.EOPNOTSUPP: true, unix.EAFNOSUPPORT: true, unix.EPERM: false, unix.ENOSPC: false, unix.ERESTART: false,
-	} {
-		err := guardsUsable(&nfnetlink.Error{Op: "add rule", Errno: number})
-		if errors.Is(err, netfilter.ErrUnusable) != unusable || !errors.Is(err, number) || strings.Contains(err.Error(), "CONFIG_NFT_FIB_IPV4") != unusable {
-			t.Errorf("%v: %v", number, err)
-		}
-	}
-	if err := guardsUsable(nil); err != nil {
-		t.Error(err)
 	}
 }

@@ -97,29 +97,6 @@ func (w world) rules(chain string) ([]nfnetlink.Rule, error) {
 
 func (world) set(string) (policy.Ranges, error) { return nil, errTooMany }
 
-// meets decides as the kernel does: whether the packet is masqueraded, and
-// whether its way through the base chain ended.
-func (w world) meets(chain string, src, dst netip.Addr, obscure bool) (masqueraded, ended bool) {
-	for _, m := range w[chain] {
-		if !m.about(src, dst, obscure) {
-			continue
-		}
-		switch m.does {
-		case nfnetlink.DoMasq:
-			return true, true
-		case nfnetlink.DoAccept:
-			return false, true
-		case nfnetlink.DoReturn:
-			return false, false
-		case nfnetlink.DoJump, nfnetlink.DoGoto:
-			if masqueraded, ended = w.meets(m.target, src, dst, obscure); ended || m.does == nfnetlink.DoGoto {
-				return masqueraded, ended
-			}
-		}
-	}
-	return false, false
-}
-
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 
 // names are the chains of a world.
@@ -176,7 +153,7 @@ func TestWalk(t *testing.T) {
 			from := policy.RangesOf(netip.PrefixFrom(src, 32))
 			says := func(r Hit) bool { return r.Destinations(from).Contains(dst) }
 			for _, obscure := range []bool{false, true} {
-				masqueraded, _ := w.meets("a", src, dst, obscure)
+				masqueraded := w.fate("a", "", src, dst, obscure, false) == "translated"
 				sure := slices.ContainsFunc(walk.hits, func(r Hit) bool { return r.Exact && says(r) })
 				maybe := slices.ContainsFunc(walk.hits, says)
 				if sure && !masqueraded || masqueraded && !maybe {
@@ -191,9 +168,9 @@ func TestWalk(t *testing.T) {
 	})
 }
 
-// fate is what becomes of a packet where chain c binds; of one that pass lets go on
-// behind what keeps it from there, what would have become of it.
-func (w world) fate(chain string, src, dst netip.Addr, obscure, pass bool) string {
+// fate decides as the kernel does what becomes of a packet, where a chain binds that is not ""; of one that pass lets
+// go on behind what keeps it from there, what would have become of it.
+func (w world) fate(chain, binds string, src, dst netip.Addr, obscure, pass bool) string {
 	for _, m := range w[chain] {
 		keeps := m.does == nfnetlink.DoAccept || chain == "a" && (m.does == nfnetlink.DoReturn || m.does == nfnetlink.DoGoto)
 		if !m.about(src, dst, obscure) || m.does == nfnetlink.NoStatement || pass && keeps {
@@ -207,10 +184,10 @@ func (w world) fate(chain string, src, dst netip.Addr, obscure, pass bool) strin
 		case nfnetlink.DoReturn:
 			return ""
 		}
-		if m.target == "c" {
+		if m.target == binds {
 			return "bound"
 		}
-		if f := w.fate(m.target, src, dst, obscure, pass); f != "" || m.does == nfnetlink.DoGoto {
+		if f := w.fate(m.target, binds, src, dst, obscure, pass); f != "" || m.does == nfnetlink.DoGoto {
 			return f
 		}
 	}
@@ -235,8 +212,8 @@ func TestTrace(t *testing.T) {
 		for i := range 8 {
 			hits := follow(policy.RangesOf(netip.PrefixFrom(address(i), 32)))
 			for _, obscure := range []bool{false, true} {
-				fate := w.fate("a", address(i), dst, obscure, false)
-				decided := fate == "translated" || fate != "bound" && w.fate("a", address(i), dst, obscure, true) == "bound"
+				fate := w.fate("a", "c", address(i), dst, obscure, false)
+				decided := fate == "translated" || fate != "bound" && w.fate("a", "c", address(i), dst, obscure, true) == "bound"
 				var sure []Action
 				for _, h := range append(slices.Clone(hits), all...) {
 					if h.Sure {
