@@ -124,6 +124,8 @@ func typeOf(t *testing.T, k policy.Key) keyType {
 		return keyType{"list of CIDRs", "[192.0.2.0/24]", `"$$ref": "#/definitions/addresses"`}
 	case *[]string:
 		return keyType{"list of names", "[eth0]", `"$$ref": "#/definitions/interfaces"`}
+	case *policy.Namespaces:
+		return keyType{"list of names", "[kube-system]", `"$$ref": "#/definitions/namespaces"`}
 	case **policy.Ports:
 		return keyType{"string", `"1024-29999,32768-65535"`, `"$$ref": "#/definitions/ports"`}
 	case **policy.Mark:

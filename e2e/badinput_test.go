@@ -48,6 +48,8 @@ func invalidKeys() []invalidKey {
 			values = []any{[]string{"10.0.1.24/24"}, []string{"fd00::/8"}, []string{"10.5.0.0/16", ""}, raw(`["10.5.0.0/16", null]`), raw(`[10]`), "10.0.0.0/8"}
 		case *[]string:
 			values = []any{[]string{"eth0", "+"}, []string{"a -j ACCEPT"}, []string{"sixteen-letters-"}, []string{""}}
+		case *policy.Namespaces:
+			values = []any{[]string{"prod", "Prod"}, []string{"a.b"}, []string{"-a"}, []string{"prod-*"}, []string{""}, "prod"}
 		case **policy.Ports:
 			values = []any{"0-100", "1-100,50-200", "1024,", 8080}
 		default:

@@ -315,7 +315,7 @@ func configCases() []scalingCase {
 			}
 			dir := filepath.Join(t.TempDir(), "data")
 			conf := marshalIndent(t, object{"name": "podnet", "type": config.PluginType, "cniVersion": "1.1.0", "dataDir": dir, "cni.dev/valid-attachments": valid})
-			must(t, store.Open(dir).Attach("podnet", "id0", "eth0"))
+			must(t, store.Open(dir).Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "id0", IfName: "eth0"}}))
 			return func() {
 				p := cniplugin.Plugin{PluginFile: filepath.Join(dir, "none"), Stdout: io.Discard, Stderr: io.Discard, LockWait: time.Second}
 				must(t, p.Funcs().GC(&skel.CmdArgs{StdinData: conf}))

@@ -60,6 +60,8 @@ func (g Generators) SourcePolicy(t *rapid.T) policy.SourcePolicy {
 			drawList(t, k.Name, item, (*[]netip.Prefix)(to))
 		case *[]string:
 			drawList(t, k.Name, g.Interface, to)
+		case *policy.Namespaces:
+			drawList(t, k.Name, rapid.SampledFrom([]string{"kube-system", "prod", "unused"}), (*[]string)(to))
 		case *string:
 			*to = g.Chain.Draw(t, k.Name)
 		case policy.Word:
@@ -138,6 +140,8 @@ func Samples(t testing.TB, k policy.Key) []string {
 		return []string{fmt.Sprintf(`["10.%d.0.0/16"]`, len(k.Name)), "[]"} // no two names are as long
 	case *[]string:
 		return []string{`["eth0","wg+"]`, "[]"}
+	case *policy.Namespaces:
+		return []string{`["kube-system","prod"]`, "[]"}
 	case *string:
 		return []string{`"RED"`, `"BLUE"`}
 	case policy.Word:

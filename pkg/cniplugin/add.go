@@ -24,8 +24,9 @@ import (
 // add records the attachment and ensures the rules. If all is right it only reads.
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	prevResult, result, resultErr := n.result()
+	addresses := podAddresses(prevResult, args.IfName)
 	if !n.pluginFile.Present {
-		n.subnets = podSubnets(prevResult, args.IfName)
+		n.subnets = podSubnets(addresses)
 	}
 	if !n.entryVerified(n.cached()) {
 		if _, err := n.entry(); err != nil { // a refused entry is not attached
@@ -42,7 +43,13 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	if resultErr != nil {
 		return withCode(types.ErrInvalidNetworkConfig, resultErr)
 	}
-	n.Warn(n.Dir.Attach(n.network, args.ContainerID, args.IfName))
+	n.pod = podOf(n.attachment(args), args.Args, addresses)
+	if n.stdinDiffers {
+		n.pod.Addresses = nil // anybody may choose them
+	}
+	n.Attachments = []store.Attachment{n.pod.Attachment}
+	n.recordErr = n.Dir.Attach(n.pod)
+	n.Warn(n.recordErr)
 	if err := n.sync(ctx); err != nil {
 		return err
 	}
@@ -75,10 +82,14 @@ func (n *node) sync(ctx context.Context) error {
 	}
 	v := n.verification(reading)
 	verified := !n.dryRun && v.sameInputs() && n.entryVerified(v.cached)
-	if verified && v.sameGeneration() {
+	concerned := n.concernsPod(reading)
+	if verified && !concerned && v.sameGeneration() {
 		return nil
 	}
 	state := n.State(reading)
+	if verified && concerned && n.PodsRecorded(state) && v.sameGeneration() {
+		return nil
+	}
 	stored := state.Find(n.source())
 	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
 	if verified && stored != nil {
@@ -124,7 +135,7 @@ func (n *node) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if digest := again.Digest(); observed != nil && !observed.Failed() && digest != "" && digest == reading.Digest() {
+	if digest := again.Digest(); observed != nil && !observed.Failed() && observed.PodsRecorded() && digest != "" && digest == reading.Digest() {
 		n.Warn(lock.Tidy(state))
 		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
 		n.resets = s.ResetsDue()
@@ -199,13 +210,38 @@ func (n *node) propose(
 		s := n.ObserveProposal(ctx, &p, state.Record)
 		return s, n.stateUnwritable(s, chain, &enforce.UnwritableError{Err: lockErr})
 	}
-	s, err := n.ApplyProposal(ctx, lock, state, &p, func(s *enforce.State) error { return n.chainErr(s, chain) })
+	s, err := n.ApplyProposal(ctx, lock, state, &p, func(s *enforce.State) error { return cmp.Or(n.podErr(s), n.chainErr(s, chain)) })
 	n.resets = s.ResetsDue()
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
 		err = n.stateUnwritable(s, chain, unwritable)
 	}
 	return s, err
+}
+
+// concernsPod reports whether the files may say something of the pod or its addresses.
+func (n *node) concernsPod(r *store.Reading) bool {
+	names := []string{n.pod.ContainerID}
+	if n.pod.Namespace != "" {
+		names = append(names, n.pod.Namespace)
+	}
+	for _, a := range n.pod.Addresses {
+		names = append(names, a.String())
+	}
+	return r.Mentions("nonMasqueradeNamespaces") && r.Mentions(names...)
+}
+
+// exempts reports whether a policy exempts the pods of this pod's namespace.
+func (n *node) exempts(p *policy.Policy) bool {
+	return slices.ContainsFunc(p.Namespaces, func(x policy.NamedNamespace) bool { return x.Name == n.pod.Namespace })
+}
+
+// podErr returns why the pod cannot keep the exemption of its namespace: the record of its attachment is missing.
+func (n *node) podErr(s *enforce.State) error {
+	if n.recordErr == nil || !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool { return n.exempts(&p) }) {
+		return nil
+	}
+	return withCode(codeRules, fmt.Errorf("the pod is in one of nonMasqueradeNamespaces and cannot be recorded: %w", n.recordErr))
 }
 
 // restore adds the sources of damaged documents, as the conflists on disk state them. The network's own

@@ -42,7 +42,8 @@ func (n *node) findNetconf() (config.Netconf, error) {
 	confs := n.confDir()
 	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, confs, n.confsErr)
 	keys := n.netconf.Differences(conf)
-	if err == nil && file != "" && len(keys) > 0 {
+	n.stdinDiffers = file != "" && len(keys) > 0
+	if err == nil && n.stdinDiffers {
 		const most = 8
 		for i, key := range keys {
 			keys[i] = policy.Printable(key)
@@ -157,22 +158,34 @@ func convert(result types.Result, version string) (converted types.Result, err e
 	return result.GetAsVersion(version)
 }
 
-// podSubnets returns the subnets of the addresses that a result has for the pod's interface.
-// Link-local addresses, addresses without a subnet and those with a mask shorter than any pod network's
-// have none: users who are not administrators may choose the address (Multus).
-func podSubnets(result types.Result, ifName string) []netip.Prefix {
+// podSubnets returns the subnets of the pod's addresses. Addresses without a subnet and those with a mask shorter than any
+// pod network's have none: users who are not administrators may choose the address (Multus).
+func podSubnets(addresses []net.IPNet) []netip.Prefix {
 	const shortest, shortestIPv6, most = 8, 32, 16
 	var subnets []netip.Prefix
-	add := func(address net.IPNet) {
-		a, _ := netip.AddrFromSlice(address.IP)
-		a = a.Unmap()
-		least := shortest
+	for _, n := range addresses {
+		a, least := addressOf(n), shortest
 		if a.Is6() {
 			least = shortestIPv6
 		}
-		if ones, bits := address.Mask.Size(); bits == a.BitLen() && least <= ones && ones < bits &&
-			!a.IsLinkLocalUnicast() && len(subnets) < most {
+		if ones, bits := n.Mask.Size(); bits == a.BitLen() && least <= ones && ones < bits && len(subnets) < most {
 			subnets = append(subnets, netip.PrefixFrom(a, ones).Masked())
+		}
+	}
+	return subnets
+}
+
+func addressOf(n net.IPNet) netip.Addr {
+	a, _ := netip.AddrFromSlice(n.IP)
+	return a.Unmap()
+}
+
+// podAddresses returns the addresses that a result has for the pod's interface, without link-local ones.
+func podAddresses(result types.Result, ifName string) []net.IPNet {
+	var addresses []net.IPNet
+	add := func(n net.IPNet) {
+		if a := addressOf(n); a.IsValid() && !a.IsLinkLocalUnicast() {
+			addresses = append(addresses, n)
 		}
 	}
 	switch r := result.(type) {
@@ -197,7 +210,35 @@ func podSubnets(result types.Result, ifName string) []netip.Prefix {
 			}
 		}
 	}
-	return subnets
+	return addresses
+}
+
+// podOf returns the pod of an attachment: its names in CNI_ARGS, which the kubelet gives to the runtime, and its addresses.
+// A name that Kubernetes does not allow, or that is repeated with another value, counts as absent; Multus repeats some.
+func podOf(a store.Attachment, cniArgs string, addresses []net.IPNet) store.Pod {
+	const most = 64
+	isNamespace := func(s string) bool { _, err := policy.ParseNamespace(s); return err == nil }
+	pod := store.Pod{Attachment: a}
+	for _, n := range addresses[:min(most, len(addresses))] {
+		if a := addressOf(n); !slices.Contains(pod.Addresses, a) {
+			pod.Addresses = append(pod.Addresses, a)
+		}
+	}
+	for key, name := range map[string]struct {
+		to      *string
+		isValid func(string) bool
+	}{"K8S_POD_NAMESPACE": {&pod.Namespace, isNamespace}, "K8S_POD_NAME": {&pod.Name, policy.IsPodName}} {
+		var values []string
+		for pair := range strings.SplitSeq(cniArgs, ";") {
+			if k, value, _ := strings.Cut(pair, "="); k == key && !slices.Contains(values, value) {
+				values = append(values, value)
+			}
+		}
+		if len(values) == 1 && name.isValid(values[0]) {
+			*name.to = values[0]
+		}
+	}
+	return pod
 }
 
 // isOf reports whether an address that has this index of an interface, or none, is of the pod.

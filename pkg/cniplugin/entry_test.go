@@ -42,12 +42,12 @@ func TestPodSubnets(t *testing.T) {
 			if err != nil && name != "no address" {
 				t.Fatal(err)
 			}
-			if got := fmt.Sprint(podSubnets(result, "eth0")); got != want {
+			if got := fmt.Sprint(podSubnets(podAddresses(result, "eth0"))); got != want {
 				t.Errorf("%s, %s: %s, want %s", version, name, got, want)
 			}
 		}
 	}
-	if got := podSubnets(nil, "eth0"); got != nil {
+	if got := podSubnets(nil); got != nil {
 		t.Errorf("without a result: %s", got)
 	}
 }

@@ -65,8 +65,12 @@ type node struct {
 	network    string
 	cniVersion string         // of the configuration
 	subnets    []netip.Prefix // of the pod, in an ADD
+	pod        store.Pod      // in an ADD
+	recordErr  error          // why it could not be recorded
 	dryRun     bool           // STATUS
-	resets     bool           // connections are to be reset
+
+	stdinDiffers bool // from the network's conflist, which is in force because of plugin.toml
+	resets       bool // connections are to be reset
 
 	pluginFile    config.PluginFile
 	pluginFileErr error
@@ -113,6 +117,10 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
 	return n
+}
+
+func (n *node) attachment(args *skel.CmdArgs) store.Attachment {
+	return store.Attachment{Network: n.network, ContainerID: args.ContainerID, IfName: args.IfName}
 }
 
 func (n *node) source() policy.SourceID {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -19,7 +20,8 @@ import (
 // after a failing DEL a pod cannot end.
 func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
-	n.Warn(n.Dir.Detach(n.network, args.ContainerID, args.IfName))
+	n.Attachments = []store.Attachment{n.attachment(args)}
+	n.Warn(n.Dir.Detach(n.Attachments[0]))
 	n.Warn(n.repair(ctx))
 	n.resetConnections(ctx)
 	return nil
@@ -34,10 +36,10 @@ func (n *node) repair(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if v := n.verification(reading); v.sameInputs() && v.sameGeneration() {
+	state := n.State(reading)
+	if v := n.verification(reading); v.sameInputs() && n.PodsRecorded(state) && v.sameGeneration() {
 		return nil
 	}
-	state := n.State(reading)
 	if n.pluginFile.Invalid || !n.repairable(state) {
 		return nil
 	}
@@ -76,10 +78,13 @@ func (n *node) repairable(s store.State) bool {
 
 // check compares every rule with the documents and writes nothing. It reports a difference only if
 // a second observation, with the lock held, has it too.
-func (n *node) check(ctx context.Context, _ *skel.CmdArgs) error {
+func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	if _, err := n.entry(); err != nil {
 		return err
 	}
+	prevResult, _, _ := n.result() // CHECK needs no prevResult
+	n.pod = podOf(n.attachment(args), args.Args, podAddresses(prevResult, args.IfName))
+	n.Attachments = []store.Attachment{n.pod.Attachment}
 	if n.verify(ctx) == nil {
 		return nil
 	}
@@ -115,6 +120,20 @@ func (n *node) verify(ctx context.Context) error {
 	if d := s.Diff(); len(d) > 0 {
 		return &enforce.DriftError{Diff: d}
 	}
+	return n.notExempt(s)
+}
+
+// notExempt returns that the pod is in one of nonMasqueradeNamespaces and not exempt, or nil.
+func (n *node) notExempt(s *enforce.State) error {
+	for _, p := range s.Policies() {
+		for _, a := range n.pod.Addresses {
+			f := policy.FamilyOf(a)
+			if n.exempts(&p) && !n.stdinDiffers && slices.Contains(p.Families(), f) && !p.SourcesExempt(f).Contains(a) {
+				return fmt.Errorf("chain %s does not exempt %s, an address of a pod of namespace %s, which nonMasqueradeNamespaces names: "+
+					"the attachment has no record of it, or another one has the address; recreate the pod", p.Chain, a, n.pod.Namespace)
+			}
+		}
+	}
 	return nil
 }
 
@@ -122,6 +141,7 @@ func (n *node) verify(ctx context.Context) error {
 // section 2).
 func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
+	n.AllAttachments = true
 	keep, listed, err := n.validAttachments()
 	if err != nil {
 		return withCode(types.ErrDecodingFailure, err)

@@ -27,6 +27,8 @@ func keysOf(rows []policy.Key) []Key {
 			key.Value, key.Placeholder = list((*[]netip.Prefix)(to), "192.0.2.0/24", policy.ParseAddressItem), "CIDR,..."
 		case *[]string:
 			key.Value, key.Placeholder = list(to, "eth0", anyText[string]), "NAME,..."
+		case *policy.Namespaces:
+			key.Value, key.Placeholder = list((*[]string)(to), "kube-system", policy.ParseNamespace), "NAME,..."
 		case **policy.Ports:
 			key.Value, key.Placeholder = optionalText(to, "1024-29999,32768-65535", policy.ParsePorts), "PORTS"
 		case **policy.Mark:

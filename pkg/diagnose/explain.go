@@ -303,8 +303,12 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
-		if g != nil && g.Bound.Contains(q.Dst) && g.Scope.Contains(g.Scope.Representative(q.Packet)) {
-			return g.Scope.Sources
+		switch {
+		case g == nil || !g.Binds(g.Scope.Representative(q.Packet)):
+		case g.Bound.Contains(q.Dst):
+			return policy.Normalize(slices.Concat(g.Scope.Sources, g.ExemptPods))
+		default:
+			return g.ExemptPods
 		}
 	}
 	return nil

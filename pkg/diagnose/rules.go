@@ -109,9 +109,9 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 				continue
 			}
 			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0, enforced: p.EnforceExempt.Value}
-			exempt := p.DestinationsExempt(r.Family)
+			exempt, sources := p.DestinationsExempt(r.Family), slices.Concat(p.ExemptSources, p.ExemptPods)
 			if g := s.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: r.Family}); g != nil && g.Bound != nil && r.Priority > enforcePriority {
-				exempt = exempt.Without(g.Bound)
+				exempt, sources = exempt.Without(g.Bound), p.ExemptSources
 			}
 			masqueraded := exempt.Intersect(r.Destinations(from))
 			for _, e := range p.Destinations {
@@ -119,7 +119,7 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 					v.exempt = append(v.exempt, e.Prefix.String())
 				}
 			}
-			for _, e := range p.ExemptSources {
+			for _, e := range sources {
 				if policy.FamilyOf(e.Prefix.Addr()) == r.Family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(from))) > 0 {
 					v.exempt = append(v.exempt, "all from "+e.Prefix.String())
 				}

@@ -31,6 +31,10 @@ type Enforcer struct {
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	// Addresses returns the addresses of the node, of these families. With nil, policies with outputAddresses fail.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
+	// Attachments are those whose records are read again to find out which pods are exempt, or with AllAttachments
+	// those of all exempt pods. The others are as they are on record.
+	Attachments    []store.Attachment
+	AllAttachments bool
 	// InForce returns the stored sources that may be in force, and the others. Nil is all.
 	InForce func(stored []policy.Source) (inForce, excluded []policy.Source)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
@@ -72,13 +76,21 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	if items := policy.OutputItems(policies); len(items) > 0 {
 		s.addresses, addressesErr = e.nodeAddresses(items)
 	}
+	var podsErr error
+	s.exempt, podsErr = e.exemptPods(policies, s.record)
+	exempt := store.Record{Pods: s.exempt.pods}.ExemptPods()
 	for i, p := range policies {
 		c := &s.Chains[i]
 		if c.Policy = p; len(p.OutputAddresses.Value) > 0 {
 			c.fail(addressesErr)
-			c.Policy.Outputs, c.newOutput = chosenOutputs(s, &p)
+			c.Policy.Outputs, c.changed = chosenOutputs(s, &p)
 		}
-		choice, err := e.choose(ctx, s.record, p)
+		if len(p.Namespaces) > 0 {
+			c.fail(podsErr)
+			c.Policy.SetExemptPods(exempt)
+			c.changed = c.changed || !s.exempt.recorded(s.record)
+		}
+		choice, err := e.choose(ctx, s.record, c.Policy)
 		if err != nil {
 			err = fmt.Errorf("choose a backend for chain %s: %w", p.Chain, err)
 		} else {

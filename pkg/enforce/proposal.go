@@ -305,7 +305,7 @@ func (e *Enforcer) ApplyProposal(
 		after = e.sync(ctx, before, p.changedPolicies(stored), lock)
 	}
 	if err := check(after); err != nil {
-		if len(staged) > 0 && !lock.DryRun() {
+		if (len(staged) > 0 || !before.PodsRecorded()) && !lock.DryRun() {
 			e.rollBack(ctx, before, p.Unreadable, stored.Record, lock)
 		}
 		return after, err
@@ -314,6 +314,12 @@ func (e *Enforcer) ApplyProposal(
 		if chain := after.Find(c.Policy.Chain); chain == nil || chain.Err == nil { // else a newer version owns its rules
 			e.Warn(staged[i].Commit()) // a document that lags behind the rules is written the next time
 		}
+	}
+	if !lock.DryRun() && !slices.Equal(before.exempt.namespaces, before.record.Namespaces) {
+		// An ADD may have recorded its pod since the attachments were listed, and read the documents before they changed.
+		rec := after.record
+		rec.Namespaces = nil
+		after = e.Sync(ctx, e.ObserveProposal(ctx, p, rec), lock)
 	}
 	return after, nil
 }
@@ -348,8 +354,9 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, unreadable int, 
 		e.Warn(err)
 		return
 	}
-	now := stored.Record
-	now.Chains = slices.Clone(now.Chains)
+	now, rest := stored.Record, *e
+	now.Chains, now.Namespaces, now.Pods = slices.Clone(now.Chains), rec.Namespaces, rec.Pods
+	rest.Attachments = nil // those of this ADD stay out
 	for _, c := range before.Chains {
 		b, err := e.Drivers.Open(c.Choice)
 		if c.Err != nil || err != nil || b.OwnsTables() {
@@ -374,5 +381,5 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, unreadable int, 
 	if err := lock.PutRecord(now); err != nil {
 		e.Warn(fmt.Errorf("record the owned chains: %w", err))
 	}
-	e.Sync(ctx, e.ObserveProposal(ctx, &Proposal{Sources: stored.Sources, Unreadable: unreadable}, now), lock)
+	rest.Sync(ctx, rest.ObserveProposal(ctx, &Proposal{Sources: stored.Sources, Unreadable: unreadable}, now), lock)
 }

@@ -37,7 +37,7 @@ func changeOf(before, after []policy.Source) *policyChange {
 // resetsOf returns the resets that are due after the rules are written: those on record, and those for
 // what is about to be written. Chains that cannot be written, with an error, need none.
 func resetsOf(s *State, failed func(chain string) error) []store.Reset {
-	resets := s.record.Resets
+	resets := addPassed(s.record.Resets, s.exempt.passed(s.record))
 	for _, o := range s.record.Outputs {
 		var left []netip.Addr
 		for _, a := range o.Addresses {
@@ -67,7 +67,7 @@ func resetsOf(s *State, failed func(chain string) error) []store.Reset {
 		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff(false))+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0
 		if differs && len(remaining) > 0 {
-			resets = addReset(resets, store.Reset{Before: remaining})
+			resets = addReset(resets, store.Reset{Before: remaining, Pods: s.record.ExemptPods()})
 		}
 	}
 	if untranslated {
@@ -166,13 +166,17 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	var before [][]policy.Policy
 	for _, r := range due {
 		if r.Before != nil {
-			before = append(before, policy.Merge(r.Before))
+			before = append(before, policiesOf(r.Before, r.Pods))
 		}
 	}
 	untranslated := slices.ContainsFunc(due, store.Reset.FindsUntranslated)
-	judge := policy.NewConnectionJudge(policy.Merge(s.Sources), before, untranslated)
+	now := policiesOf(s.Sources, e.currentBoot(s.Record).ExemptPods())
+	judge := policy.NewConnectionJudge(now, before, untranslated)
 	for _, r := range due {
 		judge.Left(r.Chain, r.Left...)
+		for _, a := range r.Passed {
+			judge.Passed(chainOf(now, a), a)
+		}
 	}
 	if e.Conntrack == nil {
 		return nil, 0, ErrNoConntrack

@@ -28,6 +28,7 @@ type State struct {
 	OtherDataDirs []netfilter.OwnedChain
 
 	addresses []policy.NodeAddress // nil if no policy needs them
+	exempt    exemptPods
 
 	record store.Record  // of this boot
 	tables []tables      // one for each backend that a chain is in
@@ -45,8 +46,8 @@ type Chain struct {
 	// Err is why its rules are not known to be right, must not be changed or could not be written.
 	Err error
 
-	final     bool // observing again does not change Err
-	newOutput bool // other addresses are chosen than the record has
+	final   bool // observing again does not change Err
+	changed bool // the record has other addresses of outputAddresses, or other exempt pods
 }
 
 // fail sets the reason for which a sync does not write the chain, unless there is one.
@@ -103,8 +104,11 @@ func (s *State) in(c netfilter.Choice) []*Chain {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(c Chain) bool { return !c.Recorded }
-	return s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded) && s.outputsRecorded()
+	return s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded) && s.outputsRecorded() && s.PodsRecorded()
 }
+
+// PodsRecorded reports whether the record has the pods that are exempt.
+func (s *State) PodsRecorded() bool { return s.exempt.recorded(s.record) }
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.
 func (s *State) Failed() bool {
@@ -129,7 +133,7 @@ func (s *State) Drift() policy.Diff {
 // rulesDiff is Diff or Drift without the guard tables.
 func (s *State) rulesDiff(drift bool) policy.Diff {
 	var all policy.Diff
-	counts := func(c *Chain) bool { return c.Recorded && !c.newOutput || !drift }
+	counts := func(c *Chain) bool { return c.Recorded && !c.changed || !drift }
 	for i := range s.Chains {
 		if counts(&s.Chains[i]) {
 			all = append(all, s.Chains[i].Diff...)

@@ -76,7 +76,7 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 		return s
 	}
 	failed := func(c Chain) bool {
-		return (c.Policy.ResetsConnections() || c.newOutput) && s.Err(c.Policy.Chain) != nil
+		return (c.Policy.ResetsConnections() || c.changed) && s.Err(c.Policy.Chain) != nil
 	}
 	owned.Outputs = s.outputs(before.record)
 	if slices.ContainsFunc(s.Chains, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
@@ -90,6 +90,8 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 		}
 	}
 	e.removeUnwanted(ctx, s, &owned, lock)
+	e.Warn(lock.TakeAddresses(s.exempt.taken))
+	s.exempt.taken = nil
 	if err := lock.PutRecord(owned); err != nil {
 		e.Warn(fmt.Errorf("record the owned chains: %w", err))
 	}
@@ -131,7 +133,7 @@ func (e *Enforcer) putRecord(s *State, owned store.Record, lock *store.Lock) (st
 			rec.Chains = append(rec.Chains, o)
 		}
 	}
-	rec.Outputs = s.outputs(owned)
+	rec.Outputs, rec.Namespaces, rec.Pods = s.outputs(owned), s.exempt.namespaces, s.exempt.pods
 	rec.Resets = resetsOf(s, func(chain string) error { return s.Find(chain).Err })
 	err := lock.PutRecord(rec)
 	for _, resets := range [][]store.Reset{s.record.Resets, nil} {

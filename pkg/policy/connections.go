@@ -32,6 +32,7 @@ type ConnectionJudge struct {
 	v4, v6                   familyJudge
 	translated, untranslated bool
 	left                     map[netip.Addr]string // see Left
+	passed                   map[netip.Addr]string // see Passed
 }
 
 // familyJudge is a ConnectionJudge of one family.
@@ -165,10 +166,21 @@ func (j *ConnectionJudge) Left(chain string, addresses ...netip.Addr) {
 	}
 }
 
+// Passed makes stale, too, the connections of the former pods with these addresses, which have pods with another
+// verdict now: all but those that are translated and masqueraded now, which can be of the pods of now.
+func (j *ConnectionJudge) Passed(chain string, addresses ...netip.Addr) {
+	if j.passed == nil {
+		j.passed = map[netip.Addr]string{}
+	}
+	for _, a := range addresses {
+		j.passed[a] = chain
+	}
+}
+
 // StaleKinds reports whether translated entries can be stale, because a change made exempt what
 // was masqueraded, and whether untranslated ones can.
 func (j *ConnectionJudge) StaleKinds() (translated, untranslated bool) {
-	return j.translated, j.untranslated
+	return j.translated || len(j.passed) > 0, j.untranslated || len(j.passed) > 0
 }
 
 // masqueradeMore reports whether some policy may masquerade what none of others does.
@@ -188,8 +200,9 @@ func (p *Policy) masqueradesNoMoreThan(q Policy) bool {
 // Families returns the families that have entries to judge.
 func (j *ConnectionJudge) Families() (families []Family) {
 	for _, f := range Families() {
-		left := func(a netip.Addr) bool { return FamilyOf(a) == f }
-		if len(j.of(f).pods) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(j.left)), left) {
+		inFamily := func(a netip.Addr) bool { return FamilyOf(a) == f }
+		named := slices.AppendSeq(slices.Collect(maps.Keys(j.left)), maps.Keys(j.passed))
+		if len(j.of(f).pods) > 0 || slices.ContainsFunc(named, inFamily) {
 			families = append(families, f)
 		}
 	}
@@ -211,6 +224,13 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 		return chain, true
 	}
 	f, src := j.of(FamilyOf(c.Src)), addressOf(c.Src)
+	if chain := j.passed[c.Src]; chain != "" {
+		out := ""
+		if f.scoped && c.ReplyDst != c.Src {
+			out = routes.OutputInterface(c.Src, c.ReplySrc)
+		}
+		return chain, c.ReplyDst == c.Src || !verdict(f.now, src, addressOf(c.ReplySrc), out)
+	}
 	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.pods.contains(src) })
 	if i < 0 {
 		return "", false

@@ -149,12 +149,12 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 		}
 		add(sources)
 		add(now)
-		resets := [][]policy.Policy{policy.Merge(sources)}
+		resets := [][]policy.Policy{merge(sources)}
 		if rapid.Bool().Draw(t, "second change") {
-			resets = append(resets, policy.Merge(genSources().Draw(t, "first")))
+			resets = append(resets, merge(genSources().Draw(t, "first")))
 		}
 		untranslated := rapid.Bool().Draw(t, "untranslated")
-		present := policy.Merge(now)
+		present := merge(now)
 		judge := policy.NewConnectionJudge(present, resets, untranslated)
 		same := policy.NewConnectionJudge(present, [][]policy.Policy{present}, false)
 		for range 20 {

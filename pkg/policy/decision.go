@@ -4,6 +4,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
@@ -60,7 +61,9 @@ func (c *Chain) deciding(pkt Packet) *Rule {
 	return first
 }
 
-func (e *PrefixAction) isSource() bool { return e.Origins[0].Key == exemptSourcesKey }
+func (e *PrefixAction) isSource() bool { return e.Origins[0].Key == exemptSourcesKey || e.isPod() }
+
+func (e *PrefixAction) isPod() bool { return e.Origins[0].Key == namespacesKey }
 
 // decision explains the desired rule that decides a packet.
 func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
@@ -75,6 +78,8 @@ func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
 	switch {
 	case !e.isSource():
 		d.Reason = fmt.Sprintf("%s in %s is the longest prefix that covers %s", e.Prefix, keyOf(e.Origins), pkt.Dst)
+	case sourceKnown && e.isPod():
+		d.Reason = fmt.Sprintf("the source %s is a pod of a namespace that %s exempts", pkt.Src, keyOf(e.Origins))
 	case sourceKnown:
 		d.Reason = fmt.Sprintf("the source %s is in %s, which %s exempts", pkt.Src, e.Prefix, keyOf(e.Origins))
 	default:
@@ -91,7 +96,25 @@ func keyOf(origins []Origin) string {
 }
 
 // SourcesExempt returns the sources of a family that are never masqueraded.
-func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(entriesOf(p.ExemptSources, f)) }
+func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(p.exemptSources(f)) }
+
+// exemptSources returns each prefix once: those that are written, then the addresses of pods.
+func (p *Policy) exemptSources(f Family) []*PrefixAction {
+	all, pods := entriesOf(p.ExemptSources, f), entriesOf(p.ExemptPods, f)
+	if len(pods) == 0 {
+		return all
+	}
+	written := make(map[netip.Prefix]bool, len(all))
+	for _, e := range all {
+		written[e.Prefix] = true
+	}
+	for _, pod := range pods {
+		if !written[pod.Prefix] {
+			all = append(all, pod)
+		}
+	}
+	return all
+}
 
 // DestinationsExempt returns the destinations of a family that are not masqueraded,
 // whatever the source.

@@ -24,7 +24,7 @@ func outcomeOf(rs policy.Ruleset, p policy.Packet) (masquerade bool, by *policy.
 func TestDecideAgreesWithTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sources := genSources().Draw(t, "sources")
-		p := policy.Merge(sources)[0]
+		p := merge(sources)[0]
 		oracle := newOracle(sources)
 		for range 40 {
 			asked := genPacket(sources).Draw(t, "packet")
@@ -90,7 +90,7 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 		return
 	}
 	is := func(e policy.PrefixAction) bool { return e.Prefix == decides.Prefix && e.Action == decides.Action }
-	bySource := decides.Prefix.Contains(pkt.Src) && slices.ContainsFunc(p.ExemptSources, is)
+	bySource := decides.Prefix.Contains(pkt.Src) && slices.ContainsFunc(slices.Concat(p.ExemptSources, p.ExemptPods), is)
 	byDestination := decides.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
 	if !bySource && !byDestination || d.Action == policy.ActionOutOfScope {
 		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Action, decides.Prefix)
@@ -108,7 +108,7 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 func TestDecideForUnknownSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sources := genSources().Draw(t, "sources")
-		p := policy.Merge(sources)[0]
+		p := merge(sources)[0]
 		known := genPacket(sources).Draw(t, "packet")
 		known.SrcLocal = false
 		unknown := known

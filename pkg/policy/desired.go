@@ -44,7 +44,7 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		c.Rules = p.masquerade(f, c.Rules, Rule{})
 		return c
 	}
-	sources, destinations := entriesOf(p.ExemptSources, f), entriesOf(p.Destinations, f)
+	sources, destinations := p.exemptSources(f), entriesOf(p.Destinations, f)
 	c.Rules = make([]Rule, 0, len(sources)+len(destinations)+1)
 	for _, e := range sources {
 		c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(e.Prefix)), Verdict: Return, PrefixAction: e})

@@ -22,7 +22,7 @@ func TestDesiredIsWellFormed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := rapid.SampledFrom(defaultLayouts()).Draw(t, "layout")
 		owner := policy.OwnedBy("/state")
-		for _, c := range policy.Desired(policy.Merge(genSources().Draw(t, "sources")), l, owner).Chains {
+		for _, c := range policy.Desired(merge(genSources().Draw(t, "sources")), l, owner).Chains {
 			if c.Owner != owner || !c.IsAgents() {
 				t.Fatalf("chain %+v", c)
 			}
@@ -172,7 +172,7 @@ func TestRulesDecideAsTheSourcesSay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sources := genSources().Draw(t, "sources")
 		oracle := newOracle(sources)
-		merged := policy.Merge(sources)
+		merged := merge(sources)
 		var rulesets []policy.Ruleset
 		for _, l := range defaultLayouts() {
 			rulesets = append(rulesets, policy.Desired(merged, l, policy.OwnedBy("/state")))

@@ -223,7 +223,7 @@ func TestDiffSummary(t *testing.T) {
 func genRuleset() *rapid.Generator[policy.Ruleset] {
 	return rapid.Custom(func(t *rapid.T) policy.Ruleset {
 		l := rapid.SampledFrom(defaultLayouts()).Draw(t, "layout")
-		return policy.Desired(policy.Merge(genSources().Draw(t, "sources")), l, policy.OwnedBy("/state"))
+		return policy.Desired(merge(genSources().Draw(t, "sources")), l, policy.OwnedBy("/state"))
 	})
 }
 

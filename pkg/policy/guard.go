@@ -76,7 +76,7 @@ func (m *Mark) UnmarshalText(text []byte) (err error) {
 // Guard is the rules of one chain and family in the tables ip-masq-guard, which are
 // evaluated beside the masquerade chain whichever backend that is in. A packet of a
 // pod to a destination that is not Exempt must have been translated when it leaves;
-// a packet of a pod to one that is Bound keeps its source.
+// a packet of a pod to one that is Bound, or of one of ExemptPods, keeps its source.
 type Guard struct {
 	Chain  string // the masquerade chain
 	Family Family
@@ -86,7 +86,15 @@ type Guard struct {
 	Mode       GuardMode // GuardOff for enforceExempt alone
 	Exempt     Ranges    // destinations that the chain does not masquerade
 	Bound      Ranges    // destinations that no chain masquerades; nil without enforceExempt
+	ExemptPods Ranges    // sources in scope that no chain masquerades, bound to every destination; nil without Bound
 	BypassMark Mark      // packets with one of these bits are not bound
+}
+
+// Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
+func (g *Guard) Binds(p Packet) bool {
+	exempt := g.Scope
+	exempt.Sources = g.ExemptPods
+	return g.Scope.Contains(p) && g.Bound.Contains(p.Dst) || exempt.Contains(p)
 }
 
 // DesiredGuards returns the guards that the policies ask for. A policy without a pod
@@ -103,6 +111,7 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
 				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
+				g.ExemptPods = p.podsExemptEverywhere(f, policies)
 			}
 			guards = append(guards, g)
 		}
@@ -129,6 +138,21 @@ func exemptEverywhere(g *Guard, policies []Policy) Ranges {
 		}
 	}
 	return exempt
+}
+
+// podsExemptEverywhere returns the pods in scope that the policy exempts, and that no other one masquerades.
+func (p *Policy) podsExemptEverywhere(f Family, policies []Policy) Ranges {
+	if len(p.ExemptPods) == 0 {
+		return nil
+	}
+	pods := p.Scope(f)
+	pods.Sources = pods.Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
+	for i := range policies {
+		if other := policies[i].masqueradeScope(f); other.Overlaps(pods) {
+			pods.Sources = pods.Sources.Without(other.Sources)
+		}
+	}
+	return pods.Sources
 }
 
 // PodRanges returns the addresses of pods that the keys guard, staleConnections and

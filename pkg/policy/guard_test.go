@@ -76,9 +76,9 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 		for chain, list := range byChain {
 			oracles[chain] = newOracle(list)
 		}
-		guards := policy.DesiredGuards(policy.Merge(sources), policy.OwnedBy("/state"))
+		guards := policy.DesiredGuards(merge(sources), policy.OwnedBy("/state"))
 		for _, g := range guards {
-			for _, set := range []policy.Ranges{g.Scope.Sources, g.Exempt, g.Bound} {
+			for _, set := range []policy.Ranges{g.Scope.Sources, g.Exempt, g.Bound, g.ExemptPods} {
 				if !policy.Normalize(set).Equal(append(policy.Ranges{}, set...)) {
 					t.Fatalf("%v is not in its normal form", set)
 				}
@@ -104,11 +104,11 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 					t.Fatalf("chain %s, %+v: caught %v (%+v), want %v", chain, p, caught, g, want)
 				}
 				enforced := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnforceExempt }) &&
-					o.manages(p.Dst) && isPod && o.inScope(p)
+					o.manages(p.Dst) && (isPod || g != nil && o.exemptPod(p.Src) && !p.SrcLocal) && o.inScope(p)
 				mark := saidFirst(o, 0x6000, func(s policy.SourcePolicy) *policy.Mark { return s.BypassMark })
-				switch bound := matches && g.Bound.Contains(p.Dst); {
+				switch bound := g != nil && g.Binds(p); {
 				case bound && (!enforced || masquerades || g.BypassMark != mark),
-					!bound && enforced && (!somewhere || len(oracles) == 1 && !masquerades):
+					!bound && enforced && (isPod && !somewhere || len(oracles) == 1 && !masquerades):
 					t.Fatalf("chain %s, %+v: bound %v (%+v)", chain, p, bound, g)
 				}
 			}

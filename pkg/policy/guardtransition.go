@@ -25,16 +25,17 @@ func TransitionGuards(observed, desired []Guard, exists func(chain string, f Fam
 				g.Mode = GuardOff
 			}
 			if old.Bound == nil {
-				g.Bound = nil
+				g.Bound, g.ExemptPods = nil, nil
 			} else if g.Bound != nil {
 				g.Bound = g.Bound.Intersect(old.Bound)
+				g.ExemptPods = orEmpty(g.ExemptPods).Intersect(orEmpty(old.ExemptPods))
 			}
 			var some bool
 			if g.Scope, some = g.Scope.common(old.Scope); !some || g.Mode == GuardOff && g.Bound == nil {
 				continue
 			}
 		case g.Bound != nil && exists("", g.Family): // that chain may masquerade what is to be bound
-			if g.Bound = nil; g.Mode == GuardOff {
+			if g.Bound, g.ExemptPods = nil, nil; g.Mode == GuardOff {
 				continue
 			}
 		}

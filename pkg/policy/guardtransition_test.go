@@ -16,18 +16,20 @@ type guards []policy.Guard
 
 // matches returns the guard that counts or drops the packet, or nil.
 func (gs guards) matches(p policy.Packet) *policy.Guard {
-	return gs.find(p, func(g *policy.Guard) bool { return g.Mode != policy.GuardOff && !g.Exempt.Contains(p.Dst) })
+	return gs.find(p, func(g *policy.Guard) bool {
+		return g.Scope.Contains(p) && g.Mode != policy.GuardOff && !g.Exempt.Contains(p.Dst)
+	})
 }
 
 // binds returns the guard that keeps the packet's source, or nil.
 func (gs guards) binds(p policy.Packet) *policy.Guard {
-	return gs.find(p, func(g *policy.Guard) bool { return g.Bound != nil && g.Bound.Contains(p.Dst) })
+	return gs.find(p, func(g *policy.Guard) bool { return g.Binds(p) })
 }
 
 func (gs guards) find(p policy.Packet, rule func(*policy.Guard) bool) *policy.Guard {
 	for i := range gs {
 		g := &gs[i]
-		if g.Family == policy.FamilyOf(p.Dst) && g.Scope.Contains(p) && rule(g) {
+		if g.Family == policy.FamilyOf(p.Dst) && rule(g) {
 			return g
 		}
 	}
@@ -58,7 +60,7 @@ func TestTransitionOfGuards(t *testing.T) {
 					s.PodCIDRs = append(s.PodCIDRs, genPrefix(f).Draw(t, "podCIDRs"))
 				}
 			}
-			policies := policy.Merge(sources)
+			policies := merge(sources)
 			return sources, policies, policy.DesiredGuards(policies, policy.Owner{})
 		}
 		oldSources, old, observed := gen("before")

@@ -75,6 +75,25 @@ func mergeOne(t testing.TB, sources ...policy.Source) policy.Policy {
 	return merged[0]
 }
 
+// merge merges sources on a node that runs exemptPods.
+func merge(sources []policy.Source) []policy.Policy {
+	merged := policy.Merge(sources)
+	for i := range merged {
+		merged[i].SetExemptPods(exemptPods())
+	}
+	return merged
+}
+
+// exemptPods are in the namespaces that policytest draws, and in another one.
+func exemptPods() (pods []policy.ExemptPod) {
+	for _, f := range policy.Families() {
+		for n, namespace := range map[int]string{1: "kube-system", 3: "prod", 6: "other"} {
+			pods = append(pods, policy.ExemptPod{Address: lowAddress(f, n), Namespace: namespace})
+		}
+	}
+	return pods
+}
+
 func wantEqual(t testing.TB, what string, got, want any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, equatable); diff != "" {
@@ -352,12 +371,25 @@ func (o oracle) decide(p policy.Packet) verdict {
 	case !o.inScope(p):
 		return notMasqueraded
 	}
-	for _, c := range o.strongestFirst {
-		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, p.Src) {
-			return notMasqueraded
-		}
+	if o.exemptSource(p.Src) {
+		return notMasqueraded
 	}
 	return o.destination(p.Dst)
+}
+
+// exemptSource: a source in a list of them, or a pod of a namespace in a list of these.
+func (o oracle) exemptSource(a netip.Addr) bool {
+	return o.exemptPod(a) || slices.ContainsFunc(o.strongestFirst, func(c policy.Source) bool {
+		return anyContains(c.Policy.NonMasqueradeSourceCIDRs, a)
+	})
+}
+
+func (o oracle) exemptPod(a netip.Addr) bool {
+	return slices.ContainsFunc(o.strongestFirst, func(c policy.Source) bool {
+		return slices.ContainsFunc(exemptPods(), func(p policy.ExemptPod) bool {
+			return p.Address == a && slices.Contains(c.Policy.NonMasqueradeNamespaces, p.Namespace)
+		})
+	})
 }
 
 func (o oracle) inScope(p policy.Packet) bool {
@@ -387,14 +419,11 @@ func (o oracle) destination(a netip.Addr) verdict {
 // family. It must be in scope and no exempt source.
 func (o oracle) isPod(a netip.Addr) bool {
 	scope := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	if len(scope) > 0 && !anyContains(scope, a) {
+	if len(scope) > 0 && !anyContains(scope, a) || o.exemptSource(a) {
 		return false
 	}
 	found := false
 	for _, c := range o.strongestFirst {
-		if anyContains(c.Policy.NonMasqueradeSourceCIDRs, a) {
-			return false
-		}
 		sources := scope
 		if c.ID.Kind != policy.Network && !sameSet(c.Policy.SourceCIDRs, scope) {
 			sources = nil // superseded, or left out

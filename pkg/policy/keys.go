@@ -22,7 +22,7 @@ type Key struct {
 type Combination struct {
 	Sources string // in words
 
-	Field any // a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *AddressItems, *[]string, or a Word
+	Field any // a **bool, **Ports, **Mark, *string, *[]netip.Prefix, *AddressItems, *[]string, *Namespaces, or a Word
 
 	// merge adds the value of the field, which has this origin, to that of sources with a higher precedence.
 	// It is nil if merger.merge does that.
@@ -73,6 +73,7 @@ func (m *merger) keys(s *SourcePolicy) []Key {
 			list(united, &s.PodCIDRs)},
 		{"outputAddresses", 6, "none", "pods leave with the node's address in the first of these prefixes that has one",
 			agreeItems(m, &s.OutputAddresses, &p.OutputAddresses)},
+		{namespacesKey, 7, "none", "Kubernetes namespaces whose pods are never masqueraded", list(united, &s.NonMasqueradeNamespaces)},
 		{"masqChain", 2, DefaultChain, "name of the chain; sources with the same chain are merged",
 			Combination{Sources: "each chain on its own", Field: &s.Chain}},
 		{"backend", 2, "auto", "what holds the rules of the chain in the kernel",

@@ -58,6 +58,10 @@ type Policy struct {
 	Destinations []PrefixAction
 	// ExemptSources are never masqueraded, whatever the destination.
 	ExemptSources []PrefixAction
+	// Namespaces are those of nonMasqueradeNamespaces, and ExemptPods the addresses of their pods, which are exempt
+	// sources too.
+	Namespaces []NamedNamespace
+	ExemptPods []PrefixAction
 
 	// The scope: sourceCIDRs and outputInterfaces, of which none means all, and
 	// masqueradeHost.
@@ -91,6 +95,12 @@ type Policy struct {
 type PrefixAction struct {
 	Prefix  netip.Prefix
 	Action  Action
+	Origins []Origin
+}
+
+// NamedNamespace is a namespace with every item that names it.
+type NamedNamespace struct {
+	Name    string
 	Origins []Origin
 }
 
@@ -163,11 +173,19 @@ func (p Policy) CheckBounds(l Layout) error {
 		return p.boundError("write wider prefixes", []PrefixAction{{Origins: p.PodCIDRs.Origins}},
 			"podCIDRs has %d entries, more than the %d possible", n, MaxPodCIDRs)
 	}
+	if n := len(p.Namespaces); n > MaxNamespaces {
+		return p.boundError("remove some", []PrefixAction{{Origins: p.Namespaces[n-1].Origins}},
+			"nonMasqueradeNamespaces has %d entries, more than the %d possible", n, MaxNamespaces)
+	}
 	if l.Sets {
 		return nil
 	}
+	if n := len(p.ExemptPods); n > MaxExemptPods {
+		return p.boundError("set backend to nftables", p.ExemptPods,
+			"the pods of nonMasqueradeNamespaces have %d addresses, more than the %d possible in iptables", n, MaxExemptPods)
+	}
 	for _, f := range p.Families() {
-		sources, exempt := count(p.ExemptSources, f, ActionExempt), count(p.Destinations, f, ActionExempt)
+		sources, exempt := count(p.ExemptSources, f, ActionExempt)+count(p.ExemptPods, f, ActionExempt), count(p.Destinations, f, ActionExempt)
 		masqueraded := count(p.Destinations, f, ActionMasquerade)
 		each := (1 + len(p.Outputs)) * (1 + len(Protocols())*len(p.ToPorts.Value))
 		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
@@ -321,6 +339,15 @@ func (m *merger) merge() Policy {
 	p.ExemptSources = m.entries(nil, func(s *SourcePolicy) []entryList {
 		return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
 	})
+	for i := range m.parts {
+		for j, name := range m.parts[i].policy.NonMasqueradeNamespaces {
+			k := slices.IndexFunc(p.Namespaces, func(n NamedNamespace) bool { return n.Name == name })
+			if k < 0 {
+				k, p.Namespaces = len(p.Namespaces), append(p.Namespaces, NamedNamespace{Name: name})
+			}
+			p.Namespaces[k].Origins = append(p.Namespaces[k].Origins, m.parts[i].origin(namespacesKey, j))
+		}
+	}
 	return *p
 }
 

@@ -24,7 +24,7 @@ func TestNothingActsOnPacketsLeftAlone(t *testing.T) {
 				s.Chain = rapid.SampledFrom([]string{"A", "A", "B"}).Draw(t, "chain")
 				s.Guard, s.StaleConnections = policy.GuardDrop, policy.ResetConnections
 			}
-			return sources, policy.Merge(sources)
+			return sources, merge(sources)
 		}
 		sources, now := draw("now")
 		_, before := draw("before")
@@ -44,7 +44,7 @@ func TestNothingActsOnPacketsLeftAlone(t *testing.T) {
 						t.Fatalf("%+v: the guard %+v catches it, but %s", pkt, g, own.Decide(pkt).Reason)
 					}
 				}
-				if in && g.Bound.Contains(pkt.Dst) {
+				if g.Family == policy.FamilyOf(pkt.Dst) && g.Binds(pkt) {
 					if acted["bound"]++; slices.ContainsFunc(now, masquerades) {
 						t.Fatalf("%+v: the guard %+v binds it, but a policy masquerades it", pkt, g)
 					}
@@ -87,7 +87,7 @@ func TestReasonsOutOfScope(t *testing.T) {
 		sources := genSources().Draw(t, "sources")
 		for range 20 {
 			pkt := genPacket(sources).Draw(t, "packet")
-			d := policy.Merge(sources)[0].Decide(pkt)
+			d := merge(sources)[0].Decide(pkt)
 			if d.Action != policy.ActionOutOfScope || pkt.DstLocal || policy.FamilyOf(pkt.Src) != policy.FamilyOf(pkt.Dst) {
 				continue
 			}
@@ -106,7 +106,7 @@ func TestReasonsOutOfScope(t *testing.T) {
 					without[i].Policy.EnableIPv6 = ptr(true)
 				}
 			}
-			again := policy.Merge(without)[0].Decide(pkt)
+			again := merge(without)[0].Decide(pkt)
 			if again.Action == policy.ActionOutOfScope && again.Origins[0].Key == key {
 				t.Fatalf("%+v is out of scope (%s), also without the key", pkt, d.Reason)
 			}

@@ -87,6 +87,8 @@ type SourcePolicy struct {
 	BypassMark       *Mark            `json:"bypassMark,omitempty"`
 
 	OutputAddresses AddressItems `json:"outputAddresses,omitzero"`
+
+	NonMasqueradeNamespaces Namespaces `json:"nonMasqueradeNamespaces,omitzero"`
 }
 
 // Equal reports whether both have the same keys with the same values. A list that
@@ -243,6 +245,15 @@ func (s SourcePolicy) Validate(limit int) error {
 				errs.add(k.Name, -1, "", fmt.Errorf("has %d entries, more than the %d possible; remove some, or write wider prefixes",
 					n, MaxAddressItems))
 			}
+		case *Namespaces:
+			if n := len(*to); n > MaxNamespaces {
+				errs.add(k.Name, -1, "", fmt.Errorf("has %d entries, more than the %d possible; remove some", n, MaxNamespaces))
+			}
+			for i, name := range *to {
+				if _, err := ParseNamespace(name); err != nil {
+					errs.add(k.Name, i, name, err)
+				}
+			}
 		case Word:
 			if value := to.String(); value != "" {
 				errs.check(k.Name, value, to.Set(value))
@@ -268,6 +279,8 @@ const (
 	MaxPodCIDRs      = 4096
 	MaxPortRanges    = 64
 	MaxAddressItems  = 64
+	MaxNamespaces    = 256
+	MaxExemptPods    = 1024  // addresses of one chain, in a backend without sets
 	MaxRules         = 65536 // of one chain and family, in a backend without sets
 )
 

@@ -56,7 +56,7 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	// An installed plugin knows better than an image which backends the host has.
 	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
 	e := &enforce.Enforcer{
-		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, PreferredBackend: n.Settings.Backend, AllBackends: true,
+		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, PreferredBackend: n.Settings.Backend, AllBackends: true,
 		KeepBackend: notInstalled == nil,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 			if src.owned == nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 const (
@@ -213,7 +214,7 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	path := f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	other := f.conflist("other", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
 	f.right()
-	if err := f.Dir.Attach("podnet", "pod1", "eth0"); err != nil {
+	if err := f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}}); err != nil {
 		t.Fatal(err)
 	}
 	f.DropAfter = 0
@@ -230,7 +231,7 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept("it has an attachment")
-	if err := f.Dir.Detach("podnet", "pod1", "eth0"); err != nil {
+	if err := f.Dir.Detach(store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
 	broken := filepath.Join(f.Settings.CNIConfDir, "99-broken.conflist")
@@ -296,10 +297,10 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 			f := newFixture(t)
 			path := f.conflist("podnet", nil)
 			f.right()
-			if err := f.Dir.Attach("podnet", "pod1", "eth0"); err != nil {
+			if err := f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}}); err != nil {
 				t.Fatal(err)
 			}
-			if err := f.Dir.Detach("podnet", "pod1", "eth0"); err != nil {
+			if err := f.Dir.Detach(store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.Remove(path); err != nil {
@@ -548,7 +549,7 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 	f.Drivers = netfilter.Drivers{&observed{f.Drivers[0], func() {
 		if attached == 0 && f.stored(policy.Network, "podnet") == nil { // it was dropped by now
 			attached++
-			if err := f.Dir.Attach("podnet", "pod1", "eth0"); err != nil {
+			if err := f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}}); err != nil {
 				t.Error(err)
 			}
 		}

@@ -24,23 +24,23 @@ func attachments(t *testing.T, d *store.Dir, network string, want int) time.Time
 func TestAttachAndDetach(t *testing.T) {
 	d := open(t)
 	for range 2 { // twice is fine
-		ok(t, d.Attach("net", "c1", "eth0"))
+		ok(t, d.Attach(aPod("net", "c1", "eth0")))
 	}
-	ok(t, d.Attach("net", "c1", "eth1"))
-	ok(t, d.Attach("net", "c2", "eth0"))
-	ok(t, d.Attach("web", "c1", "eth0"))
+	ok(t, d.Attach(aPod("net", "c1", "eth1")))
+	ok(t, d.Attach(aPod("net", "c2", "eth0")))
+	ok(t, d.Attach(aPod("web", "c1", "eth0")))
 	attachments(t, d, "net", 3)
 	attachments(t, d, "web", 1)
 	for range 2 {
-		ok(t, d.Detach("net", "c1", "eth0"))
+		ok(t, d.Detach(aPod("net", "c1", "eth0").Attachment))
 	}
-	ok(t, d.Detach("net", "c9", "eth0"))
+	ok(t, d.Detach(aPod("net", "c9", "eth0").Attachment))
 	attachments(t, d, "net", 2)
 	attachments(t, d, "web", 1)
 
 	ok(t, d.Prune("net", []store.Attachment{{ContainerID: "c2", IfName: "eth0"}, {ContainerID: "c3", IfName: "eth0"}}))
 	attachments(t, d, "net", 1)
-	ok(t, d.Detach("net", "c2", "eth0"))
+	ok(t, d.Detach(aPod("net", "c2", "eth0").Attachment))
 	attachments(t, d, "net", 0)
 	ok(t, d.Prune("web", nil))
 	attachments(t, d, "web", 0)
@@ -51,19 +51,18 @@ func TestAttachAndDetach(t *testing.T) {
 func TestAttachmentsTellWhenTheyChanged(t *testing.T) {
 	d := open(t)
 	before := time.Now().Add(-time.Second)
-	ok(t, d.Attach("net", "c1", "eth0"))
+	ok(t, d.Attach(aPod("net", "c1", "eth0")))
 	first := attachments(t, d, "net", 1)
 	if first.Before(before) || first.After(time.Now().Add(time.Second)) {
 		t.Errorf("changed at %v", first)
 	}
 	time.Sleep(30 * time.Millisecond) // longer than the kernel's tick
-	ok(t, d.Attach("net", "c1", "eth0"))
-	ok(t, d.Detach("net", "c2", "eth0"))
-	ok(t, d.Attach("web", "c1", "eth0"))
+	ok(t, d.Detach(aPod("net", "c2", "eth0").Attachment))
+	ok(t, d.Attach(aPod("web", "c1", "eth0")))
 	if again := attachments(t, d, "net", 1); !again.Equal(first) {
 		t.Errorf("nothing changed, yet %v became %v", first, again)
 	}
-	ok(t, d.Detach("net", "c1", "eth0"))
+	ok(t, d.Detach(aPod("net", "c1", "eth0").Attachment))
 	if last := attachments(t, d, "net", 0); !last.After(first) {
 		t.Errorf("Detach left %v as %v", first, last)
 	}
@@ -71,13 +70,13 @@ func TestAttachmentsTellWhenTheyChanged(t *testing.T) {
 
 func TestAttachmentsOfAnEarlierBoot(t *testing.T) {
 	d := open(t)
-	ok(t, d.Attach("net", "c1", "eth0"))
+	ok(t, d.Attach(aPod("net", "c1", "eth0")))
 	next := store.Open(d.Path()).WithBoot(another)
 	attachments(t, next, "net", 0)
-	ok(t, next.Detach("net", "c1", "eth0"))
+	ok(t, next.Detach(aPod("net", "c1", "eth0").Attachment))
 	ok(t, next.Prune("net", nil))
 	attachments(t, d, "net", 1)
-	ok(t, next.Attach("net", "c2", "eth0"))
+	ok(t, next.Attach(aPod("net", "c2", "eth0")))
 
 	ok(t, lock(t, next).Tidy(store.State{}))
 	absent(t, d.Path()+"/attachments/"+boot)
@@ -94,7 +93,7 @@ func TestBoot(t *testing.T) {
 	same(t, open(t).Boot(), boot)
 	for _, id := range []string{"", "..", "a/b", "a b"} {
 		d := store.Open(t.TempDir()).WithBoot(id)
-		fails(t, d.Attach("net", "c", "eth0"), "boot id", "UUID")
+		fails(t, d.Attach(aPod("net", "c", "eth0")), "boot id", "UUID")
 		fails(t, lock(t, d).Tidy(store.State{}), "boot id")
 		same(t, d.Boot(), "")
 	}
@@ -124,7 +123,7 @@ func TestAttachWhileItsBootIsDropped(t *testing.T) {
 		}
 	}()
 	for i := range 300 {
-		if err := other.Attach("net", fmt.Sprint(i), "eth0"); err != nil {
+		if err := other.Attach(aPod("net", fmt.Sprint(i), "eth0")); err != nil {
 			t.Error(err)
 		}
 	}

@@ -140,7 +140,7 @@ func writeWithUmask(d *store.Dir, mask int) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.Commit(), l.PutRecord(aRecord()), d.Attach("podnet", "c", "eth0"), l.Release())
+	return errors.Join(s.Commit(), l.PutRecord(aRecord()), d.Attach(aPod("podnet", "c", "eth0")), l.Release())
 }
 
 // onReadOnly runs in a mount namespace of its own, on a dataDir with everything
@@ -168,8 +168,8 @@ func onReadOnly(d *store.Dir) error {
 		return err
 	}
 	if err := errors.Join(
-		l.PutRecord(s.Record), d.Attach("podnet", "c", "eth0"), d.Detach("podnet", "other", "eth0"),
-		d.Detach("unseen", "c", "eth0"), l.Tidy(s), drop(l, network("unseen")),
+		l.PutRecord(s.Record), d.Detach(aPod("podnet", "other", "eth0").Attachment),
+		d.Detach(aPod("unseen", "c", "eth0").Attachment), l.Tidy(s), drop(l, network("unseen")),
 	); err != nil {
 		return fmt.Errorf("nothing to write: %w", err)
 	}
@@ -177,8 +177,8 @@ func onReadOnly(d *store.Dir) error {
 	other := s.Record
 	other.Boot = "another"
 	return errors.Join(
-		isReadOnly(stageErr, d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach("podnet", "d", "eth0"), d),
-		isReadOnly(d.Detach("podnet", "c", "eth0"), d), isReadOnly(d.Prune("podnet", nil), d),
+		isReadOnly(stageErr, d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach(aPod("podnet", "d", "eth0")), d), isReadOnly(d.Attach(aPod("podnet", "c", "eth0")), d),
+		isReadOnly(d.Detach(aPod("podnet", "c", "eth0").Attachment), d), isReadOnly(d.Prune("podnet", nil), d),
 		isReadOnly(drop(l, network("podnet")), d), l.Release(), isReadOnly(writable(d), d),
 		isReadOnly(writable(store.Open(d.Path()+"/absent/too")), d),
 	)

@@ -50,6 +50,10 @@ type Record struct {
 
 	Outputs []Outputs `json:"outputs,omitzero"` // also of earlier boots
 
+	// Pods are the pods of Namespaces, by address. Namespaces are those of the policies, sorted.
+	Namespaces []string    `json:"namespaces,omitempty"`
+	Pods       []ExemptPod `json:"pods,omitempty"`
+
 	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
 	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
@@ -63,6 +67,30 @@ type Outputs struct {
 	Chain     string                 `json:"chain"`
 	Items     policy.AddressItems    `json:"items"`
 	Addresses []policy.OutputAddress `json:"addresses"`
+}
+
+// ExemptPod is an address that is an exempt source because of its pod's namespace.
+type ExemptPod struct {
+	policy.ExemptPod
+	Attachment
+	At int64 `json:"at"` // as Pod.At
+}
+
+// sameAfterCrash reports whether two records are equal but for what a new boot drops and pods change all the time.
+func (r Record) sameAfterCrash(s Record) bool {
+	for _, of := range []*Record{&r, &s} {
+		of.Namespaces, of.Pods, of.Resets, of.LastReset, of.Deleted = nil, nil, nil, 0, nil
+	}
+	return reflect.DeepEqual(r, s)
+}
+
+// ExemptPods returns the addresses with their namespaces.
+func (r Record) ExemptPods() []policy.ExemptPod {
+	var pods []policy.ExemptPod
+	for _, p := range r.Pods {
+		pods = append(pods, p.ExemptPod)
+	}
+	return pods
 }
 
 // Deleted is how many connections walks through the conntrack table deleted because of the policy of a chain.
@@ -80,16 +108,21 @@ type Reset struct {
 
 	// Before has the sources that were in force until then: connections are deleted whose verdict has changed
 	// since. If it is nil, those are deleted that should have been masqueraded and were not.
-	Before []policy.Source `json:"before,omitzero"`
+	Before []policy.Source    `json:"before,omitzero"`
+	Pods   []policy.ExemptPod `json:"pods,omitzero"` // that were exempt then
 
 	// Left are addresses that left the node: the connections that are translated to them are deleted, and
 	// no others.
 	Left  []netip.Addr `json:"left,omitzero"`
 	Chain string       `json:"chain,omitempty"` // that translated to them
+
+	// Passed are addresses that passed to pods with another verdict: the connections of their former pods are
+	// deleted, and no others.
+	Passed []netip.Addr `json:"passed,omitzero"`
 }
 
 // FindsUntranslated reports whether the reset is for connections that should have been masqueraded and were not.
-func (r Reset) FindsUntranslated() bool { return r.Before == nil && r.Left == nil }
+func (r Reset) FindsUntranslated() bool { return r.Before == nil && r.Left == nil && r.Passed == nil }
 
 // OwnedChain is a chain of one family that ip-masq created, or was about to create.
 type OwnedChain struct {
@@ -121,6 +154,11 @@ func (r Record) validate() error {
 			if !a.Address.IsValid() {
 				return fmt.Errorf("outputs[%d]: an address is missing", i)
 			}
+		}
+	}
+	for i, p := range r.Pods {
+		if !p.Address.IsValid() || i > 0 && !r.Pods[i-1].Address.Less(p.Address) {
+			return fmt.Errorf("pods[%d]: %s is not after the address before", i, p.Address)
 		}
 	}
 	if len(r.Resets) > MaxResets {
@@ -329,6 +367,13 @@ type file struct {
 	name, path string
 	data       []byte
 	err        error
+}
+
+// Mentions reports whether a document or the record has one of these texts as a string.
+func (r *Reading) Mentions(texts ...string) bool {
+	return slices.ContainsFunc(r.files, func(f file) bool {
+		return slices.ContainsFunc(texts, func(t string) bool { return bytes.Contains(f.data, []byte(`"`+t+`"`)) })
+	})
 }
 
 // Load reads and decodes all documents and the record. Errors of single files are in the State.

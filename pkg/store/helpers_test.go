@@ -53,6 +53,10 @@ func ok(t testing.TB, err error) {
 	}
 }
 
+func aPod(network, container, ifname string) store.Pod {
+	return store.Pod{Attachment: store.Attachment{Network: network, ContainerID: container, IfName: ifname}}
+}
+
 // fails holds an error to all the texts it must have.
 func fails(t *testing.T, err error, texts ...string) {
 	t.Helper()

@@ -122,7 +122,7 @@ func TestDestroy(t *testing.T) {
 			err = staged.Commit()
 		}
 		if err == nil {
-			err = errors.Join(d.Attach("podnet", "pod1", "eth0"), lock.PutRecord(store.Record{Boot: d.Boot()}))
+			err = errors.Join(d.Attach(aPod("podnet", "pod1", "eth0")), lock.PutRecord(store.Record{Boot: d.Boot()}))
 		}
 		if err == nil {
 			_, err = lock.Stage(newSource("other")) // and never committed

@@ -16,7 +16,6 @@ import (
 type entry struct {
 	holds  layout // of a directory; nil for a file
 	socket bool   // it is a socket rather than a regular file
-	empty  bool   // the file is always empty
 }
 
 // layout returns the entry that ip-masq writes under a name in one directory, or false if it writes none.
@@ -56,7 +55,10 @@ func inAttachments(name string) (entry, bool) { return entry{holds: inBoot}, isB
 
 func inBoot(name string) (entry, bool) { return entry{holds: inNetwork}, isHash(name) }
 
-func inNetwork(name string) (entry, bool) { return entry{empty: true}, isHash(name) }
+func inNetwork(name string) (entry, bool) {
+	hash, _, _ := strings.Cut(name, ".")
+	return entry{}, isHash(hash) && (name == hash || safefile.IsTemp(name, hash+"."))
+}
 
 // inBackups is the layout that package conflist uses: copies whose names have the SHA-256 of the
 // original's path, and temporary files of package safefile.
@@ -95,7 +97,7 @@ func (f *folder) recognize(l layout, name string) (entry, error) {
 	if known {
 		var st unix.Stat_t
 		err = unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
-		if err == nil && (st.Mode&unix.S_IFMT != kind || e.empty && st.Size > 0) {
+		if err == nil && st.Mode&unix.S_IFMT != kind {
 			err = errUnknown
 		}
 	}

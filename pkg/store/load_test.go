@@ -21,7 +21,7 @@ import (
 func TestAbsentDirectoryIsEmptyAndStaysAbsent(t *testing.T) {
 	d := open(t)
 	same(t, load(t, d), store.State{})
-	ok(t, d.Detach("net", "c", "eth0"))
+	ok(t, d.Detach(aPod("net", "c", "eth0").Attachment))
 	ok(t, d.Prune("net", nil))
 	ok(t, writable(d))
 	n, changed, err := d.Attachments("net")
@@ -69,11 +69,11 @@ func TestNamesFromOutsideAreHashed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, name := range names {
 		seen[filepath.Base(document(t, d, newSource(name)))] = true
-		ok(t, d.Attach(name, name, name))
-		ok(t, d.Attach(name, name+name, ""))
+		ok(t, d.Attach(aPod(name, name, name)))
+		ok(t, d.Attach(aPod(name, name+name, "")))
 	}
-	ok(t, d.Attach("two", "ab", "c"))
-	ok(t, d.Attach("two", "a", "bc"))
+	ok(t, d.Attach(aPod("two", "ab", "c")))
+	ok(t, d.Attach(aPod("two", "a", "bc")))
 	if n, _, err := d.Attachments("two"); n != 2 || err != nil {
 		t.Errorf("attachments: %d, %v", n, err)
 	}

@@ -143,7 +143,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	l := lock(t, d)
 	ok(t, l.PutRecord(aRecord()))
 	ok(t, l.Release())
-	ok(t, d.Attach("podnet", "c", "eth0"))
+	ok(t, d.Attach(aPod("podnet", "c", "eth0")))
 	made(t, d.Path())
 	inMountNamespace(t, "read-only", d)
 	loads(t, d, newSource("podnet"))

@@ -43,8 +43,8 @@ func operations(t *testing.T) map[string]func(*store.Dir) error {
 		"DryRun":       writable,
 		"Lock":         func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
 		"InstanceLock": func(d *store.Dir) error { _, err := d.InstanceLock(); return err },
-		"Attach":       func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
-		"Detach":       func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
+		"Attach":       func(d *store.Dir) error { return d.Attach(aPod("net", "c", "eth0")) },
+		"Detach":       func(d *store.Dir) error { return d.Detach(aPod("net", "c", "eth0").Attachment) },
 		"Prune":        func(d *store.Dir) error { return d.Prune("net", nil) },
 		"Attachments":  func(d *store.Dir) error { _, _, err := d.Attachments("net"); return err },
 		"PutVerificationCache": func(d *store.Dir) error {
@@ -93,12 +93,12 @@ func TestEmptyDirectory(t *testing.T) {
 	load(t, d)
 	ok(t, writable(d))
 	same(t, tree(t, d.Path()), before) // reading marks nothing
-	ok(t, d.Attach("net", "c", "eth0"))
+	ok(t, d.Attach(aPod("net", "c", "eth0")))
 	if info, err := os.Lstat(d.Path() + "/" + marker); err != nil || info.Mode() != 0o600 {
 		t.Fatalf("no marker: %v, %v", info, err)
 	}
 	put(t, d.Path(), "notes") // which now is nobody's business
-	ok(t, d.Attach("net", "d", "eth0"))
+	ok(t, d.Attach(aPod("net", "d", "eth0")))
 	load(t, d)
 }
 
@@ -106,17 +106,17 @@ func TestEmptyDirectory(t *testing.T) {
 func TestOtherFilesInADataDirStay(t *testing.T) {
 	d := open(t)
 	document(t, d, newSource("net"))
-	ok(t, d.Attach("net", "c", "eth0"))
+	ok(t, d.Attach(aPod("net", "c", "eth0")))
 	networks, err := filepath.Glob(d.Path() + "/attachments/*/*")
 	ok(t, err)
 	others := []string{
 		"upload.tmp/deep/f", "session.tmp", "record.json.tmp", "record.json.0.tmp/f", "sources/x.json.0.tmp", "sources/main.tmp",
 		"sources/" + hash + ".json.damaged/f", "attachments/customers/invoice.pdf", "attachments/" + another + "/invoice.pdf",
-		"attachments/" + another + "/" + hash + "/invoice.pdf", "attachments/" + another + "/" + hash + "/" + hash,
+		"attachments/" + another + "/" + hash + "/invoice.pdf",
 		networks[0][len(d.Path())+1:] + "/invoice.pdf", networks[0][len(d.Path())+1:] + "/" + hash + "/f", "backups/db.sql", "backups/db.sql.bak",
 	}
 	put(t, d.Path(), others...)
-	ok(t, store.Open(d.Path()).WithBoot(another).Attach("net", "d", "eth0"))
+	ok(t, store.Open(d.Path()).WithBoot(another).Attach(aPod("net", "d", "eth0")))
 	l := lock(t, d)
 	ok(t, d.Prune("net", nil))
 	ok(t, l.Tidy(load(t, d)))
@@ -169,7 +169,7 @@ func TestDataDirIsMadeWithItsMarker(t *testing.T) {
 				var err error
 				switch i / 2 % 3 {
 				case 0:
-					err = d.Attach("net", fmt.Sprint(i), "eth0")
+					err = d.Attach(aPod("net", fmt.Sprint(i), "eth0"))
 				case 1:
 					var l *store.Lock
 					if l, err = d.Lock(t.Context()); err == nil {
@@ -213,7 +213,7 @@ func TestKilledWhileTheDataDirIsMade(t *testing.T) {
 	half := filepath.Dir(d.Path()) + "/.ip-masq-data.new"
 	put(t, half, "notes")
 	before := tree(t, filepath.Dir(d.Path()))
-	refused(t, d.Attach("net", "c", "eth0"), half, []string{"notes"})
+	refused(t, d.Attach(aPod("net", "c", "eth0")), half, []string{"notes"})
 	same(t, tree(t, filepath.Dir(d.Path())), before)
 }
 
@@ -226,7 +226,7 @@ func TestDestroyBesideOthers(t *testing.T) {
 	for i := range 4 {
 		work.Go(func() {
 			for time.Now().Before(until) {
-				err := d.Attach("net", fmt.Sprint(i), "eth0")
+				err := d.Attach(aPod("net", fmt.Sprint(i), "eth0"))
 				if err != nil && !errors.Is(err, store.ErrRefused) {
 					t.Error(err)
 				}
@@ -248,6 +248,6 @@ func TestDestroyBesideOthers(t *testing.T) {
 		})
 	}
 	work.Wait()
-	ok(t, d.Attach("net", "last", "eth0"))
+	ok(t, d.Attach(aPod("net", "last", "eth0")))
 	ok(t, lock(t, d).Release())
 }

@@ -74,8 +74,8 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				"Load":   func(d *store.Dir) error { _, err := d.Load(); return err },
 				"DryRun": writable,
 				"Lock":   func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
-				"Attach": func(d *store.Dir) error { return d.Attach("net", "c", "eth0") },
-				"Detach": func(d *store.Dir) error { return d.Detach("net", "c", "eth0") },
+				"Attach": func(d *store.Dir) error { return d.Attach(aPod("net", "c", "eth0")) },
+				"Detach": func(d *store.Dir) error { return d.Detach(aPod("net", "c", "eth0").Attachment) },
 				"Prune":  func(d *store.Dir) error { return d.Prune("net", nil) },
 				"Attachments": func(d *store.Dir) error {
 					_, _, err := d.Attachments("net")
@@ -110,7 +110,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 			} {
 				d := open(t)
 				document(t, d, newSource("net"))
-				ok(t, d.Attach("net", "c", "eth0"))
+				ok(t, d.Attach(aPod("net", "c", "eth0")))
 				_, err := d.Backups()
 				ok(t, err)
 				paths, err := filepath.Glob(filepath.Join(d.Path(), at.path))
@@ -181,7 +181,7 @@ func TestUntrustedLockAndAttachments(t *testing.T) {
 	for name, c := range untrusted() {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
-			ok(t, d.Attach("net", "c", "eth0"))
+			ok(t, d.Attach(aPod("net", "c", "eth0")))
 			ok(t, lock(t, d).Release())
 			file := d.Path() + "/lock"
 			ok(t, c.spoil(file))
@@ -190,8 +190,8 @@ func TestUntrustedLockAndAttachments(t *testing.T) {
 			files, err := filepath.Glob(d.Path() + "/attachments/*/*/*")
 			ok(t, err)
 			ok(t, c.spoil(files[0]))
-			refused(t, inTime(t, func() error { return d.Attach("net", "c", "eth0") }), files[0], c.want)
-			ok(t, d.Detach("net", "c", "eth0"))
+			refused(t, inTime(t, func() error { return d.Attach(aPod("net", "c", "eth0")) }), files[0], c.want)
+			ok(t, d.Detach(aPod("net", "c", "eth0").Attachment))
 			absent(t, files[0])
 		})
 	}

@@ -32,6 +32,7 @@ type Staged struct {
 	folder     *folder
 	temp, name string
 	cache      string // the verification cache of a dropped document, which is removed too
+	durable    bool   // it is synced
 }
 
 // Stage writes the document of a source without putting it in force, so that only a rename is left when
@@ -56,7 +57,7 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := l.stage(sources, name, data)
+	s, err := l.stage(sources, name, data, true)
 	if s == nil {
 		sources.close()
 	}
@@ -80,20 +81,24 @@ func (l *Lock) mayStage(dir string, data []byte) error {
 }
 
 // stage writes a temporary file that is to become the named one.
-func (l *Lock) stage(f *folder, name string, data []byte) (*Staged, error) {
+func (l *Lock) stage(f *folder, name string, data []byte, durable bool) (*Staged, error) {
 	if err := f.newer(writeDocument, name); err != nil {
 		return nil, err
 	}
 	if l.dry {
 		return nil, l.mayStage(f.path(), data)
 	}
-	s := &Staged{lock: l, folder: f, name: name, temp: safefile.TempName(name + ".")}
+	s := &Staged{lock: l, folder: f, name: name, durable: durable, temp: safefile.TempName(name + ".")}
 	// Errors name the document and not the temporary file, so that the same error has the same text.
 	file, err := f.create(writeDocument, s.temp, name)
 	if err != nil {
 		return nil, err
 	}
-	if err = safefile.Fill(file, data); err != nil {
+	fill := safefile.Fill
+	if !durable {
+		fill = write
+	}
+	if err = fill(file, data); err != nil {
 		return nil, errors.Join(failure(writeDocument, f.in(name), err), f.remove(s.temp))
 	}
 	l.staged[s] = true
@@ -125,6 +130,9 @@ func (s *Staged) Commit() error {
 		return err
 	}
 	defer s.forget()
+	if !s.durable {
+		return nil
+	}
 	return s.folder.sync()
 }
 
@@ -157,7 +165,7 @@ func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
 	if err != nil {
 		return nil, ignoring(err, os.ErrNotExist)
 	}
-	s := &Staged{lock: l, folder: sources, name: name, temp: name + droppedSuffix, cache: verificationCacheName(src)}
+	s := &Staged{lock: l, folder: sources, name: name, durable: true, temp: name + droppedSuffix, cache: verificationCacheName(src)}
 	if _, err = sources.recognize(inSources, name); err == nil {
 		err = sources.newer(removeDocument, name)
 	}
@@ -201,10 +209,15 @@ func (l *Lock) PutRecord(r Record) error {
 	if l.root == nil { // in a dry run
 		return l.mayStage(l.dir.path, data)
 	}
-	if stored, err := l.root.read(recordFile); err == nil && bytes.Equal(stored, data) {
-		return nil
+	durable := true
+	if stored, err := l.root.read(recordFile); err == nil {
+		if bytes.Equal(stored, data) {
+			return nil
+		}
+		before, err := decodeRecord(stored)
+		durable = err != nil || !before.sameAfterCrash(r)
 	}
-	s, err := l.stage(l.root, recordFile, data)
+	s, err := l.stage(l.root, recordFile, data, durable)
 	if err == nil {
 		err = s.Commit()
 	}

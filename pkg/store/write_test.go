@@ -227,7 +227,7 @@ func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
 	store1(t, l, newSource("net"))
-	ok(t, d.Attach("net", "c", "eth0"))
+	ok(t, d.Attach(aPod("net", "c", "eth0")))
 	dirs := []string{d.Path(), d.Path() + "/sources", d.Path() + "/attachments"}
 	var before []os.FileInfo
 	for _, dir := range dirs {

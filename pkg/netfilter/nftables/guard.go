@@ -19,7 +19,7 @@ import (
 // masqChainOfGuard returns the masquerade chain that a set or chain of a guard table belongs to, or "".
 func masqChainOfGuard(name string) string {
 	kind, chain, _ := strings.Cut(name, "-")
-	if slices.Contains([]string{guardChain, enforceChain, podsSet, exemptSet, boundSet}, kind) {
+	if slices.Contains([]string{guardChain, enforceChain, podsSet, exemptSet, boundSet, exemptPods}, kind) {
 		return chain
 	}
 	return ""
@@ -134,7 +134,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 		}
 		for _, chain := range slices.Sorted(maps.Keys(owners)) {
 			g := policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Scope: policy.Scope{Sources: t.sets[podsSet+"-"+chain]},
-				Mode: modes[chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]}
+				Mode: modes[chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain], ExemptPods: t.sets[exemptPods+"-"+chain]}
 			t.readJumps(&g)
 			o.Guards = append(o.Guards, g)
 		}

@@ -21,6 +21,7 @@ const (
 	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
 	podsSet      = "pods"
 	boundSet     = "bound"
+	exemptPods   = "exemptpods"
 	selfSet      = "self" // each source of a new connection, twice
 )
 
@@ -76,6 +77,13 @@ func (t *table) addGuard(g policy.Guard) {
 		for _, m := range g.Scope.Matches() {
 			t.add(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark),
 				h.inSet("saddr", pods, false), h.inSet("daddr", bound, false), jump(target))...)
+		}
+		if len(g.ExemptPods) > 0 {
+			exempt := exemptPods + "-" + g.Chain
+			t.sets[exempt] = g.ExemptPods
+			for _, m := range g.Scope.Matches() {
+				t.rule(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark), h.inSet("saddr", exempt, false), jump(target))...)
+			}
 		}
 		// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
 		t.add(target, "", h.pairInSelf("saddr", true))

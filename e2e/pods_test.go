@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// podOf makes a pod of a Kubernetes namespace, as the kubelet's runtimes start it.
+func (n *node) podOf(t *testing.T, namespace, network string) *pod {
+	t.Helper()
+	n.cni.Env = []string{"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x"}
+	defer func() { n.cni.Env = nil }()
+	return n.pod(t, network)
+}
+
+// exempt fails the test unless a pod leaves with its own address, or with the node's.
+func (n *node) exempt(t *testing.T, p *pod, want bool, destinations ...string) {
+	t.Helper()
+	for _, dst := range destinations {
+		source := ""
+		if want {
+			source = p.addr(netip.MustParseAddr(dst)).String()
+		}
+		n.leaves(t, p.Host, dst, n.Outside, source)
+	}
+}
+
+// TestNamespaces: pods of a namespace are never masqueraded, from before their ADD returns until their address passes to
+// another pod.
+func TestNamespaces(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		const v4, v6 = "1.2.3.4", "2001:db8:5::5"
+		conf := object{"nonMasqueradeNamespaces": []string{"prod", "kube-system"}, "enableIPv6": true, "guard": "drop", "enforceExempt": true}
+		n.conflist(t, "podnet", conf)
+		prod, dev, none := n.podOf(t, "prod", "podnet"), n.podOf(t, "dev", "podnet"), n.pod(t, "podnet")
+		n.exempt(t, prod, true, v4, v6)
+		n.exempt(t, dev, false, v4, v6)
+		n.exempt(t, none, false, v4, v6)
+		if stdout, stderr, code := n.check(t, "podnet", prod); code != 0 {
+			t.Errorf("CHECK: %d\n%s%s", code, stdout, stderr)
+		}
+		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
+			t.Errorf("check: %d\n%s%s", code, stdout, stderr)
+		}
+
+		// A changed list is about pods that run.
+		conf["nonMasqueradeNamespaces"] = []string{"dev"}
+		n.conflist(t, "podnet", conf)
+		n.podOf(t, "other", "podnet")
+		n.exempt(t, prod, false, v4, v6)
+		n.exempt(t, dev, true, v4, v6)
+		n.conflist(t, "podnet", object{"enableIPv6": true})
+		n.pod(t, "podnet")
+		n.exempt(t, dev, false, v4, v6)
+		if p := n.load(t).Record.Pods; len(p) > 0 {
+			t.Errorf("on record: %+v", p)
+		}
+	})
+}
+
+// call is a call for a pod that has no network of its own.
+type call struct {
+	verb, id, args string
+	addresses      []string
+}
+
+func (n *node) call(t *testing.T, conf object, c call) result {
+	t.Helper()
+	prev := resultWith("0.0.0.0/0")
+	var ips []object
+	for _, a := range c.addresses {
+		ips = append(ips, object{"address": a, "interface": 0})
+	}
+	prev["ips"] = ips
+	with := object{"prevResult": prev}
+	for k, v := range conf {
+		with[k] = v
+	}
+	network, named := conf["name"].(string)
+	if !named {
+		network = "podnet"
+	}
+	return n.invoke(t, invocation{verb: c.verb, id: c.id, conf: n.conf(t, network, with), args: c.args})
+}
+
+// exemptAddresses fails the test unless these addresses are exempt, on record and in the rules.
+func (n *node) exemptAddresses(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for _, p := range n.load(t).Record.Pods {
+		got = append(got, p.Address.String())
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("exempt on record: %v, want %v", got, want)
+	}
+	for _, a := range []string{"10.1.0.5", "10.1.0.6", "10.1.0.7"} {
+		stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", a, "-o", "json")
+		exempt := strings.Contains(stdout, `"verdict": "exempt"`) && strings.Contains(stdout, `"kernel": true`)
+		if exempt != strings.Contains(fmt.Sprint(want), a) {
+			t.Errorf("explain %s: %s%s", a, stdout, stderr)
+		}
+	}
+}
+
+// TestAddressOfPods: an address belongs to the attachment of the latest ADD, whatever becomes of the others.
+func TestAddressOfPods(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		add := func(id, namespace string, addresses ...string) {
+			t.Helper()
+			n.call(t, conf, call{"ADD", id, "K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + id, addresses}).want(t, 0)
+		}
+		del := func(id string) { t.Helper(); n.call(t, conf, call{verb: "DEL", id: id}).want(t, 0) }
+		add("a", "prod", "10.1.0.5/16")
+		n.exemptAddresses(t, "10.1.0.5")
+		add("b", "dev", "10.1.0.6/16")
+		n.exemptAddresses(t, "10.1.0.5")
+
+		add("b", "dev", "10.1.0.5/16") // the DEL of a never came
+		n.exemptAddresses(t)
+		del("b")
+		n.exemptAddresses(t)
+		n.call(t, conf, call{"ADD", "c", "", []string{"10.1.0.7/16"}}).want(t, 0)
+		n.exemptAddresses(t)
+		conf["nonMasqueradeNamespaces"] = []string{"prod", "new"} // all attachments are read again
+		add("c", "dev", "10.1.0.7/16")
+		n.exemptAddresses(t)
+
+		add("d", "prod", "10.1.0.6/16")
+		add("e", "prod", "10.1.0.6/16") // another pod of the namespace
+		del("d")                        // that comes late
+		del("d")
+		n.exemptAddresses(t, "10.1.0.6")
+		add("e", "prod", "10.1.0.7/16") // again, with another address
+		n.exemptAddresses(t, "10.1.0.7")
+		n.call(t, object{"cni.dev/valid-attachments": []object{{"containerID": "a", "ifname": "eth0"}}}, call{verb: "GC"}).want(t, 0)
+		n.exemptAddresses(t)
+	})
+}
+
+// TestFormerConnections: connections of a pod do not pass to the next pod with its address.
+func TestFormerConnections(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "staleConnections": "keep"})
+		entries := func(p *pod) int {
+			return strings.Count(n.tool(t, "conntrack", "-L", "-s", p.addrs[0].String()), "dst=1.2.3.4")
+		}
+		for _, from := range []string{"prod", "dev"} {
+			p := n.podOf(t, from, "podnet")
+			open := n.open(t, p, "1.2.3.4", 20)
+			if o := open.send(t, from == "dev"); o.wrong > 0 || entries(p) == 0 {
+				t.Fatalf("%s: %+v, %d entries", from, o, entries(p))
+			}
+			next := map[string]string{"prod": "dev", "dev": "prod"}[from]
+			n.call(t, object{"nonMasqueradeNamespaces": []string{"prod"}, "staleConnections": "keep"},
+				call{"ADD", "next-" + next, "K8S_POD_NAMESPACE=" + next, []string{p.addrs[0].String() + "/24"}}).want(t, 0)
+			if left := entries(p); left > 0 {
+				t.Errorf("from %s to %s: %d connections are left", from, next, left)
+			}
+			if o := open.send(t, next == "dev"); o.wrong > 0 {
+				t.Errorf("from %s to %s: %+v", from, next, o)
+			}
+		}
+	})
+}
+
+// TestPodNames: which CNI_ARGS name a namespace.
+func TestPodNames(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+	for i, c := range []struct {
+		args string
+		want bool
+	}{
+		{"K8S_POD_NAMESPACE=prod", true},
+		{"IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=a;K8S_POD_NAMESPACE=prod", true},
+		{"K8S_POD_NAMESPACE=prod;K8S_POD_NAME=UPPER", true},
+		{"K8S_POD_NAMESPACE=prod;K8S_POD_NAMESPACE=dev", false},
+		{"K8S_POD_NAMESPACE=Prod", false},
+		{"K8S_POD_NAMESPACE=prod=", false},
+		{"K8S_POD_NAMESPACE", false},
+		{"K8S_POD_NAME=prod", false},
+		{"", false},
+	} {
+		n.call(t, conf, call{"ADD", "a", c.args, []string{"10.1.0.5/16", "169.254.1.1/16"}}).want(t, 0)
+		if got := len(n.load(t).Record.Pods) == 1; got != c.want {
+			t.Errorf("%d: %s: exempt %v", i, c.args, got)
+		}
+	}
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Namespaces are the items of nonMasqueradeNamespaces: names of Kubernetes namespaces, without duplicates.
+type Namespaces []string
+
+const namespacesKey = "nonMasqueradeNamespaces"
+
+// ParseNamespace accepts the name of a Kubernetes namespace, a label of RFC 1123.
+func ParseNamespace(s string) (string, error) {
+	const longest = 63
+	switch {
+	case s == "":
+		return "", errors.New("is empty; write the name of a namespace, or drop the item")
+	case len(s) > longest || !isLabel(s):
+		return "", errors.New("is not a name of a Kubernetes namespace, which has at most 63 of a-z, 0-9 and -, " +
+			"and begins and ends with a letter or digit; patterns are not possible")
+	}
+	return s, nil
+}
+
+// IsPodName reports whether a text can be the name of a Kubernetes pod, a subdomain of RFC 1123.
+func IsPodName(s string) bool {
+	const longest = 253
+	notLabel := func(label string) bool { return !isLabel(label) }
+	return len(s) <= longest && !slices.ContainsFunc(strings.Split(s, "."), notLabel)
+}
+
+func isLabel(s string) bool {
+	outside := func(r rune) bool { return (r < 'a' || 'z' < r) && (r < '0' || '9' < r) && r != '-' }
+	return s != "" && !strings.ContainsFunc(s, outside) && s[0] != '-' && s[len(s)-1] != '-'
+}
+
+// ExemptPod is an address of a pod of a namespace.
+type ExemptPod struct {
+	Address   netip.Addr `json:"address"`
+	Namespace string     `json:"namespace"`
+}
+
+// SetExemptPods makes the pods of the policy's namespaces exempt sources. The pods have different addresses.
+func (p *Policy) SetExemptPods(pods []ExemptPod) {
+	p.ExemptPods = nil
+	for _, pod := range pods {
+		named := func(e NamedNamespace) bool { return e.Name == pod.Namespace }
+		if i := slices.IndexFunc(p.Namespaces, named); i >= 0 {
+			all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
+			p.ExemptPods = append(p.ExemptPods, PrefixAction{all, ActionExempt, p.Namespaces[i].Origins})
+		}
+	}
+}
