@@ -5,16 +5,18 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // podOf makes a pod of a Kubernetes namespace, as the kubelet's runtimes start it.
-func (n *node) podOf(t *testing.T, namespace, network string) *pod {
+func (n *node) podOf(t *testing.T, namespace string) *pod {
 	t.Helper()
-	n.cni.Env = []string{"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x"}
-	defer func() { n.cni.Env = nil }()
-	return n.pod(t, network)
+	env := n.cni.Env
+	defer func() { n.cni.Env = env }()
+	n.cni.Env = append(slices.Clone(env), "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE="+namespace+";K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x")
+	return n.pod(t, "podnet")
 }
 
 // exempt fails the test unless a pod leaves with its own address, or with the node's.
@@ -37,7 +39,7 @@ func TestNamespaces(t *testing.T) {
 		const v4, v6 = "1.2.3.4", "2001:db8:5::5"
 		conf := object{"nonMasqueradeNamespaces": []string{"prod", "kube-system"}, "enableIPv6": true, "guard": "drop", "enforceExempt": true}
 		n.conflist(t, "podnet", conf)
-		prod, dev, none := n.podOf(t, "prod", "podnet"), n.podOf(t, "dev", "podnet"), n.pod(t, "podnet")
+		prod, dev, none := n.podOf(t, "prod"), n.podOf(t, "dev"), n.pod(t, "podnet")
 		n.exempt(t, prod, true, v4, v6)
 		n.exempt(t, dev, false, v4, v6)
 		n.exempt(t, none, false, v4, v6)
@@ -51,7 +53,7 @@ func TestNamespaces(t *testing.T) {
 		// A changed list is about pods that run.
 		conf["nonMasqueradeNamespaces"] = []string{"dev"}
 		n.conflist(t, "podnet", conf)
-		n.podOf(t, "other", "podnet")
+		n.podOf(t, "other")
 		n.exempt(t, prod, false, v4, v6)
 		n.exempt(t, dev, true, v4, v6)
 		n.conflist(t, "podnet", object{"enableIPv6": true})
@@ -153,7 +155,7 @@ func TestFormerConnections(t *testing.T) {
 			return strings.Count(n.tool(t, "conntrack", "-L", "-s", p.addrs[0].String()), "dst=1.2.3.4")
 		}
 		for _, from := range []string{"prod", "dev"} {
-			p := n.podOf(t, from, "podnet")
+			p := n.podOf(t, from)
 			open := n.open(t, p, "1.2.3.4", 20)
 			if o := open.send(t, from == "dev"); o.wrong > 0 || entries(p) == 0 {
 				t.Fatalf("%s: %+v, %d entries", from, o, entries(p))

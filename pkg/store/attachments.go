@@ -63,8 +63,8 @@ func (d *Dir) Attach(p Pod) error {
 	return err
 }
 
-// putPod writes a record whole: whoever lists attachments takes no lock. One that is empty is about to be filled, by an
-// ADD that has not read the documents yet.
+// putPod writes a record whole, as readers take no lock. An empty one is about to be filled, by an ADD that has not read
+// the documents yet.
 func (f *folder) putPod(name string, data []byte) error {
 	const op = "write attachment"
 	file, err := f.create(op, name, name)
@@ -120,11 +120,11 @@ func (f *folder) pod(name string) (*Pod, error) {
 	if err != nil {
 		return nil, ignoring(err, os.ErrNotExist, ErrRefused)
 	}
-	var p Pod
-	if json.Unmarshal(data, &p) != nil || p.file() != name {
-		return nil, nil
+	p := &Pod{}
+	if damaged := json.Unmarshal(data, p); damaged != nil || p.file() != name {
+		p = nil
 	}
-	return &p, nil
+	return p, nil
 }
 
 // Pods returns the records of all attachments of this boot, and how many attachments have none.
