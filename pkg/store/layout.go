@@ -55,10 +55,7 @@ func inAttachments(name string) (entry, bool) { return entry{holds: inBoot}, isB
 
 func inBoot(name string) (entry, bool) { return entry{holds: inNetwork}, isHash(name) }
 
-func inNetwork(name string) (entry, bool) {
-	hash, _, _ := strings.Cut(name, ".")
-	return entry{}, isHash(hash) && (name == hash || safefile.IsTemp(name, hash+"."))
-}
+func inNetwork(name string) (entry, bool) { return entry{}, isHash(name) }
 
 // inBackups is the layout that package conflist uses: copies whose names have the SHA-256 of the
 // original's path, and temporary files of package safefile.
