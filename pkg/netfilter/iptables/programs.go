@@ -16,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 
+	goiptables "github.com/coreos/go-iptables/iptables"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -98,16 +100,37 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant, chain str
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"-w", strconv.Itoa(lockSeconds), "-t", natTable, "-S"}
-	if chain != "" {
-		args = append(args, chain)
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("run %s: %w", path, err)
 	}
-	out, err := p.run(ctx, p.env, nil, nil, path, args...)
-	if err != nil {
-		return nil, err
+	protocol := goiptables.ProtocolIPv4
+	if f == policy.IPv6 {
+		protocol = goiptables.ProtocolIPv6
 	}
-	lines := strings.Split(string(out), "\n")
-	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
+	chains := []string{chain}
+	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(lockSeconds))
+	if err == nil && chain == "" {
+		chains, err = ipt.ListChains(natTable)
+	}
+	var all []string
+	for _, chain := range chains {
+		if err != nil {
+			break
+		}
+		var lines []string
+		lines, err = ipt.List(natTable, chain)
+		all = append(all, lines...)
+	}
+	var failed *goiptables.Error
+	switch {
+	case err == nil:
+		return slices.DeleteFunc(all, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
+	case !errors.As(err, &failed):
+		return nil, fmt.Errorf("run %s: %w", path, err)
+	}
+	status := fmt.Sprintf("exit status %v", failed.ExitStatus())
+	_, stderr, _ := strings.Cut(failed.Error(), status+": ")
+	return nil, &runError{path: path, err: errors.New(status), stderr: firstLines(stderr)}
 }
 
 // restore runs iptables-restore.

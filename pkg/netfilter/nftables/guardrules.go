@@ -80,9 +80,9 @@ func (t *table) addGuard(g policy.Guard) {
 		}
 		if len(g.ExemptPods) > 0 {
 			exempt := exemptPods + "-" + g.Chain
-			t.sets[exempt] = g.ExemptPods
+			t.addSet(exempt, g.ExemptPods)
 			for _, m := range g.Scope.Matches() {
-				t.rule(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark), h.inSet("saddr", exempt, false), jump(target))...)
+				t.add(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark), h.inSet("saddr", exempt, false), jump(target))...)
 			}
 		}
 		// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
