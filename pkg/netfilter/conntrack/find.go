@@ -87,7 +87,7 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 		src, endpoint := f.Original.Src.Addr(), f.Reply.Src.Addr()
 		f.SourceLocal, f.EndpointLocal = r.IsLocal(src), r.IsLocal(endpoint)
 		if f.SourceLocal {
-			f.Interface = r.socket.InterfaceName(r.output(endpoint, netip.Addr{}, 0))
+			f.Interface = r.name(r.output(endpoint, netip.Addr{}, 0))
 		} else {
 			f.Interface = r.OutputInterface(src, endpoint)
 		}

@@ -75,7 +75,7 @@ func (r *routes) OutputInterface(src, dst netip.Addr) string {
 		return name
 	}
 	if in := r.output(src, netip.Addr{}, 0); in != 0 {
-		name = r.socket.InterfaceName(r.output(dst, src, in))
+		name = r.name(r.output(dst, src, in))
 	}
 	if len(r.interfaces) == maxRoutes {
 		clear(r.interfaces)
@@ -89,4 +89,14 @@ func (r *routes) output(dst, src netip.Addr, in uint32) (out uint32) {
 		out, r.err = r.socket.Output(dst, src, in)
 	}
 	return out
+}
+
+// name returns the name of an interface, "" if there is none with the index.
+func (r *routes) name(index uint32) string {
+	if index == 0 || r.err != nil {
+		return ""
+	}
+	var link nfnetlink.Link
+	link, r.err = r.socket.Link(index)
+	return link.Name
 }

@@ -227,9 +227,6 @@ func (c *Conn) Reserve(batches ...*Batch) error {
 // error names the operation that was refused, the first one if there are several. An empty batch is
 // not sent. The batch stays as it is and can be committed again.
 func (c *Conn) Commit(b *Batch) error {
-	if b.err != nil {
-		return fmt.Errorf("%s: %w", commitOp(), b.err)
-	}
 	if len(b.ops) == 0 {
 		return nil
 	}
@@ -243,20 +240,19 @@ func (c *Conn) Commit(b *Batch) error {
 // Check returns the *Error that Commit would return, and changes nothing: the kernel does each operation
 // of a batch without an end, and takes all of them back. `nft --check` does the same.
 func (c *Conn) Check(b *Batch) error {
-	op := operation{verb: "check nf_tables batch"}
-	if b.err != nil {
-		return fmt.Errorf("%s: %w", op, b.err)
-	}
 	if len(b.ops) == 0 {
 		return nil
 	}
-	_, err := c.transact(op, b, false)
+	_, err := c.transact(operation{verb: "check nf_tables batch"}, b, false)
 	return err
 }
 
 // transact sends a batch, with or without its end, and returns the first refusal. It reports whether
 // the kernel acknowledged the last operation.
 func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, err error) {
+	if b.err != nil {
+		return false, fmt.Errorf("%s: %w", op, b.err)
+	}
 	begin := c.sequence + 1
 	if err := c.write(op, b.serialize(&c.sequence, ends)); err != nil {
 		return false, err

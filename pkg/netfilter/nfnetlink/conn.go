@@ -421,8 +421,6 @@ type Error struct {
 	Family  Family // of the object; 0 if the refusal is not about one of a batch's operations
 	Errno   syscall.Errno
 	Message string // the kernel's text, often empty
-
-	sequence uint32 // of the refused message
 }
 
 func (e *Error) Error() string {
@@ -460,7 +458,7 @@ func decodeError(m message) error {
 	if number == 0 {
 		return nil
 	}
-	e := &Error{Errno: syscall.Errno(-number), sequence: m.sequence}
+	e := &Error{Errno: syscall.Errno(-number)}
 	rest := m.payload[numberSize:]
 	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
 		return e

@@ -71,19 +71,6 @@ func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 	return out, err
 }
 
-// InterfaceName returns the name of an interface, "" if there is none with the index.
-func (r Routes) InterfaceName(index uint32) string {
-	ifr, err := unix.NewIfreq("")
-	if index == 0 || err != nil {
-		return ""
-	}
-	ifr.SetUint32(index)
-	if unix.IoctlIfreq(r.conn.fd, unix.SIOCGIFNAME, ifr) != nil {
-		return ""
-	}
-	return ifr.Name()
-}
-
 // route returns a request to rtnetlink, whose messages begin with a header.
 func route[H any](r Routes, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) request {
 	encoded, err := binary.Append(nil, binary.NativeEndian, header)

@@ -222,7 +222,7 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 	if !v4 && !v6 || s.Flags&(unix.NFT_SET_MAP|unix.NFT_SET_OBJECT) != 0 {
 		return nil, fmt.Errorf("read ranges of set %s: %w", s.Name, ErrNotAddresses)
 	}
-	sortElements(elems)
+	slices.SortFunc(elems, compareElements)
 	ranges := make([]netipx.IPRange, 0, len(elems)/2+1)
 	var first netip.Addr // of the range that has no end yet
 	for i := range elems {
@@ -253,17 +253,8 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 	return ranges, nil
 }
 
-// sortElements sorts by key, an end before a beginning. The kernel lists them in ascending or
-// descending order, depending on its version.
-func sortElements(elems []element) {
-	if len(elems) > 1 && compareElements(elems[0], elems[1]) > 0 {
-		slices.Reverse(elems)
-	}
-	if !slices.IsSortedFunc(elems, compareElements) {
-		slices.SortFunc(elems, compareElements)
-	}
-}
-
+// compareElements orders by key, an end before a beginning. The kernel lists elements in ascending or descending
+// order, depending on its version, which slices.SortFunc notices.
 func compareElements(a, b element) int {
 	if d := bytes.Compare(a.key[:], b.key[:]); d != 0 || a.end == b.end {
 		return d
