@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -70,9 +71,7 @@ func bridgeConf(n *scene.Node, subnet int, masquerade map[string]any) map[string
 			"ranges": []any{[]any{map[string]any{"subnet": fmt.Sprintf("10.%d.0.0/16", subnet)}}},
 		},
 	}
-	for key, value := range masquerade {
-		conf[key] = value
-	}
+	maps.Copy(conf, masquerade)
 	return conf
 }
 

@@ -38,23 +38,18 @@ func (b *bench) churnOf(f scene.Backend) (err error) {
 	if b.quick {
 		long = 4 * time.Second
 	}
-	n, err := scene.NewNode(f)
+	g, err := newReconciledNode(f, usual, agentFile(0), "--resync-interval", "60s")
+	defer func() { err = errors.Join(err, g.close()) }()
 	if err != nil {
 		return err
 	}
-	g := reconciledNode{Node: n}
-	defer func() { err = errors.Join(err, g.close()) }()
-	if err := errors.Join(n.AgentFile(agentFile(0)), n.Enforce(scene.Policy{Prefixes: scene.Prefixes(usual)})); err != nil {
-		return err
-	}
+	n := g.Node
 	for range fullNode {
 		if _, err := n.Add(ipMasq, n.NextPod()); err != nil {
 			return err
 		}
 	}
-	if g.reconciler, err = n.StartReconciler("--resync-interval", "60s"); err != nil {
-		return err
-	}
+	time.Sleep(time.Second) // for the syncs after the ADDs
 	for _, disturbed := range []bool{false, true} {
 		name := fmt.Sprintf("/backend=%s/disturbed=%t", f.Name, disturbed)
 		thirdParty, changes := 0, 0

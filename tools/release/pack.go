@@ -146,17 +146,14 @@ func (r *release) write(name string, data []byte) error {
 
 // packChart packs the chart as `helm package` does, with the version of the release.
 func (r *release) packChart(context.Context) error {
-	files, err := below(filepath.Join(r.root, "deploy", "chart"), "")
+	const name = "ip-masq"
+	files, err := below(filepath.Join(r.root, "deploy", "chart"), name)
 	if err != nil {
 		return fmt.Errorf("pack the chart: %w", err)
 	}
-	var name string
 	for i, f := range files {
-		if f.name != "Chart.yaml" {
+		if f.name != name+"/Chart.yaml" {
 			continue
-		}
-		if m := regexp.MustCompile(`(?m)^name: *(\S+)$`).FindSubmatch(f.data); m != nil {
-			name = string(m[1])
 		}
 		for key, version := range map[string]string{"version": r.number, "appVersion": r.version} {
 			line := regexp.MustCompile(`(?m)^` + key + `: .*$`)
@@ -165,12 +162,6 @@ func (r *release) packChart(context.Context) error {
 			}
 			files[i].data = line.ReplaceAll(files[i].data, []byte(key+": "+version))
 		}
-	}
-	if name == "" {
-		return errors.New("pack the chart: there is no Chart.yaml with a name")
-	}
-	for i := range files {
-		files[i].name = name + "/" + files[i].name
 	}
 	data, err := r.tarGz(files)
 	if err != nil {

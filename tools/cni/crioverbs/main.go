@@ -30,7 +30,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 )
 
 const ifName = "eth0"
@@ -223,14 +222,8 @@ func (r *runtime) check(ctx context.Context, id, netns string) (types.Result, er
 	if err != nil {
 		return nil, err
 	}
-	supported, err := version.GreaterThanOrEqualTo(list.CNIVersion, "0.4.0")
-	if err != nil {
-		return nil, err
-	}
-	if supported {
-		if err := r.plugins.CheckNetworkList(ctx, list, pod); err != nil {
-			return nil, fmt.Errorf("CHECK: %w", err)
-		}
+	if err := r.plugins.CheckNetworkList(ctx, list, pod); err != nil {
+		return nil, fmt.Errorf("CHECK: %w", err)
 	}
 	result, err := r.plugins.GetNetworkListCachedResult(list, pod)
 	if err == nil && result == nil {

@@ -29,8 +29,10 @@ const (
 )
 
 func main() {
-	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Check: check, Del: del}, version.All, "multus")
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Check: unused, Del: del}, version.All, "multus")
 }
+
+func unused(*skel.CmdArgs) error { return nil } // containerd does not call CHECK
 
 // conf is what the plugin reads from stdin.
 type conf struct {
@@ -39,19 +41,10 @@ type conf struct {
 	RuntimeConfig map[string]any    `json:"runtimeConfig"`
 }
 
-// podArgs are the arguments of a kubelet's runtime.
-type podArgs struct {
-	types.CommonArgs
-	K8S_POD_NAME               types.UnmarshallableString //revive:disable-line:var-naming // as in CNI_ARGS
-	K8S_POD_NAMESPACE          types.UnmarshallableString //revive:disable-line:var-naming
-	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //revive:disable-line:var-naming
-	K8S_POD_UID                types.UnmarshallableString //revive:disable-line:var-naming
-}
-
 // delegate is a network of a pod, as Multus caches it.
 type delegate struct {
-	Conf, ConfList json.RawMessage `json:",omitempty"`
-	Bytes          []byte
+	ConfList json.RawMessage
+	Bytes    []byte
 }
 
 // attachment is a delegate with the arguments for libcni.
@@ -60,31 +53,15 @@ type attachment struct {
 	runtime *libcni.RuntimeConf
 }
 
-func load(args *skel.CmdArgs) (c conf, pod podArgs, err error) {
-	if err = json.Unmarshal(args.StdinData, &c); err == nil {
-		err = types.LoadArgs(args.Args, &pod)
-	}
-	return c, pod, err
-}
-
 // attachments returns the calls for the delegates: the first has the pod's own interface.
-func (c conf) attachments(args *skel.CmdArgs, pod podArgs) ([]attachment, error) {
+func (c conf) attachments(args *skel.CmdArgs) ([]attachment, error) {
 	var all []attachment
 	for i, text := range c.Delegates {
-		list, err := libcni.ConfListFromBytes(text)
+		list, err := libcni.NetworkConfFromBytes(text)
 		if err != nil {
-			single, err := libcni.ConfFromBytes(text)
-			if err != nil {
-				return nil, fmt.Errorf("delegate %d: %w", i, err)
-			}
-			if list, err = libcni.ConfListFromConf(single); err != nil {
-				return nil, fmt.Errorf("delegate %d: %w", i, err)
-			}
+			return nil, fmt.Errorf("delegate %d: %w", i, err)
 		}
-		a := attachment{list, &libcni.RuntimeConf{ContainerID: args.ContainerID, NetNS: args.Netns, IfName: args.IfName, Args: [][2]string{
-			{"IgnoreUnknown", "true"}, {"K8S_POD_NAMESPACE", string(pod.K8S_POD_NAMESPACE)}, {"K8S_POD_NAME", string(pod.K8S_POD_NAME)},
-			{"K8S_POD_INFRA_CONTAINER_ID", string(pod.K8S_POD_INFRA_CONTAINER_ID)}, {"K8S_POD_UID", string(pod.K8S_POD_UID)},
-		}}}
+		a := attachment{list, &libcni.RuntimeConf{ContainerID: args.ContainerID, NetNS: args.Netns, IfName: args.IfName, Args: pairs(args)}}
 		if i == 0 {
 			a.runtime.CapabilityArgs = c.RuntimeConfig
 		} else {
@@ -95,13 +72,28 @@ func (c conf) attachments(args *skel.CmdArgs, pod podArgs) ([]attachment, error)
 	return all, nil
 }
 
+// pairs returns the arguments of a kubelet's runtime.
+func pairs(args *skel.CmdArgs) (all [][2]string) {
+	for pair := range strings.SplitSeq(args.Args, ";") {
+		key, value, _ := strings.Cut(pair, "=")
+		all = append(all, [2]string{key, value})
+	}
+	return all
+}
+
 func plugins() *libcni.CNIConfig {
 	dirs := append([]string{binDir}, filepath.SplitList(os.Getenv("CNI_PATH"))...)
 	return libcni.NewCNIConfigWithCacheDir(dirs, cache, nil)
 }
 
 // networks returns the networks of a pod's annotation.
-func networks(pod string) ([]json.RawMessage, error) {
+func networks(args *skel.CmdArgs) ([]json.RawMessage, error) {
+	var pod string
+	for _, pair := range pairs(args) {
+		if pair[0] == "K8S_POD_NAME" {
+			pod = pair[1]
+		}
+	}
 	text, err := os.ReadFile(filepath.Join(cluster, "pods", pod))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -118,16 +110,16 @@ func networks(pod string) ([]json.RawMessage, error) {
 }
 
 func add(args *skel.CmdArgs) error {
-	c, pod, err := load(args)
-	if err != nil {
+	var c conf
+	if err := json.Unmarshal(args.StdinData, &c); err != nil {
 		return err
 	}
-	further, err := networks(string(pod.K8S_POD_NAME))
+	further, err := networks(args)
 	if err != nil {
 		return err
 	}
 	c.Delegates = append(c.Delegates, further...)
-	all, err := c.attachments(args, pod)
+	all, err := c.attachments(args)
 	if err != nil {
 		return err
 	}
@@ -152,13 +144,7 @@ func add(args *skel.CmdArgs) error {
 func (c conf) save(id string) error {
 	var all []delegate
 	for _, text := range c.Delegates {
-		d := delegate{Bytes: text}
-		if _, err := libcni.ConfListFromBytes(text); err == nil {
-			d.ConfList = text
-		} else {
-			d.Conf = text
-		}
-		all = append(all, d)
+		all = append(all, delegate{text, text})
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
@@ -167,22 +153,10 @@ func (c conf) save(id string) error {
 	return errors.Join(os.MkdirAll(cache, 0o700), os.WriteFile(filepath.Join(cache, id), text, 0o600))
 }
 
-func check(args *skel.CmdArgs) error {
-	c, pod, err := load(args)
-	if err != nil {
-		return err
-	}
-	all, err := c.attachments(args, pod)
-	for _, a := range all {
-		err = errors.Join(err, plugins().CheckNetworkList(context.Background(), a.list, a.runtime))
-	}
-	return err
-}
-
 // del uses the delegates of the ADD; without a cache, as in a second DEL, those of its own input.
 func del(args *skel.CmdArgs) error {
-	c, pod, err := load(args)
-	if err != nil {
+	var c conf
+	if err := json.Unmarshal(args.StdinData, &c); err != nil {
 		return err
 	}
 	path := filepath.Join(cache, args.ContainerID)
@@ -197,7 +171,7 @@ func del(args *skel.CmdArgs) error {
 			c.Delegates = append(c.Delegates, d.Bytes)
 		}
 	}
-	all, err := c.attachments(args, pod)
+	all, err := c.attachments(args)
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func Lines(title, x, y string, lines []Line) ([]byte, error) {
 	p.X.Tick.Marker = ticks
 	p.Y.Max *= 4 // room for the legend
 	canvas := vgsvg.New(19*vg.Centimeter, 13*vg.Centimeter)
-	p.Draw(draw.New(canvas))
+	p.Draw(draw.Crop(draw.New(canvas), 0, -vg.Centimeter/2, 0, 0)) // room for the last number
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return nil, fmt.Errorf("write SVG: %w", err)

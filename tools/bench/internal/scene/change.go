@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,21 +41,6 @@ func (n *Node) Wipe() error {
 // Forget deletes the rules and the state, as before the first pod.
 func (n *Node) Forget() error { return errors.Join(n.Wipe(), os.RemoveAll(n.DataDir)) }
 
-// desired returns the desired rules of a policy, as the plugin does.
-func (n *Node) desired(p Policy, l policy.Layout) (policy.Ruleset, error) {
-	text, err := n.Entry(p)
-	if err != nil {
-		return policy.Ruleset{}, err
-	}
-	entry, err := config.ParseEntry(text)
-	if err != nil {
-		return policy.Ruleset{}, err
-	}
-	source := policy.SourceID{Kind: policy.Network, Name: entry.Network}
-	merged := policy.Merge([]policy.Source{{ID: source, Policy: entry.Policy}})
-	return policy.Desired(merged, l, policy.OwnedBy(n.DataDir)), nil
-}
-
 // Rebuilder writes the rules of a policy in this process, as a reconciler with an open socket does.
 // The backend is nftables.
 type Rebuilder struct {
@@ -68,19 +52,21 @@ type Rebuilder struct {
 
 // Rebuilder returns a Rebuilder of a policy.
 func (n *Node) Rebuilder(p Policy) (*Rebuilder, error) {
+	text, err := n.Entry(p)
+	if err != nil {
+		return nil, err
+	}
+	entry, err := config.ParseEntry(text)
+	if err != nil {
+		return nil, err
+	}
+	merged := policy.Merge([]policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: entry.Network}, Policy: entry.Policy}})
 	r := &Rebuilder{node: n, driver: nftables.New()}
-	var err error
 	if r.backend, err = r.driver.Open(netfilter.Choice{Backend: policy.NFTables}); err != nil {
 		return nil, err
 	}
-	r.desired, err = n.desired(p, r.backend.Layout())
-	return r, err
-}
-
-// SetPolicy sets the policy of the next Apply.
-func (r *Rebuilder) SetPolicy(p Policy) (err error) {
-	r.desired, err = r.node.desired(p, r.backend.Layout())
-	return err
+	r.desired = policy.Desired(merged, r.backend.Layout(), policy.OwnedBy(n.DataDir))
+	return r, nil
 }
 
 // Apply writes the rules and returns the time that this takes.
@@ -99,9 +85,6 @@ func (r *Rebuilder) Close() error { return r.driver.Close() }
 
 // Script returns the policy as input of `nft -f`.
 func (r *Rebuilder) Script() string { return string(nftables.Render(r.desired)) }
-
-// AgentScript returns the agents' rules of a policy as input of iptables-restore.
-func AgentScript(prefixes []netip.Prefix) string { return agentRules(prefixes) }
 
 // Peak runs a request and returns the peak memory of its program in bytes.
 func (n *Node) Peak(r Request) (int64, error) {

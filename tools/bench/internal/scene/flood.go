@@ -7,39 +7,51 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/aclements/go-moremath/stats"
 	"golang.org/x/sys/unix"
 )
 
 // Flood opens new UDP connections from the pod, one after another, by the first packet of each, and
 // returns the time of one. The node forwards the packets to the outside host, which
 // drops them, so the time is that of routing, connection tracking, NAT rules and sending. Every
-// flow has its own destination port, and the node's connection tracking is flushed before. A flood
-// that loses a packet is repeated.
+// flow has its own destination port, and the node's connection tracking is flushed before.
 func (n *Node) Flood(to netip.Addr, flows int) (each time.Duration, err error) {
-	const tries = 5
-	var last int64
-	for range tries {
-		if err := n.Node.FlushConntrack(); err != nil {
-			return 0, err
-		}
-		took, _, missing, err := n.flood(to, flows, func(i int) uint16 { return uint16(firstPort + i) })
-		if err != nil {
-			return 0, fmt.Errorf("flood from a pod: %w", err)
-		}
-		if missing == 0 {
-			return took / time.Duration(flows), nil
-		}
-		last = missing
-	}
-	return 0, fmt.Errorf("flood to %s: packets were lost in each of %d floods, %d of %d in the last", to, tries, last, flows)
+	took, _, err := n.flood(to, flows, true)
+	return took / time.Duration(flows), err
+}
+
+// Send sends packets as Flood does, of new connections or of one, and returns the processor time of one: that of
+// the sending thread, in which the kernel also forwards the packet; the median of parts.
+func (n *Node) Send(to netip.Addr, packets int, connections bool) (time.Duration, error) {
+	_, cpu, err := n.flood(to, packets, connections)
+	return time.Duration(stats.Sample{Xs: cpu}.Quantile(0.5)), err
 }
 
 // firstPort is the destination port of the first connection.
 const firstPort = 1024
 
-// flood sends packets to a port each, and returns the time until the last has arrived, the sender's
-// processor time of a packet in parts of the flood, and the number of packets that are missing.
-func (n *Node) flood(to netip.Addr, packets int, port func(i int) uint16) (took time.Duration, cpu []float64, missing int64, err error) {
+// flood sends packets, again if one is lost.
+func (n *Node) flood(to netip.Addr, packets int, connections bool) (took time.Duration, cpu []float64, err error) {
+	const tries = 5
+	port := func(int) uint16 { return firstPort }
+	if connections {
+		port = func(i int) uint16 { return uint16(firstPort + i) }
+	}
+	var missing int64
+	for range tries {
+		if err := n.Node.FlushConntrack(); err != nil {
+			return 0, nil, err
+		}
+		if took, cpu, missing, err = n.send(to, packets, port); err != nil || missing == 0 {
+			return took, cpu, err
+		}
+	}
+	return 0, nil, fmt.Errorf("send to %s from a pod: packets were lost in each of %d attempts, %d of %d in the last", to, tries, missing, packets)
+}
+
+// send sends packets to a port each, and returns the time until the last has arrived, the sender's
+// processor time of a packet in parts of the packets, and the number of packets that are missing.
+func (n *Node) send(to netip.Addr, packets int, port func(i int) uint16) (took time.Duration, cpu []float64, missing int64, err error) {
 	const parts = 10
 	if err := n.dropIncoming(); err != nil {
 		return 0, nil, 0, err

@@ -20,7 +20,7 @@ func (n *Node) AddKubeProxy() error {
 
 // AgentCycle writes table nat as the agents do every minute: it flushes the chain and fills it.
 func (n *Node) AgentCycle(prefixes []netip.Prefix) error {
-	return n.Feed(agentRules(prefixes), "iptables-restore", "--noflush")
+	return n.Feed(AgentScript(prefixes), "iptables-restore", "--noflush")
 }
 
 // AgentJump adds the jump to the agents' chain.
@@ -29,7 +29,8 @@ func (n *Node) AgentJump() error {
 		Chain+" chain\" -m addrtype ! --dst-type LOCAL -j "+Chain+"\nCOMMIT\n", "iptables-restore", "--noflush")
 }
 
-func agentRules(prefixes []netip.Prefix) string {
+// AgentScript returns the agents' rules of a policy as input of iptables-restore.
+func AgentScript(prefixes []netip.Prefix) string {
 	const local, rest = "ip-masq-agent: local traffic is not subject to MASQUERADE", "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)"
 	var b strings.Builder
 	b.WriteString("*nat\n:" + Chain + " - [0:0]\n")
