@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -99,4 +101,96 @@ func TestWho(t *testing.T) {
 			t.Errorf("who %s: exit code %d\n%s%s", seen.Source, code, stdout, stderr)
 		}
 	})
+}
+
+// TestPodsByName: explain, who, status, doctor and the metric know the pods that ADDs recorded.
+func TestPodsByName(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enableIPv6": true})
+	prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
+	d := n.startReconciler(t).untilReady(t)
+	json := func(code int, args ...string) string {
+		t.Helper()
+		stdout, stderr, got := n.byHand(t, append(args, "-o", "json")...)
+		if got != code {
+			t.Errorf("%v: exit code %d, want %d\n%s%s", args, got, code, stdout, stderr)
+		}
+		return strings.Join(strings.Fields(stdout), "")
+	}
+	const names = `"pod":{"namespace":"%s","name":"web-0"}`
+	for p, c := range map[*pod]struct{ namespace, verdict string }{prod: {"prod", "exempt"}, dev: {"dev", "masquerade"}} {
+		for _, dst := range []string{"1.2.3.4", "2001:db8:5::5"} {
+			from := p.addr(netip.MustParseAddr(dst)).String()
+			for _, source := range [][]string{{"--from", from}, {"--pod", c.namespace + "/web-0"}} {
+				got := json(0, append([]string{"explain", dst}, source...)...)
+				for _, want := range []string{fmt.Sprintf(names, c.namespace), `"source":"` + from + `"`, `"verdict":"` + c.verdict + `"`, `"kernel":true`} {
+					if !strings.Contains(got, want) {
+						t.Errorf("explain %s %v lacks %s: %s", dst, source, want, got)
+					}
+				}
+			}
+			to := netip.AddrPortFrom(netip.MustParseAddr(dst), topology.EchoPort)
+			seen := topology.Must(p.SendUDP(to))(t)
+			if got := json(0, "who", seen.Source.String(), "--protocol", "udp", "--to", dst); !strings.Contains(got, fmt.Sprintf(names, c.namespace)) ||
+				!strings.Contains(got, `"verdict":"`+c.verdict+`"`) {
+				t.Errorf("who %s: %s", seen.Source, got)
+			}
+		}
+	}
+	for _, args := range [][]string{{"--pod", "prod/web-1"}, {"--pod", "other/web-0"}} {
+		if stdout, stderr, code := n.byHand(t, append([]string{"explain", "1.2.3.4"}, args...)...); code != 1 || stdout != "" || !strings.Contains(stderr, "no pod of this name") {
+			t.Errorf("explain %v: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+	if got := json(0, "explain", "1.2.3.4", "--from", "10.1.255.254"); !strings.Contains(got, `"pod":null`) {
+		t.Errorf("explain of an address without a pod: %s", got)
+	}
+	wantPods := func(recorded, exempt, without int) {
+		t.Helper()
+		got, found := json(0, "status"), json(0, "doctor")
+		want := fmt.Sprintf(`"pods":{"recorded":%d,"exempt":%d,"withoutRecord":%d}`, recorded, exempt, without)
+		const finding = `"id":"pods-without-record"`
+		if !strings.Contains(got, want) || strings.Contains(got, finding) != (without > 0) || strings.Contains(found, finding) != (without > 0) {
+			t.Errorf("status lacks %s, or the finding is wrong: %s\n%s", want, got, found)
+		}
+		if n := d.metric(t, "exempt_pods", `chain="IP-MASQ-AGENT"`); n != float64(exempt) {
+			t.Errorf("exempt_pods is %v", n)
+		}
+	}
+	wantPods(2, 1, 0)
+	n.podOf(t, "prod")
+	d.until(t, "the metric counts the pod", func() bool { return d.metric(t, "exempt_pods", `chain="IP-MASQ-AGENT"`) == 2 })
+	wantPods(3, 2, 0)
+	// The record of dev's pod, as an earlier version made it.
+	files, err := filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*"))
+	must(t, err)
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), "\ndev\n") {
+			must(t, os.Truncate(file, 0))
+		}
+	}
+	wantPods(2, 2, 1)
+	for _, text := range []string{d.log(), d.scrape(t)} {
+		if strings.Contains(text, "web-0") {
+			t.Errorf("has the name of a pod:\n%s", text)
+		}
+	}
+}
+
+// TestOnlyCNIArgsNameAPod: what tenants write, or others than the kubelet, names no namespace.
+func TestOnlyCNIArgsNameAPod(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	prod := object{"K8S_POD_NAMESPACE": "prod", "K8S_POD_NAME": "web-0"}
+	conf := object{
+		"nonMasqueradeNamespaces": []string{"prod"}, "args": object{"cni": prod},
+		"runtimeConfig": object{"io.kubernetes.cri.pod-annotations": prod}, "capabilities": object{"io.kubernetes.cri.pod-annotations": true},
+	}
+	for _, args := range []string{"", "K8S_POD_NAMESPACE=dev;K8S_POD_NAME=web-0"} {
+		n.call(t, conf, call{"ADD", "a", args, []string{"10.1.0.5/16"}}).want(t, 0)
+		n.exemptAddresses(t)
+	}
+	n.call(t, conf, call{"ADD", "a", "K8S_POD_NAMESPACE=prod", []string{"10.1.0.5/16"}}).want(t, 0)
+	n.exemptAddresses(t, "10.1.0.5")
 }

@@ -78,9 +78,10 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		rules = nil // the policy is incomplete
 	}
 	running := n.running(r)
+	_, withoutRecord, err := n.Dir.Pods()
 	found := slices.Concat(faultFindings(n.problems(r)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
-		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: r.WarningsOf,
+		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: r.WarningsOf, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	}))
 	diagnose.Sort(found)
 	return found

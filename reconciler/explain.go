@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,10 +19,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	var from, out string
+	var from, pod, out string
 	c := a.addOutput(&cobra.Command{
 		Use:   "explain DST",
 		Short: "Show the verdict for traffic to an address, and its origin",
@@ -29,32 +31,36 @@ func (a *app) explainCommand() *cobra.Command {
 the file and key that state it, and the rule in the kernel. If the kernel does something else,
 show why. Nothing is written.
 
-Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
+Exit codes: 0 printed; 1 the pod is unknown, or error; 2 mistake in the command line.`,
 		Example: `  # Traffic from any source in scope
   ip-masq-reconciler explain 198.51.100.7
 
   # Traffic of one pod through one interface
   ip-masq-reconciler explain 10.20.0.5 --from 10.244.1.7 --out eth0
 
+  # Traffic of a pod by its name
+  ip-masq-reconciler explain 10.20.0.5 --pod default/web-0
+
   # The verdict as JSON
   ip-masq-reconciler explain 2001:db8::1 -o json`,
 		Args: oneArgument("address, such as 10.1.2.3"),
 		RunE: func(c *cobra.Command, args []string) error {
-			q, err := question(args[0], from, out, c.Flags().Changed)
+			q, err := question(args[0], from, pod, out, c.Flags().Changed)
 			if err != nil {
 				return err
 			}
-			return a.explain(c, q)
+			return a.explain(c, q, pod)
 		},
 	})
 	c.Flags().StringVar(&from, "from", "", "source `ADDRESS` (default: any in scope)")
+	c.Flags().StringVar(&pod, "pod", "", "source pod, as `NAMESPACE/NAME`")
 	c.Flags().StringVar(&out, "out", "", "output `INTERFACE` (default: any in scope)")
 	return c
 }
 
 // question reads the arguments. An empty flag is a mistake: it is most likely a shell variable
 // that is not set.
-func question(dst, from, out string, given func(flag string) bool) (q diagnose.Question, err error) {
+func question(dst, from, pod, out string, given func(flag string) bool) (q diagnose.Question, err error) {
 	if q.Dst, err = address("DST", dst); err != nil {
 		return q, err
 	}
@@ -64,6 +70,14 @@ func question(dst, from, out string, given func(flag string) bool) (q diagnose.Q
 		}
 		if q.Src.Unmap().Is4() != q.Dst.Unmap().Is4() {
 			return q, usageError{fmt.Errorf("--from %s: is of another family than %s; write an address of the same", q.Src, q.Dst)}
+		}
+	}
+	if namespace, name, two := strings.Cut(pod, "/"); given("pod") {
+		switch {
+		case given("from"):
+			return q, usageError{errors.New("--pod and --from both state the source; leave one out")}
+		case !two || namespace == "" || name == "":
+			return q, usageError{fmt.Errorf("--pod %s: write NAMESPACE/NAME, such as default/web-0", policy.Quote(pod))}
 		}
 	}
 	if q.Out = out; given("out") && out == "" {
@@ -80,11 +94,21 @@ func address(what, text string) (netip.Addr, error) {
 	return addr, nil
 }
 
-func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
+func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	node, err := a.inspect(c.Context())
 	if err != nil {
 		return err
 	}
+	pods, _, err := node.Dir.Pods()
+	if err != nil {
+		warn(a, []error{err})
+	}
+	if pod != "" {
+		if q.Src, err = sourceOf(pod, pods, q.Dst.Unmap().Is4()); err != nil {
+			return err
+		}
+	}
+	q.Pod = diagnose.HolderOf(q.Src.Unmap(), pods)
 	to, route, err := routeTo(q.Dst)
 	if err != nil {
 		return err
@@ -123,6 +147,35 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question) error {
 		}
 	}
 	return nil
+}
+
+// sourceOf returns the address of a pod in a family. Of several pods with the name, it is that of the latest ADD.
+func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err error) {
+	var container string
+	var latest int64
+	for _, p := range pods {
+		if p.Namespace+"/"+p.Name == name && p.At >= latest {
+			container, latest = p.ContainerID, p.At
+		}
+	}
+	if container == "" {
+		return source, fmt.Errorf("--pod %s: no pod of this name is on record; pods of the host network have none", policy.Quote(name))
+	}
+	var addresses []netip.Addr
+	for _, p := range pods {
+		for _, a := range p.Addresses {
+			if p.ContainerID == container && a.Is4() == is4 {
+				addresses = append(addresses, a)
+			}
+		}
+	}
+	switch len(addresses) {
+	case 0:
+		return source, fmt.Errorf("--pod %s: the pod has no address of the family of DST on record", policy.Quote(name))
+	case 1:
+		return addresses[0], nil
+	}
+	return source, fmt.Errorf("--pod %s: the pod has the addresses %v; state one with --from", policy.Quote(name), addresses)
 }
 
 // routeTo returns the type of the route to an address, as `ip route get` shows it, and its interface. The type of

@@ -95,6 +95,7 @@ type nodeStatus struct {
 	DataDir      string             `json:"dataDir"`
 	Chains       []chainStatus      `json:"chains"`
 	Sources      []sourceStatus     `json:"sources"`
+	Pods         podsStatus         `json:"pods"`
 	Conflist     conflistStatus     `json:"conflist"`
 	Repairs      []metrics.Repair   `json:"repairs"` // the latest ones, the newest first
 	RepairsTotal int                `json:"repairsTotal"`
@@ -146,6 +147,13 @@ type sourceStatus struct {
 	State   sourceState     `json:"state"`
 	Written time.Time       `json:"written,omitzero"` // when its policy was stored
 	File    string          `json:"file"`
+}
+
+type podsStatus struct {
+	Recorded int `json:"recorded"`
+	Exempt   int `json:"exempt"` // because of their namespaces
+	// WithoutRecord are the attachments whose pods are not known.
+	WithoutRecord int `json:"withoutRecord"`
 }
 
 type conflistStatus struct {
@@ -201,7 +209,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 			s.Warnings = append(s.Warnings, mapped(r.WarningsOf(f.ID), error.Error)...)
 		}
 	}
-	s.Chains = chainsOf(r, n.active.status)
+	s.Chains, s.Pods = chainsOf(r, n.active.status), podsOf(n, r)
 	if n.active.Running && !n.active.Answers {
 		s.Reconciler.Error = n.active.err.Error()
 		if address := n.elsewhere(r); address != "" {
@@ -265,6 +273,20 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 		}
 	}
 	return chains
+}
+
+// podsOf counts the pods. What cannot be read is a problem of the dry run.
+func podsOf(n *inspection, r *reconcile.Report) (s podsStatus) {
+	pods, without, _ := n.Dir.Pods()
+	containers := map[string]bool{}
+	for _, p := range pods {
+		containers[p.ContainerID] = true
+	}
+	s.Recorded, s.WithoutRecord = len(containers), without
+	if r.Rules != nil {
+		s.Exempt = r.Rules.ExemptPods(r.Rules.Policies()...)
+	}
+	return s
 }
 
 // sourcesOf returns the sources that are stored or should be.

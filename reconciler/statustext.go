@@ -106,6 +106,9 @@ func (s *nodeStatus) text(now time.Time) string {
 	w.row("Data dir:", s.dataDirText())
 	s.writeChains(w)
 	s.writeSources(w, now)
+	if s.Pods != (podsStatus{}) {
+		w.row("Pods:", s.Pods.text())
+	}
 	w.row("Conflist:", s.Conflist.text())
 	w.row("Repairs:", s.repairsText(now))
 	w.row("Doctor:", s.doctorText())
@@ -113,6 +116,17 @@ func (s *nodeStatus) text(now time.Time) string {
 	items := mapped(s.Warnings, func(text string) string { return "- " + text })
 	w.row("Warnings:", strings.Join(policy.First(most, items), "\n"))
 	return w.String()
+}
+
+func (s podsStatus) text() string {
+	text := fmt.Sprint(s.Recorded)
+	if s.Exempt > 0 {
+		text += fmt.Sprintf(", of which %d exempt by namespace", s.Exempt)
+	}
+	if s.WithoutRecord > 0 {
+		text += fmt.Sprintf("; %s without a record", number(s.WithoutRecord, "attachment"))
+	}
+	return text
 }
 
 // dataDirText is the dataDir, and what states it.

@@ -116,7 +116,7 @@ func TestStatusText(t *testing.T) {
 	silent.Ready, silent.SettingsFrom = false, "from the defaults"
 	silent.Reconciler = reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "no answer in 2s"}
 	found := healthyStatus()
-	found.Findings = brokenStatus().Findings
+	found.Findings, found.Pods = brokenStatus().Findings, podsStatus{Recorded: 12, Exempt: 3, WithoutRecord: 1}
 	nothing := &nodeStatus{
 		Plugin: pluginStatus{Error: "/opt/cni/bin/ip-masq is missing"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"},

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -24,9 +26,9 @@ func (a *app) whoCommand() *cobra.Command {
 		Use:   "who ADDRESS:PORT",
 		Short: "Show which connection leaves with a source address and port",
 		Long: `Show which connections leave the node with this source address and port now: the source and
-destination before any translation, and the chain that decides. The answer is from conntrack, so
-it has connections that exist, translated or not. The port of --protocol icmp is the identifier.
-Nothing is written.
+destination before any translation, the pod, and the chain that decides. The answer is from
+conntrack, so it has connections that exist, translated or not. The port of --protocol icmp is the
+identifier. Nothing is written.
 
 Exit codes: 0 there is one; 1 there is none, or error; 2 mistake in the command line.`,
 		Example: `  # The connection behind a line in the log of a server
@@ -91,11 +93,12 @@ type connection struct {
 	Destination     netip.Addr `json:"destination"`
 	DestinationPort *uint16    `json:"destinationPort"` // null for ICMP
 	// Endpoint is what the packets reach: the destination, or what a Service chose.
-	Endpoint     netip.Addr `json:"endpoint"`
-	EndpointPort *uint16    `json:"endpointPort"`
-	SourceLocal  bool       `json:"sourceLocal"` // the node itself sends them
-	Translated   bool       `json:"translated"`  // the source address or port
-	Zone         uint16     `json:"zone"`        // of conntrack
+	Endpoint     netip.Addr    `json:"endpoint"`
+	EndpointPort *uint16       `json:"endpointPort"`
+	SourceLocal  bool          `json:"sourceLocal"` // the node itself sends them
+	Translated   bool          `json:"translated"`  // the source address or port
+	Zone         uint16        `json:"zone"`        // of conntrack
+	Pod          *diagnose.Pod `json:"pod"`         // that holds the source; null if none is known
 	// Chain is the one whose policy decides such a connection now, and how; null where none has it in scope.
 	Chain   *string       `json:"chain"`
 	Verdict policy.Action `json:"verdict"`
@@ -158,11 +161,13 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 		return err
 	}
 	node := open(s, all)
-	state, err := node.Enforcer(node.Read(), func(error) {}).Load()
-	if err != nil {
+	e := node.Enforcer(node.Read(), func(error) {})
+	state, err := e.Load()
+	pods, _, podsErr := node.Dir.Pods()
+	if err = cmp.Or(err, podsErr); err != nil {
 		warn(a, []error{err})
 	}
-	policies := policy.Merge(state.Sources)
+	policies := e.Policies(state)
 	decisions := map[policy.Packet]decision{}
 	connections := mapped(found, func(f conntrack.Found) connection {
 		packet := policy.Packet{
@@ -171,7 +176,9 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 		if _, known := decisions[packet]; !known {
 			decisions[packet] = decide(policies, packet)
 		}
-		return connectionOf(f, decisions[packet])
+		c := connectionOf(f, decisions[packet])
+		c.Pod = diagnose.HolderOf(c.Source, pods)
+		return c
 	})
 	if a.json() {
 		err = a.print(map[string]any{"address": q.Source.Addr(), "port": q.Source.Port(), "connections": connections})
@@ -209,6 +216,9 @@ func (c connection) text(w io.Writer) {
 	row := func(label, text string) { fmt.Fprintf(w, "  %-8s %s\n", label, text) }
 	if c.SourceLocal {
 		row("from", "the node itself")
+	}
+	if c.Pod != nil {
+		row("pod", c.Pod.String())
 	}
 	row("chain", c.chainText())
 	if c.Zone != 0 {

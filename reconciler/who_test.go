@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -40,6 +41,8 @@ func TestWhoOutput(t *testing.T) {
 		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), none),
 		connectionOf(node, none), connectionOf(node, masquerade),
 	}
+	namespace, name := "prod", "web-0"
+	all[0].Pod, all[1].Pod = &diagnose.Pod{Namespace: &namespace, Name: &name}, &diagnose.Pod{Namespace: &namespace}
 	var text, encoded bytes.Buffer
 	for _, c := range all {
 		c.text(&text)

@@ -79,6 +79,10 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
+	// PodsWithoutRecord is the number of attachments whose pods are not known, PodsErr why some could not be read.
+	PodsWithoutRecord int
+	PodsErr           error
+
 	// Reconciler is what is known of the node's reconciler; nil if nobody looked.
 	Reconciler *Running
 	// Warnings returns the warnings of a dry run that are the details of a finding. It may be nil.

@@ -30,8 +30,46 @@ type Question struct {
 	Route string
 	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
 	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
+	// Pod is the one that holds the source, as far as it is known.
+	Pod *Pod
 	// Incomplete is why some of the documents that rules are made from cannot be read.
 	Incomplete error
+}
+
+// Pod is the names of a pod. One that the runtime did not give is null in JSON.
+type Pod struct {
+	Namespace *string `json:"namespace"`
+	Name      *string `json:"name"`
+}
+
+// HolderOf returns the pod that holds an address, that of the latest ADD, or nil if none has names.
+func HolderOf(a netip.Addr, pods []store.Pod) *Pod {
+	var holder store.Pod
+	for _, p := range pods {
+		if slices.Contains(p.Addresses, a) && p.At >= holder.At {
+			holder = p
+		}
+	}
+	if holder.Namespace == "" && holder.Name == "" {
+		return nil
+	}
+	given := func(name string) *string {
+		if name == "" {
+			return nil
+		}
+		return &name
+	}
+	return &Pod{given(holder.Namespace), given(holder.Name)}
+}
+
+func (p Pod) String() string {
+	part := func(name *string) string {
+		if name == nil {
+			return "unknown"
+		}
+		return *name
+	}
+	return part(p.Namespace) + "/" + part(p.Name)
 }
 
 // Explanation is what happens to that traffic. Its form in JSON is an interface of the program: every key is
@@ -40,6 +78,7 @@ type Explanation struct {
 	Destination netip.Addr `json:"destination"`
 	Source      netip.Addr `json:"source"`
 	Interface   string     `json:"interface"`
+	Pod         *Pod       `json:"pod"` // that holds the source; null if none is known
 
 	Chain   string        `json:"chain"` // "" if nothing is managed
 	Family  policy.Family `json:"family"`
@@ -106,7 +145,7 @@ func (e Explanation) MarshalJSON() ([]byte, error) {
 func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
-		Destination: q.Dst, Source: q.Src, Interface: q.Out,
+		Destination: q.Dst, Source: q.Src, Interface: q.Out, Pod: q.Pod,
 		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
 		Also: []Origin{}, Conflicts: []string{}, Drift: []string{}, Chains: []Explanation{},
 	}

@@ -20,6 +20,9 @@ const maxLines = 8
 func (e Explanation) Text(w io.Writer) {
 	var b bytes.Buffer
 	b.WriteString(e.headline() + "\n")
+	if e.Pod != nil {
+		fmt.Fprintf(&b, "  %-8s %s\n", "pod", e.Pod)
+	}
 	e.rows(&b)
 	for _, other := range e.Chains {
 		text := other.verdictText()

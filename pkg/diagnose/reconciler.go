@@ -47,6 +47,9 @@ func reconcilerChecks() []check {
 			Summary: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
 			Remedy: "Continue one that is stopped (state T in ps: kill -CONT PID). Otherwise see its log, and restart it. " +
 				"One without a socket could not create it, as its log says, or is of an older version."}, reconcilerNotAnswering},
+		{Finding{ID: "pods-without-record", Severity: SeverityNotice,
+			Summary: "Some pods are in no namespace for nonMasqueradeNamespaces: they started before a version that records pods.",
+			Remedy:  "Recreate the pods that run for longer than this version is installed and that should be exempt."}, podsWithoutRecord},
 		{Finding{ID: "listen-address-busy", Severity: SeverityProblem,
 			Summary: "The reconciler cannot serve health or metrics.",
 			Remedy:  "Stop the program that has the address, or set another one; the reconciler tries again by itself."}, busyAddresses},
@@ -92,6 +95,16 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 	}
 	if r.Err != nil {
 		f.add("%v", r.Err)
+	}
+}
+
+func podsWithoutRecord(e *examination, f *Finding) {
+	listed := slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return len(p.Namespaces) > 0 })
+	if listed && e.PodsWithoutRecord > 0 {
+		f.add("attachments without a record: %d", e.PodsWithoutRecord)
+	}
+	if listed {
+		e.noteAs("read the records of pods", e.PodsErr)
 	}
 }
 

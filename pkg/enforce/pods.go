@@ -138,6 +138,23 @@ func addPassed(resets []store.Reset, addresses []netip.Addr) []store.Reset {
 	return addReset(others, store.Reset{Passed: slices.Compact(addresses)})
 }
 
+// ExemptPods returns the number of pods that these policies exempt because of their namespaces.
+func (s *State) ExemptPods(policies ...policy.Policy) int {
+	containers := map[string]bool{}
+	for _, p := range s.exempt.pods {
+		names := func(n policy.NamedNamespace) bool { return n.Name == p.Namespace }
+		if slices.ContainsFunc(policies, func(of policy.Policy) bool { return slices.ContainsFunc(of.Namespaces, names) }) {
+			containers[p.ContainerID] = true
+		}
+	}
+	return len(containers)
+}
+
+// Policies returns the policies that are in force by the documents.
+func (e *Enforcer) Policies(s store.State) []policy.Policy {
+	return policiesOf(s.Sources, e.currentBoot(s.Record).ExemptPods())
+}
+
 // policiesOf merges sources on a node with these exempt pods.
 func policiesOf(sources []policy.Source, pods []policy.ExemptPod) []policy.Policy {
 	policies := policy.Merge(sources)

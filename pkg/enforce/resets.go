@@ -170,7 +170,7 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		}
 	}
 	untranslated := slices.ContainsFunc(due, store.Reset.FindsUntranslated)
-	now := policiesOf(s.Sources, e.currentBoot(s.Record).ExemptPods())
+	now := e.Policies(s)
 	judge := policy.NewConnectionJudge(now, before, untranslated)
 	for _, r := range due {
 		judge.Left(r.Chain, r.Left...)

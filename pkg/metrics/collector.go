@@ -235,6 +235,18 @@ func (e exporter) rules(r *reconcile.Report) {
 	for s, n := range count {
 		prefixes(float64(n), s.labels()...)
 	}
+	exempt := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
+		"nonMasqueradeNamespaces.", "chain")
+	pods := map[string]int{}
+	taken = names{}
+	for _, p := range r.Rules.Policies() {
+		if len(p.Namespaces) > 0 {
+			pods[taken.admit(label(p.Chain))] += r.Rules.ExemptPods(p)
+		}
+	}
+	for chain, n := range pods {
+		exempt(float64(n), chain)
+	}
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
 	backends := map[[2]string]bool{}
 	for _, c := range r.Rules.Chains {
