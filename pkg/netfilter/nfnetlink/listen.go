@@ -3,11 +3,14 @@
 package nfnetlink
 
 import (
-	"encoding/binary"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"unsafe"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,12 +19,14 @@ import (
 var ErrLost = errors.New("change events of nf_tables were lost")
 
 const (
-	// listenBuffer is the size of the receive buffer in bytes, which the kernel doubles. A commit takes
-	// 832 of them (Linux 6.18; 1,536 on s390x), however much it changes: 20,000 commits can wait, which
-	// takes half a second to make. In a user namespace net.core.rmem_max is the limit, usually 512 commits.
+	// listenBuffer is the size of the receive buffer in bytes, which the kernel doubles. A commit that touched
+	// nothing watched takes 832 of them (Linux 6.18; 1,536 on s390x), however much it changed: 20,000 commits
+	// can wait, which takes half a second to make. In a user namespace net.core.rmem_max is the limit, usually
+	// 512 commits.
 	listenBuffer = 8 << 20
-	// eventSize is enough for an NFT_MSG_NEWGEN, which takes 64 bytes.
-	eventSize = 512
+	// Since Linux 5.13 a datagram has as many announcements as fit into NLMSG_GOODSIZE, which is below 8 KiB;
+	// before, it has one, and none is larger.
+	eventSize = 16 << 10
 )
 
 // Commit is a commit to the ruleset that the kernel announced.
@@ -33,19 +38,55 @@ type Commit struct {
 	// Program is the name of that thread, usually the first 15 bytes of its program's file name. The
 	// program can choose it.
 	Program string
+	// Touched tells that watched objects may have changed since the commit that Next returned before.
+	Touched bool
+}
+
+// Watched are the objects whose changes Commit.Touched is about, in the families ip and ip6.
+type Watched struct {
+	Tables []string // with everything in them
+	// Shared is a table that other programs use, too. In it the table itself and some chains are watched.
+	Shared string
+	Chains *atomic.Pointer[SharedChains]
+}
+
+// SharedChains are the chains that are watched in the shared table. Nil is all that the Listener receives.
+type SharedChains struct {
+	Names []string
+	// Existing are those that exist. A chain that is renamed is announced by its new name only, so after each
+	// commit the Listener looks whether they still do.
+	Existing map[Family][]string
 }
 
 // Listener receives the kernel's announcement of each commit in one network namespace, those of
 // iptables-nft included. There are none of iptables-legacy.
 type Listener struct {
-	file *os.File
-	in   []byte
+	Began uint32 // a generation since which no commit is missed
+
+	file    *os.File
+	raw     syscall.RawConn
+	mu      sync.Mutex // while conn is in use
+	conn    *Conn
+	watched Watched
+	in      []byte
+	last    uint32 // generation of the last commit
+	touched bool   // by the messages since then
+	loss    loss
 }
+
+// loss is what may be incomplete after the kernel reported lost messages.
+type loss int
+
+const (
+	lossNone loss = iota
+	lossNow       // the kernel drops messages, without further reports, until the queue is empty
+	lossPast      // the queue was empty: only the commit under way can be incomplete
+)
 
 // Listen returns a Listener to the commits from now on, in the network namespace of the calling thread.
 // It needs CAP_NET_ADMIN over that namespace.
-func Listen() (*Listener, error) {
-	fd, err := openSocket("listen to nf_tables", unix.NETLINK_NETFILTER, unix.SOCK_NONBLOCK, join)
+func Listen(w Watched) (*Listener, error) {
+	fd, err := openSocket("listen to nf_tables", unix.NETLINK_NETFILTER, unix.SOCK_NONBLOCK, func(fd int) error { return join(fd, &w) })
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w; it needs CAP_NET_ADMIN over the network namespace", err)
 	}
@@ -53,25 +94,25 @@ func Listen() (*Listener, error) {
 		return nil, err
 	}
 	// The runtime's poller takes a nonblocking file, so that Close wakes Next.
-	return &Listener{os.NewFile(uintptr(fd), "nf_tables events"), make([]byte, eventSize)}, nil
+	l := &Listener{file: os.NewFile(uintptr(fd), "nf_tables events"), watched: w, in: make([]byte, eventSize)}
+	if l.raw, err = l.file.SyscallConn(); err == nil {
+		l.conn, err = Dial()
+	}
+	if err == nil {
+		l.Began, err = l.conn.Generation()
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	l.last = l.Began
+	return l, nil
 }
 
-// join attaches a filter that passes only the end of each commit, and then makes the socket a member of
-// the group of nf_tables. The kernel filters before it charges the socket, so that a commit of
-// thousands of rules takes no more of the buffer than one of one rule.
-func join(fd int) error {
-	// A classic BPF program loads numbers in network order.
-	var typ [2]byte
-	binary.NativeEndian.PutUint16(typ[:], messageType(unix.NFT_MSG_NEWGEN))
-	const typeAt = 4 // nlmsg_type in struct nlmsghdr
-	program := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: typeAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(binary.BigEndian.Uint16(typ[:])), Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: eventSize}, // pass up to that many bytes
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},         // drop
-	}
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: (*unix.SockFilter)(unsafe.Pointer(&program[0]))}
-	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &filter); err != nil {
+// join attaches the filter, and then makes the socket a member of the group of nf_tables. The kernel filters
+// before it charges the socket, so that a commit of thousands of third-party rules takes no more of the
+// buffer than one of one rule.
+func join(fd int, w *Watched) error {
+	if err := w.attachFilter(fd); err != nil {
 		return fmt.Errorf("attach filter: %w", err)
 	}
 	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, listenBuffer); err != nil {
@@ -86,33 +127,127 @@ func join(fd int) error {
 // Next waits for a commit. Its error is ErrLost, once, if commits before the next one were lost, and
 // os.ErrClosed after Close. It is not safe for concurrent use.
 func (l *Listener) Next() (Commit, error) {
-	n, err := l.file.Read(l.in)
-	if errors.Is(err, unix.ENOBUFS) {
-		err = ErrLost
+	for {
+		datagram, err := l.receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			l.loss, err = lossNow, ErrLost
+		}
+		if err != nil {
+			return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
+		}
+		it := messageIter{rest: datagram}
+		for it.next() {
+			if it.typ == messageType(unix.NFT_MSG_NEWGEN) { // a datagram by itself, after those of the commit's objects
+				return l.commit(it.message)
+			}
+			l.touched = l.touched || l.watched.touches(it.message)
+		}
+		l.touched = l.touched || it.malformed || len(datagram) == len(l.in)
 	}
-	var c Commit
-	if err == nil {
-		c, err = decodeCommit(l.in[:n])
+}
+
+// receive waits for a datagram, which is valid until the next call.
+func (l *Listener) receive() (datagram []byte, err error) {
+	closed := l.raw.Read(func(fd uintptr) bool {
+		var n int
+		for n, err = unix.Read(int(fd), l.in); errors.Is(err, unix.EINTR); {
+			n, err = unix.Read(int(fd), l.in)
+		}
+		datagram = l.in[:max(n, 0)]
+		if !errors.Is(err, unix.EAGAIN) {
+			return true
+		}
+		if l.loss == lossNow {
+			l.loss = lossPast
+		}
+		return false
+	})
+	if closed != nil && !errors.Is(closed, os.ErrDeadlineExceeded) {
+		closed = os.ErrClosed
 	}
-	if err != nil {
-		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
+	return datagram, cmp.Or(closed, err)
+}
+
+// commit returns the commit that a message ends.
+func (l *Listener) commit(m message) (c Commit, err error) {
+	t := attrTable{}
+	if !t.decode(m, func(t *attrTable) {
+		c = Commit{t.u32(unix.NFTA_GEN_ID), t.optU32(unix.NFTA_GEN_PROC_PID), string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME])), false}
+	}) {
+		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", errMalformed)
+	}
+	c.Touched = l.touched || l.loss != lossNone || c.Generation != l.last+1 || !l.chainsExist()
+	l.last, l.touched = c.Generation, false
+	if l.loss == lossPast {
+		l.loss = lossNone
 	}
 	return c, nil
 }
 
-func decodeCommit(datagram []byte) (c Commit, err error) {
-	it, t := messageIter{rest: datagram}, attrTable{}
-	if !it.next() || it.typ != messageType(unix.NFT_MSG_NEWGEN) || !t.decode(it.message, func(t *attrTable) {
-		c = Commit{t.u32(unix.NFTA_GEN_ID), t.optU32(unix.NFTA_GEN_PROC_PID), string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME]))}
-	}) {
-		return Commit{}, errMalformed
+func (l *Listener) chainsExist() bool {
+	chains := l.watched.sharedChains()
+	if chains == nil {
+		return true
 	}
-	return c, nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for family, names := range chains.Existing {
+		for _, name := range names {
+			if _, err := l.conn.Chain(family, l.watched.Shared, name); err != nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (w *Watched) sharedChains() *SharedChains {
+	if w.Chains == nil {
+		return nil
+	}
+	return w.Chains.Load()
+}
+
+// touches reports whether a message is about a watched object, or may be.
+func (w *Watched) touches(m message) bool {
+	if len(m.payload) < nfgenHeader {
+		return true
+	}
+	attrs := m.payload[nfgenHeader:]
+	table := nested(attrs, unix.NFTA_TABLE_NAME) // the number that it has in the messages of every object
+	switch family, name := Family(m.payload[0]), string(untilNUL(table)); {
+	case table == nil:
+		return true
+	case family != IPv4 && family != IPv6:
+		return false
+	case slices.Contains(w.Tables, name):
+		return true
+	case name != w.Shared:
+		return false
+	}
+	var chain []byte
+	switch m.typ & 0xff {
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		chain = nested(attrs, unix.NFTA_RULE_CHAIN)
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
+	}
+	chains := w.sharedChains()
+	return chain == nil || chains == nil || slices.Contains(chains.Names, string(untilNUL(chain)))
 }
 
 // Close closes the socket and ends a Next that waits in another goroutine.
 func (l *Listener) Close() error {
-	if err := l.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+	err := l.file.Close()
+	if errors.Is(err, os.ErrClosed) {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn != nil {
+		err = errors.Join(err, l.conn.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("stop listening to nf_tables: %w", err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -19,10 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// watched is as the reconciler watches, with the owned chain MASQ in the shared table.
+func watched() Watched {
+	w := Watched{Tables: []string{"ip-masq", "ip-masq-guard"}, Shared: "nat", Chains: new(atomic.Pointer[SharedChains])}
+	w.Chains.Store(&SharedChains{Names: []string{"POSTROUTING", "MASQ"}})
+	return w
+}
+
 // listen opens a Listener in the thread's namespace, to be closed at the end.
 func listen(t testing.TB) *Listener {
 	t.Helper()
-	l, err := Listen()
+	l, err := Listen(watched())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,21 +125,22 @@ func TestListenTellsWho(t *testing.T) {
 	for _, tc := range []struct {
 		what    string
 		program string
+		touched bool
 		run     func() uint32 // returns who
 	}{
-		{"ourselves", strings.TrimSpace(string(name)), ourselves},
-		{"nft", "nft", func() uint32 { return program(t, "", "nft", "add table ip6 x") }},
-		{"iptables-restore", "iptables-nft-re", func() uint32 {
+		{"ourselves", strings.TrimSpace(string(name)), false, ourselves},
+		{"nft", "nft", false, func() uint32 { return program(t, "", "nft", "add table ip6 x") }},
+		{"iptables-restore", "iptables-nft-re", true, func() uint32 {
 			return program(t, restore(1), "iptables-nft-restore", "--noflush")
 		}},
-		{"5,000 rules at once", "iptables-nft-re", func() uint32 {
+		{"5,000 rules at once", "iptables-nft-re", false, func() uint32 {
 			return program(t, restore(5000), "iptables-nft-restore", "--noflush")
 		}},
-		{"deleting all", "nft", func() uint32 { return program(t, "", "nft", "flush ruleset") }},
-		{"ourselves again", strings.TrimSpace(string(name)), ourselves},
+		{"deleting all", "nft", true, func() uint32 { return program(t, "", "nft", "flush ruleset") }},
+		{"ourselves again", strings.TrimSpace(string(name)), false, ourselves},
 	} {
 		pid := tc.run()
-		want := Commit{Generation: must[uint32](t)(c.Generation()), PID: pid, Program: tc.program}
+		want := Commit{Generation: must[uint32](t)(c.Generation()), PID: pid, Program: tc.program, Touched: tc.touched}
 		for i, l := range []*Listener{l, second} {
 			got, err := next(t, l)
 			if !first && err == nil {
@@ -268,17 +277,84 @@ func TestListenClose(t *testing.T) {
 	}
 }
 
+// TestListenTouched: a commit touches what is watched, or it does not.
+func TestListenTouched(t *testing.T) {
+	namespace(t)
+	const owned = "table ip ip-masq { set s { type ipv4_addr; }; chain c { type nat hook postrouting priority 101; }; }\n"
+	const shared = "table ip nat { chain POSTROUTING { type nat hook postrouting priority 100; }; chain MASQ {}; chain OTHER {}; chain KUBE-SVC {}; }\n"
+	const foreign = "table ip other { set s { type ipv4_addr; flags timeout; }; chain c {}; counter n {}; }\n"
+	many := func(line string) string { return strings.Repeat(line, 300) }
+	nft := func(script string) func() { return func() { program(t, "flush ruleset\n"+script, "nft", "-f", "-") } }
+	for _, tc := range []struct {
+		before, script string
+		touched        bool
+	}{
+		{foreign, "add rule ip other c accept", false},
+		{foreign, "add element ip other s { 1.1.1.1 timeout 5s, 2.2.2.2 }", false},
+		{foreign, "delete table ip other", false},
+		{foreign, "rename chain ip other c masq", false},
+		{foreign, many("add rule ip other c ip daddr 1.2.3.4 counter accept\n"), false},
+		{foreign, many("add rule ip other c ip daddr 1.2.3.4 counter accept\n") + owned, true},
+		{"", owned, true},
+		{"", "add table ip6 ip-masq-guard", true},
+		{"", "add table inet ip-masq", false},
+		{"", "add table ip ip-masq2; add chain ip ip-masq2 c; add rule ip ip-masq2 c accept", false},
+		{owned, "add element ip ip-masq s { 1.1.1.1 }", true},
+		{owned, "add rule ip ip-masq c accept", true},
+		{owned, "add chain ip ip-masq x", true},
+		{owned, "rename chain ip ip-masq c d", true},
+		{owned, "add chain ip ip-masq c { policy drop; }", true},
+		{owned, "add counter ip ip-masq n", true},
+		{owned, "add table ip ip-masq { flags dormant; }", true},
+		{owned + "add rule ip ip-masq c accept", "flush ruleset", true},
+		{owned, foreign + "delete table ip ip-masq\n" + owned, true},
+		{owned + foreign, many("add rule ip other c accept\n") + "add rule ip ip-masq c accept\n" + many("add rule ip other c drop\n"), true},
+		{owned + foreign + "add element ip ip-masq s { 1.1.1.1 }", "delete element ip ip-masq s { 1.1.1.1 }", true},
+		{"", shared, true},
+		{shared, "add rule ip nat POSTROUTING accept", true},
+		{shared, "add rule ip nat MASQ accept", true},
+		{shared, "add rule ip nat OTHER accept", false},
+		{shared, "add rule ip nat KUBE-SVC accept", false},
+		{shared, many("add rule ip nat KUBE-SVC ip daddr 1.2.3.4 accept\n"), false},
+		{shared, many("add rule ip nat KUBE-SVC ip daddr 1.2.3.4 accept\n") + "add rule ip nat MASQ accept", true},
+		{shared, "add chain ip nat KUBE-SEP; add rule ip nat KUBE-SVC goto KUBE-SEP", false},
+		{shared, "delete chain ip nat MASQ", true},
+		{shared, "delete chain ip nat OTHER", false},
+		{shared, "rename chain ip nat MASQ KUBE-X", true},
+		{shared, "rename chain ip nat OTHER KUBE-X", false},
+		{shared, "delete chain ip nat MASQ; rename chain ip nat OTHER MASQ", true},
+		{shared, "add chain ip nat POSTROUTING { policy drop; }", true},
+		{shared, "add table ip nat { flags dormant; }", true},
+		{shared, "delete table ip nat", true},
+		{shared, "add chain ip nat KUBEMASQ; add rule ip nat KUBEMASQ accept", false},
+	} {
+		nft(tc.before)()
+		l := listen(t)
+		if strings.Contains(tc.before, "MASQ") {
+			l.watched.Chains.Store(&SharedChains{Names: []string{"POSTROUTING", "MASQ"}, Existing: map[Family][]string{IPv4: {"MASQ"}}})
+		}
+		program(t, tc.script, "nft", "-f", "-")
+		now := must[uint32](t)(dial(t).Generation())
+		if got, err := next(t, l); err != nil || got.Touched != tc.touched || got.Generation != now {
+			t.Errorf("%s\nthen %s:\ngot %+v, %v; want touched %t, generation %d", tc.before, tc.script[:min(len(tc.script), 200)], got, err, tc.touched, now)
+		}
+	}
+}
+
 func TestDecodeCommit(t *testing.T) {
 	var w attrWriter
 	at := w.beginMessage(messageType(unix.NFT_MSG_NEWGEN), 0, 0, 0)
 	w.u32(unix.NFTA_GEN_ID, 7)
 	w.endMessage(at)
-	whole := slices.Clone(w.b)
-	if got, err := decodeCommit(whole); err != nil || got != (Commit{Generation: 7}) {
+	l, it := Listener{last: 6}, messageIter{rest: w.b}
+	it.next()
+	if got, err := l.commit(it.message); err != nil || got != (Commit{Generation: 7}) {
 		t.Errorf("without the process: %+v, %v", got, err)
 	}
-	for n := range whole {
-		if got, err := decodeCommit(whole[:n]); err == nil || got != (Commit{}) {
+	payload := it.payload
+	for n := range payload {
+		it.payload = payload[:n]
+		if got, err := l.commit(it.message); err == nil || got != (Commit{}) {
 			t.Errorf("of %d bytes: %+v, %v", n, got, err)
 		}
 	}
