@@ -32,7 +32,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -165,11 +167,13 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		loop.SyncConflist = newManager(s, node.Dir, d.log).Sync
 	}
 	loop.ConnectionsReset = d.monitor.ConnectionsReset
+	watched := nfnetlink.Watched{Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[nfnetlink.SharedChains])}
+	loop.Watch = func(chains []netfilter.OwnedChain) { watched.Chains.Store(iptables.Watched(chains)) }
 	d.current.Store(loop)
 
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
-	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop) }) })
+	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop, watched) }) })
 	all.Go(func() {
 		d.watch(ctx, "addresses", func() error { return addresses.Listen(ctx, loop.AddressesChanged) })
 	})
@@ -246,26 +250,30 @@ func (d *daemon) watch(ctx context.Context, events string, listen func() error) 
 }
 
 // reportCommits reports commits of nf_tables to the loop.
-func reportCommits(ctx context.Context, loop *reconcile.Loop) error {
-	l, err := nfnetlink.Listen()
+func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.Watched) error {
+	l, err := nfnetlink.Listen(watched)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = l.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	loop.RulesChanged(reconcile.Writer{}) // commits before Listen were missed
+	loop.Committed(reconcile.Commit{Generation: l.Began, Touched: true}) // commits before Listen were missed
 	// The kernel names the program. Its pid is that of a thread, and of another pid namespace.
 	self, _ := os.ReadFile("/proc/self/comm") // without a name every commit is another program's
 	for {
 		c, err := l.Next()
-		if err != nil && !errors.Is(err, nfnetlink.ErrLost) {
+		if errors.Is(err, nfnetlink.ErrLost) {
+			loop.RulesChanged(reconcile.Writer{}) // and the next commit has Touched
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		var by reconcile.Writer
 		if c.Program != strings.TrimSpace(string(self)) {
 			by = reconcile.Writer{PID: c.PID, Program: c.Program}
 		}
-		loop.RulesChanged(by)
+		loop.Committed(reconcile.Commit{Generation: c.Generation, Touched: c.Touched, By: by})
 	}
 }
 

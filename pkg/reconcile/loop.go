@@ -15,6 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -67,6 +68,12 @@ type Loop struct {
 	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
 	// failed, unless it is nil.
 	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
+	// Watch, unless it is nil, is called when Commit.Touched is to be about other chains than before. Nil is all
+	// that the listener receives: which chains matter is unknown.
+	Watch func([]netfilter.OwnedChain)
+	// Verified, unless it is nil, is called with a ruleset generation at which everything is as a sync found it,
+	// which is right: after that sync, and after commits since that touched nothing owned.
+	Verified func(r *Report, generation uint32)
 	// Active, unless it is nil, runs while this loop has the instance lock, which is kept until it returns.
 	Active func(context.Context)
 
@@ -81,6 +88,8 @@ type Loop struct {
 	addresses      atomic.Bool // a policy has outputAddresses
 	addressEvents  *flowcontrol.Debouncer
 	writer         atomic.Pointer[Writer]
+	commits        commits
+	watched        []netfilter.OwnedChain // what Watch was called with
 	files          *flowcontrol.Debouncer
 
 	sources  *Sources         // as they were read last
@@ -112,6 +121,85 @@ func (l *Loop) RulesChanged(by Writer) {
 		l.writer.Store(&by)
 	}
 	trigger(l.rules)
+}
+
+// Commit is a commit to the ruleset.
+type Commit struct {
+	Generation uint32
+	Touched    bool   // owned rules may have changed since the commit before
+	By         Writer // zero if it is this program
+}
+
+// commits are those that were received, and what is known of the rules since.
+type commits struct {
+	mu       sync.Mutex
+	seen     uint32  // generation of the last one, 0 before the first
+	touched  int     // how many touched owned rules
+	verified *Report // of a sync that found everything right, unless a commit has touched owned rules since it began
+}
+
+// Committed takes note of a commit. It triggers a sync only if the commit touched owned rules.
+func (l *Loop) Committed(c Commit) {
+	l.commits.mu.Lock()
+	defer l.commits.mu.Unlock()
+	l.commits.seen = c.Generation
+	if c.Touched {
+		l.commits.touched++
+		l.commits.verified = nil
+		l.RulesChanged(c.By)
+	}
+	l.verified()
+}
+
+// touched returns how many commits have touched owned rules.
+func (l *Loop) touched() int {
+	l.commits.mu.Lock()
+	defer l.commits.mu.Unlock()
+	return l.commits.touched
+}
+
+// verify takes note of the report of a sync, which began when that many commits had touched owned rules. Its rules
+// were read at generations since then; they are those of the last commit unless a further one touched them.
+func (l *Loop) verify(r *Report, touched int) {
+	l.commits.mu.Lock()
+	defer l.commits.mu.Unlock()
+	l.commits.verified = nil
+	if r.verified() && l.commits.touched == touched {
+		l.commits.verified = r
+	}
+	l.verified()
+}
+
+// verified calls Verified if a generation is.
+func (l *Loop) verified() {
+	if l.Verified != nil && l.commits.verified != nil && l.commits.seen != 0 {
+		l.Verified(l.commits.verified, l.commits.seen)
+	}
+}
+
+// watch calls Watch with the chains of a report, and triggers another sync if a commit since the begin of this one
+// may have touched a chain that was not watched yet.
+func (l *Loop) watch(r *Report) {
+	if l.Watch == nil {
+		return
+	}
+	var chains []netfilter.OwnedChain
+	if r.verified() {
+		chains = []netfilter.OwnedChain{}
+		for _, c := range r.Rules.Chains {
+			for _, d := range c.Desired.Chains {
+				chains = append(chains, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: d.Name, Family: d.Family}, Choice: c.Choice})
+			}
+		}
+	}
+	if (chains == nil) == (l.watched == nil) && slices.Equal(chains, l.watched) {
+		return
+	}
+	if chains != nil && l.watched != nil {
+		trigger(l.rules)
+	}
+	l.watched = chains
+	l.Watch(chains)
 }
 
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.
@@ -210,6 +298,7 @@ func (l *Loop) deactivate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last = nil
+	l.verify(&Report{}, 0)
 }
 
 // syncConflist syncs the conflist when it is due, until ctx ends. It has a goroutine of its own, as another
@@ -303,6 +392,7 @@ func (l *Loop) wait(ctx context.Context) (due triggers) {
 func (l *Loop) sync(ctx context.Context, due triggers) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	touched := l.touched()
 	if due.request {
 		l.Node.backoff.retry()
 	}
@@ -346,6 +436,8 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	}
 	l.addresses.Store(r.Rules != nil && len(policy.OutputItems(r.Rules.Policies())) > 0)
 	l.last = r
+	l.watch(r)
+	l.verify(r, touched)
 	l.schedule.after(now, r, l.flapping.Pause(), l.Node.Interval(l.sources), l.Node.backoff.next)
 	l.schedule.flappingEnds = l.flapping.Ends()
 	l.log.report(r)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -101,6 +102,101 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 	if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
 		t.Errorf("the log does not have the repair and its cause:\n%s", log)
 	}
+}
+
+// TestLoopCommits: a commit that touched nothing owned causes no sync, and what was verified before it is verified
+// after it. What was read before a commit that did is not.
+func TestLoopCommits(t *testing.T) {
+	type verified struct {
+		generation uint32
+		reports    int // before the one that verified it
+	}
+	var mu sync.Mutex
+	var calls []verified
+	var r *running
+	f := newFixture(t).withAgent()
+	r = f.run(func(l *Loop) {
+		l.Verified = func(_ *Report, generation uint32) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, verified{generation, r.count()})
+		}
+	})
+	untilVerified := func(generation uint32) (at verified) {
+		t.Helper()
+		r.until("verification", func([]*Report) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(calls) > 0 {
+				at = calls[len(calls)-1]
+			}
+			return at.generation == generation
+		})
+		return at
+	}
+	r.Committed(Commit{Generation: 10, Touched: true})
+	untilVerified(10)
+	r.Committed(Commit{Generation: 11})
+	untilVerified(11)
+	time.Sleep(3 * minInterval)
+	if n := r.count(); n != 2 {
+		t.Errorf("%d syncs, want those at the start and after generation 10", n)
+	}
+	// Before the event is there, the rules are wrong: what follows is not verified.
+	r.nft("flush", "ruleset")
+	r.Committed(Commit{Generation: 12, Touched: true, By: Writer{7, "nft"}})
+	r.Committed(Commit{Generation: 13})
+	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+	if at := untilVerified(11); at.generation != 11 {
+		t.Errorf("generation %d is verified", at.generation)
+	}
+	r.Committed(Commit{Generation: 14, Touched: true}) // the repair
+	untilVerified(14)
+	// While the rules are read, a commit touches them.
+	before := r.count()
+	f.Node.AgentFiles = func() (agentconfig.Files, error) {
+		f.Node.AgentFiles = nil
+		r.Committed(Commit{Generation: 15, Touched: true})
+		s := f.Node.Read()
+		return *s.Agent, s.AgentErr
+	}
+	r.SyncNow()
+	if at := untilVerified(15); at.reports != before+1 {
+		t.Errorf("generation 15 is verified by report %d after %d", at.reports+1, before)
+	}
+}
+
+// TestLoopWatches: the loop names the chains of its policies when all of them are right. After other ones it reads the
+// rules again, as a commit may have touched them before.
+func TestLoopWatches(t *testing.T) {
+	f := newFixture(t).withAgent()
+	watched := make(chan []netfilter.OwnedChain, 9)
+	r := f.run(func(l *Loop) { l.Watch = func(chains []netfilter.OwnedChain) { watched <- chains } })
+	r.SyncNow()
+	for _, c := range <-watched {
+		if c.Chain != policy.DefaultChain || c.Choice.Backend != policy.NFTables {
+			t.Errorf("got %v", c)
+		}
+	}
+	r.agentFile("masqChain: OTHER\n")
+	r.FilesChanged()
+	if chains := <-watched; chains != nil {
+		t.Errorf("after a write got %v", chains)
+	}
+	r.RulesChanged(Writer{})
+	if chains := <-watched; len(chains) == 0 || chains[0].Chain != "OTHER" {
+		t.Errorf("got %v", chains)
+	}
+	// Another process makes a chain and its rules.
+	other := *f.Node
+	f.conflist("podnet", map[string]any{"masqChain": "THIRD"})
+	other.Sync(t.Context(), other.Read())
+	syncs := r.count()
+	r.SyncNow()
+	if chains := <-watched; len(chains) != 2 {
+		t.Errorf("got %v", chains)
+	}
+	r.until("another sync", func(all []*Report) bool { return len(all) >= syncs+2 })
 }
 
 func TestLoopReadsFilesWhenTheyChange(t *testing.T) {

@@ -210,6 +210,12 @@ func (r *Report) Unfinished() bool {
 	return len(r.Pending)+len(r.Dropped) > 0 || r.Rules != nil && !r.Rules.InSync()
 }
 
+// verified reports whether the sync found all rules as the documents ask for, and wrote nothing.
+func (r *Report) verified() bool {
+	return r.Result == Unchanged && r.Rules != nil && r.Rules.InSync() && len(r.Rules.OtherDataDirs) == 0 && !r.Unfinished() && !r.rulesFailed() &&
+		r.Incomplete() == nil
+}
+
 // sameOutstanding reports whether a dry run would write only what the last sync failed to write.
 func (r *Report) sameOutstanding(last *Report) bool {
 	return last.Rules == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()

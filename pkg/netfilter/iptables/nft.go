@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -107,6 +108,25 @@ func (r *nftReader) read(f policy.Family, names []string) (table, error) {
 		return err
 	})
 	return t, err
+}
+
+// Table is the table of iptables-nft that has masquerade chains, beside other programs' chains.
+const Table = natTable
+
+// Watched returns the chains of the table whose changes concern masquerade chains: in other backends, those of the
+// same names are duplicates. Nil chains are unknown.
+func Watched(chains []netfilter.OwnedChain) *nfnetlink.SharedChains {
+	if chains == nil {
+		return nil
+	}
+	w := &nfnetlink.SharedChains{Names: []string{postrouting}, Existing: map[nfnetlink.Family][]string{}}
+	for _, c := range chains {
+		w.Names = append(w.Names, c.Chain)
+		if c.Choice.Variant == netfilter.VariantNFT {
+			w.Existing[nftFamily(c.Family)] = append(w.Existing[nftFamily(c.Family)], c.Chain)
+		}
+	}
+	return w
 }
 
 // same reports whether both readings found the same.

@@ -26,6 +26,9 @@ type Driver struct {
 	guards bool
 }
 
+// Tables returns the names of the owned tables.
+func Tables() []string { return []string{tableName, netfilter.GuardTable} }
+
 // New returns the driver of the backend nftables.
 func New() *Driver { return &Driver{} }
 
