@@ -154,10 +154,10 @@ func TestLoopCommits(t *testing.T) {
 	untilVerified(14)
 	// While the rules are read, a commit touches them.
 	before := r.count()
-	f.Node.AgentFiles = func() (agentconfig.Files, error) {
-		f.Node.AgentFiles = nil
+	f.AgentFiles = func() (agentconfig.Files, error) {
+		f.AgentFiles = nil
 		r.Committed(Commit{Generation: 15, Touched: true})
-		s := f.Node.Read()
+		s := f.Read()
 		return *s.Agent, s.AgentErr
 	}
 	r.SyncNow()
