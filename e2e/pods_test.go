@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 // podOf makes a pod of a Kubernetes namespace, as the kubelet's runtimes start it.
@@ -197,4 +199,28 @@ func TestPodNames(t *testing.T) {
 			t.Errorf("%d: %s: exempt %v", i, c.args, got)
 		}
 	}
+}
+
+// TestAddressesWithPluginFile: with a plugin.toml, attachments take addresses only by the entry of an admitted network.
+func TestAddressesWithPluginFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+	n.conflist(t, "podnet", conf)
+	writeTempFile(t, n.own(config.DefaultPluginFile),
+		"data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\nallow_networks = [\"podnet\"]")
+	prod, dev := "K8S_POD_NAMESPACE=prod", "K8S_POD_NAMESPACE=dev"
+	n.call(t, conf, call{"ADD", "a", prod, []string{"10.1.0.5/16"}}).want(t, 0)
+	n.exemptAddresses(t, "10.1.0.5")
+	other := object{"nonMasqueradeNamespaces": []string{"prod"}, "nonMasqueradeCIDRs": []string{"20.0.0.0/8"}}
+	for _, args := range []string{prod, dev} {
+		n.call(t, other, call{"ADD", "b", args, []string{"10.1.0.5/16", "10.1.0.6/16"}}).want(t, 0)
+		n.exemptAddresses(t, "10.1.0.5")
+		n.call(t, object{"name": "othernet"}, call{"ADD", "c", args, []string{"10.1.0.5/16", "10.1.0.7/16"}}).want(t, 7)
+		n.exemptAddresses(t, "10.1.0.5")
+	}
+	n.call(t, other, call{verb: "DEL", id: "b"}).want(t, 0)
+	n.exemptAddresses(t, "10.1.0.5")
+	n.call(t, conf, call{"ADD", "b", dev, []string{"10.1.0.5/16"}}).want(t, 0)
+	n.exemptAddresses(t)
 }
