@@ -30,6 +30,7 @@ import (
 type inProcessPlugin struct {
 	node    *node
 	program string
+	version string
 	noCache bool // read the rules always
 	// Hooks right before and right after the plugin reads the rules.
 	before, after func()
@@ -45,7 +46,7 @@ func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs
 		drivers[i] = observingDriver{d, l, &read}
 	}
 	p := cniplugin.Plugin{
-		Drivers: drivers, Program: cmp.Or(l.program, "v"), Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
+		Drivers: drivers, Program: cmp.Or(l.program, "v"), Version: l.version, Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
 		LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
 	}
 	if l.noCache {

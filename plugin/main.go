@@ -25,7 +25,9 @@ import (
 )
 
 // version is stamped by the linker.
-var version = "unknown"
+var version = unstamped
+
+const unstamped = "unknown"
 
 func main() {
 	// The process is short-lived: most ADDs end before the first collection, at 32 MiB.
@@ -41,6 +43,9 @@ func main() {
 		LockWait:   10 * time.Second,
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,
+	}
+	if version != unstamped {
+		p.Version = version
 	}
 	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin that container runtimes run; ip-masq-reconciler has the commands")
 }

@@ -33,7 +33,9 @@ import (
 )
 
 // version is set by the linker.
-var version = "unknown"
+var version = unstamped
+
+const unstamped = "unknown"
 
 // Exit codes.
 const (
@@ -201,6 +203,9 @@ func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
 func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 	node := reconcile.Open(s, config.DefaultPluginFile, all)
 	node.Conntrack, node.Addresses = conntrack.Reset, addresses.Read
+	if version != unstamped {
+		node.Version = version
+	}
 	return node
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -83,11 +82,11 @@ func (n *node) sync(ctx context.Context) error {
 	v := n.verification(reading)
 	verified := !n.dryRun && v.sameInputs() && n.entryVerified(v.cached)
 	concerned := n.concernsPod(reading)
-	if verified && !concerned && v.sameGeneration() {
+	if verified && !concerned && v.rulesVerified() {
 		return nil
 	}
 	state := n.State(reading)
-	if verified && concerned && n.PodsRecorded(state) && v.sameGeneration() {
+	if verified && concerned && n.PodsRecorded(state) && v.rulesVerified() {
 		return nil
 	}
 	stored := state.Find(n.source())
@@ -326,8 +325,8 @@ func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.Un
 type verification struct {
 	node       *node
 	cached     store.VerificationCache
-	inputs     func() string // digest of what was read; "" if verification is not possible
-	generation func() string // of the ruleset, before this process read it; "" if unknown
+	inputs     func(program string) string // digest of what was read; "" if verification is not possible
+	generation func() string               // of the ruleset, before this process read it; "" if unknown
 }
 
 func (n *node) verification(r *store.Reading) verification {
@@ -341,12 +340,7 @@ func (n *node) verification(r *store.Reading) verification {
 		}
 		return g.String()
 	})}
-	v.inputs = sync.OnceValue(func() string {
-		if p := n.plugin; p.Program != "" && n.Dir.Boot() != "" {
-			return r.Digest(p.Program, n.Dir.Path(), n.Dir.Boot(), fmt.Sprint(n.pluginFile))
-		}
-		return ""
-	})
+	v.inputs = func(program string) string { return n.Inputs(r, program, n.pluginFile) }
 	return v
 }
 
@@ -357,29 +351,35 @@ func (n *node) entryVerified(c store.VerificationCache) bool {
 
 // sameInputs reports whether the documents and the program are those that were verified.
 func (v verification) sameInputs() bool {
-	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs()
+	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs(v.node.plugin.Program)
 }
 
-// sameGeneration reports whether no rule was changed since, nor an address that rules depend on.
-func (v verification) sameGeneration() bool {
-	return v.cached.Generation != "" && v.cached.Generation == v.generation() && v.node.SameAddresses(v.cached.Addresses)
+// rulesVerified reports whether the rules are those that the documents ask for, as an ADD of this network or the
+// reconciler found since they were last changed.
+func (v verification) rulesVerified() bool {
+	if v.sameInputs() && v.isNow(v.cached) {
+		return true
+	}
+	version := v.node.plugin.Version
+	c := v.node.Dir.Published()
+	return version != "" && c.Entry == version && c.Inputs == v.inputs(version) && v.isNow(c)
+}
+
+// isNow reports whether no rule was changed since, nor an address that rules depend on.
+func (v verification) isNow(c store.VerificationCache) bool {
+	return c.Generation != "" && c.Generation == v.generation() && v.node.SameAddresses(c.Addresses)
 }
 
 // observe reads the rules. If they are right it writes the verification cache; if that fails the
 // next ADD reads the rules, too.
 func (v verification) observe(ctx context.Context, s store.State) *enforce.State {
-	n := v.node
-	cache := store.VerificationCache{}
-	noGeneration := func(o store.OwnedChain) bool {
-		return !netfilter.Choice{Backend: o.Backend, Variant: o.Variant}.HasGeneration()
-	}
-	if !slices.ContainsFunc(s.Record.Chains, noGeneration) {
-		cache.Generation = v.generation()
+	n, generation := v.node, ""
+	if enforce.HasGeneration(s.Record) {
+		generation = v.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
-	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
-	if observed.InSync() && !n.loses(observed) && !observed.PendingResets() && cache.Generation != "" && v.inputs() != "" && n.entryDigest() != "" && !n.dryRun {
-		cache.Inputs, cache.Entry, cache.Addresses = v.inputs(), n.entryDigest(), observed.AddressDigest()
+	cache := observed.Verified(v.inputs(n.plugin.Program), generation)
+	if cache.Entry = n.entryDigest(); cache.Inputs != "" && cache.Entry != "" && !n.loses(observed) && !n.dryRun {
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}
 	return observed

@@ -27,6 +27,9 @@ type Plugin struct {
 	// Program identifies the build of the program: another build verifies otherwise. With "" every
 	// ADD verifies.
 	Program string
+	// Version is that of the program, without white space. What a reconciler of the same version verified counts;
+	// with "" nothing does.
+	Version string
 	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads the
 	// rules.
 	Generation func() (netfilter.Generation, error)

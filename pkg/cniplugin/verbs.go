@@ -37,7 +37,7 @@ func (n *node) repair(ctx context.Context) error {
 		return err
 	}
 	state := n.State(reading)
-	if v := n.verification(reading); v.sameInputs() && n.PodsRecorded(state) && v.sameGeneration() {
+	if v := n.verification(reading); n.PodsRecorded(state) && v.rulesVerified() {
 		return nil
 	}
 	if n.pluginFile.Invalid || !n.repairable(state) {

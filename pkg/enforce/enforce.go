@@ -54,6 +54,32 @@ func (e *Enforcer) Load() (store.State, error) {
 	return e.State(r), nil
 }
 
+// Inputs returns a digest of all that decides which rules are desired, for a program and a plugin.toml: "" if a file is
+// refused or the boot is unknown.
+func (e *Enforcer) Inputs(r *store.Reading, program string, pluginFile any) string {
+	digest, boot := r.Digest(), e.Dir.Boot()
+	if program == "" || digest == "" || boot == "" {
+		return ""
+	}
+	return store.Digest(digest, program, e.Dir.Path(), boot, fmt.Sprint(pluginFile))
+}
+
+// HasGeneration reports whether the kernel counts the changes of all owned chains.
+func HasGeneration(rec store.Record) bool {
+	return !slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return !choiceOf(o).HasGeneration() })
+}
+
+// Verified returns what an observation found, for a verification cache: the zero value unless the rules are those that
+// the documents ask for, and stay so for as long as the inputs and the generation do. The generation is one from before
+// the rules were read.
+func (s *State) Verified(inputs, generation string) store.VerificationCache {
+	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
+	if !s.InSync() || s.PendingResets() || inputs == "" || generation == "" || !HasGeneration(s.record) {
+		return store.VerificationCache{}
+	}
+	return store.VerificationCache{Inputs: inputs, Generation: generation, Addresses: s.AddressDigest()}
+}
+
 // State decodes documents and separates those that are not in force. Plugin and reconciler merge no others.
 func (e *Enforcer) State(r *store.Reading) store.State {
 	s := r.State()

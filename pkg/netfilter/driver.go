@@ -66,6 +66,16 @@ func (ds Drivers) GuardTables() (GuardTables, error) {
 	return nil, fmt.Errorf("guard tables are not part of this program: %w", ErrUnusable)
 }
 
+// Generation returns the generation of the nf_tables ruleset.
+func (ds Drivers) Generation() (Generation, error) {
+	for _, d := range ds {
+		if counter, is := d.(interface{ Generation() (Generation, error) }); is {
+			return counter.Generation()
+		}
+	}
+	return Generation{}, fmt.Errorf("nf_tables is not part of this program: %w", ErrUnusable)
+}
+
 // Render is Driver.Render of a backend.
 func (ds Drivers) Render(b policy.Backend, desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
 	d, err := ds.named(b)

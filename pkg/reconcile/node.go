@@ -36,10 +36,14 @@ type Node struct {
 	// AgentFiles returns the agent files. Nil reads those that the settings name.
 	AgentFiles func() (agentconfig.Files, error)
 
+	// Version is that of the program. With "" nothing is published; see Publish.
+	Version string
+
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
 	backoff        backoff
+	published      store.VerificationCache
 	lastPluginFile config.PluginFile // the last one without mistakes
 }
 
@@ -73,6 +77,22 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 		e.InForce = src.PluginFile.InForce
 	}
 	return e
+}
+
+// Publish writes, for plugins of the same version, that the rules are right at this generation of the ruleset, as a
+// sync found them: these need not read them. It writes nothing twice.
+func (n *Node) Publish(r *Report, generation uint32) {
+	now, err := n.Drivers.Generation()
+	if r.Result != Unchanged || r.Unfinished() || r.Rules == nil || err != nil || now.Number != generation {
+		return
+	}
+	c := r.Rules.Verified(r.inputs, now.String())
+	if c.Entry = n.Version; c.Inputs == "" || c == n.published {
+		return
+	}
+	if err := n.Dir.Publish(c); err == nil { // without it plugins read the rules
+		n.published = c
+	}
 }
 
 // checkDataDir returns why the dataDir must not be used, or nil: the node has another one, by its plugin.toml or by

@@ -112,6 +112,7 @@ type Report struct {
 
 	Sources *Sources
 	State   store.State
+	inputs  string          // digest of what State was decoded from; see enforce.Enforcer.Inputs
 	Stored  []policy.Source // what Rules is computed from: the documents, with the sources' changes in a dry run
 	Rules   *enforce.State  // after the sync; nil if the documents cannot be read
 	Before  *enforce.State  // before the sync wrote, with the counters of that time; nil if it wrote nothing

@@ -70,13 +70,14 @@ func (n *Node) Check(ctx context.Context) *Report {
 
 // load reads the documents, and returns false if that fails.
 func (n *Node) load(r *Report) bool {
-	state, err := n.Enforcer(r.Sources, r.warn).Load()
+	reading, err := n.Dir.Read()
 	if err != nil {
 		r.problem(ReasonState, err)
-	} else {
-		r.State = state
+		return false
 	}
-	return err == nil
+	e := n.Enforcer(r.Sources, r.warn)
+	r.State, r.inputs = e.State(reading), e.Inputs(reading, n.Version, r.Sources.PluginFile)
+	return true
 }
 
 // observe observes once: a sync sees a difference twice, in its dry run and with the lock.

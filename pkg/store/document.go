@@ -359,7 +359,8 @@ func (s State) Find(src policy.SourceID) *policy.Source {
 
 // Reading is the documents and the record as they were read together, and not decoded yet.
 type Reading struct {
-	files []file
+	files  []file
+	digest string // of them, once it was asked for
 }
 
 // file is a document or the record: its bytes, or why it is refused.
@@ -402,7 +403,7 @@ func (d *Dir) Read() (*Reading, error) {
 	if err == nil {
 		files = append(files, record)
 	}
-	return &Reading{files}, ignoring(err, os.ErrNotExist)
+	return &Reading{files: files}, ignoring(err, os.ErrNotExist)
 }
 
 // Record reads and decodes the record of this boot, without the lock.

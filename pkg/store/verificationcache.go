@@ -15,12 +15,12 @@ import (
 // VerificationCache is what the last ADD of a network verified: that its entry is valid and is the
 // network's document, and that the rules in the kernel were those that the documents ask for. An ADD with
 // an equal Entry and equal Inputs need not validate its entry, and an ADD, DEL or GC that also finds the
-// same Generation need not read rules. The file is beside the document and is written without the lock:
+// same Generation need not read rules. The active reconciler writes one for all of them. The file is beside the document and is written without the lock:
 // after a torn or lost one the next ADD verifies again. CHECK, STATUS and the reconciler never use it.
 // iptables-legacy, whose changes the kernel does not count, never writes it.
 type VerificationCache struct {
-	Entry      string // Digest of the entry and the program
-	Inputs     string // Reading.Digest of the documents, the record and the program
+	Entry      string // Digest of the entry and the program, without white space
+	Inputs     string // Digest of the documents, the record and the program
 	Generation string // of the ruleset; without white space
 	Addresses  string // those of the node that the rules depend on, "" for none; without white space
 }
@@ -32,17 +32,30 @@ func verificationCacheName(src policy.SourceID) string {
 // Digest returns a hash of texts. Different lists of texts have different digests.
 func Digest(texts ...string) string { return hashName("verified", texts...) }
 
-// Digest returns a hash of all that was read and of other texts, or "" if a file is refused or damaged.
-func (r *Reading) Digest(others ...string) string {
-	texts := make([]string, 0, 2*len(r.files)+1+len(others))
-	for _, f := range r.files {
-		if f.err != nil {
-			return ""
+// Digest returns a hash of all that was read, or "" if a file is refused.
+func (r *Reading) Digest() string {
+	if r.digest == "" {
+		texts := make([]string, 0, 2*len(r.files))
+		for _, f := range r.files {
+			if f.err != nil {
+				return ""
+			}
+			texts = append(texts, f.name, string(f.data))
 		}
-		texts = append(texts, f.name, string(f.data))
+		r.digest = Digest(texts...)
 	}
-	return Digest(append(append(texts, ""), others...)...) // no file has the name ""
+	return r.digest
 }
+
+// reconciler is the name of the cache that the active reconciler writes for ADDs, DELs and GCs of all networks. Its Entry
+// is the version of the program: only a plugin of the same version uses it.
+func reconciler() policy.SourceID { return policy.SourceID{Kind: "reconciler"} }
+
+// Published returns what the reconciler verified, or the zero value.
+func (d *Dir) Published() VerificationCache { return d.VerificationCache(reconciler()) }
+
+// Publish writes what the reconciler verified.
+func (d *Dir) Publish(c VerificationCache) error { return d.PutVerificationCache(reconciler(), c) }
 
 // VerificationCache returns that of a source, or the zero value if it cannot be read or trusted.
 func (d *Dir) VerificationCache(src policy.SourceID) VerificationCache {
