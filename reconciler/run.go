@@ -169,6 +169,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	loop.ConnectionsReset = d.monitor.ConnectionsReset
 	watched := nfnetlink.Watched{Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[nfnetlink.SharedChains])}
 	loop.Watch = func(chains []netfilter.OwnedChain) { watched.Chains.Store(iptables.Watched(chains)) }
+	loop.Verified = node.Publish
 	d.current.Store(loop)
 
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })

@@ -129,8 +129,8 @@ func (n *node) notExempt(s *enforce.State) error {
 		for _, a := range n.pod.Addresses {
 			f := policy.FamilyOf(a)
 			if n.exempts(&p) && !n.stdinDiffers && slices.Contains(p.Families(), f) && !p.SourcesExempt(f).Contains(a) {
-				return fmt.Errorf("chain %s does not exempt %s, an address of a pod of namespace %s, which nonMasqueradeNamespaces names: "+
-					"the attachment has no record of it, or another one has the address; recreate the pod", p.Chain, a, n.pod.Namespace)
+				return fmt.Errorf("chain %s does not exempt %s, whose pod is in one of nonMasqueradeNamespaces: "+
+					"the attachment has no record of it, or another one has the address; recreate the pod", p.Chain, a)
 			}
 		}
 	}

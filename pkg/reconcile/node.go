@@ -79,11 +79,11 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return e
 }
 
-// Publish writes, for plugins of the same version, that the rules are right at this generation of the ruleset, as a
-// sync found them: these need not read them. It writes nothing twice.
+// Publish writes that the rules are right at this generation of the ruleset, as the sync of a report found them: plugins
+// of the same version need not read them. It writes nothing twice.
 func (n *Node) Publish(r *Report, generation uint32) {
 	now, err := n.Drivers.Generation()
-	if r.Result != Unchanged || r.Unfinished() || r.Rules == nil || err != nil || now.Number != generation {
+	if err != nil || now.Number != generation { // a later commit, which the loop has not heard of
 		return
 	}
 	c := r.Rules.Verified(r.inputs, now.String())
