@@ -42,7 +42,7 @@ export IPMASQ_BIN_DIR := $(CURDIR)/bin
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-kernels image image-iptables man release verify release-test e2e-packages packages clean
+.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-kernels image image-iptables man release verify release-test e2e-packages imitations packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -145,6 +145,9 @@ release-test: ## two releases for all architectures are equal, and each change o
 	@echo "release-test: about 5 minutes on two cores"
 	RELEASE_TEST_ARCHES=$(subst $() ,$(comma),$(ARCHES)) RELEASE_TEST_DEBS="$(DEBS)" \
 		go -C tools/release test -count=1 -timeout $$(go run ./e2e/timelimit/scale 1h) -run 'TestRelease$$' -v .
+
+imitations: ## whether the software that tests imitate has changed since (network)
+	tools/imitations
 
 packages: ## Debian packages that tests and demo use (root on Debian: installs them)
 	@tools/debian-packages $(PACKAGES)

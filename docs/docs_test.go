@@ -337,10 +337,24 @@ func TestTests(t *testing.T) {
 		t.Errorf("found %d names of tests: the pattern is wrong", named)
 	}
 	_, bounds, _ := strings.Cut(read(t, "docs", "security.md"), "## What an author")
+	compatible, _, _ := strings.Cut(read(t, "docs", "compatibility.md"), "## Imitations")
 	row := regexp.MustCompile(`(?m)^\| .*\|$`)
-	for _, row := range append(row.FindAllString(bounds, -1), row.FindAllString(read(t, "docs", "compatibility.md"), -1)...) {
+	for _, row := range append(row.FindAllString(bounds, -1), row.FindAllString(compatible, -1)...) {
 		if !regexp.MustCompile(": Test|`make |\\| (?:test|command|the same) \\|$").MatchString(row) {
 			t.Errorf("no test shows %s", row)
 		}
+	}
+}
+
+// TestImitations: each imitation names the source and commit that the table of docs/compatibility.md has for it.
+func TestImitations(t *testing.T) {
+	rows := regexp.MustCompile("(?m)^\\| [^|]+ \\| `(\\S+@[0-9a-f]{12})[0-9a-f]{28}(:\\S+)` \\| `(\\S+)` \\|$").FindAllStringSubmatch(read(t, "docs", "compatibility.md"), -1)
+	for _, row := range rows {
+		if source := row[1] + row[2]; !strings.Contains(read(t, row[3]), source) {
+			t.Errorf("%s does not name %s", row[3], source)
+		}
+	}
+	if len(rows) < 13 {
+		t.Errorf("the table has %d sources", len(rows))
 	}
 }

@@ -18,7 +18,8 @@ import (
 )
 
 // referenceAgent is a test implementation of one of the two agents, after it has read its files and
-// flags.
+// flags: kubernetes-sigs/ip-masq-agent@2926a054d95e:cmd/ip-masq-agent/ip-masq-agent.go and
+// Azure/ip-masq-agent-v2@4d5c6bb35436:cmd/ip-masq-agent-v2/ip-masq-agent.go.
 type referenceAgent struct {
 	second                  bool // ip-masq-agent-v2
 	chain                   string

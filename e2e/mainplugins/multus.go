@@ -17,8 +17,8 @@ import (
 )
 
 // Multus imitates the program of Multus that writes its configuration from that of another main
-// CNI plugin, its master, with --multus-conf-file=auto (k8snetworkplumbingwg/multus-cni@95a0932350f0:
-// cmd/thin_entrypoint, pkg/server/config). It does not copy the white space of the original.
+// CNI plugin, its master, with --multus-conf-file=auto (k8snetworkplumbingwg/multus-cni@c943f9ffa2d6:cmd/thin_entrypoint/main.go,
+// k8snetworkplumbingwg/multus-cni@528d4f150cdf:pkg/server/config/generator.go). It does not copy the white space of the original.
 type Multus struct {
 	Dir string // the configuration directory
 	// Follows is --cleanup-config-on-exit=true of thin Multus: it follows changes of its master and

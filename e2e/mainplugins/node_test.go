@@ -57,7 +57,7 @@ func newNode(t *testing.T, version, needs string) *node {
 	world := topology.New(t, topology.Options{})
 	n := &node{Topology: world, Machine: machine.New(t, world.Node)}
 	bin := topology.Must(topology.BinDir())(t)
-	for _, program := range []string{"ip-masq", "cni/ptp", "cni/bridge", "cni/host-local", "cni/loopback", "cni/portmap", "cni/bandwidth", "cni/multus"} {
+	for _, program := range []string{"ip-masq", "cni/ptp", "cni/bridge", "cni/host-local", "cni/loopback", "cni/portmap", "cni/multus"} {
 		must(t, n.Install(filepath.Join(bin, program), filepath.Join(binDir, filepath.Base(program))))
 	}
 	if needs != "" {

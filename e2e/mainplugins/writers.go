@@ -28,17 +28,17 @@ func Writers() []Writer {
 	return []Writer{
 		// It writes again if the node's pod ranges change, and never compares with the file.
 		{
-			Name: "kindnetd", Source: "kubernetes-sigs/kind@eab6fdb2025e:images/kindnetd/cmd/kindnetd/cni.go",
+			Name: "kindnetd", Source: "kubernetes-sigs/kind@b26553c42d73:images/kindnetd/cmd/kindnetd/cni.go",
 			File: "10-kindnet.conflist", Conflist: kindnetd, write: renamed(".temp"),
 		},
 		// It compares again with each event of its Node object.
 		{
-			Name: "kindnet", Source: "kubernetes-sigs/kindnet@001bf202c034:pkg/node/cni.go",
+			Name: "kindnet", Source: "kubernetes-sigs/kindnet@d9322c18645d:pkg/node/cni.go",
 			File: "10-kindnet.conflist", Needs: "cni-kindnet", Conflist: kindnet, write: unlessEqual(removed),
 		},
 		{
-			Name: "calico", Source: "projectcalico/calico@a0db560f0520:cni-plugin/pkg/install/install.go, manifests/calico.yaml",
-			File: "10-calico.conflist", Needs: "calico", Conflist: calico, write: inPlace,
+			Name: "calico", Source: "projectcalico/calico@be170ab5d3b4:cni-plugin/pkg/install/install.go, projectcalico/calico@f874c4634a6d:cni-plugin/pkg/install/install_linux.go",
+			File: "10-calico.conflist", Needs: "calico", Conflist: calico, write: inPlace(0o600),
 		},
 	}
 }
@@ -56,14 +56,18 @@ func renamed(suffix string) func(string, []byte) error {
 }
 
 // inPlace truncates the file: a reader sees none of the text, or a part of it, for a moment.
-func inPlace(path string, text []byte) error { return os.WriteFile(path, text, 0o644) }
+func inPlace(mode fs.FileMode) func(string, []byte) error {
+	return func(path string, text []byte) error {
+		return errors.Join(os.WriteFile(path, text, mode), os.Chmod(path, mode))
+	}
+}
 
 // removed removes the file first.
 func removed(path string, text []byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return inPlace(path, text)
+	return inPlace(0o644)(path, text)
 }
 
 // unlessEqual writes only if the file has another text, as it has with the plugin entry.
@@ -126,7 +130,7 @@ const kindnet = `{
 
 const calico = `{
   "name": "k8s-pod-network",
-  "cniVersion": "0.3.1",
+  "cniVersion": "1.0.0",
   "plugins": [
     {
       "type": "calico",
@@ -135,24 +139,16 @@ const calico = `{
       "datastore_type": "kubernetes",
       "nodename": "node",
       "mtu": 0,
-      "ipam": {
-          "type": "calico-ipam"
-      },
-      "policy": {
-          "type": "k8s"
-      },
-      "kubernetes": {
-          "kubeconfig": "/etc/cni/net.d/calico-kubeconfig"
-      }
+      "ipam": {"type": "calico-ipam"},
+      "policy": {"type": "k8s"},
+      "kubernetes": {"kubeconfig": "/etc/cni/net.d/calico-kubeconfig"},
+      "require_mtu_file": false,
+      "calico_api_group": "crd.projectcalico.org/v1"
     },
     {
       "type": "portmap",
       "snat": true,
       "capabilities": {"portMappings": true}
-    },
-    {
-      "type": "bandwidth",
-      "capabilities": {"bandwidth": true}
     }
   ]
 }`

@@ -73,8 +73,8 @@ func (n *node) beside(t *testing.T, file string, start func(), findings ...strin
 	n.endPods(t)
 }
 
-// The rules of kindnet (kubernetes-sigs/kindnet@487a011ad09b:pkg/masq/masq.go) and of kindnetd
-// (kubernetes-sigs/kind@128196ceac83:images/kindnetd/cmd/kindnetd/masq.go).
+// The rules of kindnet (kubernetes-sigs/kindnet@6ed36f640ca2:pkg/masq/masq.go) and of kindnetd
+// (kubernetes-sigs/kind@23d571e598ae:images/kindnetd/cmd/kindnetd/masq.go).
 const (
 	kindnetRules = `table inet kindnet-ipmasq {
 	set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.244.0.0/24 }; }
@@ -91,7 +91,7 @@ const (
 :KIND-MASQ-AGENT - [0:0]
 -A POSTROUTING -m comment --comment "kind-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom KIND-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j KIND-MASQ-AGENT
 -A KIND-MASQ-AGENT -m comment --comment "kind-masq-agent: local traffic is not subject to MASQUERADE" -d 10.244.0.0/16 -j RETURN
--A KIND-MASQ-AGENT -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE
+-A KIND-MASQ-AGENT -m comment --comment "kind-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE
 COMMIT
 `
 )

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command crioverbs calls network plugins as CRI-O does, for hosts on which CRI-O does not run. It
-// follows the source of CRI-O and of its library ocicni, which also uses libcni.
+// follows CRI-O (cri-o/cri-o@46dd9122698b:internal/config/cnimgr/cnimgr.go) and its library, which also uses
+// libcni (cri-o/ocicni@88cd89b58282:pkg/ocicni/ocicni.go).
 //
 //	crioverbs load DIR             prints the name of the default network
 //	crioverbs status DIR           STATUS of the default network, every 5 s in CRI-O

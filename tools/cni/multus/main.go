@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command multus imitates thin Multus as a plugin, for tests: it calls its delegates through libcni,
-// with caches at Multus's paths (k8snetworkplumbingwg/multus-cni@95a0932350f0: pkg/multus). A
+// with caches at Multus's paths (k8snetworkplumbingwg/multus-cni@f4f5d2dd4368:pkg/multus/multus.go). A
 // directory replaces the cluster: pods/NAME has a line for each network of that pod's annotation
 // k8s.v1.cni.cncf.io/networks, and networks/NAME the config of a NetworkAttachmentDefinition.
 package main
