@@ -131,7 +131,7 @@ func (b *bench) commits() error {
 }
 
 func (b *bench) commitsWithListeners(f scene.Backend, prefixes int) (err error) {
-	const each = 500 // commits a round
+	const each, large = 500, 5 // commits a round
 	limit := measure.Limit{Rounds: 20, Least: 20}
 	if b.quick {
 		limit = measure.Limit{Rounds: 4, Least: 4}
@@ -143,7 +143,7 @@ func (b *bench) commitsWithListeners(f scene.Backend, prefixes int) (err error) 
 	}
 	contender := func(name string, n *scene.Node) measure.Contender {
 		return measure.Contender{Name: "listener=" + name, Run: func(int) ([]measure.Value, error) {
-			took, err := n.CommitMany(each)
+			took, err := n.CommitMany(each, 0)
 			return []measure.Value{wall(took)}, err
 		}}
 	}
@@ -176,5 +176,24 @@ func (b *bench) commitsWithListeners(f scene.Backend, prefixes int) (err error) 
 	if err == nil && watcher.Count() < made/2 {
 		err = fmt.Errorf("the listener received %d of %d commits", watcher.Count(), made)
 	}
-	return errors.Join(err, b.usage("ThirdPartyCommitReconciler"+name, u, made))
+	errs := []error{err, b.usage("ThirdPartyCommitReconciler"+name+"/commit=small", u, made)}
+	for commit, run := range map[string]func() error{
+		"paced": func() error { // each wakes the reconciler up
+			_, err := g.CommitMany(each, 10*time.Millisecond)
+			return err
+		},
+		"kube-proxy": func() error {
+			for range large {
+				if err := g.AddKubeProxy(); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		u, err := g.usageDuring(run)
+		made := map[string]int{"paced": each, "kube-proxy": large}[commit]
+		errs = append(errs, err, b.usage("ThirdPartyCommitReconciler"+name+"/commit="+commit, u, made))
+	}
+	return errors.Join(errs...)
 }

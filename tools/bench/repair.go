@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
@@ -48,12 +49,41 @@ func (b *bench) repairs(f scene.Backend, size damage) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, watcher.Close()) }()
+	for _, perSecond := range []int{0, 100, 400} {
+		if err := b.repairsBeside(perSecond, g, watcher, size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repairsBeside writes the times of repairs beside so many third-party commits a second.
+func (b *bench) repairsBeside(perSecond int, g reconciledNode, watcher *fixtures.CommitWatcher, size damage) (err error) {
+	name := ""
+	if perSecond > 0 {
+		name = fmt.Sprintf("/beside=%d", perSecond)
+		stop, stopped := make(chan struct{}), make(chan error)
+		go func() {
+			var err error
+			for err == nil {
+				select {
+				case <-stop:
+					stopped <- nil
+					return
+				default:
+					_, err = g.CommitMany(perSecond/20, time.Second/time.Duration(perSecond))
+				}
+			}
+			stopped <- err
+		}()
+		defer func() { close(stop); err = errors.Join(err, <-stopped) }()
+	}
 	for i := range size.times * scene.Damages {
 		took, err := g.Repair(watcher, i, size.quiet)
 		if err != nil {
 			return err
 		}
-		benchmark := fmt.Sprintf("Repair/prefixes=%d/backend=%s/damage=%s", size.prefixes, f.Name, scene.DamageName(i))
+		benchmark := fmt.Sprintf("Repair/prefixes=%d/backend=%s/damage=%s%s", size.prefixes, g.Backend.Name, scene.DamageName(i), name)
 		if err := measure.WriteLine(&b.results, benchmark, wall(took)); err != nil {
 			return err
 		}
