@@ -58,7 +58,11 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset) error 
 		scratch := *b
 		if b.choice.Variant == netfilter.VariantNFT {
 			nft := &nftReader{}
-			defer nft.close()
+			defer func() {
+				if nft.conn != nil {
+					_ = nft.conn.Close() // nothing was written through it
+				}
+			}()
 			scratch.reader = nft
 		}
 		result <- scratch.Apply(ctx, desired, netfilter.Observation{}, nil)

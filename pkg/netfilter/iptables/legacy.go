@@ -116,7 +116,7 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 // linux/netfilter_ipv6/ip6_tables.h). The zero value is a table without chains.
 type legacyTable struct {
 	family  policy.Family
-	layout  layout
+	layout  entryLayout
 	info    []byte            // struct ipt_getinfo
 	entries []byte            // of struct ipt_get_entries
 	offsets []uint32          // of each entry, and the end of the last one
@@ -139,9 +139,9 @@ const (
 	entriesHead     = 40 // sizeof(struct ipt_get_entries)
 )
 
-// layout has the offsets in struct ipt_entry and struct ip6t_entry. The addresses
+// entryLayout has the offsets in struct ipt_entry and struct ip6t_entry. The addresses
 // come first: source, destination and their masks.
-type layout struct {
+type entryLayout struct {
 	address    int // size of an address
 	interfaces int // names in and out, then masks in and out, IFNAMSIZ each
 	protocol   int // uint16
@@ -154,12 +154,12 @@ type layout struct {
 	size       int
 }
 
-func layoutOf(f policy.Family) layout {
+func entryLayoutOf(f policy.Family) entryLayout {
 	if f == policy.IPv6 {
-		return layout{address: 16, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
+		return entryLayout{address: 16, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
 			plainFlags: 0x01 | 0x04, protoFlag: 0x01, targetAt: 140, packetsAt: 152, size: 168}
 	}
-	return layout{address: 4, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
+	return entryLayout{address: 4, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
 		plainFlags: 0x02, targetAt: 88, packetsAt: 96, size: 112}
 }
 
@@ -278,7 +278,7 @@ var errLegacyLayout = errors.New("the kernel's reply does not have the layout of
 // parseLegacy finds the entries. A node's table can have tens of thousands: only the
 // rules of the chains that are asked for are decoded.
 func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
-	s := &legacyTable{family: f, layout: layoutOf(f), info: info, entries: entries}
+	s := &legacyTable{family: f, layout: entryLayoutOf(f), info: info, entries: entries}
 	if len(info) != infoSize {
 		return nil, errLegacyLayout
 	}

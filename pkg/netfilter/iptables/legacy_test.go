@@ -23,7 +23,7 @@ type xtExtension struct {
 // builder makes a table as iptables-legacy would, of rules that it may not make.
 type builder struct {
 	family  policy.Family
-	layout  layout
+	layout  entryLayout
 	entries []byte
 }
 
@@ -64,7 +64,7 @@ func errorTarget(name string) xtExtension {
 
 // legacyTableOf makes a table: POSTROUTING with a jump to X, and X with one rule.
 func legacyTableOf(f policy.Family, head []byte, matches []xtExtension, target xtExtension) (info, entries []byte) {
-	b := builder{family: f, layout: layoutOf(f)}
+	b := builder{family: f, layout: entryLayoutOf(f)}
 	empty := make([]byte, b.layout.size)
 	size := len(empty) + extensionHead + 8 // of an entry with a verdict
 	chain := 2*size + len(empty) + extensionHead + 32
@@ -88,7 +88,7 @@ func legacyTableOf(f policy.Family, head []byte, matches []xtExtension, target x
 
 // accepts decides as ip_packet_match and ip6_packet_match do.
 func accepts(f policy.Family, head []byte, p policy.Packet) bool {
-	l := layoutOf(f)
+	l := entryLayoutOf(f)
 	field := func(i int) []byte { return head[i*l.address : (i+1)*l.address] }
 	name := func(i int) []byte { return head[l.interfaces+16*i:][:16] }
 	equal := func(have, want, mask []byte) bool {
@@ -124,7 +124,7 @@ func accepts(f policy.Family, head []byte, p policy.Packet) bool {
 // what the kernel does with the packets.
 func legacyProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
-	l := layoutOf(f)
+	l := entryLayoutOf(f)
 	head := make([]byte, l.size)
 	for i, kind := range []string{"source", "destination"} {
 		if rapid.Bool().Draw(t, kind) {
@@ -189,7 +189,7 @@ func TestLegacyRules(t *testing.T) {
 
 // TestLegacyVerdicts: iptables-legacy writes none of these.
 func TestLegacyVerdicts(t *testing.T) {
-	head := make([]byte, layoutOf(policy.IPv4).size)
+	head := make([]byte, entryLayoutOf(policy.IPv4).size)
 	for want, target := range map[string]xtExtension{
 		"rule with another verdict, no verdict": standard(8), // into the middle of an entry
 		"rule with damaged verdict, no verdict": {},
@@ -205,7 +205,7 @@ func TestLegacyVerdicts(t *testing.T) {
 // FuzzLegacy damages the table of a kernel.
 func FuzzLegacy(f *testing.F) {
 	for _, family := range policy.Families() {
-		head := make([]byte, layoutOf(family).size)
+		head := make([]byte, entryLayoutOf(family).size)
 		info, entries := legacyTableOf(family, head, []xtExtension{{name: "comment", info: make([]byte, 256)}}, standard(-5))
 		f.Add(family == policy.IPv6, info, entries)
 	}

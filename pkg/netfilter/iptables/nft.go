@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -20,92 +19,64 @@ import (
 // nftReader reads the tables of iptables-nft through one netlink socket, which it
 // opens when it is first needed and keeps: closing a socket soon after a commit
 // takes the kernel milliseconds.
-type nftReader struct {
-	mu   sync.Mutex
-	conn *nfnetlink.Conn
-}
+type nftReader struct{ conn *nfnetlink.Conn }
 
-// use calls the function with the socket. If the function fails, except with
-// ErrNotExist, use closes the socket. If the socket had been used before, it calls
-// the function again with a new one.
-func (r *nftReader) use(body func(*nfnetlink.Conn) error) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for {
-		old := r.conn != nil
-		if !old {
-			c, err := nfnetlink.Dial()
-			if err != nil {
-				return err
-			}
-			r.conn = c
+func (r *nftReader) dial() (*nfnetlink.Conn, error) {
+	if r.conn == nil {
+		conn, err := nfnetlink.Dial()
+		if err != nil {
+			return nil, err
 		}
-		err := body(r.conn)
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		err = errors.Join(err, r.conn.Close())
-		r.conn = nil
-		if !old {
-			return err
-		}
+		r.conn = conn
 	}
-}
-
-func (r *nftReader) close() {
-	if r.conn != nil {
-		_ = r.conn.Close() // nothing was written through it
-	}
+	return r.conn, nil
 }
 
 func nftFamily(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
-func (r *nftReader) userChains(f policy.Family, table, only string) ([]string, error) {
-	var names []string
-	err := r.use(func(c *nfnetlink.Conn) error {
-		names = nil
-		if only != "" {
-			chain, err := c.Chain(nftFamily(f), table, only)
-			if err == nil {
-				names = []string{chain.Name}
-			}
-			return err
-		}
-		chains, err := c.Chains(nftFamily(f), table)
-		for _, chain := range chains {
-			if chain.Base == nil {
-				names = append(names, chain.Name)
-			}
-		}
-		return err
-	})
+func (r *nftReader) userChains(f policy.Family, table, only string) (names []string, err error) {
+	var chains []nfnetlink.Chain
+	switch c, failure := r.dial(); {
+	case failure != nil:
+		err = failure
+	case only == "":
+		chains, err = c.Chains(nftFamily(f), table)
+	default:
+		chains = make([]nfnetlink.Chain, 1)
+		chains[0], err = c.Chain(nftFamily(f), table, only)
+	}
 	if errors.Is(err, fs.ErrNotExist) || nfnetlink.Unsupported(err) {
 		return nil, nil // no such table or chain, or no nf_tables in the kernel
+	}
+	for _, chain := range chains {
+		if err == nil && chain.Base == nil {
+			names = append(names, chain.Name)
+		}
 	}
 	return names, err
 }
 
-func (r *nftReader) read(f policy.Family, names []string) (table, error) {
-	var t table
+func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
+	c, err := r.dial()
+	if err != nil {
+		return t, err
+	}
 	var last *table
-	err := r.use(func(c *nfnetlink.Conn) error {
-		_, err := c.ConsistentRead(func() error {
-			t = table{}
-			nat, base, err := c.TableAndChain(nftFamily(f), natTable, postrouting)
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			if err == nil {
-				t.fault = baseChainFault(f, nat, base)
-				err = t.read(f, names, func(chain string) (chainRules, error) { return nftRules(c, f, chain) })
-			}
-			return err
-		}, func() bool {
-			same, now := last != nil && last.same(&t), t
-			last = &now
-			return same
-		})
+	_, err = c.ConsistentRead(func() error {
+		t = table{}
+		nat, base, err := c.TableAndChain(nftFamily(f), natTable, postrouting)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil {
+			t.fault = baseChainFault(f, nat, base)
+			err = t.read(f, names, func(chain string) (chainRules, error) { return nftRules(c, f, chain) })
+		}
 		return err
+	}, func() bool {
+		same, now := last != nil && last.same(&t), t
+		last = &now
+		return same
 	})
 	return t, err
 }

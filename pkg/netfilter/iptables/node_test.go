@@ -19,7 +19,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -249,11 +248,11 @@ func options(line string) []string {
 // generation is the number that each commit to nf_tables raises.
 func (n *node) generation() uint32 {
 	n.Helper()
-	var g uint32
-	err := n.driver.nft.use(func(c *nfnetlink.Conn) (err error) {
-		g, err = c.Generation()
-		return err
-	})
+	c, err := n.driver.nft.dial()
+	if err != nil {
+		n.Fatal(err)
+	}
+	g, err := c.Generation()
 	if err != nil {
 		n.Fatal(err)
 	}

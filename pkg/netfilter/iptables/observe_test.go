@@ -98,6 +98,21 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 	})
 }
 
+// TestObserveCounters: ip6tables-nft-restore does not set counters.
+func TestObserveCounters(t *testing.T) {
+	n := newNode(t, netfilter.VariantLegacy)
+	for _, f := range policy.Families() {
+		if out, err := n.command(f, "-restore", "*nat\n:X -\n[7:70] -A X -j RETURN\nCOMMIT\n", "--noflush", "--counters"); err != nil {
+			n.Fatal(err, out)
+		}
+	}
+	for _, c := range n.observe(bothFamilies("X")).Chains {
+		if len(c.Rules) != 1 || c.Rules[0].Connections != 7 {
+			n.Errorf("%s: %+v", c.Family, c.Rules)
+		}
+	}
+}
+
 // TestObserveEmpty reads where nothing is, and leaves it at that.
 func TestObserveEmpty(t *testing.T) {
 	inEachVariant(t, func(n *node) {
@@ -176,42 +191,6 @@ func TestNativeExpressions(t *testing.T) {
 	shell(t, "nft insert rule ip nat POSTROUTING fib daddr type != local jump IP-MASQ-AGENT")
 	if d := policy.Compare(want, n.observe(refs(want))); d.String() != "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local" {
 		t.Errorf("got %s", d)
-	}
-}
-
-// TestBrokenSocket breaks the connection to nf_tables before each use of it.
-func TestBrokenSocket(t *testing.T) {
-	n := newNode(t, netfilter.VariantNFT)
-	want := desired(policy.OwnedBy(owner), basic("X"))
-	n.apply(want)
-	n.load(policy.IPv4, "-A POSTROUTING -j X")
-	cut := func() {
-		n.Helper()
-		n.generation() // connects
-		if err := n.driver.nft.conn.Close(); err != nil {
-			n.Fatal(err)
-		}
-	}
-	cut()
-	d := policy.Compare(want, n.observe(refs(want)))
-	if len(d) != 1 || d.String() != "ipv4 X: unexpected jump from POSTROUTING: of all traffic" {
-		n.Errorf("got %s", d)
-	}
-	cut()
-	n.apply(want)
-	n.holds(want)
-	cut()
-	if got, err := n.driver.FindChain(n.Context(), "X"); err != nil || len(got) != 1 {
-		n.Errorf("got %v, %v", got, err)
-	}
-	cut()
-	if err := n.Remove(n.Context(), refs(want), nil); err != nil {
-		n.Error(err)
-	}
-	for _, f := range policy.Families() {
-		if got := n.save(f); strings.Contains(got, "X") {
-			n.Errorf("%s: not removed:\n%s", f, got)
-		}
 	}
 }
 

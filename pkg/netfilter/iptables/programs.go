@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
@@ -31,7 +30,6 @@ type programs struct {
 	env    []string
 	run    func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error)
 
-	mu       sync.Mutex
 	variants map[string]cachedVariant // by path
 }
 
@@ -77,8 +75,6 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if v, ok := p.variants[path]; ok && os.SameFile(file, v.file) && file.ModTime().Equal(v.file.ModTime()) {
 		return v.variant, nil
 	}

@@ -224,31 +224,21 @@ func (o operation) wrap(err error) error {
 type request struct {
 	op         operation
 	typ, flags uint16
-	header     []byte // that precedes the attributes, as in the answers
-	encode     func(*attrWriter)
-	// handle is called with each answer. Unless keep is set, the bytes are valid during the call only, and its error
-	// ends the request, after which the connection cannot be used for another one.
+	nameAttr   uint16 // of the name in op
+	// decode is called with the attributes of each answer, and may keep the bytes.
+	decode func(*attrTable)
+
+	// These are instead of decode.
+	header []byte // that precedes the attributes, as in the answers
+	encode func(*attrWriter)
+	// handle is called with each answer. The bytes are valid during the call only, and its error ends the request,
+	// after which the connection cannot be used for another one.
 	handle func(header, attrs []byte) error
-	keep   bool
 }
 
-// nfgen is a struct nfgenmsg.
-func nfgen(f Family) []byte { return []byte{byte(f), unix.NFNETLINK_V0, 0, 0} }
-
-// get returns a request NFT_MSG_GET* about an object. It calls decode, which may keep the bytes, with the attributes
-// of each answer.
-func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
-	return request{
-		op: op, typ: messageType(number), flags: flags, header: nfgen(op.family), keep: true,
-		encode: func(w *attrWriter) { w.names(op, nameAttr) },
-		handle: func(_, attrs []byte) error {
-			c.attrs.parse(attrs)
-			if decode(&c.attrs); c.attrs.bad {
-				return errMalformed
-			}
-			return nil
-		},
-	}
+// get returns a request NFT_MSG_GET* about an object.
+func get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
+	return request{op: op, typ: messageType(number), flags: flags, nameAttr: nameAttr, decode: decode}
 }
 
 // send sends requests in one system call. It returns the sequence number of the first one.
@@ -257,8 +247,14 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 	first = c.sequence + 1
 	for _, r := range requests {
 		c.sequence++
-		at := w.beginHeader(r.typ, r.flags)
-		w.b = append(w.b, r.header...)
+		at := len(w.b)
+		if r.decode != nil {
+			w.beginMessage(r.typ, r.flags, r.op.family, 0)
+			w.names(r.op, r.nameAttr)
+		} else {
+			w.beginHeader(r.typ, r.flags)
+			w.b = append(w.b, r.header...)
+		}
 		if r.encode != nil {
 			r.encode(&w)
 		}
@@ -276,7 +272,7 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 // NLMSG_DONE. It reports whether the kernel calls a dump interrupted.
 func (c *Conn) answers(ctx context.Context, r request, sequence uint32) (interrupted bool, err error) {
 	how := reuse
-	if r.keep {
+	if r.decode != nil {
 		how = wait
 	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
@@ -292,13 +288,14 @@ func (c *Conn) answers(ctx context.Context, r request, sequence uint32) (interru
 				err = errMalformed // an acknowledgement that was not asked for
 			}
 			return true, err
+		case r.decode != nil:
+			if failure == nil && !c.attrs.decode(m, r.decode) {
+				failure = r.op.wrap(errMalformed)
+			}
 		case len(m.payload) < len(r.header):
-			err = errMalformed
-		case failure == nil:
+			return false, errMalformed
+		default:
 			err = r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
-		}
-		if r.keep && err != nil {
-			failure, err = r.op.wrap(err), nil
 		}
 		return r.flags&unix.NLM_F_DUMP == 0, err
 	})

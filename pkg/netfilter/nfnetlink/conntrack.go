@@ -288,7 +288,7 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 
 // ctnetlink returns a request to ctnetlink.
 func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) request {
-	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgen(family), encode: encode,
+	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: []byte{byte(family), unix.NFNETLINK_V0, 0, 0}, encode: encode,
 		handle: func(_, attrs []byte) error { return handle(attrs) }}
 }
 

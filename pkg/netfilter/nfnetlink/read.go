@@ -48,9 +48,9 @@ func (f Family) String() string {
 }
 
 // read reads one object.
-func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrTable) T) (T, error) {
+func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T) (T, error) {
 	var object, none T
-	if _, err := c.query(context.Background(), c.get(op, get, 0, nameAttr, func(t *attrTable) { object = decode(t) })); err != nil {
+	if _, err := c.query(context.Background(), get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) })); err != nil {
 		return none, err
 	}
 	return object, nil
@@ -59,9 +59,9 @@ func read[T any](c *Conn, op operation, get, nameAttr uint16, decode func(*attrT
 // list dumps objects; add appends what an answer holds to them. Outside ConsistentRead the list is a
 // consistent read of its own.
 func list[T any](
-	c *Conn, op operation, get, nameAttr uint16, add func([]T, *attrTable) []T,
+	c *Conn, op operation, number, nameAttr uint16, add func([]T, *attrTable) []T,
 ) (objects []T, err error) {
-	r := c.get(op, get, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
+	r := get(op, number, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
 	_, err = c.ConsistentRead(func() error {
 		objects = nil
 		_, err := c.query(context.Background(), r)
@@ -209,9 +209,9 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 func (c *Conn) TableAndChain(family Family, table, name string) (Table, *Chain, error) {
 	var t Table
 	var chain Chain
-	ofTable := c.get(operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, 0,
+	ofTable := get(operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, 0,
 		func(a *attrTable) { t = decodeTable(a) })
-	ofChain := c.get(operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN, 0, unix.NFTA_CHAIN_NAME,
+	ofChain := get(operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN, 0, unix.NFTA_CHAIN_NAME,
 		func(a *attrTable) { chain = decodeChain(a) })
 	ctx := context.Background()
 	first, err := c.send(ofTable, ofChain)

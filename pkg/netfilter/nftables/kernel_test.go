@@ -314,6 +314,16 @@ func TestOneSetChangesInPlace(t *testing.T) {
 	if diff := cmp.Diff(before, n.chainA("ip")); diff != "" {
 		t.Errorf("rules were rewritten (-before +after):\n%s", diff)
 	}
+	sources := func(exempt, source string) policy.Ruleset {
+		return desired(sourcePolicy("A", func(s *policy.SourcePolicy) {
+			s.NonMasqueradeCIDRs, s.NonMasqueradeSourceCIDRs = prefixes(exempt), prefixes(source)
+		}))
+	}
+	n.apply(sources("10.0.0.0/8", "10.1.0.0/16"))
+	before = n.chainA("ip")
+	if n.apply(sources("11.0.0.0/8", "11.1.0.0/16")); n.chainA("ip") == before {
+		t.Error("two sets were changed in place: packets met one of them before the other")
+	}
 }
 
 // manyPrefixes returns 10,000 prefixes.

@@ -157,7 +157,7 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 			}
 		}
 	}
-	for _, name := range sorted(t.chains, nil) {
+	for _, name := range t.order {
 		masqChain, masq := masqChainOf(name)
 		if !masq && name != baseChain {
 			report("chain %s", policy.Quote(name))
@@ -165,19 +165,18 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 		if !masq {
 			continue
 		}
-		c := policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Owner: t.chains[name].owner()}
-		for _, raw := range t.chains[name].rules {
+		rules := make([]policy.Rule, len(t.chains[name].rules))
+		for i, raw := range t.chains[name].rules {
 			r := decode(f, raw, t.sets)
 			if r.Verdict == policy.Jump {
 				r.Unrecognize()
 			}
-			c.Rules = append(c.Rules, r.Rule)
+			rules[i] = r.Rule
 		}
-		rs.Chains = append(rs.Chains, c)
+		rs.Chains = append(rs.Chains, policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Rules: rules, Owner: t.chains[name].owner()})
 	}
-	used := usedSets(t.chains)
-	for _, name := range sorted(t.sets, nil) {
-		if t.sets[name] != nil && !used[name] {
+	for _, name := range t.unused {
+		if t.sets[name] != nil { // otherwise reported
 			report("set %s", policy.Quote(name))
 		}
 	}

@@ -26,7 +26,8 @@ type table struct {
 	broken       bool                     // has something that can only be removed with the table
 	sets         map[string]policy.Ranges // by name; nil for a set of another form than an owned one
 	chains       map[string]*chain        // by name
-	order        []string                 // of the sets and chains of a desired table
+	order        []string                 // of the chains, and of the sets of a desired table
+	unused       []string                 // the sets that no rule uses, of a table that was read
 	unrecognized []string                 // what should not be there, for people
 }
 
@@ -56,18 +57,18 @@ func newTable(name string) *table {
 // The chain guard is behind all NAT, and the chain enforce before the NAT of other programs, as the first NAT rule
 // of a hook that binds a connection decides.
 func hookOf(chain string) *nfnetlink.Base {
-	hook := nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Policy: nfnetlink.Accept}
+	postrouting := func(chainType string, priority int32) *nfnetlink.Base {
+		return &nfnetlink.Base{Type: chainType, Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
+	}
 	switch chain {
 	case baseChain:
-		hook.Priority = 101
+		return postrouting("nat", 101)
 	case enforceChain:
-		hook.Priority = 99
+		return postrouting("nat", 99)
 	case guardChain:
-		hook.Type, hook.Priority = "filter", 200
-	default:
-		return nil
+		return postrouting("filter", 200)
 	}
-	return &hook
+	return nil
 }
 
 // setForm returns the form of an owned set.
@@ -181,7 +182,7 @@ func (t *table) sameRules(later *table) bool {
 
 // sameObjects reports whether the same batches change both tables.
 func (t *table) sameObjects(u *table) bool {
-	return t.exists == u.exists && t.broken == u.broken && t.sameRules(u) && u.sameRules(t)
+	return t.exists == u.exists && t.broken == u.broken && t.sameRules(u)
 }
 
 // anonymous reports whether a set belongs to a rule and is deleted with it.
@@ -235,6 +236,7 @@ func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 		r.broken = true
 		r.report("chain %s is not the base chain that it should be", c.Name)
 	}
+	r.order = append(r.order, c.Name)
 	r.chains[c.Name] = &chain{base: c.Base}
 	return r.chains[c.Name]
 }
@@ -260,13 +262,13 @@ func (r *tableReader) readRules() error {
 			if counter, is := e.(nfnetlink.Counter); is {
 				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
 			}
+			if set := setIn(e); set != "" {
+				if err := r.readSet(set); err != nil {
+					return err
+				}
+			}
 		}
 		c.rules = append(c.rules, rule)
-	}
-	for _, set := range slices.Sorted(maps.Keys(usedSets(r.chains))) {
-		if err := r.readSet(set); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -333,6 +335,9 @@ func (r *tableReader) readRest(objects uint32) error {
 		}
 	}
 	for _, s := range sets {
+		if _, used := r.sets[s.Name]; !used {
+			r.unused = append(r.unused, s.Name)
+		}
 		if err := r.readSet(s.Name); err != nil {
 			return err
 		}
