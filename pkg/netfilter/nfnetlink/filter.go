@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachFilter attaches filter to a socket. Linux allows 20 KiB for its program by default (128 KiB since 6.10),
+// attachFilter attaches filter to a socket. Linux allows 20 KiB for its program by default (128 KiB since 6.8),
 // in which a load takes ten instructions of 8 bytes.
 func (w *Watched) attachFilter(fd int) error {
 	for messages := 64; ; messages /= 2 {

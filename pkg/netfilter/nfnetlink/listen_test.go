@@ -252,6 +252,22 @@ func TestListenTellsOfLosses(t *testing.T) {
 	}
 }
 
+// TestListenWithLittleMemory: the filter fits into what older kernels allow.
+func TestListenWithLittleMemory(t *testing.T) {
+	namespace(t)
+	err := os.WriteFile("/proc/sys/net/core/optmem_max", []byte("20480"), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // before Linux 6.8, where that is the limit of the machine
+		t.Fatal(err)
+	}
+	c, l := dial(t), listen(t)
+	var b Batch
+	b.AddTable(IPv4, "ip-masq")
+	commit(t, c, &b)
+	if got, err := next(t, l); err != nil || !got.Touched {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 // TestListenGap: a commit after one that was missed counts as one that touched what is watched.
 func TestListenGap(t *testing.T) {
 	namespace(t)
