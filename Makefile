@@ -52,6 +52,7 @@ build: ## static binaries in bin/
 	$(BUILD) -o bin/ip-masq-reconciler ./reconciler
 
 # -count=1: a cached result says nothing about this kernel, nor about a program in bin/ that changed.
+test: PACKAGES += minisign
 test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
 	limit=$$(go run ./e2e/timelimit/scale 20m) && go test -count=1 -timeout $$limit $(TESTFLAGS) ./...
 	go -C tools/deploy test -count=1 $(TESTFLAGS) ./...
@@ -141,7 +142,8 @@ release: $(RELEASE) ## a release in dist/: archives, packages, images, chart, SB
 verify: $(RELEASE) ## whether a release is as it was signed (DIST=dist PUBLIC_KEY=FILE)
 	$(RELEASE) verify -public-key "$(PUBLIC_KEY)" $(if $(filter 1,$(ALLOW_UNSIGNED)),-unsigned) "$(DIST)"
 
-release-test: ## two releases for all architectures are equal, and each change of a file is found
+release-test: PACKAGES := minisign
+release-test: packages $(DEPLOY_TOOLS) ## two releases for all architectures are equal, and each change of a file is found
 	@echo "release-test: about 5 minutes on two cores"
 	RELEASE_TEST_ARCHES=$(subst $() ,$(comma),$(ARCHES)) RELEASE_TEST_DEBS="$(DEBS)" \
 		go -C tools/release test -count=1 -timeout $$(go run ./e2e/timelimit/scale 1h) -run 'TestRelease$$' -v .

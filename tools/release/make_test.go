@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/documents"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 )
 
@@ -47,26 +49,6 @@ func sources(t *testing.T) string {
 	return dir
 }
 
-// makeRelease makes a release of sources: for the architectures of RELEASE_TEST_ARCHES, or that of this
-// machine; with the image that has iptables if RELEASE_TEST_DEBS names a directory for its packages.
-func makeRelease(t *testing.T, sources, key string) string {
-	t.Helper()
-	t.Setenv("SOURCE_DATE_EPOCH", "1750000000")
-	arches := os.Getenv("RELEASE_TEST_ARCHES")
-	if arches == "" {
-		arches = runtime.GOARCH
-	}
-	dist := filepath.Join(t.TempDir(), "dist")
-	err := run(t.Context(), []string{
-		"make", "-version", "v1.2.3", "-root", sources, "-dist", dist, "-key", key, "-arch", arches,
-		"-commit", "0123456789abcdef0123456789abcdef01234567", "-debian-packages", os.Getenv("RELEASE_TEST_DEBS"),
-	}, io.Discard, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dist
-}
-
 func newKey(t *testing.T) string {
 	t.Helper()
 	key := filepath.Join(t.TempDir(), "key")
@@ -76,14 +58,64 @@ func newKey(t *testing.T) string {
 	return key
 }
 
-// TestRelease: two releases of the same sources in different directories have the same bytes, and are
-// verified; each change of a file is found.
+// page runs the blocks of commands of docs/releases.md.
+type page struct {
+	blocks []documents.Block
+	dir    string            // of the sources
+	texts  *strings.Replacer // of the page
+}
+
+// run runs the one block with a text.
+func (p *page) run(t *testing.T, text string) {
+	t.Helper()
+	at := slices.IndexFunc(p.blocks, func(b documents.Block) bool { return strings.Contains(b.Commands, text) })
+	if at < 0 {
+		t.Fatalf("docs/releases.md has no further command %q", text)
+	}
+	b := p.blocks[at]
+	p.blocks = slices.Delete(p.blocks, at, at+1)
+	p.shell(t, p.texts.Replace(b.Before+"\n"+b.Commands))
+}
+
+// shell makes releases for the architectures of RELEASE_TEST_ARCHES, or that of this machine; with the image that
+// has iptables if RELEASE_TEST_DEBS names a directory for its packages.
+func (p *page) shell(t *testing.T, script string) {
+	t.Helper()
+	arches := strings.ReplaceAll(cmp.Or(os.Getenv("RELEASE_TEST_ARCHES"), runtime.GOARCH), ",", `\ `)
+	c := exec.Command("bash", "-ec", script)
+	c.Dir = p.dir
+	c.Env = append(os.Environ(), "MAKEFLAGS= -- DEBS="+os.Getenv("RELEASE_TEST_DEBS")+" ARCHES="+arches, "GIT_CONFIG_GLOBAL=/dev/null",
+		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.net", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.net")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+}
+
+// TestRelease: the commands of docs/releases.md make a release, verify it, and make it again in another
+// directory, with the same bytes; each change of a file is found.
 func TestRelease(t *testing.T) {
-	key, first, second := newKey(t), sources(t), filepath.Join(t.TempDir(), "another", "directory")
-	if err := os.CopyFS(second, os.DirFS(first)); err != nil {
+	keys := t.TempDir()
+	p := &page{blocks: documents.Blocks(string(content(t, filepath.Join("..", "..", "docs"), "releases.md"))), dir: sources(t)}
+	another := filepath.Join(t.TempDir(), "another", "directory")
+	helm, err := filepath.Abs(filepath.Join(binDir(), "deploy", "helm"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	dist, again := makeRelease(t, first, key), makeRelease(t, second, key)
+	p.texts = strings.NewReplacer("/secure", keys, "OTHER", another+"/dist",
+		"helm install", helm+" template", "sha256:…", "sha256:"+strings.Repeat("0", 64)) // a cluster would need the image
+	p.shell(t, "git init --quiet && git add . && git commit --quiet --message=a")
+	for _, commands := range []string{
+		"release keygen", "git tag", "make verify PUBLIC_KEY=", "make verify DIST=dist PUBLIC_KEY=", "ALLOW_UNSIGNED=1", "helm install", "minisign -V",
+	} {
+		p.run(t, commands)
+	}
+	p.shell(t, "git clone --quiet . "+another+" && make -C "+another+" release VERSION=v0.1.0 SIGNING_KEY="+keys+"/ip-masq.key")
+	p.run(t, "diff -rq")
+	if len(p.blocks) != 1 || !strings.Contains(p.blocks[0].Commands, "cosign verify-blob") {
+		t.Errorf("no test runs %+v; only what asks servers of sigstore and GitHub may be left out", p.blocks)
+	}
+	key, dist := filepath.Join(keys, "ip-masq.key"), filepath.Join(p.dir, "dist")
+	again := filepath.Join(another, "dist")
 	names := list(t, dist)
 	if others := list(t, again); !slices.Equal(names, others) || len(names) < 10 {
 		t.Fatalf("the first release has\n%q\nthe second\n%q", names, others)
@@ -102,10 +134,10 @@ func TestRelease(t *testing.T) {
 			t.Errorf("the report has no digest of the image:\n%s", report)
 		}
 		var envelope dsse.Envelope
-		if err := json.Unmarshal(content(t, dist, "ip-masq-cni_1.2.3"+provenanceType), &envelope); err != nil {
+		if err := json.Unmarshal(content(t, dist, "ip-masq-cni_0.1.0"+provenanceType), &envelope); err != nil {
 			t.Fatal(err)
 		}
-		digest, err := imageDigest(filepath.Join(dist, "ip-masq-cni_1.2.3_image.tar"))
+		digest, err := imageDigest(filepath.Join(dist, "ip-masq-cni_0.1.0_image.tar"))
 		payload, decode := envelope.DecodeB64Payload()
 		if want := strings.TrimPrefix(digest, "sha256:"); err != nil || decode != nil || want == "" || !strings.Contains(string(payload), want) {
 			t.Errorf("the provenance has no digest %s of the image: %v, %v\n%s", want, err, decode, payload)
@@ -209,7 +241,7 @@ func testTampering(t *testing.T, dist string, names []string, key string) {
 // resigned is a release that somebody else signs.
 func resigned(dist string) release {
 	return release{
-		next: dist, version: "v1.2.3", number: "1.2.3", root: filepath.Join("..", ".."), commit: strings.Repeat("c", 40),
+		next: dist, version: "v0.1.0", number: "0.1.0", root: filepath.Join("..", ".."), commit: strings.Repeat("c", 40),
 		arches: []string{runtime.GOARCH}, messages: io.Discard,
 	}
 }
