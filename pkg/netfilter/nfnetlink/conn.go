@@ -39,8 +39,8 @@ var errMalformed = errors.New("the kernel's answer has an unknown form")
 type Conn struct {
 	fd       int
 	sequence uint32
-	in       []byte // the last datagram
-	out      []byte // the last request
+	in       []byte     // the last datagram
+	out      attrWriter // of the last request
 	attrs    attrTable
 	// consistent is set within ConsistentRead.
 	consistent bool
@@ -243,7 +243,8 @@ func get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) 
 
 // send sends requests in one system call. It returns the sequence number of the first one.
 func (c *Conn) send(requests ...request) (first uint32, err error) {
-	w := attrWriter{b: c.out[:0]}
+	w := &c.out
+	*w = attrWriter{b: w.b[:0]}
 	first = c.sequence + 1
 	for _, r := range requests {
 		c.sequence++
@@ -256,7 +257,7 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 			w.b = append(w.b, r.header...)
 		}
 		if r.encode != nil {
-			r.encode(&w)
+			r.encode(w)
 		}
 		w.endMessage(at)
 		setSequence(w.b[at:], c.sequence)
@@ -264,7 +265,6 @@ func (c *Conn) send(requests ...request) (first uint32, err error) {
 			return 0, r.op.wrap(w.err)
 		}
 	}
-	c.out = w.b
 	return first, c.write(requests[0].op, w.b)
 }
 

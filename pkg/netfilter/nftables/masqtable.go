@@ -187,7 +187,7 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 // set that differs from nfnetlink.AddressRanges.
 func decode(f policy.Family, r rule, sets map[string]policy.Ranges) netfilter.DecodedRule {
 	set := ""
-	d := nfnetlink.Decode(headerOf(f).link, nfnetlink.Rule{Exprs: r.exprs, Comment: r.comment}, nil)
+	d := nfnetlink.Decode(headerOf(f).link, nfnetlink.Rule{Exprs: r.exprs}, nil)
 	d.Packets = r.packets
 	return netfilter.DecodeRule(d, func(c nfnetlink.Condition) (policy.Ranges, bool) {
 		if c.Set == "" || set != "" {

@@ -50,25 +50,25 @@ func newTable(name string) *table {
 	return &table{name: name, sets: map[string]policy.Ranges{}, chains: map[string]*chain{}}
 }
 
-// hookOf returns the hook of a base chain of the owned tables, or nil.
+// hookOf returns the hook of a base chain of the owned tables.
 //
 //	type nat hook postrouting priority 101; policy accept;
 //
 // The chain guard is behind all NAT, and the chain enforce before the NAT of other programs, as the first NAT rule
 // of a hook that binds a connection decides.
-func hookOf(chain string) *nfnetlink.Base {
-	postrouting := func(chainType string, priority int32) *nfnetlink.Base {
-		return &nfnetlink.Base{Type: chainType, Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
-	}
+func hookOf(chain string) (hook nfnetlink.Base, isBase bool) {
+	hook = nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Policy: nfnetlink.Accept}
 	switch chain {
 	case baseChain:
-		return postrouting("nat", 101)
+		hook.Priority = 101
 	case enforceChain:
-		return postrouting("nat", 99)
+		hook.Priority = 99
 	case guardChain:
-		return postrouting("filter", 200)
+		hook.Type, hook.Priority = "filter", 200
+	default:
+		return hook, false
 	}
-	return nil
+	return hook, true
 }
 
 // setForm returns the form of an owned set.
@@ -91,7 +91,10 @@ func (t *table) add(name, comment string, statements ...nftStatement) {
 
 func (t *table) addChain(name string) *chain {
 	if t.chains[name] == nil {
-		t.chains[name] = &chain{base: hookOf(name)}
+		t.chains[name] = &chain{}
+		if hook, isBase := hookOf(name); isBase {
+			t.chains[name].base = &hook
+		}
 		t.order = append(t.order, name)
 	}
 	return t.chains[name]
@@ -156,7 +159,9 @@ func (r rule) same(s rule) bool { return reflect.DeepEqual(r.exprs, s.exprs) }
 // owner returns the owner that a rule of the chain names.
 func (c *chain) owner() (o policy.Owner) {
 	for _, r := range c.rules {
-		o = cmp.Or(policy.ParseOwner(r.comment), o)
+		if r.comment != "" {
+			o = cmp.Or(policy.ParseOwner(r.comment), o)
+		}
 	}
 	return o
 }
@@ -231,8 +236,7 @@ func (r *tableReader) report(format string, args ...any) {
 // readChain notes a chain and compares its hook with that which it should have, as the kernel cannot change it.
 func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 	r.read++
-	want := hookOf(c.Name)
-	if want != nil && (c.Base == nil || *c.Base != *want) {
+	if want, isBase := hookOf(c.Name); isBase && (c.Base == nil || *c.Base != want) {
 		r.broken = true
 		r.report("chain %s is not the base chain that it should be", c.Name)
 	}
@@ -250,7 +254,7 @@ func (r *tableReader) readRules() error {
 		c := r.chains[raw.Chain]
 		if c == nil {
 			inKernel := nfnetlink.Chain{Name: raw.Chain}
-			if hookOf(raw.Chain) != nil {
+			if _, isBase := hookOf(raw.Chain); isBase {
 				if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
 					return err
 				}
