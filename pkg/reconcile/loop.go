@@ -72,7 +72,8 @@ type Loop struct {
 	// that the listener receives: which chains matter is unknown.
 	Watch func([]netfilter.OwnedChain)
 	// Verified, unless it is nil, is called with a ruleset generation at which everything is as a sync found it,
-	// which is right: after that sync, and after commits since that touched nothing owned.
+	// which is right: after that sync, and after commits since that touched nothing owned. Files may be slow, so it
+	// has a goroutine of its own.
 	Verified func(r *Report, generation uint32)
 	// Active, unless it is nil, runs while this loop has the instance lock, which is kept until it returns.
 	Active func(context.Context)
@@ -89,6 +90,7 @@ type Loop struct {
 	addressEvents  *flowcontrol.Debouncer
 	writer         atomic.Pointer[Writer]
 	commits        commits
+	verified       chan struct{}          // at most one pending call of Verified
 	watched        []netfilter.OwnedChain // what Watch was called with
 	files          *flowcontrol.Debouncer
 
@@ -107,6 +109,7 @@ func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	return &Loop{
 		Node: n, log: syncLog{log: log, once: flowcontrol.LogOnce(log)}, publish: publish,
 		rules: make(chan struct{}, 1), request: make(chan struct{}, 1), resets: make(chan struct{}, 1),
+		verified:    make(chan struct{}, 1),
 		conflistDue: make(chan struct{}, 1), conflistSynced: make(chan conflist.Status),
 		files: flowcontrol.NewDebouncer(quietFiles, maxQuietFiles),
 
@@ -148,7 +151,7 @@ func (l *Loop) Committed(c Commit) {
 		l.commits.verified = nil
 		l.RulesChanged(c.By)
 	}
-	l.verified()
+	trigger(l.verified)
 }
 
 // LastCommit returns the generation of the last commit, 0 before the first.
@@ -174,13 +177,23 @@ func (l *Loop) verify(r *Report, touched int) {
 	if r.verified() && l.commits.touched == touched {
 		l.commits.verified = r
 	}
-	l.verified()
+	trigger(l.verified)
 }
 
-// verified calls Verified if a generation is.
-func (l *Loop) verified() {
-	if l.Verified != nil && l.commits.verified != nil && l.commits.seen != 0 {
-		l.Verified(l.commits.verified, l.commits.seen)
+// callVerified calls Verified when a generation is, until ctx ends.
+func (l *Loop) callVerified(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.verified:
+		}
+		l.commits.mu.Lock()
+		r, generation := l.commits.verified, l.commits.seen
+		l.commits.mu.Unlock()
+		if r != nil && generation != 0 {
+			l.Verified(r, generation)
+		}
 	}
 }
 
@@ -269,6 +282,9 @@ func (l *Loop) Run(ctx context.Context) {
 		active, end := context.WithCancel(ctx)
 		resets.Go(func() { l.resetConnections(active) })
 		var serving sync.WaitGroup
+		if l.Verified != nil {
+			serving.Go(func() { l.callVerified(active) })
+		}
 		if err == nil && l.Active != nil {
 			serving.Go(func() { l.Active(active) })
 		}

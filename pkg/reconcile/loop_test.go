@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -109,17 +110,17 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 func TestLoopCommits(t *testing.T) {
 	type verified struct {
 		generation uint32
-		reports    int // before the one that verified it
+		by         time.Time // when the sync began
 	}
 	var mu sync.Mutex
 	var calls []verified
 	var r *running
 	f := newFixture(t).withAgent()
 	r = f.run(func(l *Loop) {
-		l.Verified = func(_ *Report, generation uint32) {
+		l.Verified = func(report *Report, generation uint32) {
 			mu.Lock()
 			defer mu.Unlock()
-			calls = append(calls, verified{generation, r.count()})
+			calls = append(calls, verified{generation, report.Started})
 		}
 	})
 	untilVerified := func(generation uint32) (at verified) {
@@ -127,10 +128,11 @@ func TestLoopCommits(t *testing.T) {
 		r.until("verification", func([]*Report) bool {
 			mu.Lock()
 			defer mu.Unlock()
-			if len(calls) > 0 {
-				at = calls[len(calls)-1]
+			i := slices.IndexFunc(calls, func(v verified) bool { return v.generation == generation })
+			if i >= 0 {
+				at = calls[i]
 			}
-			return at.generation == generation
+			return i >= 0
 		})
 		return at
 	}
@@ -147,23 +149,50 @@ func TestLoopCommits(t *testing.T) {
 	r.Committed(Commit{Generation: 12, Touched: true, By: Writer{7, "nft"}})
 	r.Committed(Commit{Generation: 13})
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-	if at := untilVerified(11); at.generation != 11 {
-		t.Errorf("generation %d is verified", at.generation)
-	}
 	r.Committed(Commit{Generation: 14, Touched: true}) // the repair
 	untilVerified(14)
+	mu.Lock()
+	if slices.ContainsFunc(calls, func(v verified) bool { return v.generation == 12 || v.generation == 13 }) {
+		t.Errorf("wrong rules are verified: %v", calls)
+	}
+	mu.Unlock()
 	// While the rules are read, a commit touches them.
-	before := r.count()
+	var at time.Time
 	f.AgentFiles = func() (agentconfig.Files, error) {
 		f.AgentFiles = nil
+		at = time.Now()
 		r.Committed(Commit{Generation: 15, Touched: true})
 		s := f.Read()
 		return *s.Agent, s.AgentErr
 	}
 	r.SyncNow()
-	if at := untilVerified(15); at.reports != before+1 {
-		t.Errorf("generation 15 is verified by report %d after %d", at.reports+1, before)
+	if v := untilVerified(15); v.by.Sub(at) < minInterval/2 {
+		t.Errorf("generation 15 is verified by a sync that began before it")
 	}
+}
+
+// TestLoopPublishesDuringSync: commits are received while a sync reads the kernel.
+func TestLoopPublishesDuringSync(t *testing.T) {
+	f := newFixture(t).withAgent()
+	f.Version = "test"
+	r := f.run(func(l *Loop) { l.Verified = f.Publish })
+	r.Committed(Commit{Generation: 1, Touched: true})
+	r.until("verification", func([]*Report) bool { return f.Dir.Published().Entry == "test" })
+	for generation, syncs := uint32(2), r.count(); r.count() < syncs+5; generation++ {
+		r.SyncNow()
+		r.Committed(Commit{Generation: generation})
+		r.until("publication", func([]*Report) bool {
+			return strings.HasSuffix(f.Dir.Published().Generation, fmt.Sprintf(".%d", generation))
+		})
+	}
+	r.until("end", func(all []*Report) bool {
+		for _, report := range all {
+			if !report.Ready() {
+				t.Fatal(problems(report))
+			}
+		}
+		return true
+	})
 }
 
 // TestLoopWatches: the loop names the chains of its policies when all of them are right. After other ones it reads the

@@ -82,11 +82,12 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 // Publish writes that the rules are right at this generation of the ruleset, as the sync of a report found them: plugins
 // of the same version need not read them. It writes nothing twice.
 func (n *Node) Publish(r *Report, generation uint32) {
-	now, err := n.Drivers.Generation()
-	if err != nil || now.Number != generation { // a later commit, which the loop has not heard of
+	at := r.generation // read by the loop: its socket is not for two goroutines
+	if at == (netfilter.Generation{}) {
 		return
 	}
-	c := r.Rules.Verified(r.inputs, now.String())
+	at.Number = generation
+	c := r.Rules.Verified(r.inputs, at.String())
 	if c.Entry = n.Version; c.Inputs == "" || c == n.published {
 		return
 	}

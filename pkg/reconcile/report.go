@@ -112,10 +112,12 @@ type Report struct {
 
 	Sources *Sources
 	State   store.State
-	inputs  string          // digest of what State was decoded from; see enforce.Enforcer.Inputs
-	Stored  []policy.Source // what Rules is computed from: the documents, with the sources' changes in a dry run
-	Rules   *enforce.State  // after the sync; nil if the documents cannot be read
-	Before  *enforce.State  // before the sync wrote, with the counters of that time; nil if it wrote nothing
+	inputs  string // digest of what State was decoded from; see enforce.Enforcer.Inputs
+	// generation is one from before Rules were read, zero if it is unknown.
+	generation netfilter.Generation
+	Stored     []policy.Source // what Rules is computed from: the documents, with the sources' changes in a dry run
+	Rules      *enforce.State  // after the sync; nil if the documents cannot be read
+	Before     *enforce.State  // before the sync wrote, with the counters of that time; nil if it wrote nothing
 
 	Drift   policy.Diff // what other programs changed in rules that had been written before
 	By      Writer      // the last program that changed rules before the sync, if known

@@ -77,6 +77,7 @@ func (n *Node) load(r *Report) bool {
 	}
 	e := n.Enforcer(r.Sources, r.warn)
 	r.State, r.inputs = e.State(reading), e.Inputs(reading, n.Version, r.Sources.PluginFile)
+	r.generation, _ = n.Drivers.Generation() // without it nothing is published
 	return true
 }
 
