@@ -98,12 +98,19 @@ func (d *Dir) Attach(p Pod) error {
 func (f *folder) putPod(p Pod) error {
 	const op = "write attachment"
 	name := p.file()
-	file, err := f.openOrCreate(op, name, unix.O_RDWR)
+	file, err := f.create(op, name, name)
+	exists := errors.Is(err, os.ErrExist)
+	if exists {
+		file, err = f.openOrCreate(op, name, unix.O_RDWR)
+	}
 	if err != nil {
 		return err
 	}
-	err = file.Truncate(0)
-	return failure(op, f.in(name), errors.Join(err, write(file, p.encode())))
+	data := p.encode()
+	if _, err = file.Write(data); err == nil && exists {
+		err = file.Truncate(int64(len(data))) // not to 0 before: ext4 would write to the disk as the file is closed
+	}
+	return failure(op, f.in(name), errors.Join(err, file.Close()))
 }
 
 // write writes a file, and closes it.
