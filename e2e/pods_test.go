@@ -148,28 +148,33 @@ func TestAddressOfPods(t *testing.T) {
 	})
 }
 
-// TestFormerConnections: connections of a pod do not pass to the next pod with its address.
+// TestFormerConnections: connections of a pod do not pass to the next pod with its address, and no others end.
 func TestFormerConnections(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "staleConnections": "keep"})
-		entries := func(p *pod) int {
-			return strings.Count(n.tool(t, "conntrack", "-L", "-s", p.addrs[0].String()), "dst=1.2.3.4")
-		}
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}, "staleConnections": "keep", "enableIPv6": true}
+		n.conflist(t, "podnet", conf)
+		other := n.podOf(t, "prod")
+		others := []*openFlows{n.open(t, other, "1.2.3.4", 5), n.open(t, other, "2001:db8:5::5", 5)}
 		for _, from := range []string{"prod", "dev"} {
 			p := n.podOf(t, from)
-			open := n.open(t, p, "1.2.3.4", 20)
-			if o := open.send(t, from == "dev"); o.wrong > 0 || entries(p) == 0 {
-				t.Fatalf("%s: %+v, %d entries", from, o, entries(p))
-			}
+			flows := []*openFlows{n.open(t, p, "1.2.3.4", 20), n.open(t, p, "2001:db8:5::5", 20)}
 			next := map[string]string{"prod": "dev", "dev": "prod"}[from]
-			n.call(t, object{"nonMasqueradeNamespaces": []string{"prod"}, "staleConnections": "keep"},
-				call{"ADD", "next-" + next, "K8S_POD_NAMESPACE=" + next, []string{p.addrs[0].String() + "/24"}}).want(t, 0)
-			if left := entries(p); left > 0 {
-				t.Errorf("from %s to %s: %d connections are left", from, next, left)
+			before := n.conntrackIDs(t)
+			n.call(t, conf, call{"ADD", "next-" + next, "K8S_POD_NAMESPACE=" + next,
+				[]string{p.addrs[0].String() + "/16", p.addrs[1].String() + "/64"}}).want(t, 0)
+			if gone := len(before) - len(n.conntrackIDs(t)); gone < 80 {
+				t.Errorf("from %s to %s: %d connections ended, want 80", from, next, gone)
 			}
-			if o := open.send(t, next == "dev"); o.wrong > 0 {
-				t.Errorf("from %s to %s: %+v", from, next, o)
+			for i, f := range flows {
+				if o := f.send(t, next == "dev"); o.wrong > 0 {
+					t.Errorf("from %s to %s, %d: %+v", from, next, i, o)
+				}
+			}
+		}
+		for _, f := range others {
+			if o := f.send(t, false); o.wrong+o.moved+o.reset > 0 {
+				t.Errorf("of another pod: %+v", o)
 			}
 		}
 	})

@@ -177,6 +177,14 @@ func (j *ConnectionJudge) Passed(chain string, addresses ...netip.Addr) {
 	}
 }
 
+// Sources returns the only sources that stale entries can have, nil if every pod can be one.
+func (j *ConnectionJudge) Sources() []netip.Addr {
+	if j.translated || j.untranslated || len(j.left) > 0 {
+		return nil
+	}
+	return slices.SortedFunc(maps.Keys(j.passed), netip.Addr.Compare)
+}
+
 // StaleKinds reports whether translated entries can be stale, because a change made exempt what
 // was masqueraded, and whether untranslated ones can.
 func (j *ConnectionJudge) StaleKinds() (translated, untranslated bool) {

@@ -20,12 +20,13 @@ const (
 
 	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaID, ctaZone, ctaFilter, ctaStatusMask = 1, 2, 3, 12, 18, 25, 26
 
-	ctaTupleIP, ctaTupleProto, ctaTupleZone                                  = 1, 2, 3
-	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst                                   = 1, 2, 3, 4
-	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort, ctaICMPID, ctaICMPv6ID    = 1, 2, 3, 4, 7
-	ctaFilterReplyFlags, ctaFilterIPDst, ctaFilterProtoNum, ctaFilterDstPort = 2, 1 << 1, 1 << 3, 1 << 5
-	ctaInsertFailed, ctaDrop, ctaEarlyDrop                                   = 9, 10, 11
-	ctaGlobalEntries, ctaGlobalMaximum                                       = 1, 2
+	ctaTupleIP, ctaTupleProto, ctaTupleZone                               = 1, 2, 3
+	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst                                = 1, 2, 3, 4
+	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort, ctaICMPID, ctaICMPv6ID = 1, 2, 3, 4, 7
+	ctaFilterOrigFlags, ctaFilterReplyFlags                               = 1, 2
+	ctaFilterIPSrc, ctaFilterIPDst, ctaFilterProtoNum, ctaFilterDstPort   = 1 << 0, 1 << 1, 1 << 3, 1 << 5
+	ctaInsertFailed, ctaDrop, ctaEarlyDrop                                = 9, 10, 11
+	ctaGlobalEntries, ctaGlobalMaximum                                    = 1, 2
 )
 
 // maxDeletions is the number of entries in one send. A refusal takes some 800 bytes of the receive
@@ -91,12 +92,25 @@ type ConnectionFilter struct {
 	// every kernel ignores the port of protocols other than TCP and UDP, and an address of IPv6.
 	Protocol uint8
 	ReplyDst netip.AddrPort
+	// Src is, if it is valid, the source of the connection. Kernels before 5.8 ignore it, and every kernel ignores one
+	// of IPv6.
+	Src netip.Addr
 }
 
 func (f *ConnectionFilter) encode(w *attrWriter) {
 	if f.Mask != 0 {
 		w.u32(ctaStatus, f.Status)
 		w.u32(ctaStatusMask, f.Mask)
+	}
+	if f.Src.Is4() {
+		tuple := w.open(ctaTupleOrig)
+		ip := w.open(ctaTupleIP)
+		w.bytes(ctaV4Src, f.Src.AsSlice())
+		w.close(ip)
+		w.close(tuple)
+		filter := w.open(ctaFilter)
+		w.bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, ctaFilterIPSrc))
+		w.close(filter)
 	}
 	if f.Protocol == 0 {
 		return
