@@ -309,8 +309,11 @@ func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 	return err
 }
 
-// stateUnwritable lets an ADD pass if the rules are right as they are.
+// stateUnwritable lets an ADD pass if the rules are right as they are, and will stay so.
 func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.UnwritableError) error {
+	if s.ExemptionChanges() { // a DEL of another pod would remove it
+		return withCode(codeRules, fmt.Errorf("which pods are exempt by nonMasqueradeNamespaces changes and cannot be recorded: %w", cause))
+	}
 	if err := n.errUnlessNewer(s, chain); err != nil {
 		if !errors.Is(err, cause) {
 			err = errors.Join(cause, err)

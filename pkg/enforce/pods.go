@@ -107,6 +107,11 @@ func (x *exemptPods) recorded(rec store.Record) bool {
 	return len(x.taken) == 0 && slices.Equal(x.namespaces, rec.Namespaces) && slices.Equal(x.pods, rec.Pods)
 }
 
+// ExemptionChanges reports whether other addresses are to be exempt than on record, or for other attachments.
+func (s *State) ExemptionChanges() bool {
+	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.pods, s.record.Pods)
+}
+
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, none does so: that is
 // a change of the policy.
 func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
