@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,22 @@ func Enter(body func() int) int {
 		return 1
 	}
 	return code
+}
+
+// NetworkNamespace gives the calling test a network namespace of its own, in which it and the programs that it
+// runs stay: the thread ends with the test.
+func NetworkNamespace(t interface {
+	Helper()
+	Fatal(args ...any)
+}) {
+	t.Helper()
+	if err := Check(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal("make a network namespace: ", err)
+	}
 }
 
 // Check returns nil inside a sandbox, and otherwise an error that explains how to enter one. Code

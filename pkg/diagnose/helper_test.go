@@ -8,11 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -117,17 +114,9 @@ func (h *testHost) examine() []Finding {
 	return Examine(h.t.Context(), h.node())
 }
 
-// isolate gives the calling test a network namespace of its own; the thread is
-// thrown away at its end.
 func isolate(t *testing.T) {
 	t.Helper()
-	if err := sandbox.Check(); err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	sandbox.NetworkNamespace(t)
 }
 
 func feed(t *testing.T, input, program string, args ...string) {

@@ -27,18 +27,14 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // TestReadAndListen: what the kernel says of addresses, and that it announces each change.
 func TestReadAndListen(t *testing.T) {
-	if err := sandbox.Check(); err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread() // the thread ends with the test
-	must(t, unix.Unshare(unix.CLONE_NEWNET))
+	sandbox.NetworkNamespace(t)
 	changed := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	namespace, err := netns.Get()
 	must(t, err)
 	go func() {
-		runtime.LockOSThread() // for good, as above
+		runtime.LockOSThread() // for good, as that of the test
 		if err := netns.Set(namespace); err != nil {
 			ended <- err
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -24,17 +23,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// namespace puts the test's thread into a network namespace of its own, for good: the thread ends with
-// the test. Its loopback interface has the addresses.
+// namespace makes a network namespace whose loopback interface has the addresses.
 func namespace(t testing.TB, addresses ...string) {
 	t.Helper()
-	if err := sandbox.Check(); err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
+	sandbox.NetworkNamespace(t)
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)

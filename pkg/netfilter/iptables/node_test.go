@@ -10,12 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -33,14 +30,9 @@ func TestMain(m *testing.M) {
 
 const owner = "/var/lib/cni/ip-masq"
 
-// isolate gives the calling test a network namespace of its own, in which it
-// and the programs that it runs stay; the thread is thrown away at its end.
 func isolate(t *testing.T) {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	sandbox.NetworkNamespace(t)
 }
 
 // node is one variant of iptables in an empty network namespace.

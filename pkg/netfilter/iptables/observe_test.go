@@ -218,7 +218,6 @@ func TestTampering(t *testing.T) {
 		load []string // as iptables-restore
 		want []string // the differences, without the family and the chain
 	}{
-		"jump deleted": {do: []string{"-D POSTROUTING 2"}, want: []string{"missing jump from POSTROUTING: to non-local"}},
 		"jump twice": {load: []string{"-I POSTROUTING -m addrtype ! --dst-type LOCAL -j " + chain},
 			want: []string{"unexpected jump from POSTROUTING: to non-local"}},
 		"jump wider":           {do: []string{"-A POSTROUTING -j " + chain}, want: []string{"unexpected jump from POSTROUTING: of all traffic"}},
@@ -227,12 +226,8 @@ func TestTampering(t *testing.T) {
 			want: []string{"unexpected jump from POSTROUTING: jump " + chain + " with mark & 0x3 == 0x1"}},
 		"jump with an unusual comment": {load: []string{`-I POSTROUTING -o lo -m comment --comment "\"a\" \\ 'b' -j ACCEPT" -j ` + chain},
 			want: []string{"unexpected jump from POSTROUTING: out lo"}},
-		"flushed":          {do: []string{"-F " + chain}, want: []string{"missing rule: to 10.0.0.0/8 return", "missing rule: masquerade random-fully"}},
-		"table flushed":    {do: []string{"-F"}, want: []string{"missing rule: to 10.0.0.0/8 return", "missing jump from POSTROUTING: to non-local"}},
 		"chain gone":       {do: []string{"-F", "-X " + chain}, want: []string{"missing chain", "missing jump from POSTROUTING: to non-local"}},
 		"rule added":       {do: []string{"-A " + chain + " -p tcp -j RETURN"}, want: []string{"unexpected rule: tcp return"}},
-		"rule deleted":     {do: []string{"-D " + chain + " 1"}, want: []string{"missing rule: to 169.254.0.0/16 return"}},
-		"return to accept": {do: []string{"-R " + chain + " 1 -j ACCEPT"}, want: []string{"unexpected rule: rule with accept"}},
 		"inverted":         {do: []string{"-I " + chain + " ! -p tcp -j RETURN"}, want: []string{"unexpected rule: tcp return with l4proto != 6"}},
 		"jump onwards":     {do: []string{"-N OTHER", "-I " + chain + " -j OTHER"}, want: []string{"unexpected rule: jump OTHER"}},
 		"no target":        {do: []string{"-I " + chain}, want: []string{"unexpected rule: rule with no verdict"}},
@@ -270,7 +265,7 @@ func TestTampering(t *testing.T) {
 				n.apply(want)
 				n.holds(want)
 				n.idle("a second Apply", func() { n.apply(want) })
-				if name == "table flushed" || name == "flushed" || name == "chain gone" || name == "jump onwards" {
+				if name == "chain gone" || name == "jump onwards" {
 					return // rules of other programs changed too
 				}
 				for _, f := range policy.Families() {

@@ -5,28 +5,18 @@ package nfnetlink
 import (
 	"net/netip"
 	"os"
-	"runtime"
 	"testing"
 
 	"go4.org/netipx"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// namespace puts the test's thread into a network namespace of its own, for
-// good: the thread ends with the test.
 func namespace(t testing.TB) {
 	t.Helper()
-	if err := sandbox.Check(); err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
+	sandbox.NetworkNamespace(t)
 }
 
 // dial opens a connection in the thread's namespace, to be closed at the end.

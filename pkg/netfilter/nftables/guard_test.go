@@ -188,8 +188,6 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 		"another set of ports":       {"add set " + table + " mine { type inet_service; }", `unexpected guard: set "mine" has flags 0`},
 		"anonymous set":              {"insert rule " + chain + " ip daddr { 1.2.3.4, 5.6.7.8 } accept", "unexpected guard: chain guard-X: rule of payload lookup"},
 		"a map with a jump":          {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : jump guard-X }; }", `set "mine" has flags map`},
-		"a counter object":           {"add counter " + table + " mine", "neither a chain nor a set"},
-		"dormant":                    {"add table " + table + " { flags dormant; }", "table has flags"},
 		"policy drop":                {"add chain " + table + " guard { policy drop; }", "chain guard is not the base chain"},
 		"policy drop of enforce":     {"add chain " + table + " enforce { policy drop; }", "chain enforce is not the base chain"},
 		"another priority":           {"delete chain " + table + " enforce; add chain " + table + " enforce { type nat hook postrouting priority 98; }; add rule " + table + " enforce accept", "chain enforce is not the base chain"},

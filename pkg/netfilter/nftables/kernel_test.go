@@ -192,20 +192,16 @@ func drawPolicy() *rapid.Generator[policy.SourcePolicy] {
 func TestTamperingIsSeenAndRepaired(t *testing.T) {
 	const table, chain = "ip ip-masq", "ip ip-masq masq-IP-MASQ-AGENT"
 	for name, tc := range map[string]struct{ script, diff string }{
-		"jump deleted":       {"flush chain " + table + " postrouting", "missing jump"},
 		"jump twice":         {"add rule " + table + " postrouting fib daddr type != local jump masq-IP-MASQ-AGENT", "unexpected jump"},
-		"chain flushed":      {"flush chain " + chain, "missing rule"},
 		"rule added":         {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule with destination 1.2.3.4/32, accept"},
 		"rule in base chain": {"insert rule " + table + " postrouting accept", "unrecognized: chain postrouting"},
 		"element added":      {"add element " + table + " exempt-IP-MASQ-AGENT { 11.0.0.0/16 }", "unexpected element: destination 11.0.0.0/16"},
-		"element removed":    {"delete element " + table + " exempt-IP-MASQ-AGENT { 10.0.0.0/8 }", "missing element: destination 10.0.0.0/8"},
 		"set flushed":        {"flush set " + table + " exempt-IP-MASQ-AGENT", "missing element"},
 		"another chain":      {"add chain " + table + " mine; add rule " + table + " mine counter; insert rule " + chain + " jump mine", `unrecognized: chain "mine"`},
 		"another base chain": {"add chain " + table + " mine { type filter hook output priority 0; policy drop; }", `unrecognized: chain "mine"`},
 		"another set":        {"add set " + table + " mine { type ipv4_addr; }", `unrecognized: set "mine"`},
 		"anonymous set":      {"insert rule " + chain + " ip daddr { 1.2.3.4, 5.6.7.8 } masquerade", "unexpected rule"},
 		"a counter object":   {"add counter " + table + " mine", "neither a chain nor a set"},
-		"a quota":            {"add quota " + table + " mine { over 1 mbytes; }", "neither a chain nor a set"},
 		"a map":              {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 1.2.3.4 : accept }; }", `unrecognized: set "mine"`},
 		"a verdict map":      {"add map " + table + " mine { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept }; }; insert rule " + chain + " ip daddr vmap @mine", "unexpected rule"},
 		"a set that is filled": {"add set " + table + " mine { type ipv4_addr; size 100; flags dynamic, timeout; timeout 1h; }; " +
@@ -214,8 +210,6 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 			" { type nat hook output priority 0; }; add rule " + chain + " counter return", "missing jump"},
 		"an unused set of the name that comes next": {"add set " + table + " exempt-IP-MASQ-AGENT.2 { type ipv4_addr; flags interval; }", "unrecognized: set"},
 		"dormant":             {"add table " + table + " { flags dormant; }", "table has flags"},
-		"table deleted":       {"delete table " + table, "missing chain"},
-		"everything deleted":  {"flush ruleset", "missing chain"},
 		"policy drop":         {"add chain " + table + " postrouting { policy drop; }", "not the base chain"},
 		"verdict changed":     {"flush chain " + chain + "; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT accept; add rule " + chain + " masquerade fully-random", "missing rule"},
 		"order changed":       {"flush chain " + chain + "; add rule " + chain + " masquerade fully-random; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT return", "out of order"},

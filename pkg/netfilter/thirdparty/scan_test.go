@@ -6,12 +6,10 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -20,17 +18,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// isolate gives the calling test a network namespace of its own; the thread is
-// thrown away at its end.
 func isolate(t *testing.T) {
 	t.Helper()
-	if err := sandbox.Check(); err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	sandbox.NetworkNamespace(t)
 }
 
 func feed(t *testing.T, input, program string, args ...string) {
