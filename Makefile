@@ -113,6 +113,7 @@ e2e-kernels: packages ## virtual machines with Debian's kernels and programs; wr
 	go test -tags e2e_kernels -count=1 -timeout 12h -v -run 'TestKernels/$(KERNELS)' ./e2e/kernels
 
 # Under 15 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick.
+bench: PACKAGES += time
 bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)
 	go -C tools/bench build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
 	bin/bench/bench $(BENCHFLAGS)

@@ -50,19 +50,6 @@ func (b *bench) routers() (all []router, err error) {
 	return all, err
 }
 
-// flood opens about 30 ms of connections a round.
-func (r router) flood(name string, to netip.Addr) measure.Contender {
-	const each, fewest, most = 30 * time.Millisecond, 100, 3000 // flows
-	flows := fewest
-	return measure.Contender{Name: name, Run: func(round int) ([]measure.Value, error) {
-		took, err := r.node.Flood(to, flows)
-		if round < 0 && err == nil {
-			flows = min(max(int(each/took), fewest), most)
-		}
-		return []measure.Value{wall(took)}, err
-	}}
-}
-
 // connections measures the cost of a new connection: to an address that no prefix exempts, and to those of
 // the first and the last prefix.
 func (b *bench) connections() (err error) {
@@ -92,7 +79,9 @@ func (b *bench) connections() (err error) {
 				return err
 			}
 			for _, d := range destinations {
-				contenders = append(contenders, r.flood(name(r, d.match), d.to))
+				contenders = append(contenders, paced(name(r, d.match), 30*time.Millisecond, wall, func(flows int) (time.Duration, error) {
+					return r.node.Flood(d.to, flows)
+				}))
 			}
 		}
 		f, err := b.compare(fmt.Sprintf("Connection/prefixes=%d", count), b.limit(20, 20*time.Second), contenders...)

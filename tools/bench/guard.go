@@ -12,22 +12,29 @@ import (
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
 
-// traffic returns contenders that send packets through a node whose table ip-masq-guard is dormant, or
-// awake: some 10 ms each. The cost is the processor time of a packet.
-func traffic(n *scene.Node, name string, to netip.Addr, connections bool) (all []measure.Contender) {
-	const each, fewest, most = 10 * time.Millisecond, 100, 4000 // packets
+// paced returns a contender that sends packets for some time a round, and returns the cost of one.
+func paced(name string, each time.Duration, unit func(time.Duration) measure.Value, send func(packets int) (time.Duration, error)) measure.Contender {
+	const fewest, most = 100, 4000
 	packets := fewest
+	return measure.Contender{Name: name, Run: func(round int) ([]measure.Value, error) {
+		took, err := send(packets)
+		if round < 0 && err == nil {
+			packets = min(max(int(each/took), fewest), most)
+		}
+		return []measure.Value{unit(took)}, err
+	}}
+}
+
+// traffic returns contenders that send packets through a node whose table ip-masq-guard is dormant, or
+// awake. The cost is the processor time of a packet.
+func traffic(n *scene.Node, name string, to netip.Addr, connections bool) (all []measure.Contender) {
 	for _, state := range []string{"dormant", "awake"} {
-		all = append(all, measure.Contender{Name: name + "/table=" + state, Run: func(round int) ([]measure.Value, error) {
+		all = append(all, paced(name+"/table="+state, 10*time.Millisecond, processor, func(packets int) (time.Duration, error) {
 			if err := n.SetGuard(state == "awake"); err != nil {
-				return nil, err
+				return 0, err
 			}
-			took, err := n.Send(to, packets, connections)
-			if round < 0 && err == nil {
-				packets = min(max(int(each/took), fewest), most)
-			}
-			return []measure.Value{processor(took)}, err
-		}})
+			return n.Send(to, packets, connections)
+		}))
 	}
 	return all
 }

@@ -55,30 +55,23 @@ type usage struct {
 
 // usageDuring reads the usage before and after a function.
 func (g reconciledNode) usageDuring(run func() error) (s usage, err error) {
-	before, err := g.reconciler.Usage()
-	if err != nil {
-		return s, err
+	read := func() (u scene.Usage, stamps scene.Stamps, generation uint32, err error) {
+		if u, err = g.reconciler.Usage(); err == nil {
+			stamps, err = g.Stamps()
+		}
+		if err == nil {
+			generation, err = g.Generation()
+		}
+		return u, stamps, generation, err
 	}
-	stamps, err := g.Stamps()
-	if err != nil {
-		return s, err
-	}
-	first, err := g.Generation()
+	before, stamps, first, err := read()
 	if err != nil {
 		return s, err
 	}
 	if err := run(); err != nil {
 		return s, err
 	}
-	after, err := g.reconciler.Usage()
-	if err != nil {
-		return s, err
-	}
-	now, err := g.Stamps()
-	if err != nil {
-		return s, err
-	}
-	end, err := g.Generation()
+	after, now, end, err := read()
 	return usage{after.CPU - before.CPU, after.Memory, after.Peak, after.Logged - before.Logged, stamps.Changed(now), end - first}, err
 }
 

@@ -150,14 +150,15 @@ func (r *release) checkOut(ctx context.Context, fromGit bool) error {
 
 // setSettings sets where this machine gets modules. The file of `go env -w` is not read, because it has flags too.
 func (r *release) setSettings(ctx context.Context) error {
-	for _, name := range []string{"GOPROXY", "GOSUMDB", "GOMODCACHE"} {
-		c := exec.CommandContext(ctx, "go", "env", name)
-		c.Dir = r.root
-		value, err := c.Output()
-		if err != nil {
-			return fmt.Errorf("go env %s: %w", name, err)
-		}
-		r.settings = append(r.settings, name+"="+strings.TrimSpace(string(value)))
+	names := []string{"GOPROXY", "GOSUMDB", "GOMODCACHE"}
+	c := exec.CommandContext(ctx, "go", append([]string{"env"}, names...)...)
+	c.Dir = r.root
+	out, err := c.Output()
+	if err != nil {
+		return fmt.Errorf("go env: %w", err)
+	}
+	for i, value := range strings.Split(strings.TrimSuffix(string(out), "\n"), "\n") {
+		r.settings = append(r.settings, names[i]+"="+value)
 	}
 	return nil
 }

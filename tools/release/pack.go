@@ -34,27 +34,12 @@ func (r *release) tarGz(files []file) ([]byte, error) {
 		return nil, err
 	}
 	archive := tar.NewWriter(zip)
-	dirs := map[string]bool{".": true}
-	add := func(h *tar.Header, data []byte) error {
-		h.ModTime, h.Format = r.time, tar.FormatUSTAR
-		if err := archive.WriteHeader(h); err != nil {
-			return err
-		}
-		_, err := archive.Write(data)
-		return err
-	}
 	for _, f := range files {
-		var above []string
-		for dir := path.Dir(f.name); !dirs[dir]; dir = path.Dir(dir) {
-			dirs[dir] = true
-			above = append(above, dir)
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: int64(f.mode.Perm()), Size: int64(len(f.data)), ModTime: r.time, Format: tar.FormatUSTAR}
+		if err := archive.WriteHeader(h); err != nil {
+			return nil, err
 		}
-		for _, dir := range slices.Backward(above) {
-			if err := add(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}, nil); err != nil {
-				return nil, err
-			}
-		}
-		if err := add(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: int64(f.mode.Perm()), Size: int64(len(f.data))}, f.data); err != nil {
+		if _, err := archive.Write(f.data); err != nil {
 			return nil, err
 		}
 	}

@@ -81,7 +81,7 @@ func (r *release) writeSBOMs(ctx context.Context) error {
 		top := d.add(&v2_3.Package{
 			PackageName: r.image, PackageVersion: r.version, PackageFileName: name, PrimaryPackagePurpose: "CONTAINER",
 			PackageChecksums: checksum(image), PackageLicenseDeclared: "NOASSERTION",
-		}, "")
+		}, "", "")
 		for _, arch := range r.arches {
 			if err := d.addPrograms(r, arch, top); err != nil {
 				return err
@@ -129,12 +129,8 @@ func (r *release) document(name string) *document {
 	}}
 }
 
-// add adds a package that another one contains or, with relation DEPENDS_ON, is linked with; "": that the document describes.
-func (d *document) add(p *v2_3.Package, parent common.ElementID) common.ElementID {
-	return d.addAs("CONTAINS", p, parent)
-}
-
-func (d *document) addAs(relation string, p *v2_3.Package, parent common.ElementID) common.ElementID {
+// add adds a package with its relation to another one, or "": the document describes it.
+func (d *document) add(p *v2_3.Package, relation string, parent common.ElementID) common.ElementID {
 	id := common.ElementID("Package-" + regexp.MustCompile(`[^A-Za-z0-9.]+`).ReplaceAllString(
 		strings.Join([]string{p.PackageName, p.PackageVersion, p.PackageFileName}, "-"), "-"))
 	if parent == "" {
@@ -169,16 +165,16 @@ func (d *document) addPrograms(r *release, arch string, parent common.ElementID)
 			PackageName: name, PackageVersion: r.version, PackageFileName: arch + "/" + name, PrimaryPackagePurpose: "APPLICATION",
 			PackageChecksums: checksum(data), PackageLicenseDeclared: "Apache-2.0", PackageDownloadLocation: "git+" + source + "@" + r.commit,
 			PackageExternalReferences: purl("pkg:golang/github.com/ip-masq/ip-masq-cni@" + r.version + "#" + programs()[name]),
-		}, parent)
+		}, "CONTAINS", parent)
 		used, err := modules(path)
 		if err != nil {
 			return err
 		}
 		for _, m := range used {
-			d.addAs("DEPENDS_ON", &v2_3.Package{
+			d.add(&v2_3.Package{
 				PackageName: m.name, PackageVersion: m.version, PrimaryPackagePurpose: "LIBRARY",
 				PackageExternalReferences: purl("pkg:golang/" + m.name + "@" + m.version),
-			}, program)
+			}, "DEPENDS_ON", program)
 		}
 	}
 	return nil
@@ -210,7 +206,7 @@ func (d *document) addDebianPackages(ctx context.Context, r *release, arch strin
 			// Advisories of Debian are about a source package in a release of Debian.
 			PackageExternalReferences: purl("pkg:deb/debian/" + name + "@" + strings.ReplaceAll(version, "+", "%2B") +
 				"?arch=" + arch + "&distro=debian-" + debianRelease + "&upstream=" + strings.ReplaceAll(fields[2], "+", "%2B")),
-		}, parent)
+		}, "CONTAINS", parent)
 	}
 	return nil
 }

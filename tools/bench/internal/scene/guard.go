@@ -18,16 +18,9 @@ func threadTime() time.Duration {
 // SetGuard makes the table ip-masq-guard dormant, so that the kernel does not evaluate its chains, or
 // wakes it.
 func (n *Node) SetGuard(awake bool) error {
-	if awake != n.dormant {
-		return nil
-	}
 	flags := "flags dormant;"
 	if awake {
 		flags = ""
 	}
-	if err := n.Feed("add table ip ip-masq-guard { "+flags+" }", "nft", "-f", "-"); err != nil {
-		return err
-	}
-	n.dormant = !awake
-	return nil
+	return n.Feed("add table ip ip-masq-guard { "+flags+" }", "nft", "-f", "-")
 }

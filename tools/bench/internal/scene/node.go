@@ -43,13 +43,11 @@ type Node struct {
 	// Dir is private to the node; DataDir is the dataDir of the plugin entry.
 	Dir, DataDir string
 
-	programs      string // the only directory of PATH
-	binaries      string
-	pod           *topology.Host
-	stdin         string // the file with the current entry
-	pods          int
-	dropsIncoming bool // the outside host has the rule of dropAll
-	dormant       bool // the table ip-masq-guard is dormant
+	programs string // the only directory of PATH
+	binaries string
+	pod      *topology.Host
+	stdin    string // the file with the current entry
+	pods     int
 }
 
 // NewNode returns a node without rules.
@@ -64,7 +62,7 @@ func NewNode(backend Backend) (n *Node, err error) {
 	n.Dir = filepath.Join("/run", filepath.Base(n.Node.Path))
 	n.DataDir, n.programs = filepath.Join(n.Dir, "data"), filepath.Join(n.Dir, "bin")
 	n.stdin = filepath.Join(n.Dir, "stdin")
-	if err := errors.Join(os.MkdirAll(n.programs, 0o755), n.link()); err != nil {
+	if err := errors.Join(os.MkdirAll(n.programs, 0o755), n.link(), n.Outside.Do(dropAll)); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	if n.pod, err = n.AddPod("pod", PodAddress(), netip.MustParseAddr("fd00:244::5")); err != nil {

@@ -31,20 +31,13 @@ func Prefixes(n int) []netip.Prefix {
 }
 
 // lengths returns how many of n prefixes have each length: the same number of each, as far as there
-// is room.
+// is room; few are spread over the lengths.
 func lengths(n int) (counts [narrowest + 1]int) {
-	for left := n; left > 0; {
-		var open []int
-		for bits := widest; bits <= narrowest; bits++ {
-			if counts[bits] < room(bits) {
-				open = append(open, bits)
-			}
+	for i := 0; n > 0; i++ {
+		if bits := widest + i*8%(narrowest-widest+1); counts[bits] < room(bits) {
+			counts[bits]++
+			n--
 		}
-		now := min(left, len(open))
-		for i := range now {
-			counts[open[i*(len(open)-1)/max(now-1, 1)]]++
-		}
-		left -= now
 	}
 	return counts
 }

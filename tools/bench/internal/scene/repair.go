@@ -40,18 +40,8 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 	default:
 		b.DeleteTable(nfnetlink.IPv4, name)
 	}
-	err = n.Node.Do(func() error {
-		c, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
-		at = time.Now()
-		if err := errors.Join(c.Commit(&b), c.Close()); err != nil {
-			return fmt.Errorf("damage rules: %w", err)
-		}
-		return nil
-	})
-	return at, err
+	at = time.Now()
+	return at, n.Node.Do(func() error { return commit(&b) })
 }
 
 // Damages is the number of changes.
