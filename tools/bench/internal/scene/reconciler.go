@@ -10,10 +10,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -90,25 +90,13 @@ type Usage struct {
 	Logged int64 // bytes
 }
 
-// Usage reads the usage from /proc.
-func (r *Reconciler) Usage() (Usage, error) {
-	var u Usage
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", r.command.Process.Pid))
-	if err != nil {
+// Usage reads the usage.
+func (r *Reconciler) Usage() (u Usage, err error) {
+	var cpu unix.Timespec
+	if err := unix.ClockGettime(int32(^r.command.Process.Pid<<3|2), &cpu); err != nil { // clock_getcpuclockid(3)
 		return u, err
 	}
-	for _, path := range threads {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return u, err
-		}
-		// Nanoseconds on a processor, nanoseconds waiting, time slices.
-		ran, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
-		if err != nil {
-			return u, fmt.Errorf("%s: %w", path, err)
-		}
-		u.CPU += time.Duration(ran)
-	}
+	u.CPU = time.Duration(cpu.Nano())
 	if u.Memory, u.Peak, err = r.command.Memory(); err != nil {
 		return u, err
 	}
