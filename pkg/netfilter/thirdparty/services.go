@@ -6,9 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"maps"
 	"os"
-	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -19,77 +17,73 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// eachNAT calls a function for the table nat of each variant of iptables and family, in the network namespace of the
-// calling thread. The function that it is given returns the rules of a chain, of all chains for "". The connection is nil
-// for iptables-legacy, and on a kernel without nf_tables. No table is created.
-func eachNAT(
-	ctx context.Context, body func(variant string, f policy.Family, rules func(chain string) ([]nfnetlink.Rule, error), c *nfnetlink.Conn) error,
-) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+// natRules returns the rules of a chain of table nat, of all chains for "", by variant of iptables and of both families,
+// in the network namespace of the calling thread. No table is created.
+func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	errs := []error{withTables(func(c *nfnetlink.Conn) error {
+	rules := map[string][]nfnetlink.Rule{}
+	err := withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			rules := func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(linkOf(f), natTable, chain) }
-			if err := body(netfilter.VariantNFT, f, rules, c); err != nil {
+			all, err := c.Rules(linkOf(f), natTable, chain)
+			if err != nil {
 				return err
 			}
+			rules[netfilter.VariantNFT] = append(rules[netfilter.VariantNFT], all...)
 		}
 		return nil
-	})}
+	})
 	for _, f := range policy.Families() {
-		rules := func(chain string) ([]nfnetlink.Rule, error) {
-			chains, err := iptables.Legacy(f, natTable)
-			if chain == "" {
-				return slices.Concat(slices.Collect(maps.Values(chains))...), err
+		chains, failed := iptables.Legacy(f, natTable)
+		err = errors.Join(err, failed)
+		for name, all := range chains {
+			if chain == "" || chain == name {
+				rules[netfilter.VariantLegacy] = append(rules[netfilter.VariantLegacy], all...)
 			}
-			return chains[chain], err
 		}
-		errs = append(errs, body(netfilter.VariantLegacy, f, rules, nil))
 	}
-	return errors.Join(errs...)
+	return rules, err
 }
 
 // Variants returns how many rules table nat has in each variant of iptables that has some, of both families and all
 // programs, in the network namespace of the calling thread.
 func Variants(ctx context.Context) (map[string]int, error) {
+	rules, err := natRules(ctx, "")
 	count := map[string]int{}
-	err := eachNAT(ctx, func(variant string, _ policy.Family, rules func(string) ([]nfnetlink.Rule, error), _ *nfnetlink.Conn) error {
-		all, err := rules("")
+	for variant, all := range rules {
 		if len(all) > 0 {
-			count[variant] += len(all)
+			count[variant] = len(all)
 		}
-		return err
-	})
+	}
 	return count, err
 }
 
 // NodePorts returns the node ports for which kube-proxy has rules, sorted, in the network namespace of the calling thread.
 // Rules that cannot be read are in the error; the ports of the others are returned with it.
 func NodePorts(ctx context.Context) (ports []uint16, err error) {
-	err = eachNAT(ctx, func(_ string, f policy.Family, rules func(string) ([]nfnetlink.Rule, error), c *nfnetlink.Conn) error {
-		all, err := rules("KUBE-NODEPORTS")
+	rules, err := natRules(ctx, "KUBE-NODEPORTS")
+	for _, all := range rules {
 		for _, r := range all {
 			if port, ok := destinationPort(r); ok {
 				ports = append(ports, port)
 			}
 		}
-		if c == nil || err != nil {
-			return err
-		}
-		keys, err := c.Keys(linkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		for _, key := range keys { // each part is padded to 4 bytes
-			if len(key) == 8 {
-				ports = append(ports, binary.BigEndian.Uint16(key[4:]))
+	}
+	err = errors.Join(err, withTables(func(c *nfnetlink.Conn) error {
+		for _, f := range policy.Families() {
+			keys, err := c.Keys(linkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+			for _, key := range keys { // each part is padded to 4 bytes
+				if len(key) == 8 {
+					ports = append(ports, binary.BigEndian.Uint16(key[4:]))
+				}
 			}
 		}
-		return err
-	})
+		return nil
+	}))
 	slices.Sort(ports)
 	return slices.Compact(ports), err
 }
