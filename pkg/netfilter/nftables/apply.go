@@ -145,7 +145,7 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
 		}
 		jump := policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}
 		needed.add(baseChain, "", statements(f, jump, "", chain)...)
-		newTableWriter(f, newTable(tableName), batch, batch).update(needed)
+		(&tableWriter{h, f, newTable(tableName), batch, batch}).update(needed)
 	}
 	return withModule(conn.Check(batch))
 }
@@ -230,7 +230,7 @@ func (s *state) commit(conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (fille
 func (s *state) batches(change func(*tableWriter)) (fill, rest *nfnetlink.Batch) {
 	fill, rest = &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	for _, f := range policy.Families() {
-		change(newTableWriter(f, s.tables[f], fill, rest))
+		change(&tableWriter{headerOf(f), f, s.tables[f], fill, rest})
 	}
 	return fill, rest
 }
@@ -241,10 +241,6 @@ type tableWriter struct {
 	family     policy.Family
 	have       *table
 	fill, rest *nfnetlink.Batch
-}
-
-func newTableWriter(f policy.Family, have *table, fill, rest *nfnetlink.Batch) *tableWriter {
-	return &tableWriter{header: headerOf(f), family: f, have: have, fill: fill, rest: rest}
 }
 
 // update writes the smallest change after which the table is as desired. nil is none.

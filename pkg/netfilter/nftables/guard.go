@@ -196,7 +196,7 @@ func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard) error {
 	}
 	batch := &nfnetlink.Batch{}
 	for f, want := range guardTablesOf(desired) {
-		newTableWriter(f, newTable(netfilter.GuardTable), batch, batch).update(want)
+		(&tableWriter{headerOf(f), f, newTable(netfilter.GuardTable), batch, batch}).update(want)
 	}
 	return guardsUsable(conn.Check(batch))
 }
