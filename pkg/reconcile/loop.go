@@ -147,11 +147,16 @@ func (l *Loop) Committed(c Commit) {
 	defer l.commits.mu.Unlock()
 	l.commits.seen = c.Generation
 	if c.Touched {
-		l.commits.touched++
-		l.commits.verified = nil
-		l.RulesChanged(c.By)
+		l.touch(c.By)
 	}
 	trigger(l.verified)
+}
+
+// touch takes note that owned rules may have changed.
+func (l *Loop) touch(by Writer) {
+	l.commits.touched++
+	l.commits.verified = nil
+	l.RulesChanged(by)
 }
 
 // LastCommit returns the generation of the last commit, 0 before the first.
@@ -197,8 +202,8 @@ func (l *Loop) callVerified(ctx context.Context) {
 	}
 }
 
-// watch calls Watch with the chains of a report, and triggers another sync if a commit since the begin of this one
-// may have touched a chain that was not watched yet.
+// watch calls Watch with the chains of a report. If they are not the ones before, a commit since its begin may have
+// touched one that was not watched yet.
 func (l *Loop) watch(r *Report) {
 	if l.Watch == nil {
 		return
@@ -215,11 +220,13 @@ func (l *Loop) watch(r *Report) {
 	if (chains == nil) == (l.watched == nil) && slices.Equal(chains, l.watched) {
 		return
 	}
+	l.Watch(chains)
 	if chains != nil && l.watched != nil {
-		trigger(l.rules)
+		l.commits.mu.Lock()
+		defer l.commits.mu.Unlock()
+		l.touch(Writer{})
 	}
 	l.watched = chains
-	l.Watch(chains)
 }
 
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.

@@ -200,8 +200,12 @@ func TestLoopPublishesDuringSync(t *testing.T) {
 func TestLoopWatches(t *testing.T) {
 	f := newFixture(t).withAgent()
 	watched := make(chan []netfilter.OwnedChain, 9)
-	r := f.run(func(l *Loop) { l.Watch = func(chains []netfilter.OwnedChain) { watched <- chains } })
-	r.SyncNow()
+	verified := make(chan *Report, 99)
+	r := f.run(func(l *Loop) {
+		l.Watch = func(chains []netfilter.OwnedChain) { watched <- chains }
+		l.Verified = func(r *Report, _ uint32) { verified <- r }
+	})
+	r.Committed(Commit{Generation: 1, Touched: true})
 	for _, c := range <-watched {
 		if c.Chain != policy.DefaultChain || c.Choice.Backend != policy.NFTables {
 			t.Errorf("got %v", c)
@@ -220,12 +224,21 @@ func TestLoopWatches(t *testing.T) {
 	other := *f.Node
 	f.conflist("podnet", map[string]any{"masqChain": "THIRD"})
 	other.Sync(t.Context(), other.Read())
-	syncs := r.count()
+	before := time.Now()
 	r.SyncNow()
 	if chains := <-watched; len(chains) != 2 {
 		t.Errorf("got %v", chains)
 	}
-	r.until("another sync", func(all []*Report) bool { return len(all) >= syncs+2 })
+	report := <-verified
+	for report.Started.Before(before) {
+		report = <-verified
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.IndexFunc(r.reports, func(r *Report) bool { return r.Started.After(before) })
+	if i < 0 || r.reports[i] == report {
+		t.Error("the sync that found other chains verified them")
+	}
 }
 
 func TestLoopReadsFilesWhenTheyChange(t *testing.T) {
