@@ -62,7 +62,7 @@ test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the ke
 test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
 	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
 		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
-		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")"
+		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")" $(TESTFLAGS)
 
 lint: $(LINTERS) ## format, vet, go.mod, scripts, workflows, words, prose, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }

@@ -99,6 +99,13 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 	return output.Bytes(), err
 }
 
+// CPUTime returns the processor time that the started program has taken so far.
+func (c *Cmd) CPUTime() (time.Duration, error) {
+	var cpu unix.Timespec
+	err := unix.ClockGettime(int32(^c.Process.Pid<<3|2), &cpu) // clock_getcpuclockid(3)
+	return time.Duration(cpu.Nano()), err
+}
+
 // Memory returns the resident memory of the started program in bytes, and its peak: VmRSS and VmHWM in
 // proc_pid_status(5).
 func (c *Cmd) Memory() (resident, peak int64, err error) {

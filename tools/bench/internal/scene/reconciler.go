@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -92,11 +90,9 @@ type Usage struct {
 
 // Usage reads the usage.
 func (r *Reconciler) Usage() (u Usage, err error) {
-	var cpu unix.Timespec
-	if err := unix.ClockGettime(int32(^r.command.Process.Pid<<3|2), &cpu); err != nil { // clock_getcpuclockid(3)
+	if u.CPU, err = r.command.CPUTime(); err != nil {
 		return u, err
 	}
-	u.CPU = time.Duration(cpu.Nano())
 	if u.Memory, u.Peak, err = r.command.Memory(); err != nil {
 		return u, err
 	}
