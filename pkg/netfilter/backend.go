@@ -102,8 +102,8 @@ type Backend interface {
 	// in them, and Apply leaves nothing that is not desired.
 	OwnsTables() bool
 
-	// Observe reads the named chains. It writes nothing. On nf_tables it runs no program,
-	// except to show a rule that it cannot decode. The result lacks chains that do not exist.
+	// Observe reads the named chains. It writes nothing and runs no program. The result lacks
+	// chains that do not exist.
 	Observe(ctx context.Context, chains []policy.ChainFamily) (Observation, error)
 
 	// Apply writes the difference between an observation and the desired chains, so that the
