@@ -53,7 +53,7 @@ func TestInvalidAgentFiles(t *testing.T) {
 	}{
 		{"not a CIDR", "nonMasqueradeCIDRs: [10.0.0.0/8, abcdefg]\n", []string{"nonMasqueradeCIDRs[1]", "abcdefg"}},
 		{"not an address", "nonMasqueradeCIDRs: [10.256.0.0/16]\n", []string{"nonMasqueradeCIDRs[0]", "10.256.0.0/16"}},
-		{"host bits", "nonMasqueradeCIDRs:\n- 10.0.0.1/8\n", []string{"nonMasqueradeCIDRs[0]", "10.0.0.1/8 has host bits set", "10.0.0.0/8"}},
+		{"host bits", "nonMasqueradeCIDRs:\n- 10.0.0.1/8\n", []string{"nonMasqueradeCIDRs[0]", "10.0.0.1/8"}},
 		{"IPv6 without the flag", "nonMasqueradeCIDRs: ['fc00::/7']\n", []string{"nonMasqueradeCIDRs[0]", "fc00::/7", "enableIPv6"}},
 		{"too many prefixes", "nonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(65), ", ") + "]\n", []string{"65", "64", "cidrLimit"}},
 		{"null", "nonMasqueradeCIDRs: [null]\n", []string{"nonMasqueradeCIDRs[0]", "null"}},

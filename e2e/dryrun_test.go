@@ -102,7 +102,7 @@ func TestStatusIsADryRun(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0))
-		const rounds = 200
+		const rounds = 80
 		if n.backend.variant == "" {
 			n.path = n.linkBothVariants(t, "nft")
 		}
@@ -198,6 +198,7 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	must(t, call("ADD", faults{}))
 	must(t, n.callInProcess(t, "ADD", n.conf(t, "othernet", object{"prevResult": resultWith("10.3.0.2/16")}), "", false))
 	must(t, call("ADD", faults{}))
+	newer, _ := newerDocument()
 	record, torn := filepath.Join(n.dataDir, "record.json"), []byte("{")
 	switch f.document {
 	case "changed":
@@ -211,9 +212,9 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 	case "agent files damaged":
 		must(t, os.WriteFile(store.Open(n.dataDir).DocumentPath(agent), torn, 0o600))
 	case "newer":
-		must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":99}`), 0o600))
+		must(t, os.WriteFile(n.document(t, "podnet"), []byte(newer), 0o600))
 	case "newer other":
-		must(t, os.WriteFile(n.document(t, "othernet"), []byte(`{"schema":99}`), 0o600))
+		must(t, os.WriteFile(n.document(t, "othernet"), []byte(newer), 0o600))
 	case "no record":
 		must(t, os.Remove(record))
 	case "record damaged":

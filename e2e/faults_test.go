@@ -125,7 +125,7 @@ func TestFlush(t *testing.T) {
 		}
 		t.Run("nft flush ruleset with damaged state", func(t *testing.T) {
 			n.flush(t)
-			must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":1,"sou`), 0o600))
+			must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":`), 0o600))
 			must(t, os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600))
 			n.addAndCheck(t, conf)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)

@@ -242,7 +242,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	t.Run("an invalid entry", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
 		g.conflist(t, "podnet", exempt("203.0.113.17/28"))
-		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28 has host bits set")
+		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28")
 	})
 	t.Run("a partly written conflist", func(t *testing.T) {
 		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)

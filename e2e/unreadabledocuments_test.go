@@ -3,14 +3,19 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// newerDocument is a document of a newer version.
-const newerDocument = `{"schema": 99, "future": {"x": [1e999]}, "policy": null}`
+// newerDocument returns a document of the next version, and what errors say of its version.
+func newerDocument() (text, schema string) {
+	return fmt.Sprintf(`{"schema": %d, "future": {"x": [1e999]}, "policy": null}`, store.Schema()+1), fmt.Sprintf("schema %d", store.Schema()+1)
+}
 
 // TestCommandsWithUnreadableDocuments checks the commands while documents are of a newer version or
 // damaged, so that the desired state is unknown. Each command reports that, calls no rule
@@ -21,14 +26,15 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))
 		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "TWO", "sourceCIDRs": []string{"10.2.0.0/16"}}))
 		one, two, record := n.document(t, "podnet"), n.document(t, "othernet"), filepath.Join(n.dataDir, "record.json")
+		newer, schema := newerDocument()
 		for _, c := range []struct {
 			name, text string
 			files      []string
 			says       []string
 		}{
-			{"one newer document", newerDocument, []string{one}, []string{one, "newer version", "schema 99"}},
-			{"all documents newer", newerDocument, []string{one, two}, []string{one, "newer version", "schema 99"}},
-			{"the record too", newerDocument, []string{one, two, record}, []string{one, "newer version", "schema 99"}},
+			{"one newer document", newer, []string{one}, []string{one, "newer version", schema}},
+			{"all documents newer", newer, []string{one, two}, []string{one, "newer version", schema}},
+			{"the record too", newer, []string{one, two, record}, []string{one, "newer version", schema}},
 			{"a damaged document that no source writes again", "{", []string{one}, []string{one, "no conflist or agent file says what it held"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {

@@ -71,6 +71,7 @@ func TestNewerDocument(t *testing.T) {
 		n.addAndCheck(t, n.conf(t, "othernet", nil))
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		n.addAndCheck(t, conf)
+		newer, schema := newerDocument()
 		for name, path := range map[string]string{
 			"document of a network":         n.document(t, "podnet"),
 			"document of another":           n.document(t, "othernet"),
@@ -78,13 +79,15 @@ func TestNewerDocument(t *testing.T) {
 			"record":                        filepath.Join(n.dataDir, "record.json"),
 			"document of an unknown source": filepath.Join(n.dataDir, "sources", strings.Repeat("0", 64)+".json"),
 		} {
+			if n.backend.variant != "" && name != "document of another" && name != "record" {
+				continue // the other cases do not depend on the backend
+			}
 			outer := t
 			t.Run(name, func(t *testing.T) {
 				was, missing := os.ReadFile(path)
-				newer := `{"schema": 99, "future": {"x": [1e999]}, "policy": null}`
 				must(t, os.WriteFile(path, []byte(newer), 0o600))
 				n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
-				says := []string{path, "schema 99", "a newer version", "install"}
+				says := []string{path, schema, "a newer version", "install"}
 				n.wantNoReconciliation(t, d, conf, says...)
 				// Changed sources are not applied either.
 				rules := n.ruleset(t)
