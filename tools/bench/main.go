@@ -62,6 +62,7 @@ func (b *bench) parts() []part {
 		{"repair", b.repair},
 		{"idle", b.idle},
 		{"commits", b.commits},
+		{"published", b.published},
 		{"churn", b.churn},
 	}
 }

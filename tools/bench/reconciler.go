@@ -109,6 +109,42 @@ func (b *bench) idle() error {
 	return errors.Join(errs...)
 }
 
+// published measures ADD with rules in sync beside a reconciler, which publishes what it verified, alone and after
+// another program's commit.
+func (b *bench) published() error {
+	for _, f := range scene.Backends()[:2] {
+		sizes := []int{usual}
+		if f.Name == "nftables" { // for which large lists are
+			sizes = b.sizes(usual, 10_000)
+		}
+		for _, prefixes := range sizes {
+			if err := b.publishedOf(f, prefixes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) publishedOf(f scene.Backend, prefixes int) (err error) {
+	g, err := newReconciledNode(f, prefixes, "", "--resync-interval", "10m")
+	defer func() { err = errors.Join(err, g.close()) }()
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Second) // for the syncs of its start
+	var contenders []measure.Contender
+	for _, v := range []verifier{
+		{"plugin=empty", empty, g.Node, false},
+		{"plugin=" + ipMasqOn(f), ipMasq, g.Node, false},
+		{"plugin=" + ipMasqOn(f) + afterCommit, ipMasq, g.Node, true},
+	} {
+		contenders = append(contenders, v.alone())
+	}
+	_, err = b.compare(fmt.Sprintf("PublishedADD/prefixes=%d", prefixes), b.limit(200, 10*time.Second), contenders...)
+	return err
+}
+
 // commits measures the cost of other programs' commits, which do not concern the rules of ip-masq, for
 // the reconciler, which receives each event, and for those programs: without a listener, with one that
 // ignores the events, and with a reconciler.
