@@ -293,7 +293,7 @@ func (w *tableWriter) update(want *table) {
 	w.deleteChains(slices.DeleteFunc(sorted(have.chains, nil), func(name string) bool { return want.chains[name] != nil }))
 	w.deleteSets(have, func(name string) bool {
 		_, wanted := want.sets[name]
-		return !wanted && !anonymous(name)
+		return !wanted
 	})
 }
 

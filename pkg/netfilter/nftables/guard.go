@@ -60,7 +60,7 @@ func (t *table) compare(f policy.Family, want *table) (d policy.Diff) {
 		switch kind, chain := strings.Split(name, "-")[0], masqChainOfGuard(name); {
 		case !exists:
 			add(policy.GuardChange, chain, false, "set "+name)
-		case held == nil || anonymous(name): // reported, or part of a rule
+		case held == nil: // reported
 		case !isWanted:
 			add(policy.GuardChange, chain, true, "set "+name)
 		default:

@@ -290,7 +290,7 @@ func (n *node) chainA(family string) string {
 func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 	n := newNode(t)
 	n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
-	n.nft("insert rule ip ip-masq masq-B counter packets 7 bytes 7 return; add rule ip ip-masq masq-B counter packets 9 bytes 9")
+	n.nft("insert rule ip ip-masq masq-B ip daddr { 1.2.3.4, 5.6.7.8 } counter packets 7 bytes 7 return; add rule ip ip-masq masq-B counter packets 9 bytes 9")
 	before := n.chainA("ip")
 	n.apply(desired(sourcePolicy("A"), sourcePolicy("B", func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
 	if diff := cmp.Diff(before, n.chainA("ip")); diff != "" {

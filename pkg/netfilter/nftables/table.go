@@ -24,7 +24,7 @@ type table struct {
 	name         string
 	exists       bool
 	broken       bool                     // has something that can only be removed with the table
-	sets         map[string]policy.Ranges // by name; nil for a set of another form than an owned one
+	sets         map[string]policy.Ranges // by name, without anonymous ones; nil for a set of another form than an owned one
 	chains       map[string]*chain        // by name
 	order        []string                 // of the chains, and of the sets of a desired table
 	unused       []string                 // the sets that no rule uses, of a table that was read
@@ -190,7 +190,7 @@ func (t *table) sameObjects(u *table) bool {
 	return t.exists == u.exists && t.broken == u.broken && t.sameRules(u)
 }
 
-// anonymous reports whether a set belongs to a rule and is deleted with it.
+// anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is without it.
 func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
 // tableReader reads an owned table.
@@ -266,7 +266,7 @@ func (r *tableReader) readRules() error {
 			if counter, is := e.(nfnetlink.Counter); is {
 				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
 			}
-			if set := setIn(e); set != "" {
+			if set := setIn(e); set != "" && !anonymous(set) {
 				if err := r.readSet(set); err != nil {
 					return err
 				}
@@ -329,6 +329,7 @@ func (r *tableReader) readRest(objects uint32) error {
 	if err != nil {
 		return err
 	}
+	sets = slices.DeleteFunc(sets, func(s nfnetlink.Set) bool { return anonymous(s.Name) })
 	if uint32(len(chains)+len(sets)) != objects {
 		r.broken = true
 		r.report("an object that is neither a chain nor a set")
