@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type invocation struct {
 	conf         string // network configuration on stdin
 	id           string // container ID
 	args         string // CNI_ARGS
+	ifname       string // "" for eth0
 	noNetns      bool
 	path         string // PATH; "" for the node's
 	unprivileged bool   // without privileges in the node's network namespace
@@ -57,7 +59,7 @@ func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 		r.path = n.path
 	}
 	c.Env = []string{"PATH=" + r.path, "CNI_COMMAND=" + r.verb, "CNI_CONTAINERID=" + r.id,
-		"CNI_IFNAME=eth0", "CNI_PATH=" + strings.Join(n.cni.Path, ":"), "CNI_ARGS=" + r.args}
+		"CNI_IFNAME=" + cmp.Or(r.ifname, "eth0"), "CNI_PATH=" + strings.Join(n.cni.Path, ":"), "CNI_ARGS=" + r.args}
 	if !r.noNetns {
 		c.Env = append(c.Env, "CNI_NETNS=/run/netns/"+r.id)
 	}

@@ -148,6 +148,31 @@ func TestAddressOfPods(t *testing.T) {
 	})
 }
 
+// TestTwoInterfaces: Multus attaches a pod to a second network, which names the pod again. Each interface has its own
+// addresses and its own DEL.
+func TestTwoInterfaces(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		const pod = "K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web-0"
+		keys := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		run := func(verb, ifname, network, address string) {
+			t.Helper()
+			prev := resultWith(address)
+			prev["interfaces"] = []object{{"name": ifname, "sandbox": "/run/netns/container"}}
+			with := object{"nonMasqueradeNamespaces": keys["nonMasqueradeNamespaces"], "prevResult": prev}
+			n.invoke(t, invocation{verb: verb, ifname: ifname, args: "IgnoreUnknown=true;" + pod + ";" + pod, conf: n.conf(t, network, with)}).want(t, 0)
+		}
+		run("ADD", "eth0", "podnet", "10.1.0.5/16")
+		run("ADD", "net1", "second", "10.1.0.6/16")
+		n.exemptAddresses(t, "10.1.0.5", "10.1.0.6")
+		run("CHECK", "net1", "second", "10.1.0.6/16")
+		run("DEL", "net1", "second", "10.1.0.6/16")
+		n.exemptAddresses(t, "10.1.0.5")
+		run("DEL", "eth0", "podnet", "10.1.0.5/16")
+		n.exemptAddresses(t)
+	})
+}
+
 // TestFormerConnections: connections of a pod do not pass to the next pod with its address, and no others end.
 func TestFormerConnections(t *testing.T) {
 	t.Parallel()

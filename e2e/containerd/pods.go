@@ -25,12 +25,16 @@ type Pod struct {
 	config  string // a path on the machine
 }
 
-// RunPod creates a pod sandbox in the namespace "default". The error has the message of CRI, which
+// RunPod creates a pod sandbox in the namespace "default", or that of NAMESPACE/NAME. The error has the message of CRI, which
 // a kubelet would put into the pod's events.
 func (r *Runtime) RunPod(ctx context.Context, name string) (*Pod, error) {
-	config := fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "default", "uid": "%s-%d", "attempt": 0},
+	namespace := "default"
+	if before, after, found := strings.Cut(name, "/"); found {
+		namespace, name = before, after
+	}
+	config := fmt.Sprintf(`{"metadata": {"name": %q, "namespace": %q, "uid": "%s-%d", "attempt": 0},
 		"log_directory": "/var/log/pods/%s", "linux": {"cgroup_parent": %q}}`,
-		name, name, time.Now().UnixNano(), name, r.Machine.Cgroup)
+		name, namespace, name, time.Now().UnixNano(), name, r.Machine.Cgroup)
 	p := &Pod{Name: name, runtime: r, config: "/run/crictl/" + name + ".json"}
 	if err := r.Machine.WriteFile(p.config, config, 0o644); err != nil {
 		return nil, fmt.Errorf("run pod %s: %w", name, err)

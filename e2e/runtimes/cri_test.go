@@ -55,6 +55,31 @@ func TestPods(t *testing.T) {
 	})
 }
 
+// TestNamespace: the first packet of a pod already has the verdict of its Kubernetes namespace, which the runtime names.
+func TestNamespace(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		keys := prefixes()
+		keys["nonMasqueradeNamespaces"] = []string{"prod"}
+		n.conflist(t, bridge(), n.entry(keys))
+		n.ready(t, true)
+		exempt := []destination{}
+		for _, d := range destinations() {
+			d.masqueraded = false
+			exempt = append(exempt, d)
+		}
+		prod, other := n.pod(t, "prod/one"), n.pod(t, "two")
+		n.firstPackets(t, prod, exempt...)
+		n.firstPackets(t, other)
+		n.end(t, prod, other)
+		record := string(topology.Must(os.ReadFile(n.Path(dataDir + "/record.json")))(t))
+		for _, a := range prod.Addrs {
+			if strings.Contains(record, a.String()) {
+				t.Errorf("after DEL %s is on record: %s", a, record)
+			}
+		}
+	})
+}
+
 // call is a call of a plugin, as recorded by a script in its place.
 type call struct {
 	verb       string

@@ -65,17 +65,20 @@ func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
 	return topology.Must(n.RunPod(within(t), name))(t)
 }
 
-// firstPackets runs a container that sends one packet to every destination as soon as it starts,
+// firstPackets runs a container that sends one packet to each of the destinations, all without any, as soon as it starts,
 // and compares the seen source addresses with the policy.
-func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
+func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod, to ...destination) {
 	t.Helper()
+	if len(to) == 0 {
+		to = destinations()
+	}
 	args := []string{"ask", "udp"}
-	for _, d := range destinations() {
+	for _, d := range to {
 		args = append(args, d.to)
 	}
 	c := topology.Must(p.Run(within(t), "first", containerd.PodImage, args...))(t)
-	lines := topology.Must(c.Await(within(t), len(destinations())))(t)
-	for i, d := range destinations() {
+	lines := topology.Must(c.Await(within(t), len(to)))(t)
+	for i, d := range to {
 		want := d.to + " " + d.remote(n.node).Name + " " + netip.AddrPortFrom(d.want(n.node, p.Addrs), 0).String()
 		if got := strings.TrimSpace(lines[i]); !strings.HasPrefix(got, strings.TrimSuffix(want, "0")) {
 			t.Errorf("first packet: %s, want %s", got, want)
