@@ -36,7 +36,7 @@ func TestSoak(t *testing.T) {
 		}
 	})
 	resources := map[string][]int{}
-	cpuTime := func() time.Duration { return topology.Must(w.daemon.command.CPUTime())(t) }
+	cpuTime := func() time.Duration { return topology.Must(w.command.CPUTime())(t) }
 	before := cpuTime()
 	for second := 1; time.Now().Before(deadline); second++ {
 		if second%2 == 0 {
@@ -48,11 +48,11 @@ func TestSoak(t *testing.T) {
 			w.agentFile(t, "ip-masq-soak", fmt.Sprintf("nonMasqueradeCIDRs: [100.64.%d.0/24]\n", second%250))
 		}
 		time.Sleep(time.Second)
-		rss, _, err := w.daemon.command.Memory()
+		rss, _, err := w.command.Memory()
 		must(t, err)
 		resources["KiB"] = append(resources["KiB"], int(rss>>10))
 		for _, what := range []string{"fd", "task"} {
-			entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", w.daemon.command.Process.Pid, what))
+			entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", w.command.Process.Pid, what))
 			must(t, err)
 			resources[what] = append(resources[what], len(entries))
 		}
