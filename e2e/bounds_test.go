@@ -68,18 +68,6 @@ func bounds() []bound {
 		keys: object{"sourceCIDRs": prefixesOf24(0, 1000), "outputInterfaces": interfaceNames("i", 1000)},
 		msgs: []string{"sourceCIDRs: ", "1000", "outputInterfaces", "1000000 pairs", "4096"},
 	}, {
-		name: "pairs of one list",
-		keys: object{"outputInterfaces": interfaceNames("i", 4097)},
-		msgs: []string{"outputInterfaces: ", "4097", "4096"},
-	}, {
-		name: "exempt sources",
-		keys: object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4097)},
-		msgs: []string{"nonMasqueradeSourceCIDRs: ", "4097", "4096"},
-	}, {
-		name: "pod ranges",
-		keys: object{"podCIDRs": prefixesOf24(0, 4097)},
-		msgs: []string{"podCIDRs: ", "4097", "4096"},
-	}, {
 		name: "port ranges",
 		keys: object{"toPorts": singlePorts(4000), "masqueradeCIDRs": prefixesOf24(0, 60)},
 		msgs: []string{"toPorts: ", "4000 ranges", "64"},
@@ -150,12 +138,6 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 		first:    object{"nonMasqueradeSourceCIDRs": prefixesOf24(0, 4000)},
 		second:   object{"nonMasqueradeSourceCIDRs": prefixesOf24(3990, 107)},
 		msgs:     []string{"nonMasqueradeSourceCIDRs", "4097", "4096"},
-		backends: backends(),
-	}, {
-		name:     "pod ranges",
-		first:    object{"podCIDRs": prefixesOf24(0, 4000), "guard": "count"},
-		second:   object{"podCIDRs": prefixesOf24(3990, 107)},
-		msgs:     []string{"podCIDRs", "4097", "4096"},
 		backends: backends()[:1],
 	}, {
 		name:     "rules",

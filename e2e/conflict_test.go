@@ -38,30 +38,10 @@ func conflicts() []conflict {
 		first: object{"randomFully": false}, second: object{"randomFully": true},
 		msgs: []string{`randomFully of network "second" is true, which conflicts with randomFully of network "first", false`},
 	}, {
-		name:  "ports",
-		first: object{"toPorts": "1024-29999"}, second: object{"toPorts": "1024-30000"},
-		msgs: []string{`toPorts of network "second" is 1024-30000, which conflicts with toPorts of network "first", 1024-29999`},
-	}, {
-		name:  "the guard",
-		first: object{"guard": "count"}, second: object{"guard": "off"},
-		msgs: []string{`guard of network "second" is off, which conflicts with guard of network "first", count`},
-	}, {
-		name:  "a mark",
-		first: object{"bypassMark": "0x4000"}, second: object{"bypassMark": "0"},
-		msgs: []string{`bypassMark of network "second" is 0, which conflicts with bypassMark of network "first", 0x4000`},
-	}, {
-		name:  "IPv6",
-		first: object{"enableIPv6": false}, second: object{"enableIPv6": true},
-		msgs: []string{`enableIPv6 of network "second" is true, which conflicts with enableIPv6 of network "first", false`},
-	}, {
 		name:   "a prefix",
 		first:  object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "10.9.0.0/16"}},
 		second: object{"masqueradeCIDRs": []string{"10.9.0.0/16"}},
 		msgs:   []string{`masqueradeCIDRs of network "second" is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "first", 10.9.0.0/16`},
-	}, {
-		name:  "scope and no scope",
-		first: object{"sourceCIDRs": []string{"10.1.0.0/16"}}, second: object{}, scope: true,
-		msgs: []string{`sourceCIDRs of network "second" is any, which conflicts with sourceCIDRs of network "first", 10.1.0.0/16`},
 	}, {
 		name:  "two scopes",
 		first: object{"outputInterfaces": []string{"eth0"}}, second: object{"outputInterfaces": []string{"eth1"}}, scope: true,

@@ -99,17 +99,3 @@ func TestDel(t *testing.T) {
 		})
 	})
 }
-
-// TestInvalidJSON checks that every verb, including DEL, refuses invalid JSON and writes nothing.
-func TestInvalidJSON(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.addAndCheck(t, n.conf(t, "podnet", nil))
-	before := n.snapshot(t)
-	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS"} {
-		for _, stdin := range []string{"", "{", "cniVersion: 1.1.0", `{"name": "podnet"} }`, `[]`} {
-			n.invoke(t, invocation{verb: verb, conf: stdin}).want(t, 6)
-		}
-	}
-	n.unchanged(t, before)
-}

@@ -114,12 +114,6 @@ func TestStatus(t *testing.T) {
 		}
 		wait := object{"requireAgentConfig": true}
 		t.Run("fresh node", func(t *testing.T) { status(t, object{}, invocation{}, 0) })
-		t.Run("bad entry", func(t *testing.T) {
-			status(t, object{"masqueradeCIDRs": []string{"10.0.0.1/8"}}, invocation{}, 50, `entry of network "podnet": masqueradeCIDRs[0]: 10.0.0.1/8`)
-		})
-		t.Run("no agent config yet", func(t *testing.T) {
-			status(t, wait, invocation{}, 50, "requireAgentConfig: no policy of the agent files is stored yet")
-		})
 		t.Run("no privilege", func(t *testing.T) {
 			status(t, object{}, invocation{unprivileged: true}, 50, "peration not permitted")
 		})
@@ -129,11 +123,6 @@ func TestStatus(t *testing.T) {
 			} else {
 				status(t, object{}, invocation{path: "/nonexistent"}, 50, "install iptables")
 			}
-		})
-		t.Run("dataDir read-only", func(t *testing.T) {
-			must(t, os.Mkdir(n.dataDir, 0o700))
-			defer n.readOnly(t, n.dataDir)()
-			status(t, object{}, invocation{}, 50, n.dataDir, "read-only file system")
 		})
 		t.Run("correct rules", func(t *testing.T) {
 			n.storeSource(t, agentFilesSource(nil))
@@ -147,10 +136,6 @@ func TestStatus(t *testing.T) {
 			n.flush(t)
 			status(t, wait, invocation{}, 0) // the next ADD creates the rules
 			status(t, wait, invocation{unprivileged: true}, 50, "peration not permitted")
-		})
-		t.Run("other network", func(t *testing.T) {
-			conf := n.conf(t, "othernet", object{"masqueradeCIDRs": []string{"10.0.0.0/8"}, "nonMasqueradeCIDRs": []string{}, "randomFully": false})
-			status(t, nil, invocation{conf: conf}, 0)
 		})
 	})
 }

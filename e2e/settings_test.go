@@ -33,55 +33,52 @@ func exemptSettings(prefix string) string {
 // valid settings stay in force and /readyz names the wrong line until the file is repaired.
 func TestBrokenSettings(t *testing.T) {
 	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		all := n.externalHost(t)
-		path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
-		d := n.startReconciler(t, "--config", path)
-		d.eventuallyReady(t)
-		holds := func() {
-			t.Helper()
-			all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
-			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
-		}
-		holds()
-		rules, generation := n.ruleset(t), n.generation(t)
-		for _, c := range []struct {
-			name, text string
-			says       []string
-		}{
-			{"unknown key", exemptSettings("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
-			{"host bits", exemptSettings("1.2.3.4/24"), []string{path + ":3", "nonMasqueradeCIDRs[0]", "1.2.3.0/24"}},
-			{"not TOML", "resync_interval = \n", []string{path + ":1"}},
-			{"interval", "resync_interval = \"0s\"\n", []string{path + ":1", "resync_interval", "1s"}},
-			{"gone", "", []string{path}},
-			{"directory", "", []string{path}},
-		} {
-			t.Run(c.name, func(t *testing.T) {
-				switch c.name {
-				case "gone":
-					must(t, os.Remove(path))
-				case "directory":
-					must(t, firstOf(os.Remove(path), os.Mkdir(path, 0o755)))
-				default:
-					n.settingsFile(t, c.text)
-				}
-				d.eventuallyUnready(t, append(c.says, "settings: ")...)
-				holds()
-				if c.name == "directory" {
-					must(t, os.Remove(path))
-				}
-				n.settingsFile(t, exemptSettings("1.2.3.0/24"))
-				d.eventuallyReady(t)
-				holds()
-				if now := n.ruleset(t); now != rules {
-					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-				}
-				if now := n.generation(t); now != generation {
-					t.Errorf("generation moved from %d to %d", generation, now)
-				}
-			})
-		}
-	})
+	n := newNode(t, backends()[0])
+	all := n.externalHost(t)
+	path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
+	d := n.startReconciler(t, "--config", path)
+	d.eventuallyReady(t)
+	holds := func() {
+		t.Helper()
+		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
+		all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
+	}
+	holds()
+	rules, generation := n.ruleset(t), n.generation(t)
+	for _, c := range []struct {
+		name, text string
+		says       []string
+	}{
+		{"unknown key", exemptSettings("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
+		{"not TOML", "resync_interval = \n", []string{path + ":1"}},
+		{"gone", "", []string{path}},
+		{"directory", "", []string{path}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			switch c.name {
+			case "gone":
+				must(t, os.Remove(path))
+			case "directory":
+				must(t, firstOf(os.Remove(path), os.Mkdir(path, 0o755)))
+			default:
+				n.settingsFile(t, c.text)
+			}
+			d.eventuallyUnready(t, append(c.says, "settings: ")...)
+			holds()
+			if c.name == "directory" {
+				must(t, os.Remove(path))
+			}
+			n.settingsFile(t, exemptSettings("1.2.3.0/24"))
+			d.eventuallyReady(t)
+			holds()
+			if now := n.ruleset(t); now != rules {
+				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
+			}
+			if now := n.generation(t); now != generation {
+				t.Errorf("generation moved from %d to %d", generation, now)
+			}
+		})
+	}
 }
 
 // TestBrokenSettingsAtStart checks that the reconciler runs with the settings of its flags.
@@ -184,45 +181,44 @@ func TestSettingsChangeAddresses(t *testing.T) {
 // stored policy stays in force after the directory is removed.
 func TestMissingAgentDirectory(t *testing.T) {
 	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		all := n.externalHost(t)
-		dir := filepath.Join(n.dir, "mounted")
-		d := n.startReconciler(t, n.agentArgs(dir)...)
-		d.eventuallyReady(t)
-		all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1"})
-		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+	n := newNode(t, backends()[0])
+	all := n.externalHost(t)
+	dir := filepath.Join(n.dir, "mounted")
+	d := n.startReconciler(t, n.agentArgs(dir)...)
+	d.eventuallyReady(t)
+	all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1"})
+	all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 
-		m := n.configMap(t, validConfigMap()) // create the directory
-		n.eventually(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
-		n.wantValidPolicy(t, all)
-		documents := n.documentStamps(t)
-		must(t, os.Rename(m.dir, m.dir+".away")) // remove it
-		n.eventually(t, "a warning", func() bool {
-			return strings.Contains(d.log(), "does not exist; the policy that was read from it stays in force")
-		})
-		n.wantValidPolicy(t, all)
-		d.eventuallyReady(t)
-		d.stop(t)
-
-		// The policy stays in force after a restart and a reboot.
-		n.flush(t)
-		d = n.startReconciler(t, n.agentArgs(dir)...)
-		d.eventuallyReady(t)
-		n.wantValidPolicy(t, all)
-		if stdout, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(dir)...)...); code != 0 || !strings.Contains(stderr, "stays in force") {
-			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
-		}
-		n.wantValidPolicy(t, all)
-		if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // with link-local
-			t.Errorf("stored: %+v", stored)
-		}
-		must(t, os.Rename(m.dir+".away", m.dir))
-		m.update(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
-		n.eventually(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
-		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
-		// The document is replaced only after the rules.
-		n.eventually(t, "another document", func() bool { return n.documentStamps(t) != documents })
+	m := n.configMap(t, validConfigMap()) // create the directory
+	n.eventually(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
+	n.wantValidPolicy(t, all)
+	documents := n.documentStamps(t)
+	must(t, os.Rename(m.dir, m.dir+".away")) // remove it
+	n.eventually(t, "a warning", func() bool {
+		return strings.Contains(d.log(), "does not exist; the policy that was read from it stays in force")
 	})
+	n.wantValidPolicy(t, all)
+	d.eventuallyReady(t)
+	d.stop(t)
+
+	// The policy stays in force after a restart and a reboot.
+	n.flush(t)
+	d = n.startReconciler(t, n.agentArgs(dir)...)
+	d.eventuallyReady(t)
+	n.wantValidPolicy(t, all)
+	if stdout, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(dir)...)...); code != 0 || !strings.Contains(stderr, "stays in force") {
+		t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	n.wantValidPolicy(t, all)
+	if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // with link-local
+		t.Errorf("stored: %+v", stored)
+	}
+	must(t, os.Rename(m.dir+".away", m.dir))
+	m.update(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
+	n.eventually(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
+	all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+	// The document is replaced only after the rules.
+	n.eventually(t, "another document", func() bool { return n.documentStamps(t) != documents })
 }
 
 // TestConfigMapAgainstConflist checks that the network's policy takes precedence over the agent

@@ -53,62 +53,6 @@ func (u unit) words(key string) []string {
 	return strings.Fields(strings.Join(u["Service"][key], " "))
 }
 
-// directives returns the directives of systemd 252 that a service may use (systemd.unit(5),
-// systemd.service(5), systemd.exec(5), systemd.kill(5), systemd.resource-control(5)).
-func directives() map[string]string {
-	return map[string]string{
-		"Unit": `Description Documentation Wants Requires Requisite BindsTo PartOf Upholds Conflicts Before After OnFailure OnSuccess
-			PropagatesReloadTo RequiresMountsFor RefuseManualStart RefuseManualStop DefaultDependencies StartLimitIntervalSec
-			StartLimitBurst ConditionPathExists ConditionPathIsDirectory ConditionCapability AssertPathExists`,
-		"Service": `Type ExecStart ExecStartPre ExecStartPost ExecReload ExecStop ExecStopPost Restart RestartSec TimeoutStartSec
-			TimeoutStopSec TimeoutSec RuntimeMaxSec WatchdogSec NotifyAccess SuccessExitStatus RestartPreventExitStatus KillMode
-			KillSignal SendSIGKILL User Group DynamicUser WorkingDirectory RootDirectory ProtectProc ProcSubset CapabilityBoundingSet
-			AmbientCapabilities NoNewPrivileges SecureBits UMask LimitNOFILE LimitMEMLOCK OOMScoreAdjust Nice IOSchedulingClass
-			ProtectSystem ProtectHome StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode ConfigurationDirectory
-			CacheDirectory LogsDirectory ReadWritePaths ReadOnlyPaths InaccessiblePaths ExecPaths NoExecPaths TemporaryFileSystem
-			BindPaths BindReadOnlyPaths PrivateTmp PrivateDevices PrivateNetwork PrivateUsers PrivateIPC PrivateMounts MountFlags
-			ProtectHostname ProtectClock ProtectKernelTunables ProtectKernelModules ProtectKernelLogs ProtectControlGroups
-			RestrictAddressFamilies RestrictFileSystems RestrictNamespaces LockPersonality MemoryDenyWriteExecute RestrictRealtime
-			RestrictSUIDSGID RemoveIPC SystemCallFilter SystemCallErrorNumber SystemCallArchitectures SystemCallLog Environment
-			EnvironmentFile PassEnvironment StandardInput StandardOutput StandardError SyslogIdentifier LogLevelMax LogRateLimitBurst
-			CPUWeight CPUQuota MemoryMin MemoryLow MemoryHigh MemoryMax MemorySwapMax TasksMax IOWeight IPAddressAllow IPAddressDeny
-			DevicePolicy DeviceAllow Slice Delegate`,
-		"Install": `WantedBy RequiredBy Also Alias DefaultInstance`,
-	}
-}
-
-// TestUnitDirectives checks that systemd knows all directives: it ignores an unknown one with a
-// message in the journal.
-func TestUnitDirectives(t *testing.T) {
-	u := readUnit(t)
-	for section, keys := range u {
-		known := strings.Fields(directives()[section])
-		for key := range keys {
-			if !slices.Contains(known, key) {
-				t.Errorf("[%s] %s: systemd does not know this directive", section, key)
-			}
-		}
-	}
-	start := u["Service"]["ExecStart"]
-	if len(start) != 1 || !strings.HasSuffix(start[0], "/ip-masq-reconciler run") {
-		t.Errorf("ExecStart is %q", start)
-	}
-	systemd, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		return // without systemd-analyze the list above is the check
-	}
-	// systemd-analyze requires that the program exists.
-	text := strings.ReplaceAll(string(readFile(t, unitFile)), strings.Fields(start[0])[0], reconcilerProgram(t))
-	file := filepath.Join(t.TempDir(), filepath.Base(unitFile))
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(systemd, "--man=no", "verify", file).CombinedOutput()
-	if err != nil || strings.Contains(string(out), filepath.Base(unitFile)) {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
-	}
-}
-
 // capabilities returns the unit's capabilities in the notation of setpriv.
 func (u unit) capabilities(t *testing.T) []string {
 	t.Helper()

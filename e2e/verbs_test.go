@@ -12,20 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestVersion(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	a := n.invoke(t, invocation{verb: "VERSION"}).want(t, 0)
-	var said struct{ SupportedVersions []string }
-	if err := json.Unmarshal([]byte(a.stdout), &said); err != nil {
-		t.Fatal(err)
-	}
-	want := []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
-	if d := cmp.Diff(want, said.SupportedVersions); d != "" {
-		t.Error(d)
-	}
-}
-
 // results returns results of a previous plugin with fields that no CNI library knows.
 func results() map[string]string {
 	odd := `"big": 123456789012345678901234567890, "small": 1.000000000000000000001, "wide": 1e400,

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"net/netip"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -62,39 +61,5 @@ func TestCNI(t *testing.T) {
 	expect(cni.Del(t.Context(), "pods", pod))
 	if _, err := pod.SendUDP(echo("192.168.1.1")); err == nil {
 		t.Error("the pod has a network after DEL")
-	}
-}
-
-func TestCNIFailureIsAResult(t *testing.T) {
-	w := topology.New(t, topology.Options{})
-	cni := topology.Must(topology.NewCNI(w.Node, t.TempDir()))(t)
-	if err := cni.Write("10-bad.conflist", strings.ReplaceAll(conflist, "bridge", "no-such-plugin")); err != nil {
-		t.Fatal(err)
-	}
-	result, err := cni.Add(t.Context(), "pods", topology.Must(w.NewPod("pod"))(t))
-	if err != nil || result.ExitCode == 0 || !strings.Contains(result.Stdout+result.Stderr, "no-such-plugin") {
-		t.Errorf("got %+v, %v; want an exit code and the reason", result, err)
-	}
-}
-
-func TestBinDir(t *testing.T) {
-	t.Setenv("IPMASQ_BIN_DIR", "/elsewhere")
-	if directory := topology.Must(topology.BinDir())(t); directory != "/elsewhere" {
-		t.Errorf("got %s, want what the variable names", directory)
-	}
-	if _, err := topology.NewCNI(nil, ""); err == nil || !strings.Contains(err.Error(), "IPMASQ_BIN_DIR") {
-		t.Errorf("without cnitool: got %v, want an error that says what to do", err)
-	}
-	t.Setenv("IPMASQ_BIN_DIR", "")
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if directory := topology.Must(topology.BinDir())(t); directory != filepath.Join(root, "bin") {
-		t.Errorf("got %s, want bin in %s", directory, root)
-	}
-	t.Chdir("/")
-	if directory, err := topology.BinDir(); err == nil {
-		t.Errorf("outside of a module: got %s", directory)
 	}
 }

@@ -3,9 +3,7 @@
 package topology_test
 
 import (
-	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -42,15 +40,6 @@ func TestSweepUDP(t *testing.T) {
 	}
 	if len(first) != len(to) {
 		t.Errorf("%d destinations seen, of %d", len(first), len(to))
-	}
-}
-
-func TestSweepUDPOfOneDestinationTwice(t *testing.T) {
-	_, pod := world(t, topology.Options{})
-	to := echo("1.2.3.4")
-	seen := topology.Must(pod.SweepUDP([]netip.AddrPort{to, to}, topology.FromPort(4711)))(t)
-	if len(seen) != 1 || seen[to] != netip.AddrPortFrom(pod.Addrs[0], 4711) {
-		t.Errorf("seen %v", seen)
 	}
 }
 
@@ -107,69 +96,6 @@ func TestLoad(t *testing.T) {
 	if seen := topology.Must(pod.SendUDP(to[0]))(t); !seen.Answered || !w.Routable(to[0].Addr()) {
 		t.Errorf("after the load: %v", seen)
 	}
-}
-
-func TestLoadShortensTrackingWhileItRuns(t *testing.T) {
-	w, pod := world(t, topology.Options{})
-	timeout := func() string {
-		var value []byte
-		err := w.Node.Do(func() (err error) {
-			value, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout")
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.TrimSpace(string(value))
-	}
-	before := timeout()
-	load := topology.Must(pod.StartLoad(destinations(2)))(t)
-	during := timeout()
-	topology.Must(load.Stop())(t)
-	if after := timeout(); during != "2" || before == during || after != before {
-		t.Errorf("timeout is %s s before, %s s during, %s s after", before, during, after)
-	}
-}
-
-func TestLoadRefuses(t *testing.T) {
-	_, pod := world(t, topology.Options{})
-	if _, err := pod.StartLoad(nil); err == nil {
-		t.Error("a load without destinations was started")
-	}
-	if _, err := pod.StartLoad(destinations(2), topology.FromPort(1)); err == nil {
-		t.Error("a load from one port was started")
-	}
-	load := topology.Must(pod.StartLoad([]netip.AddrPort{echo("255.255.255.255")}))(t)
-	if _, err := load.Stop(); err == nil || !strings.Contains(err.Error(), "255.255.255.255") {
-		t.Errorf("broadcast: got %v, want an error that names the destination", err)
-	}
-}
-
-func TestOpenTCP(t *testing.T) {
-	_, pod := world(t, topology.Options{})
-	conn := topology.Must(pod.OpenTCP(echo("1.2.3.4")))(t)
-	defer func() { _ = conn.Close() }()
-	for range 3 {
-		if seen := topology.Must(conn.Ask())(t); seen != conn.Seen || seen.Source.Addr() != pod.Addrs[0] {
-			t.Errorf("seen %v, at first %v", seen, conn.Seen)
-		}
-	}
-}
-
-// TestPortThatIsReleased: a socket that is closed can be open for a moment more in a process that is being forked.
-func TestPortThatIsReleased(t *testing.T) {
-	_, pod := world(t, topology.Options{})
-	const port = 20001
-	var held net.PacketConn
-	err := pod.Do(func() (err error) {
-		held, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(50*time.Millisecond, func() { _ = held.Close() })
-	topology.Must(pod.SendUDP(echo("1.2.3.4"), topology.FromPort(port)))(t)
 }
 
 // masquerade has the rules that a policy of this project results in.

@@ -3,20 +3,15 @@
 package topology_test
 
 import (
-	"bufio"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
-
-var compareAddrs = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 
 func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
@@ -90,20 +85,6 @@ func TestEachFlowHasAPortOfItsOwn(t *testing.T) {
 	}
 	if len(ports) != 2*flows {
 		t.Errorf("%d flows came from %d ports", 2*flows, len(ports))
-	}
-}
-
-func TestFromAddr(t *testing.T) {
-	w := topology.New(t, topology.Options{})
-	pod := topology.Must(w.AddPod("pod", addr("10.1.0.2"), addr("10.1.0.3"), addr("fd01::2"), addr("fd01::3")))(t)
-	for from, to := range map[string]string{
-		"10.1.0.2": "1.2.3.4", "10.1.0.3": "1.2.3.4", "fd01::2": "2001:db8::1", "fd01::3": "2001:db8::1",
-	} {
-		udp := topology.Must(pod.SendUDP(echo(to), topology.FromAddr(addr(from))))(t)
-		tcp := topology.Must(pod.SendTCP(echo(to), topology.FromAddr(addr(from))))(t)
-		if udp.Source.Addr() != addr(from) || tcp.Source.Addr() != addr(from) {
-			t.Errorf("sent from %s, seen %v and %v", from, udp, tcp)
-		}
 	}
 }
 
@@ -223,48 +204,6 @@ func anyAddr(t *rapid.T) netip.Addr {
 	return a
 }
 
-// TestObserve sends like a program in a container, without probes.
-func TestObserve(t *testing.T) {
-	w, pod := world(t, topology.Options{})
-	if err := w.Observe(w.LAN, 53); err != nil {
-		t.Fatal(err)
-	}
-	for _, network := range []string{"udp", "tcp"} {
-		var conn net.Conn
-		err := pod.Do(func() (err error) {
-			conn, err = net.DialTimeout(network, "10.1.2.3:53", time.Second)
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Write([]byte("who am I?\n")); err != nil {
-			t.Fatal(err)
-		}
-		got, err := bufio.NewReader(conn).ReadString('\n')
-		if err != nil || got != "lan "+conn.LocalAddr().String()+"\n" {
-			t.Errorf("%s: answer %q, %v; want the name of the host and %s", network, got, err, conn.LocalAddr())
-		}
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func TestAddresses(t *testing.T) {
-	w, _ := world(t, topology.Options{})
-	want := []netip.Addr{
-		addr("192.168.50.10"), addr("203.0.113.10"),
-		addr("2001:db8:113::10"), addr("fd00:50::10"), addr("fe80::10"), addr("fe80::10"),
-	}
-	if diff := cmp.Diff(want, w.Node.Addrs, compareAddrs); diff != "" {
-		t.Errorf("addresses of the node (-want +got):\n%s", diff)
-	}
-}
-
 func TestBuildRefusesTheMachinesOwnNetwork(t *testing.T) {
 	t.Setenv("IPMASQ_SANDBOX", "")
 	w, err := topology.Build(topology.Options{})
@@ -274,17 +213,5 @@ func TestBuildRefusesTheMachinesOwnNetwork(t *testing.T) {
 	}
 	if !strings.Contains(err.Error(), "sandbox.Run") {
 		t.Errorf("the error does not say what to do: %v", err)
-	}
-}
-
-func BenchmarkBuild(b *testing.B) {
-	for b.Loop() {
-		w, err := topology.Build(topology.Options{})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := w.Close(); err != nil {
-			b.Fatal(err)
-		}
 	}
 }
