@@ -37,21 +37,21 @@ type addCost struct {
 // TestHotPath measures no time, because other load changes it; `make bench` does.
 func TestHotPath(t *testing.T) {
 	want := map[string]addCost{
-		"nftables, 64 prefixes":                            {875, 179, 14, 9},
-		"nftables, 64 prefixes, cached":                    {361, 60, 5, 2},
-		"nftables, 64 prefixes and 5000 rules":             {875, 179, 14, 9},
-		"nftables, 64 prefixes and 5000 rules, cached":     {361, 60, 5, 2},
-		"nftables, 1000 prefixes":                          {3702, 1067, 15, 9},
-		"nftables, 1000 prefixes, cached":                  {361, 158, 5, 2},
-		"iptables-nft, 64 prefixes":                        {1064, 220, 11, 7},
-		"iptables-nft, 64 prefixes, cached":                {361, 60, 5, 2},
-		"iptables-nft, 64 prefixes and 5000 rules":         {1064, 220, 11, 7},
-		"iptables-nft, 64 prefixes and 5000 rules, cached": {361, 60, 5, 2},
-		"iptables-nft, 1000 prefixes":                      {6719, 1701, 19, 7},
-		"iptables-nft, 1000 prefixes, cached":              {361, 158, 5, 2},
-		"iptables-legacy, 64 prefixes":                     {1021, 163, 5, 1},
-		"iptables-legacy, 64 prefixes and 5000 rules":      {1029, 2643, 5, 1},
-		"iptables-legacy, 1000 prefixes":                   {6649, 1331, 5, 1},
+		"nftables, 64 prefixes":                            {975, 185, 14, 9},
+		"nftables, 64 prefixes, cached":                    {385, 60, 5, 2},
+		"nftables, 64 prefixes and 5000 rules":             {975, 185, 14, 9},
+		"nftables, 64 prefixes and 5000 rules, cached":     {385, 60, 5, 2},
+		"nftables, 1000 prefixes":                          {3800, 1110, 15, 9},
+		"nftables, 1000 prefixes, cached":                  {385, 150, 5, 2},
+		"iptables-nft, 64 prefixes":                        {1155, 232, 11, 7},
+		"iptables-nft, 64 prefixes, cached":                {385, 60, 5, 2},
+		"iptables-nft, 64 prefixes and 5000 rules":         {1155, 232, 11, 7},
+		"iptables-nft, 64 prefixes and 5000 rules, cached": {385, 60, 5, 2},
+		"iptables-nft, 1000 prefixes":                      {6800, 1780, 19, 7},
+		"iptables-nft, 1000 prefixes, cached":              {385, 150, 5, 2},
+		"iptables-legacy, 64 prefixes":                     {1110, 172, 5, 1},
+		"iptables-legacy, 64 prefixes and 5000 rules":      {1120, 2660, 5, 1},
+		"iptables-legacy, 1000 prefixes":                   {6740, 1400, 5, 1},
 	}
 	for _, f := range backends() {
 		for _, c := range []struct {
