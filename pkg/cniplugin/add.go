@@ -79,6 +79,11 @@ func (n *node) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if n.recordErr != nil {
+		if err := n.podErr(n.Policies(n.State(reading))); err != nil {
+			return err
+		}
+	}
 	v := n.verification(reading)
 	verified := !n.dryRun && v.sameInputs() && n.entryVerified(v.cached)
 	concerned := n.concernsPod(reading)
@@ -209,7 +214,7 @@ func (n *node) propose(
 		s := n.ObserveProposal(ctx, &p, state.Record)
 		return s, n.stateUnwritable(s, chain, &enforce.UnwritableError{Err: lockErr})
 	}
-	s, err := n.ApplyProposal(ctx, lock, state, &p, func(s *enforce.State) error { return cmp.Or(n.podErr(s), n.chainErr(s, chain)) })
+	s, err := n.ApplyProposal(ctx, lock, state, &p, func(s *enforce.State) error { return cmp.Or(n.podErr(s.Policies()), n.chainErr(s, chain)) })
 	n.resets = s.ResetsDue()
 	var unwritable *enforce.UnwritableError
 	if errors.As(err, &unwritable) {
@@ -235,12 +240,19 @@ func (n *node) exempts(p *policy.Policy) bool {
 	return slices.ContainsFunc(p.Namespaces, func(x policy.NamedNamespace) bool { return x.Name == n.pod.Namespace })
 }
 
-// podErr returns why the pod cannot keep the exemption of its namespace: the record of its attachment is missing.
-func (n *node) podErr(s *enforce.State) error {
-	if n.recordErr == nil || !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool { return n.exempts(&p) }) {
+// podErr returns why the pod cannot have the verdict of its namespace: the record of its attachment is missing, and its
+// addresses are to be exempt, or are so for another attachment.
+func (n *node) podErr(policies []policy.Policy) error {
+	if n.recordErr == nil {
 		return nil
 	}
-	return withCode(codeRules, fmt.Errorf("the pod is in one of nonMasqueradeNamespaces and cannot be recorded: %w", n.recordErr))
+	for _, a := range n.pod.Addresses {
+		has := func(e policy.PrefixAction) bool { return e.Prefix.Contains(a) }
+		if slices.ContainsFunc(policies, func(p policy.Policy) bool { return n.exempts(&p) || slices.ContainsFunc(p.ExemptPods, has) }) {
+			return withCode(codeRules, fmt.Errorf("nonMasqueradeNamespaces are about the pod or a former pod with its address, and it cannot be recorded: %w", n.recordErr))
+		}
+	}
+	return nil
 }
 
 // restore adds the sources of damaged documents, as the conflists on disk state them. The network's own
