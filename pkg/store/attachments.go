@@ -93,24 +93,32 @@ func (d *Dir) Attach(p Pod) error {
 	return err
 }
 
-// putPod writes a record in place. Readers take no lock: one that is empty or torn counts as none, and its ADD has not
-// read the documents yet.
+const writeAttachment = "write attachment"
+
+// putPod writes a record. Readers take no lock: one that is empty or torn counts as none, and its ADD has not read the
+// documents yet.
 func (f *folder) putPod(p Pod) error {
-	const op = "write attachment"
-	name := p.file()
-	file, err := f.create(op, name, name)
-	exists := errors.Is(err, os.ErrExist)
-	if exists {
-		file, err = f.openOrCreate(op, name, unix.O_RDWR)
+	file, err := f.create(writeAttachment, p.file(), p.file())
+	if errors.Is(err, os.ErrExist) {
+		return f.rewritePod(p)
 	}
 	if err != nil {
 		return err
 	}
+	return failure(writeAttachment, f.in(p.file()), write(file, p.encode()))
+}
+
+// rewritePod writes a record that exists, in place: its DEL, which takes no lock, may remove it at any time.
+func (f *folder) rewritePod(p Pod) error {
+	file, _, err := f.open(writeAttachment, p.file(), unix.O_RDWR)
+	if err != nil {
+		return err
+	}
 	data := p.encode()
-	if _, err = file.Write(data); err == nil && exists {
+	if _, err = file.Write(data); err == nil {
 		err = file.Truncate(int64(len(data))) // not to 0 before: ext4 would write to the disk as the file is closed
 	}
-	return failure(op, f.in(name), errors.Join(err, file.Close()))
+	return failure(writeAttachment, f.in(p.file()), errors.Join(err, file.Close()))
 }
 
 // write writes a file, and closes it.
@@ -199,7 +207,7 @@ func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 		p, err := f.pod(a.file())
 		if err == nil && p != nil {
 			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(addresses, x) })
-			err = f.putPod(*p)
+			err = ignoring(f.rewritePod(*p), os.ErrNotExist)
 		}
 		f.close()
 		errs = append(errs, err)

@@ -5,7 +5,10 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -129,4 +132,25 @@ func TestAttachWhileItsBootIsDropped(t *testing.T) {
 	}
 	close(stop)
 	ok(t, <-stopped)
+}
+
+func TestTakeAddressesBesideDEL(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	p := aPod("net", "c1", "eth0")
+	p.Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("10.1.0.6")}
+	taken := map[store.Attachment][]netip.Addr{p.Attachment: p.Addresses[:1]}
+	ok(t, d.Attach(p))
+	ok(t, l.TakeAddresses(taken))
+	if got, err := d.Pod(p.Attachment); err != nil || !slices.Equal(got.Addresses, p.Addresses[1:]) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for range 500 { // DEL takes no lock
+		ok(t, d.Attach(p))
+		var both sync.WaitGroup
+		both.Go(func() { ok(t, l.TakeAddresses(taken)) })
+		both.Go(func() { ok(t, d.Detach(p.Attachment)) })
+		both.Wait()
+		attachments(t, d, "net", 0)
+	}
 }
