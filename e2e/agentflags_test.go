@@ -47,7 +47,7 @@ func daemonSets() []daemonSet {
 // rules equal the agent's.
 func TestAgentDaemonSetFlags(t *testing.T) {
 	t.Parallel()
-	for _, f := range backends()[1:] {
+	for _, f := range backends()[1:2] { // TestAgentCases has both variants
 		t.Run(f.name, func(t *testing.T) {
 			agentNode, ownNode := newNode(t, f), newNode(t, f)
 			for i, c := range daemonSets() {

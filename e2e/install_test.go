@@ -244,7 +244,7 @@ func TestInstallDuringADDs(t *testing.T) {
 	}
 }
 
-// TestInstallKilled kills install and uninstall 200 times at random points. It checks that the
+// TestInstallKilled kills install and uninstall 80 times at random points. It checks that the
 // runtime can always load its configuration and run the plugins in it, and that later commands
 // succeed.
 func TestInstallKilled(t *testing.T) {
@@ -261,7 +261,7 @@ func TestInstallKilled(t *testing.T) {
 
 	done, watchErr := make(chan struct{}), make(chan error, 1)
 	go func() { watchErr <- b.watch(done, plugins) }()
-	const wantKilled, maxRounds = 200, 800
+	const wantKilled, maxRounds = 80, 320
 	killed, named, leftovers := 0, 0, 0
 	for round := 0; killed < wantKilled && round < maxRounds; round++ {
 		args := b.args("install", "--plugin", plugins[random.IntN(2)])

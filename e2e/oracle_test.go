@@ -28,9 +28,10 @@ var seed = flag.Uint64("seed", 20260801, "of the random policies and changes")
 // plugin process per policy; the packets are real.
 func TestRandomPoliciesAgainstOracle(t *testing.T) {
 	t.Parallel()
-	policies := map[string]int{"nftables": 500, "iptables-nft": 500, "iptables-legacy": 100}
+	policies := map[string]int{"nftables": 200, "iptables-nft": 200, "iptables-legacy": 60}
 	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			t.Logf("-seed %d", *seed)
 			n := newNode(t, f)
 			w := oracleNode{node: n, random: rand.New(rand.NewPCG(*seed, 0)), backend: n.openBackend(t)}
