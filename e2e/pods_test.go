@@ -5,6 +5,8 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -188,13 +190,29 @@ func TestFormerConnections(t *testing.T) {
 			before := n.conntrackIDs(t)
 			n.call(t, conf, call{"ADD", "next-" + next, "K8S_POD_NAMESPACE=" + next,
 				[]string{p.addrs[0].String() + "/16", p.addrs[1].String() + "/64"}}).want(t, 0)
-			if gone := len(before) - len(n.conntrackIDs(t)); gone < 80 {
+			if gone := n.gone(t, before); gone < 80 {
 				t.Errorf("from %s to %s: %d connections ended, want 80", from, next, gone)
 			}
 			for i, f := range flows {
 				if o := f.send(t, next == "dev"); o.wrong > 0 {
 					t.Errorf("from %s to %s, %d: %+v", from, next, i, o)
 				}
+			}
+		}
+		// So too if the list changes with the ADD, or its record was lost.
+		for from, change := range map[string]func(){
+			"dev":  func() { conf["nonMasqueradeNamespaces"] = []string{"other", "prod"} },
+			"prod": func() { must(t, os.Remove(filepath.Join(n.dataDir, "record.json"))) },
+		} {
+			p := n.podOf(t, from)
+			n.open(t, p, "1.2.3.4", 20)
+			change()
+			n.conflist(t, "podnet", conf)
+			before := n.conntrackIDs(t)
+			next := map[string]string{"prod": "dev", "dev": "prod"}[from]
+			n.call(t, conf, call{"ADD", "changed-" + next, "K8S_POD_NAMESPACE=" + next, []string{p.addrs[0].String() + "/16"}}).want(t, 0)
+			if gone := n.gone(t, before); gone < 40 {
+				t.Errorf("from %s to %s: %d connections ended, want 40", from, next, gone)
 			}
 		}
 		for _, f := range others {

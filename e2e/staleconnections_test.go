@@ -101,16 +101,21 @@ func (n *node) conntrackIDs(t *testing.T) []string {
 	return regexp.MustCompile(`\bid=\d+`).FindAllString(n.tool(t, "conntrack", "-L", "-o", "id"), -1)
 }
 
-// wantKept fails the test if one of the conntrack entries is gone.
-func (n *node) wantKept(t *testing.T, before []string) {
+// gone returns how many of these conntrack entries are gone.
+func (n *node) gone(t *testing.T, before []string) int {
 	t.Helper()
 	after := map[string]bool{}
 	for _, id := range n.conntrackIDs(t) {
 		after[id] = true
 	}
-	gone := slices.DeleteFunc(slices.Clone(before), func(id string) bool { return after[id] })
-	if len(before) == 0 || len(gone) > 0 {
-		t.Errorf("%d of %d conntrack entries are gone", len(gone), len(before))
+	return len(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return after[id] }))
+}
+
+// wantKept fails the test if one of the conntrack entries is gone.
+func (n *node) wantKept(t *testing.T, before []string) {
+	t.Helper()
+	if gone := n.gone(t, before); len(before) == 0 || gone > 0 {
+		t.Errorf("%d of %d conntrack entries are gone", gone, len(before))
 	}
 }
 

@@ -18,6 +18,7 @@ type exemptPods struct {
 	namespaces []string
 	pods       []store.ExemptPod // by address
 	taken      map[store.Attachment][]netip.Addr
+	own        []netip.Addr // of the pods of Attachments
 }
 
 // exemptPods returns the pods on record, after the records of Attachments were read again; or, if the record is for
@@ -63,6 +64,9 @@ func (e *Enforcer) exemptPods(policies []policy.Policy, rec store.Record) (exemp
 		return x, fmt.Errorf("read the records of pods: %w", err)
 	}
 	for _, p := range pods {
+		if slices.Contains(e.Attachments, p.Attachment) {
+			x.own = append(x.own, p.Addresses...)
+		}
 		for _, a := range p.Addresses {
 			claim(store.ExemptPod{ExemptPod: policy.ExemptPod{Address: a, Namespace: p.Namespace}, Attachment: p.Attachment, At: p.At})
 		}
@@ -112,12 +116,9 @@ func (s *State) ExemptionChanges() bool {
 	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.pods, s.record.Pods)
 }
 
-// passed returns the addresses that pass to pods with another verdict. While the namespaces change, none does so: that is
-// a change of the policy.
+// passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
+// lost, only those of Attachments may do so: for other pods that is a change of the policy.
 func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
-	if !slices.Equal(x.namespaces, rec.Namespaces) {
-		return nil
-	}
 	without := func(pods, others []store.ExemptPod) {
 		for _, p := range pods {
 			if !slices.ContainsFunc(others, func(o store.ExemptPod) bool { return o.ExemptPod == p.ExemptPod }) {
@@ -127,7 +128,13 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 	}
 	without(x.pods, rec.Pods)
 	without(rec.Pods, x.pods)
-	return addresses
+	if slices.Equal(x.namespaces, rec.Namespaces) {
+		return addresses
+	}
+	for _, taken := range x.taken {
+		addresses = append(addresses, taken...)
+	}
+	return slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })
 }
 
 // addPassed adds addresses to the reset for those that passed to other pods, of which there is one.
