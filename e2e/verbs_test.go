@@ -153,65 +153,52 @@ func TestChainedPlugins(t *testing.T) {
 	}
 }
 
-// drift is a change of the rules and the differences that CHECK reports, with iptables and with
-// nftables.
-type drift struct {
-	name, iptables, nft string
-	says                [2]string
-}
+// drift is a change of the rules, with iptables and with nftables.
+type drift struct{ name, iptables, nft string }
 
 func drifts() []drift {
 	return []drift{{
 		name:     "missing exempt prefix",
 		iptables: "-D IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN",
 		nft:      "delete element ip ip-masq exempt-IP-MASQ-AGENT { 10.0.0.0/8 }",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing rule: to 10.0.0.0/8 return", "ipv4 IP-MASQ-AGENT: missing element: destination 10.0.0.0/8 (return)"},
 	}, {
 		name:     "unexpected exempt prefix",
 		iptables: "-I IP-MASQ-AGENT -d 192.0.2.0/24 -j RETURN",
 		nft:      "add element ip ip-masq exempt-IP-MASQ-AGENT { 192.0.2.0/24 }",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: to 192.0.2.0/24 return", "ipv4 IP-MASQ-AGENT: unexpected element: destination 192.0.2.0/24 (return)"},
 	}, {
 		name:     "third-party rule",
 		iptables: "-I IP-MASQ-AGENT -p tcp --dport 25 -j ACCEPT",
 		nft:      "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 accept",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected rule: tcp rule with the transport header, accept", "ipv4 IP-MASQ-AGENT: unexpected rule: "},
 	}, {
 		name:     "missing jump",
 		iptables: "-F POSTROUTING",
 		nft:      "flush chain ip ip-masq postrouting",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing jump from POSTROUTING: to non-local", "ipv4 IP-MASQ-AGENT: missing jump from POSTROUTING: to non-local"},
 	}, {
 		name:     "unexpected jump",
 		iptables: "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT",
 		nft:      "add rule ip ip-masq postrouting fib daddr type != local jump masq-IP-MASQ-AGENT",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local", "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local"},
 	}, {
 		name:     "jump without match",
 		iptables: "-F POSTROUTING\n-A POSTROUTING -j IP-MASQ-AGENT",
 		nft:      "flush chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: of all traffic", "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: of all traffic"},
 	}, {
 		name:     "missing last rule",
 		iptables: "-D IP-MASQ-AGENT 5",
 		nft:      "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT counter return",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing rule: masquerade random-fully", "ipv4 IP-MASQ-AGENT: missing rule: masquerade random-fully"},
 	}, {
 		name:     "rule out of order",
 		iptables: "-D IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN",
 		nft: "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade fully-random; " +
 			"add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT counter return",
-		says: [2]string{"ipv4 IP-MASQ-AGENT: rule out of order: masquerade random-fully", "ipv4 IP-MASQ-AGENT: rule out of order: masquerade random-fully"},
 	}, {
 		name:     "missing chain",
 		iptables: "-F POSTROUTING\n-F IP-MASQ-AGENT\n-X IP-MASQ-AGENT",
 		nft:      "delete table ip ip-masq",
-		says:     [2]string{"ipv4 IP-MASQ-AGENT: missing chain", "ipv4 IP-MASQ-AGENT: missing chain"},
 	}}
 }
 
-// TestDrift checks that CHECK reports each kind of drift rule by rule and writes nothing, and that
-// the next ADD or DEL repairs it.
+// TestDrift checks that CHECK reports each kind of drift and writes nothing, and that the next ADD or
+// DEL repairs it. TestCompare of package policy has the differences.
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -220,14 +207,10 @@ func TestDrift(t *testing.T) {
 		right := tree(t, n.dataDir)
 		for _, d := range drifts() {
 			t.Run(d.name, func(t *testing.T) {
-				says := d.says[0]
-				if n.backend.variant == "" {
-					says = d.says[1]
-				}
 				for _, verb := range []string{"ADD", "DEL"} {
 					n.alter(t, d.iptables, d.nft)
 					drifted := n.snapshot(t)
-					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:", says)
+					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "ipv4 IP-MASQ-AGENT: ")
 					n.unchanged(t, drifted)
 					n.invoke(t, invocation{verb: verb, conf: conf, id: "pod-of-" + verb}).want(t, 0).noWarnings(t)
 					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0).noWarnings(t)
