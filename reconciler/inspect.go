@@ -105,7 +105,7 @@ func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []di
 		}
 		r := n.Readiness(ctx, n.active.Answers)
 		if n.active.Answers && a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }) {
-			n.JudgeADDs(r) // the reconciler looks elsewhere
+			n.AddADDProblems(r) // the reconciler looks elsewhere
 		}
 		found := n.findings(ctx, r)
 		locked := n.active.Running && n.active.health == ""

@@ -126,7 +126,7 @@ type Explanation struct {
 	overriders  []thirdparty.Hit
 	held        []thirdparty.Hit // third-party rules that enforceExempt precedes
 	stale       bool             // rules that a sync removes may decide
-	byHand      bool             // a sync does not repair the difference
+	notRepaired bool             // a sync does not repair the difference
 	incomplete  bool
 }
 
@@ -285,7 +285,7 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 	if slices.ContainsFunc(chain.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
 		e.Kernel, e.known = false, false
-		e.byHand = !e.nftables // every program may write to table nat of iptables
+		e.notRepaired = !e.nftables // every program may write to table nat of iptables
 		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
 	}
 }

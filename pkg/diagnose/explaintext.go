@@ -207,14 +207,14 @@ func (e Explanation) guardText() string {
 
 // whatToDo returns the command to run if the kernel does not do what the policy says.
 func (e Explanation) whatToDo() string {
-	drift, byHand := len(e.Drift) > 0, e.byHand
+	drift, notRepaired := len(e.Drift) > 0, e.notRepaired
 	for _, other := range e.Chains {
-		drift, byHand = drift || len(other.Drift) > 0, byHand || other.byHand
+		drift, notRepaired = drift || len(other.Drift) > 0, notRepaired || other.notRepaired
 	}
 	switch {
 	case e.incomplete:
 		return "Nothing is repaired until these documents can be read."
-	case byHand:
+	case notRepaired:
 		return "To repair this: do what the difference says, then ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
 	case drift || !e.Kernel && e.stale:
 		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check.\n" +

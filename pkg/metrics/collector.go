@@ -219,9 +219,14 @@ func (e exporter) rules(r *reconcile.Report) {
 		conflicts(float64(n), chain)
 	}
 	prefixes := e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
-	count, taken := map[series]int{}, names{}
+	exempt := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
+		"nonMasqueradeNamespaces.", "chain")
+	count, pods, taken := map[series]int{}, map[string]int{}, names{}
 	for _, p := range r.Rules.Policies() {
 		name := taken.admit(label(p.Chain))
+		if len(p.Namespaces) > 0 {
+			pods[name] += r.Rules.ExemptPods(p)
+		}
 		for _, f := range p.Families() {
 			count[series{name, f, string(policy.ActionExempt)}] += 0
 			count[series{name, f, string(policy.ActionMasquerade)}] += 0
@@ -234,15 +239,6 @@ func (e exporter) rules(r *reconcile.Report) {
 	}
 	for s, n := range count {
 		prefixes(float64(n), s.labels()...)
-	}
-	exempt := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
-		"nonMasqueradeNamespaces.", "chain")
-	pods := map[string]int{}
-	taken = names{}
-	for _, p := range r.Rules.Policies() {
-		if len(p.Namespaces) > 0 {
-			pods[taken.admit(label(p.Chain))] += r.Rules.ExemptPods(p)
-		}
 	}
 	for chain, n := range pods {
 		exempt(float64(n), chain)

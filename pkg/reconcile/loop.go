@@ -437,7 +437,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	}
 	by := l.writer.Swap(nil) // not of a commit that follows, such as the sync's own
 	r := l.Node.Sync(ctx, l.sources)
-	l.Node.JudgeADDs(r)
+	l.Node.AddADDProblems(r)
 	l.sources = r.Sources
 	if ctx.Err() != nil {
 		return // the sync may have been interrupted

@@ -286,16 +286,16 @@ func (r *Report) warn(err error) {
 	}
 }
 
-// judge adds the problems of the sources, the documents and the rules to the report.
-func (n *Node) judge(r *Report) {
-	n.judgeSources(r)
+// addProblems adds the problems of the sources, the documents and the rules to the report.
+func (n *Node) addProblems(r *Report) {
+	n.addSourceProblems(r)
 	r.Problems = append(r.Problems, r.Lost...)
 	if err := newer(r.State); err != nil {
 		r.problem(ReasonState, err)
 	} else if r.OtherDataDir != nil {
 		r.problem(ReasonState, r.OtherDataDir)
 	} else if r.Rules != nil {
-		judgeRules(r)
+		addRuleProblems(r)
 	}
 	if r.rulesFailed() {
 		r.Result = Failed
@@ -303,7 +303,7 @@ func (n *Node) judge(r *Report) {
 	r.Took = time.Since(r.Started)
 }
 
-func (n *Node) judgeSources(r *Report) {
+func (n *Node) addSourceProblems(r *Report) {
 	s := r.Sources
 	if n.SettingsErr != nil {
 		r.problem(ReasonSource, fmt.Errorf("settings: %w", n.SettingsErr))
@@ -332,7 +332,7 @@ func (n *Node) judgeSources(r *Report) {
 	}
 }
 
-func judgeRules(r *Report) {
+func addRuleProblems(r *Report) {
 	s := r.Rules
 	if s.RecordErr != nil {
 		r.add(Problem{Reason: ReasonState, Err: s.RecordErr, LoopOnly: true})
@@ -390,9 +390,9 @@ func (r *Report) withCleanupRemedy(conflict error) error {
 	return fmt.Errorf("%w; or, as these settings read no agent files, remove their stored policy with ip-masq-reconciler cleanup", conflict)
 }
 
-// judgeBackends adds chains that are correct and could not be repaired, such as those in iptables
+// addBackendProblems adds chains that are correct and could not be repaired, such as those in iptables
 // when the image has no iptables. The sync has not failed because of that.
-func (n *Node) judgeBackends(ctx context.Context, r *Report) {
+func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
 		return
 	}
@@ -411,9 +411,9 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	r := n.Check(ctx)
 	remedy := "the reconciler repairs them; if it cannot, another line says why"
 	if !active {
-		n.judgeBackends(ctx, r)
-		repairable := n.judgeRepair(ctx, r)
-		n.JudgeADDs(r)
+		n.addBackendProblems(ctx, r)
+		repairable := n.addRepairProblems(ctx, r)
+		n.AddADDProblems(r)
 		remedy = "ip-masq-reconciler once repairs them, as does a reconciler that runs"
 		if !repairable || slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
 			remedy = "a reconciler repairs them once the other problems are solved"
@@ -427,15 +427,15 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	return r
 }
 
-// judgeRepair adds why rules that differ cannot be repaired, as a dry run finds it, and reports whether there is no reason.
-func (n *Node) judgeRepair(ctx context.Context, r *Report) bool {
+// addRepairProblems adds why rules that differ cannot be repaired, as a dry run finds it, and reports whether there is no reason.
+func (n *Node) addRepairProblems(ctx context.Context, r *Report) bool {
 	if !r.Differs() {
 		return true
 	}
 	wait, cancel := context.WithTimeout(ctx, n.LockWait)
 	defer cancel()
 	lock, err := n.Dir.DryRun(wait)
-	if err != nil { // JudgeADDs says it
+	if err != nil { // AddADDProblems says it
 		return true
 	}
 	defer func() { r.warn(lock.Release()) }()
@@ -463,8 +463,8 @@ func (r *Report) notRepaired(err error) bool {
 	}) && slices.ContainsFunc(drift.Diff, func(c policy.Change) bool { return c.Kind == policy.UnrecognizedChange })
 }
 
-// JudgeADDs adds why ADDs fail although the rules are correct.
-func (n *Node) JudgeADDs(r *Report) {
+// AddADDProblems adds why ADDs fail although the rules are correct.
+func (n *Node) AddADDProblems(r *Report) {
 	var file string
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if err := list.PositionErr(); err != nil {

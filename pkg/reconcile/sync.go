@@ -33,7 +33,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		r.Pending, r.Dropped = nil, nil
 		r.Rules.DiscardDiff()
 	}
-	n.judge(r)
+	n.addProblems(r)
 	return r
 }
 
@@ -43,9 +43,9 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	if r.Unfinished() {
 		r = &Report{Started: r.Started, Sources: src, Result: Unchanged}
 		n.write(ctx, r)
-		n.judge(r)
+		n.addProblems(r)
 	}
-	n.judgeBackends(ctx, r)
+	n.addBackendProblems(ctx, r)
 	return r
 }
 
