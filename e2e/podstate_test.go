@@ -5,6 +5,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -63,5 +64,48 @@ func TestLostPodState(t *testing.T) {
 		if p := n.load(t).Record.Pods; len(p) > 0 {
 			t.Errorf("after cleanup: %+v", p)
 		}
+	})
+}
+
+// TestExemptPodsOfChains: the addresses of a pod are exempt in the chains that list its namespace, in the families that are
+// managed by now, and because of other keys, too.
+func TestExemptPodsOfChains(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		const prod, dev = "K8S_POD_NAMESPACE=prod", "K8S_POD_NAMESPACE=dev"
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}, "nonMasqueradeSourceCIDRs": []string{"10.1.0.5/32"}, "sourceCIDRs": []string{"10.1.0.0/16"}}
+		add := func(conf object, id, args string, addresses ...string) {
+			t.Helper()
+			n.call(t, conf, call{"ADD", id, args, addresses}).want(t, 0)
+			n.call(t, conf, call{"CHECK", id, args, addresses}).want(t, 0)
+		}
+		n.conflist(t, "podnet", conf)
+		add(conf, "a", prod, "10.1.0.5/16")
+		add(conf, "b", prod, "10.1.0.6/16", "fd00:10:1::6/64")
+		n.exemptAddresses(t, "10.1.0.5", "10.1.0.6", "fd00:10:1::6")
+		conf["enableIPv6"], conf["sourceCIDRs"] = true, []string{"10.1.0.0/16", "fd00:10:1::/64"}
+		n.conflist(t, "podnet", conf)
+		add(conf, "c", "", "10.1.0.9/16")
+		if stdout, stderr, _ := n.reconciler(t, "explain", "2001:db8:5::5", "--from", "fd00:10:1::6", "-o", "json"); !strings.Contains(stdout, `"verdict": "exempt"`) {
+			t.Errorf("IPv6 is managed since: %s%s", stdout, stderr)
+		}
+		second := object{"name": "second", "masqChain": "SECOND", "nonMasqueradeNamespaces": []string{"dev"}, "sourceCIDRs": []string{"10.2.0.0/16"}}
+		add(second, "d", dev, "10.2.0.7/16")
+		add(conf, "e", dev, "10.1.0.7/16") // of a namespace that the other chain lists
+		for from, want := range map[string]string{"10.2.0.7": "exempt", "10.1.0.7": "masquerade", "10.1.0.6": "exempt"} {
+			if stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", from, "-o", "json"); !strings.Contains(stdout, `"verdict": "`+want+`"`) {
+				t.Errorf("%s is not %s: %s%s", from, want, stdout, stderr)
+			}
+		}
+		n.call(t, second, call{verb: "DEL", id: "d"}).want(t, 0)
+		add(conf, "b", "", "10.1.0.6/16") // again, without names
+		n.call(t, conf, call{verb: "GC"}).want(t, 0)
+		n.call(t, conf, call{verb: "DEL", id: "e"}).want(t, 0)
+		n.exemptAddresses(t, "10.1.0.5")
+		must(t, os.RemoveAll(filepath.Join(n.dataDir, "attachments")))
+		if stdout, stderr, code := n.reconciler(t, "once"); code != 0 || len(n.load(t).Record.Pods) > 0 {
+			t.Errorf("once: %d\n%s%s", code, stdout, stderr)
+		}
+		n.call(t, conf, call{"CHECK", "a", prod, []string{"10.1.0.5/16"}}).want(t, 0) // by nonMasqueradeSourceCIDRs
 	})
 }
