@@ -109,3 +109,29 @@ func TestExemptPodsOfChains(t *testing.T) {
 		n.call(t, conf, call{"CHECK", "a", prod, []string{"10.1.0.5/16"}}).want(t, 0) // by nonMasqueradeSourceCIDRs
 	})
 }
+
+// TestNamespacesOfAgentFiles: a list in the agent files is about pods that run, and about those to come.
+func TestNamespacesOfAgentFiles(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		add := func(id, address string) {
+			t.Helper()
+			n.call(t, object{}, call{"ADD", id, "K8S_POD_NAMESPACE=prod", []string{address}}).want(t, 0)
+		}
+		once := func(keys string, exempt ...string) {
+			t.Helper()
+			n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8]\n"+keys)
+			if stdout, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(n.agentDir())...)...); code != 0 {
+				t.Errorf("once: %d\n%s%s", code, stdout, stderr)
+			}
+			n.exemptAddresses(t, exempt...)
+		}
+		n.conflist(t, "podnet", object{})
+		add("a", "10.1.0.5/16")
+		once("nonMasqueradeNamespaces: [prod]\n", "10.1.0.5")
+		add("b", "10.1.0.6/16")
+		n.exemptAddresses(t, "10.1.0.5", "10.1.0.6")
+		once("")
+		once("nonMasqueradeNamespaces: [prod, dev]\n", "10.1.0.5", "10.1.0.6")
+	})
+}
