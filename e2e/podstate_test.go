@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestLostPodState: exempt pods outlast a lost record, whoever finds it, and damaged records of attachments concern these alone.
+// TestLostPodState: exempt pods outlast a lost record, whichever program finds it, and damaged records of attachments concern these alone.
 func TestLostPodState(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {

@@ -70,7 +70,7 @@ const (
 	uninstallRetry  = 2 * time.Second
 	addTime         = 2 * time.Second // how long an ADD already started may still run
 	maxStep         = time.Minute
-	reasonUninstall = reconcile.Reason("uninstall") // not one of reconcile.Reasons: "run" never has it
+	reasonUninstall = reconcile.Reason("uninstall") // not one of reconcile.Faults: "run" never has it
 )
 
 func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
