@@ -61,8 +61,8 @@ func (b *bench) parts() []part {
 		{"change", b.change},
 		{"repair", b.repair},
 		{"idle", b.idle},
-		{"commits", b.commits},
-		{"published", b.published},
+		{"commits", func() error { return b.besideReconciler(b.commits) }},
+		{"published", func() error { return b.besideReconciler(b.published) }},
 		{"churn", b.churn},
 	}
 }

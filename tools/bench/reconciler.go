@@ -109,16 +109,17 @@ func (b *bench) idle() error {
 	return errors.Join(errs...)
 }
 
-// published measures ADD with rules in sync beside a reconciler, which publishes what it verified, alone and after
-// another program's commit.
-func (b *bench) published() error {
+// besideReconciler measures on nodes of each backend with notifications, and with a large list, that have a
+// reconciler.
+func (b *bench) besideReconciler(measure func(f scene.Backend, prefixes int, g reconciledNode) error) error {
 	for _, f := range scene.Backends()[:2] {
-		sizes := []int{usual}
-		if f.Name == "nftables" { // for which large lists are
-			sizes = b.sizes(usual, 10_000)
-		}
-		for _, prefixes := range sizes {
-			if err := b.publishedOf(f, prefixes); err != nil {
+		for _, prefixes := range b.sizes(usual, 10_000) {
+			g, err := newReconciledNode(f, prefixes, "", "--resync-interval", "10m")
+			if err == nil {
+				time.Sleep(time.Second) // for the syncs of its start
+				err = measure(f, prefixes, g)
+			}
+			if err = errors.Join(err, g.close()); err != nil {
 				return err
 			}
 		}
@@ -126,13 +127,9 @@ func (b *bench) published() error {
 	return nil
 }
 
-func (b *bench) publishedOf(f scene.Backend, prefixes int) (err error) {
-	g, err := newReconciledNode(f, prefixes, "", "--resync-interval", "10m")
-	defer func() { err = errors.Join(err, g.close()) }()
-	if err != nil {
-		return err
-	}
-	time.Sleep(time.Second) // for the syncs of its start
+// published measures ADD with rules in sync beside a reconciler, which publishes what it verified, alone and after
+// another program's commit.
+func (b *bench) published(f scene.Backend, prefixes int, g reconciledNode) error {
 	var contenders []measure.Contender
 	for _, v := range []verifier{
 		{"plugin=empty", empty, g.Node, false},
@@ -141,34 +138,18 @@ func (b *bench) publishedOf(f scene.Backend, prefixes int) (err error) {
 	} {
 		contenders = append(contenders, v.alone())
 	}
-	_, err = b.compare(fmt.Sprintf("PublishedADD/prefixes=%d", prefixes), b.limit(200, 10*time.Second), contenders...)
+	_, err := b.compare(fmt.Sprintf("PublishedADD/prefixes=%d", prefixes), b.limit(200, 10*time.Second), contenders...)
 	return err
 }
 
 // commits measures the cost of other programs' commits, which do not concern the rules of ip-masq, for
 // the reconciler, which receives each event, and for those programs: without a listener, with one that
 // ignores the events, and with a reconciler.
-func (b *bench) commits() error {
-	for _, f := range scene.Backends()[:2] {
-		for _, prefixes := range b.sizes(usual, 10_000) {
-			if err := b.commitsWithListeners(f, prefixes); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (b *bench) commitsWithListeners(f scene.Backend, prefixes int) (err error) {
+func (b *bench) commits(f scene.Backend, prefixes int, g reconciledNode) (err error) {
 	const each, large = 500, 5 // commits a round
 	limit := measure.Limit{Rounds: 20, Least: 20}
 	if b.quick {
 		limit = measure.Limit{Rounds: 4, Least: 4}
-	}
-	g, err := newReconciledNode(f, prefixes, "", "--resync-interval", "10m")
-	defer func() { err = errors.Join(err, g.close()) }()
-	if err != nil {
-		return err
 	}
 	contender := func(name string, n *scene.Node) measure.Contender {
 		return measure.Contender{Name: "listener=" + name, Run: func(int) ([]measure.Value, error) {
