@@ -133,6 +133,7 @@ func (b *bench) published(f scene.Backend, prefixes int, g reconciledNode) error
 	var contenders []measure.Contender
 	for _, v := range []verifier{
 		{"plugin=empty", empty, g.Node, false},
+		{"plugin=empty" + afterCommit, empty, g.Node, true},
 		{"plugin=" + ipMasqOn(f), ipMasq, g.Node, false},
 		{"plugin=" + ipMasqOn(f) + afterCommit, ipMasq, g.Node, true},
 	} {
