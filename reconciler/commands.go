@@ -3,11 +3,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -58,14 +55,11 @@ not ready.`,
 	root.SetVersionTemplate(versionText() + "\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.SuggestionsMinimumDistance = 2
-	root.SetHelpCommand(helpCommand())
 	a.addFlags(root)
 	root.AddCommand(a.commands()...)
 	root.SetUsageTemplate(usageTemplate)
 	for _, c := range append(root.Commands(), root) {
-		if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 {
-			c.ValidArgsFunction = cobra.NoFileCompletions
-		}
+		c.ValidArgsFunction = cobra.NoFileCompletions
 	}
 	return root
 }
@@ -200,47 +194,6 @@ Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
 				return nil
 			},
 		}),
-		a.completionCommand(),
-	}
-}
-
-// completionCommand replaces cobra's own, which prints the help for an unknown shell, with exit code 0.
-func (a *app) completionCommand() *cobra.Command {
-	shells := []string{"bash", "zsh", "fish", "powershell"}
-	return &cobra.Command{
-		Use:   "completion SHELL",
-		Short: "Print the completions for bash, zsh, fish or powershell",
-		Long: `Print the script by which a shell completes commands and flags. SHELL is bash, zsh, fish or
-powershell. The packages install the script for the first three.
-
-Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
-		Example: `  # Complete in this bash, which needs the package bash-completion
-  source <(ip-masq-reconciler completion bash)
-
-  # Complete in each zsh
-  ip-masq-reconciler completion zsh > "${fpath[1]}/_ip-masq-reconciler"
-
-  # Complete in each fish
-  ip-masq-reconciler completion fish > ~/.config/fish/completions/ip-masq-reconciler.fish`,
-		ValidArgs: shells,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || !slices.Contains(shells, args[0]) {
-				return usageError{errors.New("completion takes one shell: bash, zsh, fish or powershell")}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, args []string) error {
-			switch root := c.Root(); args[0] {
-			case "bash":
-				return root.GenBashCompletionV2(a.out, true)
-			case "zsh":
-				return root.GenZshCompletion(a.out)
-			case "fish":
-				return root.GenFishCompletion(a.out, true)
-			default:
-				return root.GenPowerShellCompletionWithDesc(a.out)
-			}
-		},
 	}
 }
 
@@ -306,30 +259,3 @@ The flags that {{.Root.Name}} --help lists are accepted here too.{{else}}` +
 
 Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
 `
-
-func helpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "help [command]",
-		Short: "Print the help of the program or of a command",
-		Long: `Print the help of the program, or of one command.
-
-Exit codes: 0 printed; 2 there is no such command.`,
-		Example: `  # List the commands and the settings
-  ip-masq-reconciler help
-
-  # Print the help of a command
-  ip-masq-reconciler help status
-
-  # Read a long one page by page
-  ip-masq-reconciler help uninstall | less`,
-		RunE: func(c *cobra.Command, args []string) error {
-			about, rest, err := c.Root().Find(args)
-			if err != nil || len(rest) > 0 {
-				return usageError{fmt.Errorf("there is no command %s", policy.Quote(strings.Join(args, " ")))}
-			}
-			about.InitDefaultHelpFlag()
-			about.InitDefaultVersionFlag()
-			return about.Help()
-		},
-	}
-}

@@ -21,7 +21,7 @@ func TestHelp(t *testing.T) {
 	for i := 0; i < len(commands); i++ {
 		c := commands[i]
 		commands = append(commands, c.Commands()...)
-		if !c.Runnable() {
+		if !c.Runnable() || c.Name() == "help" { // cobra's own
 			continue
 		}
 		if !imperative.MatchString(c.Short) || len(c.Short) > 80 {

@@ -77,7 +77,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	if r.Incomplete() != nil {
 		rules = nil // the policy is incomplete
 	}
-	running := n.running(r)
+	running := n.running()
 	_, withoutRecord, err := n.Dir.Pods()
 	found := slices.Concat(faultFindings(n.problems(r)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
@@ -88,16 +88,10 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 }
 
 // running returns what is known of the reconciler of the node.
-func (n *inspection) running(report *reconcile.Report) *diagnose.Running {
-	locked, elsewhere := n.Dir.ReconcilerActive(), n.elsewhere(report)
-	r := &diagnose.Running{
-		Active: locked || n.active.Running && elsewhere == "", Seen: n.Dir.ReconcilerSeen(), Elsewhere: elsewhere,
-		Answers: n.active.Running && (n.active.Answers || !locked), Err: n.active.err, // without the lock it answered as /readyz does
+func (n *inspection) running() *diagnose.Running {
+	r := &diagnose.Running{Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Answers: n.active.Answers, Err: n.active.err}
+	if s := n.active.status; s != nil {
+		r.Unserved, r.ManagesConflist = s.Unserved, s.ConflistManaged
 	}
-	s := n.active.status
-	if s == nil {
-		return r
-	}
-	r.Unserved, r.ManagesConflist = s.Unserved, s.ConflistManaged
 	return r
 }

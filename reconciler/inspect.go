@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -54,7 +53,6 @@ type activeReconciler struct {
 	status   *metrics.Status   // nil unless it answers
 	problems []metrics.Problem // why the node is not ready, as it says
 	err      error             // why one that runs does not answer
-	health   string            // the address at which it answers instead, and no process holds the instance lock
 }
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
@@ -71,7 +69,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 		n.settingsFrom = "from the defaults"
 	}
 	n.SettingsErr = err
-	n.active = ask(ctx, n.Dir, stated.HealthListen)
+	n.active = ask(ctx, n.Dir)
 	if s := n.active.status; s != nil && a.config == "" {
 		if err := n.useSettings(a, s, all); err != nil { // as with another StatusVersion
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
@@ -95,7 +93,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 }
 
 // examine inspects the node, and returns what a dry run and doctor find. It begins again if a reconciler
-// started meanwhile, or may be starting.
+// may be starting.
 func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []diagnose.Finding, error) {
 	withoutLock := func(f diagnose.Finding) bool { return f.ID == "reconciler-data-dir" } // or that starts
 	for start := time.Now(); ; flowcontrol.Sleep(ctx, 50*time.Millisecond) {
@@ -108,8 +106,7 @@ func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []di
 			n.AddADDProblems(r) // the reconciler looks elsewhere
 		}
 		found := n.findings(ctx, r)
-		locked := n.active.Running && n.active.health == ""
-		if locked || !n.Dir.ReconcilerActive() && (time.Since(start) > startTime || !slices.ContainsFunc(found, withoutLock)) {
+		if time.Since(start) > startTime || !slices.ContainsFunc(found, withoutLock) {
 			return n, r, found, nil
 		}
 	}
@@ -159,9 +156,8 @@ func ofAgentFiles(key string) bool {
 	return strings.HasPrefix(key, "agent")
 }
 
-// ask asks the reconciler that runs with the dataDir for its status. Where it cannot have a socket, as on a
-// full disk, /readyz answers in part.
-func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconciler {
+// ask asks the reconciler that runs with the dataDir for its status.
+func ask(ctx context.Context, dir *store.Dir) activeReconciler {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	status, err := askSocket(ctx, dir)
@@ -172,11 +168,7 @@ func ask(ctx context.Context, dir *store.Dir, healthAddress string) activeReconc
 	if err == nil {
 		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
-	found := activeReconciler{Running: dir.ReconcilerActive(), err: err}
-	if !found.Running && askHealth(ctx, healthAddress) {
-		found.Running, found.health = true, healthAddress
-	}
-	return found
+	return activeReconciler{Running: dir.ReconcilerActive(), err: err}
 }
 
 // starting reports whether a reconciler started a moment ago, and has no socket or made no sync yet.
@@ -187,7 +179,7 @@ func starting(dir *store.Dir, status *metrics.Status, err error) bool {
 
 // askSocket returns the status that the socket of the dataDir serves.
 func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
-	body, _, err := metrics.Request(ctx, dir, http.MethodGet, metrics.StatusURL, nil)
+	body, err := metrics.ReadStatus(ctx, dir)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("no answer in %s", answerTime)
 	}
@@ -212,32 +204,11 @@ func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
 	return &status, nil
 }
 
-// askHealth reports whether a reconciler answers at /readyz. Every user of the node can listen there instead, so the
-// answer says nothing else.
-func askHealth(ctx context.Context, address string) bool {
-	if address == "" {
-		return false
-	}
-	body, code, err := metrics.Request(ctx, nil, http.MethodGet, "http://"+address+"/readyz", nil)
-	reason, _, _ := strings.Cut(string(body), ": ")
-	isFault := func(f reconcile.Fault) bool { return string(f.Reason) == reason }
-	return err == nil && (code == http.StatusOK && string(body) == "ok\n" || slices.ContainsFunc(reconcile.Faults(), isFault))
-}
-
 // printSettingsOrigin writes where the settings come from to stderr. With --config, the operator has said it.
 func (n *inspection) printSettingsOrigin(a *app) {
 	if a.config == "" {
 		fmt.Fprintf(a.err, "settings: %s%s\n", n.notReconciler, n.settingsFrom)
 	}
-}
-
-// elsewhere returns the address at which a reconciler answers that does not use this dataDir, or "". One with a
-// fault of the dataDir cannot take the instance lock.
-func (n *inspection) elsewhere(r *reconcile.Report) string {
-	if slices.ContainsFunc(n.problems(r), func(p metrics.Problem) bool { return p.Reason == reconcile.ReasonState }) {
-		return ""
-	}
-	return n.active.health
 }
 
 // problems returns why the node is not ready: what the dry run finds, and what the reconciler that runs reports.

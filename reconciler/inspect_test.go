@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -244,38 +243,6 @@ func TestPluginOfTheReconciler(t *testing.T) {
 		}
 		if err := os.Remove(ran); err != nil {
 			t.Error(err)
-		}
-	}
-}
-
-// TestReadyz checks that a reconciler is known by the answer of /readyz, and that another program which has the
-// address cannot have another one asked.
-func TestReadyz(t *testing.T) {
-	t.Parallel()
-	asked := false
-	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
-	defer other.Close()
-	body, code := "", http.StatusOK
-	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Location", other.URL)
-		w.WriteHeader(code)
-		fmt.Fprint(w, body)
-	}))
-	defer health.Close()
-	for _, c := range []struct {
-		code int
-		body string
-		runs bool
-	}{
-		{200, "ok\n", true},
-		{503, "state: open /data: read-only file system; let it write\n  there\nrules: differ\n", true},
-		{404, "404 page not found\n", false},
-		{200, "<html>", false},
-		{302, "ok\n", false},
-	} {
-		code, body = c.code, c.body
-		if runs := askHealth(t.Context(), health.Listener.Addr().String()); runs != c.runs || asked {
-			t.Errorf("%d %q: runs %t, another address was asked %t", c.code, c.body, runs, asked)
 		}
 	}
 }

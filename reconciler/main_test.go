@@ -11,7 +11,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -315,6 +314,7 @@ func TestOtherCommands(t *testing.T) {
 	var names []string
 	root := (&app{out: io.Discard, err: io.Discard}).root()
 	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() != "run" {
 			names = append(names, c.Name())
@@ -327,30 +327,23 @@ func TestOtherCommands(t *testing.T) {
 }
 
 // TestOutputIsEscaped checks that no command writes a control character of a program that answers in the reconciler's
-// place: on the socket, or at health_listen, where every user can listen.
+// place on the socket.
 func TestOutputIsEscaped(t *testing.T) {
 	t.Parallel()
 	const title = "\x1b]0;owned\a\x1b[2J\u009b31m"
-	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintf(w, "state: %s\n", title)
-	}))
-	defer health.Close()
-	socket := serveStatus(t, answering(t, metrics.Status{
+	dataDir := serveStatus(t, answering(t, metrics.Status{
 		StatusVersion: metrics.StatusVersion, Version: title, SettingsErr: title,
 		Problems: []metrics.Problem{{Reason: title, Message: title}, {Reason: reconcile.ReasonConflist, Message: title}},
 	}))
-	for _, dataDir := range []string{socket, t.TempDir()} {
-		for _, command := range []string{"check", "status", "doctor", "render", "explain 10.0.0.1", "check -o json", "status -o json", "doctor -o json"} {
-			args := append(strings.Fields(command), "--data-dir", dataDir, "--health-listen", health.Listener.Addr().String(), "--cni-conf-dir", t.TempDir())
-			output, err := exec.CommandContext(t.Context(), "ip-masq-reconciler", args...).CombinedOutput()
-			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-				t.Fatal(err)
-			}
-			raw := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }
-			if strings.ContainsFunc(string(output), raw) {
-				t.Errorf("%q writes %q", args, output)
-			}
+	for _, command := range []string{"check", "status", "doctor", "render", "explain 10.0.0.1", "check -o json", "status -o json", "doctor -o json"} {
+		args := append(strings.Fields(command), "--data-dir", dataDir, "--cni-conf-dir", t.TempDir())
+		output, err := exec.CommandContext(t.Context(), "ip-masq-reconciler", args...).CombinedOutput()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		raw := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }
+		if strings.ContainsFunc(string(output), raw) {
+			t.Errorf("%q writes %q", args, output)
 		}
 	}
 }

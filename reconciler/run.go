@@ -157,12 +157,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	d.settingsAre(s, bad)
 	node := open(s, d.drivers)
 	node.SettingsErr = bad
-	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) {
-		d.monitor.Report(r, node.Interval(r.Sources))
-		if r.Standby() {
-			d.announce(ctx, node.Dir)
-		}
-	})
+	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) })
 	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
 	if s.Conflist.Manage {
 		loop.SyncConflist = newManager(s, node.Dir, d.log).Sync
@@ -193,14 +188,6 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 // settingsAre tells the monitor which settings are in force.
 func (d *daemon) settingsAre(s config.Settings, bad error) {
 	d.monitor.Settings(metrics.Settings{Settings: s, File: d.app.settingsFile(), Err: bad, Flags: d.app.flagValues(s)})
-}
-
-// announce tells the active reconciler about this one, which is on standby.
-func (d *daemon) announce(ctx context.Context, dir *store.Dir) {
-	const timeout = 500 * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	_ = metrics.AnnounceStandby(ctx, dir, version) // an older version has no socket
 }
 
 // waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow

@@ -20,7 +20,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -33,8 +32,7 @@ var (
 )
 
 func (a *app) statusCommand() *cobra.Command {
-	watch := false
-	c := a.addOutput(&cobra.Command{
+	return a.addOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Show on one screen whether the node is ready, and why not",
 		Long: `Show on one screen whether the node is ready, with cause and remedy of each fault. Show what is
@@ -42,45 +40,32 @@ in force: reconciler, plugin, settings, chains, sources, conflist, repairs, and 
 "doctor". Nothing is written. If no reconciler answers, the state is that of the dataDir and of
 the kernel.
 
-Exit codes: 0 the node is ready, or --watch was stopped; 1 no reconciler runs, or error;
+Exit codes: 0 the node is ready; 1 no reconciler runs, or error;
 2 mistake in the command line; 3 the node is not ready.`,
 		Example: `  # Show the state of this node
   ip-masq-reconciler status
 
   # Show it again every two seconds
-  ip-masq-reconciler status --watch
+  watch ip-masq-reconciler status
 
   # Show the state of a node of a cluster, by the pod of its DaemonSet
   kubectl -n kube-system exec ip-masq-x2x7k -- ip-masq-reconciler status`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return a.status(c.Context(), watch) },
+		RunE: a.status,
 	})
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every 2s, until stopped")
-	return c
 }
 
-func (a *app) status(ctx context.Context, watch bool) error {
-	const interval = 2 * time.Second
-	for {
-		s, err := a.nodeStatus(ctx)
-		if ctx.Err() != nil && watch {
-			return nil
-		}
-		switch {
-		case err != nil:
-			return err
-		case a.json():
-			err = a.print(s)
-		default:
-			_, err = io.WriteString(a.out, s.text(time.Now()))
-		}
-		if err != nil || !watch {
-			return cmp.Or(err, s.err())
-		}
-		if flowcontrol.Sleep(ctx, interval); !a.json() {
-			fmt.Fprintln(a.out)
-		}
+func (a *app) status(c *cobra.Command, _ []string) error {
+	s, err := a.nodeStatus(c.Context())
+	switch {
+	case err != nil:
+		return err
+	case a.json():
+		err = a.print(s)
+	default:
+		_, err = io.WriteString(a.out, s.text(time.Now()))
 	}
+	return cmp.Or(err, s.err())
 }
 
 // nodeStatus is the output of status as JSON.
@@ -107,13 +92,12 @@ type nodeStatus struct {
 
 type reconcilerStatus struct {
 	activeReconciler
-	Error           string            `json:"error,omitempty"`   // why one that runs does not answer
-	LastSeen        time.Time         `json:"lastSeen,omitzero"` // without one that runs: one ran at this time or later
-	Started         time.Time         `json:"started,omitzero"`
-	LastSync        time.Time         `json:"lastSync,omitzero"`
-	LastResult      string            `json:"lastResult,omitempty"`
-	IntervalSeconds float64           `json:"intervalSeconds,omitempty"`
-	Standbys        []metrics.Standby `json:"standbys"`
+	Error           string    `json:"error,omitempty"`   // why one that runs does not answer
+	LastSeen        time.Time `json:"lastSeen,omitzero"` // without one that runs: one ran at this time or later
+	Started         time.Time `json:"started,omitzero"`
+	LastSync        time.Time `json:"lastSync,omitzero"`
+	LastResult      string    `json:"lastResult,omitempty"`
+	IntervalSeconds float64   `json:"intervalSeconds,omitempty"`
 }
 
 type pluginStatus struct {
@@ -188,7 +172,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
 		Problems:     n.problems(r),
-		Reconciler:   reconcilerStatus{activeReconciler: n.active, Standbys: []metrics.Standby{}},
+		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
@@ -212,9 +196,6 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	s.Chains, s.Pods = chainsOf(r, n.active.status), podsOf(n, r)
 	if n.active.Running && !n.active.Answers {
 		s.Reconciler.Error = n.active.err.Error()
-		if address := n.elsewhere(r); address != "" {
-			s.Reconciler.Error += "; a reconciler without this data dir answers at " + address
-		}
 	}
 	if !n.active.Running {
 		s.Reconciler.LastSeen = n.Dir.ReconcilerSeen()
@@ -246,7 +227,6 @@ func (s *nodeStatus) add(a *metrics.Status) {
 	}
 	r := &s.Reconciler
 	r.Started, r.LastSync, r.LastResult, r.IntervalSeconds = a.Started, a.LastSync, a.LastResult, a.Interval.Seconds()
-	r.Standbys = notNil(a.Standbys)
 	s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
 	s.Conflist.Managed, s.Conflist.Inserted = a.ConflistManaged, a.EntryInserted
 	s.Warnings = notNil(a.Warnings)

@@ -178,12 +178,6 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	default:
 		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 	}
-	for _, b := range r.Standbys {
-		text += fmt.Sprintf("; on standby: pid %d, %s", b.PID, policy.Printable(b.Version))
-	}
-	if len(r.Standbys) > 0 {
-		text += "; stop one of them, unless a DaemonSet is being updated"
-	}
 	w.row("Reconciler:", text)
 	if r.Answers {
 		text = "none yet"

@@ -70,7 +70,6 @@ func brokenStatus() *nodeStatus {
 			"\"iptables\" (host pid 4711); repairs are 1s apart now: set backend to \"nftables\", stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair"},
 		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},
 	}
-	s.Reconciler.Standbys = []metrics.Standby{{PID: 4242, Version: "v0.0.9", Seen: statusTime}}
 	s.Plugin = pluginStatus{Path: s.Plugin.Path, Error: "/opt/cni/bin/ip-masq is missing"}
 	s.Settings = append(s.Settings, config.Setting{Key: "agent.nonMasqueradeCIDRs", Value: strings.Repeat("10.0.0.0/8,", 40), Origin: config.FlagOrigin})
 	s.Chains[0].Guard, s.Chains[0].EnforceExempt, s.Chains[0].Resets = policy.GuardDrop, true, 3

@@ -16,8 +16,6 @@ import (
 type Running struct {
 	Active bool      // a process holds the instance lock of the dataDir
 	Seen   time.Time // when a reconciler last took or released that lock; zero if none did
-	// Elsewhere is the address of a reconciler that does not use the dataDir; "" without one.
-	Elsewhere string
 
 	// Answers tells that the active reconciler answers, and Err why it does not.
 	Answers bool
@@ -64,15 +62,12 @@ func reconcilerWithoutLock(e *examination, f *Finding) {
 	for _, p := range e.reconcilers() {
 		f.add("%s runs and does not hold the instance lock of %s: it has another data_dir, or cannot write there", p, policy.Quote(e.DataDir))
 	}
-	if r.Elsewhere != "" {
-		f.add("%s answers, and no process holds the instance lock of %s", r.Elsewhere, policy.Quote(e.DataDir))
-	}
 }
 
 func reconcilerNotRunning(e *examination, f *Finding) {
 	r := e.Reconciler
 	switch {
-	case r == nil || r.Active || r.Elsewhere != "" || len(e.reconcilers()) > 0:
+	case r == nil || r.Active || len(e.reconcilers()) > 0:
 	case !r.Seen.IsZero():
 		f.add("no process holds the instance lock of %s; one last started or ended %s ago, at %s",
 			policy.Quote(e.DataDir), Age(time.Since(r.Seen)), r.Seen.UTC().Format(time.RFC3339))

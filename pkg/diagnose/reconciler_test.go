@@ -53,8 +53,6 @@ func TestReconcilerFindings(t *testing.T) {
 				}
 			}
 		}, want: map[string]string{"problem reconciler-not-running": `no process holds the instance lock of "/data"`}},
-		{name: "one with another dataDir, where no process is seen", r: &Running{Seen: time.Now(), Elsewhere: "127.0.0.1:19820"},
-			want: map[string]string{"problem reconciler-data-dir": `127.0.0.1:19820 answers, instance lock of "/data", use one directory`}},
 		{name: "one that hangs", r: &Running{Active: true}, set: func(h *testHost) { h.runs("7", "run") },
 			want: map[string]string{"problem reconciler-not-answering": "process 7, kill -CONT PID"}},
 		{name: "one that hangs where no process is seen", r: &Running{Active: true},

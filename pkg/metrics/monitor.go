@@ -82,7 +82,6 @@ type Monitor struct {
 	repaired  []Repair         // the latest ones, the newest first
 	repairing int              // how many there were
 	unserved  map[string]error // why an endpoint is not served, by its name
-	standbys  []Standby
 
 	connections connections
 	guards      totals

@@ -3,7 +3,6 @@
 package metrics
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"time"
@@ -26,19 +24,10 @@ import (
 // StatusVersion is the version of Status as JSON: another one means that fields have another meaning.
 const StatusVersion = 1
 
-// StatusURL is that of the Status on the socket.
-const StatusURL = socketHost + statusPath
-
 const (
-	socketHost  = "http://reconciler" // any
-	statusPath  = "/v1/status"
-	standbyPath = "/v1/standby"
-
-	maxRepairs  = 10 // in a Status
-	maxStandbys = 8
-	// standbyLifetime is how long a reconciler counts as a standby that announced itself.
-	standbyLifetime = 5 * time.Second
-	statusTimeout   = time.Second // for the kernel's counters; clients wait longer
+	statusPath    = "/v1/status"
+	maxRepairs    = 10          // in a Status
+	statusTimeout = time.Second // for the kernel's counters; clients wait longer
 )
 
 // Status is the state of the active reconciler, as its socket serves it at /v1/status.
@@ -68,8 +57,6 @@ type Status struct {
 	PluginVersion   string        `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool          `json:"conflistManaged"`
 	EntryInserted   int           `json:"entryInserted"` // how often the loop inserted the plugin entry
-
-	Standbys []Standby `json:"standbys"` // other reconcilers on this node
 }
 
 // AgentFiles are the agent files as the reconciler read them, or why they could not be read.
@@ -130,13 +117,6 @@ type ChainCount struct {
 	Resets       uint64            `json:"resets,omitempty"`
 }
 
-// Standby is a reconciler that waits until the active one ends.
-type Standby struct {
-	PID     int       `json:"pid"` // in its own PID namespace
-	Version string    `json:"version"`
-	Seen    time.Time `json:"seen,omitzero"` // when it last tried to become active
-}
-
 // Settings are the settings in force.
 type Settings struct {
 	config.Settings
@@ -173,18 +153,6 @@ func (m *Monitor) served(name string, err error) {
 	}
 }
 
-// standby takes note of a reconciler on standby, unless too many are known.
-func (m *Monitor) standby(s Standby) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.standbys = slices.DeleteFunc(m.standbys, func(t Standby) bool {
-		return t.PID == s.PID && t.Version == s.Version || s.Seen.Sub(t.Seen) > standbyLifetime
-	})
-	if len(m.standbys) < maxStandbys {
-		m.standbys = append(m.standbys, s)
-	}
-}
-
 // Status returns the state of the reconciler.
 func (m *Monitor) Status() Status {
 	m.mu.Lock()
@@ -194,7 +162,7 @@ func (m *Monitor) Status() Status {
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
 		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Unserved: map[string]string{}, Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
-		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted, Standbys: []Standby{},
+		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted,
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
@@ -213,11 +181,6 @@ func (m *Monitor) Status() Status {
 	}
 	if m.reports > 0 {
 		s.LastSync = m.reported.UTC()
-	}
-	for _, standby := range m.standbys {
-		if time.Since(standby.Seen) <= standbyLifetime {
-			s.Standbys = append(s.Standbys, standby)
-		}
 	}
 	return s
 }
@@ -266,50 +229,22 @@ func (m *Monitor) Socket() http.Handler {
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
 		},
-		"PUT " + standbyPath: func(w http.ResponseWriter, r *http.Request) {
-			const limit = 1 << 10
-			var s Standby
-			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit)).Decode(&s); err != nil || s.PID <= 0 {
-				http.Error(w, "want a pid and a version as JSON", http.StatusBadRequest)
-				return
-			}
-			m.standby(Standby{s.PID, label(s.Version), time.Now().UTC()})
-			w.WriteHeader(http.StatusNoContent)
-		},
 	})
 }
 
-// Request makes a request to the reconciler of this node and returns the answer: to its socket in the dataDir
-// or, without a Dir, to an address of TCP.
-func Request(ctx context.Context, d *store.Dir, method, address string, body []byte) (answer []byte, code int, err error) {
-	const most = 64 << 20 // agent files can have a million prefixes
-	request, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(body))
+// ReadStatus returns the Status that the reconciler of this node serves at the socket in its dataDir.
+func ReadStatus(ctx context.Context, d *store.Dir) ([]byte, error) {
+	const most = 64 << 20                                                                                // agent files can have a million prefixes
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://reconciler"+statusPath, nil) // the host may be any
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	transport := &http.Transport{DisableKeepAlives: true}
-	if d != nil {
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
-	}
-	response, err := (&http.Client{Transport: transport, CheckRedirect: noRedirect}).Do(request)
-	if failed := (*url.Error)(nil); errors.As(err, &failed) {
-		err = failed.Err // without the URL
-	}
+	response, err := (&http.Transport{
+		DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
+	}).RoundTrip(request)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	answer, err = io.ReadAll(io.LimitReader(response.Body, most))
-	return answer, response.StatusCode, errors.Join(err, response.Body.Close())
-}
-
-// noRedirect is for programs that listen in the place of a reconciler.
-func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-
-// AnnounceStandby tells the active reconciler of the node that this process is on standby.
-func AnnounceStandby(ctx context.Context, d *store.Dir, version string) error {
-	text, err := json.Marshal(Standby{PID: os.Getpid(), Version: version})
-	if err == nil {
-		_, _, err = Request(ctx, d, http.MethodPut, socketHost+standbyPath, text)
-	}
-	return err
+	answer, err := io.ReadAll(io.LimitReader(response.Body, most))
+	return answer, errors.Join(err, response.Body.Close())
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,7 +73,6 @@ func TestStatusGolden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := richStatus(t)
 		time.Sleep(1500 * time.Millisecond)
-		announce(t, m, http.StatusNoContent, `{"pid":34,"version":"v1.2.2"}`)
 		text, s := status(t, m)
 		var indented any
 		if err := json.Unmarshal([]byte(text), &indented); err != nil {
@@ -115,46 +113,6 @@ func TestStatusHasTheLatestRepairs(t *testing.T) {
 	if s.RepairsTotal != 12 || len(s.Repairs) != 10 || s.Repairs[0].At.Unix() != 11 || s.Repairs[9].At.Unix() != 2 {
 		t.Errorf("%d repairs: %+v", s.RepairsTotal, s.Repairs)
 	}
-}
-
-func announce(t *testing.T, m *metrics.Monitor, want int, body string) {
-	t.Helper()
-	w := httptest.NewRecorder()
-	m.Socket().ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/v1/standby", strings.NewReader(body)))
-	if w.Code != want {
-		t.Errorf("%.80s: %d %s, want %d", body, w.Code, w.Body, want)
-	}
-}
-
-func TestStandbys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := metrics.New(metrics.Options{})
-		for _, bad := range []string{"", "x", `{"version":"v1"}`, `{"pid":1,"version":"` + strings.Repeat("v", 2000) + `"}`} {
-			announce(t, m, http.StatusBadRequest, bad)
-		}
-		count := func(want int) {
-			t.Helper()
-			if _, s := status(t, m); len(s.Standbys) != want {
-				t.Errorf("standbys %+v, want %d", s.Standbys, want)
-			}
-		}
-		count(0)
-		for range 3 {
-			announce(t, m, http.StatusNoContent, `{"pid":7,"version":"v1"}`)
-		}
-		count(1)
-		time.Sleep(3 * time.Second)
-		for pid := range 20 {
-			announce(t, m, http.StatusNoContent, fmt.Sprintf(`{"pid":%d,"version":"v2"}`, pid+100))
-		}
-		count(8)
-		time.Sleep(3 * time.Second)
-		count(7)
-		time.Sleep(3 * time.Second)
-		count(0)
-		announce(t, m, http.StatusNoContent, `{"pid":8,"version":"v1"}`)
-		count(1)
-	})
 }
 
 // The socket is served in the dataDir, and clients connect by the dataDir alone.
@@ -199,9 +157,6 @@ func TestServeSocket(t *testing.T) {
 	}
 	if s.Version != "v1.2.3" || s.PID != os.Getpid() || len(s.Unserved) > 0 {
 		t.Errorf("%+v", s)
-	}
-	if err := metrics.AnnounceStandby(t.Context(), d, "v1.2.2"); err != nil || len(m.Status().Standbys) != 1 {
-		t.Errorf("standbys %+v, %v", m.Status().Standbys, err)
 	}
 	cancel()
 	<-ended

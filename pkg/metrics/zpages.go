@@ -9,34 +9,19 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// zPage answers as the z-pages of Kubernetes components do: a header and plain text, or 406 to a client that
-// does not accept it.
+// zPage answers as the z-pages of Kubernetes components do: a header and plain text.
 func zPage(name string, page func(io.Writer)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !acceptsText(r.Header.Values("Accept")) {
-			http.Error(w, "media type not acceptable, must be: text/plain", http.StatusNotAcceptable)
-			return
-		}
+	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintf(w, "\nip-masq-reconciler %s\nWarning: This endpoint is not meant to be machine parseable, "+
 			"has no formatting compatibility guarantees and is for debugging purposes only.\n\n", name)
 		page(w)
 	}
-}
-
-// acceptsText reports whether the values of the header Accept allow text/plain.
-func acceptsText(accept []string) bool {
-	media := strings.Split(strings.Join(accept, ","), ",")
-	return len(accept) == 0 || slices.ContainsFunc(media, func(m string) bool {
-		kind, _, _ := strings.Cut(m, ";")
-		return slices.Contains([]string{"text/plain", "text/*", "*/*"}, strings.TrimSpace(kind))
-	})
 }
 
 func (m *Monitor) statusz(w io.Writer) {

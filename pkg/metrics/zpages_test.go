@@ -4,7 +4,6 @@ package metrics_test
 
 import (
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -35,21 +34,4 @@ func TestZPages(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestZPagesAreText(t *testing.T) {
-	m := metrics.New(metrics.Options{})
-	for accept, want := range map[string]int{
-		"": 200, "*/*": 200, "text/*": 200, "text/plain": 200, "text/plain; charset=UTF-8": 200, "text/html, */*;q=0.1": 200,
-		"application/json": 406, "text/html": 406, "some header": 406,
-	} {
-		r := httptest.NewRequest(http.MethodGet, "/statusz", nil)
-		if accept != "" {
-			r.Header.Set("Accept", accept)
-		}
-		w := httptest.NewRecorder()
-		if m.Health().ServeHTTP(w, r); w.Code != want {
-			t.Errorf("Accept: %s: %d, want %d", accept, w.Code, want)
-		}
-	}
 }
