@@ -36,13 +36,6 @@ func TestFindings(t *testing.T) {
 		{"two chains without a scope", func(h *testHost) {
 			h.policies = append(h.policies, policy.SourcePolicy{Chain: "OTHER", NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "11.0.0.0/8", "172.16.0.0/12")})
 		}, map[string]string{"problem two-unscoped-chains": "IP-MASQ-AGENT exempts 192.168.0.0/16, which OTHER masquerades"}},
-		{"two chains with other ports", func(h *testHost) {
-			h.policies = []policy.SourcePolicy{{Chain: "A"}, {Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
-		}, map[string]string{"problem two-unscoped-chains": `A masquerades with toPorts "" and randomFully true, B with toPorts "40000-40999" and randomFully true; the chain whose jump comes first`}},
-		{name: "two chains with other ports and scopes apart", set: func(h *testHost) {
-			h.policies = []policy.SourcePolicy{{Chain: "A", SourceCIDRs: prefixes("10.245.0.0/16")},
-				{Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
-		}},
 		{name: "two chains with other ports, one of which exempts the sources of the other", set: func(h *testHost) {
 			h.policies = []policy.SourcePolicy{{Chain: "A", NonMasqueradeSourceCIDRs: prefixes("10.244.0.0/16")},
 				{Chain: "B", SourceCIDRs: prefixes("10.244.0.0/16"), ToPorts: &policy.Ports{{First: 40000, Last: 40999}}}}
@@ -169,11 +162,6 @@ func TestFindings(t *testing.T) {
 		{name: "an editor", set: func(h *testHost) {
 			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "vi\n", "vi\x00ip-masq-agent\x00"
 		}},
-		{"firewalld", func(h *testHost) {
-			h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "firewalld\n", "/usr/bin/python3\x00-s\x00/usr/sbin/firewalld\x00--nofork\x00"
-		}, map[string]string{"notice firewalld-running": "process 9"}},
-		{"ufw", func(h *testHost) { h.files["etc/ufw/ufw.conf"] = "# x\nENABLED=yes\n" }, map[string]string{"notice ufw-enabled": "ENABLED=yes"}},
-		{name: "ufw that is off", set: func(h *testHost) { h.files["etc/ufw/ufw.conf"] = "ENABLED=no\n" }},
 
 		{"Cilium's interface", func(h *testHost) { h.files["proc/net/dev"] += "cilium_host: 1\ncilium_net: 1\n" },
 			map[string]string{"notice ebpf-masquerade": "cilium_host"}},
@@ -272,7 +260,6 @@ func compare(t *testing.T, want map[string]string, findings []Finding) {
 
 func TestOrderAndForm(t *testing.T) {
 	h := newHost(t)
-	h.files["etc/ufw/ufw.conf"] = "ENABLED=yes\n"
 	h.files["proc/sys/net/ipv4/ip_forward"] = "0\n"
 	h.files["proc/9/comm"], h.files["proc/9/cmdline"] = "ip-masq-agent\n", "ip-masq-agent\x00"
 	h.files["etc/iptables/rules.v4"] = ":IP-MASQ-AGENT - [0:0]\n"
@@ -281,7 +268,7 @@ func TestOrderAndForm(t *testing.T) {
 	for _, f := range findings {
 		ids = append(ids, f.ID)
 	}
-	if diff := cmp.Diff([]string{"agent-running", "forwarding-off", "saved-ruleset", "ufw-enabled"}, ids); diff != "" {
+	if diff := cmp.Diff([]string{"agent-running", "forwarding-off", "saved-ruleset"}, ids); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	text, err := json.Marshal(findings[1])

@@ -105,15 +105,10 @@ type Explanation struct {
 	OverriddenBy string `json:"overridden_by"`
 	Backend      string `json:"backend"` // "iptables (nft)"
 	Rule         string `json:"rule"`    // in the kernel, that decides; "" if none matches
-	// EnforceExemptHolds tells whether the key enforceExempt keeps the source of packets from pods, or would keep it,
-	// against the third-party rules; nil without such rules.
-	EnforceExemptHolds *bool `json:"enforceExemptHolds"`
-	// Guard is what the guard does with such a packet that is not translated: one that conntrack does not
-	// know or, with GuardsAll, every one, as no rule masquerades it.
-	Guard     policy.GuardMode `json:"guard"`
-	GuardsAll bool             `json:"guardsAll"`
-	Problem   string           `json:"problem"` // why the kernel's verdict is unknown
-	Drift     []string         `json:"drift"`   // differences of the chain
+	// Guard is what the guard does with such a packet that no rule translates.
+	Guard   policy.GuardMode `json:"guard"`
+	Problem string           `json:"problem"` // why the kernel's verdict is unknown
+	Drift   []string         `json:"drift"`   // differences of the chain
 
 	// Chains are the other chains, each by itself.
 	Chains []Explanation `json:"chains"`
@@ -176,11 +171,9 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		}
 	}
 	top.stale = len(state.Stale)+len(state.Duplicates) > 0
-	translated := false                // by third-party rules, or that is unknown
 	if !q.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
-		translated = top.override(q, state)
+		top.override(q, state)
 	}
-	top.guardsAll(translated)
 	if q.Incomplete != nil {
 		top.incomplete = true
 		top.addProblem("%v", q.Incomplete)
@@ -318,25 +311,6 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 	}
 }
 
-// guardsAll sets of each chain whether its guard meets every such packet: no chain masquerades it, or a
-// third-party rule keeps it from that, and none translates it.
-func (e *Explanation) guardsAll(translated bool) {
-	accepted := len(e.overriders) > 0 && e.overriders[0].Sure && e.overriders[0].Action == thirdparty.Accepts
-	untranslated := !translated && e.known && (!e.masquerades || accepted)
-	for _, other := range e.Chains {
-		untranslated = untranslated && other.known && !other.masquerades
-	}
-	e.GuardsAll = untranslated && e.Guard != ""
-	for i := range e.Chains {
-		e.Chains[i].GuardsAll = untranslated && e.Chains[i].Guard != ""
-	}
-}
-
-// mayBePod reports whether the source can be a pod, given the known addresses of pods.
-func (q Question) mayBePod(pods policy.Ranges) bool {
-	return !q.SrcLocal && (!q.Src.IsValid() || len(pods) == 0 || pods.Contains(q.Src))
-}
-
 // bound returns the sources of traffic that enforceExempt binds to its own addresses; nil if there is none.
 func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
@@ -358,9 +332,8 @@ func (e *Explanation) agrees() bool {
 	return e.known && e.masquerades == (e.Verdict == policy.ActionMasquerade)
 }
 
-// override sets which third-party rules decide before the owned chains do, and otherwise. It reports whether
-// one may translate the traffic.
-func (e *Explanation) override(q Question, state *enforce.State) (translated bool) {
+// override sets which third-party rules decide before the owned chains do, and otherwise.
+func (e *Explanation) override(q Question, state *enforce.State) {
 	t := thirdparty.Traffic{To: q.Dst}
 	if q.Out != "" {
 		t.Out = []string{q.Out}
@@ -368,12 +341,10 @@ func (e *Explanation) override(q Question, state *enforce.State) (translated boo
 	if q.Src.IsValid() {
 		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Src, q.Src.BitLen())), &q.SrcLocal
 	}
-	var pods policy.Ranges
 	for _, p := range state.Policies() {
 		if p.Chain != e.Chain {
 			continue
 		}
-		pods = p.PodRanges(e.Family)
 		if t.From == nil {
 			t.From = p.Candidates(e.Family)
 		}
@@ -386,14 +357,12 @@ func (e *Explanation) override(q Question, state *enforce.State) (translated boo
 		t.From = bound // the question is about pods
 	}
 	hits, err := q.Trace(t, e.binding(state))
-	translated = err != nil
 	if err != nil {
 		e.Kernel = false
 		e.addProblem("third-party rules may decide, and could not all be read: %v", err)
 	}
 	var maybe []thirdparty.Hit
 	for _, h := range hits {
-		translated = translated || h.Action == thirdparty.Masquerades || h.Action == thirdparty.Translates
 		switch overrides := e.Verdict != policy.ActionMasquerade || h.Action != thirdparty.Masquerades; {
 		case overrides && bound != nil && h.Priority > enforcePriority:
 			e.held = append(e.held, h)
@@ -408,12 +377,6 @@ func (e *Explanation) override(q Question, state *enforce.State) (translated boo
 	if e.overriders = append(e.overriders, maybe...); len(e.overriders) > 0 {
 		e.Kernel, e.OverriddenBy = false, e.overriders[0].Text
 	}
-	if e.Verdict == policy.ActionExempt && len(e.overriders)+len(e.held) > 0 {
-		early := func(h thirdparty.Hit) bool { return h.Priority <= enforcePriority }
-		holds := len(e.overriders) == 0 || bound == nil && !slices.ContainsFunc(e.overriders, early) && q.mayBePod(pods)
-		e.EnforceExemptHolds = &holds
-	}
-	return translated
 }
 
 // binding returns a function that tells of a chain in the kernel whether it is one of the

@@ -308,10 +308,6 @@ func TestGuard(t *testing.T) {
 	lost := func(n *node) {
 		n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
 	}
-	accepts := func(sure bool) []thirdparty.Hit {
-		return []thirdparty.Hit{{Rule: thirdparty.Rule{Action: thirdparty.Accepts, Text: "M"}, Sure: sure}}
-	}
-	const holds, not = "true", "false"
 	for _, tt := range []struct {
 		name      string
 		key       func(*policy.SourcePolicy)
@@ -319,30 +315,23 @@ func TestGuard(t *testing.T) {
 		dst, from string
 		hits      []thirdparty.Hit
 		kernel    bool
-		holds     string // "": no third-party rule
 		guard     policy.GuardMode
-		all       bool // the guard meets every packet
 	}{
-		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", nil, true, "", policy.GuardCount, false},
-		{"masqueraded, any source", on, nil, "8.8.8.8", "", nil, true, "", policy.GuardCount, false},
-		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", nil, true, "", "", false},
-		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", nil, true, "", "", false},
-		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", nil, true, "", "", false},
-		{"masqueraded, multicast", on, nil, "239.1.2.3", "10.244.0.9", nil, true, "", "", false},
-		{"masqueraded, without its rules", on, lost, "8.8.8.8", "10.244.0.9", nil, false, "", policy.GuardCount, true},
-		{"masqueraded, without its rules and by a third-party rule", on, lost, "8.8.8.8", "10.244.0.9", rule(90), false, "", policy.GuardCount, false},
-		{"masqueraded, and accepted before", on, nil, "8.8.8.8", "10.244.0.9", accepts(true), false, "", policy.GuardCount, true},
-		{"masqueraded, and accepted before perhaps", on, nil, "8.8.8.8", "10.244.0.9", accepts(false), false, "", policy.GuardCount, false},
-		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", nil, true, "", "", false},
-		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, holds, "", false},
-		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, holds, "", false},
-		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, "", false},
-		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, not, "", false},
-		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, not, "", false},
-		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, holds, "", false},
-		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", rule(100), false, holds, "", false},
-		{"exempt, without the key, an earlier rule", off, nil, "10.1.1.1", "", rule(90), false, not, "", false},
-		{"exempt, without the key, not of a pod", off, nil, "10.1.1.1", "172.17.0.9", rule(100), false, not, "", false},
+		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", nil, true, policy.GuardCount},
+		{"masqueraded, any source", on, nil, "8.8.8.8", "", nil, true, policy.GuardCount},
+		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", nil, true, ""},
+		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", nil, true, ""},
+		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", nil, true, ""},
+		{"masqueraded, multicast", on, nil, "239.1.2.3", "10.244.0.9", nil, true, ""},
+		{"masqueraded, without its rules", on, lost, "8.8.8.8", "10.244.0.9", nil, false, policy.GuardCount},
+		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", nil, true, ""},
+		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, ""},
+		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, ""},
+		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, ""},
+		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, ""},
+		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, ""},
+		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, ""},
+		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", rule(100), false, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", tt.key))
@@ -357,15 +346,8 @@ func TestGuard(t *testing.T) {
 				return tt.hits, nil
 			}
 			e := n.explain(q)
-			got := ""
-			if e.EnforceExemptHolds != nil {
-				got = fmt.Sprint(*e.EnforceExemptHolds)
-			}
-			if e.Kernel != tt.kernel || got != tt.holds || e.Guard != tt.guard {
-				t.Errorf("kernel %t, enforceExempt holds %q, guard %q; want %t, %q, %q", e.Kernel, got, e.Guard, tt.kernel, tt.holds, tt.guard)
-			}
-			if e.GuardsAll != tt.all {
-				t.Errorf("the guard meets every packet: %t, want %t", e.GuardsAll, tt.all)
+			if e.Kernel != tt.kernel || e.Guard != tt.guard {
+				t.Errorf("kernel %t, guard %q; want %t, %q", e.Kernel, e.Guard, tt.kernel, tt.guard)
 			}
 			if drifted := len(n.view.Guard.Diff)+len(n.in(inIPTables).Diff) > 0; drifted != (len(e.Drift) > 0) {
 				t.Errorf("drift %q", e.Drift)

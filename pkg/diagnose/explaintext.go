@@ -175,32 +175,15 @@ func (e Explanation) kernelText() string {
 	return "DISAGREES: " + does + by
 }
 
-// guardText returns what guard and enforceExempt do, or would do.
+// guardText returns what guard and enforceExempt do.
 func (e Explanation) guardText() string {
-	when := "and if conntrack does not know the packet"
-	switch {
-	case e.GuardsAll:
-		when = "so not masqueraded"
-	case !e.Kernel:
-		when = "and if no rule translates the packet"
-	}
 	switch {
 	case e.Guard == policy.GuardDrop:
-		return when + ": dropped by the guard"
+		return "and if no rule translates the packet: dropped by the guard"
 	case e.Guard == policy.GuardCount:
-		return when + ": counted by the guard"
-	case e.EnforceExemptHolds == nil:
+		return "and if no rule translates the packet: counted by the guard"
 	case len(e.held) > 0:
 		return "enforceExempt holds against the rule: " + e.held[0].Text
-	case *e.EnforceExemptHolds:
-		return "enforceExempt would hold against it, for packets of pods without a mark of bypassMark"
-	default:
-		for _, h := range e.overriders {
-			if h.Priority <= enforcePriority {
-				return beforeEnforceExempt(h.Rule)
-			}
-		}
-		return "enforceExempt does not hold against it: the source is no known address of a pod"
 	}
 	return ""
 }

@@ -6,13 +6,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -61,21 +59,10 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		s.Guard, s.EnforceExempt = policy.GuardDrop, new(bool)
 		*s.EnforceExempt = true
 	}))
-	unguarded, unsure := *guarded.view, *guarded.view
-	unguarded.Chains, unsure.Chains = slices.Clone(unguarded.Chains), slices.Clone(unguarded.Chains)
-	unguarded.Chains[0].Observed = policy.Ruleset{}
-	unsure.Chains[0].Observed.Unrecognized = []policy.UnrecognizedObject{{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"}}
-	guardedBy := func(s *enforce.State) diagnose.Explanation {
-		n := *guarded
-		n.view = s
-		return ask(&n, "8.8.8.8", "", "")
-	}
 	hits = []thirdparty.Hit{rule(docker, 100, true)}
 	enforced := ask(guarded, "192.168.7.7", "10.244.0.2", "")
 	hits = nil
 	return map[string]diagnose.Explanation{
-		"guards-all":       guardedBy(&unguarded),
-		"guards-perhaps":   guardedBy(&unsure),
 		"guarded":          ask(guarded, "8.8.8.8", "", ""),
 		"enforced":         enforced,
 		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, 100, false), rule(kindnet, 90, true)),

@@ -24,15 +24,7 @@ func nodeChecks() []check {
 	return []check{
 		{Finding{ID: "agent-running", Severity: SeverityProblem,
 			Summary: "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
-			Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, running("ip-masq-agent")},
-		{Finding{ID: "firewalld-running", Severity: SeverityNotice,
-			Summary: "firewalld is running: its reload may flush iptables with the chain of ip-masq, until the reconciler repairs it.",
-			Remedy: "Set backend to \"nftables\", whose tables firewalld does not change, or FirewallBackend=nftables in firewalld.conf; " +
-				"and put the pods' interfaces into zone trusted."}, running("firewalld")},
-		{Finding{ID: "ufw-enabled", Severity: SeverityNotice,
-			Summary: "ufw is enabled: by default it drops forwarded packets, and its reload runs /etc/ufw/before.rules, which may flush table nat.",
-			Remedy: "Set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw or allow routed traffic of pods, " +
-				"and flush no table nat in before.rules."}, ufw},
+			Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, agentRunning},
 		{Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
 			Summary: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
 			Remedy: "Cilium: set enable-bpf-masquerade to false and masquerading off, or list the same prefixes in its own ip-masq-agent; " +
@@ -95,36 +87,19 @@ func (p process) String() string {
 	return fmt.Sprintf("process %d (%s)", p.pid, policy.Quote(strings.Join(p.args, " ")))
 }
 
-// name returns the name of the program, or of the script that an interpreter runs.
+// name returns the name of the program.
 func (p process) name() string {
 	if p.args[0] == "" {
 		return p.comm
 	}
-	name := path.Base(p.args[0])
-	if strings.HasPrefix(name, "python") {
-		for _, arg := range p.args[1:] {
-			if !strings.HasPrefix(arg, "-") {
-				return path.Base(arg)
-			}
-		}
-	}
-	return name
+	return path.Base(p.args[0])
 }
 
-// running finds the processes of programs whose names begin so.
-func running(program string) func(*examination, *Finding) {
-	return func(e *examination, f *Finding) {
-		for _, p := range e.processes {
-			if strings.HasPrefix(p.name(), program) {
-				f.add("%s", p)
-			}
+func agentRunning(e *examination, f *Finding) {
+	for _, p := range e.processes {
+		if strings.HasPrefix(p.name(), "ip-masq-agent") {
+			f.add("%s", p)
 		}
-	}
-}
-
-func ufw(e *examination, f *Finding) {
-	if slices.Contains(strings.Fields(e.read("etc/ufw/ufw.conf")), "ENABLED=yes") {
-		f.Detail = []string{"/etc/ufw/ufw.conf has ENABLED=yes"}
 	}
 }
 

@@ -48,9 +48,6 @@ func packetChecks() []check {
 		{Finding{ID: "guard-inactive", Severity: SeverityNotice,
 			Summary: "guard, enforceExempt or staleConnections have no effect.",
 			Remedy:  "State the addresses of pods in podCIDRs, or do what the message asks for."}, inactiveGuards},
-		{Finding{ID: "pod-subnets-outside", Severity: SeverityNotice,
-			Summary: "Pods have addresses outside podCIDRs: guard, enforceExempt and staleConnections do not apply to them.",
-			Remedy:  "Add the subnets to podCIDRs, or remove the key: without it they are those that ADDs found."}, podSubnetsOutside},
 	}
 }
 
@@ -200,22 +197,6 @@ func inactiveGuards(e *examination, f *Finding) {
 	}
 	if unusable {
 		f.Remedy = "Do what each line says; podCIDRs would not help."
-	}
-}
-
-// podSubnetsOutside compares the subnets that ADDs found with podCIDRs.
-func podSubnetsOutside(e *examination, f *Finding) {
-	for _, p := range e.Rules.Policies() {
-		for _, family := range policy.Families() {
-			of := func(list []netip.Prefix) policy.Ranges {
-				return policy.RangesOf(slices.DeleteFunc(slices.Clone(list), func(x netip.Prefix) bool { return policy.FamilyOf(x.Addr()) != family })...)
-			}
-			stated := of(p.PodCIDRs.Value)
-			outside := of(p.PodSubnets).Without(of(p.Pods)).Intersect(p.Scope(family).Sources)
-			if len(stated) > 0 && len(outside) > 0 && (len(p.GuardedFamilies()) > 0 || p.ResetsConnections()) {
-				f.add("%s: ADDs found pods in %s; podCIDRs has %s", p.Chain, outside, stated)
-			}
-		}
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // runs adds a process of the reconciler in this network namespace.
@@ -74,33 +72,6 @@ func TestReconcilerFindings(t *testing.T) {
 				if edit != nil {
 					edit(n)
 				}
-			}
-			compare(t, tc.want, h.examine())
-		})
-	}
-}
-
-// TestPodSubnetsOutside compares the pods that ADDs found with podCIDRs, of policies that need them.
-func TestPodSubnetsOutside(t *testing.T) {
-	for _, tc := range []struct {
-		name    string
-		policy  policy.SourcePolicy
-		subnets []string
-		want    map[string]string
-	}{
-		{"inside", policy.SourcePolicy{Guard: policy.GuardCount, PodCIDRs: prefixes("10.244.0.0/16")}, []string{"10.244.1.0/24"}, nil},
-		{"outside", policy.SourcePolicy{Guard: policy.GuardCount, PodCIDRs: prefixes("10.244.0.0/16")}, []string{"10.244.1.0/24", "10.245.1.0/24"},
-			map[string]string{"notice pod-subnets-outside": "IP-MASQ-AGENT: ADDs found pods in 10.245.1.0/24; podCIDRs has 10.244.0.0/16"}},
-		{"without podCIDRs", policy.SourcePolicy{Guard: policy.GuardCount}, []string{"10.245.1.0/24"}, nil},
-		{"without a guard", policy.SourcePolicy{PodCIDRs: prefixes("10.244.0.0/16")}, []string{"10.245.1.0/24"}, nil},
-		{"of the other family", policy.SourcePolicy{Guard: policy.GuardCount, PodCIDRs: prefixes("10.244.0.0/16")}, []string{"fd00:1::/64"}, nil},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			h := newHost(t)
-			tc.policy.Chain = policy.DefaultChain
-			h.policies = []policy.SourcePolicy{tc.policy}
-			h.edit = func(n *Host) {
-				n.Rules.Chains[0].Policy.PodSubnets = prefixes(tc.subnets...)
 			}
 			compare(t, tc.want, h.examine())
 		})

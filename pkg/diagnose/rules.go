@@ -31,7 +31,7 @@ func ruleChecks() []check {
 			Summary: "Third-party rules may masquerade destinations that the policy exempts.",
 			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
 		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
-			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts, or from other source ports.",
+			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
 			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
 		{Finding{ID: "slow-list", Severity: SeverityNotice,
 			Summary: "iptables evaluates a long list of rules one by one for each new connection.",
@@ -255,9 +255,6 @@ func overlappingChains(e *examination, f *Finding) {
 			f.add("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain)
 		}
 	}
-	ports := func(p policy.Policy) string {
-		return fmt.Sprintf("toPorts %q and randomFully %t", p.ToPorts.Value, p.RandomFully.Value)
-	}
 	all := e.Rules.Policies()
 	for i, p := range all {
 		for _, q := range all[i+1:] {
@@ -267,20 +264,7 @@ func overlappingChains(e *examination, f *Finding) {
 				}
 				exempts(p, q, family)
 				exempts(q, p, family)
-				if ports(p) != ports(q) && bothMasquerade(p, q, family) {
-					f.add("%s masquerades with %s, %s with %s; the chain whose jump comes first decides",
-						p.Chain, ports(p), q.Chain, ports(q))
-				}
 			}
 		}
 	}
-}
-
-// bothMasquerade reports whether two policies that overlap masquerade common traffic.
-func bothMasquerade(p, q policy.Policy, f policy.Family) bool {
-	masqueraded := func(all, exemptByP, exemptByQ policy.Ranges) bool {
-		return len(all.Without(exemptByP).Without(exemptByQ)) > 0
-	}
-	return masqueraded(p.Scope(f).Sources.Intersect(q.Scope(f).Sources), p.SourcesExempt(f), q.SourcesExempt(f)) &&
-		masqueraded(policy.RangesOf(f.All()), p.DestinationsExempt(f), q.DestinationsExempt(f))
 }

@@ -20,7 +20,7 @@ func TestWriteText(t *testing.T) {
 		"none": nil,
 		"some": {
 			{ID: "forwarding-off", Severity: SeverityProblem, Summary: "The kernel does not forward.", Detail: []string{"net.ipv4.ip_forward is 0", "one cause\nanother one"}, Remedy: "Set it to 1."},
-			{ID: "ufw-enabled", Severity: SeverityNotice, Summary: "ufw is enabled.", Detail: []string{}, Remedy: "Allow."},
+			{ID: "saved-ruleset", Severity: SeverityNotice, Summary: "A ruleset is saved.", Detail: []string{}, Remedy: "Remove it."},
 			long,
 		},
 	} {
