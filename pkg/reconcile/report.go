@@ -406,16 +406,15 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 }
 
 // Readiness returns why the node is not ready, as far as that needs no history of syncs: what Check finds, with what
-// repairs it. If no active reconciler answers, it also says why ADDs fail and why rules cannot be repaired.
+// repairs it. If no active reconciler answers, it also says why ADDs fail.
 func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	r := n.Check(ctx)
 	remedy := "the reconciler repairs them; if it cannot, another line says why"
 	if !active {
 		n.addBackendProblems(ctx, r)
-		repairable := n.addRepairProblems(ctx, r)
 		n.AddADDProblems(r)
 		remedy = "ip-masq-reconciler once repairs them, as does a reconciler that runs"
-		if !repairable || slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
+		if slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
 			remedy = "a reconciler repairs them once the other problems are solved"
 		}
 	}
@@ -425,33 +424,6 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 		}
 	}
 	return r
-}
-
-// addRepairProblems adds why rules that differ cannot be repaired, as a dry run finds it, and reports whether there is no reason.
-func (n *Node) addRepairProblems(ctx context.Context, r *Report) bool {
-	if !r.Differs() {
-		return true
-	}
-	wait, cancel := context.WithTimeout(ctx, n.LockWait)
-	defer cancel()
-	lock, err := n.Dir.DryRun(wait)
-	if err != nil { // AddADDProblems says it
-		return true
-	}
-	defer func() { r.warn(lock.Release()) }()
-	e := n.Enforcer(r.Sources, r.warn)
-	after := e.Sync(ctx, e.ObserveAgain(ctx, r.Rules), lock)
-	if after.RecordErr != nil {
-		return true
-	}
-	repairable := true
-	for _, c := range after.Chains {
-		if err := after.Err(c.Policy.Chain); err != nil && r.Rules.Find(c.Policy.Chain).Err == nil {
-			r.chainProblem(ReasonRules, c.Policy.Chain, "%w", err)
-			repairable = false
-		}
-	}
-	return repairable
 }
 
 // notRepaired reports whether a difference has something in table nat of iptables that a sync leaves alone, as every
