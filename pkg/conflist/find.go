@@ -186,10 +186,6 @@ type Multus struct {
 	// StaleCopy says that pods get the network without its plugin entry until Multus has generated
 	// the configuration again.
 	StaleCopy bool
-	// Newer is the path of another configuration of Multus, with a copy of the plugin entry, or "". Multus
-	// has left this one behind, and runtimes use it as it sorts first: thin Multus writes
-	// 00-multus.conflist once its master has cniVersion 1.0.0.
-	Newer string
 }
 
 // Err returns why pods do not get the network as its own file has it, or nil.
@@ -200,9 +196,6 @@ func (m *Multus) Err(network string) error {
 		return nil
 	case m.Depth > 1:
 		return fmt.Errorf("%s: Multus is nested %d levels deep, and each pod runs all of them: %s", policy.Printable(m.Path), m.Depth, restart)
-	case m.StaleCopy && m.Newer != "":
-		return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin; remove it: Multus writes %s now",
-			policy.Printable(m.Path), policy.Printable(network), policy.Printable(m.Newer))
 	case m.StaleCopy:
 		return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: %s "+
 			"(with --cleanup-config-on-exit=true it does so by itself)", policy.Printable(m.Path), policy.Printable(network), restart)
@@ -264,9 +257,6 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
 		target.Multus = &Multus{Path: multus.Path, Depth: depth, StaleCopy: !hasEntry && !current}
-		if target.Multus.StaleCopy {
-			target.Multus.Newer = laterCopy(lists, multus.Path)
-		}
 		return target, nil
 	case !found.Conflist.IsMultus(): // the caller named another network
 		return found, nil
@@ -275,21 +265,6 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 		return found, nil
 	}
 	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Printable(multus.Path), ErrDelegate, err)
-}
-
-// laterCopy returns the last configuration of Multus that sorts behind a path and has a copy of the plugin
-// entry, or "".
-func laterCopy(lists []config.Conflist, path string) (later string) {
-	for _, list := range lists {
-		var conf multusConf
-		if !list.IsMultus() || list.File <= path || json.Unmarshal(list.Doc, &conf) != nil {
-			continue
-		}
-		if _, _, hasEntry := conf.delegate(); hasEntry {
-			later = list.File
-		}
-	}
-	return later
 }
 
 // find returns the network that Multus delegates to.

@@ -157,8 +157,6 @@ func TestFindThroughMultus(t *testing.T) {
 		{name: "thin", files: map[string]string{"00-multus.conf": multusOf(a), "10-a.conflist": a}, file: "10-a.conflist", via: "00-multus.conf lacks"},
 		{name: "thin, a list", files: map[string]string{"00-multus.conflist": list(multusOf(a)), "10-a.conflist": a}, file: "10-a.conflist", via: "00-multus.conflist lacks"},
 		{name: "thin, with a copy of the entry", files: map[string]string{"00-multus.conf": multusOf(withEntry), "10-a.conflist": withEntry}, file: "10-a.conflist", via: "00-multus.conf"},
-		{name: "thin, of a master that was below 1.0.0", file: "10-a.conflist", via: "00-multus.conf obsolete",
-			files: map[string]string{"00-multus.conf": multusOf(a), "00-multus.conflist": list(multusOf(withEntry)), "10-a.conflist": withEntry}},
 		{name: "thin, of a master that was 1.0.0", file: "10-a.conflist", via: "00-multus.conf lacks",
 			files: map[string]string{"00-multus.conf": multusOf(a), "00-multus.conflist": list(multusOf(a)), "10-a.conflist": withEntry}},
 		{name: "its name overridden", network: "a", file: "10-a.conflist", via: "00-multus.conf lacks",
@@ -209,8 +207,6 @@ func TestFindThroughMultus(t *testing.T) {
 				via = filepath.Base(m.Path)
 				if err := m.Err("a"); err != nil && m.Depth > 1 {
 					via += fmt.Sprintf(" nested %d", m.Depth)
-				} else if err != nil && strings.Contains(err.Error(), "remove it: Multus writes "+filepath.Join(dir, "00-multus.conflist")+" now") {
-					via += " obsolete"
 				} else if err != nil {
 					via += " lacks"
 				}

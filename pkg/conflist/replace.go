@@ -12,10 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -33,77 +30,13 @@ func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name strin
 	if err != nil {
 		return err
 	}
-	if err = endExchanges(d); err == nil {
-		err = do(d, filepath.Base(path))
-	}
-	return errors.Join(err, d.Close())
+	return errors.Join(do(d, filepath.Base(path)), d.Close())
 }
 
 // RemoveTemps removes the temporary files that killed processes left in a configuration directory.
 // A directory that is missing is an fs.ErrNotExist.
 func RemoveTemps(dir string) error {
-	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // inDir removes them
-}
-
-const (
-	exchangeSuffix = ".exchange"
-	keptSuffix     = ".kept"
-	digestLen      = 16 // characters
-)
-
-func digest(text []byte) string {
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:digestLen/2])
-}
-
-// exchangeName returns the name of a temporary file that is about to be exchanged with the named one. If this process
-// is killed, the next one sees by the digests of both texts whether the file got the text of another program.
-func exchangeName(name string, was, now []byte) string {
-	return safefile.TempPrefix + digest(was) + digest(now) + name + exchangeSuffix
-}
-
-// endExchanges ends the exchanges of processes that were killed.
-func endExchanges(d *safefile.Dir) error {
-	entries, err := os.ReadDir(d.Path())
-	errs := []error{err}
-	for _, e := range entries {
-		rest, isOne := strings.CutSuffix(strings.TrimPrefix(e.Name(), safefile.TempPrefix), exchangeSuffix)
-		if isOne && len(rest) > 2*digestLen && e.Type().IsRegular() {
-			_, err := endExchange(d, e.Name(), rest[2*digestLen:], rest[:digestLen], rest[digestLen:2*digestLen])
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// endExchange removes the temporary file of an exchange. If that got a text other than the expected one, as another
-// program wrote the file at the same instant, endExchange restores it, or keeps it where a third text is in place.
-func endExchange(d *safefile.Dir, temp, name, was, now string) (changed bool, err error) {
-	digestOf := func(name string) string {
-		text, _, err := safefile.ReadFile(d.PathOf(name), maxSize)
-		if err != nil {
-			return ""
-		}
-		return digest(text)
-	}
-	present := digestOf(name)
-	if got := digestOf(temp); got == was || got == now || present == was { // the last was never exchanged, and is half a text
-		return false, d.Remove(temp)
-	}
-	back := errors.New("the file has a third text")
-	if present == now {
-		if back = d.Exchange(temp, name); back == nil {
-			return true, d.Remove(temp)
-		}
-	}
-	kept := temp + keptSuffix
-	failed := d.Rename(temp, kept)
-	if failed != nil {
-		kept = temp
-	}
-	// It is not errChanged: a new attempt would not report it.
-	return false, fmt.Errorf("another program wrote the file in the same moment; its text is in %s now: %w",
-		policy.Printable(d.PathOf(kept)), errors.Join(back, failed))
+	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
 }
 
 // unchanged returns mode and owner of a file, or errChanged if its text is not that one.
@@ -116,9 +49,8 @@ func unchanged(path string, was []byte) (fs.FileInfo, error) {
 }
 
 // replacement replaces a file's text by another one. The process may be killed at any instant: then
-// the file is whole, old or new, and the next use of the directory removes the temporary file, or
-// restores another program's text that it got. The file keeps its mode and owner. A symlink stays one:
-// its target is replaced.
+// the file is whole, old or new, and the next use of the directory removes the temporary file. The file
+// keeps its mode and owner. A symlink stays one: its target is replaced.
 type replacement struct {
 	ctx      context.Context // of waiting for the lock
 	was, now []byte
@@ -142,7 +74,7 @@ func (r replacement) run(path string) error {
 			if err := r.exchange(d, name); err != nil {
 				return err
 			}
-			if err := errors.Join(d.Sync(), notifyWatchers(r.ctx, path, d.Path())); err != nil {
+			if err := d.Sync(); err != nil {
 				return fmt.Errorf("the new text is in force: %w", err)
 			}
 			r.reached(6)
@@ -160,19 +92,11 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	temp, err := d.StageAs(exchangeName(name, r.was, r.now), r.now, withModeOf(info))
-	if errors.Is(err, unix.ENAMETOOLONG) {
-		temp, err = d.Stage(r.now, withModeOf(info))
-	}
+	temp, err := d.Stage(r.now, withModeOf(info))
 	if err != nil {
 		return err
 	}
-	exchanged := false
-	defer func() {
-		if !exchanged {
-			err = errors.Join(err, d.Remove(temp))
-		}
-	}()
+	defer func() { err = errors.Join(err, d.Remove(temp)) }()
 	r.reached(2)
 	if _, err := unchanged(d.PathOf(name), r.was); err != nil {
 		return err
@@ -186,30 +110,14 @@ func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
 	case err != nil:
 		return err
 	}
-	exchanged = true
 	r.reached(4)
-	changed, err := endExchange(d, temp, name, digest(r.was), digest(r.now))
-	if err == nil && changed {
-		err = errChanged
+	if _, err = unchanged(d.PathOf(temp), r.was); errors.Is(err, errChanged) {
+		if back := d.Exchange(temp, name); !errors.Is(back, fs.ErrNotExist) { // else that program has removed the file since
+			err = errors.Join(err, back)
+		}
 	}
 	r.reached(5)
 	return err
-}
-
-// notifyWatchers creates and removes a file in the directory of a symlink to another directory:
-// runtimes watch this directory, not that of the target.
-func notifyWatchers(ctx context.Context, link, target string) error {
-	dir, err := filepath.EvalSymlinks(filepath.Dir(link))
-	if err != nil || dir == target {
-		return err
-	}
-	return inDir(ctx, dir+"/.", func(d *safefile.Dir, _ string) error {
-		temp, err := d.Stage(nil, nil)
-		if err == nil {
-			err = d.Remove(temp)
-		}
-		return err
-	})
 }
 
 // create writes a file that is missing, with the mode and owner of another one. If the path is

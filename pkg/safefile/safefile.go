@@ -180,12 +180,8 @@ func (d *Dir) removeTemps() error {
 // to this process's user, or adjust, which may be nil, sets both. A runtime that watches the
 // directory looks again at each write, so the data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
-	return d.StageAs(TempName(TempPrefix), data, adjust)
-}
-
-// StageAs is Stage for a temporary file with a name of the caller.
-func (d *Dir) StageAs(name string, data []byte, adjust func(*os.File) error) (string, error) {
 	const mode = 0o600
+	name := TempName(TempPrefix)
 	file, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return "", Error("create", d.PathOf(name), err)
