@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -139,61 +137,42 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 		if len(own) == 0 {
 			continue
 		}
-		err := b.writeFamily(ctx, f, own, remove, held)
-		switch {
-		case err != nil && remove:
-			errs = append(errs, fmt.Errorf("remove %s rules of %s: %w", f, b.choice, errors.Join(err, b.referrers(ctx, f, own))))
-		case err != nil:
-			errs = append(errs, fmt.Errorf("write %s rules of %s: %w", f, b.choice, err))
+		what := "write"
+		if remove {
+			what = "remove"
+		}
+		if err := b.writeFamily(ctx, f, own, remove, held); err != nil {
+			errs = append(errs, fmt.Errorf("%s %s rules of %s: %w", what, f, b.choice, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// errChanging says that `iptables -S` shows other rules than the kernel had just
-// before, or splits a rule into lines.
-var errChanging = errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them, " +
-	"or delete a jump whose comment has a line feed with iptables -D")
-
-// writeFamily plans a transaction and runs it, if it does anything. If that fails because
-// another program holds the lock or has changed the rules, it plans and runs again.
+// writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs again: other
+// programs write at the same time, and iptables-legacy-restore does not print why the kernel refused.
 func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File) error {
 	const tries = 6
 	start := time.Now()
 	pause := 5 * time.Millisecond
-	var last error
-	var input []byte
-	for range tries {
-		if time.Since(start) > lockSeconds*time.Second {
-			break // iptables-restore itself has waited for the lock
-		}
+	for try := 1; ; try++ {
 		tx, err := b.plan(ctx, f, chains, remove)
-		switch {
-		case err == nil && tx.empty():
-			return nil
-		case err == nil:
-			before := input
-			input = tx.restore()
-			if last != nil && !isTransient(last) && bytes.Equal(input, before) {
-				return last
-			}
-			if err = b.programs.restore(ctx, f, b.choice.Variant, input, held); errors.Is(err, fs.ErrNotExist) {
-				err = unusable(b.choice, err)
-			}
-		case !isTransient(err):
-			return err
+		if err == nil && !tx.empty() {
+			err = b.programs.restore(ctx, f, b.choice.Variant, tx.restore(), held)
 		}
-		if last = err; last == nil {
-			return nil
+		if errors.Is(err, fs.ErrNotExist) {
+			return unusable(b.choice, err)
+		}
+		// iptables-legacy-restore itself waits for the lock.
+		if err == nil || try == tries || time.Since(start) > lockSeconds*time.Second {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return last
+			return err
 		case <-time.After(pause):
 			pause *= 2
 		}
 	}
-	return last
 }
 
 // plan returns the transaction after which the kernel has exactly the chains or, to
@@ -246,20 +225,4 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 	}
 	return &tx, nil
-}
-
-// referrers returns an error that names the rules of other chains that lead to one of
-// the chains and so keep it from being removed. It is called after a failure and
-// ignores its own.
-func (b *backend) referrers(ctx context.Context, f policy.Family, chains []policy.Chain) error {
-	lines, _ := b.programs.list(ctx, f, b.choice.Variant, "")
-	var errs []error
-	for _, line := range lines {
-		for _, c := range chains {
-			if leadsTo(line, c.Name) && !strings.HasPrefix(line, "-A "+postrouting+" ") {
-				errs = append(errs, fmt.Errorf("chain %s is still used by %s; remove that rule first", c.Name, policy.Quote(line)))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

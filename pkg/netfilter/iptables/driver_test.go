@@ -94,7 +94,7 @@ func TestProbe(t *testing.T) {
 		{name: "refused", programs: map[string]string{"iptables": `case $1 in
 				--version) echo "iptables v1.8.9 (nf_tables)";;
 				*) echo "iptables: Could not fetch rule set generation id: Permission denied (you must be root)" >&2; exit 4;;
-			esac`}, fails: []string{"sbin/iptables: exit status 4: iptables: Could not fetch", "run as root with CAP_NET_ADMIN"}},
+			esac`}, fails: []string{"exit status 4: iptables: Could not fetch", "it needs CAP_NET_ADMIN"}},
 		{name: "does not run", programs: map[string]string{"iptables": "exit 7"}, fails: []string{"sbin/iptables: exit status 7"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -80,7 +80,7 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	}
 	out, err := p.run(ctx, p.env, nil, nil, path, "--version")
 	if err != nil {
-		return "", err
+		return "", &runError{path, netfilter.VariantNFT, err} // which opens a socket before it reads its arguments
 	}
 	variant := netfilter.VariantLegacy
 	if bytes.Contains(out, []byte("(nf_tables)")) {
@@ -90,7 +90,7 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	return variant, nil
 }
 
-// list returns the rules of a chain of table nat as `iptables -S` prints them, of all chains for "".
+// list returns the rules of a chain of table nat as `iptables -S` prints them.
 func (p *programs) list(ctx context.Context, f policy.Family, variant, chain string) ([]string, error) {
 	path, err := p.locate(ctx, f, variant, "")
 	if err != nil {
@@ -103,30 +103,15 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant, chain str
 	if f == policy.IPv6 {
 		protocol = goiptables.ProtocolIPv6
 	}
-	chains := []string{chain}
+	var lines []string
 	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(lockSeconds))
-	if err == nil && chain == "" {
-		chains, err = ipt.ListChains(natTable)
-	}
-	var all []string
-	for _, chain := range chains {
-		if err != nil {
-			break
-		}
-		var lines []string
+	if err == nil {
 		lines, err = ipt.List(natTable, chain)
-		all = append(all, lines...)
 	}
-	var failed *goiptables.Error
-	switch {
-	case err == nil:
-		return slices.DeleteFunc(all, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
-	case !errors.As(err, &failed):
-		return nil, fmt.Errorf("run %s: %w", path, err)
+	if err != nil {
+		return nil, &runError{path, variant, err}
 	}
-	status := fmt.Sprintf("exit status %v", failed.ExitStatus())
-	_, stderr, _ := strings.Cut(failed.Error(), status+": ")
-	return nil, &runError{path: path, err: errors.New(status), stderr: firstLines(stderr)}
+	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
 }
 
 // restore runs iptables-restore.
@@ -139,8 +124,10 @@ func (p *programs) restore(ctx context.Context, f policy.Family, variant string,
 	if variant == netfilter.VariantLegacy {
 		args = append(args, "-w", strconv.Itoa(lockSeconds))
 	}
-	_, err = p.run(ctx, p.env, held, input, path, args...)
-	return err
+	if _, err = p.run(ctx, p.env, held, input, path, args...); err != nil {
+		return &runError{path, variant, err}
+	}
+	return nil
 }
 
 // finder looks for programs in the directories of a PATH that only root can write:

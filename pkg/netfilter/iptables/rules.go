@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -83,9 +84,11 @@ func (t *table) chain(name string) *policy.Chain {
 }
 
 // jumpLines takes the rules of POSTROUTING as `iptables -S` prints them and
-// returns those that lead to the table's chains, by chain. It returns errChanging if
-// the lines are not those of the rules that were read.
+// returns those that lead to the table's chains, by chain. It fails if the lines are not those of the rules that
+// were read: another program writes, or a comment has a line feed.
 func (t *table) jumpLines(lines []string) (map[string][]string, error) {
+	errChanging := errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them, " +
+		"or delete a jump whose comment has a line feed with iptables -D")
 	jumps := map[string][]string{}
 	if len(lines) != len(t.targets) {
 		return nil, errChanging

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 )
 
 // parentVariable makes the test binary run the program that it names by run,
@@ -51,46 +53,37 @@ func TestRun(t *testing.T) {
 
 func TestRunErrors(t *testing.T) {
 	for _, tc := range []struct {
-		name, script string
-		input        string
-		want         string // PATH is the program's
+		name, script, variant string
+		want                  string
+		unusable              bool
 	}{
-		{name: "silent", script: "exit 3", want: "run PATH: exit status 3"},
-		{name: "first lines", script: "for i in 1 2 3 4; do echo $i >&2; done; echo 'Try `x --help`' >&2; exit 1", want: "run PATH: exit status 1: 1; 2; 3"},
-		{name: "line", script: "cat >/dev/null; echo 'iptables-restore: line 2 failed' >&2; exit 1", input: "one\ntwo\n",
-			want: `run PATH: exit status 1: iptables-restore: line 2 failed: in "two"`},
-		{name: "another form of it", script: "cat >/dev/null; echo 'Error occurred at line: 1' >&2; exit 2", input: "one\ntwo\n",
-			want: `run PATH: exit status 2: Error occurred at line: 1: in "one"`},
-		{name: "line that is not there", script: "cat >/dev/null; echo 'line 9 failed' >&2; exit 2", input: "one\n",
-			want: `run PATH: exit status 2: line 9 failed`},
-		{name: "remedy", script: "echo 'Fatal: cannot open lock file /run/xtables.lock: No such file or directory' >&2; exit 4",
-			want: "run PATH: exit status 4: Fatal: cannot open lock file /run/xtables.lock: No such file or directory: " +
-				"see which program holds the lock; in a container mount the host's /run/xtables.lock"},
-		{name: "old iptables", script: "echo 'iptables-restore v1.6.1: unknown option \"--random-fully\"' >&2; exit 2",
-			want: `run PATH: exit status 2: iptables-restore v1.6.1: unknown option "--random-fully": install iptables 1.8, or set backend to nftables`},
-		{name: "signal", script: "kill -9 $$", want: "run PATH: signal: killed"},
+		{name: "silent", script: "exit 3", want: "exit status 3; it needs", unusable: true},
+		{name: "lines", script: "echo 'line 4 failed' >&2; echo why >&2; exit 1", variant: "legacy",
+			want: "exit status 1: line 4 failed; why; it needs CAP_NET_ADMIN, CAP_NET_RAW, the host's /run/xtables.lock and modules of the kernel; try: modprobe -a iptable_nat", unusable: true},
+		{name: "lock", script: "exit 4", variant: "legacy", want: "exit status 4"},
+		{name: "kernel", script: "exit 4", variant: "nft", want: "exit status 4; it needs CAP_NET_ADMIN and modules of the kernel; try: modprobe -a nft_chain_nat nft_compat", unusable: true},
+		{name: "signal", script: "kill -9 $$", want: "signal: killed"},
+		// It prints 10 MB and does not read its input.
+		{name: "bounded", script: "exec </dev/null; /usr/bin/head -c 10000000 /dev/zero | /usr/bin/tr '\\0' x >&2; exit 1", want: "exit status 1: xxx", unusable: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := script(t, tc.script)
-			_, err := run(t.Context(), environment("/bin"), nil, []byte(tc.input), path)
-			if want := strings.ReplaceAll(tc.want, "PATH", path); err == nil || err.Error() != want {
-				t.Errorf("got  %v\nwant %s", err, want)
+			_, err := run(t.Context(), environment("/bin"), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			err = &runError{path, tc.variant, err}
+			if text := err.Error(); !strings.HasPrefix(text, "run "+path+": "+tc.want) || len(text) > 3<<10 {
+				t.Errorf("got  %v\nwant %s", err, tc.want)
+			}
+			if errors.Is(err, netfilter.ErrUnusable) != tc.unusable {
+				t.Errorf("unusable: %v, want %v", !tc.unusable, tc.unusable)
 			}
 		})
 	}
 	_, err := run(t.Context(), nil, nil, nil, "/nowhere/prog")
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
-	}
-}
-
-// TestRunIsBounded runs a program that prints 10 MB of errors and does not read its
-// input.
-func TestRunIsBounded(t *testing.T) {
-	path := script(t, "exec </dev/null; /usr/bin/head -c 10000000 /dev/zero | /usr/bin/tr '\\0' x >&2; exit 1")
-	_, err := run(t.Context(), environment("/bin"), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
-	if err == nil || len(err.Error()) > 5<<10 {
-		t.Errorf("an error of %d bytes", len(err.Error()))
 	}
 }
 
