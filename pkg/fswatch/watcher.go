@@ -11,19 +11,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// retryInterval is how often a failed watch is retried.
-	retryInterval = 10 * time.Second
-	// maxLinks is the most symlinks on one path, as in the kernel (path_resolution(7)).
-	maxLinks = 40
-)
+// retryInterval is how often a failed watch is retried.
+const retryInterval = 10 * time.Second
 
 // Watcher watches directories until it is closed.
 type Watcher struct {
@@ -144,8 +139,8 @@ func (w *Watcher) forward(set *watchSet) bool {
 	}
 }
 
-// watchSet is the watches on the paths to all directories. Paths are resolved link by link, and a name on
-// the way is looked up after its directory is watched; the paths here contain no symlinks.
+// watchSet is the watches on the paths to all directories. A name on the way is looked up after its directory is
+// watched; the paths here contain no symlinks.
 type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
 	ways    map[string]bool   // names on the way, the directories' own last
@@ -166,14 +161,7 @@ func (w *Watcher) watch() *watchSet {
 		if s.watcher == nil {
 			break
 		}
-		at, err := filepath.Abs(dir)
-		if err == nil {
-			at, err = s.resolve(at)
-		}
-		if err == nil && at != "" {
-			err = ignoreAbsence(s.addWhole(at))
-		}
-		if err != nil {
+		if err := s.addDir(dir); err != nil {
 			errs = append(errs, fmt.Errorf("watch %s: %w%s", dir, err, remedy(err)))
 		}
 	}
@@ -189,70 +177,50 @@ func (s *watchSet) close() {
 	}
 }
 
-// addWhole watches all names in a directory, and the paths that its symlinks lead to.
-func (s *watchSet) addWhole(dir string) error {
-	if err := s.add(dir); err != nil {
-		return err
+// addDir watches the path to a directory, all names in it, and the paths that its symlinks lead to.
+func (s *watchSet) addDir(dir string) error {
+	path, err := filepath.Abs(dir)
+	if err == nil {
+		path, err = s.resolve(path)
 	}
-	s.whole[dir] = true
-	entries, err := os.ReadDir(dir)
+	if err == nil {
+		err = s.add(path)
+	}
 	if err != nil {
-		return err
+		return ignoreAbsence(err)
 	}
-	var errs []error
+	s.whole[path] = true
+	entries, err := os.ReadDir(path)
+	errs := []error{ignoreAbsence(err)}
 	for _, e := range entries {
 		if e.Type() != fs.ModeSymlink {
 			continue
 		}
-		// All links of a loop are watched, and one of them must change to end it.
-		if _, err := s.resolve(filepath.Join(dir, e.Name())); !errors.Is(err, syscall.ELOOP) {
+		link := filepath.Join(path, e.Name())
+		s.ways[link] = true
+		to, _ := os.Readlink(link) // one that is replaced meanwhile is an event
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(path, to)
+		}
+		if _, err := s.resolve(to); errors.Is(err, unix.ENOSPC) { // a link that leads nowhere must change first
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// resolve watches the path to a directory or file as far as it exists, and returns the directory, or "" if
-// there is none.
-func (s *watchSet) resolve(path string) (string, error) {
-	at, links := "/", 0
-	rest := strings.Split(path, "/")
-	for len(rest) > 0 {
-		name := rest[0]
-		rest = rest[1:]
-		switch name {
-		case "", ".":
-			continue
-		case "..":
-			at = filepath.Dir(at)
-			continue
-		}
+// resolve watches the path to a directory or file as far as it exists, and returns it without symlinks.
+func (s *watchSet) resolve(path string) (at string, err error) {
+	at = "/"
+	for name := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
 		// A later rename or replacement of the name is an event.
 		if err := s.add(at); err != nil {
-			return "", ignoreAbsence(err)
+			return "", err
 		}
 		next := filepath.Join(at, name)
 		s.ways[next] = true
-		info, err := os.Lstat(next)
-		switch {
-		case err != nil:
-			return "", ignoreAbsence(err)
-		case info.Mode().Type() == fs.ModeSymlink:
-			target, err := os.Readlink(next)
-			if err != nil {
-				return "", ignoreAbsence(err)
-			}
-			if links++; links > maxLinks {
-				return "", &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
-			}
-			if filepath.IsAbs(target) {
-				at = "/"
-			}
-			rest = append(strings.Split(target, "/"), rest...)
-		case !info.IsDir():
-			return "", nil // a directory in its place would be an event
-		default:
-			at = next
+		if at, err = filepath.EvalSymlinks(next); err != nil {
+			return "", err
 		}
 	}
 	return at, nil
@@ -268,7 +236,7 @@ func (s *watchSet) add(dir string) error {
 // ignoreAbsence returns nil for an error that means that a name is missing, or was replaced a moment ago: the
 // watches report what follows.
 func ignoreAbsence(err error) error {
-	if slices.ContainsFunc([]error{unix.ENOENT, unix.ENOTDIR, unix.EINVAL}, func(e error) bool { return errors.Is(err, e) }) {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil
 	}
 	return err
