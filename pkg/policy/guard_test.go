@@ -4,6 +4,7 @@ package policy_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -130,4 +131,113 @@ func guardOf(guards []policy.Guard, chain string, p policy.Packet) *policy.Guard
 		}
 	}
 	return nil
+}
+
+// guards decide what the guard tables do with a packet that NAT did not translate.
+type guards []policy.Guard
+
+// matches returns the guard that counts or drops the packet, or nil.
+func (gs guards) matches(p policy.Packet) *policy.Guard {
+	return gs.find(p, func(g *policy.Guard) bool {
+		return g.Scope.Contains(p) && g.Mode != policy.GuardOff && !g.Exempt.Contains(p.Dst)
+	})
+}
+
+// binds returns the guard that keeps the packet's source, or nil.
+func (gs guards) binds(p policy.Packet) *policy.Guard {
+	return gs.find(p, func(g *policy.Guard) bool { return g.Binds(p) })
+}
+
+func (gs guards) find(p policy.Packet, rule func(*policy.Guard) bool) *policy.Guard {
+	for i := range gs {
+		g := &gs[i]
+		if g.Family == policy.FamilyOf(p.Dst) && rule(g) {
+			return g
+		}
+	}
+	return nil
+}
+
+func (gs guards) of(chain string, f policy.Family) *policy.Guard {
+	if i := slices.IndexFunc(gs, func(g policy.Guard) bool { return g.Chain == chain && g.Family == f }); i >= 0 {
+		return &gs[i]
+	}
+	return nil
+}
+
+// TestTransitionOfGuards: while masquerade rules change, no guard matches a packet that neither policy
+// masquerades, nor one that its chain does not masquerade before and after; and none binds a packet that
+// either of them masquerades. Before and after the change the guards match only what is masqueraded.
+func TestTransitionOfGuards(t *testing.T) {
+	matched, bound := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		gen := func(name string) ([]policy.Source, []policy.Policy, guards) {
+			sources := genSources().Draw(t, name)
+			for i := range sources {
+				s := &sources[i].Policy
+				s.Chain = rapid.SampledFrom([]string{"A", "A", "B"}).Draw(t, "chain")
+				s.Guard = rapid.SampledFrom([]policy.GuardMode{policy.GuardDrop, policy.GuardDrop, policy.GuardCount, policy.GuardOff}).Draw(t, "guard")
+				s.EnforceExempt = ptr(rapid.Bool().Draw(t, "enforceExempt"))
+				for _, f := range policy.Families() {
+					s.PodCIDRs = append(s.PodCIDRs, genPrefix(f).Draw(t, "podCIDRs"))
+				}
+			}
+			policies := merge(sources)
+			return sources, policies, policy.DesiredGuards(policies, policy.Owner{})
+		}
+		oldSources, old, observed := gen("before")
+		nowSources, now, desired := gen("after")
+		if rapid.IntRange(0, 4).Draw(t, "first rules") == 0 {
+			old, observed = nil, nil
+		}
+		if rapid.IntRange(0, 4).Draw(t, "guard lost") == 0 {
+			observed = observed[:len(observed)/2]
+		}
+		exists := func(chain string, f policy.Family) bool {
+			return slices.ContainsFunc(old, func(p policy.Policy) bool {
+				return (chain == "" || p.Chain == chain) && slices.Contains(p.Families(), f)
+			})
+		}
+		transition := guards(policy.TransitionGuards(observed, desired, exists))
+		action := func(p *policy.Policy, pkt policy.Packet) bool { return p.Decide(pkt).Action == policy.ActionMasquerade }
+		masquerades := func(policies []policy.Policy, pkt policy.Packet) bool {
+			return slices.ContainsFunc(policies, func(p policy.Policy) bool { return action(&p, pkt) })
+		}
+		for range 20 {
+			pkt := genPacket(append(slices.Clone(oldSources), nowSources...)).Draw(t, "packet")
+			pkt.SrcLocal, pkt.DstLocal = false, false
+			if pkt.Out == "" || rapid.Bool().Draw(t, "pod") {
+				pkt.Src, pkt.Out = lowAddress(policy.FamilyOf(pkt.Dst), rapid.IntRange(0, 15).Draw(t, "low")), "eth0"
+			}
+			before, after := masquerades(old, pkt), masquerades(now, pkt)
+			if g := transition.matches(pkt); g != nil {
+				matched++
+				if !before && !after {
+					t.Fatalf("%+v: neither policy masquerades it, and the transition matches it: %+v", pkt, g)
+				}
+				if observed.of(g.Chain, g.Family) != nil {
+					for _, policies := range [][]policy.Policy{old, now} {
+						i := slices.IndexFunc(policies, func(p policy.Policy) bool { return p.Chain == g.Chain })
+						if !action(&policies[i], pkt) {
+							t.Fatalf("%+v: chain %s does not masquerade it before and after, and the transition matches it: %+v", pkt, g.Chain, g)
+						}
+					}
+				}
+			}
+			if g := transition.binds(pkt); g != nil {
+				if bound++; before || after {
+					t.Fatalf("%+v: masqueraded before %t, after %t, and the transition binds it: %+v", pkt, before, after, g)
+				}
+			}
+			if g := desired.matches(pkt); g != nil && !after {
+				t.Fatalf("%+v: not masqueraded, and the guard matches it: %+v", pkt, g)
+			}
+			if g := desired.binds(pkt); g != nil && after {
+				t.Fatalf("%+v: masqueraded, and the guard binds it: %+v", pkt, g)
+			}
+		}
+	})
+	if matched < 5 || bound < 5 { // of random packets
+		t.Errorf("%d packets were matched and %d bound during transitions", matched, bound)
+	}
 }

@@ -88,54 +88,43 @@ func Schema() int {
 
 // agree is for values that must be the same in all sources that have the key.
 func agree[T any](m *merger, field **T, merged *WithOrigins[T], otherwise T, equal func(a, b T) bool) Combination {
-	c := Combination{Sources: "must agree", Field: field}
-	if len(m.sources) > 0 { // a closure is made only where it is called: each ADD reads and validates policies
-		c.merge = func(o Origin) { merged.agree(m, *field, o, otherwise, equal) }
-	}
-	return c
+	return combine(m, "must agree", field, *field, merged, otherwise, equal)
 }
 
 // agreeWord is agree for words, of which one may agree with all others.
 func agreeWord[T ~string](m *merger, field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
-	c := Combination{Sources: "must agree", Field: WordOf(field, choices...)}
-	if len(m.sources) > 0 {
-		c.merge = func(o Origin) {
-			value := field
-			if *field == "" || *field == neutral {
-				value = nil
-			}
-			merged.agree(m, value, o, otherwise, nil)
-		}
+	value := field
+	if *field == "" || *field == neutral {
+		value = nil
 	}
-	return c
+	return combine(m, "must agree", WordOf(field, choices...), value, merged, otherwise, nil)
 }
 
 // agreeItems is agree for a list whose order has a meaning.
 func agreeItems(m *merger, field *AddressItems, merged *WithOrigins[AddressItems]) Combination {
-	c := Combination{Sources: "must agree", Field: field}
-	if len(m.sources) > 0 {
-		c.merge = func(o Origin) {
-			value := field
-			if *field == nil {
-				value = nil
-			}
-			merged.agree(m, value, o, nil, slices.Equal[AddressItems])
-		}
+	value := field
+	if *field == nil {
+		value = nil
 	}
-	return c
+	return combine(m, "must agree", field, value, merged, nil, slices.Equal[AddressItems])
 }
 
 // trueWins is for booleans of which false says nothing.
 func trueWins(m *merger, field **bool, merged *WithOrigins[bool]) Combination {
-	c := Combination{Sources: "`true` wins", Field: field}
-	if len(m.sources) > 0 {
-		c.merge = func(o Origin) {
-			value := *field
-			if !isTrue(value) {
-				value = nil
-			}
-			merged.agree(m, value, o, false, nil)
-		}
+	value := *field
+	if !isTrue(value) {
+		value = nil
+	}
+	return combine(m, "`true` wins", field, value, merged, false, nil)
+}
+
+// combine returns how the value of a field, nil for none, is added to the merged one.
+func combine[T any](
+	m *merger, sources string, field any, value *T, merged *WithOrigins[T], otherwise T, equal func(a, b T) bool,
+) Combination {
+	c := Combination{Sources: sources, Field: field}
+	if len(m.sources) > 0 { // a closure is made only where it is called: each ADD reads and validates policies
+		c.merge = func(o Origin) { merged.agree(m, value, o, otherwise, equal) }
 	}
 	return c
 }
