@@ -14,8 +14,6 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types020 "github.com/containernetworking/cni/pkg/types/020"
-	types040 "github.com/containernetworking/cni/pkg/types/040"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 	cniversion "github.com/containernetworking/cni/pkg/version"
@@ -181,33 +179,24 @@ func addressOf(n net.IPNet) netip.Addr {
 }
 
 // podAddresses returns the addresses that a result has for the pod's interface, without link-local ones.
-func podAddresses(result types.Result, ifName string) []net.IPNet {
-	var addresses []net.IPNet
-	add := func(n net.IPNet) {
-		if a := addressOf(n); a.IsValid() && !a.IsLinkLocalUnicast() {
-			addresses = append(addresses, n)
-		}
+func podAddresses(result types.Result, ifName string) (addresses []net.IPNet) {
+	if result == nil {
+		return nil
 	}
-	switch r := result.(type) {
-	case *types020.Result:
-		for _, ip := range []*types020.IPConfig{r.IP4, r.IP6} {
-			if ip != nil {
-				add(ip.IP)
-			}
+	converted, err := convert(result, types100.ImplementedSpecVersion)
+	if err != nil {
+		return nil
+	}
+	r := converted.(*types100.Result)
+	isPod := func(i int) bool {
+		return 0 <= i && i < len(r.Interfaces) && r.Interfaces[i] != nil && r.Interfaces[i].Name == ifName && r.Interfaces[i].Sandbox != ""
+	}
+	for _, ip := range r.IPs {
+		if ip == nil || ip.Interface != nil && !isPod(*ip.Interface) {
+			continue
 		}
-	case *types040.Result:
-		isPod := func(i types040.Interface) bool { return i.Name == ifName && i.Sandbox != "" }
-		for _, ip := range r.IPs {
-			if ip != nil && isOf(ip.Interface, r.Interfaces, isPod) {
-				add(ip.Address)
-			}
-		}
-	case *types100.Result:
-		isPod := func(i types100.Interface) bool { return i.Name == ifName && i.Sandbox != "" }
-		for _, ip := range r.IPs {
-			if ip != nil && isOf(ip.Interface, r.Interfaces, isPod) {
-				add(ip.Address)
-			}
+		if a := addressOf(ip.Address); a.IsValid() && !a.IsLinkLocalUnicast() {
+			addresses = append(addresses, ip.Address)
 		}
 	}
 	return addresses
@@ -239,15 +228,6 @@ func podOf(a store.Attachment, cniArgs string, addresses []net.IPNet) store.Pod 
 		}
 	}
 	return pod
-}
-
-// isOf reports whether an address that has this index of an interface, or none, is of the pod.
-func isOf[T any](index *int, interfaces []*T, isPod func(T) bool) bool {
-	if index == nil {
-		return true
-	}
-	i := *index
-	return 0 <= i && i < len(interfaces) && interfaces[i] != nil && isPod(*interfaces[i])
 }
 
 // validAttachments returns the attachments that GC keeps, and whether the configuration has that

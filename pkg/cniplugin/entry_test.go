@@ -11,7 +11,7 @@ import (
 )
 
 func TestPodSubnets(t *testing.T) {
-	const interfaces = `"interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/run/netns/a"},{"name":"net1","sandbox":"/run/netns/a"},null]`
+	const interfaces = `"interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/run/netns/a"},{"name":"net1","sandbox":"/run/netns/a"}]`
 	for name, c := range map[string]struct{ prevResult, want string }{
 		"both families":     {interfaces + `,"ips":[{"interface":1,"address":"10.1.2.3/24"},{"interface":1,"address":"fd00:1::5/64"}]`, "[10.1.2.0/24 fd00:1::/64]"},
 		"0.2.0":             {`"ip4":{"ip":"10.1.2.3/24","gateway":"10.1.2.1"},"ip6":{"ip":"fd00:1::5/64"}`, "[10.1.2.0/24 fd00:1::/64]"},
