@@ -5,11 +5,9 @@ package conntrack
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -33,51 +31,38 @@ type Found struct {
 	Interface string
 }
 
-// errComplete ends the walk for one protocol: that for the first one lists the whole table.
-var errComplete = errors.New("the kernel does not filter")
-
 // Find returns the connections in the network namespace of the calling thread that leave with a source address and
-// port, of every zone. It needs CAP_NET_ADMIN over the namespace.
-//
-// The kernel filters ports for one protocol at a time, so there is a walk through the table for each, all at once. A
-// kernel before 5.8 lists the whole table: then the first walk answers for all protocols.
+// port, of every zone. It needs CAP_NET_ADMIN over the namespace. The kernel filters ports for one protocol at a
+// time, so there is a walk through the table for each.
 func Find(ctx context.Context, q Query) (found []Found, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("find connections: %w", err)
+		}
+	}()
 	protocols := []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
 	if q.Protocol != 0 {
 		protocols = []uint8{q.Protocol}
 	}
-	lists, errs := make([][]Found, len(protocols)), make([]error, len(protocols))
-	var walks sync.WaitGroup
-	for i, protocol := range protocols {
-		c, err := nfnetlink.Dial() // in the namespace of this thread
-		if err != nil {
-			errs[i] = err
-			continue
-		}
-		walks.Go(func() {
-			defer closeInto(c, &errs[i])
-			filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr()), Protocol: protocol, ReplyDst: q.Source}
-			errs[i] = c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
-				reply := e.Reply()
-				switch {
-				case i > 0 && reply.Protocol != protocol:
-					return errComplete
-				case reply.Dst == q.Source && slices.Contains(protocols, reply.Protocol) &&
-					(!q.To.IsValid() || q.To == e.Dst || q.To == e.ReplySrc):
-					lists[i] = append(lists[i], Found{Original: e.Original(), Reply: reply, Zone: e.Zone})
-				}
-				return nil
-			})
-			if errors.Is(errs[i], errComplete) {
-				errs[i] = nil
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer closeInto(c, &err)
+	for _, protocol := range protocols {
+		filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr()), Protocol: protocol, ReplyDst: q.Source}
+		err := c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
+			reply := e.Reply()
+			if reply.Dst == q.Source && reply.Protocol == protocol && // a kernel before 5.8 lists the whole table
+				(!q.To.IsValid() || q.To == e.Dst || q.To == e.ReplySrc) {
+				found = append(found, Found{Original: e.Original(), Reply: reply, Zone: e.Zone})
 			}
+			return nil
 		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	walks.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("find connections: %w", err)
-	}
-	found = slices.Concat(lists...)
 	slices.SortFunc(found, compareFound)
 	found = slices.Compact(found) // a walk may list an entry twice
 	var r routes

@@ -88,7 +88,7 @@ func TestProbe(t *testing.T) {
 			fails:  []string{"iptables (legacy) cannot keep rules on this host", "sbin/iptables is of the nft variant; install the legacy one too"}},
 		{name: "old", programs: map[string]string{"iptables": "test \"$1\" != --version || echo iptables v1.6.1\n"},
 			want: netfilter.Choice{Variant: "legacy"}},
-		{name: "none", fails: []string{"find iptables or iptables-nft or iptables-legacy: not found; install", "install iptables"}},
+		{name: "none", fails: []string{"find iptables or iptables-nft or iptables-legacy: file does not exist in PATH", "install iptables"}},
 		{name: "none of the variant", programs: map[string]string{"iptables": "nft"}, variant: "legacy",
 			fails: []string{"find iptables-legacy:", "is of the nft variant"}},
 		{name: "refused", programs: map[string]string{"iptables": `case $1 in

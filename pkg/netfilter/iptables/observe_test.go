@@ -152,7 +152,7 @@ func TestProgramMissing(t *testing.T) {
 			n.Errorf("got %s", d)
 		}
 		err = opened.Apply(n.Context(), want, netfilter.Observation{}, nil)
-		if err == nil || !strings.Contains(err.Error(), "find iptables-"+n.choice.Variant+"-restore or iptables-restore: not found; ") {
+		if err == nil || !strings.Contains(err.Error(), "find iptables-"+n.choice.Variant+"-restore or iptables-restore: file does not exist") {
 			n.Errorf("got %v", err)
 		}
 	})

@@ -141,107 +141,79 @@ func newFinder(path string) finder {
 	return finder{path: path, trusted: func(uid uint32) bool { return trustedOwner(uid, os.Geteuid(), "/proc/self/uid_map") }}
 }
 
-// notFoundError says which programs were looked for, and where.
-type notFoundError string
-
-func (e notFoundError) Error() string { return string(e) }
-
-func (e notFoundError) Is(target error) bool { return target == fs.ErrNotExist }
-
 // find returns the absolute path of the first of the names that exists: it searches
 // all of PATH for the first name, then for the second.
 func (f finder) find(names ...string) (string, error) {
-	var dirs, searched, skipped []string
-	for _, dir := range filepath.SplitList(f.path) {
-		switch exists, problem := f.check(dir, true); {
-		case !filepath.IsAbs(dir):
-			skipped = append(skipped, strconv.Quote(dir)+" (not absolute)")
-		case !exists:
-			searched = append(searched, dir+" (absent)")
-		case problem != "":
-			skipped = append(skipped, problem)
-		default:
-			dirs, searched = append(dirs, dir), append(searched, dir)
-		}
-	}
+	var skipped []string
 	for _, name := range names {
-		for _, dir := range dirs {
+		for _, dir := range filepath.SplitList(f.path) {
 			path := filepath.Join(dir, name)
-			switch exists, problem := f.check(path, false); {
-			case problem != "":
-				skipped = append(skipped, problem)
-			case exists:
+			switch err := f.check(path); {
+			case err == nil:
 				return path, nil
+			case !errors.Is(err, fs.ErrNotExist):
+				skipped = append(skipped, "; passed over "+err.Error())
 			}
 		}
 	}
-	where := "it names no directory to search"
-	if len(searched) > 0 {
-		where = "searched " + strings.Join(searched, ", ")
-	}
-	if len(skipped) > 0 {
-		where += "; passed over " + strings.Join(skipped, ", ")
-	}
-	return "", notFoundError(fmt.Sprintf(
-		"find %s: not found; install iptables, or add the directory that holds it (often /usr/sbin) to PATH; %s",
-		strings.Join(names, " or "), where))
+	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
+		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(skipped, ""))
 }
 
-// check returns whether a directory or program exists, and why it is not used.
-func (f finder) check(path string, directory bool) (exists bool, problem string) {
+// check returns why a program is not run.
+func (f finder) check(path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%s (not absolute)", path)
+	}
 	info, err := f.resolve(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, ""
 	case err != nil:
-		return true, err.Error()
-	case directory && !info.IsDir():
-		return true, path + " (not a directory)"
-	case !directory && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
-		return true, path + " (not an executable file)"
+		return err
+	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+		return fmt.Errorf("%s (not an executable file)", path)
 	case writableByOthers(info):
-		return true, path + " (writable by others)"
+		return fmt.Errorf("%s (writable by others)", path)
 	}
-	return true, ""
+	return nil
 }
 
 // resolve returns the file that an absolute path leads to after all symbolic links.
-// It fails if another user could make the path lead elsewhere: if that user owns a
-// directory or link on the way or the file itself, or can write a directory on the
-// way. A sticky directory is safe: only the owner of an entry can replace it.
+// It fails if another user could make the path lead elsewhere: if that user owns the file, a link to it, or a
+// directory above one of these, or can write such a directory. A sticky one is safe where it holds directories
+// only: only the owner of an entry can replace it.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
-	at, links := "/", 0 // at has no links in it
-	info, err := f.lstat(at)
-	for rest := strings.Split(path, "/"); err == nil && len(rest) > 0; {
-		if info.IsDir() && writableByOthers(info) && info.Mode()&fs.ModeSticky == 0 {
-			return nil, fmt.Errorf("%s (writable by others)", at)
-		}
-		next := filepath.Join(at, rest[0])
-		rest = rest[1:]
-		if info, err = f.lstat(next); err != nil {
-			return nil, err
-		}
-		if info.Mode().Type() != fs.ModeSymlink {
-			at = next
-			continue
-		}
-		target, err := os.Readlink(next)
+	for range maxLinks {
+		dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 		if err != nil {
 			return nil, err
 		}
-		if links++; links > maxLinks {
-			return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
+		for at := dir; ; at = filepath.Dir(at) {
+			info, err := f.lstat(at)
+			if err == nil && writableByOthers(info) && (at == dir || info.Mode()&fs.ModeSticky == 0) {
+				err = fmt.Errorf("%s (writable by others)", at)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if at == "/" {
+				break
+			}
 		}
-		if filepath.IsAbs(target) {
-			at = "/"
+		path = filepath.Join(dir, filepath.Base(path))
+		info, err := f.lstat(path)
+		if err != nil || info.Mode().Type() != fs.ModeSymlink {
+			return info, err
 		}
-		rest = append(strings.Split(target, "/"), rest...)
-		if info, err = f.lstat(at); err != nil {
+		target, err := os.Readlink(path)
+		if err != nil {
 			return nil, err
 		}
+		if path = target; !filepath.IsAbs(target) {
+			path = filepath.Join(dir, target)
+		}
 	}
-	return info, err
+	return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
 }
 
 // lstat fails for a file that a user who is not trusted owns.
