@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"math"
 	"os"
 	"slices"
@@ -31,12 +30,8 @@ func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, err
 		return nil, err
 	}
 	chains := map[string][]nfnetlink.Rule{}
-	for c := range s.chains() {
-		rules := make([]nfnetlink.Rule, c.end-c.first)
-		for i := range rules {
-			rules[i] = nfnetlink.Rule{Chain: string(c.name), Exprs: s.expressions(nil, c.first+i)}
-		}
-		chains[string(c.name)] = rules
+	for name := range s.chains {
+		chains[name], _ = s.rules(name)
 	}
 	return chains, nil
 }
@@ -44,12 +39,12 @@ func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, err
 // legacyReader reads tables of iptables-legacy.
 type legacyReader struct{}
 
-func (legacyReader) read(f policy.Family, names []string) (table, error) {
+func (legacyReader) read(f policy.Family, names []string) (t table, err error) {
 	s, err := readLegacy(f, natTable)
 	if err != nil {
-		return table{}, err
+		return t, err
 	}
-	return s.table(names)
+	return t, s.fill(&t, names)
 }
 
 func (legacyReader) userChains(f policy.Family, tableName, only string) ([]string, error) {
@@ -58,39 +53,39 @@ func (legacyReader) userChains(f policy.Family, tableName, only string) ([]strin
 		return nil, err
 	}
 	var names []string
-	for c := range s.chains() {
-		if name := string(c.name); !c.builtIn && (only == "" || only == name) {
+	for name := range s.chains {
+		if !slices.Contains(builtInChains(), name) && (only == "" || only == name) {
 			names = append(names, name)
 		}
 	}
+	slices.Sort(names)
 	return names, nil
 }
 
-// table decodes POSTROUTING and the named chains.
-func (s *legacyTable) table(names []string) (table, error) {
-	var t table
-	find := func(name string) (legacyChain, bool) {
-		for c := range s.chains() {
-			if string(c.name) == name && c.builtIn == (name == postrouting) {
-				return c, true
-			}
-		}
-		return legacyChain{}, false
-	}
-	if c, exists := find(postrouting); exists {
+// fill decodes POSTROUTING and the named chains.
+func (s *legacyTable) fill(t *table, names []string) error {
+	if c, exists := s.chains[postrouting]; exists {
 		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
 			t.fault = policyFault(s.family)
 		}
 	}
-	var buffer []nfnetlink.Expr
-	err := t.read(s.family, names, func(chain string) (chainRules, error) {
-		c, exists := find(chain)
-		return chainRules{exists, c.end - c.first, func(i int) nfnetlink.Rule {
-			buffer = s.expressions(buffer[:0], c.first+i)
-			return nfnetlink.Rule{Exprs: buffer}
-		}}, nil
+	return t.read(s.family, names, func(chain string) ([]nfnetlink.Rule, error) {
+		rules, exists := s.rules(chain)
+		if !exists {
+			return nil, fs.ErrNotExist
+		}
+		return rules, nil
 	})
-	return t, err
+}
+
+// rules returns the rules of a chain, and whether it exists.
+func (s *legacyTable) rules(chain string) ([]nfnetlink.Rule, bool) {
+	c, exists := s.chains[chain]
+	rules := make([]nfnetlink.Rule, c.end-c.first)
+	for i := range rules {
+		rules[i] = nfnetlink.Rule{Chain: chain, Exprs: s.expressions(c.first + i)}
+	}
+	return rules, exists
 }
 
 // legacyInUse reports whether a table of iptables-legacy exists in this network
@@ -117,12 +112,9 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 type legacyTable struct {
 	family  policy.Family
 	layout  entryLayout
-	info    []byte            // struct ipt_getinfo
-	entries []byte            // of struct ipt_get_entries
-	offsets []uint32          // of each entry, and the end of the last one
-	heads   []uint32          // numbers of the entries with the target ERROR
-	loads   [2]nfnetlink.Expr // of the source and destination address
-	mask    nfnetlink.Expr    // the last Bitwise: most prefixes have the length of the one before
+	entries []byte   // of struct ipt_get_entries
+	offsets []uint32 // of each entry, and the end of the last one
+	chains  map[string]legacyChain
 }
 
 // The layouts below are those of 64-bit machines. This line does not compile for 32 bits.
@@ -134,7 +126,6 @@ const (
 	nameSize        = 32 // XT_TABLE_MAXNAMELEN
 	infoSize        = 84
 	infoHooks       = 36 // hook_entry[NF_INET_NUMHOOKS], then underflow[NF_INET_NUMHOOKS]
-	infoEntries     = 76 // num_entries
 	infoEntriesSize = 80 // size
 	entriesHead     = 40 // sizeof(struct ipt_get_entries)
 )
@@ -142,10 +133,11 @@ const (
 // entryLayout has the offsets in struct ipt_entry and struct ip6t_entry. The addresses
 // come first: source, destination and their masks.
 type entryLayout struct {
-	address    int // size of an address
-	interfaces int // names in and out, then masks in and out, IFNAMSIZ each
-	protocol   int // uint16
-	flags      int // uint8, then the inversions
+	address    int    // size of an address
+	sourceAt   uint32 // offset of the source address in the packet's header
+	interfaces int    // names in and out, then masks in and out, IFNAMSIZ each
+	protocol   int    // uint16
+	flags      int    // uint8, then the inversions
 	gotoFlag   byte
 	plainFlags byte // flags that do not narrow what the rule matches
 	protoFlag  byte // IP6T_F_PROTO, without which the protocol is not compared; 0: no such flag
@@ -156,10 +148,10 @@ type entryLayout struct {
 
 func entryLayoutOf(f policy.Family) entryLayout {
 	if f == policy.IPv6 {
-		return entryLayout{address: 16, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
+		return entryLayout{address: 16, sourceAt: 8, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
 			plainFlags: 0x01 | 0x04, protoFlag: 0x01, targetAt: 140, packetsAt: 152, size: 168}
 	}
-	return entryLayout{address: 4, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
+	return entryLayout{address: 4, sourceAt: 12, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
 		plainFlags: 0x02, targetAt: 88, packetsAt: 96, size: 112}
 }
 
@@ -227,70 +219,29 @@ func getsockopt(fd, level, option int, b []byte) error {
 	return nil
 }
 
-// legacyChain is a chain and the numbers of its entries, without the entry that
-// iptables adds at its end.
-type legacyChain struct {
-	name       []byte
-	builtIn    bool
-	first, end int
+// legacyChain has the numbers of a chain's entries, without the entry that iptables adds at its end.
+type legacyChain struct{ first, end int }
+
+// builtInChains are the names of the built-in chains by the number of their hook.
+func builtInChains() []string {
+	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", postrouting}
 }
 
-// chains yields the user-defined chains, then the built-in ones.
+var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
+
+// parseLegacy finds the entries and the chains. A node's table can have tens of thousands of entries: only the
+// rules of the chains that are asked for are decoded.
 //
 // A user-defined chain begins after an entry with the target ERROR, which has its
 // name, and ends with a rule that iptables adds. One more such entry ends the table.
 // A built-in chain begins at the offset hook_entry of its hook and ends with its
 // policy, at the offset underflow.
-func (s *legacyTable) chains() iter.Seq[legacyChain] {
-	return func(yield func(legacyChain) bool) {
-		if len(s.offsets) == 0 {
-			return
-		}
-		for i := range len(s.heads) - 1 {
-			_, target := s.entry(int(s.heads[i]))
-			name, _ := target.chainName()
-			first := int(s.heads[i]) + 1
-			if !yield(legacyChain{name, false, first, max(first, int(s.heads[i+1])-1)}) {
-				return
-			}
-		}
-		hooks := builtInChains()
-		entryAt := func(field, hook int) (int, bool) {
-			return slices.BinarySearch(s.offsets, binary.NativeEndian.Uint32(s.info[infoHooks+4*(field+hook):]))
-		}
-		for hook, name := range hooks {
-			first, begins := entryAt(0, hook)
-			end, ends := entryAt(len(hooks), hook)
-			if begins && ends && first <= end && end < len(s.offsets)-1 && !yield(legacyChain{[]byte(name), true, first, end}) {
-				return
-			}
-		}
-	}
-}
-
-// builtInChains are the names of the built-in chains by the number of their hook.
-func builtInChains() [5]string {
-	return [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", postrouting}
-}
-
-var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
-
-// parseLegacy finds the entries. A node's table can have tens of thousands: only the
-// rules of the chains that are asked for are decoded.
 func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
-	s := &legacyTable{family: f, layout: entryLayoutOf(f), info: info, entries: entries}
+	s := &legacyTable{family: f, layout: entryLayoutOf(f), entries: entries, offsets: []uint32{0}, chains: map[string]legacyChain{}}
 	if len(info) != infoSize {
 		return nil, errLegacyLayout
 	}
-	sourceAt, size := uint32(12), uint32(s.layout.address) // in the header of IPv4
-	if f == policy.IPv6 {
-		sourceAt = 8
-	}
-	for i := range s.loads {
-		s.loads[i] = nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: sourceAt + uint32(i)*size, Len: size, Dreg: nfnetlink.Reg1}
-	}
-	count := int(binary.NativeEndian.Uint32(info[infoEntries:])) // not trusted
-	s.offsets = make([]uint32, 1, 1+min(count, len(entries)/s.layout.size))
+	name, first := "", 0 // of the user-defined chain
 	for rest := entries; len(rest) > 0; {
 		if len(rest) < s.layout.size {
 			return nil, errLegacyLayout
@@ -303,11 +254,26 @@ func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
 		if !ok {
 			return nil, errLegacyLayout
 		}
-		if _, begins := target.chainName(); begins {
-			s.heads = append(s.heads, uint32(len(s.offsets)-1))
+		if head, begins := target.chainName(); begins {
+			n := len(s.offsets) - 1
+			if first > 0 {
+				s.chains[name] = legacyChain{first, max(first, n-1)}
+			}
+			name, first = string(head), n+1
 		}
 		rest = rest[next:]
 		s.offsets = append(s.offsets, uint32(len(entries)-len(rest)))
+	}
+	hooks := builtInChains()
+	entryAt := func(field, hook int) (int, bool) {
+		return slices.BinarySearch(s.offsets, binary.NativeEndian.Uint32(info[infoHooks+4*(field+hook):]))
+	}
+	for hook, name := range hooks {
+		first, begins := entryAt(0, hook)
+		end, ends := entryAt(len(hooks), hook)
+		if begins && ends && first <= end && end < len(s.offsets)-1 {
+			s.chains[name] = legacyChain{first, end}
+		}
 	}
 	return s, nil
 }
@@ -389,17 +355,17 @@ const (
 	invertProtocol    byte = 0x40
 )
 
-// expressions appends the ith entry's rule in the form in which iptables-nft would
+// expressions returns the ith entry's rule in the form in which iptables-nft would
 // write it, except that it loads whole addresses.
-func (s *legacyTable) expressions(out []nfnetlink.Expr, i int) []nfnetlink.Expr {
+func (s *legacyTable) expressions(i int) (out []nfnetlink.Expr) {
 	l := s.layout
 	entry, target := s.entry(i)
 	flags, invert := entry[l.flags], entry[l.flags+1]
 	address := func(i int) []byte { return entry[i*l.address : (i+1)*l.address] }
 	name := func(i int) []byte { return entry[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
 
-	out = s.addressExpressions(out, s.loads[0], address(0), address(2), invert&invertSource != 0)
-	out = s.addressExpressions(out, s.loads[1], address(1), address(3), invert&invertDestination != 0)
+	out = addressExpressions(out, l.sourceAt, address(0), address(2), invert&invertSource != 0)
+	out = addressExpressions(out, l.sourceAt+uint32(l.address), address(1), address(3), invert&invertDestination != 0)
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
@@ -453,17 +419,15 @@ func operator(inverted bool) nfnetlink.CmpOp {
 	return nfnetlink.Equal
 }
 
-// addressExpressions appends `ip saddr ADDRESS/MASK`.
-func (s *legacyTable) addressExpressions(out []nfnetlink.Expr, load nfnetlink.Expr, address, mask []byte, inverted bool) []nfnetlink.Expr {
+// addressExpressions appends `ip saddr ADDRESS/MASK`, with the address at an offset in the header.
+func addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, inverted bool) []nfnetlink.Expr {
 	if !inverted && filledWith(0, mask) {
 		return out
 	}
-	out = append(out, load)
+	size := uint32(len(address))
+	out = append(out, nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: size, Dreg: nfnetlink.Reg1})
 	if !filledWith(0xff, mask) {
-		if last, ok := s.mask.(nfnetlink.Bitwise); !ok || !bytes.Equal(last.Mask, mask) {
-			s.mask = nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(mask)), Mask: mask}
-		}
-		out = append(out, s.mask)
+		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: size, Mask: mask})
 	}
 	return append(out, nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address})
 }

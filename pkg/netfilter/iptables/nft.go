@@ -70,7 +70,13 @@ func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
 		}
 		if err == nil {
 			t.fault = baseChainFault(f, nat, base)
-			err = t.read(f, names, func(chain string) (chainRules, error) { return nftRules(c, f, chain) })
+			err = t.read(f, names, func(chain string) ([]nfnetlink.Rule, error) {
+				rules, err := c.Rules(nftFamily(f), natTable, chain)
+				if err == nil && len(rules) == 0 { // an empty chain, or none
+					_, err = c.Chain(nftFamily(f), natTable, chain)
+				}
+				return rules, err
+			})
 		}
 		return err
 	}, func() bool {
@@ -106,18 +112,6 @@ func (t *table) same(u *table) bool {
 		return a.Name == b.Name && a.Owner == b.Owner &&
 			slices.EqualFunc(a.Jumps, b.Jumps, policy.Rule.SameReading) && slices.EqualFunc(a.Rules, b.Rules, policy.Rule.SameReading)
 	})
-}
-
-// nftRules reads the rules of a chain.
-func nftRules(c *nfnetlink.Conn, f policy.Family, chain string) (chainRules, error) {
-	rules, err := c.Rules(nftFamily(f), natTable, chain)
-	if err == nil && len(rules) == 0 { // an empty chain, or none
-		_, err = c.Chain(nftFamily(f), natTable, chain)
-		if errors.Is(err, fs.ErrNotExist) {
-			return chainRules{}, nil
-		}
-	}
-	return chainRules{true, len(rules), func(i int) nfnetlink.Rule { return rules[i] }}, err
 }
 
 // baseChainFault returns why the rules of POSTROUTING do not have the effect that they

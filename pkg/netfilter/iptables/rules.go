@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -25,32 +26,29 @@ type table struct {
 	fault   string         // why the rules of POSTROUTING do not have their usual effect
 }
 
-// chainRules are the rules of a chain, as nf_tables expressions in both variants.
-type chainRules struct {
-	exists bool
-	count  int
-	rule   func(i int) nfnetlink.Rule // valid until the next call
-}
-
-// read fills the table from a function that reads one chain. It reads POSTROUTING
+// read fills the table from a function that reads one chain, with fs.ErrNotExist if there is none. It reads POSTROUTING
 // last, and only if one of the named chains exists.
-func (t *table) read(f policy.Family, names []string, rulesOf func(chain string) (chainRules, error)) error {
+func (t *table) read(f policy.Family, names []string, rulesOf func(chain string) ([]nfnetlink.Rule, error)) error {
 	buffer := make([]nfnetlink.Condition, 0, 8)
 	for _, name := range names {
 		rules, err := rulesOf(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		if rules.exists {
-			t.chains = append(t.chains, decodeChain(f, name, rules, buffer))
-		}
+		t.chains = append(t.chains, decodeChain(f, name, rules, buffer))
 	}
 	if len(t.chains) == 0 {
 		return nil
 	}
 	rules, err := rulesOf(postrouting)
-	for i := range rules.count {
-		e := decode(f, rules.rule(i), buffer)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	for _, r := range rules {
+		e := decode(f, r, buffer)
 		t.targets = append(t.targets, e.Target)
 		if c := t.chain(e.Target); c != nil {
 			c.Jumps = append(c.Jumps, e.Rule)
@@ -59,10 +57,10 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 	return err
 }
 
-func decodeChain(f policy.Family, name string, rules chainRules, buffer []nfnetlink.Condition) policy.Chain {
-	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, rules.count)}
-	for i := range c.Rules {
-		e := decode(f, rules.rule(i), buffer)
+func decodeChain(f policy.Family, name string, rules []nfnetlink.Rule, buffer []nfnetlink.Condition) policy.Chain {
+	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, len(rules))}
+	for i, r := range rules {
+		e := decode(f, r, buffer)
 		if e.Verdict == policy.Jump { // policy has no jumps out of a masquerade chain
 			e.Unrecognize()
 		}
