@@ -136,7 +136,7 @@ func (w *oracleNode) apply(t *testing.T, sources []object) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		entry, err := config.ParseEntry(text)
+		entry, err := config.ReadNetconf(text).Entry()
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}

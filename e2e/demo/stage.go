@@ -69,7 +69,7 @@ func policyOf(ours entry) *policy.Policy {
 	if err != nil {
 		return nil
 	}
-	parsed, err := config.ParseEntry(text)
+	parsed, err := config.ReadNetconf(text).Entry()
 	if err != nil {
 		return nil // the plugin reports the error
 	}

@@ -87,7 +87,7 @@ func TestMistakes(t *testing.T) {
 		{`"dataDir": 1`, `dataDir: 1 is a number; write a string such as "/var/lib/cni/ip-masq"`},
 	} {
 		t.Run(c.keys[:min(len(c.keys), 60)], func(t *testing.T) {
-			e, err := ParseEntry(entryWith(c.keys))
+			e, err := ReadNetconf(entryWith(c.keys)).Entry()
 			policytest.CheckMessage(t, err)
 			if err.Error() != c.want {
 				t.Errorf("message\n%s\nwant\n%s", err, c.want)
@@ -116,7 +116,7 @@ func TestMistakesInRuntimeKeys(t *testing.T) {
 		{`{"name": "a", "name": "a"}`, `name: is there twice; write it once`},
 		{`{"name": "a", "cniVersion": 1}`, `cniVersion: 1 is a number; write it in quotes: "1"`},
 	} {
-		_, err := ParseEntry([]byte(c.doc))
+		_, err := ReadNetconf([]byte(c.doc)).Entry()
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s: message\n%v\nwant\n%s", c.doc, err, c.want)
 		}

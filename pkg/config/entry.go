@@ -55,9 +55,6 @@ func ReadNetconf(text []byte) Netconf {
 	return Netconf{members, err}
 }
 
-// ParseEntry parses and validates an entry.
-func ParseEntry(netconf []byte) (Entry, error) { return ReadNetconf(netconf).Entry() }
-
 // Entry validates the entry. An error is an ErrNotJSON or a DocumentError with every mistake;
 // then the Entry has only the Network and the CNIVersion, if they are valid.
 func (c Netconf) Entry() (Entry, error) {

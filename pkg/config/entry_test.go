@@ -80,7 +80,7 @@ func TestParseEntry(t *testing.T) {
 		{"escapes and white space", "\n\t\"mas\\u0071Chain\" :\r\n \"B\\u004cUE\"\n", with(func(e *Entry) { e.Policy.Chain = "BLUE" })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := ParseEntry(entryWith(c.keys))
+			got, err := ReadNetconf(entryWith(c.keys)).Entry()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,11 +97,11 @@ func TestKeysOfPolicy(t *testing.T) {
 	for _, k := range policytest.Keys() {
 		for _, value := range policytest.Samples(t, k) {
 			want := policytest.Stating(t, fmt.Sprintf("%q:%s", k.Name, value))
-			entry, err := ParseEntry(entryWith(fmt.Sprintf(`"masqChain":"C",%q:%s`, k.Name, value)))
+			entry, err := ReadNetconf(entryWith(fmt.Sprintf(`"masqChain":"C",%q:%s`, k.Name, value))).Entry()
 			file, flag := DefaultSettings(), DefaultSettings()
 			file.Agent.Policy.Chain, flag.Agent.Policy.Chain = "C", "C"
 			if k.Name == "masqChain" {
-				entry, err = ParseEntry(entryWith(fmt.Sprintf("%q:%s", k.Name, value)))
+				entry, err = ReadNetconf(entryWith(fmt.Sprintf("%q:%s", k.Name, value))).Entry()
 			}
 			err = errors.Join(err, file.parse("FILE", fmt.Appendf(nil, "[agent]\n%s = %s", k.Name, value)),
 				flag.Set("agent."+k.Name, strings.NewReplacer(`"`, "", "[", "", "]", "").Replace(value)))
@@ -123,7 +123,7 @@ func TestKeysOfPolicy(t *testing.T) {
 			{fmt.Sprintf("%q: {}", k.Name), k.Name + ": {} is an object; write "},
 			{fmt.Sprintf("%q: null", k.Name), k.Name + ": null is no value; write "},
 		} {
-			if _, err := ParseEntry(entryWith(c.keys)); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			if _, err := ReadNetconf(entryWith(c.keys)).Entry(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 				t.Errorf("%s: message\n%v\nwant\n%s", c.keys, err, c.want)
 			}
 		}
@@ -153,7 +153,7 @@ func TestNotAnObject(t *testing.T) {
 		{"null", `null`, false, "configuration is JSON, but no value; write an object, in braces"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := ParseEntry([]byte(c.doc))
+			_, err := ReadNetconf([]byte(c.doc)).Entry()
 			if err == nil || err.Error() != c.want {
 				t.Errorf("error\n%v\nwant\n%s", err, c.want)
 			}
@@ -165,7 +165,7 @@ func TestNotAnObject(t *testing.T) {
 }
 
 func TestMistakesTogether(t *testing.T) {
-	e, err := ParseEntry(entryWith(`"enableIPv6": "true", "nonMasqueradeCIDRs": ["fd00::/8", null], "dataDir": "state", "bogus": 1`))
+	e, err := ReadNetconf(entryWith(`"enableIPv6": "true", "nonMasqueradeCIDRs": ["fd00::/8", null], "dataDir": "state", "bogus": 1`)).Entry()
 	want := `enableIPv6: "true" is a string; write true without quotes; ` +
 		`nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
 		`dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq; ` +
@@ -195,7 +195,7 @@ func TestMistakesTogether(t *testing.T) {
 
 func TestManyMistakes(t *testing.T) {
 	items := strings.Repeat(`"`+strings.Repeat("é", 5000)+`",`, 5000)
-	_, err := ParseEntry(entryWith(`"nonMasqueradeCIDRs": [` + strings.TrimSuffix(items, ",") + `]`))
+	_, err := ReadNetconf(entryWith(`"nonMasqueradeCIDRs": [` + strings.TrimSuffix(items, ",") + `]`)).Entry()
 	policytest.CheckMessage(t, err)
 	if !strings.HasSuffix(err.Error(), "; and 4992 more") {
 		t.Errorf("the mistakes that are not shown are not counted: %v", err)
@@ -213,7 +213,7 @@ func TestBadListMemory(t *testing.T) {
 			entry := entryWith(`"nonMasqueradeCIDRs": [` + strings.Repeat("1,", items-1) + "1]")
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := ParseEntry(entry)
+			_, err := ReadNetconf(entry).Entry()
 			runtime.ReadMemStats(&after)
 			policytest.CheckMessage(t, err)
 			if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -239,24 +239,24 @@ func TestHugeLists(t *testing.T) {
 	}
 	host := func(i int) string { return fmt.Sprintf("10.%d.%d.%d/32", i>>16, i>>8&255, i&255) }
 	start := time.Now()
-	e, err := ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + list(most, host)))
+	e, err := ReadNetconf(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + list(most, host))).Entry()
 	if err != nil || len(e.Policy.NonMasqueradeCIDRs) != most {
 		t.Errorf("a million prefixes: %d, %v", len(e.Policy.NonMasqueradeCIDRs), err)
 	}
-	e, err = ParseEntry(entryWith(`"nonMasqueradeCIDRs": ` + list(many, func(int) string { return "10.0.0.0/8" })))
+	e, err = ReadNetconf(entryWith(`"nonMasqueradeCIDRs": ` + list(many, func(int) string { return "10.0.0.0/8" }))).Entry()
 	if err != nil || len(e.Policy.NonMasqueradeCIDRs) != 1 {
 		t.Errorf("one prefix many times: %d, %v", len(e.Policy.NonMasqueradeCIDRs), err)
 	}
 	both := list(many, host)
-	_, err = ParseEntry(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + both + `, "masqueradeCIDRs": ` + both))
+	_, err = ReadNetconf(entryWith(`"cidrLimit": 1000000, "nonMasqueradeCIDRs": ` + both + `, "masqueradeCIDRs": ` + both)).Entry()
 	policytest.CheckMessage(t, err)
-	_, err = ParseEntry(entryWith(`"outputInterfaces": ` + list(many, func(i int) string { return fmt.Sprintf("%d:", i) })))
+	_, err = ReadNetconf(entryWith(`"outputInterfaces": ` + list(many, func(i int) string { return fmt.Sprintf("%d:", i) }))).Entry()
 	policytest.CheckMessage(t, err)
 	var keys strings.Builder
 	for i := range many {
 		fmt.Fprintf(&keys, `"k%d": 1,`, i)
 	}
-	_, err = ParseEntry(entryWith(strings.TrimSuffix(keys.String(), ",")))
+	_, err = ReadNetconf(entryWith(strings.TrimSuffix(keys.String(), ","))).Entry()
 	policytest.CheckMessage(t, err)
 	if d := time.Since(start); d > time.Minute {
 		t.Errorf("took %s", d)
@@ -299,7 +299,7 @@ func TestPolicyTexts(t *testing.T) {
 		}
 		return strings.Replace(base, old, replaced, 1)
 	}
-	entry, err := ParseEntry([]byte(base))
+	entry, err := ReadNetconf([]byte(base)).Entry()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +310,7 @@ func TestPolicyTexts(t *testing.T) {
 		if d := cmp.Diff(texts(base), texts(doc)); d != "" {
 			t.Errorf("%s\nhas other texts:\n%s", doc, d)
 		}
-		if same, err := ParseEntry([]byte(doc)); err != nil || !same.Policy.Equal(entry.Policy) {
+		if same, err := ReadNetconf([]byte(doc)).Entry(); err != nil || !same.Policy.Equal(entry.Policy) {
 			t.Errorf("%s\nis another entry: %v", doc, err)
 		}
 	}
@@ -341,7 +341,7 @@ func FuzzParseEntry(f *testing.F) {
 	f.Add([]byte("{\"name\":\"\xff\"}"))
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		checkElements(t, doc)
-		e, err := ParseEntry(doc)
+		e, err := ReadNetconf(doc).Entry()
 		if json.Valid(doc) && bytes.Equal(doc, bytes.ToValidUTF8(doc, nil)) == errors.Is(err, ErrNotJSON) {
 			t.Errorf("valid JSON, and ErrNotJSON is %t: %v", errors.Is(err, ErrNotJSON), err)
 		}
@@ -379,7 +379,7 @@ func encode(t testing.TB, e Entry) []byte {
 // checkReencoded parses what an accepted entry is written as.
 func checkReencoded(t testing.TB, e Entry) {
 	t.Helper()
-	again, err := ParseEntry(encode(t, e))
+	again, err := ReadNetconf(encode(t, e)).Entry()
 	if err != nil {
 		t.Fatalf("an accepted entry is refused once it is encoded again: %v\n%s", err, encode(t, e))
 	}

@@ -83,9 +83,6 @@ func Flock(ctx context.Context, file *os.File) error {
 	}
 }
 
-// Path returns the path by which the directory was opened.
-func (d *Dir) Path() string { return d.path }
-
 // PathOf returns the path of a file in the directory, for messages and for other programs.
 func (d *Dir) PathOf(name string) string { return filepath.Join(d.path, name) }
 

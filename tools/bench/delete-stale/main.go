@@ -34,7 +34,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	entry, err := config.ParseEntry(text)
+	entry, err := config.ReadNetconf(text).Entry()
 	if err != nil {
 		return err
 	}

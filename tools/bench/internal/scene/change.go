@@ -54,7 +54,7 @@ func (n *Node) Rebuilder(p Policy) (*Rebuilder, error) {
 	if err != nil {
 		return nil, err
 	}
-	entry, err := config.ParseEntry(text)
+	entry, err := config.ReadNetconf(text).Entry()
 	if err != nil {
 		return nil, err
 	}
