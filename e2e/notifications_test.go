@@ -28,7 +28,7 @@ func TestNotifications(t *testing.T) {
 				{"third-party table becomes the owned one", "delete table ip ip-masq\n" + strings.ReplaceAll(third, "other", "ip-masq"), 0, ""},
 				{"dormant", "add table ip ip-masq { flags dormant; }\n", 0, ""},
 				{"chain renamed", "rename chain ip ip-masq masq-IP-MASQ-AGENT x\n", 0, ""},
-				{"chain renamed", "rename chain ip nat IP-MASQ-AGENT KUBE-OTHER\n", 1, ""},
+				{"chain renamed", "rename chain ip nat IP-MASQ-AGENT OTHER\n", 1, ""},
 				{"between third-party rules", third + "flush chain ip nat IP-MASQ-AGENT\n" + third, 1, ""},
 				{"policy of the base chain", "add chain ip nat POSTROUTING { policy drop; }\n", 1, "add chain ip nat POSTROUTING { policy accept; }\n"},
 				{"dormant table", "add table ip6 nat { flags dormant; }\n", 1, "add table ip6 nat\n"},

@@ -163,14 +163,21 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		loop.SyncConflist = newManager(s, node.Dir, d.log).Sync
 	}
 	loop.ConnectionsReset = d.monitor.ConnectionsReset
-	watched := nfnetlink.Watched{Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[nfnetlink.SharedChains])}
+	watched := nfnetlink.Watched{Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[[]string])}
 	loop.Watch = func(chains []netfilter.OwnedChain) { watched.Chains.Store(iptables.Watched(chains)) }
 	loop.Verified = node.Publish
 	d.current.Store(loop)
 
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
-	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop, watched) }) })
+	all.Go(func() {
+		d.watch(ctx, "nf_tables", func() (err error) {
+			for err == nil || errors.Is(err, nfnetlink.ErrLost) {
+				err = reportCommits(ctx, loop, watched)
+			}
+			return err
+		})
+	})
 	all.Go(func() {
 		d.watch(ctx, "addresses", func() error { return addresses.Listen(ctx, loop.AddressesChanged) })
 	})
@@ -251,10 +258,6 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	self, _ := os.ReadFile("/proc/self/comm") // without a name every commit is another program's
 	for {
 		c, err := l.Next()
-		if errors.Is(err, nfnetlink.ErrLost) {
-			loop.RulesChanged(reconcile.Writer{}) // and the next commit has Touched
-			continue
-		}
 		if err != nil {
 			return err
 		}

@@ -92,18 +92,15 @@ const Table = natTable
 
 // Watched returns the chains of the table whose changes concern masquerade chains: in other backends, those of the
 // same names are duplicates. Nil chains are unknown.
-func Watched(chains []netfilter.OwnedChain) *nfnetlink.SharedChains {
+func Watched(chains []netfilter.OwnedChain) *[]string {
 	if chains == nil {
 		return nil
 	}
-	w := &nfnetlink.SharedChains{Names: []string{postrouting}, Existing: map[nfnetlink.Family][]string{}}
+	names := []string{postrouting}
 	for _, c := range chains {
-		w.Names = append(w.Names, c.Chain)
-		if c.Choice.Variant == netfilter.VariantNFT {
-			w.Existing[nftFamily(c.Family)] = append(w.Existing[nftFamily(c.Family)], c.Chain)
-		}
+		names = append(names, c.Chain)
 	}
-	return w
+	return &names
 }
 
 // same reports whether both readings found the same.

@@ -85,18 +85,8 @@ type AddressListener struct {
 // ListenAddresses returns an AddressListener to the changes from now on, in the network namespace of the
 // calling thread. It needs no privilege.
 func ListenAddresses() (*AddressListener, error) {
-	fd, err := openSocket("listen to addresses", unix.NETLINK_ROUTE, unix.SOCK_NONBLOCK, func(fd int) error {
-		for _, group := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR} {
-			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
-				return fmt.Errorf("join the group: %w", err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &AddressListener{os.NewFile(uintptr(fd), "address events"), make([]byte, eventSize)}, nil
+	file, err := openEvents("listen to addresses", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	return &AddressListener{file, make([]byte, datagramSize)}, err
 }
 
 // Next waits for a change. More changes than the socket holds are one. Its error is os.ErrClosed after Close.

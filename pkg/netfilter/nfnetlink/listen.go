@@ -3,31 +3,22 @@
 package nfnetlink
 
 import (
-	"cmp"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// ErrLost is wrapped by Next's error if there were more commits than the socket holds.
+// ErrLost is wrapped by the error of Next if there were more commits than the socket holds.
 var ErrLost = errors.New("change events of nf_tables were lost")
 
-const (
-	// listenBuffer is the size of the receive buffer in bytes, which the kernel doubles. A commit that touched
-	// nothing watched takes 832 of them (Linux 6.18; 1,536 on s390x), however much it changed: 20,000 commits
-	// can wait, which takes half a second to make. In a user namespace net.core.rmem_max is the limit, usually
-	// 512 commits.
-	listenBuffer = 8 << 20
-	// Since Linux 5.13 a datagram has as many announcements as fit into NLMSG_GOODSIZE, which is below 8 KiB;
-	// before, it has one, and none is larger.
-	eventSize = 16 << 10
-)
+// listenBuffer is the size of the receive buffer in bytes, which the kernel doubles. A commit of one rule takes 1.7 kB
+// of them, one of 5,000 rules 3.6 MB (Linux 6.18). In a user namespace net.core.rmem_max is the limit.
+const listenBuffer = 8 << 20
 
 // Commit is a commit to the ruleset that the kernel announced.
 type Commit struct {
@@ -45,17 +36,10 @@ type Commit struct {
 // Watched are the objects whose changes Commit.Touched is about, in the families ip and ip6.
 type Watched struct {
 	Tables []string // with everything in them
-	// Shared is a table that other programs use, too. In it the table itself and some chains are watched.
+	// Shared is a table that other programs use, too. In it the table itself and the chains of these names are
+	// watched, all chains if the pointer is nil.
 	Shared string
-	Chains *atomic.Pointer[SharedChains]
-}
-
-// SharedChains are the chains that are watched in the shared table. Nil is all that the Listener receives.
-type SharedChains struct {
-	Names []string
-	// Existing are those that exist. A chain that is renamed is announced by its new name only, so after each
-	// commit the Listener looks whether they still do.
-	Existing map[Family][]string
+	Chains *atomic.Pointer[[]string]
 }
 
 // Listener receives the kernel's announcement of each commit in one network namespace, those of
@@ -64,42 +48,27 @@ type Listener struct {
 	Began uint32 // a generation since which no commit is missed
 
 	file    *os.File
-	raw     syscall.RawConn
-	mu      sync.Mutex // while conn is in use
-	conn    *Conn
 	watched Watched
 	in      []byte
 	last    uint32 // generation of the last commit
 	touched bool   // by the messages since then
-	loss    loss
 }
-
-// loss is what may be incomplete after the kernel reported lost messages.
-type loss int
-
-const (
-	lossNone loss = iota
-	lossNow       // the kernel drops messages, without further reports, until the queue is empty
-	lossPast      // the queue was empty: only the commit under way can be incomplete
-)
 
 // Listen returns a Listener to the commits from now on, in the network namespace of the calling thread.
 // It needs CAP_NET_ADMIN over that namespace.
 func Listen(w Watched) (*Listener, error) {
-	fd, err := openSocket("listen to nf_tables", unix.NETLINK_NETFILTER, unix.SOCK_NONBLOCK, func(fd int) error { return join(fd, &w) })
+	file, err := openEvents("listen to nf_tables", unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w; it needs CAP_NET_ADMIN over the network namespace", err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	// The runtime's poller takes a nonblocking file, so that Close wakes Next.
-	l := &Listener{file: os.NewFile(uintptr(fd), "nf_tables events"), watched: w, in: make([]byte, eventSize)}
-	if l.raw, err = l.file.SyscallConn(); err == nil {
-		l.conn, err = Dial()
-	}
+	l := &Listener{file: file, watched: w, in: make([]byte, datagramSize)}
+	conn, err := Dial()
 	if err == nil {
-		l.Began, err = l.conn.Generation()
+		l.Began, err = conn.Generation()
+		err = errors.Join(err, conn.Close())
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -108,64 +77,46 @@ func Listen(w Watched) (*Listener, error) {
 	return l, nil
 }
 
-// join attaches the filter, and then makes the socket a member of the group of nf_tables. The kernel filters
-// before it charges the socket, so that a commit of thousands of third-party rules takes no more of the
-// buffer than one of one rule.
-func join(fd int, w *Watched) error {
-	if err := w.attachFilter(fd); err != nil {
-		return fmt.Errorf("attach filter: %w", err)
+// openEvents opens a socket to the kernel's announcements of some groups. The runtime's poller takes a nonblocking
+// file, so that Close ends a Read.
+func openEvents(purpose string, protocol int, groups ...int) (*os.File, error) {
+	fd, err := openSocket(purpose, protocol, unix.SOCK_NONBLOCK, func(fd int) error {
+		if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, listenBuffer); err != nil {
+			return fmt.Errorf("set receive buffer: %w", err)
+		}
+		for _, group := range groups {
+			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
+				return fmt.Errorf("join the group: %w", err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, listenBuffer); err != nil {
-		return fmt.Errorf("set receive buffer: %w", err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES); err != nil {
-		return fmt.Errorf("join the group: %w", err)
-	}
-	return nil
+	return os.NewFile(uintptr(fd), "netlink events"), nil
 }
 
-// Next waits for a commit. Its error is ErrLost, once, if commits before the next one were lost, and
+// Next waits for a commit. Its error is ErrLost if commits were lost, after which another Listener is needed, and
 // os.ErrClosed after Close. It is not safe for concurrent use.
 func (l *Listener) Next() (Commit, error) {
 	for {
-		datagram, err := l.receive()
+		n, err := l.file.Read(l.in)
 		if errors.Is(err, unix.ENOBUFS) {
-			l.loss, err = lossNow, ErrLost
+			err = ErrLost
 		}
 		if err != nil {
 			return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
 		}
-		it := messageIter{rest: datagram}
+		it := messageIter{rest: l.in[:n]}
 		for it.next() {
 			if it.typ == messageType(unix.NFT_MSG_NEWGEN) { // a datagram by itself, after those of the commit's objects
 				return l.commit(it.message)
 			}
 			l.touched = l.touched || l.watched.touches(it.message)
 		}
-		l.touched = l.touched || it.malformed || len(datagram) == len(l.in)
+		l.touched = l.touched || it.malformed || n == len(l.in)
 	}
-}
-
-// receive waits for a datagram, which is valid until the next call.
-func (l *Listener) receive() (datagram []byte, err error) {
-	closed := l.raw.Read(func(fd uintptr) bool {
-		var n int
-		for n, err = unix.Read(int(fd), l.in); errors.Is(err, unix.EINTR); {
-			n, err = unix.Read(int(fd), l.in)
-		}
-		datagram = l.in[:max(n, 0)]
-		if !errors.Is(err, unix.EAGAIN) {
-			return true
-		}
-		if l.loss == lossNow {
-			l.loss = lossPast
-		}
-		return false
-	})
-	if closed != nil && !errors.Is(closed, os.ErrDeadlineExceeded) {
-		closed = os.ErrClosed
-	}
-	return datagram, cmp.Or(closed, err)
 }
 
 // commit returns the commit that a message ends.
@@ -176,36 +127,9 @@ func (l *Listener) commit(m message) (c Commit, err error) {
 	}) {
 		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", errMalformed)
 	}
-	c.Touched = l.touched || l.loss != lossNone || c.Generation != l.last+1 || !l.chainsExist()
+	c.Touched = l.touched || c.Generation != l.last+1
 	l.last, l.touched = c.Generation, false
-	if l.loss == lossPast {
-		l.loss = lossNone
-	}
 	return c, nil
-}
-
-func (l *Listener) chainsExist() bool {
-	chains := l.watched.sharedChains()
-	if chains == nil {
-		return true
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for family, names := range chains.Existing {
-		for _, name := range names {
-			if _, err := l.conn.Chain(family, l.watched.Shared, name); err != nil {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-func (w *Watched) sharedChains() *SharedChains {
-	if w.Chains == nil {
-		return nil
-	}
-	return w.Chains.Load()
 }
 
 // touches reports whether a message is about a watched object, or may be.
@@ -227,27 +151,25 @@ func (w *Watched) touches(m message) bool {
 	}
 	var chain []byte
 	switch m.typ & 0xff {
+	case unix.NFT_MSG_NEWCHAIN:
+		// A chain that is renamed is announced by its new name only. kube-proxy adds tens of thousands.
+		name := nested(attrs, unix.NFTA_CHAIN_NAME)
+		return !bytes.HasPrefix(name, []byte("KUBE-"))
+	case unix.NFT_MSG_DELCHAIN:
+		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		chain = nested(attrs, unix.NFTA_RULE_CHAIN)
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
 	}
-	chains := w.sharedChains()
-	return chain == nil || chains == nil || slices.Contains(chains.Names, string(untilNUL(chain)))
+	if chain == nil || w.Chains == nil {
+		return true
+	}
+	watched := w.Chains.Load()
+	return watched == nil || slices.Contains(*watched, string(untilNUL(chain)))
 }
 
 // Close closes the socket and ends a Next that waits in another goroutine.
 func (l *Listener) Close() error {
-	err := l.file.Close()
-	if errors.Is(err, os.ErrClosed) {
-		return nil
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.conn != nil {
-		err = errors.Join(err, l.conn.Close())
-	}
-	if err != nil {
+	if err := l.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return fmt.Errorf("stop listening to nf_tables: %w", err)
 	}
 	return nil
