@@ -208,16 +208,11 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 // policy is that of agent files alone, the reconciler replaces an agent.
 func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
 	_, err := os.Lstat(path)
-	confDirErr := r.Sources.ConfDirErr
 	mayHaveEntry := func(l config.Conflist) bool { return l.Err != nil || len(l.Entries) > 0 }
-	isNetwork := func(s policy.Source) bool { return s.ID.Kind == policy.Network }
-	switch {
-	case !errors.Is(err, fs.ErrNotExist), n.Settings.Conflist.Manage:
-		return true
-	case confDirErr != nil && !errors.Is(confDirErr, fs.ErrNotExist), slices.ContainsFunc(r.Sources.ConfDir.Conflists, mayHaveEntry):
-		return true
-	}
-	return len(r.State.Sources) == 0 || slices.ContainsFunc(r.State.Sources, isNetwork)
+	stored := r.State.Sources
+	return !errors.Is(err, fs.ErrNotExist) || n.Settings.Conflist.Manage ||
+		slices.ContainsFunc(r.Sources.ConfDir.Conflists, mayHaveEntry) ||
+		len(stored) != 1 || stored[0].ID.Kind != policy.AgentFiles
 }
 
 // add adds what only the reconciler that runs knows, if it answers.

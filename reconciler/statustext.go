@@ -332,16 +332,10 @@ func (s *nodeStatus) doctorText() string {
 	return text
 }
 
-// writeProblems writes the problems that doctor finds with their remedies. Those of the reconciler are the first:
-// without its settings, others may be of directories that the node does not use.
+// writeProblems writes the problems that doctor finds with their remedies.
 func (s *nodeStatus) writeProblems(w *screen) {
 	const most = 4
-	problems := s.found(diagnose.SeverityProblem)
-	slices.SortStableFunc(problems, func(f, g diagnose.Finding) int {
-		const prefix = "reconciler-"
-		return strings.Compare(strings.TrimPrefix(f.ID, prefix), f.ID) - strings.Compare(strings.TrimPrefix(g.ID, prefix), g.ID)
-	})
-	for _, f := range problems {
+	for _, f := range s.found(diagnose.SeverityProblem) {
 		w.row("  problem:", f.ID+": "+f.Summary)
 		for _, line := range policy.First(most, f.Detail) {
 			w.row("", "- "+line)
