@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/chart"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
@@ -19,46 +18,28 @@ const (
 	afterCommit = "-after-commit"
 )
 
-// stage has nodes of every backend, with and without third-party rules.
-type stage struct {
-	bare, full []*scene.Node // by backend
-}
-
-func newStage() (s *stage, err error) {
-	s = &stage{}
-	for _, f := range scene.Backends() {
-		for _, where := range []*[]*scene.Node{&s.bare, &s.full} {
-			n, err := scene.NewNode(f)
-			if err != nil {
-				return nil, errors.Join(err, s.close())
-			}
-			*where = append(*where, n)
+// withNodes runs a function with a node of each backend, and with further ones that have third-party rules.
+func withNodes(run func(bare, full []*scene.Node) error) (err error) {
+	var all []*scene.Node
+	defer func() {
+		for _, n := range all {
+			err = errors.Join(err, n.Close())
 		}
-		if err := s.full[len(s.full)-1].AddKubeProxy(); err != nil {
-			return nil, errors.Join(err, s.close())
-		}
-	}
-	return s, nil
-}
-
-func (s *stage) all() []*scene.Node { return append(append([]*scene.Node{}, s.bare...), s.full...) }
-
-// enforce applies a policy on all nodes.
-func (s *stage) enforce(p scene.Policy) error {
-	for _, n := range s.all() {
-		if err := n.Enforce(p); err != nil {
+	}()
+	backends := scene.Backends()
+	for i := range 2 * len(backends) {
+		n, err := scene.NewNode(backends[i%len(backends)])
+		if err != nil {
 			return err
 		}
+		all = append(all, n)
+		if i >= len(backends) {
+			if err := n.AddKubeProxy(); err != nil {
+				return err
+			}
+		}
 	}
-	return nil
-}
-
-func (s *stage) close() error {
-	var errs []error
-	for _, n := range s.all() {
-		errs = append(errs, n.Close())
-	}
-	return errors.Join(errs...)
+	return run(all[:len(backends)], all[len(backends):])
 }
 
 // verifier is a plugin on a node.
@@ -76,29 +57,19 @@ func (v verifier) disturb() error {
 	return v.node.Commit()
 }
 
-// verifiers returns the empty plugin, ip-masq with each backend, and then the alternatives: on nodes
-// without third-party rules, and on nodes with them. The empty plugin runs twice, as a measure of noise.
-func (s *stage) verifiers(alternatives bool) (all []verifier) {
-	for i, nodes := range [][]*scene.Node{s.bare, s.full} {
-		add := func(name, program string, n *scene.Node, disturbed bool) {
-			all = append(all, verifier{fmt.Sprintf("rules=%d/plugin=%s", i*scene.KubeProxyRules, name), program, n, disturbed})
+// verifiers returns the empty plugin and ip-masq with each backend, on nodes with this number of third-party
+// rules. The empty plugin runs twice, as a measure of noise.
+func verifiers(rules int, nodes []*scene.Node) (all []verifier) {
+	add := func(name, program string, n *scene.Node, disturbed bool) {
+		all = append(all, verifier{fmt.Sprintf("rules=%d/plugin=%s", rules, name), program, n, disturbed})
+	}
+	add("empty", empty, nodes[0], false)
+	add("empty-again", empty, nodes[0], false)
+	for _, n := range nodes {
+		add(ipMasqOn(n.Backend), ipMasq, n, false)
+		if n.Backend.Variant != "legacy" {
+			add(ipMasqOn(n.Backend)+afterCommit, ipMasq, n, true)
 		}
-		add("empty", empty, nodes[0], false)
-		add("empty-again", empty, nodes[0], false)
-		for _, n := range nodes {
-			add(ipMasqOn(n.Backend), ipMasq, n, false)
-			if n.Backend.Variant != "legacy" {
-				add(ipMasqOn(n.Backend)+afterCommit, ipMasq, n, true)
-			}
-		}
-		if !alternatives {
-			continue
-		}
-		for _, n := range nodes[1:] {
-			add("iptables-S-"+n.Backend.Variant, "plugin-iptables-s", n, false)
-			add("go-iptables-"+n.Backend.Variant, "plugin-go-iptables", n, false)
-		}
-		add("legacy-table", "plugin-legacy-table", nodes[len(nodes)-1], false)
 	}
 	return all
 }
@@ -117,68 +88,58 @@ func (v verifier) alone() measure.Contender {
 	}}
 }
 
-// setting is a policy for measuring ADDs.
-type setting struct {
-	prefixes int
-	policy   scene.Policy
+// concurrent runs 20 ADDs of the verifier at once in a round. The cost is the time until the last has ended.
+func (v verifier) concurrent() measure.Contender {
+	return measure.Contender{Name: v.name, Run: func(int) ([]measure.Value, error) {
+		if err := v.disturb(); err != nil {
+			return nil, err
+		}
+		var requests []scene.Request
+		for range 20 {
+			requests = append(requests, scene.Request{Plugin: v.program, Container: v.node.NextPod()})
+		}
+		took, err := v.node.RunAtOnce(requests)
+		return []measure.Value{wall(took)}, err
+	}}
 }
 
-func (s setting) name() string {
-	families := 1
-	if s.policy.IPv6 {
-		families = 2
+// enforce applies a policy on all nodes.
+func enforce(p scene.Policy, nodes ...*scene.Node) error {
+	for _, n := range nodes {
+		if err := n.Enforce(p); err != nil {
+			return err
+		}
 	}
-	return fmt.Sprintf("prefixes=%d/families=%d", s.prefixes, families)
-}
-
-func (s setting) usual() bool { return s.prefixes == usual && !s.policy.IPv6 }
-
-func (b *bench) settings() []setting {
-	var all []setting
-	for _, n := range b.sizes(4, usual, 1000, 10_000) {
-		all = append(all, setting{n, scene.Policy{Prefixes: scene.Prefixes(n)}})
-	}
-	for _, n := range b.sizes(usual, 1000) {
-		all = append(all, setting{n, scene.Policy{Prefixes: scene.DualStack(n), IPv6: true}})
-	}
-	return all
+	return nil
 }
 
 // add measures ADD with rules in sync.
-func (b *bench) add() (err error) {
-	s, err := newStage()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	var lines []chart.Line
-	for i, at := range b.settings() {
-		if err := s.enforce(at.policy); err != nil {
+func (b *bench) add(bare, full []*scene.Node) error {
+	for _, count := range b.sizes(usual, 10_000) {
+		if err := enforce(scene.Policy{Prefixes: scene.Prefixes(count)}, append(bare[:len(bare):len(bare)], full...)...); err != nil {
 			return err
 		}
-		most := 10 * time.Second
-		if at.usual() {
-			most = 40 * time.Second // the budgets use these figures
-		}
-		all := s.verifiers(true)
 		var contenders []measure.Contender
-		for _, v := range all {
+		for _, v := range append(verifiers(0, bare), verifiers(scene.KubeProxyRules, full)...) {
 			contenders = append(contenders, v.alone())
 		}
-		f, err := b.compare("ADD/"+at.name(), b.limit(200, most), contenders...)
-		if err != nil {
+		if err := b.compare(fmt.Sprintf("ADD/prefixes=%d", count), b.limit(200, 40*time.Second), contenders...); err != nil {
 			return err
 		}
-		if at.policy.IPv6 {
-			continue
-		}
-		for j, v := range all[:len(all)/2] { // without third-party rules
-			if i == 0 {
-				lines = append(lines, chart.Line{Name: v.name[len("rules=0/plugin="):]})
-			}
-			lines[j].Add(at.prefixes, f.Of(v.name), 1e6)
-		}
 	}
-	b.pictures["add.svg"], err = chart.Lines("ADD with rules in sync", "prefixes", "ms", lines)
-	return err
+	return nil
+}
+
+// burst measures concurrent ADDs. On iptables-legacy, the least that a plugin can do to verify rules is to read
+// the table.
+func (b *bench) burst(_, full []*scene.Node) error {
+	if err := enforce(scene.Policy{Prefixes: scene.Prefixes(usual)}, full...); err != nil {
+		return err
+	}
+	table := verifier{fmt.Sprintf("rules=%d/plugin=legacy-table", scene.KubeProxyRules), "plugin-legacy-table", full[len(full)-1], false}
+	var contenders []measure.Contender
+	for _, v := range append(verifiers(scene.KubeProxyRules, full), table) {
+		contenders = append(contenders, v.concurrent())
+	}
+	return b.compare(fmt.Sprintf("ConcurrentADDs/prefixes=%d", usual), b.limit(60, 45*time.Second), contenders...)
 }

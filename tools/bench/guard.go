@@ -25,22 +25,8 @@ func paced(name string, each time.Duration, unit func(time.Duration) measure.Val
 	}}
 }
 
-// traffic returns contenders that send packets through a node whose table ip-masq-guard is dormant, or
-// awake. The cost is the processor time of a packet.
-func traffic(n *scene.Node, name string, to netip.Addr, connections bool) (all []measure.Contender) {
-	for _, state := range []string{"dormant", "awake"} {
-		all = append(all, paced(name+"/table="+state, 10*time.Millisecond, processor, func(packets int) (time.Duration, error) {
-			if err := n.SetGuard(state == "awake"); err != nil {
-				return 0, err
-			}
-			return n.Send(to, packets, connections)
-		}))
-	}
-	return all
-}
-
-// guard measures what guard and enforceExempt cost, for packets of one established connection and for
-// the first packets of connections, with masqueraded and exempt destinations.
+// guard measures what the guard costs, for packets of one established connection and for the first packets of
+// connections, with masqueraded and exempt destinations.
 func (b *bench) guard() error {
 	for _, f := range scene.Backends()[:2] {
 		for _, count := range b.sizes(usual, 10_000) {
@@ -52,40 +38,38 @@ func (b *bench) guard() error {
 	return nil
 }
 
-// guarded measures traffic on a node with each of the keys.
+// guarded measures packets through a node whose table ip-masq-guard is dormant, or awake. The cost is the
+// processor time of a packet.
 func (b *bench) guarded(f scene.Backend, count int) (err error) {
+	n, err := scene.NewNode(f)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
 	prefixes := scene.Prefixes(count)
+	if err := n.Enforce(scene.Policy{Prefixes: prefixes, Keys: map[string]any{"guard": "drop"}}); err != nil {
+		return err
+	}
+	if err := n.Feed("", "nft", "list", "chain", "ip", "ip-masq-guard", "guard"); err != nil {
+		return err
+	}
 	destinations := map[string]netip.Addr{"masqueraded": scene.Elsewhere(), "exempt": prefixes[0].Addr()}
 	var contenders []measure.Contender
-	for _, k := range []struct {
-		key   string
-		value any
-		chain string // that must exist
-		// packets says what kinds of packets to measure: enforceExempt is a NAT rule, which packets of
-		// established connections do not evaluate.
-		packets []string
-	}{{"guard", "drop", "guard", []string{"established", "first"}}, {"enforceExempt", true, "enforce", []string{"first"}}} {
-		n, err := scene.NewNode(f)
-		if err != nil {
-			return err
+	for _, packets := range []string{"established", "first"} {
+		if packets == "first" && count > usual && f.Kind == "iptables" {
+			continue // the chain takes a hundred times as long as the guard
 		}
-		defer func() { err = errors.Join(err, n.Close()) }()
-		if err := n.Enforce(scene.Policy{Prefixes: prefixes, Keys: map[string]any{k.key: k.value}}); err != nil {
-			return err
-		}
-		if err := n.Feed("", "nft", "list", "chain", "ip", "ip-masq-guard", k.chain); err != nil {
-			return err
-		}
-		for _, packets := range k.packets {
-			if packets == "first" && count > usual && f.Kind == "iptables" {
-				continue // the chain takes a hundred times as long as the guard
-			}
-			for _, destination := range []string{"masqueraded", "exempt"} {
-				name := fmt.Sprintf("key=%s/packets=%s/destination=%s", k.key, packets, destination)
-				contenders = append(contenders, traffic(n, name, destinations[destination], packets == "first")...)
+		for _, destination := range []string{"masqueraded", "exempt"} {
+			for _, table := range []string{"dormant", "awake"} {
+				name := fmt.Sprintf("packets=%s/destination=%s/table=%s", packets, destination, table)
+				contenders = append(contenders, paced(name, 10*time.Millisecond, processor, func(count int) (time.Duration, error) {
+					if err := n.SetGuard(table == "awake"); err != nil {
+						return 0, err
+					}
+					return n.Send(destinations[destination], count, packets == "first")
+				}))
 			}
 		}
 	}
-	_, err = b.compare(fmt.Sprintf("Guard/backend=%s/prefixes=%d", f.Name, count), b.limit(50, 8*time.Second), contenders...)
-	return err
+	return b.compare(fmt.Sprintf("Guard/backend=%s/prefixes=%d", f.Name, count), b.limit(50, 8*time.Second), contenders...)
 }

@@ -22,10 +22,10 @@ func main() { os.Exit(sandbox.Enter(run)) }
 
 func run() int {
 	quick := flag.Bool("quick", false, "Run few rounds without the largest sizes, for development. The figures are not reliable.")
-	out := flag.String("out", "", "Directory to write results.txt and the pictures to. The default is docs/benchmarks, or bin/bench/quick for a quick or partial run.")
+	out := flag.String("out", "", "Directory to write results.txt to. The default is docs/benchmarks, or bin/bench/quick for a quick or partial run.")
 	only := flag.String("only", "", "Comma-separated parts to measure, for development.")
 	flag.Parse()
-	b := &bench{quick: *quick, pictures: map[string][]byte{}}
+	b := &bench{quick: *quick}
 	usual := filepath.Join("docs", "benchmarks")
 	if *quick || *only != "" {
 		usual = filepath.Join("bin", "bench", "quick")
@@ -39,9 +39,8 @@ func run() int {
 
 // bench is one run of the benchmark.
 type bench struct {
-	quick    bool
-	results  bytes.Buffer // in the Go benchmark format
-	pictures map[string][]byte
+	quick   bool
+	results bytes.Buffer // in the Go benchmark format
 }
 
 // part measures one or more comparisons.
@@ -52,18 +51,16 @@ type part struct {
 
 func (b *bench) parts() []part {
 	return []part{
-		{"add", b.add},
-		{"burst", b.burst},
-		{"bridge", b.bridge},
+		{"add", func() error { return withNodes(b.add) }},
+		{"burst", func() error { return withNodes(b.burst) }},
+		{"first", func() error { return withNodes(b.firstPod) }},
+		{"rebuild", func() error { return withNodes(b.rebuild) }},
 		{"connections", b.connections},
 		{"guard", b.guard},
 		{"reset", b.reset},
-		{"change", b.change},
-		{"repair", b.repair},
-		{"idle", b.idle},
+		{"repair", func() error { return b.besideReconciler(b.repairs) }},
 		{"commits", func() error { return b.besideReconciler(b.commits) }},
 		{"published", func() error { return b.besideReconciler(b.published) }},
-		{"churn", b.churn},
 	}
 }
 
@@ -86,20 +83,12 @@ func (b *bench) run(out, only string) (err error) {
 		}
 		fmt.Printf("%-12s %5.1f s\n", p.name, time.Since(start).Seconds())
 	}
-	errs := []error{os.MkdirAll(out, 0o755), os.WriteFile(filepath.Join(out, "results.txt"), b.results.Bytes(), 0o644)}
-	for file, svg := range b.pictures {
-		errs = append(errs, os.WriteFile(filepath.Join(out, file), svg, 0o644))
-	}
-	return errors.Join(errs...)
+	return errors.Join(os.MkdirAll(out, 0o755), os.WriteFile(filepath.Join(out, "results.txt"), b.results.Bytes(), 0o644))
 }
 
 // compare runs contenders in turn and writes their costs.
-func (b *bench) compare(benchmark string, limit measure.Limit, contenders ...measure.Contender) (measure.Figures, error) {
-	f, err := measure.Interleave(limit, contenders...)
-	if err != nil {
-		return f, err
-	}
-	return f, f.Write(&b.results, benchmark)
+func (b *bench) compare(benchmark string, limit measure.Limit, contenders ...measure.Contender) error {
+	return measure.Interleave(&b.results, benchmark, limit, contenders...)
 }
 
 // limit returns the limit of a comparison; a quick run has fewer rounds and less time. benchstat needs six

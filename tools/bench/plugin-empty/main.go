@@ -6,4 +6,4 @@ package main
 
 import "github.com/ip-masq/ip-masq-cni/tools/bench/internal/chained"
 
-func main() { chained.Main("plugin-empty", nil) }
+func main() { chained.Main("plugin-empty", func() error { return nil }) }

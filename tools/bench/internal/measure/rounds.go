@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"time"
 )
@@ -33,20 +32,10 @@ type Limit struct {
 	Cold          bool // no warm-up, for what takes many seconds
 }
 
-// Figures has the costs of each contender in each round.
-type Figures struct {
-	names  []string
-	rounds [][][]Value // by round, then contender
-}
-
 // Interleave runs all contenders once a round in a shuffled order, so that no contender always runs
 // after the same other one. The shuffles are reproducible. The first round is a warm-up and not
-// counted.
-func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
-	var f Figures
-	for _, c := range contenders {
-		f.names = append(f.names, c.Name)
-	}
+// counted. It writes a line for each contender in each round.
+func Interleave(w io.Writer, benchmark string, limit Limit, contenders ...Contender) error {
 	start := time.Now()
 	random := rand.New(rand.NewPCG(3, 4))
 	first := -1
@@ -57,39 +46,14 @@ func Interleave(limit Limit, contenders ...Contender) (Figures, error) {
 		if round >= limit.Least && time.Since(start) > limit.Time {
 			break
 		}
-		costs := make([][]Value, len(contenders))
 		for _, at := range random.Perm(len(contenders)) {
-			var err error
-			if costs[at], err = contenders[at].Run(round); err != nil {
-				return Figures{}, fmt.Errorf("%s, round %d: %w", contenders[at].Name, round, err)
+			c := contenders[at]
+			costs, err := c.Run(round)
+			if err == nil && round >= 0 {
+				err = WriteLine(w, benchmark+"/"+c.Name, costs...)
 			}
-		}
-		if round >= 0 {
-			f.rounds = append(f.rounds, costs)
-		}
-	}
-	return f, nil
-}
-
-// Of returns the first cost of a contender by round, or nil if there is no contender with the name.
-func (f Figures) Of(name string) []float64 {
-	at := slices.Index(f.names, name)
-	if at < 0 {
-		return nil
-	}
-	var s []float64
-	for _, costs := range f.rounds {
-		s = append(s, costs[at][0].Cost)
-	}
-	return s
-}
-
-// Write writes a line of the Go benchmark format for each contender in each round.
-func (f Figures) Write(w io.Writer, benchmark string) error {
-	for _, costs := range f.rounds {
-		for i, name := range f.names {
-			if err := WriteLine(w, benchmark+"/"+name, costs[i]...); err != nil {
-				return err
+			if err != nil {
+				return fmt.Errorf("%s, round %d: %w", c.Name, round, err)
 			}
 		}
 	}

@@ -24,9 +24,7 @@ func Install() (remove func() error, err error) {
 		return nil, err
 	}
 	remove = func() error { return errors.Join(os.RemoveAll(installed), os.Setenv("IPMASQ_BIN_DIR", built)) }
-	for _, dir := range []string{"bench", "cni"} {
-		err = errors.Join(err, os.CopyFS(filepath.Join(installed, dir), os.DirFS(filepath.Join(built, dir))))
-	}
+	err = os.CopyFS(filepath.Join(installed, "bench"), os.DirFS(filepath.Join(built, "bench")))
 	for _, name := range []string{"ip-masq", "ip-masq-reconciler"} {
 		program, readErr := os.ReadFile(filepath.Join(built, name))
 		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(installed, name), program, 0o755))

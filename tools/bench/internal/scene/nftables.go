@@ -41,17 +41,3 @@ func (n *Node) Commit() error {
 	b.AddRule(nfnetlink.IPv4, table, chain, nil, "")
 	return n.Node.Do(func() error { return commit(&b) })
 }
-
-// Generation returns the ruleset generation of the node, which the kernel increments with each
-// commit to nf_tables.
-func (n *Node) Generation() (generation uint32, err error) {
-	err = n.Node.Do(func() error {
-		c, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
-		generation, err = c.Generation()
-		return errors.Join(err, c.Close())
-	})
-	return generation, err
-}

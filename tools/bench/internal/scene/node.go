@@ -76,7 +76,7 @@ func PodAddress() netip.Addr { return netip.MustParseAddr("10.244.0.5") }
 
 // link fills the only directory of PATH with the backend's programs.
 func (n *Node) link() error {
-	links := map[string]string{"nft": "nft", "conntrack": "conntrack"}
+	links := map[string]string{"nft": "nft"}
 	for _, base := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
 			links[base+suffix] = base + "-" + n.Backend.Variant + suffix
@@ -97,7 +97,6 @@ func (n *Node) link() error {
 // Policy is the policy of an entry.
 type Policy struct {
 	Prefixes []netip.Prefix
-	IPv6     bool
 	Keys     map[string]any // further keys of the entry
 }
 
@@ -110,7 +109,7 @@ func (n *Node) Entry(p Policy) ([]byte, error) {
 	entry := map[string]any{
 		"cniVersion": "1.1.0", "name": "podnet", "type": "ip-masq", "backend": n.Backend.Kind, "dataDir": n.DataDir,
 		"masqChain": Chain, "nonMasqueradeCIDRs": p.Prefixes, "cidrLimit": max(64, len(p.Prefixes)),
-		"enableIPv6": p.IPv6, "masqLinkLocal": true, "masqLinkLocalIPv6": true,
+		"masqLinkLocal": true,
 		"prevResult": map[string]any{
 			"cniVersion": "1.1.0",
 			"interfaces": []any{map[string]any{"name": "eth0", "sandbox": n.pod.Path}},

@@ -26,14 +26,11 @@ type call struct {
 	files   []*os.File
 }
 
-// Request is a call of a plugin. The zero value is ADD with the node's entry for a pod without a
-// network.
+// Request is a call of a plugin with the node's entry for a pod.
 type Request struct {
 	Plugin    string
 	Container string
 	Verb      string // "" is ADD
-	Netns     string // "" is that of the node's pod
-	Stdin     string // a file; "" is the node's entry
 	Args      []string
 	Env       []string // beside that of CNI
 }
@@ -93,7 +90,7 @@ func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
 // prepare opens all files before the measurement: with files instead of pipes no goroutine copies
 // data.
 func (n *Node) prepare(r Request) (*call, error) {
-	in, err := os.Open(cmp.Or(r.Stdin, n.stdin))
+	in, err := os.Open(n.stdin)
 	if err != nil {
 		return nil, err
 	}
@@ -103,14 +100,14 @@ func (n *Node) prepare(r Request) (*call, error) {
 	}
 	c := &call{command: n.Node.Command(context.Background(), n.Program(r.Plugin), r.Args...), output: out, files: []*os.File{in, out}}
 	c.command.Env = append([]string{"PATH=" + n.programs, "CNI_COMMAND=" + cmp.Or(r.Verb, "ADD"), "CNI_CONTAINERID=" + r.Container,
-		"CNI_NETNS=" + cmp.Or(r.Netns, n.pod.Path), "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Join(n.binaries, "cni")}, r.Env...)
+		"CNI_NETNS=" + n.pod.Path, "CNI_IFNAME=eth0", "CNI_PATH=" + n.binaries}, r.Env...)
 	c.command.Stdin, c.command.Stdout, c.command.Stderr = in, out, out
 	return c, nil
 }
 
-// Program returns the path of ip-masq, of a plugin of the benchmark, or of a reference plugin.
+// Program returns the path of ip-masq, or of a plugin of the benchmark.
 func (n *Node) Program(plugin string) string {
-	for _, dir := range []string{"", "bench", "cni"} {
+	for _, dir := range []string{"", "bench"} {
 		path := filepath.Join(n.binaries, dir, plugin)
 		if info, err := os.Stat(path); err == nil && !info.IsDir() {
 			return path

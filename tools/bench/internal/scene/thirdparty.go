@@ -18,17 +18,6 @@ func (n *Node) AddKubeProxy() error {
 	return n.Feed(fixtures.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
 }
 
-// AgentCycle writes table nat as the agents do every minute: it flushes the chain and fills it.
-func (n *Node) AgentCycle(prefixes []netip.Prefix) error {
-	return n.Feed(AgentScript(prefixes), "iptables-restore", "--noflush")
-}
-
-// AgentJump adds the jump to the agents' chain.
-func (n *Node) AgentJump() error {
-	return n.Feed("*nat\n-A POSTROUTING -m comment --comment \"ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+
-		Chain+" chain\" -m addrtype ! --dst-type LOCAL -j "+Chain+"\nCOMMIT\n", "iptables-restore", "--noflush")
-}
-
 // AgentScript returns the agents' rules of a policy as input of iptables-restore.
 func AgentScript(prefixes []netip.Prefix) string {
 	const local, rest = "ip-masq-agent: local traffic is not subject to MASQUERADE", "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)"
