@@ -16,7 +16,7 @@ type Packets struct {
 	NotOut   []string      // the output interface is none of these
 
 	notProtocols, notOrigins uint8 // excluded
-	unsure                   uint8 // what may have been decided about them before
+	before                   uint8 // what became of them before
 }
 
 // Bits of notProtocols: those of policy.Protocols by index, then all others.
@@ -32,10 +32,10 @@ const (
 	allOrigins = fromNode | fromOthers
 )
 
-// Bits of unsure: what a rule that was not decoded in full may have decided.
+// Bits of before.
 const (
-	maybeAccepted uint8 = 1 << iota
-	maybeTranslated
+	maybeAccepted uint8 = 1 << iota // a rule that was not decoded in full may have decided about them
+	kept                            // a rule kept them from the rest of the base chain
 )
 
 // Leaves reports whether packets of the set can leave through an interface of the
@@ -52,7 +52,7 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 		return p, false
 	}
 	p.notProtocols, p.notOrigins = p.notProtocols|q.notProtocols, p.notOrigins|q.notOrigins
-	p.unsure |= q.unsure
+	p.before |= q.before
 	switch {
 	case q.Out == "" || p.Out != "" && policy.InterfaceWithin(p.Out, q.Out):
 	case p.Out == "" || policy.InterfaceWithin(q.Out, p.Out):
@@ -70,44 +70,6 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 	return p, !none
 }
 
-// half divides packets by one property of a set.
-type half struct{ in, out Packets }
-
-func (p Packets) halves(f policy.Family) (halves []half) {
-	every := policy.RangesOf(f.All())
-	if p.From != nil {
-		halves = append(halves, half{Packets{From: p.From}, Packets{From: every.Without(p.From)}})
-	}
-	if p.To != nil {
-		halves = append(halves, half{Packets{To: p.To}, Packets{To: every.Without(p.To)}})
-	}
-	halves = append(halves, half{Packets{notProtocols: p.notProtocols}, Packets{notProtocols: allProtocols &^ p.notProtocols}},
-		half{Packets{notOrigins: p.notOrigins}, Packets{notOrigins: allOrigins &^ p.notOrigins}})
-	if p.Out != "" {
-		halves = append(halves, half{Packets{Out: p.Out}, Packets{NotOut: []string{p.Out}}})
-	}
-	for _, not := range p.NotOut {
-		halves = append(halves, half{Packets{NotOut: []string{not}}, Packets{Out: not}})
-	}
-	return halves
-}
-
-// without returns the packets of p that are not in the set with these halves, as disjoint sets.
-func (p Packets) without(halves []half) []Packets {
-	var pieces []Packets
-	rest := p
-	for _, h := range halves {
-		if piece, some := rest.intersect(h.out); some {
-			pieces = append(pieces, piece)
-		}
-		var some bool
-		if rest, some = rest.intersect(h.in); !some {
-			return []Packets{p}
-		}
-	}
-	return pieces
-}
-
 // intersect returns the packets that are in a set of each list.
 func intersect(a, b []Packets) []Packets {
 	var out []Packets
@@ -121,43 +83,65 @@ func intersect(a, b []Packets) []Packets {
 	return out
 }
 
-// without returns the packets that are in a set of the first list and in none of the
-// second one.
-func without(a, b []Packets, f policy.Family) []Packets {
-	for _, q := range b {
-		halves := q.halves(f)
-		var rest []Packets
-		for _, p := range a {
-			if p.From.Overlaps(q.From) && p.To.Overlaps(q.To) {
-				rest = append(rest, p.without(halves)...)
-			} else {
-				rest = append(rest, p)
+// without returns the packets that are in a set of the list and not in the other set. If that is of some
+// interfaces, protocols or origins only, the packets with its addresses stay: some are not in it.
+func without(all []Packets, not Packets, f policy.Family) []Packets {
+	outside := func(r, not policy.Ranges) policy.Ranges {
+		if r == nil {
+			r = policy.RangesOf(f.All())
+		}
+		return r.Without(not)
+	}
+	var rest []Packets
+	for _, p := range all {
+		both, some := p.intersect(not)
+		if !some || !p.differsInAddresses(both) {
+			rest = append(rest, p)
+			continue
+		}
+		if part := p; not.From != nil {
+			if part.From = outside(p.From, not.From); len(part.From) > 0 {
+				rest = append(rest, part)
 			}
 		}
-		a = rest
+		if part := p; not.To != nil {
+			part.From = both.From
+			if part.To = outside(p.To, not.To); len(part.To) > 0 {
+				rest = append(rest, part)
+			}
+		}
 	}
-	return a
+	return rest
 }
 
-// withUnsure returns the sets with bits of unsure added.
-func withUnsure(all []Packets, unsure uint8) []Packets {
+// differsInAddresses reports whether the sets differ in nothing else.
+func (p Packets) differsInAddresses(q Packets) bool {
+	return p.notProtocols == q.notProtocols && p.notOrigins == q.notOrigins && p.Out == q.Out && slices.Equal(p.NotOut, q.NotOut)
+}
+
+// having returns the sets that have the bit of before, or that do not have it.
+func having(all []Packets, bit uint8, has bool) []Packets {
+	return slices.DeleteFunc(slices.Clone(all), func(p Packets) bool { return p.before&bit != 0 != has })
+}
+
+// with returns the sets with bits of before added.
+func with(all []Packets, bits uint8) []Packets {
 	out := slices.Clone(all)
 	for i := range out {
-		out[i].unsure |= unsure
+		out[i].before |= bits
 	}
 	return out
 }
 
 // merge joins the sets that differ in the sources alone, or in the destinations alone.
-// More sets than can be followed become one that is unsure.
+// More sets than can be followed become one of which less is known.
 func merge(all []Packets) []Packets {
 	const most = 64
 	var out []Packets
 next:
 	for _, p := range all {
 		for i, q := range out {
-			if p.notProtocols != q.notProtocols || p.notOrigins != q.notOrigins || p.unsure != q.unsure ||
-				p.Out != q.Out || !slices.Equal(p.NotOut, q.NotOut) {
+			if p.before != q.before || !p.differsInAddresses(q) {
 				continue
 			}
 			switch {
@@ -174,7 +158,7 @@ next:
 			for _, p := range all {
 				from, to = append(from, p.From), append(to, p.To)
 			}
-			return []Packets{{unsure: maybeAccepted | maybeTranslated, From: union(from...), To: union(to...)}}
+			return []Packets{{before: maybeAccepted, From: union(from...), To: union(to...)}}
 		}
 	}
 	return out

@@ -137,28 +137,33 @@ func (w world) lines() (lines []string) {
 	return lines
 }
 
+// scan follows all packets from the chain "a".
+func (w world) scan(t *rapid.T, owned func(Place) bool) []Rule {
+	walk := walk{chains: w, base: Place{Family: policy.IPv4}, owned: owned}
+	if _, err := walk.chain("a", []Packets{{}}, condition{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return walk.found
+}
+
 // TestWalk holds what is said of rules to what becomes of each packet: of one
 // that is masqueraded some rule says so, and what an exact rule says of a source
 // is so, whether the undecoded matches hold or not.
 func TestWalk(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
-		all := []Packets{{}}
-		walk := walk{chains: w, base: Place{Family: policy.IPv4}, traffic: all, owned: func(Place) (bool, bool) { return false, false }, join: true}
-		if _, err := walk.chain("a", all, condition{}, nil); err != nil {
-			t.Fatal(err)
-		}
+		rules := w.scan(t, func(Place) bool { return false })
 		for i := range 64 {
 			src, dst := address(i/8), address(i%8)
 			from := policy.RangesOf(netip.PrefixFrom(src, 32))
-			says := func(r Hit) bool { return r.Destinations(from).Contains(dst) }
+			says := func(r Rule) bool { return r.Action == Masquerades && r.Destinations(from).Contains(dst) }
 			for _, obscure := range []bool{false, true} {
 				masqueraded := w.fate("a", "", src, dst, obscure, false) == "translated"
-				sure := slices.ContainsFunc(walk.hits, func(r Hit) bool { return r.Exact && says(r) })
-				maybe := slices.ContainsFunc(walk.hits, says)
+				sure := slices.ContainsFunc(rules, func(r Rule) bool { return r.Exact && says(r) })
+				maybe := slices.ContainsFunc(rules, says)
 				if sure && !masqueraded || masqueraded && !maybe {
 					lines := w.lines()
-					for _, r := range walk.hits {
+					for _, r := range rules {
 						lines = append(lines, fmt.Sprintf("%s; reached by %+v", r.Text, r.reached))
 					}
 					t.Fatalf("%v to %v (obscure %v): masqueraded %v, sure %v, maybe %v\n%s", src, dst, obscure, masqueraded, sure, maybe, strings.Join(lines, "\n"))
@@ -168,11 +173,11 @@ func TestWalk(t *testing.T) {
 	})
 }
 
-// fate decides as the kernel does what becomes of a packet, where a chain binds that is not ""; of one that pass lets
-// go on behind what keeps it from there, what would have become of it.
+// fate decides as the kernel does what becomes of a packet, where a chain binds that is not ""; of one that goes on
+// behind what keeps it from there, what would have become of it.
 func (w world) fate(chain, binds string, src, dst netip.Addr, obscure, pass bool) string {
 	for _, m := range w[chain] {
-		keeps := m.does == nfnetlink.DoAccept || chain == "a" && (m.does == nfnetlink.DoReturn || m.does == nfnetlink.DoGoto)
+		keeps := m.does == nfnetlink.DoAccept || chain == "a" && m.does == nfnetlink.DoReturn
 		if !m.about(src, dst, obscure) || m.does == nfnetlink.NoStatement || pass && keeps {
 			continue
 		}
@@ -200,13 +205,9 @@ func TestTrace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
 		dst := address(rapid.IntRange(0, 7).Draw(t, "dst"))
+		rules := w.scan(t, func(p Place) bool { return p.Chain == "c" })
 		follow := func(from policy.Ranges) []Hit {
-			in := Traffic{To: dst, From: from}.packets()
-			tr := walk{chains: w, base: Place{Family: policy.IPv4}, traffic: in, owned: func(p Place) (bool, bool) { return p.Chain == "c", true }}
-			if _, err := tr.hook(hook{Place: Place{Chain: "a", Family: policy.IPv4}}, in); err != nil {
-				t.Fatal(err)
-			}
-			return tr.hits
+			return Traffic{To: dst, From: from}.trace(rules, func(Place) bool { return true })
 		}
 		all := follow(policy.RangesOf(netip.MustParsePrefix("10.0.0.0/29")))
 		for i := range 8 {
@@ -214,15 +215,8 @@ func TestTrace(t *testing.T) {
 			for _, obscure := range []bool{false, true} {
 				fate := w.fate("a", "c", address(i), dst, obscure, false)
 				decided := fate == "translated" || fate != "bound" && w.fate("a", "c", address(i), dst, obscure, true) == "bound"
-				var sure []Action
-				for _, h := range append(slices.Clone(hits), all...) {
-					if h.Sure {
-						sure = append(sure, h.Action)
-					}
-				}
-				wrong := decided && (len(hits) == 0 || len(all) == 0) || len(sure) > 0 && !decided ||
-					len(sure) > 0 && (sure[0] == Masquerades) != (fate == "translated")
-				if wrong {
+				sure := slices.ContainsFunc(append(slices.Clone(hits), all...), func(h Hit) bool { return h.Sure })
+				if decided && (len(hits) == 0 || len(all) == 0) || sure && fate == "bound" {
 					t.Fatalf("%v to %v (obscure %v): %q, sure %v, %d and %d hits\n%s", address(i), dst, obscure, fate, sure, len(hits), len(all), strings.Join(w.lines(), "\n"))
 				}
 			}

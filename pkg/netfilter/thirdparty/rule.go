@@ -37,6 +37,8 @@ const (
 	Returns     Action = "return"
 	Drops       Action = "drop"
 	Untracks    Action = nfnetlink.NoTrack // its packets are unknown to conntrack, and so to NAT
+
+	isOwned Action = "owned" // not a rule, but an owned chain
 )
 
 // Rule is a rule of another program.
@@ -54,6 +56,8 @@ type Rule struct {
 	Text    string // the rule on one line, for messages
 
 	reached []Packets // the packets of Match that earlier rules leave
+	certain bool      // it decides about all of these
+	hook    int       // the number of its base chain
 }
 
 // Destinations returns the destinations for which the rule changes the source of

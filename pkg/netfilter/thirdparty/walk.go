@@ -26,30 +26,20 @@ const mostSteps = 100_000
 
 var errTooMany = errors.New("too many rules are reached by too many ways")
 
-// walk follows packets through a base chain.
+// walk follows all packets through a base chain. Packets that a rule keeps from the rest of the base chain are
+// followed nevertheless, to find out which owned chains they would reach.
 type walk struct {
 	chains
-	base    Place
-	traffic []Packets // all that enter the base chain
-	// owned tells whether a chain is owned, which is not followed, and whether it binds: it
-	// translates all packets that reach it.
-	owned func(Place) (is, binds bool)
-	// pass ignores the rules that keep packets from the rest of the base chain, to find out
-	// whether the packets would reach a chain that binds.
-	pass bool
-	// join is for Scan, which asks neither what is Sure nor what other base chains do: neighbouring
-	// rules that return for destinations alone become one. An agent's chain has thousands of these.
-	join bool
+	base  Place
+	hook  int // the number of the base chain
+	owned func(Place) bool
 
 	steps int
-	hits  []Hit // rules that translate or drop packets
-	kept  []Hit // rules that keep packets from the rest of the base chain
-	ended []Packets
-	bound bool // packets reached a chain that binds
+	found []Rule // that decide about packets, and owned chains, in the order in which packets reach them
 }
 
 // chain follows the packets through a chain and returns those that continue behind it.
-// The way is the conditions of the jumps that lead to the chain.
+// The way is the conditions of the jumps that lead to the chain. Owned chains are not followed.
 func (w *walk) chain(name string, in []Packets, way condition, stack []string) ([]Packets, error) {
 	if len(in) == 0 {
 		return nil, nil
@@ -61,15 +51,9 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 	if err != nil {
 		return nil, err
 	}
-	if owned, binds := w.owned(place); owned {
-		w.bound = w.bound || binds
-		switch {
-		case !binds:
-			return in, nil
-		case way.exact():
-			return nil, nil
-		}
-		return withUnsure(in, maybeTranslated), nil
+	if w.owned(place) {
+		w.add(place, isOwned, decoded{}, way, in)
+		return in, nil
 	}
 	isBase := len(stack) == 0
 	stack = append(slices.Clip(stack), name)
@@ -78,72 +62,75 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		if w.steps++; w.steps > mostSteps {
 			return nil, errTooMany
 		}
-		keeps := d.statement == nfnetlink.DoAccept ||
-			isBase && (d.statement == nfnetlink.DoReturn || d.statement == nfnetlink.DoGoto)
-		if d.never || d.statement == nfnetlink.NoStatement && !d.untracks || keeps && w.pass {
+		if d.never || d.statement == nfnetlink.NoStatement && !d.untracks {
 			continue
 		}
+		keeps := d.statement == nfnetlink.DoAccept || isBase && d.statement == nfnetlink.DoReturn
+		var past []Packets // of those that were kept before
+		if keeps {
+			past, in = having(in, kept, true), having(in, kept, false)
+		}
 		about := intersect(in, []Packets{d.Packets})
+		rest := append(without(in, d.Packets, w.base.Family), past...)
 		if len(about) == 0 {
+			in = rest
 			continue
 		}
 		full := way.and(d.condition)
 		if d.untracks {
-			h := d
-			h.statement = nfnetlink.Statement(Untracks)
-			if w.hits = append(w.hits, w.hit(place, h, full, about)); d.statement == nfnetlink.NoStatement {
+			if w.add(place, Untracks, d, full, about); d.statement == nfnetlink.NoStatement {
 				continue
 			}
 		}
-		rest := without(in, []Packets{d.Packets}, w.base.Family)
-		certain, unsure := full.exact(), maybeAccepted // of packets that the rule may not decide about
-		kept := about
+		certain, before := full.exact(), maybeAccepted // of packets that the rule may not decide about
 		switch d.statement {
 		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
-			w.hits, unsure = append(w.hits, w.hit(place, d, full, about)), maybeTranslated
-		case nfnetlink.DoDrop:
-			w.hits = append(w.hits, w.hit(place, d, full, about))
-		case nfnetlink.DoAccept:
-			if !w.join {
-				w.ended = merge(append(w.ended, about...))
-			}
+			w.add(place, Action(d.statement), d, full, about)
+			before = 0
+		case nfnetlink.DoDrop, nfnetlink.DoAccept:
+			w.add(place, Action(d.statement), d, full, about)
 		case nfnetlink.DoReturn:
 			certain = d.exact()
-			left = append(left, withUnsure(about, d.uncertain())...)
+			if isBase {
+				w.add(place, Returns, d, full, about)
+			} else {
+				left = append(left, with(about, d.uncertain())...)
+			}
 		case nfnetlink.DoJump, nfnetlink.DoGoto:
 			behind, err := w.chain(d.target, about, full, stack)
 			if err != nil {
 				return nil, err
 			}
-			if d.statement == nfnetlink.DoGoto {
-				certain, kept = d.exact(), behind
-				left = append(left, withUnsure(behind, d.uncertain())...)
-			} else {
+			if d.statement == nfnetlink.DoJump {
 				rest, certain = append(rest, behind...), true
+			} else {
+				certain = d.exact()
+				left = append(left, with(behind, d.uncertain())...)
 			}
 		}
-		if keeps && len(kept) > 0 {
-			w.kept = append(w.kept, w.hit(place, d, full, kept))
+		if keeps {
+			rest = append(rest, with(about, kept)...)
 		}
 		if !certain {
-			rest = append(rest, withUnsure(about, unsure)...)
+			rest = append(rest, with(about, before)...)
 		}
 		in = merge(rest)
 	}
 	return merge(append(left, in...)), nil
 }
 
-// read decodes the rules of a chain, unless the chain is owned by its name.
+// read decodes the rules of a chain, unless the chain is owned by its name. Neighbouring rules that return for
+// destinations alone become one: an agent's chain has thousands of these.
 func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	at = w.base
 	at.Chain = name
-	if owned, _ := w.owned(at); owned {
+	if w.owned(at) {
 		return nil, at, nil
 	}
 	undecoded, err := w.rules(name)
 	for _, r := range undecoded {
 		d := decode(at.Family, r, w)
-		if n := len(rules); w.join && n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
+		if n := len(rules); n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
 			rules[n-1].To = append(rules[n-1].To, d.To...)
 		} else {
 			rules = append(rules, d)
@@ -163,78 +150,74 @@ func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 // earlierRule is Unread if it is not known which packets get past an earlier rule.
 const earlierRule = "an earlier rule"
 
-// hit returns a rule that packets reach.
-func (w *walk) hit(place Place, d decoded, full condition, about []Packets) Hit {
-	h := Hit{Rule: Rule{
-		Place: place, Action: Action(d.statement), Match: full.Packets, Comment: d.comment,
-		Unread: slices.Clone(full.unread), reached: about,
-	}}
-	if d.statement == nfnetlink.DoGoto {
-		h.Action = Returns
+// add adds a rule, if packets reach it that no rule has kept from it. Of an owned chain those count too.
+func (w *walk) add(place Place, a Action, d decoded, full condition, about []Packets) {
+	if a != isOwned {
+		about = having(about, kept, false)
 	}
-	unsure := uint8(0)
-	for _, p := range about {
-		unsure |= p.unsure
+	if len(about) == 0 {
+		return
 	}
-	if unsure&maybeAccepted != 0 {
-		h.Unread = append(h.Unread, earlierRule)
+	r := Rule{Place: place, Action: a, Match: full.Packets, Comment: d.comment, Unread: slices.Clone(full.unread),
+		reached: about, certain: full.exact(), hook: w.hook}
+	if len(having(about, maybeAccepted, true)) > 0 {
+		r.Unread = append(r.Unread, earlierRule)
 	}
-	h.Sure = !w.join && full.exact() && unsure == 0 && len(without(w.traffic, about, w.base.Family)) == 0
 	if full.notOrigins == fromOthers {
-		h.Unread = append(h.Unread, "the node's own addresses")
+		r.Unread = append(r.Unread, "the node's own addresses")
 	}
-	slices.Sort(h.Unread)
-	h.Unread = slices.Compact(h.Unread)
-	h.Exact = len(h.Unread) == 0
-	h.Text = h.text(full)
-	return h
+	slices.Sort(r.Unread)
+	r.Unread = slices.Compact(r.Unread)
+	r.Exact = len(r.Unread) == 0
+	r.Text = r.text(full)
+	w.found = append(w.found, r)
 }
 
 // Scan returns the third-party rules that change the source of packets, in the network
 // namespace of the calling thread. It does not follow owned chains. Base chains that
 // cannot be read are in the error; the rules of the others are returned with it.
 func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
-	return scan(ctx, sourceNAT(), owned, func(w *walk, _ int) []Hit {
-		return slices.DeleteFunc(w.hits, func(h Hit) bool { return h.Action == Drops })
-	})
+	rules, err := scan(ctx, sourceNAT(), owned)
+	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Masquerades && r.Action != Translates }), err
 }
 
 // Untracked returns the rules that keep forwarded packets from connection tracking. Errors are those of Scan.
 func Untracked(ctx context.Context) ([]Rule, error) {
-	return scan(ctx, beforeTracking(), func(Place) bool { return false }, func(w *walk, _ int) []Hit {
-		return slices.DeleteFunc(w.hits, func(h Hit) bool { return h.Action != Untracks })
-	})
+	rules, err := scan(ctx, beforeTracking(), func(Place) bool { return false })
+	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Untracks }), err
 }
 
 // Accepted returns the rules that keep packets from an owned chain, by ACCEPT or otherwise: they are before
 // it in its base chain. Errors are those of Scan.
 func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
-	return scan(ctx, sourceNAT(), owned, func(w *walk, before int) []Hit { return w.kept[:before] })
+	rules, err := scan(ctx, sourceNAT(), owned)
+	var accepted []Rule
+	for i, r := range rules {
+		isLater := func(o Rule) bool { return o.Action == isOwned && o.hook == r.hook }
+		if (r.Action == Accepts || r.Action == Returns) && slices.ContainsFunc(rules[i:], isLater) {
+			accepted = append(accepted, r)
+		}
+	}
+	return accepted, err
 }
 
-// scan follows all packets through the base chains of a point and returns the hits that the function
-// chooses. Its number is how many rules kept packets from the last owned chain that they could reach.
-func scan(ctx context.Context, at hookPoint, owned func(Place) bool, choose func(w *walk, before int) []Hit) ([]Rule, error) {
+// scan follows all packets through the base chains of a point.
+func scan(ctx context.Context, at hookPoint, owned func(Place) bool) ([]Rule, error) {
 	var found []Rule
 	err := withHooks(ctx, at, func(hooks []hook) error {
 		var errs []error
 		found = nil
-		for _, h := range hooks {
-			all, before := []Packets{{}}, 0
-			w := walk{chains: h.chains, base: h.Place, traffic: all, join: true}
-			w.owned = func(p Place) (is, binds bool) {
-				if owned(p) {
-					is, before = true, len(w.kept)
-				}
-				return is, false
-			}
-			if _, err := w.chain(h.Chain, all, condition{}, nil); err != nil {
+		for i, h := range hooks {
+			w := walk{chains: h.chains, base: h.Place, hook: i, owned: owned}
+			left, err := w.chain(h.Chain, []Packets{{}}, condition{}, nil)
+			if err != nil {
 				errs = append(errs, h.failed(err))
 				continue
 			}
-			for _, hit := range choose(&w, before) {
-				found = append(found, hit.Rule)
+			if h.drops {
+				w.add(h.Place, Drops, decoded{}, condition{}, left)
 			}
+			found = append(found, w.found...)
 		}
 		return errors.Join(errs...)
 	})
@@ -279,77 +262,62 @@ type Hit struct {
 	Sure bool
 }
 
-// Trace follows traffic through the base chains in their order. It returns the rules that
-// decide about it, or may decide: those that translate or drop packets, and those that keep
-// packets from a chain that binds.
+// Trace returns the rules that decide about traffic, or may decide, in the order of their base chains: those that
+// translate or drop packets, and those that keep packets from a chain that binds.
 //
 // Owned tells which chains are not followed, and which of these bind: they translate all
 // packets that reach them. The kernel does not tell the order of base chains of one
 // priority; each is treated as the first. Errors are those of Scan.
 func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
-	f := policy.FamilyOf(t.To)
-	t.From = policy.RangesOf(f.All()).Intersect(t.From)
-	var hits []Hit
-	err := withHooks(ctx, sourceNAT(), func(hooks []hook) error {
-		hooks = slices.DeleteFunc(slices.Clone(hooks), func(h hook) bool { return h.Family != f })
-		slices.SortStableFunc(hooks, func(a, b hook) int { return cmp.Compare(a.Priority, b.Priority) })
-		var errs []error
-		hits = nil
-		all := t.packets()
-		for left := all; len(hooks) > 0 && len(left) > 0; {
-			n := 1
-			for n < len(hooks) && hooks[n].Priority == hooks[0].Priority {
-				n++
-			}
-			first, after, deciding := len(hits), left, 0
-			for _, h := range hooks[:n] {
-				w := walk{chains: h.chains, base: h.Place, traffic: all, owned: owned}
-				rest, err := w.hook(h, left)
-				if err != nil {
-					errs = append(errs, h.failed(err))
-					continue
-				}
-				if len(without(left, rest, f)) > 0 {
-					deciding++
-				}
-				hits, after = append(hits, w.hits...), intersect(after, rest)
-			}
-			for i := range hits[first:] {
-				hits[first+i].Sure = hits[first+i].Sure && deciding <= 1
-			}
-			left, hooks = after, hooks[n:]
-		}
-		return errors.Join(errs...)
+	rules, err := scan(ctx, sourceNAT(), func(p Place) bool {
+		is, _ := owned(p)
+		return is
 	})
-	return hits, err
+	return t.trace(rules, func(p Place) bool {
+		_, binds := owned(p)
+		return binds
+	}), err
 }
 
-// hook follows packets through a base chain and returns those that continue to the next
-// one. Rules that keep packets from the rest of the base chain are hits if the packets
-// would otherwise reach a chain that binds.
-func (w *walk) hook(h hook, in []Packets) ([]Packets, error) {
-	left, err := w.chain(h.Chain, in, condition{}, nil)
-	if err != nil {
-		return nil, err
-	}
-	if h.drops && len(left) > 0 {
-		w.hits = append(w.hits, w.hit(h.Place, decoded{statement: nfnetlink.DoDrop}, condition{}, left))
-		left = nil
-	}
-	left = merge(append(left, w.ended...))
-	if len(w.kept) == 0 {
-		return left, nil
-	}
-	passed := walk{chains: w.chains, base: w.base, traffic: w.traffic, owned: w.owned, pass: true}
-	rest, err := passed.chain(h.Chain, left, condition{}, nil)
-	if err != nil {
-		return nil, err
-	}
-	for _, k := range w.kept {
-		k.Sure = k.Sure && len(rest) == 0 && len(passed.hits) == 0
-		if passed.bound {
-			w.hits = append(w.hits, k)
+// trace chooses the rules that decide about the traffic.
+func (t Traffic) trace(rules []Rule, binds func(Place) bool) []Hit {
+	f := policy.FamilyOf(t.To)
+	t.From = policy.RangesOf(f.All()).Intersect(t.From)
+	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Family != f })
+	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.hook, b.hook)) })
+	var hits []Hit
+	var atPriority, left []Packets // that reach the base chains of this priority, and the rest of this one
+	next := t.packets()            // that reach the base chains of the next priority
+	for i, r := range rules {
+		if i == 0 || r.Priority != rules[i-1].Priority {
+			atPriority = next
+		}
+		if i == 0 || r.hook != rules[i-1].hook {
+			left = atPriority
+		}
+		about := intersect(left, having(r.reached, kept, false))
+		keeps := r.Action == Accepts || r.Action == Returns
+		if len(about) == 0 || r.Action == isOwned && !binds(r.Place) || keeps && !slices.ContainsFunc(rules[i:], func(o Rule) bool {
+			return o.Action == isOwned && o.hook == r.hook && binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
+		}) {
+			continue
+		}
+		others := t.packets() // about which the rule does not decide for certain
+		for _, p := range about {
+			if r.certain = r.certain && p.before&maybeAccepted == 0; r.certain {
+				others = without(others, p, f)
+			}
+			if keeps {
+				continue
+			}
+			if left, next = without(left, p, f), without(next, p, f); !r.certain {
+				p.before |= maybeAccepted
+				left, next = append(left, p), append(next, p)
+			}
+		}
+		if r.Action != isOwned {
+			hits = append(hits, Hit{r, r.certain && len(others) == 0})
 		}
 	}
-	return left, nil
+	return hits
 }
