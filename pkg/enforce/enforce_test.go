@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -98,51 +97,6 @@ func backend(b policy.Backend) func(*policy.SourcePolicy) {
 
 func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
 
-func TestSyncIsIdempotent(t *testing.T) {
-	f := newFixture(t)
-	net := network("podnet", "A", enableIPv6)
-	f.mustBeInSync(f.sync(net))
-	if f.kernel.applied != 1 {
-		t.Errorf("applied %d times, want once", f.kernel.applied)
-	}
-	f.mustBeInSync(f.observe(net))
-	f.mustBeInSync(f.sync(net))
-	if f.kernel.applied != 1 {
-		t.Errorf("a second sync wrote")
-	}
-	var owned []string
-	for _, o := range f.record().Chains {
-		owned = append(owned, fmt.Sprint(o.Chain, " ", o.Family, " ", o.Backend, " ", o.Variant))
-	}
-	if diff := cmp.Diff([]string{"A ipv4 iptables nft", "A ipv6 iptables nft"}, owned); diff != "" {
-		t.Errorf("record (-want +got):\n%s", diff)
-	}
-}
-
-func TestSyncRepairsDrift(t *testing.T) {
-	f := newFixture(t)
-	net := network("podnet", "A")
-	f.sync(net)
-	want := f.kernel.dump()
-	ref := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
-	c := f.kernel.chains[iptChoice][ref]
-	c.Rules = append([]policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}, c.Rules...)
-	f.kernel.chains[iptChoice][ref] = c
-
-	v := f.observe(net)
-	if d := v.Diff().String(); d != "ipv4 A: unexpected rule: -j LOG" {
-		t.Errorf("diff %q", d)
-	}
-	var drift *enforce.DriftError
-	if err := v.Err("A"); !errors.As(err, &drift) {
-		t.Errorf("error %v is no drift", err)
-	}
-	f.mustBeInSync(f.sync(net))
-	if diff := cmp.Diff(want, f.kernel.dump()); diff != "" {
-		t.Errorf("kernel (-want +got):\n%s", diff)
-	}
-}
-
 func TestTornDumpIsNotRepaired(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", "A")
@@ -219,86 +173,6 @@ func TestSyncRetriesBesideAFailedChain(t *testing.T) {
 		if err := v.Err("B"); err != nil || len(f.kernel.chains[nftChoice]) != 1 {
 			t.Errorf("%s: chain B: %v\n%s", name, err, f.kernel.dump())
 		}
-	}
-}
-
-func TestThirdPartyChainsAreNotChanged(t *testing.T) {
-	newer := policy.OwnedBy("/other")
-	newer.Schema++
-	for name, tc := range map[string]struct {
-		chain policy.Chain
-		want  error
-	}{
-		"third-party rules": {policy.Chain{Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "-j LOG"}}}, netfilter.ErrNotOwned},
-		"another dataDir":   {policy.Chain{Owner: policy.OwnedBy("/other"), Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, enforce.ErrOtherDataDir},
-		"a newer form":      {policy.Chain{Owner: newer, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}, store.ErrNewer},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
-			f.sync(network("three", "C")) // or another dataDir would be the node's
-			tc.chain.Family, tc.chain.Name = policy.IPv4, "A"
-			thirdParty := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
-			f.kernel.chains[iptChoice][thirdParty] = tc.chain
-			v := f.sync(network("one", "A"), network("two", "B"), network("three", "C"))
-			if err := v.Err("A"); !errors.Is(err, tc.want) {
-				t.Errorf("chain A: error %v, want %v", err, tc.want)
-			}
-			if err := v.Err("B"); err != nil {
-				t.Errorf("chain B fails with it: %v", err)
-			}
-			if after := f.kernel.chains[iptChoice][thirdParty]; !reflect.DeepEqual(after, tc.chain) {
-				t.Errorf("the third party's chain was changed: %+v", after)
-			}
-			if f.kernel.chains[iptChoice][policy.ChainFamily{Chain: "B", Family: policy.IPv4}].Rules == nil {
-				t.Error("chain B was not made")
-			}
-		})
-	}
-}
-
-func TestAgentsChainIsAdopted(t *testing.T) {
-	f := newFixture(t)
-	f.kernel.chains[legacyChoice][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{
-		Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Masquerade}},
-	}
-	f.mustBeInSync(f.sync(network("podnet", "A")))
-	if len(f.kernel.chains[legacyChoice]) != 1 || len(f.kernel.chains[iptChoice]) != 0 {
-		t.Errorf("not kept where the node has it:\n%s", f.kernel.dump())
-	}
-}
-
-func TestAgentsChainInAnotherBackendIsRemoved(t *testing.T) {
-	f := newFixture(t)
-	for _, fam := range policy.Families() {
-		f.kernel.chains[legacyChoice][policy.ChainFamily{Chain: "A", Family: fam}] = policy.Chain{
-			Family: fam, Name: "A", Rules: []policy.Rule{{Verdict: policy.Return}, {Verdict: policy.Masquerade}},
-		}
-	}
-	f.mustBeInSync(f.sync(network("podnet", "A", backend(policy.NFTables))))
-	if len(f.kernel.chains[legacyChoice]) != 0 {
-		t.Errorf("left behind:\n%s", f.kernel.dump())
-	}
-}
-
-func TestStaleChainsAreRemoved(t *testing.T) {
-	for name, next := range map[string]policy.Source{
-		"backend": network("podnet", "A", backend(policy.NFTables), enableIPv6),
-		"chain":   network("podnet", "B", enableIPv6),
-		"family":  network("podnet", "A"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
-			f.mustBeInSync(f.sync(network("podnet", "A", enableIPv6)))
-			f.mustBeInSync(f.sync(next))
-			got := f.kernel.dump()
-
-			fresh := newFixture(t)
-			fresh.mustBeInSync(fresh.sync(next))
-			if diff := cmp.Diff(fresh.kernel.dump(), got); diff != "" {
-				t.Errorf("differs from a fresh node (-want +got):\n%s", diff)
-			}
-			f.mustBeInSync(f.observe(next))
-		})
 	}
 }
 
@@ -417,21 +291,6 @@ func TestPreferredBackendRefused(t *testing.T) {
 	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
 	if len(f.kernel.chains[nftChoice]) == 0 {
 		t.Errorf("the kernel takes the rules, and they are in\n%s", f.kernel.dump())
-	}
-}
-
-func TestRecordOfAnEarlierBoot(t *testing.T) {
-	f := newFixture(t)
-	path := f.enforcer.Dir.Path()
-	f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-000000000001")
-	f.sync(network("podnet", "A"))
-	f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{}
-	f.kernel.unusable[iptChoice] = netfilter.ErrUnusable
-
-	f.enforcer.Dir = store.Open(path).WithBoot("00000000-0000-4000-8000-000000000002")
-	f.mustBeInSync(f.sync(network("podnet", "A")))
-	if len(f.kernel.chains[legacyChoice]) != 1 {
-		t.Errorf("kernel:\n%s", f.kernel.dump())
 	}
 }
 
