@@ -7,6 +7,8 @@ import (
 	"net"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -14,14 +16,12 @@ import (
 // condition is what a rule matches.
 type condition struct {
 	Packets
-	notToLocal  bool
-	probability uint32   // of policy.ProbabilityScale; 0: always
-	unread      []string // conditions that were not decoded
-	never       bool     // it matches no packet
+	unread []string // conditions that were not decoded
+	never  bool     // it matches no packet
 }
 
 // exact reports whether the rule applies to all packets of the set.
-func (c condition) exact() bool { return len(c.unread) == 0 && c.probability == 0 }
+func (c condition) exact() bool { return len(c.unread) == 0 }
 
 // uncertain returns what is not known about packets that leave a chain by a rule with the condition.
 func (c condition) uncertain() uint8 {
@@ -34,14 +34,7 @@ func (c condition) uncertain() uint8 {
 // and returns the condition that packets meet if they meet both.
 func (c condition) and(d condition) condition {
 	p, some := c.intersect(d.Packets)
-	out := condition{
-		Packets: p, notToLocal: c.notToLocal || d.notToLocal, never: c.never || d.never || !some,
-		probability: max(c.probability, d.probability), unread: append(slices.Clip(c.unread), d.unread...),
-	}
-	if c.probability != 0 && d.probability != 0 {
-		out.unread = append(out.unread, "a second random choice")
-	}
-	return out
+	return condition{Packets: p, never: c.never || d.never || !some, unread: append(slices.Clip(c.unread), d.unread...)}
 }
 
 // decoded is a rule as far as it could be decoded.
@@ -56,7 +49,7 @@ type decoded struct {
 // returnsDestinations reports whether the rule returns for destinations alone.
 func (d decoded) returnsDestinations() bool {
 	return d.statement == nfnetlink.DoReturn && d.exact() && d.To != nil && d.From == nil && d.Out == "" &&
-		d.NotOut == nil && d.notProtocols == 0 && d.notOrigins == 0 && !d.never
+		d.NotOut == nil && d.protocol == "" && d.notOrigins == 0 && !d.never
 }
 
 // decode decodes a rule as packets of the family meet it.
@@ -96,16 +89,19 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
 			out.unread = []string{fmt.Sprintf("oif %d", c.Value)}
 		}
 	case nfnetlink.Protocol:
-		out.protocol(c.Value, c.Not)
+		out.protocol = map[uint32]policy.Protocol{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[c.Value]
+		if out.protocol == "" || c.Not {
+			out.protocol, out.unread = "", []string{fmt.Sprintf("protocol %d", c.Value)}
+		}
 	case nfnetlink.SourceLocal:
 		out.notOrigins = fromOthers
 		if c.Not {
 			out.notOrigins = fromNode
 		}
 	case nfnetlink.DestinationLocal: // no packet leaves for an address of the node
-		out.notToLocal, out.never = c.Not, !c.Not
+		out.never = !c.Not
 	case nfnetlink.Probability:
-		out.probability = c.Value
+		out.unread = []string{"a random choice"}
 	case nfnetlink.NFProto:
 		out.never = (c.Value == uint32(linkOf(f))) == c.Not
 	case nfnetlink.Mark:
@@ -142,21 +138,5 @@ func (c *condition) matchOutput(pattern string, not bool) {
 		c.NotOut = []string{pattern}
 	default:
 		c.Out = pattern
-	}
-}
-
-// protocol notes a match of the protocol by its number.
-func (c *condition) protocol(number uint32, not bool) {
-	index := slices.Index([]uint32{6, 17, 132}, number) // as policy.Protocols
-	switch {
-	case index < 0 && not:
-		c.unread = []string{fmt.Sprintf("protocol %d", number)}
-	case index < 0:
-		c.notProtocols = allProtocols &^ otherProtocol
-		c.unread = []string{fmt.Sprintf("protocol %d", number)}
-	case not:
-		c.notProtocols = 1 << index
-	default:
-		c.notProtocols = allProtocols &^ (1 << index)
 	}
 }

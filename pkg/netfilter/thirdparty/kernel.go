@@ -3,11 +3,7 @@
 package thirdparty
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"runtime"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -56,35 +52,6 @@ type hook struct {
 	chains
 	Place
 	drops bool // its policy is drop
-}
-
-func (h hook) failed(err error) error {
-	return fmt.Errorf("read the rules of table %s (%s): %w", plain(h.Table), h.Family, err)
-}
-
-// withHooks runs the function with all base chains of a point. Those of nf_tables are read at one
-// generation, for which the function may run again. Base chains that could not be read are
-// in the error.
-func withHooks(ctx context.Context, at hookPoint, body func([]hook) error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	legacy, errLegacy := at.legacy()
-	read := false
-	err := withTables(func(c *nfnetlink.Conn) error {
-		read = true
-		_, err := c.ConsistentRead(func() error {
-			hooks, err := at.hooks(c)
-			return errors.Join(err, body(append(slices.Clip(legacy), hooks...)))
-		}, nil)
-		return err
-	})
-	if !read { // a kernel without nf_tables
-		err = errors.Join(err, body(legacy))
-	}
-	return errors.Join(err, errLegacy)
 }
 
 // withTables runs the function with a connection to nf_tables, if the kernel has nf_tables.

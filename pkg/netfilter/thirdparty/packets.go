@@ -3,6 +3,7 @@
 package thirdparty
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -15,15 +16,10 @@ type Packets struct {
 	Out      string        // output interface; a trailing + is a wildcard; "": any
 	NotOut   []string      // the output interface is none of these
 
-	notProtocols, notOrigins uint8 // excluded
-	before                   uint8 // what became of them before
+	protocol   policy.Protocol // "": any
+	notOrigins uint8           // excluded
+	before     uint8           // what became of them before
 }
-
-// Bits of notProtocols: those of policy.Protocols by index, then all others.
-const (
-	otherProtocol uint8 = 1 << 3
-	allProtocols  uint8 = otherProtocol<<1 - 1
-)
 
 // Bits of notOrigins.
 const (
@@ -51,7 +47,11 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 	if p.From != nil && len(p.From) == 0 || p.To != nil && len(p.To) == 0 {
 		return p, false
 	}
-	p.notProtocols, p.notOrigins = p.notProtocols|q.notProtocols, p.notOrigins|q.notOrigins
+	if p.protocol != "" && q.protocol != "" && p.protocol != q.protocol {
+		return p, false
+	}
+	p.protocol = cmp.Or(p.protocol, q.protocol)
+	p.notOrigins |= q.notOrigins
 	p.before |= q.before
 	switch {
 	case q.Out == "" || p.Out != "" && policy.InterfaceWithin(p.Out, q.Out):
@@ -65,7 +65,7 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 			p.NotOut = append(slices.Clip(p.NotOut), not)
 		}
 	}
-	none := p.notProtocols == allProtocols || p.notOrigins == allOrigins ||
+	none := p.notOrigins == allOrigins ||
 		slices.ContainsFunc(p.NotOut, func(not string) bool { return not == "+" || p.Out != "" && policy.InterfaceWithin(p.Out, not) })
 	return p, !none
 }
@@ -84,7 +84,7 @@ func intersect(a, b []Packets) []Packets {
 }
 
 // without returns the packets that are in a set of the list and not in the other set. If that is of some
-// interfaces, protocols or origins only, the packets with its addresses stay: some are not in it.
+// interfaces, a protocol or origins only, the packets with its addresses stay: some are not in it.
 func without(all []Packets, not Packets, f policy.Family) []Packets {
 	outside := func(r, not policy.Ranges) policy.Ranges {
 		if r == nil {
@@ -116,7 +116,7 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 
 // differsInAddresses reports whether the sets differ in nothing else.
 func (p Packets) differsInAddresses(q Packets) bool {
-	return p.notProtocols == q.notProtocols && p.notOrigins == q.notOrigins && p.Out == q.Out && slices.Equal(p.NotOut, q.NotOut)
+	return p.protocol == q.protocol && p.notOrigins == q.notOrigins && p.Out == q.Out && slices.Equal(p.NotOut, q.NotOut)
 }
 
 // having returns the sets that have the bit of before, or that do not have it.

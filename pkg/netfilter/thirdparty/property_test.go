@@ -139,7 +139,7 @@ func (w world) lines() (lines []string) {
 
 // scan follows all packets from the chain "a".
 func (w world) scan(t *rapid.T, owned func(Place) bool) []Rule {
-	walk := walk{chains: w, base: Place{Family: policy.IPv4}, owned: owned}
+	walk := walk{chains: w, base: &Place{Family: policy.IPv4}, owned: owned}
 	if _, err := walk.chain("a", []Packets{{}}, condition{}, nil); err != nil {
 		t.Fatal(err)
 	}

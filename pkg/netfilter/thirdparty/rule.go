@@ -57,7 +57,7 @@ type Rule struct {
 
 	reached []Packets // the packets of Match that earlier rules leave
 	certain bool      // it decides about all of these
-	hook    int       // the number of its base chain
+	base    *Place    // its base chain
 }
 
 // Destinations returns the destinations for which the rule changes the source of
@@ -80,26 +80,13 @@ func (r Rule) text(c condition) string {
 		words = append(words, "from non-local")
 	}
 	words = append(words, r.side("to", c.To))
-	if c.notToLocal {
-		words = append(words, "to non-local")
-	}
 	if c.Out != "" {
 		words = append(words, "out "+plain(c.Out))
 	}
 	for _, not := range c.NotOut {
 		words = append(words, "not out "+plain(not))
 	}
-	for i, p := range policy.Protocols() {
-		switch c.notProtocols {
-		case allProtocols &^ (1 << i):
-			words = append(words, string(p))
-		case 1 << i:
-			words = append(words, "not "+string(p))
-		}
-	}
-	if c.probability != 0 {
-		words = append(words, fmt.Sprintf("%.2f%%", 100*float64(c.probability)/policy.ProbabilityScale))
-	}
+	words = append(words, string(c.protocol))
 	words = append(words, string(r.Action))
 	if r.Comment != "" {
 		words = append(words, "("+policy.Quote(r.Comment)+")")

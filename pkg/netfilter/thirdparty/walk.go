@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -30,8 +31,7 @@ var errTooMany = errors.New("too many rules are reached by too many ways")
 // followed nevertheless, to find out which owned chains they would reach.
 type walk struct {
 	chains
-	base  Place
-	hook  int // the number of the base chain
+	base  *Place
 	owned func(Place) bool
 
 	steps int
@@ -122,7 +122,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 // read decodes the rules of a chain, unless the chain is owned by its name. Neighbouring rules that return for
 // destinations alone become one: an agent's chain has thousands of these.
 func (w *walk) read(name string) (rules []decoded, at Place, err error) {
-	at = w.base
+	at = *w.base
 	at.Chain = name
 	if w.owned(at) {
 		return nil, at, nil
@@ -159,7 +159,7 @@ func (w *walk) add(place Place, a Action, d decoded, full condition, about []Pac
 		return
 	}
 	r := Rule{Place: place, Action: a, Match: full.Packets, Comment: d.comment, Unread: slices.Clone(full.unread),
-		reached: about, certain: full.exact(), hook: w.hook}
+		reached: about, certain: full.exact(), base: w.base}
 	if len(having(about, maybeAccepted, true)) > 0 {
 		r.Unread = append(r.Unread, earlierRule)
 	}
@@ -193,7 +193,7 @@ func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	rules, err := scan(ctx, sourceNAT(), owned)
 	var accepted []Rule
 	for i, r := range rules {
-		isLater := func(o Rule) bool { return o.Action == isOwned && o.hook == r.hook }
+		isLater := func(o Rule) bool { return o.Action == isOwned && o.base == r.base }
 		if (r.Action == Accepts || r.Action == Returns) && slices.ContainsFunc(rules[i:], isLater) {
 			accepted = append(accepted, r)
 		}
@@ -201,26 +201,42 @@ func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	return accepted, err
 }
 
-// scan follows all packets through the base chains of a point.
+// scan follows all packets through the base chains of a point, those of nf_tables at one generation.
 func scan(ctx context.Context, at hookPoint, owned func(Place) bool) ([]Rule, error) {
-	var found []Rule
-	err := withHooks(ctx, at, func(hooks []hook) error {
-		var errs []error
-		found = nil
-		for i, h := range hooks {
-			w := walk{chains: h.chains, base: h.Place, hook: i, owned: owned}
-			left, err := w.chain(h.Chain, []Packets{{}}, condition{}, nil)
-			if err != nil {
-				errs = append(errs, h.failed(err))
-				continue
-			}
-			if h.drops {
-				w.add(h.Place, Drops, decoded{}, condition{}, left)
-			}
-			found = append(found, w.found...)
-		}
-		return errors.Join(errs...)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	hooks, errLegacy := at.legacy()
+	rules, err := follow(hooks, owned)
+	errTables := withTables(func(c *nfnetlink.Conn) error {
+		var found []Rule
+		_, err := c.ConsistentRead(func() (err error) {
+			hooks, errHooks := at.hooks(c)
+			found, err = follow(hooks, owned)
+			return errors.Join(errHooks, err)
+		}, nil)
+		rules = append(rules, found...)
+		return err
 	})
+	return rules, errors.Join(errLegacy, err, errTables)
+}
+
+// follow follows all packets through base chains.
+func follow(hooks []hook, owned func(Place) bool) (found []Rule, err error) {
+	for _, h := range hooks {
+		w := walk{chains: h.chains, base: &h.Place, owned: owned}
+		left, failed := w.chain(h.Chain, []Packets{{}}, condition{}, nil)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("read the rules of table %s (%s): %w", plain(h.Table), h.Family, failed))
+			continue
+		}
+		if h.drops {
+			w.add(h.Place, Drops, decoded{}, condition{}, left)
+		}
+		found = append(found, w.found...)
+	}
 	return found, err
 }
 
@@ -284,7 +300,7 @@ func (t Traffic) trace(rules []Rule, binds func(Place) bool) []Hit {
 	f := policy.FamilyOf(t.To)
 	t.From = policy.RangesOf(f.All()).Intersect(t.From)
 	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Family != f })
-	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.hook, b.hook)) })
+	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 	var hits []Hit
 	var atPriority, left []Packets // that reach the base chains of this priority, and the rest of this one
 	next := t.packets()            // that reach the base chains of the next priority
@@ -292,31 +308,32 @@ func (t Traffic) trace(rules []Rule, binds func(Place) bool) []Hit {
 		if i == 0 || r.Priority != rules[i-1].Priority {
 			atPriority = next
 		}
-		if i == 0 || r.hook != rules[i-1].hook {
+		if i == 0 || r.base != rules[i-1].base {
 			left = atPriority
 		}
 		about := intersect(left, having(r.reached, kept, false))
 		keeps := r.Action == Accepts || r.Action == Returns
 		if len(about) == 0 || r.Action == isOwned && !binds(r.Place) || keeps && !slices.ContainsFunc(rules[i:], func(o Rule) bool {
-			return o.Action == isOwned && o.hook == r.hook && binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
+			return o.Action == isOwned && o.base == r.base && binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
 		}) {
 			continue
 		}
 		others := t.packets() // about which the rule does not decide for certain
 		for _, p := range about {
-			if r.certain = r.certain && p.before&maybeAccepted == 0; r.certain {
+			sure := r.certain && p.before&maybeAccepted == 0
+			if sure {
 				others = without(others, p, f)
 			}
 			if keeps {
 				continue
 			}
-			if left, next = without(left, p, f), without(next, p, f); !r.certain {
+			if left, next = without(left, p, f), without(next, p, f); !sure {
 				p.before |= maybeAccepted
 				left, next = append(left, p), append(next, p)
 			}
 		}
 		if r.Action != isOwned {
-			hits = append(hits, Hit{r, r.certain && len(others) == 0})
+			hits = append(hits, Hit{r, len(others) == 0})
 		}
 	}
 	return hits
