@@ -24,25 +24,6 @@ func destinations(n int) []netip.AddrPort {
 	return to
 }
 
-func TestSweepUDP(t *testing.T) {
-	_, pod := world(t, topology.Options{})
-	to := destinations(4000)
-	first := topology.Must(pod.SweepUDP(to))(t)
-	second := topology.Must(pod.SweepUDP(to))(t)
-	for _, destination := range to {
-		want := podAddr(pod, destination.Addr())
-		if first[destination].Addr() != want || second[destination].Addr() != want {
-			t.Errorf("to %s: seen %s and %s, want %s", destination, first[destination], second[destination], want)
-		}
-		if first[destination].Port() == second[destination].Port() {
-			t.Fatalf("to %s: the second sweep is not a new flow: port %d", destination, first[destination].Port())
-		}
-	}
-	if len(first) != len(to) {
-		t.Errorf("%d destinations seen, of %d", len(first), len(to))
-	}
-}
-
 // TestWhatNobodySeesIsAnError sends to an address without a server.
 func TestWhatNobodySeesIsAnError(t *testing.T) {
 	_, pod := world(t, topology.Options{})
@@ -57,44 +38,6 @@ func TestWhatNobodySeesIsAnError(t *testing.T) {
 	}
 	if sweep == nil || !strings.Contains(sweep.Error(), "1 of 2 packets") || !strings.Contains(sweep.Error(), to.String()) {
 		t.Errorf("sweep: got %v, want the number of lost packets and the first one", sweep)
-	}
-}
-
-func TestLoad(t *testing.T) {
-	w, pod := world(t, topology.Options{})
-	to := destinations(50)
-	load := topology.Must(pod.StartLoad(to))(t)
-	time.Sleep(200 * time.Millisecond)
-	report := topology.Must(load.Stop())(t)
-
-	if len(report.Flows) < 1000 || len(report.Flows) < report.Sent*99/100 || report.Elapsed < 100*time.Millisecond {
-		t.Errorf("%d flows seen, of %d, in %s", len(report.Flows), report.Sent, report.Elapsed)
-	}
-	type flow struct {
-		from uint16
-		to   netip.AddrPort
-	}
-	count := map[netip.AddrPort]int{}
-	seen := map[flow]bool{}
-	for _, f := range report.Flows {
-		if want := netip.AddrPortFrom(podAddr(pod, f.To.Addr()), f.From); f.Source != want {
-			t.Fatalf("to %s: seen %s, want %s", f.To, f.Source, want)
-		}
-		if seen[flow{f.From, f.To}] {
-			t.Fatalf("two flows from port %d to %s", f.From, f.To)
-		}
-		if f.At < 0 || f.At > report.Elapsed {
-			t.Fatalf("sent at %s of %s", f.At, report.Elapsed)
-		}
-		seen[flow{f.From, f.To}] = true
-		count[f.To]++
-	}
-	if len(count) != len(to) {
-		t.Errorf("%d destinations seen, of %d", len(count), len(to))
-	}
-	// The load leaves no entry in the node's connection tracking.
-	if seen := topology.Must(pod.SendUDP(to[0]))(t); !seen.Answered || !w.Routable(to[0].Addr()) {
-		t.Errorf("after the load: %v", seen)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 
@@ -72,86 +71,6 @@ func TestWithoutNATTheOtherSideSeesThePod(t *testing.T) {
 				t.Errorf("%s to %s: seen %v, want %v", network, destination, seen, want)
 			}
 		}
-	}
-}
-
-func TestEachFlowHasAPortOfItsOwn(t *testing.T) {
-	_, pod := world(t, topology.Options{})
-	ports := map[uint16]bool{}
-	const flows = 20
-	for range flows {
-		ports[topology.Must(pod.SendUDP(echo("1.2.3.4")))(t).Source.Port()] = true
-		ports[topology.Must(pod.SendTCP(echo("1.2.3.4")))(t).Source.Port()] = true
-	}
-	if len(ports) != 2*flows {
-		t.Errorf("%d flows came from %d ports", 2*flows, len(ports))
-	}
-}
-
-func TestTheNodeSendsFromItsUplink(t *testing.T) {
-	w, pod := world(t, topology.Options{})
-	for _, text := range []string{"192.168.50.11", "fd00:50::11", "203.0.113.11", "2001:db8:113::11", "fe80::11%lan"} {
-		to := echo(text)
-		remote := w.LAN
-		if w.Outside.Has(to.Addr()) && !w.LAN.Has(to.Addr()) {
-			remote = w.Outside
-		}
-		want := w.NodeAddr(remote, to.Addr())
-		if to.Addr().Zone() != "" {
-			want = addr("fe80::10")
-		}
-		udp := topology.Must(w.Node.SendUDP(to))(t)
-		tcp := topology.Must(w.Node.SendTCP(to))(t)
-		if udp.Source.Addr() != want || tcp.Source.Addr() != want {
-			t.Errorf("to %s: seen %v and %v, want %s", to, udp, tcp, want)
-		}
-		if !w.Node.Has(want) || pod.Has(want) {
-			t.Errorf("%s is not the node's alone", want)
-		}
-	}
-	// From a remote host to a pod.
-	if seen := topology.Must(w.LAN.SendTCP(netip.AddrPortFrom(pod.Addrs[0], topology.EchoPort)))(t); seen.By != pod.Name {
-		t.Errorf("from the LAN to the pod: %v", seen)
-	}
-}
-
-func TestAnIsolatedOutsideAnswersTheNodeAlone(t *testing.T) {
-	w, pod := world(t, topology.Options{IsolateOutside: true})
-	for _, to := range []netip.AddrPort{echo("198.51.100.1"), echo("2001:db8:ffff::1")} {
-		seen := topology.Must(pod.SendUDP(to, topology.Within(10*time.Second)))(t)
-		if seen.Answered || seen.By != w.Outside.Name || seen.Source.Addr() != podAddr(pod, to.Addr()) {
-			t.Errorf("to %s: %v, want the pod's address to be seen, and no answer", to, seen)
-		}
-		if seen, err := pod.SendTCP(to, topology.Within(100*time.Millisecond)); err == nil {
-			t.Errorf("to %s: a connection was made, seen %v", to, seen)
-		}
-		if seen := topology.Must(w.Node.SendUDP(to))(t); !seen.Answered {
-			t.Errorf("to %s from the node: %v, want an answer", to, seen)
-		}
-		topology.Must(w.Node.SendTCP(to))(t)
-	}
-	if seen := topology.Must(pod.SendUDP(echo("192.168.1.1")))(t); !seen.Answered {
-		t.Errorf("to the LAN: %v, want an answer", seen)
-	}
-}
-
-func TestRoute(t *testing.T) {
-	w, pod := world(t, topology.Options{})
-	for remote, text := range map[*topology.Host]string{w.Outside: "10.9.0.0/16", w.LAN: "2001:db8:9::/48"} {
-		prefix := netip.MustParsePrefix(text)
-		to := netip.AddrPortFrom(prefix.Addr().Next(), topology.EchoPort)
-		if seen := topology.Must(pod.SendUDP(to))(t); seen.By == remote.Name {
-			t.Errorf("to %s: %s answers already", to, remote.Name)
-		}
-		if err := w.Route(remote, prefix); err != nil {
-			t.Fatal(err)
-		}
-		if seen := topology.Must(pod.SendUDP(to))(t); seen.By != remote.Name {
-			t.Errorf("to %s: seen by %s, want %s", to, seen.By, remote.Name)
-		}
-	}
-	if err := w.Route(pod, netip.MustParsePrefix("10.9.0.0/16")); err == nil {
-		t.Error("a route was made to a pod that is no remote host")
 	}
 }
 
