@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -324,5 +325,38 @@ func TestLinearChains(t *testing.T) {
 		if diff := cmp.Diff(want, v.LinearChains()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", b, diff)
 		}
+	}
+}
+
+// A new chain is written in all of its families or in none. A repair does what it
+// can.
+func TestFamilyThatCannotBeWritten(t *testing.T) {
+	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		t.Run(string(b), func(t *testing.T) {
+			f := newFixture(t)
+			both := network("both", "A", backend(b), enableIPv6)
+			four := network("four", "B", backend(b))
+			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
+			f.sync(network("both", "A", backend(b)), four)
+			stood := f.kernel.dump()
+			if err := f.sync(both, four).Err("A"); err == nil || f.kernel.dump() != stood {
+				t.Errorf("%v\n%s", err, f.kernel.dump())
+			}
+			f.kernel.unable = nil
+			f.mustBeInSync(f.sync(both, four))
+			if b != policy.IPTables {
+				return // one batch for both families
+			}
+			right := f.kernel.dump()
+			ref := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
+			c := f.kernel.chains[iptChoice][ref]
+			c.Rules = slices.Clone(c.Rules)[1:]
+			f.kernel.chains[iptChoice][ref] = c
+			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
+			f.sync(both, four)
+			if now := f.kernel.dump(); now != right {
+				t.Errorf("not repaired:\n%s", now)
+			}
+		})
 	}
 }

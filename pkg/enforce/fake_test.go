@@ -27,7 +27,6 @@ type kernel struct {
 	refused  map[netfilter.Choice]error // by writes, though CanWrite does not tell
 	lie      int                        // so many coming observations miss a rule
 	unable   map[policy.Family]error    // to write, as Able tells before
-	between  func()                     // called once, after the next observation
 	applied  int
 	observed int
 	removed  int
@@ -162,10 +161,6 @@ func (b *fakeBackend) Observe(_ context.Context, refs []policy.ChainFamily) (net
 			}
 			rs.Chains = append(rs.Chains, c)
 		}
-	}
-	if between := b.k.between; between != nil {
-		b.k.between = nil
-		between()
 	}
 	return netfilter.Observation{Rules: rs}, nil
 }
