@@ -74,7 +74,7 @@ func (p program) file() string { return filepath.Base(p.dir) + ".test" }
 // run takes about 30 here. What is skipped takes minutes, or depends on the kernel as others do: e2e
 // tampers with the rules of each backend.
 var programs = []program{
-	{dir: "pkg/netfilter/nfnetlink", skip: "^TestReserve$", elsewhere: "."},
+	{dir: "pkg/netfilter/nfnetlink", skip: "^TestLongBatch$", elsewhere: "."},
 	{dir: "pkg/netfilter/conntrack", elsewhere: "^(TestReset|TestResetFamilies|TestDeletedByID|TestDeleteReversed|TestConnectionsByStatus|TestStatsCount)$"},
 	{dir: "e2e", about: "ADD again, ADD without programs", run: "^(TestIdempotence|TestWithoutPrograms)$", elsewhere: "^(TestIdempotence|TestWithoutPrograms)$"},
 	{dir: "e2e", about: "chains of ip-masq-agent", run: "^(TestAgentChainTakeover|TestPluginWithBothAgents)$"},

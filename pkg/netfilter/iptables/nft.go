@@ -64,11 +64,15 @@ func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
 	var last *table
 	_, err = c.ConsistentRead(func() error {
 		t = table{}
-		nat, base, err := c.TableAndChain(nftFamily(f), natTable, postrouting)
+		nat, err := c.Table(nftFamily(f), natTable)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
+		var base nfnetlink.Chain
 		if err == nil {
+			base, err = c.Chain(nftFamily(f), natTable, postrouting)
+		}
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			t.fault = baseChainFault(f, nat, base)
 			err = t.read(f, names, func(chain string) ([]nfnetlink.Rule, error) {
 				rules, err := c.Rules(nftFamily(f), natTable, chain)
@@ -114,7 +118,7 @@ func (t *table) same(u *table) bool {
 // baseChainFault returns why the rules of POSTROUTING do not have the effect that they
 // have in the base chain of iptables, and the remedy; "" if they do. ip-masq does not
 // repair the chain: every program on the node uses table nat.
-func baseChainFault(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) string {
+func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) string {
 	const priority = 100 // NF_IP_PRI_NAT_SRC
 	name := "table " + nftFamily(f).String() + " " + natTable
 	want := nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
@@ -123,7 +127,7 @@ func baseChainFault(f policy.Family, t nfnetlink.Table, c *nfnetlink.Chain) stri
 	switch {
 	case t.Dormant():
 		return fmt.Sprintf("%s is dormant, and none of its chains has an effect; activate it with: nft add %s", name, name)
-	case c == nil || c.Base != nil && *c.Base == want: // iptables creates a missing one
+	case c.Name == "" || c.Base != nil && *c.Base == want: // iptables creates a missing one
 		return ""
 	case c.Base != nil && *c.Base == dropping:
 		return policyFault(f)

@@ -199,30 +199,6 @@ func (w *attrWriter) element(key netip.Addr, flags uint32) {
 // commitOp is the operation of batches as a whole, for error texts.
 func commitOp() operation { return operation{verb: "commit nf_tables batch"} }
 
-// Reserve makes room for the batches in the socket's send buffer. It fails if there cannot be enough,
-// or if an operation cannot be encoded: Commit would find out after it has applied earlier batches.
-func (c *Conn) Reserve(batches ...*Batch) error {
-	for _, b := range batches {
-		if b.err != nil {
-			return fmt.Errorf("%s: %w", commitOp(), b.err)
-		}
-		size := len(b.w.b) + 2*batchBegin + 32 // with the end of the batch and the kernel's own overhead
-		if size > socketBuffer {
-			if err := setBuffer(c.fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, size); err != nil {
-				return fmt.Errorf("%s: make room for %d bytes: %w", commitOp(), size, err)
-			}
-		}
-		room, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
-		if err != nil {
-			return fmt.Errorf("%s: %w", commitOp(), err)
-		}
-		if size > room {
-			return tooLong(commitOp(), size)
-		}
-	}
-	return nil
-}
-
 // Commit applies the batch as one transaction. If it returns an *Error, nothing was applied, and the
 // error names the operation that was refused, the first one if there are several. An empty batch is
 // not sent. The batch stays as it is and can be committed again.

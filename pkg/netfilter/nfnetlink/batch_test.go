@@ -61,31 +61,9 @@ func TestCommentAmongOtherData(t *testing.T) {
 }
 
 func TestDecodeError(t *testing.T) {
-	header := make([]byte, unix.SizeofNlMsghdr)
-	var tlv attrWriter
-	tlv.str(unix.NLMSGERR_ATTR_MSG, "wrong")
-	tlv.bytes(unix.NLMSGERR_ATTR_OFFS, native(t, uint32(24)))
-	refusal := native(t, -int32(unix.ENOENT))
-	join := func(parts ...[]byte) []byte {
-		var b []byte
-		for _, p := range parts {
-			b = append(b, p...)
-		}
-		return b
-	}
-	for name, tt := range map[string]struct {
-		message
-		text string
-	}{
-		"bare":   {message{typ: unix.NLMSG_ERROR, payload: join(refusal, header)}, ""},
-		"capped": {message{typ: unix.NLMSG_ERROR, flags: unix.NLM_F_CAPPED | unix.NLM_F_ACK_TLVS, payload: join(refusal, header, tlv.b)}, "wrong"},
-		"done":   {message{typ: unix.NLMSG_DONE, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, tlv.b)}, "wrong"},
-		"lying":  {message{typ: unix.NLMSG_ERROR, flags: unix.NLM_F_ACK_TLVS, payload: join(refusal, native(t, uint32(1<<31)))}, ""},
-	} {
-		err := decodeError(tt.message)
-		if e, ok := errors.AsType[*Error](err); !ok || e.Errno != unix.ENOENT || e.Message != tt.text {
-			t.Errorf("%s: got %+v", name, err)
-		}
+	refused := message{typ: unix.NLMSG_ERROR, payload: append(native(t, -int32(unix.ENOENT)), make([]byte, unix.SizeofNlMsghdr)...)}
+	if e, ok := errors.AsType[*Error](decodeError(refused)); !ok || e.Errno != unix.ENOENT {
+		t.Errorf("got %+v", e)
 	}
 	if err := decodeError(message{payload: make([]byte, 20)}); err != nil {
 		t.Errorf("acknowledgement: got %v", err)

@@ -58,11 +58,9 @@ func Dial() (*Conn, error) {
 		if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
 			return err
 		}
-		// Ask for error texts, without a copy of the request. Kernels before 4.12 have no texts.
-		for _, o := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
-			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, o, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
-				return err
-			}
+		// Refusals come without a copy of the request.
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+			return err
 		}
 		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
 	})
@@ -224,95 +222,69 @@ func (o operation) wrap(err error) error {
 type request struct {
 	op         operation
 	typ, flags uint16
-	nameAttr   uint16 // of the name in op
-	// decode is called with the attributes of each answer, and may keep the bytes.
-	decode func(*attrTable)
-
-	// These are instead of decode.
-	header []byte // that precedes the attributes, as in the answers
-	encode func(*attrWriter)
-	// handle is called with each answer. The bytes are valid during the call only, and its error ends the request,
-	// after which the connection cannot be used for another one.
+	header     []byte // that precedes the attributes, as in the answers
+	encode     func(*attrWriter)
+	how        receiving
+	// handle is called with each answer.
 	handle func(header, attrs []byte) error
 }
 
-// get returns a request NFT_MSG_GET* about an object.
-func get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
-	return request{op: op, typ: messageType(number), flags: flags, nameAttr: nameAttr, decode: decode}
+// get returns a request NFT_MSG_GET* about an object, whose name has the attribute nameAttr. It decodes the attributes
+// of each answer.
+func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
+	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family), how: wait,
+		encode: func(w *attrWriter) { w.names(op, nameAttr) },
+		handle: func(_, attrs []byte) error { return c.attrs.decode(attrs, decode) }}
 }
 
-// send sends requests in one system call. It returns the sequence number of the first one.
-func (c *Conn) send(requests ...request) (first uint32, err error) {
+// nfgenmsg returns the header of a request to a subsystem of nfnetlink.
+func nfgenmsg(family Family) []byte { return []byte{byte(family), unix.NFNETLINK_V0, 0, 0} }
+
+// query sends a request and handles the answers: one, or with NLM_F_DUMP those up to NLMSG_DONE. It reports whether the
+// kernel calls a dump interrupted.
+func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
+	c.out = attrWriter{b: c.out.b[:0]}
 	w := &c.out
-	*w = attrWriter{b: w.b[:0]}
-	first = c.sequence + 1
-	for _, r := range requests {
-		c.sequence++
-		at := len(w.b)
-		if r.decode != nil {
-			w.beginMessage(r.typ, r.flags, r.op.family, 0)
-			w.names(r.op, r.nameAttr)
-		} else {
-			w.beginHeader(r.typ, r.flags)
-			w.b = append(w.b, r.header...)
-		}
-		if r.encode != nil {
-			r.encode(w)
-		}
-		w.endMessage(at)
-		setSequence(w.b[at:], c.sequence)
-		if w.err != nil {
-			return 0, r.op.wrap(w.err)
-		}
+	c.sequence++
+	w.beginHeader(r.typ, r.flags)
+	w.b = append(w.b, r.header...)
+	if r.encode != nil {
+		r.encode(w)
 	}
-	return first, c.write(requests[0].op, w.b)
-}
-
-// answers handles the answers to the request with the sequence number: one, or with NLM_F_DUMP those up to
-// NLMSG_DONE. It reports whether the kernel calls a dump interrupted.
-func (c *Conn) answers(ctx context.Context, r request, sequence uint32) (interrupted bool, err error) {
-	how := reuse
-	if r.decode != nil {
-		how = wait
+	w.endMessage(0)
+	setSequence(w.b, c.sequence)
+	if w.err != nil {
+		return false, r.op.wrap(w.err)
+	}
+	if err := c.write(r.op, w.b); err != nil {
+		return false, err
 	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	err = c.receive(r.op, how, func(m message) (done bool, err error) {
+	err = c.receive(r.op, r.how, func(m message) (done bool, err error) {
 		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
 		switch {
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case m.sequence != sequence:
+		case m.sequence != c.sequence:
 			return false, nil // an answer to an earlier request that failed
 		case m.typ == unix.NLMSG_ERROR, m.typ == unix.NLMSG_DONE:
 			if err = decodeError(m); err == nil && m.typ == unix.NLMSG_ERROR {
 				err = errMalformed // an acknowledgement that was not asked for
 			}
 			return true, err
-		case r.decode != nil:
-			if failure == nil && !c.attrs.decode(m, r.decode) {
-				failure = r.op.wrap(errMalformed)
-			}
+		case failure != nil:
 		case len(m.payload) < len(r.header):
-			return false, errMalformed
+			failure = errMalformed
 		default:
-			err = r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
+			failure = r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
 		}
 		return r.flags&unix.NLM_F_DUMP == 0, err
 	})
-	if err == nil {
-		err = failure
-	}
-	return interrupted, err
-}
-
-// query sends a request and handles the answers.
-func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
-	first, err := c.send(r)
-	if err == nil {
-		interrupted, err = c.answers(ctx, r, first)
-	}
 	if errors.Is(err, unix.EINVAL) && r.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
 		err = fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)
+	}
+	if err == nil && failure != nil {
+		err = r.op.wrap(failure)
 	}
 	return interrupted, err
 }
@@ -331,17 +303,16 @@ func (c *Conn) queryAll(ctx context.Context, r request) error {
 	}
 }
 
-// decode calls a function with the attributes of a message. It reports whether they have the form that the
-// function expects.
-func (t *attrTable) decode(m message, decode func(*attrTable)) bool {
-	if len(m.payload) < nfgenHeader {
-		return false
+// decode calls a function with attributes. It fails if they do not have the form that the function expects.
+func (t *attrTable) decode(attrs []byte, decode func(*attrTable)) error {
+	t.parse(attrs)
+	if decode(t); t.bad {
+		return errMalformed
 	}
-	t.parse(m.payload[nfgenHeader:])
-	decode(t)
-	return !t.bad
+	return nil
 }
 
+// write sends b in one system call, from a larger buffer if it is long and the process may have one.
 func (c *Conn) write(op operation, b []byte) error {
 	for {
 		_, err := unix.Write(c.fd, b)
@@ -349,16 +320,18 @@ func (c *Conn) write(op operation, b []byte) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, unix.EMSGSIZE):
-			return tooLong(op, len(b))
+			const overhead = 32 // in the kernel
+			if err := setBuffer(c.fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, len(b)+overhead); err != nil {
+				return fmt.Errorf("%s: make room for %d bytes: %w", op, len(b), err)
+			}
+			if room, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF); err != nil || room < len(b)+overhead {
+				return fmt.Errorf("%s: send %d bytes: %w; without CAP_NET_ADMIN outside of user namespaces"+
+					" the sysctl net.core.wmem_max is the limit", op, len(b), unix.EMSGSIZE)
+			}
 		case !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("%s: send request: %w", op, err)
 		}
 	}
-}
-
-func tooLong(op operation, size int) error {
-	return fmt.Errorf("%s: send %d bytes: %w; without CAP_NET_ADMIN outside of user namespaces"+
-		" the sysctl net.core.wmem_max is the limit", op, size, unix.EMSGSIZE)
 }
 
 // receiving is how to receive messages.
@@ -414,17 +387,13 @@ func (c *Conn) receive(op operation, how receiving, handle func(message) (done b
 // Error is the kernel's refusal of an operation. It unwraps to its Errno, so that errors.Is matches
 // os.ErrNotExist, os.ErrExist and os.ErrPermission.
 type Error struct {
-	Op      string // the operation and its object, "add rule to ip ip-masq masq-X"
-	Family  Family // of the object; 0 if the refusal is not about one of a batch's operations
-	Errno   syscall.Errno
-	Message string // the kernel's text, often empty
+	Op     string // the operation and its object, "add rule to ip ip-masq masq-X"
+	Family Family // of the object; 0 if the refusal is not about one of a batch's operations
+	Errno  syscall.Errno
 }
 
 func (e *Error) Error() string {
 	text := e.Op + ": " + e.Errno.Error()
-	if e.Message != "" {
-		text += " (" + e.Message + ")"
-	}
 	switch e.Errno {
 	case unix.EPERM:
 		text += "; it needs CAP_NET_ADMIN over the network namespace"
@@ -451,23 +420,8 @@ func decodeError(m message) error {
 	if len(m.payload) < numberSize {
 		return errMalformed
 	}
-	number := int32(binary.NativeEndian.Uint32(m.payload))
-	if number == 0 {
-		return nil
+	if number := int32(binary.NativeEndian.Uint32(m.payload)); number != 0 {
+		return &Error{Errno: syscall.Errno(-number)}
 	}
-	e := &Error{Errno: syscall.Errno(-number)}
-	rest := m.payload[numberSize:]
-	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
-		return e
-	}
-	if m.typ == unix.NLMSG_ERROR { // the header of the refused message; NETLINK_CAP_ACK omits the rest
-		rest = rest[min(unix.SizeofNlMsghdr, len(rest)):]
-	}
-	it := attrIter{rest: rest}
-	for it.next() {
-		if it.typ == unix.NLMSGERR_ATTR_MSG {
-			e.Message = string(untilNUL(it.data))
-		}
-	}
-	return e
+	return nil
 }

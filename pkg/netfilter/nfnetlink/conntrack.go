@@ -276,34 +276,28 @@ type ConntrackStats struct {
 
 // ConntrackStats returns the numbers of the namespace.
 func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error) {
-	var t attrTable
-	numbers := func(add func()) func(attrs []byte) error {
-		return func(attrs []byte) error {
-			t.parse(attrs)
-			if add(); t.bad {
-				return errMalformed
-			}
-			return nil
-		}
-	}
 	const op = "read conntrack statistics"
-	_, err = c.query(ctx, ctnetlink(op, ctGetStats, 0, 0, nil, numbers(func() {
-		s.Entries, s.Limit = uint64(t.u32(ctaGlobalEntries)), uint64(t.optU32(ctaGlobalMaximum))
-	})))
+	_, err = c.query(ctx, ctnetlink(op, ctGetStats, 0, 0, nil, func(attrs []byte) error {
+		return c.attrs.decode(attrs, func(t *attrTable) {
+			s.Entries, s.Limit = uint64(t.u32(ctaGlobalEntries)), uint64(t.optU32(ctaGlobalMaximum))
+		})
+	}))
 	if err == nil {
-		_, err = c.query(ctx, ctnetlink(op, ctGetStatsCPU, unix.NLM_F_DUMP, 0, nil, numbers(func() {
-			s.InsertFailed += uint64(t.u32(ctaInsertFailed))
-			s.Drop += uint64(t.u32(ctaDrop))
-			s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
-		})))
+		_, err = c.query(ctx, ctnetlink(op, ctGetStatsCPU, unix.NLM_F_DUMP, 0, nil, func(attrs []byte) error {
+			return c.attrs.decode(attrs, func(t *attrTable) {
+				s.InsertFailed += uint64(t.u32(ctaInsertFailed))
+				s.Drop += uint64(t.u32(ctaDrop))
+				s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
+			})
+		}))
 	}
 	return s, err
 }
 
 // ctnetlink returns a request to ctnetlink.
 func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) request {
-	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: []byte{byte(family), unix.NFNETLINK_V0, 0, 0}, encode: encode,
-		handle: func(_, attrs []byte) error { return handle(attrs) }}
+	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgenmsg(family), encode: encode,
+		how: reuse, handle: func(_, attrs []byte) error { return handle(attrs) }}
 }
 
 func ctnetlinkType(number uint16) uint16 { return unix.NFNL_SUBSYS_CTNETLINK<<8 | number }

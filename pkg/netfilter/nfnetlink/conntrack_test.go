@@ -39,9 +39,10 @@ func TestConnectionsAnswers(t *testing.T) {
 			answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 1, done), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 2, done),
 			answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 3, done),
 		}, 0, "list conntrack entries: interrupted 3 times"},
-		"two families": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, append(make([]byte, nfgenHeader), encodeConnection(t, "10.88.0.2", "fd88::2", false)...))}, 0,
+		"two families": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, append(make([]byte, nfgenHeader), encodeConnection(t, "10.88.0.2", "fd88::2", false)...)),
+			answer(unix.NLMSG_DONE, 0, 1, done)}, 0,
 			"list conntrack entries: the kernel's answer has an unknown form"},
-		"too short": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, nil)}, 0, "list conntrack entries: the kernel's answer has an unknown form"},
+		"too short": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, nil), answer(unix.NLMSG_DONE, 0, 1, done)}, 0, "list conntrack entries: the kernel's answer has an unknown form"},
 	} {
 		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
@@ -56,30 +57,20 @@ type Condition struct {
 // String returns the condition as nft writes it, nearly.
 func (c Condition) String() string {
 	text := c.Field.String()
-	if c.Mask != 0 {
-		text += fmt.Sprintf(" & %#x", c.Mask)
-	}
 	if c.Not {
 		text += " !="
-	} else if c.Mask != 0 {
-		text += " =="
 	}
-	prefix, isPrefix := c.Range.Prefix()
 	switch {
 	case c.Set != "":
-		text += " set " + strconv.Quote(c.Set)
-	case isPrefix:
-		text += " " + prefix.String()
+		return text + " @" + c.Set
 	case c.Range.IsValid():
-		text += " " + c.Range.String()
-	case c.Name != "":
-		text += " " + strconv.Quote(c.Name)
+		return text + " " + c.Range.String()
 	case c.Mask != 0:
-		text += fmt.Sprintf(" %#x", c.Value)
+		return fmt.Sprintf("%s %#x/%#x", text, c.Value, c.Mask)
 	case c.Value != 0:
-		text += " " + strconv.Itoa(int(c.Value))
+		return fmt.Sprintf("%s %d", text, c.Value)
 	}
-	return text
+	return strings.TrimSpace(text + " " + c.Name)
 }
 
 // Statement is what a rule does with the packets that meet its conditions.

@@ -121,11 +121,11 @@ func (l *Listener) Next() (Commit, error) {
 
 // commit returns the commit that a message ends.
 func (l *Listener) commit(m message) (c Commit, err error) {
-	t := attrTable{}
-	if !t.decode(m, func(t *attrTable) {
+	var t attrTable
+	if err := t.decode(m.payload[min(nfgenHeader, len(m.payload)):], func(t *attrTable) {
 		c = Commit{t.u32(unix.NFTA_GEN_ID), t.optU32(unix.NFTA_GEN_PROC_PID), string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME])), false}
-	}) {
-		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", errMalformed)
+	}); err != nil {
+		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
 	}
 	c.Touched = l.touched || c.Generation != l.last+1
 	l.last, l.touched = c.Generation, false

@@ -37,10 +37,7 @@ func dial(t testing.TB) *Conn {
 // decodeAttrs decodes attributes as Conn decodes those of an answer.
 func decodeAttrs[T any](b []byte, decode func(*attrTable) T) (decoded T, err error) {
 	var t attrTable
-	m := message{payload: append(make([]byte, nfgenHeader), b...)}
-	if !t.decode(m, func(t *attrTable) { decoded = decode(t) }) {
-		err = errMalformed
-	}
+	err = t.decode(b, func(t *attrTable) { decoded = decode(t) })
 	return decoded, err
 }
 

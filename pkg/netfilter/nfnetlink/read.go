@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,7 +49,7 @@ func (f Family) String() string {
 // read reads one object.
 func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T) (T, error) {
 	var object, none T
-	if _, err := c.query(context.Background(), get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) })); err != nil {
+	if _, err := c.query(context.Background(), c.get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) })); err != nil {
 		return none, err
 	}
 	return object, nil
@@ -61,7 +60,7 @@ func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*at
 func list[T any](
 	c *Conn, op operation, number, nameAttr uint16, add func([]T, *attrTable) []T,
 ) (objects []T, err error) {
-	r := get(op, number, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
+	r := c.get(op, number, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
 	_, err = c.ConsistentRead(func() error {
 		objects = nil
 		_, err := c.query(context.Background(), r)
@@ -202,30 +201,6 @@ type Base struct {
 func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 	op := operation{"read chain", family, table, name}
 	return read(c, op, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, decodeChain)
-}
-
-// TableAndChain returns a table and one of its chains. The chain is nil if it does not exist; for the
-// table that is an error, os.ErrNotExist.
-func (c *Conn) TableAndChain(family Family, table, name string) (Table, *Chain, error) {
-	var t Table
-	var chain Chain
-	ofTable := get(operation{"read table", family, table, ""}, unix.NFT_MSG_GETTABLE, 0, 0,
-		func(a *attrTable) { t = decodeTable(a) })
-	ofChain := get(operation{"read chain", family, table, name}, unix.NFT_MSG_GETCHAIN, 0, unix.NFTA_CHAIN_NAME,
-		func(a *attrTable) { chain = decodeChain(a) })
-	ctx := context.Background()
-	first, err := c.send(ofTable, ofChain)
-	if err == nil {
-		_, err = c.answers(ctx, ofTable, first)
-	}
-	if err != nil {
-		return Table{}, nil, err
-	}
-	_, err = c.answers(ctx, ofChain, first+1)
-	if errors.Is(err, os.ErrNotExist) {
-		return t, nil, nil
-	}
-	return t, &chain, err
 }
 
 // Chains returns the chains of a table, in the kernel's order. A missing table has none. The kernel

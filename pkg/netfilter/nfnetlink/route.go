@@ -74,13 +74,13 @@ func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 // route returns a request to rtnetlink, whose messages begin with a header.
 func route[H any](r Routes, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) request {
 	encoded, err := binary.Append(nil, binary.NativeEndian, header)
-	return request{op: operation{verb: verb}, typ: get, flags: flags, header: encoded, encode: encode, handle: func(answer, attrs []byte) error {
-		var header H
+	return request{op: operation{verb: verb}, typ: get, flags: flags, header: encoded, encode: encode, how: reuse, handle: func(answer, attrs []byte) error {
+		if err != nil {
+			return err
+		}
 		if _, err := binary.Decode(answer, binary.NativeEndian, &header); err != nil {
 			return err
 		}
-		r.conn.attrs.parse(attrs)
-		handle(header, &r.conn.attrs)
-		return err
+		return r.conn.attrs.decode(attrs, func(t *attrTable) { handle(header, t) })
 	}}
 }

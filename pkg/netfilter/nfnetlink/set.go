@@ -4,13 +4,11 @@ package nfnetlink
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"go4.org/netipx"
@@ -42,8 +40,7 @@ type Set struct {
 	KeyLen  uint32 // in bytes
 	Size    uint32 // maximum number of elements; 0 is any
 	Timeout time.Duration
-	// Other names further attributes that bear on the elements, each after a comma.
-	Other string
+	Other   bool // it has further attributes that bear on the elements
 }
 
 // AddressRanges is the set `type ipv4_addr; flags interval` of a family. It has no size limit, and its
@@ -62,33 +59,6 @@ func AddressPairs(f Family, name string, size uint32, timeout time.Duration) Set
 	s.KeyType, s.KeyLen = s.KeyType<<bitsPerType|s.KeyType, 2*s.KeyLen
 	s.Flags, s.Size, s.Timeout = unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT, size, timeout
 	return s
-}
-
-// Deviation returns how the set differs from another one, the name aside: its attributes as nft names them.
-// It returns "" for no difference.
-func (s Set) Deviation(from Set) string {
-	if from.Name = s.Name; s == from {
-		return ""
-	}
-	var flags []string
-	for i, name := range []string{
-		"anonymous", "constant", "interval", "map", "timeout", "dynamic", "object", "concat", "expression",
-	} {
-		if s.Flags&(1<<i) != 0 {
-			flags = append(flags, name)
-		}
-	}
-	text := "flags " + cmp.Or(strings.Join(flags, ","), "0")
-	if s.Size != 0 {
-		text += fmt.Sprintf(", size %d", s.Size)
-	}
-	if s.Timeout != 0 {
-		text += ", timeout " + s.Timeout.String()
-	}
-	if s.KeyType != from.KeyType || s.KeyLen != from.KeyLen {
-		text += fmt.Sprintf(", keys of %d bytes and type %d", s.KeyLen, s.KeyType)
-	}
-	return text + s.Other
 }
 
 // Set returns a set, or an error that is os.ErrNotExist if the set or the table does not exist.
@@ -116,18 +86,9 @@ func decodeSet(t *attrTable) Set {
 	if t.has(unix.NFTA_SET_TIMEOUT) {
 		s.Timeout = time.Duration(t.u64(unix.NFTA_SET_TIMEOUT)) * time.Millisecond
 	}
-	for _, a := range []struct {
-		attr uint16
-		name string
-	}{
-		{unix.NFTA_SET_DATA_TYPE, "data"}, {unix.NFTA_SET_POLICY, "policy"},
-		{unix.NFTA_SET_GC_INTERVAL, "gc-interval"}, {unix.NFTA_SET_OBJ_TYPE, "objects"},
-		{attrSetExpr, "expressions"}, {attrSetExpressions, "expressions"},
-	} {
-		if t.has(a.attr) {
-			s.Other += ", " + a.name
-		}
-	}
+	s.Other = slices.ContainsFunc([]uint16{
+		unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_POLICY, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpr, attrSetExpressions,
+	}, t.has)
 	t.bad = t.bad || desc.bad
 	return s
 }

@@ -33,7 +33,7 @@ type state struct {
 type tablesReader func(*nfnetlink.Conn, policy.Family) (*table, error)
 
 func readMasqTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	return readTable(conn, f, tableName, baseChain)
+	return readTable(conn, f, tableName)
 }
 
 // read reads the tables of all families.
@@ -212,9 +212,6 @@ func (d *Driver) write(observed *state, read tablesReader, change func(*tableWri
 // second one does the rest, because packets can meet a set empty that is created in the batch of the
 // rules that use it. It reports whether the first batch was applied.
 func (s *state) commit(conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
-	if err := conn.Reserve(fill, rest); err != nil { // before the first one is sent
-		return false, err
-	}
 	if fill.Len() > 0 {
 		if err := conn.Commit(fill); err != nil {
 			return false, err

@@ -29,7 +29,7 @@ func masqChainOfGuard(name string) string {
 func (r rule) masqChain(of string) string { return masqChainOfGuard(cmp.Or(r.target(), of)) }
 
 func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	return readTable(conn, f, netfilter.GuardTable, guardChain)
+	return readTable(conn, f, netfilter.GuardTable)
 }
 
 // compare returns how the table differs from the desired one, of which nil is none.

@@ -201,11 +201,11 @@ type tableReader struct {
 	read uint32 // number of the table's objects that were read
 }
 
-// readTable reads an owned table, one of whose base chains is given: the rules in one dump, and each set that they
-// use in another. The other chains and sets are listed only if the kernel counts more objects than that.
-func readTable(conn *nfnetlink.Conn, f policy.Family, name, base string) (*table, error) {
+// readTable reads an owned table: the rules in one dump, and each set that they use in another. The other chains and
+// sets are listed only if the kernel counts more objects than that.
+func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, error) {
 	r := tableReader{table: newTable(name), header: headerOf(f), conn: conn}
-	inKernel, chain, err := conn.TableAndChain(r.link, name, base)
+	inKernel, err := conn.Table(r.link, name)
 	if errors.Is(err, os.ErrNotExist) {
 		return r.table, nil
 	}
@@ -216,9 +216,6 @@ func readTable(conn *nfnetlink.Conn, f policy.Family, name, base string) (*table
 	if inKernel.Flags != 0 {
 		r.broken = true
 		r.report("table has flags %#x (dormant?)", inKernel.Flags)
-	}
-	if chain != nil {
-		r.readChain(*chain)
 	}
 	if err := r.readRules(); err != nil {
 		return nil, err
@@ -308,9 +305,9 @@ func (r *tableReader) readSet(name string) error {
 		return err
 	}
 	r.read++
-	switch deviation := s.Deviation(form); {
-	case deviation != "":
-		r.report("set %s has %s", policy.Quote(name), deviation)
+	switch {
+	case s != form:
+		r.report("set %s does not have the type, flags, size and timeout of owned sets", policy.Quote(name))
 		ranges = nil
 	case err != nil:
 		r.report("%v", err)
