@@ -53,7 +53,7 @@ func (d decoded) returnsDestinations() bool {
 }
 
 // decode decodes a rule as packets of the family meet it.
-func decode(f policy.Family, rule nfnetlink.Rule, in chains) decoded {
+func decode(f policy.Family, rule nfnetlink.Rule, in table) decoded {
 	d := nfnetlink.Decode(linkOf(f), rule, nil)
 	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
 	out.untracks = slices.Contains(d.Other, nfnetlink.NoTrack)
@@ -67,7 +67,7 @@ func decode(f policy.Family, rule nfnetlink.Rule, in chains) decoded {
 func linkOf(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
 // conditionOf returns the packets that meet a condition, of those that have no mark and begin a connection.
-func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
+func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
 	var out condition
 	switch c.Field {
 	case nfnetlink.Source, nfnetlink.Destination:
@@ -112,7 +112,7 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in chains) condition {
 	return out
 }
 
-func addressesOf(f policy.Family, c nfnetlink.Condition, in chains) (policy.Ranges, error) {
+func addressesOf(f policy.Family, c nfnetlink.Condition, in table) (policy.Ranges, error) {
 	addresses := policy.Ranges{}
 	switch {
 	case c.Set != "":

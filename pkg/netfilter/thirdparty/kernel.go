@@ -4,6 +4,7 @@ package thirdparty
 
 import (
 	"errors"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -17,41 +18,38 @@ const natTable = "nat"
 
 // hookPoint is where base chains decide about one thing.
 type hookPoint struct {
-	includes     func(*nfnetlink.Base) bool
 	table, chain string // of iptables
-	priority     int32  // of iptables
+	hook         uint32
+	priority     int32 // of iptables
+	before       int32 // base chains of a lower priority decide
 }
-
-// Priorities in the kernel (enum nf_ip_hook_priorities).
-const (
-	priorityRaw       = -300
-	priorityConntrack = -200
-	priorityNAT       = 100
-)
 
 // sourceNAT is where base chains translate the source of packets.
 func sourceNAT() hookPoint {
-	return hookPoint{
-		func(b *nfnetlink.Base) bool { return b.Type == "nat" && b.Hook == unix.NF_INET_POST_ROUTING },
-		natTable, "POSTROUTING", priorityNAT,
-	}
+	const priorityNAT = 100 // NF_IP_PRI_NAT_SRC
+	return hookPoint{natTable, "POSTROUTING", unix.NF_INET_POST_ROUTING, priorityNAT, math.MaxInt32}
 }
 
 // beforeTracking is where base chains decide which packets of pods are tracked.
 func beforeTracking() hookPoint {
-	return hookPoint{
-		func(b *nfnetlink.Base) bool {
-			return b.Hook == unix.NF_INET_PRE_ROUTING && b.Priority < priorityConntrack
-		},
-		"raw", "PREROUTING", priorityRaw,
-	}
+	const priorityRaw, priorityConntrack = -300, -200 // NF_IP_PRI_RAW, NF_IP_PRI_CONNTRACK
+	return hookPoint{"raw", "PREROUTING", unix.NF_INET_PRE_ROUTING, priorityRaw, priorityConntrack}
+}
+
+func (p hookPoint) includes(b *nfnetlink.Base) bool {
+	return b != nil && b.Hook == p.hook && b.Priority < p.before && (p.table != natTable || b.Type == natTable)
 }
 
 // hook is a base chain.
 type hook struct {
-	chains
+	table
 	Place
-	drops bool // its policy is drop
+}
+
+// table reads the chains and sets of a table of nf_tables, or the chains of one of iptables-legacy.
+type table struct {
+	rules func(chain string) ([]nfnetlink.Rule, error)
+	set   func(name string) (policy.Ranges, error)
 }
 
 // withTables runs the function with a connection to nf_tables, if the kernel has nf_tables.
@@ -85,18 +83,23 @@ func (p hookPoint) hooks(c *nfnetlink.Conn) ([]hook, error) {
 			if err != nil {
 				return hooks, err
 			}
+			read := table{
+				func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(link, t.Name, chain) },
+				func(name string) (policy.Ranges, error) {
+					_, ranges, err := c.Ranges(link, t.Name, name)
+					return policy.Normalize(ranges), err
+				},
+			}
 			for _, chain := range chains {
-				b := chain.Base
-				if b == nil || !p.includes(b) {
+				if !p.includes(chain.Base) {
 					continue
 				}
-				at := Place{Backend: policy.NFTables, Table: t.Name, Chain: chain.Name, Priority: b.Priority}
+				at := Place{Backend: policy.NFTables, Table: t.Name, Chain: chain.Name, Priority: chain.Base.Priority}
 				if link != nfnetlink.Inet && t.Name == p.table && chain.Name == p.chain {
 					at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
 				}
 				for _, at.Family = range families {
-					read := &table{conn: c, family: link, name: t.Name, known: map[string][]nfnetlink.Rule{}}
-					hooks = append(hooks, hook{read, at, b.Policy == nfnetlink.Drop})
+					hooks = append(hooks, hook{read, at})
 				}
 			}
 		}
@@ -111,38 +114,11 @@ func (p hookPoint) legacy() ([]hook, error) {
 	for _, f := range policy.Families() {
 		chains, err := iptables.Legacy(f, p.table)
 		errs = append(errs, err)
-		t := table{known: chains}
 		if len(chains) > 0 {
 			at := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f,
 				Table: p.table, Chain: p.chain, Priority: p.priority}
-			hooks = append(hooks, hook{&t, at, false})
+			hooks = append(hooks, hook{table{rules: func(chain string) ([]nfnetlink.Rule, error) { return chains[chain], nil }}, at})
 		}
 	}
 	return hooks, errors.Join(errs...)
-}
-
-// table is a table of nf_tables, whose chains are read when a walk reaches them, or one of
-// iptables-legacy, whose chains are all known and refer to no sets.
-type table struct {
-	conn   *nfnetlink.Conn // nil for iptables-legacy
-	family nfnetlink.Family
-	name   string
-	known  map[string][]nfnetlink.Rule // by chain
-}
-
-func (t *table) rules(chain string) ([]nfnetlink.Rule, error) {
-	rules, known := t.known[chain]
-	if known || t.conn == nil {
-		return rules, nil
-	}
-	rules, err := t.conn.Rules(t.family, t.name, chain)
-	if err == nil {
-		t.known[chain] = rules
-	}
-	return rules, err
-}
-
-func (t *table) set(name string) (policy.Ranges, error) {
-	_, ranges, err := t.conn.Ranges(t.family, t.name, name)
-	return policy.Normalize(ranges), err
 }

@@ -87,15 +87,12 @@ func (m model) about(src, dst netip.Addr, obscure bool) bool {
 // world is chains by name; "a" jumps to none before itself.
 type world map[string][]model
 
-func (w world) rules(chain string) ([]nfnetlink.Rule, error) {
-	var out []nfnetlink.Rule
+func (w world) rules(chain string) (out []nfnetlink.Rule, err error) {
 	for _, m := range w[chain] {
 		out = append(out, nfnetlink.Rule{Chain: chain, Exprs: m.expressions()})
 	}
 	return out, nil
 }
-
-func (world) set(string) (policy.Ranges, error) { return nil, errTooMany }
 
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 
@@ -139,7 +136,7 @@ func (w world) lines() (lines []string) {
 
 // scan follows all packets from the chain "a".
 func (w world) scan(t *rapid.T, owned func(Place) bool) []Rule {
-	walk := walk{chains: w, base: &Place{Family: policy.IPv4}, owned: owned}
+	walk := walk{table: table{rules: w.rules}, base: &Place{Family: policy.IPv4}, owned: owned}
 	if _, err := walk.chain("a", []Packets{{}}, condition{}, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -15,12 +15,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// chains reads the chains and sets of one table.
-type chains interface {
-	set(name string) (policy.Ranges, error)
-	rules(chain string) ([]nfnetlink.Rule, error)
-}
-
 // mostSteps is how many rules are followed in one base chain, those of a chain once for
 // each jump that leads there.
 const mostSteps = 100_000
@@ -30,7 +24,7 @@ var errTooMany = errors.New("too many rules are reached by too many ways")
 // walk follows all packets through a base chain. Packets that a rule keeps from the rest of the base chain are
 // followed nevertheless, to find out which owned chains they would reach.
 type walk struct {
-	chains
+	table
 	base  *Place
 	owned func(Place) bool
 
@@ -129,7 +123,7 @@ func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	}
 	undecoded, err := w.rules(name)
 	for _, r := range undecoded {
-		d := decode(at.Family, r, w)
+		d := decode(at.Family, r, w.table)
 		if n := len(rules); n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
 			rules[n-1].To = append(rules[n-1].To, d.To...)
 		} else {
@@ -226,14 +220,10 @@ func scan(ctx context.Context, at hookPoint, owned func(Place) bool) ([]Rule, er
 // follow follows all packets through base chains.
 func follow(hooks []hook, owned func(Place) bool) (found []Rule, err error) {
 	for _, h := range hooks {
-		w := walk{chains: h.chains, base: &h.Place, owned: owned}
-		left, failed := w.chain(h.Chain, []Packets{{}}, condition{}, nil)
-		if failed != nil {
+		w := walk{table: h.table, base: &h.Place, owned: owned}
+		if _, failed := w.chain(h.Chain, []Packets{{}}, condition{}, nil); failed != nil {
 			err = errors.Join(err, fmt.Errorf("read the rules of table %s (%s): %w", plain(h.Table), h.Family, failed))
 			continue
-		}
-		if h.drops {
-			w.add(h.Place, Drops, decoded{}, condition{}, left)
 		}
 		found = append(found, w.found...)
 	}
