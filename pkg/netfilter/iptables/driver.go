@@ -52,9 +52,9 @@ func variants() []string { return []string{netfilter.VariantNFT, netfilter.Varia
 type reader interface {
 	// read reads POSTROUTING and the named chains of table nat.
 	read(f policy.Family, names []string) (table, error)
-	// userChains returns the names of the user-defined chains of a table. If only is not "", it
+	// chainNames returns the names of the chains of a table. If only is not "", it
 	// returns that name if the chain exists.
-	userChains(f policy.Family, table, only string) ([]string, error)
+	chainNames(f policy.Family, table, only string) ([]string, error)
 }
 
 func (d *Driver) reader(variant string) reader {
@@ -85,7 +85,7 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	var failed error
 	for _, f := range policy.Families() {
 		for _, c := range chains {
-			found, err := d.reader(variant).userChains(f, table, c)
+			found, err := d.reader(variant).chainNames(f, table, c)
 			if len(found) > 0 {
 				return true, nil
 			}
@@ -104,7 +104,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 		for _, f := range policy.Families() {
 			var t table
-			names, err := d.reader(variant).userChains(f, natTable, "")
+			names, err := d.reader(variant).chainNames(f, natTable, "")
 			names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
 			if len(names) > 0 {
 				t, err = d.reader(variant).read(f, names)

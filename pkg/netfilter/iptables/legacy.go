@@ -47,14 +47,14 @@ func (legacyReader) read(f policy.Family, names []string) (t table, err error) {
 	return t, s.fill(&t, names)
 }
 
-func (legacyReader) userChains(f policy.Family, tableName, only string) ([]string, error) {
+func (legacyReader) chainNames(f policy.Family, tableName, only string) ([]string, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for name := range s.chains {
-		if !slices.Contains(builtInChains(), name) && (only == "" || only == name) {
+		if only == "" || only == name {
 			names = append(names, name)
 		}
 	}

@@ -21,20 +21,16 @@ import (
 // takes the kernel milliseconds.
 type nftReader struct{ conn *nfnetlink.Conn }
 
-func (r *nftReader) dial() (*nfnetlink.Conn, error) {
+func (r *nftReader) dial() (c *nfnetlink.Conn, err error) {
 	if r.conn == nil {
-		conn, err := nfnetlink.Dial()
-		if err != nil {
-			return nil, err
-		}
-		r.conn = conn
+		r.conn, err = nfnetlink.Dial()
 	}
-	return r.conn, nil
+	return r.conn, err
 }
 
 func nftFamily(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
-func (r *nftReader) userChains(f policy.Family, table, only string) (names []string, err error) {
+func (r *nftReader) chainNames(f policy.Family, table, only string) (names []string, err error) {
 	var chains []nfnetlink.Chain
 	switch c, failure := r.dial(); {
 	case failure != nil:
@@ -49,7 +45,7 @@ func (r *nftReader) userChains(f policy.Family, table, only string) (names []str
 		return nil, nil // no such table or chain, or no nf_tables in the kernel
 	}
 	for _, chain := range chains {
-		if err == nil && chain.Base == nil {
+		if err == nil {
 			names = append(names, chain.Name)
 		}
 	}

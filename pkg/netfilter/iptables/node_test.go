@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if program := os.Getenv(parentVariable); program != "" {
-		_, err := run(context.Background(), nil, nil, nil, program)
+		_, err := run(context.Background(), nil, nil, program)
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -72,13 +72,13 @@ func newNode(t *testing.T, variant string) *node {
 // which then fails with the function's error.
 func (n *node) beforeRestore(body func() error) {
 	run := n.programs.run
-	n.programs.run = func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
+	n.programs.run = func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
 		if strings.HasSuffix(path, "-restore") {
 			if err := body(); err != nil {
 				return nil, err
 			}
 		}
-		return run(ctx, env, held, input, path, args...)
+		return run(ctx, held, input, path, args...)
 	}
 }
 

@@ -27,8 +27,7 @@ const lockSeconds = 5
 // programs are the programs of iptables on this host.
 type programs struct {
 	finder finder
-	env    []string
-	run    func(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error)
+	run    func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
 
 	variants map[string]cachedVariant // by path
 }
@@ -40,8 +39,7 @@ type cachedVariant struct {
 }
 
 func newPrograms(path string) *programs {
-	const childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-	return &programs{finder: newFinder(path), env: environment(childPath), run: run, variants: map[string]cachedVariant{}}
+	return &programs{finder: newFinder(path), run: run, variants: map[string]cachedVariant{}}
 }
 
 func baseName(f policy.Family) string {
@@ -78,7 +76,7 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	if v, ok := p.variants[path]; ok && os.SameFile(file, v.file) && file.ModTime().Equal(v.file.ModTime()) {
 		return v.variant, nil
 	}
-	out, err := p.run(ctx, p.env, nil, nil, path, "--version")
+	out, err := p.run(ctx, nil, nil, path, "--version")
 	if err != nil {
 		return "", &runError{path, netfilter.VariantNFT, err} // which opens a socket before it reads its arguments
 	}
@@ -124,7 +122,7 @@ func (p *programs) restore(ctx context.Context, f policy.Family, variant string,
 	if variant == netfilter.VariantLegacy {
 		args = append(args, "-w", strconv.Itoa(lockSeconds))
 	}
-	if _, err = p.run(ctx, p.env, held, input, path, args...); err != nil {
+	if _, err = p.run(ctx, held, input, path, args...); err != nil {
 		return &runError{path, variant, err}
 	}
 	return nil

@@ -54,17 +54,20 @@ func needs(variant string) string {
 
 // run runs a program and returns its standard output.
 //
-// The program's environment is env alone. It inherits the held lock, and dies with
+// The program's environment is a PATH alone. It inherits the held lock, and dies with
 // this process: an iptables-restore whose parent was killed would otherwise still
 // write after another process has taken the lock. The kernel sends that signal when
 // the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), so the
 // goroutine keeps its thread.
-func run(ctx context.Context, env []string, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
-	const afterKill = time.Second
+func run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
+	const (
+		childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
+		afterKill = time.Second
+	)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = env
+	cmd.Env = []string{"PATH=" + childPath}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = afterKill
@@ -85,14 +88,4 @@ func run(ctx context.Context, env []string, held *os.File, input []byte, path st
 		err = fmt.Errorf("%w (%w)", cause, err)
 	}
 	return nil, err
-}
-
-// environment returns the environment of iptables. XTABLES_LOCKFILE is the path of
-// the xtables lock, if it is not /run/xtables.lock.
-func environment(path string) []string {
-	env := []string{"PATH=" + path, "LC_ALL=C"}
-	if file, set := os.LookupEnv("XTABLES_LOCKFILE"); set {
-		env = append(env, "XTABLES_LOCKFILE="+file)
-	}
-	return env
 }

@@ -32,7 +32,6 @@ func script(t *testing.T, text string) string {
 }
 
 func TestRun(t *testing.T) {
-	t.Setenv("XTABLES_LOCKFILE", "/elsewhere")
 	t.Setenv("SECRET", "x")
 	lock, err := os.Create(filepath.Join(t.TempDir(), "lock"))
 	if err != nil {
@@ -40,11 +39,11 @@ func TestRun(t *testing.T) {
 	}
 	defer lock.Close()
 	path := script(t, "readlink /proc/self/fd/3; pwd; cat; /usr/bin/env | /usr/bin/sort; echo \"$@\"\n")
-	out, err := run(t.Context(), environment("/usr/bin:/bin"), lock, []byte("input\n"), path, "one", "two")
+	out, err := run(t.Context(), lock, []byte("input\n"), path, "one", "two")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{lock.Name(), "/", "input", "LC_ALL=C", "PATH=/usr/bin:/bin", "PWD=/", "XTABLES_LOCKFILE=/elsewhere", "one two", ""}
+	want := []string{lock.Name(), "/", "input", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "PWD=/", "one two", ""}
 	got := slices.DeleteFunc(strings.Split(string(out), "\n"), func(l string) bool { return strings.HasPrefix(l, "_=") || strings.HasPrefix(l, "SHLVL") })
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
@@ -68,7 +67,7 @@ func TestRunErrors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := script(t, tc.script)
-			_, err := run(t.Context(), environment("/bin"), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
+			_, err := run(t.Context(), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -81,7 +80,7 @@ func TestRunErrors(t *testing.T) {
 			}
 		})
 	}
-	_, err := run(t.Context(), nil, nil, nil, "/nowhere/prog")
+	_, err := run(t.Context(), nil, nil, "/nowhere/prog")
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
@@ -91,7 +90,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	_, err := run(ctx, nil, nil, nil, script(t, "/bin/sleep 60 & wait"))
+	_, err := run(ctx, nil, nil, script(t, "/bin/sleep 60 & wait"))
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 10*time.Second {
 		t.Errorf("after %v: %v", time.Since(start), err)
 	}
