@@ -52,7 +52,7 @@ func multusFindings(s config.Settings, managed bool) []diagnose.Finding {
 	} else if !errors.Is(err, conflist.ErrDelegate) {
 		return nil
 	}
-	if err == nil || n.Path != "" && n.Entries == 0 && n.Multus.Depth == 1 { // the missing entry is another finding
+	if err == nil || n.Path != "" && n.Entries == 0 { // the missing entry is another finding
 		return nil
 	}
 	f.Detail = []string{err.Error()}

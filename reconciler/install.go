@@ -171,7 +171,7 @@ func newEditor(s config.Settings, confDir string) (conflist.Editor, string, erro
 	entry, origin, err := pluginEntry(s)
 	dir := reconcile.Open(s, config.DefaultPluginFile, nil).Dir
 	return conflist.Editor{
-		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.Backups, NeedsBackup: true, Check: checkNetwork(dir),
+		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.Backups, Check: checkNetwork(dir),
 	}, origin, err
 }
 
@@ -183,6 +183,9 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		return install.ErrStopped
 	case err != nil:
 		return remedied(err)
+	}
+	if c.BackupErr != nil {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("no backup is kept: %v", c.BackupErr))
 	}
 	var entry bytes.Buffer
 	_ = json.Compact(&entry, e.Entry) // pluginEntry has read it

@@ -135,8 +135,6 @@ type uninstallation struct {
 type editedConflist struct {
 	Network string `json:"network"`
 	Path    string `json:"path"`
-
-	stays string // why the file stays without an entry
 }
 
 // step removes what can be removed now.
@@ -153,7 +151,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	}
 	done, err := todo.Step(ctx)
 	for _, c := range done.Conflists {
-		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path, c.Stays})
+		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path})
 		if c.BackupErr != nil {
 			u.note("no backup is kept: %v", c.BackupErr)
 		}
@@ -197,9 +195,6 @@ func lockInstance(node *reconcile.Node) (*store.InstanceLock, error) {
 func (u *uninstallation) print(a *app, complete bool) {
 	for _, c := range u.Conflists {
 		fmt.Fprintf(a.out, "removed the plugin entry of network %s from %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
-		if c.stays != "" {
-			fmt.Fprintf(a.out, "%s stays, as %s\n", policy.Quote(c.Path), c.stays)
-		}
 	}
 	for _, path := range u.Plugins {
 		fmt.Fprintf(a.out, "removed %s\n", path)

@@ -10,11 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -26,7 +24,6 @@ const DefaultCNIConfDir = "/etc/cni/net.d"
 const (
 	listExtension = ".conflist"
 	maxConfSize   = 1 << 20 // bytes
-	maxFileName   = 255     // bytes: NAME_MAX of Linux
 )
 
 // ConfDir is the content of the CNI configuration directory.
@@ -35,8 +32,6 @@ type ConfDir struct {
 	Conflists []Conflist // sorted by file name: runtimes use the first
 	// Changed is when a file was last added, removed or written.
 	Changed time.Time
-
-	err error // of the files that runtimes cannot load
 }
 
 // Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
@@ -117,43 +112,32 @@ func CheckPlugin(dir string) error {
 // if there is none.
 func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
-	names, err := filesIn(dir, ".conf", listExtension, ".json")
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return c, safefile.Error("read the CNI configuration directory", dir, err)
 	}
-	c.Changed = lastChange(dir, names)
-	var broken DocumentError
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		doc, _, err := safefile.ReadFile(path, maxConfSize)
+	if info, err := os.Stat(dir); err == nil {
+		c.Changed = info.ModTime() // changes when a file is removed
+	}
+	for _, e := range entries {
+		if e.IsDir() || !slices.Contains([]string{".conf", listExtension, ".json"}, filepath.Ext(e.Name())) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		doc, info, err := safefile.ReadFile(path, maxConfSize)
 		if errors.Is(err, fs.ErrNotExist) { // since the directory was read
 			continue
 		}
 		list := Conflist{File: path, Doc: doc, Err: err}
 		if err == nil {
-			list.Err = list.parse(true)
+			list = ParseConflist(path, doc)
 		}
-		if list.Err != nil {
-			broken.Mistakes = append(broken.Mistakes, list.Err)
+		if info != nil && info.ModTime().After(c.Changed) {
+			c.Changed = info.ModTime()
 		}
 		c.Conflists = append(c.Conflists, list)
 	}
-	if len(broken.Mistakes) > 0 {
-		c.err = &broken
-	}
 	return c, nil
-}
-
-// lastChange returns the latest modification time of the directory and its files. A removed
-// file changes that of the directory.
-func lastChange(dir string, names []string) time.Time {
-	var last time.Time
-	for _, name := range append([]string{"."}, names...) {
-		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.ModTime().After(last) {
-			last = info.ModTime()
-		}
-	}
-	return last
 }
 
 // WithEntry returns the first conflist of the network that has a plugin entry, or nil.
@@ -189,67 +173,45 @@ func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
 }
 
 // Err returns the errors of the files that runtimes cannot load.
-func (c ConfDir) Err() error { return c.err }
-
-// filesIn returns the sorted names of the files with one of the extensions.
-func filesIn(dir string, extensions ...string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, e := range entries {
-		if !e.IsDir() && slices.Contains(extensions, filepath.Ext(e.Name())) {
-			names = append(names, e.Name())
+func (c ConfDir) Err() error {
+	var d Document
+	for _, l := range c.Conflists {
+		if l.Err != nil {
+			d.Mistakes = append(d.Mistakes, l.Err)
 		}
-	}
-	return names, nil
-}
-
-// ParseConflist parses the text of a file as ReadConfDir does, but without the directory of the
-// network's name: a list may have no plugins of its own.
-func ParseConflist(path string, doc []byte) (Conflist, error) {
-	l := Conflist{File: path, Doc: doc}
-	err := l.parse(false)
-	return l, err
-}
-
-// parse parses the text as libcni does: by the file's extension a list, or the configuration
-// of a single plugin. In a list the last of two equal keys counts, and unknown keys are
-// ignored. (libcni itself would bring OpenTelemetry into the plugin.)
-func (l *Conflist) parse(pluginDir bool) error {
-	d := Document{File: l.File, Positions: map[string]Position{}}
-	var err error
-	if filepath.Ext(l.File) == listExtension {
-		err = l.parseList(&d, pluginDir)
-	} else {
-		err = l.add(l.File, l.Doc)
-	}
-	if err != nil {
-		d.NoteAt(0, err)
-	}
-	if len(d.Mistakes) > 0 {
-		l.Types, l.Plugins, l.Entries = nil, nil, nil
 	}
 	return d.Err()
 }
 
-// parseList reads a list and the directory of plugin configurations that belongs to it (libcni
-// 1.3 and later).
-func (l *Conflist) parseList(d *Document, pluginDir bool) error {
+// ParseConflist parses the text of a file as libcni does: by the file's extension a list, or the configuration
+// of a single plugin. In a list the last of two equal keys counts, and unknown keys are
+// ignored. (libcni itself would bring OpenTelemetry into the plugin.)
+func ParseConflist(path string, doc []byte) Conflist {
+	l := Conflist{File: path, Doc: doc}
+	d := Document{File: path, Positions: map[string]Position{}}
+	var err error
+	if filepath.Ext(path) == listExtension {
+		err = l.parseList(&d)
+	} else {
+		err = l.add(doc)
+	}
+	if err != nil {
+		d.NoteAt(0, err)
+	}
+	if l.Err = d.Err(); l.Err != nil {
+		l.Types, l.Plugins, l.Entries = nil, nil, nil
+	}
+	return l
+}
+
+func (l *Conflist) parseList(d *Document) error {
 	var values map[string]json.RawMessage
 	if err := unmarshal(l.Doc, &values); err != nil {
 		return err
 	}
-	var versions []string // libcni chooses one; no policy depends on it
-	var ignored, inlineOnly bool
 	for _, k := range []Key{
 		{Name: "name", Value: networkName(&l.Network)},
 		{Name: "cniVersion", Value: text(&l.CNIVersion, "1.0.0", anyText[string])},
-		{Name: "cniVersions", Value: list(&versions, "1.0.0", parseVersion)},
-		{Name: "disableCheck", Value: looseBoolean(&ignored)},
-		{Name: "disableGC", Value: looseBoolean(&ignored)},
-		{Name: "loadOnlyInlinedPlugins", Value: looseBoolean(&inlineOnly)},
 		{Name: "plugins", Value: Value{Read: l.readPlugins}},
 	} {
 		if value, there := values[k.Name]; there {
@@ -257,18 +219,7 @@ func (l *Conflist) parseList(d *Document, pluginDir bool) error {
 		}
 	}
 	d.requireName(l.Network)
-	if !inlineOnly && len(l.Network) > maxFileName {
-		d.Fail("name", -1, "", fmt.Sprintf("has more than %d bytes: libcni reads the directory of that name, and refuses the list", maxFileName))
-	}
-	if len(d.Mistakes) > 0 || !pluginDir {
-		return nil
-	}
-	if !inlineOnly {
-		if err := l.addFolder(filepath.Join(filepath.Dir(l.File), l.Network)); err != nil {
-			return err
-		}
-	}
-	if len(l.Types) == 0 {
+	if len(d.Mistakes) == 0 && len(l.Types) == 0 {
 		return errors.New("plugins: is missing; write a list of plugin configurations")
 	}
 	return nil
@@ -284,34 +235,10 @@ func (l *Conflist) readPlugins(d *Document, key string, value json.RawMessage) {
 		d.Fail(key, -1, "", "is empty; write at least one plugin configuration")
 	}
 	for i, item := range items {
-		if err := l.add(l.File, item); err != nil {
+		if err := l.add(item); err != nil {
 			d.NoteAt(0, fmt.Errorf("%s[%d]: %w", key, i, err))
 		}
 	}
-}
-
-func (l *Conflist) addFolder(dir string) error {
-	names, err := filesIn(dir, ".conf")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return safefile.Error("read the plugin configurations in", dir, err)
-	}
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		doc, _, err := safefile.ReadFile(path, maxConfSize)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := l.add(path, doc); err != nil {
-			return fmt.Errorf("%s: %w", policy.Printable(path), err)
-		}
-	}
-	return nil
 }
 
 // NetconfInList returns a plugin entry as runtimes hand it to the plugin: with the name and the
@@ -327,7 +254,7 @@ func NetconfInList(entry []byte, network, cniVersion string) (Netconf, error) {
 }
 
 // add adds a plugin. Its keys match in any letter case, as in libcni.
-func (l *Conflist) add(file string, doc []byte) error {
+func (l *Conflist) add(doc []byte) error {
 	var p types.PluginConf
 	if err := unmarshal(doc, &p); err != nil {
 		return err
@@ -353,7 +280,7 @@ func (l *Conflist) add(file string, doc []byte) error {
 		e.Entry, err = e.Netconf.Entry()
 	}
 	if err != nil {
-		e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(file), e.Index, err)
+		e.Err = fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
 	}
 	l.Entries = append(l.Entries, e)
 	return nil
@@ -372,21 +299,4 @@ func unmarshal(doc []byte, to any) error {
 		return fmt.Errorf("%s: is %s; write what the CNI specification has there", policy.Printable(wrong.Field), policy.Printable(wrong.Value))
 	}
 	return syntaxError(doc, err)
-}
-
-// looseBoolean reads a boolean of a list, which libcni also accepts as a string.
-func looseBoolean(to *bool) Value {
-	return boolean(to).after(func(value json.RawMessage) json.RawMessage {
-		if s, _ := stringValue(value); strings.EqualFold(s, "true") || strings.EqualFold(s, "false") {
-			return json.RawMessage(strings.ToLower(s))
-		}
-		return value
-	})
-}
-
-func parseVersion(s string) (string, error) {
-	if _, _, _, err := version.ParseVersion(s); err != nil || s == "" {
-		return "", errors.New("is not a version; write one such as 1.0.0")
-	}
-	return s, nil
 }

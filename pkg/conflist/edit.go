@@ -22,12 +22,9 @@ type Editor struct {
 	Network string // "": the one that a runtime uses
 	Entry   []byte // the entry to insert
 	// Backups makes the directory for the texts before the last change, and returns it; nil: none is kept.
+	// The file is changed also if it fails: pods without the plugin are worse than a file without a backup.
 	Backups func() (string, error)
-	// NeedsBackup makes Insert fail if no backup can be kept. Otherwise the file is changed all the
-	// same: pods without the plugin are worse than a file without a backup.
-	NeedsBackup bool
-	// Keep are the base names of generated lists that Remove must not delete, as Multus delegates to
-	// them.
+	// Keep are the base names of generated lists that Remove leaves without the entry, as Multus delegates to them.
 	Keep []string
 	// Check returns why the plugin would refuse any entry in a network, which would keep all pods
 	// from starting; nil accepts all.
@@ -41,9 +38,8 @@ type Change struct {
 	Wrote   bool   `json:"wrote"`
 	Backup  string `json:"backup"` // of the file; "" if it was not written, or is new
 
-	BackupErr error  `json:"-"` // why no backup was kept
-	Before    int    `json:"-"` // the number of plugin entries before
-	Stays     string `json:"-"` // why a generated list stays without an entry; "" if it does not
+	BackupErr error `json:"-"` // why no backup was kept
+	Before    int   `json:"-"` // the number of plugin entries before
 }
 
 // maxAttempts is how often an edit is tried while another program changes the file.
@@ -90,29 +86,24 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 		if err == nil {
 			c.Path, err = generatedPath(n.Path)
 		}
-		if err == nil {
-			err = create(ctx, c.Path, now, n.Path)
+		if err != nil {
+			return c, err
 		}
-		c.Wrote = err == nil
-		return c, err
+		return e.write(ctx, c, n.Path, nil, now)
 	case n.Generated && n.Original == "":
 		// It would stay the first file, before that of the next main CNI plugin.
-		if c, err := e.write(ctx, c, doc, nil); err != nil {
+		if c, err := e.write(ctx, c, c.Path, doc, nil); err != nil {
 			return c, err
 		}
 		return e.insert(ctx)
 	case n.Generated:
 		return e.update(ctx, c, n)
 	}
-	entry := e.Entry
-	if text, err := parse(n.Path, doc); err == nil && len(text.Entries) < n.Entries {
-		entry = nil // the directory of the network's name has one
-	}
-	now, err := setEntry(n.Path, doc, entry)
+	now, err := setEntry(n.Path, doc, e.Entry)
 	if err != nil {
 		return c, err
 	}
-	return e.write(ctx, c, doc, now)
+	return e.write(ctx, c, c.Path, doc, now)
 }
 
 // update generates a list again, with the plugin entry that it has, if its original has changed.
@@ -124,47 +115,39 @@ func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error)
 	if err != nil {
 		return c, err
 	}
-	entry, current := entryOf(n.Conflist, conf)
-	if current && n.Entries == 1 {
-		return c, nil
-	}
-	if entry == nil {
-		entry = e.Entry
+	entry := e.Entry
+	if n.Entries > 0 {
+		entry = n.Conflist.Plugins[n.Conflist.Entries[0].Index]
 	}
 	now, err := listOf(n.Original, conf, entry)
 	if err != nil {
 		return c, err
 	}
-	return e.write(ctx, c, n.Conflist.Doc, now)
+	return e.write(ctx, c, c.Path, n.Conflist.Doc, now)
 }
 
-// write backs a file up and replaces its text; nil removes the file.
-func (e Editor) write(ctx context.Context, c Change, was, now []byte) (Change, error) {
-	if now != nil && bytes.Equal(was, now) {
+// write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the model.
+func (e Editor) write(ctx context.Context, c Change, model string, was, now []byte) (Change, error) {
+	if bytes.Equal(was, now) {
 		return c, nil
 	}
-	var err error
-	if e.Backups != nil {
-		c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was)
-		switch {
-		case ctx.Err() != nil:
+	if e.Backups != nil && was != nil {
+		if c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was); ctx.Err() != nil {
 			return c, context.Cause(ctx)
-		case c.BackupErr != nil && e.NeedsBackup:
-			return c, fmt.Errorf("%w; without a backup the file is not changed: repair that and run this again", c.BackupErr)
 		}
 	}
+	var err error
 	if now == nil {
 		err = removeFile(ctx, c.Path, was)
 	} else {
-		err = replace(ctx, c.Path, was, now)
+		err = replace(ctx, c.Path, model, was, now)
 	}
 	c.Wrote = err == nil
 	return c, err
 }
 
 // Remove removes the plugin entries from the network, or from all networks of the directory if none
-// is named, and the generated lists. If all that the directory has is a generated list whose original
-// is gone, the list stays without entries. Remove goes on after an error, and returns the changes
+// is named, and the generated lists. Remove goes on after an error, and returns the changes
 // beside the errors: a file that does not parse may have an entry. A directory that is missing has
 // none.
 func (e Editor) Remove() ([]Change, error) {
@@ -192,65 +175,23 @@ func (e Editor) Remove() ([]Change, error) {
 }
 
 func (e Editor) removeFrom(list config.Conflist) (Change, error) {
-	c := Change{Network: list.Network, Path: list.File, Before: len(list.Entries)}
+	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
 	switch {
 	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
 		return c, nil
-	case list.Err != nil && (list.Doc == nil || !isList(list.File)):
-		return c, list.Err
+	case list.Err != nil:
+		return c, fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, list.Err)
 	case !isList(list.File) && len(list.Entries) > 0:
 		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
 	case !isList(list.File):
 		return c, nil
-	}
-	text, err := parse(list.File, list.Doc) // without the directory of the network's name
-	if err != nil {
-		return c, fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, err)
-	}
-	if isGenerated(text) {
-		if c.Stays, err = e.needed(list.File); err != nil {
-			return c, err
-		}
-		if c.Stays == "" {
-			return e.write(ctx, c, list.Doc, nil)
-		}
+	case isGenerated(list) && !slices.Contains(e.Keep, filepath.Base(list.File)):
+		return e.write(ctx, c, c.Path, list.Doc, nil)
 	}
 	now, err := setEntry(list.File, list.Doc, nil)
 	if err != nil {
 		return c, err
 	}
-	if c, err = e.write(ctx, c, list.Doc, now); err != nil {
-		return c, err
-	}
-	switch {
-	case list.Err != nil:
-		return c, fmt.Errorf("%w: fix or remove what is in the directory of the network's name: %w", ErrBroken, list.Err)
-	case len(text.Entries) < len(list.Entries):
-		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), errEntryInDir)
-	}
-	return c, nil
-}
-
-var errEntryInDir = errors.New("the directory of the network's name has a plugin entry too; remove its file")
-
-// needed returns why pods may need a generated list, "" if they do not: Multus delegates to it, or
-// the directory has no other network.
-func (e Editor) needed(generated string) (string, error) {
-	if slices.Contains(e.Keep, filepath.Base(generated)) {
-		return "Multus delegates to it; restart Multus, and uninstall once more to remove it", nil
-	}
-	if original(generated) != "" {
-		return "", nil
-	}
-	dir, err := config.ReadConfDir(e.Dir)
-	if err != nil {
-		return "", err
-	}
-	for _, list := range dir.Conflists {
-		if n, err := asNetwork(list); list.File != generated && err == nil && n.Name != "" {
-			return "", nil
-		}
-	}
-	return "no other file there has a network; the configuration that it was made of is gone, so remove it once there is one", nil
+	return e.write(ctx, c, c.Path, list.Doc, now)
 }

@@ -88,10 +88,6 @@ func TestInsert(t *testing.T) {
 			writes: map[string]string{made: madeOf(t, single, bareEntry)}},
 		{name: "the original is gone", files: map[string]string{made: madeOf(t, single, bareEntry), "50-b.conflist": listWith("b")},
 			writes: map[string]string{made: "", "50-b.conflist": listWith("b", bareEntry)}},
-		{name: "an entry in the folder", files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single, "n/2.conf": bareEntry}},
-		{name: "in the folder and in the text", files: map[string]string{"1.conflist": listWith("n", bareEntry), "n/2.conf": bareEntry},
-			writes: map[string]string{"1.conflist": listWith("n")}},
-		{name: "a folder alone", is: ErrElsewhere, files: map[string]string{"1.conflist": `{"name":"n","cniVersion":"1.1.0"}`, "n/1.conf": single}},
 		{name: "nothing there", is: ErrNoNetworks},
 		{name: "broken", is: ErrBroken, files: map[string]string{"1.conflist": "{"}},
 	} {
@@ -154,14 +150,7 @@ func TestInsertWithoutBackup(t *testing.T) {
 	files := map[string]string{"1.conflist": listWith("a")}
 	dir := dirWith(t, files)
 	backups := filepath.Join(dir, "1.conflist", "backups")
-	p := Editor{Dir: dir, Entry: []byte(bareEntry), Backups: in(backups), NeedsBackup: true}
-	if c, err := p.Insert(t.Context()); err == nil || c.Wrote || !strings.Contains(err.Error(), filepath.Dir(backups)) {
-		t.Error(c, err)
-	}
-	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {
-		t.Error(diff)
-	}
-	p.NeedsBackup = false
+	p := Editor{Dir: dir, Entry: []byte(bareEntry), Backups: in(backups)}
 	if c, err := p.Insert(t.Context()); err != nil || !c.Wrote || c.BackupErr == nil {
 		t.Error(c, err)
 	}
@@ -177,28 +166,23 @@ func TestRemove(t *testing.T) {
 		"50-broken.conflist":                   `{"type":"ip-masq"`,
 		"51-broken.conflist":                   `{`,
 		"60-only.conflist":                     `{"name":"only","cniVersion":"1.0.0","plugins":[{"type":"ip-masq"}]}`,
-		"70-n.conflist":                        `{"name":"n","cniVersion":"1.1.0"}`,
-		"n/2.conf":                             bareEntry,
-		"80-m.conflist":                        listWith("m", bareEntry),
-		"m/2.conf":                             "{",
 		"not-a-configuration-of-any-runtime.x": "x",
 	})
 	want := filesOf(t, dir)
 	changes, err := Editor{Dir: dir}.Remove()
 	delete(want, made)
 	want["20-a.conflist"] = listWith("a", `{"type":"portmap"}`)
-	want["80-m.conflist"] = listWith("m")
 	delete(want, "40-gone-made-by-ip-masq.conflist")
 	if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
 		t.Error(diff)
 	}
-	if len(changes) != 4 {
+	if len(changes) != 3 {
 		t.Error(changes)
 	}
-	if !errors.Is(err, ErrBroken) || !errors.Is(err, ErrOnlyPlugin) || !errors.Is(err, errEntryInDir) {
+	if !errors.Is(err, ErrBroken) || !errors.Is(err, ErrOnlyPlugin) {
 		t.Fatal(err)
 	}
-	for _, file := range []string{"50-broken", "60-only", "70-n", "m/2.conf"} {
+	for _, file := range []string{"50-broken", "60-only"} {
 		if !strings.Contains(err.Error(), file) {
 			t.Errorf("%s is not named: %v", file, err)
 		}
@@ -208,39 +192,6 @@ func TestRemove(t *testing.T) {
 	}
 	if changes, err := (Editor{Dir: filepath.Join(dir, "missing")}).Remove(); len(changes) > 0 || err != nil {
 		t.Error(changes, err)
-	}
-}
-
-// TestRemoveFromAGeneratedListAlone: without its original it would stand before
-// every network to come, but pods may use it as long as there is no other.
-func TestRemoveFromAGeneratedListAlone(t *testing.T) {
-	const one, two = "10-one-made-by-ip-masq.conflist", "20-two-made-by-ip-masq.conflist"
-	for _, c := range []struct {
-		name   string
-		beside map[string]string
-		stays  bool
-	}{
-		{name: "alone", stays: true},
-		{name: "beside what is no network", stays: true, beside: map[string]string{"00.conf": loopback, "05.conflist": "{", "x.bak": single}},
-		{name: "beside a network", beside: map[string]string{"50-b.conflist": listWith("b")}},
-		{name: "beside a lone configuration", beside: map[string]string{"50-b.conf": single}},
-	} {
-		files := map[string]string{one: madeOf(t, single, bareEntry)}
-		maps.Copy(files, c.beside)
-		dir := dirWith(t, files)
-		changes, err := Editor{Dir: dir}.Remove()
-		if files[one] = without(t, files[one]); !c.stays {
-			delete(files, one)
-		}
-		if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" || len(changes) != 1 || err != nil {
-			t.Error(c.name, changes, err, diff)
-		}
-	}
-	list := madeOf(t, single, bareEntry)
-	dir := dirWith(t, map[string]string{one: list, two: list})
-	changes, err := Editor{Dir: dir}.Remove()
-	if diff := cmp.Diff(map[string]string{two: without(t, list)}, filesOf(t, dir)); diff != "" || len(changes) != 2 || err != nil {
-		t.Error("two of them:", changes, err, diff)
 	}
 }
 

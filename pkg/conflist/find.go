@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -33,10 +34,8 @@ type Network struct {
 	Path string // in the directory; it may be a symlink
 	Name string
 	// Single says that the file is a single plugin's configuration, not a list.
-	Single bool
-	// Entries is the number of plugin entries, in the file and in the directory of the network's name,
-	// which libcni adds to the list (loadOnlyInlinedPlugins).
-	Entries int
+	Single  bool
+	Entries int // plugin entries in the file
 	// Generated says that an Editor made the list of a single plugin's configuration. Original is the
 	// path of that; "" if it is gone, so that the list is stale: the main CNI plugin is uninstalled.
 	Generated bool
@@ -133,19 +132,9 @@ func isList(path string) bool { return filepath.Ext(path) == ".conflist" }
 // first byte sorts before the dot of an extension.
 const generatedSuffix = "-made-by-ip-masq.conflist"
 
-// isGenerated reports whether an Editor made a list: it goes by the name, and by its only other plugin, which
-// kept the network's name.
+// isGenerated reports whether an Editor made a list: it goes by the name, and by the only other plugin.
 func isGenerated(list config.Conflist) bool {
-	if !strings.HasSuffix(list.File, generatedSuffix) || len(list.Types) != len(list.Entries)+1 {
-		return false
-	}
-	for i, plugin := range list.Plugins {
-		var original struct{ Name string }
-		if list.Types[i] != config.PluginType {
-			return json.Unmarshal(plugin, &original) == nil && original.Name == list.Network
-		}
-	}
-	return false
+	return strings.HasSuffix(list.File, generatedSuffix) && len(list.Types) == len(list.Entries)+1
 }
 
 // original returns the single plugin's configuration of a generated list, "" if it is gone.
@@ -181,8 +170,6 @@ func generatedPath(conf string) (string, error) {
 // from the network's own file, so a plugin entry in it would be lost.
 type Multus struct {
 	Path string
-	// Depth is how many configurations of Multus are nested; 1 is normal.
-	Depth int
 	// StaleCopy says that pods get the network without its plugin entry until Multus has generated
 	// the configuration again.
 	StaleCopy bool
@@ -190,17 +177,12 @@ type Multus struct {
 
 // Err returns why pods do not get the network as its own file has it, or nil.
 func (m *Multus) Err(network string) error {
-	const restart = "restart Multus on the node, so that it generates the file again"
-	switch {
-	case m == nil:
+	if m == nil || !m.StaleCopy {
 		return nil
-	case m.Depth > 1:
-		return fmt.Errorf("%s: Multus is nested %d levels deep, and each pod runs all of them: %s", policy.Printable(m.Path), m.Depth, restart)
-	case m.StaleCopy:
-		return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: %s "+
-			"(with --cleanup-config-on-exit=true it does so by itself)", policy.Printable(m.Path), policy.Printable(network), restart)
 	}
-	return nil
+	return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: "+
+		"restart Multus on the node, so that it generates the file again (with --cleanup-config-on-exit=true it does so by itself)",
+		policy.Printable(m.Path), policy.Printable(network))
 }
 
 // multusConf has the members of a network configuration, or of a list, that decide what Multus
@@ -210,26 +192,20 @@ type multusConf struct {
 	Plugins, Delegates         []multusConf
 }
 
-// delegate follows nested configurations of Multus to the first delegate of the innermost one, which
-// makes the pod's interface: a network, or the value of clusterNetwork. It also returns whether a
-// configuration on the way has the plugin entry.
-func (c multusConf) delegate() (to multusConf, depth int, hasEntry bool) {
-	for {
-		own := c
-		if len(c.Plugins) > 0 {
-			own = c.Plugins[0]
-		}
-		for _, p := range c.Plugins {
-			hasEntry = hasEntry || p.Type == config.PluginType
-		}
-		switch {
-		case !config.IsMultus(own.Type):
-			return c, depth, hasEntry
-		case own.ClusterNetwork != "", len(own.Delegates) == 0:
-			return multusConf{ClusterNetwork: own.ClusterNetwork}, depth + 1, hasEntry
-		}
-		c, depth = own.Delegates[0], depth+1
+// delegate returns the first delegate, which makes the pod's interface: a network, or the value of clusterNetwork.
+// It also returns whether one of the two configurations has the plugin entry.
+func (c multusConf) delegate() (to multusConf, hasEntry bool) {
+	own := c
+	if len(c.Plugins) > 0 {
+		own = c.Plugins[0]
 	}
+	if own.ClusterNetwork != "" || len(own.Delegates) == 0 {
+		to.ClusterNetwork = own.ClusterNetwork
+	} else {
+		to = own.Delegates[0]
+	}
+	isEntry := func(p multusConf) bool { return p.Type == config.PluginType }
+	return to, slices.ContainsFunc(slices.Concat(c.Plugins, to.Plugins), isEntry)
 }
 
 // throughMultus returns the network to which Multus delegates if the given one is a configuration of
@@ -247,7 +223,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	var conf multusConf
 	var target Network
 	err := json.Unmarshal(multus.Conflist.Doc, &conf)
-	to, depth, hasEntry := conf.delegate()
+	to, hasEntry := conf.delegate()
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
 	} else {
@@ -256,7 +232,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	switch {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
-		target.Multus = &Multus{Path: multus.Path, Depth: depth, StaleCopy: !hasEntry && !current}
+		target.Multus = &Multus{Path: multus.Path, StaleCopy: !hasEntry && !current}
 		return target, nil
 	case !found.Conflist.IsMultus(): // the caller named another network
 		return found, nil
@@ -300,15 +276,12 @@ func (c multusConf) find(lists []config.Conflist) (Network, error) {
 // MultusFiles returns the base names of the files that Multus reads on each ADD, as the
 // clusterNetwork of one of its configurations in a directory.
 func MultusFiles(dir string) []string {
-	c, err := config.ReadConfDir(dir)
-	if err != nil {
-		return nil // Editor.Remove reports it
-	}
+	c, _ := config.ReadConfDir(dir) // Editor.Remove reports the error
 	var files []string
 	for _, list := range c.Conflists {
 		var conf multusConf
 		if list.IsMultus() && json.Unmarshal(list.Doc, &conf) == nil {
-			to, _, _ := conf.delegate()
+			to, _ := conf.delegate()
 			files = append(files, filepath.Base(to.ClusterNetwork)) // "." for none
 		}
 	}

@@ -173,7 +173,7 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 
 // isContentError reports whether an error is about what the files say, not about writing them.
 func isContentError(err error) bool {
-	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrElsewhere, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
+	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
 	return slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) })
 }
 
@@ -191,7 +191,7 @@ func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
 	}
 	if err := n.Multus.Err(n.Name); err != nil && s.Present {
-		s.add(Problem{Err: err, Waiting: n.Multus.Depth == 1})
+		s.add(Problem{Err: err, Waiting: true})
 	}
 	switch {
 	case err == nil, errors.Is(err, config.ErrPosition):

@@ -39,111 +39,57 @@ func RemoveTemps(dir string) error {
 	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
 }
 
-// unchanged returns mode and owner of a file, or errChanged if its text is not that one.
-func unchanged(path string, was []byte) (fs.FileInfo, error) {
-	doc, info, err := safefile.ReadFile(path, maxSize)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(doc, was) {
-		return nil, fmt.Errorf("%s: %w", policy.Printable(path), errChanged)
+// checkUnchanged returns errChanged if the text of a file is not that one; nil is the text of a missing file.
+func checkUnchanged(path string, was []byte) error {
+	doc, _, err := safefile.ReadFile(path, maxSize)
+	missing := errors.Is(err, fs.ErrNotExist)
+	switch {
+	case missing && was == nil:
+		return nil
+	case missing, err == nil && (was == nil || !bytes.Equal(doc, was)):
+		return fmt.Errorf("%s: %w", policy.Printable(path), errChanged)
 	}
-	return info, err
+	return err
 }
 
-// replacement replaces a file's text by another one. The process may be killed at any instant: then
-// the file is whole, old or new, and the next use of the directory removes the temporary file. The file
-// keeps its mode and owner. A symlink stays one: its target is replaced.
-type replacement struct {
-	ctx      context.Context // of waiting for the lock
-	was, now []byte
-	reached  func(step int) // for tests: called after each step
-}
-
-// replace replaces a file's text, which must be was, or returns errChanged.
-func replace(ctx context.Context, path string, was, now []byte) error {
-	return replacement{ctx, was, now, func(int) {}}.run(path)
-}
-
-func (r replacement) run(path string) error {
-	_, err := unchanged(path, r.was)
-	target := ""
+// replace replaces a file's text, which must be was, or returns errChanged. The process may be killed at any instant:
+// then the file is whole, old or new, and the next use of the directory removes the temporary file. The file gets the
+// mode and owner of the model. A symlink stays one: its target is replaced.
+func replace(ctx context.Context, path, model string, was, now []byte) error {
+	err := checkUnchanged(path, was)
+	if to, linkErr := filepath.EvalSymlinks(path); linkErr == nil {
+		path = to
+	}
+	var info fs.FileInfo
 	if err == nil {
-		target, err = filepath.EvalSymlinks(path)
+		info, err = os.Stat(model)
 	}
 	if err == nil {
-		err = inDir(r.ctx, target, func(d *safefile.Dir, name string) error {
-			r.reached(1)
-			if err := r.exchange(d, name); err != nil {
+		err = stage(ctx, path, now, withModeOf(info), func(d *safefile.Dir, temp, name string) error {
+			if err := checkUnchanged(path, was); err != nil {
 				return err
 			}
-			if err := d.Sync(); err != nil {
-				return fmt.Errorf("the new text is in force: %w", err)
-			}
-			r.reached(6)
-			return nil
+			return d.Rename(temp, name)
 		})
 	}
 	return safefile.Error("replace", path, err)
 }
 
-// exchange exchanges the file with a temporary one that has the new text (RENAME_EXCHANGE). If the file
-// that it gets has another text than expected, as another program wrote it in the same moment,
-// exchange restores it. File systems that cannot exchange files, such as NFS, get a plain rename.
-func (r replacement) exchange(d *safefile.Dir, name string) (err error) {
-	info, err := unchanged(d.PathOf(name), r.was)
-	if err != nil {
-		return err
-	}
-	temp, err := d.Stage(r.now, withModeOf(info))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.Remove(temp)) }()
-	r.reached(2)
-	if _, err := unchanged(d.PathOf(name), r.was); err != nil {
-		return err
-	}
-	r.reached(3)
-	switch err := d.Exchange(temp, name); {
-	case errors.Is(err, fs.ErrNotExist):
-		return errChanged
-	case errors.Is(err, errors.ErrUnsupported):
-		return d.Rename(temp, name)
-	case err != nil:
-		return err
-	}
-	r.reached(4)
-	if _, err = unchanged(d.PathOf(temp), r.was); errors.Is(err, errChanged) {
-		if back := d.Exchange(temp, name); !errors.Is(back, fs.ErrNotExist) { // else that program has removed the file since
-			err = errors.Join(err, back)
-		}
-	}
-	r.reached(5)
-	return err
-}
-
-// create writes a file that is missing, with the mode and owner of another one. If the path is
-// taken the error is errChanged.
-func create(ctx context.Context, path string, now []byte, model string) error {
-	return safefile.Error("create", path, inDir(ctx, path, func(d *safefile.Dir, name string) error {
-		_, info, err := safefile.ReadFile(model, maxSize)
+// stage writes a temporary file beside a path, and calls do with the names of both.
+func stage(ctx context.Context, path string, text []byte, adjust func(*os.File) error, do func(d *safefile.Dir, temp, name string) error) error {
+	return inDir(ctx, path, func(d *safefile.Dir, name string) error {
+		temp, err := d.Stage(text, adjust)
 		if err != nil {
 			return err
 		}
-		temp, err := d.Stage(now, withModeOf(info))
-		if err != nil {
-			return err
-		}
-		// Unlike a rename, a link replaces nothing. containerd 1.6 notices the removal.
-		if err = d.Link(temp, name); errors.Is(err, fs.ErrExist) {
-			err = errChanged
-		}
-		return errors.Join(err, d.Remove(temp), d.Sync())
-	}))
+		return errors.Join(do(d, temp, name), d.Remove(temp), d.Sync())
+	})
 }
 
 // removeFile removes a file whose text must be was, or returns errChanged.
 func removeFile(ctx context.Context, path string, was []byte) error {
 	return safefile.Error("remove", path, inDir(ctx, path, func(d *safefile.Dir, name string) error {
-		_, err := unchanged(path, was)
+		err := checkUnchanged(path, was)
 		if err == nil {
 			err = d.Remove(name)
 		}
@@ -171,16 +117,9 @@ func backup(ctx context.Context, makeDir func() (string, error), path string, wa
 	if err == nil {
 		stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
 		kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
-		err = inDir(ctx, kept, func(d *safefile.Dir, name string) error {
-			if _, err := unchanged(kept, was); err == nil {
-				return nil
-			}
-			temp, err := d.Stage(was, nil)
-			if err == nil {
-				err = errors.Join(d.Rename(temp, name), d.Remove(temp), d.Sync())
-			}
-			return err
-		})
+		if checkUnchanged(kept, was) != nil {
+			err = stage(ctx, kept, was, nil, (*safefile.Dir).Rename)
+		}
 	}
 	if err != nil {
 		return "", fmt.Errorf("back up %s: %w", policy.Printable(path), err)

@@ -3,7 +3,6 @@
 package conflist
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,15 +11,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
@@ -62,56 +58,13 @@ func TestReplaceKeepsModeAndOwner(t *testing.T) {
 	}
 	old := unix.Umask(0o777)
 	defer unix.Umask(old)
-	if err := replace(t.Context(), path, was, now); err != nil {
+	if err := replace(t.Context(), path, path, was, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, now)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != 0o640 || ownerOf(info) != [2]int{12, 34} {
 		t.Error(info.Mode(), ownerOf(info), err)
-	}
-}
-
-// Another program writes the file between two steps: its text stays.
-func TestConcurrentChangesWin(t *testing.T) {
-	for name, change := range map[string]func(t *testing.T, path string){
-		"by a rename": func(t *testing.T, path string) {
-			temp := filepath.Join(t.TempDir(), "x")
-			if err := errors.Join(os.WriteFile(temp, []byte(theirs), 0o600), os.Rename(temp, path)); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"in place": func(t *testing.T, path string) {
-			if err := os.WriteFile(path, []byte(theirs), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"by a removal": func(t *testing.T, path string) {
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		for after := range 4 { // the last is between the comparison and the exchange
-			path, was, now := pair(t)
-			meanwhile := func(step int) {
-				if step == after {
-					change(t, path)
-				}
-			}
-			meanwhile(0)
-			err := replacement{t.Context(), was, now, meanwhile}.run(path)
-			if !errors.Is(err, errChanged) {
-				t.Errorf("%s after %d steps: %v", name, after, err)
-			}
-			if name == "by a removal" {
-				if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) > 0 {
-					t.Errorf("%s after %d steps: %v, %v", name, after, entries, err)
-				}
-				continue
-			}
-			holds(t, path, []byte(theirs))
-		}
 	}
 }
 
@@ -122,7 +75,7 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)
 	}
-	if err := replace(t.Context(), link, was, now); err != nil {
+	if err := replace(t.Context(), link, link, was, now); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, now)
@@ -133,7 +86,7 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := replace(t.Context(), link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
+	if err := replace(t.Context(), link, link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
 		t.Error(err)
 	}
 }
@@ -150,7 +103,7 @@ func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, ".ip-masq-5.tmp"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := replace(t.Context(), path, was, now); err != nil {
+	if err := replace(t.Context(), path, path, was, now); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -159,19 +112,19 @@ func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 	}
 }
 
-func TestCreateAndremoveFile(t *testing.T) {
+func TestCreateAndRemoveFile(t *testing.T) {
 	path, was, now := pair(t)
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
 	other := filepath.Join(filepath.Dir(path), "05.conflist")
-	if err := create(t.Context(), other, now, path); err != nil {
+	if err := replace(t.Context(), other, path, nil, now); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(other); err != nil || info.Mode() != 0o640 {
 		t.Error(info, err)
 	}
-	for _, err := range []error{create(t.Context(), other, was, path), removeFile(t.Context(), other, was)} {
+	for _, err := range []error{replace(t.Context(), other, path, nil, was), replace(t.Context(), other, path, was, now), removeFile(t.Context(), other, was)} {
 		if !errors.Is(err, errChanged) {
 			t.Error(err)
 		}
@@ -233,68 +186,23 @@ func in(dir string) func() (string, error) {
 	return func() (string, error) { return dir, os.MkdirAll(dir, 0o700) }
 }
 
-// The test binary runs itself as a child that does one of these.
-const (
-	jobVar  = "CONFLIST_TEST_JOB"
-	fileVar = "CONFLIST_TEST_FILE"
-)
-
+// TestMain runs the test binary as a child of itself, whose disk is full.
 func TestMain(m *testing.M) {
 	path := os.Getenv(fileVar)
-	job, rest, _ := strings.Cut(os.Getenv(jobVar), " ")
-	var err error
-	switch job {
-	case "":
+	if path == "" {
 		os.Exit(m.Run())
-	case "step":
-		err = dieAfter(path, rest)
-	case "full":
-		err = replaceOnFullDisk(path)
-	case "noexchange":
-		err = replaceWithoutExchange(path, rest)
-	default:
-		err = errors.New("no such job")
 	}
-	if err == nil {
-		os.Exit(0)
+	if err := replaceOnFullDisk(path); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
+	os.Exit(0)
 }
 
-// both are the two texts between which children go back and forth.
-func both(path string) (was, now []byte, err error) {
-	was, err = os.ReadFile(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	now, err = edited(was, []byte(entry))
-	if err == nil && bytes.Equal(was, now) {
-		now, err = edited(was, nil)
-	}
-	return was, now, err
-}
-
-func dieAfter(path, steps string) error {
-	n, err := strconv.Atoi(steps)
-	if err != nil {
-		return err
-	}
-	was, now, err := both(path)
-	if err != nil {
-		return err
-	}
-	die := func(step int) {
-		if step == n {
-			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-		}
-	}
-	die(0)
-	return replacement{context.Background(), was, now, die}.run(path)
-}
+const fileVar = "CONFLIST_TEST_FILE"
 
 func replaceOnFullDisk(path string) error {
-	was, now, err := both(path)
+	was, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -302,118 +210,21 @@ func replaceOnFullDisk(path string) error {
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 10, Max: 10}); err != nil {
 		return err
 	}
-	return replace(context.Background(), path, was, now)
-}
-
-// failSyscalls makes system calls of this process fail from now on.
-func failSyscalls(err unix.Errno, calls ...uint32) error {
-	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}} // the number of the call
-	for _, call := range calls {
-		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
-			unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(err)})
-	}
-	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program))); errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-func replaceWithoutExchange(path, errno string) error {
-	was, now, err := both(path)
-	if err == nil {
-		err = failSyscalls(map[string]unix.Errno{"EINVAL": unix.EINVAL, "ENOSYS": unix.ENOSYS}[errno], unix.SYS_RENAMEAT2)
-	}
-	if err != nil {
-		return err
-	}
-	return replace(context.Background(), path, was, now)
-}
-
-const theirs = `{"name":"theirs","plugins":[{"type":"bridge"}]}`
-
-func child(t *testing.T, job, path string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), jobVar+"="+job, fileVar+"="+path)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return cmd
-}
-
-// loadsWhole checks that the directory is one that runtimes load, with one of
-// two texts, and returns how many other files are there.
-func loadsWhole(t *testing.T, path string, texts ...[]byte) int {
-	t.Helper()
-	dir := filepath.Dir(path)
-	c, err := config.ReadConfDir(dir)
-	if err != nil || c.Err() != nil || len(c.Conflists) != 1 {
-		t.Fatal(c, err, c.Err())
-	}
-	if _, err := Find(dir, ""); err != nil {
-		t.Fatal(err)
-	}
-	doc := content(t, path)
-	if !bytes.Equal(doc, texts[0]) && !bytes.Equal(doc, texts[1]) {
-		t.Fatalf("half a file: %q", doc)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries) - 1
-}
-
-func TestKilledAfterEachStep(t *testing.T) {
-	for n := range 7 {
-		path, was, now := pair(t)
-		err := child(t, "step "+strconv.Itoa(n), path).Run()
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatal(err)
-		}
-		left := loadsWhole(t, path, was, now)
-		if inForce, due := bytes.Equal(content(t, path), now), n > 3; inForce != due {
-			t.Errorf("after %d steps the new text is in force: %t", n, inForce)
-		}
-		if due := n > 1 && n < 6; left > 0 != due {
-			t.Errorf("after %d steps there are %d temporary files", n, left)
-		}
-		was, now, err = both(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := replace(t.Context(), path, was, now); err != nil {
-			t.Fatalf("after %d steps: %v", n, err)
-		}
-		holds(t, path, now)
-	}
+	return replace(context.Background(), path, path, was, append(was, "1234567890"...))
 }
 
 func TestNothingIsLeftWhereTheDiskIsFull(t *testing.T) {
 	path, was, _ := pair(t)
-	out, err := child(t, "full", path).CombinedOutput()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command(self)
+	child.Env = append(os.Environ(), fileVar+"="+path)
+	out, err := child.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "file too large") {
 		t.Fatal(string(out), err)
 	}
 	holds(t, path, was)
-}
-
-// TestReplaceWithoutExchange: NFS and others cannot exchange files.
-func TestReplaceWithoutExchange(t *testing.T) {
-	for _, errno := range []string{"EINVAL", "ENOSYS"} {
-		path, _, now := pair(t)
-		if out, err := child(t, "noexchange "+errno, path).CombinedOutput(); err != nil {
-			t.Fatal(errno, string(out), err)
-		}
-		holds(t, path, now)
-	}
 }

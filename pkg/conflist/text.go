@@ -23,10 +23,6 @@ const maxSize = 1 << 20
 var (
 	// ErrOnlyPlugin says that a list would have no plugin left, which no runtime loads.
 	ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
-	// ErrElsewhere says that a list has no plugins in its text: libcni takes them from the
-	// directory of the network's name, and would run an entry in the text first.
-	ErrElsewhere = errors.New("the list has no plugins of its own; write the plugin entry to a file that sorts last " +
-		"in the directory of the network's name")
 )
 
 // ReadEntry reads the file of the plugin entry that is to be inserted. An entry that the plugin would refuse in any
@@ -66,9 +62,9 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 // An entry that is there already stays as it is; of several, which would all run on each ADD, the
 // first stays. All other bytes stay.
 func setEntry(path string, doc, entry []byte) ([]byte, error) {
-	list, err := parse(path, doc)
-	if err != nil {
-		return nil, err
+	list := config.ParseConflist(path, doc)
+	if list.Err != nil {
+		return nil, list.Err
 	}
 	var present []int
 	for _, e := range list.Entries {
@@ -78,12 +74,8 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	plugins, err := pluginSpans(doc)
 	switch {
 	case err != nil:
-	case len(plugins) != len(list.Types):
-		err = errors.New("plugins: is ambiguous; write the key once")
 	case entry == nil && len(present) == 0, entry != nil && len(present) == 1:
 		return doc, nil
-	case len(plugins) == 0:
-		err = ErrElsewhere
 	case entry == nil && len(present) == len(plugins):
 		err = ErrOnlyPlugin
 	case entry == nil:
@@ -109,9 +101,9 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 // verify returns an error unless a new text of a list differs from the list in the plugin entries
 // alone, and has the given one, or none if that is nil.
 func verify(before config.Conflist, now, entry []byte) error {
-	after, err := parse(before.File, now)
-	if err != nil {
-		return fmt.Errorf("the new text: %w", err)
+	after := config.ParseConflist(before.File, now)
+	if after.Err != nil {
+		return fmt.Errorf("the new text: %w", after.Err)
 	}
 	was, _ := divide(before)
 	is, entries := divide(after)
@@ -140,14 +132,6 @@ func compact(value []byte) string {
 	var b bytes.Buffer
 	_ = json.Compact(&b, value) // nil, or part of what is parsed already
 	return b.String()
-}
-
-// parse parses the text of a file as the runtime that loads it.
-func parse(path string, doc []byte) (config.Conflist, error) {
-	if len(doc) > maxSize {
-		return config.Conflist{}, fmt.Errorf("%s: larger than %d KiB", policy.Printable(path), maxSize>>10)
-	}
-	return config.ParseConflist(path, doc)
 }
 
 // span is where a value stands in a text.
@@ -221,10 +205,10 @@ func remove(doc []byte, plugins []span, gone []int) []byte {
 // gets the configuration's name and CNI version, which the configuration keeps, as in libcni's
 // ConfListFromConf.
 func listOf(path string, doc, entry []byte) ([]byte, error) {
-	conf, err := parse(path, doc)
+	conf := config.ParseConflist(path, doc)
 	switch {
-	case err != nil:
-		return nil, err
+	case conf.Err != nil:
+		return nil, conf.Err
 	case len(conf.Entries) > 0:
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
 	case conf.Network == "":
@@ -239,18 +223,4 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 	}
 	text := slices.Concat(head[:len(head)-1], []byte(",\"plugins\":[\n"), bytes.TrimSpace(doc), []byte("\n]}\n"))
 	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry)
-}
-
-// entryOf returns the plugin entry of a generated list, nil if it has none, and whether the list still
-// has the text of the configuration that it was made of.
-func entryOf(list config.Conflist, conf []byte) (entry []byte, current bool) {
-	for i, plugin := range list.Plugins {
-		switch {
-		case list.Types[i] != config.PluginType:
-			current = bytes.Equal(plugin, bytes.TrimSpace(conf))
-		case entry == nil:
-			entry = plugin
-		}
-	}
-	return entry, current
 }

@@ -181,7 +181,7 @@ func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	name := TempName(TempPrefix)
 	file, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
-		return "", Error("create", d.PathOf(name), err)
+		return "", Error("create a file in", d.path, err) // without its name: retries report the same error
 	}
 	if adjust != nil {
 		err = adjust(file)
@@ -194,7 +194,7 @@ func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 		err = errors.Join(err, file.Close())
 	}
 	if err != nil {
-		return "", errors.Join(Error("write", d.PathOf(name), err), d.Remove(name))
+		return "", errors.Join(Error("write a file in", d.path, err), d.Remove(name))
 	}
 	return name, nil
 }
@@ -211,21 +211,6 @@ func Fill(file *os.File, data []byte) error {
 // Rename renames a file, and replaces one that has the new name.
 func (d *Dir) Rename(from, to string) error {
 	return Error("rename a file to", d.PathOf(to), d.root.Rename(from, to))
-}
-
-// Exchange exchanges two files. Some file systems, such as NFS, cannot (errors.ErrUnsupported).
-func (d *Dir) Exchange(a, b string) error {
-	fd := int(d.file.Fd())
-	err := unix.Renameat2(fd, a, fd, b, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.EINVAL) {
-		err = errors.ErrUnsupported
-	}
-	return Error("exchange files at", d.PathOf(b), err)
-}
-
-// Link gives a file a second name, which must be free (fs.ErrExist).
-func (d *Dir) Link(from, to string) error {
-	return Error("link a file to", d.PathOf(to), d.root.Link(from, to))
 }
 
 // Remove removes a file or an empty directory. It is no error if there is none.
