@@ -34,7 +34,6 @@ type release struct {
 	version, root, dist, key, image, commit, debs string
 
 	arches   []string
-	tagged   bool     // the tag VERSION is the commit
 	settings []string // where Go gets modules, for the environment
 	messages io.Writer
 	number   string    // the version without its v
@@ -44,11 +43,11 @@ type release struct {
 }
 
 func (r *release) make(ctx context.Context) (err error) {
-	if r.root, err = filepath.Abs(r.root); err != nil {
-		return err
-	}
-	if r.debs != "" {
-		if r.debs, err = filepath.Abs(r.debs); err != nil {
+	for _, path := range []*string{&r.root, &r.dist, &r.debs, &r.key} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err != nil {
 			return err
 		}
 	}
@@ -56,8 +55,7 @@ func (r *release) make(ctx context.Context) (err error) {
 	if err := errors.Join(r.setVersion(), empty(r.dist), r.setCommit(ctx), r.setSettings(ctx)); err != nil {
 		return err
 	}
-	keys, err := readKey(r.key)
-	if err != nil {
+	if _, err := os.Stat(r.key); r.key != "" && err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(r.dist), 0o755); err != nil {
@@ -75,8 +73,7 @@ func (r *release) make(ctx context.Context) (err error) {
 		return err
 	}
 	steps := []func(context.Context) error{
-		r.build, r.writeManual, r.writeLicenses, r.packArchives, r.packPackages, r.packChart, r.packImages, r.writeSBOMs,
-		func(ctx context.Context) error { return r.sign(ctx, keys) },
+		r.build, r.writeManual, r.writeLicenses, r.packArchives, r.packPackages, r.packChart, r.packImages, r.writeSBOMs, r.sign,
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -122,8 +119,6 @@ func (r *release) setCommit(ctx context.Context) error {
 			return err
 		}
 		r.commit, epoch, _ = strings.Cut(log, " ")
-		tag, err := r.output(ctx, "git", "rev-parse", "--quiet", "--verify", "refs/tags/"+r.version+"^{commit}")
-		r.tagged = err == nil && tag == r.commit
 	}
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
 	if err != nil {
@@ -266,14 +261,10 @@ func (r *release) programsOf(arch string) []string {
 
 // packImages packs the images for all architectures, without and with iptables.
 func (r *release) packImages(ctx context.Context) error {
-	dist, err := filepath.Abs(r.next)
-	if err != nil {
-		return err
-	}
 	for _, iptables := range []bool{false, true} {
 		args := []string{
 			"run", "-trimpath", "-buildvcs=false", "./deploy/image", "-version", r.version, "-arch", strings.Join(r.arches, ","),
-			"-binaries", r.work, "-license", filepath.Join(r.root, "LICENSE"), "-name", r.imageName(iptables), "-out", filepath.Join(dist, r.imageFile(iptables)),
+			"-binaries", r.work, "-license", filepath.Join(r.root, "LICENSE"), "-name", r.imageName(iptables), "-out", filepath.Join(r.next, r.imageFile(iptables)),
 		}
 		if iptables {
 			if r.debs == "" {
