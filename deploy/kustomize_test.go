@@ -4,17 +4,12 @@ package deploy
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
-	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -85,90 +80,13 @@ func build(t *testing.T, dir string) []byte {
 	return built[dir]
 }
 
-// TestGolden compares the kustomizations that others build on with golden files, and what each of the others
-// changes in them: an object that a file of the kustomizations has as it is, and the text of one, is named only.
+// TestGolden compares the kustomizations that others build on with golden files. TestChartEqualsKustomize has
+// the others: what they change is in the templates of the chart, too.
 func TestGolden(t *testing.T) {
 	all := kustomizations(t)
-	roots := map[string]map[string]string{} // by the name of the DaemonSet
 	for _, name := range []string{"base", "uninstall", "agent-replacement"} {
 		golden.Check(t, filepath.Join("testdata/golden", name+".yaml"), build(t, all[name]))
-		roots[daemonSets(t, all[name])[0].Metadata.Name] = leavesOf(t, build(t, all[name]))
-		delete(all, name)
 	}
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		fmt.Fprintf(&b, "== %s\n", name)
-		root, now := roots[daemonSets(t, all[name])[0].Metadata.Name], leavesOf(t, build(t, all[name]))
-		both := maps.Clone(root)
-		maps.Copy(both, now)
-		for _, path := range slices.Sorted(maps.Keys(both)) {
-			was, hadIt := root[path]
-			is, hasIt := now[path]
-			if hadIt && is != was {
-				fmt.Fprintf(&b, "- %s: %s\n", path, was)
-			}
-			if hasIt && (!hadIt || is != was) {
-				fmt.Fprintf(&b, "+ %s: %s\n", path, is)
-			}
-		}
-	}
-	golden.Check(t, "testdata/golden/overlays.txt", b.String())
-}
-
-// leavesOf returns the values in manifests by their paths.
-func leavesOf(t *testing.T, manifests []byte) map[string]string {
-	t.Helper()
-	files, err := filepath.Glob("kustomize/components/*/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	texts, sources := map[string]string{}, map[string]map[string]any{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		texts[string(text)] = file
-		if filepath.Ext(file) == ".yaml" && bytes.Contains(text, []byte("\nmetadata:\n")) {
-			for name, o := range objects(t, text) {
-				sources[name+" of "+file] = o
-			}
-		}
-	}
-	out := map[string]string{}
-	var add func(path string, value any)
-	add = func(path string, value any) {
-		switch v := value.(type) {
-		case map[string]any:
-			for key, x := range v {
-				add(path+"."+key, x)
-			}
-			if len(v) == 0 { // emptyDir
-				out[path] = "{}"
-			}
-		case []any:
-			for i, x := range v {
-				key := strconv.Itoa(i)
-				if item, is := x.(map[string]any); is {
-					key = fmt.Sprint(cmp.Or(item["mountPath"], item["name"], any(key)))
-				}
-				add(path+"["+key+"]", x)
-			}
-		default:
-			text := fmt.Sprint(v)
-			out[path] = strings.TrimSpace(strings.ReplaceAll(cmp.Or(texts[text], text), "\n", "\n    "))
-		}
-	}
-	for name, o := range objects(t, nameHash().ReplaceAll(manifests, []byte("$1"))) {
-		add(name, o)
-		for source, same := range sources {
-			if reflect.DeepEqual(o, same) {
-				maps.DeleteFunc(out, func(path, _ string) bool { return strings.HasPrefix(path, name+".") })
-				out[source] = "as it is"
-			}
-		}
-	}
-	return out
 }
 
 // nameHash matches the line of a ConfigMap's name, to which kustomize appended a hash.
@@ -329,28 +247,6 @@ func metrics(t *testing.T) map[string][]string {
 		t.Fatalf("metrics %v", all)
 	}
 	return all
-}
-
-// TestAlertsCover checks that each reason of a node that is not ready has an alert. tools/deploy
-// tests when the alerts fire.
-func TestAlertsCover(t *testing.T) {
-	rules, err := os.ReadFile("kustomize/components/monitoring/rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	start, err := os.ReadFile("../pkg/metrics/testdata/start.prom")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reasons := regexp.MustCompile(`ip_masq_not_ready\{(reason="\w+")\}`).FindAllSubmatch(start, -1)
-	if len(reasons) < 9 {
-		t.Fatalf("%d reasons", len(reasons))
-	}
-	for _, r := range reasons {
-		if !strings.Contains(string(rules), "ip_masq_not_ready{"+string(r[1])+"}") {
-			t.Errorf("no alert is about %s", r[1])
-		}
-	}
 }
 
 // TestReadme checks that the README names every component and only existing directories.

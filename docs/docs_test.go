@@ -355,7 +355,7 @@ func TestImitations(t *testing.T) {
 			t.Errorf("%s does not name %s", row[3], source)
 		}
 	}
-	if len(rows) < 13 {
+	if len(rows) < 11 {
 		t.Errorf("the table has %d sources", len(rows))
 	}
 }

@@ -18,7 +18,7 @@ type Flow struct {
 	To       netip.AddrPort
 }
 
-// String returns the flow as an argument of the peer.
+// String returns the flow as an argument of the program pod.
 func (f Flow) String() string { return f.Protocol + ":" + f.To.String() }
 
 // Seen is what the receiver saw of a flow.
@@ -31,20 +31,20 @@ type Seen struct {
 	Failure string
 }
 
-// Sender runs the peer and returns its standard output.
+// Sender runs the program pod and returns its standard output.
 type Sender func(ctx context.Context, args ...string) (string, error)
 
 // FromPod sends from a pod in the namespace default.
 func (c *Cluster) FromPod(name string) Sender {
 	return func(ctx context.Context, args ...string) (string, error) {
-		return c.Kubectl(ctx, append([]string{"exec", name, "--", "/peer"}, args...)...)
+		return c.Kubectl(ctx, append([]string{"exec", name, "--", "/pod"}, args...)...)
 	}
 }
 
 // FromHost sends from a host outside the cluster.
 func (c *Cluster) FromHost(host *topology.Host) Sender {
 	return func(ctx context.Context, args ...string) (string, error) {
-		output, err := host.Command(ctx, filepath.Join(c.directory, "peer"), args...).Output()
+		output, err := host.Command(ctx, filepath.Join(c.directory, "pod"), args...).Output()
 		return string(output), err
 	}
 }

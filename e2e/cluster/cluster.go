@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -26,8 +27,6 @@ type Options struct {
 	// NoNetwork leaves the nodes without a conflist, so that they are not ready until the test
 	// installs a main CNI plugin.
 	NoNetwork bool
-	// LegacyIPTables selects iptables-legacy on the nodes.
-	LegacyIPTables bool
 }
 
 // Taint is a node's taint.
@@ -96,12 +95,19 @@ func (c *Cluster) build(t T) error {
 	if c.proxyConfig, err = c.plane.authority.kubeconfig(c.plane.url, "system:kube-proxy"); err != nil {
 		return err
 	}
-	images, err := c.images(ctx)
+	program, err := containerd.PodProgram(ctx)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(c.directory, "pod"), program, 0o755) // for FromHost
+	}
+	if err != nil {
+		return err
+	}
+	image, err := containerd.Image(ctx)
 	if err != nil {
 		return err
 	}
 	for number := 1; number <= c.options.Nodes; number++ {
-		node, err := c.addNode(t, number, images)
+		node, err := c.addNode(t, number, image)
 		if err != nil {
 			return err
 		}

@@ -5,21 +5,11 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"net/http"
 )
 
 // Readyz returns the status code and text of the reconciler's /readyz on the node.
 func (n *Node) Readyz(ctx context.Context) (int, string, error) {
 	return n.http(ctx, "http://127.0.0.1:19820/readyz")
-}
-
-// Metrics returns the reconciler's /metrics at the node's address.
-func (n *Node) Metrics(ctx context.Context) (string, error) {
-	status, text, err := n.http(ctx, fmt.Sprintf("http://%s:19821/metrics", n.Address))
-	if err == nil && status != http.StatusOK {
-		err = fmt.Errorf("get metrics of %s: %d %s", n.Name, status, text)
-	}
-	return text, err
 }
 
 // http gets a URL from the node itself.

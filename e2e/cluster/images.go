@@ -8,43 +8,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
-	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 )
-
-// PeerImage is the image of test pods, with the command e2e/cluster/peer. Every node has it.
-const PeerImage = "ip-masq.test/peer:1"
-
-// images returns the archives that every node has: those of package containerd, with the sandbox
-// image, and the peer's.
-func (c *Cluster) images(ctx context.Context) ([][]byte, error) {
-	sandboxes, err := containerd.Images(ctx)
-	if err != nil {
-		return nil, err
-	}
-	program := filepath.Join(c.directory, "peer")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", program,
-		"github.com/ip-masq/ip-masq-cni/e2e/cluster/peer")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build peer: %w: %s", err, output)
-	}
-	data, err := os.ReadFile(program)
-	if err != nil {
-		return nil, fmt.Errorf("read peer: %w", err)
-	}
-	peer, err := pack(oci.Image{
-		Name:       PeerImage,
-		Layers:     [][]oci.File{{{Name: "peer", Mode: 0o755, Data: data}}},
-		Entrypoint: []string{"/peer"},
-		Cmd:        []string{"pause"},
-	})
-	return [][]byte{sandboxes, peer}, err
-}
 
 // pack makes an archive of an image for this machine.
 func pack(image oci.Image) ([]byte, error) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -23,7 +24,7 @@ import (
 func TestMigrate(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
-	a, exempt := agents()[0], netip.MustParsePrefix("198.51.100.0/24")
+	a, exempt := newAgent(), netip.MustParsePrefix("198.51.100.0/24")
 	m := &migration{Cluster: c, user: newUser(t, c), agent: a, streams: &streams{
 		Cluster: c, recorder: c.Record(t), exempt: exempt, to: []netip.Addr{c.World.Outside.Addrs[0], exempt.Addr().Next()},
 	}}
@@ -45,6 +46,48 @@ func TestMigrate(t *testing.T) {
 	t.Run("roll back", m.rollBack)
 }
 
+// agent is an agent as deployed in a cluster: its ConfigMap, and the rules that result from it and the
+// DaemonSet's args.
+type agent struct {
+	config string
+	chain  string
+	rules  []string
+}
+
+func newAgent() agent {
+	return agent{
+		config: "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 198.51.100.0/24\nmasqLinkLocal: false\nresyncInterval: 60s\n",
+		chain:  "IP-MASQ",
+		rules:  []string{"-d 169.254.0.0/16 -j RETURN", "-d 10.0.0.0/8 -j RETURN", "-d 198.51.100.0/24 -j RETURN", "-j MASQUERADE --random-fully"},
+	}
+}
+
+// run creates the agent's rules on a node.
+func (a agent) run(t *testing.T, n *cluster.Node) {
+	t.Helper()
+	lines := []string{
+		"*nat", ":" + a.chain + " - [0:0]",
+		`-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom ` +
+			a.chain + ` chain" -m addrtype ! --dst-type LOCAL -j ` + a.chain,
+	}
+	for _, r := range a.rules {
+		lines = append(lines, "-A "+a.chain+" "+r)
+	}
+	text := strings.Join(append(lines, "COMMIT", ""), "\n")
+	must(t, n.WriteFile("/run/agent.rules", text, 0o600))
+	must(t, n.Run(t.Context(), "sh", "-c", "iptables-restore --noflush </run/agent.rules"))
+}
+
+// resync writes the agent's chain again, as the agent does every minute. The jump must be there.
+func (a agent) resync(t *testing.T, n *cluster.Node) {
+	t.Helper()
+	text := "*nat\n:" + a.chain + " - [0:0]\n-A " + a.chain + " " + strings.Join(a.rules, "\n-A "+a.chain+" ") + "\nCOMMIT\n"
+	must(t, n.WriteFile("/run/agent.rules", text, 0o600))
+	must(t, n.Run(t.Context(), "sh", "-ec", `iptables -t nat -C POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all `+
+		`non-LOCAL destination traffic to our custom `+a.chain+` chain" -m addrtype ! --dst-type LOCAL -j `+a.chain+`
+		iptables-restore --noflush </run/agent.rules`))
+}
+
 // manifest returns the objects of an agent whose process does nothing: the test creates its rules.
 func (a agent) manifest(t *testing.T) string {
 	t.Helper()
@@ -57,7 +100,7 @@ func (a agent) manifest(t *testing.T) string {
 			"template": object{"metadata": object{"labels": labels}, "spec": object{
 				"hostNetwork": true,
 				"containers": []object{{
-					"name": "ip-masq-agent", "image": cluster.PeerImage, "imagePullPolicy": "Never", "args": cluster.Serving("agent"),
+					"name": "ip-masq-agent", "image": containerd.PodImage, "imagePullPolicy": "Never", "args": cluster.Serving("agent"),
 					"securityContext": object{"privileged": true},
 				}},
 			}},

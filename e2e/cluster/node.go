@@ -57,7 +57,7 @@ func (n *Node) Conflist() string {
 const ConflistPath = "/etc/cni/net.d/10-pods.conflist"
 
 // addNode creates and configures the machine of a node without starting its programs.
-func (c *Cluster) addNode(t T, number int, images [][]byte) (*Node, error) {
+func (c *Cluster) addNode(t T, number int, image []byte) (*Node, error) {
 	name := fmt.Sprintf("node%d", number)
 	n := &Node{Address: nodeAddress(number), Pods: nodePods(number), cluster: c}
 	host, err := c.World.AddPod(name, n.Address)
@@ -68,13 +68,13 @@ func (c *Cluster) addNode(t T, number int, images [][]byte) (*Node, error) {
 		return nil, err
 	}
 	n.Machine = machine.New(t, host)
-	if err := n.furnish(t.Context(), images); err != nil {
+	if err := n.furnish(t.Context(), image); err != nil {
 		return nil, fmt.Errorf("furnish %s: %w", name, err)
 	}
 	return n, nil
 }
 
-func (n *Node) furnish(ctx context.Context, images [][]byte) error {
+func (n *Node) furnish(ctx context.Context, image []byte) error {
 	if err := n.Sysctl("net/ipv4/ip_forward", "1"); err != nil {
 		return err
 	}
@@ -85,11 +85,6 @@ func (n *Node) furnish(ctx context.Context, images [][]byte) error {
 	}
 	if !n.cluster.options.NoNetwork {
 		if err := n.WriteFile(ConflistPath, n.Conflist(), 0o644); err != nil {
-			return err
-		}
-	}
-	if n.cluster.options.LegacyIPTables {
-		if err := n.useLegacyIPTables(ctx); err != nil {
 			return err
 		}
 	}
@@ -105,21 +100,7 @@ func (n *Node) furnish(ctx context.Context, images [][]byte) error {
 	}); err != nil {
 		return err
 	}
-	for _, archive := range images {
-		if err := n.Runtime.Import(ctx, archive); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// useLegacyIPTables selects iptables-legacy on the node, as update-alternatives does.
-func (n *Node) useLegacyIPTables(ctx context.Context) error {
-	return n.Run(ctx, "sh", "-c", `cp -a /etc/alternatives /var/lib/kubelet/.alternatives &&
-		cd /var/lib/kubelet/.alternatives &&
-		for name in *tables*; do ln -sfn "$(readlink "$name" | sed 's/-nft/-legacy/')" "$name"; done &&
-		mount --bind /var/lib/kubelet/.alternatives /etc/alternatives &&
-		iptables --version | grep legacy`)
+	return n.Runtime.Import(ctx, image)
 }
 
 // Start starts the programs of a node after containerd: kubelet and kube-proxy.

@@ -8,16 +8,18 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 )
 
-// Pod is a pod that runs the peer.
+// Pod is a pod that runs the program e2e/containerd/pod.
 type Pod struct {
 	Name string
 	// Node is the pod's node; without it the scheduler chooses.
 	Node *Node
 	// HostNetwork runs the pod in the node's network namespace.
 	HostNetwork bool
-	// Args are arguments of the peer: "serve", "8080".
+	// Args are arguments of the program: "serve", "8080", "far".
 	Args []string
 	// Restart restarts the container when it ends, and with the node.
 	Restart bool
@@ -50,7 +52,7 @@ func (p Pod) object() object {
 		"enableServiceLinks":            false,
 		"dnsPolicy":                     "Default",
 		"containers": []object{{
-			"name": "peer", "image": PeerImage, "imagePullPolicy": "Never", "args": p.Args,
+			"name": "pod", "image": containerd.PodImage, "imagePullPolicy": "Never", "args": p.Args,
 		}},
 		// Tests break and reboot nodes; their pods must stay.
 		"tolerations": []object{

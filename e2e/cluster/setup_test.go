@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,11 +72,6 @@ func startAndStop(t *testing.T, c *cluster.Cluster, wants func(n *cluster.Node, 
 	must(t, c.Delete(ctx, names...))
 }
 
-// component returns the lines of a kustomization that select a component of deploy/kustomize.
-func component(name string) string {
-	return "components:\n- COMPONENTS/" + name + "\n"
-}
-
 // awaitReadyz waits until the reconciler on a node is ready.
 func awaitReadyz(t *testing.T, n *cluster.Node) {
 	t.Helper()
@@ -93,5 +89,22 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func containsAll(text string, parts ...string) bool {
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			return false
+		}
+	}
+	return true
+}
+
+// onNodes runs a script on every node.
+func onNodes(t *testing.T, c *cluster.Cluster, script string) {
+	t.Helper()
+	for _, n := range c.Nodes {
+		must(t, n.Run(t.Context(), "sh", "-ec", script))
 	}
 }

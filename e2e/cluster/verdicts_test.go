@@ -19,6 +19,24 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
+// statedBackend sets the backend of the plugin entry and of the reconciler.
+const statedBackend = `configMapGenerator:
+- name: ip-masq
+  namespace: kube-system
+  behavior: merge
+  literals:
+  - 'entry.json={"type": "ip-masq", "backend": %[1]q}'
+patches:
+- target: {kind: DaemonSet}
+  patch: |
+    - op: test
+      path: /spec/template/spec/containers/0/env/0/name
+      value: BACKEND
+    - op: replace
+      path: /spec/template/spec/containers/0/env/0/value
+      value: %[1]s
+`
+
 // TestVerdicts rolls out each backend of ip-masq with each mode of kube-proxy and removes it again:
 // first the DaemonSet, after which the verdicts stay, and then everything.
 func TestVerdicts(t *testing.T) {
@@ -42,7 +60,7 @@ func TestVerdicts(t *testing.T) {
 			for _, b := range backends {
 				t.Run("backend="+b.stated, func(t *testing.T) {
 					if b.stated == "iptables" {
-						must(t, c.ApplyOverlay(t.Context(), fmt.Sprintf(statedBackend, `, "backend": "iptables"`, "iptables"), b.install))
+						must(t, c.ApplyOverlay(t.Context(), fmt.Sprintf(statedBackend, b.stated), b.install))
 						awaitRollout(t, c, "ip-masq")
 					} else {
 						rollOut(t, c, b.install, "ip-masq")

@@ -59,13 +59,13 @@ type Runtime struct {
 	crictl  string
 }
 
-// New calls Start for a test and imports the images of Images. containerd ends with the machine.
+// New calls Start for a test and imports PodImage. containerd ends with the machine.
 func New(t topology.T, m *machine.Machine, options Options) *Runtime {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	r := topology.Must(Start(ctx, m, options))(t)
-	if err := r.Import(ctx, topology.Must(Images(ctx))(t)); err != nil {
+	if err := r.Import(ctx, topology.Must(Image(ctx))(t)); err != nil {
 		t.Fatalf("%v", err)
 	}
 	return r

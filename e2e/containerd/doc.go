@@ -2,7 +2,7 @@
 
 // Package containerd runs a real containerd on a machine (e2e/machine), with its CRI service and
 // usual paths (/etc/cni/net.d, /opt/cni/bin, /run/containerd, /var/lib/containerd), for tests that
-// create pods with crictl. It downloads nothing: Images builds the images, with the program of the
+// create pods with crictl. It downloads nothing: Image builds the image, with the program of the
 // directory pod. Everything that containerd starts ends with the machine.
 //
 //	node := machine.New(t, world.Node)

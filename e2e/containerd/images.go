@@ -14,43 +14,24 @@ import (
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
 )
 
-const (
-	// PodImage has the program of the directory pod, as its entry point: pods'
-	// sandboxes are made of it, and containers that send and answer.
-	PodImage = "ip-masq.test/pod:1"
-	// ShellImage has busybox.
-	ShellImage = "ip-masq.test/shell:1"
-)
+// PodImage has the program of the directory pod, as its entry point: pods' sandboxes are made of it, and
+// containers that send and answer.
+const PodImage = "ip-masq.test/pod:1"
 
 // podProgram is what PodImage is made of.
 const podProgram = "github.com/ip-masq/ip-masq-cni/e2e/containerd/pod"
 
-// busybox is where Debian's package busybox-static has it: /bin is /usr/bin.
-const busybox = "/bin/busybox"
-
-// Images builds the images and returns them as one OCI archive.
-func Images(ctx context.Context) ([]byte, error) {
+// Image builds the image and returns it as an OCI archive.
+func Image(ctx context.Context) ([]byte, error) {
 	program, err := PodProgram(ctx)
 	if err != nil {
 		return nil, err
 	}
-	shell, err := os.ReadFile(busybox)
-	if err != nil {
-		return nil, fmt.Errorf("find busybox: %w (the Debian package busybox-static has it)", err)
-	}
-	tools := []oci.File{{Name: "bin/busybox", Mode: 0o755, Data: shell}}
-	for _, name := range []string{"sh", "sleep", "cat", "echo", "ip", "nc", "ping", "wget"} {
-		tools = append(tools, oci.File{Name: "bin/" + name, Mode: os.ModeSymlink | 0o777, Link: "busybox"})
-	}
 	var archive bytes.Buffer
-	err = oci.Write(&archive,
-		oci.Image{Name: PodImage, Arch: runtime.GOARCH, Entrypoint: []string{"/pod"},
-			Layers: [][]oci.File{{{Name: "pod", Mode: 0o755, Data: program}}}},
-		oci.Image{Name: ShellImage, Arch: runtime.GOARCH, Cmd: []string{"/bin/sh"}, Env: []string{"PATH=/bin"},
-			Layers: [][]oci.File{tools}},
-	)
+	err = oci.Write(&archive, oci.Image{Name: PodImage, Arch: runtime.GOARCH, Entrypoint: []string{"/pod"},
+		Layers: [][]oci.File{{{Name: "pod", Mode: 0o755, Data: program}}}})
 	if err != nil {
-		return nil, fmt.Errorf("write images: %w", err)
+		return nil, fmt.Errorf("write image: %w", err)
 	}
 	return archive.Bytes(), nil
 }

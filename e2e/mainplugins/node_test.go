@@ -186,9 +186,9 @@ func (n *node) runPod(t *testing.T, name string) (*pod, error) {
 func (n *node) pod(t *testing.T, name string, masqueraded bool) {
 	t.Helper()
 	p := topology.Must(n.runPod(t, name))(t)
-	args := []string{"ask", "udp"}
+	args := []string{"first"}
 	for _, d := range destinations() {
-		args = append(args, d.to)
+		args = append(args, "udp:"+d.to)
 	}
 	c := topology.Must(p.Run(within(t), "packets", containerd.PodImage, args...))(t)
 	lines := topology.Must(c.Await(within(t), len(destinations())))(t)

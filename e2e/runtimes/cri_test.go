@@ -34,7 +34,7 @@ func TestPods(t *testing.T) {
 		n.wantAttachments(t, 1)
 
 		two := n.pod(t, "two")
-		topology.Must(two.Run(within(t), "serve", containerd.PodImage, "serve", "7"))(t)
+		topology.Must(two.Run(within(t), "serve", containerd.PodImage, "serve", "7", "two"))(t)
 		for _, a := range two.Addrs {
 			var seen topology.Seen
 			until(t, serving, "two serves", func() bool {
@@ -154,29 +154,6 @@ func TestCalls(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("calls (verb, netns, prevResult, prefixes): %v, want %v", got, want)
 		}
-		n.wantAttachments(t, 0)
-	})
-}
-
-// TestLateEntry adds the plugin entry to the conflist of a network with running pods. It checks
-// that pods from before and after end without an error.
-func TestLateEntry(t *testing.T) {
-	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
-		n.conflist(t, bridge())
-		n.ready(t, true)
-		old, older := n.pod(t, "old"), n.pod(t, "older")
-		if seen := topology.Must(n.adopt(t, old.Netns).SendUDP(netip.MustParseAddrPort("203.0.113.11:7")))(t); !slices.Contains(old.Addrs, seen.Source.Addr()) {
-			t.Errorf("without us the pod was seen as %s", seen.Source)
-		}
-		n.conflist(t, bridge(), n.entry(prefixes()))
-		n.end(t, older)
-		n.wantAttachments(t, 0)
-		young := n.pod(t, "young")
-		n.firstPackets(t, young)
-		// The rules apply to all pods of the node, also to earlier ones.
-		n.verdicts(t, n.adopt(t, old.Netns), old.Addrs)
-		n.wantAttachments(t, 1)
-		n.end(t, old, young)
 		n.wantAttachments(t, 0)
 	})
 }

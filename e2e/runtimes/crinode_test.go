@@ -72,14 +72,14 @@ func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod, to ...destinatio
 	if len(to) == 0 {
 		to = destinations()
 	}
-	args := []string{"ask", "udp"}
+	args := []string{"first"}
 	for _, d := range to {
-		args = append(args, d.to)
+		args = append(args, "udp:"+d.to)
 	}
 	c := topology.Must(p.Run(within(t), "first", containerd.PodImage, args...))(t)
 	lines := topology.Must(c.Await(within(t), len(to)))(t)
 	for i, d := range to {
-		want := d.to + " " + d.remote(n.node).Name + " " + netip.AddrPortFrom(d.want(n.node, p.Addrs), 0).String()
+		want := "udp:" + d.to + " " + d.remote(n.node).Name + " " + netip.AddrPortFrom(d.want(n.node, p.Addrs), 0).String()
 		if got := strings.TrimSpace(lines[i]); !strings.HasPrefix(got, strings.TrimSuffix(want, "0")) {
 			t.Errorf("first packet: %s, want %s", got, want)
 		}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -133,13 +132,8 @@ func (n *node) crioLacks(t *testing.T, name string) {
 
 func (n *node) soonReady(t *testing.T, r *reconciler) {
 	t.Helper()
-	var code int
-	var body string
-	for range 250 {
-		if code, body = r.ready(t); code == 200 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatalf("the node is not ready: %d %s", code, body)
+	until(t, serving, "readiness", func() bool {
+		code, _ := r.ready(t)
+		return code == 200
+	})
 }

@@ -39,6 +39,9 @@ func forms() []form {
 	}
 }
 
+// serving is the time that a container may take to listen.
+const serving = 5 * time.Second
+
 const (
 	binDir      = "/opt/cni/bin"
 	programDir  = "/opt/cni/programs" // PATH of runtimes, and so of plugins

@@ -22,7 +22,7 @@ func TestRestart(t *testing.T) {
 		old := n.pod(t, "old")
 		args := []string{"load", "5ms"}
 		for _, d := range destinations() {
-			args = append(args, d.to)
+			args = append(args, "udp:"+d.to)
 		}
 		load := topology.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
 		topology.Must(load.Await(within(t), 20))(t)
@@ -52,7 +52,7 @@ func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containe
 			continue
 		}
 		for _, d := range destinations() {
-			if d.to != fields[1] {
+			if "udp:"+d.to != fields[1] {
 				continue
 			}
 			source, err := netip.ParseAddrPort(fields[3])

@@ -4,12 +4,14 @@
 // source address that the receiver saw. It uses the protocol of the hosts of a topology: each peer
 // answers with a line "NAME SOURCE".
 //
-//	pod                              waits: a sandbox
-//	pod ask PROTOCOL ADDR:PORT...    sends once to each, as soon as it runs, and waits
-//	pod load INTERVAL ADDR:PORT...   sends UDP to each in turn, always from a new port
-//	pod serve PORT                   answers, UDP and TCP
+//	pod                         waits: a sandbox
+//	pod serve PORT NAME         answers, UDP over IPv4 and TCP
+//	pod ask FLOW...             sends once to each
+//	pod first FLOW...           the same as soon as it runs, and then waits: the network of a container stays
+//	pod load INTERVAL FLOW...   sends to each in turn, always from a new port
+//	pod stream FLOW...          sends UDP packets with the sender's address to each in turn, without answers
 //
-// ask and load print a line for each packet or connection: the destination, then its answer or,
-// after two seconds, "-" and the error. load prints the time of sending first, in RFC 3339. Nothing
-// is sent twice.
+// A FLOW is udp:ADDR:PORT or tcp:ADDR:PORT. ask, first and load print a line for each: the flow, then its
+// answer or, after two seconds, "-" and the error. load prints the time of sending first, in RFC 3339.
+// Nothing is sent twice.
 package main

@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/net/ipv4"
 )
 
 func main() {
@@ -35,31 +36,37 @@ func run(args []string) error {
 	}
 	verb, args := args[0], args[1:]
 	switch {
-	case verb == "ask" && len(args) > 1:
-		for _, to := range args[1:] {
-			fmt.Println(to, ask(args[0], to))
+	case (verb == "ask" || verb == "first") && len(args) > 0:
+		for _, flow := range args {
+			fmt.Println(flow, ask(flow))
 		}
-		select {}
+		if verb == "first" {
+			select {}
+		}
+		os.Exit(0)
 	case verb == "load" && len(args) > 1:
 		return load(args[0], args[1:])
-	case verb == "serve" && len(args) == 1:
-		return serve(":" + args[0])
+	case verb == "stream" && len(args) > 0:
+		stream(args)
+	case verb == "serve" && len(args) == 2:
+		return serve(":"+args[0], args[1])
 	}
-	return errors.New("usage: pod [ask PROTOCOL ADDR:PORT... | load INTERVAL ADDR:PORT... | serve PORT]")
+	return errors.New("usage: pod [serve PORT NAME | ask FLOW... | first FLOW... | load INTERVAL FLOW... | stream FLOW...]")
 }
 
 const patience = 2 * time.Second
 
 // ask sends one packet or opens one connection, and returns the answer.
-func ask(protocol, to string) string {
-	answer, err := send(protocol, to)
+func ask(flow string) string {
+	answer, err := send(flow)
 	if err != nil {
 		return "- " + err.Error()
 	}
 	return strings.TrimSpace(answer)
 }
 
-func send(protocol, to string) (string, error) {
+func send(flow string) (string, error) {
+	protocol, to, _ := strings.Cut(flow, ":")
 	conn, err := net.DialTimeout(protocol, to, patience)
 	if err != nil {
 		return "", err
@@ -87,7 +94,7 @@ func load(interval string, to []string) error {
 	for i := 0; ; i++ {
 		at := <-tick.C
 		go func() {
-			answer := ask("udp", to[i%len(to)])
+			answer := ask(to[i%len(to)])
 			line.Lock()
 			defer line.Unlock()
 			fmt.Println(at.UTC().Format(time.RFC3339Nano), to[i%len(to)], answer)
@@ -95,14 +102,30 @@ func load(interval string, to []string) error {
 	}
 }
 
+// stream starts at once and ignores errors, because the network may not exist yet or any more.
+func stream(flows []string) {
+	for {
+		for _, flow := range flows {
+			protocol, to, _ := strings.Cut(flow, ":")
+			conn, err := net.Dial(protocol, to)
+			if err == nil {
+				_, _ = fmt.Fprintf(conn, "%s %s", conn.LocalAddr().(*net.UDPAddr).IP, to)
+				_ = conn.Close()
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
+}
+
 // serve answers each packet and connection with the peer's address.
-func serve(port string) error {
-	name, err := os.Hostname()
+func serve(port, name string) error {
+	conn, err := net.ListenPacket("udp4", port)
 	if err != nil {
 		return err
 	}
-	packets, err := net.ListenPacket("udp", port)
-	if err != nil {
+	// The answer is sent from the address that received the packet; a node has several.
+	packets := ipv4.NewPacketConn(conn)
+	if err := packets.SetControlMessage(ipv4.FlagDst, true); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", port)
@@ -115,37 +138,18 @@ func serve(port string) error {
 			if err != nil {
 				return // the socket is closed only by the end of the process
 			}
-			go func() {
-				defer func() { _ = conn.Close() }()
-				lines := bufio.NewScanner(conn)
-				for {
-					if _, err := conn.Write(said(name, conn.RemoteAddr())); err != nil || !lines.Scan() {
-						return // the peer closed the connection
-					}
-				}
-			}()
+			_, _ = fmt.Fprintf(conn, "%s %s\n", name, conn.RemoteAddr()) // the peer notices
+			_ = conn.Close()
 		}
 	}()
 	buffer := make([]byte, 512)
 	for {
-		_, from, err := packets.ReadFrom(buffer)
+		_, asked, from, err := packets.ReadFrom(buffer)
 		if err != nil {
 			return err
 		}
-		if _, err := packets.WriteTo(said(name, from), from); err != nil {
+		if _, err := packets.WriteTo(fmt.Appendf(nil, "%s %s\n", name, from), &ipv4.ControlMessage{Src: asked.Dst}, from); err != nil {
 			fmt.Fprintln(os.Stderr, "pod:", err)
 		}
 	}
-}
-
-// said returns the answer for a source; an IPv4-mapped address is printed as IPv4.
-func said(name string, from net.Addr) []byte {
-	var source netip.AddrPort
-	switch a := from.(type) {
-	case *net.UDPAddr:
-		source = a.AddrPort()
-	case *net.TCPAddr:
-		source = a.AddrPort()
-	}
-	return fmt.Appendf(nil, "%s %s\n", name, netip.AddrPortFrom(source.Addr().Unmap(), source.Port()))
 }

@@ -5,7 +5,6 @@
 // libcni (cri-o/ocicni@88cd89b58282:pkg/ocicni/ocicni.go).
 //
 //	crioverbs load DIR             prints the name of the default network
-//	crioverbs status DIR           STATUS of the default network, every 5 s in CRI-O
 //	crioverbs start DIR [ID...]    STATUS; GC of every network with these pods as valid; CHECK of each
 //	crioverbs run DIR ID NETNS     ADD, then CHECK; prints the result. After a failure: DEL
 //	crioverbs stop DIR ID NETNS    DEL
@@ -43,7 +42,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	usage := errors.New("usage: crioverbs load DIR | status DIR | start DIR [ID...] | run DIR ID NETNS | stop DIR ID NETNS")
+	usage := errors.New("usage: crioverbs load DIR | start DIR [ID...] | run DIR ID NETNS | stop DIR ID NETNS")
 	if len(args) < 2 {
 		return usage
 	}
@@ -56,8 +55,6 @@ func run(ctx context.Context, args []string) error {
 	case verb == "load" && len(args) == 0:
 		_, err := fmt.Println(r.defaultNetwork)
 		return err
-	case verb == "status" && len(args) == 0:
-		return r.status(ctx)
 	case verb == "start":
 		return r.start(ctx, args)
 	case verb == "run" && len(args) == 2:

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command multus imitates thin Multus as a plugin, for tests: it calls its delegates through libcni,
-// with caches at Multus's paths (k8snetworkplumbingwg/multus-cni@f4f5d2dd4368:pkg/multus/multus.go). A
-// directory replaces the cluster: pods/NAME has a line for each network of that pod's annotation
-// k8s.v1.cni.cncf.io/networks, and networks/NAME the config of a NetworkAttachmentDefinition.
+// with caches at Multus's paths (k8snetworkplumbingwg/multus-cni@f4f5d2dd4368:pkg/multus/multus.go),
+// without further networks of pods.
 package main
 
 import (
@@ -11,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,9 +21,8 @@ import (
 )
 
 const (
-	cluster = "/etc/cni/multus/cluster"
-	cache   = "/var/lib/cni/multus"
-	binDir  = "/opt/cni/bin"
+	cache  = "/var/lib/cni/multus"
+	binDir = "/opt/cni/bin"
 )
 
 func main() {
@@ -34,7 +31,7 @@ func main() {
 
 func unused(*skel.CmdArgs) error { return nil } // containerd does not call CHECK
 
-// conf is what the plugin reads from stdin.
+// conf is what the plugin reads from stdin. There is one delegate: the network of the pod's own interface.
 type conf struct {
 	CNIVersion    string            `json:"cniVersion"`
 	Delegates     []json.RawMessage `json:"delegates"`
@@ -47,38 +44,25 @@ type delegate struct {
 	Bytes    []byte
 }
 
-// attachment is a delegate with the arguments for libcni.
-type attachment struct {
-	list    *libcni.NetworkConfigList
-	runtime *libcni.RuntimeConf
-}
-
-// attachments returns the calls for the delegates: the first has the pod's own interface.
-func (c conf) attachments(args *skel.CmdArgs) ([]attachment, error) {
-	var all []attachment
-	for i, text := range c.Delegates {
-		list, err := libcni.NetworkConfFromBytes(text)
-		if err != nil {
-			return nil, fmt.Errorf("delegate %d: %w", i, err)
-		}
-		a := attachment{list, &libcni.RuntimeConf{ContainerID: args.ContainerID, NetNS: args.Netns, IfName: args.IfName, Args: pairs(args)}}
-		if i == 0 {
-			a.runtime.CapabilityArgs = c.RuntimeConfig
-		} else {
-			a.runtime.IfName = fmt.Sprint("net", i)
-		}
-		all = append(all, a)
+// network returns a delegate with the arguments for libcni.
+func (c conf) network(text []byte, args *skel.CmdArgs) (*libcni.NetworkConfigList, *libcni.RuntimeConf, error) {
+	list, err := libcni.NetworkConfFromBytes(text)
+	if err != nil {
+		return nil, nil, fmt.Errorf("delegate: %w", err)
 	}
-	return all, nil
-}
-
-// pairs returns the arguments of a kubelet's runtime.
-func pairs(args *skel.CmdArgs) (all [][2]string) {
+	r := &libcni.RuntimeConf{ContainerID: args.ContainerID, NetNS: args.Netns, IfName: args.IfName, CapabilityArgs: c.RuntimeConfig}
 	for pair := range strings.SplitSeq(args.Args, ";") {
 		key, value, _ := strings.Cut(pair, "=")
-		all = append(all, [2]string{key, value})
+		r.Args = append(r.Args, [2]string{key, value})
 	}
-	return all
+	return list, r, nil
+}
+
+func read(args *skel.CmdArgs) (c conf, err error) {
+	if err = json.Unmarshal(args.StdinData, &c); err == nil && len(c.Delegates) != 1 {
+		err = fmt.Errorf("%d delegates, want 1", len(c.Delegates))
+	}
+	return c, err
 }
 
 func plugins() *libcni.CNIConfig {
@@ -86,103 +70,49 @@ func plugins() *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir(dirs, cache, nil)
 }
 
-// networks returns the networks of a pod's annotation.
-func networks(args *skel.CmdArgs) ([]json.RawMessage, error) {
-	var pod string
-	for _, pair := range pairs(args) {
-		if pair[0] == "K8S_POD_NAME" {
-			pod = pair[1]
-		}
-	}
-	text, err := os.ReadFile(filepath.Join(cluster, "pods", pod))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var all []json.RawMessage
-	for _, name := range strings.Fields(string(text)) {
-		config, err := os.ReadFile(filepath.Join(cluster, "networks", name))
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, config)
-	}
-	return all, nil
-}
-
+// add writes the delegate to the cache, from which DEL takes it.
 func add(args *skel.CmdArgs) error {
-	var c conf
-	if err := json.Unmarshal(args.StdinData, &c); err != nil {
-		return err
-	}
-	further, err := networks(args)
+	c, err := read(args)
 	if err != nil {
 		return err
 	}
-	c.Delegates = append(c.Delegates, further...)
-	all, err := c.attachments(args)
+	list, runtime, err := c.network(c.Delegates[0], args)
 	if err != nil {
 		return err
 	}
-	if err := c.save(args.ContainerID); err != nil {
+	text, err := json.Marshal([]delegate{{c.Delegates[0], c.Delegates[0]}})
+	if err != nil {
 		return err
 	}
-	var result types.Result
-	for i, a := range all {
-		r, err := plugins().AddNetworkList(context.Background(), a.list, a.runtime)
-		if err != nil {
-			_ = remove(all[:i+1]) // as Multus, which returns the first error
-			return fmt.Errorf("error adding container to network %q: %w", a.list.Name, err)
-		}
-		if i == 0 {
-			result = r
-		}
+	if err := errors.Join(os.MkdirAll(cache, 0o700), os.WriteFile(filepath.Join(cache, args.ContainerID), text, 0o600)); err != nil {
+		return err
+	}
+	result, err := plugins().AddNetworkList(context.Background(), list, runtime)
+	if err != nil {
+		_ = plugins().DelNetworkList(context.Background(), list, runtime) // as Multus, which returns the first error
+		return fmt.Errorf("error adding container to network %q: %w", list.Name, err)
 	}
 	return types.PrintResult(result, c.CNIVersion)
 }
 
-// save writes the delegates to the cache, from which DEL takes them.
-func (c conf) save(id string) error {
-	var all []delegate
-	for _, text := range c.Delegates {
-		all = append(all, delegate{text, text})
-	}
-	text, err := json.Marshal(all)
+// del uses the delegate of the ADD; without a cache, as in a second DEL, that of its own input.
+func del(args *skel.CmdArgs) error {
+	c, err := read(args)
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.MkdirAll(cache, 0o700), os.WriteFile(filepath.Join(cache, id), text, 0o600))
-}
-
-// del uses the delegates of the ADD; without a cache, as in a second DEL, those of its own input.
-func del(args *skel.CmdArgs) error {
-	var c conf
-	if err := json.Unmarshal(args.StdinData, &c); err != nil {
-		return err
-	}
-	path := filepath.Join(cache, args.ContainerID)
+	path, network := filepath.Join(cache, args.ContainerID), []byte(c.Delegates[0])
 	if text, err := os.ReadFile(path); err == nil {
 		defer func() { _ = os.Remove(path) }() // after an error too
-		var cached []delegate
+		var cached [1]delegate
 		if err := json.Unmarshal(text, &cached); err != nil {
 			return err
 		}
-		c.Delegates = nil
-		for _, d := range cached {
-			c.Delegates = append(c.Delegates, d.Bytes)
-		}
+		network = cached[0].Bytes
 	}
-	all, err := c.attachments(args)
+	list, runtime, err := c.network(network, args)
 	if err != nil {
 		return err
 	}
-	return remove(all)
-}
-
-// remove calls DEL in reverse order, and goes on after an error.
-func remove(all []attachment) error {
-	var errs []error
-	for i := len(all) - 1; i >= 0; i-- {
-		errs = append(errs, plugins().DelNetworkList(context.Background(), all[i].list, all[i].runtime))
-	}
-	return errors.Join(errs...)
+	return plugins().DelNetworkList(context.Background(), list, runtime)
 }
