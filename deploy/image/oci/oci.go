@@ -4,25 +4,28 @@ package oci
 
 import (
 	"archive/tar"
+	"bytes"
 	"cmp"
+	"compress/gzip"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// File is one entry of a layer. It belongs to root. Mode has the permissions and
-// may have fs.ModeDir, fs.ModeSymlink, fs.ModeSetuid, fs.ModeSetgid and
-// fs.ModeSticky; a symbolic link leads to Link. Name is relative to the image's
-// root; a slash at its beginning does not matter.
+// File is one entry of a layer. It belongs to root. Mode has the permissions, and fs.ModeDir for a directory;
+// a symbolic link leads to Link. Name is relative to the image's root; a slash at its beginning does not matter.
 type File struct {
 	Name string
 	Mode fs.FileMode
@@ -34,111 +37,89 @@ type File struct {
 // registry/repository:tag. Arch is as in GOARCH. The lowest layer comes first;
 // directories that nothing declares are made with mode 0755.
 type Image struct {
-	Name, Arch           string
-	Layers               [][]File
-	Entrypoint, Cmd, Env []string
-	WorkingDir           string
-	Labels               map[string]string
+	Name, Arch      string
+	Layers          [][]File
+	Entrypoint, Env []string
+	WorkingDir      string
+	Labels          map[string]string
 }
 
 // annotationName is what runtimes of CRI call an image: containerd's annotation has the
 // whole name, that of the specification the tag alone.
 const annotationName = "io.containerd.image.name"
 
-// Write writes an archive that holds the images. Those of one name, which must be
-// of different architectures, become one image index.
+// Write writes an archive that holds one image, or the image index of images with the same name for different
+// architectures. Its bytes do not depend on when or where it is made.
 func Write(w io.Writer, images ...Image) error {
-	if len(images) == 0 {
-		return errors.New("write image archive: no image given")
+	name := images[0].Name
+	tag := name[strings.LastIndexByte(name, ':')+1:]
+	if tag == name || strings.Contains(tag, "/") { // the colon precedes a port
+		return fmt.Errorf("image name %q has no tag; write it as registry/repository:tag", name)
 	}
 	blobs := blobs{}
-	var names []string
-	byName := map[string][]v1.Descriptor{}
+	var manifests []v1.Descriptor
 	for _, image := range images {
-		if err := image.check(); err != nil {
-			return fmt.Errorf("write image archive: %w", err)
-		}
-		of, err := blobs.addImage(image)
+		d, err := blobs.addImage(image)
 		if err != nil {
-			return fmt.Errorf("write image %s for %s: %w", image.Name, image.Arch, err)
+			return fmt.Errorf("write image %s for %s: %w", name, image.Arch, err)
 		}
-		known := byName[image.Name]
-		if slices.ContainsFunc(known, func(d v1.Descriptor) bool { return d.Platform.Architecture == of.Platform.Architecture }) {
-			return fmt.Errorf("write image %s: given twice for %s", image.Name, image.Arch)
-		}
-		if known == nil {
-			names = append(names, image.Name)
-		}
-		byName[image.Name] = append(known, of)
+		manifests = append(manifests, d)
 	}
-	top := index(nil)
-	for _, name := range names {
-		of := byName[name]
-		slices.SortFunc(of, func(a, b v1.Descriptor) int { return cmp.Compare(a.Platform.Architecture, b.Platform.Architecture) })
-		one := of[0]
-		if len(of) > 1 {
-			var err error
-			one, err = blobs.addJSON(v1.MediaTypeImageIndex, index(of))
-			if err != nil {
-				return fmt.Errorf("write image %s: %w", name, err)
-			}
+	one := manifests[0]
+	if len(manifests) > 1 {
+		var err error
+		if one, err = blobs.addJSON(v1.MediaTypeImageIndex, index(manifests...)); err != nil {
+			return fmt.Errorf("write image %s: %w", name, err)
 		}
-		one.Annotations = map[string]string{annotationName: name, v1.AnnotationRefName: tag(name)}
-		top.Manifests = append(top.Manifests, one)
 	}
-	return blobs.write(w, top)
-}
-
-// check reports an image that cannot be named or selected.
-func (i Image) check() error {
-	switch {
-	case tag(i.Name) == "":
-		return fmt.Errorf("image name %q has no tag; write it as registry/repository:tag", i.Name)
-	case i.Arch == "":
-		return fmt.Errorf("image %s has no architecture", i.Name)
-	case len(i.Layers) == 0:
-		return fmt.Errorf("image %s has no layers", i.Name)
+	one.Annotations = map[string]string{annotationName: name, v1.AnnotationRefName: tag}
+	if err := blobs.write(w, index(one)); err != nil {
+		return fmt.Errorf("write image archive: %w", err)
 	}
 	return nil
 }
 
-// tag returns the text behind the last colon, unless that colon precedes a port.
-func tag(name string) string {
-	at := strings.LastIndexByte(name, ':')
-	if at < 1 || strings.Contains(name[at:], "/") {
-		return ""
-	}
-	return name[at+1:]
+func index(manifests ...v1.Descriptor) v1.Index {
+	return v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: manifests}
 }
 
-func index(manifests []v1.Descriptor) v1.Index {
-	return v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: manifests}
+// blobs are the contents of an archive by their SHA-256, in hexadecimal.
+type blobs map[string][]byte
+
+func (b blobs) add(mediaType string, data []byte) v1.Descriptor {
+	d := digestOf(data)
+	b[d.Encoded()] = data
+	return v1.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(data))}
+}
+
+// digestOf hashes by itself: package digest knows only the hashes that a program links.
+func digestOf(data []byte) digest.Digest {
+	sum := sha256.Sum256(data)
+	return digest.NewDigestFromBytes(digest.SHA256, sum[:])
+}
+
+func (b blobs) addJSON(mediaType string, value any) (v1.Descriptor, error) {
+	data, err := json.Marshal(value)
+	return b.add(mediaType, data), err
 }
 
 // addImage adds the blobs of one image and returns the descriptor of its manifest.
 func (b blobs) addImage(image Image) (v1.Descriptor, error) {
-	epoch := time.Unix(0, 0).UTC() // the bytes must not depend on when they are made
+	epoch := time.Unix(0, 0).UTC()
 	c := v1.Image{
 		Created: &epoch, Platform: v1.Platform{Architecture: image.Arch, OS: "linux"},
-		Config: v1.ImageConfig{
-			Env: image.Env, Entrypoint: image.Entrypoint, Cmd: image.Cmd,
-			WorkingDir: image.WorkingDir, Labels: image.Labels,
-		},
+		Config: v1.ImageConfig{Env: image.Env, Entrypoint: image.Entrypoint, WorkingDir: image.WorkingDir, Labels: image.Labels},
 		RootFS: v1.RootFS{Type: "layers"},
 	}
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest}
-	seen := tree{}
-	for i, files := range image.Layers {
-		layer, err := seen.layer(files)
-		if err != nil {
-			return v1.Descriptor{}, fmt.Errorf("layer %d: %w", i, err)
+	for _, files := range image.Layers {
+		var layer, packed bytes.Buffer
+		zip := gzip.NewWriter(&packed)
+		if err := errors.Join(writeTar(io.MultiWriter(&layer, zip), withParents(files)), zip.Close()); err != nil {
+			return v1.Descriptor{}, err
 		}
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digestOf(layer))
-		packed, err := compress(layer)
-		if err != nil {
-			return v1.Descriptor{}, fmt.Errorf("layer %d: %w", i, err)
-		}
-		m.Layers = append(m.Layers, b.add(v1.MediaTypeImageLayerGzip, packed))
+		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digestOf(layer.Bytes()))
+		m.Layers = append(m.Layers, b.add(v1.MediaTypeImageLayerGzip, packed.Bytes()))
 	}
 	var err error
 	if m.Config, err = b.addJSON(v1.MediaTypeImageConfig, c); err != nil {
@@ -151,10 +132,9 @@ func (b blobs) addImage(image Image) (v1.Descriptor, error) {
 
 // write writes the layout as a tar: its marker, the index, the blobs.
 func (b blobs) write(w io.Writer, top v1.Index) error {
-	archive := tar.NewWriter(w)
 	document, err := json.Marshal(top)
 	if err != nil {
-		return fmt.Errorf("write image archive: %w", err)
+		return err
 	}
 	entries := []File{
 		{Name: v1.ImageLayoutFile, Mode: 0o644, Data: []byte(`{"imageLayoutVersion":"` + v1.ImageLayoutVersion + `"}`)},
@@ -165,13 +145,43 @@ func (b blobs) write(w io.Writer, top v1.Index) error {
 	for _, hash := range slices.Sorted(maps.Keys(b)) {
 		entries = append(entries, File{Name: v1.ImageBlobsDir + "/sha256/" + hash, Mode: 0o644, Data: b[hash]})
 	}
-	for _, e := range entries {
-		if err := put(archive, e); err != nil {
-			return fmt.Errorf("write image archive: %w", err)
+	return writeTar(w, entries)
+}
+
+// withParents returns the files sorted, with the directories above them.
+func withParents(files []File) []File {
+	byName := map[string]File{}
+	for _, f := range files {
+		f.Name = strings.TrimPrefix(f.Name, "/")
+		byName[f.Name] = f
+	}
+	for name := range maps.Clone(byName) {
+		for above := path.Dir(name); above != "."; above = path.Dir(above) {
+			if _, known := byName[above]; !known {
+				byName[above] = File{Name: above, Mode: fs.ModeDir | 0o755}
+			}
 		}
 	}
-	if err := archive.Close(); err != nil {
-		return fmt.Errorf("write image archive: %w", err)
+	return slices.SortedFunc(maps.Values(byName), func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// writeTar writes files without any property of the build machine.
+func writeTar(w io.Writer, files []File) error {
+	archive := tar.NewWriter(w)
+	for _, f := range files {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, ModTime: time.Unix(0, 0), Mode: int64(f.Mode.Perm()), Size: int64(len(f.Data)), Linkname: f.Link}
+		if f.Link != "" {
+			h.Typeflag = tar.TypeSymlink
+		}
+		if f.Mode.IsDir() {
+			h.Typeflag, h.Name = tar.TypeDir, f.Name+"/"
+		}
+		if err := archive.WriteHeader(h); err != nil {
+			return fmt.Errorf("write header of %s: %w", f.Name, err)
+		}
+		if _, err := archive.Write(f.Data); err != nil {
+			return fmt.Errorf("write %s: %w", f.Name, err)
+		}
 	}
-	return nil
+	return archive.Close()
 }

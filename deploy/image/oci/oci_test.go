@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
 )
@@ -30,7 +31,7 @@ func image(arch string) oci.Image {
 			{
 				{Name: "usr/lib/" + arch + ".so", Mode: 0o644, Data: []byte("library")},
 				{Name: "/program", Mode: 0o755, Data: []byte("program for " + arch)},
-				{Name: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
+				{Name: "tmp", Mode: fs.ModeDir | 0o777},
 				{Name: "lib", Mode: fs.ModeSymlink | 0o777, Link: "usr/lib"},
 			},
 			{
@@ -38,7 +39,7 @@ func image(arch string) oci.Image {
 				{Name: "tmp/there", Mode: 0o600},
 			},
 		},
-		Entrypoint: []string{"/program", "--flag"}, Cmd: []string{"run"}, Env: []string{"PATH=/bin"}, WorkingDir: "/tmp",
+		Entrypoint: []string{"/program", "--flag"}, Env: []string{"PATH=/bin"}, WorkingDir: "/tmp",
 		Labels: map[string]string{"org.opencontainers.image.version": "v1.2.3"},
 	}
 }
@@ -100,18 +101,11 @@ func read(t *testing.T, archive []byte) layout {
 	return entries
 }
 
-type descriptor struct {
-	MediaType, Digest string
-	Size              int
-	Annotations       map[string]string
-	Platform          map[string]string
-}
-
 // blob returns the blob of a descriptor.
-func (l layout) blob(t *testing.T, d descriptor) []byte {
+func (l layout) blob(t *testing.T, d v1.Descriptor) []byte {
 	t.Helper()
-	e, found := l["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
-	if !found || len(e.Content) != d.Size {
+	e, found := l["blobs/"+strings.Replace(string(d.Digest), ":", "/", 1)]
+	if !found || int64(len(e.Content)) != d.Size {
 		t.Fatalf("%+v: there %v, %d bytes", d, found, len(e.Content))
 	}
 	return []byte(e.Content)
@@ -125,42 +119,16 @@ func decode[T any](t *testing.T, data []byte) (v T) {
 	return v
 }
 
-type index struct {
-	SchemaVersion int
-	MediaType     string
-	Manifests     []descriptor
-}
-
-type manifest struct {
-	SchemaVersion int
-	MediaType     string
-	Config        descriptor
-	Layers        []descriptor
-}
-
-type configuration struct {
-	Architecture, OS string
-	Config           struct {
-		Env, Entrypoint, Cmd []string
-		WorkingDir           string
-		Labels               map[string]string
-	}
-	RootFS struct {
-		Type    string
-		DiffIDs []string `json:"diff_ids"`
-	}
-}
-
 // wantImage reads one image back.
-func (l layout) wantImage(t *testing.T, d descriptor, want oci.Image) {
+func (l layout) wantImage(t *testing.T, d v1.Descriptor, want oci.Image) {
 	t.Helper()
-	m := decode[manifest](t, l.blob(t, d))
-	c := decode[configuration](t, l.blob(t, m.Config))
-	if diff := cmp.Diff(map[string]string{"architecture": want.Arch, "os": "linux"}, d.Platform); diff != "" {
+	m := decode[v1.Manifest](t, l.blob(t, d))
+	c := decode[v1.Image](t, l.blob(t, m.Config))
+	if diff := cmp.Diff(&v1.Platform{Architecture: want.Arch, OS: "linux"}, d.Platform); diff != "" {
 		t.Error(diff)
 	}
 	got := oci.Image{
-		Name: name, Arch: c.Architecture, Layers: want.Layers, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Env: c.Config.Env,
+		Name: name, Arch: c.Architecture, Layers: want.Layers, Entrypoint: c.Config.Entrypoint, Env: c.Config.Env,
 		WorkingDir: c.Config.WorkingDir, Labels: c.Config.Labels,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || c.OS != "linux" || c.RootFS.Type != "layers" || m.SchemaVersion != 2 {
@@ -168,10 +136,10 @@ func (l layout) wantImage(t *testing.T, d descriptor, want oci.Image) {
 	}
 	wantLayers := []map[string]entry{
 		{
-			"lib": {"2", 0o777, "usr/lib"}, "program": {"0", 0o755, "program for " + want.Arch}, "tmp/": {"5", 0o1777, ""},
+			"lib": {"2", 0o777, "usr/lib"}, "program": {"0", 0o755, "program for " + want.Arch}, "tmp/": {"5", 0o777, ""},
 			"usr/": {"5", 0o755, ""}, "usr/lib/": {"5", 0o755, ""}, "usr/lib/" + want.Arch + ".so": {"0", 0o644, "library"},
 		},
-		{"tmp/there": {"0", 0o600, ""}, "usr/lib/second.so": {"0", 0o644, "second"}},
+		{"tmp/": {"5", 0o755, ""}, "tmp/there": {"0", 0o600, ""}, "usr/": {"5", 0o755, ""}, "usr/lib/": {"5", 0o755, ""}, "usr/lib/second.so": {"0", 0o644, "second"}},
 	}
 	var layers []map[string]entry
 	for i, d := range m.Layers {
@@ -184,7 +152,7 @@ func (l layout) wantImage(t *testing.T, d descriptor, want oci.Image) {
 			t.Fatal(err)
 		}
 		sum := sha256.Sum256(data)
-		if c.RootFS.DiffIDs[i] != "sha256:"+hex.EncodeToString(sum[:]) {
+		if string(c.RootFS.DiffIDs[i]) != "sha256:"+hex.EncodeToString(sum[:]) {
 			t.Errorf("layer %d has another digest than %s", i, c.RootFS.DiffIDs[i])
 		}
 		names, entries := unpack(t, data)
@@ -202,7 +170,7 @@ var annotations = map[string]string{"io.containerd.image.name": name, "org.openc
 
 func TestOneArchitecture(t *testing.T) {
 	l := read(t, write(t, image("arm64")))
-	top := decode[index](t, []byte(l["index.json"].Content))
+	top := decode[v1.Index](t, []byte(l["index.json"].Content))
 	if top.SchemaVersion != 2 || len(top.Manifests) != 1 || !cmp.Equal(top.Manifests[0].Annotations, annotations) {
 		t.Fatalf("%+v", top)
 	}
@@ -210,12 +178,12 @@ func TestOneArchitecture(t *testing.T) {
 }
 
 func TestArchitectures(t *testing.T) {
-	l := read(t, write(t, image("arm64"), image("amd64")))
-	top := decode[index](t, []byte(l["index.json"].Content))
+	l := read(t, write(t, image("amd64"), image("arm64")))
+	top := decode[v1.Index](t, []byte(l["index.json"].Content))
 	if len(top.Manifests) != 1 || !cmp.Equal(top.Manifests[0].Annotations, annotations) || top.Manifests[0].MediaType != top.MediaType {
 		t.Fatalf("%+v", top)
 	}
-	of := decode[index](t, l.blob(t, top.Manifests[0]))
+	of := decode[v1.Index](t, l.blob(t, top.Manifests[0]))
 	if len(of.Manifests) != 2 || of.Manifests[0].Annotations != nil {
 		t.Fatalf("%+v", of)
 	}
@@ -223,51 +191,20 @@ func TestArchitectures(t *testing.T) {
 	l.wantImage(t, of.Manifests[1], image("arm64"))
 }
 
-func TestNames(t *testing.T) {
-	other := image("amd64")
-	other.Name = "localhost:5000/other:latest"
-	l := read(t, write(t, image("amd64"), other))
-	top := decode[index](t, []byte(l["index.json"].Content))
-	if len(top.Manifests) != 2 || top.Manifests[1].Annotations["io.containerd.image.name"] != other.Name || top.Manifests[1].Annotations["org.opencontainers.image.ref.name"] != "latest" {
-		t.Errorf("%+v", top)
-	}
-}
-
-// TestReproducible checks that the bytes do not depend on time or the order of files and
-// architectures.
+// TestReproducible checks that the bytes do not depend on time or the order of files.
 func TestReproducible(t *testing.T) {
 	turned := image("arm64")
 	slices.Reverse(turned.Layers[0])
-	if !bytes.Equal(write(t, image("amd64"), image("arm64")), write(t, turned, image("amd64"))) {
+	if !bytes.Equal(write(t, image("amd64"), image("arm64")), write(t, image("amd64"), turned)) {
 		t.Error("the same images gave other bytes")
 	}
 }
 
 func TestRefused(t *testing.T) {
-	with := func(change func(*oci.Image)) []oci.Image {
-		i := image("amd64")
-		change(&i)
-		return []oci.Image{i}
-	}
-	files := func(files ...oci.File) []oci.Image {
-		return with(func(i *oci.Image) { i.Layers = [][]oci.File{files} })
-	}
-	for want, images := range map[string][]oci.Image{
-		"no image given":       nil,
-		"has no tag":           with(func(i *oci.Image) { i.Name = "localhost:5000/image" }),
-		"has no architecture":  with(func(i *oci.Image) { i.Arch = "" }),
-		"has no layers":        with(func(i *oci.Image) { i.Layers = nil }),
-		"given twice":          {image("amd64"), image("amd64")},
-		"no clean path":        files(oci.File{Name: "../etc/passwd"}),
-		"there twice":          files(oci.File{Name: "a"}, oci.File{Name: "/a"}),
-		"is no directory":      files(oci.File{Name: "lib", Mode: fs.ModeSymlink, Link: "usr/lib"}, oci.File{Name: "lib/a"}),
-		"link to nothing":      files(oci.File{Name: "lib", Mode: fs.ModeSymlink}),
-		"not a regular file":   files(oci.File{Name: "d", Mode: fs.ModeDir, Data: []byte("x")}),
-		"no type that an imag": files(oci.File{Name: "p", Mode: fs.ModeNamedPipe}),
-	} {
-		if err := oci.Write(io.Discard, images...); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want one with %q", err, want)
-		}
+	untagged := image("amd64")
+	untagged.Name = "localhost:5000/image"
+	if err := oci.Write(io.Discard, untagged); err == nil || !strings.Contains(err.Error(), "has no tag") {
+		t.Errorf("error %v of an image without a tag", err)
 	}
 	if err := oci.Write(full{}, image("amd64")); !errors.Is(err, errFull) {
 		t.Errorf("error %v of a writer that cannot", err)
