@@ -128,7 +128,7 @@ type uninstallation struct {
 	Conflists  []editedConflist       `json:"conflists"`
 	Plugins    []string               `json:"plugins"` // removed
 	Attached   []install.CachedResult `json:"attached"`
-	References []install.Reference    `json:"copies"` // configurations that name the plugin
+	References []string               `json:"copies"` // configurations that name the plugin
 	*cleanupResult
 }
 
@@ -155,16 +155,6 @@ func (u *uninstallation) step(ctx context.Context) error {
 		if c.BackupErr != nil {
 			u.note("no backup is kept: %v", c.BackupErr)
 		}
-	}
-	for _, r := range done.References {
-		if !r.Loaded {
-			u.note("%s names the plugin; no runtime reads it under this name: remove it, or the plugin entry in it, before it is renamed",
-				policy.Quote(r.File))
-		}
-	}
-	if done.PluginMissing {
-		u.note("the plugin is missing; the runtime will call its DEL for %d containers, such as container %s in %s, and each DEL fails",
-			len(done.Attached), policy.Quote(done.Attached[0].ContainerID), policy.Quote(done.Attached[0].File))
 	}
 	u.Plugins = append(u.Plugins, done.Binaries...)
 	u.Attached, u.References = done.Attached, done.References

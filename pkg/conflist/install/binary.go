@@ -7,17 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -90,28 +86,20 @@ func copyPlugin(ctx context.Context, source, path string) (b Binary, err error) 
 	return b, nil
 }
 
-// isInstalled reports whether a directory has the plugin. A symlink, or anything else that is not a
-// file, was created by another program. It is an error unless it points to the same plugin.
+// isInstalled reports whether a directory has the plugin. Anything else than a file was created by another program.
 func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
 	present, err := dir.Lstat(config.PluginType)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
 	path := dir.PathOf(config.PluginType)
-	isLink := present.Mode()&fs.ModeSymlink != 0
-	if !isLink && !present.Mode().IsRegular() {
-		return false, fmt.Errorf("%s is there and is not a file; remove it", policy.Printable(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case !present.Mode().IsRegular():
+		return false, fmt.Errorf("%s is not a regular file, so ip-masq did not create it; remove it", policy.Printable(path))
 	}
-	have, info, err := readBinary(path)
-	same := err == nil && bytes.Equal(have, data) // one that cannot be read is replaced
-	if isLink && !same {
-		return false, fmt.Errorf("%s is a symlink to another program, which ip-masq did not create; "+
-			"remove the link, or keep it and use that program", policy.Printable(path))
-	}
-	return same && (isLink || info.Mode() == binMode && safefile.IsOwn(info)), nil
+	have, _, err := readBinary(path) // one that cannot be read is replaced
+	return err == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present), nil
 }
 
 // remove removes the plugin from a directory and returns its path, "" if there was none. A file of its
@@ -168,55 +156,28 @@ func Version(ctx context.Context, path string) (string, error) {
 const installTimeout = 20 * time.Second
 
 // version runs a program without a command: the plugin then prints its name and version. The name of
-// the program is for messages. Processes that it started end with it.
+// the program is for messages.
 func version(ctx context.Context, path, name string, timeout time.Duration) (string, error) {
-	const other = "so it is not the ip-masq plugin; name that with --plugin"
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c := exec.CommandContext(limit, path)
-	c.Env = []string{} // not the environment of this process
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.Cancel = func() error { return unix.Kill(-c.Process.Pid, unix.SIGKILL) }
-	output, err := c.StdoutPipe()
-	c.Stderr = c.Stdout
-	if err == nil {
-		err = c.Start()
-	}
-	var said []byte
-	if err == nil {
-		said, _ = io.ReadAll(io.LimitReader(output, maxOutput+1)) // until all that it started has ended
-		if len(said) > maxOutput {
-			_ = c.Cancel()
-		}
-		err = c.Wait()
-	}
-	text := string(bytes.TrimSpace(said))
-	var exit *exec.ExitError
+	c.Env = []string{}        // not the environment of this process
+	c.WaitDelay = time.Second // for the output of programs that it left running
+	output, err := c.CombinedOutput()
+	text := string(bytes.TrimSpace(output))
+	found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindStringSubmatch(text)
 	switch {
-	case err == nil:
-		if found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindStringSubmatch(text); found != nil {
-			return found[1], nil
-		}
-		err = fmt.Errorf("it says %s, %s", policy.Quote(text), other)
+	case err == nil && found != nil:
+		return found[1], nil
 	case ctx.Err() != nil:
 		return "", ErrStopped
 	case limit.Err() != nil:
-		err = fmt.Errorf("no answer within %s, %s", timeout, other)
-	case len(said) > maxOutput:
-		err = fmt.Errorf("it says more than %d KiB, %s", maxOutput>>10, other)
-	case errors.Is(err, unix.ENOEXEC):
-		err = fmt.Errorf("%w: it is no program for this node, which is %s; take the plugin for that", unix.ENOEXEC, runtime.GOARCH)
-	case errors.Is(err, unix.EACCES):
-		err = fmt.Errorf("%w: the directory does not let programs run; mount it without noexec, or name another with --cni-bin-dir", unix.EACCES)
-	case errors.Is(err, unix.ENOENT):
-		err = fmt.Errorf("%w: it needs a loader that the node does not have; take the plugin of a release, which is static", unix.ENOENT)
-	case errors.As(err, &exit):
-		err = fmt.Errorf("%w, saying %s; name the ip-masq plugin with --plugin", exit, policy.Quote(text))
+		err = fmt.Errorf("no answer within %s", timeout)
+	case err == nil:
+		err = errors.New("it is not the ip-masq plugin")
 	}
-	return "", fmt.Errorf("run %s: %w", name, err)
+	return "", fmt.Errorf("run %s: %w; it says %s; name the ip-masq plugin for %s with --plugin", name, err, policy.Quote(text), runtime.GOARCH)
 }
-
-const maxOutput = 64 << 10 // bytes
 
 // exists does not follow symlinks: in a container their targets may not be mounted.
 func exists(root, path string) bool {

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
@@ -37,9 +36,6 @@ type CachedResult struct {
 	Network     string `json:"network"`
 	File        string `json:"file"` // the runtime removes it after the DEL
 }
-
-// byMultus reports whether it is in the cache of Multus.
-func (a CachedResult) byMultus() bool { return strings.HasSuffix(filepath.Dir(a.File), multusCache) }
 
 // cachedResults returns the cached results below a root directory.
 //
@@ -78,13 +74,7 @@ func cachedResults(root string) ([]CachedResult, error) {
 func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
 	value, info, err := readJSON(path)
 	switch {
-	case errors.Is(err, errNotJSON):
-		const writeTime = 10 * time.Second
-		if info != nil && time.Since(info.ModTime()).Abs() < writeTime {
-			return nil, fmt.Errorf("%s is being written", policy.Printable(path))
-		}
-		return nil, nil // torn: its runtime cannot read it either
-	case errors.Is(err, fs.ErrNotExist): // removed since it was listed
+	case errors.Is(err, errNotJSON), errors.Is(err, fs.ErrNotExist): // torn, or removed since it was listed
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -100,7 +90,7 @@ func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
 		}
 	}
 	gone := info.ModTime().Before(booted) && (netns == "" || !exists(root, netns))
-	if gone || !a.byMultus() && isContainerd(root, a.ContainerID) {
+	if gone || filepath.Dir(path) != filepath.Join(root, multusCache) && isContainerd(root, a.ContainerID) {
 		return nil, nil
 	}
 	return &a, nil
@@ -124,19 +114,12 @@ func isContainerd(root, id string) bool {
 	return false
 }
 
-// Reference is a file that names the plugin but is no conflist from which the plugin entry can be
-// removed, such as a configuration that Multus generated.
-type Reference struct {
-	File string `json:"file"`
-	// Loaded says that a runtime or a plugin may read the file, by the end of its name.
-	Loaded bool `json:"loaded"`
-}
-
 // references returns the files of configuration directories, and of the directories in them, that
-// name the plugin at any depth.
-func references(dirs []string) ([]Reference, error) {
+// name the plugin at any depth and that a runtime or a plugin may read, by the end of their names. They are no
+// conflists from which the plugin entry can be removed, but such as Multus generates.
+func references(dirs []string) ([]string, error) {
 	const maxDepth = 4
-	var found []Reference
+	var found []string
 	var errs []error
 	for _, dir := range dirs {
 		err := filepath.WalkDir(dir+"/", func(path string, e fs.DirEntry, err error) error {
@@ -147,14 +130,13 @@ func references(dirs []string) ([]Reference, error) {
 				return safefile.Error("read the directory", path, err)
 			case e.IsDir() && strings.Count(strings.TrimPrefix(path, dir), "/") > maxDepth:
 				return fs.SkipDir
-			case e.IsDir():
+			case e.IsDir(), !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(path)):
 				return nil
 			}
 			value, _, err := readJSON(path)
 			switch {
 			case err == nil && hasEntry(value, 0):
-				loaded := slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(path))
-				found = append(found, Reference{path, loaded})
+				found = append(found, path)
 			case err != nil && !errors.Is(err, errNotJSON) && !errors.Is(err, fs.ErrNotExist):
 				errs = append(errs, err)
 			}

@@ -37,32 +37,23 @@ type Uninstall struct {
 type Uninstalled struct {
 	Conflists []conflist.Change
 	Binaries  []string // paths
-	// Attached and References are why the plugin stays, or would stay without NoWait; References
-	// includes those that no runtime reads.
+	// Attached and References are why the plugin stays, or would stay without NoWait.
 	Attached   []CachedResult
-	References []Reference
-	// PluginMissing says that there are cached results and no plugin for their DEL.
-	PluginMissing bool
+	References []string // paths
 }
 
 // InUseError says that the plugin stays, as it will be called: for the DEL of cached results, or
 // for each new container if a configuration refers to it.
 type InUseError struct {
 	Attached   []CachedResult
-	References []Reference
-	// SearchedDirs are the directories if none of them has the plugin; nil if it is there.
-	SearchedDirs []string
+	References []string
 }
 
 // Error names some of the cached results, and the references.
 func (e *InUseError) Error() string {
 	var reasons []string
 	if len(e.References) > 0 {
-		stays := "the plugin stays, and with it rules and state, as no pod could start without it"
-		if e.SearchedDirs != nil {
-			stays = "rules and state stay; no pod can start, as the plugin is not in " + strings.Join(e.SearchedDirs, ", ")
-		}
-		reasons = append(reasons, stays+": "+referencesText(e.References))
+		reasons = append(reasons, "the plugin stays, and with it rules and state, as no pod could start without it: "+referencesText(e.References))
 	}
 	if len(e.Attached) > 0 {
 		reasons = append(reasons, "the plugin stays, and with it rules and state: "+attachedText(e.Attached))
@@ -70,10 +61,10 @@ func (e *InUseError) Error() string {
 	return strings.Join(reasons, "; ")
 }
 
-func referencesText(references []Reference) string {
+func referencesText(references []string) string {
 	var files []string
 	for _, r := range references {
-		files = append(files, policy.Printable(r.File))
+		files = append(files, policy.Printable(r))
 	}
 	return strings.Join(files, ", ") + " names it: if Multus generates the file, restart Multus on the node, and remove the file if Multus " +
 		"has left it behind; otherwise restart the program that generates it, or remove the plugin entry"
@@ -85,12 +76,9 @@ func attachedText(attached []CachedResult) string {
 	for _, a := range attached {
 		names = append(names, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
 	}
-	noWait := "use --no-wait where the runtime tears down containers by the present conflist, as containerd does"
-	if slices.ContainsFunc(attached, CachedResult.byMultus) {
-		noWait = "use --no-wait, with which the DEL of each such pod fails once, as Multus tears it down by its cached network configuration"
-	}
-	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or %s",
-		strings.Join(policy.First(maxNamed, names), ", "), noWait)
+	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or "+
+		"use --no-wait where the runtime tears down containers by the present conflist, as containerd does; the DEL of a pod of Multus then fails once",
+		strings.Join(policy.First(maxNamed, names), ", "))
 }
 
 // Step removes what can be removed now: the plugin entries from the conflists; then, unless runtimes
@@ -139,17 +127,8 @@ func (u Uninstall) inUse(done *Uninstalled) (err error) {
 	if err != nil {
 		return fmt.Errorf("the plugin stays, as a file that may name it cannot be read: %w", err)
 	}
-	var stays InUseError
-	if !present {
-		stays.SearchedDirs = u.Bin
-	}
-	for _, r := range done.References {
-		if r.Loaded {
-			stays.References = append(stays.References, r)
-		}
-	}
+	stays := InUseError{References: done.References}
 	done.Attached, err = cachedResults(u.Root)
-	done.PluginMissing = !present && len(done.Attached) > 0
 	if present && !u.NoWait {
 		if err != nil {
 			return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; or use --no-wait", err)
