@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -17,17 +16,17 @@ import (
 
 // answer is the output of check and once as JSON.
 type answer struct {
-	Result     reconcile.Result  `json:"result,omitempty"` // of once
-	Right      bool              `json:"right"`
-	Drift      []policy.Change   `json:"drift"`
-	Applied    []string          `json:"adopted"` // sources whose policy was applied
-	Pending    []string          `json:"pending"` // sources whose policy is not applied yet
-	Dropped    []string          `json:"dropped"`
-	Reset      uint64            `json:"connectionsReset,omitempty"` // connections that once reset
-	Stale      []string          `json:"stale"`                      // chains that no source asks for
-	Problems   []metrics.Problem `json:"problems"`
-	Warnings   []string          `json:"warnings"`
-	Reconciler *activeReconciler `json:"reconciler,omitempty"` // whose settings check takes
+	Result     reconcile.Result    `json:"result,omitempty"` // of once
+	Right      bool                `json:"right"`
+	Drift      []policy.Change     `json:"drift"`
+	Applied    []string            `json:"adopted"` // sources whose policy was applied
+	Pending    []string            `json:"pending"` // sources whose policy is not applied yet
+	Dropped    []string            `json:"dropped"`
+	Reset      uint64              `json:"connectionsReset,omitempty"` // connections that once reset
+	Stale      []string            `json:"stale"`                      // chains that no source asks for
+	Problems   []reconcile.Problem `json:"problems"`
+	Warnings   []string            `json:"warnings"`
+	Reconciler *activeReconciler   `json:"reconciler,omitempty"` // whose settings check takes
 }
 
 // answer prints a report as JSON. The error says that there are problems.
@@ -75,7 +74,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
 	}
-	problems := append(metrics.ProblemsOf(r.Obstacles()), node.loopProblems(r)...)
+	problems := node.problems(r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
 		err = a.answer(r, answer{Right: right, Drift: drift, Problems: problems, Reconciler: &node.active})
@@ -129,7 +128,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		}
 	}
 	if a.json() {
-		return a.answer(r, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Problems: metrics.ProblemsOf(r.Problems), Reset: reset})
+		return a.answer(r, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Problems: notNil(r.Problems), Reset: reset})
 	}
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)
@@ -145,7 +144,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	}
 	warn(a, r.Warnings)
 	if !r.Ready() {
-		return joined(metrics.ProblemsOf(r.Problems))
+		return joined(r.Problems)
 	}
 	fmt.Fprintln(a.out, summary(r))
 	return nil

@@ -12,12 +12,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 // faultFindings returns why the node is not ready.
-func faultFindings(problems []metrics.Problem) (found []diagnose.Finding) {
+func faultFindings(problems []reconcile.Problem) (found []diagnose.Finding) {
 	for _, fault := range reconcile.Faults() {
 		f := diagnose.Finding{
 			ID: string(fault.Reason), Severity: diagnose.SeverityFault, Summary: fault.Summary,
@@ -25,7 +24,7 @@ func faultFindings(problems []metrics.Problem) (found []diagnose.Finding) {
 		}
 		for _, p := range problems {
 			if p.Reason == fault.Reason {
-				f.Detail = append(f.Detail, p.Message)
+				f.Detail = append(f.Detail, p.Err.Error())
 			}
 		}
 		if len(f.Detail) > 0 {
@@ -79,7 +78,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	}
 	running := n.running()
 	_, withoutRecord, err := n.Dir.Pods()
-	found := slices.Concat(faultFindings(n.problems(r)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
+	found := slices.Concat(faultFindings(n.problems(r.Problems)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: r.WarningsOf, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	}))

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -126,7 +125,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
 		warn(a, r.Warnings)
-		return joined(metrics.ProblemsOf(r.Problems))
+		return joined(r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
@@ -139,11 +138,11 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	node.printSettingsOrigin(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
-	for _, p := range append(metrics.ProblemsOf(r.Obstacles()), node.loopProblems(r)...) {
+	for _, p := range node.problems(r.Obstacles()) {
 		// The explanation has why its chain is not as the policy says, and why documents cannot be read.
 		ofChain := p.Chain != "" && p.Chain == e.Chain && p.Reason != reconcile.ReasonConflict
 		if e.Problem == "" || !ofChain && (q.Incomplete == nil || p.Reason != reconcile.ReasonState) {
-			warn(a, []string{p.Message})
+			warn(a, []error{p.Err})
 		}
 	}
 	return nil

@@ -50,9 +50,9 @@ type activeReconciler struct {
 	PID     *int    `json:"pid"`
 	Version *string `json:"version"`
 
-	status   *metrics.Status   // nil unless it answers
-	problems []metrics.Problem // why the node is not ready, as it says
-	err      error             // why one that runs does not answer
+	status   *metrics.Status     // nil unless it answers
+	problems []reconcile.Problem // why the node is not ready, as it says
+	err      error               // why one that runs does not answer
 }
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
@@ -211,37 +211,14 @@ func (n *inspection) printSettingsOrigin(a *app) {
 	}
 }
 
-// problems returns why the node is not ready: what the dry run finds, and what the reconciler that runs reports.
-// While that reports why a policy is not in force yet, rules that the policy asks for are not a reason of their own.
-func (n *inspection) problems(r *reconcile.Report) []metrics.Problem {
-	withheld := map[string]bool{} // chains
-	for _, s := range r.Stored {
-		reported := func(p metrics.Problem) bool { return p.Source == s.ID.String() }
-		withheld[s.Policy.Chain] = withheld[s.Policy.Chain] || slices.Contains(r.Pending, s.ID) && slices.ContainsFunc(n.active.problems, reported)
-	}
-	for _, p := range n.active.problems {
-		if p.Source == "" && p.Reason == reconcile.ReasonRules {
-			delete(withheld, p.Chain)
-		}
-	}
-	own := slices.DeleteFunc(metrics.ProblemsOf(r.Problems), func(p metrics.Problem) bool {
-		return p.Source == "" && p.Reason == reconcile.ReasonRules && withheld[p.Chain]
-	})
-	return append(own, n.loopProblems(r)...)
+// problems returns why the node is not ready: what the reconciler that runs reports, and those of a dry run whose
+// cause that does not name.
+func (n *inspection) problems(own []reconcile.Problem) []reconcile.Problem {
+	reported := func(p reconcile.Problem) bool { return slices.ContainsFunc(n.active.problems, p.SameCause) }
+	return append(slices.DeleteFunc(append([]reconcile.Problem{}, own...), reported), n.active.problems...)
 }
 
-// loopProblems returns what the reconciler that runs reports, without what this process finds of the same source and
-// chain: that is newer.
-func (n *inspection) loopProblems(r *reconcile.Report) []metrics.Problem {
-	own := metrics.ProblemsOf(r.Problems)
-	return slices.DeleteFunc(slices.Clone(n.active.problems), func(p metrics.Problem) bool {
-		return slices.ContainsFunc(own, func(o metrics.Problem) bool {
-			return p.Reason == o.Reason && p.Source == o.Source && p.Chain == o.Chain && p.LoopOnly == o.LoopOnly
-		})
-	})
-}
-
-// joined returns the messages of problems as one error.
-func joined(problems []metrics.Problem) error {
-	return errors.Join(mapped(problems, func(p metrics.Problem) error { return errors.New(p.Message) })...)
+// joined returns problems as one error.
+func joined(problems []reconcile.Problem) error {
+	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return p.Err })...)
 }

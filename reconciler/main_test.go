@@ -333,7 +333,7 @@ func TestOutputIsEscaped(t *testing.T) {
 	const title = "\x1b]0;owned\a\x1b[2J\u009b31m"
 	dataDir := serveStatus(t, answering(t, metrics.Status{
 		StatusVersion: metrics.StatusVersion, Version: title, SettingsErr: title,
-		Problems: []metrics.Problem{{Reason: title, Message: title}, {Reason: reconcile.ReasonConflist, Message: title}},
+		Problems: []reconcile.Problem{{Reason: title, Err: errors.New(title)}, {Reason: reconcile.ReasonConflist, Err: errors.New(title)}},
 	}))
 	for _, command := range []string{"check", "status", "doctor", "render", "explain 10.0.0.1", "check -o json", "status -o json", "doctor -o json"} {
 		args := append(strings.Fields(command), "--data-dir", dataDir, "--cni-conf-dir", t.TempDir())

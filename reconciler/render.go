@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -62,7 +61,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
 		warn(a, r.Warnings)
-		return joined(metrics.ProblemsOf(r.Problems))
+		return joined(r.Problems)
 	}
 	if err := r.Incomplete(); err != nil {
 		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)

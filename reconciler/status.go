@@ -70,8 +70,8 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 
 // nodeStatus is the output of status as JSON.
 type nodeStatus struct {
-	Ready    bool              `json:"ready"`    // as /readyz says, and the rules are right at this moment
-	Problems []metrics.Problem `json:"problems"` // why it is not
+	Ready    bool                `json:"ready"`    // as /readyz says, and the rules are right at this moment
+	Problems []reconcile.Problem `json:"problems"` // why it is not
 
 	Reconciler   reconcilerStatus   `json:"reconciler"`
 	Plugin       pluginStatus       `json:"plugin"`
@@ -171,7 +171,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
-		Problems:     n.problems(r),
+		Problems:     n.problems(r.Problems),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),

@@ -161,7 +161,7 @@ func (s *nodeStatus) writeNode(w *screen) {
 	}
 	w.row("Node:", headline)
 	for _, p := range s.Problems {
-		w.row("  "+string(p.Reason)+":", p.Message)
+		w.row("  "+string(p.Reason)+":", p.Err.Error())
 	}
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -63,12 +64,12 @@ func healthyStatus() *nodeStatus {
 func brokenStatus() *nodeStatus {
 	s := healthyStatus()
 	s.Ready = false
-	s.Problems = []metrics.Problem{
-		{Reason: reconcile.ReasonSource, Source: "the agent files", Message: "/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host " +
-			"bits set; did you mean 10.0.1.0/24? (until it is corrected, its last good policy stays in force)"},
-		{Reason: reconcile.ReasonFlapping, Message: "another program reverts the rules repeatedly (ipv4 IP-MASQ-AGENT: missing chain), most likely " +
-			"\"iptables\" (host pid 4711); repairs are 1s apart now: set backend to \"nftables\", stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair"},
-		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Message: "first line\nsecond line " + strings.Repeat("long", 40)},
+	s.Problems = []reconcile.Problem{
+		{Reason: reconcile.ReasonSource, Source: policy.SourceID{Kind: policy.AgentFiles}, Err: errors.New("/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host " +
+			"bits set; did you mean 10.0.1.0/24? (until it is corrected, its last good policy stays in force)")},
+		{Reason: reconcile.ReasonFlapping, Err: errors.New("another program reverts the rules repeatedly (ipv4 IP-MASQ-AGENT: missing chain), most likely " +
+			"\"iptables\" (host pid 4711); repairs are 1s apart now: set backend to \"nftables\", stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; this message ends 2s after the last repair")},
+		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Err: errors.New("first line\nsecond line " + strings.Repeat("long", 40))},
 	}
 	s.Plugin = pluginStatus{Path: s.Plugin.Path, Error: "/opt/cni/bin/ip-masq is missing"}
 	s.Settings = append(s.Settings, config.Setting{Key: "agent.nonMasqueradeCIDRs", Value: strings.Repeat("10.0.0.0/8,", 40), Origin: config.FlagOrigin})
@@ -123,7 +124,7 @@ func TestStatusText(t *testing.T) {
 	agentFiles := healthyStatus()
 	agentFiles.Plugin, agentFiles.Conflist, agentFiles.Sources = pluginStatus{Path: agentFiles.Plugin.Path}, conflistStatus{}, agentFiles.Sources[1:]
 	unread := &nodeStatus{
-		unread: true, Problems: []metrics.Problem{{Reason: reconcile.ReasonState, Message: "open directory /var/lib/cni/ip-masq: refused: bad"}},
+		unread: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("open directory /var/lib/cni/ip-masq: refused: bad")}},
 		SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Reconciler: reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "open directory /var/lib/cni/ip-masq: refused: bad"},
 		Plugin:     healthyStatus().Plugin, Conflist: healthyStatus().Conflist,
@@ -164,7 +165,7 @@ func TestLongWords(t *testing.T) {
 	const hostile = "\x1b]0;title\a\x1b[2J\u009b31m\r\x7f\xff"
 	s := healthyStatus()
 	*s.Reconciler.Version, s.Reconciler.LastResult = hostile, hostile
-	s.Problems = []metrics.Problem{{Reason: hostile, Message: hostile}}
+	s.Problems = []reconcile.Problem{{Reason: hostile, Err: errors.New(hostile)}}
 	s.Sources[0].File = hostile
 	s.Chains[0].Backend = hostile
 	text := escape(s.text(statusTime))

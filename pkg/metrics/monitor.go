@@ -182,10 +182,10 @@ func (m *Monitor) stopped() error {
 // unready returns why the node is not ready.
 func (m *Monitor) unready() []reconcile.Problem {
 	if m.reports == 0 {
-		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet"), LoopOnly: true}}
+		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet")}}
 	}
 	if err := m.stopped(); err != nil {
-		return append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err, LoopOnly: true}}, m.problems...)
+		return append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err}}, m.problems...)
 	}
 	return m.problems
 }

@@ -44,9 +44,9 @@ type Status struct {
 	AgentSource  bool             `json:"agentSource"`          // agent files are a source
 	AgentFiles   *AgentFiles      `json:"agentFiles,omitempty"` // as they were read last
 
-	Problems []Problem         `json:"problems"` // why the node is not ready
-	Warnings []string          `json:"warnings"` // that are no finding of doctor
-	Unserved map[string]string `json:"unserved"` // why endpoints are not served, by the keys of their addresses
+	Problems []reconcile.Problem `json:"problems"` // why the node is not ready
+	Warnings []string            `json:"warnings"` // that are no finding of doctor
+	Unserved map[string]string   `json:"unserved"` // why endpoints are not served, by the keys of their addresses
 
 	Interval        time.Duration `json:"interval"` // longest time between two syncs, in nanoseconds
 	LastSync        time.Time     `json:"lastSync,omitzero"`
@@ -76,28 +76,6 @@ func (a *AgentFiles) Read() (agentconfig.Files, error) {
 		return files, errors.New(a.Err)
 	}
 	return files, nil
-}
-
-// Problem is a reason why the node is not ready.
-type Problem struct {
-	Reason   reconcile.Reason `json:"reason"`
-	Source   string           `json:"source,omitempty"`
-	Chain    string           `json:"chain,omitempty"`
-	Message  string           `json:"message"`
-	LoopOnly bool             `json:"loopOnly,omitempty"` // see reconcile.Problem
-}
-
-// ProblemsOf returns the problems of a report. The result is not nil, so that JSON has [].
-func ProblemsOf(problems []reconcile.Problem) []Problem {
-	out := []Problem{}
-	for _, p := range problems {
-		one := Problem{Reason: p.Reason, Chain: p.Chain, Message: p.Err.Error(), LoopOnly: p.LoopOnly}
-		if p.Source != (policy.SourceID{}) {
-			one.Source = p.Source.String()
-		}
-		out = append(out, one)
-	}
-	return out
 }
 
 // Repair is a sync that found rules changed by other programs.
@@ -160,7 +138,7 @@ func (m *Monitor) Status() Status {
 	s := Status{
 		StatusVersion: StatusVersion, Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
-		Problems: ProblemsOf(m.unready()), Warnings: texts(m.warnings), Unserved: map[string]string{}, Interval: m.interval, LastResult: string(m.last),
+		Problems: append([]reconcile.Problem{}, m.unready()...), Warnings: texts(m.warnings), Unserved: map[string]string{}, Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted,
 	}

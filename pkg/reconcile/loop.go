@@ -460,7 +460,7 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 		c := *l.conflist
 		r.Conflist, l.conflist.Inserted = &c, 0
 		for _, p := range c.Problems {
-			r.Problems = append(r.Problems, Problem{Reason: Reason(p.Reason), Err: p.Err, LoopOnly: true, Waiting: p.Waiting})
+			r.Problems = append(r.Problems, Problem{Reason: Reason(p.Reason), Err: p.Err, Waiting: p.Waiting})
 		}
 		r.Warnings = append(r.Warnings, c.Warnings...)
 	}
@@ -492,7 +492,7 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 	}) {
 		remedy = `set backend to "nftables", `
 	}
-	return &Problem{Reason: ReasonFlapping, LoopOnly: true, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
+	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
 		"repairs are %s apart now: %sstop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
 		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), remedy, 2*l.flapping.Pause())}
 }

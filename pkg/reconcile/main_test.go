@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -135,23 +134,6 @@ func (f *fixture) wants(r *Report, result Result, says ...string) {
 	for _, s := range says {
 		if err := problems(r); err == nil || !strings.Contains(err.Error(), s) {
 			f.Errorf("the problems do not say %q: %v", s, err)
-		}
-	}
-	f.checkLoopOnly(r)
-}
-
-// checkLoopOnly checks of each problem whether a dry run of another process finds it, as it says.
-func (f *fixture) checkLoopOnly(r *Report) {
-	f.Helper()
-	other := *f.Node
-	other.backoff = backoff{}
-	dry := other.DryRun(f.Context(), other.Read())
-	for _, p := range r.Problems {
-		found := slices.ContainsFunc(dry.Problems, func(d Problem) bool {
-			return d.Reason == p.Reason && d.Source == p.Source && d.Chain == p.Chain && d.Err.Error() == p.Err.Error()
-		})
-		if found == p.LoopOnly {
-			f.Errorf("LoopOnly is %t of %s: %v\na dry run finds: %v", p.LoopOnly, p.Reason, p.Err, problems(dry))
 		}
 	}
 }

@@ -5,6 +5,7 @@ package reconcile
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -75,15 +76,37 @@ func Faults() []Fault {
 	}
 }
 
-// Problem is one cause of a node that is not ready.
+// Problem is one cause of a node that is not ready. In JSON, Err is its message.
 type Problem struct {
-	Reason Reason
-	Source policy.SourceID // whose policy is not in force; else the zero SourceID
-	Chain  string          // of a problem with rules or a conflict; else ""
-	Err    error
-	// LoopOnly tells that no dry run finds it: it is about what a sync tried, what happened before, or ADDs.
-	LoopOnly bool
-	Waiting  bool // for something that is expected to come by itself
+	Reason  Reason          `json:"reason"`
+	Source  policy.SourceID `json:"source,omitzero"` // whose policy is not in force
+	Chain   string          `json:"chain,omitempty"` // of a problem with rules or a conflict
+	Err     error           `json:"-"`
+	Waiting bool            `json:"-"` // for something that is expected to come by itself
+}
+
+// problemFields are those that JSON writes as they are.
+type problemFields Problem
+
+// MarshalJSON implements json.Marshaler.
+func (p Problem) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		problemFields
+		Message string `json:"message"`
+	}{problemFields(p), p.Err.Error()})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (p *Problem) UnmarshalJSON(text []byte) error {
+	var message struct{ Message string }
+	err := errors.Join(json.Unmarshal(text, (*problemFields)(p)), json.Unmarshal(text, &message))
+	p.Err = errors.New(message.Message)
+	return err
+}
+
+// SameCause reports whether two problems are about the same of the same source and chain.
+func (p Problem) SameCause(q Problem) bool {
+	return p.Reason == q.Reason && p.Source == q.Source && p.Chain == q.Chain
 }
 
 // FindingWarning is a warning that doctor has as a finding.
@@ -335,7 +358,7 @@ func (n *Node) addSourceProblems(r *Report) {
 func addRuleProblems(r *Report) {
 	s := r.Rules
 	if s.RecordErr != nil {
-		r.add(Problem{Reason: ReasonState, Err: s.RecordErr, LoopOnly: true})
+		r.problem(ReasonState, s.RecordErr)
 	}
 	for _, p := range s.Policies() {
 		for _, c := range p.Conflicts.Summary() {
@@ -346,7 +369,7 @@ func addRuleProblems(r *Report) {
 		case isDrift(err) && r.Before != nil && !r.notRepaired(err):
 			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
 		default:
-			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err, LoopOnly: !isDrift(err) && r.Before != nil && !failed(r.Before, p.Chain)})
+			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
 		}
 	}
 	for _, o := range r.State.Record.Chains {
@@ -364,7 +387,7 @@ func addRuleProblems(r *Report) {
 			o, policy.Quote(o.Owner.DataDir))
 	}
 	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {
-		r.add(Problem{Reason: ReasonRules, Err: guardErr, LoopOnly: r.Before != nil && r.Before.Guard.Err == nil}) // of a guard that was to be removed
+		r.problem(ReasonRules, guardErr) // of a guard that was to be removed
 	}
 	for _, e := range s.NoOutputs() {
 		r.add(Problem{Reason: ReasonAddress, Chain: e.Chain, Err: e})
@@ -399,8 +422,7 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	for i := range r.Rules.Chains {
 		if err := e.CanWrite(ctx, &r.Rules.Chains[i]); err != nil {
-			r.add(Problem{Reason: ReasonRules, Chain: r.Rules.Chains[i].Policy.Chain, LoopOnly: true,
-				Err: fmt.Errorf("the rules are correct, but could not be repaired: %w", err)})
+			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but could not be repaired: %w", err)
 		}
 	}
 }
@@ -440,27 +462,27 @@ func (n *Node) AddADDProblems(r *Report) {
 	var file string
 	for _, list := range r.Sources.ConfDir.Conflists {
 		if err := list.PositionErr(); err != nil {
-			r.add(Problem{Reason: ReasonConflist, Err: err, LoopOnly: true})
+			r.problem(ReasonConflist, err)
 		}
 		for _, e := range list.Entries {
 			file = cmp.Or(file, list.File)
 			if e.Err == nil && e.Entry.RequireAgentConfig && r.Rules != nil && r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-				r.add(Problem{Reason: ReasonConflist, LoopOnly: true, Err: fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
-					"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index)})
+				r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
+					"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index))
 			}
 		}
 	}
 	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
-		r.add(Problem{Reason: ReasonPlugin, LoopOnly: true, Err: fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
-			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file))})
+		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
+			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
 	}
 	known := func(p Problem) bool { return isDiskFault(p.Err) }
 	if file == "" && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
 		return
 	}
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
-		r.add(Problem{Reason: ReasonState, LoopOnly: true, Err: fmt.Errorf("%w; until then pods of a new or changed network cannot start, "+
-			"nor is any rule written after a reboot", err)})
+		r.problem(ReasonState, fmt.Errorf("%w; until then pods of a new or changed network cannot start, "+
+			"nor is any rule written after a reboot", err))
 	}
 }
 

@@ -106,7 +106,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer cancel()
 	lock, err := n.Dir.Lock(wait)
 	if err != nil {
-		r.add(Problem{Reason: ReasonState, Err: err, LoopOnly: true})
+		r.problem(ReasonState, err)
 		n.load(r)
 		return
 	}
@@ -223,7 +223,7 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 		if r.State.Find(c.ID) != nil {
 			rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be applied; the last good policy stays: %w", c.ID, err)
 		}
-		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: rejected[c.ID], LoopOnly: true})
+		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: rejected[c.ID]})
 	}
 	if n.load(r) {
 		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r), r.State.Record), lock)
@@ -243,7 +243,7 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	due, failed := n.backoff.split(changed, time.Now())
 	for _, c := range changed {
 		if err := failed[c.ID]; err != nil {
-			r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: err, LoopOnly: true})
+			r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: err})
 		}
 	}
 	if len(failed) > 0 {
