@@ -5,7 +5,6 @@ package e2e
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,9 +19,6 @@ func (n *node) byHand(t *testing.T, args ...string) (stdout, stderr string, code
 	c.Env = []string{"PATH=" + n.path}
 	return run(t, c)
 }
-
-// elapsed matches the ages in explain, whose text has none in the first second.
-var elapsed = regexp.MustCompile(` \(\d+[sm]\)|"ageSeconds": \d+`)
 
 // sameAnswers checks that each command answers alike without flags and with these, and says where its
 // settings come from. It returns what the commands print.
@@ -42,8 +38,7 @@ func (d *daemon) sameAnswers(t *testing.T, flags []string) string {
 				return strings.HasPrefix(f, "--backend=")
 			}))...)
 		}
-		normal := func(s string) string { return elapsed.ReplaceAllString(s, "") }
-		if diff := cmp.Diff(normal(allStdout), normal(stdout)); diff != "" || code != allCode {
+		if diff := cmp.Diff(allStdout, stdout); diff != "" || code != allCode {
 			t.Errorf("%v: exit code %d without flags, %d with all; stdout (-all +none):\n%s", command, code, allCode, diff)
 		}
 		if diff := cmp.Diff(warningsIn(allStderr), warningsIn(stderr)); diff != "" {

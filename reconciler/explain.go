@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
@@ -129,7 +128,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	}
 	q.Incomplete = r.Incomplete()
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
-		ConfDir: r.Sources.ConfDir, Now: time.Now(), Since: node.Dir.Written,
+		ConfDir: r.Sources.ConfDir, Since: node.Dir.Written,
 	})
 	if a.json() {
 		e.Reconciler = node.active

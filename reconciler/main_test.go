@@ -168,7 +168,7 @@ func checkKeys(ts *testscript.TestScript, value any) {
 			}
 			checkKeys(ts, v[key])
 		}
-		const explained = "address addressInterface addressItem addressOrigin also backend chain chains conflicts destination drift family guard interface kernel origin pod prefix problem reason rule source verdict"
+		const explained = "address addressInterface addressItem addressOrigin also backend chain chains destination drift family guard interface kernel origin pod prefix problem reason rule source verdict"
 		if _, is := v["verdict"]; is && strings.Join(keys, " ") != explained {
 			ts.Fatalf("an explanation has the keys %s; want %s", keys, explained)
 		}
@@ -191,7 +191,7 @@ func textFile(ts *testscript.TestScript, neg bool, args []string) {
 
 // volatile matches what differs from run to run by its nature: times.
 func volatile(key string) bool {
-	return regexp.MustCompile(`^(since|ageSeconds|go|platform|pid)$`).MatchString(key)
+	return regexp.MustCompile(`^(since|go|platform|pid)$`).MatchString(key)
 }
 
 func steady(value any) any {

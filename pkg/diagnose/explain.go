@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -88,9 +87,7 @@ type Explanation struct {
 	// scope. Also are the other keys with the same value.
 	Origin *Origin  `json:"origin"`
 	Also   []Origin `json:"also"`
-	// Conflicts are those in which another source is superseded here.
-	Conflicts []string `json:"conflicts"`
-	Reason    string   `json:"reason"`
+	Reason string   `json:"reason"`
 
 	// Address is the one in force of outputAddresses that a pod's traffic leaves with, AddressInterface the
 	// interface that it is for, null if it is for every one without an address of its own.
@@ -120,9 +117,6 @@ type Explanation struct {
 	nftables    bool
 	overriders  []thirdparty.Hit
 	held        []thirdparty.Hit // third-party rules that enforceExempt precedes
-	stale       bool             // rules that a sync removes may decide
-	notRepaired bool             // a sync does not repair the difference
-	incomplete  bool
 }
 
 // MarshalJSON writes null for strings that do not apply.
@@ -142,7 +136,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	blank := Explanation{
 		Destination: q.Dst, Source: q.Src, Interface: q.Out, Pod: q.Pod,
 		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
-		Also: []Origin{}, Conflicts: []string{}, Drift: []string{}, Chains: []Explanation{},
+		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{},
 	}
 	var all []Explanation
 	for _, p := range state.Policies() {
@@ -170,12 +164,10 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 			top.addProblem("the rules of chain %s do not do what its policy says, or cannot be verified", other.Chain)
 		}
 	}
-	top.stale = len(state.Stale)+len(state.Duplicates) > 0
 	if !q.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
 		top.override(q, state)
 	}
 	if q.Incomplete != nil {
-		top.incomplete = true
 		top.addProblem("%v", q.Incomplete)
 	}
 	return top
@@ -216,11 +208,6 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 		} else {
 			e.Also = append(e.Also, found)
 		}
-		for _, c := range p.Conflicts {
-			if c.InForce == o {
-				e.Conflicts = append(e.Conflicts, c.Error())
-			}
-		}
 	}
 }
 
@@ -253,9 +240,7 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 			e.Drift = append(e.Drift, c.String())
 		}
 	}
-	// Rules that must not be changed were read nevertheless.
-	untouched := errors.Is(failed, store.ErrNewer) || errors.Is(failed, enforce.ErrOtherDataDir) || errors.Is(failed, netfilter.ErrNotOwned)
-	if !chosen || failed != nil && !untouched {
+	if !chosen || failed != nil {
 		if failed == nil {
 			e.Problem = "the rules of the chain were not read"
 		}
@@ -263,12 +248,8 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 	e.known = true
 	if c := chain.Observed.Find(e.Family, e.Chain); c != nil {
-		pkt := p.Representative(asked)
-		if r := c.Walk(pkt); r != nil {
+		if r := c.Walk(p.Representative(asked)); r != nil {
 			e.Rule, e.masquerades = r.String(), r.Verdict == policy.Masquerade
-			if pkt.Protocol = policy.Protocols()[0]; e.masquerades { // which has the same ports as the others
-				e.Rule += portsOf(c, r, pkt)
-			}
 			e.known = r.Verdict != policy.Unrecognized
 		}
 	}
@@ -278,24 +259,8 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 	if slices.ContainsFunc(chain.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
 		e.Kernel, e.known = false, false
-		e.notRepaired = !e.nftables // every program may write to table nat of iptables
 		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
 	}
-}
-
-// portsOf names the ports that the chain takes for a protocol with ports: the rules before r, which decides
-// other packets, have them.
-func portsOf(c *policy.Chain, r *policy.Rule, pkt policy.Packet) string {
-	var ports policy.Ports
-	for _, with := range c.Rules {
-		if with.Matches(pkt) && with.To.Equal(r.To) && !with.Ports.IsZero() {
-			ports = append(ports, with.Ports)
-		}
-	}
-	if len(ports) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; of TCP, UDP and SCTP to ports %s", ports)
 }
 
 // guarded sets what the guard of the chain does with the packet if it is not translated.
@@ -405,94 +370,33 @@ type Origin struct {
 	Kind   policy.Kind `json:"kind"`
 	Name   string      `json:"name"` // of a network
 	Key    string      `json:"key"`
-	File   string      `json:"file"`  // "" if no file has the value now
-	Index  *int        `json:"index"` // of the item in its list, in the file if there is one
-	// Since is when the source's document was written, and AgeSeconds how long ago.
-	Since      *time.Time `json:"since"`
-	AgeSeconds *int64     `json:"ageSeconds"`
-
-	fileless string // why no conflist has the value now
+	File   string      `json:"file"`  // "" if no file states the policy in force
+	Index  *int        `json:"index"` // of the item in its list
+	Since  *time.Time  `json:"since"` // when the source's document was written
 }
 
 // OriginFinder finds the file that has a value, and the time when its document was written.
 type OriginFinder struct {
 	ConfDir config.ConfDir
 	Since   func(policy.SourceID) (time.Time, error) // the zero Time if unknown; it may be nil
-	Now     time.Time                                // from which ages are counted
 }
 
 func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 	out := Origin{Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key, File: o.File}
-	index := o.Index
-	if o.Source.Kind == policy.Network {
-		if at := slices.IndexFunc(sources, func(s policy.Source) bool { return s.ID == o.Source }); at >= 0 {
-			if out.File, index = p.inConflist(o, sources[at].Policy); out.File == "" {
-				out.fileless = p.fileless(o.Source.Name)
-			}
+	if list := p.ConfDir.WithEntry(o.Source.Name); o.Source.Kind == policy.Network && list != nil {
+		stated := func(s policy.Source) bool { return s.ID == o.Source && s.Policy.Equal(list.Entries[0].Entry.Policy) }
+		if slices.ContainsFunc(sources, stated) {
+			out.File = list.File
 		}
 	}
-	if index >= 0 {
-		out.Index = &index
+	if o.Index >= 0 {
+		out.Index = &o.Index
 	}
 	if p.Since == nil || o.Source.Kind == policy.BuiltIn {
 		return out
 	}
 	if since, err := p.Since(o.Source); err == nil && !since.IsZero() {
-		age := int64(max(p.Now.Sub(since), 0).Seconds())
-		out.Since, out.AgeSeconds = &since, &age
-	}
-	return out
-}
-
-// inConflist returns the file and the index of a value in the first conflist with a plugin
-// entry for the network, as runtimes look for it. The entry can differ by now from the
-// policy in force: the value may have moved, or be in no file ("").
-func (p OriginFinder) inConflist(o policy.Origin, inForce policy.SourcePolicy) (file string, index int) {
-	list := p.ConfDir.WithEntry(o.Source.Name)
-	if list == nil || list.Entries[0].Err != nil {
-		return "", o.Index
-	}
-	want, have := valuesOf(inForce, o.Key), valuesOf(list.Entries[0].Entry.Policy, o.Key)
-	if o.Index < 0 && have != nil && slices.Equal(want, have) {
-		return list.File, -1
-	}
-	if o.Index >= 0 && o.Index < len(want) {
-		if i := slices.Index(have, want[o.Index]); i >= 0 {
-			return list.File, i
-		}
-	}
-	return "", o.Index
-}
-
-// fileless returns why no conflist has a value of a network whose policy is in force.
-func (p OriginFinder) fileless(network string) string {
-	list, unreadable := p.ConfDir.WithEntry(network), p.ConfDir.Unreadable(network)
-	switch {
-	case list != nil && list.Entries[0].Err != nil:
-		return "the plugin entry in " + policy.Printable(list.File) + " is invalid"
-	case list != nil:
-		return "the plugin entry in " + policy.Printable(list.File) + " has another value"
-	case unreadable != nil:
-		return policy.Printable(unreadable.File) + " cannot be loaded"
-	}
-	return "no conflist has its plugin entry"
-}
-
-// valuesOf returns the items of a list, or the value of a scalar, as JSON; nil if the
-// policy does not have the key. The policy's names in JSON are the keys.
-func valuesOf(s policy.SourcePolicy, key string) []string {
-	text, err := json.Marshal(s)
-	var values map[string]json.RawMessage
-	if err != nil || json.Unmarshal(text, &values) != nil || values[key] == nil {
-		return nil
-	}
-	var items []json.RawMessage
-	if json.Unmarshal(values[key], &items) != nil {
-		return []string{string(values[key])}
-	}
-	out := []string{}
-	for _, item := range items {
-		out = append(out, string(item))
+		out.Since = &since
 	}
 	return out
 }

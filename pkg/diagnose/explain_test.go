@@ -3,7 +3,6 @@
 package diagnose_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
@@ -47,17 +45,16 @@ func TestOrigins(t *testing.T) {
 			func(s *policy.SourcePolicy) { s.MasqueradeHost = &no }))
 	n := newNode(podnet, second, files)
 	n.finder.ConfDir = confDir(t, map[string]string{
-		// The list changed since it was applied: items moved, and one is gone.
 		"10-podnet.conflist": conflist("podnet", `, "masqChain": "A", "sourceCIDRs": ["10.244.0.0/16"],
-			"nonMasqueradeCIDRs": ["100.64.0.0/10", "192.168.0.0/16", "10.0.0.0/8"]`),
-		"20-podnet.conflist": conflist("podnet", `, "masqChain": "A", "masqueradeCIDRs": ["10.1.0.0/16"]`),
-		"30-bad.conflist":    conflist("second", `, "nonMasqueradeCIDRs": ["10.0.0.1/8"]`),
+			"nonMasqueradeCIDRs": ["10.0.0.0/8", "192.168.0.0/16"], "masqueradeCIDRs": ["10.1.0.0/16"]`),
+		// It changed since it was applied.
+		"30-second.conflist": conflist("second", `, "masqChain": "A", "nonMasqueradeCIDRs": ["10.0.0.0/8"]`),
 	})
 	for dst, want := range map[string]string{
 		"8.8.8.8":     `"A" ipv4 masquerade | - | - | kernel true | masquerade random-fully`,
-		"10.9.9.9":    `"A" ipv4 exempt | 10.0.0.0/8 | nonMasqueradeCIDRs[2] by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | to 10.0.0.0/8 return`,
+		"10.9.9.9":    `"A" ipv4 exempt | 10.0.0.0/8 | nonMasqueradeCIDRs[0] by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | to 10.0.0.0/8 return`,
 		"192.168.1.1": `"A" ipv4 exempt | 192.168.0.0/16 | nonMasqueradeCIDRs[1] by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | to 192.168.0.0/16 return`,
-		"10.1.1.1":    `"A" ipv4 masquerade | 10.1.0.0/16 | masqueradeCIDRs[0] by network "podnet" | kernel true | to 10.1.0.0/16 masquerade random-fully`,
+		"10.1.1.1":    `"A" ipv4 masquerade | 10.1.0.0/16 | masqueradeCIDRs[0] by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | to 10.1.0.0/16 masquerade random-fully`,
 		"172.20.1.1":  `"A" ipv4 exempt | 172.20.0.0/16 | nonMasqueradeCIDRs[0] by the agent files in /etc/config/ip-masq-agent | kernel true | to 172.20.0.0/16 return`,
 		"172.21.1.1":  `"A" ipv4 exempt | 172.21.0.0/16 | nonMasqueradeCIDRs[3] by the agent files in /etc/config/ip-masq-more | kernel true | to 172.21.0.0/16 return`,
 		"169.254.1.1": `"A" ipv4 exempt | 169.254.0.0/16 | masqLinkLocal by built in | kernel true | to 169.254.0.0/16 return`,
@@ -69,7 +66,7 @@ func TestOrigins(t *testing.T) {
 	}
 	e := n.to("10.9.9.9")
 	if len(e.Also) != 1 || e.Also[0].Name != "second" || *e.Also[0].Index != 1 || e.Also[0].File != "" {
-		t.Errorf("10.9.9.9 is also exempt by %+v, want by item 1 of second, whose conflist is bad", e.Also)
+		t.Errorf("10.9.9.9 is also exempt by %+v, want by item 1 of second, whose conflist has changed", e.Also)
 	}
 	for _, tt := range []struct{ src, out, want string }{
 		{"10.244.0.2", "", `"A" ipv4 masquerade | - | - | kernel true | masquerade random-fully`},
@@ -82,17 +79,6 @@ func TestOrigins(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("from %s\n got %s\nwant %s", tt.src, got, tt.want)
 		}
-	}
-}
-
-func TestConflictIsExplained(t *testing.T) {
-	n := newNode(network("podnet", "A", exempting("10.0.0.0/8")), agentFiles("A", file("", masquerading("10.0.0.0/8"))))
-	e := n.to("10.1.1.1")
-	if len(e.Conflicts) != 1 || !strings.Contains(e.Conflicts[0], "masqueradeCIDRs of the agent files is 10.0.0.0/8") {
-		t.Errorf("the conflicts with the agent files are %q", e.Conflicts)
-	}
-	if e := n.to("8.8.8.8"); len(e.Conflicts) > 0 {
-		t.Errorf("8.8.8.8 has the conflicts %q, want none", e.Conflicts)
 	}
 }
 
@@ -151,9 +137,6 @@ func TestDoesTheKernelAgree(t *testing.T) {
 		{"no backend", func(n *node) {
 			n.view.Chains[0] = enforce.Chain{Policy: n.view.Chains[0].Policy, Err: errors.New("choose a backend for chain A: none")}
 		}, "8.8.8.8", false, "", "", "choose a backend"},
-		{"kept by another dataDir", func(n *node) {
-			n.view.Chains[0].Err = fmt.Errorf("chain A: %w", enforce.ErrOtherDataDir)
-		}, "8.8.8.8", true, "masquerade random-fully", "", "another dataDir"},
 		{"something else in our table", func(n *node) {
 			n.inKernel(inNFTables, nil, policy.UnrecognizedObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
 		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
@@ -168,19 +151,6 @@ func TestDoesTheKernelAgree(t *testing.T) {
 					e.Chain, e.Kernel, e.Rule, e.Problem, drift, tt.kernel, tt.rule, tt.problem, tt.drift)
 			}
 		})
-	}
-}
-
-// TestPortsAreExplained: rules with ports precede the one for packets of other protocols.
-func TestPortsAreExplained(t *testing.T) {
-	ports := func(s *policy.SourcePolicy) {
-		s.ToPorts = &policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 65535}}
-	}
-	for _, backend := range []func(*policy.SourcePolicy){func(*policy.SourcePolicy) {}, inNFT} {
-		e := newNode(network("a", "A", ports, backend, masquerading("10.1.0.0/16"))).to("8.8.8.8")
-		if want := "masquerade random-fully; of TCP, UDP and SCTP to ports 1024-29999,32768-65535"; e.Rule != want {
-			t.Errorf("the rule is %q, want %q", e.Rule, want)
-		}
 	}
 }
 
@@ -258,37 +228,6 @@ func TestOverridden(t *testing.T) {
 				t.Errorf("%s: kernel %t, overridden by %q, rule %q, problem %q; want %t, %q, %q", e.Verdict, e.Kernel, e.OverriddenBy, e.Rule, e.Problem, tt.kernel, tt.by, tt.rule)
 			}
 		})
-	}
-}
-
-// TestNoFileHasTheValue: the origin tells why no conflist has the value that is in force.
-func TestNoFileHasTheValue(t *testing.T) {
-	for name, tt := range map[string]struct {
-		files map[string]string
-		want  string
-	}{
-		"no file": {nil, "no conflist has its plugin entry"},
-		"a mistake in another key": {
-			map[string]string{"10-a.conflist": conflist("a", `, "nonMasqueradeCIDRs": ["10.0.0.0/8"], "masqeradeCIDRs": []`)},
-			"the plugin entry in /etc/cni/net.d/10-a.conflist is invalid",
-		},
-		"another value": {
-			map[string]string{"10-a.conflist": conflist("a", `, "nonMasqueradeCIDRs": ["10.1.0.0/16"]`)},
-			"the plugin entry in /etc/cni/net.d/10-a.conflist has another value",
-		},
-		"no JSON": {nil, "/etc/cni/net.d/10-a.conflist cannot be loaded"},
-	} {
-		n := newNode(network("a", "A", exempting("10.0.0.0/8")))
-		n.finder.ConfDir = confDir(t, tt.files)
-		if name == "no JSON" {
-			n.finder.ConfDir.Conflists = []config.Conflist{{File: "/etc/cni/net.d/10-a.conflist", Err: errors.New("line 1")}}
-		}
-		var text bytes.Buffer
-		n.to("10.1.1.1").Text(&text)
-		want := `nonMasqueradeCIDRs[0] of network "a" (stored; ` + tt.want + ")"
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("%s: want %q in\n%s", name, want, &text)
-		}
 	}
 }
 

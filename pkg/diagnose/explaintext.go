@@ -25,11 +25,7 @@ func (e Explanation) Text(w io.Writer) {
 	}
 	e.rows(&b)
 	for _, other := range e.Chains {
-		text := other.verdictText()
-		if e.masquerades && other.masquerades && e.nftables == other.nftables && e.Source.IsValid() {
-			text += "; the chain whose jump comes first decides"
-		}
-		fmt.Fprintf(&b, "\nAnother chain: %s\n", text)
+		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
 		other.rows(&b)
 	}
 	if todo := e.whatToDo(); todo != "" {
@@ -90,9 +86,6 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		}
 		row("address", text+": "+e.AddressItem.String()+" in "+e.AddressOrigin.text())
 	}
-	for _, c := range e.Conflicts {
-		row("against", c)
-	}
 	row("kernel", e.kernelText())
 	var others []string
 	for _, h := range e.overriders[min(1, len(e.overriders)):] {
@@ -114,17 +107,11 @@ func (o Origin) text() string {
 		return text + ", " + o.Source
 	case o.File != "":
 		text += " in " + policy.Printable(o.File) + ", " + o.Source
-	case o.fileless != "":
-		text += " of " + o.Source + " (stored; " + o.fileless + ")"
 	default:
 		text += " of " + o.Source + " (stored)"
 	}
-	if o.Since == nil {
-		return text
-	}
-	text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
-	if *o.AgeSeconds > 0 {
-		text += " (" + Age(time.Duration(*o.AgeSeconds)*time.Second) + ")"
+	if o.Since != nil {
+		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
 	}
 	return text
 }
@@ -161,8 +148,6 @@ func (e Explanation) kernelText() string {
 		return "may be OVERRIDDEN by the rule: " + e.OverriddenBy
 	case e.Chain == "" && e.Kernel:
 		return "agrees: there are no owned rules"
-	case e.Chain == "":
-		return "DISAGREES, or cannot be verified"
 	case !e.known && e.Rule != "":
 		return "cannot be verified; the first rule that it meets: " + e.Rule
 	case !e.known:
@@ -190,24 +175,16 @@ func (e Explanation) guardText() string {
 
 // whatToDo returns the command to run if the kernel does not do what the policy says.
 func (e Explanation) whatToDo() string {
-	drift, notRepaired := len(e.Drift) > 0, e.notRepaired
+	differs := len(e.Drift) > 0
 	for _, other := range e.Chains {
-		drift, notRepaired = drift || len(other.Drift) > 0, notRepaired || other.notRepaired
+		differs = differs || len(other.Drift) > 0
 	}
 	switch {
-	case e.incomplete:
-		return "Nothing is repaired until these documents can be read."
-	case notRepaired:
-		return "To repair this: do what the difference says, then ip-masq-reconciler once. To see every difference: ip-masq-reconciler check."
-	case drift || !e.Kernel && e.stale:
-		return "To repair this: ip-masq-reconciler once. To see every difference: ip-masq-reconciler check.\n" +
+	case differs || !e.Kernel && e.OverriddenBy == "":
+		return "To see every difference: ip-masq-reconciler check. To repair one that names no remedy: ip-masq-reconciler once.\n" +
 			"If the difference returns, another program changes the rules: ip-masq-reconciler status names it."
-	case e.OverriddenBy != "" && !e.overriders[0].Sure && (e.Interface == "" || !e.Source.IsValid()):
-		return "State --from and --out to learn more. To see what to do about such rules: ip-masq-reconciler doctor."
-	case e.OverriddenBy != "":
-		return "To see what to do about such rules: ip-masq-reconciler doctor."
 	case !e.Kernel:
-		return "To see what is wrong: ip-masq-reconciler check."
+		return "To see what to do about such rules: ip-masq-reconciler doctor."
 	}
 	return ""
 }
