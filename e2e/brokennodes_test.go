@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -216,21 +215,6 @@ func brokenNodes() []brokenNode {
 			breaks: agentFile("toPorts: \"2000-1000\"\n"),
 			cause:  []string{"/agent/ip-masq-agent:1: toPorts: 2000-1000 ends before it begins"},
 			remedy: []string{"did you mean 1000-2000?"}},
-		{name: "metrics-port-busy", noMetrics: true,
-			breaks: func(t *testing.T, n *faultyNode) func() {
-				address := n.unusedAddress()
-				var busy net.Listener
-				must(t, n.Node.Do(func() (err error) {
-					busy, err = net.Listen("tcp", address) //nolint:noctx // it does not wait
-					return err
-				}))
-				t.Cleanup(func() { _ = busy.Close() }) // again
-				n.restart(t, "--metrics-listen", address)
-				n.d.metricsAddress = address
-				return func() { must(t, busy.Close()) }
-			},
-			cause:  []string{"listen-address-busy", "metrics_listen", "listen tcp 127.0.0.1:", "address already in use"},
-			remedy: []string{"free the address", "or set metrics_listen to another"}},
 		{name: "other-data-dir", reason: "conflist", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				keys := faultyNodeKeys()

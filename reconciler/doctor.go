@@ -88,9 +88,9 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 
 // running returns what is known of the reconciler of the node.
 func (n *inspection) running() *diagnose.Running {
-	r := &diagnose.Running{Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Answers: n.active.Answers, Err: n.active.err}
+	r := &diagnose.Running{Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err}
 	if s := n.active.status; s != nil {
-		r.Unserved, r.ManagesConflist = s.Unserved, s.ConflistManaged
+		r.ManagesConflist = s.ConflistManaged
 	}
 	return r
 }

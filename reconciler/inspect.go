@@ -92,24 +92,17 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	return n, nil
 }
 
-// examine inspects the node, and returns what a dry run and doctor find. It begins again if a reconciler
-// may be starting.
+// examine inspects the node, and returns what a dry run and doctor find.
 func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []diagnose.Finding, error) {
-	withoutLock := func(f diagnose.Finding) bool { return f.ID == "reconciler-data-dir" } // or that starts
-	for start := time.Now(); ; flowcontrol.Sleep(ctx, 50*time.Millisecond) {
-		n, err := a.inspect(ctx)
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		r := n.Readiness(ctx, n.active.Answers)
-		if n.active.Answers && a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }) {
-			n.AddADDProblems(r) // the reconciler looks elsewhere
-		}
-		found := n.findings(ctx, r)
-		if time.Since(start) > startTime || !slices.ContainsFunc(found, withoutLock) {
-			return n, r, found, nil
-		}
+	n, err := a.inspect(ctx)
+	if err != nil {
+		return nil, nil, nil, err
 	}
+	r := n.Readiness(ctx, n.active.Answers)
+	if n.active.Answers && a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }) {
+		n.AddADDProblems(r) // the reconciler looks elsewhere
+	}
+	return n, r, n.findings(ctx, r), nil
 }
 
 // useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is given.

@@ -31,7 +31,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
-	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -305,24 +304,6 @@ func newer(ts *testscript.TestScript, neg bool, args []string) {
 	for _, d := range documents {
 		text := strings.Replace(ts.ReadFile(d), fmt.Sprint(store.Schema()), fmt.Sprint(store.Schema()+1), 1) // the first number
 		ts.Check(os.WriteFile(d, []byte(text), 0o600))
-	}
-}
-
-// TestOtherCommands checks that doctor tells a reconciler that runs from all commands that end.
-func TestOtherCommands(t *testing.T) {
-	t.Parallel()
-	var names []string
-	root := (&app{out: io.Discard, err: io.Discard}).root()
-	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd()
-	for _, c := range root.Commands() {
-		if c.Name() != "run" {
-			names = append(names, c.Name())
-		}
-	}
-	slices.Sort(names)
-	if got := diagnose.OtherCommands(); !slices.Equal(got, names) {
-		t.Errorf("doctor knows %q, the program has %q", got, names)
 	}
 }
 

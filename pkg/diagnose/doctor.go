@@ -98,7 +98,6 @@ type examination struct {
 	Host
 	ctx         context.Context
 	lists       []list
-	processes   []process
 	pods        []podNetwork
 	violations  []violation
 	notExamined []string // errors
@@ -128,7 +127,7 @@ func Examine(ctx context.Context, h Host) []Finding {
 	if e.Variants == nil {
 		e.Variants = thirdparty.Variants
 	}
-	for _, read := range []func(){e.readLists, e.readProcesses, e.readPodNetworks, e.readThirdParty} {
+	for _, read := range []func(){e.readLists, e.readPodNetworks, e.readThirdParty} {
 		read()
 	}
 	var all []Finding

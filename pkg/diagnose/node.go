@@ -4,7 +4,6 @@ package diagnose
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"path"
@@ -48,57 +47,26 @@ func nodeChecks() []check {
 	}
 }
 
-// process is a process of the node, as far as this one sees them. Only those of root count: other users can give theirs
-// any name, and cannot change rules.
-type process struct {
-	pid  int
-	comm string // at most 15 bytes of the program's name
-	args []string
-}
-
-func (e *examination) readProcesses() {
+// agentRunning looks for processes of agents, as far as this one sees them. Only those of root count: other users can
+// give theirs any name, and cannot change rules.
+func agentRunning(e *examination, f *Finding) {
 	for _, entry := range e.readDir("proc") {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
+		info, err := entry.Info()
+		if _, notProcess := strconv.Atoi(entry.Name()); err != nil || notProcess != nil {
 			continue
 		}
 		// A process that is not dumpable owns this directory all the same, and not the files in it (proc(5)).
-		if info, err := entry.Info(); err == nil {
-			if uid, _ := safefile.Owner(info); uid != 0 && !safefile.IsOwn(info) {
-				continue
-			}
+		if uid, _ := safefile.Owner(info); uid != 0 && !safefile.IsOwn(info) {
+			continue
 		}
-		comm, errComm := readFile(e.path("proc", entry.Name(), "comm"))
-		cmdline, errLine := readFile(e.path("proc", entry.Name(), "cmdline"))
-		switch err := errors.Join(errComm, errLine); {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH): // it has ended
-		case err != nil:
+		cmdline, err := readFile(e.path("proc", entry.Name(), "cmdline"))
+		if ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH); err != nil && !ended {
 			e.noteAs("list the processes", err)
 			return
-		default:
-			args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
-			e.processes = append(e.processes, process{pid, strings.TrimSpace(string(comm)), args})
 		}
-	}
-}
-
-// String writes `process 12 ("ip-masq-reconciler run")`.
-func (p process) String() string {
-	return fmt.Sprintf("process %d (%s)", p.pid, policy.Quote(strings.Join(p.args, " ")))
-}
-
-// name returns the name of the program.
-func (p process) name() string {
-	if p.args[0] == "" {
-		return p.comm
-	}
-	return path.Base(p.args[0])
-}
-
-func agentRunning(e *examination, f *Finding) {
-	for _, p := range e.processes {
-		if strings.HasPrefix(p.name(), "ip-masq-agent") {
-			f.add("%s", p)
+		args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+		if strings.HasPrefix(path.Base(args[0]), "ip-masq-agent") {
+			f.add("process %s (%s)", entry.Name(), policy.Quote(strings.Join(args, " ")))
 		}
 	}
 }

@@ -3,7 +3,6 @@
 package diagnose
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,7 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -28,26 +26,26 @@ func packetChecks() []check {
 				"State the address in outputAddresses, or add one that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
 		{Finding{ID: "output-address-ambiguous", Severity: SeverityNotice,
 			Summary: "An item of outputAddresses has several addresses of the node.",
-			Remedy:  "Name the address itself, or a prefix that has one address of each node."}, ambiguousOutputs},
+			Remedy:  "Name the address itself, or a prefix that has one address of each node."}, warned},
 		{Finding{ID: "output-address-subnet", Severity: SeverityNotice,
 			Summary: "An address on lo or a dummy interface that pods leave with is inside the subnet of another interface: peers there ask for it by ARP or neighbor discovery.",
 			Remedy:  "Make sure that the node answers (sysctl arp_ignore), and that no other host has the address; or give peers a route to it."}, connectedOutputs},
 		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
 			Summary: "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
 			Remedy:  `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
-		{Finding{ID: "guard-notrack", Severity: SeverityNotice,
+		{Finding{ID: "guard-notrack", Severity: SeverityProblem,
 			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
-			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false).`}, untrackedPods},
-		{Finding{ID: "guard-accept", Severity: SeverityNotice,
+			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false). Until then set guard to "count".`}, untrackedPods},
+		{Finding{ID: "guard-accept", Severity: SeverityProblem,
 			Summary: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
 			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
 				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
-		{Finding{ID: "guard-ebpf", Severity: SeverityNotice,
+		{Finding{ID: "guard-ebpf", Severity: SeverityProblem,
 			Summary: "The guard is on beside an eBPF data plane that may masquerade after it: it catches all packets that leave untranslated.",
 			Remedy:  `Set guard to "off", or switch the masquerading of the eBPF data plane off.`}, guardBesideEBPF},
-		{Finding{ID: "guard-inactive", Severity: SeverityNotice,
+		{Finding{ID: "guard-inactive", Severity: SeverityProblem,
 			Summary: "guard, enforceExempt or staleConnections have no effect.",
-			Remedy:  "State the addresses of pods in podCIDRs, or do what the message asks for."}, inactiveGuards},
+			Remedy:  "Do what each line says."}, warned},
 	}
 }
 
@@ -81,12 +79,6 @@ func masqueradeSources(e *examination, f *Finding) {
 				f.Detail = append(f.Detail, line)
 			}
 		}
-	}
-}
-
-func ambiguousOutputs(e *examination, f *Finding) {
-	for _, o := range e.Rules.AmbiguousOutputs() {
-		f.add("chain %s: %s, of %s; it could be %s", o.Chain, o.Chosen, o.Chosen.Item, strings.Trim(fmt.Sprint(o.Chosen.Others), "[]"))
 	}
 }
 
@@ -184,22 +176,6 @@ func (e *examination) guards() []policy.Guard {
 	return slices.DeleteFunc(slices.Clone(e.Rules.Guard.Desired), func(g policy.Guard) bool { return g.Mode == policy.GuardOff })
 }
 
-func inactiveGuards(e *examination, f *Finding) {
-	unusable := true
-	for _, i := range e.Rules.Guard.Inactive {
-		f.Detail = append(f.Detail, i.Error())
-		unusable = unusable && errors.Is(i.Err, netfilter.ErrUnusable)
-		for _, p := range e.Rules.Policies() {
-			if p.Chain == i.Chain && (p.EnforceExempt.Value || p.ResetsConnections()) { // guard "drop" is the latter
-				f.Severity = SeverityProblem
-			}
-		}
-	}
-	if unusable {
-		f.Remedy = "Do what each line says; podCIDRs would not help."
-	}
-}
-
 // caught adds the rules to a finding that apply to packets which a guard catches.
 func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
 	for _, r := range rules {
@@ -209,13 +185,6 @@ func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
 			outOfScope := len(g.Scope.Interfaces) > 0 && !slices.ContainsFunc(g.Scope.Interfaces, r.Match.Leaves) || r.Match.Out == "lo"
 			if r.Family != g.Family || outOfScope || !r.Destinations(g.Scope.Sources).Overlaps(masqueraded) {
 				continue
-			}
-			if r.Action == thirdparty.Untracks && !r.Exact {
-				f.add("%s: the guard of %s may %s these packets", r.Text, g.Chain, g.Mode)
-				continue
-			}
-			if g.Mode == policy.GuardDrop {
-				f.Severity = SeverityProblem
 			}
 			f.add("%s: the guard of %s %ss these packets", r.Text, g.Chain, g.Mode)
 		}
@@ -227,9 +196,6 @@ func untrackedPods(e *examination, f *Finding) {
 		rules, err := thirdparty.Untracked(e.ctx)
 		e.noteAs("read the rules before connection tracking", err)
 		f.caught(guards, rules)
-		if slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Mode == policy.GuardDrop }) {
-			f.Remedy += ` Until then set guard to "count".`
-		}
 	}
 }
 
@@ -245,12 +211,7 @@ func acceptedPods(e *examination, f *Finding) {
 }
 
 func guardBesideEBPF(e *examination, f *Finding) {
-	guards := e.guards()
-	if len(guards) == 0 {
-		return
-	}
-	ebpfMasquerade(e, f)
-	if !slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Mode == policy.GuardDrop }) {
-		f.Severity = SeverityNotice
+	if len(e.guards()) > 0 {
+		ebpfMasquerade(e, f)
 	}
 }

@@ -3,11 +3,9 @@
 package diagnose
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -79,14 +77,6 @@ func TestPacketFindings(t *testing.T) {
 	guarded := func(mode policy.GuardMode) func(*testHost) {
 		return func(h *testHost) { h.policies[0].Guard, h.policies[0].PodCIDRs = mode, prefixes("10.244.0.0/16") }
 	}
-	inactive := func(mode policy.GuardMode) func(*testHost) {
-		return func(h *testHost) {
-			h.policies[0].Guard = mode
-			h.edit = func(n *Host) {
-				n.Rules.Guard.Inactive = []enforce.Inactive{{ChainFamily: policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}, Err: errors.New("no ranges")}}
-			}
-		}
-	}
 	cilium := "*raw\n:CILIUM_PRE_raw -\n-A PREROUTING -j CILIUM_PRE_raw\n-A CILIUM_PRE_raw -s 10.244.0.0/16 -j CT --notrack\n" +
 		"-A PREROUTING -d 169.254.20.10/32 -p udp --dport 53 -j CT --notrack\n-A PREROUTING -s 172.17.0.0/16 -j CT --notrack\nCOMMIT\n"
 	ipsec := []string{":IP-MASQ-AGENT -", "-A POSTROUTING -s 172.17.0.0/16 -j ACCEPT", "-A POSTROUTING -d 10.0.0.0/8 -j ACCEPT",
@@ -116,12 +106,9 @@ func TestPacketFindings(t *testing.T) {
 
 		{"NOTRACK, without a guard", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, nil, nil},
 		{"NOTRACK, counted", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, guarded(policy.GuardCount),
-			map[string]string{"notice guard-notrack": "table raw, chain CILIUM_PRE_raw: from 10.244.0.0/16 notrack: the guard of IP-MASQ-AGENT counts"}},
+			map[string]string{"problem guard-notrack": "table raw, chain CILIUM_PRE_raw: from 10.244.0.0/16 notrack: the guard of IP-MASQ-AGENT counts"}},
 		{"NOTRACK, dropped", func(t *testing.T) { feed(t, cilium, "iptables-legacy-restore", "--noflush") }, guarded(policy.GuardDrop),
 			map[string]string{"problem guard-notrack": "drops these packets, Until then set guard to \"count\"."}},
-		{"NOTRACK that cannot be read, dropped", func(t *testing.T) {
-			feed(t, "*raw\n-A PREROUTING -m length --length 0:100 -j CT --notrack\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-		}, guarded(policy.GuardDrop), map[string]string{"notice guard-notrack": "the guard of IP-MASQ-AGENT may drop these packets"}},
 		{"NOTRACK of exempt destinations", func(t *testing.T) {
 			feed(t, "table ip x { chain p { type filter hook prerouting priority raw; ip saddr 10.244.0.0/16 ip daddr 10.0.0.0/8 notrack; }\n}", "nft", "-f", "-")
 		}, guarded(policy.GuardDrop), nil},
@@ -139,23 +126,16 @@ func TestPacketFindings(t *testing.T) {
 		{"ACCEPT in legacy", func(t *testing.T) { restoreNAT(t, legacy, ipsec...) }, func(h *testHost) {
 			guarded(policy.GuardCount)(h)
 			h.choice.Variant = legacy
-		}, map[string]string{"notice guard-accept": "match policy"}},
+		}, map[string]string{"problem guard-accept": "match policy"}},
 		{"ACCEPT before a chain in nftables", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, func(h *testHost) {
 			guarded(policy.GuardDrop)(h)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 		}, nil},
 
-		{"no range of pod addresses, counted", nil, inactive(policy.GuardCount), map[string]string{"notice guard-inactive": "chain IP-MASQ-AGENT (ipv4): no ranges"}},
-		{"no range of pod addresses, dropped", nil, inactive(policy.GuardDrop), map[string]string{"problem guard-inactive": "podCIDRs"}},
-
 		{"Cilium's maps, dropped", nil, func(h *testHost) {
 			guarded(policy.GuardDrop)(h)
 			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"] = ""
 		}, map[string]string{"problem ebpf-masquerade": "", "problem guard-ebpf": "cilium_snat_v4_external"}},
-		{"Cilium's maps, counted", nil, func(h *testHost) {
-			guarded(policy.GuardCount)(h)
-			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"] = ""
-		}, map[string]string{"problem ebpf-masquerade": "", "notice guard-ebpf": "cilium_snat_v4_external"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)

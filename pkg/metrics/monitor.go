@@ -79,9 +79,8 @@ type Monitor struct {
 	conflist *conflist.Status // of the last report
 	inserted int              // how often the plugin entry was inserted
 
-	repaired  []Repair         // the latest ones, the newest first
-	repairing int              // how many there were
-	unserved  map[string]error // why an endpoint is not served, by its name
+	repaired  []Repair // the latest ones, the newest first
+	repairing int      // how many there were
 
 	connections connections
 	guards      totals
@@ -115,7 +114,6 @@ func New(o Options) *Monitor {
 		}),
 		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
 		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: newTotals(),
-		unserved: map[string]error{},
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -25,56 +23,35 @@ const (
 )
 
 // Serve serves h at the TCP address of a setting until ctx ends, and lets requests that are running finish.
-// An address that cannot be bound is retried; the reason is logged once, and is a warning in the Status as
-// long as it lasts. With the address "" it does nothing.
-func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
+// An address that cannot be bound is retried; the reason is logged once. With the address "" it does nothing.
+func Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
 	if address == "" {
 		return
 	}
-	e := endpoint{name: key, address: address, handler: h}
-	e.listen = func() (net.Listener, error) {
+	keepServing(ctx, key, address, h, log, func() (net.Listener, error) {
 		var listening net.ListenConfig
-		return listening.Listen(ctx, "tcp", address)
-	}
-	e.explain = func(err error) error {
-		if errors.Is(err, unix.EADDRINUSE) {
-			return fmt.Errorf("%w; free the address (ss -ltnp names the program that has it), or set %s to another", err, key)
+		l, err := listening.Listen(ctx, "tcp", address)
+		if err != nil {
+			err = fmt.Errorf("%w; free the address (ss -ltnp names the program that has it), or set %s to another", err, key)
 		}
-		return fmt.Errorf("%w; set %s to another address", err, key)
-	}
-	m.serve(ctx, e, log)
+		return l, err
+	})
 }
 
 // ServeSocket serves the Status at the socket of the dataDir until ctx ends, as Serve does.
 func (m *Monitor) ServeSocket(ctx context.Context, d *store.Dir, log *slog.Logger) {
-	m.serve(ctx, endpoint{
-		name: "socket", address: d.SocketPath(), handler: m.Socket(), listen: d.Listen, explain: func(err error) error { return err },
-	}, log)
+	keepServing(ctx, "socket", d.SocketPath(), m.Socket(), log, d.Listen)
 }
 
-// endpoint is where a handler is served.
-type endpoint struct {
-	name, address string
-	handler       http.Handler
-	listen        func() (net.Listener, error)
-	explain       func(error) error // adds cause and remedy to an error of listen
-}
-
-func (m *Monitor) serve(ctx context.Context, e endpoint, log *slog.Logger) {
+func keepServing(ctx context.Context, key, address string, h http.Handler, log *slog.Logger, listen func() (net.Listener, error)) {
 	log = flowcontrol.LogOnce(log)
-	defer m.served(e.name, nil)
-	for last := ""; ctx.Err() == nil; {
-		l, err := e.listen()
+	for ctx.Err() == nil {
+		l, err := listen()
 		if err == nil {
-			m.served(e.name, nil)
-			last = ""
-			err = serve(ctx, l, e.handler, log)
+			err = serve(ctx, l, h, log)
 		}
-		if err != nil && ctx.Err() == nil && err.Error() != last {
-			last = err.Error()
-			err = e.explain(err)
-			m.served(e.name, err)
-			log.Warn("failed to serve, trying again", "key", e.name, "address", e.address, "err", err)
+		if err != nil && ctx.Err() == nil {
+			log.Warn("failed to serve, trying again", "key", key, "address", address, "err", err)
 		}
 		flowcontrol.Sleep(ctx, bindRetry)
 	}

@@ -46,7 +46,6 @@ type Status struct {
 
 	Problems []reconcile.Problem `json:"problems"` // why the node is not ready
 	Warnings []string            `json:"warnings"` // that are no finding of doctor
-	Unserved map[string]string   `json:"unserved"` // why endpoints are not served, by the keys of their addresses
 
 	Interval        time.Duration `json:"interval"` // longest time between two syncs, in nanoseconds
 	LastSync        time.Time     `json:"lastSync,omitzero"`
@@ -122,15 +121,6 @@ func (m *Monitor) repair(r *reconcile.Report) {
 	m.repairing++
 }
 
-// served takes note of why an endpoint is not served, or with nil that it is.
-func (m *Monitor) served(name string, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.unserved[name] = err; err == nil {
-		delete(m.unserved, name)
-	}
-}
-
 // Status returns the state of the reconciler.
 func (m *Monitor) Status() Status {
 	m.mu.Lock()
@@ -138,7 +128,7 @@ func (m *Monitor) Status() Status {
 	s := Status{
 		StatusVersion: StatusVersion, Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
 		SettingsFile: m.settings.File, Settings: m.settings.List(),
-		Problems: append([]reconcile.Problem{}, m.unready()...), Warnings: texts(m.warnings), Unserved: map[string]string{}, Interval: m.interval, LastResult: string(m.last),
+		Problems: append([]reconcile.Problem{}, m.unready()...), Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
 		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted,
 	}
@@ -153,9 +143,6 @@ func (m *Monitor) Status() Status {
 			a.Err = m.sources.AgentErr.Error()
 		}
 		s.AgentFiles = a
-	}
-	for name, err := range m.unserved {
-		s.Unserved[name] = err.Error()
 	}
 	if m.reports > 0 {
 		s.LastSync = m.reported.UTC()
