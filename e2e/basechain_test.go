@@ -86,12 +86,10 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 				}
 				if c.msgs != nil {
 					before := n.snapshot(t)
-					const onceRepairs = "To repair this: ip-masq-reconciler once"
-					if out, _, _ := n.reconciler(t, "explain", "1.2.3.4"); !strings.Contains(out, msgs("ip")[0]) || strings.Contains(out, onceRepairs) {
-						t.Errorf("explain recommends once, or lacks the cause:\n%s", out)
-					}
-					if out, _, _ := n.reconciler(t, "doctor"); !strings.Contains(out, msgs("ip")[0]) || strings.Contains(out, "ip-masq-reconciler once") {
-						t.Errorf("doctor recommends once, or lacks the cause:\n%s", out)
+					for _, command := range []string{"explain 1.2.3.4", "doctor"} {
+						if out, _, _ := n.reconciler(t, strings.Fields(command)...); !strings.Contains(out, msgs("ip")[0]) {
+							t.Errorf("%s lacks the cause:\n%s", command, out)
+						}
 					}
 					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(msgs("ip"), msgs("ip6")...)...)
 					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, msgs("ip")...)

@@ -26,8 +26,6 @@ type syncLog struct {
 	problems  flowcontrol.Conditions
 	chains    string      // as they were logged last
 	state     store.State // of the report before
-
-	lost flowcontrol.Conditions // networks whose conflists have no plugin entry
 }
 
 func (l *syncLog) warn(err error) {
@@ -56,7 +54,6 @@ func (l *syncLog) report(r *Report) {
 	}
 	if r.Rules != nil {
 		l.state = r.State
-		l.pluginEntries(r)
 	}
 	if chains := r.Summary(); r.Rules != nil && r.Result != Failed {
 		if chains != l.chains && (l.chains != "" || r.Result == Changed) {
@@ -81,22 +78,6 @@ func (l *syncLog) report(r *Report) {
 		l.log.Info("ready")
 	}
 	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
-}
-
-// pluginEntries logs the networks whose conflist has lost the plugin entry. If the loop syncs the conflist, that sync
-// logs it.
-func (l *syncLog) pluginEntries(r *Report) {
-	if r.Conflist != nil || r.Sources.ConfDirErr != nil {
-		return
-	}
-	confs := r.Sources.ConfDir
-	for _, list := range confs.Conflists {
-		network := policy.SourceID{Kind: policy.Network, Name: list.Network}
-		if r.State.Find(network) != nil && confs.LacksEntry(list.Network) && l.lost.Begins(list.Network) {
-			l.log.Warn("plugin entry is missing", "network", list.Network, "file", list.File)
-		}
-	}
-	l.lost.Resolved()
 }
 
 func (l *syncLog) repaired(r *Report) {

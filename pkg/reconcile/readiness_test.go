@@ -3,7 +3,6 @@
 package reconcile
 
 import (
-	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -124,25 +122,6 @@ func fill(f *fixture, disk string) {
 	}
 }
 
-// TestReadinessNamesWhatRepairs: once is a remedy only where it can write.
-func TestReadinessNamesWhatRepairs(t *testing.T) {
-	const once = "ip-masq-reconciler once repairs them"
-	f := newFixture(t)
-	disk := f.mount("size=256k,mode=0700")
-	f.conflist("podnet", nil)
-	f.plugin(0o755)
-	f.right()
-	f.nft("flush", "ruleset")
-	if r := f.Readiness(t.Context(), false); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), once) {
-		t.Errorf("problems %v, want one with %q", problems(r), once)
-	}
-	fill(f, disk)
-	r := f.Readiness(t.Context(), false)
-	if err := problems(r); len(r.Problems) != 2 || strings.Contains(err.Error(), "once repairs") || !strings.Contains(err.Error(), "free space") {
-		t.Errorf("on a full disk: %v", err)
-	}
-}
-
 // TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ.
 func TestReadinessBesideReconciler(t *testing.T) {
 	f := newFixture(t)
@@ -153,7 +132,7 @@ func TestReadinessBesideReconciler(t *testing.T) {
 		t.Errorf("problems %v", problems(r))
 	}
 	f.nft("flush", "ruleset")
-	if r := f.Readiness(t.Context(), true); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "the reconciler repairs them") {
+	if r := f.Readiness(t.Context(), true); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "repaired by a reconciler that runs") {
 		t.Errorf("without rules: %v", problems(r))
 	}
 }
@@ -198,40 +177,4 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f.backoff.retry()
 	f.wants(f.right(), Changed)
 	f.exempts("10.1.0.0/16," + linkLocal)
-}
-
-// TestPluginEntryLog: unless the loop syncs the conflist, a lost plugin entry is logged once.
-func TestPluginEntryLog(t *testing.T) {
-	f := newFixture(t)
-	path := f.conflist("podnet", nil)
-	entry, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const without = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "ptp"}]}`
-	var out bytes.Buffer
-	logger := slog.New(slog.NewTextHandler(&out, nil))
-	log := syncLog{log: logger, once: logger}
-	says := func(want bool) {
-		t.Helper()
-		log.report(f.sync())
-		if got := strings.Contains(out.String(), `msg="plugin entry is missing" network=podnet file=`+path); got != want {
-			t.Errorf("said %t, want %t: %s", got, want, &out)
-		}
-		out.Reset()
-	}
-	says(false)
-	for range 2 {
-		f.file(path, without)
-		says(true)
-		says(false)
-		f.file(path, string(entry))
-		says(false)
-	}
-	f.file(path, without)
-	r := f.sync()
-	r.Conflist = &conflist.Status{}
-	if log.report(r); strings.Contains(out.String(), "plugin entry") {
-		t.Error(out.String())
-	}
 }

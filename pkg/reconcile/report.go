@@ -173,27 +173,13 @@ func (r *Report) Standby() bool {
 	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Reason == ReasonStandby })
 }
 
-// Summary names the managed chains with their backends and guards in one line.
+// Summary names the managed chains with their backends in one line.
 func (r *Report) Summary() string {
 	var chains []string
 	if r.Rules != nil {
 		for _, chain := range r.Rules.Chains {
 			for _, c := range chain.Desired.Chains {
-				text := fmt.Sprintf("%s (%s, %s, %d rules", c.Name, c.Family, chain.Choice, len(c.Rules))
-				for _, o := range chain.Policy.Outputs {
-					if policy.FamilyOf(o.Address) == c.Family {
-						text += ", " + o.String()
-					}
-				}
-				if guard := r.Rules.Guard.Of(policy.ChainFamily{Chain: c.Name, Family: c.Family}); guard != nil {
-					if guard.Mode != policy.GuardOff {
-						text += ", guard " + string(guard.Mode)
-					}
-					if guard.Bound != nil {
-						text += ", enforceExempt"
-					}
-				}
-				chains = append(chains, text+")")
+				chains = append(chains, fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, chain.Choice, len(c.Rules)))
 			}
 		}
 	}
@@ -362,13 +348,9 @@ func addRuleProblems(r *Report) {
 	}
 	for _, p := range s.Policies() {
 		for _, c := range p.Conflicts.Summary() {
-			r.chainProblem(ReasonConflict, p.Chain, "%w", r.withCleanupRemedy(c))
+			r.add(Problem{Reason: ReasonConflict, Chain: p.Chain, Err: c})
 		}
-		switch err := s.Err(p.Chain); {
-		case err == nil || errors.Is(err, s.RecordErr):
-		case isDrift(err) && r.Before != nil && !r.notRepaired(err):
-			r.chainProblem(ReasonRules, p.Chain, "%w\nanother program changed them during the repair; the next sync repairs them again", err)
-		default:
+		if err := s.Err(p.Chain); err != nil && !errors.Is(err, s.RecordErr) {
 			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
 		}
 	}
@@ -403,16 +385,6 @@ func addRuleProblems(r *Report) {
 	}
 }
 
-// withCleanupRemedy adds a remedy to a conflict with agent files that are not read any more: their
-// stored policy stays.
-func (r *Report) withCleanupRemedy(conflict error) error {
-	var c *policy.ConflictError
-	if r.Sources.Agent != nil || !errors.As(conflict, &c) || c.Superseded.Source.Kind != policy.AgentFiles {
-		return conflict
-	}
-	return fmt.Errorf("%w; or, as these settings read no agent files, remove their stored policy with ip-masq-reconciler cleanup", conflict)
-}
-
 // addBackendProblems adds chains that are correct and could not be repaired, such as those in iptables
 // when the image has no iptables. The sync has not failed because of that.
 func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
@@ -427,34 +399,20 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	}
 }
 
-// Readiness returns why the node is not ready, as far as that needs no history of syncs: what Check finds, with what
-// repairs it. If no active reconciler answers, it also says why ADDs fail.
+// Readiness returns why the node is not ready, as far as that needs no history of syncs: what Check finds. If no active
+// reconciler answers, it also says why ADDs fail.
 func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	r := n.Check(ctx)
-	remedy := "the reconciler repairs them; if it cannot, another line says why"
 	if !active {
 		n.addBackendProblems(ctx, r)
 		n.AddADDProblems(r)
-		remedy = "ip-masq-reconciler once repairs them, as does a reconciler that runs"
-		if slices.ContainsFunc(r.Obstacles(), func(p Problem) bool { return p.Reason == ReasonState || p.Reason == ReasonBackend }) {
-			remedy = "a reconciler repairs them once the other problems are solved"
-		}
 	}
 	for i, p := range r.Problems {
-		if isDrift(p.Err) && !r.notRepaired(p.Err) {
-			r.Problems[i].Err = fmt.Errorf("%w\n%s", p.Err, remedy)
+		if isDrift(p.Err) {
+			r.Problems[i].Err = fmt.Errorf("%w\na difference without a remedy is repaired by a reconciler that runs, or by ip-masq-reconciler once", p.Err)
 		}
 	}
 	return r
-}
-
-// notRepaired reports whether a difference has something in table nat of iptables that a sync leaves alone, as every
-// program may write there. It names its remedy itself.
-func (r *Report) notRepaired(err error) bool {
-	var drift *enforce.DriftError
-	return errors.As(err, &drift) && slices.ContainsFunc(r.Rules.Chains, func(c enforce.Chain) bool {
-		return c.Choice.Backend == policy.IPTables && len(c.Observed.Unrecognized) > 0
-	}) && slices.ContainsFunc(drift.Diff, func(c policy.Change) bool { return c.Kind == policy.UnrecognizedChange })
 }
 
 // AddADDProblems adds why ADDs fail although the rules are correct.

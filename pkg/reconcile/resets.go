@@ -22,7 +22,6 @@ func (l *Loop) resetConnections(ctx context.Context) {
 		file, _ := config.ReadPluginFile(l.Node.PluginFile) // each sync reports the error
 		return file.InForce(stored)
 	}
-	var failures flowcontrol.Conditions
 	due := time.NewTimer(0)
 	due.Stop()
 	for retry := time.Duration(0); ; {
@@ -49,22 +48,15 @@ func (l *Loop) resetConnections(ctx context.Context) {
 		if l.ConnectionsReset != nil && (len(deleted) > 0 || err != nil && !interrupted) {
 			l.ConnectionsReset(deleted, err)
 		}
-		begins := err != nil && failures.Begins(err.Error())
-		resolved := (err != nil || next == 0) && failures.Resolved() // the next reset may be one that failed
 		switch {
 		case interrupted:
 			return
 		case err != nil:
-			if begins {
-				l.log.log.Warn("failed to reset connections", "err", err)
-			}
+			l.log.once.Warn("failed to reset connections", "err", err)
 			retry = min(max(2*retry, firstBackoff), longestBackoff)
 			flowcontrol.Sleep(ctx, retry) // whatever a sync asks for meanwhile
 			trigger(l.resets)
 		default:
-			if resolved {
-				l.log.log.Info("connections are reset again")
-			}
 			retry = 0
 			if next > 0 {
 				due.Reset(next)

@@ -83,8 +83,7 @@ func TestFailedResetIsRetried(t *testing.T) {
 	cancel()
 	running.Wait()
 	if text := log.String(); deleted != 7 || failed != 3 || reports == 0 || strings.Count(text, "failed to reset connections") != 2 ||
-		!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) || !strings.Contains(text, "connections are reset again") ||
-		!strings.Contains(text, `2 rules, guard drop)`) {
+		!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) {
 		t.Errorf("%d deleted, %d failed, %d reports:\n%s", deleted, failed, reports, text)
 	}
 }

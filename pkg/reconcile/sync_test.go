@@ -95,23 +95,6 @@ func TestPreferredBackendConflictsWithNothing(t *testing.T) {
 	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
 }
 
-// What agent files said stays in force when no setting reads them any more: then
-// nobody can make them agree.
-func TestConflictWithAgentFilesThatNobodyReads(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.agentFile("randomFully: false\n")
-	f.wants(f.sync(), Changed)
-	f.conflist("podnet", map[string]any{"randomFully": true})
-	const remedy = "ip-masq-reconciler cleanup"
-	r := f.sync()
-	f.wants(r, Changed, "randomFully", "make them agree")
-	if text := r.Problems[0].Err.Error(); strings.Contains(text, remedy) {
-		t.Errorf("files that are read: %s", text)
-	}
-	f.Settings.AgentConfigDir = ""
-	f.wants(f.sync(), Unchanged, "randomFully", `network "podnet"`, remedy)
-}
-
 func TestReasonOfProblem(t *testing.T) {
 	network := policy.SourceID{Kind: policy.Network, Name: "podnet"}
 	for name, c := range map[string]struct {
