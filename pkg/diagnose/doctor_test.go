@@ -76,9 +76,6 @@ func TestFindings(t *testing.T) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": false}`, entry)
 			h.files["etc/cni/net.d/20-else.conflist"] = conflist("else", `{"type": "bridge", "ipMasq": true}`)
 		}},
-		{"ipMasq in a file of the list's folder", func(h *testHost) {
-			h.files["etc/cni/net.d/pods/10-ptp.conf"] = `{"type": "ptp", "ipMasq": true}`
-		}, map[string]string{"problem main-plugin-ipmasq": `"ptp"`}},
 
 		{"two entries", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
