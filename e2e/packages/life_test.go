@@ -12,49 +12,57 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // manager installs and removes the packages of a release, as a package manager does.
 type manager struct {
-	install     func(t *testing.T, release string)
+	install     func(release string) // the service runs then
 	remove      func() (string, error)
-	purge       func(t *testing.T)
 	isInstalled func() bool
 }
 
 // TestDebian: the life of the .deb.
 func TestDebian(t *testing.T) {
-	m := newMachine(t, kernel()...)
+	m := newMachine(t)
 	before := m.files(t)
 	testLife(t, m, manager{
-		install: func(t *testing.T, release string) {
-			t.Helper()
-			m.run(t, "dpkg --install "+m.pack(t, release, "*_"+debArch()+".deb"))
-		},
-		remove: func() (string, error) { return m.try("dpkg --remove ip-masq-cni") },
-		purge:  func(t *testing.T) { t.Helper(); m.run(t, "dpkg --purge ip-masq-cni") },
+		install: func(release string) { m.run(t, "dpkg --install "+m.pack(t, release, "*_"+debArch()+".deb")) },
+		remove:  func() (string, error) { return m.try("dpkg --remove ip-masq-cni") },
 		isInstalled: func() bool {
 			out, _ := m.try("dpkg --status ip-masq-cni")
 			return strings.Contains(out, "install ok installed")
 		},
 	})
+	// Another installation, as by the DaemonSet with node-settings, has files there now.
+	others := []string{"/etc/ip-masq/plugin.toml", "/var/lib/cni/ip-masq/networks/podnet.json"}
+	for _, file := range others {
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(m.path(file)), 0o700), os.WriteFile(m.path(file), nil, 0o600)))
+	}
+	m.run(t, "dpkg --purge ip-masq-cni")
+	for _, file := range others {
+		if !m.exists(file) {
+			t.Errorf("the purge removed %s", file)
+		}
+	}
+	m.run(t, "rm -rf /etc/ip-masq /var/lib/cni/ip-masq")
 	m.wantOnly(t, before)
 }
 
 // TestRPM: the life of the .rpm, with Debian's rpm, which has no other packages in its database.
 func TestRPM(t *testing.T) {
-	m := newMachine(t, kernel()...)
+	m := newMachine(t)
 	m.run(t, "mkdir -p /usr/share/fish/vendor_completions.d /usr/share/zsh/site-functions") // fish and zsh of Fedora have them
 	before := m.files(t)
 	const rpm = "rpm --force-debian --dbpath /packages/rpm "
 	rpmArch := cmp.Or(map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[debArch()], debArch())
 	testLife(t, m, manager{
-		install: func(t *testing.T, release string) {
-			t.Helper()
-			m.run(t, rpm+"--upgrade --oldpackage --nodeps "+m.pack(t, release, "*."+rpmArch+".rpm"))
+		install: func(release string) {
+			m.run(t, rpm+"--upgrade --oldpackage --nodeps "+m.pack(t, release, "*."+rpmArch+".rpm")+" && systemctl enable --now ip-masq-reconciler")
 		},
 		remove: func() (string, error) { return m.try(rpm + "--erase ip-masq-cni") },
-		purge:  func(*testing.T) {}, // the removal removes configuration that nobody changed
 		isInstalled: func() bool {
 			_, err := m.try(rpm + "--query ip-masq-cni")
 			return err == nil
@@ -63,26 +71,44 @@ func TestRPM(t *testing.T) {
 	m.wantOnly(t, before)
 }
 
-// testLife installs, upgrades, downgrades and removes while pods run.
+// testLife installs, upgrades, downgrades and removes while pods run and the service runs with all that its unit
+// takes from systemd.
 func testLife(t *testing.T, m *machine, p manager) {
-	p.install(t, older)
+	p.install(older)
+	pid := m.pid(t, older)
 	if m.hasEntry(t) || m.exists(pluginFile) || m.chains(t) {
 		t.Fatal("the installation of the package changed the node's network")
 	}
+	if out := m.run(t, "systemctl is-enabled ip-masq-reconciler && systemd-analyze --man=no verify ip-masq-reconciler.service 2>&1"); out != "enabled\n" {
+		t.Errorf("systemd says of the unit\n%s", out)
+	}
 	m.run(t, "ip-masq-reconciler install")
-	m.start(t)
-	first := m.addPod(t)
+	pods := []int{m.addPod(t)}
+	m.run(t, "systemctl reload ip-masq-reconciler")
+	if now := m.pid(t, older); now != pid {
+		t.Errorf("a reload replaced process %s by %s", pid, now)
+	}
+	// The service repairs rules with the capabilities that it has.
+	m.run(t, "iptables -t nat -F IP-MASQ-AGENT")
+	if !timelimit.Await(20*time.Second, func() bool { return strings.Contains(m.run(t, journal), "repaired rules") }) { // with the last commit
+		t.Fatalf("the rules are not repaired:\n%s", m.run(t, journal))
+	}
+	m.check(t)
 
 	end := m.watch(t)
-	p.install(t, newer)
-	m.restarted(t, newer)
-	second := m.addPod(t)
-	p.install(t, older)
-	m.restarted(t, older)
-	third := m.addPod(t)
+	for _, release := range []string{newer, older} {
+		before := pid
+		p.install(release)
+		if pid = m.pid(t, release); pid == before {
+			t.Errorf("%s: process %s was not replaced", release, before)
+		}
+		if out, _ := m.try(pluginFile); !strings.Contains(out, " "+release) {
+			t.Errorf("the plugin is %q, want %s", out, release)
+		}
+		pods = append(pods, m.addPod(t))
+	}
 
 	// libcni's cache names the plugin, as that of CRI-O does.
-	m.stop(t)
 	out, err := p.remove()
 	if err == nil || !strings.Contains(out, "the plugin stays") || !strings.Contains(out, "ip-masq-cni stays installed") {
 		t.Errorf("removed while pods need the plugin: %v\n%s", err, out)
@@ -90,7 +116,8 @@ func testLife(t *testing.T, m *machine, p manager) {
 	if !p.isInstalled() || !m.exists(pluginFile) || !m.chains(t) || m.hasEntry(t) {
 		t.Error("after the refused removal: the package, the plugin or the rules are missing, or the entry is there")
 	}
-	for _, pod := range []int{first, second, third} {
+	m.pid(t, older) // the service runs again
+	for _, pod := range pods {
 		m.delPod(t, pod)
 	}
 	end()
@@ -101,33 +128,11 @@ func testLife(t *testing.T, m *machine, p manager) {
 	if m.hasEntry(t) || m.exists(pluginFile) || m.chains(t) || m.exists("/var/lib/cni/ip-masq") {
 		t.Error("after the removal: the entry, the plugin, rules or state are there")
 	}
-	// Another installation, as by the DaemonSet with node-settings, has files there now.
-	others := []string{"/etc/ip-masq/plugin.toml", "/var/lib/cni/ip-masq/networks/podnet.json"}
-	for _, file := range others {
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(m.path(file)), 0o700), os.WriteFile(m.path(file), nil, 0o600)))
+	if out, err := m.try("systemctl is-active ip-masq-reconciler"); err == nil {
+		t.Errorf("after the removal: the service is %s", out)
 	}
-	p.purge(t)
-	for _, file := range others {
-		if !m.exists(file) {
-			t.Errorf("the purge removed %s", file)
-		}
-	}
-	m.run(t, "rm -rf /etc/ip-masq /var/lib/cni/ip-masq")
 	if text, err := os.ReadFile(m.path(conflistFile)); err != nil || string(text) != conflist {
 		t.Errorf("the conflist is %v\n%s", err, text)
-	}
-}
-
-// TestUnit: systemd finds nothing wrong with the unit, and the package enables it.
-func TestUnit(t *testing.T) {
-	m := newMachine(t, kernel()...)
-	m.run(t, "dpkg --install "+m.pack(t, older, "*_"+debArch()+".deb"))
-	out, err := m.try("systemd-analyze --man=no verify ip-masq-reconciler.service")
-	if err != nil || strings.Contains(out, "ip-masq") {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
-	}
-	if !m.exists("/etc/systemd/system/multi-user.target.wants/ip-masq-reconciler.service") {
-		t.Error("the service is not enabled")
 	}
 }
 
@@ -142,7 +147,7 @@ func explained() map[string]string {
 
 // TestLintian: lintian has nothing else to say about the .deb.
 func TestLintian(t *testing.T) {
-	m := unpack(t, setting(t, "IPMASQ_LINTIAN_ROOT"), kernel()...)
+	m := unpack(t, setting(t, "IPMASQ_LINTIAN_ROOT"), "/proc", "/sys", "/dev", "/run")
 	out, err := m.try("lintian --allow-root --tag-display-limit 0 --display-level '>=pedantic' " + m.pack(t, newer, "*_"+debArch()+".deb"))
 	t.Logf("lintian: %v\n%s", err, out)
 	seen := map[string]bool{}

@@ -24,7 +24,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // The releases: the older one, and the one to upgrade to.
@@ -48,10 +47,9 @@ const (
 
 // machine is a Debian machine in a directory, in the namespaces of the sandbox.
 type machine struct {
-	root       string
-	reconciler *exec.Cmd // "run", as the service starts it
-	systemd    int       // its process, if it runs
-	pods       int
+	root    string
+	systemd int // its process, if it runs
+	pods    int
 }
 
 // setting returns the value of an environment variable that make sets.
@@ -81,21 +79,19 @@ func unpack(t *testing.T, archive string, shared ...string) *machine {
 	return m
 }
 
-// kernel are the directories that a machine without systemd shares with the sandbox.
-func kernel() []string { return []string{"/proc", "/sys", "/dev", "/run"} }
-
-// newMachine returns a machine with a container runtime's network, and without ip-masq.
-func newMachine(t *testing.T, shared ...string) *machine {
+// newMachine returns a machine with a systemd and a container runtime's network, and without ip-masq.
+func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := unpack(t, setting(t, "IPMASQ_DEBIAN_ROOT"), shared...)
-	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/run/netns", "/var/lib/cni"} {
+	m := unpack(t, setting(t, "IPMASQ_DEBIAN_ROOT"))
+	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni"} {
 		must(t, os.MkdirAll(m.path(dir), 0o755))
 	}
 	for from, to := range map[string]string{"bridge": "/opt/cni/bin", "host-local": "/opt/cni/bin", "cnitool": "/usr/local/bin"} {
 		m.copy(t, filepath.Join(setting(t, "IPMASQ_BIN_DIR"), "cni", from), filepath.Join(to, from))
 	}
 	must(t, os.WriteFile(m.path(conflistFile), []byte(conflist), 0o644))
-	t.Cleanup(func() { m.stop(t) })
+	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	m.bootSystemd(t)
 	return m
 }
 
@@ -178,44 +174,6 @@ func (m *machine) delPod(t *testing.T, pod int) {
 func (m *machine) check(t *testing.T) {
 	t.Helper()
 	m.run(t, "ip-masq-reconciler check")
-}
-
-// start starts the reconciler as the unit does, and waits until it is ready.
-func (m *machine) start(t *testing.T) {
-	t.Helper()
-	m.stop(t)
-	m.reconciler = m.command("exec /usr/sbin/ip-masq-reconciler run")
-	var log bytes.Buffer
-	m.reconciler.Stdout, m.reconciler.Stderr = &log, &log
-	must(t, m.reconciler.Start())
-	var out string
-	if !timelimit.Await(time.Minute, func() (ready bool) {
-		var err error
-		out, err = m.try("ip-masq-reconciler status")
-		return err == nil
-	}) {
-		t.Fatalf("the reconciler is not ready:\n%s\n%s", out, log.Bytes())
-	}
-}
-
-func (m *machine) stop(t *testing.T) {
-	t.Helper()
-	if m.reconciler != nil {
-		must(t, m.reconciler.Process.Signal(syscall.SIGTERM))
-		must(t, m.reconciler.Wait())
-		m.reconciler = nil
-	}
-}
-
-// restarted does what systemd does after a postinst: it starts the program that is installed now.
-func (m *machine) restarted(t *testing.T, version string) {
-	t.Helper()
-	m.start(t)
-	for _, command := range []string{pluginFile, "ip-masq-reconciler version"} {
-		if out, _ := m.try("CNI_COMMAND= " + command); !strings.Contains(out, " "+version) {
-			t.Errorf("%s prints %q, want version %s", command, out, version)
-		}
-	}
 }
 
 func (m *machine) exists(path string) bool {

@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -129,51 +127,4 @@ func (m *machine) pid(t *testing.T, version string) string {
 	_, pid, _ := strings.Cut(state, "MainPID=")
 	pid, _, _ = strings.Cut(pid, "\n")
 	return pid
-}
-
-// TestService: the service in a systemd of its own, with all that its unit takes from it: started by the
-// installation, reloaded, restarted by an upgrade and a downgrade, and stopped by the removal.
-func TestService(t *testing.T) {
-	m := newMachine(t)
-	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-	m.bootSystemd(t)
-	install := func(release string) string {
-		m.run(t, "dpkg --install "+m.pack(t, release, "*_"+debArch()+".deb"))
-		return m.pid(t, release)
-	}
-	pid := install(older)
-	m.run(t, "ip-masq-reconciler install")
-	pod := m.addPod(t)
-
-	m.run(t, "systemctl reload ip-masq-reconciler")
-	if now := m.pid(t, older); now != pid {
-		t.Errorf("a reload replaced process %s by %s", pid, now)
-	}
-	// The service repairs rules with the capabilities that it has.
-	m.run(t, "iptables -t nat -F IP-MASQ-AGENT")
-	if !timelimit.Await(20*time.Second, func() bool { return strings.Contains(m.run(t, journal), "repaired rules") }) { // with the last commit
-		t.Fatalf("the rules are not repaired:\n%s", m.run(t, journal))
-	}
-	m.check(t)
-	end := m.watch(t)
-	for _, release := range []string{newer, older} {
-		before := pid
-		if pid = install(release); pid == before {
-			t.Errorf("%s: process %s was not replaced", release, before)
-		}
-		if out, _ := m.try(pluginFile); !strings.Contains(out, " "+release) {
-			t.Errorf("the plugin is %q, want %s", out, release)
-		}
-	}
-	// The removal is refused while a pod needs the plugin, and the service runs again.
-	if out, err := m.try("dpkg --remove ip-masq-cni"); err == nil {
-		t.Errorf("removed while a pod needs the plugin:\n%s", out)
-	}
-	m.pid(t, older)
-	end()
-	m.delPod(t, pod)
-	m.run(t, "dpkg --purge ip-masq-cni")
-	if out, err := m.try("systemctl is-active ip-masq-reconciler"); err == nil || m.exists(pluginFile) || m.hasEntry(t) {
-		t.Errorf("after the purge: the service is %s", out)
-	}
 }
