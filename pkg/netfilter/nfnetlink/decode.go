@@ -60,9 +60,12 @@ func (c Condition) String() string {
 	if c.Not {
 		text += " !="
 	}
+	prefix, isPrefix := c.Range.Prefix()
 	switch {
 	case c.Set != "":
 		return text + " @" + c.Set
+	case isPrefix:
+		return text + " " + prefix.String()
 	case c.Range.IsValid():
 		return text + " " + c.Range.String()
 	case c.Mask != 0:

@@ -193,7 +193,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 	const table, chain = "ip ip-masq", "ip ip-masq masq-IP-MASQ-AGENT"
 	for name, tc := range map[string]struct{ script, diff string }{
 		"jump twice":         {"add rule " + table + " postrouting fib daddr type != local jump masq-IP-MASQ-AGENT", "unexpected jump"},
-		"rule added":         {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule with destination 1.2.3.4-1.2.3.4, accept"},
+		"rule added":         {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "unexpected rule: rule with destination 1.2.3.4/32, accept"},
 		"rule in base chain": {"insert rule " + table + " postrouting accept", "unrecognized: chain postrouting"},
 		"element added":      {"add element " + table + " exempt-IP-MASQ-AGENT { 11.0.0.0/16 }", "unexpected element: destination 11.0.0.0/16"},
 		"set flushed":        {"flush set " + table + " exempt-IP-MASQ-AGENT", "missing element"},
