@@ -15,6 +15,7 @@ func TestLackingKernel(t *testing.T) {
 	t.Parallel()
 	xt := []string{"addrtype", "comment", "statistic", "MASQUERADE"}
 	noTables := []string{"backend unusable", "the kernel needs nf_tables", "try: modprobe nf_tables"}
+	noExpressions := []string{"CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and", "try: modprobe -a nft_chain_nat nft_masq nft_fib_ipv4", "or set backend to iptables"}
 	denied := missing{denied: []string{"/run/xtables.lock"}}
 	both := object{"enableIPv6": true}
 	for _, c := range []struct {
@@ -30,10 +31,10 @@ func TestLackingKernel(t *testing.T) {
 		{"nfnetlink", missing{nfnetlink: true}, "nftables", nil, noTables},
 		{"nfnetlink", missing{nfnetlink: true}, "iptables-nft", nil, []string{"modprobe -a nft_chain_nat nft_compat", "set backend to nftables"}},
 		{"nfnetlink", missing{nfnetlink: true}, "iptables-legacy", nil, nil},
-		{"nft_fib", missing{names: []string{"fib"}}, "nftables", nil, []string{"CONFIG_NFT_FIB_IPV4", "try: modprobe nft_fib_ipv4, or set backend to iptables"}},
+		{"nft_fib", missing{names: []string{"fib"}}, "nftables", nil, noExpressions},
 		{"nft_fib", missing{names: []string{"fib"}}, "iptables-nft", nil, nil},
-		{"nft_masq", missing{names: []string{"masq"}}, "nftables", nil, []string{"CONFIG_NFT_MASQ", "try: modprobe nft_masq, or set backend to iptables"}},
-		{"nft_chain_nat", missing{names: []string{"nat"}}, "nftables", nil, []string{"CONFIG_NFT_NAT", "try: modprobe nft_chain_nat, or set backend to iptables"}},
+		{"nft_masq", missing{names: []string{"masq"}}, "nftables", nil, noExpressions},
+		{"nft_chain_nat", missing{names: []string{"nat"}}, "nftables", nil, noExpressions},
 		{"nft_chain_nat", missing{names: []string{"nat"}}, "iptables-nft", nil, []string{"modprobe -a nft_chain_nat"}},
 		{"nft_chain_nat", missing{names: []string{"nat"}}, "iptables-legacy", nil, nil},
 		{"xt", missing{names: xt}, "nftables", nil, nil},
@@ -233,7 +234,7 @@ func TestReconcilerOnLackingKernel(t *testing.T) {
 	n.lacks(t, missing{names: []string{"masq"}})
 	n.agentFile(t, "ip-masq.yaml", "nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	d := n.startReconciler(t)
-	d.eventuallyUnready(t, "backend", "CONFIG_NFT_MASQ", "modprobe nft_masq")
+	d.eventuallyUnready(t, "backend", "CONFIG_NFT_MASQ", "modprobe -a nft_chain_nat nft_masq")
 	n.wantSays(t, 3, []string{"backend:", "CONFIG_NFT_MASQ"}, "status")
 }
 

@@ -272,13 +272,12 @@ func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err erro
 				err = errMalformed // an acknowledgement that was not asked for
 			}
 			return true, err
-		case failure != nil:
-		case len(m.payload) < len(r.header):
+		case failure == nil && len(m.payload) < len(r.header):
 			failure = errMalformed
-		default:
+		case failure == nil:
 			failure = r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
 		}
-		return r.flags&unix.NLM_F_DUMP == 0, err
+		return r.flags&unix.NLM_F_DUMP == 0, nil
 	})
 	if errors.Is(err, unix.EINVAL) && r.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
 		err = fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)

@@ -147,7 +147,7 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
 		needed.add(baseChain, "", statements(f, jump, "", chain)...)
 		(&tableWriter{h, f, newTable(tableName), batch, batch}).update(needed)
 	}
-	return withModule(conn.Check(batch))
+	return withModules(conn.Check(batch))
 }
 
 // write changes the tables with masquerade chains.
@@ -156,7 +156,12 @@ func (b *backend) write(observed *state, change func(*tableWriter)) error {
 	if left {
 		_ = b.Remove(context.Background(), nil, nil)
 	}
-	return withModule(err)
+	return withModules(err)
+}
+
+func withModules(err error) error {
+	return lacking(err, "CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
+		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6", ", or set backend to iptables")
 }
 
 // write changes tables. If another program commits meanwhile, it reads them again and continues, unless

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -56,23 +55,7 @@ func (d *Driver) Generation() (netfilter.Generation, error) {
 	if err != nil {
 		return netfilter.Generation{}, usable(err)
 	}
-	load, err := moduleLoad()
-	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: number}, err
-}
-
-// moduleLoad returns a number that changes when the kernel's module is loaded again: the inode of its
-// directory in sysfs, which is not reused. It is constant if nf_tables is built into the kernel.
-func moduleLoad() (uint64, error) {
-	const dir = "/sys/module/nf_tables"
-	var st unix.Stat_t
-	err := unix.Stat(dir, &st)
-	if errors.Is(err, unix.ENOENT) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("stat %s: %w", dir, err)
-	}
-	return st.Ino, nil
+	return netfilter.Generation{Namespace: namespace, Number: number}, nil
 }
 
 // Backend implements netfilter.Driver.
@@ -120,38 +103,27 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	var owned, last []netfilter.OwnedChain
-	_, err = conn.ConsistentRead(func() error {
-		owned = nil
-		for _, f := range policy.Families() {
-			for _, table := range []string{tableName, netfilter.GuardTable} {
-				rules, err := conn.Rules(headerOf(f).link, table, "")
-				if err != nil {
-					return err
+	var owned []netfilter.OwnedChain
+	for _, f := range policy.Families() {
+		for _, table := range Tables() {
+			rules, err := conn.Rules(headerOf(f).link, table, "")
+			if err != nil {
+				return nil, usable(err)
+			}
+			for _, r := range rules {
+				name, isChain := masqChainOf(r.Chain)
+				guard := table == netfilter.GuardTable
+				if guard {
+					name, isChain = r.Chain, true
 				}
-				for _, r := range rules {
-					name, isChain := masqChainOf(r.Chain)
-					guard := table == netfilter.GuardTable
-					if guard {
-						name, isChain = r.Chain, true
-					}
-					if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
-						owned = append(owned, netfilter.OwnedChain{
-							ChainFamily: policy.ChainFamily{Chain: name, Family: f},
-							Choice:      netfilter.Choice{Backend: policy.NFTables}, Guard: guard, Owner: o,
-						})
-					}
+				if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
+					owned = append(owned, netfilter.OwnedChain{
+						ChainFamily: policy.ChainFamily{Chain: name, Family: f},
+						Choice:      netfilter.Choice{Backend: policy.NFTables}, Guard: guard, Owner: o,
+					})
 				}
 			}
 		}
-		return nil
-	}, func() bool {
-		same := last != nil && slices.Equal(last, owned)
-		last = append([]netfilter.OwnedChain{}, owned...)
-		return same
-	})
-	if err != nil {
-		return nil, usable(err)
 	}
 	return owned, nil
 }
@@ -191,31 +163,12 @@ func usable(err error) error {
 		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
 
-// refusedByKernel reports whether the kernel refused an operation because it lacks a chain type, an
+// lacking adds to an error what the kernel needs, if it refused an operation because it lacks a chain type, an
 // expression or a family.
-func refusedByKernel(err error) (refused *nfnetlink.Error, lacks bool) {
-	refused, _ = errors.AsType[*nfnetlink.Error](err)
-	return refused, refused != nil && slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno)
-}
-
-// withModule adds to an error of a batch which part of the kernel is missing.
-func withModule(err error) error {
-	refused, lacks := refusedByKernel(err)
-	if !lacks || !strings.Contains(refused.Op, ": add ") {
+func lacking(err error, options, modules, otherwise string) error {
+	refused, _ := errors.AsType[*nfnetlink.Error](err)
+	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {
 		return err
 	}
-	family := "ipv4"
-	if refused.Family == nfnetlink.IPv6 {
-		family = "ipv6"
-	}
-	needs, module := "CONFIG_NF_TABLES_"+strings.ToUpper(family), "nf_tables"
-	switch {
-	case strings.Contains(refused.Op, ": add chain "):
-		needs, module = "CONFIG_NFT_NAT", "nft_chain_nat"
-	case strings.Contains(refused.Op, ": add rule to ") && strings.HasSuffix(refused.Op, " "+baseChain):
-		needs, module = "CONFIG_NFT_FIB_"+strings.ToUpper(family), "nft_fib_"+family
-	case strings.Contains(refused.Op, ": add rule to "):
-		needs, module = "CONFIG_NFT_MASQ", "nft_masq"
-	}
-	return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s, or set backend to iptables", netfilter.ErrUnusable, err, needs, netfilter.HowToLoad(module))
+	return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s%s", netfilter.ErrUnusable, err, options, netfilter.HowToLoad(modules), otherwise)
 }

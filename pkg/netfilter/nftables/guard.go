@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -201,14 +200,9 @@ func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard) error {
 	return guardsUsable(conn.Check(batch))
 }
 
-// guardsUsable makes an error with which the kernel refused an expression or a chain that it does not have
-// one of tables that cannot be used.
 func guardsUsable(err error) error {
-	if _, lacks := refusedByKernel(err); !lacks {
-		return err
-	}
-	return fmt.Errorf("nftables: %w: %w; the guard needs CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT; %s",
-		netfilter.ErrUnusable, err, netfilter.HowToLoad("nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct"))
+	return lacking(err, "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard",
+		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct", "")
 }
 
 // RenderGuards implements netfilter.GuardTables.

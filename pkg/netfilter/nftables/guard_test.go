@@ -18,7 +18,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -272,22 +271,6 @@ func TestGuardsChangeInPlace(t *testing.T) {
 		if diff := cmp.Diff(want, strings.Join(handle.FindAllString(n.listGuards("-a"), -1), "\n")); diff != "" {
 			t.Errorf("tables and sets of X (-before +after):\n%s", diff)
 		}
-	}
-}
-
-// TestGuardWithRangeExpression: newer versions of nft load a range as one expression.
-func TestGuardWithRangeExpression(t *testing.T) {
-	n := newNode(t)
-	n.applyGuards(guardsOf("X"))
-	n.rewrite(nfnetlink.IPv6, netfilter.GuardTable, "guard-X", func(first, second nfnetlink.Expr) []nfnetlink.Expr {
-		low, _ := first.(nfnetlink.Cmp)
-		if low.Op != nfnetlink.GreaterOrEqual {
-			return nil
-		}
-		return []nfnetlink.Expr{nfnetlink.CmpRange{Sreg: low.Sreg, From: low.Data, To: second.(nfnetlink.Cmp).Data}}
-	})
-	if d := n.compareGuards(guardsOf("X")); len(d) > 0 {
-		t.Errorf("differs:\n%s", d)
 	}
 }
 

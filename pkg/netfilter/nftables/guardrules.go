@@ -56,7 +56,9 @@ func (t *table) addGuard(g policy.Guard) {
 		}
 		t.add(target, "", isReply(), returns)
 		if g.Family == policy.IPv6 {
-			t.add(target, "", neighbourDiscovery(), returns) // conntrack does not track it
+			for typ := byte(133); typ <= 137; typ++ { // neighbour discovery, which conntrack does not track
+				t.add(target, "", icmpv6Type(typ), returns)
+			}
 		}
 		t.add(target, "", addressType("saddr", "local"), returns)
 		// Not `!= unicast`: table ip6 looks up the route of a packet without interface and mark, so a destination
@@ -114,12 +116,11 @@ func withoutMark(mask policy.Mark) nftStatement {
 	}}
 }
 
-// neighbourDiscovery is the match `icmpv6 type 133-137`.
-func neighbourDiscovery() nftStatement {
-	return nftStatement{"icmpv6 type 133-137", []nfnetlink.Expr{
+// icmpv6Type is the match `icmpv6 type 133`.
+func icmpv6Type(typ byte) nftStatement {
+	return nftStatement{fmt.Sprintf("icmpv6 type %d", typ), []nfnetlink.Expr{
 		nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
-		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1},
-		compare(nfnetlink.GreaterOrEqual, 133), compare(nfnetlink.LessOrEqual, 137),
+		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, typ),
 	}}
 }
 

@@ -258,7 +258,7 @@ func (r *tableReader) readRules() error {
 			}
 			c = r.readChain(inKernel)
 		}
-		rule := rule{handle: raw.Handle, exprs: rangesAsComparisons(raw.Exprs), comment: raw.Comment}
+		rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
 		for i, e := range rule.exprs {
 			if counter, is := e.(nfnetlink.Counter); is {
 				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
@@ -272,20 +272,6 @@ func (r *tableReader) readRules() error {
 		c.rules = append(c.rules, rule)
 	}
 	return nil
-}
-
-// rangesAsComparisons returns the expressions with each match of a byte's range as two comparisons. nft 1.1.7
-// loads `icmpv6 type 133-137` as a range; nft 1.1.3 and the driver write comparisons.
-func rangesAsComparisons(exprs []nfnetlink.Expr) []nfnetlink.Expr {
-	for i, e := range exprs {
-		if r, is := e.(nfnetlink.CmpRange); is && !r.Not && len(r.From) == 1 {
-			return slices.Concat(exprs[:i], []nfnetlink.Expr{
-				nfnetlink.Cmp{Op: nfnetlink.GreaterOrEqual, Sreg: r.Sreg, Data: r.From},
-				nfnetlink.Cmp{Op: nfnetlink.LessOrEqual, Sreg: r.Sreg, Data: r.To},
-			}, rangesAsComparisons(exprs[i+1:]))
-		}
-	}
-	return exprs
 }
 
 // readSet reads the elements of a set once, and none of one that rules fill.
