@@ -185,8 +185,7 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 
 // duplicates finds chains of the same names in other backends. Stale chains are not among them:
 // those are removed anyway.
-func (e *Enforcer) duplicates(ctx context.Context, s *State) []Duplicate {
-	var found []Duplicate
+func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.OwnedChain) {
 	for _, chain := range s.Chains {
 		if chain.Choice == (netfilter.Choice{}) {
 			continue
@@ -199,7 +198,7 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) []Duplicate {
 		for _, c := range others {
 			isStale := func(o store.OwnedChain) bool { return o.Chain == name && choiceOf(o).SameBackend(c) }
 			if !slices.ContainsFunc(s.Stale, isStale) {
-				found = append(found, Duplicate{name, c})
+				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: c})
 			}
 		}
 	}

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -316,14 +314,11 @@ func TestLinearChains(t *testing.T) {
 			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i)}), 16))
 		}
 	}
-	for b, want := range map[policy.Backend][]enforce.LinearChainError{
-		policy.IPTables: {{"A", policy.DefaultCIDRLimit + 2}}, // with 10.0.0.0/8
-		policy.NFTables: nil,
-	} {
+	for b, want := range map[policy.Backend]int{policy.IPTables: 1, policy.NFTables: 0} {
 		f := newFixture(t)
 		v := f.sync(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))
-		if diff := cmp.Diff(want, v.LinearChains()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", b, diff)
+		if slow := v.LinearChains(); len(slow) != want {
+			t.Errorf("%s: %v", b, slow)
 		}
 	}
 }

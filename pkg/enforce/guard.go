@@ -32,11 +32,10 @@ type GuardState struct {
 	unusable error // why the tables cannot be used on this host
 }
 
-// Inactive is why guard, enforceExempt or staleConnections have no effect for a chain of one family. It
-// fails neither ADDs nor the node.
+// Inactive is why a key has no effect for a chain of one family. It fails no ADD.
 type Inactive struct {
 	policy.ChainFamily
-	Err error // names the keys, the cause and the remedy
+	Err error // names the key, the cause and the remedy
 }
 
 func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Chain, i.Family, i.Err) }

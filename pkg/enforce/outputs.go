@@ -98,64 +98,39 @@ func (s *State) outputsRecorded() bool {
 	return reflect.DeepEqual(s.outputs(s.record), s.record.Outputs)
 }
 
-// NoOutputError is a list of outputAddresses of which the node has no address of a family.
-type NoOutputError struct {
-	Chain  string
-	Family policy.Family
-	Items  policy.AddressItems
-	Node   []string // the addresses of the node, with their interfaces
-}
-
-// Error names the list, the addresses of the node, and the remedy.
-func (e *NoOutputError) Error() string {
-	return fmt.Sprintf("chain %s: no usable %s address of the node is in outputAddresses (%s), so pods leave with the address that MASQUERADE takes; "+
-		"the node has %s: add a prefix of one of these, or add the address to the node", e.Chain, e.Family, joinItems(e.Items),
-		strings.Join(e.Node, ", "))
-}
-
-func joinItems(items policy.AddressItems) string {
-	return strings.Join(strings.Fields(strings.Trim(fmt.Sprint(items), "[]")), ", ")
-}
-
-// AmbiguousOutputError is an item of outputAddresses with several addresses of the node.
-type AmbiguousOutputError struct {
-	Chain  string
-	Chosen policy.OutputAddress
-}
-
-// Error names the address in force and the others.
-func (e *AmbiguousOutputError) Error() string {
-	return fmt.Sprintf("chain %s: %s has several addresses of the node: %s is in force, not %s; name the address itself to be sure of it",
-		e.Chain, e.Chosen.Item, e.Chosen, strings.Trim(fmt.Sprint(e.Chosen.Others), "[]"))
-}
-
 // AmbiguousOutputs returns the choices that the list does not decide alone.
-func (s *State) AmbiguousOutputs() (errs []*AmbiguousOutputError) {
+func (s *State) AmbiguousOutputs() (errs []error) {
 	for _, c := range s.Chains {
 		for _, o := range c.Policy.Outputs {
 			if len(o.Others) > 0 {
-				errs = append(errs, &AmbiguousOutputError{c.Policy.Chain, o})
+				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, not %s; name the address itself to be sure of it",
+					c.Policy.Chain, o.Item, o, strings.Trim(fmt.Sprint(o.Others), "[]")))
 			}
 		}
 	}
 	return errs
 }
 
-// NoOutputs returns the lists that result in no rule.
-func (s *State) NoOutputs() (errs []*NoOutputError) {
+// NoOutputs returns the chains whose list results in no rule.
+func (s *State) NoOutputs() (none []Inactive) {
 	for _, c := range s.Chains {
 		for _, f := range c.Policy.Families() {
 			if c.Err != nil || !c.Policy.LacksOutput(f) {
 				continue
 			}
-			e := &NoOutputError{Chain: c.Policy.Chain, Family: f, Items: c.Policy.OutputAddresses.Value}
+			var items, node []string
+			for _, item := range c.Policy.OutputAddresses.Value {
+				items = append(items, item.String())
+			}
 			for _, a := range s.addresses {
 				if policy.FamilyOf(a.Address) == f {
-					e.Node = append(e.Node, a.String())
+					node = append(node, a.String())
 				}
 			}
-			errs = append(errs, e)
+			none = append(none, Inactive{policy.ChainFamily{Chain: c.Policy.Chain, Family: f},
+				fmt.Errorf("no usable address of the node is in outputAddresses (%s), so pods leave with the address that MASQUERADE takes; "+
+					"the node has %s: add a prefix of one of these, or add the address to the node", strings.Join(items, ", "), strings.Join(node, ", "))})
 		}
 	}
-	return errs
+	return none
 }

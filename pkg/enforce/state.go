@@ -23,7 +23,7 @@ type State struct {
 	// nevertheless.
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
-	Duplicates []Duplicate
+	Duplicates []netfilter.OwnedChain
 	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
 	OtherDataDirs []netfilter.OwnedChain
 
@@ -63,12 +63,6 @@ type tables struct {
 	observation netfilter.Observation
 	diff        policy.Diff    // what is in them and belongs to no chain of a policy
 	kept        []policy.Chain // of no policy, see keepUnknown
-}
-
-// Duplicate is a chain of the same name in another backend.
-type Duplicate struct {
-	Chain  string
-	Choice netfilter.Choice
 }
 
 // Find returns the chain of this name, or nil.
@@ -201,21 +195,9 @@ func (s *State) Exists(chain string) bool {
 	})
 }
 
-// LinearChainError is a chain in iptables that has more prefixes in one family than a list without
-// sets should have.
-type LinearChainError struct {
-	Chain    string
-	Prefixes int
-}
-
-func (e LinearChainError) Error() string {
-	return fmt.Sprintf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+
-		"use backend nftables", e.Chain, e.Prefixes)
-}
-
-// LinearChains returns the chains that iptables evaluates slowly.
-func (s *State) LinearChains() []LinearChainError {
-	var slow []LinearChainError
+// LinearChains returns the chains in iptables that have more prefixes in one family than a list without sets
+// should have.
+func (s *State) LinearChains() (slow []error) {
 	for _, c := range s.Chains {
 		count := map[policy.Family]int{}
 		for _, e := range c.Policy.Destinations {
@@ -224,7 +206,8 @@ func (s *State) LinearChains() []LinearChainError {
 			}
 		}
 		if most := max(count[policy.IPv4], count[policy.IPv6]); most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
-			slow = append(slow, LinearChainError{c.Policy.Chain, most})
+			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+
+				"use backend nftables", c.Policy.Chain, most))
 		}
 	}
 	return slow
