@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"text/template"
 	"time"
 
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
@@ -229,11 +230,14 @@ func (c *cluster) evaluate(t *testing.T, engine *promql.Engine, expression strin
 	return matrix
 }
 
-// fire returns the alerts that fire, with their nodes, and when they first do.
-func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.Rule) map[string]time.Duration {
+// fire returns the alerts that fire, with their nodes, and when they first do. It adds the labels of each to seen.
+func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.Rule, seen map[string]map[string]string) map[string]time.Duration {
 	t.Helper()
 	fired := map[string]time.Duration{}
 	for _, rule := range rules {
+		if seen[rule.Alert] == nil {
+			seen[rule.Alert] = map[string]string{}
+		}
 		wait, err := model.ParseDuration(string(*rule.For))
 		if err != nil {
 			t.Fatal(err)
@@ -246,6 +250,7 @@ func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.R
 				}
 				last = p.T
 				if time.Duration(p.T-since)*time.Millisecond >= time.Duration(wait) {
+					maps.Copy(seen[rule.Alert], s.Metric.Map())
 					// Two series of one alert are two notifications.
 					name := rule.Alert + " " + s.Metric.Get("node")
 					for fired[name] != 0 {
@@ -258,6 +263,23 @@ func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.R
 		}
 	}
 	return fired
+}
+
+// render renders the texts of an alert as Prometheus does, with the labels of its series.
+func render(t *testing.T, rule monitoring.Rule, labels map[string]string) {
+	t.Helper()
+	if rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" {
+		t.Errorf("%s lacks a severity, a summary or a description", rule.Alert)
+	}
+	for key, text := range rule.Annotations {
+		parsed, err := template.New("text").Option("missingkey=error").Parse("{{$labels := .Labels}}{{$value := .Value}}" + text)
+		if err == nil {
+			err = parsed.Execute(io.Discard, map[string]any{"Labels": labels, "Value": 1.0})
+		}
+		if err != nil {
+			t.Errorf("%s: %s: %v", rule.Alert, key, err)
+		}
+	}
 }
 
 func newEngine() *promql.Engine {
@@ -282,7 +304,7 @@ func alerts(t *testing.T) []monitoring.Rule {
 func TestAlerts(t *testing.T) {
 	rules := alerts(t)
 	engine := newEngine()
-	tested := map[string]bool{}
+	tested, seen := map[string]bool{}, map[string]map[string]string{}
 	for _, tt := range []struct {
 		name, fault, want string
 		change            map[string]values
@@ -350,7 +372,7 @@ func TestAlerts(t *testing.T) {
 			if tt.want == "IPMasqNodesDiffer" {
 				want = tt.want + " " // it is about no node
 			}
-			if got := strings.Join(slices.Sorted(maps.Keys(c.fire(t, engine, rules))), ", "); got != want {
+			if got := strings.Join(slices.Sorted(maps.Keys(c.fire(t, engine, rules, seen))), ", "); got != want {
 				t.Errorf("%q fired, want %q", got, want)
 			}
 		})
@@ -359,13 +381,13 @@ func TestAlerts(t *testing.T) {
 		var c cluster
 		c.node(t, "one", faults+"conflict-superseded.prom")
 		c.add(labels.FromStrings("__name__", "ip_masq_policy_conflict", "chain", "OTHER"), "one", 1)
-		if got := c.fire(t, engine, rules); fmt.Sprint(got) != "map[IPMasqPolicyConflict one:10m0s]" {
+		if got := c.fire(t, engine, rules, seen); fmt.Sprint(got) != "map[IPMasqPolicyConflict one:10m0s]" {
 			t.Errorf("%v fired", got)
 		}
 	})
 	t.Run("none answers", func(t *testing.T) {
 		var c cluster
-		if got := c.fire(t, engine, rules); fmt.Sprint(got) != "map[IPMasqDown :10m0s]" {
+		if got := c.fire(t, engine, rules, seen); fmt.Sprint(got) != "map[IPMasqDown :10m0s]" {
 			t.Errorf("%v fired", got)
 		}
 	})
@@ -373,6 +395,7 @@ func TestAlerts(t *testing.T) {
 		if !tested[rule.Alert] {
 			t.Errorf("no fault here makes %s fire", rule.Alert)
 		}
+		render(t, rule, seen[rule.Alert])
 	}
 }
 
@@ -418,7 +441,7 @@ func TestBrokenNodes(t *testing.T) {
 			t.Errorf("no case is about %s", file)
 		}
 	}
-	rules, engine, table := alerts(t), newEngine(), notReadyTable(t)
+	rules, engine, table := alerts(t), newEngine(), panels(t)["Nodes that are not ready"][0]
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
 			var c, broken cluster
@@ -430,7 +453,8 @@ func TestBrokenNodes(t *testing.T) {
 			}
 			c.becomes(broken)
 			var fired, reasons []string
-			for alert, at := range c.fire(t, engine, rules) {
+			seen := map[string]map[string]string{}
+			for alert, at := range c.fire(t, engine, rules, seen) {
 				fired = append(fired, strings.Replace(alert, " one", " "+(at-began).String(), 1))
 			}
 			slices.Sort(fired)
@@ -448,27 +472,72 @@ func TestBrokenNodes(t *testing.T) {
 	}
 }
 
-// notReadyTable returns the expression of the dashboard's table of nodes that are not ready.
-func notReadyTable(t *testing.T) string {
+// panels returns the queries of the dashboard by the titles of their panels, with values for Grafana's variables.
+func panels(t *testing.T) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "deploy/kustomize/components/monitoring/ip-masq.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var d struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(text, &d); err != nil {
+	if err := json.Unmarshal([]byte(read(t, "deploy/kustomize/components/monitoring/ip-masq.json")), &d); err != nil {
 		t.Fatal(err)
 	}
+	all := map[string][]string{}
 	for _, p := range d.Panels {
-		if p.Title == "Nodes that are not ready" {
-			return strings.ReplaceAll(p.Targets[0].Expr, "$node", ".*")
+		for _, target := range p.Targets {
+			all[p.Title] = append(all[p.Title], strings.NewReplacer("$node", ".*", "$__rate_interval", "5m").Replace(target.Expr))
 		}
 	}
-	t.Fatal("the dashboard has no such table")
-	return ""
+	return all
+}
+
+// TestDashboard checks that the queries of the dashboard parse, and that nodes have their metrics and labels.
+func TestDashboard(t *testing.T) {
+	var c cluster
+	for _, pattern := range []string{"pkg/metrics/testdata/rich.prom", nodes + "*.prom"} {
+		files, _ := filepath.Glob(filepath.Join(root, pattern))
+		for _, file := range files {
+			c.node(t, "one", strings.TrimPrefix(file, root))
+		}
+	}
+	for title, queries := range panels(t) {
+		for _, query := range queries {
+			parsed, err := parser.NewParser(parser.Options{}).ParseExpr(query)
+			if err != nil {
+				t.Errorf("%s: %s: %v", title, query, err)
+				continue
+			}
+			known, used := map[string]bool{}, map[string]bool{}
+			parser.Inspect(parsed, func(n parser.Node, _ []parser.Node) error {
+				switch n := n.(type) {
+				case *parser.VectorSelector:
+					found := false
+					for _, s := range c.series {
+						if s.labels.Get("__name__") == n.Name {
+							found = true
+							s.labels.Range(func(l labels.Label) { known[l.Name] = true })
+						}
+					}
+					if !found {
+						t.Errorf("%s: there is no metric %s", title, n.Name)
+					}
+					for _, m := range n.LabelMatchers {
+						used[m.Name] = true
+					}
+				case *parser.AggregateExpr:
+					for _, label := range n.Grouping {
+						used[label] = true
+					}
+				}
+				return nil
+			})
+			for label := range used {
+				if !known[label] {
+					t.Errorf("%s: %s: no metric there has label %s", title, query, label)
+				}
+			}
+		}
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	security "github.com/openshift/api/security/v1"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
@@ -19,19 +18,6 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
-
-// result collects errors and expressions of the manifests.
-type result struct {
-	Objects     []string     `json:"objects"`
-	Expressions []expression `json:"expressions"`
-	mistakes    []error
-}
-
-func (r *result) mistake(err error) {
-	if err != nil {
-		r.mistakes = append(r.mistakes, err)
-	}
-}
 
 // kinds returns the allowed types by apiVersion and kind.
 func kinds() map[string]func() any {
@@ -53,63 +39,48 @@ func kinds() map[string]func() any {
 	}
 }
 
-func check(in io.Reader) *result {
-	r := new(result)
+// check returns the mistakes of manifests.
+func check(in io.Reader) (mistakes []error) {
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
-	for {
+	for count := 0; ; count++ {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
-			break
+			if count == 0 {
+				mistakes = append(mistakes, errors.New("no object given"))
+			}
+			return mistakes
 		}
 		if err != nil {
-			r.mistake(fmt.Errorf("read manifests: %w", err))
-			break
+			return append(mistakes, fmt.Errorf("read manifests: %w", err))
 		}
-		r.object(document)
+		if err := object(document); err != nil {
+			mistakes = append(mistakes, err)
+		}
 	}
-	if len(r.Objects) == 0 {
-		r.mistake(errors.New("no object given"))
-	}
-	return r
 }
 
 // object decodes one document strictly and checks its content.
-func (r *result) object(document []byte) {
+func object(document []byte) error {
 	var about meta.PartialObjectMetadata
 	if err := yaml.Unmarshal(document, &about); err != nil {
-		r.mistake(fmt.Errorf("read object: %w", err))
-		return
+		return fmt.Errorf("read object: %w", err)
 	}
 	name := about.Kind + "/" + about.Name
-	r.Objects = append(r.Objects, name)
 	create, known := kinds()[about.APIVersion+"/"+about.Kind]
 	if !known {
-		r.mistake(fmt.Errorf("%s: %s %s is no kind that is known here", name, about.APIVersion, about.Kind))
-		return
+		return fmt.Errorf("%s: %s %s is no kind that is known here", name, about.APIVersion, about.Kind)
 	}
 	object := create()
 	if err := yaml.UnmarshalStrict(document, object); err != nil {
-		r.mistake(fmt.Errorf("%s: %w", name, err))
-		return
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	switch o := object.(type) {
-	case *monitoring.PrometheusRule:
-		for _, g := range o.Spec.Groups {
-			for _, rule := range g.Rules {
-				r.rule(name, rule)
-			}
-		}
-	case *core.ConfigMap:
-		for file, text := range o.Data {
-			if strings.HasSuffix(file, ".json") && o.Labels["grafana_dashboard"] != "" {
-				r.dashboard(name+": "+file, []byte(text))
-			}
-		}
 	case *apps.DaemonSet:
-		r.mistake(selects(name, o.Spec.Selector, o.Spec.Template.Labels))
+		return selects(name, o.Spec.Selector, o.Spec.Template.Labels)
 	case *apps.Deployment:
-		r.mistake(selects(name, o.Spec.Selector, o.Spec.Template.Labels))
+		return selects(name, o.Spec.Selector, o.Spec.Template.Labels)
 	}
+	return nil
 }
 
 // selects reports a selector that does not match the labels of the pod template, which the API
