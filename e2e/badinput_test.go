@@ -27,10 +27,10 @@ func invalidKeys() []invalidKey {
 	keys := []invalidKey{
 		{"nonMasqueradeCidrs", []string{}, []string{`nonMasqueradeCidrs: is not a known key; did you mean nonMasqueradeCIDRs?`}},
 		{strings.Repeat("k", 5000), 1, []string{`…": is not a known key; remove it`}},
-		{"requireAgentConfig", "False", []string{`requireAgentConfig: "False" is a string; write false without quotes`}},
+		{"requireAgentConfig", "False", []string{`requireAgentConfig: "False" is a string; write true or false`}},
 		{"cidrLimit", 1000001, []string{`cidrLimit: 1000001 is not a whole number from 1 to 1000000`}},
 		{"masqChain", "A\n-F", []string{`masqChain: "A\n-F" may hold only letters, digits`}},
-		{"dataDir", "/var/../etc", []string{`dataDir: /var/../etc is not the shortest way`}},
+		{"dataDir", "etc", []string{`dataDir: etc is relative`}},
 		{"name", "../x", []string{"invalid characters found in network name"}}, // refused by the CNI library
 	}
 	for _, k := range policytest.Keys() {

@@ -90,14 +90,14 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 			warn(m, "is not a known key and is ignored; "+remedy)
 			continue
 		}
-		m.Key, m.Spelled = keys[at].Name, m.Key
+		m.Key = keys[at].Name
 		switch isNull := m.Err == nil && config.KindOf(m.Value) == config.Null; {
 		case isNull && keys[at].Kind == config.List:
 			warn(m, "null is taken for an empty list; write [] for none, or leave the key out")
 			m.Value = json.RawMessage("[]")
 		case isNull:
 			warn(m, "null is taken as not stated; write a value, or leave the key out")
-			keys[at].Read = nil
+			keys[at].Value = config.Value{}
 		case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
 			m.Value = json.RawMessage(`"off"`)
 		}

@@ -212,7 +212,7 @@ func (l *Conflist) parseList(d *Document) error {
 	for _, k := range []Key{
 		{Name: "name", Value: networkName(&l.Network)},
 		{Name: "cniVersion", Value: text(&l.CNIVersion, "1.0.0", anyText[string])},
-		{Name: "plugins", Value: Value{Read: l.readPlugins}},
+		{Name: "plugins", Value: Value{read: l.readPlugins}},
 	} {
 		if value, there := values[k.Name]; there {
 			k.Read(d, k.Name, value)

@@ -54,11 +54,9 @@ type Member struct {
 	Err       error // why the value cannot be written as JSON
 	Line      int   // 0 if unknown
 	ItemLines []int // the lines of the items of a list, if known
-
-	Spelled string // the key as written, if letter case does not matter
 }
 
-// Key is a key that a document may have. Without a Read function it is ignored.
+// Key is a key that a document may have. Without a Value it is ignored.
 type Key struct {
 	Name string
 	Value
@@ -150,23 +148,16 @@ func (d *Document) Read(members []Member, keys []Key) {
 			d.Fail(m.Key, -1, "", d.unknown(m.Key, keys))
 		case !isKnown || times[m.Key] > 2:
 		case times[m.Key] == 2:
-			problem := "is there twice; write it once"
-			if m.Spelled != "" && m.Spelled != m.Key { // people search for what they wrote
-				problem = "is there twice, as " + policy.Printable(m.Spelled) + "; write it once"
-			}
-			d.Fail(m.Key, -1, "", problem)
+			d.Fail(m.Key, -1, "", "is there twice; write it once")
 		case m.Err != nil:
 			d.Fail(m.Key, -1, "", m.Err.Error())
-		case k.Read != nil:
+		default:
 			k.Read(d, m.Key, m.Value)
 		}
 	}
 }
 
 func (d *Document) unknown(name string, keys []Key) string {
-	if name == "" {
-		return "a key without a name is no key; remove it"
-	}
 	if len(d.Mistakes) >= MaxShown {
 		return "is not a known key; remove it" // not shown: the search would be wasted
 	}

@@ -19,19 +19,18 @@ func TestMistakes(t *testing.T) {
 		{`"masq-chain": "A"`, `masq-chain: is not a known key; did you mean masqChain?`},
 		{`"Type": "ip-masq"`, `Type: is not a known key; did you mean type?`},
 		{`"resyncInterval": "60s"`, `resyncInterval: is not a known key; remove it`},
-		{`"": 1`, `: a key without a name is no key; remove it`},
 		{`"bogus": 1, "bogus": 2`, `bogus: is not a known key; remove it`},
 		{`"enableIPv6": true, "enableIPv6": true, "enableIPv6": true`, `enableIPv6: is there twice; write it once`},
 
 		// Lists.
-		{`"nonMasqueradeCIDRs": null`, `nonMasqueradeCIDRs: null is no value; write [] for none, or leave the key out`},
-		{`"masqueradeCIDRs": "10.0.0.0/8"`, `masqueradeCIDRs: "10.0.0.0/8" is a string; write a list: ["10.0.0.0/8"]`},
+		{`"nonMasqueradeCIDRs": null`, `nonMasqueradeCIDRs: null is no value; write a list such as ["10.0.0.0/8"], or leave the key out`},
+		{`"masqueradeCIDRs": "10.0.0.0/8"`, `masqueradeCIDRs: "10.0.0.0/8" is a string; write a list such as ["10.0.0.0/8"]`},
 
 		// Items.
 		{`"masqueradeCIDRs": ["10.0.0.0/8", null]`, `masqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item`},
 		{`"masqueradeCIDRs": [""]`, `masqueradeCIDRs[0]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
 		{`"masqueradeCIDRs": [["10.0.0.0/8"]]`, `masqueradeCIDRs[0]: "[\"10.0.0.0/8\"]" is a list; write a string such as "10.0.0.0/8"`},
-		{`"outputInterfaces": [5]`, `outputInterfaces[0]: 5 is a number; write it in quotes: "5"`},
+		{`"outputInterfaces": [5]`, `outputInterfaces[0]: 5 is a number; write a string such as "eth0"`},
 		{`"outputInterfaces": ["eth0", ""]`, `outputInterfaces[1]: is empty; name an interface, or drop the item`},
 
 		// Prefixes.
@@ -45,43 +44,36 @@ func TestMistakes(t *testing.T) {
 			`sourceCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 
 		// Booleans.
-		{`"enableIPv6": "true"`, `enableIPv6: "true" is a string; write true without quotes`},
-		{`"masqueradeHost": "yes"`, `masqueradeHost: "yes" is a string; write true or false, without quotes`},
+		{`"enableIPv6": "true"`, `enableIPv6: "true" is a string; write true or false`},
 		{`"randomFully": 1`, `randomFully: 1 is a number; write true or false`},
 		{`"masqLinkLocalIPv6": null`, `masqLinkLocalIPv6: null is no value; write true or false, or leave the key out`},
 
 		// Ports.
-		{`"toPorts": 80`, `toPorts: 80 is a number; write it in quotes: "80"`},
 		{`"toPorts": 0`, `toPorts: 0 is a number; write a string such as "1024-29999,32768-65535"`},
 		{`"toPorts": "2000-1000"`, `toPorts: 2000-1000 ends before it begins; did you mean 1000-2000?`},
 
 		// The guard's keys.
 		{`"guard": "on"`, `guard: on is not one of the choices; write off, count or drop`},
 		{`"guard": ""`, `guard: is empty; write off, count or drop, or leave the key out`},
-		{`"guard": true`, `guard: true is a boolean; write "off", "count" or "drop"`},
-		{`"bypassMark": 24576`, `bypassMark: 24576 is a number; write it in quotes: "0x6000"`},
+		{`"guard": true`, `guard: true is a boolean; write "off" or "count" or "drop"`},
+		{`"bypassMark": 24576`, `bypassMark: 24576 is a number; write a string such as "0x6000"`},
 		{`"bypassMark": "0x100000000"`, `bypassMark: 0x100000000 is not a 32-bit mask; write a hexadecimal number such as 0x6000, or 0 for none`},
 
 		// cidrLimit.
 		{`"cidrLimit": 0`, `cidrLimit: 0 is not a whole number from 1 to 1000000; write one`},
 		{`"cidrLimit": 6.5`, `cidrLimit: 6.5 is not a whole number from 1 to 1000000; write one`},
-		{`"cidrLimit": "64"`, `cidrLimit: "64" is a string; write it without quotes`},
-		{`"cidrLimit": "many"`, `cidrLimit: "many" is a string; write a whole number from 1 to 1000000`},
+		{`"cidrLimit": "64"`, `cidrLimit: "64" is a string; write a whole number from 1 to 1000000`},
 		{`"cidrLimit": 2, "nonMasqueradeCIDRs": ["1.0.0.0/8", "2.0.0.0/8"], "masqueradeCIDRs": ["3.0.0.0/8"]`,
 			`cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 3 entries together, more than the 2 allowed; remove some or raise cidrLimit`},
 
 		// Chains and backends.
 		{`"masqChain": ""`, `masqChain: is empty; leave the key out for IP-MASQ-AGENT`},
-		{`"masqChain": 7`, `masqChain: 7 is a number; write it in quotes: "7"`},
 		{`"masqChain": "POSTROUTING"`, `masqChain: POSTROUTING is the name of a built-in chain or target; choose one of your own, such as IP-MASQ-AGENT`},
 
 		// dataDir.
 		{`"dataDir": "state"`, `dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq`},
 		{`"dataDir": ""`, `dataDir: is empty; write an absolute path such as /var/lib/cni/ip-masq, or leave the key out`},
-		{`"dataDir": "/"`, `dataDir: / is the root directory; write a directory such as /var/lib/cni/ip-masq`},
-		{`"dataDir": "/srv/../etc"`, `dataDir: /srv/../etc is not the shortest way to write this path; did you mean "/etc"?`},
 		{`"dataDir": "/srv/ip masq"`, `dataDir: "/srv/ip masq" holds " "; write a path of letters, digits and /._-+@, such as /var/lib/cni/ip-masq`},
-		{`"dataDir": "/a\nb"`, `dataDir: "/a\nb" holds characters that cannot be printed; write a path such as /var/lib/cni/ip-masq`},
 		{`"dataDir": "/` + strings.Repeat("a", 200) + `"`,
 			`dataDir: /` + strings.Repeat("a", 200) + ` has 201 bytes; write a path of at most 200`},
 		{`"dataDir": 1`, `dataDir: 1 is a number; write a string such as "/var/lib/cni/ip-masq"`},
@@ -110,11 +102,10 @@ func TestMistakesInRuntimeKeys(t *testing.T) {
 	for _, c := range []struct{ doc, want string }{
 		{`{}`, `name: is missing; name the network, such as "podnet"`},
 		{`{"name": ""}`, `name: is empty; name the network, such as "podnet"`},
-		{`{"name": null}`, `name: is missing; name the network, such as "podnet"`},
 		{`{"name": "a b"}`, `name: "a b" is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit`},
 		{`{"name": ".."}`, `name: .. is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit`},
 		{`{"name": "a", "name": "a"}`, `name: is there twice; write it once`},
-		{`{"name": "a", "cniVersion": 1}`, `cniVersion: 1 is a number; write it in quotes: "1"`},
+		{`{"name": "a", "cniVersion": 1}`, `cniVersion: 1 is a number; write a string such as "1.0.0"`},
 	} {
 		_, err := ReadNetconf([]byte(c.doc)).Entry()
 		if err == nil || err.Error() != c.want {

@@ -166,7 +166,7 @@ func TestNotAnObject(t *testing.T) {
 
 func TestMistakesTogether(t *testing.T) {
 	e, err := ReadNetconf(entryWith(`"enableIPv6": "true", "nonMasqueradeCIDRs": ["fd00::/8", null], "dataDir": "state", "bogus": 1`)).Entry()
-	want := `enableIPv6: "true" is a string; write true without quotes; ` +
+	want := `enableIPv6: "true" is a string; write true or false; ` +
 		`nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
 		`dataDir: state is relative; write an absolute path such as /var/lib/cni/ip-masq; ` +
 		`bogus: is not a known key; remove it`
@@ -270,7 +270,6 @@ func TestIdentity(t *testing.T) {
 		{"no dataDir", `{"name":"podnet"}`, "podnet", DefaultDataDir},
 		{"bad in all else", `{"name":"podnet","dataDir":"/srv/masq","bogus":1,"enableIPv6":3,"nonMasqueradeCIDRs":null,"bogus":2}`, "podnet", "/srv/masq"},
 		{"relative dataDir", `{"name":"podnet","dataDir":"srv"}`, "podnet", DefaultDataDir},
-		{"dataDir not clean", `{"name":"podnet","dataDir":"/srv/../etc"}`, "podnet", DefaultDataDir},
 		{"dataDir of another type", `{"name":"podnet","dataDir":null}`, "podnet", DefaultDataDir},
 		{"the last of two", `{"name":"a","name":"b"}`, "b", DefaultDataDir},
 		{"bad name", `{"name":"../podnet","dataDir":"/srv/masq"}`, "", "/srv/masq"},

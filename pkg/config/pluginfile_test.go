@@ -86,11 +86,10 @@ func TestMistakesInPluginFile(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"\nallow_network = ['podnet']", "FILE:2: allow_network: is not a known key; did you mean allow_networks?"},
 		{"\n\n[agent]\nmasqChain = 'A'", "FILE:3: agent: is not a known key; remove it"},
-		{"allow_networks = 'podnet'", `FILE:1: allow_networks: "podnet" is a string; write a list: ["podnet"]`},
 		{"allow_networks = '*'", `FILE:1: allow_networks: "*" is a string; write a list such as ["podnet"]`},
 		{"allow_networks = [\n'a',\n'*']",
 			"FILE:1: allow_networks[1]: * is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit"},
-		{"allow_networks = [1]", `FILE:1: allow_networks[0]: 1 is a number; write it in quotes: "1"`},
+		{"allow_networks = [1]", `FILE:1: allow_networks[0]: 1 is a number; write a string such as "podnet"`},
 		{"allow_networks = [{a = [[nan]]}]", "FILE:1: allow_networks: holds a number that is not finite; write a finite one"},
 		{"data_dir = 'state'", "FILE:1: data_dir: state is relative; write an absolute path such as /var/lib/cni/ip-masq"},
 		{"data_dir = 'a'\ncni_conf_dir = 'b'", "FILE:1: data_dir: a is relative; write an absolute path such as /var/lib/cni/ip-masq; " +

@@ -4,7 +4,6 @@ package config
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -105,14 +104,14 @@ func (s *Settings) keys() []Key {
 			"address of /livez, /healthz, /readyz, /statusz and /flagz; empty for off"},
 		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "HOST:PORT", "address of /metrics, such as :19821 (default: off)"},
 		{"log_format", oneOf(policy.WordOf(&s.LogFormat, "text", "json")), "FORMAT", "format of the log: text or json"},
-		{agentTable, table(), "", ""},
+		{agentTable, table(agentTable), "", ""},
 	}
 	for _, k := range s.Agent.Keys() {
 		k.Name = agentTable + "." + k.Name
 		keys = append(keys, k)
 	}
 	return append(keys,
-		Key{conflistTable, table(), "", ""},
+		Key{conflistTable, table(conflistTable), "", ""},
 		Key{"conflist.manage", boolean(&s.Conflist.Manage), "", "insert the plugin entry again when it is missing"},
 		Key{"conflist.network", text(&s.Conflist.Network, "podnet", orEmpty(parseNetworkName)), "NETWORK",
 			"network whose conflist gets the plugin entry (default: the one that the runtime uses)"},
@@ -121,12 +120,8 @@ func (s *Settings) keys() []Key {
 }
 
 // table accepts a table, whose keys are members of their own.
-func table() Value {
-	return Value{Kind: Object, Read: func(d *Document, key string, value json.RawMessage) {
-		if KindOf(value) != Object {
-			d.Fail(key, -1, "", fmt.Sprintf("is not a table; write [%s] on a line of its own, and its keys below", key))
-		}
-	}}
+func table(name string) Value {
+	return Value{Kind: Object, want: "[" + name + "] on a line of its own, and its keys below"}
 }
 
 // Read reads reconciler.toml into the settings. Keys that are left out keep their values; an

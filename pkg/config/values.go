@@ -14,6 +14,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/containernetworking/cni/pkg/utils"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -60,21 +62,21 @@ func stringValue(value json.RawMessage) (s string, isString bool) {
 
 // Value reads the value of a key.
 type Value struct {
-	Kind Kind
-	// Read stores a JSON value and records its mistakes in the document.
-	Read func(d *Document, key string, value json.RawMessage)
+	Kind Kind   // "" for any
+	want string // what to write in place of a value of another kind
+	// read stores a JSON value of the kind and records its mistakes in the document. Without it the key is ignored.
+	read func(d *Document, key string, value json.RawMessage)
 	Text func() string // the stored value as a flag takes it, "" for none
 }
 
-// after returns a value that reads what change makes of the JSON value. It ignores nil.
-func (v Value) after(change func(json.RawMessage) json.RawMessage) Value {
-	read := v.Read
-	v.Read = func(d *Document, key string, value json.RawMessage) {
-		if value = change(value); value != nil {
-			read(d, key, value)
-		}
+// Read stores a JSON value and records its mistakes in the document.
+func (v Value) Read(d *Document, key string, value json.RawMessage) {
+	switch {
+	case v.Kind != "" && KindOf(value) != v.Kind:
+		d.wrongKind(key, -1, value, v.want)
+	case v.read != nil:
+		v.read(d, key, value)
 	}
-	return v
 }
 
 // fromFlag returns the text of a flag as JSON.
@@ -126,12 +128,14 @@ func start(value json.RawMessage) string { return string(value[:min(len(value), 
 
 // boolean reads true or false.
 func boolean(to *bool) Value {
-	return Value{Boolean, readBoolean(func(b bool) { *to = b }), textOf(&to)}
+	store := func(_ *Document, _ string, value json.RawMessage) { *to = value[0] == 't' }
+	return Value{Boolean, "true or false", store, textOf(&to)}
 }
 
 // optional reads a boolean that a source may leave out.
 func optional(to **bool) Value {
-	return Value{Boolean, readBoolean(func(b bool) { *to = &b }), textOf(to)}
+	store := func(_ *Document, _ string, value json.RawMessage) { *to = new(value[0] == 't') }
+	return Value{Boolean, "true or false", store, textOf(to)}
 }
 
 func textOf[T any](stored **T) func() string {
@@ -143,30 +147,10 @@ func textOf[T any](stored **T) func() string {
 	}
 }
 
-func readBoolean(store func(bool)) func(*Document, string, json.RawMessage) {
-	return func(d *Document, key string, value json.RawMessage) {
-		s, isString := stringValue(value)
-		switch {
-		case KindOf(value) == Boolean:
-			store(value[0] == 't')
-		case strings.EqualFold(s, "true") || strings.EqualFold(s, "false"):
-			d.wrongKind(key, -1, value, strings.ToLower(s)+" without quotes")
-		case isString:
-			d.wrongKind(key, -1, value, "true or false, without quotes")
-		default:
-			d.wrongKind(key, -1, value, "true or false")
-		}
-	}
-}
-
 // text reads a string with parse, which accepts the example.
 func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 	read := func(d *Document, key string, value json.RawMessage) {
-		s, isString := stringValue(value)
-		if !isString {
-			d.wrongKind(key, -1, value, asString(value, example, parse))
-			return
-		}
+		s, _ := stringValue(value)
 		v, err := parse(s)
 		if err != nil {
 			d.Fail(key, -1, s, err.Error())
@@ -174,8 +158,10 @@ func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 		}
 		*to = v
 	}
-	return Value{String, read, textOf(&to)}
+	return Value{String, stringLike(example), read, textOf(&to)}
 }
+
+func stringLike(example string) string { return "a string such as " + policy.Quote(example) }
 
 // optionalText reads a string that a source may leave out.
 func optionalText[T any](to **T, example string, parse func(string) (T, error)) Value {
@@ -187,26 +173,12 @@ func optionalText[T any](to **T, example string, parse func(string) (T, error)) 
 	return v
 }
 
-// asString says how to write a string in place of a value that is none.
-func asString[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
-	if KindOf(value) == Number {
-		if v, err := parse(string(value)); err == nil {
-			return "it in quotes: " + policy.Quote(fmt.Sprint(v)) // of a mask the hexadecimal form, which YAML takes for a number
-		}
-	}
-	return "a string such as " + policy.Quote(example)
-}
-
 // anyText accepts any string: it is validated once the document is read.
 func anyText[T ~string](s string) (T, error) { return T(s), nil }
 
 // list reads a list of strings with parse, without repeated items. An empty list is not nil.
 func list[T comparable](to *[]T, example string, parse func(string) (T, error)) Value {
 	read := func(d *Document, key string, value json.RawMessage) {
-		if KindOf(value) != List {
-			d.wrongKind(key, -1, value, asList(value, example, parse))
-			return
-		}
 		items := elements(value)
 		if len(items) > policy.MaxCIDRLimit {
 			d.Fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some", len(items), policy.MaxCIDRLimit))
@@ -221,7 +193,7 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 			}
 			s, isString := stringValue(item)
 			if !isString {
-				d.wrongKind(key, i, item, asString(item, example, parse))
+				d.wrongKind(key, i, item, stringLike(example))
 				continue
 			}
 			v, err := parse(s)
@@ -237,55 +209,37 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 		position.Indexes = indexes
 		d.Positions[key] = position
 	}
-	return Value{List, read, func() string {
+	return Value{List, "a list such as [" + policy.Quote(example) + "]", read, func() string {
 		text := fmt.Sprint(*to) // [a b]
 		return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
 	}}
 }
 
-// asList says how to write a list in place of a value that is none.
-func asList[T any](value json.RawMessage, example string, parse func(string) (T, error)) string {
-	if KindOf(value) == Null {
-		return "[] for none"
-	}
-	if s, isString := stringValue(value); isString {
-		if _, err := parse(s); err == nil {
-			return "a list: [" + policy.Quote(s) + "]"
-		}
-	}
-	return "a list such as [" + policy.Quote(example) + "]"
-}
-
 // count reads a whole number within limits.
 func count(to *int, least, most int) Value {
 	limits := fmt.Sprintf("a whole number from %d to %d", least, most)
-	return Value{Number, func(d *Document, key string, value json.RawMessage) {
-		s, _ := stringValue(value)
-		_, notNumber := strconv.Atoi(s)
+	return Value{Number, limits, func(d *Document, key string, value json.RawMessage) {
 		n, err := strconv.Atoi(string(value))
-		switch {
-		case notNumber == nil:
-			d.wrongKind(key, -1, value, "it without quotes")
-		case KindOf(value) != Number:
-			d.wrongKind(key, -1, value, limits)
-		case err != nil || n < least || n > most:
+		if err != nil || n < least || n > most {
 			d.Fail(key, -1, start(value), "is not "+limits+"; write one")
-		default:
-			*to = n
+			return
 		}
+		*to = n
 	}, func() string { return strings.TrimPrefix(strconv.Itoa(*to), "0") }} // "" for none
 }
 
 // Interval reads a duration of at least a second, such as "1m30s", or whole seconds.
 func Interval(to *time.Duration) Value {
-	v := text(to, "60s", parseInterval).after(func(value json.RawMessage) json.RawMessage {
-		if KindOf(value) == Number {
-			return json.RawMessage(policy.Quote(start(value)))
-		}
-		return value
-	})
-	v.Text = func() string { return strings.Replace(to.String(), "m0s", "m", 1) }
-	return v
+	asText := text(to, "60s", parseInterval)
+	return Value{
+		read: func(d *Document, key string, value json.RawMessage) {
+			if KindOf(value) == Number {
+				value = json.RawMessage(policy.Quote(start(value)))
+			}
+			asText.Read(d, key, value)
+		},
+		Text: func() string { return strings.Replace(to.String(), "m0s", "m", 1) },
+	}
 }
 
 func parseInterval(s string) (time.Duration, error) {
@@ -296,8 +250,6 @@ func parseInterval(s string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(number)
 	switch {
-	case s == "":
-		return 0, errors.New("is empty; write an interval such as 60s, or leave the key out")
 	case err != nil:
 		return 0, errors.New("is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m")
 	case d < least:
@@ -331,33 +283,19 @@ func dataDirectory(to *string) Value {
 // pathLike parses the path of a directory. Messages give the example.
 func pathLike(example string) func(string) (string, error) {
 	return func(s string) (string, error) {
-		unprintable := func(r rune) bool { return !strconv.IsPrint(r) || r == '\uFFFD' }
 		switch clean := filepath.Clean(s); {
 		case s == "":
 			return "", fmt.Errorf("is empty; write an absolute path such as %s, or leave the key out", example)
-		case strings.ContainsFunc(s, unprintable):
-			return "", fmt.Errorf("holds characters that cannot be printed; write a path such as %s", example)
 		case !filepath.IsAbs(s):
 			return "", fmt.Errorf("is relative; write an absolute path such as %s", example)
-		case clean == "/":
-			return "", fmt.Errorf("is the root directory; write a directory such as %s", example)
-		case strings.Contains(s+"/", "/./") || strings.Contains(s+"/", "/../"):
-			return "", fmt.Errorf("is not the shortest way to write this path; did you mean %s?", policy.Quote(clean))
 		default:
 			return clean, nil
 		}
 	}
 }
 
-// networkName reads the name of a network. A null counts as a missing name.
-func networkName(to *string) Value {
-	return text(to, "podnet", parseNetworkName).after(func(value json.RawMessage) json.RawMessage {
-		if KindOf(value) == Null {
-			return nil
-		}
-		return value
-	})
-}
+// networkName reads the name of a network.
+func networkName(to *string) Value { return text(to, "podnet", parseNetworkName) }
 
 // requireName records that a document does not name its network.
 func (d *Document) requireName(network string) {
@@ -375,11 +313,8 @@ func parseNetworkName(s string) (string, error) {
 	if s == "" {
 		return "", errors.New(`is empty; name the network, such as "podnet"`)
 	}
-	for i, r := range s {
-		if !alphanumeric(r) && (i == 0 || !strings.ContainsRune("_.-", r)) {
-			return "", errors.New("is not the name of a network; write letters, digits, '_', '.' and '-', " +
-				"the first a letter or a digit")
-		}
+	if utils.ValidateNetworkName(s) != nil {
+		return "", errors.New("is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit")
 	}
 	return s, nil
 }
@@ -396,12 +331,10 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 
 // oneOf reads one of the choices.
 func oneOf(to policy.Word) Value {
-	return Value{String, func(d *Document, key string, value json.RawMessage) {
-		s, isString := stringValue(value)
-		if !isString {
-			quoted := `"` + strings.Join(to.Choices(), `"|"`) + `"`
-			d.wrongKind(key, -1, value, policy.JoinOr(strings.Split(quoted, "|")))
-		} else if err := to.Set(s); err != nil {
+	want := `"` + strings.Join(to.Choices(), `" or "`) + `"`
+	return Value{String, want, func(d *Document, key string, value json.RawMessage) {
+		s, _ := stringValue(value)
+		if err := to.Set(s); err != nil {
 			d.Fail(key, -1, s, err.Error())
 		}
 	}, to.String}
@@ -409,11 +342,9 @@ func oneOf(to policy.Word) Value {
 
 // parseListen accepts HOST:PORT. The host may be empty, and the port 0.
 func parseListen(s string) (string, error) {
-	host, port, err := net.SplitHostPort(s)
+	_, port, err := net.SplitHostPort(s)
 	_, portErr := strconv.ParseUint(port, 10, 16)
-	address, zone, _ := strings.Cut(host, "%")
-	notInHostName := func(r rune) bool { return !alphanumeric(r) && !strings.ContainsRune("-._", r) }
-	if err != nil || portErr != nil || net.ParseIP(address) == nil && (zone != "" || strings.ContainsFunc(host, notInHostName)) {
+	if err != nil || portErr != nil {
 		return "", errors.New(`is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`)
 	}
 	return s, nil
