@@ -262,9 +262,9 @@ func TestPreferredBackendOnLackingKernel(t *testing.T) {
 	says := []string{"preferred backend iptables", "xt_addrtype"}
 	n.wantSays(t, 0, append(says, "right: IP-MASQ-AGENT (ipv4, nftables, "), "once")
 	n.wantSays(t, 0, append(says, "right: IP-MASQ-AGENT (ipv4, nftables, "), "check")
-	if out := n.wantSays(t, 1, says[1:], "status"); strings.Contains(out, "missing chain") {
+	if out := n.wantSays(t, 1, nil, "status"); strings.Contains(out, "missing chain") {
 		t.Errorf("status after once:\n%s", out)
 	}
 	n.startReconciler(t).untilReady(t)
-	n.wantSays(t, 0, []string{"xt_addrtype", "no problems"}, "status")
+	n.wantSays(t, 0, []string{"no problems"}, "status")
 }

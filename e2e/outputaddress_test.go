@@ -124,7 +124,7 @@ func TestOutputAddress(t *testing.T) {
 			if !strings.Contains(stderr, "outputAddresses (198.18.0.0/15)") || !strings.Contains(stderr, "198.51.100.7 on outside") {
 				t.Errorf("no warning that names list and addresses: %s", stderr)
 			}
-			if stdout, _, _ := n.reconciler(t, "status"); !strings.Contains(stdout, "  output-address:\n") {
+			if stdout, _, _ := n.reconciler(t, "status"); !strings.Contains(stdout, "  output-address: ") {
 				t.Errorf("status does not have the reason:\n%s", stdout)
 			}
 			if t.Failed() {

@@ -71,7 +71,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir)
 	if s := n.active.status; s != nil && a.config == "" {
-		if err := n.useSettings(a, s, all); err != nil { // as with another StatusVersion
+		if err := n.useSettings(a, s, all); err != nil {
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
 				"cannot take its settings: %w; use the program of that version", policy.Printable(s.Version), version, err)}
 		}
@@ -179,19 +179,8 @@ func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	var form struct {
-		StatusVersion int
-		Version       string
-	}
 	var status metrics.Status
-	switch err = json.Unmarshal(body, &form); {
-	case err == nil && form.StatusVersion != metrics.StatusVersion:
-		return nil, fmt.Errorf("its version is %s, and this one, %s, cannot read its status; use the program of that version",
-			policy.Printable(form.Version), version)
-	case err == nil:
-		err = json.Unmarshal(body, &status)
-	}
-	if err != nil {
+	if err := json.Unmarshal(body, &status); err != nil {
 		return nil, fmt.Errorf("read its status: %w", err)
 	}
 	return &status, nil

@@ -100,7 +100,7 @@ func TestSettingsOfTheReconciler(t *testing.T) {
 	dataDir = serveStatus(t, func(w http.ResponseWriter, r *http.Request) { answering(t, status)(w, r) })
 	want := daemonSetSettings(t, dataDir)
 	status = metrics.Status{
-		StatusVersion: metrics.StatusVersion, Version: "v9", PID: 12, Settings: want.List(), AgentSource: true, SettingsErr: "reconciler.toml:1: bad",
+		Version: "v9", PID: 12, Settings: want.List(), AgentSource: true, SettingsErr: "reconciler.toml:1: bad",
 		AgentFiles: &metrics.AgentFiles{Files: agentconfig.Files{Dir: "/nowhere/config", Names: []string{"ip-masq-agent"}}, Err: "ip-masq-agent:1: bad"},
 	}
 	n, said := inspectNode(t, "--data-dir", dataDir)
@@ -153,14 +153,12 @@ func TestReconcilerWithoutAnswer(t *testing.T) {
 			"settings: the reconciler that runs does not answer: no answer in 2s; from the defaults and flags",
 		},
 		"another version": {
-			func(w http.ResponseWriter, _ *http.Request) {
-				fmt.Fprint(w, `{"statusVersion": 2, "version": "v10", "settings": {}}`)
-			},
-			"settings: the reconciler that runs does not answer: its version is v10, and this one, unknown, cannot read its status; " +
-				"use the program of that version; from the defaults and flags",
+			http.NotFound,
+			"settings: the reconciler that runs does not answer: it is of another version; use the program of its version; " +
+				"from the defaults and flags",
 		},
 		"settings of another version": {
-			answering(t, metrics.Status{StatusVersion: metrics.StatusVersion, Version: "v10", Settings: []config.Setting{
+			answering(t, metrics.Status{Version: "v10", Settings: []config.Setting{
 				{Key: "log_format", Value: "xml", Origin: config.FlagOrigin},
 			}}),
 			"settings: the reconciler that runs does not answer: its version is v10, and this one, unknown, cannot take its settings: " +
@@ -195,7 +193,7 @@ func TestReconcilerStarts(t *testing.T) {
 	t.Parallel()
 	synced := time.Now().Add(100 * time.Millisecond)
 	dataDir := serveStatus(t, func(w http.ResponseWriter, r *http.Request) {
-		s := metrics.Status{StatusVersion: metrics.StatusVersion, Version: "v9", Settings: config.DefaultSettings().List()}
+		s := metrics.Status{Version: "v9", Settings: config.DefaultSettings().List()}
 		if time.Now().After(synced) {
 			s.LastSync = synced
 		}
@@ -228,7 +226,7 @@ func TestPluginOfTheReconciler(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, version := range []string{"v6", ""} {
-		dataDir := serveStatus(t, answering(t, metrics.Status{StatusVersion: metrics.StatusVersion, PluginVersion: version,
+		dataDir := serveStatus(t, answering(t, metrics.Status{PluginVersion: version,
 			Settings: []config.Setting{{Key: "cni_bin_dir", Value: binDir, Origin: config.FlagOrigin}}}))
 		n, _ := inspectNode(t, "--data-dir", dataDir)
 		if got, err := n.pluginVersion(t.Context(), plugin); got != version || (err == nil) != (version != "") {
@@ -309,43 +307,18 @@ func TestSourceStates(t *testing.T) {
 			{Reason: reconcile.ReasonSource, Source: agent, Err: errors.New("bad")},
 			{Reason: reconcile.ReasonConflict, Source: network("refused"), Err: errors.New("conflict")},
 		},
-		Sources: &reconcile.Sources{
-			Agent: &agentconfig.Files{Dir: "/etc/config", Names: []string{"ip-masq-agent", "ip-masq-more"}},
-			ConfDir: config.ConfDir{Conflists: []config.Conflist{
-				{File: "/net.d/10-good.conflist", Network: "good", Entries: make([]config.ConflistEntry, 1)},
-				{File: "/net.d/20-late.conflist", Network: "late", Entries: make([]config.ConflistEntry, 1)},
-			}},
-		},
 	}
 	n := &inspection{Node: reconcile.Open(config.Settings{DataDir: filepath.Join(t.TempDir(), "none")}, "", nil)}
 	want := []sourceStatus{
-		{Source: network("gone"), State: inForce, File: "no conflist has its plugin entry"},
-		{Source: network("good"), State: inForce, File: "/net.d/10-good.conflist"},
-		{Source: network("late"), State: pending, File: "/net.d/20-late.conflist"},
-		{Source: network("loser"), State: superseded, File: "no conflist has its plugin entry"},
-		{Source: network("refused"), State: superseded, File: "no conflist has its plugin entry"},
-		{Source: agent, State: invalid, File: "/etc/config/ip-masq-agent, ip-masq-more"},
+		{Source: network("gone"), State: inForce},
+		{Source: network("good"), State: inForce},
+		{Source: network("late"), State: pending},
+		{Source: network("loser"), State: superseded},
+		{Source: network("refused"), State: superseded},
+		{Source: agent, State: invalid},
 	}
 	if diff := cmp.Diff(want, sourcesOf(n, r)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
-	}
-
-	// A conflist that cannot be loaded may have the entry.
-	r.Sources.ConfDir.Conflists = append(r.Sources.ConfDir.Conflists, config.Conflist{File: "/net.d/30-gone.conflist", Err: errors.New("no JSON")})
-	if got := n.fileOf(r, network("gone")); got != "/net.d/30-gone.conflist, which cannot be loaded" {
-		t.Error(got)
-	}
-	r.Sources.ConfDir.Conflists = r.Sources.ConfDir.Conflists[:2]
-
-	// Without the reconciler's settings the stored policy names the files.
-	r.State.Sources = []policy.Source{{ID: agent, Files: []policy.FilePolicy{{File: "[agent] of FILE"}, {File: "/etc/config/a"}, {File: "/etc/config/b"}}}}
-	r.Sources.Agent = nil
-	if got, want := n.fileOf(r, agent), "/etc/config/a, /etc/config/b"; got != want {
-		t.Errorf("agent files %q, want %q", got, want)
-	}
-	n.active.Answers = true
-	if got, want := n.fileOf(r, agent), "no agent files with these settings"; got != want {
-		t.Errorf("agent files %q, want %q", got, want)
 	}
 }
 

@@ -313,7 +313,7 @@ func TestOutputIsEscaped(t *testing.T) {
 	t.Parallel()
 	const title = "\x1b]0;owned\a\x1b[2J\u009b31m"
 	dataDir := serveStatus(t, answering(t, metrics.Status{
-		StatusVersion: metrics.StatusVersion, Version: title, SettingsErr: title,
+		Version: title, SettingsErr: title,
 		Problems: []reconcile.Problem{{Reason: title, Err: errors.New(title)}, {Reason: reconcile.ReasonConflist, Err: errors.New(title)}},
 	}))
 	for _, command := range []string{"check", "status", "doctor", "render", "explain 10.0.0.1", "check -o json", "status -o json", "doctor -o json"} {

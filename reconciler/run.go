@@ -194,7 +194,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 
 // settingsAre tells the monitor which settings are in force.
 func (d *daemon) settingsAre(s config.Settings, bad error) {
-	d.monitor.Settings(metrics.Settings{Settings: s, File: d.app.settingsFile(), Err: bad, Flags: d.app.flagValues(s)})
+	d.monitor.Settings(metrics.Settings{Settings: s, Err: bad, Flags: d.app.flagValues(s)})
 }
 
 // waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -85,19 +84,15 @@ type nodeStatus struct {
 	Repairs      []metrics.Repair   `json:"repairs"` // the latest ones, the newest first
 	RepairsTotal int                `json:"repairsTotal"`
 	Findings     []diagnose.Finding `json:"findings"` // those of doctor
-	Warnings     []string           `json:"warnings"` // that are no problem of findings
 
 	unread bool // not all documents could be read
 }
 
 type reconcilerStatus struct {
 	activeReconciler
-	Error           string    `json:"error,omitempty"`   // why one that runs does not answer
-	LastSeen        time.Time `json:"lastSeen,omitzero"` // without one that runs: one ran at this time or later
-	Started         time.Time `json:"started,omitzero"`
-	LastSync        time.Time `json:"lastSync,omitzero"`
-	LastResult      string    `json:"lastResult,omitempty"`
-	IntervalSeconds float64   `json:"intervalSeconds,omitempty"`
+	Error    string    `json:"error,omitempty"`   // why one that runs does not answer
+	LastSeen time.Time `json:"lastSeen,omitzero"` // without one that runs: one ran at this time or later
+	Started  time.Time `json:"started,omitzero"`
 }
 
 type pluginStatus struct {
@@ -130,7 +125,6 @@ type sourceStatus struct {
 	Source  policy.SourceID `json:"source"`
 	State   sourceState     `json:"state"`
 	Written time.Time       `json:"written,omitzero"` // when its policy was stored
-	File    string          `json:"file"`
 }
 
 type podsStatus struct {
@@ -176,7 +170,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
-		Findings: notNil(found), Warnings: mapped(r.WarningsOf(""), error.Error),
+		Findings: notNil(found),
 	}
 	if !n.usesPlugin(r, s.Plugin.Path) {
 		if len(r.Sources.ConfDir.Conflists) == 0 {
@@ -188,11 +182,6 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		s.Plugin.Error = err.Error()
 	}
 	s.add(n.active.status)
-	for _, f := range s.Findings {
-		if f.Severity == diagnose.SeverityNotice { // whose details the text leaves out
-			s.Warnings = append(s.Warnings, mapped(r.WarningsOf(f.ID), error.Error)...)
-		}
-	}
 	s.Chains, s.Pods = chainsOf(r, n.active.status), podsOf(n, r)
 	if n.active.Running && !n.active.Answers {
 		s.Reconciler.Error = n.active.err.Error()
@@ -220,11 +209,9 @@ func (s *nodeStatus) add(a *metrics.Status) {
 	if a == nil {
 		return
 	}
-	r := &s.Reconciler
-	r.Started, r.LastSync, r.LastResult, r.IntervalSeconds = a.Started, a.LastSync, a.LastResult, a.Interval.Seconds()
+	s.Reconciler.Started = a.Started
 	s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
 	s.Conflist.Managed, s.Conflist.Inserted = a.ConflistManaged, a.EntryInserted
-	s.Warnings = notNil(a.Warnings)
 }
 
 func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
@@ -295,41 +282,10 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 	sources := []sourceStatus{}
 	for id, state := range states {
 		written, _ := n.Dir.Written(id) // zero if unknown
-		sources = append(sources, sourceStatus{id, state, written, n.fileOf(r, id)})
+		sources = append(sources, sourceStatus{id, state, written})
 	}
 	slices.SortFunc(sources, func(a, b sourceStatus) int { return a.Source.Compare(b.Source) })
 	return sources
-}
-
-// fileOf names the file that states the policy of a source.
-func (n *inspection) fileOf(r *reconcile.Report, id policy.SourceID) string {
-	s := r.Sources
-	if id.Kind == policy.Network {
-		if list := s.ConfDir.WithEntry(id.Name); list != nil {
-			return list.File
-		}
-		if list := s.ConfDir.Unreadable(id.Name); list != nil {
-			return list.File + ", which cannot be loaded"
-		}
-		return "no conflist has its plugin entry"
-	}
-	stored := r.State.Find(id)
-	switch files := s.Agent; {
-	case files == nil && !n.active.Answers && stored != nil: // the reconciler's settings are unknown
-		names := mapped(stored.Files, func(f policy.FilePolicy) string { return f.File })
-		names = slices.DeleteFunc(names, func(name string) bool { return !filepath.IsAbs(name) }) // of flags, or of reconciler.toml
-		return cmp.Or(strings.Join(names, ", "), "the reconciler's settings")
-	case files == nil:
-		return "no agent files with these settings"
-	case files.Dir == "":
-		return "the reconciler's settings"
-	case len(files.Names) > 0:
-		return filepath.Join(files.Dir, strings.Join(files.Names, ", "))
-	case files.Missing:
-		return files.Dir + ", which is missing"
-	default:
-		return files.Dir
-	}
 }
 
 func conflistOf(s config.Settings) conflistStatus {

@@ -9,86 +9,33 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 const (
-	screenWidth = 80 // columns
-	labelWidth  = 13
-
 	unknown = "unknown, for the reason above"
 	notUsed = "not used"
 )
 
-// screen is text of at most screenWidth columns.
+// screen is the text of the status.
 type screen struct{ strings.Builder }
 
-// row writes a label and its text, which wraps beside it.
+// row writes a label and its text.
 func (s *screen) row(label, text string) {
-	lines := wrap(text, screenWidth-labelWidth)
-	if len(label) >= labelWidth { // it has a line of its own
-		lines = append([]string{""}, lines...)
-	}
-	for _, line := range lines {
-		s.WriteString(strings.TrimRight(fmt.Sprintf("%-*s%s", labelWidth, label, line), " ") + "\n")
-		label = ""
-	}
+	text = strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+strings.Repeat(" ", 13))
+	fmt.Fprintf(s, "%-12s %s\n", label, text)
 }
 
-// table writes rows in columns. A last cell that does not fit gets lines of its own.
+// table writes rows in columns.
 func (s *screen) table(rows [][]string) {
-	var text strings.Builder
-	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	columns := tabwriter.NewWriter(s, 0, 0, 2, ' ', 0)
 	for _, cells := range rows {
-		fmt.Fprintln(columns, "  "+escape(strings.Join(cells, "\t")))
+		fmt.Fprintln(columns, "  "+strings.Join(cells, "\t"))
 	}
 	_ = columns.Flush() // never fails
-	for line := range strings.Lines(text.String()) {
-		line = strings.TrimRight(line, " \n")
-		last := ""
-		if utf8.RuneCountInString(line) > screenWidth {
-			i := strings.LastIndex(line, "  ")
-			line, last = strings.TrimRight(line[:i], " "), line[i:]
-		}
-		s.WriteString(line + "\n")
-		for _, part := range wrap(last, screenWidth-4) {
-			s.WriteString("    " + part + "\n")
-		}
-	}
-}
-
-// wrap breaks text into lines of at most width columns: at its line ends, between words, and in words
-// that are longer than a line. The lines of an item of a list ("- ") are indented.
-func wrap(text string, width int) []string {
-	var lines []string
-	for paragraph := range strings.Lines(text) {
-		line, indent := "", ""
-		if strings.HasPrefix(paragraph, "- ") {
-			indent = "  "
-		}
-		for word := range strings.FieldsSeq(paragraph) {
-			switch {
-			case line == "":
-				line = word
-			case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= width:
-				line += " " + word
-			default:
-				lines, line = append(lines, line), indent+word
-			}
-			r := []rune(line)
-			for ; len(r) > width; r = r[width:] {
-				lines = append(lines, string(r[:width]))
-			}
-			line = string(r)
-		}
-		lines = append(lines, line)
-	}
-	return lines
 }
 
 // text writes the status for people.
@@ -112,9 +59,6 @@ func (s *nodeStatus) text(now time.Time) string {
 	w.row("Conflist:", s.Conflist.text())
 	w.row("Repairs:", s.repairsText(now))
 	w.row("Doctor:", s.doctorText())
-	const most = 4
-	items := mapped(s.Warnings, func(text string) string { return "- " + text })
-	w.row("Warnings:", strings.Join(policy.First(most, items), "\n"))
 	return w.String()
 }
 
@@ -179,40 +123,14 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	w.row("Reconciler:", text)
-	if r.Answers {
-		text = "none yet"
-		if !r.LastSync.IsZero() {
-			next := now.Add(time.Duration(r.IntervalSeconds * float64(time.Second)))
-			text = fmt.Sprintf("%s ago, %s; at least one every %s", diagnose.Age(now.Sub(r.LastSync)), resultText(r.LastResult), diagnose.Age(next.Sub(now)))
-		}
-		w.row("Last sync:", text)
-	}
 }
 
-// resultText says what a sync did: "unchanged" alone seems to deny a repair or a new policy a moment before.
-func resultText(result string) string {
-	if result == string(reconcile.Unchanged) {
-		return "nothing to repair"
-	}
-	return result
-}
-
-// settingsText names the origin of the settings, and those that are stated.
+// settingsText names the origin of the settings.
 func (s *nodeStatus) settingsText() string {
-	var stated []string
-	for _, x := range s.Settings {
-		if x.Origin != config.DefaultOrigin {
-			const most = 40
-			stated = append(stated, x.Key+"="+policy.Printable(shorten(x.Value, most)))
-		}
+	if !s.Reconciler.Answers {
+		return s.SettingsFrom + "; the reconciler's flags are unknown"
 	}
 	text, _, _ := strings.Cut(s.SettingsFrom, " (pid") // which another row has
-	if len(stated) > 0 {
-		text += ": " + strings.Join(stated, ", ")
-	}
-	if !s.Reconciler.Answers {
-		text += "; the reconciler's flags are unknown"
-	}
 	return text
 }
 
@@ -262,23 +180,19 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		return
 	}
 	w.WriteString("Sources:\n")
-	const most, mostName = 8, 24
-	rows := [][]string{{"NAME", "STATE", "AGE", "FILE"}}
-	for _, x := range s.Sources[:min(most, len(s.Sources))] {
+	rows := [][]string{{"NAME", "STATE", "AGE"}}
+	for _, x := range s.Sources {
 		name := "agent files"
 		if x.Source.Kind == policy.Network {
-			name = shorten(policy.Printable(x.Source.Name), mostName)
+			name = policy.Printable(x.Source.Name)
 		}
 		since := "-"
 		if !x.Written.IsZero() {
 			since = diagnose.Age(now.Sub(x.Written))
 		}
-		rows = append(rows, []string{name, string(x.State), since, policy.Printable(x.File)})
+		rows = append(rows, []string{name, string(x.State), since})
 	}
 	w.table(rows)
-	if more := len(s.Sources) - most; more > 0 {
-		w.row("", fmt.Sprintf("and %d more", more))
-	}
 }
 
 func (c conflistStatus) text() string {
@@ -350,12 +264,4 @@ func number(n int, what string) string {
 		what += "s"
 	}
 	return fmt.Sprintf("%d %s", n, what)
-}
-
-// shorten cuts a text after most characters.
-func shorten(text string, most int) string {
-	if r := []rune(text); len(r) > most {
-		return string(r[:most-1]) + "…"
-	}
-	return text
 }

@@ -65,8 +65,6 @@ type Monitor struct {
 	mu            sync.Mutex
 	settings      Settings
 	problems      []reconcile.Problem // of the last report
-	warnings      []error             // of the last report, that are no finding of doctor
-	last          reconcile.Result    // of the last report of the active reconciler
 	reported      time.Time           // the last report, else the start
 	interval      time.Duration
 	reports       int // how many there were
@@ -125,7 +123,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reports++
-	m.problems, m.warnings, m.conflist, m.reported, m.interval = r.Problems, r.WarningsOf(""), r.Conflist, time.Now(), interval
+	m.problems, m.conflist, m.reported, m.interval = r.Problems, r.Conflist, time.Now(), interval
 	if r.Standby() {
 		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
 		return
@@ -133,7 +131,6 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	if r.Conflist != nil {
 		m.inserted += r.Conflist.Inserted
 	}
-	m.last = r.Result
 	m.results[r.Result]++
 	m.duration.Observe(r.Took.Seconds())
 	if r.Result != reconcile.Failed {

@@ -21,41 +21,33 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// StatusVersion is the version of Status as JSON: another one means that fields have another meaning.
-const StatusVersion = 1
-
 const (
 	statusPath    = "/v1/status"
 	maxRepairs    = 10          // in a Status
 	statusTimeout = time.Second // for the kernel's counters; clients wait longer
 )
 
-// Status is the state of the active reconciler, as its socket serves it at /v1/status.
+// Status is the state of the active reconciler, as its socket serves it at /v1/status. If fields have another meaning, the path has another version.
 type Status struct {
-	StatusVersion int       `json:"statusVersion"`
-	Version       string    `json:"version"` // of the reconciler
-	PID           int       `json:"pid"`     // in its own PID namespace
-	Started       time.Time `json:"started"`
+	Version string    `json:"version"` // of the reconciler
+	PID     int       `json:"pid"`     // in its own PID namespace
+	Started time.Time `json:"started"`
 
-	// The settings in force. SettingsErr is why they are not those of SettingsFile as it is now.
-	SettingsFile string           `json:"settingsFile"`
-	Settings     []config.Setting `json:"settings"`
-	SettingsErr  string           `json:"settingsError,omitempty"`
-	AgentSource  bool             `json:"agentSource"`          // agent files are a source
-	AgentFiles   *AgentFiles      `json:"agentFiles,omitempty"` // as they were read last
+	// The settings in force. SettingsErr is why they are not those of reconciler.toml as it is now.
+	Settings    []config.Setting `json:"settings"`
+	SettingsErr string           `json:"settingsError,omitempty"`
+	AgentSource bool             `json:"agentSource"`          // agent files are a source
+	AgentFiles  *AgentFiles      `json:"agentFiles,omitempty"` // as they were read last
 
 	Problems []reconcile.Problem `json:"problems"` // why the node is not ready
-	Warnings []string            `json:"warnings"` // that are no finding of doctor
 
-	Interval        time.Duration `json:"interval"` // longest time between two syncs, in nanoseconds
-	LastSync        time.Time     `json:"lastSync,omitzero"`
-	LastResult      string        `json:"lastResult,omitempty"`
-	Repairs         []Repair      `json:"repairs"`      // the latest ones, the newest first
-	RepairsTotal    int           `json:"repairsTotal"` // since Started
-	Chains          []ChainCount  `json:"chains"`
-	PluginVersion   string        `json:"pluginVersion,omitempty"` // of the installed plugin
-	ConflistManaged bool          `json:"conflistManaged"`
-	EntryInserted   int           `json:"entryInserted"` // how often the loop inserted the plugin entry
+	LastSync        time.Time    `json:"lastSync,omitzero"`
+	Repairs         []Repair     `json:"repairs"`      // the latest ones, the newest first
+	RepairsTotal    int          `json:"repairsTotal"` // since Started
+	Chains          []ChainCount `json:"chains"`
+	PluginVersion   string       `json:"pluginVersion,omitempty"` // of the installed plugin
+	ConflistManaged bool         `json:"conflistManaged"`
+	EntryInserted   int          `json:"entryInserted"` // how often the loop inserted the plugin entry
 }
 
 // AgentFiles are the agent files as the reconciler read them, or why they could not be read.
@@ -97,8 +89,7 @@ type ChainCount struct {
 // Settings are the settings in force.
 type Settings struct {
 	config.Settings
-	File  string            // reconciler.toml
-	Err   error             // why they are not those of File as it is now
+	Err   error             // why they are not those of reconciler.toml as it is now
 	Flags map[string]string // for /flagz: the values by the names of their flags
 }
 
@@ -126,10 +117,10 @@ func (m *Monitor) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := Status{
-		StatusVersion: StatusVersion, Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
-		SettingsFile: m.settings.File, Settings: m.settings.List(),
-		Problems: append([]reconcile.Problem{}, m.unready()...), Warnings: texts(m.warnings), Interval: m.interval, LastResult: string(m.last),
-		Repairs: append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
+		Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
+		Settings: m.settings.List(),
+		Problems: append([]reconcile.Problem{}, m.unready()...),
+		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted,
 	}
 	if m.settings.Err != nil {
@@ -137,7 +128,10 @@ func (m *Monitor) Status() Status {
 	}
 	s.AgentSource = m.settings.AgentSource()
 	if m.sources != nil && m.sources.Agent != nil {
-		a := &AgentFiles{Files: *m.sources.Agent, Warnings: texts(m.sources.Agent.Warnings)}
+		a := &AgentFiles{Files: *m.sources.Agent}
+		for _, w := range a.Files.Warnings {
+			a.Warnings = append(a.Warnings, w.Error())
+		}
 		a.Files.Warnings = nil
 		if m.sources.AgentErr != nil {
 			a.Err = m.sources.AgentErr.Error()
@@ -177,15 +171,6 @@ func (m *Monitor) chainCounts() []ChainCount {
 	return list
 }
 
-// texts returns the messages of errors. The result is not nil, so that JSON has [].
-func texts(errs []error) []string {
-	out := []string{}
-	for _, err := range errs {
-		out = append(out, err.Error())
-	}
-	return out
-}
-
 // Socket returns the handler of the socket of the active reconciler.
 func (m *Monitor) Socket() http.Handler {
 	return handler(map[string]http.HandlerFunc{
@@ -209,6 +194,9 @@ func ReadStatus(ctx context.Context, d *store.Dir) ([]byte, error) {
 	}).RoundTrip(request)
 	if err != nil {
 		return nil, err
+	}
+	if response.StatusCode == http.StatusNotFound {
+		return nil, errors.Join(errors.New("it is of another version; use the program of its version"), response.Body.Close())
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, most))
 	return answer, errors.Join(err, response.Body.Close())

@@ -39,7 +39,7 @@ func richStatus(t *testing.T) *metrics.Monitor {
 	if err := errors.Join(s.Set("metrics_listen", ":9820"), s.Set("agent.masqChain", "OURS")); err != nil {
 		t.Fatal(err)
 	}
-	m.Settings(metrics.Settings{Settings: s, File: "/etc/ip-masq/reconciler.toml", Err: errors.New("/etc/ip-masq/reconciler.toml:3: x: is not a known key; remove it")})
+	m.Settings(metrics.Settings{Settings: s, Err: errors.New("/etc/ip-masq/reconciler.toml:3: x: is not a known key; remove it")})
 	r.Sources.Agent = &agentconfig.Files{
 		Dir: "/etc/config", Names: []string{"ip-masq-agent"}, Source: r.State.Sources[0], ResyncInterval: 5 * time.Second,
 		Warnings: []error{errors.New("unknown key")},
@@ -68,7 +68,7 @@ func status(t *testing.T, m *metrics.Monitor) (text string, s metrics.Status) {
 	return text, s
 }
 
-// A change of the golden file that is more than new fields needs another StatusVersion.
+// A change of the golden file that is more than new fields needs another version of the path.
 func TestStatusGolden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := richStatus(t)
