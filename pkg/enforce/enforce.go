@@ -26,10 +26,9 @@ type Enforcer struct {
 	PreferredBackend policy.Backend
 	// Owned returns the chains and guard tables that name an owner. Nil reads them from the kernel.
 	Owned func(context.Context) ([]netfilter.OwnedChain, error)
-	// Conntrack deletes the connections that a judge calls stale, and returns how many there were. With
-	// nil, resets end with ErrNoConntrack.
+	// Conntrack deletes the connections that a judge calls stale, and returns how many there were.
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
-	// Addresses returns the addresses of the node, of these families. With nil, policies with outputAddresses fail.
+	// Addresses returns the addresses of the node, of these families.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 	// Attachments are those whose records are read again to find out which pods are exempt, or with AllAttachments
 	// those of all exempt pods. The others are as they are on record.

@@ -130,9 +130,6 @@ func bootTime() int64 {
 // can be lost repeatedly, and after a walk that failed.
 const resetInterval = 10 * time.Second
 
-// ErrNoConntrack is the error of a program that cannot reset connections.
-var ErrNoConntrack = errors.New("connections cannot be reset by this program")
-
 // ResetConnections walks once through the conntrack table, for the resets on record that are due, and takes
 // those off the record. It waits for another process that does so. It holds the lock while it reads and
 // writes the record, and not while it walks. It returns how many connections it deleted, also with an
@@ -177,9 +174,6 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		for _, a := range r.Passed {
 			judge.Passed(chainOf(now, a), a)
 		}
-	}
-	if e.Conntrack == nil {
-		return nil, 0, ErrNoConntrack
 	}
 	if err := e.Dir.CheckWritable(); err != nil { // a walk that cannot be recorded would be repeated without end
 		return nil, 0, &UnwritableError{err}
