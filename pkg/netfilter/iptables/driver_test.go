@@ -163,23 +163,3 @@ func TestFindChain(t *testing.T) {
 		})
 	}
 }
-
-func TestOpen(t *testing.T) {
-	d := New(os.Getenv("PATH"))
-	if d.Backend() != policy.IPTables {
-		t.Errorf("backend %s", d.Backend())
-	}
-	for _, c := range []netfilter.Choice{{Backend: policy.IPTables}, {Backend: policy.NFTables}, {Backend: policy.IPTables, Variant: "x"}} {
-		if _, err := d.Open(c); err == nil {
-			t.Errorf("%v was opened", c)
-		}
-	}
-	b, err := d.Open(netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b.Layout() != (policy.Layout{}) || b.OwnsTables() {
-		t.Errorf("layout %+v, exclusive %v", b.Layout(), b.OwnsTables())
-	}
-	var _ netfilter.Driver = d
-}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -316,14 +315,13 @@ const (
 	verdictDrop   = -1 // -NF_DROP - 1
 	verdictAccept = -2 // -NF_ACCEPT - 1
 	verdictReturn = -5 // XT_RETURN, -NF_REPEAT - 1
-	noVerdict     = math.MinInt
 )
 
 // verdictOf returns the verdict of a standard target, or the offset of the rule to
 // continue with.
 func verdictOf(target extension) int {
 	if len(target.info) < 4 {
-		return noVerdict
+		return 0 // no chain begins there
 	}
 	return int(int32(binary.NativeEndian.Uint32(target.info)))
 }
@@ -394,8 +392,6 @@ func (s *legacyTable) expressions(i int) (out []nfnetlink.Expr) {
 	verdict := verdictOf(target)
 	chain, leads := s.chainAt(verdict)
 	switch {
-	case verdict == noVerdict:
-		return append(out, nfnetlink.Unknown{Kind: "damaged verdict"})
 	case verdict == verdictReturn:
 		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
 	case verdict == verdictAccept:

@@ -188,21 +188,6 @@ func TestLegacyRules(t *testing.T) {
 	}
 }
 
-// TestLegacyVerdicts: iptables-legacy writes none of these.
-func TestLegacyVerdicts(t *testing.T) {
-	head := make([]byte, entryLayoutOf(policy.IPv4).size)
-	for want, target := range map[string]xtExtension{
-		"rule with another verdict, no verdict": standard(8), // into the middle of an entry
-		"rule with damaged verdict, no verdict": {},
-	} {
-		info, entries := legacyTableOf(policy.IPv4, head, nil, target)
-		x, err := chainX(policy.IPv4, info, entries)
-		if err != nil || x == nil || len(x.Rules) != 1 || x.Rules[0].String() != want {
-			t.Errorf("got %+v, %v, want %s", x, err, want)
-		}
-	}
-}
-
 // FuzzLegacy damages the table of a kernel.
 func FuzzLegacy(f *testing.F) {
 	for _, family := range policy.Families() {

@@ -175,13 +175,9 @@ func TestTrustedOwner(t *testing.T) {
 		want   bool
 	}{
 		{"root", first, 0, true},
-		{"ourselves", first, 1000, true},
 		{"another user", first, 1001, false},
 		{"nobody is an ordinary user", first, 65534, false},
-		{"root in a user namespace", nested, 0, true},
 		{"root outside of the user namespace", nested, 65534, true},
-		{"another user in it", nested, 1001, false},
-		{"no map", filepath.Join(dir, "none"), 65534, false},
 	} {
 		if got := trustedOwner(tc.uid, 1000, tc.uidMap); got != tc.want {
 			t.Errorf("%s: %v", tc.name, got)
