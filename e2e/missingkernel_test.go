@@ -163,10 +163,12 @@ func control(fd int, request uint, argument unsafe.Pointer) unix.Errno {
 
 // handle changes what a program sends, or returns the error of what it must not open.
 func (l missing) handle(request *notification) unix.Errno {
-	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", request.pid), os.O_RDWR, 0)
+	// os.OpenFile waits for the lock of the test's log, which a thread that is supervised may hold while it writes.
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", request.pid), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0 // the process was killed
 	}
+	memory := os.NewFile(uintptr(fd), "memory")
 	defer memory.Close()
 	switch request.nr {
 	case unix.SYS_SENDTO, unix.SYS_WRITE:

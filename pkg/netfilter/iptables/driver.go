@@ -21,7 +21,9 @@ type Driver struct {
 
 // New returns the driver. It looks for programs in the directories of a path as in $PATH. It reads nothing and runs
 // no program.
-func New(path string) *Driver { return &Driver{programs: newPrograms(path), nft: &nftReader{}} }
+func New(path string) *Driver {
+	return &Driver{programs: &programs{finder: newFinder(path), run: run}, nft: &nftReader{}}
+}
 
 // Backend implements netfilter.Driver.
 func (*Driver) Backend() policy.Backend { return policy.IPTables }

@@ -28,18 +28,6 @@ const lockSeconds = 5
 type programs struct {
 	finder finder
 	run    func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
-
-	variants map[string]cachedVariant // by path
-}
-
-// cachedVariant is the variant of a program's file.
-type cachedVariant struct {
-	file    os.FileInfo
-	variant string
-}
-
-func newPrograms(path string) *programs {
-	return &programs{finder: newFinder(path), run: run, variants: map[string]cachedVariant{}}
 }
 
 func baseName(f policy.Family) string {
@@ -66,26 +54,16 @@ func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix 
 	return path, nil
 }
 
-// variantOf runs a program with --version to learn its variant, once as long as the
-// file is the same. Versions before 1.8, all legacy, do not print the variant.
+// variantOf runs a program with --version to learn its variant. Versions before 1.8, all legacy, do not print it.
 func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
-	file, err := os.Stat(path)
-	if err != nil {
-		return "", err
-	}
-	if v, ok := p.variants[path]; ok && os.SameFile(file, v.file) && file.ModTime().Equal(v.file.ModTime()) {
-		return v.variant, nil
-	}
 	out, err := p.run(ctx, nil, nil, path, "--version")
 	if err != nil {
 		return "", &runError{path, netfilter.VariantNFT, err} // which opens a socket before it reads its arguments
 	}
-	variant := netfilter.VariantLegacy
 	if bytes.Contains(out, []byte("(nf_tables)")) {
-		variant = netfilter.VariantNFT
+		return netfilter.VariantNFT, nil
 	}
-	p.variants[path] = cachedVariant{file, variant}
-	return variant, nil
+	return netfilter.VariantLegacy, nil
 }
 
 // list returns the rules of a chain of table nat as `iptables -S` prints them.
