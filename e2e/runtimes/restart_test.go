@@ -63,29 +63,3 @@ func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containe
 	}
 	t.Logf("%d packets", len(lines))
 }
-
-// TestReboot simulates a power failure. It checks that the first pod afterwards has the right
-// verdict from its first packet on, with only its ADD, and that earlier pods end although their
-// network namespaces are gone.
-func TestReboot(t *testing.T) {
-	onEvery(t, forms(), func(t *testing.T, n *criNode) {
-		n.conflist(t, bridge(), n.entry(prefixes()))
-		n.ready(t, true)
-		old, older := n.pod(t, "old"), n.pod(t, "older")
-		n.wantAttachments(t, 2)
-		must(t, n.Reboot(func(link string) bool { return link == n.LAN.Name || link == n.Outside.Name }))
-		if rules := n.rules(t); strings.Contains(rules, "IP-MASQ-AGENT") {
-			t.Fatalf("rules remain:\n%s", rules)
-		}
-		must(t, n.Start(within(t)))
-		n.ready(t, true)
-		young := n.pod(t, "young")
-		n.firstPackets(t, young)
-		n.verdicts(t, n.adopt(t, young.Netns), young.Addrs)
-		n.wantAttachments(t, 1) // those of the earlier boot were dropped
-		n.end(t, old, older)
-		n.verdicts(t, n.adopt(t, young.Netns), young.Addrs)
-		n.end(t, young)
-		n.wantAttachments(t, 0)
-	})
-}

@@ -37,7 +37,7 @@ func TestManual(t *testing.T) {
 	_, commands, _ := strings.Cut(string(help), "\nAvailable Commands:\n")
 	commands, _, _ = strings.Cut(commands, "\n\n")
 	for _, m := range regexp.MustCompile(`(?m)^  ([a-z]+) `).FindAllStringSubmatch(commands, -1) {
-		if m[1] != "help" {
+		if m[1] != "help" && m[1] != "completion" { // cobra's own
 			pages = append(pages, "ip-masq-reconciler-"+m[1])
 		}
 	}
