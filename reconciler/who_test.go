@@ -41,8 +41,7 @@ func TestWhoOutput(t *testing.T) {
 		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), none),
 		connectionOf(node, none), connectionOf(node, masquerade),
 	}
-	namespace, name := "prod", "web-0"
-	all[0].Pod, all[1].Pod = &diagnose.Pod{Namespace: &namespace, Name: &name}, &diagnose.Pod{Namespace: &namespace}
+	all[0].Pod, all[1].Pod = &diagnose.Pod{Namespace: "prod", Name: "web-0"}, &diagnose.Pod{Namespace: "prod"}
 	var text, encoded bytes.Buffer
 	for _, c := range all {
 		c.text(&text)

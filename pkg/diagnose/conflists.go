@@ -47,18 +47,8 @@ type list struct {
 // plugin is the configuration of a plugin.
 type plugin map[string]any
 
-// get returns the value of a key, in any case, as plugins accept it.
-func (p plugin) get(key string) any {
-	for name, value := range p {
-		if strings.EqualFold(name, key) {
-			return value
-		}
-	}
-	return nil
-}
-
 func (p plugin) kind() string {
-	s, _ := p.get("type").(string)
+	s, _ := p["type"].(string)
 	return s
 }
 
@@ -103,9 +93,9 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 		}
 		f.Detail = append(f.Detail, MasqueradingPlugins(l.Conflist)...)
 		for i, p := range l.plugins {
-			delegate, _ := p.get("delegate").(map[string]any)
+			delegate, _ := p["delegate"].(map[string]any)
 			switch { // flannel's plugin has its delegate masquerade if flanneld does not
-			case p.kind() != "flannel" || plugin(delegate).get("ipMasq") != nil:
+			case p.kind() != "flannel" || delegate["ipMasq"] != nil:
 			case len(env) == 0:
 				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
 					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel"))
@@ -130,8 +120,8 @@ func MasqueradingPlugins(c config.Conflist) (found []string) {
 
 // masquerades reports whether a configuration has ipMasq, or one that it delegates to.
 func masquerades(p plugin) bool {
-	on, _ := p.get("ipMasq").(bool)
-	return on || slices.ContainsFunc(append(objects(p.get("delegate")), objects(p.get("delegates"))...), masquerades)
+	on, _ := p["ipMasq"].(bool)
+	return on || slices.ContainsFunc(append(objects(p["delegate"]), objects(p["delegates"])...), masquerades)
 }
 
 func duplicateEntries(e *examination, f *Finding) {
@@ -191,7 +181,7 @@ type podNetwork struct {
 	where  string // that shows it
 }
 
-// readPodNetworks collects the networks that conflists, flannel and policies state for pods, and those that ADDs found.
+// readPodNetworks collects the networks that conflists and policies state for pods, and those that ADDs found.
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
@@ -200,14 +190,6 @@ func (e *examination) readPodNetworks() {
 				if p.kind() != config.PluginType {
 					e.addNetworks(map[string]any(p), false, policy.Quote(l.File))
 				}
-			}
-		}
-	}
-	for line := range strings.Lines(e.read("run/flannel/subnet.env")) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		if key == "FLANNEL_NETWORK" || key == "FLANNEL_IPV6_NETWORK" {
-			for network := range strings.SplitSeq(value, ",") {
-				e.addPrefix(network, "/run/flannel/subnet.env")
 			}
 		}
 	}

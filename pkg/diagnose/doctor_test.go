@@ -56,7 +56,7 @@ func TestFindings(t *testing.T) {
 		}},
 
 		{"ipMasq of the main plugin", func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipmasq": true}`, entry)
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": true}`, entry)
 		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("bridge") has "ipMasq": true`}},
 		{"ipMasq of a delegate", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": true}}`, entry)

@@ -35,10 +35,10 @@ type Question struct {
 	Incomplete error
 }
 
-// Pod is the names of a pod. One that the runtime did not give is null in JSON.
+// Pod is the names of a pod, "" for one that the runtime did not give.
 type Pod struct {
-	Namespace *string `json:"namespace"`
-	Name      *string `json:"name"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 }
 
 // HolderOf returns the pod that holds an address, that of the latest ADD, or nil if none has names.
@@ -52,23 +52,11 @@ func HolderOf(a netip.Addr, pods []store.Pod) *Pod {
 	if holder.Namespace == "" && holder.Name == "" {
 		return nil
 	}
-	given := func(name string) *string {
-		if name == "" {
-			return nil
-		}
-		return &name
-	}
-	return &Pod{given(holder.Namespace), given(holder.Name)}
+	return &Pod{holder.Namespace, holder.Name}
 }
 
 func (p Pod) String() string {
-	part := func(name *string) string {
-		if name == nil {
-			return "unknown"
-		}
-		return *name
-	}
-	return part(p.Namespace) + "/" + part(p.Name)
+	return cmp.Or(p.Namespace, "unknown") + "/" + cmp.Or(p.Name, "unknown")
 }
 
 // Explanation is what happens to that traffic. Its form in JSON is an interface of the program: every key is

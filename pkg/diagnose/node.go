@@ -27,7 +27,7 @@ func nodeChecks() []check {
 		{Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
 			Summary: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
 			Remedy: "Cilium: set enable-bpf-masquerade to false and masquerading off, or list the same prefixes in its own ip-masq-agent; " +
-				"Calico: set natOutgoing: false in the IPPool."}, ebpfMasquerade},
+				`Calico: set natOutgoing: false in the IPPool. Until then set guard to "off": it catches what eBPF masquerades later.`}, ebpfMasquerade},
 		{Finding{ID: "missing-capability", Severity: SeverityProblem,
 			Summary: "This process lacks capabilities that it needs to manage the rules.",
 			Remedy: "Run as root, and do not take the capability away: name it in securityContext.capabilities.add of a DaemonSet, " +

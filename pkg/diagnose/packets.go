@@ -40,9 +40,6 @@ func packetChecks() []check {
 			Summary: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
 			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
 				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
-		{Finding{ID: "guard-ebpf", Severity: SeverityProblem,
-			Summary: "The guard is on beside an eBPF data plane that may masquerade after it: it catches all packets that leave untranslated.",
-			Remedy:  `Set guard to "off", or switch the masquerading of the eBPF data plane off.`}, guardBesideEBPF},
 		{Finding{ID: "guard-inactive", Severity: SeverityProblem,
 			Summary: "guard, enforceExempt or staleConnections have no effect.",
 			Remedy:  "Do what each line says."}, warned},
@@ -207,11 +204,5 @@ func acceptedPods(e *examination, f *Finding) {
 		})
 		e.noteAs("read the rules before the jump", err)
 		f.caught([]policy.Guard{g}, rules)
-	}
-}
-
-func guardBesideEBPF(e *examination, f *Finding) {
-	if len(e.guards()) > 0 {
-		ebpfMasquerade(e, f)
 	}
 }

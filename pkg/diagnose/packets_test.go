@@ -131,11 +131,6 @@ func TestPacketFindings(t *testing.T) {
 			guarded(policy.GuardDrop)(h)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
 		}, nil},
-
-		{"Cilium's maps, dropped", nil, func(h *testHost) {
-			guarded(policy.GuardDrop)(h)
-			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"] = ""
-		}, map[string]string{"problem ebpf-masquerade": "", "problem guard-ebpf": "cilium_snat_v4_external"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)

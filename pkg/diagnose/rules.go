@@ -21,7 +21,9 @@ import (
 // ruleChecks look at rules and policies.
 func ruleChecks() []check {
 	const switchOff = "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start. " +
-		"The rules apply whether they are evaluated before or after the chain of ip-masq."
+		"The rules apply whether they are evaluated before or after the chain of ip-masq. " +
+		`Or set "enforceExempt": true in the plugin entry: rules of priorities after 99 then no longer apply to the traffic of pods ` +
+		"to exempt destinations. Find out first whether a program needs these rules."
 	return []check{
 		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
 			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violations},
@@ -87,13 +89,6 @@ type violation struct {
 	chain  string // of the policy
 	exempt []string
 	scoped bool // the policy states sourceCIDRs
-	// enforced tells that the policy has enforceExempt.
-	enforced bool
-}
-
-// beforeEnforceExempt says why enforceExempt does not hold against a rule of an early priority.
-func beforeEnforceExempt(r thirdparty.Rule) string {
-	return fmt.Sprintf("enforceExempt does not hold against it: its priority %d is not after that of enforceExempt, %d", r.Priority, enforcePriority)
 }
 
 // violationsIn returns which rule masquerades what which policy exempts, by rule and then
@@ -108,7 +103,7 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
 				continue
 			}
-			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0, enforced: p.EnforceExempt.Value}
+			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
 			exempt, sources := p.DestinationsExempt(r.Family), slices.Concat(p.ExemptSources, p.ExemptPods)
 			if g := s.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: r.Family}); g != nil && g.Bound != nil && r.Priority > enforcePriority {
 				exempt, sources = exempt.Without(g.Bound), p.ExemptSources
@@ -160,7 +155,6 @@ func (e *examination) readThirdParty() {
 // violations adds those violations to a finding that have its ID.
 func violations(e *examination, f *Finding) {
 	var remedies []string
-	preventable := false
 	for _, v := range e.violations {
 		id, line := "foreign-masquerade", v.String()
 		if doubt := e.doubt(v); doubt != "" {
@@ -171,18 +165,10 @@ func violations(e *examination, f *Finding) {
 		if id != f.ID {
 			continue
 		}
-		if v.enforced && v.rule.Priority <= enforcePriority {
-			line += "; " + beforeEnforceExempt(v.rule)
-		}
 		f.Detail = append(f.Detail, line)
-		preventable = preventable || !v.enforced && v.rule.Priority > enforcePriority
 		if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
 			remedies = append(remedies, r)
 		}
-	}
-	if preventable {
-		f.Remedy += ` Or set "enforceExempt": true in the plugin entry: rules of priorities after 99 then no longer apply to the traffic of pods ` +
-			"to exempt destinations. Find out first whether a program needs these rules."
 	}
 	f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
 }

@@ -122,7 +122,7 @@ func TestThirdPartyRules(t *testing.T) {
 			set: func(h *testHost) {
 				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
 			},
-			want: map[string]string{"problem foreign-masquerade": "table x, chain p: to 10.1.0.0/16 masquerade, enforceExempt does not hold against it: its priority 99 is not after"}},
+			want: map[string]string{"problem foreign-masquerade": "table x, chain p: to 10.1.0.0/16 masquerade"}},
 		{name: "of sources that are exempt, which enforceExempt does not bind", rules: "-A POSTROUTING -s 10.244.1.0/25 -d 8.8.8.8 -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
 				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")

@@ -249,7 +249,7 @@ func trigger(c chan<- struct{}) {
 	}
 }
 
-// State observes the rules, unless a sync did so just now, and writes nothing. It returns nil if this
+// State observes the rules, and writes nothing. It returns nil if this
 // loop is not active, if the rules cannot be read, or while a sync runs: its report is more recent.
 func (l *Loop) State(ctx context.Context) *enforce.State {
 	if !l.mu.TryLock() {
@@ -258,9 +258,6 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 	defer l.mu.Unlock()
 	if ctx.Err() != nil || l.last == nil || l.last.Rules == nil {
 		return nil
-	}
-	if time.Since(l.last.Started.Add(l.last.Took)) < minInterval {
-		return l.last.Rules
 	}
 	return l.Node.Enforcer(l.last.Sources, func(error) {}).Observe(ctx, l.last.State.Sources, l.last.State.Record)
 }
@@ -486,15 +483,9 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 	if what == (policy.Change{}) {
 		return nil
 	}
-	remedy := ""
-	if r.Rules != nil && slices.ContainsFunc(r.Rules.Chains, func(c enforce.Chain) bool {
-		return c.Choice.Backend == policy.IPTables && c.Desired.Find(what.Family, what.Chain) != nil
-	}) {
-		remedy = `set backend to "nftables", `
-	}
 	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
-		"repairs are %s apart now: %sstop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
-		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), remedy, 2*l.flapping.Pause())}
+		"repairs are %s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
+		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), 2*l.flapping.Pause())}
 }
 
 // schedule decides when the next sync is due.

@@ -457,22 +457,6 @@ func TestLoopStateDuringASync(t *testing.T) {
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 }
 
-// What a sync has just read is not read again.
-func TestLoopStateAfterASync(t *testing.T) {
-	f := newFixture(t).withAgent()
-	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), nil)
-	l.last = f.right()
-	l.last.Started = time.Now().Add(time.Hour)
-	f.nft("flush", "ruleset")
-	if v := l.State(t.Context()); v != l.last.Rules {
-		t.Errorf("the rules are read again: %+v", v)
-	}
-	l.last.Started = time.Now().Add(-time.Minute)
-	if v := l.State(t.Context()); v == nil || v.InSync() {
-		t.Errorf("the state is that of a minute ago: %+v", v)
-	}
-}
-
 // A repair that fails is not tried again at the pace of events, as long as no other
 // is due.
 func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
@@ -595,16 +579,6 @@ func TestDetectFlapping(t *testing.T) {
 	want := `another program reverts the rules repeatedly (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (host pid 7); ` +
 		"repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; " +
 		"this message ends 2s after the last repair"
-	inTables := func(b policy.Backend) *Report {
-		desired := policy.Ruleset{Chains: []policy.Chain{{Name: "A", Family: policy.IPv4}}}
-		return &Report{Rules: &enforce.State{Chains: []enforce.Chain{{Choice: netfilter.Choice{Backend: b}, Desired: desired}}}}
-	}
-	if p := l.detectFlapping(now, inTables(policy.IPTables)); !strings.Contains(p.Err.Error(), ` apart now: set backend to "nftables", stop that program, or make it`) {
-		t.Errorf("in iptables: %v", p)
-	}
-	if p := l.detectFlapping(now, inTables(policy.NFTables)); p.Err.Error() != want {
-		t.Errorf("in nftables: %v", p)
-	}
 	if p := l.detectFlapping(now.Add(2*time.Second), &Report{}); p == nil || p.Err.Error() != want || p.Reason != ReasonFlapping {
 		t.Errorf("%v\nwant %s", p, want)
 	}
