@@ -43,7 +43,7 @@ func TestFlapping(t *testing.T) {
 	t.Parallel()
 	for index, other := range map[int]struct{ command, program, what, remedy string }{
 		0: {"nft delete table ip ip-masq", `"nft"`, "missing chain", "apart now: stop that program"},
-		1: {"iptables -t nat -F", `"iptables"`, "missing jump", `apart now: set backend to "nftables", stop that program`},
+		1: {"iptables -t nat -F", `"iptables"`, "missing jump", `set backend to "nftables" if`},
 	} {
 		f := backends()[index]
 		t.Run(f.name, func(t *testing.T) {

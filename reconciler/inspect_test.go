@@ -283,7 +283,7 @@ func TestProblemsOfTheLoop(t *testing.T) {
 		only,
 	})
 	want := append([]reconcile.Problem{only}, n.active.problems...)
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b error) bool { return errors.Is(a, b) })); diff != "" {
+	if diff := cmp.Diff(want, got, cmp.Comparer(errors.Is)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

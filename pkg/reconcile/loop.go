@@ -484,7 +484,7 @@ func (l *Loop) detectFlapping(now time.Time, r *Report) *Problem {
 		return nil
 	}
 	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
-		"repairs are %s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; "+
+		"repairs are %s apart now: stop that program, make it leave the chain alone, or set backend to \"nftables\" if the chain is kept in iptables, and then run ip-masq-reconciler once; "+
 		"this message ends %s after the last repair", what, l.by, l.flapping.Pause(), 2*l.flapping.Pause())}
 }
 

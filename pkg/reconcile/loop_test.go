@@ -577,7 +577,7 @@ func TestDetectFlapping(t *testing.T) {
 		}
 	}
 	want := `another program reverts the rules repeatedly (ipv4 A: missing jump from POSTROUTING: of all traffic), most likely "firewalld" (host pid 7); ` +
-		"repairs are 1s apart now: stop that program, or make it leave the chain alone, and then run ip-masq-reconciler once; " +
+		"repairs are 1s apart now: stop that program, make it leave the chain alone, or set backend to \"nftables\" if the chain is kept in iptables, and then run ip-masq-reconciler once; " +
 		"this message ends 2s after the last repair"
 	if p := l.detectFlapping(now.Add(2*time.Second), &Report{}); p == nil || p.Err.Error() != want || p.Reason != ReasonFlapping {
 		t.Errorf("%v\nwant %s", p, want)
