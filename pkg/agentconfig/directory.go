@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -31,19 +29,15 @@ type file struct {
 	err        error
 }
 
-// The errors after which the directory is read again.
-var (
-	errChanged  = errors.New("it changes faster than it can be read")
-	errDangling = errors.New(configMapData + " leads to nothing; mount the ConfigMap again, or remove the link")
-)
+// errChanged is an error after which the directory is read again.
+var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: mount the ConfigMap again, or remove the link")
 
 // readDir returns the agent files of a directory by name, and whether it has other files.
 // It reads until nothing changes meanwhile.
 func readDir(dir string) (files []file, others bool, err error) {
 	const attempts = 1000
 	for range attempts {
-		files, others, err = readDirOnce(dir)
-		if !errors.Is(err, errChanged) && !errors.Is(err, errDangling) {
+		if files, others, err = readDirOnce(dir); !errors.Is(err, errChanged) {
 			break
 		}
 	}
@@ -51,53 +45,32 @@ func readDir(dir string) (files []file, others bool, err error) {
 }
 
 func readDirOnce(dir string) (files []file, others bool, err error) {
-	link := filepath.Join(dir, configMapData)
-	target, err := os.Readlink(link)
-	isConfigMap := err == nil
-	paths := map[string]string{} // by the name of an agent file
-	collect := func(from string) error {
-		entries, err := os.ReadDir(from)
-		if errors.Is(err, syscall.ENOTDIR) {
-			return errors.New("not a directory; name the directory that holds the files")
+	from := dir
+	if version, err := os.Readlink(filepath.Join(dir, configMapData)); err == nil {
+		if from = version; !filepath.IsAbs(version) {
+			from = filepath.Join(dir, version)
 		}
-		for _, e := range entries {
-			name, path := e.Name(), filepath.Join(from, e.Name())
-			to, notLink := os.Readlink(path)
-			switch {
-			case isConfigMap && notLink == nil && to == configMapData+"/"+name: // it is read in the version
-			case strings.HasPrefix(name, filePrefix) && !strings.HasSuffix(name, "~"):
-				paths[name] = path
-			default:
-				others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
-			}
-		}
-		return err
 	}
-	if err := collect(dir); err != nil {
+	entries, err := os.ReadDir(from)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return nil, false, errors.New("not a directory; name the directory that holds the files")
+	case errors.Is(err, fs.ErrNotExist) && from != dir: // the kubelet has removed the version
+		return nil, false, errChanged
+	case err != nil:
 		return nil, false, err
 	}
-	if isConfigMap {
-		version := target
-		if !filepath.IsAbs(target) {
-			version = filepath.Join(dir, target)
+	for _, e := range entries {
+		name := e.Name()
+		if !strings.HasPrefix(name, filePrefix) || strings.HasSuffix(name, "~") {
+			others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
+			continue
 		}
-		switch err := collect(version); {
-		case errors.Is(err, fs.ErrNotExist):
-			return nil, false, errDangling
-		case err != nil:
-			return nil, false, safefile.Error("open", link, err)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(paths)) {
 		f := file{name: name, path: filepath.Join(dir, name)}
-		if f.text, f.err = read(paths[name]); errors.Is(f.err, errChanged) {
+		if f.text, f.err = read(filepath.Join(from, name)); errors.Is(f.err, errChanged) {
 			return nil, false, errChanged
 		}
 		files = append(files, f)
-	}
-	// The kubelet removes a version after the link leads to another one.
-	if now, err := os.Readlink(link); isConfigMap != (err == nil) || now != target {
-		return nil, false, errChanged
 	}
 	return files, others, nil
 }

@@ -47,13 +47,10 @@ func (f file) parse(dialect config.Dialect) *document {
 		return &document{Document: config.Document{File: f.path, Mistakes: []error{f.err}}, unread: true}
 	}
 	d := &document{Document: config.Document{File: f.path}}
-	members, more, err := membersOf(f.path, f.text)
+	members, err := membersOf(f.path, f.text)
 	if err != nil {
 		d.unread, d.Mistakes = true, []error{err}
 		return d
-	}
-	if more {
-		d.warn(0, errors.New("another document follows the first, which alone is read; join them, or write one file for each"))
 	}
 	keys := append(d.Keys(), config.Key{Name: "resyncInterval", Value: config.Interval(&d.resync)})
 	d.Read(d.known(members, keys), keys)
@@ -69,21 +66,17 @@ func (d *document) warn(line int, err error) { d.warnings = append(d.warnings, d
 // about what the agents ignore: unknown keys, and values that are null.
 func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
 	var kept []config.Member
-	unknown := map[string]bool{}
+	unknown := 0
 	warn := func(m config.Member, problem string) {
 		d.warn(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem})
 	}
 	for _, m := range members {
 		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
 		if at < 0 {
-			if unknown[m.Key] {
-				d.NoteAt(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: "is there twice; write it once"})
+			if unknown++; unknown > config.MaxShown {
 				continue
 			}
 			remedy := "remove it"
-			if unknown[m.Key] = true; len(unknown) > config.MaxShown {
-				continue
-			}
 			if near := config.Nearest(m.Key, keys); near != "" {
 				remedy = "did you mean " + near + "?"
 			}
@@ -103,17 +96,16 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 		}
 		kept = append(kept, m)
 	}
-	if more := len(unknown) - config.MaxShown; more > 0 {
+	if more := unknown - config.MaxShown; more > 0 {
 		d.warn(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more))
 	}
 	return kept
 }
 
-// membersOf returns the keys of a YAML or JSON text, repeated ones included, and whether
-// another document follows the first. The values are those of sigs.k8s.io/yaml, which the
+// membersOf returns the keys of a YAML or JSON text, repeated ones included. The values are those of sigs.k8s.io/yaml, which the
 // agents use; only the node tree of the other library shows repeated keys, aliases and lines.
-func membersOf(file string, text []byte) (members []config.Member, more bool, err error) {
-	keys, line, more, err := keysOf(file, text)
+func membersOf(file string, text []byte) (members []config.Member, err error) {
+	keys, line, err := keysOf(file, text)
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text) {
 		// JSON allows white space and escapes that YAML does not.
 		members, err = config.JSONMembers(text)
@@ -123,25 +115,25 @@ func membersOf(file string, text []byte) (members []config.Member, more bool, er
 		if err != nil {
 			err = fmt.Errorf("%s: %w", policy.Printable(file), err)
 		}
-		return members, false, err
+		return members, err
 	}
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	asJSON, err := yaml.YAMLToJSON(text)
 	if err != nil {
-		return nil, false, notYAML(file, err)
+		return nil, notYAML(file, err)
 	}
 	whole := json.RawMessage(bytes.TrimSpace(asJSON))
 	switch kind := config.KindOf(whole); {
 	case kind == config.Null:
-		return nil, more, nil
+		return nil, nil
 	case kind != config.Object || keys == nil:
-		return nil, false, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), line, kind)
+		return nil, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), line, kind)
 	}
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal(whole, &values); err != nil {
-		return nil, false, notYAML(file, err)
+		return nil, notYAML(file, err)
 	}
 	for i := range keys {
 		value, isThere := values[keys[i].Key]
@@ -149,30 +141,32 @@ func membersOf(file string, text []byte) (members []config.Member, more bool, er
 			keys[i].Err = errors.New("is not a plain key; write the key as it is, without a tag")
 		}
 	}
-	return keys, more, nil
+	return keys, nil
 }
 
-// keysOf returns the keys of a mapping without their values, the line on which the
-// document begins, and whether another document follows.
-func keysOf(file string, text []byte) (keys []config.Member, line int, more bool, err error) {
+// keysOf returns the keys of a mapping without their values, and the line on which the document begins.
+func keysOf(file string, text []byte) (keys []config.Member, line int, err error) {
 	switch {
 	case bytes.HasPrefix(text, []byte("\xfe\xff")), bytes.HasPrefix(text, []byte("\xff\xfe")):
-		return nil, 0, false, syntaxError(file, 0, "not YAML", "it is UTF-16; save it as UTF-8")
+		return nil, 0, syntaxError(file, 0, "not YAML", "it is UTF-16; save it as UTF-8")
 	case bytes.Contains(text, []byte("%TAG")): // takes quadratic time: half a minute for 1 MiB
-		return nil, 0, false, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
+		return nil, 0, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
 	}
 	stream := nodes.NewDecoder(bytes.NewReader(text))
-	var tree nodes.Node
+	var tree, next nodes.Node
 	top := &tree
 	switch err := stream.Decode(&tree); {
 	case errors.Is(err, io.EOF): // nothing but comments
 	case err != nil:
-		return nil, 0, false, notYAML(file, err)
+		return nil, 0, notYAML(file, err)
 	default:
 		top = tree.Content[0]
 	}
-	if err := refuse(file, top, false); err != nil {
-		return nil, 0, false, err
+	if a := aliasIn(top); a != nil {
+		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, "aliases are not read; write out what it stands for")
+	}
+	if stream.Decode(&next) == nil && next.Content[0].ShortTag() != "!!null" {
+		return nil, 0, syntaxError(file, next.Content[0].Line, "", "is another document; join them, or write one file for each")
 	}
 	if top.Kind == nodes.MappingNode {
 		keys = []config.Member{}
@@ -186,52 +180,20 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, more bool
 			keys = append(keys, m)
 		}
 	}
-	return keys, max(top.Line, 1), moreFollows(stream), nil
+	return keys, max(top.Line, 1), nil
 }
 
-// refuse returns an error about what no document may have: aliases, anchors, merges, keys
-// that are not text, and repeated keys below the top.
-func refuse(file string, n *nodes.Node, nested bool) error {
-	switch {
-	case n.Kind == nodes.AliasNode:
-		return syntaxError(file, n.Line, "*"+n.Value, "aliases are not read; write out what it stands for")
-	case n.Anchor != "":
-		return syntaxError(file, n.Line, "&"+n.Anchor, "anchors are not read; remove it, and write out what refers to it")
+// aliasIn returns the first alias below a node, which may stand for gigabytes, or nil.
+func aliasIn(n *nodes.Node) *nodes.Node {
+	if n.Kind == nodes.AliasNode {
+		return n
 	}
-	names := map[string]bool{}
-	for i, child := range n.Content {
-		if n.Kind == nodes.MappingNode && i%2 == 0 {
-			switch {
-			case child.Kind == nodes.ScalarNode && child.ShortTag() == "!!merge":
-				return syntaxError(file, child.Line, "<<", "merges are not read; write out the keys")
-			case child.Kind != nodes.ScalarNode && child.Kind != nodes.AliasNode, child.ShortTag() == "!!binary":
-				return syntaxError(file, child.Line, "", "has a key that is no text; write the name of a key")
-			case nested && names[child.Value]:
-				return syntaxError(file, child.Line, child.Value, "is there twice; write it once")
-			}
-			names[child.Value] = true
-		}
-		if err := refuse(file, child, true); err != nil {
-			return err
+	for _, child := range n.Content {
+		if a := aliasIn(child); a != nil {
+			return a
 		}
 	}
 	return nil
-}
-
-// moreFollows reports whether another document of the stream is not null. It decodes nodes, as
-// values would take the square of the number of keys, and expand aliases.
-func moreFollows(stream *nodes.Decoder) bool {
-	for {
-		var next nodes.Node
-		if err := stream.Decode(&next); err != nil {
-			return !errors.Is(err, io.EOF)
-		}
-		for _, top := range next.Content {
-			if top.Kind != nodes.ScalarNode || top.Anchor != "" || top.ShortTag() != "!!null" {
-				return true
-			}
-		}
-	}
 }
 
 // notYAML makes one line of an error of a YAML library, which may begin with a line number.
