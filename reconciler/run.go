@@ -30,7 +30,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/fswatch"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -179,7 +178,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		})
 	})
 	all.Go(func() {
-		d.watch(ctx, "addresses", func() error { return addresses.Listen(ctx, loop.AddressesChanged) })
+		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, loop.AddressesChanged) })
 	})
 	// The directories are watched before the loop reads them for the first time.
 	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}

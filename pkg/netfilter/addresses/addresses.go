@@ -3,7 +3,6 @@
 package addresses
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -47,22 +46,6 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 		}
 	}
 	return list, nil
-}
-
-// Listen calls a function when interfaces or addresses may have changed, and once when it begins. It returns when
-// ctx ends, or with an error.
-func Listen(ctx context.Context, changed func()) error {
-	l, err := nfnetlink.ListenAddresses()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = l.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	for err == nil {
-		changed()
-		err = l.Next()
-	}
-	return err
 }
 
 func nodeAddress(f nfnetlink.Family, a nfnetlink.Address, l nfnetlink.Link) policy.NodeAddress {

@@ -38,7 +38,7 @@ func TestReadAndListen(t *testing.T) {
 		if err := netns.Set(namespace); err != nil {
 			ended <- err
 		}
-		ended <- Listen(ctx, func() { changed <- struct{}{} })
+		ended <- nfnetlink.ListenAddresses(ctx, func() { changed <- struct{}{} })
 	}()
 	awaitChange := func() {
 		t.Helper()

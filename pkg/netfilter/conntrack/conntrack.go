@@ -55,8 +55,6 @@ type walk struct {
 	judge        *policy.ConnectionJudge
 	list, remove *nfnetlink.Conn
 	routes       routes
-	batch        nfnetlink.Deletions
-	chains       []policy.ChainFamily // of the batch
 	deleted      map[policy.ChainFamily]uint64
 	replies      []nfnetlink.Tuple // of deleted entries without translation
 }
@@ -94,10 +92,10 @@ func (w *walk) all(ctx context.Context, families []policy.Family) error {
 			filter.Family = nfnetlink.FamilyOf(families[0].All().Addr())
 		}
 		if err := w.list.Connections(ctx, filter, w.visit); err != nil {
-			return errors.Join(err, w.flush())
+			return err
 		}
 	}
-	return w.flush()
+	return nil
 }
 
 // visit judges an entry.
@@ -110,27 +108,13 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 	if w.routes.err != nil || !stale {
 		return w.routes.err
 	}
-	w.batch.Add(e)
-	w.chains = append(w.chains, policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(e.Src)})
 	if e.Src == e.ReplyDst && len(w.replies) < maxReplies {
 		w.replies = append(w.replies, e.ReplyTuple())
 	}
-	if w.batch.Full() {
-		return w.flush()
+	deleted, err := w.remove.DeleteConnection(e)
+	if deleted {
+		w.deleted[policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(e.Src)}]++
 	}
-	return nil
-}
-
-// flush deletes the batch, and counts the entries that still existed.
-func (w *walk) flush() error {
-	missing := map[int]bool{}
-	err := w.remove.DeleteConnections(&w.batch, func(i int) { missing[i] = true })
-	for i, chain := range w.chains {
-		if err == nil && !missing[i] {
-			w.deleted[chain]++
-		}
-	}
-	w.chains = w.chains[:0]
 	return err
 }
 
@@ -147,17 +131,15 @@ func (w *walk) deleteReversed(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 		wait *= 2
-		found := len(w.replies)
-		for i, t := range w.replies {
-			if w.batch.AddTuple(t); !w.batch.Full() && i < len(w.replies)-1 {
-				continue
-			}
-			if err := w.remove.DeleteConnections(&w.batch, func(int) { found-- }); err != nil {
+		none++
+		for _, t := range w.replies {
+			deleted, err := w.remove.DeleteTuple(t)
+			if err != nil {
 				return err
 			}
-		}
-		if none++; found > 0 {
-			none = 0
+			if deleted {
+				none = 0
+			}
 		}
 	}
 	return nil

@@ -172,8 +172,7 @@ func TestDeleteReversed(t *testing.T) {
 	inbound.Src = netip.MustParseAddrPort("192.0.2.2:53")
 	inbound.ReplyDst = inbound.Src
 	add(t, stale)
-	c := dial(t)
-	w := walk{list: c, remove: c, deleted: map[policy.ChainFamily]uint64{}}
+	w := walk{list: dial(t), remove: dial(t), deleted: map[policy.ChainFamily]uint64{}}
 	w.judge = policy.NewConnectionJudge(merged(nil), [][]policy.Policy{merged(nil, "192.0.2.0/24")}, false)
 	if err := errors.Join(w.all(t.Context(), []policy.Family{policy.IPv4}), w.routes.Close()); err != nil {
 		t.Fatal(err)

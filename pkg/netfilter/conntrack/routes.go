@@ -13,7 +13,7 @@ import (
 // routes answers questions about the node's routing tables. The zero value is ready for use. Its error is
 // the first failure, after which its answers mean nothing.
 type routes struct {
-	socket     *nfnetlink.Routes // nil until the first question
+	socket     *nfnetlink.Conn // nil until the first question
 	local      map[nfnetlink.Family]*netipx.IPSet
 	interfaces map[[2]netip.Addr]string
 	err        error
@@ -33,9 +33,8 @@ func (r *routes) Close() error {
 // open opens the socket once. It reports whether there was no failure yet.
 func (r *routes) open() bool {
 	if r.socket == nil && r.err == nil {
-		var s nfnetlink.Routes
-		if s, r.err = nfnetlink.DialRoutes(); r.err == nil {
-			r.socket, r.local, r.interfaces = &s, map[nfnetlink.Family]*netipx.IPSet{}, map[[2]netip.Addr]string{}
+		if r.socket, r.err = nfnetlink.DialRoutes(); r.err == nil {
+			r.local, r.interfaces = map[nfnetlink.Family]*netipx.IPSet{}, map[[2]netip.Addr]string{}
 		}
 	}
 	return r.err == nil

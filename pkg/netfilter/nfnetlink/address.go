@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,9 +28,9 @@ type Link struct {
 
 // Addresses returns the addresses of a family that have global scope. There are none if the kernel does not have
 // the family.
-func (r Routes) Addresses(f Family) (list []Address, err error) {
+func (c *Conn) Addresses(f Family) (list []Address, err error) {
 	const scopeAt = 3 // in struct ifaddrmsg
-	all := route(r, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: uint8(f)}, nil,
+	all := route(c, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: uint8(f)}, nil,
 		func(m unix.IfAddrmsg, t *attrTable) {
 			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
 			if local == nil {
@@ -52,7 +51,7 @@ func (r Routes) Addresses(f Family) (list []Address, err error) {
 		}
 		return decode(header, attrs)
 	}
-	err = r.conn.queryAll(context.Background(), all)
+	err = c.queryAll(context.Background(), all)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil
 	}
@@ -60,10 +59,10 @@ func (r Routes) Addresses(f Family) (list []Address, err error) {
 }
 
 // Link returns the interface with the index. It is the zero Link if there is none.
-func (r Routes) Link(index uint32) (l Link, err error) {
+func (c *Conn) Link(index uint32) (l Link, err error) {
 	const withoutStatistics = 8 // RTEXT_FILTER_SKIP_STATS
 	get := unix.IfInfomsg{Index: int32(index)}
-	_, err = r.conn.query(context.Background(), route(r, unix.RTM_GETLINK, fmt.Sprintf("read interface %d", index), 0, get,
+	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, fmt.Sprintf("read interface %d", index), 0, get,
 		func(w *attrWriter) {
 			w.bytes(unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, withoutStatistics))
 		}, func(m unix.IfInfomsg, t *attrTable) {
@@ -75,27 +74,19 @@ func (r Routes) Link(index uint32) (l Link, err error) {
 	return l, err
 }
 
-// AddressListener receives the kernel's announcements of changed interfaces and addresses in one network
-// namespace.
-type AddressListener struct {
-	file *os.File
-	in   []byte
-}
-
-// ListenAddresses returns an AddressListener to the changes from now on, in the network namespace of the
-// calling thread. It needs no privilege.
-func ListenAddresses() (*AddressListener, error) {
+// ListenAddresses calls a function when interfaces or addresses of the calling thread's network namespace may have
+// changed, and once when it begins. It returns when ctx ends, or with an error. It needs no privilege.
+func ListenAddresses(ctx context.Context, changed func()) error {
 	file, err := openEvents("listen to addresses", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
-	return &AddressListener{file, make([]byte, datagramSize)}, err
-}
-
-// Next waits for a change. More changes than the socket holds are one. Its error is os.ErrClosed after Close.
-func (l *AddressListener) Next() error {
-	if _, err := l.file.Read(l.in); err != nil && !errors.Is(err, unix.ENOBUFS) {
-		return fmt.Errorf("receive change events of addresses: %w", err)
+	if err != nil {
+		return err
 	}
-	return nil
+	defer func() { _ = file.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
+	in := make([]byte, datagramSize)
+	for err == nil || errors.Is(err, unix.ENOBUFS) { // more changes than the socket holds
+		changed()
+		_, err = file.Read(in)
+	}
+	return fmt.Errorf("receive change events of addresses: %w", err)
 }
-
-// Close closes the socket and ends a Next that waits in another goroutine.
-func (l *AddressListener) Close() error { return l.file.Close() }

@@ -268,7 +268,7 @@ func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err erro
 		case m.sequence != c.sequence:
 			return false, nil // an answer to an earlier request that failed
 		case m.typ == unix.NLMSG_ERROR, m.typ == unix.NLMSG_DONE:
-			if err = decodeError(m); err == nil && m.typ == unix.NLMSG_ERROR {
+			if err = decodeError(m); err == nil && m.typ == unix.NLMSG_ERROR && r.flags&unix.NLM_F_ACK == 0 {
 				err = errMalformed // an acknowledgement that was not asked for
 			}
 			return true, err

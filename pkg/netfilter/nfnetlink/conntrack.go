@@ -29,10 +29,6 @@ const (
 	ctaGlobalEntries, ctaGlobalMaximum                                    = 1, 2
 )
 
-// maxDeletions is the number of entries in one send. A refusal takes some 800 bytes of the receive
-// buffer, which has 400 KiB in a user namespace.
-const maxDeletions = 250
-
 // Connection is a conntrack entry.
 type Connection struct {
 	Src, Dst, ReplySrc, ReplyDst netip.Addr
@@ -206,65 +202,26 @@ func (e *Connection) tuple(b []byte) (src, dst netip.Addr) {
 	return src, dst
 }
 
-// Deletions collects conntrack entries to delete. The zero Deletions is empty and ready for use.
-type Deletions struct {
-	w  attrWriter
-	at []int // offsets of the messages
+// DeleteConnection deletes an entry by its original tuple and id, so not one that has replaced it. It reports whether
+// there was one: the kernel does not delete an entry that a flowtable has.
+func (c *Conn) DeleteConnection(e *Connection) (deleted bool, err error) {
+	return c.deleteConnection(Tuple{FamilyOf(e.Src), e.original}, e.id)
 }
 
-// Add adds an entry. It is deleted by its original tuple and id, so not one that has replaced it.
-func (d *Deletions) Add(e *Connection) { d.add(Tuple{FamilyOf(e.Src), e.original}, e.id) }
+// DeleteTuple deletes the entry that has the tuple in one of its directions. It reports whether there was one.
+func (c *Conn) DeleteTuple(t Tuple) (deleted bool, err error) { return c.deleteConnection(t, nil) }
 
-// AddTuple adds the entry that has the tuple in one of its directions.
-func (d *Deletions) AddTuple(t Tuple) { d.add(t, nil) }
-
-func (d *Deletions) add(t Tuple, id []byte) {
-	at := d.w.beginMessage(ctnetlinkType(ctDelete), 0, t.family, 0)
-	d.w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, t.attrs)
-	if id != nil {
-		d.w.bytes(ctaID, id)
-	}
-	d.w.endMessage(at)
-	d.at = append(d.at, at)
-}
-
-// Full reports whether the entries should be deleted before more are added.
-func (d *Deletions) Full() bool { return len(d.at) >= maxDeletions }
-
-// DeleteConnections deletes the entries and empties d. It calls missing with the index of each that no
-// longer exists, or that a flowtable has, which the kernel does not delete.
-func (c *Conn) DeleteConnections(d *Deletions, missing func(i int)) error {
-	op := operation{verb: "delete conntrack entries"}
-	n := uint32(len(d.at))
-	if n == 0 {
-		return nil
-	}
-	first := c.sequence + 1
-	c.sequence += n
-	for i, at := range d.at {
-		setSequence(d.w.b[at:], first+uint32(i))
-	}
-	last := d.w.b[d.at[n-1]:]
-	binary.NativeEndian.PutUint16(last[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK) // nlmsg_flags
-	err := d.w.err
-	if err == nil {
-		err = c.write(op, d.w.b)
-	}
-	*d = Deletions{w: attrWriter{b: d.w.b[:0]}, at: d.at[:0]}
-	if err != nil {
-		return err
-	}
-	// The kernel answers those that fail, and the last one.
-	return c.receive(op, wait, func(m message) (done bool, err error) {
-		if m.typ != unix.NLMSG_ERROR || m.sequence-first >= n {
-			return false, nil
+func (c *Conn) deleteConnection(t Tuple, id []byte) (deleted bool, err error) {
+	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, t.family, func(w *attrWriter) {
+		w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, t.attrs)
+		if id != nil {
+			w.bytes(ctaID, id)
 		}
-		if err = decodeError(m); errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) {
-			missing(int(m.sequence - first))
-			err = nil
-		}
-		return m.sequence-first == n-1, err
-	})
+	}, nil))
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // ConntrackStats are the numbers of a network namespace's conntrack.

@@ -12,12 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Routes is a socket to the routing tables, addresses and interfaces of one network namespace (rtnetlink).
-// It is not safe for concurrent use.
-type Routes struct{ conn *Conn }
-
-// DialRoutes opens a socket in the network namespace of the calling thread.
-func DialRoutes() (Routes, error) {
+// DialRoutes opens a socket to the routing tables, addresses and interfaces (rtnetlink) of the calling thread's network
+// namespace.
+func DialRoutes() (*Conn, error) {
 	fd, err := openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, func(fd int) error {
 		// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
 		err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
@@ -26,17 +23,17 @@ func DialRoutes() (Routes, error) {
 		}
 		return err
 	})
-	return Routes{newConn(fd)}, err
+	if err != nil {
+		return nil, err
+	}
+	return newConn(fd), nil
 }
-
-// Close closes the socket.
-func (r Routes) Close() error { return r.conn.Close() }
 
 // Local returns the destinations of a family's routes of type local in all tables, without those to every
 // address. There are none if the kernel does not have the family.
-func (r Routes) Local(f Family) (local []netip.Prefix, err error) {
+func (c *Conn) Local(f Family) (local []netip.Prefix, err error) {
 	all := unix.RtMsg{Family: uint8(f), Type: unix.RTN_LOCAL}
-	err = r.conn.queryAll(context.Background(), route(r, unix.RTM_GETROUTE, "list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
+	err = c.queryAll(context.Background(), route(c, unix.RTM_GETROUTE, "list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
 		if dst, ok := netip.AddrFromSlice(t.get(unix.RTA_DST)); ok && route.Type == unix.RTN_LOCAL && route.Dst_len > 0 {
 			local = append(local, netip.PrefixFrom(dst, int(route.Dst_len)))
 		}
@@ -49,12 +46,12 @@ func (r Routes) Local(f Family) (local []netip.Prefix, err error) {
 
 // Output returns the index of the interface to dst, 0 if there is no route, for packets from src that come in
 // through an interface; if that is 0, for the node's own.
-func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
+func (c *Conn) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 	get := unix.RtMsg{Family: uint8(FamilyOf(dst)), Dst_len: uint8(dst.BitLen())}
 	if in != 0 {
 		get.Src_len = uint8(src.BitLen())
 	}
-	_, err = r.conn.query(context.Background(), route(r, unix.RTM_GETROUTE, fmt.Sprintf("find route to %s", dst), 0, get, func(w *attrWriter) {
+	_, err = c.query(context.Background(), route(c, unix.RTM_GETROUTE, fmt.Sprintf("find route to %s", dst), 0, get, func(w *attrWriter) {
 		w.bytes(unix.RTA_DST, dst.AsSlice())
 		if in != 0 {
 			w.bytes(unix.RTA_SRC, src.AsSlice())
@@ -72,7 +69,7 @@ func (r Routes) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 }
 
 // route returns a request to rtnetlink, whose messages begin with a header.
-func route[H any](r Routes, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) request {
+func route[H any](c *Conn, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) request {
 	encoded, err := binary.Append(nil, binary.NativeEndian, header)
 	return request{op: operation{verb: verb}, typ: get, flags: flags, header: encoded, encode: encode, how: reuse, handle: func(answer, attrs []byte) error {
 		if err != nil {
@@ -81,6 +78,6 @@ func route[H any](r Routes, get uint16, verb string, flags uint16, header H, enc
 		if _, err := binary.Decode(answer, binary.NativeEndian, &header); err != nil {
 			return err
 		}
-		return r.conn.attrs.decode(attrs, func(t *attrTable) { handle(header, t) })
+		return c.attrs.decode(attrs, func(t *attrTable) { handle(header, t) })
 	}}
 }

@@ -121,31 +121,20 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return nil
 }
 
-// CheckWrite implements netfilter.Backend. Of tables that do not exist it asks the kernel for what each
-// policy needs.
+// CheckWrite implements netfilter.Backend. It asks the kernel for the tables that do not exist.
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
 	conn, err := b.driver.dial()
 	if err != nil {
 		return err
 	}
 	batch := &nfnetlink.Batch{}
-	const chain = chainPrefix + "check"
 	for _, f := range policy.Families() {
-		h := headerOf(f)
-		if _, err := conn.Table(h.link, tableName); len(chainsOf(desired, f)) == 0 || !errors.Is(err, os.ErrNotExist) {
+		chains := chainsOf(desired, f)
+		if _, err := conn.Table(headerOf(f).link, tableName); len(chains) == 0 || !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		needed := newTable(tableName)
-		needed.add(chain, "", statements(f, policy.Rule{Verdict: policy.Masquerade}, "", "")...)
-		for _, c := range chainsOf(desired, f) {
-			if i := slices.IndexFunc(c.Rules, func(r policy.Rule) bool { return r.Address.IsValid() }); i >= 0 {
-				snat := policy.Rule{Verdict: policy.Masquerade, Address: c.Rules[i].Address}
-				needed.add(chain, "", statements(f, snat, "", "")...)
-			}
-		}
-		jump := policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}
-		needed.add(baseChain, "", statements(f, jump, "", chain)...)
-		(&tableWriter{h, f, newTable(tableName), batch, batch}).update(needed)
+		none := newTable(tableName)
+		(&tableWriter{headerOf(f), f, none, batch, batch}).update(masqTable(f, chains, none))
 	}
 	return withModules(conn.Check(batch))
 }
