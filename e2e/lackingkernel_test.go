@@ -200,7 +200,7 @@ func TestGuardOnLackingKernel(t *testing.T) {
 					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 				}
 				n.wantSays(t, 0, []string{has}, "once")
-				n.wantSays(t, 1, []string{"the rules are right", "guard-inactive"}, "status") // 1: no reconciler runs
+				n.wantSays(t, 1, []string{"not ready: no reconciler runs", "guard-inactive"}, "status") // 1: no reconciler runs
 				n.wantSays(t, 0, []string{"guard-inactive", "CONFIG_NF"}, "doctor")
 				n.wantSays(t, 0, nil, "check")
 			})

@@ -37,7 +37,6 @@ type cleanupResult struct {
 	DataDir  string         `json:"dataDir"`
 
 	state bool // existed, and is removed
-	stays bool // the directory, because it has other files
 }
 
 type removedChain struct {
@@ -53,22 +52,18 @@ func newCleanupResult(node *reconcile.Node) *cleanupResult {
 // cleanUp removes rules and state, and adds what was removed.
 func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error {
 	_, before := os.Lstat(r.DataDir)
-	var warnings []error
 	removed, err := node.Cleanup(ctx, func(err error) {
 		if err != nil {
-			warnings = append(warnings, err)
+			r.Warnings = append(r.Warnings, err.Error())
 		}
 	})
 	r.Removed = append(r.Removed, mapped(removed, func(o netfilter.OwnedChain) removedChain {
 		return removedChain{o.Chain, string(o.Family), o.Choice.String()}
 	})...)
-	r.Warnings = mapped(warnings, error.Error)
 	if err != nil {
 		return err
 	}
-	_, after := os.Lstat(r.DataDir)
-	r.stays = after == nil
-	r.state = r.state || before == nil || r.stays
+	r.state = r.state || before == nil
 	return nil
 }
 
@@ -80,10 +75,7 @@ func (r *cleanupResult) printRemoved(a *app) {
 	for _, g := range r.Removed {
 		fmt.Fprintf(a.out, "removed chain %s (%s) from %s\n", g.Chain, g.Family, g.Backend)
 	}
-	switch {
-	case r.stays:
-		fmt.Fprintf(a.out, "removed the state in %s, but not the directory: it has other files\n", r.DataDir)
-	case r.state:
+	if r.state {
 		fmt.Fprintf(a.out, "removed the state in %s\n", r.DataDir)
 	}
 }

@@ -107,14 +107,8 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 		}
 	}
 	q.Pod = diagnose.HolderOf(q.Src.Unmap(), pods)
-	to, route, err := routeTo(q.Dst)
-	if err != nil {
-		return err
-	}
-	from, _, err := routeTo(q.Src)
-	if err != nil {
-		return err
-	}
+	to, route := routeTo(q.Dst)
+	from, _ := routeTo(q.Src)
 	q.Route = route
 	q.DstLocal, q.SrcLocal = to == unix.RTN_LOCAL, from == unix.RTN_LOCAL
 	q.DstOther = slices.Contains([]int{unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST}, to)
@@ -178,21 +172,16 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 
 // routeTo returns the type of the route to an address, as `ip route get` shows it, and its interface. The type of
 // the node's own addresses is RTN_LOCAL. It is RTN_UNSPEC without an address or a route.
-func routeTo(a netip.Addr) (typ int, out string, err error) {
+func routeTo(a netip.Addr) (typ int, out string) {
 	if !a.IsValid() {
-		return unix.RTN_UNSPEC, "", nil
+		return unix.RTN_UNSPEC, ""
 	}
 	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
-	// There is no route, one that refuses, or no such family.
-	none := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}
-	if err != nil && !slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
-		return unix.RTN_UNSPEC, "", fmt.Errorf("find the route to %s: %w", a, err)
-	}
-	if len(routes) == 0 {
-		return unix.RTN_UNSPEC, "", nil
+	if err != nil || len(routes) == 0 { // there is no route, one that refuses, or no such family
+		return unix.RTN_UNSPEC, ""
 	}
 	if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil {
 		out = link.Attrs().Name
 	}
-	return routes[0].Type, out, nil
+	return routes[0].Type, out
 }

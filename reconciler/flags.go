@@ -57,11 +57,6 @@ func flagError(err error) error {
 	var value *pflag.InvalidValueError
 	var unknown *pflag.NotExistError
 	switch {
-	case errors.As(err, &value) && value.GetFlag().Value.Type() == "int":
-		return fmt.Errorf("--%s: %s is not a whole number; write one", value.GetFlag().Name, policy.Quote(value.GetValue()))
-	case errors.As(err, &value) && value.GetFlag().Value.Type() == "duration":
-		return fmt.Errorf("--%s: %s is not a duration; write a number with its unit, such as 30s or 10m",
-			value.GetFlag().Name, policy.Quote(value.GetValue()))
 	case errors.As(err, &value):
 		return fmt.Errorf("--%s: %w", value.GetFlag().Name, errors.Unwrap(value))
 	case errors.As(err, &unknown):

@@ -243,19 +243,10 @@ func (a *app) logger(s config.Settings) *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.err, o))
 }
 
-// remedied adds the remedy to a file system error.
+// remedied adds the remedy to the error of a file system that is mounted read-only.
 func remedied(err error) error {
-	for _, known := range []struct {
-		cause  error
-		remedy string
-	}{
-		{unix.EROFS, "let this program write there: in a container, mount it writable; in a unit of systemd, add it to ReadWritePaths"},
-		{unix.EBUSY, "a file that is mounted by itself cannot be replaced: mount the directory that it is in"},
-		{unix.ENOSPC, "make room there"},
-	} {
-		if errors.Is(err, known.cause) {
-			return fmt.Errorf("%w; %s", err, known.remedy)
-		}
+	if errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("%w; let this program write there: in a container, mount it writable; in a unit of systemd, add it to ReadWritePaths", err)
 	}
 	return err
 }

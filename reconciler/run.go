@@ -98,21 +98,6 @@ func settingsAttr(s config.Settings) slog.Attr {
 	return slog.Group("settings", values...)
 }
 
-// changedKeys returns the keys whose values differ.
-func changedKeys(before, after config.Settings) []string {
-	var keys []string
-	old := before.List()
-	for i, x := range after.List() {
-		if x.Value != old[i].Value {
-			keys = append(keys, x.Key)
-		}
-	}
-	if len(keys) == 0 && before.AgentStated != after.AgentStated {
-		keys = append(keys, "agent") // an empty table
-	}
-	return keys
-}
-
 // flagValues returns the values of the flags by their names.
 func (a *app) flagValues(s config.Settings) map[string]string {
 	values := map[string]string{"config": a.settingsFile(), "v": strconv.Itoa(a.verbose)}
@@ -222,7 +207,7 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		}
 		switch changed := fmt.Sprint(err) != fmt.Sprint(bad); {
 		case !next.Equal(s):
-			d.log.Info("settings changed", "file", d.app.settingsFile(), "changed", strings.Join(changedKeys(s, next), ","))
+			d.log.Info("settings changed", "file", d.app.settingsFile(), settingsAttr(next))
 			return next, err
 		case changed && err == nil:
 			d.log.Info("settings are valid again", "file", d.app.settingsFile())

@@ -135,12 +135,11 @@ type podsStatus struct {
 }
 
 type conflistStatus struct {
-	Network  string `json:"network"` // that the runtime uses
-	File     string `json:"file"`
-	Entry    bool   `json:"entry"` // it has the plugin entry
-	Error    string `json:"error,omitempty"`
-	Managed  bool   `json:"managed"`
-	Inserted int    `json:"inserted"` // how often the reconciler inserted the entry
+	Network string `json:"network"` // that the runtime uses
+	File    string `json:"file"`
+	Entry   bool   `json:"entry"` // it has the plugin entry
+	Error   string `json:"error,omitempty"`
+	Managed bool   `json:"managed"`
 }
 
 // err returns the end of the command: its exit code tells whether the node is ready.
@@ -211,7 +210,7 @@ func (s *nodeStatus) add(a *metrics.Status) {
 	}
 	s.Reconciler.Started = a.Started
 	s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
-	s.Conflist.Managed, s.Conflist.Inserted = a.ConflistManaged, a.EntryInserted
+	s.Conflist.Managed = a.ConflistManaged
 }
 
 func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {

@@ -49,7 +49,7 @@ func (s *nodeStatus) text(now time.Time) string {
 		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
 	}
 	w.row("Plugin:", plugin)
-	w.row("Settings:", s.settingsText())
+	w.row("Settings:", s.SettingsFrom)
 	w.row("Data dir:", s.dataDirText())
 	s.writeChains(w)
 	s.writeSources(w, now)
@@ -85,23 +85,16 @@ func (s *nodeStatus) dataDirText() string {
 // writeNode writes whether the node is ready, and the reasons.
 func (s *nodeStatus) writeNode(w *screen) {
 	found := len(s.found(diagnose.SeverityProblem))
-	rules := "the rules are right"
-	if len(s.Chains) == 0 {
-		rules = "nothing is managed"
-	}
-	headline := "not ready: " + number(len(s.Problems), "reason")
+	headline := "ready"
 	switch {
-	case len(s.Problems) > 0 && !s.Reconciler.Running:
-		headline = "not ready: no reconciler runs, and " + number(len(s.Problems), "reason")
-	case len(s.Problems) > 0:
 	case !s.Reconciler.Running:
-		headline = "not ready: no reconciler runs; " + rules
+		headline = "not ready: no reconciler runs"
+	case len(s.Problems) > 0:
+		headline = "not ready: " + number(len(s.Problems), "reason")
 	case !s.Reconciler.Answers:
-		headline = "not ready: the reconciler does not answer; " + rules
+		headline = "not ready: the reconciler does not answer"
 	case found > 0:
 		headline = "ready, but doctor finds " + number(found, "problem")
-	default:
-		headline = "ready"
 	}
 	w.row("Node:", headline)
 	for _, p := range s.Problems {
@@ -123,15 +116,6 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	w.row("Reconciler:", text)
-}
-
-// settingsText names the origin of the settings.
-func (s *nodeStatus) settingsText() string {
-	if !s.Reconciler.Answers {
-		return s.SettingsFrom + "; the reconciler's flags are unknown"
-	}
-	text, _, _ := strings.Cut(s.SettingsFrom, " (pid") // which another row has
-	return text
 }
 
 func (s *nodeStatus) writeChains(w *screen) {
@@ -206,9 +190,6 @@ func (c conflistStatus) text() string {
 	text += policy.Printable(c.File)
 	if c.Managed {
 		text += "; conflist.manage is on"
-	}
-	if c.Inserted > 0 {
-		text += fmt.Sprintf(", and the reconciler inserted it %s", number(c.Inserted, "time"))
 	}
 	return text
 }

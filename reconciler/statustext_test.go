@@ -74,7 +74,7 @@ func brokenStatus() *nodeStatus {
 		map[string]uint64{"masquerade": 12345678901, "exempt": 12345678901}))
 	s.Sources[1].State = invalid
 	s.Sources = append(s.Sources, sourceStatus{policy.SourceID{Kind: policy.Network, Name: strings.Repeat("n", 90)}, superseded, time.Time{}})
-	s.Conflist.Entry, s.Conflist.Managed, s.Conflist.Inserted = false, true, 2
+	s.Conflist.Entry, s.Conflist.Managed = false, true
 	s.RepairsTotal = 31
 	s.Repairs = []metrics.Repair{{At: ago(2 * time.Second), By: `"iptables" (host pid 4711)`, Chains: []string{"IP-MASQ-AGENT"}, Missing: 6}}
 	s.Findings = []diagnose.Finding{

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -106,7 +105,6 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		}
 		flowcontrol.Sleep(ctx, min(uninstallRetry, left))
 	}
-	u.Warnings = notNil(append(u.notes, u.Warnings...))
 	if a.json() {
 		u.Attached, u.References = notNil(u.Attached), notNil(u.References)
 		return errors.Join(err, a.print(u))
@@ -122,8 +120,7 @@ type uninstallation struct {
 	uninstallFlags
 	node       *reconcile.Node
 	dirs       install.SearchDirs
-	binUnknown bool     // the plugin may be in another directory
-	notes      []string // warnings of the steps so far, each once
+	binUnknown bool // the plugin may be in another directory
 
 	Conflists  []editedConflist       `json:"conflists"`
 	Plugins    []string               `json:"plugins"` // removed
@@ -153,18 +150,12 @@ func (u *uninstallation) step(ctx context.Context) error {
 	for _, c := range done.Conflists {
 		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path})
 		if c.BackupErr != nil {
-			u.note("no backup is kept: %v", c.BackupErr)
+			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept: %v", c.BackupErr))
 		}
 	}
 	u.Plugins = append(u.Plugins, done.Binaries...)
 	u.Attached, u.References = done.Attached, done.References
 	return remedied(errors.Join(err, lock.Release()))
-}
-
-func (u *uninstallation) note(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(u.notes, text) {
-		u.notes = append(u.notes, text)
-	}
 }
 
 // lockInstance takes the instance lock, or fails if another reconciler runs: it may insert the entry
@@ -211,7 +202,7 @@ func (u *uninstallation) print(a *app, complete bool) {
 // stay uninstalls until all is removed, waits until it is stopped, and removes what returns meanwhile:
 // a DaemonSet has no other way to run something once on each node. It is ready when nothing is left.
 func (a *app) stay(ctx context.Context, u *uninstallation) error {
-	log := a.logger(u.node.Settings)
+	log := flowcontrol.LogOnce(a.logger(u.node.Settings))
 	left := errors.New("not begun yet")
 	monitor := metrics.New(metrics.Options{Version: version})
 	report := func() {
@@ -225,20 +216,18 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	var server sync.WaitGroup
 	defer server.Wait()
 	server.Go(func() { metrics.Serve(ctx, "health_listen", u.node.Settings.HealthListen, monitor.Health(), log) })
-	logged := 0
 	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, uninstallRetry) {
 		if left != nil || u.dirs.HaveAny() {
-			before := left
 			if left = u.step(ctx); ctx.Err() != nil {
 				break
 			}
-			for _, note := range u.notes[logged:] {
-				log.Warn(note)
+			for _, warning := range u.Warnings {
+				log.Warn(warning)
 			}
-			logged = len(u.notes)
+			u.Warnings = nil
 			if left == nil {
 				log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists), "plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
-			} else if fmt.Sprint(before) != left.Error() {
+			} else {
 				log.Warn("cannot remove all yet, trying again", "reason", left.Error())
 			}
 		}

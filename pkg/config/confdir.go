@@ -153,16 +153,6 @@ func (c ConfDir) WithEntry(network string) *Conflist {
 // HasEntry reports whether a conflist has a plugin entry for the network, valid or not.
 func (c ConfDir) HasEntry(network string) bool { return c.WithEntry(network) != nil }
 
-// Unreadable returns the first conflist that runtimes cannot load and that may be the network's, or nil.
-func (c ConfDir) Unreadable(network string) *Conflist {
-	for i, l := range c.Conflists {
-		if l.Err != nil && (l.Network == network || l.Network == "") {
-			return &c.Conflists[i]
-		}
-	}
-	return nil
-}
-
 // LacksEntry reports whether no conflist has a plugin entry for the network, and all are known.
 func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 

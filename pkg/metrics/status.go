@@ -47,7 +47,6 @@ type Status struct {
 	Chains          []ChainCount `json:"chains"`
 	PluginVersion   string       `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool         `json:"conflistManaged"`
-	EntryInserted   int          `json:"entryInserted"` // how often the loop inserted the plugin entry
 }
 
 // AgentFiles are the agent files as the reconciler read them, or why they could not be read.
@@ -121,7 +120,7 @@ func (m *Monitor) Status() Status {
 		Settings: m.settings.List(),
 		Problems: append([]reconcile.Problem{}, m.unready()...),
 		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
-		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil, EntryInserted: m.inserted,
+		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil,
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
