@@ -66,7 +66,7 @@ func children() map[string]func(*store.Dir) error {
 		},
 		"writable":    writable,
 		"bare umask":  func(d *store.Dir) error { return writeWithUmask(d, 0) },
-		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o777) },
+		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o077) },
 		"read-only":   onReadOnly,
 		"alternate":   alternate,
 	}

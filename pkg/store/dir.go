@@ -195,8 +195,8 @@ func (d *Dir) makeDataDir() (*folder, error) {
 // dataDir is never without its marker. A directory that a killed process left under that name is used.
 func (d *Dir) createDataDir() error {
 	above := filepath.Dir(d.path)
-	if err := makeParents(above); err != nil {
-		return err
+	if err := os.MkdirAll(above, parentMode); err != nil {
+		return failure("create directory", above, err)
 	}
 	temp := filepath.Join(above, newDir)
 	if err := makeDirectory(unix.AT_FDCWD, temp, temp, dirMode); err != nil {

@@ -105,17 +105,6 @@ func makeDirectory(at int, name, path string, mode uint32) error {
 	return failure("create directory", path, err)
 }
 
-// makeParents creates missing directories above the dataDir.
-func makeParents(path string) error {
-	err := makeDirectory(unix.AT_FDCWD, path, path, parentMode)
-	if errors.Is(err, os.ErrNotExist) && path != filepath.Dir(path) {
-		if err = makeParents(filepath.Dir(path)); err == nil {
-			err = makeDirectory(unix.AT_FDCWD, path, path, parentMode)
-		}
-	}
-	return err
-}
-
 func (f *folder) fd() int { return int(f.file.Fd()) }
 
 func (f *folder) path() string { return f.file.Name() }

@@ -279,26 +279,16 @@ func (f *folder) isIn(damaged []FileError, name string) bool {
 // replaceDamaged is replace, but moves a file that is damaged aside.
 func (f *folder) replaceDamaged(damaged []FileError, from, to string) error {
 	if f.isIn(damaged, to) {
-		if unix.Renameat2(f.fd(), from, f.fd(), to, unix.RENAME_EXCHANGE) == nil {
-			return f.replaceAside(from, to)
-		}
-		if err := f.moveAside(to); err != nil { // file systems over a network
+		if err := f.moveAside(to); err != nil {
 			return err
 		}
 	}
 	return f.replace(writeDocument, from, to)
 }
 
-func (f *folder) moveAside(name string) error { return f.replaceAside(name, name) }
-
-// replaceAside renames a file to the name of a document with ".damaged".
-func (f *folder) replaceAside(from, document string) error {
-	const op = "move damaged document aside to"
-	err := f.replace(op, from, document+damagedSuffix)
-	if err != nil && ignoring(err, unix.EISDIR, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST) == nil { // a directory stays
-		return f.replace(op, from, safefile.TempName(document+".")+damagedSuffix)
-	}
-	return err
+// moveAside renames a document to its name with ".damaged".
+func (f *folder) moveAside(name string) error {
+	return f.replace("move damaged document aside to", name, name+damagedSuffix)
 }
 
 // Destroy removes the files of ip-masq in the dataDir, and the directory if it is empty then. The lock
