@@ -20,6 +20,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -355,7 +356,7 @@ func (n *node) callInProcess(t *testing.T, verb, conf, backend string, lockHeld 
 	}
 	p := cniplugin.Plugin{
 		Drivers: drivers, Program: "v", Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
-		LockWait: lockWait, Stdout: io.Discard, Stderr: io.Discard,
+		LockWait: lockWait, Stdout: io.Discard, Stderr: io.Discard, Conntrack: conntrack.Reset,
 	}
 	verbs := p.Funcs()
 	do := map[string]func(*skel.CmdArgs) error{"ADD": verbs.Add, "STATUS": verbs.Status}[verb]
