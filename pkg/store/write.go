@@ -288,7 +288,12 @@ func (f *folder) replaceDamaged(damaged []FileError, from, to string) error {
 
 // moveAside renames a document to its name with ".damaged".
 func (f *folder) moveAside(name string) error {
-	return f.replace("move damaged document aside to", name, name+damagedSuffix)
+	const op = "move damaged document aside to"
+	err := f.replace(op, name, name+damagedSuffix)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENOTDIR) { // an earlier one, which stays
+		return f.replace(op, name, safefile.TempName(name+".")+damagedSuffix)
+	}
+	return err
 }
 
 // Destroy removes the files of ip-masq in the dataDir, and the directory if it is empty then. The lock
