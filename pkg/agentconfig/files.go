@@ -29,7 +29,7 @@ type Files struct {
 	ResyncInterval time.Duration
 
 	// Warnings are the same, in the same order, for the same files.
-	Warnings []error
+	Warnings []string
 }
 
 // Read reads the files of a directory whose names begin with ip-masq and do not end in "~". If
@@ -46,7 +46,7 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 		case err != nil:
 			return a, safefile.Error("read the agent files in", dir, err)
 		case len(files) == 0 && others:
-			a.Warnings = append(a.Warnings, fmt.Errorf("%s holds files, but none whose name begins with %s; rename those that are meant",
+			a.Warnings = append(a.Warnings, fmt.Sprintf("%s holds files, but none whose name begins with %s; rename those that are meant",
 				policy.Printable(dir), filePrefix))
 		}
 		for _, f := range files {
@@ -58,7 +58,9 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	}
 	source, mistakes := merge(docs)
 	for _, doc := range docs {
-		a.Warnings = append(a.Warnings, doc.warnings...)
+		for _, w := range doc.warnings {
+			a.Warnings = append(a.Warnings, w.Error())
+		}
 		if doc.resync > 0 && (a.ResyncInterval == 0 || doc.resync < a.ResyncInterval) {
 			a.ResyncInterval = doc.resync
 		}

@@ -3,6 +3,7 @@
 package agentconfig
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -43,8 +44,8 @@ func warningsOf(t testing.TB, a Files) string {
 	t.Helper()
 	var lines []string
 	for _, w := range a.Warnings {
-		policytest.CheckMessage(t, w)
-		lines = append(lines, strings.ReplaceAll(w.Error(), a.Dir, "DIR"))
+		policytest.CheckMessage(t, errors.New(w))
+		lines = append(lines, strings.ReplaceAll(w, a.Dir, "DIR"))
 	}
 	return strings.Join(lines, "\n")
 }

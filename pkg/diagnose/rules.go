@@ -27,8 +27,6 @@ func ruleChecks() []check {
 	return []check{
 		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
 			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violations},
-		{Finding{ID: "kubelet-masquerade", Severity: SeverityProblem, Remedy: switchOff,
-			Summary: "Rules of kubelet, kubenet or kube-proxy masquerade destinations that the policy exempts."}, violations},
 		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
 			Summary: "Third-party rules may masquerade destinations that the policy exempts.",
 			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
@@ -159,8 +157,6 @@ func violations(e *examination, f *Finding) {
 		id, line := "foreign-masquerade", v.String()
 		if doubt := e.doubt(v); doubt != "" {
 			id, line = "foreign-masquerade-possible", line+" ("+doubt+")"
-		} else if writtenByKubelet(v.rule) {
-			id = "kubelet-masquerade"
 		}
 		if id != f.ID {
 			continue
@@ -203,34 +199,30 @@ func (v violation) String() string {
 	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)
 }
 
-// writtenByKubelet reports whether the rule is kubelet's, kubenet's or kube-proxy's.
-func writtenByKubelet(r thirdparty.Rule) bool {
-	return strings.HasPrefix(r.Chain, "KUBE-") || strings.HasPrefix(r.Comment, "kubenet:") || r.Table == "kube-proxy"
-}
-
 // remedyFor returns what to do about the rules of a well-known program.
 func remedyFor(r thirdparty.Rule) string {
-	switch {
-	case strings.HasPrefix(r.Comment, "kubenet:"):
-		return "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot."
-	case writtenByKubelet(r):
-		return "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."
-	case strings.HasPrefix(r.Chain, "FLANNEL") || strings.HasPrefix(r.Table, "flannel"):
-		return `flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay.`
-	case r.Table == "kindnet-ipmasq":
-		return "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false."
-	case r.Chain == "KIND-MASQ-AGENT":
-		return "kind's kindnetd always masquerades: create the cluster with networking.disableDefaultCNI: true and another main plugin."
-	case strings.HasPrefix(r.Chain, "cali-"):
-		return "Calico: set natOutgoing: false in the IPPool."
-	case strings.HasPrefix(r.Chain, "CILIUM_"):
-		return "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false."
-	case strings.HasPrefix(r.Chain, "AWS-SNAT"):
-		return "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."
-	case strings.HasPrefix(r.Chain, "CNI-") || strings.HasPrefix(r.Table, "cni_plugins"):
-		return "A CNI plugin's ipMasq: drain the node and set it to false in the conflist, as running pods keep their rules."
-	case slices.Contains(r.Match.NotOut, "docker0"):
-		return "Docker: run dockerd with --ip-masq=false if its containers need no masquerading."
+	chain := func(prefix string) bool { return strings.HasPrefix(r.Chain, prefix) }
+	for _, program := range []struct {
+		wrote  bool
+		remedy string
+	}{
+		{strings.HasPrefix(r.Comment, "kubenet:"), "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot."},
+		{chain("KUBE-") || r.Table == "kube-proxy", "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."},
+		{chain("FLANNEL") || strings.HasPrefix(r.Table, "flannel"),
+			`flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay.`},
+		{r.Table == "kindnet-ipmasq", "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false."},
+		{chain("KIND-MASQ-AGENT"),
+			"kind's kindnetd always masquerades: create the cluster with networking.disableDefaultCNI: true and another main plugin."},
+		{chain("cali-"), "Calico: set natOutgoing: false in the IPPool."},
+		{chain("CILIUM_"), "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false."},
+		{chain("AWS-SNAT"), "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."},
+		{chain("CNI-") || strings.HasPrefix(r.Table, "cni_plugins"),
+			"A CNI plugin's ipMasq: drain the node and set it to false in the conflist, as running pods keep their rules."},
+		{slices.Contains(r.Match.NotOut, "docker0"), "Docker: run dockerd with --ip-masq=false if its containers need no masquerading."},
+	} {
+		if program.wrote {
+			return program.remedy
+		}
 	}
 	return ""
 }

@@ -52,20 +52,15 @@ type Status struct {
 // AgentFiles are the agent files as the reconciler read them, or why they could not be read.
 type AgentFiles struct {
 	agentconfig.Files
-	Warnings []string
-	Err      string `json:",omitempty"`
+	Err string `json:",omitempty"`
 }
 
 // Read returns what agentconfig.Read returned to the reconciler.
 func (a *AgentFiles) Read() (agentconfig.Files, error) {
-	files := a.Files
-	for _, w := range a.Warnings {
-		files.Warnings = append(files.Warnings, errors.New(w))
-	}
 	if a.Err != "" {
-		return files, errors.New(a.Err)
+		return a.Files, errors.New(a.Err)
 	}
-	return files, nil
+	return a.Files, nil
 }
 
 // Repair is a sync that found rules changed by other programs.
@@ -128,10 +123,6 @@ func (m *Monitor) Status() Status {
 	s.AgentSource = m.settings.AgentSource()
 	if m.sources != nil && m.sources.Agent != nil {
 		a := &AgentFiles{Files: *m.sources.Agent}
-		for _, w := range a.Files.Warnings {
-			a.Warnings = append(a.Warnings, w.Error())
-		}
-		a.Files.Warnings = nil
 		if m.sources.AgentErr != nil {
 			a.Err = m.sources.AgentErr.Error()
 		}

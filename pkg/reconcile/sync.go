@@ -325,7 +325,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 		r.sourceProblem(source, err)
 	}
 	for _, w := range files.Warnings {
-		r.warn(FindingWarning{w, "agent-files-invalid"})
+		r.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
 	}
 }
 
