@@ -38,12 +38,6 @@ type Driver interface {
 	Probe(ctx context.Context, variant string) (Choice, error)
 }
 
-// kubeProxyFinder is implemented by a driver in whose backend kube-proxy can keep its rules.
-type kubeProxyFinder interface {
-	// HasKubeProxy reports whether kube-proxy keeps its rules in this backend on this node.
-	HasKubeProxy() bool
-}
-
 // Drivers are all backends, in the order in which auto prefers them.
 type Drivers []Driver
 
@@ -114,7 +108,10 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 			}
 		}
 	}
-	if i := slices.IndexFunc(candidates, hasKubeProxy); i > 0 {
+	if i := slices.IndexFunc(candidates, func(d Driver) bool {
+		finder, is := d.(interface{ HasKubeProxy() bool })
+		return is && finder.HasKubeProxy()
+	}); i > 0 {
 		candidates = slices.Concat(candidates[i:i+1], candidates[:i], candidates[i+1:])
 	}
 	var failures []error
@@ -126,11 +123,6 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		failures = append(failures, err)
 	}
 	return Choice{}, errors.Join(failures...)
-}
-
-func hasKubeProxy(d Driver) bool {
-	f, is := d.(kubeProxyFinder)
-	return is && f.HasKubeProxy()
 }
 
 // Duplicates returns every choice other than the given one in which a chain of the name

@@ -196,9 +196,6 @@ func (w *attrWriter) element(key netip.Addr, flags uint32) {
 	w.close(at)
 }
 
-// commitOp is the operation of batches as a whole, for error texts.
-func commitOp() operation { return operation{verb: "commit nf_tables batch"} }
-
 // Commit applies the batch as one transaction. If it returns an *Error, nothing was applied, and the
 // error names the operation that was refused, the first one if there are several. An empty batch is
 // not sent. The batch stays as it is and can be committed again.
@@ -206,9 +203,10 @@ func (c *Conn) Commit(b *Batch) error {
 	if len(b.ops) == 0 {
 		return nil
 	}
-	acknowledged, err := c.transact(commitOp(), b, true)
+	op := operation{verb: "commit nf_tables batch"}
+	acknowledged, err := c.transact(op, b, true)
 	if err == nil && !acknowledged {
-		err = fmt.Errorf("%s: the kernel did not answer; it may have been applied", commitOp())
+		err = fmt.Errorf("%s: the kernel did not answer; it may have been applied", op)
 	}
 	return err
 }

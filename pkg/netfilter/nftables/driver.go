@@ -64,11 +64,6 @@ func (d *Driver) Backend() policy.Backend { return policy.NFTables }
 // Open implements netfilter.Driver.
 func (d *Driver) Open(netfilter.Choice) (netfilter.Backend, error) { return &backend{d}, nil }
 
-// Render implements netfilter.Driver: one input of nft holds all families.
-func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
-	return Render(desired, families...), nil
-}
-
 // FindChain implements netfilter.Driver.
 func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
 	conn, err := d.dial()

@@ -83,11 +83,10 @@ func (t *table) compare(f policy.Family, want *table) (d policy.Diff) {
 		case held.owner().Differs(wanted.owner()):
 			add(policy.GuardChange, of, true, where+" of "+held.owner().DataDir)
 		}
-		surplus, paired := slices.Clone(held.rules), 0
+		surplus, before := slices.Clone(held.rules), len(d)
 		for _, r := range wanted.rules {
 			if i := slices.IndexFunc(surplus, r.same); i >= 0 {
 				surplus = slices.Delete(surplus, i, i+1)
-				paired++
 			} else if t.chains[name] != nil || wanted.base != nil {
 				add(policy.GuardChange, r.masqChain(name), false, where+": "+r.String())
 			}
@@ -95,7 +94,7 @@ func (t *table) compare(f policy.Family, want *table) (d policy.Diff) {
 		for _, r := range surplus {
 			add(policy.GuardChange, r.masqChain(name), true, where+": "+r.String())
 		}
-		if paired == len(wanted.rules) && len(surplus) == 0 && !slices.EqualFunc(wanted.rules, held.rules, rule.same) {
+		if len(d) == before && len(held.rules) == len(wanted.rules) && !slices.EqualFunc(wanted.rules, held.rules, rule.same) {
 			add(policy.GuardChange, masqChainOfGuard(name), true, where+": rules out of order")
 		}
 	}

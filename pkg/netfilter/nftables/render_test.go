@@ -57,21 +57,20 @@ func TestRenderGolden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join("testdata", "render", name+".nft")
-			got := Render(rs)
-			golden.Check(t, file, got)
-			newNode(t).nft(string(got))
+			golden.Check(t, file, newNode(t).load(rs))
 		})
 	}
 }
 
-// load gives the text to nft, as a person would.
-func (n *node) load(rs policy.Ruleset, families ...policy.Family) {
+// load gives the rendered text to nft, as a person would, and returns it.
+func (n *node) load(rs policy.Ruleset, families ...policy.Family) string {
 	n.Helper()
 	text, err := n.driver.Render(rs, families...)
 	if err != nil {
 		n.Fatal(err)
 	}
 	n.nft(string(text))
+	return string(text)
 }
 
 // ruleset is everything there is, as nft lists it. The order of tables is that
@@ -151,11 +150,9 @@ func TestOnePort(t *testing.T) {
 	n := newNode(t)
 	ports := policy.Ports{{First: 7, Last: 7}}
 	want := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.ToPorts = &ports }))
-	text := string(Render(want))
-	if !strings.Contains(text, " to :7 ") || strings.Contains(text, ":7-7") {
+	if text := n.load(want); !strings.Contains(text, " to :7 ") || strings.Contains(text, ":7-7") {
 		t.Errorf("rendered as:\n%s", text)
 	}
-	n.load(want)
 	n.isAsApplied(want)
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		n.rewrite(family, tableName, chainPrefix+"A", func(first, second nfnetlink.Expr) []nfnetlink.Expr {

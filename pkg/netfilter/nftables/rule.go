@@ -189,11 +189,11 @@ func interfaceMatch(name string) (nft string, data []byte) {
 	return name, data
 }
 
-// Render writes the tables of the families, of all if none is named, as input for `nft -f`. Loading it
-// has the result of Apply, whatever the tables held before. A family without a chain loses its table.
+// Render implements netfilter.Driver: one input of `nft -f` holds the tables of all families. Loading it has the result
+// of Apply, whatever the tables held before. A family without a chain loses its table.
 //
 // It is one transaction, but packets can meet the sets of the new table empty. Apply avoids that.
-func Render(rs policy.Ruleset, families ...policy.Family) []byte {
+func (*Driver) Render(rs policy.Ruleset, families ...policy.Family) ([]byte, error) {
 	var b strings.Builder
 	b.WriteString("# Load with: nft -f FILE\n" +
 		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n" +
@@ -201,7 +201,7 @@ func Render(rs policy.Ruleset, families ...policy.Family) []byte {
 	renderTables(&b, tableName, families, func(f policy.Family) *table {
 		return masqTable(f, chainsOf(rs, f), newTable(tableName))
 	})
-	return []byte(b.String())
+	return []byte(b.String()), nil
 }
 
 // renderTables writes the tables of a name. A family without one loses it.
