@@ -70,14 +70,11 @@ func (d Diff) String() string { return d.Summary(len(d)) }
 
 // Summary returns the first changes, and the number of the others.
 func (d Diff) Summary(limit int) string {
-	var lines []string
-	for _, c := range d[:min(limit, len(d))] {
-		lines = append(lines, c.String())
+	lines := make([]string, len(d))
+	for i, c := range d {
+		lines[i] = c.String()
 	}
-	if rest := len(d) - limit; rest > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more", rest))
-	}
-	return strings.Join(lines, "\n")
+	return strings.Join(First(limit, lines), "\n")
 }
 
 // Totals returns the chains that changes are about, and how many things are missing or unexpected.

@@ -157,30 +157,19 @@ func (r Record) validate() error {
 		}
 	}
 	for i, p := range r.Pods {
-		if !p.Address.IsValid() || i > 0 && !r.Pods[i-1].Address.Less(p.Address) {
-			return fmt.Errorf("pods[%d]: %s is not after the address before", i, p.Address)
+		if !p.Address.IsValid() {
+			return fmt.Errorf("pods[%d]: the address is missing", i)
 		}
 	}
 	if len(r.Resets) > MaxResets {
 		return fmt.Errorf("resets: has %d entries, more than the %d possible", len(r.Resets), MaxResets)
 	}
 	for i, reset := range r.Resets {
-		if reset.At < 1 || i > 0 && reset.At <= r.Resets[i-1].At {
-			return fmt.Errorf("resets[%d].at: %d is not after the one before", i, reset.At)
-		}
 		for _, s := range reset.Before {
 			if err := validate(s); err != nil {
 				return fmt.Errorf("resets[%d].before: %w", i, err)
 			}
 		}
-	}
-	for i, d := range r.Deleted {
-		if !slices.Contains(policy.Families(), d.Family) {
-			return fmt.Errorf("deleted[%d]: %s is not a family", i, policy.Quote(string(d.Family)))
-		}
-	}
-	if r.LastReset < 0 {
-		return fmt.Errorf("lastReset: %d is negative", r.LastReset)
 	}
 	return nil
 }
