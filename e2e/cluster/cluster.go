@@ -20,8 +20,6 @@ type Options struct {
 	Binaries Binaries
 	// ProxyMode is the mode of kube-proxy: iptables or nftables.
 	ProxyMode string
-	// Nodes is the number of nodes; the default is 2.
-	Nodes int
 	// Taints are the taints with which nodes register.
 	Taints []Taint
 	// NoNetwork leaves the nodes without a conflist, so that they are not ready until the test
@@ -58,12 +56,9 @@ type T interface {
 	Logf(format string, args ...any)
 }
 
-// New builds a cluster for a test and waits until its nodes are ready, unless they have no network.
+// New builds a cluster of two nodes for a test and waits until its nodes are ready, unless they have no network.
 func New(t T, options Options) *Cluster {
 	t.Helper()
-	if options.Nodes == 0 {
-		options.Nodes = 2
-	}
 	c := &Cluster{World: topology.New(t, topology.Options{}), options: options, directory: t.TempDir()}
 	err := c.build(t)
 	// Runs before the machines are closed.
@@ -106,7 +101,7 @@ func (c *Cluster) build(t T) error {
 	if err != nil {
 		return err
 	}
-	for number := 1; number <= c.options.Nodes; number++ {
+	for number := 1; number <= 2; number++ {
 		node, err := c.addNode(t, number, image)
 		if err != nil {
 			return err

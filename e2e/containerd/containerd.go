@@ -38,9 +38,6 @@ const Debian = "/usr/bin"
 type Options struct {
 	// Programs is the directory of containerd, its shim and ctr; the default is Dir.
 	Programs string
-	// BinDirs are the directories of network plugins; the default is /opt/cni/bin. containerd 1
-	// supports one directory.
-	BinDirs []string
 	// Env is added to the environment of containerd and so of the plugins.
 	Env []string
 	// Args are further arguments of containerd, such as --log-level.
@@ -80,9 +77,6 @@ func Start(ctx context.Context, m *machine.Machine, options Options) (*Runtime, 
 	if options.Programs == "" {
 		options.Programs = dir
 	}
-	if options.BinDirs == nil {
-		options.BinDirs = []string{"/opt/cni/bin"}
-	}
 	// crictl warns with each command if the file is missing.
 	if err := m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 300\n", socket), 0o644); err != nil {
 		return nil, fmt.Errorf("configure crictl: %w", err)
@@ -96,11 +90,7 @@ func Start(ctx context.Context, m *machine.Machine, options Options) (*Runtime, 
 	if err != nil {
 		return nil, fmt.Errorf("find runc: %w (the Debian package runc has it)", err)
 	}
-	text, err := config(major, r.program("containerd-shim-runc-v2"), runc, options.BinDirs)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.WriteFile(configPath, text, 0o644); err != nil {
+	if err := m.WriteFile(configPath, config(major, r.program("containerd-shim-runc-v2"), runc), 0o644); err != nil {
 		return nil, fmt.Errorf("configure containerd: %w", err)
 	}
 	return r, r.Start(ctx)

@@ -15,9 +15,8 @@ import (
 type Pod struct {
 	ID   string
 	Name string
-	// Netns is the path of its network namespace in this process's file system; NetnsInside is the
-	// path on the machine, which plugins get in CNI_NETNS.
-	Netns, NetnsInside string
+	// Netns is the path of its network namespace in this process's file system.
+	Netns string
 	// Addrs are the addresses that CRI reports.
 	Addrs []netip.Addr
 
@@ -76,7 +75,6 @@ func (p *Pod) inspect(ctx context.Context) error {
 	}
 	for _, namespace := range inspected.Info.RuntimeSpec.Linux.Namespaces {
 		if namespace.Type == "network" {
-			p.NetnsInside = namespace.Path
 			p.Netns = p.runtime.Machine.Path(namespace.Path)
 			return nil
 		}
@@ -123,11 +121,6 @@ func (p *Pod) Run(ctx context.Context, name, image string, args ...string) (*Con
 	c := &Container{ID: strings.TrimSpace(id), pod: p}
 	_, err = p.runtime.ask(ctx, "start", c.ID)
 	return c, err
-}
-
-// Exec runs a program in the container and returns its output.
-func (c *Container) Exec(ctx context.Context, args ...string) (string, error) {
-	return c.pod.runtime.ask(ctx, append([]string{"exec", c.ID}, args...)...)
 }
 
 // Output returns the container's output so far.

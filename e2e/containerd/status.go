@@ -12,7 +12,6 @@ import (
 type Condition struct {
 	Type    string
 	Status  bool
-	Reason  string
 	Message string
 }
 

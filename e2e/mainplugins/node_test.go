@@ -186,63 +186,30 @@ func (n *node) runPod(t *testing.T, name string) (*pod, error) {
 func (n *node) pod(t *testing.T, name string, masqueraded bool) {
 	t.Helper()
 	p := topology.Must(n.runPod(t, name))(t)
-	args := []string{"first"}
-	for _, d := range destinations() {
-		args = append(args, "udp:"+d.to)
-	}
-	c := topology.Must(p.Run(within(t), "packets", containerd.PodImage, args...))(t)
-	lines := topology.Must(c.Await(within(t), len(destinations())))(t)
-	for i, d := range destinations() {
-		fields := strings.Fields(lines[i]) // destination, receiver, source
-		source, err := netip.ParseAddrPort(fields[len(fields)-1])
-		if err != nil || source.Addr() != n.want(d, p, masqueraded) {
-			t.Errorf("pod %s: %s, want %s", p.Name, strings.TrimSpace(lines[i]), n.want(d, p, masqueraded))
-		}
+	if err := p.FirstPackets(within(t), n.Topology, destinations(masqueraded)); err != nil {
+		t.Errorf("pod %s: %v", p.Name, err)
 	}
 }
 
-// destination is a destination of pods, and whether the policy masquerades it.
-type destination struct {
-	to          string
-	masqueraded bool
+// destinations returns destinations of pods, without ip-masq none of which is masqueraded.
+func destinations(masqueraded bool) []containerd.Destination {
+	all := containerd.Destinations()
+	for i := range all {
+		all[i].Masqueraded = all[i].Masqueraded && masqueraded
+	}
+	return all
 }
 
-func destinations() []destination {
-	return []destination{
-		{"203.0.113.11:7", true}, {"198.51.100.7:7", true}, {"[2001:db8:113::11]:7", true},
-		{"192.168.50.11:7", false}, {"10.200.0.1:7", false}, {"[fd00:50::11]:7", false},
-	}
-}
-
-// want returns the source address that the receiver must see of a pod's packet.
-func (n *node) want(d destination, p *pod, masqueraded bool) netip.Addr {
-	to := netip.MustParseAddrPort(d.to).Addr()
-	if d.masqueraded && masqueraded {
-		return n.NodeAddr(n.Outside, to)
-	}
-	i := slices.IndexFunc(p.Addrs, func(a netip.Addr) bool { return a.Is4() == to.Is4() })
-	if i < 0 {
-		return netip.Addr{}
-	}
-	return p.Addrs[i]
-}
-
-// packets sends from each pod to each destination.
+// packets sends from each pod to each destination, and compares the source address that the receiver sees.
 func (n *node) packets(t *testing.T, masqueraded bool) {
 	t.Helper()
 	for _, p := range n.pods {
-		for _, d := range destinations() {
-			n.packet(t, p, d, masqueraded)
+		for _, d := range destinations(masqueraded) {
+			seen, err := p.host.SendUDP(netip.MustParseAddrPort(d.To))
+			if want := d.Source(n.Topology, p.Addrs); err != nil || seen.Source.Addr() != want {
+				t.Errorf("pod %s to %s: %s saw %s, want %s; %v", p.Name, d.To, seen.By, seen.Source, want, err)
+			}
 		}
-	}
-}
-
-// packet sends from a pod to a destination, and compares the source address that the receiver sees.
-func (n *node) packet(t *testing.T, p *pod, d destination, masqueraded bool) {
-	t.Helper()
-	seen, err := p.host.SendUDP(netip.MustParseAddrPort(d.to))
-	if want := n.want(d, p, masqueraded); err != nil || seen.Source.Addr() != want {
-		t.Errorf("pod %s to %s: %s saw %s, want %s; %v", p.Name, d.to, seen.By, seen.Source, want, err)
 	}
 }
 

@@ -62,13 +62,14 @@ func TestNamespace(t *testing.T) {
 		keys["nonMasqueradeNamespaces"] = []string{"prod"}
 		n.conflist(t, bridge(), n.entry(keys))
 		n.ready(t, true)
-		exempt := []destination{}
-		for _, d := range destinations() {
-			d.masqueraded = false
-			exempt = append(exempt, d)
+		exempt := containerd.Destinations()
+		for i := range exempt {
+			exempt[i].Masqueraded = false
 		}
 		prod, other := n.pod(t, "prod/one"), n.pod(t, "two")
-		n.firstPackets(t, prod, exempt...)
+		if err := prod.FirstPackets(within(t), n.Topology, exempt); err != nil {
+			t.Error(err)
+		}
 		n.firstPackets(t, other)
 		n.end(t, prod, other)
 		record := string(topology.Must(os.ReadFile(n.Path(dataDir + "/record.json")))(t))

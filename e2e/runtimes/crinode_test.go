@@ -5,7 +5,6 @@
 package runtimes
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -65,24 +64,11 @@ func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
 	return topology.Must(n.RunPod(within(t), name))(t)
 }
 
-// firstPackets runs a container that sends one packet to each of the destinations, all without any, as soon as it starts,
-// and compares the seen source addresses with the policy.
-func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod, to ...destination) {
+// firstPackets checks the first packets of a container to the destinations of the policy.
+func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
 	t.Helper()
-	if len(to) == 0 {
-		to = destinations()
-	}
-	args := []string{"first"}
-	for _, d := range to {
-		args = append(args, "udp:"+d.to)
-	}
-	c := topology.Must(p.Run(within(t), "first", containerd.PodImage, args...))(t)
-	lines := topology.Must(c.Await(within(t), len(to)))(t)
-	for i, d := range to {
-		want := "udp:" + d.to + " " + d.remote(n.node).Name + " " + netip.AddrPortFrom(d.want(n.node, p.Addrs), 0).String()
-		if got := strings.TrimSpace(lines[i]); !strings.HasPrefix(got, strings.TrimSuffix(want, "0")) {
-			t.Errorf("first packet: %s, want %s", got, want)
-		}
+	if err := p.FirstPackets(within(t), n.Topology, containerd.Destinations()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -21,8 +21,8 @@ func TestRestart(t *testing.T) {
 		n.ready(t, true)
 		old := n.pod(t, "old")
 		args := []string{"load", "5ms"}
-		for _, d := range destinations() {
-			args = append(args, "udp:"+d.to)
+		for _, d := range containerd.Destinations() {
+			args = append(args, "udp:"+d.To)
 		}
 		load := topology.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
 		topology.Must(load.Await(within(t), 20))(t)
@@ -51,13 +51,13 @@ func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containe
 			t.Errorf("load: %s", line)
 			continue
 		}
-		for _, d := range destinations() {
-			if "udp:"+d.to != fields[1] {
+		for _, d := range containerd.Destinations() {
+			if "udp:"+d.To != fields[1] {
 				continue
 			}
 			source, err := netip.ParseAddrPort(fields[3])
-			if err != nil || source.Addr() != d.want(n.node, p.Addrs) {
-				t.Errorf("load: %s, want %s", line, d.want(n.node, p.Addrs))
+			if err != nil || source.Addr() != d.Source(n.Topology, p.Addrs) {
+				t.Errorf("load: %s, want %s", line, d.Source(n.Topology, p.Addrs))
 			}
 		}
 	}
