@@ -13,12 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
-	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -28,9 +25,6 @@ import (
 
 // answerTime is how long a command waits for the reconciler that runs.
 const answerTime = 2 * time.Second
-
-// startTime is how long a command waits for a reconciler that starts.
-const startTime = time.Second
 
 // inspection is the node for a command that only reads, with the settings of the reconciler that runs,
 // if it answers.
@@ -154,20 +148,10 @@ func ask(ctx context.Context, dir *store.Dir) activeReconciler {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	status, err := askSocket(ctx, dir)
-	for ctx.Err() == nil && starting(dir, status, err) {
-		flowcontrol.Sleep(ctx, 10*time.Millisecond)
-		status, err = askSocket(ctx, dir)
-	}
 	if err == nil {
 		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
 	return activeReconciler{Running: dir.ReconcilerActive(), err: err}
-}
-
-// starting reports whether a reconciler started a moment ago, and has no socket or made no sync yet.
-func starting(dir *store.Dir, status *metrics.Status, err error) bool {
-	soon := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) || err == nil && status.LastSync.IsZero()
-	return soon && time.Since(dir.ReconcilerSeen()) < startTime && dir.ReconcilerActive()
 }
 
 // askSocket returns the status that the socket of the dataDir serves.

@@ -188,34 +188,6 @@ func TestReconcilerWithoutAnswer(t *testing.T) {
 	}
 }
 
-// TestReconcilerStarts checks that a command waits for a reconciler that started a moment ago, until its first sync.
-func TestReconcilerStarts(t *testing.T) {
-	t.Parallel()
-	synced := time.Now().Add(100 * time.Millisecond)
-	dataDir := serveStatus(t, func(w http.ResponseWriter, r *http.Request) {
-		s := metrics.Status{Version: "v9", Settings: config.DefaultSettings().List()}
-		if time.Now().After(synced) {
-			s.LastSync = synced
-		}
-		answering(t, s)(w, r)
-	})
-	lock, err := reconcile.Open(config.Settings{DataDir: dataDir}, "", nil).Dir.InstanceLock()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lock.Release() }()
-	lock.RecordActive()
-	socket := filepath.Join(dataDir, "reconciler.sock")
-	if err := os.Rename(socket, socket+".later"); err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(50*time.Millisecond, func() { _ = os.Rename(socket+".later", socket) })
-	n, said := inspectNode(t, "--data-dir", dataDir)
-	if !n.active.Answers || n.active.status.LastSync.IsZero() {
-		t.Errorf("reconciler: %+v, %s", n.active, said)
-	}
-}
-
 // TestPluginOfTheReconciler checks that a program in a directory that only the reconciler names is not run:
 // another program may listen in its place.
 func TestPluginOfTheReconciler(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
-	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -190,13 +189,9 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	var entry bytes.Buffer
 	_ = json.Compact(&entry, e.Entry) // pluginEntry has read it
 	r.Conflist, r.entry = &c, entry.String()+", "+r.entry
-	where := "there"
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
 		if err := n.Multus.Err(n.Name); err != nil {
 			r.Warnings = append(r.Warnings, err.Error())
-		}
-		if n.Generated {
-			where = "in " + policy.Quote(n.Original)
 		}
 	}
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
@@ -212,10 +207,6 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 			}
 		}
 		errs = append(errs, list.DataDirErr(pluginFile, s.DataDir))
-		for _, plugin := range diagnose.MasqueradingPlugins(list) {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("%s, so it masquerades what the policy exempts, too; set it to false %s. "+
-				"Running pods keep their rules until they are recreated", plugin, where))
-		}
 	}
 	return errors.Join(errs...)
 }

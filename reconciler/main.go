@@ -85,33 +85,21 @@ type app struct {
 	verbose int            // -v
 }
 
-// escaped writes text with escape.
+// escaped replaces control characters, which programs that answer in the reconciler's place could send to the
+// terminal.
 type escaped struct{ io.Writer }
 
 func (w escaped) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(w.Writer, escape(string(p))); err != nil {
+	text := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, string(p))
+	if _, err := io.WriteString(w.Writer, text); err != nil {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// escape replaces control characters, which programs that answer in the reconciler's place could send to
-// the terminal, by their escapes in JSON.
-func escape(text string) string {
-	control := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }
-	text = strings.ToValidUTF8(text, "\ufffd")
-	if !strings.ContainsFunc(text, control) {
-		return text
-	}
-	var b strings.Builder
-	for _, r := range text {
-		if control(r) {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
 }
 
 // settingsFile is the path of reconciler.toml.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -127,18 +126,5 @@ func TestStatusText(t *testing.T) {
 	}
 	if n := strings.Count(healthyStatus().text(statusTime), "\n"); n > 20 {
 		t.Errorf("a healthy node has %d lines, more than 20", n)
-	}
-}
-
-// TestEscaped checks that control characters of another program do not reach the terminal.
-func TestEscaped(t *testing.T) {
-	t.Parallel()
-	const hostile = "\x1b]0;title\a\x1b[2J\u009b31m\r\x7f\xff"
-	var out strings.Builder
-	if n, err := fmt.Fprint(escaped{&out}, "warning:\t"+hostile+"\n"); n == 0 || err != nil {
-		t.Error(n, err)
-	}
-	if want := "warning:\t\\u001b]0;title\\u0007\\u001b[2J\\u009b31m\\u000d\\u007f\ufffd\n"; out.String() != want {
-		t.Errorf("wrote %q, want %q", out.String(), want)
 	}
 }

@@ -91,7 +91,7 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 		if !l.hasEntry() {
 			continue
 		}
-		f.Detail = append(f.Detail, MasqueradingPlugins(l.Conflist)...)
+		f.Detail = append(f.Detail, masqueradingPlugins(l.Conflist)...)
 		for i, p := range l.plugins {
 			delegate, _ := p["delegate"].(map[string]any)
 			switch { // flannel's plugin has its delegate masquerade if flanneld does not
@@ -107,8 +107,8 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 	}
 }
 
-// MasqueradingPlugins returns which other plugins of a conflist masquerade, as doctor's finding has it.
-func MasqueradingPlugins(c config.Conflist) (found []string) {
+// masqueradingPlugins returns which other plugins of a conflist masquerade, as doctor's finding has it.
+func masqueradingPlugins(c config.Conflist) (found []string) {
 	for i, text := range c.Plugins {
 		var p plugin
 		if json.Unmarshal(text, &p) == nil && p.kind() != config.PluginType && masquerades(p) {

@@ -255,29 +255,16 @@ func (e exporter) rules(r *reconcile.Report) {
 }
 
 // conflictsOf counts the conflicts of each chain: those in force, where one source is superseded, and
-// those for which a source was refused.
+// the sources that were refused.
 func conflictsOf(r *reconcile.Report) map[string]int {
-	count, seen, taken := map[string]int{}, map[policy.ConflictError]bool{}, names{}
-	var add func(err error)
-	add = func(err error) {
-		var several interface{ Unwrap() []error }
-		var conflict *policy.ConflictError
-		switch {
-		case errors.As(err, &several):
-			for _, e := range several.Unwrap() {
-				add(e)
-			}
-		case errors.As(err, &conflict) && !seen[*conflict]:
-			seen[*conflict] = true
-			count[taken.admit(label(conflict.Chain))]++
-		}
-	}
+	count, taken := map[string]int{}, names{}
 	for _, p := range r.Rules.Policies() {
 		count[taken.admit(label(p.Chain))] += 0
-		add(p.Conflicts)
 	}
 	for _, p := range r.Problems {
-		add(p.Err)
+		if conflict := (*policy.ConflictError)(nil); errors.As(p.Err, &conflict) {
+			count[taken.admit(label(conflict.Chain))]++
+		}
 	}
 	return count
 }

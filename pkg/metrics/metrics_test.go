@@ -90,7 +90,7 @@ func TestASyncThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
 		Problems: []reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("locked")}},
 	}, time.Minute)
 	expect(t, m, map[string]string{
-		"ready": "0", `source_valid{source="network/bridge"}`: "1", `policy_conflict{chain="SECOND"}`: "2",
+		"ready": "0", `source_valid{source="network/bridge"}`: "1", `policy_conflict{chain="SECOND"}`: "1",
 		`reconciles_total{result="failed"}`: "1", `reconciles_total{result="repaired"}`: "1",
 		"last_reconcile_success_timestamp_seconds": "1.700000000003e+09", "conflist_present": "0",
 	})

@@ -41,7 +41,6 @@ type Status struct {
 
 	Problems []reconcile.Problem `json:"problems"` // why the node is not ready
 
-	LastSync        time.Time    `json:"lastSync,omitzero"`
 	Repairs         []Repair     `json:"repairs"`      // the latest ones, the newest first
 	RepairsTotal    int          `json:"repairsTotal"` // since Started
 	Chains          []ChainCount `json:"chains"`
@@ -127,9 +126,6 @@ func (m *Monitor) Status() Status {
 			a.Err = m.sources.AgentErr.Error()
 		}
 		s.AgentFiles = a
-	}
-	if m.reports > 0 {
-		s.LastSync = m.reported.UTC()
 	}
 	return s
 }
