@@ -110,7 +110,7 @@ func brokenNodes() []brokenNode {
 				n.restart(t, "--random-fully=false")
 				return func() { n.restart(t) }
 			},
-			cause:  []string{"/agent/ip-masq-agent:2: randomFully: true conflicts with false in [agent] of the reconciler's settings (a flag)"},
+			cause:  []string{"/agent/ip-masq-agent:2: randomFully: true conflicts with false in [agent] of the reconciler's settings"},
 			remedy: []string{"write the same in both, or leave it out of one"}},
 		{name: "iptables-missing", reason: "backend", code: 3, backend: 1,
 			breaks: func(t *testing.T, n *faultyNode) func() {

@@ -30,10 +30,7 @@ type document struct {
 }
 
 func ownDocument(own config.AgentPolicy) *document {
-	return &document{
-		Document:    config.Document{File: config.OwnPolicy, Settings: own.WrittenIn, Positions: own.Written},
-		AgentPolicy: own,
-	}
+	return &document{Document: config.Document{File: config.OwnPolicy}, AgentPolicy: own}
 }
 
 // mayEnableIPv6 is true also if that is unknown because of another mistake.

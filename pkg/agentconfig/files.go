@@ -93,7 +93,7 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 		case named == nil:
 			named, s.Policy.Chain = d, chain
 		case chain != s.Policy.Chain:
-			mistakes = append(mistakes, d.conflict("masqChain", -1, chain+" conflicts with "+s.Policy.Chain, named.place("masqChain", -1)))
+			mistakes = append(mistakes, d.conflict("masqChain", -1, chain+" conflicts with "+s.Policy.Chain, named))
 		}
 	}
 	byFile := map[string]*document{}
@@ -113,33 +113,19 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 		if c.InForce.Key != c.Superseded.Key {
 			with = fmt.Sprintf("%s[%d]", c.InForce.Key, index)
 		}
-		mistakes = append(mistakes, d.conflict(c.Superseded.Key, d.indexOf(c.Superseded), c.SupersededValue+" conflicts with "+with, other.place(c.InForce.Key, index)))
+		mistakes = append(mistakes, d.conflict(c.Superseded.Key, d.indexOf(c.Superseded), c.SupersededValue+" conflicts with "+with, other))
 	}
 	return s, mistakes
 }
 
-// place names the file that states a key: for the reconciler's own policy the line of reconciler.toml, or a flag.
-func (d *document) place(key string, index int) string {
-	switch line := d.Line(key, index); {
-	case d.File != config.OwnPolicy:
-		return policy.Printable(d.File)
-	case line > 0:
-		return fmt.Sprintf("%s (%s:%d)", config.OwnPolicy, policy.Printable(d.Settings), line)
-	case key == "backend": // which [agent] need not state
-		return "the reconciler's settings"
-	default:
-		return config.OwnPolicy + " (a flag)"
-	}
-}
-
 // conflict returns the error about a value that another file contradicts.
-func (d *document) conflict(key string, index int, problem, place string) error {
+func (d *document) conflict(key string, index int, problem string, other *document) error {
 	remedy := "write the same in both, or leave it out of one"
 	if index >= 0 {
 		remedy = "remove one of the two"
 	}
 	return d.Locate(d.Line(key, index), &policy.FieldError{
-		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, place, remedy),
+		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy),
 	})
 }
 

@@ -73,9 +73,8 @@ type Position struct {
 
 // Document is a document while it is read. The maps are by key, with Table before it.
 type Document struct {
-	File     string // "" if the document is not a file
-	Settings string // the path of reconciler.toml, for the policy in its table [agent]
-	Table    string // "agent." while the policy in that table is validated
+	File  string // "" if the document is not a file
+	Table string // "agent." while the policy in that table is validated
 
 	Mistakes  []error
 	Flawed    map[string]bool // keys with a mistake
@@ -109,8 +108,6 @@ func (d *Document) NoteAt(line int, mistake error) {
 // Locate adds the file and the line to an error.
 func (d *Document) Locate(line int, err error) error {
 	switch {
-	case d.Settings != "" && line > 0:
-		return fmt.Errorf("%s:%d: agent.%w", policy.Printable(d.Settings), line, err)
 	case d.File != "" && line > 0:
 		return fmt.Errorf("%s:%d: %w", policy.Printable(d.File), line, err)
 	case d.File != "":

@@ -87,9 +87,6 @@ const (
 type AgentPolicy struct {
 	Policy    policy.SourcePolicy // its Chain is "" if none is stated
 	CIDRLimit int                 // 0 for DefaultCIDRLimit
-
-	WrittenIn string              // reconciler.toml
-	Written   map[string]Position // where its keys are there; flags have no position
 }
 
 // Equal reports whether both state the same, wherever it is written.

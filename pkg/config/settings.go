@@ -149,15 +149,10 @@ func (s *Settings) parse(path string, doc []byte) error {
 	if err := d.Err(); err != nil {
 		return err
 	}
-	next.Agent.WrittenIn, next.Agent.Written = path, map[string]Position{}
 	next.Origins = map[string]string{}
 	for _, m := range members {
 		next.Origins[m.Key] = fmt.Sprintf("%s:%d", path, m.Line)
-		name, inTable := strings.CutPrefix(m.Key, d.Table)
-		next.AgentStated = next.AgentStated || inTable || m.Key == agentTable
-		if inTable {
-			next.Agent.Written[name] = d.Positions[m.Key]
-		}
+		next.AgentStated = next.AgentStated || m.Key == agentTable || strings.HasPrefix(m.Key, d.Table)
 	}
 	*s = next
 	return nil
@@ -217,10 +212,7 @@ func (s *Settings) Set(key, text string) error {
 		return err
 	}
 	s.set(&d, key, text)
-	name, inTable := strings.CutPrefix(key, d.Table)
-	s.AgentStated = s.AgentStated || inTable
-	s.Agent.Written = maps.Clone(s.Agent.Written)
-	delete(s.Agent.Written, name)
+	s.AgentStated = s.AgentStated || strings.HasPrefix(key, d.Table)
 	if s.Origins = maps.Clone(s.Origins); s.Origins == nil {
 		s.Origins = map[string]string{}
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -70,7 +69,7 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	for _, e := range list.Entries {
 		present = append(present, e.Index)
 	}
-	now := doc
+	now, entries := doc, 1
 	plugins, err := pluginSpans(doc)
 	switch {
 	case err != nil:
@@ -79,9 +78,8 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	case entry == nil && len(present) == len(plugins):
 		err = ErrOnlyPlugin
 	case entry == nil:
-		now = remove(doc, plugins, present)
+		now, entries = remove(doc, plugins, present), 0
 	case len(present) > 0:
-		entry = list.Plugins[present[0]]
 		now = remove(doc, plugins, present[1:])
 	default:
 		if err = checkEntry(entry, list.Network, list.CNIVersion); err != nil {
@@ -90,7 +88,7 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 		now = insert(doc, plugins, entry)
 	}
 	if err == nil {
-		err = verify(list, now, entry)
+		err = verify(list, now, entries)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
@@ -98,40 +96,25 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	return now, nil
 }
 
-// verify returns an error unless a new text of a list differs from the list in the plugin entries
-// alone, and has the given one, or none if that is nil.
-func verify(before config.Conflist, now, entry []byte) error {
+// verify returns an error unless a new text of a list has the same other plugins, and so many plugin entries.
+func verify(before config.Conflist, now []byte, entries int) error {
 	after := config.ParseConflist(before.File, now)
 	if after.Err != nil {
 		return fmt.Errorf("the new text: %w", after.Err)
 	}
-	was, _ := divide(before)
-	is, entries := divide(after)
-	if !reflect.DeepEqual(was, is) || entries != compact(entry) {
+	if len(after.Entries) != entries || !slices.EqualFunc(otherPlugins(before), otherPlugins(after), bytes.Equal) {
 		return errors.New("the new text differs in more than the plugin entry")
 	}
 	return nil
 }
 
-// divide returns the values of a list, with the other plugins only, and its plugin entries.
-func divide(list config.Conflist) (values map[string]json.RawMessage, entries string) {
-	_ = json.Unmarshal(list.Doc, &values) // it is parsed already
-	delete(values, "plugins")
+func otherPlugins(list config.Conflist) (others [][]byte) {
 	for i, plugin := range list.Plugins {
-		if list.Types[i] == config.PluginType {
-			entries += compact(plugin)
-		} else {
-			values["plugins"] = append(values["plugins"], plugin...)
+		if list.Types[i] != config.PluginType {
+			others = append(others, plugin)
 		}
 	}
-	return values, entries
-}
-
-// compact returns JSON without white space.
-func compact(value []byte) string {
-	var b bytes.Buffer
-	_ = json.Compact(&b, value) // nil, or part of what is parsed already
-	return b.String()
+	return others
 }
 
 // span is where a value stands in a text.
@@ -214,13 +197,6 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 	case conf.Network == "":
 		return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
 	}
-	head, err := json.Marshal(struct {
-		Name       string `json:"name"`
-		CNIVersion string `json:"cniVersion,omitempty"`
-	}{conf.Network, conf.CNIVersion})
-	if err != nil {
-		return nil, fmt.Errorf("encode: %s", policy.Printable(err.Error()))
-	}
-	text := slices.Concat(head[:len(head)-1], []byte(",\"plugins\":[\n"), bytes.TrimSpace(doc), []byte("\n]}\n"))
+	text := fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", conf.Network, conf.CNIVersion, bytes.TrimSpace(doc))
 	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry)
 }

@@ -158,21 +158,20 @@ func TestVerify(t *testing.T) {
 	around := func(plugins string) string { return `{"name":"n","x":[1, 2],"plugins":[` + plugins + `]}` }
 	const bc = `{"type":"b"},{"type":"c"}`
 	for _, c := range []struct {
-		now, entry string
-		ok         bool
+		now     string
+		entries int
+		ok      bool
 	}{
-		{was, "", true},
-		{around(bc + `, {"type": "ip-masq"}`), `{"type":"ip-masq"}`, true},
-		{around(bc + `,{"type":"ip-masq"}`), ``, false},
-		{around(bc), `{"type":"ip-masq"}`, false},
-		{around(bc + `,{"type":"ip-masq","cidrLimit":9}`), `{"type":"ip-masq"}`, false},
-		{around(bc + `,{"type":"ip-masq"},{"type":"ip-masq"}`), `{"type":"ip-masq"}`, false},
-		{around(`{"type":"b"}`), "", false}, {around(`{"type":"b"},{"type":"d"}`), "", false}, {around(`{"type":"c"},{"type":"b"}`), "", false},
-		{strings.Replace(was, "[1, 2]", "[1, 3]", 1), "", false}, {strings.Replace(was, `"x"`, `"y"`, 1), "", false},
-		{"", "", false}, {"{", "", false}, {was[:len(was)-5], "", false}, {was + "x", "", false}, {single, "", false}, {`{"name":"n","plugins":[]}`, "", false},
+		{was, 0, true},
+		{around(bc + `, {"type": "ip-masq"}`), 1, true},
+		{around(bc + `,{"type":"ip-masq"}`), 0, false},
+		{around(bc), 1, false},
+		{around(bc + `,{"type":"ip-masq"},{"type":"ip-masq"}`), 1, false},
+		{around(`{"type":"b"}`), 0, false}, {around(`{"type":"b"},{"type":"d"}`), 0, false}, {around(`{"type":"c"},{"type":"b"}`), 0, false},
+		{"", 0, false}, {"{", 0, false}, {was[:len(was)-5], 0, false}, {was + "x", 0, false}, {single, 0, false}, {`{"name":"n","plugins":[]}`, 0, false},
 	} {
-		if err := verify(list, []byte(c.now), []byte(c.entry)); (err == nil) != c.ok {
-			t.Errorf("%s with %s: %v", c.now, c.entry, err)
+		if err := verify(list, []byte(c.now), c.entries); (err == nil) != c.ok {
+			t.Errorf("%s with %d: %v", c.now, c.entries, err)
 		}
 	}
 }
