@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -111,7 +110,6 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	from, _ := routeTo(q.Src)
 	q.Route = route
 	q.DstLocal, q.SrcLocal = to == unix.RTN_LOCAL, from == unix.RTN_LOCAL
-	q.DstOther = slices.Contains([]int{unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST}, to)
 	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		return thirdparty.Trace(c.Context(), t, owned)
 	}

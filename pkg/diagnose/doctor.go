@@ -16,7 +16,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -163,14 +162,7 @@ func warned(e *examination, f *Finding) {
 
 // note keeps an error for the finding not-examined.
 func (e *examination) note(err error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, err := range joined.Unwrap() {
-			e.note(err)
-		}
-		return
-	}
-	// That a backend is unusable means nothing without the errors that it was joined with.
-	if err != nil && !slices.Contains(e.notExamined, err.Error()) && err.Error() != netfilter.ErrUnusable.Error() {
+	if err != nil && !slices.Contains(e.notExamined, err.Error()) {
 		e.notExamined = append(e.notExamined, err.Error())
 	}
 }

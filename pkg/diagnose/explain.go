@@ -23,8 +23,6 @@ import (
 // Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
 	policy.Packet
-	// DstOther tells that the destination is a broadcast, multicast or anycast address for the kernel.
-	DstOther bool
 	// Route is the interface of the route to the destination, for what depends on it if none is asked for.
 	Route string
 	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
@@ -259,7 +257,7 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 		}
 	}
 	g := state.Guard.Of(policy.ChainFamily{Chain: e.Chain, Family: e.Family})
-	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.DstOther && !q.Dst.IsMulticast() {
+	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.Dst.IsMulticast() {
 		e.Guard = g.Mode
 	}
 }

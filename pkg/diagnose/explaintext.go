@@ -87,11 +87,6 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("address", text+": "+e.AddressItem.String()+" in "+e.AddressOrigin.text())
 	}
 	row("kernel", e.kernelText())
-	var others []string
-	for _, h := range e.overriders[min(1, len(e.overriders)):] {
-		others = append(others, "and by: "+h.Text)
-	}
-	row("", strings.Join(policy.First(maxLines-1, others), "\n"))
 	row("", e.guardText())
 	row("problem", e.Problem)
 	row("drift", strings.Join(policy.First(maxLines, e.Drift), "\n"))
