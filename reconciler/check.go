@@ -74,7 +74,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
 	}
-	problems := node.problems(r.Obstacles())
+	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
 		err = a.answer(r, answer{Right: right, Drift: drift, Problems: problems, Reconciler: &node.active})

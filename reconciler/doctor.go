@@ -78,7 +78,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	}
 	running := n.running()
 	_, withoutRecord, err := n.Dir.Pods()
-	found := slices.Concat(faultFindings(n.problems(r.Problems)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
+	found := slices.Concat(faultFindings(n.problems(r, r.Problems)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: r.WarningsOf, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	}))

@@ -129,7 +129,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	node.printSettingsOrigin(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
-	for _, p := range node.problems(r.Obstacles()) {
+	for _, p := range node.problems(r, r.Obstacles()) {
 		// The explanation has why its chain is not as the policy says, and why documents cannot be read.
 		ofChain := p.Chain != "" && p.Chain == e.Chain && p.Reason != reconcile.ReasonConflict
 		if e.Problem == "" || !ofChain && (q.Incomplete == nil || p.Reason != reconcile.ReasonState) {

@@ -178,9 +178,14 @@ func (n *inspection) printSettingsOrigin(a *app) {
 }
 
 // problems returns why the node is not ready: what the reconciler that runs reports, and those of a dry run whose
-// cause that does not name.
-func (n *inspection) problems(own []reconcile.Problem) []reconcile.Problem {
-	reported := func(p reconcile.Problem) bool { return slices.ContainsFunc(n.active.problems, p.SameCause) }
+// cause that does not name. While it reports why a policy is not in force yet, the rules that the policy asks for are
+// not a reason of their own.
+func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []reconcile.Problem {
+	withheld := slices.ContainsFunc(n.active.problems, func(p reconcile.Problem) bool { return slices.Contains(r.Pending, p.Source) })
+	reported := func(p reconcile.Problem) bool {
+		return slices.ContainsFunc(n.active.problems, p.SameCause) ||
+			withheld && p.Source == (policy.SourceID{}) && p.Reason == reconcile.ReasonRules
+	}
 	return append(slices.DeleteFunc(append([]reconcile.Problem{}, own...), reported), n.active.problems...)
 }
 

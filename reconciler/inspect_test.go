@@ -249,7 +249,7 @@ func TestProblemsOfTheLoop(t *testing.T) {
 		{Reason: reconcile.ReasonFlapping, Err: errors.New("reverted")},
 	}}}
 	only := reconcile.Problem{Reason: reconcile.ReasonRules, Chain: "B", Err: errors.New("2 rules are missing")}
-	got := n.problems([]reconcile.Problem{
+	got := n.problems(&reconcile.Report{}, []reconcile.Problem{
 		{Reason: reconcile.ReasonSource, Source: agent, Err: errors.New("line 1: bad")},
 		{Reason: reconcile.ReasonRules, Chain: "A", Err: errors.New("4 rules are missing")},
 		only,
@@ -257,6 +257,10 @@ func TestProblemsOfTheLoop(t *testing.T) {
 	want := append([]reconcile.Problem{only}, n.active.problems...)
 	if diff := cmp.Diff(want, got, cmp.Comparer(errors.Is)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+	// The policy of the agent files, which the reconciler could not apply, asks for these rules.
+	if got := n.problems(&reconcile.Report{Pending: []policy.SourceID{agent}}, []reconcile.Problem{only}); len(got) != len(n.active.problems) {
+		t.Errorf("while a policy is withheld: %v", got)
 	}
 }
 

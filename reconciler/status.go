@@ -164,7 +164,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
-		Problems:     n.problems(r.Problems),
+		Problems:     n.problems(r, r.Problems),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
