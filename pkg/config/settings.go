@@ -121,7 +121,7 @@ func (s *Settings) keys() []Key {
 
 // table accepts a table, whose keys are members of their own.
 func table(name string) Value {
-	return Value{Kind: Object, want: "[" + name + "] on a line of its own, and its keys below"}
+	return Value{Kind: Object, want: func() string { return "[" + name + "] on a line of its own, and its keys below" }}
 }
 
 // Read reads reconciler.toml into the settings. Keys that are left out keep their values; an

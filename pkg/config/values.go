@@ -62,8 +62,8 @@ func stringValue(value json.RawMessage) (s string, isString bool) {
 
 // Value reads the value of a key.
 type Value struct {
-	Kind Kind   // "" for any
-	want string // what to write in place of a value of another kind
+	Kind Kind          // "" for any
+	want func() string // what to write in place of a value of another kind
 	// read stores a JSON value of the kind and records its mistakes in the document. Without it the key is ignored.
 	read func(d *Document, key string, value json.RawMessage)
 	Text func() string // the stored value as a flag takes it, "" for none
@@ -73,7 +73,7 @@ type Value struct {
 func (v Value) Read(d *Document, key string, value json.RawMessage) {
 	switch {
 	case v.Kind != "" && KindOf(value) != v.Kind:
-		d.wrongKind(key, -1, value, v.want)
+		d.wrongKind(key, -1, value, v.want())
 	case v.read != nil:
 		v.read(d, key, value)
 	}
@@ -129,14 +129,16 @@ func start(value json.RawMessage) string { return string(value[:min(len(value), 
 // boolean reads true or false.
 func boolean(to *bool) Value {
 	store := func(_ *Document, _ string, value json.RawMessage) { *to = value[0] == 't' }
-	return Value{Boolean, "true or false", store, textOf(&to)}
+	return Value{Boolean, trueOrFalse, store, textOf(&to)}
 }
 
 // optional reads a boolean that a source may leave out.
 func optional(to **bool) Value {
 	store := func(_ *Document, _ string, value json.RawMessage) { *to = new(value[0] == 't') }
-	return Value{Boolean, "true or false", store, textOf(to)}
+	return Value{Boolean, trueOrFalse, store, textOf(to)}
 }
+
+func trueOrFalse() string { return "true or false" }
 
 func textOf[T any](stored **T) func() string {
 	return func() string {
@@ -161,7 +163,9 @@ func text[T any](to *T, example string, parse func(string) (T, error)) Value {
 	return Value{String, stringLike(example), read, textOf(&to)}
 }
 
-func stringLike(example string) string { return "a string such as " + policy.Quote(example) }
+func stringLike(example string) func() string {
+	return func() string { return "a string such as " + policy.Quote(example) }
+}
 
 // optionalText reads a string that a source may leave out.
 func optionalText[T any](to **T, example string, parse func(string) (T, error)) Value {
@@ -193,7 +197,7 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 			}
 			s, isString := stringValue(item)
 			if !isString {
-				d.wrongKind(key, i, item, stringLike(example))
+				d.wrongKind(key, i, item, stringLike(example)())
 				continue
 			}
 			v, err := parse(s)
@@ -209,7 +213,8 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 		position.Indexes = indexes
 		d.Positions[key] = position
 	}
-	return Value{List, "a list such as [" + policy.Quote(example) + "]", read, func() string {
+	want := func() string { return "a list such as [" + policy.Quote(example) + "]" }
+	return Value{List, want, read, func() string {
 		text := fmt.Sprint(*to) // [a b]
 		return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
 	}}
@@ -217,11 +222,11 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 
 // count reads a whole number within limits.
 func count(to *int, least, most int) Value {
-	limits := fmt.Sprintf("a whole number from %d to %d", least, most)
+	limits := func() string { return fmt.Sprintf("a whole number from %d to %d", least, most) }
 	return Value{Number, limits, func(d *Document, key string, value json.RawMessage) {
 		n, err := strconv.Atoi(string(value))
 		if err != nil || n < least || n > most {
-			d.Fail(key, -1, start(value), "is not "+limits+"; write one")
+			d.Fail(key, -1, start(value), "is not "+limits()+"; write one")
 			return
 		}
 		*to = n
@@ -331,7 +336,7 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 
 // oneOf reads one of the choices.
 func oneOf(to policy.Word) Value {
-	want := `"` + strings.Join(to.Choices(), `" or "`) + `"`
+	want := func() string { return `"` + strings.Join(to.Choices(), `" or "`) + `"` }
 	return Value{String, want, func(d *Document, key string, value json.RawMessage) {
 		s, _ := stringValue(value)
 		if err := to.Set(s); err != nil {
