@@ -60,7 +60,6 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	}
 	d.monitor = metrics.New(metrics.Options{
 		Version: version, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Log: d.log,
-		Commit:    func() uint32 { return d.current.Load().LastCommit() },
 		Conntrack: conntrack.ReadStats,
 		Record:    func() (store.Record, error) { return d.current.Load().Node.Dir.Record() },
 		State:     func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },

@@ -40,8 +40,6 @@ type Options struct {
 	State func(context.Context) *enforce.State
 	// ThirdParty counts the third-party rules that defeat the policy, for the last report with rules.
 	ThirdParty func(context.Context, *reconcile.Report) (int, error)
-	// Commit returns the ruleset generation of the last commit, 0 if it is unknown.
-	Commit func() uint32
 	// Conntrack reads the numbers of the node's conntrack.
 	Conntrack func(context.Context) (conntrack.Stats, error)
 	// Record reads the record of this boot, which has the numbers of connections that ADDs reset too.
@@ -95,8 +93,6 @@ type scraped struct {
 	conntrack *conntrack.Stats // nil if unknown
 
 	thirdParty *int              // nil if unknown
-	counted    time.Time         // when thirdParty was
-	commit     uint32            // the last one then
 	beside     *reconcile.Report // the report that it was counted for
 }
 
@@ -260,7 +256,7 @@ func handler(pages map[string]http.HandlerFunc) http.Handler {
 // refresh asks Options' functions.
 func (m *Monitor) refresh(ctx context.Context) {
 	m.mu.Lock()
-	last, before, interval := m.lastWithRules, m.scraped, m.interval
+	last, before := m.lastWithRules, m.scraped
 	m.mu.Unlock()
 	found := scraped{written: map[policy.SourceID]time.Time{}}
 	o := m.options
@@ -276,20 +272,14 @@ func (m *Monitor) refresh(ctx context.Context) {
 	if o.PluginVersion != nil {
 		found.plugin = o.PluginVersion()
 	}
-	commit := uint32(0)
-	if o.Commit != nil {
-		commit = o.Commit()
-	}
-	// A client in a loop must not make a walk through all rules each time. Rules of iptables-legacy change without a
-	// commit, so a count is repeated as often as syncs are.
-	age := time.Since(before.counted)
-	if before.thirdParty != nil && before.beside == last && (age < time.Second || commit != 0 && commit == before.commit && age < interval) {
-		found.thirdParty, found.counted, found.commit, found.beside = before.thirdParty, before.counted, before.commit, last
+	// A client in a loop must not make a walk through all rules each time.
+	if before.thirdParty != nil && before.beside == last {
+		found.thirdParty, found.beside = before.thirdParty, last
 	} else if o.ThirdParty != nil && last != nil {
 		if n, err := o.ThirdParty(ctx, last); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
-			found.thirdParty, found.counted, found.commit, found.beside = &n, time.Now(), commit, last
+			found.thirdParty, found.beside = &n, last
 		}
 	}
 	if o.Conntrack != nil {

@@ -159,13 +159,6 @@ func (l *Loop) touch(by Writer) {
 	l.RulesChanged(by)
 }
 
-// LastCommit returns the generation of the last commit, 0 before the first.
-func (l *Loop) LastCommit() uint32 {
-	l.commits.mu.Lock()
-	defer l.commits.mu.Unlock()
-	return l.commits.seen
-}
-
 // touched returns how many commits have touched owned rules.
 func (l *Loop) touched() int {
 	l.commits.mu.Lock()
