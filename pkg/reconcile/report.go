@@ -400,11 +400,12 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 }
 
 // Readiness returns why the node is not ready, as far as that needs no history of syncs: what Check finds. If no active
-// reconciler answers, it also says why ADDs fail.
+// reconciler answers, it also says why ADDs fail and why rules cannot be repaired.
 func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 	r := n.Check(ctx)
 	if !active {
 		n.addBackendProblems(ctx, r)
+		n.addRepairProblems(ctx, r)
 		n.AddADDProblems(r)
 	}
 	for i, p := range r.Problems {
@@ -413,6 +414,27 @@ func (n *Node) Readiness(ctx context.Context, active bool) *Report {
 		}
 	}
 	return r
+}
+
+// addRepairProblems adds why rules that differ cannot be repaired, as a dry run of the repair finds it.
+func (n *Node) addRepairProblems(ctx context.Context, r *Report) {
+	if !r.Differs() {
+		return
+	}
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.DryRun(wait)
+	if err != nil { // AddADDProblems says it
+		return
+	}
+	defer func() { r.warn(lock.Release()) }()
+	e := n.Enforcer(r.Sources, r.warn)
+	after := e.Sync(ctx, e.ObserveAgain(ctx, r.Rules), lock)
+	for _, c := range after.Chains {
+		if err := after.Err(c.Policy.Chain); err != nil && after.RecordErr == nil && r.Rules.Find(c.Policy.Chain).Err == nil {
+			r.chainProblem(ReasonRules, c.Policy.Chain, "%w", err)
+		}
+	}
 }
 
 // AddADDProblems adds why ADDs fail although the rules are correct.
