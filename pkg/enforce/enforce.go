@@ -195,7 +195,7 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 			e.Warn(fmt.Errorf("look for chain %s in other backends: %w", name, err))
 		}
 		for _, c := range others {
-			isStale := func(o store.OwnedChain) bool { return o.Chain == name && choiceOf(o).SameBackend(c) }
+			isStale := func(o store.OwnedChain) bool { return o.Chain == name && choiceOf(o) == c }
 			if !slices.ContainsFunc(s.Stale, isStale) {
 				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: c})
 			}

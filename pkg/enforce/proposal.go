@@ -375,7 +375,7 @@ func (e *Enforcer) rollBack(ctx context.Context, before *State, unreadable int, 
 			e.Warn(fmt.Errorf("restore the rules of chain %s in %s: %w", c.Policy.Chain, c.Choice, err))
 		}
 		now.Chains = slices.DeleteFunc(now.Chains, func(o store.OwnedChain) bool {
-			return choiceOf(o).SameBackend(c.Choice) && adopted.Find(o.Family, o.Chain) != nil
+			return choiceOf(o) == c.Choice && adopted.Find(o.Family, o.Chain) != nil
 		})
 	}
 	if err := lock.PutRecord(now); err != nil {

@@ -234,7 +234,7 @@ func choiceOf(o store.OwnedChain) netfilter.Choice {
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {
 	return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool {
-		return o.Family == f && o.Chain == chain && choiceOf(o).SameBackend(c)
+		return o.Family == f && o.Chain == chain && choiceOf(o) == c
 	})
 }
 
@@ -246,6 +246,6 @@ func stale(s *State) []store.OwnedChain {
 	}
 	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool {
 		c := s.Find(o.Chain)
-		return o.Stuck || c != nil && (c.Err != nil || c.Choice.SameBackend(choiceOf(o)) && c.Desired.Find(o.Family, o.Chain) != nil)
+		return o.Stuck || c != nil && (c.Err != nil || c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil)
 	})
 }

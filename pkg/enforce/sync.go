@@ -297,7 +297,7 @@ func (e *Enforcer) chooseAgain(ctx context.Context, s *State) bool {
 			continue
 		}
 		choice, err := e.choose(ctx, store.Record{}, c.Policy)
-		if err == nil && choice.SameBackend(c.Choice) {
+		if err == nil && choice == c.Choice {
 			rest := *e
 			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == choice.Backend })
 			if rest.PreferredBackend == choice.Backend {
@@ -476,7 +476,7 @@ func (e *Enforcer) choicesOf(ctx context.Context, chains []string, rec store.Rec
 	}
 	var choices []netfilter.Choice
 	for _, c := range all {
-		if !slices.ContainsFunc(choices, c.SameBackend) {
+		if !slices.Contains(choices, c) {
 			choices = append(choices, c)
 		}
 	}

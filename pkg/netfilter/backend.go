@@ -44,11 +44,6 @@ func (c Choice) String() string {
 	return string(c.Backend) + " (" + c.Variant + ")"
 }
 
-// SameBackend reports whether the kernel keeps the rules of both choices in the same place.
-func (c Choice) SameBackend(d Choice) bool {
-	return c.Backend == d.Backend && c.Variant == d.Variant
-}
-
 // HasGeneration reports whether the kernel counts changes to chains of this choice. It does
 // not for iptables-legacy.
 func (c Choice) HasGeneration() bool { return c.Variant != VariantLegacy }

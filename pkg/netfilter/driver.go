@@ -134,7 +134,7 @@ func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) (
 		inUse, err := d.FindChain(ctx, chain)
 		errs = append(errs, err)
 		for _, c := range inUse {
-			if !c.SameBackend(chosen) {
+			if c != chosen {
 				others = append(others, c)
 			}
 		}
