@@ -76,6 +76,7 @@ func TestLackingKernel(t *testing.T) {
 				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 				n.conflist(t, "podnet", keys)
 				n.wantSays(t, 1, c.says, "once")
+				n.wantSays(t, 0, c.says, "doctor")
 			})
 		}
 	}
