@@ -368,7 +368,7 @@ func TestBrokenNodes(t *testing.T) {
 				want = nil
 			}
 			reasons := n.wantStatus(t, c.code, says...)
-			if c.reason == "flapping" || c.reason == "state" { // status finds the rules as they are at the moment
+			if c.reason == "flapping" { // status finds the rules as they are at the moment
 				reasons = slices.DeleteFunc(reasons, func(r string) bool { return r == "rules" })
 			}
 			if !slices.Equal(slices.Compact(reasons), want) {
