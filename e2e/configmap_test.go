@@ -90,11 +90,13 @@ func brokenConfigMaps() []brokenConfigMap {
 			m.update(t, files)
 		}}
 	}
-	// extraFile adds an invalid file that is not part of the ConfigMap.
+	// extraFile adds an invalid file to the version, and has ..data name it anew.
 	extraFile := func(name string, spoil func(path string) error, msgs ...string) brokenConfigMap {
-		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-strange"),
-			breakFiles: func(t *testing.T, m *configMap) { must(t, spoil(m.path("ip-masq-strange"))) },
-			restore:    func(t *testing.T, m *configMap) { must(t, os.RemoveAll(m.path("ip-masq-strange"))) }}
+		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-strange"), breakFiles: func(t *testing.T, m *configMap) {
+			version, err := os.Readlink(m.path("..data"))
+			must(t, firstOf(err, spoil(m.path("..data/ip-masq-strange")),
+				os.Symlink(version, m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
+		}}
 	}
 	large := "# " + strings.Repeat("x", 2<<20) + "\n"
 	return []brokenConfigMap{

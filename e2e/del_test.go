@@ -78,7 +78,7 @@ func TestDel(t *testing.T) {
 			a := succeeds(t, invocation{conf: conf, path: "/nonexistent"})
 			if n.backend.variant == "" { // nftables needs no program
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
-			} else if !strings.Contains(a.stderr, "/nonexistent (absent)") || !strings.Contains(a.stderr, "install iptables") {
+			} else if !strings.Contains(a.stderr, `PATH "/nonexistent"`) || !strings.Contains(a.stderr, "install iptables") {
 				t.Errorf("stderr: %s", a.stderr)
 			}
 		})

@@ -28,7 +28,7 @@ func TestElementsThatExpire(t *testing.T) {
 			delete set FAM ip-masq exempt-IP-MASQ-AGENT
 			`), "nft", "-f", "-")
 	}
-	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "flags interval,timeout")
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, `set "exempt-IP-MASQ-AGENT.2"`)
 	for range 3 {
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 	}

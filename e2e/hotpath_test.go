@@ -49,9 +49,9 @@ func TestHotPath(t *testing.T) {
 		"iptables-nft, 64 prefixes and 5000 rules, cached": {385, 60, 5, 2},
 		"iptables-nft, 1000 prefixes":                      {6800, 1780, 19, 7},
 		"iptables-nft, 1000 prefixes, cached":              {385, 150, 5, 2},
-		"iptables-legacy, 64 prefixes":                     {1110, 172, 5, 1},
-		"iptables-legacy, 64 prefixes and 5000 rules":      {1120, 2660, 5, 1},
-		"iptables-legacy, 1000 prefixes":                   {6740, 1400, 5, 1},
+		"iptables-legacy, 64 prefixes":                     {1330, 194, 5, 1},
+		"iptables-legacy, 64 prefixes and 5000 rules":      {3860, 3100, 5, 1},
+		"iptables-legacy, 1000 prefixes":                   {9770, 1730, 5, 1},
 	}
 	for _, f := range backends() {
 		for _, c := range []struct {

@@ -236,7 +236,8 @@ var errLegacyLayout = errors.New("the kernel's reply does not have the layout of
 // A built-in chain begins at the offset hook_entry of its hook and ends with its
 // policy, at the offset underflow.
 func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
-	s := &legacyTable{family: f, layout: entryLayoutOf(f), entries: entries, offsets: []uint32{0}, chains: map[string]legacyChain{}}
+	s := &legacyTable{family: f, layout: entryLayoutOf(f), entries: entries, chains: map[string]legacyChain{}}
+	s.offsets = make([]uint32, 1, 1+len(entries)/s.layout.size)
 	if len(info) != infoSize {
 		return nil, errLegacyLayout
 	}
@@ -355,7 +356,8 @@ const (
 
 // expressions returns the ith entry's rule in the form in which iptables-nft would
 // write it, except that it loads whole addresses.
-func (s *legacyTable) expressions(i int) (out []nfnetlink.Expr) {
+func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
+	out := make([]nfnetlink.Expr, 0, 8) // a rule has seldom more
 	l := s.layout
 	entry, target := s.entry(i)
 	flags, invert := entry[l.flags], entry[l.flags+1]
