@@ -288,6 +288,18 @@ func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	if err := d.command.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
+	if s == syscall.SIGSTOP {
+		d.within(t, time.Second, "stop of every thread", d.stopped)
+	}
+}
+
+// stopped reports whether all threads are in state T, proc_pid_stat(5), or ended.
+func (d *daemon) stopped() bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", d.command.Process.Pid))
+	return err == nil && !slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		return err == nil && !strings.Contains(string(stat), ") T ")
+	})
 }
 
 // stop ends the process by SIGTERM. It fails the test if the process ended before, its exit code is
