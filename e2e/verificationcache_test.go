@@ -20,6 +20,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	nodeaddresses "github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -47,7 +48,7 @@ func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs
 	}
 	p := cniplugin.Plugin{
 		Drivers: drivers, Program: cmp.Or(l.program, "v"), Version: l.version, Generation: nft.Generation, PluginFile: "/etc/ip-masq/plugin.toml",
-		LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
+		Addresses: nodeaddresses.Read, LockWait: time.Second, Stdout: io.Discard, Stderr: &warnings,
 	}
 	if l.noCache {
 		p.Generation = nil
