@@ -3,7 +3,6 @@
 package store
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +36,7 @@ const (
 	damagedSuffix           = ".damaged"
 	droppedSuffix           = ".dropped"
 
-	newDir = ".ip-masq-data.new" // becomes the dataDir
+	newDirPrefix = ".ip-masq-data." // of a directory that becomes the dataDir
 )
 
 // Dir is the dataDir of a node. It may be used by several goroutines.
@@ -192,13 +190,13 @@ func (d *Dir) makeDataDir() (*folder, error) {
 }
 
 // createDataDir creates the directory under a temporary name, with the marker in it, and renames it: the
-// dataDir is never without its marker. A directory that a killed process left under that name is used.
+// dataDir is never without its marker.
 func (d *Dir) createDataDir() error {
 	above := filepath.Dir(d.path)
 	if err := os.MkdirAll(above, parentMode); err != nil {
 		return failure("create directory", above, err)
 	}
-	temp := filepath.Join(above, newDir)
+	temp := filepath.Join(above, safefile.TempName(newDirPrefix))
 	if err := makeDirectory(unix.AT_FDCWD, temp, temp, dirMode); err != nil {
 		return err
 	}
@@ -207,18 +205,6 @@ func (d *Dir) createDataDir() error {
 		return err
 	}
 	defer f.close()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	err = safefile.Flock(ctx, f.file)
-	if err == nil && !isAt(f.file, temp) { // another process has renamed it, perhaps to this dataDir
-		err = unix.ENOENT
-	}
-	if err != nil {
-		return failure(lockOp, temp, err)
-	}
-	if err := f.checkMarker(); err != nil {
-		return err
-	}
 	if err = f.mark(); err == nil {
 		err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, d.path, unix.RENAME_NOREPLACE)
 		if errors.Is(err, unix.EINVAL) { // file systems over a network; rename(2) replaces an empty directory at most
@@ -229,13 +215,6 @@ func (d *Dir) createDataDir() error {
 		return errors.Join(failure("create directory", d.path, err), f.remove(markerFile), unix.Rmdir(temp))
 	}
 	return nil
-}
-
-// isAt reports whether an open file is the one at a path.
-func isAt(file *os.File, path string) bool {
-	var open, found unix.Stat_t
-	return unix.Fstat(int(file.Fd()), &open) == nil && unix.Lstat(path, &found) == nil &&
-		open.Dev == found.Dev && open.Ino == found.Ino
 }
 
 // descend opens a directory below the dataDir. With create, it creates missing directories.

@@ -455,11 +455,12 @@ func (r *Reading) State() State {
 	return s
 }
 
-// damaged reports whether a document, or the record, cannot be used.
-func (f *file) damaged() bool {
+// damaged reports whether there is a document of this name, or the record, that cannot be used.
+func (f *folder) damaged(name string) bool {
 	var s State
-	s.add(*f)
-	return len(s.Damaged) > 0
+	now, err := f.document(name)
+	s.add(now)
+	return err == nil && len(s.Damaged) > 0
 }
 
 // add decodes a file.

@@ -24,9 +24,8 @@ type Lock struct {
 	file   *os.File // nil in a dry run without a lock file
 	staged map[*Staged]bool
 
-	damaged  []FileError // see Tidy
-	dry      bool        // see DryRun
-	planned  int         // bytes of the files staged in a dry run
+	dry      bool // see DryRun
+	planned  int  // bytes of the files staged in a dry run
 	released bool
 }
 
@@ -114,6 +113,13 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 			return nil, err
 		}
 	}
+}
+
+// isAt reports whether an open file is the one at a path.
+func isAt(file *os.File, path string) bool {
+	var open, found unix.Stat_t
+	return unix.Fstat(int(file.Fd()), &open) == nil && unix.Lstat(path, &found) == nil &&
+		open.Dev == found.Dev && open.Ino == found.Ino
 }
 
 // openLock opens the lock file. The process that creates it makes the dataDir durable: it comes before

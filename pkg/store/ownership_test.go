@@ -197,26 +197,6 @@ func TestDataDirIsMadeWithItsMarker(t *testing.T) {
 	same(t, len(dirs), 60) // and nothing else is left
 }
 
-// What a killed process left of a directory that it was about to make is used.
-func TestKilledWhileTheDataDirIsMade(t *testing.T) {
-	for name, holds := range map[string][]string{"empty": nil, "marked": {marker}} {
-		t.Run(name, func(t *testing.T) {
-			d := open(t)
-			half := filepath.Dir(d.Path()) + "/.ip-masq-data.new"
-			put(t, half, append(holds, "./")...)
-			document(t, d, newSource("net"))
-			loads(t, d, newSource("net"))
-			absent(t, half)
-		})
-	}
-	d := open(t)
-	half := filepath.Dir(d.Path()) + "/.ip-masq-data.new"
-	put(t, half, "notes")
-	before := tree(t, filepath.Dir(d.Path()))
-	refused(t, d.Attach(aPod("net", "c", "eth0")), half, []string{"notes"})
-	same(t, tree(t, filepath.Dir(d.Path())), before)
-}
-
 // A dataDir is made again while another process destroys it, over and over. It
 // may be refused at the instant at which it is half destroyed, and never after.
 func TestDestroyBesideOthers(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +32,7 @@ type Staged struct {
 	temp, name string
 	cache      string // the verification cache of a dropped document, which is removed too
 	durable    bool   // it is synced
+	damaged    bool   // the document that it replaces cannot be used
 }
 
 // Stage writes the document of a source without putting it in force, so that only a rename is left when
@@ -60,8 +60,10 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 	s, err := l.stage(sources, name, data, true)
 	if s == nil {
 		sources.close()
+		return nil, err
 	}
-	return s, err
+	s.damaged = sources.damaged(name)
+	return s, nil
 }
 
 // sources opens the directory of the documents. Without a dataDir, in a dry run, there is none.
@@ -115,16 +117,21 @@ func (f *folder) newer(op, name string) error {
 }
 
 // Commit makes a new document the current one, or removes a dropped one, and syncs the directory. If only the
-// latter fails, it returns the error and the document is in force. It may be called on nil.
+// latter fails, it returns the error and the document is in force. A damaged document is moved aside, and not
+// before the new one is complete. It may be called on nil.
 func (s *Staged) Commit() error {
 	if s == nil {
 		return nil
 	}
 	var err error
-	if s.cache != "" {
+	if s.damaged {
+		err = ignoring(s.folder.moveAside(s.name), os.ErrNotExist)
+	}
+	switch {
+	case s.cache != "":
 		err = errors.Join(s.folder.remove(s.cache), s.folder.remove(s.temp))
-	} else {
-		err = s.folder.replaceDamaged(s.lock.damaged, s.temp, s.name)
+	case err == nil:
+		err = s.folder.replace(writeDocument, s.temp, s.name)
 	}
 	if err != nil {
 		return err
@@ -234,18 +241,15 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Tidy renames a damaged record to its name with ".damaged", replacing an earlier one. Commit does the same to a
-// document that the State has as damaged, and not before the new one is in force. Tidy removes temporary
-// files, which killed processes left, and the attachments of earlier boots. If there is nothing to do, it
-// writes nothing. Callers stage after it.
+// Tidy removes temporary files, which killed processes left, and the attachments of earlier boots, and moves a
+// damaged record aside. If there is nothing to do, it writes nothing. Callers stage after it.
 func (l *Lock) Tidy(s State) error {
 	if l.dry {
 		return nil
 	}
-	l.damaged = s.Damaged
 	boot, err := l.dir.boot()
 	errs := []error{err, l.root.tidy(inDataDir), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources) })}
-	if l.root.isIn(s.Damaged, recordFile) {
+	if len(s.Damaged) > 0 && l.root.damaged(recordFile) {
 		errs = append(errs, l.root.moveAside(recordFile))
 	}
 	if err == nil {
@@ -266,27 +270,7 @@ func (f *folder) tidy(of layout) error {
 	return errors.Join(errs...)
 }
 
-// isIn reports whether a list of damaged files has the one of this name, and it still is: another process may
-// have replaced it before the lock was taken.
-func (f *folder) isIn(damaged []FileError, name string) bool {
-	if !slices.ContainsFunc(damaged, func(d FileError) bool { return d.File == f.in(name) }) {
-		return false
-	}
-	now, err := f.document(name)
-	return err == nil && now.damaged()
-}
-
-// replaceDamaged is replace, but moves a file that is damaged aside.
-func (f *folder) replaceDamaged(damaged []FileError, from, to string) error {
-	if f.isIn(damaged, to) {
-		if err := f.moveAside(to); err != nil {
-			return err
-		}
-	}
-	return f.replace(writeDocument, from, to)
-}
-
-// moveAside renames a document to its name with ".damaged".
+// moveAside renames a document to its name with ".damaged", replacing an earlier one.
 func (f *folder) moveAside(name string) error {
 	const op = "move damaged document aside to"
 	err := f.replace(op, name, name+damagedSuffix)
