@@ -105,7 +105,7 @@ func (f *folder) putPod(p Pod) error {
 	if err != nil {
 		return err
 	}
-	return failure(writeAttachment, f.in(p.file()), write(file, p.encode()))
+	return failure(writeAttachment, f.in(p.file()), overwrite(file, p.encode()))
 }
 
 // rewritePod writes a record that exists, in place: its DEL, which takes no lock, may remove it at any time.
@@ -114,17 +114,7 @@ func (f *folder) rewritePod(p Pod) error {
 	if err != nil {
 		return err
 	}
-	data := p.encode()
-	if _, err = file.Write(data); err == nil {
-		err = file.Truncate(int64(len(data))) // not to 0 before: ext4 would write to the disk as the file is closed
-	}
-	return failure(writeAttachment, f.in(p.file()), errors.Join(err, file.Close()))
-}
-
-// write writes a file, and closes it.
-func write(file *os.File, data []byte) error {
-	_, err := file.Write(data)
-	return errors.Join(err, file.Close())
+	return failure(writeAttachment, f.in(p.file()), overwrite(file, p.encode()))
 }
 
 // Detach removes an attachment of this boot. It is no error if there is none, and creates nothing.

@@ -213,6 +213,15 @@ func (f *folder) read(name string) ([]byte, error) {
 	return buf[:n], failure(readDocument, f.in(name), ignoring(err, io.EOF, io.ErrUnexpectedEOF))
 }
 
+// overwrite makes data the content of a file, and closes it.
+func overwrite(file *os.File, data []byte) error {
+	_, err := file.Write(data)
+	if err == nil {
+		err = file.Truncate(int64(len(data))) // not to 0 before: ext4 would write to the disk as the file is closed
+	}
+	return errors.Join(err, file.Close())
+}
+
 // replace renames a file over another.
 func (f *folder) replace(op, from, to string) error {
 	return failure(op, f.in(to), unix.Renameat(f.fd(), from, f.fd(), to))

@@ -3,7 +3,6 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -66,11 +65,10 @@ func (d *Dir) VerificationCache(src policy.SourceID) VerificationCache {
 	defer sources.close()
 	data, err := sources.read(verificationCacheName(src))
 	line, whole := strings.CutSuffix(string(data), "\n")
-	fields := strings.Fields(line)
-	if err != nil || !whole || len(fields) != 3 && len(fields) != 4 {
+	fields := strings.Split(line, " ")
+	if err != nil || !whole || len(fields) != 4 {
 		return VerificationCache{}
 	}
-	fields = append(fields, "")
 	return VerificationCache{fields[0], fields[1], fields[2], fields[3]}
 }
 
@@ -93,9 +91,6 @@ func (d *Dir) PutVerificationCache(src policy.SourceID, c VerificationCache) err
 	if err != nil {
 		return err
 	}
-	n, err := fmt.Fprintf(file, "%s\n", strings.TrimSuffix(strings.Join([]string{c.Entry, c.Inputs, c.Generation, c.Addresses}, " "), " "))
-	if err == nil {
-		err = file.Truncate(int64(n))
-	}
-	return failure(op, sources.in(name), errors.Join(err, file.Close()))
+	line := fmt.Sprintf("%s %s %s %s\n", c.Entry, c.Inputs, c.Generation, c.Addresses)
+	return failure(op, sources.in(name), overwrite(file, []byte(line)))
 }

@@ -98,7 +98,7 @@ func (l *Lock) stage(f *folder, name string, data []byte, durable bool) (*Staged
 	}
 	fill := safefile.Fill
 	if !durable {
-		fill = write
+		fill = overwrite
 	}
 	if err = fill(file, data); err != nil {
 		return nil, errors.Join(failure(writeDocument, f.in(name), err), f.remove(s.temp))
