@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -27,7 +26,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	if !n.pluginFile.Present {
 		n.subnets = podSubnets(addresses)
 	}
-	if !n.entryVerified(n.cached()) {
+	if !n.entryVerified() {
 		if _, err := n.entry(); err != nil { // a refused entry is not attached
 			return err
 		}
@@ -84,14 +83,13 @@ func (n *node) sync(ctx context.Context) error {
 			return err
 		}
 	}
-	v := n.verification(reading)
-	verified := !n.dryRun && v.sameInputs() && n.entryVerified(v.cached)
+	verified := !n.dryRun && n.sameInputs(reading) && n.entryVerified()
 	concerned := n.concernsPod(reading)
-	if verified && !concerned && v.rulesVerified() {
+	if verified && !concerned && n.rulesVerified(reading) {
 		return nil
 	}
 	state := n.State(reading)
-	if verified && concerned && n.PodsRecorded(state) && v.rulesVerified() {
+	if verified && concerned && n.PodsRecorded(state) && n.rulesVerified(reading) {
 		return nil
 	}
 	stored := state.Find(n.source())
@@ -112,7 +110,7 @@ func (n *node) sync(ctx context.Context) error {
 	var observed *enforce.State
 	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
 		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) && !n.newSubnets(*stored) {
-		if observed = v.observe(ctx, state); n.loses(observed) {
+		if observed = n.observeAndCache(ctx, reading, state); n.loses(observed) {
 			observed = nil // changePolicy returns the conflict
 		} else if observed.InSync() {
 			n.warnInactive(observed)
@@ -336,64 +334,48 @@ func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.Un
 	return nil
 }
 
-// verification is the use of the verification cache after the documents were read.
-type verification struct {
-	node       *node
-	cached     store.VerificationCache
-	inputs     func(program string) string // digest of what was read; "" if verification is not possible
-	generation func() string               // of the ruleset, before this process read it; "" if unknown
-}
-
-func (n *node) verification(r *store.Reading) verification {
-	v := verification{node: n, cached: n.cached(), generation: sync.OnceValue(func() string {
-		if n.plugin.Generation == nil {
-			return ""
-		}
-		g, err := n.plugin.Generation()
-		if err != nil {
-			return "" // whatever reads the rules reports that
-		}
-		return g.String()
-	})}
-	v.inputs = func(program string) string { return n.Inputs(r, program, n.pluginFile) }
-	return v
+// inputs returns the digest of what was read, for the verification cache of a program; "" if there can be none.
+func (n *node) inputs(r *store.Reading, program string) string {
+	return n.Inputs(r, program, n.pluginFile)
 }
 
 // entryVerified reports whether this program found this entry valid before.
-func (n *node) entryVerified(c store.VerificationCache) bool {
-	return c.Entry != "" && c.Entry == n.entryDigest()
+func (n *node) entryVerified() bool {
+	verified := n.cached().Entry
+	return verified != "" && verified == n.entryDigest()
 }
 
 // sameInputs reports whether the documents and the program are those that were verified.
-func (v verification) sameInputs() bool {
-	return v.cached.Inputs != "" && v.cached.Inputs == v.inputs(v.node.plugin.Program)
+func (n *node) sameInputs(r *store.Reading) bool {
+	verified := n.cached().Inputs
+	return verified != "" && verified == n.inputs(r, n.plugin.Program)
 }
 
 // rulesVerified reports whether the rules are those that the documents ask for, as an ADD of this network or the
 // reconciler found since they were last changed.
-func (v verification) rulesVerified() bool {
-	if v.sameInputs() && v.isNow(v.cached) {
+func (n *node) rulesVerified(r *store.Reading) bool {
+	if n.sameInputs(r) && n.isNow(n.cached()) {
 		return true
 	}
-	version := v.node.plugin.Version
-	c := v.node.Dir.Published()
-	return version != "" && c.Entry == version && c.Inputs == v.inputs(version) && v.isNow(c)
+	version := n.plugin.Version
+	c := n.Dir.Published()
+	return version != "" && c.Entry == version && c.Inputs == n.inputs(r, version) && n.isNow(c)
 }
 
 // isNow reports whether no rule was changed since, nor an address that rules depend on.
-func (v verification) isNow(c store.VerificationCache) bool {
-	return c.Generation != "" && c.Generation == v.generation() && v.node.SameAddresses(c.Addresses)
+func (n *node) isNow(c store.VerificationCache) bool {
+	return c.Generation != "" && c.Generation == n.generation() && n.SameAddresses(c.Addresses)
 }
 
-// observe reads the rules. If they are right it writes the verification cache; if that fails the
+// observeAndCache reads the rules. If they are right it writes the verification cache; if that fails the
 // next ADD reads the rules, too.
-func (v verification) observe(ctx context.Context, s store.State) *enforce.State {
-	n, generation := v.node, ""
+func (n *node) observeAndCache(ctx context.Context, r *store.Reading, s store.State) *enforce.State {
+	generation := ""
 	if enforce.HasGeneration(s.Record) {
-		generation = v.generation()
+		generation = n.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
-	cache := observed.Verified(v.inputs(n.plugin.Program), generation)
+	cache := observed.Verified(n.inputs(r, n.plugin.Program), generation)
 	if cache.Entry = n.entryDigest(); cache.Inputs != "" && cache.Entry != "" && !n.loses(observed) && !n.dryRun {
 		_ = n.Dir.PutVerificationCache(n.source(), cache)
 	}

@@ -4,6 +4,7 @@ package cniplugin
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,7 +17,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
-	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -101,33 +101,27 @@ func (n *node) result() (types.Result, []byte, error) {
 			"list it behind that one in the conflist's plugins")
 	}
 	var keys map[string]json.RawMessage
-	if json.Unmarshal(prevResult, &keys) != nil {
-		return nil, nil, errors.New("prevResult: is no object; " + see)
+	var stated struct {
+		CNIVersion string `json:"cniVersion"`
 	}
-	given, version := "", n.cniVersion
-	var wrong *json.UnmarshalTypeError
-	if err := json.Unmarshal(keys["cniVersion"], &given); errors.As(err, &wrong) {
-		return nil, nil, fmt.Errorf("prevResult: cniVersion has the JSON type %s; %s", wrong.Value, see)
-	}
+	err := cmp.Or(json.Unmarshal(prevResult, &keys), json.Unmarshal(prevResult, &stated))
+	version := cmp.Or(n.cniVersion, "0.1.0") // of a configuration without a version
+	given := cmp.Or(stated.CNIVersion, version)
+	var result types.Result
 	switch {
-	case version == "":
-		version = "0.1.0" // of a configuration without a version
-	case given == "" && version != "0.1.0" && version != "0.2.0":
-		return nil, nil, errors.New("prevResult: has no cniVersion; " + see)
+	case err != nil:
+	case stated.CNIVersion == "" && version != "0.1.0" && version != "0.2.0":
+		err = errors.New("it has no cniVersion")
+	default:
+		result, err = create.Create(given, prevResult)
 	}
-	if given == "" {
-		given = version
-	}
-	if !slices.Contains(cniversion.All.SupportedVersions(), given) {
-		return nil, nil, fmt.Errorf("prevResult: cniVersion is %s, and this ip-masq knows versions up to %s; lower the conflist's cniVersion, or install a newer ip-masq",
-			policy.Printable(given), cniversion.Current())
-	}
-	result, err := create.Create(given, prevResult)
+	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
-		err = fmt.Errorf("%s has the JSON type %s", wrong.Field, wrong.Value)
+		err = fmt.Errorf("%s has the JSON type %s", cmp.Or(wrong.Field, "it"), wrong.Value)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s", given, policy.Printable(err.Error()), see)
+		return nil, nil, fmt.Errorf("prevResult: is not a result of cniVersion %s: %s; %s",
+			policy.Printable(given), policy.Printable(err.Error()), see)
 	}
 	if given != version {
 		converted, err := convert(result, version)

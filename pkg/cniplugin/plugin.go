@@ -85,6 +85,7 @@ type node struct {
 	entry          func() (config.Entry, error)   // that, validated
 	entryDigest    func() string                  // of that, subnets and the program; "" if there is none
 	cached         func() store.VerificationCache // what the previous ADD verified
+	generation     func() string                  // of the ruleset, before this process read it; "" if unknown
 	checkDataDir   func() error                   // why nothing must be written to the dataDir, or nil
 }
 
@@ -118,6 +119,16 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		return store.Digest(append(conf.PolicyTexts(), p.Program, fmt.Sprint(n.subnets))...)
 	})
 	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
+	n.generation = sync.OnceValue(func() string {
+		if p.Generation == nil {
+			return ""
+		}
+		g, err := p.Generation()
+		if err != nil {
+			return "" // whatever reads the rules reports that
+		}
+		return g.String()
+	})
 	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
 	return n
 }

@@ -37,7 +37,7 @@ func (n *node) repair(ctx context.Context) error {
 		return err
 	}
 	state := n.State(reading)
-	if v := n.verification(reading); n.PodsRecorded(state) && v.rulesVerified() {
+	if n.PodsRecorded(state) && n.rulesVerified(reading) {
 		return nil
 	}
 	if n.pluginFile.Invalid || !n.repairable(state) {
