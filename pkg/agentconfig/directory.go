@@ -45,11 +45,13 @@ func readDir(dir string) (files []file, others bool, err error) {
 }
 
 func readDirOnce(dir string) (files []file, others bool, err error) {
-	from := dir
-	if version, err := os.Readlink(filepath.Join(dir, configMapData)); err == nil {
-		if from = version; !filepath.IsAbs(version) {
-			from = filepath.Join(dir, version)
-		}
+	link, from := filepath.Join(dir, configMapData), dir
+	version, _ := os.Readlink(link) // none in a directory that is no ConfigMap
+	switch {
+	case filepath.IsAbs(version):
+		from = version
+	case version != "":
+		from = filepath.Join(dir, version)
 	}
 	entries, err := os.ReadDir(from)
 	switch {
@@ -71,6 +73,10 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 			return nil, false, errChanged
 		}
 		files = append(files, f)
+	}
+	// The kubelet removes the files of a version, one after another, once the link leads to the next.
+	if now, _ := os.Readlink(link); now != version {
+		return nil, false, errChanged
 	}
 	return files, others, nil
 }

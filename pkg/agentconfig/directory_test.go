@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -224,36 +225,43 @@ func TestAgentFilesAreOfOneVersion(t *testing.T) {
 		}
 		swapped <- nil
 	}()
-	seen := map[netip.Prefix]bool{}
-	for last := false; ; {
-		got, err := Read(c.dir, config.DialectV1, config.AgentPolicy{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		read := exempt(got)
-		if len(read) == 0 {
-			t.Fatal("nothing was read")
-		}
-		first := read[0].Addr().As4()
-		n := int(first[1])*256 + int(first[2])
-		want := []netip.Prefix{}
-		for i := range files - n%2 {
-			want = append(want, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n / 256), byte(n % 256), byte(i)}), 32))
-		}
-		if !slices.Equal(want, read) {
-			t.Fatalf("read %s, want version %d alone: %s", read, n, want)
-		}
-		seen[read[0]] = true
-		if last {
-			break
-		}
-		last = done.Load()
+	// More readers than processors, so that some are interrupted between two files.
+	var readers sync.WaitGroup
+	for range 4 * runtime.GOMAXPROCS(0) {
+		readers.Go(func() {
+			for last := false; ; last = done.Load() {
+				got, err := Read(c.dir, config.DialectV1, config.AgentPolicy{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				read := exempt(got)
+				if len(read) == 0 {
+					t.Error("nothing was read")
+					return
+				}
+				first := read[0].Addr().As4()
+				n := int(first[1])*256 + int(first[2])
+				want := []netip.Prefix{}
+				for i := range files - n%2 {
+					want = append(want, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n / 256), byte(n % 256), byte(i)}), 32))
+				}
+				if !slices.Equal(want, read) {
+					t.Errorf("read %s, want version %d alone: %s", read, n, want)
+					return
+				}
+				if last {
+					if n != versions {
+						t.Errorf("the last version read is %d, want %d", n, versions)
+					}
+					return
+				}
+			}
+		})
 	}
+	readers.Wait()
 	if err := <-swapped; err != nil {
 		t.Fatal(err)
-	}
-	if !seen[netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/32", versions/256, versions%256))] || len(seen) < 2 {
-		t.Errorf("saw %d versions, and perhaps not the last", len(seen))
 	}
 }
 
