@@ -56,14 +56,10 @@ func checkUnchanged(path string, was []byte) error {
 // then the file is whole, old or new, and the next use of the directory removes the temporary file. The file gets the
 // mode and owner of the model. A symlink stays one: its target is replaced.
 func replace(ctx context.Context, path, model string, was, now []byte) error {
-	err := checkUnchanged(path, was)
-	if to, linkErr := filepath.EvalSymlinks(path); linkErr == nil {
+	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to
 	}
-	var info fs.FileInfo
-	if err == nil {
-		info, err = os.Stat(model)
-	}
+	_, info, err := safefile.ReadFile(model, maxSize)
 	if err == nil {
 		err = stage(ctx, path, now, withModeOf(info), func(d *safefile.Dir, temp, name string) error {
 			if err := checkUnchanged(path, was); err != nil {
