@@ -54,7 +54,7 @@ func (b *bench) published(n *scene.Node, prefixes int, _ *scene.Reconciler) erro
 	} {
 		contenders = append(contenders, v.alone())
 	}
-	return b.compare(fmt.Sprintf("PublishedADD/prefixes=%d", prefixes), b.limit(200, 10*time.Second), contenders...)
+	return b.compare(fmt.Sprintf("PublishedADD/prefixes=%d/backend=%s", prefixes, n.Backend.Name), b.limit(200, 10*time.Second), contenders...)
 }
 
 // commits measures the processor time of the reconciler for a commit of another program that does not concern

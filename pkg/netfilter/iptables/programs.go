@@ -154,42 +154,42 @@ func (f finder) check(path string) error {
 }
 
 // resolve returns the file that an absolute path leads to after all symbolic links.
-// It fails if another user could make the path lead elsewhere: if that user owns the file, a link to it, or a
-// directory above one of these, or can write such a directory. A sticky one is safe where it holds directories
-// only: only the owner of an entry can replace it.
+// It fails if another user could make the path lead elsewhere: if that user owns the file, or a directory or
+// link on the way, or can write such a directory. A sticky one is safe where it holds directories only: only the
+// owner of an entry can replace it.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
-	for range maxLinks {
-		dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	at, links := "/", 0 // at has no links in it
+	info, err := f.lstat(at)
+	for rest := strings.Split(path, "/"); err == nil && len(rest) > 0; {
+		if writableByOthers(info) && (len(rest) == 1 || info.Mode()&fs.ModeSticky == 0) {
+			return nil, fmt.Errorf("%s (writable by others)", at)
+		}
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		if info, err = f.lstat(next); err != nil {
+			return nil, err
+		}
+		if info.Mode().Type() != fs.ModeSymlink {
+			at = next
+			continue
+		}
+		target, err := os.Readlink(next)
 		if err != nil {
 			return nil, err
 		}
-		for at := dir; ; at = filepath.Dir(at) {
-			info, err := f.lstat(at)
-			if err == nil && writableByOthers(info) && (at == dir || info.Mode()&fs.ModeSticky == 0) {
-				err = fmt.Errorf("%s (writable by others)", at)
-			}
-			if err != nil {
-				return nil, err
-			}
-			if at == "/" {
-				break
-			}
+		if links++; links > maxLinks {
+			return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
 		}
-		path = filepath.Join(dir, filepath.Base(path))
-		info, err := f.lstat(path)
-		if err != nil || info.Mode().Type() != fs.ModeSymlink {
-			return info, err
+		if filepath.IsAbs(target) {
+			at = "/"
 		}
-		target, err := os.Readlink(path)
-		if err != nil {
+		rest = append(strings.Split(target, "/"), rest...)
+		if info, err = f.lstat(at); err != nil {
 			return nil, err
-		}
-		if path = target; !filepath.IsAbs(target) {
-			path = filepath.Join(dir, target)
 		}
 	}
-	return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
+	return info, err
 }
 
 // lstat fails for a file that a user who is not trusted owns.

@@ -105,6 +105,11 @@ func TestFind(t *testing.T) {
 			path:    "ROOT/a", fails: []string{"ROOT/a/iptables-nft (writable by others)"},
 		},
 		{
+			name:    "directory by way of a link that others may replace",
+			entries: []string{"a dir 755", "a/iptables-nft file 755", "w dir 777", "w/bin -> ../a", "l -> w/bin"},
+			path:    "ROOT/l", fails: []string{"ROOT/w (writable by others)"},
+		},
+		{
 			name:    "link into a directory that others may write",
 			entries: []string{"a dir 755", "w dir 777", "w/prog file 755", "a/iptables-nft -> ../w/prog"},
 			path:    "ROOT/a", fails: []string{"ROOT/w (writable by others)"},
@@ -152,7 +157,7 @@ func TestFind(t *testing.T) {
 func TestFindRefusesOtherOwners(t *testing.T) {
 	root := tree(t, "a dir 755", "a/iptables-nft file 755")
 	f := finder{path: root + "/a", trusted: func(uint32) bool { return false }}
-	if _, err := f.find("iptables-nft"); err == nil || !strings.Contains(err.Error(), "/a (not owned by root)") {
+	if _, err := f.find("iptables-nft"); err == nil || !strings.Contains(err.Error(), " / (not owned by root)") {
 		t.Errorf("got %v", err)
 	}
 }
