@@ -139,8 +139,8 @@ func (w *Watcher) forward(set *watchSet) bool {
 	}
 }
 
-// watchSet is the watches on the paths to all directories. A name on the way is looked up after its directory is
-// watched; the paths here contain no symlinks.
+// watchSet is the watches on the paths to all directories. Paths are resolved link by link, and a name on the way is
+// looked up after its directory is watched; the paths here contain no symlinks.
 type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
 	ways    map[string]bool   // names on the way, the directories' own last
@@ -181,7 +181,7 @@ func (s *watchSet) close() {
 func (s *watchSet) addDir(dir string) error {
 	path, err := filepath.Abs(dir)
 	if err == nil {
-		path, err = s.resolve(path)
+		path, err = s.resolve(path, new(int))
 	}
 	if err == nil {
 		err = s.add(path)
@@ -196,30 +196,40 @@ func (s *watchSet) addDir(dir string) error {
 		if e.Type() != fs.ModeSymlink {
 			continue
 		}
-		link := filepath.Join(path, e.Name())
-		s.ways[link] = true
-		to, _ := os.Readlink(link) // one that is replaced meanwhile is an event
-		if !filepath.IsAbs(to) {
-			to = filepath.Join(path, to)
-		}
-		if _, err := s.resolve(to); errors.Is(err, unix.ENOSPC) { // a link that leads nowhere must change first
-			errs = append(errs, err)
+		// All links of a loop are watched, and one of them must change to end it.
+		if _, err := s.resolve(filepath.Join(path, e.Name()), new(int)); !errors.Is(err, unix.ELOOP) {
+			errs = append(errs, ignoreAbsence(err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// resolve watches the path to a directory or file as far as it exists, and returns it without symlinks.
-func (s *watchSet) resolve(path string) (at string, err error) {
+// resolve watches the path to a directory or file as far as it exists, and returns it without symlinks, which it
+// counts.
+func (s *watchSet) resolve(path string, links *int) (at string, err error) {
+	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at = "/"
-	for name := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
+	for name := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
 		// A later rename or replacement of the name is an event.
 		if err := s.add(at); err != nil {
 			return "", err
 		}
 		next := filepath.Join(at, name)
 		s.ways[next] = true
-		if at, err = filepath.EvalSymlinks(next); err != nil {
+		to, err := os.Readlink(next)
+		switch {
+		case errors.Is(err, unix.EINVAL): // no link
+			at = next
+			continue
+		case err != nil:
+			return "", err
+		case !filepath.IsAbs(to):
+			to = filepath.Join(at, to)
+		}
+		if *links++; *links > maxLinks {
+			return "", &fs.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
+		}
+		if at, err = s.resolve(to, links); err != nil {
 			return "", err
 		}
 	}

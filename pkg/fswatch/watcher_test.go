@@ -255,10 +255,26 @@ func TestLinks(t *testing.T) {
 	tr.write("real/x")
 	tr.quiet("what it led to")
 	tr.notified("a link to nowhere", func() { tr.relink("three", "current") })
-	tr.mkdir("three/etc/dir")
+	tr.notified("nowhere becomes a place", func() { tr.mkdir("three/etc/dir") })
+	tr.notified("and has a file", func() { tr.write("three/etc/dir/x") })
 	tr.notified("the link goes", func() { tr.remove("current") })
 	tr.notified("and is a directory now", func() { tr.rename("three", "current") })
 	tr.notified("which has a file", func() { tr.write("current/etc/dir/x") })
+}
+
+// TestLinkToLink replaces the second of two links, which stands in no directory of the path.
+func TestLinkToLink(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir()}
+	tr.mkdir("one")
+	tr.mkdir("two")
+	tr.mkdir("versions")
+	tr.link("../one", "versions/current")
+	tr.link("versions/current", "dir")
+	tr.start("dir")
+
+	tr.notified("through both", func() { tr.write("one/x") })
+	tr.notified("another version", func() { tr.relink("../two", "versions/current") })
+	tr.notified("which has a file", func() { tr.write("two/x") })
 }
 
 func TestLoopOfLinksIsReported(t *testing.T) {
@@ -267,7 +283,7 @@ func TestLoopOfLinksIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
-	if err := w.Err(); err == nil {
+	if err := w.Err(); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("Err is %v", err)
 	}
 	for range 2 {
