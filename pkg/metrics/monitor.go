@@ -92,8 +92,8 @@ type scraped struct {
 	plugin    string
 	conntrack *conntrack.Stats // nil if unknown
 
-	thirdParty *int              // nil if unknown
-	beside     *reconcile.Report // the report that it was counted for
+	thirdParty *int      // nil if unknown
+	counted    time.Time // when it was
 }
 
 // New returns a Monitor without a report.
@@ -272,14 +272,15 @@ func (m *Monitor) refresh(ctx context.Context) {
 	if o.PluginVersion != nil {
 		found.plugin = o.PluginVersion()
 	}
+	// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a count holds for.
 	// A client in a loop must not make a walk through all rules each time.
-	if before.thirdParty != nil && before.beside == last {
-		found.thirdParty, found.beside = before.thirdParty, last
+	if before.thirdParty != nil && time.Since(before.counted) < time.Second {
+		found.thirdParty, found.counted = before.thirdParty, before.counted
 	} else if o.ThirdParty != nil && last != nil {
 		if n, err := o.ThirdParty(ctx, last); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
-			found.thirdParty, found.beside = &n, last
+			found.thirdParty, found.counted = &n, time.Now()
 		}
 	}
 	if o.Conntrack != nil {
