@@ -55,10 +55,9 @@ func (l *syncLog) report(r *Report) {
 	if r.Rules != nil {
 		l.state = r.State
 	}
-	if chains := r.Summary(); r.Rules != nil && r.Result != Failed {
-		if chains != l.chains && (l.chains != "" || r.Result == Changed) {
-			l.log.Info("managing chains", "chains", chains)
-		}
+	// What an ADD or DEL wrote, such as the rule of a pod that is exempt by its namespace, is no line of the reconciler.
+	if chains := r.Summary(); r.Result == Changed && chains != l.chains {
+		l.log.Info("managing chains", "chains", chains)
 		l.chains = chains
 	}
 	for _, p := range r.Problems {

@@ -634,3 +634,23 @@ func TestRevertedRepairIsAWarning(t *testing.T) {
 		}
 	}
 }
+
+// TestRulesOfAnADDAreNotLogged: an ADD wrote the rule of a pod, so the sync that follows finds nothing wrong.
+func TestRulesOfAnADDAreNotLogged(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	l := syncLog{log: log, once: flowcontrol.LogOnce(log)}
+	report := func(result Result, rules int) {
+		desired := policy.Ruleset{Chains: []policy.Chain{{Name: "A", Family: policy.IPv4, Rules: make([]policy.Rule, rules)}}}
+		l.report(&Report{Result: result, Rules: &enforce.State{Chains: []enforce.Chain{{Desired: desired}}}})
+	}
+	report(Changed, 1)
+	if logged := out.String(); !strings.Contains(logged, `msg="managing chains" chains="A (ipv4`) {
+		t.Errorf("the log lacks the chain:\n%s", logged)
+	}
+	out.Reset()
+	report(Unchanged, 2)
+	if out.Len() > 0 {
+		t.Errorf("unexpected lines:\n%s", &out)
+	}
+}
