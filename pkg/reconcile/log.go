@@ -82,7 +82,7 @@ func (l *syncLog) report(r *Report) {
 func (l *syncLog) repaired(r *Report) {
 	chains, missing, unexpected := r.Drift.Totals()
 	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","), "missing", missing, "unexpected", unexpected,
-		"changed_by", r.By, "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
+		"changed_by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
 }
 
 // changedKeys returns the keys in which the policies of two sources differ; nil is an empty source.

@@ -654,3 +654,14 @@ func TestRulesOfAnADDAreNotLogged(t *testing.T) {
 		t.Errorf("unexpected lines:\n%s", &out)
 	}
 }
+
+// TestChangedByInJSON: the program is text in both formats of the log.
+func TestChangedByInJSON(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewJSONHandler(&out, nil))
+	l := syncLog{log: log, once: flowcontrol.LogOnce(log)}
+	l.report(&Report{Drift: policy.Diff{{Chain: "A", Family: policy.IPv4}}, By: Writer{PID: 7, Program: "iptables"}})
+	if want := `"changed_by":"\"iptables\" (host pid 7)"`; !strings.Contains(out.String(), want) {
+		t.Errorf("the log lacks %s:\n%s", want, &out)
+	}
+}
