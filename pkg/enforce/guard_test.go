@@ -881,3 +881,31 @@ func TestGuardThatCannotBeWritten(t *testing.T) {
 		t.Errorf("observed again: inactive are %v, the difference is %v", s.Guard.Inactive, s.Guard.Diff)
 	}
 }
+
+// TestGuardOfAPodThatLeavesIsNoDrift: a sync between the two steps of a DEL finds the record of an exempt pod gone. What
+// it writes then is no repair: no other program changed the guard.
+func TestGuardOfAPodThatLeavesIsNoDrift(t *testing.T) {
+	f := newFixture(t)
+	source := network("podnet", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} })
+	pod := store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}
+	if err := f.enforcer.Dir.Attach(store.Pod{Attachment: pod, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}); err != nil {
+		t.Fatal(err)
+	}
+	f.mustBeInSync(f.sync(source))
+	if err := f.enforcer.Dir.Detach(pod); err != nil {
+		t.Fatal(err)
+	}
+	f.enforcer.AllAttachments = true
+	s := f.observe(source)
+	if !slices.ContainsFunc(s.Diff(), func(c policy.Change) bool { return c.Kind == policy.GuardChange || c.Kind == policy.ElementChange }) {
+		t.Fatalf("the pod is not in the guard: %v", s.Diff())
+	}
+	if drift := s.Drift(); len(drift) > 0 {
+		t.Errorf("unexpected drift: %v", drift)
+	}
+	f.mustBeInSync(f.sync(source))
+	f.kernel.guards = nil
+	if len(f.observe(source).Drift()) == 0 {
+		t.Error("a guard that is gone is no drift")
+	}
+}

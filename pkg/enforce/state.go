@@ -119,7 +119,11 @@ func (s *State) Diff() policy.Diff { return append(s.rulesDiff(false), s.Guard.D
 func (s *State) Drift() policy.Diff {
 	drift := s.rulesDiff(true)
 	if len(s.record.Chains) > 0 {
-		drift = append(drift, s.Guard.Diff...)
+		for _, c := range s.Guard.Diff {
+			if chain := s.Find(c.Chain); chain == nil || !chain.changed {
+				drift = append(drift, c)
+			}
+		}
 	}
 	return drift
 }
