@@ -488,7 +488,7 @@ func (s *State) add(f file) {
 		s.Newer = append(s.Newer, FileError{f.path, fmt.Errorf("document %s: %w", shown(f.path), err)})
 	default:
 		if f.err == nil {
-			err = fmt.Errorf("%s %s: %w; it is moved aside and written again from its source", readDocument, shown(f.path), bounded(err))
+			err = fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source", readDocument, shown(f.path), bounded(err))
 		}
 		s.Damaged = append(s.Damaged, FileError{f.path, err})
 	}
