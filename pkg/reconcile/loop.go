@@ -434,6 +434,9 @@ func (l *Loop) sync(ctx context.Context, due triggers) {
 	}
 	if by != nil {
 		r.By = *by
+		if r.Differs() {
+			l.writer.CompareAndSwap(nil, by) // the next sync repairs what that program changed
+		}
 	}
 	now := time.Now()
 	if p := l.detectFlapping(now, r); p != nil {

@@ -105,6 +105,25 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 	}
 }
 
+// TestChangedByOfALateRepair: the program that changed the rules is named, too, if the first repair failed.
+func TestChangedByOfALateRepair(t *testing.T) {
+	f := newFixture(t).withAgent()
+	failing := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{failing}
+	r := f.run()
+	r.until("rules", func(all []*Report) bool { return last(all).Ready() })
+	failing.broken.Store(true)
+	r.nft("flush", "ruleset")
+	r.RulesChanged(Writer{7, "nft"})
+	r.until("failure", func(all []*Report) bool { return last(all).Result == Failed })
+	failing.broken.Store(false)
+	var by Writer
+	r.until("repair", func(all []*Report) bool { by = last(all).By; return last(all).Result == Repaired })
+	if want := (Writer{7, "nft"}); by != want {
+		t.Errorf("repaired what %s changed, want %s", by, want)
+	}
+}
+
 // TestLoopCommits: a commit that touched nothing owned causes no sync, and what was verified before it is verified
 // after it. What was read before a commit that did is not.
 func TestLoopCommits(t *testing.T) {
