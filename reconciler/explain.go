@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
@@ -120,7 +121,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	}
 	q.Incomplete = r.Incomplete()
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
-		ConfDir: r.Sources.ConfDir, Since: node.Dir.Written,
+		ConfDir: r.Sources.ConfDir, Since: node.Dir.Written, Now: time.Now(),
 	})
 	if a.json() {
 		e.Reconciler = node.active

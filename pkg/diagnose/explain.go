@@ -359,12 +359,15 @@ type Origin struct {
 	File   string      `json:"file"`  // "" if no file states the policy in force
 	Index  *int        `json:"index"` // of the item in its list
 	Since  *time.Time  `json:"since"` // when the source's document was written
+
+	age time.Duration // since then
 }
 
 // OriginFinder finds the file that has a value, and the time when its document was written.
 type OriginFinder struct {
 	ConfDir config.ConfDir
 	Since   func(policy.SourceID) (time.Time, error) // the zero Time if unknown; it may be nil
+	Now     time.Time                                // from which ages are counted
 }
 
 func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
@@ -382,7 +385,7 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 		return out
 	}
 	if since, err := p.Since(o.Source); err == nil && !since.IsZero() {
-		out.Since = &since
+		out.Since, out.age = &since, p.Now.Sub(since)
 	}
 	return out
 }
