@@ -189,7 +189,7 @@ func (w world) fate(chain, binds string, src, dst netip.Addr, obscure, pass bool
 		if m.target == binds {
 			return "bound"
 		}
-		if f := w.fate(m.target, binds, src, dst, obscure, pass); f != "" || m.does == nfnetlink.DoGoto {
+		if f := w.fate(m.target, binds, src, dst, obscure, pass); f != "" || m.does == nfnetlink.DoGoto && (chain != "a" || !pass) {
 			return f
 		}
 	}

@@ -81,7 +81,8 @@ func TestAccepted(t *testing.T) {
 		t.Run(variant, func(t *testing.T) {
 			isolate(t)
 			restore(t, policy.IPv4, variant, ":OURS -", ":A -", "-A POSTROUTING -m policy --pol ipsec --dir out -j ACCEPT", "-A POSTROUTING -j A",
-				"-A A -d 10.1.0.0/16 -j RETURN", "-A A -s 10.2.0.0/16 -j ACCEPT", "-A POSTROUTING -o eth+ -j OURS",
+				"-A A -d 10.1.0.0/16 -j RETURN", "-A A -s 10.2.0.0/16 -j ACCEPT",
+				":B -", "-A POSTROUTING -s 10.5.0.0/16 -g B", "-A B -d 10.6.0.0/16 -j MASQUERADE", "-A POSTROUTING -o eth+ -j OURS",
 				"-A POSTROUTING -d 10.3.0.0/16 -j RETURN", "-A POSTROUTING -o wg0 -j OURS", "-A POSTROUTING -d 10.4.0.0/16 -j ACCEPT", "-A OURS -j MASQUERADE")
 			feed(t, "table ip other { chain p { type nat hook postrouting priority 90; accept; }\n}", "nft", "-f", "-")
 			rules, err := Accepted(t.Context(), owned)
@@ -89,7 +90,8 @@ func TestAccepted(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := []string{"POSTROUTING: accept; not decoded: match policy",
-				"A: from 10.2.0.0/16 accept; not decoded: an earlier rule => not to 10.1.0.0/16", "POSTROUTING: to 10.3.0.0/16 return; not decoded: an earlier rule"}
+				"A: from 10.2.0.0/16 accept; not decoded: an earlier rule => not to 10.1.0.0/16",
+				"POSTROUTING: from 10.5.0.0/16 return; not decoded: an earlier rule => not to 10.6.0.0/16", "POSTROUTING: to 10.3.0.0/16 return; not decoded: an earlier rule"}
 			if diff := cmp.Diff(want, shown(rules)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

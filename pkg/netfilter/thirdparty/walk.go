@@ -95,9 +95,13 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 			if err != nil {
 				return nil, err
 			}
-			if d.statement == nfnetlink.DoJump {
+			switch {
+			case d.statement == nfnetlink.DoJump:
 				rest, certain = append(rest, behind...), true
-			} else {
+			case isBase: // a packet that comes back from a goto does not continue here
+				w.add(place, Returns, d, full, behind)
+				rest = append(rest, with(behind, kept)...)
+			default:
 				certain = d.exact()
 				left = append(left, with(behind, d.uncertain())...)
 			}
