@@ -60,7 +60,10 @@ func replace(ctx context.Context, path, model string, was, now []byte) error {
 		path = to
 	}
 	_, info, err := safefile.ReadFile(model, maxSize)
-	if err == nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = errChanged
+	case err == nil:
 		err = stage(ctx, path, now, withModeOf(info), func(d *safefile.Dir, temp, name string) error {
 			if err := checkUnchanged(path, was); err != nil {
 				return err
