@@ -150,7 +150,7 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 		return nil, 0, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
 	}
 	stream := nodes.NewDecoder(bytes.NewReader(text))
-	var tree, next nodes.Node
+	var tree nodes.Node
 	top := &tree
 	switch err := stream.Decode(&tree); {
 	case errors.Is(err, io.EOF): // nothing but comments
@@ -162,8 +162,16 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 	if a := aliasIn(top); a != nil {
 		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, "aliases are not read; write out what it stands for")
 	}
-	if stream.Decode(&next) == nil && next.Content[0].ShortTag() != "!!null" {
-		return nil, 0, syntaxError(file, next.Content[0].Line, "", "is another document; join them, or write one file for each")
+	for end := false; !end; {
+		var next nodes.Node
+		switch err := stream.Decode(&next); {
+		case errors.Is(err, io.EOF):
+			end = true
+		case err != nil:
+			return nil, 0, notYAML(file, err)
+		case next.Content[0].ShortTag() != "!!null":
+			return nil, 0, syntaxError(file, next.Content[0].Line, "", "is another document; join them, or write one file for each")
+		}
 	}
 	if top.Kind == nodes.MappingNode {
 		keys = []config.Member{}

@@ -175,6 +175,8 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"a: &x [1]\nb: *x", f + ":2: *x: aliases are not read; write out what it stands for"},
 		{"a: 1\nb: *x", f + ": not YAML: unknown anchor 'x' referenced"},
 		{"a: 1\n---\nb: 1", f + ":3: is another document; join them, or write one file for each"},
+		{"a: 1\n---\n---\nb: 1", f + ":4: is another document; join them, or write one file for each"},
+		{"a: 1\n---\nb: [1", f + ":2: not YAML: did not find expected ',' or ']'"},
 		{"%TAG !a! tag:x\n---\na: 1\n", f + ": %TAG: directives are not read; remove it"},
 		{"a: 1\n...\n%TAG !a! tag:x\n---\n", f + ": %TAG: directives are not read; remove it"},
 		{"\xfe\xff\x00a\x00:\x00 \x001", f + ": not YAML: it is UTF-16; save it as UTF-8"},
