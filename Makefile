@@ -110,7 +110,7 @@ e2e-kernels: PACKAGES := qemu-system-x86 qemu-system-arm qemu-system-misc mmdebs
 e2e-kernels: packages ## virtual machines with Debian's kernels and programs; writes docs/kernels (root; 15 min each)
 	go test -tags e2e_kernels -count=1 -timeout 12h -v -run 'TestKernels/$(KERNELS)' ./e2e/kernels
 
-# About 7 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick.
+# About 4 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick.
 bench: PACKAGES += time
 bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)
 	go -C tools/bench build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
