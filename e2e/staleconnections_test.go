@@ -221,6 +221,7 @@ func TestFirstRulesUnderConnections(t *testing.T) {
 		t.Fatalf("before the first rules: %+v", o)
 	}
 	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"guard": "drop"})}).want(t, 0).noWarnings(t)
+	time.Sleep(400 * time.Millisecond) // peers whose data no ACK reached have sent it again
 	if o := masqueraded.send(t, true); o.wrong > 0 {
 		t.Errorf("masqueraded: %+v", o)
 	}

@@ -119,26 +119,20 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 }
 
 // deleteReversed deletes the entries that packets to pods created since their connections were deleted: those
-// that were under way then. To conntrack such a packet begins a connection to the pod, and what the pod sends
-// on it is a reply, which is not masqueraded. It waits for such packets until none has come for a moment.
+// that were under way then, or are sent again. To conntrack such a packet begins a connection to the pod, and what
+// the pod sends on it is a reply, which is not masqueraded. A peer whose data the pod's last ACK did not reach sends
+// it again after 0.2 s and a round trip (TCP_RTO_MIN of Linux).
 func (w *walk) deleteReversed(ctx context.Context) error {
-	const attempts = 6
-	wait := 10 * time.Millisecond
-	for n, none := 0, 0; len(w.replies) > 0 && n < attempts && none < 2; n++ {
+	const last = 320 * time.Millisecond // 0.63 s in all: masqueraded destinations may be far away
+	for wait := 10 * time.Millisecond; len(w.replies) > 0 && wait <= last; wait *= 2 {
 		select {
 		case <-ctx.Done():
 			return nil // the walk is complete
 		case <-time.After(wait):
 		}
-		wait *= 2
-		none++
 		for _, t := range w.replies {
-			deleted, err := w.remove.DeleteTuple(t)
-			if err != nil {
+			if _, err := w.remove.DeleteTuple(t); err != nil {
 				return err
-			}
-			if deleted {
-				none = 0
 			}
 		}
 	}

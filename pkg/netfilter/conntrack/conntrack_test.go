@@ -180,8 +180,11 @@ func TestDeleteReversed(t *testing.T) {
 	if left := sources(t); len(left) > 0 {
 		t.Fatalf("left %v", left)
 	}
+	ended := make(chan error, 1)
+	go func() { ended <- w.deleteReversed(t.Context()) }()
+	time.Sleep(220 * time.Millisecond) // the packet is a retransmission: the pod's last ACK was lost
 	add(t, reversed, inbound)
-	if err := w.deleteReversed(t.Context()); err != nil {
+	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 	if left := sources(t); !slices.Equal(left, []string{"192.0.2.2"}) || w.deleted[chains.v4] != 1 {
