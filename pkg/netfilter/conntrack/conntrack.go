@@ -131,7 +131,7 @@ func (w *walk) deleteReversed(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 		for _, t := range w.replies {
-			if _, err := w.remove.DeleteTuple(t); err != nil {
+			if err := w.remove.DeleteTuple(t); err != nil {
 				return err
 			}
 		}

@@ -208,8 +208,11 @@ func (c *Conn) DeleteConnection(e *Connection) (deleted bool, err error) {
 	return c.deleteConnection(Tuple{FamilyOf(e.Src), e.original}, e.id)
 }
 
-// DeleteTuple deletes the entry that has the tuple in one of its directions. It reports whether there was one.
-func (c *Conn) DeleteTuple(t Tuple) (deleted bool, err error) { return c.deleteConnection(t, nil) }
+// DeleteTuple deletes the entry that has the tuple in one of its directions, if there is one.
+func (c *Conn) DeleteTuple(t Tuple) error {
+	_, err := c.deleteConnection(t, nil)
+	return err
+}
 
 func (c *Conn) deleteConnection(t Tuple, id []byte) (deleted bool, err error) {
 	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, t.family, func(w *attrWriter) {
