@@ -107,15 +107,7 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 
 // TestChangedByOfALateRepair: the program that changed the rules is named, too, if the first repair failed.
 func TestChangedByOfALateRepair(t *testing.T) {
-	f := newFixture(t).withAgent()
-	failing := &readOnly{Driver: f.Drivers[0]}
-	f.Drivers = netfilter.Drivers{failing}
-	r := f.run()
-	r.until("rules", func(all []*Report) bool { return last(all).Ready() })
-	failing.broken.Store(true)
-	r.nft("flush", "ruleset")
-	r.RulesChanged(Writer{7, "nft"})
-	r.until("failure", func(all []*Report) bool { return last(all).Result == Failed })
+	r, failing := newFixture(t).failRepair(Writer{7, "nft"})
 	failing.broken.Store(false)
 	var by Writer
 	r.until("repair", func(all []*Report) bool { by = last(all).By; return last(all).Result == Repaired })
@@ -479,16 +471,8 @@ func TestLoopStateDuringASync(t *testing.T) {
 // A repair that fails is not tried again at the pace of events, as long as no other
 // is due.
 func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
-	f := newFixture(t).withAgent()
-	failing := &readOnly{Driver: f.Drivers[0]}
-	f.Drivers = netfilter.Drivers{failing}
-	r := f.run()
-	r.until("rules", func(all []*Report) bool { return last(all).Ready() })
-	failing.broken.Store(true)
-	r.nft("flush", "ruleset")
-	r.RulesChanged(Writer{})
+	r, failing := newFixture(t).failRepair(Writer{})
 	const retry = 16 * firstRetry
-	r.until("a failure", func(all []*Report) bool { return last(all).Result == Failed })
 	time.Sleep(retry) // then the next is that far away
 	tried := failing.tried.Load()
 	for range 20 {
@@ -500,6 +484,20 @@ func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
 	}
 	failing.broken.Store(false)
 	r.until("repair", func(all []*Report) bool { return last(all).Ready() })
+}
+
+// failRepair runs a loop with agent files until it has failed to repair what a program changed, as its driver does not
+// write.
+func (f *fixture) failRepair(by Writer) (*running, *readOnly) {
+	failing := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{failing}
+	r := f.withAgent().run()
+	r.until("rules", func(all []*Report) bool { return last(all).Ready() })
+	failing.broken.Store(true)
+	r.nft("flush", "ruleset")
+	r.RulesChanged(by)
+	r.until("a failure", func(all []*Report) bool { return last(all).Result == Failed })
+	return r, failing
 }
 
 // readOnly is a driver that does not write while it is broken, waits while it is held, and counts
