@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // byHand runs a command of the reconciler as an operator does, without the flags of the node.
@@ -48,12 +51,43 @@ func (d *daemon) sameAnswers(t *testing.T, flags []string) string {
 		if diff := cmp.Diff(warningsIn(allStderr), warningsIn(stderr)); diff != "" {
 			t.Errorf("%v: stderr (-all +none):\n%s", command, diff)
 		}
-		if text := !slices.Contains(command, "json"); text != strings.HasPrefix(stderr, "settings: from the reconciler that runs (pid ") {
-			t.Errorf("%v: does not say where the settings come from:\n%s", command, stderr)
+		if strings.Contains(stderr, "settings: from the") {
+			t.Errorf("%v: says where the settings come from, although the reconciler answers:\n%s", command, stderr)
 		}
 		all.WriteString(stdout + stderr)
 	}
 	return all.String()
+}
+
+// finding is one of the findings of status, doctor and check as JSON.
+type finding struct {
+	ID, Severity, Cause, Remedy string
+	Details                     []string
+}
+
+// sameFindings returns how the findings of status, doctor and check differ, "" if each is the same object in all
+// three and once in each.
+func (n *node) sameFindings(t *testing.T) string {
+	t.Helper()
+	found := map[string][]finding{}
+	for _, command := range []string{"status", "doctor", "check"} {
+		stdout, stderr, _ := n.byHand(t, command, "-o", "json")
+		var answer struct{ Findings []finding }
+		decoder := json.NewDecoder(strings.NewReader(stdout))
+		if err := decoder.Decode(&answer); err != nil {
+			return fmt.Sprintf("%s: %v\n%s%s", command, err, stdout, stderr)
+		}
+		ids := map[string]bool{}
+		for _, f := range answer.Findings {
+			if ids[f.ID] || f.Cause == "" || f.Remedy == "" || len(f.Details) == 0 {
+				return fmt.Sprintf("%s: is there twice, or lacks a part: %+v", command, f)
+			}
+			ids[f.ID] = true
+		}
+		found[command] = answer.Findings
+	}
+	faults := slices.DeleteFunc(slices.Clone(found["status"]), func(f finding) bool { return f.Severity != "fault" })
+	return cmp.Diff(found["status"], found["doctor"]) + cmp.Diff(faults, found["check"], cmpopts.EquateEmpty())
 }
 
 // TestAnswersWithoutFlags starts the reconciler with the flags of a DaemonSet, on a node without a

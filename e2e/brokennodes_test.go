@@ -60,10 +60,10 @@ func brokenNodes() []brokenNode {
 			breaks: agentFile("nonMasqueradeCIDRs: [20.0.0.1/8]\n"),
 			cause:  []string{"/agent/ip-masq-agent:1: nonMasqueradeCIDRs[0]: 20.0.0.1/8", "its last good policy stays in force"},
 			remedy: []string{"did you mean 20.0.0.0/8?"}},
-		{name: "unknown-configmap-key", warning: true,
+		{name: "unknown-configmap-key", series: `ip_masq_source_warnings{source="agent-files"} 1`,
 			breaks: agentFile(faultyNodeFile + "nonMasqueradeCIDR: [20.0.0.0/8]\n"),
-			cause:  []string{"agent-files-invalid"},
-			remedy: []string{"which \"doctor\" explains"}},
+			cause:  []string{"unknown-key", "/agent/ip-masq-agent:2: nonMasqueradeCIDR: is not a known key and is ignored"},
+			remedy: []string{"did you mean nonMasqueradeCIDRs?", "Correct the names of the keys"}},
 		{name: "conflict", reason: "conflict", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.conflist(t, "zlatenet", object{"randomFully": false})
@@ -373,6 +373,9 @@ func TestBrokenNodes(t *testing.T) {
 			}
 			if !slices.Equal(slices.Compact(reasons), want) {
 				t.Errorf("status gives reasons %q, want %q", reasons, want)
+			}
+			if c.reason != "flapping" {
+				soon(t, func() string { return n.sameFindings(t) })
 			}
 			if stdout, _, _ := n.byHand(t, "check"); c.reason == "state" && strings.Contains(stdout, "once applies it") {
 				t.Errorf("check recommends what cannot succeed:\n%s", stdout)

@@ -209,7 +209,7 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 		var answer struct{ Findings []diagnose.Finding }
 		must(t, json.Unmarshal([]byte(found), &answer))
 		for _, f := range answer.Findings {
-			for _, m := range regexp.MustCompile(`ip-masq-reconciler (once|cleanup --data-dir \S+)`).FindAllStringSubmatch(strings.Join(f.Detail, "\n"), -1) {
+			for _, m := range regexp.MustCompile(`ip-masq-reconciler (once|cleanup --data-dir \S+)`).FindAllStringSubmatch(strings.Join(f.Details, "\n"), -1) {
 				if f.ID == "conflict" {
 					both.reconciler(t, strings.Fields(strings.ReplaceAll(m[1], `"`, ""))...)
 				}

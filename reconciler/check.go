@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
@@ -16,27 +17,27 @@ import (
 
 // answer is the output of check and once as JSON.
 type answer struct {
-	Result     reconcile.Result    `json:"result,omitempty"` // of once
-	Right      bool                `json:"right"`
-	Drift      []policy.Change     `json:"drift"`
-	Applied    []string            `json:"adopted"` // sources whose policy was applied
-	Pending    []string            `json:"pending"` // sources whose policy is not applied yet
-	Dropped    []string            `json:"dropped"`
-	Reset      uint64              `json:"connectionsReset,omitempty"` // connections that once reset
-	Stale      []string            `json:"stale"`                      // chains that no source asks for
-	Problems   []reconcile.Problem `json:"problems"`
-	Warnings   []string            `json:"warnings"`
-	Reconciler *activeReconciler   `json:"reconciler,omitempty"` // whose settings check takes
+	Result     reconcile.Result   `json:"result,omitempty"` // of once
+	Right      bool               `json:"right"`
+	Drift      []policy.Change    `json:"drift"`
+	Applied    []string           `json:"adopted"` // sources whose policy was applied
+	Pending    []string           `json:"pending"` // sources whose policy is not applied yet
+	Dropped    []string           `json:"dropped"`
+	Reset      uint64             `json:"connectionsReset,omitempty"` // connections that once reset
+	Stale      []string           `json:"stale"`                      // chains that no source asks for
+	Findings   []diagnose.Finding `json:"findings"`                   // the faults, as status and doctor have them
+	Warnings   []string           `json:"warnings"`
+	Reconciler *activeReconciler  `json:"reconciler,omitempty"` // whose settings check takes
 }
 
-// answer prints a report as JSON. The error says that there are problems.
-func (a *app) answer(r *reconcile.Report, out answer) error {
+// answer prints a report as JSON. The error says that there are faults beside differences.
+func (a *app) answer(r *reconcile.Report, obstacles []reconcile.Problem, out answer) error {
 	names := func(sources []policy.SourceID) []string { return mapped(sources, policy.SourceID.String) }
 	out.Applied, out.Pending, out.Dropped = names(r.Applied), names(r.Pending), names(r.Dropped)
 	out.Stale, out.Warnings, out.Drift = staleIn(r), mapped(r.Warnings, error.Error), notNil(out.Drift)
 	err := a.print(out)
-	if n := len(out.Problems); err == nil && n > 0 {
-		err = fmt.Errorf("not ready: the output has the reason under \"problems\" (%d)", n)
+	if n := len(obstacles); err == nil && n > 0 {
+		err = fmt.Errorf("not ready: the output has the reason under \"findings\" (%d)", n)
 	}
 	return err
 }
@@ -77,11 +78,15 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
-		err = a.answer(r, answer{Right: right, Drift: drift, Problems: problems, Reconciler: &node.active})
+		node.addReadiness(c.Context(), a, r)
+		err = a.answer(r, problems, answer{Right: right, Drift: drift, Findings: faultFindings(node.problems(r, r.Problems)), Reconciler: &node.active})
 	} else {
 		node.printSettingsOrigin(a)
 		warn(a, r.Warnings)
 		err = joined(problems)
+		if r.Differs() {
+			fmt.Fprintf(a.out, "%s: the kernel does not have what the sources ask for:\n", reconcile.ReasonRules)
+		}
 		for _, d := range drift {
 			fmt.Fprintln(a.out, d)
 		}
@@ -128,7 +133,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		}
 	}
 	if a.json() {
-		return a.answer(r, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Problems: notNil(r.Problems), Reset: reset})
+		return a.answer(r, r.Problems, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Findings: faultFindings(r.Problems), Reset: reset})
 	}
 	for _, d := range r.Drift {
 		fmt.Fprintf(a.out, "repaired: %v\n", d)

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -15,35 +14,30 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-// faultFindings returns why the node is not ready.
-func faultFindings(problems []reconcile.Problem) (found []diagnose.Finding) {
+// faultFindings returns why the node is not ready. status, doctor and check have the same ones.
+func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
+	found := []diagnose.Finding{}
 	for _, fault := range reconcile.Faults() {
 		f := diagnose.Finding{
-			ID: string(fault.Reason), Severity: diagnose.SeverityFault, Summary: fault.Summary,
-			Remedy: "Do what each line says after its cause. A reconciler that runs notices by itself when it is done.",
+			ID: string(fault.Reason), Severity: diagnose.SeverityFault, Cause: fault.Cause, Remedy: fault.Remedy,
 		}
 		for _, p := range problems {
 			if p.Reason == fault.Reason {
-				f.Detail = append(f.Detail, p.Err.Error())
+				f.Details = append(f.Details, p.Err.Error())
 			}
 		}
-		if len(f.Detail) > 0 {
+		if len(f.Details) > 0 {
 			found = append(found, f)
 		}
 	}
 	return found
 }
 
-// multusFindings returns how Multus uses the network of the plugin entry. It is a fault where the reconciler
-// manages the conflist.
-func multusFindings(s config.Settings, managed bool) []diagnose.Finding {
+// multusErr returns how Multus uses the network of the plugin entry, or nil. Where the reconciler manages the
+// conflist, that is a fault of the conflist.
+func multusErr(s config.Settings, managed bool) error {
 	if managed {
 		return nil
-	}
-	f := diagnose.Finding{
-		ID: "multus", Severity: diagnose.SeverityProblem,
-		Summary: "Pods get their network through Multus, and not as the network's own conflist has it.",
-		Remedy:  "See the message; the plugin entry belongs in the conflist of the network that Multus delegates to.",
 	}
 	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
 	if err == nil {
@@ -54,36 +48,40 @@ func multusFindings(s config.Settings, managed bool) []diagnose.Finding {
 	if err == nil || n.Path != "" && n.Entries == 0 { // the missing entry is another finding
 		return nil
 	}
-	f.Detail = []string{err.Error()}
-	return []diagnose.Finding{f}
+	return err
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
-	node, _, findings, err := a.examine(c.Context())
+	node, r, err := a.examine(c.Context())
 	if err != nil {
 		return err
 	}
+	findings := node.findings(c.Context(), r)
 	if a.json() {
-		return a.print(map[string][]diagnose.Finding{"findings": notNil(findings)})
+		return a.print(map[string][]diagnose.Finding{"findings": findings})
 	}
 	node.printSettingsOrigin(a)
 	return diagnose.WriteFindings(a.out, findings)
 }
 
-// findings returns the one list of findings.
+// findings returns the findings of status and doctor: the faults, then what Examine finds.
 func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagnose.Finding {
 	rules := r.Rules
 	if r.Incomplete() != nil {
 		rules = nil // the policy is incomplete
 	}
 	running := n.running()
+	warnings := func(id string) []error {
+		if err := multusErr(n.Settings, running.ManagesConflist); err != nil && id == "multus" {
+			return []error{err}
+		}
+		return r.WarningsOf(id)
+	}
 	_, withoutRecord, err := n.Dir.Pods()
-	found := slices.Concat(faultFindings(n.problems(r, r.Problems)), multusFindings(n.Settings, running.ManagesConflist), diagnose.Examine(ctx, diagnose.Host{
+	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(ctx, diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
-		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: r.WarningsOf, PodsWithoutRecord: withoutRecord, PodsErr: err,
-	}))
-	diagnose.Sort(found)
-	return found
+		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
+	})...)
 }
 
 // running returns what is known of the reconciler of the node.

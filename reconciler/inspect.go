@@ -15,7 +15,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
-	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -86,17 +85,25 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	return n, nil
 }
 
-// examine inspects the node, and returns what a dry run and doctor find.
-func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, []diagnose.Finding, error) {
+// examine inspects the node, and returns what a dry run finds.
+func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, error) {
 	n, err := a.inspect(ctx)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
-	r := n.Readiness(ctx, n.active.Answers)
-	if n.active.Answers && a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }) {
-		n.AddADDProblems(r) // the reconciler looks elsewhere
+	r := n.Check(ctx)
+	n.addReadiness(ctx, a, r)
+	return n, r, nil
+}
+
+// addReadiness adds what the reconciler that runs would report, if it does not answer.
+func (n *inspection) addReadiness(ctx context.Context, a *app, r *reconcile.Report) {
+	switch {
+	case !n.active.Answers:
+		n.AddReadiness(ctx, r)
+	case a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }): // the reconciler looks elsewhere
+		n.AddADDProblems(r)
 	}
-	return n, r, n.findings(ctx, r), nil
 }
 
 // useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is given.
@@ -170,9 +177,10 @@ func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
 	return &status, nil
 }
 
-// printSettingsOrigin writes where the settings come from to stderr. With --config, the operator has said it.
+// printSettingsOrigin writes where the settings come from to stderr, where they are not those of the reconciler that
+// runs. With --config, the operator has said it.
 func (n *inspection) printSettingsOrigin(a *app) {
-	if a.config == "" {
+	if a.config == "" && !n.active.Answers {
 		fmt.Fprintf(a.err, "settings: %s%s\n", n.notReconciler, n.settingsFrom)
 	}
 }
@@ -189,7 +197,7 @@ func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []re
 	return append(slices.DeleteFunc(append([]reconcile.Problem{}, own...), reported), n.active.problems...)
 }
 
-// joined returns problems as one error.
+// joined returns problems as one error, each with its ID.
 func joined(problems []reconcile.Problem) error {
-	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return p.Err })...)
+	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return fmt.Errorf("%s: %w", p.Reason, p.Err) })...)
 }

@@ -107,8 +107,8 @@ func TestSettingsOfTheReconciler(t *testing.T) {
 	if !n.Settings.Equal(want) {
 		t.Errorf("settings of the command differ:\n%s", cmp.Diff(want.List(), n.Settings.List()))
 	}
-	if want := "settings: from the reconciler that runs (pid 12, version v9) and flags"; said != want {
-		t.Errorf("said %q, want %q", said, want)
+	if want := "from the reconciler that runs (pid 12, version v9) and flags"; said != "" || n.settingsFrom != want {
+		t.Errorf("said %q; the settings are %q, want %q", said, n.settingsFrom, want)
 	}
 	if n.SettingsErr == nil || n.SettingsErr.Error() != status.SettingsErr {
 		t.Errorf("error of the settings: %v", n.SettingsErr)

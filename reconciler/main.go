@@ -215,7 +215,12 @@ func (a *app) print(v any) error {
 // warn writes warnings for people.
 func warn[T any](a *app, warnings []T) {
 	for _, w := range warnings {
-		fmt.Fprintf(a.err, "warning: %v\n", w)
+		id := ""
+		var of reconcile.FindingWarning
+		if err, is := any(w).(error); is && errors.As(err, &of) {
+			id = of.ID + ": "
+		}
+		fmt.Fprintf(a.err, "warning: %s%v\n", id, w)
 	}
 }
 

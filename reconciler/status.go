@@ -69,8 +69,7 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 
 // nodeStatus is the output of status as JSON.
 type nodeStatus struct {
-	Ready    bool                `json:"ready"`    // as /readyz says, and the rules are right at this moment
-	Problems []reconcile.Problem `json:"problems"` // why it is not
+	Ready bool `json:"ready"` // as /readyz says, and the rules are right at this moment
 
 	Reconciler   reconcilerStatus   `json:"reconciler"`
 	Plugin       pluginStatus       `json:"plugin"`
@@ -83,7 +82,7 @@ type nodeStatus struct {
 	Conflist     conflistStatus     `json:"conflist"`
 	Repairs      []metrics.Repair   `json:"repairs"` // the latest ones, the newest first
 	RepairsTotal int                `json:"repairsTotal"`
-	Findings     []diagnose.Finding `json:"findings"` // those of doctor
+	Findings     []diagnose.Finding `json:"findings"` // why the node is not ready, and the others of doctor
 
 	unread bool // not all documents could be read
 }
@@ -155,7 +154,7 @@ func (s *nodeStatus) err() error {
 
 // nodeStatus asks the reconciler and observes the node.
 func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
-	n, r, found, err := a.examine(ctx)
+	n, r, err := a.examine(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -164,12 +163,11 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
-		Problems:     n.problems(r, r.Problems),
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
-		Findings: notNil(found),
+		Findings: n.findings(ctx, r),
 	}
 	if !n.usesPlugin(r, s.Plugin.Path) {
 		if len(r.Sources.ConfDir.Conflists) == 0 {
@@ -188,7 +186,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if !n.active.Running {
 		s.Reconciler.LastSeen = n.Dir.ReconcilerSeen()
 	}
-	s.Ready = n.active.Answers && len(s.Problems) == 0
+	s.Ready = n.active.Answers && len(s.found(diagnose.SeverityFault)) == 0
 	return s, nil
 }
 

@@ -84,21 +84,24 @@ func (s *nodeStatus) dataDirText() string {
 
 // writeNode writes whether the node is ready, and the reasons.
 func (s *nodeStatus) writeNode(w *screen) {
-	found := len(s.found(diagnose.SeverityProblem))
+	faults, found := s.found(diagnose.SeverityFault), len(s.found(diagnose.SeverityProblem))
 	headline := "ready"
 	switch {
 	case !s.Reconciler.Running:
 		headline = "not ready: no reconciler runs"
-	case len(s.Problems) > 0:
-		headline = "not ready: " + number(len(s.Problems), "reason")
+	case len(faults) > 0:
+		headline = "not ready: " + number(len(faults), "reason")
 	case !s.Reconciler.Answers:
 		headline = "not ready: the reconciler does not answer"
 	case found > 0:
 		headline = "ready, but doctor finds " + number(found, "problem")
 	}
 	w.row("Node:", headline)
-	for _, p := range s.Problems {
-		w.row("  "+string(p.Reason)+":", p.Err.Error())
+	for _, f := range faults {
+		for _, line := range f.Details {
+			w.row("  "+f.ID+":", line)
+		}
+		w.row("", "Remedy: "+f.Remedy)
 	}
 }
 
@@ -214,7 +217,7 @@ func (s *nodeStatus) found(severity diagnose.Severity) []diagnose.Finding {
 // doctorText counts the problems, and names the notices.
 func (s *nodeStatus) doctorText() string {
 	text := "no problems"
-	if len(s.Problems) > 0 {
+	if len(s.found(diagnose.SeverityFault)) > 0 {
 		text = "no other problems"
 	}
 	if n := len(s.found(diagnose.SeverityProblem)); n > 0 {
@@ -231,8 +234,8 @@ func (s *nodeStatus) doctorText() string {
 func (s *nodeStatus) writeProblems(w *screen) {
 	const most = 4
 	for _, f := range s.found(diagnose.SeverityProblem) {
-		w.row("  problem:", f.ID+": "+f.Summary)
-		for _, line := range policy.First(most, f.Detail) {
+		w.row("  problem:", f.ID+": "+f.Cause)
+		for _, line := range policy.First(most, f.Details) {
 			w.row("", "- "+line)
 		}
 		w.row("", "Remedy: "+f.Remedy)

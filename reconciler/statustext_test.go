@@ -61,11 +61,6 @@ func healthyStatus() *nodeStatus {
 func brokenStatus() *nodeStatus {
 	s := healthyStatus()
 	s.Ready = false
-	s.Problems = []reconcile.Problem{
-		{Reason: reconcile.ReasonSource, Err: errors.New("/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set")},
-		{Reason: reconcile.ReasonFlapping, Err: errors.New(`another program reverts the rules repeatedly, most likely "iptables" (host pid 4711)`)},
-		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Err: errors.New("first line\nsecond line")},
-	}
 	s.Plugin = pluginStatus{Path: s.Plugin.Path, Error: "/opt/cni/bin/ip-masq is missing"}
 	s.Chains[0].Guard, s.Chains[0].EnforceExempt, s.Chains[0].Resets = policy.GuardDrop, true, 3
 	s.Chains[0].GuardPackets = map[string]uint64{"drop": 41}
@@ -76,10 +71,20 @@ func brokenStatus() *nodeStatus {
 	s.Conflist.Entry, s.Conflist.Managed = false, true
 	s.RepairsTotal = 31
 	s.Repairs = []metrics.Repair{{At: ago(2 * time.Second), By: `"iptables" (host pid 4711)`, Chains: []string{"IP-MASQ-AGENT"}, Missing: 6}}
-	s.Findings = []diagnose.Finding{
+	s.Findings = append(faultFindings([]reconcile.Problem{
+		{Reason: reconcile.ReasonSource, Err: errors.New("/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set")},
+		{Reason: reconcile.ReasonFlapping, Err: errors.New(`another program reverts the rules repeatedly, most likely "iptables" (host pid 4711)`)},
+		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Err: errors.New("first line\nsecond line")},
+	}), foundStatus()...)
+	return s
+}
+
+// foundStatus returns findings that are no faults.
+func foundStatus() []diagnose.Finding {
+	return []diagnose.Finding{
 		{
-			ID: "foreign-masquerade", Severity: diagnose.SeverityProblem, Summary: "Third-party rules masquerade destinations that the policy exempts.",
-			Detail: []string{
+			ID: "foreign-masquerade", Severity: diagnose.SeverityProblem, Cause: "Third-party rules masquerade destinations that the policy exempts.",
+			Details: []string{
 				"nftables, ipv4, table other, chain post: to 10.0.0.0/8 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts", "b", "c", "d", "e", "f",
 			},
 			Remedy: "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start.",
@@ -87,7 +92,6 @@ func brokenStatus() *nodeStatus {
 		{ID: "agent-running", Severity: diagnose.SeverityNotice},
 		{ID: "mixed-variants", Severity: diagnose.SeverityNotice},
 	}
-	return s
 }
 
 // TestStatusText compares the screen with the files in testdata/status.
@@ -103,7 +107,7 @@ func TestStatusText(t *testing.T) {
 	silent.Ready, silent.SettingsFrom = false, "from the defaults"
 	silent.Reconciler = reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "no answer in 2s"}
 	found := healthyStatus()
-	found.Findings, found.Pods = brokenStatus().Findings, podsStatus{Recorded: 12, Exempt: 3, WithoutRecord: 1}
+	found.Findings, found.Pods = foundStatus(), podsStatus{Recorded: 12, Exempt: 3, WithoutRecord: 1}
 	nothing := &nodeStatus{
 		Plugin: pluginStatus{Error: "/opt/cni/bin/ip-masq is missing"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"},
@@ -111,7 +115,7 @@ func TestStatusText(t *testing.T) {
 	agentFiles := healthyStatus()
 	agentFiles.Plugin, agentFiles.Conflist, agentFiles.Sources = pluginStatus{Path: agentFiles.Plugin.Path}, conflistStatus{}, agentFiles.Sources[1:]
 	unread := &nodeStatus{
-		unread: true, Problems: []reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("open directory /var/lib/cni/ip-masq: refused: bad")}},
+		unread: true, Findings: faultFindings([]reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("open directory /var/lib/cni/ip-masq: refused: bad")}}),
 		SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Reconciler: reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "open directory /var/lib/cni/ip-masq: refused: bad"},
 		Plugin:     healthyStatus().Plugin, Conflist: healthyStatus().Conflist,

@@ -26,6 +26,7 @@ type document struct {
 	config.AgentPolicy
 	resync   time.Duration // 0 if it has none
 	unread   bool          // its policy is unknown
+	unknown  []error       // about keys that are not known
 	warnings []error
 }
 
@@ -57,15 +58,13 @@ func (f file) parse(dialect config.Dialect) *document {
 	return d
 }
 
-func (d *document) warn(line int, err error) { d.warnings = append(d.warnings, d.Locate(line, err)) }
-
 // known returns the members with known keys, in any letter case, as in the agents. It warns
 // about what the agents ignore: unknown keys, and values that are null.
 func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
 	var kept []config.Member
 	unknown := 0
 	warn := func(m config.Member, problem string) {
-		d.warn(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem})
+		d.warnings = append(d.warnings, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}))
 	}
 	for _, m := range members {
 		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
@@ -77,7 +76,7 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 			if near := config.Nearest(m.Key, keys); near != "" {
 				remedy = "did you mean " + near + "?"
 			}
-			warn(m, "is not a known key and is ignored; "+remedy)
+			d.unknown = append(d.unknown, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: "is not a known key and is ignored; " + remedy}))
 			continue
 		}
 		m.Key = keys[at].Name
@@ -94,7 +93,7 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 		kept = append(kept, m)
 	}
 	if more := unknown - config.MaxShown; more > 0 {
-		d.warn(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more))
+		d.unknown = append(d.unknown, d.Locate(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more)))
 	}
 	return kept
 }

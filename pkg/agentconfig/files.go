@@ -28,8 +28,9 @@ type Files struct {
 	// ResyncInterval is the shortest one in a file, or 0.
 	ResyncInterval time.Duration
 
-	// Warnings are the same, in the same order, for the same files.
-	Warnings []string
+	// Both are the same, in the same order, for the same files.
+	UnknownKeys []string // messages about keys that are ignored
+	Warnings    []string
 }
 
 // Read reads the files of a directory whose names begin with ip-masq and do not end in "~". If
@@ -58,6 +59,9 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	}
 	source, mistakes := merge(docs)
 	for _, doc := range docs {
+		for _, u := range doc.unknown {
+			a.UnknownKeys = append(a.UnknownKeys, u.Error())
+		}
 		for _, w := range doc.warnings {
 			a.Warnings = append(a.Warnings, w.Error())
 		}

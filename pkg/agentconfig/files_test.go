@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func agentDirOf(t testing.TB, files ...string) string {
 func warningsOf(t testing.TB, a Files) string {
 	t.Helper()
 	var lines []string
-	for _, w := range a.Warnings {
+	for _, w := range append(slices.Clone(a.UnknownKeys), a.Warnings...) {
 		policytest.CheckMessage(t, errors.New(w))
 		lines = append(lines, strings.ReplaceAll(w, a.Dir, "DIR"))
 	}
@@ -154,7 +155,7 @@ func TestAgentDocument(t *testing.T) {
 			if diff := cmp.Diff(c.warnings, warningsOf(t, got)); diff != "" {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
-			got.Dir, got.Warnings = "", nil
+			got.Dir, got.UnknownKeys, got.Warnings = "", nil, nil
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

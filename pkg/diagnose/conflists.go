@@ -20,21 +20,27 @@ import (
 func conflistChecks() []check {
 	return []check{
 		{Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
-			Summary: "Another plugin of a conflist with the plugin entry masquerades too, also what the policy exempts.",
-			Remedy:  `Set "ipMasq": false there. Running pods keep their rules until they are recreated.`}, mainPluginMasquerade},
+			Cause:  "Another plugin of a conflist with the plugin entry masquerades too, also what the policy exempts.",
+			Remedy: `Set "ipMasq": false there. Running pods keep their rules until they are recreated.`}, mainPluginMasquerade},
 		{Finding{ID: "duplicate-entry", Severity: SeverityProblem,
-			Summary: "A network has several plugin entries: each ADD replaces the policy of one with that of another.",
-			Remedy:  "Keep one plugin entry in one conflist of the network."}, duplicateEntries},
+			Cause:  "A network has several plugin entries: each ADD replaces the policy of one with that of another.",
+			Remedy: "Keep one plugin entry in one conflist of the network."}, duplicateEntries},
 		{Finding{ID: "conflist-broken", Severity: SeverityProblem,
-			Summary: "Runtimes cannot load a file of the CNI configuration directory. As long as there is one, no network is dropped.",
-			Remedy:  "Correct the file, or move it away."}, warned},
+			Cause:  "Runtimes cannot load a file of the CNI configuration directory. As long as there is one, no network is dropped.",
+			Remedy: "Correct the file, or move it away."}, warned},
 		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
-			Summary: "The network that the runtime uses has no plugin entry: its pods start even if the rules are wrong.",
+			Cause: "The network that the runtime uses has no plugin entry: its pods start even if the rules are wrong.",
 			Remedy: "ip-masq-reconciler install adds the entry to that conflist; with manage = true in [conflist], the reconciler adds it each time. " +
 				"If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
+		{Finding{ID: "conflist-absent", Severity: SeverityNotice,
+			Cause:  "There is no CNI configuration: no pod can start, and the plugin would not be run.",
+			Remedy: "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."}, conflistAbsent},
+		{Finding{ID: "multus", Severity: SeverityProblem,
+			Cause:  "Pods get their network through Multus, and not as the network's own conflist has it.",
+			Remedy: "Insert the plugin entry into the conflist of the network that Multus delegates to, and restart Multus, which copies that conflist at its start."}, warned},
 		{Finding{ID: "pod-network-not-exempt", Severity: SeverityProblem,
-			Summary: "The policy masquerades traffic between pods: they see the node's address, and network policies fail.",
-			Remedy:  "Add the pod network to nonMasqueradeCIDRs."}, podNetworksNotExempt},
+			Cause:  "The policy masquerades traffic between pods: they see the node's address, and network policies fail.",
+			Remedy: "Add the pod network to nonMasqueradeCIDRs."}, podNetworksNotExempt},
 	}
 }
 
@@ -91,7 +97,7 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 		if !l.hasEntry() {
 			continue
 		}
-		f.Detail = append(f.Detail, masqueradingPlugins(l.Conflist)...)
+		f.Details = append(f.Details, masqueradingPlugins(l.Conflist)...)
 		for i, p := range l.plugins {
 			delegate, _ := p["delegate"].(map[string]any)
 			switch { // flannel's plugin has its delegate masquerade if flanneld does not
@@ -138,29 +144,42 @@ func duplicateEntries(e *examination, f *Finding) {
 	}
 }
 
-// conflistWithoutEntry looks at the conflist that the runtime uses. A plugin that is installed has lost its entry;
-// the plugin is not installed where the reconciler only replaces an agent.
+// conflistWithoutEntry looks at the conflist that the runtime uses.
 func conflistWithoutEntry(e *examination, f *Finding) {
-	if e.Reconciler != nil && e.Reconciler.ManagesConflist {
+	first := e.runtimesList()
+	if e.managesConflist() || first == nil || first.hasEntry() {
 		return
 	}
-	if e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
-		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network }) {
+	f.add("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))
+	if !e.wantsPlugin() {
+		return
+	}
+	f.Severity = SeverityProblem
+	if len(e.State.Sources)+len(e.State.Damaged)+len(e.State.Newer) == 0 {
+		f.add("no policy is in force: ip-masq masquerades nothing")
+	}
+}
+
+func conflistAbsent(e *examination, f *Finding) {
+	unread := e.ConfDirErr != nil && !errors.Is(e.ConfDirErr, fs.ErrNotExist) // noted by readLists
+	if unread || e.managesConflist() || len(e.ConfDir.Conflists) > 0 {
+		return
+	}
+	f.add("%s has no conflist", policy.Quote(e.ConfDir.Dir))
+	if e.wantsPlugin() {
 		f.Severity = SeverityProblem
 	}
-	first := e.runtimesList()
-	switch {
-	case e.ConfDirErr != nil && !errors.Is(e.ConfDirErr, fs.ErrNotExist): // noted by readLists
-	case first == nil && len(e.ConfDir.Conflists) == 0:
-		f.Summary = "There is no CNI configuration: no pod can start, and the plugin would not be run."
-		f.Detail = []string{fmt.Sprintf("%s has no conflist", policy.Quote(e.ConfDir.Dir))}
-		f.Remedy = "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."
-	case first != nil && !first.hasEntry():
-		f.Detail = []string{fmt.Sprintf("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))}
-		if f.Severity == SeverityProblem && len(e.State.Sources)+len(e.State.Damaged)+len(e.State.Newer) == 0 {
-			f.add("no policy is in force: ip-masq masquerades nothing")
-		}
-	}
+}
+
+func (e *examination) managesConflist() bool {
+	return e.Reconciler != nil && e.Reconciler.ManagesConflist
+}
+
+// wantsPlugin reports whether the node has the plugin, an entry of it or the policy of one. It has none where the
+// reconciler only replaces an agent.
+func (e *examination) wantsPlugin() bool {
+	return e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
+		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network })
 }
 
 // runtimesList returns the first conflist by name, without those of Multus, which selects
@@ -265,7 +284,7 @@ func podNetworksNotExempt(e *examination, f *Finding) {
 			f.add("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where)
 		}
 	}
-	if len(f.Detail) > 0 && strings.TrimSpace(e.read("proc/sys/net/bridge/bridge-nf-call-iptables")) == "1" {
-		f.Detail = append(f.Detail, "net.bridge.bridge-nf-call-iptables is 1: this applies to pods of one bridge, too")
+	if len(f.Details) > 0 && strings.TrimSpace(e.read("proc/sys/net/bridge/bridge-nf-call-iptables")) == "1" {
+		f.Details = append(f.Details, "net.bridge.bridge-nf-call-iptables is 1: this applies to pods of one bridge, too")
 	}
 }

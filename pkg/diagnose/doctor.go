@@ -36,13 +36,13 @@ const (
 type Finding struct {
 	ID       string   `json:"id"` // stable, in kebab-case
 	Severity Severity `json:"severity"`
-	Summary  string   `json:"summary"` // one sentence
-	Detail   []string `json:"detail"`  // where it was found, a line each
+	Cause    string   `json:"cause"`   // one sentence
+	Details  []string `json:"details"` // where it was found, a line each
 	Remedy   string   `json:"remedy"`
 }
 
 func (f *Finding) add(format string, args ...any) {
-	f.Detail = append(f.Detail, fmt.Sprintf(format, args...))
+	f.Details = append(f.Details, fmt.Sprintf(format, args...))
 }
 
 // WriteFindings writes the findings as text: severity and ID, then summary, details and remedy.
@@ -54,8 +54,8 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 	}
 	var texts []string
 	for _, f := range findings {
-		text := fmt.Sprintf("%s: %s\n  %s\n", f.Severity, f.ID, f.Summary)
-		for _, line := range policy.First(mostDetail, f.Detail) {
+		text := fmt.Sprintf("%s: %s\n  %s\n", f.Severity, f.ID, f.Cause)
+		for _, line := range policy.First(mostDetail, f.Details) {
 			text += "    - " + strings.ReplaceAll(line, "\n", "\n      ") + "\n"
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")
@@ -130,33 +130,40 @@ func Examine(ctx context.Context, h Host) []Finding {
 		read()
 	}
 	var all []Finding
-	for _, c := range slices.Concat(ruleChecks(), conflistChecks(), nodeChecks(), packetChecks(), reconcilerChecks()) {
+	for _, c := range checks() {
 		f := c.Finding
-		if c.find(e, &f); len(f.Detail) > 0 {
+		if c.find(e, &f); len(f.Details) > 0 {
 			all = append(all, f)
 		}
 	}
-	if len(e.notExamined) > 0 {
-		all = append(all, Finding{ID: "not-examined", Severity: SeverityNotice, Detail: e.notExamined,
-			Summary: "Some of the node could not be examined.",
-			Remedy:  "Run as root on the host, or do what the messages ask for. Findings may be missing."})
-	}
-	Sort(all)
+	rank := func(f Finding) int { return slices.Index([]Severity{SeverityProblem, SeverityNotice}, f.Severity) }
+	slices.SortStableFunc(all, func(f, g Finding) int { return cmp.Or(rank(f)-rank(g), cmp.Compare(f.ID, g.ID)) })
 	return all
 }
 
-// Sort sorts findings by severity and then by ID.
-func Sort(all []Finding) {
-	rank := func(f Finding) int {
-		return slices.Index([]Severity{SeverityFault, SeverityProblem, SeverityNotice}, f.Severity)
+// checks returns all checks. The last one reports what the others could not read.
+func checks() []check {
+	return slices.Concat(ruleChecks(), conflistChecks(), nodeChecks(), packetChecks(), reconcilerChecks(), []check{
+		{Finding{ID: "not-examined", Severity: SeverityNotice,
+			Cause:  "Some of the node could not be examined, so findings may be missing.",
+			Remedy: "Run doctor as root on the host."}, func(e *examination, f *Finding) { f.Details = e.notExamined }},
+	})
+}
+
+// Findings returns each finding that Examine can return, without details, sorted by ID.
+func Findings() []Finding {
+	var all []Finding
+	for _, c := range checks() {
+		all = append(all, c.Finding)
 	}
-	slices.SortStableFunc(all, func(f, g Finding) int { return cmp.Or(rank(f)-rank(g), cmp.Compare(f.ID, g.ID)) })
+	slices.SortFunc(all, func(f, g Finding) int { return cmp.Compare(f.ID, g.ID) })
+	return all
 }
 
 // warned finds what the warnings of a dry run say.
 func warned(e *examination, f *Finding) {
 	for _, w := range e.Warnings(f.ID) {
-		f.Detail = append(f.Detail, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
+		f.Details = append(f.Details, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
 	}
 }
 

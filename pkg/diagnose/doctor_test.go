@@ -89,7 +89,7 @@ func TestFindings(t *testing.T) {
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"what a dry run warns about", func(h *testHost) {
 			warnings := map[string]string{"conflist-broken": "20-x.conflist", "damaged-document": "/d is torn\nor so", "agent-files-invalid": "ip-masq-agent:3: nonMasq",
-				"slow-list": "71 prefixes"}
+				"unknown-key": "ip-masq-agent:4: nonMasqueradeCIDR", "multus": "delegates", "slow-list": "71 prefixes"}
 			h.edit = func(n *Host) {
 				n.Warnings = func(id string) (found []error) {
 					if text, ok := warnings[id]; ok {
@@ -98,7 +98,7 @@ func TestFindings(t *testing.T) {
 					return found
 				}
 			}
-		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "notice slow-list": "71 prefixes"}},
+		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "problem unknown-key": "agent:4, Correct the names", "problem multus": "delegates, restart Multus", "notice slow-list": "71 prefixes"}},
 		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
 		{"a conflist that lost its entry, and no policy any more", func(h *testHost) {
@@ -120,7 +120,7 @@ func TestFindings(t *testing.T) {
 			h.edit = func(n *Host) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
 		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"no conflist", func(h *testHost) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
-			map[string]string{"problem conflist-without-us": "has no conflist, Install the main CNI plugin"}},
+			map[string]string{"problem conflist-absent": "has no conflist, Install the main CNI plugin"}},
 		{"a directory that cannot be read", func(h *testHost) {
 			h.edit = func(n *Host) {
 				n.ConfDir, n.ConfDirErr = config.ConfDir{}, &fs.PathError{Op: "open", Path: "/d", Err: fs.ErrPermission}
@@ -241,8 +241,8 @@ func compare(t *testing.T, want map[string]string, findings []Finding) {
 	t.Helper()
 	got := map[string]string{}
 	for _, f := range findings {
-		got[string(f.Severity)+" "+f.ID] = strings.Join(append(f.Detail, f.Remedy), "\n")
-		if f.Summary == "" || f.Remedy == "" || len(f.Detail) == 0 {
+		got[string(f.Severity)+" "+f.ID] = strings.Join(append(f.Details, f.Remedy), "\n")
+		if f.Cause == "" || f.Remedy == "" || len(f.Details) == 0 {
 			t.Errorf("%+v says too little", f)
 		}
 		if strings.Contains(f.Remedy, "plugin.toml") && !strings.Contains(f.Remedy, "allow_networks") {
@@ -275,8 +275,8 @@ func TestOrderAndForm(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	text, err := json.Marshal(findings[1])
-	want := `{"id":"forwarding-off","severity":"problem","summary":"The kernel does not forward packets: pods cannot reach other networks.",` +
-		`"detail":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last. On a node that never had a pod, wait for the first one: most main plugins set it."}`
+	want := `{"id":"forwarding-off","severity":"problem","cause":"The kernel does not forward packets: pods cannot reach other networks.",` +
+		`"details":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last. On a node that never had a pod, wait for the first one: most main plugins set it."}`
 	if diff := cmp.Diff(want, string(text)); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
@@ -299,5 +299,5 @@ func TestOddFiles(t *testing.T) {
 func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
 	n := Host{Root: newHost(t).node().Root}
-	compare(t, map[string]string{"notice conflist-without-us": "has no conflist"}, Examine(t.Context(), n))
+	compare(t, map[string]string{"notice conflist-absent": "has no conflist"}, Examine(t.Context(), n))
 }

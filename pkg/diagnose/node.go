@@ -22,26 +22,26 @@ import (
 func nodeChecks() []check {
 	return []check{
 		{Finding{ID: "agent-running", Severity: SeverityProblem,
-			Summary: "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
-			Remedy:  "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, agentRunning},
+			Cause:  "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
+			Remedy: "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, agentRunning},
 		{Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
-			Summary: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
+			Cause: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
 			Remedy: "Cilium: set enable-bpf-masquerade to false and masquerading off, or list the same prefixes in its own ip-masq-agent; " +
 				`Calico: set natOutgoing: false in the IPPool. Until then set guard to "off": it catches what eBPF masquerades later.`}, ebpfMasquerade},
 		{Finding{ID: "missing-capability", Severity: SeverityProblem,
-			Summary: "This process lacks capabilities that it needs to manage the rules.",
+			Cause: "This process lacks capabilities that it needs to manage the rules.",
 			Remedy: "Run as root, and do not take the capability away: name it in securityContext.capabilities.add of a DaemonSet, " +
 				"or in CapabilityBoundingSet in a systemd unit (with User= in AmbientCapabilities too)."}, missingCapabilities},
 		{Finding{ID: "forwarding-off", Severity: SeverityProblem,
-			Summary: "The kernel does not forward packets: pods cannot reach other networks.",
+			Cause: "The kernel does not forward packets: pods cannot reach other networks.",
 			Remedy: "Set the sysctl to 1, in /etc/sysctl.d to make it last. " +
 				"On a node that never had a pod, wait for the first one: most main plugins set it."}, forwardingOff},
 		{Finding{ID: "mixed-iptables", Severity: SeverityNotice,
-			Summary: "Both variants of iptables are in use: packets meet the rules of both, and each program shows only one.",
+			Cause: "Both variants of iptables are in use: packets meet the rules of both, and each program shows only one.",
 			Remedy: "Use one variant on the node (update-alternatives --set iptables ...), " +
 				"and reboot to remove the rules of the other."}, mixedVariants},
 		{Finding{ID: "saved-ruleset", Severity: SeverityNotice,
-			Summary: "A saved ruleset changes the rules of ip-masq when it is loaded, at boot or when its service restarts.",
+			Cause: "A saved ruleset changes the rules of ip-masq when it is loaded, at boot or when its service restarts.",
 			Remedy: "Remove the chains and tables of ip-masq from the file, " +
 				"and let it flush only its own rules (not table nat, nor the ruleset)."}, savedRulesets},
 	}
@@ -73,7 +73,7 @@ func agentRunning(e *examination, f *Finding) {
 
 func ebpfMasquerade(e *examination, f *Finding) {
 	add := func(severity Severity, detail string) {
-		f.Detail = append(f.Detail, detail)
+		f.Details = append(f.Details, detail)
 		f.Severity = max(f.Severity, severity) // "problem" is after "notice"
 	}
 	for line := range strings.Lines(e.read("proc/net/dev")) {
@@ -102,10 +102,10 @@ func missingCapabilities(e *examination, f *Finding) {
 		return
 	}
 	if effective&(1<<capNetAdmin) == 0 {
-		f.Detail = append(f.Detail, "CAP_NET_ADMIN: to read or write netfilter")
+		f.Details = append(f.Details, "CAP_NET_ADMIN: to read or write netfilter")
 	}
 	if e.hasChoice(policy.IPTables, netfilter.VariantLegacy) && effective&(1<<capNetRaw) == 0 {
-		f.Detail = append(f.Detail, "CAP_NET_RAW: iptables-legacy opens a raw socket")
+		f.Details = append(f.Details, "CAP_NET_RAW: iptables-legacy opens a raw socket")
 	}
 }
 
@@ -116,7 +116,7 @@ func forwardingOff(e *examination, f *Finding) {
 	}
 	for _, name := range sysctls { // without the family in the kernel there is no file
 		if strings.TrimSpace(e.read("proc/sys", name)) == "0" {
-			f.Detail = append(f.Detail, strings.ReplaceAll(name, "/", ".")+" is 0")
+			f.Details = append(f.Details, strings.ReplaceAll(name, "/", ".")+" is 0")
 		}
 	}
 }

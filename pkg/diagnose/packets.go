@@ -21,28 +21,28 @@ import (
 func packetChecks() []check {
 	return []check{
 		{Finding{ID: "masquerade-source", Severity: SeverityNotice,
-			Summary: "MASQUERADE chooses another source address than the route of the uplink states.",
+			Cause: "MASQUERADE chooses another source address than the route of the uplink states.",
 			Remedy: "MASQUERADE ignores a route's src: it takes the first address of the interface whose subnet has the next hop, else the first one. " +
 				"State the address in outputAddresses, or add one that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
 		{Finding{ID: "output-address-ambiguous", Severity: SeverityNotice,
-			Summary: "An item of outputAddresses has several addresses of the node.",
-			Remedy:  "Name the address itself, or a prefix that has one address of each node."}, warned},
+			Cause:  "An item of outputAddresses has several addresses of the node.",
+			Remedy: "Name the address itself, or a prefix that has one address of each node."}, warned},
 		{Finding{ID: "output-address-subnet", Severity: SeverityNotice,
-			Summary: "An address on lo or a dummy interface that pods leave with is inside the subnet of another interface: peers there ask for it by ARP or neighbor discovery.",
-			Remedy:  "Make sure that the node answers (sysctl arp_ignore), and that no other host has the address; or give peers a route to it."}, connectedOutputs},
+			Cause:  "Pods leave with an address of lo or a dummy interface that is inside the subnet of another interface.",
+			Remedy: "Peers in that subnet ask for the address by ARP or neighbor discovery: make sure that the node answers (sysctl arp_ignore) and that no other host has the address, or give peers a route to it."}, connectedOutputs},
 		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
-			Summary: "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
-			Remedy:  `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
+			Cause:  "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
+			Remedy: `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
 		{Finding{ID: "guard-notrack", Severity: SeverityProblem,
-			Summary: "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
-			Remedy:  `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false). Until then set guard to "count".`}, untrackedPods},
+			Cause:  "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
+			Remedy: `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false). Until then set guard to "count".`}, untrackedPods},
 		{Finding{ID: "guard-accept", Severity: SeverityProblem,
-			Summary: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
+			Cause: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
 			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
 				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
 		{Finding{ID: "guard-inactive", Severity: SeverityProblem,
-			Summary: "guard, enforceExempt or staleConnections have no effect.",
-			Remedy:  "Do what each line says."}, warned},
+			Cause:  "guard, enforceExempt or staleConnections have no effect.",
+			Remedy: "State podCIDRs, the addresses of pods. If the kernel lacks a part, load the modules that are named, or remove the keys."}, warned},
 	}
 }
 
@@ -72,8 +72,8 @@ func masqueradeSources(e *examination, f *Finding) {
 			if hop.Gw != nil {
 				line += " via " + hop.Gw.String()
 			}
-			if line += " has src " + r.Src.String(); !slices.Contains(f.Detail, line) {
-				f.Detail = append(f.Detail, line)
+			if line += " has src " + r.Src.String(); !slices.Contains(f.Details, line) {
+				f.Details = append(f.Details, line)
 			}
 		}
 	}

@@ -22,20 +22,23 @@ type Running struct {
 func reconcilerChecks() []check {
 	return []check{
 		{Finding{ID: "agent-files-invalid", Severity: SeverityNotice,
-			Summary: "A part of the agent files is ignored.",
-			Remedy:  "Correct the file, or in a cluster the ConfigMap, as each line says; the reconciler reads it at once."}, warned},
+			Cause:  "A part of the agent files is ignored.",
+			Remedy: "Correct the file, or in a cluster the ConfigMap. The reconciler reads it at once."}, warned},
+		{Finding{ID: "unknown-key", Severity: SeverityProblem,
+			Cause:  "Agent files have keys that are unknown and are ignored, so the policy in force may not be what you wrote.",
+			Remedy: "Correct the names of the keys in the file, or in a cluster in the ConfigMap; remove keys that ip-masq does not have. The reconciler reads it at once."}, warned},
 		{Finding{ID: "reconciler-not-running", Severity: SeverityProblem,
-			Summary: "No reconciler is active: only ADDs repair rules, and changes of agent files have no effect.",
+			Cause: "No reconciler is active: only ADDs repair rules, and changes of agent files have no effect.",
 			Remedy: "Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run on this node. " +
 				"Rules stay as they are until then. If one runs, it has another data_dir: make the reconciler and the plugin use one directory, " +
 				"in a container the node's directory mounted there."}, reconcilerNotRunning},
 		{Finding{ID: "reconciler-not-answering", Severity: SeverityProblem,
-			Summary: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
+			Cause: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
 			Remedy: "Continue one that is stopped (state T in ps: kill -CONT PID). Otherwise see its log, and restart it. " +
 				"One without a socket could not create it, as its log says, or is of an older version."}, reconcilerNotAnswering},
 		{Finding{ID: "pods-without-record", Severity: SeverityNotice,
-			Summary: "Some pods are in no namespace for nonMasqueradeNamespaces: they started before a version that records pods.",
-			Remedy:  "Recreate the pods that run for longer than this version is installed and that should be exempt."}, podsWithoutRecord},
+			Cause:  "Some pods are not on record, so nonMasqueradeNamespaces does not exempt them.",
+			Remedy: "Recreate the pods of these namespaces that were started before the conflist had the plugin entry."}, podsWithoutRecord},
 	}
 }
 

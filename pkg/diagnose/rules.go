@@ -26,18 +26,18 @@ func ruleChecks() []check {
 		"to exempt destinations. Find out first whether a program needs these rules."
 	return []check{
 		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
-			Summary: "Third-party rules masquerade destinations that the policy exempts."}, violations},
+			Cause: "Third-party rules masquerade destinations that the policy exempts."}, violations},
 		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
-			Summary: "Third-party rules may masquerade destinations that the policy exempts.",
-			Remedy:  "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
+			Cause:  "Third-party rules may masquerade destinations that the policy exempts.",
+			Remedy: "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
 		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
-			Summary: "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
-			Remedy:  "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
+			Cause:  "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
+			Remedy: "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
 		{Finding{ID: "slow-list", Severity: SeverityNotice,
-			Summary: "iptables evaluates a long list of rules one by one for each new connection.",
-			Remedy:  `Set backend to "nftables", whose cost does not grow with the list.`}, warned},
+			Cause:  "iptables evaluates a long list of rules one by one for each new connection.",
+			Remedy: `Set backend to "nftables", whose cost does not grow with the list.`}, warned},
 		{Finding{ID: "damaged-document", Severity: SeverityProblem,
-			Summary: "Documents of the dataDir are damaged.",
+			Cause: "Documents of the dataDir are damaged.",
 			Remedy: "They are moved aside and written again from their sources: a conflist or agent file that states the same, " +
 				"or the next ADD of their network."}, warned},
 	}
@@ -152,21 +152,18 @@ func (e *examination) readThirdParty() {
 
 // violations adds those violations to a finding that have its ID.
 func violations(e *examination, f *Finding) {
-	var remedies []string
 	for _, v := range e.violations {
 		id, line := "foreign-masquerade", v.String()
 		if doubt := e.doubt(v); doubt != "" {
 			id, line = "foreign-masquerade-possible", line+" ("+doubt+")"
 		}
-		if id != f.ID {
-			continue
+		if hint := hintFor(v.rule); hint != "" {
+			line += "; " + hint
 		}
-		f.Detail = append(f.Detail, line)
-		if r := remedyFor(v.rule); r != "" && !slices.Contains(remedies, r) {
-			remedies = append(remedies, r)
+		if id == f.ID {
+			f.Details = append(f.Details, line)
 		}
 	}
-	f.Remedy = strings.Join(append(remedies, f.Remedy), " ")
 }
 
 // doubt returns why the rule may not apply to pods; "" if it does.
@@ -199,29 +196,29 @@ func (v violation) String() string {
 	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)
 }
 
-// remedyFor returns what to do about the rules of a well-known program.
-func remedyFor(r thirdparty.Rule) string {
+// hintFor returns how a well-known program is told not to write its rule, or "".
+func hintFor(r thirdparty.Rule) string {
 	chain := func(prefix string) bool { return strings.HasPrefix(r.Chain, prefix) }
 	for _, program := range []struct {
-		wrote  bool
-		remedy string
+		wrote bool
+		hint  string
 	}{
-		{strings.HasPrefix(r.Comment, "kubenet:"), "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot."},
-		{chain("KUBE-") || r.Table == "kube-proxy", "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off."},
+		{strings.HasPrefix(r.Comment, "kubenet:"), "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot"},
+		{chain("KUBE-") || r.Table == "kube-proxy", "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off"},
 		{chain("FLANNEL") || strings.HasPrefix(r.Table, "flannel"),
-			`flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay.`},
-		{r.Table == "kindnet-ipmasq", "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false."},
+			`flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay`},
+		{r.Table == "kindnet-ipmasq", "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false"},
 		{chain("KIND-MASQ-AGENT"),
-			"kind's kindnetd always masquerades: create the cluster with networking.disableDefaultCNI: true and another main plugin."},
-		{chain("cali-"), "Calico: set natOutgoing: false in the IPPool."},
-		{chain("CILIUM_"), "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false."},
-		{chain("AWS-SNAT"), "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true."},
+			"kind's kindnetd always masquerades: create the cluster with networking.disableDefaultCNI: true and another main plugin"},
+		{chain("cali-"), "Calico: set natOutgoing: false in the IPPool"},
+		{chain("CILIUM_"), "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false"},
+		{chain("AWS-SNAT"), "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true"},
 		{chain("CNI-") || strings.HasPrefix(r.Table, "cni_plugins"),
-			"A CNI plugin's ipMasq: drain the node and set it to false in the conflist, as running pods keep their rules."},
-		{slices.Contains(r.Match.NotOut, "docker0"), "Docker: run dockerd with --ip-masq=false if its containers need no masquerading."},
+			"a CNI plugin's ipMasq: drain the node and set it to false in the conflist, as running pods keep their rules"},
+		{slices.Contains(r.Match.NotOut, "docker0"), "Docker: run dockerd with --ip-masq=false if its containers need no masquerading"},
 	} {
 		if program.wrote {
-			return program.remedy
+			return program.hint
 		}
 	}
 	return ""

@@ -12,15 +12,15 @@ import (
 )
 
 func TestWriteText(t *testing.T) {
-	long := Finding{ID: "slow-list", Severity: SeverityNotice, Summary: "Long.", Remedy: "Shorten it."}
+	long := Finding{ID: "slow-list", Severity: SeverityNotice, Cause: "Long.", Remedy: "Shorten it."}
 	for i := range 14 {
-		long.Detail = append(long.Detail, fmt.Sprintf("chain %d", i))
+		long.Details = append(long.Details, fmt.Sprintf("chain %d", i))
 	}
 	for name, findings := range map[string][]Finding{
 		"none": nil,
 		"some": {
-			{ID: "forwarding-off", Severity: SeverityProblem, Summary: "The kernel does not forward.", Detail: []string{"net.ipv4.ip_forward is 0", "one cause\nanother one"}, Remedy: "Set it to 1."},
-			{ID: "saved-ruleset", Severity: SeverityNotice, Summary: "A ruleset is saved.", Detail: []string{}, Remedy: "Remove it."},
+			{ID: "forwarding-off", Severity: SeverityProblem, Cause: "The kernel does not forward.", Details: []string{"net.ipv4.ip_forward is 0", "one cause\nanother one"}, Remedy: "Set it to 1."},
+			{ID: "saved-ruleset", Severity: SeverityNotice, Cause: "A ruleset is saved.", Details: []string{}, Remedy: "Remove it."},
 			long,
 		},
 	} {

@@ -176,6 +176,7 @@ func (e exporter) metric(t prometheus.ValueType, name, help string, labels []str
 func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.Time) {
 	valid := e.gauge("source_valid", "Whether the source is valid (1) or not (0); if not, its last good policy is in force.", "source")
 	hash := e.gauge("source_hash", "Hash of the source's policy: the first 48 bits of its SHA-256 as a number, equal on nodes with the same policy.", "source")
+	warnings := e.gauge("source_warnings", "Number of warnings about keys of the source that are unknown and ignored.", "source")
 	stored := e.gauge("source_last_written_timestamp_seconds", "Time when the source's policy was last stored, in seconds since 1970.", "source")
 	var ids []policy.SourceID
 	for _, s := range r.State.Sources {
@@ -209,6 +210,11 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 	}
 	for name, v := range allValid {
 		valid(boolToFloat(v), name)
+		unknown := 0
+		if r.Sources != nil && r.Sources.Agent != nil && name == string(policy.AgentFiles) {
+			unknown = len(r.Sources.Agent.UnknownKeys)
+		}
+		warnings(float64(unknown), name)
 	}
 }
 

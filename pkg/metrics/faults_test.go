@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -52,6 +53,7 @@ func faults() map[string]struct {
 		reasons  string
 	}{
 		"sound":               {nil, present, ""}, // the others are compared with it
+		"unknown-key":         {nil, present, ""},
 		"rules":               {chain(reconcile.ReasonRules, errors.New("rules differ")), present, "rules"},
 		"state":               {one(reconcile.Problem{Reason: reconcile.ReasonState, Source: agentFiles, Err: errors.New("no space left on device")}), present, "state"},
 		"source":              {one(reconcile.Problem{Reason: reconcile.ReasonSource, Source: agentFiles, Err: errors.New("nonMasqueradeCIDRs[0]: is null")}), present, "source"},
@@ -118,6 +120,9 @@ func TestFaults(t *testing.T) {
 			r := &reconcile.Report{
 				Started: time.Unix(1_700_000_000, 0), Took: time.Millisecond, Result: result, Problems: f.problems, Rules: v, State: store.State{Sources: all},
 				Sources: &reconcile.Sources{ConfDir: config.ConfDir{Conflists: []config.Conflist{{Network: "bridge", Entries: []config.ConflistEntry{{Index: 1}}}}}},
+			}
+			if name == "unknown-key" {
+				r.Sources.Agent = &agentconfig.Files{UnknownKeys: []string{"ip-masq-agent:1: nonMasqueradeCIDR: is not a known key"}}
 			}
 			if f.managed != nil {
 				r.Conflist = f.managed

@@ -42,7 +42,7 @@ func richStatus(t *testing.T) *metrics.Monitor {
 	m.Settings(metrics.Settings{Settings: s, Err: errors.New("/etc/ip-masq/reconciler.toml:3: x: is not a known key; remove it")})
 	r.Sources.Agent = &agentconfig.Files{
 		Dir: "/etc/config", Names: []string{"ip-masq-agent"}, Source: r.State.Sources[0], ResyncInterval: 5 * time.Second,
-		Warnings: []string{"unknown key"},
+		UnknownKeys: []string{"unknown key"}, Warnings: []string{"null"},
 	}
 	r.Sources.AgentErr = errors.New("nonMasqueradeCIDRs[0]: is null")
 	r.Warnings = []error{errors.New("use backend nftables")}

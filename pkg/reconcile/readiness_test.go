@@ -88,7 +88,8 @@ func TestReadiness(t *testing.T) {
 			f.conflist("podnet", nil)
 			f.right()
 			c.spoil(f, disk)
-			r := f.Readiness(t.Context(), false)
+			r := f.Check(t.Context())
+			f.AddReadiness(t.Context(), r)
 			if c.reason == "" {
 				if !r.Ready() {
 					t.Errorf("not ready: %v", problems(r))
@@ -122,17 +123,17 @@ func fill(f *fixture, disk string) {
 	}
 }
 
-// TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ.
+// TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ. Check does not.
 func TestReadinessBesideReconciler(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("podnet", nil)
 	f.right()
 	f.Settings.CNIBinDir = "/nowhere"
-	if r := f.Readiness(t.Context(), true); !r.Ready() {
+	if r := f.Check(t.Context()); !r.Ready() {
 		t.Errorf("problems %v", problems(r))
 	}
 	f.nft("flush", "ruleset")
-	if r := f.Readiness(t.Context(), true); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "repaired by a reconciler that runs") {
+	if r := f.Check(t.Context()); len(r.Problems) != 1 || r.Problems[0].Reason != ReasonRules {
 		t.Errorf("without rules: %v", problems(r))
 	}
 }

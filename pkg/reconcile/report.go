@@ -56,23 +56,36 @@ const (
 
 // Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
 type Fault struct {
-	Reason  Reason
-	Summary string // a sentence, also in the documents
+	Reason Reason
+	Cause  string // a sentence, also in the documents
+	Remedy string
 }
 
 // Faults returns all of them.
 func Faults() []Fault {
 	return []Fault{
-		{ReasonRules, "Rules differ, or may differ, from what the sources ask for."},
-		{ReasonState, "The dataDir or the directory of conflists cannot be used."},
-		{ReasonSource, "A plugin entry, an agent file or reconciler.toml is invalid."},
-		{ReasonConflict, "Two sources, or two directories as dataDir, conflict."},
-		{ReasonConflist, "The plugin entry is missing, or every ADD fails because of it."},
-		{ReasonPlugin, "The plugin's binary is missing or not executable."},
-		{ReasonBackend, "A program, a part of the kernel or a capability is missing."},
-		{ReasonStandby, "Another reconciler runs on the node."},
-		{ReasonFlapping, "Another program reverts the rules repeatedly."},
-		{ReasonAddress, "The node has no usable address in outputAddresses."},
+		{ReasonRules, "Rules differ, or may differ, from what the sources ask for.",
+			"Start the reconciler, which repairs the rules, or run ip-masq-reconciler once. If another program wrote the chain, state another masqChain."},
+		{ReasonState, "The dataDir or the directory of conflists cannot be used.",
+			"Free space, make the directory writable, or state the right one in data_dir or cni_conf_dir and restart the reconciler. " +
+				"If a newer version wrote the files, install that version again."},
+		{ReasonSource, "A plugin entry, an agent file or reconciler.toml is invalid.",
+			"Correct the file, or in a cluster the ConfigMap. The reconciler reads it at once."},
+		{ReasonConflict, "Two sources, or two directories as dataDir, conflict.",
+			"State the same value in both sources, or remove it from one. State one dataDir everywhere, and run cleanup for the other one."},
+		{ReasonConflist, "The plugin entry is missing, or every ADD fails because of it.",
+			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler install inserts it there. " +
+				"If another program removes it, change that program's settings."},
+		{ReasonPlugin, "The plugin's binary is missing or not executable.",
+			"Run ip-masq-reconciler install. In a cluster, delete this node's pod of ip-masq, whose init container installs the plugin."},
+		{ReasonBackend, "A program, a part of the kernel or a capability is missing.",
+			"Install the program, load the modules or add the capability. Or set backend to \"nftables\", which needs no program."},
+		{ReasonStandby, "Another reconciler runs on the node.",
+			"Stop one of the two: the service of the host, or the pod."},
+		{ReasonFlapping, "Another program reverts the rules repeatedly.",
+			"Stop that program, or let it leave the chain alone. Then run ip-masq-reconciler once."},
+		{ReasonAddress, "The node has no usable address in outputAddresses.",
+			"Configure an address of the list on the node, or add a prefix to outputAddresses that contains one of its addresses."},
 	}
 }
 
@@ -399,21 +412,12 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	}
 }
 
-// Readiness returns why the node is not ready, as far as that needs no history of syncs: what Check finds. If no active
-// reconciler answers, it also says why ADDs fail and why rules cannot be repaired.
-func (n *Node) Readiness(ctx context.Context, active bool) *Report {
-	r := n.Check(ctx)
-	if !active {
-		n.addBackendProblems(ctx, r)
-		n.addRepairProblems(ctx, r)
-		n.AddADDProblems(r)
-	}
-	for i, p := range r.Problems {
-		if isDrift(p.Err) {
-			r.Problems[i].Err = fmt.Errorf("%w\na difference without a remedy is repaired by a reconciler that runs, or by ip-masq-reconciler once", p.Err)
-		}
-	}
-	return r
+// AddReadiness adds to what Check found why ADDs fail and why rules cannot be repaired: all that an active reconciler
+// reports and that needs no history of syncs.
+func (n *Node) AddReadiness(ctx context.Context, r *Report) {
+	n.addBackendProblems(ctx, r)
+	n.addRepairProblems(ctx, r)
+	n.AddADDProblems(r)
 }
 
 // addRepairProblems adds why rules that differ cannot be repaired, as a dry run of the repair finds it.

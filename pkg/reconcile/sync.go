@@ -324,6 +324,9 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	} else if err := p.Add(files.Source, r.conflists, r.warn); err != nil {
 		r.sourceProblem(source, err)
 	}
+	for _, u := range files.UnknownKeys {
+		r.warn(FindingWarning{errors.New(u), "unknown-key"})
+	}
 	for _, w := range files.Warnings {
 		r.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
 	}
