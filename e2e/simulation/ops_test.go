@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+const (
+	dataDir = "/var/lib/cni/ip-masq"
+	confDir = "/etc/cni/net.d"
+)
+
+// network is a network and what the scenario knows of its policy.
+type network struct {
+	*netSpec
+	conf   *version // in its conflist, nil without one
+	since  int      // seq of its last change
+	claims []claim
+}
+
+// claim is a policy that may be in force because a process has, or may have, stored it.
+type claim struct {
+	v *version // nil: the network has no document
+	p *process // nil: from the beginning
+}
+
+// pod is an address. Several containers have it, one after the other.
+type pod struct {
+	number    int
+	container int // of the present one, and how many there were
+	net       *network
+	space     string
+	addresses []netip.Addr
+	phase     phase
+	since     int // seq of the end of its ADD
+	entry     *version
+
+	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
+}
+
+type phase int
+
+const (
+	gone phase = iota
+	starting
+	running
+	stopping
+)
+
+func (p *pod) id(container int) string { return fmt.Sprintf("pod%d-%d", p.number, container) }
+
+// do carries out one operation of the scenario.
+func (w *world) do(o *op) {
+	n := w.networks[o.net]
+	var p *process
+	switch o.kind {
+	case "add":
+		p = w.add(o, n, n.conf)
+	case "stale add":
+		p = w.add(o, n, n.versions[o.version])
+	case "del":
+		p = w.del(o)
+	case "check", "status":
+		p = w.ask(o, n)
+	case "gc":
+		p = w.gc(o, n)
+	case "sync":
+		p = w.sync(o)
+	case "conflist":
+		w.setConf(n, n.versions[o.version])
+	case "no conflist":
+		w.setConf(n, nil)
+	case "quiet":
+		w.quiet(o)
+	case "wait":
+		w.until(func() bool { return !slices.ContainsFunc(w.running, func(p *process) bool { return !p.ended() }) })
+	default:
+		w.disturb(o)
+	}
+	if p != nil && o.wait {
+		w.until(p.ended)
+	}
+}
+
+func (w *world) setConf(n *network, v *version) {
+	w.seq++
+	path := fmt.Sprintf("%s/1%d-%s.conflist", confDir, n.number, n.name)
+	if n.conf, n.since = v, w.seq; v == nil {
+		w.machine.Remove(path)
+	} else {
+		text, err := json.Marshal(map[string]any{
+			"cniVersion": "1.1.0", "name": n.name, "plugins": []any{map[string]any{"type": "bridge"}, v.keys()},
+		})
+		if err != nil {
+			panic(err)
+		}
+		w.machine.WriteFile(path, string(text))
+	}
+	for _, p := range w.running {
+		if v != nil && !p.ended() && (p.op.kind == "sync" || w.harmed()) { // it may read this one
+			n.claims = append(n.claims, claim{v, p})
+		}
+	}
+	w.note("conflist of %s is %s", n.name, v)
+}
+
+// plugin returns the plugin as a process of its own.
+func (w *world) plugin(p *process, out io.Writer) *cniplugin.Plugin {
+	return &cniplugin.Plugin{
+		Drivers: w.kernel.drivers(), Program: "program", Version: "v1", Generation: w.kernel.Generation, Addresses: w.kernel.Addresses,
+		Conntrack: w.kernel.Conntrack, PluginFile: "/etc/ip-masq/plugin.toml", LockWait: 10 * time.Second, Stdout: out, Stderr: &p.stderr,
+	}
+}
+
+// stdin returns what libcni gives to the plugin.
+func stdin(v *version, n *network, more map[string]any) []byte {
+	keys := map[string]any{"type": "ip-masq"}
+	if v != nil {
+		keys = v.keys()
+	}
+	keys["cniVersion"], keys["name"] = "1.1.0", n.name
+	for key, value := range more {
+		keys[key] = value
+	}
+	text, err := json.Marshal(keys)
+	if err != nil {
+		panic(err)
+	}
+	return text
+}
+
+// args returns the arguments for a container of a pod.
+func (w *world) args(p *pod, v *version, n *network, container int) *skel.CmdArgs {
+	ips := []any{map[string]any{"address": p.net.address(false, p.number).String(), "interface": 0}}
+	if v != nil && v.chain.ipv6 {
+		ips = append(ips, map[string]any{"address": p.net.address(true, p.number).String(), "interface": 0})
+	}
+	result := map[string]any{
+		"cniVersion": "1.1.0", "ips": ips, "interfaces": []any{map[string]any{"name": "eth0", "sandbox": "/run/netns/x"}},
+	}
+	args := "IgnoreUnknown=1;K8S_POD_NAME=" + p.id(container)
+	if p.space != "" {
+		args += ";K8S_POD_NAMESPACE=" + p.space
+	}
+	return &skel.CmdArgs{
+		ContainerID: p.id(container), IfName: "eth0", Netns: "/run/netns/x", Args: args,
+		StdinData: stdin(v, n, map[string]any{"prevResult": result}),
+	}
+}
+
+func codeOf(err error) uint {
+	if coded, is := errors.AsType[*types.Error](err); is {
+		return coded.Code
+	}
+	return 0
+}
+
+func (w *world) add(o *op, n *network, v *version) *process {
+	pod := w.pods[o.pod]
+	if v == nil || pod.phase == starting || pod.phase == stopping || w.runs("gc", n) {
+		return nil
+	}
+	if pod.phase == running && o.number < 4 && pod.entry != nil { // the runtime repeats the ADD
+		n, v = pod.net, pod.entry
+	} else {
+		pod.container++
+		pod.net, pod.space = n, spaces[o.number%len(spaces)]
+	}
+	pod.phase, pod.entry = starting, v
+	pod.addresses = []netip.Addr{n.address(false, pod.number).Addr()}
+	if v.chain.ipv6 {
+		pod.addresses = append(pod.addresses, n.address(true, pod.number).Addr())
+	}
+	container := pod.container
+	args := w.args(pod, v, n, container)
+	var out strings.Builder
+	p := w.start(o, func(p *process) error { return w.plugin(p, &out).Funcs().Add(args) }, func(p *process) {
+		w.counts["ADD"]++
+		if pod.container != container || pod.phase != starting { // of another boot
+			w.resolve(n, p, v)
+			return
+		}
+		pod.phase = gone
+		if p.returned && p.err == nil {
+			w.counts["ADD passed"]++
+			pod.phase, pod.since = running, w.seq
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod)
+			if out.Len() == 0 {
+				w.object("%s passes without a result", p.Name)
+			}
+		}
+		w.resolve(n, p, v)
+		w.judgeADD(p, v)
+	})
+	p.network = n
+	n.claims = append(n.claims, claim{v, p})
+	for _, other := range w.networks {
+		if other.conf != nil && w.harmed() { // it may write a damaged document again
+			other.claims = append(other.claims, claim{other.conf, p})
+		}
+	}
+	return p
+}
+
+// runs reports whether a verb runs for a network.
+func (w *world) runs(verb string, n *network) bool {
+	return slices.ContainsFunc(w.running, func(p *process) bool { return !p.ended() && p.op.kind == verb && p.network == n })
+}
+
+// resolve takes note of how a process ended that was about to store a policy.
+func (w *world) resolve(n *network, p *process, v *version) {
+	switch {
+	case !p.returned:
+	case p.err == nil:
+		if w.healthy(p) {
+			w.written(n)
+		}
+		if !w.harmed() { // or the chains stay as they are
+			if w.repaired(p); v == n.conf && n.since < p.start {
+				n.settle(p, v)
+			}
+		}
+	case codeOf(p.err) == 7 || codeOf(p.err) == 11:
+		n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
+	}
+}
+
+// written takes note that the document of a network was written again.
+func (w *world) written(n *network) {
+	w.book.harmed = slices.DeleteFunc(w.book.harmed, func(file string) bool { return file == w.document(n) })
+}
+
+// harmed reports whether a document is damaged or lost.
+func (w *world) harmed() bool { return len(w.book.harmed) > 0 }
+
+// settle takes note that a process has stored a policy: only those that ran at the same time can have stored another one.
+func (n *network) settle(p *process, v *version) {
+	n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.v != v && (c.p == nil || c.p.ended() && c.p.end < p.start) })
+	if !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == v }) {
+		n.claims = append(n.claims, claim{v, p})
+	}
+}
+
+func (w *world) del(o *op) *process {
+	pod := w.pods[o.pod]
+	if pod.container == 0 || pod.phase == starting || pod.phase == stopping {
+		return nil
+	}
+	container := pod.container
+	if o.number < 3 && container > 1 { // late, of a former container
+		container--
+	} else if pod.phase == running {
+		pod.phase = stopping
+	}
+	args := w.args(pod, pod.entry, pod.net, container)
+	return w.start(o, func(p *process) error { return w.plugin(p, io.Discard).Funcs().Del(args) }, func(p *process) {
+		if container == pod.container && pod.phase == stopping {
+			pod.phase = gone
+		}
+		if p.returned && p.err != nil {
+			w.object("DEL fails: %v", p.err)
+		}
+	})
+}
+
+func (w *world) gc(o *op, n *network) *process {
+	if w.runs("add", n) || w.runs("stale add", n) { // a runtime does not call it meanwhile
+		return nil
+	}
+	valid := []types.GCAttachment{}
+	for _, p := range w.pods {
+		for c := 1; p.net == n && p.phase != gone && c <= p.container; c++ {
+			if c == p.container || o.number < 4 {
+				valid = append(valid, types.GCAttachment{ContainerID: p.id(c), IfName: "eth0"})
+			}
+		}
+	}
+	args := &skel.CmdArgs{StdinData: stdin(n.conf, n, map[string]any{"cni.dev/valid-attachments": valid})}
+	p := w.start(o, func(p *process) error { return w.plugin(p, io.Discard).Funcs().GC(args) }, func(*process) {})
+	p.network = n
+	return p
+}
+
+// ask starts a CHECK or a STATUS.
+func (w *world) ask(o *op, n *network) *process {
+	pod := w.pods[o.pod]
+	if o.kind == "check" && pod.phase != running || o.kind == "status" && n.conf == nil {
+		return nil
+	}
+	var args *skel.CmdArgs
+	if o.kind == "check" {
+		args = w.args(pod, pod.entry, pod.net, pod.container)
+	} else {
+		args = &skel.CmdArgs{StdinData: stdin(n.conf, n, nil)}
+	}
+	written, seq := 0, 0
+	return w.start(o, func(p *process) error {
+		written, seq = w.machine.Writes, w.kernel.seq
+		f := w.plugin(p, io.Discard).Funcs()
+		if o.kind == "check" {
+			return f.Check(args)
+		}
+		return f.Status(args)
+	}, func(p *process) {
+		if w.alone(p) && p.returned && (written != w.machine.Writes || seq != w.kernel.seq) {
+			w.object("%s writes", p.Name)
+		}
+	})
+}
+
+// alone reports whether no other process ran at the same time.
+func (w *world) alone(p *process) bool {
+	return !slices.ContainsFunc(w.running, func(q *process) bool { return q != p && (!q.ended() || q.end > p.start) })
+}
+
+// node returns the reconciler's node.
+func (w *world) node() *reconcile.Node {
+	s := config.DefaultSettings()
+	s.DataDir, s.CNIConfDir = dataDir, confDir
+	n := reconcile.Open(s, "/etc/ip-masq/plugin.toml", w.kernel.drivers())
+	n.Version, n.Conntrack, n.Addresses = "v1", w.kernel.Conntrack, w.kernel.Addresses
+	return n
+}
+
+func (w *world) sync(o *op) *process {
+	confs := map[*network]*version{}
+	var report *reconcile.Report
+	node := w.reconciler
+	if w.reconciler = nil; node == nil { // or another process has it
+		node = w.node()
+	}
+	p := w.start(o, func(*process) error {
+		generation := w.kernel.generation.Number
+		report = node.Sync(context.Background(), node.Read())
+		if report.Rules != nil && report.Rules.InSync() && report.Ready() && report.Result == reconcile.Unchanged && generation == w.kernel.generation.Number {
+			node.Publish(report, generation)
+		}
+		return nil
+	}, func(p *process) {
+		w.counts["sync"]++
+		if !p.returned {
+			return
+		}
+		w.reconciler = node
+		for _, problem := range report.Problems {
+			w.note("  problem: %s %s %s: %v", problem.Reason, problem.Source, problem.Chain, problem.Err)
+		}
+		for _, warning := range report.Warnings {
+			w.note("  warning: %v", warning)
+		}
+		healthy := !slices.ContainsFunc(report.Problems, func(p reconcile.Problem) bool { return p.Reason != reconcile.ReasonPlugin })
+		if healthy && w.healthy(p) {
+			for n, v := range confs {
+				if v != nil && n.conf == v && n.since < p.start {
+					w.written(n)
+				}
+			}
+			if !w.harmed() {
+				w.repaired(p)
+			}
+			for n, v := range confs {
+				if n.conf == v && n.since < p.start && v != nil {
+					n.settle(p, v)
+				}
+			}
+		}
+		w.judgeSync(p, healthy, report)
+	})
+	for _, n := range w.networks {
+		if confs[n] = n.conf; n.conf != nil {
+			n.claims = append(n.claims, claim{n.conf, p})
+		} else if w.unused(n) {
+			n.claims = append(n.claims, claim{nil, p})
+		}
+	}
+	return p
+}
+
+func (w *world) unused(n *network) bool {
+	return !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p.phase != gone })
+}
+
+// disturb is what other programs, disks and time do.
+func (w *world) disturb(o *op) {
+	w.seq++
+	k, m := w.kernel, w.machine
+	w.note("%s", o)
+	switch o.kind {
+	case "commit":
+		k.generation.Number++
+	case "tamper":
+		w.tamper(o.number)
+	case "sleep":
+		time.Sleep([]time.Duration{time.Millisecond, 50 * time.Millisecond, time.Second, 3 * time.Second, 11 * time.Second, time.Minute, 11 * time.Minute, time.Hour}[o.number])
+	case "connect":
+		if p := w.pods[o.pod]; p.phase == running {
+			w.connect(p, o.number)
+		}
+	case "disk full", "disk read-only", "disk broken", "disk good":
+		m.Full, m.ReadOnly, m.Broken = o.kind == "disk full", o.kind == "disk read-only", o.kind == "disk broken"
+		w.fault()
+		w.counts["disk faults"]++
+	case "refuse", "accept":
+		k.refuses = o.kind == "refuse"
+		w.fault()
+	case "reboot":
+		w.reboot()
+	case "damage", "lose":
+		w.harm(o)
+	default:
+		panic("simulation: no operation " + o.kind)
+	}
+}
+
+func (w *world) reboot() {
+	w.counts["reboots"]++
+	w.machine.Crash()
+	for _, p := range w.running {
+		if !p.ended() {
+			w.kill(p)
+		}
+	}
+	w.kernel.boot()
+	w.reconciler = nil
+	w.boot()
+	for _, p := range w.pods {
+		p.phase = gone
+	}
+	w.book.tampered = 0
+	for _, file := range w.book.harmed {
+		for _, n := range w.networks {
+			if file == w.document(n) && len(n.claims) > 0 { // what it held is not known any more
+				n.claims = append(n.claims, claim{})
+			}
+		}
+	}
+}
+
+func (w *world) document(n *network) string {
+	return w.node().Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: n.name})
+}
+
+// harm damages or removes a file of the dataDir.
+func (w *world) harm(o *op) {
+	n := w.networks[o.net]
+	file := w.document(n)
+	switch o.number {
+	case 0, 1:
+		file = dataDir + "/record.json"
+	case 2:
+		w.machine.Remove(strings.TrimSuffix(file, ".json") + ".verified")
+		return
+	case 3:
+		file = dataDir + "/sources"
+	}
+	text, is := w.machine.ReadFile(file)
+	w.book.recordLost = w.book.recordLost || o.number < 2
+	switch {
+	case o.kind == "lose":
+		w.machine.Remove(file)
+		for _, n := range w.networks {
+			if (file == w.document(n) || o.number == 3) && len(n.claims) > 0 {
+				n.claims = append(n.claims, claim{})
+				w.book.harmed = append(w.book.harmed, w.document(n)) // the subnets of its pods are lost, too
+			}
+		}
+	case is:
+		w.machine.WriteFile(file, text[:len(text)/2])
+		if file != dataDir+"/record.json" {
+			w.book.harmed = append(w.book.harmed, file)
+		}
+	}
+}
+
+// tamper changes owned rules as another program may do.
+func (w *world) tamper(number int) {
+	k := w.kernel
+	for _, c := range []struct {
+		of map[policy.ChainFamily]policy.Chain
+	}{{k.chains[inNFTables]}, {k.chains[inIPTables]}, {k.chains[inLegacy]}} {
+		for _, ref := range sortedRefs(c.of) {
+			chain := cloned(c.of[ref])
+			switch number {
+			case 0, 1:
+				delete(c.of, ref)
+				continue
+			case 2, 3:
+				chain.Jumps = nil
+			case 4:
+				chain.Rules = nil
+			case 5:
+				chain.Rules = slices.Insert(chain.Rules, 0, policy.Rule{Verdict: policy.Masquerade})
+			}
+			c.of[ref] = chain
+		}
+	}
+	if number == 6 || number == 0 {
+		k.guards = nil
+		k.guardsSeen++
+	}
+	if number == 7 && len(k.guards) > 0 {
+		k.guards = slices.Clone(k.guards)
+		k.guards[0].Exempt = policy.Ranges{}
+		k.guardsSeen++
+	}
+	k.changes++
+	k.generation.Number++
+	k.seq++
+	w.book.tampered = w.seq
+	w.counts["tampers"]++
+}
+
+// connect begins a connection of a pod.
+func (w *world) connect(p *pod, number int) {
+	src := p.addresses[number%len(p.addresses)]
+	dst := destinations[(number*5+p.number)%len(destinations)]
+	if src.Is4() != dst.Is4() {
+		return
+	}
+	o := w.kernel.packet(src, dst, "eth0")
+	if o.dropped {
+		return
+	}
+	c := connection{Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, at: w.seq}
+	if o.translated {
+		c.ReplyDst = w.kernel.addresses[0].Address
+	}
+	w.kernel.connections = append(w.kernel.connections, c)
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// scenario is everything that a seed decides but the order of effects.
+type scenario struct {
+	seed   uint64
+	order  uint64 // of effects; a seed has 0
+	chains []chainSpec
+	nets   []netSpec
+	ops    []*op
+	legacy bool
+	tables bool // the host has a program iptables
+}
+
+// chainSpec is what the sources of one chain agree on.
+type chainSpec struct {
+	name, backend, guard, stale string
+	enforceExempt, ipv6, scoped bool
+}
+
+type netSpec struct {
+	name     string
+	chain    int
+	number   int
+	versions []*version
+}
+
+// version is one policy of a network.
+type version struct {
+	net     *netSpec
+	chain   *chainSpec
+	number  int
+	exempt  []netip.Prefix // nil: the defaults
+	masq    []netip.Prefix
+	spaces  []string
+	refused bool // the kernel accepts it only while it refuses nothing
+}
+
+func (v *version) String() string {
+	if v == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%s/%d", v.net.name, v.number)
+}
+
+// op is one operation of a scenario.
+type op struct {
+	kind    string
+	net     int
+	pod     int
+	version int
+	number  int
+	wait    bool // until it has ended before the next operation begins
+	kill    int  // before this effect
+	fail    int  // from this effect on, the first that writes
+}
+
+func (o *op) String() string {
+	text := o.kind
+	switch o.kind {
+	case "add", "stale add", "del", "check":
+		text += fmt.Sprintf(" pod%d", o.pod)
+	case "conflist":
+		text += fmt.Sprintf(" net%d/%d", o.net, o.version)
+	case "gc", "no conflist", "status":
+		text += fmt.Sprintf(" net%d", o.net)
+	case "tamper", "sleep", "damage", "lose", "connect":
+		text += fmt.Sprintf(" %d", o.number)
+	}
+	if o.kill > 0 {
+		text += fmt.Sprintf(" [kill at %d]", o.kill)
+	}
+	if o.fail > 0 {
+		text += fmt.Sprintf(" [fail at %d]", o.fail)
+	}
+	if !o.wait {
+		text += " &"
+	}
+	return text
+}
+
+var (
+	exemptions = prefixList("10.0.0.0/8 10.20.30.0/24 192.0.2.128/25 172.16.0.0/12 fd00:1::/32 2001:db8:8::/48")
+	exceptions = prefixList("10.20.0.0/16 192.0.2.0/24 10.20.30.64/26 fd00:1:2::/48")
+	refusable  = netip.MustParsePrefix("198.18.0.0/15")
+	linkLocal  = prefixList("169.254.0.0/16 fe80::/10")
+	// destinations has an address for each case of the longest prefix. Those of versions come on top.
+	destinations = addressList("8.8.8.8 10.1.1.1 10.20.1.1 10.20.30.1 10.20.30.65 192.0.2.1 192.0.2.129 172.16.0.1 192.168.1.1 " +
+		"169.254.1.1 198.18.0.1 2001:db8:1::1 fd00:1:1::1 fd00:1:2::1 2001:db8:8::1")
+	spaces = []string{"", "system", "web"}
+)
+
+func prefixList(s string) (all []netip.Prefix) {
+	for _, f := range strings.Fields(s) {
+		all = append(all, netip.MustParsePrefix(f))
+	}
+	return all
+}
+
+func addressList(s string) (all []netip.Addr) {
+	for _, f := range strings.Fields(s) {
+		all = append(all, netip.MustParseAddr(f))
+	}
+	return all
+}
+
+// marks are exempt by this version alone.
+func (v *version) marks() []netip.Prefix {
+	m := prefixList(fmt.Sprintf("100.64.%d.%d/32", v.net.number, v.number))
+	if v.chain.ipv6 {
+		m = append(m, prefixList(fmt.Sprintf("fd99:%d:%d::/48", v.net.number, v.number))...)
+	}
+	return m
+}
+
+// subnet returns the pod subnet of a network in a family.
+func (n *netSpec) address(ipv6 bool, host int) netip.Prefix {
+	if ipv6 {
+		return netip.MustParsePrefix(fmt.Sprintf("fd42:%d::%d/64", n.number, host+2))
+	}
+	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.%d/24", n.number, host+2))
+}
+
+// keys returns the version as keys of a plugin entry.
+func (v *version) keys() map[string]any {
+	c := v.chain
+	keys := map[string]any{"type": "ip-masq", "masqChain": c.name}
+	put := func(name string, value string) {
+		if value != "" {
+			keys[name] = value
+		}
+	}
+	put("backend", c.backend)
+	put("guard", c.guard)
+	put("staleConnections", c.stale)
+	if c.enforceExempt {
+		keys["enforceExempt"] = true
+	}
+	if c.ipv6 {
+		keys["enableIPv6"] = true
+	}
+	if c.scoped {
+		keys["sourceCIDRs"] = c.scope()
+	}
+	if v.exempt != nil {
+		keys["nonMasqueradeCIDRs"] = v.exempt
+	}
+	if v.masq != nil {
+		keys["masqueradeCIDRs"] = v.masq
+	}
+	if v.spaces != nil {
+		keys["nonMasqueradeNamespaces"] = v.spaces
+	}
+	return keys
+}
+
+func (c *chainSpec) scope() []netip.Prefix {
+	scope := prefixList("10.244.0.0/16")
+	if c.ipv6 {
+		scope = append(scope, prefixList("fd42::/16")...)
+	}
+	return scope
+}
+
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
+// newScenario returns the scenario of a seed.
+func newScenario(seed uint64) *scenario {
+	r := rand.New(rand.NewPCG(seed, 1))
+	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0}
+	names := []string{"IP-MASQ-AGENT", "SECOND", "THIRD"}
+	for i := range 1 + r.IntN(2) {
+		c := chainSpec{
+			name: names[i], backend: pick(r, "", "", "nftables", "nftables", "iptables"), guard: pick(r, "", "", "count", "drop", "drop"),
+			stale: pick(r, "", "keep", "reset"), enforceExempt: r.IntN(4) == 0, ipv6: r.IntN(2) == 0, scoped: r.IntN(2) == 0,
+		}
+		if !s.tables && c.backend == "iptables" {
+			c.backend = ""
+		}
+		s.chains = append(s.chains, c)
+	}
+	spaced := r.IntN(2) == 0
+	for i := range 1 + r.IntN(3) {
+		n := netSpec{name: fmt.Sprintf("net%d", i), number: i, chain: r.IntN(len(s.chains))}
+		s.nets = append(s.nets, n)
+	}
+	for i := range s.nets {
+		n := &s.nets[i]
+		for number := range 3 {
+			v := &version{net: n, chain: &s.chains[n.chain], number: number}
+			v.exempt = v.marks()
+			for _, p := range exemptions {
+				if r.IntN(3) == 0 && (p.Addr().Is4() || v.chain.ipv6) {
+					v.exempt = append(v.exempt, p)
+				}
+			}
+			for _, p := range exceptions {
+				if r.IntN(4) == 0 && (p.Addr().Is4() || v.chain.ipv6) {
+					v.masq = append(v.masq, p)
+				}
+			}
+			if r.IntN(8) == 0 {
+				v.exempt = append(v.exempt, refusable)
+				v.refused = true
+			}
+			if spaced && r.IntN(3) > 0 {
+				v.spaces = []string{pick(r, spaces[1:]...)}
+			}
+			n.versions = append(n.versions, v)
+		}
+	}
+	s.plan(r)
+	return s
+}
+
+// plan makes the operations.
+func (s *scenario) plan(r *rand.Rand) {
+	add := func(o op) { s.ops = append(s.ops, &o) }
+	kinds := []string{
+		"add", "add", "add", "add", "add", "add", "del", "del", "conflist", "conflist", "sync", "sync", "gc", "check", "status",
+		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait",
+	}
+	if r.IntN(2) == 0 { // a world with disks that fail
+		kinds = append(kinds, "disk full", "disk read-only", "disk broken", "disk good", "reboot", "reboot", "damage", "lose", "no conflist", "refuse", "accept")
+	}
+	killing, failing := r.IntN(2) == 0, r.IntN(3) == 0
+	for i := range s.nets {
+		add(op{kind: "conflist", net: i, wait: true})
+	}
+	for range 4 + r.IntN(16) {
+		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(8), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
+		if killing && r.IntN(4) == 0 {
+			o.kill = 1 + r.IntN(150)
+		}
+		if failing && r.IntN(4) == 0 {
+			o.fail = 1 + r.IntN(150)
+		}
+		for _, what := range strings.Split(*withoutFlag, ",") {
+			switch what {
+			case "":
+			case "fail":
+				o.fail = 0
+			case o.kind:
+				o.kind = "wait"
+			}
+		}
+		add(o)
+	}
+	add(op{kind: "quiet", wait: true})
+}
+
+func (s *scenario) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v)\n", s.seed, s.tables, s.legacy)
+	for _, c := range s.chains {
+		fmt.Fprintf(&b, "chain %+v\n", c)
+	}
+	for i := range s.nets {
+		n := &s.nets[i]
+		used := func(number int) bool {
+			return slices.ContainsFunc(s.ops, func(o *op) bool { return o.kind == "conflist" && o.net == i && o.version == number })
+		}
+		for _, v := range n.versions {
+			if used(v.number) {
+				fmt.Fprintf(&b, "%s in %s: exempt %v masquerade %v namespaces %v\n", v, v.chain.name, v.exempt, v.masq, v.spaces)
+			}
+		}
+	}
+	for _, o := range s.ops {
+		fmt.Fprintf(&b, "  %s\n", o)
+	}
+	return b.String()
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package system
+
+import (
+	"bytes"
+	"io/fs"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is a simulated machine.
+type Machine struct {
+	// Step is called before each effect, with its text. The error is that of the effect.
+	Step func(p *Process, effect string, writes bool) error
+	// Rand decides what a crash leaves, and the names of temporary files.
+	Rand *rand.Rand
+	// Full, ReadOnly and Broken are the states of the disk.
+	Full, ReadOnly, Broken bool
+	// Writes counts the changes of files.
+	Writes int
+
+	root   *inode
+	inodes uint64
+	booted time.Time
+	ticks  time.Duration
+
+	mu        sync.Mutex
+	processes map[string]*Process // by goroutine
+}
+
+// Process is a simulated process: its goroutines and its open files.
+type Process struct {
+	Name string
+	Dead bool
+
+	files map[int]*File
+	last  int
+}
+
+// machine is the one that runs. The product has no parameter for it.
+var machine *Machine //nolint:gochecknoglobals // the operating system is global to a program, too
+
+// NewMachine returns a machine that has just booted, with an empty disk, and makes it the one that runs.
+func NewMachine(r *rand.Rand) *Machine {
+	m := &Machine{Rand: r, booted: time.Now(), processes: map[string]*Process{}}
+	m.root = m.newNode(unix.S_IFDIR | 0o755)
+	machine = m
+	return m
+}
+
+// Go runs a function as a process, in a goroutine of its own.
+func (m *Machine) Go(p *Process, do func()) {
+	p.files = map[int]*File{}
+	go func() {
+		m.mu.Lock()
+		m.processes[goroutine()] = p
+		m.mu.Unlock()
+		do()
+	}()
+}
+
+// Kill ends a process before its next effect. The kernel closes its files.
+func (p *Process) Kill() {
+	p.Dead = true
+	for _, f := range p.files {
+		f.unlock()
+	}
+	p.files = map[int]*File{}
+}
+
+// Current returns the process of the calling goroutine: that of the goroutine that started it, if it has none. The
+// simulation itself has none.
+func (m *Machine) Current() *Process {
+	id := goroutine()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p, known := m.processes[id]
+	if !known {
+		buf := make([]byte, 1<<16)
+		text := string(buf[:runtime.Stack(buf, false)])
+		if i := strings.LastIndex(text, " in goroutine "); i >= 0 {
+			parent, _, _ := strings.Cut(text[i+len(" in goroutine "):], "\n")
+			p = m.processes[parent]
+		}
+		m.processes[id] = p
+	}
+	return p
+}
+
+func goroutine() string {
+	var buf [40]byte
+	text := buf[:runtime.Stack(buf[:], false)]
+	fields := bytes.Fields(text)
+	return string(fields[1])
+}
+
+// step is called before each effect on files.
+func (m *Machine) step(effect, path string, writes bool) error {
+	p := m.Current()
+	if p == nil {
+		return nil
+	}
+	if err := m.Step(p, effect+" "+path, writes); err != nil {
+		return err
+	}
+	switch {
+	case !writes:
+	case m.ReadOnly:
+		return unix.EROFS
+	case m.Broken:
+		return unix.EIO
+	}
+	return nil
+}
+
+// inode is a file, a directory or a symlink. What is durable survives a crash.
+type inode struct {
+	number  uint64
+	mode    uint32
+	changed time.Time
+	holders map[*File]bool // of the lock; true: exclusive
+
+	data, durable []byte
+	link          string
+
+	entries, kept map[string]*inode
+	log           []change // of entries, since kept
+	gone          bool
+}
+
+// change is the entries that one call changed in a directory; nil is a removed one.
+type change map[string]*inode
+
+func (m *Machine) newNode(mode uint32) *inode {
+	m.inodes++
+	n := &inode{number: m.inodes, mode: mode, changed: time.Now(), holders: map[*File]bool{}}
+	if n.isDir() {
+		n.entries, n.kept = map[string]*inode{}, map[string]*inode{}
+	}
+	return n
+}
+
+func (n *inode) isDir() bool { return n.mode&unix.S_IFMT == unix.S_IFDIR }
+
+func (n *inode) put(c change) {
+	for name, node := range c {
+		if node == nil {
+			delete(n.entries, name)
+		} else {
+			n.entries[name] = node
+		}
+	}
+	n.changed, n.log = time.Now(), append(n.log, c)
+}
+
+func (n *inode) names() []string {
+	var names []string
+	for name := range n.entries {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// sync makes a file or a directory durable.
+func (n *inode) sync() {
+	n.durable, n.log = bytes.Clone(n.data), nil
+	if n.durable == nil {
+		n.durable = []byte{}
+	}
+	if n.isDir() {
+		n.kept = map[string]*inode{}
+		for name, node := range n.entries {
+			n.kept[name] = node
+		}
+	}
+}
+
+// Crash ends all processes without warning and boots again. Of what was not synced, a directory keeps the first changes,
+// and a file keeps all, a part or nothing of its data.
+func (m *Machine) Crash() {
+	for _, p := range m.processes {
+		if p != nil {
+			p.Kill()
+		}
+	}
+	m.crash(m.root)
+	m.booted, m.Full, m.ReadOnly, m.Broken = time.Now(), false, false, false
+}
+
+func (m *Machine) crash(n *inode) {
+	n.holders = map[*File]bool{}
+	if n.isDir() {
+		kept := n.kept
+		for _, c := range n.log[:m.Rand.IntN(len(n.log)+1)] {
+			for name, node := range c {
+				if kept[name] = node; node == nil {
+					delete(kept, name)
+				}
+			}
+		}
+		n.entries = kept
+		n.sync()
+		for _, name := range n.names() {
+			m.crash(n.entries[name])
+		}
+		return
+	}
+	if n.durable == nil || !bytes.Equal(n.durable, n.data) {
+		switch m.Rand.IntN(4) {
+		case 0:
+			n.data = n.durable
+		case 1:
+			n.data = nil
+		case 2:
+			n.data = n.data[:m.Rand.IntN(len(n.data)+1)]
+		}
+	}
+	n.sync()
+}
+
+// The functions below are the simulation's own, without effects.
+
+// WriteFile writes a durable file, and the directories to it.
+func (m *Machine) WriteFile(path, text string) {
+	n := m.root
+	names := strings.Split(strings.Trim(path, "/"), "/")
+	for _, name := range names[:len(names)-1] {
+		if n.entries[name] == nil {
+			n.put(change{name: m.newNode(unix.S_IFDIR | 0o755)})
+			n.sync()
+		}
+		n = n.entries[name]
+	}
+	file := m.newNode(unix.S_IFREG | 0o600)
+	file.data = []byte(text)
+	file.sync()
+	n.put(change{names[len(names)-1]: file})
+	n.sync()
+}
+
+// ReadFile returns the text of a file.
+func (m *Machine) ReadFile(path string) (string, bool) {
+	_, _, n, err := m.find(m.root, path, true)
+	if err != nil || n == nil || n.isDir() {
+		return "", false
+	}
+	return string(n.data), true
+}
+
+// Names returns the names in a directory.
+func (m *Machine) Names(path string) []string {
+	if _, _, n, err := m.find(m.root, path, true); err == nil && n != nil {
+		return n.names()
+	}
+	return nil
+}
+
+// Remove removes a file or a directory with all that is in it.
+func (m *Machine) Remove(path string) {
+	if dir, name, n, err := m.find(m.root, path, false); err == nil && n != nil {
+		dir.put(change{name: nil})
+		dir.sync()
+		n.remove()
+	}
+}
+
+func (n *inode) remove() {
+	n.gone = true
+	for _, e := range n.entries {
+		e.remove()
+	}
+}
+
+// find returns the directory of a path, the last name, and what it names, nil if there is nothing.
+func (m *Machine) find(dir *inode, path string, follow bool) (parent *inode, name string, n *inode, err error) {
+	const most = 40
+	if strings.HasPrefix(path, "/") {
+		dir = m.root
+	}
+	names := strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
+	parent, n = dir, dir
+	for links, i := 0, 0; i < len(names); i++ {
+		name = names[i]
+		if name == "." {
+			continue
+		}
+		if n == nil {
+			return nil, "", nil, unix.ENOENT
+		}
+		if !n.isDir() {
+			return nil, "", nil, unix.ENOTDIR
+		}
+		parent, n = n, n.entries[name]
+		if n != nil && n.mode&unix.S_IFMT == unix.S_IFLNK && (follow || i < len(names)-1) {
+			if links++; links > most {
+				return nil, "", nil, unix.ELOOP
+			}
+			names = slices.Concat(strings.FieldsFunc(n.link, func(r rune) bool { return r == '/' }), names[i+1:])
+			if n = parent; strings.HasPrefix(names[0], "/") {
+				n = m.root
+			}
+			i = -1
+		}
+	}
+	return parent, name, n, nil
+}
+
+// info implements fs.FileInfo and fs.DirEntry.
+type info struct {
+	name string
+	st   unix.Stat_t
+}
+
+func (i info) Name() string               { return i.name }
+func (i info) Size() int64                { return i.st.Size }
+func (i info) ModTime() time.Time         { return time.Unix(i.st.Mtim.Unix()) }
+func (i info) IsDir() bool                { return i.Mode().IsDir() }
+func (i info) Info() (fs.FileInfo, error) { return i, nil }
+func (i info) Type() fs.FileMode          { return i.Mode().Type() }
+
+func (i info) Mode() fs.FileMode {
+	mode := fs.FileMode(i.st.Mode & 0o777)
+	switch i.st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		mode |= fs.ModeDir
+	case unix.S_IFLNK:
+		mode |= fs.ModeSymlink
+	}
+	return mode
+}
+
+func (n *inode) stat(st *unix.Stat_t) {
+	*st = unix.Stat_t{Dev: 1, Ino: n.number, Mode: n.mode, Nlink: 1, Size: int64(len(n.data))}
+	st.Mtim = unix.NsecToTimespec(n.changed.UnixNano())
+}
+
+func number(n int) string { return strconv.Itoa(n) }

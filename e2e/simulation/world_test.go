@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation_test
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/simulation/system"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// world is the node, its processes, and what the scenario has stated so far.
+type world struct {
+	scenario *scenario
+	machine  *system.Machine
+	kernel   *kernel
+	rand     *rand.Rand // of the order of effects
+
+	mu       sync.Mutex
+	parked   []*ticket
+	running  []*process
+	last     *process // that had the last effect
+	switches int      // one effect in so many goes to another process
+	effects  int
+	seq      int // counts effects and everything else that happens
+
+	networks []*network
+	pods     []*pod
+	book     book
+	counts   map[string]int
+
+	reconciler *reconcile.Node // of a process that makes no sync at present
+
+	trace     []string
+	objection string
+}
+
+// process is a verb or a sync that runs, or has ended.
+type process struct {
+	*system.Process
+	op       *op
+	network  *network // of an ADD or a GC
+	ordinal  int
+	start    int // seq
+	end      int
+	effects  int
+	do       func() error
+	err      error
+	returned bool // it was not killed
+	stderr   bytes.Buffer
+	finish   func(*process) // called by the scheduler when it has ended
+	faulty   bool           // an effect of it failed on purpose
+}
+
+// ticket is a process that waits for its next effect.
+type ticket struct {
+	p      *process
+	text   string
+	writes bool
+	resume chan struct{}
+	err    error
+}
+
+// boot gives the machine a new boot.
+func (w *world) boot() {
+	id := make([]byte, 16)
+	for i := range id {
+		id[i] = byte(w.machine.Rand.UintN(256))
+	}
+	w.machine.WriteFile("/proc/sys/kernel/random/boot_id", fmt.Sprintf("%08x-%04x-%04x-%04x-%012x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
+	w.machine.WriteFile("/var/lib/cni/results/.keep", "")
+	w.machine.WriteFile("/proc/thread-self/ns/net", "")
+}
+
+// start starts a process.
+func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *process {
+	w.seq++
+	p := &process{Process: &system.Process{Name: o.String()}, op: o, ordinal: len(w.running), start: w.seq, finish: finish}
+	p.do = func() error { return do(p) }
+	w.running = append(w.running, p)
+	w.note("%s begins", p.Name)
+	done := func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if r := recover(); r != nil && !p.Dead {
+			w.object("a verb or a sync panics: %v\n%s", r, stack())
+		}
+		p.end = -1
+	}
+	w.machine.Go(p.Process, func() {
+		defer done()
+		p.err = p.do()
+		p.returned = true
+	})
+	return p
+}
+
+func stack() string {
+	buf := make([]byte, 1<<14)
+	return string(buf[:runtime.Stack(buf, false)])
+}
+
+// step is called by each effect. It waits until the process has its turn.
+func (w *world) step(of *system.Process, text string, writes bool) error {
+	if of == nil {
+		return nil
+	}
+	if of.Dead {
+		runtime.Goexit()
+	}
+	w.mu.Lock()
+	i := slices.IndexFunc(w.running, func(p *process) bool { return p.Process == of })
+	t := &ticket{p: w.running[i], text: text, writes: writes, resume: make(chan struct{})}
+	w.parked = append(w.parked, t)
+	w.mu.Unlock()
+	<-t.resume
+	if of.Dead {
+		runtime.Goexit()
+	}
+	return t.err
+}
+
+func (w *world) kernelEffect(text string, writes bool) error {
+	return w.step(w.machine.Current(), "kernel: "+text, writes)
+}
+
+// until lets processes run, one effect after the other, until the condition holds or none can run.
+func (w *world) until(condition func() bool) {
+	const patience = 10 * time.Millisecond
+	idle := 0
+	for w.objection == "" {
+		synctest.Wait()
+		w.finished()
+		w.judge()
+		if w.objection != "" || condition() {
+			return
+		}
+		if len(w.parked) == 0 {
+			if idle++; idle > 10000 {
+				w.object("no process goes on")
+			}
+			time.Sleep(patience) // a process waits for its timer
+			continue
+		}
+		idle = 0
+		w.turn(w.choose())
+	}
+}
+
+// finished takes note of processes that have ended.
+func (w *world) finished() {
+	for _, p := range w.running {
+		if p.end == -1 {
+			w.seq++
+			p.end = w.seq
+			switch {
+			case p.Dead:
+				w.note("%s was killed", p.Name)
+			case p.err != nil:
+				w.note("%s fails: %v", p.Name, p.err)
+			default:
+				w.note("%s ends", p.Name)
+			}
+			if p.stderr.Len() > 0 {
+				w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
+			}
+			p.finish(p)
+		}
+	}
+}
+
+func (p *process) ended() bool { return p.end > 0 }
+
+// choose takes a ticket.
+func (w *world) choose() *ticket {
+	slices.SortStableFunc(w.parked, func(a, b *ticket) int { return cmp.Or(a.p.ordinal-b.p.ordinal, cmp.Compare(a.text, b.text)) })
+	i := slices.IndexFunc(w.parked, func(t *ticket) bool { return t.p == w.last })
+	if i < 0 || w.rand.IntN(w.switches) == 0 {
+		i = w.rand.IntN(len(w.parked))
+	}
+	t := w.parked[i]
+	w.parked = slices.Delete(w.parked, i, i+1)
+	return t
+}
+
+// turn gives a process its effect, unless the scenario ends it there or makes the effect fail.
+func (w *world) turn(t *ticket) {
+	p := t.p
+	w.last = p
+	w.effects++
+	w.seq++
+	p.effects++
+	switch o := p.op; {
+	case p.Dead:
+	case o.kill > 0 && p.effects == o.kill:
+		w.note("%s: killed before: %s", p.Name, t.text)
+		w.counts["kills"]++
+		w.kill(p)
+	case o.fail > 0 && p.effects >= o.fail && !p.faulty && t.writes:
+		t.err, p.faulty = unix.EIO, true
+		w.note("%s: fails: %s", p.Name, t.text)
+		w.counts["failed effects"]++
+		w.fault()
+	default:
+		w.note("%s: %s", p.Name, t.text)
+	}
+	close(t.resume)
+}
+
+// kill ends a process. Its other goroutines end at their next effect.
+func (w *world) kill(p *process) {
+	p.Kill()
+	w.parked = slices.DeleteFunc(w.parked, func(t *ticket) bool {
+		if t.p == p {
+			close(t.resume)
+		}
+		return t.p == p
+	})
+}
+
+// end ends everything.
+func (w *world) end() {
+	for _, p := range w.running {
+		if p.end == 0 {
+			w.kill(p)
+		}
+	}
+	synctest.Wait()
+	for i := 0; i < 100 && slices.ContainsFunc(w.running, func(p *process) bool { return p.end == 0 }); i++ {
+		time.Sleep(time.Second)
+		synctest.Wait()
+	}
+}
+
+func (w *world) note(format string, args ...any) {
+	w.trace = append(w.trace, fmt.Sprintf("%6d %s", w.seq, fmt.Sprintf(format, args...)))
+}
+
+// object takes note of what is wrong.
+func (w *world) object(format string, args ...any) {
+	if w.objection == "" {
+		w.objection = fmt.Sprintf(format, args...)
+		w.note("OBJECTION: %s", w.objection)
+	}
+}
