@@ -10,7 +10,7 @@ TESTFLAGS ?= $(if $(CI),-v)
 # What the tests run beside the binaries of this project. Packages, not programs: see tools/debian-packages.
 PACKAGES := iptables nftables conntrack iproute2
 
-BUILD       := go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+BUILD       := go build -ldflags "-s -w -X main.version=$(VERSION)"
 CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
 LINTERS     := bin/lint/.built
@@ -37,10 +37,12 @@ CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper
 export CGO_ENABLED := 0
 # Where tests and the demo find the binaries.
 export IPMASQ_BIN_DIR := $(CURDIR)/bin
+# What is built is the same in every directory, so that tests compile nothing that `make build` or another clone compiled.
+export GOFLAGS := $(GOFLAGS) -trimpath
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-kernels image image-iptables man release verify release-test e2e-packages imitations packages clean
+.PHONY: help build test test-time test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-kernels image image-iptables man release verify release-test e2e-packages imitations packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -49,18 +51,20 @@ build: ## static binaries in bin/
 	$(BUILD) -o bin/ip-masq ./plugin
 	$(BUILD) -o bin/ip-masq-reconciler ./reconciler
 
-# -count=1: a cached result says nothing about this kernel, nor about a program in bin/ that changed.
 test: PACKAGES += minisign
-test: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
-	limit=$$(go run ./e2e/timelimit/scale 20m) && go test -count=1 -timeout $$limit $(TESTFLAGS) ./...
-	go -C tools/deploy test -count=1 $(TESTFLAGS) ./...
-	go -C tools/bench test -count=1 $(TESTFLAGS) ./...
-	go -C tools/release test -count=1 $(TESTFLAGS) ./...
+test: test-time packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those on the kernel too (TESTFLAGS=-v)
+	@go run ./e2e/alltests $(TESTFLAGS)
 
-test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (TEST=TestStaleEntry)
-	@file=$$(grep -rlE --include='*_test.go' '^func $(TEST)\(' conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1) && \
-		test -n "$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
-		go test -tags $(SUITES) -count=1 -v -run '^$(TEST)$$' "./$$(dirname "$$file")" $(TESTFLAGS)
+test-time:
+	@echo "test: every test of every module: about 6 minutes on two cores; the first time 4 more to build tools"
+
+# IN is the directory of the test, if several tests have the name, or it is below tools/.
+test-one: PACKAGES += $(if $(filter tools/release,$(IN)),minisign)
+test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (TEST=TestStaleEntry; IN=e2e TEST=TestKeys/nftables)
+	@in="$(IN)"; file=$$(test -n "$$in" || grep -rlE --include='*_test.go' '^func $(firstword $(subst /, ,$(TEST)))\(' \
+			conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1); \
+		test -n "$$in$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \
+		go -C "$${in:-$$(dirname "$$file")}" test -tags $(SUITES) -count=1 -v -run '^$(subst /,$$/^,$(TEST))$$' . $(TESTFLAGS)
 
 lint: $(LINTERS) ## format, vet, go.mod, scripts, workflows, words, prose, golangci-lint
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
@@ -113,7 +117,7 @@ e2e-kernels: packages ## virtual machines with Debian's kernels and programs; wr
 # About 4 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick.
 bench: PACKAGES += time
 bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)
-	go -C tools/bench build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
+	go -C tools/bench build -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
 	bin/bench/bench $(BENCHFLAGS)
 
 # An archive for `ctr images import`, `podman load` and `skopeo copy`; no registry or daemon is asked.
@@ -162,17 +166,17 @@ clean: ## remove bin/
 
 # Tools are pinned in modules of their own, so that the project does not depend on what they depend on.
 $(CNI_TOOLS): tools/cni/go.mod tools/cni/go.sum $(wildcard tools/cni/*/*.go)
-	go -C tools/cni build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool ./crioverbs ./multus
+	go -C tools/cni build -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool ./crioverbs ./multus
 	@touch $@
 
 $(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.*)
-	go -C tools/deploy build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./check
-	go -C tools/helm build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool
+	go -C tools/deploy build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./check
+	go -C tools/helm build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool
 	@touch $@
 
 $(RELEASE): $(shell find tools/release -type f)
-	go -C tools/release build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ .
+	go -C tools/release build -ldflags "-s -w" -o $(CURDIR)/$@ .
 
 $(LINTERS): $(wildcard tools/lint/go.* tools/actionlint/go.* tools/vale/go.*)
-	for module in lint actionlint vale; do go -C tools/$$module build -trimpath -ldflags "-s -w" -o $(CURDIR)/bin/lint/ tool || exit 1; done
+	for module in lint actionlint vale; do go -C tools/$$module build -ldflags "-s -w" -o $(CURDIR)/bin/lint/ tool || exit 1; done
 	@touch $@

@@ -2,7 +2,7 @@
 
 // Command scale prints a limit on time, such as 20m, as it is on this machine now:
 //
-//	go test -timeout $(go run ./e2e/timelimit/scale 20m) ./...
+//	go test -timeout $(go run ./e2e/timelimit/scale 15m) ./e2e/runtimes/...
 package main
 
 import (
