@@ -185,20 +185,24 @@ func (d *daemon) settingsAre(s config.Settings, bad error) {
 func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad error, syncNow func()) (config.Settings, error) {
 	// A file is empty while it is written; events can be lost.
 	const quiet, maximum, poll = 100 * time.Millisecond, time.Second, time.Minute
-	changed := flowcontrol.NewDebouncer(quiet, maximum)
-	ticker := time.NewTicker(poll)
-	defer ticker.Stop()
+	changed := flowcontrol.Debounce{Quiet: quiet, Longest: maximum}
+	timer := time.NewTimer(poll)
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return s, bad
 		case <-d.files.Changed():
-			changed.Event()
+			changed.Event(time.Now())
+			timer.Reset(time.Until(changed.Due()))
 			continue
 		case <-d.hangup:
 			syncNow()
-		case <-changed.C:
-		case <-ticker.C:
+		case <-timer.C:
+		}
+		timer.Reset(poll)
+		if !changed.Take(time.Now()) && changed.Pending() {
+			timer.Reset(time.Until(changed.Due()))
 		}
 		next, err := d.app.settings(dataDirInUse(s))
 		if err != nil {

@@ -10,57 +10,44 @@ import (
 	"time"
 )
 
-// Debouncer merges events that follow each other closely: C delivers once no event has come for
-// the quiet time, and at the latest the maximum time after the first one. Its methods may be called
-// by any goroutine and never wait.
-type Debouncer struct {
-	C          <-chan struct{}
-	quiet, max time.Duration
-	fired      chan struct{}
-
-	mu    sync.Mutex
-	timer *time.Timer
-	first time.Time // of the events that C has not delivered yet; else zero
-}
-
-// NewDebouncer returns a Debouncer without events.
-func NewDebouncer(quiet, maximum time.Duration) *Debouncer {
-	fired := make(chan struct{}, 1)
-	return &Debouncer{C: fired, fired: fired, quiet: quiet, max: maximum}
+// Debounce merges events that follow each other closely: they are due once no event has come for the Quiet time, and at
+// the latest the Longest time after the first one.
+type Debounce struct {
+	Quiet, Longest time.Duration
+	first, last    time.Time // of the events that were not taken; else zero
 }
 
 // Event takes note of an event.
-func (d *Debouncer) Event() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	now := time.Now()
-	if d.first.IsZero() {
+func (d *Debounce) Event(now time.Time) {
+	if !d.Pending() {
 		d.first = now
 	}
-	wait := min(d.quiet, d.first.Add(d.max).Sub(now))
-	if d.timer == nil {
-		d.timer = time.AfterFunc(wait, d.fire)
-		return
-	}
-	d.timer.Reset(wait)
+	d.last = now
 }
 
-// Pending reports whether there is an event that C has not delivered yet.
-func (d *Debouncer) Pending() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return !d.first.IsZero()
+// Pending reports whether there are events that were not taken.
+func (d *Debounce) Pending() bool { return !d.first.IsZero() }
+
+// Due returns when the events that are pending are due.
+func (d *Debounce) Due() time.Time {
+	due, latest := d.last.Add(d.Quiet), d.first.Add(d.Longest)
+	if latest.Before(due) {
+		return latest
+	}
+	return due
 }
 
-func (d *Debouncer) fire() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.first = time.Time{}
-	select {
-	case d.fired <- struct{}{}:
-	default: // not received yet
+// Take reports whether events are due, and forgets them then.
+func (d *Debounce) Take(now time.Time) bool {
+	due := d.Over(now)
+	if due {
+		d.first, d.last = time.Time{}, time.Time{}
 	}
+	return due
 }
+
+// Over reports whether events are due.
+func (d *Debounce) Over(now time.Time) bool { return d.Pending() && !now.Before(d.Due()) }
 
 // Sleep returns after a time, or when ctx ends.
 func Sleep(ctx context.Context, d time.Duration) {

@@ -7,49 +7,40 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestDebouncer(t *testing.T) {
-	const quiet, maximum = 100 * time.Millisecond, time.Second
-	for _, c := range []struct {
-		name   string
+func TestDebounce(t *testing.T) {
+	const quiet, longest = 100 * time.Millisecond, time.Second
+	for name, c := range map[string]struct {
 		events int
 		every  time.Duration
-		want   []time.Duration
+		want   []time.Duration // when events are due
 	}{
-		{"one event", 1, 0, []time.Duration{quiet}},
-		{"a group", 5, quiet / 2, []time.Duration{4*quiet/2 + quiet}},
-		{"events without end", 30, 51 * time.Millisecond, []time.Duration{maximum, 29*51*time.Millisecond + quiet}},
+		"one event":          {1, 0, []time.Duration{quiet}},
+		"a group":            {5, quiet / 2, []time.Duration{4*quiet/2 + quiet}},
+		"events without end": {30, 51 * time.Millisecond, []time.Duration{longest, 29*51*time.Millisecond + quiet}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				d := NewDebouncer(quiet, maximum)
-				var got []time.Duration
-				go func() {
-					for i := range c.events {
-						if i > 0 {
-							time.Sleep(c.every)
-						}
-						d.Event()
-						if !d.Pending() {
-							t.Error("not pending after an event")
-						}
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			d := Debounce{Quiet: quiet, Longest: longest}
+			var got []time.Duration
+			for at := time.Duration(0); at < 3*longest; at += time.Millisecond {
+				if d.Take(start.Add(at)) {
+					got = append(got, at)
+				}
+				if i := int(at / max(c.every, 1)); c.every > 0 && at%c.every == 0 && i < c.events || at == 0 {
+					d.Event(start.Add(at))
+					if !d.Pending() || d.Over(start.Add(at)) {
+						t.Error("not pending after an event")
 					}
-				}()
-				for range c.want {
-					<-d.C
-					got = append(got, time.Since(start))
 				}
-				time.Sleep(2 * maximum)
-				if diff := cmp.Diff(c.want, got); diff != "" || d.Pending() || len(d.C) > 0 {
-					t.Error(diff, d.Pending(), len(d.C))
-				}
-			})
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" || d.Pending() {
+				t.Error(diff, d.Pending())
+			}
 		})
 	}
 }

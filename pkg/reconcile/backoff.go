@@ -9,14 +9,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-const (
-	firstBackoff   = time.Second
-	longestBackoff = time.Minute
-)
-
 // backoff withholds policies whose rules could not be written, as each try means a rollback. The
-// policy of a source is tried again after a time that doubles from firstBackoff to longestBackoff.
-// Another policy of that source waits for firstBackoff, and does not shorten the time.
+// policy of a source is tried again after a time that doubles from firstRetry to lastRetry.
+// Another policy of that source waits for firstRetry, and does not shorten the time.
 type backoff struct {
 	failed map[policy.SourceID]failure
 	next   time.Time // when the first withheld policy is due; zero if none is withheld
@@ -49,7 +44,7 @@ func (b *backoff) split(changed []policy.Source, now time.Time) (due []policy.So
 		}
 		wait := f.wait
 		if !reflect.DeepEqual(f.policies, c.Policies()) {
-			wait = firstBackoff
+			wait = firstRetry
 		}
 		if at := f.last.Add(wait); failed && now.Before(at) {
 			withheld[c.ID] = f.err
@@ -64,7 +59,7 @@ func (b *backoff) split(changed []policy.Source, now time.Time) (due []policy.So
 // note takes note of the outcome of the policies that were tried.
 func (b *backoff) note(tried []policy.Source, failed map[policy.SourceID]error, now time.Time) {
 	for _, c := range tried {
-		wait := min(max(2*b.failed[c.ID].wait, firstBackoff), longestBackoff)
+		wait := min(max(2*b.failed[c.ID].wait, firstRetry), lastRetry)
 		delete(b.failed, c.ID)
 		if err := failed[c.ID]; err != nil {
 			b.failed[c.ID] = failure{c.Policies(), err, now, wait}

@@ -45,11 +45,11 @@ func TestBackoff(t *testing.T) {
 	if tried(other) {
 		t.Error("another policy is tried at once")
 	}
-	if now = now.Add(firstBackoff); !tried(other) {
+	if now = now.Add(firstRetry); !tried(other) {
 		t.Error("another policy is not tried after a second")
 	}
 	b.note(other, failed, now)
-	if now = now.Add(longestBackoff - 1); tried(other) {
+	if now = now.Add(lastRetry - 1); tried(other) {
 		t.Error("the wait was shortened")
 	}
 	b.retry()
@@ -62,7 +62,7 @@ func TestBackoff(t *testing.T) {
 		if forget(); !tried(same) || !b.next.IsZero() {
 			t.Errorf("not tried at once, or next %s", b.next)
 		}
-		if b.note(same, failed, now); tried(same) || b.next.Sub(now) != firstBackoff {
+		if b.note(same, failed, now); tried(same) || b.next.Sub(now) != firstRetry {
 			t.Errorf("tried, or next in %s", b.next.Sub(now))
 		}
 	}
@@ -95,7 +95,7 @@ func TestBackoffOfEachSource(t *testing.T) {
 			}
 		}
 		b.note(kept, of, now)
-		now = now.Add(firstBackoff)
+		now = now.Add(firstRetry)
 	}
 	if want := 9; tries != want { // after 0, 1, 3, 7, 15, 31, 63, 123 and 183 s
 		t.Errorf("tried %d times in 200 s, want %d", tries, want)

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -92,12 +91,15 @@ func (r *running) count() int {
 	return len(r.reports)
 }
 
+// rulesChanged reports a commit by a program to the loop.
+func (r *running) rulesChanged(by Writer) { r.Committed(Commit{Touched: true, By: by}) }
+
 func last(all []*Report) *Report { return all[len(all)-1] }
 
 func TestLoopRepairsWhenRulesChange(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	r.nft("flush", "ruleset")
-	r.RulesChanged(Writer{7, "nft"})
+	r.rulesChanged(Writer{7, "nft"})
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 	r.exempts(defaults)
 	if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
@@ -127,6 +129,8 @@ func TestLoopCommits(t *testing.T) {
 	var calls []verified
 	var r *running
 	f := newFixture(t).withAgent()
+	driver := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{driver}
 	r = f.run(func(l *Loop) {
 		l.Verified = func(report *Report, generation uint32) {
 			mu.Lock()
@@ -169,13 +173,11 @@ func TestLoopCommits(t *testing.T) {
 	mu.Unlock()
 	// While the rules are read, a commit touches them.
 	var at time.Time
-	f.AgentFiles = func() (agentconfig.Files, error) {
-		f.AgentFiles = nil
+	touch := sync.OnceFunc(func() {
 		at = time.Now()
 		r.Committed(Commit{Generation: 15, Touched: true})
-		s := f.Read()
-		return *s.Agent, s.AgentErr
-	}
+	})
+	driver.observing.Store(&touch)
 	r.SyncNow()
 	if v := untilVerified(15); v.by.Sub(at) < minInterval/2 {
 		t.Errorf("generation 15 is verified by a sync that began before it")
@@ -227,7 +229,7 @@ func TestLoopWatches(t *testing.T) {
 	if chains := <-watched; chains != nil {
 		t.Errorf("after a write got %v", chains)
 	}
-	r.RulesChanged(Writer{})
+	r.rulesChanged(Writer{})
 	if chains := <-watched; len(chains) == 0 || chains[0].Chain != "OTHER" {
 		t.Errorf("got %v", chains)
 	}
@@ -256,7 +258,7 @@ func TestLoopReadsFilesWhenTheyChange(t *testing.T) {
 	r := newFixture(t).withAgent().run()
 	r.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
 	syncs := r.count()
-	r.RulesChanged(Writer{})
+	r.rulesChanged(Writer{})
 	r.until("sync", func(all []*Report) bool { return len(all) > syncs })
 	r.exempts(defaults) // files have events of their own
 	r.FilesChanged()
@@ -322,7 +324,7 @@ func TestLoopSyncsConflist(t *testing.T) {
 		trigger func()
 		want    int64
 	}{
-		"rules":   {func() { r.RulesChanged(Writer{}) }, 0},
+		"rules":   {func() { r.rulesChanged(Writer{}) }, 0},
 		"files":   {r.FilesChanged, 1},
 		"request": {r.SyncNow, 1},
 		"its own time": {func() {
@@ -364,7 +366,7 @@ func TestLoopDoesNotWaitForConflist(t *testing.T) {
 		return len(p) == 1 && p[0].Reason == ReasonConflist && p[0].Waiting
 	})
 	r.nft("flush", "ruleset")
-	r.RulesChanged(Writer{})
+	r.rulesChanged(Writer{})
 	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 	synced <- conflist.Status{Problems: []conflist.Problem{{Reason: "plugin", Err: errors.New("no plugin")}}}
 	r.until("its result", func(all []*Report) bool {
@@ -452,7 +454,7 @@ func TestLoopStateDuringASync(t *testing.T) {
 	written := slow.tried.Load()
 	slow.hold.Lock()
 	r.nft("flush", "ruleset")
-	r.RulesChanged(Writer{})
+	r.rulesChanged(Writer{})
 	r.until("sync", func([]*Report) bool { return slow.tried.Load() > written })
 	read := make(chan *enforce.State, 1)
 	go func() { read <- r.State(t.Context()) }()
@@ -472,14 +474,12 @@ func TestLoopStateDuringASync(t *testing.T) {
 // is due.
 func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
 	r, failing := newFixture(t).failRepair(Writer{})
-	const retry = 16 * firstRetry
-	time.Sleep(retry) // then the next is that far away
 	tried := failing.tried.Load()
 	for range 20 {
-		r.RulesChanged(Writer{})
+		r.rulesChanged(Writer{})
 		time.Sleep(10 * time.Millisecond)
 	}
-	if n := failing.tried.Load() - tried; n > 2 {
+	if n := failing.tried.Load() - tried; n > 0 {
 		t.Errorf("tried %d times in 200 ms of events", n)
 	}
 	failing.broken.Store(false)
@@ -495,7 +495,7 @@ func (f *fixture) failRepair(by Writer) (*running, *readOnly) {
 	r.until("rules", func(all []*Report) bool { return last(all).Ready() })
 	failing.broken.Store(true)
 	r.nft("flush", "ruleset")
-	r.RulesChanged(by)
+	r.rulesChanged(by)
 	r.until("a failure", func(all []*Report) bool { return last(all).Result == Failed })
 	return r, failing
 }
@@ -507,6 +507,8 @@ type readOnly struct {
 	hold   sync.Mutex
 	broken atomic.Bool
 	tried  atomic.Int64
+
+	observing atomic.Pointer[func()] // called before the rules are read
 }
 
 func (d *readOnly) Open(c netfilter.Choice) (netfilter.Backend, error) {
@@ -519,6 +521,13 @@ type readOnlyBackend struct {
 	driver *readOnly
 }
 
+func (b *readOnlyBackend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
+	if f := b.driver.observing.Load(); f != nil {
+		(*f)()
+	}
+	return b.Backend.Observe(ctx, chains)
+}
+
 func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File) error {
 	b.driver.tried.Add(1)
 	b.driver.hold.Lock()
@@ -529,62 +538,99 @@ func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, fro
 	return b.Backend.Apply(ctx, desired, from, held)
 }
 
-func TestSchedule(t *testing.T) {
+// TestNext: what is due, and when, by what happened since a sync that ended now.
+func TestNext(t *testing.T) {
 	now := time.Now()
 	const interval = time.Minute
-	failed := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules}}}
-	failing := func(times int) func(*schedule) {
-		return func(p *schedule) {
-			for range times {
-				p.after(now, failed, 0, interval, time.Time{})
+	failed := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules, Err: errors.New("not today")}}}
+	refused := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules, Source: policy.SourceID{Kind: policy.AgentFiles}, Err: errors.New("not today")}}}
+	reverted := &Report{Drift: policy.Diff{{}}, Problems: []Problem{{Reason: ReasonRules, Err: &enforce.DriftError{}}}}
+	invalid := &Report{Problems: []Problem{{Reason: ReasonSource, Err: errors.New("no CIDR")}}}
+	well := &Report{Result: Unchanged, Rules: &enforce.State{}}
+	resets := &Report{Result: Unchanged, State: store.State{Record: store.Record{Resets: []store.Reset{{At: 1}}}}}
+	after := func(reports ...*Report) func(*state) {
+		return func(s *state) {
+			for _, r := range reports {
+				s.synced(now, r, interval)
 			}
 		}
 	}
-	well := func(p *schedule) { p.after(now, &Report{Result: Unchanged}, 0, interval, time.Time{}) }
-	flapping := func(p *schedule) {
-		p.after(now, &Report{Result: Repaired}, 4*time.Second, interval, time.Time{})
-		p.flappingEnds = now.Add(8 * time.Second)
+	times := func(n int, r *Report) []*Report { return slices.Repeat([]*Report{r}, n) }
+	flapping := func(s *state) {
+		for range flappingThreshold + 2 {
+			s.flapping.Reverted(now, policy.Change{Chain: "A"})
+		}
 	}
-	withheld := func(p *schedule) { p.after(now, &Report{Result: Failed}, 0, interval, now.Add(2*time.Second)) }
+	rules := func(s *state) { s.committed(Commit{Generation: 5, Touched: true}) }
+	files := func(s *state) { s.files.Event(now) }
+	addresses := func(s *state) { s.addresses.Event(now) }
+	request := func(s *state) { s.requested = true }
+	begun := func(w work) func(*state) { return func(s *state) { s.running[w] = now } }
 	for name, c := range map[string]struct {
-		before func(*schedule)
-		due    triggers
-		want   time.Duration
+		state []func(*state)
+		want  work
+		after time.Duration
 	}{
-		"no event":                {well, triggers{}, interval},
-		"rules changed":           {well, triggers{rules: true}, minInterval},
-		"files changed":           {well, triggers{files: true}, minInterval},
-		"requested":               {well, triggers{request: true}, minInterval},
-		"failed once":             {failing(1), triggers{}, firstRetry},
-		"failed, rules changed":   {failing(2), triggers{rules: true}, minInterval}, // for a dry run
-		"rolled back":             {withheld, triggers{}, 2 * time.Second},
-		"rolled back, rules":      {withheld, triggers{rules: true}, minInterval},
-		"failed, files changed":   {failing(3), triggers{files: true}, minInterval},
-		"failed three times":      {failing(3), triggers{}, 4 * firstRetry},
-		"failed for long":         {failing(20), triggers{}, interval},
-		"failed, then well":       {func(p *schedule) { failing(3)(p); well(p) }, triggers{}, interval},
-		"flapping, rules changed": {flapping, triggers{rules: true}, 4 * time.Second},
-		"flapping, requested":     {flapping, triggers{rules: true, request: true}, minInterval},
-		"flapping, no event":      {flapping, triggers{}, 8 * time.Second},
-		"flapping, conflist":      {flapping, triggers{conflist: true}, minInterval},
-		"conflist due": {func(p *schedule) {
-			p.conflist = now.Add(time.Second)
-			flapping(p)
-		}, triggers{rules: true}, time.Second},
-		"flapping, then not": {func(p *schedule) { flapping(p); well(p) }, triggers{rules: true}, minInterval},
+		"nothing was synced":             {[]func(*state){func(s *state) { *s = state{}; s.begin() }}, reading, 0},
+		"no event":                       {nil, reading, interval},
+		"a commit that touched nothing":  {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
+		"which is published":             {[]func(*state){func(s *state) { s.generation, s.published = 5, publication{s.last, 5} }}, reading, interval},
+		"rules changed":                  {[]func(*state){rules}, syncing, minInterval},
+		"files changed":                  {[]func(*state){files}, reading, quietFiles},
+		"addresses changed":              {[]func(*state){addresses}, syncing, quietAddresses},
+		"requested":                      {[]func(*state){request}, reading, minInterval},
+		"requested, files are written":   {[]func(*state){request, files}, syncing, minInterval},
+		"read":                           {[]func(*state){func(s *state) { s.sourcesRead = true }}, syncing, minInterval},
+		"read, conflist begun":           {[]func(*state){func(s *state) { s.sourcesRead = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval + time.Millisecond},
+		"read, conflist begun, rules":    {[]func(*state){rules, func(s *state) { s.sourcesRead = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval},
+		"conflist due":                   {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
+		"conflist synced":                {[]func(*state){func(s *state) { s.conflistSynced = true }}, syncing, minInterval},
+		"a sync runs":                    {[]func(*state){rules, begun(syncing)}, works, 0},
+		"sources are read":               {[]func(*state){rules, begun(reading)}, works, 0},
+		"failed once":                    {[]func(*state){after(failed)}, reading, firstRetry},
+		"a policy was refused":           {[]func(*state){after(refused)}, reading, firstRetry},
+		"a policy is invalid":            {[]func(*state){after(invalid)}, reading, interval},
+		"failed three times":             {[]func(*state){after(times(3, failed)...)}, reading, 4 * firstRetry},
+		"failed for long":                {[]func(*state){after(times(20, failed)...)}, reading, lastRetry},
+		"failed, rules changed":          {[]func(*state){after(failed), rules}, syncing, minInterval}, // for a dry run
+		"failed, files changed":          {[]func(*state){after(times(3, failed)...), files}, reading, quietFiles},
+		"failed, then well":              {[]func(*state){after(append(times(3, failed), well)...)}, reading, interval},
+		"reverted":                       {[]func(*state){after(reverted)}, reading, minInterval},
+		"flapping, rules changed":        {[]func(*state){flapping, rules}, syncing, 4 * time.Second},
+		"flapping, requested":            {[]func(*state){flapping, rules, request}, reading, minInterval},
+		"flapping, no event":             {[]func(*state){flapping}, syncing, 8 * time.Second},
+		"flapping, files":                {[]func(*state){flapping, files}, reading, quietFiles},
+		"flapping, addresses":            {[]func(*state){flapping, addresses}, syncing, 4 * time.Second},
+		"flapping, conflist synced":      {[]func(*state){flapping, func(s *state) { s.conflistSynced = true }}, syncing, minInterval},
+		"resets on record":               {[]func(*state){after(resets)}, resetting, 0},
+		"a reset that is due later":      {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }}, resetting, time.Second},
+		"a reset failed":                 {[]func(*state){func(s *state) { s.resetDue, s.resetRetry = now.Add(2*time.Second), 2*time.Second }, after(resets)}, resetting, 2 * time.Second},
+		"resets on record, a reset runs": {[]func(*state){after(resets), begun(resetting)}, reading, interval},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var p schedule
-			c.before(&p)
-			if got := p.due(c.due).Sub(now); got != c.want {
-				t.Errorf("due after %s, want %s", got, c.want)
+			s := NewLoop(nil, slog.New(slog.DiscardHandler), nil).state
+			s.begin()
+			s.requested, s.sources = false, &Sources{}
+			s.synced(now, well, interval)
+			for _, f := range c.state {
+				f(&s)
+			}
+			got, at := s.next(now)
+			if got == works && at.Before(never()) { // a moment later it is due
+				wake := at
+				if got, at = s.next(at); !at.Equal(wake) {
+					t.Errorf("at %s nothing is due", wake.Sub(now))
+				}
+			}
+			if after := at.Sub(now); got != c.want || got != works && after != c.after {
+				t.Errorf("work %d is due after %s, want %d after %s", got, after, c.want, c.after)
 			}
 		})
 	}
 }
 
 func TestDetectFlapping(t *testing.T) {
-	l := NewLoop(nil, slog.New(slog.DiscardHandler), nil)
+	l := NewLoop(nil, slog.New(slog.DiscardHandler), nil).state
 	now := time.Now()
 	drift := policy.Diff{{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}}
 	for i := range flappingThreshold {

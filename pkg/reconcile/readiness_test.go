@@ -143,7 +143,7 @@ func TestDataDirOfPluginFile(t *testing.T) {
 	f := newFixture(t)
 	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), func(*Report) {})
 	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \"/var/lib/third\"\n")
-	if r := l.admit(t.Context()); r == nil || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
+	if _, r := l.takeOver(t.Context()); r == nil || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
 		t.Errorf("with plugin.toml: %+v", r)
 	}
 }

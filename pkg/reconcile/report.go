@@ -133,8 +133,11 @@ func (w FindingWarning) Unwrap() error { return w.error }
 
 // aboutRules reports whether the rules of policies in force are affected, rather than a policy that
 // is not in force.
-func (p Problem) aboutRules() bool {
-	return p.Source == (policy.SourceID{}) && (p.Reason == ReasonRules || p.Reason == ReasonState || p.Reason == ReasonBackend)
+func (p Problem) aboutRules() bool { return p.Source == (policy.SourceID{}) && p.failure() }
+
+// failure reports whether something could not be read or written, rather than that it is invalid.
+func (p Problem) failure() bool {
+	return p.Reason == ReasonRules || p.Reason == ReasonState || p.Reason == ReasonBackend
 }
 
 // Report is what a sync, or a dry run of one, found and did.
@@ -259,11 +262,23 @@ func (r *Report) rulesFailed() bool {
 	return r.OtherDataDir != nil || slices.ContainsFunc(r.Problems, Problem.aboutRules)
 }
 
+// failed reports whether something is to be tried again: rules, or a policy that could not be applied.
+func (r *Report) failed() bool {
+	return r.OtherDataDir != nil || slices.ContainsFunc(r.Problems, Problem.failure)
+}
+
 // reverted reports whether the sync failed only because another program changed the rules again
 // before they were verified.
 func (r *Report) reverted() bool {
-	other := func(p Problem) bool { return p.aboutRules() && !isDrift(p.Err) }
-	return len(r.Drift) > 0 && r.rulesFailed() && !slices.ContainsFunc(r.Problems, other)
+	other := func(p Problem) bool {
+		return p.failure() && (!isDrift(p.Err) || len(r.Drift) == 0) && !errors.Is(p.Err, netfilter.ErrChanged)
+	}
+	return r.failed() && !slices.ContainsFunc(r.Problems, other)
+}
+
+// dependsOnAddresses reports whether a policy chooses among the node's addresses.
+func (r *Report) dependsOnAddresses() bool {
+	return r.Rules != nil && len(policy.OutputItems(r.Rules.Policies())) > 0
 }
 
 func isDrift(err error) bool {

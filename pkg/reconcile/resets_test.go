@@ -87,3 +87,24 @@ func TestFailedResetIsRetried(t *testing.T) {
 		t.Errorf("%d deleted, %d failed, %d reports:\n%s", deleted, failed, reports, text)
 	}
 }
+
+// TestPublicationAfterAReset: nothing is verified while a reset is on record, and what a sync found is published when
+// its walk has ended.
+func TestPublicationAfterAReset(t *testing.T) {
+	f := newFixture(t)
+	f.Version = "test"
+	f.conflist("podnet", map[string]any{"staleConnections": "reset", "podCIDRs": []string{"10.88.0.0/16"}})
+	walks, end := make(chan struct{}, 9), make(chan struct{})
+	f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		walks <- struct{}{}
+		<-end
+		return nil, nil
+	}
+	r := f.run(func(l *Loop) { l.Verified = f.Publish })
+	<-walks                                           // after the first write
+	r.Committed(Commit{Generation: 7, Touched: true}) // which is that of the first write
+	syncs := r.count()
+	r.until("sync", func(all []*Report) bool { return len(all) > syncs })
+	close(end)
+	r.until("publication", func([]*Report) bool { return strings.HasSuffix(f.Dir.Published().Generation, ".7") })
+}

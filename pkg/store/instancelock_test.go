@@ -60,10 +60,12 @@ func TestInstanceLock(t *testing.T) {
 		t.Errorf("a command counts as a reconciler: %s, %v", d.ReconcilerSeen(), err)
 	}
 	reconciler, err := d.InstanceLock()
-	reconciler.RecordActive()
-	began := d.ReconcilerSeen()
-	if err := errors.Join(err, reconciler.Release()); err != nil || !began.After(old) || !d.ReconcilerSeen().After(began) {
-		t.Errorf("a reconciler was seen at %s and %s, %v", began, d.ReconcilerSeen(), err)
+	reconciler.RecordSync()
+	synced := d.ReconcilerSeen()
+	ok(t, os.Chtimes(filepath.Join(d.Path(), "reconciler.lock"), old, old))
+	reconciler.RecordSync()
+	if err := errors.Join(err, reconciler.Release()); err != nil || !synced.After(old) || !d.ReconcilerSeen().Equal(old) {
+		t.Errorf("a reconciler was seen at %s, and within the second at %s, %v", synced, d.ReconcilerSeen(), err)
 	}
 	if d.ReconcilerActive() {
 		t.Error("it is held after its release")

@@ -177,8 +177,8 @@ func (l *Lock) Release() error {
 // InstanceLock is the right to be the active reconciler of the node. Unlike the Lock, a process holds it
 // as long as it runs. It is an flock(2), so it ends with the process.
 type InstanceLock struct {
-	file   *os.File
-	active bool // see RecordActive
+	file *os.File
+	seen time.Time // see RecordSync
 }
 
 // InstanceLock takes the instance lock, and creates a missing dataDir. The error is an ErrBusy if
@@ -209,19 +209,18 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	return &InstanceLock{file: file}, nil
 }
 
-// RecordActive records that the holder is a reconciler, and no command that keeps one from running:
-// ReconcilerSeen returns the time of this call, and later that of Release.
-func (l *InstanceLock) RecordActive() {
-	if l == nil {
+// RecordSync records that the holder is a reconciler, and no command that keeps one from running, and syncs now. It
+// writes at most once a second.
+func (l *InstanceLock) RecordSync() {
+	now := time.Now()
+	if l == nil || now.Sub(l.seen) < time.Second {
 		return
 	}
-	l.active = true
-	now := time.Now()
+	l.seen = now
 	_ = os.Chtimes(l.file.Name(), now, now) // on a read-only file system the time is older
 }
 
-// ReconcilerSeen returns when a reconciler was last active: when it became so, or when it ended. It is zero
-// if none was.
+// ReconcilerSeen returns when an active reconciler last made a sync, zero if none did.
 func (d *Dir) ReconcilerSeen() time.Time {
 	info, err := os.Lstat(filepath.Join(d.path, instanceLockFile))
 	if err != nil {
@@ -283,9 +282,6 @@ func (l *InstanceLock) Held() bool {
 func (l *InstanceLock) Release() error {
 	if l == nil || l.file == nil {
 		return nil
-	}
-	if l.active {
-		l.RecordActive()
 	}
 	err := l.file.Close()
 	l.file = nil
