@@ -54,6 +54,23 @@ func TestUnwritableFamily(t *testing.T) {
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 }
 
+// TestRulesGoneAndProgramMissing flushes the rules of a node that has lost its programs of iptables. It checks that
+// /readyz, the metric and `check` have both faults, as the critical alert asks for `rules`.
+func TestRulesGoneAndProgramMissing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[1])
+	n.conflist(t, "podnet", nil)
+	d := n.startReconciler(t).untilReady(t)
+	must(t, os.Rename(filepath.Join(n.dir, "bin"), filepath.Join(n.dir, "away")))
+	n.tool(t, "nft", "flush", "ruleset")
+	d.eventuallyUnready(t, "rules: ", "missing jump", "backend: ", "iptables")
+	for _, reason := range []string{"rules", "backend"} {
+		if d.metric(t, "not_ready", fmt.Sprintf("reason=%q", reason)) != 1 {
+			t.Errorf("the metric lacks the reason %s", reason)
+		}
+	}
+}
+
 // TestBackoffAfterRollback makes ip6tables fail, so that each write of the agent files' policy is
 // rolled back. It checks that the reconciler retries after 1 s, 2 s, 4 s, whatever else happens on
 // the node, and repairs drift of another chain at once.

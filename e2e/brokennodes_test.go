@@ -117,7 +117,7 @@ func brokenNodes() []brokenNode {
 				must(t, os.Rename(n.path, n.path+".away"))
 				return func() { must(t, os.Rename(n.path+".away", n.path)) }
 			},
-			cause:  []string{"iptables", "the rules are correct, but could not be repaired"},
+			cause:  []string{"iptables", "the rules are correct, but a repair would fail"},
 			remedy: []string{"install iptables"}},
 		{name: "forwarding-off",
 			breaks: func(t *testing.T, n *faultyNode) func() {

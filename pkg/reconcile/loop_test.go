@@ -4,6 +4,7 @@ package reconcile
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -509,6 +510,7 @@ type readOnly struct {
 	tried  atomic.Int64
 
 	observing atomic.Pointer[func()] // called before the rules are read
+	err       error                  // of a write; nil is one without a meaning
 }
 
 func (d *readOnly) Open(c netfilter.Choice) (netfilter.Backend, error) {
@@ -533,7 +535,7 @@ func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, fro
 	b.driver.hold.Lock()
 	defer b.driver.hold.Unlock()
 	if b.driver.broken.Load() {
-		return errors.New("not today")
+		return cmp.Or(b.driver.err, errors.New("not today"))
 	}
 	return b.Backend.Apply(ctx, desired, from, held)
 }

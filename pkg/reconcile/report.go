@@ -301,8 +301,8 @@ func (r *Report) add(p Problem) {
 		p.Reason = ReasonState
 	case p.Source != policy.SourceID{} && errors.As(p.Err, &conflict):
 		p.Reason = ReasonConflict
-	case p.Reason == ReasonRules && errors.Is(p.Err, netfilter.ErrUnusable):
-		p.Reason = ReasonBackend
+	case p.Reason == ReasonRules && (errors.Is(p.Err, netfilter.ErrUnusable) || errors.Is(p.Err, fs.ErrPermission)):
+		p.Reason = ReasonBackend // a program or a capability is missing
 	}
 	r.Problems = append(r.Problems, p)
 }
@@ -378,8 +378,14 @@ func addRuleProblems(r *Report) {
 		for _, c := range p.Conflicts.Summary() {
 			r.add(Problem{Reason: ReasonConflict, Chain: p.Chain, Err: c})
 		}
-		if err := s.Err(p.Chain); err != nil && !errors.Is(err, s.RecordErr) {
-			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
+		err := s.Err(p.Chain)
+		if err == nil || errors.Is(err, s.RecordErr) {
+			continue
+		}
+		r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
+		// What keeps rules from being repaired is a fault of its own.
+		if diff := s.ChainDiff(s.Find(p.Chain)); len(diff) > 0 && r.Problems[len(r.Problems)-1].Reason == ReasonBackend {
+			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: &enforce.DriftError{Diff: diff}})
 		}
 	}
 	for _, o := range r.State.Record.Chains {
@@ -413,7 +419,7 @@ func addRuleProblems(r *Report) {
 	}
 }
 
-// addBackendProblems adds chains that are correct and could not be repaired, such as those in iptables
+// addBackendProblems adds chains that are correct and whose repair would fail, such as those in iptables
 // when the image has no iptables. The sync has not failed because of that.
 func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
@@ -422,7 +428,7 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	for i := range r.Rules.Chains {
 		if err := e.CanWrite(ctx, &r.Rules.Chains[i]); err != nil {
-			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but could not be repaired: %w", err)
+			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but a repair would fail: %w", err)
 		}
 	}
 }

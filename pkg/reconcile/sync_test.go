@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -549,4 +550,30 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 	}
 	f.exempts("10.1.0.0-10.2.255.255," + linkLocal)
 	f.wants(f.sync(), Unchanged)
+}
+
+// TestRulesThatCannotBeRepaired: where rules differ and cannot be written, because a program or a capability is missing,
+// both are faults.
+func TestRulesThatCannotBeRepaired(t *testing.T) {
+	for name, err := range map[string]error{
+		"program":    fmt.Errorf("iptables: %w", netfilter.ErrUnusable),
+		"capability": fmt.Errorf("write: %w", unix.EPERM),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t).withAgent()
+			driver := &readOnly{Driver: f.Drivers[0], err: err}
+			f.Drivers = netfilter.Drivers{driver}
+			f.right()
+			driver.broken.Store(true)
+			f.nft("flush", "ruleset")
+			r := f.sync()
+			var reasons []Reason
+			for _, p := range r.Problems {
+				reasons = append(reasons, p.Reason)
+			}
+			if !slices.Equal(reasons, []Reason{ReasonBackend, ReasonRules}) || !strings.Contains(problems(r).Error(), "missing jump") {
+				t.Errorf("%s: %v", reasons, problems(r))
+			}
+		})
+	}
 }
