@@ -128,20 +128,20 @@ func TestHangingReconciler(t *testing.T) {
 	}
 }
 
-// TestStatusOfOtherDataDir checks that status and doctor see that the reconciler of the node has another dataDir.
+// TestStatusOfOtherDataDir checks that /readyz and status of a reconciler that has another dataDir than the node, and a
+// conflist that names the node's, say how to move.
 func TestStatusOfOtherDataDir(t *testing.T) {
 	t.Parallel()
 	n := newFaultyNode(t, backends()[0])
+	n.listeners = -181 // as newFaultyNode
 	n.restart(t, "--data-dir", filepath.Join(n.dir, "elsewhere"))
-	soon(t, func() string {
-		stdout, stderr, code := n.byHand(t, "status")
-		missing := lacking(stdout, []string{"no reconciler runs", "reconciler-not-running",
-			"If one runs, it has another data_dir: make the reconciler and the plugin use one directory"})
-		if code != 1 || len(missing) > 0 {
-			return fmt.Sprintf("exit code %d, lacks %q:\n%s%s", code, missing, stdout, stderr)
-		}
-		return ""
-	})
+	move := "to move, run ip-masq-reconciler cleanup --data-dir "
+	n.d.eventuallyUnready(t, "conflist: ", "state: ", move)
+	stdout, stderr, code := n.byHand(t, "status")
+	missing := lacking(stdout, []string{"runs, and does not answer: it serves 127.0.0.1:19820, and does not use ", move, "reconciler-not-running"})
+	if code != 3 || len(missing) > 0 || strings.Contains(stdout, "no reconciler runs") {
+		t.Errorf("exit code %d, lacks %q:\n%s%s", code, missing, stdout, stderr)
+	}
 }
 
 // TestStatusOfOtherUser checks that status of a user who may not read the state tells that, and nothing about the node.

@@ -86,7 +86,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 
 // running returns what is known of the reconciler of the node.
 func (n *inspection) running() *diagnose.Running {
-	r := &diagnose.Running{Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err}
+	r := &diagnose.Running{Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err}
 	if s := n.active.status; s != nil {
 		r.ManagesConflist = s.ConflistManaged
 	}

@@ -46,6 +46,8 @@ type activeReconciler struct {
 	status   *metrics.Status     // nil unless it answers
 	problems []reconcile.Problem // why the node is not ready, as it says
 	err      error               // why one that runs does not answer
+	// elsewhere tells that the one that runs has another dataDir, and so is not active.
+	elsewhere bool
 }
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
@@ -62,7 +64,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 		n.settingsFrom = "from the defaults"
 	}
 	n.SettingsErr = err
-	n.active = ask(ctx, n.Dir)
+	n.active = ask(ctx, n.Dir, stated.HealthListen)
 	if s := n.active.status; s != nil && a.config == "" {
 		if err := n.useSettings(a, s, all); err != nil {
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
@@ -150,15 +152,23 @@ func ofAgentFiles(key string) bool {
 	return strings.HasPrefix(key, "agent")
 }
 
-// ask asks the reconciler that runs with the dataDir for its status.
-func ask(ctx context.Context, dir *store.Dir) activeReconciler {
+// ask asks the reconciler that runs with the dataDir for its status. If none does, one may serve its health that has
+// another dataDir and so does nothing.
+func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	status, err := askSocket(ctx, dir)
 	if err == nil {
 		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
-	return activeReconciler{Running: dir.ReconcilerActive(), err: err}
+	if dir.ReconcilerActive() || health == "" {
+		return activeReconciler{Running: dir.ReconcilerActive(), err: err}
+	}
+	problems, notRunning := metrics.ReadReadiness(ctx, health)
+	if notRunning != nil {
+		return activeReconciler{err: err}
+	}
+	return activeReconciler{Running: true, elsewhere: true, problems: problems, err: fmt.Errorf("it serves %s, and does not use %s", health, policy.Printable(dir.Path()))}
 }
 
 // askSocket returns the status that the socket of the dataDir serves.

@@ -3,15 +3,18 @@
 package metrics
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
@@ -170,20 +173,49 @@ func (m *Monitor) Socket() http.Handler {
 
 // ReadStatus returns the Status that the reconciler of this node serves at the socket in its dataDir.
 func ReadStatus(ctx context.Context, d *store.Dir) ([]byte, error) {
-	const most = 64 << 20                                                                                // agent files can have a million prefixes
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://reconciler"+statusPath, nil) // the host may be any
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
+	code, answer, err := get(ctx, "http://reconciler"+statusPath, dial) // the host may be any
+	if code == http.StatusNotFound {
+		err = errors.Join(errors.New("it is of another version; use the program of its version"), err)
+	}
+	return answer, err
+}
+
+// ReadReadiness returns why a reconciler that serves health_listen at this address is not ready. The error is not nil
+// if none does.
+func ReadReadiness(ctx context.Context, address string) ([]reconcile.Problem, error) {
+	_, page, err := get(ctx, "http://"+address+"/statusz", nil)
+	if err == nil && !bytes.HasPrefix(page, []byte(zHeader+" statusz\n")) {
+		err = fmt.Errorf("%s is served by another program", address)
+	}
 	if err != nil {
 		return nil, err
 	}
-	response, err := (&http.Transport{
-		DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
-	}).RoundTrip(request)
-	if err != nil {
+	code, page, err := get(ctx, "http://"+address+"/readyz", nil)
+	if err != nil || code == http.StatusOK {
 		return nil, err
 	}
-	if response.StatusCode == http.StatusNotFound {
-		return nil, errors.Join(errors.New("it is of another version; use the program of its version"), response.Body.Close())
+	var problems []reconcile.Problem
+	for text := range strings.SplitSeq(strings.ReplaceAll(string(page), "\n  ", " "), "\n") {
+		reason, message, _ := strings.Cut(text, ": ")
+		if slices.ContainsFunc(reconcile.Faults(), func(f reconcile.Fault) bool { return string(f.Reason) == reason }) {
+			problems = append(problems, reconcile.Problem{Reason: reconcile.Reason(reason), Err: errors.New(message)})
+		}
 	}
-	answer, err := io.ReadAll(io.LimitReader(response.Body, most))
-	return answer, errors.Join(err, response.Body.Close())
+	return problems, nil
+}
+
+// get returns the answer to a request.
+func get(ctx context.Context, url string, dial func(context.Context, string, string) (net.Conn, error)) (code int, body []byte, err error) {
+	const most = 64 << 20 // agent files can have a million prefixes
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	response, err := (&http.Transport{DisableKeepAlives: true, DialContext: dial}).RoundTrip(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	body, err = io.ReadAll(io.LimitReader(response.Body, most))
+	return response.StatusCode, body, errors.Join(err, response.Body.Close())
 }

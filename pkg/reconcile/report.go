@@ -499,9 +499,7 @@ func (n *Node) otherDataDir(src *Sources, err error) *Report {
 			r.problem(ReasonConflist, err)
 		}
 	}
-	if len(r.Problems) == 0 {
-		r.problem(ReasonState, err)
-	}
+	r.problem(ReasonState, err)
 	return r
 }
 
