@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -79,6 +80,23 @@ func TestReadiness(t *testing.T) {
 		}, ReasonConflist, []string{"plugins[1]: requireAgentConfig: ", "so no pod can start", "set agent_config_dir"}},
 		"a read-only dataDir": {func(f *fixture, disk string) { f.readOnly(disk) }, ReasonState,
 			[]string{"read-only file system", "mount its file system writable", "after a reboot"}},
+		"a disk with less space than the largest document has": {func(f *fixture, disk string) {
+			var list []string
+			for i := range 1000 {
+				list = append(list, fmt.Sprintf("20.%d.%d.0/24", i/250, i%250))
+			}
+			f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": list, "cidrLimit": len(list)})
+			f.right()
+			fill(f, disk)
+			ballast := filepath.Join(disk, "ballast")
+			info, err := os.Stat(ballast)
+			if err == nil {
+				err = os.Truncate(ballast, info.Size()-8<<10)
+			}
+			if err != nil {
+				f.Fatal(err)
+			}
+		}, ReasonState, []string{"no space left on device", "free space"}},
 		"a full disk": {func(f *fixture, disk string) { fill(f, disk) }, ReasonState, []string{"no space left on device", "free space"}},
 	} {
 		t.Run(name, func(t *testing.T) {

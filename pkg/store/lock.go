@@ -229,8 +229,20 @@ func (d *Dir) ReconcilerSeen() time.Time {
 	return info.ModTime()
 }
 
-// CheckWritable returns why no file can be created in the dataDir: it is read-only, or full. It only reads.
-func (d *Dir) CheckWritable() error { return mayCreate(d.path, 1) }
+// CheckWritable returns why no file of the size of the largest document can be created in the dataDir: it is read-only,
+// or full. It only reads.
+func (d *Dir) CheckWritable() error {
+	largest := int64(1)
+	for _, dir := range []string{d.path, filepath.Join(d.path, sourcesDir)} {
+		files, _ := os.ReadDir(dir) // without documents any size will do
+		for _, f := range files {
+			if info, err := f.Info(); err == nil && info.Mode().IsRegular() {
+				largest = max(largest, info.Size())
+			}
+		}
+	}
+	return mayCreate(d.path, int(largest))
+}
 
 // ResetLock takes the lock of the process that resets connections, of which one is enough. The caller
 // closes it. If ctx ends first, the error is an ErrBusy. It is nil where no lock file can be created.
