@@ -144,6 +144,30 @@ func TestStatusOfOtherDataDir(t *testing.T) {
 	}
 }
 
+// TestStatusOfAddressInUse checks that status has an address that the reconciler cannot bind as a problem, and that the
+// node is ready.
+func TestStatusOfAddressInUse(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.conflist(t, "podnet", nil)
+	address := n.unusedAddress()
+	must(t, n.Node.Do(func() error {
+		l, err := net.Listen("tcp", address)
+		if err == nil {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		return err
+	}))
+	n.startReconciler(t, "--metrics-listen", address).untilReady(t)
+	soon(t, func() string {
+		stdout, stderr, code := n.reconciler(t, "status")
+		if missing := lacking(stdout, []string{"listen-failed", "metrics_listen: ", "address already in use"}); code != 0 || len(missing) > 0 {
+			return fmt.Sprintf("exit code %d, lacks %q:\n%s%s", code, missing, stdout, stderr)
+		}
+		return ""
+	})
+}
+
 // TestStatusOfOtherUser checks that status of a user who may not read the state tells that, and nothing about the node.
 func TestStatusOfOtherUser(t *testing.T) {
 	t.Parallel()

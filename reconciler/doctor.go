@@ -75,6 +75,9 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		if err := multusErr(n.Settings, running.ManagesConflist); err != nil && id == "multus" {
 			return []error{err}
 		}
+		if s := n.active.status; s != nil && id == "listen-failed" {
+			return mapped(s.ListenErrs, errors.New)
+		}
 		return r.WarningsOf(id)
 	}
 	_, withoutRecord, err := n.Dir.Pods()

@@ -151,8 +151,8 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	loop.Verified = node.Publish
 	d.current.Store(loop)
 
-	all.Go(func() { metrics.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
-	all.Go(func() { metrics.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
+	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
+	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
 	all.Go(func() {
 		d.watch(ctx, "nf_tables", func() (err error) {
 			for err == nil || errors.Is(err, nfnetlink.ErrLost) {

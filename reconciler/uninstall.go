@@ -215,7 +215,7 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	report()
 	var server sync.WaitGroup
 	defer server.Wait()
-	server.Go(func() { metrics.Serve(ctx, "health_listen", u.node.Settings.HealthListen, monitor.Health(), log) })
+	server.Go(func() { monitor.Serve(ctx, "health_listen", u.node.Settings.HealthListen, monitor.Health(), log) })
 	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, uninstallRetry) {
 		if left != nil || u.dirs.HaveAny() {
 			if left = u.step(ctx); ctx.Err() != nil {

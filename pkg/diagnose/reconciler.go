@@ -27,6 +27,9 @@ func reconcilerChecks() []check {
 		{Finding{ID: "unknown-key", Severity: SeverityProblem,
 			Cause:  "Agent files have keys that are unknown and are ignored, so the policy in force may not be what you wrote.",
 			Remedy: "Correct the names of the keys in the file, or in a cluster in the ConfigMap; remove keys that ip-masq does not have. The reconciler reads it at once."}, warned},
+		{Finding{ID: "listen-failed", Severity: SeverityProblem,
+			Cause:  "The reconciler cannot bind an address: probes or metrics get no answer.",
+			Remedy: "Free the address (ss -ltnp names the program that has it), or set health_listen or metrics_listen to another."}, warned},
 		{Finding{ID: "reconciler-not-running", Severity: SeverityProblem,
 			Cause: "No reconciler is active: only ADDs repair rules, and changes of agent files have no effect.",
 			Remedy: "Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run on this node. " +

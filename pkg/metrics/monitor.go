@@ -82,7 +82,8 @@ type Monitor struct {
 	guards      totals
 	resets      totals // connections that were reset
 
-	resetFailures int // how often a reset failed
+	resetFailures int               // how often a reset failed
+	listenErrs    map[string]string // why addresses cannot be bound, by their settings
 	scraped
 }
 
@@ -106,7 +107,7 @@ func New(o Options) *Monitor {
 			Help:    "Time of a sync from its start to its end, in seconds.",
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
-		results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
+		listenErrs: map[string]string{}, results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
 		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: newTotals(),
 	}
 	m.registry.MustRegister(m, m.duration)

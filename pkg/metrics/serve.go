@@ -23,8 +23,9 @@ const (
 )
 
 // Serve serves h at the TCP address of a setting until ctx ends, and lets requests that are running finish.
-// An address that cannot be bound is retried; the reason is logged once. With the address "" it does nothing.
-func Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
+// An address that cannot be bound is retried; the reason is logged once, and is in the Status until it can. With the
+// address "" it does nothing.
+func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
 	if address == "" {
 		return
 	}
@@ -34,8 +35,19 @@ func Serve(ctx context.Context, key, address string, h http.Handler, log *slog.L
 		if err != nil {
 			err = fmt.Errorf("%w; free the address (ss -ltnp names the program that has it), or set %s to another", err, key)
 		}
+		m.listens(key, err)
 		return l, err
 	})
+	m.listens(key, nil)
+}
+
+// listens takes note of whether the address of a setting is bound.
+func (m *Monitor) listens(key string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if delete(m.listenErrs, key); err != nil {
+		m.listenErrs[key] = fmt.Sprintf("%s: %v", key, err)
+	}
 }
 
 // ServeSocket serves the Status at the socket of the dataDir until ctx ends, as Serve does.

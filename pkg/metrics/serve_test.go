@@ -71,7 +71,7 @@ func start(t *testing.T, address string, h http.Handler) *started {
 	s := &started{"http://" + address, make(lines, 100), cancel, make(chan struct{})}
 	go func() {
 		defer close(s.over)
-		metrics.Serve(ctx, "metrics_listen", address, h, s.log.logger())
+		metrics.New(metrics.Options{}).Serve(ctx, "metrics_listen", address, h, s.log.logger())
 	}()
 	t.Cleanup(func() { s.end(t) })
 	return s

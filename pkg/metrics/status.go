@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -49,6 +50,8 @@ type Status struct {
 	Chains          []ChainCount `json:"chains"`
 	PluginVersion   string       `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool         `json:"conflistManaged"`
+
+	ListenErrs []string `json:"listenErrors,omitempty"` // why addresses cannot be bound
 }
 
 // AgentFiles are the agent files as the reconciler read them, or why they could not be read.
@@ -118,6 +121,7 @@ func (m *Monitor) Status() Status {
 		Problems: append([]reconcile.Problem{}, m.unready()...),
 		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil,
+		ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
