@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -111,7 +112,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	}
 	if m.lastWithRules != nil {
 		e.sources(m.lastWithRules, m.written)
-		e.rules(m.lastWithRules)
+		e.rules(m.lastWithRules, m.exempt)
 	}
 }
 
@@ -218,8 +219,8 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 	}
 }
 
-// rules exports the policies in force and their backends.
-func (e exporter) rules(r *reconcile.Report) {
+// rules exports the policies in force, their backends, and the pods that a state has.
+func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 	conflicts := e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain")
 	for chain, n := range conflictsOf(r) {
 		conflicts(float64(n), chain)
@@ -227,11 +228,11 @@ func (e exporter) rules(r *reconcile.Report) {
 	prefixes := e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
 	exempt := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
 		"nonMasqueradeNamespaces.", "chain")
-	count, pods, taken := map[series]int{}, map[string]int{}, names{}
+	count, exemptPods, taken := map[series]int{}, map[string]int{}, names{}
 	for _, p := range r.Rules.Policies() {
 		name := taken.admit(label(p.Chain))
 		if len(p.Namespaces) > 0 {
-			pods[name] += r.Rules.ExemptPods(p)
+			exemptPods[name] += pods.ExemptPods(p)
 		}
 		for _, f := range p.Families() {
 			count[series{name, f, string(policy.ActionExempt)}] += 0
@@ -246,7 +247,7 @@ func (e exporter) rules(r *reconcile.Report) {
 	for s, n := range count {
 		prefixes(float64(n), s.labels()...)
 	}
-	for chain, n := range pods {
+	for chain, n := range exemptPods {
 		exempt(float64(n), chain)
 	}
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")

@@ -71,6 +71,7 @@ type Monitor struct {
 	success       float64            // time of the last sync that did not fail
 	sources       *reconcile.Sources // of the last report that has some
 	lastWithRules *reconcile.Report  // the last report with rules
+	exempt        *enforce.State     // for the number of exempt pods: that of the report, or one observed since
 
 	conflist *conflist.Status // of the last report
 	inserted int              // how often the plugin entry was inserted
@@ -139,7 +140,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.repair(r)
 	m.sources = cmp.Or(r.Sources, m.sources)
 	if r.Rules != nil {
-		m.lastWithRules = r
+		m.lastWithRules, m.exempt = r, r.Rules
 	}
 	for _, s := range []*enforce.State{r.Before, r.Rules} {
 		m.connections.observe(s)
@@ -330,6 +331,7 @@ func (m *Monitor) observe(ctx context.Context) {
 	}
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
+		m.exempt = cmp.Or(state, m.exempt)
 		m.connections.observe(state)
 		m.guards.observeGuards(state)
 	}

@@ -171,7 +171,12 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 	if ctx.Err() != nil || l.observed == nil || l.observed.Rules == nil {
 		return nil
 	}
-	return l.Node.Enforcer(l.observed.Sources, func(error) {}).Observe(ctx, l.observed.State.Sources, l.observed.State.Record)
+	e := l.Node.Enforcer(l.observed.Sources, func(error) {})
+	s, err := e.Load() // an ADD may have written since the last sync, without an event of iptables-legacy
+	if err != nil {
+		return nil
+	}
+	return e.Observe(ctx, s.Sources, s.Record)
 }
 
 // Run syncs until ctx ends, and leaves the rules as they are. Without the instance lock of the node
