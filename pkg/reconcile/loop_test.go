@@ -15,9 +15,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -69,7 +69,7 @@ func (w lockedWriter) Write(b []byte) (int, error) {
 func (r *running) until(what string, is func([]*Report) bool) {
 	r.Helper()
 	const most = 5 * time.Second
-	for start := time.Now(); !timelimit.Exceeded(time.Since(start), most); time.Sleep(time.Millisecond) {
+	for start := time.Now(); time.Since(start) < most; time.Sleep(time.Millisecond) {
 		r.mu.Lock()
 		all := slices.Clone(r.reports)
 		r.mu.Unlock()
@@ -98,393 +98,424 @@ func (r *running) rulesChanged(by Writer) { r.Committed(Commit{Touched: true, By
 func last(all []*Report) *Report { return all[len(all)-1] }
 
 func TestLoopRepairsWhenRulesChange(t *testing.T) {
-	r := newFixture(t).withAgent().run()
-	r.nft("flush", "ruleset")
-	r.rulesChanged(Writer{7, "nft"})
-	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-	r.exempts(defaults)
-	if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
-		t.Errorf("the log does not have the repair and its cause:\n%s", log)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newFixture(t).withAgent().run()
+		r.nft("flush", "ruleset")
+		r.rulesChanged(Writer{7, "nft"})
+		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+		r.exempts(defaults)
+		if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
+			t.Errorf("the log does not have the repair and its cause:\n%s", log)
+		}
+	})
 }
 
 // TestChangedByOfALateRepair: the program that changed the rules is named, too, if the first repair failed.
 func TestChangedByOfALateRepair(t *testing.T) {
-	r, failing := newFixture(t).failRepair(Writer{7, "nft"})
-	failing.broken.Store(false)
-	var by Writer
-	r.until("repair", func(all []*Report) bool { by = last(all).By; return last(all).Result == Repaired })
-	if want := (Writer{7, "nft"}); by != want {
-		t.Errorf("repaired what %s changed, want %s", by, want)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r, failing := newFixture(t).failRepair(Writer{7, "nft"})
+		failing.broken.Store(false)
+		var by Writer
+		r.until("repair", func(all []*Report) bool { by = last(all).By; return last(all).Result == Repaired })
+		if want := (Writer{7, "nft"}); by != want {
+			t.Errorf("repaired what %s changed, want %s", by, want)
+		}
+	})
 }
 
 // TestLoopCommits: a commit that touched nothing owned causes no sync, and what was verified before it is verified
 // after it. What was read before a commit that did is not.
 func TestLoopCommits(t *testing.T) {
-	type verified struct {
-		generation uint32
-		by         time.Time // when the sync began
-	}
-	var mu sync.Mutex
-	var calls []verified
-	var r *running
-	f := newFixture(t).withAgent()
-	driver := &readOnly{Driver: f.Drivers[0]}
-	f.Drivers = netfilter.Drivers{driver}
-	r = f.run(func(l *Loop) {
-		l.Verified = func(report *Report, generation uint32) {
-			mu.Lock()
-			defer mu.Unlock()
-			calls = append(calls, verified{generation, report.Started})
+	synctest.Test(t, func(t *testing.T) {
+		type verified struct {
+			generation uint32
+			by         time.Time // when the sync began
+		}
+		var mu sync.Mutex
+		var calls []verified
+		var r *running
+		f := newFixture(t).withAgent()
+		driver := &readOnly{Driver: f.Drivers[0]}
+		f.Drivers = netfilter.Drivers{driver}
+		r = f.run(func(l *Loop) {
+			l.Verified = func(report *Report, generation uint32) {
+				mu.Lock()
+				defer mu.Unlock()
+				calls = append(calls, verified{generation, report.Started})
+			}
+		})
+		untilVerified := func(generation uint32) (at verified) {
+			t.Helper()
+			r.until("verification", func([]*Report) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				i := slices.IndexFunc(calls, func(v verified) bool { return v.generation == generation })
+				if i >= 0 {
+					at = calls[i]
+				}
+				return i >= 0
+			})
+			return at
+		}
+		r.Committed(Commit{Generation: 10, Touched: true})
+		untilVerified(10)
+		r.Committed(Commit{Generation: 11})
+		untilVerified(11)
+		time.Sleep(3 * minInterval)
+		if n := r.count(); n != 2 {
+			t.Errorf("%d syncs, want those at the start and after generation 10", n)
+		}
+		// Before the event is there, the rules are wrong: what follows is not verified.
+		r.nft("flush", "ruleset")
+		r.Committed(Commit{Generation: 12, Touched: true, By: Writer{7, "nft"}})
+		r.Committed(Commit{Generation: 13})
+		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+		r.Committed(Commit{Generation: 14, Touched: true}) // the repair
+		untilVerified(14)
+		mu.Lock()
+		if slices.ContainsFunc(calls, func(v verified) bool { return v.generation == 12 || v.generation == 13 }) {
+			t.Errorf("wrong rules are verified: %v", calls)
+		}
+		mu.Unlock()
+		// While the rules are read, a commit touches them.
+		var at time.Time
+		touch := sync.OnceFunc(func() {
+			at = time.Now()
+			r.Committed(Commit{Generation: 15, Touched: true})
+		})
+		driver.observing.Store(&touch)
+		r.SyncNow()
+		if v := untilVerified(15); v.by.Sub(at) < minInterval/2 {
+			t.Errorf("generation 15 is verified by a sync that began before it")
 		}
 	})
-	untilVerified := func(generation uint32) (at verified) {
-		t.Helper()
-		r.until("verification", func([]*Report) bool {
-			mu.Lock()
-			defer mu.Unlock()
-			i := slices.IndexFunc(calls, func(v verified) bool { return v.generation == generation })
-			if i >= 0 {
-				at = calls[i]
-			}
-			return i >= 0
-		})
-		return at
-	}
-	r.Committed(Commit{Generation: 10, Touched: true})
-	untilVerified(10)
-	r.Committed(Commit{Generation: 11})
-	untilVerified(11)
-	time.Sleep(3 * minInterval)
-	if n := r.count(); n != 2 {
-		t.Errorf("%d syncs, want those at the start and after generation 10", n)
-	}
-	// Before the event is there, the rules are wrong: what follows is not verified.
-	r.nft("flush", "ruleset")
-	r.Committed(Commit{Generation: 12, Touched: true, By: Writer{7, "nft"}})
-	r.Committed(Commit{Generation: 13})
-	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-	r.Committed(Commit{Generation: 14, Touched: true}) // the repair
-	untilVerified(14)
-	mu.Lock()
-	if slices.ContainsFunc(calls, func(v verified) bool { return v.generation == 12 || v.generation == 13 }) {
-		t.Errorf("wrong rules are verified: %v", calls)
-	}
-	mu.Unlock()
-	// While the rules are read, a commit touches them.
-	var at time.Time
-	touch := sync.OnceFunc(func() {
-		at = time.Now()
-		r.Committed(Commit{Generation: 15, Touched: true})
-	})
-	driver.observing.Store(&touch)
-	r.SyncNow()
-	if v := untilVerified(15); v.by.Sub(at) < minInterval/2 {
-		t.Errorf("generation 15 is verified by a sync that began before it")
-	}
 }
 
 // TestLoopPublishesDuringSync: commits are received while a sync reads the kernel.
 func TestLoopPublishesDuringSync(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.Version = "test"
-	r := f.run(func(l *Loop) { l.Verified = f.Publish })
-	r.Committed(Commit{Generation: 1, Touched: true})
-	r.until("verification", func([]*Report) bool { return f.Dir.Published().Entry == "test" })
-	for generation, syncs := uint32(2), r.count(); r.count() < syncs+5; generation++ {
-		r.SyncNow()
-		r.Committed(Commit{Generation: generation})
-		r.until("publication", func([]*Report) bool {
-			return strings.HasSuffix(f.Dir.Published().Generation, fmt.Sprintf(".%d", generation))
-		})
-	}
-	r.until("end", func(all []*Report) bool {
-		for _, report := range all {
-			if !report.Ready() {
-				t.Fatal(problems(report))
-			}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		f.Version = "test"
+		r := f.run(func(l *Loop) { l.Verified = f.Publish })
+		r.Committed(Commit{Generation: 1, Touched: true})
+		r.until("verification", func([]*Report) bool { return f.Dir.Published().Entry == "test" })
+		for generation, syncs := uint32(2), r.count(); r.count() < syncs+5; generation++ {
+			r.SyncNow()
+			r.Committed(Commit{Generation: generation})
+			r.until("publication", func([]*Report) bool {
+				return strings.HasSuffix(f.Dir.Published().Generation, fmt.Sprintf(".%d", generation))
+			})
 		}
-		return true
+		r.until("end", func(all []*Report) bool {
+			for _, report := range all {
+				if !report.Ready() {
+					t.Fatal(problems(report))
+				}
+			}
+			return true
+		})
 	})
 }
 
 // TestLoopWatches: the loop names the chains of its policies when all of them are right. After other ones it reads the
 // rules again, as a commit may have touched them before.
 func TestLoopWatches(t *testing.T) {
-	f := newFixture(t).withAgent()
-	watched := make(chan []netfilter.OwnedChain, 9)
-	verified := make(chan *Report, 99)
-	r := f.run(func(l *Loop) {
-		l.Watch = func(chains []netfilter.OwnedChain) { watched <- chains }
-		l.Verified = func(r *Report, _ uint32) { verified <- r }
-	})
-	r.Committed(Commit{Generation: 1, Touched: true})
-	for _, c := range <-watched {
-		if c.Chain != policy.DefaultChain || c.Choice.Backend != policy.NFTables {
-			t.Errorf("got %v", c)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		watched := make(chan []netfilter.OwnedChain, 9)
+		verified := make(chan *Report, 99)
+		r := f.run(func(l *Loop) {
+			l.Watch = func(chains []netfilter.OwnedChain) { watched <- chains }
+			l.Verified = func(r *Report, _ uint32) { verified <- r }
+		})
+		r.Committed(Commit{Generation: 1, Touched: true})
+		for _, c := range <-watched {
+			if c.Chain != policy.DefaultChain || c.Choice.Backend != policy.NFTables {
+				t.Errorf("got %v", c)
+			}
 		}
-	}
-	r.agentFile("masqChain: OTHER\n")
-	r.FilesChanged()
-	if chains := <-watched; chains != nil {
-		t.Errorf("after a write got %v", chains)
-	}
-	r.rulesChanged(Writer{})
-	if chains := <-watched; len(chains) == 0 || chains[0].Chain != "OTHER" {
-		t.Errorf("got %v", chains)
-	}
-	// Another process makes a chain and its rules.
-	other := *f.Node
-	f.conflist("podnet", map[string]any{"masqChain": "THIRD"})
-	other.Sync(t.Context(), other.Read())
-	before := time.Now()
-	r.SyncNow()
-	if chains := <-watched; len(chains) != 2 {
-		t.Errorf("got %v", chains)
-	}
-	report := <-verified
-	for report.Started.Before(before) {
-		report = <-verified
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i := slices.IndexFunc(r.reports, func(r *Report) bool { return r.Started.After(before) })
-	if i < 0 || r.reports[i] == report {
-		t.Error("the sync that found other chains verified them")
-	}
+		r.agentFile("masqChain: OTHER\n")
+		r.FilesChanged()
+		if chains := <-watched; chains != nil {
+			t.Errorf("after a write got %v", chains)
+		}
+		r.rulesChanged(Writer{})
+		if chains := <-watched; len(chains) == 0 || chains[0].Chain != "OTHER" {
+			t.Errorf("got %v", chains)
+		}
+		// Another process makes a chain and its rules.
+		other := *f.Node
+		f.conflist("podnet", map[string]any{"masqChain": "THIRD"})
+		other.Sync(t.Context(), other.Read())
+		before := time.Now()
+		r.SyncNow()
+		if chains := <-watched; len(chains) != 2 {
+			t.Errorf("got %v", chains)
+		}
+		report := <-verified
+		for report.Started.Before(before) {
+			report = <-verified
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		i := slices.IndexFunc(r.reports, func(r *Report) bool { return r.Started.After(before) })
+		if i < 0 || r.reports[i] == report {
+			t.Error("the sync that found other chains verified them")
+		}
+	})
 }
 
 func TestLoopReadsFilesWhenTheyChange(t *testing.T) {
-	r := newFixture(t).withAgent().run()
-	r.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
-	syncs := r.count()
-	r.rulesChanged(Writer{})
-	r.until("sync", func(all []*Report) bool { return len(all) > syncs })
-	r.exempts(defaults) // files have events of their own
-	r.FilesChanged()
-	r.until("change", func(all []*Report) bool { return last(all).Result == Changed })
-	r.exempts("10.9.0.0/16," + linkLocal)
+	synctest.Test(t, func(t *testing.T) {
+		r := newFixture(t).withAgent().run()
+		r.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
+		syncs := r.count()
+		r.rulesChanged(Writer{})
+		r.until("sync", func(all []*Report) bool { return len(all) > syncs })
+		r.exempts(defaults) // files have events of their own
+		r.FilesChanged()
+		r.until("change", func(all []*Report) bool { return last(all).Result == Changed })
+		r.exempts("10.9.0.0/16," + linkLocal)
+	})
 }
 
 // The interval does without events, and a file's own replaces the settings'.
 func TestLoopInterval(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.agentFile("resyncInterval: 1s\n")
-	r := f.run()
-	r.nft("flush", "ruleset")
-	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		f.agentFile("resyncInterval: 1s\n")
+		r := f.run()
+		r.nft("flush", "ruleset")
+		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+	})
 }
 
 // A problem is logged once, and so is its end. A sync that changes nothing logs nothing.
 func TestLoopLogsChangesOnly(t *testing.T) {
-	f := newFixture(t).withAgent()
-	r := f.run()
-	syncOnce := func() {
-		n := r.count()
-		r.SyncNow()
-		r.until("sync", func(all []*Report) bool { return len(all) > n })
-	}
-	before := r.log()
-	for range 3 {
-		syncOnce()
-	}
-	if after := r.log(); after != before {
-		t.Errorf("syncs that change nothing log\n%s", strings.TrimPrefix(after, before))
-	}
-	r.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
-	for range 3 {
-		syncOnce()
-	}
-	if n := strings.Count(r.log(), "10.9.0.1/16"); n != 1 {
-		t.Errorf("the mistake is logged %d times:\n%s", n, r.log())
-	}
-	r.agentFile("")
-	for range 3 {
-		syncOnce()
-	}
-	if n := strings.Count(r.log(), "msg=ready"); n != 1 {
-		t.Errorf("its end is logged %d times:\n%s", n, r.log())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		r := f.run()
+		syncOnce := func() {
+			n := r.count()
+			r.SyncNow()
+			r.until("sync", func(all []*Report) bool { return len(all) > n })
+		}
+		before := r.log()
+		for range 3 {
+			syncOnce()
+		}
+		if after := r.log(); after != before {
+			t.Errorf("syncs that change nothing log\n%s", strings.TrimPrefix(after, before))
+		}
+		r.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
+		for range 3 {
+			syncOnce()
+		}
+		if n := strings.Count(r.log(), "10.9.0.1/16"); n != 1 {
+			t.Errorf("the mistake is logged %d times:\n%s", n, r.log())
+		}
+		r.agentFile("")
+		for range 3 {
+			syncOnce()
+		}
+		if n := strings.Count(r.log(), "msg=ready"); n != 1 {
+			t.Errorf("its end is logged %d times:\n%s", n, r.log())
+		}
+	})
 }
 
 // A sync syncs the conflist too, unless only rules changed.
 func TestLoopSyncsConflist(t *testing.T) {
-	f := newFixture(t)
-	var calls atomic.Int64
-	var next atomic.Pointer[time.Time]
-	next.Store(&time.Time{})
-	r := f.run(func(l *Loop) {
-		l.SyncConflist = func(context.Context) conflist.Status {
-			calls.Add(1)
-			return conflist.Status{Present: true, Inserted: 1, Next: *next.Swap(&time.Time{})}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		var calls atomic.Int64
+		var next atomic.Pointer[time.Time]
+		next.Store(&time.Time{})
+		r := f.run(func(l *Loop) {
+			l.SyncConflist = func(context.Context) conflist.Status {
+				calls.Add(1)
+				return conflist.Status{Present: true, Inserted: 1, Next: *next.Swap(&time.Time{})}
+			}
+		})
+		r.until("result", func(all []*Report) bool { return last(all).Conflist.Present })
+		for name, c := range map[string]struct {
+			trigger func()
+			want    int64
+		}{
+			"rules":   {func() { r.rulesChanged(Writer{}) }, 0},
+			"files":   {r.FilesChanged, 1},
+			"request": {r.SyncNow, 1},
+			"its own time": {func() {
+				at := time.Now().Add(50 * time.Millisecond)
+				next.Store(&at)
+				r.SyncNow()
+			}, 2},
+		} {
+			before, syncs := calls.Load(), r.count()
+			c.trigger()
+			r.until("sync for "+name, func(all []*Report) bool { return len(all) > syncs && calls.Load() == before+c.want })
 		}
-	})
-	r.until("result", func(all []*Report) bool { return last(all).Conflist.Present })
-	for name, c := range map[string]struct {
-		trigger func()
-		want    int64
-	}{
-		"rules":   {func() { r.rulesChanged(Writer{}) }, 0},
-		"files":   {r.FilesChanged, 1},
-		"request": {r.SyncNow, 1},
-		"its own time": {func() {
-			at := time.Now().Add(50 * time.Millisecond)
-			next.Store(&at)
-			r.SyncNow()
-		}, 2},
-	} {
-		before, syncs := calls.Load(), r.count()
-		c.trigger()
-		r.until("sync for "+name, func(all []*Report) bool { return len(all) > syncs && calls.Load() == before+c.want })
-	}
-	r.until("each insertion", func(all []*Report) bool {
-		sum := 0
-		for _, report := range all {
-			sum += report.Conflist.Inserted
-		}
-		return sum == int(calls.Load())
+		r.until("each insertion", func(all []*Report) bool {
+			sum := 0
+			for _, report := range all {
+				sum += report.Conflist.Inserted
+			}
+			return sum == int(calls.Load())
+		})
 	})
 }
 
 // A conflist that is locked delays no repair. Its problems and their end are logged like others.
 func TestLoopDoesNotWaitForConflist(t *testing.T) {
-	f := newFixture(t).withAgent()
-	synced := make(chan conflist.Status)
-	r := f.run(func(l *Loop) {
-		l.SyncConflist = func(ctx context.Context) conflist.Status {
-			select {
-			case c := <-synced:
-				return c
-			case <-ctx.Done():
-				return conflist.Status{}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		synced := make(chan conflist.Status)
+		r := f.run(func(l *Loop) {
+			l.SyncConflist = func(ctx context.Context) conflist.Status {
+				select {
+				case c := <-synced:
+					return c
+				case <-ctx.Done():
+					return conflist.Status{}
+				}
+			}
+		})
+		r.FilesChanged()
+		r.until("report", func(all []*Report) bool {
+			p := last(all).Problems
+			return len(p) == 1 && p[0].Reason == ReasonConflist && p[0].Waiting
+		})
+		r.nft("flush", "ruleset")
+		r.rulesChanged(Writer{})
+		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+		synced <- conflist.Status{Problems: []conflist.Problem{{Reason: "plugin", Err: errors.New("no plugin")}}}
+		r.until("its result", func(all []*Report) bool {
+			p := last(all).Problems
+			return len(p) == 1 && p[0].Reason == ReasonPlugin && !last(all).Conflist.Present
+		})
+		synced <- conflist.Status{Present: true} // for the files
+		r.until("its end", func(all []*Report) bool { return last(all).Ready() && last(all).Conflist.Present })
+		log := r.log()
+		for _, line := range []string{`level=INFO msg=waiting reason=conflist`, `level=ERROR msg="not ready" reason=plugin err="no plugin"`, "level=INFO msg=ready"} {
+			if strings.Count(log, line) != 1 {
+				t.Errorf("the log does not have %s once:\n%s", line, log)
 			}
 		}
 	})
-	r.FilesChanged()
-	r.until("report", func(all []*Report) bool {
-		p := last(all).Problems
-		return len(p) == 1 && p[0].Reason == ReasonConflist && p[0].Waiting
-	})
-	r.nft("flush", "ruleset")
-	r.rulesChanged(Writer{})
-	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-	synced <- conflist.Status{Problems: []conflist.Problem{{Reason: "plugin", Err: errors.New("no plugin")}}}
-	r.until("its result", func(all []*Report) bool {
-		p := last(all).Problems
-		return len(p) == 1 && p[0].Reason == ReasonPlugin && !last(all).Conflist.Present
-	})
-	synced <- conflist.Status{Present: true} // for the files
-	r.until("its end", func(all []*Report) bool { return last(all).Ready() && last(all).Conflist.Present })
-	log := r.log()
-	for _, line := range []string{`level=INFO msg=waiting reason=conflist`, `level=ERROR msg="not ready" reason=plugin err="no plugin"`, "level=INFO msg=ready"} {
-		if strings.Count(log, line) != 1 {
-			t.Errorf("the log does not have %s once:\n%s", line, log)
-		}
-	}
 }
 
 // The hook runs while the loop is active, and the instance lock is held until it returns.
 func TestActive(t *testing.T) {
-	f := newFixture(t).withAgent()
-	var active atomic.Int32
-	hook := func(l *Loop) {
-		l.Active = func(ctx context.Context) {
-			if active.Add(1) != 1 {
-				t.Error("two loops are active")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		var active atomic.Int32
+		hook := func(l *Loop) {
+			l.Active = func(ctx context.Context) {
+				if active.Add(1) != 1 {
+					t.Error("two loops are active")
+				}
+				<-ctx.Done()
+				time.Sleep(50 * time.Millisecond)
+				if !f.Dir.ReconcilerActive() {
+					t.Error("the instance lock is not held")
+				}
+				active.Add(-1)
 			}
-			<-ctx.Done()
-			time.Sleep(50 * time.Millisecond)
-			if !f.Dir.ReconcilerActive() {
-				t.Error("the instance lock is not held")
-			}
-			active.Add(-1)
 		}
-	}
-	first := f.run(hook)
-	first.until("active", func([]*Report) bool { return active.Load() == 1 })
-	second := (&fixture{T: t, Node: f.Node, dir: f.dir}).run(hook)
-	second.until("standing by", func(all []*Report) bool { return len(all) > 1 })
-	first.stop()
-	second.until("active", func([]*Report) bool { return active.Load() == 1 })
+		first := f.run(hook)
+		first.until("active", func([]*Report) bool { return active.Load() == 1 })
+		second := (&fixture{T: t, Node: f.Node, dir: f.dir}).run(hook)
+		second.until("standing by", func(all []*Report) bool { return len(all) > 1 })
+		first.stop()
+		second.until("active", func([]*Report) bool { return active.Load() == 1 })
+	})
 }
 
 // The instance lock is lost with the dataDir, and taken again.
 func TestLoopSurvivesTheLossOfItsDataDir(t *testing.T) {
-	r := newFixture(t).withAgent().run()
-	if err := os.RemoveAll(r.Dir.Path()); err != nil {
-		t.Fatal(err)
-	}
-	r.SyncNow()
-	r.until("new instance lock", func([]*Report) bool {
-		instance, err := r.Dir.InstanceLock()
-		if err == nil { // the loop takes it within a second
-			err = instance.Release()
+	synctest.Test(t, func(t *testing.T) {
+		r := newFixture(t).withAgent().run()
+		if err := os.RemoveAll(r.Dir.Path()); err != nil {
+			t.Fatal(err)
 		}
-		return errors.Is(err, store.ErrBusy)
+		r.SyncNow()
+		r.until("new instance lock", func([]*Report) bool {
+			instance, err := r.Dir.InstanceLock()
+			if err == nil { // the loop takes it within a second
+				err = instance.Release()
+			}
+			return errors.Is(err, store.ErrBusy)
+		})
 	})
 }
 
 // The state is the present one, and does not wait for a sync.
 func TestLoopState(t *testing.T) {
-	r := newFixture(t).withAgent().run()
-	var v *enforce.State
-	r.until("state", func([]*Report) bool { v = r.State(t.Context()); return v != nil }) // after the sync
-	if !v.InSync() {
-		t.Fatalf("state %+v", v)
-	}
-	time.Sleep(time.Second)
-	r.nft("flush", "ruleset")
-	if v := r.State(t.Context()); v == nil || v.InSync() {
-		t.Errorf("the state is an old one: %+v", v)
-	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	r.stop()
-	if v := r.State(ended); v != nil {
-		t.Errorf("a loop that ended has a state: %+v", v)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newFixture(t).withAgent().run()
+		var v *enforce.State
+		r.until("state", func([]*Report) bool { v = r.State(t.Context()); return v != nil }) // after the sync
+		if !v.InSync() {
+			t.Fatalf("state %+v", v)
+		}
+		time.Sleep(time.Second)
+		r.nft("flush", "ruleset")
+		if v := r.State(t.Context()); v == nil || v.InSync() {
+			t.Errorf("the state is an old one: %+v", v)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		r.stop()
+		if v := r.State(ended); v != nil {
+			t.Errorf("a loop that ended has a state: %+v", v)
+		}
+	})
 }
 
 // A reading does not wait for a sync that takes long.
 func TestLoopStateDuringASync(t *testing.T) {
-	f := newFixture(t).withAgent()
-	slow := &readOnly{Driver: f.Drivers[0]}
-	f.Drivers = netfilter.Drivers{slow}
-	r := f.run()
-	written := slow.tried.Load()
-	slow.hold.Lock()
-	r.nft("flush", "ruleset")
-	r.rulesChanged(Writer{})
-	r.until("sync", func([]*Report) bool { return slow.tried.Load() > written })
-	read := make(chan *enforce.State, 1)
-	go func() { read <- r.State(t.Context()) }()
-	select {
-	case v := <-read:
-		if v != nil {
-			t.Errorf("a state while a sync runs, which its report would follow: %+v", v)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		slow := &readOnly{Driver: f.Drivers[0], hold: make(chan struct{}, 1)}
+		slow.hold <- struct{}{}
+		f.Drivers = netfilter.Drivers{slow}
+		r := f.run()
+		written := slow.tried.Load()
+		<-slow.hold
+		r.nft("flush", "ruleset")
+		r.rulesChanged(Writer{})
+		r.until("sync", func([]*Report) bool { return slow.tried.Load() > written })
+		read := make(chan *enforce.State, 1)
+		go func() { read <- r.State(t.Context()) }()
+		select {
+		case v := <-read:
+			if v != nil {
+				t.Errorf("a state while a sync runs, which its report would follow: %+v", v)
+			}
+		case <-time.After(2 * time.Second):
+			t.Error("the reading waits for the sync")
 		}
-	case <-time.After(2 * time.Second):
-		t.Error("the reading waits for the sync")
-	}
-	slow.hold.Unlock()
-	r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+		slow.hold <- struct{}{}
+		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+	})
 }
 
 // A repair that fails is not tried again at the pace of events, as long as no other
 // is due.
 func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
-	r, failing := newFixture(t).failRepair(Writer{})
-	tried := failing.tried.Load()
-	for range 20 {
-		r.rulesChanged(Writer{})
-		time.Sleep(10 * time.Millisecond)
-	}
-	if n := failing.tried.Load() - tried; n > 0 {
-		t.Errorf("tried %d times in 200 ms of events", n)
-	}
-	failing.broken.Store(false)
-	r.until("repair", func(all []*Report) bool { return last(all).Ready() })
+	synctest.Test(t, func(t *testing.T) {
+		r, failing := newFixture(t).failRepair(Writer{})
+		tried := failing.tried.Load()
+		for range 20 {
+			r.rulesChanged(Writer{})
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := failing.tried.Load() - tried; n > 0 {
+			t.Errorf("tried %d times in 200 ms of events", n)
+		}
+		failing.broken.Store(false)
+		r.until("repair", func(all []*Report) bool { return last(all).Ready() })
+	})
 }
 
 // failRepair runs a loop with agent files until it has failed to repair what a program changed, as its driver does not
@@ -505,7 +536,7 @@ func (f *fixture) failRepair(by Writer) (*running, *readOnly) {
 // the tries.
 type readOnly struct {
 	netfilter.Driver
-	hold   sync.Mutex
+	hold   chan struct{} // nil, or it has an element while it is not held
 	broken atomic.Bool
 	tried  atomic.Int64
 
@@ -532,8 +563,10 @@ func (b *readOnlyBackend) Observe(ctx context.Context, chains []policy.ChainFami
 
 func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File) error {
 	b.driver.tried.Add(1)
-	b.driver.hold.Lock()
-	defer b.driver.hold.Unlock()
+	if hold := b.driver.hold; hold != nil {
+		<-hold
+		defer func() { hold <- struct{}{} }()
+	}
 	if b.driver.broken.Load() {
 		return cmp.Or(b.driver.err, errors.New("not today"))
 	}

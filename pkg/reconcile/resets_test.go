@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -20,91 +21,95 @@ import (
 // TestFailedResetIsRetried: a reset that fails is counted, logged once for each error, fails no sync, and is
 // tried again.
 func TestFailedResetIsRetried(t *testing.T) {
-	f := newFixture(t)
-	f.Settings.CNIBinDir = f.dir
-	f.file(filepath.Join(f.dir, "ip-masq"), "#!/bin/sh\n")
-	if err := os.Chmod(filepath.Join(f.dir, "ip-masq"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	f.conflist("podnet", map[string]any{"guard": "drop", "podCIDRs": []string{"10.88.0.0/16"}})
-	walks := 0
-	chain := policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}
-	f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
-		switch walks++; walks {
-		case 1, 2:
-			return nil, errors.New("no walk today")
-		case 3:
-			return nil, errors.New("no walk tomorrow")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.Settings.CNIBinDir = f.dir
+		f.file(filepath.Join(f.dir, "ip-masq"), "#!/bin/sh\n")
+		if err := os.Chmod(filepath.Join(f.dir, "ip-masq"), 0o755); err != nil {
+			t.Fatal(err)
 		}
-		return map[policy.ChainFamily]uint64{chain: 7}, nil
-	}
-	var log bytes.Buffer
-	var mu sync.Mutex
-	reports, deleted, failed := 0, uint64(0), 0
-	l := NewLoop(f.Node, slog.New(slog.NewTextHandler(&log, nil)), func(r *Report) {
-		mu.Lock()
-		defer mu.Unlock()
-		if reports++; !r.Ready() {
-			t.Errorf("not ready: %v", problems(r))
+		f.conflist("podnet", map[string]any{"guard": "drop", "podCIDRs": []string{"10.88.0.0/16"}})
+		walks := 0
+		chain := policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}
+		f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+			switch walks++; walks {
+			case 1, 2:
+				return nil, errors.New("no walk today")
+			case 3:
+				return nil, errors.New("no walk tomorrow")
+			}
+			return map[policy.ChainFamily]uint64{chain: 7}, nil
 		}
-	})
-	l.ConnectionsReset = func(n map[policy.ChainFamily]uint64, err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if deleted += n[chain]; err != nil {
-			failed++
+		var log bytes.Buffer
+		var mu sync.Mutex
+		reports, deleted, failed := 0, uint64(0), 0
+		l := NewLoop(f.Node, slog.New(slog.NewTextHandler(&log, nil)), func(r *Report) {
+			mu.Lock()
+			defer mu.Unlock()
+			if reports++; !r.Ready() {
+				t.Errorf("not ready: %v", problems(r))
+			}
+		})
+		l.ConnectionsReset = func(n map[policy.ChainFamily]uint64, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if deleted += n[chain]; err != nil {
+				failed++
+			}
 		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	var running sync.WaitGroup
-	running.Go(func() { l.Run(ctx) })
-	for ctx.Err() == nil {
-		if s, err := f.Dir.Load(); err == nil && len(s.Sources) > 0 && len(s.Record.Resets) == 0 {
-			break
-		}
-		if lock, err := f.Dir.Lock(ctx); err == nil { // the next try is due at once
-			if s, err := f.Dir.Load(); err == nil && s.Record.LastReset > 1 && len(s.Record.Resets) > 0 {
-				s.Record.LastReset = 1
-				err = lock.PutRecord(s.Record)
-				if err != nil {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		var running sync.WaitGroup
+		running.Go(func() { l.Run(ctx) })
+		for ctx.Err() == nil {
+			if s, err := f.Dir.Load(); err == nil && len(s.Sources) > 0 && len(s.Record.Resets) == 0 {
+				break
+			}
+			if lock, err := f.Dir.Lock(ctx); err == nil { // the next try is due at once
+				if s, err := f.Dir.Load(); err == nil && s.Record.LastReset > 1 && len(s.Record.Resets) > 0 {
+					s.Record.LastReset = 1
+					err = lock.PutRecord(s.Record)
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				if err := lock.Release(); err != nil {
 					t.Error(err)
 				}
 			}
-			if err := lock.Release(); err != nil {
-				t.Error(err)
-			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if ctx.Err() != nil {
+			t.Error("the reset stays on record")
 		}
 		time.Sleep(10 * time.Millisecond)
-	}
-	if ctx.Err() != nil {
-		t.Error("the reset stays on record")
-	}
-	time.Sleep(10 * time.Millisecond)
-	cancel()
-	running.Wait()
-	if text := log.String(); deleted != 7 || failed != 3 || reports == 0 || strings.Count(text, "failed to reset connections") != 2 ||
-		!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) {
-		t.Errorf("%d deleted, %d failed, %d reports:\n%s", deleted, failed, reports, text)
-	}
+		cancel()
+		running.Wait()
+		if text := log.String(); deleted != 7 || failed != 3 || reports == 0 || strings.Count(text, "failed to reset connections") != 2 ||
+			!strings.Contains(text, `msg="reset connections" count=7 chain=IP-MASQ-AGENT`) {
+			t.Errorf("%d deleted, %d failed, %d reports:\n%s", deleted, failed, reports, text)
+		}
+	})
 }
 
 // TestPublicationAfterAReset: nothing is verified while a reset is on record, and what a sync found is published when
 // its walk has ended.
 func TestPublicationAfterAReset(t *testing.T) {
-	f := newFixture(t)
-	f.Version = "test"
-	f.conflist("podnet", map[string]any{"staleConnections": "reset", "podCIDRs": []string{"10.88.0.0/16"}})
-	walks, end := make(chan struct{}, 9), make(chan struct{})
-	f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
-		walks <- struct{}{}
-		<-end
-		return nil, nil
-	}
-	r := f.run(func(l *Loop) { l.Verified = f.Publish })
-	<-walks                                           // after the first write
-	r.Committed(Commit{Generation: 7, Touched: true}) // which is that of the first write
-	syncs := r.count()
-	r.until("sync", func(all []*Report) bool { return len(all) > syncs })
-	close(end)
-	r.until("publication", func([]*Report) bool { return strings.HasSuffix(f.Dir.Published().Generation, ".7") })
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.Version = "test"
+		f.conflist("podnet", map[string]any{"staleConnections": "reset", "podCIDRs": []string{"10.88.0.0/16"}})
+		walks, end := make(chan struct{}, 9), make(chan struct{})
+		f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+			walks <- struct{}{}
+			<-end
+			return nil, nil
+		}
+		r := f.run(func(l *Loop) { l.Verified = f.Publish })
+		<-walks                                           // after the first write
+		r.Committed(Commit{Generation: 7, Touched: true}) // which is that of the first write
+		syncs := r.count()
+		r.until("sync", func(all []*Report) bool { return len(all) > syncs })
+		close(end)
+		r.until("publication", func([]*Report) bool { return strings.HasSuffix(f.Dir.Published().Generation, ".7") })
+	})
 }
