@@ -185,7 +185,7 @@ func (l *Loop) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		instance, standby := l.takeOver(ctx)
 		if standby == nil {
-			l.lead(ctx, instance)
+			l.runActive(ctx, instance)
 			continue
 		}
 		standby.Started = time.Now()
@@ -216,8 +216,8 @@ func (l *Loop) takeOver(ctx context.Context) (*store.InstanceLock, *Report) {
 	return instance, nil
 }
 
-// lead does what is due until ctx ends or the instance lock is lost, which is nil if it could not be taken.
-func (l *Loop) lead(ctx context.Context, instance *store.InstanceLock) {
+// runActive does what is due until ctx ends or the instance lock is lost, which is nil if it could not be taken.
+func (l *Loop) runActive(ctx context.Context, instance *store.InstanceLock) {
 	ctx, end := context.WithCancel(ctx)
 	if instance != nil && l.Active != nil {
 		l.working.Go(func() { l.Active(ctx) })
@@ -289,9 +289,9 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 		s.conflistDue = never()
 		do = func() event { return l.SyncConflist(ctx) }
 	case reading:
-		requested := s.requested
+		requested := s.triggers.request
 		s.files.Take(now)
-		s.requested = false
+		s.triggers.request = false
 		do = func() event {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -313,12 +313,9 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 // would do something else: what failed is not retried at the rate of events.
 func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 	s := &l.state
-	src, failed, requested := s.sources, s.last, s.requested
-	if s.retry == 0 || !s.onlyRules(now) || s.last.reverted() {
-		failed = nil
-	}
+	src, last, soon, requested := s.sources, s.last, s.retriesSoon(now), s.triggers.request
 	result := synced{touches: s.touches, by: s.writer}
-	s.rulesChanged, s.requested, s.sourcesRead, s.conflistSynced, s.writer = false, false, false, false, Writer{}
+	s.triggers, s.writer = triggers{}, Writer{}
 	s.addresses.Take(now)
 	return func() event {
 		l.mu.Lock()
@@ -326,7 +323,7 @@ func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 		if requested {
 			l.Node.backoff.retry()
 		}
-		if failed != nil && l.Node.DryRun(ctx, src).sameOutstanding(failed) {
+		if soon && l.Node.DryRun(ctx, src).sameOutstanding(last) {
 			return result
 		}
 		r := l.Node.Sync(ctx, src)
@@ -351,17 +348,17 @@ func (l *Loop) handle(e event, now time.Time) {
 	case filesChanged:
 		s.files.Event(now)
 	case syncRequested:
-		s.requested = true
+		s.triggers.request = true
 	case publication:
 		s.running[publishing], s.published = time.Time{}, e
 	case conflist.Status:
 		e.Inserted += s.conflist.Inserted
-		s.running[syncingConflist], s.conflist, s.conflistSynced = time.Time{}, &e, true
+		s.running[syncingConflist], s.conflist, s.triggers.conflist = time.Time{}, &e, true
 		if !e.Next.IsZero() {
 			s.conflistDue = earlier(s.conflistDue, e.Next)
 		}
 	case sourcesRead:
-		s.running[reading], s.sources, s.sourcesRead = time.Time{}, e.sources, true
+		s.running[reading], s.sources, s.triggers.read = time.Time{}, e.sources, true
 		if l.SyncConflist != nil { // after the files were read: another program may write the conflist as soon as it has the entry
 			s.conflistDue = now
 		}

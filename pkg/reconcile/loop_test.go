@@ -599,53 +599,58 @@ func TestNext(t *testing.T) {
 	rules := func(s *state) { s.committed(Commit{Generation: 5, Touched: true}) }
 	files := func(s *state) { s.files.Event(now) }
 	addresses := func(s *state) { s.addresses.Event(now) }
-	request := func(s *state) { s.requested = true }
+	request := func(s *state) { s.triggers.request = true }
 	begun := func(w work) func(*state) { return func(s *state) { s.running[w] = now } }
 	for name, c := range map[string]struct {
 		state []func(*state)
 		want  work
 		after time.Duration
 	}{
-		"nothing was synced":             {[]func(*state){func(s *state) { *s = state{}; s.begin() }}, reading, 0},
-		"no event":                       {nil, reading, interval},
-		"a commit that touched nothing":  {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
-		"which is published":             {[]func(*state){func(s *state) { s.generation, s.published = 5, publication{s.last, 5} }}, reading, interval},
-		"rules changed":                  {[]func(*state){rules}, syncing, minInterval},
-		"files changed":                  {[]func(*state){files}, reading, quietFiles},
-		"addresses changed":              {[]func(*state){addresses}, syncing, quietAddresses},
-		"requested":                      {[]func(*state){request}, reading, minInterval},
-		"requested, files are written":   {[]func(*state){request, files}, syncing, minInterval},
-		"read":                           {[]func(*state){func(s *state) { s.sourcesRead = true }}, syncing, minInterval},
-		"read, conflist begun":           {[]func(*state){func(s *state) { s.sourcesRead = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval + time.Millisecond},
-		"read, conflist begun, rules":    {[]func(*state){rules, func(s *state) { s.sourcesRead = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval},
-		"conflist due":                   {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
-		"conflist synced":                {[]func(*state){func(s *state) { s.conflistSynced = true }}, syncing, minInterval},
-		"a sync runs":                    {[]func(*state){rules, begun(syncing)}, works, 0},
-		"sources are read":               {[]func(*state){rules, begun(reading)}, works, 0},
-		"failed once":                    {[]func(*state){after(failed)}, reading, firstRetry},
-		"a policy was refused":           {[]func(*state){after(refused)}, reading, firstRetry},
-		"a policy is invalid":            {[]func(*state){after(invalid)}, reading, interval},
-		"failed three times":             {[]func(*state){after(times(3, failed)...)}, reading, 4 * firstRetry},
-		"failed for long":                {[]func(*state){after(times(20, failed)...)}, reading, lastRetry},
-		"failed, rules changed":          {[]func(*state){after(failed), rules}, syncing, minInterval}, // for a dry run
-		"failed, files changed":          {[]func(*state){after(times(3, failed)...), files}, reading, quietFiles},
-		"failed, then well":              {[]func(*state){after(append(times(3, failed), well)...)}, reading, interval},
-		"reverted":                       {[]func(*state){after(reverted)}, reading, minInterval},
-		"flapping, rules changed":        {[]func(*state){flapping, rules}, syncing, 4 * time.Second},
-		"flapping, requested":            {[]func(*state){flapping, rules, request}, reading, minInterval},
-		"flapping, no event":             {[]func(*state){flapping}, syncing, 8 * time.Second},
-		"flapping, files":                {[]func(*state){flapping, files}, reading, quietFiles},
-		"flapping, addresses":            {[]func(*state){flapping, addresses}, syncing, 4 * time.Second},
-		"flapping, conflist synced":      {[]func(*state){flapping, func(s *state) { s.conflistSynced = true }}, syncing, minInterval},
-		"resets on record":               {[]func(*state){after(resets)}, resetting, 0},
-		"a reset that is due later":      {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }}, resetting, time.Second},
-		"a reset failed":                 {[]func(*state){func(s *state) { s.resetDue, s.resetRetry = now.Add(2*time.Second), 2*time.Second }, after(resets)}, resetting, 2 * time.Second},
+		"nothing was synced":            {[]func(*state){func(s *state) { *s = state{}; s.begin() }}, reading, 0},
+		"no event":                      {nil, reading, interval},
+		"a commit that touched nothing": {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
+		"which is published":            {[]func(*state){func(s *state) { s.generation, s.published = 5, publication{s.last, 5} }}, reading, interval},
+		"rules changed":                 {[]func(*state){rules}, syncing, minInterval},
+		"files changed":                 {[]func(*state){files}, reading, quietFiles},
+		"addresses changed":             {[]func(*state){addresses}, syncing, quietAddresses},
+		"requested":                     {[]func(*state){request}, reading, minInterval},
+		"requested, files are written":  {[]func(*state){request, files}, syncing, minInterval},
+		"read":                          {[]func(*state){func(s *state) { s.triggers.read = true }}, syncing, minInterval},
+		"read, conflist begun":          {[]func(*state){func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval + time.Millisecond},
+		"read, conflist begun, rules":   {[]func(*state){rules, func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval},
+		"conflist due":                  {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
+		"conflist synced":               {[]func(*state){func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
+		"a sync runs":                   {[]func(*state){rules, begun(syncing)}, works, 0},
+		"sources are read":              {[]func(*state){rules, begun(reading)}, works, 0},
+		"failed once":                   {[]func(*state){after(failed)}, reading, firstRetry},
+		"a policy was refused":          {[]func(*state){after(refused)}, reading, firstRetry},
+		"a policy is invalid":           {[]func(*state){after(invalid)}, reading, interval},
+		"failed three times":            {[]func(*state){after(times(3, failed)...)}, reading, 4 * firstRetry},
+		"failed for long":               {[]func(*state){after(times(20, failed)...)}, reading, lastRetry},
+		"failed, rules changed":         {[]func(*state){after(failed), rules}, syncing, minInterval}, // for a dry run
+		"failed, files changed":         {[]func(*state){after(times(3, failed)...), files}, reading, quietFiles},
+		"failed, then well":             {[]func(*state){after(append(times(3, failed), well)...)}, reading, interval},
+		"reverted":                      {[]func(*state){after(reverted)}, reading, minInterval},
+		"flapping, rules changed":       {[]func(*state){flapping, rules}, syncing, 4 * time.Second},
+		"flapping, requested":           {[]func(*state){flapping, rules, request}, reading, minInterval},
+		"flapping, no event":            {[]func(*state){flapping}, syncing, 8 * time.Second},
+		"flapping, files":               {[]func(*state){flapping, files}, reading, quietFiles},
+		"flapping, addresses":           {[]func(*state){flapping, addresses}, syncing, 4 * time.Second},
+		"flapping, conflist synced":     {[]func(*state){flapping, func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
+		"resets on record":              {[]func(*state){after(resets)}, resetting, 0},
+		"a reset that is due later":     {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }}, resetting, time.Second},
+		"a reset failed":                {[]func(*state){func(s *state) { s.resetDue, s.resetRetry = now.Add(2*time.Second), 2*time.Second }, after(resets)}, resetting, 2 * time.Second},
+		"a reset failed, before this loop was active again": {[]func(*state){func(s *state) {
+			s.resetRetry = time.Minute
+			s.begin()
+			s.triggers = triggers{}
+		}, after(resets)}, resetting, 0},
 		"resets on record, a reset runs": {[]func(*state){after(resets), begun(resetting)}, reading, interval},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := NewLoop(nil, slog.New(slog.DiscardHandler), nil).state
 			s.begin()
-			s.requested, s.sources = false, &Sources{}
+			s.triggers.request, s.sources = false, &Sources{}
 			s.synced(now, well, interval)
 			for _, f := range c.state {
 				f(&s)

@@ -41,13 +41,9 @@ const (
 
 // state is what the loop knows. Only its goroutine has it. Events change it, and next decides by it alone.
 type state struct {
-	// What asks for a sync since the last one began.
-	rulesChanged   bool // a program may have changed owned rules
-	requested      bool // everything is to be read and tried again
-	sourcesRead    bool
-	conflistSynced bool
-	files          flowcontrol.Debounce // a conflist or an agent file may have changed
-	addresses      flowcontrol.Debounce // the node's addresses changed, and the rules depend on them
+	triggers  triggers             // since the last sync began
+	files     flowcontrol.Debounce // a conflist or an agent file may have changed
+	addresses flowcontrol.Debounce // the node's addresses changed, and the rules depend on them
 
 	generation uint32 // of the last commit, 0 before the first
 	touches    int    // how many commits may have changed owned rules
@@ -71,6 +67,14 @@ type state struct {
 	resetRetry time.Duration // 0 unless the last reset failed
 
 	running [works]time.Time // when each work began that runs; else zero
+}
+
+// triggers are what a sync is made for, besides its interval.
+type triggers struct {
+	rules    bool // a program may have changed owned rules
+	request  bool // everything is to be read and tried again
+	read     bool // the sources were
+	conflist bool // it was synced
 }
 
 // publication says that the rules are as a sync found them, at a generation.
@@ -114,7 +118,7 @@ func (s *state) usesNode() bool { return !s.running[reading].IsZero() || !s.runn
 func (s *state) syncDue() time.Time {
 	soon := s.lastEnded.Add(minInterval)
 	due := s.interval
-	if s.rulesChanged {
+	if s.triggers.rules {
 		due = earlier(due, soon)
 	}
 	if s.addresses.Pending() {
@@ -126,10 +130,10 @@ func (s *state) syncDue() time.Time {
 	if s.files.Pending() {
 		due = earlier(due, later(soon, s.files.Due()))
 	}
-	if s.requested || s.sourcesRead || s.conflistSynced {
+	if s.triggers.request || s.triggers.read || s.triggers.conflist {
 		due = earlier(due, soon)
 	}
-	if began := s.running[syncingConflist]; !began.IsZero() && !s.rulesChanged {
+	if began := s.running[syncingConflist]; !began.IsZero() && !s.triggers.rules {
 		due = later(due, began.Add(minInterval))
 	}
 	return due
@@ -138,15 +142,17 @@ func (s *state) syncDue() time.Time {
 // readsSources reports whether a sync reads the sources first. Files that are being written are read when their own
 // event is due.
 func (s *state) readsSources(now time.Time) bool {
-	asked := s.requested || s.intervalOver(now) && !s.sourcesRead
+	asked := s.triggers.request || s.intervalOver(now) && !s.triggers.read
 	return s.sources == nil || s.files.Over(now) || asked && !s.files.Pending()
 }
 
 func (s *state) intervalOver(now time.Time) bool { return !now.Before(s.interval) }
 
-// onlyRules reports whether a sync is due for no other reason than events about rules.
-func (s *state) onlyRules(now time.Time) bool {
-	return !s.requested && !s.sourcesRead && !s.conflistSynced && !s.intervalOver(now)
+// retriesSoon reports whether the last sync failed, and the one that is due is neither its repetition nor asked for by
+// more than events about rules.
+func (s *state) retriesSoon(now time.Time) bool {
+	only := triggers{rules: s.triggers.rules}
+	return s.retry > 0 && s.triggers == only && !s.intervalOver(now) && !s.last.reverted()
 }
 
 // verified reports whether the rules are as the last sync found them, which is right: its rules were read at
@@ -165,7 +171,7 @@ func (s *state) publishDue() time.Time {
 
 // begin makes this loop active: nothing is known, and everything due.
 func (s *state) begin() {
-	s.requested, s.conflistDue, s.resetDue = true, never(), never()
+	s.triggers.request, s.conflistDue, s.resetDue, s.resetRetry = true, never(), never(), 0
 }
 
 // committed takes note of a commit.
@@ -177,7 +183,7 @@ func (s *state) committed(c Commit) {
 		return
 	}
 	s.touches++
-	s.rulesChanged = true
+	s.triggers.rules = true
 	if c.By != (Writer{}) {
 		s.writer = c.By
 	}

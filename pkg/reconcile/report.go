@@ -375,18 +375,7 @@ func addRuleProblems(r *Report) {
 		r.problem(ReasonState, s.RecordErr)
 	}
 	for _, p := range s.Policies() {
-		for _, c := range p.Conflicts.Summary() {
-			r.add(Problem{Reason: ReasonConflict, Chain: p.Chain, Err: c})
-		}
-		err := s.Err(p.Chain)
-		if err == nil || errors.Is(err, s.RecordErr) {
-			continue
-		}
-		r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
-		// What keeps rules from being repaired is a fault of its own.
-		if diff := s.ChainDiff(s.Find(p.Chain)); len(diff) > 0 && r.Problems[len(r.Problems)-1].Reason == ReasonBackend {
-			r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: &enforce.DriftError{Diff: diff}})
-		}
+		addChainProblems(r, p)
 	}
 	for _, o := range r.State.Record.Chains {
 		if o.Stuck {
@@ -416,6 +405,21 @@ func addRuleProblems(r *Report) {
 	}
 	for _, i := range s.Guard.Inactive {
 		r.warn(FindingWarning{i, "guard-inactive"})
+	}
+}
+
+func addChainProblems(r *Report, p policy.Policy) {
+	for _, c := range p.Conflicts.Summary() {
+		r.add(Problem{Reason: ReasonConflict, Chain: p.Chain, Err: c})
+	}
+	err := r.Rules.Err(p.Chain)
+	if err == nil || errors.Is(err, r.Rules.RecordErr) {
+		return
+	}
+	r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
+	// What keeps rules from being repaired is a fault of its own.
+	if diff := r.Rules.ChainDiff(r.Rules.Find(p.Chain)); len(diff) > 0 && r.Problems[len(r.Problems)-1].Reason == ReasonBackend {
+		r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: &enforce.DriftError{Diff: diff}})
 	}
 }
 

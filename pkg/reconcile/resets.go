@@ -46,7 +46,7 @@ func (l *Loop) connectionsReset(e connectionsReset, now time.Time) {
 		l.ConnectionsReset(e.deleted, e.err)
 	}
 	s := &l.state
-	s.rulesChanged = true
+	s.triggers.rules = true
 	switch {
 	case e.err != nil:
 		l.log.once.Warn("failed to reset connections", "err", e.err)
