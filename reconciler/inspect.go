@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -161,12 +163,13 @@ func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 	if err == nil {
 		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
-	if dir.ReconcilerActive() || health == "" {
-		return activeReconciler{Running: dir.ReconcilerActive(), err: err}
+	none := activeReconciler{Running: dir.ReconcilerActive(), err: err}
+	if none.Running || health == "" || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+		return none
 	}
-	problems, notRunning := metrics.ReadReadiness(ctx, health)
-	if notRunning != nil {
-		return activeReconciler{err: err}
+	problems, err := metrics.ReadReadiness(ctx, health)
+	if err != nil {
+		return none
 	}
 	return activeReconciler{Running: true, elsewhere: true, problems: problems, err: fmt.Errorf("it serves %s, and does not use %s", health, policy.Printable(dir.Path()))}
 }
