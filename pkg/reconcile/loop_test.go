@@ -247,6 +247,7 @@ func TestLoopWatches(t *testing.T) {
 		other := *f.Node
 		f.conflist("podnet", map[string]any{"masqChain": "THIRD"})
 		other.Sync(t.Context(), other.Read())
+		time.Sleep(time.Millisecond) // what was verified so far began before
 		before := time.Now()
 		r.SyncNow()
 		if chains := <-watched; len(chains) != 2 {
@@ -576,13 +577,14 @@ func (b *readOnlyBackend) Apply(ctx context.Context, desired policy.Ruleset, fro
 // TestNext: what is due, and when, by what happened since a sync that ended now.
 func TestNext(t *testing.T) {
 	now := time.Now()
-	const interval = time.Minute
+	const interval = 2 * time.Minute
 	failed := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules, Err: errors.New("not today")}}}
 	refused := &Report{Result: Failed, Problems: []Problem{{Reason: ReasonRules, Source: policy.SourceID{Kind: policy.AgentFiles}, Err: errors.New("not today")}}}
 	reverted := &Report{Drift: policy.Diff{{}}, Problems: []Problem{{Reason: ReasonRules, Err: &enforce.DriftError{}}}}
 	invalid := &Report{Problems: []Problem{{Reason: ReasonSource, Err: errors.New("no CIDR")}}}
 	well := &Report{Result: Unchanged, Rules: &enforce.State{}}
 	resets := &Report{Result: Unchanged, State: store.State{Record: store.Record{Resets: []store.Reset{{At: 1}}}}}
+	laterResets := &Report{Result: Unchanged, State: store.State{Record: store.Record{Resets: []store.Reset{{At: 1}}, LastReset: 1 << 60}}}
 	after := func(reports ...*Report) func(*state) {
 		return func(s *state) {
 			for _, r := range reports {
@@ -606,40 +608,43 @@ func TestNext(t *testing.T) {
 		want  work
 		after time.Duration
 	}{
-		"nothing was synced":            {[]func(*state){func(s *state) { *s = state{}; s.begin() }}, reading, 0},
-		"no event":                      {nil, reading, interval},
-		"a commit that touched nothing": {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
-		"which is published":            {[]func(*state){func(s *state) { s.generation, s.published = 5, publication{s.last, 5} }}, reading, interval},
-		"rules changed":                 {[]func(*state){rules}, syncing, minInterval},
-		"files changed":                 {[]func(*state){files}, reading, quietFiles},
-		"addresses changed":             {[]func(*state){addresses}, syncing, quietAddresses},
-		"requested":                     {[]func(*state){request}, reading, minInterval},
-		"requested, files are written":  {[]func(*state){request, files}, syncing, minInterval},
-		"read":                          {[]func(*state){func(s *state) { s.triggers.read = true }}, syncing, minInterval},
-		"read, conflist begun":          {[]func(*state){func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval + time.Millisecond},
-		"read, conflist begun, rules":   {[]func(*state){rules, func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval},
-		"conflist due":                  {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
-		"conflist synced":               {[]func(*state){func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
-		"a sync runs":                   {[]func(*state){rules, begun(syncing)}, works, 0},
-		"sources are read":              {[]func(*state){rules, begun(reading)}, works, 0},
-		"failed once":                   {[]func(*state){after(failed)}, reading, firstRetry},
-		"a policy was refused":          {[]func(*state){after(refused)}, reading, firstRetry},
-		"a policy is invalid":           {[]func(*state){after(invalid)}, reading, interval},
-		"failed three times":            {[]func(*state){after(times(3, failed)...)}, reading, 4 * firstRetry},
-		"failed for long":               {[]func(*state){after(times(20, failed)...)}, reading, lastRetry},
-		"failed, rules changed":         {[]func(*state){after(failed), rules}, syncing, minInterval}, // for a dry run
-		"failed, files changed":         {[]func(*state){after(times(3, failed)...), files}, reading, quietFiles},
-		"failed, then well":             {[]func(*state){after(append(times(3, failed), well)...)}, reading, interval},
-		"reverted":                      {[]func(*state){after(reverted)}, reading, minInterval},
-		"flapping, rules changed":       {[]func(*state){flapping, rules}, syncing, 4 * time.Second},
-		"flapping, requested":           {[]func(*state){flapping, rules, request}, reading, minInterval},
-		"flapping, no event":            {[]func(*state){flapping}, syncing, 8 * time.Second},
-		"flapping, files":               {[]func(*state){flapping, files}, reading, quietFiles},
-		"flapping, addresses":           {[]func(*state){flapping, addresses}, syncing, 4 * time.Second},
-		"flapping, conflist synced":     {[]func(*state){flapping, func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
-		"resets on record":              {[]func(*state){after(resets)}, resetting, 0},
-		"a reset that is due later":     {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }}, resetting, time.Second},
-		"a reset failed":                {[]func(*state){func(s *state) { s.resetDue, s.resetRetry = now.Add(2*time.Second), 2*time.Second }, after(resets)}, resetting, 2 * time.Second},
+		"nothing was synced":                       {[]func(*state){func(s *state) { *s = state{}; s.begin() }}, reading, 0},
+		"no event":                                 {nil, reading, interval},
+		"a commit that touched nothing":            {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
+		"which is published":                       {[]func(*state){func(s *state) { s.generation, s.published = 5, publication{s.last, 5} }}, reading, interval},
+		"rules changed":                            {[]func(*state){rules}, syncing, minInterval},
+		"files changed":                            {[]func(*state){files}, reading, quietFiles},
+		"addresses changed":                        {[]func(*state){addresses}, syncing, quietAddresses},
+		"requested":                                {[]func(*state){request}, reading, minInterval},
+		"requested, files are written":             {[]func(*state){request, files}, syncing, minInterval},
+		"read":                                     {[]func(*state){func(s *state) { s.triggers.read = true }}, syncing, minInterval},
+		"read, conflist begun":                     {[]func(*state){func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval + time.Millisecond},
+		"read, conflist begun, rules":              {[]func(*state){rules, func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval},
+		"conflist due":                             {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
+		"conflist synced":                          {[]func(*state){func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
+		"a sync runs":                              {[]func(*state){rules, begun(syncing)}, works, 0},
+		"sources are read":                         {[]func(*state){rules, begun(reading)}, works, 0},
+		"failed once":                              {[]func(*state){after(failed)}, reading, firstRetry},
+		"a policy was refused":                     {[]func(*state){after(refused)}, reading, firstRetry},
+		"a policy is invalid":                      {[]func(*state){after(invalid)}, reading, interval},
+		"failed three times":                       {[]func(*state){after(times(3, failed)...)}, reading, 4 * firstRetry},
+		"failed for long":                          {[]func(*state){after(times(20, failed)...)}, reading, lastRetry},
+		"failed, rules changed":                    {[]func(*state){after(failed), rules}, syncing, minInterval}, // for a dry run
+		"failed, files changed":                    {[]func(*state){after(times(3, failed)...), files}, reading, quietFiles},
+		"failed, then well":                        {[]func(*state){after(append(times(3, failed), well)...)}, reading, interval},
+		"reverted":                                 {[]func(*state){after(reverted)}, reading, minInterval},
+		"flapping, rules changed":                  {[]func(*state){flapping, rules}, syncing, 4 * time.Second},
+		"flapping, requested":                      {[]func(*state){flapping, rules, request}, reading, minInterval},
+		"flapping, no event":                       {[]func(*state){flapping}, syncing, 8 * time.Second},
+		"flapping, files":                          {[]func(*state){flapping, files}, reading, quietFiles},
+		"flapping, addresses":                      {[]func(*state){flapping, addresses}, syncing, 4 * time.Second},
+		"flapping, conflist synced":                {[]func(*state){flapping, func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
+		"resets on record":                         {[]func(*state){after(resets)}, resetting, 0},
+		"resets on record, due at an unknown time": {[]func(*state){after(laterResets)}, resetting, 0},
+		"resets on record, due later":              {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }, after(laterResets)}, resetting, time.Second},
+		"resets on record, due now":                {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }, after(resets)}, resetting, 0},
+		"a reset that is due later":                {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }}, resetting, time.Second},
+		"a reset failed":                           {[]func(*state){func(s *state) { s.resetDue, s.resetRetry = now.Add(2*time.Second), 2*time.Second }, after(resets)}, resetting, 2 * time.Second},
 		"a reset failed, before this loop was active again": {[]func(*state){func(s *state) {
 			s.resetRetry = time.Minute
 			s.begin()
