@@ -52,13 +52,18 @@ func (o OutputAddress) String() string {
 	return fmt.Sprintf("snat to %s on %s", o.Address, quoteUnlessWord(o.Interface))
 }
 
+// ipvsInterface is the dummy interface on which kube-proxy in mode ipvs has the addresses of all Services.
+const ipvsInterface = "kube-ipvs0"
+
 // OutputAddressesOf chooses the addresses that pods leave with, sorted by interface, with the one of every other
 // interface last. There is none for an interface without an address in outputAddresses: its traffic is
 // masqueraded. Of several addresses in one item the one in force stays.
 func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []OutputAddress) []OutputAddress {
-	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool {
-		return FamilyOf(a.Address) != f || !a.Up || a.Unusable || p.servesPods(a.Interface, node)
-	})
+	candidate := func(a NodeAddress) bool {
+		return FamilyOf(a.Address) == f && a.Up && !a.Unusable && a.Interface != ipvsInterface
+	}
+	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !candidate(a) || p.servesPods(a.Interface, node) })
+	inForce = slices.DeleteFunc(slices.Clone(inForce), func(o OutputAddress) bool { return FamilyOf(o.Address) != f })
 	var chosen []OutputAddress
 	shared, found := p.outputAddress("", node, inForce)
 	var names []string
@@ -170,12 +175,12 @@ func (items AddressItems) Families() (families []Family) {
 // Concerned returns the addresses that decide what OutputAddressesOf chooses for the items: those inside, and
 // the others of their interfaces.
 func (items AddressItems) Concerned(node []NodeAddress) []NodeAddress {
-	concerned := func(a NodeAddress) bool {
-		return slices.ContainsFunc(node, func(b NodeAddress) bool {
-			return a.Interface == b.Interface && slices.ContainsFunc(items, func(item netip.Prefix) bool { return item.Contains(b.Address) })
-		})
+	concerned := map[string]bool{} // by interface
+	for _, a := range node {
+		inside := func(item netip.Prefix) bool { return item.Contains(a.Address) }
+		concerned[a.Interface] = a.Interface != ipvsInterface && (concerned[a.Interface] || slices.ContainsFunc(items, inside))
 	}
-	return slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !concerned(a) })
+	return slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !concerned[a.Interface] })
 }
 
 // LeftNode reports whether the address is on no interface that is up.

@@ -59,14 +59,20 @@ func TestOutputAddressesOf(t *testing.T) {
 		"in force, and gone":          {items: "192.0.2.0/24", node: "192.0.2.9 eth0", inForce: "eth0 192.0.2.10", want: "eth0 192.0.2.9"},
 		"in force, of a later item":   {items: "192.0.2.0/24 198.51.100.0/24", node: "192.0.2.9 eth0; 198.51.100.1 eth0", inForce: "eth0 198.51.100.1", want: "eth0 192.0.2.9"},
 		"in force for others":         {items: "203.0.113.0/24", node: "203.0.113.5 lo; 203.0.113.6 lo", inForce: "* 203.0.113.6", want: "* 203.0.113.6 (203.0.113.5)"},
-		"down":                        {items: "192.0.2.0/24", node: "192.0.2.7 eth0 down"},
-		"tentative":                   {items: "2001:db8::/32", node: "2001:db8::1 eth0 tentative; 2001:db8::2 eth0", want: "eth0 2001:db8::2"},
-		"deprecated":                  {items: "2001:db8::/32", node: "2001:db8::1 eth0 deprecated"},
-		"deprecated and named":        {items: "2001:db8::1/128", node: "2001:db8::1 eth0 deprecated", want: "eth0 2001:db8::1"},
-		"the pods' bridge":            {items: "0.0.0.0/0", node: "10.244.1.1 cni0; 192.0.2.2 cni0 secondary; 192.0.2.7 eth0", want: "eth0 192.0.2.7"},
-		"on two interfaces":           {items: "192.0.2.0/24", node: "192.0.2.7 eth0; 192.0.2.7 eth1", want: "eth0 192.0.2.7, eth1 192.0.2.7"},
-		"out of scope":                {items: "192.0.2.0/24", node: "192.0.2.7 eth0; 192.0.2.8 wg0", out: "wg+", want: "wg0 192.0.2.8"},
-		"both families":               {items: "192.0.2.0/24 2001:db8::/32", node: "192.0.2.7 eth0; 2001:db8::7 eth1", want: "eth0 192.0.2.7, eth1 2001:db8::7"},
+		"in force, of both families": {items: "192.0.2.0/24 2001:db8::/64", node: "192.0.2.9 eth0; 192.0.2.5 eth0; 2001:db8::9 eth0; 2001:db8::5 eth0",
+			inForce: "eth0 192.0.2.9; eth0 2001:db8::9", want: "eth0 192.0.2.9 (192.0.2.5), eth0 2001:db8::9 (2001:db8::5)"},
+		"in force for others, of both": {items: "192.0.2.0/24 2001:db8::/64", node: "192.0.2.9 lo; 192.0.2.5 lo; 2001:db8::9 lo; 2001:db8::5 lo",
+			inForce: "* 192.0.2.9; * 2001:db8::9", want: "* 192.0.2.9 (192.0.2.5), * 2001:db8::9 (2001:db8::5)"},
+		"addresses of Services": {items: "192.0.2.0/24", node: "192.0.2.1 kube-ipvs0 dummy; 192.0.2.7 eth0", want: "eth0 192.0.2.7"},
+		"only Services":         {items: "192.0.2.0/24", node: "192.0.2.1 kube-ipvs0 dummy"},
+		"down":                  {items: "192.0.2.0/24", node: "192.0.2.7 eth0 down"},
+		"tentative":             {items: "2001:db8::/32", node: "2001:db8::1 eth0 tentative; 2001:db8::2 eth0", want: "eth0 2001:db8::2"},
+		"deprecated":            {items: "2001:db8::/32", node: "2001:db8::1 eth0 deprecated"},
+		"deprecated and named":  {items: "2001:db8::1/128", node: "2001:db8::1 eth0 deprecated", want: "eth0 2001:db8::1"},
+		"the pods' bridge":      {items: "0.0.0.0/0", node: "10.244.1.1 cni0; 192.0.2.2 cni0 secondary; 192.0.2.7 eth0", want: "eth0 192.0.2.7"},
+		"on two interfaces":     {items: "192.0.2.0/24", node: "192.0.2.7 eth0; 192.0.2.7 eth1", want: "eth0 192.0.2.7, eth1 192.0.2.7"},
+		"out of scope":          {items: "192.0.2.0/24", node: "192.0.2.7 eth0; 192.0.2.8 wg0", out: "wg+", want: "wg0 192.0.2.8"},
+		"both families":         {items: "192.0.2.0/24 2001:db8::/32", node: "192.0.2.7 eth0; 2001:db8::7 eth1", want: "eth0 192.0.2.7, eth1 2001:db8::7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := policy.Policy{Pods: cidrs("10.244.0.0/16", "fd00:244::/64")}
@@ -79,8 +85,10 @@ func TestOutputAddressesOf(t *testing.T) {
 				node = append(node, nodeAddress(t, text))
 			}
 			var inForce []policy.OutputAddress
-			if words := strings.Fields(tt.inForce); len(words) > 0 {
-				inForce = append(inForce, policy.OutputAddress{Interface: strings.Trim(words[0], "*"), Address: netip.MustParseAddr(words[1])})
+			for text := range strings.SplitSeq(tt.inForce, "; ") {
+				if words := strings.Fields(text); len(words) > 0 {
+					inForce = append(inForce, policy.OutputAddress{Interface: strings.Trim(words[0], "*"), Address: netip.MustParseAddr(words[1])})
+				}
 			}
 			var got []string
 			for _, f := range policy.Families() {
@@ -101,6 +109,16 @@ func TestOutputAddressesOf(t *testing.T) {
 			wantEqual(t, "addresses", strings.Join(got, ", "), tt.want)
 		})
 	}
+}
+
+// TestConcerned: an address is concerned if its interface has one in an item; those of Services never are.
+func TestConcerned(t *testing.T) {
+	var node []policy.NodeAddress
+	for _, text := range []string{"192.0.2.7 eth0", "198.51.100.7 eth0", "198.51.100.8 eth1", "192.0.2.1 kube-ipvs0 dummy"} {
+		node = append(node, nodeAddress(t, text))
+	}
+	items := policy.AddressItems(cidrs("192.0.2.0/24"))
+	wantEqual(t, "concerned", fmt.Sprint(items.Concerned(node)), fmt.Sprint(node[:2]))
 }
 
 // TestMaxAddressItems: a list that is too long names its key and the limit.
