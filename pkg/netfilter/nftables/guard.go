@@ -31,74 +31,93 @@ func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
 	return readTable(conn, f, netfilter.GuardTable)
 }
 
+// guardDiff collects how a table ip-masq-guard differs from the desired one.
+type guardDiff struct {
+	family  policy.Family
+	changes policy.Diff
+}
+
+func (d *guardDiff) add(kind policy.ChangeKind, chain string, unexpected bool, text string) {
+	d.changes = append(d.changes, policy.Change{Kind: kind, Family: d.family, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text)})
+}
+
 // compare returns how the table differs from the desired one, of which nil is none.
-func (t *table) compare(f policy.Family, want *table) (d policy.Diff) {
+func (t *table) compare(f policy.Family, want *table) policy.Diff {
 	if want == nil {
 		want = newTable(netfilter.GuardTable)
 	}
-	add := func(kind policy.ChangeKind, chain string, unexpected bool, text string) {
-		d = append(d, policy.Change{Kind: kind, Family: f, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text)})
-	}
+	d := guardDiff{family: f}
 	if want.exists && !t.exists { // one change for each masquerade chain
 		for _, name := range sorted(want.sets, nil) {
 			if kind, chain, _ := strings.Cut(name, "-"); kind == podsSet {
-				add(policy.GuardChange, chain, false, "table "+netfilter.GuardTable)
+				d.add(policy.GuardChange, chain, false, "table "+netfilter.GuardTable)
 			}
 		}
-		return d
+		return d.changes
 	}
 	if t.exists && !want.exists {
-		add(policy.GuardChange, "", true, "table "+netfilter.GuardTable)
+		d.add(policy.GuardChange, "", true, "table "+netfilter.GuardTable)
 	}
 	for _, text := range t.unrecognized {
-		add(policy.GuardChange, "", true, text)
+		d.add(policy.GuardChange, "", true, text)
 	}
 	for _, name := range sorted(want.sets, t.sets) {
 		wanted, isWanted := want.sets[name]
 		held, exists := t.sets[name]
-		switch kind, chain := strings.Split(name, "-")[0], masqChainOfGuard(name); {
+		switch chain := masqChainOfGuard(name); {
 		case !exists:
-			add(policy.GuardChange, chain, false, "set "+name)
+			d.add(policy.GuardChange, chain, false, "set "+name)
 		case held == nil: // reported
 		case !isWanted:
-			add(policy.GuardChange, chain, true, "set "+name)
+			d.add(policy.GuardChange, chain, true, "set "+name)
 		default:
-			for _, r := range wanted.Minus(held) {
-				add(policy.ElementChange, chain, false, kind+" "+policy.Ranges{r}.String()+" (guard)")
-			}
-			for _, r := range held.Minus(wanted) {
-				add(policy.ElementChange, chain, true, kind+" "+policy.Ranges{r}.String()+" (guard)")
-			}
+			d.addElements(name, wanted.Minus(held), false)
+			d.addElements(name, held.Minus(wanted), true)
 		}
 	}
 	for _, name := range sorted(want.chains, t.chains) {
-		wanted, held, where := want.chains[name], t.chains[name], "chain "+name
-		switch of := masqChainOfGuard(name); {
-		case wanted == nil:
-			add(policy.GuardChange, of, true, where)
-			continue
-		case held == nil:
-			add(policy.GuardChange, of, false, where)
-			held = &chain{}
-		case held.owner().Differs(wanted.owner()):
-			add(policy.GuardChange, of, true, where+" of "+held.owner().DataDir)
+		d.compareChain(name, want.chains[name], t.chains[name])
+	}
+	return d.changes
+}
+
+func (d *guardDiff) addElements(set string, elements policy.Ranges, unexpected bool) {
+	kind, _, _ := strings.Cut(set, "-")
+	for _, r := range elements {
+		d.add(policy.ElementChange, masqChainOfGuard(set), unexpected, kind+" "+policy.Ranges{r}.String()+" (guard)")
+	}
+}
+
+// compareChain compares a chain of the desired table with that in the kernel; nil is none.
+func (d *guardDiff) compareChain(name string, wanted, held *chain) {
+	of, where := masqChainOfGuard(name), "chain "+name
+	switch {
+	case wanted == nil:
+		d.add(policy.GuardChange, of, true, where)
+		return
+	case held == nil:
+		d.add(policy.GuardChange, of, false, where)
+		if wanted.base == nil { // its rules are not listed: they belong to this masquerade chain alone
+			return
 		}
-		surplus, before := slices.Clone(held.rules), len(d)
-		for _, r := range wanted.rules {
-			if i := slices.IndexFunc(surplus, r.same); i >= 0 {
-				surplus = slices.Delete(surplus, i, i+1)
-			} else if t.chains[name] != nil || wanted.base != nil {
-				add(policy.GuardChange, r.masqChain(name), false, where+": "+r.String())
-			}
-		}
-		for _, r := range surplus {
-			add(policy.GuardChange, r.masqChain(name), true, where+": "+r.String())
-		}
-		if len(d) == before && len(held.rules) == len(wanted.rules) && !slices.EqualFunc(wanted.rules, held.rules, rule.same) {
-			add(policy.GuardChange, masqChainOfGuard(name), true, where+": rules out of order")
+		held = &chain{}
+	case held.owner().Differs(wanted.owner()):
+		d.add(policy.GuardChange, of, true, where+" of "+held.owner().DataDir)
+	}
+	surplus, before := slices.Clone(held.rules), len(d.changes)
+	for _, r := range wanted.rules {
+		if i := slices.IndexFunc(surplus, r.same); i >= 0 {
+			surplus = slices.Delete(surplus, i, i+1)
+		} else {
+			d.add(policy.GuardChange, r.masqChain(name), false, where+": "+r.String())
 		}
 	}
-	return d
+	for _, r := range surplus {
+		d.add(policy.GuardChange, r.masqChain(name), true, where+": "+r.String())
+	}
+	if len(d.changes) == before && !slices.EqualFunc(wanted.rules, held.rules, rule.same) {
+		d.add(policy.GuardChange, of, true, where+": rules out of order")
+	}
 }
 
 // ObserveGuards implements netfilter.GuardTables.
