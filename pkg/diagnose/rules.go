@@ -96,30 +96,34 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 	var found []violation
 	for _, r := range rules {
 		for _, p := range s.Policies() {
-			from := p.Scope(r.Family).Sources
-			if len(from) == 0 || r.Match.Out == "lo" ||
-				len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
-				continue
+			if exempt := exemptMasqueradedBy(s, r, p); len(exempt) > 0 {
+				found = append(found, violation{r, p.Chain, exempt, len(p.Sources.Value) > 0})
 			}
-			v := violation{rule: r, chain: p.Chain, scoped: len(p.Sources.Value) > 0}
-			exempt, sources := p.DestinationsExempt(r.Family), slices.Concat(p.ExemptSources, p.ExemptPods)
-			if g := s.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: r.Family}); g != nil && g.Bound != nil && r.Priority > enforcePriority {
-				exempt, sources = exempt.Without(g.Bound), p.ExemptSources
-			}
-			masqueraded := exempt.Intersect(r.Destinations(from))
-			for _, e := range p.Destinations {
-				if e.Action == policy.ActionExempt && touches(masqueraded, e.Prefix) {
-					v.exempt = append(v.exempt, e.Prefix.String())
-				}
-			}
-			for _, e := range sources {
-				if policy.FamilyOf(e.Prefix.Addr()) == r.Family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(from))) > 0 {
-					v.exempt = append(v.exempt, "all from "+e.Prefix.String())
-				}
-			}
-			if len(v.exempt) > 0 {
-				found = append(found, v)
-			}
+		}
+	}
+	return found
+}
+
+// exemptMasqueradedBy returns what the policy exempts and the rule masquerades.
+func exemptMasqueradedBy(s *enforce.State, r thirdparty.Rule, p policy.Policy) (found []string) {
+	from := p.Scope(r.Family).Sources
+	if len(from) == 0 || r.Match.Out == "lo" ||
+		len(p.Interfaces.Value) > 0 && !slices.ContainsFunc(p.Interfaces.Value, r.Match.Leaves) {
+		return nil
+	}
+	exempt, sources := p.DestinationsExempt(r.Family), slices.Concat(p.ExemptSources, p.ExemptPods)
+	if g := s.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: r.Family}); g != nil && g.Bound != nil && r.Priority > enforcePriority {
+		exempt, sources = exempt.Without(g.Bound), p.ExemptSources
+	}
+	masqueraded := exempt.Intersect(r.Destinations(from))
+	for _, e := range p.Destinations {
+		if e.Action == policy.ActionExempt && touches(masqueraded, e.Prefix) {
+			found = append(found, e.Prefix.String())
+		}
+	}
+	for _, e := range sources {
+		if policy.FamilyOf(e.Prefix.Addr()) == r.Family && len(r.Destinations(policy.RangesOf(e.Prefix).Intersect(from))) > 0 {
+			found = append(found, "all from "+e.Prefix.String())
 		}
 	}
 	return found

@@ -100,29 +100,9 @@ func (s sortedRanges) contains(a address) bool {
 // differs from that of some policies before is stale if its translation contradicts the
 // present one. With untranslated, every untranslated entry is stale that is masqueraded now.
 func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *ConnectionJudge {
-	var lists [][]string // of interfaces, by bit
+	var lists interfaceLists
 	judge := func(f Family) familyJudge {
 		j := familyJudge{untranslated: untranslated}
-		compile := func(policies []Policy) (out []chainVerdict) {
-			for i := range policies {
-				p := &policies[i]
-				scope := p.Scope(f)
-				m := chainVerdict{
-					scope: sortedRangesOf(scope.Sources), from: sortedRangesOf(p.masqueradeScope(f).Sources),
-					exempt: sortedRangesOf(p.DestinationsExempt(f)), interfaces: scope.Interfaces, bit: anyInterface,
-				}
-				if len(m.interfaces) > 0 {
-					same := func(list []string) bool { return slices.Equal(list, m.interfaces) }
-					if !slices.ContainsFunc(lists, same) {
-						lists = append(lists, m.interfaces)
-					}
-					m.bit <<= min(1+slices.IndexFunc(lists, same), 63)
-					j.scoped = true
-				}
-				out = append(out, m)
-			}
-			return out
-		}
 		addPods := func(p *Policy) {
 			if pods := p.PodRanges(f); len(pods) > 0 {
 				j.pods = append(j.pods, podRange{p.Chain, sortedRangesOf(pods)})
@@ -135,9 +115,9 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 				addPods(&now[i])
 			}
 		}
-		j.now = compile(now)
+		j.now = j.compile(f, now, &lists)
 		for _, policies := range before {
-			j.before = append(j.before, compile(policies))
+			j.before = append(j.before, j.compile(f, policies, &lists))
 			for i := range policies {
 				if resets[policies[i].Chain] { // sources that are exempt or out of scope now
 					addPods(&policies[i])
@@ -152,6 +132,35 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		out.untranslated = out.untranslated || masqueradeMore(now, policies)
 	}
 	return out
+}
+
+// compile returns what the policies decide, in the form that is fast to ask.
+func (j *familyJudge) compile(f Family, policies []Policy, lists *interfaceLists) (out []chainVerdict) {
+	for i := range policies {
+		p := &policies[i]
+		scope := p.Scope(f)
+		m := chainVerdict{
+			scope: sortedRangesOf(scope.Sources), from: sortedRangesOf(p.masqueradeScope(f).Sources),
+			exempt: sortedRangesOf(p.DestinationsExempt(f)), interfaces: scope.Interfaces, bit: anyInterface,
+		}
+		if len(m.interfaces) > 0 {
+			m.bit <<= min(1+lists.index(m.interfaces), 63)
+			j.scoped = true
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// interfaceLists are the different lists of output interfaces; the index of each is that of its bit.
+type interfaceLists [][]string
+
+func (l *interfaceLists) index(names []string) int {
+	i := slices.IndexFunc(*l, func(list []string) bool { return slices.Equal(list, names) })
+	if i < 0 {
+		i, *l = len(*l), append(*l, names)
+	}
+	return i
 }
 
 // Left makes stale, too, what a chain translated to addresses that are no longer on the node. The kernel deletes

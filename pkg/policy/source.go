@@ -223,17 +223,7 @@ func (s SourcePolicy) Validate(limit int) error {
 		errs.add("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
 			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
 	}
-	if len(s.MasqueradeCIDRs) > 0 {
-		exempt := make(map[netip.Prefix]bool, len(s.NonMasqueradeCIDRs))
-		for _, p := range s.NonMasqueradeCIDRs {
-			exempt[p] = true
-		}
-		for i, p := range s.MasqueradeCIDRs {
-			if exempt[p] {
-				errs.add("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
-			}
-		}
-	}
+	errs.checkDisjoint(s.MasqueradeCIDRs, s.NonMasqueradeCIDRs)
 	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs), len(s.PodCIDRs))
 	for _, k := range Keys(&s) {
 		switch to := k.Field.(type) {
@@ -241,14 +231,9 @@ func (s SourcePolicy) Validate(limit int) error {
 			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
 		case *AddressItems:
 			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
-			if n := len(*to); n > MaxAddressItems {
-				errs.add(k.Name, -1, "", fmt.Errorf("has %d entries, more than the %d possible; remove some, or write wider prefixes",
-					n, MaxAddressItems))
-			}
+			errs.checkLength(k.Name, len(*to), MaxAddressItems, "remove some, or write wider prefixes")
 		case *Namespaces:
-			if n := len(*to); n > MaxNamespaces {
-				errs.add(k.Name, -1, "", fmt.Errorf("has %d entries, more than the %d possible; remove some", n, MaxNamespaces))
-			}
+			errs.checkLength(k.Name, len(*to), MaxNamespaces, "remove some")
 			for i, name := range *to {
 				if _, err := ParseNamespace(name); err != nil {
 					errs.add(k.Name, i, name, err)
@@ -266,6 +251,27 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (e *fieldErrors) checkDisjoint(masqueraded, exempt []netip.Prefix) {
+	if len(masqueraded) == 0 {
+		return
+	}
+	isExempt := make(map[netip.Prefix]bool, len(exempt))
+	for _, p := range exempt {
+		isExempt[p] = true
+	}
+	for i, p := range masqueraded {
+		if isExempt[p] {
+			e.add("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
+		}
+	}
+}
+
+func (e *fieldErrors) checkLength(key string, n, most int, remedy string) {
+	if n > most {
+		e.add(key, -1, "", fmt.Errorf("has %d entries, more than the %d possible; %s", n, most, remedy))
+	}
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

@@ -97,26 +97,9 @@ func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change 
 		if ranges == nil {
 			return ""
 		}
-		free := ""
-		for number := len(have.sets) + len(t.sets) + 1; number > 0; number-- {
-			name := setName(kind, masqChain, number)
-			held, exists := t.sets[name]
-			if !exists {
-				held, exists = have.sets[name]
-				if change[name] && held != nil {
-					held = ranges
-				}
-			}
-			if exists && held.Equal(ranges) {
-				t.addSet(name, ranges)
-				return name
-			}
-			if !exists {
-				free = name
-			}
-		}
-		t.addSet(free, ranges)
-		return free
+		name := t.nameSet(kind, masqChain, ranges, have, change)
+		t.addSet(name, ranges)
+		return name
 	}
 	t.addChain(baseChain)
 	for _, c := range chains {
@@ -135,6 +118,28 @@ func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change 
 		}
 	}
 	return t
+}
+
+// nameSet returns the name of a set of this table, else of the existing one, with these ranges, else the first free one.
+// The sets that are to change have any ranges.
+func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *table, change map[string]bool) (free string) {
+	for number := len(have.sets) + len(t.sets) + 1; number > 0; number-- {
+		name := setName(kind, masqChain, number)
+		held, exists := t.sets[name]
+		if !exists {
+			held, exists = have.sets[name]
+			if change[name] && held != nil {
+				held = ranges
+			}
+		}
+		switch {
+		case !exists:
+			free = name
+		case held.Equal(ranges):
+			return name
+		}
+	}
+	return free
 }
 
 // ruleset returns the table as it was read in the terms of policy.
