@@ -135,17 +135,17 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 }
 
 // compile returns what the policies decide, in the form that is fast to ask.
-func (j *familyJudge) compile(f Family, policies []Policy, lists *interfaceLists) (out []chainVerdict) {
+func (f *familyJudge) compile(family Family, policies []Policy, lists *interfaceLists) (out []chainVerdict) {
 	for i := range policies {
 		p := &policies[i]
-		scope := p.Scope(f)
+		scope := p.Scope(family)
 		m := chainVerdict{
-			scope: sortedRangesOf(scope.Sources), from: sortedRangesOf(p.masqueradeScope(f).Sources),
-			exempt: sortedRangesOf(p.DestinationsExempt(f)), interfaces: scope.Interfaces, bit: anyInterface,
+			scope: sortedRangesOf(scope.Sources), from: sortedRangesOf(p.masqueradeScope(family).Sources),
+			exempt: sortedRangesOf(p.DestinationsExempt(family)), interfaces: scope.Interfaces, bit: anyInterface,
 		}
 		if len(m.interfaces) > 0 {
 			m.bit <<= min(1+lists.index(m.interfaces), 63)
-			j.scoped = true
+			f.scoped = true
 		}
 		out = append(out, m)
 	}

@@ -49,9 +49,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		w.add(place, isOwned, decoded{}, way, in)
 		return in, nil
 	}
-	isBase := len(stack) == 0
-	stack = append(slices.Clip(stack), name)
-	var left []Packets // by return or goto
+	pass := &passage{w, place, way, len(stack) == 0, append(slices.Clip(stack), name), nil}
 	for _, d := range rules {
 		if w.steps++; w.steps > mostSteps {
 			return nil, errTooMany
@@ -59,62 +57,78 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 		if d.never || d.statement == nfnetlink.NoStatement && !d.untracks {
 			continue
 		}
-		keeps := d.statement == nfnetlink.DoAccept || isBase && d.statement == nfnetlink.DoReturn
-		var past []Packets // of those that were kept before
-		if keeps {
-			past, in = having(in, kept, true), having(in, kept, false)
+		if in, err = pass.rule(d, in); err != nil {
+			return nil, err
 		}
-		about := intersect(in, []Packets{d.Packets})
-		rest := append(without(in, d.Packets, w.base.Family), past...)
-		if len(about) == 0 {
-			in = rest
-			continue
-		}
-		full := way.and(d.condition)
-		if d.untracks {
-			if w.add(place, Untracks, d, full, about); d.statement == nfnetlink.NoStatement {
-				continue
-			}
-		}
-		certain, before := full.exact(), maybeAccepted // of packets that the rule may not decide about
-		switch d.statement {
-		case nfnetlink.DoMasq, nfnetlink.DoSNAT:
-			w.add(place, Action(d.statement), d, full, about)
-			before = 0
-		case nfnetlink.DoDrop, nfnetlink.DoAccept:
-			w.add(place, Action(d.statement), d, full, about)
-		case nfnetlink.DoReturn:
-			certain = d.exact()
-			if isBase {
-				w.add(place, Returns, d, full, about)
-			} else {
-				left = append(left, with(about, d.uncertain())...)
-			}
-		case nfnetlink.DoJump, nfnetlink.DoGoto:
-			behind, err := w.chain(d.target, about, full, stack)
-			if err != nil {
-				return nil, err
-			}
-			switch {
-			case d.statement == nfnetlink.DoJump:
-				rest, certain = append(rest, behind...), true
-			case isBase: // a packet that comes back from a goto does not continue here
-				w.add(place, Returns, d, full, behind)
-				rest = append(rest, with(behind, kept)...)
-			default:
-				certain = d.exact()
-				left = append(left, with(behind, d.uncertain())...)
-			}
-		}
-		if keeps {
-			rest = append(rest, with(about, kept)...)
-		}
-		if !certain {
-			rest = append(rest, with(about, before)...)
-		}
-		in = merge(rest)
 	}
-	return merge(append(left, in...)), nil
+	return merge(append(pass.left, in...)), nil
+}
+
+// passage is the way of packets through one chain.
+type passage struct {
+	*walk
+	place  Place
+	way    condition
+	isBase bool
+	stack  []string  // the chain, and those that lead to it
+	left   []Packets // by return or goto
+}
+
+// rule returns the packets that meet the next rule.
+func (p *passage) rule(d decoded, in []Packets) ([]Packets, error) {
+	keeps := d.statement == nfnetlink.DoAccept || p.isBase && d.statement == nfnetlink.DoReturn
+	var past []Packets // of those that were kept before
+	if keeps {
+		past, in = having(in, kept, true), having(in, kept, false)
+	}
+	about := intersect(in, []Packets{d.Packets})
+	rest := append(without(in, d.Packets, p.base.Family), past...)
+	if len(about) == 0 {
+		return rest, nil
+	}
+	full := p.way.and(d.condition)
+	if d.untracks {
+		if p.add(p.place, Untracks, d, full, about); d.statement == nfnetlink.NoStatement {
+			return in, nil
+		}
+	}
+	certain, before := full.exact(), maybeAccepted // of packets that the rule may not decide about
+	switch d.statement {
+	case nfnetlink.DoMasq, nfnetlink.DoSNAT:
+		p.add(p.place, Action(d.statement), d, full, about)
+		before = 0
+	case nfnetlink.DoDrop, nfnetlink.DoAccept:
+		p.add(p.place, Action(d.statement), d, full, about)
+	case nfnetlink.DoReturn:
+		certain = d.exact()
+		if p.isBase {
+			p.add(p.place, Returns, d, full, about)
+		} else {
+			p.left = append(p.left, with(about, d.uncertain())...)
+		}
+	case nfnetlink.DoJump, nfnetlink.DoGoto:
+		behind, err := p.chain(d.target, about, full, p.stack)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case d.statement == nfnetlink.DoJump:
+			rest, certain = append(rest, behind...), true
+		case p.isBase: // a packet that comes back from a goto does not continue here
+			p.add(p.place, Returns, d, full, behind)
+			rest = append(rest, with(behind, kept)...)
+		default:
+			certain = d.exact()
+			p.left = append(p.left, with(behind, d.uncertain())...)
+		}
+	}
+	if keeps {
+		rest = append(rest, with(about, kept)...)
+	}
+	if !certain {
+		rest = append(rest, with(about, before)...)
+	}
+	return merge(rest), nil
 }
 
 // read decodes the rules of a chain, unless the chain is owned by its name. Neighbouring rules that return for
