@@ -72,6 +72,7 @@ nodeSelector: {ip-masq.github.io/plugin: uninstall}`,
 		"uninstall-iptables":   "uninstall: {enabled: true}\npolicy: {backend: iptables}",
 		"uninstall-keep-rules": `uninstall: {enabled: true, args: [--keep-rules]}`,
 		"all-uninstall": `
+enabled: true # a condition of an umbrella chart
 uninstall: {enabled: true}
 platform: k3s
 image: {iptables: true}
