@@ -21,7 +21,7 @@ import (
 func packetChecks() []check {
 	return []check{
 		{Finding{ID: "masquerade-source", Severity: SeverityNotice,
-			Cause: "MASQUERADE chooses another source address than the route of the uplink states.",
+			Cause: "MASQUERADE chooses another source address than the route states.",
 			Remedy: "MASQUERADE ignores a route's src: it takes the first address of the interface whose subnet has the next hop, else the first one. " +
 				"State the address in outputAddresses, or add one that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
 		{Finding{ID: "output-address-ambiguous", Severity: SeverityNotice,
