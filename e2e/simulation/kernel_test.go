@@ -459,7 +459,7 @@ func (b *backend) CanWrite(context.Context, policy.Family) error {
 	return b.k.effect("ask for the right to write "+b.c.String(), false)
 }
 
-func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
+func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
 	if err := b.k.effect("ask for a write of "+b.c.String(), false); err != nil {
 		return err
 	}
@@ -540,7 +540,7 @@ func (d *nftDriver) guardRefusal(desired []policy.Guard) error {
 	return nil
 }
 
-func (d *nftDriver) CheckGuards(_ context.Context, desired []policy.Guard) error {
+func (d *nftDriver) CheckGuards(_ context.Context, desired []policy.Guard, _ netfilter.GuardObservation) error {
 	if err := d.k.effect("ask for a write of guards", false); err != nil {
 		return err
 	}

@@ -257,7 +257,7 @@ func (e *Enforcer) cannotMove(ctx context.Context, rec store.Record, p policy.Po
 		return err
 	}
 	if err = p.CheckBounds(b.Layout()); err == nil {
-		err = b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()))
+		err = b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()), netfilter.Observation{})
 	}
 	if errors.Is(err, netfilter.ErrUnusable) {
 		return writeError(p.Chain, c, err)

@@ -213,7 +213,9 @@ func (b *fakeBackend) Remove(_ context.Context, refs []policy.ChainFamily, held 
 
 func (b *fakeBackend) CanWrite(_ context.Context, f policy.Family) error { return b.k.unable[f] }
 
-func (b *fakeBackend) CheckWrite(context.Context, policy.Ruleset) error { return b.k.refused[b.c] }
+func (b *fakeBackend) CheckWrite(context.Context, policy.Ruleset, netfilter.Observation) error {
+	return b.k.refused[b.c]
+}
 
 func (d *fakeDriver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
 	d.k.guardsObserved++
@@ -277,6 +279,8 @@ func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from
 	return nil
 }
 
-func (d *fakeDriver) CheckGuards(context.Context, []policy.Guard) error { return d.k.guardUnusable }
+func (d *fakeDriver) CheckGuards(context.Context, []policy.Guard, netfilter.GuardObservation) error {
+	return d.k.guardUnusable
+}
 
 func (d *fakeDriver) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }

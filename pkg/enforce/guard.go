@@ -90,7 +90,7 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	}
 	// Without this a kernel that lacks an expression would refuse the same tables at each sync.
 	if err == nil && g.missesTable() {
-		if lacks := tables.CheckGuards(ctx, g.Desired); errors.Is(lacks, netfilter.ErrUnusable) {
+		if lacks := tables.CheckGuards(ctx, g.Desired, g.Observed); errors.Is(lacks, netfilter.ErrUnusable) {
 			err = lacks
 		}
 	}

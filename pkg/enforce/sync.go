@@ -267,7 +267,7 @@ func (e *Enforcer) writeRules(ctx context.Context, s *State, lock *store.Lock) (
 		case err != nil:
 		case lock.DryRun():
 			if err = e.canWrite(ctx, t.choice, differing); err == nil {
-				err = b.CheckWrite(ctx, desired)
+				err = b.CheckWrite(ctx, desired, t.observation)
 			}
 		default:
 			err = b.Apply(ctx, desired, t.observation, lock.File())

@@ -113,9 +113,10 @@ type Backend interface {
 	// without writing. It runs no program, except to find out its variant.
 	CanWrite(ctx context.Context, f policy.Family) error
 
-	// CheckWrite returns why Apply would fail, if the kernel lacks what the rules need, or the
-	// program fails. It changes no rules.
-	CheckWrite(ctx context.Context, desired policy.Ruleset) error
+	// CheckWrite asks the kernel, and the program, whether they accept what Apply would write, and returns
+	// Apply's error. It changes no rules. nftables sends the same change as one batch that is not committed.
+	// iptables writes the desired chains in a network namespace of its own, whatever was observed.
+	CheckWrite(ctx context.Context, desired policy.Ruleset, from Observation) error
 }
 
 // HowToLoad returns the remedy for missing kernel modules, whose names are separated by spaces.

@@ -29,10 +29,10 @@ type GuardTables interface {
 	// It does not check ownership; its callers do.
 	ApplyGuards(ctx context.Context, desired []policy.Guard, from GuardObservation) error
 
-	// CheckGuards returns an error that wraps ErrUnusable if the kernel lacks what the desired guards need.
-	// Only a kernel that is to write them knows. It changes nothing, and is for guards whose tables do not
-	// exist.
-	CheckGuards(ctx context.Context, desired []policy.Guard) error
+	// CheckGuards asks the kernel whether it accepts what ApplyGuards would write, and returns the error of
+	// ApplyGuards: one that wraps ErrUnusable if the kernel lacks what the guards need. It changes nothing. It
+	// does not ask again for tables that do not exist, if this process saw that the kernel can have them.
+	CheckGuards(ctx context.Context, desired []policy.Guard, from GuardObservation) error
 
 	// RenderGuards returns the tables of the families, of all if none is named, as input for `nft -f`, which
 	// recreates them. A family without a guard loses its table. It touches nothing.

@@ -45,7 +45,7 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 
 // CheckWrite implements netfilter.Backend. It applies the rules in a network namespace that it creates:
 // only iptables-restore tells what it needs. Without the privilege for one it returns nil.
-func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset) error {
+func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine

@@ -283,12 +283,12 @@ func TestCheckWrite(t *testing.T) {
 	const chain = "IP-MASQ-AGENT"
 	inEachVariant(t, func(n *node) {
 		want, before := desired(policy.OwnedBy(owner), basic(chain)), n.generation()
-		if err := n.CheckWrite(n.Context(), want); err != nil {
+		if err := n.CheckWrite(n.Context(), want, netfilter.Observation{}); err != nil {
 			n.Error(err)
 		}
 		bad := desired(policy.OwnedBy(owner), basic(chain))
 		bad.Chains[0].Rules[0].Protocol = "none"
-		if err := n.CheckWrite(n.Context(), bad); err == nil {
+		if err := n.CheckWrite(n.Context(), bad, netfilter.Observation{}); err == nil {
 			n.Error("rules that iptables-restore refuses can be written")
 		}
 		if got := n.observe(refs(want)); len(got.Chains) > 0 || n.generation() != before {

@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -42,6 +43,21 @@ type batchOp struct {
 
 // Len returns the number of messages in the batch.
 func (b *Batch) Len() int { return len(b.ops) }
+
+// Append adds the operations of another batch.
+func (b *Batch) Append(other *Batch) {
+	if len(b.w.b) == 0 {
+		b.w.b = make([]byte, batchBegin)
+	}
+	for _, op := range other.ops {
+		op.at += len(b.w.b) - batchBegin
+		b.ops = append(b.ops, op)
+	}
+	if len(other.ops) > 0 {
+		b.w.b = append(b.w.b, other.w.b[batchBegin:]...)
+	}
+	b.err = cmp.Or(b.err, other.err)
+}
 
 // add adds a message with the names of the table and the object and, unless it is nil, what encode
 // writes.

@@ -89,14 +89,18 @@ func (b *backend) Observe(context.Context, []policy.ChainFamily) (netfilter.Obse
 // Apply implements netfilter.Backend. It recreates a table that the kernel refuses to change, because
 // what is wrong with the existing one may not be visible.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
-	s, _ := from.State.(*state)
-	return b.write(s, func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) })
+	return b.write(from.State, commit, toDesired(desired))
+}
+
+// toDesired returns the change after which the tables have exactly the desired chains.
+func toDesired(desired policy.Ruleset) func(*tableWriter) {
+	return func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) }
 }
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
 // rule uses, and deletes a table without a masquerade chain.
 func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, _ *os.File) error {
-	return b.write(nil, func(w *tableWriter) {
+	return b.write(nil, commit, func(w *tableWriter) {
 		w.remove(func(name string) bool {
 			return slices.Contains(chains, policy.ChainFamily{Chain: name, Family: w.family})
 		})
@@ -121,27 +125,14 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return nil
 }
 
-// CheckWrite implements netfilter.Backend. It asks the kernel for the tables that do not exist.
-func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset) error {
-	conn, err := b.driver.dial()
-	if err != nil {
-		return err
-	}
-	batch := &nfnetlink.Batch{}
-	for _, f := range policy.Families() {
-		chains := chainsOf(desired, f)
-		if _, err := conn.Table(headerOf(f).link, tableName); len(chains) == 0 || !errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		none := newTable(tableName)
-		(&tableWriter{headerOf(f), f, none, batch, batch}).update(masqTable(f, chains, none))
-	}
-	return withModules(conn.Check(batch))
+// CheckWrite implements netfilter.Backend.
+func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, from netfilter.Observation) error {
+	return b.write(from.State, check, toDesired(desired))
 }
 
 // write changes the tables with masquerade chains.
-func (b *backend) write(observed *state, change func(*tableWriter)) error {
-	left, err := b.driver.write(observed, readMasqTable, change)
+func (b *backend) write(observed any, send sender, change func(*tableWriter)) error {
+	left, err := b.driver.write(observed, readMasqTable, send, change)
 	if left {
 		_ = b.Remove(context.Background(), nil, nil)
 	}
@@ -155,8 +146,9 @@ func withModules(err error) error {
 
 // write changes tables. If another program commits meanwhile, it reads them again and continues, unless
 // a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
-// counts as broken from then on. It reports whether it failed and left new sets of a first batch.
-func (d *Driver) write(observed *state, read tablesReader, change func(*tableWriter)) (left bool, err error) {
+// counts as broken from then on. It reports whether it failed and left new sets of a first batch. Observed is the
+// State of an observation.
+func (d *Driver) write(observed any, read tablesReader, send sender, change func(*tableWriter)) (left bool, err error) {
 	const attempts = 10
 	conn, err := d.dial()
 	if err != nil {
@@ -165,9 +157,10 @@ func (d *Driver) write(observed *state, read tablesReader, change func(*tableWri
 	broken := map[nfnetlink.Family]bool{}
 	var fill, rest *nfnetlink.Batch
 	var encoded *state // that the batches were encoded for
-	for now, attempt := observed, 1; ; attempt++ {
+	before, _ := observed.(*state)
+	for now, attempt := before, 1; ; attempt++ {
 		if now == nil {
-			if now, err = d.read(read); err == nil && observed != nil && !observed.same(now, (*table).sameRules) {
+			if now, err = d.read(read); err == nil && before != nil && !before.same(now, (*table).sameRules) {
 				err = netfilter.ErrChanged
 			}
 		}
@@ -182,7 +175,7 @@ func (d *Driver) write(observed *state, read tablesReader, change func(*tableWri
 			}
 			fill.Generation, rest.Generation = now.generation, now.generation
 			var filled bool
-			filled, err = now.commit(conn, fill, rest)
+			filled, err = send(now, conn, fill, rest)
 			left = left || filled
 		}
 		refused, _ := errors.AsType[*nfnetlink.Error](err)
@@ -202,10 +195,20 @@ func (d *Driver) write(observed *state, read tablesReader, change func(*tableWri
 	}
 }
 
-// commit sends the changes of all tables in two batches: the first one creates and fills new sets, the
-// second one does the rest, because packets can meet a set empty that is created in the batch of the
-// rules that use it. It reports whether the first batch was applied.
-func (s *state) commit(conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
+// sender sends the changes of all tables and reports whether new sets were created.
+type sender func(s *state, conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error)
+
+// check sends the changes as one batch that is not committed.
+func check(_ *state, conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
+	all := &nfnetlink.Batch{Generation: rest.Generation}
+	all.Append(fill)
+	all.Append(rest)
+	return false, conn.Check(all)
+}
+
+// commit sends the changes in two batches: the first one creates and fills new sets, the second one does the
+// rest, because packets can meet a set empty that is created in the batch of the rules that use it.
+func commit(s *state, conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
 	if fill.Len() > 0 {
 		if err := conn.Commit(fill); err != nil {
 			return false, err

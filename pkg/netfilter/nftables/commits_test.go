@@ -43,7 +43,7 @@ func TestCommitBeforeWrite(t *testing.T) {
 				t.Fatal(err)
 			}
 			want, calls := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("10.9.0.0/16") })), 0
-			err = b.write(observed, func(w *tableWriter) {
+			err = b.write(observed, commit, func(w *tableWriter) {
 				if calls++; calls == tc.attempt*len(policy.Families()) {
 					n.nft(tc.commit)
 				}
@@ -162,7 +162,7 @@ func TestWriteBesideCommits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = b.write(observed, func(w *tableWriter) {
+			err = b.write(observed, commit, func(w *tableWriter) {
 				encoded++
 				n.nft(fmt.Sprint("add table ip other", encoded))
 				w.update(masqTable(w.family, chainsOf(want, w.family), w.have))

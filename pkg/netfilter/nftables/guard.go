@@ -197,28 +197,22 @@ func (*Driver) CompareGuards(desired []policy.Guard, observed netfilter.GuardObs
 
 // ApplyGuards implements netfilter.GuardTables.
 func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
-	s, _ := from.State.(*state)
-	want := guardTablesOf(desired)
-	_, err := d.write(s, readGuardTable, func(w *tableWriter) { w.update(want[w.family]) })
-	err = guardsUsable(err)
+	err := d.writeGuards(desired, from, commit)
 	d.guards = d.guards && !errors.Is(err, netfilter.ErrUnusable)
 	return err
 }
 
-// CheckGuards implements netfilter.GuardTables. A batch that is not committed takes as long as a repair.
-func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard) error {
-	conn, err := d.dial()
-	if err != nil || d.guards {
-		return err
+// CheckGuards implements netfilter.GuardTables. A batch with all guards takes as long as a repair.
+func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
+	if d.guards && from.State != nil && !from.Exists {
+		return nil
 	}
-	batch := &nfnetlink.Batch{}
-	for f, want := range guardTablesOf(desired) {
-		(&tableWriter{headerOf(f), f, newTable(netfilter.GuardTable), batch, batch}).update(want)
-	}
-	return guardsUsable(conn.Check(batch))
+	return d.writeGuards(desired, from, check)
 }
 
-func guardsUsable(err error) error {
+func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObservation, send sender) error {
+	want := guardTablesOf(desired)
+	_, err := d.write(from.State, readGuardTable, send, func(w *tableWriter) { w.update(want[w.family]) })
 	return lacking(err, "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard",
 		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct", "")
 }

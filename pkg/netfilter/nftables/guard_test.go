@@ -154,6 +154,28 @@ func TestGuardsConverge(t *testing.T) {
 	n.failer = t
 }
 
+// TestCheckGuards: a question about a change of the tables has the error of the change, and changes nothing.
+func TestCheckGuards(t *testing.T) {
+	n := newNode(t)
+	for _, before := range [][]policy.Guard{nil, guardsOf("X")} {
+		n.applyGuards(before)
+		unchanged := n.listGuards()
+		less := guardsOf("X", func(g *policy.Guard) { g.Exempt = g.Exempt[1:] })
+		refused := guardsOf("X", func(g *policy.Guard) { g.Scope.Interfaces = []string{strings.Repeat("x", 300) + "+"} })
+		for range 2 {
+			if err := n.driver.CheckGuards(t.Context(), less, n.observeGuards()); err != nil {
+				t.Error(err)
+			}
+			if err := n.driver.CheckGuards(t.Context(), refused, n.observeGuards()); err == nil {
+				t.Error("the kernel would take it")
+			}
+		}
+		if diff := cmp.Diff(unchanged, n.listGuards()); diff != "" {
+			t.Errorf("(-before +after):\n%s", diff)
+		}
+	}
+}
+
 func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 	const table, chain, enforce = "ip ip-masq-guard", "ip ip-masq-guard guard-X", "ip ip-masq-guard enforce-X"
 	last := `counter drop comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"`

@@ -85,6 +85,15 @@ func (n *node) apply(desired policy.Ruleset) {
 	}
 }
 
+func (n *node) observe() netfilter.Observation {
+	n.Helper()
+	o, err := n.backend.Observe(context.Background(), nil)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return o
+}
+
 func (n *node) compare(desired policy.Ruleset) policy.Diff {
 	n.Helper()
 	observed, err := n.backend.Observe(context.Background(), nil)
@@ -156,14 +165,20 @@ func desired(policies ...policy.SourcePolicy) policy.Ruleset {
 }
 
 // TestApplyConverges: Apply reaches each set of policies from the one before, and writes nothing the second
-// time.
+// time. CheckWrite accepts each, and changes nothing.
 func TestApplyConverges(t *testing.T) {
 	n := newNode(t)
 	rapid.Check(t, func(t *rapid.T) {
 		n.failer = t
 		want := desired(rapid.SliceOfN(drawPolicy(), 0, 3).Draw(t, "policies")...)
-		n.apply(want)
 		before := n.generation()
+		for _, from := range []netfilter.Observation{n.observe(), {}} {
+			if err := n.backend.CheckWrite(context.Background(), want, from); err != nil || n.generation() != before {
+				t.Fatalf("%v; the generation is %d, it was %d", err, n.generation(), before)
+			}
+		}
+		n.apply(want)
+		before = n.generation()
 		n.apply(want)
 		if n.generation() != before {
 			t.Fatal("a second Apply wrote")
@@ -423,7 +438,7 @@ func TestCutOff(t *testing.T) {
 }
 
 // TestRefusedWhole: where the second batch cannot be applied, nothing of the first
-// stays, however often it is tried.
+// stays, however often it is tried. A question has the same answer.
 func TestRefusedWhole(t *testing.T) {
 	ports := policy.Ports{{First: 7, Last: 7}}
 	bad := desired(sourcePolicy("A", func(s *policy.SourcePolicy) {
@@ -441,6 +456,9 @@ func TestRefusedWhole(t *testing.T) {
 			n.apply(before)
 			want := n.list()
 			for range 3 {
+				if err := n.backend.CheckWrite(context.Background(), bad, n.observe()); err == nil {
+					t.Error("the kernel would take it")
+				}
 				if err := n.backend.Apply(context.Background(), bad, netfilter.Observation{}, nil); err == nil {
 					t.Fatal("the kernel took it:", n.list())
 				}
@@ -464,6 +482,25 @@ func TestRefusedFamily(t *testing.T) {
 	}
 	if diff := cmp.Diff(v6, n.chainA("ip6")); diff != "" {
 		t.Errorf("chain of table ip6 (-want +got):\n%s", diff)
+	}
+}
+
+// TestCheckOfChangedRules: a question is about the rules that were observed.
+func TestCheckOfChangedRules(t *testing.T) {
+	n := newNode(t)
+	before, after := desired(sourcePolicy("A")), desired(sourcePolicy("B"))
+	n.apply(before)
+	observed, guards := n.observe(), n.observeGuards()
+	n.nft("add table ip another")
+	if err := n.backend.CheckWrite(t.Context(), after, observed); err != nil {
+		t.Error(err)
+	}
+	n.nft("flush chain ip ip-masq masq-A; add table ip ip-masq-guard; add chain ip ip-masq-guard another")
+	if err := n.backend.CheckWrite(t.Context(), after, observed); !errors.Is(err, netfilter.ErrChanged) {
+		t.Error(err)
+	}
+	if err := n.driver.CheckGuards(t.Context(), guardsOf("A"), guards); !errors.Is(err, netfilter.ErrChanged) {
+		t.Error(err)
 	}
 }
 
