@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -101,13 +100,10 @@ func (n *node) runWithAgentFlags(t *testing.T, args []string) string {
 	must(t, c.Start())
 	client := n.httpClient()
 	defer client.CloseIdleConnections()
-	ready := false
-	for start := time.Now(); !ready && !timelimit.Exceeded(time.Since(start), 3*time.Second); time.Sleep(5 * time.Millisecond) {
-		if answer, err := client.Get("http://127.0.0.1:19820/readyz"); err == nil {
-			ready = answer.StatusCode == http.StatusOK
-			_ = answer.Body.Close()
-		}
-	}
+	ready := timelimit.Await(timelimit.Wait, func() bool {
+		answer, err := client.Get("http://127.0.0.1:19820/readyz")
+		return err == nil && answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
+	})
 	must(t, c.Process.Signal(syscall.SIGTERM))
 	_ = c.Wait() // the exit code is checked below
 	log.mu.Lock()

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unicode"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
@@ -300,19 +299,12 @@ func lacking(text string, texts []string) []string {
 	return slices.DeleteFunc(slices.Clone(texts), func(s string) bool { return strings.Contains(text, unwrapped(s)) })
 }
 
-// soon waits until a function returns "", and fails the test with what it returned last after half a minute of
-// an idle machine.
+// soon waits until a function returns "". After timelimit.Wait it fails the test with what the function returned last.
 func soon(t *testing.T, wrong func() string) {
 	t.Helper()
-	const limit, again = 30 * time.Second, 20 * time.Millisecond
-	for start := time.Now(); ; time.Sleep(again) {
-		what := wrong()
-		if what == "" {
-			return
-		}
-		if timelimit.Exceeded(time.Since(start), limit) {
-			t.Fatalf("after %s: %s", time.Since(start).Round(time.Millisecond), what)
-		}
+	var what string
+	if !timelimit.Await(timelimit.Wait, func() bool { what = wrong(); return what == "" }) {
+		t.Fatal(what)
 	}
 }
 

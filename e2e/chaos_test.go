@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -212,7 +211,7 @@ func (m *chaosTest) waitForSources(t *testing.T) {
 			id = policy.SourceID{Kind: policy.AgentFiles}
 		}
 		want, _ := keys["nonMasqueradeCIDRs"].([]string)
-		m.daemon.within(t, 3*time.Second, fmt.Sprintf("document of %s with %v", source, keys), func() bool {
+		m.daemon.until(t, fmt.Sprintf("document of %s with %v", source, keys), func() bool {
 			c := m.load(t).Find(id)
 			if c == nil {
 				return false

@@ -37,13 +37,12 @@ func (n *node) watchCommits(t *testing.T) *commitWatcher {
 // commits.
 func (w *commitWatcher) untilIdle(t *testing.T, idle time.Duration) int {
 	t.Helper()
-	const limit = 10 * time.Second
 	count, last := w.Count(), time.Now()
 	for start := time.Now(); time.Since(last) < idle; time.Sleep(time.Millisecond) {
 		if now := w.Count(); now != count {
 			count, last = now, time.Now()
 		}
-		if time.Since(start) > limit {
+		if timelimit.Exceeded(time.Since(start), timelimit.Wait) {
 			t.Fatalf("commits do not stop: %v", w.Since(max(0, count-20)))
 		}
 	}
@@ -86,8 +85,3 @@ func (f durations) String() string {
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// slow reports whether the repairs were slower than the limits.
-func (f durations) slow() bool {
-	return timelimit.Exceeded(f.median(), medianRepair) || slices.Max(f) > worstRepair
-}

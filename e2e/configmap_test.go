@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -156,35 +155,28 @@ func (n *node) agentArgs(dir string) []string {
 	return []string{"--agent-config-dir", dir, "--backend", n.backend.setting}
 }
 
-// fileChangeTimeout is the time within which the reconciler must react to a changed file. It reads
-// files after a debounce, and after a second in any case if other files in the directory change all
-// the time, as in /dev, to which one of the tests links.
-const fileChangeTimeout = 2 * time.Second
-
-// eventually waits for a condition. It fails the test after fileChangeTimeout.
+// eventually waits for a condition. It fails the test after timelimit.Wait.
 func (n *node) eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for start := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
-		if timelimit.Exceeded(time.Since(start), fileChangeTimeout) {
-			t.Fatalf("%s: not within %s; rules:\n%s", what, time.Since(start), n.rules(t))
-		}
+	if !timelimit.Await(timelimit.Wait, condition) {
+		t.Fatalf("no %s; rules:\n%s", what, n.rules(t))
 	}
 }
 
-// eventuallyReady waits until the node is ready. It fails the test after fileChangeTimeout.
+// eventuallyReady waits until the node is ready. It fails the test after timelimit.Wait.
 func (d *daemon) eventuallyReady(t *testing.T) {
 	t.Helper()
-	d.within(t, fileChangeTimeout, "readiness", func() bool {
+	d.until(t, "readiness", func() bool {
 		code, _ := d.ready()
 		return code == http.StatusOK
 	})
 }
 
 // eventuallyUnready waits until the node is not ready for the given reasons. It fails the test
-// after fileChangeTimeout.
+// after timelimit.Wait.
 func (d *daemon) eventuallyUnready(t *testing.T, msgs ...string) {
 	t.Helper()
-	d.within(t, fileChangeTimeout, fmt.Sprintf("unreadiness that says %q", msgs), func() bool {
+	d.until(t, fmt.Sprintf("unreadiness that says %q", msgs), func() bool {
 		code, body := d.ready()
 		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(msgs, func(s string) bool { return !strings.Contains(body, s) })
 	})

@@ -242,14 +242,11 @@ func isSilent(a netip.Addr) bool {
 	return false
 }
 
-// await waits up to two seconds of an idle machine until a condition holds.
+// await waits for a condition. If it does not hold after timelimit.Wait, the test fails and goes on.
 func (n *node) await(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for start := time.Now(); !is(); time.Sleep(20 * time.Millisecond) {
-		if timelimit.Exceeded(time.Since(start), 2*time.Second) {
-			t.Errorf("no %s within %s", what, time.Since(start))
-			return
-		}
+	if !timelimit.Await(timelimit.Wait, is) {
+		t.Errorf("no %s", what)
 	}
 }
 

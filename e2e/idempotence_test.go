@@ -68,14 +68,11 @@ func (n *node) holdLock(t *testing.T) (release func()) {
 	f, err := os.OpenFile(filepath.Join(n.dataDir, "lock"), os.O_RDWR, 0)
 	must(t, err)
 	// A program that another test starts has a lock of this process until its exec.
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("take the lock: %v", err)
-		}
+	if !timelimit.Await(timelimit.Wait, func() bool {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		return err == nil
+	}) {
+		t.Fatalf("take the lock: %v", err)
 	}
 	release = sync.OnceFunc(func() { _ = f.Close() })
 	t.Cleanup(release)

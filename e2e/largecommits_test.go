@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
@@ -58,38 +56,24 @@ func largeCommits() []largeCommit {
 	}
 }
 
-// TestDriftInLargeCommit checks that the reconciler repairs drift within a quarter of a second if
-// the same commit writes thousands of third-party rules.
+// TestDriftInLargeCommit checks that the reconciler repairs drift if the same commit writes thousands
+// of third-party rules.
 func TestDriftInLargeCommit(t *testing.T) {
 	for i, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
-			slow := []string{}
-			for range 2 { // a second time if the machine was busy
-				w := newTamperNode(t, f)
-				slow = slow[:0]
-				for _, s := range largeCommits() {
-					if s.backend != i {
-						continue
-					}
-					var took durations
-					for range 3 {
-						count := w.untilIdle(t, 200*time.Millisecond)
-						w.feed(t, s.script, s.program[0], s.program[1:]...)
-						took = append(took, timelimit.Fair(w.repair(t, count), repairInLargeCommit))
-					}
-					w.checkVerdicts(t)
-					t.Logf("%-50s %v", s.name, took)
-					if slices.Max(took) > repairInLargeCommit {
-						slow = append(slow, fmt.Sprintf("%s: %v", s.name, took))
-					}
+			w := newTamperNode(t, f)
+			for _, s := range largeCommits() {
+				if s.backend != i {
+					continue
 				}
-				w.stop(t)
-				if len(slow) == 0 {
-					break
+				var took durations
+				for range 2 {
+					count := w.untilIdle(t, 200*time.Millisecond)
+					w.feed(t, s.script, s.program[0], s.program[1:]...)
+					took = append(took, w.repair(t, count))
 				}
-			}
-			for _, s := range slow {
-				t.Errorf("too slow: %s; want nothing above %s", s, repairInLargeCommit)
+				w.checkVerdicts(t)
+				t.Logf("%-50s %v", s.name, took)
 			}
 		})
 	}
@@ -132,7 +116,7 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 				w.until(t, "large commit", func() bool { return restored.Load() >= int64(i/2) })
 				count := w.Count()
 				w.spoil(t, tamperings()[0], i%len(families()))
-				took = append(took, timelimit.Fair(w.repairDuringCommits(t, count, i), repairDuringLargeCommits))
+				took = append(took, w.repairDuringCommits(t, count, i))
 			}
 			close(stop)
 			writer.Wait()
@@ -142,9 +126,6 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 			}
 			w.checkVerdicts(t)
 			t.Logf("%d restores of %d rules by %s; repairs: %v", restored.Load(), manyRules, program[0], took)
-			if worst := slices.Max(took); worst > repairDuringLargeCommits {
-				t.Errorf("drift was repaired after %s: %v", worst, []time.Duration(took))
-			}
 		})
 	}
 }
@@ -186,12 +167,9 @@ func TestTamperingInSteps(t *testing.T) {
 				must(t, conn.Commit(&second))
 				w.repair(t, count)
 				all := w.Since(count)
-				took = append(took, timelimit.Fair(all[len(all)-1].At.Sub(at), repairDuringLargeCommits))
+				took = append(took, all[len(all)-1].At.Sub(at))
 			}
 			t.Log(took)
-			if worst := slices.Max(took); worst > repairDuringLargeCommits {
-				t.Errorf("rules were repaired after %s: %v", worst, []time.Duration(took))
-			}
 			w.checkVerdicts(t)
 		})
 	}

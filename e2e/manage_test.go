@@ -84,7 +84,7 @@ func (n *node) hasPluginEntry(t *testing.T, file string) bool {
 // conflist_present is 1.
 func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
-	d.within(t, fileChangeTimeout, "entry in "+file, func() bool { return d.n.hasPluginEntry(t, file) })
+	d.until(t, "entry in "+file, func() bool { return d.n.hasPluginEntry(t, file) })
 	d.eventuallyReady(t)
 	d.until(t, "conflist_present 1", func() bool { return d.metric(t, "conflist_present") == 1 })
 }
@@ -169,7 +169,7 @@ func TestManageBrokenFiles(t *testing.T) {
 	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
 	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
 	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry
-	d.within(t, fileChangeTimeout, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
+	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
 		t.Error("the entry is not the last valid one")
 	}
@@ -271,7 +271,7 @@ func TestManageLeaderOnly(t *testing.T) {
 	}
 	first.stop(t)
 	n.writeMainConflist(t, mainFile, "podnet")
-	second.within(t, takeover, "taking over", func() bool { return n.hasPluginEntry(t, mainFile) })
+	second.until(t, "taking over", func() bool { return n.hasPluginEntry(t, mainFile) })
 	second.untilManaged(t, mainFile)
 }
 

@@ -140,7 +140,7 @@ func TestManageFlapping(t *testing.T) {
 	}
 
 	stop <- struct{}{}
-	w.within(t, 40*time.Second, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.hasPluginEntry(t, file) })
+	w.until(t, "entry and readiness", func() bool { code, _ := w.ready(); return code == 200 && w.hasPluginEntry(t, file) })
 	w.until(t, "its end in the log and the metrics", func() bool {
 		return strings.Contains(w.since(log), "msg=ready") && w.metric(t, "conflist_present") == 1
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/mainplugins"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // multus is Multus in the configuration directory of a node.
@@ -41,16 +42,9 @@ func (m *multus) file(t *testing.T) (path string, doc []byte) {
 func (m *multus) wantConfigured(t *testing.T) {
 	t.Helper()
 	path, doc := m.file(t)
-	want, have := []string{filepath.Base(path), mainFile}, fileNames(t, m.Dir)
-	for range 20 { // the reconciler may be replacing a file
-		if slices.Equal(have, want) {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-		have = fileNames(t, m.Dir)
-	}
-	if !slices.Equal(have, want) {
-		t.Errorf("the directory has %q", have)
+	want := []string{filepath.Base(path), mainFile}
+	if !timelimit.Await(timelimit.Wait, func() bool { return slices.Equal(fileNames(t, m.Dir), want) }) { // the reconciler may be replacing a file
+		t.Errorf("the directory has %q", fileNames(t, m.Dir))
 	}
 	copies := 1
 	if m.Thick {
@@ -94,7 +88,7 @@ func TestManageWithMultus(t *testing.T) {
 			m.start(t)
 			generated, before := m.file(t)
 			d := n.startReconciler(t, n.manageArgs(t, nil)...)
-			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			d.until(t, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 			if !c.thick {
 				// Pods start without the plugin until Multus has copied the entry.
 				d.eventuallyUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
@@ -122,7 +116,7 @@ func TestManageWithMultus(t *testing.T) {
 			}
 			// The main CNI plugin rewrites its file; Multus follows the change or is restarted.
 			n.writeMultusMaster(t, c.version)
-			d.within(t, fileChangeTimeout, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			d.until(t, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 			m.tick(t)
 			if !c.follows {
 				m.start(t)
@@ -139,7 +133,7 @@ func TestManageWithMultus(t *testing.T) {
 // untilManagedWithMultus waits until the entry is in the master and, if Multus has a copy, in that.
 func (d *daemon) untilManagedWithMultus(t *testing.T, m *multus) {
 	t.Helper()
-	d.within(t, fileChangeTimeout, "entry in the master", func() bool { return d.n.hasPluginEntry(t, mainFile) })
+	d.until(t, "entry in the master", func() bool { return d.n.hasPluginEntry(t, mainFile) })
 	m.start(t)
 	d.eventuallyReady(t)
 	m.wantConfigured(t)

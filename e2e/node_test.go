@@ -15,10 +15,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -252,10 +252,10 @@ func (n *node) rules(t *testing.T) string {
 	return n.tool(t, "iptables-save", "-t", "nat") + n.tool(t, "ip6tables-save", "-t", "nat")
 }
 
-// timeout returns a context that ends after 30 seconds.
+// timeout returns a context that ends after timelimit.Wait.
 func (n *node) timeout(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
 	t.Cleanup(cancel)
 	return ctx
 }

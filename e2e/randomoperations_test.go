@@ -227,7 +227,7 @@ func (m *chaosTest) editConfigMap(t *testing.T) {
 func (m *chaosTest) waitInSync(t *testing.T) {
 	t.Helper()
 	m.waitForSources(t)
-	m.daemon.within(t, 3*time.Second, "end of the drift", func() bool {
+	m.daemon.until(t, "end of the drift", func() bool {
 		stdout, _, code := m.reconciler(t, m.args("check")...)
 		return code == m.wantCheckCode() && !strings.Contains(stdout, "missing") && !strings.Contains(stdout, "unexpected")
 	})

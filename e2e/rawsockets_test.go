@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -87,7 +88,7 @@ func (n *node) sendRaw(t *testing.T, p *pod, network string, to netip.Addr, pack
 	if _, err := socket.WriteTo(packet, &net.IPAddr{IP: to.AsSlice()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := watch.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+	if err := watch.SetReadDeadline(time.Now().Add(timelimit.Wait)); err != nil {
 		t.Fatal(err)
 	}
 	buffer := make([]byte, 1500)

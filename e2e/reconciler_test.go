@@ -180,29 +180,29 @@ func (d *daemon) get(address, path string) (code int, body string, err error) {
 	return answer.StatusCode, string(text), errors.Join(err, answer.Body.Close())
 }
 
-// until waits until a condition holds. It fails the test after ten seconds of an idle machine, or
-// if the process ends.
+// until waits until a condition holds. It fails the test after timelimit.Wait, or if the process
+// ends.
 func (d *daemon) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	d.within(t, 10*time.Second, what, is)
+	if !timelimit.Await(timelimit.Wait, func() bool {
+		done := is()
+		if !done && d.hasEnded() {
+			t.Fatalf("the reconciler ended (%v) before %s:\n%s", d.result, what, d.log())
+		}
+		return done
+	}) {
+		_, ready := d.ready()
+		t.Fatalf("no %s; /readyz: %s\nthe log:\n%s\nthe rules:\n%s", what, ready, abbreviate(d.log()), d.n.rules(t))
+	}
 }
 
-// within is until with another limit.
-func (d *daemon) within(t *testing.T, most time.Duration, what string, is func() bool) {
-	t.Helper()
-	const again = 5 * time.Millisecond
-	start := time.Now()
-	for !is() {
-		select {
-		case <-d.ended:
-			t.Fatalf("the reconciler ended (%v) before %s:\n%s", d.result, what, d.log())
-		case <-time.After(again):
-		}
-		if timelimit.Exceeded(time.Since(start), most) {
-			_, ready := d.ready()
-			t.Fatalf("no %s within %s; /readyz: %s\nthe log:\n%s\nthe rules:\n%s",
-				what, time.Since(start), ready, abbreviate(d.log()), d.n.rules(t))
-		}
+// hasEnded reports whether the process has ended.
+func (d *daemon) hasEnded() bool {
+	select {
+	case <-d.ended:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -289,7 +289,7 @@ func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 		t.Fatal(err)
 	}
 	if s == syscall.SIGSTOP {
-		d.within(t, time.Second, "stop of every thread", d.stopped)
+		d.until(t, "stop of every thread", d.stopped)
 	}
 }
 
@@ -307,18 +307,13 @@ func (d *daemon) stopped() bool {
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	d.stopping.Do(func() {
-		const most = 5 * time.Second
-		select {
-		case <-d.ended:
+		if d.hasEnded() {
 			t.Errorf("the reconciler ended by itself: %v\n%s", d.result, d.log())
 			return
-		default:
 		}
 		start := time.Now()
 		d.signal(t, syscall.SIGTERM)
-		select {
-		case <-d.ended:
-		case <-time.After(timelimit.Scale(most)):
+		if !timelimit.Await(10*time.Second, d.hasEnded) {
 			t.Errorf("the reconciler did not end within %s of SIGTERM:\n%s", time.Since(start), d.log())
 			d.signal(t, syscall.SIGKILL)
 			<-d.ended

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -226,7 +225,7 @@ func TestBusyLock(t *testing.T) {
 	}
 	for i, a := range n.invokeAll(t, requests...) {
 		a.want(t, cases[i].code, cases[i].says...)
-		if a.took < 9*time.Second || timelimit.Exceeded(a.took, 25*time.Second) {
+		if a.took < 9*time.Second {
 			t.Errorf("%s took %v, want about 10s", cases[i].verb, a.took)
 		}
 	}

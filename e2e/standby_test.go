@@ -11,9 +11,6 @@ import (
 	"time"
 )
 
-// takeover is a limit above the standby's retry interval of one second.
-const takeover = 4 * time.Second
-
 // TestTwoReconcilers checks that the second reconciler is a standby, reports that, and becomes the
 // leader after the first has ended by SIGTERM or SIGKILL.
 func TestTwoReconcilers(t *testing.T) {
@@ -63,7 +60,7 @@ func TestTwoReconcilers(t *testing.T) {
 			commits = w.Count()
 			end(w.daemon, t)
 			start := time.Now()
-			second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
+			second.until(t, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
 			t.Logf("the second took over after %s", time.Since(start).Round(time.Millisecond))
 			if late := w.Since(commits); len(late) > 0 {
 				t.Errorf("taking over rewrote rules in sync: %v", late)
@@ -104,7 +101,7 @@ func TestTakeoverRepairs(t *testing.T) {
 		second.untilUnready(t, "standby: ")
 		first.kill(t)
 		n.flush(t)
-		second.within(t, takeover, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
+		second.until(t, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
 			t.Errorf("check: %d %s%s; want rules\n%s", code, stdout, stderr, right)
@@ -151,7 +148,7 @@ func TestOnceDuringRun(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		all.Wait()
-		d.within(t, 5*time.Second, "right rules", func() bool {
+		d.until(t, "right rules", func() bool {
 			_, _, code := n.reconciler(t, "check")
 			return code == 0
 		})
@@ -207,7 +204,7 @@ func TestSIGHUP(t *testing.T) {
 		time.Sleep(100 * time.Millisecond) // for syncs of the start
 		log, syncs := d.log(), d.metric(t, "reconciles_total")
 		d.signal(t, syscall.SIGHUP)
-		d.within(t, time.Second, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
+		d.until(t, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
 		if said := d.since(log); said != "" {
 			t.Errorf("the sync found no drift; the log has:\n%s", said)
 		}
@@ -219,7 +216,7 @@ func TestSIGHUP(t *testing.T) {
 		n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
 		start := time.Now()
 		d.signal(t, syscall.SIGHUP)
-		d.within(t, time.Second, "repair", func() bool { ipv4, _ := n.jumps(t, "IP-MASQ-AGENT"); return len(ipv4) == 1 })
+		d.until(t, "repair", func() bool { ipv4, _ := n.jumps(t, "IP-MASQ-AGENT"); return len(ipv4) == 1 })
 		t.Logf("repaired and seen %s after SIGHUP", time.Since(start).Round(time.Millisecond))
 	})
 }

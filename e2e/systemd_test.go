@@ -16,9 +16,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 const unitFile = "../deploy/systemd/ip-masq-reconciler.service"
@@ -207,7 +208,7 @@ func (s service) prepare(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer
 	t.Helper()
 	// Only the arguments are used: the node's command would start in other namespaces.
 	words := s.n.reconcilerCommand(s.n.timeout(t), t, args...)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), timelimit.Wait)
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, words.Path, words.Args[1:]...)
 	c.Env = words.Env
@@ -284,11 +285,8 @@ func (s service) checkRun(t *testing.T) {
 	client := s.n.httpClient()
 	defer client.CloseIdleConnections()
 	until := func(what string, is func() bool) {
-		for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Errorf("no %s within ten seconds", what)
-				return
-			}
+		if !timelimit.Await(timelimit.Wait, is) {
+			t.Errorf("no %s", what)
 		}
 	}
 	until("readiness", func() bool {

@@ -31,6 +31,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -230,11 +231,11 @@ func answers(ts *testscript.TestScript, neg bool, args []string) {
 		url = "http://127.0.0.1" + args[1]
 	}
 	last := "nothing"
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	if !timelimit.Await(timelimit.Wait, func() bool {
 		r, err := client.Get(url)
 		if err != nil {
 			last = err.Error()
-			continue
+			return false
 		}
 		body, err := io.ReadAll(r.Body)
 		if err := errors.Join(err, r.Body.Close()); err != nil {
@@ -244,10 +245,12 @@ func answers(ts *testscript.TestScript, neg bool, args []string) {
 		if strconv.Itoa(r.StatusCode) == args[0] && strings.Contains(string(body), text) {
 			_, err := ts.Stdout().Write(body)
 			ts.Check(err)
-			return
+			return true
 		}
+		return false
+	}) {
+		ts.Fatalf("%s: want %s, and had at last: %s", args[1], args[0], last)
 	}
-	ts.Fatalf("%s: want %s, and had at last: %s", args[1], args[0], last)
 }
 
 // dialler connects from within a network namespace.

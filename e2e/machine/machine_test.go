@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -30,10 +31,10 @@ func TestClose(t *testing.T) {
 	m := topology.Must(machine.Start(world.Node))(t)
 	d := topology.Must(m.StartDaemon("leaver", []string{"WORD=hello"}, "sh", "-c", "setsid sleep 987 & echo $WORD; exec sleep 986"))(t)
 	child := ""
-	for deadline := time.Now().Add(10 * time.Second); child == "" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	if !timelimit.Await(timelimit.Wait, func() bool {
 		child = shell(t, m, "grep -slz ^987 /proc/[0-9]*/cmdline; true")
-	}
-	if child == "" {
+		return child != ""
+	}) {
 		t.Fatal("the daemon's child does not run")
 	}
 	shell(t, m, "for c in /sys/fs/cgroup/*"+m.Cgroup+"; do mkdir $c/below; done")

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // Names that exist on no machine.
@@ -44,7 +45,7 @@ func users() map[string]*syscall.Credential {
 // command runs this test binary with another body.
 func command(t *testing.T, body string, user *syscall.Credential, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), timelimit.Wait)
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	c.Args[0] = os.Args[0]
@@ -124,7 +125,7 @@ func TestTheInsideDiesWithTheOutside(t *testing.T) {
 			}
 			// The file ends once no process has the pipe open for writing, including the one
 			// inside. The command's context kills only the process outside.
-			if err := rest.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			if err := rest.SetReadDeadline(time.Now().Add(timelimit.Wait)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := io.ReadAll(rest); err != nil {

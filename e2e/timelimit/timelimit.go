@@ -18,6 +18,9 @@ const (
 	// Most is the largest factor, so that a hanging test fails. Emulated machines need a larger one and
 	// set it with the environment variable IPMASQ_MOST_SLOWDOWN.
 	Most = 20
+	// Wait is the limit of whatever a test waits for: longer than everything that the programs do, and
+	// shorter than the reconciler's resync interval, which would hide that it missed an event.
+	Wait = 50 * time.Second
 )
 
 func most() float64 {
@@ -62,7 +65,7 @@ func Exceeded(took, limit time.Duration) bool {
 
 // Await waits until a condition holds and reports whether it did within the limit, or the scaled one.
 func Await(limit time.Duration, done func() bool) bool {
-	for began := time.Now(); !done(); time.Sleep(20 * time.Millisecond) {
+	for began := time.Now(); !done(); time.Sleep(5 * time.Millisecond) {
 		if Exceeded(time.Since(began), limit) {
 			return false
 		}

@@ -10,11 +10,11 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -79,12 +79,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	after := takeStock(t)
-	for deadline := time.Now().Add(2 * time.Second); after != before && time.Now().Before(deadline); after = takeStock(t) {
-		time.Sleep(time.Millisecond) // goroutines end a moment after they were waited for
-	}
-	if diff := cmp.Diff(before, after); diff != "" {
-		t.Errorf("-before +after:\n%s", diff)
+	// Goroutines end a moment after they were waited for.
+	if !timelimit.Await(timelimit.Wait, func() bool { return takeStock(t) == before }) {
+		t.Errorf("-before +after:\n%s", cmp.Diff(before, takeStock(t)))
 	}
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), pod.Path) {
 		t.Errorf("%s is still mounted, or %v", pod.Path, err)

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -58,7 +59,7 @@ func in(t testing.TB, dir string) (Files, error) {
 	select {
 	case r := <-done:
 		return r.files, r.err
-	case <-time.After(20 * time.Second):
+	case <-time.After(timelimit.Wait):
 		t.Fatalf("reading %s hangs", dir)
 		return Files{}, nil
 	}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // limitedVariable makes this program run limited instead of the tests: limits of
@@ -66,7 +68,7 @@ func deafness(sysctl, dir string, want error, says string) error {
 	if err := os.WriteFile(sysctl, before, 0); err != nil {
 		return err
 	}
-	for deadline := time.After(5 * time.Second); w.Err() != nil; {
+	for deadline := time.After(timelimit.Wait); w.Err() != nil; {
 		select {
 		case <-w.Changed():
 		case <-deadline:
@@ -78,7 +80,7 @@ func deafness(sysctl, dir string, want error, says string) error {
 	}
 	select {
 	case <-w.Changed():
-	case <-time.After(5 * time.Second):
+	case <-time.After(timelimit.Wait):
 		return errors.New("still deaf")
 	}
 	return w.Close()

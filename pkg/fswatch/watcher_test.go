@@ -113,7 +113,7 @@ func (t *tree) notified(what string, step func()) {
 		if timelimit.Exceeded(d, most) {
 			t.Errorf("%s: notified after %v", what, d)
 		}
-	case <-time.After(2 * time.Second):
+	case <-time.After(timelimit.Wait):
 		t.Fatalf("%s: not notified", what)
 	}
 	t.drain()
@@ -289,7 +289,7 @@ func TestLoopOfLinksIsReported(t *testing.T) {
 	for range 2 {
 		select {
 		case <-w.Changed(): // so that nothing is missed
-		case <-time.After(2 * time.Second):
+		case <-time.After(timelimit.Wait):
 			t.Error("not tried again")
 		}
 	}
@@ -310,7 +310,7 @@ func TestNothingIsMissed(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		for deadline := time.After(2 * time.Second); ; {
+		for deadline := time.After(timelimit.Wait); ; {
 			select {
 			case <-w.Changed():
 			case <-deadline:
@@ -379,14 +379,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Error("a notification comes after Close")
 		}
 	}
-	for range 100 {
-		if runtime.NumGoroutine() <= before {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	if after := runtime.NumGoroutine(); after > before {
-		t.Errorf("%d goroutines before, %d after", before, after)
+	if !timelimit.Await(timelimit.Wait, func() bool { return runtime.NumGoroutine() <= before }) {
+		t.Errorf("%d goroutines before, %d after", before, runtime.NumGoroutine())
 	}
 	if after := openFiles(t); after > files {
 		t.Errorf("%d open files before, %d after", files, after)

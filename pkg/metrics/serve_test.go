@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 )
@@ -26,11 +27,9 @@ func noLeak(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
-		for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				stacks := make([]byte, 1<<20)
-				t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
-			}
+		if !timelimit.Await(timelimit.Wait, func() bool { return runtime.NumGoroutine() <= before }) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
 		}
 	})
 }
@@ -82,7 +81,7 @@ func (s *started) end(t *testing.T) {
 	s.stop()
 	select {
 	case <-s.over:
-	case <-time.After(10 * time.Second):
+	case <-time.After(timelimit.Wait):
 		t.Error("Serve goes on after its context ended")
 	}
 }
@@ -90,20 +89,20 @@ func (s *started) end(t *testing.T) {
 // fetch asks until somebody answers.
 func (s *started) fetch(t *testing.T, path string) string {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		resp, err := http.Get(s.url + path)
-		if err == nil {
-			defer resp.Body.Close()
-			body, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return string(body)
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
+	var resp *http.Response
+	var err error
+	if !timelimit.Await(timelimit.Wait, func() bool {
+		resp, err = http.Get(s.url + path)
+		return err == nil
+	}) {
+		t.Fatal(err)
 	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
 }
 
 func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
@@ -118,7 +117,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 				t.Errorf("the log lacks %q: %s", want, text)
 			}
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(timelimit.Wait):
 		t.Fatal("the log does not have that the port is occupied")
 	}
 	time.Sleep(1500 * time.Millisecond) // for a second try in vain
@@ -185,7 +184,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	begun := time.Now()
-	if got := s.fetch(t, "/livez"); got != "ok\n" || time.Since(begun) > time.Second {
+	if got := s.fetch(t, "/livez"); got != "ok\n" || timelimit.Exceeded(time.Since(begun), time.Second) {
 		t.Errorf("got %q after %s", got, time.Since(begun))
 	}
 	const ofTheClient = 2 // goroutines of its idle connection
@@ -194,19 +193,20 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	var reads sync.WaitGroup
 	var closed atomic.Int64
-	deadline := time.Now().Add(time.Second) // a read that begins after it fails as one of an open connection
 	for _, c := range all {
-		if err := c.SetReadDeadline(deadline); err != nil {
-			t.Fatal(err)
-		}
 		reads.Go(func() {
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 				closed.Add(1)
 			}
 		})
 	}
+	want := int64(opened - limit + 1)
+	timelimit.Await(timelimit.Wait, func() bool { return closed.Load() >= want })
+	for _, c := range all {
+		_ = c.SetReadDeadline(time.Now())
+	}
 	reads.Wait()
-	if want := int64(opened - limit + 1); closed.Load() != want {
+	if closed.Load() != want {
 		t.Errorf("%d of %d connections are closed, want %d", closed.Load(), opened, want)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -140,17 +141,15 @@ func TestServeSocket(t *testing.T) {
 		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
 	}}
 	var s metrics.Status
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		answer, err := client.Get("http://reconciler/v1/status")
-		if err == nil {
-			if err := errors.Join(json.NewDecoder(answer.Body).Decode(&s), answer.Body.Close()); err != nil {
-				t.Fatal(err)
-			}
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
+	var answer *http.Response
+	if !timelimit.Await(timelimit.Wait, func() bool {
+		answer, err = client.Get("http://reconciler/v1/status")
+		return err == nil
+	}) {
+		t.Fatal(err)
+	}
+	if err := errors.Join(json.NewDecoder(answer.Body).Decode(&s), answer.Body.Close()); err != nil {
+		t.Fatal(err)
 	}
 	if s.Version != "v1.2.3" || s.PID != os.Getpid() {
 		t.Errorf("%+v", s)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -160,10 +161,8 @@ func TestOwnedTable(t *testing.T) {
 	if _, err := in.Write([]byte("delete table ip ip-masq\nadd table ip ip-masq { flags owner; }\n")); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(f.nft("list", "ruleset"), "flags owner"); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal(f.nft("list", "ruleset"))
-		}
+	if !timelimit.Await(timelimit.Wait, func() bool { return strings.Contains(f.nft("list", "ruleset"), "flags owner") }) {
+		t.Fatal(f.nft("list", "ruleset"))
 	}
 	r := f.sync()
 	f.wants(r, Failed, "table ip ip-masq is owned by another program", "end it")

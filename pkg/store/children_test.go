@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -103,7 +104,7 @@ func untilEOF(*store.Dir) error {
 }
 
 func lockNow(d *store.Dir) (*store.Lock, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), timelimit.Wait)
 	defer cancel()
 	return d.Lock(ctx)
 }

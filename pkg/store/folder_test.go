@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // A FIFO that takes the place of a file between its check and its opening is refused, not waited for.
@@ -48,7 +50,7 @@ func TestFIFOInPlaceOfACheckedFile(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(timelimit.Wait):
 			t.Fatal("the FIFO is waited for")
 		}
 	}

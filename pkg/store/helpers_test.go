@@ -13,11 +13,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -36,7 +36,7 @@ func open(t *testing.T) *store.Dir {
 
 func lock(t *testing.T, d *store.Dir) *store.Lock {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
 	defer cancel()
 	l, err := d.Lock(ctx)
 	if err != nil {
@@ -87,7 +87,7 @@ func drop(l *store.Lock, src policy.SourceID) error {
 
 // writable tells why a document could not be written.
 func writable(d *store.Dir) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), timelimit.Wait)
 	defer cancel()
 	l, err := d.DryRun(ctx)
 	if err != nil {
@@ -152,7 +152,7 @@ func sourceFiles(t testing.TB, d *store.Dir) []string {
 func document(t *testing.T, d *store.Dir, c policy.Source) string {
 	t.Helper()
 	before := sourceFiles(t, d)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
 	defer cancel()
 	l, err := d.Lock(ctx)
 	ok(t, err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -53,7 +54,7 @@ func inTime(t *testing.T, do func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(timelimit.Wait):
 		t.Fatal("it hangs")
 		return nil
 	}

@@ -11,9 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // life is a node with all that an install brings, and an uninstall of it that
@@ -99,7 +102,7 @@ func TestUninstallWithoutWaiting(t *testing.T) {
 // TestUninstallWaitsForAdds: what an ADD under way leaves in the cache counts.
 func TestUninstallWaitsForAdds(t *testing.T) {
 	u, binary, list, states := life(t)
-	u.AddTime = time.Second
+	u.AddTime = timelimit.Scale(time.Second)
 	ended := make(chan error, 1)
 	go func() {
 		for { // until the entry is gone; then the ADD ends
@@ -206,13 +209,15 @@ func TestUninstallWithoutBackup(t *testing.T) {
 
 // TestUninstallStopped: while ADDs end.
 func TestUninstallStopped(t *testing.T) {
-	u, binary, _, _ := life(t)
-	u.AddTime = time.Minute
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if done, err := u.Step(ctx); !errors.Is(err, ErrStopped) || len(done.Conflists) != 2 || content(t, binary) != plugin("v1") {
-		t.Errorf("%+v, %v", done, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		u, binary, _, _ := life(t)
+		u.AddTime = time.Minute
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if done, err := u.Step(ctx); !errors.Is(err, ErrStopped) || len(done.Conflists) != 2 || content(t, binary) != plugin("v1") {
+			t.Errorf("%+v, %v", done, err)
+		}
+	})
 }
 
 func TestUninstallOfNothing(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -44,7 +45,7 @@ func TestReadAndListen(t *testing.T) {
 		t.Helper()
 		select {
 		case <-changed:
-		case <-time.After(5 * time.Second):
+		case <-time.After(timelimit.Wait):
 			t.Fatal("no event")
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -110,19 +111,16 @@ func TestReadAndListen(t *testing.T) {
 	add(bridge, "2001:db8:7::1/64", func(a *netlink.Addr) {
 		a.Flags, a.ValidLft, a.PreferedLft = manageTemporary|unix.IFA_F_NODAD, 7200, 3600
 	})
-	for end := time.Now().Add(5 * time.Second); ; {
+	var temporary []policy.NodeAddress
+	if !timelimit.Await(timelimit.Wait, func() bool {
 		got, err := Read(policy.Families())
 		must(t, err)
-		temporary := slices.DeleteFunc(got, func(a policy.NodeAddress) bool {
+		temporary = slices.DeleteFunc(got, func(a policy.NodeAddress) bool {
 			return !netip.MustParsePrefix("2001:db8:7::/64").Contains(a.Address) || a.Address == netip.MustParseAddr("2001:db8:7::1")
 		})
-		if len(temporary) == 1 && temporary[0].Unusable {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("temporary addresses %v", temporary)
-		}
-		time.Sleep(10 * time.Millisecond)
+		return len(temporary) == 1 && temporary[0].Unusable
+	}) {
+		t.Fatalf("temporary addresses %v", temporary)
 	}
 	must(t, netlink.LinkSetUp(lo))
 	awaitChange()

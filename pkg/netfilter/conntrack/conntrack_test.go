@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -165,31 +166,33 @@ func TestResetByOutputInterface(t *testing.T) {
 // TestDeleteReversed: after a connection of a pod is deleted, a packet to the pod creates an entry in the
 // other direction, which goes too. Another connection to a pod stays.
 func TestDeleteReversed(t *testing.T) {
-	namespace(t)
-	stale := entry(unix.IPPROTO_TCP, 1000, "10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2")
-	reversed := fixtures.Connection{Protocol: stale.Protocol, Src: stale.Dst, Dst: stale.Src, ReplySrc: stale.Src, ReplyDst: stale.Dst}
-	inbound := reversed
-	inbound.Src = netip.MustParseAddrPort("192.0.2.2:53")
-	inbound.ReplyDst = inbound.Src
-	add(t, stale)
-	w := walk{list: dial(t), remove: dial(t), deleted: map[policy.ChainFamily]uint64{}}
-	w.judge = policy.NewConnectionJudge(merged(nil), [][]policy.Policy{merged(nil, "192.0.2.0/24")}, false)
-	if err := errors.Join(w.all(t.Context(), []policy.Family{policy.IPv4}), w.routes.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if left := sources(t); len(left) > 0 {
-		t.Fatalf("left %v", left)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- w.deleteReversed(t.Context()) }()
-	time.Sleep(220 * time.Millisecond) // the packet is a retransmission: the pod's last ACK was lost
-	add(t, reversed, inbound)
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	if left := sources(t); !slices.Equal(left, []string{"192.0.2.2"}) || w.deleted[chains.v4] != 1 {
-		t.Errorf("left %v, deleted %v", left, w.deleted)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		namespace(t)
+		stale := entry(unix.IPPROTO_TCP, 1000, "10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2")
+		reversed := fixtures.Connection{Protocol: stale.Protocol, Src: stale.Dst, Dst: stale.Src, ReplySrc: stale.Src, ReplyDst: stale.Dst}
+		inbound := reversed
+		inbound.Src = netip.MustParseAddrPort("192.0.2.2:53")
+		inbound.ReplyDst = inbound.Src
+		add(t, stale)
+		w := walk{list: dial(t), remove: dial(t), deleted: map[policy.ChainFamily]uint64{}}
+		w.judge = policy.NewConnectionJudge(merged(nil), [][]policy.Policy{merged(nil, "192.0.2.0/24")}, false)
+		if err := errors.Join(w.all(t.Context(), []policy.Family{policy.IPv4}), w.routes.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if left := sources(t); len(left) > 0 {
+			t.Fatalf("left %v", left)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- w.deleteReversed(t.Context()) }()
+		time.Sleep(220 * time.Millisecond) // the packet is a retransmission: the pod's last ACK was lost
+		add(t, reversed, inbound)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if left := sources(t); !slices.Equal(left, []string{"192.0.2.2"}) || w.deleted[chains.v4] != 1 {
+			t.Errorf("left %v, deleted %v", left, w.deleted)
+		}
+	})
 }
 
 // TestLocalAddresses: prefixes of type local count, in other tables too; the default route of a transparent

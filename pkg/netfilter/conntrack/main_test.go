@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -17,6 +16,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -43,14 +43,12 @@ func namespace(t testing.TB, addresses ...string) {
 			t.Fatalf("add %s: %v", text, err)
 		}
 		// The kernel adds the local route of an IPv6 address a little later.
-		for begun := time.Now(); ; time.Sleep(time.Millisecond) {
-			routes, err := netlink.RouteGet(a.IP)
-			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
-				break
-			}
-			if time.Since(begun) > 5*time.Second {
-				t.Fatalf("%s does not become local: %v", text, err)
-			}
+		if !timelimit.Await(timelimit.Wait, func() bool {
+			var routes []netlink.Route
+			routes, err = netlink.RouteGet(a.IP)
+			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+		}) {
+			t.Fatalf("%s does not become local: %v", text, err)
 		}
 	}
 }

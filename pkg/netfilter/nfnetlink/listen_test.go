@@ -18,6 +18,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // watched is as the reconciler watches, with the owned chain MASQ in the shared table.
@@ -45,7 +47,7 @@ func listen(t testing.TB) *Listener {
 // next calls Next, which has to return in time.
 func next(t testing.TB, l *Listener) (Commit, error) {
 	t.Helper()
-	if err := l.file.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := l.file.SetReadDeadline(time.Now().Add(timelimit.Wait)); err != nil {
 		t.Fatal(err)
 	}
 	return l.Next()
@@ -264,7 +266,7 @@ func TestListenClose(t *testing.T) {
 		if !errors.Is(err, os.ErrClosed) {
 			t.Errorf("Next returned %v", err)
 		}
-	case <-time.After(time.Second):
+	case <-time.After(timelimit.Wait):
 		t.Fatal("Next waits after Close")
 	}
 	var b Batch
