@@ -5,7 +5,11 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // TestPodSubnets checks that the document of a network has the subnets of the addresses that ADD
@@ -32,8 +36,17 @@ func TestPodSubnets(t *testing.T) {
 	add(n.conf(t, "podnet", nil)).noWarnings(t)
 	want("[10.1.0.0/16]")
 	add(n.conf(t, "podnet", nil)) // fills the verification cache
+	hourAgo := time.Now().Add(-time.Hour)
+	must(t, os.Chtimes(store.Open(n.dataDir).DocumentPath(networkID("podnet")), hourAgo, hourAgo))
+	wantOld := func(old bool) {
+		t.Helper()
+		if stdout, _, _ := n.reconciler(t, "status"); strings.Contains(stdout, "podnet  in force  1h0m") != old {
+			t.Errorf("the policy is an hour old: want %t; status prints\n%s", old, stdout)
+		}
+	}
 	add(conf("10.0.7.2/24", nil)).noWarnings(t)
 	want("[10.0.7.0/24 10.1.0.0/16]")
+	wantOld(true)
 	rules, order := n.generation(t), n.load(t).Find(networkID("podnet")).Order
 	add(n.conf(t, "podnet", object{"cniVersion": "0.2.0", "prevResult": object{
 		"cniVersion": "0.2.0", "ip4": object{"ip": "10.2.0.2/24"}, "ip6": object{"ip": "fd00:2::5/64"},
@@ -62,6 +75,7 @@ func TestPodSubnets(t *testing.T) {
 
 	add(conf("10.5.0.2/24", object{"masqLinkLocal": true}))
 	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	wantOld(false)
 	n.conflist(t, "podnet", object{"masqLinkLocal": false})
 	n.reconcileOnce(t)
 	if linkLocal := n.load(t).Find(networkID("podnet")).Policy.MasqLinkLocal; linkLocal == nil || *linkLocal {

@@ -5,6 +5,9 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -61,7 +64,13 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 		return a.print(map[string][]diagnose.Finding{"findings": findings})
 	}
 	node.printSettingsOrigin(a)
-	return diagnose.WriteFindings(a.out, findings)
+	var text strings.Builder
+	if err := diagnose.WriteFindings(&text, findings); err != nil {
+		return err
+	}
+	const hanging = 4
+	_, err = io.WriteString(a.out, wrapped(text.String(), terminalWidth(os.Stdout), hanging))
+	return err
 }
 
 // findings returns the findings of status and doctor: the faults, then what Examine finds.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
@@ -275,6 +276,10 @@ func TestSourceStates(t *testing.T) {
 		stored = append(stored, policy.Source{ID: network(name)})
 	}
 	r := &reconcile.Report{
+		Sources: &reconcile.Sources{
+			ConfDir: config.ConfDir{Conflists: []config.Conflist{{File: "/etc/cni/net.d/10-good.conflist", Network: "good", Entries: make([]config.ConflistEntry, 1)}}},
+			Agent:   &agentconfig.Files{Dir: "/etc/config", Names: []string{"ip-masq-agent"}},
+		},
 		State: store.State{Sources: stored},
 		Rules: &enforce.State{Chains: []enforce.Chain{{Policy: policy.Policy{
 			Conflicts: policy.ConflictErrors{{InForce: policy.Origin{Source: network("good")}, Superseded: policy.Origin{Source: network("loser")}}},
@@ -288,13 +293,13 @@ func TestSourceStates(t *testing.T) {
 	n := &inspection{Node: reconcile.Open(config.Settings{DataDir: filepath.Join(t.TempDir(), "none")}, "", nil)}
 	want := []sourceStatus{
 		{Source: network("gone"), State: inForce},
-		{Source: network("good"), State: inForce},
+		{Source: network("good"), State: inForce, Files: []string{"/etc/cni/net.d/10-good.conflist"}},
 		{Source: network("late"), State: pending},
 		{Source: network("loser"), State: superseded},
 		{Source: network("refused"), State: superseded},
-		{Source: agent, State: invalid},
+		{Source: agent, State: invalid, Files: []string{"/etc/config/ip-masq-agent"}},
 	}
-	if diff := cmp.Diff(want, sourcesOf(n, r)); diff != "" {
+	if diff := cmp.Diff(want, sourcesOf(n, r), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -62,7 +62,7 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 	case a.json():
 		err = a.print(s)
 	default:
-		_, err = io.WriteString(a.out, s.text(time.Now()))
+		_, err = io.WriteString(a.out, wrapped(s.text(time.Now()), terminalWidth(os.Stdout), labelWidth))
 	}
 	return cmp.Or(err, s.err())
 }
@@ -90,7 +90,7 @@ type nodeStatus struct {
 type reconcilerStatus struct {
 	activeReconciler
 	Error    string    `json:"error,omitempty"`   // why one that runs does not answer
-	LastSeen time.Time `json:"lastSeen,omitzero"` // without one that runs: one ran at this time or later
+	LastSeen time.Time `json:"lastSeen,omitzero"` // without one that runs: when one last made a sync
 	Started  time.Time `json:"started,omitzero"`
 }
 
@@ -103,7 +103,7 @@ type pluginStatus struct {
 type chainStatus struct {
 	metrics.ChainCount        // empty without an answer of the reconciler
 	Backend            string `json:"backend"`
-	Rules              int    `json:"rules"` // desired
+	Rules              int    `json:"rules"` // in the kernel
 
 	Guard         policy.GuardMode `json:"guard,omitempty"`
 	EnforceExempt bool             `json:"enforceExempt,omitempty"`
@@ -123,7 +123,8 @@ const (
 type sourceStatus struct {
 	Source  policy.SourceID `json:"source"`
 	State   sourceState     `json:"state"`
-	Written time.Time       `json:"written,omitzero"` // when its policy was stored
+	Written time.Time       `json:"written,omitzero"` // when its policy last changed
+	Files   []string        `json:"files"`            // that state it
 }
 
 type podsStatus struct {
@@ -131,6 +132,8 @@ type podsStatus struct {
 	Exempt   int `json:"exempt"` // because of their namespaces
 	// WithoutRecord are the attachments whose pods are not known.
 	WithoutRecord int `json:"withoutRecord"`
+
+	listed bool // nonMasqueradeNamespaces is in force
 }
 
 type conflistStatus struct {
@@ -219,7 +222,10 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 	for _, chain := range r.Rules.Chains {
 		for _, c := range chain.Desired.Chains {
 			at := policy.ChainFamily{Chain: c.Name, Family: c.Family}
-			one := chainStatus{ChainCount: metrics.ChainCount{ChainFamily: at}, Backend: chain.Choice.String(), Rules: len(c.Rules)}
+			one := chainStatus{ChainCount: metrics.ChainCount{ChainFamily: at}, Backend: chain.Choice.String()}
+			if observed := chain.Observed.Find(c.Family, c.Name); observed != nil {
+				one.Rules = len(observed.Rules)
+			}
 			if guard := r.Rules.Guard.Of(at); guard != nil {
 				one.Guard, one.EnforceExempt = guard.Mode, guard.Bound != nil
 			}
@@ -243,7 +249,9 @@ func podsOf(n *inspection, r *reconcile.Report) (s podsStatus) {
 	}
 	s.Recorded, s.WithoutRecord = len(containers), without
 	if r.Rules != nil {
-		s.Exempt = r.Rules.ExemptPods(r.Rules.Policies()...)
+		policies := r.Rules.Policies()
+		s.Exempt = r.Rules.ExemptPods(policies...)
+		s.listed = slices.ContainsFunc(policies, func(p policy.Policy) bool { return len(p.Namespaces) > 0 })
 	}
 	return s
 }
@@ -279,10 +287,22 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 	sources := []sourceStatus{}
 	for id, state := range states {
 		written, _ := n.Dir.Written(id) // zero if unknown
-		sources = append(sources, sourceStatus{id, state, written})
+		sources = append(sources, sourceStatus{id, state, written, filesOf(id, r)})
 	}
 	slices.SortFunc(sources, func(a, b sourceStatus) int { return a.Source.Compare(b.Source) })
 	return sources
+}
+
+// filesOf returns the files that state the policy of a source: the conflist, or the agent files.
+func filesOf(id policy.SourceID, r *reconcile.Report) []string {
+	list, agent := r.Sources.ConfDir.WithEntry(id.Name), r.Sources.Agent
+	switch {
+	case id.Kind == policy.Network && list != nil:
+		return []string{list.File}
+	case id.Kind == policy.AgentFiles && agent != nil:
+		return mapped(agent.Names, func(name string) string { return filepath.Join(agent.Dir, name) })
+	}
+	return []string{}
 }
 
 func conflistOf(s config.Settings) conflistStatus {

@@ -18,6 +18,8 @@ import (
 const (
 	unknown = "unknown, for the reason above"
 	notUsed = "not used"
+
+	labelWidth = 13 // of the column of labels
 )
 
 // screen is the text of the status.
@@ -25,7 +27,7 @@ type screen struct{ strings.Builder }
 
 // row writes a label and its text.
 func (s *screen) row(label, text string) {
-	text = strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+strings.Repeat(" ", 13))
+	text = strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+strings.Repeat(" ", labelWidth))
 	fmt.Fprintf(s, "%-12s %s\n", label, text)
 }
 
@@ -49,7 +51,7 @@ func (s *nodeStatus) text(now time.Time) string {
 		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
 	}
 	w.row("Plugin:", plugin)
-	w.row("Settings:", s.SettingsFrom)
+	w.row("Settings:", s.settingsText())
 	w.row("Data dir:", s.dataDirText())
 	s.writeChains(w)
 	s.writeSources(w, now)
@@ -64,11 +66,25 @@ func (s *nodeStatus) text(now time.Time) string {
 
 func (s podsStatus) text() string {
 	text := fmt.Sprint(s.Recorded)
-	if s.Exempt > 0 {
+	if s.listed {
 		text += fmt.Sprintf(", of which %d exempt by namespace", s.Exempt)
 	}
 	if s.WithoutRecord > 0 {
 		text += fmt.Sprintf("; %s without a record", number(s.WithoutRecord, "attachment"))
+	}
+	return text
+}
+
+// settingsText is where the settings come from, and those that are not the defaults.
+func (s *nodeStatus) settingsText() string {
+	defaults := config.DefaultSettings().List()
+	text := s.SettingsFrom
+	for _, x := range s.Settings {
+		isDefault := x.Origin == config.DefaultOrigin ||
+			slices.ContainsFunc(defaults, func(d config.Setting) bool { return d.Key == x.Key && d.Value == x.Value })
+		if !isDefault && x.Key != "data_dir" { // which has a row of its own
+			text += fmt.Sprintf("\n%s = %s (%s)", x.Key, policy.Printable(cmp.Or(x.Value, "none")), policy.Printable(x.Origin))
+		}
 	}
 	return text
 }
@@ -84,17 +100,17 @@ func (s *nodeStatus) dataDirText() string {
 
 // writeNode writes whether the node is ready, and the reasons.
 func (s *nodeStatus) writeNode(w *screen) {
-	faults, found := s.found(diagnose.SeverityFault), len(s.found(diagnose.SeverityProblem))
+	faults, found := s.found(diagnose.SeverityFault), s.found(diagnose.SeverityProblem)
 	headline := "ready"
 	switch {
 	case !s.Reconciler.Running:
 		headline = "not ready: no reconciler runs"
 	case len(faults) > 0:
-		headline = "not ready: " + number(len(faults), "reason")
+		headline = "not ready: " + idsOf(faults)
 	case !s.Reconciler.Answers:
 		headline = "not ready: the reconciler does not answer"
-	case found > 0:
-		headline = "ready, but doctor finds " + number(found, "problem")
+	case len(found) > 0:
+		headline = "ready, but doctor finds " + idsOf(found)
 	}
 	w.row("Node:", headline)
 	for _, f := range faults {
@@ -167,7 +183,8 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		return
 	}
 	w.WriteString("Sources:\n")
-	rows := [][]string{{"NAME", "STATE", "AGE"}}
+	const mostFiles = 4
+	rows := [][]string{{"NAME", "STATE", "AGE", "FILES"}}
 	for _, x := range s.Sources {
 		name := "agent files"
 		if x.Source.Kind == policy.Network {
@@ -177,7 +194,8 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		if !x.Written.IsZero() {
 			since = diagnose.Age(now.Sub(x.Written))
 		}
-		rows = append(rows, []string{name, string(x.State), since})
+		files := strings.Join(mapped(policy.First(mostFiles, x.Files), policy.Printable), ", ")
+		rows = append(rows, []string{name, string(x.State), since, cmp.Or(files, "-")})
 	}
 	w.table(rows)
 }
@@ -214,18 +232,22 @@ func (s *nodeStatus) found(severity diagnose.Severity) []diagnose.Finding {
 	return slices.DeleteFunc(slices.Clone(s.Findings), func(f diagnose.Finding) bool { return f.Severity != severity })
 }
 
-// doctorText counts the problems, and names the notices.
+// idsOf lists the IDs of findings.
+func idsOf(found []diagnose.Finding) string {
+	return strings.Join(mapped(found, func(f diagnose.Finding) string { return f.ID }), ", ")
+}
+
+// doctorText names the problems and the notices.
 func (s *nodeStatus) doctorText() string {
 	text := "no problems"
 	if len(s.found(diagnose.SeverityFault)) > 0 {
 		text = "no other problems"
 	}
-	if n := len(s.found(diagnose.SeverityProblem)); n > 0 {
-		text = number(n, "problem") + ", above"
+	if problems := s.found(diagnose.SeverityProblem); len(problems) > 0 {
+		text = idsOf(problems) + ", see above"
 	}
 	if notices := s.found(diagnose.SeverityNotice); len(notices) > 0 {
-		ids := mapped(notices, func(f diagnose.Finding) string { return f.ID })
-		text += `; notices, which "doctor" explains: ` + strings.Join(ids, ", ")
+		text += `; notices, which "doctor" explains: ` + idsOf(notices)
 	}
 	return text
 }

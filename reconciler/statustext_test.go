@@ -4,7 +4,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,8 +52,8 @@ func healthyStatus() *nodeStatus {
 			chainOf("IP-MASQ-AGENT", policy.IPv6, "iptables (nft)", 3, map[string]uint64{"masquerade": 17, "exempt": 0}),
 		},
 		Sources: []sourceStatus{
-			{network, inForce, ago(75 * time.Hour)},
-			{agent, inForce, ago(3*time.Hour + 12*time.Minute)},
+			{network, inForce, ago(75 * time.Hour), []string{"/etc/cni/net.d/10-podnet.conflist"}},
+			{agent, inForce, ago(3*time.Hour + 12*time.Minute), []string{"/etc/config/ip-masq-agent"}},
 		},
 		Conflist: conflistStatus{Network: "podnet", File: "/etc/cni/net.d/10-podnet.conflist", Entry: true},
 	}
@@ -67,7 +69,10 @@ func brokenStatus() *nodeStatus {
 	s.Chains = append(s.Chains, chainOf(strings.Repeat("X", 24), policy.IPv4, "iptables (legacy)", 65536,
 		map[string]uint64{"masquerade": 12345678901, "exempt": 12345678901}))
 	s.Sources[1].State = invalid
-	s.Sources = append(s.Sources, sourceStatus{policy.SourceID{Kind: policy.Network, Name: strings.Repeat("n", 90)}, superseded, time.Time{}})
+	s.Sources = append(s.Sources, sourceStatus{policy.SourceID{Kind: policy.Network, Name: strings.Repeat("n", 90)}, superseded, time.Time{}, nil})
+	for i := range 6 {
+		s.Sources[1].Files = append(s.Sources[1].Files, fmt.Sprintf("/etc/config/ip-masq-agent-%d", i))
+	}
 	s.Conflist.Entry, s.Conflist.Managed = false, true
 	s.RepairsTotal = 31
 	s.Repairs = []metrics.Repair{{At: ago(2 * time.Second), By: `"iptables" (host pid 4711)`, Chains: []string{"IP-MASQ-AGENT"}, Missing: 6}}
@@ -107,12 +112,13 @@ func TestStatusText(t *testing.T) {
 	silent.Ready, silent.SettingsFrom = false, "from the defaults"
 	silent.Reconciler = reconcilerStatus{activeReconciler: activeReconciler{Running: true}, Error: "no answer in 2s"}
 	found := healthyStatus()
-	found.Findings, found.Pods = foundStatus(), podsStatus{Recorded: 12, Exempt: 3, WithoutRecord: 1}
+	found.Findings, found.Pods = foundStatus(), podsStatus{Recorded: 12, Exempt: 3, WithoutRecord: 1, listed: true}
 	nothing := &nodeStatus{
 		Plugin: pluginStatus{Error: "/opt/cni/bin/ip-masq is missing"}, SettingsFrom: "from the defaults", DataDir: "/var/lib/cni/ip-masq",
 		Conflist: conflistStatus{Error: "find the network in /etc/cni/net.d: no network there yet"},
 	}
 	agentFiles := healthyStatus()
+	agentFiles.Pods = podsStatus{Recorded: 4, listed: true}
 	agentFiles.Plugin, agentFiles.Conflist, agentFiles.Sources = pluginStatus{Path: agentFiles.Plugin.Path}, conflistStatus{}, agentFiles.Sources[1:]
 	unread := &nodeStatus{
 		unread: true, Findings: faultFindings([]reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("open directory /var/lib/cni/ip-masq: refused: bad")}}),
@@ -127,6 +133,13 @@ func TestStatusText(t *testing.T) {
 			t.Parallel()
 			golden.Check(t, filepath.Join("testdata", "status", name+".txt"), s.text(statusTime))
 		})
+	}
+	for _, width := range []int{80, 100} {
+		text := wrapped(brokenStatus().text(statusTime), width, labelWidth)
+		golden.Check(t, filepath.Join("testdata", "status", fmt.Sprintf("broken-%d.txt", width)), text)
+		if got, want := strings.Fields(text), strings.Fields(brokenStatus().text(statusTime)); !slices.Equal(got, want) {
+			t.Errorf("wrapped at %d, the screen has the words %q, want %q", width, got, want)
+		}
 	}
 	if n := strings.Count(healthyStatus().text(statusTime), "\n"); n > 20 {
 		t.Errorf("a healthy node has %d lines, more than 20", n)

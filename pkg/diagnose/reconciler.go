@@ -12,7 +12,7 @@ import (
 // Running is what is known of the reconciler of the node.
 type Running struct {
 	Active bool      // a process holds the instance lock of the dataDir
-	Seen   time.Time // when a reconciler last took or released that lock; zero if none did
+	Seen   time.Time // when a reconciler last made a sync; zero if none did
 	Err    error     // why the active one does not answer
 	// ManagesConflist tells that a plugin entry which is not inserted is one of its faults.
 	ManagesConflist bool
@@ -50,7 +50,7 @@ func reconcilerNotRunning(e *examination, f *Finding) {
 	switch {
 	case r == nil || r.Active:
 	case !r.Seen.IsZero():
-		f.add("no process holds the instance lock of %s; one last started or ended %s ago, at %s",
+		f.add("no process holds the instance lock of %s; a reconciler last made a sync %s ago, at %s",
 			policy.Quote(e.DataDir), Age(time.Since(r.Seen)), r.Seen.UTC().Format(time.RFC3339))
 	case len(e.State.Sources) > 0: // the plugin alone
 		f.Severity = SeverityNotice

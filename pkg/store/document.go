@@ -455,12 +455,12 @@ func (r *Reading) State() State {
 	return s
 }
 
-// damaged reports whether there is a document of this name, or the record, that cannot be used.
-func (f *folder) damaged(name string) bool {
-	var s State
-	now, err := f.document(name)
-	s.add(now)
-	return err == nil && len(s.Damaged) > 0
+// stored decodes the document of this name, or the record, if there is one that can be read.
+func (f *folder) stored(name string) (s State) {
+	if now, err := f.document(name); err == nil {
+		s.add(now)
+	}
+	return s
 }
 
 // add decodes a file.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -212,5 +213,30 @@ func TestWritten(t *testing.T) {
 	}
 	if at, err := d.Written(policy.SourceID{Kind: policy.AgentFiles}); err != nil || !at.IsZero() {
 		t.Errorf("what was never written: %v, %v", at, err)
+	}
+}
+
+// TestWrittenIsAboutThePolicy: a learned subnet keeps the time of the policy, another policy does not.
+func TestWrittenIsAboutThePolicy(t *testing.T) {
+	d := open(t)
+	l := lock(t, d)
+	source := newSource("podnet")
+	store1(t, l, source)
+	old := time.Now().Add(-time.Hour).Truncate(time.Second)
+	ok(t, os.Chtimes(d.DocumentPath(source.ID), old, old))
+	written := func() time.Time {
+		at, err := d.Written(source.ID)
+		ok(t, err)
+		return at
+	}
+	source.PodSubnets = append(source.PodSubnets, netip.MustParsePrefix("10.99.0.0/24"))
+	store1(t, l, source)
+	if at := written(); !at.Equal(old) {
+		t.Errorf("with a learned subnet, the policy is of %v, want %v", at, old)
+	}
+	source.Policy.NonMasqueradeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	store1(t, l, source)
+	if at := written(); !at.After(old) {
+		t.Errorf("another policy is as old as the former one: %v", at)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 
@@ -62,8 +63,19 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 		sources.close()
 		return nil, err
 	}
-	s.damaged = sources.damaged(name)
+	now := sources.stored(name)
+	s.damaged = len(now.Damaged) > 0
+	if len(now.Sources) == 1 && samePolicy(now.Sources[0], c) {
+		// Without its time, the policy would look newer; no more depends on it.
+		_ = sources.copyTime(name, s.temp)
+	}
 	return s, nil
+}
+
+// samePolicy reports whether documents of a source differ in the subnets of its pods alone.
+func samePolicy(a, b policy.Source) bool {
+	a.PodSubnets, b.PodSubnets = nil, nil
+	return reflect.DeepEqual(a, b)
 }
 
 // sources opens the directory of the documents. Without a dataDir, in a dry run, there is none.
@@ -231,8 +243,8 @@ func (l *Lock) PutRecord(r Record) error {
 	return errors.Join(err, s.Discard())
 }
 
-// Written returns when the document of a source was last written, by its mtime: the zero Time if there
-// is none.
+// Written returns when the policy of a source last changed: the mtime of its document, which learned subnets keep. It is
+// the zero Time if there is none.
 func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	info, err := os.Lstat(d.DocumentPath(src))
 	if err != nil {
@@ -249,7 +261,7 @@ func (l *Lock) Tidy(s State) error {
 	}
 	boot, err := l.dir.boot()
 	errs := []error{err, l.root.tidy(inDataDir), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources) })}
-	if len(s.Damaged) > 0 && l.root.damaged(recordFile) {
+	if len(s.Damaged) > 0 && len(l.root.stored(recordFile).Damaged) > 0 {
 		errs = append(errs, l.root.moveAside(recordFile))
 	}
 	if err == nil {
