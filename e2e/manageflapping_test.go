@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // confDirWatcher counts the inotify events of the conflist directory, as a runtime receives them.
@@ -147,4 +150,39 @@ func TestManageFlapping(t *testing.T) {
 	w.writeMainConflist(t, file, "podnet")
 	w.untilManaged(t, file)
 	t.Logf("%.1f MiB", w.wantMemory(t))
+}
+
+// TestManageFastWriter has another program write the conflist every 30 ms, renamed or in place. It checks that the
+// entry returns within 100 ms of each write, and that the reconciler reports the flapping.
+func TestManageFastWriter(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.writeMainConflist(t, mainFile, "podnet")
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.untilManaged(t, mainFile)
+	doc := n.mainConflist(t, "podnet")
+	for name, write := range map[string]func(){
+		"renamed":  func() { n.writeConflistFile(t, mainFile, doc) },
+		"in place": func() { must(t, os.WriteFile(filepath.Join(n.cni.ConfDir, mainFile), doc, 0o644)) },
+	} {
+		var without time.Duration // the longest time
+		last, written := time.Now(), time.Now()
+		for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(time.Millisecond) {
+			if n.hasPluginEntry(t, mainFile) {
+				last = time.Now()
+			}
+			without = max(without, time.Since(last))
+			if time.Since(written) > 30*time.Millisecond {
+				written = time.Now()
+				write()
+			}
+		}
+		t.Logf("%s: at most %s without the entry", name, without.Round(time.Millisecond))
+		if timelimit.Exceeded(without, 130*time.Millisecond) {
+			t.Errorf("%s: %s without the entry", name, without)
+		}
+		if d.metric(t, "conflist_flapping") != 1 {
+			t.Errorf("%s: the flapping is not reported", name)
+		}
+	}
 }

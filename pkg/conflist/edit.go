@@ -39,7 +39,9 @@ type Change struct {
 	Backup  string `json:"backup"` // of the file; "" if it was not written, or is new
 
 	BackupErr error `json:"-"` // why no backup was kept
-	Before    int   `json:"-"` // the number of plugin entries before
+	// NotExchanged is why the file was replaced in a way that can lose another program's write of the same instant.
+	NotExchanged error `json:"-"`
+	Before       int   `json:"-"` // the number of plugin entries before
 }
 
 // maxAttempts is how often an edit is tried while another program changes the file.
@@ -140,7 +142,7 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	if now == nil {
 		err = removeFile(ctx, c.Path, was)
 	} else {
-		err = replace(ctx, c.Path, model, was, now)
+		c.NotExchanged, err = replace(ctx, c.Path, model, was, now)
 	}
 	c.Wrote = err == nil
 	return c, err

@@ -67,33 +67,37 @@ type Problem struct {
 	Reason  string // conflist, or plugin for its binary; as /readyz says
 }
 
+// Restore inserts the entry again in the file that had it last, and does nothing else: the files may be incomplete
+// while another program writes them. It waits as Sync does.
+func (m *Manager) Restore(ctx context.Context) Status {
+	n, err := Find(m.Dir, m.Network)
+	var s Status
+	m.readEntry(&s)
+	if err != nil || m.Entry == nil || n.Path != m.network.Path || n.Entries > 0 || n.Generated || config.CheckPlugin(m.BinDir) != nil {
+		return s
+	}
+	now := time.Now()
+	m.seen(n, now)
+	if s.Next = m.tried.Add(m.wait); !now.Before(s.Next) {
+		s.Next = time.Time{}
+		err = m.insert(ctx, &s, n)
+	}
+	m.complete(&s, n, now, err, nil)
+	return s
+}
+
 // Sync inserts the entry if it is missing and may be inserted. It waits for other processes of ip-masq until
 // ctx ends.
 func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
-	if ends := m.flappingEnds(); !ends.IsZero() && now.After(ends) {
-		m.removals = nil
-	}
 	n, err := Find(m.Dir, m.Network)
 	var s Status
-	// Read after the conflist: an entry that is missing now is replaced by the present one.
-	if entry, err := m.ReadEntry(); err == nil {
-		m.Entry = entry
-	} else {
-		which := "the last good one"
-		if m.Entry == nil {
-			which = "none"
-		}
-		s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
-	}
+	m.readEntry(&s) // after the conflist: an entry that is missing now is replaced by the present one
 	if err == nil {
 		m.network, s.Present = n, n.Entries > 0
 	}
 	if err == nil || errors.Is(err, ErrNoNetworks) || errors.Is(err, ErrNetworkNotFound) {
-		if m.present && !s.Present {
-			m.removals = append(m.removals[max(0, len(m.removals)-flappingRemovals+1):], now)
-		}
-		m.present = s.Present
+		m.seen(n, now)
 	}
 	missing := config.CheckPlugin(m.BinDir)
 	switch {
@@ -106,14 +110,45 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	default:
 		err = m.insert(ctx, &s, n)
 	}
+	m.complete(&s, n, now, err, missing)
+	return s
+}
+
+// readEntry reads the entry to insert. Until it is valid the last good one is.
+func (m *Manager) readEntry(s *Status) {
+	entry, err := m.ReadEntry()
+	if err == nil {
+		m.Entry = entry
+		return
+	}
+	which := "the last good one"
+	if m.Entry == nil {
+		which = "none"
+	}
+	s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
+}
+
+// seen takes note of whether the network has the entry.
+func (m *Manager) seen(n Network, now time.Time) {
+	present := n.Entries > 0
+	if ends := m.flappingEnds(); !ends.IsZero() && now.After(ends) {
+		m.removals = nil
+	}
+	if m.present && !present {
+		m.removals = append(m.removals[max(0, len(m.removals)-flappingRemovals+1):], now)
+	}
+	m.present = present
+}
+
+// complete adds the problems, and whether the entry is flapping.
+func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing error) {
 	if ends := m.flappingEnds(); !now.After(ends) {
 		s.Flapping = true
 		if s.Next.IsZero() || ends.Before(s.Next) {
 			s.Next = ends.Add(1)
 		}
 	}
-	m.addProblems(&s, n, err, missing)
-	return s
+	m.addProblems(s, n, err, missing)
 }
 
 // flappingEnds returns when flapping ends, or ended, if the entry stays; zero if there was none.
@@ -128,6 +163,7 @@ func (m *Manager) flappingEnds() time.Time {
 
 // insert inserts the entry.
 func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
+	began := time.Now()
 	c, err := m.Insert(ctx)
 	now := time.Now()
 	m.wait = min(2*max(m.wait, minWait), maxWait)
@@ -137,7 +173,7 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	}
 	m.failure, m.tried = err, now
 	if err == nil {
-		m.present, s.Present = true, true
+		m.present, s.Present, m.tried = true, true, began
 	} else if !isContent {
 		s.Next = now.Add(m.wait)
 	}

@@ -54,8 +54,9 @@ func checkUnchanged(path string, was []byte) error {
 
 // replace replaces a file's text, which must be was, or returns errChanged. The process may be killed at any instant:
 // then the file is whole, old or new, and the next use of the directory removes the temporary file. The file gets the
-// mode and owner of the model. A symlink stays one: its target is replaced.
-func replace(ctx context.Context, path, model string, was, now []byte) error {
+// mode and owner of the model. A symlink stays one: its target is replaced. If the file system cannot exchange files,
+// refused says so: another program's write of the same instant can be lost then.
+func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to
 	}
@@ -64,14 +65,58 @@ func replace(ctx context.Context, path, model string, was, now []byte) error {
 	case errors.Is(err, fs.ErrNotExist):
 		err = errChanged
 	case err == nil:
-		err = stage(ctx, path, now, withModeOf(info), func(d *safefile.Dir, temp, name string) error {
+		err = stage(ctx, path, now, withModeOf(info), func(d *safefile.Dir, temp, name string) (err error) {
 			if err := checkUnchanged(path, was); err != nil {
 				return err
 			}
-			return d.Rename(temp, name)
+			if err = put(d, temp, name, was, now); errors.Is(err, errors.ErrUnsupported) {
+				refused, err = err, d.Rename(temp, name)
+			}
+			return err
 		})
 	}
-	return safefile.Error("replace", path, err)
+	return refused, safefile.Error("replace", path, err)
+}
+
+// put exchanges a temporary file, whose text is now, for the file of that name, whose text should be was. If another
+// program has written the file meanwhile, put exchanges them again, so that the file has that program's text, and
+// returns errChanged. That program may have written once more by then: the file that comes out last is always the one
+// that went in before.
+func put(d *safefile.Dir, temp, name string, was, now []byte) error {
+	if was == nil {
+		err := d.RenameNew(temp, name)
+		if errors.Is(err, fs.ErrExist) {
+			return errChanged
+		}
+		return err
+	}
+	const maxExchanges = 100 // each needs another write of that program
+	var before fs.FileInfo
+	in, err := d.Lstat(temp)
+	for i := 0; i < maxExchanges && err == nil; i++ {
+		if err = d.Exchange(temp, name); errors.Is(err, fs.ErrNotExist) { // removed by another program
+			return errChanged
+		}
+		if err != nil {
+			return err
+		}
+		var out fs.FileInfo
+		out, err = d.Lstat(temp)
+		switch {
+		case err != nil:
+		case i == 0 && holds(d.PathOf(temp), was):
+			return nil
+		case i == 1 && os.SameFile(out, before) && holds(d.PathOf(temp), now), i > 1 && os.SameFile(out, before):
+			return errChanged
+		}
+		before, in = in, out
+	}
+	return errors.Join(errChanged, err)
+}
+
+// holds reports whether a file has this text, and no program is about to write another one into it.
+func holds(path string, text []byte) bool {
+	return !safefile.IsWritten(path) && checkUnchanged(path, text) == nil
 }
 
 // stage writes a temporary file beside a path, and calls do with the names of both.

@@ -44,6 +44,9 @@ type Loop struct {
 	// SyncConflist, unless it is nil, syncs the conflist whenever this loop is active and more than rules may have
 	// changed.
 	SyncConflist func(context.Context) conflist.Status
+	// RestoreEntry, unless it is nil, inserts the plugin entry again where it was, as soon as a file has changed. Another
+	// program may still be writing the file, so everything else waits for SyncConflist.
+	RestoreEntry func(context.Context) conflist.Status
 	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
 	// failed, unless it is nil.
 	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
@@ -95,8 +98,9 @@ type (
 	syncRequested    struct{}
 
 	// The results of works, besides conflist.Status and publication.
-	sourcesRead struct{ sources *Sources }
-	synced      struct {
+	entryRestored conflist.Status
+	sourcesRead   struct{ sources *Sources }
+	synced        struct {
 		report  *Report // nil if the sync was interrupted, or if it would have failed again
 		touches int     // when it began
 		by      Writer
@@ -286,6 +290,11 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 			return p
 		}
 	case syncingConflist:
+		if s.restoreDue = never(); s.conflistDue.After(now) {
+			s.restoreBegan = now
+			do = func() event { return entryRestored(l.RestoreEntry(ctx)) }
+			break
+		}
 		s.conflistDue = never()
 		do = func() event { return l.SyncConflist(ctx) }
 	case reading:
@@ -347,15 +356,24 @@ func (l *Loop) handle(e event, now time.Time) {
 		}
 	case filesChanged:
 		s.files.Event(now)
+		if l.RestoreEntry != nil {
+			s.restoreDue = earlier(s.restoreDue, s.restoreBegan.Add(minInterval))
+		}
 	case syncRequested:
 		s.triggers.request = true
 	case publication:
 		s.running[publishing], s.published = time.Time{}, e
 	case conflist.Status:
-		e.Inserted += s.conflist.Inserted
-		s.running[syncingConflist], s.conflist, s.triggers.conflist = time.Time{}, &e, true
+		s.conflistSynced(e)
 		if !e.Next.IsZero() {
 			s.conflistDue = earlier(s.conflistDue, e.Next)
+		}
+	case entryRestored:
+		if s.running[syncingConflist] = (time.Time{}); !e.Next.IsZero() {
+			s.restoreDue = earlier(s.restoreDue, e.Next)
+		}
+		if e.Inserted > 0 {
+			s.conflistSynced(conflist.Status(e))
 		}
 	case sourcesRead:
 		s.running[reading], s.sources, s.triggers.read = time.Time{}, e.sources, true

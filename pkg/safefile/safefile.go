@@ -213,6 +213,35 @@ func (d *Dir) Rename(from, to string) error {
 	return Error("rename a file to", d.PathOf(to), d.root.Rename(from, to))
 }
 
+// Exchange exchanges two files in one step. Where the file system or the kernel cannot, the error is
+// an errors.ErrUnsupported.
+func (d *Dir) Exchange(a, b string) error { return d.rename(a, b, unix.RENAME_EXCHANGE) }
+
+// RenameNew renames a file unless there is one that has the new name, which is an fs.ErrExist.
+// errors.ErrUnsupported is as in Exchange.
+func (d *Dir) RenameNew(from, to string) error { return d.rename(from, to, unix.RENAME_NOREPLACE) }
+
+func (d *Dir) rename(from, to string, flags uint) error {
+	fd := int(d.file.Fd())
+	err := unix.Renameat2(fd, from, fd, to, flags)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
+		err = errors.ErrUnsupported
+	}
+	return Error("rename a file to", d.PathOf(to), err)
+}
+
+// IsWritten reports whether a program has a file open for writing. It is false where leases of files are not
+// allowed or not supported.
+func IsWritten(path string) bool {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }() // ends the lease
+	_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	return errors.Is(err, unix.EAGAIN)
+}
+
 // Remove removes a file or an empty directory. It is no error if there is none.
 func (d *Dir) Remove(name string) error {
 	if err := d.root.Remove(name); !errors.Is(err, fs.ErrNotExist) {
