@@ -30,7 +30,9 @@ var refusedAddress = netip.MustParseAddr("198.18.0.1")
 // kernel is the packet filter, the connections and the addresses of the simulated node. A caller sees each of its
 // methods that is part of a port as one effect, or as several where the real one makes several calls.
 type kernel struct {
-	effect func(text string, writes bool) error
+	effect    func(text string, writes bool) error
+	committed func(touched []string) // is told of each new generation, with the chains that it touched; "": an owned table
+	deletes   func(*connection)      // is told of each connection that a walk deletes
 
 	chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	leftovers  map[policy.Family]int // sets in the owned table that no rule uses
@@ -52,30 +54,29 @@ type kernel struct {
 // connection is a conntrack entry.
 type connection struct {
 	policy.Connection
-	pod *pod // that began it
-	at  int  // seq of the world
+	pod       *pod // that began it
+	container int
+	space     string
+	tampered  bool // it began while rules were wrong
 }
 
-func newKernel(effect func(string, bool) error) *kernel {
-	k := &kernel{effect: effect}
-	k.boot()
-	return k
-}
+func (c *connection) translated() bool { return c.ReplyDst != c.Src }
 
 // boot empties the kernel.
 func (k *kernel) boot() {
 	k.chains = map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{inNFTables: {}, inIPTables: {}, inLegacy: {}}
 	k.leftovers, k.guards, k.connections = map[policy.Family]int{}, nil, nil
 	k.generation.Number = 1
-	k.commit(&k.changes)
+	k.changes++
 	k.guardsSeen++
+	k.commit()
 }
 
-// commit counts a change.
-func (k *kernel) commit(of *int) {
-	k.generation.Number++
+// commit counts a commit of nf_tables, with the chains that it touched.
+func (k *kernel) commit(touched ...string) {
 	k.seq++
-	*of++
+	k.generation.Number++
+	k.committed(touched)
 }
 
 func (k *kernel) drivers() netfilter.Drivers {
@@ -114,6 +115,7 @@ func (k *kernel) Conntrack(ctx context.Context, judge *policy.ConnectionJudge) (
 	k.connections = slices.DeleteFunc(k.connections, func(c connection) bool {
 		chain, stale := judge.Judge(&c.Connection, k)
 		if stale {
+			k.deletes(&c)
 			deleted[policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(c.Src)}]++
 		}
 		return stale
@@ -162,9 +164,9 @@ func (k *kernel) packet(src, dst netip.Addr, out string) (o outcome) {
 		return g.Family == family && g.Bound != nil && k.inScope(&g, out) && !k.IsLocal(dst) &&
 			(within(src, g.Scope.Sources) && within(dst, g.Bound) || within(src, g.ExemptPods))
 	})
-	for _, chains := range k.chains {
-		for ref, c := range chains {
-			if ref.Family == family && !o.translated && !bound {
+	for _, choice := range []netfilter.Choice{inIPTables, inLegacy, inNFTables} {
+		for _, ref := range sortedRefs(k.chains[choice]) {
+			if c := k.chains[choice][ref]; ref.Family == family && !o.translated && !bound {
 				o.translated, o.from = k.walk(&c, src, dst, out)
 			}
 		}
@@ -349,7 +351,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 		for _, c := range of {
 			k.chains[b.c][policy.ChainFamily{Chain: c.Name, Family: f}] = cloned(c)
 		}
-		k.written(b.c)
+		k.written(b.c, of...)
 	}
 	return nil
 }
@@ -376,13 +378,19 @@ func rulesOf(c policy.Chain) policy.Chain {
 }
 
 // written counts a write.
-func (k *kernel) written(c netfilter.Choice) {
-	switch k.seq++; c {
+func (k *kernel) written(in netfilter.Choice, chains ...policy.Chain) {
+	switch in {
 	case inNFTables:
-		k.generation.Number++
 		k.changes++
+		k.commit("")
 	case inIPTables:
-		k.generation.Number++
+		var names []string
+		for _, c := range chains {
+			names = append(names, c.Name)
+		}
+		k.commit(names...)
+	default:
+		k.seq++
 	}
 }
 
@@ -439,15 +447,18 @@ func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, held *o
 	if err := b.k.effect(fmt.Sprintf("remove %v from %s", chains, b.c), true); err != nil {
 		return err
 	}
-	before := len(b.k.chains[b.c])
+	var removed []policy.Chain
 	for _, ref := range chains {
+		if _, is := b.k.chains[b.c][ref]; is {
+			removed = append(removed, policy.Chain{Name: ref.Chain})
+		}
 		delete(b.k.chains[b.c], ref)
 	}
 	if b.OwnsTables() {
 		b.k.leftovers = map[policy.Family]int{}
 	}
-	if len(b.k.chains[b.c]) != before {
-		b.k.written(b.c)
+	if len(removed) > 0 {
+		b.k.written(b.c, removed...)
 	}
 	return nil
 }
@@ -524,7 +535,8 @@ func (d *nftDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from 
 		return netfilter.ErrChanged
 	}
 	d.k.guards = slices.Clone(desired)
-	d.k.commit(&d.k.guardsSeen)
+	d.k.guardsSeen++
+	d.k.commit("")
 	return nil
 }
 

@@ -23,16 +23,20 @@ import (
 )
 
 const (
-	dataDir = "/var/lib/cni/ip-masq"
-	confDir = "/etc/cni/net.d"
+	dataDir    = "/var/lib/cni/ip-masq"
+	confDir    = "/etc/cni/net.d"
+	agentDir   = "/etc/config"
+	pluginFile = "/etc/ip-masq/plugin.toml"
 )
 
 // network is a network and what the scenario knows of its policy.
 type network struct {
 	*netSpec
 	conf   *version // in its conflist, nil without one
+	bad    bool     // its file cannot be parsed
 	since  int      // seq of its last change
 	claims []claim
+	nobody *pod // an address that no pod has; it runs as soon as the policy of the network is in force
 }
 
 // claim is a policy that may be in force because a process has, or may have, stored it.
@@ -49,7 +53,6 @@ type pod struct {
 	space     string
 	addresses []netip.Addr
 	phase     phase
-	since     int // seq of the end of its ADD
 	entry     *version
 
 	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
@@ -81,51 +84,86 @@ func (w *world) do(o *op) {
 		p = w.ask(o, n)
 	case "gc":
 		p = w.gc(o, n)
-	case "sync":
-		p = w.sync(o)
+	case "once":
+		p = w.once(o)
+	case "run":
+		p = w.run(o)
+		w.pass(time.Duration(o.number)*time.Millisecond, true)
+	case "stop":
+		for _, p := range w.reconcilers()[:min(1, len(w.reconcilers()))] {
+			p.stop()
+		}
+	case "agree":
+		w.agree(n)
 	case "conflist":
 		w.setConf(n, n.versions[o.version])
 	case "no conflist":
 		w.setConf(n, nil)
+	case "bad file":
+		w.setConf(n, nil)
+		w.machine.WriteFile(n.file(), "{")
+		n.bad = true
 	case "quiet":
-		w.quiet(o)
+		w.quiet()
 	case "wait":
-		w.until(func() bool { return !slices.ContainsFunc(w.running, func(p *process) bool { return !p.ended() }) })
+		w.until(w.idle)
 	default:
 		w.disturb(o)
 	}
-	if p != nil && o.wait {
+	if p != nil && o.wait && p.reconciler == nil {
 		w.until(p.ended)
 	}
 }
 
-func (w *world) setConf(n *network, v *version) {
-	w.seq++
-	path := fmt.Sprintf("%s/1%d-%s.conflist", confDir, n.number, n.name)
-	if n.conf, n.since = v, w.seq; v == nil {
-		w.machine.Remove(path)
-	} else {
-		text, err := json.Marshal(map[string]any{
-			"cniVersion": "1.1.0", "name": n.name, "plugins": []any{map[string]any{"type": "bridge"}, v.keys()},
-		})
-		if err != nil {
-			panic(err)
-		}
-		w.machine.WriteFile(path, string(text))
+// idle reports whether no process runs but reconcilers.
+func (w *world) idle() bool {
+	return !slices.ContainsFunc(w.running, func(p *process) bool { return !p.ended() && p.reconciler == nil })
+}
+
+func (n *network) file() string {
+	if n.agent {
+		return agentDir + "/ip-masq-agent"
 	}
+	return fmt.Sprintf("%s/1%d-%s.conflist", confDir, n.number, n.name)
+}
+
+func (w *world) setConf(n *network, v *version) {
+	w.disturbed()
+	n.conf, n.bad, n.since = v, false, w.seq
+	switch {
+	case v == nil:
+		w.machine.Remove(n.file())
+	case n.agent:
+		keys := v.keys()
+		delete(keys, "type")
+		w.machine.WriteFile(n.file(), marshal(keys))
+	default:
+		w.machine.WriteFile(n.file(), marshal(map[string]any{
+			"cniVersion": "1.1.0", "name": n.name, "plugins": []any{map[string]any{"type": "bridge"}, v.keys()},
+		}))
+	}
+	w.filesChanged()
 	for _, p := range w.running {
-		if v != nil && !p.ended() && (p.op.kind == "sync" || w.harmed()) { // it may read this one
-			n.claims = append(n.claims, claim{v, p})
+		if !p.ended() && (p.op.kind == "once" || p.reconciler != nil || w.harmed()) { // it may read this one
+			w.mayRead(p)
 		}
 	}
 	w.note("conflist of %s is %s", n.name, v)
+}
+
+func marshal(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
 }
 
 // plugin returns the plugin as a process of its own.
 func (w *world) plugin(p *process, out io.Writer) *cniplugin.Plugin {
 	return &cniplugin.Plugin{
 		Drivers: w.kernel.drivers(), Program: "program", Version: "v1", Generation: w.kernel.Generation, Addresses: w.kernel.Addresses,
-		Conntrack: w.kernel.Conntrack, PluginFile: "/etc/ip-masq/plugin.toml", LockWait: 10 * time.Second, Stdout: out, Stderr: &p.stderr,
+		Conntrack: w.kernel.Conntrack, PluginFile: pluginFile, LockWait: 10 * time.Second, Stdout: out, Stderr: &p.stderr,
 	}
 }
 
@@ -139,11 +177,7 @@ func stdin(v *version, n *network, more map[string]any) []byte {
 	for key, value := range more {
 		keys[key] = value
 	}
-	text, err := json.Marshal(keys)
-	if err != nil {
-		panic(err)
-	}
-	return text
+	return []byte(marshal(keys))
 }
 
 // args returns the arguments for a container of a pod.
@@ -174,7 +208,7 @@ func codeOf(err error) uint {
 
 func (w *world) add(o *op, n *network, v *version) *process {
 	pod := w.pods[o.pod]
-	if v == nil || pod.phase == starting || pod.phase == stopping || w.runs("gc", n) {
+	if v == nil || n.agent || pod.phase == starting || pod.phase == stopping || w.runs("gc", n) {
 		return nil
 	}
 	if pod.phase == running && o.number < 4 && pod.entry != nil { // the runtime repeats the ADD
@@ -184,10 +218,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		pod.net, pod.space = n, spaces[o.number%len(spaces)]
 	}
 	pod.phase, pod.entry = starting, v
-	pod.addresses = []netip.Addr{n.address(false, pod.number).Addr()}
-	if v.chain.ipv6 {
-		pod.addresses = append(pod.addresses, n.address(true, pod.number).Addr())
-	}
+	pod.addresses = n.addresses(pod.number)
 	container := pod.container
 	args := w.args(pod, v, n, container)
 	var out strings.Builder
@@ -200,14 +231,14 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		pod.phase = gone
 		if p.returned && p.err == nil {
 			w.counts["ADD passed"]++
-			pod.phase, pod.since = running, w.seq
+			pod.phase = running
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod)
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
 		}
 		w.resolve(n, p, v)
-		w.judgeADD(p, v)
+		w.judgeADD(p, v, pod)
 	})
 	p.network = n
 	n.claims = append(n.claims, claim{v, p})
@@ -231,10 +262,11 @@ func (w *world) resolve(n *network, p *process, v *version) {
 	case p.err == nil:
 		if w.healthy(p) {
 			w.written(n)
+			n.nobody.phase = running
 		}
 		if !w.harmed() { // or the chains stay as they are
 			if w.repaired(p); v == n.conf && n.since < p.start {
-				n.settle(p, v)
+				w.settle(n, p, v)
 			}
 		}
 	case codeOf(p.err) == 7 || codeOf(p.err) == 11:
@@ -251,11 +283,19 @@ func (w *world) written(n *network) {
 func (w *world) harmed() bool { return len(w.book.harmed) > 0 }
 
 // settle takes note that a process has stored a policy: only those that ran at the same time can have stored another one.
-func (n *network) settle(p *process, v *version) {
-	n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.v != v && (c.p == nil || c.p.ended() && c.p.end < p.start) })
+func (w *world) settle(n *network, p *process, v *version) {
+	n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.v != v && (c.p == nil || !c.p.beside(p)) })
 	if !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == v }) {
 		n.claims = append(n.claims, claim{v, p})
 	}
+}
+
+// beside reports whether a process ran while another one did, which has just ended.
+func (p *process) beside(q *process) bool {
+	if p.reconciler != nil {
+		return p.last > q.start || slices.Contains(q.midway, p)
+	}
+	return !p.ended() || p.end > q.start
 }
 
 func (w *world) del(o *op) *process {
@@ -281,7 +321,7 @@ func (w *world) del(o *op) *process {
 }
 
 func (w *world) gc(o *op, n *network) *process {
-	if w.runs("add", n) || w.runs("stale add", n) { // a runtime does not call it meanwhile
+	if n.agent || w.runs("add", n) || w.runs("stale add", n) { // a runtime does not call it meanwhile
 		return nil
 	}
 	valid := []types.GCAttachment{}
@@ -301,7 +341,7 @@ func (w *world) gc(o *op, n *network) *process {
 // ask starts a CHECK or a STATUS.
 func (w *world) ask(o *op, n *network) *process {
 	pod := w.pods[o.pod]
-	if o.kind == "check" && pod.phase != running || o.kind == "status" && n.conf == nil {
+	if o.kind == "check" && pod.phase != running || o.kind == "status" && (n.conf == nil || n.agent) {
 		return nil
 	}
 	var args *skel.CmdArgs
@@ -322,50 +362,49 @@ func (w *world) ask(o *op, n *network) *process {
 		if w.alone(p) && p.returned && (written != w.machine.Writes || seq != w.kernel.seq) {
 			w.object("%s writes", p.Name)
 		}
+		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running {
+			w.objectTo(pod, false)
+		}
 	})
 }
 
 // alone reports whether no other process ran at the same time.
 func (w *world) alone(p *process) bool {
-	return !slices.ContainsFunc(w.running, func(q *process) bool { return q != p && (!q.ended() || q.end > p.start) })
+	return w.book.disrupted < p.start && !slices.ContainsFunc(w.running, func(q *process) bool { return q != p && q.beside(p) })
 }
 
 // node returns the reconciler's node.
 func (w *world) node() *reconcile.Node {
 	s := config.DefaultSettings()
 	s.DataDir, s.CNIConfDir = dataDir, confDir
-	n := reconcile.Open(s, "/etc/ip-masq/plugin.toml", w.kernel.drivers())
+	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.agent }) {
+		s.AgentConfigDir = agentDir
+	}
+	n := reconcile.Open(s, pluginFile, w.kernel.drivers())
 	n.Version, n.Conntrack, n.Addresses = "v1", w.kernel.Conntrack, w.kernel.Addresses
 	return n
 }
 
-func (w *world) sync(o *op) *process {
+// once starts one sync, as a command does.
+func (w *world) once(o *op) *process {
 	confs := map[*network]*version{}
 	var report *reconcile.Report
-	node := w.reconciler
-	if w.reconciler = nil; node == nil { // or another process has it
-		node = w.node()
-	}
+	node := w.node()
 	p := w.start(o, func(*process) error {
-		generation := w.kernel.generation.Number
 		report = node.Sync(context.Background(), node.Read())
-		if report.Rules != nil && report.Rules.InSync() && report.Ready() && report.Result == reconcile.Unchanged && generation == w.kernel.generation.Number {
-			node.Publish(report, generation)
-		}
 		return nil
 	}, func(p *process) {
 		w.counts["sync"]++
 		if !p.returned {
 			return
 		}
-		w.reconciler = node
 		for _, problem := range report.Problems {
 			w.note("  problem: %s %s %s: %v", problem.Reason, problem.Source, problem.Chain, problem.Err)
 		}
 		for _, warning := range report.Warnings {
 			w.note("  warning: %v", warning)
 		}
-		healthy := !slices.ContainsFunc(report.Problems, func(p reconcile.Problem) bool { return p.Reason != reconcile.ReasonPlugin })
+		healthy := report.Ready() || w.excused(report)
 		if healthy && w.healthy(p) {
 			for n, v := range confs {
 				if v != nil && n.conf == v && n.since < p.start {
@@ -377,38 +416,63 @@ func (w *world) sync(o *op) *process {
 			}
 			for n, v := range confs {
 				if n.conf == v && n.since < p.start && v != nil {
-					n.settle(p, v)
+					w.settle(n, p, v)
 				}
 			}
 		}
 		w.judgeSync(p, healthy, report)
 	})
 	for _, n := range w.networks {
-		if confs[n] = n.conf; n.conf != nil {
-			n.claims = append(n.claims, claim{n.conf, p})
-		} else if w.unused(n) {
-			n.claims = append(n.claims, claim{nil, p})
-		}
+		confs[n] = n.conf
 	}
+	w.mayRead(p)
 	return p
 }
 
+// unused reports whether a network may be dropped.
 func (w *world) unused(n *network) bool {
-	return !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p.phase != gone })
+	return !n.agent && !w.bad() && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone })
+}
+
+// bad reports whether a file of the configuration cannot be parsed.
+func (w *world) bad() bool {
+	return slices.ContainsFunc(w.networks, func(n *network) bool { return n.bad })
 }
 
 // disturb is what other programs, disks and time do.
 func (w *world) disturb(o *op) {
-	w.seq++
+	w.disturbed()
+	w.book.disrupted = w.seq
 	k, m := w.kernel, w.machine
 	w.note("%s", o)
+	w.disturbing = true
+	defer func() { w.disturbing = false }()
 	switch o.kind {
 	case "commit":
-		k.generation.Number++
+		k.commit()
+		k.seq-- // it changes nothing of ours
 	case "tamper":
 		w.tamper(o.number)
+	case "fight":
+		for range 2 + 5*o.number {
+			w.tamper(o.number)
+			w.disturbing = false
+			w.pass(time.Duration(1+o.number)*10*time.Millisecond, !o.wait)
+			w.disturbing = true
+		}
+		w.book.fought = time.Now()
 	case "sleep":
-		time.Sleep([]time.Duration{time.Millisecond, 50 * time.Millisecond, time.Second, 3 * time.Second, 11 * time.Second, time.Minute, 11 * time.Minute, time.Hour}[o.number])
+		w.disturbing = false
+		w.pass([]time.Duration{time.Millisecond, 50 * time.Millisecond, time.Second, 3 * time.Second, 11 * time.Second, time.Minute, 4 * time.Minute, 11 * time.Minute}[o.number], !o.wait)
+	case "address":
+		a := nodeAddresses[2+o.number%3]
+		if i := slices.Index(k.addresses, a); i >= 0 {
+			k.addresses = slices.Delete(slices.Clone(k.addresses), i, i+1)
+		} else {
+			k.addresses = append(slices.Clip(k.addresses), a)
+		}
+		w.book.addressed = w.seq
+		w.tell(func(p *process) { p.loop.AddressesChanged() })
 	case "connect":
 		if p := w.pods[o.pod]; p.phase == running {
 			w.connect(p, o.number)
@@ -418,7 +482,7 @@ func (w *world) disturb(o *op) {
 		w.fault()
 		w.counts["disk faults"]++
 	case "refuse", "accept":
-		k.refuses = o.kind == "refuse"
+		k.refuses, k.noGuards = o.kind == "refuse" && o.number < 6, o.kind == "refuse" && o.number >= 6
 		w.fault()
 	case "reboot":
 		w.reboot()
@@ -438,7 +502,6 @@ func (w *world) reboot() {
 		}
 	}
 	w.kernel.boot()
-	w.reconciler = nil
 	w.boot()
 	for _, p := range w.pods {
 		p.phase = gone
@@ -454,7 +517,11 @@ func (w *world) reboot() {
 }
 
 func (w *world) document(n *network) string {
-	return w.node().Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: n.name})
+	id := policy.SourceID{Kind: policy.Network, Name: n.name}
+	if n.agent {
+		id = policy.SourceID{Kind: policy.AgentFiles}
+	}
+	return w.node().Dir.DocumentPath(id)
 }
 
 // harm damages or removes a file of the dataDir.
@@ -470,6 +537,7 @@ func (w *world) harm(o *op) {
 	case 3:
 		file = dataDir + "/sources"
 	}
+	w.book.recordsLost = true
 	text, is := w.machine.ReadFile(file)
 	w.book.recordLost = w.book.recordLost || o.number < 2
 	switch {
@@ -492,14 +560,14 @@ func (w *world) harm(o *op) {
 // tamper changes owned rules as another program may do.
 func (w *world) tamper(number int) {
 	k := w.kernel
-	for _, c := range []struct {
-		of map[policy.ChainFamily]policy.Chain
-	}{{k.chains[inNFTables]}, {k.chains[inIPTables]}, {k.chains[inLegacy]}} {
-		for _, ref := range sortedRefs(c.of) {
-			chain := cloned(c.of[ref])
+	touched := []string{""}
+	for _, of := range []map[policy.ChainFamily]policy.Chain{k.chains[inNFTables], k.chains[inIPTables], k.chains[inLegacy]} {
+		for _, ref := range sortedRefs(of) {
+			chain := cloned(of[ref])
+			touched = append(touched, ref.Chain)
 			switch number {
 			case 0, 1:
-				delete(c.of, ref)
+				delete(of, ref)
 				continue
 			case 2, 3:
 				chain.Jumps = nil
@@ -508,7 +576,7 @@ func (w *world) tamper(number int) {
 			case 5:
 				chain.Rules = slices.Insert(chain.Rules, 0, policy.Rule{Verdict: policy.Masquerade})
 			}
-			c.of[ref] = chain
+			of[ref] = chain
 		}
 	}
 	if number == 6 || number == 0 {
@@ -521,9 +589,9 @@ func (w *world) tamper(number int) {
 		k.guardsSeen++
 	}
 	k.changes++
-	k.generation.Number++
-	k.seq++
-	w.book.tampered = w.seq
+	k.commit(touched...)
+	w.disturbed()
+	w.book.tampered, w.book.disrupted = w.seq, w.seq
 	w.counts["tampers"]++
 }
 
@@ -538,9 +606,16 @@ func (w *world) connect(p *pod, number int) {
 	if o.dropped {
 		return
 	}
-	c := connection{Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, at: w.seq}
-	if o.translated {
-		c.ReplyDst = w.kernel.addresses[0].Address
+	c := connection{
+		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space, tampered: w.book.tampered > 0,
+	}
+	if c.ReplyDst = src; o.translated {
+		c.ReplyDst = o.from
+		for _, a := range nodeAddresses[:2] {
+			if !o.from.IsValid() && a.Address.Is4() == src.Is4() {
+				c.ReplyDst = a.Address
+			}
+		}
 	}
 	w.kernel.connections = append(w.kernel.connections, c)
 }

@@ -33,7 +33,7 @@ var harmless = []string{"unix.Errno", "unix.NsecToTimespec"}
 
 // buildSimulation builds this test for the simulated machine and returns the program: the files of the product are as
 // they are, but for the calls of the functions that package system has.
-func buildSimulation(t *testing.T) string {
+func buildSimulation(t *testing.T, program string) string {
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,9 @@ func buildSimulation(t *testing.T) string {
 	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(dir, "simulation")
+	if program == "" {
+		program = filepath.Join(dir, "simulation")
+	}
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the simulation: %v\n%s", err, out)

@@ -8,7 +8,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
+
+// most is how many pods there are.
+const most = 8
 
 // scenario is everything that a seed decides but the order of effects.
 type scenario struct {
@@ -25,16 +30,23 @@ type scenario struct {
 type chainSpec struct {
 	name, backend, guard, stale string
 	enforceExempt, ipv6, scoped bool
+	outputs                     []netip.Prefix
 }
 
+func (c *chainSpec) String() string {
+	return fmt.Sprintf("%s (backend %q, guard %q, stale %q, enforceExempt %v, IPv6 %v, scoped %v, outputs %v)",
+		c.name, c.backend, c.guard, c.stale, c.enforceExempt, c.ipv6, c.scoped, c.outputs)
+}
+
+// netSpec is a source: a network, or the agent files.
 type netSpec struct {
 	name     string
-	chain    int
+	agent    bool
 	number   int
 	versions []*version
 }
 
-// version is one policy of a network.
+// version is one policy of a source.
 type version struct {
 	net     *netSpec
 	chain   *chainSpec
@@ -71,9 +83,9 @@ func (o *op) String() string {
 		text += fmt.Sprintf(" pod%d", o.pod)
 	case "conflist":
 		text += fmt.Sprintf(" net%d/%d", o.net, o.version)
-	case "gc", "no conflist", "status":
+	case "gc", "no conflist", "bad file", "status", "agree":
 		text += fmt.Sprintf(" net%d", o.net)
-	case "tamper", "sleep", "damage", "lose", "connect":
+	case "tamper", "fight", "sleep", "damage", "lose", "connect", "address":
 		text += fmt.Sprintf(" %d", o.number)
 	}
 	if o.kill > 0 {
@@ -97,6 +109,12 @@ var (
 	destinations = addressList("8.8.8.8 10.1.1.1 10.20.1.1 10.20.30.1 10.20.30.65 192.0.2.1 192.0.2.129 172.16.0.1 192.168.1.1 " +
 		"169.254.1.1 198.18.0.1 2001:db8:1::1 fd00:1:1::1 fd00:1:2::1 2001:db8:8::1")
 	spaces = []string{"", "system", "web"}
+	// nodeAddresses are those of the node: the first of each family is what MASQUERADE takes, the others come and go.
+	nodeAddresses = []policy.NodeAddress{
+		{Address: netip.MustParseAddr("198.51.100.7"), Interface: "eth0", Up: true}, {Address: netip.MustParseAddr("2001:db8:ffff::7"), Interface: "eth0", Up: true},
+		{Address: netip.MustParseAddr("198.51.101.8"), Interface: "eth0", Up: true}, {Address: netip.MustParseAddr("203.0.113.9"), Interface: "lo", Shared: true, Up: true},
+		{Address: netip.MustParseAddr("2001:db8:fffe::7"), Interface: "eth0", Up: true},
+	}
 )
 
 func prefixList(s string) (all []netip.Prefix) {
@@ -130,6 +148,15 @@ func (n *netSpec) address(ipv6 bool, host int) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.%d/24", n.number, host+2))
 }
 
+// addresses returns those of a pod.
+func (n *netSpec) addresses(host int) []netip.Addr {
+	all := []netip.Addr{n.address(false, host).Addr()}
+	if n.versions[0].chain.ipv6 {
+		all = append(all, n.address(true, host).Addr())
+	}
+	return all
+}
+
 // keys returns the version as keys of a plugin entry.
 func (v *version) keys() map[string]any {
 	c := v.chain
@@ -142,6 +169,9 @@ func (v *version) keys() map[string]any {
 	put("backend", c.backend)
 	put("guard", c.guard)
 	put("staleConnections", c.stale)
+	if c.outputs != nil {
+		keys["outputAddresses"] = c.outputs
+	}
 	if c.enforceExempt {
 		keys["enforceExempt"] = true
 	}
@@ -177,26 +207,32 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 func newScenario(seed uint64) *scenario {
 	r := rand.New(rand.NewPCG(seed, 1))
 	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0}
-	names := []string{"IP-MASQ-AGENT", "SECOND", "THIRD"}
-	for i := range 1 + r.IntN(2) {
-		c := chainSpec{
-			name: names[i], backend: pick(r, "", "", "nftables", "nftables", "iptables"), guard: pick(r, "", "", "count", "drop", "drop"),
-			stale: pick(r, "", "keep", "reset"), enforceExempt: r.IntN(4) == 0, ipv6: r.IntN(2) == 0, scoped: r.IntN(2) == 0,
-		}
-		if !s.tables && c.backend == "iptables" {
-			c.backend = ""
-		}
-		s.chains = append(s.chains, c)
+	for _, name := range []string{"IP-MASQ-AGENT", "SECOND"}[:1+r.IntN(2)] {
+		s.chains = append(s.chains, s.chain(r, chainSpec{name: name, ipv6: r.IntN(2) == 0, scoped: r.IntN(2) == 0}))
 	}
-	spaced := r.IntN(2) == 0
-	for i := range 1 + r.IntN(3) {
-		n := netSpec{name: fmt.Sprintf("net%d", i), number: i, chain: r.IntN(len(s.chains))}
-		s.nets = append(s.nets, n)
+	spaced, sources := r.IntN(2) == 0, map[string]int{}
+	of := make([]*chainSpec, 1+r.IntN(3), 4)
+	for i := range of {
+		s.nets = append(s.nets, netSpec{name: fmt.Sprintf("net%d", i), number: i})
+	}
+	if r.IntN(3) == 0 {
+		s.nets, of = append(s.nets, netSpec{name: "agent", agent: true, number: len(of)}), append(of, nil)
+	}
+	for i := range of {
+		of[i] = &s.chains[r.IntN(len(s.chains))]
+		sources[of[i].name]++
 	}
 	for i := range s.nets {
 		n := &s.nets[i]
+		moves := sources[of[i].name] == 1 && r.IntN(2) == 0
 		for number := range 3 {
-			v := &version{net: n, chain: &s.chains[n.chain], number: number}
+			v := &version{net: n, chain: of[i], number: number}
+			if moves { // its versions need not agree with anybody
+				c := s.chain(r, *of[i])
+				if v.chain = &c; r.IntN(4) == 0 {
+					c.name += "-MOVED"
+				}
+			}
 			v.exempt = v.marks()
 			for _, p := range exemptions {
 				if r.IntN(3) == 0 && (p.Addr().Is4() || v.chain.ipv6) {
@@ -222,12 +258,34 @@ func newScenario(seed uint64) *scenario {
 	return s
 }
 
+// chain chooses what a chain may change.
+func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
+	c.backend, c.guard = pick(r, "", "", "nftables", "nftables", "iptables"), pick(r, "", "", "count", "drop", "drop")
+	c.stale, c.enforceExempt = pick(r, "", "keep", "reset"), r.IntN(4) == 0
+	if !s.tables && c.backend == "iptables" {
+		c.backend = ""
+	}
+	if c.outputs = nil; r.IntN(4) == 0 {
+		c.outputs = pick(r, prefixList("203.0.113.0/24"), prefixList("198.51.101.0/24 203.0.113.9/32 198.51.100.7/32"))
+		if c.ipv6 {
+			c.outputs = append(c.outputs, prefixList("2001:db8:fffe::/64")...)
+		}
+	}
+	return c
+}
+
 // plan makes the operations.
 func (s *scenario) plan(r *rand.Rand) {
 	add := func(o op) { s.ops = append(s.ops, &o) }
 	kinds := []string{
-		"add", "add", "add", "add", "add", "add", "del", "del", "conflist", "conflist", "sync", "sync", "gc", "check", "status",
-		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait",
+		"add", "add", "add", "add", "add", "add", "del", "del", "conflist", "conflist", "once", "gc", "check", "status", "agree",
+		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait", "bad file", "address",
+	}
+	if r.IntN(2) == 0 {
+		kinds = append(kinds, "run", "run", "stop", "sleep", "fight")
+		add(op{kind: "run"})
+	} else {
+		kinds = append(kinds, "once")
 	}
 	if r.IntN(2) == 0 { // a world with disks that fail
 		kinds = append(kinds, "disk full", "disk read-only", "disk broken", "disk good", "reboot", "reboot", "damage", "lose", "no conflist", "refuse", "accept")
@@ -237,7 +295,7 @@ func (s *scenario) plan(r *rand.Rand) {
 		add(op{kind: "conflist", net: i, wait: true})
 	}
 	for range 4 + r.IntN(16) {
-		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(8), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
+		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(most), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
 		if killing && r.IntN(4) == 0 {
 			o.kill = 1 + r.IntN(150)
 		}
@@ -253,6 +311,9 @@ func (s *scenario) plan(r *rand.Rand) {
 				o.kind = "wait"
 			}
 		}
+		if s.nets[o.net].agent && o.kind != "conflist" && o.kind != "bad file" && o.kind != "damage" {
+			o.net = 0
+		}
 		add(o)
 	}
 	add(op{kind: "quiet", wait: true})
@@ -261,9 +322,6 @@ func (s *scenario) plan(r *rand.Rand) {
 func (s *scenario) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v)\n", s.seed, s.tables, s.legacy)
-	for _, c := range s.chains {
-		fmt.Fprintf(&b, "chain %+v\n", c)
-	}
 	for i := range s.nets {
 		n := &s.nets[i]
 		used := func(number int) bool {
@@ -271,7 +329,7 @@ func (s *scenario) String() string {
 		}
 		for _, v := range n.versions {
 			if used(v.number) {
-				fmt.Fprintf(&b, "%s in %s: exempt %v masquerade %v namespaces %v\n", v, v.chain.name, v.exempt, v.masq, v.spaces)
+				fmt.Fprintf(&b, "%s in %s: exempt %v masquerade %v namespaces %v\n", v, v.chain, v.exempt, v.masq, v.spaces)
 			}
 		}
 	}

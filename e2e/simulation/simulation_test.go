@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -16,15 +15,17 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/e2e/simulation/system"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 var (
 	seedFlag     = flag.Uint64("seed", 0, "replay this seed; 0: new seeds")
-	durationFlag = flag.Duration("duration", 0, "how long to run new seeds")
+	durationFlag = flag.Duration("duration", 0, "how long to run new seeds, in time of a processor")
 	knownFlag    = flag.String("known", "", "regular expression of objections that are known, for a search beside them")
 	withoutFlag  = flag.String("without", "", "operations to leave out, and fail")
+	programFlag  = flag.String("program", "", "keep the simulation as this program, and run nothing; it has the same flags")
 	verboseFlag  = flag.Bool("effects", false, "print every effect of the seed")
 )
 
@@ -34,9 +35,13 @@ const child = "IPMASQ_SIMULATION"
 // TestSimulation runs scenarios on a simulated machine. See doc.go.
 func TestSimulation(t *testing.T) {
 	if os.Getenv(child) == "" {
-		cmd := exec.CommandContext(t.Context(), buildSimulation(t), "-test.run=^TestSimulation$", fmt.Sprintf("-test.v=%v", testing.Verbose()), "-test.timeout=0",
+		program := buildSimulation(t, *programFlag)
+		if *programFlag != "" {
+			return
+		}
+		cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$", fmt.Sprintf("-test.v=%v", testing.Verbose()), "-test.timeout=0",
 			fmt.Sprintf("-seed=%d", *seedFlag), fmt.Sprintf("-duration=%s", *durationFlag), fmt.Sprintf("-effects=%v", *verboseFlag), "-known="+*knownFlag, "-without="+*withoutFlag)
-		cmd.Env = append(os.Environ(), child+"=1")
+		cmd.Env = append(os.Environ(), child+"=1", "GOMAXPROCS=1") // so that a seed replays
 		out, err := cmd.CombinedOutput()
 		if t.Logf("%s", out); err != nil {
 			t.Fatal(err)
@@ -50,23 +55,40 @@ func TestSimulation(t *testing.T) {
 	first := uint64(time.Now().UnixNano() / 1000)
 	t.Logf("first seed %d", first)
 	counts := map[string]int{}
-	began := time.Now()
-	for seed := first; time.Since(began) < *durationFlag; seed++ {
+	const replayed = 50 // one seed in so many
+	for seed := first; processorTime() < *durationFlag; seed++ {
 		w := simulate(t, newScenario(seed))
 		counts["runs"]++
 		counts["effects"] += w.effects
+		if seed%replayed == 0 {
+			counts["replayed"]++
+			if again := simulate(t, newScenario(seed)); !slices.Equal(again.trace, w.trace) {
+				t.Fatalf("seed %d does not replay:\n%s", seed, firstDifference(w.trace, again.trace))
+			}
+		}
 		for what, n := range w.counts {
 			counts[what] += n
 		}
 		if w.objection != "" && *knownFlag != "" && regexp.MustCompile(*knownFlag).MatchString(w.objection) {
-			counts["known: "+reason(w.objection)]++
+			if counts["known: "+reason(w.objection)]++; counts["known: "+reason(w.objection)] == 1 {
+				t.Logf("seed %d: %s", seed, w.objection)
+			}
 		} else if w.objection != "" {
-			t.Logf("after %s and %v", time.Since(began).Round(time.Millisecond), counts)
+			t.Logf("after %s and %v", processorTime().Round(time.Millisecond), counts)
 			report(t, w)
 			return
 		}
 	}
 	t.Logf("%v", counts)
+}
+
+// processorTime returns how long this program has run.
+func processorTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func report(t *testing.T, w *world) {
@@ -105,7 +127,10 @@ func shrink(t *testing.T, w *world) *world {
 		}
 		for i := range w.scenario.ops {
 			simpler := *w.scenario.ops[i]
-			simpler.kill, simpler.fail, simpler.wait = 0, 0, true
+			simpler.kill, simpler.fail, simpler.wait = 0, 0, simpler.kind != "run"
+			if simpler.kind == "fight" {
+				simpler.kind = "tamper"
+			}
 			if simpler != *w.scenario.ops[i] {
 				ops := slices.Clone(w.scenario.ops)
 				ops[i] = &simpler
@@ -114,6 +139,15 @@ func shrink(t *testing.T, w *world) *world {
 		}
 	}
 	return w
+}
+
+func firstDifference(a, b []string) string {
+	for i := range a {
+		if i >= len(b) || a[i] != b[i] {
+			return strings.Join(a[max(0, i-3):i+1], "\n") + "\nand\n" + strings.Join(b[min(i, len(b)):min(i+3, len(b))], "\n")
+		}
+	}
+	return "it has more effects"
 }
 
 // reason returns the words of an objection that do not depend on the scenario.
@@ -128,17 +162,21 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		w = &world{scenario: s, rand: r, switches: pick(r, 2, 5, 20, 100), counts: map[string]int{}}
 		w.machine = system.NewMachine(rand.New(rand.NewPCG(s.seed, 3)))
 		w.machine.Step = w.step
-		w.kernel = newKernel(w.kernelEffect)
-		w.kernel.legacy, w.kernel.noTables = s.legacy, !s.tables
-		for _, a := range []string{"198.51.100.7", "2001:db8:ffff::7"} {
-			w.kernel.addresses = append(w.kernel.addresses, policy.NodeAddress{Address: netip.MustParseAddr(a), Interface: "eth0", Up: true})
+		w.kernel = &kernel{
+			effect: w.kernelEffect, committed: w.committed, deletes: w.judgeDeletion, legacy: s.legacy, noTables: !s.tables, addresses: slices.Clone(nodeAddresses),
 		}
+		w.kernel.boot()
 		w.boot()
-		for i := range s.nets {
-			w.networks = append(w.networks, &network{netSpec: &s.nets[i], claims: []claim{{}}})
+		for i := range most + 1 {
+			w.pods = append(w.pods, &pod{number: i})
 		}
-		for i := range 9 {
-			w.pods = append(w.pods, &pod{number: i, net: w.networks[0]})
+		for i := range s.nets {
+			n := &network{netSpec: &s.nets[i], claims: []claim{{}}}
+			w.networks = append(w.networks, n)
+			n.nobody = &pod{number: 100 + i, net: n, addresses: n.addresses(100 + i)}
+			if w.pods = append(w.pods, n.nobody); n.agent {
+				w.setConf(n, n.versions[0])
+			}
 		}
 		for _, o := range s.ops {
 			if w.do(o); w.objection != "" {

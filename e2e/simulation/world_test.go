@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/simulation/system"
-	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 // world is the node, its processes, and what the scenario has stated so far.
@@ -34,12 +33,12 @@ type world struct {
 	effects  int
 	seq      int // counts effects and everything else that happens
 
-	networks []*network
-	pods     []*pod
-	book     book
-	counts   map[string]int
-
-	reconciler *reconcile.Node // of a process that makes no sync at present
+	networks   []*network
+	pods       []*pod // the last one is that of no operation; then one address of each network that no pod has
+	book       book
+	counts     map[string]int
+	disturbing bool     // another program has the next effect
+	notices    []func() // events of the kernel and of files, which reconcilers do not know yet
 
 	trace     []string
 	objection string
@@ -60,6 +59,10 @@ type process struct {
 	stderr   bytes.Buffer
 	finish   func(*process) // called by the scheduler when it has ended
 	faulty   bool           // an effect of it failed on purpose
+	last     int            // seq of its last effect
+	midway   []*process     // reconcilers that were about to have an effect when it started
+
+	*reconciler // nil of all others
 }
 
 // ticket is a process that waits for its next effect.
@@ -79,13 +82,14 @@ func (w *world) boot() {
 	}
 	w.machine.WriteFile("/proc/sys/kernel/random/boot_id", fmt.Sprintf("%08x-%04x-%04x-%04x-%012x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 	w.machine.WriteFile("/var/lib/cni/results/.keep", "")
+	w.machine.WriteFile("/opt/cni/bin/ip-masq", "program")
 	w.machine.WriteFile("/proc/thread-self/ns/net", "")
 }
 
 // start starts a process.
 func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *process {
-	w.seq++
-	p := &process{Process: &system.Process{Name: o.String()}, op: o, ordinal: len(w.running), start: w.seq, finish: finish}
+	w.disturbed()
+	p := &process{midway: w.midway(), Process: &system.Process{Name: o.String()}, op: o, ordinal: len(w.running), start: w.seq, finish: finish}
 	p.do = func() error { return do(p) }
 	w.running = append(w.running, p)
 	w.note("%s begins", p.Name)
@@ -103,6 +107,16 @@ func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *
 		p.returned = true
 	})
 	return p
+}
+
+// midway returns the reconcilers that are about to have an effect.
+func (w *world) midway() (all []*process) {
+	for _, t := range w.parked {
+		if t.p.reconciler != nil && !slices.Contains(all, t.p) {
+			all = append(all, t.p)
+		}
+	}
+	return all
 }
 
 func stack() string {
@@ -134,10 +148,18 @@ func (w *world) kernelEffect(text string, writes bool) error {
 	return w.step(w.machine.Current(), "kernel: "+text, writes)
 }
 
-// until lets processes run, one effect after the other, until the condition holds or none can run.
-func (w *world) until(condition func() bool) {
-	const patience = 10 * time.Millisecond
-	idle := 0
+// until lets processes run, one effect after the other, until the condition holds.
+func (w *world) until(condition func() bool) { w.runUntil(condition, time.Hour, false) }
+
+// pass lets time pass. Others than reconcilers may be frozen meanwhile.
+func (w *world) pass(d time.Duration, frozen bool) {
+	end := time.Now().Add(d)
+	w.runUntil(func() bool { return !time.Now().Before(end) }, d, frozen)
+}
+
+func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bool) {
+	const shortest, slowest = time.Millisecond, 5 * time.Second
+	end, wait := time.Now().Add(longest), shortest
 	for w.objection == "" {
 		synctest.Wait()
 		w.finished()
@@ -145,15 +167,23 @@ func (w *world) until(condition func() bool) {
 		if w.objection != "" || condition() {
 			return
 		}
-		if len(w.parked) == 0 {
-			if idle++; idle > 10000 {
-				w.object("no process goes on")
-			}
-			time.Sleep(patience) // a process waits for its timer
+		if len(w.notices) > 0 && (len(w.parked) == 0 || w.rand.IntN(8) == 0) {
+			w.notices[0]()
+			w.notices = w.notices[1:]
+			wait = shortest
 			continue
 		}
-		idle = 0
-		w.turn(w.choose())
+		if t := w.choose(frozen); t != nil {
+			wait = shortest
+			w.turn(t)
+			continue
+		}
+		w.judgeCalm(frozen)
+		if !time.Now().Before(end) {
+			w.object("no process goes on")
+		}
+		time.Sleep(min(wait, time.Until(end))) // processes wait for timers
+		wait = min(2*wait, slowest)
 	}
 }
 
@@ -161,7 +191,7 @@ func (w *world) until(condition func() bool) {
 func (w *world) finished() {
 	for _, p := range w.running {
 		if p.end == -1 {
-			w.seq++
+			w.disturbed()
 			p.end = w.seq
 			switch {
 			case p.Dead:
@@ -171,6 +201,7 @@ func (w *world) finished() {
 			default:
 				w.note("%s ends", p.Name)
 			}
+			w.mayDrop()
 			if p.stderr.Len() > 0 {
 				w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
 			}
@@ -181,16 +212,19 @@ func (w *world) finished() {
 
 func (p *process) ended() bool { return p.end > 0 }
 
-// choose takes a ticket.
-func (w *world) choose() *ticket {
+// choose takes a ticket, nil if there is none.
+func (w *world) choose(frozen bool) *ticket {
 	slices.SortStableFunc(w.parked, func(a, b *ticket) int { return cmp.Or(a.p.ordinal-b.p.ordinal, cmp.Compare(a.text, b.text)) })
-	i := slices.IndexFunc(w.parked, func(t *ticket) bool { return t.p == w.last })
-	if i < 0 || w.rand.IntN(w.switches) == 0 {
-		i = w.rand.IntN(len(w.parked))
+	may := slices.DeleteFunc(slices.Clone(w.parked), func(t *ticket) bool { return frozen && t.p.reconciler == nil })
+	if len(may) == 0 {
+		return nil
 	}
-	t := w.parked[i]
-	w.parked = slices.Delete(w.parked, i, i+1)
-	return t
+	i := slices.IndexFunc(may, func(t *ticket) bool { return t.p == w.last })
+	if i < 0 || w.rand.IntN(w.switches) == 0 {
+		i = w.rand.IntN(len(may))
+	}
+	w.parked = slices.DeleteFunc(w.parked, func(t *ticket) bool { return t == may[i] })
+	return may[i]
 }
 
 // turn gives a process its effect, unless the scenario ends it there or makes the effect fail.
@@ -200,6 +234,7 @@ func (w *world) turn(t *ticket) {
 	w.effects++
 	w.seq++
 	p.effects++
+	p.last = w.seq
 	switch o := p.op; {
 	case p.Dead:
 	case o.kill > 0 && p.effects == o.kill:
@@ -220,6 +255,9 @@ func (w *world) turn(t *ticket) {
 // kill ends a process. Its other goroutines end at their next effect.
 func (w *world) kill(p *process) {
 	p.Kill()
+	if p.reconciler != nil {
+		p.stop()
+	}
 	w.parked = slices.DeleteFunc(w.parked, func(t *ticket) bool {
 		if t.p == p {
 			close(t.resume)

@@ -4,14 +4,16 @@ package system
 
 import (
 	"bytes"
+	"context"
 	"io/fs"
 	"math/rand/v2"
-	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,7 +35,7 @@ type Machine struct {
 	ticks  time.Duration
 
 	mu        sync.Mutex
-	processes map[string]*Process // by goroutine
+	processes map[unsafe.Pointer]*Process // by the labels of its goroutines
 }
 
 // Process is a simulated process: its goroutines and its open files.
@@ -50,7 +52,7 @@ var machine *Machine //nolint:gochecknoglobals // the operating system is global
 
 // NewMachine returns a machine that has just booted, with an empty disk, and makes it the one that runs.
 func NewMachine(r *rand.Rand) *Machine {
-	m := &Machine{Rand: r, booted: time.Now(), processes: map[string]*Process{}}
+	m := &Machine{Rand: r, booted: time.Now(), processes: map[unsafe.Pointer]*Process{}}
 	m.root = m.newNode(unix.S_IFDIR | 0o755)
 	machine = m
 	return m
@@ -60,12 +62,18 @@ func NewMachine(r *rand.Rand) *Machine {
 func (m *Machine) Go(p *Process, do func()) {
 	p.files = map[int]*File{}
 	go func() {
+		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("process", p.Name)))
 		m.mu.Lock()
-		m.processes[goroutine()] = p
+		m.processes[labels()] = p
 		m.mu.Unlock()
 		do()
 	}()
 }
+
+// labels returns the labels of the calling goroutine for profiles, which goroutines inherit that it starts.
+//
+//go:linkname labels runtime/pprof.runtime_getProfLabel
+func labels() unsafe.Pointer
 
 // Kill ends a process before its next effect. The kernel closes its files.
 func (p *Process) Kill() {
@@ -76,30 +84,11 @@ func (p *Process) Kill() {
 	p.files = map[int]*File{}
 }
 
-// Current returns the process of the calling goroutine: that of the goroutine that started it, if it has none. The
-// simulation itself has none.
+// Current returns the process of the calling goroutine. The simulation itself has none.
 func (m *Machine) Current() *Process {
-	id := goroutine()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, known := m.processes[id]
-	if !known {
-		buf := make([]byte, 1<<16)
-		text := string(buf[:runtime.Stack(buf, false)])
-		if i := strings.LastIndex(text, " in goroutine "); i >= 0 {
-			parent, _, _ := strings.Cut(text[i+len(" in goroutine "):], "\n")
-			p = m.processes[parent]
-		}
-		m.processes[id] = p
-	}
-	return p
-}
-
-func goroutine() string {
-	var buf [40]byte
-	text := buf[:runtime.Stack(buf[:], false)]
-	fields := bytes.Fields(text)
-	return string(fields[1])
+	return m.processes[labels()]
 }
 
 // step is called before each effect on files.
@@ -240,7 +229,7 @@ func (m *Machine) WriteFile(path, text string) {
 		}
 		n = n.entries[name]
 	}
-	file := m.newNode(unix.S_IFREG | 0o600)
+	file := m.newNode(unix.S_IFREG | 0o700)
 	file.data = []byte(text)
 	file.sync()
 	n.put(change{names[len(names)-1]: file})

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// reconciler is what a process of a running reconciler has besides others.
+type reconciler struct {
+	loop    *reconcile.Loop
+	stop    context.CancelFunc
+	report  *reconcile.Report      // the last one
+	watched []netfilter.OwnedChain // nil: all
+	noticed []string               // what its log would say
+}
+
+// run starts a reconciler that stays.
+func (w *world) run(o *op) *process {
+	if n := len(w.reconcilers()); n > 1 || n == 1 && o.number > 1 { // the second one is on standby
+		return nil
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	node := w.node()
+	r := &reconciler{stop: stop}
+	r.loop = reconcile.NewLoop(node, slog.New(slog.DiscardHandler), func(report *reconcile.Report) {
+		r.report = report
+		for _, p := range report.Problems {
+			r.noticed = append(r.noticed, "problem: "+string(p.Reason)+": "+p.Err.Error())
+		}
+		if len(report.Drift) > 0 {
+			r.noticed = append(r.noticed, fmt.Sprintf("%d repaired: %v", len(report.Drift), report.Drift[0]))
+		}
+	})
+	r.loop.Verified = node.Publish
+	r.loop.Watch = func(chains []netfilter.OwnedChain) { r.watched = chains }
+	p := w.start(o, func(*process) error {
+		r.loop.Run(ctx)
+		return nil
+	}, func(p *process) {
+		if stop(); p.returned && ctx.Err() == nil {
+			w.object("%s ends by itself", p.Name)
+		}
+	})
+	p.reconciler = r
+	// The notifications begin before the loop reads anything.
+	r.loop.Committed(reconcile.Commit{Generation: w.kernel.generation.Number, Touched: true})
+	w.mayRead(p)
+	return p
+}
+
+// reconcilers returns those that run.
+func (w *world) reconcilers() (all []*process) {
+	for _, p := range w.running {
+		if p.reconciler != nil && !p.ended() && !p.Dead {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// active returns the reconciler that is not on standby, nil if there is none or it has not reported yet.
+func (w *world) active() *process {
+	all := slices.DeleteFunc(w.reconcilers(), func(p *process) bool {
+		return p.report == nil || slices.ContainsFunc(p.report.Problems, func(x reconcile.Problem) bool { return x.Reason == reconcile.ReasonStandby })
+	})
+	if len(all) != 1 {
+		return nil
+	}
+	return all[0]
+}
+
+// tell tells the reconcilers something, a little later.
+func (w *world) tell(what func(*process)) {
+	for _, p := range w.reconcilers() {
+		w.notices = append(w.notices, func() {
+			if !p.Dead {
+				what(p)
+			}
+		})
+	}
+}
+
+// committed tells the reconcilers of a commit. The chains are those that it touched; "" is an owned table.
+func (w *world) committed(chains []string) {
+	generation, by, writer := w.kernel.generation.Number, reconcile.Writer{PID: 1, Program: "other"}, w.last
+	if w.disturbing {
+		writer = nil
+	}
+	w.tell(func(p *process) {
+		touched := slices.ContainsFunc(chains, func(chain string) bool {
+			return chain == "" || p.watched == nil || slices.ContainsFunc(p.watched, func(o netfilter.OwnedChain) bool { return o.Chain == chain })
+		})
+		c := reconcile.Commit{Generation: generation, Touched: touched, By: by}
+		if p == writer {
+			c.By = reconcile.Writer{}
+		}
+		p.loop.Committed(c)
+	})
+}
+
+// filesChanged tells the reconcilers that a file of the configuration changed.
+func (w *world) filesChanged() { w.tell(func(p *process) { p.loop.FilesChanged() }) }
+
+// mayRead takes note that a process may store what the files state, and drop what none states.
+func (w *world) mayRead(p *process) {
+	for _, n := range w.networks {
+		if n.conf != nil && !n.claimed(n.conf, p) {
+			n.claims = append(n.claims, claim{n.conf, p})
+		} else if n.conf == nil && w.unused(n) && !n.claimed(nil, p) {
+			n.claims = append(n.claims, claim{nil, p})
+		}
+	}
+}
+
+// mayDrop takes note of what reconcilers may drop from now on.
+func (w *world) mayDrop() {
+	for _, p := range w.reconcilers() {
+		w.mayRead(p)
+	}
+}
+
+func (n *network) claimed(v *version, p *process) bool { return slices.Contains(n.claims, claim{v, p}) }
