@@ -250,6 +250,30 @@ func TestBackendAutoChoosesAgain(t *testing.T) {
 	})
 }
 
+// TestBackendAutoBesideBusyProgram checks that auto chooses no other backend while iptables is busy, and that ADD
+// answers "try again later".
+func TestBackendAutoBesideBusyProgram(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]string{
+		"busy":   "echo 'iptables: Resource temporarily unavailable' >&2; exit 4",
+		"killed": "kill -9 $$",
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, backends()[1])
+			works := n.path
+			n.path = filepath.Join(n.dir, "busy")
+			must(t, os.Mkdir(n.path, 0o755))
+			script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)' && exit\n" + fails + "\n"
+			must(t, os.WriteFile(filepath.Join(n.path, "iptables"), []byte(script), 0o755))
+			conf := n.conf(t, "podnet", object{"backend": "auto"})
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 11, filepath.Join(n.path, "iptables"))
+			n.path = works
+			n.addAndCheck(t, conf)
+			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 iptables nft")
+		})
+	}
+}
+
 // TestWarningForManyPrefixes checks that ADD warns once about a long list in iptables and
 // recommends nftables.
 func TestWarningForManyPrefixes(t *testing.T) {

@@ -213,7 +213,7 @@ func codeOf(err error) uint {
 		return coded.code
 	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherDataDir):
 		return types.ErrInvalidNetworkConfig
-	case errors.Is(err, store.ErrBusy):
+	case errors.Is(err, store.ErrBusy), errors.Is(err, netfilter.ErrBusy):
 		return types.ErrTryAgainLater
 	default:
 		return codeRules

@@ -20,6 +20,10 @@ var ErrNotOwned = errors.New("chain belongs to another program")
 // program, no permission, no support in the kernel.
 var ErrUnusable = errors.New("backend unusable")
 
+// ErrBusy is wrapped by errors about a program that was busy, was killed, or did not end. It says nothing about what
+// works on this host. Try again later.
+var ErrBusy = errors.New("try again later")
+
 // ErrChanged is wrapped by the error of Apply if the rules in the kernel are no longer
 // those of the observation. Observe again.
 var ErrChanged = errors.New("the rules changed since they were read")

@@ -34,7 +34,7 @@ type Driver interface {
 	Owned(ctx context.Context) ([]OwnedChain, error)
 
 	// Probe returns the choice that works on this host: of the variant, if one is given.
-	// Its errors wrap ErrUnusable and say what to install or to change.
+	// Its errors wrap ErrUnusable and say what to install or to change, or ErrBusy.
 	Probe(ctx context.Context, variant string) (Choice, error)
 }
 
@@ -90,7 +90,8 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 
 // Choose returns the choice for a chain: the stated backend or, if that is auto, the one
 // that the node uses for the chain already, else nftables beside kube-proxy in its mode
-// nftables, else the first that works on this host.
+// nftables, else the first that works on this host. A backend whose program is busy may work: the
+// error wraps ErrBusy.
 func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {
@@ -103,8 +104,8 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 	for _, d := range candidates {
 		inUse, _ := d.FindChain(ctx, chain) // an error of FindChain is one of Probe, too
 		for _, c := range inUse {
-			if c, err := d.Probe(ctx, c.Variant); err == nil {
-				return c, nil
+			if c, err := d.Probe(ctx, c.Variant); err == nil || errors.Is(err, ErrBusy) {
+				return c, err
 			}
 		}
 	}
@@ -117,8 +118,8 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 	var failures []error
 	for _, d := range candidates {
 		c, err := d.Probe(ctx, "")
-		if err == nil {
-			return c, nil
+		if err == nil || errors.Is(err, ErrBusy) {
+			return c, err
 		}
 		failures = append(failures, err)
 	}

@@ -129,7 +129,7 @@ func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *o
 }
 
 // write applies or removes chains. If one family fails, the other one is written all
-// the same.
+// the same, unless the program hangs.
 func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
@@ -143,6 +143,9 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 		}
 		if err := b.writeFamily(ctx, f, own, remove, held); err != nil {
 			errs = append(errs, fmt.Errorf("%s %s rules of %s: %w", what, f, b.choice, err))
+			if errors.Is(err, errHangs) {
+				break
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -22,7 +23,7 @@ type Driver struct {
 // New returns the driver. It looks for programs in the directories of a path as in $PATH. It reads nothing and runs
 // no program.
 func New(path string) *Driver {
-	return &Driver{programs: &programs{finder: newFinder(path), run: run}, nft: &nftReader{}}
+	return &Driver{programs: &programs{finder: newFinder(path), run: runner{time.Minute}.run}, nft: &nftReader{}}
 }
 
 // Backend implements netfilter.Driver.
@@ -140,8 +141,16 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	}
 	if variant == "" && errors.Is(err, netfilter.ErrUnusable) {
 		for _, other := range variants() {
-			if o := (netfilter.Choice{Backend: policy.IPTables, Variant: other}); other != c.Variant && d.probe(ctx, o) == nil {
+			o := netfilter.Choice{Backend: policy.IPTables, Variant: other}
+			if other == c.Variant {
+				continue
+			}
+			failure := d.probe(ctx, o)
+			if failure == nil {
 				return o, nil
+			}
+			if errors.Is(failure, netfilter.ErrBusy) {
+				c, err = o, failure
 			}
 		}
 	}
@@ -165,6 +174,9 @@ func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 }
 
 func unusable(c netfilter.Choice, err error) error {
+	if errors.Is(err, netfilter.ErrBusy) {
+		return fmt.Errorf("%s: %w", c, err)
+	}
 	return fmt.Errorf("%s cannot keep rules on this host: %w: %w", c, netfilter.ErrUnusable, err)
 }
 

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -123,6 +124,29 @@ func TestProbe(t *testing.T) {
 				if err != nil || used {
 					t.Errorf("table %s of iptables-legacy is in use: %v, %v", table, used, err)
 				}
+			}
+		})
+	}
+}
+
+// works is a driver of a backend that works.
+type works struct{ netfilter.Driver }
+
+func (works) FindChain(context.Context, string) ([]netfilter.Choice, error) { return nil, nil }
+func (works) Probe(context.Context, string) (netfilter.Choice, error)       { return netfilter.Choice{}, nil }
+
+// TestChooseBusy: a program that is busy says nothing about the host, so auto chooses no other backend.
+func TestChooseBusy(t *testing.T) {
+	for name, fails := range map[string]string{
+		"busy":   `echo "iptables: Resource temporarily unavailable" >&2; exit 4`,
+		"killed": "kill -9 $$",
+	} {
+		t.Run(name, func(t *testing.T) {
+			isolate(t)
+			path := pathWith(t, map[string]string{"iptables": `[ "$1" != --version ] || exec echo "iptables v1.8.9 (nf_tables)"; ` + fails})
+			c, err := netfilter.Drivers{New(path), works{}}.Choose(t.Context(), "X", policy.Auto)
+			if !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
+				t.Errorf("got %v, %v", c, err)
 			}
 		})
 	}

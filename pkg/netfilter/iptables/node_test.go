@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -21,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if program := os.Getenv(parentVariable); program != "" {
-		_, err := run(context.Background(), nil, nil, program)
+		_, err := runner{time.Minute}.run(context.Background(), nil, nil, program)
 		fmt.Println(err)
 		os.Exit(1)
 	}

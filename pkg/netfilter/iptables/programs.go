@@ -15,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -72,22 +70,20 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant, chain str
 	if err != nil {
 		return nil, err
 	}
-	if err := context.Cause(ctx); err != nil {
-		return nil, fmt.Errorf("run %s: %w", path, err)
-	}
-	protocol := goiptables.ProtocolIPv4
-	if f == policy.IPv6 {
-		protocol = goiptables.ProtocolIPv6
-	}
-	var lines []string
-	ipt, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(lockSeconds))
-	if err == nil {
-		lines, err = ipt.List(natTable, chain)
-	}
+	out, err := p.run(ctx, nil, nil, path, append(waiting(variant), "-t", natTable, "-S", chain)...)
 	if err != nil {
 		return nil, &runError{path, variant, err}
 	}
+	lines := strings.Split(string(out), "\n")
 	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
+}
+
+// waiting returns the arguments with which a program waits for the xtables lock.
+func waiting(variant string) []string {
+	if variant == netfilter.VariantLegacy {
+		return []string{"-w", strconv.Itoa(lockSeconds)}
+	}
+	return nil
 }
 
 // restore runs iptables-restore.
@@ -96,11 +92,7 @@ func (p *programs) restore(ctx context.Context, f policy.Family, variant string,
 	if err != nil {
 		return err
 	}
-	args := []string{"--noflush"}
-	if variant == netfilter.VariantLegacy {
-		args = append(args, "-w", strconv.Itoa(lockSeconds))
-	}
-	if _, err = p.run(ctx, held, input, path, args...); err != nil {
+	if _, err = p.run(ctx, held, input, path, append(waiting(variant), "--noflush")...); err != nil {
 		return &runError{path, variant, err}
 	}
 	return nil

@@ -10,9 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 )
@@ -23,23 +26,56 @@ type runError struct {
 	err           error // of exec or of the process
 }
 
-// Error names the program, its exit status, its message and what it needs.
+// Error names the program, its exit status, its message and, unless it was killed, what it needs.
 func (e *runError) Error() string {
 	const maxText = 2 << 10 // bytes
 	text := e.err.Error()
 	text = strings.ToValidUTF8(strings.TrimSpace(text[:min(len(text), maxText)]), "?")
-	return "run " + e.path + ": " + strings.ReplaceAll(text, "\n", "; ") + "; " + needs(e.variant)
+	text = "run " + e.path + ": " + strings.ReplaceAll(text, "\n", "; ")
+	if e.exitCode() < 0 {
+		return text
+	}
+	return text + "; " + needs(e.variant)
 }
 
-// Unwrap adds netfilter.ErrUnusable: some hosts have an iptables that lists rules and cannot write any. A program
-// that was killed says nothing about the host, nor does one of iptables-legacy that did not get the xtables lock.
-func (e *runError) Unwrap() []error {
-	const resourceProblem = 4 // RESOURCE_PROBLEM in xtables.h; iptables-nft has it for each error of the kernel
+// resourceProblem is the exit status RESOURCE_PROBLEM of xtables.h: the kernel refused something, or another
+// program has the xtables lock.
+const resourceProblem = 4
+
+// exitCode returns the exit status, -1 of a program that was killed, and 0 if it did not run.
+func (e *runError) exitCode() int {
 	var exit interface{ ExitCode() int }
-	if !errors.As(e.err, &exit) || exit.ExitCode() <= 0 || e.variant == netfilter.VariantLegacy && exit.ExitCode() == resourceProblem {
-		return []error{e.err}
+	if !errors.As(e.err, &exit) {
+		return 0
 	}
-	return []error{e.err, netfilter.ErrUnusable}
+	return exit.ExitCode()
+}
+
+// Unwrap adds netfilter.ErrUnusable or netfilter.ErrBusy.
+func (e *runError) Unwrap() []error {
+	if verdict := e.verdict(); verdict != nil {
+		return []error{e.err, verdict}
+	}
+	return []error{e.err}
+}
+
+// verdict returns what the failure says about the host, nil if nothing ran. Some hosts have an iptables that lists
+// rules and cannot write any. A program that was killed, or failed with resourceProblem, says nothing about
+// the host, unless it prints an error of the kernel that lasts.
+func (e *runError) verdict() error {
+	switch code := e.exitCode(); {
+	case code == 0:
+		return nil
+	case code < 0:
+		return netfilter.ErrBusy
+	case code == resourceProblem:
+		lasts := func(errno syscall.Errno) bool { return strings.Contains(strings.ToLower(e.err.Error()), errno.Error()) }
+		if e.variant == netfilter.VariantLegacy || !slices.ContainsFunc([]syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EINVAL,
+			unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}, lasts) {
+			return netfilter.ErrBusy
+		}
+	}
+	return netfilter.ErrUnusable
 }
 
 // needs returns what a variant of iptables needs to work, for messages: the causes of most failures.
@@ -52,24 +88,32 @@ func needs(variant string) string {
 	return "it needs " + what + " and modules of the kernel; " + netfilter.HowToLoad(modules) + ", or set backend to nftables"
 }
 
-// run runs a program and returns its standard output.
+var errHangs = errors.New("it hangs")
+
+// runner runs programs. One that does not end in time is killed.
+type runner struct{ limit time.Duration }
+
+// run runs a program and returns its standard output. It kills the program with its children.
 //
 // The program's environment is a PATH alone. It inherits the held lock, and dies with
 // this process: an iptables-restore whose parent was killed would otherwise still
 // write after another process has taken the lock. The kernel sends that signal when
 // the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), so the
 // goroutine keeps its thread.
-func run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
+func (r runner) run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
 	const (
 		childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
 		afterKill = time.Second
 	)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	ctx, cancel := context.WithTimeoutCause(ctx, r.limit, fmt.Errorf("%w: it did not end within %s", errHangs, r.limit))
+	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{"PATH=" + childPath}
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = afterKill
 	if held != nil {
 		cmd.ExtraFiles = []*os.File{held}

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -40,7 +39,7 @@ func TestRun(t *testing.T) {
 	}
 	defer lock.Close()
 	path := script(t, "readlink /proc/self/fd/3; pwd; cat; /usr/bin/env | /usr/bin/sort; echo \"$@\"\n")
-	out, err := run(t.Context(), lock, []byte("input\n"), path, "one", "two")
+	out, err := runner{time.Minute}.run(t.Context(), lock, []byte("input\n"), path, "one", "two")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,20 +54,25 @@ func TestRunErrors(t *testing.T) {
 	for _, tc := range []struct {
 		name, script, variant string
 		want                  string
-		unusable              bool
+		says                  error // about the host
 	}{
-		{name: "silent", script: "exit 3", want: "exit status 3; it needs", unusable: true},
+		{name: "silent", script: "exit 3", want: "exit status 3; it needs", says: netfilter.ErrUnusable},
 		{name: "lines", script: "echo 'line 4 failed' >&2; echo why >&2; exit 1", variant: "legacy",
-			want: "exit status 1: line 4 failed; why; it needs CAP_NET_ADMIN, CAP_NET_RAW, the host's /run/xtables.lock and modules of the kernel; try: modprobe -a iptable_nat", unusable: true},
-		{name: "lock", script: "exit 4", variant: "legacy", want: "exit status 4"},
-		{name: "kernel", script: "exit 4", variant: "nft", want: "exit status 4; it needs CAP_NET_ADMIN and modules of the kernel; try: modprobe -a nft_chain_nat nft_compat", unusable: true},
-		{name: "signal", script: "kill -9 $$", want: "signal: killed"},
+			want: "exit status 1: line 4 failed; why; it needs CAP_NET_ADMIN, CAP_NET_RAW, the host's /run/xtables.lock and modules of the kernel; try: modprobe -a iptable_nat", says: netfilter.ErrUnusable},
+		{name: "lock", script: "exit 4", variant: "legacy", want: "exit status 4", says: netfilter.ErrBusy},
+		{name: "silent kernel", script: "exit 4", variant: "nft", says: netfilter.ErrBusy,
+			want: "exit status 4; it needs CAP_NET_ADMIN and modules of the kernel; try: modprobe -a nft_chain_nat nft_compat"},
+		{name: "no memory", script: "echo 'line 2: RULE_APPEND failed (Cannot allocate memory): rule in chain X' >&2; exit 4", variant: "nft",
+			want: "exit status 4: line 2: RULE_APPEND failed", says: netfilter.ErrBusy},
+		{name: "no module", script: "echo 'line 2: RULE_APPEND failed (No such file or directory): rule in chain X' >&2; exit 4", variant: "nft",
+			want: "exit status 4: line 2: RULE_APPEND failed", says: netfilter.ErrUnusable},
+		{name: "signal", script: "kill -9 $$", want: "signal: killed", says: netfilter.ErrBusy},
 		// It prints 10 MB and does not read its input.
-		{name: "bounded", script: "exec </dev/null; /usr/bin/head -c 10000000 /dev/zero | /usr/bin/tr '\\0' x >&2; exit 1", want: "exit status 1: xxx", unusable: true},
+		{name: "bounded", script: "exec </dev/null; /usr/bin/head -c 10000000 /dev/zero | /usr/bin/tr '\\0' x >&2; exit 1", want: "exit status 1: xxx", says: netfilter.ErrUnusable},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := script(t, tc.script)
-			_, err := run(t.Context(), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
+			_, err := runner{time.Minute}.run(t.Context(), nil, bytes.Repeat([]byte("x\n"), 1<<20), path)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -76,24 +80,53 @@ func TestRunErrors(t *testing.T) {
 			if text := err.Error(); !strings.HasPrefix(text, "run "+path+": "+tc.want) || len(text) > 3<<10 {
 				t.Errorf("got  %v\nwant %s", err, tc.want)
 			}
-			if errors.Is(err, netfilter.ErrUnusable) != tc.unusable {
-				t.Errorf("unusable: %v, want %v", !tc.unusable, tc.unusable)
+			for _, verdict := range []error{netfilter.ErrUnusable, netfilter.ErrBusy} {
+				if errors.Is(err, verdict) != errors.Is(tc.says, verdict) {
+					t.Errorf("got %v, want that it says: %v", err, tc.says)
+				}
 			}
 		})
 	}
-	_, err := run(t.Context(), nil, nil, "/nowhere/prog")
+	_, err := runner{time.Minute}.run(t.Context(), nil, nil, "/nowhere/prog")
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestRunEndsWithItsContext(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	start := time.Now() // the program that the script starts ends after a minute
-	_, err := run(ctx, nil, nil, script(t, "/bin/sleep 60 & wait"))
-	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > timelimit.Wait {
-		t.Errorf("after %v: %v", time.Since(start), err)
+// TestRunEnds: a program that does not end is killed with its children, at the end of its context and after its time.
+func TestRunEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		context, limit time.Duration
+		want           error
+		says           string
+	}{
+		"context": {2 * time.Second, time.Minute, context.DeadlineExceeded, "deadline exceeded"},
+		"time":    {time.Minute, 2 * time.Second, netfilter.ErrBusy, "it did not end within 2s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), tc.context)
+			defer cancel()
+			pidFile := filepath.Join(t.TempDir(), "pid")
+			path := script(t, "/bin/sleep 60 & echo $! >"+pidFile+"; wait")
+			start := time.Now()
+			_, err := runner{tc.limit}.run(ctx, nil, nil, path)
+			if err = (&runError{path, netfilter.VariantNFT, err}); !errors.Is(err, tc.want) || !errors.Is(err, netfilter.ErrBusy) || !strings.Contains(err.Error(), path) ||
+				!strings.Contains(err.Error(), tc.says) || time.Since(start) > timelimit.Wait {
+				t.Errorf("after %v: %v", time.Since(start), err)
+			}
+			text, err := os.ReadFile(pidFile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if child, err := unix.PidfdOpen(pid, 0); err == nil {
+				defer unix.Close(child)
+				waitForEnd(t, child)
+			}
+		})
 	}
 }
 
@@ -133,9 +166,15 @@ func TestRunDiesWithItsParent(t *testing.T) {
 	if err := parent.Wait(); err == nil {
 		t.Error("the parent ended well")
 	}
-	poll := []unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}
+	waitForEnd(t, child)
+}
+
+// waitForEnd waits for the end of a process, and ends it if it does not end.
+func waitForEnd(t *testing.T, pidfd int) {
+	t.Helper()
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(poll, 10_000); n != 1 {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-		t.Errorf("the program outlived its parent: %v", err)
+		_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+		t.Errorf("the process goes on: %v", err)
 	}
 }
