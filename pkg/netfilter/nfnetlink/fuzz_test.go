@@ -82,7 +82,7 @@ func FuzzDecodeMessages(f *testing.F) {
 
 // FuzzNotifications feeds datagrams to the decoder of a Listener.
 func FuzzNotifications(f *testing.F) {
-	l := Listener{watched: watched()}
+	l := Listener{watched: watched(), chains: map[sharedChain]bool{}}
 	for _, table := range []string{"ip-masq", "nat", "kube-proxy"} {
 		var b Batch
 		b.AddTable(IPv4, table)
@@ -92,7 +92,7 @@ func FuzzNotifications(f *testing.F) {
 	}
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
 		for it := (messageIter{rest: datagram}); it.next(); {
-			l.watched.touches(it.message)
+			l.touches(it.message)
 			_, _ = l.commit(it.message)
 		}
 	})

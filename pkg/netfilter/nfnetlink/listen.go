@@ -4,6 +4,7 @@ package nfnetlink
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -49,9 +50,16 @@ type Listener struct {
 
 	file    *os.File
 	watched Watched
+	chains  map[sharedChain]bool // of the shared table, without kube-proxy's
 	in      []byte
 	last    uint32 // generation of the last commit
 	touched bool   // by the messages since then
+}
+
+// sharedChain is a chain of the shared table, by which it is known under another name, too.
+type sharedChain struct {
+	family Family
+	handle uint64
 }
 
 // Listen returns a Listener to the commits from now on, in the network namespace of the calling thread.
@@ -64,11 +72,10 @@ func Listen(w Watched) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{file: file, watched: w, in: make([]byte, datagramSize)}
+	l := &Listener{file: file, watched: w, chains: map[sharedChain]bool{}, in: make([]byte, datagramSize)}
 	conn, err := Dial()
 	if err == nil {
-		l.Began, err = conn.Generation()
-		err = errors.Join(err, conn.Close())
+		err = errors.Join(l.begin(conn), conn.Close())
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -76,6 +83,31 @@ func Listen(w Watched) (*Listener, error) {
 	l.last = l.Began
 	return l, nil
 }
+
+// begin reads the chains of the shared table, and then the generation.
+func (l *Listener) begin(c *Conn) error {
+	for _, f := range []Family{IPv4, IPv6} {
+		op := operation{"list chains of", f, l.watched.Shared, ""}
+		handles, err := list(c, op, unix.NFT_MSG_GETCHAIN, 0, func(handles []uint64, t *attrTable) []uint64 {
+			if t.str(unix.NFTA_CHAIN_TABLE) == l.watched.Shared && !ofKubeProxy(t.at[unix.NFTA_CHAIN_NAME]) {
+				handles = append(handles, t.u64(unix.NFTA_CHAIN_HANDLE))
+			}
+			return handles
+		})
+		if err != nil {
+			return err
+		}
+		for _, h := range handles {
+			l.chains[sharedChain{f, h}] = true
+		}
+	}
+	var err error
+	l.Began, err = c.Generation()
+	return err
+}
+
+// ofKubeProxy reports whether a chain has a name of kube-proxy's, which adds tens of thousands.
+func ofKubeProxy(name []byte) bool { return bytes.HasPrefix(name, []byte("KUBE-")) }
 
 // openEvents opens a socket to the kernel's announcements of some groups. The runtime's poller takes a nonblocking
 // file, so that Close ends a Read.
@@ -113,7 +145,7 @@ func (l *Listener) Next() (Commit, error) {
 			if it.typ == messageType(unix.NFT_MSG_NEWGEN) { // a datagram by itself, after those of the commit's objects
 				return l.commit(it.message)
 			}
-			l.touched = l.touched || l.watched.touches(it.message)
+			l.touched = l.touches(it.message) || l.touched
 		}
 		l.touched = l.touched || it.malformed || n == len(l.in)
 	}
@@ -133,13 +165,14 @@ func (l *Listener) commit(m message) (c Commit, err error) {
 }
 
 // touches reports whether a message is about a watched object, or may be.
-func (w *Watched) touches(m message) bool {
+func (l *Listener) touches(m message) bool {
 	if len(m.payload) < nfgenHeader {
 		return true
 	}
 	attrs := m.payload[nfgenHeader:]
 	table := nested(attrs, unix.NFTA_TABLE_NAME) // the number that it has in the messages of every object
-	switch family, name := Family(m.payload[0]), string(untilNUL(table)); {
+	family, w := Family(m.payload[0]), &l.watched
+	switch name := string(untilNUL(table)); {
 	case table == nil:
 		return true
 	case family != IPv4 && family != IPv6:
@@ -151,12 +184,22 @@ func (w *Watched) touches(m message) bool {
 	}
 	var chain []byte
 	switch m.typ & 0xff {
-	case unix.NFT_MSG_NEWCHAIN:
-		// A chain that is renamed is announced by its new name only. kube-proxy adds tens of thousands.
-		name := nested(attrs, unix.NFTA_CHAIN_NAME)
-		return !bytes.HasPrefix(name, []byte("KUBE-"))
-	case unix.NFT_MSG_DELCHAIN:
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
+		handle := nested(attrs, unix.NFTA_CHAIN_HANDLE)
+		if len(handle) != 8 {
+			return true
+		}
+		id := sharedChain{family, binary.BigEndian.Uint64(handle)}
+		known := l.chains[id]
+		delete(l.chains, id)
+		if m.typ&0xff == unix.NFT_MSG_NEWCHAIN { // of a chain that is renamed, by its new name only
+			if ofKubeProxy(chain) {
+				return known
+			}
+			l.chains[id] = true
+			return true
+		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		chain = nested(attrs, unix.NFTA_RULE_CHAIN)
 	}
