@@ -99,23 +99,19 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 }
 
 // Owned implements netfilter.Driver. It reads only chains of table nat whose
-// names are valid for masquerade chains; those of kube-proxy's chains are not.
+// names are valid for masquerade chains, those of kube-proxy's chains are not, and
+// chains that POSTROUTING leads to: another program can rename a chain.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
 	for _, variant := range variants() {
 		c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 		for _, f := range policy.Families() {
-			var t table
-			names, err := d.reader(variant).chainNames(f, natTable, "")
-			names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
-			if len(names) > 0 {
-				t, err = d.reader(variant).read(f, names)
-			}
+			chains, err := readOwned(d.reader(variant), f)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, c, err))
 			}
-			for _, chain := range t.chains {
+			for _, chain := range chains {
 				if chain.Owner != (policy.Owner{}) {
 					ref := policy.ChainFamily{Chain: chain.Name, Family: f}
 					owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: c, Owner: chain.Owner})
@@ -124,6 +120,22 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		}
 	}
 	return owned, errors.Join(errs...)
+}
+
+func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
+	names, err := r.chainNames(f, natTable, "")
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
+	first, err := r.read(f, append(names, postrouting))
+	if err != nil {
+		return nil, err
+	}
+	others := slices.DeleteFunc(slices.Clone(first.targets), func(name string) bool { return name == "" || slices.Contains(names, name) })
+	second, err := r.read(f, slices.Compact(slices.Sorted(slices.Values(others))))
+	owned := slices.Concat(first.chains, second.chains)
+	return slices.DeleteFunc(owned, func(c policy.Chain) bool { return c.Name == postrouting }), err
 }
 
 // Probe implements netfilter.Driver. Without a variant it is the preferred one, or the

@@ -152,6 +152,36 @@ func TestChooseBusy(t *testing.T) {
 	}
 }
 
+// TestOwned: a chain is found by its comment, also under a name that masquerade chains do not have, and can be removed.
+func TestOwned(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		n.apply(desired(policy.OwnedBy(owner), basic("A"), basic("B")))
+		n.iptables(policy.IPv6, "-E B KUBE-B")
+		n.iptables(policy.IPv4, "-N OTHER")
+		n.iptables(policy.IPv4, "-A POSTROUTING -j OTHER")
+		owned := func() (chains []policy.ChainFamily) {
+			all, err := n.driver.Owned(n.Context())
+			if err != nil {
+				n.Fatal(err)
+			}
+			for _, c := range all {
+				if c.Choice != n.choice || c.Owner != policy.OwnedBy(owner) {
+					n.Errorf("got %v", c)
+				}
+				chains = append(chains, c.ChainFamily)
+			}
+			return chains
+		}
+		want := []policy.ChainFamily{{Chain: "A", Family: policy.IPv4}, {Chain: "B", Family: policy.IPv4}, {Chain: "A", Family: policy.IPv6}, {Chain: "KUBE-B", Family: policy.IPv6}}
+		if diff := cmp.Diff(want, owned()); diff != "" {
+			n.Errorf("(-want +got):\n%s", diff)
+		}
+		if err := n.Remove(n.Context(), want, nil); err != nil || len(owned()) > 0 {
+			n.Errorf("%v; left: %v", err, owned())
+		}
+	})
+}
+
 func TestFindChain(t *testing.T) {
 	nft := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
 	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
