@@ -73,12 +73,15 @@ func (c OwnedChain) String() string {
 // that makes a hundred a second takes sixteen months.)
 type Generation struct {
 	Namespace uint64 // its cookie, unique in this boot; 0 is the initial namespace
-	Number    uint32
+	// ModuleLoad differs each time the kernel module is loaded, which begins to count at 1;
+	// 0 if nf_tables is built in.
+	ModuleLoad uint64
+	Number     uint32
 }
 
-// String returns namespace.number.
+// String returns namespace.load.number.
 func (g Generation) String() string {
-	return fmt.Sprintf("%d.%d", g.Namespace, g.Number)
+	return fmt.Sprintf("%d.%d.%d", g.Namespace, g.ModuleLoad, g.Number)
 }
 
 // Observation is what a backend read from the kernel.

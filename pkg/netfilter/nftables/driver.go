@@ -23,13 +23,14 @@ type Driver struct {
 	conn *nfnetlink.Conn
 	// guards tells that this kernel has, or had, guard tables: it does not lack what they need.
 	guards bool
+	module string // the directory of the kernel module in sysfs
 }
 
 // Tables returns the names of the owned tables.
 func Tables() []string { return []string{tableName, netfilter.GuardTable} }
 
 // New returns the driver of the backend nftables.
-func New() *Driver { return &Driver{} }
+func New() *Driver { return &Driver{module: "/sys/module/nf_tables"} }
 
 // Close closes the socket. Shortly after any commit this takes 8 to 16 ms in the kernel; a process that
 // is about to exit need not call it.
@@ -55,7 +56,18 @@ func (d *Driver) Generation() (netfilter.Generation, error) {
 	if err != nil {
 		return netfilter.Generation{}, usable(err)
 	}
-	return netfilter.Generation{Namespace: namespace, Number: number}, nil
+	load, err := d.moduleLoad()
+	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: number}, err
+}
+
+// moduleLoad returns a number that changes when the kernel module is loaded again: the inode of its directory, which
+// the kernel does not reuse. A module that is built in has none.
+func (d *Driver) moduleLoad() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(d.module, &st); err != nil && !errors.Is(err, unix.ENOENT) {
+		return 0, fmt.Errorf("stat %s: %w", d.module, err)
+	}
+	return st.Ino, nil
 }
 
 // Backend implements netfilter.Driver.

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -501,6 +503,35 @@ func TestCheckOfChangedRules(t *testing.T) {
 	}
 	if err := n.driver.CheckGuards(t.Context(), guardsOf("A"), guards); !errors.Is(err, netfilter.ErrChanged) {
 		t.Error(err)
+	}
+}
+
+// TestGenerationOfLoadedModule: the kernel module begins to count again when it is loaded again.
+func TestGenerationOfLoadedModule(t *testing.T) {
+	n := newNode(t)
+	loads := t.TempDir()
+	n.driver.module = filepath.Join(loads, "nf_tables")
+	seen := map[netfilter.Generation]bool{}
+	for _, load := range []string{"first", "second"} {
+		if err := os.Mkdir(filepath.Join(loads, load), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, load := range []string{"", "first", "second"} {
+		if load != "" {
+			_ = os.Remove(n.driver.module)
+			if err := os.Rename(filepath.Join(loads, load), n.driver.module); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g, err := n.driver.Generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[g] {
+			t.Errorf("load %q has the generation of another one: %s", load, g)
+		}
+		seen[g] = true
 	}
 }
 
