@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"strings"
@@ -269,6 +270,27 @@ func TestThirdPartyRulesAreCountedOnceASecond(t *testing.T) {
 			time.Sleep(time.Second / 2)
 		}
 	})
+}
+
+// gone is the response to a client that is gone.
+type gone struct {
+	*httptest.ResponseRecorder
+	port int
+}
+
+func (g *gone) Write([]byte) (int, error) {
+	g.port++
+	return 0, fmt.Errorf("write tcp 127.0.0.1:19821->127.0.0.1:%d: write: broken pipe", g.port)
+}
+
+// TestAClientThatLeavesIsNotLogged: clients can be many, and each has its port.
+func TestAClientThatLeavesIsNotLogged(t *testing.T) {
+	var log bytes.Buffer
+	m := metrics.New(metrics.Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	m.Metrics().ServeHTTP(&gone{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	if log.Len() > 0 {
+		t.Errorf("logged:\n%s", &log)
+	}
 }
 
 func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {

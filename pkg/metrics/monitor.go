@@ -224,8 +224,17 @@ func (m *Monitor) Metrics() http.Handler {
 	})
 	return handler(map[string]http.HandlerFunc{"GET /metrics": func(w http.ResponseWriter, r *http.Request) {
 		m.refreshed(r.Context(), scrapeTimeout, "scrape", m.refresh)
-		page.ServeHTTP(w, r)
+		page.ServeHTTP(patient{w}, r)
 	}})
+}
+
+// patient is a response whose client may be gone: promhttp would log the failure of each write.
+type patient struct{ http.ResponseWriter }
+
+// Write implements http.ResponseWriter.
+func (p patient) Write(text []byte) (int, error) {
+	_, _ = p.ResponseWriter.Write(text)
+	return len(text), nil
 }
 
 // refreshed calls a refresh, and returns at the latest after the timeout. Requests share the one that runs: a
