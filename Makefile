@@ -170,8 +170,9 @@ $(CNI_TOOLS): tools/cni/go.mod tools/cni/go.sum $(wildcard tools/cni/*/*.go)
 	@touch $@
 
 $(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.*)
-	go -C tools/deploy build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./check
+	go -C tools/deploy build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./schemas
 	go -C tools/helm build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool
+	mkdir -p bin/deploy/kubernetes && bin/deploy/schemas bin/deploy/kubernetes
 	@touch $@
 
 $(RELEASE): $(shell find tools/release -type f)

@@ -33,7 +33,7 @@ func chartValues() map[string]string {
 		"openshift":         `platform: openshift`,
 		"iptables":          `policy: {backend: null, guard: null}`,
 		"monitoring":        `monitoring: {enabled: true}`,
-		"startup-taint":     `startupTaint: {enabled: true, image: "kubectl:named-by-you"}`,
+		"node-readiness":    `nodeReadiness: {enabled: true}`,
 		"agent-replacement": `agentReplacement: {enabled: true}`,
 		"agent-monitored": `
 agentReplacement: {enabled: true}
@@ -48,7 +48,7 @@ policy: {backend: null, guard: null}
 monitoring: {enabled: true}
 nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
 selinux: true
-startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}
+nodeReadiness: {enabled: true, constrainedImpersonation: true}
 nodeSettings: true
 image: {repository: registry.example/ip-masq-cni}`,
 		"migrate-replace": `
@@ -80,7 +80,7 @@ nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
 selinux: true
 nodeSettings: true
 monitoring: {enabled: true}
-startupTaint: {enabled: true, image: "registry.example/kubectl:v1.36.3"}`,
+nodeReadiness: {enabled: true}`,
 	}
 }
 
@@ -104,7 +104,23 @@ image:
   tag: v9
   digest: sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
   pullPolicy: IfNotPresent
-  pullSecrets: [one, "2"]
+imagePullSecrets: [{name: one}, {name: "2"}]
+nameOverride: other
+fullnameOverride: other-full
+commonLabels: {of: all}
+podLabels: {of-pods: "true"}
+podAnnotations: {about: pods}
+serviceAccount: {create: true, annotations: {about: accounts}}
+excludedNodes: {type: null, some: value}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}, {matchFields: [{key: metadata.name, operator: In, values: [b]}]}]
+    preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: c, operator: Exists}]}}]
+tolerations: [{key: some, operator: Exists}]
+priorityClassName: other-critical
+extraEnv: [{name: GOMEMLIMIT, value: 200MiB}]
+minReadySeconds: 7
 maxUnavailable: 3
 resources: {limits: {memory: 1Gi}}
 healthPort: 1
@@ -113,7 +129,20 @@ metrics: {enabled: true, port: 2}
 	return map[string]string{
 		"chart-values":           own,
 		"chart-values-uninstall": own + "uninstall: {enabled: true, args: [--no-wait]}",
-		"chart-values-agent":     `{healthPort: 1, metrics: {enabled: true}, agentReplacement: {enabled: true, args: [--masq-chain=IP-MASQ, "--v=2"]}}`,
+		"chart-values-agent": `
+healthPort: 1
+metrics: {enabled: true, address: 127.0.0.1}
+agentReplacement: {enabled: true, args: [--masq-chain=IP-MASQ, "--v=2"]}
+serviceAccount: {name: named}
+extraEnv: [{name: GOMEMLIMIT, value: 200MiB}]
+monitoring: {enabled: false, labels: {release: some}}
+nodeReadiness:
+  enabled: true
+  image: registry.example/reporter:v1
+  interval: 1m
+  enforcementMode: bootstrap-only
+  dryRun: true
+  resources: {limits: {memory: 1Gi}}`,
 	}
 }
 
@@ -203,8 +232,36 @@ func annotations(o map[string]any) map[string]any {
 	return o["spec"].(map[string]any)["template"].(map[string]any)["metadata"].(map[string]any)["annotations"].(map[string]any)
 }
 
+// chartLabels has the labels of each object of the chart, except commonLabels.
+func chartLabels(component any) map[string]any {
+	return map[string]any{
+		"app.kubernetes.io/name": "ip-masq", "app.kubernetes.io/component": component, "app.kubernetes.io/instance": "some-release",
+		"app.kubernetes.io/version": "v0.1.0", "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "ip-masq-0.1.0",
+	}
+}
+
+// withoutChartLabels removes from an object the labels that every object of the chart has, and that a
+// kustomization has not.
+func withoutChartLabels(t *testing.T, o, without map[string]any) {
+	t.Helper()
+	metadata := o["metadata"].(map[string]any)
+	labels, is := metadata["labels"].(map[string]any)
+	kept, _ := without["metadata"].(map[string]any)["labels"].(map[string]any)
+	for key, value := range chartLabels(labels["app.kubernetes.io/component"]) {
+		if !is || labels[key] != value || value == nil {
+			t.Errorf("%s %s: label %s is %v, want %s", o["kind"], metadata["name"], key, labels[key], value)
+		}
+		if kept[key] == nil {
+			delete(labels, key)
+		}
+	}
+	if len(labels) == 0 {
+		delete(metadata, "labels")
+	}
+}
+
 // TestChartEqualsKustomize compares the chart's objects with those of each kustomization. They differ
-// in how a changed ConfigMap rolls the pods: kustomize writes a hash into its name, the chart into an
+// in the labels of objects, and in how a changed ConfigMap rolls the pods: kustomize writes a hash into its name, the chart into an
 // annotation. The chart's DaemonSet to uninstall replaces the other one, under its name, so that the
 // controller starts its pods only where the others have ended.
 func TestChartEqualsKustomize(t *testing.T) {
@@ -227,6 +284,11 @@ func TestChartEqualsKustomize(t *testing.T) {
 				}
 				delete(annotations(o), settingsChecksum)
 			}
+			for name, o := range want {
+				if got[name] != nil {
+					withoutChartLabels(t, got[name], o)
+				}
+			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("chart (-kustomize +chart):\n%s", diff)
 			}
@@ -238,7 +300,7 @@ func TestChartEqualsKustomize(t *testing.T) {
 // kustomization have only files in their own directories.
 func TestChartFiles(t *testing.T) {
 	for file, of := range map[string]string{
-		"rules.yaml": "monitoring", "ip-masq.json": "monitoring", "untaint.sh": "startup-taint",
+		"rules.yaml": "monitoring", "ip-masq.json": "monitoring",
 	} {
 		text, err := os.ReadFile(filepath.Join("kustomize/components", of, file))
 		if err != nil {
@@ -255,7 +317,7 @@ func TestChartValid(t *testing.T) {
 	for name, values := range all {
 		t.Run(name, func(t *testing.T) {
 			manifests := render(t, values)
-			output(t, manifests, binary(t, "deploy/check"))
+			wantValid(t, manifests)
 			wantArgumentsTaken(t, daemonSetsIn(t, manifests)[0].Spec.Template.Spec)
 		})
 	}
@@ -270,7 +332,7 @@ func TestChartGolden(t *testing.T) {
 
 // TestChartNamespace checks that alerts and rights are about the namespace of the release.
 func TestChartNamespace(t *testing.T) {
-	out, err := helm(t, `{platform: openshift, monitoring: {enabled: true, labels: {release: some}}, startupTaint: {enabled: true, image: some}}`,
+	out, err := helm(t, `{platform: openshift, monitoring: {enabled: true, labels: {release: some}}, nodeReadiness: {enabled: true}}`,
 		"template", "some-release", "chart", "--namespace=other")
 	if err != nil {
 		t.Fatal(err)
@@ -278,8 +340,8 @@ func TestChartNamespace(t *testing.T) {
 	if bytes.Contains(out, []byte(namespace)) {
 		t.Errorf("%s is named in\n%s", namespace, out)
 	}
-	if labels := "  labels:\n    app.kubernetes.io/name: ip-masq\n    release: some\n"; strings.Count(string(out), labels) != 2 {
-		t.Errorf("PodMonitor and PrometheusRule lack\n%s", labels)
+	if label := "\n    release: some\n"; strings.Count(string(out), label) != 2 {
+		t.Errorf("PodMonitor and PrometheusRule lack %q", label)
 	}
 }
 
@@ -298,7 +360,7 @@ func TestChartPod(t *testing.T) {
 			got := o["spec"].(map[string]any)
 			var want map[string]any
 			for name, o := range all {
-				if strings.HasPrefix(name, "DaemonSet/") {
+				if strings.HasPrefix(name, "DaemonSet/") && name != "DaemonSet/ip-masq-readiness" {
 					want = o["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
 				}
 			}
@@ -325,7 +387,12 @@ func TestChartPod(t *testing.T) {
 // settings returns the files that the ConfigMap ip-masq has for values.
 func settings(t *testing.T, values string) map[string]any {
 	t.Helper()
-	return objects(t, render(t, values))["ConfigMap/ip-masq"]["data"].(map[string]any)
+	all := objects(t, render(t, values))
+	o := all["ConfigMap/ip-masq"]
+	if o == nil {
+		o = all["ConfigMap/other-full"] // of ownValues
+	}
+	return o["data"].(map[string]any)
 }
 
 // parsed returns a plugin entry as the plugin parses it.
@@ -508,7 +575,13 @@ func TestChartRefuses(t *testing.T) {
 		{`agentConfig: {config: {nonMasqueradeCIDRs: [10.0.0.1/8]}}`, `agentConfig.config.nonMasqueradeCIDRs[0]: 10.0.0.1/8 has`},
 		{`agentConfig: {config: {resyncInterval: often}}`, `'/agentConfig/config/resyncInterval'`},
 		{`agentConfig: {config: {masqLinkLocal: true}, configMaps: [some]}`, `agentConfig.config: has no effect with agentConfig.configMaps`},
-		{`startupTaint: {enabled: true}`, `'/startupTaint/image': minLength: got 0, want 1`},
+		{`nodeReadiness: {image: ""}`, `'/nodeReadiness/image': minLength: got 0, want 1`},
+		{`nodeReadiness: {enforcementMode: always}`, `'/nodeReadiness/enforcementMode': value must be one of 'continuous', 'bootstrap-only'`},
+		{`{nodeReadiness: {enabled: true}, affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: []}}}}`,
+			`affinity.nodeAffinity: a NodeReadinessRule cannot have it`},
+		{`{monitoring: {enabled: true}, metrics: {address: 127.0.0.1}}`, `metrics.address: the PodMonitor of monitoring needs the node's address`},
+		{`imagePullSecrets: [registry]`, `'/imagePullSecrets/0': got string, want object`},
+		{`fullnameOverride: A`, `'/fullnameOverride': 'A' does not match`},
 		{`{policy: null}`, `at '': missing property 'policy'`}, // whose keys are all in comments
 		{`healthPort: null`, `at '': missing property 'healthPort'`},
 	} {

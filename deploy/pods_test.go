@@ -6,7 +6,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -87,7 +86,7 @@ func daemonSets(t *testing.T, dir string) []daemonSet {
 	return daemonSetsIn(t, build(t, dir))
 }
 
-// daemonSetsIn returns the DaemonSets of manifests, of which there must be one.
+// daemonSetsIn returns the DaemonSets of manifests, of which there must be one beside that of the reporter.
 func daemonSetsIn(t *testing.T, manifests []byte) []daemonSet {
 	t.Helper()
 	var all []daemonSet
@@ -96,7 +95,7 @@ func daemonSetsIn(t *testing.T, manifests []byte) []daemonSet {
 		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
 			t.Fatal(err)
 		}
-		if d.Kind == "DaemonSet" {
+		if d.Kind == "DaemonSet" && d.Spec.Template.Metadata.Labels["app.kubernetes.io/component"] != "readiness" {
 			all = append(all, d)
 		}
 	}
@@ -243,7 +242,7 @@ func TestPreview(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	output(t, text, binary(t, "deploy/check"))
+	wantValid(t, text)
 	var preview struct{ Spec pod }
 	decode(t, file, &preview)
 	wantArgumentsTaken(t, preview.Spec)
@@ -296,72 +295,5 @@ func TestImages(t *testing.T) {
 	}
 	if len(tags) != 1 {
 		t.Errorf("tags %v", tags)
-	}
-}
-
-// TestUntaint checks that only nodes with a ready pod of the project lose the taint.
-func TestUntaint(t *testing.T) {
-	dir := t.TempDir()
-	const kubectl = `#!/bin/sh
-case "$1 $2" in
-"get nodes")
-	[ -e "$DIR/failed" ] || { touch "$DIR/failed"; echo "not now" >&2; exit 1; }
-	case "$4" in *'eq .key "example/taint"'*) echo "ready waiting empty " ;; esac ;;
-"get pods")
-	case "$*" in
-	*"-n some-ns -l a=b "*spec.nodeName=ready*) echo "False True" ;;
-	*"-n some-ns -l a=b "*spec.nodeName=waiting*) echo "False" ;;
-	esac ;;
-*) echo "$*" >>"$DIR/did"; kill -TERM $PPID ;;
-esac
-`
-	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(kubectl), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c := exec.Command("sh", "kustomize/components/startup-taint/untaint.sh")
-	c.Env = append(os.Environ(), "DIR="+dir, "PATH="+dir+":"+os.Getenv("PATH"), "TAINT=example/taint", "SELECTOR=a=b", "NAMESPACE=some-ns", "SECONDS_BETWEEN=0.1")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	did, err := os.ReadFile(filepath.Join(dir, "did"))
-	if err != nil || string(did) != "taint nodes ready example/taint-\n" {
-		t.Errorf("did %q, %v", did, err)
-	}
-}
-
-// TestUntaintPolicy checks that the policy allows exactly the changes that the Deployment makes.
-func TestUntaintPolicy(t *testing.T) {
-	const dir = "kustomize/components/startup-taint/"
-	var d struct {
-		Metadata struct{ Namespace string }
-		Spec     struct {
-			Template struct {
-				Spec struct {
-					ServiceAccountName string
-					Containers         []container
-				}
-			}
-		}
-	}
-	decode(t, dir+"deployment.yaml", &d)
-	policy, err := os.ReadFile(dir + "policy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	who := "system:serviceaccount:" + d.Metadata.Namespace + ":" + d.Spec.Template.Spec.ServiceAccountName
-	taint := d.Spec.Template.Spec.Containers[0].Env[0]
-	for _, part := range []string{`username == "` + who + `"`, `t.key != "` + taint.Value + `"`} {
-		if taint.Name != "TAINT" || !strings.Contains(string(policy), part) {
-			t.Errorf("%s is not in the policy", part)
-		}
-	}
-	// NodeSpec's other fields; the API server lets a patch set them while they are empty.
-	for _, field := range []string{"podCIDR", "podCIDRs", "providerID", "configSource"} {
-		if part := "object.spec.?" + field + " == oldObject.spec.?" + field; !strings.Contains(string(policy), part) {
-			t.Errorf("%s is not in the policy", part)
-		}
-	}
-	if d.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add != nil {
-		t.Error("the container has capabilities")
 	}
 }

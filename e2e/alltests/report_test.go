@@ -42,7 +42,7 @@ func TestReport(t *testing.T) {
 		TestKeys fail
 		- output FAIL e2e
 		- fail`)...)
-	all = append(all, events("/tools/deploy/check", `TestHangs run
+	all = append(all, events("/tools/deploy/alerts", `TestHangs run
 		TestHangs/forever run
 		TestWaits run
 		TestWaits pause
@@ -57,7 +57,7 @@ failed, each with the command that runs it alone:
   make test-one IN=. TEST=TestRoot
   make test-one IN=e2e TEST=TestKeys
   make test-one IN=e2e TEST=TestKeys/nft
-  make test-one IN=tools/deploy/check TEST=TestHangs/forever
+  make test-one IN=tools/deploy/alerts TEST=TestHangs/forever
 `
 	numbers := "\ntests: 2 passed, 3 failed, 1 skipped in 1m2s"
 	for verbose, want := range map[bool]string{

@@ -147,6 +147,8 @@ func (r *release) packChart(context.Context) error {
 			}
 			files[i].data = line.ReplaceAll(files[i].data, []byte(key+": "+version))
 		}
+		images := regexp.MustCompile(`(/ip-masq-cni:)v[0-9.]+`) // of an annotation
+		files[i].data = images.ReplaceAll(files[i].data, []byte("${1}"+r.version))
 	}
 	data, err := r.tarGz(files)
 	if err != nil {

@@ -1,6 +1,100 @@
-{{/* The names of objects are fixed: two of these on one node would undo each other's work. */}}
+{{/* The names of objects do not have the name of the release: two reconcilers on one node would undo each
+other's work. */}}
 {{- define "ip-masq.name" -}}
+{{ .Values.nameOverride | default "ip-masq" }}
+{{- end }}
+
+{{- define "ip-masq.fullname" -}}
+{{ .Values.fullnameOverride | default (include "ip-masq.name" .) }}
+{{- end }}
+
+{{/* The DaemonSet that replaces an agent has the agent's name, as its container has. */}}
+{{- define "ip-masq.daemonSet" -}}
+{{ if and .Values.agentReplacement.enabled (not .Values.fullnameOverride) }}ip-masq-agent{{ else }}{{ include "ip-masq.fullname" . }}{{ end }}
+{{- end }}
+
+{{- define "ip-masq.containerName" -}}
 {{ if .Values.agentReplacement.enabled }}ip-masq-agent{{ else }}ip-masq{{ end }}
+{{- end }}
+
+{{/* Labels of each object: of (list . COMPONENT). */}}
+{{- define "ip-masq.labels" -}}
+{{- $ := index . 0 -}}
+app.kubernetes.io/name: {{ include "ip-masq.name" $ }}
+app.kubernetes.io/instance: {{ $.Release.Name }}
+app.kubernetes.io/version: {{ $.Chart.AppVersion }}
+app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/managed-by: {{ $.Release.Service }}
+helm.sh/chart: {{ $.Chart.Name }}-{{ $.Chart.Version }}
+{{- with $.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of pods: of (list . NAME COMPONENT). */}}
+{{- define "ip-masq.podLabels" -}}
+{{- $ := index . 0 -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/component: {{ index . 2 }}
+{{- with merge (dict) $.Values.podLabels $.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "ip-masq.component" -}}
+{{ .Values.uninstall.enabled | ternary "uninstall" "reconciler" }}
+{{- end }}
+
+{{- define "ip-masq.serviceAccount" -}}
+{{ if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}{{ else if or .Values.serviceAccount.create (eq .Values.platform "openshift") }}{{ include "ip-masq.fullname" . }}{{ end }}
+{{- end }}
+
+{{/* On which nodes pods run: nodeSelector, affinity, tolerations, and what they need to run there. */}}
+{{- define "ip-masq.placement" -}}
+priorityClassName: {{ .Values.priorityClassName }}
+nodeSelector:
+  {{- merge (dict "kubernetes.io/os" "linux") .Values.nodeSelector | toYaml | nindent 2 }}
+{{- with include "ip-masq.affinity" . | fromYaml }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What labels of nodes are not to be, as YAML of an object with the list `expressions`. */}}
+{{- define "ip-masq.excluded" -}}
+{{- $expressions := list }}
+{{- range $label, $value := .Values.excludedNodes }}
+{{- $expressions = append $expressions (dict "key" $label "operator" "NotIn" "values" (list $value)) }}
+{{- end }}
+{{- if and .Values.agentReplacement.enabled (not .Values.uninstall.enabled) }}
+{{- /* The DaemonSet ip-masq runs on nodes with this label, which migrate to the plugin (docs/migrate.md). */}}
+{{- $expressions = append $expressions (dict "key" "ip-masq.github.io/plugin" "operator" "DoesNotExist") }}
+{{- end }}
+{{- dict "expressions" $expressions | toYaml }}
+{{- end }}
+
+{{/* The value affinity, whose every term has the excluded nodes too. */}}
+{{- define "ip-masq.affinity" -}}
+{{- $required := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- $affinity := deepCopy .Values.affinity }}
+{{- $excluded := (include "ip-masq.excluded" . | fromYaml).expressions }}
+{{- if $excluded }}
+{{- $node := $affinity.nodeAffinity | default dict }}
+{{- $terms := list }}
+{{- range (get $node $required | default dict).nodeSelectorTerms | default (list dict) }}
+{{- $terms = append $terms (set . "matchExpressions" (concat (.matchExpressions | default list) $excluded)) }}
+{{- end }}
+{{- $_ := set $affinity "nodeAffinity" (set $node $required (dict "nodeSelectorTerms" $terms)) }}
+{{- end }}
+{{- toYaml $affinity }}
 {{- end }}
 
 {{/* The directories of the container runtime, as YAML. */}}
@@ -35,33 +129,12 @@ dnsPolicy: Default
 # Nothing here talks to the API.
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- if eq .Values.platform "openshift" }}
-# Named by the SecurityContextConstraints.
-serviceAccountName: ip-masq
+{{- with include "ip-masq.serviceAccount" . }}
+serviceAccountName: {{ . }}
 {{- end }}
-priorityClassName: system-node-critical
 # Rules stay when it ends; there is nothing to wait for.
 terminationGracePeriodSeconds: 10
-nodeSelector:
-  {{- merge (dict "kubernetes.io/os" "linux") .Values.nodeSelector | toYaml | nindent 2 }}
-{{- if and .Values.agentReplacement.enabled (not .Values.uninstall.enabled) }}
-# The DaemonSet ip-masq runs on nodes with this label, which migrate to the plugin (docs/migrate.md).
-affinity:
-  nodeAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      nodeSelectorTerms:
-        - matchExpressions:
-            - key: ip-masq.github.io/plugin
-              operator: DoesNotExist
-{{- end }}
-tolerations:
-  - operator: Exists
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ quote . }}
-  {{- end }}
-{{- end }}
+{{ include "ip-masq.placement" . }}
 # The files on the node belong to root, and capabilities are those of root. What root may do is what
 # `capabilities` leaves it.
 securityContext:
@@ -107,6 +180,9 @@ resources:
   value: {{ $directories.conf }}
 - name: CNI_BIN_DIR
   value: {{ $directories.bin }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Flags of every command that other values than the defaults need, one a line. */}}
@@ -186,7 +262,7 @@ name what people find. */}}
 {{- else }}
 - name: settings
   configMap:
-    name: ip-masq
+    name: {{ include "ip-masq.fullname" . }}
 {{- end }}
 # `doctor` reads there what flannel's plugin will tell its delegate: no rule shows that before the
 # first pod. Elsewhere it is empty.
@@ -240,7 +316,7 @@ name what people find. */}}
 
 {{/* The plugin entry of the revision that is deployed, if it had one and helm may ask. */}}
 {{- define "ip-masq.formerEntry" -}}
-{{- with lookup "v1" "ConfigMap" .Release.Namespace "ip-masq" }}{{ get .data "entry.json" | trim }}{{ end }}
+{{- with lookup "v1" "ConfigMap" .Release.Namespace (include "ip-masq.fullname" .) }}{{ get .data "entry.json" | trim }}{{ end }}
 {{- end }}
 
 {{/* The value of a key as JSON. In YAML, off without quotes is false. */}}
@@ -308,6 +384,12 @@ that of the plugin entry: each of two chains would masquerade what the other exe
 {{- if .Values.reconciler }}
 {{- if .Values.nodeSettings }}{{ fail "reconciler: has no effect with nodeSettings; write it into /etc/ip-masq/reconciler.toml of the nodes" }}{{ end }}
 {{- if .Values.agentReplacement.enabled }}{{ fail "reconciler: has no effect with agentReplacement; write flags into agentReplacement.args" }}{{ end }}
+{{- end }}
+{{- if and .Values.nodeReadiness.enabled (dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" dict .Values.affinity) }}
+{{- fail "affinity.nodeAffinity: a NodeReadinessRule cannot have it, and would taint nodes without a reporter; select nodes by nodeSelector and excludedNodes" }}
+{{- end }}
+{{- if and .Values.monitoring.enabled .Values.metrics.address }}
+{{- fail "metrics.address: the PodMonitor of monitoring needs the node's address" }}
 {{- end }}
 {{- if and .Values.agentConfig.config .Values.agentConfig.configMaps }}
 {{- fail "agentConfig.config: has no effect with agentConfig.configMaps; write it into one of those" }}

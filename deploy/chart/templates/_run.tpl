@@ -35,7 +35,7 @@ initContainers:
         readOnly: true
 {{- end }}
 containers:
-  - name: {{ include "ip-masq.name" . }}
+  - name: {{ include "ip-masq.containerName" . }}
     {{- include "ip-masq.image" . | nindent 4 }}
     args:
       - run
@@ -50,18 +50,23 @@ containers:
       - --backend=$(BACKEND)
       {{- end }}
       {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
-      {{- if include "ip-masq.metrics" . }}
+      {{- if and (include "ip-masq.metrics" .) .Values.metrics.address }}
+      - --metrics-listen={{ .Values.metrics.address }}:{{ .Values.metrics.port }}
+      {{- else if include "ip-masq.metrics" . }}
       # The brackets are for IPv6 and do no harm to IPv4.
       - --metrics-listen=[$(NODE_IP)]:{{ .Values.metrics.port }}
       {{- end }}
     env:
-      {{- if and $agent (not (include "ip-masq.metrics" .)) }} []{{ end }}
-      {{- if not $agent }}
+      {{- $atNode := and (include "ip-masq.metrics" .) (not .Values.metrics.address) }}
+      {{- if and $agent (not $atNode) (not .Values.extraEnv) }} []{{ end }}
+      {{- if $agent }}
+      {{- with .Values.extraEnv }}{{ toYaml . | nindent 6 }}{{ end }}
+      {{- else }}
       - name: BACKEND
         value: {{ .Values.policy.backend | default "auto" }}
       {{- include "ip-masq.directoryVariables" . | nindent 6 }}
       {{- end }}
-      {{- if include "ip-masq.metrics" . }}
+      {{- if $atNode }}
       - name: NODE_IP
         valueFrom:
           fieldRef:
@@ -98,7 +103,7 @@ is left. */}}
 {{- define "ip-masq.uninstall" -}}
 {{- $directories := include "ip-masq.directories" . | fromYaml -}}
 containers:
-  - name: {{ include "ip-masq.name" . }}
+  - name: {{ include "ip-masq.containerName" . }}
     {{- include "ip-masq.image" . | nindent 4 }}
     args:
       - uninstall
