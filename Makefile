@@ -15,6 +15,7 @@ CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
 LINTERS     := bin/lint/.built
 RELEASE     := bin/release/release
+READINESS   := bin/readiness/.built
 # A release, and the key that signs it, as `minisign -G -W` makes one. Without a key nothing is signed.
 DIST        ?= dist
 SIGNING_KEY ?=
@@ -29,7 +30,7 @@ SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 DOCUMENTS    = $(shell find . \( -path ./.git -o -path ./bin -o -path ./dist -o -name testdata \) -prune -o -name '*.md' -print)
 
 # Tests that have targets of their own; see their doc.go.
-SUITES := e2e_runtimes,e2e_cluster,e2e_kernels,e2e_packages
+SUITES := e2e_runtimes,e2e_cluster,e2e_kernels,e2e_packages,e2e_readiness
 # Prints where containerd is, which is built once, without what needs C.
 CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing
 
@@ -42,7 +43,7 @@ export GOFLAGS := $(GOFLAGS) -trimpath
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-time test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-kernels image image-iptables man release verify release-test e2e-packages imitations packages clean
+.PHONY: help build test test-time test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-readiness e2e-kernels image image-iptables man release verify release-test e2e-packages imitations promtool packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -70,7 +71,7 @@ lint: $(LINTERS) ## format, vet, go.mod, scripts, workflows, words, prose, golan
 	@out=$$(gofmt -s -l .); test -z "$$out" || { printf 'gofmt -s -w is needed for:\n%s\n' "$$out" >&2; exit 1; }
 	go vet -tags $(SUITES),man ./...
 	@for module in . tools/bench tools/cilium tools/cni tools/deploy tools/release; do \
-		echo "$$module: go vet, go mod tidy"; go -C $$module vet ./... && go -C $$module mod tidy -diff || exit 1; done
+		echo "$$module: go vet, go mod tidy"; go -C $$module vet -tags promtool ./... && go -C $$module mod tidy -diff || exit 1; done
 	@for script in $(SCRIPTS); do echo "bash -n $$script"; bash -n "$$script" || exit 1; done
 	bin/lint/actionlint -shellcheck= -pyflakes=
 	@! grep -rn 'uses:' .github/workflows | grep -vE '@[0-9a-f]{40} # v' || { echo 'pin actions by the hash of a commit' >&2; exit 1; }
@@ -92,6 +93,15 @@ e2e-cluster: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## whole Kubernetes clu
 	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && flannel=$$(tools/cached flannel) && cilium=$$(tools/cached cilium) && \
 		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_FLANNEL_DIR=$$flannel IPMASQ_CILIUM_DIR=$$cilium \
 		go test -tags e2e_cluster -count=1 -p 1 -timeout $$(go run ./e2e/timelimit/scale 30m) $(TESTFLAGS) ./e2e/cluster/... ./e2e/mainplugins/...
+
+# CLONES has the repositories of node-readiness-controller and node-problem-detector; see tools/node-readiness.
+e2e-readiness: PACKAGES := git etcd-server containerd runc busybox-static iptables nftables conntrack iproute2
+e2e-readiness: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) $(READINESS) ## nodes that get pods only when ip-masq is ready: the real controllers (root)
+	@echo "e2e-readiness: about 2 minutes on two cores; the first time 10 more to build Kubernetes and containerd"
+	$(MAKE) image VERSION=v0.1.0 ARCHES=$$(go env GOARCH) && $(MAKE) image-iptables VERSION=v0.1.0 ARCHES=$$(go env GOARCH)
+	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && \
+		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_READINESS_DIR=$(CURDIR)/bin/readiness \
+		go test -tags e2e_cluster,e2e_readiness -count=1 -timeout $$(go run ./e2e/timelimit/scale 20m) -run '^TestNode(Readiness|ProblemDetector)$$' ./e2e/cluster $(TESTFLAGS)
 
 e2e-runtimes: PACKAGES := containerd runc podman iptables nftables conntrack iproute2
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
@@ -134,6 +144,12 @@ image image-iptables: ## the container image, without and with iptables, as an a
 	go run ./deploy/image $(IMAGE_FLAGS) -version $(VERSION) -arch "$$(echo $(ARCHES) | tr ' ' ,)" -out $(IMAGE_FILE)
 	@ls -l $(IMAGE_FILE)
 
+# promtool is a large program, and the tests of tools/deploy evaluate the alerts too: so this runs each night only.
+promtool: ## promtool checks the alerts, and evaluates them on the metrics of broken nodes
+	@echo "promtool: a few seconds; the first time 2 minutes more to build promtool"
+	promtool=$$(tools/cached promtool -tags remove_all_sd) && \
+		IPMASQ_PROMTOOL_DIR=$$promtool go -C tools/deploy test -tags promtool -count=1 -run '^TestPromtool$$' ./alerts
+
 man: ## manual pages and completions in bin/man and bin/completions
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) go run -tags man -ldflags "-X main.version=$(VERSION)" ./reconciler bin
 
@@ -173,6 +189,10 @@ $(DEPLOY_TOOLS): $(wildcard tools/deploy/go.* tools/deploy/*/*.go tools/helm/go.
 	go -C tools/deploy build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool ./schemas
 	go -C tools/helm build -ldflags "-s -w" -o $(CURDIR)/bin/deploy/ tool
 	mkdir -p bin/deploy/kubernetes && bin/deploy/schemas bin/deploy/kubernetes
+	@touch $@
+
+$(READINESS): tools/node-readiness
+	tools/node-readiness bin/readiness
 	@touch $@
 
 $(RELEASE): $(shell find tools/release -type f)

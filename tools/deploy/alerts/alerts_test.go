@@ -400,12 +400,13 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestBrokenNodes checks, with the metrics of a healthy node and from then on those of a node with each
-// fault, which alerts fire and after how long, and which reasons the dashboard's table of nodes that
-// are not ready has.
-func TestBrokenNodes(t *testing.T) {
+// brokenNode says which reasons the dashboard has, and which alert fires how long after the node broke.
+type brokenNode struct{ reasons, alerts string }
+
+// brokenNodes returns the nodes with one fault, by the names of their files.
+func brokenNodes() map[string]brokenNode {
 	const state = "IPMasqStateUnusable 10m0s"
-	cases := map[string]struct{ reasons, alerts string }{
+	return map[string]brokenNode{
 		"healthy":                {"", ""},
 		"rules-flushed":          {"flapping", "IPMasqRulesUndone 5m0s"},
 		"third-party-masquerade": {"", "IPMasqForeignRules 5m0s"},
@@ -433,6 +434,27 @@ func TestBrokenNodes(t *testing.T) {
 		"metrics-port-busy":      {"no answer", "IPMasqDown 10m0s"},
 		"other-data-dir":         {"conflist", "IPMasqConflistWrong 10m0s"},
 	}
+}
+
+// cluster returns a node that is healthy, and from then on has the fault.
+func (b brokenNode) cluster(t *testing.T, name string) cluster {
+	t.Helper()
+	var c, broken cluster
+	c.node(t, "one", nodes+"healthy.prom")
+	if strings.HasPrefix(b.alerts, "IPMasqDown") { // nothing answers at the port
+		broken.add(labels.FromStrings("__name__", "up"), "one", 0)
+	} else {
+		broken.node(t, "one", nodes+name+".prom")
+	}
+	c.becomes(broken)
+	return c
+}
+
+// TestBrokenNodes checks, with the metrics of a healthy node and from then on those of a node with each
+// fault, which alerts fire and after how long, and which reasons the dashboard's table of nodes that
+// are not ready has.
+func TestBrokenNodes(t *testing.T) {
+	cases := brokenNodes()
 	files, err := filepath.Glob(filepath.Join(root, nodes, "*.prom"))
 	if err != nil {
 		t.Fatal(err)
@@ -445,14 +467,7 @@ func TestBrokenNodes(t *testing.T) {
 	rules, engine, table := alerts(t), newEngine(), panels(t)["Nodes that are not ready"][0]
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
-			var c, broken cluster
-			c.node(t, "one", nodes+"healthy.prom")
-			if strings.HasPrefix(tt.alerts, "IPMasqDown") { // nothing answers at the port
-				broken.add(labels.FromStrings("__name__", "up"), "one", 0)
-			} else {
-				broken.node(t, "one", nodes+name+".prom")
-			}
-			c.becomes(broken)
+			c := tt.cluster(t, name)
 			var fired, reasons []string
 			seen := map[string]map[string]string{}
 			for alert, at := range c.fire(t, engine, rules, seen) {
