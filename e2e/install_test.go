@@ -401,26 +401,23 @@ func TestConcurrentInstalls(t *testing.T) {
 	b.runPod(t)
 }
 
-// TestInstallWithPluginFile checks that install adds no entry to a network that plugin.toml does
-// not admit, because no pod of that network would start.
+// TestInstallWithPluginFile checks that install takes the directory of the conflists from plugin.toml, and adds no entry
+// while that file is bad, because no pod would start.
 func TestInstallWithPluginFile(t *testing.T) {
 	t.Parallel()
 	b := newUninstalledNode(t, backends()[0])
 	const pluginFile = "/etc/ip-masq/plugin.toml"
-	write := func(networks string) {
-		text := fmt.Sprintf("allow_networks = [%s]\ndata_dir = %q\ncni_conf_dir = %q\n", networks, b.dataDir, b.cni.ConfDir)
-		must(t, os.WriteFile(b.own(pluginFile), []byte(text), 0o600))
-	}
-	write(`"storage"`)
+	write := func(line string) { must(t, os.WriteFile(b.own(pluginFile), []byte(b.pluginFile(line)), 0o600)) }
+	write("bogus = 1")
 	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
-	if code != 1 || !strings.Contains(stderr, `network "podnet" may not contribute`) || !strings.Contains(stderr, pluginFile) {
+	if code != 1 || !strings.Contains(stderr, "bogus: is not a known key") || !strings.Contains(stderr, pluginFile) {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 		t.Errorf("the conflist is\n%s", have)
 	}
 	b.runPod(t)
-	write(`"podnet"`)
+	write("")
 	b.install(t, b.plugin(t))
 	b.runPod(t)
 }

@@ -5,7 +5,6 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -220,22 +219,20 @@ func TestManageSetting(t *testing.T) {
 }
 
 // TestManageWithoutEntryFile checks that the default entry has the node's dataDir, without which
-// ADD fails, and that networks outside allow_networks get no entry.
+// ADD fails, and that no network gets an entry while plugin.toml is bad.
 func TestManageWithoutEntryFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.installPlugin(t)
 	n.writeMainConflist(t, mainFile, "podnet")
-	guard := func(networks string) {
-		writeTempFile(t, n.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [%s]\n", n.dataDir, n.cni.ConfDir, networks))
-	}
-	guard(`"other"`)
+	guard := func(line string) { writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(line)) }
+	guard("bogus = 1")
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
-	d.eventuallyUnready(t, "conflist: ", mainFile, `network "podnet" may not contribute`, config.DefaultPluginFile)
+	d.eventuallyUnready(t, "bogus: is not a known key", config.DefaultPluginFile)
 	if n.hasPluginEntry(t, mainFile) {
 		t.Fatal("the entry was inserted into a network that the plugin refuses")
 	}
-	guard(`"podnet"`)
+	guard("")
 	d.untilManaged(t, mainFile)
 	n.pod(t, "podnet")
 

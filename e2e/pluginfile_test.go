@@ -14,44 +14,38 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// TestPluginFile checks that with a plugin.toml only the networks in allow_networks set policy,
-// and that its data_dir overrides the entry's dataDir.
+// TestPluginFile checks that with a plugin.toml a network needs a conflist with its plugin entry, and that data_dir
+// is that of the node.
 func TestPluginFile(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, backends()[0])
+	n := newPluginFileNode(t, "")
 	podnet, othernet := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
-	moved := n.conf(t, "podnet", object{"dataDir": elsewhere})
-	file := config.DefaultPluginFile
 	n.conflist(t, "podnet", nil)
-	n.conflist(t, "othernet", nil)
-	guard := func(t *testing.T, text string) {
-		t.Helper()
-		writeTempFile(t, n.own(file), "data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\n"+text)
-	}
-	refused := func(t *testing.T, conf string, says ...string) {
-		t.Helper()
-		before := n.snapshot(t)
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, append(says, file)...)
-		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, append(says, file)...)
-		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "unknown"}).want(t, 0)
-		n.invoke(t, invocation{verb: "GC", conf: conf}).want(t, 0)
-		n.unchanged(t, before)
-	}
-	t.Run("allowed", func(t *testing.T) {
-		guard(t, `allow_networks = ["podnet"]`)
-		n.addAndCheck(t, podnet).noWarnings(t)
-		n.addAndCheck(t, moved).noWarnings(t)
+	n.addAndCheck(t, podnet).noWarnings(t)
+	t.Run("another dataDir on stdin", func(t *testing.T) {
+		n.addAndCheck(t, n.conf(t, "podnet", object{"dataDir": elsewhere})).want(t, 0, "dataDir", n.file("podnet"))
 		if _, err := os.Lstat(elsewhere); !os.IsNotExist(err) {
 			t.Errorf("the entry's dataDir was used: %v", err)
 		}
-		refused(t, othernet, `network "othernet" may not contribute`, "allow_networks", "add it there")
+	})
+	t.Run("another dataDir in the entry", func(t *testing.T) {
+		n.conflist(t, "podnet", object{"dataDir": elsewhere})
+		n.refused(t, n.conf(t, "podnet", object{"dataDir": elsewhere}), n.file("podnet"), "dataDir", elsewhere, config.DefaultPluginFile, n.dataDir)
+		if stdout, stderr, code := n.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, elsewhere) {
+			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
+		}
+		n.conflist(t, "podnet", object{"dataDir": nil})
+		n.addAndCheck(t, n.conf(t, "podnet", object{"dataDir": nil})).noWarnings(t)
+		n.conflist(t, "podnet", nil)
+		n.addAndCheck(t, podnet).noWarnings(t)
+	})
+	t.Run("no conflist", func(t *testing.T) {
+		n.refused(t, othernet, `network "othernet" has no policy`, config.DefaultPluginFile)
 	})
 	t.Run("cleanup of another dataDir", func(t *testing.T) {
-		guard(t, `allow_networks = ["podnet"]`)
 		before := n.snapshot(t)
 		_, stderr, code := n.reconciler(t, "cleanup", "--data-dir", elsewhere)
 		if code != 1 || !strings.Contains(stderr, elsewhere) || !strings.Contains(stderr, "cleanup --data-dir \""+n.dataDir+`"`) {
@@ -59,46 +53,87 @@ func TestPluginFile(t *testing.T) {
 		}
 		n.unchanged(t, before)
 	})
-	t.Run("DEL of a network that is not allowed repairs", func(t *testing.T) {
-		guard(t, `allow_networks = ["podnet"]`)
+	t.Run("DEL of a network without a conflist repairs", func(t *testing.T) {
 		n.flush(t)
 		n.invoke(t, invocation{verb: "DEL", conf: n.conf(t, "othernet", object{"dataDir": elsewhere})}).want(t, 0)
 		n.invoke(t, invocation{verb: "CHECK", conf: podnet}).want(t, 0)
 	})
-	t.Run("no network allowed", func(t *testing.T) {
-		guard(t, `allow_networks = []`)
-		n.invoke(t, invocation{verb: "DEL", conf: podnet, id: "unknown"}).want(t, 0)
-		if rules := n.ruleset(t); strings.Contains(rules, "masquerade") {
-			t.Errorf("a document that is not in force has rules:\n%s", rules)
-		}
-		refused(t, podnet, `network "podnet" may not contribute`)
-	})
-	t.Run("broken", func(t *testing.T) { // package config has all mistakes
-		guard(t, `allow_network = ["podnet"]`)
-		refused(t, podnet, `did you mean allow_networks?`)
-	})
-	t.Run("a dangling symlink", func(t *testing.T) {
-		if err := os.Symlink(filepath.Join(n.dir, "nothing"), n.own(file)); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := os.Remove(n.own(file)); err != nil {
-				t.Error(err)
-			}
-		})
-		before := n.snapshot(t)
-		n.invoke(t, invocation{verb: "ADD", conf: podnet}).want(t, 7, file)
-		n.unchanged(t, before)
-	})
-	t.Run("cni_conf_dir", func(t *testing.T) {
-		guard(t, `allow_networks = ["podnet", "othernet"]`)
+	t.Run("a network that has left the directory", func(t *testing.T) {
 		n.conflist(t, "podnet", object{"randomFully": true})
 		n.conflist(t, "othernet", object{"randomFully": false})
 		n.addAndCheck(t, n.conf(t, "podnet", object{"randomFully": true}))
-		must(t, os.Remove(filepath.Join(n.cni.ConfDir, "10-podnet.conflist")))
+		must(t, os.Remove(n.file("podnet")))
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", object{"randomFully": false})}).
 			want(t, 0, `network "podnet" is no longer in any conflist and is superseded by network "othernet"`)
 	})
+}
+
+// TestBadPluginFile: while the file is bad ADD and STATUS fail, DEL and GC pass, rules and documents stay, and it is a
+// fault.
+func TestBadPluginFile(t *testing.T) {
+	t.Parallel()
+	file := config.DefaultPluginFile
+	for name, c := range map[string]struct {
+		spoil func(path, valid string) error
+		says  string
+	}{
+		"a key of earlier versions": {func(path, valid string) error {
+			return os.WriteFile(path, []byte(valid+"allow_networks = [\"podnet\"]\n"), 0o600)
+		}, "allow_networks: is not a known key"},
+		"a misspelled key": {func(path, valid string) error {
+			return os.WriteFile(path, []byte(valid+"cni_confdir = \"/etc\"\n"), 0o600)
+		}, "did you mean cni_conf_dir?"},
+		"others may write it": {func(path, _ string) error { return os.Chmod(path, 0o666) }, "chmod"},
+		"a dangling symlink": {func(path, _ string) error {
+			must(t, os.Remove(path))
+			return os.Symlink("nothing", path)
+		}, "symlink"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newPluginFileNode(t, "")
+			n.conflist(t, "podnet", nil)
+			podnet := n.conf(t, "podnet", nil)
+			n.addAndCheck(t, podnet).noWarnings(t)
+			d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+			path := n.own(file)
+			must(t, c.spoil(path, string(readFile(t, path))))
+			d.eventuallyUnready(t, "source: ", file, c.says)
+			n.conflist(t, "podnet", object{"masqChain": "OTHER"})
+			n.conflist(t, "othernet", object{"masqChain": "THIRD"})
+			n.refused(t, podnet, file, c.says)
+			n.invoke(t, invocation{verb: "DEL", conf: podnet}).want(t, 0)
+			n.flush(t) // the rules stay in force
+			d.until(t, "the repair", func() bool { return strings.Contains(n.ruleset(t), "IP-MASQ-AGENT") })
+			if stdout, stderr, code := n.reconciler(t, "check"); code != 1 || !strings.Contains(stdout+stderr, c.says) {
+				t.Errorf("check exits %d\n%s%s", code, stdout, stderr)
+			}
+			if rules := n.ruleset(t); strings.Contains(rules, "OTHER") || strings.Contains(rules, "THIRD") {
+				t.Errorf("the rules changed:\n%s", rules)
+			}
+			must(t, os.Remove(path))
+			d.stop(t)
+		})
+	}
+}
+
+// TestConfDirOfPluginFile: the reconciler takes its directory from the file, and says where another one is stated.
+func TestConfDirOfPluginFile(t *testing.T) {
+	t.Parallel()
+	n := newPluginFileNode(t, "")
+	n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"203.0.113.16/28"}})
+	once := func(want int, says string, args ...string) {
+		t.Helper()
+		c := n.Node.Command(n.timeout(t), reconcilerProgram(t), append([]string{"once"}, args...)...)
+		if stdout, stderr, code := run(t, c); code != want || !strings.Contains(stderr, says) {
+			t.Errorf("once %v exits %d, want %d\n%s%s", args, code, want, stdout, stderr)
+		}
+	}
+	once(0, "")
+	n.wantExempt(t, "podnet", "203.0.113.16/28")
+	once(0, "", "--cni-conf-dir", n.cni.ConfDir)
+	once(1, "cni_conf_dir", "--cni-conf-dir", filepath.Join(n.dir, "other"))
+	n.wantExempt(t, "podnet", "203.0.113.16/28")
 }
 
 // pluginFileNode is a node with a plugin.toml; the administrator owns its conflists.
@@ -107,8 +142,13 @@ type pluginFileNode struct{ *node }
 func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
 	t.Helper()
 	n := newNode(t, backends()[0])
-	writeTempFile(t, n.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, toml))
+	writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(toml))
 	return pluginFileNode{n}
+}
+
+// pluginFile returns a plugin.toml for the node, with more lines.
+func (n *node) pluginFile(lines string) string {
+	return fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", n.dataDir, n.cni.ConfDir, lines)
 }
 
 // file returns the path of a network's conflist.
@@ -150,34 +190,21 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	t.Parallel()
 	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
 	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
-	t.Run("an allowed network without a conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
+	t.Run("a network without a conflist", func(t *testing.T) {
+		g := newPluginFileNode(t, "")
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
-		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, "allow_unlisted_networks", config.DefaultPluginFile)
+		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, config.DefaultPluginFile)
 		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a conflist without the plugin entry", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["blue"]`)
+		g := newPluginFileNode(t, "")
 		g.write(t, "blue", g.bridge("blue"))
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("blue"), "has no plugin entry")
 	})
-	t.Run("a network in allow_unlisted_networks", func(t *testing.T) {
-		g := newPluginFileNode(t, "allow_networks = [\"blue\"]\nallow_unlisted_networks = [\"blue\", \"red\"]")
-		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.32/28"))).noWarnings(t)
-		g.wantExempt(t, "blue", "203.0.113.32/28")
-		g.addAndCheck(t, g.conf(t, "blue", exempt("203.0.113.48/28"))).noWarnings(t)
-		g.wantExempt(t, "blue", "203.0.113.48/28")
-		// A network must be in both lists, and its conflist takes precedence.
-		red := g.conf(t, "red", everything)
-		g.invoke(t, invocation{verb: "ADD", conf: red}).want(t, 7, `network "red"`, "allow_networks", "add it there too")
-		g.conflist(t, "blue", exempt("203.0.113.16/28"))
-		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "blue", everything)}).want(t, 0, g.file("blue"))
-		g.wantExempt(t, "blue", "203.0.113.16/28")
-	})
 	t.Run("a network with a conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, "")
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
 			a := g.addAndCheck(t, g.conf(t, "podnet", keys)) // no document is stored at the first ADD
@@ -203,7 +230,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("a changed conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, "")
 		old := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for range 3 {
@@ -214,20 +241,26 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.wantExempt(t, "podnet", "203.0.113.32/28")
 	})
 	t.Run("several conflists, and several entries", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, "")
 		g.write(t, "podnet", g.bridge("podnet"), g.entry(exempt("203.0.113.16/28")), g.entry(everything))
 		writeTempFile(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(readFile(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
+		g.reconcileOnce(t)
+		g.wantExempt(t, "podnet", "203.0.113.16/28")
+		// The first one counts, as for the runtime.
+		g.write(t, "podnet", g.bridge("podnet"))
+		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.32/28")), g.file("podnet"), "has no plugin entry")
+		g.reconcileOnce(t)
 		g.wantExempt(t, "podnet", "203.0.113.16/28")
 	})
 	t.Run("an invalid entry", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, "")
 		g.conflist(t, "podnet", exempt("203.0.113.17/28"))
 		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28")
 	})
 	t.Run("a partly written conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet", "blue"]`)
+		g := newPluginFileNode(t, "")
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		conf := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.addAndCheck(t, conf).noWarnings(t)
@@ -242,53 +275,36 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
 	})
 	t.Run("a missing directory", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, "")
 		must(t, os.RemoveAll(g.cni.ConfDir))
 		g.refused(t, g.conf(t, "podnet", everything), `network "podnet"`, g.cni.ConfDir, "cni_conf_dir", config.DefaultPluginFile)
 	})
 	t.Run("an entry with requireAgentConfig", func(t *testing.T) {
-		g := newPluginFileNode(t, `allow_networks = ["podnet"]`)
+		g := newPluginFileNode(t, "")
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
 }
 
-// TestPluginFileExcludesDocuments checks that documents of networks that plugin.toml does not admit are not in force
-// while the file exists, for each verb and command, though they stay on disk.
-func TestPluginFileExcludesDocuments(t *testing.T) {
+// TestPluginFileDropsDocuments: documents that did not come from a conflist of the file's directory are dropped by the
+// next sync that reads the directory completely, attachments or not.
+func TestPluginFileDropsDocuments(t *testing.T) {
 	t.Parallel()
 	exempt := func(p, chain string) object { return object{"nonMasqueradeCIDRs": []string{p}, "masqChain": chain} }
 	net, evil, other := exempt("203.0.113.16/28", "A"), exempt("203.0.113.48/28", "A"), exempt("198.51.100.0/28", "OTHER")
-	wantExempt := func(t *testing.T, g pluginFileNode, excluded bool) {
+	wantExempt := func(t *testing.T, g pluginFileNode, dropped bool) {
 		t.Helper()
 		rules := g.ruleset(t)
-		for text, want := range map[string]bool{"203.0.113.16/28": true, "203.0.113.48/28": !excluded, "198.51.100.0/28": !excluded, "masq-OTHER": !excluded} {
+		for text, want := range map[string]bool{"203.0.113.16/28": true, "203.0.113.48/28": !dropped, "198.51.100.0/28": !dropped, "OTHER": !dropped} {
 			if strings.Contains(rules, text) != want {
 				t.Errorf("%s: want %t in\n%s", text, want, rules)
 			}
 		}
 	}
-	check := func(t *testing.T, g pluginFileNode, want int) {
-		t.Helper()
-		if stdout, stderr, code := g.reconciler(t, "check"); code != want {
-			t.Errorf("check exits %d, want %d\n%s%s", code, want, stdout, stderr)
-		}
-	}
-	for name, repair := range map[string]func(t *testing.T, g pluginFileNode){
-		"ADD": func(t *testing.T, g pluginFileNode) { g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t) },
-		"DEL of an admitted network": func(t *testing.T, g pluginFileNode) {
-			g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, "net", net), id: "unknown"}).want(t, 0).noWarnings(t)
-		},
-		"DEL of another network": func(t *testing.T, g pluginFileNode) {
-			g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, "evil", evil), id: "unknown"}).want(t, 0).noWarnings(t)
-		},
-		"GC": func(t *testing.T, g pluginFileNode) {
-			g.invoke(t, invocation{verb: "GC", conf: g.conf(t, "net", net)}).want(t, 0).noWarnings(t)
-		},
+	for name, sync := range map[string]func(t *testing.T, g pluginFileNode){
 		"once": func(t *testing.T, g pluginFileNode) { g.reconcileOnce(t) },
 		"run": func(t *testing.T, g pluginFileNode) {
-			d := g.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-			d.stop(t)
+			g.startReconciler(t, "--resync-interval", "10m").untilReady(t).stop(t)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -300,92 +316,33 @@ func TestPluginFileExcludesDocuments(t *testing.T) {
 			for range 2 { // the second one writes the verification cache
 				g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t)
 			}
+			g.reconcileOnce(t)
+			must(t, os.WriteFile(g.own(config.DefaultPluginFile), []byte(g.pluginFile("")), 0o600))
+			g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t)
+			torn := filepath.Join(g.cni.ConfDir, "99-torn.conflist")
+			must(t, os.WriteFile(torn, []byte("{"), 0o600))
+			g.reconciler(t, "once")
 			wantExempt(t, g, false)
-			check(t, g, 0)
-			file := g.own(config.DefaultPluginFile)
-			valid := fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [\"net\"]\n", g.dataDir, g.cni.ConfDir)
-			must(t, os.WriteFile(file, []byte(valid), 0o600))
-			g.invoke(t, invocation{verb: "STATUS", conf: g.conf(t, "net", net)}).want(t, 0)
-			g.invoke(t, invocation{verb: "CHECK", conf: g.conf(t, "net", net)}).want(t, 101, "203.0.113.48/28", "OTHER")
-			check(t, g, 3)
-			repair(t, g)
+			must(t, os.Remove(torn))
+			sync(t, g)
 			wantExempt(t, g, true)
 			g.invoke(t, invocation{verb: "CHECK", conf: g.conf(t, "net", net)}).want(t, 0)
-			check(t, g, 0)
 			for _, network := range []string{"evil", "other"} {
-				if g.load(t).Find(networkID(network)) == nil {
-					t.Errorf("the document of %s is gone", network)
+				if g.load(t).Find(networkID(network)) != nil {
+					t.Errorf("the document of %s is there", network)
 				}
+				g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, network, nil)}).want(t, 0)
 			}
-			if out, _, _ := g.reconciler(t, "status"); strings.Count(out, "excluded") != 2 {
-				t.Errorf("status:\n%s", out)
-			}
-			if out, _, _ := g.reconciler(t, "explain", "203.0.113.49"); strings.Contains(out, "evil") || !strings.Contains(out, "masqueraded") {
-				t.Errorf("explain:\n%s", out)
-			}
-			if out, _, _ := g.reconciler(t, "render"); strings.Contains(out, "203.0.113.48") || strings.Contains(out, "OTHER") {
-				t.Errorf("render:\n%s", out)
-			}
-			// An excluded document is in nobody's way.
-			g.conflist(t, "net", object{"nonMasqueradeCIDRs": []string{"203.0.113.16/28"}, "masqueradeCIDRs": []string{"203.0.113.48/28"}, "masqChain": "A"})
-			g.pod(t, "net")
-			g.conflist(t, "net", net)
-			g.pod(t, "net")
-			// Nor is one that cannot be read: it does not come into force.
-			path := store.Open(g.dataDir).DocumentPath(networkID("other"))
-			document := readFile(t, path)
-			must(t, os.WriteFile(path, []byte("{"), 0o600))
-			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "net", net)}).want(t, 0)
-			g.reconcileOnce(t)
+			// One that came from a conflist is kept without it for ten minutes.
+			must(t, os.Remove(g.file("net")))
+			sync(t, g)
 			wantExempt(t, g, true)
-			must(t, os.WriteFile(path, document, 0o600))
-			// A mistake in the file changes no rules, not even those of a reconciler that starts.
-			must(t, os.WriteFile(file, []byte("allow_network"), 0o600))
-			if stdout, stderr, code := g.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "not TOML") {
-				t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
-			}
-			wantExempt(t, g, true)
-			must(t, os.WriteFile(file, []byte(valid), 0o600))
-			d := g.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-			must(t, os.WriteFile(file, []byte("allow_network"), 0o600))
-			d.until(t, "the mistake", func() bool { return strings.Contains(d.log(), "not TOML") })
-			g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, "evil", evil), id: "unknown"}).want(t, 0)
-			wantExempt(t, g, true)
-			must(t, os.Remove(file))
-			d.until(t, "the end of the exclusion", func() bool { return strings.Contains(g.ruleset(t), "203.0.113.48/28") })
-			d.stop(t)
-			wantExempt(t, g, false)
-		})
-	}
-}
-
-// TestReadmittedNetwork: a network that plugin.toml excluded, and that conflicts with one added meanwhile, does not
-// displace that when the file admits both.
-func TestReadmittedNetwork(t *testing.T) {
-	t.Parallel()
-	for _, early := range []string{"early", "zearly"} { // equal orders would be decided by the name
-		t.Run(early, func(t *testing.T) {
-			t.Parallel()
-			g := pluginFileNode{newNode(t, backends()[0])}
-			wasFirst, isInForce := g.conf(t, early, object{"randomFully": false}), g.conf(t, "net", object{"randomFully": true})
-			g.addAndCheck(t, wasFirst).noWarnings(t)
-			g.conflist(t, "net", object{"randomFully": true})
-			file := fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [\"net\"]\n", g.dataDir, g.cni.ConfDir)
-			must(t, os.WriteFile(g.own(config.DefaultPluginFile), []byte(file), 0o600))
-			g.addAndCheck(t, isInForce)
-			rules := g.ruleset(t)
+			g.refused(t, g.conf(t, "net", net), `network "net" has no policy`)
+			// Without the file the others are admitted again.
 			must(t, os.Remove(g.own(config.DefaultPluginFile)))
-			for range 2 {
-				g.invoke(t, invocation{verb: "STATUS", conf: wasFirst}).want(t, 50, early, "net", "randomFully")
-				g.invoke(t, invocation{verb: "ADD", conf: wasFirst, id: "again"}).want(t, 7, early, "net", "randomFully")
-				g.addAndCheck(t, isInForce)
-			}
-			if stdout, stderr, code := g.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "randomFully") {
-				t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
-			}
-			if now := g.ruleset(t); now != rules {
-				t.Errorf("the rules changed:\n%s", cmp.Diff(rules, now))
-			}
+			g.addAndCheck(t, g.conf(t, "evil", evil)).noWarnings(t)
+			g.addAndCheck(t, g.conf(t, "other", other)).noWarnings(t)
+			wantExempt(t, g, false)
 		})
 	}
 }
@@ -405,7 +362,7 @@ func TestNothingIsLearnedWithPluginFile(t *testing.T) {
 	if !guarded() {
 		t.Fatalf("without plugin.toml nothing is learned:\n%s", g.ruleset(t))
 	}
-	writeTempFile(t, g.own(config.DefaultPluginFile), fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\nallow_networks = [\"podnet\"]\n", g.dataDir, g.cni.ConfDir))
+	writeTempFile(t, g.own(config.DefaultPluginFile), g.pluginFile(""))
 	for i := range 3 {
 		g.invoke(t, invocation{verb: "ADD", conf: with(fmt.Sprintf("10.78.%d.3/24", i))}).want(t, 0)
 		if rules := g.ruleset(t); guarded() || strings.Contains(rules, "10.78.") {
@@ -413,17 +370,17 @@ func TestNothingIsLearnedWithPluginFile(t *testing.T) {
 		}
 	}
 	g.reconcileOnce(t)
-	if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); guarded() || got != "[10.77.2.0/24]" {
+	if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); guarded() || got != "[]" {
 		t.Errorf("stored are %s; rules:\n%s", got, g.ruleset(t))
 	}
 }
 
-// TestUntrustedDELAndGC runs DEL and GC, which need no admission, with input chosen by an attacker.
+// TestUntrustedDELAndGC runs DEL and GC, which need no conflist, with input chosen by an attacker.
 // It checks that they change no policy, no rule and no other dataDir. GC believes the list of
 // attachments of the network that it names, and the next ADD adds to the list again.
 func TestUntrustedDELAndGC(t *testing.T) {
 	t.Parallel()
-	g := newPluginFileNode(t, `allow_networks = ["podnet", "othernet"]`)
+	g := newPluginFileNode(t, "")
 	other := filepath.Join(g.dir, "other")
 	policies := map[string]object{"podnet": {"randomFully": true}, "othernet": {"masqChain": "OTHER"}}
 	for network, keys := range policies {
@@ -458,8 +415,7 @@ func TestDocumentedPluginFile(t *testing.T) {
 	must(t, os.WriteFile(file, []byte(example), 0o600))
 	p, err := config.ReadPluginFile(file)
 	must(t, err)
-	want := config.PluginFile{Path: file, Present: true, AllowNetworks: []string{"podnet", "storage"}, AllowUnlisted: []string{"storage"},
-		DataDir: config.DefaultDataDir, CNIConfDir: config.DefaultCNIConfDir}
+	want := config.PluginFile{Path: file, Present: true, DataDir: config.DefaultDataDir, CNIConfDir: config.DefaultCNIConfDir}
 	if d := cmp.Diff(want, p); d != "" {
 		t.Error(d)
 	}

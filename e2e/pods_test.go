@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -249,14 +250,37 @@ func TestPodNames(t *testing.T) {
 	}
 }
 
-// TestAddressesWithPluginFile: with a plugin.toml, attachments take addresses only by the entry of an admitted network.
+// TestAddressOfTheNode: a pod that claims an address of the node ends none of the node's connections.
+func TestAddressOfTheNode(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		n.conflist(t, "podnet", conf)
+		p := n.podOf(t, "prod")
+		n.open(t, p, "1.2.3.4", 5)
+		to := netip.AddrPortFrom(netip.MustParseAddr("1.2.3.4"), topology.EchoPort)
+		seen := topology.Must(n.Node.SendUDP(to))(t)
+		before := n.conntrackIDs(t)
+		own := seen.Source.Addr().String()
+		for i, namespace := range []string{"prod", "dev"} {
+			n.call(t, conf, call{"ADD", fmt.Sprint(i), "K8S_POD_NAMESPACE=" + namespace, []string{own + "/16"}}).want(t, 0)
+			n.wantKept(t, before)
+		}
+		n.call(t, conf, call{"ADD", "next", "K8S_POD_NAMESPACE=dev", []string{p.addrs[0].String() + "/16"}}).want(t, 0)
+		if gone := n.gone(t, before); gone != 10 {
+			t.Errorf("%d connections ended, want 10", gone)
+		}
+	})
+}
+
+// TestAddressesWithPluginFile: with a plugin.toml, attachments take addresses only by an entry that the conflist has, or
+// had in this boot.
 func TestAddressesWithPluginFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 	n.conflist(t, "podnet", conf)
-	writeTempFile(t, n.own(config.DefaultPluginFile),
-		"data_dir = \""+n.dataDir+"\"\ncni_conf_dir = \""+n.cni.ConfDir+"\"\nallow_networks = [\"podnet\"]")
+	writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(""))
 	prod, dev := "K8S_POD_NAMESPACE=prod", "K8S_POD_NAMESPACE=dev"
 	n.call(t, conf, call{"ADD", "a", prod, []string{"10.1.0.5/16"}}).want(t, 0)
 	n.exemptAddresses(t, "10.1.0.5")
@@ -271,4 +295,37 @@ func TestAddressesWithPluginFile(t *testing.T) {
 	n.exemptAddresses(t, "10.1.0.5")
 	n.call(t, conf, call{"ADD", "b", dev, []string{"10.1.0.5/16"}}).want(t, 0)
 	n.exemptAddresses(t)
+	// The runtime goes on with an entry that the conflist had.
+	n.conflist(t, "podnet", other)
+	n.reconcileOnce(t) // reads this one
+	now := object{"nonMasqueradeNamespaces": []string{"prod"}, "nonMasqueradeCIDRs": []string{"30.0.0.0/8"}}
+	n.conflist(t, "podnet", now)
+	never := object{"nonMasqueradeNamespaces": []string{"prod"}, "nonMasqueradeCIDRs": []string{"40.0.0.0/8"}}
+	for _, former := range []object{conf, other} {
+		n.call(t, former, call{"ADD", "c", prod, []string{"10.1.0.6/16"}}).want(t, 0)
+		n.exemptAddresses(t, "10.1.0.6")
+		n.call(t, never, call{"ADD", "d", dev, []string{"10.1.0.6/16"}}).want(t, 0)
+		n.exemptAddresses(t, "10.1.0.6")
+		n.call(t, former, call{verb: "DEL", id: "c"}).want(t, 0)
+		n.exemptAddresses(t)
+	}
+	// So too while the conflist is torn.
+	file := filepath.Join(n.cni.ConfDir, "10-podnet.conflist")
+	must(t, os.WriteFile(file, readFile(t, file)[:100], 0o600))
+	n.call(t, never, call{"ADD", "e", prod, []string{"10.1.0.6/16"}}).want(t, 0)
+	n.exemptAddresses(t)
+	n.call(t, now, call{"ADD", "f", prod, []string{"10.1.0.6/16"}}).want(t, 0)
+	n.exemptAddresses(t, "10.1.0.6")
+	n.call(t, now, call{verb: "DEL", id: "f"}).want(t, 0)
+	// The last 16 count.
+	for i := range 16 {
+		now["nonMasqueradeCIDRs"] = []string{fmt.Sprintf("50.%d.0.0/16", i)}
+		n.conflist(t, "podnet", now)
+		n.call(t, now, call{"ADD", "g", dev, []string{"10.1.0.7/16"}}).want(t, 0)
+	}
+	n.call(t, conf, call{"ADD", "h", prod, []string{"10.1.0.6/16"}}).want(t, 0)
+	n.exemptAddresses(t)
+	now["nonMasqueradeCIDRs"] = []string{"50.0.0.0/16"}
+	n.call(t, now, call{"ADD", "h", prod, []string{"10.1.0.6/16"}}).want(t, 0)
+	n.exemptAddresses(t, "10.1.0.6")
 }

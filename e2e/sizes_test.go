@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -319,16 +318,6 @@ func configCases() []scalingCase {
 			return func() {
 				p := cniplugin.Plugin{PluginFile: filepath.Join(dir, "none"), Stdout: io.Discard, Stderr: io.Discard, LockWait: time.Second}
 				must(t, p.Funcs().GC(&skel.CmdArgs{StdinData: conf}))
-			}
-		}},
-		{"plugin.toml", 1000, func(t *testing.T, n int) func() {
-			names, err := json.Marshal(interfaceNames("net", n))
-			must(t, err)
-			file := filepath.Join(t.TempDir(), "plugin.toml")
-			must(t, os.WriteFile(file, fmt.Appendf(nil, "allow_networks = %s\n", names), 0o600))
-			return func() {
-				_, err := config.ReadPluginFile(file)
-				must(t, err)
 			}
 		}},
 	}

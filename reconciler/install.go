@@ -77,6 +77,9 @@ func (a *app) directories() (install.Dirs, error) {
 	s := config.DefaultSettings()
 	s.CNIConfDir, s.CNIBinDir = "", ""
 	s, err := a.settingsOver(s)
+	if file, mistake := config.ReadPluginFile(config.DefaultPluginFile); s.CNIConfDir == "" && file.Present && mistake == nil {
+		s.CNIConfDir = file.CNIConfDir
+	}
 	return install.Dirs{Conf: s.CNIConfDir, Bin: s.CNIBinDir}, err
 }
 

@@ -107,30 +107,35 @@ func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReco
 
 // settings reads reconciler.toml and then the flags, which win. If the file is bad, it returns
 // the settings of the flags alone and the error. Unless a flag states the dataDir, it is that of
-// plugin.toml, else of reconciler.toml, else the one in use, if there is one.
-func (a *app) settings(inUse func() config.Setting) (config.Settings, error) {
-	const key = "data_dir"
+// plugin.toml, else of reconciler.toml, else the one in use, if there is one. Unless one of them states cni_conf_dir,
+// which each sync reports, it is that of plugin.toml.
+func (a *app) settings(inUse func(key string) config.Setting) (config.Settings, error) {
+	const dataDir, confDir = "data_dir", "cni_conf_dir"
 	s, err := a.settingsOver(config.DefaultSettings())
-	stated := s.Origins[key]
-	if stated == config.FlagOrigin {
-		return s, err
-	}
-	var node config.Setting
-	switch file, _ := config.ReadPluginFile(config.DefaultPluginFile); { // each sync reports the error
-	case file.Present && !file.Invalid:
-		node = config.Setting{Value: file.DataDir, Origin: file.Path}
-	case file.Present || stated == "":
-		node = inUse()
-	}
-	if node.Value != "" && s.Set(key, node.Value) == nil {
-		s.Origins[key] = node.Origin
+	file, _ := config.ReadPluginFile(config.DefaultPluginFile) // each sync reports the error
+	valid := file.Present && !file.Invalid
+	for key, value := range map[string]string{dataDir: file.DataDir, confDir: file.CNIConfDir} {
+		stated, node := s.Origins[key], config.Setting{}
+		switch {
+		case stated == config.FlagOrigin || stated != "" && key == confDir:
+		case valid:
+			node = config.Setting{Value: value, Origin: file.Path}
+		case file.Present || stated == "" && key == dataDir:
+			node = inUse(key)
+		}
+		if node.Value != "" && s.Set(key, node.Value) == nil {
+			s.Origins[key] = node.Origin
+		}
 	}
 	return s, err
 }
 
 // ownersDataDir returns a function that reads which dataDir the comment of a chain or guard table names.
-func ownersDataDir(ctx context.Context, all netfilter.Drivers) func() config.Setting {
-	return func() config.Setting {
+func ownersDataDir(ctx context.Context, all netfilter.Drivers) func(key string) config.Setting {
+	return func(key string) config.Setting {
+		if key != "data_dir" {
+			return config.Setting{}
+		}
 		owned, _ := all.Owned(ctx) // an error is in the command's own report
 		return dataDirOf(owned)
 	}

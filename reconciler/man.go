@@ -34,7 +34,7 @@ const rootSections = `# FILES
 : The plugin entry that **install** inserts into the conflist. Without it: {"type": "ip-masq"}
 
 **/etc/ip-masq/plugin.toml**
-: Restricts which networks may contribute to the policy.
+: If it exists, policies come from conflists only. Keys: **data_dir**, **cni_conf_dir**.
 
 **/etc/cni/net.d**, **/opt/cni/bin**
 : The conflists of the container runtime, and its plugins; other directories with **--cni-conf-dir** and **--cni-bin-dir**.

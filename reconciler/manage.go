@@ -55,6 +55,9 @@ func pluginEntry(s config.Settings) (entry []byte, origin string, err error) {
 	case err != nil:
 		return nil, "", fmt.Errorf("%s: %w", key, err)
 	}
+	if err := pluginFile.DataDirErr(config.ReadNetconf(entry)); err != nil {
+		return nil, "", fmt.Errorf("%s: %s: %w", key, policy.Quote(path), err)
+	}
 	if dataDir := config.ReadNetconf(entry).Identity().DataDir; !pluginFile.Present && dataDir != s.DataDir {
 		return nil, "", fmt.Errorf("%s: %s: dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
 			key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
@@ -63,15 +66,12 @@ func pluginEntry(s config.Settings) (entry []byte, origin string, err error) {
 }
 
 // checkNetwork returns a function that returns why the plugin would refuse all pods of a network:
-// plugin.toml does not allow the network, or the dataDir is refused. The plugin creates a dataDir
+// plugin.toml is bad, or the dataDir is refused. The plugin creates a dataDir
 // that is missing, and needs none that it can write as long as the rules are correct.
 func checkNetwork(dir *store.Dir) func(network string) error {
-	return func(network string) error {
-		pluginFile, err := config.ReadPluginFile(config.DefaultPluginFile)
+	return func(string) error {
+		_, err := config.ReadPluginFile(config.DefaultPluginFile)
 		if err != nil {
-			return err
-		}
-		if err := pluginFile.Admits(network); err != nil {
 			return err
 		}
 		if _, err = dir.Load(); err == nil {

@@ -67,7 +67,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	})
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()
-	settings, err = a.settings(dataDirInUse(settings)) // again, because changes are noticed only from here on
+	settings, err = a.settings(directoriesInUse(settings)) // again, because changes are noticed only from here on
 	for ctx.Err() == nil {
 		settings, err = d.serve(ctx, settings, err)
 	}
@@ -75,12 +75,12 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// dataDirInUse returns a function that returns the dataDir of settings: it is the node's also when rules or files that
-// name it are gone for a moment.
-func dataDirInUse(s config.Settings) func() config.Setting {
-	return func() config.Setting {
-		if origin := s.Origins["data_dir"]; origin != "" {
-			return config.Setting{Value: s.DataDir, Origin: origin}
+// directoriesInUse returns a function that returns a directory of settings: it is the node's also when rules or files
+// that name it are gone or bad for a moment.
+func directoriesInUse(s config.Settings) func(key string) config.Setting {
+	return func(key string) config.Setting {
+		if origin := s.Origins[key]; origin != "" {
+			return config.Setting{Value: map[string]string{"data_dir": s.DataDir, "cni_conf_dir": s.CNIConfDir}[key], Origin: origin}
 		}
 		return config.Setting{}
 	}
@@ -205,7 +205,7 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		if !changed.Take(time.Now()) && changed.Pending() {
 			timer.Reset(time.Until(changed.Due()))
 		}
-		next, err := d.app.settings(dataDirInUse(s))
+		next, err := d.app.settings(directoriesInUse(s))
 		if err != nil {
 			next = s
 		}

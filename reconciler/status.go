@@ -115,7 +115,6 @@ type sourceState string
 const (
 	inForce    sourceState = "in force"
 	superseded sourceState = "superseded" // by another source, in part at least
-	excluded   sourceState = "excluded"   // plugin.toml does not admit the network
 	pending    sourceState = "pending"    // the last good policy is in force
 	invalid    sourceState = "invalid"    // the same
 )
@@ -261,9 +260,6 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 	states := map[policy.SourceID]sourceState{}
 	for _, s := range r.State.Sources {
 		states[s.ID] = inForce
-	}
-	for _, s := range r.State.Excluded {
-		states[s.ID] = excluded
 	}
 	if r.Rules != nil {
 		for _, p := range r.Rules.Policies() {

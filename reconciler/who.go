@@ -162,7 +162,7 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	}
 	node := open(s, all)
 	e := node.Enforcer(node.Read(), func(error) {})
-	state, err := e.Load()
+	state, err := e.Dir.Load()
 	pods, _, podsErr := node.Dir.Pods()
 	if err = cmp.Or(err, podsErr); err != nil {
 		warn(a, []error{err})

@@ -46,6 +46,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 		n.pod.Addresses = nil // anybody may choose them
 	}
 	n.Attachments = []store.Attachment{n.pod.Attachment}
+	n.rememberEntry()
 	n.recordErr = n.Dir.Attach(n.pod)
 	n.Warn(n.recordErr)
 	if err := n.sync(ctx); err != nil {
@@ -79,7 +80,7 @@ func (n *node) sync(ctx context.Context) error {
 		return err
 	}
 	if n.recordErr != nil {
-		if err := n.podErr(n.Policies(n.State(reading))); err != nil {
+		if err := n.podErr(n.Policies(reading.State())); err != nil {
 			return err
 		}
 	}
@@ -88,12 +89,15 @@ func (n *node) sync(ctx context.Context) error {
 	if verified && !concerned && n.rulesVerified(reading) {
 		return nil
 	}
-	state := n.State(reading)
+	state := reading.State()
 	if verified && concerned && n.PodsRecorded(state) && n.rulesVerified(reading) {
 		return nil
 	}
 	stored := state.Find(n.source())
 	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
+	if n.pluginFile.Present {
+		own.ConfDir = n.pluginFile.CNIConfDir
+	}
 	if verified && stored != nil {
 		own.Policy = stored.Policy
 	} else {
@@ -109,7 +113,8 @@ func (n *node) sync(ctx context.Context) error {
 	}
 	var observed *enforce.State
 	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
-		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) && !n.newSubnets(*stored) {
+		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) &&
+		(own.ConfDir == "" || own.ConfDir == stored.ConfDir) && !n.newSubnets(*stored) {
 		if observed = n.observeAndCache(ctx, reading, state); n.loses(observed) {
 			observed = nil // changePolicy returns the conflict
 		} else if observed.InSync() {
@@ -143,7 +148,7 @@ func (n *node) sync(ctx context.Context) error {
 		n.resets = s.ResetsDue()
 		return n.chainErr(s, own.Policy.Chain)
 	}
-	return n.changePolicy(ctx, lock, nil, n.State(again), own)
+	return n.changePolicy(ctx, lock, nil, again.State(), own)
 }
 
 // loses reports whether the network's document is not in force because of a conflict.
@@ -260,7 +265,7 @@ func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own polic
 	id := func(l config.Conflist) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: l.Network} }
 	n.warnDamaged(damaged)
 	for _, d := range damaged {
-		if d.File == n.Dir.RecordPath() || d.File == n.Dir.DocumentPath(own) || n.pluginFile.ExcludesDocument(d.File, n.Dir.DocumentPath) {
+		if d.File == n.Dir.RecordPath() || d.File == n.Dir.DocumentPath(own) {
 			continue
 		}
 		all := n.confDir().Conflists

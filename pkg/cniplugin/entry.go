@@ -25,8 +25,7 @@ import (
 )
 
 // findNetconf returns the configuration that states the network's policy: that on stdin or, if
-// there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose the name
-// in a configuration, so the name alone proves nothing.
+// there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose what is on stdin.
 func (n *node) findNetconf() (config.Netconf, error) {
 	if isObject := n.netconf.Err() == nil; !n.pluginFile.Present || !isObject { // Entry returns that error
 		return n.netconf, nil
@@ -34,14 +33,11 @@ func (n *node) findNetconf() (config.Netconf, error) {
 	if n.pluginFileErr != nil {
 		return n.netconf, n.pluginFileErr
 	}
-	if err := n.pluginFile.Admits(n.network); err != nil {
-		return n.netconf, err
-	}
 	confs := n.confDir()
-	conf, file, err := n.pluginFile.Netconf(n.network, n.netconf, confs, n.confsErr)
+	conf, file, err := n.pluginFile.Netconf(n.network, confs, n.confsErr)
 	keys := n.netconf.Differences(conf)
-	n.stdinDiffers = file != "" && len(keys) > 0
-	if err == nil && n.stdinDiffers {
+	n.stdinDiffers = (err != nil || len(keys) > 0) && !n.Dir.HadEntry(n.network, n.netconf.Statements())
+	if err == nil && len(keys) > 0 {
 		const most = 8
 		for i, key := range keys {
 			keys[i] = policy.Printable(key)
@@ -50,6 +46,14 @@ func (n *node) findNetconf() (config.Netconf, error) {
 			policy.Quote(n.network), strings.Join(policy.First(most, keys), ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
 	}
 	return conf, err
+}
+
+// rememberEntry records the entry that the conflist has because of plugin.toml: in this boot the runtime may go on with
+// it after the conflist has another one.
+func (n *node) rememberEntry() {
+	if entry, err := n.netconfInForce(); err == nil && n.pluginFile.Present {
+		n.Warn(n.Dir.AddEntry(n.network, entry.Statements()))
+	}
 }
 
 // validEntry returns the network's entry if it is valid. While the network's conflist cannot be
@@ -68,9 +72,10 @@ func (n *node) validEntry() (config.Entry, error) {
 		return entry, err
 	}
 	if errors.Is(err, config.ErrConflistUnknown) {
-		if state, errLoad := n.Load(); errLoad == nil && state.Find(n.source()) != nil {
+		state, errLoad := n.Dir.Load()
+		if stored := state.Find(n.source()); errLoad == nil && stored != nil && stored.ConfDir == n.pluginFile.CNIConfDir {
 			n.Warn(fmt.Errorf("%w (until it can be read, the last good policy of the network stays in force)", err))
-			return config.Entry{Network: n.network, Policy: state.Find(n.source()).Policy}, nil
+			return config.Entry{Network: n.network, Policy: stored.Policy}, nil
 		}
 	}
 	return config.Entry{}, withCode(types.ErrInvalidNetworkConfig, err)

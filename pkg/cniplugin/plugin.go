@@ -72,7 +72,7 @@ type node struct {
 	recordErr  error          // why it could not be recorded
 	dryRun     bool           // STATUS
 
-	stdinDiffers bool // from the network's conflist, which is in force because of plugin.toml
+	stdinDiffers bool // from what the network's conflist has and had in this boot, in force because of plugin.toml
 	resets       bool // connections are to be reset
 
 	pluginFile    config.PluginFile
@@ -105,9 +105,6 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		cniVersion:    id.CNIVersion,
 		pluginFile:    file,
 		pluginFileErr: err,
-	}
-	if file.Present {
-		n.InForce = file.InForce
 	}
 	n.netconfInForce = sync.OnceValues(n.findNetconf)
 	n.entry = sync.OnceValues(n.validEntry)

@@ -29,18 +29,17 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that
 // nothing returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document
-// asks for. If a document cannot be read it writes nothing, nor with an invalid plugin.toml, as it is not known
-// which documents that excludes.
+// asks for. If a document cannot be read it writes nothing.
 func (n *node) repair(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
 		return err
 	}
-	state := n.State(reading)
+	state := reading.State()
 	if n.PodsRecorded(state) && n.rulesVerified(reading) {
 		return nil
 	}
-	if n.pluginFile.Invalid || !n.repairable(state) {
+	if !n.repairable(state) {
 		return nil
 	}
 	if observed := n.Observe(ctx, state.Sources, state.Record); observed.InSync() {
@@ -55,10 +54,10 @@ func (n *node) repair(ctx context.Context) error {
 		return err
 	}
 	defer n.release(lock)
-	if state, err = n.Load(); err != nil || !n.repairable(state) {
+	if state, err = n.Dir.Load(); err != nil || !n.repairable(state) {
 		return err
 	}
-	if len(state.Sources)+len(state.Excluded) == 0 {
+	if len(state.Sources) == 0 {
 		n.RemoveLeftovers(ctx, lock)
 		return nil
 	}
@@ -97,7 +96,7 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 }
 
 func (n *node) verify(ctx context.Context) error {
-	state, err := n.Load()
+	state, err := n.Dir.Load()
 	if err != nil {
 		return err
 	}

@@ -77,10 +77,13 @@ func (l Conflist) PositionErr() error {
 	return fmt.Errorf("%s: %s: the plugin entry of network %s %w, %s", policy.Printable(l.File), place, policy.Quote(l.Network), ErrPosition, remedy)
 }
 
-// DataDirErr returns an error if ADDs fail because a plugin entry has another dataDir than
-// the reconciler, and no plugin.toml states one for all.
+// DataDirErr returns an error if ADDs fail because a plugin entry has another dataDir than plugin.toml or, without that
+// file, than the reconciler.
 func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
+		if err := file.DataDirErr(e.Netconf); err != nil && e.Err == nil {
+			return fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
+		}
 		if e.Err == nil && !file.Present && e.Entry.DataDir != reconcilers {
 			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
 				policy.Printable(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))

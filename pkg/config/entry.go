@@ -121,7 +121,7 @@ func (c Netconf) Value(key string) (value json.RawMessage) {
 	return value
 }
 
-// Differences returns the keys about policy whose values differ in two netconfs, sorted.
+// Differences returns the keys about policy and dataDir whose values differ in two netconfs, sorted.
 func (c Netconf) Differences(d Netconf) []string {
 	mine, others := c.policyValues(), d.policyValues()
 	keys := maps.Clone(mine)
@@ -130,9 +130,19 @@ func (c Netconf) Differences(d Netconf) []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// policyValues returns the values of the keys about policy, without white space. dataDir is not one of them.
+// Statements returns the keys that Differences compares, sorted, each with its value.
+func (c Netconf) Statements() []string {
+	var all []string
+	values := c.policyValues()
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		all = append(all, key, values[key])
+	}
+	return all
+}
+
+// policyValues returns the values of the keys about policy and dataDir, without white space.
 func (c Netconf) policyValues() map[string]string {
-	notPolicy := append(protocolKeys(), "name", "cniVersion", "dataDir")
+	notPolicy := append(protocolKeys(), "name", "cniVersion")
 	values := map[string]string{}
 	for _, m := range c.members {
 		if !slices.Contains(notPolicy, m.Key) && !isProtocolKey(m.Key) {

@@ -3,11 +3,11 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -16,25 +16,20 @@ import (
 // DefaultPluginFile is the path of plugin.toml.
 const DefaultPluginFile = "/etc/ip-masq/plugin.toml"
 
-// PluginFile is plugin.toml, in which administrators restrict plugin entries. If it exists, only
-// the networks that it lists may contribute, their policy is that of their conflists, and its
-// data_dir applies to every entry.
+// PluginFile is plugin.toml. If it exists, the policy of a network is the plugin entry in its conflist in the
+// directory that the file names, whatever the runtime hands over, and its data_dir is that of the node.
 type PluginFile struct {
 	Path    string
 	Present bool
-	Invalid bool // it cannot be read, or has mistakes, so that the networks that it admits are not known
+	Invalid bool // it cannot be read, or has mistakes
 
-	// AllowNetworks are the networks that may contribute; nil if the file lacks the key.
-	AllowNetworks []string
-	// AllowUnlisted are those that may contribute without an entry in a conflist.
-	AllowUnlisted []string
-	DataDir       string // absolute and clean; meaningless unless Present
-	CNIConfDir    string // absolute and clean; the directory of the conflists
+	DataDir    string // absolute and clean; meaningless unless Present
+	CNIConfDir string // absolute and clean; the directory of the conflists
 }
 
 // ReadPluginFile reads the file. Without one the result is not Present and has the defaults. A
 // symlink to a missing file is an error, and so is a file that users other than root and this
-// process's may write: then the result is Present and allows no network.
+// process's may write: then the result is Present and Invalid.
 func ReadPluginFile(path string) (PluginFile, error) {
 	p := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
 	doc, info, err := safefile.ReadFile(path, maxTOMLSize)
@@ -44,7 +39,7 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	p.Present = true
 	if err != nil {
 		p.Invalid = true
-		return p, fmt.Errorf("%w; repair it, or remove it to let every network contribute", err)
+		return p, fmt.Errorf("%w; repair it, or remove it to take policies from what the runtime hands over", err)
 	}
 	if err = checkOwner(path, info); err == nil {
 		err = p.parse(doc)
@@ -72,75 +67,45 @@ func (p *PluginFile) parse(doc []byte) error {
 	}
 	d := Document{File: p.Path}
 	d.Read(members, []Key{
-		{Name: "allow_networks", Value: list(&p.AllowNetworks, "podnet", parseNetworkName)},
-		{Name: "allow_unlisted_networks", Value: list(&p.AllowUnlisted, "podnet", parseNetworkName)},
 		{Name: "data_dir", Value: dataDirectory(&p.DataDir)},
 		{Name: "cni_conf_dir", Value: directory(&p.CNIConfDir, DefaultCNIConfDir)},
 	})
-	if len(d.Mistakes) > 0 {
-		p.AllowNetworks, p.AllowUnlisted = nil, nil
-	}
 	return d.Err()
 }
 
-// Admits returns an error with a remedy if the network may not contribute.
-func (p PluginFile) Admits(network string) error {
-	var problem string
-	file := policy.Printable(p.Path)
-	switch {
-	case !p.Present || slices.Contains(p.AllowNetworks, network):
-		return nil
-	case p.AllowNetworks == nil:
-		problem = fmt.Sprintf("%s has no allow_networks, which allows no network; write allow_networks = [%s] there", file, policy.Quote(network))
-	case slices.Contains(p.AllowUnlisted, network):
-		problem = fmt.Sprintf("it is in allow_unlisted_networks of %s and not in allow_networks; add it there too", file)
-	default:
-		problem = fmt.Sprintf("it is not in allow_networks of %s; add it there", file)
+// DataDirErr returns an error if the file is valid and an entry states another dataDir.
+func (p PluginFile) DataDirErr(entry Netconf) error {
+	if dataDir := entry.Identity().DataDir; p.Present && !p.Invalid && entry.Value("dataDir") != nil && dataDir != p.DataDir {
+		return fmt.Errorf("dataDir: %s is not the data_dir of %s, %s, which is that of the node; remove the key",
+			policy.Quote(dataDir), policy.Printable(p.Path), policy.Quote(p.DataDir))
 	}
-	return fmt.Errorf("network %s may not contribute: %s", policy.Quote(network), problem)
+	return nil
 }
 
-// InForce returns the stored sources that may be in force, and those of networks that the file does not admit. An
-// invalid file excludes none: a mistake in it changes no rules. Anybody may choose the addresses in a prevResult, so
-// with the file no source has subnets that ADDs found.
-func (p PluginFile) InForce(stored []policy.Source) (inForce, excluded []policy.Source) {
-	if !p.Present {
-		return stored, nil
-	}
-	for _, s := range stored {
-		s.PodSubnets = nil
-		if s.ID.Kind == policy.Network && !p.Invalid && p.Admits(s.ID.Name) != nil {
-			excluded = append(excluded, s)
-		} else {
-			inForce = append(inForce, s)
+// Conflist returns the conflist that states the policy of a network, or nil: with the file the first of the network, if
+// it has a plugin entry, and else the first that has one.
+func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
+	for i, l := range dir.Conflists {
+		if p.Present && network != "" && l.Network == network && l.Err == nil {
+			if len(l.Entries) == 0 {
+				return nil
+			}
+			return &dir.Conflists[i]
 		}
 	}
-	return inForce, excluded
-}
-
-// ExcludesDocument reports whether a file in the dataDir is the document of a network that the file does not admit,
-// also if the document cannot be read.
-func (p PluginFile) ExcludesDocument(file string, documentPath func(policy.SourceID) string) bool {
-	admitted := func(network string) bool {
-		return documentPath(policy.SourceID{Kind: policy.Network, Name: network}) == file
-	}
-	return p.Present && !p.Invalid && file != documentPath(policy.SourceID{Kind: policy.AgentFiles}) &&
-		!slices.ContainsFunc(p.AllowNetworks, admitted)
+	return dir.WithEntry(network)
 }
 
 // ErrConflistUnknown reports that the conflist of a network is unknown, because the directory
 // or one of its files cannot be read.
 var ErrConflistUnknown = errors.New("its conflist cannot be read")
 
-// Netconf returns the plugin entry in the network's conflist, and the file that it is in.
-// Without one it returns the entry that the runtime handed over if that is allowed, and
-// otherwise an error with a remedy. The last two arguments are the results of ReadConfDir.
-func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, err error) (Netconf, string, error) {
-	if list := conflists.WithEntry(network); list != nil {
-		return list.Entries[0].Netconf, list.File, list.Entries[0].Err
-	}
-	if slices.Contains(p.AllowUnlisted, network) {
-		return handed, "", nil
+// Netconf returns the plugin entry in the network's conflist, and the file that it is in. Without one it returns an error
+// with a remedy. The last two arguments are the results of ReadConfDir.
+func (p PluginFile) Netconf(network string, conflists ConfDir, err error) (Netconf, string, error) {
+	if list := p.Conflist(conflists, network); list != nil {
+		entry := list.Entries[0]
+		return entry.Netconf, list.File, cmp.Or(entry.Err, list.DataDirErr(p, p.DataDir))
 	}
 	refuse := func(format string, args ...any) (Netconf, string, error) {
 		return Netconf{}, "", fmt.Errorf("network %s"+format, append([]any{policy.Quote(network)}, args...)...)
@@ -151,13 +116,12 @@ func (p PluginFile) Netconf(network string, handed Netconf, conflists ConfDir, e
 	}
 	for _, list := range conflists.Conflists {
 		if list.Network == network && list.Err == nil {
-			return refuse(" may not contribute: its conflist %s has no plugin entry, and %s takes its policy from there; "+
-				"add the entry, or the network to allow_unlisted_networks", policy.Printable(list.File), file)
+			return refuse(" has no policy: its conflist %s has no plugin entry, and %s takes it from there; add the entry", policy.Printable(list.File), file)
 		}
 	}
 	if err := conflists.Err(); err != nil {
 		return refuse(": %w: %w; repair it", ErrConflistUnknown, err)
 	}
-	return refuse(" may not contribute: no conflist in %s has its plugin entry, and %s takes its policy from there; "+
-		"write one, correct cni_conf_dir, or add the network to allow_unlisted_networks", policy.Printable(p.CNIConfDir), file)
+	return refuse(" has no policy: no conflist in %s has its plugin entry, and %s takes it from there; "+
+		"write one, or correct cni_conf_dir", policy.Printable(p.CNIConfDir), file)
 }

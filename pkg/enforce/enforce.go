@@ -34,23 +34,12 @@ type Enforcer struct {
 	// those of all exempt pods. The others are as they are on record.
 	Attachments    []store.Attachment
 	AllAttachments bool
-	// InForce returns the stored sources that may be in force, and the others. Nil is all.
-	InForce func(stored []policy.Source) (inForce, excluded []policy.Source)
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
 	// agent may have created them, and for chains of other dataDirs.
 	AllBackends bool
 	// KeepBackend keeps chains in the backend on record although this process cannot write there:
 	// the plugin, which chose it, can.
 	KeepBackend bool
-}
-
-// Load reads the documents and the record.
-func (e *Enforcer) Load() (store.State, error) {
-	r, err := e.Dir.Read()
-	if err != nil {
-		return store.State{}, err
-	}
-	return e.State(r), nil
 }
 
 // Inputs returns a digest of all that decides which rules are desired, for a program and a plugin.toml: "" if a file is
@@ -77,15 +66,6 @@ func (s *State) Verified(inputs, generation string) store.VerificationCache {
 		return store.VerificationCache{}
 	}
 	return store.VerificationCache{Inputs: inputs, Generation: generation, Addresses: s.AddressDigest()}
-}
-
-// State decodes documents and separates those that are not in force. Plugin and reconciler merge no others.
-func (e *Enforcer) State(r *store.Reading) store.State {
-	s := r.State()
-	if e.InForce != nil {
-		s.Sources, s.Excluded = e.InForce(s.Sources)
-	}
-	return s
 }
 
 // Observe reads the kernel and compares it with what the sources ask for. It writes nothing, and

@@ -19,7 +19,7 @@ func TestInputs(t *testing.T) {
 		{"another dataDir", "/b", boots[0], "v1", ""},
 		{"another boot", "/a", boots[1], "v1", ""},
 		{"another program", "/a", boots[0], "v2", ""},
-		{"another plugin.toml", "/a", boots[0], "v1", "allow_networks"},
+		{"another plugin.toml", "/a", boots[0], "v1", "cni_conf_dir"},
 	} {
 		e := enforce.Enforcer{Dir: store.Open(path + c.dir).WithBoot(c.boot)}
 		inputs := e.Inputs(&store.Reading{}, c.program, c.file)

@@ -48,8 +48,8 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 
 // Add adds or replaces a source. Of a network it keeps the stored policy if the new one is older
 // than the conflist on disk; and a network that conflicts with it, and is in no conflist, is
-// superseded. A network's PodSubnets are added to those that are stored. The error is the conflicts
-// that remain, or a bound that is exceeded; the proposal is then unchanged.
+// superseded. A network's PodSubnets are added to those that are stored; one with a ConfDir has none. The error is the
+// conflicts that remain, or a bound that is exceeded; the proposal is then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
 	stored, next := p.Find(own.ID), *p
 	if own.ID.Kind != policy.Network {
@@ -64,6 +64,7 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
 		changed, found = false, nil
 	}
+	from := own.ConfDir
 	if changed { // a changed source comes after those that are in force
 		own.Order = 1 + lastOrder(p.Sources)
 	} else {
@@ -71,7 +72,11 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 	}
 	own.PodSubnets = cmp.Or(stored, &policy.Source{}).PodSubnets
 	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
-	if changed || isNew {
+	if from != "" {
+		own.PodSubnets = nil
+	}
+	if changed || isNew || from != "" && own.ConfDir != from {
+		own.ConfDir = from
 		next.set(own)
 	}
 	if err := next.resolve(own, disk, warn); err != nil {
@@ -280,20 +285,8 @@ func (e *Enforcer) ApplyProposal(
 		}
 	}()
 	before := e.ObserveProposal(ctx, p, stored.Record)
-	was, _ := stored.LastInForce()
-	before.change = changeOf(was, p.Sources)
-	all := stored
-	if e.InForce != nil { // beside a plugin.toml, subnets that ADDs found are stored and not in force
-		var err error
-		if all, err = e.Dir.Load(); err != nil {
-			return before, err
-		}
-	}
-	changed := slices.Concat(p.Changed, p.afterwards(stored.Excluded))
-	for _, c := range changed {
-		if s := all.Find(c.ID); s != nil {
-			_, _ = c.AddPodSubnets(s.PodSubnets...)
-		}
+	before.change = changeOf(stored.Sources, p.Sources)
+	for _, c := range p.Changed {
 		one, err := lock.Stage(c)
 		if err != nil {
 			return before, &UnwritableError{err}
@@ -310,7 +303,7 @@ func (e *Enforcer) ApplyProposal(
 		}
 		return after, err
 	}
-	for i, c := range changed {
+	for i, c := range p.Changed {
 		if chain := after.Find(c.Policy.Chain); chain == nil || chain.Err == nil { // else a newer version owns its rules
 			e.Warn(staged[i].Commit()) // a document that lags behind the rules is written the next time
 		}
@@ -324,24 +317,11 @@ func (e *Enforcer) ApplyProposal(
 	return after, nil
 }
 
-// afterwards returns sources that plugin.toml excludes, if they have to come after those of a changed proposal: a network
-// that was added meanwhile stays in force when the file admits them again.
-func (p *Proposal) afterwards(excluded []policy.Source) (later []policy.Source) {
-	last := lastOrder(p.Sources)
-	for i, x := range slices.SortedFunc(slices.Values(excluded), func(a, b policy.Source) int { return cmp.Compare(a.Order, b.Order) }) {
-		if x.Order <= last && len(p.Changed) > 0 {
-			x.Order = last + int64(1+i)
-			later = append(later, x)
-		}
-	}
-	return later
-}
-
-// changedPolicies returns the changed sources without those that have new subnets alone.
+// changedPolicies returns the changed sources whose policy is another one.
 func (p *Proposal) changedPolicies(stored store.State) []policy.Source {
 	return slices.DeleteFunc(slices.Clone(p.Changed), func(c policy.Source) bool {
 		was := cmp.Or(stored.Find(c.ID), &policy.Source{})
-		c.PodSubnets = was.PodSubnets
+		c.PodSubnets, c.ConfDir = was.PodSubnets, was.ConfDir
 		return reflect.DeepEqual(*was, c)
 	})
 }
@@ -349,7 +329,7 @@ func (p *Proposal) changedPolicies(stored store.State) []policy.Source {
 // rollBack restores the rules that the documents in force ask for, and the chains of agents that
 // were about to be adopted: one family may have been written, and the other not.
 func (e *Enforcer) rollBack(ctx context.Context, before *State, unreadable int, rec store.Record, lock *store.Lock) {
-	stored, err := e.Load()
+	stored, err := e.Dir.Load()
 	if err != nil {
 		e.Warn(err)
 		return

@@ -43,6 +43,12 @@ func TestPodSubnetsAreKept(t *testing.T) {
 	changed := network("net", "A")
 	changed.Policy.MasqueradeCIDRs = subnets("10.9.0.0/16")
 	same := network("net", "A")
+	from := func(s policy.Source, dir string) policy.Source {
+		s.ConfDir = dir
+		return s
+	}
+	listed := from(stored, "/etc/cni/net.d")
+	listed.PodSubnets = nil
 	with := func(s policy.Source, list ...string) policy.Source {
 		s.PodSubnets = subnets(list...)
 		return s
@@ -58,14 +64,16 @@ func TestPodSubnetsAreKept(t *testing.T) {
 		order   int64
 		changes int
 	}{
-		"unchanged":                 {with(same, "10.1.2.0/24"), false, []string{"10.1.2.0/24"}, 1, 0},
-		"new subnet":                {with(same, "10.0.3.0/24", "fd00:1::/64"), false, []string{"10.0.3.0/24", "10.1.2.0/24", "fd00:1::/64"}, 1, 1},
-		"the conflist's":            {same, false, []string{"10.1.2.0/24"}, 1, 0},
-		"changed policy":            {changed, false, []string{"10.1.2.0/24"}, 3, 1},
-		"changed policy and subnet": {with(changed, "10.0.3.0/24"), false, []string{"10.0.3.0/24", "10.1.2.0/24"}, 3, 1},
-		"stale":                     {with(changed, "10.0.3.0/24"), true, []string{"10.1.2.0/24"}, 1, 0},
-		"too many":                  {with(same, many...), false, many, 1, 1},
-		"even more":                 {with(same, append(many, "10.99.0.0/16")...), false, []string{"10.1.2.0/24"}, 1, 0},
+		"plugin.toml":                       {from(same, "/etc/cni/net.d"), false, nil, 1, 1},
+		"plugin.toml, and a changed policy": {from(changed, "/etc/cni/net.d"), false, nil, 3, 1},
+		"unchanged":                         {with(same, "10.1.2.0/24"), false, []string{"10.1.2.0/24"}, 1, 0},
+		"new subnet":                        {with(same, "10.0.3.0/24", "fd00:1::/64"), false, []string{"10.0.3.0/24", "10.1.2.0/24", "fd00:1::/64"}, 1, 1},
+		"the conflist's":                    {same, false, []string{"10.1.2.0/24"}, 1, 0},
+		"changed policy":                    {changed, false, []string{"10.1.2.0/24"}, 3, 1},
+		"changed policy and subnet":         {with(changed, "10.0.3.0/24"), false, []string{"10.0.3.0/24", "10.1.2.0/24"}, 3, 1},
+		"stale":                             {with(changed, "10.0.3.0/24"), true, []string{"10.1.2.0/24"}, 1, 0},
+		"too many":                          {with(same, many...), false, many, 1, 1},
+		"even more":                         {with(same, append(many, "10.99.0.0/16")...), false, []string{"10.1.2.0/24"}, 1, 0},
 	} {
 		disk := func() enforce.Conflists { return everywhere{} }
 		if c.stale {
@@ -76,11 +84,34 @@ func TestPodSubnetsAreKept(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		got := p.Find(stored.ID)
+		if got.ConfDir != c.add.ConfDir {
+			t.Errorf("%s: from %q, want %q", name, got.ConfDir, c.add.ConfDir)
+		}
 		if !slices.Equal(got.PodSubnets, subnets(c.want...)) || got.Order != c.order || len(p.Changed) != c.changes {
 			t.Errorf("%s: %s, order %d, %d changed; want %s, %d, %d", name, got.PodSubnets, got.Order, len(p.Changed), c.want, c.order, c.changes)
 		}
 		if !slices.Equal(stored.PodSubnets, subnets("10.1.2.0/24")) {
 			t.Fatalf("%s: the stored source has %s", name, stored.PodSubnets)
+		}
+	}
+	// A document from the conflist stays one until another entry, or a subnet, is stored without a plugin.toml.
+	for name, c := range map[string]struct {
+		add     policy.Source
+		confDir string
+		changes int
+	}{
+		"the same":          {from(same, listed.ConfDir), listed.ConfDir, 0},
+		"another directory": {from(same, "/other"), "/other", 1},
+		"without the file":  {same, listed.ConfDir, 0},
+		"a subnet":          {with(same, "10.0.3.0/24"), "", 1},
+		"another policy":    {changed, "", 1},
+	} {
+		p := enforce.Proposal{Sources: []policy.Source{listed, other}}
+		if err := p.Add(c.add, conflists, ignored); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := p.Find(listed.ID); got.ConfDir != c.confDir || len(p.Changed) != c.changes {
+			t.Errorf("%s: from %q, %d changed", name, got.ConfDir, len(p.Changed))
 		}
 	}
 }

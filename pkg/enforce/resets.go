@@ -146,7 +146,7 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	var began int64
 	if err := e.withLock(ctx, func(*store.Lock) (err error) {
 		began = bootTime() // before any reset that is recorded from here on, which this walk is not for
-		s, err = e.Load()
+		s, err = e.Dir.Load()
 		return err
 	}); err != nil {
 		return nil, 0, err
@@ -194,7 +194,7 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		next = 0
 	}
 	err = e.withLock(ctx, func(lock *store.Lock) error {
-		s, err := e.Load()
+		s, err := e.Dir.Load()
 		if err != nil || lock == nil {
 			return err
 		}

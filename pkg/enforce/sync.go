@@ -45,14 +45,6 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 			return s
 		}
 	}
-	var stored store.State
-	if e.InForce != nil || len(s.record.Excluded) > 0 {
-		var err error
-		stored, err = e.Load()
-		if was, changed := stored.LastInForce(); s.change == nil && err == nil && len(changed) > 0 {
-			s.change = &policyChange{was, stored.Sources}
-		}
-	}
 	e.failUnwritable(ctx, s, changed)
 	owned, err := e.putRecord(s, s.record, lock)
 	if err == nil {
@@ -81,13 +73,6 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 	owned.Outputs = s.outputs(before.record)
 	if slices.ContainsFunc(s.Chains, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
 		owned.Resets = resetsOf(before, s.Err) // nothing translates what a reset of those would delete
-	}
-	if owned.Excluded = nil; s.Failed() {
-		owned.Excluded = before.record.Excluded
-	} else {
-		for _, x := range stored.Excluded {
-			owned.Excluded = append(owned.Excluded, x.ID.Name)
-		}
 	}
 	e.removeUnwanted(ctx, s, &owned, lock)
 	e.Warn(lock.TakeAddresses(s.exempt.taken))

@@ -242,6 +242,9 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	}
 	f, src := j.of(FamilyOf(c.Src)), addressOf(c.Src)
 	if chain := j.passed[c.Src]; chain != "" {
+		if routes.IsLocal(c.Src) { // a pod claims an address of the node
+			return chain, false
+		}
 		out := ""
 		if f.scoped && c.ReplyDst != c.Src {
 			out = routes.OutputInterface(c.Src, c.ReplySrc)

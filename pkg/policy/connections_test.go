@@ -218,3 +218,26 @@ func TestLeft(t *testing.T) {
 		t.Errorf("families %v, translated %v, untranslated %v", j.Families(), translated, untranslated)
 	}
 }
+
+// TestPassed: what is not translated of an address that passed to another pod is stale, unless the node has the address.
+func TestPassed(t *testing.T) {
+	j := policy.NewConnectionJudge(nil, nil, false)
+	j.Passed("A", addr("10.88.0.2"), addr("192.0.2.9"))
+	routes := &nodeRoutes{local: []netip.Addr{addr("192.0.2.9")}}
+	for name, tt := range map[string]struct {
+		*policy.Connection
+		stale bool
+	}{
+		"of the address":             {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2"), true},
+		"translated":                 {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1"), true},
+		"of another":                 {conn("10.88.0.3", "192.0.2.1", "192.0.2.1", "10.88.0.3"), false},
+		"to the address":             {conn("192.0.2.1", "10.88.0.2", "10.88.0.2", "192.0.2.1"), false},
+		"the node's own":             {conn("192.0.2.9", "192.0.2.1", "192.0.2.1", "192.0.2.9"), false},
+		"the node's own, translated": {conn("192.0.2.9", "192.0.2.1", "192.0.2.1", "203.0.113.1"), false},
+		"inbound to the node":        {conn("192.0.2.1", "192.0.2.9", "192.0.2.9", "192.0.2.1"), false},
+	} {
+		if _, stale := j.Judge(tt.Connection, routes); stale != tt.stale {
+			t.Errorf("%s: stale %v", name, stale)
+		}
+	}
+}

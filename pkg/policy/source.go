@@ -112,6 +112,10 @@ type Source struct {
 	// conflict, the lower number wins.
 	Order int64 `json:"order,omitempty"`
 
+	// ConfDir is the directory of conflists that plugin.toml names, if the policy is that of the network's conflist
+	// there. It is "" if the policy is one that an ADD was given, or was stored without a plugin.toml.
+	ConfDir string `json:"confDir,omitempty"`
+
 	// PodSubnets are the subnets of a network's pods that ADDs found, sorted. They are
 	// no part of what the source asks for.
 	PodSubnets []netip.Prefix `json:"podSubnets,omitzero"`

@@ -46,8 +46,9 @@ func (l *syncLog) report(r *Report) {
 		l.repaired(r)
 	}
 	for _, s := range r.Applied {
-		changed := changedKeys(l.state.Find(s), r.State.Find(s))
-		l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
+		if changed := changedKeys(l.state.Find(s), r.State.Find(s)); len(changed) > 0 {
+			l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
+		}
 	}
 	for _, s := range r.Dropped {
 		l.log.Info("removed unused network", "source", s.String())

@@ -176,7 +176,7 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 		return nil
 	}
 	e := l.Node.Enforcer(l.observed.Sources, func(error) {})
-	s, err := e.Load() // an ADD may have written since the last sync, without an event of iptables-legacy
+	s, err := e.Dir.Load() // an ADD may have written since the last sync, without an event of iptables-legacy
 	if err != nil {
 		return nil
 	}

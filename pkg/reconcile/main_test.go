@@ -5,6 +5,7 @@ package reconcile
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,6 +71,12 @@ func (f *fixture) file(path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		f.Fatal(err)
 	}
+}
+
+// pluginFile writes a plugin.toml with the directories of the node, and a line.
+func (f *fixture) pluginFile(line string) {
+	f.Helper()
+	f.file(f.PluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n%s\n", f.Dir.Path(), f.Settings.CNIConfDir, line))
 }
 
 // conflist writes the conflist of a network with a plugin entry.

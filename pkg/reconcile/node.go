@@ -42,9 +42,8 @@ type Node struct {
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
-	backoff        backoff
-	published      store.VerificationCache
-	lastPluginFile config.PluginFile // the last one without mistakes
+	backoff   backoff
+	published store.VerificationCache
 }
 
 // Open returns the node that the settings describe.
@@ -59,7 +58,7 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	// An installed plugin knows better than an image which backends the host has.
 	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
-	e := &enforce.Enforcer{
+	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, PreferredBackend: n.Settings.Backend, AllBackends: true,
 		KeepBackend: notInstalled == nil,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
@@ -73,10 +72,6 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 			return *src.owned, nil
 		},
 	}
-	if src.PluginFile.Present {
-		e.InForce = src.PluginFile.InForce
-	}
-	return e
 }
 
 // Publish writes that the rules are right at this generation of the ruleset, as the sync of a report found them: plugins
@@ -139,12 +134,12 @@ func (n *Node) Read() *Sources {
 // may be incomplete at this moment, and the loop gets an event when it is written.
 func (n *Node) reread(before *Sources) *Sources {
 	s := Sources{Agent: before.Agent, AgentErr: before.AgentErr, owned: before.owned}
-	if s.PluginFile, s.PluginFileErr = config.ReadPluginFile(n.PluginFile); s.PluginFileErr == nil {
-		n.lastPluginFile = s.PluginFile
-	} else if n.lastPluginFile.Present {
-		s.PluginFile = n.lastPluginFile
+	s.PluginFile, s.PluginFileErr = config.ReadPluginFile(n.PluginFile)
+	dir := n.Settings.CNIConfDir
+	if s.PluginFile.Present && s.PluginFileErr == nil {
+		dir = s.PluginFile.CNIConfDir
 	}
-	s.ConfDir, s.ConfDirErr = config.ReadConfDir(n.Settings.CNIConfDir)
+	s.ConfDir, s.ConfDirErr = config.ReadConfDir(dir)
 	return &s
 }
 

@@ -160,7 +160,7 @@ func TestReadinessBesideReconciler(t *testing.T) {
 func TestDataDirOfPluginFile(t *testing.T) {
 	f := newFixture(t)
 	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), func(*Report) {})
-	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \"/var/lib/third\"\n")
+	f.file(f.PluginFile, "data_dir = \"/var/lib/third\"\n")
 	if _, r := l.takeOver(t.Context()); r == nil || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
 		t.Errorf("with plugin.toml: %+v", r)
 	}

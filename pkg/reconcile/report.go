@@ -69,7 +69,7 @@ func Faults() []Fault {
 		{ReasonState, "The dataDir or the directory of conflists cannot be used.",
 			"Free space, make the directory writable, or state the right one in data_dir or cni_conf_dir and restart the reconciler. " +
 				"If a newer version wrote the files, install that version again."},
-		{ReasonSource, "A plugin entry, an agent file or reconciler.toml is invalid.",
+		{ReasonSource, "A plugin entry, an agent file, reconciler.toml or plugin.toml is invalid.",
 			"Correct the file, or in a cluster the ConfigMap. The reconciler reads it at once."},
 		{ReasonConflict, "Two sources, or two directories as dataDir, conflict.",
 			"State the same value in both sources, or remove it from one. State one dataDir everywhere, and run cleanup for the other one."},
@@ -205,8 +205,8 @@ func (r *Report) Summary() string {
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool { return r.Rules != nil && r.OtherDataDir == nil && r.Rules.Differs() }
 
-// Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, they are damaged and
-// no source restores them, or a bad plugin.toml does not say which of them are in force.
+// Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, or they are damaged and
+// no source restores them.
 func (r *Report) Incomplete() error {
 	errs := []error{r.unknown()}
 	for _, p := range r.Lost {
@@ -217,12 +217,7 @@ func (r *Report) Incomplete() error {
 
 // unknown is Incomplete without damaged documents, beside which a sync writes what cannot be theirs.
 func (r *Report) unknown() error {
-	errs := []error{newer(r.State)}
-	ofNetwork := func(s policy.Source) bool { return s.ID.Kind == policy.Network }
-	if r.Sources != nil && r.Sources.PluginFile.Invalid && slices.ContainsFunc(r.State.Sources, ofNetwork) {
-		errs = append(errs, fmt.Errorf("%w; until it is corrected, all rules stay as they are", r.Sources.PluginFileErr))
-	}
-	return errors.Join(errs...)
+	return newer(r.State)
 }
 
 // Obstacles returns the problems without the differences that a sync would repair.
@@ -346,7 +341,11 @@ func (n *Node) addSourceProblems(r *Report) {
 		r.problem(ReasonSource, fmt.Errorf("settings: %w", n.SettingsErr))
 	}
 	if s.PluginFileErr != nil {
-		r.problem(ReasonState, s.PluginFileErr)
+		r.problem(ReasonSource, fmt.Errorf("%w (until it is corrected, no pod can start, and the policies in force stay)", s.PluginFileErr))
+	} else if where := n.Settings.Origins["cni_conf_dir"]; s.PluginFile.Present && n.Settings.CNIConfDir != s.PluginFile.CNIConfDir &&
+		where != "" && where != s.PluginFile.Path {
+		r.problem(ReasonSource, fmt.Errorf("cni_conf_dir: %s (%s) is not that of %s, %s, which is in force; remove it",
+			policy.Quote(n.Settings.CNIConfDir), where, policy.Printable(s.PluginFile.Path), policy.Quote(s.PluginFile.CNIConfDir)))
 	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		r.problem(ReasonState, fmt.Errorf("%w; set cni_conf_dir to the directory that the runtime reads, or repair this one", s.ConfDirErr))

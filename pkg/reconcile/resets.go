@@ -8,18 +8,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // resetConnections makes the resets on record that are due.
 func (l *Loop) resetConnections(ctx context.Context) event {
 	e := enforce.Enforcer{Dir: l.Node.Dir, Conntrack: l.Node.Conntrack}
-	e.InForce = func(stored []policy.Source) (inForce, excluded []policy.Source) {
-		file, _ := config.ReadPluginFile(l.Node.PluginFile) // each sync reports the error
-		return file.InForce(stored)
-	}
 	began := time.Now()
 	deleted, next, err := e.ResetConnections(ctx)
 	if ctx.Err() != nil {

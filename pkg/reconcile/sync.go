@@ -40,6 +40,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 // Sync enforces what the sources ask for. When everything is correct it only reads, without the lock.
 func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	r := n.DryRun(ctx, src)
+	n.rememberEntries(r)
 	if r.Unfinished() {
 		r = &Report{Started: r.Started, Sources: src, Result: Unchanged}
 		n.write(ctx, r)
@@ -47,6 +48,19 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	}
 	n.addBackendProblems(ctx, r)
 	return r
+}
+
+// rememberEntries records the entries that conflists have because of plugin.toml; see store.Dir.HadEntry.
+func (n *Node) rememberEntries(r *Report) {
+	src := r.Sources
+	if !src.PluginFile.Present || src.PluginFileErr != nil || r.OtherDataDir != nil {
+		return
+	}
+	for _, s := range r.State.Sources {
+		if list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name); list != nil {
+			r.warn(n.Dir.AddEntry(s.ID.Name, list.Entries[0].Netconf.Statements()))
+		}
+	}
 }
 
 // Check compares the rules with what the sources ask for, and writes nothing. It looks at a
@@ -76,7 +90,7 @@ func (n *Node) load(r *Report) bool {
 		return false
 	}
 	e := n.Enforcer(r.Sources, r.warn)
-	r.State, r.inputs = e.State(reading), e.Inputs(reading, n.Version, r.Sources.PluginFile)
+	r.State, r.inputs = reading.State(), e.Inputs(reading, n.Version, r.Sources.PluginFile)
 	r.generation, _ = n.Drivers.Generation() // without it nothing is published
 	return true
 }
@@ -140,9 +154,6 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		p = n.plan(r, slices.DeleteFunc(r.Dropped, used))
 	}
 	r.Before, r.Drift = before, before.Drift()
-	if was, changed := r.State.LastInForce(); len(changed) > 0 { // plugin.toml has changed
-		r.Drift, r.Applied = e.Observe(ctx, was, rec).Drift(), changed
-	}
 	changes := len(r.Pending)+len(r.Dropped) > 0
 	wrote := changes || !before.InSync()
 	if changes {
@@ -267,10 +278,10 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	return p
 }
 
-// unreadable returns the damaged documents of sources that may be in force, and that these do not restore.
+// unreadable returns the damaged documents of sources that these do not restore.
 func (n *Node) unreadable(r *Report, restored []policy.Source) []store.FileError {
 	return slices.DeleteFunc(slices.Clone(r.State.Damaged), func(d store.FileError) bool {
-		return d.File == n.Dir.RecordPath() || r.Sources.PluginFile.ExcludesDocument(d.File, n.Dir.DocumentPath) ||
+		return d.File == n.Dir.RecordPath() ||
 			slices.ContainsFunc(restored, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
 	})
 }
@@ -283,26 +294,32 @@ func (n *Node) stored(r *Report, changed ...policy.Source) *enforce.Proposal {
 func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }
 
 // proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
-// plugin entry.
+// plugin entry; with a plugin.toml, that of the first at all. A bad plugin.toml does not say which conflists count.
 func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
-	seen := map[string]bool{}
+	if r.Sources.PluginFileErr != nil {
+		return
+	}
+	seen, confDir := map[string]bool{}, ""
+	if r.Sources.PluginFile.Present {
+		confDir = r.Sources.PluginFile.CNIConfDir
+	}
 	for _, list := range r.Sources.ConfDir.Conflists {
-		if len(list.Entries) == 0 || list.Network == "" || seen[list.Network] {
+		if list.Network == "" || list.Err != nil || seen[list.Network] || len(list.Entries) == 0 && confDir == "" {
 			continue
 		}
-		seen[list.Network] = true
+		if seen[list.Network] = true; len(list.Entries) == 0 {
+			continue
+		}
 		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
 		entry := list.Entries[0]
-		notAdmitted, dataDirErr := r.Sources.PluginFile.Admits(list.Network), list.DataDirErr(r.Sources.PluginFile, n.Dir.Path())
+		dataDirErr := list.DataDirErr(r.Sources.PluginFile, n.Dir.Path())
 		switch {
 		case entry.Err != nil:
 			r.sourceProblem(source, untilCorrected(p, source, entry.Err))
-		case notAdmitted != nil:
-			r.warn(fmt.Errorf("%s: %w", policy.Quote(list.File), notAdmitted))
 		case dataDirErr != nil:
 			r.problem(ReasonConflist, dataDirErr)
 		default:
-			if err := p.Add(policy.Source{ID: source, Policy: entry.Entry.Policy}, r.conflists, r.warn); err != nil {
+			if err := p.Add(policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: confDir}, r.conflists, r.warn); err != nil {
 				r.sourceProblem(source, err)
 			}
 		}
@@ -344,11 +361,22 @@ func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
 	return fmt.Errorf("%w (until it is corrected, %s%s)", err, pods, inForce)
 }
 
-// unused returns the stored networks that have had neither a conflist nor an attachment for DropAfter.
+// unused returns the stored networks to drop: those that have had neither a conflist nor an attachment for DropAfter,
+// and those whose policy does not come from where plugin.toml says.
 func (n *Node) unused(r *Report) []policy.SourceID {
 	var unused []policy.SourceID
-	for _, s := range slices.Concat(r.State.Sources, r.State.Excluded) {
-		if s.ID.Kind == policy.Network && r.Sources.ConfDirErr == nil && r.Sources.ConfDir.LacksEntry(s.ID.Name) && n.unusedLongEnough(r, s.ID) {
+	src := r.Sources
+	if src.PluginFileErr != nil || src.ConfDirErr != nil || src.ConfDir.Err() != nil {
+		return nil
+	}
+	for _, s := range r.State.Sources {
+		if s.ID.Kind != policy.Network {
+			continue
+		}
+		list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name)
+		elsewhere := src.PluginFile.Present && s.ConfDir != src.PluginFile.CNIConfDir &&
+			(list == nil || list.Entries[0].Err != nil || list.DataDirErr(src.PluginFile, n.Dir.Path()) != nil)
+		if elsewhere || !src.ConfDir.HasEntry(s.ID.Name) && n.unusedLongEnough(r, s.ID) {
 			unused = append(unused, s.ID)
 		}
 	}

@@ -242,35 +242,87 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	}
 }
 
-// TestUnusedExcludedNetworkIsDropped: the document of a network that plugin.toml does not admit stays like others. A
-// file that becomes invalid changes nothing.
-func TestUnusedExcludedNetworkIsDropped(t *testing.T) {
+// TestPluginFileDropsOtherDocuments: with a plugin.toml, a document that did not come from a conflist of its directory is
+// dropped, attachments or not, once the directory is read completely; one that did is kept as without the file.
+func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	f := newFixture(t)
-	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
-	path := f.conflist("other", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
+	exempt := func(prefix string) map[string]any { return map[string]any{"nonMasqueradeCIDRs": []string{prefix}} }
+	f.conflist("podnet", exempt("10.1.0.0/16"))
+	other := f.conflist("other", exempt("10.2.0.0/16"))
+	bad := f.conflist("bad", exempt("10.3.0.0/16"))
 	f.right()
-	if err := os.Remove(path); err != nil {
+	attachment := store.Attachment{Network: "other", ContainerID: "pod1", IfName: "eth0"}
+	if err := f.Dir.Attach(store.Pod{Attachment: attachment}); err != nil {
 		t.Fatal(err)
 	}
-	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
-	admitted := "10.1.0.0/16," + linkLocal
-	if r := f.right(); len(r.Dropped) > 0 || len(r.State.Excluded) != 1 || f.stored(policy.Network, "other") == nil {
-		t.Errorf("dropped %v, excluded %v", r.Dropped, r.State.Excluded)
-	} else if len(r.Drift) > 0 || len(r.Applied) != 1 || r.Applied[0].Name != "other" || r.Result != Changed { // it is no repair
-		t.Errorf("drift %v, applied %v, result %s", r.Drift, r.Applied, r.Result)
-	}
-	f.exempts(admitted)
-	f.file(f.PluginFile, "allow_networks = ")
-	if r := f.sync(); r.Ready() || len(r.Drift) > 0 {
-		t.Errorf("ready %t, drift %v", r.Ready(), r.Drift)
-	}
-	f.exempts(admitted)
-	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
-	f.DropAfter = 0
-	if r := f.right(); len(r.Dropped) != 1 || f.stored(policy.Network, "other") != nil {
+	f.file(other, "{")
+	f.conflist("bad", map[string]any{"nonMasqueradeCIDR": []string{}})
+	f.pluginFile("")
+	f.exempts("10.1.0.0-10.3.255.255," + linkLocal)
+	if r := f.sync(); len(r.Dropped) > 0 { // the directory is not read completely
 		t.Errorf("dropped %v", r.Dropped)
 	}
-	f.exempts(admitted)
+	text, err := os.ReadFile(bad)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	if r := f.sync(); len(r.Dropped) != 2 || f.stored(policy.Network, "other") != nil || f.stored(policy.Network, "bad") != nil {
+		t.Errorf("dropped %v", r.Dropped)
+	}
+	f.exempts("10.1.0.0/16," + linkLocal)
+	if err := os.Remove(bad); err != nil {
+		t.Fatal(err)
+	}
+	podnet := filepath.Join(f.Settings.CNIConfDir, "10-podnet.conflist")
+	if err := os.Remove(podnet); err != nil {
+		t.Fatal(err)
+	}
+	if r := f.right(); len(r.Dropped) > 0 || f.stored(policy.Network, "podnet").ConfDir != f.Settings.CNIConfDir {
+		t.Errorf("dropped %v, stored %+v", r.Dropped, f.stored(policy.Network, "podnet"))
+	}
+	f.exempts("10.1.0.0/16," + linkLocal)
+	f.file(bad, string(text)) // a mistake in another file
+	f.pluginFile("bogus = 1")
+	f.conflist("podnet", exempt("10.9.0.0/16"))
+	f.nft("flush", "ruleset")
+	r := f.sync()
+	if f.wants(r, Repaired, "bogus: is not a known key"); len(r.Problems) != 1 || r.Problems[0].Reason != ReasonSource {
+		t.Errorf("problems %+v", r.Problems)
+	}
+	f.exempts("10.1.0.0/16," + linkLocal) // a bad file changes neither rules nor documents
+	if err := os.Remove(podnet); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(bad); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := filepath.Join(f.dir, "elsewhere")
+	if err := os.Mkdir(elsewhere, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f.file(f.PluginFile, fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n", f.Dir.Path(), elsewhere))
+	if r := f.right(); len(r.Dropped) != 1 || f.stored(policy.Network, "podnet") != nil {
+		t.Errorf("dropped %v", r.Dropped)
+	}
+}
+
+// TestConfDirOfPluginFile: the directory of conflists is that of plugin.toml, and one that is stated elsewhere is a fault.
+func TestConfDirOfPluginFile(t *testing.T) {
+	f := newFixture(t)
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.pluginFile("")
+	f.Settings.CNIConfDir = filepath.Join(f.dir, "elsewhere")
+	f.right() // it is a default, which the reconciler is about to replace
+	f.exempts("10.1.0.0/16," + linkLocal)
+	f.Settings.Origins = map[string]string{"cni_conf_dir": "/etc/ip-masq/reconciler.toml:3"}
+	r := f.sync()
+	f.wants(r, Unchanged, "cni_conf_dir", "reconciler.toml:3", f.Settings.CNIConfDir, f.PluginFile)
+	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonSource {
+		t.Errorf("problems %+v", r.Problems)
+	}
 }
 
 // Each of the moments since which nobody may want a network counts.
@@ -317,7 +369,7 @@ func TestRefusedPluginFile(t *testing.T) {
 	f.right()
 	f.file(f.PluginFile, "data_dir = \n")
 	f.nft("flush", "ruleset")
-	if r := f.sync(); len(r.Problems) != 1 || !strings.Contains(problems(r).Error(), "not TOML") {
+	if r := f.sync(); len(r.Problems) != 1 || r.Problems[0].Reason != ReasonSource || !strings.Contains(problems(r).Error(), "not TOML") {
 		t.Errorf("not ready: %v", problems(r))
 	}
 	f.exempts("10.0.0.0/8,169.254.0.0/16,172.16.0.0/12,192.168.0.0/16")
@@ -352,8 +404,7 @@ func TestRemedyForChainOfAnotherDataDir(t *testing.T) {
 	}
 }
 
-// A conflist whose entry has another dataDir, or whose network plugin.toml does not
-// admit, is not a source. With the first every ADD fails, so the node is not ready.
+// A conflist whose entry has another dataDir is not a source. Every ADD fails, so the node is not ready.
 func TestEntriesOfOthers(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
@@ -364,12 +415,11 @@ func TestEntriesOfOthers(t *testing.T) {
 	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist {
 		t.Errorf("problems %+v", r.Problems)
 	}
-	f.conflist("tenant", nil)
-	f.file(f.PluginFile, "allow_networks = [\"podnet\"]\ndata_dir = \""+f.Dir.Path()+"\"\n")
+	f.pluginFile("")
 	r = f.sync()
-	f.wants(r, Unchanged)
-	if len(r.Warnings) != 2 || !strings.Contains(r.Warnings[1].Error(), `"tenant"`) {
-		t.Errorf("warnings %v", r.Warnings)
+	f.wants(r, Changed, "/var/lib/elsewhere", f.PluginFile)
+	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist {
+		t.Errorf("problems %+v", r.Problems)
 	}
 }
 

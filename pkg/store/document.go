@@ -24,7 +24,7 @@ import (
 
 // otherSchema is the number of the last change of the form of documents and the record that is no key of the
 // policy. The next one is Schema() + 1, as for a key.
-const otherSchema = 5
+const otherSchema = 8
 
 // Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
 // version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
@@ -57,8 +57,6 @@ type Record struct {
 	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
 	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
-
-	Excluded []string `json:"excluded,omitempty"` // the networks that plugin.toml did not admit when rules were written last
 }
 
 // Outputs are the addresses that pods leave with by the policy of a chain, with the list that they were chosen
@@ -279,42 +277,24 @@ func validate(s policy.Source) error {
 		return errors.New("source.name: missing for a network")
 	case id.Kind == policy.AgentFiles && id.Name != "":
 		return errors.New("source.name: not possible for the agent files")
-	case id.Kind != policy.Network && s.PodSubnets != nil:
-		return errors.New("podSubnets: only possible for a network")
+	case id.Kind != policy.Network && (s.PodSubnets != nil || s.ConfDir != ""):
+		return errors.New("podSubnets and confDir: only possible for a network")
 	}
 	return s.Validate(policy.MaxCIDRLimit)
 }
 
 // State is the content of the dataDir.
 type State struct {
-	Sources []policy.Source // sorted; those in force, in a State of enforce.Enforcer
+	Sources []policy.Source // sorted
 	Record  Record          // zero if there is no usable one
 	Newer   []FileError     // files that a newer version wrote, which stay (ErrNewer), the record included
 	Damaged []FileError     // files that cannot be used, the record included
-
-	Excluded []policy.Source // not in force, as plugin.toml does not admit their networks; see enforce.Enforcer
 }
 
 // FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer.
 type FileError struct {
 	File string // its path
 	Err  error  // names the path, the fault and the remedy
-}
-
-// LastInForce returns the sources that were in force when rules were written last, and those for which that has
-// changed since, by another plugin.toml.
-func (s State) LastInForce() (sources []policy.Source, changed []policy.SourceID) {
-	for i, src := range slices.Concat(s.Sources, s.Excluded) {
-		was := src.ID.Kind != policy.Network || !slices.Contains(s.Record.Excluded, src.ID.Name)
-		if was {
-			sources = append(sources, src)
-		}
-		if was != (i < len(s.Sources)) {
-			changed = append(changed, src.ID)
-		}
-	}
-	slices.SortFunc(sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
-	return sources, changed
 }
 
 // Find returns the source, or nil.

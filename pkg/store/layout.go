@@ -53,7 +53,12 @@ func inSources(name string) (entry, bool) {
 
 func inAttachments(name string) (entry, bool) { return entry{holds: inBoot}, isBoot(name) }
 
-func inBoot(name string) (entry, bool) { return entry{holds: inNetwork}, isHash(name) }
+func inBoot(name string) (entry, bool) {
+	if hash, isEntries := strings.CutSuffix(name, entriesSuffix); isEntries {
+		return entry{}, isHash(hash)
+	}
+	return entry{holds: inNetwork}, isHash(name)
+}
 
 func inNetwork(name string) (entry, bool) { return entry{}, isHash(name) }
 

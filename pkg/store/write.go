@@ -72,9 +72,10 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 	return s, nil
 }
 
-// samePolicy reports whether documents of a source differ in the subnets of its pods alone.
+// samePolicy reports whether documents of a source differ in nothing but the subnets of its pods and where it comes from.
 func samePolicy(a, b policy.Source) bool {
 	a.PodSubnets, b.PodSubnets = nil, nil
+	a.ConfDir, b.ConfDir = "", ""
 	return reflect.DeepEqual(a, b)
 }
 

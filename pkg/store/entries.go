@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	entriesSuffix = ".entries"
+	maxEntries    = 16 // of one network
+)
+
+// entries opens the directory of the files with the digests of plugin entries, which are those of this boot.
+func (d *Dir) entries(create bool) (*folder, error) {
+	boot, err := d.boot()
+	if err != nil {
+		return nil, err
+	}
+	return d.descend(create, attachmentsDir, boot)
+}
+
+func entriesName(network string) string { return hashName("network", network) + entriesSuffix }
+
+// HadEntry reports whether the network's conflist had an entry with these statements in this boot, as far as AddEntry
+// was told.
+func (d *Dir) HadEntry(network string, statements []string) bool {
+	return slices.Contains(d.entryDigests(network), Digest(statements...))
+}
+
+// entryDigests returns the digests on record, the latest last.
+func (d *Dir) entryDigests(network string) []string {
+	f, err := d.entries(false)
+	if err != nil {
+		return nil
+	}
+	defer f.close()
+	data, err := f.read(entriesName(network))
+	text, whole := strings.CutSuffix(string(data), "\n")
+	if err != nil || !whole {
+		return nil
+	}
+	return strings.Split(text, "\n")
+}
+
+// AddEntry records that the network's conflist has an entry with these statements, and forgets the oldest of more than
+// 16. It takes no lock: of two concurrent calls one may be lost, whose entry is recorded when it is read again.
+func (d *Dir) AddEntry(network string, statements []string) error {
+	const op = "write the digests of plugin entries"
+	all, digest := d.entryDigests(network), Digest(statements...)
+	if len(all) > 0 && all[len(all)-1] == digest {
+		return nil
+	}
+	all = append(slices.DeleteFunc(all, func(s string) bool { return s == digest }), digest)
+	f, err := d.entries(true)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	file, err := f.openOrCreate(op, entriesName(network), unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	text := strings.Join(all[max(0, len(all)-maxEntries):], "\n") + "\n"
+	return failure(op, f.in(entriesName(network)), overwrite(file, []byte(text)))
+}
