@@ -117,8 +117,8 @@ func TestStatusIsADryRun(t *testing.T) {
 			}
 		}
 		t.Logf("%d of %d ADDs succeeded", count[true], rounds)
-		if count[true] < rounds/10 || count[false] < rounds/10 {
-			t.Error("too few ADDs with one of the results")
+		if count[true] == 0 || count[false] == 0 {
+			t.Error("no ADD with one of the results")
 		}
 	})
 }

@@ -210,8 +210,10 @@ func (d *daemon) lostMessages(t *testing.T) int {
 // the reconciler loses no event and repairs all drift, that log and memory do not grow with the
 // commits, and that only drift causes syncs.
 func TestThirdPartyCommits(t *testing.T) {
+	t.Parallel()
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			w := newTamperNode(t, f)
 			for range 5 {
 				w.scrape(t)

@@ -59,8 +59,10 @@ func largeCommits() []largeCommit {
 // TestDriftInLargeCommit checks that the reconciler repairs drift if the same commit writes thousands
 // of third-party rules.
 func TestDriftInLargeCommit(t *testing.T) {
+	t.Parallel()
 	for i, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			w := newTamperNode(t, f)
 			for _, s := range largeCommits() {
 				if s.backend != i {
@@ -83,8 +85,10 @@ func TestDriftInLargeCommit(t *testing.T) {
 // restores thousands of rules without pause. That program is iptables-nft-restore for backend
 // nftables and nft for backend iptables, so that each is slowed down by the other's rules.
 func TestDriftDuringLargeCommits(t *testing.T) {
+	t.Parallel()
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			w := newTamperNode(t, f)
 			program, script := []string{"nft", "-f", "-"}, kubeProxyTable()
 			if f.variant == "" {

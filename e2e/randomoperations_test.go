@@ -22,11 +22,9 @@ import (
 // a third party's rule that masquerades those has no effect.
 func TestPluginAndReconcilerAtOnce(t *testing.T) {
 	t.Parallel()
-	const budget = 10 * time.Second // per backend
 	for _, f := range backends()[:2] {
 		t.Run(f.name, func(t *testing.T) {
-			start := time.Now()
-			for i := uint64(0); i < 2 || time.Since(start) < budget && !t.Failed(); i++ {
+			for i := range uint64(2) {
 				guarded := i%2 == 1
 				t.Run(fmt.Sprintf("seed %d, guarded %t", *seed+i, guarded), func(t *testing.T) { runRandomOperations(t, f, *seed+i, guarded) })
 			}
