@@ -252,10 +252,10 @@ func (n *node) rules(t *testing.T) string {
 	return n.tool(t, "iptables-save", "-t", "nat") + n.tool(t, "ip6tables-save", "-t", "nat")
 }
 
-// timeout returns a context that ends after timelimit.Wait.
+// timeout returns a context that ends when timelimit.Wait is exceeded.
 func (n *node) timeout(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
+	ctx, cancel := timelimit.Context(t.Context())
 	t.Cleanup(cancel)
 	return ctx
 }

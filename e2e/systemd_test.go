@@ -208,7 +208,7 @@ func (s service) prepare(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer
 	t.Helper()
 	// Only the arguments are used: the node's command would start in other namespaces.
 	words := s.n.reconcilerCommand(s.n.timeout(t), t, args...)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), timelimit.Wait)
+	ctx, cancel := timelimit.Context(context.WithoutCancel(t.Context()))
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, words.Path, words.Args[1:]...)
 	c.Env = words.Env

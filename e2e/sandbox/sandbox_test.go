@@ -45,7 +45,7 @@ func users() map[string]*syscall.Credential {
 // command runs this test binary with another body.
 func command(t *testing.T, body string, user *syscall.Credential, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), timelimit.Wait)
+	ctx, cancel := timelimit.Context(context.Background())
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	c.Args[0] = os.Args[0]

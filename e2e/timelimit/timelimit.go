@@ -3,6 +3,7 @@
 package timelimit
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"slices"
@@ -71,6 +72,25 @@ func Await(limit time.Duration, done func() bool) bool {
 		}
 	}
 	return true
+}
+
+// Context returns a context that ends when Wait is exceeded.
+func Context(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(parent)
+	began := time.Now()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(Wait):
+				if Exceeded(time.Since(began), Wait) {
+					cancel()
+				}
+			}
+		}
+	}()
+	return ctx, cancel
 }
 
 // Fair returns an estimate of the duration on an idle machine: took if it is within the limit, else

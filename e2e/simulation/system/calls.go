@@ -315,6 +315,9 @@ func statOf(path string, follow bool) (fs.FileInfo, error) {
 	return i, nil
 }
 
+// SameFile is that of package os.
+func SameFile(a, b fs.FileInfo) bool { return a.(info).st.Ino == b.(info).st.Ino }
+
 // MkdirAll is that of package os.
 func MkdirAll(path string, mode fs.FileMode) error {
 	for i := 1; i <= len(path); i++ {
@@ -333,17 +336,21 @@ func MkdirAll(path string, mode fs.FileMode) error {
 
 // Chtimes is that of package os.
 func Chtimes(path string, _, modified time.Time) error {
-	if err := machine.step("touch", path, true); err != nil {
-		return pathError("chtimes", path, err)
+	return pathError("chtimes", path, machine.touch(machine.root, path, true, modified))
+}
+
+func (m *Machine) touch(dir *inode, path string, follow bool, modified time.Time) error {
+	if err := m.step("touch", path, true); err != nil {
+		return err
 	}
-	_, _, n, err := machine.find(machine.root, path, true)
+	_, _, n, err := m.find(dir, path, follow)
 	if err == nil && n == nil {
 		err = unix.ENOENT
 	}
 	if err == nil {
 		n.changed = modified
 	}
-	return pathError("chtimes", path, err)
+	return err
 }
 
 // Geteuid is that of package os.
@@ -411,6 +418,11 @@ func UnixFchmod(fd int, mode uint32) error {
 	return nil
 }
 
+// UnixUtimesNanoAt is that of package unix.
+func UnixUtimesNanoAt(at int, path string, times []unix.Timespec, flags int) error {
+	return machine.touch(machine.at(at), path, flags&unix.AT_SYMLINK_NOFOLLOW == 0, time.Unix(times[1].Unix()))
+}
+
 // UnixFcntlInt is that of package unix.
 func UnixFcntlInt(uintptr, int, int) (int, error) { return 0, nil }
 
@@ -439,20 +451,20 @@ func UnixMkdirat(at int, path string, mode uint32) error {
 
 // UnixRename is that of package unix.
 func UnixRename(from, to string) error {
-	return machine.rename(machine.root, from, machine.root, to, true)
+	return machine.rename(machine.root, from, machine.root, to, 0)
 }
 
 // UnixRenameat is that of package unix.
 func UnixRenameat(fromAt int, from string, toAt int, to string) error {
-	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, true)
+	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, 0)
 }
 
 // UnixRenameat2 is that of package unix.
 func UnixRenameat2(fromAt int, from string, toAt int, to string, flags uint) error {
-	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, flags&unix.RENAME_NOREPLACE == 0)
+	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, flags)
 }
 
-func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, replace bool) error {
+func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, flags uint) error {
 	if err := m.step("rename", from+" to "+base(to), true); err != nil {
 		return err
 	}
@@ -464,9 +476,13 @@ func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, r
 	switch {
 	case err != nil:
 		return err
-	case n == nil, target.gone:
+	case n == nil, target.gone, flags&unix.RENAME_EXCHANGE != 0 && old == nil:
 		return unix.ENOENT
-	case old != nil && !replace:
+	case flags&unix.RENAME_EXCHANGE != 0 && source == target:
+		m.Writes++
+		source.put(change{name: old, newName: n})
+		return nil
+	case old != nil && flags&unix.RENAME_NOREPLACE != 0:
 		return unix.EEXIST
 	case old != nil && old.isDir() && !n.isDir():
 		return unix.EISDIR

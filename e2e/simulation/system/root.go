@@ -46,7 +46,7 @@ func (r *Root) Lstat(name string) (fs.FileInfo, error) {
 
 // Rename is that of os.Root.
 func (r *Root) Rename(from, to string) error {
-	return pathError("renameat", from, machine.rename(r.dir, from, r.dir, to, true))
+	return pathError("renameat", from, machine.rename(r.dir, from, r.dir, to, 0))
 }
 
 // Remove is that of os.Root.
