@@ -22,7 +22,6 @@ import (
 	"go4.org/netipx"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
@@ -86,9 +85,8 @@ func newPopulatedNode(t *testing.T, f backend, managed bool) *tamperNode {
 	return w
 }
 
-// TestIdle runs the reconciler with a resync every second for 15 s and scrapes its metrics. It
-// checks that neither the kernel nor the state nor the log is written, and that the memory stays
-// small.
+// TestIdle runs the reconciler for twelve resyncs and scrapes its metrics. It checks that neither the
+// kernel nor the state nor the log is written, and that the memory stays small.
 func TestIdle(t *testing.T) {
 	for i, f := range slices.Concat(backends(), backends()[:1]) {
 		managed, name := i == len(backends()), f.name
@@ -103,17 +101,13 @@ func TestIdle(t *testing.T) {
 			w.scrape(t)
 			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stateStamps(t), w.log()
 			syncs := w.metric(t, "reconciles_total", `result="unchanged"`)
-			const seconds = 15
-			most := 0.0
-			for range 2 * seconds {
+			scrapes, most := 0, 0.0
+			w.until(t, "twelve syncs", func() bool {
 				time.Sleep(time.Second / 2)
-				w.scrape(t)
+				scrapes++
 				most = max(most, w.wantMemory(t))
-			}
-			made := w.metric(t, "reconciles_total", `result="unchanged"`) - syncs
-			if made < (seconds-2)/timelimit.Factor() {
-				t.Errorf("%v syncs in %d s", made, seconds)
-			}
+				return w.metric(t, "reconciles_total", `result="unchanged"`) >= syncs+12
+			})
 			if total := w.metric(t, "reconciles_total") - w.metric(t, "reconciles_total", `result="unchanged"`); total > 1 {
 				t.Errorf("%v syncs changed something or failed", total)
 			}
@@ -132,7 +126,7 @@ func TestIdle(t *testing.T) {
 			if output := w.since(log); output != "" {
 				t.Errorf("unexpected log:\n%s", output)
 			}
-			t.Logf("%v syncs, %d scrapes, no commit, no log; %.1f MiB at most", made, 2*seconds, most)
+			t.Logf("%d scrapes, no commit, no log; %.1f MiB at most", scrapes, most)
 		})
 	}
 }
@@ -283,20 +277,14 @@ func TestLegacyResync(t *testing.T) {
 	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nresyncInterval: 1s\n")
 	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 	right := n.saved(t)
-	var took durations
-	for i, damage := range []string{"-F", "-F POSTROUTING", "-D IP-MASQ-AGENT 1", "-R IP-MASQ-AGENT 1 -j RETURN", "-I IP-MASQ-AGENT -j ACCEPT"} {
+	damages := []string{"-F", "-F POSTROUTING", "-D IP-MASQ-AGENT 1", "-R IP-MASQ-AGENT 1 -j RETURN", "-I IP-MASQ-AGENT -j ACCEPT"}
+	for i, damage := range damages {
 		program := families()[i%2][0]
 		n.tool(t, program, append([]string{"-t", "nat"}, strings.Fields(damage)...)...)
-		start := time.Now()
 		d.until(t, "repair of "+damage, func() bool { return n.saved(t) == right })
-		took = append(took, timelimit.Fair(time.Since(start), 1500*time.Millisecond))
 	}
-	t.Log(took)
-	if took.median() > 1500*time.Millisecond {
-		t.Errorf("%v with an interval of 1s", took)
-	}
-	d.until(t, "each repair in the log", func() bool { return strings.Count(d.log(), "repaired rules") >= len(took) })
-	if repairs := strings.Count(d.log(), "repaired rules"); repairs != len(took) {
-		t.Errorf("%d repairs in the log, want %d:\n%s", repairs, len(took), d.log())
+	d.until(t, "each repair in the log", func() bool { return strings.Count(d.log(), "repaired rules") >= len(damages) })
+	if repairs := strings.Count(d.log(), "repaired rules"); repairs != len(damages) {
+		t.Errorf("%d repairs in the log, want %d:\n%s", repairs, len(damages), d.log())
 	}
 }

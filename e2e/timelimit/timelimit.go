@@ -92,12 +92,3 @@ func Context(parent context.Context) (context.Context, context.CancelFunc) {
 	}()
 	return ctx, cancel
 }
-
-// Fair returns an estimate of the duration on an idle machine: took if it is within the limit, else
-// took divided by Factor.
-func Fair(took, limit time.Duration) time.Duration {
-	if took <= limit {
-		return took
-	}
-	return time.Duration(float64(took) / Factor())
-}
