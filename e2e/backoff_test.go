@@ -101,10 +101,7 @@ func TestBackoffAfterRollback(t *testing.T) {
 	text, err := os.ReadFile(attempts)
 	must(t, err)
 	took := time.Since(began)
-	most, at := 2, time.Second // twice at the start, then after 1, 3, 7, 15 s
-	for next := at; next < took; at, next = 2*at, next+2*at {
-		most++
-	}
+	most := 2 + retriesWithin(took) // twice at the start
 	if count := strings.Count(string(text), "try"); count > most || count < 2 {
 		t.Errorf("%d attempts in %s, want at most %d and at least 2; commits %s", count, took, most, watcher.countByProgram(0))
 	}
@@ -145,6 +142,15 @@ func TestRepairDuringBackoff(t *testing.T) {
 	}
 	repairs.wantAtOnce(t)
 	d.eventuallyUnready(t, "chain OTHER (ipv4)", "form 2")
+}
+
+// retriesWithin returns the number of retries in a time: after 1, 3, 7, 15 s.
+func retriesWithin(took time.Duration) (retries int) {
+	for next, wait := time.Second, time.Second; next < took; next += wait {
+		retries++
+		wait *= 2
+	}
+	return retries
 }
 
 // wantAtOnce fails the test if the usual repair waited for a backoff, of a second or more.

@@ -97,8 +97,8 @@ func TestIdle(t *testing.T) {
 			t.Parallel()
 			w := newPopulatedNode(t, f, managed)
 			confDirEvents := w.watchConfDir(t)
-			time.Sleep(time.Second) // for the syncs after the start
-			w.scrape(t)
+			begun := w.metric(t, "reconciles_total")
+			w.until(t, "the end of the syncs at the start", func() bool { return w.metric(t, "reconciles_total") > begun+1 })
 			commits, generation, rules, state, log := w.Count(), w.generation(t), w.ruleset(t), w.stateStamps(t), w.log()
 			syncs := w.metric(t, "reconciles_total", `result="unchanged"`)
 			scrapes, most := 0, 0.0
