@@ -82,10 +82,13 @@ func TestOutputAddress(t *testing.T) {
 				t.Errorf("node port: %+v, %v", seen, err)
 			}
 
-			var e struct{ Address, AddressInterface, AddressItem string }
+			var e struct{ Address, AddressInterface, AddressItem, Interface, Rule string }
 			stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", p.addr(netip.MustParseAddr("1.2.3.4")).String(), "-o", "json")
 			if err := json.Unmarshal([]byte(stdout), &e); err != nil || e.Address != "198.51.100.7" || e.AddressInterface != "outside" || e.AddressItem != "198.51.100.0/24" {
 				t.Errorf("explain: %+v, %v\n%s", e, err, stderr)
+			}
+			if e.Interface != "outside" || !strings.Contains(e.Rule, "snat to 198.51.100.7") {
+				t.Errorf("explain names the interface %s and the rule %q", e.Interface, e.Rule)
 			}
 			n.conflist(t, "another", object{"outputAddresses": []string{"198.51.101.0/24", "198.51.100.0/24"}, "enableIPv6": true})
 			if _, stderr, code := n.add(t, "another", n.newPod(t)); code == 0 || !strings.Contains(stderr, "outputAddresses") {

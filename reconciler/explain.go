@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,8 @@ func (a *app) explainCommand() *cobra.Command {
 		Short: "Show the verdict for traffic to an address, and its origin",
 		Long: `Show whether traffic to the address DST is masqueraded: the verdict, the prefix that decides,
 the file and key that state it, and the rule in the kernel. If the kernel does something else,
-show why. Nothing is written.
+show why. Without --out, the routing table says which interface the traffic leaves through. If the
+route has several next hops, show the verdict for each. Nothing is written.
 
 Exit codes: 0 printed; 1 the pod is unknown, or error; 2 mistake in the command line.`,
 		Example: `  # Traffic from any source in scope
@@ -52,7 +54,7 @@ Exit codes: 0 printed; 1 the pod is unknown, or error; 2 mistake in the command 
 	})
 	c.Flags().StringVar(&from, "from", "", "source `ADDRESS` (default: any in scope)")
 	c.Flags().StringVar(&pod, "pod", "", "source pod, as `NAMESPACE/NAME`")
-	c.Flags().StringVar(&out, "out", "", "output `INTERFACE` (default: any in scope)")
+	c.Flags().StringVar(&out, "out", "", "output `INTERFACE` (default: that of the route, or any in scope)")
 	return c
 }
 
@@ -107,10 +109,9 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 		}
 	}
 	q.Pod = diagnose.HolderOf(q.Src.Unmap(), pods)
-	to, route := routeTo(q.Dst)
-	from, _ := routeTo(q.Src)
-	q.Route = route
-	q.DstLocal, q.SrcLocal = to == unix.RTN_LOCAL, from == unix.RTN_LOCAL
+	from := routeTo(q.Src)
+	q.DstLocal, q.SrcLocal = routeTo(q.Dst).Type == unix.RTN_LOCAL, from.Type == unix.RTN_LOCAL
+	q.Hops, q.RouteErr = nextHops(q.Packet, from.LinkIndex)
 	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 		return thirdparty.Trace(c.Context(), t, owned)
 	}
@@ -169,18 +170,48 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 	return source, fmt.Errorf("--pod %s: the pod has the addresses %v; state one with --from", policy.Quote(name), addresses)
 }
 
-// routeTo returns the type of the route to an address, as `ip route get` shows it, and its interface. The type of
-// the node's own addresses is RTN_LOCAL. It is RTN_UNSPEC without an address or a route.
-func routeTo(a netip.Addr) (typ int, out string) {
+// routeTo returns the route to an address, as `ip route get` shows it. The type of the node's own addresses is RTN_LOCAL.
+// It is the zero Route without an address or a route.
+func routeTo(a netip.Addr) netlink.Route {
 	if !a.IsValid() {
-		return unix.RTN_UNSPEC, ""
+		return netlink.Route{}
 	}
 	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
 	if err != nil || len(routes) == 0 { // there is no route, one that refuses, or no such family
-		return unix.RTN_UNSPEC, ""
+		return netlink.Route{}
 	}
-	if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil {
-		out = link.Attrs().Name
+	return routes[0]
+}
+
+// nextHops returns the interfaces that the packet leaves through by the routing table: several, where the route has as
+// many next hops. The packet comes in by an interface, if the node does not send it.
+func nextHops(packet policy.Packet, in int) ([]string, error) {
+	dst, options := packet.Dst.Unmap().WithZone("").AsSlice(), &netlink.RouteGetOptions{FIBMatch: true}
+	if packet.Src.IsValid() {
+		options.SrcAddr = packet.Src.Unmap().WithZone("").AsSlice()
 	}
-	return routes[0].Type, out
+	if packet.Src.IsValid() && !packet.SrcLocal {
+		options.IifIndex = in
+	}
+	routes, err := netlink.RouteGetWithOptions(dst, options)
+	// What is no answer of the routing table: a source that the kernel takes for a wrong one, or forwarding that is off.
+	if refused := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EHOSTUNREACH); refused && options.SrcAddr != nil {
+		routes, err = netlink.RouteGetWithOptions(dst, &netlink.RouteGetOptions{FIBMatch: true})
+	}
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, route := range routes {
+		links := mapped(route.MultiPath, func(hop *netlink.NexthopInfo) int { return hop.LinkIndex })
+		if len(links) == 0 {
+			links = []int{route.LinkIndex}
+		}
+		for _, index := range links {
+			if link, err := netlink.LinkByIndex(index); err == nil && !slices.Contains(names, link.Attrs().Name) {
+				names = append(names, link.Attrs().Name)
+			}
+		}
+	}
+	return names, nil
 }

@@ -23,8 +23,10 @@ import (
 // Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
 	policy.Packet
-	// Route is the interface of the route to the destination, for what depends on it if none is asked for.
-	Route string
+	// Hops are the interfaces of the next hops to the destination, as the routing table has them, where no interface is
+	// asked for. RouteErr is why there are none.
+	Hops     []string
+	RouteErr error
 	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
 	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
 	// Pod is the one that holds the source, as far as it is known.
@@ -62,8 +64,8 @@ func (p Pod) String() string {
 type Explanation struct {
 	Destination netip.Addr `json:"destination"`
 	Source      netip.Addr `json:"source"`
-	Interface   string     `json:"interface"`
-	Pod         *Pod       `json:"pod"` // that holds the source; null if none is known
+	Interface   string     `json:"interface"` // asked for, or of the route; "" if there is none
+	Pod         *Pod       `json:"pod"`       // that holds the source; null if none is known
 
 	Chain   string        `json:"chain"` // "" if nothing is managed
 	Family  policy.Family `json:"family"`
@@ -95,10 +97,14 @@ type Explanation struct {
 
 	// Chains are the other chains, each by itself.
 	Chains []Explanation `json:"chains"`
+	// NextHops are the interfaces of the other next hops, each by itself.
+	NextHops []Explanation `json:"nextHops"`
 	// Reconciler is the one whose settings these are, of the explanation that has the others.
 	Reconciler any `json:"reconciler,omitempty"`
 
-	known       bool // the rules of the chain could be read, and
+	routed      bool  // Interface is that of the route
+	routeErr    error // why there is no route
+	known       bool  // the rules of the chain could be read, and
 	masquerades bool // masquerade the traffic
 	nftables    bool
 	overriders  []thirdparty.Hit
@@ -117,12 +123,36 @@ func (e Explanation) MarshalJSON() ([]byte, error) {
 // An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the
 // first that masquerades decides, as the first NAT rule that matches binds a connection; if none does,
 // one that exempts. The explanation is that of this chain.
+//
+// Without an interface in the question, those of the next hops decide, each by an explanation of its own.
 func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
+	if q.Out != "" || q.DstLocal {
+		return explain(q, state, sources, finder)
+	}
+	if len(q.Hops) == 0 {
+		e := explain(q, state, sources, finder)
+		e.routeErr = q.RouteErr
+		return e
+	}
+	var all []Explanation
+	for _, hop := range q.Hops {
+		q.Out = hop
+		e := explain(q, state, sources, finder)
+		e.routed = true
+		all = append(all, e)
+	}
+	top := all[0]
+	top.NextHops = append(top.NextHops, all[1:]...)
+	return top
+}
+
+// explain is Explain for one interface, or for any.
+func explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
 		Destination: q.Dst, Source: q.Src, Interface: q.Out, Pod: q.Pod,
 		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
-		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{},
+		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{}, NextHops: []Explanation{},
 	}
 	var all []Explanation
 	for _, p := range state.Policies() {
@@ -199,7 +229,7 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 
 // leavesWith sets the address that a pod's traffic leaves with.
 func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.Source, finder OriginFinder) {
-	o := p.OutputAddressFor(e.Family, cmp.Or(q.Out, q.Route))
+	o := p.OutputAddressFor(e.Family, q.Out)
 	if e.Verdict != policy.ActionMasquerade || q.SrcLocal || o == nil {
 		return
 	}

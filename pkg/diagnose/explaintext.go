@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -18,28 +19,65 @@ const maxLines = 8
 // Text writes the explanation for people: the verdict, its origin, what the kernel does,
 // and the command to run. It ignores errors of w.
 func (e Explanation) Text(w io.Writer) {
+	answer, todo := e.answer(), e.whatToDo()
+	var others string // next hops with another answer
+	for _, hop := range e.NextHops {
+		if text := hop.answer(); text != answer {
+			others += "\n" + hop.headline(true) + "\n" + text
+		}
+		todo = cmp.Or(todo, hop.whatToDo())
+	}
 	var b bytes.Buffer
-	b.WriteString(e.headline() + "\n")
+	b.WriteString(e.headline(others != "" || !e.routed) + "\n")
 	if e.Pod != nil {
 		fmt.Fprintf(&b, "  %-8s %s\n", "pod", e.Pod)
 	}
-	e.rows(&b)
-	for _, other := range e.Chains {
-		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
-		other.rows(&b)
+	if route := e.routeText(); route != "" {
+		fmt.Fprintf(&b, "  %-8s %s\n", "route", route)
 	}
-	if todo := e.whatToDo(); todo != "" {
+	b.WriteString(answer + others)
+	if todo != "" {
 		fmt.Fprintf(&b, "\n%s\n", todo)
 	}
 	_, _ = w.Write(b.Bytes())
 }
 
-func (e Explanation) headline() string {
+// routeText says which interfaces the routing table has for the traffic, where none was asked for.
+func (e Explanation) routeText() string {
+	switch {
+	case e.routeErr != nil:
+		return fmt.Sprintf("none in the routing table (%v), so the answer is for any interface in scope", e.routeErr)
+	case !e.routed:
+		return ""
+	}
+	text := "out of " + policy.Printable(e.Interface)
+	for _, hop := range e.NextHops {
+		text += " or " + policy.Printable(hop.Interface)
+	}
+	if len(e.NextHops) > 0 {
+		return text + " (next hops in the routing table)"
+	}
+	return text + " (routing table)"
+}
+
+// answer is the rows of an explanation, and those of the other chains.
+func (e Explanation) answer() string {
+	var b bytes.Buffer
+	e.rows(&b)
+	for _, other := range e.Chains {
+		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
+		other.rows(&b)
+	}
+	return b.String()
+}
+
+// headline is the traffic and its verdict.
+func (e Explanation) headline(withInterface bool) string {
 	text := e.Destination.String()
 	if e.Source.IsValid() {
 		text += " from " + e.Source.String()
 	}
-	if e.Interface != "" {
+	if e.Interface != "" && withInterface {
 		text += " out of " + policy.Printable(e.Interface)
 	}
 	return text + ": " + e.verdictText()

@@ -69,7 +69,7 @@ func (e *PrefixAction) isPod() bool { return e.Origins[0].Key == namespacesKey }
 func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
 	e := r.PrefixAction
 	if e == nil {
-		return Decision{Action: ActionMasquerade, Reason: fmt.Sprintf("no prefix covers %s, and what none covers is masqueraded", pkt.Dst)}
+		return Decision{Action: ActionMasquerade, Reason: fmt.Sprintf("no prefix covers %s, so it is masqueraded by default", pkt.Dst)}
 	}
 	d := Decision{Action: ActionExempt, PrefixAction: e, Origins: e.Origins}
 	if r.Verdict == Masquerade {

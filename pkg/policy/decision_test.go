@@ -139,7 +139,7 @@ func TestDecideByExample(t *testing.T) {
 	}{
 		{
 			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.ActionMasquerade, "",
-			"no prefix covers 8.8.8.8, and what none covers is masqueraded",
+			"no prefix covers 8.8.8.8, so it is masqueraded by default",
 		},
 		{
 			"a default", policy.SourcePolicy{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.ActionExempt, "10.0.0.0/8",
