@@ -26,6 +26,7 @@ var elsewhereBlock = regexp.MustCompile(`git clone|cosign|minisign|DIST=|dist OT
 // placeholders has what the reader replaces, and what the node has there.
 var placeholders = strings.NewReplacer(
 	"; echo $?", " || echo $?", // a block ends at its first error
+	"conntrack -E ", "timeout --preserve-status -s INT 0.3 conntrack -E ",
 	"nft monitor ", "timeout 0.2 nft monitor || true ",
 	"ps -fp PPID", "ps -fp 1",
 	"HASH.bak", "*.bak",

@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -101,6 +103,39 @@ func TestWho(t *testing.T) {
 			t.Errorf("who %s: exit code %d\n%s%s", seen.Source, code, stdout, stderr)
 		}
 	})
+}
+
+// TestLogOfEndedConnections: who knows no connection that has ended, and names the command whose log has it.
+func TestLogOfEndedConnections(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.conflist(t, "podnet", nil)
+	p := n.pod(t, "podnet")
+	_, stderr, _ := n.byHand(t, "who", "203.0.113.99:9")
+	_, command, _ := strings.Cut(stderr, "log them beforehand: ")
+	name, args, _ := strings.Cut(strings.TrimSpace(command), " ")
+	path := filepath.Join(n.dir, "connections.log")
+	file, err := os.Create(path)
+	must(t, err)
+	log := n.Node.Command(t.Context(), name, strings.Fields(args)...)
+	log.Stdout = file
+	must(t, log.Start())
+	to, pod := netip.MustParseAddrPort("203.0.113.5:7"), p.addr(netip.IPv4Unspecified()).String()
+	var text []byte
+	logged := timelimit.Await(timelimit.Wait, func() bool { // once the command listens
+		seen := topology.Must(p.SendUDP(to))(t)
+		n.tool(t, "conntrack", "-D", "-s", pod)
+		if found := n.who(t, seen.Source.String()); len(found) > 0 {
+			t.Fatalf("who knows a connection that has ended: %+v", found)
+		}
+		text, err = os.ReadFile(path)
+		must(t, err)
+		const line = `\[DESTROY\] udp .* src=%s dst=203.0.113.5 .* dst=%s sport=7 dport=%d`
+		return regexp.MustCompile(fmt.Sprintf(line, pod, seen.Source.Addr(), seen.Source.Port())).Match(text)
+	})
+	if !logged {
+		t.Errorf("%s logs\n%s", command, text)
+	}
 }
 
 // TestMetricOfExemptPods: the metric counts the pods at the time of the scrape, or of a sync that runs, also where the

@@ -26,9 +26,11 @@ func (a *app) whoCommand() *cobra.Command {
 		Use:   "who ADDRESS:PORT",
 		Short: "Show which connection leaves with a source address and port",
 		Long: `Show which connections leave the node with this source address and port now: the source and
-destination before any translation, the pod, and the chain that decides. The answer is from
-conntrack, so it has connections that exist, translated or not. The port of --protocol icmp is the
-identifier. Nothing is written.
+destination before any translation, the pod, and the chain that decides. The port of --protocol icmp
+is the identifier. Nothing is written.
+
+The answer comes from conntrack, which does not know connections that have ended. To find those
+later, log them beforehand: conntrack -E -e DESTROY -o timestamp, or ulogd2.
 
 Exit codes: 0 there is one; 1 there is none, or error; 2 mistake in the command line.`,
 		Example: `  # The connection behind a line in the log of a server
@@ -191,7 +193,8 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 		warn(a, []error{f.Err})
 	}
 	if len(found) == 0 && err == nil {
-		err = fmt.Errorf("no connection leaves with %s now", q.Source)
+		err = fmt.Errorf("no connection leaves with %s now; conntrack does not know connections that have ended\n"+
+			"  To find them later, log them beforehand: conntrack -E -e DESTROY -o timestamp", q.Source)
 	}
 	return err
 }

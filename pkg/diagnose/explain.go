@@ -105,7 +105,7 @@ type Explanation struct {
 	routed      bool  // Interface is that of the route
 	routeErr    error // why there is no route
 	known       bool  // the rules of the chain could be read, and
-	masquerades bool // masquerade the traffic
+	masquerades bool  // masquerade the traffic
 	nftables    bool
 	overriders  []thirdparty.Hit
 	held        []thirdparty.Hit // third-party rules that enforceExempt precedes

@@ -49,16 +49,16 @@ type InUseError struct {
 	References []string
 }
 
-// Error names some of the cached results, and the references.
+// Error says what stays and why, with a line for each remedy. It names some of the cached results, and all references.
 func (e *InUseError) Error() string {
 	var reasons []string
 	if len(e.References) > 0 {
-		reasons = append(reasons, "the plugin stays, and with it rules and state, as no pod could start without it: "+referencesText(e.References))
+		reasons = append(reasons, referencesText(e.References))
 	}
 	if len(e.Attached) > 0 {
-		reasons = append(reasons, "the plugin stays, and with it rules and state: "+attachedText(e.Attached))
+		reasons = append(reasons, attachedText(e.Attached))
 	}
-	return strings.Join(reasons, "; ")
+	return strings.Join(reasons, "\n")
 }
 
 func referencesText(references []string) string {
@@ -66,8 +66,9 @@ func referencesText(references []string) string {
 	for _, r := range references {
 		files = append(files, policy.Printable(r))
 	}
-	return strings.Join(files, ", ") + " names it: if Multus generates the file, restart Multus on the node, and remove the file if Multus " +
-		"has left it behind; otherwise restart the program that generates it, or remove the plugin entry"
+	return "the plugin stays, with rules and state: no pod could start without it, as it is named in " + strings.Join(files, ", ") +
+		"\n  If Multus generates the file, restart Multus on the node, and remove the file if it is still there then." +
+		"\n  Otherwise restart the program that generates the file, or remove the plugin entry. --no-wait does not help."
 }
 
 func attachedText(attached []CachedResult) string {
@@ -76,9 +77,9 @@ func attachedText(attached []CachedResult) string {
 	for _, a := range attached {
 		names = append(names, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
 	}
-	return fmt.Sprintf("runtimes will call it for containers that they made with it (%s); drain the node or wait with --wait, or "+
-		"use --no-wait where the runtime tears down containers by the present conflist, as containerd does; the DEL of a pod of Multus then fails once",
-		strings.Join(policy.First(maxNamed, names), ", "))
+	return "the plugin stays, with rules and state: a runtime will call it to tear down " + strings.Join(policy.First(maxNamed, names), ", ") +
+		"\n  --wait TIME waits until these containers have ended. To end them, drain the node." +
+		"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once."
 }
 
 // Step removes what can be removed now: the plugin entries from the conflists; then, unless runtimes
