@@ -126,7 +126,7 @@ e2e-kernels: packages ## virtual machines with Debian's kernels and programs; wr
 
 # About 4 minutes on two cores. A quick run (BENCHFLAGS=-quick) writes to bin/bench/quick.
 bench: PACKAGES += time
-bench: packages build $(CNI_TOOLS) ## benchmarks: writes docs/benchmarks (BENCHFLAGS=-quick)
+bench: packages build $(CNI_TOOLS) ## benchmarks: writes bin/bench/results.txt (BENCHFLAGS=-quick)
 	go -C tools/bench build -ldflags "-s -w" -o $(CURDIR)/bin/bench/ ./...
 	bin/bench/bench $(BENCHFLAGS)
 

@@ -19,12 +19,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// TestKeys compares what documents and the chart have about each key with the table of keys. -update writes
-// it. Each key has a section in docs/configure.md and, if it is new, a line in CHANGELOG.md, written by hand.
+// TestKeys compares what documents and the chart have about each key with the table of keys; README.md has the usual
+// ones. -update writes it. Each key has a section in docs/configure.md and, if it is new, a line in CHANGELOG.md, written by hand.
 func TestKeys(t *testing.T) {
 	keys := entryKeys()
 	configure := read(t, "docs", "configure.md")
 	const firstRelease = 4 // the greatest schema of its keys
+	usual := strings.Fields("nonMasqueradeCIDRs masqueradeCIDRs enableIPv6 sourceCIDRs nonMasqueradeNamespaces outputAddresses guard backend")
 	var readme, reference, manual, values string
 	for _, k := range keys {
 		if k.Schema > firstRelease && !strings.Contains(read(t, "CHANGELOG.md"), "`"+k.Name+"`") {
@@ -37,7 +38,9 @@ func TestKeys(t *testing.T) {
 			help += ": " + policy.JoinOr(choices)
 			meaning += ": " + coded(policy.JoinOr(choices), choices...)
 		}
-		readme += fmt.Sprintf("| `%s` | %s | %s |\n", k.Name, standard, meaning)
+		if slices.Contains(usual, k.Name) {
+			readme += fmt.Sprintf("| `%s` | %s | %s |\n", k.Name, standard, meaning)
+		}
 		reference += fmt.Sprintf("| [`%s`](#%s) | %s | %s | %s |\n", k.Name, sectionOf(t, configure, k.Name), typeOf(t, k).name, standard, k.Sources)
 		manual += fmt.Sprintf("**%s** (default: %s)\n%s\n", k.Name, k.Default, wrap(": ", "  ", sentence(help)))
 		values += "\n" + wrap("  # ", "  # ", sentence(help)+" "+sentence("unset: "+k.Default)) + exampleInChart(t, k)

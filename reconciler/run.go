@@ -242,7 +242,8 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	defer func() { _ = l.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	loop.Committed(reconcile.Commit{Generation: l.Began, Touched: true}) // commits before Listen were missed
-	// The kernel names the program. Its pid is that of a thread, and of another pid namespace.
+	// The kernel names the program. Its pid is that of a thread, in the initial PID namespace.
+	proc := hostProc()
 	self, _ := os.ReadFile("/proc/self/comm") // without a name every commit is another program's
 	for {
 		c, err := l.Next()
@@ -251,7 +252,7 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 		}
 		var by reconcile.Writer
 		if c.Program != strings.TrimSpace(string(self)) {
-			by = reconcile.Writer{PID: c.PID, Program: c.Program}
+			by = writerOf(c, proc)
 		}
 		loop.Committed(reconcile.Commit{Generation: c.Generation, Touched: c.Touched, By: by})
 	}

@@ -47,7 +47,7 @@ func richStatus(t *testing.T) *metrics.Monitor {
 	}
 	r.Sources.AgentErr = errors.New("nonMasqueradeCIDRs[0]: is null")
 	r.Warnings = []error{errors.New("use backend nftables")}
-	r.By = reconcile.Writer{PID: 4711, Program: "iptables"}
+	r.By = reconcile.Writer{Process: reconcile.Process{PID: 4711, Program: "iptables"}}
 	r.Drift = policy.Diff{{Kind: policy.RuleChange, Chain: "A"}, {Kind: policy.RuleChange, Chain: "A", Unexpected: true}, {Kind: policy.JumpChange, Chain: "B"}}
 	r.Problems = append(r.Problems, reconcile.Problem{Reason: reconcile.ReasonConflist, Err: errors.New("no entry")})
 	r.Conflist = &conflist.Status{Inserted: 1}
@@ -106,7 +106,7 @@ func TestStatusHasTheLatestRepairs(t *testing.T) {
 	m := metrics.New(metrics.Options{})
 	for i := range 12 {
 		m.Report(&reconcile.Report{
-			Started: time.Unix(int64(i), 0), By: reconcile.Writer{PID: 1, Program: "nft"}, Drift: policy.Diff{{Chain: "A"}},
+			Started: time.Unix(int64(i), 0), By: reconcile.Writer{Process: reconcile.Process{PID: 1, Program: "nft"}}, Drift: policy.Diff{{Chain: "A"}},
 		}, time.Minute)
 	}
 	m.Report(&reconcile.Report{}, time.Minute)

@@ -131,19 +131,38 @@ func (q *queue) take() []event {
 	return all
 }
 
-// Writer is the program that changed rules, as the kernel names it, with its pid on the host. In a
-// PID namespace that pid may be another process, so nothing may be looked up by it.
-type Writer struct {
+// Process is a program with its pid on the host. In another PID namespace that pid may be another process.
+type Process struct {
 	PID     uint32
 	Program string
 }
 
 // String writes "iptables" (host pid 4711).
+func (p Process) String() string {
+	return fmt.Sprintf("%s (host pid %d)", policy.Quote(p.Program), p.PID)
+}
+
+// Writer is the program that changed rules, as the kernel names it.
+type Writer struct {
+	Process
+	// What started the program and where it ran, if that was known before it ended.
+	Parent Process
+	Cgroup string
+}
+
+// String names the program, and what is known of its origin.
 func (w Writer) String() string {
 	if w == (Writer{}) {
 		return "an unknown program"
 	}
-	return fmt.Sprintf("%s (host pid %d)", policy.Quote(w.Program), w.PID)
+	text := w.Process.String()
+	if w.Parent != (Process{}) {
+		text += ", started by " + w.Parent.String()
+	}
+	if w.Cgroup != "" {
+		text += ", in cgroup " + policy.Quote(w.Cgroup)
+	}
+	return text
 }
 
 // Commit is a commit to the ruleset.

@@ -101,7 +101,7 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newFixture(t).withAgent().run()
 		r.nft("flush", "ruleset")
-		r.rulesChanged(Writer{7, "nft"})
+		r.rulesChanged(Writer{Process: Process{7, "nft"}})
 		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 		r.exempts(defaults)
 		if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
@@ -113,11 +113,11 @@ func TestLoopRepairsWhenRulesChange(t *testing.T) {
 // TestChangedByOfALateRepair: the program that changed the rules is named, too, if the first repair failed.
 func TestChangedByOfALateRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, failing := newFixture(t).failRepair(Writer{7, "nft"})
+		r, failing := newFixture(t).failRepair(Writer{Process: Process{7, "nft"}})
 		failing.broken.Store(false)
 		var by Writer
 		r.until("repair", func(all []*Report) bool { by = last(all).By; return last(all).Result == Repaired })
-		if want := (Writer{7, "nft"}); by != want {
+		if want := (Writer{Process: Process{7, "nft"}}); by != want {
 			t.Errorf("repaired what %s changed, want %s", by, want)
 		}
 	})
@@ -167,7 +167,7 @@ func TestLoopCommits(t *testing.T) {
 		}
 		// Before the event is there, the rules are wrong: what follows is not verified.
 		r.nft("flush", "ruleset")
-		r.Committed(Commit{Generation: 12, Touched: true, By: Writer{7, "nft"}})
+		r.Committed(Commit{Generation: 12, Touched: true, By: Writer{Process: Process{7, "nft"}}})
 		r.Committed(Commit{Generation: 13})
 		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
 		r.Committed(Commit{Generation: 14, Touched: true}) // the repair
@@ -679,7 +679,7 @@ func TestDetectFlapping(t *testing.T) {
 	now := time.Now()
 	drift := policy.Diff{{Kind: policy.JumpChange, Family: policy.IPv4, Chain: "A", Text: "jump"}}
 	for i := range flappingThreshold {
-		p := l.detectFlapping(now, &Report{Drift: drift, By: []Writer{{7, "firewalld"}, {}}[i%2]})
+		p := l.detectFlapping(now, &Report{Drift: drift, By: []Writer{{Process: Process{7, "firewalld"}}, {}}[i%2]})
 		if (p != nil) != (i == flappingThreshold-1) {
 			t.Fatalf("after %d reverts: %v", i+1, p)
 		}
@@ -768,7 +768,7 @@ func TestChangedByInJSON(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewJSONHandler(&out, nil))
 	l := syncLog{log: log, once: flowcontrol.LogOnce(log)}
-	l.report(&Report{Drift: policy.Diff{{Chain: "A", Family: policy.IPv4}}, By: Writer{PID: 7, Program: "iptables"}})
+	l.report(&Report{Drift: policy.Diff{{Chain: "A", Family: policy.IPv4}}, By: Writer{Process: Process{7, "iptables"}}})
 	if want := `"changed_by":"\"iptables\" (host pid 7)"`; !strings.Contains(out.String(), want) {
 		t.Errorf("the log lacks %s:\n%s", want, &out)
 	}

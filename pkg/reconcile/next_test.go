@@ -196,7 +196,7 @@ func TestRetriesSoon(t *testing.T) {
 // TestEventsOfASync: what asked for a sync is forgotten when it begins. If it does nothing, the program that changed rules
 // is named by the next one.
 func TestEventsOfASync(t *testing.T) {
-	now, by := time.Now(), Writer{7, "nft"}
+	now, by := time.Now(), Writer{Process: Process{7, "nft"}}
 	l := NewLoop(nil, slog.New(slog.DiscardHandler), nil)
 	s := &l.state
 	l.handle(Commit{Generation: 1, Touched: true, By: by}, now)

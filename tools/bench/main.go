@@ -22,13 +22,13 @@ func main() { os.Exit(sandbox.Enter(run)) }
 
 func run() int {
 	quick := flag.Bool("quick", false, "Run few rounds without the largest sizes, for development. The figures are not reliable.")
-	out := flag.String("out", "", "Directory to write results.txt to. The default is docs/benchmarks, or bin/bench/quick for a quick or partial run.")
+	out := flag.String("out", "", "Directory to write results.txt to. The default is bin/bench, or bin/bench/quick for a quick or partial run.")
 	only := flag.String("only", "", "Comma-separated parts to measure, for development.")
 	flag.Parse()
 	b := &bench{quick: *quick}
-	usual := filepath.Join("docs", "benchmarks")
+	usual := filepath.Join("bin", "bench")
 	if *quick || *only != "" {
-		usual = filepath.Join("bin", "bench", "quick")
+		usual = filepath.Join(usual, "quick")
 	}
 	if err := b.run(cmp.Or(*out, usual), *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
