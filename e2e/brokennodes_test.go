@@ -390,6 +390,23 @@ func TestBrokenNodes(t *testing.T) {
 	}
 }
 
+// TestFullDiskIsSeenAtOnce: nothing tells the reconciler that the disk is full, until its interval ends. Commands look.
+func TestFullDiskIsSeenAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newFaultyNode(t, backends()[0])
+	n.wantStatus(t, 0)
+	fillDisk(t, filepath.Dir(n.dataDir), 0)
+	for command, want := range map[string]int{"status": 3, "check": 1} {
+		stdout, stderr, code := n.byHand(t, command)
+		if missing := lacking(stdout+stderr, []string{"state: ", "no space left on device; free space or inodes"}); code != want || len(missing) > 0 {
+			t.Errorf("%s: exit code %d, want %d, and lacks %q:\n%s%s", command, code, want, missing, stdout, stderr)
+		}
+	}
+	if difference := n.sameFindings(t); difference != "" {
+		t.Error(difference)
+	}
+}
+
 // wantReason waits until the reason of a fault is the only one in the metric not_ready and in /readyz, and in the
 // log. It returns what /metrics served then.
 func (n *faultyNode) wantReason(t *testing.T, c brokenNode) (metrics string) {

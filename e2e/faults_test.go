@@ -61,7 +61,7 @@ func TestDiskFull(t *testing.T) {
 			rules, documents := n.ruleset(t), n.documentStamps(t)
 			// This ADD finds correct rules. It needs space only for the record of its pod, without which it warns.
 			a := n.invoke(t, invocation{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0)
-			if warned := strings.Contains(a.stderr, "write attachment"); warned != (free == 0) {
+			if warned := strings.Contains(a.stderr, "cannot record the pod: no space left on device in "+n.dataDir+"; free space or inodes"); warned != (free == 0) {
 				t.Errorf("%d pages free: %s", free, a.stderr)
 			}
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})

@@ -107,6 +107,8 @@ func (n *inspection) addReadiness(ctx context.Context, a *app, r *reconcile.Repo
 		n.AddReadiness(ctx, r)
 	case a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }): // the reconciler looks elsewhere
 		n.AddADDProblems(r)
+	default:
+		n.AddDiskProblem(r) // the disk may be full since the last sync
 	}
 }
 

@@ -48,7 +48,9 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	n.Attachments = []store.Attachment{n.pod.Attachment}
 	n.rememberEntry()
 	n.recordErr = n.Dir.Attach(n.pod)
-	n.Warn(n.recordErr)
+	if n.recordErr != nil {
+		n.Warn(fmt.Errorf("cannot record the pod: %w", n.recordErr))
+	}
 	if err := n.sync(ctx); err != nil {
 		return err
 	}
@@ -252,7 +254,7 @@ func (n *node) podErr(policies []policy.Policy) error {
 	for _, a := range n.pod.Addresses {
 		has := func(e policy.PrefixAction) bool { return e.Prefix.Contains(a) }
 		if slices.ContainsFunc(policies, func(p policy.Policy) bool { return n.exempts(&p) || slices.ContainsFunc(p.ExemptPods, has) }) {
-			return withCode(codeRules, fmt.Errorf("nonMasqueradeNamespaces are about the pod or a former pod with its address, and it cannot be recorded: %w", n.recordErr))
+			return withCode(codeRules, fmt.Errorf("cannot record the pod, which nonMasqueradeNamespaces needs: %w", n.recordErr))
 		}
 	}
 	return nil
@@ -327,7 +329,7 @@ func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 // stateUnwritable lets an ADD pass if the rules are right as they are, and will stay so.
 func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.UnwritableError) error {
 	if s.ExemptionChanges() { // a DEL of another pod would remove it
-		return withCode(codeRules, fmt.Errorf("which pods are exempt by nonMasqueradeNamespaces changes and cannot be recorded: %w", cause))
+		return withCode(codeRules, fmt.Errorf("cannot record which pods nonMasqueradeNamespaces exempts: %w", cause))
 	}
 	if err := n.errUnlessNewer(s, chain); err != nil {
 		if !errors.Is(err, cause) {

@@ -484,8 +484,14 @@ func (n *Node) AddADDProblems(r *Report) {
 		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
 			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
 	}
+	n.AddDiskProblem(r)
+}
+
+// AddDiskProblem adds that the dataDir is full or read-only, which fails ADDs although the rules are correct.
+func (n *Node) AddDiskProblem(r *Report) {
+	hasEntry := func(list config.Conflist) bool { return len(list.Entries) > 0 }
 	known := func(p Problem) bool { return isDiskFault(p.Err) }
-	if file == "" && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
+	if !slices.ContainsFunc(r.Sources.ConfDir.Conflists, hasEntry) && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
 		return
 	}
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {

@@ -5,6 +5,7 @@ package store
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -73,7 +74,7 @@ func (d *Dir) network(name string, create bool) (*folder, error) {
 }
 
 // Attach records an attachment with its pod. It takes no lock and syncs nothing: attachments are valid in this boot
-// only. A repeated call replaces the record.
+// only. A repeated call replaces the record. The error of a full or read-only file system names no operation.
 func (d *Dir) Attach(p Pod) error {
 	const attempts = 100
 	var now unix.Timespec
@@ -87,8 +88,12 @@ func (d *Dir) Attach(p Pod) error {
 			f.close()
 		}
 		if !errors.Is(err, os.ErrNotExist) {
-			return err
+			break
 		}
+	}
+	var errno unix.Errno
+	if errors.As(err, &errno) && slices.Contains([]unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO}, errno) {
+		return fmt.Errorf("%w in %s%s", errno, shown(d.path), remedyOf(errno)) // the name of the file says nothing
 	}
 	return err
 }

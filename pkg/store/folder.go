@@ -256,25 +256,29 @@ func failure(op, path string, err error) error {
 	if !errors.As(err, &errno) {
 		return safefile.Error(op, path, err)
 	}
-	var remedy string
+	return fmt.Errorf("%w%s", safefile.Error(op, path, err), remedyOf(errno))
+}
+
+// remedyOf returns what to do about an error, to append to its message, or "".
+func remedyOf(errno unix.Errno) string {
 	switch errno {
 	case unix.ENOSPC, unix.EDQUOT:
-		remedy = "; free space or inodes on its file system"
+		return "; free space or inodes on its file system"
 	case unix.EROFS:
-		remedy = "; mount its file system writable, or set another dataDir"
+		return "; mount its file system writable, or set another dataDir"
 	case unix.EACCES, unix.EPERM:
 		if errno == unix.EACCES && os.Geteuid() == 0 {
-			break // safefile.Error names the causes
+			return "" // safefile.Error names the causes
 		}
-		remedy = "; run as its owner, and see its mode and attributes (lsattr)"
+		return "; run as its owner, and see its mode and attributes (lsattr)"
 	case unix.EMFILE, unix.ENFILE:
-		remedy = "; raise the limit on open files"
+		return "; raise the limit on open files"
 	case unix.EIO:
-		remedy = "; check the disk"
+		return "; check the disk"
 	case unix.ENOLCK, unix.EOPNOTSUPP:
-		remedy = "; set a dataDir on a local file system"
+		return "; set a dataDir on a local file system"
 	}
-	return fmt.Errorf("%w%s", safefile.Error(op, path, err), remedy)
+	return ""
 }
 
 // distrust returns ErrRefused with the cause and a remedy, unless the file has the format and only
