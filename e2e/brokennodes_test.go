@@ -144,7 +144,7 @@ func brokenNodes() []brokenNode {
 				return func() { n.install(t) }
 			},
 			cause:  []string{"The network that the runtime uses has no plugin entry", "10-podnet.conflist"},
-			remedy: []string{"ip-masq-reconciler install adds the entry"}},
+			remedy: []string{"Run ip-masq-reconciler install, which inserts the entry"}},
 		{name: "entry-first", reason: "conflist", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.write(t, "podnet", n.entry(faultyNodeKeys()), n.bridge("podnet"))
@@ -170,7 +170,7 @@ func brokenNodes() []brokenNode {
 				return func() { n.restart(t) }
 			},
 			cause:  []string{"no reconciler runs", "one was last seen", "reconciler-not-running"},
-			remedy: []string{"Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run"}},
+			remedy: []string{"Start the service (systemctl start ip-masq-reconciler), or find out why the pod of its DaemonSet does not run"}},
 		{name: "hanging-reconciler", code: 3, noMetrics: true,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.d.signal(t, syscall.SIGSTOP)

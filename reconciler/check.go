@@ -71,7 +71,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.Check(c.Context())
-	node.addReadiness(c.Context(), a, r)
+	node.AddDiskProblem(r)
 	var drift policy.Diff
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
@@ -79,6 +79,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
 	if a.json() {
+		node.addReadiness(c.Context(), a, r)
 		err = a.answer(r, problems, answer{Right: right, Drift: drift, Findings: faultFindings(node.problems(r, r.Problems)), Reconciler: &node.active})
 	} else {
 		node.printSettingsOrigin(a)

@@ -135,7 +135,7 @@ func (k *flannelTest) instead(t *testing.T) {
 	k.deleteLate(t)
 	k.startLate(t)
 	k.expect(t, outside)
-	k.expectDoctor(t, "Nothing found that defeats the policy or will surprise.")
+	k.expectDoctor(t, "No faults, problems or notices.")
 
 	s := &streams{Cluster: k.Cluster, recorder: k.Record(t), began: time.Now(), to: []netip.Addr{lan.Addrs[0], outside.Addrs[0]}}
 	for _, n := range k.Nodes {

@@ -20,26 +20,26 @@ import (
 func conflistChecks() []check {
 	return []check{
 		{Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
-			Cause:  "Another plugin of a conflist with the plugin entry masquerades too, also what the policy exempts.",
+			Cause:  "Another plugin in a conflist with the plugin entry masquerades too, including traffic that the policy exempts.",
 			Remedy: `Set "ipMasq": false there. Running pods keep their rules until they are recreated.`}, mainPluginMasquerade},
 		{Finding{ID: "duplicate-entry", Severity: SeverityProblem,
-			Cause:  "A network has several plugin entries: each ADD replaces the policy of one with that of another.",
+			Cause:  "A network has several plugin entries, so each ADD replaces the policy of one with that of another.",
 			Remedy: "Keep one plugin entry in one conflist of the network."}, duplicateEntries},
 		{Finding{ID: "conflist-broken", Severity: SeverityProblem,
-			Cause:  "Runtimes cannot load a file of the CNI configuration directory. As long as there is one, no network is dropped.",
+			Cause:  "Runtimes cannot load a file in the CNI configuration directory. Until it is corrected, no network is dropped.",
 			Remedy: "Correct the file, or move it away."}, warned},
 		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
-			Cause: "The network that the runtime uses has no plugin entry: its pods start even if the rules are wrong.",
-			Remedy: "ip-masq-reconciler install adds the entry to that conflist; with manage = true in [conflist], the reconciler adds it each time. " +
-				"If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
+			Cause: "The network that the runtime uses has no plugin entry, so its pods start even if the rules are wrong.",
+			Remedy: "Run ip-masq-reconciler install, which inserts the entry into that conflist. With manage = true in [conflist], the reconciler inserts it " +
+				"whenever it is missing. If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
 		{Finding{ID: "conflist-absent", Severity: SeverityNotice,
-			Cause:  "There is no CNI configuration: no pod can start, and the plugin would not be run.",
+			Cause:  "There is no CNI configuration, so no pod can start, and no runtime calls the plugin.",
 			Remedy: "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."}, conflistAbsent},
 		{Finding{ID: "multus", Severity: SeverityProblem,
-			Cause:  "Pods get their network through Multus, and not as the network's own conflist has it.",
+			Cause:  "Pods get their network through Multus, which does not use the network's own conflist.",
 			Remedy: "Insert the plugin entry into the conflist of the network that Multus delegates to, and restart Multus, which copies that conflist at its start."}, warned},
 		{Finding{ID: "pod-network-not-exempt", Severity: SeverityProblem,
-			Cause:  "The policy masquerades traffic between pods: they see the node's address, and network policies fail.",
+			Cause:  "The policy masquerades traffic between pods, so they see the node's address, and network policies fail.",
 			Remedy: "Add the pod network to nonMasqueradeCIDRs."}, podNetworksNotExempt},
 	}
 }

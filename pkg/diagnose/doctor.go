@@ -49,7 +49,7 @@ func (f *Finding) add(format string, args ...any) {
 func WriteFindings(w io.Writer, findings []Finding) error {
 	const mostDetail = 12 // of one finding
 	if len(findings) == 0 {
-		_, err := fmt.Fprintln(w, "Nothing found that defeats the policy or will surprise.")
+		_, err := fmt.Fprintln(w, "No faults, problems or notices.")
 		return err
 	}
 	var texts []string

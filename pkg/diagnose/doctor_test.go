@@ -272,7 +272,7 @@ func TestOrderAndForm(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	text, err := json.Marshal(findings[1])
-	want := `{"id":"forwarding-off","severity":"problem","cause":"The kernel does not forward packets: pods cannot reach other networks.",` +
+	want := `{"id":"forwarding-off","severity":"problem","cause":"The kernel does not forward packets, so pods cannot reach other networks.",` +
 		`"details":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last. On a node that never had a pod, wait for the first one: most main plugins set it."}`
 	if diff := cmp.Diff(want, string(text)); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)

@@ -22,7 +22,7 @@ import (
 func nodeChecks() []check {
 	return []check{
 		{Finding{ID: "agent-running", Severity: SeverityProblem,
-			Cause:  "ip-masq-agent is running: it rewrites the chain from its own configuration every minute.",
+			Cause:  "ip-masq-agent is running, and rewrites the chain from its own configuration every minute.",
 			Remedy: "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, agentRunning},
 		{Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
 			Cause: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
@@ -33,11 +33,11 @@ func nodeChecks() []check {
 			Remedy: "Run as root, and do not take the capability away: name it in securityContext.capabilities.add of a DaemonSet, " +
 				"or in CapabilityBoundingSet in a systemd unit (with User= in AmbientCapabilities too)."}, missingCapabilities},
 		{Finding{ID: "forwarding-off", Severity: SeverityProblem,
-			Cause: "The kernel does not forward packets: pods cannot reach other networks.",
+			Cause: "The kernel does not forward packets, so pods cannot reach other networks.",
 			Remedy: "Set the sysctl to 1, in /etc/sysctl.d to make it last. " +
 				"On a node that never had a pod, wait for the first one: most main plugins set it."}, forwardingOff},
 		{Finding{ID: "mixed-iptables", Severity: SeverityNotice,
-			Cause: "Both variants of iptables are in use: packets meet the rules of both, and each program shows only one.",
+			Cause: "Both variants of iptables are in use. Packets pass through the rules of both, and each program shows only its own.",
 			Remedy: "Use one variant on the node (update-alternatives --set iptables ...), " +
 				"and reboot to remove the rules of the other."}, mixedVariants},
 		{Finding{ID: "saved-ruleset", Severity: SeverityNotice,

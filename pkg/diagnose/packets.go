@@ -22,22 +22,22 @@ func packetChecks() []check {
 	return []check{
 		{Finding{ID: "masquerade-source", Severity: SeverityNotice,
 			Cause: "MASQUERADE chooses another source address than the route states.",
-			Remedy: "MASQUERADE ignores a route's src: it takes the first address of the interface whose subnet has the next hop, else the first one. " +
-				"State the address in outputAddresses, or add one that it must not take, such as a VIP, as /32 with scope link (ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
+			Remedy: "State the address of the route in outputAddresses. Or add the address that MASQUERADE must not choose, such as a VIP, as /32 with scope link " +
+				"(ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
 		{Finding{ID: "output-address-ambiguous", Severity: SeverityNotice,
 			Cause:  "An item of outputAddresses has several addresses of the node.",
 			Remedy: "Name the address itself, or a prefix that has one address of each node."}, warned},
 		{Finding{ID: "output-address-subnet", Severity: SeverityNotice,
 			Cause:  "Pods leave with an address of lo or a dummy interface that is inside the subnet of another interface.",
-			Remedy: "Peers in that subnet ask for the address by ARP or neighbor discovery: make sure that the node answers (sysctl arp_ignore) and that no other host has the address, or give peers a route to it."}, connectedOutputs},
+			Remedy: "Make sure that the node answers ARP and neighbor discovery for the address (sysctl arp_ignore), and that no other host has it. Or give peers a route to it."}, connectedOutputs},
 		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
-			Cause:  "Source ports of masqueraded connections can be node ports of Services: a late reply reaches the Service's pod.",
+			Cause:  "Source ports of masqueraded connections can be node ports of Services, so a late reply can reach the pod of a Service.",
 			Remedy: `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
 		{Finding{ID: "guard-notrack", Severity: SeverityProblem,
-			Cause:  "Rules keep packets of pods from connection tracking: they are never masqueraded, and the guard catches them.",
+			Cause:  "Rules exclude packets of pods from connection tracking, so the packets are never masqueraded, and the guard catches them.",
 			Remedy: `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false). Until then set guard to "count".`}, untrackedPods},
 		{Finding{ID: "guard-accept", Severity: SeverityProblem,
-			Cause: "Rules before the jump to the chain accept packets of pods: they are never masqueraded, and the guard catches them.",
+			Cause: "Rules before the jump to the chain accept packets of pods, so the packets are never masqueraded, and the guard catches them.",
 			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
 				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
 		{Finding{ID: "guard-inactive", Severity: SeverityProblem,

@@ -28,17 +28,17 @@ func reconcilerChecks() []check {
 			Cause:  "Agent files have keys that are unknown and are ignored, so the policy in force may not be what you wrote.",
 			Remedy: "Correct the names of the keys in the file, or in a cluster in the ConfigMap; remove keys that ip-masq does not have. The reconciler reads it at once."}, warned},
 		{Finding{ID: "listen-failed", Severity: SeverityProblem,
-			Cause:  "The reconciler cannot bind an address: probes or metrics get no answer.",
+			Cause:  "The reconciler cannot bind an address, so probes or metrics get no answer.",
 			Remedy: "Free the address (ss -ltnp names the program that has it), or set health_listen or metrics_listen to another."}, warned},
 		{Finding{ID: "reconciler-not-running", Severity: SeverityProblem,
-			Cause: "No reconciler is active: only ADDs repair rules, and changes of agent files have no effect.",
-			Remedy: "Start it: systemctl start ip-masq-reconciler, or see why the pod of its DaemonSet does not run on this node. " +
-				"Rules stay as they are until then. If one runs, it has another data_dir: make the reconciler and the plugin use one directory, " +
-				"in a container the node's directory mounted there."}, reconcilerNotRunning},
+			Cause: "No reconciler is active, so only ADDs repair rules, and changes of agent files have no effect.",
+			Remedy: "Start the service (systemctl start ip-masq-reconciler), or find out why the pod of its DaemonSet does not run on this node. " +
+				"If a reconciler runs, it has another data_dir: state the dataDir of the plugin there, " +
+				"and in a container mount that directory of the node at the same path."}, reconcilerNotRunning},
 		{Finding{ID: "reconciler-not-answering", Severity: SeverityProblem,
-			Cause: "A reconciler holds the instance lock and does not answer on its socket: it may repair nothing.",
-			Remedy: "Continue one that is stopped (state T in ps: kill -CONT PID). Otherwise see its log, and restart it. " +
-				"One without a socket could not create it, as its log says, or is of an older version."}, reconcilerNotAnswering},
+			Cause: "A reconciler holds the instance lock and does not answer on its socket, so it may not repair anything.",
+			Remedy: "If the process is stopped (state T in ps), continue it with kill -CONT PID. Otherwise read its log, and restart it. " +
+				"A reconciler that could not create the socket, or of an older version, does not answer either."}, reconcilerNotAnswering},
 		{Finding{ID: "pods-without-record", Severity: SeverityNotice,
 			Cause:  "Some pods are not on record, so nonMasqueradeNamespaces does not exempt them.",
 			Remedy: "Recreate the pods of these namespaces that were started before the conflist had the plugin entry."}, podsWithoutRecord},

@@ -29,7 +29,7 @@ func ruleChecks() []check {
 			Cause: "Third-party rules masquerade destinations that the policy exempts."}, violations},
 		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
 			Cause:  "Third-party rules may masquerade destinations that the policy exempts.",
-			Remedy: "Look at the rules. State sourceCIDRs if they apply to other traffic than that of pods."}, violations},
+			Remedy: "Examine the rules. If they are for traffic that does not come from pods, state sourceCIDRs."}, violations},
 		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
 			Cause:  "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
 			Remedy: "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
@@ -38,8 +38,8 @@ func ruleChecks() []check {
 			Remedy: `Set backend to "nftables", whose cost does not grow with the list.`}, warned},
 		{Finding{ID: "damaged-document", Severity: SeverityProblem,
 			Cause: "Documents of the dataDir are damaged.",
-			Remedy: "They are moved aside and written again from their sources: a conflist or agent file that states the same, " +
-				"or the next ADD of their network."}, warned},
+			Remedy: "Start a pod of the network, whose ADD writes the document again. For agent files, start the reconciler, " +
+				"which writes it from the files."}, warned},
 	}
 }
 

@@ -83,7 +83,7 @@ func Faults() []Fault {
 		{ReasonStandby, "Another reconciler runs on the node.",
 			"Stop one of the two: the service of the host, or the pod."},
 		{ReasonFlapping, "Another program reverts the rules repeatedly.",
-			"Stop that program, or let it leave the chain alone. Then run ip-masq-reconciler once."},
+			"Stop that program, or configure it so that it does not change the chain. Then run ip-masq-reconciler once."},
 		{ReasonAddress, "The node has no usable address in outputAddresses.",
 			"Configure an address of the list on the node, or add a prefix to outputAddresses that contains one of its addresses."},
 	}
