@@ -34,10 +34,10 @@ func packetChecks() []check {
 			Cause:  "Source ports of masqueraded connections can be node ports of Services, so a late reply can reach the pod of a Service.",
 			Remedy: `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
 		{Finding{ID: "guard-notrack", Severity: SeverityProblem,
-			Cause:  "Rules exclude packets of pods from connection tracking, so the packets are never masqueraded, and the guard catches them.",
+			Cause:  "Rules exclude packets of pods from connection tracking, so they are never masqueraded, and the guard catches them.",
 			Remedy: `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false). Until then set guard to "count".`}, untrackedPods},
 		{Finding{ID: "guard-accept", Severity: SeverityProblem,
-			Cause: "Rules before the jump to the chain accept packets of pods, so the packets are never masqueraded, and the guard catches them.",
+			Cause: "Rules before the jump to the chain accept packets of pods, so they are never masqueraded, and the guard catches them.",
 			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
 				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
 		{Finding{ID: "guard-inactive", Severity: SeverityProblem,
