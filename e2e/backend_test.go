@@ -212,9 +212,9 @@ func TestBackendAuto(t *testing.T) {
 	}
 }
 
-// TestBackendAutoChoosesAgain checks that auto chooses another backend if the recorded one has no
-// programs, fails or has untrusted programs.
-func TestBackendAutoChoosesAgain(t *testing.T) {
+// TestBackendAutoChoosesOnce checks that auto keeps the backend of the first ADD of a boot, and names the key if that has lost
+// its programs; and that it chooses none whose programs fail or are untrusted.
+func TestBackendAutoChoosesOnce(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
 		t.Run(f.name, func(t *testing.T) {
@@ -224,8 +224,11 @@ func TestBackendAutoChoosesAgain(t *testing.T) {
 			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 iptables "+f.variant)
 			n.flush(t)
 			n.path = "/nonexistent"
-			n.addAndCheck(t, conf)
-			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "install iptables")
+			n.wantOwnedChains(t, "IP-MASQ-AGENT ipv4 iptables "+f.variant)
+			nftables := n.conf(t, "podnet", object{"backend": "nftables"})
+			n.addAndCheck(t, nftables)
+			n.invoke(t, invocation{verb: "ADD", conf: nftables}).want(t, 0)
 			if owned := n.ownedChains(t); len(owned) == 0 || owned[0] != "IP-MASQ-AGENT ipv4 nftables" {
 				t.Errorf("record: %q", owned)
 			}

@@ -60,7 +60,8 @@ func TestDiskFull(t *testing.T) {
 			fill(free)
 			rules, documents := n.ruleset(t), n.documentStamps(t)
 			// This ADD finds correct rules. It needs space only for the record of its pod, without which it warns.
-			a := n.invoke(t, invocation{verb: "ADD", conf: first, id: fmt.Sprint("pod", free)}).want(t, 0)
+			other := n.conf(t, "podnet", object{"prevResult": resultWith(fmt.Sprintf("10.1.0.%d/16", 100+free))})
+			a := n.invoke(t, invocation{verb: "ADD", conf: other, id: fmt.Sprint("pod", free)}).want(t, 0)
 			if warned := strings.Contains(a.stderr, "cannot record the pod: no space left on device in "+n.dataDir+"; free space or inodes"); warned != (free == 0) {
 				t.Errorf("%d pages free: %s", free, a.stderr)
 			}

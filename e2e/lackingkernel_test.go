@@ -252,20 +252,3 @@ func TestReconcilerWithoutIPv6(t *testing.T) {
 		n.wantSays(t, 0, []string{"no problems"}, "status")
 	})
 }
-
-// TestPreferredBackendOnLackingKernel checks that nothing is left to do after a sync on a kernel that lacks
-// what the preferred backend needs.
-func TestPreferredBackendOnLackingKernel(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[1])
-	n.lacks(t, missing{names: []string{"addrtype"}})
-	n.conflist(t, "podnet", object{"backend": "auto"})
-	says := []string{"preferred backend iptables", "xt_addrtype"}
-	n.wantSays(t, 0, append(says, "right: IP-MASQ-AGENT (ipv4, nftables, "), "once")
-	n.wantSays(t, 0, append(says, "right: IP-MASQ-AGENT (ipv4, nftables, "), "check")
-	if out := n.wantSays(t, 1, nil, "status"); strings.Contains(out, "missing chain") {
-		t.Errorf("status after once:\n%s", out)
-	}
-	n.startReconciler(t).untilReady(t)
-	n.wantSays(t, 0, []string{"no problems"}, "status")
-}

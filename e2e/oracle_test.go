@@ -75,7 +75,7 @@ func (n *node) openBackend(t *testing.T) netfilter.Backend {
 	drivers := netfilter.Drivers{iptables.New(n.path), direct}
 	var b netfilter.Backend
 	err := n.Node.Do(func() error {
-		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting))
+		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting), func(netfilter.Choice) error { return nil })
 		if err != nil {
 			return err
 		}

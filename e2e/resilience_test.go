@@ -83,14 +83,19 @@ func TestReadOnlyState(t *testing.T) {
 		n.addAndCheck(t, conf)
 		writable := n.readOnly(t, n.dataDir)
 		before := n.snapshot(t)
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "second"}).want(t, 0, "read-only file system")
+		second := n.conf(t, "podnet", object{"prevResult": resultWith("10.1.0.3/16")})
+		n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"}).want(t, 0, "read-only file system")
 		n.invoke(t, invocation{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)
 		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
 		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0, "read-only file system")
 		// A network whose policy is in force already.
-		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", nil)}).want(t, 0, "the rules are right, but the state cannot be written")
+		other := func(keys object) string {
+			keys["prevResult"] = resultWith("10.1.0.4/16")
+			return n.conf(t, "othernet", keys)
+		}
+		n.invoke(t, invocation{verb: "ADD", conf: other(object{})}).want(t, 0, "the rules are right, but the state cannot be written")
 		// A network whose policy changes the rules.
-		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "othernet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
+		n.invoke(t, invocation{verb: "ADD", conf: other(object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
 			want(t, 100, "the rules need a change and the state cannot be written", "read-only file system", "192.0.2.0/24")
 		n.unchanged(t, before)
 		// Rules are repaired without writing a document.
@@ -149,8 +154,8 @@ func TestDamagedState(t *testing.T) {
 	})
 }
 
-// TestDamagedDocumentOfAnotherNetwork checks that an ADD writes the damaged document of another network again
-// from the conflist, and leaves it and all rules as they are if no conflist has that network.
+// TestDamagedDocumentOfAnotherNetwork checks that beside the damaged document of another network an ADD passes and leaves all
+// rules as they are, creates a chain that does not exist, and that the network's own ADD writes the document again.
 func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
@@ -165,7 +170,11 @@ func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
 		damage()
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0, path)
-		n.addAndCheck(t, conf)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
+		if n.load(t).Find(networkID("othernet")) != nil {
+			t.Error("the ADD of another network wrote the document")
+		}
+		n.addAndCheck(t, n.conf(t, "othernet", keys))
 		if n.load(t).Find(networkID("othernet")) == nil || n.ruleset(t) != rules {
 			t.Errorf("the document was not written again, or the rules are not those of before:\n%s", cmp.Diff(rules, n.ruleset(t)))
 		}

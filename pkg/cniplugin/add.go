@@ -81,48 +81,31 @@ func (n *node) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if n.recordErr != nil {
-		if err := n.podErr(n.Policies(reading.State())); err != nil {
-			return err
-		}
-	}
 	verified := !n.dryRun && n.sameInputs(reading) && n.entryVerified()
-	concerned := n.concernsPod(reading)
-	if verified && !concerned && n.rulesVerified(reading) {
+	mayPass := verified && n.recordErr == nil
+	if mayPass && !n.concernsPod(reading) && n.rulesVerified(reading) {
 		return nil
 	}
 	state := reading.State()
-	if verified && concerned && n.PodsRecorded(state) && n.rulesVerified(reading) {
+	if mayPass && n.PodsRecorded(state) && n.rulesVerified(reading) {
 		return nil
 	}
-	stored := state.Find(n.source())
-	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
-	if n.pluginFile.Present {
-		own.ConfDir = n.pluginFile.CNIConfDir
-	}
-	if verified && stored != nil {
-		own.Policy = stored.Policy
-	} else {
-		entry, err := n.entry()
-		if err != nil {
+	if n.recordErr != nil {
+		if err := cmp.Or(n.podErr(n.Policies(state)), n.heldErr()); err != nil {
 			return err
 		}
-		if entry.RequireAgentConfig && state.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-			return withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
-				"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
-		}
-		own.Policy = entry.Policy
 	}
-	var observed *enforce.State
-	if len(state.Newer) == 0 && len(state.Damaged) == 0 &&
-		stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) &&
+	own, err := n.ownSource(state, verified)
+	if err != nil {
+		return err
+	}
+	if stored := state.Find(own.ID); !n.isUnknown(state, own.ID) && stored != nil && !stored.Superseded &&
+		stored.Policy.Equal(own.Policy) &&
 		(own.ConfDir == "" || own.ConfDir == stored.ConfDir) && !n.newSubnets(*stored) {
-		if observed = n.observeAndCache(ctx, reading, state); n.loses(observed) {
-			observed = nil // changePolicy returns the conflict
-		} else if observed.InSync() {
+		if observed := n.observeAndCache(ctx, reading, state); observed.InSync() && !n.loses(observed) {
 			n.warnInactive(observed)
 			n.observedResets(observed)
-			return nil
+			return observed.Beyond(own.Policy.Chain, n.pod.Addresses)
 		}
 	}
 	if err := n.checkDataDir(); err != nil {
@@ -137,20 +120,47 @@ func (n *node) sync(ctx context.Context) error {
 		return err
 	}
 	if err != nil {
-		return n.changePolicy(ctx, nil, err, state, own)
+		lock = n.Dir.Unwritable(err)
 	}
 	defer n.release(lock)
-	again, err := n.Dir.Read()
-	if err != nil {
+	n.confs = nil // it may have changed while the lock was waited for
+	if state, err = n.Dir.Load(); err != nil {
 		return err
 	}
-	if digest := again.Digest(); observed != nil && !observed.Failed() && observed.PodsRecorded() && digest != "" && digest == reading.Digest() {
-		n.Warn(lock.Tidy(state))
-		s := n.Sync(ctx, n.ObserveAgain(ctx, observed), lock)
-		n.resets = s.ResetsDue()
-		return n.chainErr(s, own.Policy.Chain)
+	n.Warn(lock.Tidy(state))
+	return n.write(ctx, lock, state, own)
+}
+
+// ownSource returns the source of the network: the stored one if its entry was verified, else that of the entry.
+func (n *node) ownSource(state store.State, verified bool) (policy.Source, error) {
+	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
+	if n.pluginFile.Present {
+		own.ConfDir = n.pluginFile.CNIConfDir
 	}
-	return n.changePolicy(ctx, lock, nil, again.State(), own)
+	if stored := state.Find(own.ID); verified && stored != nil {
+		own.Policy = stored.Policy
+		return own, nil
+	}
+	entry, err := n.entry()
+	if err == nil && entry.RequireAgentConfig && state.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
+		err = withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
+			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
+	}
+	own.Policy = entry.Policy
+	return own, err
+}
+
+// isUnknown reports whether documents of other sources cannot be read.
+func (n *node) isUnknown(s store.State, own policy.SourceID) bool {
+	return len(s.Newer) > 0 || slices.ContainsFunc(s.Damaged, func(d store.FileError) bool {
+		return n.Dir.IsDocument(d.File) && d.File != n.Dir.DocumentPath(own)
+	})
+}
+
+func (n *node) warnNewer(s store.State) {
+	for _, newer := range s.Newer {
+		n.Warn(newer.Err)
+	}
 }
 
 // loses reports whether the network's document is not in force because of a conflict.
@@ -167,27 +177,16 @@ func (n *node) newSubnets(stored policy.Source) bool {
 	return isNew
 }
 
-// changePolicy makes a policy that of the network, and syncs the rules. Without the lock, because
-// of an error, it passes if nothing must be written.
-func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error, state store.State, own policy.Source) error {
-	n.confs = nil             // it may have changed while the lock was waited for
-	if len(state.Newer) > 0 { // nothing can be verified
-		newer := state.Newer[0].Err
-		if n.Observe(ctx, enforce.WithSources(state.Sources, own), state.Record).Exists(own.Policy.Chain) {
-			n.Warn(newer)
-			return nil
-		}
-		return withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", own.Policy.Chain, newer))
-	}
-	if lock != nil {
-		n.Warn(lock.Tidy(state))
-	}
-	proposal := enforce.Proposal{Sources: state.Sources}
-	n.restore(&proposal, state.Damaged, own.ID)
-	s, err := n.propose(ctx, lock, lockErr, state, proposal, own)
+// write makes a policy that of the network, and syncs the rules.
+func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
+	n.warnDamaged(state.Damaged)
+	s, err := n.apply(ctx, lock, state, own)
 	var unwritable *enforce.UnwritableError
 	if !errors.As(err, &unwritable) {
 		return err
+	}
+	if n.stateUnwritable(s, own.Policy.Chain, unwritable) == nil {
+		return nil
 	}
 	// The rules may be right without the pod's subnets, which cannot be recorded or, in STATUS, are not known: for those on
 	// record or, without a document, for those that the guard has.
@@ -201,29 +200,43 @@ func (n *node) changePolicy(ctx context.Context, lock *store.Lock, lockErr error
 			}
 		}
 	}
-	_, err = n.propose(ctx, lock, lockErr, state, proposal, own)
-	n.Warn(unwritable)
+	s, err = n.apply(ctx, lock, state, own)
+	if errors.As(err, &unwritable) {
+		err = n.stateUnwritable(s, own.Policy.Chain, unwritable)
+	}
 	return err
 }
 
-// propose applies a proposal with this policy for the network. The error is an enforce.UnwritableError if the rules
-// need a change and the state cannot be written.
-func (n *node) propose(
-	ctx context.Context, lock *store.Lock, lockErr error, state store.State, p enforce.Proposal, own policy.Source,
-) (*enforce.State, error) {
+// apply applies a proposal with this policy for the network. If other documents cannot be read, nothing is verified: the
+// ADD passes while the chain exists.
+func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (*enforce.State, error) {
+	p := enforce.Proposal{Sources: state.Sources}
 	if err := p.Add(own, n.conflists, n.Warn); err != nil {
 		return nil, err
 	}
 	chain := p.Chain(own.ID)
-	if lock == nil {
-		s := n.ObserveProposal(ctx, &p, state.Record)
-		return s, n.stateUnwritable(s, chain, &enforce.UnwritableError{Err: lockErr})
+	if n.isUnknown(state, own.ID) {
+		p.Incomplete = true
+		exists := n.ObserveProposal(ctx, &p, state.Record).Exists(chain)
+		switch {
+		case exists && (len(state.Newer) > 0 || state.Find(own.ID) != nil):
+			n.warnNewer(state)
+			return nil, nil
+		case len(state.Newer) > 0:
+			return nil, withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", chain, state.Newer[0].Err))
+		}
 	}
-	s, err := n.ApplyProposal(ctx, lock, state, &p, func(s *enforce.State) error { return cmp.Or(n.podErr(s.Policies()), n.chainErr(s, chain)) })
+	if err := n.podErr(n.Policies(store.State{Sources: p.Sources, Record: state.Record})); err != nil {
+		return nil, err
+	}
+	s, err := n.Apply(ctx, lock, state, &p)
 	n.resets = s.ResetsDue()
-	var unwritable *enforce.UnwritableError
-	if errors.As(err, &unwritable) {
-		err = n.stateUnwritable(s, chain, unwritable)
+	if errors.Is(err, store.ErrNewer) && s.Exists(chain) { // the rules of the newer version stay in force
+		n.Warn(err)
+		return s, nil
+	}
+	if err == nil {
+		err = cmp.Or(s.Beyond(chain, n.pod.Addresses), n.chainErr(s, chain))
 	}
 	return s, err
 }
@@ -260,30 +273,21 @@ func (n *node) podErr(policies []policy.Policy) error {
 	return nil
 }
 
-// restore adds the sources of damaged documents, as the conflists on disk state them. The network's own
-// document and the record are written again anyway. Without a source that no conflist states, the proposal is
-// incomplete.
-func (n *node) restore(p *enforce.Proposal, damaged []store.FileError, own policy.SourceID) {
-	id := func(l config.Conflist) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: l.Network} }
-	n.warnDamaged(damaged)
-	for _, d := range damaged {
-		if d.File == n.Dir.RecordPath() || d.File == n.Dir.DocumentPath(own) {
-			continue
-		}
-		all := n.confDir().Conflists
-		i := slices.IndexFunc(all, func(l config.Conflist) bool { return len(l.Entries) > 0 && n.Dir.DocumentPath(id(l)) == d.File })
-		err := errors.New("no conflist has its network")
-		if i >= 0 {
-			list := all[i]
-			if err = cmp.Or(list.Entries[0].Err, list.DataDirErr(n.pluginFile, n.Dir.Path())); err == nil {
-				err = p.Add(policy.Source{ID: id(list), Policy: list.Entries[0].Entry.Policy}, n.conflists, n.Warn)
+// heldErr returns that the pod has an address that the record of another pod holds: a list of namespaces that comes into
+// force later would be about that one.
+func (n *node) heldErr() error {
+	pods, _, err := n.Dir.Pods()
+	if err != nil {
+		return nil // recordErr says why
+	}
+	for _, p := range pods {
+		for _, a := range n.pod.Addresses {
+			if p.Attachment != n.pod.Attachment && slices.Contains(p.Addresses, a) {
+				return withCode(codeRules, fmt.Errorf("the record of another pod has the address %s, and this pod cannot be recorded: %w", a, n.recordErr))
 			}
 		}
-		if err != nil {
-			p.Unreadable++
-			n.Warn(fmt.Errorf("%s cannot be written again, so what may be its rules stays: %w", policy.Quote(d.File), err))
-		}
 	}
+	return nil
 }
 
 // chainErr returns what is wrong with the network's own chain. What is wrong with others is a

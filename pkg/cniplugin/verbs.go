@@ -101,14 +101,14 @@ func (n *node) verify(ctx context.Context) error {
 		return err
 	}
 	if len(state.Newer) > 0 {
-		n.Warn(state.Newer[0].Err)
+		n.warnNewer(state)
 		return nil
 	}
 	if state.Find(n.source()) == nil {
 		return fmt.Errorf("network %s has no document in %s: the next ADD creates it", policy.Quote(n.network), n.Dir.Path())
 	}
-	p := enforce.Proposal{Sources: state.Sources}
-	n.restore(&p, state.Damaged, n.source())
+	n.warnDamaged(state.Damaged)
+	p := enforce.Proposal{Sources: state.Sources, Incomplete: n.isUnknown(state, n.source())}
 	s := n.ObserveProposal(ctx, &p, state.Record)
 	for _, p := range s.Policies() {
 		var drift *enforce.DriftError
@@ -116,7 +116,11 @@ func (n *node) verify(ctx context.Context) error {
 			return err
 		}
 	}
-	if d := s.Diff(); len(d) > 0 {
+	d := s.Diff()
+	for _, o := range s.Stale {
+		d = append(d, policy.Change{Kind: policy.ChainChange, Family: o.Family, Chain: o.Chain, Unexpected: true})
+	}
+	if len(d) > 0 {
 		return &enforce.DriftError{Diff: d}
 	}
 	return n.notExempt(s)

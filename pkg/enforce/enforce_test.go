@@ -124,7 +124,7 @@ func TestProposalWithTornDump(t *testing.T) {
 			}
 			p := &enforce.Proposal{Sources: sources, Changed: sources}
 			state := store.State{Record: f.record()}
-			v, err := f.enforcer.ApplyProposal(context.Background(), lock, state, p, func(*enforce.State) error { return nil })
+			v, err := f.enforcer.Apply(context.Background(), lock, state, p)
 			if err := errors.Join(err, lock.Release()); err != nil {
 				t.Fatal(err)
 			}
@@ -159,8 +159,7 @@ func TestSyncWritesAgainIfReverted(t *testing.T) {
 func TestSyncRetriesBesideAFailedChain(t *testing.T) {
 	refused := errors.New("refused")
 	for name, fail := range map[string]func(*kernel){
-		"before the write": func(k *kernel) { k.unable = map[policy.Family]error{policy.IPv6: refused} },
-		"by the write":     func(k *kernel) { k.refused = map[netfilter.Choice]error{iptChoice: refused} },
+		"by the write": func(k *kernel) { k.refused = map[netfilter.Choice]error{iptChoice: refused} },
 	} {
 		f := newFixture(t)
 		fail(f.kernel)
@@ -187,26 +186,38 @@ func TestFailedRemovalIsAWarning(t *testing.T) {
 	f.mustBeInSync(f.observe(next)) // and no ADD tries again
 }
 
-func TestUnusableRecordedBackendIsReplaced(t *testing.T) {
+// The choice of a backend is kept for the boot: what cannot be written there is an error.
+func TestRecordedBackendIsKept(t *testing.T) {
 	f := newFixture(t)
 	f.sync(network("podnet", "A"))
 	gone := fmt.Errorf("iptables is not installed: %w", netfilter.ErrUnusable)
 	f.kernel.unusable[iptChoice], f.kernel.unusable[legacyChoice], f.kernel.noRemove[iptChoice] = gone, gone, gone
+	before := f.kernel.dump()
 
 	f.mustBeInSync(f.observe(network("podnet", "A"))) // all right: nothing to run
-	changed := network("podnet", "A", enableIPv6)
-	f.mustBeInSync(f.sync(changed))
-	if len(f.kernel.chains[nftChoice]) != 2 {
-		t.Errorf("not in nftables:\n%s", f.kernel.dump())
+	if err := f.sync(network("podnet", "A", enableIPv6)).Err("A"); !errors.Is(err, netfilter.ErrUnusable) || f.kernel.dump() != before {
+		t.Errorf("error %v; rules:\n%s", err, f.kernel.dump())
 	}
-	f.mustBeInSync(f.observe(changed))
+	f.mustBeInSync(f.sync(network("podnet", "A", backend(policy.NFTables)))) // which moves it
+}
 
-	insists := network("podnet", "A", backend(policy.IPTables))
-	if err := f.sync(insists).Err("A"); !errors.Is(err, netfilter.ErrUnusable) {
-		t.Errorf("error %v, want that iptables cannot be used", err)
-	}
-	if len(f.kernel.chains[nftChoice]) != 2 {
-		t.Errorf("the last good state is gone:\n%s", f.kernel.dump())
+// Without a stated backend the first that accepts the rules is chosen. A program that is busy decides nothing.
+func TestChosenBackend(t *testing.T) {
+	busy := fmt.Errorf("iptables: %w", netfilter.ErrBusy)
+	for name, c := range map[string]struct {
+		refused error
+		want    netfilter.Choice
+	}{
+		"iptables accepts them": {nil, iptChoice},
+		"iptables is unusable":  {fmt.Errorf("no extension: %w", netfilter.ErrUnusable), nftChoice},
+		"iptables is busy":      {busy, netfilter.Choice{}},
+	} {
+		f := newFixture(t)
+		f.kernel.refused = map[netfilter.Choice]error{iptChoice: c.refused}
+		s := f.sync(network("podnet", "A"))
+		if got := s.Chains[0].Choice; got != c.want || (c.want == netfilter.Choice{}) != errors.Is(s.Err("A"), busy) {
+			t.Errorf("%s: %s, want %s; error %v", name, got, c.want, s.Err("A"))
+		}
 	}
 }
 
@@ -231,65 +242,6 @@ func TestDuplicateIsRemoved(t *testing.T) {
 	f.kernel.chains[iptChoice][ref] = agents
 	if err := f.sync(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.chains[iptChoice]) != 1 {
 		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
-	}
-}
-
-// If no source states a backend the preferred one is used, even if the record has another;
-// without a preference the record decides.
-func TestPreferredBackend(t *testing.T) {
-	f := newFixture(t)
-	net := network("podnet", policy.DefaultChain)
-	f.mustBeInSync(f.sync(net))
-	if v := f.observe(net); v.Chains[0].Choice != iptChoice {
-		t.Fatalf("without a preference it is kept in %s", v.Chains[0].Choice)
-	}
-	f.enforcer.PreferredBackend = policy.NFTables
-	f.mustBeInSync(f.sync(net))
-	f.enforcer.PreferredBackend = ""
-	v := f.observe(net)
-	f.mustBeInSync(v)
-	if len(v.Chains) != 1 || v.Chains[0].Choice != nftChoice || len(f.kernel.chains[iptChoice]) > 0 {
-		t.Errorf("it is kept in %s\n%s", v.Chains[0].Choice, f.kernel.dump())
-	}
-	// What a source states is stronger.
-	f.enforcer.PreferredBackend = policy.NFTables
-	stated := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.IPTables })
-	f.mustBeInSync(f.sync(stated))
-	if v := f.observe(stated); v.Chains[0].Choice != iptChoice {
-		t.Errorf("what a source states is kept in %s", v.Chains[0].Choice)
-	}
-}
-
-// A preferred backend that is unusable fails nothing.
-func TestPreferredBackendUnusable(t *testing.T) {
-	f := newFixture(t)
-	f.kernel.unusable[nftChoice] = errors.New("no nf_tables here")
-	f.enforcer.PreferredBackend = policy.NFTables
-	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
-	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no nf_tables here") {
-		t.Errorf("warnings: %v", f.warnings)
-	}
-}
-
-// A preferred backend in which the kernel refuses the rules fails nothing, and the warning has the kernel's reason.
-func TestPreferredBackendRefused(t *testing.T) {
-	f := newFixture(t)
-	f.kernel.refused = map[netfilter.Choice]error{nftChoice: fmt.Errorf("no nft_masq here: %w", netfilter.ErrUnusable)}
-	f.enforcer.PreferredBackend = policy.NFTables
-	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
-	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "preferred backend nftables: ") || !strings.Contains(f.warnings[0], "no nft_masq here") {
-		t.Errorf("warnings: %q", f.warnings)
-	}
-	// Nothing is left to do.
-	v := f.observe(network("podnet", policy.DefaultChain))
-	f.mustBeInSync(v)
-	if len(v.Stale) > 0 || len(f.warnings) != 2 || f.warnings[1] != f.warnings[0] {
-		t.Errorf("stale: %v, warnings: %q", v.Stale, f.warnings)
-	}
-	f.kernel.refused = nil
-	f.mustBeInSync(f.sync(network("podnet", policy.DefaultChain)))
-	if len(f.kernel.chains[nftChoice]) == 0 {
-		t.Errorf("the kernel takes the rules, and they are in\n%s", f.kernel.dump())
 	}
 }
 
@@ -323,8 +275,7 @@ func TestLinearChains(t *testing.T) {
 	}
 }
 
-// A new chain is written in all of its families or in none. A repair does what it
-// can.
+// A policy that cannot be written in one of its families changes none. A repair does what it can.
 func TestFamilyThatCannotBeWritten(t *testing.T) {
 	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
 		t.Run(string(b), func(t *testing.T) {
@@ -332,13 +283,13 @@ func TestFamilyThatCannotBeWritten(t *testing.T) {
 			both := network("both", "A", backend(b), enableIPv6)
 			four := network("four", "B", backend(b))
 			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
-			f.sync(network("both", "A", backend(b)), four)
+			f.mustApply(network("both", "A", backend(b)), four)
 			stood := f.kernel.dump()
-			if err := f.sync(both, four).Err("A"); err == nil || f.kernel.dump() != stood {
+			if _, err := f.apply(both, four); err == nil || f.kernel.dump() != stood {
 				t.Errorf("%v\n%s", err, f.kernel.dump())
 			}
 			f.kernel.unable = nil
-			f.mustBeInSync(f.sync(both, four))
+			f.mustApply(both, four)
 			if b != policy.IPTables {
 				return // one batch for both families
 			}

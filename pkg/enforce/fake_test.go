@@ -25,6 +25,7 @@ type kernel struct {
 	undone   int                        // the next writes that another program reverts at once, in part
 	changed  int                        // so many coming writes to nftables fail with ErrChanged
 	refused  map[netfilter.Choice]error // by writes, though CanWrite does not tell
+	failing  map[netfilter.Choice]error // in writes, though CheckWrite does not tell
 	lie      int                        // so many coming observations miss a rule
 	unable   map[policy.Family]error    // to write, as Able tells before
 	applied  int
@@ -35,6 +36,7 @@ type kernel struct {
 	guardsObserved int
 	guardErr       error    // of reading and writing guards
 	guardUnusable  error    // of writing guards
+	guardWrites    error    // of writing guards, though CheckGuards does not tell
 	guardsRefused  int      // so many coming writes of guards fail with ErrChanged
 	log            []string // every write
 }
@@ -172,7 +174,7 @@ func (b *fakeBackend) Apply(_ context.Context, desired policy.Ruleset, _ netfilt
 	if err := b.k.unusable[b.c]; err != nil {
 		return err
 	}
-	if err := b.k.refused[b.c]; err != nil {
+	if err := cmp.Or(b.k.refused[b.c], b.k.failing[b.c]); err != nil {
 		return err
 	}
 	if b.OwnsTables() && b.k.changed > 0 {
@@ -257,7 +259,7 @@ func (d *fakeDriver) CompareGuards(desired []policy.Guard, observed netfilter.Gu
 }
 
 func (d *fakeDriver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
-	if err := cmp.Or(d.k.guardErr, d.k.guardUnusable); err != nil {
+	if err := cmp.Or(d.k.guardErr, d.k.guardUnusable, d.k.guardWrites); err != nil {
 		return err
 	}
 	if d.k.guardsRefused > 0 || !reflect.DeepEqual(from.State, any(d.k.guards)) {

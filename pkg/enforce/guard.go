@@ -13,7 +13,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // GuardState is the desired and the observed tables ip-masq-guard, and their difference.
@@ -26,10 +25,13 @@ type GuardState struct {
 	// Err is why the tables could not be read or written, or must not be changed. Rules are repaired nevertheless.
 	Err error
 
-	final    bool  // observing again does not change Err
-	read     bool  // and the tables may be changed
+	failed   error // that part of Err which observing again does not change
 	others   bool  // the tables belong to another dataDir or a newer version, and stay
 	unusable error // why the tables cannot be used on this host
+
+	compare func([]policy.Guard) policy.Diff // compares guards with those observed; nil if they may not be changed
+	looks   int                              // as of tables
+	writes  int
 }
 
 // Inactive is why a key has no effect for a chain of one family. It fails no ADD.
@@ -40,9 +42,17 @@ type Inactive struct {
 
 func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Chain, i.Family, i.Err) }
 
+// fail sets the reason for which the tables are not written, unless there is one.
+func (g *GuardState) fail(err error) {
+	if g.Err == nil && err != nil {
+		g.Err, g.failed = err, err
+	}
+}
+
 // desireGuards sets the desired guards of the policies.
-func (e *Enforcer) desireGuards(s *State) {
-	s.Guard.Desired = policy.DesiredGuards(s.Policies(), e.owner())
+func (s *State) desireGuards() {
+	s.Guard.Inactive = nil
+	s.Guard.Desired = policy.DesiredGuards(s.Policies(), s.owner)
 	for i := range s.Chains {
 		p := &s.Chains[i].Policy
 		keys := inertKeys(p, p.StaleConnections.Value == policy.ResetConnections)
@@ -74,19 +84,21 @@ func inertKeys(p *policy.Policy, resets bool) string {
 	return strings.Join(keys, ", ")
 }
 
-// readGuard reads the guard tables and compares them, also if none is desired: a guard that the documents no
-// longer ask for drops what they exempt.
+// readGuard reads the guard tables, also if none is desired: a guard that the documents no longer ask for drops
+// what they exempt. What was observed before stays known if they cannot be read again.
 func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	g := &s.Guard
+	g.Err, g.compare, g.others = g.failed, nil, false
 	if g.unusable != nil {
 		return
 	}
 	tables, err := e.Drivers.GuardTables()
 	if err == nil {
-		g.Observed, err = tables.ObserveGuards(ctx)
-	}
-	if err == nil {
-		err = e.checkGuardOwnership(g)
+		var observed netfilter.GuardObservation
+		if observed, err = tables.ObserveGuards(ctx); err == nil {
+			g.Observed = observed
+			err = s.checkGuardOwnership()
+		}
 	}
 	// Without this a kernel that lacks an expression would refuse the same tables at each sync.
 	if err == nil && g.missesTable() {
@@ -95,16 +107,30 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 		}
 	}
 	switch {
-	case errors.Is(err, netfilter.ErrUnusable):
+	case errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists:
 		s.deactivateGuard(err)
 	case err == nil:
-		g.read = true
-		g.Diff = tables.CompareGuards(g.Desired, g.Observed)
-	case len(g.Desired) > 0 || g.others:
+		observed := g.Observed
+		g.compare = func(want []policy.Guard) policy.Diff { return tables.CompareGuards(want, observed) }
+	case len(g.Desired) > 0 || g.others || g.Observed.Exists:
 		g.Err = cmp.Or(g.Err, err)
 	case !errors.Is(err, fs.ErrPermission): // nothing is desired
 		e.Warn(err)
 	}
+}
+
+// compareGuards compares the guards with those that are desired when all is done. A chain that cannot be removed is no
+// reason for an ADD to fail: beside it the guards are right that bind no packet of it.
+func (s *State) compareGuards() {
+	g := &s.Guard
+	if g.Diff = nil; g.compare == nil {
+		return
+	}
+	want := g.Desired
+	if len(s.Stale) == 0 && !slices.ContainsFunc(s.Chains, func(c Chain) bool { return !s.isWritten(&c) }) {
+		want = s.guards()
+	}
+	g.Diff = g.compare(want)
 }
 
 // missesTable reports whether a family has desired guards and none in the kernel.
@@ -123,14 +149,14 @@ func (s *State) deactivateGuard(cause error) {
 				fmt.Errorf("%s without effect: %w", inertKeys(&c.Policy, false), cause)})
 		}
 	}
-	g.Diff, g.unusable = nil, cause
+	g.Diff, g.unusable, g.compare = nil, cause, nil
 }
 
 // checkGuardOwnership returns why the guard tables must not be changed, or nil.
-func (e *Enforcer) checkGuardOwnership(g *GuardState) error {
-	for _, o := range g.Observed.Guards {
-		if err := e.checkOwner(chainsOf(o)[0]); err != nil {
-			g.others = true
+func (s *State) checkGuardOwnership() error {
+	for _, o := range s.Guard.Observed.Guards {
+		if err := checkOwner(chainsOf(o)[0], s.owner); err != nil {
+			s.Guard.others = true
 			return err
 		}
 	}
@@ -169,86 +195,74 @@ func (g *GuardState) err(chain string) error {
 	return nil
 }
 
-// writable reports whether there is something to write to the tables, now or with the rules.
-func (g *GuardState) writable() bool { return g.read && len(g.Desired)+len(g.Diff) > 0 }
-
-// guards returns the desired guards. A chain that failed has the guard from the list instead. If that has none, it
-// has the desired one only if repair and the kernel has one: its rules may be those of another policy.
-func (s *State) guards(instead []policy.Guard, repair bool) []policy.Guard {
+// guards returns the guards for the rules that are in the kernel: those that are desired when all rules are.
+func (s *State) guards() []policy.Guard {
+	t := policy.Transition{First: !s.hasRules(), All: len(s.surplus()) == 0 && !s.unknown}
+	for i := range s.Chains {
+		t.All = t.All && s.isSettled(&s.Chains[i])
+	}
 	var out []policy.Guard
 	for _, g := range s.Guard.Desired {
-		find := func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family }
-		i := slices.IndexFunc(instead, find)
-		switch c := s.Find(g.Chain); {
-		case c == nil || c.Err == nil: // without a policy it is kept, see keepUnknown
-			out = append(out, g)
-		case i >= 0:
-			out = append(out, instead[i])
-		case repair && slices.ContainsFunc(s.Guard.Observed.Guards, find):
-			out = append(out, g)
+		c := s.Find(g.Chain)
+		t.Settled = c == nil || s.isSettled(c) // without a policy it stays, see keepWhatExists
+		if now, is := g.During(t, s.Guard.observed(g.Chain, g.Family)); is {
+			out = append(out, now)
 		}
 	}
 	return out
 }
 
-// guardsBeforeRules returns the guards that are to be in the kernel when the masquerade rules are
-// written. A repair restores them first, so that no packet leaves while rules are missing.
-func (s *State) guardsBeforeRules() []policy.Guard {
-	desired := s.guards(nil, true)
-	if s.change == nil {
-		return desired
-	}
-	exists := func(chain string, f policy.Family) bool {
-		recorded := func(o store.OwnedChain) bool { return o.Family == f }
-		there := func(c Chain) bool {
-			return (chain == "" || chain == c.Policy.Chain) && c.Observed.Find(f, c.Policy.Chain) != nil
+// observed returns the guard of a chain and family in the kernel, or nil.
+func (g *GuardState) observed(chain string, f policy.Family) *policy.Guard {
+	for i := range g.Observed.Guards {
+		if o := &g.Observed.Guards[i]; o.Chain == chain && o.Family == f {
+			return o
 		}
-		return chain == "" && slices.ContainsFunc(s.record.Chains, recorded) || slices.ContainsFunc(s.Chains, there)
 	}
-	return policy.TransitionGuards(s.Guard.Observed.Guards, desired, exists)
-}
-
-// writeGuard writes the guards, and returns ErrChanged if the tables changed since they were observed. Another
-// error is that of s.Guard. From is nil if this process may have changed them since.
-func (e *Enforcer) writeGuard(ctx context.Context, s *State, guards []policy.Guard, from *netfilter.GuardObservation) error {
-	tables, err := e.Drivers.GuardTables()
-	if err == nil && from == nil {
-		var now netfilter.GuardObservation
-		now, err = tables.ObserveGuards(ctx)
-		from = &now
-	}
-	if err == nil && len(tables.CompareGuards(guards, *from)) > 0 {
-		err = tables.ApplyGuards(ctx, guards, *from)
-	}
-	if errors.Is(err, netfilter.ErrChanged) {
-		return err
-	}
-	s.failGuard(err)
 	return nil
 }
 
-// failGuard takes note that the guard tables could not be written. Tables that cannot be used fail nothing.
-func (s *State) failGuard(err error) {
-	switch {
-	case err == nil:
-	case errors.Is(err, netfilter.ErrUnusable):
-		s.deactivateGuard(err)
-	default:
-		s.Guard.Err, s.Guard.final = fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err), true
+// hasRules reports whether the kernel may have a masquerade chain of the node.
+func (s *State) hasRules() bool {
+	exists := func(c Chain) bool { return c.Err != nil || len(c.Observed.Chains) > 0 }
+	return len(s.surplus()) > 0 || s.unknown || slices.ContainsFunc(s.Chains, exists)
+}
+
+// guardDiffers reports whether the guard tables differ from what they should be now, and may be written.
+func (s *State) guardDiffers() bool {
+	g := &s.Guard
+	return g.Err == nil && g.compare != nil && len(g.compare(s.guards())) > 0
+}
+
+// guardForbids returns why no rules may be written: a guard that could not be written would drop what they exempt, or
+// bind what they masquerade.
+func (s *State) guardForbids() error {
+	now := s.guards()
+	for i := range s.Guard.Observed.Guards {
+		o := &s.Guard.Observed.Guards[i]
+		var want *policy.Guard
+		if at := slices.IndexFunc(now, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family }); at >= 0 {
+			want = &now[at]
+		}
+		if !o.Within(want) {
+			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before: %w", o.Chain, o.Family, cmp.Or(s.Guard.Err, netfilter.ErrChanged))
+		}
 	}
+	return nil
 }
 
 // removeGuards removes the guard tables, unless another dataDir or a newer version owns them. That is an
 // error if they drop packets, which rules that are removed would have masqueraded.
 func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedChain, err error) {
 	const attempts = 3
-	var g GuardState
+	s := State{owner: e.owner()}
+	g := &s.Guard
 	tables, err := e.Drivers.GuardTables()
 	for attempt := 1; err == nil; attempt++ {
 		if g.Observed, err = tables.ObserveGuards(ctx); err != nil || !g.Observed.Exists {
 			break
 		}
-		if owned := e.checkGuardOwnership(&g); owned != nil {
+		if owned := s.checkGuardOwnership(); owned != nil {
 			drops := func(o policy.Guard) bool { return o.Mode == policy.GuardDrop }
 			if slices.ContainsFunc(g.Observed.Guards, drops) {
 				return nil, fmt.Errorf("%w; it drops packets and is not removed", owned)

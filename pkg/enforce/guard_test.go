@@ -51,9 +51,11 @@ func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
 		f.Fatal(err)
 	}
 	p := &enforce.Proposal{Sources: sources, Changed: sources}
-	return f.enforcer.ApplyProposal(context.Background(), lock, state, p, func(s *enforce.State) error {
-		return s.Err(sources[0].Policy.Chain)
-	})
+	s, err := f.enforcer.Apply(context.Background(), lock, state, p)
+	if err == nil {
+		err = s.Err(sources[0].Policy.Chain)
+	}
+	return s, err
 }
 
 func (f *fixture) mustApply(sources ...policy.Source) {
@@ -203,35 +205,36 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	f.writes(rulesInNFT)
 }
 
-// If the rules of a changed policy cannot be written, the guard is that of the documents in force.
-func TestGuardIsRolledBack(t *testing.T) {
-	f := newFixture(t)
-	before := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
-	f.mustApply(before)
-	f.writes(guardA, rulesInNFT)
-	f.kernel.refused = map[netfilter.Choice]error{iptChoice: errors.New("refused")}
-	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))); err == nil {
-		t.Fatal("no error")
+// A policy whose rules or guard the kernel refuses is not stored, and nothing is written.
+func TestRefusedPolicyChangesNothing(t *testing.T) {
+	refused := errors.New("refused")
+	for name, fail := range map[string]func(k *kernel){
+		"rules": func(k *kernel) { k.refused = map[netfilter.Choice]error{iptChoice: refused} },
+		"guard": func(k *kernel) { k.guardUnusable = refused },
+		"read":  func(k *kernel) { k.guardErr = refused },
+	} {
+		f := newFixture(t)
+		before := network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+		f.mustApply(before)
+		f.writes(guardA, rulesInNFT)
+		record := f.record()
+		fail(f.kernel)
+		for _, mode := range []policy.GuardMode{policy.GuardDrop, policy.GuardCount} {
+			var answer *enforce.RefusedError
+			if _, err := f.apply(network("podnet", "A", guard(mode), exempts("192.0.2.0/24"))); !errors.As(err, &answer) || !errors.Is(err, refused) {
+				t.Errorf("%s: error %v", name, err)
+			}
+		}
+		f.writes()
+		if d := cmp.Diff(record, f.record()); d != "" {
+			t.Errorf("%s: record (-before +after):\n%s", name, d)
+		}
+		f.kernel.refused, f.kernel.guardUnusable, f.kernel.guardErr = nil, nil, nil
+		f.mustBeInSync(f.observe(before))
+		if state, err := f.enforcer.Dir.Load(); err != nil || !state.Find(before.ID).Policy.Equal(before.Policy) {
+			t.Errorf("%s: stored %+v, %v", name, state.Sources, err)
+		}
 	}
-	f.writes("guards: A drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}", guardA)
-	f.kernel.refused = nil
-	f.mustBeInSync(f.observe(before))
-
-	// A guard with other rules matches what both policies masquerade, too.
-	f.kernel.log, f.kernel.refused = nil, map[netfilter.Choice]error{iptChoice: errors.New("refused")}
-	if _, err := f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24"))); err == nil {
-		t.Fatal("no error")
-	}
-	f.writes("guards: A count pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.0.2.0/24}", guardA)
-	f.kernel.refused = nil
-
-	// The guard cannot be written: neither it nor the rules change.
-	f.kernel.guardErr = errors.New("refused")
-	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))); err == nil {
-		t.Fatal("no error")
-	}
-	f.kernel.guardErr = nil
-	f.mustBeInSync(f.observe(before))
 }
 
 func TestGuardInactive(t *testing.T) {
@@ -367,14 +370,8 @@ func TestPolicyBesideNewerGuardIsNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed := []policy.Source{network("podnet", "A", exempts("10.0.0.0/8", "192.0.2.0/24"))}
-	passes := func(s *enforce.State) error {
-		if err := s.Err("A"); !errors.Is(err, store.ErrNewer) {
-			t.Errorf("error %v", err)
-		}
-		return nil
-	}
-	if _, err := f.enforcer.ApplyProposal(t.Context(), lock, state, &enforce.Proposal{Sources: changed, Changed: changed}, passes); err != nil {
-		t.Fatal(err)
+	if _, err := f.enforcer.Apply(t.Context(), lock, state, &enforce.Proposal{Sources: changed, Changed: changed}); !errors.Is(err, store.ErrNewer) {
+		t.Errorf("error %v", err)
 	}
 	f.writes()
 	if state, err = f.enforcer.Dir.Load(); err != nil || !state.Find(stored.ID).Policy.Equal(stored.Policy) {
@@ -556,12 +553,13 @@ func TestRepairWithoutReset(t *testing.T) {
 	f.putRecord(func(r *store.Record) { r.Resets = nil })
 	lose := func() { f.kernel.chains[iptChoice] = map[policy.ChainFamily]policy.Chain{} }
 	lose()
-	// A repair that fails leaves no reset: nothing would translate the connections.
+	// While a repair fails no reset is due: nothing would translate the connections.
 	f.kernel.refused = map[netfilter.Choice]error{iptChoice: errors.New("refused")}
-	if s := f.sync(net); s.Err("A") == nil || len(f.record().Resets) > 0 {
-		t.Errorf("error %v, resets %v", s.Err("A"), f.record().Resets)
+	if s := f.sync(net); s.Err("A") == nil || s.ResetsDue() {
+		t.Errorf("error %v, resets %v are due", s.Err("A"), f.record().Resets)
 	}
 	f.kernel.refused = nil
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
 	ballast, err := os.Create(dir + "/ballast")
 	for err == nil {
 		_, err = ballast.Write(make([]byte, 4096))

@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -12,16 +13,59 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// nodeAddresses reads the addresses of the node, of the items' families. The list is not nil.
-func (e *Enforcer) nodeAddresses(items policy.AddressItems) ([]policy.NodeAddress, error) {
-	list, err := e.Addresses(items.Families())
+// nodeAddresses reads the addresses of the node, of some families. The list is not nil.
+func (e *Enforcer) nodeAddresses(families []policy.Family) ([]policy.NodeAddress, error) {
+	list, err := e.Addresses(families)
 	return append([]policy.NodeAddress{}, list...), err
 }
+
+// neededItems returns the items of the policies, and the addresses that are or were in force in this boot: connections
+// that are translated to those end when they leave the node.
+func neededItems(policies []policy.Policy, rec store.Record) policy.AddressItems {
+	items := policy.OutputItems(policies)
+	for _, a := range inForce(rec) {
+		items = append(items, netip.PrefixFrom(a.Address, a.Address.BitLen()))
+	}
+	return items
+}
+
+// inForce returns the addresses that are or were in force in this boot.
+func inForce(rec store.Record) []store.ChainAddress {
+	all := slices.Clone(rec.Former)
+	for _, o := range rec.Outputs {
+		for _, a := range o.Addresses {
+			all = append(all, store.ChainAddress{Chain: o.Chain, Address: a.Address})
+		}
+	}
+	slices.SortFunc(all, store.ChainAddress.Compare)
+	return slices.Compact(all)
+}
+
+// left returns the addresses that were in force and are not on the node any more.
+func (s *State) left() []store.ChainAddress {
+	return slices.DeleteFunc(inForce(s.record), func(a store.ChainAddress) bool {
+		return s.addresses == nil || !policy.LeftNode(a.Address, s.addresses)
+	})
+}
+
+// former returns the addresses that were in force, are on the node, and are not in force by these outputs.
+func (s *State) former(outputs []store.Outputs) (former []store.ChainAddress) {
+	now := inForce(store.Record{Outputs: outputs})
+	for _, a := range inForce(s.record) {
+		if !slices.Contains(now, a) && (s.addresses == nil || !policy.LeftNode(a.Address, s.addresses)) {
+			former = append(former, a)
+		}
+	}
+	return former
+}
+
+// DependsOnAddresses reports whether the addresses of the node decide about rules or connections.
+func (s *State) DependsOnAddresses() bool { return len(neededItems(s.Policies(), s.record)) > 0 }
 
 // AddressDigest returns the items of outputAddresses and a digest of the addresses that decide what is chosen for
 // them, "" without items. It has no white space.
 func (s *State) AddressDigest() string {
-	return addressDigest(policy.OutputItems(s.Policies()), s.addresses)
+	return addressDigest(neededItems(s.Policies(), s.record), s.addresses)
 }
 
 func addressDigest(items policy.AddressItems, node []policy.NodeAddress) string {
@@ -49,7 +93,7 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 		}
 		items = append(items, item)
 	}
-	node, err := e.nodeAddresses(items)
+	node, err := e.nodeAddresses(items.Families())
 	return err == nil && digest == addressDigest(items, node)
 }
 
@@ -91,7 +135,8 @@ func (s *State) outputs(before store.Record) (all []store.Outputs) {
 }
 
 func (s *State) outputsRecorded() bool {
-	return reflect.DeepEqual(s.outputs(s.record), s.record.Outputs)
+	outputs := s.outputs(s.record)
+	return reflect.DeepEqual(outputs, s.record.Outputs) && slices.Equal(s.former(outputs), s.record.Former)
 }
 
 // AmbiguousOutputs returns the choices that the list does not decide alone.

@@ -43,7 +43,7 @@ func TestOutputStays(t *testing.T) {
 		var resets []string
 		for _, r := range f.record().Resets {
 			for _, a := range r.Left {
-				resets = append(resets, a.String())
+				resets = append(resets, a.Address.String())
 			}
 		}
 		if !slices.Equal(resets, left) {

@@ -21,21 +21,110 @@ type exemptPods struct {
 	own        []netip.Addr // of the pods of Attachments
 }
 
-// exemptPods returns the pods on record, after the records of Attachments were read again; or, if the record is for
-// other namespaces, those of all attachments. An address belongs to the attachment of the latest ADD.
-func (e *Enforcer) exemptPods(policies []policy.Policy, rec store.Record) (exemptPods, error) {
-	x := exemptPods{taken: map[store.Attachment][]netip.Addr{}}
-	for _, p := range policies {
-		for _, n := range p.Namespaces {
-			x.namespaces = append(x.namespaces, n.Name)
+// exemptPods finds out which pods the policies exempt, and makes their addresses exempt sources.
+func (e *Enforcer) exemptPods(s *State) {
+	var err error
+	s.exempt, err = e.readExemptPods(s.Policies(), s.record)
+	for i := range s.Chains {
+		e.bound(s, &s.Chains[i])
+	}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if len(c.Policy.Namespaces) > 0 {
+			c.fail(err)
+			c.Policy.SetExemptPods(s.exempt.addresses())
+			c.changed = c.changed || !s.exempt.recorded(s.record)
 		}
 	}
-	if slices.Sort(x.namespaces); len(x.namespaces) == 0 {
-		return x, nil
+}
+
+// bound leaves out the newest pods if a chain has not enough rules for all, so that the others stay exempt. Their ADDs fail.
+// A list of namespaces that is about more pods than that does not come into force.
+func (e *Enforcer) bound(s *State, c *Chain) {
+	b, err := e.Drivers.Open(c.Choice)
+	if err != nil || !slices.Equal(s.exempt.namespaces, s.record.Namespaces) {
+		return
 	}
-	x.namespaces = slices.Compact(x.namespaces)
+	c.Policy.SetExemptPods(s.exempt.addresses())
+	if err := c.Policy.CheckBounds(b.Layout()); err == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
+		return
+	} else {
+		c.beyondErr = err
+	}
+	exempts := func(p store.ExemptPod) bool {
+		return slices.ContainsFunc(c.Policy.Namespaces, func(n policy.NamedNamespace) bool { return n.Name == p.Namespace })
+	}
+	byAge := slices.SortedFunc(slices.Values(s.exempt.pods), func(x, y store.ExemptPod) int { return cmp.Compare(x.At, y.At) })
+	byAge = slices.DeleteFunc(byAge, func(p store.ExemptPod) bool { return !exempts(p) })
+	c.beyond = byAge[policy.MaxExemptPods:]
+	s.exempt.pods = slices.DeleteFunc(slices.Clone(s.exempt.pods), func(p store.ExemptPod) bool { return slices.Contains(c.beyond, p) })
+}
+
+// Beyond returns the BoundError that keeps a chain from exempting one of these addresses, or nil.
+func (s *State) Beyond(chain string, addresses []netip.Addr) error {
+	c := s.Find(chain)
+	if c != nil && slices.ContainsFunc(c.beyond, func(p store.ExemptPod) bool { return slices.Contains(addresses, p.Address) }) {
+		return c.beyondErr
+	}
+	return nil
+}
+
+func (x *exemptPods) addresses() []policy.ExemptPod {
+	return store.ExemptPods{Pods: x.pods}.Addresses()
+}
+
+// readExemptPods reads the records of Attachments, or of all attachments if the record is for other namespaces.
+func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (exemptPods, error) {
+	var namespaces []string
+	for _, p := range policies {
+		for _, n := range p.Namespaces {
+			namespaces = append(namespaces, n.Name)
+		}
+	}
+	if slices.Sort(namespaces); len(namespaces) == 0 {
+		return exemptPods{}, nil
+	}
+	namespaces = slices.Compact(namespaces)
+	var known []store.ExemptPod
+	var pods []store.Pod
+	var err error
+	if !slices.Equal(namespaces, rec.Namespaces) {
+		pods, _, err = e.Dir.Pods()
+	} else {
+		again := slices.Clone(e.Attachments)
+		for _, p := range rec.Pods {
+			if e.AllAttachments || slices.Contains(e.Attachments, p.Attachment) {
+				again = append(again, p.Attachment)
+			} else {
+				known = append(known, p)
+			}
+		}
+		pods, err = e.readPods(again)
+	}
+	if err != nil {
+		return exemptPods{namespaces: namespaces, pods: rec.Pods}, fmt.Errorf("read the records of pods: %w", err)
+	}
+	x := owners(namespaces, known, pods)
+	for _, p := range pods {
+		if slices.Contains(e.Attachments, p.Attachment) {
+			x.own = append(x.own, p.Addresses...)
+		}
+	}
+	return x, nil
+}
+
+// owners returns the pods of namespaces by the records of exempt addresses and of pods. An address belongs to the newest
+// attachment that has it; taken are the others that have it. It is pure.
+func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemptPods {
+	x := exemptPods{namespaces: namespaces, taken: map[store.Attachment][]netip.Addr{}}
+	claims := slices.Clone(known)
+	for _, p := range pods {
+		for _, a := range p.Addresses {
+			claims = append(claims, store.ExemptPod{ExemptPod: policy.ExemptPod{Address: a, Namespace: p.Namespace}, Attachment: p.Attachment, At: p.At})
+		}
+	}
 	holders := map[netip.Addr]store.ExemptPod{}
-	claim := func(p store.ExemptPod) {
+	for _, p := range claims {
 		held, other := holders[p.Address], p
 		if held.At <= p.At {
 			holders[p.Address], other = p, held
@@ -44,40 +133,13 @@ func (e *Enforcer) exemptPods(policies []policy.Policy, rec store.Record) (exemp
 			x.taken[other.Attachment] = append(x.taken[other.Attachment], p.Address)
 		}
 	}
-	var pods []store.Pod
-	var err error
-	if !slices.Equal(x.namespaces, rec.Namespaces) {
-		pods, _, err = e.Dir.Pods()
-	} else {
-		again := slices.Clone(e.Attachments)
-		for _, p := range rec.Pods {
-			if e.AllAttachments || slices.Contains(e.Attachments, p.Attachment) {
-				again = append(again, p.Attachment)
-			} else {
-				claim(p)
-			}
-		}
-		pods, err = e.readPods(again)
-	}
-	if err != nil {
-		x.pods = rec.Pods
-		return x, fmt.Errorf("read the records of pods: %w", err)
-	}
-	for _, p := range pods {
-		if slices.Contains(e.Attachments, p.Attachment) {
-			x.own = append(x.own, p.Addresses...)
-		}
-		for _, a := range p.Addresses {
-			claim(store.ExemptPod{ExemptPod: policy.ExemptPod{Address: a, Namespace: p.Namespace}, Attachment: p.Attachment, At: p.At})
-		}
-	}
 	for _, p := range holders {
-		if slices.Contains(x.namespaces, p.Namespace) {
+		if slices.Contains(namespaces, p.Namespace) {
 			x.pods = append(x.pods, p)
 		}
 	}
 	slices.SortFunc(x.pods, func(a, b store.ExemptPod) int { return a.Address.Compare(b.Address) })
-	return x, nil
+	return x
 }
 
 // readPods reads the records of attachments, without those that are gone.
@@ -102,7 +164,7 @@ func compareAttachments(a, b store.Attachment) int {
 // PodsRecorded reports whether the record has the pods that are to be exempt. It reads no rules.
 func (e *Enforcer) PodsRecorded(s store.State) bool {
 	rec := e.currentBoot(s.Record)
-	x, err := e.exemptPods(policy.Merge(s.Sources), rec)
+	x, err := e.readExemptPods(policy.Merge(s.Sources), rec)
 	return err == nil && x.recorded(rec)
 }
 
@@ -137,19 +199,6 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 	return slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })
 }
 
-// addPassed adds addresses to the reset for those that passed to other pods, of which there is one.
-func addPassed(resets []store.Reset, addresses []netip.Addr) []store.Reset {
-	if len(addresses) == 0 {
-		return resets
-	}
-	others := slices.DeleteFunc(slices.Clone(resets), func(r store.Reset) bool {
-		addresses = append(addresses, r.Passed...)
-		return r.Passed != nil
-	})
-	slices.SortFunc(addresses, netip.Addr.Compare)
-	return addReset(others, store.Reset{Passed: slices.Compact(addresses)})
-}
-
 // ExemptPods returns the number of pods that these policies exempt because of their namespaces.
 func (s *State) ExemptPods(policies ...policy.Policy) int {
 	containers := map[string]bool{}
@@ -164,7 +213,7 @@ func (s *State) ExemptPods(policies ...policy.Policy) int {
 
 // Policies returns the policies that are in force by the documents.
 func (e *Enforcer) Policies(s store.State) []policy.Policy {
-	return policiesOf(s.Sources, e.currentBoot(s.Record).ExemptPods())
+	return policiesOf(s.Sources, e.currentBoot(s.Record).Addresses())
 }
 
 // policiesOf merges sources on a node with these exempt pods.

@@ -6,11 +6,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -29,10 +27,9 @@ type Conflists interface {
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
-	// Unreadable is how many documents cannot be read, whose sources are missing. What they may ask for stays.
-	Unreadable int
+	// Incomplete means that some documents cannot be read, whose sources are missing: what exists stays as it is.
+	Incomplete bool
 
-	before   []policy.Source // before the first change, or nil
 	policies []policy.Policy // merged from the sources, or nil
 }
 
@@ -105,9 +102,6 @@ func checkBounds(p policy.Policy) error {
 }
 
 func (p *Proposal) set(changed ...policy.Source) {
-	if p.before == nil {
-		p.before = p.Sources
-	}
 	p.Sources, p.Changed, p.policies = WithSources(p.Sources, changed...), WithSources(p.Changed, changed...), nil
 }
 
@@ -200,166 +194,8 @@ func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.R
 	if len(s.Drift()) > 0 {
 		s = e.ObserveAgain(ctx, s) // the dump may have been torn
 	}
-	if p.Unreadable > 0 {
-		before := s
-		if p.before != nil {
-			before = e.Observe(ctx, p.before, rec)
-		}
-		s.keepUnknown(before, p.Unreadable)
+	if p.Incomplete {
+		s.keepWhatExists()
 	}
 	return s
-}
-
-// keepUnknown makes desired what unreadable documents may ask for: the chains without a policy, and those that hold
-// more than the policies ask for. A chain of a changed policy must hold what the policy before asked for; and the
-// chains without a policy must be as many as the documents, or one of these may ask for the same.
-func (s *State) keepUnknown(before *State, documents int) {
-	s.keep, s.Stale, s.Duplicates = true, nil, nil
-	holdMore := func(of *State) map[policy.ChainFamily]bool {
-		chains := map[policy.ChainFamily]bool{}
-		for _, c := range of.Diff() {
-			if c.Unexpected {
-				chains[policy.ChainFamily{Chain: c.Chain, Family: c.Family}] = true
-			}
-		}
-		return chains
-	}
-	unknown, was := holdMore(s), holdMore(before)
-	others := map[string]bool{}
-	for _, o := range s.record.Chains {
-		if s.Find(o.Chain) == nil && before.Find(o.Chain) == nil && !o.Stuck {
-			others[o.Chain] = true
-		}
-	}
-	if len(others) >= documents {
-		maps.DeleteFunc(unknown, func(c policy.ChainFamily, _ bool) bool { return before.Find(c.Chain) != nil && !was[c] })
-	}
-	kept := func(chain string, f policy.Family) bool {
-		return s.Find(chain) == nil || unknown[policy.ChainFamily{Chain: chain, Family: f}]
-	}
-	s.Guard.Desired = slices.DeleteFunc(s.Guard.Desired, func(g policy.Guard) bool { return kept(g.Chain, g.Family) })
-	for _, g := range s.Guard.Observed.Guards {
-		if kept(g.Chain, g.Family) {
-			s.Guard.Desired = append(s.Guard.Desired, g)
-		}
-	}
-	s.Guard.Diff = slices.DeleteFunc(s.Guard.Diff, func(c policy.Change) bool { return kept(c.Chain, c.Family) })
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		c.Desired.Chains = slices.Clone(c.Desired.Chains)
-		for j, want := range c.Desired.Chains {
-			have := c.Observed.Find(want.Family, want.Name)
-			if have == nil || len(have.Rules) == 0 || !kept(want.Name, want.Family) {
-				continue
-			}
-			stays := *have
-			if len(have.Jumps) == 0 {
-				stays.Jumps = want.Jumps
-			}
-			c.Desired.Chains[j] = stays
-			c.Diff = slices.DeleteFunc(c.Diff, func(d policy.Change) bool { return d.Family == want.Family })
-			c.Diff = append(c.Diff, policy.CompareChain(&stays, have)...)
-		}
-	}
-	for i := range s.tables {
-		t := &s.tables[i]
-		t.diff = slices.DeleteFunc(slices.Clone(t.diff), func(c policy.Change) bool { return c.Kind != policy.UnrecognizedChange })
-		for _, o := range t.observation.Rules.Chains {
-			if c := s.Find(o.Name); c == nil || c.Choice != t.choice {
-				t.kept = append(t.kept, o)
-			}
-		}
-	}
-}
-
-// ApplyProposal applies a proposal: it writes the documents beside those in force, syncs the
-// rules, then replaces the documents. If check returns an error for the state after the sync, the
-// documents are discarded and the rules are rolled back. It returns the state after the attempt.
-func (e *Enforcer) ApplyProposal(
-	ctx context.Context, lock *store.Lock, stored store.State, p *Proposal, check func(*State) error,
-) (*State, error) {
-	var staged []*store.Staged
-	defer func() {
-		for _, one := range staged {
-			e.Warn(one.Discard())
-		}
-	}()
-	before := e.ObserveProposal(ctx, p, stored.Record)
-	before.change = changeOf(stored.Sources, p.Sources)
-	for _, c := range p.Changed {
-		one, err := lock.Stage(c)
-		if err != nil {
-			return before, &UnwritableError{err}
-		}
-		staged = append(staged, one)
-	}
-	after := before
-	if p.Unreadable == 0 || len(before.Diff()) > 0 {
-		after = e.sync(ctx, before, p.changedPolicies(stored), lock)
-	}
-	if err := check(after); err != nil {
-		if (len(staged) > 0 || !before.PodsRecorded()) && !lock.DryRun() {
-			e.rollBack(ctx, before, p.Unreadable, stored.Record, lock)
-		}
-		return after, err
-	}
-	for i, c := range p.Changed {
-		if chain := after.Find(c.Policy.Chain); chain == nil || chain.Err == nil { // else a newer version owns its rules
-			e.Warn(staged[i].Commit()) // a document that lags behind the rules is written the next time
-		}
-	}
-	if !lock.DryRun() && !slices.Equal(before.exempt.namespaces, before.record.Namespaces) {
-		// An ADD may have recorded its pod since the attachments were listed, and read the documents before they changed.
-		rec := after.record
-		rec.Namespaces = nil
-		after = e.Sync(ctx, e.ObserveProposal(ctx, p, rec), lock)
-	}
-	return after, nil
-}
-
-// changedPolicies returns the changed sources whose policy is another one.
-func (p *Proposal) changedPolicies(stored store.State) []policy.Source {
-	return slices.DeleteFunc(slices.Clone(p.Changed), func(c policy.Source) bool {
-		was := cmp.Or(stored.Find(c.ID), &policy.Source{})
-		c.PodSubnets, c.ConfDir = was.PodSubnets, was.ConfDir
-		return reflect.DeepEqual(*was, c)
-	})
-}
-
-// rollBack restores the rules that the documents in force ask for, and the chains of agents that
-// were about to be adopted: one family may have been written, and the other not.
-func (e *Enforcer) rollBack(ctx context.Context, before *State, unreadable int, rec store.Record, lock *store.Lock) {
-	stored, err := e.Dir.Load()
-	if err != nil {
-		e.Warn(err)
-		return
-	}
-	now, rest := stored.Record, *e
-	now.Chains, now.Namespaces, now.Pods = slices.Clone(now.Chains), rec.Namespaces, rec.Pods
-	rest.Attachments = nil // those of this ADD stay out
-	for _, c := range before.Chains {
-		b, err := e.Drivers.Open(c.Choice)
-		if c.Err != nil || err != nil || b.OwnsTables() {
-			continue
-		}
-		var adopted policy.Ruleset
-		for _, o := range c.Observed.Chains {
-			if !owns(rec, o.Family, o.Name, c.Choice) {
-				adopted.Chains = append(adopted.Chains, o)
-			}
-		}
-		if len(adopted.Chains) == 0 {
-			continue
-		}
-		if err := b.Apply(ctx, adopted, netfilter.Observation{}, lock.File()); err != nil {
-			e.Warn(fmt.Errorf("restore the rules of chain %s in %s: %w", c.Policy.Chain, c.Choice, err))
-		}
-		now.Chains = slices.DeleteFunc(now.Chains, func(o store.OwnedChain) bool {
-			return choiceOf(o) == c.Choice && adopted.Find(o.Family, o.Chain) != nil
-		})
-	}
-	if err := lock.PutRecord(now); err != nil {
-		e.Warn(fmt.Errorf("record the owned chains: %w", err))
-	}
-	rest.Sync(ctx, rest.ObserveProposal(ctx, &Proposal{Sources: stored.Sources, Unreadable: unreadable}, now), lock)
 }

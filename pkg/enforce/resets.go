@@ -19,67 +19,63 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// policyChange is the sources before and after a change of policies.
-type policyChange struct{ before, after []policy.Source }
-
-// changeOf returns the change, or nil if what the sources ask for stays the same.
-func changeOf(before, after []policy.Source) *policyChange {
+// samePolicies reports whether two lists of sources ask for the same.
+func samePolicies(before, after []policy.Source) bool {
 	same := func(s policy.Source) bool {
 		t := store.State{Sources: before}.Find(s.ID)
 		return t != nil && s.Superseded == t.Superseded && s.Policy.Equal(t.Policy) && reflect.DeepEqual(s.Files, t.Files)
 	}
-	if len(before) == len(after) && !slices.ContainsFunc(after, func(s policy.Source) bool { return !same(s) }) {
-		return nil
-	}
-	return &policyChange{before, after}
+	return len(before) == len(after) && !slices.ContainsFunc(after, func(s policy.Source) bool { return !same(s) })
 }
 
-// resetsOf returns the resets that are due after the rules are written: those on record, and those for
-// what is about to be written. Chains that cannot be written, with an error, need none.
-func resetsOf(s *State, failed func(chain string) error) []store.Reset {
-	resets := addPassed(s.record.Resets, s.exempt.passed(s.record))
-	for _, o := range s.record.Outputs {
-		var left []netip.Addr
-		for _, a := range o.Addresses {
-			if policy.LeftNode(a.Address, s.addresses) && !slices.Contains(left, a.Address) {
-				left = append(left, a.Address)
-			}
-		}
-		if c := s.Find(o.Chain); c != nil && len(left) > 0 && s.addresses != nil && failed(o.Chain) == nil {
-			resets = addReset(resets, store.Reset{Left: left, Chain: o.Chain})
-		}
-	}
+// resets returns the resets that are due after the rules are written: those on record, and those for what is about to be
+// written. A reset waits until no chain fails, so it is on record whatever can be written.
+func (s *State) resets(at int64) []store.Reset {
+	r := resetList{slices.Clone(s.record.Resets), at}
+	r.addPassed(s.exempt.passed(s.record))
+	r.addLeft(s.left())
 	concerns := func(chain string) bool {
 		return slices.ContainsFunc(s.Chains, func(c Chain) bool {
-			p := c.Policy
-			return (p.Chain == chain || chain == "") && p.ResetsConnections() && failed(p.Chain) == nil
+			return (c.Policy.Chain == chain || chain == "") && c.Policy.ResetsConnections() && c.Err == nil
 		})
 	}
 	if !concerns("") {
-		return resets
+		return r.list
 	}
 	untranslated := len(s.record.Chains) == 0 || s.dropsMore(concerns) || s.lostRules(concerns)
-	if c := s.change; c != nil {
+	if s.before != nil {
 		// Removing a chain deletes no connection.
-		remaining := slices.DeleteFunc(slices.Clone(c.before), func(b policy.Source) bool {
-			return !slices.ContainsFunc(c.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
+		remaining := slices.DeleteFunc(slices.Clone(s.before), func(b policy.Source) bool {
+			return !slices.ContainsFunc(s.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
 		})
-		differs := changeOf(remaining, c.after) != nil && len(s.rulesDiff(false))+len(s.Stale) > 0
-		untranslated = untranslated || differs && len(remaining) == 0
+		differs := !samePolicies(s.before, s.after) && !samePolicies(remaining, s.after) && len(s.rulesDiff(false))+len(s.Stale) > 0
+		untranslated = untranslated || differs && len(remaining) == 0 || s.findsRange(remaining)
 		if differs && len(remaining) > 0 {
-			resets = addReset(resets, store.Reset{Before: remaining, Pods: s.record.ExemptPods()})
+			r.add(store.Reset{Before: remaining, Pods: s.record.Addresses()})
 		}
 	}
 	if untranslated {
-		resets = addReset(resets, store.Reset{})
+		r.add(store.Reset{})
 	}
-	return resets
+	return r.list
+}
+
+// findsRange reports whether the first pod range of a policy and family became known: connections before were judged by
+// none.
+func (s *State) findsRange(before []policy.Source) bool {
+	was := policiesOf(before, s.record.Addresses())
+	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
+		at := slices.IndexFunc(was, func(p policy.Policy) bool { return p.Chain == c.Policy.Chain })
+		return at >= 0 && c.Policy.ResetsConnections() && slices.ContainsFunc(c.Policy.Families(), func(f policy.Family) bool {
+			return len(was[at].PodRanges(f)) == 0 && len(c.Policy.PodRanges(f)) > 0
+		})
+	})
 }
 
 // lostRules reports whether rules that had been written are missing or changed. While a policy changes, only
 // whole chains and their jumps count, as other differences may be the change.
 func (s *State) lostRules(concerns func(chain string) bool) bool {
-	if s.change == nil {
+	if s.before == nil {
 		return slices.ContainsFunc(s.rulesDiff(true), func(c policy.Change) bool { return concerns(c.Chain) })
 	}
 	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
@@ -94,7 +90,7 @@ func (s *State) lostRules(concerns func(chain string) bool) bool {
 // dropsMore reports whether a guard is about to drop packets that none in the kernel drops, such as those of
 // a subnet that an ADD found.
 func (s *State) dropsMore(concerns func(chain string) bool) bool {
-	return s.Guard.read && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
+	return s.Guard.compare != nil && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
 		return g.Mode == policy.GuardDrop && concerns(g.Chain) && !slices.ContainsFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool {
 			return o.Chain == g.Chain && o.Family == g.Family && o.Mode == policy.GuardDrop &&
 				len(g.Scope.Sources.Without(append(policy.Ranges{}, o.Scope.Sources...))) == 0
@@ -102,21 +98,55 @@ func (s *State) dropsMore(concerns func(chain string) bool) bool {
 	})
 }
 
-// addReset adds a reset, or renews an equal one: a walk that runs already may have passed entries that
+// resetList is a list of resets to which more are added at one time.
+type resetList struct {
+	list []store.Reset
+	at   int64
+}
+
+// add adds a reset, or renews an equal one: a walk that runs already may have passed entries that
 // the rules to come contradict.
-func addReset(resets []store.Reset, reset store.Reset) []store.Reset {
-	resets = slices.DeleteFunc(slices.Clone(resets), func(r store.Reset) bool {
-		r.At = 0
-		return reflect.DeepEqual(r, reset)
+func (r *resetList) add(reset store.Reset) {
+	r.list = slices.DeleteFunc(r.list, func(x store.Reset) bool {
+		x.At = 0
+		return reflect.DeepEqual(x, reset)
 	})
-	if len(resets) == store.MaxResets {
-		resets = slices.Delete(resets, 0, 1)
+	isBefore := func(x store.Reset) bool { return x.Before != nil }
+	if n := len(r.list); reset.Before != nil && n >= store.MaxResets { // one of each other kind is always possible
+		if i := slices.IndexFunc(r.list, isBefore); i >= 0 {
+			r.list = slices.Delete(r.list, i, i+1)
+		}
 	}
-	reset.At = bootTime()
-	if n := len(resets); n > 0 {
-		reset.At = max(reset.At, resets[n-1].At+1)
+	if reset.At = r.at; len(r.list) > 0 {
+		reset.At = max(reset.At, r.list[len(r.list)-1].At+1)
 	}
-	return append(resets, reset)
+	r.list = append(r.list, reset)
+}
+
+// addPassed adds addresses to the reset for those that passed to other pods, of which there is one.
+func (r *resetList) addPassed(addresses []netip.Addr) {
+	if len(addresses) == 0 {
+		return
+	}
+	r.list = slices.DeleteFunc(r.list, func(x store.Reset) bool {
+		addresses = append(addresses, x.Passed...)
+		return x.Passed != nil
+	})
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	r.add(store.Reset{Passed: slices.Compact(addresses)})
+}
+
+// addLeft adds addresses to the reset for those that left the node, of which there is one.
+func (r *resetList) addLeft(left []store.ChainAddress) {
+	if len(left) == 0 {
+		return
+	}
+	r.list = slices.DeleteFunc(r.list, func(x store.Reset) bool {
+		left = append(left, x.Left...)
+		return x.Left != nil
+	})
+	slices.SortFunc(left, store.ChainAddress.Compare)
+	r.add(store.Reset{Left: slices.Compact(left)})
 }
 
 // bootTime returns the time since the boot in nanoseconds.
@@ -170,7 +200,9 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	now := e.Policies(s)
 	judge := policy.NewConnectionJudge(now, before, untranslated)
 	for _, r := range due {
-		judge.Left(r.Chain, r.Left...)
+		for _, l := range r.Left {
+			judge.Left(l.Chain, l.Address)
+		}
 		for _, a := range r.Passed {
 			judge.Passed(chainOf(now, a), a)
 		}
@@ -261,8 +293,9 @@ func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 // PendingResets reports whether resets of connections are on record.
 func (s *State) PendingResets() bool { return len(s.record.Resets) > 0 }
 
-// ResetsDue reports whether ResetConnections has something to do now.
-func (s *State) ResetsDue() bool { return ResetsDue(s.record) }
+// ResetsDue reports whether ResetConnections has something to do now. Without the rules nothing would translate the
+// connections.
+func (s *State) ResetsDue() bool { return !s.Failed() && ResetsDue(s.record) }
 
 // ResetsDue reports whether ResetConnections has something to do now for the record of this boot.
 func ResetsDue(rec store.Record) bool {

@@ -11,7 +11,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// State is the desired and the observed rules of a node, and their difference.
+// State is what is desired of a node, what was observed of it, and what failed: all that decides what is done next.
 type State struct {
 	// Chains are those of the policies, in their order.
 	Chains []Chain
@@ -19,7 +19,7 @@ type State struct {
 	Guard GuardState
 	// Stale are the owned chains that no policy wants any more.
 	Stale []store.OwnedChain
-	// RecordErr is why nothing was written: the record could not be. The rules may be right
+	// RecordErr is why nothing was written: the record or a document could not be. The rules may be right
 	// nevertheless.
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
@@ -27,13 +27,26 @@ type State struct {
 	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
 	OtherDataDirs []netfilter.OwnedChain
 
+	owner     policy.Owner
 	addresses []policy.NodeAddress // nil if no policy needs them
 	exempt    exemptPods
+	unknown   bool // some documents cannot be read: what exists stays, and nothing is stale
 
-	record store.Record  // of this boot
-	tables []tables      // one for each backend that a chain is in
-	change *policyChange // nil: the rules are repaired
-	keep   bool          // nothing is removed, see keepUnknown
+	tables []tables // one for each backend that a chain is in
+
+	record  store.Record    // of this boot, as it is on disk
+	was     store.Record    // before the run
+	planned store.Record    // to be on record before anything is written
+	before  []policy.Source // that were stored before a change; nil: there is none
+	after   []policy.Source
+
+	unstored []policy.Source // documents to be stored
+	asked    bool
+	refused  error // why a policy would not be accepted
+
+	began          int64 // when the run began, CLOCK_BOOTTIME in nanoseconds
+	overtaken      int   // see maxOvertaken
+	removed, stuck []store.OwnedChain
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
@@ -46,23 +59,40 @@ type Chain struct {
 	// Err is why its rules are not known to be right, must not be changed or could not be written.
 	Err error
 
-	final   bool // observing again does not change Err
-	changed bool // the record has other addresses of outputAddresses, or other exempt pods
+	failed    error             // that part of Err which observing again does not change
+	beyond    []store.ExemptPod // that the chain cannot exempt
+	beyondErr error
+	changed   bool // the record has other addresses of outputAddresses, or other exempt pods
 }
 
 // fail sets the reason for which a sync does not write the chain, unless there is one.
 func (c *Chain) fail(err error) {
 	if c.Err == nil && err != nil {
-		c.Err, c.final = err, true
+		c.Err, c.failed = err, err
 	}
 }
 
 // tables are what was read of one backend.
 type tables struct {
 	choice      netfilter.Choice
+	whole       bool // they belong to ip-masq, and hold nothing but what is desired
 	observation netfilter.Observation
+	err         error          // why they cannot be read
+	looks       int            // how often they were read since they were written, settledLooks at most
+	writes      int            // how often they were written
 	diff        policy.Diff    // what is in them and belongs to no chain of a policy
-	kept        []policy.Chain // of no policy, see keepUnknown
+	kept        []policy.Chain // of no policy, see keepWhatExists
+}
+
+// settledLooks is how often tables are read that differ before they are written.
+const settledLooks = 2
+
+// clone returns a copy that steps may change.
+func (s *State) clone() *State {
+	c := *s
+	c.Chains, c.tables = slices.Clone(s.Chains), slices.Clone(s.tables)
+	c.removed, c.stuck = slices.Clone(s.removed), slices.Clone(s.stuck)
+	return &c
 }
 
 // Find returns the chain of this name, or nil.
@@ -93,6 +123,73 @@ func (s *State) in(c netfilter.Choice) []*Chain {
 		}
 	}
 	return chains
+}
+
+// tablesOf returns the tables of a backend.
+func (s *State) tablesOf(c netfilter.Choice) *tables {
+	return &s.tables[slices.IndexFunc(s.tables, func(t tables) bool { return t.choice == c })]
+}
+
+// desired returns the chains to be in tables: those that did not fail, and those that stay as they are.
+func (s *State) desired(t *tables) policy.Ruleset {
+	rules := policy.Ruleset{Chains: s.staying(t)}
+	for _, c := range s.in(t.choice) {
+		if c.Err == nil {
+			rules.Chains = append(rules.Chains, c.Desired.Chains...)
+		}
+	}
+	return rules
+}
+
+// staying returns the chains of tables that belong to no policy and are not to be written: those that stay, and those on
+// record that are removed when others have taken their place.
+func (s *State) staying(t *tables) []policy.Chain {
+	staying, surplus := slices.Clone(t.kept), s.surplus()
+	for _, o := range t.observation.Rules.Chains {
+		isSurplus := func(x store.OwnedChain) bool {
+			return x.Chain == o.Name && x.Family == o.Family && choiceOf(x) == t.choice
+		}
+		if t.whole && slices.ContainsFunc(surplus, isSurplus) {
+			staying = append(staying, o)
+		}
+	}
+	return staying
+}
+
+// rulesDiffer reports whether tables differ in what can be written.
+func (s *State) rulesDiffer(t *tables) bool {
+	return t.err == nil && slices.ContainsFunc(s.in(t.choice), func(c *Chain) bool { return c.Err == nil && len(c.Diff)+len(t.diff) > 0 })
+}
+
+// differing returns the families in which tables differ.
+func (s *State) differing(t *tables) (families []policy.Family) {
+	all := slices.Clone(t.diff)
+	for _, c := range s.in(t.choice) {
+		all = append(all, c.Diff...)
+	}
+	for _, f := range policy.Families() {
+		if slices.ContainsFunc(all, func(c policy.Change) bool { return c.Family == f }) {
+			families = append(families, f)
+		}
+	}
+	return families
+}
+
+// failTables fails the chains of a backend that differ, or that lack what belongs to no chain.
+func (s *State) failTables(t *tables, err error) {
+	for _, c := range s.in(t.choice) {
+		if len(c.Diff)+len(t.diff) > 0 {
+			c.fail(writeError(c.Policy.Chain, t.choice, err))
+		}
+	}
+}
+
+// isWritten reports whether the rules of a chain are in the kernel as they are desired.
+func (s *State) isWritten(c *Chain) bool { return c.Err == nil && len(s.ChainDiff(c)) == 0 }
+
+// isSettled reports whether packets meet the rules of a chain as they are desired, and none that it had elsewhere.
+func (s *State) isSettled(c *Chain) bool {
+	return s.isWritten(c) && !slices.ContainsFunc(s.surplus(), func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain })
 }
 
 // InSync reports whether nothing is left to do.
@@ -242,14 +339,19 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 	})
 }
 
-// stale returns the chains on record that no policy wants there. A chain that failed is not stale: nothing
-// has replaced it. Nor is one whose removal failed: the reconciler tries that again.
-func stale(s *State) []store.OwnedChain {
-	if s.keep {
+// surplus returns the chains on record that no policy wants there. A chain that failed is none: nothing has
+// replaced it.
+func (s *State) surplus() []store.OwnedChain {
+	if s.unknown {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool {
 		c := s.Find(o.Chain)
-		return o.Stuck || c != nil && (c.Err != nil || c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil)
+		return slices.Contains(s.removed, o) || c != nil && (c.Err != nil || c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil)
 	})
+}
+
+// stale returns the surplus chains without those whose removal failed: the reconciler tries that again.
+func (s *State) stale() []store.OwnedChain {
+	return slices.DeleteFunc(s.surplus(), func(o store.OwnedChain) bool { return o.Stuck || slices.Contains(s.stuck, o) })
 }

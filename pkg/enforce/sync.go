@@ -3,12 +3,9 @@
 package enforce
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -19,23 +16,50 @@ import (
 
 // Sync applies the difference that an observation found and returns the state after it. The caller
 // observed with the lock held, and not for the first time: a dump can be torn, so a difference is
-// repaired only if two observations have it. Errors are reported per chain, in the State.
-//
-// Chains are recorded before they are created, so that an interrupted sync leaves nothing that is
-// not on record. A dry run finds the errors, and takes the rules as written.
+// repaired only if two observations have it. Errors are reported per chain, in the State. With the lock of a dry run
+// it finds the errors, and takes the rules as written.
 func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *State {
-	return e.sync(ctx, before, nil, lock)
-}
-
-// sync is Sync after the policies of some sources changed.
-func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Source, lock *store.Lock) *State {
 	if before.InSync() {
 		return before
 	}
-	copied := *before
-	s := &copied
-	s.Chains = slices.Clone(before.Chains)
-	if len(s.record.Chains) == 0 && !lock.DryRun() {
+	return e.run(ctx, before.clone(), lock)
+}
+
+// Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules. The error is a
+// RefusedError or an UnwritableError: then the documents and the rules are as before. What fails after that is in the
+// State, and repaired by any later sync.
+func (e *Enforcer) Apply(ctx context.Context, lock *store.Lock, stored store.State, p *Proposal) (*State, error) {
+	s := e.ObserveProposal(ctx, p, stored.Record)
+	s.changes(stored.Sources, p)
+	if len(p.Changed) == 0 && s.InSync() {
+		return s, nil
+	}
+	s = e.run(ctx, s, lock)
+	if s.refused != nil {
+		return s, &RefusedError{s.refused}
+	}
+	return s, s.RecordErr
+}
+
+// changes makes the documents of a proposal those that are to be stored.
+func (s *State) changes(before []policy.Source, p *Proposal) {
+	s.before, s.after, s.unstored = append([]policy.Source{}, before...), p.Sources, p.Changed
+}
+
+// RefusedError is why a policy was not stored: its rules could not be written.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// run takes the steps from an observation.
+func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
+	var do effects = does{e, lock}
+	if lock.DryRun() {
+		do, s.asked = do.asking(), true
+	} else if len(s.record.Chains) == 0 {
 		namespace, err := e.checkFirstWrite(ctx)
 		defer func() { _ = namespace.Close() }()
 		if err != nil {
@@ -45,65 +69,29 @@ func (e *Enforcer) sync(ctx context.Context, before *State, changed []policy.Sou
 			return s
 		}
 	}
-	e.failUnwritable(ctx, s, changed)
-	owned, err := e.putRecord(s, s.record, lock)
-	if err == nil {
-		s = e.write(ctx, s, lock)
-		if e.chooseAgain(ctx, s) {
-			if owned, err = e.putRecord(s, owned, lock); err == nil {
-				s = e.write(ctx, e.ObserveAgain(ctx, s), lock)
-			}
-		}
-	}
-	if err != nil {
-		s.RecordErr = &UnwritableError{fmt.Errorf("record the chains to be written: %w", err)}
-		for i := range s.Chains {
-			if c := &s.Chains[i]; s.Err(c.Policy.Chain) != nil {
-				c.fail(s.RecordErr)
-			}
-		}
-		return s
-	}
+	s.begin(bootTime())
+	s = run(ctx, s, do)
 	if lock.DryRun() {
-		return s
-	}
-	failed := func(c Chain) bool {
-		return (c.Policy.ResetsConnections() || c.changed) && s.Err(c.Policy.Chain) != nil
-	}
-	owned.Outputs = s.outputs(before.record)
-	if slices.ContainsFunc(s.Chains, failed) && !reflect.DeepEqual(owned.Resets, before.record.Resets) {
-		owned.Resets = resetsOf(before, s.Err) // nothing translates what a reset of those would delete
-	}
-	e.removeUnwanted(ctx, s, &owned, lock)
-	e.Warn(lock.TakeAddresses(s.exempt.taken))
-	s.exempt.taken = nil
-	if err := lock.PutRecord(owned); err != nil {
-		e.Warn(fmt.Errorf("record the owned chains: %w", err))
+		s.DiscardDiff()
+	} else if s.RecordErr == nil && s.refused == nil && !s.unknown {
+		e.removeDuplicates(ctx, s, lock)
 	}
 	return s
 }
 
-// failUnwritable fails the chains that are not to be written at all: those whose policy changed and whose guard cannot
-// change with it, and those that are new or changed and cannot be written in all of their families. A repair
-// does what it can.
-func (e *Enforcer) failUnwritable(ctx context.Context, s *State, changed []policy.Source) {
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		if s.change != nil && s.Guard.Err != nil {
-			c.fail(s.Guard.err(c.Policy.Chain))
-		}
-		states := func(src policy.Source) bool { return src.Policy.Chain == c.Policy.Chain }
-		if len(c.Diff) > 0 && (!c.Recorded || slices.ContainsFunc(changed, states)) {
-			c.fail(e.CanWrite(ctx, c))
-		}
+// begin takes what was observed as read with the lock held.
+func (s *State) begin(now int64) {
+	s.began, s.was, s.Guard.looks = now, s.record, settledLooks
+	for i := range s.tables {
+		s.tables[i].looks = settledLooks
 	}
+	s.plan()
 }
 
-// putRecord records the chains that are about to be owned, besides those that are, and the resets that are due
-// then. If the record cannot be written with new resets, because the disk is full or they are too long, it is
-// written without: rules do not wait for that.
-func (e *Enforcer) putRecord(s *State, owned store.Record, lock *store.Lock) (store.Record, error) {
-	rec := owned
+// plan decides what is to be on record before anything is written: the chains that are about to be owned, besides those
+// that are, and the resets that are due then.
+func (s *State) plan() {
+	rec := s.record
 	rec.Chains = nil
 	for _, c := range s.Chains {
 		if c.Err != nil {
@@ -113,216 +101,33 @@ func (e *Enforcer) putRecord(s *State, owned store.Record, lock *store.Lock) (st
 			rec.Chains = append(rec.Chains, store.OwnedChain{Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant})
 		}
 	}
-	for _, o := range owned.Chains {
+	for _, o := range s.record.Chains {
 		if !owns(rec, o.Family, o.Chain, choiceOf(o)) {
 			rec.Chains = append(rec.Chains, o)
 		}
 	}
-	rec.Outputs, rec.Namespaces, rec.Pods = s.outputs(owned), s.exempt.namespaces, s.exempt.pods
-	rec.Resets = resetsOf(s, func(chain string) error { return s.Find(chain).Err })
-	err := lock.PutRecord(rec)
-	for _, resets := range [][]store.Reset{s.record.Resets, nil} {
-		if err == nil || len(rec.Resets) == 0 {
-			break
-		}
-		without := rec
-		if without.Resets = resets; lock.PutRecord(without) == nil {
-			e.Warn(fmt.Errorf("connections are not reset: %w", err))
-			rec, err = without, nil
-		}
-	}
-	if err == nil {
-		s.record = rec
-	}
-	return rec, err
+	rec.Outputs, rec.Namespaces, rec.Pods = s.outputs(s.record), s.exempt.namespaces, s.exempt.pods
+	rec.Former = s.former(rec.Outputs)
+	rec.Resets = s.resets(s.began)
+	s.planned = rec
 }
 
-// write writes until an observation finds no difference: again if the rules changed since they were read, and
-// once more if another program changed them since.
-func (e *Enforcer) write(ctx context.Context, s *State, lock *store.Lock) *State {
-	const attempts, writes = 6, 2
-	for attempt, written := 1, 0; ; attempt++ {
-		failed, overtaken := e.writeOnce(ctx, s, lock)
-		if lock.DryRun() {
-			s.DiscardDiff()
-			return s
-		}
-		s = e.ObserveAgain(ctx, s)
-		if s.unwritten() {
-			s = e.ObserveAgain(ctx, s) // the dump may have been torn
-		}
-		if overtaken == nil {
-			written++
-		} else if attempt == attempts && s.unwritten() {
-			s.failWrite(overtaken)
-		}
-		if !s.unwritten() || overtaken == nil && (failed || written == writes) {
-			return s
-		}
+// removeDuplicates removes chains of the same names in other backends, once the desired rules are in place.
+func (e *Enforcer) removeDuplicates(ctx context.Context, s *State, lock *store.Lock) {
+	held, err := lock.File()
+	if err != nil {
+		return
 	}
-}
-
-// unwritten reports whether there are differences that can be written.
-func (s *State) unwritten() bool {
-	if s.Guard.Err == nil && len(s.Guard.Diff) > 0 {
-		return true
-	}
-	return slices.ContainsFunc(s.tables, func(t tables) bool {
-		return slices.ContainsFunc(s.in(t.choice), func(c *Chain) bool { return c.Err == nil && len(c.Diff)+len(t.diff) > 0 })
-	})
-}
-
-// failWrite fails what is still to be written.
-func (s *State) failWrite(err error) {
-	if len(s.Guard.Diff) > 0 {
-		s.failGuard(err)
-	}
-	for _, t := range s.tables {
-		s.failTables(t, err)
-	}
-}
-
-// failTables fails the chains of a backend that differ, or that lack what belongs to no chain.
-func (s *State) failTables(t tables, err error) {
-	for _, c := range s.in(t.choice) {
-		if len(c.Diff)+len(t.diff) > 0 {
-			c.fail(writeError(c.Policy.Chain, t.choice, err))
-		}
-	}
-}
-
-// writeOnce writes the guard tables as they have to be before the rules, the rules, and the guard tables as
-// they have to be then. It reports whether something failed, and whether other programs changed the rules
-// since they were observed.
-func (e *Enforcer) writeOnce(ctx context.Context, s *State, lock *store.Lock) (failed bool, overtaken error) {
-	defer func(before bool) { failed = failed || s.Guard.final && !before }(s.Guard.final)
-	if !s.Guard.writable() || lock.DryRun() {
-		if s.Guard.writable() && len(s.Guard.Diff) > 0 {
-			s.failGuard(e.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families()))
-		}
-		return e.writeRules(ctx, s, lock)
-	}
-	if len(s.rulesDiff(false)) == 0 && (s.change == nil || !s.Failed()) {
-		return false, e.writeGuard(ctx, s, s.guards(nil, true), &s.Guard.Observed)
-	}
-	first := s.guardsBeforeRules()
-	guardOvertaken := e.writeGuard(ctx, s, first, &s.Guard.Observed)
-	if s.change != nil { // the guard in the kernel would drop what becomes exempt
-		if guardOvertaken != nil {
-			return false, guardOvertaken
-		}
-		if s.Guard.Err != nil {
-			for i := range s.Chains {
-				s.Chains[i].fail(s.Guard.err(s.Chains[i].Policy.Chain))
-			}
-			return e.writeRules(ctx, s, lock)
-		}
-	}
-	failed, overtaken = e.writeRules(ctx, s, lock)
-	if last := s.guards(first, s.change == nil); !reflect.DeepEqual(first, last) {
-		guardOvertaken = cmp.Or(guardOvertaken, e.writeGuard(ctx, s, last, nil))
-	}
-	return failed, cmp.Or(overtaken, guardOvertaken)
-}
-
-// writeRules writes the rules of each backend that differ, of the chains that did not fail.
-func (e *Enforcer) writeRules(ctx context.Context, s *State, lock *store.Lock) (failed bool, overtaken error) {
-	for _, t := range s.tables {
-		desired := policy.Ruleset{Chains: slices.Clone(t.kept)}
-		var blocked error
-		var differing []policy.Family
-		differs := len(t.diff) > 0
-		for _, c := range s.in(t.choice) {
-			if blocked = cmp.Or(blocked, c.Err); c.Err == nil {
-				desired.Chains = append(desired.Chains, c.Desired.Chains...)
-				differs = differs || len(c.Diff) > 0
-			}
-			for _, d := range slices.Concat(c.Diff, t.diff) {
-				differing = append(differing, d.Family)
-			}
-		}
-		if !differs || len(desired.Chains) == len(t.kept) {
-			continue
-		}
-		b, err := e.Drivers.Open(t.choice)
-		if err == nil && b.OwnsTables() { // Apply would remove a chain that is left out
-			err = blocked
-		}
-		switch {
-		case err != nil:
-		case lock.DryRun():
-			if err = e.canWrite(ctx, t.choice, differing); err == nil {
-				err = b.CheckWrite(ctx, desired, t.observation)
-			}
-		default:
-			err = b.Apply(ctx, desired, t.observation, lock.File())
-		}
-		if errors.Is(err, fs.ErrPermission) {
-			err = cmp.Or(e.canWrite(ctx, t.choice, policy.Families()), err) // the kernel has one number for all that it forbids
-		}
-		switch {
-		case errors.Is(err, netfilter.ErrChanged):
-			overtaken = err
-		case err != nil:
-			s.failTables(t, err)
-			failed = true
-		}
-	}
-	return failed, overtaken
-}
-
-// chooseAgain chooses another backend for chains that could not be written because theirs does not work on this
-// host, if they may be in another one, and reports whether there is one. A backend may seem to work until it
-// writes.
-func (e *Enforcer) chooseAgain(ctx context.Context, s *State) bool {
-	found := false
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		if c.Policy.Backend.Value != policy.Auto || !errors.Is(c.Err, netfilter.ErrUnusable) || e.KeepBackend && c.Recorded {
-			continue
-		}
-		choice, err := e.choose(ctx, store.Record{}, c.Policy)
-		if err == nil && choice == c.Choice {
-			rest := *e
-			rest.Drivers = slices.DeleteFunc(slices.Clone(e.Drivers), func(d netfilter.Driver) bool { return d.Backend() == choice.Backend })
-			if rest.PreferredBackend == choice.Backend {
-				rest.PreferredBackend = ""
-				e.warnNotPreferred(c.Policy.Chain, c.Err)
-			}
-			choice, err = rest.choose(ctx, store.Record{}, c.Policy)
-		}
-		next := Chain{Policy: c.Policy}
-		if err == nil {
-			err = e.desire(&next, choice)
-		}
-		if err == nil {
-			*c, found = next, true
-		}
-	}
-	return found
-}
-
-// removeUnwanted removes stale chains, and duplicates in other backends, once the desired rules are in place. A chain that cannot be removed stays on record and fails
-// nothing.
-func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Record, lock *store.Lock) {
-	for _, o := range s.Stale {
-		err := e.remove(ctx, choiceOf(o), lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
-		if e.Warn(err); err == nil {
-			owned.Chains = slices.DeleteFunc(owned.Chains, func(x store.OwnedChain) bool { return x == o })
-		} else if i := slices.Index(owned.Chains, o); i >= 0 {
-			owned.Chains[i].Stuck = true // so that not every ADD tries again
-		}
-	}
-	s.Stale = nil
+	_ = held
 	for _, d := range e.duplicates(ctx, s) {
-		if s.keep || s.Err(d.Chain) != nil {
+		if s.Err(d.Chain) != nil {
 			continue
 		}
 		_, err := e.removeIf(ctx, d.Choice, lock, []string{d.Chain}, func(c *policy.Chain) (bool, error) {
 			if c.Name != d.Chain {
 				return false, nil
 			}
-			if err := e.checkOwnership(c, d.Choice, false); err != nil {
+			if err := checkOwnership(c, d.Choice, e.owner(), false); err != nil {
 				return false, fmt.Errorf("in %s: %w", d.Choice, err)
 			}
 			return true, nil
@@ -333,15 +138,16 @@ func (e *Enforcer) removeUnwanted(ctx context.Context, s *State, owned *store.Re
 			e.Warn(err)
 		}
 	}
-	if e.AllBackends {
-		s.Duplicates = e.duplicates(ctx, s)
-	}
+	e.lookAround(ctx, s)
 }
 
 func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...policy.ChainFamily) error {
-	b, err := e.Drivers.Open(c)
+	held, err := lock.File()
 	if err == nil {
-		err = b.Remove(ctx, chains, lock.File())
+		var b netfilter.Backend
+		if b, err = e.Drivers.Open(c); err == nil {
+			err = b.Remove(ctx, chains, held)
+		}
 	}
 	if err == nil {
 		return nil
@@ -438,7 +244,11 @@ func (e *Enforcer) removeUnused(ctx context.Context, lock *store.Lock) {
 		if _, err := d.Probe(ctx, ""); err != nil {
 			continue
 		}
-		if err := b.Remove(ctx, nil, lock.File()); err != nil {
+		held, err := lock.File()
+		if err == nil {
+			err = b.Remove(ctx, nil, held)
+		}
+		if err != nil {
 			e.Warn(fmt.Errorf("remove what an interrupted write left in %s: %w", d.Backend(), err))
 		}
 	}

@@ -90,9 +90,9 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 
 // Choose returns the choice for a chain: the stated backend or, if that is auto, the one
 // that the node uses for the chain already, else nftables beside kube-proxy in its mode
-// nftables, else the first that works on this host. A backend whose program is busy may work: the
-// error wraps ErrBusy.
-func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend) (Choice, error) {
+// nftables, else the first that works on this host and accepts the rules. A program that is busy is no
+// verdict about the host: the error wraps ErrBusy.
+func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend, accepts func(Choice) error) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {
 		d, err := ds.named(stated)
@@ -116,10 +116,16 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		candidates = slices.Concat(candidates[i:i+1], candidates[:i], candidates[i+1:])
 	}
 	var failures []error
-	for _, d := range candidates {
+	for i, d := range candidates {
 		c, err := d.Probe(ctx, "")
-		if err == nil || errors.Is(err, ErrBusy) {
-			return c, err
+		if err == nil && i+1 < len(candidates) { // the last one has no alternative
+			err = accepts(c)
+		}
+		if err == nil {
+			return c, nil
+		}
+		if errors.Is(err, ErrBusy) {
+			return Choice{}, err
 		}
 		failures = append(failures, err)
 	}

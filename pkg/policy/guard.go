@@ -172,44 +172,67 @@ func (p Policy) ResetsConnections() bool {
 	return p.StaleConnections.Value == ResetConnections
 }
 
-// TransitionGuards returns the guards for the time in which masquerade rules change. A guard
-// that is in the kernel matches what both policies masquerade, and binds what neither does.
-// One that is not there begins before the first rules of its chain, else after the new ones.
-// Guards that are no longer desired are not among them.
+// HasEffect reports whether the guard drops packets or binds connections, rather than only counting.
+func (g *Guard) HasEffect() bool { return g.Mode == GuardDrop || g.Bound != nil }
+
+// Transition is what is known of the rules in the kernel while a guard is written.
+type Transition struct {
+	First   bool // the kernel has no masquerade chain
+	Settled bool // the rules of the guard's chain are those that are desired, and the only ones
+	All     bool // so are those of every chain
+}
+
+// During returns the guard for the rules that are in the kernel, and whether there is one: it must not drop what they
+// exempt, nor bind what they masquerade, before a change nor after it. Observed is that in the kernel, which is right
+// for the rules that are there, or nil.
 //
-// exists reports whether the kernel has a masquerade chain; "" is any.
-func TransitionGuards(observed, desired []Guard, exists func(chain string, f Family) bool) []Guard {
-	var out []Guard
-	for _, g := range desired {
-		i := slices.IndexFunc(observed, func(o Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
-		switch {
-		case i < 0 && exists(g.Chain, g.Family):
-			continue
-		case i >= 0:
-			old := observed[i]
-			old.Scope.Sources = orEmpty(old.Scope.Sources)
-			g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
-			if old.Mode == GuardOff {
-				g.Mode = GuardOff
-			}
-			if old.Bound == nil {
-				g.Bound, g.ExemptPods = nil, nil
-			} else if g.Bound != nil {
-				g.Bound = g.Bound.Intersect(old.Bound)
-				g.ExemptPods = orEmpty(g.ExemptPods).Intersect(orEmpty(old.ExemptPods))
-			}
-			var some bool
-			if g.Scope, some = g.Scope.common(old.Scope); !some || g.Mode == GuardOff && g.Bound == nil {
-				continue
-			}
-		case g.Bound != nil && exists("", g.Family): // that chain may masquerade what is to be bound
-			if g.Bound, g.ExemptPods = nil, nil; g.Mode == GuardOff {
-				continue
-			}
-		}
-		out = append(out, g)
+// While the chain changes, a guard matches what both policies masquerade. One that is not there begins before the first
+// rules of the node, else after those of its chain. While any chain changes, it binds what neither policy masquerades.
+func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
+	switch {
+	case t.Settled && t.All, observed == nil && t.First:
+		return g, true
+	case observed == nil && !t.Settled:
+		return g, false
+	case observed == nil:
+		g.Bound, g.ExemptPods = nil, nil
+		return g, g.Mode != GuardOff
 	}
-	return out
+	old := *observed
+	old.Scope.Sources = orEmpty(old.Scope.Sources)
+	if !t.Settled {
+		g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
+		if old.Mode == GuardOff {
+			g.Mode = GuardOff
+		}
+	}
+	if old.Bound == nil {
+		g.Bound, g.ExemptPods = nil, nil
+	} else if g.Bound != nil {
+		g.Bound = g.Bound.Intersect(old.Bound)
+		g.ExemptPods = orEmpty(g.ExemptPods).Intersect(orEmpty(old.ExemptPods))
+	}
+	some := true
+	if !t.Settled || g.Bound != nil {
+		g.Scope, some = g.Scope.common(old.Scope)
+	}
+	return g, some && (g.Mode != GuardOff || g.Bound != nil)
+}
+
+// Within reports whether another guard drops and binds all that this one does.
+func (g *Guard) Within(other *Guard) bool {
+	if !g.HasEffect() {
+		return true
+	}
+	if other == nil {
+		return false
+	}
+	scope, of := g.Scope, other.Scope
+	scope.Sources, of.Sources = orEmpty(scope.Sources), orEmpty(of.Sources)
+	drops := g.Mode != GuardDrop || other.Mode == GuardDrop && len(other.Exempt.Without(orEmpty(g.Exempt))) == 0
+	binds := g.Bound == nil || other.Bound != nil && len(g.Bound.Without(orEmpty(other.Bound))) == 0 &&
+		len(orEmpty(g.ExemptPods).Without(orEmpty(other.ExemptPods))) == 0
+	return scope.within(of) && drops && binds
 }
 
 func orEmpty(r Ranges) Ranges {

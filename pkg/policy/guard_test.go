@@ -193,12 +193,12 @@ func TestTransitionOfGuards(t *testing.T) {
 		if rapid.IntRange(0, 4).Draw(t, "guard lost") == 0 {
 			observed = observed[:len(observed)/2]
 		}
-		exists := func(chain string, f policy.Family) bool {
-			return slices.ContainsFunc(old, func(p policy.Policy) bool {
-				return (chain == "" || p.Chain == chain) && slices.Contains(p.Families(), f)
-			})
+		var transition guards
+		for _, g := range desired {
+			if now, is := g.During(policy.Transition{First: len(old) == 0}, observed.of(g.Chain, g.Family)); is {
+				transition = append(transition, now)
+			}
 		}
-		transition := guards(policy.TransitionGuards(observed, desired, exists))
 		action := func(p *policy.Policy, pkt policy.Packet) bool { return p.Decide(pkt).Action == policy.ActionMasquerade }
 		masquerades := func(policies []policy.Policy, pkt policy.Packet) bool {
 			return slices.ContainsFunc(policies, func(p policy.Policy) bool { return action(&p, pkt) })

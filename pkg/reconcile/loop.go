@@ -317,15 +317,11 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 		s.conflistDue = never()
 		do = func() event { return l.SyncConflist(ctx) }
 	case reading:
-		requested := s.triggers.request
 		s.files.Take(now)
 		s.triggers.request = false
 		do = func() event {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if requested {
-				l.Node.backoff.retry()
-			}
 			return sourcesRead{l.Node.Read()}
 		}
 	case syncing:
@@ -341,16 +337,13 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 // would do something else: what failed is not retried at the rate of events.
 func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 	s := &l.state
-	src, last, soon, requested := s.sources, s.last, s.retriesSoon(now), s.triggers.request
+	src, last, soon := s.sources, s.last, s.retriesSoon(now)
 	result := synced{touches: s.touches, by: s.writer}
 	s.triggers, s.writer = triggers{}, Writer{}
 	s.addresses.Take(now)
 	return func() event {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if requested {
-			l.Node.backoff.retry()
-		}
 		if soon && l.Node.DryRun(ctx, src).sameOutstanding(last) {
 			return result
 		}

@@ -226,7 +226,7 @@ func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
 	if s.retry = min(s.retry, lastRetry); s.retry > 0 {
 		s.interval = earlier(s.interval, now.Add(s.retry))
 	}
-	if len(r.State.Record.Resets) == 0 || s.resetRetry > 0 {
+	if len(r.State.Record.Resets) == 0 || s.resetRetry > 0 || r.rulesFailed() {
 		return
 	}
 	// Of resets that are not due, the one that runs then returns when they are.

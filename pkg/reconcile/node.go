@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -42,8 +40,8 @@ type Node struct {
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
-	backoff   backoff
-	published store.VerificationCache
+	published      store.VerificationCache
+	lastPluginFile config.PluginFile // the last one without mistakes
 }
 
 // Open returns the node that the settings describe.
@@ -56,11 +54,8 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 
 // Enforcer returns the enforcer of the node's rules. It passes errors that stop nothing to warn.
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
-	// An installed plugin knows better than an image which backends the host has.
-	_, notInstalled := os.Stat(filepath.Join(n.Settings.CNIBinDir, config.PluginType))
 	return &enforce.Enforcer{
-		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, PreferredBackend: n.Settings.Backend, AllBackends: true,
-		KeepBackend: notInstalled == nil,
+		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, AllBackends: true,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 			if src.owned == nil {
 				owned, err := n.Drivers.Owned(ctx)

@@ -273,7 +273,7 @@ func (r *Report) reverted() bool {
 
 // dependsOnAddresses reports whether a policy chooses among the node's addresses.
 func (r *Report) dependsOnAddresses() bool {
-	return r.Rules != nil && len(policy.OutputItems(r.Rules.Policies())) > 0
+	return r.Rules != nil && r.Rules.DependsOnAddresses()
 }
 
 func isDrift(err error) bool {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -97,7 +98,7 @@ func (n *Node) load(r *Report) bool {
 
 // observe observes once: a sync sees a difference twice, in its dry run and with the lock.
 func observe(ctx context.Context, e *enforce.Enforcer, p *enforce.Proposal, rec store.Record) *enforce.State {
-	if rec = withoutStuck(rec); p.Unreadable > 0 {
+	if rec = withoutStuck(rec); p.Incomplete {
 		return e.ObserveProposal(ctx, p, rec)
 	}
 	return e.Observe(ctx, p.Sources, rec)
@@ -194,31 +195,19 @@ func failed(s *enforce.State, chain string) bool {
 }
 
 // applyChanges applies all changed documents at once, so that no packet meets a part of them.
-// If that fails it tries each by itself: a mistake in one source does not hold up another.
+// If that is refused it tries each by itself: a mistake in one source does not hold up another.
 func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
-	rejected := map[policy.SourceID]error{}
-	defer func() {
-		n.backoff.note(p.Changed, rejected, time.Now())
-		r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) })
-	}()
-	try := func(p *enforce.Proposal) (err error) {
-		r.Rules, err = e.ApplyProposal(ctx, lock, r.State, p, func(s *enforce.State) error {
-			for _, c := range p.Changed {
-				if err := s.Err(c.Policy.Chain); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err == nil {
+	apply := func(p *enforce.Proposal) (err error) {
+		if r.Rules, err = e.Apply(ctx, lock, r.State, p); err == nil {
 			for _, c := range p.Changed {
 				r.Applied = append(r.Applied, c.ID)
 			}
 		}
 		return err
 	}
-	err := try(p)
+	err := apply(p)
 	if err == nil {
+		r.Pending = nil
 		return
 	}
 	for _, c := range p.Changed {
@@ -226,16 +215,17 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 			return
 		}
 		if len(p.Changed) > 1 {
-			if err = try(n.stored(r, c)); err == nil {
+			if err = apply(n.stored(r, c)); err == nil {
 				continue
 			}
 		}
-		rejected[c.ID] = fmt.Errorf("%s: the policy cannot be applied: %w", c.ID, err)
+		what := "the policy cannot be applied"
 		if r.State.Find(c.ID) != nil {
-			rejected[c.ID] = fmt.Errorf("%s: the new policy cannot be applied; the last good policy stays: %w", c.ID, err)
+			what = "the new policy cannot be applied; the last good policy stays"
 		}
-		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: rejected[c.ID]})
+		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: fmt.Errorf("%s: %s: %w", c.ID, what, err)})
 	}
+	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) })
 	if n.load(r) {
 		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r), r.State.Record), lock)
 	}
@@ -249,28 +239,17 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 	p := &enforce.Proposal{Sources: kept}
 	n.proposeNetworks(r, p)
 	n.proposeAgent(r, p)
-	// Without the policies whose rules could not be written a moment ago.
-	changed := p.Changed
-	due, failed := n.backoff.split(changed, time.Now())
-	for _, c := range changed {
-		if err := failed[c.ID]; err != nil {
-			r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: err})
-		}
-	}
-	if len(failed) > 0 {
-		p = &enforce.Proposal{Sources: enforce.WithSources(kept, due...), Changed: due}
-	}
-	for _, c := range due {
-		r.Pending = append(r.Pending, c.ID)
-	}
-	if p.Unreadable = len(n.unreadable(r, due)); p.Unreadable > 0 && len(dropped) > 0 {
+	lost := n.unreadable(r, p.Changed)
+	if p.Incomplete = len(lost) > 0; p.Incomplete && len(dropped) > 0 {
 		return n.plan(r, nil)
 	}
-	lost := n.unreadable(r, changed)
+	for _, c := range p.Changed {
+		r.Pending = append(r.Pending, c.ID)
+	}
 	for _, d := range r.State.Damaged {
 		if slices.Contains(lost, d) {
-			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so what may be its rules "+
-				"stays until the next ADD of its network writes it again, or the document is removed", d.Err)})
+			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains "+
+				"stay as they are until the next ADD of its network writes it again, or the document is removed", d.Err)})
 		} else {
 			r.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
 		}
@@ -281,14 +260,14 @@ func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
 // unreadable returns the damaged documents of sources that these do not restore.
 func (n *Node) unreadable(r *Report, restored []policy.Source) []store.FileError {
 	return slices.DeleteFunc(slices.Clone(r.State.Damaged), func(d store.FileError) bool {
-		return d.File == n.Dir.RecordPath() ||
+		return !n.Dir.IsDocument(d.File) ||
 			slices.ContainsFunc(restored, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
 	})
 }
 
 // stored returns what is stored as a proposal, with sources added or replaced.
 func (n *Node) stored(r *Report, changed ...policy.Source) *enforce.Proposal {
-	return &enforce.Proposal{Sources: enforce.WithSources(r.State.Sources, changed...), Changed: changed, Unreadable: len(n.unreadable(r, changed))}
+	return &enforce.Proposal{Sources: enforce.WithSources(r.State.Sources, changed...), Changed: changed, Incomplete: len(n.unreadable(r, changed)) > 0}
 }
 
 func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }
@@ -338,7 +317,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 		r.sourceProblem(source, untilCorrected(p, source, r.Sources.AgentErr))
 	} else if files.Missing && p.Find(source) != nil {
 		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)))
-	} else if err := p.Add(files.Source, r.conflists, r.warn); err != nil {
+	} else if err := p.Add(n.preferred(files.Source, p), r.conflists, r.warn); err != nil {
 		r.sourceProblem(source, err)
 	}
 	for _, u := range files.UnknownKeys {
@@ -347,6 +326,26 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	for _, w := range files.Warnings {
 		r.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
 	}
+}
+
+// preferred returns the source of the agent files with the backend of the settings, unless a file or a network of its
+// chain states one.
+func (n *Node) preferred(agent policy.Source, p *enforce.Proposal) policy.Source {
+	states := func(s policy.Source) bool {
+		return s.Policy.Chain == agent.Policy.Chain && slices.ContainsFunc(s.Policies(), func(p policy.SourcePolicy) bool {
+			return p.Backend != "" && p.Backend != policy.Auto
+		})
+	}
+	networks := slices.DeleteFunc(slices.Clone(p.Sources), func(s policy.Source) bool { return s.ID.Kind != policy.Network })
+	switch {
+	case n.Settings.Backend == policy.Auto || n.Settings.Backend == "" || slices.ContainsFunc(append(networks, agent), states):
+	case len(agent.Files) > 0:
+		own := policy.FilePolicy{File: config.OwnPolicy, Policy: policy.SourcePolicy{Chain: agent.Policy.Chain, Backend: n.Settings.Backend}}
+		agent.Files = append(slices.Clone(agent.Files), own)
+	default:
+		agent.Policy.Backend = n.Settings.Backend
+	}
+	return agent
 }
 
 // untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is corrected.

@@ -115,7 +115,11 @@ func hold(d *store.Dir) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("locked", l.File().Name())
+	file, err := l.File()
+	if err != nil {
+		return err
+	}
+	fmt.Println("locked", file.Name())
 	return untilEOF(d)
 }
 

@@ -26,6 +26,7 @@ const (
 	resetLockFile    = "resets.lock"
 	socketFile       = "reconciler.sock"
 	recordFile       = "record.json"
+	podsFile         = "pods.json"
 	sourcesDir       = "sources"
 	attachmentsDir   = "attachments"
 	backupsDir       = "backups" // of conflists; package conflist writes them
@@ -64,6 +65,10 @@ func (d *Dir) DocumentPath(src policy.SourceID) string {
 
 // RecordPath returns where the record is, or would be.
 func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
+
+// IsDocument reports whether a path is that of a source's document, rather than of the record or the exempt pods, which any
+// sync writes again.
+func (d *Dir) IsDocument(path string) bool { return strings.HasPrefix(path, d.path+"/"+sourcesDir+"/") }
 
 // Backups makes the directory where conflists are kept as they were before ip-masq changed them, and returns
 // its path. It is removed with the dataDir, and this package does not read it.

@@ -42,17 +42,29 @@ type recordDocument struct {
 	Record
 }
 
+// podsDocument is the exempt pods of a record, a file of their own as pods come and go more often than policies.
+type podsDocument struct {
+	Schema int    `json:"schema"`
+	Boot   string `json:"boot,omitempty"`
+	ExemptPods
+}
+
+// ExemptPods are the pods of namespaces, by address. Namespaces are those of the policies, sorted.
+type ExemptPods struct {
+	Namespaces []string    `json:"namespaces,omitempty"`
+	Pods       []ExemptPod `json:"pods,omitempty"`
+}
+
 // Record lists the chains that ip-masq owns in the kernel, with their backends, and the resets of connections
 // that are due. It is valid in one boot.
 type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
 
-	Outputs []Outputs `json:"outputs,omitzero"` // also of earlier boots
+	Outputs []Outputs      `json:"outputs,omitzero"` // also of earlier boots
+	Former  []ChainAddress `json:"former,omitzero"`  // that were in force in this boot, and are on the node
 
-	// Pods are the pods of Namespaces, by address. Namespaces are those of the policies, sorted.
-	Namespaces []string    `json:"namespaces,omitempty"`
-	Pods       []ExemptPod `json:"pods,omitempty"`
+	ExemptPods `json:"-"` // in a file of their own
 
 	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
 	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
@@ -74,18 +86,18 @@ type ExemptPod struct {
 	At int64 `json:"at"` // as Pod.At
 }
 
-// sameAfterCrash reports whether two records are equal but for what a new boot drops and pods change all the time.
+// sameAfterCrash reports whether two records are equal but for what a new boot drops.
 func (r Record) sameAfterCrash(s Record) bool {
 	for _, of := range []*Record{&r, &s} {
-		of.Namespaces, of.Pods, of.Resets, of.LastReset, of.Deleted = nil, nil, nil, 0, nil
+		of.ExemptPods, of.Resets, of.LastReset, of.Deleted = ExemptPods{}, nil, 0, nil
 	}
 	return reflect.DeepEqual(r, s)
 }
 
-// ExemptPods returns the addresses with their namespaces.
-func (r Record) ExemptPods() []policy.ExemptPod {
+// Addresses returns the addresses with their namespaces.
+func (x ExemptPods) Addresses() []policy.ExemptPod {
 	var pods []policy.ExemptPod
-	for _, p := range r.Pods {
+	for _, p := range x.Pods {
 		pods = append(pods, p.ExemptPod)
 	}
 	return pods
@@ -97,8 +109,19 @@ type Deleted struct {
 	Connections uint64 `json:"connections"`
 }
 
-// MaxResets is the number of resets that a record can have.
-const MaxResets = 3
+// ChainAddress is an address that pods leave with by the policy of a chain.
+type ChainAddress struct {
+	Chain   string     `json:"chain"`
+	Address netip.Addr `json:"address"`
+}
+
+// Compare orders by chain and address.
+func (a ChainAddress) Compare(b ChainAddress) int {
+	return cmp.Or(strings.Compare(a.Chain, b.Chain), a.Address.Compare(b.Address))
+}
+
+// MaxResets is the number of resets that a record can have: two changes of policies, and one reset of each other kind.
+const MaxResets = 5
 
 // Reset is a walk through the conntrack table that deletes stale connections.
 type Reset struct {
@@ -109,10 +132,9 @@ type Reset struct {
 	Before []policy.Source    `json:"before,omitzero"`
 	Pods   []policy.ExemptPod `json:"pods,omitzero"` // that were exempt then
 
-	// Left are addresses that left the node: the connections that are translated to them are deleted, and
+	// Left are addresses that left the node: the connections that chains translated to them are deleted, and
 	// no others.
-	Left  []netip.Addr `json:"left,omitzero"`
-	Chain string       `json:"chain,omitempty"` // that translated to them
+	Left []ChainAddress `json:"left,omitzero"`
 
 	// Passed are addresses that passed to pods with another verdict: the connections of their former pods are
 	// deleted, and no others.
@@ -154,9 +176,9 @@ func (r Record) validate() error {
 			}
 		}
 	}
-	for i, p := range r.Pods {
-		if !p.Address.IsValid() {
-			return fmt.Errorf("pods[%d]: the address is missing", i)
+	for i, a := range r.Former {
+		if !a.Address.IsValid() {
+			return fmt.Errorf("former[%d]: the address is missing", i)
 		}
 	}
 	if len(r.Resets) > MaxResets {
@@ -219,6 +241,21 @@ func decodeRecord(data []byte) (Record, error) {
 		err = d.validate()
 	}
 	return d.Record, err
+}
+
+func encodePods(r Record) ([]byte, error) {
+	return encode(podsDocument{Schema(), r.Boot, r.ExemptPods})
+}
+
+func decodePods(data []byte) (podsDocument, error) {
+	var d podsDocument
+	err := decode(data, &d, &d.Schema)
+	for i, p := range d.Pods {
+		if !p.Address.IsValid() {
+			err = cmp.Or(err, fmt.Errorf("pods[%d]: the address is missing", i))
+		}
+	}
+	return d, err
 }
 
 // decode decodes a document, which is an ErrNewer if a newer version wrote it. The schema is the field of
@@ -349,11 +386,15 @@ func (d *Dir) Read() (*Reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	record, err := root.document(recordFile)
-	if err == nil {
-		files = append(files, record)
+	for _, name := range []string{recordFile, podsFile} {
+		f, err := root.document(name)
+		if err == nil {
+			files = append(files, f)
+		} else if ignoring(err, os.ErrNotExist) != nil {
+			return nil, err
+		}
 	}
-	return &Reading{files: files}, ignoring(err, os.ErrNotExist)
+	return &Reading{files: files}, nil
 }
 
 // Record reads and decodes the record of this boot, without the lock.
@@ -447,12 +488,18 @@ func (f *folder) stored(name string) (s State) {
 func (s *State) add(f file) {
 	err := f.err
 	if err == nil {
-		if f.name == recordFile {
+		switch f.name {
+		case recordFile:
 			var r Record
 			if r, err = decodeRecord(f.data); err == nil {
 				s.Record = r
 			}
-		} else {
+		case podsFile: // after the record
+			var pods podsDocument
+			if pods, err = decodePods(f.data); err == nil && pods.Boot == s.Record.Boot {
+				s.Record.ExemptPods = pods.ExemptPods
+			}
+		default:
 			var c policy.Source
 			if c, err = decodeSource(f.data, f.name); err == nil {
 				s.Sources = append(s.Sources, c)

@@ -24,7 +24,7 @@ type layout func(name string) (entry, bool)
 // inDataDir is the layout of the dataDir itself.
 func inDataDir(name string) (entry, bool) {
 	switch name {
-	case markerFile, lockFile, instanceLockFile, resetLockFile, recordFile, recordFile + damagedSuffix:
+	case markerFile, lockFile, instanceLockFile, resetLockFile, recordFile, recordFile + damagedSuffix, podsFile, podsFile + damagedSuffix:
 		return entry{}, true
 	case socketFile:
 		return entry{socket: true}, true
@@ -35,7 +35,7 @@ func inDataDir(name string) (entry, bool) {
 	case backupsDir:
 		return entry{holds: inBackups}, true
 	}
-	return entry{}, safefile.IsTemp(name, recordFile+".")
+	return entry{}, safefile.IsTemp(name, recordFile+".") || safefile.IsTemp(name, podsFile+".")
 }
 
 func inSources(name string) (entry, bool) {

@@ -27,6 +27,7 @@ type Lock struct {
 	dry      bool // see DryRun
 	planned  int  // bytes of the files staged in a dry run
 	released bool
+	err      error // why nothing can be written
 }
 
 // Lock takes the lock, and creates a missing dataDir. If ctx ends first, the error is an ErrBusy. On a
@@ -62,6 +63,16 @@ func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
 	}
 	l.dry = true
 	return l, nil
+}
+
+// Unwritable returns a lock that could not be taken, and with which nothing can be written because of that.
+func (d *Dir) Unwritable(err error) *Lock { return &Lock{dir: d, err: err, staged: map[*Staged]bool{}} }
+
+// Asking returns the same lock as one that writes nothing, as DryRun. It is not released.
+func (l *Lock) Asking() *Lock {
+	asking := *l
+	asking.dry, asking.planned, asking.staged = true, 0, map[*Staged]bool{}
+	return &asking
 }
 
 // DryRun reports whether nothing is to be written with this lock, rules included.
@@ -150,8 +161,8 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 }
 
 // File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
-// held as long as one of them lives. Release closes it.
-func (l *Lock) File() *os.File { return l.file }
+// held as long as one of them lives. Release closes it. The error is why rules must not be written.
+func (l *Lock) File() (*os.File, error) { return l.file, l.err }
 
 // Release ends the lock and discards staged changes that are not committed. Children that inherited the
 // lock keep it. It may be called twice, and on nil.

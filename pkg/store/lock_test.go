@@ -74,7 +74,9 @@ func TestReleaseDoesNotUnlockChildren(t *testing.T) {
 	c := child(t, "wait", d)
 	in, err := c.StdinPipe()
 	ok(t, err)
-	c.ExtraFiles = []*os.File{l.File()}
+	held, err := l.File()
+	ok(t, err)
+	c.ExtraFiles = []*os.File{held}
 	ok(t, c.Start())
 	ok(t, l.Release())
 	busy(t, d)

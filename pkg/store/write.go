@@ -4,6 +4,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -36,10 +37,23 @@ type Staged struct {
 	damaged    bool   // the document that it replaces cannot be used
 }
 
+// Put replaces the document of a source. It refuses a document that Load would not return unchanged, and to replace one of
+// a newer version (ErrNewer). A damaged one is moved aside.
+func (l *Lock) Put(c policy.Source) error {
+	s, err := l.Stage(c)
+	if err == nil {
+		err = s.Commit()
+	}
+	return errors.Join(err, s.Discard())
+}
+
 // Stage writes the document of a source without putting it in force, so that only a rename is left when
 // the rules are written. It refuses a document that Load would not return unchanged, and to replace one of
 // a newer version (ErrNewer). In a dry run it returns nil.
 func (l *Lock) Stage(c policy.Source) (*Staged, error) {
+	if l.err != nil {
+		return nil, l.err
+	}
 	name := nameOf(c.ID)
 	path := l.dir.DocumentPath(c.ID)
 	data, err := encodeSource(c)
@@ -220,24 +234,40 @@ func (l *Lock) undoDrops() {
 	})
 }
 
-// PutRecord replaces the record, unless the stored one is equal. One of a newer version stays (ErrNewer).
+// PutRecord replaces the record and the exempt pods, each unless the stored one is equal. One of a newer version stays
+// (ErrNewer). The pods are not synced.
 func (l *Lock) PutRecord(r Record) error {
-	data, err := encodeRecord(r)
+	record, err := encodeRecord(r)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.dir.RecordPath()), err)
 	}
+	pods, err := encodePods(r)
+	if err = cmp.Or(err, l.err); err != nil {
+		return err
+	}
+	err = l.put(recordFile, record, func(stored []byte) bool {
+		before, err := decodeRecord(stored)
+		return err != nil || !before.sameAfterCrash(r)
+	})
+	if err != nil {
+		return err
+	}
+	if len(r.Namespaces) == 0 && (l.root == nil || !l.root.has(podsFile)) {
+		return nil
+	}
+	return l.put(podsFile, pods, func([]byte) bool { return false })
+}
+
+// put replaces a file of the dataDir, unless the stored one is equal. The function returns whether it has to survive a crash.
+func (l *Lock) put(name string, data []byte, durable func(stored []byte) bool) error {
 	if l.root == nil { // in a dry run
 		return l.mayStage(l.dir.path, data)
 	}
-	durable := true
-	if stored, err := l.root.read(recordFile); err == nil {
-		if bytes.Equal(stored, data) {
-			return nil
-		}
-		before, err := decodeRecord(stored)
-		durable = err != nil || !before.sameAfterCrash(r)
+	stored, err := l.root.read(name)
+	if err == nil && bytes.Equal(stored, data) {
+		return nil
 	}
-	s, err := l.stage(l.root, recordFile, data, durable)
+	s, err := l.stage(l.root, name, data, durable(stored))
 	if err == nil {
 		err = s.Commit()
 	}
@@ -257,13 +287,15 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 // Tidy removes temporary files, which killed processes left, and the attachments of earlier boots, and moves a
 // damaged record aside. If there is nothing to do, it writes nothing. Callers stage after it.
 func (l *Lock) Tidy(s State) error {
-	if l.dry {
+	if mayWrite := !l.dry && l.err == nil; !mayWrite {
 		return nil
 	}
 	boot, err := l.dir.boot()
 	errs := []error{err, l.root.tidy(inDataDir), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources) })}
-	if len(s.Damaged) > 0 && len(l.root.stored(recordFile).Damaged) > 0 {
-		errs = append(errs, l.root.moveAside(recordFile))
+	for _, name := range []string{recordFile, podsFile} {
+		if len(s.Damaged) > 0 && len(l.root.stored(name).Damaged) > 0 {
+			errs = append(errs, l.root.moveAside(name))
+		}
 	}
 	if err == nil {
 		errs = append(errs, l.root.within(attachmentsDir, func(f *folder) error { return f.clear(inAttachments, boot) }))
@@ -320,4 +352,10 @@ func (l *Lock) Destroy() error {
 		return err
 	}
 	return failure(op, l.dir.path, ignoring(err, unix.ENOENT))
+}
+
+// has reports whether there is an entry of this name.
+func (f *folder) has(name string) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }

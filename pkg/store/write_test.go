@@ -140,7 +140,7 @@ func TestBadResets(t *testing.T) {
 	ok(t, l.PutRecord(store.Record{Boot: boot, Resets: many[1:], LastReset: 1}))
 	same(t, load(t, d).Record.Resets, many[1:])
 	for want, r := range map[string]store.Record{
-		"resets: has 4 entries, more than the 3 possible": {Resets: many},
+		"resets: has 6 entries, more than the 5 possible": {Resets: many},
 		"resets[0].before": {Resets: []store.Reset{{At: 3, Before: []policy.Source{{ID: network("net")}}}}},
 	} {
 		fails(t, l.PutRecord(r), "record.json", want)

@@ -144,7 +144,7 @@ func TestChooseBusy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)
 			path := pathWith(t, map[string]string{"iptables": `[ "$1" != --version ] || exec echo "iptables v1.8.9 (nf_tables)"; ` + fails})
-			c, err := netfilter.Drivers{New(path), works{}}.Choose(t.Context(), "X", policy.Auto)
+			c, err := netfilter.Drivers{New(path), works{}}.Choose(t.Context(), "X", policy.Auto, func(netfilter.Choice) error { return nil })
 			if !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
 				t.Errorf("got %v, %v", c, err)
 			}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// desire computes what the policies ask for on this node. Of the kernel it reads nothing but addresses, and what it takes
+// to choose a backend.
+func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
+	s := &State{record: e.currentBoot(rec), owner: e.owner(), Chains: make([]Chain, len(policies))}
+	var addressesErr error
+	if items := neededItems(policies, s.record); len(items) > 0 {
+		s.addresses, addressesErr = e.nodeAddresses(items.Families())
+	}
+	for i, p := range policies {
+		c := &s.Chains[i]
+		if c.Policy = p; len(p.OutputAddresses.Value) > 0 {
+			c.fail(addressesErr)
+			c.Policy.Outputs, c.changed = chosenOutputs(s, &p)
+		}
+	}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		choice, err := e.choose(ctx, s.record, c.Policy)
+		if err != nil {
+			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
+			continue
+		}
+		c.Choice = choice
+		if !s.tablesAre(choice) {
+			b, err := e.Drivers.Open(choice)
+			s.tables = append(s.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
+		}
+	}
+	e.exemptPods(s)
+	for i := range s.Chains {
+		s.Chains[i].fail(e.desireRules(&s.Chains[i]))
+	}
+	s.desireGuards()
+	return s
+}
+
+func (s *State) tablesAre(c netfilter.Choice) bool {
+	return slices.ContainsFunc(s.tables, func(t tables) bool { return t.choice == c })
+}
+
+// desireRules sets the desired rules of a chain in its backend.
+func (e *Enforcer) desireRules(c *Chain) error {
+	if c.Choice == (netfilter.Choice{}) {
+		return nil
+	}
+	b, err := e.Drivers.Open(c.Choice)
+	if err == nil {
+		err = c.Policy.CheckBounds(b.Layout())
+	}
+	if err != nil {
+		c.Choice = netfilter.Choice{}
+		return err
+	}
+	c.Desired = policy.Desired([]policy.Policy{c.Policy}, b.Layout(), e.owner())
+	return nil
+}
+
+// desirePods lists the pods again, and desires what their exemption asks for.
+func (e *Enforcer) desirePods(s *State) {
+	s.record.Namespaces = nil // so that all attachments are listed
+	e.exemptPods(s)
+	s.record.Namespaces = s.planned.Namespaces
+	for i := range s.Chains {
+		if c := &s.Chains[i]; c.Err == nil && len(c.Policy.Namespaces) > 0 {
+			c.fail(e.desireRules(c))
+		}
+	}
+	s.desireGuards()
+	s.plan()
+	s.compare()
+}
+
+// currentBoot returns the record, or an empty one if it is of an earlier boot: the kernel lost what
+// that one lists.
+func (e *Enforcer) currentBoot(rec store.Record) store.Record {
+	if rec.Boot != e.Dir.Boot() {
+		return store.Record{Boot: e.Dir.Boot(), Outputs: rec.Outputs}
+	}
+	return rec
+}
+
+// choose returns the backend for the chain of a policy: the one on record or, for a chain that is not, the first that
+// would accept its rules.
+func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy) (netfilter.Choice, error) {
+	stated := p.Backend.Value
+	for _, o := range rec.Chains {
+		if o.Chain == p.Chain && (stated == policy.Auto || stated == o.Backend) && !o.Stuck {
+			return choiceOf(o), nil
+		}
+	}
+	if c, chosen := e.chosen[p.Chain]; chosen && (stated == policy.Auto || stated == c.Backend) {
+		return c, nil
+	}
+	c, err := e.Drivers.Choose(ctx, p.Chain, stated, func(c netfilter.Choice) error {
+		b, err := e.Drivers.Open(c)
+		if err != nil {
+			return err
+		}
+		return b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()), netfilter.Observation{})
+	})
+	if err == nil {
+		if e.chosen == nil {
+			e.chosen = map[string]netfilter.Choice{}
+		}
+		e.chosen[p.Chain] = c
+	}
+	return c, err
+}

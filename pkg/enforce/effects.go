@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// effects is all that steps do outside the State. One implementation does it, and one asks whether it would succeed.
+type effects interface {
+	// observe reads the tables that are unread or differ, and the guard tables.
+	observe(context.Context, *State)
+	// listPods reads again which pods are exempt, and makes that desired.
+	listPods(*State)
+
+	record(store.Record) error
+	store(policy.Source) error
+	takeAddresses(map[store.Attachment][]netip.Addr) error
+
+	// guards writes the guard tables, as Apply of GuardTables; rules those of a backend, as Apply of Backend, where families
+	// are those that differ.
+	guards(context.Context, []policy.Guard, netfilter.GuardObservation) error
+	rules(context.Context, *tables, policy.Ruleset, []policy.Family) error
+	remove(context.Context, store.OwnedChain) error
+
+	warn(error)
+	asking() effects
+}
+
+// does has effects, with the lock held.
+type does struct {
+	*Enforcer
+	lock *store.Lock
+}
+
+func (d does) warn(err error) { d.Warn(err) }
+
+func (d does) asking() effects {
+	return &asks{d.Enforcer, d.lock.Asking(), map[netfilter.Choice]policy.Ruleset{}, nil}
+}
+
+func (d does) observe(ctx context.Context, s *State) { d.read(ctx, s) }
+
+func (d does) listPods(s *State) { d.desirePods(s) }
+
+func (d does) record(r store.Record) error { return d.lock.PutRecord(r) }
+
+func (d does) store(src policy.Source) error { return d.lock.Put(src) }
+
+func (d does) takeAddresses(taken map[store.Attachment][]netip.Addr) error {
+	return d.lock.TakeAddresses(taken)
+}
+
+func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
+	held, err := d.lock.File()
+	if err != nil {
+		return &UnwritableError{err}
+	}
+	_ = held // the process writes itself
+	tables, err := d.Drivers.GuardTables()
+	if err != nil {
+		return err
+	}
+	return tables.ApplyGuards(ctx, guards, from)
+}
+
+func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, _ []policy.Family) error {
+	held, err := d.lock.File()
+	if err != nil {
+		return &UnwritableError{err}
+	}
+	b, err := d.Drivers.Open(t.choice)
+	if err == nil {
+		err = b.Apply(ctx, desired, t.observation, held)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = cmp.Or(d.canWrite(ctx, t.choice, policy.Families()), err) // the kernel has one number for all that it forbids
+	}
+	return err
+}
+
+func (d does) remove(ctx context.Context, o store.OwnedChain) error {
+	return d.Enforcer.remove(ctx, choiceOf(o), d.lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
+}
+
+// asks asks the kernel and the file system, and takes what they would accept as written.
+type asks struct {
+	*Enforcer
+	lock    *store.Lock // that writes nothing
+	written map[netfilter.Choice]policy.Ruleset
+	guarded *[]policy.Guard // that were written last
+}
+
+func (a *asks) warn(error) {}
+
+func (a *asks) asking() effects { return a }
+
+func (a *asks) record(r store.Record) error { return a.lock.PutRecord(r) }
+
+func (a *asks) store(src policy.Source) error { return a.lock.Put(src) }
+
+func (a *asks) takeAddresses(map[store.Attachment][]netip.Addr) error { return nil }
+
+func (a *asks) listPods(s *State) { a.desirePods(s) }
+
+func (a *asks) remove(context.Context, store.OwnedChain) error { return nil }
+
+func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
+	tables, err := a.Drivers.GuardTables()
+	if err == nil {
+		err = a.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families())
+	}
+	if err == nil {
+		err = tables.CheckGuards(ctx, guards, from)
+	}
+	a.guarded = &guards
+	return err
+}
+
+func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, differing []policy.Family) error {
+	err := a.canWrite(ctx, t.choice, differing)
+	if err == nil {
+		var b netfilter.Backend
+		if b, err = a.Drivers.Open(t.choice); err == nil {
+			err = b.CheckWrite(ctx, desired, t.observation)
+		}
+	}
+	if err == nil {
+		a.written[t.choice] = desired
+	}
+	return err
+}
+
+// observe reads nothing that was written.
+func (a *asks) observe(ctx context.Context, s *State) {
+	for i := range s.tables {
+		t := &s.tables[i]
+		if rules, written := a.written[t.choice]; written {
+			t.observation.Rules, t.looks, t.err = rules, settledLooks, nil
+		}
+	}
+	if g := &s.Guard; a.guarded != nil {
+		guards := *a.guarded
+		g.Observed.Guards, g.looks = guards, settledLooks
+		g.compare = func(want []policy.Guard) policy.Diff { return compareGuards(want, guards) }
+	}
+	a.read(ctx, s)
+}
+
+// compareGuards compares lists of guards.
+func compareGuards(want, have []policy.Guard) (diff policy.Diff) {
+	missing := func(from, in []policy.Guard, unexpected bool) {
+		for _, g := range from {
+			if !slices.ContainsFunc(in, func(x policy.Guard) bool { return reflect.DeepEqual(x, g) }) {
+				diff = append(diff, policy.Change{Kind: policy.GuardChange, Family: g.Family, Chain: g.Chain, Unexpected: unexpected, Text: fmt.Sprint(g)})
+			}
+		}
+	}
+	missing(want, have, false)
+	missing(have, want, true)
+	return diff
+}

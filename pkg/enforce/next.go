@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"slices"
+)
+
+// step is one thing that a run does. It gets a State that nobody else holds, and returns what it has become.
+type step interface {
+	take(ctx context.Context, do effects, s *State) *State
+}
+
+// run takes the steps that are due until none is. A step that fails changes the State, and next decides with that.
+func run(ctx context.Context, s *State, do effects) *State {
+	for n := s.next(); n != nil; n = s.next() {
+		s = n.take(ctx, do, s.clone())
+	}
+	return s
+}
+
+// next returns the step that is due, or nil: by what is desired, what the kernel and the record have, and what failed.
+//
+//  1. Nothing is in the kernel that is not on record, at any moment: recordFirst comes before each write, and recordLast
+//     after each removal.
+//  2. A guard never drops what the rules in the kernel exempt, and never binds what they masquerade: State.guards has the
+//     guards for the rules that are in the kernel now, so guards are due before the rules change, and again after it.
+//  3. The guard tables are one resource: where they cannot be written as the change needs them, writeRules fails.
+//  4. After another program interfered nothing is written before it was read: what a write left is unread, and so is all
+//     after ErrChanged; and observe comes before any write.
+//  5. What no policy wants goes last, and never under a guard that drops: State.removable.
+//  6. It ends, as each step makes itself not due, by success or by a failure on the State, and writes are counted. A run
+//     without faults afterwards repairs everything, as nothing but the kernel, the documents and the record decides.
+func (s *State) next() step {
+	switch {
+	case s.refused != nil, s.RecordErr != nil:
+		return nil
+	case !s.isRead():
+		return observe{}
+	case s.mustAsk():
+		return ask{}
+	case !s.isOnRecord():
+		return recordFirst{}
+	case len(s.unstored) > 0:
+		return storeDocuments{}
+	case s.guardsDue():
+		return writeGuards{}
+	}
+	if i := slices.IndexFunc(s.tables, s.rulesDue); i >= 0 {
+		return writeRules{s.tables[i].choice}
+	}
+	switch {
+	case s.addressesDue():
+		return takeAddresses{}
+	case len(s.removable()) > 0:
+		return removeStale{}
+	case !s.isRecordTrue():
+		return recordLast{}
+	}
+	return nil
+}

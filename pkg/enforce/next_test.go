@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// TestNext takes the steps of random histories: policies of two or three chains change, other programs change rules, and
+// each effect succeeds, fails, is overtaken, is unusable, or is the last one of a killed process. After each write the
+// invariants of next hold, and no packet loses the verdict that the policies ask for; then a run without faults repairs everything, and a second one writes nothing.
+func TestNext(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		w.faults = false
+		w.apply(w.sources(t))
+		for range rapid.IntRange(1, 5).Draw(t, "operations") {
+			w.faults = rapid.IntRange(0, 3).Draw(t, "faults") > 0
+			switch rapid.SampledFrom([]string{"apply", "apply", "apply", "sync", "tamper", "pods"}).Draw(t, "operation") {
+			case "apply":
+				w.apply(w.sources(t))
+			case "sync":
+				w.sync()
+			case "tamper":
+				w.tamper()
+			case "pods":
+				w.drawPods(t)
+			}
+		}
+		w.faults = false
+		if s := w.sync(); s != nil && !s.InSync() {
+			t.Fatalf("a run without faults leaves %v, stale %v, guard %v, chains %v\n%s", s.Diff(), s.Stale, s.Guard.Err, s.Err("A"), w)
+		}
+		writes := w.writes
+		if s := w.sync(); s != nil && (!s.InSync() || w.writes != writes) {
+			t.Fatalf("a second run writes %d times, and leaves %v\n%s", w.writes-writes, s.Diff(), w)
+		}
+	})
+}
+
+// world is a kernel with other programs, and a dataDir.
+type world struct {
+	*Enforcer
+	t      *rapid.T
+	faults bool
+	log    []string
+	writes int
+
+	chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
+	guards     []policy.Guard
+	changes    int // by anybody
+	read       int // changes when it was read last
+	unreadable bool
+
+	stored []policy.Source
+	rec    store.Record
+	target []policy.Policy // of the run
+}
+
+type killed struct{}
+
+var errFault = errors.New("fault")
+
+func newWorld(t *rapid.T) *world {
+	w := &world{t: t, chains: map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{{Backend: policy.NFTables}: {}, {Backend: policy.IPTables, Variant: "nft"}: {}}}
+	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
+		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
+	}}
+	w.Drivers = netfilter.Drivers{simulatedDriver{w, policy.IPTables}, simulatedDriver{w, policy.NFTables}}
+	w.rec.Boot = w.Dir.Boot()
+	return w
+}
+
+// String returns what was done, and what there is.
+func (w *world) String() string {
+	lines := slices.Clone(w.log)
+	for choice, chains := range w.chains {
+		for _, c := range chains {
+			lines = append(lines, fmt.Sprintf("%s: %s %s jumps %v rules %v", choice, c.Family, c.Name, c.Jumps, c.Rules))
+		}
+	}
+	for _, g := range w.guards {
+		lines = append(lines, fmt.Sprintf("guard %s %s %s out %v pods %v exempt %v bound %v exempt pods %v", g.Chain, g.Family, g.Mode, g.Scope.Interfaces, g.Scope.Sources, g.Exempt, g.Bound, g.ExemptPods))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// sources draws the sources of two or three networks.
+func (w *world) sources(t *rapid.T) (all []policy.Source) {
+	list := func(label string, from ...string) (prefixes []netip.Prefix) {
+		for _, p := range from {
+			if rapid.Bool().Draw(t, label) {
+				prefixes = append(prefixes, netip.MustParsePrefix(p))
+			}
+		}
+		return prefixes
+	}
+	boolean := func(label string) *bool { b := rapid.Bool().Draw(t, label); return &b }
+	for i, name := range []string{"one", "two", "three"} {
+		if rapid.IntRange(0, 4).Draw(t, "gone") == 0 {
+			continue
+		}
+		p := policy.SourcePolicy{
+			Chain:              []string{"A", "B", "C"}[i],
+			NonMasqueradeCIDRs: append([]netip.Prefix{}, list("exempt", "10.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24")...),
+			EnableIPv6:         boolean("enableIPv6"),
+			Guard:              rapid.SampledFrom([]policy.GuardMode{"", policy.GuardDrop, policy.GuardDrop, policy.GuardCount}).Draw(t, "guard"),
+			EnforceExempt:      boolean("enforceExempt"),
+			Backend:            rapid.SampledFrom([]policy.Backend{"", policy.NFTables, policy.IPTables}).Draw(t, "backend"),
+			PodCIDRs:           list("podCIDRs", "10.88.0.0/16"),
+		}
+		if *p.EnableIPv6 {
+			p.NonMasqueradeCIDRs = append(p.NonMasqueradeCIDRs, list("exempt", "2001:db8:1::/48", "2001:db8:2::/48")...)
+			p.PodCIDRs = append(p.PodCIDRs, list("podCIDRs", "2001:db8:88::/64")...)
+		}
+		if rapid.IntRange(0, 2).Draw(t, "scope") == 0 {
+			p.OutputInterfaces = []string{rapid.SampledFrom([]string{"eth0", "eth1", "eth+"}).Draw(t, "interface")}
+		}
+		if rapid.IntRange(0, 2).Draw(t, "namespaces") == 0 {
+			p.NonMasqueradeNamespaces = []string{"exempt"}
+		}
+		if rapid.IntRange(0, 2).Draw(t, "outputAddresses") == 0 {
+			p.OutputAddresses = policy.AddressItems{netip.MustParsePrefix("203.0.113.0/24")}
+		}
+		all = append(all, policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: name}, Policy: p, Order: int64(i + 1)})
+	}
+	return all
+}
+
+// drawPods makes a pod exempt by its namespace, or no more, as an ADD or DEL records it.
+func (w *world) drawPods(t *rapid.T) {
+	w.rec.Namespaces, w.rec.Pods = []string{"exempt"}, nil
+	for i, a := range []string{"10.88.0.9", "2001:db8:88::9"} {
+		if rapid.Bool().Draw(t, "exempt pod") {
+			w.rec.Pods = append(w.rec.Pods, store.ExemptPod{ExemptPod: policy.ExemptPod{Address: netip.MustParseAddr(a), Namespace: "exempt"}, At: int64(i)})
+		}
+	}
+}
+
+// operate makes one run, and returns the State after it, or nil if the process was killed.
+func (w *world) operate(what string, do func() *State) (s *State) {
+	w.log = append(w.log, "== "+what)
+	defer func() {
+		if x := recover(); x != nil {
+			if _, dead := x.(killed); !dead {
+				panic(x)
+			}
+			w.log, s = append(w.log, "killed"), nil
+		}
+	}()
+	return do()
+}
+
+// apply changes the documents as an ADD or a sync does.
+func (w *world) apply(sources []policy.Source) {
+	w.operate(fmt.Sprintf("apply %+v", sources), func() *State {
+		before := w.stored // networks that are gone were dropped before
+		w.stored = slices.DeleteFunc(slices.Clone(w.stored), func(x policy.Source) bool {
+			return !slices.ContainsFunc(sources, func(y policy.Source) bool { return x.ID == y.ID })
+		})
+		stored, kernel := w.stored, w.String()
+		p := &Proposal{Sources: sources, Changed: sources}
+		s := w.ObserveProposal(context.Background(), p, w.rec)
+		w.read = w.changes
+		w.target = s.Policies()
+		s.changes(before, p)
+		s.begin(1)
+		if s = run(context.Background(), s, worldEffects{w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
+			w.t.Fatalf("a refused policy is stored\n%s\n%s", kernel, w)
+		}
+		return s
+	})
+}
+
+// sync repairs the rules.
+func (w *world) sync() *State {
+	return w.operate("sync", func() *State {
+		if !w.faults { // as the reconciler, which tries again to remove what could not be removed
+			for i := range w.rec.Chains {
+				w.rec.Chains[i].Stuck = false
+			}
+		}
+		s := w.Observe(context.Background(), w.stored, w.rec)
+		w.read = w.changes
+		if s.InSync() {
+			return s
+		}
+		w.target = s.Policies()
+		s.begin(1)
+		return run(context.Background(), s, worldEffects{w})
+	})
+}
+
+// fault draws what becomes of an effect. A fault of the kernel is one that a program may have at any time.
+func (w *world) fault(what string) error {
+	if !w.faults {
+		return nil
+	}
+	switch rapid.IntRange(0, 24).Draw(w.t, what) {
+	case 0, 1:
+		return errFault
+	case 2:
+		return netfilter.ErrUnusable
+	case 3:
+		panic(killed{})
+	case 4:
+		w.tamper()
+	}
+	return nil
+}
+
+// wrote checks the invariants after a write, and ends the process now and then.
+func (w *world) wrote(what string, before []string) {
+	w.writes++
+	w.log = append(w.log, what)
+	for choice, chains := range w.chains {
+		for ref := range chains {
+			if !owns(w.rec, ref.Family, ref.Chain, choice) {
+				w.t.Fatalf("%s (%s) in %s is not on record\n%s", ref.Chain, ref.Family, choice, w)
+			}
+		}
+	}
+	for _, wrong := range w.wrong() {
+		if !slices.Contains(before, wrong) {
+			w.t.Fatalf("after %s %s\n%s", what, wrong, w)
+		}
+	}
+	if w.faults && rapid.IntRange(0, 24).Draw(w.t, "killed") == 0 {
+		panic(killed{})
+	}
+}
+
+// wrong returns what guards do to packets that they must not do by the rules in the kernel.
+func (w *world) wrong() (wrong []string) {
+	for _, to := range []string{"10.1.0.1", "192.0.2.1", "198.51.100.1", "203.0.113.9", "2001:db8:1::1", "2001:db8:2::1", "2001:db8:3::1"} {
+		dst := netip.MustParseAddr(to)
+		from := []string{"10.88.0.5", "10.88.0.9"}
+		if dst.Is6() {
+			from = []string{"2001:db8:88::5", "2001:db8:88::9"}
+		}
+		for _, src := range from {
+			for _, out := range []string{"eth0", "eth1"} {
+				wrong = append(wrong, w.judge(policy.Packet{Src: netip.MustParseAddr(src), Dst: dst, Out: out})...)
+			}
+		}
+	}
+	return wrong
+}
+
+func (w *world) judge(pkt policy.Packet) (wrong []string) {
+	f := policy.FamilyOf(pkt.Dst)
+	masquerades, exempts, masqueradedBy := false, map[string]bool{}, map[string]bool{}
+	for _, chains := range w.chains {
+		for ref, c := range chains {
+			if ref.Family != f || len(c.Jumps) == 0 {
+				continue // without a jump its rules are missing
+			}
+			r := c.Walk(pkt)
+			if r != nil && r.Verdict == policy.Masquerade {
+				masquerades, masqueradedBy[c.Name] = true, true
+			}
+			outside := !slices.ContainsFunc(c.Jumps, func(j policy.Rule) bool { return j.Matches(pkt) })
+			exempts[c.Name] = exempts[c.Name] || outside || r != nil && r.Verdict == policy.Return
+		}
+	}
+	for _, p := range w.target {
+		if wants := p.Decide(pkt).Action == policy.ActionMasquerade; wants != masqueradedBy[p.Chain] {
+			wrong = append(wrong, fmt.Sprintf("chain %s masquerades it: %t: %+v", p.Chain, !wants, pkt))
+		}
+	}
+	for _, g := range w.guards {
+		if g.Family != f {
+			continue
+		}
+		if g.Mode == policy.GuardDrop && g.Scope.Contains(pkt) && !g.Exempt.Contains(pkt.Dst) && exempts[g.Chain] && !masquerades {
+			wrong = append(wrong, fmt.Sprintf("the guard of %s drops what it exempts: %+v", g.Chain, pkt))
+		}
+		if g.Bound != nil && g.Binds(pkt) && masquerades {
+			wrong = append(wrong, fmt.Sprintf("the guard of %s binds what is masqueraded: %+v", g.Chain, pkt))
+		}
+	}
+	return wrong
+}
+
+// tamper changes something as another program does.
+func (w *world) tamper() {
+	w.changes++
+	what := rapid.SampledFrom([]string{"flush ruleset", "delete guards", "delete chains", "flush chains", "delete jumps"}).Draw(w.t, "tamper")
+	w.log = append(w.log, "-- another program: "+what)
+	for choice, chains := range w.chains {
+		for ref, c := range maps.Clone(chains) {
+			switch what {
+			case "flush ruleset", "delete chains":
+				delete(chains, ref)
+				continue
+			case "flush chains":
+				c.Rules = nil
+			case "delete jumps":
+				c.Jumps = nil
+			}
+			w.chains[choice][ref] = c
+		}
+	}
+	if what == "flush ruleset" || what == "delete guards" {
+		w.guards = nil
+	}
+}
+
+// worldEffects are the effects of a run on the world.
+type worldEffects struct{ *world }
+
+func (w worldEffects) warn(error) {}
+
+func (w worldEffects) asking() effects {
+	return &asks{Enforcer: w.Enforcer, lock: w.Dir.Unwritable(nil).Asking(), written: map[netfilter.Choice]policy.Ruleset{}}
+}
+
+func (w worldEffects) observe(ctx context.Context, s *State) {
+	w.unreadable = w.fault("observe") != nil
+	w.Enforcer.read(ctx, s)
+	w.unreadable, w.read = false, w.changes
+}
+
+func (w worldEffects) listPods(s *State) { w.desirePods(s) }
+
+func (w worldEffects) record(r store.Record) error {
+	err := w.fault("record")
+	if err == nil {
+		w.rec = r
+		w.wrote("record", w.wrong())
+	}
+	return err
+}
+
+func (w worldEffects) store(src policy.Source) error {
+	err := w.fault("store")
+	if err == nil {
+		w.stored = WithSources(w.stored, src)
+		w.wrote("store", w.wrong())
+	}
+	return err
+}
+
+func (w worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error { return w.fault("take") }
+
+func (w worldEffects) guards(_ context.Context, guards []policy.Guard, _ netfilter.GuardObservation) error {
+	if err := w.fault("guards"); err != nil {
+		return err
+	}
+	if w.read != w.changes {
+		return netfilter.ErrChanged
+	}
+	before := w.wrong()
+	w.world.guards = slices.Clone(guards)
+	w.changes++
+	w.read = w.changes // its own commit
+	w.wrote(fmt.Sprint("guards ", len(guards)), before)
+	return nil
+}
+
+func (w worldEffects) rules(_ context.Context, t *tables, desired policy.Ruleset, _ []policy.Family) error {
+	err := w.fault("rules")
+	if err != nil && t.whole {
+		return err
+	}
+	if w.read != w.changes && t.whole {
+		return netfilter.ErrChanged
+	}
+	before := w.wrong()
+	if w.read != w.changes {
+		before = nil // a program that writes has read nothing
+	}
+	if t.whole {
+		w.chains[t.choice] = map[policy.ChainFamily]policy.Chain{}
+	}
+	for _, c := range desired.Chains {
+		if err == nil || c.Family == policy.IPv4 { // iptables can fail in one family
+			w.chains[t.choice][policy.ChainFamily{Chain: c.Name, Family: c.Family}] = c
+		}
+	}
+	if interfered := w.read != w.changes; interfered {
+		before = w.wrong()
+	}
+	w.changes++
+	w.read = w.changes
+	w.wrote("rules in "+t.choice.String(), before)
+	return err
+}
+
+func (w worldEffects) remove(_ context.Context, o store.OwnedChain) error {
+	if err := w.fault("remove"); err != nil {
+		return err
+	}
+	before := w.wrong()
+	delete(w.chains[choiceOf(o)], policy.ChainFamily{Chain: o.Chain, Family: o.Family})
+	left := slices.ContainsFunc(slices.Collect(maps.Values(w.chains)), func(chains map[policy.ChainFamily]policy.Chain) bool {
+		_, there := chains[policy.ChainFamily{Chain: o.Chain, Family: o.Family}]
+		return there
+	})
+	if i := slices.IndexFunc(w.world.guards, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect() }); i >= 0 && !left && w.read == w.changes {
+		w.t.Fatalf("%v is removed under a guard\n%s", o, w)
+	}
+	w.changes++
+	w.read = w.changes
+	w.wrote(fmt.Sprint("remove ", o), before)
+	return nil
+}
+
+// simulatedDriver reads the world. What a run writes goes through worldEffects.
+type simulatedDriver struct {
+	*world
+	backend policy.Backend
+}
+
+func (d simulatedDriver) choice() netfilter.Choice {
+	if d.backend == policy.IPTables {
+		return netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
+	}
+	return netfilter.Choice{Backend: policy.NFTables}
+}
+
+func (d simulatedDriver) Backend() policy.Backend { return d.backend }
+
+func (d simulatedDriver) Open(netfilter.Choice) (netfilter.Backend, error) { return d, nil }
+
+func (d simulatedDriver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) { return nil, nil }
+
+func (d simulatedDriver) FindChain(context.Context, string) ([]netfilter.Choice, error) {
+	return nil, nil
+}
+
+func (d simulatedDriver) Owned(context.Context) ([]netfilter.OwnedChain, error) { return nil, nil }
+
+func (d simulatedDriver) Probe(context.Context, string) (netfilter.Choice, error) {
+	return d.choice(), nil
+}
+
+func (d simulatedDriver) Layout() policy.Layout { return policy.Layout{Sets: d.OwnsTables()} }
+
+func (d simulatedDriver) OwnsTables() bool { return d.backend == policy.NFTables }
+
+func (d simulatedDriver) Observe(_ context.Context, refs []policy.ChainFamily) (o netfilter.Observation, err error) {
+	if d.unreadable {
+		return o, errFault
+	}
+	for ref, c := range d.chains[d.choice()] {
+		if d.OwnsTables() || slices.Contains(refs, ref) {
+			o.Rules.Chains = append(o.Rules.Chains, c)
+		}
+	}
+	return o, nil
+}
+
+func (d simulatedDriver) Apply(context.Context, policy.Ruleset, netfilter.Observation, *os.File) error {
+	return errors.New("written past the effects")
+}
+
+func (d simulatedDriver) Remove(context.Context, []policy.ChainFamily, *os.File) error {
+	return errors.New("removed past the effects")
+}
+
+func (d simulatedDriver) CanWrite(context.Context, policy.Family) error { return nil }
+
+func (d simulatedDriver) CheckWrite(context.Context, policy.Ruleset, netfilter.Observation) error {
+	return d.fault("check")
+}
+
+func (d simulatedDriver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
+	if d.unreadable {
+		return netfilter.GuardObservation{}, errFault
+	}
+	return netfilter.GuardObservation{Guards: slices.Clone(d.guards), Exists: len(d.guards) > 0}, nil
+}
+
+func (d simulatedDriver) CompareGuards(want []policy.Guard, have netfilter.GuardObservation) policy.Diff {
+	return compareGuards(want, have.Guards)
+}
+
+func (d simulatedDriver) ApplyGuards(context.Context, []policy.Guard, netfilter.GuardObservation) error {
+	return errors.New("written past the effects")
+}
+
+func (d simulatedDriver) CheckGuards(context.Context, []policy.Guard, netfilter.GuardObservation) error {
+	return d.fault("check guards")
+}
+
+func (d simulatedDriver) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// Observe reads the kernel and compares it with what the sources ask for. It writes nothing, and
+// runs no program on nf_tables if the record has this boot's choices. It chooses a backend for a
+// chain that is not on record, without recording it.
+func (e *Enforcer) Observe(ctx context.Context, sources []policy.Source, rec store.Record) *State {
+	return e.observe(ctx, policy.Merge(sources), rec)
+}
+
+func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
+	s := e.desire(ctx, policies, rec)
+	e.read(ctx, s)
+	s.compare()
+	e.lookAround(ctx, s)
+	return s
+}
+
+// ObserveAgain observes with the same policies, record and backends.
+func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
+	again := s.clone()
+	again.Guard.looks = 0
+	for i := range again.tables {
+		again.tables[i].looks = 0
+	}
+	e.read(ctx, again)
+	again.compare()
+	e.lookAround(ctx, again)
+	return again
+}
+
+// lookAround looks for chains that no policy is about (AllBackends).
+func (e *Enforcer) lookAround(ctx context.Context, s *State) {
+	if e.AllBackends && !s.unknown {
+		s.Duplicates = e.duplicates(ctx, s)
+		s.OtherDataDirs, _ = e.otherDataDirs(ctx)
+	}
+}
+
+// read reads the tables that are unread, or that differ and were read once.
+func (e *Enforcer) read(ctx context.Context, s *State) {
+	for i := range s.tables {
+		t := &s.tables[i]
+		if t.looks > 0 && (t.looks >= settledLooks || !s.rulesDiffer(t)) {
+			continue
+		}
+		var refs []policy.ChainFamily
+		for _, c := range s.in(t.choice) {
+			for _, d := range c.Desired.Chains {
+				refs = append(refs, policy.ChainFamily{Chain: d.Name, Family: d.Family})
+			}
+		}
+		b, err := e.Drivers.Open(t.choice)
+		if err == nil {
+			t.observation, err = b.Observe(ctx, refs)
+		}
+		t.err, t.looks = err, t.looks+1
+	}
+	if g := &s.Guard; g.looks == 0 || g.looks < settledLooks && s.guardDiffers() {
+		e.readGuard(ctx, s)
+		g.looks++
+	}
+}
+
+// compare compares what was read with what is desired. It is pure.
+func (s *State) compare() {
+	for i := range s.tables {
+		s.compareTables(&s.tables[i])
+	}
+	s.Stale = s.stale()
+	s.compareGuards()
+}
+
+// compareTables compares the chains of a backend, except those that must not be changed.
+func (s *State) compareTables(t *tables) {
+	t.diff = nil
+	observed := t.observation.Rules
+	staying := s.staying(t)
+	desired := policy.Ruleset{Chains: staying}
+	unchangeable := map[string]bool{}
+	for _, c := range s.in(t.choice) {
+		c.Diff = nil
+		why := s.observed(c, t)
+		if unchangeable[c.Policy.Chain] = why != nil; why == nil {
+			desired.Chains = append(desired.Chains, c.Desired.Chains...)
+		}
+		c.Err = cmp.Or(c.failed, why)
+	}
+	if len(desired.Chains) == len(staying) {
+		return
+	}
+	observed.Chains = slices.DeleteFunc(slices.Clone(observed.Chains), func(o policy.Chain) bool { return unchangeable[o.Name] })
+	for _, change := range policy.Compare(desired, observed) {
+		if c := s.Find(change.Chain); c != nil && c.Choice == t.choice {
+			c.Diff = append(c.Diff, change)
+		} else {
+			t.diff = append(t.diff, change)
+		}
+	}
+}
+
+// observed takes note of what was read of a chain, and returns why it is not known or must not be changed, or nil.
+func (s *State) observed(c *Chain, t *tables) (why error) {
+	c.Observed = policy.Ruleset{Unrecognized: t.observation.Rules.Unrecognized}
+	if t.err != nil {
+		why = fmt.Errorf("read the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, t.err)
+	}
+	recorded := func(d policy.Chain) bool { return owns(s.record, d.Family, d.Name, t.choice) }
+	c.Recorded = !slices.ContainsFunc(c.Desired.Chains, func(d policy.Chain) bool { return !recorded(d) })
+	for _, o := range t.observation.Rules.Chains {
+		if o.Name != c.Policy.Chain && !t.whole { // Apply would remove a chain of an owned table
+			continue
+		}
+		if o.Name == c.Policy.Chain {
+			c.Observed.Chains = append(c.Observed.Chains, o)
+		}
+		why = cmp.Or(why, checkOwnership(&o, t.choice, s.owner, t.whole || recorded(o)))
+	}
+	return why
+}
+
+// duplicates finds chains of the same names in other backends. Stale chains are not among them:
+// those are removed anyway.
+func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.OwnedChain) {
+	for _, chain := range s.Chains {
+		if chain.Choice == (netfilter.Choice{}) {
+			continue
+		}
+		name := chain.Policy.Chain
+		others, err := e.Drivers.Duplicates(ctx, name, chain.Choice)
+		if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
+			e.Warn(fmt.Errorf("look for chain %s in other backends: %w", name, err))
+		}
+		for _, c := range others {
+			isStale := func(o store.OwnedChain) bool { return o.Chain == name && choiceOf(o) == c }
+			if !slices.ContainsFunc(s.Stale, isStale) {
+				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: c})
+			}
+		}
+	}
+	return found
+}
+
+// checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
+// changed if it is owned, whatever others made of it since, and if it holds nothing but what the
+// agents write.
+func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
+	err := checkOwner(ownedChain(c, in), us)
+	if err != nil || c.Owner == us || owned || c.IsAgents() {
+		return err
+	}
+	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+
+		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrNotOwned)
+}
+
+// checkOwner returns why a chain must not be changed that a newer version or another dataDir owns.
+func checkOwner(c netfilter.OwnedChain, us policy.Owner) error {
+	switch {
+	case c.Owner.Schema > policy.RulesSchema:
+		return fmt.Errorf("%s: %w: its rules have form %d and this program knows forms up to %d; "+
+			"install the version that wrote them, or run its ip-masq-reconciler cleanup",
+			c, store.ErrNewer, c.Owner.Schema, policy.RulesSchema)
+	case c.Owner.Differs(us):
+		return OtherDataDirError{c, us.DataDir}
+	}
+	return nil
+}
+
+// keepWhatExists makes desired what the kernel has, as some documents cannot be read: chains with rules stay as they are,
+// get a missing jump, and their guards stay. Chains that do not exist are desired as the readable documents have it,
+// and bind nothing, as it is not known what the others masquerade.
+func (s *State) keepWhatExists() {
+	s.unknown, s.Duplicates = true, nil
+	exists := map[policy.ChainFamily]bool{}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		c.Desired.Chains = slices.Clone(c.Desired.Chains)
+		for j, want := range c.Desired.Chains {
+			have := c.Observed.Find(want.Family, want.Name)
+			if have == nil || len(have.Rules) == 0 {
+				continue
+			}
+			stays := *have
+			if len(have.Jumps) == 0 {
+				stays.Jumps = want.Jumps
+			}
+			c.Desired.Chains[j] = stays
+			exists[policy.ChainFamily{Chain: want.Name, Family: want.Family}] = true
+		}
+	}
+	for i := range s.tables {
+		t := &s.tables[i]
+		for _, o := range t.observation.Rules.Chains {
+			if c := s.Find(o.Name); c == nil || c.Choice != t.choice {
+				t.kept = append(t.kept, o)
+			}
+		}
+	}
+	g := &s.Guard
+	desired := slices.Clone(g.Observed.Guards)
+	isObserved := func(d policy.Guard) bool {
+		return slices.ContainsFunc(g.Observed.Guards, func(o policy.Guard) bool { return o.Chain == d.Chain && o.Family == d.Family })
+	}
+	for _, d := range g.Desired {
+		if isObserved(d) || exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
+			continue
+		}
+		if d.Bound, d.ExemptPods = nil, nil; d.HasEffect() || d.Mode == policy.GuardCount {
+			desired = append(desired, d)
+		}
+	}
+	g.Desired = desired
+	s.compare()
+}

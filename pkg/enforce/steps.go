@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+const (
+	maxOvertaken = 6 // how often a run begins again because another program changed the rules meanwhile
+	maxWrites    = 2 // how often the same rules are written, as another program may revert them
+)
+
+// observe reads what is unread, and compares.
+type observe struct{}
+
+func (observe) take(ctx context.Context, do effects, s *State) *State {
+	do.observe(ctx, s)
+	s.compare()
+	return s
+}
+
+// isRead reports whether all has been read since it was written last, and read twice where it differs: a reading can be
+// torn.
+func (s *State) isRead() bool {
+	isRead := func(looks int, differs bool) bool { return looks > 1 || looks == 1 && !differs }
+	unread := func(t tables) bool { return !isRead(t.looks, s.rulesDiffer(&t)) }
+	return isRead(s.Guard.looks, s.guardDiffers()) && !slices.ContainsFunc(s.tables, unread)
+}
+
+// unread makes all unread, as another program interfered. If that happens too often it fails what is to be written.
+func (s *State) unread(err error) {
+	if s.overtaken++; s.overtaken == maxOvertaken {
+		if s.guardDiffers() {
+			s.Guard.fail(err)
+		}
+		for i := range s.tables {
+			s.failTables(&s.tables[i], err)
+		}
+		return
+	}
+	s.Guard.looks = 0
+	for i := range s.tables {
+		s.tables[i].looks = 0
+	}
+}
+
+// ask asks whether all would be accepted, before anything is stored: a policy that is refused leaves the old one in force.
+type ask struct{}
+
+func (ask) take(ctx context.Context, do effects, s *State) *State {
+	s.asked = true
+	answer := run(ctx, s.clone(), do.asking())
+	for _, src := range s.unstored {
+		s.refused = cmp.Or(s.refused, answer.Err(src.Policy.Chain))
+	}
+	return s
+}
+
+// mustAsk reports whether rules are in force that a new document may change: those on record, or those of an agent.
+func (s *State) mustAsk() bool {
+	return !s.asked && len(s.unstored) > 0 && (len(s.was.Chains) > 0 || s.hasRules())
+}
+
+// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due then.
+// If the record cannot be written with new resets, because the disk is full or they are too long, it is written
+// without: rules do not wait for that.
+type recordFirst struct{}
+
+func (recordFirst) take(_ context.Context, do effects, s *State) *State {
+	err := do.record(s.planned)
+	for _, resets := range [][]store.Reset{s.record.Resets, nil} {
+		if err == nil || len(s.planned.Resets) == 0 {
+			break
+		}
+		without := s.planned
+		if without.Resets = resets; do.record(without) == nil {
+			do.warn(fmt.Errorf("connections are not reset: %w", err))
+			s.planned, err = without, nil
+		}
+	}
+	if err == nil {
+		s.record = s.planned
+		s.compare() // stale chains are those on record
+	} else {
+		s.failRecord(fmt.Errorf("record the chains to be written: %w", err))
+	}
+	return s
+}
+
+func (s *State) isOnRecord() bool { return reflect.DeepEqual(s.planned, s.record) }
+
+// failRecord fails everything that is still to be done: without the record nothing is written.
+func (s *State) failRecord(err error) {
+	s.RecordErr = &UnwritableError{err}
+	for i := range s.Chains {
+		if c := &s.Chains[i]; s.Err(c.Policy.Chain) != nil {
+			c.fail(s.RecordErr)
+		}
+	}
+}
+
+// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt: an ADD that read
+// the documents before has recorded its pod by now.
+type storeDocuments struct{}
+
+func (storeDocuments) take(_ context.Context, do effects, s *State) *State {
+	for _, src := range s.unstored {
+		if err := do.store(src); err != nil {
+			s.failRecord(err)
+			return s
+		}
+	}
+	s.unstored = nil
+	if !slices.Equal(s.exempt.namespaces, s.was.Namespaces) {
+		do.listPods(s)
+	}
+	return s
+}
+
+// writeGuards writes the guards for the rules that are in the kernel.
+type writeGuards struct{}
+
+func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
+	g := &s.Guard
+	err := do.guards(ctx, s.guards(), g.Observed)
+	g.looks, g.writes = 0, g.writes+1
+	switch {
+	case errors.Is(err, netfilter.ErrChanged):
+		g.writes--
+		s.unread(err)
+	case errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists:
+		s.deactivateGuard(err)
+	case err != nil:
+		g.fail(fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err))
+	}
+	return s
+}
+
+// guardsDue reports whether the guards in the kernel are not those for the rules in the kernel. They are written for the
+// rules before a change and for those after it.
+func (s *State) guardsDue() bool {
+	const phases = 2
+	return s.guardDiffers() && s.Guard.writes < phases*maxWrites
+}
+
+// writeRules writes the rules of a backend.
+type writeRules struct{ choice netfilter.Choice }
+
+func (w writeRules) take(ctx context.Context, do effects, s *State) *State {
+	t := s.tablesOf(w.choice)
+	err := s.guardForbids()
+	if err == nil && t.whole { // Apply would remove a chain that is left out
+		for _, c := range s.in(t.choice) {
+			err = cmp.Or(err, c.Err)
+		}
+	}
+	if err == nil {
+		err = do.rules(ctx, t, s.desired(t), s.differing(t))
+		t.looks, t.writes = 0, t.writes+1
+	}
+	switch {
+	case errors.Is(err, netfilter.ErrChanged):
+		t.writes--
+		s.unread(err)
+	case err != nil:
+		s.failTables(t, err)
+	}
+	return s
+}
+
+// rulesDue reports whether the rules of a backend are to be written: of the chains that did not fail.
+func (s *State) rulesDue(t tables) bool { return t.writes < maxWrites && s.rulesDiffer(&t) }
+
+// takeAddresses removes the addresses of exempt pods from the records of other attachments that had them.
+type takeAddresses struct{}
+
+func (takeAddresses) take(_ context.Context, do effects, s *State) *State {
+	do.warn(do.takeAddresses(s.exempt.taken))
+	s.exempt.taken = nil
+	return s
+}
+
+// addressesDue reports whether the rules that exempt the pods are in the kernel: an ADD that fails takes nothing.
+func (s *State) addressesDue() bool {
+	fails := func(c Chain) bool { return len(c.Policy.Namespaces) > 0 && s.Err(c.Policy.Chain) != nil }
+	return len(s.exempt.taken) > 0 && !slices.ContainsFunc(s.Chains, fails)
+}
+
+// removeStale removes a chain that no policy wants. A chain that cannot be removed stays on record and fails nothing.
+type removeStale struct{}
+
+func (removeStale) take(ctx context.Context, do effects, s *State) *State {
+	o := s.removable()[0]
+	err := do.remove(ctx, o)
+	if do.warn(err); err == nil {
+		s.removed = append(s.removed, o)
+	} else {
+		s.stuck = append(s.stuck, o) // so that not every ADD tries again
+	}
+	s.compare()
+	return s
+}
+
+// removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
+// rules have taken.
+func (s *State) removable() []store.OwnedChain {
+	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
+		if c := s.Find(o.Chain); c != nil {
+			return !s.isWritten(c)
+		}
+		return slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
+			return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect()
+		})
+	})
+}
+
+// recordLast records what is owned now. If that fails, the record has more than there is.
+type recordLast struct{}
+
+func (recordLast) take(_ context.Context, do effects, s *State) *State {
+	truth := s.truth()
+	if err := do.record(truth); err != nil {
+		do.warn(fmt.Errorf("record the owned chains: %w", err))
+	}
+	s.record, s.planned = truth, truth
+	return s
+}
+
+func (s *State) isRecordTrue() bool { return reflect.DeepEqual(s.truth(), s.record) }
+
+// truth returns what is to be on record when all is done: without the chains that were removed, and with what a chain
+// that could not be written had before.
+func (s *State) truth() store.Record {
+	r := s.record
+	r.Chains = nil
+	for _, o := range s.record.Chains {
+		o.Stuck = o.Stuck || slices.Contains(s.stuck, o)
+		if !slices.Contains(s.removed, o) && !s.wasNeverWritten(o) {
+			r.Chains = append(r.Chains, o)
+		}
+	}
+	r.Outputs = s.outputs(s.was)
+	if len(s.exempt.taken) > 0 {
+		r.Namespaces, r.Pods = s.was.Namespaces, s.was.Pods
+	}
+	return r
+}
+
+// wasNeverWritten reports whether a chain is on record for this run alone, which failed to create it.
+func (s *State) wasNeverWritten(o store.OwnedChain) bool {
+	c := s.Find(o.Chain)
+	return c != nil && c.failed != nil && c.Choice == choiceOf(o) && s.tablesOf(c.Choice).err == nil &&
+		c.Observed.Find(o.Family, o.Chain) == nil && !owns(s.was, o.Family, o.Chain, c.Choice)
+}
