@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -14,8 +15,9 @@ import (
 func TestConnectionCounters(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.agentFile(t, "ip-masq-agent", "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n"+
-			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n") // the node itself sends IGMP
+		policy := "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n" +
+			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n" // the node itself sends IGMP
+		n.agentFile(t, "ip-masq-agent", policy)
 		d := n.startReconciler(t).untilReady(t)
 		n.write(t, "podnet", n.bridge("podnet"))
 		p := n.pod(t, "podnet")
@@ -46,6 +48,11 @@ func TestConnectionCounters(t *testing.T) {
 		want(3, 3)
 		send(2)
 		want(5, 5)
+		// The chain of enforceExempt decides before the masquerade chain.
+		n.agentFile(t, "ip-masq-agent", policy+"enforceExempt: true\n")
+		d.until(t, "enforceExempt", func() bool { return strings.Contains(d.scrape(t), "guard_active{") })
+		send(4)
+		want(9, 9)
 	})
 }
 

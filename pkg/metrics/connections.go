@@ -98,9 +98,20 @@ func (c *connections) observe(s *enforce.State) {
 			c.add(p, c.counters(chain.Choice, observed.Rules))
 		}
 	}
+	for bound, n := range s.Guard.Observed.Bound { // before the masquerade chain sees them
+		if s.Find(bound.Chain) == nil {
+			continue
+		}
+		p := kernelChain{family: bound.Family, chain: bound.Chain}
+		seen[p] = true
+		c.add(p, map[counter]count{{}: {n, string(policy.ActionExempt)}})
+	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
 	c.forget(func(p kernelChain) bool {
 		chain := s.Find(p.chain)
+		if p.Choice == (netfilter.Choice{}) {
+			return !seen[p] && s.Guard.Err == nil
+		}
 		return !seen[p] && (chain == nil || chain.Err == nil)
 	})
 }

@@ -194,6 +194,37 @@ func TestConnectionsCountedBeforeARebuild(t *testing.T) {
 	expect(t, m, map[string]string{`connections_total{action="masquerade",chain="A",family="ipv4"}`: "10"})
 }
 
+// TestBoundConnections: connections that enforceExempt binds are exempt ones that the masquerade chain does not see.
+func TestBoundConnections(t *testing.T) {
+	state := func(bound map[policy.ChainFamily]uint64) *enforce.State {
+		s := seen(iptables, masquerade(5))
+		s.Guard.Observed.Bound = bound
+		return s
+	}
+	a := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
+	unread := state(nil)
+	unread.Guard.Err = errors.New("cannot be read")
+	m := metrics.New(metrics.Options{})
+	for i, step := range []struct {
+		state *enforce.State
+		want  string
+	}{
+		{state(nil), "0"},
+		{state(map[policy.ChainFamily]uint64{a: 5, {Chain: "OTHER", Family: policy.IPv4}: 3}), "5"},
+		{unread, "5"},
+		{state(map[policy.ChainFamily]uint64{a: 7}), "7"},
+		{state(nil), "7"},
+		{state(map[policy.ChainFamily]uint64{a: 8}), "15"}, // recreated
+	} {
+		t.Logf("step %d", i)
+		m.Report(&reconcile.Report{Rules: step.state}, time.Minute)
+		expect(t, m, map[string]string{
+			`connections_total{action="exempt",chain="A",family="ipv4"}`: step.want, `connections_total{action="masquerade",chain="A",family="ipv4"}`: "5",
+			`connections_total{action="exempt",chain="OTHER",family="ipv4"}`: "",
+		})
+	}
+}
+
 // TestGuardPackets: the counters of guards add up as those of connections do, also when the mode changes.
 func TestGuardPackets(t *testing.T) {
 	state := func(mode policy.GuardMode, packets uint64, diff ...policy.Change) *enforce.State {

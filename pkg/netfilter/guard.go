@@ -45,6 +45,7 @@ type GuardObservation struct {
 	// addresses.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
+	Bound      map[policy.ChainFamily]uint64 // the numbers of connections that enforceExempt bound, by masquerade chain
 	Exists     bool                          // one of the tables exists
 	Generation uint32                        // of the nf_tables ruleset; 0 if the reading is not of one
 	State      any                           // the tables as they were read, for CompareGuards and ApplyGuards

@@ -126,7 +126,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	if err != nil {
 		return netfilter.GuardObservation{}, err
 	}
-	o := netfilter.GuardObservation{Packets: map[policy.ChainFamily]uint64{}, Generation: s.generation, State: s}
+	o := netfilter.GuardObservation{Packets: map[policy.ChainFamily]uint64{}, Bound: map[policy.ChainFamily]uint64{}, Generation: s.generation, State: s}
 	for _, f := range policy.Families() {
 		t := s.tables[f]
 		o.Exists = o.Exists || t.exists
@@ -138,12 +138,14 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 				continue
 			}
 			owners[chain] = cmp.Or(owners[chain], c.owner())
+			counted := o.Packets
 			if modes[chain] = cmp.Or(modes[chain], policy.GuardOff); kind == enforceChain {
-				continue
+				counted = o.Bound
+			} else {
+				modes[chain] = policy.GuardCount
 			}
-			modes[chain] = policy.GuardCount
 			for _, r := range c.rules {
-				o.Packets[policy.ChainFamily{Chain: chain, Family: f}] += r.packets
+				counted[policy.ChainFamily{Chain: chain, Family: f}] += r.packets
 				if slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} }) {
 					modes[chain] = policy.GuardDrop
 				}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -183,9 +184,10 @@ func TestEnforceSelf(t *testing.T) {
 	}
 }
 
-// TestBypassMark: packets with any of the mark's bits keep what another program translates them to.
+// TestBypassMark: packets with any of the mark's bits keep what another program translates them to. The other
+// connections are counted.
 func TestBypassMark(t *testing.T) {
-	bits := []policy.Mark{0x2000, 0x4000, 0x8000}
+	bits, bound := []policy.Mark{0x2000, 0x4000, 0x8000}, map[policy.ChainFamily]uint64{}
 	g := newGuarded(t)
 	g.nft(`table inet other {
 		chain marks { type filter hook forward priority 0;
@@ -210,11 +212,17 @@ func TestBypassMark(t *testing.T) {
 				want := netip.MustParseAddr(pod)
 				if bypass&bit != 0 {
 					want = g.NodeAddr(g.LAN, want)
+				} else {
+					bound[policy.ChainFamily{Chain: "X", Family: policy.FamilyOf(want)}]++
 				}
 				if got := g.source(g.pod, to, true); got != want {
 					t.Errorf("bypassMark %s, packet to %s with mark %s: seen %s, want %s", bypass, to, bit, got, want)
 				}
 			}
 		}
+	}
+	o, err := g.driver.ObserveGuards(t.Context())
+	if diff := cmp.Diff(bound, o.Bound); diff != "" || err != nil {
+		t.Errorf("%v, bound connections (-want +got):\n%s", err, diff)
 	}
 }

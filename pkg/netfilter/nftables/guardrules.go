@@ -90,7 +90,7 @@ func (t *table) addGuard(g policy.Guard) {
 		// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
 		t.add(target, "", h.pairInSelf("saddr", true))
 		t.add(target, "", h.pairInSelf("daddr", false), returns)
-		t.add(target, g.Owner.Comment(), h.keepSource())
+		t.add(target, g.Owner.Comment(), counter, h.keepSource())
 	}
 }
 
