@@ -163,7 +163,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		})
 	})
 	all.Go(func() {
-		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, loop.AddressesChanged) })
+		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged) })
 	})
 	// The directories are watched before the loop reads them for the first time.
 	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}

@@ -52,15 +52,15 @@ func (o OutputAddress) String() string {
 	return fmt.Sprintf("snat to %s on %s", o.Address, quoteUnlessWord(o.Interface))
 }
 
-// ipvsInterface is the dummy interface on which kube-proxy in mode ipvs has the addresses of all Services.
-const ipvsInterface = "kube-ipvs0"
+// ServiceInterface is the dummy interface on which kube-proxy in mode ipvs has the addresses of all Services.
+const ServiceInterface = "kube-ipvs0"
 
 // OutputAddressesOf chooses the addresses that pods leave with, sorted by interface, with the one of every other
 // interface last. There is none for an interface without an address in outputAddresses: its traffic is
 // masqueraded. Of several addresses in one item the one in force stays.
 func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []OutputAddress) []OutputAddress {
 	candidate := func(a NodeAddress) bool {
-		return FamilyOf(a.Address) == f && a.Up && !a.Unusable && a.Interface != ipvsInterface
+		return FamilyOf(a.Address) == f && a.Up && !a.Unusable && a.Interface != ServiceInterface
 	}
 	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !candidate(a) || p.servesPods(a.Interface, node) })
 	inForce = slices.DeleteFunc(slices.Clone(inForce), func(o OutputAddress) bool { return FamilyOf(o.Address) != f })
@@ -178,7 +178,7 @@ func (items AddressItems) Concerned(node []NodeAddress) []NodeAddress {
 	concerned := map[string]bool{} // by interface
 	for _, a := range node {
 		inside := func(item netip.Prefix) bool { return item.Contains(a.Address) }
-		concerned[a.Interface] = a.Interface != ipvsInterface && (concerned[a.Interface] || slices.ContainsFunc(items, inside))
+		concerned[a.Interface] = a.Interface != ServiceInterface && (concerned[a.Interface] || slices.ContainsFunc(items, inside))
 	}
 	return slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !concerned[a.Interface] })
 }

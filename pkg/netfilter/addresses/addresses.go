@@ -12,8 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Read returns the addresses of global scope of these families in the network namespace of the calling thread. It
-// needs no privilege.
+// Read returns the addresses of global scope of these families in the network namespace of the calling thread, without
+// those of Services. It needs no privilege.
 func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 	defer func() {
 		if err != nil {
@@ -25,10 +25,14 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, socket.Close()) }()
+	services, err := socket.LinkNamed(policy.ServiceInterface)
+	if err != nil {
+		return nil, err
+	}
 	links := map[uint32]nfnetlink.Link{}
 	for _, family := range families {
 		f := nfnetlink.FamilyOf(family.All().Addr())
-		all, err := socket.Addresses(f)
+		all, err := socket.Addresses(f, services)
 		if err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ package addresses
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -39,7 +40,7 @@ func TestReadAndListen(t *testing.T) {
 		if err := netns.Set(namespace); err != nil {
 			ended <- err
 		}
-		ended <- nfnetlink.ListenAddresses(ctx, func() { changed <- struct{}{} })
+		ended <- nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, func() { changed <- struct{}{} })
 	}()
 	awaitChange := func() {
 		t.Helper()
@@ -124,10 +125,68 @@ func TestReadAndListen(t *testing.T) {
 	}
 	must(t, netlink.LinkSetUp(lo))
 	awaitChange()
+	services := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: policy.ServiceInterface}}
+	must(t, netlink.LinkAdd(services))
+	awaitChange()
+	for range 20 {
+		must(t, netlink.AddrAdd(services, &netlink.Addr{IPNet: netlink.NewIPNet(net.IPv4(10, 96, 0, 1))}))
+		must(t, netlink.AddrDel(services, &netlink.Addr{IPNet: netlink.NewIPNet(net.IPv4(10, 96, 0, 1))}))
+	}
+	time.Sleep(50 * time.Millisecond)
+	if n := len(changed); n > 0 {
+		t.Errorf("%d events of addresses of Services", n)
+	}
+	add(bridge, "192.0.2.77/24")
+	must(t, netlink.LinkDel(services))
+	awaitChange()
 	cancel()
 	if err := <-ended; ctx.Err() == nil || err == nil {
 		t.Errorf("Listen ended: %v", err)
 	}
+}
+
+// TestReadBesideServices: kube-proxy in mode ipvs adds and removes addresses all the time.
+func TestReadBesideServices(t *testing.T) {
+	sandbox.NetworkNamespace(t)
+	services := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: policy.ServiceInterface}}
+	node := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}
+	must(t, netlink.LinkAdd(services))
+	must(t, netlink.LinkAdd(node))
+	must(t, netlink.AddrAdd(node, &netlink.Addr{IPNet: netlink.NewIPNet(net.IPv4(192, 0, 2, 1))}))
+	service := func(i int) *netlink.Addr {
+		return &netlink.Addr{IPNet: netlink.NewIPNet(net.IPv4(10, 96, byte(i>>8), byte(i)))}
+	}
+	const number = 4000
+	for i := range number {
+		must(t, netlink.AddrAdd(services, service(i)))
+	}
+	handle, err := netlink.NewHandle()
+	must(t, err)
+	defer handle.Close()
+	stop, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := errors.Join(handle.AddrAdd(services, service(number)), handle.AddrDel(services, service(number))); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for range 100 {
+		got, err := Read([]policy.Family{policy.IPv4})
+		if err != nil || len(got) != 1 || got[0].Interface != "eth0" {
+			t.Errorf("got %d addresses, %v", len(got), err)
+			break
+		}
+	}
+	close(stop)
+	must(t, <-stopped)
 }
 
 func TestShared(t *testing.T) {

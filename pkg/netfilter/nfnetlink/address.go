@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,10 +27,11 @@ type Link struct {
 	Kind  string // dummy, bridge, veth, …; "" of most hardware
 }
 
-// Addresses returns the addresses of a family that have global scope. There are none if the kernel does not have
-// the family.
-func (c *Conn) Addresses(f Family) (list []Address, err error) {
-	const scopeAt = 3 // in struct ifaddrmsg
+// Addresses returns the addresses of a family that have global scope, without those of one interface. There are none
+// if the kernel does not have the family. A listing that changes interrupt is repeated; of changes that do not end, it
+// returns what two listings had, or the last one: the kernel lists each interface by itself.
+func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
+	const scopeAt, indexAt, attempts = 3, 4, 10 // in struct ifaddrmsg
 	all := route(c, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: uint8(f)}, nil,
 		func(m unix.IfAddrmsg, t *attrTable) {
 			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
@@ -49,13 +51,33 @@ func (c *Conn) Addresses(f Family) (list []Address, err error) {
 		if header[scopeAt] != unix.RT_SCOPE_UNIVERSE { // each veth of a pod has a link-local address
 			return nil
 		}
+		if binary.NativeEndian.Uint32(header[indexAt:]) == except {
+			return nil
+		}
 		return decode(header, attrs)
 	}
-	err = c.queryAll(context.Background(), all)
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+	for n := 1; ; n++ {
+		last := list
+		list = nil
+		interrupted, err := c.query(context.Background(), all)
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, nil
+		}
+		if err != nil || !interrupted || n > 1 && slices.Equal(list, last) || n == attempts {
+			return list, err
+		}
+	}
+}
+
+// LinkNamed returns the index of the interface with the name, 0 if there is none.
+func (c *Conn) LinkNamed(name string) (index uint32, err error) {
+	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, "find interface "+name, 0, unix.IfInfomsg{},
+		func(w *attrWriter) { w.str(unix.IFLA_IFNAME, name) },
+		func(m unix.IfInfomsg, _ *attrTable) { index = uint32(m.Index) }))
+	if errors.Is(err, unix.ENODEV) {
 		err = nil
 	}
-	return list, err
+	return index, err
 }
 
 // Link returns the interface with the index. It is the zero Link if there is none.
@@ -74,19 +96,64 @@ func (c *Conn) Link(index uint32) (l Link, err error) {
 	return l, err
 }
 
-// ListenAddresses calls a function when interfaces or addresses of the calling thread's network namespace may have
-// changed, and once when it begins. It returns when ctx ends, or with an error. It needs no privilege.
-func ListenAddresses(ctx context.Context, changed func()) error {
+// ListenAddresses calls a function when interfaces, or addresses of other interfaces than one, may have changed in the
+// calling thread's network namespace, and once when it begins. It returns when ctx ends, or with an error. It needs no privilege.
+func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	file, err := openEvents("listen to addresses", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = file.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
-	in := make([]byte, datagramSize)
-	for err == nil || errors.Is(err, unix.ENOBUFS) { // more changes than the socket holds
-		changed()
-		_, err = file.Read(in)
+	ignored := ignoredLink{name: except}
+	if c, err := DialRoutes(); err == nil { // without its index nothing is ignored
+		ignored.index, _ = c.LinkNamed(except)
+		_ = c.Close()
 	}
-	return fmt.Errorf("receive change events of addresses: %w", err)
+	changed()
+	in := make([]byte, datagramSize)
+	for {
+		n, err := file.Read(in)
+		if err != nil && !errors.Is(err, unix.ENOBUFS) { // more changes than the socket holds
+			return fmt.Errorf("receive change events of addresses: %w", err)
+		}
+		if err != nil || !ignored.has(in[:n]) {
+			changed()
+		}
+	}
+}
+
+// ignoredLink is an interface whose addresses are ignored. Its index is 0 if there is none.
+type ignoredLink struct {
+	name  string
+	index uint32
+}
+
+// has reports whether all events of a datagram are about addresses of the interface.
+func (l *ignoredLink) has(datagram []byte) bool {
+	all := true
+	it := messageIter{rest: datagram}
+	for it.next() {
+		const indexAt = 4 // in struct ifaddrmsg and struct ifinfomsg
+		switch it.typ {
+		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+			all = all && len(it.payload) >= unix.SizeofIfAddrmsg && binary.NativeEndian.Uint32(it.payload[indexAt:]) == l.index
+		default:
+			all = false
+			if it.typ == unix.RTM_NEWLINK && len(it.payload) >= unix.SizeofIfInfomsg {
+				l.named(binary.NativeEndian.Uint32(it.payload[indexAt:]), untilNUL(nested(it.payload[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME)))
+			}
+		}
+	}
+	return all && !it.malformed
+}
+
+// named takes note of the name that an interface has now.
+func (l *ignoredLink) named(index uint32, name []byte) {
+	switch {
+	case string(name) == l.name:
+		l.index = index
+	case index == l.index:
+		l.index = 0
+	}
 }
