@@ -599,13 +599,22 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartVersion checks that the chart installs the image that the manifests name.
+// TestChartVersion checks that the chart installs the images that the manifests name, and lists them for Artifact Hub.
 func TestChartVersion(t *testing.T) {
-	var chart struct{ Version, AppVersion string }
+	var chart struct {
+		Version, AppVersion string
+		Annotations         map[string]string
+	}
 	decode(t, "chart/Chart.yaml", &chart)
 	image := daemonSets(t, "kustomize/base")[0].Spec.Template.Spec.Containers[0].Image
 	if !strings.HasSuffix(image, ":"+chart.AppVersion) || chart.AppVersion != "v"+chart.Version {
 		t.Errorf("%+v, image %s", chart, image)
+	}
+	reporter := podOf(t, objects(t, build(t, "kustomize/overlays/node-readiness"))["DaemonSet/ip-masq-readiness"]).Containers[0].Image
+	for _, image := range []string{image, image + "-iptables", reporter} {
+		if !strings.Contains(chart.Annotations["artifacthub.io/images"], "image: "+image+"\n") {
+			t.Errorf("artifacthub.io/images lacks %s", image)
+		}
 	}
 }
 
