@@ -72,6 +72,18 @@ func (k *kernel) boot() {
 	k.commit()
 }
 
+// has reports whether there is a chain of this name.
+func (k *kernel) has(chain string) bool {
+	for _, chains := range k.chains {
+		for ref := range chains {
+			if ref.Chain == chain {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // commit counts a commit of nf_tables, with the chains that it touched.
 func (k *kernel) commit(touched ...string) {
 	k.seq++

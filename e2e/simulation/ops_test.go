@@ -232,7 +232,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if p.returned && p.err == nil {
 			w.counts["ADD passed"]++
 			pod.phase = running
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod)
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed()
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
@@ -506,7 +506,7 @@ func (w *world) reboot() {
 	for _, p := range w.pods {
 		p.phase = gone
 	}
-	w.book.tampered = 0
+	w.book.tampered, w.book.guardTampered = 0, false
 	for _, file := range w.book.harmed {
 		for _, n := range w.networks {
 			if file == w.document(n) && len(n.claims) > 0 { // what it held is not known any more
@@ -551,8 +551,12 @@ func (w *world) harm(o *op) {
 		}
 	case is:
 		w.machine.WriteFile(file, text[:len(text)/2])
-		if file != dataDir+"/record.json" {
-			w.book.harmed = append(w.book.harmed, file)
+		if file == dataDir+"/record.json" {
+			return
+		}
+		w.book.harmed = append(w.book.harmed, file)
+		if exists := slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && w.kernel.has(c.v.chain.name) }); !exists && len(n.claims) > 0 {
+			n.claims = append(n.claims, claim{}) // its chain is created without it
 		}
 	}
 }
@@ -584,6 +588,7 @@ func (w *world) tamper(number int) {
 		k.guardsSeen++
 	}
 	if number == 7 && len(k.guards) > 0 {
+		w.book.guardTampered = true
 		k.guards = slices.Clone(k.guards)
 		k.guards[0].Exempt = policy.Ranges{}
 		k.guardsSeen++

@@ -15,19 +15,20 @@ import (
 
 // book is what the oracle remembers.
 type book struct {
-	fault       int // seq of the last one
-	faultTime   time.Time
-	tampered    int // seq of the last time that another program changed owned rules; 0: they were repaired since
-	harmed      []string
-	recordLost  bool
-	disrupted   int       // seq of the last thing that another program did
-	recordsLost bool      // once, or a document
-	addressed   int       // seq of the last change of the node's addresses
-	fought      time.Time // when another program stopped to fight
-	disturbed   time.Time // when something happened last that a reconciler follows
-	settled     bool      // and it was judged since, the connections excepted
-	calm        bool      // and those
-	judged      [2]int    // seq of the kernel, and of the world's claims, that were judged last
+	fault         int // seq of the last one
+	faultTime     time.Time
+	tampered      int  // seq of the last time that another program changed owned rules; 0: they were repaired since
+	guardTampered bool // its guard may drop anything
+	harmed        []string
+	recordLost    bool
+	disrupted     int       // seq of the last thing that another program did
+	recordsLost   bool      // once, or a document
+	addressed     int       // seq of the last change of the node's addresses
+	fought        time.Time // when another program stopped to fight
+	disturbed     time.Time // when something happened last that a reconciler follows
+	settled       bool      // and it was judged since, the connections excepted
+	calm          bool      // and those
+	judged        [2]int    // seq of the kernel, and of the world's claims, that were judged last
 }
 
 // decision is what the policies of all networks say of a packet.
@@ -173,7 +174,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			var masquerade, exempt, drop bool
 			for _, c := range combinations {
 				d := decide(c, nil, p.space, src, dst)
-				if p.unrecorded {
+				if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
 					masquerade = masquerade || decide(c, nil, "", src, dst).masquerade
 				}
 				masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
@@ -181,7 +182,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			w.counts["packets"]++
 			who := fmt.Sprintf("a packet of %s (%s, namespace %q) to %s", p.id(p.container), src, p.space, dst)
 			switch {
-			case got.dropped && (!tampered || !drop):
+			case got.dropped && (!tampered || !drop && !w.book.guardTampered):
 				w.object("%s: %s is dropped, which may be: masqueraded %v, not masqueraded %v", p.net.name, who, masquerade, exempt)
 			case tampered || got.dropped:
 			case got.translated && !masquerade:
@@ -214,20 +215,12 @@ func (w *world) judgeOutputs(pods ...*pod) {
 	}
 }
 
-// judgeDeletion judges whether a connection may be deleted: an address of the node that it left with is gone, or its
-// translation contradicts a policy that may be in force, for one of the pods that have its address.
+// judgeDeletion judges whether a connection may be deleted: an address of the node that it left with is gone, its address
+// has passed to a pod of another namespace, or its translation contradicts a policy that may be in force.
 func (w *world) judgeDeletion(c *connection) {
-	spaces := []string{c.space}
-	for _, p := range w.pods {
-		if slices.Contains(p.addresses, c.Src) {
-			spaces = append(spaces, p.space)
-		}
-	}
-	gone := c.translated() && !w.kernel.IsLocal(c.ReplyDst)
+	gone := c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.container != c.pod.container && c.space != c.pod.space
 	for _, versions := range w.combinations() {
-		for _, space := range spaces {
-			gone = gone || decide(versions, nil, space, c.Src, c.Dst).masquerade != c.translated()
-		}
+		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
 	}
 	if w.counts["deleted connections"]++; !gone {
 		w.object("a connection of %s (%s) to %s that is %v is deleted, and no policy contradicts it", c.pod.id(c.container), c.Src, c.Dst, c)
@@ -302,7 +295,7 @@ func (w *world) judgeRecord() {
 // repaired takes note that a process that passed has repaired what others changed before it began.
 func (w *world) repaired(p *process) {
 	if p.start > w.book.tampered && !p.faulty {
-		w.book.tampered = 0
+		w.book.tampered, w.book.guardTampered = 0, false
 	}
 }
 
@@ -396,7 +389,7 @@ func (w *world) judgeCalm(frozen bool) {
 	if p.noticed = nil; !p.report.Ready() && !w.excused(p.report) {
 		w.object("the reconciler is not ready although nothing fails: %v", p.report.Problems[0].Err)
 	}
-	w.book.tampered = 0
+	w.book.tampered, w.book.guardTampered = 0, false
 	for _, n := range w.networks {
 		if n.conf != nil {
 			n.claims, n.nobody.phase = []claim{{n.conf, p}}, running
@@ -466,6 +459,9 @@ func (w *world) quiet() {
 		}
 	}
 	w.pass(2*time.Minute, false) // backoffs
+	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.conf == nil && w.unused(n) }) {
+		w.pass(11*time.Minute, false) // it is dropped
+	}
 	again := func() { wait(w.once(step("once"))) }
 	if len(w.reconcilers()) > 0 {
 		again = func() { w.pass(70*time.Second, false) }
@@ -523,7 +519,7 @@ func (w *world) judgeGuards() {
 		for _, src := range p.addresses {
 			for _, dst := range w.probes() {
 				// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
-				if (w.book.fault > 0 || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() {
+				if (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() {
 					continue
 				}
 				want := decide(combinations[0], nil, p.space, src, dst).drop

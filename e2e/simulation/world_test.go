@@ -104,7 +104,7 @@ func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *
 	w.machine.Go(p.Process, func() {
 		defer done()
 		p.err = p.do()
-		p.returned = true
+		p.returned = !p.Dead
 	})
 	return p
 }
@@ -124,13 +124,13 @@ func stack() string {
 	return string(buf[:runtime.Stack(buf, false)])
 }
 
-// step is called by each effect. It waits until the process has its turn.
+// step is called by each effect. It waits until the process has its turn. What a killed process still does has no effect.
 func (w *world) step(of *system.Process, text string, writes bool) error {
 	if of == nil {
 		return nil
 	}
 	if of.Dead {
-		runtime.Goexit()
+		return unix.EIO
 	}
 	w.mu.Lock()
 	i := slices.IndexFunc(w.running, func(p *process) bool { return p.Process == of })
@@ -138,9 +138,6 @@ func (w *world) step(of *system.Process, text string, writes bool) error {
 	w.parked = append(w.parked, t)
 	w.mu.Unlock()
 	<-t.resume
-	if of.Dead {
-		runtime.Goexit()
-	}
 	return t.err
 }
 
@@ -236,10 +233,10 @@ func (w *world) turn(t *ticket) {
 	p.effects++
 	p.last = w.seq
 	switch o := p.op; {
-	case p.Dead:
 	case o.kill > 0 && p.effects == o.kill:
 		w.note("%s: killed before: %s", p.Name, t.text)
 		w.counts["kills"]++
+		t.err = unix.EIO
 		w.kill(p)
 	case o.fail > 0 && p.effects >= o.fail && !p.faulty && t.writes:
 		t.err, p.faulty = unix.EIO, true
@@ -252,7 +249,7 @@ func (w *world) turn(t *ticket) {
 	close(t.resume)
 }
 
-// kill ends a process. Its other goroutines end at their next effect.
+// kill ends a process.
 func (w *world) kill(p *process) {
 	p.Kill()
 	if p.reconciler != nil {
@@ -260,6 +257,7 @@ func (w *world) kill(p *process) {
 	}
 	w.parked = slices.DeleteFunc(w.parked, func(t *ticket) bool {
 		if t.p == p {
+			t.err = unix.EIO
 			close(t.resume)
 		}
 		return t.p == p

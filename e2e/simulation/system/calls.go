@@ -315,9 +315,6 @@ func statOf(path string, follow bool) (fs.FileInfo, error) {
 	return i, nil
 }
 
-// SameFile is that of package os.
-func SameFile(a, b fs.FileInfo) bool { return a.(info).st.Ino == b.(info).st.Ino }
-
 // MkdirAll is that of package os.
 func MkdirAll(path string, mode fs.FileMode) error {
 	for i := 1; i <= len(path); i++ {
@@ -336,21 +333,23 @@ func MkdirAll(path string, mode fs.FileMode) error {
 
 // Chtimes is that of package os.
 func Chtimes(path string, _, modified time.Time) error {
-	return pathError("chtimes", path, machine.touch(machine.root, path, true, modified))
-}
-
-func (m *Machine) touch(dir *inode, path string, follow bool, modified time.Time) error {
-	if err := m.step("touch", path, true); err != nil {
-		return err
+	if err := machine.step("touch", path, true); err != nil {
+		return pathError("chtimes", path, err)
 	}
-	_, _, n, err := m.find(dir, path, follow)
+	_, _, n, err := machine.find(machine.root, path, true)
 	if err == nil && n == nil {
 		err = unix.ENOENT
 	}
 	if err == nil {
 		n.changed = modified
 	}
-	return err
+	return pathError("chtimes", path, err)
+}
+
+// SameFile is that of package os.
+func SameFile(a, b fs.FileInfo) bool {
+	x, y := a.(info), b.(info)
+	return x.st.Ino == y.st.Ino
 }
 
 // Geteuid is that of package os.
@@ -418,11 +417,6 @@ func UnixFchmod(fd int, mode uint32) error {
 	return nil
 }
 
-// UnixUtimesNanoAt is that of package unix.
-func UnixUtimesNanoAt(at int, path string, times []unix.Timespec, flags int) error {
-	return machine.touch(machine.at(at), path, flags&unix.AT_SYMLINK_NOFOLLOW == 0, time.Unix(times[1].Unix()))
-}
-
 // UnixFcntlInt is that of package unix.
 func UnixFcntlInt(uintptr, int, int) (int, error) { return 0, nil }
 
@@ -476,14 +470,15 @@ func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, f
 	switch {
 	case err != nil:
 		return err
-	case n == nil, target.gone, flags&unix.RENAME_EXCHANGE != 0 && old == nil:
+	case n == nil, target.gone, old == nil && flags&unix.RENAME_EXCHANGE != 0:
 		return unix.ENOENT
-	case flags&unix.RENAME_EXCHANGE != 0 && source == target:
-		m.Writes++
-		source.put(change{name: old, newName: n})
-		return nil
 	case old != nil && flags&unix.RENAME_NOREPLACE != 0:
 		return unix.EEXIST
+	case flags&unix.RENAME_EXCHANGE != 0:
+		m.Writes++
+		source.put(change{name: old})
+		target.put(change{newName: n})
+		return nil
 	case old != nil && old.isDir() && !n.isDir():
 		return unix.EISDIR
 	case old != nil && len(old.entries) > 0:
