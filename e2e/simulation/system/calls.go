@@ -333,17 +333,26 @@ func MkdirAll(path string, mode fs.FileMode) error {
 
 // Chtimes is that of package os.
 func Chtimes(path string, _, modified time.Time) error {
-	if err := machine.step("touch", path, true); err != nil {
-		return pathError("chtimes", path, err)
+	return pathError("chtimes", path, machine.touch(machine.root, path, modified))
+}
+
+// UnixUtimesNanoAt is that of package unix.
+func UnixUtimesNanoAt(at int, path string, times []unix.Timespec, _ int) error {
+	return machine.touch(machine.at(at), path, time.Unix(times[1].Unix()))
+}
+
+func (m *Machine) touch(dir *inode, path string, modified time.Time) error {
+	if err := m.step("touch", path, true); err != nil {
+		return err
 	}
-	_, _, n, err := machine.find(machine.root, path, true)
+	_, _, n, err := m.find(dir, path, true)
 	if err == nil && n == nil {
 		err = unix.ENOENT
 	}
 	if err == nil {
 		n.changed = modified
 	}
-	return pathError("chtimes", path, err)
+	return err
 }
 
 // SameFile is that of package os.
