@@ -55,6 +55,7 @@ type pod struct {
 	phase     phase
 	entry     *version
 
+	unattached bool // maybe, as the disk was bad
 	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
 }
 
@@ -232,6 +233,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if p.returned && p.err == nil {
 			w.counts["ADD passed"]++
 			pod.phase = running
+			pod.unattached = !w.healthy(p)
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed()
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
@@ -431,7 +433,7 @@ func (w *world) once(o *op) *process {
 
 // unused reports whether a network may be dropped.
 func (w *world) unused(n *network) bool {
-	return !n.agent && !w.bad() && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone })
+	return !n.agent && !w.bad() && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone && !p.unattached })
 }
 
 // bad reports whether a file of the configuration cannot be parsed.

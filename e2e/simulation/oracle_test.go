@@ -519,7 +519,7 @@ func (w *world) judgeGuards() {
 		for _, src := range p.addresses {
 			for _, dst := range w.probes() {
 				// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
-				if (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() {
+				if (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() || p.unrecorded {
 					continue
 				}
 				want := decide(combinations[0], nil, p.space, src, dst).drop
