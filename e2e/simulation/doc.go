@@ -1,35 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package simulation runs the plugin's verbs and the reconciler's syncs on a simulated node, in orders and with failures
-// that no test would think of, and judges the packets of each pod after every effect. A seed decides everything.
+// Package simulation runs the plugin's verbs and the reconciler on a simulated node, in orders and with failures that no
+// test would think of, and judges the packets of each pod after every effect. A seed decides everything.
 //
 // # Run
 //
 //	go test ./e2e/simulation -run Simulation -v                   # new seeds for a while; the first one is printed
-//	go test ./e2e/simulation -run Simulation -v -duration 1h      # for longer
+//	go test ./e2e/simulation -run Simulation -v -duration 1h      # for longer, in time of a processor
 //	go test ./e2e/simulation -run Simulation -v -seed 4711        # this one again
 //	… -seed 4711 -effects                                         # with every effect, shrunk or not
+//	… -duration 1h -known 'is dropped|outlives'                   # goes on after objections that are known
+//	… -program FILE                                               # builds the simulation, to run it often: it has the same flags
 //
 // # Read a failure
 //
-// A failure has four parts. First, what the seed decided: the host, the chains with the keys on which their networks agree, and
-// the versions of each network's plugin entry (net0/1 is the second one of net0). Second, the operations, already shrunk to
-// those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at 40]" ends the process
-// before its 40th effect, "[fail at 40]" makes the first write from there on fail. Third, the trace: one line for each
-// effect, with its number, the process that had it, and what it was (a call on files, or one at a port of the packet
-// filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection. The last effect
-// before OBJECTION is the one that made the packet wrong; read the trace backwards from there. The objection about a packet
-// lists the combinations of versions that may be in force, one of which each packet has to follow.
+// A failure has four parts. First, what the seed decided: the host, and the versions of each source (net0/1 is the second
+// policy of net0, agent/0 the first one of the agent files) with the keys of their chains. Second, the operations, already
+// shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at 40]" ends the
+// process before its 40th effect, "[fail at 40]" makes the first write from there on fail; "run" is a reconciler that stays,
+// "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
+// same state. Third, the trace: one line for each effect, with its number, the process that had it, and what it was (a call
+// on files, or one at a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last
+// line. Fourth, the objection. The last effect before OBJECTION is the one that made the packet wrong; read the trace
+// backwards from there. The objection about a packet lists the combinations of versions that may be in force, one of which
+// each packet has to follow. pod100 and later are addresses that no pod has.
 //
 // # How it works
 //
 // TestSimulation builds itself again with an overlay (go help build) in which the product's calls of packages os and unix
 // are those of package system: files in memory, of which a crash keeps what was synced and some of the rest. The packet
 // filter is kernel, at the ports netfilter.Driver, Backend and GuardTables. Each process is a goroutine of one
-// testing/synctest bubble, and one of them runs at a time, from effect to effect (world). What the scenario states is in
-// scenario_test.go, what processes and disturbances do in ops_test.go. The oracle (oracle_test.go) knows only what the
-// scenario has stated: the versions that may be in force because of an operation are its claims, and decide is section 3.1 of the
-// contract written once more. Where it must be tolerant, a comment beside the condition gives the reason.
+// testing/synctest bubble, a reconciler several; one of them runs at a time, from effect to effect (world). What the
+// scenario states is in scenario_test.go, what processes and disturbances do in ops_test.go and reconciler_test.go. The
+// oracle (oracle_test.go) knows only what the scenario has stated: the versions that may be in force because of an operation
+// are its claims, and decide is section 3.1 of the contract written once more.
+//
+// # What it tolerates
+//
+// Where the oracle must be tolerant, a comment beside the condition gives the reason. These are the tolerances:
+//
+//   - While another program's change of owned rules is not repaired, a packet may be anything, but is dropped only where a
+//     policy drops it or that program changed the guard itself.
+//   - A pod that could not be recorded, as the disk was bad, is in no namespace and no attachment; so is one whose ADD
+//     returned while a document was damaged, as its chain stays as it is.
+//   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
+//   - After a fault a reconciler may back off for 75 s, and after a fight with another program for 5 minutes.
+//   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
+//   - A disk on which every write fails with EIO is not known to STATUS.
+//   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
+//   - Connections are not judged where the resets that were due may have been lost, after faults of the disk or the kernel.
+//
+// Not simulated are a dump that another program's commit tears, plugin.toml, entry_file and a conflist of our own, several
+// dataDirs, and documents of newer versions.
 //
 // A function of packages os or unix that the product uses for the first time stops the build with its name: add it to
 // package system.

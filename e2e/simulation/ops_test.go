@@ -145,7 +145,7 @@ func (w *world) setConf(n *network, v *version) {
 	}
 	w.filesChanged()
 	for _, p := range w.running {
-		if !p.ended() && (p.op.kind == "once" || p.reconciler != nil || w.harmed()) { // it may read this one
+		if !p.ended() && (p.op.kind == "once" || p.reconciler != nil || w.harmed() || w.scenario.admin && p.network == n) { // it may read this one
 			w.mayRead(p)
 		}
 	}
@@ -222,6 +222,10 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	pod.addresses = n.addresses(pod.number)
 	container := pod.container
 	args := w.args(pod, v, n, container)
+	differs := w.scenario.admin && v != n.conf
+	if w.scenario.admin {
+		v = n.conf // whatever stdin says
+	}
 	var out strings.Builder
 	p := w.start(o, func(p *process) error { return w.plugin(p, &out).Funcs().Add(args) }, func(p *process) {
 		w.counts["ADD"]++
@@ -234,7 +238,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 			w.counts["ADD passed"]++
 			pod.phase = running
 			pod.unattached = !w.healthy(p)
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed()
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed() || differs
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
@@ -243,7 +247,9 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		w.judgeADD(p, v, pod)
 	})
 	p.network = n
-	n.claims = append(n.claims, claim{v, p})
+	if v != nil {
+		n.claims = append(n.claims, claim{v, p})
+	}
 	for _, other := range w.networks {
 		if other.conf != nil && w.harmed() { // it may write a damaged document again
 			other.claims = append(other.claims, claim{other.conf, p})
@@ -262,12 +268,12 @@ func (w *world) resolve(n *network, p *process, v *version) {
 	switch {
 	case !p.returned:
 	case p.err == nil:
-		if w.healthy(p) {
+		if w.healthy(p) && v != nil {
 			w.written(n)
 			n.nobody.phase = running
 		}
 		if !w.harmed() { // or the chains stay as they are
-			if w.repaired(p); v == n.conf && n.since < p.start {
+			if w.repaired(p); v != nil && v == n.conf && n.since < p.start {
 				w.settle(n, p, v)
 			}
 		}

@@ -82,7 +82,7 @@ func decide(versions []*version, addresses []policy.NodeAddress, space string, s
 		if masquerade && !exemptPod {
 			d.masquerade, d.from = true, append(d.from, c.output(addresses, src))
 			d.drop = d.drop || c.guard == "drop" && (c.scoped || slices.ContainsFunc(versions, func(v *version) bool {
-				return v != nil && v.chain.name == c.name && !v.net.agent && v.net.address(src.Is6(), 0).Masked().Contains(src) // learned from ADDs
+				return v != nil && v.chain.name == c.name && v.net.learns() && v.net.address(src.Is6(), 0).Masked().Contains(src) // learned from ADDs
 			}))
 		}
 	}
@@ -324,10 +324,14 @@ func (w *world) refused() bool {
 }
 
 func (w *world) judgeADD(p *process, v *version, pod *pod) {
-	if !p.returned || !w.healthy(p) || w.refused() || v.refused && w.kernel.refuses || w.kernel.noGuards {
+	if !p.returned || !w.healthy(p) || w.refused() || v != nil && v.refused && w.kernel.refuses || w.kernel.noGuards || w.scenario.admin && pod.net.since > p.start {
 		return
 	}
 	switch {
+	case v == nil: // plugin.toml asks for a conflist
+		if p.err == nil || codeOf(p.err) != 7 {
+			w.object("%s answers %v without a conflist of its network", p.Name, p.err)
+		}
 	case p.err == nil && w.alone(p) && !w.harmed():
 		w.judgePassed(p, pod)
 		if w.book.addressed < p.start {
@@ -519,7 +523,7 @@ func (w *world) judgeGuards() {
 		for _, src := range p.addresses {
 			for _, dst := range w.probes() {
 				// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
-				if (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() || p.unrecorded {
+				if (w.book.fault > 0 || w.book.recordsLost || p == p.net.nobody || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() || p.unrecorded {
 					continue
 				}
 				want := decide(combinations[0], nil, p.space, src, dst).drop

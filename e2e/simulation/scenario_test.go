@@ -24,6 +24,7 @@ type scenario struct {
 	ops    []*op
 	legacy bool
 	tables bool // the host has a program iptables
+	admin  bool // it has a plugin.toml
 }
 
 // chainSpec is what the sources of one chain agree on.
@@ -42,6 +43,7 @@ func (c *chainSpec) String() string {
 type netSpec struct {
 	name     string
 	agent    bool
+	admin    bool // the host has a plugin.toml
 	number   int
 	versions []*version
 }
@@ -85,7 +87,9 @@ func (o *op) String() string {
 		text += fmt.Sprintf(" net%d/%d", o.net, o.version)
 	case "gc", "no conflist", "bad file", "status", "agree":
 		text += fmt.Sprintf(" net%d", o.net)
-	case "tamper", "fight", "sleep", "damage", "lose", "connect", "address":
+	case "damage", "lose":
+		text += fmt.Sprintf(" net%d %d", o.net, o.number)
+	case "tamper", "fight", "sleep", "connect", "address":
 		text += fmt.Sprintf(" %d", o.number)
 	}
 	if o.kill > 0 {
@@ -148,6 +152,9 @@ func (n *netSpec) address(ipv6 bool, host int) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.%d/24", n.number, host+2))
 }
 
+// learns reports whether the subnets of its pods are learned from ADDs.
+func (n *netSpec) learns() bool { return !n.agent && !n.admin }
+
 // addresses returns those of a pod.
 func (n *netSpec) addresses(host int) []netip.Addr {
 	all := []netip.Addr{n.address(false, host).Addr()}
@@ -206,14 +213,14 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 // newScenario returns the scenario of a seed.
 func newScenario(seed uint64) *scenario {
 	r := rand.New(rand.NewPCG(seed, 1))
-	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0}
+	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0, admin: r.IntN(8) == 0}
 	for _, name := range []string{"IP-MASQ-AGENT", "SECOND"}[:1+r.IntN(2)] {
 		s.chains = append(s.chains, s.chain(r, chainSpec{name: name, ipv6: r.IntN(2) == 0, scoped: r.IntN(2) == 0}))
 	}
 	spaced, sources := r.IntN(2) == 0, map[string]int{}
 	of := make([]*chainSpec, 1+r.IntN(3), 4)
 	for i := range of {
-		s.nets = append(s.nets, netSpec{name: fmt.Sprintf("net%d", i), number: i})
+		s.nets = append(s.nets, netSpec{name: fmt.Sprintf("net%d", i), number: i, admin: s.admin})
 	}
 	if r.IntN(3) == 0 {
 		s.nets, of = append(s.nets, netSpec{name: "agent", agent: true, number: len(of)}), append(of, nil)
@@ -321,7 +328,7 @@ func (s *scenario) plan(r *rand.Rand) {
 
 func (s *scenario) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v)\n", s.seed, s.tables, s.legacy)
+	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v\n", s.seed, s.tables, s.legacy, s.admin)
 	for i := range s.nets {
 		n := &s.nets[i]
 		used := func(number int) bool {

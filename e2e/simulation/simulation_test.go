@@ -178,6 +178,9 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 				w.setConf(n, n.versions[0])
 			}
 		}
+		if s.admin {
+			w.machine.WriteFile(pluginFile, "")
+		}
 		for _, o := range s.ops {
 			if w.do(o); w.objection != "" {
 				break
