@@ -328,8 +328,8 @@ func (w *world) judgeADD(p *process, v *version, pod *pod) {
 		return
 	}
 	switch {
-	case v == nil: // plugin.toml asks for a conflist
-		if p.err == nil || codeOf(p.err) != 7 {
+	case v == nil: // plugin.toml asks for a conflist; beside one that cannot be parsed the stored policy stays
+		if !w.bad() && codeOf(p.err) != 7 {
 			w.object("%s answers %v without a conflist of its network", p.Name, p.err)
 		}
 	case p.err == nil && w.alone(p) && !w.harmed():
@@ -427,6 +427,7 @@ func (w *world) agree(n *network) {
 	switch {
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
 	case status.err == nil && add.err != nil && m.Broken: // which only a write can tell
+	case add.err != nil && pod.container > 1 && (m.Full || m.ReadOnly): // the record of the former container stays
 	case status.err != nil && add.err == nil && spaced && (m.Full || m.ReadOnly || m.Broken): // a change of exemption could not be recorded
 	case (status.err == nil) != (add.err == nil):
 		w.object("STATUS and ADD of %s do not agree: %v, and %v", n.name, status.err, add.err)
@@ -497,7 +498,7 @@ func (w *world) quiet() {
 		}
 	}
 	for _, pod := range w.pods {
-		if w.objection != "" || pod.phase != running || pod.container == 0 || pod.unrecorded {
+		if w.objection != "" || pod.phase != running || pod.container == 0 || pod.unrecorded || w.scenario.admin && pod.net.conf == nil {
 			continue
 		}
 		p := w.ask(&op{kind: "check", pod: pod.number, wait: true}, pod.net)
