@@ -238,7 +238,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 			w.counts["ADD passed"]++
 			pod.phase = running
 			pod.unattached = !w.healthy(p)
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed() || differs
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed() || differs || w.scenario.admin && n.since > p.start
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
