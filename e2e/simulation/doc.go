@@ -45,6 +45,7 @@
 //     returned while a document was damaged, as its chain stays as it is.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //   - After a fault a reconciler may back off for 75 s, and after a fight with another program for 5 minutes.
+//   - A running reconciler may store the agent files of a moment ago after "once" has stored newer ones.
 //   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
 //   - A disk on which every write fails with EIO is not known to STATUS.
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.

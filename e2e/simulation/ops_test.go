@@ -292,6 +292,9 @@ func (w *world) harmed() bool { return len(w.book.harmed) > 0 }
 
 // settle takes note that a process has stored a policy: only those that ran at the same time can have stored another one.
 func (w *world) settle(n *network, p *process, v *version) {
+	if n.agent && len(w.reconcilers()) > 0 { // which read agent files a little later than another process, and not again with the lock
+		return
+	}
 	n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.v != v && (c.p == nil || !c.p.beside(p)) })
 	if !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == v }) {
 		n.claims = append(n.claims, claim{v, p})
