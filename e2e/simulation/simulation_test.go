@@ -26,6 +26,7 @@ var (
 	knownFlag    = flag.String("known", "", "regular expression of objections that are known, for a search beside them")
 	withoutFlag  = flag.String("without", "", "operations to leave out, and fail")
 	programFlag  = flag.String("program", "", "keep the simulation as this program, and run nothing; it has the same flags")
+	replayFlag   = flag.Uint64("replay", 50, "run one seed in so many twice, and compare all effects")
 	verboseFlag  = flag.Bool("effects", false, "print every effect of the seed")
 )
 
@@ -40,7 +41,7 @@ func TestSimulation(t *testing.T) {
 			return
 		}
 		cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$", fmt.Sprintf("-test.v=%v", testing.Verbose()), "-test.timeout=0",
-			fmt.Sprintf("-seed=%d", *seedFlag), fmt.Sprintf("-duration=%s", *durationFlag), fmt.Sprintf("-effects=%v", *verboseFlag), "-known="+*knownFlag, "-without="+*withoutFlag)
+			fmt.Sprintf("-seed=%d", *seedFlag), fmt.Sprintf("-duration=%s", *durationFlag), fmt.Sprintf("-effects=%v", *verboseFlag), "-known="+*knownFlag, "-without="+*withoutFlag, fmt.Sprintf("-replay=%d", *replayFlag))
 		cmd.Env = append(os.Environ(), child+"=1", "GOMAXPROCS=1") // so that a seed replays
 		out, err := cmd.CombinedOutput()
 		if t.Logf("%s", out); err != nil {
@@ -55,12 +56,11 @@ func TestSimulation(t *testing.T) {
 	first := uint64(time.Now().UnixNano() / 1000)
 	t.Logf("first seed %d", first)
 	counts := map[string]int{}
-	const replayed = 50 // one seed in so many
 	for seed := first; processorTime() < *durationFlag; seed++ {
 		w := simulate(t, newScenario(seed))
 		counts["runs"]++
 		counts["effects"] += w.effects
-		if seed%replayed == 0 {
+		if seed%*replayFlag == 0 {
 			counts["replayed"]++
 			if again := simulate(t, newScenario(seed)); !slices.Equal(again.trace, w.trace) {
 				t.Fatalf("seed %d does not replay:\n%s", seed, firstDifference(w.trace, again.trace))
