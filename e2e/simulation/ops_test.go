@@ -27,6 +27,7 @@ const (
 	confDir    = "/etc/cni/net.d"
 	agentDir   = "/etc/config"
 	pluginFile = "/etc/ip-masq/plugin.toml"
+	bootFile   = "/proc/sys/kernel/random/boot_id"
 )
 
 // network is a network and what the scenario knows of its policy.
