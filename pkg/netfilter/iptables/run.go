@@ -61,7 +61,7 @@ func (e *runError) Unwrap() []error {
 
 // verdict returns what the failure says about the host, nil if nothing ran. Some hosts have an iptables that lists
 // rules and cannot write any. A program that was killed, or failed with resourceProblem, says nothing about
-// the host, unless it prints an error of the kernel that lasts.
+// the host, unless it prints an error that lasts, of the kernel or of the lock file.
 func (e *runError) verdict() error {
 	switch code := e.exitCode(); {
 	case code == 0:
@@ -70,7 +70,7 @@ func (e *runError) verdict() error {
 		return netfilter.ErrBusy
 	case code == resourceProblem:
 		lasts := func(errno syscall.Errno) bool { return strings.Contains(strings.ToLower(e.err.Error()), errno.Error()) }
-		if e.variant == netfilter.VariantLegacy || !slices.ContainsFunc([]syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EINVAL,
+		if !slices.ContainsFunc([]syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EROFS, unix.EINVAL,
 			unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}, lasts) {
 			return netfilter.ErrBusy
 		}

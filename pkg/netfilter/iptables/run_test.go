@@ -60,6 +60,8 @@ func TestRunErrors(t *testing.T) {
 		{name: "lines", script: "echo 'line 4 failed' >&2; echo why >&2; exit 1", variant: "legacy",
 			want: "exit status 1: line 4 failed; why; it needs CAP_NET_ADMIN, CAP_NET_RAW, the host's /run/xtables.lock and modules of the kernel; try: modprobe -a iptable_nat", says: netfilter.ErrUnusable},
 		{name: "lock", script: "exit 4", variant: "legacy", want: "exit status 4", says: netfilter.ErrBusy},
+		{name: "denied lock", script: "echo \"Fatal: can't open lock file /run/xtables.lock: Permission denied\" >&2; exit 4", variant: "legacy",
+			want: "exit status 4: Fatal: can't open lock file", says: netfilter.ErrUnusable},
 		{name: "silent kernel", script: "exit 4", variant: "nft", says: netfilter.ErrBusy,
 			want: "exit status 4; it needs CAP_NET_ADMIN and modules of the kernel; try: modprobe -a nft_chain_nat nft_compat"},
 		{name: "no memory", script: "echo 'line 2: RULE_APPEND failed (Cannot allocate memory): rule in chain X' >&2; exit 4", variant: "nft",
