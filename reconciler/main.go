@@ -29,6 +29,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -196,6 +197,7 @@ func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
 func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 	node := reconcile.Open(s, config.DefaultPluginFile, all)
 	node.Conntrack, node.Addresses = conntrack.Reset, addresses.Read
+	node.UseCache(podinfo.CacheDir)
 	if version != unstamped {
 		node.Version = version
 	}

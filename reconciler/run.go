@@ -35,6 +35,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -171,7 +172,15 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
 	}
 	files := fswatch.New(dirs...)
-	all.Go(func() { d.watchFiles(ctx, loop, files) })
+	all.Go(func() { d.watchFiles(ctx, files, loop.FilesChanged) })
+	cache := fswatch.New(podinfo.CacheDir)
+	all.Go(func() {
+		d.watchFiles(ctx, cache, func() {
+			if node.CacheChanged() {
+				loop.FilesChanged()
+			}
+		})
+	})
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
 }
@@ -258,8 +267,8 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	}
 }
 
-// watchFiles reports changes in the watched directories to the loop.
-func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fswatch.Watcher) {
+// watchFiles reports changes in the watched directories.
+func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed func()) {
 	defer func() { _ = files.Close() }()
 	for log := flowcontrol.LogOnce(d.log); ; {
 		// The watcher retries, and Changed delivers then too.
@@ -270,7 +279,7 @@ func (d *daemon) watchFiles(ctx context.Context, loop *reconcile.Loop, files *fs
 		case <-ctx.Done():
 			return
 		case <-files.Changed():
-			loop.FilesChanged()
+			changed()
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -78,6 +79,32 @@ func TestNamespace(t *testing.T) {
 				t.Errorf("after DEL %s is on record: %s", a, record)
 			}
 		}
+	})
+}
+
+// TestNamespaceBeforeTheEntry: pods that started before the entry was in the conflist have the verdict of their namespace,
+// by the cache of the runtime, from when the entry is there until they end.
+func TestNamespaceBeforeTheEntry(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		n.conflist(t, bridge())
+		n.ready(t, true)
+		prod, other := n.pod(t, "prod/one"), n.pod(t, "two")
+		n.reconciler(t, programDir, "--resync-interval", "10m")
+		keys := prefixes()
+		keys["nonMasqueradeNamespaces"] = []string{"prod"}
+		n.conflist(t, bridge(), n.entry(keys))
+		exempts := func() bool { return strings.Contains(n.rules(t), prod.Addrs[0].String()) }
+		until(t, 10*time.Second, "the exemption", exempts)
+		exempt := containerd.Destinations()
+		for i := range exempt {
+			exempt[i].Masqueraded = false
+		}
+		if err := prod.FirstPackets(within(t), n.Topology, exempt); err != nil {
+			t.Error(err)
+		}
+		n.firstPackets(t, other)
+		n.end(t, prod, other)
+		until(t, 10*time.Second, "the end of the exemption", func() bool { return !exempts() })
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -22,7 +23,7 @@ import (
 // add records the attachment and ensures the rules. If all is right it only reads.
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	prevResult, result, resultErr := n.result()
-	addresses := podAddresses(prevResult, args.IfName)
+	addresses := podinfo.Networks(prevResult, args.IfName)
 	if !n.pluginFile.Present {
 		n.subnets = podSubnets(addresses)
 	}

@@ -11,15 +11,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -129,7 +128,7 @@ func (n *node) result() (types.Result, []byte, error) {
 			policy.Printable(given), policy.Printable(err.Error()), see)
 	}
 	if given != version {
-		converted, err := convert(result, version)
+		converted, err := podinfo.Convert(result, version)
 		if err != nil {
 			return nil, nil, fmt.Errorf("prevResult: convert from cniVersion %s to %s: %w; %s", given, version, err, see)
 		}
@@ -145,23 +144,13 @@ func (n *node) result() (types.Result, []byte, error) {
 	return result, output, err
 }
 
-// convert converts a result. The CNI library panics if an item of a list is null.
-func convert(result types.Result, version string) (converted types.Result, err error) {
-	defer func() {
-		if recover() != nil {
-			err = errors.New("an item of interfaces, ips or routes is null")
-		}
-	}()
-	return result.GetAsVersion(version)
-}
-
 // podSubnets returns the subnets of the pod's addresses. Addresses without a subnet and those with a mask shorter than any
 // pod network's have none: users who are not administrators may choose the address (Multus).
 func podSubnets(addresses []net.IPNet) []netip.Prefix {
 	const shortest, shortestIPv6, most = 8, 32, 16
 	var subnets []netip.Prefix
 	for _, n := range addresses {
-		a, least := addressOf(n), shortest
+		a, least := podinfo.Address(n), shortest
 		if a.Is6() {
 			least = shortestIPv6
 		}
@@ -172,60 +161,10 @@ func podSubnets(addresses []net.IPNet) []netip.Prefix {
 	return subnets
 }
 
-func addressOf(n net.IPNet) netip.Addr {
-	a, _ := netip.AddrFromSlice(n.IP)
-	return a.Unmap()
-}
-
-// podAddresses returns the addresses that a result has for the pod's interface, without link-local ones.
-func podAddresses(result types.Result, ifName string) (addresses []net.IPNet) {
-	if result == nil {
-		return nil
-	}
-	converted, err := convert(result, types100.ImplementedSpecVersion)
-	if err != nil {
-		return nil
-	}
-	r := converted.(*types100.Result)
-	isPod := func(i int) bool {
-		return 0 <= i && i < len(r.Interfaces) && r.Interfaces[i] != nil && r.Interfaces[i].Name == ifName && r.Interfaces[i].Sandbox != ""
-	}
-	for _, ip := range r.IPs {
-		if ip == nil || ip.Interface != nil && !isPod(*ip.Interface) {
-			continue
-		}
-		if a := addressOf(ip.Address); a.IsValid() && !a.IsLinkLocalUnicast() {
-			addresses = append(addresses, ip.Address)
-		}
-	}
-	return addresses
-}
-
-// podOf returns the pod of an attachment: its names in CNI_ARGS, which the kubelet gives to the runtime, and its addresses.
-// A name that Kubernetes does not allow, or that is repeated with another value, counts as absent; Multus repeats some.
-func podOf(a store.Attachment, cniArgs string, addresses []net.IPNet) store.Pod {
-	const most = 64
-	isNamespace := func(s string) bool { _, err := policy.ParseNamespace(s); return err == nil }
-	pod := store.Pod{Attachment: a}
-	for _, n := range addresses[:min(most, len(addresses))] {
-		if a := addressOf(n); !slices.Contains(pod.Addresses, a) {
-			pod.Addresses = append(pod.Addresses, a)
-		}
-	}
-	for key, name := range map[string]struct {
-		to      *string
-		isValid func(string) bool
-	}{"K8S_POD_NAMESPACE": {&pod.Namespace, isNamespace}, "K8S_POD_NAME": {&pod.Name, policy.IsPodName}} {
-		var values []string
-		for pair := range strings.SplitSeq(cniArgs, ";") {
-			if k, value, _ := strings.Cut(pair, "="); k == key && !slices.Contains(values, value) {
-				values = append(values, value)
-			}
-		}
-		if len(values) == 1 && name.isValid(values[0]) {
-			*name.to = values[0]
-		}
-	}
+// podOf returns the pod of an attachment: its names in CNI_ARGS, and its addresses.
+func podOf(a store.Attachment, cniArgs string, networks []net.IPNet) store.Pod {
+	pod := store.Pod{Attachment: a, Addresses: podinfo.Addresses(networks)}
+	pod.Namespace, pod.Name = podinfo.Names(cniArgs)
 	return pod
 }
 

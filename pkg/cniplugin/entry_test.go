@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 )
 
 func TestPodSubnets(t *testing.T) {
@@ -42,7 +44,7 @@ func TestPodSubnets(t *testing.T) {
 			if err != nil && name != "no address" {
 				t.Fatal(err)
 			}
-			if got := fmt.Sprint(podSubnets(podAddresses(result, "eth0"))); got != want {
+			if got := fmt.Sprint(podSubnets(podinfo.Networks(result, "eth0"))); got != want {
 				t.Errorf("%s, %s: %s, want %s", version, name, got, want)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -82,7 +83,7 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	prevResult, _, _ := n.result() // CHECK needs no prevResult
-	n.pod = podOf(n.attachment(args), args.Args, podAddresses(prevResult, args.IfName))
+	n.pod = podOf(n.attachment(args), args.Args, podinfo.Networks(prevResult, args.IfName))
 	n.Attachments = []store.Attachment{n.pod.Attachment}
 	if n.verify(ctx) == nil {
 		return nil

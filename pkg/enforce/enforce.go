@@ -26,9 +26,9 @@ type Enforcer struct {
 	// Addresses returns the addresses of the node, of these families.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 	// Attachments are those whose records are read again to find out which pods are exempt, or with AllAttachments
-	// those of all exempt pods. The others are as they are on record.
-	Attachments    []store.Attachment
-	AllAttachments bool
+	// those of all exempt pods, or with AllPods those of all pods. The others are as they are on record.
+	Attachments             []store.Attachment
+	AllAttachments, AllPods bool
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
 	// agent may have created them, and for chains of other dataDirs.
 	AllBackends bool

@@ -88,7 +88,7 @@ func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (e
 	var known []store.ExemptPod
 	var pods []store.Pod
 	var err error
-	if !slices.Equal(namespaces, rec.Namespaces) {
+	if !slices.Equal(namespaces, rec.Namespaces) || e.AllPods {
 		pods, _, err = e.Dir.Pods()
 	} else {
 		again := slices.Clone(e.Attachments)
@@ -114,19 +114,20 @@ func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (e
 }
 
 // owners returns the pods of namespaces by the records of exempt addresses and of pods. An address belongs to the newest
-// attachment that has it; taken are the others that have it. It is pure.
+// attachment that has it, and to one from the runtime's cache only if no other has it; taken are the others that have it.
+// It is pure.
 func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemptPods {
 	x := exemptPods{namespaces: namespaces, taken: map[store.Attachment][]netip.Addr{}}
 	claims := slices.Clone(known)
 	for _, p := range pods {
 		for _, a := range p.Addresses {
-			claims = append(claims, store.ExemptPod{ExemptPod: policy.ExemptPod{Address: a, Namespace: p.Namespace}, Attachment: p.Attachment, At: p.At})
+			claims = append(claims, store.ExemptPod{ExemptPod: policy.ExemptPod{Address: a, Namespace: p.Namespace}, Attachment: p.Attachment, At: p.At, Cached: p.Cached})
 		}
 	}
 	holders := map[netip.Addr]store.ExemptPod{}
 	for _, p := range claims {
 		held, other := holders[p.Address], p
-		if held.At <= p.At {
+		if !held.Address.IsValid() || held.Cached && !p.Cached || held.Cached == p.Cached && held.At <= p.At {
 			holders[p.Address], other = p, held
 		}
 		if held.Address.IsValid() && held.Attachment != p.Attachment {
@@ -181,15 +182,22 @@ func (s *State) ExemptionChanges() bool {
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
 // lost, only those of Attachments may do so: for other pods that is a change of the policy.
 func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
-	without := func(pods, others []store.ExemptPod) {
+	without := func(pods, others []store.ExemptPod) (missing []store.ExemptPod) {
 		for _, p := range pods {
 			if !slices.ContainsFunc(others, func(o store.ExemptPod) bool { return o.ExemptPod == p.ExemptPod }) {
-				addresses = append(addresses, p.Address)
+				missing = append(missing, p)
 			}
 		}
+		return missing
 	}
-	without(x.pods, rec.Pods)
-	without(rec.Pods, x.pods)
+	for _, p := range without(x.pods, rec.Pods) {
+		if !p.Cached { // else it had its address all the time
+			addresses = append(addresses, p.Address)
+		}
+	}
+	for _, p := range without(rec.Pods, x.pods) {
+		addresses = append(addresses, p.Address)
+	}
 	if slices.Equal(x.namespaces, rec.Namespaces) {
 		return addresses
 	}

@@ -40,22 +40,25 @@ type Node struct {
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
-	published      store.VerificationCache
-	lastPluginFile config.PluginFile // the last one without mistakes
+	published store.VerificationCache
+	cached    *cachedPods
 }
+
+// UseCache makes syncs record pods from the runtime's cache in this directory.
+func (n *Node) UseCache(dir string) { n.cached.cache.Dir = dir }
 
 // Open returns the node that the settings describe.
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
 	return &Node{
 		Settings: s, PluginFile: pluginFile, Dir: store.Open(s.DataDir), Drivers: drivers,
-		DropAfter: 10 * time.Minute, LockWait: 10 * time.Second,
+		DropAfter: 10 * time.Minute, LockWait: 10 * time.Second, cached: &cachedPods{},
 	}
 }
 
 // Enforcer returns the enforcer of the node's rules. It passes errors that stop nothing to warn.
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
-		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, AllBackends: true,
+		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, AllPods: n.cached.fresh, AllBackends: true,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
 			if src.owned == nil {
 				owned, err := n.Drivers.Owned(ctx)

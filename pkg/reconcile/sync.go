@@ -42,12 +42,18 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	r := n.DryRun(ctx, src)
 	n.rememberEntries(r)
+	if n.syncCachedPods(r) {
+		r = n.DryRun(ctx, src)
+	}
 	if r.Unfinished() {
 		r = &Report{Started: r.Started, Sources: src, Result: Unchanged}
 		n.write(ctx, r)
 		n.addProblems(r)
 	}
 	n.addBackendProblems(ctx, r)
+	if r.Rules != nil && r.Rules.PodsRecorded() {
+		n.cached.fresh = false
+	}
 	return r
 }
 

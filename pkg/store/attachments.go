@@ -25,12 +25,23 @@ type Attachment struct {
 
 func (a Attachment) file() string { return hashName("attachment", a.ContainerID, a.IfName) }
 
-// Pod is what the ADD of an attachment records of its pod.
+// cachedSuffix ends the name of a record from the runtime's cache, beside which the one of an ADD counts.
+const cachedSuffix = ".cached"
+
+// Pod is what is recorded of the pod of an attachment, by its ADD or from the runtime's cache.
 type Pod struct {
 	Attachment
 	At              int64  // of the ADD, CLOCK_BOOTTIME in nanoseconds; of two with one address the later one has it
 	Namespace, Name string // "" if they are not known
 	Addresses       []netip.Addr
+	Cached          bool // the attachment had no ADD of ip-masq; At is that of the runtime's file
+}
+
+func (p Pod) file() string {
+	if p.Cached {
+		return p.Attachment.file() + cachedSuffix
+	}
+	return p.Attachment.file()
 }
 
 // encode returns the record, a line for each field: encoding/json would take each ADD 50 µs. No field has a new line, by
@@ -98,6 +109,31 @@ func (d *Dir) Attach(p Pod) error {
 	return err
 }
 
+// AttachCached records a pod from the runtime's cache, unless its attachment has a record. It returns whether it did.
+func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
+	p.Cached = true
+	f, err := d.network(p.Network, true)
+	if err != nil {
+		return false, err
+	}
+	defer f.close()
+	if f.has(p.Attachment.file()) || f.has(p.file()) {
+		return false, nil
+	}
+	err = f.putPod(p)
+	return err == nil, err
+}
+
+// DetachCached removes a record from the runtime's cache.
+func (d *Dir) DetachCached(a Attachment) error {
+	f, err := d.network(a.Network, false)
+	if err != nil {
+		return ignoring(err, os.ErrNotExist)
+	}
+	defer f.close()
+	return f.remove(a.file() + cachedSuffix)
+}
+
 const writeAttachment = "write attachment"
 
 // putPod writes a record. Readers take no lock: one that is empty or torn counts as none, and its ADD has not read the
@@ -129,7 +165,7 @@ func (d *Dir) Detach(a Attachment) error {
 		return ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
-	return f.remove(a.file())
+	return errors.Join(f.remove(a.file()), f.remove(a.file()+cachedSuffix))
 }
 
 // Pod returns the record of an attachment of this boot, or nil if there is none that can be used.
@@ -139,7 +175,11 @@ func (d *Dir) Pod(a Attachment) (*Pod, error) {
 		return nil, ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
-	return f.pod(a.file())
+	name := a.file()
+	if !f.has(name) {
+		name += cachedSuffix
+	}
+	return f.pod(name)
 }
 
 func (f *folder) pod(name string) (*Pod, error) {
@@ -148,10 +188,22 @@ func (f *folder) pod(name string) (*Pod, error) {
 		return nil, ignoring(err, os.ErrNotExist, ErrRefused)
 	}
 	p := decodePod(data)
-	if p != nil && p.file() != name {
-		p = nil
+	if p != nil {
+		p.Cached = strings.HasSuffix(name, cachedSuffix)
+		if p.file() != name {
+			p = nil
+		}
 	}
 	return p, nil
+}
+
+// attachmentNames returns one name for each attachment, of the sorted names in the directory of a network.
+func attachmentNames(names []string) []string {
+	contains := func(name string) bool { _, found := slices.BinarySearch(names, name); return found }
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		hash, isCached := strings.CutSuffix(name, cachedSuffix)
+		return !isHash(hash) || isCached && contains(hash)
+	})
 }
 
 // Pods returns the records of all attachments of this boot, and how many attachments have none.
@@ -172,8 +224,8 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 		}
 		errNetwork := all.within(network, func(f *folder) error {
 			names, err := f.names()
-			for _, name := range names {
-				if _, unknown := f.recognize(inNetwork, name); unknown != nil || !isHash(name) {
+			for _, name := range attachmentNames(names) {
+				if _, unknown := f.recognize(inNetwork, name); unknown != nil {
 					continue
 				}
 				p, errPod := f.pod(name)
@@ -199,7 +251,11 @@ func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 			errs = append(errs, ignoring(err, os.ErrNotExist))
 			continue
 		}
-		p, err := f.pod(a.file())
+		name := a.file()
+		if !f.has(name) {
+			name += cachedSuffix
+		}
+		p, err := f.pod(name)
 		if err == nil && p != nil {
 			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(addresses, x) })
 			err = ignoring(f.rewritePod(*p), os.ErrNotExist)
@@ -222,7 +278,7 @@ func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) 
 	if err == nil {
 		changed, err = f.changed()
 	}
-	return len(names), changed, ignoring(err, os.ErrNotExist) // it may have been removed since it was opened
+	return len(attachmentNames(names)), changed, ignoring(err, os.ErrNotExist) // it may have been removed since it was opened
 }
 
 // Prune removes the network's attachments of this boot except those to keep, whose Network does not matter, and creates
@@ -233,9 +289,9 @@ func (d *Dir) Prune(network string, keep []Attachment) error {
 		return ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
-	kept := make([]string, len(keep))
-	for i, a := range keep {
-		kept[i] = a.file()
+	var kept []string
+	for _, a := range keep {
+		kept = append(kept, a.file(), a.file()+cachedSuffix)
 	}
 	return ignoring(f.clear(inNetwork, kept...), os.ErrNotExist) // it may have been removed since it was opened
 }

@@ -154,3 +154,70 @@ func TestTakeAddressesBesideDEL(t *testing.T) {
 		attachments(t, d, "net", 0)
 	}
 }
+
+// TestCachedAttachments: a record from the runtime's cache counts until there is one of an ADD, and goes with its
+// attachment.
+func TestCachedAttachments(t *testing.T) {
+	d := open(t)
+	a := store.Attachment{Network: "net", ContainerID: "c", IfName: "eth0"}
+	cached := store.Pod{Attachment: a, At: 5, Namespace: "prod", Name: "web-0", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.5")}, Cached: true}
+	added := store.Pod{Attachment: a, Namespace: "dev"}
+	has := func(what string, want ...store.Pod) {
+		t.Helper()
+		pods, without, err := d.Pods()
+		ok(t, err)
+		n, _, err := d.Attachments("net")
+		ok(t, err)
+		one, err := d.Pod(a)
+		ok(t, err)
+		if len(pods) != len(want) || without != 0 || n != len(want) || (one != nil) != (len(want) > 0) {
+			t.Fatalf("%s: %+v, %d without, %d attachments, %+v", what, pods, without, n, one)
+		}
+		for i := range want {
+			pods[i].At, one.At = want[i].At, want[i].At
+			same(t, pods[i], want[i])
+			same(t, *one, want[i])
+		}
+	}
+	record := func(want bool) {
+		t.Helper()
+		recorded, err := d.AttachCached(cached)
+		if ok(t, err); recorded != want {
+			t.Errorf("recorded: %t", recorded)
+		}
+	}
+	record(true)
+	has("cached", cached)
+	other := cached
+	other.Addresses = nil
+	recorded, err := d.AttachCached(other)
+	if ok(t, err); recorded {
+		t.Error("replaced by another cached one")
+	}
+	has("cached again", cached)
+	l := lock(t, d)
+	ok(t, l.TakeAddresses(map[store.Attachment][]netip.Addr{a: cached.Addresses}))
+	has("without its address", other)
+	ok(t, d.Attach(added))
+	record(false)
+	has("its ADD", added)
+	ok(t, d.DetachCached(a))
+	has("its ADD alone", added)
+	ok(t, d.Detach(a))
+	has("its DEL")
+	for what, end := range map[string]func() error{
+		"DEL":          func() error { return d.Detach(a) },
+		"GC":           func() error { return d.Prune("net", nil) },
+		"no file":      func() error { return d.DetachCached(a) },
+		"ADD, and DEL": func() error { return errors.Join(d.Attach(added), d.Detach(a)) },
+	} {
+		record(true)
+		ok(t, d.Prune("net", []store.Attachment{a}))
+		has("GC that keeps it", cached)
+		ok(t, end())
+		has(what)
+	}
+	record(true)
+	ok(t, l.Destroy())
+	absent(t, d.Path())
+}

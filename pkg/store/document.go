@@ -83,7 +83,8 @@ type Outputs struct {
 type ExemptPod struct {
 	policy.ExemptPod
 	Attachment
-	At int64 `json:"at"` // as Pod.At
+	At     int64 `json:"at"`               // as Pod.At
+	Cached bool  `json:"cached,omitempty"` // as Pod.Cached
 }
 
 // sameAfterCrash reports whether two records are equal but for what a new boot drops.

@@ -60,7 +60,9 @@ func inBoot(name string) (entry, bool) {
 	return entry{holds: inNetwork}, isHash(name)
 }
 
-func inNetwork(name string) (entry, bool) { return entry{}, isHash(name) }
+func inNetwork(name string) (entry, bool) {
+	return entry{}, isHash(strings.TrimSuffix(name, cachedSuffix))
+}
 
 // inBackups is the layout that package conflist uses: copies whose names have the SHA-256 of the
 // original's path, and temporary files of package safefile.

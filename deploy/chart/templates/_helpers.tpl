@@ -221,6 +221,10 @@ httpGet:
 - name: flannel
   mountPath: /run/flannel
   readOnly: true
+- name: netns
+  mountPath: /run/netns
+  readOnly: true
+  mountPropagation: HostToContainer
 {{- end }}
 {{- end }}
 
@@ -269,6 +273,11 @@ name what people find. */}}
 - name: flannel
   hostPath:
     path: /run/flannel
+    type: DirectoryOrCreate
+# Tells which pods of the runtime's cache run. Without the propagation their namespaces would not end.
+- name: netns
+  hostPath:
+    path: /run/netns
     type: DirectoryOrCreate
 {{- end }}
 {{- end }}

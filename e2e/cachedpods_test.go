@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// exemptPods returns how many pods with an IPv4 address are exempt by namespace.
+func (n *node) exemptPods(t *testing.T) (count int) {
+	t.Helper()
+	for _, p := range n.load(t).Record.Pods {
+		if p.Address.Is4() {
+			count++
+		}
+	}
+	return count
+}
+
+// TestPodsBeforeTheEntry: pods that started before the plugin entry was in the conflist are known from the runtime's
+// cache, and exempt if their namespace is.
+func TestPodsBeforeTheEntry(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.write(t, "podnet", n.bridge("podnet"))
+		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
+		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+		exempts := func(count int) func() bool {
+			return func() bool {
+				if n.exemptPods(t) != count {
+					return false
+				}
+				_, _, code := n.reconciler(t, "check") // the record is written before the rules
+				return code == 0
+			}
+		}
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		n.conflist(t, "podnet", conf)
+		d.until(t, "the record", exempts(1))
+		n.exempt(t, prod, true, "1.2.3.4")
+		n.exempt(t, dev, false, "1.2.3.4")
+		for pod, want := range map[string]string{"prod/web-0": "exempt", "dev/web-0": "masquerade"} {
+			if stdout, stderr, code := n.reconciler(t, "explain", "1.2.3.4", "--pod", pod, "-o", "json"); code != 0 || !strings.Contains(stdout, `"verdict": "`+want+`"`) {
+				t.Errorf("explain %s: %d\n%s%s", pod, code, stdout, stderr)
+			}
+		}
+		if stdout, _, _ := n.reconciler(t, "status", "-o", "json"); !strings.Contains(stdout, `"recorded": 2`) || !strings.Contains(stdout, `"exempt": 1`) {
+			t.Errorf("status:\n%s", stdout)
+		}
+
+		// A pod of a runtime that has not read the conflist yet, and its end.
+		current := n.cni.ConfDir
+		n.cni.ConfDir = filepath.Join(n.dir, "before")
+		n.write(t, "podnet", n.bridge("podnet"))
+		late := n.podOf(t, "prod")
+		d.until(t, "the record of a pod that appears", exempts(2))
+		n.exempt(t, late, true, "1.2.3.4")
+		ended := time.Now()
+		if stdout, stderr, code := n.del(t, "podnet", late); code != 0 {
+			t.Fatalf("DEL: %d\n%s%s", code, stdout, stderr)
+		}
+		d.until(t, "the end of its record", func() bool { return n.exemptPods(t) == 1 })
+		if took := time.Since(ended); took > 2*time.Second {
+			t.Errorf("the record lasted for %s", took)
+		}
+		n.cni.ConfDir = current
+
+		// An ADD takes the address, and what was taken is not given back.
+		address := prod.addrs[0].String() + "/16"
+		n.call(t, conf, call{"ADD", "taker", "K8S_POD_NAMESPACE=dev", []string{address}}).want(t, 0)
+		n.exempt(t, prod, false, "1.2.3.4")
+		n.call(t, conf, call{verb: "DEL", id: "taker"}).want(t, 0)
+		d.stop(t)
+		d = n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+		n.exempt(t, prod, false, "1.2.3.4")
+		d.stop(t)
+	})
+}
+
+// TestUntrustedCache: which files of the cache do not count.
+func TestUntrustedCache(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.write(t, "podnet", n.bridge("podnet"))
+	p := n.podOf(t, "prod")
+	files, err := filepath.Glob(n.own("/var/lib/cni/results/podnet-*"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	text, conf := readFile(t, files[0]), object{"nonMasqueradeNamespaces": []string{"prod"}}
+	n.conflist(t, "podnet", conf)
+	counts := func(what string, want bool) {
+		t.Helper()
+		must(t, os.RemoveAll(filepath.Join(n.dataDir, "attachments")))
+		n.reconcileOnce(t)
+		n.exempt(t, p, want, "1.2.3.4")
+		if got := n.exemptPods(t) == 1; got != want {
+			t.Errorf("%s: exempt %t", what, got)
+		}
+	}
+	counts("as the runtime wrote it", true)
+	must(t, os.Chmod(files[0], 0o666))
+	counts("others may write it", false)
+	must(t, os.Chmod(files[0], 0o600))
+	must(t, os.Chown(files[0], 65534, 0))
+	counts("of another user", false)
+	must(t, os.Chown(files[0], 0, 0))
+	must(t, os.WriteFile(files[0], text[:len(text)-1], 0o600))
+	counts("torn", false)
+	must(t, os.WriteFile(files[0], text, 0o600))
+	must(t, os.Chtimes(files[0], time.Unix(1e9, 0), time.Unix(1e9, 0)))
+	counts("of an earlier boot", false)
+	now := time.Now()
+	must(t, os.Chtimes(files[0], now, now))
+	counts("repaired", true)
+	must(t, os.WriteFile(n.own(config.DefaultPluginFile), []byte(n.pluginFile("")), 0o600))
+	counts("with plugin.toml and the same configuration", true)
+	n.write(t, "podnet", n.bridge("podnet"), object{"type": "portmap"}, n.entry(conf))
+	counts("with plugin.toml and another configuration", false)
+}
