@@ -80,8 +80,13 @@ func question(dst, from, pod, out string, given func(flag string) bool) (q diagn
 			return q, usageError{fmt.Errorf("--pod %s: write NAMESPACE/NAME, such as default/web-0", policy.Quote(pod))}
 		}
 	}
-	if q.Out = out; given("out") && out == "" {
-		return q, usageError{errors.New("--out: is empty; write the name of an interface, or leave the flag out")}
+	if q.Out = out; given("out") {
+		if out == "" {
+			return q, usageError{errors.New("--out: is empty; write the name of an interface, or leave the flag out")}
+		}
+		if err := policy.ValidateInterface(out); err != nil || strings.HasSuffix(out, "+") {
+			return q, usageError{fmt.Errorf("--out %s: is not the name of an interface; write one such as eth0", policy.Quote(out))}
+		}
 	}
 	return q, nil
 }

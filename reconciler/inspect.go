@@ -58,7 +58,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	all := drivers()
 	stated, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
-	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {
+	if errors.As(err, &usage) {
 		return nil, err
 	}
 	n := &inspection{Node: open(stated, all), settingsFrom: "from " + a.statedIn(), binDir: stated.CNIBinDir}

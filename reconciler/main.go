@@ -156,8 +156,12 @@ func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
 // settingsOver is settings with other defaults.
 func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	err := s.Read(a.settingsFile())
-	if errors.Is(err, fs.ErrNotExist) && a.config == "" {
+	switch {
+	case !errors.Is(err, fs.ErrNotExist):
+	case a.config == "":
 		err = nil
+	default:
+		err = usageError{fmt.Errorf("--config: %w", err)}
 	}
 	if mistake := a.setFlags(&s); mistake != nil {
 		return s, mistake

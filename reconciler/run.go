@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -49,7 +50,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	ctx, all := c.Context(), drivers()
 	settings, err := a.settings(ownersDataDir(ctx, all))
 	var usage usageError
-	if errors.As(err, &usage) {
+	if errors.As(err, &usage) && !errors.Is(err, fs.ErrNotExist) { // a file can be missing for a time
 		return err
 	}
 	d := &daemon{app: a, log: a.logger(settings), drivers: all, hangup: make(chan os.Signal, 1)}

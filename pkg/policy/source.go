@@ -250,7 +250,7 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 	}
 	for i, name := range s.OutputInterfaces {
-		if err := validateInterface(name); err != nil {
+		if err := ValidateInterface(name); err != nil {
 			errs.add("outputInterfaces", i, name, err)
 		}
 	}

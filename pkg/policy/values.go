@@ -246,9 +246,9 @@ func reservedChainNames() []string {
 	}
 }
 
-// validateInterface holds names to what the kernel accepts (IFNAMSIZ: 15 bytes
+// ValidateInterface holds names to what the kernel accepts (IFNAMSIZ: 15 bytes
 // and none of '/', ':' and white space) and to what both backends can write.
-func validateInterface(name string) error {
+func ValidateInterface(name string) error {
 	switch bare := strings.TrimSuffix(name, "+"); {
 	case name == "":
 		return errors.New("is empty; name an interface, or drop the item")

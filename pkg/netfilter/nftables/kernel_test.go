@@ -224,7 +224,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 			"insert rule " + chain + " add @mine { ip daddr }", "unexpected rule"},
 		"a base chain of the chain's name": {"flush chain " + table + " postrouting; delete chain " + chain + "; add chain " + chain +
 			" { type nat hook output priority 0; }; add rule " + chain + " counter return", "missing jump"},
-		"an unused set of the name that comes next": {"add set " + table + " exempt-IP-MASQ-AGENT.2 { type ipv4_addr; flags interval; }", "unrecognized: set"},
+		"an unused set of the name that comes next": {"add set " + table + " exempt-IP-MASQ-AGENT.2 { type ipv4_addr; flags interval; }", `unrecognized: set "exempt-IP-MASQ-AGENT.2" of ip-masq, which no rule uses`},
 		"dormant":             {"add table " + table + " { flags dormant; }", "table has flags"},
 		"policy drop":         {"add chain " + table + " postrouting { policy drop; }", "not the base chain"},
 		"verdict changed":     {"flush chain " + chain + "; add rule " + chain + " ip daddr @exempt-IP-MASQ-AGENT accept; add rule " + chain + " masquerade fully-random", "missing rule"},

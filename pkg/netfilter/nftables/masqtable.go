@@ -181,7 +181,11 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 		rs.Chains = append(rs.Chains, policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Rules: rules, Owner: t.chains[name].owner()})
 	}
 	for _, name := range t.unused {
-		if t.sets[name] != nil { // otherwise reported
+		switch {
+		case t.sets[name] == nil: // reported
+		case ownSet(name):
+			report("set %s of ip-masq, which no rule uses", policy.Quote(name))
+		default:
 			report("set %s", policy.Quote(name))
 		}
 	}
