@@ -14,7 +14,7 @@ import (
 )
 
 // lacks is the remedy in the message for a missing iptables.
-const lacks = "install iptables, or add the directory that holds it"
+const lacks = "install iptables, use the image whose tag ends in -iptables, or add the directory that holds it"
 
 // imageDir is the directory of the programs in the reconciler's image.
 const imageDir = "/opt/cni/image"

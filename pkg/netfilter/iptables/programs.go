@@ -124,7 +124,7 @@ func (f finder) find(names ...string) (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
+	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in -iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
 		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(skipped, ""))
 }
 
