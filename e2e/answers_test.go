@@ -136,7 +136,7 @@ func TestAnswersWithoutFlags(t *testing.T) {
 		d.eventuallyReady(t)
 		d.stop(t)
 		stdout, stderr, code := n.byHand(t, "status")
-		if code != 1 || !strings.Contains(stdout, "Reconciler:  none runs; one was last seen") || !strings.Contains(stdout, "Data dir:    "+n.dataDir) {
+		if code != 1 || !strings.Contains(stdout, "Reconciler:  not running; last seen") || !strings.Contains(stdout, "Data dir:    "+n.dataDir) {
 			t.Errorf("status: exit code %d, want 1\n%s%s", code, stdout, stderr)
 		}
 		if _, stderr, _ := n.byHand(t, "check"); !strings.HasPrefix(stderr, "settings: no reconciler runs; from the defaults\n") {

@@ -128,11 +128,11 @@ func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
 	case r.Answers:
 		text = fmt.Sprintf("%s, pid %d, up %s", *r.Version, *r.PID, diagnose.Age(now.Sub(r.Started)))
 	case r.Running:
-		text = "runs, and does not answer: " + r.Error
+		text = "running, but does not answer: " + r.Error
 	case r.LastSeen.IsZero():
-		text = "none runs, and none has run with this data dir"
+		text = "not running; no reconciler has run with this data dir"
 	default:
-		text = fmt.Sprintf("none runs; one was last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
+		text = fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	w.row("Reconciler:", text)
 }
@@ -218,7 +218,7 @@ func (c conflistStatus) text() string {
 func (s *nodeStatus) repairsText(now time.Time) string {
 	switch {
 	case !s.Reconciler.Answers:
-		return "unknown without the reconciler"
+		return "unknown while no reconciler answers"
 	case s.RepairsTotal == 0 || len(s.Repairs) == 0:
 		return "none since the reconciler started"
 	}

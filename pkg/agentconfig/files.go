@@ -47,7 +47,7 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 		case err != nil:
 			return a, safefile.Error("read the agent files in", dir, err)
 		case len(files) == 0 && others:
-			a.Warnings = append(a.Warnings, fmt.Sprintf("%s holds files, but none whose name begins with %s; rename those that are meant",
+			a.Warnings = append(a.Warnings, fmt.Sprintf("%s has files, but the name of none begins with %s; rename the agent files",
 				policy.Printable(dir), filePrefix))
 		}
 		for _, f := range files {

@@ -366,7 +366,7 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff("DIR holds files, but none whose name begins with ip-masq; rename those that are meant", warningsOf(t, got)); diff != "" {
+	if diff := cmp.Diff("DIR has files, but the name of none begins with ip-masq; rename the agent files", warningsOf(t, got)); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(source(policy.DefaultChain), got.Source); diff != "" {

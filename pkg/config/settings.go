@@ -90,7 +90,7 @@ const (
 func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{
-		{"resync_interval", Interval(&s.ResyncInterval), "TIME", "time between full verifications, beside events: 60s, 2m, or seconds"},
+		{"resync_interval", Interval(&s.ResyncInterval), "TIME", "time between full verifications, in addition to events: 60s, 2m, or seconds"},
 		{"backend", oneOf(policy.WordOf(&s.Backend, policy.Auto, policy.IPTables, policy.NFTables)), "BACKEND",
 			"backend of chains without a stated one: auto, iptables or nftables"},
 		{"cni_conf_dir", directory(&s.CNIConfDir, d.CNIConfDir), "DIR", "directory of the conflists that the container runtime reads"},

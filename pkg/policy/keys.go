@@ -65,7 +65,7 @@ func (m *merger) keys(s *SourcePolicy) []Key {
 			agreeWord(m, &s.Guard, &p.Guard, GuardOff, "", GuardOff, GuardCount, GuardDrop)},
 		{"staleConnections", 3, "keep, or reset if guard is drop",
 			"what happens to connections that a policy change affects", agreeWord(m, &s.StaleConnections, &p.StaleConnections, "", "", KeepConnections, ResetConnections)},
-		{"enforceExempt", 3, "false", "keep exempt traffic of pods exempt beside third-party rules",
+		{"enforceExempt", 3, "false", "keep exempt traffic of pods exempt despite third-party rules",
 			agree(m, &s.EnforceExempt, &p.EnforceExempt, false, nil)},
 		{"bypassMark", 3, "0x6000", "mark bits of packets that enforceExempt ignores; 0 for none",
 			agree(m, &s.BypassMark, &p.BypassMark, DefaultBypassMark, nil)},

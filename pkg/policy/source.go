@@ -148,7 +148,7 @@ func (s Source) Policies() []SourcePolicy {
 // them.
 func (s Source) Validate(limit int) error {
 	if len(s.Files) > 0 && (s.ID.Kind != AgentFiles || !s.Policy.Equal(SourcePolicy{Chain: s.Policy.Chain})) {
-		return errors.New("files: only the agent files have these, and no policy beside them but the chain")
+		return errors.New("files: only the agent files have these, with no other policy than the chain")
 	}
 	all := s.Policies()
 	ipv6 := slices.ContainsFunc(all, func(p SourcePolicy) bool { return isTrue(p.EnableIPv6) })

@@ -196,7 +196,7 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 	for _, c := range all {
 		names = append(names, c.distribution)
 	}
-	return Dirs{}, fmt.Errorf("%s: none of those known (%s) is there; %w",
+	return Dirs{}, fmt.Errorf("%s: none of the known ones (%s) exists; %w",
 		locating, strings.Join(slices.Compact(names), ", "), ErrUnknownDirs)
 }
 

@@ -74,13 +74,13 @@ func TestLocate(t *testing.T) {
 		"booting, with a broken file": {files: map[string]string{usualConf + "/10-x.conflist": "{", usualBin + "/bridge": ""},
 			want: Dirs{usualConf, usualBin}},
 
-		"nothing": {says: []string{"none of those known (the usual, GKE, k3s, microk8s, OpenShift)"}},
+		"nothing": {says: []string{"none of the known ones (the usual, GKE, k3s, microk8s, OpenShift)"}},
 		"two that work": {files: map[string]string{usualConf + "/10-x.conflist": conf("bridge"), usualBin + "/bridge": "", gkeBin + "/bridge": ""},
 			says: []string{usualConf + " with " + usualBin + " (the usual)", usualConf + " with " + gkeBin + " (GKE)"}},
 		"two that boot": {files: map[string]string{usualBin + "/": "", snapBin + "/": ""}, says: []string{"(the usual)", "(microk8s)"}},
 
 		"both stated":             {stated: Dirs{"/a", "/b"}, want: Dirs{"/a", "/b"}},
-		"a conf directory":        {files: usual, stated: Dirs{Conf: k3sConf}, says: []string{"none of those known (k3s)"}},
+		"a conf directory":        {files: usual, stated: Dirs{Conf: k3sConf}, says: []string{"none of the known ones (k3s)"}},
 		"k3s's, before others":    {files: map[string]string{k3sBin + "/": "", usualBin + "/": ""}, stated: Dirs{Conf: k3sConf}, want: Dirs{k3sConf, k3sBin}},
 		"an unknown conf":         {files: map[string]string{"/c/10-x.conflist": conf("bridge"), usualBin + "/bridge": "", gkeBin + "/": ""}, stated: Dirs{Conf: "/c"}, want: Dirs{"/c", usualBin}},
 		"GKE's bin decides":       {files: map[string]string{gkeBin + "/": "", usualBin + "/": ""}, stated: Dirs{Bin: gkeBin}, want: Dirs{usualConf, gkeBin}},
