@@ -166,7 +166,7 @@ func TestManageBrokenFiles(t *testing.T) {
 
 	time.Sleep(time.Second) // until no event of another file can be the reason
 	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
-	d.eventuallyUnready(t, "conflist: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
+	d.eventuallyUnready(t, "source: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
 	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry
 	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -80,7 +81,11 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		rules = nil // the policy is incomplete
 	}
 	running := n.running()
+	ofEntry := n.entryFindings(ctx)
 	warnings := func(id string) []error {
+		if found := ofEntry[id]; len(found) > 0 {
+			return found
+		}
 		if err := multusErr(n.Settings, running.ManagesConflist); err != nil && id == "multus" {
 			return []error{err}
 		}
@@ -94,6 +99,23 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)
+}
+
+// entryFindings returns the findings about the plugin entry of a managed conflist, by ID: those of the reconciler that
+// runs, if it answers.
+func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
+	found := map[string][]error{}
+	switch s := n.active.status; {
+	case s != nil:
+		for _, f := range s.ConflistFindings {
+			found[f.ID] = append(found[f.ID], errors.New(f.Message))
+		}
+	case n.Settings.Conflist.Manage:
+		for _, f := range newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx) {
+			found[f.ID] = append(found[f.ID], f.Err)
+		}
+	}
+	return found
 }
 
 // running returns what is known of the reconciler of the node.

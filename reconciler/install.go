@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,13 +18,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
 type installFlags struct {
 	plugin     string
 	noConflist bool
 	upgrade    bool
+	replace    bool
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -32,9 +33,9 @@ func (a *app) installCommand() *cobra.Command {
 		Use:   "install",
 		Short: "Install the plugin on this node, and its entry in the conflist",
 		Long: `Copy the plugin to --cni-bin-dir, run it there as a test, and insert the plugin entry into the
-conflist of the network that the runtime uses. An existing entry stays as it is; a plugin with
-other content is replaced. The entry is the content of --conflist-entry-file. The dataDir keeps
-the previous text of the conflist.
+conflist of the network that the runtime uses. An existing entry stays as it is, unless --replace
+is given; a plugin with other content is replaced. The entry is the content of
+--conflist-entry-file. The dataDir keeps the previous text of the conflist.
 
 By default the directories are the usual ones, or those of GKE, k3s, microk8s or OpenShift; on a
 node that has several of them, name one. With --conflist-manage, an entry that cannot be inserted
@@ -50,6 +51,9 @@ Exit codes: 0 installed, or already there; 1 error; 2 mistake in the command lin
   # Install the plugin where another program writes the entry
   ip-masq-reconciler install --no-conflist
 
+  # Replace the entry in the conflist after /etc/ip-masq/entry.json has changed
+  ip-masq-reconciler install --replace
+
   # Replace the plugin where it is installed, as packages do when they are upgraded
   ip-masq-reconciler install --upgrade`,
 		Args: noArguments,
@@ -57,6 +61,7 @@ Exit codes: 0 installed, or already there; 1 error; 2 mistake in the command lin
 	})
 	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` of the plugin (default: ip-masq beside this program)")
 	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "install the plugin only, and change no conflist")
+	c.Flags().BoolVar(&f.replace, "replace", false, "replace a plugin entry that differs from --conflist-entry-file, if pods can start with the new one")
 	c.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace the plugin in each directory that has it, and change nothing else")
 	return c
 }
@@ -106,12 +111,17 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return err
 	}
-	var editor conflist.Editor
+	at := s
+	at.CNIConfDir = dirs.Conf
+	editor := newEditor(at, open(at, drivers()))
 	var origin string
 	var entryErr error
-	if !f.noConflist {
-		if editor, origin, entryErr = newEditor(s, dirs.Conf); entryErr == nil {
+	if editor.Replace = f.replace; !f.noConflist {
+		if editor.Entry, origin, editor.FromFile, entryErr = pluginEntry(s); entryErr == nil {
 			_, entryErr = editor.Find() // before anything is written
+		}
+		if f.replace && entryErr == nil && !editor.FromFile {
+			return fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it", policy.Quote(s.Conflist.EntryFile))
 		}
 		if entryErr != nil && !s.Conflist.Manage {
 			return notInstalled(entryErr)
@@ -168,15 +178,6 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 	return errors.Join(errs...)
 }
 
-// newEditor returns the Editor for the entry that the settings ask for, and the origin of the entry.
-func newEditor(s config.Settings, confDir string) (conflist.Editor, string, error) {
-	entry, origin, err := pluginEntry(s)
-	dir := reconcile.Open(s, config.DefaultPluginFile, nil).Dir
-	return conflist.Editor{
-		Dir: confDir, Network: s.Conflist.Network, Entry: entry, Backups: dir.Backups, Check: checkNetwork(dir),
-	}, origin, err
-}
-
 // insert inserts the entry. The error may be that the entry is there and every ADD fails.
 func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.Settings) error {
 	c, err := e.Insert(ctx)
@@ -188,6 +189,11 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	}
 	if c.BackupErr != nil {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("no backup is kept: %v", c.BackupErr))
+	} else if c.RecordErr != nil {
+		r.Warnings = append(r.Warnings, c.RecordErr.Error())
+	}
+	if c.NotExchanged != nil {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("a write of another program in the same instant can be lost: %v", c.NotExchanged))
 	}
 	var entry bytes.Buffer
 	_ = json.Compact(&entry, e.Entry) // pluginEntry has read it
@@ -269,10 +275,16 @@ func (r *installation) print(a *app) {
 	case e.Wrote && e.Before == 0:
 		fmt.Fprintf(a.out, "inserted the plugin entry of network %s into %s\n", network, path)
 		fmt.Fprintf(a.out, "the entry is %s\n", r.entry)
+	case e.Wrote && e.Before == 1 && len(e.Replaced) > 0:
+		fmt.Fprintf(a.out, "replaced the plugin entry of network %s in %s; changed: %s\n", network, path, strings.Join(e.Replaced, ", "))
+		fmt.Fprintf(a.out, "the entry is %s\n", r.entry)
 	case e.Wrote && e.Before == 1:
 		fmt.Fprintf(a.out, "updated the generated conflist of network %s, %s, as the original has changed\n", network, path)
 	case e.Wrote:
 		fmt.Fprintf(a.out, "removed duplicate plugin entries of network %s from %s\n", network, path)
+	case len(e.Differs) > 0:
+		fmt.Fprintf(a.out, "the plugin entry of network %s in %s stays; it differs from the entry file in %s: install --replace replaces it\n",
+			network, path, strings.Join(e.Differs, ", "))
 	default:
 		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry, which install does not change\n", network, path)
 	}

@@ -145,7 +145,8 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) })
 	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
 	if s.Conflist.Manage {
-		m := newManager(s, node.Dir, d.log)
+		m := newManager(s, node, d.log)
+		m.Ask = loop.CheckEntry
 		loop.SyncConflist, loop.RestoreEntry = m.Sync, m.Restore
 	}
 	loop.ConnectionsReset = d.monitor.ConnectionsReset

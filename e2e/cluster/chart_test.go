@@ -59,45 +59,31 @@ agentConfig:
 `)
 	chart := strings.ReplaceAll(u.read(t, "deploy/chart/Chart.yaml"), strings.TrimPrefix(release, "v"), strings.TrimPrefix(nextRelease, "v"))
 	u.write(t, "deploy/chart/Chart.yaml", chart)
-	entries, plugins := pluginEntries(t, c), s.plugins(t)
+	plugins := s.plugins(t)
 	s.upgrade(t, func() {
 		output = u.run(t, "operate.md", "helm upgrade ip-masq deploy/chart --namespace kube-system --values")
 	})
-	if now := pluginEntries(t, c); !slices.Equal(now, entries) {
-		t.Errorf("the upgrade changed plugin entries from %s to %s", entries, now)
-	}
-	if output, err := u.Shell(ctx, u.directory, "helm upgrade ip-masq deploy/chart --namespace kube-system --reuse-values --set policy.masqChain=OTHER"); err == nil ||
-		!strings.Contains(err.Error(), "policy.masqChain: OTHER differs from IP-MASQ-AGENT of the release so far") {
-		t.Errorf("another chain: %v\n%s", err, output)
-	}
+	awaitEntries(t, c, `{"backend":"nftables","guard":"drop","nonMasqueradeCIDRs":["10.0.0.0/8","192.168.0.0/16","198.51.100.128/25"],"type":"ip-masq"}`)
 	expectHalves := func(seen func(*cluster.Node, netip.Addr) netip.Addr) {
 		t.Helper()
 		startAndStop(t, c, func(n *cluster.Node, pod netip.Addr) []want {
 			return []want{{agents, topology.EchoPort, "outside", pod}, {entry, topology.EchoPort, "outside", seen(n, pod)}}
 		})
 	}
-	expectHalves(func(n *cluster.Node, _ netip.Addr) netip.Addr { return n.Address })
+	expectHalves(func(_ *cluster.Node, pod netip.Addr) netip.Addr { return pod })
 
-	// The notes of the upgrade have the commands that replace the entries.
-	_, notes, _ := strings.Cut(output, "NOTES:")
-	replace := documented(t, "operate.md", "--keep-rules}'\nkubectl")
-	for line := range strings.Lines(replace) {
-		if line = strings.ReplaceAll(strings.TrimSpace(line), "deploy/chart", "CHART"); !strings.Contains(notes, "  "+line+"\n") {
-			t.Errorf("the notes have no line %q:\n%s", line, notes)
-		}
-	}
+	// Another policy alone replaces no pod.
 	s.exempt, s.to = netip.PrefixFrom(agents, 32), append(s.to, agents)
 	for _, n := range c.Nodes {
 		must(t, c.Start(ctx, cluster.Pod{Name: "exempt-" + n.Name, Node: n, Args: cluster.Streaming(agents)}))
 	}
-	u.shell(t, replace)
-	awaitRollout(t, c, "ip-masq")
-	for i, now := range pluginEntries(t, c) {
-		if want := `{"backend":"nftables","guard":"drop","nonMasqueradeCIDRs":["10.0.0.0/8","192.168.0.0/16","198.51.100.128/25"],"type":"ip-masq"}`; now != want {
-			t.Errorf("node %d has the plugin entry %s, want %s", i+1, now, want)
-		}
+	pods := reconcilerPods(t, c)
+	u.shell(t, strings.Replace(documented(t, "operate.md", "--set 'policy.nonMasqueradeCIDRs="), "10.0.0.0/8,", "10.0.0.0/8,192.168.0.0/16,", 1))
+	awaitEntries(t, c, `{"backend":"nftables","guard":"drop","nonMasqueradeCIDRs":["10.0.0.0/8","192.168.0.0/16","192.0.2.0/24"],"type":"ip-masq"}`)
+	expectHalves(func(n *cluster.Node, _ netip.Addr) netip.Addr { return n.Address })
+	if now := reconcilerPods(t, c); now != pods {
+		t.Errorf("the change of the policy replaced pods: %s, before %s", now, pods)
 	}
-	expectHalves(func(_ *cluster.Node, pod netip.Addr) netip.Addr { return pod })
 
 	replaced := time.Now()
 	for _, n := range c.Nodes {
@@ -110,14 +96,12 @@ agentConfig:
 	for _, n := range c.Nodes {
 		must(t, c.Delete(ctx, "exempt-"+n.Name))
 	}
-	s.began, entries = time.Now(), pluginEntries(t, c)
+	s.began = time.Now()
 	u.run(t, "operate.md", "helm rollback ip-masq 1")
 	awaitRollout(t, c, "ip-masq")
-	if now := pluginEntries(t, c); !slices.Equal(now, entries) {
-		t.Errorf("the rollback changed plugin entries from %s to %s", entries, now)
-	}
-	startAndStop(t, c, func(n *cluster.Node, pod netip.Addr) []want {
-		return []want{{agents, topology.EchoPort, "outside", n.Address}, {entry, topology.EchoPort, "outside", pod}}
+	awaitEntries(t, c, `{"backend":"nftables","guard":"count","type":"ip-masq"}`)
+	startAndStop(t, c, func(n *cluster.Node, _ netip.Addr) []want {
+		return []want{{agents, topology.EchoPort, "outside", n.Address}, {entry, topology.EchoPort, "outside", n.Address}}
 	})
 	if !slices.EqualFunc(s.plugins(t), plugins, bytes.Equal) {
 		t.Error("the rollback did not restore the plugin")
@@ -142,18 +126,65 @@ agentConfig:
 	// A kustomization is replaced by the chart.
 	rollOut(t, c, "base", "ip-masq")
 	u.run(t, "../deploy/README.md", "--cascade=orphan")
-	var pods struct {
-		Items []struct {
-			Metadata struct{ Annotations map[string]string }
-		}
-	}
-	must(t, c.Get(ctx, &pods, "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq"))
-	for _, p := range pods.Items {
-		if p.Metadata.Annotations["checksum/settings"] == "" {
-			t.Errorf("a pod of the kustomization is left: %v", p)
-		}
-	}
 	startAndStop(t, c, k.masqueraded)
+}
+
+// TestPolicyReachesNodes applies a kustomization with another policy to a cluster of two nodes. Entries, rules and
+// packets of pods that run follow, and no pod is replaced.
+func TestPolicyReachesNodes(t *testing.T) {
+	ctx := t.Context()
+	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
+	k := newWorkload(t, c)
+	rollOut(t, c, "base", "ip-masq")
+	exempt := netip.MustParseAddr("198.51.100.7")
+	for _, n := range c.Nodes {
+		must(t, c.Start(ctx, cluster.Pod{Name: "stays-" + n.Name, Node: n, Restart: true}))
+	}
+	expectAll := func(seen func(n *cluster.Node, pod netip.Addr) netip.Addr) {
+		t.Helper()
+		for _, n := range c.Nodes {
+			name := "stays-" + n.Name
+			address := topology.Must(c.AwaitRunning(ctx, name))(t)
+			expect(t, name, c.FromPod(name), want{exempt, topology.EchoPort, "outside", seen(n, address)})
+		}
+	}
+	expectAll(func(n *cluster.Node, _ netip.Addr) netip.Addr { return n.Address })
+	pods := reconcilerPods(t, c)
+	must(t, c.ApplyOverlay(ctx, `configMapGenerator:
+- name: ip-masq
+  namespace: kube-system
+  behavior: merge
+  literals:
+  - 'entry.json={"type": "ip-masq", "backend": "nftables", "nonMasqueradeCIDRs": ["10.0.0.0/8", "198.51.100.0/24"]}'
+`, "base"))
+	awaitEntries(t, c, `{"backend":"nftables","nonMasqueradeCIDRs":["10.0.0.0/8","198.51.100.0/24"],"type":"ip-masq"}`)
+	expectAll(func(_ *cluster.Node, pod netip.Addr) netip.Addr { return pod })
+	k.expectVerdicts(t)
+	if now := reconcilerPods(t, c); now != pods {
+		t.Errorf("the change of the policy replaced pods: %s, before %s", now, pods)
+	}
+}
+
+// reconcilerPods returns the names of the DaemonSet's pods with their restarts.
+func reconcilerPods(t *testing.T, c *cluster.Cluster) string {
+	t.Helper()
+	return topology.Must(c.Kubectl(t.Context(), "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq", "--sort-by=.metadata.name",
+		"-o", "jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[*].restartCount};{end}"))(t)
+}
+
+// awaitEntries waits until the conflist of each node has this plugin entry, and the rules had time to follow: kubelet
+// updates the mount of a ConfigMap within two minutes.
+func awaitEntries(t *testing.T, c *cluster.Cluster, entry string) {
+	t.Helper()
+	must(t, cluster.Await(t.Context(), 3*time.Minute, func() error {
+		for i, now := range pluginEntries(t, c) {
+			if now != entry {
+				return fmt.Errorf("node %d has the plugin entry %s, want %s", i+1, now, entry)
+			}
+		}
+		return nil
+	}))
+	time.Sleep(2 * time.Second)
 }
 
 // user is an administrator in a directory that has the files of a release.

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -151,6 +152,14 @@ func (c ConfDir) WithEntry(network string) *Conflist {
 		}
 	}
 	return nil
+}
+
+// With returns the directory with one file replaced or added.
+func (c ConfDir) With(list Conflist) ConfDir {
+	c.Conflists = slices.DeleteFunc(slices.Clone(c.Conflists), func(l Conflist) bool { return l.File == list.File })
+	c.Conflists = append(c.Conflists, list)
+	slices.SortFunc(c.Conflists, func(a, b Conflist) int { return cmp.Compare(a.File, b.File) })
+	return c
 }
 
 // HasEntry reports whether a conflist has a plugin entry for the network, valid or not.

@@ -21,6 +21,11 @@ type Editor struct {
 	Dir     string // the configuration directory of the runtimes
 	Network string // "": the one that a runtime uses
 	Entry   []byte // the entry to insert
+	// FromFile tells that the entry is that of conflist.entry_file, not the default.
+	FromFile bool
+	Replace  bool // an entry that is there, too
+	// RecordPath is the file about what was inserted; "" for none.
+	RecordPath string
 	// Backups makes the directory for the texts before the last change, and returns it; nil: none is kept.
 	// The file is changed also if it fails: pods without the plugin are worse than a file without a backup.
 	Backups func() (string, error)
@@ -29,6 +34,9 @@ type Editor struct {
 	// Check returns why the plugin would refuse any entry in a network, which would keep all pods
 	// from starting; nil accepts all.
 	Check func(network string) error
+	// Ask returns why ADDs would fail with the entry of a conflist; nil accepts all. It is asked before an entry is
+	// replaced.
+	Ask func(ctx context.Context, list config.Conflist) error
 }
 
 // Change says what an Editor did about a network.
@@ -41,7 +49,13 @@ type Change struct {
 	BackupErr error `json:"-"` // why no backup was kept
 	// NotExchanged is why the file was replaced in a way that can lose another program's write of the same instant.
 	NotExchanged error `json:"-"`
+	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
 	Before       int   `json:"-"` // the number of plugin entries before
+
+	// Differs has the keys in which an entry that stays differs from the one to insert, if that is of a file; Replaced
+	// has those of an entry that was replaced.
+	Differs  []string `json:"differs,omitempty"`
+	Replaced []string `json:"replaced,omitempty"`
 }
 
 // maxAttempts is how often an edit is tried while another program changes the file.
@@ -91,7 +105,7 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 		if err != nil {
 			return c, err
 		}
-		return e.write(ctx, c, n.Path, nil, now)
+		return e.writeEntry(ctx, c, n, n.Path, nil, now)
 	case n.Generated && n.Original == "":
 		// It would stay the first file, before that of the next main CNI plugin.
 		if c, err := e.write(ctx, c, c.Path, doc, nil); err != nil {
@@ -101,11 +115,36 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	case n.Generated:
 		return e.update(ctx, c, n)
 	}
-	now, err := setEntry(n.Path, doc, e.Entry)
+	now, err := setEntry(n.Path, doc, e.Entry, e.Replace && len(differences(n.entryText(), e.Entry)) > 0)
 	if err != nil {
 		return c, err
 	}
-	return e.write(ctx, c, c.Path, doc, now)
+	return e.writeEntry(ctx, c, n, c.Path, doc, now)
+}
+
+// writeEntry writes the file of a network with the plugin entry, and records the entry. While it replaces one, both
+// are on record.
+func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model string, was, now []byte) (Change, error) {
+	have := n.entryText()
+	switch differs := differences(have, e.Entry); {
+	case have != nil && (!e.Replace || n.Entries > 1): // it stays
+		if len(differs) == 0 {
+			c.RecordErr = e.recordEntries(ctx, c.Path, have)
+		} else if e.FromFile {
+			c.Differs = differs
+		}
+		return e.write(ctx, c, model, was, now)
+	case have != nil && len(differs) > 0:
+		if err := e.ask(ctx, n, e.Entry); err != nil {
+			return c, err
+		}
+		c.RecordErr, c.Replaced = e.recordEntries(ctx, c.Path, have, e.Entry), differs
+	}
+	c, err := e.write(ctx, c, model, was, now)
+	if err == nil {
+		c.RecordErr = e.recordEntries(ctx, c.Path, e.Entry)
+	}
+	return c, err
 }
 
 // update generates a list again, with the plugin entry that it has, if its original has changed.
@@ -118,14 +157,14 @@ func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error)
 		return c, err
 	}
 	entry := e.Entry
-	if n.Entries > 0 {
+	if n.Entries > 0 && !e.Replace {
 		entry = n.Conflist.Plugins[n.Conflist.Entries[0].Index]
 	}
 	now, err := listOf(n.Original, conf, entry)
 	if err != nil {
 		return c, err
 	}
-	return e.write(ctx, c, c.Path, n.Conflist.Doc, now)
+	return e.writeEntry(ctx, c, n, c.Path, n.Conflist.Doc, now)
 }
 
 // write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the model.
@@ -191,7 +230,7 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	case isGenerated(list) && !slices.Contains(e.Keep, filepath.Base(list.File)):
 		return e.write(ctx, c, c.Path, list.Doc, nil)
 	}
-	now, err := setEntry(list.File, list.Doc, nil)
+	now, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {
 		return c, err
 	}

@@ -36,10 +36,20 @@ const (
 // Manager keeps the plugin entry in the conflist of a network: Sync inserts the entry if it is missing. If
 // that happens repeatedly, it names the program that most likely removes it. It removes nothing.
 type Manager struct {
-	Editor                           // whose Entry is what ReadEntry returns
-	ReadEntry func() ([]byte, error) // returns the entry to insert
-	BinDir    string                 // the directory from which runtimes run the plugin
+	Editor // whose Entry is the last good one
+	// ReadEntry returns the entry to insert, and whether it is that of conflist.entry_file. A stated file that is missing
+	// is an fs.ErrNotExist.
+	ReadEntry func() (entry []byte, fromFile bool, err error)
+	BinDir    string // the directory from which runtimes run the plugin
 	Log       *slog.Logger
+
+	// What the last sync found about the entry.
+	entryProblems []Problem
+	findings      []Finding
+	differs       []string
+	warnings      []error
+	notExchanged  error // of the last change of the file
+	dry           bool  // nothing is written
 
 	network  Network
 	present  bool        // the entry was there when the conflist was last read or written
@@ -57,6 +67,8 @@ type Status struct {
 	Inserted int  // how often it was inserted
 	Problems []Problem
 	Warnings []error   // which stop nothing
+	Findings []Finding // beside the problems
+	Differs  []string  // keys in which somebody else's entry differs from conflist.entry_file
 	Next     time.Time // when the next sync is due although nothing has changed; zero if none is
 }
 
@@ -64,7 +76,7 @@ type Status struct {
 type Problem struct {
 	Err     error
 	Waiting bool   // for something that is expected to come by itself
-	Reason  string // conflist, or plugin for its binary; as /readyz says
+	Reason  string // conflist, plugin for its binary or source for conflist.entry_file; as /readyz says
 }
 
 // Restore inserts the entry again in the file that had it last, and does nothing else: the files may be incomplete
@@ -72,11 +84,11 @@ type Problem struct {
 func (m *Manager) Restore(ctx context.Context) Status {
 	n, err := Find(m.Dir, m.Network)
 	var s Status
-	m.readEntry(&s)
 	if err != nil || m.Entry == nil || n.Path != m.network.Path || n.Entries > 0 || n.Generated || config.CheckPlugin(m.BinDir) != nil {
 		return s
 	}
 	now := time.Now()
+	m.warnings = nil
 	m.seen(n, now)
 	if s.Next = m.tried.Add(m.wait); !now.Before(s.Next) {
 		s.Next = time.Time{}
@@ -92,7 +104,9 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
 	n, err := Find(m.Dir, m.Network)
 	var s Status
-	m.readEntry(&s) // after the conflist: an entry that is missing now is replaced by the present one
+	// After the conflist was read: an entry that is missing now is replaced by the present one.
+	m.warnings = nil
+	m.follow(ctx, n)
 	if err == nil {
 		m.network, s.Present = n, n.Entries > 0
 	}
@@ -114,20 +128,6 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	return s
 }
 
-// readEntry reads the entry to insert. Until it is valid the last good one is.
-func (m *Manager) readEntry(s *Status) {
-	entry, err := m.ReadEntry()
-	if err == nil {
-		m.Entry = entry
-		return
-	}
-	which := "the last good one"
-	if m.Entry == nil {
-		which = "none"
-	}
-	s.add(Problem{Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
-}
-
 // seen takes note of whether the network has the entry.
 func (m *Manager) seen(n Network, now time.Time) {
 	present := n.Entries > 0
@@ -147,6 +147,11 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 		if s.Next.IsZero() || ends.Before(s.Next) {
 			s.Next = ends.Add(1)
 		}
+	}
+	s.Problems = append(s.Problems, m.entryProblems...)
+	s.Findings, s.Differs, s.Warnings = m.findings, m.differs, m.warnings
+	if m.notExchanged != nil {
+		s.Findings = append(slices.Clip(s.Findings), Finding{NotExchanged, m.notExchanged})
 	}
 	m.addProblems(s, n, err, missing)
 }
@@ -201,9 +206,7 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 		args = append(args, "backup", policy.Printable(c.Backup))
 	}
 	m.Log.Log(ctx, level, text, args...)
-	if c.BackupErr != nil {
-		s.Warnings = append(s.Warnings, fmt.Errorf("no backup of the conflist was kept: %w", c.BackupErr))
-	}
+	m.noteChange(c)
 	return nil
 }
 

@@ -4,10 +4,12 @@ package conflist
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -35,12 +37,13 @@ func manage(t *testing.T) *managed {
 	k.write("bin/ip-masq", "x")
 	k.mode("bin/ip-masq", 0o755)
 	k.Manager = &Manager{
-		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups"))},
-		ReadEntry: func() ([]byte, error) {
+		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups")), RecordPath: k.path("backups/conflists.json")},
+		ReadEntry: func() ([]byte, bool, error) {
 			if _, err := os.Stat(k.path("entry.json")); os.IsNotExist(err) {
-				return []byte(`{"type":"ip-masq"}`), nil
+				return []byte(`{"type":"ip-masq"}`), false, nil
 			}
-			return ReadEntry(k.path("entry.json"))
+			entry, err := ReadEntry(k.path("entry.json"))
+			return entry, true, err
 		},
 		BinDir: k.path("bin"), Log: slog.New(slog.NewTextHandler(&k.log, nil)),
 	}
@@ -202,7 +205,133 @@ func TestManagerEntryFile(t *testing.T) {
 		has("what was there already", `"cidrLimit":7`)
 		k.write(aList, listNamed("a"))
 		k.after(minWait)
-		has("the default", `{"type":"ip-masq"}`)
+		has("the last good one", `"cidrLimit":7`)
+		if len(k.last.Findings) != 1 || k.last.Findings[0].ID != EntryFileMissing {
+			t.Error(k.last.Findings)
+		}
+	})
+}
+
+// TestManagerFollowsTheEntryFile: the entry that ip-masq inserted is replaced when the entry file changes, if ADDs would
+// pass; one that somebody else wrote is not, and says so.
+func TestManagerFollowsTheEntryFile(t *testing.T) {
+	const one, two, three = `{"type":"ip-masq","cidrLimit":1}`, `{"type":"ip-masq","cidrLimit":2}`, `{"cidrLimit" : 3, "type":"ip-masq"}`
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		var refusal error
+		var asked []string
+		k.Ask = func(_ context.Context, list config.Conflist) error {
+			asked = append(asked, string(list.Plugins[list.Entries[0].Index]))
+			return refusal
+		}
+		has := func(entry string, findings ...string) {
+			t.Helper()
+			var got []string
+			for _, f := range k.last.Findings {
+				got = append(got, f.ID)
+			}
+			doc, err := os.ReadFile(k.path(aList))
+			if err != nil || string(doc) != listWith("a", entry) || !slices.Equal(got, findings) {
+				t.Errorf("%v %v %s", got, err, doc)
+			}
+		}
+		k.write("entry.json", one)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		has(one)
+		k.write("entry.json", two)
+		k.sync()
+		has(two)
+		if !slices.Equal(asked, []string{two}) {
+			t.Error(asked)
+		}
+		k.logged(1, "replaced the plugin entry")
+		k.logged(1, "changed=cidrLimit")
+
+		refusal = errors.New("conflicts with another network")
+		k.write("entry.json", three)
+		k.sync("conflist.entry_file*no pod of network \"a\" would start with it: conflicts with another network*the last good one")
+		if p := k.last.Problems[0]; p.Reason != "source" {
+			t.Error(p)
+		}
+		has(two)
+		k.write(aList, listNamed("a")) // the main plugin is restarted
+		k.after(minWait, "no pod of network \"a\" would start with it")
+		has(two)
+		refusal = nil
+		k.sync()
+		has(three)
+
+		k.write(aList, listWith("a", one)) // by hand
+		k.sync()
+		has(one, EntryDiffers)
+		if !slices.Equal(k.last.Differs, []string{"cidrLimit"}) || !strings.Contains(k.last.Findings[0].Err.Error(), "differs from conflist.entry_file in cidrLimit") {
+			t.Error(k.last)
+		}
+		k.write("entry.json", two)
+		k.sync()
+		has(one, EntryDiffers)
+		k.write("entry.json", one) // equal: it is ip-masq's from now on
+		k.sync()
+		has(one)
+		k.write("entry.json", two)
+		k.sync()
+		has(two)
+		k.write(aList, listWith("a", one))
+		k.sync()
+		k.write(aList, listNamed("a")) // removed by hand
+		k.after(minWait)
+		has(two)
+
+		k.remove("entry.json")
+		k.sync()
+		has(two, EntryFileMissing)
+		fresh := manage(t) // a reconciler that starts
+		fresh.dir, fresh.Dir, fresh.BinDir = k.dir, k.Dir, k.BinDir
+		fresh.Backups, fresh.RecordPath, fresh.ReadEntry = k.Backups, k.RecordPath, k.ReadEntry
+		k = fresh
+		k.write(aList, listNamed("a"))
+		k.sync()
+		has(two, EntryFileMissing)
+	})
+}
+
+// TestManagerWithoutARecord: an entry of an earlier version is ip-masq's if its backup shows that.
+func TestManagerWithoutARecord(t *testing.T) {
+	for _, withBackup := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			k := manage(t)
+			k.write("entry.json", `{"type":"ip-masq","cidrLimit":1}`)
+			k.write(aList, listNamed("a"))
+			k.sync()
+			k.remove("backups/conflists.json")
+			if !withBackup {
+				k.remove("backups")
+			}
+			k.write("entry.json", `{"type":"ip-masq","cidrLimit":2}`)
+			k.sync()
+			if doc, err := os.ReadFile(k.path(aList)); err != nil || strings.Contains(string(doc), `"cidrLimit":2`) != withBackup || len(k.last.Differs) > 0 == withBackup {
+				t.Errorf("backup %v: %+v, %v %s", withBackup, k.last, err, doc)
+			}
+		})
+	}
+}
+
+// TestManagerKilledWhileItReplaces: the file still has the former entry, and the record both.
+func TestManagerKilledWhileItReplaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":1}`)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		if err := k.recordEntries(t.Context(), k.path(aList), []byte(`{"type":"ip-masq","cidrLimit":1}`), []byte(`{"type":"ip-masq","cidrLimit":2}`)); err != nil {
+			t.Fatal(err)
+		}
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":3}`)
+		k.sync()
+		if doc, err := os.ReadFile(k.path(aList)); err != nil || !strings.Contains(string(doc), `"cidrLimit":3`) {
+			t.Errorf("%+v %v %s", k.last, err, doc)
+		}
 	})
 }
 

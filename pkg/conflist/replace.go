@@ -156,11 +156,9 @@ func withModeOf(other fs.FileInfo) func(*os.File) error {
 // copy (mode 0600: it may have credentials). It creates the directory, which is in the dataDir, if it
 // is missing. The name of the copy is the file's with the SHA-256 of its path; no runtime loads it.
 func backup(ctx context.Context, makeDir func() (string, error), path string, was []byte) (kept string, err error) {
-	const maxStem = 128 // file names end at 255 bytes
 	dir, err := makeDir()
 	if err == nil {
-		stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
-		kept = filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
+		kept = backupPath(dir, path)
 		if checkUnchanged(kept, was) != nil {
 			err = stage(ctx, kept, was, nil, (*safefile.Dir).Rename)
 		}
@@ -169,4 +167,10 @@ func backup(ctx context.Context, makeDir func() (string, error), path string, wa
 		return "", fmt.Errorf("back up %s: %w", policy.Printable(path), err)
 	}
 	return kept, nil
+}
+
+func backupPath(dir, path string) string {
+	const maxStem = 128 // file names end at 255 bytes
+	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
+	return filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
 }

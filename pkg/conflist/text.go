@@ -58,9 +58,9 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 }
 
 // setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none.
-// An entry that is there already stays as it is; of several, which would all run on each ADD, the
-// first stays. All other bytes stay.
-func setEntry(path string, doc, entry []byte) ([]byte, error) {
+// An entry that is there already stays as it is, unless it is to be replaced; of several, which would all run on
+// each ADD, the first stays. All other bytes stay.
+func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	list := config.ParseConflist(path, doc)
 	if list.Err != nil {
 		return nil, list.Err
@@ -73,19 +73,25 @@ func setEntry(path string, doc, entry []byte) ([]byte, error) {
 	plugins, err := pluginSpans(doc)
 	switch {
 	case err != nil:
-	case entry == nil && len(present) == 0, entry != nil && len(present) == 1:
+	case entry == nil && len(present) == 0, entry != nil && len(present) == 1 && !replace:
 		return doc, nil
 	case entry == nil && len(present) == len(plugins):
 		err = ErrOnlyPlugin
 	case entry == nil:
 		now, entries = remove(doc, plugins, present), 0
-	case len(present) > 0:
+	case len(present) > 1:
 		now = remove(doc, plugins, present[1:])
 	default:
 		if err = checkEntry(entry, list.Network, list.CNIVersion); err != nil {
 			return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
 		}
-		now = insert(doc, plugins, entry)
+		if len(present) == 0 {
+			now = insert(doc, plugins, entry)
+			break
+		}
+		at := plugins[present[0]]
+		before := doc[:at.from]
+		now = slices.Concat(before, indented(entry, before[len(bytes.TrimRight(before, " \t\n\r")):]), doc[at.to:])
 	}
 	if err == nil {
 		err = verify(list, now, entries)
@@ -158,12 +164,17 @@ func insert(doc []byte, plugins []span, entry []byte) []byte {
 		bracket := bytes.LastIndexByte(doc[:last.from], '[')
 		separator = slices.Concat([]byte(","), doc[bracket+1:last.from])
 	}
-	text := bytes.TrimSpace(entry)
 	_, space, _ := bytes.Cut(separator, []byte(","))
+	return slices.Concat(doc[:last.to], separator, indented(entry, space), doc[last.to:])
+}
+
+// indented returns an entry whose lines have the indentation that ends the space before it.
+func indented(entry, space []byte) []byte {
+	text := bytes.TrimSpace(entry)
 	if i := bytes.LastIndexByte(space, '\n'); i >= 0 {
 		text = bytes.ReplaceAll(text, []byte("\n"), space[i:])
 	}
-	return slices.Concat(doc[:last.to], separator, text, doc[last.to:])
+	return text
 }
 
 // remove removes plugins, at least one of which stays, with what separates each from the plugin
@@ -198,5 +209,5 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
 	}
 	text := fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", conf.Network, conf.CNIVersion, bytes.TrimSpace(doc))
-	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry)
+	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry, false)
 }

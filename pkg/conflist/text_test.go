@@ -57,7 +57,7 @@ func loadedBy(t *testing.T, name string, doc []byte) config.Conflist {
 }
 
 // edited inserts the entry into a list or, if it is nil, removes all.
-func edited(doc, entry []byte) ([]byte, error) { return setEntry("a.conflist", doc, entry) }
+func edited(doc, entry []byte) ([]byte, error) { return setEntry("a.conflist", doc, entry, false) }
 
 func count(t interface{ Fatal(...any) }, doc []byte) int {
 	list := config.ParseConflist("a.conflist", doc)

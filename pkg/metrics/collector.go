@@ -76,6 +76,8 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 		present = &m.conflist.Present
 		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
 			"with conflist.manage only.")(boolToFloat(m.conflist.Flapping))
+		e.gauge("conflist_entry_differs", "Whether the plugin entry differs from conflist.entry_file and was not written by ip-masq (1) or not (0); "+
+			"with conflist.manage only.")(boolToFloat(len(m.conflist.Differs) > 0))
 	}
 	if present != nil {
 		e.gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+

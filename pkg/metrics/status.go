@@ -50,8 +50,16 @@ type Status struct {
 	Chains          []ChainCount `json:"chains"`
 	PluginVersion   string       `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool         `json:"conflistManaged"`
+	// ConflistFindings are the findings about the plugin entry.
+	ConflistFindings []ConflistFinding `json:"conflistFindings,omitempty"`
 
 	ListenErrs []string `json:"listenErrors,omitempty"` // why addresses cannot be bound
+}
+
+// ConflistFinding is a finding of doctor about the plugin entry.
+type ConflistFinding struct {
+	ID      string `json:"id"`
+	Message string `json:"message"`
 }
 
 // AgentFiles are the agent files as the reconciler read them, or why they could not be read.
@@ -122,6 +130,11 @@ func (m *Monitor) Status() Status {
 		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil,
 		ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
+	}
+	if m.conflist != nil {
+		for _, f := range m.conflist.Findings {
+			s.ConflistFindings = append(s.ConflistFindings, ConflistFinding{f.ID, f.Err.Error()})
+		}
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()

@@ -421,9 +421,12 @@ func (l *Loop) synced(e synced, now time.Time) {
 		c := *s.conflist
 		r.Conflist, s.conflist.Inserted = &c, 0
 		for _, p := range c.Problems {
-			r.Problems = append(r.Problems, Problem{Reason: Reason(p.Reason), Err: p.Err, Waiting: p.Waiting})
+			r.add(Problem{Reason: Reason(p.Reason), Err: p.Err, Waiting: p.Waiting})
 		}
 		r.Warnings = append(r.Warnings, c.Warnings...)
+		for _, f := range c.Findings {
+			r.warn(FindingWarning{f.Err, f.ID})
+		}
 	}
 	l.watch(r)
 	l.report(r)

@@ -32,6 +32,8 @@ const (
 	backupsDir       = "backups" // of conflists; package conflist writes them
 	markerFile       = "made-by-ip-masq"
 
+	conflistRecordFile = "conflists.json" // among the backups
+
 	documentSuffix          = ".json"
 	verificationCacheSuffix = ".verified"
 	damagedSuffix           = ".damaged"
@@ -79,6 +81,11 @@ func (d *Dir) Backups() (string, error) {
 	}
 	f.close()
 	return f.path(), nil
+}
+
+// ConflistRecordPath returns where package conflist records what it wrote into conflists.
+func (d *Dir) ConflistRecordPath() string {
+	return d.path + "/" + backupsDir + "/" + conflistRecordFile
 }
 
 // Path returns the directory's path in its shortest form (filepath.Clean).

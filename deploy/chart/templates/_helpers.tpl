@@ -323,11 +323,6 @@ name what people find. */}}
 {{- range $key, $value := .Values.policy }}, {{ toJson $key }}: {{ include "ip-masq.value" (list $key $value) }}{{ end }}}
 {{- end }}
 
-{{/* The plugin entry of the revision that is deployed, if it had one and helm may ask. */}}
-{{- define "ip-masq.formerEntry" -}}
-{{- with lookup "v1" "ConfigMap" .Release.Namespace (include "ip-masq.fullname" .) }}{{ get .data "entry.json" | trim }}{{ end }}
-{{- end }}
-
 {{/* The value of a key as JSON. In YAML, off without quotes is false. */}}
 {{- define "ip-masq.value" -}}
 {{- $key := index . 0 }}{{ $value := index . 1 }}
@@ -382,12 +377,6 @@ that of the plugin entry: each of two chains would masquerade what the other exe
 {{- include "ip-masq.validateCIDR" (dict "cidr" $item "at" $at) }}
 {{- end }}
 {{- end }}
-{{- end }}
-{{- end }}
-{{- if not (or .Values.uninstall.enabled .Values.nodeSettings .Values.agentReplacement.enabled) }}
-{{- $former := include "ip-masq.formerEntry" . | default "{}" | fromJson }}
-{{- if and $former (ne $chain ($former.masqChain | default "IP-MASQ-AGENT")) }}
-{{- fail (printf "policy.masqChain: %s differs from %s of the release so far, which conflists keep, and each chain would masquerade what the other exempts; uninstall with uninstall.enabled=true first" $chain ($former.masqChain | default "IP-MASQ-AGENT")) }}
 {{- end }}
 {{- end }}
 {{- if .Values.reconciler }}

@@ -341,6 +341,8 @@ func TestAlerts(t *testing.T) {
 		{"third-party rules", "sound", "IPMasqForeignRules", map[string]values{"ip_masq_foreign_rules": is(2)}},
 		{"another plugin's version", "sound", "IPMasqVersionSkew", map[string]values{`ip_masq_build_info`: absent}},
 		{"another ConfigMap in force", "sound", "IPMasqNodesDiffer", map[string]values{`ip_masq_source_hash{source="agent-files"}`: is(7)}},
+		{"another policy of a network in force", "sound", "IPMasqNodesDiffer", map[string]values{`ip_masq_source_hash{source!="agent-files"}`: is(7)}},
+		{"an entry that somebody has changed", "sound", "IPMasqEntryDiffers", map[string]values{`ip_masq_conflist_entry_differs`: is(1)}},
 		{"another ConfigMap for a moment", "sound", "", map[string]values{`ip_masq_source_hash{source="agent-files"}`: during(20*time.Minute, 7)}},
 		{"many packets that the guard drops", "sound", "IPMasqGuardPackets", map[string]values{"ip_masq_guard_packets_total": rising(900, time.Minute, 1000)}},
 		{"late packets that the guard drops", "sound", "", map[string]values{"ip_masq_guard_packets_total": rising(300, time.Minute, 1000)}},
