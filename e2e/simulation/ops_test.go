@@ -552,6 +552,13 @@ func (w *world) harm(o *op) {
 	w.book.recordsLost = true
 	text, is := w.machine.ReadFile(file)
 	w.book.recordLost = w.book.recordLost || o.number < 2
+	for _, chains := range w.kernel.chains {
+		for ref := range chains {
+			if o.number < 2 { // whatever becomes of them is not on record any more
+				w.book.orphans = append(w.book.orphans, ref.Chain)
+			}
+		}
+	}
 	switch {
 	case o.kind == "lose":
 		w.machine.Remove(file)

@@ -18,8 +18,9 @@ import (
 type book struct {
 	fault         int // seq of the last one
 	faultTime     time.Time
-	tampered      int  // seq of the last time that another program changed owned rules; 0: they were repaired since
-	guardTampered bool // its guard may drop anything
+	tampered      int      // seq of the last time that another program changed owned rules; 0: they were repaired since
+	orphans       []string // chains that were in the kernel when the record was damaged or lost
+	guardTampered bool     // its guard may drop anything
 	harmed        []string
 	recordLost    bool
 	disrupted     int       // seq of the last thing that another program did
@@ -289,7 +290,7 @@ func (w *world) judgeRecord() {
 	w.book.recordLost = false
 	for choice, chains := range w.kernel.chains {
 		for ref := range chains {
-			found := false
+			found := slices.Contains(w.book.orphans, ref.Chain)
 			for _, c := range record.Chains {
 				found = found || c.Chain == ref.Chain && c.Family == string(ref.Family) && c.Backend == string(choice.Backend) && c.Variant == choice.Variant
 			}
