@@ -83,14 +83,10 @@ func (n *node) sync(ctx context.Context) error {
 		return err
 	}
 	verified := !n.dryRun && n.sameInputs(reading) && n.entryVerified()
-	mayPass := verified && n.recordErr == nil
-	if mayPass && !n.concernsPod(reading) && n.rulesVerified(reading) {
+	if verified && n.recordErr == nil && n.podVerified(reading) && n.rulesVerified(reading) {
 		return nil
 	}
 	state := reading.State()
-	if mayPass && n.PodsRecorded(state) && n.rulesVerified(reading) {
-		return nil
-	}
 	if n.recordErr != nil {
 		if err := cmp.Or(n.podErr(n.Policies(state)), n.heldErr()); err != nil {
 			return err
@@ -100,9 +96,7 @@ func (n *node) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if stored := state.Find(own.ID); !n.isUnknown(state, own.ID) && stored != nil && !stored.Superseded &&
-		stored.Policy.Equal(own.Policy) &&
-		(own.ConfDir == "" || own.ConfDir == stored.ConfDir) && !n.newSubnets(*stored) {
+	if n.isStored(state, own) {
 		if observed := n.observeAndCache(ctx, reading, state); observed.InSync() && !n.loses(observed) {
 			n.warnInactive(observed)
 			n.observedResets(observed)
@@ -130,6 +124,16 @@ func (n *node) sync(ctx context.Context) error {
 	}
 	n.Warn(lock.Tidy(state))
 	return n.write(ctx, lock, state, own)
+}
+
+// podVerified reports whether the files say nothing of the pod, or what they should.
+func (n *node) podVerified(r *store.Reading) bool { return !n.concernsPod(r) || n.PodsRecorded(r.State()) }
+
+// isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
+func (n *node) isStored(state store.State, own policy.Source) bool {
+	stored := state.Find(own.ID)
+	return !n.isUnknown(state, own.ID) && stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) &&
+		(own.ConfDir == "" || own.ConfDir == stored.ConfDir) && !n.newSubnets(*stored)
 }
 
 // ownSource returns the source of the network: the stored one if its entry was verified, else that of the entry.
@@ -277,10 +281,7 @@ func (n *node) podErr(policies []policy.Policy) error {
 // heldErr returns that the pod has an address that the record of another pod holds: a list of namespaces that comes into
 // force later would be about that one.
 func (n *node) heldErr() error {
-	pods, _, err := n.Dir.Pods()
-	if err != nil {
-		return nil // recordErr says why
-	}
+	pods, _, _ := n.Dir.Pods() // recordErr says what is wrong
 	for _, p := range pods {
 		for _, a := range n.pod.Addresses {
 			if p.Attachment != n.pod.Attachment && slices.Contains(p.Addresses, a) {

@@ -159,9 +159,11 @@ func (n *node) resetConnections(ctx context.Context) {
 	}
 }
 
-// observedResets takes note of resets on record, unless there is an active reconciler, which makes them.
+// observedResets takes note of resets on record, unless there is an active reconciler, which makes them. The connections of
+// a former pod end before this ADD returns, whoever else may end them.
 func (n *node) observedResets(s *enforce.State) {
-	n.resets = s.ResetsDue() && !n.dryRun && !n.Dir.ReconcilerActive() && !n.Dir.ResetsRunning()
+	others := func() bool { return n.Dir.ReconcilerActive() || n.Dir.ResetsRunning() }
+	n.resets = s.ResetsDue() && !n.dryRun && (s.Passed(n.pod.Addresses) || !others())
 }
 
 func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }

@@ -186,19 +186,8 @@ func (s *State) keepWhatExists() {
 	s.unknown, s.Duplicates = true, nil
 	exists := map[policy.ChainFamily]bool{}
 	for i := range s.Chains {
-		c := &s.Chains[i]
-		c.Desired.Chains = slices.Clone(c.Desired.Chains)
-		for j, want := range c.Desired.Chains {
-			have := c.Observed.Find(want.Family, want.Name)
-			if have == nil || len(have.Rules) == 0 {
-				continue
-			}
-			stays := *have
-			if len(have.Jumps) == 0 {
-				stays.Jumps = want.Jumps
-			}
-			c.Desired.Chains[j] = stays
-			exists[policy.ChainFamily{Chain: want.Name, Family: want.Family}] = true
+		for _, kept := range s.Chains[i].keep() {
+			exists[kept] = true
 		}
 	}
 	for i := range s.tables {
@@ -211,17 +200,31 @@ func (s *State) keepWhatExists() {
 	}
 	g := &s.Guard
 	desired := slices.Clone(g.Observed.Guards)
-	isObserved := func(d policy.Guard) bool {
-		return slices.ContainsFunc(g.Observed.Guards, func(o policy.Guard) bool { return o.Chain == d.Chain && o.Family == d.Family })
-	}
 	for _, d := range g.Desired {
-		if isObserved(d) || exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
-			continue
-		}
-		if d.Bound, d.ExemptPods = nil, nil; d.HasEffect() || d.Mode == policy.GuardCount {
-			desired = append(desired, d)
+		if g.observed(d.Chain, d.Family) == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
+			if d.Bound, d.ExemptPods = nil, nil; d.Mode != policy.GuardOff {
+				desired = append(desired, d)
+			}
 		}
 	}
 	g.Desired = desired
 	s.compare()
+}
+
+// keep makes desired the rules that a chain has, with a missing jump, and returns the families in which it has some.
+func (c *Chain) keep() (kept []policy.ChainFamily) {
+	c.Desired.Chains = slices.Clone(c.Desired.Chains)
+	for j, want := range c.Desired.Chains {
+		have := c.Observed.Find(want.Family, want.Name)
+		if have == nil || len(have.Rules) == 0 {
+			continue
+		}
+		stays := *have
+		if len(have.Jumps) == 0 {
+			stays.Jumps = want.Jumps
+		}
+		c.Desired.Chains[j] = stays
+		kept = append(kept, policy.ChainFamily{Chain: want.Name, Family: want.Family})
+	}
+	return kept
 }

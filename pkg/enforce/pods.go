@@ -46,11 +46,11 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 		return
 	}
 	c.Policy.SetExemptPods(s.exempt.addresses())
-	if err := c.Policy.CheckBounds(b.Layout()); err == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
+	beyond := c.Policy.CheckBounds(b.Layout())
+	if beyond == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
 		return
-	} else {
-		c.beyondErr = err
 	}
+	c.beyondErr = beyond
 	exempts := func(p store.ExemptPod) bool {
 		return slices.ContainsFunc(c.Policy.Namespaces, func(n policy.NamedNamespace) bool { return n.Name == p.Namespace })
 	}

@@ -171,42 +171,11 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		return nil, 0, err
 	}
 	defer func() { _ = running.Close() }()
-	// A writer of rules holds the lock, so the rules that a reset on record is for are in place by now.
-	var s store.State
-	var began int64
-	if err := e.withLock(ctx, func(*store.Lock) (err error) {
-		began = bootTime() // before any reset that is recorded from here on, which this walk is not for
-		s, err = e.Dir.Load()
-		return err
-	}); err != nil {
-		return nil, 0, err
+	s, due, next, began, err := e.readDue(ctx)
+	if err != nil || len(due) == 0 {
+		return nil, next, err
 	}
-	for _, files := range [][]store.FileError{s.Newer, s.Damaged} {
-		if len(files) > 0 { // what is masqueraded is not known
-			return nil, 0, files[0].Err
-		}
-	}
-	due, next := dueResets(e.currentBoot(s.Record))
-	if len(due) == 0 {
-		return nil, next, nil
-	}
-	var before [][]policy.Policy
-	for _, r := range due {
-		if r.Before != nil {
-			before = append(before, policiesOf(r.Before, r.Pods))
-		}
-	}
-	untranslated := slices.ContainsFunc(due, store.Reset.FindsUntranslated)
-	now := e.Policies(s)
-	judge := policy.NewConnectionJudge(now, before, untranslated)
-	for _, r := range due {
-		for _, l := range r.Left {
-			judge.Left(l.Chain, l.Address)
-		}
-		for _, a := range r.Passed {
-			judge.Passed(chainOf(now, a), a)
-		}
-	}
+	judge := e.judge(s, due)
 	if err := e.Dir.CheckWritable(); err != nil { // a walk that cannot be recorded would be repeated without end
 		return nil, 0, &UnwritableError{err}
 	}
@@ -225,7 +194,55 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		defer cancel()
 		next = 0
 	}
-	err = e.withLock(ctx, func(lock *store.Lock) error {
+	if err = e.recordWalk(ctx, due, began, deleted, failed); err != nil {
+		err = &UnwritableError{err}
+	}
+	return deleted, next, errors.Join(failed, err)
+}
+
+// readDue reads the resets on record that are due, when it began to, and how long to wait for the others. A writer of rules
+// holds the lock, so the rules that a reset is for are in place by now.
+func (e *Enforcer) readDue(ctx context.Context) (s store.State, due []store.Reset, next time.Duration, began int64, err error) {
+	err = e.withLock(ctx, func(*store.Lock) (err error) {
+		began = bootTime() // before any reset that is recorded from here on, which this walk is not for
+		s, err = e.Dir.Load()
+		return err
+	})
+	if files := slices.Concat(s.Newer, s.Damaged); err == nil && len(files) > 0 { // what is masqueraded is not known
+		err = files[0].Err
+	}
+	if err == nil {
+		due, next = dueResets(e.currentBoot(s.Record))
+	}
+	return s, due, next, began, err
+}
+
+// judge returns the judge of resets.
+func (e *Enforcer) judge(s store.State, due []store.Reset) *policy.ConnectionJudge {
+	var before [][]policy.Policy
+	for _, r := range due {
+		if r.Before != nil {
+			before = append(before, policiesOf(r.Before, r.Pods))
+		}
+	}
+	now := e.Policies(s)
+	judge := policy.NewConnectionJudge(now, before, slices.ContainsFunc(due, store.Reset.FindsUntranslated))
+	for _, r := range due {
+		for _, l := range r.Left {
+			judge.Left(l.Chain, l.Address)
+		}
+		for _, a := range r.Passed {
+			judge.Passed(chainOf(now, a), a)
+		}
+	}
+	return judge
+}
+
+// recordWalk takes the resets of a walk that did not fail off the record, and adds how many connections it deleted.
+func (e *Enforcer) recordWalk(
+	ctx context.Context, due []store.Reset, began int64, deleted map[policy.ChainFamily]uint64, failed error,
+) error {
+	return e.withLock(ctx, func(lock *store.Lock) error {
 		s, err := e.Dir.Load()
 		if err != nil || lock == nil {
 			return err
@@ -237,16 +254,12 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 		rec.Resets = slices.DeleteFunc(rec.Resets, func(r store.Reset) bool {
 			return failed == nil && slices.ContainsFunc(due, func(d store.Reset) bool { return d.At == r.At })
 		})
-		if untranslated || failed != nil {
+		if failed != nil || slices.ContainsFunc(due, store.Reset.FindsUntranslated) {
 			rec.LastReset = began
 		}
 		rec.Deleted = addDeleted(rec, deleted)
 		return lock.PutRecord(rec)
 	})
-	if err != nil {
-		err = &UnwritableError{err}
-	}
-	return deleted, next, errors.Join(failed, err)
 }
 
 // addDeleted returns the numbers of the record with those of a walk, without chains that are gone.
@@ -296,6 +309,13 @@ func (s *State) PendingResets() bool { return len(s.record.Resets) > 0 }
 // ResetsDue reports whether ResetConnections has something to do now. Without the rules nothing would translate the
 // connections.
 func (s *State) ResetsDue() bool { return !s.Failed() && ResetsDue(s.record) }
+
+// Passed reports whether a reset on record is for one of these addresses, which passed to another pod.
+func (s *State) Passed(addresses []netip.Addr) bool {
+	return slices.ContainsFunc(s.record.Resets, func(r store.Reset) bool {
+		return slices.ContainsFunc(r.Passed, func(a netip.Addr) bool { return slices.Contains(addresses, a) })
+	})
+}
 
 // ResetsDue reports whether ResetConnections has something to do now for the record of this boot.
 func ResetsDue(rec store.Record) bool {

@@ -158,16 +158,8 @@ type OwnedChain struct {
 // must never be in it.
 func (r Record) validate() error {
 	for i, c := range r.Chains {
-		if err := policy.ValidateChainName(c.Chain); err != nil {
-			return fmt.Errorf("chains[%d]: chain %s %w", i, policy.Quote(c.Chain), err)
-		}
-		if !slices.Contains(policy.Families(), c.Family) {
-			return fmt.Errorf("chains[%d]: %s is not a family", i, policy.Quote(string(c.Family)))
-		}
-		nft := c.Backend == policy.NFTables && c.Variant == ""
-		if ipt := c.Backend == policy.IPTables && (c.Variant == "nft" || c.Variant == "legacy"); !nft && !ipt {
-			return fmt.Errorf("chains[%d]: backend %s with variant %s is not one that rules can be in",
-				i, policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
+		if err := c.validate(); err != nil {
+			return fmt.Errorf("chains[%d]: %w", i, err)
 		}
 	}
 	for i, o := range r.Outputs {
@@ -191,6 +183,21 @@ func (r Record) validate() error {
 				return fmt.Errorf("resets[%d].before: %w", i, err)
 			}
 		}
+	}
+	return nil
+}
+
+func (c OwnedChain) validate() error {
+	nft := c.Backend == policy.NFTables && c.Variant == ""
+	ipt := c.Backend == policy.IPTables && (c.Variant == "nft" || c.Variant == "legacy")
+	if err := policy.ValidateChainName(c.Chain); err != nil {
+		return fmt.Errorf("chain %s %w", policy.Quote(c.Chain), err)
+	}
+	if !slices.Contains(policy.Families(), c.Family) {
+		return fmt.Errorf("%s is not a family", policy.Quote(string(c.Family)))
+	}
+	if !nft && !ipt {
+		return fmt.Errorf("backend %s with variant %s is not one that rules can be in", policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
 	}
 	return nil
 }
