@@ -185,12 +185,12 @@ func (n *node) newSubnets(stored policy.Source) bool {
 // write makes a policy that of the network, and syncs the rules.
 func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
 	n.warnDamaged(state.Damaged)
-	s, err := n.apply(ctx, lock, state, own)
+	s, chain, err := n.apply(ctx, lock, state, own)
 	var unwritable *enforce.UnwritableError
 	if !errors.As(err, &unwritable) {
 		return err
 	}
-	if n.stateUnwritable(s, own.Policy.Chain, unwritable) == nil {
+	if n.stateUnwritable(s, chain, unwritable) == nil {
 		return nil
 	}
 	// The rules may be right without the pod's subnets, which cannot be recorded or, in STATUS, are not known: for those on
@@ -199,51 +199,51 @@ func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, o
 	if state.Find(own.ID) == nil && !n.pluginFile.Present {
 		for _, g := range s.Guard.Observed.Guards {
 			for _, r := range g.Scope.Sources {
-				if g.Chain == own.Policy.Chain {
+				if g.Chain == chain {
 					own.PodSubnets = append(own.PodSubnets, r.Prefixes()...)
 				}
 			}
 		}
 	}
-	s, err = n.apply(ctx, lock, state, own)
+	s, chain, err = n.apply(ctx, lock, state, own)
 	if errors.As(err, &unwritable) {
-		err = n.stateUnwritable(s, own.Policy.Chain, unwritable)
+		err = n.stateUnwritable(s, chain, unwritable)
 	}
 	return err
 }
 
-// apply applies a proposal with this policy for the network. If other documents cannot be read, nothing is verified: the
+// apply applies a proposal with this policy for the network, and returns the chain of the one that is in force then. If other documents cannot be read, nothing is verified: the
 // ADD passes while the chain exists.
-func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (*enforce.State, error) {
+func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (_ *enforce.State, chain string, err error) {
 	p := enforce.Proposal{Sources: state.Sources}
 	if err := p.Add(own, n.conflists, n.Warn); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	chain := p.Chain(own.ID)
+	chain = p.Chain(own.ID)
 	if n.isUnknown(state, own.ID) {
 		p.Incomplete = true
 		exists := n.ObserveProposal(ctx, &p, state.Record).Exists(chain)
 		switch {
 		case exists && (len(state.Newer) > 0 || state.Find(own.ID) != nil):
 			n.warnNewer(state)
-			return nil, nil
+			return nil, chain, nil
 		case len(state.Newer) > 0:
-			return nil, withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", chain, state.Newer[0].Err))
+			return nil, chain, withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", chain, state.Newer[0].Err))
 		}
 	}
 	if err := n.podErr(n.Policies(store.State{Sources: p.Sources, Record: state.Record})); err != nil {
-		return nil, err
+		return nil, chain, err
 	}
 	s, err := n.Apply(ctx, lock, state, &p)
 	n.resets = s.ResetsDue()
 	if errors.Is(err, store.ErrNewer) && s.Exists(chain) { // the rules of the newer version stay in force
 		n.Warn(err)
-		return s, nil
+		return s, chain, nil
 	}
 	if err == nil {
 		err = cmp.Or(s.Beyond(chain, n.pod.Addresses), n.chainErr(s, chain))
 	}
-	return s, err
+	return s, chain, err
 }
 
 // concernsPod reports whether the files may say something of the pod or its addresses.

@@ -71,6 +71,9 @@ func (e *Enforcer) desireRules(c *Chain) error {
 
 // desirePods lists the pods again, and desires what their exemption asks for.
 func (e *Enforcer) desirePods(s *State) {
+	if s.unknown { // what exists stays as it is
+		return
+	}
 	s.record.Namespaces = nil // so that all attachments are listed
 	e.exemptPods(s)
 	s.record.Namespaces = s.planned.Namespaces

@@ -146,11 +146,11 @@ func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, dif
 func (a *asks) observe(ctx context.Context, s *State) {
 	for i := range s.tables {
 		t := &s.tables[i]
-		if rules, written := a.written[t.choice]; written {
+		if rules, written := a.written[t.choice]; written && t.looks == 0 {
 			t.observation.Rules, t.looks, t.err = rules, settledLooks, nil
 		}
 	}
-	if g := &s.Guard; a.guarded != nil {
+	if g := &s.Guard; a.guarded != nil && g.looks == 0 {
 		guards := *a.guarded
 		g.Observed.Guards, g.looks = guards, settledLooks
 		g.compare = func(want []policy.Guard) policy.Diff { return compareGuards(want, guards) }
@@ -158,11 +158,24 @@ func (a *asks) observe(ctx context.Context, s *State) {
 	a.read(ctx, s)
 }
 
+// plain returns a guard in which a list without items is nil, except Bound.
+func plain(g policy.Guard) policy.Guard {
+	for _, list := range []*policy.Ranges{&g.Scope.Sources, &g.Exempt, &g.ExemptPods} {
+		if len(*list) == 0 {
+			*list = nil
+		}
+	}
+	if len(g.Scope.Interfaces) == 0 {
+		g.Scope.Interfaces = nil
+	}
+	return g
+}
+
 // compareGuards compares lists of guards.
 func compareGuards(want, have []policy.Guard) (diff policy.Diff) {
 	missing := func(from, in []policy.Guard, unexpected bool) {
 		for _, g := range from {
-			if !slices.ContainsFunc(in, func(x policy.Guard) bool { return reflect.DeepEqual(x, g) }) {
+			if !slices.ContainsFunc(in, func(x policy.Guard) bool { return reflect.DeepEqual(plain(x), plain(g)) }) {
 				diff = append(diff, policy.Change{Kind: policy.GuardChange, Family: g.Family, Chain: g.Chain, Unexpected: unexpected, Text: fmt.Sprint(g)})
 			}
 		}

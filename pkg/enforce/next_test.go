@@ -116,7 +116,7 @@ func (w *world) sources(t *rapid.T) (all []policy.Source) {
 			continue
 		}
 		p := policy.SourcePolicy{
-			Chain:              []string{"A", "B", "C"}[i],
+			Chain:              []string{"A", "B", "C"}[i] + rapid.SampledFrom([]string{"", "", "-RENAMED"}).Draw(t, "chain"),
 			NonMasqueradeCIDRs: append([]netip.Prefix{}, list("exempt", "10.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24")...),
 			EnableIPv6:         boolean("enableIPv6"),
 			Guard:              rapid.SampledFrom([]policy.GuardMode{"", policy.GuardDrop, policy.GuardDrop, policy.GuardCount}).Draw(t, "guard"),
@@ -182,6 +182,9 @@ func (w *world) apply(sources []policy.Source) {
 		s.begin(1)
 		if s = run(context.Background(), s, worldEffects{w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
 			w.t.Fatalf("a refused policy is stored\n%s\n%s", kernel, w)
+		}
+		if !w.faults && (s.refused != nil || !s.InSync()) {
+			w.t.Fatalf("a change without faults ends with %v, %v, stale %v, guard %v\n%s", s.refused, s.Diff(), s.Stale, s.Guard.Err, w)
 		}
 		return s
 	})

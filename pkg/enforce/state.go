@@ -255,13 +255,15 @@ func (s *State) DiscardDiff() {
 
 // Err returns why the rules of a chain are not known to be as desired, or nil.
 func (s *State) Err(chain string) error {
-	if c := s.Find(chain); c != nil {
-		if c.Err != nil {
-			return c.Err
-		}
-		if diff := s.ChainDiff(c); len(diff) > 0 {
-			return &DriftError{diff}
-		}
+	c := s.Find(chain)
+	switch {
+	case c == nil:
+		return fmt.Errorf("no policy is about chain %s", chain)
+	case c.Err != nil:
+		return c.Err
+	}
+	if diff := s.ChainDiff(c); len(diff) > 0 {
+		return &DriftError{diff}
 	}
 	return s.Guard.err(chain)
 }

@@ -146,12 +146,9 @@ func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
 	return s
 }
 
-// guardsDue reports whether the guards in the kernel are not those for the rules in the kernel. They are written for the
-// rules before a change and for those after it.
-func (s *State) guardsDue() bool {
-	const phases = 2
-	return s.guardDiffers() && s.Guard.writes < phases*maxWrites
-}
+// guardsDue reports whether the guards in the kernel are not those for the rules in the kernel. They are written again
+// whenever the rules have changed.
+func (s *State) guardsDue() bool { return s.guardDiffers() && s.Guard.writes < maxWrites }
 
 // writeRules writes the rules of a backend.
 type writeRules struct{ choice netfilter.Choice }
@@ -166,7 +163,7 @@ func (w writeRules) take(ctx context.Context, do effects, s *State) *State {
 	}
 	if err == nil {
 		err = do.rules(ctx, t, s.desired(t), s.differing(t))
-		t.looks, t.writes = 0, t.writes+1
+		t.looks, t.writes, s.Guard.writes = 0, t.writes+1, 0
 	}
 	switch {
 	case errors.Is(err, netfilter.ErrChanged):
@@ -203,12 +200,24 @@ func (removeStale) take(ctx context.Context, do effects, s *State) *State {
 	o := s.removable()[0]
 	err := do.remove(ctx, o)
 	if do.warn(err); err == nil {
-		s.removed = append(s.removed, o)
+		s.removed, s.Guard.writes = append(s.removed, o), 0
+		s.forget(o)
 	} else {
 		s.stuck = append(s.stuck, o) // so that not every ADD tries again
 	}
 	s.compare()
 	return s
+}
+
+// forget takes a chain that was removed out of what was read.
+func (s *State) forget(o store.OwnedChain) {
+	for i := range s.tables {
+		if t := &s.tables[i]; t.choice == choiceOf(o) {
+			t.observation.Rules.Chains = slices.DeleteFunc(slices.Clone(t.observation.Rules.Chains), func(c policy.Chain) bool {
+				return c.Name == o.Chain && c.Family == o.Family
+			})
+		}
+	}
 }
 
 // removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
