@@ -15,8 +15,8 @@ import (
 )
 
 // TestUnwritableFamily enables IPv6 on a node without ip6tables. It checks that neither the
-// reconciler nor an ADD writes IPv4 rules that it would have to roll back, and that the node
-// becomes ready once the program exists.
+// reconciler nor an ADD writes half of a new chain, and that the node becomes ready once the
+// program exists.
 func TestUnwritableFamily(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[1])
@@ -31,13 +31,13 @@ func TestUnwritableFamily(t *testing.T) {
 	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\n")
 	watcher := n.watchCommits(t)
 	d := n.startReconciler(t)
-	d.eventuallyUnready(t, "the agent files", "ip6tables")
+	d.eventuallyUnready(t, "chain IP-MASQ-AGENT", "ip6tables")
 	const long = 3 * time.Second
 	time.Sleep(long)
 	if count := watcher.Count(); count > 0 {
 		t.Errorf("%d commits in %s: %s", count, long, watcher.countByProgram(0))
 	}
-	if lines := strings.Count(d.log(), "level=ERROR"); lines != 1 {
+	if lines := strings.Count(d.log(), "level=ERROR"); lines != 2 { // rules and backend
 		t.Errorf("%d errors in the log, want 1:\n%s", lines, d.log())
 	}
 	// An ADD writes no IPv4 rules either.

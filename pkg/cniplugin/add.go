@@ -127,7 +127,9 @@ func (n *node) sync(ctx context.Context) error {
 }
 
 // podVerified reports whether the files say nothing of the pod, or what they should.
-func (n *node) podVerified(r *store.Reading) bool { return !n.concernsPod(r) || n.PodsRecorded(r.State()) }
+func (n *node) podVerified(r *store.Reading) bool {
+	return !n.concernsPod(r) || n.PodsRecorded(r.State())
+}
 
 // isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
 func (n *node) isStored(state store.State, own policy.Source) bool {

@@ -28,15 +28,18 @@ type effects interface {
 	store(policy.Source) error
 	takeAddresses(map[store.Attachment][]netip.Addr) error
 
-	// guards writes the guard tables, as Apply of GuardTables; rules those of a backend, as Apply of Backend, where families
-	// are those that differ.
+	// guards writes the guard tables, as Apply of GuardTables; rules those of a backend, as Apply of Backend.
 	guards(context.Context, []policy.Guard, netfilter.GuardObservation) error
-	rules(context.Context, *tables, policy.Ruleset, []policy.Family) error
+	rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error
 	remove(context.Context, store.OwnedChain) error
 
 	warn(error)
 	asking() effects
 }
+
+// differing are the families in which rules differ, and those of them in which a chain is new: that is written in all of its
+// families or in none, while a repair does what it can.
+type differing struct{ all, isNew []policy.Family }
 
 // does has effects, with the lock held.
 type does struct {
@@ -75,12 +78,15 @@ func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.
 	return tables.ApplyGuards(ctx, guards, from)
 }
 
-func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, _ []policy.Family) error {
+func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
 	held, err := d.lock.File()
 	if err != nil {
 		return &UnwritableError{err}
 	}
 	b, err := d.Drivers.Open(t.choice)
+	if err == nil {
+		err = d.canWrite(ctx, t.choice, families.isNew)
+	}
 	if err == nil {
 		err = b.Apply(ctx, desired, t.observation, held)
 	}
@@ -128,8 +134,8 @@ func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter
 	return err
 }
 
-func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, differing []policy.Family) error {
-	err := a.canWrite(ctx, t.choice, differing)
+func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
+	err := a.canWrite(ctx, t.choice, families.all)
 	if err == nil {
 		var b netfilter.Backend
 		if b, err = a.Drivers.Open(t.choice); err == nil {

@@ -376,7 +376,7 @@ func (w worldEffects) guards(_ context.Context, guards []policy.Guard, _ netfilt
 	return nil
 }
 
-func (w worldEffects) rules(_ context.Context, t *tables, desired policy.Ruleset, _ []policy.Family) error {
+func (w worldEffects) rules(_ context.Context, t *tables, desired policy.Ruleset, _ differing) error {
 	err := w.fault("rules")
 	if err != nil && t.whole {
 		return err

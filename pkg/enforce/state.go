@@ -162,17 +162,23 @@ func (s *State) rulesDiffer(t *tables) bool {
 }
 
 // differing returns the families in which tables differ.
-func (s *State) differing(t *tables) (families []policy.Family) {
-	all := slices.Clone(t.diff)
-	for _, c := range s.in(t.choice) {
-		all = append(all, c.Diff...)
-	}
+func (s *State) differing(t *tables) (d differing) {
 	for _, f := range policy.Families() {
-		if slices.ContainsFunc(all, func(c policy.Change) bool { return c.Family == f }) {
-			families = append(families, f)
+		of := func(c policy.Change) bool { return c.Family == f }
+		differs, isNew := slices.ContainsFunc(t.diff, of), false
+		for _, c := range s.in(t.choice) {
+			if slices.ContainsFunc(c.Diff, of) {
+				differs, isNew = true, isNew || !owns(s.was, f, c.Policy.Chain, t.choice)
+			}
+		}
+		if differs {
+			d.all = append(d.all, f)
+		}
+		if isNew {
+			d.isNew = append(d.isNew, f)
 		}
 	}
-	return families
+	return d
 }
 
 // failTables fails the chains of a backend that differ, or that lack what belongs to no chain.
