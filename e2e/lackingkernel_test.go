@@ -134,8 +134,8 @@ func TestDeniedDirectories(t *testing.T) {
 	})
 }
 
-// wantSays runs a command of the reconciler, checks its exit code and output, and returns the output.
-func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) string {
+// wantSays runs a command of the reconciler, and checks its exit code and output.
+func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, args...)
 	if code != want {
@@ -146,7 +146,6 @@ func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) s
 			t.Errorf("%s lacks %q:\n%s%s", args[0], s, stdout, stderr)
 		}
 	}
-	return stdout + stderr
 }
 
 // TestModulesDisabled checks that no error recommends modprobe on a node that forbids to load modules.

@@ -13,14 +13,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // TestPluginFile checks that with a plugin.toml a network needs a conflist with its plugin entry, and that data_dir
 // is that of the node.
 func TestPluginFile(t *testing.T) {
 	t.Parallel()
-	n := newPluginFileNode(t, "")
+	n := newPluginFileNode(t)
 	podnet, othernet := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	n.conflist(t, "podnet", nil)
@@ -91,7 +90,7 @@ func TestBadPluginFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newPluginFileNode(t, "")
+			n := newPluginFileNode(t)
 			n.conflist(t, "podnet", nil)
 			podnet := n.conf(t, "podnet", nil)
 			n.addAndCheck(t, podnet).noWarnings(t)
@@ -120,7 +119,7 @@ func TestBadPluginFile(t *testing.T) {
 // TestConfDirOfPluginFile: the reconciler takes its directory from the file, and says where another one is stated.
 func TestConfDirOfPluginFile(t *testing.T) {
 	t.Parallel()
-	n := newPluginFileNode(t, "")
+	n := newPluginFileNode(t)
 	n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"203.0.113.16/28"}})
 	once := func(want int, says string, args ...string) {
 		t.Helper()
@@ -130,19 +129,19 @@ func TestConfDirOfPluginFile(t *testing.T) {
 		}
 	}
 	once(0, "")
-	n.wantExempt(t, "podnet", "203.0.113.16/28")
+	n.wantExempt(t, "203.0.113.16/28")
 	once(0, "", "--cni-conf-dir", n.cni.ConfDir)
 	once(1, "cni_conf_dir", "--cni-conf-dir", filepath.Join(n.dir, "other"))
-	n.wantExempt(t, "podnet", "203.0.113.16/28")
+	n.wantExempt(t, "203.0.113.16/28")
 }
 
 // pluginFileNode is a node with a plugin.toml; the administrator owns its conflists.
 type pluginFileNode struct{ *node }
 
-func newPluginFileNode(t *testing.T, toml string) pluginFileNode {
+func newPluginFileNode(t *testing.T) pluginFileNode {
 	t.Helper()
 	n := newNode(t, backends()[0])
-	writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(toml))
+	writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(""))
 	return pluginFileNode{n}
 }
 
@@ -156,13 +155,13 @@ func (g pluginFileNode) file(network string) string {
 	return filepath.Join(g.cni.ConfDir, "10-"+network+".conflist")
 }
 
-// wantExempt fails the test unless the network's document and the kernel's rules exempt exactly
+// wantExempt fails the test unless the document of podnet and the kernel's rules exempt exactly
 // these prefixes of 203.0.113.0/24.
-func (g pluginFileNode) wantExempt(t *testing.T, network string, prefixes ...string) {
+func (g pluginFileNode) wantExempt(t *testing.T, prefixes ...string) {
 	t.Helper()
-	c := g.load(t).Find(policy.SourceID{Kind: policy.Network, Name: network})
+	c := g.load(t).Find(networkID("podnet"))
 	if c == nil || !slices.Equal(c.Policy.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
-		t.Errorf("the document of %s has %+v, want %q", network, c, prefixes)
+		t.Errorf("the document of podnet has %+v, want %q", c, prefixes)
 	}
 	rules := g.ruleset(t)
 	for _, p := range []string{"203.0.113.16/28", "203.0.113.32/28", "203.0.113.48/28", "0.0.0.0/0"} {
@@ -191,30 +190,30 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 	everything := object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}}
 	exempt := func(p string) object { return object{"nonMasqueradeCIDRs": []string{p}} }
 	t.Run("a network without a conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.cni.ConfDir, config.DefaultPluginFile)
-		g.wantExempt(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "203.0.113.16/28")
 	})
 	t.Run("a conflist without the plugin entry", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.write(t, "blue", g.bridge("blue"))
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("blue"), "has no plugin entry")
 	})
 	t.Run("a network with a conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for _, keys := range []object{everything, {"nonMasqueradeCIDRs": []string{}}, {"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{"203.0.113.32/28"}}} {
 			a := g.addAndCheck(t, g.conf(t, "podnet", keys)) // no document is stored at the first ADD
 			a.want(t, 0, `network "podnet"`, g.file("podnet"), "nonMasqueradeCIDRs", "which is in force")
-			g.wantExempt(t, "podnet", "203.0.113.16/28")
+			g.wantExempt(t, "203.0.113.16/28")
 		}
 		for range 3 { // an ADD without changes confirms only the policy in force
 			g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 			g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
-			g.wantExempt(t, "podnet", "203.0.113.16/28")
+			g.wantExempt(t, "203.0.113.16/28")
 		}
 		// Nothing is learned from such an ADD.
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"prevResult": object{
@@ -227,10 +226,10 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
 			want(t, 0, g.file("podnet"), "nomasq")
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)[1:]}).want(t, 6)
-		g.wantExempt(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "203.0.113.16/28")
 	})
 	t.Run("a changed conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		old := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		for range 3 {
@@ -238,29 +237,29 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		}
 		g.conflist(t, "podnet", exempt("203.0.113.32/28")) // the runtime has not read this conflist yet
 		g.invoke(t, invocation{verb: "ADD", conf: old}).want(t, 0, g.file("podnet"), "nonMasqueradeCIDRs")
-		g.wantExempt(t, "podnet", "203.0.113.32/28")
+		g.wantExempt(t, "203.0.113.32/28")
 	})
 	t.Run("several conflists, and several entries", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.write(t, "podnet", g.bridge("podnet"), g.entry(exempt("203.0.113.16/28")), g.entry(everything))
 		writeTempFile(t, filepath.Join(g.cni.ConfDir, "20-podnet.conflist"), strings.ReplaceAll(string(readFile(t, g.file("podnet"))), "203.0.113.16/28", "203.0.113.32/28"))
 		g.addAndCheck(t, g.conf(t, "podnet", exempt("203.0.113.16/28"))).noWarnings(t)
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", everything)}).want(t, 0, g.file("podnet"))
 		g.reconcileOnce(t)
-		g.wantExempt(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "203.0.113.16/28")
 		// The first one counts, as for the runtime.
 		g.write(t, "podnet", g.bridge("podnet"))
 		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.32/28")), g.file("podnet"), "has no plugin entry")
 		g.reconcileOnce(t)
-		g.wantExempt(t, "podnet", "203.0.113.16/28")
+		g.wantExempt(t, "203.0.113.16/28")
 	})
 	t.Run("an invalid entry", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.conflist(t, "podnet", exempt("203.0.113.17/28"))
 		g.refused(t, g.conf(t, "podnet", exempt("203.0.113.16/28")), g.file("podnet"), "plugins[1]", "203.0.113.17/28")
 	})
 	t.Run("a partly written conflist", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.conflist(t, "podnet", exempt("203.0.113.16/28"))
 		conf := g.conf(t, "podnet", exempt("203.0.113.16/28"))
 		g.addAndCheck(t, conf).noWarnings(t)
@@ -270,17 +269,17 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		for _, conf := range []string{conf, g.conf(t, "podnet", everything)} {
 			g.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, g.file("podnet"), "not JSON", "the last good policy of the network stays in force")
 			g.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-			g.wantExempt(t, "podnet", "203.0.113.16/28")
+			g.wantExempt(t, "203.0.113.16/28")
 		}
 		g.refused(t, g.conf(t, "blue", everything), `network "blue"`, g.file("podnet"), "not JSON", "repair it")
 	})
 	t.Run("a missing directory", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		must(t, os.RemoveAll(g.cni.ConfDir))
 		g.refused(t, g.conf(t, "podnet", everything), `network "podnet"`, g.cni.ConfDir, "cni_conf_dir", config.DefaultPluginFile)
 	})
 	t.Run("an entry with requireAgentConfig", func(t *testing.T) {
-		g := newPluginFileNode(t, "")
+		g := newPluginFileNode(t)
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
@@ -380,7 +379,7 @@ func TestNothingIsLearnedWithPluginFile(t *testing.T) {
 // attachments of the network that it names, and the next ADD adds to the list again.
 func TestUntrustedDELAndGC(t *testing.T) {
 	t.Parallel()
-	g := newPluginFileNode(t, "")
+	g := newPluginFileNode(t)
 	other := filepath.Join(g.dir, "other")
 	policies := map[string]object{"podnet": {"randomFully": true}, "othernet": {"masqChain": "OTHER"}}
 	for network, keys := range policies {

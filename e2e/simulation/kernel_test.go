@@ -170,7 +170,8 @@ func (k *kernel) matches(r *policy.Rule, src, dst netip.Addr, out string) bool {
 }
 
 // packet returns what becomes of the first packet of a connection.
-func (k *kernel) packet(src, dst netip.Addr, out string) (o outcome) {
+func (k *kernel) packet(src, dst netip.Addr) (o outcome) {
+	const out = "eth0"
 	family := policy.FamilyOf(src)
 	bound := slices.ContainsFunc(k.guards, func(g policy.Guard) bool {
 		return g.Family == family && g.Bound != nil && k.inScope(&g, out) && !k.IsLocal(dst) &&

@@ -626,7 +626,7 @@ func (w *world) connect(p *pod, number int) {
 	if src.Is4() != dst.Is4() {
 		return
 	}
-	o := w.kernel.packet(src, dst, "eth0")
+	o := w.kernel.packet(src, dst)
 	if o.dropped {
 		return
 	}

@@ -172,7 +172,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			if src.Is4() != dst.Is4() || w.objection != "" {
 				continue
 			}
-			got := w.kernel.packet(src, dst, "eth0")
+			got := w.kernel.packet(src, dst)
 			var masquerade, exempt, drop bool
 			for _, c := range combinations {
 				d := decide(c, nil, p.space, src, dst)
@@ -208,7 +208,7 @@ func (w *world) judgeOutputs(pods ...*pod) {
 				if p.phase != running || p.unrecorded || src.Is4() != dst.Is4() {
 					continue
 				}
-				got, want := w.kernel.packet(src, dst, "eth0"), decide(combinations[0], w.kernel.addresses, p.space, src, dst).from
+				got, want := w.kernel.packet(src, dst), decide(combinations[0], w.kernel.addresses, p.space, src, dst).from
 				if got.translated && !slices.Contains(want, got.from) {
 					w.object("%s: a packet of %s (%s) to %s leaves with address %s instead of %s", p.net.name, p.id(p.container), src, dst, got.from, want)
 				}
@@ -537,7 +537,7 @@ func (w *world) judgeGuards() {
 					continue
 				}
 				want := decide(combinations[0], nil, p.space, src, dst).drop
-				if got := without.packet(src, dst, "eth0").dropped; got != want {
+				if got := without.packet(src, dst).dropped; got != want {
 					w.object("the guard of a packet of %s (%s) to %s: drops %v, and the policy says %v", p.id(p.container), src, dst, got, want)
 				}
 			}

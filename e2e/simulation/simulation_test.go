@@ -22,7 +22,7 @@ import (
 
 var (
 	seedFlag     = flag.Uint64("seed", 0, "replay this seed; 0: new seeds")
-	durationFlag = flag.Duration("duration", 0, "how long to run new seeds, in time of a processor")
+	durationFlag = flag.Duration("duration", 0, "how long to run new seeds, in time of a processor; 0: some seeds that are always the same")
 	knownFlag    = flag.String("known", "", "regular expression of objections that are known, for a search beside them")
 	withoutFlag  = flag.String("without", "", "operations to leave out, and fail")
 	programFlag  = flag.String("program", "", "keep the simulation as this program, and run nothing; it has the same flags")
@@ -53,10 +53,16 @@ func TestSimulation(t *testing.T) {
 		report(t, simulate(t, newScenario(*seedFlag)))
 		return
 	}
-	first := uint64(time.Now().UnixNano() / 1000)
+	const sameSeeds = 400
+	first := uint64(1)
+	more := func(seed uint64) bool { return seed <= sameSeeds }
+	if *durationFlag > 0 {
+		first = uint64(time.Now().UnixNano() / 1000)
+		more = func(uint64) bool { return processorTime() < *durationFlag }
+	}
 	t.Logf("first seed %d", first)
 	counts := map[string]int{}
-	for seed := first; processorTime() < *durationFlag; seed++ {
+	for seed := first; more(seed); seed++ {
 		w := simulate(t, newScenario(seed))
 		counts["runs"]++
 		counts["effects"] += w.effects
