@@ -462,7 +462,7 @@ func (w *world) disturb(o *op) {
 	switch o.kind {
 	case "commit":
 		k.commit()
-		k.seq-- // it changes nothing of ours
+		k.seq-- // it changes nothing owned
 	case "tamper":
 		w.tamper(o.number)
 	case "fight":

@@ -29,7 +29,7 @@ type book struct {
 	fought        time.Time // when another program stopped to fight
 	disturbed     time.Time // when something happened last that a reconciler follows
 	settled       bool      // and it was judged since, the connections excepted
-	calm          bool      // and those
+	quietJudged   bool      // and those
 	judged        [2]int    // seq of the kernel, and of the world's claims, that were judged last
 }
 
@@ -316,7 +316,7 @@ func (w *world) fault() {
 // disturbed takes note that something happened.
 func (w *world) disturbed() {
 	w.seq++
-	w.book.disturbed, w.book.settled, w.book.calm = time.Now(), false, false
+	w.book.disturbed, w.book.settled, w.book.quietJudged = time.Now(), false, false
 }
 
 // healthy reports whether nothing could have failed since a process began.
@@ -371,10 +371,10 @@ func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
 	}
 }
 
-// judgeCalm judges the node when nothing has happened for as long as an active reconciler may take, all else being right.
-func (w *world) judgeCalm(frozen bool) {
+// judgeQuiet judges the node when nothing has happened for as long as an active reconciler may take, all else being right.
+func (w *world) judgeQuiet(frozen bool) {
 	m, p := w.machine, w.active()
-	if w.book.calm || p == nil || len(w.midway()) > 0 || frozen && !w.idle() || !w.idle() || w.harmed() || w.refused() || m.Full || m.ReadOnly || m.Broken || w.kernel.noGuards {
+	if w.book.quietJudged || p == nil || len(w.midway()) > 0 || frozen && !w.idle() || !w.idle() || w.harmed() || w.refused() || m.Full || m.ReadOnly || m.Broken || w.kernel.noGuards {
 		return
 	}
 	patience := 4 * time.Second
@@ -388,14 +388,14 @@ func (w *world) judgeCalm(frozen bool) {
 		return
 	}
 	if time.Since(w.book.disturbed) > 30*time.Second { // walks are 10 s apart
-		w.book.calm = true
+		w.book.quietJudged = true
 		w.judgeConnections()
 	}
 	if w.book.settled {
 		return
 	}
 	w.book.settled = true
-	w.counts["calm"]++
+	w.counts["quiet nodes"]++
 	for _, line := range p.noticed {
 		w.note("  %s", line)
 	}

@@ -175,7 +175,7 @@ func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bo
 			w.turn(t)
 			continue
 		}
-		w.judgeCalm(frozen)
+		w.judgeQuiet(frozen)
 		if !time.Now().Before(end) {
 			w.object("no process goes on")
 		}

@@ -160,7 +160,7 @@ func (n *node) resetConnections(ctx context.Context) {
 }
 
 // observedResets takes note of resets on record, unless there is an active reconciler, which makes them. The connections of
-// a former pod end before this ADD returns, whoever else may end them.
+// a former pod end before this ADD returns, also beside a reconciler.
 func (n *node) observedResets(s *enforce.State) {
 	others := func() bool { return n.Dir.ReconcilerActive() || n.Dir.ResetsRunning() }
 	n.resets = s.ResetsDue() && !n.dryRun && (s.Passed(n.pod.Addresses) || !others())
