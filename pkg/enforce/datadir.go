@@ -23,22 +23,26 @@ var ErrOtherDataDir = errors.New("this node has another dataDir")
 // CheckDataDir returns why this dataDir must not be used, or nil: the chains and guard tables in the kernel
 // belong to another one. Callers ask before they write anything; Observe does not.
 func (e *Enforcer) CheckDataDir(ctx context.Context) error {
-	others, inUse := e.otherDataDirs(ctx)
+	others, inUse := otherDataDirs(e.owned(ctx), e.owner())
 	if len(others) == 0 || inUse {
 		return nil
 	}
 	return OtherDataDirError{others[0], e.Dir.Path()}
 }
 
-// otherDataDirs returns the chains and guard tables that name another dataDir, and whether any names this one.
-func (e *Enforcer) otherDataDirs(ctx context.Context) (others []netfilter.OwnedChain, inUse bool) {
+// owned returns the chains and guard tables that name an owner.
+func (e *Enforcer) owned(ctx context.Context) []netfilter.OwnedChain {
 	read := e.Owned
 	if read == nil {
 		read = e.Drivers.Owned
 	}
 	owned, err := read(ctx)
 	e.Warn(err)
-	us := e.owner()
+	return owned
+}
+
+// otherDataDirs returns those that name another dataDir, and whether any names this one.
+func otherDataDirs(owned []netfilter.OwnedChain, us policy.Owner) (others []netfilter.OwnedChain, inUse bool) {
 	inUse = slices.ContainsFunc(owned, func(c netfilter.OwnedChain) bool { return c.Owner.DataDir == us.DataDir })
 	return slices.DeleteFunc(slices.Clone(owned), func(c netfilter.OwnedChain) bool { return !c.Owner.Differs(us) }), inUse
 }

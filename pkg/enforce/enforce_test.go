@@ -221,6 +221,25 @@ func TestChosenBackend(t *testing.T) {
 	}
 }
 
+// With AllBackends a chain that names this dataDir is removed although neither the record nor a policy knows it.
+func TestOrphanIsRemoved(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A")
+	f.mustBeInSync(f.sync(net, network("lost", "B")))
+	f.putRecord(func(r *store.Record) {
+		r.Chains = slices.DeleteFunc(r.Chains, func(o store.OwnedChain) bool { return o.Chain == "B" })
+	})
+	f.mustBeInSync(f.observe(net)) // an ADD does not look for it
+	f.enforcer.AllBackends = true
+	if s := f.observe(net); s.InSync() || len(s.Stale) != 1 {
+		t.Errorf("stale are %v", s.Stale)
+	}
+	f.sync(net)
+	if s := f.observe(net); !s.InSync() || len(f.kernel.chains[iptChoice]) != 1 {
+		t.Errorf("stale are %v, the kernel has\n%s", s.Stale, f.kernel.dump())
+	}
+}
+
 // With AllBackends a chain that an agent created in another backend is found and removed;
 // one of another dataDir stays and is an error.
 func TestDuplicateIsRemoved(t *testing.T) {

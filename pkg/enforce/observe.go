@@ -25,7 +25,9 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	s := e.desire(ctx, policies, rec)
 	e.read(ctx, s)
 	s.compare()
-	e.lookAround(ctx, s)
+	if e.lookAround(ctx, s); len(s.orphans) > 0 {
+		s.compare()
+	}
 	return s
 }
 
@@ -44,9 +46,18 @@ func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 
 // lookAround looks for chains that no policy is about (AllBackends).
 func (e *Enforcer) lookAround(ctx context.Context, s *State) {
-	if e.AllBackends && !s.unknown {
-		s.Duplicates = e.duplicates(ctx, s)
-		s.OtherDataDirs, _ = e.otherDataDirs(ctx)
+	if !e.AllBackends || s.unknown {
+		return
+	}
+	s.Duplicates = e.duplicates(ctx, s)
+	owned := e.owned(ctx)
+	s.OtherDataDirs, _ = otherDataDirs(owned, s.owner)
+	s.orphans = nil
+	for _, o := range owned {
+		if c := s.Find(o.Chain); o.Owner == s.owner && !o.Guard && !owns(s.record, o.Family, o.Chain, o.Choice) &&
+			(c == nil || c.Err == nil && (c.Choice != o.Choice || c.Desired.Find(o.Family, o.Chain) == nil)) {
+			s.orphans = append(s.orphans, store.OwnedChain{Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant})
+		}
 	}
 }
 

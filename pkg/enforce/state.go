@@ -47,6 +47,7 @@ type State struct {
 	began          int64 // when the run began, CLOCK_BOOTTIME in nanoseconds
 	overtaken      int   // see maxOvertaken
 	removed, stuck []store.OwnedChain
+	orphans        []store.OwnedChain // that name this dataDir as their owner, and are neither on record nor desired
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
@@ -347,13 +348,13 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 	})
 }
 
-// surplus returns the chains on record that no policy wants there. A chain that failed is none: nothing has
-// replaced it.
+// surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain that failed
+// is none: nothing has replaced it.
 func (s *State) surplus() []store.OwnedChain {
 	if s.unknown {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool {
+	return slices.DeleteFunc(slices.Concat(s.record.Chains, s.orphans), func(o store.OwnedChain) bool {
 		c := s.Find(o.Chain)
 		return slices.Contains(s.removed, o) || c != nil && (c.Err != nil || c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil)
 	})

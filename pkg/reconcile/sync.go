@@ -171,7 +171,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	for _, s := range r.Dropped {
 		r.warn(dropped[s].Commit())
 	}
-	if len(before.OtherDataDirs) > 0 {
+	if len(before.OtherDataDirs)+len(before.Stale) > 0 {
 		r.Sources.owned = nil
 	}
 	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.Rules, c.Chain) })
