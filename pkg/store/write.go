@@ -66,7 +66,8 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 			return nil, l.mayStage(filepath.Dir(path), data)
 		}
 		if sources, err = l.sources(true); err == nil {
-			err = l.root.sync()
+			// The process that made the dataDir may have been killed before it synced the directory above.
+			err = errors.Join(l.root.sync(), l.root.syncParent())
 		}
 	}
 	if err != nil {
