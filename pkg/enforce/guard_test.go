@@ -539,6 +539,20 @@ func withSubnet(s policy.Source) policy.Source {
 	return s
 }
 
+// The first pod range of a policy makes up for the reset after the first rules, which had none to judge by.
+func TestResetWhenTheFirstRangeIsKnown(t *testing.T) {
+	f := newFixture(t)
+	resets := func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }
+	f.mustApply(network("one", "A", resets))
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	for _, want := range []int{1, 1} { // and no other one
+		f.mustApply(withSubnet(network("one", "A", resets)))
+		if got := f.record().Resets; len(got) != want || !got[0].FindsUntranslated() {
+			t.Errorf("resets %+v", got)
+		}
+	}
+}
+
 // Rules do not wait for the record of a reset.
 func TestRepairWithoutReset(t *testing.T) {
 	f := newFixture(t)
