@@ -263,7 +263,7 @@ func TestInstallKilled(t *testing.T) {
 	go func() { watchErr <- b.watch(done, plugins) }()
 	const wantKilled, maxRounds = 80, 320
 	killed, named, leftovers := 0, 0, 0
-	for round := 0; (killed < wantKilled || named == 0 || leftovers == 0) && round < maxRounds; round++ {
+	for round := 0; (killed < wantKilled || named == 0) && round < maxRounds; round++ {
 		args := b.args("install", "--plugin", plugins[random.IntN(2)])
 		if random.IntN(2) == 0 {
 			args = b.args("uninstall")
@@ -311,8 +311,8 @@ func TestInstallKilled(t *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("%d killed; afterwards %d conflists with the plugin and %d temporary files", killed, named, leftovers)
-	if killed < wantKilled || named == 0 || leftovers == 0 {
-		t.Error("too few kills, or none at an interesting point")
+	if killed < wantKilled || named == 0 {
+		t.Error("too few kills, or none beside an entry")
 	}
 	b.uninstall(t)
 	b.wantUninstalled(t, before)
