@@ -111,15 +111,15 @@ func TestFormerAddresses(t *testing.T) {
 		}
 	}
 	f.mustBeInSync(f.sync(all(func(i int) []string { return []string{node[i] + "/32", "2001:db8::/64"} })...))
-	f.mustBeInSync(f.sync(all(func(i int) []string { return []string{"2001:db8::/64"} })...)) // without an item of IPv4
+	f.mustBeInSync(f.sync(all(func(int) []string { return []string{"2001:db8::/64"} })...)) // without an item of IPv4
 	wantLeft()
-	f.mustBeInSync(f.sync(all(func(i int) []string { return nil })...)) // without a list
+	f.mustBeInSync(f.sync(all(func(int) []string { return nil })...)) // without a list
 	wantLeft()
 	node = node[5:]
-	if f.observe(all(func(i int) []string { return nil })...).InSync() {
+	if f.observe(all(func(int) []string { return nil })...).InSync() {
 		t.Error("in sync although addresses left the node")
 	}
-	f.mustBeInSync(f.sync(all(func(i int) []string { return nil })...))
+	f.mustBeInSync(f.sync(all(func(int) []string { return nil })...))
 	wantLeft("A 192.0.2.1", "B 192.0.2.2", "C 192.0.2.3", "D 192.0.2.4", "E 192.0.2.5")
-	f.mustBeInSync(f.observe(all(func(i int) []string { return nil })...))
+	f.mustBeInSync(f.observe(all(func(int) []string { return nil })...))
 }
