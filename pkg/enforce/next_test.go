@@ -69,8 +69,7 @@ type world struct {
 
 	chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	guards     []policy.Guard
-	changes    int // by anybody
-	read       int // changes when it was read last
+	seen, now  map[string]int // how often each backend, and guards, had changed when they were read last, and until now
 	unreadable bool
 
 	stored []policy.Source
@@ -83,7 +82,7 @@ type killed struct{}
 var errFault = errors.New("fault")
 
 func newWorld(t *rapid.T) *world {
-	w := &world{t: t, chains: map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{{Backend: policy.NFTables}: {}, {Backend: policy.IPTables, Variant: "nft"}: {}}}
+	w := &world{t: t, seen: map[string]int{}, now: map[string]int{}, chains: map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{{Backend: policy.NFTables}: {}, {Backend: policy.IPTables, Variant: "nft"}: {}}}
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
 		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
 	}}
@@ -182,7 +181,6 @@ func (w *world) apply(sources []policy.Source) {
 		stored := w.stored
 		p := &Proposal{Sources: sources, Changed: sources}
 		s := w.ObserveProposal(context.Background(), p, w.rec)
-		w.read = w.changes
 		w.target = s.Policies()
 		s.changes(before, p)
 		s.begin(1)
@@ -205,7 +203,6 @@ func (w *world) sync() *State {
 			}
 		}
 		s := w.Observe(context.Background(), w.stored, w.rec)
-		w.read = w.changes
 		if s.InSync() {
 			return s
 		}
@@ -308,7 +305,6 @@ func (w *world) judge(pkt policy.Packet) (wrong []string) {
 
 // tamper changes something as another program does.
 func (w *world) tamper() {
-	w.changes++
 	what := rapid.SampledFrom([]string{"flush ruleset", "delete guards", "delete chains", "flush chains", "delete jumps"}).Draw(w.t, "tamper")
 	w.log = append(w.log, "-- another program: "+what)
 	for choice, chains := range w.chains {
@@ -327,8 +323,26 @@ func (w *world) tamper() {
 	}
 	if what == "flush ruleset" || what == "delete guards" {
 		w.guards = nil
+		w.now[guardTables]++
+	}
+	if what != "delete guards" {
+		for choice := range w.chains {
+			w.now[choice.String()]++
+		}
 	}
 }
+
+const guardTables = "guards"
+
+// changed takes note of a write by a run, which it need not read.
+func (w *world) changed(what string) {
+	w.now[what]++
+	w.seen[what] = w.now[what]
+}
+
+// interfered reports whether another program changed something since it was read. What a run does then is not judged, unless
+// the kernel would have told it.
+func (w *world) interfered() bool { return !maps.Equal(w.seen, w.now) }
 
 // worldEffects are the effects of a run on the world.
 type worldEffects struct{ *world }
@@ -342,7 +356,7 @@ func (w worldEffects) asking() effects {
 func (w worldEffects) observe(ctx context.Context, s *State) {
 	w.unreadable = w.fault("observe") != nil
 	w.Enforcer.read(ctx, s)
-	w.unreadable, w.read = false, w.changes
+	w.unreadable = false
 }
 
 func (w worldEffects) listPods(s *State) { w.desirePods(s) }
@@ -371,13 +385,15 @@ func (w worldEffects) guards(_ context.Context, guards []policy.Guard, _ netfilt
 	if err := w.fault("guards"); err != nil {
 		return err
 	}
-	if w.read != w.changes {
+	if w.seen[guardTables] != w.now[guardTables] {
 		return netfilter.ErrChanged
 	}
 	before := w.wrong()
 	w.world.guards = slices.Clone(guards)
-	w.changes++
-	w.read = w.changes // its own commit
+	if w.interfered() {
+		before = w.wrong()
+	}
+	w.changed(guardTables)
 	w.wrote(fmt.Sprint("guards ", len(guards)), before)
 	return nil
 }
@@ -387,13 +403,11 @@ func (w worldEffects) rules(_ context.Context, t *tables, desired policy.Ruleset
 	if err != nil && t.whole {
 		return err
 	}
-	if w.read != w.changes && t.whole {
+	choice := t.choice.String()
+	if w.seen[choice] != w.now[choice] && t.whole {
 		return netfilter.ErrChanged
 	}
 	before := w.wrong()
-	if w.read != w.changes {
-		before = nil // a program that writes has read nothing
-	}
 	if t.whole {
 		w.chains[t.choice] = map[policy.ChainFamily]policy.Chain{}
 	}
@@ -402,12 +416,11 @@ func (w worldEffects) rules(_ context.Context, t *tables, desired policy.Ruleset
 			w.chains[t.choice][policy.ChainFamily{Chain: c.Name, Family: c.Family}] = c
 		}
 	}
-	if interfered := w.read != w.changes; interfered {
+	if w.interfered() {
 		before = w.wrong()
 	}
-	w.changes++
-	w.read = w.changes
-	w.wrote("rules in "+t.choice.String(), before)
+	w.changed(choice)
+	w.wrote("rules in "+choice, before)
 	return err
 }
 
@@ -421,11 +434,13 @@ func (w worldEffects) remove(_ context.Context, o store.OwnedChain) error {
 		_, there := chains[policy.ChainFamily{Chain: o.Chain, Family: o.Family}]
 		return there
 	})
-	if i := slices.IndexFunc(w.world.guards, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect() }); i >= 0 && !left && w.read == w.changes {
+	if i := slices.IndexFunc(w.world.guards, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect() }); i >= 0 && !left && !w.interfered() {
 		w.t.Fatalf("%v is removed under a guard\n%s", o, w)
 	}
-	w.changes++
-	w.read = w.changes
+	if w.interfered() {
+		before = w.wrong()
+	}
+	w.changed(choiceOf(o).String())
 	w.wrote(fmt.Sprint("remove ", o), before)
 	return nil
 }
@@ -467,6 +482,7 @@ func (d simulatedDriver) Observe(_ context.Context, refs []policy.ChainFamily) (
 	if d.unreadable {
 		return o, errFault
 	}
+	d.seen[d.choice().String()] = d.now[d.choice().String()]
 	for ref, c := range d.chains[d.choice()] {
 		if d.OwnsTables() || slices.Contains(refs, ref) {
 			o.Rules.Chains = append(o.Rules.Chains, c)
@@ -493,6 +509,7 @@ func (d simulatedDriver) ObserveGuards(context.Context) (netfilter.GuardObservat
 	if d.unreadable {
 		return netfilter.GuardObservation{}, errFault
 	}
+	d.seen[guardTables] = d.now[guardTables]
 	return netfilter.GuardObservation{Guards: slices.Clone(d.guards), Exists: len(d.guards) > 0}, nil
 }
 

@@ -53,6 +53,9 @@ func (e *Enforcer) lookAround(ctx context.Context, s *State) {
 	owned := e.owned(ctx)
 	s.OtherDataDirs, _ = otherDataDirs(owned, s.owner)
 	s.orphans = nil
+	if len(s.record.Chains) == 0 { // it was lost, and with it may be the documents that ask for them
+		return
+	}
 	for _, o := range owned {
 		if c := s.Find(o.Chain); o.Owner == s.owner && !o.Guard && !owns(s.record, o.Family, o.Chain, o.Choice) &&
 			(c == nil || c.Err == nil && (c.Choice != o.Choice || c.Desired.Find(o.Family, o.Chain) == nil)) {

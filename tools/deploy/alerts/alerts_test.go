@@ -434,7 +434,7 @@ func brokenNodes() map[string]brokenNode {
 		"third-party-chain":      {"rules", "IPMasqRulesNotEnsured 10m0s"},
 		"bad-ports":              {"source", "IPMasqSourceInvalid 10m0s"},
 		"metrics-port-busy":      {"no answer", "IPMasqDown 10m0s"},
-		"other-data-dir":         {"conflist", "IPMasqConflistWrong 10m0s"},
+		"other-data-dir":         {"conflist", "IPMasqConflistWrong 10m0s, IPMasqEntryDiffers 10m0s"},
 	}
 }
 
