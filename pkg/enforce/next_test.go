@@ -355,7 +355,7 @@ func (w worldEffects) asking() effects {
 
 func (w worldEffects) observe(ctx context.Context, s *State) {
 	w.unreadable = w.fault("observe") != nil
-	w.Enforcer.read(ctx, s)
+	w.read(ctx, s)
 	w.unreadable = false
 }
 
