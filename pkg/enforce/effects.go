@@ -66,11 +66,9 @@ func (d does) takeAddresses(taken map[store.Attachment][]netip.Addr) error {
 }
 
 func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
-	held, err := d.lock.File()
-	if err != nil {
+	if _, err := d.lock.File(); err != nil { // the process writes itself
 		return &UnwritableError{err}
 	}
-	_ = held // the process writes itself
 	tables, err := d.Drivers.GuardTables()
 	if err != nil {
 		return err

@@ -114,11 +114,9 @@ func (s *State) plan() {
 
 // removeDuplicates removes chains of the same names in other backends, once the desired rules are in place.
 func (e *Enforcer) removeDuplicates(ctx context.Context, s *State, lock *store.Lock) {
-	held, err := lock.File()
-	if err != nil {
+	if _, err := lock.File(); err != nil {
 		return
 	}
-	_ = held
 	for _, d := range e.duplicates(ctx, s) {
 		if s.Err(d.Chain) != nil {
 			continue
