@@ -388,7 +388,10 @@ func (l *Loop) handle(e event, now time.Time) {
 			s.conflistSynced(conflist.Status(e))
 		}
 	case sourcesRead:
-		s.running[reading], s.sources, s.triggers.read = time.Time{}, e.sources, true
+		s.running[reading], s.sources = time.Time{}, e.sources
+		if s.triggers.read.IsZero() {
+			s.triggers.read = now
+		}
 		if l.SyncConflist != nil { // after the files were read: another program may write the conflist as soon as it has the entry
 			s.conflistDue = now
 		}

@@ -602,6 +602,7 @@ func TestNext(t *testing.T) {
 	files := func(s *state) { s.files.Event(now) }
 	addresses := func(s *state) { s.addresses.Event(now) }
 	request := func(s *state) { s.triggers.request = true }
+	read := func(s *state) { s.triggers.read = now.Add(time.Millisecond) }
 	begun := func(w work) func(*state) { return func(s *state) { s.running[w] = now } }
 	for name, c := range map[string]struct {
 		state []func(*state)
@@ -617,9 +618,11 @@ func TestNext(t *testing.T) {
 		"addresses changed":                        {[]func(*state){addresses}, syncing, quietAddresses},
 		"requested":                                {[]func(*state){request}, reading, minInterval},
 		"requested, files are written":             {[]func(*state){request, files}, syncing, minInterval},
-		"read":                                     {[]func(*state){func(s *state) { s.triggers.read = true }}, syncing, minInterval},
-		"read, conflist begun":                     {[]func(*state){func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval + time.Millisecond},
-		"read, conflist begun, rules":              {[]func(*state){rules, func(s *state) { s.triggers.read = true; s.running[syncingConflist] = now.Add(time.Millisecond) }}, syncing, minInterval},
+		"read":                                     {[]func(*state){read}, syncing, minInterval},
+		"read, conflist begun":                     {[]func(*state){read, begun(syncingConflist)}, syncing, minInterval + time.Millisecond},
+		"read, conflist begun again":               {[]func(*state){read, func(s *state) { s.running[syncingConflist] = now.Add(10 * time.Millisecond) }}, syncing, minInterval + time.Millisecond},
+		"conflist begun":                           {[]func(*state){begun(syncingConflist)}, reading, interval},
+		"read, conflist begun, rules":              {[]func(*state){rules, read, begun(syncingConflist)}, syncing, minInterval},
 		"conflist due":                             {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
 		"conflist synced":                          {[]func(*state){func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
 		"a sync runs":                              {[]func(*state){rules, begun(syncing)}, works, 0},

@@ -73,10 +73,10 @@ type state struct {
 
 // triggers are what a sync is made for, besides its interval.
 type triggers struct {
-	rules    bool // a program may have changed owned rules
-	request  bool // everything is to be read and tried again
-	read     bool // the sources were
-	conflist bool // it was synced
+	rules    bool      // a program may have changed owned rules
+	request  bool      // everything is to be read and tried again
+	read     time.Time // when the sources were read first; zero if they were not
+	conflist bool      // it was synced
 }
 
 // publication says that the rules are as a sync found them, at a generation.
@@ -116,7 +116,7 @@ func (s *state) next(now time.Time) (work, time.Time) {
 func (s *state) usesNode() bool { return !s.running[reading].IsZero() || !s.running[syncing].IsZero() }
 
 // syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are flapping, unless
-// more than rules has changed. A sync waits a little for the conflist, whose result it reports.
+// more than rules has changed. A sync that follows a reading waits a little for the conflist, whose result it reports.
 func (s *state) syncDue() time.Time {
 	soon := s.lastEnded.Add(minInterval)
 	due := s.interval
@@ -132,11 +132,11 @@ func (s *state) syncDue() time.Time {
 	if s.files.Pending() {
 		due = earlier(due, later(soon, s.files.Due()))
 	}
-	if s.triggers.request || s.triggers.read || s.triggers.conflist {
+	if s.triggers.request || !s.triggers.read.IsZero() || s.triggers.conflist {
 		due = earlier(due, soon)
 	}
-	if began := s.running[syncingConflist]; !began.IsZero() && !s.triggers.rules {
-		due = later(due, began.Add(minInterval))
+	if !s.running[syncingConflist].IsZero() && !s.triggers.rules {
+		due = later(due, s.triggers.read.Add(minInterval)) // since the first reading, so that further ones do not delay it again
 	}
 	return due
 }
@@ -144,7 +144,7 @@ func (s *state) syncDue() time.Time {
 // readsSources reports whether a sync reads the sources first. Files that are being written are read when their own
 // event is due.
 func (s *state) readsSources(now time.Time) bool {
-	asked := s.triggers.request || s.intervalOver(now) && !s.triggers.read
+	asked := s.triggers.request || s.intervalOver(now) && s.triggers.read.IsZero()
 	return s.sources == nil || s.files.Over(now) || asked && !s.files.Pending()
 }
 

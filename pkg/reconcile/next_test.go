@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,22 @@ func TestLoopKeepsItsPromises(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { h = runLoop(t, dir, events, conflistTakes, publicationTakes) })
 		h.check(rt)
 	})
+}
+
+// TestRequestsDelayNoSync: a sync waits for the conflist once, however often the sources are read meanwhile.
+func TestRequestsDelayNoSync(t *testing.T) {
+	events := slices.Repeat([]told{{time.Millisecond, request}}, 500)
+	var h *history
+	synctest.Test(t, func(t *testing.T) { h = runLoop(t, t.TempDir(), events, 15*time.Millisecond, 0) })
+	const most = 2*minInterval + time.Millisecond // after one sync, and for the conflist
+	if len(h.reports) < 10 {
+		t.Fatalf("%d syncs, while one is requested each millisecond", len(h.reports))
+	}
+	for i := range 9 {
+		if pause := h.reports[i+1].Started.Sub(h.ended[i]); pause > most {
+			t.Errorf("a sync begins %s after the one before, while it is requested each millisecond", pause)
+		}
+	}
 }
 
 const testInterval = 2 * time.Second
@@ -178,7 +195,7 @@ func TestRetriesSoon(t *testing.T) {
 		"rules":                  {[]Problem{failed}, func(s *state) { s.triggers.rules = true }, true},
 		"addresses":              {[]Problem{failed}, func(*state) {}, true},
 		"rules and a request":    {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, request: true} }, false},
-		"rules and files":        {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, read: true} }, false},
+		"rules and files":        {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, read: now} }, false},
 		"rules and the conflist": {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, conflist: true} }, false},
 		"the retry":              {[]Problem{failed}, func(s *state) { s.interval = now }, false},
 		"reverted":               {[]Problem{reverted}, func(s *state) { s.triggers.rules = true }, false},
