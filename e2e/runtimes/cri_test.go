@@ -86,10 +86,6 @@ func TestNamespace(t *testing.T) {
 // by the cache of the runtime, from when the entry is there until they end.
 func TestNamespaceBeforeTheEntry(t *testing.T) {
 	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
-		if strings.HasPrefix(n.Version, "1.6.") {
-			t.Log("pods under containerd 1.6 that started before the entry are not known yet: docs/pods.md")
-			return
-		}
 		n.conflist(t, bridge())
 		n.ready(t, true)
 		prod, other := n.pod(t, "prod/one"), n.pod(t, "two")

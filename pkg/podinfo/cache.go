@@ -55,7 +55,7 @@ type cacheFile struct {
 	err    error // why it does not count
 }
 
-// Read returns the attachments whose network namespaces exist, of regular files that were written since the boot and
+// Read returns the attachments whose network namespaces are named and exist, of regular files that were written since the boot and
 // that only root may write. It passes over all others, as a file that is being written is torn. Without the directory
 // there are none.
 func (c *Cache) Read(boot time.Time) (cached []Cached, err error) {
@@ -155,15 +155,18 @@ func decode(data []byte, file string) (c Cached, netNS string, err error) {
 	if name := d.NetworkName + "-" + d.ContainerID + "-" + d.IfName; name != file {
 		return c, "", errors.New("its names are not those in the file's name")
 	}
-	if !filepath.IsAbs(d.NetNS) {
-		return c, "", errors.New("netns: is not an absolute path")
-	}
 	if len(d.Result) == 0 || string(d.Result) == "null" {
 		return c, "", errors.New("result: is missing")
 	}
 	result, err := create.CreateFromBytes(d.Result)
 	if err != nil {
 		return c, "", fmt.Errorf("result: %w", err)
+	}
+	if d.NetNS == "" { // libcni before 1.2, which containerd 1 has
+		d.NetNS = sandbox(result, d.IfName)
+	}
+	if !filepath.IsAbs(d.NetNS) {
+		return c, "", errors.New("netns: is not an absolute path, or is missing and result has none")
 	}
 	c = Cached{Network: d.NetworkName, ContainerID: d.ContainerID, IfName: d.IfName, Config: d.Config}
 	var args bytes.Buffer

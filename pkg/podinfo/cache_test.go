@@ -47,9 +47,10 @@ func TestDecode(t *testing.T) {
 		addresses        []netip.Addr
 		refused          string
 	}{
-		{what: "containerd 1.6, CRI-O", text: good, namespace: "prod", pod: "web-0", addresses: addrs("10.1.0.5", "fd00::5")},
+		{what: "libcni since 1.2", text: good, namespace: "prod", pod: "web-0", addresses: addrs("10.1.0.5", "fd00::5")},
 		{what: "containerd 2", text: strings.Replace(strings.Replace(good, `"cniVersion":"1.0.0"`, `"cniVersion":"1.1.0"`, 1), `"name":"eth0"`, `"name":"eth0","mtu":1500`, 1),
 			namespace: "prod", pod: "web-0", addresses: addrs("10.1.0.5", "fd00::5")},
+		{what: "libcni before 1.2", text: strings.Replace(good, `"netns":"/run/netns/x",`, "", 1), namespace: "prod", pod: "web-0", addresses: addrs("10.1.0.5", "fd00::5")},
 		{what: "0.3.1", text: file("/run/netns/x", args, `{"cniVersion":"0.3.1","interfaces":[{"name":"eth0","sandbox":"s"}],"ips":[{"version":"4","interface":0,"address":"10.1.0.5/16"}],"dns":{}}`),
 			namespace: "prod", pod: "web-0", addresses: addrs("10.1.0.5")},
 		{what: "CRI-O, which adds its own CNI_ARGS", text: file("/run/netns/x", strings.Replace(args, `]]`, `],["K8S_POD_NAMESPACE","prod"],["IP","10.1.0.5"]]`, 1), result),
@@ -66,7 +67,10 @@ func TestDecode(t *testing.T) {
 		{what: "a result alone, as old versions wrote", text: result, refused: "kind"},
 		{what: "another file", text: good, file: "podnet-c0ffee-eth1", refused: "names"},
 		{what: "a name with a line feed", text: strings.Replace(good, `"c0ffee","config"`, `"c0\nffee","config"`, 1), refused: "containerID"},
-		{what: "no network namespace", text: file("", args, result), refused: "netns"},
+		{what: "no network namespace", text: file("", args, strings.Replace(result, `"/run/netns/x"`, `""`, 1)), refused: "netns"},
+		{what: "no interface", text: file("", args, `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/16"}]}`), refused: "netns"},
+		{what: "another interface of the pod", text: file("", args, strings.Replace(result, `"eth0"`, `"eth1"`, 1)), refused: "netns"},
+		{what: "a sandbox that is no path", text: file("", args, strings.Replace(result, `"/run/netns/x"`, `"vm-1"`, 1)), refused: "netns"},
 		{what: "a relative network namespace", text: file("x", args, result), refused: "netns"},
 		{what: "no result", text: file("/run/netns/x", args, `null`), refused: "result"},
 		{what: "a result of another version", text: file("/run/netns/x", args, `{"cniVersion":"9.0.0"}`), refused: "result"},
@@ -84,6 +88,25 @@ func TestDecode(t *testing.T) {
 		want := Cached{Network: "podnet", ContainerID: "c0ffee", IfName: "eth0", Namespace: c.namespace, Name: c.pod, Addresses: c.addresses, Config: []byte(conflist)}
 		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" || err != nil || netNS != "/run/netns/x" {
 			t.Errorf("%s: %v, %q (-want +got):\n%s", c.what, err, netNS, diff)
+		}
+	}
+}
+
+// TestRealFiles: files that containerd wrote. The older libcni of containerd 1 names the network namespace in the result only.
+func TestRealFiles(t *testing.T) {
+	for runtime, c := range map[string]struct{ container, netNS string }{
+		"containerd-1.6": {"8452259a4d8898cc0cb149279fe7693b402381b4737e36fee2a049578bb6ac93", "cni-789585f0-35fd-db49-c490-6b0c8b521ed5"},
+		"containerd-2.4": {"9261264d8a91e0511a094cb1675a6b5680bdae240b0788105e6cdd87970830fc", "cni-6b9143d4-1a50-4918-c84c-32e4cfbb66a5"},
+	} {
+		text, err := os.ReadFile("testdata/" + runtime + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, netNS, err := decode(text, "pods-"+c.container+"-eth0")
+		want := Cached{Network: "pods", ContainerID: c.container, IfName: "eth0", Namespace: "prod", Name: "one", Addresses: addrs("10.1.0.2", "fd00:1::2")}
+		diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreFields(Cached{}, "Config"))
+		if diff != "" || err != nil || netNS != "/run/containerd/io.containerd.grpc.v1.cri/netns/"+c.netNS || !got.SameConfig(got.Config, "ip-masq") {
+			t.Errorf("%s: %v, %q (-want +got):\n%s", runtime, err, netNS, diff)
 		}
 	}
 }
@@ -178,7 +201,7 @@ func TestSameConfig(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	good := file("/run/netns/x", args, result)
-	for _, seed := range []string{good, good[:100], result, file("/x", "null", `{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/16"}}`), file("/x", args, `{"cniVersion":"1.0.0","ips":[null],"interfaces":[null]}`)} {
+	for _, seed := range []string{good, file("", args, result), good[:100], result, file("/x", "null", `{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/16"}}`), file("/x", args, `{"cniVersion":"1.0.0","ips":[null],"interfaces":[null]}`)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -40,17 +40,11 @@ func Names(cniArgs string) (namespace, name string) {
 // Networks returns the addresses that a result has for the pod's interface, with their masks and without link-local
 // ones.
 func Networks(result types.Result, ifName string) (networks []net.IPNet) {
-	if result == nil {
+	r := current(result)
+	if r == nil {
 		return nil
 	}
-	converted, err := Convert(result, types100.ImplementedSpecVersion)
-	if err != nil {
-		return nil
-	}
-	r := converted.(*types100.Result)
-	isPod := func(i int) bool {
-		return 0 <= i && i < len(r.Interfaces) && r.Interfaces[i] != nil && r.Interfaces[i].Name == ifName && r.Interfaces[i].Sandbox != ""
-	}
+	isPod := func(i int) bool { return 0 <= i && i < len(r.Interfaces) && isPodInterface(r.Interfaces[i], ifName) }
 	for _, ip := range r.IPs {
 		if ip == nil || ip.Interface != nil && !isPod(*ip.Interface) {
 			continue
@@ -60,6 +54,37 @@ func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 		}
 	}
 	return networks
+}
+
+// sandbox returns the network namespace that a result has for the pod's interface, "" if it has none.
+func sandbox(result types.Result, ifName string) string {
+	r := current(result)
+	if r == nil {
+		return ""
+	}
+	for _, i := range r.Interfaces {
+		if isPodInterface(i, ifName) {
+			return i.Sandbox
+		}
+	}
+	return ""
+}
+
+// isPodInterface reports whether an interface is the pod's, and not one of the host with the same name.
+func isPodInterface(i *types100.Interface, ifName string) bool {
+	return i != nil && i.Name == ifName && i.Sandbox != ""
+}
+
+// current returns a result in the form of the newest version, or nil.
+func current(result types.Result) *types100.Result {
+	if result == nil {
+		return nil
+	}
+	converted, err := Convert(result, types100.ImplementedSpecVersion)
+	if err != nil {
+		return nil
+	}
+	return converted.(*types100.Result)
 }
 
 // Addresses returns the different addresses of networks, MaxAddresses at most.
