@@ -3,10 +3,14 @@
 package e2e
 
 import (
+	"fmt"
 	"maps"
 	"os"
+	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -138,6 +142,53 @@ func TestStatus(t *testing.T) {
 			status(t, wait, invocation{unprivileged: true}, 50, "peration not permitted")
 		})
 	})
+}
+
+// TestStatusOwnedGuardTable: while another program owns a table ip-masq-guard that the policy needs, every ADD and
+// STATUS fail. Kernels before 5.12 have no owners of tables.
+func TestStatusOwnedGuardTable(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		if sandbox.KernelBefore(5, 12) {
+			return
+		}
+		const message = "table ip ip-masq-guard"
+		conf := n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
+		for _, prepare := range []func(){
+			func() {}, // a fresh node
+			func() { n.addAndCheck(t, conf) },
+			func() { n.addAndCheck(t, conf); n.flush(t) },
+		} {
+			prepare()
+			release := n.ownTable(t, "ip", "ip-masq-guard")
+			state := n.snapshot(t)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, message)
+			n.unchanged(t, state)
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, message)
+			release()
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+			n.addAndCheck(t, conf)
+			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
+		}
+	})
+}
+
+// ownTable makes a table another program's own (flags owner), empty, until release is called.
+func (n *node) ownTable(t *testing.T, family, name string) (release func()) {
+	t.Helper()
+	owner := n.Node.Command(n.timeout(t), "nft", "-i")
+	in := topology.Must(owner.StdinPipe())(t)
+	must(t, owner.Start())
+	table := family + " " + name
+	topology.Must(fmt.Fprintf(in, "add table %s\ndelete table %[1]s\nadd table %[1]s { flags owner; }\n", table))(t)
+	if !timelimit.Await(timelimit.Wait, func() bool { return strings.Contains(n.tool(t, "nft", "list", "ruleset"), "flags owner") }) {
+		t.Fatal(n.tool(t, "nft", "list", "ruleset"))
+	}
+	return func() {
+		t.Helper()
+		must(t, in.Close())
+		must(t, owner.Wait())
+	}
 }
 
 // TestStatusWithCnitool runs STATUS by cnitool, with an entry that allows pods and with one that
