@@ -109,6 +109,40 @@ func (g *guardedNode) wantEnforced(t *testing.T, family, wrong int) {
 	}
 }
 
+// TestEnforceExemptBesideAnotherChain: a pod that is exempt by its namespace is bound wherever the other chain does not
+// masquerade it, be it because all are exempt there or this pod is.
+func TestEnforceExemptBesideAnotherChain(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true})
+		n.conflist(t, "second", object{"masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "9.0.0.0/8"}})
+		n.pod(t, "second")
+		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
+		defer masqueradingRules(0, netip.Addr{})[len(masqueradingRules(0, netip.Addr{}))-1].loadFamily(t, n, 0)()
+		for _, c := range []struct {
+			pod  *pod
+			dst  string
+			by   *topology.Host
+			kept bool
+		}{
+			{dev, "10.9.0.0", n.LAN, true},      // exempt in both chains
+			{dev, "9.9.9.9", n.Outside, false},  // masqueraded by its own
+			{prod, "10.9.0.0", n.LAN, true},     // exempt in both
+			{prod, "9.9.9.9", n.Outside, true},  // by its namespace in one, and for all in the other
+			{prod, "1.2.3.4", n.Outside, false}, // masqueraded by the other
+		} {
+			want := ""
+			if c.kept {
+				want = c.pod.addr(netip.MustParseAddr(c.dst)).String()
+			}
+			n.leaves(t, c.pod.Host, c.dst, c.by, want)
+		}
+		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
+			t.Errorf("check: %d\n%s%s", code, stdout, stderr)
+		}
+	})
+}
+
 // TestEnforceExemptHarmless checks that enforceExempt leaves alone what others masquerade on
 // purpose: marked packets, hairpin flows without a mark, and traffic of hosts that are no pods.
 func TestEnforceExemptHarmless(t *testing.T) {

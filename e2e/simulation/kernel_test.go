@@ -175,7 +175,9 @@ func (k *kernel) packet(src, dst netip.Addr) (o outcome) {
 	family := policy.FamilyOf(src)
 	bound := slices.ContainsFunc(k.guards, func(g policy.Guard) bool {
 		return g.Family == family && g.Bound != nil && k.inScope(&g, out) && !k.IsLocal(dst) &&
-			(within(src, g.Scope.Sources) && within(dst, g.Bound) || within(src, g.ExemptPods))
+			(within(src, g.Scope.Sources) && within(dst, g.Bound) || slices.ContainsFunc(g.ExemptPods, func(b policy.Binding) bool {
+				return within(src, b.Sources) && (b.Destinations == nil || within(dst, b.Destinations))
+			}))
 	})
 	for _, choice := range []netfilter.Choice{inIPTables, inLegacy, inNFTables} {
 		for _, ref := range sortedRefs(k.chains[choice]) {

@@ -297,12 +297,8 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
-		switch {
-		case g == nil || !g.Binds(g.Scope.Representative(q.Packet)):
-		case g.Bound.Contains(q.Dst):
-			return policy.Normalize(slices.Concat(g.Scope.Sources, g.ExemptPods))
-		default:
-			return g.ExemptPods
+		if g != nil && g.Binds(g.Scope.Representative(q.Packet)) {
+			return g.BoundSources(q.Dst)
 		}
 	}
 	return nil

@@ -164,13 +164,16 @@ func (a *asks) observe(ctx context.Context, s *State) {
 
 // plain returns a guard in which a list without items is nil, except Bound.
 func plain(g policy.Guard) policy.Guard {
-	for _, list := range []*policy.Ranges{&g.Scope.Sources, &g.Exempt, &g.ExemptPods} {
+	for _, list := range []*policy.Ranges{&g.Scope.Sources, &g.Exempt} {
 		if len(*list) == 0 {
 			*list = nil
 		}
 	}
 	if len(g.Scope.Interfaces) == 0 {
 		g.Scope.Interfaces = nil
+	}
+	if len(g.ExemptPods) == 0 {
+		g.ExemptPods = nil
 	}
 	return g
 }

@@ -5,6 +5,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,7 +78,7 @@ func (m *Mark) UnmarshalText(text []byte) (err error) {
 // Guard is the rules of one chain and family in the tables ip-masq-guard, which are
 // evaluated beside the masquerade chain whichever backend that is in. A packet of a
 // pod to a destination that is not Exempt must have been translated when it leaves;
-// a packet of a pod to one that is Bound, or of one of ExemptPods, keeps its source.
+// a packet of a pod to one that is Bound, or of a pod of ExemptPods to its destinations, keeps its source.
 type Guard struct {
 	Chain  string // the masquerade chain
 	Family Family
@@ -87,15 +88,40 @@ type Guard struct {
 	Mode       GuardMode // GuardOff for enforceExempt alone
 	Exempt     Ranges    // destinations that the chain does not masquerade
 	Bound      Ranges    // destinations that no chain masquerades; nil without enforceExempt
-	ExemptPods Ranges    // sources in scope that no chain masquerades, bound to every destination; nil without Bound
+	ExemptPods []Binding // of sources in scope that the chain exempts, which no two have; nil without Bound
 	BypassMark Mark      // packets with one of these bits are not bound
+}
+
+// Binding is sources whose packets to destinations no chain masquerades.
+type Binding struct {
+	Sources      Ranges
+	Destinations Ranges // nil is every one
+}
+
+// contains reports whether the destination is one of the binding.
+func (b Binding) contains(a netip.Addr) bool {
+	return b.Destinations == nil || b.Destinations.Contains(a)
 }
 
 // Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
 func (g *Guard) Binds(p Packet) bool {
-	exempt := g.Scope
-	exempt.Sources = g.ExemptPods
-	return g.Scope.Contains(p) && g.Bound.Contains(p.Dst) || exempt.Contains(p)
+	bound := g.Scope
+	bound.Sources = g.BoundSources(p.Dst)
+	return bound.Contains(p)
+}
+
+// BoundSources returns the sources in scope whose packets to the destination are bound.
+func (g *Guard) BoundSources(dst netip.Addr) Ranges {
+	bound := Ranges{}
+	if g.Bound.Contains(dst) {
+		bound = g.Scope.Sources
+	}
+	for _, b := range g.ExemptPods {
+		if b.contains(dst) {
+			bound = Normalize(slices.Concat(bound, b.Sources))
+		}
+	}
+	return bound
 }
 
 // DesiredGuards returns the guards that the policies ask for. A policy without a pod
@@ -112,7 +138,7 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
 				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
-				g.ExemptPods = p.podsExemptEverywhere(f, policies)
+				g.ExemptPods = p.bindExemptPods(f, policies)
 			}
 			guards = append(guards, g)
 		}
@@ -141,19 +167,82 @@ func exemptEverywhere(g *Guard, policies []Policy) Ranges {
 	return exempt
 }
 
-// podsExemptEverywhere returns the pods in scope that the policy exempts, and that no other one masquerades.
-func (p *Policy) podsExemptEverywhere(f Family, policies []Policy) Ranges {
+// bindExemptPods returns the pods in scope that the policy exempts, with the destinations to which no other policy
+// masquerades them.
+func (p *Policy) bindExemptPods(f Family, policies []Policy) []Binding {
 	if len(p.ExemptPods) == 0 {
 		return nil
 	}
 	pods := p.Scope(f)
 	pods.Sources = pods.Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
+	all := bindings{}.with(Binding{pods.Sources.Without(p.masqueradeScope(f).Sources), nil})
 	for i := range policies {
-		if other := policies[i].masqueradeScope(f); other.Overlaps(pods) {
-			pods.Sources = pods.Sources.Without(other.Sources)
+		if q := &policies[i]; q.Chain != p.Chain && q.masqueradeScope(f).Overlaps(pods) {
+			all = all.split(q.masqueradeScope(f).Sources, q.DestinationsExempt(f))
 		}
 	}
-	return pods.Sources
+	return all
+}
+
+// bindings have different sources and different destinations.
+type bindings []Binding
+
+// with adds a binding, unless it has no packet.
+func (all bindings) with(b Binding) bindings {
+	if len(b.Sources) == 0 || b.Destinations != nil && len(b.Destinations) == 0 {
+		return all
+	}
+	for i := range all {
+		if all[i].Destinations.Equal(b.Destinations) {
+			all[i].Sources = Normalize(slices.Concat(all[i].Sources, b.Sources))
+			return all
+		}
+	}
+	return append(all, b)
+}
+
+// split leaves these sources the destinations alone that are among these, too.
+func (all bindings) split(sources, destinations Ranges) (split bindings) {
+	for _, b := range all {
+		split = split.with(Binding{b.Sources.Without(sources), b.Destinations})
+		split = split.with(Binding{b.Sources.Intersect(sources), b.common(destinations)})
+	}
+	return split
+}
+
+// common returns the destinations of the binding that are among these, of which nil is every one.
+func (b Binding) common(destinations Ranges) Ranges {
+	switch {
+	case b.Destinations == nil:
+		return destinations
+	case destinations == nil:
+		return b.Destinations
+	default:
+		return b.Destinations.Intersect(destinations)
+	}
+}
+
+// intersect returns what both bind.
+func (all bindings) intersect(others bindings) (both bindings) {
+	for _, b := range all {
+		for _, o := range others {
+			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.common(o.Destinations)})
+		}
+	}
+	return both
+}
+
+// within reports whether others bind all that these do.
+func (all bindings) within(others bindings) bool {
+	return !slices.ContainsFunc(all, func(b Binding) bool {
+		left := b.Sources
+		for _, o := range others {
+			if o.Destinations == nil || b.Destinations != nil && len(b.Destinations.Without(o.Destinations)) == 0 {
+				left = left.Without(o.Sources)
+			}
+		}
+		return len(left) > 0
+	})
 }
 
 // PodRanges returns the addresses of pods that the keys guard, staleConnections and
@@ -210,7 +299,7 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 		g.Bound, g.ExemptPods = nil, nil
 	} else if g.Bound != nil {
 		g.Bound = g.Bound.Intersect(old.Bound)
-		g.ExemptPods = orEmpty(g.ExemptPods).Intersect(orEmpty(old.ExemptPods))
+		g.ExemptPods = bindings(g.ExemptPods).intersect(old.ExemptPods)
 	}
 	some := true
 	if !t.Settled || g.Bound != nil {
@@ -231,7 +320,7 @@ func (g *Guard) Within(other *Guard) bool {
 	scope.Sources, of.Sources = orEmpty(scope.Sources), orEmpty(of.Sources)
 	drops := g.Mode != GuardDrop || other.Mode == GuardDrop && len(other.Exempt.Without(orEmpty(g.Exempt))) == 0
 	binds := g.Bound == nil || other.Bound != nil && len(g.Bound.Without(orEmpty(other.Bound))) == 0 &&
-		len(orEmpty(g.ExemptPods).Without(orEmpty(other.ExemptPods))) == 0
+		bindings(g.ExemptPods).within(other.ExemptPods)
 	return scope.within(of) && drops && binds
 }
 

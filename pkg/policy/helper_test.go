@@ -400,6 +400,14 @@ func (o oracle) inScope(p policy.Packet) bool {
 		(len(interfaces) == 0 || anyNames(interfaces, p.Out)) && (host || !p.SrcLocal)
 }
 
+// anyInterface returns the packet on an interface in scope.
+func (o oracle) anyInterface(p policy.Packet) policy.Packet {
+	if interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces }); len(interfaces) > 0 {
+		p.Out = strings.TrimSuffix(interfaces[0], "+")
+	}
+	return p
+}
+
 func (o oracle) manages(a netip.Addr) bool {
 	return a.Is4() || saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnableIPv6 })
 }

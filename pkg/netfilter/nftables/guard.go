@@ -153,12 +153,24 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 		}
 		for _, chain := range slices.Sorted(maps.Keys(owners)) {
 			g := policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Scope: policy.Scope{Sources: t.sets[podsSet+"-"+chain]},
-				Mode: modes[chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain], ExemptPods: t.sets[exemptPods+"-"+chain]}
+				Mode: modes[chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]}
+			t.readBindings(&g)
 			t.readJumps(&g)
 			o.Guards = append(o.Guards, g)
 		}
 	}
 	return o, nil
+}
+
+// readBindings sets what exempt pods are bound to.
+func (t *table) readBindings(g *policy.Guard) {
+	for i := 0; ; i++ {
+		sources, destinations := exemptPodsSets(i, g.Chain)
+		if len(t.sets[sources]) == 0 {
+			return
+		}
+		g.ExemptPods = append(g.ExemptPods, policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]})
+	}
 }
 
 // readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0].

@@ -102,6 +102,15 @@ func drawGuards() *rapid.Generator[[]policy.Guard] {
 				g.Scope.Sources, g.Scope.Host = draw("pods"), false
 				if g.Mode == policy.GuardOff || rapid.Bool().Draw(t, "enforced") {
 					g.Bound, g.BypassMark = draw("bound"), policy.Mark(rapid.Uint32Range(0, 0x6000).Draw(t, "mark"))
+					for range rapid.IntRange(0, 3).Draw(t, "bindings") {
+						b := policy.Binding{Sources: draw("exempt pods"), Destinations: draw("their destinations")}
+						if rapid.Bool().Draw(t, "every destination") {
+							b.Destinations = nil
+						}
+						if len(b.Sources) > 0 {
+							g.ExemptPods = append(g.ExemptPods, b)
+						}
+					}
 				}
 				guards = append(guards, g)
 			}

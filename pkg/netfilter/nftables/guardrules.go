@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,8 @@ const (
 	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
 	podsSet      = "pods"
 	boundSet     = "bound"
-	exemptPods   = "exemptpods"
+	exemptPods   = "exemptpods" // with exemptto: sources with the destinations to which they are bound
+	exemptTo     = "exemptto"
 	selfSet      = "self" // each source of a new connection, twice
 )
 
@@ -80,11 +82,16 @@ func (t *table) addGuard(g policy.Guard) {
 			t.add(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark),
 				h.inSet("saddr", pods, false), h.inSet("daddr", bound, false), jump(target))...)
 		}
-		if len(g.ExemptPods) > 0 {
-			exempt := exemptPods + "-" + g.Chain
-			t.addSet(exempt, g.ExemptPods)
+		for i, b := range g.ExemptPods {
+			sources, destinations := exemptPodsSets(i, g.Chain)
+			t.addSet(sources, b.Sources)
+			match := []nftStatement{withoutMark(g.BypassMark), h.inSet("saddr", sources, false)}
+			if b.Destinations != nil {
+				t.addSet(destinations, b.Destinations)
+				match = append(match, h.inSet("daddr", destinations, false))
+			}
 			for _, m := range g.Scope.Matches() {
-				t.add(enforceChain, "", append(matchStatements(m), withoutMark(g.BypassMark), h.inSet("saddr", exempt, false), jump(target))...)
+				t.add(enforceChain, "", slices.Concat(matchStatements(m), match, []nftStatement{jump(target)})...)
 			}
 		}
 		// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
@@ -92,6 +99,15 @@ func (t *table) addGuard(g policy.Guard) {
 		t.add(target, "", h.pairInSelf("daddr", false), returns)
 		t.add(target, g.Owner.Comment(), counter, h.keepSource())
 	}
+}
+
+// exemptPodsSets returns the names of the sets for one of Guard.ExemptPods: exemptpods-X, exemptpods2-X, ...
+func exemptPodsSets(i int, chain string) (sources, destinations string) {
+	number := ""
+	if i > 0 {
+		number = strconv.Itoa(i + 1)
+	}
+	return exemptPods + number + "-" + chain, exemptTo + number + "-" + chain
 }
 
 // isReply is the match `ct direction reply`.
