@@ -13,6 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // GuardState is the desired and the observed tables ip-masq-guard, and their difference.
@@ -197,14 +198,16 @@ func (g *GuardState) err(chain string) error {
 
 // guards returns the guards for the rules that are in the kernel: those that are desired when all rules are.
 func (s *State) guards() []policy.Guard {
-	t := policy.Transition{First: !s.hasRules(), All: len(s.surplus()) == 0 && !s.unknown}
+	surplus := s.surplus()
+	t := policy.Transition{First: !s.hasRules(), All: len(surplus) == 0 && !s.unknown}
 	for i := range s.Chains {
-		t.All = t.All && s.isSettled(&s.Chains[i])
+		t.All = t.All && s.isWritten(&s.Chains[i])
 	}
 	var out []policy.Guard
 	for _, g := range s.Guard.Desired {
 		c := s.Find(g.Chain)
-		t.Settled = c == nil || s.isSettled(c) // without a policy it stays, see keepWhatExists
+		elsewhere := slices.ContainsFunc(surplus, func(o store.OwnedChain) bool { return o.Chain == g.Chain })
+		t.Settled = c == nil || s.isWritten(c) && !elsewhere // without a policy it stays, see keepWhatExists
 		if now, is := g.During(t, s.Guard.observed(g.Chain, g.Family)); is {
 			out = append(out, now)
 		}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -48,32 +49,16 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 // superseded. A network's PodSubnets are added to those that are stored; one with a ConfDir has none. The error is the
 // conflicts that remain, or a bound that is exceeded; the proposal is then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
-	stored, next := p.Find(own.ID), *p
+	next := *p
 	if own.ID.Kind != policy.Network {
-		if stored != nil && reflect.DeepEqual(*stored, own) {
+		if stored := p.Find(own.ID); stored != nil && reflect.DeepEqual(*stored, own) {
 			return nil
 		}
 		next.set(own)
 		return p.become(next, own)
 	}
-	changed, found := stored == nil || !stored.Policy.Equal(own.Policy), own.PodSubnets
-	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
-		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
-		changed, found = false, nil
-	}
-	from := own.ConfDir
-	if changed { // a changed source comes after those that are in force
-		own.Order = 1 + lastOrder(p.Sources)
-	} else {
-		own = *stored
-	}
-	own.PodSubnets = cmp.Or(stored, &policy.Source{}).PodSubnets
-	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
-	if from != "" {
-		own.PodSubnets = nil
-	}
-	if changed || isNew || from != "" && own.ConfDir != from {
-		own.ConfDir = from
+	own, changed, written := p.network(own, 1+lastOrder(p.Sources), disk, warn)
+	if written {
 		next.set(own)
 	}
 	if err := next.resolve(own, disk, warn); err != nil {
@@ -84,6 +69,85 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 	}
 	*p = next
 	return nil
+}
+
+// network returns what a network becomes, whether its policy changes, and whether its document does.
+func (p *Proposal) network(own policy.Source, order int64, disk func() Conflists, warn func(error)) (s policy.Source, changed, written bool) {
+	stored, found, from := p.Find(own.ID), own.PodSubnets, own.ConfDir
+	changed = stored == nil || !stored.Policy.Equal(own.Policy)
+	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
+		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
+		changed, found = false, nil
+	}
+	if changed { // a changed source comes after those that are in force
+		own.Order = order
+	} else {
+		own = *stored
+	}
+	own.PodSubnets = cmp.Or(stored, &policy.Source{}).PodSubnets
+	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
+	if from != "" {
+		own.PodSubnets = nil
+	}
+	if written = changed || isNew || from != "" && own.ConfDir != from; written {
+		own.ConfDir = from
+	}
+	return own, changed, written
+}
+
+// AddNetworks adds networks as Add does, and returns the errors of those that it does not add. Networks without a conflict
+// are added together: policies are merged once for all of them, and two networks of a chain can change a value on which
+// they must agree.
+func (p *Proposal) AddNetworks(networks []policy.Source, disk func() Conflists, warn func(error)) map[policy.SourceID]error {
+	switch n := len(networks); {
+	case n == 1:
+		if err := p.Add(networks[0], disk, warn); err != nil {
+			return map[policy.SourceID]error{networks[0].ID: err}
+		}
+	case n > 1 && !p.addTogether(networks, disk, warn):
+		errs := map[policy.SourceID]error{}
+		maps.Copy(errs, p.AddNetworks(networks[:n/2], disk, warn))
+		maps.Copy(errs, p.AddNetworks(networks[n/2:], disk, warn))
+		return errs
+	}
+	return nil
+}
+
+// addTogether adds networks unless one of them has a conflict to resolve, or a chain has too many rules then.
+func (p *Proposal) addTogether(networks []policy.Source, disk func() Conflists, warn func(error)) bool {
+	next, order := *p, lastOrder(p.Sources)
+	var all []policy.Source
+	var warnings []error
+	added, chains := map[policy.SourceID]bool{}, map[string]bool{}
+	for _, own := range networks {
+		own, changed, written := p.network(own, order+1, disk, func(err error) { warnings = append(warnings, err) })
+		if own.Superseded {
+			return false
+		}
+		if changed {
+			chains[own.Policy.Chain] = true
+			order++
+		}
+		if written {
+			all = append(all, own)
+		}
+		added[own.ID] = true
+	}
+	if len(all) > 0 {
+		next.set(all...)
+	}
+	for i := range next.merged() {
+		merged := &next.policies[i]
+		if slices.ContainsFunc(merged.Conflicts, func(e *policy.ConflictError) bool { return added[e.Superseded.Source] }) ||
+			chains[merged.Chain] && checkBounds(*merged) != nil {
+			return false
+		}
+	}
+	for _, err := range warnings {
+		warn(err)
+	}
+	*p = next
+	return true
 }
 
 // become makes the proposal one with another policy of a source, unless the chain has too many rules then.
@@ -164,9 +228,9 @@ func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
 
 // mergedChain returns the policy of one chain.
 func (p *Proposal) mergedChain(chain string) policy.Policy {
-	for _, merged := range p.merged() {
-		if merged.Chain == chain {
-			return merged
+	for i := range p.merged() {
+		if p.policies[i].Chain == chain {
+			return p.policies[i]
 		}
 	}
 	return policy.Policy{Chain: chain}

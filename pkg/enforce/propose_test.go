@@ -117,6 +117,38 @@ func TestPodSubnetsAreKept(t *testing.T) {
 	}
 }
 
+// TestAddNetworks: two networks of a chain change together a value on which they must agree; of many, those with a conflict
+// are left out, and the cost does not grow with the square of their number.
+func TestAddNetworks(t *testing.T) {
+	a, b := network("a", "A", guard(policy.GuardCount)), network("b", "A", guard(policy.GuardCount))
+	p := enforce.Proposal{Sources: []policy.Source{a, b}}
+	a.Policy.Guard, b.Policy.Guard = policy.GuardDrop, policy.GuardDrop
+	if errs := p.AddNetworks([]policy.Source{a, b}, conflists, ignored); len(errs) > 0 || len(p.Changed) != 2 {
+		t.Errorf("%v, %d changed", errs, len(p.Changed))
+	}
+	many := func(n int, conflicts ...int) (list []policy.Source) {
+		for i := range n {
+			s := network(fmt.Sprint(i), "A", guard(policy.GuardDrop))
+			if slices.Contains(conflicts, i) {
+				s.Policy.Guard = policy.GuardCount
+			}
+			list = append(list, s, network(fmt.Sprint("own ", i), fmt.Sprint("OWN", i)))
+		}
+		return list
+	}
+	errs := p.AddNetworks(many(200, 7, 107), conflists, ignored)
+	if len(errs) != 2 || errs[policy.SourceID{Kind: policy.Network, Name: "7"}] == nil || len(p.Sources) != 2+2*200-2 {
+		t.Errorf("%v, %d sources", errs, len(p.Sources))
+	}
+	allocations := func(n int) float64 {
+		list := many(n)
+		return testing.AllocsPerRun(1, func() { (&enforce.Proposal{}).AddNetworks(list, conflists, ignored) })
+	}
+	if less, more := allocations(100), allocations(400); more > 6*less { // the square is 16
+		t.Errorf("%.0f allocations for 200 networks, %.0f for 800", less, more)
+	}
+}
+
 // TestBesideUnreadableDocument checks what an ADD of network "own" writes while the document of another network cannot be
 // read: chains that exist stay as they are, get a missing jump, and one that does not exist is created.
 func TestBesideUnreadableDocument(t *testing.T) {

@@ -5,6 +5,7 @@ package enforce
 import (
 	"fmt"
 	"slices"
+	"sort"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -13,7 +14,7 @@ import (
 
 // State is what is desired of a node, what was observed of it, and what failed: all that decides what is done next.
 type State struct {
-	// Chains are those of the policies, in their order.
+	// Chains are those of the policies, sorted by name as policy.Merge sorts them.
 	Chains []Chain
 	// Guard is the tables ip-masq-guard.
 	Guard GuardState
@@ -98,10 +99,9 @@ func (s *State) clone() *State {
 
 // Find returns the chain of this name, or nil.
 func (s *State) Find(chain string) *Chain {
-	for i := range s.Chains {
-		if s.Chains[i].Policy.Chain == chain {
-			return &s.Chains[i]
-		}
+	i := sort.Search(len(s.Chains), func(i int) bool { return s.Chains[i].Policy.Chain >= chain })
+	if i < len(s.Chains) && s.Chains[i].Policy.Chain == chain {
+		return &s.Chains[i]
 	}
 	return nil
 }
@@ -193,11 +193,6 @@ func (s *State) failTables(t *tables, err error) {
 
 // isWritten reports whether the rules of a chain are in the kernel as they are desired.
 func (s *State) isWritten(c *Chain) bool { return c.Err == nil && len(s.ChainDiff(c)) == 0 }
-
-// isSettled reports whether packets meet the rules of a chain as they are desired, and none that it had elsewhere.
-func (s *State) isSettled(c *Chain) bool {
-	return s.isWritten(c) && !slices.ContainsFunc(s.surplus(), func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain })
-}
 
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {

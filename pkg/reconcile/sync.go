@@ -285,6 +285,7 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		return
 	}
 	seen, confDir := map[string]bool{}, ""
+	var networks []policy.Source
 	if r.Sources.PluginFile.Present {
 		confDir = r.Sources.PluginFile.CNIConfDir
 	}
@@ -304,9 +305,13 @@ func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
 		case dataDirErr != nil:
 			r.problem(ReasonConflist, dataDirErr)
 		default:
-			if err := p.Add(policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: confDir}, r.conflists, r.warn); err != nil {
-				r.sourceProblem(source, err)
-			}
+			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: confDir})
+		}
+	}
+	errs := p.AddNetworks(networks, r.conflists, r.warn)
+	for _, s := range networks {
+		if err := errs[s.ID]; err != nil {
+			r.sourceProblem(s.ID, err)
 		}
 	}
 }
