@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -328,4 +331,24 @@ func TestAddressesWithPluginFile(t *testing.T) {
 	now["nonMasqueradeCIDRs"] = []string{"50.0.0.0/16"}
 	n.call(t, now, call{"ADD", "h", prod, []string{"10.1.0.6/16"}}).want(t, 0)
 	n.exemptAddresses(t, "10.1.0.6")
+}
+
+// TestFormerConnectionsAfterOtherWalks: an ADD that takes the address of an exempt pod returns after the connections of the
+// address have ended, also where the walks of other ADDs come first.
+func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		const address = "10.1.7.1"
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		n.conflist(t, "podnet", conf)
+		n.call(t, conf, call{"ADD", "former", "K8S_POD_NAMESPACE=prod", []string{address + "/16"}}).want(t, 0)
+		n.tool(t, "conntrack", "-I", "-p", "udp", "-s", address, "-d", "1.2.3.4", "--sport", "4000", "--dport", "53", "--timeout", "600")
+		others := topology.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
+		must(t, unix.Flock(int(others.Fd()), unix.LOCK_EX))
+		time.AfterFunc(3*time.Second, func() { _ = others.Close() }) // it was only locked
+		n.call(t, conf, call{"ADD", "next", "K8S_POD_NAMESPACE=dev", []string{address + "/16"}}).want(t, 0)
+		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
+			t.Errorf("after ADD: %s", left)
+		}
+	})
 }

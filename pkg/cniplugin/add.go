@@ -237,7 +237,7 @@ func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, o
 		return nil, chain, err
 	}
 	s, err := n.Apply(ctx, lock, state, &p)
-	n.resets = s.ResetsDue()
+	n.dueResets(s)
 	if errors.Is(err, store.ErrNewer) && s.Exists(chain) { // the rules of the newer version stay in force
 		n.Warn(err)
 		return s, chain, nil

@@ -72,8 +72,8 @@ type node struct {
 	recordErr  error          // why it could not be recorded
 	dryRun     bool           // STATUS
 
-	stdinDiffers bool // from what the network's conflist has and had in this boot, in force because of plugin.toml
-	resets       bool // connections are to be reset
+	stdinDiffers bool          // from what the network's conflist has and had in this boot, in force because of plugin.toml
+	resetLimit   time.Duration // how long connections are reset; 0 if none are to be
 
 	pluginFile    config.PluginFile
 	pluginFileErr error
@@ -147,11 +147,10 @@ func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock
 
 // resetConnections resets connections, for a limited time.
 func (n *node) resetConnections(ctx context.Context) {
-	const limit = 2 * time.Second
-	if !n.resets {
+	if n.resetLimit == 0 || n.dryRun {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, n.resetLimit)
 	defer cancel()
 	if _, _, err := n.ResetConnections(ctx); err != nil {
 		n.Warn(fmt.Errorf("connections that are older than a change of the rules may keep a wrong source address, "+
@@ -159,11 +158,24 @@ func (n *node) resetConnections(ctx context.Context) {
 	}
 }
 
-// observedResets takes note of resets on record, unless there is an active reconciler, which makes them. The connections of
-// a former pod end before this ADD returns, also beside a reconciler.
+// dueResets takes note of resets on record. The connections of a former pod end before this ADD returns: the walk for them
+// comes after those of other ADDs.
+func (n *node) dueResets(s *enforce.State) {
+	const limit = 2 * time.Second
+	switch n.resetLimit = 0; {
+	case !s.ResetsDue():
+	case s.Passed(n.pod.Addresses):
+		n.resetLimit = n.plugin.LockWait
+	default:
+		n.resetLimit = limit
+	}
+}
+
+// observedResets is dueResets where nothing was written: others are made by an active reconciler, or by who makes some.
 func (n *node) observedResets(s *enforce.State) {
-	others := func() bool { return n.Dir.ReconcilerActive() || n.Dir.ResetsRunning() }
-	n.resets = s.ResetsDue() && !n.dryRun && (s.Passed(n.pod.Addresses) || !others())
+	if n.dueResets(s); !s.Passed(n.pod.Addresses) && (n.Dir.ReconcilerActive() || n.Dir.ResetsRunning()) {
+		n.resetLimit = 0
+	}
 }
 
 func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }

@@ -63,7 +63,7 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
-	n.resets = s.ResetsDue()
+	n.dueResets(s)
 	for _, p := range s.Policies() {
 		n.Warn(s.Err(p.Chain))
 	}
