@@ -60,13 +60,15 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	return err
 }
 
-// status returns why an ADD would fail now, or nil. It is the ADD as a dry run, so that the two
-// agree.
+// status returns why an ADD would fail now, or nil. It ensures as ADD does, with a lock that writes nothing, so that the
+// two agree.
 func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
-	n.dryRun = true
 	_, err := n.entry()
 	if err == nil {
-		err = n.sync(ctx)
+		var reading *store.Reading
+		if reading, err = n.Dir.Read(); err == nil {
+			_, err = n.ensure(ctx, reading, false, n.Dir.DryRun)
+		}
 	}
 	if err != nil { // containerd and the kubelet show this without a plugin's name
 		err = fmt.Errorf("%s: %w", config.PluginType, err)
@@ -82,37 +84,46 @@ func (n *node) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	verified := !n.dryRun && n.sameInputs(reading) && n.entryVerified()
+	verified := n.sameInputs(reading) && n.entryVerified()
 	if verified && n.recordErr == nil && n.podVerified(reading) && n.rulesVerified(reading) {
 		return nil
 	}
+	cache, err := n.ensure(ctx, reading, verified, n.Dir.Lock)
+	if cache.Inputs != "" && cache.Entry != "" {
+		_ = n.Dir.PutVerificationCache(n.source(), cache) // or the next ADD reads the rules, too
+	}
+	return err
+}
+
+// ensure ensures the rules by what was read, without the lock if they are right. Then it returns what was verified.
+// Verified says that an earlier ADD validated the entry.
+func (n *node) ensure(
+	ctx context.Context, reading *store.Reading, verified bool, take func(context.Context) (*store.Lock, error),
+) (cache store.VerificationCache, err error) {
 	state := reading.State()
 	if n.recordErr != nil {
 		if err := cmp.Or(n.podErr(n.Policies(state)), n.heldErr()); err != nil {
-			return err
+			return cache, err
 		}
 	}
 	own, err := n.ownSource(state, verified)
 	if err != nil {
-		return err
+		return cache, err
 	}
 	if n.isStored(state, own) {
-		if observed := n.observeAndCache(ctx, reading, state); observed.InSync() && !n.loses(observed) {
+		var observed *enforce.State
+		if observed, cache = n.observe(ctx, reading, state); observed.InSync() && !n.loses(observed) {
 			n.warnInactive(observed)
 			n.observedResets(observed)
-			return observed.Beyond(own.Policy.Chain, n.pod.Addresses)
+			return cache, observed.Beyond(own.Policy.Chain, n.pod.Addresses)
 		}
 	}
 	if err := n.checkDataDir(); err != nil {
-		return err
-	}
-	take := n.Dir.Lock
-	if n.dryRun {
-		take = n.Dir.DryRun
+		return cache, err
 	}
 	lock, err := n.lock(ctx, take)
 	if errors.Is(err, store.ErrBusy) {
-		return err
+		return cache, err
 	}
 	if err != nil {
 		lock = n.Dir.Unwritable(err)
@@ -120,10 +131,10 @@ func (n *node) sync(ctx context.Context) error {
 	defer n.release(lock)
 	n.confs = nil // it may have changed while the lock was waited for
 	if state, err = n.Dir.Load(); err != nil {
-		return err
+		return cache, err
 	}
 	n.Warn(lock.Tidy(state))
-	return n.write(ctx, lock, state, own)
+	return cache, n.write(ctx, lock, state, own)
 }
 
 // podVerified reports whether the files say nothing of the pod, or what they should.
@@ -382,17 +393,17 @@ func (n *node) isNow(c store.VerificationCache) bool {
 	return c.Generation != "" && c.Generation == n.generation() && n.SameAddresses(c.Addresses)
 }
 
-// observeAndCache reads the rules. If they are right it writes the verification cache; if that fails the
-// next ADD reads the rules, too.
-func (n *node) observeAndCache(ctx context.Context, r *store.Reading, s store.State) *enforce.State {
+// observe reads the rules, and returns what it verified.
+func (n *node) observe(ctx context.Context, r *store.Reading, s store.State) (*enforce.State, store.VerificationCache) {
 	generation := ""
 	if enforce.HasGeneration(s.Record) {
 		generation = n.generation()
 	}
 	observed := n.Observe(ctx, s.Sources, s.Record)
-	cache := observed.Verified(n.inputs(r, n.plugin.Program), generation)
-	if cache.Entry = n.entryDigest(); cache.Inputs != "" && cache.Entry != "" && !n.loses(observed) && !n.dryRun {
-		_ = n.Dir.PutVerificationCache(n.source(), cache)
+	if n.loses(observed) {
+		return observed, store.VerificationCache{}
 	}
-	return observed
+	cache := observed.Verified(n.inputs(r, n.plugin.Program), generation)
+	cache.Entry = n.entryDigest()
+	return observed, cache
 }

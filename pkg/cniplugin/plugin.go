@@ -70,7 +70,6 @@ type node struct {
 	subnets    []netip.Prefix // of the pod, in an ADD
 	pod        store.Pod      // in an ADD
 	recordErr  error          // why it could not be recorded
-	dryRun     bool           // STATUS
 
 	stdinDiffers bool          // from what the network's conflist has and had in this boot, in force because of plugin.toml
 	resetLimit   time.Duration // how long connections are reset; 0 if none are to be
@@ -147,7 +146,7 @@ func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock
 
 // resetConnections resets connections, for a limited time.
 func (n *node) resetConnections(ctx context.Context) {
-	if n.resetLimit == 0 || n.dryRun {
+	if n.resetLimit == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.resetLimit)
