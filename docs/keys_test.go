@@ -185,7 +185,7 @@ func TestSettings(t *testing.T) {
 	if err := json.Unmarshal([]byte(read(t, "deploy", "chart", "values.schema.json")), &chart); err != nil {
 		t.Fatal(err)
 	}
-	const byOtherValues = "backend cni_conf_dir cni_bin_dir agent_config_dir data_dir health_listen metrics_listen conflist.manage conflist.entry_file"
+	const byOtherValues = "backend cni_conf_dir cni_bin_dir agent_config_dir data_dir health_listen metrics_listen conflist.manage conflist.entry_file conflist.own"
 	for _, setting := range config.DefaultSettings().List() {
 		parent, key, inTable := strings.Cut(setting.Key, ".")
 		if parent == "agent" {

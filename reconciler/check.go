@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -72,6 +73,9 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	}
 	r := node.Check(c.Context())
 	node.AddDiskProblem(r)
+	if !node.active.Answers {
+		node.AddStaleConflist(r)
+	}
 	var drift policy.Diff
 	if r.Rules != nil {
 		drift = r.Rules.Diff()
@@ -105,7 +109,8 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 			fmt.Fprintln(a.out, summary(r))
 		}
 	}
-	if !r.Differs() {
+	stale := func(p reconcile.Problem) bool { return p.Reason == reconcile.ReasonConflistStale }
+	if !r.Differs() && !slices.ContainsFunc(problems, stale) {
 		return err
 	}
 	if err != nil {

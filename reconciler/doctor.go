@@ -95,8 +95,9 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		return r.WarningsOf(id)
 	}
 	_, withoutRecord, err := n.Dir.Pods()
+	record, _ := config.ReadConflistRecord(n.Dir.ConflistRecordPath()) // a damaged one says nothing
 	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(ctx, diagnose.Host{
-		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
+		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: record.Own,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)
 }
@@ -110,7 +111,7 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 		for _, f := range s.ConflistFindings {
 			found[f.ID] = append(found[f.ID], errors.New(f.Message))
 		}
-	case n.Settings.Conflist.Manage:
+	case n.Settings.Conflist.Managed():
 		for _, f := range newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx) {
 			found[f.ID] = append(found[f.ID], f.Err)
 		}

@@ -123,7 +123,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		if f.replace && entryErr == nil && !editor.FromFile {
 			return fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it", policy.Quote(s.Conflist.EntryFile))
 		}
-		if entryErr != nil && !s.Conflist.Manage {
+		if entryErr != nil && !s.Conflist.Managed() {
 			return notInstalled(entryErr)
 		}
 	}
@@ -233,10 +233,10 @@ func (r *installation) judge(err error, s config.Settings) error {
 	switch {
 	case err == nil:
 		return nil
-	case s.Conflist.Manage && r.Conflist != nil:
+	case s.Conflist.Managed() && r.Conflist != nil:
 		r.Warnings = append(r.Warnings, err.Error())
 		return nil
-	case s.Conflist.Manage:
+	case s.Conflist.Managed():
 		r.Warnings = append(r.Warnings, fmt.Sprintf(`%v; as conflist.manage is on, "run" inserts the entry when it can`, err))
 		return nil
 	case r.Conflist != nil:

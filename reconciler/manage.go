@@ -20,7 +20,7 @@ import (
 // newManager returns what keeps the plugin entry in the conflist.
 func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conflist.Manager {
 	return &conflist.Manager{
-		Editor: newEditor(s, node), BinDir: s.CNIBinDir, Log: log,
+		Editor: newEditor(s, node), BinDir: s.CNIBinDir, Log: log, Unmanaged: !s.Conflist.Managed(),
 		ReadEntry: func() (entry []byte, fromFile bool, err error) {
 			entry, _, fromFile, err = pluginEntry(s)
 			return entry, fromFile, err
@@ -28,10 +28,17 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 	}
 }
 
+// managesConflist reports whether the loop syncs the conflist. Without conflist.own it does so until ip-masq's own
+// conflist is removed.
+func managesConflist(s config.Settings, node *reconcile.Node) bool {
+	record, _ := config.ReadConflistRecord(node.Dir.ConflistRecordPath()) // a damaged one says nothing
+	return s.Conflist.Managed() || record.Own != nil
+}
+
 // newEditor returns the Editor for the directory and the network of the settings, without an entry.
 func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 	return conflist.Editor{
-		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
+		Dir: s.CNIConfDir, Network: s.Conflist.Network, Own: s.Conflist.Own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
 		Check: checkNetwork(node.Dir), Ask: node.CheckEntry,
 	}
 }

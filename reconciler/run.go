@@ -144,7 +144,8 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	node.SettingsErr = bad
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) })
 	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
-	if s.Conflist.Manage {
+	manages := managesConflist(s, node)
+	if manages {
 		m := newManager(s, node, d.log)
 		m.Ask = loop.CheckEntry
 		loop.SyncConflist, loop.RestoreEntry = m.Sync, m.Restore
@@ -170,7 +171,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	})
 	// The directories are watched before the loop reads them for the first time.
 	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
-	if s.Conflist.Manage {
+	if manages {
 		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
 	}
 	files := fswatch.New(dirs...)

@@ -198,7 +198,7 @@ func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
 	_, err := os.Lstat(path)
 	mayHaveEntry := func(l config.Conflist) bool { return l.Err != nil || len(l.Entries) > 0 }
 	stored := r.State.Sources
-	return !errors.Is(err, fs.ErrNotExist) || n.Settings.Conflist.Manage ||
+	return !errors.Is(err, fs.ErrNotExist) || n.Settings.Conflist.Managed() ||
 		slices.ContainsFunc(r.Sources.ConfDir.Conflists, mayHaveEntry) ||
 		len(stored) != 1 || stored[0].ID.Kind != policy.AgentFiles
 }
@@ -303,7 +303,7 @@ func filesOf(id policy.SourceID, r *reconcile.Report) []string {
 
 func conflistOf(s config.Settings) conflistStatus {
 	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
-	c := conflistStatus{Network: n.Name, File: n.Path, Entry: n.Entries > 0, Managed: s.Conflist.Manage}
+	c := conflistStatus{Network: n.Name, File: n.Path, Entry: n.Entries > 0, Managed: s.Conflist.Managed()}
 	if err != nil {
 		c.Error = err.Error()
 	} else if c.File == "" {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -45,6 +46,16 @@ func (n *node) findNetconf() (config.Netconf, error) {
 			policy.Quote(n.network), strings.Join(policy.First(most, keys), ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
 	}
 	return conf, err
+}
+
+// staleConflist returns why ip-masq's own conflist, which has this network, is stale, or nil.
+func (n *node) staleConflist() error {
+	record, _ := config.ReadConflistRecord(n.Dir.ConflistRecordPath()) // the reconciler repairs a damaged one
+	if record.Own == nil || record.Own.Network != n.network {
+		return nil
+	}
+	dir, _ := config.ReadConfDir(filepath.Dir(record.Own.File)) // without the directory there is no conflist
+	return record.Own.Stale(dir)
 }
 
 // rememberEntry records the entry that the conflist has because of plugin.toml: in this boot the runtime may go on with

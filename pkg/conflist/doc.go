@@ -7,5 +7,6 @@
 // file of a configuration directory is one that libcni loads, either as it was or as it should be.
 // Nothing is written that is derived from a file which does not parse. Only the plugin entry is
 // inserted or removed; all other bytes, the mode and the owner stay. It counts that the entry is
-// present, not where it stands or what it says.
+// present, not where it stands or what it says. With Editor.Own the entry is in a copy of the main
+// CNI plugin's file, which stays as it is.
 package conflist

@@ -24,6 +24,9 @@ type Editor struct {
 	// FromFile tells that the entry is that of conflist.entry_file, not the default.
 	FromFile bool
 	Replace  bool // an entry that is there, too
+	// Own keeps ip-masq's own conflist beside the main CNI plugin's file, which stays as it is. Without it, Insert removes
+	// that conflist when the entry is in the main CNI plugin's file.
+	Own bool
 	// RecordPath is the file about what was inserted; "" for none.
 	RecordPath string
 	// Backups makes the directory for the texts before the last change, and returns it; nil: none is kept.
@@ -45,6 +48,8 @@ type Change struct {
 	Path    string `json:"path"` // of the file that has, or had, the entry
 	Wrote   bool   `json:"wrote"`
 	Backup  string `json:"backup"` // of the file; "" if it was not written, or is new
+
+	Removed []string `json:"removed,omitempty"` // files of ip-masq that this one replaces
 
 	BackupErr error `json:"-"` // why no backup was kept
 	// NotExchanged is why the file was replaced in a way that can lose another program's write of the same instant.
@@ -75,7 +80,7 @@ func (e Editor) Insert(ctx context.Context) (Change, error) {
 
 // Find returns the network that gets the entry, or why none can have it.
 func (e Editor) Find() (Network, error) {
-	n, err := Find(e.Dir, e.Network)
+	n, err := e.find()
 	if err != nil {
 		return n, err
 	}
@@ -83,6 +88,9 @@ func (e Editor) Find() (Network, error) {
 		if err := e.Check(n.Name); err != nil {
 			return n, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
+	}
+	if n.own.main != nil {
+		return n, n.own.main.Conflist.PositionErr()
 	}
 	return n, n.Conflist.PositionErr()
 }
@@ -93,6 +101,17 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	if err != nil {
 		return c, err
 	}
+	if n.own.main != nil {
+		return e.insertOwn(ctx, c, n)
+	}
+	if c, err = e.insertInto(ctx, c, n); err == nil {
+		c.Removed, err = e.removeOwn(ctx, n)
+	}
+	return c, err
+}
+
+// insertInto inserts the entry into the network's file.
+func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {
 	doc := n.Conflist.Doc
 	switch {
 	case n.Conflist.IsMultus(): // and has the entry
@@ -188,13 +207,14 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 }
 
 // Remove removes the plugin entries from the network, or from all networks of the directory if none
-// is named, and the generated lists. Remove goes on after an error, and returns the changes
+// is named, the generated lists and ip-masq's own conflist. Remove goes on after an error, and returns the changes
 // beside the errors: a file that does not parse may have an entry. A directory that is missing has
 // none.
 func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
+		record, _ := config.ReadConflistRecord(e.RecordPath)
 		dir, readErr := config.ReadConfDir(e.Dir)
 		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 			return changes, readErr
@@ -204,7 +224,7 @@ func (e Editor) Remove() ([]Change, error) {
 			if e.Network != "" && list.Network != "" && list.Network != e.Network {
 				continue
 			}
-			c, err := e.removeFrom(list)
+			c, err := e.removeFrom(list, isOwn(list, dir.Conflists, record.Own))
 			if c.Wrote {
 				changes = append(changes, c)
 			}
@@ -215,10 +235,12 @@ func (e Editor) Remove() ([]Change, error) {
 	return changes, err
 }
 
-func (e Editor) removeFrom(list config.Conflist) (Change, error) {
+func (e Editor) removeFrom(list config.Conflist, own bool) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
-	switch {
+	switch used := slices.Contains(e.Keep, filepath.Base(list.File)); {
+	case (own || isGenerated(list)) && !used && list.Doc != nil:
+		return e.write(ctx, c, c.Path, list.Doc, nil)
 	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
 		return c, nil
 	case list.Err != nil:
@@ -227,8 +249,6 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
 	case !isList(list.File):
 		return c, nil
-	case isGenerated(list) && !slices.Contains(e.Keep, filepath.Base(list.File)):
-		return e.write(ctx, c, c.Path, list.Doc, nil)
 	}
 	now, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {

@@ -44,6 +44,8 @@ type Network struct {
 	Multus *Multus
 
 	Conflist config.Conflist // what the file says
+
+	own ownConflist // set by Editor.find
 }
 
 // Find returns the network in a configuration directory that a runtime uses: the first file by name
@@ -55,15 +57,20 @@ type Network struct {
 // only if no other file has that network. A list whose only plugin is "loopback" does not count.
 func Find(dir, network string) (Network, error) {
 	c, err := config.ReadConfDir(dir)
+	return find(dir, network, c.Conflists, c.Conflists, err)
+}
+
+// find finds the network in some of the files of a directory. Multus may delegate to any of them.
+func find(dir, network string, lists, all []config.Conflist, err error) (Network, error) {
 	var n Network
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		err = fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
 	case err == nil:
-		n, err = pick(c.Conflists, network)
+		n, err = pick(lists, network)
 	}
 	if err == nil {
-		n, err = throughMultus(c.Conflists, n)
+		n, err = throughMultus(lists, all, n)
 	}
 	if err != nil {
 		what := strings.TrimSpace("the network " + policy.Printable(network))
@@ -210,7 +217,7 @@ func (c multusConf) delegate() (to multusConf, hasEntry bool) {
 
 // throughMultus returns the network to which Multus delegates if the given one is a configuration of
 // Multus. It sets Network.Multus if the runtime uses the network through Multus.
-func throughMultus(lists []config.Conflist, found Network) (Network, error) {
+func throughMultus(lists, all []config.Conflist, found Network) (Network, error) {
 	multus := found
 	if !found.Conflist.IsMultus() {
 		multus, _ = pick(lists, "")
@@ -227,7 +234,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
 	} else {
-		target, err = to.find(lists)
+		target, err = to.find(lists, all)
 	}
 	switch {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
@@ -244,7 +251,7 @@ func throughMultus(lists []config.Conflist, found Network) (Network, error) {
 }
 
 // find returns the network that Multus delegates to.
-func (c multusConf) find(lists []config.Conflist) (Network, error) {
+func (c multusConf) find(lists, all []config.Conflist) (Network, error) {
 	name := c.Name
 	switch value := c.ClusterNetwork; {
 	case value == "" && name == "":
@@ -254,7 +261,7 @@ func (c multusConf) find(lists []config.Conflist) (Network, error) {
 			"put the plugin entry there", policy.Quote(value))
 	case value != "":
 		// The path is valid in the pod of Multus, not on the node.
-		for _, list := range lists {
+		for _, list := range all {
 			if filepath.Base(list.File) == filepath.Base(value) {
 				name = list.Network
 			}

@@ -81,6 +81,9 @@ func digestOf(entry []byte) string {
 // inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of
 // an earlier version, is ip-masq's if the backup is the file without it.
 func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
+	if n.own.main != nil {
+		return true // what others change there is undone
+	}
 	if digests, known := record.Digests[n.Path]; known {
 		return slices.Contains(digests, digestOf(n.entryText()))
 	}
@@ -193,7 +196,7 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 // Examine returns what Sync would find about the entry, and writes nothing.
 func (m Manager) Examine(ctx context.Context) []Finding {
 	m.dry, m.Backups = true, func() (string, error) { return filepath.Dir(m.RecordPath), nil }
-	if n, err := Find(m.Dir, m.Network); err == nil {
+	if n, err := m.find(); err == nil {
 		m.follow(ctx, n)
 	}
 	return m.findings
@@ -213,11 +216,14 @@ func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
 	path := n.Path
 	var doc []byte
 	var err error
-	if n.Single {
+	switch {
+	case n.own.main != nil:
+		doc, err = n.ownText(entry)
+	case n.Single:
 		if doc, err = listOf(path, n.Conflist.Doc, entry); err == nil {
 			path, err = generatedPath(path)
 		}
-	} else {
+	default:
 		doc, err = setEntry(path, n.Conflist.Doc, entry, true)
 	}
 	if err == nil && e.Ask != nil {

@@ -41,6 +41,8 @@ type Manager struct {
 	// is an fs.ErrNotExist.
 	ReadEntry func() (entry []byte, fromFile bool, err error)
 	BinDir    string // the directory from which runtimes run the plugin
+	// Unmanaged tells that nothing is to be done once there is no conflist of ip-masq's own any more.
+	Unmanaged bool
 	Log       *slog.Logger
 
 	// What the last sync found about the entry.
@@ -82,9 +84,9 @@ type Problem struct {
 // Restore inserts the entry again in the file that had it last, and does nothing else: the files may be incomplete
 // while another program writes them. It waits as Sync does.
 func (m *Manager) Restore(ctx context.Context) Status {
-	n, err := Find(m.Dir, m.Network)
+	n, err := m.find()
 	var s Status
-	if err != nil || m.Entry == nil || n.Path != m.network.Path || n.Entries > 0 || n.Generated || config.CheckPlugin(m.BinDir) != nil {
+	if err != nil || m.Entry == nil || n.Path != m.network.Path || n.Entries > 0 || n.Generated && !m.Own || m.Unmanaged || config.CheckPlugin(m.BinDir) != nil {
 		return s
 	}
 	if !m.FromFile { // it names the dataDir, which may be another one since
@@ -107,21 +109,30 @@ func (m *Manager) Restore(ctx context.Context) Status {
 // ctx ends.
 func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
-	n, err := Find(m.Dir, m.Network)
+	n, err := m.find()
 	var s Status
+	if m.Unmanaged && len(n.own.others) == 0 {
+		return Status{Present: n.Entries > 0}
+	}
 	// After the conflist was read: an entry that is missing now is replaced by the present one.
 	m.warnings = nil
 	m.follow(ctx, n)
 	if err == nil {
 		m.network, s.Present = n, n.Entries > 0
 	}
-	if err == nil || errors.Is(err, ErrNoNetworks) || errors.Is(err, ErrNetworkNotFound) {
+	gone := errors.Is(err, ErrNoNetworks) || errors.Is(err, ErrNetworkNotFound)
+	if gone && len(n.own.others) > 0 {
+		removed, err := m.removeOwn(ctx, n)
+		m.logRemoved(removed)
+		m.warn(err)
+	}
+	if err == nil || gone {
 		m.seen(n, now)
 	}
 	missing := config.CheckPlugin(m.BinDir)
 	switch {
 	case err != nil:
-	case n.Entries == 1 && !n.Generated:
+	case n.Entries == 1 && !n.Generated && len(n.own.others) == 0:
 		m.failure, m.wait = nil, minWait
 	case m.Entry == nil || missing != nil:
 	case now.Before(m.tried.Add(m.wait)):
@@ -174,7 +185,10 @@ func (m *Manager) flappingEnds() time.Time {
 // insert inserts the entry.
 func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	began := time.Now()
-	c, err := m.Insert(ctx)
+	e := m.Editor
+	e.Replace = m.Own // what others change in ip-masq's own conflist is undone
+	c, err := e.Insert(ctx)
+	m.logRemoved(c.Removed)
 	now := time.Now()
 	m.wait = min(2*max(m.wait, minWait), maxWait)
 	isContent := isContentError(err) // only another program can change that: then there is an event
@@ -195,6 +209,8 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	switch removals := len(m.removals); {
 	case n.Entries > 1:
 		text = "removed duplicate plugin entries"
+	case n.Entries == 1 && m.Own:
+		text = "updated ip-masq's own conflist"
 	case n.Entries == 1:
 		text = "updated the generated conflist"
 	case removals > 0:
@@ -215,9 +231,15 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	return nil
 }
 
+func (m *Manager) logRemoved(files []string) {
+	for _, file := range files {
+		m.Log.Info("removed a conflist of ip-masq", "file", policy.Printable(file))
+	}
+}
+
 // isContentError reports whether an error is about what the files say, not about writing them.
 func isContentError(err error) bool {
-	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
+	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, ErrNotFirst, config.ErrPosition}
 	return slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) })
 }
 
@@ -229,7 +251,6 @@ func (s *Status) add(p Problem) {
 // addProblems adds the problems. An entry that is there and keeps pods from starting is reported by
 // the reconcile loop, with or without a Manager.
 func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
-	dir := policy.Printable(m.Dir)
 	if missing != nil && !s.Present {
 		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
 			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
@@ -237,8 +258,29 @@ func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 	if err := n.Multus.Err(n.Name); err != nil && s.Present {
 		s.add(Problem{Err: err, Waiting: true})
 	}
+	p := m.problemOf(err)
+	if stale := m.stale(); stale != nil { // the error is the reason
+		if p.Err != nil {
+			stale = fmt.Errorf("%w; %w", stale, p.Err)
+		}
+		p = Problem{Err: stale, Reason: "conflist-stale"}
+	}
+	if p.Err != nil {
+		s.add(p)
+	}
+	if s.Flapping {
+		by := likelyWriter(m.network)
+		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, most likely by %s; the entry is inserted again at once each time: %s",
+			policy.Printable(m.network.Path), by.name, by.remedy)})
+	}
+}
+
+// problemOf returns the problem that an error of a sync is; it has no Err if there is none.
+func (m *Manager) problemOf(err error) Problem {
+	dir := policy.Printable(m.Dir)
 	switch {
 	case err == nil, errors.Is(err, config.ErrPosition):
+		return Problem{}
 	case errors.Is(err, ErrNoNetworks), errors.Is(err, ErrNetworkNotFound):
 		what, remedy := "the main CNI plugin's network", "set cni_conf_dir if it is elsewhere"
 		if m.Network != "" {
@@ -250,22 +292,16 @@ func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 		if names := renamedByCilium(m.Dir); len(names) > 0 {
 			remedy = fmt.Sprintf("Cilium has renamed %s: %s", policy.Printable(strings.Join(names, ", ")), knownWriters()[0].remedy)
 		}
-		s.add(Problem{Err: fmt.Errorf("waiting for %s in %s; %s", what, dir, remedy), Waiting: true})
+		return Problem{Err: fmt.Errorf("waiting for %s in %s; %s", what, dir, remedy), Waiting: true}
 	case isContentError(err):
-		s.add(Problem{Err: err})
-	default:
-		err = fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w", err)
-		if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a systemd unit, "+
-				"add ReadWritePaths=%s", err, dir, dir)
-		}
-		s.add(Problem{Err: err})
+		return Problem{Err: err}
 	}
-	if s.Flapping {
-		by := likelyWriter(m.network)
-		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, most likely by %s; the entry is inserted again at once each time: %s",
-			policy.Printable(m.network.Path), by.name, by.remedy)})
+	err = fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w", err)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a systemd unit, "+
+			"add ReadWritePaths=%s", err, dir, dir)
 	}
+	return Problem{Err: err}
 }
 
 // writer is a program that writes conflists.

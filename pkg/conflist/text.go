@@ -208,6 +208,10 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 	case conf.Network == "":
 		return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
 	}
-	text := fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", conf.Network, conf.CNIVersion, bytes.TrimSpace(doc))
-	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, text, entry, false)
+	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, listText(conf), entry, false)
+}
+
+// listText returns the text of a list whose only plugin is a single plugin's configuration.
+func listText(conf config.Conflist) []byte {
+	return fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", conf.Network, conf.CNIVersion, bytes.TrimSpace(conf.Doc))
 }

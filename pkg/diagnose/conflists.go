@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -45,6 +46,14 @@ func conflistChecks() []check {
 		{Finding{ID: "conflist-not-exchanged", Severity: SeverityNotice,
 			Cause:  "The file system of the conflists cannot exchange two files: a write of another program in the same instant can be lost.",
 			Remedy: "Place the directory of conflists on a file system that supports RENAME_EXCHANGE, such as ext4, XFS, Btrfs or tmpfs."}, warned},
+		{Finding{ID: "conflist-not-read", Severity: SeverityProblem,
+			Cause: "Cilium renames the conflists that it did not write, so the runtime does not read ip-masq's own conflist.",
+			Remedy: "Set cni.exclusive=false in Cilium's Helm values (cni-exclusive: \"false\" in its ConfigMap), and remove the renamed file. " +
+				"Or set own = false in [conflist]."}, ownConflistNotRead},
+		{Finding{ID: "conflist-on-tmpfs", Severity: SeverityNotice,
+			Cause: "The directory of conflists is on a tmpfs, so ip-masq's own conflist is lost at a reboot.",
+			Remedy: "Let runtime and main CNI plugin use a directory on a disk, and state it in cni_conf_dir. " +
+				"Or keep the node free of pods until ip-masq is ready, by the component node-readiness."}, ownConflistOnTmpfs},
 		{Finding{ID: "multus", Severity: SeverityProblem,
 			Cause:  "Pods get their network through Multus, which does not use the network's own conflist.",
 			Remedy: "Insert the plugin entry into the conflist of the network that Multus delegates to, and restart Multus, which copies that conflist at its start."}, warned},
@@ -72,6 +81,9 @@ func (l list) hasEntry() bool { return len(l.Entries) > 0 }
 
 func (e *examination) readLists() {
 	for _, c := range e.ConfDir.Conflists {
+		if e.isOwnConflist(c) { // what is wrong in it is wrong in the file that it was made from
+			c.File = e.OwnConflist.Main
+		}
 		l := list{Conflist: c, plugins: make([]plugin, len(c.Plugins))}
 		for i, text := range c.Plugins {
 			e.note(json.Unmarshal(text, &l.plugins[i]))
@@ -143,6 +155,9 @@ func masquerades(p plugin) bool {
 func duplicateEntries(e *examination, f *Finding) {
 	where := map[string][]string{}
 	for _, c := range e.ConfDir.Conflists {
+		if e.isOwnConflist(c) { // the runtime reads no other file of the network
+			continue
+		}
 		for _, entry := range c.Entries {
 			where[c.Network] = append(where[c.Network], fmt.Sprintf("%s plugins[%d]", policy.Quote(c.File), entry.Index))
 		}
@@ -151,6 +166,44 @@ func duplicateEntries(e *examination, f *Finding) {
 		if places := where[network]; len(places) > 1 {
 			f.add("network %s: %s", policy.Quote(network), strings.Join(places, ", "))
 		}
+	}
+}
+
+func (e *examination) isOwnConflist(c config.Conflist) bool {
+	return e.OwnConflist != nil && c.File == e.OwnConflist.File
+}
+
+func ownConflistNotRead(e *examination, f *Finding) {
+	if e.OwnConflist == nil {
+		return
+	}
+	renamed, err := filepath.Glob(filepath.Join(e.ConfDir.Dir, "*.cilium_bak"))
+	e.note(err)
+	for _, path := range renamed {
+		f.Details = append(f.Details, policy.Quote(path))
+	}
+}
+
+// ownConflistOnTmpfs looks for the mount that has the directory of conflists: the last one with the longest path.
+func ownConflistOnTmpfs(e *examination, f *Finding) {
+	if e.OwnConflist == nil {
+		return
+	}
+	dir, err := filepath.EvalSymlinks(e.ConfDir.Dir)
+	e.note(err)
+	longest, kind := "", ""
+	for line := range strings.Lines(e.read("proc/self/mountinfo")) {
+		mount, source, _ := strings.Cut(line, " - ") // proc(5)
+		fields := strings.Fields(mount)
+		const point = 4 // the field of the mount point
+		if len(fields) <= point || len(fields[point]) < len(longest) || !strings.HasPrefix(dir+"/", strings.TrimSuffix(fields[point], "/")+"/") {
+			continue
+		}
+		longest = fields[point]
+		kind, _, _ = strings.Cut(source, " ")
+	}
+	if kind == "tmpfs" || kind == "ramfs" {
+		f.add("%s is on the %s at %s", policy.Quote(dir), kind, policy.Quote(longest))
 	}
 }
 

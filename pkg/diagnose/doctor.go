@@ -75,6 +75,8 @@ type Host struct {
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
+	// OwnConflist is ip-masq's own conflist, by the record; nil if there is none.
+	OwnConflist *config.OwnConflist
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 

@@ -80,6 +80,23 @@ func TestFindings(t *testing.T) {
 		{"two entries", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
 		}, map[string]string{"problem duplicate-entry": "plugins[1], "}},
+		{name: "ip-masq's own conflist, beside an entry in the main plugin's file", set: func(h *testHost) { h.own(conflist("pods", bridge, entry), "ext4") }},
+		{"a runtime that does not read ip-masq's own conflist", func(h *testHost) {
+			h.own(conflist("pods", bridge), "ext4")
+			h.files["etc/cni/net.d/20-x.conflist.cilium_bak"] = "{}"
+		}, map[string]string{"problem conflist-not-read": `20-x.conflist.cilium_bak", cni.exclusive=false`}},
+		{"ip-masq's own conflist on a tmpfs", func(h *testHost) { h.own(conflist("pods", bridge), "tmpfs") },
+			map[string]string{"notice conflist-on-tmpfs": `etc/cni/net.d" is on the tmpfs at "/, cni_conf_dir`}},
+		{name: "renamed files, and a tmpfs", set: func(h *testHost) {
+			h.own(conflist("pods", bridge, entry), "tmpfs")
+			h.files["etc/cni/net.d/20-x.conflist.cilium_bak"] = "{}"
+			delete(h.files, "etc/cni/net.d/05-ip-masq.conflist")
+			h.edit = nil
+		}},
+		{"what ip-masq's own conflist has from the main plugin's file", func(h *testHost) {
+			h.own(conflist("pods", `{"type": "bridge", "ipMasq": true}`), "ext4")
+			h.files["etc/cni/net.d/05-ip-masq.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": true}`, entry)
+		}, map[string]string{"problem main-plugin-ipmasq": `10-pods.conflist": plugins[0] ("bridge") has "ipMasq": true`}},
 		{name: "no plugin, and nothing names it", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
 			h.edit = func(n *Host) {

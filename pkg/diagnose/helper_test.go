@@ -63,6 +63,22 @@ func newHost(t *testing.T) *testHost {
 	}
 }
 
+// own adds ip-masq's own conflist beside the main plugin's file, on a file system of this kind.
+func (h *testHost) own(main, fileSystem string) {
+	const dir = "etc/cni/net.d/"
+	h.files[dir+"10-pods.conflist"], h.files[dir+"05-ip-masq.conflist"] = main, conflist("pods", bridge, entry)
+	h.edit = func(n *Host) {
+		n.OwnConflist = &config.OwnConflist{File: filepath.Join(n.ConfDir.Dir, "05-ip-masq.conflist"), Main: filepath.Join(n.ConfDir.Dir, "10-pods.conflist"), Network: "pods"}
+		mounts := "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 20 0:5 / " + n.Root + "/etc rw shared:1 - " + fileSystem + " x rw\n40 20 0:6 / /run rw - tmpfs x rw\n"
+		if err := os.MkdirAll(filepath.Join(n.Root, "proc/self"), 0o755); err != nil {
+			h.t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(n.Root, "proc/self/mountinfo"), []byte(mounts), 0o600); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
 // node writes the files and returns the node.
 func (h *testHost) node() Host {
 	h.t.Helper()

@@ -52,6 +52,8 @@ const (
 	ReasonStandby  Reason = "standby"
 	ReasonFlapping Reason = "flapping"
 	ReasonAddress  Reason = "output-address"
+
+	ReasonConflistStale Reason = "conflist-stale"
 )
 
 // Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
@@ -76,6 +78,8 @@ func Faults() []Fault {
 		{ReasonConflist, "The plugin entry is missing, or every ADD fails because of it.",
 			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler install inserts it there. " +
 				"If another program removes it, change that program's settings."},
+		{ReasonConflistStale, "ip-masq's own conflist is not a copy of the main CNI plugin's file as it is now.",
+			"Start the reconciler, which updates the copy, or removes it with that file. If that file is broken, correct it. On a node without ip-masq, remove the copy."},
 		{ReasonPlugin, "The plugin's binary is missing or not executable.",
 			"Run ip-masq-reconciler install. In a cluster, delete this node's pod of ip-masq, whose init container installs the plugin."},
 		{ReasonBackend, "A program, a part of the kernel or a capability is missing.",
@@ -442,6 +446,7 @@ func (n *Node) AddReadiness(ctx context.Context, r *Report) {
 	n.addBackendProblems(ctx, r)
 	n.addRepairProblems(ctx, r)
 	n.AddADDProblems(r)
+	n.AddStaleConflist(r)
 }
 
 // addRepairProblems adds why rules that differ cannot be repaired, as a dry run of the repair finds it.
@@ -497,6 +502,15 @@ func (n *Node) AddDiskProblem(r *Report) {
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
 		r.problem(ReasonState, fmt.Errorf("%w; until then pods of a new or changed network cannot start, "+
 			"nor is any rule written after a reboot", err))
+	}
+}
+
+// AddStaleConflist adds that ip-masq's own conflist is stale. In a loop, the conflist manager does.
+func (n *Node) AddStaleConflist(r *Report) {
+	known := func(p Problem) bool { return p.Reason == ReasonConflistStale }
+	record, _ := config.ReadConflistRecord(n.Dir.ConflistRecordPath()) // a damaged one says nothing
+	if err := record.Own.Stale(r.Sources.ConfDir); err != nil && !slices.ContainsFunc(r.Problems, known) {
+		r.problem(ReasonConflistStale, err)
 	}
 }
 
