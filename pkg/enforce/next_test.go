@@ -11,6 +11,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -26,9 +27,12 @@ import (
 // invariants of next hold, and no packet loses the verdict that the policies ask for. Then a run without faults repairs
 // everything, and a second one writes nothing.
 func TestNext(t *testing.T) {
-	const times = 10 // each of 100 histories, unless -rapid.checks says more
-	for range times {
-		rapid.Check(t, history)
+	const times = 100 // each of 100 histories, unless -rapid.checks says more
+	for i := range times {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, history)
+		})
 	}
 }
 
@@ -62,10 +66,11 @@ func history(t *rapid.T) {
 // world is a kernel with other programs, and a dataDir.
 type world struct {
 	*Enforcer
-	t      *rapid.T
-	faults bool
-	log    []string
-	writes int
+	t       *rapid.T
+	faults  bool
+	packets []policy.Packet
+	log     []any
+	writes  int
 
 	chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	guards     []policy.Guard
@@ -74,7 +79,31 @@ type world struct {
 
 	stored []policy.Source
 	rec    store.Record
-	target []policy.Policy // of the run
+	target []policy.Policy          // of the run
+	wants  map[policy.Packet][]bool // whether each policy of the target masquerades the packet; see setTarget
+}
+
+// setTarget takes note of the policies of a run.
+func (w *world) setTarget(policies []policy.Policy) {
+	w.target, w.wants = policies, map[policy.Packet][]bool{}
+}
+
+// masqueradedBy returns whether each policy of the target masquerades a packet.
+func (w *world) masqueradedBy(pkt policy.Packet) []bool {
+	wants, known := w.wants[pkt]
+	if !known {
+		for _, p := range w.target {
+			wants = append(wants, p.Decide(pkt).Action == policy.ActionMasquerade)
+		}
+		w.wants[pkt] = wants
+	}
+	return wants
+}
+
+// wrong is what the rules do to a packet, and must not.
+type wrong struct {
+	chain, what string
+	packet      policy.Packet
 }
 
 type killed struct{}
@@ -82,7 +111,7 @@ type killed struct{}
 var errFault = errors.New("fault")
 
 func newWorld(t *rapid.T) *world {
-	w := &world{t: t, seen: map[string]int{}, now: map[string]int{}, chains: map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{{Backend: policy.NFTables}: {}, {Backend: policy.IPTables, Variant: "nft"}: {}}}
+	w := &world{t: t, packets: judgedPackets(), seen: map[string]int{}, now: map[string]int{}, chains: map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{{Backend: policy.NFTables}: {}, {Backend: policy.IPTables, Variant: "nft"}: {}}}
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
 		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
 	}}
@@ -93,7 +122,10 @@ func newWorld(t *rapid.T) *world {
 
 // String returns what was done, and what there is.
 func (w *world) String() string {
-	lines := slices.Clone(w.log)
+	var lines []string
+	for _, entry := range w.log {
+		lines = append(lines, fmt.Sprintf("%+v", entry))
+	}
 	for choice, chains := range w.chains {
 		for _, c := range chains {
 			lines = append(lines, fmt.Sprintf("%s: %s %s jumps %v rules %v", choice, c.Family, c.Name, c.Jumps, c.Rules))
@@ -158,8 +190,8 @@ func (w *world) drawPods(t *rapid.T) {
 }
 
 // operate makes one run, and returns the State after it, or nil if the process was killed.
-func (w *world) operate(what string, do func() *State) (s *State) {
-	w.log = append(w.log, "== "+what)
+func (w *world) operate(what any, do func() *State) (s *State) {
+	w.log = append(w.log, what)
 	defer func() {
 		if x := recover(); x != nil {
 			if _, dead := x.(killed); !dead {
@@ -173,7 +205,7 @@ func (w *world) operate(what string, do func() *State) (s *State) {
 
 // apply changes the documents as an ADD or a sync does.
 func (w *world) apply(sources []policy.Source) {
-	w.operate(fmt.Sprintf("apply %+v", sources), func() *State {
+	w.operate(struct{ apply []policy.Source }{sources}, func() *State {
 		before := w.stored // networks that are gone were dropped before
 		w.stored = slices.DeleteFunc(slices.Clone(w.stored), func(x policy.Source) bool {
 			return !slices.ContainsFunc(sources, func(y policy.Source) bool { return x.ID == y.ID })
@@ -181,7 +213,7 @@ func (w *world) apply(sources []policy.Source) {
 		stored := w.stored
 		p := &Proposal{Sources: sources, Changed: sources}
 		s := w.ObserveProposal(context.Background(), p, w.rec)
-		w.target = s.Policies()
+		w.setTarget(s.Policies())
 		s.changes(before, p)
 		s.begin(1)
 		if s = run(context.Background(), s, worldEffects{w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
@@ -206,7 +238,7 @@ func (w *world) sync() *State {
 		if s.InSync() {
 			return s
 		}
-		w.target = s.Policies()
+		w.setTarget(s.Policies())
 		s.begin(1)
 		return run(context.Background(), s, worldEffects{w})
 	})
@@ -231,7 +263,7 @@ func (w *world) fault(what string) error {
 }
 
 // wrote checks the invariants after a write, and ends the process now and then.
-func (w *world) wrote(what string, before []string) {
+func (w *world) wrote(what string, before []wrong) {
 	w.writes++
 	w.log = append(w.log, what)
 	for choice, chains := range w.chains {
@@ -241,9 +273,9 @@ func (w *world) wrote(what string, before []string) {
 			}
 		}
 	}
-	for _, wrong := range w.wrong() {
-		if !slices.Contains(before, wrong) {
-			w.t.Fatalf("after %s %s\n%s", what, wrong, w)
+	for _, x := range w.wrong() {
+		if !slices.Contains(before, x) {
+			w.t.Fatalf("after %s chain %s %s: %+v\n%s", what, x.chain, x.what, x.packet, w)
 		}
 	}
 	if w.faults && rapid.IntRange(0, 24).Draw(w.t, "killed") == 0 {
@@ -251,24 +283,31 @@ func (w *world) wrote(what string, before []string) {
 	}
 }
 
-// wrong returns what guards do to packets that they must not do by the rules in the kernel.
-func (w *world) wrong() (wrong []string) {
+// judgedPackets are those of a pod, and of one that may be exempt by its namespace, to destinations in and outside each list.
+func judgedPackets() (all []policy.Packet) {
 	for _, to := range []string{"10.1.0.1", "192.0.2.1", "198.51.100.1", "203.0.113.9", "2001:db8:1::1", "2001:db8:2::1", "2001:db8:3::1"} {
-		dst := netip.MustParseAddr(to)
 		from := []string{"10.88.0.5", "10.88.0.9"}
-		if dst.Is6() {
+		if strings.Contains(to, ":") {
 			from = []string{"2001:db8:88::5", "2001:db8:88::9"}
 		}
 		for _, src := range from {
 			for _, out := range []string{"eth0", "eth1"} {
-				wrong = append(wrong, w.judge(policy.Packet{Src: netip.MustParseAddr(src), Dst: dst, Out: out})...)
+				all = append(all, policy.Packet{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(to), Out: out})
 			}
 		}
 	}
-	return wrong
+	return all
 }
 
-func (w *world) judge(pkt policy.Packet) (wrong []string) {
+// wrong returns what guards do to packets that they must not do by the rules in the kernel.
+func (w *world) wrong() (all []wrong) {
+	for _, pkt := range w.packets {
+		all = append(all, w.judge(pkt)...)
+	}
+	return all
+}
+
+func (w *world) judge(pkt policy.Packet) (all []wrong) {
 	f := policy.FamilyOf(pkt.Dst)
 	masquerades, exempts, masqueradedBy := false, map[string]bool{}, map[string]bool{}
 	for _, chains := range w.chains {
@@ -284,9 +323,9 @@ func (w *world) judge(pkt policy.Packet) (wrong []string) {
 			exempts[c.Name] = exempts[c.Name] || outside || r != nil && r.Verdict == policy.Return
 		}
 	}
-	for _, p := range w.target {
-		if wants := p.Decide(pkt).Action == policy.ActionMasquerade; wants != masqueradedBy[p.Chain] {
-			wrong = append(wrong, fmt.Sprintf("chain %s masquerades it: %t: %+v", p.Chain, !wants, pkt))
+	for i, wants := range w.masqueradedBy(pkt) {
+		if chain := w.target[i].Chain; wants != masqueradedBy[chain] {
+			all = append(all, wrong{chain, fmt.Sprint("masquerades it: ", !wants), pkt})
 		}
 	}
 	for _, g := range w.guards {
@@ -294,13 +333,13 @@ func (w *world) judge(pkt policy.Packet) (wrong []string) {
 			continue
 		}
 		if g.Mode == policy.GuardDrop && g.Scope.Contains(pkt) && !g.Exempt.Contains(pkt.Dst) && exempts[g.Chain] && !masquerades {
-			wrong = append(wrong, fmt.Sprintf("the guard of %s drops what it exempts: %+v", g.Chain, pkt))
+			all = append(all, wrong{g.Chain, "exempts what its guard drops", pkt})
 		}
 		if g.Bound != nil && g.Binds(pkt) && masquerades {
-			wrong = append(wrong, fmt.Sprintf("the guard of %s binds what is masqueraded: %+v", g.Chain, pkt))
+			all = append(all, wrong{g.Chain, "has a guard that binds what is masqueraded", pkt})
 		}
 	}
-	return wrong
+	return all
 }
 
 // tamper changes something as another program does.
