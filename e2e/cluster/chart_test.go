@@ -136,6 +136,7 @@ func TestPolicyReachesNodes(t *testing.T) {
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
 	k := newWorkload(t, c)
 	rollOut(t, c, "base", "ip-masq")
+	k.expectVerdicts(t)
 	exempt := netip.MustParseAddr("198.51.100.7")
 	for _, n := range c.Nodes {
 		must(t, c.Start(ctx, cluster.Pod{Name: "stays-" + n.Name, Node: n, Restart: true}))
@@ -159,7 +160,6 @@ func TestPolicyReachesNodes(t *testing.T) {
 `, "base"))
 	awaitEntries(t, c, `{"backend":"nftables","nonMasqueradeCIDRs":["10.0.0.0/8","198.51.100.0/24"],"type":"ip-masq"}`)
 	expectAll(func(_ *cluster.Node, pod netip.Addr) netip.Addr { return pod })
-	k.expectVerdicts(t)
 	if now := reconcilerPods(t, c); now != pods {
 		t.Errorf("the change of the policy replaced pods: %s, before %s", now, pods)
 	}
