@@ -99,7 +99,7 @@ agentConfig:
 	s.began = time.Now()
 	u.run(t, "operate.md", "helm rollback ip-masq 1")
 	awaitRollout(t, c, "ip-masq")
-	awaitEntries(t, c, `{"backend":"nftables","guard":"count","type":"ip-masq"}`)
+	awaitEntries(t, c, `{"backend":"nftables","guard":"count","nonMasqueradeCIDRs":["10.0.0.0/8","192.168.0.0/16"],"type":"ip-masq"}`)
 	startAndStop(t, c, func(n *cluster.Node, _ netip.Addr) []want {
 		return []want{{agents, topology.EchoPort, "outside", n.Address}, {entry, topology.EchoPort, "outside", n.Address}}
 	})
