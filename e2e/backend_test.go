@@ -3,15 +3,18 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -143,6 +146,18 @@ func TestUnremovableChain(t *testing.T) {
 			n.addAndCheck(t, conf).noWarnings(t)
 			if now := n.generation(t); now != generation {
 				t.Errorf("generation moved from %d to %d", generation, now)
+			}
+			// The node is not ready for one reason, with what to do.
+			n.conflist(t, "podnet", object{"backend": "nftables"})
+			stdout, stderr, code := n.reconciler(t, "check", "-o", "json")
+			var found struct{ Findings []diagnose.Finding }
+			err := json.Unmarshal([]byte(stdout), &found)
+			of := func(id string) int {
+				return slices.IndexFunc(found.Findings, func(f diagnose.Finding) bool { return f.ID == id })
+			}
+			if i := of("backend"); err != nil || code == 0 || of("rules") >= 0 || i < 0 || len(found.Findings[i].Details) != 1 ||
+				!strings.Contains(found.Findings[i].Details[0], "the image whose tag ends in -iptables") {
+				t.Errorf("check: %d, %v\n%s%s", code, err, stdout, stderr)
 			}
 		})
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -347,6 +348,36 @@ func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
 		must(t, unix.Flock(int(others.Fd()), unix.LOCK_EX))
 		time.AfterFunc(3*time.Second, func() { _ = others.Close() }) // it was only locked
 		n.call(t, conf, call{"ADD", "next", "K8S_POD_NAMESPACE=dev", []string{address + "/16"}}).want(t, 0)
+		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
+			t.Errorf("after ADD: %s", left)
+		}
+	})
+}
+
+// TestFormerConnectionsOfAKilledADD: the retry of an ADD that was killed before the connections of its address had ended ends
+// them, also beside a reconciler that has not heard of it.
+func TestFormerConnectionsOfAKilledADD(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		const address = "10.1.7.1"
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		n.conflist(t, "podnet", conf)
+		n.call(t, conf, call{"ADD", "former", "K8S_POD_NAMESPACE=prod", []string{address + "/16"}}).want(t, 0)
+		n.startReconciler(t).untilReady(t)
+		n.tool(t, "conntrack", "-I", "-p", "udp", "-s", address, "-d", "1.2.3.4", "--sport", "4000", "--dport", "53", "--timeout", "600")
+		walking := topology.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
+		must(t, unix.Flock(int(walking.Fd()), unix.LOCK_EX))
+		keys := object{"nonMasqueradeNamespaces": []string{"prod"}, "prevResult": resultWith(address + "/16")}
+		next := invocation{verb: "ADD", id: "next", conf: n.conf(t, "podnet", keys), args: "K8S_POD_NAMESPACE=dev"}
+		killed := n.prepare(t, next)
+		must(t, killed.Start())
+		if !timelimit.Await(10*time.Second, func() bool { return len(n.load(t).Record.Resets) > 0 }) {
+			t.Fatal("the record does not say that the address passed")
+		}
+		must(t, killed.Process.Kill())
+		_ = killed.Wait() // it was killed
+		must(t, walking.Close())
+		n.invoke(t, next).want(t, 0)
 		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
 			t.Errorf("after ADD: %s", left)
 		}

@@ -72,6 +72,11 @@ func (e *Enforcer) CanWrite(ctx context.Context, c *Chain) error {
 	return nil
 }
 
+// CanRemove returns the reason why an owned chain could not be removed now.
+func (e *Enforcer) CanRemove(ctx context.Context, o store.OwnedChain) error {
+	return e.canWrite(ctx, choiceOf(o), []policy.Family{o.Family})
+}
+
 func (e *Enforcer) canWrite(ctx context.Context, c netfilter.Choice, families []policy.Family) error {
 	b, err := e.Drivers.Open(c)
 	if err != nil {

@@ -323,7 +323,7 @@ func (r *Report) warn(err error) {
 }
 
 // addProblems adds the problems of the sources, the documents and the rules to the report.
-func (n *Node) addProblems(r *Report) {
+func (n *Node) addProblems(ctx context.Context, r *Report) {
 	n.addSourceProblems(r)
 	r.Problems = append(r.Problems, r.Lost...)
 	if err := newer(r.State); err != nil {
@@ -331,7 +331,7 @@ func (n *Node) addProblems(r *Report) {
 	} else if r.OtherDataDir != nil {
 		r.problem(ReasonState, r.OtherDataDir)
 	} else if r.Rules != nil {
-		addRuleProblems(r)
+		n.addRuleProblems(ctx, r)
 	}
 	if r.rulesFailed() {
 		r.Result = Failed
@@ -372,7 +372,7 @@ func (n *Node) addSourceProblems(r *Report) {
 	}
 }
 
-func addRuleProblems(r *Report) {
+func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	s := r.Rules
 	if s.RecordErr != nil {
 		r.problem(ReasonState, s.RecordErr)
@@ -380,13 +380,20 @@ func addRuleProblems(r *Report) {
 	for _, p := range s.Policies() {
 		addChainProblems(r, p)
 	}
-	for _, o := range r.State.Record.Chains {
-		if o.Stuck {
+	e := n.Enforcer(r.Sources, r.warn)
+	stuck := slices.DeleteFunc(slices.Clone(r.State.Record.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
+	for _, o := range stuck {
+		if err := e.CanRemove(ctx, o); err != nil {
+			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w", o.Chain, o.Family, o.Backend, err)
+		} else {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
 				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend)
 		}
 	}
 	for _, at := range s.Duplicates {
+		if slices.ContainsFunc(stuck, func(o store.OwnedChain) bool { return o.Chain == at.Chain && o.Backend == at.Choice.Backend }) {
+			continue // reported
+		}
 		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, which may masquerade what the policy exempts: "+
 			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice)
 	}

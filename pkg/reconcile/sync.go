@@ -34,7 +34,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		r.Pending, r.Dropped = nil, nil
 		r.Rules.DiscardDiff()
 	}
-	n.addProblems(r)
+	n.addProblems(ctx, r)
 	return r
 }
 
@@ -48,7 +48,7 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	if r.Unfinished() {
 		r = &Report{Started: r.Started, Sources: src, Result: Unchanged}
 		n.write(ctx, r)
-		n.addProblems(r)
+		n.addProblems(ctx, r)
 	}
 	n.addBackendProblems(ctx, r)
 	if r.Rules != nil && r.Rules.PodsRecorded() {
