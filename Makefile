@@ -97,7 +97,7 @@ e2e-cluster: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## whole Kubernetes clu
 # CLONES has the repositories of node-readiness-controller and node-problem-detector; see tools/node-readiness.
 e2e-readiness: PACKAGES := git etcd-server containerd runc busybox-static iptables nftables conntrack iproute2
 e2e-readiness: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) $(READINESS) ## nodes that get pods only when ip-masq is ready: the real controllers (root)
-	@echo "e2e-readiness: about 2 minutes on two cores; the first time 10 more to build Kubernetes and containerd"
+	@echo "e2e-readiness: about 2 minutes on two cores; the first time 15 more to build the controllers, Kubernetes and containerd"
 	$(MAKE) image VERSION=v0.1.0 ARCHES=$$(go env GOARCH) && $(MAKE) image-iptables VERSION=v0.1.0 ARCHES=$$(go env GOARCH)
 	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && \
 		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_READINESS_DIR=$(CURDIR)/bin/readiness \
