@@ -5,7 +5,9 @@ package metrics_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -80,7 +82,8 @@ type node struct {
 
 func (n *node) view(failed string) *enforce.State {
 	v := &enforce.State{}
-	for name, rules := range n.chains {
+	for _, name := range slices.Sorted(maps.Keys(n.chains)) {
+		rules := n.chains[name]
 		c := enforce.Chain{Policy: policy.Policy{Chain: name}, Choice: n.choice}
 		if name == failed {
 			c.Err = errors.New("cannot be read")
