@@ -95,9 +95,8 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		return r.WarningsOf(id)
 	}
 	_, withoutRecord, err := n.Dir.Pods()
-	record, _ := config.ReadConflistRecord(n.Dir.ConflistRecordPath()) // a damaged one says nothing
 	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(ctx, diagnose.Host{
-		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: record.Own,
+		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: config.ReadOwnConflist(n.Dir.OwnConflistPath()),
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)
 }

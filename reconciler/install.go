@@ -288,6 +288,9 @@ func (r *installation) print(a *app) {
 	default:
 		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry, which install does not change\n", network, path)
 	}
+	for _, path := range e.Removed {
+		fmt.Fprintf(a.out, "removed %s, which this file replaces\n", policy.Quote(path))
+	}
 	if e.Backup != "" {
 		fmt.Fprintf(a.out, "kept the previous text as %s\n", policy.Quote(e.Backup))
 	}

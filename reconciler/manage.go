@@ -31,15 +31,15 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 // managesConflist reports whether the loop syncs the conflist. Without conflist.own it does so until ip-masq's own
 // conflist is removed.
 func managesConflist(s config.Settings, node *reconcile.Node) bool {
-	record, _ := config.ReadConflistRecord(node.Dir.ConflistRecordPath()) // a damaged one says nothing
-	return s.Conflist.Managed() || record.Own != nil
+	return s.Conflist.Managed() || config.ReadOwnConflist(node.Dir.OwnConflistPath()) != nil
 }
 
 // newEditor returns the Editor for the directory and the network of the settings, without an entry.
 func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 	return conflist.Editor{
 		Dir: s.CNIConfDir, Network: s.Conflist.Network, Own: s.Conflist.Own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
-		Check: checkNetwork(node.Dir), Ask: node.CheckEntry,
+		OwnRecordPath: node.Dir.OwnConflistPath(),
+		Check:         checkNetwork(node.Dir), Ask: node.CheckEntry,
 	}
 }
 

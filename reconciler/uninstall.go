@@ -140,7 +140,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	todo := install.Uninstall{SearchDirs: u.dirs, Backups: u.node.Dir.Backups, RecordPath: u.node.Dir.ConflistRecordPath(), Root: "/", NoWait: u.noWait, AddTime: addTime}
+	todo := install.Uninstall{SearchDirs: u.dirs, Backups: u.node.Dir.Backups, OwnRecordPath: u.node.Dir.OwnConflistPath(), Root: "/", NoWait: u.noWait, AddTime: addTime}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))

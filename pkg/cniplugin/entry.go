@@ -50,12 +50,12 @@ func (n *node) findNetconf() (config.Netconf, error) {
 
 // staleConflist returns why ip-masq's own conflist, which has this network, is stale, or nil.
 func (n *node) staleConflist() error {
-	record, _ := config.ReadConflistRecord(n.Dir.ConflistRecordPath()) // the reconciler repairs a damaged one
-	if record.Own == nil || record.Own.Network != n.network {
+	own := config.ReadOwnConflist(n.Dir.OwnConflistPath())
+	if own == nil || own.Network != n.network {
 		return nil
 	}
-	dir, _ := config.ReadConfDir(filepath.Dir(record.Own.File)) // without the directory there is no conflist
-	return record.Own.Stale(dir)
+	dir, _ := config.ReadConfDir(filepath.Dir(own.File)) // without the directory there is no conflist
+	return own.Stale(dir)
 }
 
 // rememberEntry records the entry that the conflist has because of plugin.toml: in this boot the runtime may go on with

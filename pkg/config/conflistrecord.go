@@ -3,14 +3,10 @@
 package config
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -23,59 +19,6 @@ type ConflistRecord struct {
 	// Digests has, by the path of a conflist, the digests of plugin entries in it that ip-masq has inserted, or found
 	// equal to the entry file: one, and two while one replaces the other.
 	Digests map[string][]string `json:"digests,omitempty"`
-	// Own is ip-masq's own conflist; nil if it has none.
-	Own *OwnConflist `json:"own,omitempty"`
-}
-
-// OwnConflist is ip-masq's own conflist: a copy of the main CNI plugin's file with the plugin entry.
-type OwnConflist struct {
-	File    string `json:"file"` // the path of the copy
-	Main    string `json:"main"` // the path of the file that was copied
-	Network string `json:"network"`
-	Digest  string `json:"digest"` // of the file that was copied; "" until the copy is written
-}
-
-// ErrMainGone says that the main CNI plugin's file, of which ip-masq has a copy, is gone.
-var ErrMainGone = errors.New("which is gone")
-
-// DigestOf returns the digest of the text of a main CNI plugin's file.
-func DigestOf(doc []byte) string {
-	sum := sha256.Sum256(doc)
-	return hex.EncodeToString(sum[:])
-}
-
-// Stale returns why the copy is not one of the main CNI plugin's file as it is now, or nil. That file is the next one in
-// the directory. The error is an ErrMainGone if no other file has the network.
-func (o *OwnConflist) Stale(dir ConfDir) error {
-	if o == nil {
-		return nil
-	}
-	var there, mainThere bool
-	var next *Conflist
-	for i, l := range dir.Conflists {
-		switch {
-		case l.File == o.File:
-			there = true
-			continue
-		case there && next == nil && !slices.Equal(l.Types, []string{"loopback"}):
-			next = &dir.Conflists[i]
-		}
-		mainThere = mainThere || l.File == o.Main || l.Network == o.Network
-	}
-	stale := func(format string, args ...any) error {
-		return fmt.Errorf("%s is a copy of %s, "+format, append([]any{policy.Printable(o.File), policy.Printable(o.Main)}, args...)...)
-	}
-	switch {
-	case !there, next != nil && next.File == o.Main && DigestOf(next.Doc) == o.Digest:
-		return nil
-	case !mainThere:
-		return stale("%w", ErrMainGone)
-	case next != nil && next.File != o.Main:
-		return stale("and the main CNI plugin's file is %s now", policy.Printable(filepath.Base(next.File)))
-	case next == nil:
-		return stale("and the main CNI plugin's file has another name now")
-	}
-	return stale("which has changed since")
 }
 
 // ReadConflistRecord reads the record. Without the file it is empty.

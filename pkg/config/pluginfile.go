@@ -32,6 +32,9 @@ type PluginFile struct {
 // process's may write: then the result is Present and Invalid.
 func ReadPluginFile(path string) (PluginFile, error) {
 	p := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
+	if safefile.IsMissing(path) {
+		return p, nil
+	}
 	doc, info, err := safefile.ReadFile(path, maxTOMLSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, nil

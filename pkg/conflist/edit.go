@@ -29,6 +29,8 @@ type Editor struct {
 	Own bool
 	// RecordPath is the file about what was inserted; "" for none.
 	RecordPath string
+	// OwnRecordPath is the file about ip-masq's own conflist; "" for none.
+	OwnRecordPath string
 	// Backups makes the directory for the texts before the last change, and returns it; nil: none is kept.
 	// The file is changed also if it fails: pods without the plugin are worse than a file without a backup.
 	Backups func() (string, error)
@@ -214,7 +216,7 @@ func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
-		record, _ := config.ReadConflistRecord(e.RecordPath)
+		record := config.ReadOwnConflist(e.OwnRecordPath)
 		dir, readErr := config.ReadConfDir(e.Dir)
 		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 			return changes, readErr
@@ -224,7 +226,7 @@ func (e Editor) Remove() ([]Change, error) {
 			if e.Network != "" && list.Network != "" && list.Network != e.Network {
 				continue
 			}
-			c, err := e.removeFrom(list, isOwn(list, dir.Conflists, record.Own))
+			c, err := e.removeFrom(list, isOwn(list, dir.Conflists, record))
 			if c.Wrote {
 				changes = append(changes, c)
 			}

@@ -121,12 +121,17 @@ func (e Editor) record(ctx context.Context, change func(*config.ConflistRecord))
 		if err != nil || bytes.Equal(before, now) {
 			return err
 		}
-		temp, err := d.Stage(append(now, '\n'), nil)
-		if err != nil {
-			return err
-		}
-		return errors.Join(d.Rename(temp, name), d.Sync())
+		return write(d, name, now)
 	})
+}
+
+// write writes a record.
+func write(d *safefile.Dir, name string, text []byte) error {
+	temp, err := d.Stage(append(text, '\n'), nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Rename(temp, name), d.Sync())
 }
 
 // recordEntries records these entries as ip-masq's in a file.

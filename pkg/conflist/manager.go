@@ -112,6 +112,9 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	n, err := m.find()
 	var s Status
 	if m.Unmanaged && len(n.own.others) == 0 {
+		if n.own.record != nil { // the conflist was removed by hand
+			m.warn(m.recordOwn(ctx, nil))
+		}
 		return Status{Present: n.Entries > 0}
 	}
 	// After the conflist was read: an entry that is missing now is replaced by the present one.

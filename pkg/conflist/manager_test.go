@@ -37,7 +37,7 @@ func manage(t *testing.T) *managed {
 	k.write("bin/ip-masq", "x")
 	k.mode("bin/ip-masq", 0o755)
 	k.Manager = &Manager{
-		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups")), RecordPath: k.path("backups/conflists.json")},
+		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups")), RecordPath: k.path("backups/conflists.json"), OwnRecordPath: k.path("backups/own-conflist.json")},
 		ReadEntry: func() ([]byte, bool, error) {
 			if _, err := os.Stat(k.path("entry.json")); os.IsNotExist(err) {
 				return []byte(`{"type":"ip-masq"}`), false, nil

@@ -5,6 +5,7 @@ package conflist
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // ErrNotFirst says that runtimes would not use ip-masq's own conflist.
@@ -92,9 +94,9 @@ func ownPath(n Network, others []config.Conflist) (string, error) {
 // find returns the network that gets the entry. With Own, its path is that of ip-masq's own conflist, which was
 // generated from the main CNI plugin's file.
 func (e Editor) find() (Network, error) {
-	record, _ := config.ReadConflistRecord(e.RecordPath) // a damaged one says nothing, and is written again
+	record := config.ReadOwnConflist(e.OwnRecordPath)
 	c, err := config.ReadConfDir(e.Dir)
-	own, lists := splitOwn(c.Conflists, record.Own)
+	own, lists := splitOwn(c.Conflists, record)
 	all := c.Conflists
 	if e.Own {
 		for _, l := range lists {
@@ -106,15 +108,15 @@ func (e Editor) find() (Network, error) {
 	}
 	n, err := find(e.Dir, e.Network, lists, all, err)
 	if err != nil || !e.Own {
-		n.own = ownConflist{record: record.Own, others: own}
+		n.own = ownConflist{record: record, others: own}
 		return n, err
 	}
 	path, err := ownPath(n, lists)
 	if err != nil {
-		return Network{own: ownConflist{record: record.Own}}, err // it stays as it is
+		return Network{own: ownConflist{record: record}}, err // it stays as it is
 	}
 	copied := Network{Path: path, Name: n.Name, Generated: true, Original: n.Path, Conflist: config.Conflist{File: path}}
-	copied.own = ownConflist{main: &n, record: record.Own}
+	copied.own = ownConflist{main: &n, record: record}
 	for _, l := range own {
 		if l.File == path {
 			copied.Entries, copied.Conflist = len(l.Entries), l
@@ -172,18 +174,38 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 	return c, err
 }
 
+// recordOwn records ip-masq's own conflist, or with nil that there is none.
 func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
-	return e.record(ctx, func(r *config.ConflistRecord) { r.Own = own })
+	if e.OwnRecordPath == "" {
+		return nil
+	}
+	_, err := e.Backups()
+	if err == nil {
+		err = inDir(ctx, e.OwnRecordPath, func(d *safefile.Dir, name string) error {
+			if own == nil {
+				return errors.Join(d.Remove(name), d.Sync())
+			}
+			text, err := json.Marshal(own)
+			if err != nil {
+				return err
+			}
+			return write(d, name, text)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("record ip-masq's own conflist: %w", err)
+	}
+	return nil
 }
 
 // stale returns why ip-masq's own conflist is stale, or nil.
 func (e Editor) stale() error {
-	record, _ := config.ReadConflistRecord(e.RecordPath) // a damaged one says nothing
-	if record.Own == nil {
+	record := config.ReadOwnConflist(e.OwnRecordPath)
+	if record == nil {
 		return nil
 	}
 	dir, _ := config.ReadConfDir(e.Dir) // the Manager reports the error
-	return record.Own.Stale(dir)
+	return record.Stale(dir)
 }
 
 // removeOwn removes the files of ip-masq that another one replaces, or that have no main CNI plugin any more, except

@@ -40,12 +40,7 @@ func (k *managed) has(want map[string]string) {
 }
 
 func (k *managed) record() *config.OwnConflist {
-	k.t.Helper()
-	r, err := config.ReadConflistRecord(k.RecordPath)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	return r.Own
+	return config.ReadOwnConflist(k.OwnRecordPath)
 }
 
 // reason fails the test unless the last sync had this problem alone.

@@ -515,8 +515,7 @@ func (n *Node) AddDiskProblem(r *Report) {
 // AddStaleConflist adds that ip-masq's own conflist is stale. In a loop, the conflist manager does.
 func (n *Node) AddStaleConflist(r *Report) {
 	known := func(p Problem) bool { return p.Reason == ReasonConflistStale }
-	record, _ := config.ReadConflistRecord(n.Dir.ConflistRecordPath()) // a damaged one says nothing
-	if err := record.Own.Stale(r.Sources.ConfDir); err != nil && !slices.ContainsFunc(r.Problems, known) {
+	if err := config.ReadOwnConflist(n.Dir.OwnConflistPath()).Stale(r.Sources.ConfDir); err != nil && !slices.ContainsFunc(r.Problems, known) {
 		r.problem(ReasonConflistStale, err)
 	}
 }

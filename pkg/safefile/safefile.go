@@ -104,6 +104,12 @@ func (d *Dir) Close() error {
 // Sync makes additions, renames and removals durable.
 func (d *Dir) Sync() error { return Error("sync the directory", d.path, d.file.Sync()) }
 
+// IsMissing reports whether there is nothing of that name. For a file that is usually missing it is cheaper than ReadFile.
+func IsMissing(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // ReadFile reads the whole of a regular file of at most limit bytes. It follows symlinks, and does
 // not wait for the writer of a FIFO.
 func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {

@@ -33,6 +33,7 @@ const (
 	markerFile       = "made-by-ip-masq"
 
 	conflistRecordFile = "conflists.json" // among the backups
+	ownConflistFile    = "own-conflist.json"
 
 	documentSuffix          = ".json"
 	verificationCacheSuffix = ".verified"
@@ -87,6 +88,9 @@ func (d *Dir) Backups() (string, error) {
 func (d *Dir) ConflistRecordPath() string {
 	return d.path + "/" + backupsDir + "/" + conflistRecordFile
 }
+
+// OwnConflistPath returns where package conflist records ip-masq's own conflist.
+func (d *Dir) OwnConflistPath() string { return d.path + "/" + backupsDir + "/" + ownConflistFile }
 
 // Path returns the directory's path in its shortest form (filepath.Clean).
 func (d *Dir) Path() string { return d.path }

@@ -65,12 +65,12 @@ func inNetwork(name string) (entry, bool) {
 }
 
 // inBackups is the layout that package conflist uses: copies whose names have the SHA-256 of the
-// original's path, its record, and temporary files of package safefile.
+// original's path, its records, and temporary files of package safefile.
 func inBackups(name string) (entry, bool) {
 	stem, isCopy := strings.CutSuffix(name, ".bak")
 	at := strings.LastIndexByte(stem, '.')
 	isCopy = isCopy && at > 0 && isHash(stem[at+1:])
-	return entry{}, isCopy || name == conflistRecordFile || safefile.IsTemp(name, safefile.TempPrefix)
+	return entry{}, isCopy || name == conflistRecordFile || name == ownConflistFile || safefile.IsTemp(name, safefile.TempPrefix)
 }
 
 // isHash reports whether a name is one that hashName returns.

@@ -67,7 +67,7 @@ func TestDirectoriesOfOtherProgramsAreRefused(t *testing.T) {
 		"an instance lock":      {[]string{"reconciler.lock"}, "reconciler.lock"},
 		"a record":              {[]string{"record.json"}, "record.json"},
 		"a backup":              {[]string{backup}, "backups"},
-		"record of conflists":   {[]string{"backups/conflists.json"}, "backups"},
+		"record of conflists":   {[]string{"backups/conflists.json", "backups/own-conflist.json"}, "backups"},
 		"an attachment":         {[]string{"attachments/" + boot + "/" + hash + "/"}, "attachments"},
 		"a marker that is none": {[]string{marker + "/"}, marker},
 	} {

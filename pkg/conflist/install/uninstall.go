@@ -22,8 +22,8 @@ type Uninstall struct {
 	SearchDirs
 	// Backups is that of conflist.Editor.
 	Backups func() (string, error)
-	// RecordPath is that of conflist.Editor.
-	RecordPath string
+	// OwnRecordPath is that of conflist.Editor.
+	OwnRecordPath string
 	// Root is "/", below which runtimes and Multus keep their cached results.
 	Root string
 	// NoWait removes the plugin although the DEL of cached results may call it.
@@ -152,7 +152,7 @@ func (u Uninstall) removeEntries(done *Uninstalled) error {
 		keep = append(keep, conflist.MultusFiles(dir)...)
 	}
 	for _, dir := range u.Conf {
-		changes, err := conflist.Editor{Dir: dir, Backups: u.Backups, RecordPath: u.RecordPath, Keep: keep}.Remove()
+		changes, err := conflist.Editor{Dir: dir, Backups: u.Backups, OwnRecordPath: u.OwnRecordPath, Keep: keep}.Remove()
 		done.Conflists = append(done.Conflists, changes...)
 		if err == nil {
 			if err = conflist.RemoveTemps(dir); errors.Is(err, fs.ErrNotExist) {
