@@ -73,11 +73,11 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 
 // network returns what a network becomes, whether its policy changes, and whether its document does.
 func (p *Proposal) network(own policy.Source, order int64, disk func() Conflists, warn func(error)) (s policy.Source, changed, written bool) {
-	stored, found, from := p.Find(own.ID), own.PodSubnets, own.ConfDir
+	stored, found, from := p.Find(own.ID), own.PodSubnets, own.ConfDir // the pod has its subnets, whatever the entry says
 	changed = stored == nil || !stored.Policy.Equal(own.Policy)
 	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
-		changed, found = false, nil
+		changed = false
 	}
 	if changed { // a changed source comes after those that are in force
 		own.Order = order

@@ -72,7 +72,7 @@ func TestPodSubnetsAreKept(t *testing.T) {
 		"the conflist's":                    {same, false, []string{"10.1.2.0/24"}, 1, 0},
 		"changed policy":                    {changed, false, []string{"10.1.2.0/24"}, 3, 1},
 		"changed policy and subnet":         {with(changed, "10.0.3.0/24"), false, []string{"10.0.3.0/24", "10.1.2.0/24"}, 3, 1},
-		"stale":                             {with(changed, "10.0.3.0/24"), true, []string{"10.1.2.0/24"}, 1, 0},
+		"stale":                             {with(changed, "10.0.3.0/24"), true, []string{"10.0.3.0/24", "10.1.2.0/24"}, 1, 1},
 		"too many":                          {with(same, many...), false, many, 1, 1},
 		"even more":                         {with(same, append(many, "10.99.0.0/16")...), false, []string{"10.1.2.0/24"}, 1, 0},
 	} {
