@@ -88,12 +88,17 @@ func (s *State) lostRules(concerns func(chain string) bool) bool {
 }
 
 // dropsMore reports whether a guard is about to drop packets that none in the kernel drops, such as those of
-// a subnet that an ADD found.
+// a subnet that an ADD found. The connections of an exempt pod end with it, or are those of an address that passed.
 func (s *State) dropsMore(concerns func(chain string) bool) bool {
+	var exempt []netip.Prefix
+	for _, pod := range s.record.Pods {
+		exempt = append(exempt, netip.PrefixFrom(pod.Address, pod.Address.BitLen()))
+	}
+	known := policy.RangesOf(exempt...)
 	return s.Guard.compare != nil && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
 		return g.Mode == policy.GuardDrop && concerns(g.Chain) && !slices.ContainsFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool {
 			return o.Chain == g.Chain && o.Family == g.Family && o.Mode == policy.GuardDrop &&
-				len(g.Scope.Sources.Without(append(policy.Ranges{}, o.Scope.Sources...))) == 0
+				len(g.Scope.Sources.Without(slices.Concat(policy.Ranges{}, o.Scope.Sources)).Without(known)) == 0
 		})
 	})
 }
