@@ -117,10 +117,51 @@ func TestManageOwn(t *testing.T) {
 		d = n.startReconciler(t, args...)
 		d.untilManaged(t, ownConflist)
 		d.stop(t)
+		write(changed)
 		_, stderr, code = n.reconciler(t, append([]string{"uninstall", "--no-wait"}, args[3:5]...)...)
-		if left, err := config.ReadConfDir(n.cni.ConfDir); code != 0 || err != nil || main() != list ||
+		if left, err := config.ReadConfDir(n.cni.ConfDir); code != 0 || err != nil || main() != changed ||
 			slices.ContainsFunc(left.Conflists, func(l config.Conflist) bool { return filepath.Base(l.File) == ownConflist }) {
 			t.Errorf("uninstall: exit code %d, %v: %+v\n%s", code, err, left, stderr)
 		}
 	})
+}
+
+// TestManageOwnWithPluginFile: with a plugin.toml the policy is that of ip-masq's own conflist, the first file of the
+// network, and a network whose conflists are gone has none.
+func TestManageOwnWithPluginFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	args := n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}, "dataDir": nil})
+	args[0] = "--conflist-own"
+	writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(""))
+	n.writeMainConflist(t, mainFile, "podnet")
+	d := n.startReconciler(t, args...)
+	d.untilManaged(t, ownConflist)
+	p := n.pod(t, "podnet")
+	n.exempt(t, p, true, "1.2.3.4")
+	other := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"0.0.0.0/0"}})
+	n.invoke(t, invocation{verb: "ADD", conf: other}).want(t, 0, ownConflist, "which is in force")
+	must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
+	d.until(t, "the copy is gone", func() bool { return !n.hasPluginEntry(t, ownConflist) })
+	n.invoke(t, invocation{verb: "ADD", conf: other}).want(t, 7, "has no policy")
+	n.writeMainConflist(t, mainFile, "podnet")
+	d.untilManaged(t, ownConflist)
+	n.pod(t, "podnet")
+}
+
+// TestOwnConflistThatNobodyKeeps: a reconciler that does not manage the conflist names a stale copy.
+func TestOwnConflistThatNobodyKeeps(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	args := n.manageArgs(t, object{})
+	must(t, os.Remove(filepath.Join(n.pluginDir(), "ip-masq")))
+	n.writeMainConflist(t, mainFile, "podnet")
+	d := n.startReconciler(t, args[1:]...).untilReady(t)
+	args[0] = "--conflist-own"
+	if stdout, stderr, code := n.reconciler(t, append([]string{"install", "--plugin", n.plugin(t)}, args...)...); code != 0 {
+		t.Fatalf("install: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	d.untilReady(t)
+	n.writeMainConflist(t, mainFile, "other")
+	d.untilUnready(t, "conflist-stale: ", ownConflist+" is a copy of", "which has changed since")
 }

@@ -29,18 +29,6 @@ type ownConflist struct {
 	others []config.Conflist   // files of ip-masq that it replaces, or all if there should be none
 }
 
-// splitOwn separates ip-masq's own conflists from the other files of a directory.
-func splitOwn(lists []config.Conflist, record *config.OwnConflist) (own, others []config.Conflist) {
-	for _, list := range lists {
-		if isOwn(list, lists, record) {
-			own = append(own, list)
-		} else {
-			others = append(others, list)
-		}
-	}
-	return own, others
-}
-
 // isOwn reports whether a file is ip-masq's own conflist: by its name, and either by the record or because it is
 // another file of the directory with the plugin entry. Any other file of that name belongs to an administrator.
 func isOwn(list config.Conflist, lists []config.Conflist, record *config.OwnConflist) bool {
@@ -96,17 +84,15 @@ func ownPath(n Network, others []config.Conflist) (string, error) {
 func (e Editor) find() (Network, error) {
 	record := config.ReadOwnConflist(e.OwnRecordPath)
 	c, err := config.ReadConfDir(e.Dir)
-	own, lists := splitOwn(c.Conflists, record)
-	all := c.Conflists
-	if e.Own {
-		for _, l := range lists {
-			if isGenerated(l) {
-				own = append(own, l)
-			}
+	var own, lists []config.Conflist
+	for _, l := range c.Conflists {
+		if isOwn(l, c.Conflists, record) || e.Own && isGenerated(l) {
+			own = append(own, l)
+		} else {
+			lists = append(lists, l)
 		}
-		lists = slices.DeleteFunc(slices.Clone(lists), isGenerated)
 	}
-	n, err := find(e.Dir, e.Network, lists, all, err)
+	n, err := find(e.Dir, e.Network, lists, c.Conflists, err)
 	if err != nil || !e.Own {
 		n.own = ownConflist{record: record, others: own}
 		return n, err
@@ -136,8 +122,8 @@ func (n Network) ownText(entry []byte) ([]byte, error) {
 	return setEntry(main.Path, main.Conflist.Doc, entry, true)
 }
 
-// insertOwn writes ip-masq's own conflist. The record says before that it may be there, and after it of which text it
-// is a copy: a process that is killed in between leaves one that counts as stale.
+// insertOwn writes ip-masq's own conflist. The record says before that it is about to change, and after it of which text
+// it is a copy: a process that is killed in between leaves one that counts as stale.
 func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, error) {
 	main := n.own.main
 	if have := main.entryText(); have != nil && !e.FromFile {
@@ -154,13 +140,15 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 		return c, err
 	}
 	own := config.OwnConflist{File: n.Path, Main: main.Path, Network: n.Name, Digest: config.DigestOf(main.Conflist.Doc)}
-	if bytes.Equal(n.Conflist.Doc, now) && n.own.record != nil && *n.own.record == own && len(n.own.others) == 0 {
+	recorded := n.own.record != nil && *n.own.record == own
+	if recorded && bytes.Equal(n.Conflist.Doc, now) && len(n.own.others) == 0 {
 		return c, nil
 	}
-	if n.own.record == nil || n.own.record.File != n.Path || n.Conflist.Doc == nil {
+	if !recorded {
 		begun := own
 		begun.Digest = ""
-		if err := e.recordOwn(ctx, &begun); err != nil {
+		isThere := n.own.record != nil && n.own.record.File == n.Path && n.Conflist.Doc != nil // and counts as stale anyway
+		if err := e.recordOwn(ctx, &begun); err != nil && !isThere {
 			return c, err
 		}
 	}
@@ -200,12 +188,8 @@ func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
 
 // stale returns why ip-masq's own conflist is stale, or nil.
 func (e Editor) stale() error {
-	record := config.ReadOwnConflist(e.OwnRecordPath)
-	if record == nil {
-		return nil
-	}
 	dir, _ := config.ReadConfDir(e.Dir) // the Manager reports the error
-	return record.Stale(dir)
+	return config.ReadOwnConflist(e.OwnRecordPath).Stale(dir)
 }
 
 // removeOwn removes the files of ip-masq that another one replaces, or that have no main CNI plugin any more, except

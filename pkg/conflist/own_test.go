@@ -313,3 +313,52 @@ func TestRemoveOwn(t *testing.T) {
 		})
 	}
 }
+
+// TestOwnWithoutARecord: a first copy that cannot be recorded is not written, as it could outlive the main CNI plugin
+// unseen. One that is on record follows, and counts as stale until the record can be written.
+func TestOwnWithoutARecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manageOwn(t)
+		full, backups := errors.New("no space left on device"), k.Backups
+		k.Backups = func() (string, error) { return "", full }
+		k.write(aList, listNamed("a"))
+		k.sync("record ip-masq's own conflist: no space left on device")
+		k.reason("conflist")
+		k.has(map[string]string{"10-a.conflist": listNamed("a")})
+		k.Backups = backups
+		k.after(time.Second)
+
+		k.Backups = func() (string, error) { return "", full }
+		k.write(aList, listWith("a", `{"type":"portmap"}`))
+		k.after(time.Second, "which has changed since")
+		text := map[string]string{"10-a.conflist": listWith("a", `{"type":"portmap"}`), own: listWith("a", `{"type":"portmap"}`, bareEntry)}
+		k.has(text)
+		k.Backups = backups
+		k.after(time.Second)
+		k.has(text)
+	})
+}
+
+// TestOwnWithMultus: a copy to which Multus delegates stays until Multus does so no more.
+func TestOwnWithMultus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manageOwn(t)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		copied := listWith("a", bareEntry)
+		multus := `{"name":"m","type":"multus","clusterNetwork":"/host/etc/cni/net.d/` + own + `"}`
+		k.write("net.d/00-multus.conf", multus)
+		k.after(time.Second, "through Multus")
+		k.has(map[string]string{"00-multus.conf": multus, "10-a.conflist": listNamed("a"), own: copied})
+		k.Own = false
+		k.after(time.Second, "restart Multus", own+" is a copy of*which has changed since")
+		k.has(map[string]string{"00-multus.conf": multus, "10-a.conflist": copied, own: copied})
+		multus = strings.Replace(multus, own, "10-a.conflist", 1)
+		k.write("net.d/00-multus.conf", multus)
+		k.after(time.Second)
+		k.has(map[string]string{"00-multus.conf": multus, "10-a.conflist": copied})
+		if k.record() != nil {
+			t.Errorf("%+v", k.record())
+		}
+	})
+}

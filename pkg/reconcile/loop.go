@@ -349,6 +349,9 @@ func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 		}
 		r := l.Node.Sync(ctx, src)
 		l.Node.AddADDProblems(r)
+		if l.SyncConflist == nil {
+			l.Node.AddStaleConflist(r)
+		}
 		if ctx.Err() == nil { // else the sync may have been interrupted
 			result.report, l.observed = r, r
 		}

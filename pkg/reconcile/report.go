@@ -512,7 +512,7 @@ func (n *Node) AddDiskProblem(r *Report) {
 	}
 }
 
-// AddStaleConflist adds that ip-masq's own conflist is stale. In a loop, the conflist manager does.
+// AddStaleConflist adds that ip-masq's own conflist is stale. In a loop with a conflist manager, that does.
 func (n *Node) AddStaleConflist(r *Report) {
 	known := func(p Problem) bool { return p.Reason == ReasonConflistStale }
 	if err := config.ReadOwnConflist(n.Dir.OwnConflistPath()).Stale(r.Sources.ConfDir); err != nil && !slices.ContainsFunc(r.Problems, known) {
