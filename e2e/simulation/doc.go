@@ -44,10 +44,12 @@
 //   - A pod that could not be recorded, as the disk was bad, is in no namespace and no attachment; so is one whose ADD
 //     returned while a document was damaged, as its chain stays as it is.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
+//     The guard of its policy then comes before its rules, as on a node without rules.
 //   - After a fault a reconciler may back off for 75 s, and after a fight with another program for 5 minutes.
 //   - A running reconciler may store the agent files of a moment ago after "once" has stored newer ones.
 //   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
-//   - A disk on which every write fails with EIO is not known to STATUS.
+//   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
+//     range is the subnet of the pod whose ADD comes next.
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
 //   - Connections are not judged where the resets that were due may have been lost, after faults of the disk or the kernel.
 //

@@ -238,7 +238,9 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if p.returned && p.err == nil {
 			w.counts["ADD passed"]++
 			pod.phase = running
-			pod.unattached = !w.healthy(p)
+			if pod.unattached = !w.healthy(p); pod.unattached {
+				w.mayDrop()
+			}
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.harmed() || differs || w.scenario.admin && n.since > p.start
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)

@@ -184,6 +184,8 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			w.counts["packets"]++
 			who := fmt.Sprintf("a packet of %s (%s, namespace %q) to %s", p.id(p.container), src, p.space, dst)
 			switch {
+			case got.dropped && drop && slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil }):
+				// Its document was lost and its rules removed, so the guard comes before its first rules again.
 			case got.dropped && (!tampered || !drop && !w.book.guardTampered):
 				w.object("%s: %s is dropped, which may be: masqueraded %v, not masqueraded %v", p.net.name, who, masquerade, exempt)
 			case tampered || got.dropped:
@@ -218,9 +220,9 @@ func (w *world) judgeOutputs(pods ...*pod) {
 }
 
 // judgeDeletion judges whether a connection may be deleted: an address of the node that it left with is gone, its address
-// has passed to a pod of another namespace, or its translation contradicts a policy that may be in force.
+// has passed to a pod of another namespace, its pod has ended (so that its address is in none), or its translation contradicts a policy that may be in force.
 func (w *world) judgeDeletion(c *connection) {
-	gone := c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.container != c.pod.container && c.space != c.pod.space
+	gone := c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.container != c.pod.container && c.space != c.pod.space
 	for _, versions := range w.combinations() {
 		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
 	}
@@ -436,6 +438,7 @@ func (w *world) agree(n *network) {
 	switch {
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
 	case status.err == nil && add.err != nil && m.Broken: // which only a write can tell
+	case status.err == nil && add.err != nil && w.refused(): // a guard of the subnet that this ADD found, which STATUS does not know
 	case add.err != nil && pod.container > 1 && (m.Full || m.ReadOnly): // the record of the former container stays
 	case status.err != nil && add.err == nil && spaced && (m.Full || m.ReadOnly || m.Broken): // a change of exemption could not be recorded
 	case (status.err == nil) != (add.err == nil):
