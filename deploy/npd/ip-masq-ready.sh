@@ -1,7 +1,7 @@
 #!/bin/bash
 # Asks the reconciler whether the node is ready, for the custom plugin monitor of node-problem-detector.
 # Exit code 0: ready; 1: not ready, with the reasons on standard output; 2: the reconciler does not answer.
-# The argument is the port of /readyz (19820). Needs hostNetwork, no root and no mounts of the node.
+# The argument is the port of /readyz (19820). The script needs hostNetwork, but no root and no mounts.
 port=${1:-19820}
 if ! { exec 3<>"/dev/tcp/127.0.0.1/$port"; } 2>/dev/null; then
 	echo "ip-masq-reconciler does not answer at 127.0.0.1:$port"

@@ -1,5 +1,4 @@
-{{/* The names of objects do not have the name of the release: two reconcilers on one node would undo each
-other's work. */}}
+{{/* The names of objects do not contain the name of the release, because a node has one reconciler. */}}
 {{- define "ip-masq.name" -}}
 {{ .Values.nameOverride | default "ip-masq" }}
 {{- end }}
@@ -8,7 +7,7 @@ other's work. */}}
 {{ .Values.fullnameOverride | default (include "ip-masq.name" .) }}
 {{- end }}
 
-{{/* The DaemonSet that replaces an agent has the agent's name, as its container has. */}}
+{{/* The DaemonSet and the container that replace an agent have the names of the agent's. */}}
 {{- define "ip-masq.daemonSet" -}}
 {{ if and .Values.agentReplacement.enabled (not .Values.fullnameOverride) }}ip-masq-agent{{ else }}{{ include "ip-masq.fullname" . }}{{ end }}
 {{- end }}
@@ -17,7 +16,7 @@ other's work. */}}
 {{ if .Values.agentReplacement.enabled }}ip-masq-agent{{ else }}ip-masq{{ end }}
 {{- end }}
 
-{{/* Labels of each object: of (list . COMPONENT). */}}
+{{/* Labels of an object, for (list . COMPONENT). */}}
 {{- define "ip-masq.labels" -}}
 {{- $ := index . 0 -}}
 app.kubernetes.io/name: {{ include "ip-masq.name" $ }}
@@ -31,7 +30,7 @@ helm.sh/chart: {{ $.Chart.Name }}-{{ $.Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of pods: of (list . NAME COMPONENT). */}}
+{{/* Labels of a pod, for (list . NAME COMPONENT). */}}
 {{- define "ip-masq.podLabels" -}}
 {{- $ := index . 0 -}}
 app.kubernetes.io/name: {{ index . 1 }}
@@ -49,7 +48,7 @@ app.kubernetes.io/component: {{ index . 2 }}
 {{ if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}{{ else if or .Values.serviceAccount.create (eq .Values.platform "openshift") }}{{ include "ip-masq.fullname" . }}{{ end }}
 {{- end }}
 
-{{/* On which nodes pods run: nodeSelector, affinity, tolerations, and what they need to run there. */}}
+{{/* The fields of a pod that place it on nodes, and its priority and pull secrets. */}}
 {{- define "ip-masq.placement" -}}
 priorityClassName: {{ .Values.priorityClassName }}
 nodeSelector:
@@ -68,7 +67,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* What labels of nodes are not to be, as YAML of an object with the list `expressions`. */}}
+{{/* Match expressions that exclude nodes, as YAML of an object with the list `expressions`. */}}
 {{- define "ip-masq.excluded" -}}
 {{- $expressions := list }}
 {{- range $label, $value := .Values.excludedNodes }}
@@ -81,7 +80,7 @@ imagePullSecrets:
 {{- dict "expressions" $expressions | toYaml }}
 {{- end }}
 
-{{/* The value affinity, whose every term has the excluded nodes too. */}}
+{{/* The value affinity, with the excluded nodes in each of its terms. */}}
 {{- define "ip-masq.affinity" -}}
 {{- $required := "requiredDuringSchedulingIgnoredDuringExecution" }}
 {{- $affinity := deepCopy .Values.affinity }}
@@ -121,27 +120,27 @@ containerd: {{ .Values.containerdStateDir | trimSuffix "/" | default (index $dir
 {{ if or .Values.metrics.enabled .Values.monitoring.enabled }}true{{ end }}
 {{- end }}
 
-{{/* What a pod has beside its containers and volumes. */}}
+{{/* The fields of a pod except its containers and volumes. */}}
 {{- define "ip-masq.pod" -}}
 # The rules are those of the node's network namespace.
 hostNetwork: true
 dnsPolicy: Default
-# Nothing here talks to the API.
+# The containers do not use the Kubernetes API.
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with include "ip-masq.serviceAccount" . }}
 serviceAccountName: {{ . }}
 {{- end }}
-# Rules stay when it ends; there is nothing to wait for.
+# The rules stay when the pod ends, so the pod has nothing to finish.
 terminationGracePeriodSeconds: 10
 {{ include "ip-masq.placement" . }}
-# The files on the node belong to root, and capabilities are those of root. What root may do is what
-# `capabilities` leaves it.
+# The files on the node belong to root, and only root gets the capabilities. Each container drops
+# all other capabilities.
 securityContext:
   runAsUser: 0
   runAsGroup: 0
   {{- if or .Values.selinux (eq .Values.platform "openshift") }}
-  # On nodes that enforce SELinux a container's own domain may write nowhere on the node.
+  # On nodes that enforce SELinux, the default domain of containers may not write on the node.
   seLinuxOptions:
     type: spc_t
   {{- end }}
@@ -157,7 +156,7 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* What a container has that reads or writes rules. */}}
+{{/* The fields of a container that reads or writes rules. */}}
 {{- define "ip-masq.container" -}}
 securityContext:
   allowPrivilegeEscalation: false
@@ -165,7 +164,7 @@ securityContext:
   capabilities:
     drop: [ALL]
     {{- if include "ip-masq.iptables" . }}
-    # NET_RAW is what iptables-legacy opens its socket with.
+    # iptables-legacy opens a raw socket, which needs NET_RAW.
     add: [NET_ADMIN, NET_RAW]
     {{- else }}
     add: [NET_ADMIN]
@@ -185,7 +184,7 @@ resources:
 {{- end }}
 {{- end }}
 
-{{/* Flags of every command that other values than the defaults need, one a line. */}}
+{{/* The flags of every command, for values that are not the defaults, one a line. */}}
 {{- define "ip-masq.flags" -}}
 {{- with .Values.policy.dataDir }}
 - --data-dir={{ trimSuffix "/" . }}
@@ -202,7 +201,7 @@ httpGet:
   path: {{ .path }}
 {{- end }}
 
-{{/* What `run` mounts. */}}
+{{/* The volume mounts of `run`. */}}
 {{- define "ip-masq.mounts" -}}
 {{- include "ip-masq.stateMounts" . }}
 - name: agent-config
@@ -237,11 +236,11 @@ httpGet:
 {{- end }}
 {{- end }}
 
-{{/* The volumes of `run`. Directories of the node have the paths that they have there, so that messages
-name what people find. */}}
+{{/* The volumes of `run`. Each directory of the node is mounted at its own path, so that messages name
+paths of the node. */}}
 {{- define "ip-masq.volumes" -}}
 {{- include "ip-masq.stateVolumes" . }}
-# The agents' own ConfigMap, if there is one.
+# The ConfigMap of the agents, if it exists.
 - name: agent-config
 {{- with .Values.agentConfig.configMaps }}
   projected:
@@ -268,13 +267,14 @@ name what people find. */}}
   configMap:
     name: {{ include "ip-masq.fullname" . }}
 {{- end }}
-# `doctor` reads there what flannel's plugin will tell its delegate: no rule shows that before the
-# first pod. Elsewhere it is empty.
+# `doctor` reads here what flannel's plugin will hand to its delegate. Before the first pod, no rule
+# shows that. Without flannel the directory is empty.
 - name: flannel
   hostPath:
     path: /run/flannel
     type: DirectoryOrCreate
-# Tells which pods of the runtime's cache run. Without the propagation their namespaces would not end.
+# The reconciler looks here which pods of the runtime's cache still run. Without the propagation, the
+# mount would keep their network namespaces in existence.
 - name: netns
   hostPath:
     path: /run/netns
@@ -288,7 +288,8 @@ name what people find. */}}
   hostPath:
     path: {{ $directories.conf }}
     type: DirectoryOrCreate
-# Not created: where it is not there, the runtime looks elsewhere, and the pod's events say so.
+# This directory is not created. If it is missing, the runtime uses another one, and the events of
+# the pod name the missing directory.
 - name: cni-bin-dir
   hostPath:
     path: {{ $directories.bin }}
@@ -303,13 +304,13 @@ name what people find. */}}
 {{- end }}
 
 {{- define "ip-masq.stateVolumes" -}}
-# All of it: the plugin keeps its state in ip-masq, runtimes keep theirs beside it.
+# The plugin has its state in the subdirectory ip-masq, and runtimes have caches beside it.
 - name: state
   hostPath:
     path: /var/lib/cni
     type: DirectoryOrCreate
 {{- if include "ip-masq.iptables" . }}
-# The lock that all users of iptables-legacy on the node share.
+# All programs on the node that use iptables-legacy share this lock.
 - name: xtables-lock
   hostPath:
     path: /run/xtables.lock
@@ -331,8 +332,8 @@ name what people find. */}}
 {{- toJson $value }}
 {{- end }}
 
-{{/* reconciler.toml: a JSON string, number, boolean or list is TOML too. The chain of the agent files is
-that of the plugin entry: each of two chains would masquerade what the other exempts. */}}
+{{/* The text of reconciler.toml. JSON strings, numbers, booleans and lists are TOML too. The agent files
+get the chain of the plugin entry: with two chains, each would masquerade what the other exempts. */}}
 {{- define "ip-masq.toml" -}}
 {{- $settings := .Values.reconciler }}
 {{- with .Values.policy.masqChain }}{{ $settings = merge (dict "agent" (dict "masqChain" .)) $settings }}{{ end }}
@@ -349,7 +350,7 @@ that of the plugin entry: each of two chains would masquerade what the other exe
 {{- end }}
 {{- end }}
 
-{{/* Fails on mistakes that the schema cannot express, in the plugin's words. */}}
+{{/* Refuses mistakes that the schema cannot express, with the messages of the plugin. */}}
 {{- define "ip-masq.validate" -}}
 {{- $limit := .Values.policy.cidrLimit | default 64 | int }}
 {{- $exempt := .Values.policy.nonMasqueradeCIDRs | default list }}

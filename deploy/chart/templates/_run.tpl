@@ -4,8 +4,8 @@
 {{- $directories := include "ip-masq.directories" . | fromYaml }}
 {{- if not $agent -}}
 initContainers:
-  # Puts the plugin and its entry on the node. Where there is no conflist yet, as on a node that boots
-  # before its CNI, it leaves the entry to `run`.
+  # Installs the plugin and its entry. If the node has no conflist yet, because the main CNI plugin
+  # starts later, `run` inserts the entry.
   - name: install
     {{- include "ip-masq.image" . | nindent 4 }}
     args:
@@ -59,7 +59,7 @@ containers:
       {{- if and (include "ip-masq.metrics" .) .Values.metrics.address }}
       - --metrics-listen={{ .Values.metrics.address }}:{{ .Values.metrics.port }}
       {{- else if include "ip-masq.metrics" . }}
-      # The brackets are for IPv6 and do no harm to IPv4.
+      # IPv6 addresses need the brackets; IPv4 addresses may have them.
       - --metrics-listen=[$(NODE_IP)]:{{ .Values.metrics.port }}
       {{- end }}
     env:
@@ -103,9 +103,9 @@ volumes:
   {{- include "ip-masq.volumes" . | nindent 2 }}
 {{- end }}
 
-{{/* Containers and volumes of the DaemonSet that removes everything. The controller starts no pod on a
-node before the former one there has ended: it would insert the entry again. A pod is ready once nothing
-is left. */}}
+{{/* Containers and volumes of the DaemonSet that uninstalls ip-masq. The controller starts the pod of a
+node after the reconciler there has ended, which would insert the entry again. A pod is ready when
+nothing of ip-masq is left on its node. */}}
 {{- define "ip-masq.uninstall" -}}
 {{- $directories := include "ip-masq.directories" . | fromYaml -}}
 containers:
@@ -153,7 +153,7 @@ volumes:
   {{- if .Values.nodeSettings }}
   {{- include "ip-masq.nodeSettingsVolume" . | nindent 2 }}
   {{- end }}
-  # Tells pods that containerd runs, which need not be waited for.
+  # `uninstall` does not wait for pods of containerd, and finds them here.
   - name: containerd-state
     hostPath:
       path: {{ $directories.containerd }}
