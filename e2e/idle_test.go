@@ -26,7 +26,7 @@ import (
 )
 
 // maxRSS is the limit on the memory of the reconciler (VmRSS) in bytes.
-const maxRSS = 21 << 20
+const maxRSS = 20 << 20
 
 // stateStamps returns the inode, mode, size and times of each file and directory of the node's
 // state. The time of the instance lock is that of the last sync.

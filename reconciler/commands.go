@@ -5,14 +5,17 @@ package main
 import (
 	"fmt"
 	"runtime"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // root is the command line. Without a command it runs "run".
 func (a *app) root() *cobra.Command {
+	var printVersion bool
 	root := &cobra.Command{
 		Use:   "ip-masq-reconciler",
 		Short: "Keep the masquerade rules of a node correct",
@@ -36,12 +39,17 @@ not ready.`,
 
   # Repair the rules
   ip-masq-reconciler once`,
-		Version:           version,
 		Args:              noArguments,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
-		RunE:              a.run,
+		RunE: func(c *cobra.Command, args []string) error {
+			if printVersion {
+				fmt.Fprintln(a.out, versionText())
+				return nil
+			}
+			return a.run(c, args)
+		},
 		PersistentPreRun: func(c *cobra.Command, _ []string) {
 			if c.HasParent() && c.Name() != "run" { // which logs them
 				warn(a, mapped(a.ignored, func(name string) string {
@@ -52,12 +60,12 @@ not ready.`,
 	}
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	root.SetVersionTemplate(versionText() + "\n")
+	root.Flags().BoolVar(&printVersion, "version", false, "version for ip-masq-reconciler")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.SuggestionsMinimumDistance = 2
 	a.addFlags(root)
 	root.AddCommand(a.commands()...)
-	root.SetUsageTemplate(usageTemplate)
+	root.SetUsageFunc(usage)
 	for _, c := range append(root.Commands(), root) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
 	}
@@ -240,22 +248,30 @@ func oneArgument(what string) cobra.PositionalArgs {
 	}
 }
 
-// usageTemplate is the end of the help. That of a command leaves out the flags that all commands have.
-const usageTemplate = `Usage:
-  {{.UseLine}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} [command]{{end}}{{if .HasExample}}
-
-Examples:
-{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
-
-Available Commands:{{range .Commands}}{{if .IsAvailableCommand}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}
-
-Flags:
-{{if .HasParent}}{{.LocalNonPersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}
-
-The flags that {{.Root.Name}} --help lists are accepted here too.{{else}}` +
-	`{{.LocalFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}
-
-Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
-`
+// usage writes the end of the help. That of a command leaves out the flags that all commands have. It is no template of
+// cobra's: with package text/template the linker keeps each exported method, a sixth of the program.
+func usage(c *cobra.Command) error {
+	w := c.OutOrStderr()
+	list := func(flags *pflag.FlagSet) string { return strings.TrimRight(flags.FlagUsagesWrapped(100), " \n") }
+	fmt.Fprintf(w, "Usage:\n  %s\n", c.UseLine())
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintf(w, "  %s [command]\n", c.CommandPath())
+	}
+	if c.HasExample() {
+		fmt.Fprintf(w, "\nExamples:\n%s\n", c.Example)
+	}
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintf(w, "\nAvailable Commands:\n")
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() {
+				fmt.Fprintf(w, "  %-*s %s\n", sub.NamePadding(), sub.Name(), sub.Short)
+			}
+		}
+	}
+	if c.HasParent() {
+		fmt.Fprintf(w, "\nFlags:\n%s\n\nThe flags that %s --help lists are accepted here too.\n", list(c.LocalNonPersistentFlags()), c.Root().Name())
+	} else {
+		fmt.Fprintf(w, "\nFlags:\n%s\n\nUse \"%s [command] --help\" for more information about a command.\n", list(c.LocalFlags()), c.CommandPath())
+	}
+	return nil
+}
