@@ -65,7 +65,7 @@ not ready.`,
 	root.SuggestionsMinimumDistance = 2
 	a.addFlags(root)
 	root.AddCommand(a.commands()...)
-	root.SetUsageFunc(usage)
+	root.SetUsageFunc(writeUsage)
 	for _, c := range append(root.Commands(), root) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
 	}
@@ -248,9 +248,9 @@ func oneArgument(what string) cobra.PositionalArgs {
 	}
 }
 
-// usage writes the end of the help. That of a command leaves out the flags that all commands have. It is no template of
+// writeUsage writes the end of the help. That of a command leaves out the flags that all commands have. It is no template of
 // cobra's: with package text/template the linker keeps each exported method, a sixth of the program.
-func usage(c *cobra.Command) error {
+func writeUsage(c *cobra.Command) error {
 	w := c.OutOrStderr()
 	list := func(flags *pflag.FlagSet) string { return strings.TrimRight(flags.FlagUsagesWrapped(100), " \n") }
 	fmt.Fprintf(w, "Usage:\n  %s\n", c.UseLine())
