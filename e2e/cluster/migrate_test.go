@@ -183,6 +183,12 @@ func (m *migration) verify(t *testing.T) {
 func (m *migration) preview(t *testing.T) {
 	text := strings.ReplaceAll(m.read(t, "deploy/kustomize/preview.yaml"), "NODE", m.Nodes[0].Name)
 	m.write(t, "preview.yaml", text)
+	defer func() {
+		if t.Failed() {
+			logs, err := m.Kubectl(t.Context(), "logs", "-n", "kube-system", "ip-masq-preview")
+			t.Log(logs, err)
+		}
+	}()
 	if output := m.run(t, "migrate.md", "preview.yaml"); !strings.Contains(output, "right: IP-MASQ (ipv4, iptables (nft), 4 rules)\n") {
 		t.Errorf("the preview prints:\n%s", output)
 	}

@@ -71,7 +71,7 @@ func TestMultus(t *testing.T) {
 				n.packets(t, true)
 
 				must(t, n.reconciler.Stop(10*time.Second))
-				n.wantUninstall(t, nil, 1, generated+" names it", "restart Multus")
+				n.wantUninstall(t, nil, 1, "it is named in "+confDir+"/"+generated, "restart Multus")
 				follow(t, m)
 				n.wantUninstall(t, nil, 1, "/var/lib/cni/multus/", "drain the node")
 				n.packets(t, true)
