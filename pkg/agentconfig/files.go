@@ -14,21 +14,21 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Files is what the agent files of a node ask for, together with the policy in the
-// reconciler's own settings: one source.
+// Files is the policy of the node's agent files, together with the policy in the reconciler's own settings. Both are
+// one source.
 type Files struct {
 	Dir     string
 	Missing bool     // there is no such directory
 	Names   []string // of the files that were read, sorted
 
-	// Source has the reconciler's own policy (config.OwnPolicy), then the files with a
-	// policy, by their paths. After an error it has its ID alone.
+	// Source lists the reconciler's own policy (config.OwnPolicy) and then the files with a policy, sorted by path.
+	// After an error only its ID is set.
 	Source policy.Source
 
-	// ResyncInterval is the shortest one in a file, or 0.
+	// ResyncInterval is the shortest resyncInterval of all files, or 0 if no file states one.
 	ResyncInterval time.Duration
 
-	// Both are the same, in the same order, for the same files.
+	// UnknownKeys and Warnings are the same, in the same order, for the same files.
 	UnknownKeys []string // messages about keys that are ignored
 	Warnings    []string
 }

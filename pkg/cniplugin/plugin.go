@@ -24,11 +24,11 @@ import (
 // Plugin is the plugin on one host.
 type Plugin struct {
 	Drivers netfilter.Drivers
-	// Program identifies the build of the program: another build verifies otherwise. With "" every
-	// ADD verifies.
+	// Program identifies the build of the program, because another build may verify differently. With "" every ADD
+	// verifies the rules.
 	Program string
-	// Version is that of the program, without white space. What a reconciler of the same version verified counts;
-	// with "" nothing does.
+	// Version is the version of the program, without white space. The plugin trusts what a reconciler of the same
+	// version verified; with "" it trusts no reconciler.
 	Version string
 	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads the
 	// rules.

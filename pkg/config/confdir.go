@@ -35,8 +35,8 @@ type ConfDir struct {
 	Changed time.Time
 }
 
-// Conflist is one file of the directory. If runtimes cannot load it, it has an Err and
-// neither Types, Plugins nor Entries.
+// Conflist is one file of the directory. If runtimes cannot load it, Err is set, and Types, Plugins and Entries are
+// empty.
 type Conflist struct {
 	File       string   // the path
 	Doc        []byte   // the text
@@ -48,8 +48,7 @@ type Conflist struct {
 	Err        error
 }
 
-// ConflistEntry is a plugin entry. If it has an Err, runtimes load the list, and the plugin
-// refuses the entry.
+// ConflistEntry is a plugin entry. If Err is set, runtimes load the list and the plugin refuses the entry.
 type ConflistEntry struct {
 	Index   int // among the plugins of the list
 	Netconf Netconf
@@ -165,7 +164,7 @@ func (c ConfDir) With(list Conflist) ConfDir {
 // HasEntry reports whether a conflist has a plugin entry for the network, valid or not.
 func (c ConfDir) HasEntry(network string) bool { return c.WithEntry(network) != nil }
 
-// LacksEntry reports whether no conflist has a plugin entry for the network, and all are known.
+// LacksEntry reports whether all conflists could be read and none has a plugin entry for the network.
 func (c ConfDir) LacksEntry(network string) bool { return c.Err() == nil && !c.HasEntry(network) }
 
 // HasEntryWith reports whether the network's first plugin entry is valid and has this policy.

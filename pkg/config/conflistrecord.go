@@ -14,10 +14,11 @@ import (
 
 // ConflistRecord is the file in the dataDir about the conflists that ip-masq has changed.
 type ConflistRecord struct {
-	// Entry is the content of conflist.entry_file that was valid last; nil if there was never one.
+	// Entry is the last valid content of conflist.entry_file, or nil if there was none.
 	Entry json.RawMessage `json:"entry,omitempty"`
-	// Digests has, by the path of a conflist, the digests of plugin entries in it that ip-masq has inserted, or found
-	// equal to the entry file: one, and two while one replaces the other.
+	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it, or
+	// found there equal to the entry file. There are two digests while one entry replaces the other, and one
+	// otherwise.
 	Digests map[string][]string `json:"digests,omitempty"`
 }
 

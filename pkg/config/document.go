@@ -198,8 +198,8 @@ func Nearest(unknown string, keys []Key) string {
 	return best
 }
 
-// ValidatePolicy validates a policy once the document is read. It does not report what
-// follows from a mistake that is reported already.
+// ValidatePolicy validates a policy after the document was read. It does not report the consequences of a mistake
+// that is already reported.
 func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	if d.Flawed[d.Table+"enableIPv6"] {
 		s.EnableIPv6 = new(true)

@@ -32,8 +32,8 @@ func DigestOf(doc []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Stale returns why the copy is not one of the main CNI plugin's file as it is now, or nil. That file is the next one in
-// the directory. The error is an ErrMainGone if no other file has the network.
+// Stale returns why the copy does not match the main CNI plugin's file, or nil. That file is the next one in the
+// directory. The error is an ErrMainGone if no other file has the network.
 func (o *OwnConflist) Stale(dir ConfDir) error {
 	if o == nil {
 		return nil
@@ -66,8 +66,8 @@ func (o *OwnConflist) Stale(dir ConfDir) error {
 	return stale("which has changed since")
 }
 
-// ReadOwnConflist reads the record of ip-masq's own conflist. Without the file it is nil, and so it is if the file is
-// damaged: the reconciler writes that again.
+// ReadOwnConflist reads the record of ip-masq's own conflist. It returns nil if the file is missing or damaged; the
+// reconciler writes a damaged file again.
 func ReadOwnConflist(path string) *OwnConflist {
 	if safefile.IsMissing(path) { // as for nearly every ADD
 		return nil

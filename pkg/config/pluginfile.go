@@ -17,7 +17,7 @@ import (
 const DefaultPluginFile = "/etc/ip-masq/plugin.toml"
 
 // PluginFile is plugin.toml. If it exists, the policy of a network is the plugin entry in its conflist in the
-// directory that the file names, whatever the runtime hands over, and its data_dir is that of the node.
+// directory that the file names, not the entry that the runtime hands over. Its data_dir is the dataDir of the node.
 type PluginFile struct {
 	Path    string
 	Present bool
@@ -27,9 +27,9 @@ type PluginFile struct {
 	CNIConfDir string // absolute and clean; the directory of the conflists
 }
 
-// ReadPluginFile reads the file. Without one the result is not Present and has the defaults. A
-// symlink to a missing file is an error, and so is a file that users other than root and this
-// process's may write: then the result is Present and Invalid.
+// ReadPluginFile reads the file. If it does not exist, the result has the defaults and is not Present. If it is a
+// symlink to a missing file, or if users other than root and the user of this process can write it, the result is
+// Present and Invalid, with an error.
 func ReadPluginFile(path string) (PluginFile, error) {
 	p := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
 	if safefile.IsMissing(path) {
@@ -85,8 +85,9 @@ func (p PluginFile) DataDirErr(entry Netconf) error {
 	return nil
 }
 
-// Conflist returns the conflist that states the policy of a network, or nil: with the file the first of the network, if
-// it has a plugin entry, and else the first that has one.
+// Conflist returns the conflist that states the policy of a network, or nil. If plugin.toml exists, that is the first
+// conflist of the network, if it has a plugin entry. Otherwise it is the first conflist of the network with a plugin
+// entry.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
 	for i, l := range dir.Conflists {
 		if p.Present && network != "" && l.Network == network && l.Err == nil {

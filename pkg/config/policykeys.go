@@ -89,7 +89,7 @@ type AgentPolicy struct {
 	CIDRLimit int                 // 0 for DefaultCIDRLimit
 }
 
-// Equal reports whether both state the same, wherever it is written.
+// Equal reports whether both state the same policy, regardless of where they state it.
 func (a AgentPolicy) Equal(b AgentPolicy) bool {
 	return a.Policy.Equal(b.Policy) && a.CIDRLimit == b.CIDRLimit
 }

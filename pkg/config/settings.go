@@ -172,7 +172,7 @@ func (s Settings) List() []Setting {
 	return list
 }
 
-// SetAll sets those of a list that are not defaults, as Settings.List returned them.
+// SetAll sets the settings of a list, as Settings.List returned it, that are not defaults.
 func (s *Settings) SetAll(list []Setting) error {
 	for _, x := range list {
 		if x.Origin == DefaultOrigin {
@@ -186,7 +186,7 @@ func (s *Settings) SetAll(list []Setting) error {
 	return nil
 }
 
-// Equal reports whether both state the same, wherever it is written.
+// Equal reports whether both state the same settings, regardless of where they state them.
 func (s Settings) Equal(t Settings) bool {
 	if !s.Agent.Equal(t.Agent) {
 		return false

@@ -31,20 +31,21 @@ type Editor struct {
 	RecordPath string
 	// OwnRecordPath is the file about ip-masq's own conflist; "" for none.
 	OwnRecordPath string
-	// Backups makes the directory for the texts before the last change, and returns it; nil: none is kept.
-	// The file is changed also if it fails: pods without the plugin are worse than a file without a backup.
+	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. A backup that
+	// fails does not stop the change, because pods without the plugin are worse than a file without a backup.
 	Backups func() (string, error)
-	// Keep are the base names of generated lists that Remove leaves without the entry, as Multus delegates to them.
+	// Keep lists the base names of generated lists to which Multus delegates. Remove removes the entry from them and
+	// keeps the files.
 	Keep []string
-	// Check returns why the plugin would refuse any entry in a network, which would keep all pods
-	// from starting; nil accepts all.
+	// Check returns why the plugin would refuse every entry in a network, so that no pod could start. If it is nil,
+	// every network is accepted.
 	Check func(network string) error
-	// Ask returns why ADDs would fail with the entry of a conflist; nil accepts all. It is asked before an entry is
-	// replaced.
+	// Ask returns why ADDs would fail with the entry of a conflist. It is called before an entry is replaced. If it
+	// is nil, every entry is accepted.
 	Ask func(ctx context.Context, list config.Conflist) error
 }
 
-// Change says what an Editor did about a network.
+// Change describes what an Editor did to the file of a network.
 type Change struct {
 	Network string `json:"network"`
 	Path    string `json:"path"` // of the file that has, or had, the entry
@@ -54,13 +55,14 @@ type Change struct {
 	Removed []string `json:"removed,omitempty"` // files of ip-masq that this one replaces
 
 	BackupErr error `json:"-"` // why no backup was kept
-	// NotExchanged is why the file was replaced in a way that can lose another program's write of the same instant.
+	// NotExchanged is the reason why the file was replaced in a way that can lose a simultaneous write of another
+	// program.
 	NotExchanged error `json:"-"`
 	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
 	Before       int   `json:"-"` // the number of plugin entries before
 
-	// Differs has the keys in which an entry that stays differs from the one to insert, if that is of a file; Replaced
-	// has those of an entry that was replaced.
+	// Differs lists the keys in which an entry that stays differs from the entry file. Replaced lists the keys in
+	// which a replaced entry differed.
 	Differs  []string `json:"differs,omitempty"`
 	Replaced []string `json:"replaced,omitempty"`
 }
@@ -68,10 +70,10 @@ type Change struct {
 // maxAttempts is how often an edit is tried while another program changes the file.
 const maxAttempts = 5
 
-// Insert makes sure that the network has exactly one plugin entry. It leaves an entry that is there
-// already as it is. Of a single plugin's configuration it generates a list, and keeps that equal to
-// the configuration. If it fails, the file is as it was. It waits for other processes of ip-masq
-// until ctx ends.
+// Insert makes sure that the network has exactly one plugin entry. An entry that exists already stays, unless Replace
+// is set. From the configuration of a single plugin Insert generates a list, and updates that list when the
+// configuration changes. After an error the file is unchanged. Insert waits for other processes of ip-masq until ctx
+// ends.
 func (e Editor) Insert(ctx context.Context) (Change, error) {
 	c, err := Change{}, errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {

@@ -36,8 +36,8 @@ type Network struct {
 	// Single says that the file is a single plugin's configuration, not a list.
 	Single  bool
 	Entries int // plugin entries in the file
-	// Generated says that an Editor made the list of a single plugin's configuration. Original is the
-	// path of that; "" if it is gone, so that the list is stale: the main CNI plugin is uninstalled.
+	// Generated tells that an Editor generated the list from another file, whose path is Original. Original is "" if
+	// that file is gone, because the main CNI plugin was uninstalled. The list is then stale.
 	Generated bool
 	Original  string
 	// Multus is the configuration through which the runtime uses the network, or nil.

@@ -33,15 +33,16 @@ const (
 	minStay          = 10 * time.Second
 )
 
-// Manager keeps the plugin entry in the conflist of a network: Sync inserts the entry if it is missing. If
-// that happens repeatedly, it names the program that most likely removes it. It removes nothing.
+// Manager keeps the plugin entry in the conflist of a network. Sync inserts the entry if it is missing, and replaces
+// it when conflist.entry_file changes. If another program removes the entry repeatedly, the Manager names the program
+// that most likely does so.
 type Manager struct {
 	Editor // whose Entry is the last good one
 	// ReadEntry returns the entry to insert, and whether it is that of conflist.entry_file. A stated file that is missing
 	// is an fs.ErrNotExist.
 	ReadEntry func() (entry []byte, fromFile bool, err error)
 	BinDir    string // the directory from which runtimes run the plugin
-	// Unmanaged tells that nothing is to be done once there is no conflist of ip-masq's own any more.
+	// Unmanaged limits the Manager to the removal of a conflist of ip-masq's own.
 	Unmanaged bool
 	Log       *slog.Logger
 
@@ -70,7 +71,7 @@ type Status struct {
 	Problems []Problem
 	Warnings []error   // which stop nothing
 	Findings []Finding // beside the problems
-	Differs  []string  // keys in which somebody else's entry differs from conflist.entry_file
+	Differs  []string  // keys in which an entry that ip-masq did not write differs from conflist.entry_file
 	Next     time.Time // when the next sync is due although nothing has changed; zero if none is
 }
 

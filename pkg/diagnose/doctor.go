@@ -80,16 +80,17 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
-	// PodsWithoutRecord is the number of attachments whose pods are not known, PodsErr why some could not be read.
+	// PodsWithoutRecord is the number of attachments whose pods are not known. PodsErr is why some records could not
+	// be read.
 	PodsWithoutRecord int
 	PodsErr           error
 
-	// Reconciler is what is known of the node's reconciler; nil if nobody looked.
+	// Reconciler is what is known of the reconciler of the node; nil if it was not examined.
 	Reconciler *Running
 	// Warnings returns the warnings of a dry run that are the details of a finding. It may be nil.
 	Warnings func(id string) []error
 
-	// What is read from the kernel. Nil reads it in the network namespace of the calling thread.
+	// ThirdParty and Variants read the kernel. If one is nil, the network namespace of the calling thread is read.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
 	Variants   func(context.Context) (map[string]int, error)
 }

@@ -84,8 +84,8 @@ type Explanation struct {
 	AddressItem      *netip.Prefix `json:"addressItem"`
 	AddressOrigin    *Origin       `json:"addressOrigin"`
 
-	// Kernel means that packets get this verdict, with the rules of all chains and of third parties.
-	// OverriddenBy is a third-party rule that decides otherwise, for some of the packets at least.
+	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties.
+	// OverriddenBy is a third-party rule that decides otherwise for at least some of the packets.
 	Kernel       bool   `json:"kernel"`
 	OverriddenBy string `json:"overridden_by"`
 	Backend      string `json:"backend"` // "iptables (nft)"
@@ -99,7 +99,7 @@ type Explanation struct {
 	Chains []Explanation `json:"chains"`
 	// NextHops are the interfaces of the other next hops, each by itself.
 	NextHops []Explanation `json:"nextHops"`
-	// Reconciler is the one whose settings these are, of the explanation that has the others.
+	// Reconciler is the reconciler whose settings apply. Only the outermost explanation has it.
 	Reconciler any `json:"reconciler,omitempty"`
 
 	routed      bool  // Interface is that of the route

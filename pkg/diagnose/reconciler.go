@@ -14,7 +14,7 @@ type Running struct {
 	Active bool      // a process holds the instance lock of the dataDir
 	Seen   time.Time // when a reconciler last made a sync; zero if none did
 	Err    error     // why the active one does not answer
-	// ManagesConflist tells that a plugin entry which is not inserted is one of its faults.
+	// ManagesConflist tells that the reconciler reports a missing plugin entry as a fault.
 	ManagesConflist bool
 }
 

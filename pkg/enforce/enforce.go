@@ -25,8 +25,9 @@ type Enforcer struct {
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	// Addresses returns the addresses of the node, of these families.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
-	// Attachments are those whose records are read again to find out which pods are exempt, or with AllAttachments
-	// those of all exempt pods, or with AllPods those of all pods. The others are as they are on record.
+	// Attachments lists the attachments whose records are read again to find out which pods are exempt.
+	// AllAttachments reads those of all exempt pods, and AllPods those of all pods. For the other attachments, the
+	// stored list applies.
 	Attachments             []store.Attachment
 	AllAttachments, AllPods bool
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
@@ -36,8 +37,8 @@ type Enforcer struct {
 	chosen map[string]netfilter.Choice // by chain, of those that are not on record
 }
 
-// Inputs returns a digest of all that decides which rules are desired, for a program and a plugin.toml: "" if a file is
-// refused or the boot is unknown.
+// Inputs returns a digest of everything that determines the desired rules, for a program and a plugin.toml. It is ""
+// if a file is refused or the boot is unknown.
 func (e *Enforcer) Inputs(r *store.Reading, program string, pluginFile any) string {
 	digest, boot := r.Digest(), e.Dir.Boot()
 	if program == "" || digest == "" || boot == "" {
@@ -51,9 +52,9 @@ func HasGeneration(rec store.Record) bool {
 	return !slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return !choiceOf(o).HasGeneration() })
 }
 
-// Verified returns what an observation found, for a verification cache: the zero value unless the rules are those that
-// the documents ask for, and stay so for as long as the inputs and the generation do. The generation is one from before
-// the rules were read.
+// Verified returns the result of an observation for a verification cache. It is the zero value unless the rules are
+// those that the documents ask for, and stay correct while the inputs and the generation are unchanged. The
+// generation is from before the rules were read.
 func (s *State) Verified(inputs, generation string) store.VerificationCache {
 	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
 	if !s.InSync() || s.PendingResets() || inputs == "" || generation == "" || !HasGeneration(s.record) {

@@ -21,7 +21,7 @@ type GuardState struct {
 	Desired  []policy.Guard
 	Observed netfilter.GuardObservation // zero if they were not read
 	Diff     policy.Diff
-	// Inactive has the chains for which a key of the guard tables has no effect.
+	// Inactive lists the chains for which a key of the guard tables has no effect.
 	Inactive []Inactive
 	// Err is why the tables could not be read or written, or must not be changed. Rules are repaired nevertheless.
 	Err error
@@ -35,7 +35,7 @@ type GuardState struct {
 	writes  int
 }
 
-// Inactive is why a key has no effect for a chain of one family. It fails no ADD.
+// Inactive is the reason why a key has no effect for a chain of one family. No ADD fails because of it.
 type Inactive struct {
 	policy.ChainFamily
 	Err error // names the key, the cause and the remedy

@@ -14,21 +14,23 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Conflists is the runtimes' configuration directory. Functions return it, as most ADDs do not read it.
+// Conflists is the runtimes' configuration directory. Functions return it, because most ADDs do not need to read it.
 type Conflists interface {
 	// HasEntry reports whether a conflist has a plugin entry for the network.
 	HasEntry(network string) bool
-	// LacksEntry reports whether none has. It is false while a file of the directory is unreadable.
+	// LacksEntry reports whether no conflist has a plugin entry for the network. It is false if a file of the
+	// directory cannot be read.
 	LacksEntry(network string) bool
 	// HasEntryWith reports whether that entry states this policy.
 	HasEntryWith(network string, s policy.SourcePolicy) bool
 }
 
-// Proposal is the documents as they should become: at first, those that are stored.
+// Proposal is the set of documents to store. It begins with those that are stored.
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
-	// Incomplete means that some documents cannot be read, whose sources are missing: what exists stays as it is.
+	// Incomplete means that some documents cannot be read, so their sources are missing, and everything that exists
+	// stays.
 	Incomplete bool
 
 	policies []policy.Policy // merged from the sources, or nil
@@ -44,10 +46,10 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 	return cmp.Or(p.Find(id), &policy.Source{}).Policy.Chain
 }
 
-// Add adds or replaces a source. Of a network it keeps the stored policy if the new one is older
-// than the conflist on disk; and a network that conflicts with it, and is in no conflist, is
-// superseded. A network's PodSubnets are added to those that are stored; one with a ConfDir has none. The error is the
-// conflicts that remain, or a bound that is exceeded; the proposal is then unchanged.
+// Add adds or replaces a source. If the policy of a network is older than the conflist on disk, Add keeps the stored
+// policy. If it conflicts with a network that is in no conflist, that network is superseded. The PodSubnets of a
+// network are added to those that are stored; a network with a ConfDir has none. The error has the conflicts that
+// remain, or a bound that is exceeded; the proposal is then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
 	next := *p
 	if own.ID.Kind != policy.Network {

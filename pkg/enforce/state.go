@@ -12,16 +12,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// State is what is desired of a node, what was observed of it, and what failed: all that decides what is done next.
+// State is what is desired of a node, what was observed, and what failed. It determines the next step.
 type State struct {
 	// Chains are those of the policies, sorted by name as policy.Merge sorts them.
 	Chains []Chain
 	// Guard is the tables ip-masq-guard.
 	Guard GuardState
-	// Stale are the owned chains that no policy wants any more.
+	// Stale are the owned chains that no policy asks for.
 	Stale []store.OwnedChain
-	// RecordErr is why nothing was written: the record or a document could not be. The rules may be right
-	// nevertheless.
+	// RecordErr is the reason why nothing was written: the record or a document cannot be written. The rules can
+	// still be correct.
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
 	Duplicates []netfilter.OwnedChain
@@ -214,7 +214,8 @@ func (s *State) Differs() bool { return len(s.Diff())+len(s.Stale)+len(s.Duplica
 // Diff returns how the kernel differs from what is desired, in all backends and the guard tables.
 func (s *State) Diff() policy.Diff { return append(s.rulesDiff(false), s.Guard.Diff...) }
 
-// Drift returns the part of Diff that is about chains that were written before, and what is with them.
+// Drift returns the part of Diff that concerns chains that were written before, and the other objects in their
+// tables.
 func (s *State) Drift() policy.Diff {
 	drift := s.rulesDiff(true)
 	if len(s.record.Chains) > 0 {
@@ -290,8 +291,8 @@ func (e *DriftError) Error() string {
 	return "rules differ from what is desired:\n" + e.Diff.Summary(most)
 }
 
-// Exists reports whether the kernel has the chain, whatever its rules, and a jump to it, in every
-// family that is desired.
+// Exists reports whether the kernel has the chain, regardless of its rules, and a jump to it, in every desired
+// family.
 func (s *State) Exists(chain string) bool {
 	c := s.Find(chain)
 	return c != nil && len(c.Desired.Chains) > 0 && !slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {

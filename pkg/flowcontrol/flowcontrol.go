@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Debounce merges events that follow each other closely: they are due once no event has come for the Quiet time, and at
-// the latest the Longest time after the first one.
+// Debounce merges events that follow each other closely. They are due when no event has come for the Quiet time, and
+// at the latest the Longest time after the first one.
 type Debounce struct {
 	Quiet, Longest time.Duration
 	first, last    time.Time // of the events that were not taken; else zero
 }
 
-// Event takes note of an event.
+// Event records an event.
 func (d *Debounce) Event(now time.Time) {
 	if !d.Pending() {
 		d.first = now
@@ -28,7 +28,7 @@ func (d *Debounce) Event(now time.Time) {
 // Pending reports whether there are events that were not taken.
 func (d *Debounce) Pending() bool { return !d.first.IsZero() }
 
-// Due returns when the events that are pending are due.
+// Due returns when the pending events are due.
 func (d *Debounce) Due() time.Time {
 	due, latest := d.last.Add(d.Quiet), d.first.Add(d.Longest)
 	if latest.Before(due) {
@@ -37,7 +37,7 @@ func (d *Debounce) Due() time.Time {
 	return due
 }
 
-// Take reports whether events are due, and forgets them then.
+// Take reports whether events are due. If they are, it forgets them.
 func (d *Debounce) Take(now time.Time) bool {
 	due := d.Over(now)
 	if due {
@@ -76,7 +76,7 @@ type Flapping[Change comparable] struct {
 	pause   time.Duration
 }
 
-// Reverted takes note that a change was reverted.
+// Reverted records that a change was reverted.
 func (f *Flapping[Change]) Reverted(now time.Time, what Change) {
 	var none Change
 	recent := f.reverts[what]

@@ -31,8 +31,8 @@ import (
 // scrape are served.
 const scrapeTimeout = 2 * time.Second
 
-// Options are what a Monitor cannot know from reports. The functions are called by scrapes, State and PluginVersion
-// for the Status too; all but PluginVersion by one goroutine at a time. They may be nil.
+// Options provide what reports do not contain. Scrapes call the functions; the Status calls State and PluginVersion
+// too. Only PluginVersion is called by several goroutines at a time. Functions may be nil.
 type Options struct {
 	Version string // of this program
 
@@ -115,8 +115,8 @@ func New(o Options) *Monitor {
 	return m
 }
 
-// Report takes note of a sync, and that the next is due after the interval. The report is not changed
-// any more.
+// Report records the report of a sync, and that the next sync is due after the interval. The caller must not change
+// the report afterwards.
 func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,7 +148,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	}
 }
 
-// ConnectionsReset takes note of connections that were reset and are not on record, and of a reset that failed.
+// ConnectionsReset records connections that were reset and are not on record, and a reset that failed.
 func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -100,7 +100,7 @@ type Settings struct {
 	Flags map[string]string // for /flagz: the values by the names of their flags
 }
 
-// Settings takes note of the settings in force.
+// Settings records the settings in force.
 func (m *Monitor) Settings(s Settings) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

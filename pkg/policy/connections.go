@@ -163,8 +163,8 @@ func (l *interfaceLists) index(names []string) int {
 	return i
 }
 
-// Left makes stale, too, what a chain translated to addresses that are no longer on the node. The kernel deletes
-// such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
+// Left also makes the connections stale that a chain translated to addresses that are no longer on the node. The
+// kernel deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
 func (j *ConnectionJudge) Left(chain string, addresses ...netip.Addr) {
 	j.translated = j.translated || len(addresses) > 0
 	if j.left == nil {
@@ -175,8 +175,8 @@ func (j *ConnectionJudge) Left(chain string, addresses ...netip.Addr) {
 	}
 }
 
-// Passed makes stale, too, the connections of the former pods with these addresses, which have pods with another
-// verdict now: all but those that are translated and masqueraded now, which can be of the pods of now.
+// Passed also makes the connections of the former pods with these addresses stale. The present pods have another
+// verdict. Connections that are translated and masqueraded now are kept, because they can belong to the present pods.
 func (j *ConnectionJudge) Passed(chain string, addresses ...netip.Addr) {
 	if j.passed == nil {
 		j.passed = map[netip.Addr]string{}

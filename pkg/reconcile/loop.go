@@ -172,7 +172,7 @@ type Commit struct {
 	By         Writer // zero if it is this program
 }
 
-// Committed takes note of a commit. It triggers a sync only if the commit touched owned rules.
+// Committed records a commit. It triggers a sync only if the commit touched owned rules.
 func (l *Loop) Committed(c Commit) { l.events.put(c) }
 
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.

@@ -242,7 +242,7 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 	return pods, without, err
 }
 
-// TakeAddresses removes addresses from the records of attachments, which have lost them to others.
+// TakeAddresses removes addresses from the records of attachments that lost them to other attachments.
 func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 	var errs []error
 	for a, addresses := range taken {

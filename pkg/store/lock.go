@@ -220,8 +220,8 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	return &InstanceLock{file: file}, nil
 }
 
-// RecordSync records that the holder is a reconciler, and no command that keeps one from running, and syncs now. It
-// writes at most once a second.
+// RecordSync records that the holder is a reconciler that makes a sync now, not a command that keeps reconcilers from
+// running. It writes at most once a second.
 func (l *InstanceLock) RecordSync() {
 	now := time.Now()
 	if l == nil || now.Sub(l.seen) < time.Second {

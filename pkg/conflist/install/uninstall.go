@@ -17,7 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Uninstall says what to remove from a node.
+// Uninstall describes what to remove from a node.
 type Uninstall struct {
 	SearchDirs
 	// Backups is that of conflist.Editor.
@@ -44,8 +44,8 @@ type Uninstalled struct {
 	References []string // paths
 }
 
-// InUseError says that the plugin stays, as it will be called: for the DEL of cached results, or
-// for each new container if a configuration refers to it.
+// InUseError reports that the plugin stays because it will be called: for the DEL of cached results, or for each new
+// container if a configuration refers to it.
 type InUseError struct {
 	Attached   []CachedResult
 	References []string
