@@ -82,8 +82,9 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	}
 	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
+	before := len(r.Problems)
+	node.addReadiness(c.Context(), a, r)
 	if a.json() {
-		node.addReadiness(c.Context(), a, r)
 		err = a.answer(r, problems, answer{Right: right, Drift: drift, Findings: faultFindings(node.problems(r, r.Problems)), Reconciler: &node.active})
 	} else {
 		node.printSettingsOrigin(a)
@@ -104,6 +105,10 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 				remedy = ""
 			}
 			fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet%s\n", s, remedy)
+		}
+		known := func(p reconcile.Problem) bool { return slices.ContainsFunc(problems, p.SameCause) }
+		for _, p := range slices.DeleteFunc(node.problems(r, r.Problems[before:]), known) { // rules can be right all the same
+			fmt.Fprintf(a.out, "%s: %v\n", p.Reason, p.Err)
 		}
 		if right {
 			fmt.Fprintln(a.out, summary(r))
