@@ -23,7 +23,7 @@ type OwnConflist struct {
 	Digest  string `json:"digest"` // of the file that was copied; "" until the copy is written
 }
 
-// ErrMainGone says that the main CNI plugin's file, of which ip-masq has a copy, is gone.
+// ErrMainGone reports that the main CNI plugin's file, of which ip-masq has a copy, is gone.
 var ErrMainGone = errors.New("which is gone")
 
 // DigestOf returns the digest of the text of a main CNI plugin's file.

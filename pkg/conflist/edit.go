@@ -21,7 +21,7 @@ type Editor struct {
 	Dir     string // the configuration directory of the runtimes
 	Network string // "": the one that a runtime uses
 	Entry   []byte // the entry to insert
-	// FromFile tells that the entry is that of conflist.entry_file, not the default.
+	// FromFile tells that Entry comes from conflist.entry_file and is not the default.
 	FromFile bool
 	Replace  bool // an entry that is there, too
 	// Own keeps ip-masq's own conflist beside the main CNI plugin's file, which stays as it is. Without it, Insert removes

@@ -17,14 +17,14 @@ import (
 )
 
 var (
-	// ErrNoNetworks says that a directory has no network yet, or is missing: a node boots before its
+	// ErrNoNetworks reports that a directory has no network yet, or is missing: a node boots before its
 	// main CNI plugin is installed.
 	ErrNoNetworks = errors.New("no network there yet")
-	// ErrNetworkNotFound says that the directory has networks, but not the named one.
+	// ErrNetworkNotFound reports that the directory has networks, but not the named one.
 	ErrNetworkNotFound = errors.New("no such network there")
-	// ErrBroken says that libcni cannot load a file that decides which network is used.
+	// ErrBroken reports that libcni cannot load a file that decides which network is used.
 	ErrBroken = errors.New("a file there cannot be loaded")
-	// ErrDelegate says that the runtime uses Multus, and that the network to which Multus delegates
+	// ErrDelegate reports that the runtime uses Multus, and that the network to which Multus delegates
 	// is unknown.
 	ErrDelegate = errors.New("the network that Multus delegates to is unknown, so no plugin entry is inserted")
 )
@@ -177,7 +177,7 @@ func generatedPath(conf string) (string, error) {
 // from the network's own file, so a plugin entry in it would be lost.
 type Multus struct {
 	Path string
-	// StaleCopy says that pods get the network without its plugin entry until Multus has generated
+	// StaleCopy reports that pods get the network without its plugin entry until Multus has generated
 	// the configuration again.
 	StaleCopy bool
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// ErrNotFirst says that runtimes would not use ip-masq's own conflist.
+// ErrNotFirst reports that runtimes would not use ip-masq's own conflist.
 var ErrNotFirst = errors.New("conflist.own: the runtime would not use ip-masq's own conflist, so none is written")
 
 // ownNames returns the names of ip-masq's own conflist. The first that sorts before the main CNI plugin's file is used.

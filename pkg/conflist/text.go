@@ -20,7 +20,7 @@ import (
 const maxSize = 1 << 20
 
 var (
-	// ErrOnlyPlugin says that a list would have no plugin left, which no runtime loads.
+	// ErrOnlyPlugin reports that a list would have no plugin left, which no runtime loads.
 	ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
 )
 

@@ -27,7 +27,7 @@ type Question struct {
 	// asked for. RouteErr is why there are none.
 	Hops     []string
 	RouteErr error
-	// Trace is thirdparty.Trace. Nil: there are no third-party rules.
+	// Trace is thirdparty.Trace. If it is nil, there are no third-party rules.
 	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
 	// Pod is the one that holds the source, as far as it is known.
 	Pod *Pod
@@ -90,7 +90,7 @@ type Explanation struct {
 	OverriddenBy string `json:"overridden_by"`
 	Backend      string `json:"backend"` // "iptables (nft)"
 	Rule         string `json:"rule"`    // in the kernel, that decides; "" if none matches
-	// Guard is what the guard does with such a packet that no rule translates.
+	// Guard is what the guard does with such a packet if no rule translates it.
 	Guard   policy.GuardMode `json:"guard"`
 	Problem string           `json:"problem"` // why the kernel's verdict is unknown
 	Drift   []string         `json:"drift"`   // differences of the chain

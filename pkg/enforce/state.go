@@ -14,7 +14,7 @@ import (
 
 // State is what is desired of a node, what was observed, and what failed. It determines the next step.
 type State struct {
-	// Chains are those of the policies, sorted by name as policy.Merge sorts them.
+	// Chains are the chains of the policies, sorted by name as policy.Merge sorts them.
 	Chains []Chain
 	// Guard is the tables ip-masq-guard.
 	Guard GuardState

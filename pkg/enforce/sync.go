@@ -225,8 +225,8 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 	return removed, errors.Join(errs...)
 }
 
-// RemoveLeftovers removes from the owned tables what interrupted writes left: whatever no chain
-// there uses, and the guard tables.
+// RemoveLeftovers removes from the owned tables everything that no chain uses, which interrupted writes left, and the
+// guard tables.
 func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 	_, err := e.removeGuards(ctx)
 	e.Warn(err)

@@ -39,10 +39,10 @@ type GuardTables interface {
 	RenderGuards(desired []policy.Guard, families ...policy.Family) []byte
 }
 
-// GuardObservation is what is in the guard tables.
+// GuardObservation is the content of the guard tables.
 type GuardObservation struct {
-	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil if the set does not exist or is not one of
-	// addresses.
+	// Guards are the guards that have rules. Scope.Sources, Exempt or Bound is nil if the set does not exist or is
+	// not one of addresses.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
 	Bound      map[policy.ChainFamily]uint64 // the numbers of connections that enforceExempt bound, by masquerade chain

@@ -116,8 +116,7 @@ func (p *Policy) exemptSources(f Family) []*PrefixAction {
 	return all
 }
 
-// DestinationsExempt returns the destinations of a family that are not masqueraded,
-// whatever the source.
+// DestinationsExempt returns the destinations of a family that are not masqueraded, regardless of the source.
 func (p Policy) DestinationsExempt(f Family) Ranges {
 	return exemptAddresses(entriesOf(p.Destinations, f))
 }

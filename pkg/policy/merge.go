@@ -56,15 +56,14 @@ type Policy struct {
 	// Destinations has each prefix once: link-local, the defaults, then those of
 	// networks by name and of the agent files, in the written order.
 	Destinations []PrefixAction
-	// ExemptSources are never masqueraded, whatever the destination.
+	// ExemptSources are never masqueraded, regardless of the destination.
 	ExemptSources []PrefixAction
 	// Namespaces are those of nonMasqueradeNamespaces, and ExemptPods the addresses of their pods, which are exempt
 	// sources too.
 	Namespaces []NamedNamespace
 	ExemptPods []PrefixAction
 
-	// The scope: sourceCIDRs and outputInterfaces, of which none means all, and
-	// masqueradeHost.
+	// The scope: sourceCIDRs and outputInterfaces, where an empty list means all, and masqueradeHost.
 	Sources    WithOrigins[[]netip.Prefix]
 	Interfaces WithOrigins[[]string]
 	Host       WithOrigins[bool]
@@ -157,7 +156,7 @@ func (e ConflictErrors) Summary() []error {
 	return list
 }
 
-// BoundError says that the sources ask for more rules together than a chain can have.
+// BoundError reports that the sources together ask for more rules than a chain can have.
 type BoundError struct{ Chain, Problem string }
 
 // Error names the chain, the keys, the numbers, the sources and the remedy.

@@ -13,8 +13,8 @@ import (
 // Verdict is what a rule does with a packet that it matches.
 type Verdict string
 
-// The verdicts of rules. Unrecognized is that of an observed rule that cannot be
-// decoded: it equals nothing, and no desired rule has it.
+// The verdicts of rules. Unrecognized is the verdict of an observed rule that cannot be decoded: it equals nothing,
+// and no desired rule has it.
 const (
 	Jump         Verdict = "jump"
 	Return       Verdict = "return"
@@ -52,7 +52,7 @@ type Rule struct {
 	PrefixAction *PrefixAction
 }
 
-// Match is what a rule matches beside addresses.
+// Match is what a rule matches besides addresses.
 type Match struct {
 	Out                      string // output interface; a trailing + is a wildcard
 	NotFromLocal, NotToLocal bool

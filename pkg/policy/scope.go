@@ -164,7 +164,7 @@ func (s Scope) Representative(pkt Packet) Packet {
 	return pkt
 }
 
-// Representative is that of the scope, with a source of Candidates.
+// Representative is Scope.Representative, with a source of Candidates.
 func (p Policy) Representative(pkt Packet) Packet {
 	s := p.Scope(FamilyOf(pkt.Dst))
 	s.Sources = p.Candidates(FamilyOf(pkt.Dst))

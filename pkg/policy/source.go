@@ -100,8 +100,7 @@ type Source struct {
 	ID     SourceID     `json:"source"`
 	Policy SourcePolicy `json:"policy"`
 
-	// Files has what each of the agent files asks for. They agree about the chain,
-	// and Policy has nothing but the chain then.
+	// Files has the policy of each agent file. All of them state the same chain, and Policy then has only the chain.
 	Files []FilePolicy `json:"files,omitempty"`
 
 	// Superseded is set on a network whose conflist is gone from the disk and that
@@ -112,8 +111,8 @@ type Source struct {
 	// conflict, the lower number wins.
 	Order int64 `json:"order,omitempty"`
 
-	// ConfDir is the directory of conflists that plugin.toml names, if the policy is that of the network's conflist
-	// there. It is "" if the policy is one that an ADD was given, or was stored without a plugin.toml.
+	// ConfDir is the directory of conflists that plugin.toml names, if the policy comes from the network's conflist
+	// there. It is "" if the policy came from an ADD, or was stored without a plugin.toml.
 	ConfDir string `json:"confDir,omitempty"`
 
 	// PodSubnets are the subnets of a network's pods that ADDs found, sorted. They are

@@ -34,7 +34,7 @@ type Node struct {
 	// AgentFiles returns the agent files. Nil reads those that the settings name.
 	AgentFiles func() (agentconfig.Files, error)
 
-	// Version is that of the program. With "" nothing is published; see Publish.
+	// Version is the version of the program. With "" nothing is published; see Publish.
 	Version string
 
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept

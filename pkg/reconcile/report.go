@@ -144,7 +144,7 @@ func (p Problem) failure() bool {
 	return p.Reason == ReasonRules || p.Reason == ReasonState || p.Reason == ReasonBackend
 }
 
-// Report is what a sync, or a dry run of one, found and did.
+// Report is the result of a sync or of a dry run.
 type Report struct {
 	Started time.Time
 	Took    time.Duration

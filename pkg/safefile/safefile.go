@@ -28,7 +28,7 @@ const (
 	TempSuffix = ".tmp"
 )
 
-// ErrIrregular says that a file is a directory, a FIFO, a socket, a device, or a symlink to
+// ErrIrregular reports that a file is a directory, a FIFO, a socket, a device, or a symlink to
 // nothing.
 var ErrIrregular = errors.New("not a regular file")
 

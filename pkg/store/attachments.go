@@ -28,7 +28,7 @@ func (a Attachment) file() string { return hashName("attachment", a.ContainerID,
 // cachedSuffix ends the name of a record from the runtime's cache, beside which the one of an ADD counts.
 const cachedSuffix = ".cached"
 
-// Pod is what is recorded of the pod of an attachment, by its ADD or from the runtime's cache.
+// Pod is the record of an attachment's pod, written by its ADD or from the runtime's cache.
 type Pod struct {
 	Attachment
 	At              int64  // of the ADD, CLOCK_BOOTTIME in nanoseconds; of two with one address the later one has it

@@ -30,12 +30,12 @@ const (
 const maxDocument = 256 << 20
 
 var (
-	// ErrRefused says that a directory or file cannot be trusted: it is a symlink, belongs to another
+	// ErrRefused reports that a directory or file cannot be trusted: it is a symlink, belongs to another
 	// user, is writable by others, or has the wrong type.
 	ErrRefused = errors.New("refused")
-	// ErrBusy says that another process held the lock for too long.
+	// ErrBusy reports that another process held the lock for too long.
 	ErrBusy = errors.New("another process holds it")
-	// ErrNewer says that a newer version wrote a document or rules, which stay as they are.
+	// ErrNewer reports that a newer version wrote a document or rules, which stay as they are.
 	ErrNewer = errors.New("written by a newer version of ip-masq")
 )
 

@@ -255,8 +255,8 @@ func (d *Dir) CheckWritable() error {
 	return mayCreate(d.path, int(largest))
 }
 
-// ResetLock takes the lock of the process that resets connections, of which one is enough. The caller
-// closes it. If ctx ends first, the error is an ErrBusy. It is nil where no lock file can be created.
+// ResetLock takes the lock of the one process that resets connections. The caller closes it. If ctx ends first, the
+// error is an ErrBusy. It is nil if no lock file can be created.
 func (d *Dir) ResetLock(ctx context.Context) (*os.File, error) {
 	root, err := d.dataDir()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// ErrStopped says that the context ended before all was done.
+// ErrStopped reports that the context ended before all was done.
 var ErrStopped = errors.New("stopped before all was done; run it again")
 
 // Binary is the plugin in the directory from which runtimes run it.

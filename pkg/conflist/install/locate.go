@@ -21,7 +21,7 @@ import (
 // that it runs. "" is unknown.
 type Dirs struct{ Conf, Bin string }
 
-// ErrUnknownDirs says that the directories do not follow from what the node has.
+// ErrUnknownDirs reports that the directories do not follow from what the node has.
 var ErrUnknownDirs = errors.New("name them with --cni-conf-dir and --cni-bin-dir")
 
 const locating = "find the directories of the container runtime" // in errors

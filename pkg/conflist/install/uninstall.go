@@ -20,9 +20,9 @@ import (
 // Uninstall describes what to remove from a node.
 type Uninstall struct {
 	SearchDirs
-	// Backups is that of conflist.Editor.
+	// Backups is the same as in conflist.Editor.
 	Backups func() (string, error)
-	// OwnRecordPath is that of conflist.Editor.
+	// OwnRecordPath is the same as in conflist.Editor.
 	OwnRecordPath string
 	// Root is "/", below which runtimes and Multus keep their cached results.
 	Root string

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package addresses reads the addresses of the node, of which outputAddresses chooses some. It changes nothing. The
-// plugin reads them in each ADD that the key concerns; the reconciler when they change, too.
+// Package addresses reads the addresses of the node, from which outputAddresses chooses. It changes nothing. The
+// plugin reads them in each ADD that the key concerns. The reconciler also reads them when they change.
 package addresses

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Field is what a condition compares.
+// Field is the property of a packet that a condition compares.
 type Field uint8
 
 // The fields that Decode knows. A new one is loaded by an expression (meta, payload) and compared by

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Translation is what a masquerade or snat statement asks for.
+// Translation holds the parameters of a masquerade or snat statement.
 type Translation struct {
 	Flags   uint32     // NF_NAT_RANGE_*, without NF_NAT_RANGE_MAP_IPS
 	Address netip.Addr // of snat to one address

@@ -189,8 +189,8 @@ func interfaceMatch(name string) (nft string, data []byte) {
 	return name, data
 }
 
-// Render implements netfilter.Driver: one input of `nft -f` holds the tables of all families. Loading it has the result
-// of Apply, whatever the tables held before. A family without a chain loses its table.
+// Render implements netfilter.Driver: one input of `nft -f` holds the tables of all families. Loading it has the
+// result of Apply, regardless of the previous content of the tables. A family without a chain loses its table.
 //
 // It is one transaction, but packets can meet the sets of the new table empty. Apply avoids that.
 func (*Driver) Render(rs policy.Ruleset, families ...policy.Family) ([]byte, error) {

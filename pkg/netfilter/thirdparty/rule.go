@@ -19,10 +19,10 @@ type Place struct {
 	Family  policy.Family
 
 	Table, Chain string
-	// Owner is what a comment in the chain says of its writer. It is the zero Owner
-	// if there is no such comment, or if the chain has not been read yet.
+	// Owner is the writer of the chain, as a comment in the chain states. It is the zero Owner if there is no such
+	// comment, or if the chain has not been read yet.
 	Owner policy.Owner
-	// Priority is that of the base chain.
+	// Priority is the priority of the base chain.
 	Priority int32
 }
 

@@ -253,9 +253,9 @@ func follow(hooks []hook, owned func(Place) bool) (found []Rule, err error) {
 type Traffic struct {
 	To   netip.Addr
 	From policy.Ranges // nil: any source of the family
-	// FromLocal tells whether the sources are the node's own. Nil: some may be.
+	// FromLocal tells whether the sources are the node's own. If it is nil, some may be.
 	FromLocal *bool
-	// Out are patterns of the interfaces that it leaves through. None: any.
+	// Out has patterns of the interfaces through which the traffic leaves; none means any.
 	Out []string
 }
 
