@@ -121,8 +121,8 @@ Exit codes: 0 the node is ready; 1 a problem remains, or error; 2 mistake in the
 difference: what is missing, and what is unexpected. Nothing is written; "once" repairs the
 rules.
 
-Exit codes: 0 the rules are correct; 1 a source is bad, or error; 2 mistake in the command line;
-3 the rules differ.`,
+Exit codes: 0 the rules are correct; 1 the node has another fault, or error; 2 mistake in the
+command line; 3 the rules differ, or ip-masq's own conflist is stale.`,
 			Example: `  # Verify the rules of this node
   ip-masq-reconciler check
 
