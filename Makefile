@@ -88,7 +88,7 @@ demo: packages build $(CNI_TOOLS) ## pods, a LAN and an outside in namespaces: w
 # Two releases: the one that the manifests name, and the next, to upgrade to.
 e2e-cluster: PACKAGES := etcd-server containerd runc busybox-static iptables nftables conntrack iproute2
 e2e-cluster: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## whole Kubernetes clusters: DaemonSets rolled out, upgraded, taken away (root)
-	@echo "e2e-cluster: about 15 minutes on two cores; the first time 13 more to build Kubernetes, containerd, flannel and a part of Cilium"
+	@echo "e2e-cluster: about 12 minutes on two cores; the first time 13 more to build Kubernetes, containerd, flannel and a part of Cilium"
 	for release in v0.1.0 v0.1.1; do $(MAKE) image image-iptables VERSION=$$release ARCHES=$$(go env GOARCH) || exit 1; done
 	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && flannel=$$(tools/cached flannel) && cilium=$$(tools/cached cilium) && \
 		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_FLANNEL_DIR=$$flannel IPMASQ_CILIUM_DIR=$$cilium \

@@ -257,12 +257,11 @@ func (m *migration) move(t *testing.T) {
 }
 
 func (m *migration) rollBack(t *testing.T) {
-	m.shell(t, "kubectl delete -k move --cascade=foreground")
 	text := strings.ReplaceAll(string(topology.Must(os.ReadFile("../../deploy/testdata/uninstall-keep-rules/kustomization.yaml"))(t)),
 		"../../kustomize/", "../deploy/kustomize/")
 	m.write(t, "keep-rules/kustomization.yaml", text)
-	m.run(t, "operate.md", "kubectl apply -k keep-rules")
-	m.shell(t, "kubectl delete -k keep-rules --cascade=foreground")
+	m.shell(t, strings.ReplaceAll(documented(t, "operate.md", "kubectl apply -k keep-rules"), "deploy/kustomize/base", "move"))
+	m.shell(t, "kubectl delete -k keep-rules")
 	m.expectPackets(t)
 
 	commands, _, _ := strings.Cut(documented(t, "migrate.md", "-f agent-daemonset.yaml\nkubectl -n kube-system rollout status daemonset/ip-masq-agent\nfor"), "for ")
