@@ -163,6 +163,26 @@ func TestUnremovableChain(t *testing.T) {
 	}
 }
 
+// TestBackendOfALostRecord: where the record is lost, the chain in the kernel tells which backend it is in, also where that has
+// lost its programs.
+func TestBackendOfALostRecord(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"backend": nil})
+		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": n.backend.setting}))
+		owned := n.ownedChains(t)
+		must(t, os.Remove(filepath.Join(n.dataDir, "record.json")))
+		path := n.path
+		n.path = "/nonexistent"
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "other"}).want(t, 0)
+		if now := n.ownedChains(t); !slices.Equal(now, owned) {
+			t.Errorf("record: %q, was %q", now, owned)
+		}
+		n.path = path
+		n.addAndCheck(t, conf)
+	})
+}
+
 // autoCase is a node on which backend auto chooses.
 type autoCase struct {
 	name         string

@@ -154,6 +154,7 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 		}
 		const message = "table ip ip-masq-guard"
 		conf := n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
+		without := n.conf(t, "podnet", nil) // ADD removes a guard table that no policy wants
 		for _, prepare := range []func(){
 			func() {}, // a fresh node
 			func() { n.addAndCheck(t, conf) },
@@ -165,6 +166,8 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, message)
 			n.unchanged(t, state)
 			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, message)
+			n.invoke(t, invocation{verb: "STATUS", conf: without, noNetns: true}).want(t, 50, message)
+			n.invoke(t, invocation{verb: "ADD", conf: without, id: "fails"}).want(t, 100, message)
 			release()
 			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
 			n.addAndCheck(t, conf)

@@ -33,6 +33,9 @@ func TestRequireAgentConfig(t *testing.T) {
 		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
 			t.Errorf("rules without the policy of the agent files:\n%s", rules)
 		}
+		// It is stored, also if it can no longer be read.
+		must(t, os.Truncate(filepath.Join(n.dataDir, "sources", filepath.Base(store.Open(n.dataDir).DocumentPath(policy.SourceID{Kind: policy.AgentFiles}))), 40))
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "damaged"}).want(t, 0)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -87,5 +88,31 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 				}
 			})
 		}
+	})
+}
+
+// TestDamagedDocumentBesideAForeignRule: a rule of another program that cannot be decoded fails no ADD while documents are
+// damaged, so that their networks write them again.
+func TestDamagedDocumentBesideAForeignRule(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		networks := []string{"one", "two"}
+		for _, name := range networks {
+			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, name, nil), id: name}).want(t, 0)
+		}
+		for _, file := range topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t) {
+			must(t, os.Truncate(file, 40))
+		}
+		if n.backend.variant == "" {
+			n.tool(t, "nft", "add", "rule", "ip", "ip-masq", "masq-IP-MASQ-AGENT", "tcp", "dport", "80", "log")
+		} else {
+			n.tool(t, "iptables-"+n.backend.variant, "-t", "nat", "-A", "IP-MASQ-AGENT", "-p", "tcp", "--dport", "80", "-j", "LOG")
+		}
+		for _, name := range append(networks, "three") {
+			conf := n.conf(t, name, nil)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: name + "-again"}).want(t, 0)
+		}
+		n.addAndCheck(t, n.conf(t, "one", nil)) // it has removed the rule
 	})
 }

@@ -164,12 +164,19 @@ func (n *node) ownSource(state store.State, verified bool) (policy.Source, error
 		return own, nil
 	}
 	entry, err := n.entry()
-	if err == nil && entry.RequireAgentConfig && state.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
+	if err == nil && entry.RequireAgentConfig && !n.hasDocument(state, policy.SourceID{Kind: policy.AgentFiles}) {
 		err = withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
 			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
 	own.Policy = entry.Policy
 	return own, err
+}
+
+// hasDocument reports whether a source has a document, be it damaged or newer.
+func (n *node) hasDocument(s store.State, id policy.SourceID) bool {
+	return s.Find(id) != nil || slices.ContainsFunc(slices.Concat(s.Newer, s.Damaged), func(d store.FileError) bool {
+		return d.File == n.Dir.DocumentPath(id)
+	})
 }
 
 // isUnknown reports whether documents of other sources cannot be read.

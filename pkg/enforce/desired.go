@@ -96,8 +96,8 @@ func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 	return rec
 }
 
-// choose returns the backend for the chain of a policy: the one on record or, for a chain that is not, the first that
-// would accept its rules.
+// choose returns the backend for the chain of a policy: the one on record, or in which the kernel has the chain, else the
+// first that would accept its rules.
 func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy) (netfilter.Choice, error) {
 	stated := p.Backend.Value
 	for _, o := range rec.Chains {
@@ -107,6 +107,13 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 	}
 	if c, chosen := e.chosen[p.Chain]; chosen && (stated == policy.Auto || stated == c.Backend) {
 		return c, nil
+	}
+	// Where the record was lost, the chain in the kernel tells.
+	owned, _ := e.Drivers.Owned(ctx) // an error is one of the choice below, too
+	for _, o := range owned {
+		if !o.Guard && o.Chain == p.Chain && o.Owner == e.owner() && (stated == policy.Auto || stated == o.Choice.Backend) {
+			return o.Choice, nil
+		}
 	}
 	c, err := e.Drivers.Choose(ctx, p.Chain, stated, func(c netfilter.Choice) error {
 		b, err := e.Drivers.Open(c)

@@ -128,7 +128,9 @@ func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter
 	if err == nil {
 		err = tables.CheckGuards(ctx, guards, from)
 	}
-	a.guarded = &guards
+	if err == nil {
+		a.guarded = &guards
+	}
 	return err
 }
 

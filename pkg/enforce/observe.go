@@ -117,6 +117,11 @@ func (s *State) compareTables(t *tables) {
 		return
 	}
 	observed.Chains = slices.DeleteFunc(slices.Clone(observed.Chains), func(o policy.Chain) bool { return unchangeable[o.Name] })
+	if s.unknown { // or a rule that cannot be decoded, and so equals none, would fail each ADD
+		for i := range observed.Chains {
+			observed.Chains[i].Rules = recognized(observed.Chains[i].Rules)
+		}
+	}
 	for _, change := range policy.Compare(desired, observed) {
 		if c := s.Find(change.Chain); c != nil && c.Choice == t.choice {
 			c.Diff = append(c.Diff, change)
@@ -208,6 +213,7 @@ func (s *State) keepWhatExists() {
 		t := &s.tables[i]
 		for _, o := range t.observation.Rules.Chains {
 			if c := s.Find(o.Name); c == nil || c.Choice != t.choice {
+				o.Rules = recognized(o.Rules)
 				t.kept = append(t.kept, o)
 			}
 		}
@@ -225,6 +231,11 @@ func (s *State) keepWhatExists() {
 	s.compare()
 }
 
+// recognized returns the rules that could be decoded.
+func recognized(rules []policy.Rule) []policy.Rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized })
+}
+
 // keep makes desired the rules that a chain has, with a missing jump, and returns the families in which it has some.
 func (c *Chain) keep() (kept []policy.ChainFamily) {
 	c.Desired.Chains = slices.Clone(c.Desired.Chains)
@@ -234,7 +245,7 @@ func (c *Chain) keep() (kept []policy.ChainFamily) {
 			continue
 		}
 		stays := *have
-		if len(have.Jumps) == 0 {
+		if stays.Rules = recognized(have.Rules); len(have.Jumps) == 0 {
 			stays.Jumps = want.Jumps
 		}
 		c.Desired.Chains[j] = stays

@@ -53,6 +53,23 @@ func TestDroppedNetworkUnderAGuard(t *testing.T) {
 	f.writes("guards:", "remove A")
 }
 
+// Nor is a chain of a family that its policy no longer manages.
+func TestFamilyUnderAGuard(t *testing.T) {
+	f := newFixture(t)
+	both := func(s *policy.SourcePolicy) {
+		yes := true
+		s.EnableIPv6, s.PodCIDRs = &yes, append(s.PodCIDRs, prefixes("fd00:88::/64")...)
+	}
+	drop := guard(policy.GuardDrop)
+	f.mustApply(network("podnet", "A", backend(policy.IPTables), drop, both, exempts("10.0.0.0/8")))
+	f.kernel.log, f.kernel.guardWrites = nil, errors.New("refused")
+	f.sync(network("podnet", "A", backend(policy.IPTables), drop, exempts("10.0.0.0/8")))
+	f.writes()
+	f.kernel.guardWrites = nil
+	f.mustBeInSync(f.sync(network("podnet", "A", backend(policy.IPTables), drop, exempts("10.0.0.0/8"))))
+	f.writes(guardA, "remove A")
+}
+
 // A guard that cannot be written keeps another chain from masquerading what it binds.
 func TestGuardOfAnotherChainThatBinds(t *testing.T) {
 	f := newFixture(t)

@@ -224,7 +224,7 @@ func (s *State) forget(o store.OwnedChain) {
 // rules have taken.
 func (s *State) removable() []store.OwnedChain {
 	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
-		if c := s.Find(o.Chain); c != nil {
+		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
 			return !s.isWritten(c)
 		}
 		return slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {

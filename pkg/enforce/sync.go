@@ -72,7 +72,10 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 	s.begin(bootTime())
 	s = run(ctx, s, do)
 	if lock.DryRun() {
-		s.DiscardDiff()
+		diff := s.Guard.Diff
+		if s.DiscardDiff(); s.Guard.Err != nil { // it says which chains that is about
+			s.Guard.Diff = diff
+		}
 	} else if s.RecordErr == nil && s.refused == nil && !s.unknown {
 		e.removeDuplicates(ctx, s, lock)
 	}

@@ -327,7 +327,7 @@ func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
 	if r.Sources.AgentErr != nil {
 		r.sourceProblem(source, untilCorrected(p, source, r.Sources.AgentErr))
 	} else if files.Missing && p.Find(source) != nil {
-		r.warn(fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)))
+		r.warn(FindingWarning{fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)), "agent-files-missing"})
 	} else if err := p.Add(n.preferred(files.Source, p), r.conflists, r.warn); err != nil {
 		r.sourceProblem(source, err)
 	}
