@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -173,6 +174,20 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 			n.addAndCheck(t, conf)
 			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 		}
+	})
+}
+
+// TestStatusOfRefusedRecords: while a list of namespaces is in force, ADD reads the records of pods, and STATUS fails where it
+// cannot.
+func TestStatusOfRefusedRecords(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
+		n.addAndCheck(t, conf)
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o777))
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")
 	})
 }
 

@@ -79,6 +79,8 @@ func thirdPartyRuleCases(node, dataDir string) []thirdPartyRules {
 			by: "table other, chain post: masquerade"},
 		{name: "kindnet with the destination exempt", nft: base("90", "ct state established,related accept\nip daddr { 10.0.0.0/8, 192.168.0.0/16 } accept\nmasquerade")},
 		{name: "exempt by an earlier rule", variant: "nft", lines: "-A POSTROUTING -d 10.9.9.0/24 -j ACCEPT\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE"},
+		{name: "exempt by an earlier rule for the interface", variant: "nft", lines: "-A POSTROUTING -o lan -j RETURN\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE"},
+		{name: "exempt by an earlier rule for the interface, in nft", nft: base("110", "oifname lan accept\nip daddr 10.0.0.0/8 masquerade")},
 		{name: "an owned chain without a policy", variant: "legacy", lines: ":OLD - [0:0]\n-I POSTROUTING -j OLD\n" +
 			"-A OLD -m comment --comment \"ip-masq/1 keeps its state in " + dataDir + "\" -j MASQUERADE", by: "chain OLD: masquerade"},
 		{name: "established connections", variant: "nft", lines: "-I POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j MASQUERADE"},

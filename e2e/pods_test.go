@@ -383,3 +383,16 @@ func TestFormerConnectionsOfAKilledADD(t *testing.T) {
 		}
 	})
 }
+
+// TestManyAddresses: of a pod with more than 64 addresses ADD says how many count.
+func TestManyAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	var addresses []string
+	for i := range 65 {
+		addresses = append(addresses, fmt.Sprintf("10.1.8.%d/16", i))
+	}
+	conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+	n.call(t, conf, call{"ADD", "few", "K8S_POD_NAMESPACE=prod", addresses[:64]}).want(t, 0).noWarnings(t)
+	n.call(t, conf, call{"ADD", "many", "K8S_POD_NAMESPACE=prod", addresses}).want(t, 0, "65 addresses", "about 64 of them")
+}

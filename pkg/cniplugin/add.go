@@ -24,6 +24,9 @@ import (
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	prevResult, result, resultErr := n.result()
 	addresses := podinfo.Networks(prevResult, args.IfName)
+	if count := len(addresses); count > podinfo.MaxAddresses {
+		n.Warn(fmt.Errorf("the pod has %d addresses on %s; nonMasqueradeNamespaces is about %d of them", count, policy.Quote(args.IfName), podinfo.MaxAddresses))
+	}
 	if !n.pluginFile.Present {
 		n.subnets = podSubnets(addresses)
 	}
@@ -68,6 +71,9 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 	if err == nil {
 		var reading *store.Reading
 		if reading, err = n.Dir.Read(); err == nil {
+			err = n.podsErr(reading.State())
+		}
+		if err == nil {
 			_, err = n.ensure(ctx, reading, false, n.Dir.DryRun)
 		}
 	}
@@ -78,6 +84,15 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 		err = fmt.Errorf("%s: %w", config.PluginType, err)
 	}
 	return withCode(types.ErrPluginNotAvailable, err)
+}
+
+// podsErr returns why the records of pods cannot be read, which each ADD does while a list of namespaces is in force.
+func (n *node) podsErr(s store.State) error {
+	if !slices.ContainsFunc(n.Policies(s), func(p policy.Policy) bool { return len(p.Namespaces) > 0 }) {
+		return nil
+	}
+	_, _, err := n.Dir.Pods()
+	return err
 }
 
 // sync makes the entry the network's document and syncs the rules. It reads the documents after

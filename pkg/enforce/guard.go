@@ -61,7 +61,8 @@ func (s *State) desireGuards() {
 			continue
 		}
 		for _, f := range p.Families() {
-			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 {
+			guarded := slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool { return g.Chain == p.Chain && g.Family == f })
+			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 && !guarded {
 				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
 					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this family, state podCIDRs, "+
 						"inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys)})

@@ -544,11 +544,17 @@ func TestResetWhenTheFirstRangeIsKnown(t *testing.T) {
 	f := newFixture(t)
 	resets := func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }
 	f.mustApply(network("one", "A", resets))
-	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	f.enforcer.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		t.Error("a walk that can find nothing")
+		return nil, nil
+	}
+	if _, _, err := f.enforcer.ResetConnections(t.Context()); err != nil || len(f.record().Resets) > 0 {
+		t.Errorf("%v, resets %+v", err, f.record().Resets)
+	}
 	for _, want := range []int{1, 1} { // and no other one
-		f.mustApply(withSubnet(network("one", "A", resets)))
-		if got := f.record().Resets; len(got) != want || !got[0].FindsUntranslated() {
-			t.Errorf("resets %+v", got)
+		s, err := f.apply(withSubnet(network("one", "A", resets)))
+		if got := f.record().Resets; err != nil || len(got) != want || !got[0].FindsUntranslated() || !s.ResetsDue() {
+			t.Errorf("%v, resets %+v, due now %t", err, got, s.ResetsDue())
 		}
 	}
 }

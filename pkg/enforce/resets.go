@@ -187,6 +187,12 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
+	if judge.IsEmpty() { // no reason for the walk after the first pod range becomes known to wait
+		if err := e.recordWalk(ctx, due, 0, nil, nil); err != nil {
+			return nil, 0, &UnwritableError{err}
+		}
+		return nil, next, nil
+	}
 	// A packet may have met the previous rules and not be listed yet, as a commit does not wait for it. This waits
 	// for an RCU grace period; without it an entry may be missed.
 	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
@@ -243,7 +249,8 @@ func (e *Enforcer) judge(s store.State, due []store.Reset) *policy.ConnectionJud
 	return judge
 }
 
-// recordWalk takes the resets of a walk that did not fail off the record, and adds how many connections it deleted.
+// recordWalk takes the resets of a walk that did not fail off the record, and adds how many connections it deleted. Began is 0
+// if no walk was needed.
 func (e *Enforcer) recordWalk(
 	ctx context.Context, due []store.Reset, began int64, deleted map[policy.ChainFamily]uint64, failed error,
 ) error {
@@ -259,7 +266,7 @@ func (e *Enforcer) recordWalk(
 		rec.Resets = slices.DeleteFunc(rec.Resets, func(r store.Reset) bool {
 			return failed == nil && slices.ContainsFunc(due, func(d store.Reset) bool { return d.At == r.At })
 		})
-		if failed != nil || slices.ContainsFunc(due, store.Reset.FindsUntranslated) {
+		if failed != nil || began > 0 && slices.ContainsFunc(due, store.Reset.FindsUntranslated) {
 			rec.LastReset = began
 		}
 		rec.Deleted = addDeleted(rec, deleted)

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"maps"
 	"net/netip"
@@ -103,24 +104,28 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 	var lists interfaceLists
 	judge := func(f Family) familyJudge {
 		j := familyJudge{untranslated: untranslated}
-		addPods := func(p *Policy) {
+		addPods := func(p *Policy, chain string) {
 			if pods := p.PodRanges(f); len(pods) > 0 {
-				j.pods = append(j.pods, podRange{p.Chain, sortedRangesOf(pods)})
+				j.pods = append(j.pods, podRange{chain, sortedRangesOf(pods)})
 			}
 		}
-		resets := map[string]bool{}
+		resets, exists, first := map[string]bool{}, map[string]bool{}, ""
 		for i := range now {
+			exists[now[i].Chain] = true
 			if now[i].ResetsConnections() {
-				resets[now[i].Chain] = true
-				addPods(&now[i])
+				resets[now[i].Chain], first = true, cmp.Or(first, now[i].Chain)
+				addPods(&now[i], now[i].Chain)
 			}
 		}
 		j.now = j.compile(f, now, &lists)
 		for _, policies := range before {
 			j.before = append(j.before, j.compile(f, policies, &lists))
 			for i := range policies {
-				if resets[policies[i].Chain] { // sources that are exempt or out of scope now
-					addPods(&policies[i])
+				switch p := &policies[i]; { // sources that are exempt or out of scope now
+				case resets[p.Chain]:
+					addPods(p, p.Chain)
+				case !exists[p.Chain] && first != "": // of a chain with another name now
+					addPods(p, first)
 				}
 			}
 		}
@@ -161,6 +166,11 @@ func (l *interfaceLists) index(names []string) int {
 		i, *l = len(*l), append(*l, names)
 	}
 	return i
+}
+
+// IsEmpty reports whether no entry can be stale: no pod range is known, nor an address that left or passed.
+func (j *ConnectionJudge) IsEmpty() bool {
+	return len(j.v4.pods)+len(j.v6.pods)+len(j.left)+len(j.passed) == 0
 }
 
 // Left also makes the connections stale that a chain translated to addresses that are no longer on the node. The

@@ -80,8 +80,13 @@ func staleByDefinition(c policy.Connection, now []policy.Policy, before [][]poli
 	}
 	for _, policies := range before {
 		for _, p := range policies {
-			if slices.Contains(reset, p.Chain) && holds(p) {
+			exists := slices.ContainsFunc(now, func(q policy.Policy) bool { return q.Chain == p.Chain })
+			switch {
+			case !holds(p):
+			case slices.Contains(reset, p.Chain):
 				chains = append(chains, p.Chain)
+			case !exists && len(reset) > 0: // it has another name now
+				chains = append(chains, reset[0])
 			}
 		}
 	}

@@ -132,15 +132,17 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 		p := &policies[i]
 		for _, f := range p.GuardedFamilies() {
 			scope := p.Scope(f)
-			if scope.Sources, scope.Host = p.PodRanges(f), false; len(scope.Sources) == 0 {
+			if scope.Sources, scope.Host = p.PodRanges(f), false; len(ofFamily(p.Pods, f)) == 0 {
 				continue
 			}
 			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
 				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
-				g.ExemptPods = p.bindExemptPods(f, policies)
+				g.ExemptPods = p.bindExemptPods(&g, policies)
 			}
-			guards = append(guards, g)
+			if len(scope.Sources)+len(g.ExemptPods) > 0 {
+				guards = append(guards, g)
+			}
 		}
 	}
 	return guards
@@ -167,21 +169,30 @@ func exemptEverywhere(g *Guard, policies []Policy) Ranges {
 	return exempt
 }
 
-// bindExemptPods returns the pods in scope that the policy exempts, with the destinations to which no other policy
-// masquerades them.
-func (p *Policy) bindExemptPods(f Family, policies []Policy) []Binding {
-	if len(p.ExemptPods) == 0 {
+// bindExemptPods returns the pods in scope that the policy exempts by namespace, and those in its pod ranges that another one
+// does, with the destinations to which no policy masquerades them, unless the guard binds these anyway.
+func (p *Policy) bindExemptPods(g *Guard, policies []Policy) []Binding {
+	f := g.Family
+	exempt := exemptAddresses(entriesOf(p.ExemptPods, f))
+	for i := range policies {
+		if q := &policies[i]; q.Chain != p.Chain && len(q.ExemptPods) > 0 {
+			exempt = Normalize(slices.Concat(exempt, exemptAddresses(entriesOf(q.ExemptPods, f)).Intersect(g.Scope.Sources)))
+		}
+	}
+	if len(exempt) == 0 {
 		return nil
 	}
 	pods := p.Scope(f)
-	pods.Sources = pods.Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
-	all := bindings{}.with(Binding{pods.Sources.Without(p.masqueradeScope(f).Sources), nil})
+	pods.Sources = pods.Sources.Intersect(exempt)
+	all := bindings{{pods.Sources, nil}}
 	for i := range policies {
-		if q := &policies[i]; q.Chain != p.Chain && q.masqueradeScope(f).Overlaps(pods) {
+		if q := &policies[i]; q.Chain == p.Chain || q.masqueradeScope(f).Overlaps(pods) {
 			all = all.split(q.masqueradeScope(f).Sources, q.DestinationsExempt(f))
 		}
 	}
-	return all
+	return slices.DeleteFunc(all, func(b Binding) bool {
+		return b.Destinations != nil && len(b.Sources.Without(g.Scope.Sources)) == 0 && len(b.Destinations.Without(g.Bound)) == 0
+	})
 }
 
 // bindings have different sources and different destinations.

@@ -4,6 +4,7 @@ package policy_test
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -95,8 +96,9 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 				continue
 			}
 			// By any chain: the packet, the packet on some interface, or some packet to its destination.
-			masquerades, onInterface, somewhere := false, false, false
+			masquerades, onInterface, somewhere, exempt := false, false, false, false // the last: the pod, by its namespace
 			for _, o := range oracles {
+				exempt = exempt || o.exemptPod(p.Src)
 				masquerades = masquerades || o.decide(p) == masqueraded
 				onInterface = onInterface || o.decide(o.anyInterface(p)) == masqueraded
 				somewhere = somewhere || o.manages(p.Dst) && o.destination(p.Dst) == masqueraded
@@ -115,12 +117,26 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 				mark := saidFirst(o, 0x6000, func(s policy.SourcePolicy) *policy.Mark { return s.BypassMark })
 				switch bound := g != nil && g.Binds(p); {
 				case bound && (!enforced || masquerades || g.BypassMark != mark),
-					!bound && enforced && (isPod && !somewhere || len(oracles) == 1 && !masquerades || o.exemptPod(p.Src) && !onInterface):
+					!bound && enforced && (isPod && !somewhere || len(oracles) == 1 && !masquerades || exempt && !onInterface):
 					t.Fatalf("chain %s, %+v: bound %v (%+v)", chain, p, bound, g)
 				}
 			}
 		}
 	})
+}
+
+// TestExemptPodIsTheWholeRange: enforceExempt binds exempt pods also where a policy has no other ones.
+func TestExemptPodIsTheWholeRange(t *testing.T) {
+	s := network("a", 1, policy.SourcePolicy{
+		EnforceExempt: ptr(true), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}, NonMasqueradeNamespaces: []string{"prod"},
+	})
+	policies := policy.Merge([]policy.Source{s})
+	policies[0].SetExemptPods([]policy.ExemptPod{{Address: netip.MustParseAddr("10.0.0.3"), Namespace: "prod"}})
+	guards := policy.DesiredGuards(policies, policy.OwnedBy("/state"))
+	pkt := policy.Packet{Src: netip.MustParseAddr("10.0.0.3"), Dst: netip.MustParseAddr("203.0.113.1"), Out: "eth0"}
+	if len(guards) != 1 || !guards[0].Binds(pkt) {
+		t.Errorf("%+v", guards)
+	}
 }
 
 func statedMode(m policy.GuardMode) *policy.GuardMode {

@@ -152,7 +152,7 @@ func (p *Policy) condition(asked Packet) string {
 // Representative replaces what is not known of a packet, its source (the zero Addr) or its output interface (""),
 // by the first one in scope. If all interfaces are in scope it leaves "".
 func (s Scope) Representative(pkt Packet) Packet {
-	if !pkt.Src.IsValid() {
+	if !pkt.Src.IsValid() && len(s.Sources) > 0 {
 		pkt.Src, pkt.SrcLocal = s.Sources[0].From(), false
 	}
 	if pkt.Out == "" {

@@ -95,7 +95,7 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 	var rest []Packets
 	for _, p := range all {
 		both, some := p.intersect(not)
-		if !some || !p.differsInAddresses(both) {
+		if !some || !p.differsInPlace(both) {
 			rest = append(rest, p)
 			continue
 		}
@@ -110,13 +110,22 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 				rest = append(rest, part)
 			}
 		}
+		if p.Out != both.Out {
+			part := both
+			part.Out, part.NotOut = "", append(slices.Clip(p.NotOut), both.Out)
+			rest = append(rest, part)
+		}
 	}
 	return rest
 }
 
 // differsInAddresses reports whether the sets differ in nothing else.
-func (p Packets) differsInAddresses(q Packets) bool {
-	return p.protocol == q.protocol && p.notOrigins == q.notOrigins && p.Out == q.Out && slices.Equal(p.NotOut, q.NotOut)
+func (p Packets) differsInAddresses(q Packets) bool { return p.Out == q.Out && p.differsInPlace(q) }
+
+// differsInPlace reports whether a part of the packets differs from them in nothing but the addresses, and that it has an
+// output interface.
+func (p Packets) differsInPlace(part Packets) bool {
+	return p.protocol == part.protocol && p.notOrigins == part.notOrigins && (p.Out == part.Out || p.Out == "") && slices.Equal(p.NotOut, part.NotOut)
 }
 
 // having returns the sets that have the bit of before, or that do not have it.
