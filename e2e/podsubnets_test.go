@@ -66,24 +66,24 @@ func TestPodSubnets(t *testing.T) {
 	n.invoke(t, invocation{verb: "STATUS", conf: conf("10.4.0.2/24", nil)}).want(t, 0)
 	n.invoke(t, invocation{verb: "CHECK", conf: conf("10.4.0.2/24", nil)}).want(t, 0)
 	n.invoke(t, invocation{verb: "ADD", conf: conf("10.4.0.2/24", object{"guard": "on"})}).want(t, 7)
-	conflist := n.writeDefaultConflist(t, "podnet", nil)
-	add(conf("10.4.0.2/24", object{"masqLinkLocal": true})).want(t, 0, "older entry")
 	if n.documentStamps(t) != documents {
 		t.Error("a document was written")
 	}
+	conflist := n.writeDefaultConflist(t, "podnet", nil)
+	add(conf("10.4.0.2/24", object{"masqLinkLocal": true})).want(t, 0, "older entry") // the pod has its subnet all the same
 	must(t, os.Remove(conflist))
 
 	add(conf("10.5.0.2/24", object{"masqLinkLocal": true}))
-	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.4.0.0/24 10.5.0.0/24 fd00:2::/64]")
 	wantOld(false)
 	n.conflist(t, "podnet", object{"masqLinkLocal": false})
 	n.reconcileOnce(t)
 	if linkLocal := n.load(t).Find(networkID("podnet")).Policy.MasqLinkLocal; linkLocal == nil || *linkLocal {
 		t.Fatal("the reconciler did not store the conflist's policy")
 	}
-	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.4.0.0/24 10.5.0.0/24 fd00:2::/64]")
 
 	n.readOnly(t, n.dataDir)
 	add(conf("10.6.0.2/24", object{"masqLinkLocal": false})).want(t, 0, "the rules are right, but the state cannot be written", "read-only file system")
-	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.5.0.0/24 fd00:2::/64]")
+	want("[10.0.7.0/24 10.1.0.0/16 10.2.0.0/24 10.4.0.0/24 10.5.0.0/24 fd00:2::/64]")
 }
