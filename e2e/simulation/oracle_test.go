@@ -481,7 +481,11 @@ func (w *world) quiet() {
 	}
 	again := func() { wait(w.once(step("once"))) }
 	if len(w.reconcilers()) > 0 {
-		again = func() { w.pass(70*time.Second, false) }
+		again = func() {
+			if w.pass(70*time.Second, false); len(w.reconcilers()) == 0 { // it was killed meanwhile
+				wait(w.once(step("once")))
+			}
+		}
 	}
 	if again(); w.objection != "" {
 		return
