@@ -177,7 +177,8 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			for _, c := range combinations {
 				d := decide(c, nil, p.space, src, dst)
 				if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
-					masquerade = masquerade || decide(c, nil, "", src, dst).masquerade
+					without := decide(c, nil, "", src, dst)
+					masquerade, drop = masquerade || without.masquerade, drop || without.drop
 				}
 				masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
 			}
