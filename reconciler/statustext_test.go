@@ -45,6 +45,7 @@ func healthyStatus() *nodeStatus {
 			{Key: "resync_interval", Value: "1m0s", Origin: config.DefaultOrigin},
 			{Key: "agent_config_dir", Value: "/etc/config", Origin: config.FlagOrigin},
 			{Key: "metrics_listen", Value: ":9820", Origin: "/etc/ip-masq/reconciler.toml:3"},
+			{Key: "data_dir", Value: "/var/lib/cni/ip-masq", Origin: config.DefaultOrigin},
 		},
 		DataDir: "/var/lib/cni/ip-masq",
 		Chains: []chainStatus{
@@ -55,6 +56,7 @@ func healthyStatus() *nodeStatus {
 			{network, inForce, ago(75 * time.Hour), []string{"/etc/cni/net.d/10-podnet.conflist"}},
 			{agent, inForce, ago(3*time.Hour + 12*time.Minute), []string{"/etc/config/ip-masq-agent"}},
 		},
+		Pods:     podsStatus{Recorded: 23},
 		Conflist: conflistStatus{Network: "podnet", File: "/etc/cni/net.d/10-podnet.conflist", Entry: true},
 	}
 }
