@@ -44,7 +44,7 @@ func reconcilerChecks() []check {
 				"A reconciler that could not create the socket, or of an older version, does not answer either."}, reconcilerNotAnswering},
 		{Finding{ID: "pods-without-record", Severity: SeverityNotice,
 			Cause:  "Some pods are not on record, so nonMasqueradeNamespaces does not exempt them.",
-			Remedy: "Recreate the pods of these namespaces that were started before the conflist had the plugin entry."}, podsWithoutRecord},
+			Remedy: "Recreate the pods of these namespaces that were started before the conflist had the plugin entry, or while they could not be recorded."}, podsWithoutRecord},
 	}
 }
 

@@ -67,7 +67,7 @@ type Fault struct {
 func Faults() []Fault {
 	return []Fault{
 		{ReasonRules, "Rules differ, or may differ, from what the sources ask for.",
-			"Start the reconciler, which repairs the rules, or run ip-masq-reconciler once. If another program wrote the chain, state another masqChain."},
+			"A reconciler that runs repairs the rules within a second. Without one, start it or run ip-masq-reconciler once. If another program wrote the chain, state another masqChain."},
 		{ReasonState, "The dataDir or the directory of conflists cannot be used.",
 			"Free space, make the directory writable, or state the right one in data_dir or cni_conf_dir and restart the reconciler. " +
 				"If a newer version wrote the files, install that version again."},
