@@ -109,19 +109,39 @@ func (d *Dir) Attach(p Pod) error {
 	return err
 }
 
-// AttachCached records a pod from the runtime's cache, unless its attachment has a record. It returns whether it did.
-func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
+// AttachCached records a pod from the runtime's cache, whose file was written at a time, unless its attachment has a record.
+// It returns whether it did.
+func (d *Dir) AttachCached(p Pod, written time.Time) (recorded bool, err error) {
 	p.Cached = true
 	f, err := d.network(p.Network, true)
 	if err != nil {
 		return false, err
 	}
 	defer f.close()
-	if f.has(p.Attachment.file()) || f.has(p.file()) {
+	name := p.Attachment.file()
+	isTorn, err := f.isTornBefore(name, written)
+	if isTorn {
+		err = f.remove(name)
+	}
+	if err != nil {
+		return false, err
+	}
+	if f.has(name) || f.has(p.file()) {
 		return false, nil
 	}
 	err = f.putPod(p)
 	return err == nil, err
+}
+
+// isTornBefore reports whether there is a record that an ADD could not write, as the disk was full, and which is older than
+// the end of that ADD.
+func (f *folder) isTornBefore(name string, written time.Time) (bool, error) {
+	p, err := f.pod(name)
+	if err != nil || p != nil {
+		return false, err
+	}
+	var st unix.Stat_t
+	return unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && time.Unix(st.Mtim.Unix()).Before(written), nil
 }
 
 // DetachCached removes a record from the runtime's cache.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -181,7 +182,7 @@ func TestCachedAttachments(t *testing.T) {
 	}
 	record := func(want bool) {
 		t.Helper()
-		recorded, err := d.AttachCached(cached)
+		recorded, err := d.AttachCached(cached, time.Now())
 		if ok(t, err); recorded != want {
 			t.Errorf("recorded: %t", recorded)
 		}
@@ -190,7 +191,7 @@ func TestCachedAttachments(t *testing.T) {
 	has("cached", cached)
 	other := cached
 	other.Addresses = nil
-	recorded, err := d.AttachCached(other)
+	recorded, err := d.AttachCached(other, time.Now())
 	if ok(t, err); recorded {
 		t.Error("replaced by another cached one")
 	}
@@ -205,6 +206,19 @@ func TestCachedAttachments(t *testing.T) {
 	has("its ADD alone", added)
 	ok(t, d.Detach(a))
 	has("its DEL")
+	ok(t, d.Attach(added)) // and the disk was full
+	torn, err := filepath.Glob(filepath.Join(d.Path(), "attachments", "*", "*", "*"))
+	if ok(t, err); len(torn) != 1 {
+		t.Fatalf("%q", torn)
+	}
+	ok(t, os.Truncate(torn[0], 0))
+	if recorded, err := d.AttachCached(cached, time.Now().Add(-time.Hour)); recorded || err != nil { // a later ADD may be writing it
+		t.Errorf("recorded %t, %v", recorded, err)
+	}
+	time.Sleep(10 * time.Millisecond) // the clock of a file system is coarse
+	record(true)
+	has("torn before", cached)
+	ok(t, d.DetachCached(a))
 	for what, end := range map[string]func() error{
 		"DEL":          func() error { return d.Detach(a) },
 		"GC":           func() error { return d.Prune("net", nil) },
