@@ -57,7 +57,7 @@ test: test-time packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## every test, those
 	@go run ./e2e/alltests $(TESTFLAGS)
 
 test-time:
-	@echo "test: every test of every module: about 5 minutes on two cores; the first time 4 more to build tools"
+	@echo "test: every test of every module: about 5.5 minutes on two cores; the first time 4 more to build tools"
 
 # IN is the directory of the test, if several tests have the name, or it is below tools/.
 test-one: PACKAGES += $(if $(filter tools/release,$(IN)),minisign)
