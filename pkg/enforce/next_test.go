@@ -5,6 +5,7 @@ package enforce
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -25,14 +26,20 @@ import (
 // TestNext takes the steps of random histories: policies of two or three chains change, other programs change rules, and
 // each effect succeeds, fails, is overtaken, is unusable, or is the last one of a killed process. After each write the
 // invariants of next hold, and no packet loses the verdict that the policies ask for. Then a run without faults repairs
-// everything, and a second one writes nothing.
+// everything, and a second one writes nothing. The histories are always the same 10,000; -rapid.checks=100000 takes that many
+// new ones.
 func TestNext(t *testing.T) {
-	const times = 100 // each of 100 histories, unless -rapid.checks says more
-	for i := range times {
-		t.Run(strconv.Itoa(i), func(t *testing.T) {
-			t.Parallel()
-			rapid.Check(t, history)
-		})
+	seed, checks := flag.Lookup("rapid.seed"), flag.Lookup("rapid.checks")
+	if seed.Value.String() != seed.DefValue || checks.Value.String() != checks.DefValue {
+		rapid.Check(t, history)
+		return
+	}
+	defer func() { _ = seed.Value.Set(seed.DefValue) }() // it is a number
+	for i := range 100 {
+		if err := seed.Value.Set(strconv.Itoa(i + 1)); err != nil {
+			t.Fatal(err)
+		}
+		rapid.Check(t, history) // of 100 histories
 	}
 }
 

@@ -70,6 +70,21 @@ func TestFamilyUnderAGuard(t *testing.T) {
 	f.writes(guardA, "remove A")
 }
 
+// A chain that could not move to another backend stays where it is, whatever else is written there.
+func TestMoveThatFails(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("one", "A", backend(policy.NFTables)), network("two", "B", backend(policy.NFTables)))
+	f.kernel.failing = map[netfilter.Choice]error{iptChoice: errors.New("refused")}
+	_, _ = f.apply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
+	for choice, chains := range f.kernel.chains {
+		if _, exists := chains[policy.ChainFamily{Family: policy.IPv4, Chain: "A"}]; choice.Backend == policy.NFTables && !exists {
+			t.Error("chain A is in no backend")
+		}
+	}
+	f.kernel.failing = nil
+	f.mustApply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
+}
+
 // A guard that cannot be written keeps another chain from masquerading what it binds.
 func TestGuardOfAnotherChainThatBinds(t *testing.T) {
 	f := newFixture(t)

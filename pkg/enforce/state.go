@@ -142,15 +142,17 @@ func (s *State) desired(t *tables) policy.Ruleset {
 	return rules
 }
 
-// staying returns the chains of tables that belong to no policy and are not to be written: those that stay, and those on
-// record that are removed when others have taken their place.
+// staying returns the chains of tables that are not to be written: those that stay, those on record that are removed when
+// others have taken their place, and those whose place in another backend could not be taken.
 func (s *State) staying(t *tables) []policy.Chain {
 	staying, surplus := slices.Clone(t.kept), s.surplus()
 	for _, o := range t.observation.Rules.Chains {
 		isSurplus := func(x store.OwnedChain) bool {
 			return x.Chain == o.Name && x.Family == o.Family && choiceOf(x) == t.choice
 		}
-		if t.whole && slices.ContainsFunc(surplus, isSurplus) {
+		c := s.Find(o.Name)
+		failed := c != nil && c.Err != nil && c.Choice != t.choice
+		if t.whole && (failed || slices.ContainsFunc(surplus, isSurplus)) {
 			staying = append(staying, o)
 		}
 	}
