@@ -70,6 +70,20 @@ func TestFamilyUnderAGuard(t *testing.T) {
 	f.writes(guardA, "remove A")
 }
 
+// A guard that only counted, and could not be written with the rules, does not drop before the next rules are written.
+func TestGuardThatOnlyCounted(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8")))
+	f.kernel.guardWrites = errors.New("refused")
+	_, _ = f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24")))
+	f.kernel.log, f.kernel.guardWrites = nil, nil
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("198.51.100.0/24")))
+	i := slices.IndexFunc(f.kernel.log, func(line string) bool { return strings.HasPrefix(line, "rules") })
+	if i < 0 || strings.Contains(strings.Join(f.kernel.log[:i], "\n"), "drop") {
+		t.Errorf("writes: %q", f.kernel.log)
+	}
+}
+
 // A chain that could not move to another backend stays where it is, whatever else is written there.
 func TestMoveThatFails(t *testing.T) {
 	f := newFixture(t)

@@ -283,8 +283,8 @@ type Transition struct {
 }
 
 // During returns the guard for the rules that are in the kernel, and whether there is one: it must not drop what they
-// exempt, nor bind what they masquerade, before a change nor after it. Observed is that in the kernel, which is right
-// for the rules that are there, or nil.
+// exempt, nor bind what they masquerade, before a change nor after it. Observed is that in the kernel, or nil. If it drops or
+// binds packets it is right for the rules that are there.
 //
 // While the chain changes, a guard matches what both policies masquerade. One that is not there begins before the first
 // rules of the node, else after those of its chain. While any chain changes, it binds what neither policy masquerades.
@@ -302,8 +302,8 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	old.Scope.Sources = orEmpty(old.Scope.Sources)
 	if !t.Settled {
 		g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
-		if old.Mode == GuardOff {
-			g.Mode = GuardOff
+		if old.Mode == GuardOff || g.Mode == GuardDrop && old.Mode != GuardDrop { // it may not be right for the rules that are there
+			g.Mode = old.Mode
 		}
 	}
 	if old.Bound == nil {
