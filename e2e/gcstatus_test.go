@@ -188,6 +188,9 @@ func TestStatusOfRefusedRecords(t *testing.T) {
 		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o777))
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")
+		must(t, os.RemoveAll(filepath.Join(n.dataDir, "sources"))) // the list of the entry counts, too
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")
 	})
 }
 

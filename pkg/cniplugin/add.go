@@ -67,11 +67,11 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 // status returns why an ADD would fail now, or nil. It ensures as ADD does, with a lock that writes nothing, so that the
 // two agree.
 func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
-	_, err := n.entry()
+	entry, err := n.entry()
 	if err == nil {
 		var reading *store.Reading
 		if reading, err = n.Dir.Read(); err == nil {
-			err = n.podsErr(reading.State())
+			err = n.podsErr(reading.State(), entry.Policy)
 		}
 		if err == nil {
 			_, err = n.ensure(ctx, reading, false, n.Dir.DryRun)
@@ -87,8 +87,9 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 }
 
 // podsErr returns why the records of pods cannot be read, which each ADD does while a list of namespaces is in force.
-func (n *node) podsErr(s store.State) error {
-	if !slices.ContainsFunc(n.Policies(s), func(p policy.Policy) bool { return len(p.Namespaces) > 0 }) {
+func (n *node) podsErr(s store.State, own policy.SourcePolicy) error {
+	lists := func(p policy.Policy) bool { return len(p.Namespaces) > 0 }
+	if len(own.NonMasqueradeNamespaces) == 0 && !slices.ContainsFunc(n.Policies(s), lists) {
 		return nil
 	}
 	_, _, err := n.Dir.Pods()
