@@ -334,6 +334,16 @@ func TestAddressesWithPluginFile(t *testing.T) {
 	n.exemptAddresses(t, "10.1.0.6")
 }
 
+// formerPod makes an exempt pod with a connection, and keeps others from walks of the conntrack table until the file is closed.
+func (n *node) formerPod(t *testing.T, conf object, address string) (walks *os.File) {
+	t.Helper()
+	n.call(t, conf, call{"ADD", "former", "K8S_POD_NAMESPACE=prod", []string{address + "/16"}}).want(t, 0)
+	n.tool(t, "conntrack", "-I", "-p", "udp", "-s", address, "-d", "1.2.3.4", "--sport", "4000", "--dport", "53", "--timeout", "600")
+	walks = topology.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
+	must(t, unix.Flock(int(walks.Fd()), unix.LOCK_EX))
+	return walks
+}
+
 // TestFormerConnectionsAfterOtherWalks: an ADD that takes the address of an exempt pod returns after the connections of the
 // address have ended, also where the walks of other ADDs come first.
 func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
@@ -342,11 +352,8 @@ func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
 		const address = "10.1.7.1"
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 		n.conflist(t, "podnet", conf)
-		n.call(t, conf, call{"ADD", "former", "K8S_POD_NAMESPACE=prod", []string{address + "/16"}}).want(t, 0)
-		n.tool(t, "conntrack", "-I", "-p", "udp", "-s", address, "-d", "1.2.3.4", "--sport", "4000", "--dport", "53", "--timeout", "600")
-		others := topology.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
-		must(t, unix.Flock(int(others.Fd()), unix.LOCK_EX))
-		time.AfterFunc(3*time.Second, func() { _ = others.Close() }) // it was only locked
+		walks := n.formerPod(t, conf, address)
+		time.AfterFunc(3*time.Second, func() { _ = walks.Close() }) // it was only locked
 		n.call(t, conf, call{"ADD", "next", "K8S_POD_NAMESPACE=dev", []string{address + "/16"}}).want(t, 0)
 		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
 			t.Errorf("after ADD: %s", left)
@@ -362,21 +369,18 @@ func TestFormerConnectionsOfAKilledADD(t *testing.T) {
 		const address = "10.1.7.1"
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 		n.conflist(t, "podnet", conf)
-		n.call(t, conf, call{"ADD", "former", "K8S_POD_NAMESPACE=prod", []string{address + "/16"}}).want(t, 0)
 		n.startReconciler(t).untilReady(t)
-		n.tool(t, "conntrack", "-I", "-p", "udp", "-s", address, "-d", "1.2.3.4", "--sport", "4000", "--dport", "53", "--timeout", "600")
-		walking := topology.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
-		must(t, unix.Flock(int(walking.Fd()), unix.LOCK_EX))
+		walks := n.formerPod(t, conf, address)
 		keys := object{"nonMasqueradeNamespaces": []string{"prod"}, "prevResult": resultWith(address + "/16")}
 		next := invocation{verb: "ADD", id: "next", conf: n.conf(t, "podnet", keys), args: "K8S_POD_NAMESPACE=dev"}
 		killed := n.prepare(t, next)
 		must(t, killed.Start())
-		if !timelimit.Await(10*time.Second, func() bool { return len(n.load(t).Record.Resets) > 0 }) {
+		if !timelimit.Await(timelimit.Wait, func() bool { return len(n.load(t).Record.Resets) > 0 }) {
 			t.Fatal("the record does not say that the address passed")
 		}
 		must(t, killed.Process.Kill())
 		_ = killed.Wait() // it was killed
-		must(t, walking.Close())
+		must(t, walks.Close())
 		n.invoke(t, next).want(t, 0)
 		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
 			t.Errorf("after ADD: %s", left)
