@@ -344,6 +344,14 @@ func (n *node) formerPod(t *testing.T, conf object, address string) (walks *os.F
 	return walks
 }
 
+// noConnections fails the test if conntrack has a connection from the address.
+func (n *node) noConnections(t *testing.T, address string) {
+	t.Helper()
+	if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
+		t.Errorf("after ADD: %s", left)
+	}
+}
+
 // TestFormerConnectionsAfterOtherWalks: an ADD that takes the address of an exempt pod returns after the connections of the
 // address have ended, also where the walks of other ADDs come first.
 func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
@@ -355,9 +363,7 @@ func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
 		walks := n.formerPod(t, conf, address)
 		time.AfterFunc(3*time.Second, func() { _ = walks.Close() }) // it was only locked
 		n.call(t, conf, call{"ADD", "next", "K8S_POD_NAMESPACE=dev", []string{address + "/16"}}).want(t, 0)
-		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
-			t.Errorf("after ADD: %s", left)
-		}
+		n.noConnections(t, address)
 	})
 }
 
@@ -382,9 +388,7 @@ func TestFormerConnectionsOfAKilledADD(t *testing.T) {
 		_ = killed.Wait() // it was killed
 		must(t, walks.Close())
 		n.invoke(t, next).want(t, 0)
-		if left := n.tool(t, "conntrack", "-L", "-s", address); strings.Contains(left, address) {
-			t.Errorf("after ADD: %s", left)
-		}
+		n.noConnections(t, address)
 	})
 }
 

@@ -91,9 +91,9 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 	})
 }
 
-// TestDamagedDocumentBesideAForeignRule: a rule of another program that cannot be decoded fails no ADD while documents are
+// TestDamagedDocumentBesideAThirdPartyRule: a rule of another program that cannot be decoded fails no ADD while documents are
 // damaged, so that their networks write them again.
-func TestDamagedDocumentBesideAForeignRule(t *testing.T) {
+func TestDamagedDocumentBesideAThirdPartyRule(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		networks := []string{"one", "two"}

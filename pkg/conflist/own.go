@@ -188,8 +188,12 @@ func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
 
 // stale returns why ip-masq's own conflist is stale, or nil.
 func (e Editor) stale() error {
+	own := config.ReadOwnConflist(e.OwnRecordPath)
+	if own == nil {
+		return nil
+	}
 	dir, _ := config.ReadConfDir(e.Dir) // the Manager reports the error
-	return config.ReadOwnConflist(e.OwnRecordPath).Stale(dir)
+	return own.Stale(dir)
 }
 
 // removeOwn removes the files of ip-masq that another one replaces, or that have no main CNI plugin any more, except

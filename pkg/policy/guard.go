@@ -216,28 +216,16 @@ func (all bindings) with(b Binding) bindings {
 func (all bindings) split(sources, destinations Ranges) (split bindings) {
 	for _, b := range all {
 		split = split.with(Binding{b.Sources.Without(sources), b.Destinations})
-		split = split.with(Binding{b.Sources.Intersect(sources), b.common(destinations)})
+		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations)})
 	}
 	return split
-}
-
-// common returns the destinations of the binding that are among these, of which nil is every one.
-func (b Binding) common(destinations Ranges) Ranges {
-	switch {
-	case b.Destinations == nil:
-		return destinations
-	case destinations == nil:
-		return b.Destinations
-	default:
-		return b.Destinations.Intersect(destinations)
-	}
 }
 
 // intersect returns what both bind.
 func (all bindings) intersect(others bindings) (both bindings) {
 	for _, b := range all {
 		for _, o := range others {
-			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.common(o.Destinations)})
+			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.Destinations.Intersect(o.Destinations)})
 		}
 	}
 	return both
