@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -27,9 +28,13 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 			c.Policy.Outputs, c.changed = chosenOutputs(s, &p)
 		}
 	}
+	owned := sync.OnceValue(func() []netfilter.OwnedChain {
+		all, _ := e.Drivers.Owned(ctx) // an error is one of the choice, too
+		return all
+	})
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		choice, err := e.choose(ctx, s.record, c.Policy)
+		choice, err := e.choose(ctx, s.record, c.Policy, owned)
 		if err != nil {
 			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
 			continue
@@ -98,7 +103,9 @@ func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 
 // choose returns the backend for the chain of a policy: the one on record, or in which the kernel has the chain, else the
 // first that would accept its rules.
-func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy) (netfilter.Choice, error) {
+func (e *Enforcer) choose(
+	ctx context.Context, rec store.Record, p policy.Policy, owned func() []netfilter.OwnedChain,
+) (netfilter.Choice, error) {
 	stated := p.Backend.Value
 	for _, o := range rec.Chains {
 		if o.Chain == p.Chain && (stated == policy.Auto || stated == o.Backend) && !o.Stuck {
@@ -109,8 +116,7 @@ func (e *Enforcer) choose(ctx context.Context, rec store.Record, p policy.Policy
 		return c, nil
 	}
 	// Where the record was lost, the chain in the kernel tells.
-	owned, _ := e.Drivers.Owned(ctx) // an error is one of the choice below, too
-	for _, o := range owned {
+	for _, o := range owned() {
 		if !o.Guard && o.Chain == p.Chain && o.Owner == e.owner() && (stated == policy.Auto || stated == o.Choice.Backend) {
 			return o.Choice, nil
 		}
