@@ -322,6 +322,20 @@ func (r *Report) warn(err error) {
 	}
 }
 
+// planned takes over what a plan says, in place of what one before it said.
+func (r *Report) planned(p plan) {
+	r.Problems, r.Pending, r.Dropped, r.Lost = nil, nil, p.dropped, p.lost
+	for _, c := range p.Changed {
+		r.Pending = append(r.Pending, c.ID)
+	}
+	for _, problem := range p.problems {
+		r.add(problem)
+	}
+	for _, w := range p.warnings {
+		r.warn(w)
+	}
+}
+
 // addProblems adds the problems of the sources, the documents and the rules to the report.
 func (n *Node) addProblems(ctx context.Context, r *Report) {
 	n.addSourceProblems(r)

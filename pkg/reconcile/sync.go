@@ -4,14 +4,12 @@ package reconcile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -21,11 +19,12 @@ import (
 func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 	r := &Report{Started: time.Now(), Sources: src, Result: Unchanged}
 	if n.load(r) {
-		p := n.plan(r, n.unused(r))
+		p := n.plan(r.State, src, n.unused(r.State, src, r.warn))
+		r.planned(p)
 		r.Stored = p.Sources
 		e := n.Enforcer(src, r.warn)
 		r.OtherDataDir = n.checkDataDir(ctx, e, src)
-		r.Rules = observe(ctx, e, p, r.State.Record)
+		r.Rules = observe(ctx, e, &p.Proposal, r.State.Record)
 	}
 	if r.OtherDataDir != nil {
 		r.Dropped = nil
@@ -137,38 +136,39 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	if r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources); r.OtherDataDir != nil || !n.load(r) || r.unknown() != nil {
 		return
 	}
-	p := n.plan(r, n.unused(r))
+	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
 	r.warn(lock.Tidy(r.State))
 	dropped := map[policy.SourceID]*store.Staged{}
-	for _, s := range r.Dropped {
+	for _, s := range p.dropped {
 		d, err := lock.Drop(s)
 		if r.warn(err); err == nil {
 			dropped[s] = d
 		}
 	}
 	rec := withoutStuck(r.State.Record)
-	before := observe(ctx, e, n.stored(r), rec)
+	before := observe(ctx, e, n.stored(r.State), rec)
 	// An ADD that attached before the document was dropped may have returned and relies on the rules.
 	// One that attaches later finds no document, and waits for the lock.
-	unused := n.unused(r)
+	unused := n.unused(r.State, r.Sources, r.warn)
 	used := func(s policy.SourceID) bool { return dropped[s] == nil || !slices.Contains(unused, s) }
-	if slices.ContainsFunc(r.Dropped, used) {
-		for _, s := range r.Dropped {
+	if slices.ContainsFunc(p.dropped, used) {
+		for _, s := range p.dropped {
 			if used(s) {
 				r.warn(dropped[s].Discard())
 			}
 		}
-		p = n.plan(r, slices.DeleteFunc(r.Dropped, used))
+		p = n.plan(r.State, r.Sources, slices.DeleteFunc(p.dropped, used))
 	}
+	r.planned(p)
 	r.Before, r.Drift = before, before.Drift()
-	changes := len(r.Pending)+len(r.Dropped) > 0
+	changes := len(p.Changed)+len(p.dropped) > 0
 	wrote := changes || !before.InSync()
 	if changes {
-		n.applyChanges(ctx, r, e, lock, p)
+		n.applyChanges(ctx, r, e, lock, &p.Proposal)
 	} else {
 		r.Rules = e.Sync(ctx, before, lock)
 	}
-	for _, s := range r.Dropped {
+	for _, s := range p.dropped {
 		r.warn(dropped[s].Commit())
 	}
 	if len(before.OtherDataDirs)+len(before.Stale) > 0 {
@@ -221,7 +221,7 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 			return
 		}
 		if len(p.Changed) > 1 {
-			if err = apply(n.stored(r, c)); err == nil {
+			if err = apply(n.stored(r.State, c)); err == nil {
 				continue
 			}
 		}
@@ -233,180 +233,8 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 	}
 	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) })
 	if n.load(r) {
-		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r), r.State.Record), lock)
+		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r.State), r.State.Record), lock)
 	}
-}
-
-// plan returns what the documents are to become, without those of the dropped networks. What is wrong
-// with a source goes into the report; its stored policy stays.
-func (n *Node) plan(r *Report, dropped []policy.SourceID) *enforce.Proposal {
-	r.Problems, r.Pending, r.Dropped, r.Lost = nil, nil, dropped, nil
-	kept := slices.DeleteFunc(slices.Clone(r.State.Sources), func(c policy.Source) bool { return slices.Contains(dropped, c.ID) })
-	p := &enforce.Proposal{Sources: kept}
-	n.proposeNetworks(r, p)
-	n.proposeAgent(r, p)
-	lost := n.unreadable(r, p.Changed)
-	if p.Incomplete = len(lost) > 0; p.Incomplete && len(dropped) > 0 {
-		return n.plan(r, nil)
-	}
-	for _, c := range p.Changed {
-		r.Pending = append(r.Pending, c.ID)
-	}
-	for _, d := range r.State.Damaged {
-		if slices.Contains(lost, d) {
-			r.Lost = append(r.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains "+
-				"stay as they are until the next ADD of its network writes it again, or the document is removed", d.Err)})
-		} else {
-			r.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
-		}
-	}
-	return p
-}
-
-// unreadable returns the damaged documents of sources that these do not restore.
-func (n *Node) unreadable(r *Report, restored []policy.Source) []store.FileError {
-	return slices.DeleteFunc(slices.Clone(r.State.Damaged), func(d store.FileError) bool {
-		return !n.Dir.IsDocument(d.File) ||
-			slices.ContainsFunc(restored, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
-	})
-}
-
-// stored returns what is stored as a proposal, with sources added or replaced.
-func (n *Node) stored(r *Report, changed ...policy.Source) *enforce.Proposal {
-	return &enforce.Proposal{Sources: enforce.WithSources(r.State.Sources, changed...), Changed: changed, Incomplete: len(n.unreadable(r, changed)) > 0}
-}
-
-func (r *Report) conflists() enforce.Conflists { return r.Sources.ConfDir }
-
-// proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
-// plugin entry; with a plugin.toml, that of the first at all. A bad plugin.toml does not say which conflists count.
-func (n *Node) proposeNetworks(r *Report, p *enforce.Proposal) {
-	if r.Sources.PluginFileErr != nil {
-		return
-	}
-	seen, confDir := map[string]bool{}, ""
-	var networks []policy.Source
-	if r.Sources.PluginFile.Present {
-		confDir = r.Sources.PluginFile.CNIConfDir
-	}
-	for _, list := range r.Sources.ConfDir.Conflists {
-		if list.Network == "" || list.Err != nil || seen[list.Network] || len(list.Entries) == 0 && confDir == "" {
-			continue
-		}
-		if seen[list.Network] = true; len(list.Entries) == 0 {
-			continue
-		}
-		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
-		entry := list.Entries[0]
-		dataDirErr := list.DataDirErr(r.Sources.PluginFile, n.Dir.Path())
-		switch {
-		case entry.Err != nil:
-			r.sourceProblem(source, untilCorrected(p, source, entry.Err))
-		case dataDirErr != nil:
-			r.problem(ReasonConflist, dataDirErr)
-		default:
-			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: confDir})
-		}
-	}
-	errs := p.AddNetworks(networks, r.conflists, r.warn)
-	for _, s := range networks {
-		if err := errs[s.ID]; err != nil {
-			r.sourceProblem(s.ID, err)
-		}
-	}
-}
-
-// proposeAgent proposes the policy of the agent files. A directory that is missing keeps the stored
-// policy; without a stored one it counts as empty.
-func (n *Node) proposeAgent(r *Report, p *enforce.Proposal) {
-	files := r.Sources.Agent
-	if files == nil {
-		return
-	}
-	source := policy.SourceID{Kind: policy.AgentFiles}
-	if r.Sources.AgentErr != nil {
-		r.sourceProblem(source, untilCorrected(p, source, r.Sources.AgentErr))
-	} else if files.Missing && p.Find(source) != nil {
-		r.warn(FindingWarning{fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)), "agent-files-missing"})
-	} else if err := p.Add(n.preferred(files.Source, p), r.conflists, r.warn); err != nil {
-		r.sourceProblem(source, err)
-	}
-	for _, u := range files.UnknownKeys {
-		r.warn(FindingWarning{errors.New(u), "unknown-key"})
-	}
-	for _, w := range files.Warnings {
-		r.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
-	}
-}
-
-// preferred returns the source of the agent files with the backend of the settings, unless a file or a network of its
-// chain states one.
-func (n *Node) preferred(agent policy.Source, p *enforce.Proposal) policy.Source {
-	states := func(s policy.Source) bool {
-		return s.Policy.Chain == agent.Policy.Chain && slices.ContainsFunc(s.Policies(), func(p policy.SourcePolicy) bool {
-			return p.Backend != "" && p.Backend != policy.Auto
-		})
-	}
-	networks := slices.DeleteFunc(slices.Clone(p.Sources), func(s policy.Source) bool { return s.ID.Kind != policy.Network })
-	switch {
-	case n.Settings.Backend == policy.Auto || n.Settings.Backend == "" || slices.ContainsFunc(append(networks, agent), states):
-	case len(agent.Files) > 0:
-		own := policy.FilePolicy{File: config.OwnPolicy, Policy: policy.SourcePolicy{Chain: agent.Policy.Chain, Backend: n.Settings.Backend}}
-		agent.Files = append(slices.Clone(agent.Files), own)
-	default:
-		agent.Policy.Backend = n.Settings.Backend
-	}
-	return agent
-}
-
-// untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is corrected.
-func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
-	pods, inForce := "", "its last good policy stays in force"
-	if s.Kind == policy.Network { // ADD has the same error
-		pods = "no pod of this network can start, and "
-	}
-	if p.Find(s) == nil {
-		inForce = "nothing of it is in force"
-	}
-	return fmt.Errorf("%w (until it is corrected, %s%s)", err, pods, inForce)
-}
-
-// unused returns the stored networks to drop: those that have had neither a conflist nor an attachment for DropAfter,
-// and those whose policy does not come from where plugin.toml says.
-func (n *Node) unused(r *Report) []policy.SourceID {
-	var unused []policy.SourceID
-	src := r.Sources
-	if src.PluginFileErr != nil || src.ConfDirErr != nil || src.ConfDir.Err() != nil {
-		return nil
-	}
-	for _, s := range r.State.Sources {
-		if s.ID.Kind != policy.Network {
-			continue
-		}
-		list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name)
-		elsewhere := src.PluginFile.Present && s.ConfDir != src.PluginFile.CNIConfDir &&
-			(list == nil || list.Entries[0].Err != nil || list.DataDirErr(src.PluginFile, n.Dir.Path()) != nil)
-		if elsewhere || !src.ConfDir.HasEntry(s.ID.Name) && n.unusedLongEnough(r, s.ID) {
-			unused = append(unused, s.ID)
-		}
-	}
-	return unused
-}
-
-func (n *Node) unusedLongEnough(r *Report, s policy.SourceID) bool {
-	attached, lastAttached, err := n.Dir.Attachments(s.Name)
-	written, writtenErr := n.Dir.Written(s)
-	if err := errors.Join(err, writtenErr); err != nil || attached > 0 {
-		r.warn(err)
-		return false
-	}
-	// Each of these may be the time since which the network has been unused.
-	for _, since := range []time.Time{lastAttached, written, r.Sources.ConfDir.Changed, booted()} {
-		if time.Since(since) < n.DropAfter {
-			return false
-		}
-	}
-	return true
 }
 
 // booted returns the time of the boot; attachments are counted since then.

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// plan is what a sync is to do: what the documents are to become, and what the sources say that cannot be done.
+type plan struct {
+	enforce.Proposal
+	dropped  []policy.SourceID // networks whose documents are to be removed
+	lost     []Problem         // damaged documents that no source restores
+	problems []Problem         // of sources whose stored policies stay
+	warnings []error
+}
+
+func (p *plan) warn(err error) {
+	if err != nil {
+		p.warnings = append(p.warnings, err)
+	}
+}
+
+func (p *plan) sourceProblem(s policy.SourceID, err error) {
+	p.problems = append(p.problems, Problem{Reason: ReasonSource, Source: s, Err: err})
+}
+
+// plan returns what the sources ask for, without the documents of the dropped networks. A source with a mistake keeps
+// its stored policy.
+func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) plan {
+	kept := slices.DeleteFunc(slices.Clone(state.Sources), func(c policy.Source) bool { return slices.Contains(dropped, c.ID) })
+	p := plan{Proposal: enforce.Proposal{Sources: kept}, dropped: dropped}
+	n.proposeNetworks(src, &p)
+	n.proposeAgent(src, &p)
+	lost := n.unreadable(state, p.Changed)
+	if p.Incomplete = len(lost) > 0; p.Incomplete && len(dropped) > 0 {
+		return n.plan(state, src, nil)
+	}
+	for _, d := range state.Damaged {
+		if slices.Contains(lost, d) {
+			p.lost = append(p.lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains "+
+				"stay as they are until the next ADD of its network writes it again, or the document is removed", d.Err)})
+		} else {
+			p.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
+		}
+	}
+	return p
+}
+
+// unreadable returns the damaged documents of sources that these do not restore.
+func (n *Node) unreadable(state store.State, restored []policy.Source) []store.FileError {
+	return slices.DeleteFunc(slices.Clone(state.Damaged), func(d store.FileError) bool {
+		return !n.Dir.IsDocument(d.File) ||
+			slices.ContainsFunc(restored, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
+	})
+}
+
+// stored returns what is stored as a proposal, with sources added or replaced.
+func (n *Node) stored(state store.State, changed ...policy.Source) *enforce.Proposal {
+	return &enforce.Proposal{Sources: enforce.WithSources(state.Sources, changed...), Changed: changed, Incomplete: len(n.unreadable(state, changed)) > 0}
+}
+
+func (s *Sources) conflists() enforce.Conflists { return s.ConfDir }
+
+// proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
+// plugin entry; with a plugin.toml, that of the first at all. A bad plugin.toml does not say which conflists count.
+func (n *Node) proposeNetworks(src *Sources, p *plan) {
+	if src.PluginFileErr != nil {
+		return
+	}
+	seen, confDir := map[string]bool{}, ""
+	var networks []policy.Source
+	if src.PluginFile.Present {
+		confDir = src.PluginFile.CNIConfDir
+	}
+	for _, list := range src.ConfDir.Conflists {
+		if list.Network == "" || list.Err != nil || seen[list.Network] || len(list.Entries) == 0 && confDir == "" {
+			continue
+		}
+		if seen[list.Network] = true; len(list.Entries) == 0 {
+			continue
+		}
+		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
+		entry := list.Entries[0]
+		dataDirErr := list.DataDirErr(src.PluginFile, n.Dir.Path())
+		switch {
+		case entry.Err != nil:
+			p.sourceProblem(source, untilCorrected(&p.Proposal, source, entry.Err))
+		case dataDirErr != nil:
+			p.problems = append(p.problems, Problem{Reason: ReasonConflist, Err: dataDirErr})
+		default:
+			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: confDir})
+		}
+	}
+	errs := p.AddNetworks(networks, src.conflists, p.warn)
+	for _, s := range networks {
+		if err := errs[s.ID]; err != nil {
+			p.sourceProblem(s.ID, err)
+		}
+	}
+}
+
+// proposeAgent proposes the policy of the agent files. A directory that is missing keeps the stored
+// policy; without a stored one it counts as empty.
+func (n *Node) proposeAgent(src *Sources, p *plan) {
+	files := src.Agent
+	if files == nil {
+		return
+	}
+	source := policy.SourceID{Kind: policy.AgentFiles}
+	if src.AgentErr != nil {
+		p.sourceProblem(source, untilCorrected(&p.Proposal, source, src.AgentErr))
+	} else if files.Missing && p.Find(source) != nil {
+		p.warn(FindingWarning{fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)), "agent-files-missing"})
+	} else if err := p.Add(n.preferred(files.Source, &p.Proposal), src.conflists, p.warn); err != nil {
+		p.sourceProblem(source, err)
+	}
+	for _, u := range files.UnknownKeys {
+		p.warn(FindingWarning{errors.New(u), "unknown-key"})
+	}
+	for _, w := range files.Warnings {
+		p.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
+	}
+}
+
+// preferred returns the source of the agent files with the backend of the settings, unless a file or a network of its
+// chain states one.
+func (n *Node) preferred(agent policy.Source, p *enforce.Proposal) policy.Source {
+	states := func(s policy.Source) bool {
+		return s.Policy.Chain == agent.Policy.Chain && slices.ContainsFunc(s.Policies(), func(p policy.SourcePolicy) bool {
+			return p.Backend != "" && p.Backend != policy.Auto
+		})
+	}
+	networks := slices.DeleteFunc(slices.Clone(p.Sources), func(s policy.Source) bool { return s.ID.Kind != policy.Network })
+	switch {
+	case n.Settings.Backend == policy.Auto || n.Settings.Backend == "" || slices.ContainsFunc(append(networks, agent), states):
+	case len(agent.Files) > 0:
+		own := policy.FilePolicy{File: config.OwnPolicy, Policy: policy.SourcePolicy{Chain: agent.Policy.Chain, Backend: n.Settings.Backend}}
+		agent.Files = append(slices.Clone(agent.Files), own)
+	default:
+		agent.Policy.Backend = n.Settings.Backend
+	}
+	return agent
+}
+
+// untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is corrected.
+func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
+	pods, inForce := "", "its last good policy stays in force"
+	if s.Kind == policy.Network { // ADD has the same error
+		pods = "no pod of this network can start, and "
+	}
+	if p.Find(s) == nil {
+		inForce = "nothing of it is in force"
+	}
+	return fmt.Errorf("%w (until it is corrected, %s%s)", err, pods, inForce)
+}
+
+// unused returns the stored networks to drop: those that have had neither a conflist nor an attachment for DropAfter,
+// and those whose policy does not come from where plugin.toml says.
+func (n *Node) unused(state store.State, src *Sources, warn func(error)) (unused []policy.SourceID) {
+	if src.PluginFileErr != nil || src.ConfDirErr != nil || src.ConfDir.Err() != nil {
+		return nil
+	}
+	for _, s := range state.Sources {
+		if s.ID.Kind != policy.Network {
+			continue
+		}
+		list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name)
+		elsewhere := src.PluginFile.Present && s.ConfDir != src.PluginFile.CNIConfDir &&
+			(list == nil || list.Entries[0].Err != nil || list.DataDirErr(src.PluginFile, n.Dir.Path()) != nil)
+		if elsewhere || !src.ConfDir.HasEntry(s.ID.Name) && n.unusedLongEnough(src, s.ID, warn) {
+			unused = append(unused, s.ID)
+		}
+	}
+	return unused
+}
+
+func (n *Node) unusedLongEnough(src *Sources, s policy.SourceID, warn func(error)) bool {
+	attached, lastAttached, err := n.Dir.Attachments(s.Name)
+	written, writtenErr := n.Dir.Written(s)
+	if err := errors.Join(err, writtenErr); err != nil || attached > 0 {
+		warn(err)
+		return false
+	}
+	// Each of these may be the time since which the network has been unused.
+	for _, since := range []time.Time{lastAttached, written, src.ConfDir.Changed, booted()} {
+		if time.Since(since) < n.DropAfter {
+			return false
+		}
+	}
+	return true
+}
