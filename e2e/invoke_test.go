@@ -185,14 +185,7 @@ func (n *node) storeSource(t *testing.T, c policy.Source) {
 	t.Helper()
 	lock, err := store.Open(n.dataDir).Lock(t.Context())
 	must(t, err)
-	staged, err := lock.Stage(c)
-	if err == nil {
-		err = staged.Commit()
-	}
-	if err == nil {
-		err = lock.Release()
-	}
-	must(t, err)
+	must(t, errors.Join(lock.Put(c), lock.Release()))
 }
 
 // load reads the node's state.

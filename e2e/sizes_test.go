@@ -295,9 +295,7 @@ func configCases() []scalingCase {
 			lock, err := store.Open(s.DataDir).Lock(t.Context())
 			must(t, err)
 			for i, list := range dir.Conflists {
-				staged, err := lock.Stage(policy.Source{ID: networkID(list.Entries[0].Entry.Network), Order: int64(i), Policy: list.Entries[0].Entry.Policy})
-				must(t, err)
-				must(t, staged.Commit())
+				must(t, lock.Put(policy.Source{ID: networkID(list.Entries[0].Entry.Network), Order: int64(i), Policy: list.Entries[0].Entry.Policy}))
 			}
 			must(t, lock.Release())
 			return func() {

@@ -138,7 +138,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
 	r.warn(lock.Tidy(r.State))
-	dropped := map[policy.SourceID]*store.Staged{}
+	dropped := map[policy.SourceID]*store.Dropped{}
 	for _, s := range p.dropped {
 		d, err := lock.Drop(s)
 		if r.warn(err); err == nil {

@@ -48,9 +48,8 @@ func TestMain(m *testing.M) {
 
 func children() map[string]func(*store.Dir) error {
 	return map[string]func(*store.Dir) error{
-		"hold":   hold,
-		"wait":   untilEOF,
-		"killed": killed,
+		"hold": hold,
+		"wait": untilEOF,
 		"killed while it drops": func(d *store.Dir) error {
 			l, err := lockNow(d)
 			if err == nil {
@@ -123,29 +122,13 @@ func hold(d *store.Dir) error {
 	return untilEOF(d)
 }
 
-// killed dies while a document is staged.
-func killed(d *store.Dir) error {
-	l, err := lockNow(d)
-	if err == nil {
-		_, err = l.Stage(newSource("podnet", "10.9.0.0/16"))
-	}
-	if err != nil {
-		return err
-	}
-	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
-}
-
 func writeWithUmask(d *store.Dir, mask int) error {
 	syscall.Umask(mask)
 	l, err := lockNow(d)
 	if err != nil {
 		return err
 	}
-	s, err := l.Stage(newSource("podnet"))
-	if err != nil {
-		return err
-	}
-	return errors.Join(s.Commit(), l.PutRecord(aRecord()), d.Attach(aPod("podnet", "c", "eth0")), l.Release())
+	return errors.Join(l.Put(newSource("podnet")), l.PutRecord(aRecord()), d.Attach(aPod("podnet", "c", "eth0")), l.Release())
 }
 
 // onReadOnly runs in a mount namespace of its own, on a dataDir with everything
@@ -178,11 +161,10 @@ func onReadOnly(d *store.Dir) error {
 	); err != nil {
 		return fmt.Errorf("nothing to write: %w", err)
 	}
-	_, stageErr := l.Stage(newSource("podnet"))
 	other := s.Record
 	other.Boot = "another"
 	return errors.Join(
-		isReadOnly(stageErr, d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach(aPod("podnet", "d", "eth0")), d), isReadOnly(d.Attach(aPod("podnet", "c", "eth0")), d),
+		isReadOnly(l.Put(newSource("podnet")), d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach(aPod("podnet", "d", "eth0")), d), isReadOnly(d.Attach(aPod("podnet", "c", "eth0")), d),
 		isReadOnly(d.Detach(aPod("podnet", "c", "eth0").Attachment), d), isReadOnly(d.Prune("podnet", nil), d),
 		isReadOnly(drop(l, network("podnet")), d), l.Release(), isReadOnly(writable(d), d),
 		isReadOnly(writable(store.Open(d.Path()+"/absent/too")), d),
@@ -210,11 +192,7 @@ func alternate(d *store.Dir) error {
 		return err
 	}
 	put := func(name string) error {
-		s, err := l.Stage(newSource(name))
-		if err != nil {
-			return err
-		}
-		return s.Commit()
+		return l.Put(newSource(name))
 	}
 	if err := put("left"); err != nil {
 		return err

@@ -72,9 +72,7 @@ func fails(t *testing.T, err error, texts ...string) {
 
 func store1(t testing.TB, l *store.Lock, c policy.Source) {
 	t.Helper()
-	s, err := l.Stage(c)
-	ok(t, err)
-	ok(t, s.Commit())
+	ok(t, l.Put(c))
 }
 
 func drop(l *store.Lock, src policy.SourceID) error {
@@ -93,8 +91,7 @@ func writable(d *store.Dir) error {
 	if err != nil {
 		return err
 	}
-	_, err = l.Stage(newSource("podnet", "10.0.0.0/8"))
-	return errors.Join(err, l.PutRecord(aRecord()), l.Tidy(store.State{}), l.Release())
+	return errors.Join(l.Put(newSource("podnet", "10.0.0.0/8")), l.PutRecord(aRecord()), l.Tidy(store.State{}), l.Release())
 }
 
 func load(t testing.TB, d *store.Dir) store.State {

@@ -119,15 +119,12 @@ func TestDestroy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		staged, err := lock.Stage(newSource("podnet"))
-		if err == nil {
-			err = staged.Commit()
-		}
+		err = errors.Join(lock.Put(newSource("podnet")), lock.Put(newSource("other")))
 		if err == nil {
 			err = errors.Join(d.Attach(aPod("podnet", "pod1", "eth0")), lock.PutRecord(store.Record{Boot: d.Boot()}))
 		}
 		if err == nil {
-			_, err = lock.Stage(newSource("other")) // and never committed
+			_, err = lock.Drop(newSource("other").ID) // and never committed
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -173,11 +170,7 @@ func TestDestroyKeepsTheNextDocument(t *testing.T) {
 			}
 			next, err := d.Lock(t.Context())
 			if err == nil {
-				var s *store.Staged
-				if s, err = next.Stage(newSource("next")); err == nil {
-					err = s.Commit()
-				}
-				err = errors.Join(err, next.Release())
+				err = errors.Join(next.Put(newSource("next")), next.Release())
 			}
 			wrote <- err
 		}()
@@ -200,11 +193,7 @@ func TestWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	staged, err := lock.Stage(newSource("podnet"))
-	if err == nil {
-		err = staged.Commit()
-	}
-	if err := errors.Join(err, lock.Release()); err != nil {
+	if err := errors.Join(lock.Put(newSource("podnet")), lock.Release()); err != nil {
 		t.Fatal(err)
 	}
 	if at, err := d.Written(source); err != nil || at.Before(before) || at.After(time.Now().Add(time.Second)) {

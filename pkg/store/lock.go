@@ -19,13 +19,13 @@ import (
 // kernel. It is for one goroutine. It is an flock(2), which ends with the last process that has the
 // descriptor open. The file is removed by Destroy only: the removed one could still be locked.
 type Lock struct {
-	dir    *Dir
-	root   *folder  // nil in a dry run without a dataDir
-	file   *os.File // nil in a dry run without a lock file
-	staged map[*Staged]bool
+	dir     *Dir
+	root    *folder  // nil in a dry run without a dataDir
+	file    *os.File // nil in a dry run without a lock file
+	dropped map[*Dropped]bool
 
 	dry      bool // see DryRun
-	planned  int  // bytes of the files staged in a dry run
+	planned  int  // bytes of the files that a dry run would have written
 	released bool
 	err      error // why nothing can be written
 }
@@ -47,7 +47,7 @@ func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	return l, ignoring(err, os.ErrNotExist)
 }
 
-// DryRun takes the lock as Lock does, to find out whether documents could be written: Stage and PutRecord
+// DryRun takes the lock as Lock does, to find out whether documents could be written: Put and PutRecord
 // fail where they would fail with a Lock, and write nothing. They only read (access(2), statfs(2)), so a
 // disk quota is not noticed. Nothing is created; without a lock file, no process can hold the lock.
 func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
@@ -66,12 +66,14 @@ func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
 }
 
 // Unwritable returns a lock that could not be taken, and with which nothing can be written because of that.
-func (d *Dir) Unwritable(err error) *Lock { return &Lock{dir: d, err: err, staged: map[*Staged]bool{}} }
+func (d *Dir) Unwritable(err error) *Lock {
+	return &Lock{dir: d, err: err, dropped: map[*Dropped]bool{}}
+}
 
 // Asking returns the same lock as one that writes nothing, as DryRun. It is not released.
 func (l *Lock) Asking() *Lock {
 	asking := *l
-	asking.dry, asking.planned, asking.staged = true, 0, map[*Staged]bool{}
+	asking.dry, asking.planned, asking.dropped = true, 0, map[*Dropped]bool{}
 	return &asking
 }
 
@@ -157,14 +159,14 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 		root.close()
 		return nil, err
 	}
-	return &Lock{dir: d, root: root, file: file, staged: map[*Staged]bool{}}, nil
+	return &Lock{dir: d, root: root, file: file, dropped: map[*Dropped]bool{}}, nil
 }
 
 // File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
 // held as long as one of them lives. Release closes it. The error is why rules must not be written.
 func (l *Lock) File() (*os.File, error) { return l.file, l.err }
 
-// Release ends the lock and discards staged changes that are not committed. Children that inherited the
+// Release ends the lock and restores dropped documents that are not committed. Children that inherited the
 // lock keep it. It may be called twice, and on nil.
 func (l *Lock) Release() error {
 	if l == nil || l.released {
@@ -172,8 +174,8 @@ func (l *Lock) Release() error {
 	}
 	l.released = true
 	var errs []error
-	for s := range l.staged {
-		errs = append(errs, s.Discard())
+	for d := range l.dropped {
+		errs = append(errs, d.Discard())
 	}
 	// Not LOCK_UN, which would unlock it for children too.
 	if l.file != nil {

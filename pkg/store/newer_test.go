@@ -41,8 +41,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			l := lock(t, d)
 			ok(t, l.Tidy(s))
 			ok(t, l.Tidy(store.State{Damaged: []store.FileError{{File: file}, {File: record}}}))
-			_, err := l.Stage(newSource("net"))
-			for _, err := range []error{err, drop(l, network("net")), l.PutRecord(aRecord())} {
+			for _, err := range []error{l.Put(newSource("net")), drop(l, network("net")), l.PutRecord(aRecord())} {
 				if !errors.Is(err, store.ErrNewer) {
 					t.Errorf("got %v, want ErrNewer", err)
 				}

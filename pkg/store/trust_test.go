@@ -83,12 +83,11 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 					return err
 				},
 				"Backups": func(d *store.Dir) error { _, err := d.Backups(); return err },
-				"Stage": func(d *store.Dir) error {
+				"Put": func(d *store.Dir) error {
 					l, err := d.Lock(t.Context())
 					ok(t, err)
 					defer func() { ok(t, l.Release()) }()
-					_, err = l.Stage(newSource("net"))
-					return err
+					return l.Put(newSource("net"))
 				},
 				"Tidy": func(d *store.Dir) error {
 					l, err := d.Lock(t.Context())
@@ -104,7 +103,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 			}{
 				{"", append([]string{"Load", "DryRun", "Lock"}, ofAttachments...)},
 				{"backups", []string{"Backups"}},
-				{"sources", []string{"Load", "DryRun", "Stage", "Tidy"}},
+				{"sources", []string{"Load", "DryRun", "Put", "Tidy"}},
 				{"attachments", append([]string{"Tidy"}, ofAttachments...)},
 				{"attachments/" + boot, ofAttachments},
 				{"attachments/" + boot + "/*", ofAttachments},

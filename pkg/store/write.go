@@ -26,44 +26,22 @@ const (
 	removeDocument = "remove document"
 )
 
-// Staged is a change of a document that Commit applies and Discard drops: a new document that is
-// written and synced under a temporary name, or a document that was dropped.
-type Staged struct {
-	lock       *Lock
-	folder     *folder
-	temp, name string
-	cache      string // the verification cache of a dropped document, which is removed too
-	durable    bool   // it is synced
-	damaged    bool   // the document that it replaces cannot be used
-}
-
-// Put replaces the document of a source. It refuses a document that Load would not return unchanged, and to replace one of
-// a newer version (ErrNewer). A damaged one is moved aside.
+// Put replaces the document of a source, and syncs it. It refuses a document that Load would not return unchanged, and to
+// replace one of a newer version (ErrNewer). A damaged one is moved aside, once the new one is complete. If only the sync
+// of the directory fails, it returns the error and the document is in force.
 func (l *Lock) Put(c policy.Source) error {
-	s, err := l.Stage(c)
-	if err == nil {
-		err = s.Commit()
-	}
-	return errors.Join(err, s.Discard())
-}
-
-// Stage writes the document of a source without putting it in force, so that only a rename is left when
-// the rules are written. It refuses a document that Load would not return unchanged, and to replace one of
-// a newer version (ErrNewer). In a dry run it returns nil.
-func (l *Lock) Stage(c policy.Source) (*Staged, error) {
-	if l.err != nil {
-		return nil, l.err
-	}
-	name := nameOf(c.ID)
-	path := l.dir.DocumentPath(c.ID)
+	name, path := nameOf(c.ID), l.dir.DocumentPath(c.ID)
 	data, err := encodeSource(c)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
+		err = fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
+	}
+	if err = cmp.Or(l.err, err); err != nil {
+		return err
 	}
 	sources, err := l.sources(false)
 	if errors.Is(err, os.ErrNotExist) {
 		if l.dry {
-			return nil, l.mayStage(filepath.Dir(path), data)
+			return l.mayWrite(filepath.Dir(path), data)
 		}
 		if sources, err = l.sources(true); err == nil {
 			// The process that made the dataDir may have been killed before it synced the directory above.
@@ -71,20 +49,20 @@ func (l *Lock) Stage(c policy.Source) (*Staged, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s, err := l.stage(sources, name, data, true)
-	if s == nil {
-		sources.close()
-		return nil, err
-	}
-	now := sources.stored(name)
-	s.damaged = len(now.Damaged) > 0
-	if len(now.Sources) == 1 && samePolicy(now.Sources[0], c) {
-		// Without its time, the policy would look newer; no more depends on it.
-		_ = sources.copyTime(name, s.temp)
-	}
-	return s, nil
+	defer sources.close()
+	return l.write(sources, name, data, true, func(temp string) error {
+		now := sources.stored(name)
+		if len(now.Sources) == 1 && samePolicy(now.Sources[0], c) {
+			// Without its time, the policy would look newer; no more depends on it.
+			_ = sources.copyTime(name, temp)
+		}
+		if len(now.Damaged) > 0 {
+			return ignoring(sources.moveAside(name), os.ErrNotExist)
+		}
+		return nil
+	})
 }
 
 // samePolicy reports whether documents of a source differ in nothing but the subnets of its pods and where it comes from.
@@ -102,37 +80,45 @@ func (l *Lock) sources(create bool) (*folder, error) {
 	return l.root.folder(sourcesDir, create)
 }
 
-// mayStage returns why no file with this data could be staged in a directory, beside those that were
-// staged in this dry run.
-func (l *Lock) mayStage(dir string, data []byte) error {
+// mayWrite returns why no file with this data could be written to a directory, beside those of this dry run.
+func (l *Lock) mayWrite(dir string, data []byte) error {
 	const block = 4096
 	l.planned += (len(data) + block - 1) / block * block
 	return mayCreate(dir, l.planned)
 }
 
-// stage writes a temporary file that is to become the named one.
-func (l *Lock) stage(f *folder, name string, data []byte, durable bool) (*Staged, error) {
+// write replaces a file by a rename. The function before is called when the new one is complete, and can prevent that.
+func (l *Lock) write(f *folder, name string, data []byte, durable bool, before func(temp string) error) error {
 	if err := f.newer(writeDocument, name); err != nil {
-		return nil, err
+		return err
 	}
 	if l.dry {
-		return nil, l.mayStage(f.path(), data)
+		return l.mayWrite(f.path(), data)
 	}
-	s := &Staged{lock: l, folder: f, name: name, durable: durable, temp: safefile.TempName(name + ".")}
 	// Errors name the document and not the temporary file, so that the same error has the same text.
-	file, err := f.create(writeDocument, s.temp, name)
+	temp := safefile.TempName(name + ".")
+	file, err := f.create(writeDocument, temp, name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	fill := safefile.Fill
 	if !durable {
 		fill = overwrite
 	}
-	if err = fill(file, data); err != nil {
-		return nil, errors.Join(failure(writeDocument, f.in(name), err), f.remove(s.temp))
+	err = failure(writeDocument, f.in(name), fill(file, data))
+	if err == nil && before != nil {
+		err = before(temp)
 	}
-	l.staged[s] = true
-	return s, nil
+	if err == nil {
+		err = f.replace(writeDocument, temp, name)
+	}
+	if err != nil {
+		return errors.Join(err, f.remove(temp))
+	}
+	if !durable {
+		return nil
+	}
+	return f.sync()
 }
 
 // newer fails if a newer version wrote the file. A damaged one may be replaced.
@@ -144,75 +130,60 @@ func (f *folder) newer(op, name string) error {
 	return ignoring(err, os.ErrNotExist)
 }
 
-// Commit makes a new document the current one, or removes a dropped one, and syncs the directory. If only the
-// latter fails, it returns the error and the document is in force. A damaged document is moved aside, and not
-// before the new one is complete. It may be called on nil.
-func (s *Staged) Commit() error {
-	if s == nil {
-		return nil
-	}
-	var err error
-	if s.damaged {
-		err = ignoring(s.folder.moveAside(s.name), os.ErrNotExist)
-	}
-	switch {
-	case s.cache != "":
-		err = errors.Join(s.folder.remove(s.cache), s.folder.remove(s.temp))
-	case err == nil:
-		err = s.folder.replace(writeDocument, s.temp, s.name)
-	}
-	if err != nil {
-		return err
-	}
-	defer s.forget()
-	if !s.durable {
-		return nil
-	}
-	return s.folder.sync()
-}
-
-// Discard removes a staged document, and restores a dropped one. It does nothing after Commit, Discard
-// or the release of the lock, nor on nil.
-func (s *Staged) Discard() error {
-	if s == nil || !s.lock.staged[s] {
-		return nil
-	}
-	defer s.forget()
-	if s.cache != "" {
-		return s.folder.replace(writeDocument, s.temp, s.name)
-	}
-	return s.folder.remove(s.temp)
-}
-
-func (s *Staged) forget() {
-	delete(s.lock.staged, s)
-	if s.folder != s.lock.root {
-		s.folder.close()
-	}
+// Dropped is a document that is out of force, until Commit removes it or Discard restores it.
+type Dropped struct {
+	lock        *Lock
+	folder      *folder
+	name, cache string // of the document and of its verification cache
 }
 
 // Drop takes the document of a source out of force, so that attachments can be counted again before the
 // caller commits: an ADD that attaches later finds no document, and waits for the lock. It is no error if
 // there is no document; one of a newer version stays (ErrNewer).
-func (l *Lock) Drop(src policy.SourceID) (*Staged, error) {
-	name := nameOf(src)
+func (l *Lock) Drop(src policy.SourceID) (*Dropped, error) {
 	sources, err := l.sources(false)
 	if err != nil {
 		return nil, ignoring(err, os.ErrNotExist)
 	}
-	s := &Staged{lock: l, folder: sources, name: name, durable: true, temp: name + droppedSuffix, cache: verificationCacheName(src)}
-	if _, err = sources.recognize(inSources, name); err == nil {
-		err = sources.newer(removeDocument, name)
+	d := &Dropped{l, sources, nameOf(src), verificationCacheName(src)}
+	if _, err = sources.recognize(inSources, d.name); err == nil {
+		err = sources.newer(removeDocument, d.name)
 	}
 	if err == nil {
-		err = sources.replace(removeDocument, name, s.temp)
+		err = sources.replace(removeDocument, d.name, d.name+droppedSuffix)
 	}
 	if err != nil {
 		sources.close()
 		return nil, ignoring(err, os.ErrNotExist)
 	}
-	l.staged[s] = true
-	return s, nil
+	l.dropped[d] = true
+	return d, nil
+}
+
+// Commit removes the document, and syncs the directory. It may be called on nil.
+func (d *Dropped) Commit() error {
+	if d == nil {
+		return nil
+	}
+	if err := errors.Join(d.folder.remove(d.cache), d.folder.remove(d.name+droppedSuffix)); err != nil {
+		return err
+	}
+	defer d.forget()
+	return d.folder.sync()
+}
+
+// Discard restores the document. It does nothing after Commit, Discard or the release of the lock, nor on nil.
+func (d *Dropped) Discard() error {
+	if d == nil || !d.lock.dropped[d] {
+		return nil
+	}
+	defer d.forget()
+	return d.folder.replace(writeDocument, d.name+droppedSuffix, d.name)
+}
+
+func (d *Dropped) forget() {
+	delete(d.lock.dropped, d)
+	d.folder.close()
 }
 
 // undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
@@ -262,17 +233,13 @@ func (l *Lock) PutRecord(r Record) error {
 // put replaces a file of the dataDir, unless the stored one is equal. The function returns whether it has to survive a crash.
 func (l *Lock) put(name string, data []byte, durable func(stored []byte) bool) error {
 	if l.root == nil { // in a dry run
-		return l.mayStage(l.dir.path, data)
+		return l.mayWrite(l.dir.path, data)
 	}
 	stored, err := l.root.read(name)
 	if err == nil && bytes.Equal(stored, data) {
 		return nil
 	}
-	s, err := l.stage(l.root, name, data, durable(stored))
-	if err == nil {
-		err = s.Commit()
-	}
-	return errors.Join(err, s.Discard())
+	return l.write(l.root, name, data, durable(stored), nil)
 }
 
 // Written returns when the policy of a source last changed: the mtime of its document, which learned subnets keep. It is
@@ -286,7 +253,7 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 }
 
 // Tidy removes temporary files, which killed processes left, and the attachments of earlier boots, and moves a
-// damaged record aside. If there is nothing to do, it writes nothing. Callers stage after it.
+// damaged record aside. If there is nothing to do, it writes nothing.
 func (l *Lock) Tidy(s State) error {
 	if mayWrite := !l.dry && l.err == nil; !mayWrite {
 		return nil
@@ -331,8 +298,8 @@ func (f *folder) moveAside(name string) error {
 func (l *Lock) Destroy() error {
 	const op = "remove"
 	var errs []error
-	for s := range l.staged {
-		errs = append(errs, s.Discard())
+	for d := range l.dropped {
+		errs = append(errs, d.Discard())
 	}
 	// The lock is removed when nothing is left to protect, the marker last.
 	last := func(name string) (entry, bool) { return entry{}, name == lockFile || name == markerFile }

@@ -28,31 +28,7 @@ func prefix(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
 }
 
-func TestStagedIsNotInForce(t *testing.T) {
-	d := open(t)
-	l := lock(t, d)
-	store1(t, l, newSource("net", "10.0.0.0/8"))
-	first, err := l.Stage(newSource("net", "10.1.0.0/16"))
-	ok(t, err)
-	second, err := l.Stage(newSource("net", "10.2.0.0/16"))
-	ok(t, err)
-	loads(t, d, newSource("net", "10.0.0.0/8"))
-	ok(t, first.Commit())
-	loads(t, d, newSource("net", "10.1.0.0/16"))
-	fails(t, first.Commit(), "write document")
-	for range 2 {
-		ok(t, first.Discard())
-		ok(t, second.Discard())
-	}
-	ok(t, (*store.Staged)(nil).Discard())
-	fails(t, second.Commit(), "write document")
-	loads(t, d, newSource("net", "10.1.0.0/16"))
-	if files := sourceFiles(t, d); len(files) != 1 {
-		t.Errorf("left: %v", files)
-	}
-}
-
-func TestStageRefusesWhatWouldNotLoad(t *testing.T) {
+func TestPutRefusesWhatWouldNotLoad(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
 	for name, c := range map[string]policy.Source{
@@ -62,8 +38,7 @@ func TestStageRefusesWhatWouldNotLoad(t *testing.T) {
 		"no prefix":     {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
 		"wrong backend": {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", Backend: "ebtables"}},
 	} {
-		_, err := l.Stage(c)
-		fails(t, err, "write document", d.Path())
+		fails(t, l.Put(c), "write document", d.Path())
 		if t.Failed() {
 			t.Fatal(name)
 		}
@@ -147,7 +122,7 @@ func TestBadResets(t *testing.T) {
 	}
 }
 
-// A damaged document stays where it is until the one that replaces it is in force.
+// A damaged document stays where it is until the one that replaces it is complete.
 func TestDamagedDocumentsAreMovedAside(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
@@ -164,9 +139,7 @@ func TestDamagedDocumentsAreMovedAside(t *testing.T) {
 		same(t, len(s.Damaged), 2)
 		ok(t, l.Tidy(s))
 		absent(t, record)
-		staged, err := l.Stage(newSource("net"))
-		ok(t, err)
-		ok(t, staged.Discard())
+		ok(t, l.Asking().Put(newSource("net")))
 		if data, err := os.ReadFile(file); string(data) != text || err != nil {
 			t.Errorf("%s: %s, %v", file, data, err)
 		}
@@ -222,13 +195,13 @@ func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
 	}
 }
 
-func TestKilledWhileADocumentIsStaged(t *testing.T) {
+// A process that is killed while it writes leaves a temporary file.
+func TestTidyRemovesTemporaryFiles(t *testing.T) {
 	d := open(t)
 	document(t, d, newSource("podnet", "10.0.0.0/8"))
-	if err := child(t, "killed", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Fatalf("got %v", err)
+	for _, file := range []string{d.DocumentPath(network("podnet")), d.RecordPath()} {
+		ok(t, os.WriteFile(file+".x.tmp", []byte("{"), 0o600))
 	}
-	ok(t, os.WriteFile(d.Path()+"/record.json.x.tmp", []byte("{"), 0o600))
 	same(t, len(sourceFiles(t, d)), 2)
 	loads(t, d, newSource("podnet", "10.0.0.0/8"))
 	l := lock(t, d)
