@@ -153,7 +153,7 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 		if sandbox.KernelBefore(5, 12) {
 			return
 		}
-		const message = "table ip ip-masq-guard"
+		const message = "table ip ip-masq-guard is owned by another program"
 		conf := n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
 		without := n.conf(t, "podnet", nil) // ADD removes a guard table that no policy wants
 		for _, prepare := range []func(){
@@ -174,6 +174,36 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 			n.addAndCheck(t, conf)
 			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 		}
+	})
+}
+
+// TestStatusOfRefusedWrites: where table nat does not take the rules, because another program owns it or has a jump to the
+// chain in a hook for which MASQUERADE is not made, ADD fails and STATUS with it.
+func TestStatusOfRefusedWrites(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		if n.backend.variant == "" || sandbox.KernelBefore(5, 12) {
+			return
+		}
+		conf := n.conf(t, "podnet", nil)
+		refused := func(message string) {
+			t.Helper()
+			state := n.snapshot(t)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, message)
+			n.unchanged(t, state)
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, message)
+		}
+		if n.backend.variant == "nft" {
+			release := n.ownTable(t, "ip", "nat")
+			refused("table ip nat is owned by another program")
+			release()
+		}
+		n.tool(t, "iptables", "-t", "nat", "-N", "IP-MASQ-AGENT")
+		n.tool(t, "iptables", "-t", "nat", "-A", "OUTPUT", "-j", "IP-MASQ-AGENT")
+		refused("OUTPUT")
+		n.tool(t, "iptables", "-t", "nat", "-F", "OUTPUT")
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+		n.addAndCheck(t, conf)
 	})
 }
 

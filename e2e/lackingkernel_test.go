@@ -15,7 +15,7 @@ func TestLackingKernel(t *testing.T) {
 	t.Parallel()
 	xt := []string{"addrtype", "comment", "statistic", "MASQUERADE"}
 	noTables := []string{"backend unusable", "the kernel needs nf_tables", "try: modprobe nf_tables"}
-	noExpressions := []string{"CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and", "try: modprobe -a nft_chain_nat nft_masq nft_fib_ipv4", "or set backend to iptables"}
+	noExpressions := []string{"CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and", "try: modprobe -a nft_chain_nat nft_masq nft_fib_ipv4", "nft_nat", "or set backend to iptables"}
 	denied := missing{denied: []string{"/run/xtables.lock"}}
 	both := object{"enableIPv6": true}
 	for _, c := range []struct {
@@ -182,10 +182,11 @@ func TestGuardOnLackingKernel(t *testing.T) {
 	for name, c := range map[string]struct {
 		lacks    missing
 		backends []backend
+		modprobe string
 	}{
-		"nft_fib":   {missing{names: []string{"fib"}}, backends()[1:]},
-		"nft_ct":    {missing{names: []string{"ct"}}, backends()},
-		"nf_tables": {missing{nfTables: true}, backends()[2:]},
+		"nft_fib":   {missing{names: []string{"fib"}}, backends()[1:], "nft_nat"},
+		"nft_ct":    {missing{names: []string{"ct"}}, backends(), "nft_nat"},
+		"nf_tables": {missing{nfTables: true}, backends()[2:], "nf_tables"},
 	} {
 		for _, b := range c.backends {
 			t.Run(name+", "+b.name, func(t *testing.T) {
@@ -193,7 +194,7 @@ func TestGuardOnLackingKernel(t *testing.T) {
 				n.lacks(t, c.lacks)
 				conf := n.conf(t, "podnet", object{"guard": "drop", "enforceExempt": true, "podCIDRs": []string{"10.1.0.0/16"}})
 				const has = "guard, enforceExempt without effect"
-				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, has, "CONFIG_NF", "modprobe")
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, has, "CONFIG_NF", "modprobe", c.modprobe)
 				for range 2 {
 					n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)

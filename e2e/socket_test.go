@@ -161,7 +161,7 @@ func TestStatusOfAddressInUse(t *testing.T) {
 	n.startReconciler(t, "--metrics-listen", address).untilReady(t)
 	soon(t, func() string {
 		stdout, stderr, code := n.reconciler(t, "status")
-		if missing := lacking(stdout, []string{"listen-failed", "metrics_listen: ", "address already in use"}); code != 0 || len(missing) > 0 {
+		if missing := lacking(stdout, []string{"listen-failed", "metrics_listen: ", "address already in use"}); code != 0 || len(missing) > 0 || strings.Count(stdout, "ss -ltnp") != 1 {
 			return fmt.Sprintf("exit code %d, lacks %q:\n%s%s", code, missing, stdout, stderr)
 		}
 		return ""

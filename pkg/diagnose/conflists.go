@@ -31,8 +31,8 @@ func conflistChecks() []check {
 			Remedy: "Correct the file, or move it away."}, warned},
 		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
 			Cause: "The network that the runtime uses has no plugin entry, so its pods start even if the rules are wrong.",
-			Remedy: "Run ip-masq-reconciler install, which inserts the entry into that conflist. With manage = true in [conflist], the reconciler inserts it " +
-				"whenever it is missing. If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
+			Remedy: "If ip-masq only replaces an agent, leave it so. Otherwise run ip-masq-reconciler install, which inserts the entry into that conflist; " +
+				"with manage = true in [conflist], the reconciler inserts it whenever it is missing. If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
 		{Finding{ID: "conflist-absent", Severity: SeverityNotice,
 			Cause:  "There is no CNI configuration, so no pod can start, and no runtime calls the plugin.",
 			Remedy: "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."}, conflistAbsent},

@@ -135,7 +135,7 @@ func TestFindings(t *testing.T) {
 		{"agent files alone", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
 			h.edit = func(n *Host) { n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles} }
-		}, map[string]string{"notice conflist-without-us": `(network "pods")`}},
+		}, map[string]string{"notice conflist-without-us": `(network "pods"), replaces an agent`}},
 		{"no conflist", func(h *testHost) { delete(h.files, "etc/cni/net.d/10-pods.conflist") },
 			map[string]string{"problem conflist-absent": "has no conflist, Install the main CNI plugin"}},
 		{"a directory that cannot be read", func(h *testHost) {

@@ -3,11 +3,8 @@
 package enforce
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -87,9 +84,6 @@ func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, fami
 	}
 	if err == nil {
 		err = b.Apply(ctx, desired, t.observation, held)
-	}
-	if errors.Is(err, fs.ErrPermission) {
-		err = cmp.Or(d.canWrite(ctx, t.choice, policy.Families()), err) // the kernel has one number for all that it forbids
 	}
 	return err
 }

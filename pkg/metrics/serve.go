@@ -32,10 +32,10 @@ func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler
 	keepServing(ctx, key, address, h, log, func() (net.Listener, error) {
 		var listening net.ListenConfig
 		l, err := listening.Listen(ctx, "tcp", address)
+		m.listens(key, err)
 		if err != nil {
 			err = fmt.Errorf("%w; free the address (ss -ltnp names the program that has it), or set %s to another", err, key)
 		}
-		m.listens(key, err)
 		return l, err
 	})
 	m.listens(key, nil)

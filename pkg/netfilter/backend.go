@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -27,6 +28,15 @@ var ErrBusy = errors.New("try again later")
 // ErrChanged is wrapped by the error of Apply if the rules in the kernel are no longer
 // those of the observation. Observe again.
 var ErrChanged = errors.New("the rules changed since they were read")
+
+// CheckTableOwner returns that another program has made itself the owner of a table of nf_tables, or nil.
+func CheckTableOwner(f nfnetlink.Family, t nfnetlink.Table) error {
+	if t.Owner == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: table %s %s is owned by another program (flags owner, netlink port %d, which is often its pid), "+
+		"which alone may change it as long as it runs; end it", ErrUnusable, f, t.Name, t.Owner)
+}
 
 // Choice is the backend of a chain, with its variant.
 type Choice struct {

@@ -37,8 +37,8 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	if _, err := b.programs.locate(ctx, f, b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
 	}
-	if t, err := b.read(f, nil); err == nil && t.fault != "" { // Observe reports what cannot be read
-		return errors.New(t.fault)
+	if t, err := b.read(f, nil); err == nil { // Observe reports what cannot be read
+		return t.writable()
 	}
 	return nil
 }
@@ -46,6 +46,11 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 // CheckWrite implements netfilter.Backend. It applies the rules in a network namespace that it creates:
 // only iptables-restore tells what it needs. Without the privilege for one it returns nil.
 func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
+	for _, c := range desired.Chains {
+		if t, err := b.read(c.Family, append(otherHooks(), c.Name)); err == nil && t.writable() != nil {
+			return t.writable()
+		}
+	}
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
@@ -185,12 +190,12 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	for i, c := range chains {
 		names[i] = c.Name
 	}
-	t, err := b.read(f, names)
+	t, err := b.read(f, append(otherHooks(), names...))
 	if err != nil {
 		return nil, err
 	}
 	if t.fault != "" && !remove {
-		return nil, errors.New(t.fault)
+		return nil, t.writable()
 	}
 	var tx transaction
 	var lines map[string][]string // of the jumps
@@ -227,5 +232,8 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 			tx.appendJump(j, want.Name)
 		}
 	}
-	return &tx, nil
+	if !tx.empty() {
+		err = t.owned
+	}
+	return &tx, err
 }

@@ -69,7 +69,7 @@ func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
 			base, err = c.Chain(nftFamily(f), natTable, postrouting)
 		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			t.fault = baseChainFault(f, nat, base)
+			t.fault, t.owned = baseChainFault(f, nat, base), netfilter.CheckTableOwner(nftFamily(f), nat)
 			err = t.read(f, names, func(chain string) ([]nfnetlink.Rule, error) {
 				rules, err := c.Rules(nftFamily(f), natTable, chain)
 				if err == nil && len(rules) == 0 { // an empty chain, or none

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
@@ -23,7 +24,8 @@ const (
 type table struct {
 	chains  []policy.Chain // those of the named chains that exist
 	targets []string       // of the rules of POSTROUTING, in order: the chain that each leads to
-	fault   string         // why the rules of POSTROUTING do not have their usual effect
+	fault   string         // why the rules of POSTROUTING do not have their usual effect, or cannot be written
+	owned   error          // another program owns the table
 }
 
 // read fills the table from a function that reads one chain, with fs.ErrNotExist if there is none. It reads POSTROUTING
@@ -39,6 +41,9 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 			return err
 		}
 		t.chains = append(t.chains, decodeChain(f, name, rules, buffer))
+		if slices.Contains(otherHooks(), name) {
+			t.checkJumps(f, name, names, rules)
+		}
 	}
 	if len(t.chains) == 0 {
 		return nil
@@ -57,6 +62,18 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 	return err
 }
 
+// otherHooks are the built-in chains for which MASQUERADE is not made.
+func otherHooks() []string { return []string{"PREROUTING", "INPUT", "OUTPUT"} }
+
+// checkJumps finds a jump to one of the chains in a built-in chain: the kernel then refuses MASQUERADE in that chain.
+func (t *table) checkJumps(f policy.Family, builtIn string, chains []string, rules []nfnetlink.Rule) {
+	for _, r := range rules {
+		if to := decode(f, r, nil).Target; slices.Contains(chains, to) {
+			t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, so the kernel accepts no MASQUERADE there; remove the jump", builtIn, natTable, to)
+		}
+	}
+}
+
 func decodeChain(f policy.Family, name string, rules []nfnetlink.Rule, buffer []nfnetlink.Condition) policy.Chain {
 	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, len(rules))}
 	for i, r := range rules {
@@ -70,6 +87,14 @@ func decodeChain(f policy.Family, name string, rules []nfnetlink.Rule, buffer []
 		}
 	}
 	return c
+}
+
+// writable returns why iptables cannot write masquerade chains, as far as it was read.
+func (t *table) writable() error {
+	if t.fault != "" {
+		return errors.New(t.fault)
+	}
+	return t.owned
 }
 
 // chain returns a chain of the table, nil if it does not exist.

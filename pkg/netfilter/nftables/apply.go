@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -110,19 +111,21 @@ func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, _ *os.F
 // CanWrite implements netfilter.Backend: a program can make itself the owner of a table.
 func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	conn, err := b.driver.dial()
-	if err != nil {
-		return err
+	if err == nil {
+		err = checkOwner(conn, headerOf(f).link, tableName)
 	}
-	t, err := conn.Table(headerOf(f).link, tableName)
+	return err
+}
+
+func checkOwner(conn *nfnetlink.Conn, f nfnetlink.Family, table string) error {
+	t, err := conn.Table(f, table)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return usable(err)
 	}
-	if t.Owner != 0 {
-		return fmt.Errorf("nftables: %w: table %s %s is owned by another program (flags owner, netlink port %d, "+
-			"which is often its pid), which alone may change it as long as it runs; end it",
-			netfilter.ErrUnusable, headerOf(f).link, tableName, t.Owner)
+	if err = netfilter.CheckTableOwner(f, t); err != nil {
+		err = fmt.Errorf("nftables: %w", err)
 	}
-	return nil
+	return err
 }
 
 // CheckWrite implements netfilter.Backend.
@@ -141,7 +144,7 @@ func (b *backend) write(observed any, send sender, change func(*tableWriter)) er
 
 func withModules(err error) error {
 	return lacking(err, "CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
-		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6", ", or set backend to iptables")
+		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6 nft_nat", ", or set backend to iptables")
 }
 
 // write changes tables. If another program commits meanwhile, it reads them again and continues, unless
@@ -188,6 +191,11 @@ func (d *Driver) write(observed any, read tablesReader, send sender, change func
 		default:
 			if errors.Is(err, nfnetlink.ErrStale) {
 				err = fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+			}
+			if refused != nil && refused.Family != 0 && errors.Is(err, os.ErrPermission) { // the kernel has one number for all that it forbids
+				for f, t := range now.tables {
+					err = cmp.Or(checkOwner(conn, headerOf(f).link, t.name), err)
+				}
 			}
 			return left, err
 		}

@@ -228,7 +228,7 @@ func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObserva
 	want := guardTablesOf(desired)
 	_, err := d.write(from.State, readGuardTable, send, func(w *tableWriter) { w.update(want[w.family]) })
 	return lacking(err, "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard",
-		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct", "")
+		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
 }
 
 // RenderGuards implements netfilter.GuardTables.
