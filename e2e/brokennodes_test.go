@@ -145,7 +145,7 @@ func brokenNodes() []brokenNode {
 				return func() { n.install(t) }
 			},
 			cause:  []string{"The network that the runtime uses has no plugin entry", "10-podnet.conflist"},
-			remedy: []string{"Run ip-masq-reconciler install, which inserts the entry"}},
+			remedy: []string{"run ip-masq-reconciler install, which inserts the entry"}},
 		{name: "entry-first", reason: "conflist", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.write(t, "podnet", n.entry(faultyNodeKeys()), n.bridge("podnet"))
