@@ -7,6 +7,7 @@
 //
 //	go test ./e2e/simulation -run Simulation -v                   # 400 seeds that are always the same
 //	go test ./e2e/simulation -run Simulation -v -duration 1h      # new seeds, in time of a processor; the first one is printed
+//	… -duration 1h -first 4711                                    # with this first seed
 //	go test ./e2e/simulation -run Simulation -v -seed 4711        # this one again
 //	… -seed 4711 -effects                                         # with every effect, shrunk or not
 //	… -duration 1h -known 'is dropped|outlives'                   # goes on after objections that are known
@@ -29,7 +30,7 @@
 //
 // TestSimulation builds itself again with an overlay (go help build) in which the product's calls of packages os and unix
 // are those of package system: files in memory, of which a crash keeps what was synced and some of the rest. The packet
-// filter is kernel, at the ports netfilter.Driver, Backend and GuardTables. Each process is a goroutine of one
+// filter is kernel (package netfiltertest). Each process is a goroutine of one
 // testing/synctest bubble, a reconciler several; one of them runs at a time, from effect to effect (world). What the
 // scenario states is in scenario_test.go, what processes and disturbances do in ops_test.go and reconciler_test.go. The
 // oracle (oracle_test.go) knows only what the scenario has stated: the versions that may be in force because of an operation

@@ -16,8 +16,10 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -136,12 +138,10 @@ func (w *world) setConf(n *network, v *version) {
 	case v == nil:
 		w.machine.Remove(n.file())
 	case n.agent:
-		keys := v.keys()
-		delete(keys, "type")
-		w.machine.WriteFile(n.file(), marshal(keys))
+		w.machine.WriteFile(n.file(), marshal(v))
 	default:
 		w.machine.WriteFile(n.file(), marshal(map[string]any{
-			"cniVersion": "1.1.0", "name": n.name, "plugins": []any{map[string]any{"type": "bridge"}, v.keys()},
+			"cniVersion": "1.1.0", "name": n.name, "plugins": []entry{{Type: "bridge"}, {Type: "ip-masq", version: v}},
 		}))
 	}
 	w.filesChanged()
@@ -164,28 +164,31 @@ func marshal(v any) string {
 // plugin returns the plugin as a process of its own.
 func (w *world) plugin(p *process, out io.Writer) *cniplugin.Plugin {
 	return &cniplugin.Plugin{
-		Drivers: w.kernel.drivers(), Program: "program", Version: "v1", Generation: w.kernel.Generation, Addresses: w.kernel.Addresses,
+		Drivers: w.kernel.Drivers(), Program: "program", Version: "v1", Generation: w.kernel.generation, Addresses: w.kernel.Addresses,
 		Conntrack: w.kernel.Conntrack, PluginFile: pluginFile, LockWait: 10 * time.Second, Stdout: out, Stderr: &p.stderr,
 	}
 }
 
+// entry is a plugin entry, and what libcni adds to it for a call.
+type entry struct {
+	Type string `json:"type"`
+	*version
+	CNIVersion string `json:"cniVersion,omitempty"`
+	Name       string `json:"name,omitempty"`
+	PrevResult any    `json:"prevResult,omitempty"`
+	Valid      any    `json:"cni.dev/valid-attachments,omitempty"`
+}
+
 // stdin returns what libcni gives to the plugin.
-func stdin(v *version, n *network, more map[string]any) []byte {
-	keys := map[string]any{"type": "ip-masq"}
-	if v != nil {
-		keys = v.keys()
-	}
-	keys["cniVersion"], keys["name"] = "1.1.0", n.name
-	for key, value := range more {
-		keys[key] = value
-	}
-	return []byte(marshal(keys))
+func stdin(v *version, n *network, e entry) []byte {
+	e.Type, e.version, e.CNIVersion, e.Name = "ip-masq", v, "1.1.0", n.name
+	return []byte(marshal(e))
 }
 
 // args returns the arguments for a container of a pod.
 func (w *world) args(p *pod, v *version, n *network, container int) *skel.CmdArgs {
 	ips := []any{map[string]any{"address": p.net.address(false, p.number).String(), "interface": 0}}
-	if v != nil && v.chain.ipv6 {
+	if v != nil && v.IPv6 {
 		ips = append(ips, map[string]any{"address": p.net.address(true, p.number).String(), "interface": 0})
 	}
 	result := map[string]any{
@@ -197,7 +200,7 @@ func (w *world) args(p *pod, v *version, n *network, container int) *skel.CmdArg
 	}
 	return &skel.CmdArgs{
 		ContainerID: p.id(container), IfName: "eth0", Netns: "/run/netns/x", Args: args,
-		StdinData: stdin(v, n, map[string]any{"prevResult": result}),
+		StdinData: stdin(v, n, entry{PrevResult: result}),
 	}
 }
 
@@ -346,7 +349,7 @@ func (w *world) gc(o *op, n *network) *process {
 			}
 		}
 	}
-	args := &skel.CmdArgs{StdinData: stdin(n.conf, n, map[string]any{"cni.dev/valid-attachments": valid})}
+	args := &skel.CmdArgs{StdinData: stdin(n.conf, n, entry{Valid: valid})}
 	p := w.start(o, func(p *process) error { return w.plugin(p, io.Discard).Funcs().GC(args) }, func(*process) {})
 	p.network = n
 	return p
@@ -362,7 +365,7 @@ func (w *world) ask(o *op, n *network) *process {
 	if o.kind == "check" {
 		args = w.args(pod, pod.entry, pod.net, pod.container)
 	} else {
-		args = &skel.CmdArgs{StdinData: stdin(n.conf, n, nil)}
+		args = &skel.CmdArgs{StdinData: stdin(n.conf, n, entry{})}
 	}
 	written, seq := 0, 0
 	return w.start(o, func(p *process) error {
@@ -394,7 +397,7 @@ func (w *world) node() *reconcile.Node {
 	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.agent }) {
 		s.AgentConfigDir = agentDir
 	}
-	n := reconcile.Open(s, pluginFile, w.kernel.drivers())
+	n := reconcile.Open(s, pluginFile, w.kernel.Drivers())
 	n.Version, n.Conntrack, n.Addresses = "v1", w.kernel.Conntrack, w.kernel.Addresses
 	return n
 }
@@ -463,7 +466,8 @@ func (w *world) disturb(o *op) {
 	defer func() { w.disturbing = false }()
 	switch o.kind {
 	case "commit":
-		k.commit()
+		k.Generation.Number++
+		k.written()
 		k.seq-- // it changes nothing owned
 	case "tamper":
 		w.tamper(o.number)
@@ -554,7 +558,7 @@ func (w *world) harm(o *op) {
 	w.book.recordsLost = true
 	text, is := w.machine.ReadFile(file)
 	w.book.recordLost = w.book.recordLost || o.number < 2
-	for _, chains := range w.kernel.chains {
+	for _, chains := range w.kernel.Chains {
 		for ref := range chains {
 			if o.number < 2 { // whatever becomes of them is not on record any more
 				w.book.orphans = append(w.book.orphans, ref.Chain)
@@ -576,7 +580,7 @@ func (w *world) harm(o *op) {
 			return
 		}
 		w.book.harmed = append(w.book.harmed, file)
-		if exists := slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && w.kernel.has(c.v.chain.name) }); !exists && len(n.claims) > 0 {
+		if exists := slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && w.kernel.has(c.v.Chain) }); !exists && len(n.claims) > 0 {
 			n.claims = append(n.claims, claim{}) // its chain is created without it
 		}
 	}
@@ -586,9 +590,10 @@ func (w *world) harm(o *op) {
 func (w *world) tamper(number int) {
 	k := w.kernel
 	touched := []string{""}
-	for _, of := range []map[policy.ChainFamily]policy.Chain{k.chains[inNFTables], k.chains[inIPTables], k.chains[inLegacy]} {
-		for _, ref := range sortedRefs(of) {
-			chain := cloned(of[ref])
+	for _, in := range []netfilter.Choice{netfiltertest.NFTables, netfiltertest.IPTables, netfiltertest.Legacy} {
+		of := k.Chains[in]
+		for _, ref := range k.Refs(in) {
+			chain := of[ref]
 			touched = append(touched, ref.Chain)
 			switch number {
 			case 0, 1:
@@ -599,23 +604,21 @@ func (w *world) tamper(number int) {
 			case 4:
 				chain.Rules = nil
 			case 5:
-				chain.Rules = slices.Insert(chain.Rules, 0, policy.Rule{Verdict: policy.Masquerade})
+				chain.Rules = slices.Insert(slices.Clone(chain.Rules), 0, policy.Rule{Verdict: policy.Masquerade})
 			}
 			of[ref] = chain
 		}
 	}
 	if number == 6 || number == 0 {
-		k.guards = nil
-		k.guardsSeen++
+		k.Guards = nil
 	}
-	if number == 7 && len(k.guards) > 0 {
+	if number == 7 && len(k.Guards) > 0 {
 		w.book.guardTampered = true
-		k.guards = slices.Clone(k.guards)
-		k.guards[0].Exempt = policy.Ranges{}
-		k.guardsSeen++
+		k.Guards = slices.Clone(k.Guards)
+		k.Guards[0].Exempt = policy.Ranges{}
 	}
-	k.changes++
-	k.commit(touched...)
+	k.Changed()
+	k.written(touched...)
 	w.disturbed()
 	w.book.tampered, w.book.disrupted = w.seq, w.seq
 	w.counts["tampers"]++

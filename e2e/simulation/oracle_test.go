@@ -5,6 +5,7 @@ package simulation_test
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -42,7 +43,7 @@ type decision struct {
 
 // output returns the address that pods leave with, or none. No item of a scenario has two addresses.
 func (c *chainSpec) output(addresses []policy.NodeAddress, src netip.Addr) netip.Addr {
-	for _, item := range c.outputs {
+	for _, item := range c.Outputs {
 		for _, a := range addresses {
 			if item.Contains(a.Address) && a.Address.Is4() == src.Is4() {
 				return a.Address
@@ -56,12 +57,12 @@ func (c *chainSpec) output(addresses []policy.NodeAddress, src netip.Addr) netip
 func decide(versions []*version, addresses []policy.NodeAddress, space string, src, dst netip.Addr) (d decision) {
 	var chains []*chainSpec
 	for _, v := range versions {
-		if v != nil && !slices.ContainsFunc(chains, func(c *chainSpec) bool { return c.name == v.chain.name }) {
-			chains = append(chains, v.chain)
+		if v != nil && !slices.ContainsFunc(chains, func(c *chainSpec) bool { return c.Chain == v.Chain }) {
+			chains = append(chains, v.chainSpec)
 		}
 	}
 	for _, c := range chains {
-		if src.Is6() && !c.ipv6 || c.scoped && !covers(c.scope(), src) {
+		if src.Is6() && !c.IPv6 || c.Scope != nil && !covers(c.Scope, src) {
 			continue
 		}
 		longest, masquerade := -1, true
@@ -75,16 +76,16 @@ func decide(versions []*version, addresses []policy.NodeAddress, space string, s
 		consider(linkLocal, false)
 		exemptPod := false
 		for _, v := range versions {
-			if v != nil && v.chain.name == c.name {
-				consider(v.exempt, false)
-				consider(v.masq, true)
-				exemptPod = exemptPod || space != "" && slices.Contains(v.spaces, space)
+			if v != nil && v.Chain == c.Chain {
+				consider(v.Exempt, false)
+				consider(v.Masq, true)
+				exemptPod = exemptPod || space != "" && slices.Contains(v.Spaces, space)
 			}
 		}
 		if masquerade && !exemptPod {
 			d.masquerade, d.from = true, append(d.from, c.output(addresses, src))
-			d.drop = d.drop || c.guard == "drop" && (c.scoped || slices.ContainsFunc(versions, func(v *version) bool {
-				return v != nil && v.chain.name == c.name && v.net.learns() && v.net.address(src.Is6(), 0).Masked().Contains(src) // learned from ADDs
+			d.drop = d.drop || c.Guard == "drop" && (c.Scope != nil || slices.ContainsFunc(versions, func(v *version) bool {
+				return v != nil && v.Chain == c.Chain && v.net.learns() && v.net.address(src.Is6(), 0).Masked().Contains(src) // learned from ADDs
 			}))
 		}
 	}
@@ -122,7 +123,7 @@ func (w *world) combinations() [][]*version {
 // listed reports whether a policy that is certainly in force exempts the namespace of a pod.
 func (w *world) listed(p *pod) bool {
 	return slices.ContainsFunc(w.networks, func(n *network) bool {
-		return !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == nil || !slices.Contains(c.v.spaces, p.space) })
+		return !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == nil || !slices.Contains(c.v.Spaces, p.space) })
 	})
 }
 
@@ -157,8 +158,20 @@ func (w *world) changed() bool {
 
 func (w *world) judgePackets() {
 	for _, p := range w.pods {
-		if p.phase == running {
-			w.objectTo(p, w.book.tampered > 0)
+		w.objectTo(p, w.book.tampered > 0)
+	}
+}
+
+// packets returns packets of a running pod that tell policies apart, until something is wrong.
+func (w *world) packets(p *pod) iter.Seq2[netip.Addr, netip.Addr] {
+	return func(yield func(src, dst netip.Addr) bool) {
+		probes := w.probes()
+		for _, src := range p.addresses {
+			for _, dst := range probes {
+				if src.Is4() == dst.Is4() && p.phase == running && (w.objection != "" || !yield(src, dst)) {
+					return
+				}
+			}
 		}
 	}
 }
@@ -167,34 +180,29 @@ func (w *world) judgePackets() {
 // policy drops, and all else may be wrong.
 func (w *world) objectTo(p *pod, tampered bool) {
 	combinations := w.combinations()
-	for _, src := range p.addresses {
-		for _, dst := range w.probes() {
-			if src.Is4() != dst.Is4() || w.objection != "" {
-				continue
+	for src, dst := range w.packets(p) {
+		got := w.kernel.packet(src, dst)
+		var masquerade, exempt, drop bool
+		for _, c := range combinations {
+			d := decide(c, nil, p.space, src, dst)
+			if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
+				without := decide(c, nil, "", src, dst)
+				masquerade, drop = masquerade || without.masquerade, drop || without.drop
 			}
-			got := w.kernel.packet(src, dst)
-			var masquerade, exempt, drop bool
-			for _, c := range combinations {
-				d := decide(c, nil, p.space, src, dst)
-				if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
-					without := decide(c, nil, "", src, dst)
-					masquerade, drop = masquerade || without.masquerade, drop || without.drop
-				}
-				masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
-			}
-			w.counts["packets"]++
-			who := fmt.Sprintf("a packet of %s (%s, namespace %q) to %s", p.id(p.container), src, p.space, dst)
-			switch {
-			case got.dropped && drop && slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil }):
-				// Its document was lost and its rules removed, so the guard comes before its first rules again.
-			case got.dropped && (!tampered || !drop && !w.book.guardTampered):
-				w.object("%s: %s is dropped, which may be: masqueraded %v, not masqueraded %v", p.net.name, who, masquerade, exempt)
-			case tampered || got.dropped:
-			case got.translated && !masquerade:
-				w.object("%s: %s is masqueraded, and no policy says so: %v", p.net.name, who, combinations)
-			case !got.translated && !exempt:
-				w.object("%s: %s is not masqueraded, and every policy says so: %v", p.net.name, who, combinations)
-			}
+			masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
+		}
+		w.counts["packets"]++
+		who := fmt.Sprintf("a packet of %s (%s, namespace %q) to %s", p.id(p.container), src, p.space, dst)
+		switch {
+		case got.dropped && drop && slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil }):
+			// Its document was lost and its rules removed, so the guard comes before its first rules again.
+		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
+			w.object("%s: %s is dropped, which may be: masqueraded %v, not masqueraded %v", p.net.name, who, masquerade, exempt)
+		case tampered || got.dropped:
+		case got.translated && !masquerade:
+			w.object("%s: %s is masqueraded, and no policy says so: %v", p.net.name, who, combinations)
+		case !got.translated && !exempt:
+			w.object("%s: %s is not masqueraded, and every policy says so: %v", p.net.name, who, combinations)
 		}
 	}
 }
@@ -206,15 +214,10 @@ func (w *world) judgeOutputs(pods ...*pod) {
 		return
 	}
 	for _, p := range pods {
-		for _, src := range p.addresses {
-			for _, dst := range w.probes() {
-				if p.phase != running || p.unrecorded || src.Is4() != dst.Is4() {
-					continue
-				}
-				got, want := w.kernel.packet(src, dst), decide(combinations[0], w.kernel.addresses, p.space, src, dst).from
-				if got.translated && !slices.Contains(want, got.from) {
-					w.object("%s: a packet of %s (%s) to %s leaves with address %s instead of %s", p.net.name, p.id(p.container), src, dst, got.from, want)
-				}
+		for src, dst := range w.packets(p) {
+			got, want := w.kernel.packet(src, dst), decide(combinations[0], w.kernel.addresses, p.space, src, dst).from
+			if !p.unrecorded && got.translated && !slices.Contains(want, got.from) {
+				w.object("%s: a packet of %s (%s) to %s leaves with address %s instead of %s", p.net.name, p.id(p.container), src, dst, got.from, want)
 			}
 		}
 	}
@@ -265,9 +268,9 @@ func (w *world) judgeConnections() {
 	for _, c := range w.kernel.connections {
 		d := decide(combinations[0], nil, c.pod.space, c.Src, c.Dst)
 		resets := func(v *version) bool {
-			x := v.chain
-			return (x.stale == "reset" || x.stale == "" && x.guard == "drop") && (x.scoped && covers(x.scope(), c.Src) || v.net == c.pod.net.netSpec) &&
-				!slices.ContainsFunc(v.net.versions, func(o *version) bool { return o.chain != x })
+			x := v.chainSpec
+			return (x.Stale == "reset" || x.Stale == "" && x.Guard == "drop") && (covers(x.Scope, c.Src) || v.net == c.pod.net.netSpec) &&
+				!slices.ContainsFunc(v.net.versions, func(o *version) bool { return o.chainSpec != x })
 		}
 		// A repair deletes connections that are not translated only.
 		if c.pod.phase == running && c.translated() != d.masquerade && (d.masquerade || !c.tampered) &&
@@ -291,7 +294,7 @@ func (w *world) judgeRecord() {
 		record.Chains = nil
 	}
 	w.book.recordLost = false
-	for choice, chains := range w.kernel.chains {
+	for choice, chains := range w.kernel.Chains {
 		for ref := range chains {
 			found := slices.Contains(w.book.orphans, ref.Chain)
 			for _, c := range record.Chains {
@@ -325,7 +328,7 @@ func (w *world) disturbed() {
 // healthy reports whether nothing could have failed since a process began.
 func (w *world) healthy(p *process) bool {
 	m := w.machine
-	return w.book.fault < p.start && !m.Full && !m.ReadOnly && !m.Broken && !p.faulty
+	return w.book.fault < p.start && !m.Bad() && !p.faulty
 }
 
 // refused reports whether the kernel may refuse a policy that is, or may be, in force.
@@ -375,9 +378,9 @@ func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
 }
 
 // judgeQuiet judges the node when nothing has happened for as long as an active reconciler may take, all else being right.
-func (w *world) judgeQuiet(frozen bool) {
+func (w *world) judgeQuiet() {
 	m, p := w.machine, w.active()
-	if w.book.quietJudged || p == nil || len(w.midway()) > 0 || frozen && !w.idle() || !w.idle() || w.harmed() || w.refused() || m.Full || m.ReadOnly || m.Broken || w.kernel.noGuards {
+	if w.book.quietJudged || p == nil || len(w.midway()) > 0 || !w.idle() || w.harmed() || w.refused() || m.Bad() || w.kernel.noGuards {
 		return
 	}
 	patience := 4 * time.Second
@@ -433,7 +436,7 @@ func (w *world) agree(n *network) {
 	}
 	w.until(add.ended)
 	spaced := slices.ContainsFunc(w.networks, func(n *network) bool {
-		return slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && c.v.spaces != nil })
+		return slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && c.v.Spaces != nil })
 	})
 	m := w.machine
 	switch {
@@ -441,7 +444,7 @@ func (w *world) agree(n *network) {
 	case status.err == nil && add.err != nil && m.Broken: // which only a write can tell
 	case status.err == nil && add.err != nil && w.refused(): // a guard of the subnet that this ADD found, which STATUS does not know
 	case add.err != nil && pod.container > 1 && (m.Full || m.ReadOnly): // the record of the former container stays
-	case status.err != nil && add.err == nil && spaced && (m.Full || m.ReadOnly || m.Broken): // a change of exemption could not be recorded
+	case status.err != nil && add.err == nil && spaced && m.Bad(): // a change of exemption could not be recorded
 	case (status.err == nil) != (add.err == nil):
 		w.object("STATUS and ADD of %s do not agree: %v, and %v", n.name, status.err, add.err)
 	}
@@ -452,7 +455,7 @@ func (w *world) agree(n *network) {
 func (w *world) quiet() {
 	w.until(w.idle)
 	m := w.machine
-	if m.Full || m.ReadOnly || m.Broken || w.kernel.refuses || w.kernel.noGuards {
+	if m.Bad() || w.kernel.refuses || w.kernel.noGuards {
 		m.Full, m.ReadOnly, m.Broken, w.kernel.refuses, w.kernel.noGuards = false, false, false, false, false
 		w.fault()
 	}
@@ -503,12 +506,17 @@ func (w *world) quiet() {
 	if w.objection == "" && (m.Writes != writes || w.kernel.seq != seq) {
 		w.object("a second sync writes: %d times to files, %d times to the kernel", m.Writes-writes, w.kernel.seq-seq)
 	}
+	w.kernel.Torn = 1
+	if again(); w.objection == "" && w.kernel.seq != seq {
+		w.object("a sync repairs rules that a torn reading lacks")
+	}
 	w.judgeOutputs(w.pods...)
 	w.judgeGuards()
 	for _, n := range w.networks {
 		if n.conf == nil || n.agent || w.objection != "" {
 			continue
 		}
+		w.kernel.Torn = 1
 		p := w.ask(&op{kind: "status", net: n.number, wait: true}, n)
 		if wait(p); p != nil && w.objection == "" && p.err != nil {
 			w.object("STATUS of %s fails on a node that is right: %v", n.name, p.err)
@@ -518,6 +526,7 @@ func (w *world) quiet() {
 		if w.objection != "" || pod.phase != running || pod.container == 0 || pod.unrecorded || w.scenario.admin && pod.net.conf == nil {
 			continue
 		}
+		w.kernel.Torn = 1
 		p := w.ask(&op{kind: "check", pod: pod.number, wait: true}, pod.net)
 		if wait(p); p != nil && w.objection == "" && p.err != nil {
 			w.object("CHECK of %s fails on a node that is right: %v", pod.id(pod.container), p.err)
@@ -531,23 +540,22 @@ func (w *world) judgeGuards() {
 	if w.objection != "" || len(combinations) > 1 || w.kernel.noGuards {
 		return
 	}
-	without := *w.kernel
-	without.chains = nil
-	without.guards = slices.Clone(w.kernel.guards)
-	for i := range without.guards {
-		without.guards[i].Bound, without.guards[i].ExemptPods = nil, nil
+	filter := *w.kernel.Kernel
+	filter.Chains = nil
+	filter.Guards = slices.Clone(filter.Guards)
+	without := kernel{Kernel: &filter, addresses: w.kernel.addresses}
+	for i := range filter.Guards {
+		filter.Guards[i].Bound, filter.Guards[i].ExemptPods = nil, nil
 	}
 	for _, p := range w.pods {
-		for _, src := range p.addresses {
-			for _, dst := range w.probes() {
-				// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
-				if (w.book.fault > 0 || w.book.recordsLost || p == p.net.nobody || p.entry != p.net.conf) && !p.net.versions[0].chain.scoped || p.phase != running || src.Is4() != dst.Is4() || p.unrecorded {
-					continue
-				}
-				want := decide(combinations[0], nil, p.space, src, dst).drop
-				if got := without.packet(src, dst).dropped; got != want {
-					w.object("the guard of a packet of %s (%s) to %s: drops %v, and the policy says %v", p.id(p.container), src, dst, got, want)
-				}
+		// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
+		if p.phase != running || p.unrecorded || p.net.versions[0].Scope == nil && (w.book.fault > 0 || w.book.recordsLost || p == p.net.nobody || p.entry != p.net.conf) {
+			continue
+		}
+		for src, dst := range w.packets(p) {
+			want := decide(combinations[0], nil, p.space, src, dst).drop
+			if got := without.packet(src, dst).dropped; got != want {
+				w.object("the guard of a packet of %s (%s) to %s: drops %v, and the policy says %v", p.id(p.container), src, dst, got, want)
 			}
 		}
 	}

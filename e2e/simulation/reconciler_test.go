@@ -50,7 +50,7 @@ func (w *world) run(o *op) *process {
 	})
 	p.reconciler = r
 	// The notifications begin before the loop reads anything.
-	r.loop.Committed(reconcile.Commit{Generation: w.kernel.generation.Number, Touched: true})
+	r.loop.Committed(reconcile.Commit{Generation: w.kernel.Generation.Number, Touched: true})
 	w.mayRead(p)
 	return p
 }
@@ -89,7 +89,7 @@ func (w *world) tell(what func(*process)) {
 
 // committed tells the reconcilers of a commit. The chains are those that it touched; "" is an owned table.
 func (w *world) committed(chains []string) {
-	generation, by, writer := w.kernel.generation.Number, reconcile.Writer{Process: reconcile.Process{PID: 1, Program: "other"}}, w.last
+	generation, by, writer := w.kernel.Generation.Number, reconcile.Writer{Process: reconcile.Process{PID: 1, Program: "other"}}, w.last
 	if w.disturbing {
 		writer = nil
 	}

@@ -27,16 +27,16 @@ type scenario struct {
 	admin  bool // it has a plugin.toml
 }
 
-// chainSpec is what the sources of one chain agree on.
+// chainSpec is what the sources of one chain agree on, as keys of a plugin entry.
 type chainSpec struct {
-	name, backend, guard, stale string
-	enforceExempt, ipv6, scoped bool
-	outputs                     []netip.Prefix
-}
-
-func (c *chainSpec) String() string {
-	return fmt.Sprintf("%s (backend %q, guard %q, stale %q, enforceExempt %v, IPv6 %v, scoped %v, outputs %v)",
-		c.name, c.backend, c.guard, c.stale, c.enforceExempt, c.ipv6, c.scoped, c.outputs)
+	Chain         string         `json:"masqChain"`
+	Backend       string         `json:"backend,omitempty"`
+	Guard         string         `json:"guard,omitempty"`
+	Stale         string         `json:"staleConnections,omitempty"`
+	EnforceExempt bool           `json:"enforceExempt,omitempty"`
+	IPv6          bool           `json:"enableIPv6,omitempty"`
+	Scope         []netip.Prefix `json:"sourceCIDRs,omitempty"`
+	Outputs       []netip.Prefix `json:"outputAddresses,omitempty"`
 }
 
 // netSpec is a source: a network, or the agent files.
@@ -48,14 +48,15 @@ type netSpec struct {
 	versions []*version
 }
 
-// version is one policy of a source.
+// version is one policy of a source, as keys of a plugin entry.
 type version struct {
+	*chainSpec
+	Exempt []netip.Prefix `json:"nonMasqueradeCIDRs"`
+	Masq   []netip.Prefix `json:"masqueradeCIDRs,omitempty"`
+	Spaces []string       `json:"nonMasqueradeNamespaces,omitempty"`
+
 	net     *netSpec
-	chain   *chainSpec
 	number  int
-	exempt  []netip.Prefix // nil: the defaults
-	masq    []netip.Prefix
-	spaces  []string
 	refused bool // the kernel accepts it only while it refuses nothing
 }
 
@@ -138,7 +139,7 @@ func addressList(s string) (all []netip.Addr) {
 // marks are exempt by this version alone.
 func (v *version) marks() []netip.Prefix {
 	m := prefixList(fmt.Sprintf("100.64.%d.%d/32", v.net.number, v.number))
-	if v.chain.ipv6 {
+	if v.IPv6 {
 		m = append(m, prefixList(fmt.Sprintf("fd99:%d:%d::/48", v.net.number, v.number))...)
 	}
 	return m
@@ -158,54 +159,10 @@ func (n *netSpec) learns() bool { return !n.agent && !n.admin }
 // addresses returns those of a pod.
 func (n *netSpec) addresses(host int) []netip.Addr {
 	all := []netip.Addr{n.address(false, host).Addr()}
-	if n.versions[0].chain.ipv6 {
+	if n.versions[0].IPv6 {
 		all = append(all, n.address(true, host).Addr())
 	}
 	return all
-}
-
-// keys returns the version as keys of a plugin entry.
-func (v *version) keys() map[string]any {
-	c := v.chain
-	keys := map[string]any{"type": "ip-masq", "masqChain": c.name}
-	put := func(name string, value string) {
-		if value != "" {
-			keys[name] = value
-		}
-	}
-	put("backend", c.backend)
-	put("guard", c.guard)
-	put("staleConnections", c.stale)
-	if c.outputs != nil {
-		keys["outputAddresses"] = c.outputs
-	}
-	if c.enforceExempt {
-		keys["enforceExempt"] = true
-	}
-	if c.ipv6 {
-		keys["enableIPv6"] = true
-	}
-	if c.scoped {
-		keys["sourceCIDRs"] = c.scope()
-	}
-	if v.exempt != nil {
-		keys["nonMasqueradeCIDRs"] = v.exempt
-	}
-	if v.masq != nil {
-		keys["masqueradeCIDRs"] = v.masq
-	}
-	if v.spaces != nil {
-		keys["nonMasqueradeNamespaces"] = v.spaces
-	}
-	return keys
-}
-
-func (c *chainSpec) scope() []netip.Prefix {
-	scope := prefixList("10.244.0.0/16")
-	if c.ipv6 {
-		scope = append(scope, prefixList("fd42::/16")...)
-	}
-	return scope
 }
 
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
@@ -215,7 +172,13 @@ func newScenario(seed uint64) *scenario {
 	r := rand.New(rand.NewPCG(seed, 1))
 	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0, admin: r.IntN(8) == 0}
 	for _, name := range []string{"IP-MASQ-AGENT", "SECOND"}[:1+r.IntN(2)] {
-		s.chains = append(s.chains, s.chain(r, chainSpec{name: name, ipv6: r.IntN(2) == 0, scoped: r.IntN(2) == 0}))
+		c := chainSpec{Chain: name, IPv6: r.IntN(2) == 0}
+		if r.IntN(2) == 0 {
+			if c.Scope = prefixList("10.244.0.0/16"); c.IPv6 {
+				c.Scope = append(c.Scope, prefixList("fd42::/16")...)
+			}
+		}
+		s.chains = append(s.chains, s.chain(r, c))
 	}
 	spaced, sources := r.IntN(2) == 0, map[string]int{}
 	of := make([]*chainSpec, 1+r.IntN(3), 4)
@@ -227,36 +190,28 @@ func newScenario(seed uint64) *scenario {
 	}
 	for i := range of {
 		of[i] = &s.chains[r.IntN(len(s.chains))]
-		sources[of[i].name]++
+		sources[of[i].Chain]++
 	}
 	for i := range s.nets {
 		n := &s.nets[i]
-		moves := sources[of[i].name] == 1 && r.IntN(2) == 0
+		moves := sources[of[i].Chain] == 1 && r.IntN(2) == 0
 		for number := range 3 {
-			v := &version{net: n, chain: of[i], number: number}
+			v := &version{net: n, chainSpec: of[i], number: number}
 			if moves { // its versions need not agree with anybody
 				c := s.chain(r, *of[i])
-				if v.chain = &c; r.IntN(4) == 0 {
-					c.name += "-MOVED"
+				if v.chainSpec = &c; r.IntN(4) == 0 {
+					c.Chain += "-MOVED"
 				}
 			}
-			v.exempt = v.marks()
-			for _, p := range exemptions {
-				if r.IntN(3) == 0 && (p.Addr().Is4() || v.chain.ipv6) {
-					v.exempt = append(v.exempt, p)
-				}
+			some := func(one int, of []netip.Prefix) []netip.Prefix {
+				return slices.DeleteFunc(slices.Clone(of), func(p netip.Prefix) bool { return r.IntN(one) > 0 || p.Addr().Is6() && !v.IPv6 })
 			}
-			for _, p := range exceptions {
-				if r.IntN(4) == 0 && (p.Addr().Is4() || v.chain.ipv6) {
-					v.masq = append(v.masq, p)
-				}
-			}
-			if r.IntN(8) == 0 {
-				v.exempt = append(v.exempt, refusable)
-				v.refused = true
+			v.Exempt, v.Masq = append(v.marks(), some(3, exemptions)...), some(4, exceptions)
+			if v.refused = r.IntN(8) == 0; v.refused {
+				v.Exempt = append(v.Exempt, refusable)
 			}
 			if spaced && r.IntN(3) > 0 {
-				v.spaces = []string{pick(r, spaces[1:]...)}
+				v.Spaces = []string{pick(r, spaces[1:]...)}
 			}
 			n.versions = append(n.versions, v)
 		}
@@ -267,15 +222,15 @@ func newScenario(seed uint64) *scenario {
 
 // chain chooses what a chain may change.
 func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
-	c.backend, c.guard = pick(r, "", "", "nftables", "nftables", "iptables"), pick(r, "", "", "count", "drop", "drop")
-	c.stale, c.enforceExempt = pick(r, "", "keep", "reset"), r.IntN(4) == 0
-	if !s.tables && c.backend == "iptables" {
-		c.backend = ""
+	c.Backend, c.Guard = pick(r, "", "", "nftables", "nftables", "iptables"), pick(r, "", "", "count", "drop", "drop")
+	c.Stale, c.EnforceExempt = pick(r, "", "keep", "reset"), r.IntN(4) == 0
+	if !s.tables && c.Backend == "iptables" {
+		c.Backend = ""
 	}
-	if c.outputs = nil; r.IntN(4) == 0 {
-		c.outputs = pick(r, prefixList("203.0.113.0/24"), prefixList("198.51.101.0/24 203.0.113.9/32 198.51.100.7/32"))
-		if c.ipv6 {
-			c.outputs = append(c.outputs, prefixList("2001:db8:fffe::/64")...)
+	if c.Outputs = nil; r.IntN(4) == 0 {
+		c.Outputs = pick(r, prefixList("203.0.113.0/24"), prefixList("198.51.101.0/24 203.0.113.9/32 198.51.100.7/32"))
+		if c.IPv6 {
+			c.Outputs = append(c.Outputs, prefixList("2001:db8:fffe::/64")...)
 		}
 	}
 	return c
@@ -309,15 +264,6 @@ func (s *scenario) plan(r *rand.Rand) {
 		if failing && r.IntN(4) == 0 {
 			o.fail = 1 + r.IntN(150)
 		}
-		for _, what := range strings.Split(*withoutFlag, ",") {
-			switch what {
-			case "":
-			case "fail":
-				o.fail = 0
-			case o.kind:
-				o.kind = "wait"
-			}
-		}
 		if s.nets[o.net].agent && o.kind != "conflist" && o.kind != "bad file" && o.kind != "damage" {
 			o.net = 0
 		}
@@ -331,12 +277,9 @@ func (s *scenario) String() string {
 	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v\n", s.seed, s.tables, s.legacy, s.admin)
 	for i := range s.nets {
 		n := &s.nets[i]
-		used := func(number int) bool {
-			return slices.ContainsFunc(s.ops, func(o *op) bool { return o.kind == "conflist" && o.net == i && o.version == number })
-		}
 		for _, v := range n.versions {
-			if used(v.number) {
-				fmt.Fprintf(&b, "%s in %s: exempt %v masquerade %v namespaces %v\n", v, v.chain, v.exempt, v.masq, v.spaces)
+			if slices.ContainsFunc(s.ops, func(o *op) bool { return o.kind == "conflist" && o.net == i && o.version == v.number }) {
+				fmt.Fprintf(&b, "%s: %s\n", v, marshal(v))
 			}
 		}
 	}

@@ -22,11 +22,10 @@ import (
 
 var (
 	seedFlag     = flag.Uint64("seed", 0, "replay this seed; 0: new seeds")
+	firstFlag    = flag.Uint64("first", 1, "begin with this seed; 1, with a duration: a new one")
 	durationFlag = flag.Duration("duration", 0, "how long to run new seeds, in time of a processor; 0: some seeds that are always the same")
 	knownFlag    = flag.String("known", "", "regular expression of objections that are known, for a search beside them")
-	withoutFlag  = flag.String("without", "", "operations to leave out, and fail")
 	programFlag  = flag.String("program", "", "keep the simulation as this program, and run nothing; it has the same flags")
-	replayFlag   = flag.Uint64("replay", 50, "run one seed in so many twice, and compare all effects")
 	verboseFlag  = flag.Bool("effects", false, "print every effect of the seed")
 )
 
@@ -41,7 +40,7 @@ func TestSimulation(t *testing.T) {
 			return
 		}
 		cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$", fmt.Sprintf("-test.v=%v", testing.Verbose()), "-test.timeout=0",
-			fmt.Sprintf("-seed=%d", *seedFlag), fmt.Sprintf("-duration=%s", *durationFlag), fmt.Sprintf("-effects=%v", *verboseFlag), "-known="+*knownFlag, "-without="+*withoutFlag, fmt.Sprintf("-replay=%d", *replayFlag))
+			fmt.Sprintf("-seed=%d", *seedFlag), fmt.Sprintf("-duration=%s", *durationFlag), fmt.Sprintf("-effects=%v", *verboseFlag), "-known="+*knownFlag, fmt.Sprintf("-first=%d", *firstFlag))
 		cmd.Env = append(os.Environ(), child+"=1", "GOMAXPROCS=1") // so that a seed replays
 		out, err := cmd.CombinedOutput()
 		if t.Logf("%s", out); err != nil {
@@ -53,12 +52,13 @@ func TestSimulation(t *testing.T) {
 		report(t, simulate(t, newScenario(*seedFlag)))
 		return
 	}
-	const sameSeeds = 400
-	first := uint64(1)
+	const sameSeeds, replayed = 400, 50 // one in so many runs twice
+	first := *firstFlag
 	more := func(seed uint64) bool { return seed <= sameSeeds }
 	if *durationFlag > 0 {
-		first = uint64(time.Now().UnixNano() / 1000)
-		more = func(uint64) bool { return processorTime() < *durationFlag }
+		if more = func(uint64) bool { return processorTime() < *durationFlag }; first == 1 {
+			first = uint64(time.Now().UnixNano() / 1000)
+		}
 	}
 	t.Logf("first seed %d", first)
 	counts := map[string]int{}
@@ -66,7 +66,7 @@ func TestSimulation(t *testing.T) {
 		w := simulate(t, newScenario(seed))
 		counts["runs"]++
 		counts["effects"] += w.effects
-		if seed%*replayFlag == 0 {
+		if seed%replayed == 0 {
 			counts["replayed"]++
 			if again := simulate(t, newScenario(seed)); !slices.Equal(again.trace, w.trace) {
 				t.Fatalf("seed %d does not replay:\n%s", seed, firstDifference(w.trace, again.trace))
@@ -168,9 +168,8 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		w = &world{scenario: s, rand: r, switches: pick(r, 2, 5, 20, 100), counts: map[string]int{}}
 		w.machine = system.NewMachine(rand.New(rand.NewPCG(s.seed, 3)))
 		w.machine.Step = w.step
-		w.kernel = &kernel{
-			effect: w.kernelEffect, committed: w.committed, deletes: w.judgeDeletion, legacy: s.legacy, noTables: !s.tables, addresses: slices.Clone(nodeAddresses),
-		}
+		w.kernel = newKernel(s)
+		w.kernel.Before, w.kernel.committed, w.kernel.deletes = w.kernelEffect, w.committed, w.judgeDeletion
 		w.kernel.boot()
 		w.boot()
 		for i := range most + 1 {

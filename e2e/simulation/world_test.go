@@ -175,7 +175,7 @@ func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bo
 			w.turn(t)
 			continue
 		}
-		w.judgeQuiet(frozen)
+		w.judgeQuiet()
 		if !time.Now().Before(end) {
 			w.object("no process goes on")
 		}

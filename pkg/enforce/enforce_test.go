@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -28,7 +29,7 @@ func newFixture(t *testing.T) *fixture {
 	f := &fixture{T: t, kernel: newKernel()}
 	f.enforcer = &enforce.Enforcer{
 		Dir:     store.Open(t.TempDir() + "/state"),
-		Drivers: f.kernel.drivers(),
+		Drivers: f.kernel.Drivers(),
 		Warn: func(err error) {
 			if err != nil {
 				f.warnings = append(f.warnings, err.Error())
@@ -100,12 +101,12 @@ func TestTornDumpIsNotRepaired(t *testing.T) {
 	f := newFixture(t)
 	net := network("podnet", "A")
 	f.sync(net)
-	f.kernel.lie = 1
+	f.kernel.Torn = 1
 	if f.observe(net).InSync() {
 		t.Fatal("the torn reading was not seen")
 	}
 	f.mustBeInSync(f.sync(net))
-	if f.kernel.applied != 1 {
+	if f.kernel.count("write ") != 1 {
 		t.Error("a torn reading was repaired")
 	}
 }
@@ -131,12 +132,12 @@ func TestProposalWithTornDump(t *testing.T) {
 			f.mustBeInSync(v)
 		}
 		apply(net)
-		if f.kernel.applied != 1 || f.kernel.observed != 2 {
-			t.Errorf("%s: a new chain is written %d times and observed %d times", b, f.kernel.applied, f.kernel.observed)
+		if written, observed := f.kernel.count("write "), f.kernel.count("observe "+string(b)); written != 1 || observed != 2 {
+			t.Errorf("%s: a new chain is written %d times and observed %d times", b, written, observed)
 		}
-		f.kernel.lie = 1
+		f.kernel.Torn = 1
 		apply(net)
-		if f.kernel.lie != 0 || f.kernel.applied != 1 {
+		if f.kernel.Torn != 0 || f.kernel.count("write ") != 1 {
 			t.Errorf("%s: a torn dump was repaired", b)
 		}
 	}
@@ -148,28 +149,8 @@ func TestSyncWritesAgainIfReverted(t *testing.T) {
 	for times, right := range map[int]bool{1: true, 2: false} {
 		f := newFixture(t)
 		f.kernel.undone = times
-		if v := f.sync(network("podnet", policy.DefaultChain)); v.InSync() != right || f.kernel.applied != 2 {
-			t.Errorf("undone %d times: right %t, applied %d times", times, v.InSync(), f.kernel.applied)
-		}
-	}
-}
-
-// A write that found other rules than were observed is tried again, although another chain
-// failed for good.
-func TestSyncRetriesBesideAFailedChain(t *testing.T) {
-	refused := errors.New("refused")
-	for name, fail := range map[string]func(*kernel){
-		"by the write": func(k *kernel) { k.refused = map[netfilter.Choice]error{iptChoice: refused} },
-	} {
-		f := newFixture(t)
-		fail(f.kernel)
-		f.kernel.changed = 2
-		v := f.sync(network("one", "A", backend(policy.IPTables), enableIPv6), network("two", "B", backend(policy.NFTables)))
-		if err := v.Err("A"); !errors.Is(err, refused) {
-			t.Errorf("%s: chain A: %v", name, err)
-		}
-		if err := v.Err("B"); err != nil || len(f.kernel.chains[nftChoice]) != 1 {
-			t.Errorf("%s: chain B: %v\n%s", name, err, f.kernel.dump())
+		if v := f.sync(network("podnet", policy.DefaultChain)); v.InSync() != right || f.kernel.count("write ") != 2 {
+			t.Errorf("undone %d times: right %t, writes %q", times, v.InSync(), f.kernel.effects)
 		}
 	}
 }
@@ -177,7 +158,7 @@ func TestSyncRetriesBesideAFailedChain(t *testing.T) {
 func TestFailedRemovalIsAWarning(t *testing.T) {
 	f := newFixture(t)
 	f.sync(network("podnet", "A"))
-	f.kernel.noRemove[iptChoice] = errors.New("no program")
+	f.kernel.fail = map[string]error{"remove ": errors.New("no program")}
 	next := network("podnet", "B")
 	f.mustBeInSync(f.sync(next))
 	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no program") {
@@ -191,7 +172,8 @@ func TestRecordedBackendIsKept(t *testing.T) {
 	f := newFixture(t)
 	f.sync(network("podnet", "A"))
 	gone := fmt.Errorf("iptables is not installed: %w", netfilter.ErrUnusable)
-	f.kernel.unusable[iptChoice], f.kernel.unusable[legacyChoice], f.kernel.noRemove[iptChoice] = gone, gone, gone
+	f.kernel.Unusable[netfiltertest.IPTables], f.kernel.Unusable[netfiltertest.Legacy] = gone, gone
+	f.kernel.fail = map[string]error{"remove ": gone}
 	before := f.kernel.dump()
 
 	f.mustBeInSync(f.observe(network("podnet", "A"))) // all right: nothing to run
@@ -208,12 +190,12 @@ func TestChosenBackend(t *testing.T) {
 		refused error
 		want    netfilter.Choice
 	}{
-		"iptables accepts them": {nil, iptChoice},
-		"iptables is unusable":  {fmt.Errorf("no extension: %w", netfilter.ErrUnusable), nftChoice},
+		"iptables accepts them": {nil, netfiltertest.IPTables},
+		"iptables is unusable":  {fmt.Errorf("no extension: %w", netfilter.ErrUnusable), netfiltertest.NFTables},
 		"iptables is busy":      {busy, netfilter.Choice{}},
 	} {
 		f := newFixture(t)
-		f.kernel.refused = map[netfilter.Choice]error{iptChoice: c.refused}
+		f.kernel.fail = map[string]error{checkRules: c.refused}
 		s := f.sync(network("podnet", "A"))
 		if got := s.Chains[0].Choice; got != c.want || (c.want == netfilter.Choice{}) != errors.Is(s.Err("A"), busy) {
 			t.Errorf("%s: %s, want %s; error %v", name, got, c.want, s.Err("A"))
@@ -235,7 +217,7 @@ func TestOrphanIsRemoved(t *testing.T) {
 		t.Errorf("stale are %v", s.Stale)
 	}
 	f.sync(net)
-	if s := f.observe(net); !s.InSync() || len(f.kernel.chains[iptChoice]) != 1 {
+	if s := f.observe(net); !s.InSync() || len(f.kernel.Chains[netfiltertest.IPTables]) != 1 {
 		t.Errorf("stale are %v, the kernel has\n%s", s.Stale, f.kernel.dump())
 	}
 }
@@ -249,25 +231,25 @@ func TestDuplicateIsRemoved(t *testing.T) {
 	f.mustBeInSync(f.sync(net))
 	ref := policy.ChainFamily{Chain: policy.DefaultChain, Family: policy.IPv4}
 	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
-	f.kernel.chains[iptChoice][ref] = agents
+	f.kernel.Chains[netfiltertest.IPTables][ref] = agents
 	if v := f.observe(net); v.InSync() || len(v.Duplicates) != 1 {
 		t.Errorf("it is not found: %+v", v.Duplicates)
 	}
 	f.mustBeInSync(f.sync(net))
-	if len(f.kernel.chains[iptChoice]) > 0 {
+	if len(f.kernel.Chains[netfiltertest.IPTables]) > 0 {
 		t.Errorf("it is left:\n%s", f.kernel.dump())
 	}
 	agents.Owner = policy.OwnedBy("/other")
-	f.kernel.chains[iptChoice][ref] = agents
-	if err := f.sync(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.chains[iptChoice]) != 1 {
+	f.kernel.Chains[netfiltertest.IPTables][ref] = agents
+	if err := f.sync(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.Chains[netfiltertest.IPTables]) != 1 {
 		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
 	}
 }
 
 func TestNoUsableBackend(t *testing.T) {
 	f := newFixture(t)
-	for _, c := range []netfilter.Choice{iptChoice, legacyChoice, nftChoice} {
-		f.kernel.unusable[c] = fmt.Errorf("%s does not work: %w", c, netfilter.ErrUnusable)
+	for _, c := range []netfilter.Choice{netfiltertest.IPTables, netfiltertest.Legacy, netfiltertest.NFTables} {
+		f.kernel.Unusable[c] = fmt.Errorf("%s does not work: %w", c, netfilter.ErrUnusable)
 	}
 	v := f.sync(network("podnet", "A"))
 	err := v.Err("A")
@@ -296,28 +278,28 @@ func TestLinearChains(t *testing.T) {
 
 // A policy that cannot be written in one of its families changes none. A repair does what it can.
 func TestFamilyThatCannotBeWritten(t *testing.T) {
-	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+	for b, choice := range map[policy.Backend]string{policy.IPTables: inIPTables, policy.NFTables: inNFTables} {
 		t.Run(string(b), func(t *testing.T) {
 			f := newFixture(t)
 			both := network("both", "A", backend(b), enableIPv6)
 			four := network("four", "B", backend(b))
-			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
+			f.kernel.fail = map[string]error{mayWrite + choice + " ipv6": errors.New("no IPv6 here")}
 			f.mustApply(network("both", "A", backend(b)), four)
 			stood := f.kernel.dump()
 			if _, err := f.apply(both, four); err == nil || f.kernel.dump() != stood {
 				t.Errorf("%v\n%s", err, f.kernel.dump())
 			}
-			f.kernel.unable = nil
+			f.kernel.fail = nil
 			f.mustApply(both, four)
 			if b != policy.IPTables {
 				return // one batch for both families
 			}
 			right := f.kernel.dump()
 			ref := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
-			c := f.kernel.chains[iptChoice][ref]
+			c := f.kernel.Chains[netfiltertest.IPTables][ref]
 			c.Rules = slices.Clone(c.Rules)[1:]
-			f.kernel.chains[iptChoice][ref] = c
-			f.kernel.unable = map[policy.Family]error{policy.IPv6: errors.New("no IPv6 here")}
+			f.kernel.Chains[netfiltertest.IPTables][ref] = c
+			f.kernel.fail = map[string]error{mayWrite + choice + " ipv6": errors.New("no IPv6 here")}
 			f.sync(both, four)
 			if now := f.kernel.dump(); now != right {
 				t.Errorf("not repaired:\n%s", now)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -18,6 +17,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -29,6 +29,12 @@ import (
 // everything, and a second one writes nothing. The histories are always the same 10,000; -rapid.checks=100000 takes that many
 // new ones.
 func TestNext(t *testing.T) {
+	lock, err := store.Open(t.TempDir() + "/state").Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lock.Release() }) // it wrote nothing
+	history := func(t *rapid.T) { history(t, lock) }
 	seed, checks := flag.Lookup("rapid.seed"), flag.Lookup("rapid.checks")
 	if seed.Value.String() != seed.DefValue || checks.Value.String() != checks.DefValue {
 		rapid.Check(t, history)
@@ -43,8 +49,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-func history(t *rapid.T) {
-	w := newWorld(t)
+func history(t *rapid.T, lock *store.Lock) {
+	w := newWorld(t, lock)
 	w.faults = false
 	w.apply(w.sources(t))
 	for range rapid.IntRange(1, 5).Draw(t, "operations") {
@@ -74,13 +80,14 @@ func history(t *rapid.T) {
 type world struct {
 	*Enforcer
 	t       *rapid.T
+	lock    *store.Lock
 	faults  bool
 	packets []policy.Packet
 	log     []any
 	writes  int
 
-	chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
-	guards     []policy.Guard
+	kernel     *netfiltertest.Kernel
+	before     []wrong        // the present write
 	seen, now  map[string]int // how often each backend, and guards, had changed when they were read last, and until now
 	unreadable bool
 
@@ -117,12 +124,13 @@ type killed struct{}
 
 var errFault = errors.New("fault")
 
-func newWorld(t *rapid.T) *world {
-	w := &world{t: t, packets: judgedPackets(), seen: map[string]int{}, now: map[string]int{}, chains: map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{{Backend: policy.NFTables}: {}, {Backend: policy.IPTables, Variant: "nft"}: {}}}
+func newWorld(t *rapid.T, lock *store.Lock) *world {
+	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}}
+	w.kernel.Before, w.kernel.After = w.begins, w.wrote
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
 		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
 	}}
-	w.Drivers = netfilter.Drivers{simulatedDriver{w, policy.IPTables}, simulatedDriver{w, policy.NFTables}}
+	w.Drivers = w.kernel.Drivers()
 	w.rec.Boot = w.Dir.Boot()
 	return w
 }
@@ -133,12 +141,12 @@ func (w *world) String() string {
 	for _, entry := range w.log {
 		lines = append(lines, fmt.Sprintf("%+v", entry))
 	}
-	for choice, chains := range w.chains {
+	for choice, chains := range w.kernel.Chains {
 		for _, c := range chains {
 			lines = append(lines, fmt.Sprintf("%s: %s %s jumps %v rules %v", choice, c.Family, c.Name, c.Jumps, c.Rules))
 		}
 	}
-	for _, g := range w.guards {
+	for _, g := range w.kernel.Guards {
 		lines = append(lines, fmt.Sprintf("guard %s %s %s out %v pods %v exempt %v bound %v exempt pods %v", g.Chain, g.Family, g.Mode, g.Scope.Interfaces, g.Scope.Sources, g.Exempt, g.Bound, g.ExemptPods))
 	}
 	return strings.Join(lines, "\n")
@@ -223,7 +231,7 @@ func (w *world) apply(sources []policy.Source) {
 		w.setTarget(s.Policies())
 		s.changes(before, p)
 		s.begin(1)
-		if s = run(context.Background(), s, worldEffects{w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
+		if s = run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
 			w.t.Fatalf("a refused policy is stored\n%s", w)
 		}
 		if !w.faults && (s.refused != nil || !s.InSync()) {
@@ -247,7 +255,7 @@ func (w *world) sync() *State {
 		}
 		w.setTarget(s.Policies())
 		s.begin(1)
-		return run(context.Background(), s, worldEffects{w})
+		return run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
 	})
 }
 
@@ -269,11 +277,38 @@ func (w *world) fault(what string) error {
 	return nil
 }
 
-// wrote checks the invariants after a write, and ends the process now and then.
-func (w *world) wrote(what string, before []wrong) {
+// begins is called before each effect at the ports. It draws what becomes of it.
+func (w *world) begins(effect string, writes bool) error {
+	read, reads := strings.CutPrefix(effect, "observe ")
+	switch {
+	case reads && w.unreadable:
+		return errFault
+	case reads:
+		w.seen[read] = w.now[read]
+	case strings.HasPrefix(effect, "ask for a write"):
+		return w.fault(effect)
+	case writes:
+		if err := w.fault(effect); err != nil {
+			return err
+		}
+		w.before = w.wrong()
+	}
+	return nil
+}
+
+// wrote is called after each write. It checks the invariants, and ends the process now and then.
+func (w *world) wrote(what string, _ ...string) {
+	if w.interfered() {
+		w.before = w.wrong()
+	}
+	for tables := range w.now { // a run need not read what it has written
+		if strings.Contains(what, tables) {
+			w.seen[tables] = w.now[tables]
+		}
+	}
 	w.writes++
 	w.log = append(w.log, what)
-	for choice, chains := range w.chains {
+	for choice, chains := range w.kernel.Chains {
 		for ref := range chains {
 			if !owns(w.rec, ref.Family, ref.Chain, choice) {
 				w.t.Fatalf("%s (%s) in %s is not on record\n%s", ref.Chain, ref.Family, choice, w)
@@ -281,7 +316,7 @@ func (w *world) wrote(what string, before []wrong) {
 		}
 	}
 	for _, x := range w.wrong() {
-		if !slices.Contains(before, x) {
+		if !slices.Contains(w.before, x) {
 			w.t.Fatalf("after %s chain %s %s: %+v\n%s", what, x.chain, x.what, x.packet, w)
 		}
 	}
@@ -317,7 +352,7 @@ func (w *world) wrong() (all []wrong) {
 func (w *world) judge(pkt policy.Packet) (all []wrong) {
 	f := policy.FamilyOf(pkt.Dst)
 	masquerades, exempts, masqueradedBy := false, map[string]bool{}, map[string]bool{}
-	for _, chains := range w.chains {
+	for _, chains := range w.kernel.Chains {
 		for ref, c := range chains {
 			if ref.Family != f || len(c.Jumps) == 0 {
 				continue // without a jump its rules are missing
@@ -335,7 +370,7 @@ func (w *world) judge(pkt policy.Packet) (all []wrong) {
 			all = append(all, wrong{chain, fmt.Sprint("masquerades it: ", !wants), pkt})
 		}
 	}
-	for _, g := range w.guards {
+	for _, g := range w.kernel.Guards {
 		if g.Family != f {
 			continue
 		}
@@ -353,7 +388,10 @@ func (w *world) judge(pkt policy.Packet) (all []wrong) {
 func (w *world) tamper() {
 	what := rapid.SampledFrom([]string{"flush ruleset", "delete guards", "delete chains", "flush chains", "delete jumps"}).Draw(w.t, "tamper")
 	w.log = append(w.log, "-- another program: "+what)
-	for choice, chains := range w.chains {
+	for choice, chains := range w.kernel.Chains {
+		if len(chains) > 0 && what != "delete guards" {
+			w.now[choice.String()]++
+		}
 		for ref, c := range maps.Clone(chains) {
 			switch what {
 			case "flush ruleset", "delete chains":
@@ -364,211 +402,71 @@ func (w *world) tamper() {
 			case "delete jumps":
 				c.Jumps = nil
 			}
-			w.chains[choice][ref] = c
+			w.kernel.Chains[choice][ref] = c
 		}
 	}
 	if what == "flush ruleset" || what == "delete guards" {
-		w.guards = nil
+		w.kernel.Guards = nil
 		w.now[guardTables]++
 	}
 	if what != "delete guards" {
-		for choice := range w.chains {
-			w.now[choice.String()]++
-		}
+		w.kernel.Changed()
 	}
 }
 
 const guardTables = "guards"
-
-// changed takes note of a write by a run, which it need not read.
-func (w *world) changed(what string) {
-	w.now[what]++
-	w.seen[what] = w.now[what]
-}
 
 // interfered reports whether another program changed something since it was read. What a run does then is not judged, unless
 // the kernel would have told it.
 func (w *world) interfered() bool { return !maps.Equal(w.seen, w.now) }
 
 // worldEffects are the effects of a run on the world.
-type worldEffects struct{ *world }
-
-func (w worldEffects) warn(error) {}
-
-func (w worldEffects) asking() effects {
-	return &asks{Enforcer: w.Enforcer, lock: w.Dir.Unwritable(nil).Asking(), written: map[netfilter.Choice]policy.Ruleset{}}
+type worldEffects struct {
+	does
+	w *world
 }
 
-func (w worldEffects) observe(ctx context.Context, s *State) {
-	w.unreadable = w.fault("observe") != nil
-	w.read(ctx, s)
-	w.unreadable = false
+func (e worldEffects) asking() effects {
+	return &asks{Enforcer: e.Enforcer, lock: e.Dir.Unwritable(nil).Asking(), written: map[netfilter.Choice]policy.Ruleset{}}
 }
 
-func (w worldEffects) listPods(s *State) { w.desirePods(s) }
+func (e worldEffects) observe(ctx context.Context, s *State) {
+	e.w.unreadable = e.w.fault("observe") != nil
+	e.does.observe(ctx, s)
+	e.w.unreadable = false
+}
 
-func (w worldEffects) record(r store.Record) error {
-	err := w.fault("record")
+func (e worldEffects) record(r store.Record) error {
+	err := e.w.begins("record", true)
 	if err == nil {
-		w.rec = r
-		w.wrote("record", w.wrong())
+		e.w.rec = r
+		e.w.wrote("record")
 	}
 	return err
 }
 
-func (w worldEffects) store(src policy.Source) error {
-	err := w.fault("store")
+func (e worldEffects) store(src policy.Source) error {
+	err := e.w.begins("store", true)
 	if err == nil {
-		w.stored = WithSources(w.stored, src)
-		w.wrote("store", w.wrong())
+		e.w.stored = WithSources(e.w.stored, src)
+		e.w.wrote("store")
 	}
 	return err
 }
 
-func (w worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error { return w.fault("take") }
-
-func (w worldEffects) guards(_ context.Context, guards []policy.Guard, _ netfilter.GuardObservation) error {
-	if err := w.fault("guards"); err != nil {
-		return err
-	}
-	if w.seen[guardTables] != w.now[guardTables] {
-		return netfilter.ErrChanged
-	}
-	before := w.wrong()
-	w.world.guards = slices.Clone(guards)
-	if w.interfered() {
-		before = w.wrong()
-	}
-	w.changed(guardTables)
-	w.wrote(fmt.Sprint("guards ", len(guards)), before)
-	return nil
+func (e worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error {
+	return e.w.fault("take")
 }
 
-func (w worldEffects) rules(_ context.Context, t *tables, desired policy.Ruleset, _ differing) error {
-	err := w.fault("rules")
-	if err != nil && t.whole {
-		return err
-	}
-	choice := t.choice.String()
-	if w.seen[choice] != w.now[choice] && t.whole {
-		return netfilter.ErrChanged
-	}
-	before := w.wrong()
-	if t.whole {
-		w.chains[t.choice] = map[policy.ChainFamily]policy.Chain{}
-	}
-	for _, c := range desired.Chains {
-		if err == nil || c.Family == policy.IPv4 { // iptables can fail in one family
-			w.chains[t.choice][policy.ChainFamily{Chain: c.Name, Family: c.Family}] = c
-		}
-	}
-	if w.interfered() {
-		before = w.wrong()
-	}
-	w.changed(choice)
-	w.wrote("rules in "+choice, before)
-	return err
-}
-
-func (w worldEffects) remove(_ context.Context, o store.OwnedChain) error {
-	if err := w.fault("remove"); err != nil {
-		return err
-	}
-	before := w.wrong()
-	delete(w.chains[choiceOf(o)], policy.ChainFamily{Chain: o.Chain, Family: o.Family})
-	left := slices.ContainsFunc(slices.Collect(maps.Values(w.chains)), func(chains map[policy.ChainFamily]policy.Chain) bool {
+func (e worldEffects) remove(ctx context.Context, o store.OwnedChain) error {
+	err, w := e.does.remove(ctx, o), e.w
+	left := slices.ContainsFunc(slices.Collect(maps.Values(w.kernel.Chains)), func(chains map[policy.ChainFamily]policy.Chain) bool {
 		_, there := chains[policy.ChainFamily{Chain: o.Chain, Family: o.Family}]
 		return there
 	})
-	if i := slices.IndexFunc(w.world.guards, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect() }); i >= 0 && !left && !w.interfered() {
+	guarded := slices.ContainsFunc(w.kernel.Guards, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect() })
+	if err == nil && guarded && !left && !w.interfered() {
 		w.t.Fatalf("%v is removed under a guard\n%s", o, w)
 	}
-	if w.interfered() {
-		before = w.wrong()
-	}
-	w.changed(choiceOf(o).String())
-	w.wrote(fmt.Sprint("remove ", o), before)
-	return nil
+	return err
 }
-
-// simulatedDriver reads the world. What a run writes goes through worldEffects.
-type simulatedDriver struct {
-	*world
-	backend policy.Backend
-}
-
-func (d simulatedDriver) choice() netfilter.Choice {
-	if d.backend == policy.IPTables {
-		return netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
-	}
-	return netfilter.Choice{Backend: policy.NFTables}
-}
-
-func (d simulatedDriver) Backend() policy.Backend { return d.backend }
-
-func (d simulatedDriver) Open(netfilter.Choice) (netfilter.Backend, error) { return d, nil }
-
-func (d simulatedDriver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) { return nil, nil }
-
-func (d simulatedDriver) FindChain(context.Context, string) ([]netfilter.Choice, error) {
-	return nil, nil
-}
-
-func (d simulatedDriver) Owned(context.Context) ([]netfilter.OwnedChain, error) { return nil, nil }
-
-func (d simulatedDriver) Probe(context.Context, string) (netfilter.Choice, error) {
-	return d.choice(), nil
-}
-
-func (d simulatedDriver) Layout() policy.Layout { return policy.Layout{Sets: d.OwnsTables()} }
-
-func (d simulatedDriver) OwnsTables() bool { return d.backend == policy.NFTables }
-
-func (d simulatedDriver) Observe(_ context.Context, refs []policy.ChainFamily) (o netfilter.Observation, err error) {
-	if d.unreadable {
-		return o, errFault
-	}
-	d.seen[d.choice().String()] = d.now[d.choice().String()]
-	for ref, c := range d.chains[d.choice()] {
-		if d.OwnsTables() || slices.Contains(refs, ref) {
-			o.Rules.Chains = append(o.Rules.Chains, c)
-		}
-	}
-	return o, nil
-}
-
-func (d simulatedDriver) Apply(context.Context, policy.Ruleset, netfilter.Observation, *os.File) error {
-	return errors.New("written past the effects")
-}
-
-func (d simulatedDriver) Remove(context.Context, []policy.ChainFamily, *os.File) error {
-	return errors.New("removed past the effects")
-}
-
-func (d simulatedDriver) CanWrite(context.Context, policy.Family) error { return nil }
-
-func (d simulatedDriver) CheckWrite(context.Context, policy.Ruleset, netfilter.Observation) error {
-	return d.fault("check")
-}
-
-func (d simulatedDriver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
-	if d.unreadable {
-		return netfilter.GuardObservation{}, errFault
-	}
-	d.seen[guardTables] = d.now[guardTables]
-	return netfilter.GuardObservation{Guards: slices.Clone(d.guards), Exists: len(d.guards) > 0}, nil
-}
-
-func (d simulatedDriver) CompareGuards(want []policy.Guard, have netfilter.GuardObservation) policy.Diff {
-	return compareGuards(want, have.Guards)
-}
-
-func (d simulatedDriver) ApplyGuards(context.Context, []policy.Guard, netfilter.GuardObservation) error {
-	return errors.New("written past the effects")
-}
-
-func (d simulatedDriver) CheckGuards(context.Context, []policy.Guard, netfilter.GuardObservation) error {
-	return d.fault("check guards")
-}
-
-func (d simulatedDriver) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }

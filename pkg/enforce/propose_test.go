@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -158,25 +159,25 @@ func TestBesideUnreadableDocument(t *testing.T) {
 	other := network("other", "B", drop, exempts("172.16.0.0/12"))
 	merged := network("other", "A", drop, exempts("172.16.0.0/12"))
 	ruleLost := func(k *kernel) {
-		for ref, c := range k.chains[iptChoice] {
+		for ref, c := range k.Chains[netfiltertest.IPTables] {
 			if ref.Chain == "A" {
 				c.Rules = c.Rules[:len(c.Rules)-1]
-				k.chains[iptChoice][ref] = c
+				k.Chains[netfiltertest.IPTables][ref] = c
 			}
 		}
 	}
 	jumpLost := func(k *kernel) {
-		for ref, c := range k.chains[iptChoice] {
+		for ref, c := range k.Chains[netfiltertest.IPTables] {
 			c.Jumps = nil
-			k.chains[iptChoice][ref] = c
+			k.Chains[netfiltertest.IPTables][ref] = c
 		}
 	}
-	guardsLost := func(k *kernel) { k.guards = nil }
+	guardsLost := func(k *kernel) { k.Guards = nil }
 	const ruleA, guardA = "A: 10.0.0.0/8 all\n", "A guard: 10.0.0.0/8\n"
 	const ruleB, guardB = "B: 172.16.0.0/12 all\n", "B guard: 172.16.0.0/12\n"
 	gone := func(k *kernel) {
-		delete(k.chains[iptChoice], policy.ChainFamily{Family: policy.IPv4, Chain: "A"})
-		k.guards = slices.DeleteFunc(k.guards, func(g policy.Guard) bool { return g.Chain == "A" })
+		delete(k.Chains[netfiltertest.IPTables], policy.ChainFamily{Family: policy.IPv4, Chain: "A"})
+		k.Guards = slices.DeleteFunc(k.Guards, func(g policy.Guard) bool { return g.Chain == "A" })
 	}
 	for name, c := range map[string]struct {
 		stored, own, other policy.Source
@@ -217,7 +218,7 @@ func TestBesideUnreadableDocument(t *testing.T) {
 			f.writes()
 			var got string
 			for _, chain := range []string{"A", "B"} {
-				if c, exists := f.kernel.chains[iptChoice][policy.ChainFamily{Family: policy.IPv4, Chain: chain}]; exists {
+				if c, exists := f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Family: policy.IPv4, Chain: chain}]; exists {
 					got += chain + ":"
 					for _, r := range c.Rules {
 						to := "all"
@@ -228,7 +229,7 @@ func TestBesideUnreadableDocument(t *testing.T) {
 					}
 					got += "\n"
 				}
-				for _, g := range f.kernel.guards {
+				for _, g := range f.kernel.Guards {
 					if g.Chain == chain {
 						got += fmt.Sprintf("%s guard: %s\n", chain, g.Exempt)
 					}

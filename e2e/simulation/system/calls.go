@@ -8,6 +8,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -24,15 +26,10 @@ type File struct {
 	process *Process
 }
 
-// Fd is that of os.File.
-func (f *File) Fd() uintptr { return uintptr(f.fd) }
-
-// Name is that of os.File.
+func (f *File) Fd() uintptr  { return uintptr(f.fd) }
 func (f *File) Name() string { return f.name }
+func (f *File) unlock()      { delete(f.node.holders, f) }
 
-func (f *File) unlock() { delete(f.node.holders, f) }
-
-// Close is that of os.File.
 func (f *File) Close() error {
 	if f == nil {
 		return os.ErrInvalid
@@ -57,7 +54,6 @@ func (m *Machine) close(f *File) error {
 	return nil
 }
 
-// Write is that of os.File.
 func (f *File) Write(data []byte) (int, error) {
 	if err := machine.step("write", f.name, true); err != nil {
 		return 0, pathError("write", f.name, err)
@@ -81,7 +77,6 @@ func (f *File) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// Read is that of os.File.
 func (f *File) Read(buf []byte) (int, error) {
 	if err := machine.step("read", f.name, false); err != nil {
 		return 0, pathError("read", f.name, err)
@@ -94,7 +89,6 @@ func (f *File) Read(buf []byte) (int, error) {
 	return n, nil
 }
 
-// Seek is that of os.File.
 func (f *File) Seek(to int64, whence int) (int64, error) {
 	if whence != io.SeekStart {
 		return 0, unix.EINVAL
@@ -103,7 +97,6 @@ func (f *File) Seek(to int64, whence int) (int64, error) {
 	return to, nil
 }
 
-// Truncate is that of os.File.
 func (f *File) Truncate(size int64) error {
 	if int(size) == len(f.node.data) {
 		return nil
@@ -115,7 +108,6 @@ func (f *File) Truncate(size int64) error {
 	return nil
 }
 
-// Sync is that of os.File.
 func (f *File) Sync() error {
 	if err := machine.step("fsync", f.name, true); err != nil {
 		return pathError("sync", f.name, err)
@@ -124,38 +116,23 @@ func (f *File) Sync() error {
 	return nil
 }
 
-// Chmod is that of os.File.
 func (f *File) Chmod(mode fs.FileMode) error { return UnixFchmod(f.fd, uint32(mode.Perm())) }
+func (f *File) Chown(_, _ int) error         { return nil }
+func (f *File) Stat() (fs.FileInfo, error)   { return f.node.info(f.name), nil }
 
-// Chown is that of os.File.
-func (f *File) Chown(_, _ int) error { return nil }
-
-// Stat is that of os.File.
-func (f *File) Stat() (fs.FileInfo, error) { return f.node.info(f.name), nil }
-
-// Readdirnames is that of os.File.
 func (f *File) Readdirnames(int) ([]string, error) {
 	err := machine.step("list", f.name, false)
 	return f.node.names(), err
 }
 
 func (n *inode) info(name string) info {
-	i := info{name: base(name)}
+	i := info{name: filepath.Base(name)}
 	n.stat(&i.st)
 	return i
 }
 
 // Sys returns what os.FileInfo has on Linux.
 func (i info) Sys() any { return &syscall.Stat_t{Uid: i.st.Uid, Gid: i.st.Gid, Ino: i.st.Ino} }
-
-func base(path string) string {
-	for i := len(path) - 1; i >= 0; i-- {
-		if path[i] == '/' {
-			return path[i+1:]
-		}
-	}
-	return path
-}
 
 func pathError(op, path string, err error) error {
 	if err == nil {
@@ -174,15 +151,13 @@ func (m *Machine) open(dir *inode, path string, flags int, mode uint32) (*File, 
 	if err := m.step(effect, path, false); err != nil {
 		return nil, err
 	}
-	parent, name, n, err := m.find(dir, path, flags&unix.O_NOFOLLOW == 0)
+	parent, name, n, err := m.find(dir, path)
 	switch {
 	case err != nil:
 	case n == nil && !creates, n == nil && parent.gone, n != nil && n.gone && n.isDir() && creates:
 		err = unix.ENOENT
 	case n != nil && flags&unix.O_EXCL != 0 && creates:
 		err = unix.EEXIST
-	case n != nil && n.mode&unix.S_IFMT == unix.S_IFLNK:
-		err = unix.ELOOP
 	case n != nil && flags&unix.O_DIRECTORY != 0 && !n.isDir():
 		err = unix.ENOTDIR
 	case m.ReadOnly && (n == nil || flags&(unix.O_RDWR|unix.O_WRONLY) != 0):
@@ -212,7 +187,7 @@ func (m *Machine) file(fd int) *File {
 	if p := m.Current(); p != nil && p.files[fd] != nil {
 		return p.files[fd]
 	}
-	return &File{node: m.newNode(unix.S_IFREG), name: "closed file " + number(fd), closed: true}
+	return &File{node: m.newNode(unix.S_IFREG), name: "closed file " + strconv.Itoa(fd), closed: true}
 }
 
 // at returns the directory of a descriptor.
@@ -223,23 +198,19 @@ func (m *Machine) at(fd int) *inode {
 	return m.file(fd).node
 }
 
-// NewFile is that of package os.
 func NewFile(fd uintptr, name string) *File {
 	f := machine.file(int(fd))
 	f.name = name
 	return f
 }
 
-// Open is that of package os.
 func Open(path string) (*File, error) { return OpenFile(path, unix.O_RDONLY, 0) }
 
-// OpenFile is that of package os.
 func OpenFile(path string, flags int, mode fs.FileMode) (*File, error) {
 	f, err := machine.open(machine.root, path, flags, uint32(mode.Perm()))
 	return f, pathError("open", path, err)
 }
 
-// ReadFile is that of package os.
 func ReadFile(path string) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -249,10 +220,9 @@ func ReadFile(path string) ([]byte, error) {
 	return data, f.Close()
 }
 
-// ReadDir is that of package os.
 func ReadDir(path string) ([]fs.DirEntry, error) {
 	err := machine.step("list", path, false)
-	_, _, n, findErr := machine.find(machine.root, path, true)
+	_, _, n, findErr := machine.find(machine.root, path)
 	switch {
 	case err != nil:
 	case findErr != nil:
@@ -272,26 +242,13 @@ func ReadDir(path string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// Readlink is that of package os.
-func Readlink(path string) (string, error) {
-	_, _, n, err := machine.find(machine.root, path, false)
-	if err == nil && n == nil {
-		err = unix.ENOENT
-	}
-	if err == nil && n.mode&unix.S_IFMT != unix.S_IFLNK {
-		err = unix.EINVAL
-	}
-	if err != nil {
-		return "", pathError("readlink", path, err)
-	}
-	return n.link, nil
-}
+func Readlink(path string) (string, error) { return "", pathError("readlink", path, unix.EINVAL) }
 
-func (m *Machine) stat(dir *inode, path string, follow bool, st *unix.Stat_t) error {
+func (m *Machine) stat(dir *inode, path string, st *unix.Stat_t) error {
 	if err := m.step("stat", path, false); err != nil {
 		return err
 	}
-	_, _, n, err := m.find(dir, path, follow)
+	_, _, n, err := m.find(dir, path)
 	if err == nil && n == nil {
 		err = unix.ENOENT
 	}
@@ -301,27 +258,22 @@ func (m *Machine) stat(dir *inode, path string, follow bool, st *unix.Stat_t) er
 	return err
 }
 
-// Stat is that of package os.
-func Stat(path string) (fs.FileInfo, error) { return statOf(path, true) }
+func Lstat(path string) (fs.FileInfo, error) { return Stat(path) }
 
-// Lstat is that of package os.
-func Lstat(path string) (fs.FileInfo, error) { return statOf(path, false) }
-
-func statOf(path string, follow bool) (fs.FileInfo, error) {
-	i := info{name: base(path)}
-	if err := machine.stat(machine.root, path, follow, &i.st); err != nil {
+func Stat(path string) (fs.FileInfo, error) {
+	i := info{name: filepath.Base(path)}
+	if err := machine.stat(machine.root, path, &i.st); err != nil {
 		return nil, pathError("stat", path, err)
 	}
 	return i, nil
 }
 
-// MkdirAll is that of package os.
 func MkdirAll(path string, mode fs.FileMode) error {
 	for i := 1; i <= len(path); i++ {
 		if i < len(path) && path[i] != '/' {
 			continue
 		}
-		if _, _, n, err := machine.find(machine.root, path[:i], true); err == nil && n != nil {
+		if _, _, n, err := machine.find(machine.root, path[:i]); err == nil && n != nil {
 			continue
 		}
 		if err := UnixMkdirat(unix.AT_FDCWD, path[:i], uint32(mode.Perm())); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -331,12 +283,10 @@ func MkdirAll(path string, mode fs.FileMode) error {
 	return nil
 }
 
-// Chtimes is that of package os.
 func Chtimes(path string, _, modified time.Time) error {
 	return pathError("chtimes", path, machine.touch(machine.root, path, modified))
 }
 
-// UnixUtimesNanoAt is that of package unix.
 func UnixUtimesNanoAt(at int, path string, times []unix.Timespec, _ int) error {
 	return machine.touch(machine.at(at), path, time.Unix(times[1].Unix()))
 }
@@ -345,7 +295,7 @@ func (m *Machine) touch(dir *inode, path string, modified time.Time) error {
 	if err := m.step("touch", path, true); err != nil {
 		return err
 	}
-	_, _, n, err := m.find(dir, path, true)
+	_, _, n, err := m.find(dir, path)
 	if err == nil && n == nil {
 		err = unix.ENOENT
 	}
@@ -355,24 +305,18 @@ func (m *Machine) touch(dir *inode, path string, modified time.Time) error {
 	return err
 }
 
-// SameFile is that of package os.
 func SameFile(a, b fs.FileInfo) bool {
 	x, y := a.(info), b.(info)
 	return x.st.Ino == y.st.Ino
 }
 
-// Geteuid is that of package os.
-func Geteuid() int { return 0 }
-
-// RandUint64 is that of package rand.
+func Geteuid() int       { return 0 }
 func RandUint64() uint64 { return machine.Rand.Uint64() }
 
-// UnixOpen is that of package unix.
 func UnixOpen(path string, flags int, mode uint32) (int, error) {
 	return UnixOpenat(unix.AT_FDCWD, path, flags, mode)
 }
 
-// UnixOpenat is that of package unix.
 func UnixOpenat(at int, path string, flags int, mode uint32) (int, error) {
 	f, err := machine.open(machine.at(at), path, flags, mode)
 	if err != nil {
@@ -381,10 +325,8 @@ func UnixOpenat(at int, path string, flags int, mode uint32) (int, error) {
 	return f.fd, nil
 }
 
-// UnixClose is that of package unix.
 func UnixClose(fd int) error { return machine.close(machine.file(fd)) }
 
-// UnixRead is that of package unix.
 func UnixRead(fd int, buf []byte) (int, error) {
 	n, err := machine.file(fd).Read(buf)
 	if errors.Is(err, io.EOF) {
@@ -393,50 +335,36 @@ func UnixRead(fd int, buf []byte) (int, error) {
 	return n, err
 }
 
-// UnixFsync is that of package unix.
-func UnixFsync(fd int) error {
-	f := machine.file(fd)
-	if err := machine.step("fsync", f.name, true); err != nil {
-		return err
-	}
-	f.node.sync()
-	return nil
-}
+func UnixFsync(fd int) error { return machine.file(fd).Sync() }
 
-// UnixFstat is that of package unix.
 func UnixFstat(fd int, st *unix.Stat_t) error {
 	machine.file(fd).node.stat(st)
 	return nil
 }
 
-// UnixFstatat is that of package unix.
-func UnixFstatat(at int, path string, st *unix.Stat_t, flags int) error {
-	return machine.stat(machine.at(at), path, flags&unix.AT_SYMLINK_NOFOLLOW == 0, st)
+func UnixFstatat(at int, path string, st *unix.Stat_t, _ int) error {
+	return machine.stat(machine.at(at), path, st)
 }
 
-// UnixLstat is that of package unix.
 func UnixLstat(path string, st *unix.Stat_t) error {
-	return machine.stat(machine.root, path, false, st)
+	return machine.stat(machine.root, path, st)
 }
 
-// UnixFchmod is that of package unix.
 func UnixFchmod(fd int, mode uint32) error {
 	n := machine.file(fd).node
 	n.mode = n.mode&unix.S_IFMT | mode
 	return nil
 }
 
-// UnixFcntlInt is that of package unix.
 func UnixFcntlInt(uintptr, int, int) (int, error) { return 0, nil }
 
-// UnixMkdirat is that of package unix.
 func UnixMkdirat(at int, path string, mode uint32) error {
 	m := machine
 	dir := m.at(at)
 	if err := m.step("mkdir", path, true); err != nil {
 		return err
 	}
-	parent, name, n, err := m.find(dir, path, false)
+	parent, name, n, err := m.find(dir, path)
 	switch {
 	case err != nil:
 		return err
@@ -452,30 +380,27 @@ func UnixMkdirat(at int, path string, mode uint32) error {
 	return nil
 }
 
-// UnixRename is that of package unix.
 func UnixRename(from, to string) error {
 	return machine.rename(machine.root, from, machine.root, to, 0)
 }
 
-// UnixRenameat is that of package unix.
 func UnixRenameat(fromAt int, from string, toAt int, to string) error {
 	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, 0)
 }
 
-// UnixRenameat2 is that of package unix.
 func UnixRenameat2(fromAt int, from string, toAt int, to string, flags uint) error {
 	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, flags)
 }
 
 func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, flags uint) error {
-	if err := m.step("rename", from+" to "+base(to), true); err != nil {
+	if err := m.step("rename", from+" to "+filepath.Base(to), true); err != nil {
 		return err
 	}
-	source, name, n, err := m.find(fromDir, from, false)
+	source, name, n, err := m.find(fromDir, from)
 	if err != nil {
 		return err
 	}
-	target, newName, old, err := m.find(toDir, to, false)
+	target, newName, old, err := m.find(toDir, to)
 	switch {
 	case err != nil:
 		return err
@@ -506,19 +431,17 @@ func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, f
 	return nil
 }
 
-// UnixUnlinkat is that of package unix.
 func UnixUnlinkat(at int, path string, flags int) error {
 	return machine.unlink(machine.at(at), path, flags&unix.AT_REMOVEDIR != 0)
 }
 
-// UnixRmdir is that of package unix.
 func UnixRmdir(path string) error { return machine.unlink(machine.root, path, true) }
 
 func (m *Machine) unlink(dir *inode, path string, isDir bool) error {
 	if err := m.step("remove", path, false); err != nil {
 		return err
 	}
-	parent, name, n, err := m.find(dir, path, false)
+	parent, name, n, err := m.find(dir, path)
 	switch {
 	case err != nil:
 		return err
@@ -541,7 +464,6 @@ func (m *Machine) unlink(dir *inode, path string, isDir bool) error {
 	return nil
 }
 
-// UnixFlock is that of package unix.
 func UnixFlock(fd, how int) error {
 	f := machine.file(fd)
 	if err := machine.step("flock", f.name, false); err != nil {
@@ -560,10 +482,9 @@ func UnixFlock(fd, how int) error {
 	return nil
 }
 
-// UnixFaccessat is that of package unix.
 func UnixFaccessat(at int, path string, mode uint32, _ int) error {
 	var st unix.Stat_t
-	if err := machine.stat(machine.at(at), path, true, &st); err != nil {
+	if err := machine.stat(machine.at(at), path, &st); err != nil {
 		return err
 	}
 	if machine.ReadOnly && mode&unix.W_OK != 0 {
@@ -572,7 +493,6 @@ func UnixFaccessat(at int, path string, mode uint32, _ int) error {
 	return nil
 }
 
-// UnixStatfs is that of package unix.
 func UnixStatfs(path string, st *unix.Statfs_t) error {
 	*st = unix.Statfs_t{Bsize: 4096, Blocks: 1 << 20, Bfree: 1 << 19, Bavail: 1 << 19, Files: 1 << 20, Ffree: 1 << 19}
 	if machine.Full {

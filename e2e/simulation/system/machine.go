@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"runtime/pprof"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -46,6 +45,9 @@ type Process struct {
 	files map[int]*File
 	last  int
 }
+
+// Bad reports whether some writes fail.
+func (m *Machine) Bad() bool { return m.Full || m.ReadOnly || m.Broken }
 
 // machine is the one that runs. The product has no parameter for it.
 var machine *Machine //nolint:gochecknoglobals // the operating system is global to a program, too
@@ -110,7 +112,7 @@ func (m *Machine) step(effect, path string, writes bool) error {
 	return nil
 }
 
-// inode is a file, a directory or a symlink. What is durable survives a crash.
+// inode is a file or a directory. What is durable survives a crash.
 type inode struct {
 	number  uint64
 	mode    uint32
@@ -118,7 +120,6 @@ type inode struct {
 	holders map[*File]bool // of the lock; true: exclusive
 
 	data, durable []byte
-	link          string
 
 	entries, kept map[string]*inode
 	log           []change // of entries, since kept
@@ -238,7 +239,7 @@ func (m *Machine) WriteFile(path, text string) {
 
 // ReadFile returns the text of a file.
 func (m *Machine) ReadFile(path string) (string, bool) {
-	_, _, n, err := m.find(m.root, path, true)
+	_, _, n, err := m.find(m.root, path)
 	if err != nil || n == nil || n.isDir() {
 		return "", false
 	}
@@ -247,7 +248,7 @@ func (m *Machine) ReadFile(path string) (string, bool) {
 
 // Names returns the names in a directory.
 func (m *Machine) Names(path string) []string {
-	if _, _, n, err := m.find(m.root, path, true); err == nil && n != nil {
+	if _, _, n, err := m.find(m.root, path); err == nil && n != nil {
 		return n.names()
 	}
 	return nil
@@ -255,7 +256,7 @@ func (m *Machine) Names(path string) []string {
 
 // Remove removes a file or a directory with all that is in it.
 func (m *Machine) Remove(path string) {
-	if dir, name, n, err := m.find(m.root, path, false); err == nil && n != nil {
+	if dir, name, n, err := m.find(m.root, path); err == nil && n != nil {
 		dir.put(change{name: nil})
 		dir.sync()
 		n.remove()
@@ -269,36 +270,22 @@ func (n *inode) remove() {
 	}
 }
 
-// find returns the directory of a path, the last name, and what it names, nil if there is nothing.
-func (m *Machine) find(dir *inode, path string, follow bool) (parent *inode, name string, n *inode, err error) {
-	const most = 40
+// find returns the directory of a path, the last name, and what it names, nil if there is nothing. There are no symlinks.
+func (m *Machine) find(dir *inode, path string) (parent *inode, name string, n *inode, err error) {
 	if strings.HasPrefix(path, "/") {
 		dir = m.root
 	}
-	names := strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 	parent, n = dir, dir
-	for links, i := 0, 0; i < len(names); i++ {
-		name = names[i]
-		if name == "." {
+	for name = range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' }) {
+		switch {
+		case name == ".":
 			continue
-		}
-		if n == nil {
+		case n == nil:
 			return nil, "", nil, unix.ENOENT
-		}
-		if !n.isDir() {
+		case !n.isDir():
 			return nil, "", nil, unix.ENOTDIR
 		}
 		parent, n = n, n.entries[name]
-		if n != nil && n.mode&unix.S_IFMT == unix.S_IFLNK && (follow || i < len(names)-1) {
-			if links++; links > most {
-				return nil, "", nil, unix.ELOOP
-			}
-			names = slices.Concat(strings.FieldsFunc(n.link, func(r rune) bool { return r == '/' }), names[i+1:])
-			if n = parent; strings.HasPrefix(names[0], "/") {
-				n = m.root
-			}
-			i = -1
-		}
 	}
 	return parent, name, n, nil
 }
@@ -318,11 +305,8 @@ func (i info) Type() fs.FileMode          { return i.Mode().Type() }
 
 func (i info) Mode() fs.FileMode {
 	mode := fs.FileMode(i.st.Mode & 0o777)
-	switch i.st.Mode & unix.S_IFMT {
-	case unix.S_IFDIR:
+	if i.st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		mode |= fs.ModeDir
-	case unix.S_IFLNK:
-		mode |= fs.ModeSymlink
 	}
 	return mode
 }
@@ -331,5 +315,3 @@ func (n *inode) stat(st *unix.Stat_t) {
 	*st = unix.Stat_t{Dev: 1, Ino: n.number, Mode: n.mode, Nlink: 1, Size: int64(len(n.data))}
 	st.Mtim = unix.NsecToTimespec(n.changed.UnixNano())
 }
-
-func number(n int) string { return strconv.Itoa(n) }

@@ -14,7 +14,6 @@ type Root struct {
 	path string
 }
 
-// OpenRoot is that of package os.
 func OpenRoot(path string) (*Root, error) {
 	f, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -23,38 +22,30 @@ func OpenRoot(path string) (*Root, error) {
 	return &Root{f.node, path}, f.Close()
 }
 
-// Close is that of os.Root.
-func (r *Root) Close() error { return nil }
-
-// Open is that of os.Root.
+func (r *Root) Close() error                    { return nil }
 func (r *Root) Open(name string) (*File, error) { return r.OpenFile(name, unix.O_RDONLY, 0) }
 
-// OpenFile is that of os.Root.
 func (r *Root) OpenFile(name string, flags int, mode fs.FileMode) (*File, error) {
 	f, err := machine.open(r.dir, name, flags, uint32(mode.Perm()))
 	return f, pathError("openat", name, err)
 }
 
-// Lstat is that of os.Root.
 func (r *Root) Lstat(name string) (fs.FileInfo, error) {
 	i := info{name: name}
-	if err := machine.stat(r.dir, name, false, &i.st); err != nil {
+	if err := machine.stat(r.dir, name, &i.st); err != nil {
 		return nil, pathError("lstatat", name, err)
 	}
 	return i, nil
 }
 
-// Rename is that of os.Root.
 func (r *Root) Rename(from, to string) error {
 	return pathError("renameat", from, machine.rename(r.dir, from, r.dir, to, 0))
 }
 
-// Remove is that of os.Root.
 func (r *Root) Remove(name string) error {
 	return pathError("unlinkat", name, machine.unlink(r.dir, name, false))
 }
 
-// FS is that of os.Root.
 func (r *Root) FS() fs.FS { return rootFS{r} }
 
 type rootFS struct{ r *Root }

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netfiltertest is a packet filter in memory, at the ports of package netfilter: netfilter.Driver, Backend and
+// GuardTables. Tests of what decides about writes, and the simulation, use it in place of a kernel. It keeps what is written,
+// refuses what was computed from an earlier reading, and says before each call what the call is about to do.
+package netfiltertest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// The kernel keeps the chains of each of these apart.
+//
+//nolint:gochecknoglobals // they are constants
+var (
+	NFTables = netfilter.Choice{Backend: policy.NFTables}
+	IPTables = netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
+	Legacy   = netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
+)
+
+// Kernel is a packet filter.
+type Kernel struct {
+	// Before is called before each effect, with its text. Its error is that of the effect, which then does not happen.
+	Before func(effect string, writes bool) error
+	// After is called after each write, with its text and the chains that it touched. "" is an owned table.
+	After func(effect string, touched ...string)
+	// Accepts returns why rules or guards cannot be written.
+	Accepts func(policy.Ruleset, []policy.Guard) error
+	// Unusable has the backends that cannot be used at all.
+	Unusable map[netfilter.Choice]error
+
+	Chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
+	Guards     []policy.Guard
+	Generation netfilter.Generation
+	Torn       int // so many coming readings of a backend lack a rule
+
+	leftovers map[policy.Family]int // sets in the owned table that no rule uses
+	changes   int                   // of the owned table of masquerade chains
+}
+
+// New returns a packet filter without rules, whose effects never fail.
+func New() *Kernel {
+	k := &Kernel{
+		Before: func(string, bool) error { return nil }, After: func(string, ...string) {},
+		Accepts: func(policy.Ruleset, []policy.Guard) error { return nil }, Unusable: map[netfilter.Choice]error{},
+	}
+	k.Flush()
+	return k
+}
+
+// Flush removes everything, as a boot or `nft flush ruleset` does. It is no effect.
+func (k *Kernel) Flush() {
+	k.Chains = map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{NFTables: {}, IPTables: {}, Legacy: {}}
+	k.leftovers, k.Guards = map[policy.Family]int{}, nil
+	k.Changed()
+}
+
+// Changed makes what was read of the chains before outdated. Tests call it after they have changed Chains.
+func (k *Kernel) Changed() {
+	k.changes++
+	k.Generation.Number++
+}
+
+// Drivers returns both backends, of which nftables has the guard tables.
+func (k *Kernel) Drivers() netfilter.Drivers {
+	return netfilter.Drivers{&driver{k, IPTables, Legacy}, &tables{driver{k, NFTables, NFTables}}}
+}
+
+// Refs returns the chains of a backend in an order that is always the same.
+func (k *Kernel) Refs(c netfilter.Choice) []policy.ChainFamily {
+	return slices.SortedFunc(maps.Keys(k.Chains[c]), func(a, b policy.ChainFamily) int {
+		return slices.Compare([]string{string(a.Family), a.Chain}, []string{string(b.Family), b.Chain})
+	})
+}
+
+// written takes note of a write.
+func (k *Kernel) written(in netfilter.Choice, effect string, chains []string) {
+	if in == NFTables {
+		k.changes++
+		chains = []string{""}
+	}
+	if in.HasGeneration() {
+		k.Generation.Number++
+	}
+	k.After(effect, chains...)
+}
+
+// driver implements netfilter.Driver for a backend in its variants.
+type driver struct {
+	k             *Kernel
+	choice, other netfilter.Choice
+}
+
+func (d *driver) Backend() policy.Backend { return d.choice.Backend }
+
+func (d *driver) Open(c netfilter.Choice) (netfilter.Backend, error) { return &backend{d.k, c}, nil }
+
+func (d *driver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) { return nil, nil }
+
+func (d *driver) choices() []netfilter.Choice {
+	return slices.Compact([]netfilter.Choice{d.choice, d.other})
+}
+
+func (d *driver) FindChain(_ context.Context, chain string) (used []netfilter.Choice, err error) {
+	if err := d.k.Before(fmt.Sprintf("find chain %s in %s", chain, d.Backend()), false); err != nil {
+		return nil, err
+	}
+	for _, c := range d.choices() {
+		if slices.ContainsFunc(d.k.Refs(c), func(ref policy.ChainFamily) bool { return ref.Chain == chain }) {
+			used = append(used, c)
+		}
+	}
+	return used, nil
+}
+
+func (d *driver) Owned(context.Context) (owned []netfilter.OwnedChain, err error) {
+	if err := d.k.Before("list owners in "+string(d.Backend()), false); err != nil {
+		return nil, err
+	}
+	for _, c := range d.choices() {
+		for _, ref := range d.k.Refs(c) {
+			if o := d.k.Chains[c][ref].Owner; o != (policy.Owner{}) {
+				owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: c, Owner: o})
+			}
+		}
+	}
+	for _, g := range d.k.Guards {
+		if d.choice == NFTables {
+			ref := policy.ChainFamily{Chain: "guard-" + g.Chain, Family: g.Family}
+			owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: NFTables, Guard: true, Owner: g.Owner})
+		}
+	}
+	return owned, nil
+}
+
+func (d *driver) Probe(_ context.Context, variant string) (netfilter.Choice, error) {
+	err := d.k.Before("probe "+string(d.Backend()), false)
+	for _, c := range d.choices() {
+		if err == nil && (variant == "" || variant == c.Variant) {
+			if d.k.Unusable[c] == nil {
+				return c, nil
+			}
+		}
+	}
+	return netfilter.Choice{}, fmt.Errorf("probe %s: %w", d.Backend(), cmp.Or(err, d.k.Unusable[d.choice], netfilter.ErrUnusable))
+}
+
+// backend implements netfilter.Backend.
+type backend struct {
+	k *Kernel
+	c netfilter.Choice
+}
+
+func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: b.OwnsTables()} }
+
+func (b *backend) OwnsTables() bool { return b.c == NFTables }
+
+func (b *backend) Observe(_ context.Context, wanted []policy.ChainFamily) (o netfilter.Observation, err error) {
+	if err := b.k.Before("observe "+b.c.String(), false); err != nil {
+		return o, err
+	}
+	if o.State = b.k.changes; b.c.HasGeneration() {
+		o.Generation = b.k.Generation.Number
+	}
+	for _, ref := range b.k.Refs(b.c) {
+		if b.OwnsTables() || slices.Contains(wanted, ref) {
+			c := cloned(b.k.Chains[b.c][ref])
+			if b.k.Torn > 0 && len(c.Rules) > 0 {
+				b.k.Torn--
+				c.Rules = c.Rules[1:]
+			}
+			o.Rules.Chains = append(o.Rules.Chains, c)
+		}
+	}
+	for _, f := range policy.Families() {
+		if b.OwnsTables() && b.k.leftovers[f] > 0 {
+			o.Rules.Unrecognized = append(o.Rules.Unrecognized, policy.UnrecognizedObject{Family: f, Text: "set"})
+		}
+	}
+	return o, nil
+}
+
+func ref(c *policy.Chain) policy.ChainFamily {
+	return policy.ChainFamily{Chain: c.Name, Family: c.Family}
+}
+
+func cloned(c policy.Chain) policy.Chain {
+	c.Jumps, c.Rules = slices.Clone(c.Jumps), slices.Clone(c.Rules)
+	return c
+}
+
+func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File) error {
+	if held == nil {
+		panic("netfiltertest: a write without the lock")
+	}
+	if err := b.k.Unusable[b.c]; err != nil {
+		return err
+	}
+	if b.OwnsTables() {
+		return b.applyTables(desired, from)
+	}
+	for _, f := range policy.Families() { // one iptables-restore each
+		var of policy.Ruleset
+		var differ []string
+		for _, c := range desired.Chains {
+			if c.Family != f {
+				continue
+			}
+			of.Chains = append(of.Chains, c)
+			if have, is := b.k.Chains[b.c][ref(&c)]; !is || !reflect.DeepEqual(kept(have), kept(c)) {
+				differ = append(differ, c.Name)
+			}
+		}
+		if differ == nil {
+			continue
+		}
+		effect := fmt.Sprintf("write %s %s", b.c, f)
+		if err := cmp.Or(b.k.Before(effect, true), b.k.Accepts(of, nil)); err != nil {
+			return err
+		}
+		for _, c := range of.Chains {
+			b.k.Chains[b.c][ref(&c)] = cloned(c)
+		}
+		b.k.written(b.c, effect, differ)
+	}
+	return nil
+}
+
+// kept returns what the kernel keeps of a chain.
+func kept(c policy.Chain) policy.Chain {
+	c = cloned(c)
+	for _, rules := range [][]policy.Rule{c.Jumps, c.Rules} {
+		for i := range rules {
+			rules[i].PrefixAction, rules[i].Connections = nil, 0
+		}
+	}
+	if len(c.Jumps) == 0 {
+		c.Jumps = nil
+	}
+	return c
+}
+
+// applyTables writes all chains of the owned tables, which the observation has as they are. New sets are filled by a batch
+// of their own.
+func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation) error {
+	k, seen := b.k, b.k.changes
+	if was, is := from.State.(int); is && was != seen {
+		return errors.Join(k.Before("write nftables, refused", true), netfilter.ErrChanged)
+	}
+	write := func(effect string, do func()) error {
+		if err := k.Before(effect, true); err != nil {
+			return err
+		}
+		if seen != k.changes {
+			return netfilter.ErrChanged
+		}
+		do()
+		k.written(NFTables, effect, nil)
+		seen = k.changes
+		return nil
+	}
+	if err := k.Accepts(desired, nil); err != nil {
+		return errors.Join(k.Before("write nftables, not supported", true), err)
+	}
+	have, newSets := map[policy.ChainFamily]policy.Chain{}, false
+	for _, c := range desired.Chains {
+		have[ref(&c)] = cloned(c)
+		_, exists := k.Chains[NFTables][ref(&c)]
+		newSets = newSets || !exists
+	}
+	if newSets {
+		fill := func() {
+			for _, f := range policy.Families() {
+				k.leftovers[f]++
+			}
+		}
+		if err := write("fill sets of nftables", fill); err != nil {
+			return err
+		}
+	}
+	return write("write nftables", func() { k.leftovers, k.Chains[NFTables] = map[policy.Family]int{}, have })
+}
+
+func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, held *os.File) error {
+	if held == nil {
+		panic("netfiltertest: a removal without the lock")
+	}
+	effect := fmt.Sprintf("remove %v from %s", chains, b.c)
+	if err := b.k.Before(effect, true); err != nil {
+		return err
+	}
+	var removed []string
+	for _, ref := range chains {
+		if _, is := b.k.Chains[b.c][ref]; is {
+			removed = append(removed, ref.Chain)
+		}
+		delete(b.k.Chains[b.c], ref)
+	}
+	if b.OwnsTables() {
+		b.k.leftovers = map[policy.Family]int{}
+	}
+	if removed != nil {
+		b.k.written(b.c, effect, removed)
+	}
+	return nil
+}
+
+func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
+	return cmp.Or(b.k.Unusable[b.c], b.k.Before(fmt.Sprintf("ask for the right to write %s %s", b.c, f), false))
+}
+
+func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
+	return cmp.Or(b.k.Before("ask for a write of "+b.c.String(), false), b.k.Accepts(desired, nil))
+}
+
+// tables implements netfilter.GuardTables, too.
+type tables struct{ driver }
+
+// Generation returns that of the ruleset.
+func (d *tables) Generation() (netfilter.Generation, error) {
+	return d.k.Generation, d.k.Before("read the generation", false)
+}
+
+func (d *tables) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
+	if err := d.k.Before("observe guards", false); err != nil {
+		return netfilter.GuardObservation{}, err
+	}
+	guards := append([]policy.Guard(nil), d.k.Guards...)
+	return netfilter.GuardObservation{Guards: guards, Exists: len(guards) > 0, Generation: d.k.Generation.Number, State: append([]policy.Guard(nil), guards...)}, nil
+}
+
+func (d *tables) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (diff policy.Diff) {
+	find := func(in []policy.Guard, g *policy.Guard) *policy.Guard {
+		i := slices.IndexFunc(in, func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
+		if i < 0 {
+			return nil
+		}
+		return &in[i]
+	}
+	for _, g := range desired {
+		o, kind := find(observed.Guards, &g), policy.GuardChange
+		if o != nil && reflect.DeepEqual(*o, g) {
+			continue
+		}
+		if rest := g; o != nil {
+			rest.Scope.Sources, rest.Exempt, rest.Bound, rest.ExemptPods = o.Scope.Sources, o.Exempt, o.Bound, o.ExemptPods
+			if reflect.DeepEqual(rest, *o) && (g.Bound == nil) == (o.Bound == nil) {
+				kind = policy.ElementChange
+			}
+		}
+		diff = append(diff, policy.Change{Kind: kind, Family: g.Family, Chain: g.Chain, Text: "guard"})
+	}
+	for _, o := range observed.Guards {
+		if find(desired, &o) == nil {
+			diff = append(diff, policy.Change{Kind: policy.GuardChange, Family: o.Family, Chain: o.Chain, Unexpected: true, Text: "guard"})
+		}
+	}
+	return diff
+}
+
+func (d *tables) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
+	if err := cmp.Or(d.k.Before("write guards", true), d.k.Accepts(policy.Ruleset{}, desired)); err != nil {
+		return err
+	}
+	if was, is := from.State.([]policy.Guard); is && !reflect.DeepEqual(was, d.k.Guards) {
+		return netfilter.ErrChanged
+	}
+	d.k.Guards = append([]policy.Guard(nil), desired...)
+	d.k.Generation.Number++
+	d.k.After("write guards", "")
+	return nil
+}
+
+func (d *tables) CheckGuards(_ context.Context, desired []policy.Guard, _ netfilter.GuardObservation) error {
+	return cmp.Or(d.k.Before("ask for a write of guards", false), d.k.Accepts(policy.Ruleset{}, desired))
+}
+
+func (d *tables) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }
