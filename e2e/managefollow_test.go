@@ -41,7 +41,11 @@ func TestManageFollowsEntryFile(t *testing.T) {
 			t.Errorf("the former prefix is in the conflist, or the log does not say what happened:\n%s", d.log())
 		}
 
-		for _, bad := range [][]string{{entry("1.2.5.0/24"), "1.2.5.0/24", "other"}, {entry("1.2.5.1/24"), "nonMasqueradeCIDRs[0]", "1.2.5.0/24"}} {
+		for _, bad := range [][]string{
+			{entry("1.2.5.0/24"), "1.2.5.0/24", "other"},
+			{entry("1.2.5.1/24"), "nonMasqueradeCIDRs[0]", "1.2.5.0/24"},
+			{strings.Replace(entry("1.2.4.0/24"), "{", `{"prevResult": 3,`, 1), "prevResult"},
+		} {
 			n.writeEntryFile(t, bad[0])
 			d.untilUnready(t, append([]string{"source: ", "conflist.entry_file"}, bad[1:]...)...)
 			n.pod(t, "podnet")

@@ -4,6 +4,7 @@ package conflist
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 		return fmt.Errorf("type: must be %q", config.PluginType)
 	}
 	handed, err := config.NetconfInList(entry, network, cniVersion)
-	if err == nil {
+	if err = cmp.Or(config.ParseConflist("", entry).Err, err); err == nil { // runtimes read it first
 		_, err = handed.Entry()
 	}
 	return err
