@@ -123,7 +123,7 @@ func TestConfDirOfPluginFile(t *testing.T) {
 	n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"203.0.113.16/28"}})
 	once := func(want int, says string, args ...string) {
 		t.Helper()
-		c := n.Node.Command(n.timeout(t), reconcilerProgram(t), append([]string{"once"}, args...)...)
+		c := n.Node.Command(n.timeout(t), reconcilerProgram(t), append([]string{"once", "--cni-bin-dir", n.cni.Path[0]}, args...)...)
 		if stdout, stderr, code := run(t, c); code != want || !strings.Contains(stderr, says) {
 			t.Errorf("once %v exits %d, want %d\n%s%s", args, code, want, stdout, stderr)
 		}

@@ -55,7 +55,7 @@ func (n *node) agentFile(t *testing.T, name, text string) {
 // backend and PATH. Flags in args override these.
 func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...string) *topology.Cmd {
 	t.Helper()
-	all := []string{"--data-dir", n.dataDir, "--cni-conf-dir", n.cni.ConfDir, "--backend", n.backend.setting}
+	all := []string{"--data-dir", n.dataDir, "--cni-conf-dir", n.cni.ConfDir, "--cni-bin-dir", n.cni.Path[0], "--backend", n.backend.setting}
 	if _, err := os.Stat(n.agentDir()); err == nil {
 		all = append(all, "--agent-config-dir", n.agentDir())
 	}
@@ -119,7 +119,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	// The test's context ends before its cleanups run.
 	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
 	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{}), http: n.httpClient()}
-	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics, "--cni-bin-dir", n.cni.Path[0]}, args...)
+	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics}, args...)
 	d.command = n.reconcilerCommand(ctx, t, all...)
 	d.command.Stdout, d.command.Stderr = &d.journal, &d.journal
 	if err := d.command.Start(); err != nil {

@@ -280,7 +280,7 @@ func TestUnitPaths(t *testing.T) {
 func (s service) checkRun(t *testing.T) {
 	t.Helper()
 	health := s.n.unusedAddress()
-	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(), "--resync-interval", "1s", "--cni-bin-dir", s.n.cni.Path[0])
+	c, out := s.prepare(t, "run", "--health-listen", health, "--metrics-listen", s.n.unusedAddress(), "--resync-interval", "1s")
 	wait := s.start(t, c)
 	client := s.n.httpClient()
 	defer client.CloseIdleConnections()

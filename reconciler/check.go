@@ -130,6 +130,8 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		return err
 	}
 	r := node.Sync(c.Context(), node.Read())
+	node.AddADDProblems(r)
+	node.AddStaleConflist(r)
 	reset := uint64(0)
 	if len(r.State.Record.Resets) > 0 && !node.Dir.ReconcilerActive() { // which makes them itself
 		const limit = 10 * time.Second

@@ -192,15 +192,21 @@ func (d *Driver) write(observed any, read tablesReader, send sender, change func
 			if errors.Is(err, nfnetlink.ErrStale) {
 				err = fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
 			}
-			if refused != nil && refused.Family != 0 && errors.Is(err, os.ErrPermission) { // the kernel has one number for all that it forbids
-				for f, t := range now.tables {
-					err = cmp.Or(checkOwner(conn, headerOf(f).link, t.name), err)
-				}
-			}
-			return left, err
+			return left, now.ownerOr(conn, err)
 		}
 		now, err = nil, nil
 	}
+}
+
+// ownerOr returns which table belongs to another program if the kernel forbids an operation, else its error: it has one
+// number for all that it forbids.
+func (s *state) ownerOr(conn *nfnetlink.Conn, err error) error {
+	if refused, _ := errors.AsType[*nfnetlink.Error](err); refused != nil && refused.Family != 0 && errors.Is(err, os.ErrPermission) {
+		for f, t := range s.tables {
+			err = cmp.Or(checkOwner(conn, headerOf(f).link, t.name), err)
+		}
+	}
+	return err
 }
 
 // sender sends the changes of all tables and reports whether new sets were created.
