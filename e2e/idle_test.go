@@ -137,10 +137,7 @@ func (n *node) makeCommits(commits int64, made *atomic.Int64) (took time.Duratio
 	const table, set = "crowd", "members"
 	member := []netipx.IPRange{netipx.MustParseIPRange("192.0.2.1-192.0.2.1")}
 	err = n.Node.Do(func() (err error) {
-		conn, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
+		var conn nfnetlink.Conn
 		defer func() { err = errors.Join(err, conn.Close()) }()
 		start := time.Now()
 		defer func() { took = time.Since(start) }()

@@ -69,11 +69,8 @@ func (n *node) unchanged(t *testing.T, before snapshot) {
 func (n *node) generation(t *testing.T) uint32 {
 	t.Helper()
 	var generation uint32
-	err := n.Node.Do(func() error {
-		c, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
+	err := n.Node.Do(func() (err error) {
+		var c nfnetlink.Conn
 		generation, err = c.Generation()
 		return errors.Join(err, c.Close())
 	})

@@ -145,9 +145,9 @@ func TestTamperingInSteps(t *testing.T) {
 			if f.variant != "" {
 				table, chain = "nat", "POSTROUTING"
 			}
-			var conn *nfnetlink.Conn
-			must(t, w.Node.Do(func() (err error) {
-				conn, err = nfnetlink.Dial()
+			var conn nfnetlink.Conn
+			must(t, w.Node.Do(func() error {
+				_, err := conn.Generation() // opens it in the node's namespace
 				return err
 			}))
 			defer func() {

@@ -63,10 +63,7 @@ func TestLostNotifications(t *testing.T) {
 	w.untilIdle(t, 100*time.Millisecond)
 	w.signal(t, syscall.SIGSTOP)
 	must(t, w.Node.Do(func() error {
-		c, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
+		var c nfnetlink.Conn
 		defer func() { must(t, c.Close()) }()
 		for i := range commits {
 			var b nfnetlink.Batch

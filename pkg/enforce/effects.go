@@ -4,10 +4,7 @@ package enforce
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
-	"reflect"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -47,7 +44,7 @@ type does struct {
 func (d does) warn(err error) { d.Warn(err) }
 
 func (d does) asking() effects {
-	return &asks{d.Enforcer, d.lock.Asking(), map[netfilter.Choice]policy.Ruleset{}, nil}
+	return &asks{d.Enforcer, d.lock.Asking(), map[netfilter.Choice]policy.Ruleset{}, nil, nil}
 }
 
 func (d does) observe(ctx context.Context, s *State) { d.read(ctx, s) }
@@ -97,7 +94,8 @@ type asks struct {
 	*Enforcer
 	lock    *store.Lock // that writes nothing
 	written map[netfilter.Choice]policy.Ruleset
-	guarded *[]policy.Guard // that were written last
+	guarded []policy.Guard        // that were written last
+	tables  netfilter.GuardTables // to which they were written; nil: none were
 }
 
 func (a *asks) warn(error) {}
@@ -123,7 +121,7 @@ func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter
 		err = tables.CheckGuards(ctx, guards, from)
 	}
 	if err == nil {
-		a.guarded = &guards
+		a.guarded, a.tables = guards, tables
 	}
 	return err
 }
@@ -150,40 +148,10 @@ func (a *asks) observe(ctx context.Context, s *State) {
 			t.observation.Rules, t.looks, t.err = rules, settledLooks, nil
 		}
 	}
-	if g := &s.Guard; a.guarded != nil && g.looks == 0 {
-		guards := *a.guarded
-		g.Observed.Guards, g.looks = guards, settledLooks
-		g.compare = func(want []policy.Guard) policy.Diff { return compareGuards(want, guards) }
+	if g := &s.Guard; a.tables != nil && g.looks == 0 {
+		tables, written := a.tables, netfilter.GuardObservation{Guards: a.guarded}
+		g.Observed.Guards, g.looks = written.Guards, settledLooks
+		g.compare = func(want []policy.Guard) policy.Diff { return tables.CompareGuards(want, written) }
 	}
 	a.read(ctx, s)
-}
-
-// plain returns a guard in which a list without items is nil, except Bound.
-func plain(g policy.Guard) policy.Guard {
-	for _, list := range []*policy.Ranges{&g.Scope.Sources, &g.Exempt} {
-		if len(*list) == 0 {
-			*list = nil
-		}
-	}
-	if len(g.Scope.Interfaces) == 0 {
-		g.Scope.Interfaces = nil
-	}
-	if len(g.ExemptPods) == 0 {
-		g.ExemptPods = nil
-	}
-	return g
-}
-
-// compareGuards compares lists of guards.
-func compareGuards(want, have []policy.Guard) (diff policy.Diff) {
-	missing := func(from, in []policy.Guard, unexpected bool) {
-		for _, g := range from {
-			if !slices.ContainsFunc(in, func(x policy.Guard) bool { return reflect.DeepEqual(plain(x), plain(g)) }) {
-				diff = append(diff, policy.Change{Kind: policy.GuardChange, Family: g.Family, Chain: g.Chain, Unexpected: unexpected, Text: fmt.Sprint(g)})
-			}
-		}
-	}
-	missing(want, have, false)
-	missing(have, want, true)
-	return diff
 }

@@ -12,6 +12,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// LinkOf returns a family as nf_tables numbers it.
+func LinkOf(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
+
 // DecodedRule is a rule of the kernel in the terms of package policy.
 type DecodedRule struct {
 	policy.Rule        // Unrecognized if policy.Rule cannot express it

@@ -19,7 +19,8 @@ type GuardTables interface {
 
 	// CompareGuards returns the differences between the desired guards and an observation: of kind
 	// ElementChange for the elements of a set that exists, else GuardChange. Change.Chain is the masquerade
-	// chain, or "" for what belongs to none. It touches nothing.
+	// chain, or "" for what belongs to none. An observation without State is one of tables with its Guards. It
+	// touches nothing.
 	CompareGuards(desired []policy.Guard, observed GuardObservation) policy.Diff
 
 	// ApplyGuards writes the difference between an observation and the desired guards, so that the tables

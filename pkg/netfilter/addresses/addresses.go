@@ -20,10 +20,7 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 			err = fmt.Errorf("read the node's addresses: %w", err)
 		}
 	}()
-	socket, err := nfnetlink.DialRoutes()
-	if err != nil {
-		return nil, err
-	}
+	socket := nfnetlink.Routes()
 	defer func() { err = errors.Join(err, socket.Close()) }()
 	services, err := socket.LinkNamed(policy.ServiceInterface)
 	if err != nil {

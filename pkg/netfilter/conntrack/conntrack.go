@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -24,37 +23,25 @@ const maxListed = 100_000
 // how many there were of each chain and family, also with an error. It ends with the context's error if
 // the context is done. It needs CAP_NET_ADMIN over the namespace.
 func Reset(ctx context.Context, judge *policy.ConnectionJudge) (deleted map[policy.ChainFamily]uint64, err error) {
-	deleted = map[policy.ChainFamily]uint64{}
+	w := walk{judge: judge, deleted: map[policy.ChainFamily]uint64{}, routes: newRoutes()}
 	families := judge.Families()
 	if translated, untranslated := judge.StaleKinds(); len(families) == 0 || !translated && !untranslated {
-		return deleted, nil
+		return w.deleted, nil
 	}
-	var w walk
-	if w.list, err = nfnetlink.Dial(); err == nil {
-		defer closeInto(w.list, &err)
-		// The kernel answers deletions beside a dump on another socket.
-		w.remove, err = nfnetlink.Dial()
-	}
-	if err == nil {
-		defer closeInto(w.remove, &err)
-		defer closeInto(&w.routes, &err)
-		w.judge, w.deleted = judge, deleted
-		err = w.all(ctx, families)
-	}
-	if err == nil {
+	if err = w.all(ctx, families); err == nil {
 		err = w.deleteReversed(ctx)
 	}
-	if err != nil {
+	if err = errors.Join(err, w.list.Close(), w.remove.Close(), w.routes.socket.Close()); err != nil {
 		err = fmt.Errorf("reset stale connections: %w", err)
 	}
-	return deleted, err
+	return w.deleted, err
 }
 
 // walk is one Reset.
 type walk struct {
 	judge        *policy.ConnectionJudge
-	list, remove *nfnetlink.Conn
-	routes       routes
+	list, remove nfnetlink.Conn // the kernel answers deletions beside a dump on another socket
+	routes       *routes
 	deleted      map[policy.ChainFamily]uint64
 	replies      []nfnetlink.Tuple // of deleted entries without translation
 }
@@ -104,7 +91,7 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 		return nil
 	}
 	c := policy.Connection{Src: e.Src, Dst: e.Dst, ReplySrc: e.ReplySrc, ReplyDst: e.ReplyDst}
-	chain, stale := w.judge.Judge(&c, &w.routes)
+	chain, stale := w.judge.Judge(&c, w.routes)
 	if w.routes.err != nil || !stale {
 		return w.routes.err
 	}
@@ -139,18 +126,13 @@ func (w *walk) deleteReversed(ctx context.Context) error {
 	return nil
 }
 
-func closeInto(c io.Closer, err *error) { *err = errors.Join(*err, c.Close()) }
-
 // Stats are the numbers of a network namespace's conntrack.
 type Stats = nfnetlink.ConntrackStats
 
 // ReadStats returns the numbers of the network namespace of the calling thread. It needs CAP_NET_ADMIN
 // over the namespace.
-func ReadStats(ctx context.Context) (s Stats, err error) {
-	c, err := nfnetlink.Dial()
-	if err != nil {
-		return s, err
-	}
-	defer closeInto(c, &err)
-	return c.ConntrackStats(ctx)
+func ReadStats(ctx context.Context) (Stats, error) {
+	var c nfnetlink.Conn
+	s, err := c.ConntrackStats(ctx)
+	return s, errors.Join(err, c.Close())
 }

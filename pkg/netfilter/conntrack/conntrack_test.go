@@ -174,9 +174,10 @@ func TestDeleteReversed(t *testing.T) {
 		inbound.Src = netip.MustParseAddrPort("192.0.2.2:53")
 		inbound.ReplyDst = inbound.Src
 		add(t, stale)
-		w := walk{list: dial(t), remove: dial(t), deleted: map[policy.ChainFamily]uint64{}}
+		w := walk{deleted: map[policy.ChainFamily]uint64{}, routes: newRoutes()}
+		defer func() { _ = errors.Join(w.list.Close(), w.remove.Close(), w.routes.socket.Close()) }()
 		w.judge = policy.NewConnectionJudge(merged(nil), [][]policy.Policy{merged(nil, "192.0.2.0/24")}, false)
-		if err := errors.Join(w.all(t.Context(), []policy.Family{policy.IPv4}), w.routes.Close()); err != nil {
+		if err := w.all(t.Context(), []policy.Family{policy.IPv4}); err != nil {
 			t.Fatal(err)
 		}
 		if left := sources(t); len(left) > 0 {
@@ -213,8 +214,8 @@ func TestLocalAddresses(t *testing.T) {
 			t.Fatalf("%s: %v", dst, err)
 		}
 	}
-	var r routes
-	defer r.Close()
+	r := newRoutes()
+	defer r.socket.Close()
 	for a, want := range map[string]bool{
 		"127.0.0.5": true, "203.0.113.1": true, "203.0.113.2": false, "198.51.100.7": true, "192.0.2.1": false,
 		"::1": true, "2001:db8::1": true, "2001:db8::2": false, "2001:db8:5::9": true,

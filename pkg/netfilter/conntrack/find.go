@@ -5,6 +5,7 @@ package conntrack
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -44,11 +45,9 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 	if q.Protocol != 0 {
 		protocols = []uint8{q.Protocol}
 	}
-	c, err := nfnetlink.Dial()
-	if err != nil {
-		return nil, err
-	}
-	defer closeInto(c, &err)
+	var c nfnetlink.Conn
+	r := newRoutes()
+	defer func() { err = errors.Join(err, c.Close(), r.socket.Close()) }()
 	for _, protocol := range protocols {
 		filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr()), Protocol: protocol, ReplyDst: q.Source}
 		err := c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
@@ -65,8 +64,6 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 	}
 	slices.SortFunc(found, compareFound)
 	found = slices.Compact(found) // a walk may list an entry twice
-	var r routes
-	defer closeInto(&r, &err)
 	for i := range found {
 		f := &found[i]
 		src, endpoint := f.Original.Src.Addr(), f.Reply.Src.Addr()

@@ -10,10 +10,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// routes answers questions about the node's routing tables. The zero value is ready for use. Its error is
-// the first failure, after which its answers mean nothing.
+// routes answers questions about the node's routing tables. Its error is the first failure, after which its answers mean
+// nothing.
 type routes struct {
-	socket     *nfnetlink.Conn // nil until the first question
+	socket     *nfnetlink.Conn
 	local      map[nfnetlink.Family]*netipx.IPSet
 	interfaces map[[2]netip.Addr]string
 	err        error
@@ -22,28 +22,14 @@ type routes struct {
 // maxRoutes is the number of routes that are cached.
 const maxRoutes = 10_000
 
-// Close closes the socket.
-func (r *routes) Close() error {
-	if r.socket == nil {
-		return nil
-	}
-	return r.socket.Close()
-}
-
-// open opens the socket once. It reports whether there was no failure yet.
-func (r *routes) open() bool {
-	if r.socket == nil && r.err == nil {
-		if r.socket, r.err = nfnetlink.DialRoutes(); r.err == nil {
-			r.local, r.interfaces = map[nfnetlink.Family]*netipx.IPSet{}, map[[2]netip.Addr]string{}
-		}
-	}
-	return r.err == nil
+func newRoutes() *routes {
+	return &routes{socket: nfnetlink.Routes(), local: map[nfnetlink.Family]*netipx.IPSet{}, interfaces: map[[2]netip.Addr]string{}}
 }
 
 // IsLocal implements policy.NodeRoutes. A local route to every address is that of a transparent proxy, for
 // packets that bear its mark.
 func (r *routes) IsLocal(a netip.Addr) bool {
-	if !r.open() {
+	if r.err != nil {
 		return false
 	}
 	family := nfnetlink.FamilyOf(a)
@@ -65,9 +51,6 @@ func (r *routes) IsLocal(a netip.Addr) bool {
 
 // OutputInterface implements policy.NodeRoutes. The source's own route is where its packets come in.
 func (r *routes) OutputInterface(src, dst netip.Addr) string {
-	if !r.open() {
-		return ""
-	}
 	key := [2]netip.Addr{src, dst}
 	name, known := r.interfaces[key]
 	if known {

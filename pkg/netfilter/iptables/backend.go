@@ -61,11 +61,7 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 		scratch := *b
 		if b.choice.Variant == netfilter.VariantNFT {
 			nft := &nftReader{}
-			defer func() {
-				if nft.conn != nil {
-					_ = nft.conn.Close() // nothing was written through it
-				}
-			}()
+			defer func() { _ = nft.conn.Close() }() // nothing was written through it
 			scratch.reader = nft
 		}
 		result <- scratch.Apply(ctx, desired, netfilter.Observation{}, nil)

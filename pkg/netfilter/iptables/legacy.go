@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -132,11 +133,10 @@ const (
 // entryLayout has the offsets in struct ipt_entry and struct ip6t_entry. The addresses
 // come first: source, destination and their masks.
 type entryLayout struct {
-	address    int    // size of an address
-	sourceAt   uint32 // offset of the source address in the packet's header
-	interfaces int    // names in and out, then masks in and out, IFNAMSIZ each
-	protocol   int    // uint16
-	flags      int    // uint8, then the inversions
+	address    int // size of an address
+	interfaces int // names in and out, then masks in and out, IFNAMSIZ each
+	protocol   int // uint16
+	flags      int // uint8, then the inversions
 	gotoFlag   byte
 	plainFlags byte // flags that do not narrow what the rule matches
 	protoFlag  byte // IP6T_F_PROTO, without which the protocol is not compared; 0: no such flag
@@ -147,10 +147,10 @@ type entryLayout struct {
 
 func entryLayoutOf(f policy.Family) entryLayout {
 	if f == policy.IPv6 {
-		return entryLayout{address: 16, sourceAt: 8, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
+		return entryLayout{address: 16, interfaces: 64, protocol: 128, flags: 131, gotoFlag: 0x04,
 			plainFlags: 0x01 | 0x04, protoFlag: 0x01, targetAt: 140, packetsAt: 152, size: 168}
 	}
-	return entryLayout{address: 4, sourceAt: 12, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
+	return entryLayout{address: 4, interfaces: 16, protocol: 80, flags: 82, gotoFlag: 0x02,
 		plainFlags: 0x02, targetAt: 88, packetsAt: 96, size: 112}
 }
 
@@ -364,8 +364,11 @@ func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	address := func(i int) []byte { return entry[i*l.address : (i+1)*l.address] }
 	name := func(i int) []byte { return entry[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
 
-	out = addressExpressions(out, l.sourceAt, address(0), address(2), invert&invertSource != 0)
-	out = addressExpressions(out, l.sourceAt+uint32(l.address), address(1), address(3), invert&invertDestination != 0)
+	load := func(field nfnetlink.Field) nfnetlink.Payload {
+		return nfnetlink.LoadAddress(netfilter.LinkOf(s.family), field, nfnetlink.Reg1)
+	}
+	out = addressExpressions(out, load(nfnetlink.Source), address(0), address(2), invert&invertSource != 0)
+	out = addressExpressions(out, load(nfnetlink.Destination), address(1), address(3), invert&invertDestination != 0)
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
@@ -417,15 +420,14 @@ func operator(inverted bool) nfnetlink.CmpOp {
 	return nfnetlink.Equal
 }
 
-// addressExpressions appends `ip saddr ADDRESS/MASK`, with the address at an offset in the header.
-func addressExpressions(out []nfnetlink.Expr, at uint32, address, mask []byte, inverted bool) []nfnetlink.Expr {
+// addressExpressions appends `ip saddr ADDRESS/MASK`, or of the address that is loaded.
+func addressExpressions(out []nfnetlink.Expr, load nfnetlink.Payload, address, mask []byte, inverted bool) []nfnetlink.Expr {
 	if !inverted && filledWith(0, mask) {
 		return out
 	}
-	size := uint32(len(address))
-	out = append(out, nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: size, Dreg: nfnetlink.Reg1})
+	out = append(out, load)
 	if !filledWith(0xff, mask) {
-		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: size, Mask: mask})
+		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: load.Len, Mask: mask})
 	}
 	return append(out, nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address})
 }

@@ -19,27 +19,15 @@ import (
 // nftReader reads the tables of iptables-nft through one netlink socket, which it
 // opens when it is first needed and keeps: closing a socket soon after a commit
 // takes the kernel milliseconds.
-type nftReader struct{ conn *nfnetlink.Conn }
-
-func (r *nftReader) dial() (c *nfnetlink.Conn, err error) {
-	if r.conn == nil {
-		r.conn, err = nfnetlink.Dial()
-	}
-	return r.conn, err
-}
-
-func nftFamily(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
+type nftReader struct{ conn nfnetlink.Conn }
 
 func (r *nftReader) chainNames(f policy.Family, table, only string) (names []string, err error) {
 	var chains []nfnetlink.Chain
-	switch c, failure := r.dial(); {
-	case failure != nil:
-		err = failure
-	case only == "":
-		chains, err = c.Chains(nftFamily(f), table)
-	default:
+	if only == "" {
+		chains, err = r.conn.Chains(netfilter.LinkOf(f), table)
+	} else {
 		chains = make([]nfnetlink.Chain, 1)
-		chains[0], err = c.Chain(nftFamily(f), table, only)
+		chains[0], err = r.conn.Chain(netfilter.LinkOf(f), table, only)
 	}
 	if errors.Is(err, fs.ErrNotExist) || nfnetlink.Unsupported(err) {
 		return nil, nil // no such table or chain, or no nf_tables in the kernel
@@ -53,37 +41,28 @@ func (r *nftReader) chainNames(f policy.Family, table, only string) (names []str
 }
 
 func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
-	c, err := r.dial()
-	if err != nil {
-		return t, err
-	}
-	var last *table
-	_, err = c.ConsistentRead(func() error {
-		t = table{}
-		nat, err := c.Table(nftFamily(f), natTable)
+	c := &r.conn
+	t, _, err = nfnetlink.ConsistentRead(c, func() (t table, err error) {
+		nat, err := c.Table(netfilter.LinkOf(f), natTable)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+			return t, nil
 		}
 		var base nfnetlink.Chain
 		if err == nil {
-			base, err = c.Chain(nftFamily(f), natTable, postrouting)
+			base, err = c.Chain(netfilter.LinkOf(f), natTable, postrouting)
 		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			t.fault, t.owned = baseChainFault(f, nat, base), netfilter.CheckTableOwner(nftFamily(f), nat)
+			t.fault, t.owned = baseChainFault(f, nat, base), netfilter.CheckTableOwner(netfilter.LinkOf(f), nat)
 			err = t.read(f, names, func(chain string) ([]nfnetlink.Rule, error) {
-				rules, err := c.Rules(nftFamily(f), natTable, chain)
+				rules, err := c.Rules(netfilter.LinkOf(f), natTable, chain)
 				if err == nil && len(rules) == 0 { // an empty chain, or none
-					_, err = c.Chain(nftFamily(f), natTable, chain)
+					_, err = c.Chain(netfilter.LinkOf(f), natTable, chain)
 				}
 				return rules, err
 			})
 		}
-		return err
-	}, func() bool {
-		same, now := last != nil && last.same(&t), t
-		last = &now
-		return same
-	})
+		return t, err
+	}, table.same)
 	return t, err
 }
 
@@ -104,7 +83,7 @@ func Watched(chains []netfilter.OwnedChain) *[]string {
 }
 
 // same reports whether both readings found the same.
-func (t *table) same(u *table) bool {
+func (t table) same(u table) bool {
 	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.chains, u.chains, func(a, b policy.Chain) bool {
 		return a.Name == b.Name && a.Owner == b.Owner &&
 			slices.EqualFunc(a.Jumps, b.Jumps, policy.Rule.SameReading) && slices.EqualFunc(a.Rules, b.Rules, policy.Rule.SameReading)
@@ -116,7 +95,7 @@ func (t *table) same(u *table) bool {
 // repair the chain: every program on the node uses table nat.
 func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) string {
 	const priority = 100 // NF_IP_PRI_NAT_SRC
-	name := "table " + nftFamily(f).String() + " " + natTable
+	name := "table " + netfilter.LinkOf(f).String() + " " + natTable
 	want := nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
 	dropping := want
 	dropping.Policy = nfnetlink.Drop

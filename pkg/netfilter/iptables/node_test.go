@@ -241,11 +241,7 @@ func options(line string) []string {
 // generation is the number that each commit to nf_tables raises.
 func (n *node) generation() uint32 {
 	n.Helper()
-	c, err := n.driver.nft.dial()
-	if err != nil {
-		n.Fatal(err)
-	}
-	g, err := c.Generation()
+	g, err := n.driver.nft.conn.Generation()
 	if err != nil {
 		n.Fatal(err)
 	}

@@ -27,8 +27,8 @@ func TestReadingsAreCompared(t *testing.T) {
 	}
 	first, second := read(), read()
 	n.load(policy.IPv4, "-A X -p udp -j RETURN")
-	if third := read(); !first.same(&second) || first.same(&third) {
-		t.Errorf("readings are the same: %v, want true; after another rule: %v", first.same(&second), first.same(&third))
+	if third := read(); !first.same(second) || first.same(third) {
+		t.Errorf("readings are the same: %v, want true; after another rule: %v", first.same(second), first.same(third))
 	}
 }
 

@@ -140,7 +140,7 @@ func leadsTo(line, chain string) bool {
 // `nft list ruleset` prints the rules in it, and `nft -f` loads them so. The
 // conditions are decoded into the array of buffer.
 func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) netfilter.DecodedRule {
-	return netfilter.DecodeRule(nfnetlink.Decode(nftFamily(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
+	return netfilter.DecodeRule(nfnetlink.Decode(netfilter.LinkOf(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
 		p, ok := c.Range.Prefix()
 		if p.Bits() > 0 {
 			r = policy.Ranges{c.Range}

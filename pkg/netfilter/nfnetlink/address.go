@@ -106,10 +106,9 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	defer func() { _ = file.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
 	ignored := ignoredLink{name: except}
-	if c, err := DialRoutes(); err == nil { // without its index nothing is ignored
-		ignored.index, _ = c.LinkNamed(except)
-		_ = c.Close()
-	}
+	c := Routes()
+	ignored.index, _ = c.LinkNamed(except) // without its index nothing is ignored
+	_ = c.Close()
 	changed()
 	in := make([]byte, datagramSize)
 	for {

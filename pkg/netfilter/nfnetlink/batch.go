@@ -3,7 +3,6 @@
 package nfnetlink
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -30,9 +29,8 @@ type Batch struct {
 	// applied; Commit returns ErrStale otherwise.
 	Generation uint32
 
-	w   attrWriter
+	w   attrWriter // its error is that of the first operation that cannot be encoded
 	ops []batchOp
-	err error // of the first operation that cannot be encoded
 }
 
 // batchOp is one message of a batch.
@@ -44,27 +42,13 @@ type batchOp struct {
 // Len returns the number of messages in the batch.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// Append adds the operations of another batch.
-func (b *Batch) Append(other *Batch) {
-	if len(b.w.b) == 0 {
-		b.w.b = make([]byte, batchBegin)
-	}
-	for _, op := range other.ops {
-		op.at += len(b.w.b) - batchBegin
-		b.ops = append(b.ops, op)
-	}
-	if len(other.ops) > 0 {
-		b.w.b = append(b.w.b, other.w.b[batchBegin:]...)
-	}
-	b.err = cmp.Or(b.err, other.err)
-}
-
 // add adds a message with the names of the table and the object and, unless it is nil, what encode
 // writes.
 func (b *Batch) add(op operation, msgType, flags, nameAttr uint16, encode func(w *attrWriter)) {
 	if len(b.w.b) == 0 {
 		b.w.b = make([]byte, batchBegin, 4096) // serialize fills it in
 	}
+	encodable := b.w.err == nil
 	at := b.w.beginMessage(messageType(msgType), flags, op.family, 0)
 	b.ops = append(b.ops, batchOp{op, at})
 	b.w.names(op, nameAttr)
@@ -72,10 +56,9 @@ func (b *Batch) add(op operation, msgType, flags, nameAttr uint16, encode func(w
 		encode(&b.w)
 	}
 	b.w.endMessage(at)
-	if b.w.err != nil && b.err == nil {
-		b.err = op.wrap(b.w.err)
+	if encodable && b.w.err != nil {
+		b.w.err = op.wrap(b.w.err)
 	}
-	b.w.err = nil
 }
 
 // AddTable adds a table. One that exists stays as it is.
@@ -240,8 +223,8 @@ func (c *Conn) Check(b *Batch) error {
 // transact sends a batch, with or without its end, and returns the first refusal. It reports whether
 // the kernel acknowledged the last operation.
 func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, err error) {
-	if b.err != nil {
-		return false, fmt.Errorf("%s: %w", op, b.err)
+	if b.w.err != nil {
+		return false, fmt.Errorf("%s: %w", op, b.w.err)
 	}
 	begin := c.sequence + 1
 	if err := c.write(op, b.serialize(&c.sequence, ends)); err != nil {

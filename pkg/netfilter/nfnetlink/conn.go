@@ -34,44 +34,52 @@ const ErrStale = unix.ERESTART
 // errMalformed is about an answer that does not have the form that the kernel's headers define.
 var errMalformed = errors.New("the kernel's answer has an unknown form")
 
-// Conn is a socket to the kernel's nf_tables in one network namespace. It is not safe for concurrent
+// Conn is a socket to the kernel's nf_tables and conntrack in one network namespace. It is not safe for concurrent
 // use.
+//
+// The zero Conn is ready for use. The first request opens the socket, in the network namespace of the calling thread, where
+// it stays. The requests need CAP_NET_ADMIN over the namespace.
 type Conn struct {
+	routes   bool // it is a socket to rtnetlink
 	fd       int
 	sequence uint32
-	in       []byte     // the last datagram
+	in       []byte     // the last datagram; nil while the socket is not open
 	out      attrWriter // of the last request
 	attrs    attrTable
 	// consistent is set within ConsistentRead.
 	consistent bool
-	// consistentLimit is the time after which ConsistentRead begins no other attempt.
+	// consistentLimit is the time after which ConsistentRead begins no other attempt; 0 is the default.
 	consistentLimit time.Duration
 }
 
-// Dial opens a socket in the network namespace of the calling thread. The socket stays in that
-// namespace. Dial needs no privilege; the methods of Conn need CAP_NET_ADMIN over the namespace.
-func Dial() (*Conn, error) {
-	fd, err := openSocket("open nf_tables socket", unix.NETLINK_NETFILTER, 0, func(fd int) error {
-		if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
-			return err
-		}
-		if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
-			return err
-		}
-		// Refusals come without a copy of the request.
-		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
-			return err
-		}
-		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
-	})
-	if err != nil {
-		return nil, err
+// open opens the socket once.
+func (c *Conn) open() (err error) {
+	switch {
+	case c.in != nil:
+		return nil
+	case c.routes:
+		c.fd, err = openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, setUpRoutes)
+	default:
+		c.fd, err = openSocket("open nf_tables socket", unix.NETLINK_NETFILTER, 0, setUpNetfilter)
 	}
-	return newConn(fd), nil
+	if err == nil {
+		c.in = make([]byte, datagramSize)
+	}
+	return err
 }
 
-func newConn(fd int) *Conn {
-	return &Conn{fd: fd, in: make([]byte, datagramSize), consistentLimit: 300 * time.Millisecond}
+func setUpNetfilter(fd int) error {
+	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
+		return err
+	}
+	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
+		return err
+	}
+	// Refusals come without a copy of the request.
+	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+		return err
+	}
+	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
 }
 
 // openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can
@@ -102,14 +110,13 @@ func setBuffer(fd, force, option, size int) error {
 }
 
 // Close closes the socket. Shortly after any commit in the namespace this takes 8 to 16 ms in the
-// kernel, so a daemon should keep its Conn.
+// kernel, so a daemon should keep its Conn. The next request opens it again.
 func (c *Conn) Close() error {
-	if c.fd < 0 {
+	if c.in == nil {
 		return nil
 	}
-	err := unix.Close(c.fd)
-	c.fd = -1
-	if err != nil {
+	c.in = nil
+	if err := unix.Close(c.fd); err != nil {
 		return fmt.Errorf("close nf_tables socket: %w", err)
 	}
 	return nil
@@ -313,6 +320,9 @@ func (t *attrTable) decode(attrs []byte, decode func(*attrTable)) error {
 
 // write sends b in one system call, from a larger buffer if it is long and the process may have one.
 func (c *Conn) write(op operation, b []byte) error {
+	if err := c.open(); err != nil {
+		return err
+	}
 	for {
 		_, err := unix.Write(c.fd, b)
 		switch {

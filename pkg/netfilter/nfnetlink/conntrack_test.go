@@ -52,7 +52,7 @@ func TestConnectionsAnswers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c, entries := newConn(ends[0]), 0
+		c, entries := &Conn{fd: ends[0], in: make([]byte, datagramSize)}, 0
 		err = c.Connections(t.Context(), ConnectionFilter{}, func(*Connection) error { entries++; return nil })
 		if text := fmt.Sprint(err); entries != tt.entries || text != tt.err && (err != nil || tt.err != "") {
 			t.Errorf("%s: %d entries, %v", name, entries, err)

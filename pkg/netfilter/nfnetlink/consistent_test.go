@@ -26,7 +26,7 @@ func TestConsistentReadErrors(t *testing.T) {
 	if err := c.awaitCommit(now); err != nil {
 		t.Errorf("await commits: %v", err)
 	}
-	_, err := c.ConsistentRead(func() error { _, err := c.Table(IPv4, "none"); return err }, nil)
+	_, _, err := ConsistentRead(c, func() (Table, error) { return c.Table(IPv4, "none") }, nil)
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error of read: %v", err)
 	}
@@ -52,16 +52,12 @@ func TestTornDump(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := newConn(pair[0])
+		c := &Conn{fd: pair[0], in: make([]byte, datagramSize)}
 		c.consistentLimit = time.Hour // the number of attempts has to end it, on a slow machine too
 		dumps := make(chan int)
 		go func() { dumps <- playKernel(t, pair[1], tt.generation) }()
 
-		var rules []Rule
-		generation, err := c.ConsistentRead(func() (err error) {
-			rules, err = c.Rules(IPv4, "t", "")
-			return err
-		}, nil)
+		rules, generation, err := ConsistentRead(c, func() ([]Rule, error) { return c.Rules(IPv4, "t", "") }, nil)
 		if err != nil || generation != tt.want {
 			t.Errorf("%s: generation %d, %v; want %d", tt.name, generation, err, tt.want)
 		}

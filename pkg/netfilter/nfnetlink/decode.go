@@ -249,22 +249,30 @@ func (d *decoder) unknown(e Unknown) {
 func (d *decoder) payload(e Payload) register {
 	const protocolAt = 9 // in the header of IPv4 (RFC 791)
 	r := register{number: e.Dreg, name: "payload", size: int(e.Len)}
-	sourceAt, destinationAt := uint32(12), uint32(16)
-	if d.family == IPv6 {
-		sourceAt, destinationAt = 8, 24 // RFC 8200
-	}
 	switch {
 	case e.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		r.name = transportHeader
 	case e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Len == 0 || int(e.Len) > d.addressSize():
-	case e.Offset == sourceAt:
+	case e.Offset == LoadAddress(d.family, Source, e.Dreg).Offset:
 		r.what, r.name = Source, "source"
-	case e.Offset == destinationAt:
+	case e.Offset == LoadAddress(d.family, Destination, e.Dreg).Offset:
 		r.what, r.name = Destination, "destination"
 	case d.family == IPv4 && e.Offset == protocolAt && e.Len == 1:
 		r.what, r.name = Protocol, "l4proto"
 	}
 	return r
+}
+
+// LoadAddress loads the address in the field Source or Destination.
+func LoadAddress(f Family, field Field, to Register) Payload {
+	p := Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 12, Len: net4, Dreg: to} // RFC 791
+	if f == IPv6 {
+		p.Offset, p.Len = 8, net6 // RFC 8200
+	}
+	if field == Destination {
+		p.Offset += p.Len
+	}
+	return p
 }
 
 const transportHeader = "the transport header"

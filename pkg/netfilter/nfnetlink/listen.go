@@ -73,11 +73,8 @@ func Listen(w Watched) (*Listener, error) {
 		return nil, err
 	}
 	l := &Listener{file: file, watched: w, chains: map[sharedChain]bool{}, in: make([]byte, datagramSize)}
-	conn, err := Dial()
-	if err == nil {
-		err = errors.Join(l.begin(conn), conn.Close())
-	}
-	if err != nil {
+	var conn Conn
+	if err := errors.Join(l.begin(&conn), conn.Close()); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	l.last = l.Began

@@ -22,8 +22,8 @@ func namespace(t testing.TB) {
 // dial opens a connection in the thread's namespace, to be closed at the end.
 func dial(t testing.TB) *Conn {
 	t.Helper()
-	c, err := Dial()
-	if err != nil {
+	c := &Conn{}
+	if err := c.open(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

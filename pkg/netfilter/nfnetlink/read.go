@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,10 +62,10 @@ func list[T any](
 	c *Conn, op operation, number, nameAttr uint16, add func([]T, *attrTable) []T,
 ) (objects []T, err error) {
 	r := c.get(op, number, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
-	_, err = c.ConsistentRead(func() error {
+	objects, _, err = ConsistentRead(c, func() ([]T, error) {
 		objects = nil
 		_, err := c.query(context.Background(), r)
-		return err
+		return objects, err
 	}, nil)
 	return objects, err
 }
@@ -76,47 +77,52 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 
 // ConsistentRead calls read, which uses c, until everything that it read belongs to one generation, and
 // returns that generation, for Batch.Generation. If other programs commit too often for that, as every
-// 10 ms beside a set of 10,000 elements, the generation is 0. ConsistentRead then ends once again reports
-// that read found the same as the time before: dumps of objects that no commit touched are whole, and two
-// torn ones are not torn alike. Without again, or if the objects change all the time, the last dumps may be
+// 10 ms beside a set of 10,000 elements, the generation is 0. ConsistentRead then ends once read finds the same
+// as the time before: dumps of objects that no commit touched are whole, and two
+// torn ones are not torn alike. Without same, or if the objects change all the time, the last dumps may be
 // torn: they may lack rules and elements. A caller reads again before it acts on a difference.
 //
 // Only the generation shows that a dump is torn; the flag NLM_F_DUMP_INTR did for 2 of 232 dumps. It has to
 // be read when no commit is under way: the kernel raises it first and then unlinks what the commit
 // deletes, and a dump that begins in between loses its place at an unchanged generation.
-func (c *Conn) ConsistentRead(read func() error, again func() bool) (generation uint32, err error) {
-	const attempts = 50
+func ConsistentRead[T any](c *Conn, read func() (T, error), same func(earlier, later T) bool) (found T, generation uint32, err error) {
+	const attempts, limit = 50, 300 * time.Millisecond
 	if c.consistent {
-		return 0, read()
+		found, err = read()
+		return found, 0, err
 	}
 	c.consistent = true
 	defer func() { c.consistent = false }()
-	begun := time.Now()
-	for n := 0; n < attempts && time.Since(begun) < c.consistentLimit; n++ {
+	begun, again := time.Now(), false
+	for n := 0; n < attempts && time.Since(begun) < cmp.Or(c.consistentLimit, limit); n++ {
 		before, err := c.Generation()
 		if err != nil {
-			return 0, err
+			return found, 0, err
 		}
 		err = c.awaitCommit(before)
 		overtaken := errors.Is(err, ErrStale)
 		if err != nil && !overtaken {
-			return 0, err
+			return found, 0, err
 		}
-		if overtaken && again == nil {
+		if overtaken && same == nil {
 			continue
 		}
-		failure := read()
+		earlier := found
+		var failure error
+		found, failure = read()
 		after, err := c.Generation()
 		switch {
 		case err != nil:
-			return 0, errors.Join(failure, err)
+			return found, 0, errors.Join(failure, err)
 		case after == before && !overtaken:
-			return before, failure
-		case failure == nil && again != nil && again():
-			return 0, nil
+			return found, before, failure
+		case failure == nil && same != nil && again && same(earlier, found):
+			return found, 0, nil
 		}
+		again = failure == nil
 	}
-	return 0, read()
+	found, err = read()
+	return found, 0, err
 }
 
 // awaitCommit returns when no commit is under way, or ErrStale if there was one since the given
@@ -139,6 +145,9 @@ func (c *Conn) Generation() (uint32, error) {
 func (c *Conn) Namespace() (uint64, error) {
 	// This sysctl exists in the initial network namespace only (net_core_table in sysctl_net_core.c).
 	const initialOnly = "/proc/sys/net/core/dev_weight"
+	if err := c.open(); err != nil {
+		return 0, err
+	}
 	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if errors.Is(err, unix.ENOPROTOOPT) && unix.Access(initialOnly, unix.F_OK) == nil {
 		return 0, nil

@@ -12,21 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DialRoutes opens a socket to the routing tables, addresses and interfaces (rtnetlink) of the calling thread's network
-// namespace.
-func DialRoutes() (*Conn, error) {
-	fd, err := openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, func(fd int) error {
-		// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
-		err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-		if errors.Is(err, unix.ENOPROTOOPT) {
-			return nil
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
+// Routes returns a Conn to the routing tables, addresses and interfaces (rtnetlink) instead. It needs no privilege.
+func Routes() *Conn { return &Conn{routes: true} }
+
+func setUpRoutes(fd int) error {
+	// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
+	err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return nil
 	}
-	return newConn(fd), nil
+	return err
 }
 
 // Local returns the destinations of a family's routes of type local in all tables, without those to every

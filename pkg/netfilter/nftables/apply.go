@@ -39,37 +39,30 @@ func readMasqTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
 
 // read reads the tables of all families.
 func (d *Driver) read(readFamily tablesReader) (*state, error) {
-	conn, err := d.dial()
-	if err != nil {
-		return nil, err
-	}
-	var s, last *state
-	generation, err := conn.ConsistentRead(func() (err error) {
-		s = &state{tables: map[policy.Family]*table{}}
+	s, generation, err := nfnetlink.ConsistentRead(&d.conn, func() (*state, error) {
+		s := &state{tables: map[policy.Family]*table{}}
 		for _, f := range policy.Families() {
-			if s.tables[f], err = readFamily(conn, f); err != nil {
-				return err
+			t, err := readFamily(&d.conn, f)
+			if err != nil {
+				return nil, err
 			}
+			s.tables[f] = t
 		}
-		return nil
-	}, func() (same bool) {
-		same = last != nil && last.same(s, (*table).sameRules)
-		last = s
-		return same
-	})
+		return s, nil
+	}, (*state).sameRules)
 	switch {
 	case nfnetlink.Unsupported(err):
 		return nil, usable(err)
 	case err != nil:
-		return nil, err // s is nil if nothing was read, as without CAP_NET_ADMIN
+		return nil, err
 	}
 	s.generation = generation
 	return s, nil
 }
 
-// same reports whether all tables are the same as those that were read later.
-func (s *state) same(later *state, same func(t, later *table) bool) bool {
-	return maps.EqualFunc(s.tables, later.tables, same)
+// sameRules reports whether all tables have the same rules as those that were read later.
+func (s *state) sameRules(later *state) bool {
+	return maps.EqualFunc(s.tables, later.tables, (*table).sameRules)
 }
 
 // Observe implements netfilter.Backend. It reads all chains of the tables.
@@ -90,7 +83,7 @@ func (b *backend) Observe(context.Context, []policy.ChainFamily) (netfilter.Obse
 // Apply implements netfilter.Backend. It recreates a table that the kernel refuses to change, because
 // what is wrong with the existing one may not be visible.
 func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
-	return b.write(from.State, commit, toDesired(desired))
+	return b.write(from.State, false, toDesired(desired))
 }
 
 // toDesired returns the change after which the tables have exactly the desired chains.
@@ -101,7 +94,7 @@ func toDesired(desired policy.Ruleset) func(*tableWriter) {
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
 // rule uses, and deletes a table without a masquerade chain.
 func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, _ *os.File) error {
-	return b.write(nil, commit, func(w *tableWriter) {
+	return b.write(nil, false, func(w *tableWriter) {
 		w.remove(func(name string) bool {
 			return slices.Contains(chains, policy.ChainFamily{Chain: name, Family: w.family})
 		})
@@ -110,15 +103,11 @@ func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, _ *os.F
 
 // CanWrite implements netfilter.Backend: a program can make itself the owner of a table.
 func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
-	conn, err := b.driver.dial()
-	if err == nil {
-		err = checkOwner(conn, headerOf(f).link, tableName)
-	}
-	return err
+	return b.driver.checkOwner(netfilter.LinkOf(f), tableName)
 }
 
-func checkOwner(conn *nfnetlink.Conn, f nfnetlink.Family, table string) error {
-	t, err := conn.Table(f, table)
+func (d *Driver) checkOwner(f nfnetlink.Family, table string) error {
+	t, err := d.conn.Table(f, table)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return usable(err)
 	}
@@ -130,122 +119,119 @@ func checkOwner(conn *nfnetlink.Conn, f nfnetlink.Family, table string) error {
 
 // CheckWrite implements netfilter.Backend.
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, from netfilter.Observation) error {
-	return b.write(from.State, check, toDesired(desired))
+	return b.write(from.State, true, toDesired(desired))
 }
 
-// write changes the tables with masquerade chains.
-func (b *backend) write(observed any, send sender, change func(*tableWriter)) error {
-	left, err := b.driver.write(observed, readMasqTable, send, change)
+// write changes the tables with masquerade chains, or asks whether the kernel accepts that.
+func (b *backend) write(observed any, dryRun bool, change func(*tableWriter)) error {
+	left, err := b.driver.write(observed, readMasqTable, dryRun, change)
 	if left {
 		_ = b.Remove(context.Background(), nil, nil)
 	}
-	return withModules(err)
-}
-
-func withModules(err error) error {
 	return lacking(err, "CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
 		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6 nft_nat", ", or set backend to iptables")
+}
+
+// writer changes the tables of one name.
+type writer struct {
+	*Driver
+	readFamily tablesReader
+	dryRun     bool // ask the kernel, and commit nothing
+	change     func(*tableWriter)
+	before     *state                    // that was observed, nil if none
+	broken     map[nfnetlink.Family]bool // the tables that the kernel refused to change
+	encoded    *state                    // that the batches were encoded for
+	fill, rest *nfnetlink.Batch
+	left       bool // new sets of a first batch are in the kernel
 }
 
 // write changes tables. If another program commits meanwhile, it reads them again and continues, unless
 // a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
 // counts as broken from then on. It reports whether it failed and left new sets of a first batch. Observed is the
 // State of an observation.
-func (d *Driver) write(observed any, read tablesReader, send sender, change func(*tableWriter)) (left bool, err error) {
+func (d *Driver) write(observed any, read tablesReader, dryRun bool, change func(*tableWriter)) (left bool, err error) {
 	const attempts = 10
-	conn, err := d.dial()
-	if err != nil {
-		return false, err
-	}
-	broken := map[nfnetlink.Family]bool{}
-	var fill, rest *nfnetlink.Batch
-	var encoded *state // that the batches were encoded for
-	before, _ := observed.(*state)
-	for now, attempt := before, 1; ; attempt++ {
-		if now == nil {
-			if now, err = d.read(read); err == nil && before != nil && !before.same(now, (*table).sameRules) {
-				err = netfilter.ErrChanged
-			}
-		}
-		if err == nil {
-			for f, t := range now.tables {
-				t.broken = t.broken || t.exists && broken[headerOf(f).link]
-			}
-			// To encode many prefixes takes longer than other programs may pause.
-			if encoded == nil || !encoded.same(now, (*table).sameObjects) {
-				fill, rest = now.batches(change)
-				encoded = now
-			}
-			fill.Generation, rest.Generation = now.generation, now.generation
-			var filled bool
-			filled, err = send(now, conn, fill, rest)
-			left = left || filled
-		}
-		refused, _ := errors.AsType[*nfnetlink.Error](err)
-		switch {
+	w := writer{Driver: d, readFamily: read, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}
+	w.before, _ = observed.(*state)
+	now := w.before
+	for attempt := 1; ; attempt++ {
+		err := w.try(now)
+		stale := errors.Is(err, nfnetlink.ErrStale)
+		switch refused, _ := errors.AsType[*nfnetlink.Error](err); {
 		case err == nil:
 			return false, nil
-		case errors.Is(err, nfnetlink.ErrStale) && attempt < attempts:
-		case refused != nil && refused.Family != 0 && !broken[refused.Family] && !errors.Is(err, os.ErrPermission):
-			broken[refused.Family] = true
-		default:
-			if errors.Is(err, nfnetlink.ErrStale) {
-				err = fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+		case stale && attempt < attempts:
+		case stale:
+			return w.left, fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+		case refused == nil || refused.Family == 0:
+			return w.left, err
+		case errors.Is(err, os.ErrPermission): // the kernel has one number for all that it forbids
+			for f, t := range w.encoded.tables {
+				err = cmp.Or(d.checkOwner(netfilter.LinkOf(f), t.name), err)
 			}
-			return left, now.ownerOr(conn, err)
+			return w.left, err
+		case !w.broken[refused.Family]:
+			w.broken[refused.Family] = true
+		default:
+			return w.left, err
 		}
-		now, err = nil, nil
+		now = nil
 	}
 }
 
-// ownerOr returns which table belongs to another program if the kernel forbids an operation, else its error: it has one
-// number for all that it forbids.
-func (s *state) ownerOr(conn *nfnetlink.Conn, err error) error {
-	if refused, _ := errors.AsType[*nfnetlink.Error](err); refused != nil && refused.Family != 0 && errors.Is(err, os.ErrPermission) {
-		for f, t := range s.tables {
-			err = cmp.Or(checkOwner(conn, headerOf(f).link, t.name), err)
+// try reads the tables, unless they are given, and sends the changes.
+func (w *writer) try(now *state) (err error) {
+	if now == nil {
+		if now, err = w.read(w.readFamily); err != nil {
+			return err
+		}
+		if w.before != nil && !w.before.sameRules(now) {
+			return netfilter.ErrChanged
 		}
 	}
-	return err
+	for f, t := range now.tables {
+		t.broken = t.broken || t.exists && w.broken[netfilter.LinkOf(f)]
+	}
+	// To encode many prefixes takes longer than other programs may pause.
+	if w.encoded == nil || !maps.EqualFunc(w.encoded.tables, now.tables, (*table).sameObjects) {
+		w.encode(now)
+	}
+	w.fill.Generation, w.rest.Generation = now.generation, now.generation
+	if w.dryRun {
+		return w.conn.Check(w.rest)
+	}
+	return w.commit(now)
 }
 
-// sender sends the changes of all tables and reports whether new sets were created.
-type sender func(s *state, conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error)
-
-// check sends the changes as one batch that is not committed.
-func check(_ *state, conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
-	all := &nfnetlink.Batch{Generation: rest.Generation}
-	all.Append(fill)
-	all.Append(rest)
-	return false, conn.Check(all)
+// encode encodes the changes of all tables in two batches: the first one creates and fills new sets, the second one does
+// the rest, because packets can meet a set empty that is created in the batch of the rules that use it.
+func (w *writer) encode(s *state) {
+	w.fill, w.rest, w.encoded = &nfnetlink.Batch{}, &nfnetlink.Batch{}, s
+	if w.dryRun {
+		w.fill = w.rest
+	}
+	for _, f := range policy.Families() {
+		w.change(&tableWriter{netfilter.LinkOf(f), f, s.tables[f], w.fill, w.rest})
+	}
 }
 
-// commit sends the changes in two batches: the first one creates and fills new sets, the second one does the
-// rest, because packets can meet a set empty that is created in the batch of the rules that use it.
-func commit(s *state, conn *nfnetlink.Conn, fill, rest *nfnetlink.Batch) (filled bool, err error) {
-	if fill.Len() > 0 {
-		if err := conn.Commit(fill); err != nil {
-			return false, err
+func (w *writer) commit(s *state) error {
+	if w.fill.Len() > 0 {
+		if err := w.conn.Commit(w.fill); err != nil {
+			return err
 		}
+		w.left = true
 		if s.generation != 0 {
 			s.generation = max(s.generation+1, 1) // the kernel leaves 0 out
 		}
-		rest.Generation = s.generation
+		w.rest.Generation = s.generation
 	}
-	return fill.Len() > 0, conn.Commit(rest)
-}
-
-func (s *state) batches(change func(*tableWriter)) (fill, rest *nfnetlink.Batch) {
-	fill, rest = &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	for _, f := range policy.Families() {
-		change(&tableWriter{headerOf(f), f, s.tables[f], fill, rest})
-	}
-	return fill, rest
+	return w.conn.Commit(w.rest)
 }
 
 // tableWriter writes the changes of a table.
 type tableWriter struct {
-	header
+	link       nfnetlink.Family
 	family     policy.Family
 	have       *table
 	fill, rest *nfnetlink.Batch
@@ -273,29 +259,18 @@ func (w *tableWriter) update(want *table) {
 		fill.AddTable(w.link, table)
 	}
 	for _, name := range want.order {
-		ranges, isSet := want.sets[name]
-		held, exists := have.sets[name]
-		batch := w.rest
-		switch {
-		case !isSet && have.chains[name] == nil:
-			w.rest.AddChain(w.link, table, name, want.chains[name].base)
-		case isSet && !exists:
-			batch = fill
-			batch.AddSet(w.link, table, w.setForm(name))
+		if c := want.chains[name]; c == nil {
+			w.updateSet(name, want, have, fill)
+		} else if have.chains[name] == nil {
+			w.rest.AddChain(w.link, table, name, c.base)
 		}
-		batch.DeleteElements(w.link, table, name, held.Minus(ranges))
-		batch.AddElements(w.link, table, name, ranges.Minus(held))
 	}
 	for _, name := range sorted(want.chains, nil) {
-		c, held := want.chains[name], have.chains[name]
-		if held != nil && !c.differs(held) {
-			continue
-		}
-		if held != nil {
+		if c, held := want.chains[name], have.chains[name]; held == nil || c.differs(held) {
 			w.rest.FlushChain(w.link, table, name)
-		}
-		for _, r := range c.rules {
-			w.rest.AddRule(w.link, table, name, r.exprs, r.comment)
+			for _, r := range c.rules {
+				w.rest.AddRule(w.link, table, name, r.exprs, r.comment)
+			}
 		}
 	}
 	w.deleteChains(slices.DeleteFunc(sorted(have.chains, nil), func(name string) bool { return want.chains[name] != nil }))
@@ -303,6 +278,18 @@ func (w *tableWriter) update(want *table) {
 		_, wanted := want.sets[name]
 		return !wanted
 	})
+}
+
+// updateSet changes the elements of a set. A new one is created and filled in the batch fill.
+func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.Batch) {
+	batch := w.rest
+	ranges, held := want.sets[name], have.sets[name]
+	if _, exists := have.sets[name]; !exists {
+		batch = fill
+		batch.AddSet(w.link, have.name, setForm(w.link, name))
+	}
+	batch.DeleteElements(w.link, have.name, name, held.Minus(ranges))
+	batch.AddElements(w.link, have.name, name, ranges.Minus(held))
 }
 
 // remove deletes masquerade chains and the unused sets that a writer left that was killed between its two batches.

@@ -38,7 +38,9 @@ func codecProperty(t *rapid.T) {
 	decoded := func(exprs []nfnetlink.Expr) policy.Rule {
 		return decode(f, rule{exprs: exprs}, map[string]policy.Ranges{"set": ranges, "other": {}}).Rule
 	}
-	exprs := exprsOf(statements(f, want, "set", "masq-A"))
+	table := newTable(tableName)
+	table.add("c", "", statements(f, want, "set", "masq-A")...)
+	exprs := table.chains["c"].rules[0].exprs
 	if read := decoded(exprs); !read.Equal(want) {
 		t.Fatalf("%s is read as %s", want, read)
 	}

@@ -20,7 +20,7 @@ import (
 // Driver is the driver of the backend nftables. Its backends share one netlink socket, which it opens on
 // first use, in the network namespace of the calling thread.
 type Driver struct {
-	conn *nfnetlink.Conn
+	conn nfnetlink.Conn
 	// guards tells that this kernel has, or had, guard tables: it does not lack what they need.
 	guards bool
 	module string // the directory of the kernel module in sysfs
@@ -34,27 +34,17 @@ func New() *Driver { return &Driver{module: "/sys/module/nf_tables"} }
 
 // Close closes the socket. Shortly after any commit this takes 8 to 16 ms in the kernel; a process that
 // is about to exit need not call it.
-func (d *Driver) Close() error {
-	if d.conn == nil {
-		return nil
-	}
-	defer func() { d.conn = nil }()
-	return d.conn.Close()
-}
+func (d *Driver) Close() error { return d.conn.Close() }
 
 // Generation returns the ruleset generation of nf_tables, which iptables-nft uses too.
 func (d *Driver) Generation() (netfilter.Generation, error) {
-	conn, err := d.dial()
-	if err != nil {
-		return netfilter.Generation{}, err
-	}
-	namespace, err := conn.Namespace()
-	if err != nil {
-		return netfilter.Generation{}, err
-	}
-	number, err := conn.Generation()
+	number, err := d.conn.Generation()
 	if err != nil {
 		return netfilter.Generation{}, usable(err)
+	}
+	namespace, err := d.conn.Namespace()
+	if err != nil {
+		return netfilter.Generation{}, err
 	}
 	load, err := d.moduleLoad()
 	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: number}, err
@@ -78,12 +68,8 @@ func (d *Driver) Open(netfilter.Choice) (netfilter.Backend, error) { return &bac
 
 // FindChain implements netfilter.Driver.
 func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice, error) {
-	conn, err := d.dial()
-	if err != nil {
-		return nil, err
-	}
 	for _, f := range policy.Families() {
-		_, err := conn.Chain(headerOf(f).link, tableName, chainPrefix+chain)
+		_, err := d.conn.Chain(netfilter.LinkOf(f), tableName, chainPrefix+chain)
 		if err == nil {
 			return []netfilter.Choice{{Backend: policy.NFTables}}, nil
 		}
@@ -97,37 +83,30 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 // HasKubeProxy reports whether kube-proxy runs in its mode nftables: it then has a table of its name
 // for each family.
 func (d *Driver) HasKubeProxy() bool {
-	conn, err := d.dial()
-	return err == nil && slices.ContainsFunc(policy.Families(), func(f policy.Family) bool {
-		_, err := conn.Table(headerOf(f).link, "kube-proxy")
+	return slices.ContainsFunc(policy.Families(), func(f policy.Family) bool {
+		_, err := d.conn.Table(netfilter.LinkOf(f), "kube-proxy")
 		return err == nil
 	})
 }
 
 // Owned implements netfilter.Driver. It reads the rules of both tables without the sets.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
-	conn, err := d.dial()
-	if err != nil {
-		return nil, err
-	}
 	var owned []netfilter.OwnedChain
 	for _, f := range policy.Families() {
 		for _, table := range Tables() {
-			rules, err := conn.Rules(headerOf(f).link, table, "")
+			rules, err := d.conn.Rules(netfilter.LinkOf(f), table, "")
 			if err != nil {
 				return nil, usable(err)
 			}
 			for _, r := range rules {
-				name, isChain := masqChainOf(r.Chain)
-				guard := table == netfilter.GuardTable
-				if guard {
-					name, isChain = r.Chain, true
+				chain := netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: r.Chain, Family: f},
+					Choice: netfilter.Choice{Backend: policy.NFTables}, Guard: table == netfilter.GuardTable, Owner: policy.ParseOwner(r.Comment)}
+				isChain := chain.Guard
+				if !isChain {
+					chain.Chain, isChain = masqChainOf(r.Chain)
 				}
-				if o := policy.ParseOwner(r.Comment); isChain && o != (policy.Owner{}) {
-					owned = append(owned, netfilter.OwnedChain{
-						ChainFamily: policy.ChainFamily{Chain: name, Family: f},
-						Choice:      netfilter.Choice{Backend: policy.NFTables}, Guard: guard, Owner: o,
-					})
+				if isChain && chain.Owner != (policy.Owner{}) {
+					owned = append(owned, chain)
 				}
 			}
 		}
@@ -137,33 +116,15 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 
 // Probe implements netfilter.Driver. Reading takes the same privilege as writing.
 func (d *Driver) Probe(context.Context, string) (netfilter.Choice, error) {
-	conn, err := d.dial()
-	if err == nil {
-		_, err = conn.Generation()
-	}
-	if err != nil {
+	if _, err := d.conn.Generation(); err != nil {
 		return netfilter.Choice{}, usable(err)
 	}
 	return netfilter.Choice{Backend: policy.NFTables}, nil
 }
 
-func (d *Driver) dial() (*nfnetlink.Conn, error) {
-	if d.conn == nil {
-		conn, err := nfnetlink.Dial()
-		if err != nil {
-			return nil, usable(err)
-		}
-		d.conn = conn
-	}
-	return d.conn, nil
-}
-
 // usable adds to an error what the kernel needs. What a user needs is in nfnetlink's error.
 func usable(err error) error {
-	switch {
-	case errors.Is(err, netfilter.ErrUnusable):
-		return err
-	case errors.Is(err, unix.EPERM):
+	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
 	}
 	return fmt.Errorf("nftables: %w: %w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, "+

@@ -130,36 +130,51 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	for _, f := range policy.Families() {
 		t := s.tables[f]
 		o.Exists = o.Exists || t.exists
-		d.guards = d.guards || t.exists
-		owners, modes := map[string]policy.Owner{}, map[string]policy.GuardMode{}
-		for name, c := range t.chains {
-			kind, chain, found := strings.Cut(name, "-")
-			if !found || kind != guardChain && kind != enforceChain {
-				continue
-			}
-			owners[chain] = cmp.Or(owners[chain], c.owner())
-			counted := o.Packets
-			if modes[chain] = cmp.Or(modes[chain], policy.GuardOff); kind == enforceChain {
-				counted = o.Bound
-			} else {
-				modes[chain] = policy.GuardCount
-			}
-			for _, r := range c.rules {
-				counted[policy.ChainFamily{Chain: chain, Family: f}] += r.packets
-				if slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} }) {
-					modes[chain] = policy.GuardDrop
-				}
+		chains := map[string]bool{} // masquerade chains
+		for name := range t.chains {
+			if kind, chain, found := strings.Cut(name, "-"); found && (kind == guardChain || kind == enforceChain) {
+				chains[chain] = true
 			}
 		}
-		for _, chain := range slices.Sorted(maps.Keys(owners)) {
-			g := policy.Guard{Chain: chain, Family: f, Owner: owners[chain], Scope: policy.Scope{Sources: t.sets[podsSet+"-"+chain]},
-				Mode: modes[chain], Exempt: t.sets[exemptSet+"-"+chain], Bound: t.sets[boundSet+"-"+chain]}
-			t.readBindings(&g)
-			t.readJumps(&g)
-			o.Guards = append(o.Guards, g)
+		for _, chain := range slices.Sorted(maps.Keys(chains)) {
+			o.Guards = append(o.Guards, t.readGuard(policy.ChainFamily{Chain: chain, Family: f}, &o))
 		}
 	}
+	d.guards = d.guards || o.Exists
 	return o, nil
+}
+
+// readGuard returns the guard of a masquerade chain, and adds its counters to an observation.
+func (t *table) readGuard(of policy.ChainFamily, o *netfilter.GuardObservation) policy.Guard {
+	g := policy.Guard{Chain: of.Chain, Family: of.Family, Scope: policy.Scope{Sources: t.sets[podsSet+"-"+of.Chain]},
+		Mode: policy.GuardOff, Exempt: t.sets[exemptSet+"-"+of.Chain], Bound: t.sets[boundSet+"-"+of.Chain]}
+	if c := t.chains[enforceChain+"-"+of.Chain]; c != nil {
+		g.Owner = c.owner()
+		o.Bound[of] = c.packets()
+	}
+	if c := t.chains[guardChain+"-"+of.Chain]; c != nil {
+		g.Owner = cmp.Or(c.owner(), g.Owner)
+		o.Packets[of] = c.packets()
+		g.Mode = policy.GuardCount
+		if slices.ContainsFunc(c.rules, rule.drops) {
+			g.Mode = policy.GuardDrop
+		}
+	}
+	t.readBindings(&g)
+	t.readJumps(&g)
+	return g
+}
+
+// packets returns the sum of the counters.
+func (c *chain) packets() (n uint64) {
+	for _, r := range c.rules {
+		n += r.packets
+	}
+	return n
+}
+
+func (r rule) drops() bool {
+	return slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} })
 }
 
 // readBindings sets what exempt pods are bound to.
@@ -183,7 +198,7 @@ func (t *table) readJumps(g *policy.Guard) {
 			if r.masqChain(base) != g.Chain {
 				continue
 			}
-			for _, c := range nfnetlink.Decode(headerOf(g.Family).link, nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
+			for _, c := range nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
 				switch {
 				case c.Field == nfnetlink.Mark:
 					g.BypassMark = policy.Mark(c.Mask)
@@ -197,21 +212,19 @@ func (t *table) readJumps(g *policy.Guard) {
 
 // CompareGuards implements netfilter.GuardTables.
 func (*Driver) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (d policy.Diff) {
-	s, _ := observed.State.(*state)
-	want := guardTablesOf(desired)
+	want, have := guardTablesOf(desired), guardTablesOf(observed.Guards)
+	if s, _ := observed.State.(*state); s != nil {
+		have = s.tables
+	}
 	for _, f := range policy.Families() {
-		have := newTable(netfilter.GuardTable)
-		if s != nil {
-			have = s.tables[f]
-		}
-		d = append(d, have.compare(f, want[f])...)
+		d = append(d, cmp.Or(have[f], newTable(netfilter.GuardTable)).compare(f, want[f])...)
 	}
 	return d
 }
 
 // ApplyGuards implements netfilter.GuardTables.
 func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
-	err := d.writeGuards(desired, from, commit)
+	err := d.writeGuards(desired, from, false)
 	d.guards = d.guards && !errors.Is(err, netfilter.ErrUnusable)
 	return err
 }
@@ -221,12 +234,12 @@ func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard, from net
 	if d.guards && from.State != nil && !from.Exists {
 		return nil
 	}
-	return d.writeGuards(desired, from, check)
+	return d.writeGuards(desired, from, true)
 }
 
-func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObservation, send sender) error {
+func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObservation, dryRun bool) error {
 	want := guardTablesOf(desired)
-	_, err := d.write(from.State, readGuardTable, send, func(w *tableWriter) { w.update(want[w.family]) })
+	_, err := d.write(from.State, readGuardTable, dryRun, func(w *tableWriter) { w.update(want[w.family]) })
 	return lacking(err, "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard",
 		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
 }

@@ -109,10 +109,7 @@ func (n *node) compare(desired policy.Ruleset) policy.Diff {
 // nft would write it, unless that is nil.
 func (n *node) rewrite(family nfnetlink.Family, table, chain string, edit func(first, second nfnetlink.Expr) []nfnetlink.Expr) {
 	n.Helper()
-	conn, err := nfnetlink.Dial()
-	if err != nil {
-		n.Fatal(err)
-	}
+	var conn nfnetlink.Conn
 	rules, err := conn.Rules(family, table, chain)
 	if err != nil {
 		n.Fatal(err)
@@ -136,11 +133,7 @@ func (n *node) rewrite(family nfnetlink.Family, table, chain string, edit func(f
 
 func (n *node) generation() uint32 {
 	n.Helper()
-	conn, err := n.driver.dial()
-	if err != nil {
-		n.Fatal(err)
-	}
-	g, err := conn.Generation()
+	g, err := n.driver.conn.Generation()
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -367,16 +360,13 @@ func TestRemove(t *testing.T) {
 // cutOff writes a ruleset as far as the first batch: new sets, and no rule yet.
 func (n *node) cutOff(desired policy.Ruleset) {
 	n.Helper()
-	conn, err := n.driver.dial()
-	if err != nil {
-		n.Fatal(err)
-	}
 	now, err := n.driver.read(readMasqTable)
 	if err != nil {
 		n.Fatal(err)
 	}
-	fill, _ := now.batches(func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) })
-	if err := conn.Commit(fill); err != nil {
+	w := writer{change: toDesired(desired)}
+	w.encode(now)
+	if err := n.driver.conn.Commit(w.fill); err != nil {
 		n.Fatal(err)
 	}
 }

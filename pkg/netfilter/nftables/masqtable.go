@@ -144,59 +144,64 @@ func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *tabl
 
 // ruleset returns the table as it was read in the terms of policy.
 func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
-	report := func(format string, args ...any) {
-		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: fmt.Sprintf(format, args...)})
-	}
-	for _, text := range t.unrecognized {
-		report("%s", text)
-	}
-	jumps := map[string][]policy.Rule{} // by masquerade chain
-	if base := t.chains[baseChain]; base != nil {
-		for _, raw := range base.rules {
-			r := decode(f, raw, t.sets)
-			if chain, masq := masqChainOf(r.Target); masq {
-				jumps[chain] = append(jumps[chain], r.Rule)
-			} else {
-				r.Target = ""
-				report("chain %s: %s", baseChain, r.Rule)
-			}
-		}
-	}
+	jumps, unrecognized := t.jumps(f) // by masquerade chain
+	unrecognized = slices.Concat(t.unrecognized, unrecognized)
 	for _, name := range t.order {
 		masqChain, masq := masqChainOf(name)
-		if !masq && name != baseChain {
-			report("chain %s", policy.Quote(name))
-		}
 		if !masq {
+			if name != baseChain {
+				unrecognized = append(unrecognized, "chain "+policy.Quote(name))
+			}
 			continue
 		}
-		rules := make([]policy.Rule, len(t.chains[name].rules))
-		for i, raw := range t.chains[name].rules {
+		c := policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Rules: []policy.Rule{}, Owner: t.chains[name].owner()}
+		for _, raw := range t.chains[name].rules {
 			r := decode(f, raw, t.sets)
 			if r.Verdict == policy.Jump {
 				r.Unrecognize()
 			}
-			rules[i] = r.Rule
+			c.Rules = append(c.Rules, r.Rule)
 		}
-		rs.Chains = append(rs.Chains, policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Rules: rules, Owner: t.chains[name].owner()})
+		rs.Chains = append(rs.Chains, c)
 	}
-	for _, name := range t.unused {
+	used := usedSets(t.chains)
+	for _, name := range sorted(t.sets, nil) {
 		switch {
-		case t.sets[name] == nil: // reported
+		case used[name] || t.sets[name] == nil: // that is reported
 		case ownSet(name):
-			report("set %s of ip-masq, which no rule uses", policy.Quote(name))
+			unrecognized = append(unrecognized, "set "+policy.Quote(name)+" of ip-masq, which no rule uses")
 		default:
-			report("set %s", policy.Quote(name))
+			unrecognized = append(unrecognized, "set "+policy.Quote(name))
 		}
+	}
+	for _, text := range unrecognized {
+		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: text})
 	}
 	return rs
+}
+
+// jumps returns the rules of the base chain by the masquerade chain that they lead to, and texts of the others.
+func (t *table) jumps(f policy.Family) (jumps map[string][]policy.Rule, others []string) {
+	jumps = map[string][]policy.Rule{}
+	if t.chains[baseChain] == nil {
+		return jumps, nil
+	}
+	for _, raw := range t.chains[baseChain].rules {
+		r := decode(f, raw, t.sets)
+		if chain, masq := masqChainOf(r.Target); masq {
+			jumps[chain] = append(jumps[chain], r.Rule)
+		} else {
+			others = append(others, fmt.Sprintf("chain %s: %s", baseChain, r.Rule))
+		}
+	}
+	return jumps, others
 }
 
 // decode returns the rule that was encoded. A rule that statements does not write is unrecognized, as is one with a
 // set that differs from nfnetlink.AddressRanges.
 func decode(f policy.Family, r rule, sets map[string]policy.Ranges) netfilter.DecodedRule {
 	set := ""
-	d := nfnetlink.Decode(headerOf(f).link, nfnetlink.Rule{Exprs: r.exprs}, nil)
+	d := nfnetlink.Decode(netfilter.LinkOf(f), nfnetlink.Rule{Exprs: r.exprs}, nil)
 	d.Packets = r.packets
 	return netfilter.DecodeRule(d, func(c nfnetlink.Condition) (policy.Ranges, bool) {
 		if c.Set == "" || set != "" {

@@ -9,23 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-// header is where the addresses are in the packet header of a family.
-type header struct {
-	link     nfnetlink.Family
-	src, dst uint32 // offsets in bytes
-	size     uint32
-}
-
-func headerOf(f policy.Family) header {
-	if f == policy.IPv4 {
-		return header{nfnetlink.IPv4, 12, 16, 4} // RFC 791
-	}
-	return header{nfnetlink.IPv6, 8, 24, 16} // RFC 8200
-}
 
 func protocolNumber(p policy.Protocol) byte {
 	return map[policy.Protocol]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[p]
@@ -37,36 +24,33 @@ type nftStatement struct {
 	exprs []nfnetlink.Expr
 }
 
+func statement(nft string, exprs ...nfnetlink.Expr) nftStatement { return nftStatement{nft, exprs} }
+
 // statements writes a rule. The named set has its addresses, if it matches any; a jump leads to target.
-func statements(f policy.Family, r policy.Rule, set, target string) []nftStatement {
-	var out []nftStatement
-	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, nftStatement{nft, exprs}) }
-	h := headerOf(f)
+func statements(f policy.Family, r policy.Rule, set, target string) (out []nftStatement) {
+	link := netfilter.LinkOf(f)
 	if r.From != nil {
-		out = append(out, h.inSet("saddr", set, false))
+		out = append(out, inSet(link, "saddr", set, false))
 	}
 	if r.To != nil {
-		out = append(out, h.inSet("daddr", set, false))
+		out = append(out, inSet(link, "daddr", set, false))
 	}
 	out = append(out, matchStatements(r.Match)...)
 	switch r.Verdict {
 	case policy.Jump:
-		out = append(out, jump(target))
+		return append(out, jump(target))
 	case policy.Return:
-		add("counter return", nfnetlink.Counter{}, nfnetlink.Verdict{Code: nfnetlink.Return})
+		return append(out, statement("counter return", nfnetlink.Counter{}, nfnetlink.Verdict{Code: nfnetlink.Return}))
 	case policy.Masquerade:
-		nft, exprs := masquerade(h.link, r)
-		add("counter "+nft, append([]nfnetlink.Expr{nfnetlink.Counter{}}, exprs...)...)
-	case policy.Unrecognized:
-		return []nftStatement{{nft: "# omitted, not owned: " + policy.Quote(r.Text)}}
+		return append(out, masquerade(link, r))
 	}
-	return out
+	return []nftStatement{statement("# omitted, not owned: " + policy.Quote(r.Text))}
 }
 
 // matchStatements writes what a rule matches beside addresses.
 func matchStatements(m policy.Match) (out []nftStatement) {
 	const reg = nfnetlink.Reg1
-	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, nftStatement{nft, exprs}) }
+	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, statement(nft, exprs...)) }
 	if m.Out != "" {
 		name, data := interfaceMatch(m.Out)
 		add(`oifname "`+name+`"`, nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: reg}, compare(nfnetlink.Equal, data...))
@@ -91,9 +75,8 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 }
 
 // load reads an address of the packet into a register.
-func (h header) load(field string, to nfnetlink.Register) nfnetlink.Expr {
-	at := map[string]uint32{"saddr": h.src, "daddr": h.dst}[field]
-	return nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: at, Len: h.size, Dreg: to}
+func load(f nfnetlink.Family, field string, to nfnetlink.Register) nfnetlink.Expr {
+	return nfnetlink.LoadAddress(f, map[string]nfnetlink.Field{"saddr": nfnetlink.Source, "daddr": nfnetlink.Destination}[field], to)
 }
 
 // compare compares the first register, which has the size of the data.
@@ -102,14 +85,12 @@ func compare(op nfnetlink.CmpOp, data ...byte) nfnetlink.Expr {
 }
 
 // inSet is the match `ip saddr @set` or `ip saddr != @set`.
-func (h header) inSet(field, set string, not bool) nftStatement {
+func inSet(f nfnetlink.Family, field, set string, not bool) nftStatement {
 	operator := " @"
 	if not {
 		operator = " != @"
 	}
-	return nftStatement{h.link.String() + " " + field + operator + set, []nfnetlink.Expr{
-		h.load(field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not},
-	}}
+	return statement(f.String()+" "+field+operator+set, load(f, field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not})
 }
 
 // addressType is the match `fib daddr type != local`, with the part after type as its condition.
@@ -122,28 +103,26 @@ func addressType(field, condition string) nftStatement {
 	typ := map[string]uint32{
 		"local": unix.RTN_LOCAL, "broadcast": unix.RTN_BROADCAST, "multicast": unix.RTN_MULTICAST, "anycast": unix.RTN_ANYCAST,
 	}[name]
-	return nftStatement{"fib " + field + " type " + condition, []nfnetlink.Expr{
-		nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
-		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...),
-	}}
+	return statement("fib "+field+" type "+condition, nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
+		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...))
 }
 
 // jump is the verdict `jump target`.
 func jump(target string) nftStatement {
-	return nftStatement{"jump " + target, []nfnetlink.Expr{nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target}}}
+	return statement("jump "+target, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target})
 }
 
-// masquerade writes the statement `masquerade to :1024-2047 fully-random` or `snat to 192.0.2.1:1024-2047
+// masquerade writes the statement `counter masquerade to :1024-2047 fully-random` or `counter snat to 192.0.2.1:1024-2047
 // fully-random`. A single port is in one register for both ends.
-func masquerade(f nfnetlink.Family, r policy.Rule) (nft string, exprs []nfnetlink.Expr) {
-	nft = "masquerade"
-	to := ""
+func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
+	nft, to := "counter masquerade", ""
 	if r.Address.IsValid() {
-		nft, to = "snat", r.Address.String()
+		nft, to = "counter snat", r.Address.String()
 		if f == nfnetlink.IPv6 && !r.Ports.IsZero() {
 			to = "[" + to + "]"
 		}
 	}
+	exprs := []nfnetlink.Expr{nfnetlink.Counter{}}
 	var m nfnetlink.Masq
 	if !r.Ports.IsZero() {
 		to += ":" + r.Ports.String()
@@ -162,20 +141,13 @@ func masquerade(f nfnetlink.Family, r policy.Rule) (nft string, exprs []nfnetlin
 		m.Flags |= unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	}
 	if !r.Address.IsValid() {
-		return nft, append(exprs, m)
+		return statement(nft, append(exprs, m)...)
 	}
 	const address = nfnetlink.Reg3
-	return nft, append(exprs, nfnetlink.Immediate{Dreg: address, Data: r.Address.AsSlice()}, nfnetlink.NAT{
+	return statement(nft, append(exprs, nfnetlink.Immediate{Dreg: address, Data: r.Address.AsSlice()}, nfnetlink.NAT{
 		Type: unix.NFT_NAT_SNAT, Family: uint32(f), Flags: m.Flags,
 		AddrMin: address, AddrMax: address, ProtoMin: m.ProtoMin, ProtoMax: m.ProtoMax,
-	})
-}
-
-func exprsOf(statements []nftStatement) (out []nfnetlink.Expr) {
-	for _, s := range statements {
-		out = append(out, s.exprs...)
-	}
-	return out
+	})...)
 }
 
 // interfaceMatch returns a name as nft writes it, and as the kernel compares it: with its NULs or, of a
@@ -210,7 +182,7 @@ func renderTables(b *strings.Builder, name string, families []policy.Family, tab
 		families = policy.Families()
 	}
 	for _, f := range families {
-		name := headerOf(f).link.String() + " " + name
+		name := netfilter.LinkOf(f).String() + " " + name
 		// A table that does not exist cannot be deleted.
 		fmt.Fprintf(b, "\nadd table %s\ndelete table %s\n", name, name)
 		if t := tableOf(f); t != nil {
@@ -242,16 +214,4 @@ func renderSet(f policy.Family, form nfnetlink.Set, ranges policy.Ranges) string
 		text += "\t\telements = {\n" + elements.String() + "\t\t}\n"
 	}
 	return text + "\t}\n"
-}
-
-// textOf writes a rule in nft syntax.
-func textOf(statements []nftStatement, comment string) string {
-	var words []string
-	for _, s := range statements {
-		words = append(words, s.nft)
-	}
-	if comment != "" {
-		words = append(words, `comment "`+comment+`"`)
-	}
-	return strings.Join(words, " ")
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -27,7 +28,6 @@ type table struct {
 	sets         map[string]policy.Ranges // by name, without anonymous ones; nil for a set of another form than an owned one
 	chains       map[string]*chain        // by name
 	order        []string                 // of the chains, and of the sets of a desired table
-	unused       []string                 // the sets that no rule uses, of a table that was read
 	unrecognized []string                 // what should not be there, for people
 }
 
@@ -72,21 +72,31 @@ func hookOf(chain string) (hook nfnetlink.Base, isBase bool) {
 }
 
 // setForm returns the form of an owned set.
-func (h header) setForm(name string) nfnetlink.Set {
+func setForm(f nfnetlink.Family, name string) nfnetlink.Set {
 	if name == selfSet {
 		// An element is needed for two rules of one packet. The shorter it lives, the more sources a pod must forge
 		// to fill the set.
 		const size = 65535
-		return nfnetlink.AddressPairs(h.link, name, size, time.Second)
+		return nfnetlink.AddressPairs(f, name, size, time.Second)
 	}
-	return nfnetlink.AddressRanges(h.link, name)
+	return nfnetlink.AddressRanges(f, name)
 }
 
 // add appends a rule to a chain, without the statements that are empty.
 func (t *table) add(name, comment string, statements ...nftStatement) {
+	r := rule{comment: comment}
+	var words []string
+	for _, s := range statements {
+		if s.nft != "" {
+			r.exprs, words = append(r.exprs, s.exprs...), append(words, s.nft)
+		}
+	}
+	if comment != "" {
+		words = append(words, `comment "`+comment+`"`)
+	}
+	r.text = strings.Join(words, " ")
 	c := t.addChain(name)
-	statements = slices.DeleteFunc(statements, func(s nftStatement) bool { return s.nft == "" })
-	c.rules = append(c.rules, rule{exprs: exprsOf(statements), comment: comment, text: textOf(statements, comment)})
+	c.rules = append(c.rules, r)
 }
 
 func (t *table) addChain(name string) *chain {
@@ -196,7 +206,7 @@ func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 // tableReader reads an owned table.
 type tableReader struct {
 	*table
-	header
+	link nfnetlink.Family
 	conn *nfnetlink.Conn
 	read uint32 // number of the table's objects that were read
 }
@@ -204,7 +214,7 @@ type tableReader struct {
 // readTable reads an owned table: the rules in one dump, and each set that they use in another. The other chains and
 // sets are listed only if the kernel counts more objects than that.
 func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, error) {
-	r := tableReader{table: newTable(name), header: headerOf(f), conn: conn}
+	r := tableReader{table: newTable(name), link: netfilter.LinkOf(f), conn: conn}
 	inKernel, err := conn.Table(r.link, name)
 	if errors.Is(err, os.ErrNotExist) {
 		return r.table, nil
@@ -248,29 +258,36 @@ func (r *tableReader) readRules() error {
 		return err
 	}
 	for _, raw := range rules {
-		c := r.chains[raw.Chain]
-		if c == nil {
-			inKernel := nfnetlink.Chain{Name: raw.Chain}
-			if _, isBase := hookOf(raw.Chain); isBase {
-				if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
-					return err
-				}
-			}
-			c = r.readChain(inKernel)
+		if err := r.readRule(raw); err != nil {
+			return err
 		}
-		rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
-		for i, e := range rule.exprs {
-			if counter, is := e.(nfnetlink.Counter); is {
-				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
-			}
-			if set := setIn(e); set != "" && !anonymous(set) {
-				if err := r.readSet(set); err != nil {
-					return err
-				}
-			}
-		}
-		c.rules = append(c.rules, rule)
 	}
+	return nil
+}
+
+func (r *tableReader) readRule(raw nfnetlink.Rule) (err error) {
+	c := r.chains[raw.Chain]
+	if c == nil {
+		inKernel := nfnetlink.Chain{Name: raw.Chain}
+		if _, isBase := hookOf(raw.Chain); isBase {
+			if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
+				return err
+			}
+		}
+		c = r.readChain(inKernel)
+	}
+	rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
+	for i, e := range rule.exprs {
+		if counter, is := e.(nfnetlink.Counter); is {
+			rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
+		}
+		if set := setIn(e); set != "" && !anonymous(set) {
+			if err := r.readSet(set); err != nil {
+				return err
+			}
+		}
+	}
+	c.rules = append(c.rules, rule)
 	return nil
 }
 
@@ -281,7 +298,7 @@ func (r *tableReader) readSet(name string) error {
 	}
 	var s nfnetlink.Set
 	var err error
-	ranges, form := policy.Ranges{}, r.setForm(name)
+	ranges, form := policy.Ranges{}, setForm(r.link, name)
 	if form.Timeout == 0 {
 		s, ranges, err = r.conn.Ranges(r.link, r.name, name)
 	} else {
@@ -323,9 +340,6 @@ func (r *tableReader) readRest(objects uint32) error {
 		}
 	}
 	for _, s := range sets {
-		if _, used := r.sets[s.Name]; !used {
-			r.unused = append(r.unused, s.Name)
-		}
 		if err := r.readSet(s.Name); err != nil {
 			return err
 		}
@@ -338,7 +352,7 @@ func (t *table) render(f policy.Family) string {
 	var sets, chains strings.Builder
 	for _, name := range t.order {
 		if ranges, isSet := t.sets[name]; isSet {
-			sets.WriteString(renderSet(f, headerOf(f).setForm(name), ranges))
+			sets.WriteString(renderSet(f, setForm(netfilter.LinkOf(f), name), ranges))
 		} else {
 			chains.WriteString(t.chains[name].render(name))
 		}

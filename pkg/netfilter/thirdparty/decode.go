@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -54,7 +55,7 @@ func (d decoded) returnsDestinations() bool {
 
 // decode decodes a rule as packets of the family meet it.
 func decode(f policy.Family, rule nfnetlink.Rule, in table) decoded {
-	d := nfnetlink.Decode(linkOf(f), rule, nil)
+	d := nfnetlink.Decode(netfilter.LinkOf(f), rule, nil)
 	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
 	out.untracks = slices.Contains(d.Other, nfnetlink.NoTrack)
 	out.unread = d.Unrecognized
@@ -63,8 +64,6 @@ func decode(f policy.Family, rule nfnetlink.Rule, in table) decoded {
 	}
 	return out
 }
-
-func linkOf(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
 // conditionOf returns the packets that meet a condition, of those that have no mark and begin a connection.
 func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
@@ -103,7 +102,7 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
 	case nfnetlink.Probability:
 		out.unread = []string{"a random choice"}
 	case nfnetlink.NFProto:
-		out.never = (c.Value == uint32(linkOf(f))) == c.Not
+		out.never = (c.Value == uint32(netfilter.LinkOf(f))) == c.Not
 	case nfnetlink.Mark:
 		out.never = (c.Value == 0) == c.Not
 	case nfnetlink.ConnState:

@@ -54,10 +54,8 @@ type table struct {
 
 // withTables runs the function with a connection to nf_tables, if the kernel has nf_tables.
 func withTables(body func(*nfnetlink.Conn) error) error {
-	c, err := nfnetlink.Dial()
-	if err == nil {
-		err = errors.Join(body(c), c.Close())
-	}
+	var c nfnetlink.Conn
+	err := errors.Join(body(&c), c.Close())
 	if nfnetlink.Unsupported(err) {
 		return nil
 	}

@@ -26,7 +26,7 @@ func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, e
 	rules := map[string][]nfnetlink.Rule{}
 	err := withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			all, err := c.Rules(linkOf(f), natTable, chain)
+			all, err := c.Rules(netfilter.LinkOf(f), natTable, chain)
 			if err != nil {
 				return err
 			}
@@ -72,7 +72,7 @@ func NodePorts(ctx context.Context) (ports []uint16, err error) {
 	}
 	err = errors.Join(err, withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			keys, err := c.Keys(linkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
+			keys, err := c.Keys(netfilter.LinkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}

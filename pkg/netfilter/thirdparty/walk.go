@@ -223,11 +223,10 @@ func scan(ctx context.Context, at hookPoint, owned func(Place) bool) ([]Rule, er
 	hooks, errLegacy := at.legacy()
 	rules, err := follow(hooks, owned)
 	errTables := withTables(func(c *nfnetlink.Conn) error {
-		var found []Rule
-		_, err := c.ConsistentRead(func() (err error) {
+		found, _, err := nfnetlink.ConsistentRead(c, func() ([]Rule, error) {
 			hooks, errHooks := at.hooks(c)
-			found, err = follow(hooks, owned)
-			return errors.Join(errHooks, err)
+			found, err := follow(hooks, owned)
+			return found, errors.Join(errHooks, err)
 		}, nil)
 		rules = append(rules, found...)
 		return err

@@ -22,10 +22,7 @@ func dropAll() error {
 }
 
 func commit(b *nfnetlink.Batch) error {
-	c, err := nfnetlink.Dial()
-	if err != nil {
-		return err
-	}
+	var c nfnetlink.Conn
 	if err := errors.Join(c.Commit(b), c.Close()); err != nil {
 		return fmt.Errorf("write rules: %w", err)
 	}

@@ -82,10 +82,7 @@ func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) (
 func (n *Node) CommitMany(commits int, pause time.Duration) error {
 	const name = "bench"
 	return n.Node.Do(func() (err error) {
-		c, err := nfnetlink.Dial()
-		if err != nil {
-			return err
-		}
+		var c nfnetlink.Conn
 		defer func() { err = errors.Join(err, c.Close()) }()
 		for i := range commits {
 			var b nfnetlink.Batch
