@@ -182,11 +182,11 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 // plan returns the transaction after which the kernel has exactly the chains or, to
 // remove, none of them and no jump to them.
 func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool) (*transaction, error) {
-	names := make([]string, len(chains))
-	for i, c := range chains {
-		names[i] = c.Name
+	names := otherHooks()
+	for _, c := range chains {
+		names = append(names, c.Name)
 	}
-	t, err := b.read(f, append(otherHooks(), names...))
+	t, err := b.read(f, names)
 	if err != nil {
 		return nil, err
 	}
@@ -194,42 +194,45 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		return nil, t.writable()
 	}
 	var tx transaction
-	var lines map[string][]string // of the jumps
+	var lines map[string][]string // of POSTROUTING, by the chain that they lead to
 	for i := range chains {
 		want, have := &chains[i], t.chain(chains[i].Name)
-		switch {
-		case remove && have == nil:
+		if have == nil && remove {
 			continue
+		}
+		switch {
 		case remove:
 			tx.deleteChain(want.Name)
-		case have == nil:
-			tx.fill(want)
-			have = &policy.Chain{}
-		case want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal):
+		case have == nil || want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal):
 			tx.fill(want)
 		}
-		missing, surplus, _ := policy.Pair(want.Jumps, have.Jumps)
-		if f == policy.IPv6 && slices.ContainsFunc(surplus, func(i int) bool { return have.Jumps[i].From != nil }) {
-			// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
-			missing, surplus = want.Jumps, surplus[:0]
-			for i := range have.Jumps {
-				surplus = append(surplus, i)
-			}
-		}
+		missing, surplus := pairJumps(f, want, have)
 		if len(surplus) > 0 && lines == nil {
 			if lines, err = b.listJumps(ctx, f, &t); err != nil {
 				return nil, err
 			}
 		}
-		for _, i := range surplus {
-			tx.deleteJump(lines[want.Name][i])
-		}
-		for _, j := range missing {
-			tx.appendJump(j, want.Name)
-		}
+		tx.deleteJumps(lines[want.Name], surplus)
+		tx.appendJumps(missing, want.Name)
 	}
 	if !tx.empty() {
 		err = t.owned
 	}
 	return &tx, err
+}
+
+// pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be deleted.
+func pairJumps(f policy.Family, want, have *policy.Chain) (missing []policy.Rule, surplus []int) {
+	if have == nil {
+		return want.Jumps, nil
+	}
+	missing, surplus, _ = policy.Pair(want.Jumps, have.Jumps)
+	if f == policy.IPv6 && slices.ContainsFunc(surplus, func(i int) bool { return have.Jumps[i].From != nil }) {
+		// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
+		missing, surplus = want.Jumps, surplus[:0]
+		for i := range have.Jumps {
+			surplus = append(surplus, i)
+		}
+	}
+	return missing, surplus
 }

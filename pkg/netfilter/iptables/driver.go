@@ -148,25 +148,17 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 			return netfilter.Choice{}, unusable(c, err)
 		}
 	}
-	if err = d.probe(ctx, c); err == nil {
-		return c, nil
-	}
-	if variant == "" && errors.Is(err, netfilter.ErrUnusable) {
-		for _, other := range variants() {
-			o := netfilter.Choice{Backend: policy.IPTables, Variant: other}
-			if other == c.Variant {
-				continue
-			}
-			failure := d.probe(ctx, o)
-			if failure == nil {
-				return o, nil
-			}
-			if errors.Is(failure, netfilter.ErrBusy) {
-				c, err = o, failure
-			}
+	if err = d.probe(ctx, c); variant == "" && errors.Is(err, netfilter.ErrUnusable) {
+		other := c
+		other.Variant = map[string]string{netfilter.VariantNFT: netfilter.VariantLegacy, netfilter.VariantLegacy: netfilter.VariantNFT}[c.Variant]
+		if failure := d.probe(ctx, other); failure == nil || errors.Is(failure, netfilter.ErrBusy) {
+			c, err = other, failure
 		}
 	}
-	return netfilter.Choice{}, unusable(c, err)
+	if err != nil {
+		return netfilter.Choice{}, unusable(c, err)
+	}
+	return c, nil
 }
 
 // probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks

@@ -44,7 +44,13 @@ func (legacyReader) read(f policy.Family, names []string) (t table, err error) {
 	if err != nil {
 		return t, err
 	}
-	return t, s.fill(&t, names)
+	if c, exists := s.chains[postrouting]; exists {
+		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
+			t.fault = policyFault(f)
+		}
+	}
+	err = t.read(f, names, s.rules)
+	return t, err
 }
 
 func (legacyReader) chainNames(f policy.Family, tableName, only string) ([]string, error) {
@@ -62,30 +68,17 @@ func (legacyReader) chainNames(f policy.Family, tableName, only string) ([]strin
 	return names, nil
 }
 
-// fill decodes POSTROUTING and the named chains.
-func (s *legacyTable) fill(t *table, names []string) error {
-	if c, exists := s.chains[postrouting]; exists {
-		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
-			t.fault = policyFault(s.family)
-		}
-	}
-	return t.read(s.family, names, func(chain string) ([]nfnetlink.Rule, error) {
-		rules, exists := s.rules(chain)
-		if !exists {
-			return nil, fs.ErrNotExist
-		}
-		return rules, nil
-	})
-}
-
-// rules returns the rules of a chain, and whether it exists.
-func (s *legacyTable) rules(chain string) ([]nfnetlink.Rule, bool) {
+// rules returns the rules of a chain, or fs.ErrNotExist.
+func (s *legacyTable) rules(chain string) ([]nfnetlink.Rule, error) {
 	c, exists := s.chains[chain]
+	if !exists {
+		return nil, fs.ErrNotExist
+	}
 	rules := make([]nfnetlink.Rule, c.end-c.first)
 	for i := range rules {
 		rules[i] = nfnetlink.Rule{Chain: chain, Exprs: s.expressions(c.first + i)}
 	}
-	return rules, exists
+	return rules, nil
 }
 
 // legacyInUse reports whether a table of iptables-legacy exists in this network

@@ -178,7 +178,7 @@ func chainX(f policy.Family, info, entries []byte) (*policy.Chain, error) {
 		return nil, err
 	}
 	var t table
-	err = s.fill(&t, []string{"X"})
+	err = t.read(f, []string{"X"}, s.rules)
 	return t.chain("X"), err
 }
 
@@ -208,7 +208,7 @@ func FuzzLegacy(f *testing.F) {
 			_, _ = s.rules(name)
 		}
 		var read table
-		if err := s.fill(&read, []string{"X"}); err != nil {
+		if err := read.read(family, []string{"X"}, s.rules); err != nil {
 			t.Fatal(err)
 		}
 		x := read.chain("X")

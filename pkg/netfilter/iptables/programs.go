@@ -66,36 +66,31 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 
 // list returns the rules of a chain of table nat as `iptables -S` prints them.
 func (p *programs) list(ctx context.Context, f policy.Family, variant, chain string) ([]string, error) {
-	path, err := p.locate(ctx, f, variant, "")
-	if err != nil {
-		return nil, err
-	}
-	out, err := p.run(ctx, nil, nil, path, append(waiting(variant), "-t", natTable, "-S", chain)...)
-	if err != nil {
-		return nil, &runError{path, variant, err}
-	}
+	out, err := p.exec(ctx, f, variant, "", nil, nil, "-t", natTable, "-S", chain)
 	lines := strings.Split(string(out), "\n")
-	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), nil
-}
-
-// waiting returns the arguments with which a program waits for the xtables lock.
-func waiting(variant string) []string {
-	if variant == netfilter.VariantLegacy {
-		return []string{"-w", strconv.Itoa(lockSeconds)}
-	}
-	return nil
+	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), err
 }
 
 // restore runs iptables-restore.
 func (p *programs) restore(ctx context.Context, f policy.Family, variant string, input []byte, held *os.File) error {
-	path, err := p.locate(ctx, f, variant, "-restore")
+	_, err := p.exec(ctx, f, variant, "-restore", held, input, "--noflush")
+	return err
+}
+
+// exec runs the program that locate finds. It waits for the xtables lock.
+func (p *programs) exec(ctx context.Context, f policy.Family, variant, suffix string, held *os.File, input []byte, args ...string) ([]byte, error) {
+	path, err := p.locate(ctx, f, variant, suffix)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if _, err = p.run(ctx, held, input, path, append(waiting(variant), "--noflush")...); err != nil {
-		return &runError{path, variant, err}
+	if variant == netfilter.VariantLegacy {
+		args = append([]string{"-w", strconv.Itoa(lockSeconds)}, args...)
 	}
-	return nil
+	out, err := p.run(ctx, held, input, path, args...)
+	if err != nil {
+		return nil, &runError{path, variant, err}
+	}
+	return out, nil
 }
 
 // finder looks for programs in the directories of a PATH that only root can write:

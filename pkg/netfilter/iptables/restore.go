@@ -22,9 +22,7 @@ func render(rs policy.Ruleset, f policy.Family) []byte {
 	for i := range rs.Chains {
 		if c := &rs.Chains[i]; c.Family == f {
 			t.fill(c)
-			for _, j := range c.Jumps {
-				t.appendJump(j, c.Name)
-			}
+			t.appendJumps(c.Jumps, c.Name)
 		}
 	}
 	return append([]byte(head), t.restore()...)
@@ -52,19 +50,23 @@ func (t *transaction) fill(c *policy.Chain) {
 	}
 }
 
-// appendJump adds a jump to the end of POSTROUTING.
-func (t *transaction) appendJump(j policy.Rule, chain string) {
-	comment := ""
-	if j.Equal(policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}) {
-		comment = agentJumpComment(chain)
+// appendJumps adds jumps to the end of POSTROUTING.
+func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
+	for _, j := range jumps {
+		comment := ""
+		if j.Equal(policy.Rule{Match: policy.Match{NotToLocal: true}, Verdict: policy.Jump}) {
+			comment = agentJumpComment(chain)
+		}
+		t.jumps = append(t.jumps, ruleCommand(j, postrouting, chain, comment))
 	}
-	t.jumps = append(t.jumps, ruleCommand(j, postrouting, chain, comment))
 }
 
-// deleteJump deletes the first rule of POSTROUTING that is exactly the one that
-// `iptables -S` printed.
-func (t *transaction) deleteJump(line string) {
-	t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(line, "-A"))
+// deleteJumps deletes those of the jumps with these numbers: for each, the first rule of POSTROUTING that is exactly the
+// one that `iptables -S` printed.
+func (t *transaction) deleteJumps(lines []string, numbers []int) {
+	for _, i := range numbers {
+		t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(lines[i], "-A"))
+	}
 }
 
 // deleteChain deletes the chain after the jumps to it.

@@ -63,46 +63,48 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 }
 
 // hooks returns the base chains in nf_tables.
-func (p hookPoint) hooks(c *nfnetlink.Conn) ([]hook, error) {
-	var hooks []hook
+func (p hookPoint) hooks(c *nfnetlink.Conn) (hooks []hook, err error) {
 	for _, link := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		tables, err := c.Tables(link)
+		for _, t := range tables {
+			var found []hook
+			if err == nil && !t.Dormant() {
+				found, err = p.hooksOf(c, link, t.Name)
+			}
+			hooks = append(hooks, found...)
+		}
 		if err != nil {
 			return hooks, err
 		}
-		families := map[nfnetlink.Family][]policy.Family{
-			nfnetlink.IPv4: {policy.IPv4}, nfnetlink.IPv6: {policy.IPv6}, nfnetlink.Inet: policy.Families(),
-		}[link]
-		for _, t := range tables {
-			if t.Dormant() {
-				continue
-			}
-			chains, err := c.Chains(link, t.Name)
-			if err != nil {
-				return hooks, err
-			}
-			read := table{
-				func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(link, t.Name, chain) },
-				func(name string) (policy.Ranges, error) {
-					_, ranges, err := c.Ranges(link, t.Name, name)
-					return policy.Normalize(ranges), err
-				},
-			}
-			for _, chain := range chains {
-				if !p.includes(chain.Base) {
-					continue
-				}
-				at := Place{Backend: policy.NFTables, Table: t.Name, Chain: chain.Name, Priority: chain.Base.Priority}
-				if link != nfnetlink.Inet && t.Name == p.table && chain.Name == p.chain {
-					at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
-				}
-				for _, at.Family = range families {
-					hooks = append(hooks, hook{read, at})
-				}
+	}
+	return hooks, nil
+}
+
+// hooksOf returns the base chains of a table, of each family whose packets they meet.
+func (p hookPoint) hooksOf(c *nfnetlink.Conn, link nfnetlink.Family, tableName string) (hooks []hook, err error) {
+	chains, err := c.Chains(link, tableName)
+	read := table{
+		func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(link, tableName, chain) },
+		func(name string) (policy.Ranges, error) {
+			_, ranges, err := c.Ranges(link, tableName, name)
+			return policy.Normalize(ranges), err
+		},
+	}
+	for _, chain := range chains {
+		if !p.includes(chain.Base) {
+			continue
+		}
+		at := Place{Backend: policy.NFTables, Table: tableName, Chain: chain.Name, Priority: chain.Base.Priority}
+		if link != nfnetlink.Inet && tableName == p.table && chain.Name == p.chain {
+			at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
+		}
+		for _, at.Family = range policy.Families() {
+			if link == nfnetlink.Inet || link == netfilter.LinkOf(at.Family) {
+				hooks = append(hooks, hook{read, at})
 			}
 		}
 	}
-	return hooks, nil
+	return hooks, err
 }
 
 // legacy returns the base chains of iptables-legacy.

@@ -308,40 +308,63 @@ func (t Traffic) trace(rules []Rule, binds func(Place) bool) []Hit {
 	t.From = policy.RangesOf(f.All()).Intersect(t.From)
 	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Family != f })
 	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Compare(a.Priority, b.Priority) })
-	var hits []Hit
-	var atPriority, left []Packets // that reach the base chains of this priority, and the rest of this one
-	next := t.packets()            // that reach the base chains of the next priority
+	tr := tracer{all: t.packets(), binds: binds, next: t.packets()}
+	var atPriority []Packets // that reach the base chains of this priority
 	for i, r := range rules {
 		if i == 0 || r.Priority != rules[i-1].Priority {
-			atPriority = next
+			atPriority = tr.next
 		}
 		if i == 0 || r.base != rules[i-1].base {
-			left = atPriority
+			tr.left = atPriority
 		}
-		about := intersect(left, having(r.reached, kept, false))
-		keeps := r.Action == Accepts || r.Action == Returns
-		if len(about) == 0 || r.Action == isOwned && !binds(r.Place) || keeps && !slices.ContainsFunc(rules[i:], func(o Rule) bool {
-			return o.Action == isOwned && o.base == r.base && binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
-		}) {
-			continue
-		}
-		others := t.packets() // about which the rule does not decide for certain
+		tr.rule(r, rules[i:])
+	}
+	return tr.hits
+}
+
+// tracer follows traffic through base chains.
+type tracer struct {
+	all   []Packets
+	binds func(Place) bool
+	left  []Packets // that reach the next rule of this base chain
+	next  []Packets // that reach the base chains of the next priority
+	hits  []Hit
+}
+
+// rule follows the traffic through the first of the rules that are left.
+func (t *tracer) rule(r Rule, rules []Rule) {
+	about := intersect(t.left, having(r.reached, kept, false))
+	wouldBind := func(o Rule) bool {
+		return o.Action == isOwned && o.base == r.base && t.binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
+	}
+	keeps := r.Action == Accepts || r.Action == Returns
+	if len(about) == 0 || r.Action == isOwned && !t.binds(r.Place) || keeps && !slices.ContainsFunc(rules, wouldBind) {
+		return
+	}
+	if r.Action != isOwned {
+		others := t.all // about which the rule does not decide for certain
 		for _, p := range about {
-			sure := r.certain && p.before&maybeAccepted == 0
-			if sure {
-				others = without(others, p, f)
-			}
-			if keeps {
-				continue
-			}
-			if left, next = without(left, p, f), without(next, p, f); !sure {
-				p.before |= maybeAccepted
-				left, next = append(left, p), append(next, p)
+			if r.decides(p) {
+				others = without(others, p, r.Family)
 			}
 		}
-		if r.Action != isOwned {
-			hits = append(hits, Hit{r, len(others) == 0})
+		t.hits = append(t.hits, Hit{r, len(others) == 0})
+	}
+	if !keeps {
+		t.left, t.next = r.past(t.left, about), r.past(t.next, about)
+	}
+}
+
+// decides reports whether the rule decides for certain about packets that reach it.
+func (r Rule) decides(p Packets) bool { return r.certain && p.before&maybeAccepted == 0 }
+
+// past returns the packets that may get past the rule, which some of them reach.
+func (r Rule) past(all, about []Packets) []Packets {
+	for _, p := range about {
+		if all = without(all, p, r.Family); !r.decides(p) {
+			p.before |= maybeAccepted
+			all = append(all, p)
 		}
 	}
-	return hits
+	return all
 }
