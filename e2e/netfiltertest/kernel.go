@@ -169,7 +169,7 @@ func (b *backend) Observe(_ context.Context, wanted []policy.ChainFamily) (o net
 	if err := b.k.Before("observe "+b.c.String(), false); err != nil {
 		return o, err
 	}
-	if o.State = b.k.changes; b.c.HasGeneration() {
+	if o.State = b.k.changes; b.OwnsTables() {
 		o.Generation = b.k.Generation.Number
 	}
 	for _, ref := range b.k.Refs(b.c) {
@@ -177,7 +177,7 @@ func (b *backend) Observe(_ context.Context, wanted []policy.ChainFamily) (o net
 			c := cloned(b.k.Chains[b.c][ref])
 			if b.k.Torn > 0 && len(c.Rules) > 0 {
 				b.k.Torn--
-				c.Rules = c.Rules[1:]
+				c.Rules, o.Generation = c.Rules[1:], 0
 			}
 			o.Rules.Chains = append(o.Rules.Chains, c)
 		}

@@ -150,9 +150,10 @@ func (n *node) ensure(
 	}
 	defer n.release(lock)
 	n.confs = nil // it may have changed while the lock was waited for
-	if state, err = n.Dir.Load(); err != nil {
+	if reading, err = n.Dir.ReadAgain(reading); err != nil {
 		return cache, err
 	}
+	state = reading.State()
 	n.Warn(lock.Tidy(state))
 	return cache, n.write(ctx, lock, state, own)
 }

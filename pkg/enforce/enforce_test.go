@@ -140,6 +140,14 @@ func TestProposalWithTornDump(t *testing.T) {
 		if f.kernel.Torn != 0 || f.kernel.count("write ") != 1 {
 			t.Errorf("%s: a torn dump was repaired", b)
 		}
+		before, looks := f.kernel.count("observe "+string(b)), 3
+		if b == policy.NFTables { // whose reading of one generation is not torn
+			looks = 2
+		}
+		apply(network("podnet", "A", backend(b), exempts("192.0.2.0/24")))
+		if observed := f.kernel.count("observe "+string(b)) - before; observed != looks {
+			t.Errorf("%s: a changed policy is observed %d times, want %d", b, observed, looks)
+		}
 	}
 }
 

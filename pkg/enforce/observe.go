@@ -82,10 +82,15 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 			t.observation, err = b.Observe(ctx, refs)
 		}
 		t.err, t.looks = err, t.looks+1
+		if t.observation.Generation != 0 { // it is not torn
+			t.looks = settledLooks
+		}
 	}
 	if g := &s.Guard; g.looks == 0 || g.looks < settledLooks && s.guardDiffers() {
 		e.readGuard(ctx, s)
-		g.looks++
+		if g.looks++; g.Observed.Generation != 0 {
+			g.looks = settledLooks
+		}
 	}
 }
 

@@ -257,7 +257,7 @@ func (e *UnwritableError) Unwrap() error { return e.Err }
 // ObserveProposal is Observe for what a proposal asks for.
 func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.Record) *State {
 	s := e.observe(ctx, p.merged(), rec)
-	if len(s.Drift()) > 0 {
+	if len(s.Drift()) > 0 && !s.isRead() {
 		s = e.ObserveAgain(ctx, s) // the dump may have been torn
 	}
 	if p.Incomplete {

@@ -97,7 +97,7 @@ func (g Generation) String() string {
 // Observation is what a backend read from the kernel.
 type Observation struct {
 	Rules      policy.Ruleset
-	Generation uint32 // of the nf_tables ruleset; 0 for iptables-legacy
+	Generation uint32 // of the nf_tables ruleset, if it is of one and Apply writes at that one alone; else 0
 	State      any    // the backend's own form of what it read, for Apply
 }
 

@@ -356,6 +356,7 @@ func (s State) Find(src policy.SourceID) *policy.Source {
 type Reading struct {
 	files  []file
 	digest string // of them, once it was asked for
+	state  *State // the same
 }
 
 // file is a document or the record: its bytes, or why it is refused.
@@ -403,6 +404,18 @@ func (d *Dir) Read() (*Reading, error) {
 		}
 	}
 	return &Reading{files: files}, nil
+}
+
+// ReadAgain reads as Read does. If nothing has changed, it returns the earlier reading, which may be decoded already.
+func (d *Dir) ReadAgain(before *Reading) (*Reading, error) {
+	r, err := d.Read()
+	same := func(a, b file) bool {
+		return a.name == b.name && a.err == nil && b.err == nil && bytes.Equal(a.data, b.data)
+	}
+	if err == nil && slices.EqualFunc(r.files, before.files, same) {
+		return before, nil
+	}
+	return r, err
 }
 
 // Record reads and decodes the record of this boot, without the lock.
@@ -474,14 +487,17 @@ func (f *folder) document(name string) (file, error) {
 	return file{name, f.in(name), data, err}, nil
 }
 
-// State decodes the files.
+// State decodes the files, once.
 func (r *Reading) State() State {
-	var s State
-	for _, f := range r.files {
-		s.add(f)
+	if r.state == nil {
+		var s State
+		for _, f := range r.files {
+			s.add(f)
+		}
+		slices.SortFunc(s.Sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
+		r.state = &s
 	}
-	slices.SortFunc(s.Sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
-	return s
+	return *r.state
 }
 
 // stored decodes the document of this name, or the record, if there is one that can be read.
