@@ -239,7 +239,11 @@ type request struct {
 // get returns a request NFT_MSG_GET* about an object, whose name has the attribute nameAttr. It decodes the attributes
 // of each answer.
 func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
-	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family), how: wait,
+	how := reuse
+	if number == unix.NFT_MSG_GETRULE { // expressions have the bytes
+		how = wait
+	}
+	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family), how: how,
 		encode: func(w *attrWriter) { w.names(op, nameAttr) },
 		handle: func(_, attrs []byte) error { return c.attrs.decode(attrs, decode) }}
 }

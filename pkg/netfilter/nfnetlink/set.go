@@ -142,6 +142,9 @@ func decodeElements(elems []element, t *attrTable) []element {
 	for it.next() {
 		e, ok := decodeElement(it.data)
 		t.bad = t.bad || !ok
+		if len(elems) == cap(elems) { // append would grow a long list by a quarter
+			elems = slices.Grow(elems, len(elems)+1)
+		}
 		elems = append(elems, e)
 	}
 	t.bad = t.bad || it.malformed
