@@ -122,7 +122,7 @@ func (n *node) ensure(
 ) (cache store.VerificationCache, err error) {
 	state := reading.State()
 	if n.recordErr != nil {
-		if err := cmp.Or(n.podErr(n.Policies(state)), n.heldErr()); err != nil {
+		if err := cmp.Or(n.podErr(state), n.heldErr()); err != nil {
 			return cache, err
 		}
 	}
@@ -272,7 +272,7 @@ func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, o
 			return nil, chain, withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", chain, state.Newer[0].Err))
 		}
 	}
-	if err := n.podErr(n.Policies(store.State{Sources: p.Sources, Record: state.Record})); err != nil {
+	if err := n.podErr(store.State{Sources: p.Sources, Record: state.Record}); err != nil {
 		return nil, chain, err
 	}
 	s, err := n.Apply(ctx, lock, state, &p)
@@ -306,10 +306,11 @@ func (n *node) exempts(p *policy.Policy) bool {
 
 // podErr returns why the pod cannot have the verdict of its namespace: the record of its attachment is missing, and its
 // addresses are to be exempt, or are so for another attachment.
-func (n *node) podErr(policies []policy.Policy) error {
+func (n *node) podErr(s store.State) error {
 	if n.recordErr == nil {
 		return nil
 	}
+	policies := n.Policies(s)
 	for _, a := range n.pod.Addresses {
 		has := func(e policy.PrefixAction) bool { return e.Prefix.Contains(a) }
 		if slices.ContainsFunc(policies, func(p policy.Policy) bool { return n.exempts(&p) || slices.ContainsFunc(p.ExemptPods, has) }) {

@@ -226,7 +226,8 @@ func (r Rule) matchesSet() bool { return len(r.From) > 1 || len(r.To) > 1 }
 func Pair(desired, observed []Rule) (missing []Rule, surplus, pairs []int) {
 	wanted := make(map[RuleKey][]int, len(desired))
 	for i, r := range desired {
-		wanted[r.Key()] = append(wanted[r.Key()], i)
+		key := r.Key()
+		wanted[key] = append(wanted[key], i)
 	}
 	pairs = make([]int, len(observed))
 	isPaired := make([]bool, len(desired))

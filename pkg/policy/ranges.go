@@ -5,6 +5,7 @@ package policy
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"go4.org/netipx"
 )
@@ -132,12 +133,14 @@ func (r Ranges) key() string {
 	if r == nil {
 		return "any"
 	}
-	key := make([]byte, 0, 32*len(r))
+	var key strings.Builder // which makes no copy
+	key.Grow(32 * len(r))
 	for _, x := range r {
 		from, to := x.From().As16(), x.To().As16()
-		key = append(append(key, from[:]...), to[:]...)
+		key.Write(from[:])
+		key.Write(to[:])
 	}
-	return string(key)
+	return key.String()
 }
 
 // String returns prefixes where a range is one, and FIRST-LAST elsewhere.
