@@ -14,7 +14,7 @@ type Expr interface {
 
 // Register is the number of a register. The four registers of 16 bytes have the numbers 1 to 4. Each of
 // them consists of four registers of 4 bytes, with numbers from 8 (NFT_REG32_00). The kernel lists the
-// first of these as the register of 16 bytes, and so does this package.
+// first of these as the register of 16 bytes.
 type Register uint32
 
 // Registers of 16 bytes.
@@ -22,16 +22,7 @@ const (
 	Reg1 Register = unix.NFT_REG_1
 	Reg2 Register = unix.NFT_REG_2
 	Reg3 Register = unix.NFT_REG_3
-	Reg4 Register = unix.NFT_REG_4
 )
-
-func canonical(r Register) Register {
-	const perWhole = unix.NFT_REG_SIZE / unix.NFT_REG32_SIZE
-	if n := r - unix.NFT_REG32_00; r >= unix.NFT_REG32_00 && r <= unix.NFT_REG32_15 && n%perWhole == 0 {
-		return unix.NFT_REG_1 + n/perWhole
-	}
-	return r
-}
 
 // VerdictCode is a verdict about a packet (NF_*, NFT_*).
 type VerdictCode int32
@@ -258,11 +249,6 @@ func optional[T ~uint32](c *codec, typ uint16, v *T) {
 	}
 }
 
-func (c *codec) reg(typ uint16, r *Register) {
-	number(c, typ, r)
-	*r = canonical(*r)
-}
-
 // flag is a number that is 0 or 1.
 func (c *codec) flag(typ uint16, v *bool) {
 	n := uint32(0)
@@ -300,7 +286,7 @@ func (c *codec) data(typ uint16, v *[]byte) {
 }
 
 func (e Payload) code(c *codec) Expr {
-	c.reg(unix.NFTA_PAYLOAD_DREG, &e.Dreg)
+	number(c, unix.NFTA_PAYLOAD_DREG, &e.Dreg)
 	number(c, unix.NFTA_PAYLOAD_BASE, &e.Base)
 	number(c, unix.NFTA_PAYLOAD_OFFSET, &e.Offset)
 	number(c, unix.NFTA_PAYLOAD_LEN, &e.Len)
@@ -308,14 +294,14 @@ func (e Payload) code(c *codec) Expr {
 }
 
 func (e Cmp) code(c *codec) Expr {
-	c.reg(unix.NFTA_CMP_SREG, &e.Sreg)
+	number(c, unix.NFTA_CMP_SREG, &e.Sreg)
 	number(c, unix.NFTA_CMP_OP, &e.Op)
 	c.data(unix.NFTA_CMP_DATA, &e.Data)
 	return e
 }
 
 func (e CmpRange) code(c *codec) Expr {
-	c.reg(unix.NFTA_RANGE_SREG, &e.Sreg)
+	number(c, unix.NFTA_RANGE_SREG, &e.Sreg)
 	c.flag(unix.NFTA_RANGE_OP, &e.Not)
 	c.data(unix.NFTA_RANGE_FROM_DATA, &e.From)
 	c.data(unix.NFTA_RANGE_TO_DATA, &e.To)
@@ -325,8 +311,8 @@ func (e CmpRange) code(c *codec) Expr {
 func (e Bitwise) code(c *codec) Expr {
 	const op = 6 // NFTA_BITWISE_OP, which golang.org/x/sys/unix does not have; 0 is mask and xor
 	c.bad = c.bad || c.optU32(op) != 0
-	c.reg(unix.NFTA_BITWISE_SREG, &e.Sreg)
-	c.reg(unix.NFTA_BITWISE_DREG, &e.Dreg)
+	number(c, unix.NFTA_BITWISE_SREG, &e.Sreg)
+	number(c, unix.NFTA_BITWISE_DREG, &e.Dreg)
 	number(c, unix.NFTA_BITWISE_LEN, &e.Len)
 	c.data(unix.NFTA_BITWISE_MASK, &e.Mask)
 	c.data(unix.NFTA_BITWISE_XOR, &e.Xor)
@@ -336,16 +322,16 @@ func (e Bitwise) code(c *codec) Expr {
 func (e Meta) code(c *codec) Expr {
 	number(c, unix.NFTA_META_KEY, &e.Key)
 	if e.Set = e.Set || c.has(unix.NFTA_META_SREG); e.Set {
-		c.reg(unix.NFTA_META_SREG, &e.Reg)
+		number(c, unix.NFTA_META_SREG, &e.Reg)
 	} else {
-		c.reg(unix.NFTA_META_DREG, &e.Reg)
+		number(c, unix.NFTA_META_DREG, &e.Reg)
 	}
 	return e
 }
 
 func (e Lookup) code(c *codec) Expr {
 	c.text(unix.NFTA_LOOKUP_SET, &e.Set)
-	c.reg(unix.NFTA_LOOKUP_SREG, &e.Sreg)
+	number(c, unix.NFTA_LOOKUP_SREG, &e.Sreg)
 	if e.Not || c.has(unix.NFTA_LOOKUP_FLAGS) {
 		c.flag(unix.NFTA_LOOKUP_FLAGS, &e.Not)
 	}
@@ -354,14 +340,14 @@ func (e Lookup) code(c *codec) Expr {
 }
 
 func (e FIB) code(c *codec) Expr {
-	c.reg(unix.NFTA_FIB_DREG, &e.Dreg)
+	number(c, unix.NFTA_FIB_DREG, &e.Dreg)
 	number(c, unix.NFTA_FIB_RESULT, &e.Result)
 	number(c, unix.NFTA_FIB_FLAGS, &e.Flags)
 	return e
 }
 
 func (e Numgen) code(c *codec) Expr {
-	c.reg(unix.NFTA_NG_DREG, &e.Dreg)
+	number(c, unix.NFTA_NG_DREG, &e.Dreg)
 	number(c, unix.NFTA_NG_MODULUS, &e.Modulus)
 	c.flag(unix.NFTA_NG_TYPE, &e.Random)
 	optional(c, unix.NFTA_NG_OFFSET, &e.Offset)
@@ -369,15 +355,15 @@ func (e Numgen) code(c *codec) Expr {
 }
 
 func (e CT) code(c *codec) Expr {
-	c.reg(unix.NFTA_CT_DREG, &e.Dreg)
+	number(c, unix.NFTA_CT_DREG, &e.Dreg)
 	number(c, unix.NFTA_CT_KEY, &e.Key)
 	c.bad = c.bad || c.has(unix.NFTA_CT_DIRECTION)
 	return e
 }
 
 func (e Byteorder) code(c *codec) Expr {
-	c.reg(unix.NFTA_BYTEORDER_SREG, &e.Sreg)
-	c.reg(unix.NFTA_BYTEORDER_DREG, &e.Dreg)
+	number(c, unix.NFTA_BYTEORDER_SREG, &e.Sreg)
+	number(c, unix.NFTA_BYTEORDER_DREG, &e.Dreg)
 	number(c, unix.NFTA_BYTEORDER_OP, &e.Op)
 	number(c, unix.NFTA_BYTEORDER_LEN, &e.Len)
 	number(c, unix.NFTA_BYTEORDER_SIZE, &e.Size)
@@ -385,7 +371,7 @@ func (e Byteorder) code(c *codec) Expr {
 }
 
 func (e Immediate) code(c *codec) Expr {
-	c.reg(unix.NFTA_IMMEDIATE_DREG, &e.Dreg)
+	number(c, unix.NFTA_IMMEDIATE_DREG, &e.Dreg)
 	if e.Dreg == unix.NFT_REG_VERDICT {
 		return Verdict{}.code(c)
 	}
@@ -419,7 +405,6 @@ func (e Masq) code(c *codec) Expr {
 	optional(c, unix.NFTA_MASQ_FLAGS, &e.Flags)
 	optional(c, unix.NFTA_MASQ_REG_PROTO_MIN, &e.ProtoMin)
 	optional(c, unix.NFTA_MASQ_REG_PROTO_MAX, &e.ProtoMax)
-	e.ProtoMin, e.ProtoMax = canonical(e.ProtoMin), canonical(e.ProtoMax)
 	return e
 }
 
@@ -427,16 +412,10 @@ func (e NAT) code(c *codec) Expr {
 	number(c, unix.NFTA_NAT_TYPE, &e.Type)
 	number(c, unix.NFTA_NAT_FAMILY, &e.Family)
 	optional(c, unix.NFTA_NAT_FLAGS, &e.Flags)
-	for _, r := range []struct {
-		typ uint16
-		to  *Register
-	}{
-		{unix.NFTA_NAT_REG_ADDR_MIN, &e.AddrMin}, {unix.NFTA_NAT_REG_ADDR_MAX, &e.AddrMax},
-		{unix.NFTA_NAT_REG_PROTO_MIN, &e.ProtoMin}, {unix.NFTA_NAT_REG_PROTO_MAX, &e.ProtoMax},
-	} {
-		optional(c, r.typ, r.to)
-		*r.to = canonical(*r.to)
-	}
+	optional(c, unix.NFTA_NAT_REG_ADDR_MIN, &e.AddrMin)
+	optional(c, unix.NFTA_NAT_REG_ADDR_MAX, &e.AddrMax)
+	optional(c, unix.NFTA_NAT_REG_PROTO_MIN, &e.ProtoMin)
+	optional(c, unix.NFTA_NAT_REG_PROTO_MAX, &e.ProtoMax)
 	if e.AddrMin != 0 {
 		e.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
 	}
@@ -446,7 +425,7 @@ func (e NAT) code(c *codec) Expr {
 func (e Dynset) code(c *codec) Expr {
 	c.text(unix.NFTA_DYNSET_SET_NAME, &e.Set)
 	number(c, unix.NFTA_DYNSET_OP, &e.Op)
-	c.reg(unix.NFTA_DYNSET_SREG_KEY, &e.Key)
+	number(c, unix.NFTA_DYNSET_SREG_KEY, &e.Key)
 	return e
 }
 

@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,10 +19,10 @@ func everyExpr() []Expr {
 		CmpRange{Sreg: Reg1, From: []byte{0, 1}, To: []byte{3, 255}},
 		CmpRange{Not: true, Sreg: Reg3, From: []byte{1}, To: []byte{2}},
 		Bitwise{Sreg: Reg1, Dreg: Reg2, Len: 4, Mask: []byte{255, 240, 0, 0}, Xor: []byte{0, 0, 0, 0}},
-		Meta{Key: unix.NFT_META_OIFNAME, Reg: Reg4},
+		Meta{Key: unix.NFT_META_OIFNAME, Reg: unix.NFT_REG_4},
 		Meta{Key: unix.NFT_META_MARK, Reg: Reg1, Set: true},
 		Lookup{Set: "exempt", Sreg: Reg1},
-		Lookup{Set: "exempt", Sreg: Reg32(5), Not: true},
+		Lookup{Set: "exempt", Sreg: unix.NFT_REG32_05, Not: true},
 		FIB{Flags: unix.NFTA_FIB_F_DADDR, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: Reg1},
 		Numgen{Modulus: 2, Offset: 1, Dreg: Reg1},
 		Numgen{Random: true, Modulus: 1 << 31, Offset: 7, Dreg: Reg2},
@@ -35,7 +36,7 @@ func everyExpr() []Expr {
 		Masq{},
 		Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY, ProtoMin: Reg1, ProtoMax: Reg2},
 		NAT{Type: unix.NFT_NAT_SNAT, Family: unix.NFPROTO_IPV4, AddrMin: Reg1, AddrMax: Reg2},
-		NAT{Type: unix.NFT_NAT_DNAT, Family: unix.NFPROTO_IPV6, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED, ProtoMin: Reg3, ProtoMax: Reg32(5)},
+		NAT{Type: unix.NFT_NAT_DNAT, Family: unix.NFPROTO_IPV6, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED, ProtoMin: Reg3, ProtoMax: unix.NFT_REG32_05},
 		Dynset{Set: "self", Op: unix.NFT_DYNSET_OP_UPDATE, Key: Reg1},
 		Counter{Packets: 1 << 40, Bytes: 1 << 50},
 		Match{Xt: "comment", Rev: 0, Info: make([]byte, 256)},
@@ -234,15 +235,25 @@ func TestImpliedFlag(t *testing.T) {
 	}
 }
 
+// TestRegisterNumbers: the kernel lists the first of four registers of 4 bytes as the register of 16 bytes.
 func TestRegisterNumbers(t *testing.T) {
-	for number, want := range map[Register]Register{
-		0: 0, 1: Reg1, 4: Reg4, 8: Reg1, 9: 9, 11: 11, 12: Reg2, 16: Reg3, 20: Reg4, 23: 23, 24: 24,
-	} {
-		if got := canonical(number); got != want {
-			t.Errorf("register %d is %d, want %d", number, got, want)
+	namespace(t)
+	c := dial(t)
+	var b Batch
+	b.AddTable(IPv4, "t")
+	b.AddChain(IPv4, "t", "c", nil)
+	registers := map[Register]Register{8: Reg1, 9: 9, 12: Reg2, 16: Reg3, 20: unix.NFT_REG_4, 23: 23}
+	for number := range registers {
+		b.AddRule(IPv4, "t", "c", []Expr{Meta{Key: unix.NFT_META_MARK, Reg: number}}, fmt.Sprint(number))
+	}
+	commit(t, c, &b)
+	for _, r := range must[[]Rule](t)(c.Rules(IPv4, "t", "c")) {
+		var number Register
+		if _, err := fmt.Sscan(r.Comment, &number); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Exprs[0].(Meta).Reg; got != registers[number] {
+			t.Errorf("register %d is %d, want %d", number, got, registers[number])
 		}
 	}
 }
-
-// Reg32 returns the n-th register of 4 bytes, from 0 to 15.
-func Reg32(n Register) Register { return canonical(unix.NFT_REG32_00 + n) }

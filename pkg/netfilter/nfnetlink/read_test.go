@@ -27,7 +27,7 @@ func TestRules(t *testing.T) {
 		{Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 12, Len: 4, Dreg: Reg1},
 			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
 			Cmp{Op: Equal, Sreg: Reg1, Data: []byte{172, 16, 0, 0}}, Counter{Packets: 3, Bytes: 252}, Verdict{Code: Return}},
-		{Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 16, Len: 4, Dreg: Reg32(1)}, Lookup{Set: "exempt", Sreg: Reg32(1), Not: true}},
+		{Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 16, Len: 4, Dreg: unix.NFT_REG32_01}, Lookup{Set: "exempt", Sreg: unix.NFT_REG32_01, Not: true}},
 		{Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 16, Len: 4, Dreg: Reg1}, Lookup{Set: "exempt", Sreg: Reg1}},
 		{Meta{Key: unix.NFT_META_OIFNAME, Reg: Reg2}, Cmp{Op: NotEqual, Sreg: Reg2, Data: padded([]byte("eth0"), 16)}},
 		{Meta{Key: unix.NFT_META_MARK, Reg: Reg1}, Cmp{Op: Less, Sreg: Reg1, Data: []byte{0, 0, 0, 9}}},
