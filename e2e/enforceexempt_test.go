@@ -143,6 +143,39 @@ func TestEnforceExemptBesideAnotherChain(t *testing.T) {
 	})
 }
 
+// TestEnforceExemptBesideLimitedChain: another chain with outputInterfaces does not count on other interfaces.
+func TestEnforceExemptBesideLimitedChain(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true, "nonMasqueradeCIDRs": []string{"9.0.0.0/8", "10.9.0.0/24"}})
+		n.conflist(t, "second", object{"masqChain": "SECOND", "outputInterfaces": []string{"out+"}, "nonMasqueradeCIDRs": []string{}})
+		n.pod(t, "second")
+		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
+		defer masqueradingRules(0, netip.Addr{})[len(masqueradingRules(0, netip.Addr{}))-1].loadFamily(t, n, 0)()
+		for _, c := range []struct {
+			pod  *pod
+			dst  string
+			by   *topology.Host
+			kept bool
+		}{
+			{dev, "10.9.0.1", n.LAN, true},      // exempt, where the other chain has no interface
+			{dev, "10.9.1.1", n.LAN, false},     // masqueraded by its own
+			{prod, "10.9.1.1", n.LAN, true},     // by its namespace
+			{dev, "9.9.9.9", n.Outside, false},  // masqueraded by the other
+			{prod, "9.9.9.9", n.Outside, false}, // the same
+		} {
+			want := ""
+			if c.kept {
+				want = c.pod.addr(netip.MustParseAddr(c.dst)).String()
+			}
+			n.leaves(t, c.pod.Host, c.dst, c.by, want)
+		}
+		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
+			t.Errorf("check: %d\n%s%s", code, stdout, stderr)
+		}
+	})
+}
+
 // TestEnforceExemptHarmless checks that enforceExempt leaves alone what others masquerade on
 // purpose: marked packets, hairpin flows without a mark, and traffic of hosts that are no pods.
 func TestEnforceExemptHarmless(t *testing.T) {

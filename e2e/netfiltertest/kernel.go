@@ -353,7 +353,7 @@ func (d *tables) CompareGuards(desired []policy.Guard, observed netfilter.GuardO
 			continue
 		}
 		if rest := g; o != nil {
-			rest.Scope.Sources, rest.Exempt, rest.Bound, rest.ExemptPods = o.Scope.Sources, o.Exempt, o.Bound, o.ExemptPods
+			rest.Scope.Sources, rest.Exempt, rest.Bound, rest.Bindings = o.Scope.Sources, o.Exempt, o.Bound, o.Bindings
 			if reflect.DeepEqual(rest, *o) && (g.Bound == nil) == (o.Bound == nil) {
 				kind = policy.ElementChange
 			}

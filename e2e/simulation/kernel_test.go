@@ -182,8 +182,8 @@ func (k *kernel) packet(src, dst netip.Addr) (o outcome) {
 	family := policy.FamilyOf(src)
 	bound := slices.ContainsFunc(k.Guards, func(g policy.Guard) bool {
 		return g.Family == family && g.Bound != nil && k.inScope(&g, out) && !k.IsLocal(dst) &&
-			(within(src, g.Scope.Sources) && within(dst, g.Bound) || slices.ContainsFunc(g.ExemptPods, func(b policy.Binding) bool {
-				return within(src, b.Sources) && (b.Destinations == nil || within(dst, b.Destinations))
+			(within(src, g.Scope.Sources) && within(dst, g.Bound) || slices.ContainsFunc(g.Bindings, func(b policy.Binding) bool {
+				return within(src, b.Sources) && (b.Destinations == nil || within(dst, b.Destinations)) && !slices.Contains(b.NotOut, out)
 			}))
 	})
 	for _, choice := range []netfilter.Choice{netfiltertest.IPTables, netfiltertest.Legacy, netfiltertest.NFTables} {

@@ -545,7 +545,7 @@ func (w *world) judgeGuards() {
 	filter.Guards = slices.Clone(filter.Guards)
 	without := kernel{Kernel: &filter, addresses: w.kernel.addresses}
 	for i := range filter.Guards {
-		filter.Guards[i].Bound, filter.Guards[i].ExemptPods = nil, nil
+		filter.Guards[i].Bound, filter.Guards[i].Bindings = nil, nil
 	}
 	for _, p := range w.pods {
 		// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.

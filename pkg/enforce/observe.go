@@ -227,7 +227,7 @@ func (s *State) keepWhatExists() {
 	desired := slices.Clone(g.Observed.Guards)
 	for _, d := range g.Desired {
 		if g.observed(d.Chain, d.Family) == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
-			if d.Bound, d.ExemptPods = nil, nil; d.Mode != policy.GuardOff {
+			if d.Bound, d.Bindings = nil, nil; d.Mode != policy.GuardOff {
 				desired = append(desired, d)
 			}
 		}

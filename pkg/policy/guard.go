@@ -5,7 +5,6 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,7 +77,7 @@ func (m *Mark) UnmarshalText(text []byte) (err error) {
 // Guard is the rules of one chain and family in the tables ip-masq-guard, which are
 // evaluated beside the masquerade chain whichever backend that is in. A packet of a
 // pod to a destination that is not Exempt must have been translated when it leaves;
-// a packet of a pod to one that is Bound, or of a pod of ExemptPods to its destinations, keeps its source.
+// a packet of a pod to one that is Bound, or that one of Bindings has, keeps its source.
 type Guard struct {
 	Chain  string // the masquerade chain
 	Family Family
@@ -88,36 +87,42 @@ type Guard struct {
 	Mode       GuardMode // GuardOff for enforceExempt alone
 	Exempt     Ranges    // destinations that the chain does not masquerade
 	Bound      Ranges    // destinations that no chain masquerades; nil without enforceExempt
-	ExemptPods []Binding // of sources in scope that the chain exempts, which no two have; nil without Bound
+	Bindings   []Binding // more that is bound: pods that the chain exempts, and on some interfaces all; nil without Bound
 	BypassMark Mark      // packets with one of these bits are not bound
 }
 
 // Binding is sources whose packets to destinations no chain masquerades.
 type Binding struct {
 	Sources      Ranges
-	Destinations Ranges // nil is every one
+	Destinations Ranges   // nil is every one
+	NotOut       []string // output interfaces on which that is not so, sorted
 }
 
-// contains reports whether the destination is one of the binding.
-func (b Binding) contains(a netip.Addr) bool {
-	return b.Destinations == nil || b.Destinations.Contains(a)
+// contains reports whether the binding has the destination and the interface of a packet.
+func (b Binding) contains(p Packet) bool {
+	return (b.Destinations == nil || b.Destinations.Contains(p.Dst)) && (len(b.NotOut) == 0 || p.Out != "") && !b.isNot(p.Out)
+}
+
+// isNot reports whether a pattern matches only interfaces of NotOut.
+func (b Binding) isNot(out string) bool {
+	return slices.ContainsFunc(b.NotOut, func(n string) bool { return InterfaceWithin(out, n) })
 }
 
 // Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
 func (g *Guard) Binds(p Packet) bool {
 	bound := g.Scope
-	bound.Sources = g.BoundSources(p.Dst)
+	bound.Sources = g.BoundSources(p)
 	return bound.Contains(p)
 }
 
-// BoundSources returns the sources in scope whose packets to the destination are bound.
-func (g *Guard) BoundSources(dst netip.Addr) Ranges {
+// BoundSources returns the sources in scope whose packets to the destination and interface of this one are bound.
+func (g *Guard) BoundSources(p Packet) Ranges {
 	bound := Ranges{}
-	if g.Bound.Contains(dst) {
+	if g.Bound.Contains(p.Dst) {
 		bound = g.Scope.Sources
 	}
-	for _, b := range g.ExemptPods {
-		if b.contains(dst) {
+	for _, b := range g.Bindings {
+		if b.contains(p) {
 			bound = Normalize(slices.Concat(bound, b.Sources))
 		}
 	}
@@ -138,9 +143,10 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
 				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
-				g.ExemptPods = p.bindExemptPods(&g, policies)
+				g.Bindings = p.bindExemptPods(&g, policies)
+				g.Bindings = append(g.Bindings, p.bindElsewhere(&g, policies)...)
 			}
-			if len(scope.Sources)+len(g.ExemptPods) > 0 {
+			if len(scope.Sources)+len(g.Bindings) > 0 {
 				guards = append(guards, g)
 			}
 		}
@@ -184,7 +190,7 @@ func (p *Policy) bindExemptPods(g *Guard, policies []Policy) []Binding {
 	}
 	pods := p.Scope(f)
 	pods.Sources = pods.Sources.Intersect(exempt)
-	all := bindings{{pods.Sources, nil}}
+	all := bindings{{Sources: pods.Sources}}
 	for i := range policies {
 		if q := &policies[i]; q.Chain == p.Chain || q.masqueradeScope(f).Overlaps(pods) {
 			all = all.split(q.masqueradeScope(f).Sources, q.DestinationsExempt(f))
@@ -195,7 +201,36 @@ func (p *Policy) bindExemptPods(g *Guard, policies []Policy) []Binding {
 	})
 }
 
-// bindings have different sources and different destinations.
+// bindElsewhere returns what is bound besides on the interfaces that no policy names with which others are in scope.
+func (p *Policy) bindElsewhere(g *Guard, policies []Policy) (more bindings) {
+	var named []string
+	others := slices.DeleteFunc(slices.Clone(policies), func(q Policy) bool {
+		limited := q.Chain != p.Chain && len(q.Interfaces.Value) > 0
+		if limited && q.masqueradeScope(g.Family).Overlaps(p.Scope(g.Family)) {
+			named = append(named, q.Interfaces.Value...)
+		}
+		return limited
+	})
+	slices.Sort(named)
+	there := *g
+	there.Bound = exemptEverywhere(g, others)
+	all := append(bindings{{Sources: g.Scope.Sources, Destinations: there.Bound}}, p.bindExemptPods(&there, others)...)
+	for _, b := range all {
+		b.NotOut = slices.Compact(named)
+		some := slices.ContainsFunc(g.Scope.Matches(), func(m Match) bool { return !b.isNot(m.Out) })
+		if some && !(bindings{b}).within(g.bindings()) {
+			more = append(more, b)
+		}
+	}
+	return more
+}
+
+// bindings returns all that the guard binds.
+func (g *Guard) bindings() bindings {
+	return append(bindings{{Sources: g.Scope.Sources, Destinations: orEmpty(g.Bound)}}, g.Bindings...)
+}
+
+// bindings have different sources, different destinations, or different interfaces.
 type bindings []Binding
 
 // with adds a binding, unless it has no packet.
@@ -204,7 +239,7 @@ func (all bindings) with(b Binding) bindings {
 		return all
 	}
 	for i := range all {
-		if all[i].Destinations.Equal(b.Destinations) {
+		if all[i].Destinations.Equal(b.Destinations) && slices.Equal(all[i].NotOut, b.NotOut) {
 			all[i].Sources = Normalize(slices.Concat(all[i].Sources, b.Sources))
 			return all
 		}
@@ -215,8 +250,8 @@ func (all bindings) with(b Binding) bindings {
 // split leaves these sources the destinations alone that are among these, too.
 func (all bindings) split(sources, destinations Ranges) (split bindings) {
 	for _, b := range all {
-		split = split.with(Binding{b.Sources.Without(sources), b.Destinations})
-		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations)})
+		split = split.with(Binding{b.Sources.Without(sources), b.Destinations, b.NotOut})
+		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations), b.NotOut})
 	}
 	return split
 }
@@ -225,7 +260,9 @@ func (all bindings) split(sources, destinations Ranges) (split bindings) {
 func (all bindings) intersect(others bindings) (both bindings) {
 	for _, b := range all {
 		for _, o := range others {
-			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.Destinations.Intersect(o.Destinations)})
+			names := slices.Concat(b.NotOut, o.NotOut)
+			slices.Sort(names)
+			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.Destinations.Intersect(o.Destinations), slices.Compact(names)})
 		}
 	}
 	return both
@@ -236,7 +273,8 @@ func (all bindings) within(others bindings) bool {
 	return !slices.ContainsFunc(all, func(b Binding) bool {
 		left := b.Sources
 		for _, o := range others {
-			if o.Destinations == nil || b.Destinations != nil && len(b.Destinations.Without(o.Destinations)) == 0 {
+			where := !slices.ContainsFunc(o.NotOut, func(name string) bool { return !b.isNot(name) })
+			if where && (o.Destinations == nil || b.Destinations != nil && len(b.Destinations.Without(o.Destinations)) == 0) {
 				left = left.Without(o.Sources)
 			}
 		}
@@ -283,7 +321,7 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	case observed == nil && !t.Settled:
 		return g, false
 	case observed == nil:
-		g.Bound, g.ExemptPods = nil, nil
+		g.Bound, g.Bindings = nil, nil
 		return g, g.Mode != GuardOff
 	}
 	old := *observed
@@ -295,10 +333,10 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 		}
 	}
 	if old.Bound == nil {
-		g.Bound, g.ExemptPods = nil, nil
+		g.Bound, g.Bindings = nil, nil
 	} else if g.Bound != nil {
 		g.Bound = g.Bound.Intersect(old.Bound)
-		g.ExemptPods = bindings(g.ExemptPods).intersect(old.ExemptPods)
+		g.Bindings = bindings(g.Bindings).intersect(old.Bindings)
 	}
 	some := true
 	if !t.Settled || g.Bound != nil {
@@ -318,8 +356,7 @@ func (g *Guard) Within(other *Guard) bool {
 	scope, of := g.Scope, other.Scope
 	scope.Sources, of.Sources = orEmpty(scope.Sources), orEmpty(of.Sources)
 	drops := g.Mode != GuardDrop || other.Mode == GuardDrop && len(other.Exempt.Without(orEmpty(g.Exempt))) == 0
-	binds := g.Bound == nil || other.Bound != nil && len(g.Bound.Without(orEmpty(other.Bound))) == 0 &&
-		bindings(g.ExemptPods).within(other.ExemptPods)
+	binds := g.Bound == nil || other.Bound != nil && g.bindings().within(other.bindings())
 	return scope.within(of) && drops && binds
 }
 

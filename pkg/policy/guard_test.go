@@ -81,7 +81,7 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 		guards := policy.DesiredGuards(merge(sources), policy.OwnedBy("/state"))
 		for _, g := range guards {
 			sets := []policy.Ranges{g.Scope.Sources, g.Exempt, g.Bound}
-			for _, b := range g.ExemptPods {
+			for _, b := range g.Bindings {
 				sets = append(sets, b.Sources, b.Destinations)
 			}
 			for _, set := range sets {
@@ -95,15 +95,25 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 			if policy.FamilyOf(p.Src) != policy.FamilyOf(p.Dst) {
 				continue
 			}
-			// By any chain: the packet, the packet on some interface, or some packet to its destination.
-			masquerades, onInterface, somewhere, exempt := false, false, false, false // the last: the pod, by its namespace
+			// By any chain: the packet, and whether the pod is exempt by its namespace.
+			masquerades, exempt := false, false
 			for _, o := range oracles {
 				exempt = exempt || o.exemptPod(p.Src)
 				masquerades = masquerades || o.decide(p) == masqueraded
-				onInterface = onInterface || o.decide(o.anyInterface(p)) == masqueraded
-				somewhere = somewhere || o.manages(p.Dst) && o.destination(p.Dst) == masqueraded
 			}
 			for chain, o := range oracles {
+				// By any chain that counts on the interface: the packet, on whatever interface, or some packet to its
+				// destination. Another one with outputInterfaces does not count where no such chain names the interface.
+				onInterface, somewhere, named := false, false, false
+				for of, other := range oracles {
+					named = named || of != chain && other.namesInterface(p.Out)
+				}
+				for of, other := range oracles {
+					if of == chain || named || !other.namesInterface("") {
+						onInterface = onInterface || other.decide(other.anyInterface(p)) == masqueraded
+						somewhere = somewhere || other.manages(p.Dst) && other.destination(p.Dst) == masqueraded
+					}
+				}
 				g := guardOf(guards, chain, p)
 				matches := g != nil && g.Scope.Contains(p)
 				mode := saidFirst(o, policy.GuardOff, func(s policy.SourcePolicy) *policy.GuardMode { return statedMode(s.Guard) })

@@ -408,6 +408,12 @@ func (o oracle) anyInterface(p policy.Packet) policy.Packet {
 	return p
 }
 
+// namesInterface: outputInterfaces has the interface, or "" any at all.
+func (o oracle) namesInterface(name string) bool {
+	interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
+	return anyNames(interfaces, name) || name == "" && len(interfaces) > 0
+}
+
 func (o oracle) manages(a netip.Addr) bool {
 	return a.Is4() || saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnableIPv6 })
 }

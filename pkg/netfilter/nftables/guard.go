@@ -18,7 +18,8 @@ import (
 // masqChainOfGuard returns the masquerade chain that a set or chain of a guard table belongs to, or "".
 func masqChainOfGuard(name string) string {
 	kind, chain, _ := strings.Cut(name, "-")
-	if slices.Contains([]string{guardChain, enforceChain, podsSet, exemptSet, boundSet, exemptPods}, kind) {
+	kind = strings.TrimRight(kind, "0123456789")
+	if slices.Contains([]string{guardChain, enforceChain, podsSet, exemptSet, boundSet, boundPods, boundTo}, kind) {
 		return chain
 	}
 	return ""
@@ -177,37 +178,49 @@ func (r rule) drops() bool {
 	return slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} })
 }
 
-// readBindings sets what exempt pods are bound to.
+// readBindings sets what is bound besides, with the matches of the jumps: ip saddr @boundpods-X [oifname != Y].
 func (t *table) readBindings(g *policy.Guard) {
 	for i := 0; ; i++ {
-		sources, destinations := exemptPodsSets(i, g.Chain)
+		sources, destinations := boundPodsSets(i, g.Chain)
 		if len(t.sets[sources]) == 0 {
 			return
 		}
-		g.ExemptPods = append(g.ExemptPods, policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]})
+		b := policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]}
+		for _, conditions := range t.guardJumps(enforceChain, g) {
+			of := slices.ContainsFunc(conditions, func(c nfnetlink.Condition) bool { return c.Set == sources })
+			for _, c := range conditions {
+				if of && c.Field == nfnetlink.OutputName && c.Not && !slices.Contains(b.NotOut, c.Name) {
+					b.NotOut = append(b.NotOut, c.Name)
+				}
+			}
+		}
+		g.Bindings = append(g.Bindings, b)
 	}
 }
 
 // readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0].
 func (t *table) readJumps(g *policy.Guard) {
-	for _, base := range []string{guardChain, enforceChain} {
-		if t.chains[base] == nil {
-			continue
-		}
-		for _, r := range t.chains[base].rules {
-			if r.masqChain(base) != g.Chain {
-				continue
-			}
-			for _, c := range nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
-				switch {
-				case c.Field == nfnetlink.Mark:
-					g.BypassMark = policy.Mark(c.Mask)
-				case c.Field == nfnetlink.OutputName && !slices.Contains(g.Scope.Interfaces, c.Name):
-					g.Scope.Interfaces = append(g.Scope.Interfaces, c.Name)
-				}
-			}
+	for _, c := range slices.Concat(append(t.guardJumps(guardChain, g), t.guardJumps(enforceChain, g)...)...) {
+		switch {
+		case c.Field == nfnetlink.Mark:
+			g.BypassMark = policy.Mark(c.Mask)
+		case c.Field == nfnetlink.OutputName && !c.Not && !slices.Contains(g.Scope.Interfaces, c.Name):
+			g.Scope.Interfaces = append(g.Scope.Interfaces, c.Name)
 		}
 	}
+}
+
+// guardJumps returns the matches of the jumps of a base chain to the chain of a guard.
+func (t *table) guardJumps(base string, g *policy.Guard) (all [][]nfnetlink.Condition) {
+	if t.chains[base] == nil {
+		return nil
+	}
+	for _, r := range t.chains[base].rules {
+		if r.masqChain(base) == g.Chain {
+			all = append(all, nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions)
+		}
+	}
+	return all
 }
 
 // CompareGuards implements netfilter.GuardTables.

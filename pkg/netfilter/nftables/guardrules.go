@@ -22,8 +22,8 @@ const (
 	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
 	podsSet      = "pods"
 	boundSet     = "bound"
-	exemptPods   = "exemptpods" // with exemptto: sources with the destinations to which they are bound
-	exemptTo     = "exemptto"
+	boundPods    = "boundpods" // with boundto: sources with the destinations to which they are bound
+	boundTo      = "boundto"
 	selfSet      = "self" // each source of a new connection, twice
 )
 
@@ -95,15 +95,18 @@ func (t *table) addBinding(g policy.Guard) {
 	t.addSet(bound, g.Bound)
 	t.addSet(selfSet, policy.Ranges{})
 	t.addJumps(enforceChain, g, mark, inSet(link, "saddr", podsSet+"-"+g.Chain, false), inSet(link, "daddr", bound, false))
-	for i, b := range g.ExemptPods {
-		sources, destinations := exemptPodsSets(i, g.Chain)
+	for i, b := range g.Bindings {
+		sources, destinations := boundPodsSets(i, g.Chain)
 		t.addSet(sources, b.Sources)
-		var to nftStatement
+		match := []nftStatement{mark, inSet(link, "saddr", sources, false)}
 		if b.Destinations != nil {
 			t.addSet(destinations, b.Destinations)
-			to = inSet(link, "daddr", destinations, false)
+			match = append(match, inSet(link, "daddr", destinations, false))
 		}
-		t.addJumps(enforceChain, g, mark, inSet(link, "saddr", sources, false), to)
+		for _, name := range b.NotOut {
+			match = append(match, outputInterface(name, true))
+		}
+		t.addJumps(enforceChain, g, match...)
 	}
 	// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
 	t.add(target, "", pairInSelf(link, "saddr", true))
@@ -111,13 +114,13 @@ func (t *table) addBinding(g policy.Guard) {
 	t.add(target, g.Owner.Comment(), counter(), keepSource(link))
 }
 
-// exemptPodsSets returns the names of the sets for one of Guard.ExemptPods: exemptpods-X, exemptpods2-X, ...
-func exemptPodsSets(i int, chain string) (sources, destinations string) {
+// boundPodsSets returns the names of the sets for one of Guard.Bindings: boundpods-X, boundpods2-X, ...
+func boundPodsSets(i int, chain string) (sources, destinations string) {
 	number := ""
 	if i > 0 {
 		number = strconv.Itoa(i + 1)
 	}
-	return exemptPods + number + "-" + chain, exemptTo + number + "-" + chain
+	return boundPods + number + "-" + chain, boundTo + number + "-" + chain
 }
 
 // isReply is the match `ct direction reply`.

@@ -52,8 +52,7 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 	const reg = nfnetlink.Reg1
 	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, statement(nft, exprs...)) }
 	if m.Out != "" {
-		name, data := interfaceMatch(m.Out)
-		add(`oifname "`+name+`"`, nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: reg}, compare(nfnetlink.Equal, data...))
+		out = append(out, outputInterface(m.Out, false))
 	}
 	if m.NotFromLocal {
 		out = append(out, addressType("saddr", "!= local"))
@@ -72,6 +71,18 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, m.Probability)...))
 	}
 	return out
+}
+
+// outputInterface is the match `oifname "eth*"` or `oifname != "eth*"`.
+func outputInterface(pattern string, not bool) nftStatement {
+	name, data := interfaceMatch(pattern)
+	op, operator := nfnetlink.Equal, ""
+	if not {
+		op, operator = nfnetlink.NotEqual, "!= "
+	}
+	return nftStatement{"oifname " + operator + `"` + name + `"`, []nfnetlink.Expr{
+		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: nfnetlink.Reg1}, compare(op, data...),
+	}}
 }
 
 // load reads an address of the packet into a register.
