@@ -63,6 +63,7 @@ func (c *connection) translated() bool { return c.ReplyDst != c.Src }
 func (k *kernel) boot() {
 	k.connections = nil
 	k.Flush()
+	k.Generation.Number, k.told = 1, 0
 	k.written()
 }
 

@@ -80,7 +80,7 @@ func TestSimulation(t *testing.T) {
 				t.Logf("seed %d: %s", seed, w.objection)
 			}
 		} else if w.objection != "" {
-			t.Logf("after %s and %v", processorTime().Round(time.Millisecond), counts)
+			t.Logf("seed %d, after %s and %v: %s", seed, processorTime().Round(time.Millisecond), counts, w.objection)
 			report(t, w)
 			return
 		}

@@ -85,6 +85,7 @@ type world struct {
 	packets []policy.Packet
 	log     []any
 	writes  int
+	effects int // of the present run
 
 	kernel     *netfiltertest.Kernel
 	before     []wrong        // the present write
@@ -206,7 +207,7 @@ func (w *world) drawPods(t *rapid.T) {
 
 // operate makes one run, and returns the State after it, or nil if the process was killed.
 func (w *world) operate(what any, do func() *State) (s *State) {
-	w.log = append(w.log, what)
+	w.log, w.effects = append(w.log, what), 0
 	defer func() {
 		if x := recover(); x != nil {
 			if _, dead := x.(killed); !dead {
@@ -261,6 +262,10 @@ func (w *world) sync() *State {
 
 // fault draws what becomes of an effect. A fault of the kernel is one that a program may have at any time.
 func (w *world) fault(what string) error {
+	const most = 200
+	if w.effects++; w.effects > most {
+		w.t.Fatalf("a run does not end\n%s", w)
+	}
 	if !w.faults {
 		return nil
 	}
