@@ -224,6 +224,21 @@ func TestStatusOfRefusedRecords(t *testing.T) {
 	})
 }
 
+// TestStatusOnReadOnlyDisk: while the rules are right, only ADDs of pods that are to be exempt fail, and so STATUS passes.
+func TestStatusOnReadOnlyDisk(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
+		n.addAndCheck(t, conf)
+		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
+		defer n.readOnly(t, n.dataDir)()
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "dev", args: "K8S_POD_NAMESPACE=dev"}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "prod", args: "K8S_POD_NAMESPACE=prod"}).want(t, 100, "cannot record the pod")
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+	})
+}
+
 // ownTable makes a table another program's own (flags owner), empty, until release is called.
 func (n *node) ownTable(t *testing.T, family, name string) (release func()) {
 	t.Helper()
