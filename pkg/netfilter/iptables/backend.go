@@ -69,7 +69,6 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 	return <-result
 }
 
-// Observe implements netfilter.Backend.
 func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
@@ -118,7 +117,6 @@ func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter
 	return b.write(ctx, desired.Chains, false, held)
 }
 
-// Remove implements netfilter.Backend.
 func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *os.File) error {
 	var chains []policy.Chain
 	for _, f := range policy.Families() {

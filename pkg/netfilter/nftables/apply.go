@@ -18,10 +18,8 @@ import (
 
 type backend struct{ driver *Driver }
 
-// Layout implements netfilter.Backend.
 func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
 
-// OwnsTables implements netfilter.Backend.
 func (b *backend) OwnsTables() bool { return true }
 
 // state is a reading of the owned tables of one name. It is the State of an observation.
@@ -117,7 +115,6 @@ func (d *Driver) checkOwner(f nfnetlink.Family, table string) error {
 	return err
 }
 
-// CheckWrite implements netfilter.Backend.
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, from netfilter.Observation) error {
 	return b.write(from.State, true, toDesired(desired))
 }
