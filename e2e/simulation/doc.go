@@ -20,7 +20,7 @@
 // shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at 40]" ends the
 // process before its 40th effect, "[fail at 40]" makes the first write from there on fail; "run" is a reconciler that stays,
 // "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
-// same state. Third, the trace: one line for each effect, with its number, the process that had it, and what it was (a call
+// same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third, the trace: one line for each effect, with its number, the process that had it, and what it was (a call
 // on files, or one at a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last
 // line. Fourth, the objection. The last effect before OBJECTION is the one that made the packet wrong; read the trace
 // backwards from there. The objection about a packet lists the combinations of versions that may be in force, one of which
@@ -54,8 +54,8 @@
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
 //   - Connections are not judged where the resets that were due may have been lost, after faults of the disk or the kernel.
 //
-// Not simulated are a dump that another program's commit tears, plugin.toml, entry_file and a conflist of our own, several
-// dataDirs, and documents of newer versions.
+// Not simulated are symlinks, several dataDirs, documents of newer versions, and sources that conflict. A dump that another
+// program's commit tears is simulated on a quiet node only.
 //
 // A function of packages os or unix that the product uses for the first time stops the build with its name: add it to
 // package system.

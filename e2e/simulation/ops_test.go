@@ -40,6 +40,9 @@ type network struct {
 	since  int      // seq of its last change
 	claims []claim
 	nobody *pod // an address that no pod has; it runs as soon as the policy of the network is in force
+
+	stated  *version // in entry_file, of the managed network
+	written int      // how often the main CNI plugin has written its conflist
 }
 
 // claim is a policy that may be in force because a process has, or may have, stored it.
@@ -103,6 +106,12 @@ func (w *world) do(o *op) {
 		w.setConf(n, n.versions[o.version])
 	case "no conflist":
 		w.setConf(n, nil)
+	case "main":
+		if n := w.managed(); n != nil {
+			w.disturbed()
+			w.writeMain(n)
+			w.filesChanged()
+		}
 	case "bad file":
 		w.setConf(n, nil)
 		w.machine.WriteFile(n.file(), "{")
@@ -133,7 +142,12 @@ func (n *network) file() string {
 
 func (w *world) setConf(n *network, v *version) {
 	w.disturbed()
-	n.conf, n.bad, n.since = v, false, w.seq
+	if n == w.managed() {
+		w.setEntry(n, v)
+		w.filesChanged()
+		return
+	}
+	n.bad = false
 	switch {
 	case v == nil:
 		w.machine.Remove(n.file())
@@ -144,6 +158,13 @@ func (w *world) setConf(n *network, v *version) {
 			"cniVersion": "1.1.0", "name": n.name, "plugins": []entry{{Type: "bridge"}, {Type: "ip-masq", version: v}},
 		}))
 	}
+	w.confChanged(n, v)
+}
+
+// confChanged takes note that the conflist of a network has another entry.
+func (w *world) confChanged(n *network, v *version) {
+	w.disturbed()
+	n.conf, n.since = v, w.seq
 	w.filesChanged()
 	for _, p := range w.running {
 		if !p.ended() && (p.op.kind == "once" || p.reconciler != nil || w.harmed() || w.scenario.admin && p.network == n) { // it may read this one

@@ -31,6 +31,7 @@ type book struct {
 	disturbed     time.Time // when something happened last that a reconciler follows
 	settled       bool      // and it was judged since, the connections excepted
 	quietJudged   bool      // and those
+	filesJudged   int       // writes of the machine when the managed conflist was read
 	judged        [2]int    // seq of the kernel, and of the world's claims, that were judged last
 }
 
@@ -363,7 +364,8 @@ func (w *world) excused(report *reconcile.Report) bool {
 	return !slices.ContainsFunc(report.Problems, func(p reconcile.Problem) bool {
 		switch p.Reason {
 		case reconcile.ReasonSource, reconcile.ReasonState, reconcile.ReasonConflist:
-			return !w.bad()
+			_, is := w.machine.ReadFile(w.networks[0].file())
+			return !w.bad() && (is || w.managed() == nil)
 		case reconcile.ReasonAddress:
 			return len(w.kernel.addresses) == len(nodeAddresses)
 		}
@@ -409,6 +411,7 @@ func (w *world) judgeQuiet() {
 		w.object("the reconciler is not ready although nothing fails: %v", p.report.Problems[0].Err)
 	}
 	w.book.tampered, w.book.guardTampered = 0, false
+	w.judgeConflist()
 	for _, n := range w.networks {
 		if n.conf != nil {
 			n.claims, n.nobody.phase = []claim{{n.conf, p}}, running
@@ -422,7 +425,7 @@ func (w *world) judgeQuiet() {
 
 // agree judges whether STATUS and an ADD in the same state agree.
 func (w *world) agree(n *network) {
-	if n.conf == nil || n.agent || !w.idle() || len(w.midway()) > 0 {
+	if n.conf == nil || n.agent || !w.idle() || len(w.midway()) > 0 || n == w.managed() { // whose conflist a reconciler may be about to change
 		return
 	}
 	status := w.ask(&op{kind: "status", net: n.number}, n)

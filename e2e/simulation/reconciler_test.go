@@ -39,6 +39,9 @@ func (w *world) run(o *op) *process {
 		}
 	})
 	r.loop.Verified = node.Publish
+	if w.managed() != nil {
+		w.manage(node, r)
+	}
 	r.loop.Watch = func(chains []netfilter.OwnedChain) { r.watched = chains }
 	p := w.start(o, func(*process) error {
 		r.loop.Run(ctx)

@@ -25,6 +25,8 @@ type scenario struct {
 	legacy bool
 	tables bool // the host has a program iptables
 	admin  bool // it has a plugin.toml
+
+	manage, own bool // reconcilers manage the conflist of the first network; they have one of their own
 }
 
 // chainSpec is what the sources of one chain agree on, as keys of a plugin entry.
@@ -216,6 +218,9 @@ func newScenario(seed uint64) *scenario {
 			n.versions = append(n.versions, v)
 		}
 	}
+	if more := rand.New(rand.NewPCG(seed, 4)); !s.admin && more.IntN(4) == 0 {
+		s.manage, s.own = true, more.IntN(2) == 0
+	}
 	s.plan(r)
 	return s
 }
@@ -253,6 +258,10 @@ func (s *scenario) plan(r *rand.Rand) {
 		kinds = append(kinds, "disk full", "disk read-only", "disk broken", "disk good", "reboot", "reboot", "damage", "lose", "no conflist", "refuse", "accept")
 	}
 	killing, failing := r.IntN(2) == 0, r.IntN(3) == 0
+	if s.manage {
+		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
+		add(op{kind: "run"})
+	}
 	for i := range s.nets {
 		add(op{kind: "conflist", net: i, wait: true})
 	}
@@ -274,7 +283,7 @@ func (s *scenario) plan(r *rand.Rand) {
 
 func (s *scenario) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v\n", s.seed, s.tables, s.legacy, s.admin)
+	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v, entry_file %v (own conflist %v)\n", s.seed, s.tables, s.legacy, s.admin, s.manage, s.own)
 	for i := range s.nets {
 		n := &s.nets[i]
 		for _, v := range n.versions {

@@ -160,6 +160,7 @@ func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bo
 	for w.objection == "" {
 		synctest.Wait()
 		w.finished()
+		w.conflistChanged()
 		w.judge()
 		if w.objection != "" || condition() {
 			return

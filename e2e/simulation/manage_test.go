@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation_test
+
+import (
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+const (
+	entryFile = "/etc/ip-masq/entry.json"
+	ownFile   = confDir + "/05-ip-masq.conflist"
+)
+
+// managed is the network whose plugin entry the reconcilers manage, nil without one: the one that the runtime uses. The
+// scenario states its policy in entry_file, and the main CNI plugin writes the conflist without an entry.
+func (w *world) managed() *network {
+	if w.scenario.manage {
+		return w.networks[0]
+	}
+	return nil
+}
+
+// manage makes a reconciler manage the conflist.
+func (w *world) manage(node *reconcile.Node, r *reconciler) {
+	m := &conflist.Manager{
+		Editor: conflist.Editor{
+			Dir: confDir, Own: w.scenario.own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
+			OwnRecordPath: node.Dir.OwnConflistPath(), Ask: w.node().CheckEntry, // Loop.CheckEntry waits for a mutex, which synctest does not know as waiting
+		},
+		ReadEntry: func() ([]byte, bool, error) {
+			text, err := conflist.ReadEntry(entryFile)
+			return text, true, err
+		},
+		BinDir: "/opt/cni/bin", Log: slog.New(slog.DiscardHandler),
+	}
+	r.loop.SyncConflist, r.loop.RestoreEntry = m.Sync, m.Restore
+}
+
+// setEntry states another policy in entry_file. With nil the main CNI plugin's file goes.
+func (w *world) setEntry(n *network, v *version) {
+	if v == nil {
+		w.machine.Remove(n.file())
+	} else {
+		n.stated = v
+		w.machine.WriteFile(entryFile, marshal(entry{Type: "ip-masq", version: v}))
+		if _, is := w.machine.ReadFile(n.file()); !is || n.bad {
+			w.writeMain(n)
+		}
+	}
+	n.bad = false
+	w.note("%s states %s", entryFile, v)
+}
+
+// writeMain writes the conflist as the main CNI plugin does.
+func (w *world) writeMain(n *network) {
+	n.written++
+	w.machine.WriteFile(n.file(), n.mainText("bridge"))
+	n.bad = false
+	w.note("the main CNI plugin writes its conflist")
+}
+
+func (n *network) mainText(types ...string) string {
+	plugins := []entry{}
+	for _, t := range types {
+		plugins = append(plugins, entry{Type: t})
+	}
+	return marshal(map[string]any{"cniVersion": "1.1.0", "name": n.name, "written": n.written, "plugins": plugins})
+}
+
+// conflistChanged takes note of the entry that the runtime finds for the managed network.
+func (w *world) conflistChanged() {
+	n, m := w.managed(), w.machine
+	if n == nil || w.book.filesJudged == m.Writes {
+		return
+	}
+	w.book.filesJudged = m.Writes
+	var now *version
+	for _, file := range []string{ownFile, n.file()} {
+		if text, is := m.ReadFile(file); is {
+			now = n.versionIn(text)
+			break
+		}
+	}
+	if now != n.conf {
+		w.confChanged(n, now)
+	}
+}
+
+// versionIn returns the version whose entry is in a conflist, or nil.
+func (n *network) versionIn(text string) *version {
+	var list struct{ Plugins []json.RawMessage }
+	if json.Unmarshal([]byte(text), &list) != nil {
+		return nil
+	}
+	i := slices.IndexFunc(n.versions, func(v *version) bool {
+		return slices.ContainsFunc(list.Plugins, func(p json.RawMessage) bool { return string(p) == marshal(entry{Type: "ip-masq", version: v}) })
+	})
+	if i < 0 {
+		return nil
+	}
+	return n.versions[i]
+}
+
+// judgeConflist judges the files of the managed network when an active reconciler had the time to follow them: the entry is
+// the one of entry_file, and all else is as the main CNI plugin wrote it.
+func (w *world) judgeConflist() {
+	n := w.managed()
+	if n == nil || n.bad || w.book.fault > 0 || w.objection != "" { // after a fault an entry may not be on record as ip-masq's
+		return
+	}
+	main, is := w.machine.ReadFile(n.file())
+	own, isOwn := w.machine.ReadFile(ownFile)
+	if stray := slices.DeleteFunc(w.machine.Names(confDir), func(name string) bool { return strings.HasSuffix(name, ".conflist") }); len(stray) > 0 {
+		w.object("files are left beside the conflists: %v", stray)
+	}
+	if isOwn != (is && w.scenario.own) {
+		w.object("there is a conflist of ip-masq's own: %v; the main CNI plugin's is there: %v", isOwn, is)
+	}
+	if !is {
+		return
+	}
+	if isOwn {
+		if main != n.mainText("bridge") {
+			w.object("the main CNI plugin's conflist was changed: %s", main)
+		}
+		main = own
+	}
+	if n.conf != n.stated {
+		w.object("the conflist has %v, and entry_file states %v", n.conf, n.stated)
+	}
+	if rest := strings.Replace(main, marshal(entry{Type: "ip-masq", version: n.stated}), `{"type":"ip-masq"}`, 1); rest != n.mainText("bridge", "ip-masq") {
+		w.object("all but the entry is not as the main CNI plugin wrote it: %s", main)
+	}
+}
