@@ -5,6 +5,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +21,10 @@ type Options struct {
 	Binaries Binaries
 	// ProxyMode is the mode of kube-proxy: iptables or nftables.
 	ProxyMode string
+	// DualStack gives nodes, pods and Services IPv6 addresses too.
+	DualStack bool
+	// Internet makes the outside host answer nodes but not pods, at the ports of HTTP and DNS too.
+	Internet bool
 	// Taints are the taints with which nodes register.
 	Taints []Taint
 	// NoNetwork leaves the nodes without a conflist, so that they are not ready until the test
@@ -59,7 +64,7 @@ type T interface {
 // New builds a cluster of two nodes for a test and waits until its nodes are ready, unless they have no network.
 func New(t T, options Options) *Cluster {
 	t.Helper()
-	c := &Cluster{World: topology.New(t, topology.Options{}), options: options, directory: t.TempDir()}
+	c := &Cluster{World: topology.New(t, topology.Options{IsolateOutside: options.Internet}), options: options, directory: t.TempDir()}
 	err := c.build(t)
 	// Runs before the machines are closed.
 	t.Cleanup(func() {
@@ -75,6 +80,11 @@ func New(t T, options Options) *Cluster {
 
 func (c *Cluster) build(t T) error {
 	ctx := t.Context()
+	if c.options.Internet {
+		if err := c.connectInternet(); err != nil {
+			return err
+		}
+	}
 	host, err := c.World.AddPod("control", controlAddress())
 	if err != nil {
 		return err
@@ -84,7 +94,8 @@ func (c *Cluster) build(t T) error {
 	if err := os.Mkdir(certificates, 0o700); err != nil {
 		return err
 	}
-	if c.plane, err = startControlPlane(ctx, c.control, controlAddress(), certificates, c.options.Binaries.Kubernetes); err != nil {
+	ranges := c.both(services(), services6())
+	if c.plane, err = startControlPlane(ctx, c.control, controlAddress(), ranges, certificates, c.options.Binaries.Kubernetes); err != nil {
 		return fmt.Errorf("start control plane: %w", err)
 	}
 	if c.proxyConfig, err = c.plane.authority.kubeconfig(c.plane.url, "system:kube-proxy"); err != nil {
@@ -130,6 +141,30 @@ func (c *Cluster) build(t T) error {
 		return nil
 	}
 	return c.AwaitReady(ctx)
+}
+
+// connectInternet gives the outside host routes to the nodes, and servers.
+func (c *Cluster) connectInternet() error {
+	outside := c.World.Outside
+	for _, nodes := range []netip.Prefix{netip.PrefixFrom(nodeAddress(0), 24).Masked(), nodes6()} {
+		if err := route(outside, nodes, c.World.NodeAddr(outside, nodes.Addr())); err != nil {
+			return err
+		}
+	}
+	for _, port := range []uint16{53, 80} {
+		if err := c.World.Observe(outside, port); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// both returns the IPv4 prefix, and in a dual-stack cluster the IPv6 prefix too, as a flag's value.
+func (c *Cluster) both(four, six netip.Prefix) string {
+	if c.options.DualStack {
+		return four.String() + "," + six.String()
+	}
+	return four.String()
 }
 
 // AwaitReady waits until the API server reports every node as ready.

@@ -14,6 +14,9 @@ import (
 // services is the prefix of ClusterIPs; the first address is the API server's.
 func services() netip.Prefix { return netip.MustParsePrefix("10.96.0.0/16") }
 
+// dnsAddress is the ClusterIP of DNS.
+func dnsAddress() netip.Addr { return netip.MustParseAddr("10.96.0.10") }
+
 // controlPlane is etcd and the three control plane programs of Kubernetes on one machine.
 type controlPlane struct {
 	authority *authority
@@ -22,9 +25,9 @@ type controlPlane struct {
 	admin string
 }
 
-// startControlPlane starts a control plane on a machine with the address. It returns once the API
-// server answers. Files are in directory, programs in binaries.
-func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Addr, directory, binaries string) (*controlPlane, error) {
+// startControlPlane starts a control plane on a machine with the address; ranges are the prefixes of
+// ClusterIPs. It returns once the API server answers. Files are in directory, programs in binaries.
+func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Addr, ranges, directory, binaries string) (*controlPlane, error) {
 	a, err := newAuthority(directory)
 	if err != nil {
 		return nil, err
@@ -66,7 +69,7 @@ func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Ad
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+accounts.certificate, "--service-account-signing-key-file="+accounts.key,
-		"--service-cluster-ip-range="+services().String(),
+		"--service-cluster-ip-range="+ranges,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true", "--profiling=false",
 		// Otherwise the API server repeats a request that etcd 3.4 does not support.

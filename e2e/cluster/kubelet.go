@@ -33,6 +33,8 @@ func (n *Node) kubeletSettings(a *authority, serving pair) map[string]any {
 		"imageGCHighThresholdPercent":   100,
 		"failSwapOn":                    false,
 		"resolvConf":                    "",
+		"clusterDNS":                    []string{dnsAddress().String()},
+		"clusterDomain":                 "cluster.local",
 		"nodeStatusUpdateFrequency":     "1s",
 		"nodeStatusReportFrequency":     "1s",
 		"nodeLeaseDurationSeconds":      10,
@@ -69,9 +71,10 @@ func (n *Node) shadow(ctx context.Context, path, text string) error {
 
 // StartKubelet starts the node's kubelet.
 func (n *Node) StartKubelet() error {
+	addresses := strings.Trim(strings.ReplaceAll(fmt.Sprint(n.Addresses), " ", ","), "[]")
 	_, err := n.StartDaemon("kubelet", nil, filepath.Join(n.cluster.options.Binaries.Kubernetes, "kubelet"),
 		"--config=/var/lib/kubelet/config.json", "--kubeconfig="+n.kubeconfig,
-		"--hostname-override="+n.Name, "--node-ip="+n.Address.String(), "--v=2")
+		"--hostname-override="+n.Name, "--node-ip="+addresses, "--v=2")
 	return err
 }
 
@@ -104,7 +107,7 @@ func (n *Node) prepareKubelet(ctx context.Context, a *authority) error {
 func (n *Node) StartProxy() error {
 	_, err := n.StartDaemon("kube-proxy", nil, filepath.Join(n.cluster.options.Binaries.Kubernetes, "kube-proxy"),
 		"--kubeconfig="+n.cluster.proxyConfig, "--hostname-override="+n.Name,
-		"--proxy-mode="+n.cluster.options.ProxyMode, "--cluster-cidr="+podNetwork().String(),
+		"--proxy-mode="+n.cluster.options.ProxyMode, "--cluster-cidr="+n.cluster.both(podNetwork(), podNetwork6()),
 		"--conntrack-max-per-core=0", "--conntrack-min=0",
 		"--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s",
 		"--iptables-min-sync-period=100ms", "--v=2")

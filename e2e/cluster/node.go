@@ -22,6 +22,9 @@ type Node struct {
 	Address netip.Addr
 	// Pods is the prefix of the node's pods.
 	Pods netip.Prefix
+	// Addresses and PodRanges are these two, and in a dual-stack cluster those of IPv6.
+	Addresses []netip.Addr
+	PodRanges []netip.Prefix
 	// Runtime is the node's containerd.
 	Runtime *containerd.Runtime
 
@@ -32,6 +35,11 @@ type Node struct {
 // Conflist returns the node's conflist without the plugin entry: bridge without ipMasq, and
 // portmap.
 func (n *Node) Conflist() string {
+	var ranges, routes []string
+	for _, pods := range n.PodRanges {
+		ranges = append(ranges, fmt.Sprintf(`[{"subnet": %q}]`, pods))
+		routes = append(routes, fmt.Sprintf(`{"dst": "%s/0"}`, map[bool]string{true: "0.0.0.0", false: "::"}[pods.Addr().Is4()]))
+	}
 	return fmt.Sprintf(`{
   "cniVersion": "1.1.0",
   "name": "pods",
@@ -43,14 +51,14 @@ func (n *Node) Conflist() string {
       "hairpinMode": true,
       "ipam": {
         "type": "host-local",
-        "ranges": [[{"subnet": %q}]],
-        "routes": [{"dst": "0.0.0.0/0"}]
+        "ranges": [%s],
+        "routes": [%s]
       }
     },
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
 }
-`, n.Pods)
+`, strings.Join(ranges, ", "), strings.Join(routes, ", "))
 }
 
 // ConflistPath is the path of the node's conflist.
@@ -60,12 +68,18 @@ const ConflistPath = "/etc/cni/net.d/10-pods.conflist"
 func (c *Cluster) addNode(t T, number int, image []byte) (*Node, error) {
 	name := fmt.Sprintf("node%d", number)
 	n := &Node{Address: nodeAddress(number), Pods: nodePods(number), cluster: c}
-	host, err := c.World.AddPod(name, n.Address)
+	n.Addresses, n.PodRanges = []netip.Addr{n.Address}, []netip.Prefix{n.Pods}
+	if c.options.DualStack {
+		n.Addresses, n.PodRanges = append(n.Addresses, nodeAddress6(number)), append(n.PodRanges, nodePods6(number))
+	}
+	host, err := c.World.AddPod(name, n.Addresses...)
 	if err != nil {
 		return nil, err
 	}
-	if err := routePods(c.World.Node, n.Address, n.Pods); err != nil {
-		return nil, err
+	for i, pods := range n.PodRanges {
+		if err := route(c.World.Node, pods, n.Addresses[i]); err != nil {
+			return nil, err
+		}
 	}
 	n.Machine = machine.New(t, host)
 	if err := n.furnish(t.Context(), image); err != nil {
@@ -75,8 +89,10 @@ func (c *Cluster) addNode(t T, number int, image []byte) (*Node, error) {
 }
 
 func (n *Node) furnish(ctx context.Context, image []byte) error {
-	if err := n.Sysctl("net/ipv4/ip_forward", "1"); err != nil {
-		return err
+	for _, parameter := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := n.Sysctl(parameter, "1"); err != nil {
+			return err
+		}
 	}
 	for _, plugin := range []string{"bridge", "host-local", "portmap", "loopback"} {
 		if err := n.Install(filepath.Join(n.cluster.options.Binaries.Own, "cni", plugin), "/opt/cni/bin/"+plugin); err != nil {

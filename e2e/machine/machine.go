@@ -101,8 +101,11 @@ const source = "ip-masq-machine"
 func (m *Machine) separate(own []string) error {
 	// A thread that shares its root and working directory cannot enter a mount namespace
 	// (setns(2)).
-	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make mount namespace: %w", err)
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWUTS); err != nil {
+		return fmt.Errorf("make mount and UTS namespace: %w", err)
+	}
+	if err := unix.Sethostname([]byte(m.Name)); err != nil {
+		return fmt.Errorf("set hostname: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -37,11 +37,11 @@ type File struct {
 // registry/repository:tag. Arch is as in GOARCH. The lowest layer comes first;
 // directories that nothing declares are made with mode 0755.
 type Image struct {
-	Name, Arch      string
-	Layers          [][]File
-	Entrypoint, Env []string
-	WorkingDir      string
-	Labels          map[string]string
+	Name, Arch           string
+	Layers               [][]File
+	Entrypoint, Cmd, Env []string
+	WorkingDir           string
+	Labels               map[string]string
 }
 
 // annotationName is what runtimes of CRI call an image: containerd's annotation has the
@@ -108,7 +108,7 @@ func (b blobs) addImage(image Image) (v1.Descriptor, error) {
 	epoch := time.Unix(0, 0).UTC()
 	c := v1.Image{
 		Created: &epoch, Platform: v1.Platform{Architecture: image.Arch, OS: "linux"},
-		Config: v1.ImageConfig{Env: image.Env, Entrypoint: image.Entrypoint, WorkingDir: image.WorkingDir, Labels: image.Labels},
+		Config: v1.ImageConfig{Env: image.Env, Entrypoint: image.Entrypoint, Cmd: image.Cmd, WorkingDir: image.WorkingDir, Labels: image.Labels},
 		RootFS: v1.RootFS{Type: "layers"},
 	}
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest}

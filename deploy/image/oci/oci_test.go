@@ -39,7 +39,7 @@ func image(arch string) oci.Image {
 				{Name: "tmp/there", Mode: 0o600},
 			},
 		},
-		Entrypoint: []string{"/program", "--flag"}, Env: []string{"PATH=/bin"}, WorkingDir: "/tmp",
+		Entrypoint: []string{"/program", "--flag"}, Cmd: []string{"run"}, Env: []string{"PATH=/bin"}, WorkingDir: "/tmp",
 		Labels: map[string]string{"org.opencontainers.image.version": "v1.2.3"},
 	}
 }
@@ -128,7 +128,7 @@ func (l layout) wantImage(t *testing.T, d v1.Descriptor, want oci.Image) {
 		t.Error(diff)
 	}
 	got := oci.Image{
-		Name: name, Arch: c.Architecture, Layers: want.Layers, Entrypoint: c.Config.Entrypoint, Env: c.Config.Env,
+		Name: name, Arch: c.Architecture, Layers: want.Layers, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Env: c.Config.Env,
 		WorkingDir: c.Config.WorkingDir, Labels: c.Config.Labels,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || c.OS != "linux" || c.RootFS.Type != "layers" || m.SchemaVersion != 2 {
