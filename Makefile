@@ -30,7 +30,7 @@ SCRIPTS      = $(shell find .ci tools -type f -perm -u+x)
 DOCUMENTS    = $(shell find . \( -path ./.git -o -path ./bin -o -path ./dist -o -name testdata \) -prune -o -name '*.md' -print)
 
 # Tests that have targets of their own; see their doc.go.
-SUITES := e2e_runtimes,e2e_cluster,e2e_kernels,e2e_packages,e2e_readiness
+SUITES := e2e_runtimes,e2e_cluster,e2e_kernels,e2e_packages,e2e_readiness,e2e_kubernetes
 # Prints where containerd is, which is built once, without what needs C.
 CONTAINERD := tools/cached containerd -tags no_btrfs,no_aufs,no_zfs,no_devmapper,no_tracing
 
@@ -43,7 +43,7 @@ export GOFLAGS := $(GOFLAGS) -trimpath
 # iptables and nft are in sbin, which is not in every PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build test test-time test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-readiness e2e-kernels image image-iptables man release verify release-test e2e-packages imitations promtool packages clean
+.PHONY: help build test test-time test-one lint fuzz demo bench e2e-runtimes e2e-cluster e2e-readiness e2e-kubernetes e2e-kernels image image-iptables man release verify release-test e2e-packages imitations promtool packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9 -]+):.*## /\1\t/' | expand -t 34
@@ -102,6 +102,15 @@ e2e-readiness: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) $(READINESS) ## nodes
 	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && \
 		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_READINESS_DIR=$(CURDIR)/bin/readiness \
 		go test -tags e2e_cluster,e2e_readiness -count=1 -timeout $$(go run ./e2e/timelimit/scale 20m) -run '^TestNode(Readiness|ProblemDetector)$$' ./e2e/cluster $(TESTFLAGS)
+
+# The output and the reports of the tests are in bin/sig-network. One cluster with TESTFLAGS='-run TestNetworkTests/nftables$$'.
+e2e-kubernetes: PACKAGES := etcd-server containerd runc busybox-static iptables nftables conntrack iproute2 bind9-dnsutils curl netcat-openbsd wget
+e2e-kubernetes: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## the network tests of Kubernetes, unmodified, with and without ip-masq (root)
+	@echo "e2e-kubernetes: about 60 minutes on two cores; the first time 25 more to build the tests, Kubernetes, containerd and CoreDNS"
+	$(MAKE) image VERSION=v0.1.0 ARCHES=$$(go env GOARCH) && $(MAKE) image-iptables VERSION=v0.1.0 ARCHES=$$(go env GOARCH)
+	kubernetes=$$(tools/cached kubernetes) && containerd=$$($(CONTAINERD)) && tests=$$(tools/cached sig-network) && coredns=$$(tools/cached coredns) && \
+		IPMASQ_IMAGE_DIR=$(CURDIR)/bin/image IPMASQ_KUBERNETES_DIR=$$kubernetes IPMASQ_CONTAINERD_DIR=$$containerd IPMASQ_SIG_NETWORK_DIR=$$tests IPMASQ_COREDNS_DIR=$$coredns \
+		go test -tags e2e_cluster,e2e_kubernetes -count=1 -timeout 6h -run '^TestNetworkTests$$' $(TESTFLAGS) ./e2e/cluster
 
 e2e-runtimes: PACKAGES := containerd runc podman iptables nftables conntrack iproute2
 e2e-runtimes: packages build $(CNI_TOOLS) ## pods under containerd 1.6 and 2.4, podman and CRI-O's calls (root)
