@@ -209,7 +209,11 @@ func (s *State) guards() []policy.Guard {
 		c := s.Find(g.Chain)
 		elsewhere := slices.ContainsFunc(surplus, func(o store.OwnedChain) bool { return o.Chain == g.Chain })
 		t.Settled = c == nil || s.isWritten(c) && !elsewhere // without a policy it stays, see keepWhatExists
-		if now, is := g.During(t, s.Guard.observed(g.Chain, g.Family)); is {
+		observed := s.Guard.observed(g.Chain, g.Family)
+		if observed == nil && !t.Settled {
+			observed = s.predecessor(g.Family)
+		}
+		if now, is := g.During(t, observed); is {
 			out = append(out, now)
 		}
 	}
@@ -220,6 +224,17 @@ func (s *State) guards() []policy.Guard {
 func (g *GuardState) observed(chain string, f policy.Family) *policy.Guard {
 	for i := range g.Observed.Guards {
 		if o := &g.Observed.Guards[i]; o.Chain == chain && o.Family == f {
+			return o
+		}
+	}
+	return nil
+}
+
+// predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain before it got
+// another name, whose place the new one takes before the rules do.
+func (s *State) predecessor(f policy.Family) *policy.Guard {
+	for i := range s.Guard.Observed.Guards {
+		if o := &s.Guard.Observed.Guards[i]; o.Family == f && s.Find(o.Chain) == nil {
 			return o
 		}
 	}

@@ -80,6 +80,15 @@ const (
 	guardA     = "guards: A drop pods 10.88.0.0/16 exempt 10.0.0.0/8"
 )
 
+// A chain that gets another name has a guard at any time, which is right for the rules of both names.
+func TestGuardOfARenamedChain(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")))
+	f.writes(guardA, rulesInNFT)
+	f.mustApply(network("one", "B", guard(policy.GuardDrop), exempts("192.168.0.0/16")))
+	f.writes("guards: B drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.168.0.0/16}", rulesInNFT, "guards: B drop pods 10.88.0.0/16 exempt 192.168.0.0/16")
+}
+
 // A repair does what it can: rules that cannot be written keep the guard, and the other way round.
 func TestGuardAndRulesFailSeparately(t *testing.T) {
 	f := newFixture(t)

@@ -196,9 +196,7 @@ func (p *Policy) bindExemptPods(g *Guard, policies []Policy) []Binding {
 			all = all.split(q.masqueradeScope(f).Sources, q.DestinationsExempt(f))
 		}
 	}
-	return slices.DeleteFunc(all, func(b Binding) bool {
-		return b.Destinations != nil && len(b.Sources.Without(g.Scope.Sources)) == 0 && len(b.Destinations.Without(g.Bound)) == 0
-	})
+	return all.beyond(g)
 }
 
 // bindElsewhere returns what is bound besides on the interfaces that no policy names with which others are in scope.
@@ -254,6 +252,17 @@ func (all bindings) split(sources, destinations Ranges) (split bindings) {
 		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations), b.NotOut})
 	}
 	return split
+}
+
+// beyond returns what the guard does not bind without them.
+func (all bindings) beyond(g *Guard) (left bindings) {
+	for _, b := range all {
+		if b.Destinations != nil && len(b.Destinations.Without(g.Bound)) == 0 {
+			b.Sources = b.Sources.Without(g.Scope.Sources)
+		}
+		left = left.with(b)
+	}
+	return left
 }
 
 // intersect returns what both bind.
@@ -334,15 +343,16 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	}
 	if old.Bound == nil {
 		g.Bound, g.Bindings = nil, nil
-	} else if g.Bound != nil {
-		g.Bound = g.Bound.Intersect(old.Bound)
-		g.Bindings = bindings(g.Bindings).intersect(old.Bindings)
 	}
-	some := true
-	if !t.Settled || g.Bound != nil {
-		g.Scope, some = g.Scope.common(old.Scope)
+	if t.Settled && g.Bound == nil {
+		return g, g.Mode != GuardOff
 	}
-	return g, some && (g.Mode != GuardOff || g.Bound != nil)
+	both, some := g, false
+	if both.Scope, some = g.Scope.common(old.Scope); g.Bound != nil {
+		both.Bound = g.Bound.Intersect(old.Bound)
+		both.Bindings = g.bindings().intersect(old.bindings()).beyond(&both) // also pods that one policy alone exempts
+	}
+	return both, some && (both.Mode != GuardOff || both.Bound != nil)
 }
 
 // Within reports whether another guard drops and binds all that this one does.

@@ -149,6 +149,29 @@ func TestExemptPodIsTheWholeRange(t *testing.T) {
 	}
 }
 
+// TestBoundWhileNamespacesChange: a pod that is exempt before or after a change of the list is bound meanwhile like any other
+// one, as the destinations are the same.
+func TestBoundWhileNamespacesChange(t *testing.T) {
+	guardWith := func(namespace string) policy.Guard {
+		policies := policy.Merge([]policy.Source{network("a", 1, policy.SourcePolicy{
+			EnforceExempt: ptr(true), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, NonMasqueradeNamespaces: []string{namespace},
+		})})
+		policies[0].SetExemptPods([]policy.ExemptPod{
+			{Address: netip.MustParseAddr("10.244.0.5"), Namespace: "kube"}, {Address: netip.MustParseAddr("10.244.0.6"), Namespace: "team"},
+		})
+		return policy.DesiredGuards(policies, policy.OwnedBy("/state"))[0]
+	}
+	before, after := guardWith("kube"), guardWith("team")
+	g, is := after.During(policy.Transition{}, &before)
+	for _, pod := range []string{"10.244.0.5", "10.244.0.6", "10.244.0.7"} {
+		for dst, want := range map[string]bool{"10.1.1.1": true, "203.0.113.1": false} {
+			if is = is && g.Binds(policy.Packet{Src: netip.MustParseAddr(pod), Dst: netip.MustParseAddr(dst), Out: "eth0"}) == want; !is {
+				t.Errorf("from %s to %s: bound is not %v: %+v", pod, dst, want, g)
+			}
+		}
+	}
+}
+
 func statedMode(m policy.GuardMode) *policy.GuardMode {
 	if m == "" {
 		return nil
@@ -199,7 +222,8 @@ func (gs guards) of(chain string, f policy.Family) *policy.Guard {
 
 // TestTransitionOfGuards: while masquerade rules change, no guard matches a packet that neither policy
 // masquerades, nor one that its chain does not masquerade before and after; and none binds a packet that
-// either of them masquerades. Before and after the change the guards match only what is masqueraded.
+// either of them masquerades. What the guard of a chain binds before and after, it binds meanwhile. Before and after the
+// change the guards match only what is masqueraded.
 func TestTransitionOfGuards(t *testing.T) {
 	matched, bound := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -259,6 +283,12 @@ func TestTransitionOfGuards(t *testing.T) {
 			if g := transition.binds(pkt); g != nil {
 				if bound++; before || after {
 					t.Fatalf("%+v: masqueraded before %t, after %t, and the transition binds it: %+v", pkt, before, after, g)
+				}
+			}
+			for _, g := range desired {
+				b, meanwhile := observed.of(g.Chain, g.Family), transition.of(g.Chain, g.Family)
+				if g.Family == policy.FamilyOf(pkt.Dst) && b != nil && b.Binds(pkt) && g.Binds(pkt) && (meanwhile == nil || !meanwhile.Binds(pkt)) {
+					t.Fatalf("%+v: the guard of %s binds it before and after the change, and not meanwhile: %+v", pkt, g.Chain, meanwhile)
 				}
 			}
 			if g := desired.matches(pkt); g != nil && !after {
