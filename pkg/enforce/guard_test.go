@@ -89,6 +89,31 @@ func TestGuardOfARenamedChain(t *testing.T) {
 	f.writes("guards: B drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.168.0.0/16}", rulesInNFT, "guards: B drop pods 10.88.0.0/16 exempt 192.168.0.0/16")
 }
 
+// An address passes to another pod, and the sync that finds it also changes the list of namespaces: the connections of the
+// former pod end all the same.
+func TestAddressPassesWhileNamespacesChange(t *testing.T) {
+	f := newFixture(t)
+	lists := func(namespaces ...string) policy.Source {
+		return network("podnet", "A", func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = namespaces })
+	}
+	address := netip.MustParseAddr("10.88.0.5")
+	attach := func(container, namespace string) {
+		t.Helper()
+		pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: container, IfName: "eth0"}, Namespace: namespace, Addresses: []netip.Addr{address}}
+		if err := f.enforcer.Dir.Attach(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.enforcer.AllAttachments = true
+	attach("former", "kube")
+	f.mustBeInSync(f.sync(lists("kube")))
+	attach("new", "")
+	f.mustBeInSync(f.sync(lists("kube", "team")))
+	if resets := f.record().Resets; len(resets) != 1 || !slices.Equal(resets[0].Passed, []netip.Addr{address}) {
+		t.Errorf("resets on record are %+v", resets)
+	}
+}
+
 // A repair does what it can: rules that cannot be written keep the guard, and the other way round.
 func TestGuardAndRulesFailSeparately(t *testing.T) {
 	f := newFixture(t)

@@ -5,6 +5,7 @@ package enforce
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -180,7 +181,8 @@ func (s *State) ExemptionChanges() bool {
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
-// lost, only those of Attachments may do so: for other pods that is a change of the policy.
+// lost, only those of Attachments may do so, and those that another attachment has now: for other pods that is a change of
+// the policy.
 func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 	without := func(pods, others []store.ExemptPod) (missing []store.ExemptPod) {
 		for _, p := range pods {
@@ -201,10 +203,8 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 	if slices.Equal(x.namespaces, rec.Namespaces) {
 		return addresses
 	}
-	for _, taken := range x.taken {
-		addresses = append(addresses, taken...)
-	}
-	return slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })
+	passed := slices.Concat(slices.Collect(maps.Values(x.taken))...)
+	return append(passed, slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })...)
 }
 
 // ExemptPods returns the number of pods that these policies exempt because of their namespaces.

@@ -347,8 +347,9 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	if t.Settled && g.Bound == nil {
 		return g, g.Mode != GuardOff
 	}
-	both, some := g, false
-	if both.Scope, some = g.Scope.common(old.Scope); g.Bound != nil {
+	scope, some := g.Scope.common(old.Scope)
+	both := g
+	if both.Scope = scope; g.Bound != nil {
 		both.Bound = g.Bound.Intersect(old.Bound)
 		both.Bindings = g.bindings().intersect(old.bindings()).beyond(&both) // also pods that one policy alone exempts
 	}

@@ -65,6 +65,8 @@ func (e *runError) Unwrap() []error {
 // C locale, as the environment has no other one.
 func (e *runError) verdict() error {
 	switch code := e.exitCode(); {
+	case errors.Is(e.err, exec.ErrWaitDelay): // it ended, and something that it started has not
+		return netfilter.ErrBusy
 	case code == 0:
 		return nil
 	case code < 0:
@@ -104,7 +106,7 @@ type runner struct{ limit time.Duration }
 func (r runner) run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
 	const (
 		childPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-		afterKill = time.Second
+		forOutput = 10 * time.Second // after the program has ended: a loaded machine is no reason to fail
 	)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -115,7 +117,7 @@ func (r runner) run(ctx context.Context, held *os.File, input []byte, path strin
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.WaitDelay = afterKill
+	cmd.WaitDelay = min(r.limit, forOutput)
 	if held != nil {
 		cmd.ExtraFiles = []*os.File{held}
 	}

@@ -95,6 +95,15 @@ func TestRunErrors(t *testing.T) {
 	}
 }
 
+// TestRunLeavesAChild: a program that ends well, and whose output does not, says nothing about the host.
+func TestRunLeavesAChild(t *testing.T) {
+	path := script(t, "/bin/sleep 20 &")
+	_, err := runner{time.Second}.run(t.Context(), nil, nil, path)
+	if err = (&runError{path, netfilter.VariantNFT, err}); !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestRunEnds: a program that does not end is killed with its children, at the end of its context and after its time.
 func TestRunEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
