@@ -17,8 +17,8 @@ const (
 	ownFile   = confDir + "/05-ip-masq.conflist"
 )
 
-// managed is the network whose plugin entry the reconcilers manage, nil without one: the one that the runtime uses. The
-// scenario states its policy in entry_file, and the main CNI plugin writes the conflist without an entry.
+// managed is the network whose plugin entry the reconcilers manage, nil without one. The scenario states its policy in
+// entry_file, and the main CNI plugin writes the conflist without an entry.
 func (w *world) managed() *network {
 	if w.scenario.manage {
 		return w.networks[0]
@@ -30,7 +30,7 @@ func (w *world) managed() *network {
 func (w *world) manage(node *reconcile.Node, r *reconciler) {
 	m := &conflist.Manager{
 		Editor: conflist.Editor{
-			Dir: confDir, Own: w.scenario.own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
+			Dir: confDir, Network: w.managed().name, Own: w.scenario.own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
 			OwnRecordPath: node.Dir.OwnConflistPath(), Ask: w.node().CheckEntry, // Loop.CheckEntry waits for a mutex, which synctest does not know as waiting
 		},
 		ReadEntry: func() ([]byte, bool, error) {
