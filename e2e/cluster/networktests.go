@@ -19,12 +19,11 @@ import (
 
 // NetworkTests are the network tests of Kubernetes.
 type NetworkTests struct {
-	programs string // those of tools/sig-network
-	reports  string // the output and the report of each run
-	// agnhost is the image with most programs, archives has it and another one, and further has the other names of agnhost.
-	agnhost  string
-	archives [][]byte
-	further  []string
+	programs string   // those of tools/sig-network
+	reports  string   // the output and the report of each run
+	archives [][]byte // of images
+	agnhost  string   // the image with most of the programs
+	further  []string // its other names
 }
 
 // FindNetworkTests finds the programs in the directories that environment variables of `make e2e-kubernetes` name, and
@@ -41,7 +40,8 @@ func FindNetworkTests(ctx context.Context) (*NetworkTests, error) {
 	return t, nil
 }
 
-// dnsObjects are what kubeadm creates for CoreDNS. It also answers for the name that a test looks up on the Internet.
+// dnsObjects are objects for CoreDNS, with the names that kubeadm gives them. It also answers for the name that a test
+// looks up on the Internet.
 const dnsObjects = `apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: coredns}
