@@ -34,10 +34,8 @@ func testAreas() []string {
 	return []string{"Networking", "Services", "Conntrack", "HostPort", "NoSNAT", "DNS", "Connectivity Pod Lifecycle"}
 }
 
-// leftOut are the tests that do not run, by parts of their names. docs/compatibility.md has the reasons.
-func leftOut() string {
-	return strings.Join([]string{`SCTP`, `LoadBalancer`, `evicted pods`}, "|")
-}
+// leftOut has the tests that do not run, by parts of their names. docs/compatibility.md has the reasons.
+const leftOut = `SCTP|LoadBalancer|evicted pods`
 
 // networkColumns are the clusters in which the tests run.
 func networkColumns() []networkColumn {
@@ -171,7 +169,7 @@ func (column networkColumn) options() []string {
 		focus = column.only
 	}
 	return []string{
-		"--focus=" + focus, "--skip=" + leftOut(),
+		"--focus=" + focus, "--skip=" + leftOut,
 		"--label-filter=!Slow && !Serial && !Disruptive && !Flaky && Feature: isSubsetOf {" + features + "}",
 	}
 }
