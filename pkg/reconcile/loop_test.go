@@ -717,6 +717,7 @@ func TestSameOutstanding(t *testing.T) {
 		want      bool
 	}{
 		"nothing is known of the last":    {state(true, nil, jump), &Report{}, true},
+		"nothing, beside a busy lock":     {state(true, nil), &Report{}, false},
 		"what failed":                     {state(true, nil, jump), state(true, errors.New("not today"), jump), true},
 		"something else":                  {state(true, nil, jump, rule), state(true, errors.New("not today"), jump), false},
 		"nothing any more":                {state(true, nil), state(true, errors.New("not today")), false},

@@ -245,7 +245,7 @@ func (r *Report) verified() bool {
 
 // sameOutstanding reports whether a dry run would write only what the last sync failed to write.
 func (r *Report) sameOutstanding(last *Report) bool {
-	return last.Rules == nil || (!r.Ready() || r.Unfinished()) && r.outstanding() == last.outstanding()
+	return (!r.Ready() || r.Unfinished()) && (last.Rules == nil || r.outstanding() == last.outstanding())
 }
 
 func (r *Report) outstanding() string {
