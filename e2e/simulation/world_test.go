@@ -199,11 +199,11 @@ func (w *world) finished() {
 			default:
 				w.note("%s ends", p.Name)
 			}
-			w.mayDrop()
 			if p.stderr.Len() > 0 {
 				w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
 			}
 			p.finish(p)
+			w.mayDrop()
 		}
 	}
 }
