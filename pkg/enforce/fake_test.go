@@ -44,9 +44,11 @@ func newKernel() *kernel {
 		}
 		return nil
 	}
-	k.After = func(effect string, _ ...string) {
+	k.After = func(effect string, touched ...string) {
 		what, isRules := strings.CutPrefix(effect, "write ")
 		switch {
+		case strings.HasPrefix(effect, "remove "):
+			k.log = append(k.log, "remove "+strings.Join(touched, " "))
 		case what == "guards":
 			k.log = append(k.log, guardsText(k.Guards))
 		case isRules:

@@ -86,7 +86,7 @@ func TestGuardOfARenamedChain(t *testing.T) {
 	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")))
 	f.writes(guardA, rulesInNFT)
 	f.mustApply(network("one", "B", guard(policy.GuardDrop), exempts("192.168.0.0/16")))
-	f.writes("guards: B drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.168.0.0/16}", rulesInNFT, "guards: B drop pods 10.88.0.0/16 exempt 192.168.0.0/16")
+	f.writes("guards: B drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.168.0.0/16}", rulesInNFT, "guards: B drop pods 10.88.0.0/16 exempt 192.168.0.0/16", "remove A")
 }
 
 // An address passes to another pod, and the sync that finds it also changes the list of namespaces: the connections of the

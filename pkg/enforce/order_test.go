@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// These are orders of writes in which packets were once dropped or bound although a policy exempts or masquerades them.
+
+func enforceExempt(s *policy.SourcePolicy) { yes := true; s.EnforceExempt = &yes }
+
+// While rules are changed by another program the guard for the new rules waits, too.
+func TestOvertakenChange(t *testing.T) {
+	f := newFixture(t)
+	drop := guard(policy.GuardDrop)
+	f.mustApply(network("podnet", "A", backend(policy.NFTables), drop, exempts("10.0.0.0/8", "192.0.2.0/24")))
+	f.kernel.log, f.kernel.most = nil, 2
+	f.kernel.fail = map[string]error{"write nftables": netfilter.ErrChanged}
+	f.mustApply(network("podnet", "A", backend(policy.NFTables), drop, exempts("10.0.0.0/8")))
+	f.writes("rules of nftables", guardA)
+}
+
+// Tables that are in the kernel are not unusable.
+func TestUnusableGuardThatDrops(t *testing.T) {
+	f := newFixture(t)
+	drop := guard(policy.GuardDrop)
+	f.mustApply(network("podnet", "A", drop, exempts("10.0.0.0/8")))
+	f.kernel.log = nil
+	f.kernel.fail = map[string]error{"write guards": fmt.Errorf("no memory: %w", netfilter.ErrUnusable)}
+	if _, err := f.apply(network("podnet", "A", drop, exempts("10.0.0.0/8", "192.0.2.0/24"))); err == nil {
+		t.Error("no error")
+	}
+	f.writes()
+}
+
+// A chain is not removed under a guard that cannot be.
+func TestDroppedNetworkUnderAGuard(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")), network("other", "B"))
+	f.kernel.log = nil
+	f.kernel.fail = map[string]error{"write guards": errors.New("refused")}
+	f.sync(network("other", "B"))
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(network("other", "B")))
+	f.writes("guards:", "remove A")
+}
+
+// Nor is a chain of a family that its policy no longer manages.
+func TestFamilyUnderAGuard(t *testing.T) {
+	f := newFixture(t)
+	both := func(s *policy.SourcePolicy) {
+		yes := true
+		s.EnableIPv6, s.PodCIDRs = &yes, append(s.PodCIDRs, prefixes("fd00:88::/64")...)
+	}
+	drop := guard(policy.GuardDrop)
+	f.mustApply(network("podnet", "A", backend(policy.IPTables), drop, both, exempts("10.0.0.0/8")))
+	f.kernel.log, f.kernel.fail = nil, map[string]error{"write guards": errors.New("refused")}
+	f.sync(network("podnet", "A", backend(policy.IPTables), drop, exempts("10.0.0.0/8")))
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(network("podnet", "A", backend(policy.IPTables), drop, exempts("10.0.0.0/8"))))
+	f.writes(guardA, "remove A")
+}
+
+// A guard that only counted, and could not be written with the rules, does not drop before the next rules are written.
+func TestGuardThatOnlyCounted(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8")))
+	f.kernel.fail = map[string]error{"write guards": errors.New("refused")}
+	_, _ = f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24")))
+	f.kernel.log, f.kernel.fail = nil, nil
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("198.51.100.0/24")))
+	i := slices.IndexFunc(f.kernel.log, func(line string) bool { return strings.HasPrefix(line, "rules") })
+	if i < 0 || strings.Contains(strings.Join(f.kernel.log[:i], "\n"), "drop") {
+		t.Errorf("writes: %q", f.kernel.log)
+	}
+}
+
+// A chain that could not move to another backend stays where it is, whatever else is written there.
+func TestMoveThatFails(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("one", "A", backend(policy.NFTables)), network("two", "B", backend(policy.NFTables)))
+	f.kernel.fail = map[string]error{writeRules: errors.New("refused")}
+	_, _ = f.apply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
+	for choice, chains := range f.kernel.Chains {
+		if _, exists := chains[policy.ChainFamily{Family: policy.IPv4, Chain: "A"}]; choice.Backend == policy.NFTables && !exists {
+			t.Error("chain A is in no backend")
+		}
+	}
+	f.kernel.fail = nil
+	f.mustApply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
+}
+
+// A guard that cannot be written keeps another chain from masquerading what it binds.
+func TestGuardOfAnotherChainThatBinds(t *testing.T) {
+	f := newFixture(t)
+	one := network("one", "A", guard(policy.GuardOff), enforceExempt, exempts("10.0.0.0/8", "192.0.2.0/24"))
+	f.mustApply(one, network("two", "B", exempts("10.0.0.0/8", "192.0.2.0/24")))
+	f.kernel.log = nil
+	f.kernel.fail = map[string]error{"write guards": errors.New("refused")}
+	if s, err := f.apply(network("two", "B", exempts("10.0.0.0/8")), one); err == nil && s.InSync() {
+		t.Error("no error")
+	}
+	f.writes()
+}
+
+// What a chain whose rules could not be written masquerades is bound by no guard.
+func TestGuardBesideRulesThatCannotBeWritten(t *testing.T) {
+	f := newFixture(t)
+	one := func(exempt ...string) policy.Source {
+		return network("one", "A", backend(policy.IPTables), exempts(exempt...))
+	}
+	two := func(exempt ...string) policy.Source {
+		return network("two", "B", backend(policy.NFTables), guard(policy.GuardOff), enforceExempt, exempts(exempt...))
+	}
+	f.mustApply(one("10.0.0.0/8"), two("10.0.0.0/8"))
+	f.kernel.fail = map[string]error{writeRules: errors.New("refused")}
+	_, _ = f.apply(two("10.0.0.0/8", "192.0.2.0/24"), one("10.0.0.0/8", "192.0.2.0/24"))
+	masqueraded := policy.RangesOf(prefixes("192.0.2.0/24")...)
+	for _, g := range f.kernel.Guards {
+		if g.Bound.Overlaps(masqueraded) {
+			t.Errorf("the guard of %s binds %s", g.Chain, g.Bound)
+		}
+	}
+	f.kernel.fail = nil
+	f.mustApply(two("10.0.0.0/8", "192.0.2.0/24"), one("10.0.0.0/8", "192.0.2.0/24"))
+}
+
+// A chain that moves to another backend has rules, and its guard comes after them.
+func TestBackendAndGuardChange(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", backend(policy.IPTables), exempts("10.0.0.0/8", "192.0.2.0/24")))
+	f.kernel.log = nil
+	f.mustApply(network("podnet", "A", backend(policy.NFTables), guard(policy.GuardDrop), exempts("10.0.0.0/8")))
+	first := slices.IndexFunc(f.kernel.log, func(w string) bool { return strings.HasPrefix(w, "guards: A") })
+	if rules := slices.Index(f.kernel.log, "rules of nftables"); rules < 0 || first < rules {
+		t.Errorf("writes %q", f.kernel.log)
+	}
+}
