@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -674,5 +675,59 @@ func TestGuardOfAPodThatLeavesIsNoDrift(t *testing.T) {
 	f.kernel.Guards = nil
 	if len(f.observe(source).Drift()) == 0 {
 		t.Error("a guard that is gone is no drift")
+	}
+}
+
+// TestResetRecordedBesideAWalk: a reset that is recorded after a walk has read the record, and before it begins, is
+// none of a walk that failed, so it is due at once.
+func TestResetRecordedBesideAWalk(t *testing.T) {
+	f := newFixture(t)
+	one := network("one", "A", guard(policy.GuardDrop))
+	f.mustApply(one)
+	long := one // so long that a process has time to wait for the lock, and to record, while it is decoded and merged
+	for i := range 50_000 {
+		long.Policy.NonMasqueradeCIDRs = append(long.Policy.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 24))
+	}
+	walks := 0
+	f.enforcer.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		walks++
+		return nil, nil
+	}
+	now := func() int64 {
+		var ts unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+			t.Fatal(err)
+		}
+		return ts.Nano()
+	}
+	for attempt := 0; ; attempt++ {
+		if attempt == 20 {
+			t.Fatal("no reset was recorded beside a walk")
+		}
+		f.putRecord(func(r *store.Record) {
+			r.LastReset, r.Resets = 0, []store.Reset{{At: 1}, {At: 2, Before: []policy.Source{long}}}
+		})
+		var recording sync.WaitGroup
+		recording.Go(func() {
+			for !f.enforcer.Dir.ResetsRunning() {
+				time.Sleep(100 * time.Microsecond)
+			}
+			time.Sleep(2 * time.Millisecond)
+			f.putRecord(func(r *store.Record) {
+				r.Resets = append(r.Resets, store.Reset{At: now(), Before: []policy.Source{one}})
+			})
+		})
+		_, _, err := f.enforcer.ResetConnections(t.Context())
+		recording.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(f.record().Resets) > 0 {
+			break
+		}
+	}
+	before := walks
+	if _, next, err := f.enforcer.ResetConnections(t.Context()); err != nil || next != 0 || walks != before+1 {
+		t.Errorf("error %v, %d walks more, the next is due in %s", err, walks-before, next)
 	}
 }
