@@ -366,7 +366,7 @@ func (w *world) judgeADD(p *process, v *version, pod *pod) {
 func (w *world) excused(report *reconcile.Report) bool {
 	return !slices.ContainsFunc(report.Problems, func(p reconcile.Problem) bool {
 		switch p.Reason {
-		case reconcile.ReasonSource, reconcile.ReasonState, reconcile.ReasonConflist:
+		case reconcile.ReasonSource, reconcile.ReasonState, reconcile.ReasonConflist, reconcile.ReasonConflistStale:
 			_, is := w.machine.ReadFile(w.networks[0].file())
 			return !w.bad() && (is || w.managed() == nil)
 		case reconcile.ReasonAddress:
