@@ -36,7 +36,7 @@ func TestNotifications(t *testing.T) {
 				if tc.backend != i {
 					continue
 				}
-				count := w.untilIdle(t, 100*time.Millisecond)
+				count, repairs := w.untilIdle(t, 100*time.Millisecond), w.metric(t, "drift_repairs_total")
 				w.feed(t, tc.script, "nft", "-f", "-")
 				if tc.undo != "" {
 					w.until(t, "not ready: "+tc.name, func() bool { code, _ := w.ready(); return code != 200 })
@@ -44,7 +44,7 @@ func TestNotifications(t *testing.T) {
 				} else {
 					w.until(t, "repair: "+tc.name, func() bool {
 						all := w.Since(count)
-						return len(all) > 1 && w.isReconcilerCommit(all[len(all)-1])
+						return len(all) > 1 && w.isReconcilerCommit(all[len(all)-1]) && w.metric(t, "drift_repairs_total") > repairs // of several commits
 					})
 				}
 				w.until(t, "ready: "+tc.name, func() bool { code, _ := w.ready(); return code == 200 })
