@@ -55,6 +55,7 @@ func (w *world) setEntry(n *network, v *version) {
 	}
 	n.bad = false
 	w.note("%s states %s", entryFile, v)
+	w.conflistChanged()
 }
 
 // writeMain writes the conflist as the main CNI plugin does.
@@ -63,6 +64,7 @@ func (w *world) writeMain(n *network) {
 	w.machine.WriteFile(n.file(), n.mainText("bridge"))
 	n.bad = false
 	w.note("the main CNI plugin writes its conflist")
+	w.conflistChanged() // before the next process begins
 }
 
 func (n *network) mainText(types ...string) string {

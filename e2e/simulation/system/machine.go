@@ -221,6 +221,7 @@ func (m *Machine) crash(n *inode) {
 
 // WriteFile writes a durable file, and the directories to it.
 func (m *Machine) WriteFile(path, text string) {
+	m.Writes++
 	n := m.root
 	names := strings.Split(strings.Trim(path, "/"), "/")
 	for _, name := range names[:len(names)-1] {
@@ -256,6 +257,7 @@ func (m *Machine) Names(path string) []string {
 
 // Remove removes a file or a directory with all that is in it.
 func (m *Machine) Remove(path string) {
+	m.Writes++
 	if dir, name, n, err := m.find(m.root, path); err == nil && n != nil {
 		dir.put(change{name: nil})
 		dir.sync()
