@@ -109,6 +109,31 @@ func (g *guardedNode) wantEnforced(t *testing.T, family, wrong int) {
 	}
 }
 
+// leaving is a packet of a pod that another host sees, and whether it kept the pod's address.
+type leaving struct {
+	pod  *pod
+	dst  string
+	by   *topology.Host
+	kept bool
+}
+
+// leaveBesideMasquerade checks packets, and that the rules are right, while another program masquerades everything.
+func (n *node) leaveBesideMasquerade(t *testing.T, packets []leaving) {
+	t.Helper()
+	rules := masqueradingRules(0, netip.Addr{})
+	defer rules[len(rules)-1].loadFamily(t, n, 0)()
+	for _, p := range packets {
+		want := ""
+		if p.kept {
+			want = p.pod.addr(netip.MustParseAddr(p.dst)).String()
+		}
+		n.leaves(t, p.pod.Host, p.dst, p.by, want)
+	}
+	if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
+		t.Errorf("check: %d\n%s%s", code, stdout, stderr)
+	}
+}
+
 // TestEnforceExemptBesideAnotherChain: a pod that is exempt by its namespace is bound wherever the other chain does not
 // masquerade it, be it because all are exempt there or this pod is.
 func TestEnforceExemptBesideAnotherChain(t *testing.T) {
@@ -118,28 +143,13 @@ func TestEnforceExemptBesideAnotherChain(t *testing.T) {
 		n.conflist(t, "second", object{"masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "9.0.0.0/8"}})
 		n.pod(t, "second")
 		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
-		defer masqueradingRules(0, netip.Addr{})[len(masqueradingRules(0, netip.Addr{}))-1].loadFamily(t, n, 0)()
-		for _, c := range []struct {
-			pod  *pod
-			dst  string
-			by   *topology.Host
-			kept bool
-		}{
+		n.leaveBesideMasquerade(t, []leaving{
 			{dev, "10.9.0.0", n.LAN, true},      // exempt in both chains
 			{dev, "9.9.9.9", n.Outside, false},  // masqueraded by its own
 			{prod, "10.9.0.0", n.LAN, true},     // exempt in both
 			{prod, "9.9.9.9", n.Outside, true},  // by its namespace in one, and for all in the other
 			{prod, "1.2.3.4", n.Outside, false}, // masqueraded by the other
-		} {
-			want := ""
-			if c.kept {
-				want = c.pod.addr(netip.MustParseAddr(c.dst)).String()
-			}
-			n.leaves(t, c.pod.Host, c.dst, c.by, want)
-		}
-		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
-			t.Errorf("check: %d\n%s%s", code, stdout, stderr)
-		}
+		})
 	})
 }
 
@@ -151,28 +161,13 @@ func TestEnforceExemptBesideLimitedChain(t *testing.T) {
 		n.conflist(t, "second", object{"masqChain": "SECOND", "outputInterfaces": []string{"out+"}, "nonMasqueradeCIDRs": []string{}})
 		n.pod(t, "second")
 		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
-		defer masqueradingRules(0, netip.Addr{})[len(masqueradingRules(0, netip.Addr{}))-1].loadFamily(t, n, 0)()
-		for _, c := range []struct {
-			pod  *pod
-			dst  string
-			by   *topology.Host
-			kept bool
-		}{
+		n.leaveBesideMasquerade(t, []leaving{
 			{dev, "10.9.0.1", n.LAN, true},      // exempt, where the other chain has no interface
 			{dev, "10.9.1.1", n.LAN, false},     // masqueraded by its own
 			{prod, "10.9.1.1", n.LAN, true},     // by its namespace
 			{dev, "9.9.9.9", n.Outside, false},  // masqueraded by the other
 			{prod, "9.9.9.9", n.Outside, false}, // the same
-		} {
-			want := ""
-			if c.kept {
-				want = c.pod.addr(netip.MustParseAddr(c.dst)).String()
-			}
-			n.leaves(t, c.pod.Host, c.dst, c.by, want)
-		}
-		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
-			t.Errorf("check: %d\n%s%s", code, stdout, stderr)
-		}
+		})
 	})
 }
 

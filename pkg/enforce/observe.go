@@ -81,17 +81,20 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 		if err == nil {
 			t.observation, err = b.Observe(ctx, refs)
 		}
-		t.err, t.looks = err, t.looks+1
-		if t.observation.Generation != 0 { // it is not torn
-			t.looks = settledLooks
-		}
+		t.err, t.looks = err, looksAfter(t.looks, t.observation.Generation)
 	}
 	if g := &s.Guard; g.looks == 0 || g.looks < settledLooks && s.guardDiffers() {
 		e.readGuard(ctx, s)
-		if g.looks++; g.Observed.Generation != 0 {
-			g.looks = settledLooks
-		}
+		g.looks = looksAfter(g.looks, g.Observed.Generation)
 	}
+}
+
+// looksAfter returns the number of looks with one more: a reading of one generation is not torn, and needs no second one.
+func looksAfter(looks int, generation uint32) int {
+	if generation != 0 {
+		return settledLooks
+	}
+	return looks + 1
 }
 
 // compare compares what was read with what is desired. It is pure.
