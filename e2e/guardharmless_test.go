@@ -231,7 +231,7 @@ func (g *guardedNode) wantFlows(t *testing.T, times int, flows []probeFlow) {
 					wrong = append(wrong, fmt.Sprintf("%+v %v", seen, err))
 				}
 				if err != nil || !seen.Answered {
-					break // it took two seconds
+					break // it took the whole limit
 				}
 			}
 			if len(wrong) > 0 {

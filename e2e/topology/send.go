@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // Option changes how a probe is sent.
@@ -34,11 +36,11 @@ func FromAddr(a netip.Addr) Option { return func(s *sending) { s.address = a } }
 // destination for a minute.
 func FromPort(port uint16) Option { return func(s *sending) { s.port = port } }
 
-// Within sets the timeout; the default is 2 seconds.
+// Within sets the timeout, for a packet that may be dropped; the default is that of whatever a test waits for.
 func Within(d time.Duration) Option { return func(s *sending) { s.within = d } }
 
 func newSending(options []Option) sending {
-	s := sending{within: 2 * time.Second}
+	s := sending{within: timelimit.Wait}
 	for _, o := range options {
 		o(&s)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // anyTable is the routing table by which a remote host accepts every address as local. It is not
@@ -131,7 +133,8 @@ func (e *end) awaitAddresses() error {
 
 // await polls a condition of the kernel.
 func await(what string, done func() (bool, error)) error {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(200 * time.Microsecond) {
+	const limit = 5 * time.Second
+	for began := time.Now(); ; time.Sleep(200 * time.Microsecond) {
 		ok, err := done()
 		if err != nil {
 			return fmt.Errorf("wait for %s: %w", what, err)
@@ -139,8 +142,8 @@ func await(what string, done func() (bool, error)) error {
 		if ok {
 			return nil
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("wait for %s: not there within 5s", what)
+		if timelimit.Exceeded(time.Since(began), limit) {
+			return fmt.Errorf("wait for %s: not there within %s", what, limit)
 		}
 	}
 }

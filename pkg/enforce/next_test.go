@@ -93,6 +93,7 @@ type world struct {
 	unreadable bool
 
 	stored []policy.Source
+	taken  bool // addresses were taken from another attachment
 	rec    store.Record
 	target []policy.Policy          // of the run
 	wants  map[policy.Packet][]bool // whether each policy of the target masquerades the packet; see setTarget
@@ -232,8 +233,19 @@ func (w *world) apply(sources []policy.Source) {
 		w.setTarget(s.Policies())
 		s.changes(before, p)
 		s.begin(1)
+		takes := rapid.Bool().Draw(w.t, "takes an address")
+		if w.taken = false; takes {
+			s.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
+		}
 		if s = run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
 			w.t.Fatalf("a refused policy is stored\n%s", w)
+		}
+		if s.refused == nil && s.RecordErr == nil && !reflect.DeepEqual(WithSources(w.stored, sources...), w.stored) {
+			w.t.Fatalf("a policy that is in force is not stored\n%s", w)
+		}
+		fails := func(c Chain) bool { return len(c.Policy.Namespaces) > 0 && s.Err(c.Policy.Chain) != nil }
+		if failed := slices.ContainsFunc(s.Chains, fails); takes && s.refused == nil && s.RecordErr == nil && w.taken == failed {
+			w.t.Fatalf("an address is taken: %v, and a chain that exempts pods failed: %v\n%s", w.taken, failed, w)
 		}
 		if !w.faults && (s.refused != nil || !s.InSync()) {
 			w.t.Fatalf("a change without faults ends with %v, %v, stale %v, guard %v\n%s", s.refused, s.Diff(), s.Stale, s.Guard.Err, w)
@@ -441,6 +453,13 @@ func (e worldEffects) observe(ctx context.Context, s *State) {
 	e.w.unreadable = false
 }
 
+// listPods finds the same addresses to take: the world has no attachments to read them from.
+func (e worldEffects) listPods(s *State) {
+	taken := s.exempt.taken
+	e.does.listPods(s)
+	s.exempt.taken = taken
+}
+
 func (e worldEffects) record(r store.Record) error {
 	err := e.w.begins("record", true)
 	if err == nil {
@@ -460,6 +479,7 @@ func (e worldEffects) store(src policy.Source) error {
 }
 
 func (e worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error {
+	e.w.taken = true
 	return e.w.fault("take")
 }
 
