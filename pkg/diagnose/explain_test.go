@@ -267,6 +267,7 @@ func TestGuard(t *testing.T) {
 		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, ""},
 		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, ""},
 		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, ""},
+		{"exempt, an address of the node among those of pods", on, nil, "10.1.1.1", "10.244.0.1", rule(100), true, ""},
 		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, ""},
 		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, ""},
 		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, ""},
@@ -278,6 +279,7 @@ func TestGuard(t *testing.T) {
 				tt.change(n)
 			}
 			q := question(tt.dst, tt.from, "")
+			q.SrcLocal = tt.from == "10.244.0.1"
 			q.Trace = func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
 				if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq-guard", Chain: "enforce"}); !is || binds {
 					t.Errorf("the guard's table is followed: owned %t, binds %t", is, binds)

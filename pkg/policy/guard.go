@@ -111,7 +111,7 @@ func (b Binding) isNot(out string) bool {
 // Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
 func (g *Guard) Binds(p Packet) bool {
 	bound := g.Scope
-	bound.Sources = g.BoundSources(p)
+	bound.Sources, bound.Host = g.BoundSources(p), true // an address of the node in a pod range is bound, too: nobody loses by it
 	return bound.Contains(p)
 }
 

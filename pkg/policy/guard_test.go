@@ -123,9 +123,13 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 					t.Fatalf("chain %s, %+v: caught %v (%+v), want %v", chain, p, caught, g, want)
 				}
 				enforced := saidFirst(o, false, func(s policy.SourcePolicy) *bool { return s.EnforceExempt }) &&
-					o.manages(p.Dst) && (isPod || g != nil && o.exemptPod(p.Src) && !p.SrcLocal) && o.inScope(p)
+					o.manages(p.Dst) && (isPod || g != nil && o.exemptPod(p.Src)) && o.inScope(p)
 				mark := saidFirst(o, 0x6000, func(s policy.SourcePolicy) *policy.Mark { return s.BypassMark })
 				switch bound := g != nil && g.Binds(p); {
+				case p.SrcLocal: // the rules do not ask whether it is
+					if g != nil && bound != g.Binds(ofPod(p)) {
+						t.Fatalf("chain %s, %+v: bound %v, unlike a packet of a pod", chain, p, bound)
+					}
 				case bound && (!enforced || masquerades || g.BypassMark != mark),
 					!bound && enforced && (isPod && !somewhere || len(oracles) == 1 && !masquerades || exempt && !onInterface):
 					t.Fatalf("chain %s, %+v: bound %v (%+v)", chain, p, bound, g)
@@ -133,6 +137,12 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 			}
 		}
 	})
+}
+
+// ofPod returns the packet as one from elsewhere than the node itself.
+func ofPod(p policy.Packet) policy.Packet {
+	p.SrcLocal = false
+	return p
 }
 
 // TestExemptPodIsTheWholeRange: enforceExempt binds exempt pods also where a policy has no other ones.
