@@ -94,9 +94,11 @@ type world struct {
 
 	stored []policy.Source
 	taken  bool // addresses were taken from another attachment
-	rec    store.Record
-	target []policy.Policy          // of the run
-	wants  map[policy.Packet][]bool // whether each policy of the target masquerades the packet; see setTarget
+
+	planned store.Record // to be on record before the run writes anything else
+	rec     store.Record
+	target  []policy.Policy          // of the run
+	wants   map[policy.Packet][]bool // whether each policy of the target masquerades the packet; see setTarget
 }
 
 // setTarget takes note of the policies of a run.
@@ -232,12 +234,11 @@ func (w *world) apply(sources []policy.Source) {
 		s := w.ObserveProposal(context.Background(), p, w.rec)
 		w.setTarget(s.Policies())
 		s.changes(before, p)
-		s.begin(1)
 		takes := rapid.Bool().Draw(w.t, "takes an address")
 		if w.taken = false; takes {
 			s.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
 		}
-		if s = run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w}); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
+		if s = w.run(s); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
 			w.t.Fatalf("a refused policy is stored\n%s", w)
 		}
 		if s.refused == nil && s.RecordErr == nil && !reflect.DeepEqual(WithSources(w.stored, sources...), w.stored) {
@@ -267,9 +268,14 @@ func (w *world) sync() *State {
 			return s
 		}
 		w.setTarget(s.Policies())
-		s.begin(1)
-		return run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
+		return w.run(s)
 	})
+}
+
+func (w *world) run(s *State) *State {
+	s.begin(1)
+	w.planned = s.planned
+	return run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
 }
 
 // fault draws what becomes of an effect. A fault of the kernel is one that a program may have at any time.
@@ -305,12 +311,22 @@ func (w *world) begins(effect string, writes bool) error {
 	case strings.HasPrefix(effect, "ask for a write"):
 		return w.fault(effect)
 	case writes:
+		if effect != "record" && !w.isOnRecord() {
+			w.t.Fatalf("%s comes before the record of what the run is about to change, %+v\n%s", effect, w.planned, w)
+		}
 		if err := w.fault(effect); err != nil {
 			return err
 		}
 		w.before = w.wrong()
 	}
 	return nil
+}
+
+// isOnRecord reports whether the record has what the run has planned, resets excepted: a full disk has no room for them.
+func (w *world) isOnRecord() bool {
+	rec := w.rec
+	rec.Resets = w.planned.Resets
+	return reflect.DeepEqual(rec, w.planned)
 }
 
 // wrote is called after each write. It checks the invariants, and ends the process now and then.

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// addProblems adds the problems of the sources, the documents and the rules to the report.
+func (n *Node) addProblems(ctx context.Context, r *Report) {
+	n.addSourceProblems(r)
+	r.Problems = append(r.Problems, r.Lost...)
+	if err := newer(r.State); err != nil {
+		r.problem(ReasonState, err)
+	} else if r.OtherDataDir != nil {
+		r.problem(ReasonState, r.OtherDataDir)
+	} else if r.Rules != nil {
+		n.addRuleProblems(ctx, r)
+	}
+	if r.rulesFailed() {
+		r.Result = Failed
+	}
+	r.Took = time.Since(r.Started)
+}
+
+func (n *Node) addSourceProblems(r *Report) {
+	s := r.Sources
+	if n.SettingsErr != nil {
+		r.problem(ReasonSource, fmt.Errorf("settings: %w", n.SettingsErr))
+	}
+	if s.PluginFileErr != nil {
+		r.problem(ReasonSource, fmt.Errorf("%w (until it is corrected, no pod can start, and the policies in force stay)", s.PluginFileErr))
+	} else if where := n.Settings.Origins["cni_conf_dir"]; s.PluginFile.Present && n.Settings.CNIConfDir != s.PluginFile.CNIConfDir &&
+		where != "" && where != s.PluginFile.Path {
+		r.problem(ReasonSource, fmt.Errorf("cni_conf_dir: %s (%s) is not that of %s, %s, which is in force; remove it",
+			policy.Quote(n.Settings.CNIConfDir), where, policy.Printable(s.PluginFile.Path), policy.Quote(s.PluginFile.CNIConfDir)))
+	}
+	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
+		r.problem(ReasonState, fmt.Errorf("%w; set cni_conf_dir to the directory that the runtime reads, or repair this one", s.ConfDirErr))
+	}
+	for _, list := range s.ConfDir.Conflists {
+		if list.Err == nil {
+			continue
+		}
+		// An unreadable conflist matters if it may be that of a network whose policy is in force.
+		i := slices.IndexFunc(r.State.Sources, func(c policy.Source) bool {
+			mayBe := list.Network == "" || list.Network == c.ID.Name
+			return c.ID.Kind == policy.Network && mayBe && !s.ConfDir.HasEntry(c.ID.Name)
+		})
+		if i < 0 {
+			r.warn(FindingWarning{list.Err, "conflist-broken"})
+			continue
+		}
+		id := r.State.Sources[i].ID
+		r.sourceProblem(id, fmt.Errorf("%s: the last good policy from its conflist stays in force: %w", id, list.Err))
+	}
+}
+
+func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
+	s := r.Rules
+	if s.RecordErr != nil {
+		r.problem(ReasonState, s.RecordErr)
+	}
+	for _, p := range s.Policies() {
+		addChainProblems(r, p)
+	}
+	e := n.Enforcer(r.Sources, r.warn)
+	stuck := slices.DeleteFunc(slices.Clone(r.State.Record.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
+	for _, o := range stuck {
+		if err := e.CanRemove(ctx, o); err != nil {
+			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w", o.Chain, o.Family, o.Backend, err)
+		} else {
+			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
+				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend)
+		}
+	}
+	for _, at := range s.Duplicates {
+		if slices.ContainsFunc(stuck, func(o store.OwnedChain) bool { return o.Chain == at.Chain && o.Backend == at.Choice.Backend }) {
+			continue // reported
+		}
+		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, which may masquerade what the policy exempts: "+
+			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice)
+	}
+	for _, o := range s.OtherDataDirs {
+		r.chainProblem(ReasonConflict, o.Chain, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",
+			o, policy.Quote(o.Owner.DataDir))
+	}
+	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {
+		r.problem(ReasonRules, guardErr) // of a guard that was to be removed
+	}
+	for _, e := range s.NoOutputs() {
+		r.add(Problem{Reason: ReasonAddress, Chain: e.Chain, Err: e})
+	}
+	for _, e := range s.AmbiguousOutputs() {
+		r.warn(FindingWarning{e, "output-address-ambiguous"})
+	}
+	for _, slow := range s.LinearChains() {
+		r.warn(FindingWarning{slow, "slow-list"})
+	}
+	for _, i := range s.Guard.Inactive {
+		r.warn(FindingWarning{i, "guard-inactive"})
+	}
+}
+
+func addChainProblems(r *Report, p policy.Policy) {
+	for _, c := range p.Conflicts.Summary() {
+		r.add(Problem{Reason: ReasonConflict, Chain: p.Chain, Err: c})
+	}
+	err := r.Rules.Err(p.Chain)
+	if err == nil || errors.Is(err, r.Rules.RecordErr) {
+		return
+	}
+	r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
+	// What keeps rules from being repaired is a fault of its own.
+	if diff := r.Rules.ChainDiff(r.Rules.Find(p.Chain)); len(diff) > 0 && r.Problems[len(r.Problems)-1].Reason == ReasonBackend {
+		r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: &enforce.DriftError{Diff: diff}})
+	}
+}
+
+// addBackendProblems adds chains that are correct and whose repair would fail, such as those in iptables
+// when the image has no iptables. The sync has not failed because of that.
+func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
+	if r.Rules == nil || r.Result == Failed {
+		return
+	}
+	e := n.Enforcer(r.Sources, r.warn)
+	for i := range r.Rules.Chains {
+		if err := e.CanWrite(ctx, &r.Rules.Chains[i]); err != nil {
+			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but a repair would fail: %w", err)
+		}
+	}
+}
+
+// AddReadiness adds to what Check found why ADDs fail and why rules cannot be repaired: all that an active reconciler
+// reports and that needs no history of syncs.
+func (n *Node) AddReadiness(ctx context.Context, r *Report) {
+	n.addBackendProblems(ctx, r)
+	n.addRepairProblems(ctx, r)
+	n.AddADDProblems(r)
+	n.AddStaleConflist(r)
+}
+
+// addRepairProblems adds why rules that differ cannot be repaired, as a dry run of the repair finds it.
+func (n *Node) addRepairProblems(ctx context.Context, r *Report) {
+	if !r.Differs() {
+		return
+	}
+	wait, cancel := context.WithTimeout(ctx, n.LockWait)
+	defer cancel()
+	lock, err := n.Dir.DryRun(wait)
+	if err != nil { // AddADDProblems says it
+		return
+	}
+	defer func() { r.warn(lock.Release()) }()
+	e := n.Enforcer(r.Sources, r.warn)
+	after := e.Sync(ctx, e.ObserveAgain(ctx, r.Rules), lock)
+	for _, c := range after.Chains {
+		if err := after.Err(c.Policy.Chain); err != nil && after.RecordErr == nil && r.Rules.Find(c.Policy.Chain).Err == nil {
+			r.chainProblem(ReasonRules, c.Policy.Chain, "%w", err)
+		}
+	}
+}
+
+// AddADDProblems adds why ADDs fail although the rules are correct.
+func (n *Node) AddADDProblems(r *Report) {
+	var file string
+	for _, list := range r.Sources.ConfDir.Conflists {
+		if err := list.PositionErr(); err != nil {
+			r.problem(ReasonConflist, err)
+		}
+		for _, e := range list.Entries {
+			file = cmp.Or(file, list.File)
+			if e.Err == nil && e.Entry.RequireAgentConfig && r.Rules != nil && r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
+				r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
+					"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index))
+			}
+		}
+	}
+	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
+		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
+			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
+	}
+	n.AddDiskProblem(r)
+}
+
+// AddDiskProblem adds that the dataDir is full or read-only, which fails ADDs although the rules are correct.
+func (n *Node) AddDiskProblem(r *Report) {
+	hasEntry := func(list config.Conflist) bool { return len(list.Entries) > 0 }
+	known := func(p Problem) bool { return isDiskFault(p.Err) }
+	if !slices.ContainsFunc(r.Sources.ConfDir.Conflists, hasEntry) && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
+		return
+	}
+	if err := n.Dir.CheckWritable(); isDiskFault(err) {
+		r.problem(ReasonState, fmt.Errorf("%w; until then pods of a new or changed network cannot start, "+
+			"nor is any rule written after a reboot", err))
+	}
+}
+
+// AddStaleConflist adds that ip-masq's own conflist is stale. In a loop with a conflist manager, that does.
+func (n *Node) AddStaleConflist(r *Report) {
+	known := func(p Problem) bool { return p.Reason == ReasonConflistStale }
+	if err := config.ReadOwnConflist(n.Dir.OwnConflistPath()).Stale(r.Sources.ConfDir); err != nil && !slices.ContainsFunc(r.Problems, known) {
+		r.problem(ReasonConflistStale, err)
+	}
+}
+
+// otherDataDir reports why the dataDir must not be used: it is not the node's.
+func (n *Node) otherDataDir(src *Sources, err error) *Report {
+	r := &Report{Started: time.Now(), Result: Failed, Sources: src, OtherDataDir: err}
+	for _, list := range src.ConfDir.Conflists {
+		if err := list.DataDirErr(src.PluginFile, n.Dir.Path()); err != nil {
+			r.problem(ReasonConflist, err)
+		}
+	}
+	r.problem(ReasonState, err)
+	return r
+}
+
+// newer returns an error if a newer version wrote documents.
+func newer(s store.State) error {
+	if len(s.Newer) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w, of the reconciler and the plugin: nothing is repaired until then", s.Newer[0].Err)
+}

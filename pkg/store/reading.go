@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// State is the content of the dataDir.
+type State struct {
+	Sources []policy.Source // sorted
+	Record  Record          // zero if there is no usable one
+	Newer   []FileError     // files that a newer version wrote, which stay (ErrNewer), the record included
+	Damaged []FileError     // files that cannot be used, the record included
+}
+
+// FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer.
+type FileError struct {
+	File string // its path
+	Err  error  // names the path, the fault and the remedy
+}
+
+// Find returns the source, or nil.
+func (s State) Find(src policy.SourceID) *policy.Source {
+	for i := range s.Sources {
+		if s.Sources[i].ID == src {
+			return &s.Sources[i]
+		}
+	}
+	return nil
+}
+
+// Reading is the documents and the record as they were read together, and not decoded yet.
+type Reading struct {
+	files  []file
+	digest string // of them, once it was asked for
+	state  *State // the same
+}
+
+// file is a document or the record: its bytes, or why it is refused.
+type file struct {
+	name, path string
+	data       []byte
+	err        error
+}
+
+// Mentions reports whether a document or the record has one of these texts as a string.
+func (r *Reading) Mentions(texts ...string) bool {
+	return slices.ContainsFunc(r.files, func(f file) bool {
+		return slices.ContainsFunc(texts, func(t string) bool { return bytes.Contains(f.data, []byte(`"`+t+`"`)) })
+	})
+}
+
+// Load reads and decodes all documents and the record. Errors of single files are in the State.
+func (d *Dir) Load() (State, error) {
+	r, err := d.Read()
+	if err != nil {
+		return State{}, err
+	}
+	return r.State(), nil
+}
+
+// Read reads all documents and the record without the lock, each as it is before or after a concurrent
+// change. A directory that does not exist is the empty Reading. The error is about directories
+// (ErrRefused) or about this process (too many open files).
+func (d *Dir) Read() (*Reading, error) {
+	root, err := d.dataDir()
+	if err != nil {
+		return &Reading{}, ignoring(err, os.ErrNotExist)
+	}
+	defer root.close()
+	files, err := root.readSources()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{recordFile, podsFile} {
+		f, err := root.document(name)
+		if err == nil {
+			files = append(files, f)
+		} else if ignoring(err, os.ErrNotExist) != nil {
+			return nil, err
+		}
+	}
+	return &Reading{files: files}, nil
+}
+
+// ReadAgain reads as Read does. If nothing has changed, it returns the earlier reading, which may be decoded already.
+func (d *Dir) ReadAgain(before *Reading) (*Reading, error) {
+	r, err := d.Read()
+	same := func(a, b file) bool {
+		return a.name == b.name && a.err == nil && b.err == nil && bytes.Equal(a.data, b.data)
+	}
+	if err == nil && slices.EqualFunc(r.files, before.files, same) {
+		return before, nil
+	}
+	return r, err
+}
+
+// Record reads and decodes the record of this boot, without the lock.
+func (d *Dir) Record() (Record, error) {
+	root, err := d.dataDir()
+	if err != nil {
+		return Record{}, ignoring(err, os.ErrNotExist)
+	}
+	defer root.close()
+	f, err := root.document(recordFile)
+	if err = cmp.Or(err, f.err); err != nil {
+		return Record{}, ignoring(err, os.ErrNotExist)
+	}
+	r, err := decodeRecord(f.data)
+	if r.Boot != d.Boot() {
+		return Record{}, err
+	}
+	return r, err
+}
+
+// readSources reads the documents. It lists them again if one vanishes meanwhile, or if the directory
+// changed so recently that the list may lack one, until two lists are equal: a file that is being
+// replaced can be absent from a list (btrfs), and mtimes are as coarse as the kernel's tick.
+func (f *folder) readSources() ([]file, error) {
+	const attempts = 100
+	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
+	before := []string{""}             // equal to no list
+	for range attempts {
+		start := time.Now()
+		sources, err := f.folder(sourcesDir, false)
+		if err != nil {
+			return nil, ignoring(err, os.ErrNotExist)
+		}
+		names, err := sources.names()
+		names = slices.DeleteFunc(names, func(n string) bool {
+			hash, isOne := strings.CutSuffix(n, documentSuffix)
+			return !isOne || !isHash(hash)
+		})
+		changed, errChanged := sources.changed()
+		err = errors.Join(err, errChanged)
+		var files []file
+		complete := err == nil && (changed.Before(start.Add(-tick)) || slices.Equal(names, before))
+		for i := 0; complete && err == nil && i < len(names); i++ {
+			var one file
+			one, err = sources.document(names[i])
+			files = append(files, one)
+		}
+		sources.close()
+		if complete && err == nil {
+			return files, nil
+		}
+		if ignoring(err, os.ErrNotExist) != nil {
+			return nil, err
+		}
+		before = names
+	}
+	return nil, fmt.Errorf("list directory %s: it keeps changing; find the program that writes to it", shown(f.in(sourcesDir)))
+}
+
+// document reads a document or the record. The error is that there is none, or that this process or the
+// kernel lacks means, which says nothing about the document. Any other is in the file.
+func (f *folder) document(name string) (file, error) {
+	data, err := f.read(name)
+	for _, e := range []error{os.ErrNotExist, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, e) {
+			return file{}, err
+		}
+	}
+	return file{name, f.in(name), data, err}, nil
+}
+
+// State decodes the files, once.
+func (r *Reading) State() State {
+	if r.state == nil {
+		var s State
+		for _, f := range r.files {
+			s.add(f)
+		}
+		slices.SortFunc(s.Sources, func(a, b policy.Source) int { return a.ID.Compare(b.ID) })
+		r.state = &s
+	}
+	return *r.state
+}
+
+// stored decodes the document of this name, or the record, if there is one that can be read.
+func (f *folder) stored(name string) (s State) {
+	if now, err := f.document(name); err == nil {
+		s.add(now)
+	}
+	return s
+}
+
+// add decodes a file.
+func (s *State) add(f file) {
+	err := f.err
+	if err == nil {
+		switch f.name {
+		case recordFile:
+			var r Record
+			if r, err = decodeRecord(f.data); err == nil {
+				s.Record = r
+			}
+		case podsFile: // after the record
+			var pods podsDocument
+			if pods, err = decodePods(f.data); err == nil && pods.Boot == s.Record.Boot {
+				s.Record.ExemptPods = pods.ExemptPods
+			}
+		default:
+			var c policy.Source
+			if c, err = decodeSource(f.data, f.name); err == nil {
+				s.Sources = append(s.Sources, c)
+			}
+		}
+		if schema := schemaOf(f.data); err != nil && 0 < schema && schema < Schema() {
+			err = fmt.Errorf("an older version wrote it (schema %d): %w", schema, err)
+		}
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrNewer):
+		s.Newer = append(s.Newer, FileError{f.path, fmt.Errorf("document %s: %w", shown(f.path), err)})
+	default:
+		if f.err == nil {
+			err = fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source", readDocument, shown(f.path), bounded(err))
+		}
+		s.Damaged = append(s.Damaged, FileError{f.path, err})
+	}
+}
+
+// bounded returns an error of limited length for one that may repeat parts of a document.
+func bounded(err error) error {
+	const limit = 512
+	if text := err.Error(); len(text) > limit {
+		return errors.New(policy.Quote(text))
+	}
+	return err
+}
