@@ -84,8 +84,9 @@ type world struct {
 	faults  bool
 	packets []policy.Packet
 	log     []any
-	writes  int
 	effects int // of the present run
+
+	writes, kernelWrites int // in all, and without those of documents and the record
 
 	kernel     *netfiltertest.Kernel
 	before     []wrong        // the present write
@@ -130,7 +131,7 @@ var errFault = errors.New("fault")
 
 func newWorld(t *rapid.T, lock *store.Lock) *world {
 	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}}
-	w.kernel.Before, w.kernel.After = w.begins, w.wrote
+	w.kernel.Before, w.kernel.After = w.begins, func(what string, details ...string) { w.kernelWrites++; w.wrote(what, details...) }
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
 		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
 	}}
@@ -238,8 +239,12 @@ func (w *world) apply(sources []policy.Source) {
 		if w.taken = false; takes {
 			s.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
 		}
-		if s = w.run(s); s.refused != nil && !reflect.DeepEqual(stored, w.stored) {
-			w.t.Fatalf("a refused policy is stored\n%s", w)
+		rec, kernelWrites := w.rec, w.kernelWrites
+		if s = w.run(s); s.refused != nil && (!reflect.DeepEqual(stored, w.stored) || !reflect.DeepEqual(rec, w.rec)) {
+			w.t.Fatalf("a refused policy is stored or on record\n%s", w)
+		}
+		if (s.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
+			w.t.Fatalf("a change that fails has written to the kernel\n%s", w)
 		}
 		if s.refused == nil && s.RecordErr == nil && !reflect.DeepEqual(WithSources(w.stored, sources...), w.stored) {
 			w.t.Fatalf("a policy that is in force is not stored\n%s", w)
