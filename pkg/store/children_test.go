@@ -68,6 +68,7 @@ func children() map[string]func(*store.Dir) error {
 		"bare umask":  func(d *store.Dir) error { return writeWithUmask(d, 0) },
 		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o077) },
 		"read-only":   onReadOnly,
+		"full":        onFullDisk,
 		"alternate":   alternate,
 	}
 }
@@ -169,6 +170,33 @@ func onReadOnly(d *store.Dir) error {
 		isReadOnly(drop(l, network("podnet")), d), l.Release(), isReadOnly(writable(d), d),
 		isReadOnly(writable(store.Open(d.Path()+"/absent/too")), d),
 	)
+}
+
+// onFullDisk runs in a mount namespace of its own, on a file system without room but for what an earlier boot left.
+func onFullDisk(d *store.Dir) error {
+	if err := unix.Mount("tmpfs", d.Path(), "tmpfs", 0, "mode=700,size=64k"); err != nil {
+		return err
+	}
+	former := store.Open(d.Path()).WithBoot(strings.Replace(boot, "5", "6", 1))
+	l, err := lockNow(d)
+	if err := errors.Join(err, l.Put(newSource("podnet")), former.Attach(aPod("podnet", "c", "eth0"))); err != nil {
+		return err
+	}
+	file, err := os.Create(d.Path() + "/of-another-program")
+	if err != nil {
+		return err
+	}
+	fill := func() {
+		for err = nil; err == nil; {
+			_, err = file.Write(make([]byte, 4096))
+		}
+	}
+	fill()
+	if err := errors.Join(l.Asking().PutRecord(aRecord()), l.Tidy(store.State{}), l.PutRecord(aRecord())); err != nil {
+		return fmt.Errorf("beside the attachments of an earlier boot: %w", err)
+	}
+	fill()
+	return errors.Join(isFailure(l.Asking().Put(newSource("other")), unix.ENOSPC, d, "free space"), file.Close(), l.Release())
 }
 
 func isReadOnly(err error, d *store.Dir) error { return isFailure(err, unix.EROFS, d, "mount") }

@@ -143,6 +143,13 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	loads(t, d, newSource("podnet"))
 }
 
+// TestFullDisk: what Tidy frees is room for the record, and a dry run says so.
+func TestFullDisk(t *testing.T) {
+	d := open(t)
+	ok(t, os.Mkdir(d.Path(), 0o700))
+	inMountNamespace(t, "full", d)
+}
+
 func inMountNamespace(t *testing.T, name string, d *store.Dir) {
 	t.Helper()
 	cmd := child(t, name, d)

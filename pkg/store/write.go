@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,11 +81,30 @@ func (l *Lock) sources(create bool) (*folder, error) {
 	return l.root.folder(sourcesDir, create)
 }
 
-// mayWrite returns why no file with this data could be written to a directory, beside those of this dry run.
+// mayWrite returns why no file with this data could be written to a directory, beside those of this dry run. Tidy makes
+// room on a full disk first, where it removes attachments.
 func (l *Lock) mayWrite(dir string, data []byte) error {
 	const block = 4096
 	l.planned += (len(data) + block - 1) / block * block
-	return mayCreate(dir, l.planned)
+	err := mayCreate(dir, l.planned)
+	if errors.Is(err, unix.ENOSPC) && l.hasFormerAttachments() {
+		return nil
+	}
+	return err
+}
+
+// hasFormerAttachments reports whether there are attachments of earlier boots.
+func (l *Lock) hasFormerAttachments() (has bool) {
+	boot, err := l.dir.boot()
+	if err != nil || l.root == nil {
+		return false
+	}
+	_ = l.root.within(attachmentsDir, func(f *folder) error {
+		names, err := f.names()
+		has = slices.ContainsFunc(names, func(name string) bool { return isBoot(name) && name != boot })
+		return err
+	})
+	return has
 }
 
 // write replaces a file by a rename. The function before is called when the new one is complete, and can prevent that.
