@@ -55,6 +55,7 @@ func history(t *rapid.T, lock *store.Lock) {
 	w.apply(w.sources(t))
 	for range rapid.IntRange(1, 5).Draw(t, "operations") {
 		w.faults = rapid.IntRange(0, 3).Draw(t, "faults") > 0
+		w.fights = w.faults && rapid.IntRange(0, 19).Draw(t, "fights") == 0
 		switch rapid.SampledFrom([]string{"apply", "apply", "apply", "sync", "tamper", "pods"}).Draw(t, "operation") {
 		case "apply":
 			w.apply(w.sources(t))
@@ -66,7 +67,7 @@ func history(t *rapid.T, lock *store.Lock) {
 			w.drawPods(t)
 		}
 	}
-	w.faults = false
+	w.faults, w.fights = false, false
 	if s := w.sync(); s != nil && !s.InSync() {
 		t.Fatalf("a run without faults leaves %v, stale %v, guard %v, chains %v\n%s", s.Diff(), s.Stale, s.Guard.Err, s.Err("A"), w)
 	}
@@ -82,6 +83,7 @@ type world struct {
 	t       *rapid.T
 	lock    *store.Lock
 	faults  bool
+	fights  bool // another program changes rules before most writes
 	packets []policy.Packet
 	log     []any
 	effects int // of the present run
@@ -290,6 +292,10 @@ func (w *world) fault(what string) error {
 		w.t.Fatalf("a run does not end\n%s", w)
 	}
 	if !w.faults {
+		return nil
+	}
+	if w.fights && rapid.IntRange(0, 7).Draw(w.t, "fight") > 0 {
+		w.tamper()
 		return nil
 	}
 	switch rapid.IntRange(0, 24).Draw(w.t, what) {
