@@ -83,7 +83,7 @@ type world struct {
 	t       *rapid.T
 	lock    *store.Lock
 	faults  bool
-	fights  bool // another program changes rules before most writes
+	fights  bool // another program flushes the rules before each write
 	packets []policy.Packet
 	log     []any
 	effects int // of the present run
@@ -294,8 +294,8 @@ func (w *world) fault(what string) error {
 	if !w.faults {
 		return nil
 	}
-	if w.fights && rapid.IntRange(0, 7).Draw(w.t, "fight") > 0 {
-		w.tamper()
+	if w.fights {
+		w.change("flush ruleset")
 		return nil
 	}
 	switch rapid.IntRange(0, 24).Draw(w.t, what) {
@@ -430,7 +430,10 @@ func (w *world) judge(pkt policy.Packet) (all []wrong) {
 
 // tamper changes something as another program does.
 func (w *world) tamper() {
-	what := rapid.SampledFrom([]string{"flush ruleset", "delete guards", "delete chains", "flush chains", "delete jumps"}).Draw(w.t, "tamper")
+	w.change(rapid.SampledFrom([]string{"flush ruleset", "delete guards", "delete chains", "flush chains", "delete jumps"}).Draw(w.t, "tamper"))
+}
+
+func (w *world) change(what string) {
 	w.log = append(w.log, "-- another program: "+what)
 	for choice, chains := range w.kernel.Chains {
 		if len(chains) > 0 && what != "delete guards" {
