@@ -48,6 +48,7 @@
 //     The guard of its policy then comes before its rules, as on a node without rules.
 //   - After a fault a reconciler may back off for 75 s, and after a fight with another program for 5 minutes.
 //   - A running reconciler may store the agent files of a moment ago after "once" has stored newer ones.
+//   - An ADD passes where the kernel refuses the chain of another network, which then does not exempt its pod.
 //   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
 //   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
 //     range is the subnet of the pod whose ADD comes next.

@@ -99,7 +99,7 @@ func (k *kernel) IsLocal(a netip.Addr) bool {
 }
 
 // OutputInterface implements policy.NodeRoutes.
-func (k *kernel) OutputInterface(_, _ netip.Addr) string { return "eth0" }
+func (k *kernel) OutputInterface(_, _ netip.Addr) string { return outInterface }
 
 // Addresses is cniplugin.Plugin.Addresses.
 func (k *kernel) Addresses(families []policy.Family) ([]policy.NodeAddress, error) {
@@ -133,9 +133,9 @@ func (k *kernel) refusal(rules policy.Ruleset, guards []policy.Guard) error {
 	if k.noGuards && len(guards) > 0 {
 		return fmt.Errorf("simulated kernel: %w", netfilter.ErrUnusable)
 	}
-	refused := slices.ContainsFunc(guards, func(g policy.Guard) bool { return within(refusedAddress, g.Exempt) && g.Mode != policy.GuardOff })
+	refused := slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Exempt.Contains(refusedAddress) && g.Mode != policy.GuardOff })
 	for _, c := range rules.Chains {
-		refused = refused || slices.ContainsFunc(c.Rules, func(r policy.Rule) bool { return within(refusedAddress, r.To) })
+		refused = refused || slices.ContainsFunc(c.Rules, func(r policy.Rule) bool { return r.To.Contains(refusedAddress) })
 	}
 	if refused && k.refuses {
 		return errRefused
@@ -150,71 +150,47 @@ type outcome struct {
 	dropped    bool
 }
 
-func (o outcome) String() string {
-	switch {
-	case o.dropped:
-		return "dropped"
-	case o.translated && o.from.IsValid():
-		return "translated to " + o.from.String()
-	case o.translated:
-		return "masqueraded"
-	}
-	return "not masqueraded"
-}
+// outInterface is the one by which packets leave.
+const outInterface = "eth0"
 
-func within(p netip.Addr, r policy.Ranges) bool {
-	for _, x := range r {
-		if !p.Less(x.From()) && !x.To().Less(p) {
-			return true
-		}
-	}
-	return false
-}
-
-func (k *kernel) matches(r *policy.Rule, src, dst netip.Addr, out string) bool {
-	interfaceMatches := r.Out == "" || r.Out == out || len(r.Out) > 0 && r.Out[len(r.Out)-1] == '+' && len(out) >= len(r.Out)-1 && out[:len(r.Out)-1] == r.Out[:len(r.Out)-1]
-	return (r.From == nil || within(src, r.From)) && (r.To == nil || within(dst, r.To)) && interfaceMatches &&
+func (k *kernel) matches(r *policy.Rule, src, dst netip.Addr) bool {
+	return (r.From == nil || r.From.Contains(src)) && (r.To == nil || r.To.Contains(dst)) && (r.Out == "" || r.Out == outInterface) &&
 		(!r.NotFromLocal || !k.IsLocal(src)) && (!r.NotToLocal || !k.IsLocal(dst))
 }
 
 // packet returns what becomes of the first packet of a connection.
 func (k *kernel) packet(src, dst netip.Addr) (o outcome) {
-	const out = "eth0"
 	family := policy.FamilyOf(src)
 	bound := slices.ContainsFunc(k.Guards, func(g policy.Guard) bool {
-		return g.Family == family && g.Bound != nil && k.inScope(&g, out) && !k.IsLocal(dst) &&
-			(within(src, g.Scope.Sources) && within(dst, g.Bound) || slices.ContainsFunc(g.Bindings, func(b policy.Binding) bool {
-				return within(src, b.Sources) && (b.Destinations == nil || within(dst, b.Destinations)) && !slices.Contains(b.NotOut, out)
+		return g.Family == family && g.Bound != nil && !k.IsLocal(dst) &&
+			(g.Scope.Sources.Contains(src) && g.Bound.Contains(dst) || slices.ContainsFunc(g.Bindings, func(b policy.Binding) bool {
+				return b.Sources.Contains(src) && (b.Destinations == nil || b.Destinations.Contains(dst))
 			}))
 	})
 	for _, choice := range []netfilter.Choice{netfiltertest.IPTables, netfiltertest.Legacy, netfiltertest.NFTables} {
 		for _, ref := range k.Refs(choice) {
 			if c := k.Chains[choice][ref]; ref.Family == family && !o.translated && !bound {
-				o.translated, o.from = k.walk(&c, src, dst, out)
+				o.translated, o.from = k.walk(&c, src, dst)
 			}
 		}
 	}
 	for _, g := range k.Guards {
-		if g.Family == family && g.Mode == policy.GuardDrop && k.inScope(&g, out) && !k.IsLocal(dst) && within(src, g.Scope.Sources) &&
-			!within(dst, g.Exempt) && !o.translated {
+		if g.Family == family && g.Mode == policy.GuardDrop && !k.IsLocal(dst) && g.Scope.Sources.Contains(src) && !g.Exempt.Contains(dst) && !o.translated {
 			o.dropped = true
 		}
 	}
 	return o
 }
 
-func (k *kernel) walk(c *policy.Chain, src, dst netip.Addr, out string) (bool, netip.Addr) {
-	if !slices.ContainsFunc(c.Jumps, func(j policy.Rule) bool { return k.matches(&j, src, dst, out) }) {
+// walk returns whether the rules of a chain translate a packet, and to which address if they name it.
+func (k *kernel) walk(c *policy.Chain, src, dst netip.Addr) (bool, netip.Addr) {
+	if !slices.ContainsFunc(c.Jumps, func(j policy.Rule) bool { return k.matches(&j, src, dst) }) {
 		return false, netip.Addr{}
 	}
 	for i := range c.Rules {
-		if r := &c.Rules[i]; k.matches(r, src, dst, out) {
+		if r := &c.Rules[i]; k.matches(r, src, dst) {
 			return r.Verdict == policy.Masquerade, r.Address
 		}
 	}
 	return false, netip.Addr{}
-}
-
-func (k *kernel) inScope(g *policy.Guard, out string) bool {
-	return len(g.Scope.Interfaces) == 0 || slices.Contains(g.Scope.Interfaces, out)
 }

@@ -273,12 +273,14 @@ func (w *world) judgeConnections() {
 		d := decide(combinations[0], nil, c.pod.space, c.Src, c.Dst)
 		resets := func(v *version) bool {
 			x := v.chainSpec
-			return (x.Stale == "reset" || x.Stale == "" && x.Guard == "drop") && (covers(x.Scope, c.Src) || v.net == c.pod.net.netSpec) &&
+			return (x.Stale == "reset" || x.Stale == "" && x.Guard == "drop") && (covers(x.Scope, c.Src) || v.net.learns() && v.net == c.pod.net.netSpec) &&
 				!slices.ContainsFunc(v.net.versions, func(o *version) bool { return o.chainSpec != x })
 		}
+		keeps := func(v *version) bool { // another chain may keep the connections of its verdict
+			return v != nil && !slices.ContainsFunc(combinations[0], func(o *version) bool { return o != nil && o.Chain == v.Chain && resets(o) })
+		}
 		// A repair deletes connections that are not translated only.
-		if c.pod.phase == running && c.translated() != d.masquerade && (d.masquerade || !c.tampered) &&
-			slices.ContainsFunc(combinations[0], func(v *version) bool { return v != nil && resets(v) }) {
+		if c.pod.phase == running && c.translated() != d.masquerade && (d.masquerade || !c.tampered) && !slices.ContainsFunc(combinations[0], keeps) {
 			w.object("a connection of %s (%s) to %s stays %v, which every policy contradicts", c.pod.id(c.container), c.Src, c.Dst, &c)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing/synctest"
 	"time"
@@ -53,6 +54,7 @@ type process struct {
 	start    int // seq
 	end      int
 	effects  int
+	writes   int // how many effects of it were writes
 	do       func() error
 	err      error
 	returned bool // it was not killed
@@ -134,6 +136,7 @@ func (w *world) step(of *system.Process, text string, writes bool) error {
 	}
 	w.mu.Lock()
 	i := slices.IndexFunc(w.running, func(p *process) bool { return p.Process == of })
+	writes = writes || strings.HasPrefix(text, "create ") || strings.HasPrefix(text, "remove ")
 	t := &ticket{p: w.running[i], text: text, writes: writes, resume: make(chan struct{})}
 	w.parked = append(w.parked, t)
 	w.mu.Unlock()
@@ -233,6 +236,9 @@ func (w *world) turn(t *ticket) {
 	w.seq++
 	p.effects++
 	p.last = w.seq
+	if t.writes {
+		p.writes++
+	}
 	switch o := p.op; {
 	case o.kill > 0 && p.effects == o.kill:
 		w.note("%s: killed before: %s", p.Name, t.text)
