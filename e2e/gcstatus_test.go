@@ -177,6 +177,42 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 	})
 }
 
+// TestStatusBesideAnOwnedTable: a guard needs its own tables alone, and not that of nftables' chains.
+func TestStatusBesideAnOwnedTable(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		if n.backend.variant == "" || sandbox.KernelBefore(5, 12) {
+			return
+		}
+		defer n.ownTable(t, "ip", "ip-masq")()
+		for _, mode := range []string{"drop", "count"} {
+			conf := n.conf(t, "podnet", object{"guard": mode, "podCIDRs": []string{"10.1.0.0/16"}})
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0).noWarnings(t)
+			n.addAndCheck(t, conf)
+			n.tool(t, "nft", "delete", "table", "ip", "ip-masq-guard")
+		}
+	})
+}
+
+// TestStatusOfAMissingFamily: a program that only the rules of another family need fails no ADD.
+func TestStatusOfAMissingFamily(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		if n.backend.variant == "" {
+			return
+		}
+		conf := n.conf(t, "podnet", object{"enableIPv6": true})
+		n.addAndCheck(t, conf)
+		defer n.breakProgram(t, "ip6tables-restore", "false")()
+		n.tool(t, "iptables", "-t", "nat", "-F", "POSTROUTING")
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+		n.addAndCheck(t, conf)
+		n.tool(t, "ip6tables", "-t", "nat", "-F", "POSTROUTING")
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "ip6tables")
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "ip6tables")
+	})
+}
+
 // TestStatusOfRefusedWrites: where table nat does not take the rules, because another program owns it or has a jump to the
 // chain in a hook for which MASQUERADE is not made, ADD fails and STATUS with it.
 func TestStatusOfRefusedWrites(t *testing.T) {
@@ -207,17 +243,21 @@ func TestStatusOfRefusedWrites(t *testing.T) {
 	})
 }
 
-// TestStatusOfRefusedRecords: while a list of namespaces is in force, ADD reads the records of pods, and STATUS fails where it
-// cannot.
+// TestStatusOfRefusedRecords: while a list of namespaces is in force for its chain, ADD reads the records of pods, and STATUS
+// fails where it cannot.
 func TestStatusOfRefusedRecords(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
+		other := n.conf(t, "other", object{"masqChain": "OTHER"})
+		n.invoke(t, invocation{verb: "ADD", conf: other, id: "other"}).want(t, 0)
 		n.addAndCheck(t, conf)
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
 		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o777))
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")
+		n.invoke(t, invocation{verb: "STATUS", conf: other, noNetns: true}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: other, id: "other"}).want(t, 0)
 		must(t, os.RemoveAll(filepath.Join(n.dataDir, "sources"))) // the list of the entry counts, too
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")

@@ -66,14 +66,12 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 
 // status returns why an ADD would fail now, or nil. It ensures as ADD does, with a lock that writes nothing, so that the
 // two agree.
-func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
-	entry, err := n.entry()
+func (n *node) status(ctx context.Context, args *skel.CmdArgs) error {
+	n.Attachments = []store.Attachment{n.attachment(args)} // of no pod: ADD reads the record of one, too
+	_, err := n.entry()
 	if err == nil {
 		var reading *store.Reading
 		if reading, err = n.Dir.Read(); err == nil {
-			err = n.podsErr(reading.State(), entry.Policy)
-		}
-		if err == nil {
 			_, err = n.ensure(ctx, reading, false, n.Dir.DryRun)
 		}
 	}
@@ -84,16 +82,6 @@ func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 		err = fmt.Errorf("%s: %w", config.PluginType, err)
 	}
 	return withCode(types.ErrPluginNotAvailable, err)
-}
-
-// podsErr returns why the records of pods cannot be read, which each ADD does while a list of namespaces is in force.
-func (n *node) podsErr(s store.State, own policy.SourcePolicy) error {
-	lists := func(p policy.Policy) bool { return len(p.Namespaces) > 0 }
-	if len(own.NonMasqueradeNamespaces) == 0 && !slices.ContainsFunc(n.Policies(s), lists) {
-		return nil
-	}
-	_, _, err := n.Dir.Pods()
-	return err
 }
 
 // sync makes the entry the network's document and syncs the rules. It reads the documents after

@@ -115,9 +115,6 @@ func (a *asks) remove(context.Context, store.OwnedChain) error { return nil }
 func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
 	tables, err := a.Drivers.GuardTables()
 	if err == nil {
-		err = a.canWrite(ctx, netfilter.Choice{Backend: policy.NFTables}, policy.Families())
-	}
-	if err == nil {
 		err = tables.CheckGuards(ctx, guards, from)
 	}
 	if err == nil {

@@ -331,7 +331,7 @@ func TestGuardDryRun(t *testing.T) {
 	f.sync(network("podnet", "A"))
 	f.kernel.log = nil
 	for _, unable := range []error{nil, errors.New("refused")} {
-		f.kernel.fail = map[string]error{mayWrite: unable}
+		f.kernel.fail = map[string]error{"ask for a write of guards": unable}
 		lock, err := f.enforcer.Dir.DryRun(t.Context())
 		if err != nil {
 			t.Fatal(err)

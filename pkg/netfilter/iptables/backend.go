@@ -43,12 +43,21 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	return nil
 }
 
-// CheckWrite implements netfilter.Backend. It applies the rules in a network namespace that it creates:
-// only iptables-restore tells what it needs. Without the privilege for one it returns nil.
+// CheckWrite implements netfilter.Backend. It applies the rules of the families that differ in a network namespace that it
+// creates: only iptables-restore tells what it needs. Without the privilege for one it returns nil.
 func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
-	for _, c := range desired.Chains {
-		if t, err := b.read(c.Family, append(otherHooks(), c.Name)); err == nil && t.writable() != nil {
-			return t.writable()
+	var differing []policy.Chain
+	for _, f := range policy.Families() {
+		chains := ofFamily(desired.Chains, f)
+		if len(chains) == 0 {
+			continue
+		}
+		tx, err := b.plan(ctx, f, chains, false)
+		if err != nil {
+			return err
+		}
+		if !tx.empty() {
+			differing = append(differing, chains...)
 		}
 	}
 	result := make(chan error)
@@ -64,7 +73,7 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 			defer func() { _ = nft.conn.Close() }() // nothing was written through it
 			scratch.reader = nft
 		}
-		result <- scratch.Apply(ctx, desired, netfilter.Observation{}, nil)
+		result <- scratch.write(ctx, differing, false, nil)
 	}()
 	return <-result
 }
@@ -132,7 +141,7 @@ func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *o
 func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
-		own := slices.DeleteFunc(slices.Clone(chains), func(c policy.Chain) bool { return c.Family != f })
+		own := ofFamily(chains, f)
 		if len(own) == 0 {
 			continue
 		}
@@ -148,6 +157,10 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func ofFamily(chains []policy.Chain, f policy.Family) []policy.Chain {
+	return slices.DeleteFunc(slices.Clone(chains), func(c policy.Chain) bool { return c.Family != f })
 }
 
 // writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs again: other
