@@ -91,27 +91,33 @@ func TestGuardOfARenamedChain(t *testing.T) {
 }
 
 // An address passes to another pod, and the sync that finds it also changes the list of namespaces: the connections of the
-// former pod end all the same.
+// former pod end all the same, unless both pods are of one namespace.
 func TestAddressPassesWhileNamespacesChange(t *testing.T) {
-	f := newFixture(t)
-	lists := func(namespaces ...string) policy.Source {
-		return network("podnet", "A", func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = namespaces })
-	}
-	address := netip.MustParseAddr("10.88.0.5")
-	attach := func(container, namespace string) {
-		t.Helper()
-		pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: container, IfName: "eth0"}, Namespace: namespace, Addresses: []netip.Addr{address}}
-		if err := f.enforcer.Dir.Attach(pod); err != nil {
-			t.Fatal(err)
+	for namespace, passes := range map[string]bool{"": true, "kube": false, "team": true} {
+		f := newFixture(t)
+		lists := func(namespaces ...string) policy.Source {
+			return network("podnet", "A", func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = namespaces })
 		}
-	}
-	f.enforcer.AllAttachments = true
-	attach("former", "kube")
-	f.mustBeInSync(f.sync(lists("kube")))
-	attach("new", "")
-	f.mustBeInSync(f.sync(lists("kube", "team")))
-	if resets := f.record().Resets; len(resets) != 1 || !slices.Equal(resets[0].Passed, []netip.Addr{address}) {
-		t.Errorf("resets on record are %+v", resets)
+		address := netip.MustParseAddr("10.88.0.5")
+		attach := func(container, namespace string) {
+			t.Helper()
+			pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: container, IfName: "eth0"}, Namespace: namespace, Addresses: []netip.Addr{address}}
+			if err := f.enforcer.Dir.Attach(pod); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.enforcer.AllAttachments = true
+		attach("former", "kube")
+		f.mustBeInSync(f.sync(lists("kube")))
+		attach("new", namespace)
+		f.mustBeInSync(f.sync(lists("kube", "team")))
+		var passed []netip.Addr
+		for _, r := range f.record().Resets {
+			passed = append(passed, r.Passed...)
+		}
+		if passes != slices.Equal(passed, []netip.Addr{address}) || !passes && len(passed) > 0 {
+			t.Errorf("from namespace kube to %q: the connections of %v are reset", namespace, passed)
+		}
 	}
 }
 

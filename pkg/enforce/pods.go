@@ -5,7 +5,6 @@ package enforce
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,6 +18,7 @@ type exemptPods struct {
 	namespaces []string
 	pods       []store.ExemptPod // by address
 	taken      map[store.Attachment][]netip.Addr
+	moved      []netip.Addr // those of taken that another namespace had
 	own        []netip.Addr // of the pods of Attachments
 }
 
@@ -133,6 +133,9 @@ func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exem
 		}
 		if held.Address.IsValid() && held.Attachment != p.Attachment {
 			x.taken[other.Attachment] = append(x.taken[other.Attachment], p.Address)
+			if held.Namespace != p.Namespace {
+				x.moved = append(x.moved, p.Address)
+			}
 		}
 	}
 	for _, p := range holders {
@@ -181,8 +184,8 @@ func (s *State) ExemptionChanges() bool {
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
-// lost, only those of Attachments may do so, and those that another attachment has now: for other pods that is a change of
-// the policy.
+// lost, only those of Attachments may do so, and those that an attachment of another namespace has now: for other pods that
+// is a change of the policy.
 func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 	without := func(pods, others []store.ExemptPod) (missing []store.ExemptPod) {
 		for _, p := range pods {
@@ -203,8 +206,7 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 	if slices.Equal(x.namespaces, rec.Namespaces) {
 		return addresses
 	}
-	passed := slices.Concat(slices.Collect(maps.Values(x.taken))...)
-	return append(passed, slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })...)
+	return append(x.moved, slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })...)
 }
 
 // ExemptPods returns the number of pods that these policies exempt because of their namespaces.

@@ -73,15 +73,21 @@ func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
 // sync writes again.
 func (d *Dir) IsDocument(path string) bool { return strings.HasPrefix(path, d.path+"/"+sourcesDir+"/") }
 
-// Backups makes the directory where conflists are kept as they were before ip-masq changed them, and returns
-// its path. It is removed with the dataDir, and this package does not read it.
+// Backups makes the directory where conflists are kept as they were before ip-masq changed them, durably, as a record of
+// ip-masq's own conflist has to outlive that, and returns its path. It is removed with the dataDir, and this package does
+// not read it.
 func (d *Dir) Backups() (string, error) {
-	f, err := d.descend(true, backupsDir)
+	root, err := d.makeDataDir()
+	if err != nil {
+		return "", err
+	}
+	defer root.close()
+	f, err := root.folder(backupsDir, true)
 	if err != nil {
 		return "", err
 	}
 	f.close()
-	return f.path(), nil
+	return f.path(), errors.Join(root.sync(), root.syncParent())
 }
 
 // ConflistRecordPath returns where package conflist records what it wrote into conflists.
