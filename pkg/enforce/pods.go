@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -149,7 +148,7 @@ func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exem
 
 // readPods reads the records of attachments, without those that are gone.
 func (e *Enforcer) readPods(attachments []store.Attachment) (pods []store.Pod, err error) {
-	slices.SortFunc(attachments, compareAttachments)
+	slices.SortFunc(attachments, store.Attachment.Compare)
 	for _, a := range slices.Compact(attachments) {
 		p, err := e.Dir.Pod(a)
 		if err != nil {
@@ -160,10 +159,6 @@ func (e *Enforcer) readPods(attachments []store.Attachment) (pods []store.Pod, e
 		}
 	}
 	return pods, nil
-}
-
-func compareAttachments(a, b store.Attachment) int {
-	return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(a.ContainerID, b.ContainerID), strings.Compare(a.IfName, b.IfName))
 }
 
 // PodsRecorded reports whether the record has the pods that are to be exempt. It reads no rules.

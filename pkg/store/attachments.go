@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -21,6 +22,11 @@ type Attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"container"`
 	IfName      string `json:"interface"`
+}
+
+// Compare orders by network, container and interface.
+func (a Attachment) Compare(b Attachment) int {
+	return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(a.ContainerID, b.ContainerID), strings.Compare(a.IfName, b.IfName))
 }
 
 func (a Attachment) file() string { return hashName("attachment", a.ContainerID, a.IfName) }
@@ -265,7 +271,7 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 // TakeAddresses removes addresses from the records of attachments that lost them to other attachments.
 func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 	var errs []error
-	for a, addresses := range taken {
+	for _, a := range slices.SortedFunc(maps.Keys(taken), Attachment.Compare) { // simulations take the same steps again
 		f, err := l.dir.network(a.Network, false)
 		if err != nil {
 			errs = append(errs, ignoring(err, os.ErrNotExist))
@@ -277,7 +283,7 @@ func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 		}
 		p, err := f.pod(name)
 		if err == nil && p != nil {
-			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(addresses, x) })
+			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(taken[a], x) })
 			err = ignoring(f.rewritePod(*p), os.ErrNotExist)
 		}
 		f.close()
