@@ -227,7 +227,11 @@ func (s *State) keepWhatExists() {
 		}
 	}
 	g := &s.Guard
-	desired := slices.Clone(g.Observed.Guards)
+	var desired []policy.Guard
+	for _, o := range g.Observed.Guards {
+		isThere := func(p policy.Policy) bool { return exists[policy.ChainFamily{Chain: p.Chain, Family: o.Family}] }
+		desired = append(desired, o.Beside(slices.DeleteFunc(s.Policies(), isThere)))
+	}
 	for _, d := range g.Desired {
 		if g.observed(d.Chain, d.Family) == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
 			if d.Bound, d.Bindings = nil, nil; d.Mode != policy.GuardOff {

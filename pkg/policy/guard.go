@@ -175,6 +175,20 @@ func exemptEverywhere(g *Guard, policies []Policy) Ranges {
 	return exempt
 }
 
+// Beside returns the guard of a chain that stays as it is, beside chains that are added: it binds nothing that they
+// masquerade.
+func (g Guard) Beside(added []Policy) Guard {
+	for i := range added {
+		q := &added[i]
+		scope, exempt := q.masqueradeScope(g.Family), q.DestinationsExempt(g.Family)
+		if g.Bound != nil && scope.Overlaps(g.Scope) {
+			g.Bound = g.Bound.Intersect(exempt)
+		}
+		g.Bindings = bindings(g.Bindings).split(scope.Sources, exempt)
+	}
+	return g
+}
+
 // bindExemptPods returns the pods in scope that the policy exempts by namespace, and those in its pod ranges that another one
 // does, with the destinations to which no policy masquerades them, unless the guard binds these anyway.
 func (p *Policy) bindExemptPods(g *Guard, policies []Policy) []Binding {
