@@ -98,7 +98,7 @@ type world struct {
 	stored []policy.Source
 	taken  bool // addresses were taken from another attachment
 
-	changes int // by other programs since then
+	changes int // since then, by other programs or the removal of a chain
 
 	planned store.Record // to be on record before the run writes anything else
 	rec     store.Record
@@ -522,6 +522,7 @@ func (e worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error {
 
 func (e worldEffects) remove(ctx context.Context, o store.OwnedChain) error {
 	err, w := e.does.remove(ctx, o), e.w
+	w.changes++ // guards are due again, and may fail
 	left := slices.ContainsFunc(slices.Collect(maps.Values(w.kernel.Chains)), func(chains map[policy.ChainFamily]policy.Chain) bool {
 		_, there := chains[policy.ChainFamily{Chain: o.Chain, Family: o.Family}]
 		return there
