@@ -250,6 +250,9 @@ func (w *world) apply(sources []policy.Source) {
 		if (s.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
 			w.t.Fatalf("a change that fails has written to the kernel\n%s", w)
 		}
+		if s.RecordErr != nil && !slices.Equal(s.exempt.pods, rec.Pods) && !s.ExemptionChanges() {
+			w.t.Fatalf("the rules lack a change of exempt pods, which is not known\n%s", w)
+		}
 		if s.refused == nil && s.RecordErr == nil && !reflect.DeepEqual(WithSources(w.stored, sources...), w.stored) {
 			w.t.Fatalf("a policy that is in force is not stored\n%s", w)
 		}

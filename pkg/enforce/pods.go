@@ -173,9 +173,9 @@ func (x *exemptPods) recorded(rec store.Record) bool {
 	return len(x.taken) == 0 && slices.Equal(x.namespaces, rec.Namespaces) && slices.Equal(x.pods, rec.Pods)
 }
 
-// ExemptionChanges reports whether other addresses are to be exempt than on record, or for other attachments.
+// ExemptionChanges reports whether other addresses are to be exempt than before the run, or for other attachments.
 func (s *State) ExemptionChanges() bool {
-	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.pods, s.record.Pods)
+	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.pods, s.was.Pods)
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
