@@ -17,12 +17,12 @@
 //
 // A failure has four parts. First, what the seed decided: the host, and the versions of each source (net0/1 is the second
 // policy of net0, agent/0 the first one of the agent files) with the keys of their chains. Second, the operations, already
-// shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at 40]" ends the
-// process before its 40th effect, "[fail at 40]" makes the first write from there on fail; "run" is a reconciler that stays,
+// shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at 4]" ends the
+// process before its 4th write, "[fail at 4]" makes that write fail; "run" is a reconciler that stays,
 // "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
-// same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third, the trace: one line for each effect, with its number, the process that had it, and what it was (a call
-// on files, or one at a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last
-// line. Fourth, the objection. The last effect before OBJECTION is the one that made the packet wrong; read the trace
+// same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third,
+// the trace: one line for each effect, with its number, the process that had it, and what it was (a call on files, or one at
+// a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection. The last effect before OBJECTION is the one that made the packet wrong; read the trace
 // backwards from there. The objection about a packet lists the combinations of versions that may be in force, one of which
 // each packet has to follow. pod100 and later are addresses that no pod has.
 //
@@ -44,11 +44,16 @@
 //     policy drops it or that program changed the guard itself.
 //   - A pod that could not be recorded, as the disk was bad, is in no namespace and no attachment; so is one whose ADD
 //     returned while a document was damaged, as its chain stays as it is.
+//   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
+//     kernel refuses is missing after a boot. STATUS counts on room on a full disk that this one never has.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.
-//   - After a fault a reconciler may back off for 75 s, and after a fight with another program for 5 minutes.
+//   - After a fault a reconciler may back off for 75 s, after a fight with another
+//     program for 5 minutes, and for a minute after a process was frozen that may have held the lock.
 //   - A running reconciler may store the agent files of a moment ago after "once" has stored newer ones.
 //   - An ADD passes where the kernel refuses the chain of another network, which then does not exempt its pod.
+//   - Walks may delete more connections after a fault and after processes that ran at the same time, and those of an address
+//     that has passed to a pod of another namespace.
 //   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
 //   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
 //     range is the subnet of the pod whose ADD comes next.

@@ -59,11 +59,11 @@ type connection struct {
 
 func (c *connection) translated() bool { return c.ReplyDst != c.Src }
 
-// boot empties the kernel.
-func (k *kernel) boot() {
+// boot empties the kernel. Others may have committed as often as in the boot before.
+func (k *kernel) boot(generation uint32) {
 	k.connections = nil
 	k.Flush()
-	k.Generation.Number, k.told = 1, 0
+	k.Generation.Number, k.told = generation, 0
 	k.written()
 }
 

@@ -57,6 +57,7 @@ type pod struct {
 	container int // of the present one, and how many there were
 	net       *network
 	space     string
+	moved     bool // containers of different namespaces have had it
 	addresses []netip.Addr
 	phase     phase
 	entry     *version
@@ -78,6 +79,10 @@ func (p *pod) id(container int) string { return fmt.Sprintf("pod%d-%d", p.number
 
 // do carries out one operation of the scenario.
 func (w *world) do(o *op) {
+	w.meanwhile()
+	if w.objection != "" {
+		return
+	}
 	n := w.networks[o.net]
 	var p *process
 	switch o.kind {
@@ -240,8 +245,10 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	if pod.phase == running && o.number < 4 && pod.entry != nil { // the runtime repeats the ADD
 		n, v = pod.net, pod.entry
 	} else {
+		space := spaces[o.number%len(spaces)]
+		pod.moved = pod.moved || pod.container > 0 && pod.space != space
 		pod.container++
-		pod.net, pod.space = n, spaces[o.number%len(spaces)]
+		pod.net, pod.space = n, space
 	}
 	pod.phase, pod.entry = starting, v
 	pod.addresses = n.addresses(pod.number)
@@ -262,6 +269,8 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if p.returned && p.err == nil {
 			w.counts["ADD passed"]++
 			pod.phase = running
+			w.connect(pod)
+			w.connect(pod)
 			if pod.unattached = !w.healthy(p); pod.unattached {
 				w.mayDrop()
 			}
@@ -301,7 +310,10 @@ func (w *world) resolve(n *network, p *process, v *version) {
 			n.nobody.phase = running
 		}
 		if !w.harmed() { // or the chains stay as they are
-			if w.repaired(p); v != nil && v == n.conf && n.since < p.start {
+			if !w.machine.Bad() { // or the chains of others stay as they are
+				w.repaired(p)
+			}
+			if v != nil && v == n.conf && n.since < p.start {
 				w.settle(n, p, v)
 			}
 		}
@@ -468,7 +480,8 @@ func (w *world) once(o *op) *process {
 
 // unused reports whether a network may be dropped.
 func (w *world) unused(n *network) bool {
-	return !n.agent && !w.bad() && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone && !p.unattached })
+	badConflist := func(n *network) bool { return n.bad && !n.agent } // it may be that of any network
+	return !n.agent && !slices.ContainsFunc(w.networks, badConflist) && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone && !p.unattached })
 }
 
 // bad reports whether a file of the configuration cannot be parsed.
@@ -502,6 +515,9 @@ func (w *world) disturb(o *op) {
 	case "sleep":
 		w.disturbing = false
 		w.pass([]time.Duration{time.Millisecond, 50 * time.Millisecond, time.Second, 3 * time.Second, 11 * time.Second, time.Minute, 4 * time.Minute, 11 * time.Minute}[o.number], !o.wait)
+		if !o.wait {
+			w.book.frozen = time.Now()
+		}
 	case "address":
 		a := nodeAddresses[2+o.number%3]
 		if i := slices.Index(k.addresses, a); i >= 0 {
@@ -512,9 +528,7 @@ func (w *world) disturb(o *op) {
 		w.book.addressed = w.seq
 		w.tell(func(p *process) { p.loop.AddressesChanged() })
 	case "connect":
-		if p := w.pods[o.pod]; p.phase == running {
-			w.connect(p, o.number)
-		}
+		w.connect(w.pods[o.pod])
 	case "disk full", "disk read-only", "disk broken", "disk good":
 		m.Full, m.ReadOnly, m.Broken = o.kind == "disk full", o.kind == "disk read-only", o.kind == "disk broken"
 		w.fault()
@@ -539,7 +553,7 @@ func (w *world) reboot() {
 			w.kill(p)
 		}
 	}
-	w.kernel.boot()
+	w.kernel.boot(pick(w.rand, 1, w.kernel.Generation.Number))
 	w.boot()
 	for _, p := range w.pods {
 		p.phase = gone
@@ -575,7 +589,7 @@ func (w *world) harm(o *op) {
 	case 3:
 		file = dataDir + "/sources"
 	}
-	w.book.recordsLost = true
+	w.fault()
 	text, is := w.machine.ReadFile(file)
 	w.book.recordLost = w.book.recordLost || o.number < 2
 	for _, chains := range w.kernel.Chains {
@@ -645,12 +659,12 @@ func (w *world) tamper(number int) {
 }
 
 // connect begins a connection of a pod.
-func (w *world) connect(p *pod, number int) {
-	src := p.addresses[number%len(p.addresses)]
-	dst := destinations[(number*5+p.number)%len(destinations)]
-	if src.Is4() != dst.Is4() {
+func (w *world) connect(p *pod) {
+	if p.phase != running {
 		return
 	}
+	src := pick(w.rand, p.addresses...)
+	dst := pick(w.rand, slices.DeleteFunc(w.probes(), func(dst netip.Addr) bool { return dst.Is4() != src.Is4() })...)
 	o := w.kernel.packet(src, dst)
 	if o.dropped {
 		return
@@ -667,4 +681,5 @@ func (w *world) connect(p *pod, number int) {
 		}
 	}
 	w.kernel.connections = append(w.kernel.connections, c)
+	w.note("  a connection of %s to %s begins, %v", p.id(p.container), dst, &c)
 }

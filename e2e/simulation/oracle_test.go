@@ -25,9 +25,10 @@ type book struct {
 	harmed        []string
 	recordLost    bool
 	disrupted     int       // seq of the last thing that another program did
-	recordsLost   bool      // once, or a document
 	addressed     int       // seq of the last change of the node's addresses
+	unfinished    bool      // a walk through the connections may be: then it is repeated
 	fought        time.Time // when another program stopped to fight
+	frozen        time.Time // when processes were frozen last, maybe with the lock held
 	disturbed     time.Time // when something happened last that a reconciler follows
 	settled       bool      // and it was judged since, the connections excepted
 	quietJudged   bool      // and those
@@ -86,7 +87,7 @@ func decide(versions []*version, addresses []policy.NodeAddress, space string, s
 		if masquerade && !exemptPod {
 			d.masquerade, d.from = true, append(d.from, c.output(addresses, src))
 			d.drop = d.drop || c.Guard == "drop" && (c.Scope != nil || slices.ContainsFunc(versions, func(v *version) bool {
-				return v != nil && v.Chain == c.Chain && v.net.learns() && v.net.address(src.Is6(), 0).Masked().Contains(src) // learned from ADDs
+				return v != nil && v.Chain == c.Chain && v.net.learns() && v.net.hasSubnetOf(src) // learned from ADDs
 			}))
 		}
 	}
@@ -183,7 +184,10 @@ func (w *world) objectTo(p *pod, tampered bool) {
 	combinations := w.combinations()
 	for src, dst := range w.packets(p) {
 		got := w.kernel.packet(src, dst)
-		var masquerade, exempt, drop bool
+		var masquerade, drop bool
+		// After a boot, a chain that the kernel refuses is missing; and rules that stay beside a damaged document may still
+		// exempt the former pod of the address.
+		exempt := w.refused() || p.unrecorded && p.moved
 		for _, c := range combinations {
 			d := decide(c, nil, p.space, src, dst)
 			if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
@@ -224,10 +228,12 @@ func (w *world) judgeOutputs(pods ...*pod) {
 	}
 }
 
-// judgeDeletion judges whether a connection may be deleted: an address of the node that it left with is gone, its address
-// has passed to a pod of another namespace, its pod has ended (so that its address is in none), or its translation contradicts a policy that may be in force.
+// judgeDeletion judges whether a connection may be deleted: an address of the node that it left with is gone, its pod has
+// ended (so that its address is in no namespace), its translation contradicts a policy that may be in force, or its address has
+// passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of namespaces comes into force. A walk that
+// could not be taken off the record is repeated.
 func (w *world) judgeDeletion(c *connection) {
-	gone := c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.container != c.pod.container && c.space != c.pod.space
+	gone := w.book.unfinished || w.book.fault > 0 || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved
 	for _, versions := range w.combinations() {
 		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
 	}
@@ -246,15 +252,15 @@ func (c *connection) String() string {
 // judgePassed judges the connections of the former pods of an address when an ADD of another one has returned.
 func (w *world) judgePassed(p *process, pod *pod) {
 	combinations := w.combinations()
-	if len(combinations) > 1 || strings.Contains(p.stderr.String(), "connections") {
+	if len(combinations) > 1 || w.book.fault > 0 || p.warnsOfConnections() { // an ADD before may have lost its reset, and said so
 		return
 	}
 	for _, c := range w.kernel.connections {
-		if c.pod != pod || c.container == pod.container {
+		if c.pod != pod || c.container == pod.container || !slices.Contains(pod.addresses, c.Src) {
 			continue
 		}
 		was, is := decide(combinations[0], nil, c.space, c.Src, c.Dst).masquerade, decide(combinations[0], nil, pod.space, c.Src, c.Dst).masquerade
-		if slices.Contains(pod.addresses, c.Src) && was != is && c.translated() != is {
+		if was != is && c.translated() != is {
 			w.object("a connection of %s (%s, namespace %q) to %s outlives the ADD of %s (namespace %q)", c.pod.id(c.container), c.Src, c.space, c.Dst, pod.id(pod.container), pod.space)
 		}
 	}
@@ -263,11 +269,11 @@ func (w *world) judgePassed(p *process, pod *pod) {
 // judgeConnections judges whether connections that contradict the policy were deleted.
 func (w *world) judgeConnections() {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.book.fault > 0 || w.book.recordsLost { // what was due is on record, and lost with it
+	if len(combinations) > 1 || w.book.fault > 0 { // what was due is on record, and lost with it
 		return
 	}
 	for _, c := range w.kernel.connections {
-		if c.pod.unrecorded {
+		if c.pod.unrecorded || !slices.Contains(c.pod.addresses, c.Src) { // or a former container may hold that address
 			continue
 		}
 		d := decide(combinations[0], nil, c.pod.space, c.Src, c.Dst)
@@ -378,7 +384,11 @@ func (w *world) excused(report *reconcile.Report) bool {
 	})
 }
 
+// judgeSync judges a sync, which may have read conflists before they changed.
 func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
+	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.since > p.start }) {
+		return
+	}
 	if !healthy && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && !w.kernel.noGuards {
 		w.object("a sync is not ready although nothing fails: %v", report.Problems[0].Err)
 	}
@@ -394,8 +404,10 @@ func (w *world) judgeQuiet() {
 	if w.scenario.legacy { // without events
 		patience = 65 * time.Second
 	}
-	if w.book.fault > 0 && time.Since(w.book.faultTime) < 75*time.Second || time.Since(w.book.fought) < 5*time.Minute {
-		return // it backs off
+	if w.book.fault > 0 && time.Since(w.book.faultTime) < 75*time.Second || // it backs off
+		time.Since(w.book.fought) < 5*time.Minute ||
+		time.Since(w.book.frozen) < time.Minute+patience {
+		return
 	}
 	if time.Since(w.book.disturbed) < patience {
 		return
@@ -450,7 +462,8 @@ func (w *world) agree(n *network) {
 	switch {
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
 	case status.err == nil && add.err != nil && m.Broken: // which only a write can tell
-	case status.err == nil && add.err != nil && w.refused(): // a guard of the subnet that this ADD found, which STATUS does not know
+	case status.err == nil && add.err != nil && m.Full && w.counts["reboots"] > 0: // on this disk, removing attachments makes no room
+	case status.err == nil && add.err != nil && (w.refused() || w.kernel.noGuards): // a guard of the subnet that this ADD found, which STATUS does not know
 	case add.err != nil && pod.container > 1 && (m.Full || m.ReadOnly): // the record of the former container stays
 	case status.err != nil && add.err == nil && spaced && m.Bad(): // a change of exemption could not be recorded
 	case (status.err == nil) != (add.err == nil):
@@ -508,6 +521,7 @@ func (w *world) quiet() {
 	if w.book.tampered > 0 && (w.active() == nil || time.Since(w.book.fought) > 5*time.Minute) {
 		w.object("after quiet and a sync the rules are not repaired")
 	}
+	w.book.unfinished = false
 	again() // publishes
 	writes, seq := m.Writes, w.kernel.seq
 	again()
@@ -558,7 +572,7 @@ func (w *world) judgeGuards() {
 	}
 	for _, p := range w.pods {
 		// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
-		if p.phase != running || p.unrecorded || p.net.versions[0].Scope == nil && (w.book.fault > 0 || w.book.recordsLost || p == p.net.nobody || p.entry != p.net.conf) {
+		if p.phase != running || p.unrecorded || p.net.versions[0].Scope == nil && (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) {
 			continue
 		}
 		for src, dst := range w.packets(p) {

@@ -13,7 +13,7 @@ import (
 )
 
 // most is how many pods there are.
-const most = 8
+const most = 4
 
 // scenario is everything that a seed decides but the order of effects.
 type scenario struct {
@@ -77,14 +77,14 @@ type op struct {
 	version int
 	number  int
 	wait    bool // until it has ended before the next operation begins
-	kill    int  // before this effect
-	fail    int  // from this effect on, the first that writes
+	kill    int  // before this write
+	fail    int  // this write
 }
 
 func (o *op) String() string {
 	text := o.kind
 	switch o.kind {
-	case "add", "stale add", "del", "check":
+	case "add", "stale add", "del", "check", "connect":
 		text += fmt.Sprintf(" pod%d", o.pod)
 	case "conflist":
 		text += fmt.Sprintf(" net%d/%d", o.net, o.version)
@@ -92,7 +92,7 @@ func (o *op) String() string {
 		text += fmt.Sprintf(" net%d", o.net)
 	case "damage", "lose":
 		text += fmt.Sprintf(" net%d %d", o.net, o.number)
-	case "tamper", "fight", "sleep", "connect", "address":
+	case "tamper", "fight", "sleep", "address":
 		text += fmt.Sprintf(" %d", o.number)
 	}
 	if o.kill > 0 {
@@ -147,12 +147,18 @@ func (v *version) marks() []netip.Prefix {
 	return m
 }
 
-// subnet returns the pod subnet of a network in a family.
+// address returns that of a pod in a family, in one of the two subnets of the network.
 func (n *netSpec) address(ipv6 bool, host int) netip.Prefix {
+	subnet := n.number + 10*(host%2)
 	if ipv6 {
-		return netip.MustParsePrefix(fmt.Sprintf("fd42:%d::%d/64", n.number, host+2))
+		return netip.MustParsePrefix(fmt.Sprintf("fd42:%d::%d/64", subnet, host+2))
 	}
-	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.%d/24", n.number, host+2))
+	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.%d/24", subnet, host+2))
+}
+
+// hasSubnetOf reports whether an address is in a subnet of the network.
+func (n *netSpec) hasSubnetOf(a netip.Addr) bool {
+	return n.address(a.Is6(), 0).Masked().Contains(a) || n.address(a.Is6(), 1).Masked().Contains(a)
 }
 
 // learns reports whether the subnets of its pods are learned from ADDs.
@@ -241,6 +247,16 @@ func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
 	return c
 }
 
+// stories are operations on one network and one pod that are rarely in this order by chance.
+var stories = [][]op{
+	// A network is dropped while an ADD returns.
+	{{kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true}, {kind: "once"}, {kind: "stale add"}},
+	// Another list of namespaces comes into force while an ADD runs.
+	{{kind: "conflist", wait: true}, {kind: "add", number: 4, wait: true}, {kind: "conflist"}, {kind: "once"}, {kind: "add", number: 5}, {kind: "wait"}},
+	// An address passes to a pod of another namespace.
+	{{kind: "add", number: 4, wait: true}, {kind: "connect"}, {kind: "del", number: 7}, {kind: "add", number: 5, wait: true}, {kind: "check"}},
+}
+
 // plan makes the operations.
 func (s *scenario) plan(r *rand.Rand) {
 	add := func(o op) { s.ops = append(s.ops, &o) }
@@ -265,18 +281,32 @@ func (s *scenario) plan(r *rand.Rand) {
 	for i := range s.nets {
 		add(op{kind: "conflist", net: i, wait: true})
 	}
-	for range 4 + r.IntN(16) {
+	for range 4 + r.IntN(10) {
+		if r.IntN(20) == 0 {
+			net, pod := r.IntN(len(s.nets)), r.IntN(most)
+			if s.nets[net].agent {
+				net = 0
+			}
+			for _, o := range pick(r, stories...) {
+				o.net, o.pod, o.version = net, pod, r.IntN(3)
+				add(o)
+			}
+		}
 		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(most), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
 		if killing && r.IntN(4) == 0 {
-			o.kill = 1 + r.IntN(150)
+			o.kill = 1 + r.IntN(pick(r, 4, 12, 30))
 		}
 		if failing && r.IntN(4) == 0 {
-			o.fail = 1 + r.IntN(150)
+			o.fail = 1 + r.IntN(pick(r, 4, 12, 30))
 		}
 		if s.nets[o.net].agent && o.kind != "conflist" && o.kind != "bad file" && o.kind != "damage" {
 			o.net = 0
 		}
 		add(o)
+		if (o.kill > 0 || o.fail > 0) && r.IntN(2) == 0 { // the runtime tries again
+			o.kill, o.fail, o.wait = 0, 0, true
+			add(o)
+		}
 	}
 	add(op{kind: "quiet", wait: true})
 }

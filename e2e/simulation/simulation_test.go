@@ -170,7 +170,7 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		w.machine.Step = w.step
 		w.kernel = newKernel(s)
 		w.kernel.Before, w.kernel.committed, w.kernel.deletes = w.kernelEffect, w.committed, w.judgeDeletion
-		w.kernel.boot()
+		w.kernel.boot(1)
 		w.boot()
 		for i := range most + 1 {
 			w.pods = append(w.pods, &pod{number: i})

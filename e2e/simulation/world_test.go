@@ -53,7 +53,6 @@ type process struct {
 	ordinal  int
 	start    int // seq
 	end      int
-	effects  int
 	writes   int // how many effects of it were writes
 	do       func() error
 	err      error
@@ -151,6 +150,12 @@ func (w *world) kernelEffect(text string, writes bool) error {
 // until lets processes run, one effect after the other, until the condition holds.
 func (w *world) until(condition func() bool) { w.runUntil(condition, time.Hour, false) }
 
+// meanwhile lets the processes that run have some effects, so that what comes next comes in the middle of them.
+func (w *world) meanwhile() {
+	end := w.effects + w.rand.IntN(pick(w.rand, 1, 30, 120))
+	w.until(func() bool { return w.effects >= end || len(w.parked)+len(w.notices) == 0 })
+}
+
 // pass lets time pass. Others than reconcilers may be frozen meanwhile.
 func (w *world) pass(d time.Duration, frozen bool) {
 	end := time.Now().Add(d)
@@ -205,6 +210,7 @@ func (w *world) finished() {
 			if p.stderr.Len() > 0 {
 				w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
 			}
+			w.book.unfinished = w.book.unfinished || p.Dead || p.warnsOfConnections() || !w.alone(p) // which renews resets
 			p.finish(p)
 			w.mayDrop()
 		}
@@ -212,6 +218,11 @@ func (w *world) finished() {
 }
 
 func (p *process) ended() bool { return p.end > 0 }
+
+// warnsOfConnections reports whether a verb said that a walk through the connections is not finished.
+func (p *process) warnsOfConnections() bool {
+	return strings.Contains(p.stderr.String(), "connections")
+}
 
 // choose takes a ticket, nil if there is none.
 func (w *world) choose(frozen bool) *ticket {
@@ -234,18 +245,17 @@ func (w *world) turn(t *ticket) {
 	w.last = p
 	w.effects++
 	w.seq++
-	p.effects++
 	p.last = w.seq
 	if t.writes {
 		p.writes++
 	}
 	switch o := p.op; {
-	case o.kill > 0 && p.effects == o.kill:
+	case t.writes && p.writes == o.kill:
 		w.note("%s: killed before: %s", p.Name, t.text)
 		w.counts["kills"]++
 		t.err = unix.EIO
 		w.kill(p)
-	case o.fail > 0 && p.effects >= o.fail && !p.faulty && t.writes:
+	case t.writes && p.writes == o.fail:
 		t.err, p.faulty = unix.EIO, true
 		w.note("%s: fails: %s", p.Name, t.text)
 		w.counts["failed effects"]++
