@@ -5,6 +5,7 @@ package enforce
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -132,9 +133,20 @@ func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, fam
 		}
 	}
 	if err == nil {
-		a.written[t.choice] = desired
+		a.written[t.choice] = t.with(desired)
 	}
 	return err
+}
+
+// with returns what the tables have once these chains are written: others stay in tables that other programs use, too.
+func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
+	after := policy.Ruleset{Chains: slices.Clone(desired.Chains)}
+	for _, c := range t.observation.Rules.Chains {
+		if !t.whole && desired.Find(c.Family, c.Name) == nil {
+			after.Chains = append(after.Chains, c)
+		}
+	}
+	return after
 }
 
 // observe reads nothing that was written.

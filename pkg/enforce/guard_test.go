@@ -380,6 +380,24 @@ func TestGuardDryRun(t *testing.T) {
 	f.writes()
 }
 
+// A dry run that would write one chain still finds that another one belongs to another program.
+func TestDryRunBesideAForeignChain(t *testing.T) {
+	f := newFixture(t)
+	foreign := policy.Chain{Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Unrecognized}}}
+	f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Family: policy.IPv4, Chain: "A"}] = foreign
+	lock, err := f.enforcer.Dir.DryRun(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := f.enforcer.Sync(t.Context(), f.observe(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.IPTables))), lock)
+	if !errors.Is(s.Err("A"), netfilter.ErrNotOwned) || s.Err("B") != nil {
+		t.Errorf("errors %v, and %v", s.Err("A"), s.Err("B"))
+	}
+	if err := lock.Release(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestResetsOnRecord checks which walks through the conntrack table are recorded before rules are written.
 func TestResetsOnRecord(t *testing.T) {
 	resets := func(s *policy.SourcePolicy) {
