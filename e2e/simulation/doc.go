@@ -22,9 +22,10 @@
 // "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
 // same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third,
 // the trace: one line for each effect, with its number, the process that had it, and what it was (a call on files, or one at
-// a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection. The last effect before OBJECTION is the one that made the packet wrong; read the trace
-// backwards from there. The objection about a packet lists the combinations of versions that may be in force, one of which
-// each packet has to follow. pod100 and later are addresses that no pod has.
+// a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection.
+// The last effect before OBJECTION is the one that made the packet wrong; read the trace backwards from there. The objection
+// about a packet lists the combinations of versions that may be in force, one of which each packet has to follow.
+// pod100 and later are addresses that no pod has.
 //
 // # How it works
 //
@@ -48,8 +49,8 @@
 //     kernel refuses is missing after a boot. STATUS counts on room on a full disk that this one never has.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.
-//   - After a fault a reconciler may back off for 75 s, after a fight with another
-//     program for 5 minutes, and for a minute after a process was frozen that may have held the lock.
+//   - After a fault a reconciler may back off for 75 s, after a fight with another program for 5 minutes, and for a minute
+//     after a process was frozen that may have held the lock.
 //   - A running reconciler may store the agent files of a moment ago after "once" has stored newer ones.
 //   - An ADD passes where the kernel refuses the chain of another network, which then does not exempt its pod.
 //   - Walks may delete more connections after a fault and after processes that ran at the same time, and those of an address

@@ -230,8 +230,8 @@ func (w *world) judgeOutputs(pods ...*pod) {
 
 // judgeDeletion judges whether a connection may be deleted: an address of the node that it left with is gone, its pod has
 // ended (so that its address is in no namespace), its translation contradicts a policy that may be in force, or its address has
-// passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of namespaces comes into force. A walk that
-// could not be taken off the record is repeated.
+// passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of
+// namespaces comes into force. A walk that could not be taken off the record is repeated.
 func (w *world) judgeDeletion(c *connection) {
 	gone := w.book.unfinished || w.book.fault > 0 || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved
 	for _, versions := range w.combinations() {
