@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,9 +26,9 @@ func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *S
 	return e.run(ctx, before.clone(), lock)
 }
 
-// Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules. The error is a
-// RefusedError or an UnwritableError: then the documents and the rules are as before. What fails after that is in the
-// State, and repaired by any later sync.
+// Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules. With an error the
+// documents and the rules are as before: it is why the kernel refuses the rules, or an UnwritableError. What fails after
+// that is in the State, and repaired by any later sync.
 func (e *Enforcer) Apply(ctx context.Context, lock *store.Lock, stored store.State, p *Proposal) (*State, error) {
 	s := e.ObserveProposal(ctx, p, stored.Record)
 	s.changes(stored.Sources, p)
@@ -35,24 +36,13 @@ func (e *Enforcer) Apply(ctx context.Context, lock *store.Lock, stored store.Sta
 		return s, nil
 	}
 	s = e.run(ctx, s, lock)
-	if s.refused != nil {
-		return s, &RefusedError{s.refused}
-	}
-	return s, s.RecordErr
+	return s, cmp.Or(s.refused, s.RecordErr)
 }
 
 // changes makes the documents of a proposal those that are to be stored.
 func (s *State) changes(before []policy.Source, p *Proposal) {
 	s.before, s.after, s.unstored = append([]policy.Source{}, before...), p.Sources, p.Changed
 }
-
-// RefusedError is why a policy was not stored: its rules could not be written.
-type RefusedError struct{ Err error }
-
-func (e *RefusedError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *RefusedError) Unwrap() error { return e.Err }
 
 // run takes the steps from an observation.
 func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {

@@ -179,7 +179,7 @@ func (f Family) match(r Ranges) Ranges {
 	return r
 }
 
-// byPrefix returns the indexes of the entries in the order of comparePrefixes. It sorts
+// byPrefix returns the indexes of the entries in the order of netip.Prefix.Compare. It sorts
 // keys without pointers, which take a third of the time.
 func byPrefix(list []*PrefixAction) []int {
 	type key struct {

@@ -267,7 +267,7 @@ func outOfOrder(observed []Rule, rank []int) []Rule {
 			others = append(others, i)
 		}
 	}
-	slices.SortFunc(sorted, func(i, j int) int { return cmp.Or(comparePrefixes(prefix[i], prefix[j]), i-j) })
+	slices.SortFunc(sorted, func(i, j int) int { return cmp.Or(prefix[i].Compare(prefix[j]), i-j) })
 	wrong := make([]bool, len(observed))
 	compare := func(i int, list []int) {
 		for _, j := range list {

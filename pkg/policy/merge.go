@@ -315,7 +315,7 @@ func (m *merger) merge() Policy {
 			p.PodCIDRs.Origins = append(p.PodCIDRs.Origins, part.origin("podCIDRs", -1))
 		}
 	}
-	p.Sources = scope(m, "sourceCIDRs", comparePrefixes, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	p.Sources = scope(m, "sourceCIDRs", netip.Prefix.Compare, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
 	scopes := map[SourceID][]netip.Prefix{} // those of agent files may be superseded
 	for _, o := range p.Sources.Origins {
 		scopes[o.Source] = p.Sources.Value
@@ -325,7 +325,7 @@ func (m *merger) merge() Policy {
 		p.Pods = append(p.Pods, s.podRanges(scopes[s.ID])...)
 	}
 	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets, &p.Pods} {
-		slices.SortFunc(*list, comparePrefixes)
+		slices.SortFunc(*list, netip.Prefix.Compare)
 		*list = slices.Compact(*list)
 	}
 	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })

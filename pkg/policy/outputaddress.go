@@ -158,7 +158,7 @@ func OutputItems(policies []Policy) (items AddressItems) {
 	for _, p := range policies {
 		items = append(items, p.OutputAddresses.Value...)
 	}
-	slices.SortFunc(items, comparePrefixes)
+	slices.SortFunc(items, netip.Prefix.Compare)
 	return slices.Compact(items)
 }
 

@@ -181,7 +181,7 @@ func (s Source) Validate(limit int) error {
 // error is that there are too many: then none is added.
 func (s *Source) AddPodSubnets(found ...netip.Prefix) (bool, error) {
 	all := slices.Concat(s.PodSubnets, found)
-	slices.SortFunc(all, comparePrefixes)
+	slices.SortFunc(all, netip.Prefix.Compare)
 	all = slices.Compact(all)
 	if len(all) == len(s.PodSubnets) {
 		return false, nil

@@ -3,7 +3,6 @@
 package policy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -51,12 +50,6 @@ func (f Family) LinkLocal() netip.Prefix {
 // ofFamily returns the prefixes of one family, in their order.
 func ofFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
-}
-
-// comparePrefixes orders prefixes by address, and a prefix before those that it
-// covers.
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 }
 
 // ParsePrefix reads a CIDR (RFC 4632, RFC 4291 2.3) and accepts only its one
