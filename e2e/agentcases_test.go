@@ -41,47 +41,6 @@ type agentCase struct {
 	extraFlags []string
 }
 
-// TestInvalidAgentFiles checks that the reconciler refuses every file that an agent refuses, and a
-// null in a list of prefixes. The error names the file, the key and the item, and the reconciler
-// writes no rules.
-func TestInvalidAgentFiles(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[1])
-	for i, c := range []struct {
-		name, text string
-		msgs       []string
-	}{
-		{"not a CIDR", "nonMasqueradeCIDRs: [10.0.0.0/8, abcdefg]\n", []string{"nonMasqueradeCIDRs[1]", "abcdefg"}},
-		{"not an address", "nonMasqueradeCIDRs: [10.256.0.0/16]\n", []string{"nonMasqueradeCIDRs[0]", "10.256.0.0/16"}},
-		{"host bits", "nonMasqueradeCIDRs:\n- 10.0.0.1/8\n", []string{"nonMasqueradeCIDRs[0]", "10.0.0.1/8"}},
-		{"IPv6 without the flag", "nonMasqueradeCIDRs: ['fc00::/7']\n", []string{"nonMasqueradeCIDRs[0]", "fc00::/7", "enableIPv6"}},
-		{"too many prefixes", "nonMasqueradeCIDRs: [" + strings.Join(manyPrefixes(65), ", ") + "]\n", []string{"65", "64", "cidrLimit"}},
-		{"null", "nonMasqueradeCIDRs: [null]\n", []string{"nonMasqueradeCIDRs[0]", "null"}},
-		{"null between prefixes", "nonMasqueradeCIDRs:\n- 192.168.0.0/24\n-\n- 10.0.0.0/8\n", []string{"nonMasqueradeCIDRs[1]", "null"}},
-		{"empty string", "nonMasqueradeCIDRs: ['']\n", []string{"nonMasqueradeCIDRs[0]", "empty"}},
-		{"invalid YAML", "*", []string{"ip-masq-agent"}},
-		{"invalid JSON", "{*", []string{"ip-masq-agent"}},
-		{"string for a boolean", "masqLinkLocal: 'yes'\n", []string{"masqLinkLocal", "yes", "true"}},
-		{"word for an interval", "resyncInterval: fast\n", []string{"resyncInterval", "fast"}},
-	} {
-		for _, dialect := range []string{"v1", "v2"} {
-			t.Run(c.name+" "+dialect, func(t *testing.T) {
-				dir := agentCase{files: singleFile(c.text)}.writeFiles(t, n, 2*i)
-				_, stderr, code := n.reconciler(t, "once", "--agent-config-dir", dir, "--agent-dialect", dialect)
-				if code != 1 {
-					t.Errorf("exit code %d, want 1", code)
-				}
-				for _, msgs := range append(c.msgs, filepath.Join(dir, "ip-masq-agent")) {
-					if !strings.Contains(stderr, msgs) {
-						t.Errorf("error lacks %q:\n%s", msgs, stderr)
-					}
-				}
-				n.wantNoChain(t, "IP-MASQ-AGENT")
-			})
-		}
-	}
-}
-
 // singleFile returns a directory that holds only the file ip-masq-agent.
 func singleFile(text string) map[string]string { return map[string]string{"ip-masq-agent": text} }
 
@@ -225,7 +184,7 @@ func TestAgentCases(t *testing.T) {
 				// DaemonSets.
 				for i, c := range slices.Backward(cases) {
 					if c.files == nil {
-						continue // the stored policy stays: TestMissingAgentDirectory
+						continue // the stored policy stays
 					}
 					t.Run("changed to "+c.name, func(t *testing.T) {
 						dir := c.writeFiles(t, ownNode, i)

@@ -49,16 +49,6 @@ func (w *commitWatcher) untilIdle(t *testing.T, idle time.Duration) int {
 	return count
 }
 
-// programsAfter returns the programs that made the commits after a generation.
-func (w *commitWatcher) programsAfter(generation uint32) (programs []string) {
-	for _, c := range w.Since(0) {
-		if c.Generation > generation {
-			programs = append(programs, c.Program)
-		}
-	}
-	return programs
-}
-
 // countByProgram counts the commits from index since on, by program.
 func (w *commitWatcher) countByProgram(since int) string {
 	count := map[string]int{}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // configMap is a directory in which kubelet mounts a ConfigMap: each file is a symbolic link into
@@ -145,11 +144,6 @@ func (n *node) wantValidPolicy(t *testing.T, hosts senders) {
 	hosts.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1 10.8.0.1"})
 }
 
-// validPolicy is the stored policy of validConfigMap.
-func validPolicy() policy.SourcePolicy {
-	return policy.SourcePolicy{Chain: policy.DefaultChain, NonMasqueradeCIDRs: prefixes("1.2.3.0/24", "10.9.0.0/16")}
-}
-
 // agentArgs returns the flags for agent files in a directory, with the node's backend.
 func (n *node) agentArgs(dir string) []string {
 	return []string{"--agent-config-dir", dir, "--backend", n.backend.setting}
@@ -245,51 +239,6 @@ func TestBrokenConfigMap(t *testing.T) {
 			n.eventually(t, "the file again", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
 			n.wantValidPolicy(t, hosts)
 		})
-	})
-}
-
-// TestBrokenConfigMapAtStart starts the reconciler with an invalid ConfigMap. It checks that the
-// reconciler restores the stored policy, and writes no rules if no policy is stored.
-func TestBrokenConfigMapAtStart(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		hosts, m := n.externalHost(t), n.configMap(t, nil)
-		for _, b := range brokenConfigMaps() {
-			t.Run(b.name, func(t *testing.T) {
-				m.update(t, validConfigMap())
-				b.breakFiles(t, m)
-				msgs := append(slices.Clone(b.msgs), "source: ", m.dir)
-				d := n.startReconciler(t, n.agentArgs(m.dir)...)
-				d.eventuallyUnready(t, msgs...)
-				d.wantFilesValid(t, 0)
-				n.wantNoChain(t, "IP-MASQ-AGENT")
-				hosts.verdicts(t, n, false, map[string]string{"pod": "1.2.4.1"})
-				d.stop(t)
-
-				// With the stored policy of an earlier run.
-				n.storeSource(t, policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: validPolicy()})
-				d = n.startReconciler(t, n.agentArgs(m.dir)...)
-				d.eventuallyUnready(t, msgs...)
-				d.wantFilesValid(t, 0)
-				n.wantValidPolicy(t, hosts)
-				n.flush(t)
-				n.eventually(t, "a repair", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") || n.backend.variant == "legacy" })
-
-				if b.restore == nil {
-					m.update(t, validConfigMap())
-				} else {
-					b.restore(t, m)
-				}
-				d.eventuallyReady(t)
-				d.wantFilesValid(t, 1)
-				n.wantValidPolicy(t, hosts)
-				d.stop(t)
-				n.removeRulesAndState(t)
-			})
-			if n.backend.variant != "" && b.name == "null" {
-				break // the other cases do not depend on the backend
-			}
-		}
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,105 +134,4 @@ func TestFlush(t *testing.T) {
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		})
 	})
-}
-
-// TestFirewallReload flushes the ruleset and restores one that was saved before ip-masq had rules,
-// or when it had older ones, as firewall services do. It checks that the next ADD corrects the
-// owned rules only.
-func TestFirewallReload(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.addThirdPartyRules(t)
-		save := func() (restore func()) {
-			saved := map[string]string{}
-			for _, save := range saveCommands() {
-				saved[strings.TrimSuffix(save, "save")+"restore"] = n.tool(t, save)
-			}
-			tables := "flush ruleset\n"
-			for _, f := range families() {
-				tables += n.tool(t, "nft", "list", "table", f[1], "thirdparty")
-				if strings.Contains(n.tool(t, "nft", "list", "tables"), "table "+f[1]+" ip-masq\n") {
-					tables += n.tool(t, "nft", "list", "table", f[1], "ip-masq")
-				}
-			}
-			return func() {
-				n.feed(t, tables, "nft", "-f", "-")
-				for restore, text := range saved {
-					n.feed(t, text, restore) // the program flushes the tables first
-				}
-			}
-		}
-		withoutRules := save()
-		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		n.addAndCheck(t, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}}))
-		older := save()
-		n.addAndCheck(t, conf)
-		for name, restore := range map[string]func(){"without owned rules": withoutRules, "with older owned rules": older} {
-			t.Run(name, func(t *testing.T) {
-				restore()
-				thirdParty := n.thirdPartyRuleset(t, "IP-MASQ-AGENT")
-				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
-				n.addAndCheck(t, conf).noWarnings(t)
-				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-				if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-					t.Errorf("third-party rules changed:\n%s", d)
-				}
-			})
-		}
-	})
-}
-
-// TestUnexpectedObjects checks that an ADD removes unexpected objects of every kind from the owned
-// tables, and keeps tables with similar names.
-func TestUnexpectedObjects(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.feed(t, "table inet ip-masq { chain postrouting { type filter hook postrouting priority 0; accept; }; }\n"+
-		"table ip ip-masq2 { set exempt-IP-MASQ-AGENT { type ipv4_addr; }; }\n", "nft", "-f", "-")
-	conf := n.conf(t, "podnet", object{"enableIPv6": true})
-	n.addAndCheck(t, conf)
-	lines := func() []string {
-		// A replaced set gets another name.
-		text := strings.ReplaceAll(n.tool(t, "nft", "list", "table", "ip", "ip-masq"), "exempt-IP-MASQ-AGENT.2", "exempt-IP-MASQ-AGENT")
-		all := strings.Split(text, "\n")
-		slices.Sort(all) // the order of objects has no effect; CHECK verifies that of rules
-		return all
-	}
-	right, thirdParty := lines(), n.thirdPartyRuleset(t)
-	for name, script := range map[string]string{
-		"a rule before the jump":     "insert rule ip ip-masq postrouting ip daddr 192.0.2.1 accept",
-		"a rule after the jump":      "add rule ip ip-masq postrouting counter",
-		"a rule in the owned chain":  "insert rule ip ip-masq masq-IP-MASQ-AGENT tcp dport 25 drop",
-		"a set":                      "add set ip ip-masq s { type ipv4_addr; }",
-		"a set with elements":        "add set ip ip-masq s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }",
-		"a map":                      "add map ip ip-masq m { type ipv4_addr : verdict; }",
-		"a counter":                  "add counter ip ip-masq c",
-		"a quota":                    "add quota ip ip-masq q { over 1 mbytes; }",
-		"a chain":                    "add chain ip ip-masq c",
-		"a chain with a jump to it":  "add chain ip ip-masq c; add rule ip ip-masq c counter; add rule ip ip-masq masq-IP-MASQ-AGENT jump c",
-		"a set that is used":         "add set ip ip-masq s { type ipv4_addr; }; insert rule ip ip-masq postrouting ip saddr @s accept",
-		"a counter that is used":     "add counter ip ip-masq c; insert rule ip ip-masq postrouting counter name c",
-		"a base chain":               "add chain ip ip-masq c { type filter hook postrouting priority 0; policy drop; }",
-		"a chain in another table":   "add chain ip6 ip-masq c { type nat hook postrouting priority 0; }",
-		"a chain of a previous name": "add chain ip ip-masq masq-OLD; add rule ip ip-masq postrouting jump masq-OLD",
-		"a dormant table":            "add table ip ip-masq { flags dormant; }",
-		"another priority":           "delete chain ip ip-masq postrouting; add chain ip ip-masq postrouting { type nat hook postrouting priority 50; }",
-		"another policy":             "add chain ip ip-masq postrouting { policy drop; }",
-		"no base chain":              "flush chain ip ip-masq postrouting; delete chain ip ip-masq postrouting; add chain ip ip-masq postrouting; add rule ip ip-masq postrouting jump masq-IP-MASQ-AGENT",
-		"a set of another type": "flush chain ip ip-masq masq-IP-MASQ-AGENT; delete set ip ip-masq exempt-IP-MASQ-AGENT; " +
-			"add set ip ip-masq exempt-IP-MASQ-AGENT { type ipv4_addr . inet_service; }",
-	} {
-		t.Run(name, func(t *testing.T) {
-			n.feed(t, script, "nft", "-f", "-")
-			n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, "rules differ from what is desired:")
-			n.addAndCheck(t, conf).noWarnings(t)
-			if d := cmp.Diff(right, lines()); d != "" {
-				t.Errorf("table: %s", d)
-			}
-			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-			if now := n.thirdPartyRuleset(t); now != thirdParty {
-				t.Errorf("third-party rules changed:\n%s", cmp.Diff(thirdParty, now))
-			}
-		})
-	}
 }

@@ -57,24 +57,6 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestGCWithCnitool checks that a GC of cnitool, whose list is empty, removes all attachments.
-func TestGCWithCnitool(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.conflist(t, "podnet", nil)
-	n.pod(t, "podnet")
-	n.pod(t, "podnet")
-	if have := n.attachments(t, "podnet"); have != 2 {
-		t.Fatalf("%d attachments", have)
-	}
-	if r := topology.Must(n.cni.GC(n.timeout(t), "podnet"))(t); r.ExitCode != 0 {
-		t.Fatalf("GC: exit code %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	if left := n.attachments(t, "podnet"); left != 0 {
-		t.Errorf("%d attachments left", left)
-	}
-}
-
 // TestGCFails checks that GC fails for an invalid list and for a read-only state, and that it
 // creates no state.
 func TestGCFails(t *testing.T) {

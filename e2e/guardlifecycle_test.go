@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // guardTables returns the tables ip-masq-guard, without counters; "" if there are none.
@@ -143,47 +142,6 @@ func TestGuardWithoutState(t *testing.T) {
 	})
 }
 
-// TestGuardOnAnotherBackend checks that the guard tables stay as they are while a chain moves.
-func TestGuardOnAnotherBackend(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[1])
-	n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop"}))
-	before := n.guardTables(t)
-	for _, backend := range []string{"nftables", "iptables"} {
-		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop", "staleConnections": "keep", "backend": backend})).noWarnings(t)
-		if after := n.guardTables(t); after != before || before == "" {
-			t.Errorf("the guard changed with backend %s:\n%s\nwas\n%s", backend, after, before)
-		}
-	}
-}
-
-// TestGuardOfFailedADD checks that an ADD whose rules cannot be written leaves the guard of the policy in
-// force.
-func TestGuardOfFailedADD(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[1:] {
-		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t, f)
-			first := n.conf(t, "podnet", object{"guard": "drop", "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
-			second := n.conf(t, "podnet", object{"guard": "drop", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
-			works := n.path
-			n.path = n.linkBothVariants(t, f.variant)
-			n.failRuleWrites(t, "iptables-restore", "iptables-"+f.variant+"-restore")
-			fails := n.path
-			n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "missing kernel module")
-			n.path = works
-			n.addAndCheck(t, first)
-			before := n.ruleset(t)
-			n.path = fails
-			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "missing kernel module")
-			if after := n.ruleset(t); after != before {
-				t.Errorf("rules changed:\n%s\nwere\n%s", after, before)
-			}
-			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
-		})
-	}
-}
-
 // TestGuardWithoutPodRange checks that an ADD of a CNI whose addresses have no subnet passes with a warning,
 // and that the reconciler is ready.
 func TestGuardWithoutPodRange(t *testing.T) {
@@ -205,26 +163,4 @@ func TestGuardWithoutPodRange(t *testing.T) {
 		n.conflist(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
 		d.until(t, "the guard", func() bool { return strings.Contains(n.guardTables(t), "10.1.0.0/16") })
 	})
-}
-
-// TestReconcilerRepairsGuard checks that the reconciler restores a guard that another program deleted.
-func TestReconcilerRepairsGuard(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.conflist(t, "podnet", object{"guard": "drop"})
-	n.pod(t, "podnet")
-	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-	watcher := n.watchCommits(t)
-	right := n.guardTables(t)
-	for range 3 {
-		count := watcher.untilIdle(t, 100*time.Millisecond)
-		n.tool(t, "nft", "delete table ip ip-masq-guard")
-		d.until(t, "repair", func() bool { return len(watcher.Since(count)) > 1 && n.guardTables(t) == right })
-	}
-	if repaired := d.metric(t, "drift_repairs_total", "kind", "guard"); repaired == 0 {
-		t.Error("drift_repairs_total does not count the guard")
-	}
-	if log := d.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "chain=IP-MASQ-AGENT") {
-		t.Errorf("the log lacks the repair:\n%s", log)
-	}
 }

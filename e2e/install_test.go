@@ -199,51 +199,6 @@ func (b *uninstalledNode) pluginBuild(t *testing.T, name string) string {
 	return path
 }
 
-// TestInstallDuringADDs replaces the plugin again and again while ADDs run, all of which must
-// succeed.
-func TestInstallDuringADDs(t *testing.T) {
-	t.Parallel()
-	b := newUninstalledNode(t, backends()[0])
-	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
-	b.install(t, plugins[0])
-	conf := b.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
-	done := make(chan struct{})
-	var all sync.WaitGroup
-	adds := make([]int, 4)
-	for i := range adds {
-		all.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				c := b.prepare(t, invocation{verb: "ADD", conf: conf, id: fmt.Sprint("pod", i)})
-				c.Path = b.binary()
-				if out, err := c.CombinedOutput(); err != nil {
-					t.Errorf("ADD: %v\n%s", err, out)
-					return
-				}
-				adds[i]++
-			}
-		})
-	}
-	for i := range 30 {
-		b.install(t, plugins[(i+1)%2])
-	}
-	close(done)
-	all.Wait()
-	for i, n := range adds {
-		if n < 10 {
-			t.Errorf("loop %d made only %d ADDs", i, n)
-		}
-	}
-	t.Logf("ADDs: %v", adds)
-	if have := fileNames(t, b.bin); len(have) != 1 {
-		t.Errorf("unexpected files: %q", have)
-	}
-}
-
 // TestInstallKilled kills install and uninstall 80 times at random points. It checks that the
 // runtime can always load its configuration and run the plugins in it, and that later commands
 // succeed.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // manyRules is the number of rules that a third party restores in one commit.
@@ -130,51 +129,6 @@ func TestDriftDuringLargeCommits(t *testing.T) {
 			}
 			w.checkVerdicts(t)
 			t.Logf("%d restores of %d rules by %s; repairs: %v", restored.Load(), manyRules, program[0], took)
-		})
-	}
-}
-
-// TestTamperingInSteps deletes the jump and then, during the repair, the table. It checks that the
-// reconciler repairs the rules whatever the pause between the two commits.
-func TestTamperingInSteps(t *testing.T) {
-	for _, f := range backends()[:2] {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel() // sleeps most of the time
-			w := newTamperNode(t, f)
-			table, chain := "ip-masq", "postrouting"
-			if f.variant != "" {
-				table, chain = "nat", "POSTROUTING"
-			}
-			var conn nfnetlink.Conn
-			must(t, w.Node.Do(func() error {
-				_, err := conn.Generation() // opens it in the node's namespace
-				return err
-			}))
-			defer func() {
-				if err := conn.Close(); err != nil {
-					t.Error(err)
-				}
-			}()
-			var took durations
-			// A repair takes about 1 ms with nftables and 8 ms with iptables.
-			for pause := time.Duration(0); pause < 10*time.Millisecond; pause += 400 * time.Microsecond {
-				family := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6}[len(took)%2]
-				count := w.untilIdle(t, 100*time.Millisecond)
-				var first, second nfnetlink.Batch
-				first.FlushChain(family, table, chain)
-				second.DeleteTable(family, table)
-				must(t, conn.Commit(&first))
-				for start := time.Now(); time.Since(start) < pause; { // time.Sleep is less exact
-					continue
-				}
-				at := time.Now()
-				must(t, conn.Commit(&second))
-				w.repair(t, count)
-				all := w.Since(count)
-				took = append(took, all[len(all)-1].At.Sub(at))
-			}
-			t.Log(took)
-			w.checkVerdicts(t)
 		})
 	}
 }

@@ -244,34 +244,6 @@ func TestManageWithoutEntryFile(t *testing.T) {
 	n.pod(t, "podnet")
 }
 
-// TestManageLeaderOnly runs two reconcilers and checks that only the leader writes conflists, and
-// that the standby does so once the leader has ended.
-func TestManageLeaderOnly(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	args := n.manageArgs(t, nil)
-	n.writeMainConflist(t, mainFile, "podnet")
-	first := n.startReconciler(t, args...)
-	first.untilManaged(t, mainFile)
-	second := n.startReconciler(t, args...)
-	second.untilUnready(t, "standby: ")
-	for range 3 {
-		n.writeMainConflist(t, mainFile, "podnet")
-		first.untilManaged(t, mainFile)
-	}
-	if _, body := second.ready(); strings.Contains(body, "conflist: ") || strings.Contains(second.scrape(t), "ip_masq_conflist_present") {
-		t.Errorf("the standby reports on the conflist: %s", body)
-	}
-	first.until(t, "four repairs", func() bool { return first.metric(t, "conflist_repairs_total") == 4 })
-	if two := second.metric(t, "conflist_repairs_total"); two != 0 {
-		t.Errorf("%v repairs by the standby", two)
-	}
-	first.stop(t)
-	n.writeMainConflist(t, mainFile, "podnet")
-	second.until(t, "taking over", func() bool { return n.hasPluginEntry(t, mainFile) })
-	second.untilManaged(t, mainFile)
-}
-
 // TestManageReadOnly checks that a read-only directory is logged once, with the remedy, and that
 // the reconciler retries.
 func TestManageReadOnly(t *testing.T) {

@@ -116,25 +116,6 @@ func TestBadPluginFile(t *testing.T) {
 	}
 }
 
-// TestConfDirOfPluginFile: the reconciler takes its directory from the file, and says where another one is stated.
-func TestConfDirOfPluginFile(t *testing.T) {
-	t.Parallel()
-	n := newPluginFileNode(t)
-	n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"203.0.113.16/28"}})
-	once := func(want int, says string, args ...string) {
-		t.Helper()
-		c := n.Node.Command(n.timeout(t), reconcilerProgram(t), append([]string{"once", "--cni-bin-dir", n.cni.Path[0]}, args...)...)
-		if stdout, stderr, code := run(t, c); code != want || !strings.Contains(stderr, says) {
-			t.Errorf("once %v exits %d, want %d\n%s%s", args, code, want, stdout, stderr)
-		}
-	}
-	once(0, "")
-	n.wantExempt(t, "203.0.113.16/28")
-	once(0, "", "--cni-conf-dir", n.cni.ConfDir)
-	once(1, "cni_conf_dir", "--cni-conf-dir", filepath.Join(n.dir, "other"))
-	n.wantExempt(t, "203.0.113.16/28")
-}
-
 // pluginFileNode is a node with a plugin.toml; the administrator owns its conflists.
 type pluginFileNode struct{ *node }
 
@@ -283,67 +264,6 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.conflist(t, "podnet", object{"requireAgentConfig": true})
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", nil)}).want(t, 11, "requireAgentConfig")
 	})
-}
-
-// TestPluginFileDropsDocuments: documents that did not come from a conflist of the file's directory are dropped by the
-// next sync that reads the directory completely, attachments or not.
-func TestPluginFileDropsDocuments(t *testing.T) {
-	t.Parallel()
-	exempt := func(p, chain string) object { return object{"nonMasqueradeCIDRs": []string{p}, "masqChain": chain} }
-	net, evil, other := exempt("203.0.113.16/28", "A"), exempt("203.0.113.48/28", "A"), exempt("198.51.100.0/28", "OTHER")
-	wantExempt := func(t *testing.T, g pluginFileNode, dropped bool) {
-		t.Helper()
-		rules := g.ruleset(t)
-		for text, want := range map[string]bool{"203.0.113.16/28": true, "203.0.113.48/28": !dropped, "198.51.100.0/28": !dropped, "OTHER": !dropped} {
-			if strings.Contains(rules, text) != want {
-				t.Errorf("%s: want %t in\n%s", text, want, rules)
-			}
-		}
-	}
-	for name, sync := range map[string]func(t *testing.T, g pluginFileNode){
-		"once": func(t *testing.T, g pluginFileNode) { g.reconcileOnce(t) },
-		"run": func(t *testing.T, g pluginFileNode) {
-			g.startReconciler(t, "--resync-interval", "10m").untilReady(t).stop(t)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := pluginFileNode{newNode(t, backends()[0])}
-			g.conflist(t, "net", net)
-			g.addAndCheck(t, g.conf(t, "evil", evil)).noWarnings(t)
-			g.addAndCheck(t, g.conf(t, "other", other)).noWarnings(t)
-			for range 2 { // the second one writes the verification cache
-				g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t)
-			}
-			g.reconcileOnce(t)
-			must(t, os.WriteFile(g.own(config.DefaultPluginFile), []byte(g.pluginFile("")), 0o600))
-			g.addAndCheck(t, g.conf(t, "net", net)).noWarnings(t)
-			torn := filepath.Join(g.cni.ConfDir, "99-torn.conflist")
-			must(t, os.WriteFile(torn, []byte("{"), 0o600))
-			g.reconciler(t, "once")
-			wantExempt(t, g, false)
-			must(t, os.Remove(torn))
-			sync(t, g)
-			wantExempt(t, g, true)
-			g.invoke(t, invocation{verb: "CHECK", conf: g.conf(t, "net", net)}).want(t, 0)
-			for _, network := range []string{"evil", "other"} {
-				if g.load(t).Find(networkID(network)) != nil {
-					t.Errorf("the document of %s is there", network)
-				}
-				g.invoke(t, invocation{verb: "DEL", conf: g.conf(t, network, nil)}).want(t, 0)
-			}
-			// One that came from a conflist is kept without it for ten minutes.
-			must(t, os.Remove(g.file("net")))
-			sync(t, g)
-			wantExempt(t, g, true)
-			g.refused(t, g.conf(t, "net", net), `network "net" has no policy`)
-			// Without the file the others are admitted again.
-			must(t, os.Remove(g.own(config.DefaultPluginFile)))
-			g.addAndCheck(t, g.conf(t, "evil", evil)).noWarnings(t)
-			g.addAndCheck(t, g.conf(t, "other", other)).noWarnings(t)
-			wantExempt(t, g, false)
-		})
-	}
 }
 
 // TestNothingIsLearnedWithPluginFile: with a plugin.toml, subnets that ADDs found are neither stored nor in force.

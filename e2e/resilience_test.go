@@ -74,86 +74,6 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 	})
 }
 
-// TestReadOnlyState checks that with a read-only dataDir only an ADD that must write a document
-// fails.
-func TestReadOnlyState(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := n.conf(t, "podnet", nil)
-		n.addAndCheck(t, conf)
-		writable := n.readOnly(t, n.dataDir)
-		before := n.snapshot(t)
-		second := n.conf(t, "podnet", object{"prevResult": resultWith("10.1.0.3/16")})
-		n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"}).want(t, 0, "read-only file system")
-		n.invoke(t, invocation{verb: "CHECK", conf: conf, id: "second"}).want(t, 0)
-		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0)
-		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0, "read-only file system")
-		// A network whose policy is in force already.
-		other := func(keys object) string {
-			keys["prevResult"] = resultWith("10.1.0.4/16")
-			return n.conf(t, "othernet", keys)
-		}
-		n.invoke(t, invocation{verb: "ADD", conf: other(object{})}).want(t, 0, "the rules are right, but the state cannot be written")
-		// A network whose policy changes the rules.
-		n.invoke(t, invocation{verb: "ADD", conf: other(object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})}).
-			want(t, 100, "the rules need a change and the state cannot be written", "read-only file system", "192.0.2.0/24")
-		n.unchanged(t, before)
-		// Rules are repaired without writing a document.
-		n.flush(t)
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
-		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
-		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-		writable()
-		n.addAndCheck(t, n.conf(t, "othernet", nil)).noWarnings(t)
-	})
-}
-
-// TestDamagedState checks that damaged files are moved aside and written again.
-func TestDamagedState(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf, other := n.conf(t, "podnet", nil), n.conf(t, "othernet", nil)
-		n.addAndCheck(t, conf)
-		n.addAndCheck(t, other)
-		n.addAndCheck(t, conf) // once more: the record is of both
-		for name, path := range map[string]string{
-			"own document": n.document(t, "podnet"), "document of another": n.document(t, "othernet"),
-			"record": filepath.Join(n.dataDir, "record.json"),
-		} {
-			valid := readFile(t, path)
-			for what, damage := range map[string]func() error{
-				"empty":     func() error { return os.WriteFile(path, nil, 0o600) },
-				"truncated": func() error { return os.WriteFile(path, valid[:len(valid)/2], 0o600) },
-				"two":       func() error { return os.WriteFile(path, append(valid, valid...), 0o600) },
-				"not JSON":  func() error { return os.WriteFile(path, []byte("\x00\xff\x7fELF"), 0o600) },
-				"open":      func() error { return os.Chmod(path, 0o666) },
-				"a symlink": func() error { return replace(path, func() error { return os.Symlink("/etc/passwd", path) }) },
-				"directory": func() error { return replace(path, func() error { return os.Mkdir(path, 0o700) }) },
-			} {
-				if n.backend.variant != "" && what != "truncated" {
-					continue // the same with every backend
-				}
-				t.Run(name+" "+what, func(t *testing.T) {
-					if err := damage(); err != nil {
-						t.Fatal(err)
-					}
-					n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path, "damaged")
-					n.addAndCheck(t, other)
-					n.addAndCheck(t, conf).noWarnings(t)
-					n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-					if now := readFile(t, path); string(now[:20]) != string(valid[:20]) {
-						t.Errorf("not written again: %s", now)
-					}
-					if _, err := os.Lstat(path + ".damaged"); err != nil {
-						t.Errorf("not moved aside: %v", err)
-					}
-				})
-			}
-		}
-	})
-}
-
 // TestDamagedDocumentOfAnotherNetwork checks that beside the damaged document of another network an ADD passes and leaves all
 // rules as they are, creates a chain that does not exist, and that the network's own ADD writes the document again.
 func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
@@ -203,13 +123,6 @@ func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 	})
-}
-
-func replace(path string, by func() error) error {
-	if err := os.Remove(path); err != nil {
-		return err
-	}
-	return by()
 }
 
 // TestBusyLock checks the verbs while another process holds the lock for longer than the plugin

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // settingsFile writes reconciler.toml atomically, as configuration management does, and returns its
@@ -175,50 +173,6 @@ func TestSettingsChangeAddresses(t *testing.T) {
 	}
 	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
 	n.eventually(t, "the first address again", func() bool { return ready(first) })
-}
-
-// TestMissingAgentDirectory checks that the defaults apply without an agent directory, and that a
-// stored policy stays in force after the directory is removed.
-func TestMissingAgentDirectory(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	all := n.externalHost(t)
-	dir := filepath.Join(n.dir, "mounted")
-	d := n.startReconciler(t, n.agentArgs(dir)...)
-	d.eventuallyReady(t)
-	all.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1"})
-	all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
-
-	m := n.configMap(t, validConfigMap()) // create the directory
-	n.eventually(t, "its policy", func() bool { return strings.Contains(n.rules(t), "1.2.3.0/24") })
-	n.wantValidPolicy(t, all)
-	documents := n.documentStamps(t)
-	must(t, os.Rename(m.dir, m.dir+".away")) // remove it
-	n.eventually(t, "a warning", func() bool {
-		return strings.Contains(d.log(), "does not exist; the policy that was read from it stays in force")
-	})
-	n.wantValidPolicy(t, all)
-	d.eventuallyReady(t)
-	d.stop(t)
-
-	// The policy stays in force after a restart and a reboot.
-	n.flush(t)
-	d = n.startReconciler(t, n.agentArgs(dir)...)
-	d.eventuallyReady(t)
-	n.wantValidPolicy(t, all)
-	if stdout, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(dir)...)...); code != 0 || !strings.Contains(stderr, "stays in force") {
-		t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
-	}
-	n.wantValidPolicy(t, all)
-	if stored := n.load(t).Sources; len(stored) != 1 || len(policy.Merge(stored)[0].Destinations) != 3 { // with link-local
-		t.Errorf("stored: %+v", stored)
-	}
-	must(t, os.Rename(m.dir+".away", m.dir))
-	m.update(t, map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [20.0.0.0/8]\n"})
-	n.eventually(t, "the directory again", func() bool { return strings.Contains(n.rules(t), "20.0.0.0/8") })
-	all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
-	// The document is replaced only after the rules.
-	n.eventually(t, "another document", func() bool { return n.documentStamps(t) != documents })
 }
 
 // TestConfigMapAgainstConflist checks that the network's policy takes precedence over the agent

@@ -5,7 +5,6 @@ package e2e
 import (
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -90,109 +89,10 @@ func (d *daemon) notReadyReasons(t *testing.T) (all []string) {
 // since returns what was logged after an earlier log.
 func (d *daemon) since(before string) string { return strings.TrimPrefix(d.log(), before) }
 
-// TestTakeoverRepairs checks that a new leader repairs changes from the time without a leader.
-func TestTakeoverRepairs(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
-		first := n.startReconciler(t).untilReady(t)
-		right := n.saved(t) + n.rules(t)
-		second := n.startReconciler(t)
-		second.untilUnready(t, "standby: ")
-		first.kill(t)
-		n.flush(t)
-		second.until(t, "taking over", func() bool { code, _ := second.ready(); return code == 200 })
-		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
-			t.Errorf("check: %d %s%s; want rules\n%s", code, stdout, stderr, right)
-		}
-	})
-}
-
-// TestOnceDuringRun checks that `once` changes nothing while `run` keeps the rules in sync, and
-// that neither reverts the other while a program changes the rules.
-func TestOnceDuringRun(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.agentFile(t, "ip-masq-agent", "enableIPv6: true\n")
-		d := n.startReconciler(t, "--resync-interval", "1s").untilReady(t)
-		before, generation, state, log := n.ruleset(t), n.generation(t), n.documentStamps(t), d.log()
-		for range 5 {
-			stdout, stderr, code := n.reconciler(t, "once")
-			if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "right: IP-MASQ-AGENT") {
-				t.Fatalf("once: exit code %d\n%s%s", code, stdout, stderr)
-			}
-		}
-		if n.generation(t) != generation || n.ruleset(t) != before || n.documentStamps(t) != state {
-			t.Error("once wrote rules in sync")
-		}
-		if said := d.since(log); said != "" {
-			t.Errorf("run logged:\n%s", said)
-		}
-
-		var all sync.WaitGroup
-		for range 2 {
-			all.Go(func() {
-				for range 10 {
-					c := n.reconcilerCommand(t.Context(), t, "once")
-					// The next flush can precede the verification by once.
-					if out, err := c.CombinedOutput(); err != nil && !strings.Contains(string(out), "rules differ from what is desired") {
-						t.Errorf("once: %v\n%s", err, out)
-						return
-					}
-				}
-			})
-		}
-		for range 10 {
-			n.flush(t)
-			time.Sleep(20 * time.Millisecond)
-		}
-		all.Wait()
-		d.until(t, "right rules", func() bool {
-			_, _, code := n.reconciler(t, "check")
-			return code == 0
-		})
-		settled := n.generation(t)
-		time.Sleep(1500 * time.Millisecond)
-		if now := n.generation(t); now != settled {
-			t.Errorf("the generation moved from %d to %d", settled, now)
-		}
-		if code, body := d.ready(); code != 200 {
-			t.Errorf("/readyz: %d %s", code, body)
-		}
-		if strings.Contains(d.log(), "level=ERROR") {
-			t.Errorf("run logged an error:\n%s", d.log())
-		}
-	})
-}
-
 // saysStopped reports whether the log has since had one line, the last one of a reconciler that ends by SIGTERM.
 func (d *daemon) saysStopped(before string) bool {
 	said := d.since(before)
 	return strings.Count(said, "\n") == 1 && strings.Contains(said, `msg=stopped reason="terminated signal received"`)
-}
-
-// TestRulesStayAfterSIGTERM checks that the reconciler exits with code 0 and writes nothing. It removes its
-// socket.
-func TestRulesStayAfterSIGTERM(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.conflist(t, "podnet", object{"enableIPv6": true})
-		d := n.startReconciler(t).untilReady(t)
-		before := n.snapshot(t)
-		generation, log := n.generation(t), d.log()
-		start := time.Now()
-		d.stop(t)
-		t.Logf("it took %s", time.Since(start).Round(time.Millisecond))
-		n.unchanged(t, before)
-		if now := n.generation(t); now != generation {
-			t.Errorf("generation moved from %d to %d", generation, now)
-		}
-		if !d.saysStopped(log) {
-			t.Errorf("the log has:\n%s", d.since(log))
-		}
-		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-	})
 }
 
 // TestSIGHUP checks that SIGHUP starts a sync at once. With iptables-legacy no event starts one.

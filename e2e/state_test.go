@@ -39,23 +39,6 @@ func TestRequireAgentConfig(t *testing.T) {
 	})
 }
 
-// TestRefusedDataDir checks that a dataDir that another user can write is neither used nor
-// replaced.
-func TestRefusedDataDir(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	conf := n.conf(t, "podnet", nil)
-	n.addAndCheck(t, conf)
-	must(t, os.Chmod(n.dataDir, 0o777))
-	before := n.snapshot(t)
-	n.invoke(t, invocation{verb: "ADD", conf: conf, id: "second"}).want(t, 100, n.dataDir)
-	n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, n.dataDir)
-	n.invoke(t, invocation{verb: "DEL", conf: conf, id: "second"}).want(t, 0, n.dataDir)
-	n.unchanged(t, before)
-	must(t, os.Chmod(n.dataDir, 0o700))
-	n.addAndCheck(t, conf).noWarnings(t)
-}
-
 func firstOf(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -63,36 +46,6 @@ func firstOf(errs ...error) error {
 		}
 	}
 	return nil
-}
-
-// TestReboot removes the rules and changes the boot ID in the dataDir, as a reboot does. It checks
-// that the first ADD restores the rules of all sources and drops the attachments.
-func TestReboot(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := n.conf(t, "podnet", nil)
-		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
-		n.addAndCheck(t, conf)
-		n.flush(t)
-		n.addAndCheck(t, conf)
-		before := n.saved(t) + n.ownedTables(t)
-		n.flush(t)
-		boot := n.endBoot(t)
-		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101)
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "first"}).want(t, 0).noWarnings(t)
-		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
-		if after := n.saved(t) + n.ownedTables(t); after != before || !strings.Contains(after, "192.0.2.0/24") {
-			t.Errorf("rules:\n%s\nwere:\n%s", after, before)
-		}
-		if have := n.attachments(t, "podnet"); have != 1 {
-			t.Errorf("%d attachments, want 1", have)
-		}
-		if _, err := os.Lstat(filepath.Join(n.dataDir, "attachments", earlierBoot)); !os.IsNotExist(err) {
-			t.Errorf("attachments of the earlier boot: %v", err)
-		}
-		if now := n.load(t).Record.Boot; now != boot {
-			t.Errorf("record of boot %s", now)
-		}
-	})
 }
 
 const earlierBoot = "00000000-0000-4000-8000-000000000000"
@@ -106,13 +59,4 @@ func (n *node) endBoot(t *testing.T) (boot string) {
 	text := strings.ReplaceAll(string(readFile(t, record)), boot, earlierBoot)
 	must(t, firstOf(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlierBoot))))
 	return boot
-}
-
-// ownedTables returns the rules in the tables of ip-masq.
-func (n *node) ownedTables(t *testing.T) string {
-	t.Helper()
-	if n.backend.variant != "" {
-		return ""
-	}
-	return n.tool(t, "nft", "-s", "list", "table", "ip", "ip-masq")
 }

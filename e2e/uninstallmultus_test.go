@@ -39,6 +39,23 @@ func besideMultus(t *testing.T, follows bool) (*uninstalledNode, *multus) {
 	return b, m
 }
 
+// findings returns what doctor reports, each finding with its severity.
+func (b *uninstalledNode) findings(t *testing.T) []string {
+	t.Helper()
+	stdout, stderr, code := b.reconciler(t, "doctor", "-o", "json", "--cni-bin-dir", b.bin)
+	var all struct {
+		Findings []struct{ ID, Severity string }
+	}
+	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != 0 {
+		t.Fatalf("doctor: %v, exit code %d\n%s%s", err, code, stdout, stderr)
+	}
+	var found []string
+	for _, f := range all.Findings {
+		found = append(found, f.Severity+" "+f.ID)
+	}
+	return found
+}
+
 // TestUninstallWithMultus checks that uninstall keeps the binary while the file of Multus names the
 // plugin, and removes it once Multus has generated the file again.
 func TestUninstallWithMultus(t *testing.T) {
