@@ -52,9 +52,9 @@ func (m *machine) step(e nfnetlink.Expr) {
 		copy(name, m.packet.Out)
 		switch e.Key {
 		case unix.NFT_META_OIFNAME:
-			m.load(e.Reg, name)
+			m.load(e.Dreg, name)
 		case unix.NFT_META_L4PROTO:
-			m.load(e.Reg, []byte{protocolByte(m.packet.Protocol)})
+			m.load(e.Dreg, []byte{protocolByte(m.packet.Protocol)})
 		default:
 			m.unknown = true
 		}
@@ -213,7 +213,7 @@ func exprGen() *rapid.Generator[nfnetlink.Expr] {
 				Len:    rapid.SampledFrom([]uint32{1, 2, 3, 4, 16}).Draw(t, "length"), Dreg: reg.Draw(t, "register")}
 		case 2:
 			key := rapid.SampledFrom([]uint32{unix.NFT_META_OIFNAME, unix.NFT_META_L4PROTO, unix.NFT_META_MARK}).Draw(t, "key")
-			return nfnetlink.Meta{Key: key, Reg: reg.Draw(t, "register")}
+			return nfnetlink.Meta{Key: key, Dreg: reg.Draw(t, "register")}
 		case 3:
 			n := rapid.SampledFrom([]int{1, 3, 4, 16}).Draw(t, "length")
 			xor := make([]byte, n)
@@ -243,10 +243,10 @@ func phraseGen(f policy.Family) *rapid.Generator[[]nfnetlink.Expr] {
 		switch rapid.IntRange(0, 3).Draw(t, "phrase") {
 		case 0:
 			name := rapid.SampledFrom([]string{"eth0\x00", "eth", "lo\x00\x00\x00", "a234567890bcdef\x00", "e\x00x"}).Draw(t, "name")
-			return []nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: 1}, nfnetlink.Cmp{Op: op, Sreg: 1, Data: []byte(name)}}
+			return []nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: 1}, nfnetlink.Cmp{Op: op, Sreg: 1, Data: []byte(name)}}
 		case 1:
 			p := rapid.SampledFrom([]byte{6, 17, 132, 1}).Draw(t, "protocol")
-			return []nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: 1}, nfnetlink.Cmp{Op: op, Sreg: 1, Data: []byte{p}}}
+			return []nfnetlink.Expr{nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: 1}, nfnetlink.Cmp{Op: op, Sreg: 1, Data: []byte{p}}}
 		case 2:
 			flags := rapid.SampledFrom([]uint32{unix.NFTA_FIB_F_SADDR, unix.NFTA_FIB_F_DADDR}).Draw(t, "flags")
 			local := binary.NativeEndian.AppendUint32(nil, rapid.SampledFrom([]uint32{2, 2, 2, 3}).Draw(t, "type"))

@@ -365,7 +365,7 @@ func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
 	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
 	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
-		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nfnetlink.Reg1},
+		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1},
 			nfnetlink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nfnetlink.Reg1, Data: []byte{byte(number)}})
 	} else if flags&l.protoFlag != 0 {
 		out = append(out, nfnetlink.Unknown{Kind: "protocol 0"})
@@ -437,7 +437,7 @@ func interfaceExpressions(out []nfnetlink.Expr, key uint32, name, mask []byte, i
 	case length == 0 && !inverted:
 		return out
 	}
-	return append(out, nfnetlink.Meta{Key: key, Reg: nfnetlink.Reg1},
+	return append(out, nfnetlink.Meta{Key: key, Dreg: nfnetlink.Reg1},
 		nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: name[:length]})
 }
 

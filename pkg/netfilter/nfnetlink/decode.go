@@ -114,7 +114,7 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
 	for _, e := range r.Exprs {
 		if d.Statement != NoStatement {
-			d.refuse(e.name() + " after " + string(d.Statement))
+			d.refuse(ExprName(e) + " after " + string(d.Statement))
 		}
 		d.expression(e)
 	}
@@ -165,12 +165,10 @@ func (d *decoder) expression(e Expr) {
 	case Payload:
 		d.load(d.payload(e))
 	case Meta:
-		if e.Set {
-			d.held.used = true
-			d.Other = append(d.Other, "meta set")
-		} else {
-			d.load(meta(e))
-		}
+		d.load(meta(e))
+	case SetMeta:
+		d.held.used = true
+		d.Other = append(d.Other, "meta set")
 	case FIB:
 		r := register{number: e.Dreg, name: "fib", size: 4}
 		if e.Result == unix.NFT_FIB_RESULT_ADDRTYPE {
@@ -221,7 +219,7 @@ func (d *decoder) expression(e Expr) {
 	case NAT:
 		d.nat(e)
 	case Dynset:
-		d.load(register{name: e.name()}) // it may end the rule
+		d.load(register{name: ExprName(e)}) // it may end the rule
 	case Counter:
 		d.Packets = e.Packets
 	case Unknown:
@@ -280,19 +278,19 @@ const transportHeader = "the transport header"
 func meta(e Meta) register {
 	switch e.Key {
 	case unix.NFT_META_OIFNAME:
-		return register{number: e.Reg, what: OutputName, name: "oifname", size: unix.IFNAMSIZ}
+		return register{number: e.Dreg, what: OutputName, name: "oifname", size: unix.IFNAMSIZ}
 	case unix.NFT_META_IIFNAME:
-		return register{number: e.Reg, name: "iifname"}
+		return register{number: e.Dreg, name: "iifname"}
 	case unix.NFT_META_OIF:
-		return register{number: e.Reg, what: OutputIndex, name: "oif", size: 4}
+		return register{number: e.Dreg, what: OutputIndex, name: "oif", size: 4}
 	case unix.NFT_META_L4PROTO:
-		return register{number: e.Reg, what: Protocol, name: "l4proto", size: 1}
+		return register{number: e.Dreg, what: Protocol, name: "l4proto", size: 1}
 	case unix.NFT_META_NFPROTO:
-		return register{number: e.Reg, what: NFProto, name: "nfproto", size: 1}
+		return register{number: e.Dreg, what: NFProto, name: "nfproto", size: 1}
 	case unix.NFT_META_MARK:
-		return register{number: e.Reg, what: Mark, name: "mark", size: 4}
+		return register{number: e.Dreg, what: Mark, name: "mark", size: 4}
 	}
-	return register{number: e.Reg, name: "meta"}
+	return register{number: e.Dreg, name: "meta"}
 }
 
 func (d *decoder) bitwise(e Bitwise) {

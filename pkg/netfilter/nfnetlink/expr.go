@@ -2,15 +2,15 @@
 
 package nfnetlink
 
-import "golang.org/x/sys/unix"
+import (
+	"reflect"
+
+	"golang.org/x/sys/unix"
+)
 
 // Expr is an expression of a rule: it loads something into a register, compares a register, or ends the
-// rule. The types of this package, as values, are the only implementations.
-type Expr interface {
-	name() string // the kernel's
-	// code reads or writes the expression's attributes. It returns the expression that was read.
-	code(c *codec) Expr
-}
+// rule. It is a value of one of the structs below.
+type Expr any
 
 // Register is the number of a register. The four registers of 16 bytes have the numbers 1 to 4. Each of
 // them consists of four registers of 4 bytes, with numbers from 8 (NFT_REG32_00). The kernel lists the
@@ -78,11 +78,16 @@ type (
 		Mask, Xor  []byte
 	}
 
-	// Meta loads something about the packet (Key is an NFT_META_*), or sets it from the register if Set.
+	// Meta loads something about the packet (Key is an NFT_META_*).
 	Meta struct {
-		Key uint32
-		Reg Register
-		Set bool
+		Key  uint32
+		Dreg Register
+	}
+
+	// SetMeta sets something about the packet from the register.
+	SetMeta struct {
+		Key  uint32
+		Sreg Register
 	}
 
 	// Lookup ends the rule unless the register is in the set, or if it is with Not. A lookup in a map is
@@ -176,281 +181,179 @@ type (
 	Unknown struct{ Kind string }
 )
 
-func (Payload) name() string   { return "payload" }
-func (Cmp) name() string       { return "cmp" }
-func (CmpRange) name() string  { return "range" }
-func (Bitwise) name() string   { return "bitwise" }
-func (Meta) name() string      { return "meta" }
-func (Lookup) name() string    { return "lookup" }
-func (FIB) name() string       { return "fib" }
-func (Numgen) name() string    { return "numgen" }
-func (CT) name() string        { return "ct" }
-func (Byteorder) name() string { return "byteorder" }
-func (Immediate) name() string { return "immediate" }
-func (Verdict) name() string   { return "immediate" }
-func (Masq) name() string      { return "masq" }
-func (NAT) name() string       { return "nat" }
-func (Dynset) name() string    { return "dynset" }
-func (Counter) name() string   { return "counter" }
-func (Match) name() string     { return "match" }
-func (Target) name() string    { return "target" }
-func (e Unknown) name() string { return e.Kind }
+// kind is a kind of expressions: the kernel's name, and the attribute of each field of the struct.
+type kind struct {
+	expr  Expr
+	name  string
+	attrs attrs
+}
 
-// ExprName returns the kernel's name for an expression.
-func ExprName(e Expr) string { return e.name() }
+// attrs are the numbers of attributes, with flags.
+type attrs [7]uint16
 
-// decodeExpr decodes what an NFTA_LIST_ELEM of a rule holds.
-func (c *codec) decodeExpr(b []byte) Expr {
-	var name, data []byte
-	it := attrIter{rest: b}
-	for it.next() {
-		switch it.typ {
-		case unix.NFTA_EXPR_NAME:
-			name = untilNUL(it.data)
-		case unix.NFTA_EXPR_DATA:
-			data = it.data
+const (
+	optional = 1 << 8 // it is left out if it is 0: the kernel refuses zero flags and registers
+	plain    = 1 << 9 // it is the bytes themselves, not an NFTA_DATA_VALUE
+)
+
+func kinds() [19]kind {
+	return [...]kind{
+		{Cmp{}, "cmp", attrs{unix.NFTA_CMP_OP, unix.NFTA_CMP_SREG, unix.NFTA_CMP_DATA}},
+		{Payload{}, "payload", attrs{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET,
+			unix.NFTA_PAYLOAD_LEN, unix.NFTA_PAYLOAD_DREG}},
+		{CmpRange{}, "range", attrs{unix.NFTA_RANGE_OP, unix.NFTA_RANGE_SREG,
+			unix.NFTA_RANGE_FROM_DATA, unix.NFTA_RANGE_TO_DATA}},
+		{Bitwise{}, "bitwise", attrs{unix.NFTA_BITWISE_SREG, unix.NFTA_BITWISE_DREG,
+			unix.NFTA_BITWISE_LEN, unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR}},
+		{Meta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_DREG}},
+		{SetMeta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_SREG}},
+		{Lookup{}, "lookup", attrs{unix.NFTA_LOOKUP_SET, unix.NFTA_LOOKUP_SREG, unix.NFTA_LOOKUP_FLAGS | optional}},
+		{FIB{}, "fib", attrs{unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_RESULT, unix.NFTA_FIB_DREG}},
+		{Numgen{}, "numgen", attrs{unix.NFTA_NG_TYPE, unix.NFTA_NG_MODULUS, unix.NFTA_NG_OFFSET | optional, unix.NFTA_NG_DREG}},
+		{CT{}, "ct", attrs{unix.NFTA_CT_KEY, unix.NFTA_CT_DREG}},
+		{Byteorder{}, "byteorder", attrs{unix.NFTA_BYTEORDER_SREG, unix.NFTA_BYTEORDER_DREG,
+			unix.NFTA_BYTEORDER_OP, unix.NFTA_BYTEORDER_LEN, unix.NFTA_BYTEORDER_SIZE}},
+		{Immediate{}, "immediate", attrs{unix.NFTA_IMMEDIATE_DREG, unix.NFTA_IMMEDIATE_DATA}},
+		{Verdict{}, "immediate", attrs{unix.NFTA_VERDICT_CODE, unix.NFTA_VERDICT_CHAIN | optional}},
+		{Masq{}, "masq", attrs{unix.NFTA_MASQ_FLAGS | optional,
+			unix.NFTA_MASQ_REG_PROTO_MIN | optional, unix.NFTA_MASQ_REG_PROTO_MAX | optional}},
+		{NAT{}, "nat", attrs{unix.NFTA_NAT_TYPE, unix.NFTA_NAT_FAMILY, unix.NFTA_NAT_FLAGS | optional,
+			unix.NFTA_NAT_REG_ADDR_MIN | optional, unix.NFTA_NAT_REG_ADDR_MAX | optional,
+			unix.NFTA_NAT_REG_PROTO_MIN | optional, unix.NFTA_NAT_REG_PROTO_MAX | optional}},
+		{Dynset{}, "dynset", attrs{unix.NFTA_DYNSET_SET_NAME, unix.NFTA_DYNSET_OP, unix.NFTA_DYNSET_SREG_KEY}},
+		{Counter{}, "counter", attrs{unix.NFTA_COUNTER_PACKETS, unix.NFTA_COUNTER_BYTES}},
+		{Match{}, "match", attrs{unix.NFTA_MATCH_NAME, unix.NFTA_MATCH_REV, unix.NFTA_MATCH_INFO | plain}},
+		{Target{}, "target", attrs{unix.NFTA_TARGET_NAME, unix.NFTA_TARGET_REV, unix.NFTA_TARGET_INFO | plain}},
+	}
+}
+
+// kindOf returns the kind of an expression, the zero value if it is Unknown.
+func kindOf(e Expr) kind {
+	for _, k := range kinds() {
+		if reflect.TypeOf(k.expr) == reflect.TypeOf(e) {
+			return k
 		}
 	}
-	for _, e := range [...]Expr{
-		Cmp{}, Payload{}, CmpRange{}, Bitwise{}, Meta{}, Lookup{}, FIB{}, Numgen{}, CT{}, Byteorder{}, Immediate{}, Masq{},
-		NAT{}, Dynset{}, Counter{}, Match{}, Target{},
-	} {
-		if e.name() != string(name) {
-			continue
-		}
-		c.parse(data)
-		// An attribute that is not known may change what the expression does.
-		if e = e.code(c); !c.bad && !it.malformed && c.unread == 0 {
-			return e
+	return kind{}
+}
+
+// ExprName returns the kernel's name for an expression.
+func ExprName(e Expr) string {
+	if unknown, is := e.(Unknown); is {
+		return unknown.Kind
+	}
+	return kindOf(e).name
+}
+
+// decodeExpr decodes what an NFTA_LIST_ELEM of a rule holds.
+func decodeExpr(b []byte) Expr {
+	name, data := untilNUL(nested(b, unix.NFTA_EXPR_NAME)), nested(b, unix.NFTA_EXPR_DATA)
+	for _, k := range kinds() {
+		if k.name == string(name) {
+			if e, ok := k.decode(data); ok {
+				return e
+			}
 		}
 	}
 	return Unknown{Kind: string(name)}
 }
 
-// codec writes attributes to w or, if that is nil, reads them from attrTable. It sets bad if an
-// expression has a form for which there is no type.
-type codec struct {
-	attrTable
-	w *attrWriter
-}
-
-func number[T ~uint32](c *codec, typ uint16, v *T) {
-	if c.w == nil {
-		*v = T(c.u32(typ))
-	} else {
-		c.w.u32(typ, uint32(*v))
+// decode decodes an expression, if it is of this kind. An attribute that is not known may change what it does.
+func (k *kind) decode(data []byte) (Expr, bool) {
+	var t, verdict attrTable
+	t.parse(data)
+	fields := &t
+	if k.expr == (Verdict{}) {
+		t.bad = t.u32(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT || t.bad
+		verdict.parse(nested(t.get(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
+		fields = &verdict
+	}
+	v := reflect.New(reflect.TypeOf(k.expr)).Elem()
+	for i := range v.NumField() {
+		fields.field(k.attrs[i], v.Field(i))
+	}
+	ok := !t.bad && t.unread == 0 && !fields.bad
+	switch e := v.Interface().(type) {
+	case Verdict:
+		return e, ok && (e.Chain != "" || e.Code != Jump && e.Code != Goto)
+	case CT:
+		return e, ok && !t.has(unix.NFTA_CT_DIRECTION) // 0 is a direction
+	case Lookup:
+		return e, ok && !t.has(unix.NFTA_LOOKUP_DREG) // of a map; 0 is the register of a verdict
+	case NAT:
+		if e.AddrMin != 0 {
+			e.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+		}
+		return e, ok
+	default:
+		return e, ok
 	}
 }
 
-// optional is number for an attribute that is left out if it is 0.
-func optional[T ~uint32](c *codec, typ uint16, v *T) {
-	if c.has(typ) || *v != 0 {
-		number(c, typ, v)
+// field reads a field.
+func (t *attrTable) field(attr uint16, v reflect.Value) {
+	typ := attr &^ (optional | plain)
+	switch kind := v.Kind(); {
+	case attr&optional != 0 && !t.has(typ):
+	case kind == reflect.Uint32:
+		v.SetUint(uint64(t.u32(typ)))
+	case kind == reflect.Int32:
+		v.SetInt(int64(int32(t.u32(typ))))
+	case kind == reflect.Uint64:
+		v.SetUint(t.u64(typ))
+	case kind == reflect.Bool:
+		n := t.u32(typ)
+		v.SetBool(n == 1)
+		t.bad = t.bad || n > 1
+	case kind == reflect.String:
+		v.SetString(t.str(typ))
+	default:
+		data := t.get(typ)
+		if attr&plain == 0 {
+			data = nested(data, unix.NFTA_DATA_VALUE)
+		}
+		v.SetBytes(data)
+		t.bad = t.bad || data == nil
 	}
 }
 
-// flag is a number that is 0 or 1.
-func (c *codec) flag(typ uint16, v *bool) {
-	n := uint32(0)
-	if *v {
-		n = 1
-	}
-	number(c, typ, &n)
-	*v, c.bad = n == 1, c.bad || n > 1
-}
-
-func (c *codec) number64(typ uint16, v *uint64) {
-	if c.w == nil {
-		*v = c.u64(typ)
-	} else {
-		c.w.u64(typ, *v)
-	}
-}
-
-func (c *codec) text(typ uint16, v *string) {
-	if c.w == nil {
-		*v = c.str(typ)
-	} else {
-		c.w.str(typ, *v)
-	}
-}
-
-// data is an NFTA_DATA_VALUE nested in typ.
-func (c *codec) data(typ uint16, v *[]byte) {
-	if c.w == nil {
-		*v = nested(c.get(typ), unix.NFTA_DATA_VALUE)
-		c.bad = c.bad || *v == nil
-	} else {
-		c.w.value(typ, *v)
-	}
-}
-
-func (e Payload) code(c *codec) Expr {
-	number(c, unix.NFTA_PAYLOAD_DREG, &e.Dreg)
-	number(c, unix.NFTA_PAYLOAD_BASE, &e.Base)
-	number(c, unix.NFTA_PAYLOAD_OFFSET, &e.Offset)
-	number(c, unix.NFTA_PAYLOAD_LEN, &e.Len)
-	return e
-}
-
-func (e Cmp) code(c *codec) Expr {
-	number(c, unix.NFTA_CMP_SREG, &e.Sreg)
-	number(c, unix.NFTA_CMP_OP, &e.Op)
-	c.data(unix.NFTA_CMP_DATA, &e.Data)
-	return e
-}
-
-func (e CmpRange) code(c *codec) Expr {
-	number(c, unix.NFTA_RANGE_SREG, &e.Sreg)
-	c.flag(unix.NFTA_RANGE_OP, &e.Not)
-	c.data(unix.NFTA_RANGE_FROM_DATA, &e.From)
-	c.data(unix.NFTA_RANGE_TO_DATA, &e.To)
-	return e
-}
-
-func (e Bitwise) code(c *codec) Expr {
-	const op = 6 // NFTA_BITWISE_OP, which golang.org/x/sys/unix does not have; 0 is mask and xor
-	c.bad = c.bad || c.optU32(op) != 0
-	number(c, unix.NFTA_BITWISE_SREG, &e.Sreg)
-	number(c, unix.NFTA_BITWISE_DREG, &e.Dreg)
-	number(c, unix.NFTA_BITWISE_LEN, &e.Len)
-	c.data(unix.NFTA_BITWISE_MASK, &e.Mask)
-	c.data(unix.NFTA_BITWISE_XOR, &e.Xor)
-	return e
-}
-
-func (e Meta) code(c *codec) Expr {
-	number(c, unix.NFTA_META_KEY, &e.Key)
-	if e.Set = e.Set || c.has(unix.NFTA_META_SREG); e.Set {
-		number(c, unix.NFTA_META_SREG, &e.Reg)
-	} else {
-		number(c, unix.NFTA_META_DREG, &e.Reg)
-	}
-	return e
-}
-
-func (e Lookup) code(c *codec) Expr {
-	c.text(unix.NFTA_LOOKUP_SET, &e.Set)
-	number(c, unix.NFTA_LOOKUP_SREG, &e.Sreg)
-	if e.Not || c.has(unix.NFTA_LOOKUP_FLAGS) {
-		c.flag(unix.NFTA_LOOKUP_FLAGS, &e.Not)
-	}
-	c.bad = c.bad || c.has(unix.NFTA_LOOKUP_DREG)
-	return e
-}
-
-func (e FIB) code(c *codec) Expr {
-	number(c, unix.NFTA_FIB_DREG, &e.Dreg)
-	number(c, unix.NFTA_FIB_RESULT, &e.Result)
-	number(c, unix.NFTA_FIB_FLAGS, &e.Flags)
-	return e
-}
-
-func (e Numgen) code(c *codec) Expr {
-	number(c, unix.NFTA_NG_DREG, &e.Dreg)
-	number(c, unix.NFTA_NG_MODULUS, &e.Modulus)
-	c.flag(unix.NFTA_NG_TYPE, &e.Random)
-	optional(c, unix.NFTA_NG_OFFSET, &e.Offset)
-	return e
-}
-
-func (e CT) code(c *codec) Expr {
-	number(c, unix.NFTA_CT_DREG, &e.Dreg)
-	number(c, unix.NFTA_CT_KEY, &e.Key)
-	c.bad = c.bad || c.has(unix.NFTA_CT_DIRECTION)
-	return e
-}
-
-func (e Byteorder) code(c *codec) Expr {
-	number(c, unix.NFTA_BYTEORDER_SREG, &e.Sreg)
-	number(c, unix.NFTA_BYTEORDER_DREG, &e.Dreg)
-	number(c, unix.NFTA_BYTEORDER_OP, &e.Op)
-	number(c, unix.NFTA_BYTEORDER_LEN, &e.Len)
-	number(c, unix.NFTA_BYTEORDER_SIZE, &e.Size)
-	return e
-}
-
-func (e Immediate) code(c *codec) Expr {
-	number(c, unix.NFTA_IMMEDIATE_DREG, &e.Dreg)
-	if e.Dreg == unix.NFT_REG_VERDICT {
-		return Verdict{}.code(c)
-	}
-	c.data(unix.NFTA_IMMEDIATE_DATA, &e.Data)
-	return e
-}
-
-func (e Verdict) code(c *codec) Expr {
-	if w := c.w; w != nil {
+// expr writes the attributes of an expression.
+func (w *attrWriter) expr(e Expr) {
+	k, v := kindOf(e), reflect.ValueOf(e)
+	switch k.expr {
+	case nil:
+		w.fail("expression %q is not known well enough to be written", ExprName(e))
+		return
+	case Verdict{}:
 		w.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
 		data := w.open(unix.NFTA_IMMEDIATE_DATA)
+		defer w.close(data)
 		verdict := w.open(unix.NFTA_DATA_VERDICT)
-		w.u32(unix.NFTA_VERDICT_CODE, uint32(e.Code))
-		if e.Chain != "" {
-			w.str(unix.NFTA_VERDICT_CHAIN, e.Chain)
-		}
-		w.close(verdict)
-		w.close(data)
-		return e
+		defer w.close(verdict)
 	}
-	var t attrTable
-	t.parse(nested(c.get(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
-	e.Code = VerdictCode(int32(t.u32(unix.NFTA_VERDICT_CODE)))
-	e.Chain = string(untilNUL(t.get(unix.NFTA_VERDICT_CHAIN)))
-	c.bad = c.bad || t.bad || e.Chain == "" && (e.Code == Jump || e.Code == Goto)
-	return e
-}
-
-// code leaves out what is 0, because the kernel refuses zero flags and registers.
-func (e Masq) code(c *codec) Expr {
-	optional(c, unix.NFTA_MASQ_FLAGS, &e.Flags)
-	optional(c, unix.NFTA_MASQ_REG_PROTO_MIN, &e.ProtoMin)
-	optional(c, unix.NFTA_MASQ_REG_PROTO_MAX, &e.ProtoMax)
-	return e
-}
-
-func (e NAT) code(c *codec) Expr {
-	number(c, unix.NFTA_NAT_TYPE, &e.Type)
-	number(c, unix.NFTA_NAT_FAMILY, &e.Family)
-	optional(c, unix.NFTA_NAT_FLAGS, &e.Flags)
-	optional(c, unix.NFTA_NAT_REG_ADDR_MIN, &e.AddrMin)
-	optional(c, unix.NFTA_NAT_REG_ADDR_MAX, &e.AddrMax)
-	optional(c, unix.NFTA_NAT_REG_PROTO_MIN, &e.ProtoMin)
-	optional(c, unix.NFTA_NAT_REG_PROTO_MAX, &e.ProtoMax)
-	if e.AddrMin != 0 {
-		e.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+	for i := range v.NumField() {
+		w.field(k.attrs[i], v.Field(i))
 	}
-	return e
 }
 
-func (e Dynset) code(c *codec) Expr {
-	c.text(unix.NFTA_DYNSET_SET_NAME, &e.Set)
-	number(c, unix.NFTA_DYNSET_OP, &e.Op)
-	number(c, unix.NFTA_DYNSET_SREG_KEY, &e.Key)
-	return e
-}
-
-func (e Counter) code(c *codec) Expr {
-	c.number64(unix.NFTA_COUNTER_BYTES, &e.Bytes)
-	c.number64(unix.NFTA_COUNTER_PACKETS, &e.Packets)
-	return e
-}
-
-func (e Match) code(c *codec) Expr {
-	c.text(unix.NFTA_MATCH_NAME, &e.Xt)
-	number(c, unix.NFTA_MATCH_REV, &e.Rev)
-	if c.w == nil {
-		c.bad = c.bad || !c.has(unix.NFTA_MATCH_INFO) // an empty one is fine
-		e.Info = c.get(unix.NFTA_MATCH_INFO)
-	} else {
-		c.w.bytes(unix.NFTA_MATCH_INFO, e.Info)
+// field writes a field.
+func (w *attrWriter) field(attr uint16, v reflect.Value) {
+	typ := attr &^ (optional | plain)
+	switch kind := v.Kind(); {
+	case attr&optional != 0 && v.IsZero():
+	case kind == reflect.Uint32:
+		w.u32(typ, uint32(v.Uint()))
+	case kind == reflect.Int32:
+		w.u32(typ, uint32(v.Int()))
+	case kind == reflect.Uint64:
+		w.u64(typ, v.Uint())
+	case kind == reflect.Bool:
+		w.u32(typ, map[bool]uint32{true: 1}[v.Bool()])
+	case kind == reflect.String:
+		w.str(typ, v.String())
+	case attr&plain != 0:
+		w.bytes(typ, v.Bytes())
+	default:
+		w.value(typ, v.Bytes())
 	}
-	return e
-}
-
-// code works for both, as NFTA_TARGET_* have the numbers of NFTA_MATCH_*.
-func (e Target) code(c *codec) Expr { return Target(Match(e).code(c).(Match)) }
-
-func (e Unknown) code(c *codec) Expr {
-	c.w.fail("expression %q is not known well enough to be written", e.Kind)
-	return e
 }

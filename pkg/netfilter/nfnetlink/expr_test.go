@@ -19,8 +19,8 @@ func everyExpr() []Expr {
 		CmpRange{Sreg: Reg1, From: []byte{0, 1}, To: []byte{3, 255}},
 		CmpRange{Not: true, Sreg: Reg3, From: []byte{1}, To: []byte{2}},
 		Bitwise{Sreg: Reg1, Dreg: Reg2, Len: 4, Mask: []byte{255, 240, 0, 0}, Xor: []byte{0, 0, 0, 0}},
-		Meta{Key: unix.NFT_META_OIFNAME, Reg: unix.NFT_REG_4},
-		Meta{Key: unix.NFT_META_MARK, Reg: Reg1, Set: true},
+		Meta{Key: unix.NFT_META_OIFNAME, Dreg: unix.NFT_REG_4},
+		SetMeta{Key: unix.NFT_META_MARK, Sreg: Reg1},
 		Lookup{Set: "exempt", Sreg: Reg1},
 		Lookup{Set: "exempt", Sreg: unix.NFT_REG32_05, Not: true},
 		FIB{Flags: unix.NFTA_FIB_F_DADDR, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: Reg1},
@@ -96,20 +96,20 @@ func TestMisshapenIsUnknown(t *testing.T) {
 	bytesOfAnyLength := map[string]uint16{"match": unix.NFTA_MATCH_INFO, "target": unix.NFTA_TARGET_INFO}
 	for _, e := range everyExpr() {
 		var w attrWriter
-		e.code(&codec{w: &w})
+		w.expr(e)
 		for it := (attrIter{rest: w.b}); it.next(); {
-			missing := new(codec).decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
-			if _, unknown := missing.(Unknown); unknown == optional[e.name()][it.typ] {
+			missing := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
+			if _, unknown := missing.(Unknown); unknown == optional[ExprName(e)][it.typ] {
 				t.Errorf("%#v without attribute %d is %#v", e, it.typ, missing)
 			}
 			if cmp.Equal(e, missing) {
 				t.Errorf("%#v is the same without attribute %d", e, it.typ)
 			}
-			if bytesOfAnyLength[e.name()] == it.typ || isName(e, it.typ) {
+			if bytesOfAnyLength[ExprName(e)] == it.typ || isName(e, it.typ) {
 				continue
 			}
-			short := new(codec).decodeExpr(expr(e.name(), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
-			if diff := cmp.Diff(Expr(Unknown{e.name()}), short); diff != "" {
+			short := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
+			if diff := cmp.Diff(Expr(Unknown{ExprName(e)}), short); diff != "" {
 				t.Errorf("%#v with a short attribute %d (-want +got):\n%s", e, it.typ, diff)
 			}
 		}
@@ -132,7 +132,7 @@ func isName(e Expr, typ uint16) bool {
 // out if the replacement is nil.
 func rewrite(w *attrWriter, e Expr, typ uint16, replacement []byte) {
 	var from attrWriter
-	e.code(&codec{w: &from})
+	from.expr(e)
 	for it := (attrIter{rest: from.b}); it.next(); {
 		switch {
 		case it.typ != typ:
@@ -155,7 +155,7 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.close(data)
 		}
 	}
-	if got := new(codec).decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {
+	if got := decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {
 		t.Errorf("goto a chain without a name: %#v", got)
 	}
 	for name, data := range map[string]func(w *attrWriter){
@@ -166,11 +166,11 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.u32(unix.NFTA_PAYLOAD_LEN, 4)
 		},
 		"lookup": func(w *attrWriter) { // in a map of verdicts
-			Lookup{Set: "m", Sreg: Reg1}.code(&codec{w: w})
+			w.expr(Lookup{Set: "m", Sreg: Reg1})
 			w.u32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 		},
 		"bitwise": func(w *attrWriter) { // a shift
-			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)}.code(&codec{w: w})
+			w.expr(Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)})
 			w.u32(6, 1) // NFTA_BITWISE_OP
 		},
 		"numgen": func(w *attrWriter) {
@@ -185,21 +185,21 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.value(unix.NFTA_RANGE_TO_DATA, []byte{2})
 		},
 		"immediate": func(w *attrWriter) { // a jump to nowhere
-			Verdict{Code: Jump}.code(&codec{w: w})
+			w.expr(Verdict{Code: Jump})
 		},
 		"dynset": func(w *attrWriter) { // with a counter for each element
-			Dynset{Set: "s", Key: Reg1}.code(&codec{w: w})
+			w.expr(Dynset{Set: "s", Key: Reg1})
 			w.bytes(unix.NFTA_DYNSET_EXPR, []byte{1})
 		},
 		"ct": func(w *attrWriter) { // of the packets in one direction
-			CT{Key: unix.NFT_CT_STATUS, Dreg: Reg1}.code(&codec{w: w})
+			w.expr(CT{Key: unix.NFT_CT_STATUS, Dreg: Reg1})
 			w.bytes(unix.NFTA_CT_DIRECTION, []byte{0})
 		},
 		"masq": func(w *attrWriter) { w.b = append(w.b, 9, 0, 1) }, // cut off
 		"snat": func(*attrWriter) {},
 		"":     func(*attrWriter) {},
 	} {
-		if diff := cmp.Diff(Expr(Unknown{name}), new(codec).decodeExpr(expr(name, data))); diff != "" {
+		if diff := cmp.Diff(Expr(Unknown{name}), decodeExpr(expr(name, data))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -209,11 +209,11 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 // unknown, unless its value is 0: then the feature is not used.
 func TestNewAttributes(t *testing.T) {
 	for _, e := range everyExpr() {
-		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.name()}} {
+		for value, want := range map[uint32]Expr{0: e, 1: Unknown{ExprName(e)}} {
 			for _, attr := range []uint16{maxAttr - 1, maxAttr + 100} {
-				got := new(codec).decodeExpr(expr(e.name(), func(w *attrWriter) {
+				got := decodeExpr(expr(ExprName(e), func(w *attrWriter) {
 					w.u32(attr, value)
-					e.code(&codec{w: w})
+					w.expr(e)
 				}))
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("attribute %d is %d (-want +got):\n%s", attr, value, diff)
@@ -226,8 +226,8 @@ func TestNewAttributes(t *testing.T) {
 // TestImpliedFlag: newer kernels list a flag of NAT to an address that older ones imply.
 func TestImpliedFlag(t *testing.T) {
 	want := NAT{Type: unix.NFT_NAT_SNAT, Family: unix.NFPROTO_IPV4, AddrMin: Reg1, AddrMax: Reg1}
-	got := new(codec).decodeExpr(expr(want.name(), func(w *attrWriter) {
-		want.code(&codec{w: w})
+	got := decodeExpr(expr(ExprName(want), func(w *attrWriter) {
+		w.expr(want)
 		w.u32(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS)
 	}))
 	if diff := cmp.Diff(Expr(want), got); diff != "" {
@@ -244,7 +244,7 @@ func TestRegisterNumbers(t *testing.T) {
 	b.AddChain(IPv4, "t", "c", nil)
 	registers := map[Register]Register{8: Reg1, 9: 9, 12: Reg2, 16: Reg3, 20: unix.NFT_REG_4, 23: 23}
 	for number := range registers {
-		b.AddRule(IPv4, "t", "c", []Expr{Meta{Key: unix.NFT_META_MARK, Reg: number}}, fmt.Sprint(number))
+		b.AddRule(IPv4, "t", "c", []Expr{Meta{Key: unix.NFT_META_MARK, Dreg: number}}, fmt.Sprint(number))
 	}
 	commit(t, c, &b)
 	for _, r := range must[[]Rule](t)(c.Rules(IPv4, "t", "c")) {
@@ -252,7 +252,7 @@ func TestRegisterNumbers(t *testing.T) {
 		if _, err := fmt.Sscan(r.Comment, &number); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.Exprs[0].(Meta).Reg; got != registers[number] {
+		if got := r.Exprs[0].(Meta).Dreg; got != registers[number] {
 			t.Errorf("register %d is %d, want %d", number, got, registers[number])
 		}
 	}

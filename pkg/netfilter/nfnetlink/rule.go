@@ -41,7 +41,6 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 
 // ruleDecoder decodes the rules of one list. It decodes equal expressions once.
 type ruleDecoder struct {
-	codec
 	known map[string]Expr // by their encoding
 	exprs []Expr          // the rules' Exprs are parts of it
 }
@@ -56,7 +55,7 @@ func (d *ruleDecoder) expr(b []byte) Expr {
 	if d.known == nil {
 		d.known = map[string]Expr{}
 	}
-	e = d.decodeExpr(b)
+	e = decodeExpr(b)
 	if _, differs := e.(Cmp); !differs && len(d.known) < limit {
 		d.known[string(b)] = e
 	}
@@ -122,13 +121,12 @@ func (w *attrWriter) comment(comment string) {
 
 // expressions writes a rule's expressions.
 func (w *attrWriter) expressions(exprs []Expr) {
-	c := codec{w: w}
 	all := w.open(unix.NFTA_RULE_EXPRESSIONS)
 	for _, e := range exprs {
 		at := w.open(unix.NFTA_LIST_ELEM)
-		w.str(unix.NFTA_EXPR_NAME, e.name())
+		w.str(unix.NFTA_EXPR_NAME, ExprName(e))
 		data := w.open(unix.NFTA_EXPR_DATA)
-		e.code(&c)
+		w.expr(e)
 		w.close(data)
 		w.close(at)
 	}

@@ -45,7 +45,7 @@ func masquerade6(t testing.TB, flags uint32, ports ...byte) []byte {
 func TestMark(t *testing.T) {
 	for _, op := range []CmpOp{Equal, NotEqual} {
 		d := Decode(IPv4, Rule{Exprs: []Expr{
-			Meta{Key: unix.NFT_META_MARK, Reg: Reg1},
+			Meta{Key: unix.NFT_META_MARK, Dreg: Reg1},
 			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: native(t, uint32(0xc000)), Xor: make([]byte, 4)},
 			Cmp{Op: op, Sreg: Reg1, Data: native(t, uint32(0x4000))},
 		}}, nil)

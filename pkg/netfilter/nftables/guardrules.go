@@ -136,7 +136,7 @@ func withoutMark(mask policy.Mark) nftStatement {
 	}
 	zero := make([]byte, 4)
 	return statement("meta mark & "+mask.String()+" == 0",
-		nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1},
+		nfnetlink.Meta{Key: unix.NFT_META_MARK, Dreg: nfnetlink.Reg1},
 		nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: uint32(len(zero)),
 			Mask: binary.NativeEndian.AppendUint32(nil, uint32(mask)), Xor: zero},
 		compare(nfnetlink.Equal, zero...))
@@ -145,7 +145,7 @@ func withoutMark(mask policy.Mark) nftStatement {
 // icmpv6Type is the match `icmpv6 type 133`.
 func icmpv6Type(typ byte) nftStatement {
 	return statement(fmt.Sprintf("icmpv6 type %d", typ),
-		nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
+		nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
 		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, typ))
 }
 

@@ -61,7 +61,7 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 		out = append(out, addressType("daddr", "!= local"))
 	}
 	if m.Protocol != "" {
-		add("meta l4proto "+string(m.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Reg: reg},
+		add("meta l4proto "+string(m.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: reg},
 			compare(nfnetlink.Equal, protocolNumber(m.Protocol)))
 	}
 	if m.Probability != 0 {
@@ -81,7 +81,7 @@ func outputInterface(pattern string, not bool) nftStatement {
 		op, operator = nfnetlink.NotEqual, "!= "
 	}
 	return nftStatement{"oifname " + operator + `"` + name + `"`, []nfnetlink.Expr{
-		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Reg: nfnetlink.Reg1}, compare(op, data...),
+		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(op, data...),
 	}}
 }
 

@@ -65,7 +65,7 @@ func (m model) expressions() []nfnetlink.Expr {
 		if m.mark == markNeeded {
 			op = nfnetlink.NotEqual
 		}
-		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_MARK, Reg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: make([]byte, 4)})
+		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_MARK, Dreg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: make([]byte, 4)})
 	}
 	codes := map[nfnetlink.Statement]nfnetlink.VerdictCode{nfnetlink.DoAccept: nfnetlink.Accept, nfnetlink.DoReturn: nfnetlink.Return,
 		nfnetlink.DoJump: nfnetlink.Jump, nfnetlink.DoGoto: nfnetlink.Goto}
