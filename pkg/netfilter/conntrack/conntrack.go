@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -43,7 +44,7 @@ type walk struct {
 	list, remove nfnetlink.Conn // the kernel answers deletions beside a dump on another socket
 	routes       *routes
 	deleted      map[policy.ChainFamily]uint64
-	replies      []nfnetlink.Tuple // of deleted entries without translation
+	replies      [][]byte // the tuples of the replies of deleted entries without translation
 }
 
 // maxReplies bounds the memory for replies: 2 MB.
@@ -90,17 +91,18 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 	if e.Zone != 0 {
 		return nil
 	}
-	c := policy.Connection{Src: e.Src, Dst: e.Dst, ReplySrc: e.ReplySrc, ReplyDst: e.ReplyDst}
+	c := policy.Connection{Src: e.Original.Src.Addr(), Dst: e.Original.Dst.Addr(),
+		ReplySrc: e.Reply.Src.Addr(), ReplyDst: e.Reply.Dst.Addr()}
 	chain, stale := w.judge.Judge(&c, w.routes)
 	if w.routes.err != nil || !stale {
 		return w.routes.err
 	}
-	if e.Src == e.ReplyDst && len(w.replies) < maxReplies {
-		w.replies = append(w.replies, e.ReplyTuple())
+	if c.Src == c.ReplyDst && len(w.replies) < maxReplies {
+		w.replies = append(w.replies, bytes.Clone(e.ReplyTuple))
 	}
-	deleted, err := w.remove.DeleteConnection(e)
+	deleted, err := w.remove.DeleteConnection(e.OriginalTuple, e.ID)
 	if deleted {
-		w.deleted[policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(e.Src)}]++
+		w.deleted[policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(c.Src)}]++
 	}
 	return err
 }
@@ -117,8 +119,8 @@ func (w *walk) deleteReversed(ctx context.Context) error {
 			return nil // the walk is complete
 		case <-time.After(wait):
 		}
-		for _, t := range w.replies {
-			if err := w.remove.DeleteTuple(t); err != nil {
+		for _, tuple := range w.replies {
+			if _, err := w.remove.DeleteConnection(tuple, nil); err != nil {
 				return err
 			}
 		}

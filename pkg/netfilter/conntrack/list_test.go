@@ -48,10 +48,10 @@ func TestDeletedByID(t *testing.T) {
 		if n++; n > 1 {
 			return nil
 		}
-		deleted, err := remove.DeleteConnection(e)
+		deleted, err := remove.DeleteConnection(e.OriginalTuple, e.ID)
 		addConnections(t, 100, 2000) // so that the memory of the old one is in use
 		addConnections(t, 1, 1000)
-		again, errAgain := remove.DeleteConnection(e)
+		again, errAgain := remove.DeleteConnection(e.OriginalTuple, e.ID)
 		if !deleted || again {
 			t.Errorf("deleted %t, again %t", deleted, again)
 		}
@@ -94,7 +94,7 @@ func TestConnectionsByStatus(t *testing.T) {
 		n := 0
 		if err := c.Connections(t.Context(), filter, func(e *nfnetlink.Connection) error {
 			n++
-			if e.Src.Is6() && e.ReplyDst != netip.MustParseAddr("2001:db8::9") || e.ReplySrc != e.Dst || e.Zone != 0 {
+			if e.Original.Src.Addr().Is6() && e.Reply.Dst.Addr() != netip.MustParseAddr("2001:db8::9") || e.Reply.Src != e.Original.Dst || e.Zone != 0 {
 				t.Errorf("%+v", e)
 			}
 			return nil

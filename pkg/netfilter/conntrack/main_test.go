@@ -78,7 +78,7 @@ func add(t testing.TB, entries ...fixtures.Connection) {
 func sources(t testing.TB) (list []string) {
 	t.Helper()
 	err := dial(t).Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
-		list = append(list, fmt.Sprint(e.Src))
+		list = append(list, fmt.Sprint(e.Original.Src.Addr()))
 		return nil
 	})
 	if err != nil {

@@ -105,10 +105,9 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	}
 	defer func() { _ = file.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
-	ignored := ignoredLink{name: except}
 	c := Routes()
-	ignored.index, _ = c.LinkNamed(except) // without its index nothing is ignored
-	_ = c.Close()
+	defer func() { _ = c.Close() }()
+	ignored, _ := c.LinkNamed(except) // without its index nothing is ignored
 	changed()
 	in := make([]byte, datagramSize)
 	for {
@@ -116,43 +115,19 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 		if err != nil && !errors.Is(err, unix.ENOBUFS) { // more changes than the socket holds
 			return fmt.Errorf("receive change events of addresses: %w", err)
 		}
-		if err != nil || !ignored.has(in[:n]) {
+		links, relevant := err != nil, err != nil
+		it := messageIter{rest: in[:n]}
+		for it.next() {
+			const indexAt = 4 // in struct ifaddrmsg
+			links = links || it.typ != unix.RTM_NEWADDR && it.typ != unix.RTM_DELADDR
+			relevant = relevant || links || len(it.payload) < unix.SizeofIfAddrmsg ||
+				binary.NativeEndian.Uint32(it.payload[indexAt:]) != ignored
+		}
+		if links {
+			ignored, _ = c.LinkNamed(except)
+		}
+		if relevant || it.malformed {
 			changed()
 		}
-	}
-}
-
-// ignoredLink is an interface whose addresses are ignored. Its index is 0 if there is none.
-type ignoredLink struct {
-	name  string
-	index uint32
-}
-
-// has reports whether all events of a datagram are about addresses of the interface.
-func (l *ignoredLink) has(datagram []byte) bool {
-	all := true
-	it := messageIter{rest: datagram}
-	for it.next() {
-		const indexAt = 4 // in struct ifaddrmsg and struct ifinfomsg
-		switch it.typ {
-		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-			all = all && len(it.payload) >= unix.SizeofIfAddrmsg && binary.NativeEndian.Uint32(it.payload[indexAt:]) == l.index
-		default:
-			all = false
-			if it.typ == unix.RTM_NEWLINK && len(it.payload) >= unix.SizeofIfInfomsg {
-				l.named(binary.NativeEndian.Uint32(it.payload[indexAt:]), untilNUL(nested(it.payload[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME)))
-			}
-		}
-	}
-	return all && !it.malformed
-}
-
-// named takes note of the name that an interface has now.
-func (l *ignoredLink) named(index uint32, name []byte) {
-	switch {
-	case string(name) == l.name:
-		l.index = index
-	case index == l.index:
-		l.index = 0
 	}
 }

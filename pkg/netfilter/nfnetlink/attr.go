@@ -85,24 +85,19 @@ func (t *attrTable) get(typ uint16) []byte {
 // has reports whether the attribute is present, even if empty.
 func (t *attrTable) has(typ uint16) bool { return t.at[typ] != nil }
 
-// u32 returns a required number. The integers of nf_tables are in network order.
-func (t *attrTable) u32(typ uint16) uint32 {
+// number returns a required number. The integers of nf_tables are in network order.
+func (t *attrTable) number(typ uint16, size int) (n uint64) {
 	v := t.get(typ)
-	if len(v) != 4 {
-		t.bad = true
-		return 0
+	t.bad = t.bad || len(v) != size
+	for _, b := range v[:min(len(v), size)] {
+		n = n<<8 | uint64(b)
 	}
-	return binary.BigEndian.Uint32(v)
+	return n
 }
 
-func (t *attrTable) u64(typ uint16) uint64 {
-	v := t.get(typ)
-	if len(v) != 8 {
-		t.bad = true
-		return 0
-	}
-	return binary.BigEndian.Uint64(v)
-}
+func (t *attrTable) u32(typ uint16) uint32 { return uint32(t.number(typ, 4)) }
+
+func (t *attrTable) u64(typ uint16) uint64 { return t.number(typ, 8) }
 
 // optU32 returns a number that is 0 if the attribute is missing.
 func (t *attrTable) optU32(typ uint16) uint32 {
@@ -150,14 +145,15 @@ func (w *attrWriter) fail(format string, args ...any) {
 	}
 }
 
-// open begins a nested attribute and returns its offset, for close.
-func (w *attrWriter) open(typ uint16) int {
+// nest writes attributes that are nested in others, each of which is in the one before.
+func (w *attrWriter) nest(write func(), in ...uint16) {
+	if len(in) == 0 {
+		write()
+		return
+	}
 	at := len(w.b)
-	w.header(0, typ|unix.NLA_F_NESTED)
-	return at
-}
-
-func (w *attrWriter) close(at int) {
+	w.header(0, in[0]|unix.NLA_F_NESTED)
+	w.nest(write, in[1:]...)
 	n := len(w.b) - at
 	if n > math.MaxUint16 {
 		w.fail("nested attribute of %d bytes is longer than netlink can express", n)
@@ -204,7 +200,5 @@ func (w *attrWriter) u64(typ uint16, v uint64) {
 
 // value writes an NFTA_DATA_VALUE nested in typ.
 func (w *attrWriter) value(typ uint16, v []byte) {
-	at := w.open(typ)
-	w.bytes(unix.NFTA_DATA_VALUE, v)
-	w.close(at)
+	w.nest(func() { w.bytes(unix.NFTA_DATA_VALUE, v) }, typ)
 }

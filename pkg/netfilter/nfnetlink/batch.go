@@ -7,17 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
-// maxElements is the number of set elements in one message. An attribute ends at 64 KiB, which some
+// maxRanges is the number of ranges, of two elements each, in one message. An attribute ends at 64 KiB, which some
 // 1,800 elements of IPv6 fill.
-const maxElements = 500
-
-// batchBegin is the size of the message NFNL_MSG_BATCH_BEGIN with the attribute NFNL_BATCH_GENID.
-const batchBegin = unix.SizeofNlMsghdr + nfgenHeader + attrHeader + 4
+const maxRanges = 250
 
 // Batch collects operations for one transaction. The zero Batch is empty and ready for use. An
 // operation that cannot be encoded makes Commit fail.
@@ -30,13 +28,7 @@ type Batch struct {
 	Generation uint32
 
 	w   attrWriter // its error is that of the first operation that cannot be encoded
-	ops []batchOp
-}
-
-// batchOp is one message of a batch.
-type batchOp struct {
-	operation
-	at int // offset in the batch
+	ops []operation
 }
 
 // Len returns the number of messages in the batch.
@@ -45,17 +37,14 @@ func (b *Batch) Len() int { return len(b.ops) }
 // add adds a message with the names of the table and the object and, unless it is nil, what encode
 // writes.
 func (b *Batch) add(op operation, msgType, flags, nameAttr uint16, encode func(w *attrWriter)) {
-	if len(b.w.b) == 0 {
-		b.w.b = make([]byte, batchBegin, 4096) // serialize fills it in
-	}
 	encodable := b.w.err == nil
-	at := b.w.beginMessage(messageType(msgType), flags, op.family, 0)
-	b.ops = append(b.ops, batchOp{op, at})
-	b.w.names(op, nameAttr)
-	if encode != nil {
-		encode(&b.w)
-	}
-	b.w.endMessage(at)
+	b.ops = append(b.ops, op)
+	b.w.message(messageType(msgType), flags, nfgenmsg(op.family), func(w *attrWriter) {
+		w.names(op, nameAttr)
+		if encode != nil {
+			encode(w)
+		}
+	})
 	if encodable && b.w.err != nil {
 		b.w.err = op.wrap(b.w.err)
 	}
@@ -79,10 +68,10 @@ func (b *Batch) AddChain(family Family, table, chain string, base *Base) {
 		if base == nil {
 			return
 		}
-		hook := w.open(unix.NFTA_CHAIN_HOOK)
-		w.u32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
-		w.u32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
-		w.close(hook)
+		w.nest(func() {
+			w.u32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
+			w.u32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
+		}, unix.NFTA_CHAIN_HOOK)
 		w.u32(unix.NFTA_CHAIN_POLICY, uint32(base.Policy))
 		w.str(unix.NFTA_CHAIN_TYPE, base.Type)
 	})
@@ -125,9 +114,7 @@ func (b *Batch) AddSet(family Family, table string, s Set) {
 		w.u32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
 		w.u32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
 		if s.Size != 0 {
-			desc := w.open(unix.NFTA_SET_DESC)
-			w.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
-			w.close(desc)
+			w.nest(func() { w.u32(unix.NFTA_SET_DESC_SIZE, s.Size) }, unix.NFTA_SET_DESC)
 		}
 		if s.Timeout != 0 {
 			w.u64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
@@ -154,17 +141,14 @@ func (b *Batch) DeleteElements(family Family, table, set string, ranges []netipx
 }
 
 func (b *Batch) elements(op operation, msgType, flags uint16, ranges []netipx.IPRange) {
-	const perMessage = maxElements / 2
-	for len(ranges) > 0 {
-		n := min(len(ranges), perMessage)
+	for some := range slices.Chunk(ranges, maxRanges) {
 		b.add(op, msgType, flags, unix.NFTA_SET_ELEM_LIST_SET, func(w *attrWriter) {
-			all := w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-			for _, r := range ranges[:n] {
-				w.addrRange(r)
-			}
-			w.close(all)
+			w.nest(func() {
+				for _, r := range some {
+					w.addrRange(r)
+				}
+			}, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		})
-		ranges = ranges[n:]
 	}
 }
 
@@ -182,17 +166,13 @@ func (w *attrWriter) addrRange(r netipx.IPRange) {
 }
 
 func (w *attrWriter) element(key netip.Addr, flags uint32) {
-	at := w.open(unix.NFTA_LIST_ELEM)
 	k := key.As16()
-	if key.Is4() {
-		w.value(unix.NFTA_SET_ELEM_KEY, k[12:])
-	} else {
-		w.value(unix.NFTA_SET_ELEM_KEY, k[:])
-	}
-	if flags != 0 {
-		w.u32(unix.NFTA_SET_ELEM_FLAGS, flags)
-	}
-	w.close(at)
+	w.nest(func() {
+		w.value(unix.NFTA_SET_ELEM_KEY, k[len(k)-key.BitLen()/8:])
+		if flags != 0 {
+			w.u32(unix.NFTA_SET_ELEM_FLAGS, flags)
+		}
+	}, unix.NFTA_LIST_ELEM)
 }
 
 // Commit applies the batch as one transaction. If it returns an *Error, nothing was applied, and the
@@ -235,7 +215,7 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 	// The kernel has answered by the time that the write returns: to each operation that it refuses and, as
 	// requested, to the last one. An error of the batch as a whole is an answer to its first message, and the
 	// only one.
-	err = c.receive(op, poll, func(m message) (bool, error) {
+	err = c.receive(op, unix.MSG_DONTWAIT, func(m message) (bool, error) {
 		if m.typ != unix.NLMSG_ERROR || m.sequence-begin > last-begin {
 			return false, nil // an answer to an earlier request that failed
 		}
@@ -264,33 +244,23 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 // set, end it, with ascending sequence numbers, and a request to acknowledge the last operation. It
 // advances the sequence number to that of the last message.
 func (b *Batch) serialize(sequence *uint32, ends bool) []byte {
-	if len(b.w.b) == 0 {
-		b.w.b = make([]byte, batchBegin)
+	header := []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	w := attrWriter{b: make([]byte, 0, len(b.w.b)+128)}
+	w.message(unix.NFNL_MSG_BATCH_BEGIN, 0, header, func(w *attrWriter) {
+		w.u32(unix.NFNL_BATCH_GENID, b.Generation) // 0 is any
+	})
+	w.b = append(w.b, b.w.b...)
+	if ends {
+		w.message(unix.NFNL_MSG_BATCH_END, 0, header, nil)
 	}
-	next := func(msg []byte) {
+	for i, rest := 0, w.b; len(rest) > 0; i++ {
 		*sequence++
-		setSequence(msg, *sequence)
-	}
-	begin := attrWriter{b: b.w.b[:0]}
-	begin.beginMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	begin.u32(unix.NFNL_BATCH_GENID, b.Generation) // 0 is any
-	begin.endMessage(0)
-	next(begin.b)
-	for i, op := range b.ops {
-		msg := b.w.b[op.at:]
-		next(msg)
-		if i == len(b.ops)-1 {
-			const flagsAt = 6 // nlmsg_flags in struct nlmsghdr
-			flags := binary.NativeEndian.Uint16(msg[flagsAt:])
-			binary.NativeEndian.PutUint16(msg[flagsAt:], flags|unix.NLM_F_ACK)
+		binary.NativeEndian.PutUint32(rest[sequenceAt:], *sequence)
+		if i > 0 && i == len(b.ops) {
+			flags := binary.NativeEndian.Uint16(rest[flagsAt:])
+			binary.NativeEndian.PutUint16(rest[flagsAt:], flags|unix.NLM_F_ACK)
 		}
+		rest = rest[binary.NativeEndian.Uint32(rest):]
 	}
-	if !ends {
-		return b.w.b
-	}
-	end := attrWriter{b: b.w.b}
-	at := end.beginMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	end.endMessage(at)
-	next(end.b[at:])
-	return end.b
+	return w.b
 }

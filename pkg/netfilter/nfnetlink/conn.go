@@ -3,7 +3,6 @@
 package nfnetlink
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -133,6 +132,9 @@ type message struct {
 // and resource, which is the lower half of the generation.
 const nfgenHeader = 4
 
+// Offsets in struct nlmsghdr.
+const flagsAt, sequenceAt = 6, 8
+
 // messageIter iterates over the messages of a datagram without copying.
 type messageIter struct {
 	rest []byte
@@ -154,39 +156,26 @@ func (it *messageIter) next() bool {
 	}
 	it.message = message{
 		typ:      binary.NativeEndian.Uint16(it.rest[4:]),
-		flags:    binary.NativeEndian.Uint16(it.rest[6:]),
-		sequence: binary.NativeEndian.Uint32(it.rest[8:]),
+		flags:    binary.NativeEndian.Uint16(it.rest[flagsAt:]),
+		sequence: binary.NativeEndian.Uint32(it.rest[sequenceAt:]),
 		payload:  it.rest[unix.SizeofNlMsghdr:n:n],
 	}
 	it.rest = it.rest[min(align4(int(n)), len(it.rest)):]
 	return true
 }
 
-// beginMessage writes the headers of a message and returns its offset. endMessage fills in the
-// length, setSequence the sequence number.
-func (w *attrWriter) beginMessage(typ, flags uint16, family Family, resource uint16) int {
-	at := w.beginHeader(typ, flags)
-	w.b = append(w.b, byte(family), unix.NFNETLINK_V0)
-	w.b = binary.BigEndian.AppendUint16(w.b, resource)
-	return at
-}
-
-// beginHeader writes the header of netlink alone.
-func (w *attrWriter) beginHeader(typ, flags uint16) int {
+// message writes a message with the header of a subsystem and, unless it is nil, what encode writes. The sequence
+// number is 0, as is the port, which the kernel fills in.
+func (w *attrWriter) message(typ, flags uint16, header []byte, encode func(*attrWriter)) {
 	at := len(w.b)
 	w.b = binary.NativeEndian.AppendUint32(w.b, 0)
 	w.b = binary.NativeEndian.AppendUint16(w.b, typ)
 	w.b = binary.NativeEndian.AppendUint16(w.b, flags|unix.NLM_F_REQUEST)
-	w.b = append(w.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence number; port, which the kernel fills in
-	return at
-}
-
-func (w *attrWriter) endMessage(at int) {
+	w.b = append(append(w.b, make([]byte, 8)...), header...)
+	if encode != nil {
+		encode(w)
+	}
 	binary.NativeEndian.PutUint32(w.b[at:], uint32(len(w.b)-at))
-}
-
-func setSequence(msg []byte, sequence uint32) {
-	binary.NativeEndian.PutUint32(msg[8:], sequence)
 }
 
 func messageType(number uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | number }
@@ -231,19 +220,14 @@ type request struct {
 	typ, flags uint16
 	header     []byte // that precedes the attributes, as in the answers
 	encode     func(*attrWriter)
-	how        receiving
-	// handle is called with each answer.
+	// handle is called with each answer. The bytes are valid during the call only.
 	handle func(header, attrs []byte) error
 }
 
 // get returns a request NFT_MSG_GET* about an object, whose name has the attribute nameAttr. It decodes the attributes
 // of each answer.
 func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
-	how := reuse
-	if number == unix.NFT_MSG_GETRULE { // expressions have the bytes
-		how = wait
-	}
-	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family), how: how,
+	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family),
 		encode: func(w *attrWriter) { w.names(op, nameAttr) },
 		handle: func(_, attrs []byte) error { return c.attrs.decode(attrs, decode) }}
 }
@@ -256,22 +240,17 @@ func nfgenmsg(family Family) []byte { return []byte{byte(family), unix.NFNETLINK
 func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
 	c.out = attrWriter{b: c.out.b[:0]}
 	w := &c.out
-	c.sequence++
-	w.beginHeader(r.typ, r.flags)
-	w.b = append(w.b, r.header...)
-	if r.encode != nil {
-		r.encode(w)
-	}
-	w.endMessage(0)
-	setSequence(w.b, c.sequence)
+	w.message(r.typ, r.flags, r.header, r.encode)
 	if w.err != nil {
 		return false, r.op.wrap(w.err)
 	}
+	c.sequence++
+	binary.NativeEndian.PutUint32(w.b[sequenceAt:], c.sequence)
 	if err := c.write(r.op, w.b); err != nil {
 		return false, err
 	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	err = c.receive(r.op, r.how, func(m message) (done bool, err error) {
+	err = c.receive(r.op, 0, func(m message) (done bool, err error) {
 		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
 		switch {
 		case ctx.Err() != nil:
@@ -347,33 +326,19 @@ func (c *Conn) write(op operation, b []byte) error {
 	}
 }
 
-// receiving is how to receive messages.
-type receiving int
-
-const (
-	poll  receiving = iota // return when nothing more is there
-	wait                   // wait for the answer
-	reuse                  // wait, and reuse the buffer: the bytes are valid during the call only
-)
-
-// receive calls handle, which may keep the bytes, with each message that arrives, until it returns true or
-// an error.
-func (c *Conn) receive(op operation, how receiving, handle func(message) (done bool, err error)) error {
+// receive calls handle with each message that arrives, until it returns true or an error or, with the flag MSG_DONTWAIT,
+// nothing more is there. The bytes are valid during the call only.
+func (c *Conn) receive(op operation, flags int, handle func(message) (done bool, err error)) error {
+	poll := flags&unix.MSG_DONTWAIT != 0
 	for {
-		var n int
-		var err error
-		if how == poll {
-			n, _, err = unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT)
-		} else {
-			n, err = unix.Read(c.fd, c.in)
-		}
+		n, _, err := unix.Recvfrom(c.fd, c.in, flags)
 		switch {
 		case err == nil && n > 0:
 		case err == nil:
 			return op.wrap(errMalformed)
-		case errors.Is(err, unix.EINTR), how == poll && errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
+		case errors.Is(err, unix.EINTR), poll && errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
 			continue
-		case errors.Is(err, unix.EAGAIN) && how == poll:
+		case errors.Is(err, unix.EAGAIN) && poll:
 			return nil
 		case errors.Is(err, unix.EAGAIN):
 			return fmt.Errorf("%s: the kernel did not answer within %d s", op, answerTimeout)
@@ -381,9 +346,6 @@ func (c *Conn) receive(op operation, how receiving, handle func(message) (done b
 			return fmt.Errorf("%s: receive answer: %w", op, err)
 		}
 		it := messageIter{rest: c.in[:n]}
-		if how != reuse {
-			it.rest = bytes.Clone(it.rest)
-		}
 		for it.next() {
 			if done, err := handle(it.message); err != nil {
 				return op.wrap(err)

@@ -3,7 +3,6 @@
 package nfnetlink
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -31,52 +30,19 @@ const (
 
 // Connection is a conntrack entry.
 type Connection struct {
-	Src, Dst, ReplySrc, ReplyDst netip.Addr
+	Original Flow // of the first packet, as it was sent
+	Reply    Flow // of the replies, as they arrive: its destination is what the packets leave with
 	// Zone is the zone that the entry, or one direction of it, is in.
 	Zone uint16
 
-	original, reply, id []byte // CTA_TUPLE_ORIG, CTA_TUPLE_REPLY and CTA_ID
+	OriginalTuple, ReplyTuple, ID []byte // the attributes, for DeleteConnection
 }
-
-// Tuple is the addresses and ports of one direction of a conntrack entry.
-type Tuple struct {
-	family Family
-	attrs  []byte
-}
-
-// ReplyTuple returns the tuple of the replies.
-func (e *Connection) ReplyTuple() Tuple { return Tuple{FamilyOf(e.Src), bytes.Clone(e.reply)} }
 
 // Flow is the protocol, addresses and ports of one direction of a conntrack entry. Both ports of ICMP are its
 // identifier.
 type Flow struct {
 	Protocol uint8 // IPPROTO_*
 	Src, Dst netip.AddrPort
-}
-
-// Original returns the flow of the first packet, as it was sent.
-func (e *Connection) Original() Flow { return flow(e.original, e.Src, e.Dst) }
-
-// Reply returns the flow of the replies, as they arrive: its destination is what the packets leave with.
-func (e *Connection) Reply() Flow { return flow(e.reply, e.ReplySrc, e.ReplyDst) }
-
-func flow(tuple []byte, src, dst netip.Addr) (f Flow) {
-	var ports [2]uint16
-	for it := (attrIter{rest: nested(tuple, ctaTupleProto)}); it.next(); {
-		switch number := len(it.data) == 2; {
-		case it.typ == ctaProtoNum && len(it.data) == 1:
-			f.Protocol = it.data[0]
-		case it.typ == ctaProtoSrcPort && number:
-			ports[0] = binary.BigEndian.Uint16(it.data)
-		case it.typ == ctaProtoDstPort && number:
-			ports[1] = binary.BigEndian.Uint16(it.data)
-		case (it.typ == ctaICMPID || it.typ == ctaICMPv6ID) && number:
-			ports[0] = binary.BigEndian.Uint16(it.data)
-			ports[1] = ports[0]
-		}
-	}
-	f.Src, f.Dst = netip.AddrPortFrom(src, ports[0]), netip.AddrPortFrom(dst, ports[1])
-	return f
 }
 
 // ConnectionFilter selects conntrack entries. The zero value selects all.
@@ -99,38 +65,33 @@ func (f *ConnectionFilter) encode(w *attrWriter) {
 		w.u32(ctaStatusMask, f.Mask)
 	}
 	if f.Src.Is4() {
-		tuple := w.open(ctaTupleOrig)
-		ip := w.open(ctaTupleIP)
-		w.bytes(ctaV4Src, f.Src.AsSlice())
-		w.close(ip)
-		w.close(tuple)
-		filter := w.open(ctaFilter)
-		w.bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, ctaFilterIPSrc))
-		w.close(filter)
+		w.nest(func() { w.bytes(ctaV4Src, f.Src.AsSlice()) }, ctaTupleOrig, ctaTupleIP)
+		w.filterFlags(ctaFilterOrigFlags, ctaFilterIPSrc)
 	}
 	if f.Protocol == 0 {
 		return
 	}
 	flags := uint32(ctaFilterProtoNum)
-	tuple := w.open(ctaTupleReply)
-	// The kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
-	if a := f.ReplyDst.Addr(); a.Is4() {
-		flags |= ctaFilterIPDst
-		ip := w.open(ctaTupleIP)
-		w.bytes(ctaV4Dst, a.AsSlice())
-		w.close(ip)
-	}
-	proto := w.open(ctaTupleProto)
-	w.bytes(ctaProtoNum, []byte{f.Protocol})
-	if f.Protocol == unix.IPPROTO_TCP || f.Protocol == unix.IPPROTO_UDP {
-		flags |= ctaFilterDstPort
-		w.bytes(ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, f.ReplyDst.Port()))
-	}
-	w.close(proto)
-	w.close(tuple)
-	filter := w.open(ctaFilter)
-	w.bytes(ctaFilterReplyFlags, binary.NativeEndian.AppendUint32(nil, flags))
-	w.close(filter)
+	w.nest(func() {
+		// The kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
+		if a := f.ReplyDst.Addr(); a.Is4() {
+			flags |= ctaFilterIPDst
+			w.nest(func() { w.bytes(ctaV4Dst, a.AsSlice()) }, ctaTupleIP)
+		}
+		w.nest(func() {
+			w.bytes(ctaProtoNum, []byte{f.Protocol})
+			if f.Protocol == unix.IPPROTO_TCP || f.Protocol == unix.IPPROTO_UDP {
+				flags |= ctaFilterDstPort
+				w.bytes(ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, f.ReplyDst.Port()))
+			}
+		}, ctaTupleProto)
+	}, ctaTupleReply)
+	w.filterFlags(ctaFilterReplyFlags, flags)
+}
+
+// filterFlags writes which parts of a tuple the kernel compares.
+func (w *attrWriter) filterFlags(typ uint16, flags uint32) {
+	w.nest(func() { w.bytes(typ, binary.NativeEndian.AppendUint32(nil, flags)) }, ctaFilter)
 }
 
 // Bits of an entry's status (IPS_*). A source NAT that changes nothing sets no bit, one that changes
@@ -159,19 +120,18 @@ func (e *Connection) decode(attrs []byte) bool {
 	for it.next() {
 		switch it.typ {
 		case ctaTupleOrig:
-			e.original = it.data
-			e.Src, e.Dst = e.tuple(it.data)
+			e.OriginalTuple, e.Original = it.data, e.flow(it.data)
 		case ctaTupleReply:
-			e.reply = it.data
-			e.ReplySrc, e.ReplyDst = e.tuple(it.data)
+			e.ReplyTuple, e.Reply = it.data, e.flow(it.data)
 		case ctaZone:
 			e.zone(it.data)
 		case ctaID:
-			e.id = it.data
+			e.ID = it.data
 		}
 	}
-	sameFamily := e.Src.BitLen() == e.Dst.BitLen() && e.Src.BitLen() == e.ReplySrc.BitLen() && e.Src.BitLen() == e.ReplyDst.BitLen()
-	return !it.malformed && len(e.id) == 4 && e.Src.IsValid() && sameFamily
+	bits := e.Original.Src.Addr().BitLen()
+	sameFamily := bits == e.Original.Dst.Addr().BitLen() && bits == e.Reply.Src.Addr().BitLen() && bits == e.Reply.Dst.Addr().BitLen()
+	return !it.malformed && len(e.ID) == 4 && bits > 0 && sameFamily
 }
 
 // zone sets the zone. An attribute of another form is a zone, too.
@@ -181,42 +141,47 @@ func (e *Connection) zone(data []byte) {
 	}
 }
 
-// tuple returns the addresses of a tuple, the zero Addr for one that is missing.
-func (e *Connection) tuple(b []byte) (src, dst netip.Addr) {
-	for it := (attrIter{rest: b}); it.next(); {
-		switch it.typ {
-		case ctaTupleZone:
-			e.zone(it.data)
-		case ctaTupleIP:
-			for ip := (attrIter{rest: it.data}); ip.next(); {
-				a, _ := netip.AddrFromSlice(ip.data)
-				switch ip.typ {
-				case ctaV4Src, ctaV6Src:
-					src = a
-				case ctaV4Dst, ctaV6Dst:
-					dst = a
-				}
+// flow decodes a tuple. Its addresses are the zero Addr if they are missing.
+func (e *Connection) flow(tuple []byte) Flow {
+	var f Flow
+	var src, dst netip.Addr
+	var srcPort, dstPort uint16
+	for part := (attrIter{rest: tuple}); part.next(); {
+		if part.typ == ctaTupleZone {
+			e.zone(part.data)
+		}
+		for it := (attrIter{rest: part.data}); it.next(); {
+			address, _ := netip.AddrFromSlice(it.data)
+			port := uint16(0)
+			if len(it.data) == 2 {
+				port = binary.BigEndian.Uint16(it.data)
+			}
+			switch inIP, inProto := part.typ == ctaTupleIP, part.typ == ctaTupleProto; {
+			case inIP && (it.typ == ctaV4Src || it.typ == ctaV6Src):
+				src = address
+			case inIP && (it.typ == ctaV4Dst || it.typ == ctaV6Dst):
+				dst = address
+			case inProto && it.typ == ctaProtoNum && len(it.data) == 1:
+				f.Protocol = it.data[0]
+			case inProto && it.typ == ctaProtoSrcPort:
+				srcPort = port
+			case inProto && it.typ == ctaProtoDstPort:
+				dstPort = port
+			case inProto && (it.typ == ctaICMPID || it.typ == ctaICMPv6ID):
+				srcPort, dstPort = port, port
 			}
 		}
 	}
-	return src, dst
+	f.Src, f.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
+	return f
 }
 
-// DeleteConnection deletes an entry by its original tuple and id, so not one that has replaced it. It reports whether
-// there was one: the kernel does not delete an entry that a flowtable has.
-func (c *Conn) DeleteConnection(e *Connection) (deleted bool, err error) {
-	return c.deleteConnection(Tuple{FamilyOf(e.Src), e.original}, e.id)
-}
-
-// DeleteTuple deletes the entry that has the tuple in one of its directions, if there is one.
-func (c *Conn) DeleteTuple(t Tuple) error {
-	_, err := c.deleteConnection(t, nil)
-	return err
-}
-
-func (c *Conn) deleteConnection(t Tuple, id []byte) (deleted bool, err error) {
-	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, t.family, func(w *attrWriter) {
-		w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, t.attrs)
+// DeleteConnection deletes the entry that has the tuple in one of its directions. With an ID it does not delete one that
+// has replaced it. It reports whether there was one: the kernel does not delete an entry that a flowtable has.
+func (c *Conn) DeleteConnection(tuple, id []byte) (deleted bool, err error) {
+	family := FamilyOf(new(Connection).flow(tuple).Src.Addr())
+	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, family, func(w *attrWriter) {
+		w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, tuple)
 		if id != nil {
 			w.bytes(ctaID, id)
 		}
@@ -257,7 +222,7 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 // ctnetlink returns a request to ctnetlink.
 func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) request {
 	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgenmsg(family), encode: encode,
-		how: reuse, handle: func(_, attrs []byte) error { return handle(attrs) }}
+		handle: func(_, attrs []byte) error { return handle(attrs) }}
 }
 
 func ctnetlinkType(number uint16) uint16 { return unix.NFNL_SUBSYS_CTNETLINK<<8 | number }

@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,10 +16,8 @@ import (
 func TestConnectionsAnswers(t *testing.T) {
 	answer := func(typ, flags uint16, sequence uint32, payload []byte) []byte {
 		var w attrWriter
-		at := w.beginMessage(typ, flags, 0, 0)
-		w.b = append(w.b[:unix.SizeofNlMsghdr], payload...)
-		w.endMessage(at)
-		setSequence(w.b, sequence)
+		w.message(typ, flags, payload, nil)
+		binary.NativeEndian.PutUint32(w.b[sequenceAt:], sequence)
 		return w.b
 	}
 	done := native(t, int32(0))
@@ -68,18 +67,16 @@ func encodeConnection(f testing.TB, src, dst string, zone bool) []byte {
 	f.Helper()
 	var w attrWriter
 	for i, tuple := range [][2]string{{src, dst}, {dst, src}} {
-		outer := w.open(uint16(ctaTupleOrig + i))
-		ip := w.open(ctaTupleIP)
-		for i, a := range tuple {
-			address := netip.MustParseAddr(a)
-			typ := uint16(ctaV4Src + i)
-			if address.Is6() {
-				typ = uint16(ctaV6Src + i)
+		w.nest(func() {
+			for i, a := range tuple {
+				address := netip.MustParseAddr(a)
+				typ := uint16(ctaV4Src + i)
+				if address.Is6() {
+					typ = uint16(ctaV6Src + i)
+				}
+				w.bytes(typ, address.AsSlice())
 			}
-			w.bytes(typ, address.AsSlice())
-		}
-		w.close(ip)
-		w.close(outer)
+		}, uint16(ctaTupleOrig+i), ctaTupleIP)
 	}
 	w.u32(ctaID, 7)
 	if zone {
@@ -99,8 +96,8 @@ func FuzzDecodeConnection(f *testing.F) {
 		if !e.decode(b) {
 			return
 		}
-		for _, a := range []netip.Addr{e.Src, e.Dst, e.ReplySrc, e.ReplyDst} {
-			if !a.IsValid() || a.BitLen() != e.Src.BitLen() {
+		for _, a := range []netip.AddrPort{e.Original.Src, e.Original.Dst, e.Reply.Src, e.Reply.Dst} {
+			if !a.Addr().IsValid() || a.Addr().BitLen() != e.Original.Src.Addr().BitLen() {
 				t.Fatalf("%+v", e)
 			}
 		}

@@ -3,8 +3,10 @@
 package nfnetlink
 
 import (
+	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,12 +92,10 @@ func playKernel(t *testing.T, fd int, generation func(dump int) uint32) (dumps i
 			t.Error("no request")
 			return dumps
 		}
-		send := func(typ uint16, sequence uint32, rest []byte) {
+		send := func(typ uint16, sequence uint32, header, rest []byte) {
 			var w attrWriter
-			at := w.beginMessage(typ, unix.NLM_F_MULTI, IPv4, 0)
-			w.b = append(w.b, rest...)
-			w.endMessage(at)
-			setSequence(w.b, sequence)
+			w.message(typ, unix.NLM_F_MULTI, slices.Concat(header, rest), nil)
+			binary.NativeEndian.PutUint32(w.b[sequenceAt:], sequence)
 			if _, err := unix.Write(fd, w.b); err != nil {
 				t.Error(err)
 			}
@@ -104,22 +104,15 @@ func playKernel(t *testing.T, fd int, generation func(dump int) uint32) (dumps i
 		case messageType(unix.NFT_MSG_GETGEN):
 			var w attrWriter
 			w.u32(unix.NFTA_GEN_ID, generation(dumps+1))
-			send(messageType(unix.NFT_MSG_NEWGEN), it.sequence, w.b)
+			send(messageType(unix.NFT_MSG_NEWGEN), it.sequence, nfgenmsg(IPv4), w.b)
 		case messageType(unix.NFT_MSG_GETRULE):
 			dumps++
 			rule := encodeRule(t, "c", nil, "")
-			send(messageType(unix.NFT_MSG_NEWRULE), it.sequence-1, rule)
+			send(messageType(unix.NFT_MSG_NEWRULE), it.sequence-1, nfgenmsg(IPv4), rule)
 			for range 2 {
-				send(messageType(unix.NFT_MSG_NEWRULE), it.sequence, rule)
+				send(messageType(unix.NFT_MSG_NEWRULE), it.sequence, nfgenmsg(IPv4), rule)
 			}
-			// The nfgenmsg is where the error number of NLMSG_DONE is.
-			done := attrWriter{}
-			at := done.beginMessage(unix.NLMSG_DONE, unix.NLM_F_MULTI, 0, 0)
-			done.endMessage(at)
-			setSequence(done.b, it.sequence)
-			if _, err := unix.Write(fd, done.b); err != nil {
-				t.Error(err)
-			}
+			send(unix.NLMSG_DONE, it.sequence, make([]byte, 4), nil)
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"reflect"
 
 	"golang.org/x/sys/unix"
@@ -312,7 +313,7 @@ func (t *attrTable) field(attr uint16, v reflect.Value) {
 		if attr&plain == 0 {
 			data = nested(data, unix.NFTA_DATA_VALUE)
 		}
-		v.SetBytes(data)
+		v.SetBytes(bytes.Clone(data))
 		t.bad = t.bad || data == nil
 	}
 }
@@ -320,19 +321,19 @@ func (t *attrTable) field(attr uint16, v reflect.Value) {
 // expr writes the attributes of an expression.
 func (w *attrWriter) expr(e Expr) {
 	k, v := kindOf(e), reflect.ValueOf(e)
+	fields := func() {
+		for i := range v.NumField() {
+			w.field(k.attrs[i], v.Field(i))
+		}
+	}
 	switch k.expr {
 	case nil:
 		w.fail("expression %q is not known well enough to be written", ExprName(e))
-		return
 	case Verdict{}:
 		w.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-		data := w.open(unix.NFTA_IMMEDIATE_DATA)
-		defer w.close(data)
-		verdict := w.open(unix.NFTA_DATA_VERDICT)
-		defer w.close(verdict)
-	}
-	for i := range v.NumField() {
-		w.field(k.attrs[i], v.Field(i))
+		w.nest(fields, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
+	default:
+		fields()
 	}
 }
 

@@ -76,9 +76,7 @@ func TestRuleRoundTrip(t *testing.T) {
 func expr(name string, data func(w *attrWriter)) []byte {
 	var w attrWriter
 	w.str(unix.NFTA_EXPR_NAME, name)
-	at := w.open(unix.NFTA_EXPR_DATA)
-	data(&w)
-	w.close(at)
+	w.nest(func() { data(&w) }, unix.NFTA_EXPR_DATA)
 	return w.b
 }
 
@@ -147,12 +145,10 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 	verdict := func(code VerdictCode, chain string) func(w *attrWriter) {
 		return func(w *attrWriter) {
 			w.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-			data := w.open(unix.NFTA_IMMEDIATE_DATA)
-			v := w.open(unix.NFTA_DATA_VERDICT)
-			w.u32(unix.NFTA_VERDICT_CODE, uint32(code))
-			w.str(unix.NFTA_VERDICT_CHAIN, chain)
-			w.close(v)
-			w.close(data)
+			w.nest(func() {
+				w.u32(unix.NFTA_VERDICT_CODE, uint32(code))
+				w.str(unix.NFTA_VERDICT_CHAIN, chain)
+			}, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 		}
 	}
 	if got := decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {

@@ -370,9 +370,7 @@ func TestListenRenamed(t *testing.T) {
 
 func TestDecodeCommit(t *testing.T) {
 	var w attrWriter
-	at := w.beginMessage(messageType(unix.NFT_MSG_NEWGEN), 0, 0, 0)
-	w.u32(unix.NFTA_GEN_ID, 7)
-	w.endMessage(at)
+	w.message(messageType(unix.NFT_MSG_NEWGEN), 0, nfgenmsg(0), func(w *attrWriter) { w.u32(unix.NFTA_GEN_ID, 7) })
 	l, it := Listener{last: 6}, messageIter{rest: w.b}
 	it.next()
 	if got, err := l.commit(it.message); err != nil || got != (Commit{Generation: 7}) {

@@ -66,7 +66,7 @@ func (c *Conn) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 // route returns a request to rtnetlink, whose messages begin with a header.
 func route[H any](c *Conn, get uint16, verb string, flags uint16, header H, encode func(*attrWriter), handle func(H, *attrTable)) request {
 	encoded, err := binary.Append(nil, binary.NativeEndian, header)
-	return request{op: operation{verb: verb}, typ: get, flags: flags, header: encoded, encode: encode, how: reuse, handle: func(answer, attrs []byte) error {
+	return request{op: operation{verb: verb}, typ: get, flags: flags, header: encoded, encode: encode, handle: func(answer, attrs []byte) error {
 		if err != nil {
 			return err
 		}

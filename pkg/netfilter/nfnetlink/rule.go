@@ -121,14 +121,12 @@ func (w *attrWriter) comment(comment string) {
 
 // expressions writes a rule's expressions.
 func (w *attrWriter) expressions(exprs []Expr) {
-	all := w.open(unix.NFTA_RULE_EXPRESSIONS)
-	for _, e := range exprs {
-		at := w.open(unix.NFTA_LIST_ELEM)
-		w.str(unix.NFTA_EXPR_NAME, ExprName(e))
-		data := w.open(unix.NFTA_EXPR_DATA)
-		w.expr(e)
-		w.close(data)
-		w.close(at)
-	}
-	w.close(all)
+	w.nest(func() {
+		for _, e := range exprs {
+			w.nest(func() {
+				w.str(unix.NFTA_EXPR_NAME, ExprName(e))
+				w.nest(func() { w.expr(e) }, unix.NFTA_EXPR_DATA)
+			}, unix.NFTA_LIST_ELEM)
+		}
+	}, unix.NFTA_RULE_EXPRESSIONS)
 }
