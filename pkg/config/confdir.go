@@ -67,10 +67,10 @@ var ErrPosition = errors.New("stands where every ADD fails")
 
 // PositionErr returns an ErrPosition if the plugin entry is the first plugin.
 func (l Conflist) PositionErr() error {
+	place, remedy := "plugins[0]", "first: move it behind the plugin that makes the interface"
 	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
 		return nil
 	}
-	place, remedy := "plugins[0]", "first: move it behind the plugin that makes the interface"
 	if len(l.Types) == len(l.Entries) {
 		place, remedy = "plugins", "alone: write it behind the plugin that makes the interface, or remove the file"
 	}
@@ -110,9 +110,8 @@ func CheckPlugin(dir string) error {
 	return nil
 }
 
-// ReadConfDir reads the files that runtimes take for configurations, as libcni does. A file that
-// cannot be loaded has an Err. The returned error is about the directory, and an fs.ErrNotExist
-// if there is none.
+// ReadConfDir reads the files that runtimes take for configurations, as libcni does. The error is about the directory,
+// and an fs.ErrNotExist if there is none.
 func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
 	entries, err := os.ReadDir(dir)
@@ -184,19 +183,19 @@ func (c ConfDir) Err() error {
 	return d.Err()
 }
 
-// ParseConflist parses the text of a file as libcni does: by the file's extension a list, or the configuration
-// of a single plugin. In a list the last of two equal keys counts, and unknown keys are
-// ignored. (libcni itself would bring OpenTelemetry into the plugin.)
+// IsList reports whether runtimes expect a list in the file, not the configuration of a single plugin.
+func (l Conflist) IsList() bool { return filepath.Ext(l.File) == listExtension }
+
+// ParseConflist parses the text of a file as libcni does. In a list the last of two equal keys counts, and unknown keys
+// are ignored. (libcni itself would bring OpenTelemetry into the plugin.)
 func ParseConflist(path string, doc []byte) Conflist {
 	l := Conflist{File: path, Doc: doc}
-	d := Document{File: path, Positions: map[string]Position{}}
-	var err error
-	if filepath.Ext(path) == listExtension {
-		err = l.parseList(&d)
-	} else {
-		err = l.add(doc)
+	d := Document{File: path}
+	parse := func(*Document) error { return l.add(doc) }
+	if l.IsList() {
+		parse = l.parseList
 	}
-	if err != nil {
+	if err := parse(&d); err != nil {
 		d.NoteAt(0, err)
 	}
 	if l.Err = d.Err(); l.Err != nil {
@@ -260,15 +259,14 @@ func (l *Conflist) add(doc []byte) error {
 	if err := unmarshal(doc, &p); err != nil {
 		return err
 	}
-	isList := filepath.Ext(l.File) == listExtension
 	if p.Type == "" {
 		var list struct{ Plugins json.RawMessage }
-		if !isList && json.Unmarshal(doc, &list) == nil && list.Plugins != nil {
+		if !l.IsList() && json.Unmarshal(doc, &list) == nil && list.Plugins != nil {
 			return errors.New("plugins: lists are read from .conflist files alone; rename the file")
 		}
 		return errors.New(`type: is missing; write the name of a plugin, such as "bridge"`)
 	}
-	if !isList {
+	if !l.IsList() {
 		l.Network, l.CNIVersion = p.Name, p.CNIVersion
 	}
 	l.Types, l.Plugins = append(l.Types, p.Type), append(l.Plugins, doc)

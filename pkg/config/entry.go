@@ -112,32 +112,32 @@ func (c Netconf) PolicyTexts() []string {
 func (c Netconf) Err() error { return c.err }
 
 // Value returns the JSON value of a key, the last if there are several, or nil.
-func (c Netconf) Value(key string) (value json.RawMessage) {
-	for _, m := range c.members {
+func (c Netconf) Value(key string) json.RawMessage {
+	for _, m := range slices.Backward(c.members) {
 		if m.Key == key {
-			value = m.Value
+			return m.Value
 		}
 	}
-	return value
+	return nil
 }
 
 // Differences returns the keys about policy and dataDir whose values differ in two netconfs, sorted.
 func (c Netconf) Differences(d Netconf) []string {
-	mine, others := c.policyValues(), d.policyValues()
-	keys := maps.Clone(mine)
-	maps.Copy(keys, others)
-	maps.DeleteFunc(keys, func(key, _ string) bool { return mine[key] == others[key] })
+	return Differences(c.policyValues(), d.policyValues())
+}
+
+// Differences returns the keys whose values differ, sorted. No value is "".
+func Differences(a, b map[string]string) []string {
+	keys := maps.Clone(a)
+	maps.Copy(keys, b)
+	maps.DeleteFunc(keys, func(key, _ string) bool { return a[key] == b[key] })
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// Statements returns the keys that Differences compares, sorted, each with its value.
-func (c Netconf) Statements() []string {
-	var all []string
-	values := c.policyValues()
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		all = append(all, key, values[key])
-	}
-	return all
+// Statements returns the keys that Differences compares, each with its value.
+func (c Netconf) Statements() string {
+	text, _ := json.Marshal(c.policyValues()) // sorts the keys
+	return string(text)
 }
 
 // policyValues returns the values of the keys about policy and dataDir, without white space.

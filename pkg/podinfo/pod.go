@@ -3,16 +3,30 @@
 package podinfo
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/pkg/utils"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // MaxAddresses is how many addresses of one attachment count.
@@ -111,4 +125,182 @@ func Convert(result types.Result, version string) (converted types.Result, err e
 		}
 	}()
 	return result.GetAsVersion(version)
+}
+
+// CacheDir is where libcni keeps the result of each ADD. containerd and CRI-O use it.
+const CacheDir = "/var/lib/cni/results"
+
+const maxCacheFile = 1 << 20 // bytes
+
+// Cached is an attachment in the cache.
+type Cached struct {
+	Network, ContainerID, IfName string
+	Namespace, Name              string // of the pod, "" if they are not known
+	Addresses                    []netip.Addr
+	Config                       []byte    // the configuration that the runtime had, mostly a conflist
+	Written                      time.Time // the file; libcni writes it when ADD ends
+}
+
+// Cache reads the files of a directory, each of them again only if it has changed. It is for one goroutine at a time.
+type Cache struct {
+	Dir string
+
+	files map[string]cacheFile
+}
+
+// cacheFile is a file as it was read last.
+type cacheFile struct {
+	info   fs.FileInfo
+	cached Cached
+	netNS  string
+	err    error // why it does not count
+}
+
+// Read returns the attachments whose network namespaces are named and exist. It reads regular files that were written
+// since the boot and that only root may write. It ignores all others, because a file that is being written is
+// incomplete. If the directory does not exist, there are none.
+func (c *Cache) Read(boot time.Time) (cached []Cached, err error) {
+	entries, err := os.ReadDir(c.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		entries, err = nil, nil
+	}
+	if err != nil {
+		return nil, safefile.Error("read directory", c.Dir, err)
+	}
+	before := c.files
+	c.files = make(map[string]cacheFile, len(entries))
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil { // it has gone
+			continue
+		}
+		const others = 0o022
+		if uid, _ := safefile.Owner(info); uid != 0 || info.Mode()&others != 0 || !info.Mode().IsRegular() || info.ModTime().Before(boot) {
+			continue
+		}
+		f, known := before[e.Name()]
+		if !known || !os.SameFile(f.info, info) || f.info.Size() != info.Size() || !f.info.ModTime().Equal(info.ModTime()) {
+			f = readCacheFile(filepath.Join(c.Dir, e.Name()), info)
+		}
+		c.files[e.Name()] = f
+		if f.err == nil && exists(f.netNS) {
+			cached = append(cached, f.cached)
+		}
+	}
+	return cached, nil
+}
+
+// exists reports whether a network namespace exists. An image may lack the symlink from /var/run to /run.
+func exists(netNS string) bool {
+	_, err := os.Stat(netNS)
+	if rest, below := strings.CutPrefix(netNS, "/var/run/"); err != nil && below {
+		_, err = os.Stat("/run/" + rest)
+	}
+	return err == nil
+}
+
+// readCacheFile reads a file that was found with this info.
+func readCacheFile(path string, info fs.FileInfo) cacheFile {
+	f := cacheFile{info: info}
+	var data []byte
+	if data, f.err = readRegular(path); f.err == nil {
+		f.cached, f.netNS, f.err = decode(data, filepath.Base(path))
+	}
+	f.cached.Written = info.ModTime()
+	return f
+}
+
+// readRegular reads a regular file, and follows no symlink.
+func readRegular(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // nothing was written
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, safefile.ErrIrregular)
+	}
+	data, err := io.ReadAll(io.LimitReader(file, maxCacheFile+1))
+	if len(data) > maxCacheFile {
+		err = fmt.Errorf("larger than %d bytes", maxCacheFile)
+	}
+	return data, err
+}
+
+// decode decodes a file of the cache that has this name.
+func decode(data []byte, file string) (c Cached, netNS string, err error) {
+	const kind = "cniCacheV1"
+	var d struct {
+		Kind        string          `json:"kind"`
+		ContainerID string          `json:"containerId"`
+		Config      []byte          `json:"config"`
+		IfName      string          `json:"ifName"`
+		NetworkName string          `json:"networkName"`
+		NetNS       string          `json:"netns"`
+		CNIArgs     [][2]string     `json:"cniArgs"`
+		Result      json.RawMessage `json:"result"`
+	}
+	if err := json.Unmarshal(data, &d); err != nil {
+		return c, "", err
+	}
+	if d.Kind != kind {
+		return c, "", fmt.Errorf("kind: is %.64q, and %q is what libcni writes", d.Kind, kind)
+	}
+	for _, invalid := range []*types.Error{
+		utils.ValidateNetworkName(d.NetworkName), utils.ValidateContainerID(d.ContainerID), utils.ValidateInterfaceName(d.IfName),
+	} {
+		if invalid != nil {
+			return c, "", invalid
+		}
+	}
+	if name := d.NetworkName + "-" + d.ContainerID + "-" + d.IfName; name != file {
+		return c, "", errors.New("its names are not those in the file's name")
+	}
+	if len(d.Result) == 0 || string(d.Result) == "null" {
+		return c, "", errors.New("result: is missing")
+	}
+	result, err := create.CreateFromBytes(d.Result)
+	if err != nil {
+		return c, "", fmt.Errorf("result: %w", err)
+	}
+	if d.NetNS == "" { // libcni before 1.2, which containerd 1 has
+		d.NetNS = sandbox(result, d.IfName)
+	}
+	if !filepath.IsAbs(d.NetNS) {
+		return c, "", errors.New("netns: is not an absolute path, or is missing and result has none")
+	}
+	c = Cached{Network: d.NetworkName, ContainerID: d.ContainerID, IfName: d.IfName, Config: d.Config}
+	var args bytes.Buffer
+	for _, pair := range d.CNIArgs {
+		fmt.Fprintf(&args, "%s=%s;", pair[0], pair[1])
+	}
+	c.Namespace, c.Name = Names(args.String())
+	c.Addresses = Addresses(Networks(result, d.IfName))
+	return c, d.NetNS, nil
+}
+
+// SameConfig reports whether the runtime had this conflist, with or without the plugin entries of a type: the JSON
+// values are equal.
+func (c Cached) SameConfig(conflist []byte, pluginType string) bool {
+	had, errHad := jsonValue(c.Config)
+	has, errHas := jsonValue(conflist)
+	return errHad == nil && errHas == nil && (reflect.DeepEqual(had, has) || reflect.DeepEqual(had, without(has, pluginType)))
+}
+
+func jsonValue(text []byte) (value map[string]any, err error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	err = d.Decode(&value)
+	return value, err
+}
+
+// without returns a conflist without the plugins of a type.
+func without(list map[string]any, pluginType string) map[string]any {
+	plugins, _ := list["plugins"].([]any)
+	rest := maps.Clone(list)
+	rest["plugins"] = slices.DeleteFunc(slices.Clone(plugins), func(p any) bool {
+		plugin, _ := p.(map[string]any)
+		return plugin["type"] == pluginType
+	})
+	return rest
 }

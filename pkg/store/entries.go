@@ -27,8 +27,8 @@ func entriesName(network string) string { return hashName("network", network) + 
 
 // HadEntry reports whether the network's conflist had an entry with these statements in this boot, as far as AddEntry
 // was told.
-func (d *Dir) HadEntry(network string, statements []string) bool {
-	return slices.Contains(d.entryDigests(network), Digest(statements...))
+func (d *Dir) HadEntry(network, statements string) bool {
+	return slices.Contains(d.entryDigests(network), Digest(statements))
 }
 
 // entryDigests returns the digests on record, the latest last.
@@ -48,9 +48,9 @@ func (d *Dir) entryDigests(network string) []string {
 
 // AddEntry records that the network's conflist has an entry with these statements, and forgets the oldest of more than
 // 16. It takes no lock: of two concurrent calls one may be lost, whose entry is recorded when it is read again.
-func (d *Dir) AddEntry(network string, statements []string) error {
+func (d *Dir) AddEntry(network, statements string) error {
 	const op = "write the digests of plugin entries"
-	all, digest := d.entryDigests(network), Digest(statements...)
+	all, digest := d.entryDigests(network), Digest(statements)
 	if len(all) > 0 && all[len(all)-1] == digest {
 		return nil
 	}

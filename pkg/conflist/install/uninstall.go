@@ -4,17 +4,23 @@ package install
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // Uninstall describes what to remove from a node.
@@ -165,4 +171,168 @@ func (u Uninstall) removeEntries(done *Uninstalled) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+const (
+	// libcniCache (CRI-O, podman) and multusCache have the result and the configuration of each ADD, for DEL.
+	libcniCache = "/var/lib/cni/results"
+	multusCache = "/var/lib/cni/multus"
+	// multusDir has the configurations of networks that pods ask Multus for by name.
+	multusDir = "/etc/cni/multus/net.d"
+)
+
+// CachedResult is a file in a cache of libcni or Multus whose network configuration has the plugin
+// entry: the DEL for this container and interface will call the plugin.
+type CachedResult struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+	Network     string `json:"network"`
+	File        string `json:"file"` // the runtime removes it after the DEL
+}
+
+// cachedResults returns the cached results below a root directory.
+//
+// Containers of containerd do not count: it fills libcni's cache, but calls DEL with the conflist as
+// it is at that time. Multus uses its own cache, with any runtime. Results from before the boot do
+// not count if their network namespace is gone: on some distributions the cache survives a reboot.
+func cachedResults(root string) ([]CachedResult, error) {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return nil, fmt.Errorf("read the time since the boot: %w", err)
+	}
+	booted := time.Now().Add(-time.Duration(up.Nano()))
+	var found []CachedResult
+	var errs []error
+	for _, dir := range []string{libcniCache, multusCache} {
+		dir = filepath.Join(root, dir)
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, safefile.Error("read the directory", dir, err))
+		}
+		for _, e := range entries {
+			if !e.Type().IsRegular() {
+				continue
+			}
+			a, err := cachedResult(root, filepath.Join(dir, e.Name()), booted)
+			errs = append(errs, err)
+			if a != nil {
+				found = append(found, *a)
+			}
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// cachedResult reads a file of a cache; nil if it does not count.
+func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
+	value, info, err := readJSON(path)
+	switch {
+	case errors.Is(err, errNotJSON), errors.Is(err, fs.ErrNotExist): // torn, or removed since it was listed
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !hasEntry(value, 0):
+		return nil, nil
+	}
+	a := CachedResult{File: path, ContainerID: filepath.Base(path)}
+	netns := ""
+	members, _ := value.(map[string]any)
+	for key, to := range map[string]*string{"containerId": &a.ContainerID, "ifName": &a.IfName, "networkName": &a.Network, "netns": &netns} {
+		if s, ok := members[key].(string); ok && s != "" {
+			*to = s
+		}
+	}
+	gone := info.ModTime().Before(booted) && (netns == "" || !exists(root, netns))
+	if gone || filepath.Dir(path) != filepath.Join(root, multusCache) && isContainerd(root, a.ContainerID) {
+		return nil, nil
+	}
+	return &a, nil
+}
+
+// isContainerd reports whether containerd, that of k3s or that of microk8s runs a container.
+func isContainerd(root, id string) bool {
+	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
+		return false
+	}
+	for _, state := range []string{"/run/containerd", "/run/k3s/containerd", "/var/snap/microk8s/common/run/containerd"} {
+		tasks := filepath.Join(root, state, "io.containerd.runtime.v2.task")
+		namespaces, err := os.ReadDir(tasks)
+		if err != nil {
+			continue // another runtime, or not mounted here: then the container counts
+		}
+		if slices.ContainsFunc(namespaces, func(ns os.DirEntry) bool { return exists(tasks, filepath.Join(ns.Name(), id)) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// references returns the files of configuration directories, and of the directories in them, that
+// name the plugin at any depth and that a runtime or a plugin may read, by the end of their names. They are no
+// conflists from which the plugin entry can be removed, but such as Multus generates.
+func references(dirs []string) ([]string, error) {
+	const maxDepth = 4
+	var found []string
+	var errs []error
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir+"/", func(path string, e fs.DirEntry, err error) error {
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				return nil
+			case err != nil:
+				return safefile.Error("read the directory", path, err)
+			case e.IsDir() && strings.Count(strings.TrimPrefix(path, dir), "/") > maxDepth:
+				return fs.SkipDir
+			case e.IsDir(), !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(path)):
+				return nil
+			}
+			value, _, err := readJSON(path)
+			switch {
+			case err == nil && hasEntry(value, 0):
+				found = append(found, path)
+			case err != nil && !errors.Is(err, errNotJSON) && !errors.Is(err, fs.ErrNotExist):
+				errs = append(errs, err)
+			}
+			return nil
+		})
+		errs = append(errs, err)
+	}
+	return found, errors.Join(errs...)
+}
+
+// errNotJSON says that no runtime can read a file as a configuration.
+var errNotJSON = errors.New("is no JSON")
+
+// readJSON reads and decodes a regular file. No runtime or plugin reads what Go's decoder refuses.
+func readJSON(path string) (value any, info fs.FileInfo, err error) {
+	const limit = 8 << 20
+	text, info, err := safefile.ReadFile(path, limit)
+	if errors.Is(err, safefile.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
+		err = errNotJSON
+	}
+	return value, info, err
+}
+
+// hasEntry reports whether a JSON value has the plugin entry at any depth. Caches have configurations
+// as JSON or in base64.
+func hasEntry(value any, layers int) bool {
+	const maxLayers = 4
+	switch v := value.(type) {
+	case map[string]any:
+		for key, member := range v {
+			if strings.EqualFold(key, "type") && member == config.PluginType || hasEntry(member, layers) {
+				return true
+			}
+		}
+	case []any:
+		return slices.ContainsFunc(v, func(item any) bool { return hasEntry(item, layers) })
+	case string:
+		text, err := base64.StdEncoding.DecodeString(v)
+		if err != nil || len(text) == 0 || layers == maxLayers {
+			return false
+		}
+		var inner any
+		return json.Unmarshal(text, &inner) == nil && hasEntry(inner, layers+1)
+	}
+	return false
 }
