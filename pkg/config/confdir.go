@@ -3,6 +3,7 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -38,13 +39,13 @@ type ConfDir struct {
 // Conflist is one file of the directory. If runtimes cannot load it, Err is set, and Types, Plugins and Entries are
 // empty.
 type Conflist struct {
-	File       string   // the path
-	Doc        []byte   // the text
-	Network    string   // "" for the configuration of a single plugin without a name
-	CNIVersion string   // as stated; a list with cniVersions may get another one
-	Types      []string // of all plugins, in order
-	Plugins    []json.RawMessage
-	Entries    []ConflistEntry // the plugin entries
+	File       string            // the path
+	Doc        []byte            // the text
+	Network    string            // "" for the configuration of a single plugin without a name
+	CNIVersion string            // as stated; a list with cniVersions may get another one
+	Types      []string          // of all plugins, in order
+	Plugins    []json.RawMessage // parts of Doc
+	Entries    []ConflistEntry   // the plugin entries
 	Err        error
 }
 
@@ -205,9 +206,12 @@ func ParseConflist(path string, doc []byte) Conflist {
 }
 
 func (l *Conflist) parseList(d *Document) error {
-	var values map[string]json.RawMessage
-	if err := unmarshal(l.Doc, &values); err != nil {
+	if err := unmarshal(l.Doc, &map[string]json.RawMessage{}); err != nil {
 		return err
+	}
+	values := map[string]json.RawMessage{}
+	for _, m := range membersOf(bytes.TrimSpace(l.Doc)) {
+		values[m.Key] = m.Value
 	}
 	for _, k := range []Key{
 		{Name: "name", Value: networkName(&l.Network)},

@@ -247,13 +247,21 @@ func JSONMembers(doc []byte) ([]Member, error) {
 	if k := KindOf(whole); k != Object {
 		return nil, fmt.Errorf("configuration is JSON, but %s; write an object, in braces", k)
 	}
-	parts := elements(whole)
+	return membersOf(whole), nil
+}
+
+// membersOf returns the keys of an object; null has none. The values are parts of the text, as in elements.
+func membersOf(object json.RawMessage) []Member {
+	if KindOf(object) == Null {
+		return nil
+	}
+	parts := elements(object)
 	members := make([]Member, 0, len(parts)/2)
 	for i := 0; i+1 < len(parts); i += 2 {
 		name, _ := stringValue(parts[i])
 		members = append(members, Member{Key: name, Value: parts[i+1]})
 	}
-	return members, nil
+	return members
 }
 
 // elements returns the items of a list, or the keys and values of an object in turn. The

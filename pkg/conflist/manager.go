@@ -28,28 +28,24 @@ import (
 )
 
 const (
-	// minWait is the shortest time between two attempts to insert the entry. After a failure it doubles, up to
-	// maxWait.
+	// The shortest time between two attempts to insert the entry; after a failure it doubles, up to maxWait.
 	minWait = 100 * time.Millisecond
 	maxWait = 30 * time.Second
-	// So many removals within removalWindow are flapping. It ends when the entry has stayed for as long as they
-	// took, and for minStay.
+	// So many removals within removalWindow are flapping, until the entry has stayed as long as they took, and minStay.
 	flappingRemovals = 5
 	removalWindow    = 10 * time.Minute
 	minStay          = 10 * time.Second
 )
 
-// Manager keeps the plugin entry in the conflist of a network. Sync inserts the entry if it is missing, and replaces
-// it when conflist.entry_file changes. If another program removes the entry repeatedly, the Manager names the program
-// that most likely does so.
+// Manager keeps the plugin entry in the conflist of a network, as conflist.entry_file has it. It names the program that
+// most likely removes the entry repeatedly.
 type Manager struct {
 	Editor // whose Entry is the last good one
 	// ReadEntry returns the entry to insert, and whether it is that of conflist.entry_file. A stated file that is missing
 	// is an fs.ErrNotExist.
 	ReadEntry func() (entry []byte, fromFile bool, err error)
 	BinDir    string // the directory from which runtimes run the plugin
-	// Unmanaged limits the Manager to the removal of a conflist of ip-masq's own.
-	Unmanaged bool
+	Unmanaged bool   // it only removes a conflist of ip-masq's own
 	Log       *slog.Logger
 
 	// What the last sync found about the entry.
@@ -104,16 +100,17 @@ func (m *Manager) Restore(ctx context.Context) Status {
 	now := time.Now()
 	m.warnings = nil
 	m.seen(n, now)
-	if s.Next = m.tried.Add(m.wait); !now.Before(s.Next) {
-		s.Next = time.Time{}
+	if due := m.tried.Add(m.wait); now.Before(due) {
+		s.Next = due
+	} else {
 		err = m.insert(ctx, &s, n)
 	}
 	m.complete(&s, n, now, err, nil)
 	return s
 }
 
-// Sync inserts the entry if it is missing and may be inserted. It waits for other processes of ip-masq until
-// ctx ends.
+// Sync inserts the entry if it is missing, and replaces ip-masq's when the entry file changes. It waits for other
+// processes of ip-masq until ctx ends.
 func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
 	n, err := m.find()
@@ -398,17 +395,7 @@ func valuesOf(entry []byte) map[string]string {
 }
 
 // differences returns the keys whose values differ in two entries, sorted.
-func differences(a, b []byte) []string {
-	in, other := valuesOf(a), valuesOf(b)
-	keys := maps.Clone(in)
-	maps.Copy(keys, other)
-	maps.DeleteFunc(keys, func(key, _ string) bool {
-		x, there := in[key]
-		y, alsoThere := other[key]
-		return there == alsoThere && x == y
-	})
-	return slices.Sorted(maps.Keys(keys))
-}
+func differences(a, b []byte) []string { return config.Differences(valuesOf(a), valuesOf(b)) }
 
 // digestOf returns the digest of the JSON value of an entry.
 func digestOf(entry []byte) string {
@@ -437,54 +424,54 @@ func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
 	return err == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
 }
 
-// record changes the file about what ip-masq has inserted, if that changes anything. It forgets files that are gone.
-func (e Editor) record(ctx context.Context, change func(*config.ConflistRecord)) error {
-	if e.RecordPath == "" {
-		return nil
-	}
-	if _, err := e.Backups(); err != nil {
-		return fmt.Errorf("record the plugin entry: %w", err)
-	}
-	return inDir(ctx, e.RecordPath, func(d *safefile.Dir, name string) error {
+// recordEntries records these entries as ip-masq's in a file. It forgets files that are gone.
+func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byte) error {
+	return e.record(ctx, e.RecordPath, "record the plugin entry", func() (any, bool) {
 		r, _ := config.ReadConflistRecord(e.RecordPath) // a damaged one is written again
 		before, _ := json.Marshal(r)
 		if r.Digests == nil {
 			r.Digests = map[string][]string{}
 		}
-		change(&r)
-		maps.DeleteFunc(r.Digests, func(path string, _ []string) bool {
-			_, err := os.Lstat(path)
-			return errors.Is(err, fs.ErrNotExist)
-		})
-		now, err := json.Marshal(r)
-		if err != nil || bytes.Equal(before, now) {
-			return err
-		}
-		return write(d, name, now)
-	})
-}
-
-// write writes a record.
-func write(d *safefile.Dir, name string, text []byte) error {
-	temp, err := d.Stage(append(text, '\n'), nil)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Rename(temp, name), d.Sync())
-}
-
-// recordEntries records these entries as ip-masq's in a file.
-func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byte) error {
-	return e.record(ctx, func(r *config.ConflistRecord) {
-		var digests []string
+		r.Digests[path] = nil
 		for _, entry := range entries {
-			digests = append(digests, digestOf(entry))
+			r.Digests[path] = append(r.Digests[path], digestOf(entry))
 		}
-		r.Digests[path] = digests
 		if e.FromFile {
 			r.Entry = bytes.TrimSpace(entries[len(entries)-1])
 		}
+		maps.DeleteFunc(r.Digests, func(path string, _ []string) bool { return safefile.IsMissing(path) })
+		now, _ := json.Marshal(r)
+		return r, !bytes.Equal(before, now)
 	})
+}
+
+// record writes the value that a function returns into a file of the dataDir, as JSON, if it says that it has changed.
+func (e Editor) record(ctx context.Context, path, op string, value func() (v any, changed bool)) error {
+	if path == "" {
+		return nil
+	}
+	_, err := e.Backups() // creates the dataDir
+	if err == nil {
+		err = inDir(ctx, path, func(d *safefile.Dir, name string) error {
+			v, changed := value()
+			text, err := json.Marshal(v)
+			switch {
+			case err != nil || !changed:
+				return err
+			case string(text) == "null":
+				return errors.Join(d.Remove(name), d.Sync())
+			}
+			temp, err := d.Stage(append(text, '\n'), nil)
+			if err != nil {
+				return err
+			}
+			return errors.Join(d.Rename(temp, name), d.Sync())
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return nil
 }
 
 // follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's and the
@@ -552,7 +539,8 @@ func (m *Manager) refuse(err error, good []byte) {
 	if m.Entry = good; good == nil {
 		which = "none"
 	}
-	m.entryProblems = append(m.entryProblems, Problem{Reason: "source", Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
+	err = fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)
+	m.entryProblems = append(m.entryProblems, Problem{Reason: "source", Err: err})
 }
 
 // ask returns why ADDs of the network would fail with an entry.

@@ -5,7 +5,6 @@ package conflist
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // ErrNotFirst reports that runtimes would not use ip-masq's own conflist.
@@ -164,26 +162,8 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 
 // recordOwn records ip-masq's own conflist, or with nil that there is none.
 func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
-	if e.OwnRecordPath == "" {
-		return nil
-	}
-	_, err := e.Backups()
-	if err == nil {
-		err = inDir(ctx, e.OwnRecordPath, func(d *safefile.Dir, name string) error {
-			if own == nil {
-				return errors.Join(d.Remove(name), d.Sync())
-			}
-			text, err := json.Marshal(own)
-			if err != nil {
-				return err
-			}
-			return write(d, name, text)
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("record ip-masq's own conflist: %w", err)
-	}
-	return nil
+	const op = "record ip-masq's own conflist"
+	return e.record(ctx, e.OwnRecordPath, op, func() (any, bool) { return own, true })
 }
 
 // stale returns why ip-masq's own conflist is stale, or nil.

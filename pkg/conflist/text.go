@@ -5,7 +5,6 @@ package conflist
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -20,10 +19,8 @@ import (
 // maxSize is the size, in bytes, above which files are neither read nor written.
 const maxSize = 1 << 20
 
-var (
-	// ErrOnlyPlugin reports that a list would have no plugin left, which no runtime loads.
-	ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
-)
+// ErrOnlyPlugin reports that a list would have no plugin left, which no runtime loads.
+var ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
 
 // ReadEntry reads the file of the plugin entry that is to be inserted. An entry that the plugin would refuse in any
 // network is an error.
@@ -58,9 +55,8 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	return err
 }
 
-// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none.
-// An entry that is there already stays as it is, unless it is to be replaced; of several, which would all run on
-// each ADD, the first stays. All other bytes stay.
+// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry that is there
+// stays, unless it is to be replaced; of several, the first stays. All other bytes stay.
 func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	list := config.ParseConflist(path, doc)
 	if list.Err != nil {
@@ -70,20 +66,23 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	for _, e := range list.Entries {
 		present = append(present, e.Index)
 	}
+	var plugins []span
+	for _, plugin := range list.Plugins {
+		from := cap(doc) - cap(plugin) // a part of doc
+		plugins = append(plugins, span{from, from + len(plugin)})
+	}
 	now, entries := doc, 1
-	plugins, err := pluginSpans(doc)
 	switch {
-	case err != nil:
 	case entry == nil && len(present) == 0, entry != nil && len(present) == 1 && !replace:
 		return doc, nil
 	case entry == nil && len(present) == len(plugins):
-		err = ErrOnlyPlugin
+		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
 	case entry == nil:
 		now, entries = remove(doc, plugins, present), 0
 	case len(present) > 1:
 		now = remove(doc, plugins, present[1:])
 	default:
-		if err = checkEntry(entry, list.Network, list.CNIVersion); err != nil {
+		if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
 			return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
 		}
 		if len(present) == 0 {
@@ -94,10 +93,7 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 		before := doc[:at.from]
 		now = slices.Concat(before, indented(entry, before[len(bytes.TrimRight(before, " \t\n\r")):]), doc[at.to:])
 	}
-	if err == nil {
-		err = verify(list, now, entries)
-	}
-	if err != nil {
+	if err := verify(list, now, entries); err != nil {
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
 	}
 	return now, nil
@@ -127,43 +123,15 @@ func otherPlugins(list config.Conflist) (others [][]byte) {
 // span is where a value stands in a text.
 type span struct{ from, to int }
 
-// pluginSpans returns where the items of the list "plugins" stand. Of a key that comes twice the last
-// counts, as for libcni.
-func pluginSpans(doc []byte) (plugins []span, err error) {
-	members := json.NewDecoder(bytes.NewReader(doc))
-	_, err = members.Token() // the opening brace
-	for err == nil && members.More() {
-		var key json.Token
-		var value json.RawMessage
-		if key, err = members.Token(); err == nil {
-			err = members.Decode(&value)
-		}
-		if err != nil || key != "plugins" || value[0] != '[' {
-			continue
-		}
-		plugins = nil
-		start := int(members.InputOffset()) - len(value)
-		items := json.NewDecoder(bytes.NewReader(value))
-		for _, err = items.Token(); err == nil && items.More(); {
-			var item json.RawMessage
-			err = items.Decode(&item)
-			end := start + int(items.InputOffset())
-			plugins = append(plugins, span{end - len(item), end})
-		}
-	}
-	return plugins, err
-}
-
 // insert inserts an entry behind the last plugin, with what separates the last two plugins. The
 // lines of the entry get the indentation of the last plugin.
 func insert(doc []byte, plugins []span, entry []byte) []byte {
-	last := plugins[len(plugins)-1]
-	var separator []byte
-	if n := len(plugins); n > 1 {
+	n := len(plugins)
+	last := plugins[n-1]
+	bracket := bytes.LastIndexByte(doc[:last.from], '[')
+	separator := slices.Concat([]byte(","), doc[bracket+1:last.from])
+	if n > 1 {
 		separator = doc[plugins[n-2].to:last.from]
-	} else {
-		bracket := bytes.LastIndexByte(doc[:last.from], '[')
-		separator = slices.Concat([]byte(","), doc[bracket+1:last.from])
 	}
 	_, space, _ := bytes.Cut(separator, []byte(","))
 	return slices.Concat(doc[:last.to], separator, indented(entry, space), doc[last.to:])
@@ -184,9 +152,9 @@ func remove(doc []byte, plugins []span, gone []int) []byte {
 	var now []byte
 	at := 0
 	for i, index := range gone {
-		cut := span{to: plugins[index].to}
+		cut := plugins[index]
 		if i == index { // all before it are removed too
-			cut = span{plugins[index].from, plugins[index+1].from}
+			cut.to = plugins[index+1].from
 		} else {
 			cut.from = plugins[index-1].to
 		}
@@ -196,9 +164,8 @@ func remove(doc []byte, plugins []span, gone []int) []byte {
 	return append(now, doc[at:]...)
 }
 
-// listOf returns the text of a list of a single plugin's configuration and the plugin entry. The list
-// gets the configuration's name and CNI version, which the configuration keeps, as in libcni's
-// ConfListFromConf.
+// listOf returns the text of a list of a single plugin's configuration and the plugin entry. The list gets the
+// configuration's name and CNI version, as in libcni's ConfListFromConf.
 func listOf(path string, doc, entry []byte) ([]byte, error) {
 	conf := config.ParseConflist(path, doc)
 	switch {

@@ -97,21 +97,6 @@ func (e *examination) readLists() {
 	}
 }
 
-// objects returns an object, or those in a list.
-func objects(v any) []plugin {
-	switch v := v.(type) {
-	case map[string]any:
-		return []plugin{v}
-	case []any:
-		var all []plugin
-		for _, item := range v {
-			all = append(all, objects(item)...)
-		}
-		return all
-	}
-	return nil
-}
-
 func mainPluginMasquerade(e *examination, f *Finding) {
 	const subnetEnv = "run/flannel/subnet.env"
 	env := strings.Fields(e.read(subnetEnv))
@@ -119,10 +104,11 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 		if !l.hasEntry() {
 			continue
 		}
-		f.Details = append(f.Details, masqueradingPlugins(l.Conflist)...)
 		for i, p := range l.plugins {
 			delegate, _ := p["delegate"].(map[string]any)
 			switch { // flannel's plugin has its delegate masquerade if flanneld does not
+			case p.kind() != config.PluginType && masquerades(map[string]any(p)):
+				f.add(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(p.kind()))
 			case p.kind() != "flannel" || delegate["ipMasq"] != nil:
 			case len(env) == 0:
 				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
@@ -135,21 +121,15 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 	}
 }
 
-// masqueradingPlugins returns which other plugins of a conflist masquerade, as doctor's finding has it.
-func masqueradingPlugins(c config.Conflist) (found []string) {
-	for i, text := range c.Plugins {
-		var p plugin
-		if json.Unmarshal(text, &p) == nil && p.kind() != config.PluginType && masquerades(p) {
-			found = append(found, fmt.Sprintf(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(c.File), i, policy.Quote(p.kind())))
-		}
+// masquerades reports whether a configuration, or one of a list, has ipMasq, or one that it delegates to.
+func masquerades(v any) bool {
+	switch v := v.(type) {
+	case map[string]any:
+		return v["ipMasq"] == true || masquerades(v["delegate"]) || masquerades(v["delegates"])
+	case []any:
+		return slices.ContainsFunc(v, masquerades)
 	}
-	return found
-}
-
-// masquerades reports whether a configuration has ipMasq, or one that it delegates to.
-func masquerades(p plugin) bool {
-	on, _ := p["ipMasq"].(bool)
-	return on || slices.ContainsFunc(append(objects(p["delegate"]), objects(p["delegates"])...), masquerades)
+	return false
 }
 
 func duplicateEntries(e *examination, f *Finding) {
@@ -180,7 +160,7 @@ func ownConflistNotRead(e *examination, f *Finding) {
 	renamed, err := filepath.Glob(filepath.Join(e.ConfDir.Dir, "*.cilium_bak"))
 	e.note(err)
 	for _, path := range renamed {
-		f.Details = append(f.Details, policy.Quote(path))
+		f.add("%s", policy.Quote(path))
 	}
 }
 
@@ -196,11 +176,10 @@ func ownConflistOnTmpfs(e *examination, f *Finding) {
 		mount, source, _ := strings.Cut(line, " - ") // proc(5)
 		fields := strings.Fields(mount)
 		const point = 4 // the field of the mount point
-		if len(fields) <= point || len(fields[point]) < len(longest) || !strings.HasPrefix(dir+"/", strings.TrimSuffix(fields[point], "/")+"/") {
-			continue
+		if len(fields) > point && len(fields[point]) >= len(longest) && strings.HasPrefix(dir+"/", strings.TrimSuffix(fields[point], "/")+"/") {
+			longest = fields[point]
+			kind, _, _ = strings.Cut(source, " ")
 		}
-		longest = fields[point]
-		kind, _, _ = strings.Cut(source, " ")
 	}
 	if kind == "tmpfs" || kind == "ramfs" {
 		f.add("%s is on the %s at %s", policy.Quote(dir), kind, policy.Quote(longest))
@@ -238,7 +217,7 @@ func (e *examination) managesConflist() bool {
 	return e.Reconciler != nil && e.Reconciler.ManagesConflist
 }
 
-// wantsPlugin reports whether the node has the plugin, an entry of it or the policy of one. It has none where the
+// wantsPlugin reports whether the node has the plugin, an entry of it or the policy of one, as it does not where the
 // reconciler only replaces an agent.
 func (e *examination) wantsPlugin() bool {
 	return e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
@@ -267,11 +246,9 @@ type podNetwork struct {
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
-		if l.hasEntry() || first == &e.lists[i] {
-			for _, p := range l.plugins {
-				if p.kind() != config.PluginType {
-					e.addNetworks(map[string]any(p), false, policy.Quote(l.File))
-				}
+		for _, p := range l.plugins {
+			if p.kind() != config.PluginType && (l.hasEntry() || first == &e.lists[i]) {
+				e.addNetworks(map[string]any(p), false, policy.Quote(l.File))
 			}
 		}
 	}
@@ -284,19 +261,17 @@ func (e *examination) readPodNetworks() {
 }
 
 // addNetworks looks for the keys that tell IPAM plugins the networks of pods, everywhere
-// but in routes. A value of such a key is a network, or a list of them.
+// but in routes. A value of such a key is a network, a name such as usePodCidr, or a list of them.
 func (e *examination) addNetworks(v any, isNetwork bool, where string) {
 	switch v := v.(type) {
 	case string:
-		if isNetwork {
-			e.addPrefix(v, where)
+		if p, err := netip.ParsePrefix(strings.TrimSpace(v)); err == nil && isNetwork {
+			e.addPrefixes([]netip.Prefix{p.Masked()}, where)
 		}
 	case map[string]any:
+		networks := []string{"subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools"}
 		for key, item := range v {
-			switch key = strings.ToLower(key); key {
-			case "routes", "args":
-			default:
-				networks := []string{"subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools"}
+			if key = strings.ToLower(key); key != "routes" && key != "args" {
 				e.addNetworks(item, slices.Contains(networks, key), where)
 			}
 		}
@@ -304,13 +279,6 @@ func (e *examination) addNetworks(v any, isNetwork bool, where string) {
 		for _, item := range v {
 			e.addNetworks(item, isNetwork, where)
 		}
-	}
-}
-
-// addPrefix adds the network that a text is, if it is one at all: it can be a name, such as usePodCidr.
-func (e *examination) addPrefix(text, where string) {
-	if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
-		e.addPrefixes([]netip.Prefix{p.Masked()}, where)
 	}
 }
 
@@ -336,15 +304,13 @@ func podNetworksNotExempt(e *examination, f *Finding) {
 		all := policy.RangesOf(pods.prefix)
 		for _, p := range e.Rules.Policies() {
 			sources := all.Intersect(p.Scope(family).Sources).Without(p.SourcesExempt(family))
-			masqueraded := all.Without(p.DestinationsExempt(family))
-			if len(sources) == 0 || len(masqueraded) == 0 || len(p.Interfaces.Value) > 0 {
-				continue
-			}
-			part := ""
+			masqueraded, part := all.Without(p.DestinationsExempt(family)), ""
 			if !masqueraded.Equal(all) {
 				part = masqueraded.String() + " of "
 			}
-			f.add("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where)
+			if len(sources) > 0 && len(masqueraded) > 0 && len(p.Interfaces.Value) == 0 {
+				f.add("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where)
+			}
 		}
 	}
 	if len(f.Details) > 0 && strings.TrimSpace(e.read("proc/sys/net/bridge/bridge-nf-call-iptables")) == "1" {

@@ -89,7 +89,6 @@ type Host struct {
 	Reconciler *Running
 	// Warnings returns the warnings of a dry run that are the details of a finding. It may be nil.
 	Warnings func(id string) []error
-
 	// ThirdParty and Variants read the kernel. If one is nil, the network namespace of the calling thread is read.
 	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
 	Variants   func(context.Context) (map[string]int, error)
@@ -129,9 +128,11 @@ func Examine(ctx context.Context, h Host) []Finding {
 	if e.Variants == nil {
 		e.Variants = thirdparty.Variants
 	}
-	for _, read := range []func(){e.readLists, e.readPodNetworks, e.readThirdParty} {
-		read()
-	}
+	e.readLists()
+	e.readPodNetworks()
+	rules, err := e.ThirdParty(ctx)
+	e.noteAs("read third-party NAT rules", err)
+	e.violations = violationsIn(e.Rules, rules)
 	var all []Finding
 	for _, c := range checks() {
 		f := c.Finding
@@ -184,14 +185,11 @@ func (e *examination) noteAs(what string, err error) {
 	}
 }
 
-// path returns a path below the root.
-func (e *examination) path(parts ...string) string {
-	return filepath.Join(append([]string{e.Root}, parts...)...)
-}
+const maxFile = 4 << 20 // bytes
 
 // read returns the content of a file below the root, "" if there is none. It notes errors.
-func (e *examination) read(parts ...string) string {
-	data, err := readFile(e.path(parts...))
+func (e *examination) read(path string) string {
+	data, _, err := safefile.ReadFile(filepath.Join(e.Root, path), maxFile)
 	if !errors.Is(err, fs.ErrNotExist) {
 		e.note(err)
 	}
@@ -200,18 +198,11 @@ func (e *examination) read(parts ...string) string {
 
 // readDir returns the entries of a directory below the root, none if it does not exist.
 func (e *examination) readDir(path string) []os.DirEntry {
-	entries, err := os.ReadDir(e.path(path))
+	entries, err := os.ReadDir(filepath.Join(e.Root, path))
 	if !errors.Is(err, fs.ErrNotExist) {
 		e.note(err)
 	}
 	return entries
-}
-
-// readFile reads a regular file of a bounded size.
-func readFile(path string) ([]byte, error) {
-	const most = 4 << 20
-	data, _, err := safefile.ReadFile(path, most)
-	return data, err
 }
 
 // hasChoice reports whether owned chains are kept in a backend, or in the variant of it

@@ -24,16 +24,12 @@ import (
 // Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
 	policy.Packet
-	// Hops are the interfaces of the next hops to the destination, as the routing table has them, where no interface is
-	// asked for. RouteErr is why there are none.
-	Hops     []string
-	RouteErr error
+	Hops     []string // the interfaces of the next hops in the routing table, where no interface is asked for
+	RouteErr error    // why there are none
 	// Trace is thirdparty.Trace. If it is nil, there are no third-party rules.
-	Trace func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
-	// Pod is the one that holds the source, as far as it is known.
-	Pod *Pod
-	// Incomplete is why some of the documents that rules are made from cannot be read.
-	Incomplete error
+	Trace      func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
+	Pod        *Pod  // that holds the source, as far as it is known
+	Incomplete error // why some of the documents that rules are made from cannot be read
 }
 
 // Pod is the names of a pod, "" for one that the runtime did not give.
@@ -127,13 +123,8 @@ func (e Explanation) MarshalJSON() ([]byte, error) {
 //
 // Without an interface in the question, those of the next hops decide, each by an explanation of its own.
 func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
-	if q.Out != "" || q.DstLocal {
+	if q.Out != "" || q.DstLocal || len(q.Hops) == 0 {
 		return explain(q, state, sources, finder)
-	}
-	if len(q.Hops) == 0 {
-		e := explain(q, state, sources, finder)
-		e.routeErr = q.RouteErr
-		return e
 	}
 	var all []Explanation
 	for _, hop := range q.Hops {
@@ -154,6 +145,9 @@ func explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		Destination: q.Dst, Source: q.Src, Interface: q.Out, Pod: q.Pod,
 		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
 		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{}, NextHops: []Explanation{},
+	}
+	if q.Out == "" && !q.DstLocal {
+		blank.routeErr = q.RouteErr
 	}
 	var all []Explanation
 	for _, p := range state.Policies() {
@@ -244,23 +238,17 @@ func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.S
 // observe sets what the observed rules of the chain do, and how they differ.
 func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enforce.State) {
 	chain := state.Find(p.Chain)
-	failed := chain.Err
-	if failed != nil {
-		e.Problem = failed.Error()
-	}
 	chosen := chain.Choice != netfilter.Choice{}
 	if chosen {
 		e.Backend, e.nftables = chain.Choice.String(), chain.Choice.Backend == policy.NFTables
 	}
-	for _, c := range state.ChainDiff(chain) {
-		if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
-			e.Drift = append(e.Drift, c.String())
-		}
-	}
-	if !chosen || failed != nil {
-		if failed == nil {
-			e.Problem = "the rules of the chain were not read"
-		}
+	e.addDrift(state.ChainDiff(chain))
+	switch {
+	case chain.Err != nil:
+		e.Problem = chain.Err.Error()
+		return
+	case !chosen:
+		e.Problem = "the rules of the chain were not read"
 		return
 	}
 	e.known = true
@@ -280,13 +268,18 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 }
 
-// guarded sets what the guard of the chain does with the packet if it is not translated.
-func (e *Explanation) guarded(q Question, state *enforce.State) {
-	for _, c := range state.Guard.Diff {
+// addDrift adds the differences of the chain.
+func (e *Explanation) addDrift(d policy.Diff) {
+	for _, c := range d {
 		if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
 			e.Drift = append(e.Drift, c.String())
 		}
 	}
+}
+
+// guarded sets what the guard of the chain does with the packet if it is not translated.
+func (e *Explanation) guarded(q Question, state *enforce.State) {
+	e.addDrift(state.Guard.Diff)
 	g := state.Guard.Of(policy.ChainFamily{Chain: e.Chain, Family: e.Family})
 	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.Dst.IsMulticast() {
 		e.Guard = g.Mode
@@ -322,15 +315,12 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	if q.Src.IsValid() {
 		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Src, q.Src.BitLen())), &q.SrcLocal
 	}
-	for _, p := range state.Policies() {
-		if p.Chain != e.Chain {
-			continue
-		}
+	if c := state.Find(e.Chain); c != nil {
 		if t.From == nil {
-			t.From = p.Candidates(e.Family)
+			t.From = c.Policy.Candidates(e.Family)
 		}
 		if t.Out == nil {
-			t.Out = p.Interfaces.Value
+			t.Out = c.Policy.Interfaces.Value
 		}
 	}
 	bound := q.bound(state)
@@ -368,7 +358,7 @@ func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owne
 		binds[other.Chain] = other.masquerades
 	}
 	return func(p thirdparty.Place) (bool, bool) {
-		if p.Backend == policy.NFTables && p.Table == guardTable {
+		if p.Backend == policy.NFTables && p.Table == netfilter.GuardTable {
 			return true, false // Question.bound tells what it binds
 		}
 		name, masq := masqChainOf(p)

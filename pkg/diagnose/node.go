@@ -60,7 +60,7 @@ func agentRunning(e *examination, f *Finding) {
 		if uid, _ := safefile.Owner(info); uid != 0 && !safefile.IsOwn(info) {
 			continue
 		}
-		cmdline, err := readFile(e.path("proc", entry.Name(), "cmdline"))
+		cmdline, _, err := safefile.ReadFile(filepath.Join(e.Root, "proc", entry.Name(), "cmdline"), maxFile)
 		if ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH); err != nil && !ended {
 			e.noteAs("list the processes", err)
 			return
@@ -73,22 +73,20 @@ func agentRunning(e *examination, f *Finding) {
 }
 
 func ebpfMasquerade(e *examination, f *Finding) {
-	add := func(severity Severity, detail string) {
-		f.Details = append(f.Details, detail)
-		f.Severity = max(f.Severity, severity) // "problem" is after "notice"
-	}
 	for line := range strings.Lines(e.read("proc/net/dev")) {
 		switch name, _, _ := strings.Cut(strings.TrimSpace(line), ":"); name {
 		case "cilium_host":
-			add(SeverityNotice, "interface cilium_host: Cilium")
+			f.add("interface cilium_host: Cilium")
 		case "bpfin.cali", "bpfout.cali":
-			add(SeverityProblem, "interface "+name+": Calico's eBPF data plane")
+			f.Severity = SeverityProblem
+			f.add("interface %s: Calico's eBPF data plane", name)
 		}
 	}
 	const mapDir = "sys/fs/bpf/tc/globals"
 	for _, m := range e.readDir(mapDir) {
 		if strings.HasPrefix(m.Name(), "cilium_snat_") {
-			add(SeverityProblem, "/"+mapDir+"/"+m.Name()+": Cilium translates sources in eBPF")
+			f.Severity = SeverityProblem
+			f.add("/%s/%s: Cilium translates sources in eBPF", mapDir, m.Name())
 		}
 	}
 }
@@ -103,10 +101,10 @@ func missingCapabilities(e *examination, f *Finding) {
 		return
 	}
 	if effective&(1<<capNetAdmin) == 0 {
-		f.Details = append(f.Details, "CAP_NET_ADMIN: to read or write netfilter")
+		f.add("CAP_NET_ADMIN: to read or write netfilter")
 	}
 	if e.hasChoice(policy.IPTables, netfilter.VariantLegacy) && effective&(1<<capNetRaw) == 0 {
-		f.Details = append(f.Details, "CAP_NET_RAW: iptables-legacy opens a raw socket")
+		f.add("CAP_NET_RAW: iptables-legacy opens a raw socket")
 	}
 }
 
@@ -116,8 +114,8 @@ func forwardingOff(e *examination, f *Finding) {
 		sysctls = append(sysctls, "net/ipv6/conf/all/forwarding")
 	}
 	for _, name := range sysctls { // without the family in the kernel there is no file
-		if strings.TrimSpace(e.read("proc/sys", name)) == "0" {
-			f.Details = append(f.Details, strings.ReplaceAll(name, "/", ".")+" is 0")
+		if strings.TrimSpace(e.read("proc/sys/"+name)) == "0" {
+			f.add("%s is 0", strings.ReplaceAll(name, "/", "."))
 		}
 	}
 }
@@ -142,26 +140,19 @@ func savedRulesets(e *examination, f *Finding) {
 		{"ip6tables.service", []string{"etc/sysconfig/ip6tables", "etc/iptables/ip6tables.rules"}},
 		{"nftables.service", []string{"etc/nftables.conf", "etc/sysconfig/nftables.conf"}},
 	} {
-		enabled := e.enabled(service.name)
-		state := map[bool]string{true: "enabled", false: "not enabled"}[enabled]
+		state := "not enabled" // by systemd
+		for _, dir := range []string{"etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
+			wanted, err := filepath.Glob(filepath.Join(e.Root, dir, "*.wants", service.name))
+			if e.note(err); len(wanted) > 0 {
+				state = "enabled"
+			}
+		}
 		for _, file := range service.files {
-			for _, change := range e.changesBy(e.read(file), enabled) {
+			for _, change := range e.changesBy(e.read(file), state == "enabled") {
 				f.add("/%s (%s, %s): %s", file, service.name, state, change)
 			}
 		}
 	}
-}
-
-// enabled reports whether systemd starts the service.
-func (e *examination) enabled(service string) bool {
-	for _, dir := range []string{"etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
-		found, err := filepath.Glob(e.path(dir, "*.wants", service))
-		e.note(err)
-		if len(found) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // changesBy returns what a saved ruleset does to the rules of ip-masq. Flushing counts
@@ -257,11 +248,10 @@ func reconcilerNotAnswering(e *examination, f *Finding) {
 }
 
 func podsWithoutRecord(e *examination, f *Finding) {
-	listed := slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return len(p.Namespaces) > 0 })
-	if listed && e.PodsWithoutRecord > 0 {
-		f.add("attachments without a record: %d", e.PodsWithoutRecord)
+	if !slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return len(p.Namespaces) > 0 }) {
+		return
 	}
-	if listed {
-		e.noteAs("read the records of pods", e.PodsErr)
+	if e.noteAs("read the records of pods", e.PodsErr); e.PodsWithoutRecord > 0 {
+		f.add("attachments without a record: %d", e.PodsWithoutRecord)
 	}
 }

@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -52,7 +53,8 @@ func masqueradeSources(e *examination, f *Finding) {
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	e.noteAs("list the addresses", err)
 	for _, r := range routes {
-		if !isDefault(r.Dst) || r.Src == nil || r.Type != unix.RTN_UNICAST {
+		isDefault := r.Dst == nil || r.Dst.String() == "0.0.0.0/0"
+		if !isDefault || r.Src == nil || r.Type != unix.RTN_UNICAST {
 			continue
 		}
 		hops := r.MultiPath
@@ -61,55 +63,37 @@ func masqueradeSources(e *examination, f *Finding) {
 		}
 		for _, hop := range hops {
 			link, err := net.InterfaceByIndex(hop.LinkIndex)
-			if err != nil || !e.masqueradesOut(link.Name) {
-				continue
-			}
 			chosen := masqueradeSource(addresses, hop.LinkIndex, hop.Gw)
-			if chosen == nil || chosen.Equal(r.Src) {
+			if err != nil || !e.masqueradesOut(link.Name) || chosen == nil || chosen.Equal(r.Src) {
 				continue
 			}
-			line := fmt.Sprintf("%s: MASQUERADE takes %s, and the default route", link.Name, chosen)
+			via := ""
 			if hop.Gw != nil {
-				line += " via " + hop.Gw.String()
+				via = " via " + hop.Gw.String()
 			}
-			if line += " has src " + r.Src.String(); !slices.Contains(f.Details, line) {
-				f.Details = append(f.Details, line)
-			}
+			f.add("%s: MASQUERADE takes %s, and the default route%s has src %s", link.Name, chosen, via, r.Src)
 		}
 	}
+	slices.Sort(f.Details)
+	f.Details = slices.Compact(f.Details)
 }
 
 func connectedOutputs(e *examination, f *Finding) {
-	var shared []policy.OutputAddress
-	for _, p := range e.Rules.Policies() {
-		for _, o := range p.Outputs {
-			if o.Interface == "" {
-				shared = append(shared, o)
-			}
-		}
-	}
-	if len(shared) == 0 {
-		return
-	}
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	e.noteAs("list the addresses", err)
-	for _, o := range shared {
-		for _, a := range addresses {
-			link, err := net.InterfaceByIndex(a.LinkIndex)
-			if ip := net.IP(o.Address.AsSlice()); err == nil && !a.IP.Equal(ip) && a.Contains(ip) {
-				f.add("%s is in %s, the subnet of %s", o.Address, a.IPNet, link.Name)
+	for _, p := range e.Rules.Policies() {
+		for _, o := range p.Outputs {
+			for _, a := range addresses {
+				ip := net.IP(o.Address.AsSlice())
+				if o.Interface != "" || a.IP.Equal(ip) || !a.Contains(ip) {
+					continue
+				}
+				if link, err := net.InterfaceByIndex(a.LinkIndex); err == nil {
+					f.add("%s is in %s, the subnet of %s", o.Address, a.IPNet, link.Name)
+				}
 			}
 		}
 	}
-}
-
-// isDefault reports whether the destination is that of a default route.
-func isDefault(dst *net.IPNet) bool {
-	if dst == nil {
-		return true
-	}
-	ones, _ := dst.Mask.Size()
-	return ones == 0
 }
 
 // masqueradesOut reports whether a policy masquerades packets of pods that leave through the interface with the
@@ -126,16 +110,12 @@ func (e *examination) masqueradesOut(name string) bool {
 func masqueradeSource(addresses []netlink.Addr, link int, nextHop net.IP) net.IP {
 	var first, elsewhere net.IP
 	for _, a := range addresses {
-		subnet := a.IPNet
-		if a.Peer != nil {
-			subnet = a.Peer
-		}
+		subnet := cmp.Or(a.Peer, a.IPNet)
 		switch {
 		case a.Flags&unix.IFA_F_SECONDARY != 0 || a.Scope != unix.RT_SCOPE_UNIVERSE:
+		case a.LinkIndex != link && elsewhere == nil:
+			elsewhere = a.IP
 		case a.LinkIndex != link:
-			if elsewhere == nil {
-				elsewhere = a.IP
-			}
 		case nextHop != nil && subnet.Contains(nextHop):
 			return a.IP
 		case first == nil:
@@ -168,41 +148,34 @@ func nodePortOverlap(e *examination, f *Finding) {
 	}
 }
 
-// guards returns the guards that catch packets.
-func (e *examination) guards() []policy.Guard {
-	return slices.DeleteFunc(slices.Clone(e.Rules.Guard.Desired), func(g policy.Guard) bool { return g.Mode == policy.GuardOff })
-}
-
-// caught adds the rules to a finding that apply to packets which a guard catches.
-func (f *Finding) caught(guards []policy.Guard, rules []thirdparty.Rule) {
-	for _, r := range rules {
-		for _, g := range guards {
-			multicast := map[policy.Family]string{policy.IPv4: "224.0.0.0/4", policy.IPv6: "ff00::/8"}[g.Family] // which no guard catches
-			masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt).Without(policy.RangesOf(netip.MustParsePrefix(multicast)))
+// caught adds the rules to a finding that apply to packets which a guard catches. It reads them for each guard.
+func (e *examination) caught(f *Finding, what string, read func(policy.Guard) ([]thirdparty.Rule, error)) {
+	for _, g := range e.Rules.Guard.Desired {
+		if g.Mode == policy.GuardOff {
+			continue
+		}
+		rules, err := read(g)
+		e.noteAs("read the rules before "+what, err)
+		multicast := map[policy.Family]string{policy.IPv4: "224.0.0.0/4", policy.IPv6: "ff00::/8"}[g.Family] // which no guard catches
+		masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt).Without(policy.RangesOf(netip.MustParsePrefix(multicast)))
+		for _, r := range rules {
 			outOfScope := len(g.Scope.Interfaces) > 0 && !slices.ContainsFunc(g.Scope.Interfaces, r.Match.Leaves) || r.Match.Out == "lo"
-			if r.Family != g.Family || outOfScope || !r.Destinations(g.Scope.Sources).Overlaps(masqueraded) {
-				continue
+			if r.Family == g.Family && !outOfScope && r.Destinations(g.Scope.Sources).Overlaps(masqueraded) {
+				f.add("%s: the guard of %s %ss these packets", r.Text, g.Chain, g.Mode)
 			}
-			f.add("%s: the guard of %s %ss these packets", r.Text, g.Chain, g.Mode)
 		}
 	}
 }
 
 func untrackedPods(e *examination, f *Finding) {
-	if guards := e.guards(); len(guards) > 0 {
-		rules, err := thirdparty.Untracked(e.ctx)
-		e.noteAs("read the rules before connection tracking", err)
-		f.caught(guards, rules)
-	}
+	e.caught(f, "connection tracking", func(policy.Guard) ([]thirdparty.Rule, error) { return thirdparty.Untracked(e.ctx) })
 }
 
 func acceptedPods(e *examination, f *Finding) {
-	for _, g := range e.guards() {
-		rules, err := thirdparty.Accepted(e.ctx, func(at thirdparty.Place) bool {
+	e.caught(f, "the jump", func(g policy.Guard) ([]thirdparty.Rule, error) {
+		return thirdparty.Accepted(e.ctx, func(at thirdparty.Place) bool {
 			name, _ := masqChainOf(at)
 			return name == g.Chain && at.Backend == policy.IPTables && e.hasChoice(at.Backend, at.Variant)
 		})
-		e.noteAs("read the rules before the jump", err)
-		f.caught([]policy.Guard{g}, rules)
-	}
+	})
 }

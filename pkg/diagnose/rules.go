@@ -43,14 +43,11 @@ func ruleChecks() []check {
 	}
 }
 
-// The tables of nftables that are owned.
 const (
-	masqTable  = "ip-masq"
-	guardTable = netfilter.GuardTable
+	masqTable = "ip-masq" // of nftables, which is owned
+	// enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.
+	enforcePriority = 99
 )
-
-// enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.
-const enforcePriority = 99
 
 // masqChainOf returns the masquerade chain that a chain with this table and name is, if
 // it is one at all.
@@ -76,7 +73,7 @@ func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.P
 	}
 	return func(p thirdparty.Place) bool {
 		name, _ := masqChainOf(p)
-		return p.Table == masqTable || p.Table == guardTable || p.Backend == policy.IPTables && inIPTables[name] ||
+		return p.Table == masqTable || p.Table == netfilter.GuardTable || p.Backend == policy.IPTables && inIPTables[name] ||
 			p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == policy.OwnedBy(dataDir).DataDir
 	}
 }
@@ -90,10 +87,8 @@ type violation struct {
 }
 
 // violationsIn returns which rule masquerades what which policy exempts, by rule and then
-// by policy. A rule that is not Exact may apply to fewer packets. What enforceExempt holds against the rule
-// is not among it.
-func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
-	var found []violation
+// by policy. A rule that is not Exact may apply to fewer packets.
+func violationsIn(s *enforce.State, rules []thirdparty.Rule) (found []violation) {
 	for _, r := range rules {
 		for _, p := range s.Policies() {
 			if exempt := exemptMasqueradedBy(s, r, p); len(exempt) > 0 {
@@ -104,7 +99,7 @@ func violationsIn(s *enforce.State, rules []thirdparty.Rule) []violation {
 	return found
 }
 
-// exemptMasqueradedBy returns what the policy exempts and the rule masquerades.
+// exemptMasqueradedBy returns what the policy exempts and the rule masquerades, without what enforceExempt binds first.
 func exemptMasqueradedBy(s *enforce.State, r thirdparty.Rule, p policy.Policy) (found []string) {
 	from := p.Scope(r.Family).Sources
 	if len(from) == 0 || r.Match.Out == "lo" ||
@@ -132,13 +127,9 @@ func exemptMasqueradedBy(s *enforce.State, r thirdparty.Rule, p policy.Policy) (
 // CountThirdParty returns how many third-party rules masquerade what a policy exempts, of
 // those that were decoded in full.
 func CountThirdParty(s *enforce.State, rules []thirdparty.Rule) int {
-	n := 0
-	for i, r := range rules {
-		if r.Exact && len(violationsIn(s, rules[i:i+1])) > 0 {
-			n++
-		}
-	}
-	return n
+	return len(slices.DeleteFunc(slices.Clone(rules), func(r thirdparty.Rule) bool {
+		return !r.Exact || len(violationsIn(s, []thirdparty.Rule{r})) == 0
+	}))
 }
 
 // touches reports whether an address of the prefix is in the set, by binary search.
@@ -146,12 +137,6 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 	prefix := netipx.RangeOfPrefix(p)
 	i := sort.Search(len(r), func(i int) bool { return !r[i].To().Less(prefix.From()) })
 	return i < len(r) && r[i].Overlaps(prefix)
-}
-
-func (e *examination) readThirdParty() {
-	rules, err := e.ThirdParty(e.ctx)
-	e.noteAs("read third-party NAT rules", err)
-	e.violations = violationsIn(e.Rules, rules)
 }
 
 // violations adds those violations to a finding that have its ID.
@@ -173,12 +158,6 @@ func violations(e *examination, f *Finding) {
 // doubt returns why the rule may not apply to pods; "" if it does.
 func (e *examination) doubt(v violation) string {
 	from := v.rule.Match.From
-	switch {
-	case !v.rule.Exact:
-		return "not all of the rule was decoded"
-	case from == nil || v.scoped:
-		return ""
-	}
 	var known policy.Ranges
 	for _, p := range e.pods {
 		if policy.FamilyOf(p.prefix.Addr()) == v.rule.Family {
@@ -186,6 +165,10 @@ func (e *examination) doubt(v violation) string {
 		}
 	}
 	switch {
+	case !v.rule.Exact:
+		return "not all of the rule was decoded"
+	case from == nil || v.scoped:
+		return ""
 	case len(known) == 0:
 		return "no pod network is known"
 	case !from.Overlaps(policy.Normalize(known)):
@@ -238,11 +221,10 @@ func overlappingChains(e *examination, f *Finding) {
 	for i, p := range all {
 		for _, q := range all[i+1:] {
 			for _, family := range policy.Families() {
-				if !p.Scope(family).Overlaps(q.Scope(family)) {
-					continue
+				if p.Scope(family).Overlaps(q.Scope(family)) {
+					exempts(p, q, family)
+					exempts(q, p, family)
 				}
-				exempts(p, q, family)
-				exempts(q, p, family)
 			}
 		}
 	}
