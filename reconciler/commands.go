@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	_ "embed"
 	"errors"
 	"fmt"
 	"regexp"
@@ -21,36 +22,14 @@ import (
 func (a *app) root() *cobra.Command {
 	var printVersion bool
 	root := &cobra.Command{
-		Use:   "ip-masq-reconciler",
-		Short: "Keep the masquerade rules of a node correct",
-		Long: `Keep the masquerade rules of a node equal to the policy in its CNI conflists and agent files.
-Without a command this is "run", which accepts the flags of ip-masq-agent and ip-masq-agent-v2.
-
-The settings are in /etc/ip-masq/reconciler.toml. Each key is a flag too, and flags win. status,
-check, explain, doctor and render use the settings of the reconciler that runs on the node; a
-flag replaces one of them, --config all of them.
-
-Exit codes: 0 success; 1 error; 2 mistake in the command line; 3 the rules differ, or the node is
-not ready.`,
-		Example: `  # Show whether the node is ready, and the remedy if it is not
-  ip-masq-reconciler status
-
-  # Show the verdict for traffic to an address, and its origin
-  ip-masq-reconciler explain 10.1.2.3
-
-  # Find what defeats the policy on this node
-  ip-masq-reconciler doctor
-
-  # Repair the rules
-  ip-masq-reconciler once`,
-		Args:              noArguments,
+		Use:               "ip-masq-reconciler",
+		Short:             "Keep the masquerade rules of a node correct",
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 		RunE: func(c *cobra.Command, args []string) error {
 			if printVersion {
-				fmt.Fprintln(a.out, versionText())
-				return nil
+				return a.version(c, args)
 			}
 			return a.run(c, args)
 		},
@@ -72,149 +51,52 @@ not ready.`,
 	root.SetUsageFunc(writeUsage)
 	for _, c := range append(root.Commands(), root) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
+		if c.Args == nil {
+			c.Args = noArguments
+		}
+		_, text, _ := strings.Cut(help, "=== "+c.Name()+"\n")
+		text, _, _ = strings.Cut(text, "\n\n===")
+		c.Long, c.Example, _ = strings.Cut(strings.TrimSuffix(text, "\n"), "\n\nExamples:\n")
+		if c.HasParent() && c.Name() != "run" && c.Name() != "render" {
+			a.addOutput(c)
+		}
 	}
 	return root
 }
 
+// help has the texts of the commands and their examples, each after a line with its name.
+//
+//go:embed help.txt
+var help string
+
 // commands is the table of the commands.
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
-		{
-			Use:   "run",
-			Short: "Keep the rules in sync until stopped (the default)",
-			Long: `Keep the rules as the conflists and agent files state them. Read and repair at the start, when
-a file or a rule in nf_tables changes, and after each --resync-interval. A bad file does not end
-the program: the last good policy stays in force, and the node is not ready. SIGHUP makes it
-read everything again; SIGTERM ends it and leaves the rules as they are.
-
-Exit codes: 0 stopped by a signal; 2 mistake in the command line.`,
-			Example: `  # Run on a host with the agent files of /etc/config, and serve /metrics
-  ip-masq-reconciler run --agent-config-dir /etc/config --metrics-listen :19821
-
-  # Keep the plugin entry in the conflist, too
-  ip-masq-reconciler run --conflist-manage --conflist-entry-file /etc/ip-masq/entry.json
-
-  # Log every sync, as JSON
-  ip-masq-reconciler run --v 2 --log-format json`,
-			Args: noArguments,
-			RunE: a.run,
-		},
-		a.addOutput(&cobra.Command{
-			Use:   "once",
-			Short: "Repair the rules once",
-			Long: `Read the conflists and agent files, apply their policy and repair the rules, once. Print what
-was done. "run" may be active at the same time. The settings are those of reconciler.toml and
-of the flags; without --agent-config-dir, the stored policy of the agent files stays.
-
-Exit codes: 0 the node is ready; 1 a problem remains, or error; 2 mistake in the command line.`,
-			Example: `  # Repair the rules now
-  ip-masq-reconciler once
-
-  # Apply changed agent files
-  ip-masq-reconciler once --agent-config-dir /etc/config
-
-  # Repair the rules if they differ, and print the result as JSON
-  ip-masq-reconciler check || ip-masq-reconciler once -o json`,
-			Args: noArguments,
-			RunE: a.once,
-		}),
-		a.addOutput(&cobra.Command{
-			Use:   "check",
-			Short: "Compare the rules in the kernel with the sources",
-			Long: `Compare the rules in the kernel with the policy of the conflists and agent files. Print each
-difference: what is missing, and what is unexpected. Nothing is written; "once" repairs the
-rules.
-
-Exit codes: 0 the rules are correct; 1 the node has another fault, or error; 2 mistake in the
-command line; 3 the rules differ, or ip-masq's own conflist is stale.`,
-			Example: `  # Verify the rules of this node
-  ip-masq-reconciler check
-
-  # Compare the rules of ip-masq-agent with those that its files ask for
-  ip-masq-reconciler check --agent-config-dir /etc/config
-
-  # Print the differences as JSON
-  ip-masq-reconciler check -o json`,
-			Args: noArguments,
-			RunE: a.check,
-		}),
-		a.statusCommand(),
+		{Use: "run", Short: "Keep the rules in sync until stopped (the default)", RunE: a.run},
+		{Use: "once", Short: "Repair the rules once", RunE: a.once},
+		{Use: "check", Short: "Compare the rules in the kernel with the sources", RunE: a.check},
+		{Use: "status", Short: "Show on one screen whether the node is ready, and why not", RunE: a.status},
 		a.renderCommand(),
 		a.explainCommand(),
 		a.whoCommand(),
-		a.addOutput(&cobra.Command{
-			Use:   "doctor",
-			Short: "Find what defeats the policy on this node",
-			Long: `Find what defeats the policy on this node (a problem), and what may surprise (a notice). Examples
-are masquerade rules of other programs, pod networks that are not exempt, and an agent that still
-runs. Print where each finding is, and its remedy. Nothing is written.
-
-Exit codes: 0 with and without findings; 1 error; 2 mistake in the command line.`,
-			Example: `  # Find problems on this node
-  ip-masq-reconciler doctor
-
-  # Look for conflists where k3s has them
-  ip-masq-reconciler doctor --cni-conf-dir /var/lib/rancher/k3s/agent/etc/cni/net.d
-
-  # Print the findings as JSON
-  ip-masq-reconciler doctor -o json`,
-			Args: noArguments,
-			RunE: a.doctor,
-		}),
-		a.addOutput(&cobra.Command{
-			Use:   "cleanup",
-			Short: "Remove the owned rules from every backend, and the state",
-			Long: `Remove the owned chains, sets and tables from every backend and family, and then the dataDir.
-Running pods keep running, and their traffic is not masqueraded any more. A conflist with the
-plugin entry restores the rules with the next pod: remove the entry first, as "uninstall" does.
-
-Exit codes: 0 removed, or nothing to remove; 1 error, or "run" is active; 2 mistake in the command
-line.`,
-			Example: `  # Remove rules and state after the service has stopped
-  systemctl stop ip-masq-reconciler && ip-masq-reconciler cleanup
-
-  # Remove the rules of a test with a dataDir of its own
-  ip-masq-reconciler cleanup --data-dir /tmp/ip-masq
-
-  # Print what was removed as JSON
-  ip-masq-reconciler cleanup -o json`,
-			Args: noArguments,
-			RunE: a.cleanup,
-		}),
+		{Use: "doctor", Short: "Find what defeats the policy on this node", RunE: a.doctor},
+		{Use: "cleanup", Short: "Remove the owned rules from every backend, and the state", RunE: a.cleanup},
 		a.installCommand(),
 		a.uninstallCommand(),
-		a.addOutput(&cobra.Command{
-			Use:   "version",
-			Short: "Print the version",
-			Long: `Print the version of this program. The plugin prints its own when it is run without arguments.
-
-Exit codes: 0 printed; 1 error; 2 mistake in the command line.`,
-			Example: `  # Print the version of this program
-  ip-masq-reconciler version
-
-  # Compare it with the version of the plugin
-  ip-masq-reconciler version; /opt/cni/bin/ip-masq
-
-  # Print the version as JSON
-  ip-masq-reconciler version -o json`,
-			Args: noArguments,
-			RunE: func(*cobra.Command, []string) error {
-				if a.json() {
-					return a.print(map[string]string{"version": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
-				}
-				fmt.Fprintln(a.out, versionText())
-				return nil
-			},
-		}),
+		{Use: "version", Short: "Print the version", RunE: a.version},
 	}
 }
 
-func versionText() string {
-	return fmt.Sprintf("ip-masq-reconciler %s (%s, %s/%s)", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+func (a *app) version(*cobra.Command, []string) error {
+	if a.json() {
+		return a.print(map[string]string{"version": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
+	}
+	fmt.Fprintf(a.out, "ip-masq-reconciler %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return nil
 }
 
 // addOutput adds the flag -o to a command.
-func (a *app) addOutput(c *cobra.Command) *cobra.Command {
+func (a *app) addOutput(c *cobra.Command) {
 	c.Flags().StringVarP(&a.output, "output", "o", "text", "`FORMAT` of the output: text or json")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if a.output != "text" && a.output != "json" {
@@ -222,7 +104,6 @@ func (a *app) addOutput(c *cobra.Command) *cobra.Command {
 		}
 		return nil
 	}
-	return c
 }
 
 // noArguments validates the arguments of a command that takes none.

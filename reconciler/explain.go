@@ -23,27 +23,10 @@ import (
 
 func (a *app) explainCommand() *cobra.Command {
 	var from, pod, out string
-	c := a.addOutput(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "explain DST",
 		Short: "Show the verdict for traffic to an address, and its origin",
-		Long: `Show whether traffic to the address DST is masqueraded: the verdict, the prefix that decides,
-the file and key that state it, and the rule in the kernel. If the kernel does something else,
-show why. Without --out, the routing table says which interface the traffic leaves through. If the
-route has several next hops, show the verdict for each. Nothing is written.
-
-Exit codes: 0 printed; 1 the pod is unknown, or error; 2 mistake in the command line.`,
-		Example: `  # Traffic from any source in scope
-  ip-masq-reconciler explain 198.51.100.7
-
-  # Traffic of one pod through one interface
-  ip-masq-reconciler explain 10.20.0.5 --from 10.244.1.7 --out eth0
-
-  # Traffic of a pod by its name
-  ip-masq-reconciler explain 10.20.0.5 --pod default/web-0
-
-  # The verdict as JSON
-  ip-masq-reconciler explain 2001:db8::1 -o json`,
-		Args: oneArgument("address, such as 10.1.2.3"),
+		Args:  oneArgument("address, such as 10.1.2.3"),
 		RunE: func(c *cobra.Command, args []string) error {
 			q, err := question(args[0], from, pod, out, c.Flags().Changed)
 			if err != nil {
@@ -51,7 +34,7 @@ Exit codes: 0 printed; 1 the pod is unknown, or error; 2 mistake in the command 
 			}
 			return a.explain(c, q, pod)
 		},
-	})
+	}
 	c.Flags().StringVar(&from, "from", "", "source `ADDRESS` (default: any in scope)")
 	c.Flags().StringVar(&pod, "pod", "", "source pod, as `NAMESPACE/NAME`")
 	c.Flags().StringVar(&out, "out", "", "output `INTERFACE` (default: that of the route, or any in scope)")

@@ -33,36 +33,11 @@ type installFlags struct {
 
 func (a *app) installCommand() *cobra.Command {
 	var f installFlags
-	c := a.addOutput(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "install",
 		Short: "Install the plugin on this node, and its entry in the conflist",
-		Long: `Copy the plugin to --cni-bin-dir, run it there as a test, and insert the plugin entry into the
-conflist of the network that the runtime uses. An existing entry stays as it is, unless --replace
-is given; a plugin with other content is replaced. The entry is the content of
---conflist-entry-file. The dataDir keeps the previous text of the conflist.
-
-By default the directories are the usual ones, or those of GKE, k3s, microk8s or OpenShift; on a
-node that has several of them, name one. With --conflist-manage, an entry that cannot be inserted
-yet is a warning: "run" inserts it later.
-
-Exit codes: 0 installed, or already there; 1 error; 2 mistake in the command line.`,
-		Example: `  # Install the plugin and its entry
-  ip-masq-reconciler install
-
-  # Name the directory of plugins and the network
-  ip-masq-reconciler install --cni-bin-dir /usr/lib/cni --conflist-network podnet
-
-  # Install the plugin where another program writes the entry
-  ip-masq-reconciler install --no-conflist
-
-  # Replace the entry in the conflist after /etc/ip-masq/entry.json has changed
-  ip-masq-reconciler install --replace
-
-  # Replace the plugin where it is installed, as packages do when they are upgraded
-  ip-masq-reconciler install --upgrade`,
-		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
-	})
+		RunE:  func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
+	}
 	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` of the plugin (default: ip-masq beside this program)")
 	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "install the plugin only, and change no conflist")
 	c.Flags().BoolVar(&f.replace, "replace", false, "replace a plugin entry that differs from --conflist-entry-file, if pods can start with the new one")

@@ -21,36 +21,9 @@ import (
 const (
 	section    = "8"
 	pluginPage = "plugin/ip-masq.8.md"
+	rootPage   = "reconciler/ip-masq-reconciler.8.md" // the sections that do not follow from the commands
 	usage      = "usage: SOURCE_DATE_EPOCH=SECONDS go run -tags man ./reconciler DIRECTORY"
 )
-
-// rootSections are the sections of ip-masq-reconciler(8) that do not follow from its commands.
-const rootSections = `# FILES
-
-**/etc/ip-masq/reconciler.toml**
-: The settings. Every key is an option too, and options win.
-
-**/etc/ip-masq/entry.json**
-: The plugin entry that **install** inserts into the conflist. Without it: {"type": "ip-masq"}
-
-**/etc/ip-masq/plugin.toml**
-: If it exists, policies come from conflists only. Keys: **data_dir**, **cni_conf_dir**.
-
-**/etc/cni/net.d**, **/opt/cni/bin**
-: The conflists of the container runtime, and its plugins; other directories with **--cni-conf-dir** and **--cni-bin-dir**.
-
-**/var/lib/cni/ip-masq**
-: The state of the node: policies, attached containers, owned chains, backups of conflists.
-
-# SIGNALS
-
-**SIGHUP**
-: **run** reads everything again.
-
-**SIGTERM**, **SIGINT**
-: The program ends; rules stay as they are.
-
-`
 
 // With the build tag man the program writes its manual pages, that of the plugin, and the completions
 // for shells into a directory: man/*.8, and completions/{bash,zsh,fish}. It is run in the root of the
@@ -75,6 +48,10 @@ func writePages(root *cobra.Command, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	sections, err := os.ReadFile(rootPage)
+	if err != nil {
+		return err
+	}
 	var date string
 	for _, c := range append([]*cobra.Command{root}, root.Commands()...) {
 		if !c.IsAvailableCommand() || c.Name() == "help" {
@@ -90,7 +67,7 @@ func writePages(root *cobra.Command, dir string) error {
 		text := page.String()
 		if c == root {
 			date = h.Date.Format("Jan 2006")
-			_, more, _ := strings.Cut(string(md2man.Render([]byte("% _\n"+rootSections))), "\n.SH")
+			_, more, _ := strings.Cut(string(md2man.Render(append([]byte("% _\n"), sections...))), "\n.SH")
 			text = strings.Replace(text, "\n.SH SEE ALSO\n", "\n.SH"+more+"\n.SH SEE ALSO\n\\fBip-masq(8)\\fP, ", 1)
 			// The pages of commands refer to this one for the settings.
 			root.PersistentFlags().VisitAll(func(f *pflag.Flag) { f.Hidden = true })

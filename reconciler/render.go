@@ -19,23 +19,7 @@ func (a *app) renderCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "render",
 		Short: "Print the desired rules, for iptables-restore or nft -f",
-		Long: `Print the rules that the sources ask for. The backend of the node, or --backend, chooses the form:
-input of "nft -f -", or of "iptables-restore --noflush" (ip6tables-restore with --family ipv6).
-The rules of guard and enforceExempt are in nftables with both backends; --guard-tables prints
-them alone. Nothing is written.
-
-Exit codes: 0 printed; 1 a document cannot be read, or error; 2 mistake in the command line, or the
-node has no backend yet: add --backend.`,
-		Example: `  # Validate the rules for nftables
-  ip-masq-reconciler render --backend nftables | nft -c -f -
-
-  # Validate the IPv6 rules for iptables
-  ip-masq-reconciler render --backend iptables --family ipv6 | ip6tables-restore --noflush --test
-
-  # Validate the rules of guard and enforceExempt
-  ip-masq-reconciler render --guard-tables | nft -c -f -`,
-		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family), guard) },
+		RunE:  func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family), guard) },
 	}
 	c.Flags().StringVar(&family, "family", family, "address `FAMILY` to print, for iptables: ipv4 or ipv6")
 	c.Flags().BoolVar(&guard, "guard-tables", false, "print the rules of guard and enforceExempt alone, for nft -f")

@@ -34,30 +34,6 @@ var (
 	errNoneRuns = errors.New("no reconciler runs on this node")
 )
 
-func (a *app) statusCommand() *cobra.Command {
-	return a.addOutput(&cobra.Command{
-		Use:   "status",
-		Short: "Show on one screen whether the node is ready, and why not",
-		Long: `Show on one screen whether the node is ready, with cause and remedy of each fault. Show what is
-in force: reconciler, plugin, settings, chains, sources, conflist, repairs, and the findings of
-"doctor". Nothing is written. If no reconciler answers, the state is that of the dataDir and of
-the kernel.
-
-Exit codes: 0 the node is ready; 1 no reconciler runs, or error;
-2 mistake in the command line; 3 the node is not ready.`,
-		Example: `  # Show the state of this node
-  ip-masq-reconciler status
-
-  # Show it again every two seconds
-  watch ip-masq-reconciler status
-
-  # Show the state of a node of a cluster, by the pod of its DaemonSet
-  kubectl -n kube-system exec ip-masq-x2x7k -- ip-masq-reconciler status`,
-		Args: noArguments,
-		RunE: a.status,
-	})
-}
-
 func (a *app) status(c *cobra.Command, _ []string) error {
 	s, err := a.nodeStatus(c.Context())
 	switch {
@@ -68,7 +44,15 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 	default:
 		_, err = io.WriteString(a.out, wrapped(s.text(time.Now()), terminalWidth(os.Stdout), labelWidth))
 	}
-	return cmp.Or(err, s.err())
+	switch { // the exit code tells whether the node is ready
+	case err != nil:
+		return err
+	case !s.Reconciler.Running:
+		return errNoneRuns
+	case !s.Ready:
+		return errNotReady
+	}
+	return nil
 }
 
 // nodeStatus is the output of status as JSON.
@@ -147,17 +131,6 @@ type conflistStatus struct {
 	Managed bool   `json:"managed"`
 }
 
-// err returns the end of the command: its exit code tells whether the node is ready.
-func (s *nodeStatus) err() error {
-	switch {
-	case !s.Reconciler.Running:
-		return errNoneRuns
-	case !s.Ready:
-		return errNotReady
-	}
-	return nil
-}
-
 // nodeStatus asks the reconciler and observes the node.
 func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	n, r, err := a.examine(ctx)
@@ -184,12 +157,15 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
 		s.Plugin.Error = err.Error()
 	}
-	s.add(n.active.status)
 	s.Chains, s.Pods = chainsOf(r, n.active.status), podsOf(n, r)
-	if n.active.Running && !n.active.Answers {
+	switch a := n.active.status; {
+	case a != nil:
+		s.Reconciler.Started = a.Started
+		s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
+		s.Conflist.Managed = a.ConflistManaged
+	case n.active.Running:
 		s.Reconciler.Error = n.active.err.Error()
-	}
-	if !n.active.Running {
+	default:
 		s.Reconciler.LastSeen = n.Dir.ReconcilerSeen()
 	}
 	s.Ready = n.active.Answers && len(s.found(diagnose.SeverityFault)) == 0
@@ -207,35 +183,26 @@ func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
 		len(stored) != 1 || stored[0].ID.Kind != policy.AgentFiles
 }
 
-// add adds what only the reconciler that runs knows, if it answers.
-func (s *nodeStatus) add(a *metrics.Status) {
-	if a == nil {
-		return
-	}
-	s.Reconciler.Started = a.Started
-	s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
-	s.Conflist.Managed = a.ConflistManaged
-}
-
 func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
-	chains := []chainStatus{}
+	chains, counts := []chainStatus{}, map[policy.ChainFamily]metrics.ChainCount{}
 	if r.Rules == nil {
 		return chains
+	}
+	if active != nil {
+		for _, c := range active.Chains {
+			counts[c.ChainFamily] = c
+		}
 	}
 	for _, chain := range r.Rules.Chains {
 		for _, c := range chain.Desired.Chains {
 			at := policy.ChainFamily{Chain: c.Name, Family: c.Family}
-			one := chainStatus{ChainCount: metrics.ChainCount{ChainFamily: at}, Backend: chain.Choice.String()}
+			one := chainStatus{ChainCount: counts[at], Backend: chain.Choice.String()}
+			one.ChainFamily = at
 			if observed := chain.Observed.Find(c.Family, c.Name); observed != nil {
 				one.Rules = len(observed.Rules)
 			}
 			if guard := r.Rules.Guard.Of(at); guard != nil {
 				one.Guard, one.EnforceExempt = guard.Mode, guard.Bound != nil
-			}
-			if active != nil {
-				if i := slices.IndexFunc(active.Chains, func(c metrics.ChainCount) bool { return c.ChainFamily == at }); i >= 0 {
-					one.ChainCount = active.Chains[i]
-				}
 			}
 			chains = append(chains, one)
 		}
@@ -275,13 +242,10 @@ func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
 	for _, id := range r.Pending {
 		states[id] = pending
 	}
+	of := map[reconcile.Reason]sourceState{reconcile.ReasonSource: invalid, reconcile.ReasonConflict: superseded}
 	for _, p := range r.Problems {
-		switch {
-		case p.Source == policy.SourceID{}:
-		case p.Reason == reconcile.ReasonSource:
-			states[p.Source] = invalid
-		case p.Reason == reconcile.ReasonConflict:
-			states[p.Source] = superseded
+		if state, is := of[p.Reason]; is && p.Source != (policy.SourceID{}) {
+			states[p.Source] = state
 		}
 	}
 	sources := []sourceStatus{}
@@ -353,7 +317,11 @@ func (s *nodeStatus) text(now time.Time) string {
 	}
 	w.row("Plugin:", plugin)
 	w.row("Settings:", s.settingsText())
-	w.row("Data dir:", s.dataDirText())
+	dataDir := policy.Printable(s.DataDir)
+	if i := slices.IndexFunc(s.Settings, func(x config.Setting) bool { return x.Key == "data_dir" }); i >= 0 {
+		dataDir += " (" + policy.Printable(s.Settings[i].Origin) + ")"
+	}
+	w.row("Data dir:", dataDir)
 	s.writeChains(w)
 	s.writeSources(w, now)
 	if s.Pods != (podsStatus{}) {
@@ -386,15 +354,6 @@ func (s *nodeStatus) settingsText() string {
 		if !isDefault && x.Key != "data_dir" { // which has a row of its own
 			text += fmt.Sprintf("\n%s = %s (%s)", x.Key, policy.Printable(cmp.Or(x.Value, "none")), policy.Printable(x.Origin))
 		}
-	}
-	return text
-}
-
-// dataDirText is the dataDir, and what states it.
-func (s *nodeStatus) dataDirText() string {
-	text := policy.Printable(s.DataDir)
-	if i := slices.IndexFunc(s.Settings, func(x config.Setting) bool { return x.Key == "data_dir" }); i >= 0 {
-		text += " (" + policy.Printable(s.Settings[i].Origin) + ")"
 	}
 	return text
 }
@@ -475,12 +434,12 @@ func (s *nodeStatus) writeChains(w *screen) {
 }
 
 func (s *nodeStatus) writeSources(w *screen, now time.Time) {
-	if len(s.Sources) == 0 {
-		text := "none"
-		if s.unread {
-			text = unknown
-		}
-		w.row("Sources:", text)
+	switch {
+	case len(s.Sources) == 0 && s.unread:
+		w.row("Sources:", unknown)
+		return
+	case len(s.Sources) == 0:
+		w.row("Sources:", "none")
 		return
 	}
 	w.WriteString("Sources:\n")
@@ -505,15 +464,14 @@ func (c conflistStatus) text() string {
 	if c.File == "" || c.Error != "" {
 		return cmp.Or(c.Error, notUsed)
 	}
-	text := policy.Printable(c.Network) + ": plugin entry in "
+	no, managed := "", ""
 	if !c.Entry {
-		text = policy.Printable(c.Network) + ": no plugin entry in "
+		no = "no "
 	}
-	text += policy.Printable(c.File)
 	if c.Managed {
-		text += "; conflist.manage is on"
+		managed = "; conflist.manage is on"
 	}
-	return text
+	return policy.Printable(c.Network) + ": " + no + "plugin entry in " + policy.Printable(c.File) + managed
 }
 
 func (s *nodeStatus) repairsText(now time.Time) string {

@@ -30,35 +30,11 @@ type uninstallFlags struct {
 
 func (a *app) uninstallCommand() *cobra.Command {
 	var f uninstallFlags
-	c := a.addOutput(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the plugin from this node, its entry, the rules and the state",
-		Long: `Remove the plugin entry from all conflists, and then the plugin, the rules and the state. Running
-pods keep running; new pods start without the plugin. By default it looks in all directories that
-"install" knows. It fails while "run" is active. The files in /etc/ip-masq stay.
-
-Plugin, rules and state stay while the runtime will call the plugin to tear down a pod. CRI-O,
-podman and Multus do so, as they use the cached network configuration of the pod. Pods of
-containerd do not count if /run/containerd can be read. Plugin, rules and state also stay, even
-with --no-wait, while a file in a directory of conflists names the plugin, such as the one that
-Multus generates: restart Multus.
-
-Exit codes: 0 all is removed, except with --keep-rules, or --stay was stopped; 1 something is left,
-or error; 2 mistake in the command line.`,
-		Example: `  # Remove the plugin, the rules and the state
-  systemctl stop ip-masq-reconciler && ip-masq-reconciler uninstall
-
-  # Wait up to ten minutes for pods whose DEL calls the plugin
-  ip-masq-reconciler uninstall --wait 10m
-
-  # Leave the rules until the next boot, or until "cleanup"
-  ip-masq-reconciler uninstall --keep-rules
-
-  # Run in a DaemonSet: ready when all is removed
-  ip-masq-reconciler uninstall --stay`,
-		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
-	})
+		RunE:  func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
+	}
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave the rules and the state as they are")
 	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although the cached network configuration of a pod names it")
 	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz says what is left")

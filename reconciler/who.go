@@ -22,27 +22,11 @@ import (
 
 func (a *app) whoCommand() *cobra.Command {
 	var protocol, to string
-	c := a.addOutput(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "who ADDRESS:PORT",
 		Short: "Show which connection leaves with a source address and port",
-		Long: `Show which connections leave the node with this source address and port now: the source and
-destination before any translation, the pod, and the chain that decides. The port of --protocol icmp
-is the identifier. Nothing is written.
-
-The answer comes from conntrack, which does not know connections that have ended. To find those
-later, log them beforehand: conntrack -E -e DESTROY -o timestamp, or ulogd2.
-
-Exit codes: 0 there is one; 1 there is none, or error; 2 mistake in the command line.`,
-		Example: `  # The connection behind a line in the log of a server
-  ip-masq-reconciler who 203.0.113.1:40001
-
-  # One protocol, and one server
-  ip-masq-reconciler who 203.0.113.1:40001 --protocol tcp --to 192.0.2.7
-
-  # An IPv6 address, as JSON
-  ip-masq-reconciler who [2001:db8::1]:40001 -o json`,
-		Args: oneArgument("address and port, such as 203.0.113.1:40001"),
-	})
+		Args:  oneArgument("address and port, such as 203.0.113.1:40001"),
+	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		q, err := connectionQuery(args[0], protocol, to, c.Flags().Changed)
 		if err != nil {
