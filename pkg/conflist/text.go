@@ -71,7 +71,8 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 		from := cap(doc) - cap(plugin) // a part of doc
 		plugins = append(plugins, span{from, from + len(plugin)})
 	}
-	now, entries := doc, 1
+	var now []byte
+	entries := 1
 	switch {
 	case entry == nil && len(present) == 0, entry != nil && len(present) == 1 && !replace:
 		return doc, nil
