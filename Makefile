@@ -61,7 +61,7 @@ test-time:
 
 # IN is the directory of the test, if several tests have the name, or it is below tools/.
 test-one: PACKAGES += $(if $(filter tools/release,$(IN)),minisign)
-test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (TEST=TestStaleEntry; IN=e2e TEST=TestKeys/nftables)
+test-one: packages build $(CNI_TOOLS) $(DEPLOY_TOOLS) ## one test, by its name (TEST=TestFlapping; IN=e2e TEST=TestKeys/nftables)
 	@in="$(IN)"; file=$$(test -n "$$in" || grep -rlE --include='*_test.go' '^func $(firstword $(subst /, ,$(TEST)))\(' \
 			conflist-examples deploy docs e2e pkg plugin reconciler | head -n 1); \
 		test -n "$$in$$file" || { echo "no test is named $(TEST)" >&2; exit 1; }; \

@@ -159,29 +159,3 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 		must(t, os.Remove(path))
 	})
 }
-
-// TestStaleEntry checks that an ADD that started before its conflist was replaced does not restore
-// the old entry.
-func TestStaleEntry(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		older, newer := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, object{"nonMasqueradeCIDRs": []string{"172.16.0.0/12"}}
-		n.addAndCheck(t, n.conf(t, "podnet", older))
-		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t) // without a conflist the latest ADD wins
-		path := n.writeDefaultConflist(t, "podnet", newer)
-		before := n.snapshot(t)
-		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0, "older entry than the conflist on disk, which stays in force")
-		n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "podnet", older)}).want(t, 0)
-		n.unchanged(t, before)
-		n.flush(t)
-		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", older)}).want(t, 0)
-		n.addAndCheck(t, n.conf(t, "podnet", newer)).noWarnings(t)
-		// The entry of the conflist replaces any stored one.
-		n.writeDefaultConflist(t, "podnet", older)
-		n.addAndCheck(t, n.conf(t, "podnet", older)).noWarnings(t)
-		if stored := n.load(t).Find(networkID("podnet")); stored.Policy.NonMasqueradeCIDRs[0] != prefixes("10.0.0.0/8")[0] {
-			t.Errorf("document: %+v", stored)
-		}
-		must(t, os.Remove(path))
-	})
-}
