@@ -39,13 +39,19 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
+// must fails the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // lock takes the lock of the dataDir.
 func (f *fixture) lock() (lock *store.Lock, release func()) {
 	f.Helper()
 	lock, err := f.enforcer.Dir.Lock(context.Background())
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return lock, func() {
 		f.Helper()
 		if err := lock.Release(); err != nil {
@@ -70,9 +76,7 @@ func (f *fixture) observe(sources ...policy.Source) *enforce.State {
 func (f *fixture) record() store.Record {
 	f.Helper()
 	state, err := f.enforcer.Dir.Load()
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return state.Record
 }
 
@@ -120,15 +124,11 @@ func TestProposalWithTornDump(t *testing.T) {
 		apply := func(sources ...policy.Source) {
 			t.Helper()
 			lock, err := f.enforcer.Dir.Lock(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			p := &enforce.Proposal{Sources: sources, Changed: sources}
 			state := store.State{Record: f.record()}
 			v, err := f.enforcer.Apply(context.Background(), lock, state, p)
-			if err := errors.Join(err, lock.Release()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(err, lock.Release()))
 			f.mustBeInSync(v)
 		}
 		apply(net)

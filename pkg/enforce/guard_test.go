@@ -47,9 +47,7 @@ func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
 	lock, release := f.lock()
 	defer release()
 	state, err := f.enforcer.Dir.Load()
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	p := &enforce.Proposal{Sources: sources, Changed: sources}
 	s, err := f.enforcer.Apply(context.Background(), lock, state, p)
 	if err == nil {
@@ -61,9 +59,7 @@ func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
 func (f *fixture) mustApply(sources ...policy.Source) {
 	f.Helper()
 	s, err := f.apply(sources...)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	f.mustBeInSync(s)
 }
 
@@ -102,9 +98,7 @@ func TestAddressPassesWhileNamespacesChange(t *testing.T) {
 		attach := func(container, namespace string) {
 			t.Helper()
 			pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: container, IfName: "eth0"}, Namespace: namespace, Addresses: []netip.Addr{address}}
-			if err := f.enforcer.Dir.Attach(pod); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.enforcer.Dir.Attach(pod))
 		}
 		f.enforcer.AllAttachments = true
 		attach("former", "kube")
@@ -131,9 +125,7 @@ func TestNewChainBesideADamagedDocument(t *testing.T) {
 	lock, release := f.lock()
 	defer release()
 	state, err := f.enforcer.Dir.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if s, err := f.enforcer.Apply(t.Context(), lock, state, p); err != nil || s.Err("B") != nil {
 		t.Fatal(err, s.Err("B"))
 	}
@@ -366,9 +358,7 @@ func TestGuardDryRun(t *testing.T) {
 	for _, unable := range []error{nil, errors.New("refused")} {
 		f.kernel.fail = map[string]error{"ask for a write of guards": unable}
 		lock, err := f.enforcer.Dir.DryRun(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s := f.enforcer.Sync(t.Context(), f.observe(network("podnet", "A", guard(policy.GuardDrop))), lock)
 		if err := s.Err("A"); !errors.Is(err, unable) {
 			t.Errorf("error %v, want %v", err, unable)
@@ -386,9 +376,7 @@ func TestDryRunBesideAForeignChain(t *testing.T) {
 	foreign := policy.Chain{Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Unrecognized}}}
 	f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Family: policy.IPv4, Chain: "A"}] = foreign
 	lock, err := f.enforcer.Dir.DryRun(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := f.enforcer.Sync(t.Context(), f.observe(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.IPTables))), lock)
 	if !errors.Is(s.Err("A"), netfilter.ErrNotOwned) || s.Err("B") != nil {
 		t.Errorf("errors %v, and %v", s.Err("A"), s.Err("B"))
@@ -488,9 +476,7 @@ func TestResetWhenTheFirstRangeIsKnown(t *testing.T) {
 func TestRepairWithoutReset(t *testing.T) {
 	f := newFixture(t)
 	dir := t.TempDir()
-	if err := unix.Mount("data", dir, "tmpfs", 0, "size=256k,mode=0700"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("data", dir, "tmpfs", 0, "size=256k,mode=0700"))
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	f.enforcer.Dir = store.Open(dir + "/data")
 	net := network("one", "A", guard(policy.GuardDrop))
@@ -513,9 +499,7 @@ func TestRepairWithoutReset(t *testing.T) {
 	if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, "connections are not reset") }) {
 		t.Errorf("warnings %q", f.warnings)
 	}
-	if err := errors.Join(ballast.Close(), os.Remove(ballast.Name())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(ballast.Close(), os.Remove(ballast.Name())))
 	lose()
 	f.mustBeInSync(f.sync(net))
 	if len(f.record().Resets) != 1 {
@@ -550,9 +534,7 @@ func (f *fixture) putRecord(edit func(*store.Record)) {
 	defer release()
 	rec := f.record()
 	edit(&rec)
-	if err := lock.PutRecord(rec); err != nil {
-		f.Fatal(err)
-	}
+	must(f, lock.PutRecord(rec))
 }
 
 // TestResetConnections checks that a walk judges by the policies before and now, holds no lock, and takes off
@@ -625,9 +607,7 @@ func TestResetConnections(t *testing.T) {
 	// One process walks at a time, and none without the time for it.
 	f.mustApply(old)
 	running, err := f.enforcer.Dir.ResetLock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	walks := 0
@@ -707,13 +687,9 @@ func TestGuardOfAPodThatLeavesIsNoDrift(t *testing.T) {
 	f := newFixture(t)
 	source := network("podnet", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} })
 	pod := store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}
-	if err := f.enforcer.Dir.Attach(store.Pod{Attachment: pod, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.enforcer.Dir.Attach(store.Pod{Attachment: pod, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}))
 	f.mustBeInSync(f.sync(source))
-	if err := f.enforcer.Dir.Detach(pod); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.enforcer.Dir.Detach(pod))
 	f.enforcer.AllAttachments = true
 	s := f.observe(source)
 	if !slices.ContainsFunc(s.Diff(), func(c policy.Change) bool { return c.Kind == policy.GuardChange || c.Kind == policy.ElementChange }) {
@@ -746,9 +722,7 @@ func TestResetRecordedBesideAWalk(t *testing.T) {
 	}
 	now := func() int64 {
 		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts))
 		return ts.Nano()
 	}
 	for attempt := 0; ; attempt++ {
@@ -770,9 +744,7 @@ func TestResetRecordedBesideAWalk(t *testing.T) {
 		})
 		_, _, err := f.enforcer.ResetConnections(t.Context())
 		recording.Wait()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(f.record().Resets) > 0 {
 			break
 		}

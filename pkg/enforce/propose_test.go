@@ -204,9 +204,7 @@ func TestBesideUnreadableDocument(t *testing.T) {
 			defer release()
 			state := store.State{Sources: []policy.Source{c.stored}, Record: f.record()}
 			p := enforce.Proposal{Sources: state.Sources, Incomplete: true}
-			if err := p.Add(c.own, conflists, ignored); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.Add(c.own, conflists, ignored))
 			for range 2 { // the second time nothing is left to do
 				f.kernel.log = nil
 				s, err := f.enforcer.Apply(t.Context(), lock, state, &p)

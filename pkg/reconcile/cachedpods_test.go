@@ -24,9 +24,7 @@ func newCache(t *testing.T) cache {
 	t.Helper()
 	c := cache{fixture: newFixture(t)}
 	c.dir, c.netNS = filepath.Join(c.fixture.dir, "results"), filepath.Join(c.fixture.dir, "ns")
-	if err := os.Mkdir(c.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(c.dir, 0o700))
 	c.file(c.netNS, "")
 	c.UseCache(c.dir)
 	return c
@@ -49,9 +47,7 @@ func (c cache) holds(what string, want ...string) {
 		c.Errorf("%s: the rules differ: %v", what, r.Rules.Diff())
 	}
 	s, err := c.Dir.Load()
-	if err != nil {
-		c.Fatal(err)
-	}
+	must(c.T, err)
 	var got []string
 	for _, p := range s.Record.Pods {
 		got = append(got, p.Address.String())
@@ -85,9 +81,7 @@ func TestCachedPods(t *testing.T) {
 		t.Error("a file appeared")
 	}
 	c.holds("a file appeared", "10.1.0.5", "10.1.0.8")
-	if err := os.Remove(c.path("podnet", "a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(c.path("podnet", "a")))
 	if !c.CacheChanged() {
 		t.Error("a file is gone")
 	}
@@ -95,9 +89,7 @@ func TestCachedPods(t *testing.T) {
 
 	// DEL comes before the runtime removes the file, whatever else happens meanwhile.
 	d := store.Attachment{Network: "podnet", ContainerID: "d", IfName: "eth0"}
-	if err := c.Dir.Detach(d); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Dir.Detach(d))
 	c.holds("after its DEL")
 	c.conflist("third", map[string]any{"masqChain": "THIRD"})
 	c.holds("after its DEL and another entry")
@@ -110,16 +102,12 @@ func TestCachedPods(t *testing.T) {
 	c.holds("another reconciler", "10.1.0.9")
 	c.cached = &cachedPods{}
 	c.UseCache(c.dir)
-	if err := os.Remove(c.path("podnet", "d")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(c.path("podnet", "d")))
 	c.holds("gone meanwhile")
 
 	// An attachment that had an ADD is none for the cache.
 	e := store.Attachment{Network: "podnet", ContainerID: "e", IfName: "eth0"}
-	if err := c.Dir.Attach(store.Pod{Attachment: e, Namespace: "dev"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Dir.Attach(store.Pod{Attachment: e, Namespace: "dev"}))
 	c.add("podnet", "e", "prod", "10.1.0.5", "{}")
 	if c.CacheChanged() {
 		t.Error("an attachment had an ADD")
@@ -135,9 +123,7 @@ func TestCachedPodTakesNoAddress(t *testing.T) {
 	age := func(id string, age time.Duration) {
 		t.Helper()
 		at := time.Now().Add(-age)
-		if err := os.Chtimes(c.path("podnet", id), at, at); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(c.path("podnet", id), at, at))
 	}
 	c.add("podnet", "old", "prod", "10.1.0.5", "{}")
 	age("old", 2*time.Minute)
@@ -148,16 +134,12 @@ func TestCachedPodTakesNoAddress(t *testing.T) {
 	c.add("podnet", "newer", "dev", "10.1.0.5", "{}")
 	age("newer", time.Minute)
 	c.holds("a newer one")
-	if err := os.Remove(c.path("podnet", "newer")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(c.path("podnet", "newer")))
 	c.holds("what was taken is not given back")
 
 	added := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "added", IfName: "eth0"}, Namespace: "dev"}
 	added.Addresses = append(added.Addresses, addr(t, "10.1.0.6"))
-	if err := c.Dir.Attach(added); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Dir.Attach(added))
 	c.add("podnet", "last", "prod", "10.1.0.6", "{}")
 	age("last", -time.Second)
 	c.holds("beside an ADD")
@@ -178,8 +160,6 @@ func TestCachedPodsWithPluginFile(t *testing.T) {
 func addr(t *testing.T, text string) netip.Addr {
 	t.Helper()
 	a, err := netip.ParseAddr(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return a
 }

@@ -97,19 +97,6 @@ func (r *running) rulesChanged(by Writer) { r.Committed(Commit{Touched: true, By
 
 func last(all []*Report) *Report { return all[len(all)-1] }
 
-func TestLoopRepairsWhenRulesChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newFixture(t).withAgent().run()
-		r.nft("flush", "ruleset")
-		r.rulesChanged(Writer{Process: Process{7, "nft"}})
-		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-		r.exempts(defaults)
-		if log := r.log(); !strings.Contains(log, "repaired rules") || !strings.Contains(log, "pid 7") {
-			t.Errorf("the log does not have the repair and its cause:\n%s", log)
-		}
-	})
-}
-
 // TestChangedByOfALateRepair: the program that changed the rules is named, too, if the first repair failed.
 func TestChangedByOfALateRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -263,20 +250,6 @@ func TestLoopWatches(t *testing.T) {
 		if i < 0 || r.reports[i] == report {
 			t.Error("the sync that found other chains verified them")
 		}
-	})
-}
-
-func TestLoopReadsFilesWhenTheyChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newFixture(t).withAgent().run()
-		r.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
-		syncs := r.count()
-		r.rulesChanged(Writer{})
-		r.until("sync", func(all []*Report) bool { return len(all) > syncs })
-		r.exempts(defaults) // files have events of their own
-		r.FilesChanged()
-		r.until("change", func(all []*Report) bool { return last(all).Result == Changed })
-		r.exempts("10.9.0.0/16," + linkLocal)
 	})
 }
 
@@ -436,9 +409,7 @@ func TestActive(t *testing.T) {
 func TestLoopSurvivesTheLossOfItsDataDir(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newFixture(t).withAgent().run()
-		if err := os.RemoveAll(r.Dir.Path()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.RemoveAll(r.Dir.Path()))
 		r.SyncNow()
 		r.until("new instance lock", func([]*Report) bool {
 			instance, err := r.Dir.InstanceLock()
@@ -498,24 +469,6 @@ func TestLoopStateDuringASync(t *testing.T) {
 		}
 		slow.hold <- struct{}{}
 		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-	})
-}
-
-// A repair that fails is not tried again at the pace of events, as long as no other
-// is due.
-func TestLoopBacksOffFromARepairThatFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r, failing := newFixture(t).failRepair(Writer{})
-		tried := failing.tried.Load()
-		for range 20 {
-			r.rulesChanged(Writer{})
-			time.Sleep(10 * time.Millisecond)
-		}
-		if n := failing.tried.Load() - tried; n > 0 {
-			t.Errorf("tried %d times in 200 ms of events", n)
-		}
-		failing.broken.Store(false)
-		r.until("repair", func(all []*Report) bool { return last(all).Ready() })
 	})
 }
 

@@ -40,9 +40,7 @@ func newFixture(t *testing.T) *fixture {
 	driver := nftables.New()
 	f.Node = Open(s, filepath.Join(dir, "plugin.toml"), netfilter.Drivers{driver})
 	f.nft("flush ruleset")
-	if err := os.Mkdir(s.CNIConfDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(s.CNIConfDir, 0o755))
 	t.Cleanup(func() {
 		f.nft("flush ruleset")
 		if err := driver.Close(); err != nil {
@@ -52,12 +50,18 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
+// must fails the test if there is an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // withAgent makes the files of a directory a source.
 func (f *fixture) withAgent() *fixture {
 	f.Settings.AgentConfigDir = filepath.Join(f.dir, "config")
-	if err := os.Mkdir(f.Settings.AgentConfigDir, 0o755); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, os.Mkdir(f.Settings.AgentConfigDir, 0o755))
 	return f
 }
 
@@ -68,9 +72,7 @@ func (f *fixture) agentFile(text string) {
 
 func (f *fixture) file(path, text string) {
 	f.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, os.WriteFile(path, []byte(text), 0o644))
 }
 
 // pluginFile writes a plugin.toml with the directories of the node, and a line.
@@ -87,9 +89,7 @@ func (f *fixture) conflist(network string, keys map[string]any) string {
 		entry[k] = v
 	}
 	text, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": []any{map[string]any{"type": "ptp"}, entry}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, err)
 	path := filepath.Join(f.Settings.CNIConfDir, "10-"+network+".conflist")
 	f.file(path, string(text))
 	return path
@@ -156,13 +156,11 @@ func (f *fixture) exempts(want string) {
 	}
 }
 
-func (f *fixture) stored(kind policy.Kind, name string) *policy.Source {
+func (f *fixture) stored(network string) *policy.Source {
 	f.Helper()
 	s, err := f.Dir.Load()
-	if err != nil {
-		f.Fatal(err)
-	}
-	return s.Find(policy.SourceID{Kind: kind, Name: name})
+	must(f.T, err)
+	return s.Find(policy.SourceID{Kind: policy.Network, Name: network})
 }
 
 // old puts a file's last change into the past.
@@ -170,17 +168,13 @@ func (f *fixture) old(paths ...string) {
 	f.Helper()
 	for _, path := range paths {
 		then := time.Now().Add(-time.Hour)
-		if err := os.Chtimes(path, then, then); err != nil {
-			f.Fatal(err)
-		}
+		must(f.T, os.Chtimes(path, then, then))
 	}
 }
 
 func (f *fixture) lock() *store.Lock {
 	f.Helper()
 	l, err := f.Dir.Lock(f.Context())
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, err)
 	return l
 }

@@ -20,25 +20,17 @@ func (f *fixture) plugin(mode os.FileMode) {
 	f.Helper()
 	f.Settings.CNIBinDir = filepath.Join(f.dir, "bin")
 	path := filepath.Join(f.Settings.CNIBinDir, "ip-masq")
-	if err := os.MkdirAll(f.Settings.CNIBinDir, 0o755); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, os.MkdirAll(f.Settings.CNIBinDir, 0o755))
 	f.file(path, "#!/bin/sh\n")
-	if err := os.Chmod(path, mode); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, os.Chmod(path, mode))
 }
 
 // mount puts the dataDir on a file system of its own.
 func (f *fixture) mount(options string) (disk string) {
 	f.Helper()
 	disk = filepath.Join(f.dir, "disk")
-	if err := os.Mkdir(disk, 0o700); err != nil {
-		f.Fatal(err)
-	}
-	if err := unix.Mount("disk", disk, "tmpfs", 0, options); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, os.Mkdir(disk, 0o700))
+	must(f.T, unix.Mount("disk", disk, "tmpfs", 0, options))
 	f.T.Cleanup(func() {
 		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
 			f.Error(err)
@@ -52,9 +44,7 @@ func (f *fixture) mount(options string) (disk string) {
 
 func (f *fixture) readOnly(disk string) {
 	f.Helper()
-	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, "mode=0700"); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, "mode=0700"))
 }
 
 // TestReadiness has what makes ADDs fail although the rules are correct: one problem each, with a remedy.
@@ -93,9 +83,7 @@ func TestReadiness(t *testing.T) {
 			if err == nil {
 				err = os.Truncate(ballast, info.Size()-8<<10)
 			}
-			if err != nil {
-				f.Fatal(err)
-			}
+			must(f.T, err)
 		}, ReasonState, []string{"no space left on device", "free space"}},
 		"a full disk": {func(f *fixture, disk string) { fill(f, disk) }, ReasonState, []string{"no space left on device", "free space"}},
 	} {
@@ -130,15 +118,11 @@ func TestReadiness(t *testing.T) {
 func fill(f *fixture, disk string) {
 	f.Helper()
 	ballast, err := os.Create(filepath.Join(disk, "ballast"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, err)
 	for err == nil {
 		_, err = ballast.Write(make([]byte, 4096))
 	}
-	if err := ballast.Close(); err != nil {
-		f.Fatal(err)
-	}
+	must(f.T, ballast.Close())
 }
 
 // TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ. Check does not.
@@ -190,9 +174,7 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f.right()
 	document := f.Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: "podnet"})
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.file(document, string(text[:20]))
 	f.readOnly(disk)
 	before := f.nft("list", "ruleset")
@@ -206,9 +188,7 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 			t.Fatalf("the rules changed:\n%s\nwere\n%s", after, before)
 		}
 	}
-	if err := unix.Mount("", disk, "", unix.MS_REMOUNT, "mode=0700"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", disk, "", unix.MS_REMOUNT, "mode=0700"))
 	f.wants(f.right(), Changed)
 	f.exempts("10.1.0.0/16," + linkLocal)
 }

@@ -25,9 +25,7 @@ func TestFailedResetIsRetried(t *testing.T) {
 		f := newFixture(t)
 		f.Settings.CNIBinDir = f.dir
 		f.file(filepath.Join(f.dir, "ip-masq"), "#!/bin/sh\n")
-		if err := os.Chmod(filepath.Join(f.dir, "ip-masq"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(filepath.Join(f.dir, "ip-masq"), 0o755))
 		f.conflist("podnet", map[string]any{"guard": "drop", "podCIDRs": []string{"10.88.0.0/16"}})
 		walks := 0
 		chain := policy.ChainFamily{Chain: "IP-MASQ-AGENT", Family: policy.IPv4}

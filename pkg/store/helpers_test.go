@@ -39,9 +39,7 @@ func lock(t *testing.T, d *store.Dir) *store.Lock {
 	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
 	defer cancel()
 	l, err := d.Lock(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(func() { ok(t, l.Release()) })
 	return l
 }

@@ -23,22 +23,16 @@ import (
 func TestInstanceLock(t *testing.T) {
 	d := store.Open(filepath.Join(t.TempDir(), "data"))
 	first, err := d.InstanceLock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if _, err := d.InstanceLock(); !errors.Is(err, store.ErrBusy) {
 		t.Errorf("a second has it too: %v", err)
 	}
 	lock, err := d.Lock(t.Context()) // the instance lock is another lock
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if !first.Held() || !d.ReconcilerActive() {
 		t.Error("it is not held")
 	}
-	if err := lock.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, lock.Destroy())
 	if first.Held() {
 		t.Error("it is held of a file that is gone")
 	}
@@ -49,9 +43,7 @@ func TestInstanceLock(t *testing.T) {
 		t.Error("it is held without a dataDir")
 	}
 	second, err := d.InstanceLock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	old := time.Unix(1e9, 0)
 	ok(t, os.Chtimes(filepath.Join(d.Path(), "reconciler.lock"), old, old))
 	if err := second.Release(); err != nil {
@@ -116,9 +108,7 @@ func TestDestroy(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "data")
 		d := store.Open(path)
 		lock, err := d.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		err = errors.Join(lock.Put(newSource("podnet")), lock.Put(newSource("other")))
 		if err == nil {
 			err = errors.Join(d.Attach(aPod("podnet", "pod1", "eth0")), lock.PutRecord(store.Record{Boot: d.Boot()}))
@@ -126,20 +116,14 @@ func TestDestroy(t *testing.T) {
 		if err == nil {
 			_, err = lock.Drop(newSource("other").ID) // and never committed
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		backups, err := d.Backups()
 		ok(t, err)
 		ok(t, os.WriteFile(filepath.Join(backups, "10-podnet.conflist."+strings.Repeat("0", 64)+".bak"), nil, 0o600))
 		if foreign {
-			if err := os.WriteFile(filepath.Join(path, "note"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			ok(t, os.WriteFile(filepath.Join(path, "note"), nil, 0o600))
 		}
-		if err := errors.Join(lock.Destroy(), lock.Release()); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, errors.Join(lock.Destroy(), lock.Release()))
 		left, err := os.ReadDir(path)
 		if !foreign && !os.IsNotExist(err) {
 			t.Errorf("the directory is left: %v, %v", left, err)
@@ -190,12 +174,8 @@ func TestWritten(t *testing.T) {
 	}
 	before := time.Now().Add(-time.Second)
 	lock, err := d.Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(lock.Put(newSource("podnet")), lock.Release()); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
+	ok(t, errors.Join(lock.Put(newSource("podnet")), lock.Release()))
 	if at, err := d.Written(source); err != nil || at.Before(before) || at.After(time.Now().Add(time.Second)) {
 		t.Errorf("written at %v, %v", at, err)
 	}

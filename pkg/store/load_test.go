@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -29,37 +28,6 @@ func TestAbsentDirectoryIsEmptyAndStaysAbsent(t *testing.T) {
 		t.Errorf("attachments: %d, %v, %v", n, changed, err)
 	}
 	absent(t, d.Path())
-}
-
-func TestLoadGivesWhatWasStoredInOrder(t *testing.T) {
-	d := open(t)
-	l := lock(t, d)
-	agent := policy.Source{
-		ID:     policy.SourceID{Kind: policy.AgentFiles},
-		Policy: policy.SourcePolicy{Chain: policy.DefaultChain},
-	}
-	a, b := full(t, "anet"), newSource("bnet", "10.0.0.0/8")
-	for _, c := range []policy.Source{agent, b, a} {
-		store1(t, l, c)
-	}
-	loads(t, d, a, b, agent)
-
-	b = newSource("bnet")
-	store1(t, l, b)
-	loads(t, d, a, b, agent)
-	if got := load(t, d).Find(b.ID); got == nil || !got.Policy.Equal(b.Policy) {
-		t.Errorf("Find: %+v", got)
-	}
-	if got := load(t, d).Find(network("cnet")); got != nil {
-		t.Errorf("Find of an unknown source: %+v", got)
-	}
-
-	ok(t, drop(l, a.ID))
-	ok(t, drop(l, a.ID))
-	loads(t, d, b, agent)
-	if files := sourceFiles(t, d); len(files) != 2 {
-		t.Errorf("left: %v", files)
-	}
 }
 
 // Names may hold anything: none reaches a path, and no two meet.

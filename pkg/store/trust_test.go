@@ -71,31 +71,18 @@ func refused(t *testing.T, err error, path string, want []string) {
 func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 	for name, c := range untrusted() {
 		t.Run(name, func(t *testing.T) {
-			operations := map[string]func(*store.Dir) error{
-				"Load":   func(d *store.Dir) error { _, err := d.Load(); return err },
-				"DryRun": writable,
-				"Lock":   func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
-				"Attach": func(d *store.Dir) error { return d.Attach(aPod("net", "c", "eth0")) },
-				"Detach": func(d *store.Dir) error { return d.Detach(aPod("net", "c", "eth0").Attachment) },
-				"Prune":  func(d *store.Dir) error { return d.Prune("net", nil) },
-				"Attachments": func(d *store.Dir) error {
-					_, _, err := d.Attachments("net")
-					return err
-				},
-				"Backups": func(d *store.Dir) error { _, err := d.Backups(); return err },
-				"Put": func(d *store.Dir) error {
+			all := operations(t)
+			all["Backups"] = func(d *store.Dir) error { _, err := d.Backups(); return err }
+			locked := func(do func(*store.Lock) error) func(*store.Dir) error {
+				return func(d *store.Dir) error {
 					l, err := d.Lock(t.Context())
 					ok(t, err)
 					defer func() { ok(t, l.Release()) }()
-					return l.Put(newSource("net"))
-				},
-				"Tidy": func(d *store.Dir) error {
-					l, err := d.Lock(t.Context())
-					ok(t, err)
-					defer func() { ok(t, l.Release()) }()
-					return l.Tidy(store.State{})
-				},
+					return do(l)
+				}
 			}
+			all["Put"] = locked(func(l *store.Lock) error { return l.Put(newSource("net")) })
+			all["Tidy"] = locked(func(l *store.Lock) error { return l.Tidy(store.State{}) })
 			ofAttachments := []string{"Attach", "Detach", "Prune", "Attachments"}
 			for _, at := range []struct {
 				path       string
@@ -118,7 +105,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				ok(t, c.spoil(paths[0]))
 				before := tree(t, d.Path())
 				for _, operation := range at.operations {
-					err := inTime(t, func() error { return operations[operation](d) })
+					err := inTime(t, func() error { return all[operation](d) })
 					t.Run(operation+" with "+at.path, func(t *testing.T) { refused(t, err, paths[0], c.want) })
 				}
 				same(t, tree(t, d.Path()), before)

@@ -175,26 +175,6 @@ func TestTidyReadsAgain(t *testing.T) {
 	absent(t, record+".damaged")
 }
 
-func TestTidyWritesNothingWhereNothingIsToBeDone(t *testing.T) {
-	d := open(t)
-	l := lock(t, d)
-	store1(t, l, newSource("net"))
-	ok(t, d.Attach(aPod("net", "c", "eth0")))
-	dirs := []string{d.Path(), d.Path() + "/sources", d.Path() + "/attachments"}
-	var before []os.FileInfo
-	for _, dir := range dirs {
-		info, err := os.Stat(dir)
-		ok(t, err)
-		before = append(before, info)
-	}
-	ok(t, l.Tidy(load(t, d)))
-	for i, dir := range dirs {
-		if info, err := os.Stat(dir); err != nil || !info.ModTime().Equal(before[i].ModTime()) {
-			t.Errorf("%s changed (%v)", dir, err)
-		}
-	}
-}
-
 // A process that is killed while it writes leaves a temporary file.
 func TestTidyRemovesTemporaryFiles(t *testing.T) {
 	d := open(t)
