@@ -31,8 +31,7 @@ func (b *backend) Layout() policy.Layout { return policy.Layout{} }
 // OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }
 
-// CanWrite implements netfilter.Backend. It finds out whether there is a program to
-// write with, and whether rules in POSTROUTING have an effect.
+// CanWrite implements netfilter.Backend: there is a program, and rules in POSTROUTING have an effect.
 func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	if _, err := b.programs.locate(ctx, f, b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
@@ -109,19 +108,8 @@ func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
 	return names
 }
 
-// listJumps returns the rules of POSTROUTING that lead to the table's chains, by
-// chain, as `iptables -S` prints them.
-func (b *backend) listJumps(ctx context.Context, f policy.Family, t *table) (map[string][]string, error) {
-	lines, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
-	if err != nil {
-		return nil, err
-	}
-	return t.jumpLines(lines)
-}
-
-// Apply implements netfilter.Backend. It does not use the observation: nothing
-// makes iptables-restore fail if the rules have changed, so Apply reads them again
-// right before.
+// Apply implements netfilter.Backend. It reads the rules again right before it writes: nothing makes iptables-restore
+// fail if they have changed since the observation.
 func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
 	return b.write(ctx, desired.Chains, false, held)
 }
@@ -136,8 +124,7 @@ func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *o
 	return b.write(ctx, chains, true, held)
 }
 
-// write applies or removes chains. If one family fails, the other one is written all
-// the same, unless the program hangs.
+// write applies or removes chains. If one family fails, the other one is written nevertheless, unless the program hangs.
 func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
@@ -145,11 +132,8 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 		if len(own) == 0 {
 			continue
 		}
-		what := "write"
-		if remove {
-			what = "remove"
-		}
 		if err := b.writeFamily(ctx, f, own, remove, held); err != nil {
+			what := map[bool]string{false: "write", true: "remove"}[remove]
 			errs = append(errs, fmt.Errorf("%s %s rules of %s: %w", what, f, b.choice, err))
 			if errors.Is(err, errHangs) {
 				break
@@ -190,8 +174,7 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 	}
 }
 
-// plan returns the transaction after which the kernel has exactly the chains or, to
-// remove, none of them and no jump to them.
+// plan returns the transaction after which the kernel has exactly the chains or, to remove, none and no jump to them.
 func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool) (*transaction, error) {
 	names := otherHooks()
 	for _, c := range chains {
@@ -219,7 +202,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 		missing, surplus := pairJumps(f, want, have)
 		if len(surplus) > 0 && lines == nil {
-			if lines, err = b.listJumps(ctx, f, &t); err != nil {
+			if lines, err = t.jumpLines(b.programs.list(ctx, f, b.choice.Variant, postrouting)); err != nil {
 				return nil, err
 			}
 		}

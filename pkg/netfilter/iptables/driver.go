@@ -20,8 +20,7 @@ type Driver struct {
 	nft      *nftReader
 }
 
-// New returns the driver. It looks for programs in the directories of a path as in $PATH. It reads nothing and runs
-// no program.
+// New returns the driver. It looks for programs in the directories of a path as in $PATH.
 func New(path string) *Driver {
 	return &Driver{programs: &programs{finder: newFinder(path), run: runner{time.Minute}.run}, nft: &nftReader{}}
 }
@@ -37,8 +36,7 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	return &backend{choice: c, programs: d.programs, reader: d.reader(c.Variant)}, nil
 }
 
-// Render implements netfilter.Driver: iptables-restore and ip6tables-restore
-// take one family each.
+// Render implements netfilter.Driver: iptables-restore and ip6tables-restore take one family each.
 func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
 	if len(families) == 0 {
 		families = []policy.Family{policy.IPv4}
@@ -55,8 +53,7 @@ func variants() []string { return []string{netfilter.VariantNFT, netfilter.Varia
 type reader interface {
 	// read reads POSTROUTING and the named chains of table nat.
 	read(f policy.Family, names []string) (table, error)
-	// chainNames returns the names of the chains of a table. If only is not "", it
-	// returns that name if the chain exists.
+	// chainNames returns the names of the chains of a table, or that of one chain if it exists.
 	chainNames(f policy.Family, table, only string) ([]string, error)
 }
 
@@ -98,9 +95,8 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	return false, failed
 }
 
-// Owned implements netfilter.Driver. It reads only chains of table nat whose
-// names are valid for masquerade chains, those of kube-proxy's chains are not, and
-// chains that POSTROUTING leads to: another program can rename a chain.
+// Owned implements netfilter.Driver. It reads the chains whose names are valid for masquerade chains, which those of
+// kube-proxy are not, and chains that POSTROUTING leads to: another program can rename a chain.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
@@ -138,8 +134,7 @@ func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
 	return slices.DeleteFunc(owned, func(c policy.Chain) bool { return c.Name == postrouting }), err
 }
 
-// Probe implements netfilter.Driver. Without a variant it is the preferred one, or the
-// other one if the kernel lacks what the preferred one needs.
+// Probe implements netfilter.Driver. It prefers a variant, and takes the other one if the kernel lacks what that needs.
 func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 	var err error
@@ -150,7 +145,9 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	}
 	if err = d.probe(ctx, c); variant == "" && errors.Is(err, netfilter.ErrUnusable) {
 		other := c
-		other.Variant = map[string]string{netfilter.VariantNFT: netfilter.VariantLegacy, netfilter.VariantLegacy: netfilter.VariantNFT}[c.Variant]
+		if other.Variant = netfilter.VariantNFT; c.Variant == netfilter.VariantNFT {
+			other.Variant = netfilter.VariantLegacy
+		}
 		if failure := d.probe(ctx, other); failure == nil || errors.Is(failure, netfilter.ErrBusy) {
 			c, err = other, failure
 		}
@@ -161,13 +158,11 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	return c, nil
 }
 
-// probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks
-// what it needs. It does not look at IPv6: only a node that uses it needs ip6tables.
+// probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks what it needs. Only a node
+// that uses IPv6 needs ip6tables.
 func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 	_, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
-	// To list a table of iptables-legacy that does not exist would create it, and
-	// the caller may not want to write at all.
-	exists := true
+	exists := true // to list a table of iptables-legacy would create it
 	if err == nil && c.Variant == netfilter.VariantLegacy {
 		exists, err = legacyInUse(policy.IPv4, natTable)
 	}
@@ -184,8 +179,7 @@ func unusable(c netfilter.Choice, err error) error {
 	return fmt.Errorf("%s cannot keep rules on this host: %w: %w", c, netfilter.ErrUnusable, err)
 }
 
-// preferred returns the variant that kubelet uses on this node, else that of the
-// program that is called iptables.
+// preferred returns the variant that kubelet uses on this node, else that of the program that is called iptables.
 func (d *Driver) preferred(ctx context.Context) (string, error) {
 	for _, variant := range variants() {
 		// kubelet creates these chains to show other programs the variant (KEP-3178).

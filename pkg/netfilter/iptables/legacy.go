@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -20,10 +21,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none
-// if the table is not in use. The expressions are those that iptables-nft would write,
-// or Unknown; the policy of a built-in chain is not among them. Legacy creates no table
-// and runs no program.
+// Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none if the table is not in use. The
+// expressions are those of iptables-nft, or Unknown, without the policy of a built-in chain. It creates no table.
 func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
@@ -58,14 +57,13 @@ func (legacyReader) chainNames(f policy.Family, tableName, only string) ([]strin
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for name := range s.chains {
-		if only == "" || only == name {
-			names = append(names, name)
-		}
+	if only == "" {
+		return slices.Sorted(maps.Keys(s.chains)), nil
 	}
-	slices.Sort(names)
-	return names, nil
+	if _, exists := s.chains[only]; !exists {
+		return nil, nil
+	}
+	return []string{only}, nil
 }
 
 // rules returns the rules of a chain, or fs.ErrNotExist.
@@ -81,9 +79,8 @@ func (s *legacyTable) rules(chain string) ([]nfnetlink.Rule, error) {
 	return rules, nil
 }
 
-// legacyInUse reports whether a table of iptables-legacy exists in this network
-// namespace. The file lists the existing tables; the socket options would create
-// the table. (/proc/net shows the namespace of the process's first thread.)
+// legacyInUse reports whether a table of iptables-legacy exists in this network namespace. The socket options would
+// create it. (/proc/net shows the namespace of the process's first thread.)
 func legacyInUse(f policy.Family, tableName string) (bool, error) {
 	path := "/proc/thread-self/net/ip_tables_names"
 	if f == policy.IPv6 {
@@ -99,9 +96,8 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 	return slices.Contains(strings.Fields(string(names)), tableName), nil
 }
 
-// legacyTable is a table of iptables-legacy as IPT_SO_GET_INFO and
-// IPT_SO_GET_ENTRIES return it (linux/netfilter_ipv4/ip_tables.h,
-// linux/netfilter_ipv6/ip6_tables.h). The zero value is a table without chains.
+// legacyTable is a table of iptables-legacy as IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES return it
+// (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). The zero value has no chains.
 type legacyTable struct {
 	family  policy.Family
 	layout  entryLayout
@@ -113,8 +109,7 @@ type legacyTable struct {
 // The layouts below are those of 64-bit machines. This line does not compile for 32 bits.
 const _ uint = 1 << 63
 
-// Sizes and offsets in struct ipt_getinfo and struct ipt_get_entries, the same for
-// both families.
+// Sizes and offsets in struct ipt_getinfo and struct ipt_get_entries of both families.
 const (
 	nameSize        = 32 // XT_TABLE_MAXNAMELEN
 	infoSize        = 84
@@ -123,8 +118,8 @@ const (
 	entriesHead     = 40 // sizeof(struct ipt_get_entries)
 )
 
-// entryLayout has the offsets in struct ipt_entry and struct ip6t_entry. The addresses
-// come first: source, destination and their masks.
+// entryLayout has the offsets in struct ipt_entry and struct ip6t_entry, which begin with addresses: source, destination
+// and their masks.
 type entryLayout struct {
 	address    int // size of an address
 	interfaces int // names in and out, then masks in and out, IFNAMSIZ each
@@ -211,7 +206,7 @@ func getsockopt(fd, level, option int, b []byte) error {
 	return nil
 }
 
-// legacyChain has the numbers of a chain's entries, without the entry that iptables adds at its end.
+// legacyChain has the numbers of a chain's entries, without the one that iptables adds at its end.
 type legacyChain struct{ first, end int }
 
 // builtInChains are the names of the built-in chains by the number of their hook.
@@ -221,13 +216,11 @@ func builtInChains() []string {
 
 var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
 
-// parseLegacy finds the entries and the chains. A node's table can have tens of thousands of entries: only the
-// rules of the chains that are asked for are decoded.
+// parseLegacy finds the entries and the chains. It decodes no rules, as there can be tens of thousands.
 //
-// A user-defined chain begins after an entry with the target ERROR, which has its
-// name, and ends with a rule that iptables adds. One more such entry ends the table.
-// A built-in chain begins at the offset hook_entry of its hook and ends with its
-// policy, at the offset underflow.
+// A user-defined chain begins after an entry with the target ERROR, which has its name, and ends with a rule that
+// iptables adds. One more such entry ends the table. A built-in chain begins at the offset hook_entry of its hook and
+// ends with its policy, at the offset underflow.
 func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
 	s := &legacyTable{family: f, layout: entryLayoutOf(f), entries: entries, chains: map[string]legacyChain{}}
 	s.offsets = make([]uint32, 1, 1+len(entries)/s.layout.size)
@@ -311,8 +304,7 @@ const (
 	verdictReturn = -5 // XT_RETURN, -NF_REPEAT - 1
 )
 
-// verdictOf returns the verdict of a standard target, or the offset of the rule to
-// continue with.
+// verdictOf returns the verdict of a standard target, or the offset of the rule to continue with.
 func verdictOf(target extension) int {
 	if len(target.info) < 4 {
 		return 0 // no chain begins there
@@ -347,8 +339,7 @@ const (
 	invertProtocol    byte = 0x40
 )
 
-// expressions returns the ith entry's rule in the form in which iptables-nft would
-// write it, except that it loads whole addresses.
+// expressions returns the ith entry's rule as iptables-nft would write it, but with loads of whole addresses.
 func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	out := make([]nfnetlink.Expr, 0, 8) // a rule has seldom more
 	l := s.layout
@@ -389,21 +380,21 @@ func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	}
 	verdict := verdictOf(target)
 	chain, leads := s.chainAt(verdict)
+	code, ends := map[int]nfnetlink.VerdictCode{
+		verdictReturn: nfnetlink.Return, verdictAccept: nfnetlink.Accept, verdictDrop: nfnetlink.Drop,
+	}[verdict]
 	switch {
-	case verdict == verdictReturn:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
-	case verdict == verdictAccept:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
-	case verdict == verdictDrop:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Drop})
+	case ends:
 	case verdict == int(s.offsets[i+1]): // the rule after this one
 		return out
-	case leads && flags&l.gotoFlag != 0:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Goto, Chain: chain})
-	case leads:
-		return append(out, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: chain})
+	case !leads:
+		return append(out, nfnetlink.Unknown{Kind: "another verdict"})
+	case flags&l.gotoFlag != 0:
+		code = nfnetlink.Goto
+	default:
+		code = nfnetlink.Jump
 	}
-	return append(out, nfnetlink.Unknown{Kind: "another verdict"})
+	return append(out, nfnetlink.Verdict{Code: code, Chain: chain})
 }
 
 func operator(inverted bool) nfnetlink.CmpOp {

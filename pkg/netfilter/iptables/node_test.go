@@ -196,7 +196,7 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 		if err != nil {
 			n.Fatal(err)
 		}
-		jumps, err := n.listJumps(n.Context(), f, &t)
+		jumps, err := t.jumpLines(n.programs.list(n.Context(), f, n.choice.Variant, postrouting))
 		if err != nil {
 			n.Fatal(err)
 		}

@@ -93,8 +93,7 @@ func (p *programs) exec(ctx context.Context, f policy.Family, variant, suffix st
 	return out, nil
 }
 
-// finder looks for programs in the directories of a PATH that only root can write:
-// a program that it finds runs with all privileges of a container runtime.
+// finder looks for programs that only root can write: they run with all privileges of a container runtime.
 type finder struct {
 	path    string // as $PATH
 	trusted func(uid uint32) bool
@@ -104,8 +103,7 @@ func newFinder(path string) finder {
 	return finder{path: path, trusted: func(uid uint32) bool { return trustedOwner(uid, os.Geteuid(), "/proc/self/uid_map") }}
 }
 
-// find returns the absolute path of the first of the names that exists: it searches
-// all of PATH for the first name, then for the second.
+// find returns the absolute path of the first of the names that exists anywhere in PATH.
 func (f finder) find(names ...string) (string, error) {
 	var skipped []string
 	for _, name := range names {
@@ -140,10 +138,9 @@ func (f finder) check(path string) error {
 	return nil
 }
 
-// resolve returns the file that an absolute path leads to after all symbolic links.
-// It fails if another user could make the path lead elsewhere: if that user owns the file, or a directory or
-// link on the way, or can write such a directory. A sticky one is safe where it holds directories only: only the
-// owner of an entry can replace it.
+// resolve returns the file that an absolute path leads to after all symbolic links. It fails if another user owns the
+// file, or a directory or link on the way, or can write such a directory. A sticky one is safe where it holds
+// directories only: only the owner of an entry can replace it.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at, links := "/", 0 // at has no links in it
@@ -193,11 +190,9 @@ func (f finder) lstat(path string) (fs.FileInfo, error) {
 
 func writableByOthers(info fs.FileInfo) bool { return info.Mode().Perm()&0o022 != 0 }
 
-// trustedOwner reports whether the files of a user may be run: those of root and of
-// this process. In a user namespace the host's root appears as the overflow user,
-// as do all users that are not mapped. There that user is taken for root: such a
-// process has no privilege on the host that another user could gain. In the initial
-// user namespace the overflow user is an ordinary one.
+// trustedOwner reports whether the files of a user may be run: those of root and of this process. In a user namespace
+// other than the initial one the host's root appears as the overflow user, as do all users that are not mapped. There
+// that user is taken for root: such a process has no privilege on the host that another user could gain.
 func trustedOwner(uid uint32, euid int, uidMap string) bool {
 	const overflow = 65534
 	if uid == 0 || int64(uid) == int64(euid) {

@@ -10,10 +10,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// render writes the chains of one family as input for `iptables-restore --noflush`.
-// Loading it replaces the rules of each chain and appends the jumps: iptables-restore
-// cannot skip jumps that exist, and fails as a whole if it is to delete one that
-// does not. A rule's arguments are in the order in which `iptables -S` prints them.
+// render writes the chains of one family as input for `iptables-restore --noflush`. It appends the jumps:
+// iptables-restore cannot skip those that exist, and fails as a whole if it is to delete one that does not. A rule's
+// arguments are in the order in which `iptables -S` prints them.
 func render(rs policy.Ruleset, f policy.Family) []byte {
 	head := fmt.Sprintf("# Load with: %s-restore --noflush FILE\n"+
 		"# Each loading appends the jumps again. A duplicate jump changes no packet;\n"+
@@ -61,8 +60,7 @@ func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
 	}
 }
 
-// deleteJumps deletes those of the jumps with these numbers: for each, the first rule of POSTROUTING that is exactly the
-// one that `iptables -S` printed.
+// deleteJumps deletes those of the jumps with these numbers: each time the first rule like that.
 func (t *transaction) deleteJumps(lines []string, numbers []int) {
 	for _, i := range numbers {
 		t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(lines[i], "-A"))
@@ -88,15 +86,13 @@ func (t *transaction) restore() []byte {
 	return b.Bytes()
 }
 
-// agentJumpComment is the comment with which ip-masq-agent, from 2.10 on, looks for
-// its jump by `iptables -C`. If there is none with this very text, the agent adds
-// another jump every minute.
+// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without this very text the
+// agent adds another jump every minute.
 func agentJumpComment(chain string) string {
 	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
 }
 
-// ruleCommand writes a rule as an -A command. A rule in the layout of this backend has
-// at most one source prefix and one destination prefix.
+// ruleCommand writes a rule, which has at most one source and one destination prefix, as an -A command.
 func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	w := []string{"-A", chain}
 	add := func(isSet bool, words ...string) {

@@ -41,8 +41,13 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 			return err
 		}
 		t.chains = append(t.chains, decodeChain(f, name, rules, buffer))
-		if slices.Contains(otherHooks(), name) {
-			t.checkJumps(f, name, names, rules)
+		if !slices.Contains(otherHooks(), name) {
+			continue
+		}
+		for _, r := range rules {
+			if to := decode(f, r, buffer).Target; slices.Contains(names, to) {
+				t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, so the kernel accepts no MASQUERADE there; remove the jump", name, natTable, to)
+			}
 		}
 	}
 	if len(t.chains) == 0 {
@@ -64,15 +69,6 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 
 // otherHooks are the built-in chains for which MASQUERADE is not made.
 func otherHooks() []string { return []string{"PREROUTING", "INPUT", "OUTPUT"} }
-
-// checkJumps finds a jump to one of the chains in a built-in chain: the kernel then refuses MASQUERADE in that chain.
-func (t *table) checkJumps(f policy.Family, builtIn string, chains []string, rules []nfnetlink.Rule) {
-	for _, r := range rules {
-		if to := decode(f, r, nil).Target; slices.Contains(chains, to) {
-			t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, so the kernel accepts no MASQUERADE there; remove the jump", builtIn, natTable, to)
-		}
-	}
-}
 
 func decodeChain(f policy.Family, name string, rules []nfnetlink.Rule, buffer []nfnetlink.Condition) policy.Chain {
 	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, len(rules))}
@@ -106,10 +102,13 @@ func (t *table) chain(name string) *policy.Chain {
 	return &t.chains[i]
 }
 
-// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them and
-// returns those that lead to the table's chains, by chain. It fails if the lines are not those of the rules that
-// were read: another program writes, or a comment has a line feed.
-func (t *table) jumpLines(lines []string) (map[string][]string, error) {
+// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, or the error of that, and returns those that
+// lead to the table's chains, by chain. It fails if they are not the rules that were read: another program writes, or a
+// comment has a line feed.
+func (t *table) jumpLines(lines []string, err error) (map[string][]string, error) {
+	if err != nil {
+		return nil, err
+	}
 	errChanging := errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them, " +
 		"or delete a jump whose comment has a line feed with iptables -D")
 	jumps := map[string][]string{}
@@ -130,15 +129,13 @@ func (t *table) jumpLines(lines []string) (map[string][]string, error) {
 	return jumps, nil
 }
 
-// leadsTo reports whether a rule that `iptables -S` printed jumps or goes to the
-// chain. Nothing follows the chain in such a line.
+// leadsTo reports whether a rule that `iptables -S` printed jumps or goes to the chain, with which it then ends.
 func leadsTo(line, chain string) bool {
 	return strings.HasSuffix(line, " -j "+chain) || strings.HasSuffix(line, " -g "+chain)
 }
 
-// decode decodes a rule of iptables-nft. It knows the native form of nft as well:
-// `nft list ruleset` prints the rules in it, and `nft -f` loads them so. The
-// conditions are decoded into the array of buffer.
+// decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it. The conditions use
+// the array of buffer.
 func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) netfilter.DecodedRule {
 	return netfilter.DecodeRule(nfnetlink.Decode(netfilter.LinkOf(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
 		p, ok := c.Range.Prefix()

@@ -59,18 +59,15 @@ func (e *runError) Unwrap() []error {
 	return []error{e.err}
 }
 
-// verdict returns what the failure says about the host, nil if nothing ran. Some hosts have an iptables that lists
-// rules and cannot write any. A program that was killed, or failed with resourceProblem, says nothing about
-// the host, unless it prints an error that lasts, of the kernel or of the lock file: only its text has the number, in the
-// C locale, as the environment has no other one.
+// verdict returns what the failure says about the host, nil if nothing ran. A program that was killed, or failed with
+// resourceProblem, says nothing about it, unless it prints an error that lasts, of the kernel or of the lock file: only
+// the text has the number, in the C locale, as the environment has no other one.
 func (e *runError) verdict() error {
 	switch code := e.exitCode(); {
-	case errors.Is(e.err, exec.ErrWaitDelay): // it ended, and something that it started has not
+	case code < 0, errors.Is(e.err, exec.ErrWaitDelay): // or something that it started has not ended
 		return netfilter.ErrBusy
 	case code == 0:
 		return nil
-	case code < 0:
-		return netfilter.ErrBusy
 	case code == resourceProblem:
 		lasts := func(errno syscall.Errno) bool { return strings.Contains(strings.ToLower(e.err.Error()), errno.Error()) }
 		if !slices.ContainsFunc([]syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EROFS, unix.EINVAL,
@@ -98,11 +95,9 @@ type runner struct{ limit time.Duration }
 
 // run runs a program and returns its standard output. It kills the program with its children.
 //
-// The program's environment is a PATH alone. It inherits the held lock, and dies with
-// this process: an iptables-restore whose parent was killed would otherwise still
-// write after another process has taken the lock. The kernel sends that signal when
-// the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), so the
-// goroutine keeps its thread.
+// It inherits the held lock, and dies with this process: an iptables-restore whose parent was killed would otherwise
+// still write after another process has taken the lock. The kernel sends that signal when the *thread* that started
+// the child ends (prctl(2), PR_SET_PDEATHSIG), so the goroutine keeps its thread.
 func (r runner) run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
 	const (
 		childPath = "/usr/sbin:/usr/bin:/sbin:/bin"

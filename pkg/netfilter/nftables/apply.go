@@ -28,19 +28,16 @@ type state struct {
 	generation uint32 // 0 if the reading is not of one generation
 }
 
-// tablesReader reads the tables of one name.
-type tablesReader func(*nfnetlink.Conn, policy.Family) (*table, error)
-
-func readMasqTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	return readTable(conn, f, tableName)
+// read reads the tables of a name of all families.
+func (d *Driver) read(name string) (*state, error) {
+	return d.readEach(func(f policy.Family) (*table, error) { return readTable(&d.conn, f, name) })
 }
 
-// read reads the tables of all families.
-func (d *Driver) read(readFamily tablesReader) (*state, error) {
+func (d *Driver) readEach(readFamily func(policy.Family) (*table, error)) (*state, error) {
 	s, generation, err := nfnetlink.ConsistentRead(&d.conn, func() (*state, error) {
 		s := &state{tables: map[policy.Family]*table{}}
 		for _, f := range policy.Families() {
-			t, err := readFamily(&d.conn, f)
+			t, err := readFamily(f)
 			if err != nil {
 				return nil, err
 			}
@@ -48,10 +45,10 @@ func (d *Driver) read(readFamily tablesReader) (*state, error) {
 		}
 		return s, nil
 	}, (*state).sameRules)
-	switch {
-	case nfnetlink.Unsupported(err):
-		return nil, usable(err)
-	case err != nil:
+	if nfnetlink.Unsupported(err) {
+		err = usable(err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	s.generation = generation
@@ -63,9 +60,9 @@ func (s *state) sameRules(later *state) bool {
 	return maps.EqualFunc(s.tables, later.tables, (*table).sameRules)
 }
 
-// Observe implements netfilter.Backend. It reads all chains of the tables.
+// Observe implements netfilter.Backend.
 func (b *backend) Observe(context.Context, []policy.ChainFamily) (netfilter.Observation, error) {
-	s, err := b.driver.read(readMasqTable)
+	s, err := b.driver.read(tableName)
 	if err != nil {
 		return netfilter.Observation{}, err
 	}
@@ -121,7 +118,7 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, from net
 
 // write changes the tables with masquerade chains, or asks whether the kernel accepts that.
 func (b *backend) write(observed any, dryRun bool, change func(*tableWriter)) error {
-	left, err := b.driver.write(observed, readMasqTable, dryRun, change)
+	left, err := b.driver.write(observed, tableName, dryRun, change)
 	if left {
 		_ = b.Remove(context.Background(), nil, nil)
 	}
@@ -132,7 +129,7 @@ func (b *backend) write(observed any, dryRun bool, change func(*tableWriter)) er
 // writer changes the tables of one name.
 type writer struct {
 	*Driver
-	readFamily tablesReader
+	name       string
 	dryRun     bool // ask the kernel, and commit nothing
 	change     func(*tableWriter)
 	before     *state                    // that was observed, nil if none
@@ -146,9 +143,9 @@ type writer struct {
 // a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
 // counts as broken from then on. It reports whether it failed and left new sets of a first batch. Observed is the
 // State of an observation.
-func (d *Driver) write(observed any, read tablesReader, dryRun bool, change func(*tableWriter)) (left bool, err error) {
+func (d *Driver) write(observed any, name string, dryRun bool, change func(*tableWriter)) (left bool, err error) {
 	const attempts = 10
-	w := writer{Driver: d, readFamily: read, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}
+	w := writer{Driver: d, name: name, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}
 	w.before, _ = observed.(*state)
 	now := w.before
 	for attempt := 1; ; attempt++ {
@@ -163,8 +160,8 @@ func (d *Driver) write(observed any, read tablesReader, dryRun bool, change func
 		case refused == nil || refused.Family == 0:
 			return w.left, err
 		case errors.Is(err, os.ErrPermission): // the kernel has one number for all that it forbids
-			for f, t := range w.encoded.tables {
-				err = cmp.Or(d.checkOwner(netfilter.LinkOf(f), t.name), err)
+			for _, f := range policy.Families() {
+				err = cmp.Or(d.checkOwner(netfilter.LinkOf(f), name), err)
 			}
 			return w.left, err
 		case !w.broken[refused.Family]:
@@ -179,7 +176,7 @@ func (d *Driver) write(observed any, read tablesReader, dryRun bool, change func
 // try reads the tables, unless they are given, and sends the changes.
 func (w *writer) try(now *state) (err error) {
 	if now == nil {
-		if now, err = w.read(w.readFamily); err != nil {
+		if now, err = w.read(w.name); err != nil {
 			return err
 		}
 		if w.before != nil && !w.before.sameRules(now) {
@@ -237,10 +234,10 @@ type tableWriter struct {
 // update writes the smallest change after which the table is as desired. nil is none.
 func (w *tableWriter) update(want *table) {
 	have, table := w.have, w.have.name
+	if want == nil && have.exists {
+		w.rest.DeleteTable(w.link, table)
+	}
 	if want == nil {
-		if have.exists {
-			w.rest.DeleteTable(w.link, table)
-		}
 		return
 	}
 	for name := range want.sets {
@@ -293,26 +290,24 @@ func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.
 func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	var chains []string
 	stay := map[string]*chain{}
-	masqChains := 0
+	others := 0 // masquerade chains
 	for name, c := range w.have.chains {
 		masqChain, masq := masqChainOf(name)
-		if masq {
-			masqChains++
-		}
-		if masq && gone(masqChain) {
+		switch stay[name] = c; {
+		case masq && gone(masqChain):
 			chains = append(chains, name)
-		} else {
-			stay[name] = c
+			delete(stay, name)
+		case masq:
+			others++
 		}
 	}
-	if len(chains) == masqChains && (len(chains) > 0 || w.have.leftover()) {
+	if others == 0 && (len(chains) > 0 || w.have.leftover()) {
 		w.rest.DeleteTable(w.link, tableName)
 		return
 	}
 	if base := stay[baseChain]; base != nil {
 		stay[baseChain] = &chain{rules: slices.DeleteFunc(slices.Clone(base.rules), func(r rule) bool {
-			masqChain, masq := masqChainOf(r.target())
-			goes := masq && gone(masqChain)
+			goes := slices.Contains(chains, r.target())
 			if goes {
 				w.rest.DeleteRule(w.link, tableName, baseChain, r.handle)
 			}

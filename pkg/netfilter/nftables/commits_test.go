@@ -38,7 +38,7 @@ func TestCommitBeforeWrite(t *testing.T) {
 			n.apply(desired(sourcePolicy("A"), sourcePolicy("B")))
 			n.nft(tc.before)
 			b := n.backend.(*backend)
-			observed, err := b.driver.read(readMasqTable)
+			observed, err := b.driver.read(tableName)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -122,8 +122,8 @@ func TestReadBesideCommits(t *testing.T) {
 			n.apply(desired(sourcePolicy("A")))
 			n.nft(tc.before)
 			b, tables := n.backend.(*backend), 0
-			s, err := b.driver.read(func(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-				read, err := readMasqTable(conn, f)
+			s, err := b.driver.readEach(func(f policy.Family) (*table, error) {
+				read, err := readTable(&b.driver.conn, f, tableName)
 				if tables++; tables == len(policy.Families()) {
 					n.nft(tc.commit)
 				}
@@ -136,7 +136,7 @@ func TestReadBesideCommits(t *testing.T) {
 			if readings := tables / len(policy.Families()); readings != tc.readings || s.generation != 0 {
 				t.Errorf("%d readings, want %d; generation %d", readings, tc.readings, s.generation)
 			}
-			now, err := b.driver.read(readMasqTable)
+			now, err := b.driver.read(tableName)
 			if err != nil || !s.sameRules(now) {
 				t.Errorf("the rules are not those in the kernel: %v", err)
 			}
@@ -158,7 +158,7 @@ func TestWriteBesideCommits(t *testing.T) {
 			n.apply(want)
 			n.nft(before)
 			b, encoded := n.backend.(*backend), 0
-			observed, err := b.driver.read(readMasqTable)
+			observed, err := b.driver.read(tableName)
 			if err != nil {
 				t.Fatal(err)
 			}

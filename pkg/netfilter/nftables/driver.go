@@ -32,8 +32,7 @@ func Tables() []string { return []string{tableName, netfilter.GuardTable} }
 // New returns the driver of the backend nftables.
 func New() *Driver { return &Driver{module: "/sys/module/nf_tables"} }
 
-// Close closes the socket. Shortly after any commit this takes 8 to 16 ms in the kernel; a process that
-// is about to exit need not call it.
+// Close closes the socket. A process that is about to exit need not wait for that.
 func (d *Driver) Close() error { return d.conn.Close() }
 
 // Generation returns the ruleset generation of nf_tables, which iptables-nft uses too.
@@ -46,18 +45,12 @@ func (d *Driver) Generation() (netfilter.Generation, error) {
 	if err != nil {
 		return netfilter.Generation{}, err
 	}
-	load, err := d.moduleLoad()
-	return netfilter.Generation{Namespace: namespace, ModuleLoad: load, Number: number}, err
-}
-
-// moduleLoad returns a number that changes when the kernel module is loaded again: the inode of its directory, which
-// the kernel does not reuse. A module that is built in has none.
-func (d *Driver) moduleLoad() (uint64, error) {
+	// The kernel does not reuse inodes of sysfs. A module that is built in has no directory.
 	var st unix.Stat_t
 	if err := unix.Stat(d.module, &st); err != nil && !errors.Is(err, unix.ENOENT) {
-		return 0, fmt.Errorf("stat %s: %w", d.module, err)
+		return netfilter.Generation{}, fmt.Errorf("stat %s: %w", d.module, err)
 	}
-	return st.Ino, nil
+	return netfilter.Generation{Namespace: namespace, ModuleLoad: st.Ino, Number: number}, nil
 }
 
 // Backend implements netfilter.Driver.
@@ -101,11 +94,11 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 			for _, r := range rules {
 				chain := netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: r.Chain, Family: f},
 					Choice: netfilter.Choice{Backend: policy.NFTables}, Guard: table == netfilter.GuardTable, Owner: policy.ParseOwner(r.Comment)}
-				isChain := chain.Guard
-				if !isChain {
-					chain.Chain, isChain = masqChainOf(r.Chain)
+				isMasq := false
+				if !chain.Guard {
+					chain.Chain, isMasq = masqChainOf(r.Chain)
 				}
-				if isChain && chain.Owner != (policy.Owner{}) {
+				if (chain.Guard || isMasq) && chain.Owner != (policy.Owner{}) {
 					owned = append(owned, chain)
 				}
 			}
@@ -131,8 +124,7 @@ func usable(err error) error {
 		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
 
-// lacking adds to an error what the kernel needs, if it refused an operation because it lacks a chain type, an
-// expression or a family.
+// lacking is usable for an operation that the kernel refused because it lacks a chain type, an expression or a family.
 func lacking(err error, options, modules, otherwise string) error {
 	refused, _ := errors.AsType[*nfnetlink.Error](err)
 	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {

@@ -28,10 +28,6 @@ func masqChainOfGuard(name string) string {
 // masqChain returns the masquerade chain that a rule of a chain belongs to, or "".
 func (r rule) masqChain(of string) string { return masqChainOfGuard(cmp.Or(r.target(), of)) }
 
-func readGuardTable(conn *nfnetlink.Conn, f policy.Family) (*table, error) {
-	return readTable(conn, f, netfilter.GuardTable)
-}
-
 // guardDiff collects how a table ip-masq-guard differs from the desired one.
 type guardDiff struct {
 	family  policy.Family
@@ -65,13 +61,10 @@ func (t *table) compare(f policy.Family, want *table) policy.Diff {
 	for _, name := range sorted(want.sets, t.sets) {
 		wanted, isWanted := want.sets[name]
 		held, exists := t.sets[name]
-		switch chain := masqChainOfGuard(name); {
-		case !exists:
-			d.add(policy.GuardChange, chain, false, "set "+name)
-		case held == nil: // reported
-		case !isWanted:
-			d.add(policy.GuardChange, chain, true, "set "+name)
-		default:
+		switch {
+		case !exists || !isWanted && held != nil: // one of another form is reported above
+			d.add(policy.GuardChange, masqChainOfGuard(name), exists, "set "+name)
+		case held != nil:
 			d.addElements(name, wanted.Minus(held), false)
 			d.addElements(name, held.Minus(wanted), true)
 		}
@@ -123,7 +116,7 @@ func (d *guardDiff) compareChain(name string, wanted, held *chain) {
 
 // ObserveGuards implements netfilter.GuardTables.
 func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, error) {
-	s, err := d.read(readGuardTable)
+	s, err := d.read(netfilter.GuardTable)
 	if err != nil {
 		return netfilter.GuardObservation{}, err
 	}
@@ -252,7 +245,7 @@ func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard, from net
 
 func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObservation, dryRun bool) error {
 	want := guardTablesOf(desired)
-	_, err := d.write(from.State, readGuardTable, dryRun, func(w *tableWriter) { w.update(want[w.family]) })
+	_, err := d.write(from.State, netfilter.GuardTable, dryRun, func(w *tableWriter) { w.update(want[w.family]) })
 	return lacking(err, "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard",
 		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
 }

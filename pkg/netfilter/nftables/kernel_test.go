@@ -360,7 +360,7 @@ func TestRemove(t *testing.T) {
 // cutOff writes a ruleset as far as the first batch: new sets, and no rule yet.
 func (n *node) cutOff(desired policy.Ruleset) {
 	n.Helper()
-	now, err := n.driver.read(readMasqTable)
+	now, err := n.driver.read(tableName)
 	if err != nil {
 		n.Fatal(err)
 	}

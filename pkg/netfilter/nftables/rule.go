@@ -14,10 +14,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func protocolNumber(p policy.Protocol) byte {
-	return map[policy.Protocol]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[p]
-}
-
 // nftStatement is a match or a statement of a rule, in nft syntax and as the kernel's expressions.
 type nftStatement struct {
 	nft   string
@@ -61,8 +57,9 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 		out = append(out, addressType("daddr", "!= local"))
 	}
 	if m.Protocol != "" {
-		add("meta l4proto "+string(m.Protocol), nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: reg},
-			compare(nfnetlink.Equal, protocolNumber(m.Protocol)))
+		number := map[policy.Protocol]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[m.Protocol]
+		add("meta l4proto "+string(m.Protocol),
+			nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: reg}, compare(nfnetlink.Equal, number))
 	}
 	if m.Probability != 0 {
 		add(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, m.Probability),
@@ -73,16 +70,19 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 	return out
 }
 
-// outputInterface is the match `oifname "eth*"` or `oifname != "eth*"`.
+// outputInterface is the match `oifname "eth*"` or `oifname != "eth*"`. The kernel compares a whole name with its NULs.
 func outputInterface(pattern string, not bool) nftStatement {
-	name, data := interfaceMatch(pattern)
+	name, data := pattern, make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	if prefix, wild := strings.CutSuffix(pattern, "+"); wild {
+		name, data = prefix+"*", []byte(prefix)
+	}
 	op, operator := nfnetlink.Equal, ""
 	if not {
 		op, operator = nfnetlink.NotEqual, "!= "
 	}
-	return nftStatement{"oifname " + operator + `"` + name + `"`, []nfnetlink.Expr{
-		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(op, data...),
-	}}
+	return statement("oifname "+operator+`"`+name+`"`,
+		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(op, data...))
 }
 
 // load reads an address of the packet into a register.
@@ -159,17 +159,6 @@ func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
 		Type: unix.NFT_NAT_SNAT, Family: uint32(f), Flags: m.Flags,
 		AddrMin: address, AddrMax: address, ProtoMin: m.ProtoMin, ProtoMax: m.ProtoMax,
 	})...)
-}
-
-// interfaceMatch returns a name as nft writes it, and as the kernel compares it: with its NULs or, of a
-// wildcard with a trailing +, its prefix.
-func interfaceMatch(name string) (nft string, data []byte) {
-	if prefix, wild := strings.CutSuffix(name, "+"); wild {
-		return prefix + "*", []byte(prefix)
-	}
-	data = make([]byte, unix.IFNAMSIZ)
-	copy(data, name)
-	return name, data
 }
 
 // Render implements netfilter.Driver: one input of `nft -f` holds the tables of all families. Loading it has the

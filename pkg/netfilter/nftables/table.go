@@ -58,17 +58,11 @@ func newTable(name string) *table {
 // of a hook that binds a connection decides.
 func hookOf(chain string) (hook nfnetlink.Base, isBase bool) {
 	hook = nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Policy: nfnetlink.Accept}
-	switch chain {
-	case baseChain:
-		hook.Priority = 101
-	case enforceChain:
-		hook.Priority = 99
-	case guardChain:
-		hook.Type, hook.Priority = "filter", 200
-	default:
-		return hook, false
+	if chain == guardChain {
+		hook.Type = "filter"
 	}
-	return hook, true
+	hook.Priority, isBase = map[string]int32{enforceChain: 99, baseChain: 101, guardChain: 200}[chain]
+	return hook, isBase
 }
 
 // setForm returns the form of an owned set.
@@ -227,13 +221,10 @@ func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, erro
 		r.broken = true
 		r.report("table has flags %#x (dormant?)", inKernel.Flags)
 	}
-	if err := r.readRules(); err != nil {
-		return nil, err
+	if err = r.readRules(); err == nil && r.read != inKernel.Use {
+		err = r.readRest(inKernel.Use)
 	}
-	if r.read == inKernel.Use {
-		return r.table, nil
-	}
-	return r.table, r.readRest(inKernel.Use)
+	return r.table, err
 }
 
 func (r *tableReader) report(format string, args ...any) {
@@ -254,41 +245,30 @@ func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 
 func (r *tableReader) readRules() error {
 	rules, err := r.conn.Rules(r.link, r.name, "")
-	if err != nil {
-		return err
-	}
 	for _, raw := range rules {
-		if err := r.readRule(raw); err != nil {
+		inKernel := nfnetlink.Chain{Name: raw.Chain}
+		c := r.chains[raw.Chain]
+		if _, isBase := hookOf(raw.Chain); isBase && c == nil && err == nil {
+			inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain)
+		}
+		if c == nil && err == nil {
+			c = r.readChain(inKernel)
+		}
+		rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
+		for i, e := range rule.exprs {
+			if counter, is := e.(nfnetlink.Counter); is {
+				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
+			}
+			if set := setIn(e); err == nil && set != "" && !anonymous(set) {
+				err = r.readSet(set)
+			}
+		}
+		if err != nil {
 			return err
 		}
+		c.rules = append(c.rules, rule)
 	}
-	return nil
-}
-
-func (r *tableReader) readRule(raw nfnetlink.Rule) (err error) {
-	c := r.chains[raw.Chain]
-	if c == nil {
-		inKernel := nfnetlink.Chain{Name: raw.Chain}
-		if _, isBase := hookOf(raw.Chain); isBase {
-			if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
-				return err
-			}
-		}
-		c = r.readChain(inKernel)
-	}
-	rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
-	for i, e := range rule.exprs {
-		if counter, is := e.(nfnetlink.Counter); is {
-			rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
-		}
-		if set := setIn(e); set != "" && !anonymous(set) {
-			if err := r.readSet(set); err != nil {
-				return err
-			}
-		}
-	}
-	c.rules = append(c.rules, rule)
-	return nil
+	return err
 }
 
 // readSet reads the elements of a set once, and none of one that rules fill.
@@ -325,26 +305,22 @@ func (r *tableReader) readRest(objects uint32) error {
 	if err != nil {
 		return err
 	}
-	sets, err := r.conn.Sets(r.link, r.name)
-	if err != nil {
-		return err
-	}
-	sets = slices.DeleteFunc(sets, func(s nfnetlink.Set) bool { return anonymous(s.Name) })
-	if uint32(len(chains)+len(sets)) != objects {
-		r.broken = true
-		r.report("an object that is neither a chain nor a set")
-	}
 	for _, c := range chains {
 		if r.chains[c.Name] == nil {
 			r.readChain(c)
 		}
 	}
+	sets, err := r.conn.Sets(r.link, r.name)
 	for _, s := range sets {
-		if err := r.readSet(s.Name); err != nil {
-			return err
+		if err == nil && !anonymous(s.Name) {
+			err = r.readSet(s.Name)
 		}
 	}
-	return nil
+	if r.read != objects {
+		r.broken = true
+		r.report("an object that is neither a chain nor a set")
+	}
+	return err
 }
 
 // render writes the table's sets and chains as input for nft.
