@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -55,11 +57,7 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 		return !slices.ContainsFunc(r.Rules.Policies(), func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
 	})
 	if guard {
-		text, err := guardTables(node.Node, r.Rules.Guard.Desired, managed)
-		if err != nil {
-			return err
-		}
-		_, err = a.out.Write(text)
+		_, err = a.out.Write(guardTables(r.Rules.Guard.Desired, managed))
 		return err
 	}
 	choice, err := outputForm(r, wanted)
@@ -79,19 +77,15 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
 		return err
 	}
-	text, err := node.Drivers.Render(choice.Backend, desired, families...)
-	if err != nil {
-		return err
+	text := iptables.Render(desired, family)
+	if choice.Backend == policy.NFTables {
+		text = nftables.Render(desired, families)
 	}
 	of := func(g policy.Guard) bool { return slices.Contains(families, g.Family) }
 	switch guards := r.Rules.Guard.Desired; {
 	case !slices.ContainsFunc(guards, of):
 	case choice.Backend == policy.NFTables:
-		tables, err := guardTables(node.Node, guards, families)
-		if err != nil {
-			return err
-		}
-		text = append(text, tables...)
+		text = append(text, guardTables(guards, families)...)
 	default:
 		note := "# guard and enforceExempt are in nftables: ip-masq-reconciler render --guard-tables prints their tables.\n"
 		text = append([]byte(note), text...)
@@ -101,15 +95,11 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 }
 
 // guardTables returns the tables ip-masq-guard as input of nft -f.
-func guardTables(node *reconcile.Node, desired []policy.Guard, families []policy.Family) ([]byte, error) {
+func guardTables(desired []policy.Guard, families []policy.Family) []byte {
 	if len(desired) == 0 {
-		return []byte("# no source asks for guard or enforceExempt, or the addresses of pods are not known\n"), nil
+		return []byte("# no source asks for guard or enforceExempt, or the addresses of pods are not known\n")
 	}
-	tables, err := node.Drivers.GuardTables()
-	if err != nil {
-		return nil, err
-	}
-	return tables.RenderGuards(desired, families...), nil
+	return nftables.RenderGuards(desired, families)
 }
 
 // outputForm returns the backend to render for: the wanted one as the node uses it, else the one

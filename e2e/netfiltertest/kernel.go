@@ -105,8 +105,6 @@ func (d *driver) Backend() policy.Backend { return d.choice.Backend }
 
 func (d *driver) Open(c netfilter.Choice) (netfilter.Backend, error) { return &backend{d.k, c}, nil }
 
-func (d *driver) Render(policy.Ruleset, ...policy.Family) ([]byte, error) { return nil, nil }
-
 func (d *driver) choices() []netfilter.Choice {
 	return slices.Compact([]netfilter.Choice{d.choice, d.other})
 }
@@ -384,5 +382,3 @@ func (d *tables) ApplyGuards(_ context.Context, desired []policy.Guard, from net
 func (d *tables) CheckGuards(_ context.Context, desired []policy.Guard, _ netfilter.GuardObservation) error {
 	return cmp.Or(d.k.Before("ask for a write of guards", false), d.k.Accepts(policy.Ruleset{}, desired))
 }
-
-func (d *tables) RenderGuards([]policy.Guard, ...policy.Family) []byte { return nil }

@@ -20,11 +20,6 @@ type Driver interface {
 	// Open returns the backend of a choice. It reads nothing and runs no program.
 	Open(Choice) (Backend, error)
 
-	// Render returns the rules as input of the backend's own tool, which may be loaded
-	// repeatedly with the same result. It holds the given families. If none is given it
-	// holds all families that one input can hold, or IPv4 if that is one. It touches nothing.
-	Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error)
-
 	// FindChain returns the choices in which a chain of the name exists, in any family. It
 	// loads no module and creates no table.
 	FindChain(ctx context.Context, chain string) ([]Choice, error)
@@ -68,15 +63,6 @@ func (ds Drivers) Generation() (Generation, error) {
 		}
 	}
 	return Generation{}, fmt.Errorf("nf_tables is not part of this program: %w", ErrUnusable)
-}
-
-// Render is Driver.Render of a backend.
-func (ds Drivers) Render(b policy.Backend, desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
-	d, err := ds.named(b)
-	if err != nil {
-		return nil, err
-	}
-	return d.Render(desired, families...)
 }
 
 func (ds Drivers) named(b policy.Backend) (Driver, error) {

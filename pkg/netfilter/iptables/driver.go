@@ -36,17 +36,6 @@ func (d *Driver) Open(c netfilter.Choice) (netfilter.Backend, error) {
 	return &backend{choice: c, programs: d.programs, reader: d.reader(c.Variant)}, nil
 }
 
-// Render implements netfilter.Driver: iptables-restore and ip6tables-restore take one family each.
-func (*Driver) Render(desired policy.Ruleset, families ...policy.Family) ([]byte, error) {
-	if len(families) == 0 {
-		families = []policy.Family{policy.IPv4}
-	}
-	if len(families) > 1 {
-		return nil, fmt.Errorf("render %v: one input of iptables-restore holds one family; render each by itself", families)
-	}
-	return render(desired, families[0]), nil
-}
-
 func variants() []string { return []string{netfilter.VariantNFT, netfilter.VariantLegacy} }
 
 // reader reads the rules of one variant from the kernel.

@@ -10,10 +10,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// render writes the chains of one family as input for `iptables-restore --noflush`. It appends the jumps:
+// Render writes the chains of one family as input for `iptables-restore --noflush`. It appends the jumps:
 // iptables-restore cannot skip those that exist, and fails as a whole if it is to delete one that does not. A rule's
 // arguments are in the order in which `iptables -S` prints them.
-func render(rs policy.Ruleset, f policy.Family) []byte {
+func Render(rs policy.Ruleset, f policy.Family) []byte {
 	head := fmt.Sprintf("# Load with: %s-restore --noflush FILE\n"+
 		"# Each loading appends the jumps again. A duplicate jump changes no packet;\n"+
 		"# `ip-masq-reconciler once` removes it.\n", baseName(f))

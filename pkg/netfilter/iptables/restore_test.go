@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -70,20 +68,8 @@ func TestRender(t *testing.T) {
 	} {
 		for _, f := range policy.Families() {
 			file := filepath.Join("testdata", "render", name+"."+string(f))
-			got := render(rs, f)
+			got := Render(rs, f)
 			golden.Check(t, file, got)
 		}
-	}
-}
-
-// TestDriverRender: one input of iptables-restore holds one family.
-func TestDriverRender(t *testing.T) {
-	rs := desired(policy.OwnedBy("/var/lib/cni/ip-masq"), basic("IP-MASQ-AGENT"))
-	got, err := New("").Render(rs)
-	if diff := cmp.Diff(string(render(rs, policy.IPv4)), string(got)); diff != "" || err != nil {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
-	if got, err := New("").Render(rs, policy.Families()...); err == nil {
-		t.Errorf("both in one input:\n%s", got)
 	}
 }

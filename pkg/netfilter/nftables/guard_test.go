@@ -152,7 +152,7 @@ func TestGuardsConverge(t *testing.T) {
 		if n.generation() != before {
 			t.Fatal("a second ApplyGuards wrote")
 		}
-		n.nft(string(n.driver.RenderGuards(want)))
+		n.nft(string(RenderGuards(want, policy.Families())))
 		if diff := cmp.Diff(applied, n.listGuards()); diff != "" {
 			t.Fatalf("nft list table (-applied +loaded):\n%s", diff)
 		}
@@ -304,7 +304,7 @@ func TestGuardGolden(t *testing.T) {
 	n := newNode(t)
 	n.applyGuards(guards)
 	for name, got := range map[string]string{
-		"guard.nft":      string(n.driver.RenderGuards(guards)),
+		"guard.nft":      string(RenderGuards(guards, policy.Families())),
 		"guard.list.nft": n.listGuards(),
 	} {
 		file := filepath.Join("testdata", "render", name)
@@ -314,7 +314,7 @@ func TestGuardGolden(t *testing.T) {
 			t.Errorf("%s differs as it was loaded:\n%s", name, d)
 		}
 	}
-	n.nft(string(n.driver.RenderGuards(nil, policy.IPv6)))
+	n.nft(string(RenderGuards(nil, []policy.Family{policy.IPv6})))
 	if text := n.listGuards(); strings.Contains(text, "ip6") || !strings.Contains(text, "table ip ") {
 		t.Errorf("the table of IPv6 is to go, and there is:\n%s", text)
 	}

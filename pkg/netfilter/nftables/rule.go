@@ -161,11 +161,9 @@ func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
 	})...)
 }
 
-// Render implements netfilter.Driver: one input of `nft -f` holds the tables of all families. Loading it has the
-// result of Apply, regardless of the previous content of the tables. A family without a chain loses its table.
-//
-// It is one transaction, but packets can meet the sets of the new table empty. Apply avoids that.
-func (*Driver) Render(rs policy.Ruleset, families ...policy.Family) ([]byte, error) {
+// Render returns the tables of the families as input for `nft -f`. Loading it has the result of Apply, regardless of the
+// previous content of the tables. A family without a chain loses its table.
+func Render(rs policy.Ruleset, families []policy.Family) []byte {
 	var b strings.Builder
 	b.WriteString("# Load with: nft -f FILE\n" +
 		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n" +
@@ -173,14 +171,11 @@ func (*Driver) Render(rs policy.Ruleset, families ...policy.Family) ([]byte, err
 	renderTables(&b, tableName, families, func(f policy.Family) *table {
 		return masqTable(f, chainsOf(rs, f), newTable(tableName))
 	})
-	return []byte(b.String()), nil
+	return []byte(b.String())
 }
 
 // renderTables writes the tables of a name. A family without one loses it.
 func renderTables(b *strings.Builder, name string, families []policy.Family, tableOf func(policy.Family) *table) {
-	if len(families) == 0 {
-		families = policy.Families()
-	}
 	for _, f := range families {
 		name := netfilter.LinkOf(f).String() + " " + name
 		// A table that does not exist cannot be deleted.
