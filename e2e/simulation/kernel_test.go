@@ -55,6 +55,7 @@ type connection struct {
 	container int
 	space     string
 	tampered  bool // it began while rules were wrong
+	left      bool // the node has lost the address that it leaves with, maybe for a time
 }
 
 func (c *connection) translated() bool { return c.ReplyDst != c.Src }

@@ -35,9 +35,10 @@ const (
 // network is a network and what the scenario knows of its policy.
 type network struct {
 	*netSpec
-	conf   *version // in its conflist, nil without one
-	bad    bool     // its file cannot be parsed
-	since  int      // seq of its last change
+	conf   *version  // in its conflist, nil without one
+	bad    bool      // its file cannot be parsed
+	since  int       // seq of its last change
+	used   time.Time // when it was used last: it is dropped after ten minutes
 	claims []claim
 	nobody *pod // an address that no pod has; it runs as soon as the policy of the network is in force
 
@@ -255,6 +256,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	container := pod.container
 	args := w.args(pod, v, n, container)
 	differs := w.scenario.admin && v != n.conf
+	stale := v != n.conf && n.conf != nil && !w.scenario.admin && !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != n.conf })
 	if w.scenario.admin {
 		v = n.conf // whatever stdin says
 	}
@@ -271,14 +273,17 @@ func (w *world) add(o *op, n *network, v *version) *process {
 			pod.phase = running
 			w.connect(pod)
 			w.connect(pod)
-			if pod.unattached = !w.healthy(p); pod.unattached {
-				w.mayDrop()
+			if pod.unattached = !w.healthy(p); pod.unattached && w.unused(n) {
+				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.refused() || w.harmed() || differs || w.scenario.admin && n.since > p.start
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
+		}
+		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
+			n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
 		}
 		w.resolve(n, p, v)
 		w.judgeADD(p, v, pod)
@@ -478,7 +483,23 @@ func (w *world) once(o *op) *process {
 	return p
 }
 
-// unused reports whether a network may be dropped.
+// use takes note of the networks that are in use, and of those that may be dropped now.
+func (w *world) use() {
+	for _, n := range w.networks {
+		if !w.unused(n) {
+			n.used = time.Now()
+		} else if since := time.Since(n.used); since >= 10*time.Minute && since < time.Hour {
+			n.used = time.Time{}
+			for _, p := range w.running {
+				if !p.ended() && (p.op.kind == "once" || p.reconciler != nil) {
+					w.mayRead(p)
+				}
+			}
+		}
+	}
+}
+
+// unused reports whether a network has no conflist and no pod.
 func (w *world) unused(n *network) bool {
 	badConflist := func(n *network) bool { return n.bad && !n.agent } // it may be that of any network
 	return !n.agent && !slices.ContainsFunc(w.networks, badConflist) && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone && !p.unattached })
@@ -505,7 +526,7 @@ func (w *world) disturb(o *op) {
 	case "tamper":
 		w.tamper(o.number)
 	case "fight":
-		for range 2 + 5*o.number {
+		for range []int{2, 3, 4, 5, 6, 7, 8, 37}[o.number] {
 			w.tamper(o.number)
 			w.disturbing = false
 			w.pass(time.Duration(1+o.number)*10*time.Millisecond, !o.wait)
@@ -522,6 +543,10 @@ func (w *world) disturb(o *op) {
 		a := nodeAddresses[2+o.number%3]
 		if i := slices.Index(k.addresses, a); i >= 0 {
 			k.addresses = slices.Delete(slices.Clone(k.addresses), i, i+1)
+			for i := range k.connections {
+				c := &k.connections[i]
+				c.left = c.left || c.translated() && c.ReplyDst == a.Address
+			}
 		} else {
 			k.addresses = append(slices.Clip(k.addresses), a)
 		}
@@ -558,7 +583,7 @@ func (w *world) reboot() {
 	for _, p := range w.pods {
 		p.phase = gone
 	}
-	w.book.tampered, w.book.guardTampered = 0, false
+	w.book.tampered, w.book.guardTampered, w.book.resetsLost = 0, false, false
 	for _, file := range w.book.harmed {
 		for _, n := range w.networks {
 			if file == w.document(n) && len(n.claims) > 0 { // what it held is not known any more
@@ -664,7 +689,7 @@ func (w *world) connect(p *pod) {
 		return
 	}
 	src := pick(w.rand, p.addresses...)
-	dst := pick(w.rand, slices.DeleteFunc(w.probes(), func(dst netip.Addr) bool { return dst.Is4() != src.Is4() })...)
+	dst := pick(w.rand, slices.DeleteFunc(slices.Clone(w.probes), func(dst netip.Addr) bool { return dst.Is4() != src.Is4() })...)
 	o := w.kernel.packet(src, dst)
 	if o.dropped {
 		return

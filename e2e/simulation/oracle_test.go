@@ -26,6 +26,7 @@ type book struct {
 	recordLost    bool
 	disrupted     int       // seq of the last thing that another program did
 	addressed     int       // seq of the last change of the node's addresses
+	resetsLost    bool      // those that were due may be, after a fault of this boot
 	unfinished    bool      // a walk through the connections may be: then it is repeated
 	fought        time.Time // when another program stopped to fight
 	frozen        time.Time // when processes were frozen last, maybe with the lock held
@@ -129,10 +130,10 @@ func (w *world) listed(p *pod) bool {
 	})
 }
 
-// probes returns the destinations that tell policies apart.
-func (w *world) probes() []netip.Addr {
+// allProbes returns the destinations that tell policies apart.
+func (s *scenario) allProbes() []netip.Addr {
 	all := slices.Clone(destinations)
-	for _, n := range w.networks {
+	for _, n := range s.nets {
 		for _, v := range n.versions {
 			for _, p := range v.marks() {
 				all = append(all, p.Addr())
@@ -167,10 +168,9 @@ func (w *world) judgePackets() {
 // packets returns packets of a running pod that tell policies apart, until something is wrong.
 func (w *world) packets(p *pod) iter.Seq2[netip.Addr, netip.Addr] {
 	return func(yield func(src, dst netip.Addr) bool) {
-		probes := w.probes()
 		for _, src := range p.addresses {
-			for _, dst := range probes {
-				if src.Is4() == dst.Is4() && p.phase == running && (w.objection != "" || !yield(src, dst)) {
+			for _, dst := range w.probes {
+				if p.phase == running && src.Is4() == dst.Is4() && (w.objection != "" || !yield(src, dst)) {
 					return
 				}
 			}
@@ -197,17 +197,20 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
 		}
 		w.counts["packets"]++
-		who := fmt.Sprintf("a packet of %s (%s, namespace %q) to %s", p.id(p.container), src, p.space, dst)
+		object := func(what string, args ...any) {
+			who := fmt.Sprintf("%s: a packet of %s (%s, namespace %q) to %s is ", p.net.name, p.id(p.container), src, p.space, dst)
+			w.object(who+what, args...)
+		}
 		switch {
 		case got.dropped && drop && slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil }):
 			// Its document was lost and its rules removed, so the guard comes before its first rules again.
 		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
-			w.object("%s: %s is dropped, which may be: masqueraded %v, not masqueraded %v", p.net.name, who, masquerade, exempt)
+			object("dropped, which may be: masqueraded %v, not masqueraded %v", masquerade, exempt)
 		case tampered || got.dropped:
 		case got.translated && !masquerade:
-			w.object("%s: %s is masqueraded, and no policy says so: %v", p.net.name, who, combinations)
+			object("masqueraded, and no policy says so: %v", combinations)
 		case !got.translated && !exempt:
-			w.object("%s: %s is not masqueraded, and every policy says so: %v", p.net.name, who, combinations)
+			object("not masqueraded, and every policy says so: %v", combinations)
 		}
 	}
 }
@@ -233,7 +236,7 @@ func (w *world) judgeOutputs(pods ...*pod) {
 // passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of
 // namespaces comes into force. A walk that could not be taken off the record is repeated.
 func (w *world) judgeDeletion(c *connection) {
-	gone := w.book.unfinished || w.book.fault > 0 || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved
+	gone := w.book.unfinished || w.book.resetsLost || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved
 	for _, versions := range w.combinations() {
 		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
 	}
@@ -252,7 +255,7 @@ func (c *connection) String() string {
 // judgePassed judges the connections of the former pods of an address when an ADD of another one has returned.
 func (w *world) judgePassed(p *process, pod *pod) {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.book.fault > 0 || p.warnsOfConnections() { // an ADD before may have lost its reset, and said so
+	if len(combinations) > 1 || w.book.resetsLost || p.warnsOfConnections() { // an ADD before may have lost its reset, and said so
 		return
 	}
 	for _, c := range w.kernel.connections {
@@ -269,10 +272,13 @@ func (w *world) judgePassed(p *process, pod *pod) {
 // judgeConnections judges whether connections that contradict the policy were deleted.
 func (w *world) judgeConnections() {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.book.fault > 0 { // what was due is on record, and lost with it
+	if len(combinations) > 1 || w.book.resetsLost {
 		return
 	}
 	for _, c := range w.kernel.connections {
+		if c.translated() && !w.kernel.IsLocal(c.ReplyDst) {
+			w.object("a connection of %s (%s) to %s outlives the address %s, which it leaves with", c.pod.id(c.container), c.Src, c.Dst, c.ReplyDst)
+		}
 		if c.pod.unrecorded || !slices.Contains(c.pod.addresses, c.Src) { // or a former container may hold that address
 			continue
 		}
@@ -328,7 +334,7 @@ func (w *world) repaired(p *process) {
 
 func (w *world) fault() {
 	w.disturbed()
-	w.book.fault, w.book.faultTime = w.seq, time.Now()
+	w.book.fault, w.book.faultTime, w.book.resetsLost = w.seq, time.Now(), true
 }
 
 // disturbed takes note that something happened.
@@ -500,7 +506,14 @@ func (w *world) quiet() {
 			}
 		}
 	}
-	w.pass(2*time.Minute, false) // backoffs
+	if all := w.reconcilers(); len(all) > 0 {
+		for _, p := range all {
+			if active := w.active(); active != nil && p != active {
+				p.stop() // one on standby looks each second
+			}
+		}
+		w.pass(2*time.Minute, false) // backoffs
+	}
 	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.conf == nil && w.unused(n) }) {
 		w.pass(11*time.Minute, false) // it is dropped
 	}
@@ -522,7 +535,9 @@ func (w *world) quiet() {
 		w.object("after quiet and a sync the rules are not repaired")
 	}
 	w.book.unfinished = false
-	again() // publishes
+	if len(w.reconcilers()) == 0 {
+		again() // records entries of conflists
+	}
 	writes, seq := m.Writes, w.kernel.seq
 	again()
 	if w.objection == "" && (m.Writes != writes || w.kernel.seq != seq) {

@@ -116,16 +116,9 @@ func (w *world) mayRead(p *process) {
 	for _, n := range w.networks {
 		if n.conf != nil && !n.claimed(n.conf, p) {
 			n.claims = append(n.claims, claim{n.conf, p})
-		} else if n.conf == nil && w.unused(n) && !n.claimed(nil, p) {
+		} else if n.conf == nil && n.used.IsZero() && !n.claimed(nil, p) {
 			n.claims = append(n.claims, claim{nil, p})
 		}
-	}
-}
-
-// mayDrop takes note of what reconcilers may drop from now on.
-func (w *world) mayDrop() {
-	for _, p := range w.reconcilers() {
-		w.mayRead(p)
 	}
 }
 

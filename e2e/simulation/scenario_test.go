@@ -79,6 +79,7 @@ type op struct {
 	wait    bool // until it has ended before the next operation begins
 	kill    int  // before this write
 	fail    int  // this write
+	kernel  bool // of those to the kernel and the renames alone
 }
 
 func (o *op) String() string {
@@ -95,11 +96,15 @@ func (o *op) String() string {
 	case "tamper", "fight", "sleep", "address":
 		text += fmt.Sprintf(" %d", o.number)
 	}
+	of := ""
+	if o.kernel {
+		of = "commit "
+	}
 	if o.kill > 0 {
-		text += fmt.Sprintf(" [kill at %d]", o.kill)
+		text += fmt.Sprintf(" [kill at %s%d]", of, o.kill)
 	}
 	if o.fail > 0 {
-		text += fmt.Sprintf(" [fail at %d]", o.fail)
+		text += fmt.Sprintf(" [fail at %s%d]", of, o.fail)
 	}
 	if !o.wait {
 		text += " &"
@@ -273,6 +278,8 @@ func (s *scenario) plan(r *rand.Rand) {
 	if r.IntN(2) == 0 { // a world with disks that fail
 		kinds = append(kinds, "disk full", "disk read-only", "disk broken", "disk good", "reboot", "reboot", "damage", "lose", "no conflist", "refuse", "accept")
 	}
+	// Each scenario lacks many kinds, so that it has more of others.
+	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind != "add" && r.IntN(2) == 0 })
 	killing, failing := r.IntN(2) == 0, r.IntN(3) == 0
 	if s.manage {
 		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
@@ -293,11 +300,16 @@ func (s *scenario) plan(r *rand.Rand) {
 			}
 		}
 		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(most), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
+		o.kernel = r.IntN(2) == 0
+		at := func() int { return 1 + r.IntN(pick(r, 4, 12, 30)) }
+		if o.kernel {
+			at = func() int { return 1 + r.IntN(6) }
+		}
 		if killing && r.IntN(4) == 0 {
-			o.kill = 1 + r.IntN(pick(r, 4, 12, 30))
+			o.kill = at()
 		}
 		if failing && r.IntN(4) == 0 {
-			o.fail = 1 + r.IntN(pick(r, 4, 12, 30))
+			o.fail = at()
 		}
 		if s.nets[o.net].agent && o.kind != "conflist" && o.kind != "bad file" && o.kind != "damage" {
 			o.net = 0

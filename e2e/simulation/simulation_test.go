@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -52,6 +53,7 @@ func TestSimulation(t *testing.T) {
 		report(t, simulate(t, newScenario(*seedFlag)))
 		return
 	}
+	debug.SetGCPercent(400)
 	const sameSeeds, replayed = 400, 50 // one in so many runs twice
 	first := *firstFlag
 	more := func(seed uint64) bool { return seed <= sameSeeds }
@@ -165,7 +167,7 @@ func reason(objection string) string {
 func simulate(t *testing.T, s *scenario) (w *world) {
 	synctest.Test(t, func(*testing.T) {
 		r := rand.New(rand.NewPCG(s.seed, 2+s.order))
-		w = &world{scenario: s, rand: r, switches: pick(r, 2, 5, 20, 100), counts: map[string]int{}}
+		w = &world{scenario: s, rand: r, switches: pick(r, 2, 5, 20, 100), counts: map[string]int{}, probes: s.allProbes()}
 		w.machine = system.NewMachine(rand.New(rand.NewPCG(s.seed, 3)))
 		w.machine.Step = w.step
 		w.kernel = newKernel(s)

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
@@ -35,7 +36,8 @@ type world struct {
 	seq      int // counts effects and everything else that happens
 
 	networks   []*network
-	pods       []*pod // the last one is that of no operation; then one address of each network that no pod has
+	pods       []*pod       // the last one is that of no operation; then one address of each network that no pod has
+	probes     []netip.Addr // the destinations that tell policies apart
 	book       book
 	counts     map[string]int
 	disturbing bool     // another program has the next effect
@@ -54,6 +56,7 @@ type process struct {
 	start    int // seq
 	end      int
 	writes   int // how many effects of it were writes
+	commits  int // how many of those were writes to the kernel, or renames
 	do       func() error
 	err      error
 	returned bool // it was not killed
@@ -168,6 +171,7 @@ func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bo
 	for w.objection == "" {
 		synctest.Wait()
 		w.finished()
+		w.use()
 		w.conflistChanged()
 		w.judge()
 		if w.objection != "" || condition() {
@@ -212,7 +216,6 @@ func (w *world) finished() {
 			}
 			w.book.unfinished = w.book.unfinished || p.Dead || p.warnsOfConnections() || !w.alone(p) // which renews resets
 			p.finish(p)
-			w.mayDrop()
 		}
 	}
 }
@@ -246,20 +249,30 @@ func (w *world) turn(t *ticket) {
 	w.effects++
 	w.seq++
 	p.last = w.seq
+	counts := t.writes
 	if t.writes {
 		p.writes++
 	}
-	switch o := p.op; {
-	case t.writes && p.writes == o.kill:
+	o, at := p.op, p.writes
+	if o.kernel {
+		if counts = t.writes && (strings.HasPrefix(t.text, "kernel: ") || strings.HasPrefix(t.text, "rename ")); counts {
+			p.commits++
+		}
+		at = p.commits
+	}
+	switch {
+	case counts && at == o.kill:
 		w.note("%s: killed before: %s", p.Name, t.text)
 		w.counts["kills"]++
 		t.err = unix.EIO
 		w.kill(p)
-	case t.writes && p.writes == o.fail:
+	case counts && at == o.fail:
 		t.err, p.faulty = unix.EIO, true
 		w.note("%s: fails: %s", p.Name, t.text)
 		w.counts["failed effects"]++
+		lost := w.book.resetsLost || !strings.HasPrefix(t.text, "kernel: ") // a walk or a write that fails is repeated
 		w.fault()
+		w.book.resetsLost = lost
 	default:
 		w.note("%s: %s", p.Name, t.text)
 	}
