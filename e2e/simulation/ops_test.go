@@ -63,6 +63,7 @@ type pod struct {
 	phase     phase
 	entry     *version
 
+	expectation
 	unattached bool // maybe, as the disk was bad
 	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
 }

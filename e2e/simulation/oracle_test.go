@@ -3,6 +3,7 @@
 package simulation_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"iter"
@@ -178,39 +179,90 @@ func (w *world) packets(p *pod) iter.Seq2[netip.Addr, netip.Addr] {
 	}
 }
 
-// objectTo objects to wrong packets of a pod. While another program's change is not repaired, nothing is dropped that no
-// policy drops, and all else may be wrong.
-func (w *world) objectTo(p *pod, tampered bool) {
+// expectation is the decisions of each combination of versions about the packets of a pod, in their order.
+type expectation struct {
+	combinations [][]*version
+	container    int
+	unrecorded   bool
+	decisions    [][]decision
+}
+
+// expect returns the expectation of a pod, which changes seldom.
+func (w *world) expect(p *pod) *expectation {
+	x := &p.expectation
 	combinations := w.combinations()
+	if x.container == p.container && x.unrecorded == p.unrecorded && slices.EqualFunc(x.combinations, combinations, slices.Equal[[]*version]) {
+		return x
+	}
+	*x = expectation{combinations: combinations, container: p.container, unrecorded: p.unrecorded}
+	spaces := []string{p.space}
+	if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
+		spaces = append(spaces, "")
+	}
+	for _, c := range combinations {
+		for _, space := range spaces {
+			var of []decision
+			for src, dst := range w.packets(p) {
+				of = append(of, decide(c, nil, space, src, dst))
+			}
+			x.decisions = append(x.decisions, of)
+		}
+	}
+	return x
+}
+
+// moves reports whether a network may have another chain or backend: then its packets may meet both.
+func (w *world) moves() bool {
+	return slices.ContainsFunc(w.networks, func(n *network) bool {
+		var first *version
+		return slices.ContainsFunc(n.claims, func(c claim) bool {
+			first = cmp.Or(first, c.v)
+			return c.v != nil && (c.v.Chain != first.Chain || c.v.Backend != first.Backend)
+		})
+	})
+}
+
+// objectTo objects to wrong packets of a pod: those that follow no policy, and those that follow different ones at the same
+// time. While another program's change is not repaired, nothing is dropped that no policy drops, and all else may be wrong.
+func (w *world) objectTo(p *pod, tampered bool) {
+	if p.phase != running {
+		return
+	}
+	x := w.expect(p)
+	together := !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
+	var of netip.Addr
+	var contradicted []bool // by packets from that address, for each combination
+	i := -1
 	for src, dst := range w.packets(p) {
+		if i++; src != of {
+			of, contradicted = src, make([]bool, len(x.decisions))
+		}
 		got := w.kernel.packet(src, dst)
 		var masquerade, drop bool
 		// After a boot, a chain that the kernel refuses is missing; and rules that stay beside a damaged document may still
 		// exempt the former pod of the address.
 		exempt := w.refused() || p.unrecorded && p.moved
-		for _, c := range combinations {
-			d := decide(c, nil, p.space, src, dst)
-			if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
-				without := decide(c, nil, "", src, dst)
-				masquerade, drop = masquerade || without.masquerade, drop || without.drop
-			}
+		for j := range x.decisions {
+			d := &x.decisions[j][i]
 			masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
+			contradicted[j] = contradicted[j] || got.translated != d.masquerade
 		}
 		w.counts["packets"]++
-		object := func(what string, args ...any) {
-			who := fmt.Sprintf("%s: a packet of %s (%s, namespace %q) to %s is ", p.net.name, p.id(p.container), src, p.space, dst)
-			w.object(who+what, args...)
+		object := func(what string) {
+			w.object("%s: a packet of %s (%s, namespace %q) to %s is %s: %v", p.net.name, p.id(p.container), src, p.space, dst, what, x.combinations)
 		}
 		switch {
 		case got.dropped && drop && slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil }):
 			// Its document was lost and its rules removed, so the guard comes before its first rules again.
 		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
-			object("dropped, which may be: masqueraded %v, not masqueraded %v", masquerade, exempt)
+			object(fmt.Sprintf("dropped, which may be: masqueraded %v, not masqueraded %v", masquerade, exempt))
 		case tampered || got.dropped:
 		case got.translated && !masquerade:
-			object("masqueraded, and no policy says so: %v", combinations)
+			object("masqueraded, and no policy says so")
 		case !got.translated && !exempt:
-			object("not masqueraded, and every policy says so: %v", combinations)
+			object("not masqueraded, and every policy says so")
+		case together && !slices.Contains(contradicted, false):
+			object(fmt.Sprintf("translated %v, and no policy says so and what became of the packets to other destinations", got.translated))
 		}
 	}
 }

@@ -246,7 +246,9 @@ func (w *world) choose(frozen bool) *ticket {
 func (w *world) turn(t *ticket) {
 	p := t.p
 	w.last = p
-	w.effects++
+	if w.effects++; w.effects > 100_000 {
+		w.object("%s does not end", p.Name)
+	}
 	w.seq++
 	p.last = w.seq
 	counts := t.writes

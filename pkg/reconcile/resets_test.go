@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // TestFailedResetIsRetried: a reset that fails is counted, logged once for each error, fails no sync, and is
@@ -109,5 +110,22 @@ func TestPublicationAfterAReset(t *testing.T) {
 		r.until("sync", func(all []*Report) bool { return len(all) > syncs })
 		close(end)
 		r.until("publication", func([]*Report) bool { return strings.HasSuffix(f.Dir.Published().Generation, ".7") })
+	})
+}
+
+// TestResetsOfAFormerBoot: the connections ended with that boot, and a record of it that nothing replaces asks for no syncs.
+func TestResetsOfAFormerBoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		lock := f.lock()
+		rec := store.Record{Boot: "00000000-0000-4000-8000-000000000000", Resets: []store.Reset{{At: 1}}}
+		if err := errors.Join(lock.PutRecord(rec), lock.Release()); err != nil {
+			t.Fatal(err)
+		}
+		r := f.run(func(*Loop) {})
+		time.Sleep(10 * time.Second)
+		if n := r.count(); n > 2 {
+			t.Errorf("%d syncs in 10 s", n)
+		}
 	})
 }

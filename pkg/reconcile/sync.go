@@ -97,6 +97,9 @@ func (n *Node) load(r *Report) bool {
 	}
 	e := n.Enforcer(r.Sources, r.warn)
 	r.State, r.inputs = reading.State(), e.Inputs(reading, n.Version, r.Sources.PluginFile)
+	if r.State.Record.Boot != n.Dir.Boot() {
+		r.State.Record.Resets = nil // the connections ended with that boot
+	}
 	r.generation, _ = n.Drivers.Generation() // without it nothing is published
 	return true
 }
