@@ -50,7 +50,6 @@ func (a *app) answer(r *reconcile.Report, obstacles []reconcile.Problem, out ans
 	return err
 }
 
-// staleIn lists the chains that no source asks for.
 func staleIn(r *reconcile.Report) []string {
 	out := []string{}
 	if r.Rules == nil {
@@ -65,7 +64,6 @@ func staleIn(r *reconcile.Report) []string {
 	return out
 }
 
-// summary is one line about rules that are right.
 func summary(r *reconcile.Report) string {
 	if chains := r.Summary(); chains != "" {
 		return "right: " + chains

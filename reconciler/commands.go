@@ -69,7 +69,6 @@ func (a *app) root() *cobra.Command {
 //go:embed help.txt
 var help string
 
-// commands is the table of the commands.
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "run", Short: "Keep the rules in sync until stopped (the default)", RunE: a.run},
@@ -95,7 +94,6 @@ func (a *app) version(*cobra.Command, []string) error {
 	return nil
 }
 
-// addOutput adds the flag -o to a command.
 func (a *app) addOutput(c *cobra.Command) {
 	c.Flags().StringVarP(&a.output, "output", "o", "text", "`FORMAT` of the output: text or json")
 	c.PreRunE = func(*cobra.Command, []string) error {
@@ -106,7 +104,6 @@ func (a *app) addOutput(c *cobra.Command) {
 	}
 }
 
-// noArguments validates the arguments of a command that takes none.
 func noArguments(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -123,7 +120,6 @@ func noArguments(c *cobra.Command, args []string) error {
 	return usageError{fmt.Errorf("there is no command %s", word)}
 }
 
-// oneArgument validates the arguments of a command that takes one.
 func oneArgument(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -169,10 +165,8 @@ type settingFlag struct {
 	given       bool
 }
 
-// String implements pflag.Value.
 func (f *settingFlag) String() string { return f.text }
 
-// Type implements pflag.Value.
 func (f *settingFlag) Type() string {
 	return cmp.Or(f.placeholder, "bool")
 }
@@ -197,7 +191,6 @@ func flagMistake(err error) error {
 	return errors.New(text)
 }
 
-// flagError rewords an error of pflag.
 func flagError(err error) error {
 	var value *pflag.InvalidValueError
 	var unknown *pflag.NotExistError

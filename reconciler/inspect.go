@@ -143,7 +143,6 @@ func (n *inspection) pluginVersion(ctx context.Context, path string) (string, er
 	return "", fmt.Errorf("the reconciler does not know the version of %s", policy.Printable(path))
 }
 
-// statedIn names the file that a.settings reads.
 func (a *app) statedIn() string {
 	if _, err := os.Stat(a.settingsFile()); errors.Is(err, fs.ErrNotExist) {
 		return "the defaults"

@@ -45,7 +45,6 @@ func (a *app) installCommand() *cobra.Command {
 	return c
 }
 
-// installation is the result of an install.
 type installation struct {
 	ConfDir  string           `json:"cniConfDir"`
 	BinDir   string           `json:"cniBinDir"`
@@ -127,7 +126,6 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	return err
 }
 
-// upgrade replaces the plugin in the directories that have it.
 func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) error {
 	done := []installation{}
 	var errs []error
@@ -224,7 +222,6 @@ func (r *installation) judge(err error, s config.Settings) error {
 	return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
 }
 
-// dirWarnings warns of directories that "run" would look for elsewhere.
 func dirWarnings(d install.Dirs, s config.Settings) []string {
 	warnings := []string{}
 	for _, dir := range []struct{ key, found, set string }{

@@ -49,7 +49,6 @@ const (
 // errDrift ends a command that has printed drift and other errors.
 var errDrift = errors.New("drift found")
 
-// usageError is a mistake in the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -103,7 +102,6 @@ func (w escaped) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// settingsFile is the path of reconciler.toml.
 func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
 
 // settings reads reconciler.toml and then the flags, which win. If the file is bad, it returns
@@ -153,7 +151,6 @@ func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
 	return named
 }
 
-// settingsOver is settings with other defaults.
 func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	err := s.Read(a.settingsFile())
 	switch {
@@ -169,7 +166,6 @@ func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	return s, err
 }
 
-// setFlags replaces the settings for which a flag is given.
 func (a *app) setFlags(s *config.Settings) error {
 	for _, f := range a.flags {
 		if !f.given {
@@ -182,7 +178,6 @@ func (a *app) setFlags(s *config.Settings) error {
 	return nil
 }
 
-// given reports whether a flag is given for one of these keys.
 func (a *app) given(of func(key string) bool) bool {
 	return slices.ContainsFunc(a.flags, func(f *settingFlag) bool { return f.given && of(f.key) })
 }
@@ -215,7 +210,6 @@ func drivers() netfilter.Drivers {
 
 func (a *app) json() bool { return a.output == "json" }
 
-// print writes indented JSON.
 func (a *app) print(v any) error {
 	e := json.NewEncoder(a.out)
 	e.SetIndent("", "  ")
@@ -223,7 +217,6 @@ func (a *app) print(v any) error {
 	return e.Encode(v)
 }
 
-// warn writes warnings for people.
 func warn[T any](a *app, warnings []T) {
 	for _, w := range warnings {
 		id := ""
@@ -235,7 +228,6 @@ func warn[T any](a *app, warnings []T) {
 	}
 }
 
-// logger logs to stderr. With klog's verbosity 2 and more it logs every sync.
 func (a *app) logger(s config.Settings) *slog.Logger {
 	o := &slog.HandlerOptions{}
 	if a.verbose >= 2 {

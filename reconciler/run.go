@@ -188,7 +188,6 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
 }
 
-// settingsAre tells the monitor which settings are in force.
 func (d *daemon) settingsAre(s config.Settings, bad error) {
 	d.monitor.Settings(metrics.Settings{Settings: s, Err: bad, Flags: d.app.flagValues(s)})
 }
@@ -245,7 +244,6 @@ func (d *daemon) watch(ctx context.Context, events string, listen func() error) 
 	}
 }
 
-// reportCommits reports commits of nf_tables to the loop.
 func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.Watched) error {
 	l, err := nfnetlink.Listen(watched)
 	if err != nil {
@@ -270,7 +268,6 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	}
 }
 
-// watchFiles reports changes in the watched directories.
 func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed func()) {
 	defer func() { _ = files.Close() }()
 	for log := flowcontrol.LogOnce(d.log); ; {
@@ -287,7 +284,6 @@ func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed
 	}
 }
 
-// thirdParty counts the third-party rules that defeat the policy.
 func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, error) {
 	rules, err := thirdparty.Scan(ctx, diagnose.Owned(r.Rules, r.State.Record, d.current.Load().Node.Dir.Path()))
 	return diagnose.CountThirdParty(r.Rules, rules), err
@@ -341,7 +337,6 @@ func writerOf(c nfnetlink.Commit, proc string) reconcile.Writer {
 	return w
 }
 
-// programOf returns the name of a process, "" if it has ended.
 func programOf(proc string, pid uint32) string {
 	return strings.TrimSuffix(readProc(proc, pid, "comm"), "\n")
 }

@@ -97,7 +97,6 @@ type chainStatus struct {
 	EnforceExempt bool             `json:"enforceExempt,omitempty"`
 }
 
-// sourceState is what is in force of a source.
 type sourceState string
 
 const (
@@ -210,7 +209,6 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 	return chains
 }
 
-// podsOf counts the pods. What cannot be read is a problem of the dry run.
 func podsOf(n *inspection, r *reconcile.Report) (s podsStatus) {
 	pods, without, _ := n.Dir.Pods()
 	containers := map[string]bool{}
@@ -287,16 +285,13 @@ const (
 	labelWidth = 13 // of the column of labels
 )
 
-// screen is the text of the status.
 type screen struct{ strings.Builder }
 
-// row writes a label and its text.
 func (s *screen) row(label, text string) {
 	text = strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+strings.Repeat(" ", labelWidth))
 	fmt.Fprintf(s, "%-12s %s\n", label, text)
 }
 
-// table writes rows in columns.
 func (s *screen) table(rows [][]string) {
 	columns := tabwriter.NewWriter(s, 0, 0, 2, ' ', 0)
 	for _, cells := range rows {
@@ -305,7 +300,6 @@ func (s *screen) table(rows [][]string) {
 	_ = columns.Flush() // never fails
 }
 
-// text writes the status for people.
 func (s *nodeStatus) text(now time.Time) string {
 	w := &screen{}
 	s.writeNode(w)
@@ -358,7 +352,6 @@ func (s *nodeStatus) settingsText() string {
 	return text
 }
 
-// writeNode writes whether the node is ready, and the reasons.
 func (s *nodeStatus) writeNode(w *screen) {
 	faults, found := s.found(diagnose.SeverityFault), s.found(diagnose.SeverityProblem)
 	headline := "ready"
@@ -486,17 +479,14 @@ func (s *nodeStatus) repairsText(now time.Time) string {
 		s.RepairsTotal, diagnose.Age(now.Sub(last.At)), cmp.Or(strings.Join(last.Chains, ", "), "the guard tables"), last.Missing, last.Unexpected, last.By)
 }
 
-// found returns the findings of a severity.
 func (s *nodeStatus) found(severity diagnose.Severity) []diagnose.Finding {
 	return slices.DeleteFunc(slices.Clone(s.Findings), func(f diagnose.Finding) bool { return f.Severity != severity })
 }
 
-// idsOf lists the IDs of findings.
 func idsOf(found []diagnose.Finding) string {
 	return strings.Join(mapped(found, func(f diagnose.Finding) string { return f.ID }), ", ")
 }
 
-// doctorText names the problems and the notices.
 func (s *nodeStatus) doctorText() string {
 	text := "no problems"
 	if len(s.found(diagnose.SeverityFault)) > 0 {
@@ -511,7 +501,6 @@ func (s *nodeStatus) doctorText() string {
 	return text
 }
 
-// writeProblems writes the problems that doctor finds with their remedies.
 func (s *nodeStatus) writeProblems(w *screen) {
 	const most = 4
 	for _, f := range s.found(diagnose.SeverityProblem) {

@@ -111,7 +111,6 @@ type editedConflist struct {
 	Path    string `json:"path"`
 }
 
-// step removes what can be removed now.
 func (u *uninstallation) step(ctx context.Context) error {
 	lock, err := lockInstance(u.node)
 	if err != nil {
@@ -229,7 +228,6 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	return err
 }
 
-// cleanupResult is what a cleanup removed.
 type cleanupResult struct {
 	Removed  []removedChain `json:"removed"`
 	Warnings []string       `json:"warnings"`
@@ -248,7 +246,6 @@ func newCleanupResult(node *reconcile.Node) *cleanupResult {
 	return &cleanupResult{Removed: []removedChain{}, Warnings: []string{}, DataDir: node.Dir.Path()}
 }
 
-// cleanUp removes rules and state, and adds what was removed.
 func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error {
 	_, before := os.Lstat(r.DataDir)
 	removed, err := node.Cleanup(ctx, func(err error) {
@@ -268,7 +265,6 @@ func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error
 
 func (r *cleanupResult) removedAnything() bool { return len(r.Removed) > 0 || r.state }
 
-// printRemoved prints what was removed.
 func (r *cleanupResult) printRemoved(a *app) {
 	warn(a, r.Warnings)
 	for _, g := range r.Removed {

@@ -48,7 +48,6 @@ func protocols(a netip.Addr) map[string]uint8 {
 	return map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": icmp}
 }
 
-// connectionQuery reads the arguments.
 func connectionQuery(source, protocol, to string, given func(flag string) bool) (q conntrack.Query, err error) {
 	from, err := netip.ParseAddrPort(source)
 	if err != nil {

@@ -126,7 +126,6 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 	return s, mistakes
 }
 
-// conflict returns the error about a value that another file contradicts.
 func (d *document) conflict(key string, index int, problem string, other *document) error {
 	remedy := "write the same in both, or leave it out of one"
 	if index >= 0 {
@@ -160,7 +159,6 @@ type file struct {
 	err        error
 }
 
-// errChanged is an error after which the directory is read again.
 var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: mount the ConfigMap again, or remove the link")
 
 // readDir returns the agent files of a directory by name, and whether it has other files.

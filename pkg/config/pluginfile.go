@@ -51,7 +51,6 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	return p, err
 }
 
-// checkOwner refuses a file that users other than root and this process's may write.
 func checkOwner(path string, info fs.FileInfo) error {
 	if uid, _ := safefile.Owner(info); uid != 0 && uid != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Printable(path), uid)

@@ -128,7 +128,6 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 // start copies the start of a value: an error does not keep the document in memory.
 func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
-// boolean reads true or false.
 func boolean(to *bool) Value {
 	store := func(_ *Document, _ string, value json.RawMessage) { *to = value[0] == 't' }
 	return Value{Boolean, trueOrFalse, store, textOf(&to)}
@@ -222,7 +221,6 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 	}}
 }
 
-// count reads a whole number within limits.
 func count(to *int, least, most int) Value {
 	limits := func() string { return fmt.Sprintf("a whole number from %d to %d", least, most) }
 	return Value{Number, limits, func(d *Document, key string, value json.RawMessage) {
@@ -301,7 +299,6 @@ func pathLike(example string) func(string) (string, error) {
 	}
 }
 
-// networkName reads the name of a network.
 func networkName(to *string) Value { return text(to, "podnet", parseNetworkName) }
 
 // requireName records that a document does not name its network.
@@ -336,7 +333,6 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 	}
 }
 
-// oneOf reads one of the choices.
 func oneOf(to policy.Word) Value {
 	want := func() string { return `"` + strings.Join(to.Choices(), `" or "`) + `"` }
 	return Value{String, want, func(d *Document, key string, value json.RawMessage) {
@@ -391,7 +387,6 @@ func keysOf(rows []policy.Key) []Key {
 	return keys
 }
 
-// usageOf returns the help of a flag.
 func usageOf(k policy.Key) string {
 	usage := k.Help
 	if word, is := k.Field.(policy.Word); is {

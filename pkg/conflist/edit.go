@@ -114,7 +114,6 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	return c, err
 }
 
-// insertInto inserts the entry into the network's file.
 func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {
 	doc := n.Conflist.Doc
 	switch {

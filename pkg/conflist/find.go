@@ -250,7 +250,6 @@ func throughMultus(lists, all []config.Conflist, found Network) (Network, error)
 	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Printable(multus.Path), ErrDelegate, err)
 }
 
-// find returns the network that Multus delegates to.
 func (c multusConf) find(lists, all []config.Conflist) (Network, error) {
 	name := c.Name
 	switch value := c.ClusterNetwork; {

@@ -151,7 +151,6 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	return s
 }
 
-// seen takes note of whether the network has the entry.
 func (m *Manager) seen(n Network, now time.Time) {
 	present := n.Entries > 0
 	if ends := m.flappingEnds(); !ends.IsZero() && now.After(ends) {
@@ -163,7 +162,6 @@ func (m *Manager) seen(n Network, now time.Time) {
 	m.present = present
 }
 
-// complete adds the problems, and whether the entry is flapping.
 func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing error) {
 	if ends := m.flappingEnds(); !now.After(ends) {
 		s.Flapping = true
@@ -189,7 +187,6 @@ func (m *Manager) flappingEnds() time.Time {
 	return time.Time{}
 }
 
-// insert inserts the entry.
 func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	began := time.Now()
 	e := m.Editor
@@ -311,7 +308,6 @@ func (m *Manager) problemOf(err error) Problem {
 	return Problem{Err: err}
 }
 
-// writer is a program that writes conflists.
 type writer struct {
 	pattern string // a part of the name of its file, its network or one of its plugins
 	name    string
@@ -328,7 +324,6 @@ func knownWriters() []writer {
 	}
 }
 
-// likelyWriter returns the program that most likely rewrites a network's file.
 func likelyWriter(n Network) writer {
 	if len(renamedByCilium(filepath.Dir(n.Path))) > 0 {
 		return knownWriters()[0]
@@ -394,10 +389,8 @@ func valuesOf(entry []byte) map[string]string {
 	return values
 }
 
-// differences returns the keys whose values differ in two entries, sorted.
 func differences(a, b []byte) []string { return config.Differences(valuesOf(a), valuesOf(b)) }
 
-// digestOf returns the digest of the JSON value of an entry.
 func digestOf(entry []byte) string {
 	text, _ := json.Marshal(valuesOf(entry)) // sorts the keys
 	sum := sha256.Sum256(text)
@@ -533,7 +526,6 @@ func (m Manager) Examine(ctx context.Context) []Finding {
 	return m.findings
 }
 
-// refuse reports an entry that is not inserted.
 func (m *Manager) refuse(err error, good []byte) {
 	which := "the last good one"
 	if m.Entry = good; good == nil {
@@ -567,7 +559,6 @@ func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
 	return nil
 }
 
-// replace replaces the plugin entry of ip-masq.
 func (m *Manager) replace(ctx context.Context, entry, good []byte) {
 	e := m.Editor
 	e.Entry, e.FromFile, e.Replace = entry, true, true
@@ -597,7 +588,6 @@ func (m *Manager) warn(err error) {
 	}
 }
 
-// noteChange notes what a change of the file could not do.
 func (m *Manager) noteChange(c Change) {
 	if c.BackupErr != nil {
 		m.warn(fmt.Errorf("no backup of the conflist was kept: %w", c.BackupErr))

@@ -166,7 +166,6 @@ func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
 	return e.record(ctx, e.OwnRecordPath, op, func() (any, bool) { return own, true })
 }
 
-// stale returns why ip-masq's own conflist is stale, or nil.
 func (e Editor) stale() error {
 	own := config.ReadOwnConflist(e.OwnRecordPath)
 	if own == nil {

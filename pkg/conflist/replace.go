@@ -130,7 +130,6 @@ func stage(ctx context.Context, path string, text []byte, adjust func(*os.File) 
 	})
 }
 
-// removeFile removes a file whose text must be was, or returns errChanged.
 func removeFile(ctx context.Context, path string, was []byte) error {
 	return safefile.Error("remove", path, inDir(ctx, path, func(d *safefile.Dir, name string) error {
 		err := checkUnchanged(path, was)
@@ -141,7 +140,6 @@ func removeFile(ctx context.Context, path string, was []byte) error {
 	}))
 }
 
-// withModeOf returns a function that gives a file the mode and owner of another one.
 func withModeOf(other fs.FileInfo) func(*os.File) error {
 	return func(file *os.File) error {
 		uid, gid := safefile.Owner(other)

@@ -121,7 +121,6 @@ func otherPlugins(list config.Conflist) (others [][]byte) {
 	return others
 }
 
-// span is where a value stands in a text.
 type span struct{ from, to int }
 
 // insert inserts an entry behind the last plugin, with what separates the last two plugins. The

@@ -17,7 +17,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// conflistChecks look at the CNI configuration directory and at the networks of pods.
 func conflistChecks() []check {
 	return []check{
 		{Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
@@ -69,7 +68,6 @@ type list struct {
 	plugins []plugin
 }
 
-// plugin is the configuration of a plugin.
 type plugin map[string]any
 
 func (p plugin) kind() string {
@@ -186,7 +184,6 @@ func ownConflistOnTmpfs(e *examination, f *Finding) {
 	}
 }
 
-// conflistWithoutEntry looks at the conflist that the runtime uses.
 func conflistWithoutEntry(e *examination, f *Finding) {
 	first := e.runtimesList()
 	if e.managesConflist() || first == nil || first.hasEntry() {
@@ -236,7 +233,6 @@ func (e *examination) runtimesList() *list {
 	return nil
 }
 
-// podNetwork is a network in which pods have addresses.
 type podNetwork struct {
 	prefix netip.Prefix
 	where  string // that shows it

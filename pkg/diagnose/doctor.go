@@ -178,7 +178,6 @@ func (e *examination) note(err error) {
 	}
 }
 
-// noteAs keeps an error with what failed.
 func (e *examination) noteAs(what string, err error) {
 	if err != nil {
 		e.note(fmt.Errorf("%s: %w", what, err))

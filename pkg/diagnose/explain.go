@@ -205,7 +205,6 @@ func (e *Explanation) addProblem(format string, args ...any) {
 	e.Problem += fmt.Sprintf(format, args...)
 }
 
-// decide sets what the policy decides, and the origins.
 func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []policy.Source, finder OriginFinder) {
 	d := p.Decide(asked)
 	e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
@@ -222,7 +221,6 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 	}
 }
 
-// leavesWith sets the address that a pod's traffic leaves with.
 func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.Source, finder OriginFinder) {
 	o := p.OutputAddressFor(e.Family, q.Out)
 	if e.Verdict != policy.ActionMasquerade || q.SrcLocal || o == nil {
@@ -268,7 +266,6 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 	}
 }
 
-// addDrift adds the differences of the chain.
 func (e *Explanation) addDrift(d policy.Diff) {
 	for _, c := range d {
 		if c.Family == e.Family && (c.Chain == e.Chain || c.Chain == "") {
@@ -301,7 +298,6 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	return nil
 }
 
-// agrees reports whether the observed rules of this chain do what the policy says.
 func (e *Explanation) agrees() bool {
 	return e.known && e.masquerades == (e.Verdict == policy.ActionMasquerade)
 }
@@ -468,7 +464,6 @@ func (e Explanation) answer() string {
 	return b.String()
 }
 
-// headline is the traffic and its verdict.
 func (e Explanation) headline(withInterface bool) string {
 	text := e.Destination.String()
 	if e.Source.IsValid() {
@@ -590,7 +585,6 @@ func (e Explanation) kernelText() string {
 	return "DISAGREES: " + does + by
 }
 
-// guardText returns what guard and enforceExempt do.
 func (e Explanation) guardText() string {
 	switch {
 	case e.Guard == policy.GuardDrop:

@@ -19,7 +19,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// nodeChecks look at processes, the kernel and files of the node.
 func nodeChecks() []check {
 	return []check{
 		{Finding{ID: "agent-running", Severity: SeverityProblem,
@@ -198,7 +197,6 @@ type Running struct {
 	ManagesConflist bool
 }
 
-// reconcilerChecks look at the reconciler of the node, and at its files.
 func reconcilerChecks() []check {
 	return []check{
 		{Finding{ID: "agent-files-invalid", Severity: SeverityNotice,

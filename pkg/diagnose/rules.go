@@ -18,7 +18,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// ruleChecks look at rules and policies.
 func ruleChecks() []check {
 	const switchOff = "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start. " +
 		"The rules apply whether they are evaluated before or after the chain of ip-masq. " +
@@ -177,7 +176,6 @@ func (e *examination) doubt(v violation) string {
 	return ""
 }
 
-// String returns the rule and what it masquerades.
 func (v violation) String() string {
 	const most = 4
 	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)

@@ -156,10 +156,8 @@ func (m *Monitor) guardKeys(e exporter) {
 		"it is tried again.")(float64(m.resetFailures))
 }
 
-// exporter receives metrics.
 type exporter chan<- prometheus.Metric
 
-// sample exports a value of a metric with the values of its labels.
 type sample func(value float64, labels ...string)
 
 func (e exporter) gauge(name, help string, labels ...string) sample {

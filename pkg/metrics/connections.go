@@ -73,7 +73,6 @@ func (t *totals) add(p kernelChain, counters map[counter]count) {
 	t.last[p] = counters
 }
 
-// forget forgets the counters of chains that are gone.
 func (t *totals) forget(gone func(kernelChain) bool) {
 	maps.DeleteFunc(t.last, func(p kernelChain, _ map[counter]count) bool { return gone(p) })
 }
@@ -116,7 +115,6 @@ func (c *connections) observe(s *enforce.State) {
 	})
 }
 
-// counters returns the counters of the rules that decide.
 func (c *connections) counters(choice netfilter.Choice, rules []policy.Rule) map[counter]count {
 	actions := map[policy.Verdict]policy.Action{policy.Return: policy.ActionExempt, policy.Masquerade: policy.ActionMasquerade}
 	counters := make(map[counter]count, len(rules))

@@ -176,7 +176,6 @@ func (m *Monitor) stopped() error {
 	return fmt.Errorf("no sync was made for %s, and one is due every %s", silence.Round(time.Second), m.interval)
 }
 
-// unready returns why the node is not ready.
 func (m *Monitor) unready() []reconcile.Problem {
 	if m.reports == 0 {
 		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet")}}
@@ -204,7 +203,6 @@ func (m *Monitor) Health() http.Handler {
 	})
 }
 
-// check answers 200, or 503 with the errors of a function.
 func (m *Monitor) check(problems func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		m.mu.Lock()
@@ -268,7 +266,6 @@ func handler(pages map[string]http.HandlerFunc) http.Handler {
 	})
 }
 
-// refresh asks Options' functions.
 func (m *Monitor) refresh(ctx context.Context) {
 	m.mu.Lock()
 	last, before := m.lastWithRules, m.scraped

@@ -41,7 +41,6 @@ func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler
 	m.listens(key, nil)
 }
 
-// listens takes note of whether the address of a setting is bound.
 func (m *Monitor) listens(key string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,7 +68,6 @@ func keepServing(ctx context.Context, key, address string, h http.Handler, log *
 	}
 }
 
-// serve serves until ctx ends or the listener fails.
 func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) (err error) {
 	s := &http.Server{
 		Handler:           h,

@@ -107,7 +107,6 @@ func (m *Monitor) Settings(s Settings) {
 	m.settings = s
 }
 
-// repair takes note of a report if it is one of a repair.
 func (m *Monitor) repair(r *reconcile.Report) {
 	if len(r.Drift) == 0 {
 		return
@@ -150,7 +149,6 @@ func (m *Monitor) Status() Status {
 	return s
 }
 
-// chainCounts returns what was counted, by chain and family.
 func (m *Monitor) chainCounts() []ChainCount {
 	list := []ChainCount{}
 	of := func(s series) *ChainCount {
@@ -222,7 +220,6 @@ func ReadReadiness(ctx context.Context, address string) ([]reconcile.Problem, er
 	return problems, nil
 }
 
-// get returns the answer to a request.
 func get(ctx context.Context, url string, dial func(context.Context, string, string) (net.Conn, error)) (code int, body []byte, err error) {
 	const most = 64 << 20 // agent files can have a million prefixes
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

@@ -199,7 +199,6 @@ func exists(netNS string) bool {
 	return err == nil
 }
 
-// readCacheFile reads a file that was found with this info.
 func readCacheFile(path string, info fs.FileInfo) cacheFile {
 	f := cacheFile{info: info}
 	var data []byte
@@ -210,7 +209,6 @@ func readCacheFile(path string, info fs.FileInfo) cacheFile {
 	return f
 }
 
-// readRegular reads a regular file, and follows no symlink.
 func readRegular(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -227,7 +225,6 @@ func readRegular(path string) ([]byte, error) {
 	return data, err
 }
 
-// decode decodes a file of the cache that has this name.
 func decode(data []byte, file string) (c Cached, netNS string, err error) {
 	const kind = "cniCacheV1"
 	var d struct {
@@ -294,7 +291,6 @@ func jsonValue(text []byte) (value map[string]any, err error) {
 	return value, err
 }
 
-// without returns a conflist without the plugins of a type.
 func without(list map[string]any, pluginType string) map[string]any {
 	plugins, _ := list["plugins"].([]any)
 	rest := maps.Clone(list)

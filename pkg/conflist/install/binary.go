@@ -86,7 +86,6 @@ func copyPlugin(ctx context.Context, source, path string) (b Binary, err error) 
 	return b, nil
 }
 
-// isInstalled reports whether a directory has the plugin. Anything else than a file was created by another program.
 func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
 	present, err := dir.Lstat(config.PluginType)
 	path := dir.PathOf(config.PluginType)

@@ -26,7 +26,6 @@ var ErrUnknownDirs = errors.New("name them with --cni-conf-dir and --cni-bin-dir
 
 const locating = "find the directories of the container runtime" // in errors
 
-// candidate is a pair of directories that a distribution of Kubernetes has.
 type candidate struct {
 	distribution string
 	Dirs

@@ -129,7 +129,6 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	return done, errors.Join(errs...)
 }
 
-// inUse returns why the plugin has to stay.
 func (u Uninstall) inUse(done *Uninstalled) (err error) {
 	present := slices.ContainsFunc(u.Bin, func(dir string) bool { return exists(dir, config.PluginType) })
 	done.References, err = references(append(slices.Clone(u.Conf), filepath.Join(u.Root, multusDir)))
@@ -223,7 +222,6 @@ func cachedResults(root string) ([]CachedResult, error) {
 	return found, errors.Join(errs...)
 }
 
-// cachedResult reads a file of a cache; nil if it does not count.
 func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
 	value, info, err := readJSON(path)
 	switch {
@@ -300,7 +298,6 @@ func references(dirs []string) ([]string, error) {
 	return found, errors.Join(errs...)
 }
 
-// errNotJSON says that no runtime can read a file as a configuration.
 var errNotJSON = errors.New("is no JSON")
 
 // readJSON reads and decodes a regular file. No runtime or plugin reads what Go's decoder refuses.
