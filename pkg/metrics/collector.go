@@ -34,9 +34,8 @@ const (
 // collected.
 func (m *Monitor) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector: it exports what the reports and the last scrape found. A
-// counter exists from the beginning with each value of its label, as rate() does not see the first
-// increase of a series that did not exist.
+// Collect implements prometheus.Collector. A counter exists from the beginning with each value of its label, as rate()
+// does not see the first increase of a series that did not exist.
 func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,18 +89,18 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	if m.plugin != "" {
 		e.gauge("plugin_info", "Information about the version of the installed CNI plugin; the value is always 1.", "version")(1, label(m.plugin))
 	}
-	connections := e.counter("connections_total",
+	collect(m.connections.sums, e.counter("connections_total",
 		"Number of connections that the rules of the chain decided about, as the kernel counted their first packets.",
-		"chain", "family", "action")
-	for s, n := range m.connections.sums {
-		connections(float64(n), s.labels()...)
+		"chain", "family", "action"))
+	collect(m.guards.sums, e.counter("guard_packets_total", "Number of packets of pods that should have been masqueraded and were not, "+
+		"by what the guard did with them (count, drop).", "chain", "family", "action"))
+	if m.lastWithRules != nil {
+		m.guardKeys(e, m.lastWithRules.Rules)
 	}
-	packets := e.counter("guard_packets_total", "Number of packets of pods that should have been masqueraded and were not, "+
-		"by what the guard did with them (count, drop).", "chain", "family", "action")
-	for s, n := range m.guards.sums {
-		packets(float64(n), s.labels()...)
-	}
-	m.guardKeys(e)
+	collect(m.resets.sums, e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+
+		"or because they should have been masqueraded and were not.", "chain", "family"))
+	e.counter("connection_reset_failures_total", "Number of times that connections could not be reset; "+
+		"it is tried again.")(float64(m.resetFailures))
 	if s := m.conntrack; s != nil {
 		e.gauge("conntrack_entries", "Number of connections in the node's conntrack table.")(float64(s.Entries))
 		e.gauge("conntrack_limit", "Maximum number of connections in the node's conntrack table (nf_conntrack_max).")(float64(s.Limit))
@@ -118,42 +117,29 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// guardKeys exports what the keys guard, staleConnections and enforceExempt do in the chains that have them.
-func (m *Monitor) guardKeys(e exporter) {
-	if m.lastWithRules != nil {
-		rules := m.lastWithRules.Rules
-		active, taken := map[series]bool{}, names{}
-		for _, p := range rules.Policies() {
-			if len(p.GuardedFamilies()) == 0 && !p.ResetsConnections() {
-				continue
+// guardKeys exports whether the keys guard, staleConnections and enforceExempt work in the chains that have them. It
+// begins the series of connections that were reset.
+func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
+	inactive, taken := map[series]bool{}, names{}
+	for _, p := range rules.Policies() {
+		for _, f := range p.Families() {
+			if len(p.GuardedFamilies()) == 0 && !p.ResetsConnections() || len(p.Scope(f).Sources) == 0 {
+				continue // sourceCIDRs may have only the other family
 			}
-			for _, f := range p.Families() {
-				if len(p.Scope(f).Sources) == 0 { // sourceCIDRs has only the other family
-					continue
-				}
-				if p.ResetsConnections() {
-					m.resets.export(kernelChain{family: f, chain: p.Chain}, "")
-				}
-				at := policy.ChainFamily{Chain: p.Chain, Family: f}
-				works := !rules.Guard.IsInactive(at) && (!slices.Contains(p.GuardedFamilies(), f) || rules.Guard.Of(at) != nil)
-				s := series{chain: taken.admit(label(p.Chain)), family: f}
-				before, shared := active[s]
-				active[s] = works && (before || !shared)
+			if p.ResetsConnections() {
+				m.resets.export(kernelChain{family: f, chain: p.Chain}, "")
 			}
-		}
-		gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
-			"one of these keys; doctor names the reason.", "chain", "family")
-		for s, is := range active {
-			gauge(boolToFloat(is), s.chain, string(s.family))
+			at := policy.ChainFamily{Chain: p.Chain, Family: f}
+			fails := rules.Guard.IsInactive(at) || slices.Contains(p.GuardedFamilies(), f) && rules.Guard.Of(at) == nil
+			s := series{chain: taken.admit(label(p.Chain)), family: f}
+			inactive[s] = inactive[s] || fails
 		}
 	}
-	resets := e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+
-		"or because they should have been masqueraded and were not.", "chain", "family")
-	for s, n := range m.resets.sums {
-		resets(float64(n), s.chain, string(s.family))
+	gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
+		"one of these keys; doctor names the reason.", "chain", "family")
+	for s, is := range inactive {
+		gauge(boolToFloat(!is), s.labels()...)
 	}
-	e.counter("connection_reset_failures_total", "Number of times that connections could not be reset; "+
-		"it is tried again.")(float64(m.resetFailures))
 }
 
 type exporter chan<- prometheus.Metric
@@ -191,11 +177,11 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 		}
 	}
 	slices.SortFunc(ids, policy.SourceID.Compare)
-	taken, allValid := names{}, map[string]bool{}
+	taken, anyInvalid := names{}, map[string]bool{}
 	for _, id := range slices.Compact(ids) {
 		name := taken.admit(sourceLabel(id))
-		before, shared := allValid[name]
-		allValid[name] = !invalid[id] && (before || !shared)
+		_, shared := anyInvalid[name]
+		anyInvalid[name] = anyInvalid[name] || invalid[id]
 		s := r.State.Find(id)
 		if s == nil || shared || name == other {
 			continue
@@ -209,8 +195,8 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 			stored(timestamp(at), name)
 		}
 	}
-	for name, v := range allValid {
-		valid(boolToFloat(v), name)
+	for name, is := range anyInvalid {
+		valid(boolToFloat(!is), name)
 		unknown := 0
 		if r.Sources != nil && r.Sources.Agent != nil && name == string(policy.AgentFiles) {
 			unknown = len(r.Sources.Agent.UnknownKeys)
@@ -221,35 +207,32 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 
 // rules exports the policies in force, their backends, and the pods that a state has.
 func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
-	conflicts := e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain")
-	for chain, n := range conflictsOf(r) {
-		conflicts(float64(n), chain)
-	}
-	prefixes := e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
-	exempt := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
-		"nonMasqueradeNamespaces.", "chain")
-	count, exemptPods, taken := map[series]int{}, map[string]int{}, names{}
+	prefixes, exemptPods, conflicts, taken := map[series]int{}, map[series]int{}, map[series]int{}, names{}
 	for _, p := range r.Rules.Policies() {
 		name := taken.admit(label(p.Chain))
+		conflicts[series{chain: name}] += 0
 		if len(p.Namespaces) > 0 {
-			exemptPods[name] += pods.ExemptPods(p)
+			exemptPods[series{chain: name}] += pods.ExemptPods(p)
 		}
 		for _, f := range p.Families() {
-			count[series{name, f, string(policy.ActionExempt)}] += 0
-			count[series{name, f, string(policy.ActionMasquerade)}] += 0
+			prefixes[series{name, f, string(policy.ActionExempt)}] += 0
+			prefixes[series{name, f, string(policy.ActionMasquerade)}] += 0
 		}
 		for _, d := range p.Destinations {
 			if f := policy.FamilyOf(d.Prefix.Addr()); slices.Contains(p.Families(), f) {
-				count[series{name, f, string(d.Action)}]++
+				prefixes[series{name, f, string(d.Action)}]++
 			}
 		}
 	}
-	for s, n := range count {
-		prefixes(float64(n), s.labels()...)
+	for _, p := range r.Problems { // of conflicts in force, where one source is superseded, and of refused sources
+		if conflict := (*policy.ConflictError)(nil); errors.As(p.Err, &conflict) {
+			conflicts[series{chain: taken.admit(label(conflict.Chain))}]++
+		}
 	}
-	for chain, n := range exemptPods {
-		exempt(float64(n), chain)
-	}
+	collect(conflicts, e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain"))
+	collect(prefixes, e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action"))
+	collect(exemptPods, e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
+		"nonMasqueradeNamespaces.", "chain"))
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
 	backends := map[[2]string]bool{}
 	for _, c := range r.Rules.Chains {
@@ -261,31 +244,14 @@ func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 	}
 }
 
-// conflictsOf counts the conflicts of each chain: those in force, where one source is superseded, and
-// the sources that were refused.
-func conflictsOf(r *reconcile.Report) map[string]int {
-	count, taken := map[string]int{}, names{}
-	for _, p := range r.Rules.Policies() {
-		count[taken.admit(label(p.Chain))] += 0
-	}
-	for _, p := range r.Problems {
-		if conflict := (*policy.ConflictError)(nil); errors.As(p.Err, &conflict) {
-			count[taken.admit(label(conflict.Chain))]++
-		}
-	}
-	return count
-}
-
-// entryPresent reports whether the network that the runtime uses, the first by file name, has the
-// plugin entry; nil if that is unknown. A configuration of Multus, which delegates to another network,
-// does not count.
+// entryPresent reports whether the first network by file name, without Multus, which delegates to another one, has the
+// plugin entry; nil if that is unknown.
 func entryPresent(s *reconcile.Sources) *bool {
 	if s == nil || s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		return nil
 	}
 	first := slices.IndexFunc(s.ConfDir.Conflists, func(l config.Conflist) bool { return !l.IsMultus() || len(l.Entries) > 0 })
-	present := first >= 0 && len(s.ConfDir.Conflists[first].Entries) > 0
-	return &present
+	return new(first >= 0 && len(s.ConfDir.Conflists[first].Entries) > 0)
 }
 
 // hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.

@@ -5,6 +5,7 @@ package metrics
 import (
 	"hash/maphash"
 	"maps"
+	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -18,7 +19,18 @@ type series struct {
 	action string
 }
 
-func (s series) labels() []string { return []string{s.chain, string(s.family), s.action} }
+// labels returns the values that the series has.
+func (s series) labels() []string {
+	empty := func(label string) bool { return label == "" }
+	return slices.DeleteFunc([]string{s.chain, string(s.family), s.action}, empty)
+}
+
+// collect exports numbers by their labels.
+func collect[N int | uint64](numbers map[series]N, to sample) {
+	for s, n := range numbers {
+		to(float64(n), s.labels()...)
+	}
+}
 
 // kernelChain is a chain in the kernel.
 type kernelChain struct {

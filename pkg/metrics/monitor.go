@@ -31,8 +31,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// scrapeTimeout is how long a scrape waits for Options' functions. After it, the answers of the last
-// scrape are served.
+// scrapeTimeout is how long a scrape waits for Options' functions before it serves the answers of the last one.
 const scrapeTimeout = 2 * time.Second
 
 // Options provide what reports do not contain. Scrapes call the functions; the Status calls State and PluginVersion
@@ -362,9 +361,8 @@ func zPage(name string, page func(io.Writer)) http.HandlerFunc {
 
 func (m *Monitor) statusz(w io.Writer) {
 	up := int(time.Since(m.started).Seconds())
-	const minute, hour = 60, 60 * 60
 	fmt.Fprintf(w, "Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nPaths: %s\n",
-		m.started.UTC().Format(time.UnixDate), up/hour, up%hour/minute, up%minute, runtime.Version(), m.options.Version,
+		m.started.UTC().Format(time.UnixDate), up/3600, up/60%60, up%60, runtime.Version(), m.options.Version,
 		"/flagz /healthz /livez /readyz /statusz")
 }
 

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -22,9 +21,8 @@ const (
 	shutdownTimeout = 3 * time.Second // for requests that run when ctx ends
 )
 
-// Serve serves h at the TCP address of a setting until ctx ends, and lets requests that are running finish.
-// An address that cannot be bound is retried; the reason is logged once, and is in the Status until it can. With the
-// address "" it does nothing.
+// Serve serves h at the TCP address of a setting, "" for none, until ctx ends and running requests are finished. An
+// address that cannot be bound is retried; the reason is logged once, and is in the Status until it can.
 func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
 	if address == "" {
 		return
@@ -56,7 +54,7 @@ func (m *Monitor) ServeSocket(ctx context.Context, d *store.Dir, log *slog.Logge
 
 func keepServing(ctx context.Context, key, address string, h http.Handler, log *slog.Logger, listen func() (net.Listener, error)) {
 	log = flowcontrol.LogOnce(log)
-	for ctx.Err() == nil {
+	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, bindRetry) {
 		l, err := listen()
 		if err == nil {
 			err = serve(ctx, l, h, log)
@@ -64,7 +62,6 @@ func keepServing(ctx context.Context, key, address string, h http.Handler, log *
 		if err != nil && ctx.Err() == nil {
 			log.Warn("failed to serve, trying again", "key", key, "address", address, "err", err)
 		}
-		flowcontrol.Sleep(ctx, bindRetry)
 	}
 }
 
@@ -103,8 +100,8 @@ const maxConnections = 64
 // connection is a connection whose server calls Close when it does nothing for it any more.
 type connection struct {
 	net.Conn
-	end   sync.Once
-	ended chan struct{}
+	ctx context.Context
+	end context.CancelFunc
 }
 
 // Accept is called by one goroutine.
@@ -113,26 +110,20 @@ func (b *bounded) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.open = slices.DeleteFunc(b.open, func(c *connection) bool {
-		select {
-		case <-c.ended:
-			return true
-		default:
-			return false
-		}
-	})
-	if len(b.open) == maxConnections {
+	ended := func(c *connection) bool { return c.ctx.Err() != nil }
+	if b.open = slices.DeleteFunc(b.open, ended); len(b.open) == maxConnections {
 		oldest := b.open[0]
 		_ = oldest.Conn.Close() // ends the context of its request, too
-		<-oldest.ended
+		<-oldest.ctx.Done()
 		b.open = slices.Delete(b.open, 0, 1)
 	}
-	c := &connection{Conn: accepted, ended: make(chan struct{})}
+	c := &connection{Conn: accepted}
+	c.ctx, c.end = context.WithCancel(context.Background())
 	b.open = append(b.open, c)
 	return c, nil
 }
 
 func (c *connection) Close() error {
-	c.end.Do(func() { close(c.ended) })
+	c.end()
 	return c.Conn.Close()
 }
