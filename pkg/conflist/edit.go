@@ -4,6 +4,7 @@ package conflist
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,22 +27,17 @@ type Editor struct {
 	Replace  bool // an entry that is there, too
 	// Own keeps ip-masq's own conflist beside the main CNI plugin's file, which stays as it is. Without it, Insert removes
 	// that conflist when the entry is in the main CNI plugin's file.
-	Own bool
-	// RecordPath is the file about what was inserted; "" for none.
-	RecordPath string
-	// OwnRecordPath is the file about ip-masq's own conflist; "" for none.
-	OwnRecordPath string
+	Own           bool
+	RecordPath    string // the file about what was inserted; "" for none
+	OwnRecordPath string // the file about ip-masq's own conflist; "" for none
 	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. A backup that
 	// fails does not stop the change, because pods without the plugin are worse than a file without a backup.
 	Backups func() (string, error)
-	// Keep lists the base names of generated lists to which Multus delegates. Remove removes the entry from them and
-	// keeps the files.
+	// Keep lists the base names of generated lists to which Multus delegates: Remove keeps the files.
 	Keep []string
-	// Check returns why the plugin would refuse every entry in a network, so that no pod could start. If it is nil,
-	// every network is accepted.
+	// Check returns why the plugin would refuse every entry in a network; nil accepts all.
 	Check func(network string) error
-	// Ask returns why ADDs would fail with the entry of a conflist. It is called before an entry is replaced. If it
-	// is nil, every entry is accepted.
+	// Ask returns why ADDs would fail with the entry of a conflist; nil accepts all. It is called before a replacement.
 	Ask func(ctx context.Context, list config.Conflist) error
 }
 
@@ -54,26 +50,21 @@ type Change struct {
 
 	Removed []string `json:"removed,omitempty"` // files of ip-masq that this one replaces
 
-	BackupErr error `json:"-"` // why no backup was kept
-	// NotExchanged is the reason why the file was replaced in a way that can lose a simultaneous write of another
-	// program.
-	NotExchanged error `json:"-"`
+	BackupErr    error `json:"-"` // why no backup was kept
+	NotExchanged error `json:"-"` // why a simultaneous write of another program can be lost
 	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
 	Before       int   `json:"-"` // the number of plugin entries before
 
-	// Differs lists the keys in which an entry that stays differs from the entry file. Replaced lists the keys in
-	// which a replaced entry differed.
-	Differs  []string `json:"differs,omitempty"`
-	Replaced []string `json:"replaced,omitempty"`
+	Differs  []string `json:"differs,omitempty"`  // keys in which an entry that stays differs from the entry file
+	Replaced []string `json:"replaced,omitempty"` // keys in which a replaced entry differed
 }
 
 // maxAttempts is how often an edit is tried while another program changes the file.
 const maxAttempts = 5
 
-// Insert makes sure that the network has exactly one plugin entry. An entry that exists already stays, unless Replace
-// is set. From the configuration of a single plugin Insert generates a list, and updates that list when the
-// configuration changes. After an error the file is unchanged. Insert waits for other processes of ip-masq until ctx
-// ends.
+// Insert makes sure that the network has exactly one plugin entry; one that exists stays, unless Replace is set. From the
+// configuration of a single plugin it generates a list, and updates that when the configuration changes. After an error
+// the file is unchanged. Insert waits for other processes of ip-masq until ctx ends.
 func (e Editor) Insert(ctx context.Context) (Change, error) {
 	c, err := Change{}, errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
@@ -85,18 +76,12 @@ func (e Editor) Insert(ctx context.Context) (Change, error) {
 // Find returns the network that gets the entry, or why none can have it.
 func (e Editor) Find() (Network, error) {
 	n, err := e.find()
-	if err != nil {
-		return n, err
-	}
-	if e.Check != nil {
-		if err := e.Check(n.Name); err != nil {
-			return n, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
+	if err == nil && e.Check != nil {
+		if err = e.Check(n.Name); err != nil {
+			err = fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
-	if n.own.main != nil {
-		return n, n.own.main.Conflist.PositionErr()
-	}
-	return n, n.Conflist.PositionErr()
+	return n, cmp.Or(err, cmp.Or(n.own.main, &n).Conflist.PositionErr())
 }
 
 func (e Editor) insert(ctx context.Context) (Change, error) {
@@ -115,33 +100,42 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 }
 
 func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {
-	doc := n.Conflist.Doc
+	was := n.Conflist.Doc
 	switch {
 	case n.Conflist.IsMultus(): // and has the entry
 		return c, nil
 	case n.Single:
-		now, err := listOf(n.Path, doc, e.Entry)
-		if err == nil {
-			c.Path, err = generatedPath(n.Path)
-		}
-		if err != nil {
-			return c, err
-		}
-		return e.writeEntry(ctx, c, n, n.Path, nil, now)
+		was = nil
 	case n.Generated && n.Original == "":
 		// It would stay the first file, before that of the next main CNI plugin.
-		if c, err := e.write(ctx, c, c.Path, doc, nil); err != nil {
+		if c, err := e.write(ctx, c, c.Path, was, nil); err != nil {
 			return c, err
 		}
 		return e.insert(ctx)
 	case n.Generated:
 		return e.update(ctx, c, n)
 	}
-	now, err := setEntry(n.Path, doc, e.Entry, e.Replace && len(differences(n.entryText(), e.Entry)) > 0)
+	path, now, err := n.with(e.Entry, e.Replace && len(differences(n.entryText(), e.Entry)) > 0)
 	if err != nil {
 		return c, err
 	}
-	return e.writeEntry(ctx, c, n, c.Path, doc, now)
+	c.Path = path
+	return e.writeEntry(ctx, c, n, n.Path, was, now)
+}
+
+// with returns the text of the network's file with an entry, and the path of the file.
+func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
+	switch path = n.Path; {
+	case n.own.main != nil:
+		text, err = n.ownText(entry)
+	case n.Single:
+		if text, err = listOf(path, n.Conflist.Doc, entry); err == nil {
+			path, err = generatedPath(path)
+		}
+	default:
+		text, err = setEntry(path, n.Conflist.Doc, entry, replace)
+	}
+	return path, text, err
 }
 
 // writeEntry writes the file of a network with the plugin entry, and records the entry. While it replaces one, both
@@ -209,10 +203,9 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	return c, err
 }
 
-// Remove removes the plugin entries from the network, or from all networks of the directory if none
-// is named, the generated lists and ip-masq's own conflist. Remove goes on after an error, and returns the changes
-// beside the errors: a file that does not parse may have an entry. A directory that is missing has
-// none.
+// Remove removes the plugin entries of all networks, or of the named one, the generated lists and ip-masq's own conflist.
+// It goes on after an error, and returns the changes beside the errors: a file that does not parse may have an entry. A
+// directory that is missing has none.
 func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
@@ -248,9 +241,9 @@ func (e Editor) removeFrom(list config.Conflist, own bool) (Change, error) {
 		return c, nil
 	case list.Err != nil:
 		return c, fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, list.Err)
-	case !isList(list.File) && len(list.Entries) > 0:
+	case !list.IsList() && len(list.Entries) > 0:
 		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
-	case !isList(list.File):
+	case !list.IsList():
 		return c, nil
 	}
 	now, err := setEntry(list.File, list.Doc, nil, false)

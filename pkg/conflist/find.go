@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,30 +32,25 @@ var (
 
 // Network is a network and the file that a runtime takes it from.
 type Network struct {
-	Path string // in the directory; it may be a symlink
-	Name string
-	// Single says that the file is a single plugin's configuration, not a list.
-	Single  bool
-	Entries int // plugin entries in the file
+	Path    string // in the directory; it may be a symlink
+	Name    string
+	Single  bool // the file is a single plugin's configuration, not a list
+	Entries int  // plugin entries in the file
 	// Generated tells that an Editor generated the list from another file, whose path is Original. Original is "" if
 	// that file is gone, because the main CNI plugin was uninstalled. The list is then stale.
 	Generated bool
 	Original  string
-	// Multus is the configuration through which the runtime uses the network, or nil.
-	Multus *Multus
-
-	Conflist config.Conflist // what the file says
+	Multus    *Multus         // the configuration through which the runtime uses the network, or nil
+	Conflist  config.Conflist // what the file says
 
 	own ownConflist // set by Editor.find
 }
 
-// Find returns the network in a configuration directory that a runtime uses: the first file by name
-// of those ending in .conf, .conflist and .json, or the first that has the named network. If this
-// file is a configuration of Multus, it returns the network that Multus delegates to, or ErrDelegate.
+// Find returns the network in a configuration directory that a runtime uses: the first file by name, or the first that
+// has the named network. If this is Multus, it is the network that Multus delegates to, or ErrDelegate.
 //
-// A file that libcni cannot load is an ErrBroken if it is the first: containerd stops at it, CRI-O
-// and podman go on, so the network in use is unknown. If a network is named, it is an ErrBroken
-// only if no other file has that network. A list whose only plugin is "loopback" does not count.
+// A file that libcni cannot load is an ErrBroken if it is the first: containerd stops at it, CRI-O and podman go on.
+// If a network is named, it is one only if no other file has that network. A list of "loopback" alone does not count.
 func Find(dir, network string) (Network, error) {
 	c, err := config.ReadConfDir(dir)
 	return find(dir, network, c.Conflists, c.Conflists, err)
@@ -118,7 +114,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 
 // asNetwork returns the network of a file; it has no name if no pod uses it.
 func asNetwork(list config.Conflist) (Network, error) {
-	n := Network{Path: list.File, Name: list.Network, Single: !isList(list.File), Entries: len(list.Entries), Conflist: list}
+	n := Network{Path: list.File, Name: list.Network, Single: !list.IsList(), Entries: len(list.Entries), Conflist: list}
 	switch {
 	case list.Err != nil:
 		return n, list.Err
@@ -131,9 +127,6 @@ func asNetwork(list config.Conflist) (Network, error) {
 	}
 	return n, nil
 }
-
-// isList reports whether runtimes expect a list in a file, not a single plugin's configuration.
-func isList(path string) bool { return filepath.Ext(path) == ".conflist" }
 
 // generatedSuffix ends the name of a list that was made of a single plugin's configuration. Its
 // first byte sorts before the dot of an extension.
@@ -176,10 +169,8 @@ func generatedPath(conf string) (string, error) {
 // Multus is a configuration of Multus through which a runtime uses a network. Multus generates it
 // from the network's own file, so a plugin entry in it would be lost.
 type Multus struct {
-	Path string
-	// StaleCopy reports that pods get the network without its plugin entry until Multus has generated
-	// the configuration again.
-	StaleCopy bool
+	Path      string
+	StaleCopy bool // without the plugin entry, until Multus generates the configuration again
 }
 
 // Err returns why pods do not get the network as its own file has it, or nil.
@@ -206,9 +197,8 @@ func (c multusConf) delegate() (to multusConf, hasEntry bool) {
 	if len(c.Plugins) > 0 {
 		own = c.Plugins[0]
 	}
-	if own.ClusterNetwork != "" || len(own.Delegates) == 0 {
-		to.ClusterNetwork = own.ClusterNetwork
-	} else {
+	to.ClusterNetwork = own.ClusterNetwork
+	if to.ClusterNetwork == "" && len(own.Delegates) > 0 {
 		to = own.Delegates[0]
 	}
 	isEntry := func(p multusConf) bool { return p.Type == config.PluginType }
@@ -228,15 +218,13 @@ func throughMultus(lists, all []config.Conflist, found Network) (Network, error)
 		return found, nil
 	}
 	var conf multusConf
-	var target Network
 	err := json.Unmarshal(multus.Conflist.Doc, &conf)
 	to, hasEntry := conf.delegate()
+	target, errFind := to.find(lists, all)
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
-	} else {
-		target, err = to.find(lists, all)
 	}
-	switch {
+	switch err = cmp.Or(err, errFind); {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
 		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
 		target.Multus = &Multus{Path: multus.Path, StaleCopy: !hasEntry && !current}
@@ -270,13 +258,10 @@ func (c multusConf) find(lists, all []config.Conflist) (Network, error) {
 		}
 	}
 	n, err := pick(lists, name)
-	switch {
-	case errors.Is(err, ErrBroken):
-		return n, err
-	case err != nil || n.Conflist.IsMultus():
-		return n, fmt.Errorf("no other file of this directory has network %s", policy.Quote(name))
+	if !errors.Is(err, ErrBroken) && (err != nil || n.Conflist.IsMultus()) {
+		err = fmt.Errorf("no other file of this directory has network %s", policy.Quote(name))
 	}
-	return n, nil
+	return n, err
 }
 
 // MultusFiles returns the base names of the files that Multus reads on each ADD, as the

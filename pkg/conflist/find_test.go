@@ -76,7 +76,7 @@ func TestFind(t *testing.T) {
 				}
 				return
 			}
-			if n.Path != filepath.Join(dir, c.file) || string(n.Conflist.Doc) != c.files[c.file] || n.Single == isList(c.file) {
+			if n.Path != filepath.Join(dir, c.file) || string(n.Conflist.Doc) != c.files[c.file] || n.Single == n.Conflist.IsList() {
 				t.Errorf("%+v", n)
 			}
 		})

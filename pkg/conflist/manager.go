@@ -537,19 +537,7 @@ func (m *Manager) refuse(err error, good []byte) {
 
 // ask returns why ADDs of the network would fail with an entry.
 func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
-	path := n.Path
-	var doc []byte
-	var err error
-	switch {
-	case n.own.main != nil:
-		doc, err = n.ownText(entry)
-	case n.Single:
-		if doc, err = listOf(path, n.Conflist.Doc, entry); err == nil {
-			path, err = generatedPath(path)
-		}
-	default:
-		doc, err = setEntry(path, n.Conflist.Doc, entry, true)
-	}
+	path, doc, err := n.with(entry, true)
 	if err == nil && e.Ask != nil {
 		err = e.Ask(ctx, config.ParseConflist(path, doc))
 	}

@@ -45,7 +45,7 @@ func isOwn(list config.Conflist, lists []config.Conflist, record *config.OwnConf
 
 // withoutEntry returns the text of a file, as a list, without the plugin entry.
 func withoutEntry(list config.Conflist) ([]byte, error) {
-	if list.Err == nil && !isList(list.File) {
+	if list.Err == nil && !list.IsList() {
 		return listText(list), nil
 	}
 	return setEntry(list.File, list.Doc, nil, false)
