@@ -85,29 +85,24 @@ type app struct {
 	verbose int            // -v
 }
 
-// escaped replaces control characters, which programs that answer in the reconciler's place could send to the
-// terminal.
+// escaped replaces control characters, which programs that answer in the reconciler's place could send to the terminal.
 type escaped struct{ io.Writer }
 
 func (w escaped) Write(p []byte) (int, error) {
-	text := strings.Map(func(r rune) rune {
+	_, err := io.WriteString(w.Writer, strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {
 			return unicode.ReplacementChar
 		}
 		return r
-	}, string(p))
-	if _, err := io.WriteString(w.Writer, text); err != nil {
-		return 0, err
-	}
-	return len(p), nil
+	}, string(p)))
+	return len(p), err
 }
 
 func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
 
-// settings reads reconciler.toml and then the flags, which win. If the file is bad, it returns
-// the settings of the flags alone and the error. Unless a flag states the dataDir, it is that of
-// plugin.toml, else of reconciler.toml, else the one in use, if there is one. Unless one of them states cni_conf_dir,
-// which each sync reports, it is that of plugin.toml.
+// settings reads reconciler.toml and then the flags, which win; if the file is bad, the flags alone. Unless a flag states
+// the dataDir, it is that of plugin.toml, else of reconciler.toml, else the one in use, if there is one. Unless one of
+// them states cni_conf_dir, which each sync reports, it is that of plugin.toml.
 func (a *app) settings(inUse func(key string) config.Setting) (config.Settings, error) {
 	const dataDir, confDir = "data_dir", "cni_conf_dir"
 	s, err := a.settingsOver(config.DefaultSettings())
@@ -153,17 +148,13 @@ func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
 
 func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	err := s.Read(a.settingsFile())
-	switch {
-	case !errors.Is(err, fs.ErrNotExist):
-	case a.config == "":
+	switch missing := errors.Is(err, fs.ErrNotExist); {
+	case missing && a.config == "":
 		err = nil
-	default:
+	case missing:
 		err = usageError{fmt.Errorf("--config: %w", err)}
 	}
-	if mistake := a.setFlags(&s); mistake != nil {
-		return s, mistake
-	}
-	return s, err
+	return s, cmp.Or(a.setFlags(&s), err)
 }
 
 func (a *app) setFlags(s *config.Settings) error {

@@ -34,9 +34,12 @@ func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name strin
 }
 
 // RemoveTemps removes the temporary files that killed processes left in a configuration directory.
-// A directory that is missing is an fs.ErrNotExist.
 func RemoveTemps(dir string) error {
-	return inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
+	err := inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // checkUnchanged returns errChanged if the text of a file is not that one; nil is the text of a missing file.
@@ -52,10 +55,9 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged. The process may be killed at any instant:
-// then the file is whole, old or new, and the next use of the directory removes the temporary file. The file gets the
-// mode and owner of the model. A symlink stays one: its target is replaced. If the file system cannot exchange files,
-// refused says so: another program's write of the same instant can be lost then.
+// replace replaces a file's text, which must be was, or returns errChanged. If the process is killed, the file is whole,
+// old or new. The file gets the mode and owner of the model. A symlink stays one: its target is replaced. If the file
+// system cannot exchange files, refused says so: another program's write of the same instant can be lost then.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to
@@ -79,25 +81,22 @@ func replace(ctx context.Context, path, model string, was, now []byte) (refused,
 }
 
 // put exchanges a temporary file, whose text is now, for the file of that name, whose text should be was. If another
-// program has written the file meanwhile, put exchanges them again, so that the file has that program's text, and
-// returns errChanged. That program may have written once more by then: the file that comes out last is always the one
-// that went in before.
+// program has written the file meanwhile, put exchanges them again, and returns errChanged. That program may have written
+// once more by then: the file that comes out last is always the one that went in before.
 func put(d *safefile.Dir, temp, name string, was, now []byte) error {
+	exchange := d.Exchange
 	if was == nil {
-		err := d.RenameNew(temp, name)
-		if errors.Is(err, fs.ErrExist) {
-			return errChanged
-		}
-		return err
+		exchange = d.RenameNew
 	}
 	const maxExchanges = 100 // each needs another write of that program
 	var before fs.FileInfo
 	in, err := d.Lstat(temp)
 	for i := 0; i < maxExchanges && err == nil; i++ {
-		if err = d.Exchange(temp, name); errors.Is(err, fs.ErrNotExist) { // removed by another program
+		err = exchange(temp, name)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) { // removed or added by another program
 			return errChanged
 		}
-		if err != nil {
+		if err != nil || was == nil {
 			return err
 		}
 		var out fs.FileInfo

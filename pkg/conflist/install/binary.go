@@ -32,16 +32,13 @@ type Binary struct {
 
 // Copy copies the plugin to a directory. It writes nothing if the same bytes are there with the right
 // mode. The copy is run before it gets its name; after an error the previous plugin is still there.
-func Copy(ctx context.Context, source, dir string) (Binary, error) {
-	b, err := copyPlugin(ctx, source, dir)
-	if err != nil {
-		return Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Printable(dir), err)
-	}
-	return b, nil
-}
-
-func copyPlugin(ctx context.Context, source, path string) (b Binary, err error) {
-	data, _, err := readBinary(source)
+func Copy(ctx context.Context, source, path string) (b Binary, err error) {
+	defer func() {
+		if err != nil {
+			b, err = Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Printable(path), err)
+		}
+	}()
+	data, err := readBinary(source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return b, fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Printable(source))
@@ -73,10 +70,11 @@ func copyPlugin(ctx context.Context, source, path string) (b Binary, err error) 
 	}
 	defer func() { err = errors.Join(err, dir.Remove(temp)) }()
 	name := "a copy of " + policy.Printable(source) + " there"
-	if b.Version, err = version(ctx, dir.PathOf(temp), name, installTimeout); err != nil {
-		return b, err
+	b.Version, err = version(ctx, dir.PathOf(temp), name, installTimeout)
+	if err == nil {
+		err = dir.Rename(temp, config.PluginType)
 	}
-	if err := dir.Rename(temp, config.PluginType); err != nil {
+	if err != nil {
 		return b, err
 	}
 	b.Wrote = true
@@ -97,7 +95,7 @@ func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
 	case !present.Mode().IsRegular():
 		return false, fmt.Errorf("%s is not a regular file, so ip-masq did not create it; remove it", policy.Printable(path))
 	}
-	have, _, err := readBinary(path) // one that cannot be read is replaced
+	have, err := readBinary(path) // one that cannot be read is replaced
 	return err == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present), nil
 }
 
@@ -131,9 +129,10 @@ func remove(ctx context.Context, dir string) (path string, err error) {
 // binMode is the mode of the binary, whatever the umask.
 const binMode = 0o755
 
-func readBinary(path string) ([]byte, fs.FileInfo, error) {
+func readBinary(path string) ([]byte, error) {
 	const limit = 256 << 20
-	return safefile.ReadFile(path, limit)
+	data, _, err := safefile.ReadFile(path, limit)
+	return data, err
 }
 
 // lockDir locks a plugin directory: another process of ip-masq may copy a binary there and run it.

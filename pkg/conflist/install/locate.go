@@ -3,6 +3,7 @@
 package install
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -52,30 +53,27 @@ func candidates() []candidate {
 // can belong to any.
 func matching(stated Dirs) []candidate {
 	all := candidates()
-	for _, of := range []func(*Dirs) *string{
-		func(d *Dirs) *string { return &d.Conf },
-		func(d *Dirs) *string { return &d.Bin },
-	} {
-		dir := *of(&stated)
-		if dir == "" {
-			continue
-		}
-		differs := func(c candidate) bool { return *of(&c.Dirs) != dir }
+	narrow := func(dir string, of func(*candidate) *string) {
+		differs := func(c candidate) bool { return *of(&c) != dir }
 		if some := slices.DeleteFunc(slices.Clone(all), differs); len(some) > 0 {
 			all = some
 		}
 		for i := range all {
-			*of(&all[i].Dirs) = dir
+			*of(&all[i]) = dir
 		}
+	}
+	if stated.Conf != "" {
+		narrow(stated.Conf, func(c *candidate) *string { return &c.Conf })
+	}
+	if stated.Bin != "" {
+		narrow(stated.Bin, func(c *candidate) *string { return &c.Bin })
 	}
 	return all
 }
 
-// Locate finds the directories that are not stated, below a root directory ("/" on a node): those
-// whose network names plugins that are there; else, on a node that boots before its main CNI plugin
-// is installed, those that exist. If there are none, or those of several distributions, the error is
-// ErrUnknownDirs. A stated plugin directory must exist. One that is not stated counts only if
-// CheckDir accepts it.
+// Locate finds the directories that are not stated, below a root directory ("/" on a node): those whose network names
+// plugins that are there; else, before the main CNI plugin is installed, those that exist. If there are none, or those of
+// several distributions, the error is ErrUnknownDirs. A stated plugin directory must exist, others pass CheckDir.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
@@ -85,20 +83,17 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	}
 	var refused error
 	usable := func(c candidate) bool {
-		if stated.Bin != "" {
-			return true
-		}
-		err := CheckDir(root, c.Bin)
-		if err != nil {
-			refused = err
+		var err error
+		if stated.Bin == "" {
+			err = CheckDir(root, c.Bin)
+			refused = cmp.Or(err, refused)
 		}
 		return err == nil
 	}
 	dirs, err := choose(matching(stated),
 		func(c candidate) bool { return hasPlugins(root, c.Dirs) && usable(c) },
 		func(c candidate) bool { return isDir(root, c.Bin) && isDir(root, c.Conf) && usable(c) },
-		func(c candidate) bool { return isDir(root, c.Bin) && usable(c) },
-	)
+		func(c candidate) bool { return isDir(root, c.Bin) && usable(c) })
 	if err != nil && refused != nil {
 		err = fmt.Errorf("%w; %w", err, refused)
 	}

@@ -26,16 +26,11 @@ import (
 // Uninstall describes what to remove from a node.
 type Uninstall struct {
 	SearchDirs
-	// Backups is the same as in conflist.Editor.
-	Backups func() (string, error)
-	// OwnRecordPath is the same as in conflist.Editor.
-	OwnRecordPath string
-	// Root is "/", below which runtimes and Multus keep their cached results.
-	Root string
-	// NoWait removes the plugin although the DEL of cached results may call it.
-	NoWait bool
-	// AddTime is how long an ADD already started may still run.
-	AddTime time.Duration
+	Backups       func() (string, error) // as in conflist.Editor
+	OwnRecordPath string                 // the same
+	Root          string                 // "/", below which runtimes and Multus keep their cached results
+	NoWait        bool                   // remove the plugin although the DEL of cached results may call it
+	AddTime       time.Duration          // how long an ADD already started may still run
 	// RemoveState removes rules and state once the plugin is removed; nil leaves them. It may be
 	// called again.
 	RemoveState func(context.Context) error
@@ -59,35 +54,26 @@ type InUseError struct {
 
 // Error says what stays and why, with a line for each remedy. It names some of the cached results, and all references.
 func (e *InUseError) Error() string {
-	var reasons []string
-	if len(e.References) > 0 {
-		reasons = append(reasons, referencesText(e.References))
-	}
-	if len(e.Attached) > 0 {
-		reasons = append(reasons, attachedText(e.Attached))
-	}
-	return strings.Join(reasons, "\n")
-}
-
-func referencesText(references []string) string {
-	var files []string
-	for _, r := range references {
+	const maxNamed = 3
+	var reasons, files, containers []string
+	for _, r := range e.References {
 		files = append(files, policy.Printable(r))
 	}
-	return "the plugin stays, with rules and state: no pod could start without it, as it is named in " + strings.Join(files, ", ") +
-		"\n  If Multus generates the file, restart Multus on the node, and remove the file if it is still there then." +
-		"\n  Otherwise restart the program that generates the file, or remove the plugin entry. --no-wait does not help."
-}
-
-func attachedText(attached []CachedResult) string {
-	const maxNamed = 3
-	var names []string
-	for _, a := range attached {
-		names = append(names, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
+	for _, a := range e.Attached {
+		containers = append(containers, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
 	}
-	return "the plugin stays, with rules and state: a runtime will call it to tear down " + strings.Join(policy.First(maxNamed, names), ", ") +
-		"\n  --wait TIME waits until these containers have ended. To end them, drain the node." +
-		"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once."
+	if len(files) > 0 {
+		reasons = append(reasons, "the plugin stays, with rules and state: no pod could start without it, as it is named in "+strings.Join(files, ", ")+
+			"\n  If Multus generates the file, restart Multus on the node, and remove the file if it is still there then."+
+			"\n  Otherwise restart the program that generates the file, or remove the plugin entry. --no-wait does not help.")
+	}
+	if len(containers) > 0 {
+		reasons = append(reasons, "the plugin stays, with rules and state: a runtime will call it to tear down "+
+			strings.Join(policy.First(maxNamed, containers), ", ")+
+			"\n  --wait TIME waits until these containers have ended. To end them, drain the node."+
+			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once.")
+	}
+	return strings.Join(reasons, "\n")
 }
 
 // Step removes what can be removed now: the plugin entries from the conflists; then, unless runtimes
@@ -160,9 +146,7 @@ func (u Uninstall) removeEntries(done *Uninstalled) error {
 		changes, err := conflist.Editor{Dir: dir, Backups: u.Backups, OwnRecordPath: u.OwnRecordPath, Keep: keep}.Remove()
 		done.Conflists = append(done.Conflists, changes...)
 		if err == nil {
-			if err = conflist.RemoveTemps(dir); errors.Is(err, fs.ErrNotExist) {
-				err = nil
-			}
+			err = conflist.RemoveTemps(dir)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove the plugin entry from the conflists in %s: %w; the plugin, rules and state stay until then",
@@ -254,10 +238,7 @@ func isContainerd(root, id string) bool {
 	}
 	for _, state := range []string{"/run/containerd", "/run/k3s/containerd", "/var/snap/microk8s/common/run/containerd"} {
 		tasks := filepath.Join(root, state, "io.containerd.runtime.v2.task")
-		namespaces, err := os.ReadDir(tasks)
-		if err != nil {
-			continue // another runtime, or not mounted here: then the container counts
-		}
+		namespaces, _ := os.ReadDir(tasks) // none with another runtime, or not mounted here: then the container counts
 		if slices.ContainsFunc(namespaces, func(ns os.DirEntry) bool { return exists(tasks, filepath.Join(ns.Name(), id)) }) {
 			return true
 		}
