@@ -4,6 +4,7 @@ package agentconfig
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,12 +27,8 @@ type document struct {
 	config.AgentPolicy
 	resync   time.Duration // 0 if it has none
 	unread   bool          // its policy is unknown
-	unknown  []error       // about keys that are not known
-	warnings []error
-}
-
-func ownDocument(own config.AgentPolicy) *document {
-	return &document{Document: config.Document{File: config.OwnPolicy}, AgentPolicy: own}
+	unknown  []string      // about keys that are not known
+	warnings []string
 }
 
 // mayEnableIPv6 is true also if that is unknown because of another mistake.
@@ -41,12 +38,9 @@ func (d *document) mayEnableIPv6() bool {
 
 // parse parses the file. Its mistakes are those that show before it is validated.
 func (f file) parse(dialect config.Dialect) *document {
-	if f.err != nil {
-		return &document{Document: config.Document{File: f.path, Mistakes: []error{f.err}}, unread: true}
-	}
 	d := &document{Document: config.Document{File: f.path}}
 	members, err := membersOf(f.path, f.text)
-	if err != nil {
+	if err = cmp.Or(f.err, err); err != nil {
 		d.unread, d.Mistakes = true, []error{err}
 		return d
 	}
@@ -63,8 +57,8 @@ func (f file) parse(dialect config.Dialect) *document {
 func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
 	var kept []config.Member
 	unknown := 0
-	warn := func(m config.Member, problem string) {
-		d.warnings = append(d.warnings, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}))
+	warn := func(to *[]string, m config.Member, problem string) {
+		*to = append(*to, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error())
 	}
 	for _, m := range members {
 		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
@@ -76,16 +70,16 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 			if near := config.Nearest(m.Key, keys); near != "" {
 				remedy = "did you mean " + near + "?"
 			}
-			d.unknown = append(d.unknown, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: "is not a known key and is ignored; " + remedy}))
+			warn(&d.unknown, m, "is not a known key and is ignored; "+remedy)
 			continue
 		}
 		m.Key = keys[at].Name
 		switch isNull := m.Err == nil && config.KindOf(m.Value) == config.Null; {
 		case isNull && keys[at].Kind == config.List:
-			warn(m, "null is taken for an empty list; write [] for none, or leave the key out")
+			warn(&d.warnings, m, "null is taken for an empty list; write [] for none, or leave the key out")
 			m.Value = json.RawMessage("[]")
 		case isNull:
-			warn(m, "null is taken as not stated; write a value, or leave the key out")
+			warn(&d.warnings, m, "null is taken as not stated; write a value, or leave the key out")
 			keys[at].Value = config.Value{}
 		case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
 			m.Value = json.RawMessage(`"off"`)
@@ -93,7 +87,7 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 		kept = append(kept, m)
 	}
 	if more := unknown - config.MaxShown; more > 0 {
-		d.unknown = append(d.unknown, d.Locate(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more)))
+		d.unknown = append(d.unknown, d.Locate(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more)).Error())
 	}
 	return kept
 }
@@ -132,8 +126,7 @@ func membersOf(file string, text []byte) (members []config.Member, err error) {
 		return nil, notYAML(file, err)
 	}
 	for i := range keys {
-		value, isThere := values[keys[i].Key]
-		if keys[i].Value = value; !isThere {
+		if keys[i].Value = values[keys[i].Key]; keys[i].Value == nil {
 			keys[i].Err = errors.New("is not a plain key; write the key as it is, without a tag")
 		}
 	}
@@ -161,22 +154,24 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 	if a := aliasIn(top); a != nil {
 		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, "aliases are not read; write out what it stands for")
 	}
-	for end := false; !end; {
+	for {
 		var next nodes.Node
-		switch err := stream.Decode(&next); {
-		case errors.Is(err, io.EOF):
-			end = true
-		case err != nil:
+		err := stream.Decode(&next)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
 			return nil, 0, notYAML(file, err)
-		case next.Content[0].ShortTag() != "!!null":
+		}
+		if next.Content[0].ShortTag() != "!!null" {
 			return nil, 0, syntaxError(file, next.Content[0].Line, "", "is another document; join them, or write one file for each")
 		}
 	}
 	if top.Kind == nodes.MappingNode {
 		keys = []config.Member{}
-		for i := 0; i+1 < len(top.Content); i += 2 {
-			m := config.Member{Key: top.Content[i].Value, Line: top.Content[i].Line}
-			if value := top.Content[i+1]; value.Kind == nodes.SequenceNode {
+		for pair := range slices.Chunk(top.Content, 2) {
+			m := config.Member{Key: pair[0].Value, Line: pair[0].Line}
+			if value := pair[1]; value.Kind == nodes.SequenceNode {
 				for _, item := range value.Content {
 					m.ItemLines = append(m.ItemLines, item.Line)
 				}

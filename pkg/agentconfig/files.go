@@ -42,7 +42,7 @@ type Files struct {
 // config.DocumentError with every mistake in the files, or about the directory.
 func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	a := Files{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
-	docs := []*document{ownDocument(own)}
+	docs := []*document{{Document: config.Document{File: config.OwnPolicy}, AgentPolicy: own}}
 	if dir != "" {
 		files, others, err := readDir(dir)
 		switch {
@@ -63,12 +63,8 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	}
 	source, mistakes := merge(docs)
 	for _, doc := range docs {
-		for _, u := range doc.unknown {
-			a.UnknownKeys = append(a.UnknownKeys, u.Error())
-		}
-		for _, w := range doc.warnings {
-			a.Warnings = append(a.Warnings, w.Error())
-		}
+		a.UnknownKeys = append(a.UnknownKeys, doc.unknown...)
+		a.Warnings = append(a.Warnings, doc.warnings...)
 		if doc.resync > 0 && (a.ResyncInterval == 0 || doc.resync < a.ResyncInterval) {
 			a.ResyncInterval = doc.resync
 		}

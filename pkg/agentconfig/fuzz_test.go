@@ -5,6 +5,7 @@ package agentconfig
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"math"
 	"reflect"
 	"strings"
@@ -42,7 +43,7 @@ func FuzzAgentFile(f *testing.F) {
 		}
 		a, source, mistakes := readAlone(doc, d)
 		for _, w := range a.warnings {
-			policytest.CheckMessage(t, w)
+			policytest.CheckMessage(t, errors.New(w))
 		}
 		if len(a.warnings) > 64 {
 			t.Errorf("%d warnings", len(a.warnings))

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -23,7 +22,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/utils"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -72,13 +70,11 @@ func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 
 // sandbox returns the network namespace that a result has for the pod's interface, "" if it has none.
 func sandbox(result types.Result, ifName string) string {
-	r := current(result)
-	if r == nil {
-		return ""
-	}
-	for _, i := range r.Interfaces {
-		if isPodInterface(i, ifName) {
-			return i.Sandbox
+	if r := current(result); r != nil {
+		for _, i := range r.Interfaces {
+			if isPodInterface(i, ifName) {
+				return i.Sandbox
+			}
 		}
 	}
 	return ""
@@ -94,11 +90,9 @@ func current(result types.Result) *types100.Result {
 	if result == nil {
 		return nil
 	}
-	converted, err := Convert(result, types100.ImplementedSpecVersion)
-	if err != nil {
-		return nil
-	}
-	return converted.(*types100.Result)
+	converted, _ := Convert(result, types100.ImplementedSpecVersion)
+	r, _ := converted.(*types100.Result) // nil after an error
+	return r
 }
 
 // Addresses returns the different addresses of networks, MaxAddresses at most.
@@ -201,28 +195,17 @@ func exists(netNS string) bool {
 
 func readCacheFile(path string, info fs.FileInfo) cacheFile {
 	f := cacheFile{info: info}
-	var data []byte
-	if data, f.err = readRegular(path); f.err == nil {
+	data, read, err := safefile.ReadFile(path, maxCacheFile)
+	switch {
+	case err != nil:
+		f.err = err
+	case !os.SameFile(read, info): // another one took its place, such as a symlink
+		f.err = errors.New("it was replaced while it was read")
+	default:
 		f.cached, f.netNS, f.err = decode(data, filepath.Base(path))
 	}
 	f.cached.Written = info.ModTime()
 	return f
-}
-
-func readRegular(path string) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // nothing was written
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(err, safefile.ErrIrregular)
-	}
-	data, err := io.ReadAll(io.LimitReader(file, maxCacheFile+1))
-	if len(data) > maxCacheFile {
-		err = fmt.Errorf("larger than %d bytes", maxCacheFile)
-	}
-	return data, err
 }
 
 func decode(data []byte, file string) (c Cached, netNS string, err error) {
