@@ -308,7 +308,9 @@ func TestFindings(t *testing.T) {
 	for _, f := range reconcile.Faults() {
 		remedied(string(f.Reason), f.Remedy)
 	}
-	for _, f := range diagnose.Findings() {
+	findings := diagnose.Findings()
+	slices.SortFunc(findings, func(f, g diagnose.Finding) int { return strings.Compare(f.ID, g.ID) })
+	for _, f := range findings {
 		remedied(f.ID, f.Remedy)
 		rows += "| `" + f.ID + "` | " + regexp.MustCompile(`\b[a-z]+[A-Z]\w*\b`).ReplaceAllString(strings.TrimSuffix(f.Cause, "."), "`$0`") + " |\n"
 	}

@@ -17,51 +17,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func conflistChecks() []check {
-	return []check{
-		{Finding{ID: "main-plugin-ipmasq", Severity: SeverityProblem,
-			Cause:  "Another plugin in a conflist with the plugin entry masquerades too, including traffic that the policy exempts.",
-			Remedy: `Set "ipMasq": false there. Running pods keep their rules until they are recreated.`}, mainPluginMasquerade},
-		{Finding{ID: "duplicate-entry", Severity: SeverityProblem,
-			Cause:  "A network has several plugin entries, so each ADD replaces the policy of one with that of another.",
-			Remedy: "Keep one plugin entry in one conflist of the network."}, duplicateEntries},
-		{Finding{ID: "conflist-broken", Severity: SeverityProblem,
-			Cause:  "Runtimes cannot load a file in the CNI configuration directory. Until it is corrected, no network is dropped.",
-			Remedy: "Correct the file, or move it away."}, warned},
-		{Finding{ID: "conflist-without-us", Severity: SeverityNotice,
-			Cause: "The network that the runtime uses has no plugin entry, so its pods start even if the rules are wrong.",
-			Remedy: "If ip-masq only replaces an agent, leave it so. Otherwise run ip-masq-reconciler install, which inserts the entry into that conflist; " +
-				"with manage = true in [conflist], the reconciler inserts it whenever it is missing. If another conflist has the entry, give that file a name that sorts first."}, conflistWithoutEntry},
-		{Finding{ID: "conflist-absent", Severity: SeverityNotice,
-			Cause:  "There is no CNI configuration, so no pod can start, and no runtime calls the plugin.",
-			Remedy: "Install the main CNI plugin, then run ip-masq-reconciler install. If its conflist is elsewhere, set cni_conf_dir."}, conflistAbsent},
-		{Finding{ID: "entry-differs", Severity: SeverityProblem,
-			Cause: "The plugin entry in the conflist differs from entry_file. The reconciler leaves it as it is, as ip-masq did not write it.",
-			Remedy: "If the entry file is right, run ip-masq-reconciler install --replace, or remove the entry from the conflist: the reconciler inserts that of the file. " +
-				"If the entry is right, write it into the entry file."}, warned},
-		{Finding{ID: "entry-file-missing", Severity: SeverityNotice,
-			Cause:  "The file of the plugin entry is gone. The entry stays as it is.",
-			Remedy: "Write the file again; for an entry without a policy, write {\"type\": \"ip-masq\"} into it."}, warned},
-		{Finding{ID: "conflist-not-exchanged", Severity: SeverityNotice,
-			Cause:  "The file system of the conflists cannot exchange two files: a write of another program in the same instant can be lost.",
-			Remedy: "Place the directory of conflists on a file system that supports RENAME_EXCHANGE, such as ext4, XFS, Btrfs or tmpfs."}, warned},
-		{Finding{ID: "conflist-not-read", Severity: SeverityProblem,
-			Cause: "Cilium renames the conflists that it did not write, so the runtime does not read ip-masq's own conflist.",
-			Remedy: "Set cni.exclusive=false in Cilium's Helm values (cni-exclusive: \"false\" in its ConfigMap), and remove the renamed file. " +
-				"Or set own = false in [conflist]."}, ownConflistNotRead},
-		{Finding{ID: "conflist-on-tmpfs", Severity: SeverityNotice,
-			Cause: "The directory of conflists is on a tmpfs, so ip-masq's own conflist is lost at a reboot.",
-			Remedy: "Let runtime and main CNI plugin use a directory on a disk, and state it in cni_conf_dir. " +
-				"Or keep the node free of pods until ip-masq is ready, by the component node-readiness."}, ownConflistOnTmpfs},
-		{Finding{ID: "multus", Severity: SeverityProblem,
-			Cause:  "Pods get their network through Multus, which does not use the network's own conflist.",
-			Remedy: "Insert the plugin entry into the conflist of the network that Multus delegates to, and restart Multus, which copies that conflist at its start."}, warned},
-		{Finding{ID: "pod-network-not-exempt", Severity: SeverityProblem,
-			Cause:  "The policy masquerades traffic between pods, so they see the node's address, and network policies fail.",
-			Remedy: "Add the pod network to nonMasqueradeCIDRs."}, podNetworksNotExempt},
-	}
-}
-
 // list is a conflist that runtimes can load, with the configurations of its plugins.
 type list struct {
 	config.Conflist

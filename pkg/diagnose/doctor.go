@@ -5,6 +5,7 @@ package diagnose
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -104,13 +105,7 @@ type examination struct {
 	notExamined []string // errors
 }
 
-// check looks for one situation. A finding without details is dropped.
-type check struct {
-	Finding
-	find func(*examination, *Finding)
-}
-
-// Examine returns the findings, sorted by severity and then by ID.
+// Examine returns the findings that have details, sorted by severity and then by ID.
 func Examine(ctx context.Context, h Host) []Finding {
 	h.Root = cmp.Or(h.Root, "/")
 	if h.Rules == nil {
@@ -133,41 +128,65 @@ func Examine(ctx context.Context, h Host) []Finding {
 	rules, err := e.ThirdParty(ctx)
 	e.noteAs("read third-party NAT rules", err)
 	e.violations = violationsIn(e.Rules, rules)
-	var all []Finding
-	for _, c := range checks() {
-		f := c.Finding
-		if c.find(e, &f); len(f.Details) > 0 {
-			all = append(all, f)
+	all, check := Findings(), checks()
+	for i, f := range all {
+		for _, w := range e.Warnings(f.ID) {
+			all[i].Details = append(all[i].Details, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
+		}
+		if find := check[f.ID]; find != nil {
+			find(e, &all[i])
 		}
 	}
+	all = slices.DeleteFunc(all, func(f Finding) bool { return len(f.Details) == 0 })
 	rank := func(f Finding) int { return slices.Index([]Severity{SeverityProblem, SeverityNotice}, f.Severity) }
 	slices.SortStableFunc(all, func(f, g Finding) int { return cmp.Or(rank(f)-rank(g), cmp.Compare(f.ID, g.ID)) })
 	return all
 }
 
-// checks returns all checks. The last one reports what the others could not read.
-func checks() []check {
-	return slices.Concat(ruleChecks(), conflistChecks(), nodeChecks(), packetChecks(), reconcilerChecks(), []check{
-		{Finding{ID: "not-examined", Severity: SeverityNotice,
-			Cause:  "Some of the node could not be examined, so findings may be missing.",
-			Remedy: "Run doctor as root on the host."}, func(e *examination, f *Finding) { f.Details = e.notExamined }},
-	})
-}
+// findings has each finding: ID and severity, cause, and remedy. The last one reports what the others could not read.
+//
+//go:embed findings.txt
+var findings string
 
-// Findings returns each finding that Examine can return, without details, sorted by ID.
+// Findings returns each finding that Examine can return, without details.
 func Findings() []Finding {
 	var all []Finding
-	for _, c := range checks() {
-		all = append(all, c.Finding)
+	for text := range strings.SplitSeq(strings.TrimSpace(findings), "\n\n") {
+		lines := strings.Split(text, "\n")
+		id, severity, _ := strings.Cut(lines[0], " ")
+		all = append(all, Finding{ID: id, Severity: Severity(severity), Cause: lines[1], Remedy: lines[2]})
 	}
-	slices.SortFunc(all, func(f, g Finding) int { return cmp.Compare(f.ID, g.ID) })
 	return all
 }
 
-// warned finds what the warnings of a dry run say.
-func warned(e *examination, f *Finding) {
-	for _, w := range e.Warnings(f.ID) {
-		f.Details = append(f.Details, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
+// checks returns the functions that add the details of findings. Those of others are warnings of a dry run.
+func checks() map[string]func(*examination, *Finding) {
+	return map[string]func(*examination, *Finding){
+		"foreign-masquerade":          violations,
+		"foreign-masquerade-possible": violations,
+		"two-unscoped-chains":         overlappingChains,
+		"main-plugin-ipmasq":          mainPluginMasquerade,
+		"duplicate-entry":             duplicateEntries,
+		"conflist-without-us":         conflistWithoutEntry,
+		"conflist-absent":             conflistAbsent,
+		"conflist-not-read":           ownConflistNotRead,
+		"conflist-on-tmpfs":           ownConflistOnTmpfs,
+		"pod-network-not-exempt":      podNetworksNotExempt,
+		"agent-running":               agentRunning,
+		"ebpf-masquerade":             ebpfMasquerade,
+		"missing-capability":          missingCapabilities,
+		"forwarding-off":              forwardingOff,
+		"mixed-iptables":              mixedVariants,
+		"saved-ruleset":               savedRulesets,
+		"masquerade-source":           masqueradeSources,
+		"output-address-subnet":       connectedOutputs,
+		"node-port-overlap":           nodePortOverlap,
+		"guard-notrack":               untrackedPods,
+		"guard-accept":                acceptedPods,
+		"reconciler-not-running":      reconcilerNotRunning,
+		"reconciler-not-answering":    reconcilerNotAnswering,
+		"pods-without-record":         podsWithoutRecord,
+		"not-examined":                func(e *examination, f *Finding) { f.Details = e.notExamined },
 	}
 }
 

@@ -19,34 +19,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-func nodeChecks() []check {
-	return []check{
-		{Finding{ID: "agent-running", Severity: SeverityProblem,
-			Cause:  "ip-masq-agent is running, and rewrites the chain from its own configuration every minute.",
-			Remedy: "Delete its DaemonSet. Its ConfigMap may stay: the reconciler reads it."}, agentRunning},
-		{Finding{ID: "ebpf-masquerade", Severity: SeverityNotice,
-			Cause: "An eBPF data plane is in use, which may masquerade without rules of netfilter.",
-			Remedy: "Cilium: set enable-bpf-masquerade to false and masquerading off, or list the same prefixes in its own ip-masq-agent; " +
-				`Calico: set natOutgoing: false in the IPPool. Until then set guard to "off": it catches what eBPF masquerades later.`}, ebpfMasquerade},
-		{Finding{ID: "missing-capability", Severity: SeverityProblem,
-			Cause: "This process lacks capabilities that it needs to manage the rules.",
-			Remedy: "Run as root, and do not take the capability away: name it in securityContext.capabilities.add of a DaemonSet, " +
-				"or in CapabilityBoundingSet in a systemd unit (with User= in AmbientCapabilities too)."}, missingCapabilities},
-		{Finding{ID: "forwarding-off", Severity: SeverityProblem,
-			Cause: "The kernel does not forward packets, so pods cannot reach other networks.",
-			Remedy: "Set the sysctl to 1, in /etc/sysctl.d to make it last. " +
-				"On a node that never had a pod, wait for the first one: most main plugins set it."}, forwardingOff},
-		{Finding{ID: "mixed-iptables", Severity: SeverityNotice,
-			Cause: "Both variants of iptables are in use. Packets pass through the rules of both, and each program shows only its own.",
-			Remedy: "Use one variant on the node (update-alternatives --set iptables ...), " +
-				"and reboot to remove the rules of the other."}, mixedVariants},
-		{Finding{ID: "saved-ruleset", Severity: SeverityNotice,
-			Cause: "A saved ruleset changes the rules of ip-masq when it is loaded, at boot or when its service restarts.",
-			Remedy: "Remove the chains and tables of ip-masq from the file, " +
-				"and let it flush only its own rules (not table nat, nor the ruleset)."}, savedRulesets},
-	}
-}
-
 // agentRunning looks for processes of agents, as far as this one sees them. Only those of root count: other users can
 // give theirs any name, and cannot change rules.
 func agentRunning(e *examination, f *Finding) {
@@ -195,35 +167,6 @@ type Running struct {
 	Err    error     // why the active one does not answer
 	// ManagesConflist tells that the reconciler reports a missing plugin entry as a fault.
 	ManagesConflist bool
-}
-
-func reconcilerChecks() []check {
-	return []check{
-		{Finding{ID: "agent-files-invalid", Severity: SeverityNotice,
-			Cause:  "A part of the agent files is ignored.",
-			Remedy: "Correct the file, or in a cluster the ConfigMap. The reconciler reads it at once."}, warned},
-		{Finding{ID: "agent-files-missing", Severity: SeverityNotice,
-			Cause:  "The directory of the agent files is gone, and the policy that was read from it stays in force.",
-			Remedy: "Mount or create the directory again. To end the policy, put a file there that states another one, or run ip-masq-reconciler cleanup."}, warned},
-		{Finding{ID: "unknown-key", Severity: SeverityProblem,
-			Cause:  "Agent files have keys that are unknown and are ignored, so the policy in force may not be what you wrote.",
-			Remedy: "Correct the names of the keys in the file, or in a cluster in the ConfigMap; remove keys that ip-masq does not have. The reconciler reads it at once."}, warned},
-		{Finding{ID: "listen-failed", Severity: SeverityProblem,
-			Cause:  "The reconciler cannot bind an address, so probes or metrics get no answer.",
-			Remedy: "Free the address (ss -ltnp names the program that has it), or set health_listen or metrics_listen to another."}, warned},
-		{Finding{ID: "reconciler-not-running", Severity: SeverityProblem,
-			Cause: "No reconciler is active, so only ADDs repair rules, and changes of agent files have no effect.",
-			Remedy: "Start the service (systemctl start ip-masq-reconciler), or find out why the pod of its DaemonSet does not run on this node. " +
-				"If a reconciler runs, it has another data_dir: state the dataDir of the plugin there, " +
-				"and in a container mount that directory of the node at the same path."}, reconcilerNotRunning},
-		{Finding{ID: "reconciler-not-answering", Severity: SeverityProblem,
-			Cause: "A reconciler holds the instance lock and does not answer on its socket, so it may not repair anything.",
-			Remedy: "If the process is stopped (state T in ps), continue it with kill -CONT PID. Otherwise read its log, and restart it. " +
-				"A reconciler that could not create the socket, or of an older version, does not answer either."}, reconcilerNotAnswering},
-		{Finding{ID: "pods-without-record", Severity: SeverityNotice,
-			Cause:  "Some pods are not on record, so nonMasqueradeNamespaces does not exempt them.",
-			Remedy: "Recreate the pods of these namespaces that were started before the conflist had the plugin entry, or while they could not be recorded."}, podsWithoutRecord},
-	}
 }
 
 func reconcilerNotRunning(e *examination, f *Finding) {

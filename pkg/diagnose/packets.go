@@ -17,36 +17,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// packetChecks look at what becomes of packets although the owned rules are correct: what MASQUERADE
-// chooses, and what guard and enforceExempt do beside other programs.
-func packetChecks() []check {
-	return []check{
-		{Finding{ID: "masquerade-source", Severity: SeverityNotice,
-			Cause: "MASQUERADE chooses another source address than the route states.",
-			Remedy: "State the address of the route in outputAddresses. Or add the address that MASQUERADE must not choose, such as a VIP, as /32 with scope link " +
-				"(ip address add ADDRESS/32 dev INTERFACE scope link)."}, masqueradeSources},
-		{Finding{ID: "output-address-ambiguous", Severity: SeverityNotice,
-			Cause:  "An item of outputAddresses has several addresses of the node.",
-			Remedy: "Name the address itself, or a prefix that has one address of each node."}, warned},
-		{Finding{ID: "output-address-subnet", Severity: SeverityNotice,
-			Cause:  "Pods leave with an address of lo or a dummy interface that is inside the subnet of another interface.",
-			Remedy: "Make sure that the node answers ARP and neighbor discovery for the address (sysctl arp_ignore), and that no other host has it. Or give peers a route to it."}, connectedOutputs},
-		{Finding{ID: "node-port-overlap", Severity: SeverityNotice,
-			Cause:  "Source ports of masqueraded connections can be node ports of Services, so a late reply can reach the pod of a Service.",
-			Remedy: `Set toPorts to "1024-29999,32768-65535", which leaves out the default range of node ports.`}, nodePortOverlap},
-		{Finding{ID: "guard-notrack", Severity: SeverityProblem,
-			Cause:  "Rules exclude packets of pods from connection tracking, so they are never masqueraded, and the guard catches them.",
-			Remedy: `Remove the NOTRACK rules, or narrow them to exempt destinations (Cilium: installNoConntrackIptablesRules: false). Until then set guard to "count".`}, untrackedPods},
-		{Finding{ID: "guard-accept", Severity: SeverityProblem,
-			Cause: "Rules before the jump to the chain accept packets of pods, so they are never masqueraded, and the guard catches them.",
-			Remedy: "Add the destinations of such packets (IPsec's tunnels) to nonMasqueradeCIDRs, move the rule behind the jump, " +
-				`or set backend to "nftables", whose chain such rules do not precede.`}, acceptedPods},
-		{Finding{ID: "guard-inactive", Severity: SeverityProblem,
-			Cause:  "guard, enforceExempt or staleConnections have no effect.",
-			Remedy: "State podCIDRs, the addresses of pods. If the kernel lacks a part, load the modules that are named, or remove the keys."}, warned},
-	}
-}
-
 func masqueradeSources(e *examination, f *Finding) {
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	e.noteAs("list the routes", err)

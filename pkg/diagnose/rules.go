@@ -18,30 +18,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-func ruleChecks() []check {
-	const switchOff = "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start. " +
-		"The rules apply whether they are evaluated before or after the chain of ip-masq. " +
-		`Or set "enforceExempt": true in the plugin entry: rules of priorities after 99 then no longer apply to the traffic of pods ` +
-		"to exempt destinations. Find out first whether a program needs these rules."
-	return []check{
-		{Finding{ID: "foreign-masquerade", Severity: SeverityProblem, Remedy: switchOff,
-			Cause: "Third-party rules masquerade destinations that the policy exempts."}, violations},
-		{Finding{ID: "foreign-masquerade-possible", Severity: SeverityNotice,
-			Cause:  "Third-party rules may masquerade destinations that the policy exempts.",
-			Remedy: "Examine the rules. If they are for traffic that does not come from pods, state sourceCIDRs."}, violations},
-		{Finding{ID: "two-unscoped-chains", Severity: SeverityProblem,
-			Cause:  "Two chains of ip-masq apply to the same traffic, and one masquerades what the other exempts.",
-			Remedy: "Name the same masqChain for both, so that they are merged, or give each of them sourceCIDRs or outputInterfaces of its own."}, overlappingChains},
-		{Finding{ID: "slow-list", Severity: SeverityNotice,
-			Cause:  "iptables evaluates a long list of rules one by one for each new connection.",
-			Remedy: `Set backend to "nftables", whose cost does not grow with the list.`}, warned},
-		{Finding{ID: "damaged-document", Severity: SeverityProblem,
-			Cause: "Documents of the dataDir are damaged.",
-			Remedy: "Start a pod of the network, whose ADD writes the document again. For agent files, start the reconciler, " +
-				"which writes it from the files."}, warned},
-	}
-}
-
 const (
 	masqTable = "ip-masq" // of nftables, which is owned
 	// enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.
