@@ -39,7 +39,7 @@ func TestBatchRefuses(t *testing.T) {
 
 func TestLongestComment(t *testing.T) {
 	comment := strings.Repeat("x", 253)
-	rule, err := decodeRule(encodeRule(t, "c", nil, comment), "")
+	rule, err := decodeRule(encodeRule(t, "c", nil, comment))
 	if err != nil || rule.Comment != comment {
 		t.Errorf("got %q, %v", rule.Comment, err)
 	}

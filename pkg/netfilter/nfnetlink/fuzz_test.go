@@ -18,7 +18,7 @@ func FuzzDecodeRule(f *testing.F) {
 		f.Add(encodeRule(f, "c", []Expr{e}, ""))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		rule, err := decodeRule(b, "c")
+		rule, err := decodeRule(b)
 		if err != nil {
 			return
 		}
@@ -30,7 +30,7 @@ func FuzzDecodeRule(f *testing.F) {
 		if w.err != nil {
 			return
 		}
-		again, err := decodeRule(w.b, "")
+		again, err := decodeRule(w.b)
 		if err != nil {
 			t.Fatal(err)
 		}

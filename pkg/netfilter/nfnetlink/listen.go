@@ -4,7 +4,6 @@ package nfnetlink
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -180,17 +179,18 @@ func (l *Listener) touches(m message) bool {
 		return false
 	}
 	var chain []byte
-	switch m.typ & 0xff {
+	switch typ := m.typ & 0xff; typ {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
-		handle := nested(attrs, unix.NFTA_CHAIN_HANDLE)
-		if len(handle) != 8 {
+		var t attrTable
+		t.parse(attrs)
+		chain = t.get(unix.NFTA_CHAIN_NAME)
+		id := sharedChain{family, t.u64(unix.NFTA_CHAIN_HANDLE)}
+		if t.bad {
 			return true
 		}
-		id := sharedChain{family, binary.BigEndian.Uint64(handle)}
 		known := l.chains[id]
 		delete(l.chains, id)
-		if m.typ&0xff == unix.NFT_MSG_NEWCHAIN { // of a chain that is renamed, by its new name only
+		if typ == unix.NFT_MSG_NEWCHAIN { // of a chain that is renamed, by its new name only
 			if ofKubeProxy(chain) {
 				return known
 			}

@@ -41,9 +41,7 @@ func decodeAttrs[T any](b []byte, decode func(*attrTable) T) (decoded T, err err
 	return decoded, err
 }
 
-func decodeRule(b []byte, expected string) (Rule, error) {
-	return decodeAttrs(b, func(t *attrTable) Rule { return new(ruleDecoder).decode(t, expected) })
-}
+func decodeRule(b []byte) (Rule, error) { return decodeAttrs(b, ruleDecoder{}.decode) }
 
 func decodeElems(b []byte) ([]element, error) {
 	return decodeAttrs(b, func(t *attrTable) []element { return decodeElements(nil, t) })

@@ -96,30 +96,28 @@ type Link struct {
 // if the kernel does not have the family. A listing that changes interrupt is repeated; of changes that do not end, it
 // returns what two listings had, or the last one: the kernel lists each interface by itself.
 func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
-	const scopeAt, indexAt, attempts = 3, 4, 10 // in struct ifaddrmsg
-	all := route(c, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, unix.IfAddrmsg{Family: uint8(f)}, nil,
-		func(m unix.IfAddrmsg, t *attrTable) {
+	const flagsAt, scopeAt, indexAt, attempts = 2, 3, 4, 10 // in struct ifaddrmsg
+	all := request{op: operation{verb: "list addresses"}, typ: unix.RTM_GETADDR, flags: unix.NLM_F_DUMP,
+		header: append([]byte{uint8(f)}, make([]byte, unix.SizeofIfAddrmsg-1)...)}
+	all.handle = func(header, attrs []byte) error {
+		link := binary.NativeEndian.Uint32(header[indexAt:])
+		// Each veth of a pod has a link-local address.
+		if header[scopeAt] != unix.RT_SCOPE_UNIVERSE || link == except || header[0] != uint8(f) {
+			return nil
+		}
+		return c.attrs.decode(attrs, func(t *attrTable) {
 			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
 			if local == nil {
 				local = t.get(unix.IFA_ADDRESS)
 			}
-			flags := uint32(m.Flags)
+			flags := uint32(header[flagsAt])
 			if all := t.get(unix.IFA_FLAGS); len(all) == 4 {
 				flags = binary.NativeEndian.Uint32(all)
 			}
-			if a, ok := netip.AddrFromSlice(local); ok && m.Family == uint8(f) {
-				list = append(list, Address{a, m.Index, flags})
+			if a, ok := netip.AddrFromSlice(local); ok {
+				list = append(list, Address{a, link, flags})
 			}
 		})
-	decode := all.handle
-	all.handle = func(header, attrs []byte) error {
-		if header[scopeAt] != unix.RT_SCOPE_UNIVERSE { // each veth of a pod has a link-local address
-			return nil
-		}
-		if binary.NativeEndian.Uint32(header[indexAt:]) == except {
-			return nil
-		}
-		return decode(header, attrs)
 	}
 	for n := 1; ; n++ {
 		last := list

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commentType is NFTNL_UDATA_RULE_COMMENT. The kernel does not interpret a rule's user data; the format is
-// libnftnl's.
+// commentType is NFTNL_UDATA_RULE_COMMENT of libnftnl. The kernel does not interpret a rule's user data.
 const commentType = 0
 
 // maxUserData is the size of a rule's user data in the kernel, in bytes (NFT_USERDATA_MAXLEN).
@@ -29,60 +28,38 @@ type Rule struct {
 // "". There are none if the table or the chain does not exist; Chain tells whether it does.
 func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	op := operation{"list rules of", family, table, chain}
-	var d ruleDecoder
-	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, func(rules []Rule, t *attrTable) []Rule {
-		previous := chain
-		if len(rules) > 0 {
-			previous = rules[len(rules)-1].Chain
-		}
-		return append(rules, d.decode(t, previous))
-	})
+	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, each(ruleDecoder{}.decode))
 }
 
-// ruleDecoder decodes the rules of one list. It decodes equal expressions once.
-type ruleDecoder struct {
-	known map[string]Expr // by their encoding
-	exprs []Expr          // the rules' Exprs are parts of it
-}
+// ruleDecoder decodes the rules of one list. It decodes equal expressions once, and has them by their encoding.
+type ruleDecoder map[string]Expr
 
 // expr decodes what an NFTA_LIST_ELEM of a rule holds.
-func (d *ruleDecoder) expr(b []byte) Expr {
+func (d ruleDecoder) expr(b []byte) Expr {
 	const limit = 64
-	e, known := d.known[string(b)]
+	e, known := d[string(b)]
 	if known {
 		return e
 	}
-	if d.known == nil {
-		d.known = map[string]Expr{}
-	}
 	e = decodeExpr(b)
-	if _, differs := e.(Cmp); !differs && len(d.known) < limit {
-		d.known[string(b)] = e
+	if _, differs := e.(Cmp); !differs && len(d) < limit {
+		d[string(b)] = e
 	}
 	return e
 }
 
-// decode decodes a rule. The name of its chain is not allocated again if it is the expected one.
-func (d *ruleDecoder) decode(t *attrTable, expected string) Rule {
-	const perRule, perArray = 16, 256
+func (d ruleDecoder) decode(t *attrTable) Rule {
 	r := Rule{
-		Chain:   expected,
+		Chain:   t.str(unix.NFTA_RULE_CHAIN),
 		Handle:  t.u64(unix.NFTA_RULE_HANDLE),
 		Comment: decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
+		Exprs:   make([]Expr, 0, 8), // a rule has seldom more
 	}
-	if name := untilNUL(t.at[unix.NFTA_RULE_CHAIN]); string(name) != expected {
-		r.Chain = string(name)
-	}
-	if cap(d.exprs)-len(d.exprs) < perRule {
-		d.exprs = make([]Expr, 0, perArray)
-	}
-	first := len(d.exprs)
 	it := attrIter{rest: t.at[unix.NFTA_RULE_EXPRESSIONS]}
 	for it.next() {
-		d.exprs = append(d.exprs, d.expr(it.data))
+		r.Exprs = append(r.Exprs, d.expr(it.data))
 	}
-	r.Exprs = slices.Clip(d.exprs[first:])
-	t.bad = t.bad || it.malformed || !t.has(unix.NFTA_RULE_CHAIN)
+	t.bad = t.bad || it.malformed
 	return r
 }
 
@@ -102,21 +79,15 @@ func decodeComment(data []byte) string {
 }
 
 func (w *attrWriter) comment(comment string) {
-	if comment == "" {
-		return
-	}
-	n := len(comment) + 1
-	if 2+n > maxUserData {
+	switch n := len(comment) + 1; {
+	case comment == "":
+	case 2+n > maxUserData:
 		w.fail("comment of %d bytes is too long for a rule", len(comment))
-		return
-	}
-	if strings.IndexByte(comment, 0) >= 0 {
+	case strings.IndexByte(comment, 0) >= 0:
 		w.fail("comment %q holds a NUL byte", comment)
-		return
+	default:
+		w.bytes(unix.NFTA_RULE_USERDATA, slices.Concat([]byte{commentType, byte(n)}, []byte(comment), []byte{0}))
 	}
-	data := append(make([]byte, 0, 2+n), commentType, byte(n))
-	data = append(append(data, comment...), 0)
-	w.bytes(unix.NFTA_RULE_USERDATA, data)
 }
 
 // expressions writes a rule's expressions.
