@@ -380,19 +380,20 @@ func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	}
 	verdict := verdictOf(target)
 	chain, leads := s.chainAt(verdict)
-	code, ends := map[int]nfnetlink.VerdictCode{
-		verdictReturn: nfnetlink.Return, verdictAccept: nfnetlink.Accept, verdictDrop: nfnetlink.Drop,
-	}[verdict]
+	code := nfnetlink.Jump
 	switch {
-	case ends:
+	case verdict == verdictReturn:
+		code = nfnetlink.Return
+	case verdict == verdictAccept:
+		code = nfnetlink.Accept
+	case verdict == verdictDrop:
+		code = nfnetlink.Drop
 	case verdict == int(s.offsets[i+1]): // the rule after this one
 		return out
 	case !leads:
 		return append(out, nfnetlink.Unknown{Kind: "another verdict"})
 	case flags&l.gotoFlag != 0:
 		code = nfnetlink.Goto
-	default:
-		code = nfnetlink.Jump
 	}
 	return append(out, nfnetlink.Verdict{Code: code, Chain: chain})
 }

@@ -126,10 +126,8 @@ func nested(b []byte, typ uint16) []byte {
 }
 
 func untilNUL(b []byte) []byte {
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		return b[:i]
-	}
-	return b
+	text, _, _ := bytes.Cut(b, []byte{0})
+	return text
 }
 
 // attrWriter appends attributes to b. It keeps its first error: the length of an attribute has 16

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -68,14 +69,13 @@ func (c *Conn) open() (err error) {
 }
 
 func setUpNetfilter(fd int) error {
-	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, socketBuffer); err != nil {
-		return err
-	}
-	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, socketBuffer); err != nil {
-		return err
+	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
+		if err := setBuffer(fd, o[0], o[1], socketBuffer); err != nil {
+			return err
+		}
 	}
 	// Refusals come without a copy of the request.
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+	if err := ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), unix.ENOPROTOOPT); err != nil {
 		return err
 	}
 	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
@@ -86,15 +86,12 @@ func setUpNetfilter(fd int) error {
 func openSocket(purpose string, protocol, flags int, setUp func(fd int) error) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, protocol)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return -1, fmt.Errorf("%s: %w; the kernel has no nfnetlink", purpose, err)
+		err = fmt.Errorf("%w; the kernel has no nfnetlink", err)
 	}
 	if err != nil {
 		return -1, fmt.Errorf("%s: %w", purpose, err)
 	}
-	if err = setUp(fd); err == nil {
-		err = unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-	}
-	if err != nil {
+	if err = errors.Join(setUp(fd), unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})); err != nil {
 		return -1, errors.Join(fmt.Errorf("%s: %w", purpose, err), unix.Close(fd))
 	}
 	return fd, nil
@@ -115,10 +112,7 @@ func (c *Conn) Close() error {
 		return nil
 	}
 	c.in = nil
-	if err := unix.Close(c.fd); err != nil {
-		return fmt.Errorf("close nf_tables socket: %w", err)
-	}
-	return nil
+	return os.NewSyscallError("close netlink socket", unix.Close(c.fd))
 }
 
 // message is a netlink message without its header.
@@ -384,15 +378,13 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Unsupported reports whether the error is that of a kernel without nf_tables, or without its support
 // for a family.
 func Unsupported(err error) bool {
-	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
-		errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL)
+	return err != nil && ignore(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL) == nil
 }
 
 // decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an
 // acknowledgement.
 func decodeError(m message) error {
-	const numberSize = 4
-	if len(m.payload) < numberSize {
+	if len(m.payload) < 4 { // the number
 		return errMalformed
 	}
 	if number := int32(binary.NativeEndian.Uint32(m.payload)); number != 0 {

@@ -8,7 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"math/bits"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -295,9 +295,8 @@ func meta(e Meta) register {
 
 func (d *decoder) bitwise(e Bitwise) {
 	h := &d.held
-	flips := slices.ContainsFunc(e.Xor, func(b byte) bool { return b != 0 })
 	masks := h.what == Source || h.what == Destination || h.what == Mark || h.what == ConnState
-	if e.Sreg != h.number || !masks || flips || h.mask != nil || int(e.Len) != h.size || len(e.Mask) != h.size {
+	if e.Sreg != h.number || !masks || !zero(e.Xor) || h.mask != nil || int(e.Len) != h.size || len(e.Mask) != h.size {
 		name := cmp.Or(h.name, "bitwise")
 		h.used = true
 		d.load(register{number: e.Dreg, name: name + " under a mask"})
@@ -380,35 +379,27 @@ const net4, net6 = 4, 16
 
 // address decodes a comparison of an address or of its first bytes.
 func (d *decoder) address(e Cmp) {
-	h := d.held
-	size := d.addressSize()
-	var low, high [net6]byte
-	copy(low[:], e.Data)
-	hostBits := false
-	for i := range size {
-		m := byte(0)
-		if i < len(e.Data) {
-			m = 0xff
-			if h.mask != nil {
-				m = h.mask[i]
-			}
-		}
-		high[i] = low[i] | ^m
-		hostBits = hostBits || low[i]&^m != 0
+	h, size := d.held, d.addressSize()
+	var data [net6]byte
+	copy(data[:], e.Data)
+	a, _ := netip.AddrFromSlice(data[:size])
+	bits, known := 8*len(e.Data), 1
+	if h.mask != nil {
+		bits, known = net.IPMask(h.mask[:len(e.Data)]).Size()
 	}
-	ordered := h.mask == nil && len(e.Data) == size
+	prefix, ordered := netip.PrefixFrom(a, bits), h.mask == nil && len(e.Data) == size
 	c := Condition{Field: h.what, Not: e.Op == NotEqual}
-	switch {
-	case h.mask != nil && !contiguous(h.mask[:len(e.Data)]):
+	switch equality := c.Not || e.Op == Equal; {
+	case known == 0:
 		d.refuse(h.name + " under a mask that is no prefix's")
 		return
-	case (e.Op == Equal || e.Op == NotEqual) && hostBits: // no address equals it
-	case e.Op == Equal || e.Op == NotEqual:
-		c.Range = ipRange(low[:size], high[:size])
+	case equality && prefix.Masked().Addr() != a: // no address equals it
+	case equality:
+		c.Range = netipx.RangeOfPrefix(prefix)
 	case ordered && e.Op == GreaterOrEqual:
-		c.Range = ipRange(low[:size], bytes.Repeat([]byte{0xff}, size))
+		c.Range = ipRange(data[:size], bytes.Repeat([]byte{0xff}, size))
 	case ordered && e.Op == LessOrEqual:
-		c.Range = ipRange(make([]byte, size), low[:size])
+		c.Range = ipRange(make([]byte, size), data[:size])
 	default:
 		d.refuse(h.name + " of another comparison")
 		return
@@ -420,19 +411,6 @@ func ipRange(first, last []byte) netipx.IPRange {
 	a, _ := netip.AddrFromSlice(first)
 	b, _ := netip.AddrFromSlice(last)
 	return netipx.IPRangeFrom(a, b)
-}
-
-// contiguous reports whether the mask is that of a prefix.
-func contiguous(mask []byte) bool {
-	ended := false
-	for _, b := range mask {
-		ones := bits.LeadingZeros8(^b)
-		if ended && b != 0 || b<<ones != 0 {
-			return false
-		}
-		ended = ended || ones < 8
-	}
-	return true
 }
 
 // holdsAddress reports whether a whole address is held, in the register.
@@ -482,8 +460,8 @@ func (d *decoder) outputName(data []byte, not bool) {
 
 func (d *decoder) masq(e Masq) {
 	d.Statement = DoMasq
-	var ok bool
-	if d.To, ok = d.constants(e.Flags, 0, 0, e.ProtoMin, e.ProtoMax); !ok {
+	to, ok := d.constants(e.Flags, 0, 0, e.ProtoMin, e.ProtoMax)
+	if d.To = to; !ok {
 		d.refuse("masq")
 	}
 }
@@ -529,7 +507,7 @@ func (d *decoder) constants(flags uint32, addrMin, addrMax, protoMin, protoMax R
 }
 
 func (d *decoder) verdict(e Verdict) {
-	switch e.Code {
+	switch d.Chain = e.Chain; e.Code {
 	case Return:
 		d.Statement = DoReturn
 	case Accept:
@@ -537,9 +515,9 @@ func (d *decoder) verdict(e Verdict) {
 	case Drop:
 		d.Statement = DoDrop
 	case Jump:
-		d.Statement, d.Chain = DoJump, e.Chain
+		d.Statement = DoJump
 	case Goto:
-		d.Statement, d.Chain = DoGoto, e.Chain
+		d.Statement = DoGoto
 	case Continue:
 	default:
 		d.refuse("another verdict")

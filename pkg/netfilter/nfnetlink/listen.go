@@ -209,8 +209,8 @@ func (l *Listener) touches(m message) bool {
 
 // Close closes the socket and ends a Next that waits in another goroutine.
 func (l *Listener) Close() error {
-	if err := l.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-		return fmt.Errorf("stop listening to nf_tables: %w", err)
+	if err := l.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
 	}
 	return nil
 }

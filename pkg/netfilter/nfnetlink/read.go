@@ -48,12 +48,9 @@ func (f Family) String() string {
 }
 
 // read reads one object.
-func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T) (T, error) {
-	var object, none T
-	if _, err := c.query(context.Background(), c.get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) })); err != nil {
-		return none, err
-	}
-	return object, nil
+func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T) (object T, err error) {
+	_, err = c.query(context.Background(), c.get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) }))
+	return object, err
 }
 
 // list dumps objects; add appends what an answer holds to them. Outside ConsistentRead the list is a
@@ -96,10 +93,9 @@ func ConsistentRead[T any](c *Conn, read func() (T, error), same func(earlier, l
 	begun, again := time.Now(), false
 	for n := 0; n < attempts && time.Since(begun) < cmp.Or(c.consistentLimit, limit); n++ {
 		before, err := c.Generation()
-		if err != nil {
-			return found, 0, err
+		if err == nil {
+			err = c.awaitCommit(before)
 		}
-		err = c.awaitCommit(before)
 		overtaken := errors.Is(err, ErrStale)
 		if err != nil && !overtaken {
 			return found, 0, err

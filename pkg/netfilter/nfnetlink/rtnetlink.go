@@ -18,11 +18,7 @@ func Routes() *Conn { return &Conn{routes: true} }
 
 func setUpRoutes(fd int) error {
 	// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
-	err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	if errors.Is(err, unix.ENOPROTOOPT) {
-		return nil
-	}
-	return err
+	return ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1), unix.ENOPROTOOPT)
 }
 
 // Local returns the destinations of a family's routes of type local in all tables, without those to every
@@ -34,10 +30,15 @@ func (c *Conn) Local(f Family) (local []netip.Prefix, err error) {
 			local = append(local, netip.PrefixFrom(dst, int(route.Dst_len)))
 		}
 	}))
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil
+	return local, ignore(err, unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
+}
+
+// ignore returns nil for an error that is one of the numbers.
+func ignore(err error, numbers ...unix.Errno) error {
+	if slices.ContainsFunc(numbers, func(n unix.Errno) bool { return errors.Is(err, n) }) {
+		return nil
 	}
-	return local, err
+	return err
 }
 
 // Output returns the index of the interface to dst, 0 if there is no route, for packets from src that come in
@@ -123,11 +124,8 @@ func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 		last := list
 		list = nil
 		interrupted, err := c.query(context.Background(), all)
-		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, nil
-		}
 		if err != nil || !interrupted || n > 1 && slices.Equal(list, last) || n == attempts {
-			return list, err
+			return list, ignore(err, unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
 		}
 	}
 }
@@ -137,10 +135,7 @@ func (c *Conn) LinkNamed(name string) (index uint32, err error) {
 	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, "find interface "+name, 0, unix.IfInfomsg{},
 		func(w *attrWriter) { w.str(unix.IFLA_IFNAME, name) },
 		func(m unix.IfInfomsg, _ *attrTable) { index = uint32(m.Index) }))
-	if errors.Is(err, unix.ENODEV) {
-		err = nil
-	}
-	return index, err
+	return index, ignore(err, unix.ENODEV)
 }
 
 // Link returns the interface with the index. It is the zero Link if there is none.
@@ -153,10 +148,7 @@ func (c *Conn) Link(index uint32) (l Link, err error) {
 		}, func(m unix.IfInfomsg, t *attrTable) {
 			l = Link{t.str(unix.IFLA_IFNAME), m.Flags, string(untilNUL(nested(t.get(unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND)))}
 		}))
-	if errors.Is(err, unix.ENODEV) {
-		err = nil
-	}
-	return l, err
+	return l, ignore(err, unix.ENODEV)
 }
 
 // ListenAddresses calls a function when interfaces, or addresses of other interfaces than one, may have changed in the

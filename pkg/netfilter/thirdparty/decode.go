@@ -56,8 +56,7 @@ func (d decoded) returnsDestinations() bool {
 // decode decodes a rule as packets of the family meet it.
 func decode(f policy.Family, rule nfnetlink.Rule, in table) decoded {
 	d := nfnetlink.Decode(netfilter.LinkOf(f), rule, nil)
-	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment}
-	out.untracks = slices.Contains(d.Other, nfnetlink.NoTrack)
+	out := decoded{statement: d.Statement, target: d.Chain, comment: d.Comment, untracks: slices.Contains(d.Other, nfnetlink.NoTrack)}
 	out.unread = d.Unrecognized
 	for _, c := range d.Conditions {
 		out.condition = out.and(conditionOf(f, c, in))
@@ -112,20 +111,16 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
 }
 
 func addressesOf(f policy.Family, c nfnetlink.Condition, in table) (policy.Ranges, error) {
-	addresses := policy.Ranges{}
-	switch {
-	case c.Set != "":
-		var err error
-		if addresses, err = in.set(c.Set); err != nil {
-			return nil, err
-		}
-	case c.Range.IsValid():
+	addresses, err := policy.Ranges{}, error(nil)
+	if c.Set != "" {
+		addresses, err = in.set(c.Set)
+	} else if c.Range.IsValid() {
 		addresses = append(addresses, c.Range)
 	}
 	if c.Not {
 		addresses = policy.RangesOf(f.All()).Without(addresses)
 	}
-	return addresses, nil
+	return addresses, err
 }
 
 // matchOutput notes a match of the output interface.

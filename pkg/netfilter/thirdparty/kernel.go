@@ -156,8 +156,7 @@ func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, e
 	return rules, err
 }
 
-// Variants returns how many rules table nat has in each variant of iptables that has some, of both families and all
-// programs, in the network namespace of the calling thread.
+// Variants returns how many rules table nat has in each variant of iptables that has some.
 func Variants(ctx context.Context) (map[string]int, error) {
 	rules, err := natRules(ctx, "")
 	count := map[string]int{}
@@ -169,8 +168,7 @@ func Variants(ctx context.Context) (map[string]int, error) {
 	return count, err
 }
 
-// NodePorts returns the node ports for which kube-proxy has rules, sorted, in the network namespace of the calling thread.
-// Rules that cannot be read are in the error; the ports of the others are returned with it.
+// NodePorts returns the node ports for which kube-proxy has rules, sorted, also with an error.
 func NodePorts(ctx context.Context) (ports []uint16, err error) {
 	rules, err := natRules(ctx, "KUBE-NODEPORTS")
 	for _, all := range rules {

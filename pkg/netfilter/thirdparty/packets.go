@@ -9,8 +9,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Packets is the set of the packets that have all of the stated properties. The zero
-// value is the set of all packets.
+// Packets is the set of the packets that have all of the stated properties. The zero value is the set of all packets.
 type Packets struct {
 	From, To policy.Ranges // nil: every address
 	Out      string        // output interface; a trailing + is a wildcard; "": any
@@ -34,8 +33,7 @@ const (
 	kept                            // a rule kept them from the rest of the base chain
 )
 
-// Leaves reports whether packets of the set can leave through an interface of the
-// pattern; "" is any.
+// Leaves reports whether packets of the set can leave through an interface of the pattern; "" is any.
 func (p Packets) Leaves(pattern string) bool {
 	_, some := p.intersect(Packets{Out: pattern})
 	return some
@@ -47,10 +45,9 @@ func (p Packets) intersect(q Packets) (Packets, bool) {
 	if p.From != nil && len(p.From) == 0 || p.To != nil && len(p.To) == 0 {
 		return p, false
 	}
-	if p.protocol != "" && q.protocol != "" && p.protocol != q.protocol {
+	if p.protocol = cmp.Or(p.protocol, q.protocol); q.protocol != "" && q.protocol != p.protocol {
 		return p, false
 	}
-	p.protocol = cmp.Or(p.protocol, q.protocol)
 	p.notOrigins |= q.notOrigins
 	p.before |= q.before
 	switch {
@@ -86,12 +83,7 @@ func intersect(a, b []Packets) []Packets {
 // without returns the packets that are in a set of the list and not in the other set. If that is of some
 // interfaces, a protocol or origins only, the packets with its addresses stay: some are not in it.
 func without(all []Packets, not Packets, f policy.Family) []Packets {
-	outside := func(r, not policy.Ranges) policy.Ranges {
-		if r == nil {
-			r = policy.RangesOf(f.All())
-		}
-		return r.Without(not)
-	}
+	outside := func(r, not policy.Ranges) policy.Ranges { return policy.RangesOf(f.All()).Intersect(r).Without(not) }
 	var rest []Packets
 	for _, p := range all {
 		both, some := p.intersect(not)
@@ -122,8 +114,7 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 // differsInAddresses reports whether the sets differ in nothing else.
 func (p Packets) differsInAddresses(q Packets) bool { return p.Out == q.Out && p.differsInPlace(q) }
 
-// differsInPlace reports whether a part of the packets differs from them in nothing but the addresses, and that it has an
-// output interface.
+// differsInPlace reports whether a part of the packets differs in nothing but addresses and that it has an output interface.
 func (p Packets) differsInPlace(part Packets) bool {
 	return p.protocol == part.protocol && p.notOrigins == part.notOrigins && (p.Out == part.Out || p.Out == "") && slices.Equal(p.NotOut, part.NotOut)
 }
@@ -142,8 +133,8 @@ func with(all []Packets, bits uint8) []Packets {
 	return out
 }
 
-// merge joins the sets that differ in the sources alone, or in the destinations alone.
-// More sets than can be followed become one of which less is known.
+// merge joins the sets that differ in the sources alone, or in the destinations alone. More sets than can be followed
+// become one of which less is known.
 func merge(all []Packets) []Packets {
 	const most = 64
 	var out []Packets

@@ -14,16 +14,12 @@ import (
 
 // Place is a chain in the kernel.
 type Place struct {
-	Backend policy.Backend
-	Variant string // of iptables
-	Family  policy.Family
-
+	Backend      policy.Backend
+	Variant      string // of iptables
+	Family       policy.Family
 	Table, Chain string
-	// Owner is the writer of the chain, as a comment in the chain states. It is the zero Owner if there is no such
-	// comment, or if the chain has not been read yet.
-	Owner policy.Owner
-	// Priority is the priority of the base chain.
-	Priority int32
+	Owner        policy.Owner // as a comment in the chain states, zero before the chain is read
+	Priority     int32        // of the base chain
 }
 
 // Action is what a rule does with packets.
@@ -45,9 +41,7 @@ const (
 type Rule struct {
 	Place
 	Action Action
-	// Match is what the rule and the jumps that lead to it match, as far as it could be
-	// decoded.
-	Match Packets
+	Match  Packets // what the rule and the jumps that lead to it match, as far as it could be decoded
 	// Exact tells that Unread is empty. Otherwise the rule may apply to fewer packets.
 	Exact  bool
 	Unread []string // parts of the rule and of earlier rules that were not decoded
@@ -60,8 +54,8 @@ type Rule struct {
 	base    *Place    // its base chain
 }
 
-// Destinations returns the destinations for which the rule changes the source of
-// packets from one of the sources, nil being any.
+// Destinations returns the destinations for which the rule changes the source of packets from one of the sources, nil
+// being any.
 func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
 	out := policy.Ranges{}
 	for _, p := range r.reached {
@@ -72,8 +66,7 @@ func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
 	return policy.Normalize(out)
 }
 
-// text returns the rule as in: iptables (nft), ipv4, table nat, chain POSTROUTING:
-// from 172.17.0.0/16 not out docker0 masquerade.
+// text returns the rule: iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade.
 func (r Rule) text(c condition) string {
 	words := []string{r.side("from", c.From)}
 	if c.notOrigins == fromNode {
@@ -86,8 +79,7 @@ func (r Rule) text(c condition) string {
 	for _, not := range c.NotOut {
 		words = append(words, "not out "+plain(not))
 	}
-	words = append(words, string(c.protocol))
-	words = append(words, string(r.Action))
+	words = append(words, string(c.protocol), string(r.Action))
 	if r.Comment != "" {
 		words = append(words, "("+policy.Quote(r.Comment)+")")
 	}

@@ -15,8 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// mostSteps is how many rules are followed in one base chain, those of a chain once for
-// each jump that leads there.
+// mostSteps is how many rules are followed in one base chain, those of a chain once for each jump that leads there.
 const mostSteps = 100_000
 
 var errTooMany = errors.New("too many rules are reached by too many ways")
@@ -32,8 +31,8 @@ type walk struct {
 	found []Rule // that decide about packets, and owned chains, in the order in which packets reach them
 }
 
-// chain follows the packets through a chain and returns those that continue behind it.
-// The way is the conditions of the jumps that lead to the chain. Owned chains are not followed.
+// chain follows the packets through a chain that is not owned and returns those that continue behind it. The way is the
+// conditions of the jumps that lead to the chain.
 func (w *walk) chain(name string, in []Packets, way condition, stack []string) ([]Packets, error) {
 	if len(in) == 0 {
 		return nil, nil
@@ -88,17 +87,17 @@ func (p *passage) rule(d decoded, in []Packets) ([]Packets, error) {
 	}
 	full := p.way.and(d.condition)
 	if d.untracks {
-		if p.add(p.place, Untracks, d, full, about); d.statement == nfnetlink.NoStatement {
-			return in, nil
-		}
+		p.add(p.place, Untracks, d, full, about)
 	}
 	certain, before := full.exact(), maybeAccepted // of packets that the rule may not decide about
 	switch d.statement {
-	case nfnetlink.DoMasq, nfnetlink.DoSNAT:
+	case nfnetlink.NoStatement:
+		return in, nil
+	case nfnetlink.DoMasq, nfnetlink.DoSNAT, nfnetlink.DoDrop, nfnetlink.DoAccept:
 		p.add(p.place, Action(d.statement), d, full, about)
-		before = 0
-	case nfnetlink.DoDrop, nfnetlink.DoAccept:
-		p.add(p.place, Action(d.statement), d, full, about)
+		if d.statement == nfnetlink.DoMasq || d.statement == nfnetlink.DoSNAT {
+			before = 0
+		}
 	case nfnetlink.DoReturn:
 		certain = d.exact()
 		if p.isBase {
@@ -151,9 +150,9 @@ func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 			at.Owner = policy.ParseOwner(d.comment)
 		}
 	}
-	for i := range rules {
-		if rules[i].To != nil {
-			rules[i].To = policy.Normalize(rules[i].To)
+	for i, d := range rules {
+		if d.To != nil {
+			rules[i].To = policy.Normalize(d.To)
 		}
 	}
 	return rules, at, err
@@ -185,9 +184,8 @@ func (w *walk) add(place Place, a Action, d decoded, full condition, about []Pac
 	w.found = append(w.found, r)
 }
 
-// Scan returns the third-party rules that change the source of packets, in the network
-// namespace of the calling thread. It does not follow owned chains. Base chains that
-// cannot be read are in the error; the rules of the others are returned with it.
+// Scan returns the third-party rules that change the source of packets, in the network namespace of the calling thread.
+// It does not follow owned chains. The error has the base chains that cannot be read.
 func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	rules, err := scan(ctx, sourceNAT(), owned)
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Masquerades && r.Action != Translates }), err
@@ -199,14 +197,13 @@ func Untracked(ctx context.Context) ([]Rule, error) {
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Untracks }), err
 }
 
-// Accepted returns the rules that keep packets from an owned chain, by ACCEPT or otherwise: they are before
-// it in its base chain. Errors are those of Scan.
+// Accepted returns the rules that keep packets from an owned chain behind them. Errors are those of Scan.
 func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	rules, err := scan(ctx, sourceNAT(), owned)
 	var accepted []Rule
 	for i, r := range rules {
 		isLater := func(o Rule) bool { return o.Action == isOwned && o.base == r.base }
-		if (r.Action == Accepts || r.Action == Returns) && slices.ContainsFunc(rules[i:], isLater) {
+		if r.keeps() && slices.ContainsFunc(rules[i:], isLater) {
 			accepted = append(accepted, r)
 		}
 	}
@@ -247,8 +244,7 @@ func follow(hooks []hook, owned func(Place) bool) (found []Rule, err error) {
 	return found, err
 }
 
-// Traffic is the first packets of connections to an address that is not local. They have
-// no mark.
+// Traffic is the first packets of connections to an address that is not local, without a mark.
 type Traffic struct {
 	To   netip.Addr
 	From policy.Ranges // nil: any source of the family
@@ -267,12 +263,12 @@ func (t Traffic) packets() []Packets {
 			p.notOrigins = fromOthers
 		}
 	}
+	if len(t.Out) == 0 {
+		return []Packets{p}
+	}
 	var patterns []Packets
 	for _, out := range t.Out {
 		patterns = append(patterns, Packets{Out: out})
-	}
-	if len(patterns) == 0 {
-		patterns = append(patterns, Packets{})
 	}
 	return intersect([]Packets{p}, patterns)
 }
@@ -288,9 +284,8 @@ type Hit struct {
 // Trace returns the rules that decide about traffic, or may decide, in the order of their base chains: those that
 // translate or drop packets, and those that keep packets from a chain that binds.
 //
-// Owned tells which chains are not followed, and which of these bind: they translate all
-// packets that reach them. The kernel does not tell the order of base chains of one
-// priority; each is treated as the first. Errors are those of Scan.
+// Owned tells which chains are not followed, and which of these bind: they translate all packets that reach them. The
+// kernel does not tell the order of base chains of one priority; each is treated as the first. Errors are those of Scan.
 func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
 	rules, err := scan(ctx, sourceNAT(), func(p Place) bool {
 		is, _ := owned(p)
@@ -337,8 +332,7 @@ func (t *tracer) rule(r Rule, rules []Rule) {
 	wouldBind := func(o Rule) bool {
 		return o.Action == isOwned && o.base == r.base && t.binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
 	}
-	keeps := r.Action == Accepts || r.Action == Returns
-	if len(about) == 0 || r.Action == isOwned && !t.binds(r.Place) || keeps && !slices.ContainsFunc(rules, wouldBind) {
+	if len(about) == 0 || r.Action == isOwned && !t.binds(r.Place) || r.keeps() && !slices.ContainsFunc(rules, wouldBind) {
 		return
 	}
 	if r.Action != isOwned {
@@ -350,10 +344,13 @@ func (t *tracer) rule(r Rule, rules []Rule) {
 		}
 		t.hits = append(t.hits, Hit{r, len(others) == 0})
 	}
-	if !keeps {
+	if !r.keeps() {
 		t.left, t.next = r.past(t.left, about), r.past(t.next, about)
 	}
 }
+
+// keeps reports whether the rule keeps packets from the rest of the base chain.
+func (r Rule) keeps() bool { return r.Action == Accepts || r.Action == Returns }
 
 // decides reports whether the rule decides for certain about packets that reach it.
 func (r Rule) decides(p Packets) bool { return r.certain && p.before&maybeAccepted == 0 }
