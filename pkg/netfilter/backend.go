@@ -13,20 +13,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrNotOwned is wrapped by errors about a chain of the right name that holds rules which
-// neither ip-masq nor its agents write.
+// ErrNotOwned is wrapped by errors about a chain of the right name with rules that neither ip-masq nor its agents write.
 var ErrNotOwned = errors.New("chain belongs to another program")
 
-// ErrUnusable is wrapped by errors about a backend that cannot work on this host: no
-// program, no permission, no support in the kernel.
+// ErrUnusable is wrapped by errors about a backend that lacks a program, a permission or support in the kernel.
 var ErrUnusable = errors.New("backend unusable")
 
-// ErrBusy is wrapped by errors about a program that was busy, was killed, or did not end. It says nothing about what
-// works on this host. Try again later.
+// ErrBusy is wrapped by errors about a program that was busy, was killed, or did not end: nothing is known of the host.
 var ErrBusy = errors.New("try again later")
 
-// ErrChanged is wrapped by the error of Apply if the rules in the kernel are no longer
-// those of the observation. Observe again.
+// ErrChanged is wrapped by the error of Apply if the rules in the kernel are no longer those of the observation.
 var ErrChanged = errors.New("the rules changed since they were read")
 
 // CheckTableOwner returns that another program has made itself the owner of a table of nf_tables, or nil.
@@ -58,8 +54,7 @@ func (c Choice) String() string {
 	return string(c.Backend) + " (" + c.Variant + ")"
 }
 
-// HasGeneration reports whether the kernel counts changes to chains of this choice. It does
-// not for iptables-legacy.
+// HasGeneration reports whether the kernel counts changes to chains of this choice.
 func (c Choice) HasGeneration() bool { return c.Variant != VariantLegacy }
 
 // OwnedChain is a chain whose comment names its owner.
@@ -72,19 +67,18 @@ type OwnedChain struct {
 
 // String names the chain for messages.
 func (c OwnedChain) String() string {
+	in := c.Choice.String()
 	if c.Guard {
-		return fmt.Sprintf("chain %s (%s) in table %s", c.Chain, c.Family, GuardTable)
+		in = "table " + GuardTable
 	}
-	return fmt.Sprintf("chain %s (%s) in %s", c.Chain, c.Family, c.Choice)
+	return fmt.Sprintf("chain %s (%s) in %s", c.Chain, c.Family, in)
 }
 
-// Generation is the generation of the nf_tables ruleset of one network namespace. While it
-// is the same, no program has committed a change. (The number wraps after 2^32 commits; a node
-// that makes a hundred a second takes sixteen months.)
+// Generation is the generation of the nf_tables ruleset of one network namespace. While it is the same, no program has
+// committed a change. (At a hundred commits a second the number wraps after sixteen months.)
 type Generation struct {
 	Namespace uint64 // its cookie, unique in this boot; 0 is the initial namespace
-	// ModuleLoad differs each time the kernel module is loaded, which begins to count at 1;
-	// 0 if nf_tables is built in.
+	// ModuleLoad differs each time the kernel module is loaded, which begins to count at 1; 0 if nf_tables is built in.
 	ModuleLoad uint64
 	Number     uint32
 }
@@ -101,38 +95,33 @@ type Observation struct {
 	State      any    // the backend's own form of what it read, for Apply
 }
 
-// Backend keeps masquerade chains in the kernel, in the network namespace of the calling
-// process.
+// Backend keeps masquerade chains in the network namespace of the calling process.
 type Backend interface {
 	// Layout returns the form that the desired rules must have.
 	Layout() policy.Layout
 
-	// OwnsTables reports whether the backend has tables of its own: Observe reads everything
-	// in them, and Apply leaves nothing that is not desired.
+	// OwnsTables reports whether Observe reads everything in tables, and Apply leaves nothing there that is not desired.
 	OwnsTables() bool
 
-	// Observe reads the named chains. It writes nothing and runs no program. The result lacks
-	// chains that do not exist.
+	// Observe reads the named chains that exist. It writes nothing and runs no program.
 	Observe(ctx context.Context, chains []policy.ChainFamily) (Observation, error)
 
-	// Apply writes the difference between an observation and the desired chains, so that the
-	// kernel has exactly those. nftables sends one batch that fills new sets, then one with the
-	// rest, for both families; it fails with ErrChanged if the owned rules have changed since
-	// the observation, and reads the kernel itself if that is zero. iptables runs one
-	// iptables-restore per family, for which it reads the rules again. Apply does not check
-	// ownership; its callers do. Child processes that write inherit the held lock.
+	// Apply writes the difference between an observation and the desired chains, so that the kernel has exactly those.
+	// nftables sends one batch that fills new sets, then one with the rest, for both families; it fails with ErrChanged
+	// if the owned rules have changed since the observation, and reads the kernel itself if that is zero. iptables runs
+	// one iptables-restore per family, for which it reads the rules again. Apply does not check ownership; its callers
+	// do. Child processes that write inherit the held lock.
 	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
 	// Remove removes chains and the jumps to them. A missing chain is not an error.
 	Remove(ctx context.Context, chains []policy.ChainFamily, held *os.File) error
 
-	// CanWrite returns why rules of a family cannot be written now, as far as that is known
-	// without writing. It runs no program, except to find out its variant.
+	// CanWrite returns why rules of a family cannot be written now, as far as it is known. It runs programs only to find
+	// out their variant.
 	CanWrite(ctx context.Context, f policy.Family) error
 
-	// CheckWrite asks the kernel, and the program, whether they accept what Apply would write, and returns
-	// Apply's error. It changes no rules. nftables sends the same change as one batch that is not committed.
-	// iptables writes the desired chains in a network namespace of its own, whatever was observed.
+	// CheckWrite returns the error that Apply would return, and changes no rules. nftables sends the same change as one
+	// batch that is not committed. iptables writes the desired chains in a network namespace of its own.
 	CheckWrite(ctx context.Context, desired policy.Ruleset, from Observation) error
 }
 
@@ -142,7 +131,7 @@ func HowToLoad(modules string) string {
 		return "kernel.modules_disabled forbids to load modules: name " + modules + " in a file of /etc/modules-load.d and reboot the node"
 	}
 	if strings.Contains(modules, " ") {
-		return "try: modprobe -a " + modules
+		modules = "-a " + modules
 	}
 	return "try: modprobe " + modules
 }
@@ -150,35 +139,28 @@ func HowToLoad(modules string) string {
 // GuardTable is the name of the nftables table with the guards of a family.
 const GuardTable = "ip-masq-guard"
 
-// GuardTables keeps the tables `ip ip-masq-guard` and `ip6 ip-masq-guard` in the network namespace of the
-// calling process. They exist beside the masquerade chains of any backend.
+// GuardTables keeps the tables `ip ip-masq-guard` and `ip6 ip-masq-guard` in the network namespace of the calling process.
 type GuardTables interface {
 	// ObserveGuards reads the tables. Its error wraps ErrUnusable on a kernel without nf_tables.
 	ObserveGuards(ctx context.Context) (GuardObservation, error)
 
-	// CompareGuards returns the differences between the desired guards and an observation: of kind
-	// ElementChange for the elements of a set that exists, else GuardChange. Change.Chain is the masquerade
-	// chain, or "" for what belongs to none. An observation without State is one of tables with its Guards. It
-	// touches nothing.
+	// CompareGuards returns the differences between the desired guards and an observation: of kind ElementChange for the
+	// elements of a set that exists, else GuardChange. Change.Chain is the masquerade chain, or "" for what belongs to
+	// none. An observation without State is one of tables with its Guards.
 	CompareGuards(desired []policy.Guard, observed GuardObservation) policy.Diff
 
-	// ApplyGuards writes the difference between an observation and the desired guards, so that the tables
-	// hold exactly those; without any there are no tables. It sends one batch that fills new sets, then one
-	// with the rest, for both families. It recreates a table that cannot be changed, and fails with
-	// ErrChanged if the tables have changed since the observation; if that is zero, it reads them itself.
-	// It does not check ownership; its callers do.
+	// ApplyGuards writes the difference between an observation and the desired guards as Apply does, so that the tables
+	// have exactly those; without any there are no tables. It recreates a table that cannot be changed.
 	ApplyGuards(ctx context.Context, desired []policy.Guard, from GuardObservation) error
 
-	// CheckGuards asks the kernel whether it accepts what ApplyGuards would write, and returns the error of
-	// ApplyGuards: one that wraps ErrUnusable if the kernel lacks what the guards need. It changes nothing. It
-	// does not ask again for tables that do not exist, if this process saw that the kernel can have them.
+	// CheckGuards returns the error that ApplyGuards would return, and changes nothing: ErrUnusable if the kernel lacks
+	// what the guards need. It does not ask for tables that do not exist, if this process saw that the kernel can have them.
 	CheckGuards(ctx context.Context, desired []policy.Guard, from GuardObservation) error
 }
 
 // GuardObservation is the content of the guard tables.
 type GuardObservation struct {
-	// Guards are the guards that have rules. Scope.Sources, Exempt or Bound is nil if the set does not exist or is
-	// not one of addresses.
+	// Guards are the guards that have rules. Scope.Sources, Exempt or Bound is nil without a set of addresses.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
 	Bound      map[policy.ChainFamily]uint64 // the numbers of connections that enforceExempt bound, by masquerade chain

@@ -25,10 +25,7 @@ type DecodedRule struct {
 // DecodeRule returns the rule in the terms of package policy. The function returns the addresses of a condition on
 // the source or the destination, nil for all, and whether the backend writes such a condition.
 func DecodeRule(d nfnetlink.Decoded, addresses func(nfnetlink.Condition) (policy.Ranges, bool)) DecodedRule {
-	r := DecodedRule{Rule: policy.Rule{Connections: d.Packets}}
-	if d.Comment != "" {
-		r.Owner = policy.ParseOwner(d.Comment)
-	}
+	r := DecodedRule{Rule: policy.Rule{Connections: d.Packets}, Owner: policy.ParseOwner(d.Comment)}
 	unrecognized := slices.Concat(d.Other, d.Unrecognized)
 	decoded := 0 // a bit for each field
 	for _, c := range d.Conditions {

@@ -20,16 +20,14 @@ type Driver interface {
 	// Open returns the backend of a choice. It reads nothing and runs no program.
 	Open(Choice) (Backend, error)
 
-	// FindChain returns the choices in which a chain of the name exists, in any family. It
-	// loads no module and creates no table.
+	// FindChain returns the choices in which a chain of the name exists. It loads no module and creates no table.
 	FindChain(ctx context.Context, chain string) ([]Choice, error)
 
-	// Owned returns the chains of the network namespace whose comments name an owner,
-	// whichever it is, those in guard tables included. It loads no module and creates no table.
+	// Owned returns the chains, also those of guards, whose comments name any owner. It loads no module and creates no table.
 	Owned(ctx context.Context) ([]OwnedChain, error)
 
-	// Probe returns the choice that works on this host: of the variant, if one is given.
-	// Its errors wrap ErrUnusable and say what to install or to change, or ErrBusy.
+	// Probe returns the choice, of a variant if one is given, that works on this host. Its errors wrap ErrUnusable and
+	// say what to install or to change, or ErrBusy.
 	Probe(ctx context.Context, variant string) (Choice, error)
 }
 
@@ -94,10 +92,11 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 			}
 		}
 	}
-	if i := slices.IndexFunc(candidates, func(d Driver) bool {
+	hasKubeProxy := func(d Driver) bool {
 		finder, is := d.(interface{ HasKubeProxy() bool })
 		return is && finder.HasKubeProxy()
-	}); i > 0 {
+	}
+	if i := slices.IndexFunc(candidates, hasKubeProxy); i > 0 {
 		candidates = slices.Concat(candidates[i:i+1], candidates[:i], candidates[i+1:])
 	}
 	var failures []error
@@ -106,36 +105,28 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		if err == nil && i+1 < len(candidates) { // the last one has no alternative
 			err = accepts(c)
 		}
-		if err == nil {
+		switch failures = append(failures, err); {
+		case err == nil:
 			return c, nil
-		}
-		if errors.Is(err, ErrBusy) {
+		case errors.Is(err, ErrBusy):
 			return Choice{}, err
 		}
-		failures = append(failures, err)
 	}
 	return Choice{}, errors.Join(failures...)
 }
 
-// Duplicates returns every choice other than the given one in which a chain of the name
-// exists: an agent or an earlier choice left it there.
+// Duplicates returns every other choice in which a chain of the name exists: an agent or an earlier choice left it there.
 func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
 	var others []Choice
 	var errs []error
 	for _, d := range ds {
 		inUse, err := d.FindChain(ctx, chain)
-		errs = append(errs, err)
-		for _, c := range inUse {
-			if c != chosen {
-				others = append(others, c)
-			}
-		}
+		errs, others = append(errs, err), append(others, inUse...)
 	}
-	return others, errors.Join(errs...)
+	return slices.DeleteFunc(others, func(c Choice) bool { return c == chosen }), errors.Join(errs...)
 }
 
-// Owned returns the chains that name an owner, in all backends. A backend that is unusable,
-// or that this process may not read, has none.
+// Owned returns the chains that name an owner. A backend that is unusable, or that this process may not read, has none.
 func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 	var owned []OwnedChain
 	var errs []error

@@ -34,14 +34,12 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 			return nil, err
 		}
 		for _, a := range all {
-			link, known := links[a.Link]
-			if !known {
-				if link, err = socket.Link(a.Link); err != nil {
+			if _, known := links[a.Link]; !known {
+				if links[a.Link], err = socket.Link(a.Link); err != nil {
 					return nil, err
 				}
-				links[a.Link] = link
 			}
-			if link.Name != "" { // it is gone
+			if link := links[a.Link]; link.Name != "" { // else it is gone
 				list = append(list, nodeAddress(f, a, link))
 			}
 		}
@@ -52,14 +50,10 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 func nodeAddress(f nfnetlink.Family, a nfnetlink.Address, l nfnetlink.Link) policy.NodeAddress {
 	const dummy = "dummy"
 	has := func(flags uint32) bool { return a.Flags&flags != 0 }
-	node := policy.NodeAddress{
+	secondary := has(unix.IFA_F_SECONDARY) // of IPv6 it is IFA_F_TEMPORARY
+	return policy.NodeAddress{
 		Address: a.Address, Interface: l.Name, Shared: l.Flags&unix.IFF_LOOPBACK != 0 || l.Kind == dummy, Up: l.Flags&unix.IFF_UP != 0,
-		Unusable: has(unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED), Deprecated: has(unix.IFA_F_DEPRECATED),
+		Secondary: secondary && f == nfnetlink.IPv4, Deprecated: has(unix.IFA_F_DEPRECATED),
+		Unusable: has(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC|unix.IFA_F_DADFAILED) || secondary && f == nfnetlink.IPv6,
 	}
-	if f == nfnetlink.IPv4 {
-		node.Secondary = has(unix.IFA_F_SECONDARY)
-	} else {
-		node.Unusable = node.Unusable || has(unix.IFA_F_TEMPORARY) // the number of IFA_F_SECONDARY
-	}
-	return node
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// maxFiltered is the number of sources up to which the table is walked once for each: to skip an entry costs the kernel a
-// tenth of what it costs to list it.
-const maxFiltered = 4
+const (
+	// maxFiltered is the number of sources up to which the table is walked once for each: to skip an entry costs the
+	// kernel a tenth of what it costs to list it.
+	maxFiltered = 4
+	maxListed   = 100_000 // entries, up to which all of them are listed: that costs some 0.2 s of CPU
+	maxReplies  = 20_000  // that are remembered, in 2 MB
+)
 
-// maxListed is the number of entries up to which all of them are listed: that costs some 0.2 s of CPU.
-const maxListed = 100_000
-
-// Reset deletes the stale conntrack entries in the network namespace of the calling thread and returns
-// how many there were of each chain and family, also with an error. It ends with the context's error if
-// the context is done. It needs CAP_NET_ADMIN over the namespace.
+// Reset deletes the stale conntrack entries in the network namespace of the calling thread and returns how many there
+// were of each chain and family, also with an error, such as that of the context. It needs CAP_NET_ADMIN.
 func Reset(ctx context.Context, judge *policy.ConnectionJudge) (deleted map[policy.ChainFamily]uint64, err error) {
 	w := walk{judge: judge, deleted: map[policy.ChainFamily]uint64{}, routes: newRoutes()}
 	families := judge.Families()
@@ -46,9 +46,6 @@ type walk struct {
 	deleted      map[policy.ChainFamily]uint64
 	replies      [][]byte // the tuples of the replies of deleted entries without translation
 }
-
-// maxReplies bounds the memory for replies: 2 MB.
-const maxReplies = 20_000
 
 // all walks the table. In a large one the kernel leaves out what was source NATed, or what was not, if none
 // of these can be stale: to list an entry costs it 3 µs, to skip one 0.3. The status bits are not exact: a
@@ -79,11 +76,11 @@ func (w *walk) all(ctx context.Context, families []policy.Family) error {
 		if len(families) == 1 && filter.Family == 0 {
 			filter.Family = nfnetlink.FamilyOf(families[0].All().Addr())
 		}
-		if err := w.list.Connections(ctx, filter, w.visit); err != nil {
-			return err
+		if err == nil {
+			err = w.list.Connections(ctx, filter, w.visit)
 		}
 	}
-	return nil
+	return err
 }
 
 // visit judges an entry.

@@ -26,15 +26,13 @@ type Query struct {
 type Found struct {
 	Original, Reply nfnetlink.Flow
 	Zone            uint16
-	// SourceLocal and EndpointLocal report whether these are addresses of the node.
-	SourceLocal, EndpointLocal bool
-	// Interface is the one by which packets leave, "" if it is not known.
-	Interface string
+	SourceLocal     bool   // the source is an address of the node
+	EndpointLocal   bool   // the endpoint, too
+	Interface       string // by which packets leave, "" if it is not known
 }
 
-// Find returns the connections in the network namespace of the calling thread that leave with a source address and
-// port, of every zone. It needs CAP_NET_ADMIN over the namespace. The kernel filters ports for one protocol at a
-// time, so there is a walk through the table for each.
+// Find returns the connections of every zone in the network namespace of the calling thread that leave with a source
+// address and port. It needs CAP_NET_ADMIN. The kernel filters ports for one protocol at a time.
 func Find(ctx context.Context, q Query) (found []Found, err error) {
 	defer func() {
 		if err != nil {

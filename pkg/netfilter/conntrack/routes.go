@@ -10,16 +10,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// routes answers questions about the node's routing tables. Its error is the first failure, after which its answers mean
-// nothing.
+// routes answers questions about the node's routing tables. After an error its answers mean nothing.
 type routes struct {
 	socket     *nfnetlink.Conn
 	local      map[nfnetlink.Family]*netipx.IPSet
-	interfaces map[[2]netip.Addr]string
-	err        error
+	interfaces map[[2]netip.Addr]string // at most maxRoutes, by source and destination
+	err        error                    // the first one
 }
 
-// maxRoutes is the number of routes that are cached.
 const maxRoutes = 10_000
 
 func newRoutes() *routes {
@@ -35,14 +33,13 @@ func (r *routes) IsLocal(a netip.Addr) bool {
 	family := nfnetlink.FamilyOf(a)
 	set := r.local[family]
 	if set == nil {
-		var prefixes []netip.Prefix
-		prefixes, r.err = r.socket.Local(family)
+		prefixes, err := r.socket.Local(family)
 		var b netipx.IPSetBuilder
 		for _, p := range prefixes {
 			b.AddPrefix(p)
 		}
-		if r.err == nil {
-			set, r.err = b.IPSet()
+		if set, r.err = b.IPSet(); err != nil {
+			r.err = err
 		}
 		r.local[family] = set
 	}
