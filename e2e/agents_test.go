@@ -106,25 +106,6 @@ func pluginWithRunningAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 	}
 }
 
-// TestPluginWithBothAgents runs two agents that look for different jumps, and ADDs. It checks that
-// one jump remains.
-func TestPluginWithBothAgents(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[1:] {
-		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t, f)
-			conf := n.conf(t, "podnet", object{"enableIPv6": true})
-			for range 2 {
-				for _, a := range agents() {
-					a.resync(t, n, f.variant)
-					n.addAndCheck(t, conf).noWarnings(t)
-					n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-				}
-			}
-		})
-	}
-}
-
 // TestAgentChainTakeover checks that ADD takes over the chain of an agent and replaces its jumps,
 // if the chain has only RETURN and MASQUERADE rules.
 func TestAgentChainTakeover(t *testing.T) {
@@ -204,9 +185,7 @@ func TestThirdPartyChain(t *testing.T) {
 						"holds rules that neither ip-masq nor its agents write", "choose another masqChain, or remove the chain")
 				}
 				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
-				if after := n.ruleset(t); after != before {
-					t.Errorf("%s: rules changed:\n%s", rule, cmp.Diff(before, after))
-				}
+				wantSame(t, "rules", n.ruleset(t), before)
 				if documents := n.load(t).Sources; len(documents) > 0 {
 					t.Errorf("%s: documents: %+v", rule, documents)
 				}

@@ -121,7 +121,7 @@ func TestAnswersWithoutFlags(t *testing.T) {
 		}
 
 		agentFile("nonMasqueradeCIDRs: [20.0.0.1/8]\n")
-		d.eventuallyUnready(t, "source: ", "20.0.0.1/8")
+		d.untilUnready(t, "source: ", "20.0.0.1/8")
 		if bad := d.sameAnswers(t, flags); !strings.Contains(bad, "20.0.0.1/8") || strings.Contains(bad, "right: PODS") {
 			t.Errorf("answers do not name the bad file:\n%s", bad)
 		}
@@ -133,7 +133,7 @@ func TestAnswersWithoutFlags(t *testing.T) {
 		}
 
 		agentFile("nonMasqueradeCIDRs: [20.0.0.0/8, \"2001:db8::/32\"]\nguard: count\n")
-		d.eventuallyReady(t)
+		d.untilReady(t)
 		d.stop(t)
 		stdout, stderr, code := n.byHand(t, "status")
 		if code != 1 || !strings.Contains(stdout, "Reconciler:  not running; last seen") || !strings.Contains(stdout, "Data dir:    "+n.dataDir) {

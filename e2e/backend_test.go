@@ -144,9 +144,7 @@ func TestUnremovableChain(t *testing.T) {
 			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
 			generation := n.generation(t)
 			n.addAndCheck(t, conf).noWarnings(t)
-			if now := n.generation(t); now != generation {
-				t.Errorf("generation moved from %d to %d", generation, now)
-			}
+			wantSame(t, "generation", n.generation(t), generation)
 			// The node is not ready for one reason, with what to do.
 			n.conflist(t, "podnet", object{"backend": "nftables"})
 			stdout, stderr, code := n.reconciler(t, "check", "-o", "json")
@@ -192,11 +190,6 @@ type autoCase struct {
 }
 
 func autoCases() []autoCase {
-	hint := func(variant, chain string) func(*testing.T, *node) {
-		return func(t *testing.T, n *node) {
-			n.feed(t, "*mangle\n:"+chain+" - [0:0]\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
-		}
-	}
 	agent := func(variant string) func(*testing.T, *node) {
 		return func(t *testing.T, n *node) {
 			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
@@ -214,11 +207,7 @@ func autoCases() []autoCase {
 			agent("legacy")(t, n)
 		}, "nft", "iptables legacy"},
 		{"no programs", none, "-", "nftables"},
-		{"plain iptables is nft", none, "nft", "iptables nft"},
-		{"plain iptables is legacy", none, "legacy", "iptables legacy"},
-		{"no plain iptables", none, "", "iptables nft"},
-		{"kubelet's hint is in legacy", hint("legacy", "KUBE-IPTABLES-HINT"), "nft", "iptables legacy"},
-		{"kubelet's canary is in nft", hint("nft", "KUBE-KUBELET-CANARY"), "legacy", "iptables nft"},
+		{"plain iptables is legacy", none, "legacy", "iptables legacy"}, // pkg/netfilter/iptables tests which variant is chosen
 		{"an agent's chain is in legacy", agent("legacy"), "nft", "iptables legacy"},
 		{"an agent's chain is in nft", agent("nft"), "legacy", "iptables nft"},
 		{"an agent's chain is in legacy, without programs", agent("legacy"), "-", "nftables"},

@@ -24,7 +24,7 @@ func TestRepairsBesideARefusedPolicy(t *testing.T) {
 	d.untilReady(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0) // for the empty directory
 	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\nmasqLinkLocal: true\n")
-	d.eventuallyUnready(t, "the agent files", "not today")
+	d.untilUnready(t, "the agent files", "not today")
 	agent := n.tool(t, "iptables", "-t", "nat", "-S", "IP-MASQ-AGENT")
 	n.wantJumps(t, "OTHER", 1, 0)
 	rules := n.tool(t, "iptables", "-t", "nat", "-S", "OTHER")

@@ -75,21 +75,11 @@ func TestBaseChainWithoutEffect(t *testing.T) {
 					return all
 				}
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, append(msgs("ip"), msgs("ip6")...)...)
-				stdout, stderr, code := n.reconciler(t, "check")
-				if code != 3 {
-					t.Errorf("check: exit code %d, want 3\n%s%s", code, stdout, stderr)
-				}
-				for _, s := range append(msgs("ip"), msgs("ip6")...) {
-					if !strings.Contains(stdout, s) {
-						t.Errorf("output of check lacks %q:\n%s", s, stdout)
-					}
-				}
+				n.wantSays(t, 3, append(msgs("ip"), msgs("ip6")...), "check")
 				if c.msgs != nil {
 					before := n.snapshot(t)
 					for _, command := range []string{"explain 1.2.3.4", "doctor"} {
-						if out, _, _ := n.reconciler(t, strings.Fields(command)...); !strings.Contains(out, msgs("ip")[0]) {
-							t.Errorf("%s lacks the cause:\n%s", command, out)
-						}
+						n.wantSays(t, 0, msgs("ip")[:1], strings.Fields(command)...)
 					}
 					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, append(msgs("ip"), msgs("ip6")...)...)
 					n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", dualStack(object{"masqLinkLocal": true}))}).want(t, 100, msgs("ip")...)
@@ -123,9 +113,7 @@ func TestDormantTableBeforeFirstADD(t *testing.T) {
 	n.conflist(t, "podnet", nil)
 	r := n.startReconciler(t)
 	r.untilUnready(t, "table ip nat is dormant")
-	if now := n.ruleset(t); now != before {
-		t.Errorf("rules changed:\n%s", now)
-	}
+	wantSame(t, "rules", n.ruleset(t), before)
 	n.tool(t, "nft", "add", "table", "ip", "nat")
 	r.untilReady(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)

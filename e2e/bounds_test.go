@@ -168,15 +168,7 @@ func TestBoundsAcrossNetworks(t *testing.T) {
 				n.wantPolicyState(t, before)
 				// Agent files that exceed the limit change nothing either.
 				n.agentFile(t, "ip-masq-agent", string(marshalIndent(t, c.second)))
-				_, stderr, code := n.reconciler(t, append([]string{"once"}, n.agentArgs(n.agentDir())...)...)
-				if code != 1 {
-					t.Errorf("once: exit code %d, want 1\n%s", code, stderr)
-				}
-				for _, s := range append(c.msgs, "the agent files") {
-					if !strings.Contains(stderr, s) {
-						t.Errorf("error of once lacks %q:\n%s", s, abbreviate(stderr))
-					}
-				}
+				n.wantSays(t, 1, append(c.msgs, "the agent files"), append([]string{"once"}, n.agentArgs(n.agentDir())...)...)
 				n.wantPolicyState(t, before)
 				n.addAndCheck(t, n.conf(t, "third", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
 				n.addAndCheck(t, first)

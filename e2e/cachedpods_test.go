@@ -47,9 +47,7 @@ func TestPodsBeforeTheEntry(t *testing.T) {
 		n.exempt(t, prod, true, "1.2.3.4")
 		n.exempt(t, dev, false, "1.2.3.4")
 		for pod, want := range map[string]string{"prod/web-0": "exempt", "dev/web-0": "masquerade"} {
-			if stdout, stderr, code := n.reconciler(t, "explain", "1.2.3.4", "--pod", pod, "-o", "json"); code != 0 || !strings.Contains(stdout, `"verdict": "`+want+`"`) {
-				t.Errorf("explain %s: %d\n%s%s", pod, code, stdout, stderr)
-			}
+			n.wantSays(t, 0, []string{`"verdict": "` + want + `"`}, "explain", "1.2.3.4", "--pod", pod, "-o", "json")
 		}
 		if stdout, _, _ := n.reconciler(t, "status", "-o", "json"); !strings.Contains(stdout, `"recorded": 2`) || !strings.Contains(stdout, `"exempt": 1`) {
 			t.Errorf("status:\n%s", stdout)
@@ -63,9 +61,7 @@ func TestPodsBeforeTheEntry(t *testing.T) {
 		d.until(t, "the record of a pod that appears", exempts(2))
 		n.exempt(t, late, true, "1.2.3.4")
 		ended := time.Now()
-		if stdout, stderr, code := n.del(t, "podnet", late); code != 0 {
-			t.Fatalf("DEL: %d\n%s%s", code, stdout, stderr)
-		}
+		succeeds(t, "DEL")(n.del(t, "podnet", late))
 		d.until(t, "the end of its record", func() bool { return n.exemptPods(t) == 1 })
 		if took := time.Since(ended); timelimit.Exceeded(took, 2*time.Second) {
 			t.Errorf("the record lasted for %s", took)

@@ -24,9 +24,7 @@ func (n *node) cleanup(t *testing.T) string {
 // reconcileOnce runs the command once, which must succeed.
 func (n *node) reconcileOnce(t *testing.T) {
 	t.Helper()
-	if stdout, stderr, code := n.reconciler(t, "once"); code != 0 {
-		t.Fatalf("once: exit code %d\n%s%s\n%s", code, stdout, stderr, n.ruleset(t))
-	}
+	n.wantSays(t, 0, nil, "once")
 }
 
 // dualStack returns an entry with IPv6 and exempt prefixes of both families, and the given keys.
@@ -104,6 +102,17 @@ func TestCleanup(t *testing.T) {
 			n.startReconciler(t).untilReady(t).stop(t)
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 		}},
+		"agent's chain": {addThirdPartyChains, func(t *testing.T, n *node) {
+			variant := n.backend.variant
+			if variant == "" {
+				variant = "nft"
+				n.path = n.linkBothVariants(t, variant)
+			}
+			agents()[1].resync(t, n, variant)
+			n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
+			n.reconcileOnce(t)
+			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onEveryBackend(t, func(t *testing.T, n *node) {
@@ -163,10 +172,7 @@ func changeBackend(t *testing.T, n *node) {
 	for _, backend := range []string{n.backend.setting, other, n.backend.setting, other} {
 		n.conflist(t, "podnet", dualStack(object{"backend": backend}))
 		n.addAndCheck(t, n.conf(t, "podnet", dualStack(object{"backend": backend})))
-		stdout, stderr, code := n.reconciler(t, "once", "--backend", backend)
-		if code != 0 {
-			t.Fatalf("once: exit code %d\n%s%s", code, stdout, stderr)
-		}
+		n.wantSays(t, 0, nil, "once", "--backend", backend)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
 	}
 }
@@ -179,27 +185,6 @@ func (n *node) alterFamily(t *testing.T, family [2]string, iptables, nft string)
 		return
 	}
 	n.tool(t, family[0], append([]string{"-t", "nat"}, strings.Fields(iptables)...)...)
-}
-
-// TestCleanupOfAgentChain checks that cleanup removes an agent's chain that ip-masq took over, and
-// nothing else.
-func TestCleanupOfAgentChain(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		addThirdPartyChains(t, n)
-		before := n.snapshot(t)
-		variant := n.backend.variant
-		if variant == "" {
-			variant = "nft"
-			n.path = n.linkBothVariants(t, variant)
-		}
-		agents()[1].resync(t, n, variant)
-		n.addAndCheck(t, n.conf(t, "podnet", dualStack(nil)))
-		n.reconcileOnce(t)
-		n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-		n.cleanup(t)
-		n.wantRestored(t, before)
-	})
 }
 
 // TestCleanupWithoutState checks that cleanup finds the owned chains after the dataDir was removed,
@@ -240,9 +225,8 @@ func TestCleanupWithoutOwnedChains(t *testing.T) {
 			agents()[0].resync(t, n, variant)
 		}
 		before = n.snapshot(t)
-		stdout, stderr, code := n.reconciler(t, "cleanup")
-		if code != 0 || strings.Contains(stdout, "removed chain") {
-			t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+		if out := n.wantSays(t, 0, nil, "cleanup"); strings.Contains(out, "removed chain") {
+			t.Errorf("cleanup:\n%s", out)
 		}
 		n.unchanged(t, before)
 	})
@@ -259,10 +243,7 @@ func TestCleanupOfReferencedChain(t *testing.T) {
 			before := n.snapshot(t)
 			typicalUse(t, n)
 			n.tool(t, "iptables", "-t", "nat", "-A", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
-			stdout, stderr, code := n.reconciler(t, "cleanup")
-			if code != 1 || !strings.Contains(stderr, "IP-MASQ-AGENT") {
-				t.Fatalf("exit code %d, want 1\n%s%s", code, stdout, stderr)
-			}
+			stdout := n.wantSays(t, 1, []string{"IP-MASQ-AGENT"}, "cleanup")
 			if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
 				t.Errorf("output reports the removal of an existing chain or state:\n%s", stdout)
 			}

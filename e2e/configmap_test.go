@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -157,25 +156,6 @@ func (n *node) eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// eventuallyReady waits until the node is ready. It fails the test after timelimit.Wait.
-func (d *daemon) eventuallyReady(t *testing.T) {
-	t.Helper()
-	d.until(t, "readiness", func() bool {
-		code, _ := d.ready()
-		return code == http.StatusOK
-	})
-}
-
-// eventuallyUnready waits until the node is not ready for the given reasons. It fails the test
-// after timelimit.Wait.
-func (d *daemon) eventuallyUnready(t *testing.T, msgs ...string) {
-	t.Helper()
-	d.until(t, fmt.Sprintf("unreadiness that says %q", msgs), func() bool {
-		code, body := d.ready()
-		return code == http.StatusServiceUnavailable && !slices.ContainsFunc(msgs, func(s string) bool { return !strings.Contains(body, s) })
-	})
-}
-
 // wantFilesValid fails the test unless the metrics source_valid of the agent files and ready have
 // the given value.
 func (d *daemon) wantFilesValid(t *testing.T, want float64) {
@@ -196,14 +176,14 @@ func TestBrokenConfigMap(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		hosts, m := n.externalHost(t), n.configMap(t, validConfigMap())
 		d := n.startReconciler(t, n.agentArgs(m.dir)...)
-		d.eventuallyReady(t)
+		d.untilReady(t)
 		d.wantFilesValid(t, 1)
 		n.wantValidPolicy(t, hosts)
 		for _, b := range brokenConfigMaps() {
 			t.Run(b.name, func(t *testing.T) {
 				rules, documents, generation := n.ruleset(t), n.documentStamps(t), n.generation(t)
 				b.breakFiles(t, m)
-				d.eventuallyUnready(t, append(slices.Clone(b.msgs), "source: ", m.dir)...)
+				d.untilUnready(t, append(slices.Clone(b.msgs), "source: ", m.dir)...)
 				d.wantFilesValid(t, 0)
 				n.wantValidPolicy(t, hosts)
 				if b.restore == nil {
@@ -211,18 +191,12 @@ func TestBrokenConfigMap(t *testing.T) {
 				} else {
 					b.restore(t, m)
 				}
-				d.eventuallyReady(t)
+				d.untilReady(t)
 				d.wantFilesValid(t, 1)
 				n.wantValidPolicy(t, hosts)
-				if now := n.ruleset(t); now != rules {
-					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-				}
-				if now := n.documentStamps(t); now != documents {
-					t.Errorf("documents were written:\n%s\nwere:\n%s", now, documents)
-				}
-				if now := n.generation(t); now != generation {
-					t.Errorf("generation moved from %d to %d", generation, now)
-				}
+				wantSame(t, "rules", n.ruleset(t), rules)
+				wantSame(t, "documents", n.documentStamps(t), documents)
+				wantSame(t, "generation", n.generation(t), generation)
 			})
 			if n.backend.variant != "" && b.name == "null" {
 				break // the other cases do not depend on the backend
@@ -232,7 +206,7 @@ func TestBrokenConfigMap(t *testing.T) {
 			// An empty ConfigMap is valid: the defaults apply.
 			m.update(t, nil)
 			n.eventually(t, "the defaults", func() bool { return !strings.Contains(n.rules(t), "1.2.3.0/24") })
-			d.eventuallyReady(t)
+			d.untilReady(t)
 			hosts.verdicts(t, n, false, map[string]string{"pod": "10.8.0.1 192.168.0.1"})
 			hosts.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 			m.update(t, validConfigMap())

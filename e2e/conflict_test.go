@@ -69,12 +69,8 @@ func TestNetworksConflict(t *testing.T) {
 				}
 				n.invoke(t, invocation{verb: "DEL", conf: second}).want(t, 0).noWarnings(t)
 				n.addAndCheck(t, first).noWarnings(t)
-				if now := n.ruleset(t); now != rules {
-					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-				}
-				if now := n.documentStamps(t); now != documents {
-					t.Errorf("documents changed:\n%s\nwere:\n%s", now, documents)
-				}
+				wantSame(t, "rules", n.ruleset(t), rules)
+				wantSame(t, "documents", n.documentStamps(t), documents)
 				// Apply the remedy.
 				c.second["masqChain"] = "SECOND"
 				n.addAndCheck(t, n.conf(t, "second", c.second))
@@ -111,9 +107,7 @@ func TestChangedEntryConflicts(t *testing.T) {
 	n.addAndCheck(t, n.conf(t, "second", object{"randomFully": true}))
 	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": false})}).
 		want(t, 7, `randomFully of network "first" is false, which conflicts with randomFully of network "second", true`)
-	if after := n.ruleset(t); after != before.rules {
-		t.Errorf("rules changed:\n%s\nwere:\n%s", after, before.rules)
-	}
+	wantSame(t, "rules", n.ruleset(t), before.rules)
 	if stored := n.load(t).Find(networkID("first")); stored == nil || stored.Policy.RandomFully == nil || !*stored.Policy.RandomFully {
 		t.Errorf("document: %+v", stored)
 	}
@@ -131,9 +125,7 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 			t.Helper()
 			rules := n.ruleset(t)
 			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 7, "CIDRs of network", "10.0.0.0/8", "the latter is in force")
-			if now := n.ruleset(t); now != rules {
-				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-			}
+			wantSame(t, "rules", n.ruleset(t), rules)
 		}
 		wantSuperseded := func(conf, msgs string) {
 			t.Helper()

@@ -55,17 +55,12 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 				n.invoke(t, invocation{verb: verb, conf: conf}).want(t, code, dir, c.msgs, "ip-masq did not make it", "set dataDir to a directory that")
 			}
 			for _, command := range []string{"cleanup", "once", "check"} {
-				stdout, stderr, code := n.reconciler(t, command, "--data-dir", dir)
-				if code != 1 {
-					t.Errorf("%s: exit code %d, want 1\n%s%s", command, code, stdout, stderr)
-				}
+				n.wantSays(t, 1, nil, command, "--data-dir", dir)
 			}
 			if d := cmp.Diff(before, tree(t, dir)); d != "" {
 				t.Errorf("the directory changed:\n%s", d)
 			}
-			if now := n.ruleset(t); now != rules {
-				t.Errorf("rules changed:\n%s", cmp.Diff(rules, now))
-			}
+			wantSame(t, "rules", n.ruleset(t), rules)
 		})
 	}
 }
@@ -80,20 +75,14 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	writeFiles(t, dir, map[string]string{"backups/db.sql": "1", "notes": "2"})
 	before := tree(t, dir)
 	b.dataDir = dir
-	stdout, stderr, code := b.reconciler(t, b.args("uninstall", "--no-wait")...)
-	if code != 1 || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "no backup is kept") {
-		t.Errorf("uninstall: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	b.wantSays(t, 1, []string{dir, "no backup is kept"}, b.args("uninstall", "--no-wait")...)
 	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
 		t.Errorf("the plugin entry remains:\n%s", now)
 	}
 	must(t, os.Remove(b.entry))
 	b.entry = filepath.Join(b.dir, "other.json")
 	must(t, os.WriteFile(b.entry, []byte(`{"type": "ip-masq", "dataDir": "`+dir+`"}`), 0o600))
-	stdout, stderr, code = b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
-	if code != 1 || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "set dataDir to a directory that") {
-		t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	b.wantSays(t, 1, []string{dir, "set dataDir to a directory that"}, b.args("install", "--plugin", b.plugin(t))...)
 	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
 		t.Errorf("the plugin entry was added:\n%s", now)
 	}

@@ -72,9 +72,7 @@ func TestDel(t *testing.T) {
 			n.flush(t)
 			before := n.ruleset(t)
 			succeeds(t, invocation{conf: conf, unprivileged: true}, "warning: ")
-			if after := n.ruleset(t); after != before {
-				t.Errorf("rules changed:\n%s", after)
-			}
+			wantSame(t, "rules", n.ruleset(t), before)
 			a := succeeds(t, invocation{conf: conf, path: "/nonexistent"})
 			if n.backend.variant == "" { // nftables needs no program
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)

@@ -238,12 +238,8 @@ func (n *node) compareStatusWithADD(t *testing.T, f faults) bool {
 
 	before, generation := tree(t, disk), n.generation(t)
 	status := call("STATUS", f)
-	if now := tree(t, disk); now != before {
-		t.Errorf("STATUS changed files:\n%s\nwere:\n%s", now, before)
-	}
-	if now := n.generation(t); now != generation {
-		t.Errorf("STATUS changed rules: generation %d, was %d", now, generation)
-	}
+	wantSame(t, "files", tree(t, disk), before)
+	wantSame(t, "generation", n.generation(t), generation)
 	if f.subnet == "new" {
 		keys["prevResult"] = resultWith("10.7.0.2/16")
 	}

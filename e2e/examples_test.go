@@ -68,12 +68,8 @@ func TestExamples(t *testing.T) {
 			}
 			for i, file := range ex.files {
 				network := n.writeExample(t, file, ex.subnet)
-				if stdout, stderr, code := n.check(t, network, pods[i]); code != 0 {
-					t.Errorf("CHECK of %s: exit code %d\n%s%s", file, code, stdout, stderr)
-				}
-				if stdout, stderr, code := n.del(t, network, pods[i]); code != 0 {
-					t.Errorf("DEL of %s: exit code %d\n%s%s", file, code, stdout, stderr)
-				}
+				succeeds(t, "CHECK")(n.check(t, network, pods[i]))
+				succeeds(t, "DEL")(n.del(t, network, pods[i]))
 			}
 		})
 	}

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // TestDiskFull leaves 0 to 5 pages free on the file system of the dataDir. It checks that an ADD
@@ -71,12 +69,8 @@ func TestDiskFull(t *testing.T) {
 			} else {
 				failures++
 				a.want(t, 100, "no space left on device")
-				if now := n.ruleset(t); now != rules {
-					t.Errorf("%d pages free: rules changed:\n%s", free, cmp.Diff(rules, now))
-				}
-				if now := n.documentStamps(t); now != documents {
-					t.Errorf("%d pages free: documents changed:\n%s", free, cmp.Diff(documents, now))
-				}
+				wantSame(t, fmt.Sprintf("rules with %d pages free", free), n.ruleset(t), rules)
+				wantSame(t, fmt.Sprintf("documents with %d pages free", free), n.documentStamps(t), documents)
 				n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 				n.flush(t)
 				n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 0)
@@ -92,46 +86,5 @@ func TestDiskFull(t *testing.T) {
 		if failures == 0 || failures == 6 {
 			t.Errorf("%d of 6 ADDs failed for lack of space, want some", failures)
 		}
-	})
-}
-
-// TestFlush checks that the next ADD restores the rules after each way to flush the ruleset.
-func TestFlush(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := n.conf(t, "podnet", object{"enableIPv6": true})
-		program := n.backend.variant
-		if program == "" {
-			program = "nft"
-		}
-		for name, flush := range map[string]func(){
-			"nft flush ruleset": func() { n.tool(t, "nft", "flush", "ruleset") },
-			"iptables -F": func() {
-				for _, f := range families() {
-					n.tool(t, f[0]+"-"+program, "-t", "nat", "-F")
-				}
-			},
-			"iptables -F -X": func() {
-				for _, f := range families() {
-					n.tool(t, f[0]+"-"+program, "-t", "nat", "-F")
-					n.tool(t, f[0]+"-"+program, "-t", "nat", "-X")
-				}
-			},
-			"nft flush ruleset ip": func() { n.tool(t, "nft", "flush", "ruleset", "ip") },
-		} {
-			t.Run(name, func(t *testing.T) {
-				n.addAndCheck(t, conf).noWarnings(t)
-				flush()
-				n.addAndCheck(t, conf).noWarnings(t)
-				n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-			})
-		}
-		t.Run("nft flush ruleset with damaged state", func(t *testing.T) {
-			n.flush(t)
-			must(t, os.WriteFile(n.document(t, "podnet"), []byte(`{"schema":`), 0o600))
-			must(t, os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600))
-			n.addAndCheck(t, conf)
-			n.wantJumps(t, "IP-MASQ-AGENT", 1, 1)
-		})
 	})
 }

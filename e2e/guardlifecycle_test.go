@@ -121,9 +121,7 @@ func TestGuardWithoutState(t *testing.T) {
 				restore()
 				n.invoke(t, invocation{verb: "STATUS", conf: without}).want(t, 0)
 				n.invoke(t, invocation{verb: "CHECK", conf: without}).want(t, 101, "ip-masq-guard")
-				if stdout, stderr, code := n.reconciler(t, "check"); code != 3 || !strings.Contains(stdout, "ip-masq-guard") {
-					t.Errorf("check: exit code %d\n%s%s", code, stdout, stderr)
-				}
+				n.wantSays(t, 3, []string{"ip-masq-guard"}, "check")
 				n.addAndCheck(t, without)
 				n.wantGuardTables(t)
 				restore()
@@ -133,9 +131,7 @@ func TestGuardWithoutState(t *testing.T) {
 				n.invoke(t, invocation{verb: "GC", conf: without}).want(t, 0)
 				n.wantGuardTables(t)
 				restore()
-				if stdout, stderr, code := n.reconciler(t, "once"); code != 0 {
-					t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
-				}
+				n.wantSays(t, 0, nil, "once")
 				n.wantGuardTables(t)
 			})
 		}

@@ -43,12 +43,12 @@ func TestGuardDuringRemovals(t *testing.T) {
 			if len(report.Flows) < fewest {
 				t.Errorf("%d connections seen, want at least %d", len(report.Flows), fewest)
 			}
-			d.eventuallyReady(t)
+			d.untilReady(t)
 			n.tool(t, "nft", "flush", "ruleset")
 			d.until(t, "repair", func() bool {
 				return strings.Contains(n.ruleset(t), "counter drop") && strings.Contains(strings.ToLower(n.rules(t)), "masquerade")
 			})
-			d.eventuallyReady(t)
+			d.untilReady(t)
 			onlyPod(p).verdicts(t, n, true, map[string]string{"pod": "1.2.3.4 2001:db8:5::4"})
 			onlyPod(p).verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 fd00:9::9"})
 		})

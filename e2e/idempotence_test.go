@@ -127,15 +127,9 @@ func TestIdempotence(t *testing.T) {
 			}
 			wantFewPrograms(t, n, verb, tracedCalls(t, log))
 		}
-		if now := n.generation(t); now != generation {
-			t.Errorf("generation moved from %d to %d", generation, now)
-		}
-		if now := n.ruleset(t); now != rules {
-			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-		}
-		if now := n.documentStamps(t); now != documents {
-			t.Errorf("documents were written:\n%s\nwere:\n%s", now, documents)
-		}
+		wantSame(t, "generation", n.generation(t), generation)
+		wantSame(t, "rules", n.ruleset(t), rules)
+		wantSame(t, "documents", n.documentStamps(t), documents)
 	})
 }
 

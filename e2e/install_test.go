@@ -94,9 +94,7 @@ func (b *uninstalledNode) runPod(t *testing.T) {
 
 func (b *uninstalledNode) delPod(t *testing.T, p *pod) {
 	t.Helper()
-	if stdout, stderr, code := b.del(t, "podnet", p); code != 0 {
-		t.Fatalf("DEL: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	succeeds(t, "DEL")(b.del(t, "podnet", p))
 }
 
 // delPodFromCache deletes a pod with the cached conflist of its ADD, as CRI-O and podman do.
@@ -137,17 +135,12 @@ func TestInstallAndUninstall(t *testing.T) {
 			b.install(t, b.plugin(t))
 			first, second := b.pod(t, "podnet"), b.pod(t, "podnet")
 			b.runPod(t)
-			if stdout, stderr, code := b.reconciler(t, "check"); code != 0 {
-				t.Fatalf("check: exit code %d\n%s%s", code, stdout, stderr)
-			}
+			b.wantSays(t, 0, nil, "check")
 			b.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			rules := b.ruleset(t)
 
 			for range 2 {
-				stdout, stderr, code := b.reconciler(t, b.args("uninstall")...)
-				if code != 1 || !strings.Contains(stderr, "the plugin stays") || !strings.Contains(stderr, "/var/lib/cni/results/podnet-") {
-					t.Fatalf("uninstall under pods: exit code %d\n%s%s", code, stdout, stderr)
-				}
+				b.wantSays(t, 1, []string{"the plugin stays", "/var/lib/cni/results/podnet-"}, b.args("uninstall")...)
 				if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 					t.Errorf("the conflist is\n%s", have)
 				}
@@ -366,10 +359,7 @@ func TestInstallWithPluginFile(t *testing.T) {
 	const pluginFile = "/etc/ip-masq/plugin.toml"
 	write := func(line string) { must(t, os.WriteFile(b.own(pluginFile), []byte(b.pluginFile(line)), 0o600)) }
 	write("bogus = 1")
-	stdout, stderr, code := b.reconciler(t, b.args("install", "--plugin", b.plugin(t))...)
-	if code != 1 || !strings.Contains(stderr, "bogus: is not a known key") || !strings.Contains(stderr, pluginFile) {
-		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
-	}
+	b.wantSays(t, 1, []string{"bogus: is not a known key", pluginFile}, b.args("install", "--plugin", b.plugin(t))...)
 	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
 		t.Errorf("the conflist is\n%s", have)
 	}

@@ -171,6 +171,17 @@ func resultWith(address string) object {
 	}
 }
 
+// succeeds fails the test unless a program that has run did what it was for.
+func succeeds(t *testing.T, what string) func(stdout, stderr string, code int) {
+	t.Helper()
+	return func(stdout, stderr string, code int) {
+		t.Helper()
+		if code != 0 {
+			t.Fatalf("%s: exit code %d\n%s%s", what, code, stdout, stderr)
+		}
+	}
+}
+
 // addAndCheck runs ADD and CHECK, which must succeed.
 func (n *node) addAndCheck(t *testing.T, conf string) result {
 	t.Helper()

@@ -64,6 +64,14 @@ func (n *node) unchanged(t *testing.T, before snapshot) {
 	}
 }
 
+// wantSame fails the test if something is not as it was before.
+func wantSame[T comparable](t *testing.T, what string, now, before T) {
+	t.Helper()
+	if now != before {
+		t.Errorf("%s changed:\n%v\nwere:\n%v", what, now, before)
+	}
+}
+
 // generation returns the ruleset generation of nf_tables. Changes by iptables-legacy do not
 // increment it.
 func (n *node) generation(t *testing.T) uint32 {

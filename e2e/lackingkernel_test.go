@@ -134,8 +134,8 @@ func TestDeniedDirectories(t *testing.T) {
 	})
 }
 
-// wantSays runs a command of the reconciler, and checks its exit code and output.
-func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) {
+// wantSays runs a command of the reconciler, and checks its exit code and output. It returns the standard output.
+func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) (stdout string) {
 	t.Helper()
 	stdout, stderr, code := n.reconciler(t, args...)
 	if code != want {
@@ -143,9 +143,10 @@ func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) {
 	}
 	for _, s := range says {
 		if !strings.Contains(stdout+stderr, s) {
-			t.Errorf("%s lacks %q:\n%s%s", args[0], s, stdout, stderr)
+			t.Errorf("%s lacks %q:\n%s%s", args[0], s, abbreviate(stdout), abbreviate(stderr))
 		}
 	}
+	return stdout
 }
 
 // TestModulesDisabled checks that no error recommends modprobe on a node that forbids to load modules.
@@ -235,7 +236,7 @@ func TestReconcilerOnLackingKernel(t *testing.T) {
 	n.lacks(t, missing{names: []string{"masq"}})
 	n.agentFile(t, "ip-masq.yaml", "nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	d := n.startReconciler(t)
-	d.eventuallyUnready(t, "backend", "CONFIG_NFT_MASQ", "modprobe -a nft_chain_nat nft_masq")
+	d.untilUnready(t, "backend", "CONFIG_NFT_MASQ", "modprobe -a nft_chain_nat nft_masq")
 	n.wantSays(t, 3, []string{"backend:", "CONFIG_NFT_MASQ"}, "status")
 }
 

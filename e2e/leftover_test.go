@@ -45,9 +45,7 @@ func TestLeftovers(t *testing.T) {
 				n.feed(t, strings.ReplaceAll(c.nft, "FAM", family[1])+"\n", "nft", "-f", "-")
 			}
 			c.remove(t, n)
-			if now := n.ruleset(t); now != before {
-				t.Errorf("rules remain:\n%s", now)
-			}
+			wantSame(t, "rules", n.ruleset(t), before)
 		})
 	}
 }

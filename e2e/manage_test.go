@@ -45,9 +45,7 @@ func (n *node) installPlugin(t *testing.T) {
 func marshalIndent(t *testing.T, v any) []byte {
 	t.Helper()
 	doc, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return doc
 }
 
@@ -84,7 +82,7 @@ func (n *node) hasPluginEntry(t *testing.T, file string) bool {
 func (d *daemon) untilManaged(t *testing.T, file string) {
 	t.Helper()
 	d.until(t, "entry in "+file, func() bool { return d.n.hasPluginEntry(t, file) })
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	d.until(t, "conflist_present 1", func() bool { return d.metric(t, "conflist_present") == 1 })
 }
 
@@ -97,7 +95,7 @@ func TestManage(t *testing.T) {
 	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
-		d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
+		d.untilUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
 		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
 			t.Errorf("the metrics report an entry: %v", got)
 		}
@@ -110,7 +108,7 @@ func TestManage(t *testing.T) {
 			t.Errorf("conflist_repairs_total is %v", got)
 		}
 		must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
-		d.eventuallyUnready(t, "conflist: waiting")
+		d.untilUnready(t, "conflist: waiting")
 		n.writeConflistFile(t, "20-podnet.conf", marshalIndent(t, func() object {
 			conf := n.bridge("podnet")
 			conf["name"], conf["cniVersion"] = "podnet", "1.0.0"
@@ -144,43 +142,6 @@ func TestManage(t *testing.T) {
 	})
 }
 
-// TestManageBrokenFiles checks that the reconciler does not change a conflist that it cannot
-// parse, keeps the last valid entry while the entry file is invalid, and names the invalid file in
-// /readyz.
-func TestManageBrokenFiles(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMainConflist(t, mainFile, "podnet")
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.untilManaged(t, mainFile)
-
-	const broken = "{\n  \"name\": \"podnet\",\n  \"plugins\": [}\n"
-	n.writeConflistFile(t, mainFile, []byte(broken))
-	d.eventuallyUnready(t, "conflist: ", filepath.Join(n.cni.ConfDir, mainFile)+": ", "line 3, column 15")
-	time.Sleep(300 * time.Millisecond)
-	if now := readFile(t, filepath.Join(n.cni.ConfDir, mainFile)); string(now) != broken || d.metric(t, "conflist_present") != 0 {
-		t.Errorf("the file is now %s", now)
-	}
-	n.writeMainConflist(t, mainFile, "podnet")
-	d.untilManaged(t, mainFile)
-
-	time.Sleep(time.Second) // until no event of another file can be the reason
-	n.writeEntryFile(t, `{"type": "ip-masq", "nonMasqueradeCIDRs": ["10.0.0.1/8"]}`)
-	d.eventuallyUnready(t, "source: ", n.entryPath(), "nonMasqueradeCIDRs[0]", "10.0.0.0/8")
-	n.writeMainConflist(t, mainFile, "podnet") // the reconciler inserts the last valid entry
-	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
-	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir) {
-		t.Error("the entry is not the last valid one")
-	}
-	n.writeEntryFile(t, string(marshalIndent(t, n.entry(object{"cidrLimit": 99}))))
-	d.eventuallyReady(t)
-	n.writeMainConflist(t, mainFile, "podnet")
-	d.untilManaged(t, mainFile)
-	if !strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), `"cidrLimit": 99`) {
-		t.Error("the entry is not the new one")
-	}
-}
-
 // TestManageSetting checks that conflist.manage and conflist.network in reconciler.toml take
 // effect without a restart.
 func TestManageSetting(t *testing.T) {
@@ -191,7 +152,7 @@ func TestManageSetting(t *testing.T) {
 	n.writeMainConflist(t, "20-blue.conflist", "blue")
 	path := n.settingsFile(t, "")
 	d := n.startReconciler(t, append(args, "--config", path)...)
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
 		t.Fatal("the reconciler manages conflists although manage is not set")
@@ -202,9 +163,9 @@ func TestManageSetting(t *testing.T) {
 		t.Error("the reconciler changed the other network")
 	}
 	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"green\"\n")
-	d.eventuallyUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
+	d.untilUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
 	n.settingsFile(t, "[conflist]\nmanage = false\n")
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	n.writeMainConflist(t, "20-blue.conflist", "blue")
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, "20-blue.conflist") {
@@ -228,7 +189,7 @@ func TestManageWithoutEntryFile(t *testing.T) {
 	guard := func(line string) { writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(line)) }
 	guard("bogus = 1")
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
-	d.eventuallyUnready(t, "bogus: is not a known key", config.DefaultPluginFile)
+	d.untilUnready(t, "bogus: is not a known key", config.DefaultPluginFile)
 	if n.hasPluginEntry(t, mainFile) {
 		t.Fatal("the entry was inserted into a network that the plugin refuses")
 	}
@@ -255,7 +216,7 @@ func TestManageReadOnly(t *testing.T) {
 	n.writeMainConflist(t, mainFile, "podnet")
 	n.remount(t, dir, unix.MS_RDONLY)
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.eventuallyUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
+	d.untilUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
 	time.Sleep(2 * time.Second)
 	if tells := strings.Count(d.log(), "read-only file system"); tells != 1 {
 		t.Errorf("the log reports it %d times:\n%s", tells, d.log())

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,7 +27,7 @@ func TestManageSymlinkedConflist(t *testing.T) {
 	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.Symlink(target, link)))
 	n.writeMainConflist(t, "20-other.conflist", "other")
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.eventuallyUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
+	d.untilUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
 	time.Sleep(300 * time.Millisecond)
 	if n.hasPluginEntry(t, "20-other.conflist") {
 		t.Error("the entry was inserted into another network")
@@ -44,39 +43,17 @@ func TestManageSymlinkedConflist(t *testing.T) {
 	}
 }
 
-// TestManageRefusedDataDir checks that the reconciler inserts no entry where the plugin would
-// refuse the dataDir, because that entry would make every ADD fail.
-func TestManageRefusedDataDir(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	must(t, firstOf(os.MkdirAll(n.dataDir, 0o700), os.Chmod(n.dataDir, 0o777)))
-	n.writeMainConflist(t, mainFile, "podnet")
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.eventuallyUnready(t, "conflist: ", mainFile, n.dataDir, "refused", "chmod go-w it")
-	time.Sleep(300 * time.Millisecond)
-	if n.hasPluginEntry(t, mainFile) {
-		t.Fatal("the entry was inserted")
-	}
-	must(t, os.Chmod(n.dataDir, 0o700))
-	d.signal(t, syscall.SIGHUP)
-	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
-	d.untilManaged(t, mainFile)
-	n.pod(t, "podnet")
-}
-
 // TestManageStopsWhileLocked stops the reconciler while another process holds the directory's lock.
 func TestManageStopsWhileLocked(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.writeMainConflist(t, mainFile, "podnet")
 	dir, err := os.Open(n.cni.ConfDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { must(t, dir.Close()) }()
 	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.eventuallyUnready(t, "conflist: not looked at yet")
+	d.untilUnready(t, "conflist: not looked at yet")
 	d.stop(t)
 }
 
@@ -87,7 +64,7 @@ func TestSettingsDuringOtherWrites(t *testing.T) {
 	n := newNode(t, backends()[0])
 	path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
 	d := n.startReconciler(t, "--config", path)
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for i := 0; ; i++ {

@@ -30,9 +30,7 @@ type confDirWatcher struct {
 func (n *node) watchConfDir(t *testing.T) *confDirWatcher {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e := &confDirWatcher{file: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{})}
 	const what = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_MOVED_FROM
 	if _, err := unix.InotifyAddWatch(fd, n.cni.ConfDir, what); err != nil {

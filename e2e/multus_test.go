@@ -91,7 +91,7 @@ func TestManageWithMultus(t *testing.T) {
 			d.until(t, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
 			if !c.thick {
 				// Pods start without the plugin until Multus has copied the entry.
-				d.eventuallyUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
+				d.untilUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
 			}
 			if _, now := m.file(t); !bytes.Equal(now, before) {
 				t.Errorf("the file of Multus was changed to\n%s", now)
@@ -107,7 +107,7 @@ func TestManageWithMultus(t *testing.T) {
 				m.stop(t)
 				time.Sleep(200 * time.Millisecond) // time for the reconciler to act
 				m.start(t)
-				d.eventuallyReady(t)
+				d.untilReady(t)
 				for range 3 {
 					time.Sleep(100 * time.Millisecond)
 					m.tick(t)
@@ -121,7 +121,7 @@ func TestManageWithMultus(t *testing.T) {
 			if !c.follows {
 				m.start(t)
 			}
-			d.eventuallyReady(t)
+			d.untilReady(t)
 			m.wantConfigured(t)
 			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_flapping") != 0 {
 				t.Error(d.scrape(t))
@@ -135,7 +135,7 @@ func (d *daemon) untilManagedWithMultus(t *testing.T, m *multus) {
 	t.Helper()
 	d.until(t, "entry in the master", func() bool { return d.n.hasPluginEntry(t, mainFile) })
 	m.start(t)
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	m.wantConfigured(t)
 }
 
@@ -152,7 +152,7 @@ func TestManageMultusKilled(t *testing.T) {
 	must(t, os.WriteFile(generated+".new", append(doc, `, "a longer one": {}}`...), 0o600))
 	m.start(t)
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.eventuallyUnready(t, "conflist: ", "a file there cannot be loaded", generated, "after top-level value")
+	d.untilUnready(t, "conflist: ", "a file there cannot be loaded", generated, "after top-level value")
 	time.Sleep(200 * time.Millisecond)
 	if n.hasPluginEntry(t, mainFile) {
 		t.Error("the entry was inserted")

@@ -70,9 +70,7 @@ func disableNamespaceCookies(t *testing.T) {
 		t.Fatal(errno)
 	}
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Close(s)
 	if _, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); !errors.Is(err, unix.ENOPROTOOPT) {
 		t.Fatalf("SO_NETNS_COOKIE: %v", err)

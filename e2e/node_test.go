@@ -51,13 +51,9 @@ func newNode(t *testing.T, f backend) *node {
 	world := topology.New(t, topology.Options{})
 	// The sandbox's /run is empty at the start and is removed with the sandbox.
 	dir := filepath.Join("/run", filepath.Base(world.Node.Path))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	n := &node{Topology: world, backend: f, dir: dir, ownDir: dir + ".own", dataDir: filepath.Join(dir, "data")}
-	if err := world.Node.Enclose(n.mountOwn); err != nil {
-		t.Fatal(err)
-	}
+	must(t, world.Node.Enclose(n.mountOwn))
 	n.path = f.programs(t, filepath.Join(dir, "bin"))
 	n.cni = topology.Must(topology.NewCNI(n.Node, filepath.Join(dir, "net.d")))(t)
 	n.cni.Env = []string{"PATH=" + n.path}
@@ -126,12 +122,8 @@ func (n *node) write(t *testing.T, network string, plugins ...map[string]any) {
 	t.Helper()
 	list := map[string]any{"cniVersion": "1.1.0", "name": network, "plugins": plugins}
 	text, err := json.MarshalIndent(list, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.cni.Write("10-"+network+".conflist", string(text)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, n.cni.Write("10-"+network+".conflist", string(text)))
 }
 
 // bridge returns the main plugin's entry.
@@ -188,9 +180,7 @@ func (n *node) newPod(t *testing.T) *pod {
 func (n *node) pod(t *testing.T, network string) *pod {
 	t.Helper()
 	p := n.newPod(t)
-	if stdout, stderr, code := n.add(t, network, p); code != 0 {
-		t.Fatalf("ADD: exit code %d\n%s%s", code, stdout, stderr)
-	}
+	succeeds(t, "ADD")(n.add(t, network, p))
 	return p
 }
 

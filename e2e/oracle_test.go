@@ -85,9 +85,7 @@ func (n *node) openBackend(t *testing.T) netfilter.Backend {
 		b, err = drivers.Open(choice)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -97,9 +95,7 @@ func (w *oracleNode) checkRandomPolicy(t *testing.T) (masqueraded, total int) {
 	p := randomPolicy(w.random)
 	sources := p.entries(w.random)
 	w.apply(t, sources)
-	if err := w.Node.FlushConntrack(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Node.FlushConntrack())
 	destinations := w.boundaryAddresses(p)
 	for _, from := range w.pods {
 		seen, err := from.SweepUDP(destinations)
@@ -133,9 +129,7 @@ func (w *oracleNode) apply(t *testing.T, sources []object) {
 	var sourcePolicies []policy.Source
 	for i, keys := range sources {
 		text, err := json.Marshal(keys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		entry, err := config.ReadNetconf(text).Entry()
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)

@@ -48,32 +48,6 @@ func TestIPv6NotTrackedUnlessEnabled(t *testing.T) {
 	})
 }
 
-// TestKeyMasqChain checks that the chain has the configured name.
-func TestKeyMasqChain(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		inForce := func(name string) bool {
-			return strings.Contains(n.rules(t), map[bool]string{true: "chain masq-" + name + " {", false: ":" + name + " "}[n.backend.variant == ""])
-		}
-		for _, name := range []string{"IP-MASQ-AGENT", "4net_of.Mine-24-letters-", "ip"} {
-			keys := object{"masqChain": name}
-			if name == "IP-MASQ-AGENT" {
-				keys = object{}
-			}
-			n.conflist(t, "podnet", keys)
-			all := onlyPod(n.pod(t, "podnet"))
-			all.verdicts(t, n, true, flows{"pod": "1.2.3.4"})
-			all.verdicts(t, n, false, flows{"pod": "10.9.9.9"})
-			if !inForce(name) {
-				t.Errorf("no chain %s:\n%s", name, n.rules(t))
-			}
-			if name != "IP-MASQ-AGENT" && inForce("IP-MASQ-AGENT") {
-				t.Errorf("chain IP-MASQ-AGENT exists beside %s:\n%s", name, n.rules(t))
-			}
-		}
-	})
-}
-
 func onlyPod(p *pod) senders { return senders{"pod": {p.Host, p.addrs}} }
 
 // TestDefaultDataDir checks where the state is if the entry states no dataDir, and that the chain names it.
@@ -97,8 +71,6 @@ func (n *node) stdin(t *testing.T, keys object) string {
 	entry["cniVersion"], entry["name"] = "1.1.0", "podnet"
 	entry["prevResult"] = object{"cniVersion": "1.1.0"}
 	text, err := json.Marshal(entry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }

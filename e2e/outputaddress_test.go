@@ -59,9 +59,7 @@ func TestOutputAddress(t *testing.T) {
 					t.Fatalf("exit code %d\n%s%s", code, stdout, stderr)
 				}
 				p.addrs = addresses(t, stdout)
-				if stdout, stderr, code := n.check(t, "podnet", p); code != 0 {
-					t.Errorf("CHECK: %d\n%s%s", code, stdout, stderr)
-				}
+				succeeds(t, "CHECK")(n.check(t, "podnet", p))
 				return p, stderr
 			}
 			p, _ := add("198.51.100.0/24", "198.51.101.0/24", "2001:db8:100::/64")

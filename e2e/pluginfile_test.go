@@ -33,9 +33,7 @@ func TestPluginFile(t *testing.T) {
 	t.Run("another dataDir in the entry", func(t *testing.T) {
 		n.conflist(t, "podnet", object{"dataDir": elsewhere})
 		n.refused(t, n.conf(t, "podnet", object{"dataDir": elsewhere}), n.file("podnet"), "dataDir", elsewhere, config.DefaultPluginFile, n.dataDir)
-		if stdout, stderr, code := n.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, elsewhere) {
-			t.Errorf("once: exit code %d\n%s%s", code, stdout, stderr)
-		}
+		n.wantSays(t, 1, []string{elsewhere}, "once")
 		n.conflist(t, "podnet", object{"dataDir": nil})
 		n.addAndCheck(t, n.conf(t, "podnet", object{"dataDir": nil})).noWarnings(t)
 		n.conflist(t, "podnet", nil)
@@ -46,10 +44,7 @@ func TestPluginFile(t *testing.T) {
 	})
 	t.Run("cleanup of another dataDir", func(t *testing.T) {
 		before := n.snapshot(t)
-		_, stderr, code := n.reconciler(t, "cleanup", "--data-dir", elsewhere)
-		if code != 1 || !strings.Contains(stderr, elsewhere) || !strings.Contains(stderr, "cleanup --data-dir \""+n.dataDir+`"`) {
-			t.Errorf("exit code %d\n%s", code, stderr)
-		}
+		n.wantSays(t, 1, []string{elsewhere, "cleanup --data-dir \"" + n.dataDir + `"`}, "cleanup", "--data-dir", elsewhere)
 		n.unchanged(t, before)
 	})
 	t.Run("DEL of a network without a conflist repairs", func(t *testing.T) {
@@ -97,16 +92,14 @@ func TestBadPluginFile(t *testing.T) {
 			d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
 			path := n.own(file)
 			must(t, c.spoil(path, string(readFile(t, path))))
-			d.eventuallyUnready(t, "source: ", file, c.says)
+			d.untilUnready(t, "source: ", file, c.says)
 			n.conflist(t, "podnet", object{"masqChain": "OTHER"})
 			n.conflist(t, "othernet", object{"masqChain": "THIRD"})
 			n.refused(t, podnet, file, c.says)
 			n.invoke(t, invocation{verb: "DEL", conf: podnet}).want(t, 0)
 			n.flush(t) // the rules stay in force
 			d.until(t, "the repair", func() bool { return strings.Contains(n.ruleset(t), "IP-MASQ-AGENT") })
-			if stdout, stderr, code := n.reconciler(t, "check"); code != 1 || !strings.Contains(stdout+stderr, c.says) {
-				t.Errorf("check exits %d\n%s%s", code, stdout, stderr)
-			}
+			n.wantSays(t, 1, []string{c.says}, "check")
 			if rules := n.ruleset(t); strings.Contains(rules, "OTHER") || strings.Contains(rules, "THIRD") {
 				t.Errorf("the rules changed:\n%s", rules)
 			}

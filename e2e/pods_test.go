@@ -17,6 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // podOf makes a pod of a Kubernetes namespace, as the kubelet's runtimes start it.
@@ -52,12 +53,8 @@ func TestNamespaces(t *testing.T) {
 		n.exempt(t, prod, true, v4, v6)
 		n.exempt(t, dev, false, v4, v6)
 		n.exempt(t, none, false, v4, v6)
-		if stdout, stderr, code := n.check(t, "podnet", prod); code != 0 {
-			t.Errorf("CHECK: %d\n%s%s", code, stdout, stderr)
-		}
-		if stdout, stderr, code := n.reconciler(t, "check"); code != 0 {
-			t.Errorf("check: %d\n%s%s", code, stdout, stderr)
-		}
+		succeeds(t, "CHECK")(n.check(t, "podnet", prod))
+		n.wantSays(t, 0, nil, "check")
 
 		// A changed list is about pods that run.
 		conf["nonMasqueradeNamespaces"] = []string{"dev"}
@@ -403,4 +400,87 @@ func TestManyAddresses(t *testing.T) {
 	conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 	n.call(t, conf, call{"ADD", "few", "K8S_POD_NAMESPACE=prod", addresses[:64]}).want(t, 0).noWarnings(t)
 	n.call(t, conf, call{"ADD", "many", "K8S_POD_NAMESPACE=prod", addresses}).want(t, 0, "65 addresses", "about 64 of them")
+}
+
+// TestExemptPodsBound: a chain in iptables can have 1,024 exempt addresses of pods.
+func TestExemptPodsBound(t *testing.T) {
+	t.Parallel()
+	for _, f := range backends()[:2] {
+		n := newNode(t, f)
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		add := func(pod, count int, namespace string) result {
+			var list []string
+			for i := range count {
+				list = append(list, fmt.Sprintf("10.1.%d.%d/16", 1+pod, 1+i))
+			}
+			return n.call(t, conf, call{"ADD", fmt.Sprint("pod", pod), "K8S_POD_NAMESPACE=" + namespace, list})
+		}
+		const each = 64
+		for pod := range policy.MaxExemptPods / each {
+			add(pod, each, "prod").want(t, 0)
+		}
+		if f.variant == "" {
+			add(99, 1, "prod").want(t, 0)
+			continue
+		}
+		before := n.ruleset(t)
+		add(99, 1, "prod").want(t, 7, "nonMasqueradeNamespaces", "1025", "1024", "nftables")
+		add(100, 1, "dev").want(t, 0)
+		if n.ruleset(t) != before || len(n.load(t).Record.Pods) != policy.MaxExemptPods {
+			t.Error("the rules or the record changed")
+		}
+		conf["nonMasqueradeNamespaces"] = []string{"prod", "dev"}
+		add(101, 1, "other").want(t, 7, "1026")
+		conf["nonMasqueradeNamespaces"] = []string{"prod"}
+		add(101, 1, "other").want(t, 0)
+		if n.ruleset(t) != before {
+			t.Error("the rules changed")
+		}
+		n.call(t, conf, call{verb: "DEL", id: "pod0"}).want(t, 0)
+		add(99, 1, "prod").want(t, 0)
+	}
+}
+
+// TestExemptPodsEnforced: enforceExempt binds the traffic of exempt pods to any destination, and drops no packet of theirs.
+func TestExemptPodsEnforced(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enableIPv6": true, "enforceExempt": true, "guard": "drop"})
+		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
+		for i := range families() {
+			for _, rules := range masqueradingRules(i, n.NodeAddr(n.LAN, masqueradedDestinations[i])) {
+				take := rules.loadFamily(t, n, i)
+				dst := []string{"1.2.3.4", "2001:db8:5::5"}[i]
+				n.exempt(t, prod, true, dst)
+				to := netip.AddrPortFrom(netip.MustParseAddr(dst), topology.EchoPort)
+				if seen := topology.Must(dev.SendUDP(to))(t); seen.Source.Addr() == dev.addr(to.Addr()) {
+					t.Errorf("%s: not masqueraded to %s", rules.name, dst)
+				}
+				take()
+			}
+		}
+	})
+}
+
+// TestDamagedRecordsOfPods: damaged records of attachments concern these alone, until their next ADD.
+func TestDamagedRecordsOfPods(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+		pod := func(verb, id, namespace, address string) result {
+			return n.call(t, conf, call{verb, id, "K8S_POD_NAMESPACE=" + namespace, []string{address}})
+		}
+		pod("ADD", "a", "prod", "10.1.0.5/16").want(t, 0)
+		files, err := filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*"))
+		must(t, err)
+		for _, file := range files {
+			must(t, os.WriteFile(file, []byte("damaged"), 0o600))
+		}
+		must(t, os.Remove(filepath.Join(n.dataDir, "record.json")))
+		pod("ADD", "b", "dev", "10.1.0.7/16").want(t, 0)
+		n.exemptAddresses(t)
+		pod("CHECK", "a", "prod", "10.1.0.5/16").want(t, 101)
+		pod("ADD", "a", "prod", "10.1.0.5/16").want(t, 0)
+		n.exemptAddresses(t, "10.1.0.5")
+	})
 }

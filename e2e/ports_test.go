@@ -38,9 +38,7 @@ func TestKeyRandomFully(t *testing.T) {
 				n.conflist(t, "podnet", object{"randomFully": c.value, "enableIPv6": true})
 				p := n.pod(t, "podnet")
 				// A random port of an earlier flow is in use and would have to be changed.
-				if err := n.Node.FlushConntrack(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.Node.FlushConntrack())
 				for _, first := range masqueradedDestinations {
 					seen := topology.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port+i))))(t)
 					same := 0
@@ -109,9 +107,7 @@ func TestKeyToPorts(t *testing.T) {
 				for _, first := range masqueradedDestinations {
 					for _, port := range []int{30000 + i, c.ranges[0].first} {
 						// A port that a flow to the destination has is not assigned again.
-						if err := n.Node.FlushConntrack(); err != nil {
-							t.Fatal(err)
-						}
+						must(t, n.Node.FlushConntrack())
 						seen := topology.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port))))(t)
 						wantUniformPorts(t, c.ranges, seen)
 					}

@@ -31,9 +31,7 @@ func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 		echo := &icmp.Echo{ID: int(n.nextPort()), Seq: 1, Data: []byte("from " + p.Path)}
 		// The kernel computes the ICMPv6 checksum (RFC 3542, section 3.1).
 		request, err := (&icmp.Message{Type: kind, Body: echo}).Marshal(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		seen, _ := n.sendRaw(t, p, network, to, request, echo.Data)
 		if want := n.NodeAddr(n.Outside, to); seen != want {
 			t.Errorf("icmp to %s: came from %s, want the node's %s", to, seen, want)
@@ -88,9 +86,7 @@ func (n *node) sendRaw(t *testing.T, p *pod, network string, to netip.Addr, pack
 	if _, err := socket.WriteTo(packet, &net.IPAddr{IP: to.AsSlice()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := watch.SetReadDeadline(time.Now().Add(timelimit.Wait)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, watch.SetReadDeadline(time.Now().Add(timelimit.Wait)))
 	buffer := make([]byte, 1500)
 	for {
 		size, source, err := watch.ReadFrom(buffer)
@@ -111,8 +107,6 @@ func listenIP(t *testing.T, h *topology.Host, network string) net.PacketConn {
 		conn, err = config.ListenPacket(t.Context(), network, "")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return conn
 }

@@ -122,9 +122,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics}, args...)
 	d.command = n.reconcilerCommand(ctx, t, all...)
 	d.command.Stdout, d.command.Stderr = &d.journal, &d.journal
-	if err := d.command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.command.Start())
 	go func() { defer close(d.ended); d.result = d.command.Wait() }()
 	t.Cleanup(func() {
 		d.stop(t)
@@ -285,9 +283,7 @@ func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
 // signal sends a signal to the process.
 func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
-	if err := d.command.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.command.Process.Signal(s))
 	if s == syscall.SIGSTOP {
 		d.until(t, "stop of every thread", d.stopped)
 	}

@@ -97,9 +97,7 @@ func (a *referenceAgent) readOne(t *testing.T, dir string, defaults []string) {
 func (a *referenceAgent) unite(t *testing.T, dir string, defaults []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "ip-masq*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a.allowedPrefixes = 64
 	if len(paths) == 0 {
 		a.prefixes = defaults

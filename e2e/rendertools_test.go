@@ -110,9 +110,7 @@ func TestRendered(t *testing.T) {
 
 				generation := n.generation(t)
 				n.reconcileOnce(t)
-				if now := n.generation(t); now != generation {
-					t.Errorf("once wrote: generation %d to %d", generation, now)
-				}
+				wantSame(t, "generation", n.generation(t), generation)
 				if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
 					t.Errorf("once changed rules:\n%s", d)
 				}

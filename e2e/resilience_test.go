@@ -65,9 +65,7 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 		theirs := n.conf(t, "othernet", object{"masqChain": "THEIRS", "backend": "iptables"})
 		n.invoke(t, invocation{verb: "ADD", conf: theirs}).want(t, 100, says...)
 		n.invoke(t, invocation{verb: "STATUS", conf: theirs}).want(t, 50, says...)
-		if after := n.ruleset(t); after != before {
-			t.Errorf("rules changed:\n%s\nwere:\n%s", after, before)
-		}
+		wantSame(t, "rules", n.ruleset(t), before)
 		n.flush(t)
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
@@ -111,9 +109,7 @@ func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
 			}
 		}
 		wantKept(conf)
-		if now := n.ruleset(t); now != rules {
-			t.Errorf("rules changed:\n%s", cmp.Diff(rules, now))
-		}
+		wantSame(t, "rules", n.ruleset(t), rules)
 		wantKept(n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"60.0.0.0/8"}}))
 		wantKept(n.conf(t, "third", object{"masqChain": "THIRD"}))
 		if now := n.ruleset(t); !strings.Contains(now, "THIRD") {
@@ -151,9 +147,7 @@ func TestBusyLock(t *testing.T) {
 			t.Errorf("%s took %v, want about 10s", cases[i].verb, a.took)
 		}
 	}
-	if after := n.ruleset(t); after != before {
-		t.Errorf("rules changed:\n%s", after)
-	}
+	wantSame(t, "rules", n.ruleset(t), before)
 	release()
 	n.addAndCheck(t, conf).noWarnings(t)
 }

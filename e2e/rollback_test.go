@@ -20,9 +20,7 @@ func (n *node) failRuleWrites(t *testing.T, programs ...string) {
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(script), 0o755))
 	}
 }
 
@@ -42,9 +40,7 @@ func TestOneFamilyFails(t *testing.T) {
 			n.addAndCheck(t, first)
 			before := n.ruleset(t)
 			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
-			if after := n.ruleset(t); after != before {
-				t.Errorf("partly applied:\n%s", after)
-			}
+			wantSame(t, "rules", n.ruleset(t), before)
 			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 			n.addAndCheck(t, first).noWarnings(t)
 			n.path = n.linkBothVariants(t, f.variant)

@@ -73,12 +73,8 @@ func (n *node) wantNoWrites(t *testing.T, do func()) {
 			t.Errorf("ran %s", call)
 		}
 	}
-	if now := n.ruleset(t); now != rules {
-		t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-	}
-	if now := tree(t, n.dataDir); now != state {
-		t.Errorf("the dataDir changed:\n%s\nwas:\n%s", now, state)
-	}
+	wantSame(t, "rules", n.ruleset(t), rules)
+	wantSame(t, "files", tree(t, n.dataDir), state)
 	must(t, os.RemoveAll(filepath.Join(n.dir, "traps")))
 }
 
@@ -98,10 +94,8 @@ func TestSecondDataDir(t *testing.T) {
 		})
 		second.agentFile(t, "ip-masq-agent", "masqChain: "+chain+"\n")
 		second.wantNoWrites(t, func() {
-			if _, stderr, code := second.reconciler(t, "once"); code != 1 || !strings.Contains(stderr, "a node has one dataDir") {
-				t.Errorf("once: exit code %d\n%s", code, stderr)
-			}
-			second.startReconciler(t).eventuallyUnready(t, append(says, "state: ")...)
+			second.wantSays(t, 1, []string{"a node has one dataDir"}, "once")
+			second.startReconciler(t).untilUnready(t, append(says, "state: ")...)
 		})
 		if _, err := os.Lstat(second.dataDir); !os.IsNotExist(err) {
 			t.Errorf("the second dataDir was created: %v", err)
@@ -166,9 +160,7 @@ func TestFirstADDsOfTwoDataDirs(t *testing.T) {
 				t.Errorf("the chain of the refused ADD exists:\n%s", rules)
 			}
 			for _, m := range []*node{pair[first], pair[1-first]} {
-				if _, stderr, code := m.reconciler(t, "cleanup"); code != 0 {
-					t.Fatalf("cleanup: exit code %d\n%s", code, stderr)
-				}
+				m.wantSays(t, 0, nil, "cleanup")
 			}
 		}
 	})

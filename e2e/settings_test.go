@@ -35,7 +35,7 @@ func TestBrokenSettings(t *testing.T) {
 	all := n.externalHost(t)
 	path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
 	d := n.startReconciler(t, "--config", path)
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	holds := func() {
 		t.Helper()
 		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
@@ -61,20 +61,16 @@ func TestBrokenSettings(t *testing.T) {
 			default:
 				n.settingsFile(t, c.text)
 			}
-			d.eventuallyUnready(t, append(c.says, "settings: ")...)
+			d.untilUnready(t, append(c.says, "settings: ")...)
 			holds()
 			if c.name == "directory" {
 				must(t, os.Remove(path))
 			}
 			n.settingsFile(t, exemptSettings("1.2.3.0/24"))
-			d.eventuallyReady(t)
+			d.untilReady(t)
 			holds()
-			if now := n.ruleset(t); now != rules {
-				t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-			}
-			if now := n.generation(t); now != generation {
-				t.Errorf("generation moved from %d to %d", generation, now)
-			}
+			wantSame(t, "rules", n.ruleset(t), rules)
+			wantSame(t, "generation", n.generation(t), generation)
 		})
 	}
 }
@@ -86,13 +82,13 @@ func TestBrokenSettingsAtStart(t *testing.T) {
 	all, m := n.externalHost(t), n.configMap(t, validConfigMap())
 	path := n.settingsFile(t, "resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [\"10.9.0.0/33\"]\n")
 	d := n.startReconciler(t, "--config", path, "--agent-config-dir", m.dir)
-	d.eventuallyUnready(t, "settings: ", path+":3", "nonMasqueradeCIDRs[0]", "10.9.0.0/33")
+	d.untilUnready(t, "settings: ", path+":3", "nonMasqueradeCIDRs[0]", "10.9.0.0/33")
 	if code, body, err := d.get(d.healthAddress, "/livez"); err != nil || code != http.StatusOK {
 		t.Errorf("/livez: %d %s %v", code, body, err)
 	}
 	n.wantValidPolicy(t, all)
 	n.settingsFile(t, exemptSettings("20.0.0.0/8"))
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	n.wantValidPolicy(t, all)
 	all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
 }
@@ -105,7 +101,7 @@ func TestSettingsChange(t *testing.T) {
 	all := n.externalHost(t)
 	path := n.settingsFile(t, exemptSettings("20.0.0.0/8"))
 	d := n.startReconciler(t, "--config", path)
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	soon := func(prefix string) {
 		t.Helper()
 		n.eventually(t, prefix, func() bool { return strings.Contains(n.rules(t), prefix) })
@@ -140,7 +136,7 @@ func TestSettingsChange(t *testing.T) {
 	n.wantJumps(t, "OTHER", 1, 0)
 	n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
 	n.wantValidPolicy(t, all)
-	d.eventuallyReady(t)
+	d.untilReady(t)
 	if stale := strings.Count(d.log(), "source updated"); stale < 20 {
 		t.Errorf("the log has %d changes of settings", stale)
 	}
@@ -189,7 +185,7 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 		says := []string{"conflict: ", "IP-MASQ-AGENT", `network "podnet"`, "the agent files", "make them agree",
 			"masqueradeCIDRs", "nonMasqueradeCIDRs", "10.9.0.0/16", "randomFully"}
 		for range 2 {
-			d.eventuallyUnready(t, says...)
+			d.untilUnready(t, says...)
 			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 2 {
 				t.Errorf("policy_conflict is %v, want 2", got)
 			}
@@ -200,17 +196,17 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
 
 			m.update(t, map[string]string{"ip-masq-agent": agreeing})
-			d.eventuallyReady(t)
+			d.untilReady(t)
 			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 0 {
 				t.Errorf("policy_conflict is %v, want 0", got)
 			}
 			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
 			m.update(t, map[string]string{"ip-masq-agent": contrary}) // once more, while the reconciler runs
 		}
-		d.eventuallyUnready(t, says...)
+		d.untilUnready(t, says...)
 		// The conflict also ends if the network changes.
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
-		d.eventuallyReady(t)
+		d.untilReady(t)
 		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1 1.2.3.4"})
 		all.verdicts(t, n, true, map[string]string{"pod": "10.9.9.9"})
 		if n.backend.variant != "" && strings.Contains(n.rules(t), "random-fully") {

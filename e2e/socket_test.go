@@ -136,7 +136,7 @@ func TestStatusOfOtherDataDir(t *testing.T) {
 	n.listeners = -181 // as newFaultyNode
 	n.restart(t, "--data-dir", filepath.Join(n.dir, "elsewhere"))
 	move := "to move, run ip-masq-reconciler cleanup --data-dir "
-	n.d.eventuallyUnready(t, "conflist: ", "state: ", move)
+	n.d.untilUnready(t, "conflist: ", "state: ", move)
 	stdout, stderr, code := n.byHand(t, "status")
 	missing := lacking(stdout, []string{"running, but does not answer: it serves 127.0.0.1:19820, and does not use ", move, "reconciler-not-running"})
 	if code != 3 || len(missing) > 0 || strings.Contains(stdout, "no reconciler runs") {

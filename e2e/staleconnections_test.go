@@ -77,9 +77,7 @@ func (f *openFlows) send(t *testing.T, translated bool) (o outcome) {
 	}
 	for i := range f.udp {
 		seen, err := f.pod.SendUDP(f.to, topology.FromPort(f.udp[i].port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		count(f.udp[i].seen, seen)
 		f.udp[i].seen = seen
 	}
@@ -227,48 +225,6 @@ func TestFirstRulesUnderConnections(t *testing.T) {
 	}
 	if o := exempt.send(t, false); o != (outcome{}) {
 		t.Errorf("exempt: %+v", o)
-	}
-}
-
-// TestKilledReset kills ADDs between the record of a reset and its end. The next ADD does what is left.
-func TestKilledReset(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	entry := func(i int) object {
-		exempt := []string{"10.0.0.0/8"}
-		if i%2 == 0 {
-			exempt = append(exempt, "198.51.100.0/24")
-		}
-		return object{"nonMasqueradeCIDRs": exempt, "staleConnections": "reset"}
-	}
-	n.conflist(t, "podnet", entry(0))
-	p := n.pod(t, "podnet")
-	flows := n.open(t, p, "198.51.100.5", 20)
-	pending := 0
-	for i := 1; i <= 12; i++ {
-		conf := n.conf(t, "podnet", entry(i))
-		c := n.prepare(t, invocation{verb: "ADD", conf: conf})
-		must(t, c.Start())
-		n.await(t, "reset on record", func() bool { // or one that was made already
-			now := n.load(t)
-			return len(now.Record.Resets) > 0 || len(now.Find(networkID("podnet")).Policy.NonMasqueradeCIDRs) == 2-i%2
-		})
-		time.Sleep(time.Duration(i) * 500 * time.Microsecond)
-		_ = c.Process.Kill() // the process may have ended
-		_ = c.Wait()
-		if len(n.load(t).Record.Resets) > 0 {
-			pending++
-		}
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0).noWarnings(t)
-		if o := flows.send(t, i%2 == 1); o.wrong > 0 {
-			t.Errorf("round %d: %+v", i, o)
-		}
-		if resets := n.load(t).Record.Resets; len(resets) > 0 {
-			t.Errorf("round %d: resets on record: %+v", i, resets)
-		}
-	}
-	if t.Logf("%d of 12 left a reset", pending); pending == 0 {
-		t.Error("no killed ADD left a reset")
 	}
 }
 

@@ -22,9 +22,7 @@ func TestRequireAgentConfig(t *testing.T) {
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).
 			want(t, 11, "requireAgentConfig: no policy of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
 		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0).noWarnings(t)
-		if after := n.ruleset(t); after != before {
-			t.Errorf("rules changed:\n%s", after)
-		}
+		wantSame(t, "rules", n.ruleset(t), before)
 		if s := n.load(t); len(s.Sources) > 0 {
 			t.Errorf("documents: %+v", s.Sources)
 		}

@@ -94,9 +94,7 @@ func TestUnitCapabilities(t *testing.T) {
 			c := n.reconcilerCommand(n.timeout(t), t, command)
 			all := withCapabilities(having, c.Args)
 			prefix, err := exec.LookPath(all[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			c.Path, c.Args = prefix, all
 			stdout, stderr, code := run(t, c)
 			if says += stdout + stderr; code != 0 {
@@ -145,9 +143,7 @@ func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 	t.Helper()
 	args := withCapabilities(s.capabilities, c.Args)
 	path, err := exec.LookPath(args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Path, c.Args = path, args
 	started, ended := make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -159,9 +155,7 @@ func (s service) start(t *testing.T, c *exec.Cmd) (wait func() error) {
 			ended <- c.Wait()
 		}
 	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-started)
 	return func() error { return <-ended }
 }
 

@@ -83,9 +83,7 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 						}
 					}
 				}
-				if now := n.ruleset(t); now != before {
-					t.Errorf("rules changed:\n%s\nwere:\n%s", now, before)
-				}
+				wantSame(t, "rules", n.ruleset(t), before)
 			})
 		}
 	})

@@ -126,12 +126,8 @@ func TestChainedPlugins(t *testing.T) {
 			list, err := json.Marshal(object{"cniVersion": version, "name": "podnet", "plugins": []object{
 				n.bridge("podnet"), n.entry(nil), {"type": "portmap", "capabilities": object{"portMappings": true}},
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := n.cni.Write("10-podnet.conflist", string(list)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, n.cni.Write("10-podnet.conflist", string(list)))
 			p := n.newPod(t)
 			stdout, stderr, code := n.add(t, "podnet", p)
 			if code != 0 || len(p.addrs) != 2 || !strings.Contains(stdout, `"cniVersion": "`+version+`"`) {
@@ -141,9 +137,7 @@ func TestChainedPlugins(t *testing.T) {
 				t.Errorf("CHECK: exit code %d\n%s%s", code, stdout, stderr)
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-			if stdout, stderr, code := n.del(t, "podnet", p); code != 0 {
-				t.Errorf("DEL: exit code %d\n%s%s", code, stdout, stderr)
-			}
+			succeeds(t, "DEL")(n.del(t, "podnet", p))
 			if left := n.attachments(t, "podnet"); left != 0 {
 				t.Errorf("%d attachments left", left)
 			}

@@ -57,9 +57,7 @@ func (l inProcessPlugin) call(t *testing.T, conf string, verb func(skel.CNIFuncs
 	if err := verb(p.Funcs(), &args); err != nil {
 		t.Fatalf("%v\n%s", err, warnings.String())
 	}
-	if err := nft.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, nft.Close())
 	return read
 }
 

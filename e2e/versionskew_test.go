@@ -20,16 +20,14 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 	same := func(who string) {
 		t.Helper()
 		n.unchanged(t, before)
-		if now := n.generation(t); now != generation {
-			t.Errorf("%s: generation moved from %d to %d", who, generation, now)
-		}
+		wantSame(t, "generation by "+who, n.generation(t), generation)
 	}
 	earlier := ""
 	for i := range 3 {
 		syncs := d.metric(t, "reconciles_total")
 		d.signal(t, syscall.SIGHUP)
 		d.until(t, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
-		d.eventuallyUnready(t, says...)
+		d.untilUnready(t, says...)
 		if i == 1 {
 			earlier = d.log()
 		}
@@ -42,15 +40,7 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 	}
 	same("run")
 	for _, command := range []string{"once", "check"} {
-		stdout, stderr, code := n.reconciler(t, command)
-		if code != 1 {
-			t.Errorf("%s: exit code %d, want 1\n%s%s", command, code, stdout, stderr)
-		}
-		for _, s := range says {
-			if !strings.Contains(stderr, s) {
-				t.Errorf("%s does not say %q:\n%s", command, s, stderr)
-			}
-		}
+		n.wantSays(t, 1, says, command)
 		same(command)
 	}
 	for _, verb := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD"} {
@@ -97,15 +87,11 @@ func TestNewerDocument(t *testing.T) {
 				d.stop(t)
 				d = n.startReconciler(outer, "--resync-interval", "1h")
 				n.wantNoReconciliation(t, d, conf, says...)
-				if now := n.ruleset(t); now != rules {
-					t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-				}
+				wantSame(t, "rules", n.ruleset(t), rules)
 				if now := string(readFile(t, path)); now != newer {
 					t.Errorf("the document was changed: %s", now)
 				}
-				if _, stderr, code := n.reconciler(t, "cleanup"); code != 1 {
-					t.Errorf("cleanup: exit code %d\n%s", code, stderr)
-				}
+				n.wantSays(t, 1, nil, "cleanup")
 
 				if missing != nil {
 					must(t, os.Remove(path))
@@ -118,9 +104,7 @@ func TestNewerDocument(t *testing.T) {
 				if !strings.Contains(n.rules(t), "20.0.0.0/8") {
 					t.Errorf("the policy of the agent files is not in force:\n%s", n.rules(t))
 				}
-				if _, stderr, code := n.reconciler(t, "check"); code != 0 {
-					t.Errorf("check: exit code %d\n%s", code, stderr)
-				}
+				n.wantSays(t, 0, nil, "check")
 			})
 		}
 	})
@@ -149,11 +133,10 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		comment := "ip-masq/2 keeps its state in " + n.dataDir
-		switch n.backend.variant {
-		case "":
+		if n.backend.variant == "" {
 			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr 1.2.3.0/24 counter return; "+
 				"add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
-		default:
+		} else {
 			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 1.2.3.0/24 -m addrtype --dst-type UNICAST -j RETURN\n"+
 				"-A IP-MASQ-AGENT -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n", "iptables-"+n.backend.variant+"-restore", "--noflush")
 		}
@@ -164,28 +147,26 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 			all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
 			all.verdicts(t, n, true, map[string]string{"pod": "10.8.0.1 1.2.4.1"})
 		}
-		d.eventuallyUnready(t, says...)
+		d.untilUnready(t, says...)
 		n.wantNoReconciliation(t, d, conf, says...)
 		serves()
 		// The rules of a changed source cannot be written.
 		rules, logged := n.ruleset(t), d.log()
 		n.conflist(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})
-		d.eventuallyUnready(t, append(says, `network "podnet"`, "cannot be applied")...)
+		d.untilUnready(t, append(says, `network "podnet"`, "cannot be applied")...)
 		if strings.Contains(strings.TrimPrefix(d.log(), logged), "source updated") {
 			t.Errorf("the log reports an updated source that is not in force:\n%s", d.log())
 		}
 		d.stop(t)
 		d = n.startReconciler(t, "--resync-interval", "1h")
-		d.eventuallyUnready(t, says...)
+		d.untilUnready(t, says...)
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"20.0.0.0/8"}})}).want(t, 0, says...)
-		if now := n.ruleset(t); now != rules {
-			t.Errorf("rules changed:\n%s\nwere:\n%s", now, rules)
-		}
+		wantSame(t, "rules", n.ruleset(t), rules)
 		serves()
 		// The older version works again once the rules of the newer one are removed.
 		n.flush(t)
 		d.signal(t, syscall.SIGHUP)
-		d.eventuallyReady(t)
+		d.untilReady(t)
 		all.verdicts(t, n, false, map[string]string{"pod": "20.1.1.1"})
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
 	})
@@ -204,8 +185,8 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
 		n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
 		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", "form 2"}
-		d.signal(t, syscall.SIGHUP)     // iptables-legacy has no events
-		d.eventuallyUnready(t, says...) // a sync that is about to write OTHER would repair the other chain, too
+		d.signal(t, syscall.SIGHUP) // iptables-legacy has no events
+		d.untilUnready(t, says...)  // a sync that is about to write OTHER would repair the other chain, too
 		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
 		if n.backend.variant == "" {
 			n.wantNoReconciliation(t, d, conf, says...)
@@ -221,11 +202,11 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 		}
 		before := theirs()
 		d.signal(t, syscall.SIGHUP)
-		d.eventuallyUnready(t, says...)
+		d.untilUnready(t, says...)
 		d.until(t, "repair", func() bool { return strings.Contains(n.ruleset(t), "-A IP-MASQ-AGENT -d 169.254.0.0/16 ") })
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 		d.signal(t, syscall.SIGHUP)
-		d.eventuallyUnready(t, says...)
+		d.untilUnready(t, says...)
 		if now := theirs(); !slices.Equal(now, before) || len(now) == 0 {
 			t.Errorf("rules changed:\n%q\nwere:\n%q", now, before)
 		}

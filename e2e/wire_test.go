@@ -48,19 +48,13 @@ func newSenders(t *testing.T, n *node, p *pod) senders {
 func addAddress(t *testing.T, h *topology.Host, device string, a netip.Addr) {
 	t.Helper()
 	link, err := h.Netlink.LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address, err := netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if a.Is6() {
 		address.Flags = unix.IFA_F_NODAD
 	}
-	if err := h.Netlink.AddrAdd(link, address); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.Netlink.AddrAdd(link, address))
 }
 
 // nextPort returns a new port, so that each probe is a new connection.

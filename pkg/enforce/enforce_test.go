@@ -163,54 +163,6 @@ func TestSyncWritesAgainIfReverted(t *testing.T) {
 	}
 }
 
-func TestFailedRemovalIsAWarning(t *testing.T) {
-	f := newFixture(t)
-	f.sync(network("podnet", "A"))
-	f.kernel.fail = map[string]error{"remove ": errors.New("no program")}
-	next := network("podnet", "B")
-	f.mustBeInSync(f.sync(next))
-	if len(f.warnings) == 0 || !strings.Contains(f.warnings[0], "no program") {
-		t.Errorf("warnings %q do not tell", f.warnings)
-	}
-	f.mustBeInSync(f.observe(next)) // and no ADD tries again
-}
-
-// The choice of a backend is kept for the boot: what cannot be written there is an error.
-func TestRecordedBackendIsKept(t *testing.T) {
-	f := newFixture(t)
-	f.sync(network("podnet", "A"))
-	gone := fmt.Errorf("iptables is not installed: %w", netfilter.ErrUnusable)
-	f.kernel.Unusable[netfiltertest.IPTables], f.kernel.Unusable[netfiltertest.Legacy] = gone, gone
-	f.kernel.fail = map[string]error{"remove ": gone}
-	before := f.kernel.dump()
-
-	f.mustBeInSync(f.observe(network("podnet", "A"))) // all right: nothing to run
-	if err := f.sync(network("podnet", "A", enableIPv6)).Err("A"); !errors.Is(err, netfilter.ErrUnusable) || f.kernel.dump() != before {
-		t.Errorf("error %v; rules:\n%s", err, f.kernel.dump())
-	}
-	f.mustBeInSync(f.sync(network("podnet", "A", backend(policy.NFTables)))) // which moves it
-}
-
-// Without a stated backend the first that accepts the rules is chosen. A program that is busy decides nothing.
-func TestChosenBackend(t *testing.T) {
-	busy := fmt.Errorf("iptables: %w", netfilter.ErrBusy)
-	for name, c := range map[string]struct {
-		refused error
-		want    netfilter.Choice
-	}{
-		"iptables accepts them": {nil, netfiltertest.IPTables},
-		"iptables is unusable":  {fmt.Errorf("no extension: %w", netfilter.ErrUnusable), netfiltertest.NFTables},
-		"iptables is busy":      {busy, netfilter.Choice{}},
-	} {
-		f := newFixture(t)
-		f.kernel.fail = map[string]error{checkRules: c.refused}
-		s := f.sync(network("podnet", "A"))
-		if got := s.Chains[0].Choice; got != c.want || (c.want == netfilter.Choice{}) != errors.Is(s.Err("A"), busy) {
-			t.Errorf("%s: %s, want %s; error %v", name, got, c.want, s.Err("A"))
-		}
-	}
-}
-
 // With AllBackends a chain that names this dataDir is removed although neither the record nor a policy knows it.
 func TestOrphanIsRemoved(t *testing.T) {
 	f := newFixture(t)
@@ -266,52 +218,5 @@ func TestNoUsableBackend(t *testing.T) {
 	}
 	if v.Exists("A") {
 		t.Error("no chain exists")
-	}
-}
-
-func TestLinearChains(t *testing.T) {
-	many := func(s *policy.SourcePolicy) {
-		for i := range policy.DefaultCIDRLimit + 1 {
-			s.NonMasqueradeCIDRs = append(s.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i)}), 16))
-		}
-	}
-	for b, want := range map[policy.Backend]int{policy.IPTables: 1, policy.NFTables: 0} {
-		f := newFixture(t)
-		v := f.sync(network("podnet", "A", backend(b), many), network("other", "B", backend(b)))
-		if slow := v.LinearChains(); len(slow) != want {
-			t.Errorf("%s: %v", b, slow)
-		}
-	}
-}
-
-// A policy that cannot be written in one of its families changes none. A repair does what it can.
-func TestFamilyThatCannotBeWritten(t *testing.T) {
-	for b, choice := range map[policy.Backend]string{policy.IPTables: inIPTables, policy.NFTables: inNFTables} {
-		t.Run(string(b), func(t *testing.T) {
-			f := newFixture(t)
-			both := network("both", "A", backend(b), enableIPv6)
-			four := network("four", "B", backend(b))
-			f.kernel.fail = map[string]error{mayWrite + choice + " ipv6": errors.New("no IPv6 here")}
-			f.mustApply(network("both", "A", backend(b)), four)
-			stood := f.kernel.dump()
-			if _, err := f.apply(both, four); err == nil || f.kernel.dump() != stood {
-				t.Errorf("%v\n%s", err, f.kernel.dump())
-			}
-			f.kernel.fail = nil
-			f.mustApply(both, four)
-			if b != policy.IPTables {
-				return // one batch for both families
-			}
-			right := f.kernel.dump()
-			ref := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
-			c := f.kernel.Chains[netfiltertest.IPTables][ref]
-			c.Rules = slices.Clone(c.Rules)[1:]
-			f.kernel.Chains[netfiltertest.IPTables][ref] = c
-			f.kernel.fail = map[string]error{mayWrite + choice + " ipv6": errors.New("no IPv6 here")}
-			f.sync(both, four)
-			if now := f.kernel.dump(); now != right {
-				t.Errorf("not repaired:\n%s", now)
-			}
-		})
 	}
 }

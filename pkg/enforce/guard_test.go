@@ -329,27 +329,6 @@ func (f *fixture) removeAll(chains ...string) ([]netfilter.OwnedChain, error) {
 	return f.enforcer.RemoveAll(context.Background(), chains, f.record(), lock)
 }
 
-// Cleanup removes the guard before the rules.
-func TestGuardIsRemovedFirst(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")), network("two", "B", exempts("10.0.0.0/8")))
-	f.writes(guardA, rulesInNFT)
-	bound := policy.RangesOf(prefixes("10.0.0.0/8")...)
-	f.kernel.Guards[0].Bound = bound
-	f.kernel.Guards = append(f.kernel.Guards, policy.Guard{Chain: "B", Family: policy.IPv4, Mode: policy.GuardOff, Owner: f.kernel.Guards[0].Owner, Bound: bound})
-	removed, err := f.removeAll("A", "B")
-	var names []string
-	for _, r := range removed {
-		names = append(names, r.Chain)
-	}
-	if err != nil || len(names) != 5 || !slices.Equal(names[:3], []string{"guard-A", "enforce-A", "enforce-B"}) {
-		t.Errorf("removed %v, %v", names, err)
-	}
-	if len(f.kernel.log) == 0 || f.kernel.log[0] != "guards:" {
-		t.Errorf("writes %q", f.kernel.log)
-	}
-}
-
 // A dry run finds out whether the guard could be written, and writes nothing.
 func TestGuardDryRun(t *testing.T) {
 	f := newFixture(t)

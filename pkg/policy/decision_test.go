@@ -103,24 +103,6 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 	}
 }
 
-// Where the source is not known and the decision is not the same for all that
-// there are, it is that for those in scope which are not exempt.
-func TestDecideForUnknownSources(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		sources := genSources().Draw(t, "sources")
-		p := merge(sources)[0]
-		known := genPacket(sources).Draw(t, "packet")
-		known.SrcLocal = false
-		unknown := known
-		unknown.Src = netip.Addr{}
-		with, without := p.Decide(known), p.Decide(unknown)
-		outOfScope, exempt := with.Action == policy.ActionOutOfScope, with.PrefixAction != nil && with.PrefixAction.Prefix.Contains(known.Src) && with.Action == policy.ActionExempt
-		if !outOfScope && !exempt && with.Action != without.Action {
-			t.Fatalf("%+v is %s (%s), but for a source that is not known it is %s (%s)", known, with.Action, with.Reason, without.Action, without.Reason)
-		}
-	})
-}
-
 func TestDecideByExample(t *testing.T) {
 	scoped := policy.SourcePolicy{
 		EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),

@@ -227,15 +227,6 @@ func genRuleset() *rapid.Generator[policy.Ruleset] {
 	})
 }
 
-func TestCompareWithItself(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		rs := genRuleset().Draw(t, "ruleset")
-		if diff := policy.Compare(rs, cloned(rs)); len(diff) > 0 {
-			t.Fatalf("%s\ndiffers from itself:\n%s", render(rs), diff)
-		}
-	})
-}
-
 // tampered changes a ruleset a little, in some way that a node could see.
 func tampered(t *rapid.T, rs policy.Ruleset) policy.Ruleset {
 	rs = cloned(rs)

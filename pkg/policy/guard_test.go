@@ -3,7 +3,6 @@
 package policy_test
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -41,23 +40,6 @@ func TestParseMark(t *testing.T) {
 				t.Errorf("%s does not read back: %s, %v", got, again, err)
 			}
 		}
-	}
-}
-
-func TestResetsConnections(t *testing.T) {
-	for _, tt := range []struct {
-		guard policy.GuardMode
-		stale policy.StaleConnections
-		want  bool
-	}{
-		{"", "", false},
-		{policy.GuardCount, "", false},
-		{policy.GuardDrop, "", true},
-		{policy.GuardDrop, policy.KeepConnections, false},
-		{"", policy.ResetConnections, true},
-	} {
-		p := mergeOne(t, network("a", 1, policy.SourcePolicy{Guard: tt.guard, StaleConnections: tt.stale}))
-		wantEqual(t, fmt.Sprintf("guard %q, staleConnections %q", tt.guard, tt.stale), p.ResetsConnections(), tt.want)
 	}
 }
 
@@ -156,29 +138,6 @@ func TestExemptPodIsTheWholeRange(t *testing.T) {
 	pkt := policy.Packet{Src: netip.MustParseAddr("10.0.0.3"), Dst: netip.MustParseAddr("203.0.113.1"), Out: "eth0"}
 	if len(guards) != 1 || !guards[0].Binds(pkt) {
 		t.Errorf("%+v", guards)
-	}
-}
-
-// TestBoundWhileNamespacesChange: a pod that is exempt before or after a change of the list is bound meanwhile like any other
-// one, as the destinations are the same.
-func TestBoundWhileNamespacesChange(t *testing.T) {
-	guardWith := func(namespace string) policy.Guard {
-		policies := policy.Merge([]policy.Source{network("a", 1, policy.SourcePolicy{
-			EnforceExempt: ptr(true), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, NonMasqueradeNamespaces: []string{namespace},
-		})})
-		policies[0].SetExemptPods([]policy.ExemptPod{
-			{Address: netip.MustParseAddr("10.244.0.5"), Namespace: "kube"}, {Address: netip.MustParseAddr("10.244.0.6"), Namespace: "team"},
-		})
-		return policy.DesiredGuards(policies, policy.OwnedBy("/state"))[0]
-	}
-	before, after := guardWith("kube"), guardWith("team")
-	g, is := after.During(policy.Transition{}, &before)
-	for _, pod := range []string{"10.244.0.5", "10.244.0.6", "10.244.0.7"} {
-		for dst, want := range map[string]bool{"10.1.1.1": true, "203.0.113.1": false} {
-			if is = is && g.Binds(policy.Packet{Src: netip.MustParseAddr(pod), Dst: netip.MustParseAddr(dst), Out: "eth0"}) == want; !is {
-				t.Errorf("from %s to %s: bound is not %v: %+v", pod, dst, want, g)
-			}
-		}
 	}
 }
 

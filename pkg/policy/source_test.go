@@ -11,32 +11,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func TestSource(t *testing.T) {
-	sources := []policy.SourceID{
-		{Kind: policy.Network, Name: "a"}, {Kind: policy.Network, Name: "b"}, {Kind: policy.AgentFiles},
-	}
-	for i, a := range sources {
-		for j, b := range sources {
-			if got := a.Compare(b); (got < 0) != (i < j) || (got > 0) != (i > j) {
-				t.Errorf("%s compares to %s as %d", a, b, got)
-			}
-		}
-	}
-	for _, tt := range []struct {
-		source policy.SourceID
-		want   string
-	}{
-		{policy.SourceID{Kind: policy.Network, Name: "podnet"}, `network "podnet"`},
-		{policy.SourceID{Kind: policy.Network, Name: "a\nb"}, `network "a\nb"`},
-		{policy.SourceID{Kind: policy.AgentFiles}, "the agent files"},
-		{policy.SourceID{Kind: policy.BuiltIn}, "built in"},
-	} {
-		if got := tt.source.String(); got != tt.want {
-			t.Errorf("%+v is called %s, want %s", tt.source, got, tt.want)
-		}
-	}
-}
-
 func TestValidate(t *testing.T) {
 	all := policy.SourcePolicy{
 		Chain: "MY-CHAIN", Backend: policy.NFTables, EnableIPv6: ptr(true),

@@ -4,7 +4,6 @@ package policy_test
 
 import (
 	"math"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -53,14 +52,6 @@ func TestValidateChainName(t *testing.T) {
 	} {
 		wantError(t, tt.name, policy.ValidateChainName(tt.name), tt.want)
 	}
-}
-
-func TestDefaultNonMasqueradeCIDRs(t *testing.T) {
-	private := cidrs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-	wantEqual(t, "private", policy.DefaultNonMasqueradeCIDRs(false), private)
-	wantEqual(t, "reserved", policy.DefaultNonMasqueradeCIDRs(true), append(private, cidrs(
-		"100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15",
-		"198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")...))
 }
 
 func TestParsePorts(t *testing.T) {
@@ -200,15 +191,6 @@ func FuzzParsePorts(f *testing.F) {
 		}
 		wantEqual(t, s, again, p)
 	})
-}
-
-func TestParsePrefix(t *testing.T) {
-	for _, s := range []string{"10.0.0.0/8", "0.0.0.0/0", "192.0.2.1/32", "fd00::/8", "::/0", "2001:db8::1/128", "::ffff:0:0:0/80"} {
-		p, err := policy.ParsePrefix(s)
-		if err != nil || p != netip.MustParsePrefix(s) {
-			t.Errorf("ParsePrefix(%q) = %v, %v", s, p, err)
-		}
-	}
 }
 
 func TestParsePrefixSaysWhatToWrite(t *testing.T) {

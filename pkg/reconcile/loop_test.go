@@ -253,17 +253,6 @@ func TestLoopWatches(t *testing.T) {
 	})
 }
 
-// The interval does without events, and a file's own replaces the settings'.
-func TestLoopInterval(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t).withAgent()
-		f.agentFile("resyncInterval: 1s\n")
-		r := f.run()
-		r.nft("flush", "ruleset")
-		r.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
-	})
-}
-
 // A problem is logged once, and so is its end. A sync that changes nothing logs nothing.
 func TestLoopLogsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

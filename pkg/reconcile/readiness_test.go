@@ -150,22 +150,6 @@ func TestDataDirOfPluginFile(t *testing.T) {
 	}
 }
 
-// TestDataDirOfConflist: a reconciler with another dataDir than that of the chains in the kernel says how to move, also
-// where a conflist names the other one.
-func TestDataDirOfConflist(t *testing.T) {
-	f := newFixture(t)
-	f.conflist("podnet", nil)
-	f.right()
-	other := f.Settings
-	other.DataDir = filepath.Join(f.dir, "other")
-	l := NewLoop(Open(other, f.PluginFile, f.Drivers), slog.New(slog.DiscardHandler), func(*Report) {})
-	_, r := l.takeOver(t.Context())
-	if r == nil {
-		t.Fatal("it takes over")
-	}
-	f.wants(r, Failed, "plugins[1]: dataDir:", "ip-masq-reconciler cleanup --data-dir")
-}
-
 // TestDamagedDocumentOnReadOnlyDisk: the rules stay as they are while the document cannot be written again.
 func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f := newFixture(t)

@@ -306,54 +306,6 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 	}
 }
 
-// Nothing is taken over from another dataDir, whose chain or guard table is in the kernel, and nothing is written
-// beside it.
-func TestChainOfAnotherDataDir(t *testing.T) {
-	comment := " comment \"" + policy.OwnedBy("/other").Comment() + "\""
-	for _, rules := range []string{
-		"add table ip ip-masq; add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade" + comment,
-		"add table ip ip-masq-guard; add chain ip ip-masq-guard guard-X; add rule ip ip-masq-guard guard-X drop" + comment,
-	} {
-		f := newFixture(t)
-		f.conflist("podnet", nil)
-		f.nft(rules)
-		before := f.nft("list", "ruleset")
-		f.wants(f.sync(), Failed, "this node has another dataDir", "/other", f.Dir.Path(), "cleanup --data-dir")
-		if after := f.nft("list", "ruleset"); after != before {
-			t.Errorf("before:\n%s\nafter:\n%s", before, after)
-		}
-	}
-}
-
-func TestRemedyForChainOfAnotherDataDir(t *testing.T) {
-	f := newFixture(t).withAgent()
-	f.right()
-	other := "add chain ip ip-masq masq-X; add rule ip ip-masq masq-X masquerade comment \"" + policy.OwnedBy("/other").Comment() + "\""
-	f.nft(other)
-	if r := f.Check(t.Context()); !strings.Contains(problems(r).Error(), `remove it with ip-masq-reconciler cleanup --data-dir "/other"`) {
-		t.Error(problems(r))
-	}
-}
-
-// A conflist whose entry has another dataDir is not a source. Every ADD fails, so the node is not ready.
-func TestEntriesOfOthers(t *testing.T) {
-	f := newFixture(t)
-	f.conflist("elsewhere", map[string]any{"dataDir": "/var/lib/elsewhere"})
-	f.conflist("podnet", nil)
-	f.sync()
-	r := f.sync()
-	f.wants(r, Unchanged, "/var/lib/elsewhere")
-	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist {
-		t.Errorf("problems %+v", r.Problems)
-	}
-	f.pluginFile("")
-	r = f.sync()
-	f.wants(r, Changed, "/var/lib/elsewhere", f.PluginFile)
-	if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonConflist {
-		t.Errorf("problems %+v", r.Problems)
-	}
-}
-
 func TestLockHeldByOthers(t *testing.T) {
 	f := newFixture(t).withAgent()
 	l := f.lock()
