@@ -14,7 +14,7 @@ import (
 // at the latest the Longest time after the first one.
 type Debounce struct {
 	Quiet, Longest time.Duration
-	first, last    time.Time // of the events that were not taken; else zero
+	first, last    time.Time // of the events that were not taken, the first one zero if there are none
 }
 
 // Event records an event.
@@ -30,18 +30,15 @@ func (d *Debounce) Pending() bool { return !d.first.IsZero() }
 
 // Due returns when the pending events are due.
 func (d *Debounce) Due() time.Time {
-	due, latest := d.last.Add(d.Quiet), d.first.Add(d.Longest)
-	if latest.Before(due) {
-		return latest
-	}
-	return due
+	due := min(d.Quiet, d.first.Add(d.Longest).Sub(d.last))
+	return d.last.Add(due)
 }
 
 // Take reports whether events are due. If they are, it forgets them.
 func (d *Debounce) Take(now time.Time) bool {
 	due := d.Over(now)
 	if due {
-		d.first, d.last = time.Time{}, time.Time{}
+		d.first = time.Time{}
 	}
 	return due
 }
@@ -63,9 +60,9 @@ const (
 	maxKeys      = 100
 )
 
-// Flapping detects that another program reverts the same change repeatedly: Threshold times within
-// Window. From then on each revert doubles the pause before the next repair, from one second to
-// one minute. It ends when nothing was reverted for longer than twice the pause.
+// Flapping detects that another program reverts the same change repeatedly: Threshold times within Window. From then on
+// each revert doubles the pause before the next repair, from one second to one minute. It ends when nothing was reverted
+// for longer than twice the pause.
 type Flapping[Change comparable] struct {
 	Threshold int
 	Window    time.Duration
@@ -88,13 +85,12 @@ func (f *Flapping[Change]) Reverted(now time.Time, what Change) {
 	}
 	f.reverts[what] = append(recent, now)
 	f.last = now
-	if f.active == none {
-		if len(f.reverts[what]) < f.Threshold {
-			return
-		}
+	if f.active == none && len(f.reverts[what]) >= f.Threshold {
 		f.active = what
 	}
-	f.pause = min(max(2*f.pause, firstPause), longestPause)
+	if f.active != none {
+		f.pause = min(max(2*f.pause, firstPause), longestPause)
+	}
 }
 
 // Active returns what is being reverted, the zero value for nothing, and forgets what has ended.
@@ -112,8 +108,7 @@ func (f *Flapping[Change]) Pause() time.Duration { return f.pause }
 // Ends returns when the flapping is over if nothing is reverted any more.
 func (f *Flapping[Change]) Ends() time.Time { return f.last.Add(2 * f.pause) }
 
-// LogOnce returns a logger that drops records equal to one that it has passed on to log. It
-// remembers a limited number; beyond that, records can repeat.
+// LogOnce returns a logger that drops records equal to one of the last that it has passed on to log.
 func LogOnce(log *slog.Logger) *slog.Logger {
 	return slog.New(&onceHandler{Handler: log.Handler()})
 }
@@ -145,8 +140,7 @@ func (h *onceHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// Conditions tells which conditions are new in one round of observing them, and when the last one
-// has ended: what holds is logged once.
+// Conditions tells which conditions are new in one round of observing them, and when the last one has ended.
 type Conditions struct{ before, now map[string]bool }
 
 // Begins adds a condition that holds in this round, and reports whether it is new.

@@ -17,27 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// retryInterval is how often a failed watch is retried.
-const retryInterval = 10 * time.Second
-
 // Watcher watches directories until it is closed.
 type Watcher struct {
-	dirs    []string
-	retry   time.Duration
-	changed chan struct{}
-	closing chan struct{}
-	close   func()
-	done    chan struct{}
-
-	mu  sync.Mutex
-	err error
+	dirs          []string
+	retry         time.Duration
+	changed       chan struct{}
+	closing, done chan struct{}
+	close         func()
+	mu            sync.Mutex
+	err           error
 }
 
-// New watches directories, which need not exist; "" is none. It also watches the files that symlinks in
-// the directories lead to, but not the content of a directory that a symlink leads to. If there are not
-// enough inotify watches (sysctls fs.inotify.max_user_instances and max_user_watches), Err returns that
-// until there are.
-func New(dirs ...string) *Watcher { return newWatcher(retryInterval, dirs) }
+// New watches directories, which need not exist; "" is none. It also watches the files that symlinks in the directories
+// lead to, but not the content of a directory that a symlink leads to.
+func New(dirs ...string) *Watcher { return newWatcher(10*time.Second, dirs) }
 
 func newWatcher(retry time.Duration, dirs []string) *Watcher {
 	w := &Watcher{
@@ -49,13 +42,12 @@ func newWatcher(retry time.Duration, dirs []string) *Watcher {
 	return w
 }
 
-// Changed delivers when a directory or a name on the way to it may have changed: names created, removed or
-// renamed, files written, modes or owners changed. Changes that are not received yet are delivered once.
-// It is never closed.
+// Changed delivers when a directory or a name on the way to it may have changed: names created, removed or renamed, files
+// written, modes or owners changed. Changes that are not received yet are delivered once.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// Err returns why changes may go unnoticed at present, or nil. It is retried every ten seconds; until it
-// succeeds, Changed delivers as often.
+// Err returns why changes may go unnoticed at present, such as a lack of inotify watches, or nil. That is retried every
+// ten seconds; until it succeeds, Changed delivers as often.
 func (w *Watcher) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -139,8 +131,7 @@ func (w *Watcher) forward(set *watchSet) bool {
 	}
 }
 
-// watchSet is the watches on the paths to all directories. Paths are resolved link by link, and a name on the way is
-// looked up after its directory is watched; the paths here contain no symlinks.
+// watchSet is the watches on the paths, without symlinks, to all directories.
 type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
 	ways    map[string]bool   // names on the way, the directories' own last
@@ -151,17 +142,15 @@ type watchSet struct {
 func (w *Watcher) watch() *watchSet {
 	s := &watchSet{ways: map[string]bool{}, whole: map[string]bool{}}
 	var errs []error
-	if len(w.dirs) > 0 {
-		var err error
-		if s.watcher, err = fsnotify.NewWatcher(); err != nil {
-			errs = append(errs, fmt.Errorf("watch directories: %w%s", err, remedy(err)))
-		}
-	}
 	for _, dir := range w.dirs {
+		var err error
 		if s.watcher == nil {
-			break
+			s.watcher, err = fsnotify.NewWatcher()
 		}
-		if err := s.addDir(dir); err != nil {
+		if err == nil {
+			err = s.addDir(dir)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("watch %s: %w%s", dir, err, remedy(err)))
 		}
 	}
@@ -204,8 +193,7 @@ func (s *watchSet) addDir(dir string) error {
 	return errors.Join(errs...)
 }
 
-// resolve watches the path to a directory or file as far as it exists, and returns it without symlinks, which it
-// counts.
+// resolve watches the path to a directory or file as far as it exists, and returns it without symlinks, which it counts.
 func (s *watchSet) resolve(path string, links *int) (at string, err error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at = "/"
@@ -243,8 +231,7 @@ func (s *watchSet) add(dir string) error {
 	return nil
 }
 
-// ignoreAbsence returns nil for an error that means that a name is missing, or was replaced a moment ago: the
-// watches report what follows.
+// ignoreAbsence returns nil for a name that is missing, or was replaced a moment ago: the watches report what follows.
 func ignoreAbsence(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil
