@@ -21,8 +21,7 @@ const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// attrIter iterates over the attributes in rest without copying. After next has returned false,
-// malformed tells whether the rest does not parse.
+// attrIter iterates over the attributes in rest without copying. At the end malformed tells whether the rest does not parse.
 type attrIter struct {
 	rest      []byte
 	typ       uint16
@@ -51,8 +50,7 @@ func (it *attrIter) next() bool {
 // maxAttr is above every attribute number that is looked up in an attrTable.
 const maxAttr = 20
 
-// attrTable holds attributes by number. The getters set bad if a required attribute is missing or
-// has the wrong length, so that a decoder checks once, at its end.
+// attrTable holds attributes by number. The getters set bad if a required one is missing or has the wrong length.
 type attrTable struct {
 	at     [maxAttr][]byte
 	bad    bool
@@ -73,7 +71,7 @@ func (t *attrTable) parse(b []byte) {
 	t.bad = it.malformed
 }
 
-// zero reports whether all bytes are 0: newer kernels send such attributes for features that are not used.
+// zero reports whether all bytes are 0, as in attributes for features of newer kernels that are not used.
 func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
 
 // get returns the data of an attribute, nil if it is not there.
@@ -108,9 +106,7 @@ func (t *attrTable) optU32(typ uint16) uint32 {
 }
 
 func (t *attrTable) str(typ uint16) string {
-	if !t.has(typ) {
-		t.bad = true
-	}
+	t.bad = t.bad || !t.has(typ)
 	return string(untilNUL(t.get(typ)))
 }
 
@@ -130,16 +126,17 @@ func untilNUL(b []byte) []byte {
 	return text
 }
 
-// attrWriter appends attributes to b. It keeps its first error: the length of an attribute has 16
-// bits, and an overflow would silently truncate what the kernel reads.
+// attrWriter appends attributes to b. It keeps its first error: the length of an attribute has 16 bits, and an overflow
+// would silently truncate what the kernel reads.
 type attrWriter struct {
 	b   []byte
+	op  operation // that is being encoded
 	err error
 }
 
 func (w *attrWriter) fail(format string, args ...any) {
 	if w.err == nil {
-		w.err = fmt.Errorf(format, args...)
+		w.err = w.op.wrap(fmt.Errorf(format, args...))
 	}
 }
 
@@ -171,10 +168,7 @@ func (w *attrWriter) bytes(typ uint16, v []byte) {
 		return
 	}
 	w.header(n, typ)
-	w.b = append(w.b, v...)
-	for len(w.b)&3 != 0 { // every message and attribute begins aligned
-		w.b = append(w.b, 0)
-	}
+	w.b = append(append(w.b, v...), make([]byte, align4(n)-n)...)
 }
 
 // str writes a NUL-terminated string.

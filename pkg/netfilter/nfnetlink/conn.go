@@ -16,38 +16,29 @@ import (
 )
 
 const (
-	// socketBuffer is the size of each socket buffer in bytes. With the default size the kernel
-	// refuses a commit of 6,000 prefixes, and can lose the answer to an applied one of 200 rules.
-	socketBuffer = 8 << 20
-	// datagramSize is the most that the kernel puts into one answer (af_netlink.c); it fills the
-	// buffer that the reader offers.
-	datagramSize = 32 << 10
-	// answerTimeout is in seconds. The kernel answers before the system call that sends the request
-	// returns, so it is reached only if something is wrong.
-	answerTimeout = 10
+	// socketBuffer is the size of each socket buffer in bytes. With the default size the kernel refuses a commit of 6,000
+	// prefixes, and can lose the answer to an applied one of 200 rules.
+	socketBuffer  = 8 << 20
+	datagramSize  = 32 << 10 // the most that the kernel puts into one answer (af_netlink.c)
+	answerTimeout = 10       // in seconds; the kernel answers before the system call that sends the request returns
 )
 
-// ErrStale is wrapped by Commit's error if Batch.Generation is set and another program has committed
-// since. Nothing was applied.
+// ErrStale is wrapped by Commit's error if another program has committed since Batch.Generation. Nothing was applied.
 const ErrStale = unix.ERESTART
 
 // errMalformed is about an answer that does not have the form that the kernel's headers define.
 var errMalformed = errors.New("the kernel's answer has an unknown form")
 
-// Conn is a socket to the kernel's nf_tables and conntrack in one network namespace. It is not safe for concurrent
-// use.
-//
-// The zero Conn is ready for use. The first request opens the socket, in the network namespace of the calling thread, where
-// it stays. The requests need CAP_NET_ADMIN over the namespace.
+// Conn is a socket to the kernel's nf_tables and conntrack. The first request opens it, in the network namespace of the
+// calling thread, where it stays. The requests need CAP_NET_ADMIN over the namespace. It is not safe for concurrent use.
 type Conn struct {
-	routes   bool // it is a socket to rtnetlink
-	fd       int
-	sequence uint32
-	in       []byte     // the last datagram; nil while the socket is not open
-	out      attrWriter // of the last request
-	attrs    attrTable
-	// consistent is set within ConsistentRead.
-	consistent bool
+	routes     bool // it is a socket to rtnetlink
+	fd         int
+	sequence   uint32
+	in         []byte     // the last datagram; nil while the socket is not open
+	out        attrWriter // of the last request
+	attrs      attrTable
+	consistent bool // within ConsistentRead
 	// consistentLimit is the time after which ConsistentRead begins no other attempt; 0 is the default.
 	consistentLimit time.Duration
 }
@@ -81,8 +72,7 @@ func setUpNetfilter(fd int) error {
 	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
 }
 
-// openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can
-// send messages to it.
+// openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can send messages to it.
 func openSocket(purpose string, protocol, flags int, setUp func(fd int) error) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, protocol)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -122,8 +112,7 @@ type message struct {
 	payload    []byte
 }
 
-// nfgenHeader is the size of struct nfgenmsg at the beginning of nf_tables' payloads: family, version
-// and resource, which is the lower half of the generation.
+// nfgenHeader is the size of struct nfgenmsg: family, version and resource, the lower half of the generation.
 const nfgenHeader = 4
 
 // Offsets in struct nlmsghdr.
@@ -188,8 +177,7 @@ func (o operation) String() string {
 	return strings.TrimSuffix(strings.Join([]string{o.verb, o.family.String(), o.table, o.name}, " "), " ")
 }
 
-// names writes the names of the table, whose attribute has one number for every kind of object, and of the
-// object, whose attribute depends on its kind.
+// names writes the names of the table, whose attribute has one number for every kind of object, and of the object.
 func (w *attrWriter) names(op operation, nameAttr uint16) {
 	if op.table != "" {
 		w.str(unix.NFTA_TABLE_NAME, op.table)
@@ -218,8 +206,7 @@ type request struct {
 	handle func(header, attrs []byte) error
 }
 
-// get returns a request NFT_MSG_GET* about an object, whose name has the attribute nameAttr. It decodes the attributes
-// of each answer.
+// get returns a request NFT_MSG_GET* about an object, whose name has the attribute nameAttr.
 func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
 	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family),
 		encode: func(w *attrWriter) { w.names(op, nameAttr) },
@@ -232,11 +219,11 @@ func nfgenmsg(family Family) []byte { return []byte{byte(family), unix.NFNETLINK
 // query sends a request and handles the answers: one, or with NLM_F_DUMP those up to NLMSG_DONE. It reports whether the
 // kernel calls a dump interrupted.
 func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
-	c.out = attrWriter{b: c.out.b[:0]}
+	c.out = attrWriter{b: c.out.b[:0], op: r.op}
 	w := &c.out
 	w.message(r.typ, r.flags, r.header, r.encode)
 	if w.err != nil {
-		return false, r.op.wrap(w.err)
+		return false, w.err
 	}
 	c.sequence++
 	binary.NativeEndian.PutUint32(w.b[sequenceAt:], c.sequence)
@@ -353,8 +340,7 @@ func (c *Conn) receive(op operation, flags int, handle func(message) (done bool,
 	}
 }
 
-// Error is the kernel's refusal of an operation. It unwraps to its Errno, so that errors.Is matches
-// os.ErrNotExist, os.ErrExist and os.ErrPermission.
+// Error is the kernel's refusal of an operation. errors.Is matches os.ErrNotExist, os.ErrExist and os.ErrPermission.
 type Error struct {
 	Op     string // the operation and its object, "add rule to ip ip-masq masq-X"
 	Family Family // of the object; 0 if the refusal is not about one of a batch's operations
@@ -375,14 +361,12 @@ func (e *Error) Error() string {
 // Unwrap returns the Errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Unsupported reports whether the error is that of a kernel without nf_tables, or without its support
-// for a family.
+// Unsupported reports whether the error is that of a kernel without nf_tables, or without its support for a family.
 func Unsupported(err error) bool {
 	return err != nil && ignore(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL) == nil
 }
 
-// decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an
-// acknowledgement.
+// decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an acknowledgement.
 func decodeError(m message) error {
 	if len(m.payload) < 4 { // the number
 		return errMalformed

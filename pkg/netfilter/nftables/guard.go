@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,13 +128,14 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	for _, f := range policy.Families() {
 		t := s.tables[f]
 		o.Exists = o.Exists || t.exists
-		chains := map[string]bool{} // masquerade chains
+		var chains []string // masquerade chains
 		for name := range t.chains {
 			if kind, chain, found := strings.Cut(name, "-"); found && (kind == guardChain || kind == enforceChain) {
-				chains[chain] = true
+				chains = append(chains, chain)
 			}
 		}
-		for _, chain := range slices.Sorted(maps.Keys(chains)) {
+		slices.Sort(chains)
+		for _, chain := range slices.Compact(chains) {
 			o.Guards = append(o.Guards, t.readGuard(policy.ChainFamily{Chain: chain, Family: f}, &o))
 		}
 	}
@@ -258,9 +258,7 @@ func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObserva
 // RenderGuards returns the tables of the families as input for `nft -f`. A family without a guard loses its table.
 func RenderGuards(desired []policy.Guard, families []policy.Family) []byte {
 	tables := guardTablesOf(desired)
-	var b strings.Builder
-	renderTables(&b, netfilter.GuardTable, families, func(f policy.Family) *table { return tables[f] })
-	return []byte(b.String())
+	return renderTables("", netfilter.GuardTable, families, func(f policy.Family) *table { return tables[f] })
 }
 
 // The chains and sets of a guard table. The name of one for a masquerade chain X has -X at its end.

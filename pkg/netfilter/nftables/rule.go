@@ -164,26 +164,24 @@ func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
 // Render returns the tables of the families as input for `nft -f`. Loading it has the result of Apply, regardless of the
 // previous content of the tables. A family without a chain loses its table.
 func Render(rs policy.Ruleset, families []policy.Family) []byte {
-	var b strings.Builder
-	b.WriteString("# Load with: nft -f FILE\n" +
-		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n" +
-		"# ip-masq-reconciler once changes only what differs, and avoids that.\n")
-	renderTables(&b, tableName, families, func(f policy.Family) *table {
-		return masqTable(f, chainsOf(rs, f), newTable(tableName))
-	})
-	return []byte(b.String())
+	return renderTables("# Load with: nft -f FILE\n"+
+		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n"+
+		"# ip-masq-reconciler once changes only what differs, and avoids that.\n",
+		tableName, families, func(f policy.Family) *table {
+			return masqTable(f, chainsOf(rs, f), newTable(tableName))
+		})
 }
 
 // renderTables writes the tables of a name. A family without one loses it.
-func renderTables(b *strings.Builder, name string, families []policy.Family, tableOf func(policy.Family) *table) {
+func renderTables(text, name string, families []policy.Family, tableOf func(policy.Family) *table) []byte {
 	for _, f := range families {
 		name := netfilter.LinkOf(f).String() + " " + name
-		// A table that does not exist cannot be deleted.
-		fmt.Fprintf(b, "\nadd table %s\ndelete table %s\n", name, name)
+		text += fmt.Sprintf("\nadd table %s\ndelete table %s\n", name, name) // one that does not exist cannot be deleted
 		if t := tableOf(f); t != nil {
-			fmt.Fprintf(b, "table %s {\n%s}\n", name, t.render(f))
+			text += fmt.Sprintf("table %s {\n%s}\n", name, t.render(f))
 		}
 	}
+	return []byte(text)
 }
 
 // renderSet writes a set, with its elements unless rules fill it.
