@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -151,15 +152,94 @@ func TestProposalWithTornDump(t *testing.T) {
 	}
 }
 
-// If another program changes rules between the write and the observation after it, Sync
-// writes once more.
+// If another program reverts a write before it is read again, Sync writes once more. It asks for nothing: no policy is new.
 func TestSyncWritesAgainIfReverted(t *testing.T) {
-	for times, right := range map[int]bool{1: true, 2: false} {
-		f := newFixture(t)
-		f.kernel.undone = times
-		if v := f.sync(network("podnet", policy.DefaultChain)); v.InSync() != right || f.kernel.count("write ") != 2 {
-			t.Errorf("undone %d times: right %t, writes %q", times, v.InSync(), f.kernel.effects)
+	for _, effect := range []string{writeRules, "write guards"} {
+		for times, right := range map[int]bool{0: true, 1: true, 2: false} {
+			f := newFixture(t)
+			net := network("podnet", "A", guard(policy.GuardDrop))
+			f.mustApply(net)
+			if f.kernel.Guards = nil; effect == writeRules {
+				f.kernel.Flush()
+			}
+			f.kernel.effects, f.kernel.undone = nil, map[string]int{effect: times}
+			s := f.sync(net)
+			if s.InSync() != right || f.kernel.count(effect) != min(times+1, 2) || f.kernel.count(checkRules) > 0 {
+				t.Errorf("%s, undone %d times: right %t, %q", effect, times, s.InSync(), f.kernel.effects)
+			}
 		}
+	}
+}
+
+// Where another program changes rules or guards before each write, that is tried six times. What is right is no error.
+func TestOvertakenSixTimes(t *testing.T) {
+	for effect, others := range map[string]bool{"write nftables": true, "write guards": false} {
+		for _, times := range []int{5, 6, 0} {
+			f := newFixture(t)
+			a, b := network("one", "A", backend(policy.NFTables), guard(policy.GuardDrop)), network("two", "B", guard(policy.GuardDrop))
+			f.mustApply(a, b)
+			f.kernel.effects, f.kernel.most, f.kernel.fail = nil, times, map[string]error{effect: netfilter.ErrChanged}
+			if others {
+				f.kernel.Chains[netfiltertest.NFTables] = map[policy.ChainFamily]policy.Chain{}
+			} else {
+				f.kernel.Guards = nil
+			}
+			s := f.sync(a, b)
+			err, other := s.Err("A"), s.Err("B")
+			if (err == nil) != (times == 5) || err != nil && !errors.Is(err, netfilter.ErrChanged) || others && other != nil || f.kernel.count(effect) > 6 {
+				t.Errorf("%s is overtaken %d times: errors %v and %v, %q", effect, times, err, other, f.kernel.effects)
+			}
+		}
+	}
+}
+
+// A policy that the kernel refuses is not stored where rules are in force, also if they were lost, or are an agent's. Where
+// there are none, nothing is asked.
+func TestRefusedPolicyIsNotStored(t *testing.T) {
+	inNFT := network("one", "A", backend(policy.NFTables), guard(policy.GuardDrop))
+	changed := network("one", "A", backend(policy.NFTables), guard(policy.GuardDrop), exempts("192.0.2.0/24"))
+	inIPT := network("two", "B", backend(policy.IPTables))
+	agents := func(f *fixture) {
+		c := policy.Chain{Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
+		f.kernel.Chains[netfiltertest.NFTables][policy.ChainFamily{Family: policy.IPv4, Chain: "A"}] = c
+	}
+	for name, c := range map[string]struct {
+		rules   func(*fixture)
+		sources []policy.Source
+		refused bool
+	}{
+		"changed":           {func(f *fixture) { f.mustApply(inNFT) }, []policy.Source{changed}, true},
+		"changed and lost":  {func(f *fixture) { f.mustApply(inNFT); f.kernel.Flush() }, []policy.Source{changed}, true},
+		"an agent's":        {agents, []policy.Source{inNFT}, true},
+		"one, then another": {func(f *fixture) { f.mustApply(inNFT) }, []policy.Source{changed, inIPT}, true},
+		"another, then one": {func(f *fixture) { f.mustApply(inNFT) }, []policy.Source{inIPT, changed}, true},
+		"none":              {func(*fixture) {}, []policy.Source{inNFT}, false},
+	} {
+		f := newFixture(t)
+		c.rules(f)
+		before, err := f.enforcer.Dir.Load()
+		must(t, err)
+		f.kernel.fail, f.kernel.effects = map[string]error{"ask for a write of nftables": errRefused}, nil
+		_, err = f.apply(c.sources...)
+		if errors.Is(err, errRefused) != c.refused || !c.refused && err != nil {
+			t.Errorf("%s: error %v, %q", name, err, f.kernel.effects)
+		}
+		if after, err := f.enforcer.Dir.Load(); c.refused && !reflect.DeepEqual(before.Sources, after.Sources) {
+			t.Errorf("%s: stored %+v, %v", name, after.Sources, err)
+		}
+	}
+}
+
+// Where the record was lost the rules that are there are on it again.
+func TestLostRecord(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A")
+	f.mustApply(net)
+	f.putRecord(func(r *store.Record) { *r = store.Record{} })
+	f.mustBeInSync(f.sync(net))
+	f.mustBeInSync(f.observe(net))
+	if len(f.record().Chains) != 1 {
+		t.Errorf("record %+v", f.record())
 	}
 }
 

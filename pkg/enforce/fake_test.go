@@ -3,6 +3,7 @@
 package enforce_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,12 +12,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+var errRefused = errors.New("refused")
+
 // kernel is a packet filter that fails on demand, and has a log.
 type kernel struct {
 	*netfiltertest.Kernel
 	fail    map[string]error // effects, by the beginnings of their texts
 	most    int              // so many effects fail; 0: all of them
-	undone  int              // so many coming writes of rules are reverted at once, in part
+	undone  map[string]int   // so many coming effects are reverted at once, in part
 	effects []string
 	log     []string // every write
 }
@@ -53,7 +56,14 @@ func newKernel() *kernel {
 			k.log = append(k.log, guardsText(k.Guards))
 		case isRules:
 			k.log = append(k.log, "rules of "+strings.TrimSuffix(what, " ipv4"))
-			if k.undone--; k.undone >= 0 {
+		}
+		for beginning := range k.undone {
+			if !strings.HasPrefix(effect, beginning) {
+				continue
+			}
+			if k.undone[beginning]--; k.undone[beginning] >= 0 && what == "guards" {
+				k.Guards = nil
+			} else if k.undone[beginning] >= 0 {
 				k.reviseChains(func(c *policy.Chain) { c.Jumps = nil })
 			}
 		}

@@ -149,11 +149,9 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	lost := func() {
 		f.kernel.Guards, f.kernel.Chains[netfiltertest.IPTables] = nil, map[policy.ChainFamily]policy.Chain{}
 	}
-	refused := errors.New("refused")
-
 	lost()
-	f.kernel.fail = map[string]error{writeRules: refused}
-	if err := f.sync(net).Err("A"); !errors.Is(err, refused) {
+	f.kernel.fail = map[string]error{writeRules: errRefused}
+	if err := f.sync(net).Err("A"); !errors.Is(err, errRefused) {
 		t.Errorf("error %v", err)
 	}
 	f.writes(guardA)
@@ -162,9 +160,9 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	lost()
 	f.enforcer.AllBackends = true
 	s := f.observe(net)
-	f.kernel.fail = map[string]error{readGuards: refused, "write guards": refused}
+	f.kernel.fail = map[string]error{readGuards: errRefused, "write guards": errRefused}
 	lock, release := f.lock()
-	if err := f.enforcer.Sync(t.Context(), s, lock).Err("A"); !errors.Is(err, refused) || !strings.Contains(err.Error(), "guard of chain A") {
+	if err := f.enforcer.Sync(t.Context(), s, lock).Err("A"); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "guard of chain A") {
 		t.Errorf("error %v", err)
 	}
 	release()
@@ -172,7 +170,7 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 
 	lost()
 	s = f.sync(net) // the guard cannot even be read
-	if err := s.Err("A"); !errors.Is(err, refused) || !strings.Contains(err.Error(), "guard of chain A") || s.InSync() {
+	if err := s.Err("A"); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "guard of chain A") || s.InSync() {
 		t.Errorf("error %v, in sync %t", err, s.InSync())
 	}
 	f.writes(rulesInNFT)
@@ -302,7 +300,7 @@ func TestRefusedGuardRefusesThePolicy(t *testing.T) {
 // TestCleanupKeepsTheRulesOfAGuard: as long as a guard drops what is not masqueraded, cleanup removes no rule.
 func TestCleanupKeepsTheRulesOfAGuard(t *testing.T) {
 	for name, spoil := range map[string]func(k *kernel){
-		"fails":           func(k *kernel) { k.fail = map[string]error{readGuards: errors.New("refused")} },
+		"fails":           func(k *kernel) { k.fail = map[string]error{readGuards: errRefused} },
 		"changes":         func(k *kernel) { k.fail = map[string]error{"write guards": netfilter.ErrChanged} },
 		"another dataDir": func(k *kernel) { k.Guards[0].Owner = policy.OwnedBy("/other") },
 	} {
@@ -334,7 +332,7 @@ func TestGuardDryRun(t *testing.T) {
 	f := newFixture(t)
 	f.sync(network("podnet", "A"))
 	f.kernel.log = nil
-	for _, unable := range []error{nil, errors.New("refused")} {
+	for _, unable := range []error{nil, errRefused} {
 		f.kernel.fail = map[string]error{"ask for a write of guards": unable}
 		lock, err := f.enforcer.Dir.DryRun(t.Context())
 		must(t, err)
@@ -464,7 +462,7 @@ func TestRepairWithoutReset(t *testing.T) {
 	lose := func() { f.kernel.Chains[netfiltertest.IPTables] = map[policy.ChainFamily]policy.Chain{} }
 	lose()
 	// While a repair fails no reset is due: nothing would translate the connections.
-	f.kernel.fail = map[string]error{writeRules: errors.New("refused")}
+	f.kernel.fail = map[string]error{writeRules: errRefused}
 	if s := f.sync(net); s.Err("A") == nil || s.ResetsDue() {
 		t.Errorf("error %v, resets %v are due", s.Err("A"), f.record().Resets)
 	}

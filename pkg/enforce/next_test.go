@@ -71,9 +71,9 @@ func history(t *rapid.T, lock *store.Lock) {
 	if s := w.sync(); s != nil && !s.InSync() {
 		t.Fatalf("a run without faults leaves %v, stale %v, guard %v, chains %v\n%s", s.Diff(), s.Stale, s.Guard.Err, s.Err("A"), w)
 	}
-	writes := w.writes
-	if s := w.sync(); s != nil && (!s.InSync() || w.writes != writes) {
-		t.Fatalf("a second run writes %d times, and leaves %v\n%s", w.writes-writes, s.Diff(), w)
+	written := w.written
+	if s := w.sync(); s != nil && (!s.InSync() || w.written != written) {
+		t.Fatalf("a second run writes %d times, and leaves %v\n%s", w.written-written, s.Diff(), w)
 	}
 }
 
@@ -88,12 +88,14 @@ type world struct {
 	log     []any
 	effects int // of the present run
 
-	writes, kernelWrites int // in all, and without those of documents and the record
+	written, kernelWrites int // in all, and without those of documents and the record
 
 	kernel     *netfiltertest.Kernel
 	before     []wrong        // the present write
 	seen, now  map[string]int // how often each backend, and guards, had changed when they were read last, and until now
 	unreadable bool
+	read       map[string]bool // whether a run has read each backend, and guards, since it wrote or was overtaken
+	stuck      bool            // a document could not be stored: the run writes nothing more
 
 	stored []policy.Source
 	taken  bool // addresses were taken from another attachment
@@ -134,7 +136,7 @@ type killed struct{}
 var errFault = errors.New("fault")
 
 func newWorld(t *rapid.T, lock *store.Lock) *world {
-	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}}
+	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}, read: map[string]bool{}}
 	w.kernel.Before, w.kernel.After = w.begins, func(what string, details ...string) { w.kernelWrites++; w.wrote(what, details...) }
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
 		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
@@ -290,8 +292,38 @@ func (w *world) sync() *State {
 
 func (w *world) run(s *State) *State {
 	s.begin(1)
-	w.planned = s.planned
-	return run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
+	w.planned, w.stuck, w.read = s.planned, false, map[string]bool{guardTables: true}
+	for _, t := range s.tables {
+		w.read[t.choice.String()] = true
+	}
+	s = run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
+	w.judgeErrors(s)
+	return s
+}
+
+// judgeErrors compares what a State says of chains with the kernel.
+func (w *world) judgeErrors(s *State) {
+	if w.interfered() {
+		return
+	}
+	faults := w.faults
+	w.faults = false
+	now := s.clone()
+	for i := range now.Chains {
+		now.Chains[i].failed = nil
+	}
+	now.Guard.failed = nil
+	now = w.ObserveAgain(context.Background(), now)
+	w.faults = faults
+	for _, c := range s.Chains {
+		is, says := now.Err(c.Policy.Chain), s.Err(c.Policy.Chain)
+		if is != nil && says == nil {
+			w.t.Fatalf("chain %s is right, the run says, and it is not: %v\n%s", c.Policy.Chain, is, w)
+		}
+		if is == nil && says != nil && s.RecordErr != nil {
+			w.t.Fatalf("chain %s is right, the run says it is not: %v\n%s", c.Policy.Chain, says, w)
+		}
+	}
 }
 
 // fault draws what becomes of an effect. A fault of the kernel is one that a program may have at any time.
@@ -323,6 +355,9 @@ func (w *world) fault(what string) error {
 // begins is called before each effect at the ports. It draws what becomes of it.
 func (w *world) begins(effect string, writes bool) error {
 	read, reads := strings.CutPrefix(effect, "observe ")
+	if reads {
+		w.read[read] = true
+	}
 	switch {
 	case reads && w.unreadable:
 		return errFault
@@ -334,7 +369,11 @@ func (w *world) begins(effect string, writes bool) error {
 		if effect != "record" && !w.isOnRecord() {
 			w.t.Fatalf("%s comes before the record of what the run is about to change, %+v\n%s", effect, w.planned, w)
 		}
+		if w.stuck {
+			w.t.Fatalf("%s comes after a document could not be stored\n%s", effect, w)
+		}
 		if err := w.fault(effect); err != nil {
+			w.stuck = effect == "store"
 			return err
 		}
 		w.before = w.wrong()
@@ -359,7 +398,7 @@ func (w *world) wrote(what string, _ ...string) {
 			w.seen[tables] = w.now[tables]
 		}
 	}
-	w.writes++
+	w.written++
 	w.log = append(w.log, what)
 	for choice, chains := range w.kernel.Chains {
 		for ref := range chains {
@@ -473,6 +512,23 @@ func (w *world) change(what string) {
 
 const guardTables = "guards"
 
+// writes writes tables, which a run does only after it has read what it wrote, and all after it was overtaken.
+func (w *world) writes(tables string, write func() error) error {
+	for of, read := range w.read {
+		if !read {
+			w.t.Fatalf("%s are written before %s are read again\n%s", tables, of, w)
+		}
+	}
+	err := write()
+	w.read[tables] = false
+	if errors.Is(err, netfilter.ErrChanged) {
+		for of := range w.read {
+			w.read[of] = false
+		}
+	}
+	return err
+}
+
 // interfered reports whether another program changed something since it was read. What a run does then is not judged, unless
 // the kernel would have told it.
 func (w *world) interfered() bool { return !maps.Equal(w.seen, w.now) }
@@ -490,7 +546,15 @@ func (e worldEffects) asking() effects {
 func (e worldEffects) observe(ctx context.Context, s *State) {
 	e.w.unreadable = e.w.fault("observe") != nil
 	e.does.observe(ctx, s)
-	e.w.unreadable = false
+	e.w.unreadable, e.w.read[guardTables] = false, e.w.read[guardTables] || s.Guard.unusable != nil
+}
+
+func (e worldEffects) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
+	return e.w.writes(guardTables, func() error { return e.does.guards(ctx, guards, from) })
+}
+
+func (e worldEffects) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
+	return e.w.writes(t.choice.String(), func() error { return e.does.rules(ctx, t, desired, families) })
 }
 
 // listPods finds the same addresses to take: the world has no attachments to read them from.

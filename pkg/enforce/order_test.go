@@ -3,7 +3,6 @@
 package enforce_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,7 +45,7 @@ func TestDroppedNetworkUnderAGuard(t *testing.T) {
 	f := newFixture(t)
 	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")), network("other", "B"))
 	f.kernel.log = nil
-	f.kernel.fail = map[string]error{"write guards": errors.New("refused")}
+	f.kernel.fail = map[string]error{"write guards": errRefused}
 	f.sync(network("other", "B"))
 	f.writes()
 	f.kernel.fail = nil
@@ -63,7 +62,7 @@ func TestFamilyUnderAGuard(t *testing.T) {
 	}
 	drop := guard(policy.GuardDrop)
 	f.mustApply(network("podnet", "A", backend(policy.IPTables), drop, both, exempts("10.0.0.0/8")))
-	f.kernel.log, f.kernel.fail = nil, map[string]error{"write guards": errors.New("refused")}
+	f.kernel.log, f.kernel.fail = nil, map[string]error{"write guards": errRefused}
 	f.sync(network("podnet", "A", backend(policy.IPTables), drop, exempts("10.0.0.0/8")))
 	f.writes()
 	f.kernel.fail = nil
@@ -75,7 +74,7 @@ func TestFamilyUnderAGuard(t *testing.T) {
 func TestGuardThatOnlyCounted(t *testing.T) {
 	f := newFixture(t)
 	f.mustApply(network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8")))
-	f.kernel.fail = map[string]error{"write guards": errors.New("refused")}
+	f.kernel.fail = map[string]error{"write guards": errRefused}
 	_, _ = f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24")))
 	f.kernel.log, f.kernel.fail = nil, nil
 	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("198.51.100.0/24")))
@@ -89,7 +88,7 @@ func TestGuardThatOnlyCounted(t *testing.T) {
 func TestMoveThatFails(t *testing.T) {
 	f := newFixture(t)
 	f.mustApply(network("one", "A", backend(policy.NFTables)), network("two", "B", backend(policy.NFTables)))
-	f.kernel.fail = map[string]error{writeRules: errors.New("refused")}
+	f.kernel.fail = map[string]error{writeRules: errRefused}
 	_, _ = f.apply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
 	for choice, chains := range f.kernel.Chains {
 		if _, exists := chains[policy.ChainFamily{Family: policy.IPv4, Chain: "A"}]; choice.Backend == policy.NFTables && !exists {
@@ -106,7 +105,7 @@ func TestGuardOfAnotherChainThatBinds(t *testing.T) {
 	one := network("one", "A", guard(policy.GuardOff), enforceExempt, exempts("10.0.0.0/8", "192.0.2.0/24"))
 	f.mustApply(one, network("two", "B", exempts("10.0.0.0/8", "192.0.2.0/24")))
 	f.kernel.log = nil
-	f.kernel.fail = map[string]error{"write guards": errors.New("refused")}
+	f.kernel.fail = map[string]error{"write guards": errRefused}
 	if s, err := f.apply(network("two", "B", exempts("10.0.0.0/8")), one); err == nil && s.InSync() {
 		t.Error("no error")
 	}
@@ -123,7 +122,7 @@ func TestGuardBesideRulesThatCannotBeWritten(t *testing.T) {
 		return network("two", "B", backend(policy.NFTables), guard(policy.GuardOff), enforceExempt, exempts(exempt...))
 	}
 	f.mustApply(one("10.0.0.0/8"), two("10.0.0.0/8"))
-	f.kernel.fail = map[string]error{writeRules: errors.New("refused")}
+	f.kernel.fail = map[string]error{writeRules: errRefused}
 	_, _ = f.apply(two("10.0.0.0/8", "192.0.2.0/24"), one("10.0.0.0/8", "192.0.2.0/24"))
 	masqueraded := policy.RangesOf(prefixes("192.0.2.0/24")...)
 	for _, g := range f.kernel.Guards {

@@ -39,18 +39,16 @@ func (s *State) isRead() bool {
 
 // unread makes all unread, as another program interfered. If that happens too often it fails what is to be written.
 func (s *State) unread(err error) {
-	if s.overtaken++; s.overtaken == maxOvertaken {
-		if s.guardDiffers() {
-			s.Guard.fail(err)
-		}
-		for i := range s.tables {
-			s.failTables(&s.tables[i], err)
-		}
-		return
+	s.overtaken++
+	if s.overtaken >= maxOvertaken && s.guardDiffers() {
+		s.Guard.fail(err)
 	}
 	s.Guard.looks = 0
 	for i := range s.tables {
-		s.tables[i].looks = 0
+		t := &s.tables[i]
+		if t.looks = 0; s.overtaken >= maxOvertaken {
+			s.failTables(t, err)
+		}
 	}
 }
 
@@ -59,7 +57,7 @@ type ask struct{}
 
 func (ask) take(ctx context.Context, do effects, s *State) *State {
 	s.asked = true
-	answer := run(ctx, s.clone(), do.asking())
+	answer := run(ctx, s, do.asking())
 	for _, src := range s.unstored {
 		s.refused = cmp.Or(s.refused, answer.Err(src.Policy.Chain))
 	}
