@@ -103,7 +103,7 @@ func TestMoveThatFails(t *testing.T) {
 func TestRenameThatFails(t *testing.T) {
 	f := newFixture(t)
 	f.mustApply(network("podnet", "A", backend(policy.NFTables)), network("other", "C", backend(policy.NFTables)))
-	f.kernel.log, f.kernel.fail = nil, map[string]error{writeRules: errors.New("refused")}
+	f.kernel.log, f.kernel.fail = nil, map[string]error{writeRules: errRefused}
 	renamed := []policy.Source{network("podnet", "B", backend(policy.IPTables)), network("other", "C", backend(policy.NFTables))}
 	_, _ = f.apply(renamed...)
 	f.sync(renamed...)
