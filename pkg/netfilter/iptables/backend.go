@@ -31,7 +31,7 @@ func (b *backend) Layout() policy.Layout { return policy.Layout{} }
 // OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }
 
-// CanWrite implements netfilter.Backend: there is a program, and rules in POSTROUTING have an effect.
+// CanWrite implements netfilter.Backend: is there a program, and do rules in POSTROUTING work?
 func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	if _, err := b.programs.locate(ctx, f, b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
@@ -108,8 +108,8 @@ func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
 	return names
 }
 
-// Apply implements netfilter.Backend. It reads the rules again right before it writes: nothing makes iptables-restore
-// fail if they have changed since the observation.
+// Apply implements netfilter.Backend. It reads the rules again right before it writes: nothing
+// makes iptables-restore fail if they have changed since the observation.
 func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
 	return b.write(ctx, desired.Chains, false, held)
 }
@@ -124,7 +124,7 @@ func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *o
 	return b.write(ctx, chains, true, held)
 }
 
-// write applies or removes chains. If one family fails, the other one is written nevertheless, unless the program hangs.
+// write applies or removes chains, also of one family if the other fails, unless the program hangs.
 func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
@@ -174,7 +174,7 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 	}
 }
 
-// plan returns the transaction after which the kernel has exactly the chains or, to remove, none and no jump to them.
+// plan returns the transaction after which the kernel has exactly the chains or, to remove, none.
 func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool) (*transaction, error) {
 	names := otherHooks()
 	for _, c := range chains {

@@ -16,8 +16,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// nftReader reads the tables of iptables-nft through one netlink socket, which it keeps: closing a socket soon after a
-// commit takes the kernel milliseconds.
+// nftReader reads the tables of iptables-nft through one netlink socket, which it keeps: closing a
+// socket soon after a commit takes the kernel milliseconds.
 type nftReader struct{ conn nfnetlink.Conn }
 
 func (r *nftReader) chainNames(f policy.Family, table, only string) (names []string, err error) {
@@ -89,8 +89,9 @@ func (t table) same(u table) bool {
 	})
 }
 
-// baseChainFault returns why the rules of POSTROUTING do not have their usual effect, and the remedy; "" if they do.
-// ip-masq does not repair the chain: every program on the node uses table nat.
+// baseChainFault returns why the rules of POSTROUTING do not have their usual effect, and the
+// remedy; "" if they do. ip-masq does not repair the chain: every program on the node uses table
+// nat.
 func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) string {
 	const priority = 100 // NF_IP_PRI_NAT_SRC
 	name := "table " + netfilter.LinkOf(f).String() + " " + natTable

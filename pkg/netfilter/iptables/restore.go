@@ -10,9 +10,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Render writes the chains of one family as input for `iptables-restore --noflush`. It appends the jumps:
-// iptables-restore cannot skip those that exist, and fails as a whole if it is to delete one that does not. A rule's
-// arguments are in the order in which `iptables -S` prints them.
+// Render writes the chains of one family as input for `iptables-restore --noflush`. It appends the
+// jumps: iptables-restore cannot skip those that exist, and fails as a whole if it is to delete one
+// that does not. A rule's arguments are in the order in which `iptables -S` prints them.
 func Render(rs policy.Ruleset, f policy.Family) []byte {
 	head := fmt.Sprintf("# Load with: %s-restore --noflush FILE\n"+
 		"# Each loading appends the jumps again. A duplicate jump changes no packet;\n"+
@@ -86,13 +86,13 @@ func (t *transaction) restore() []byte {
 	return b.Bytes()
 }
 
-// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without this very text the
-// agent adds another jump every minute.
+// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without
+// this very text the agent adds another jump every minute.
 func agentJumpComment(chain string) string {
 	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
 }
 
-// ruleCommand writes a rule, which has at most one source and one destination prefix, as an -A command.
+// ruleCommand writes a rule, of at most one source and one destination prefix, as an -A command.
 func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	w := []string{"-A", chain}
 	add := func(isSet bool, words ...string) {

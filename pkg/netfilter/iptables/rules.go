@@ -102,9 +102,9 @@ func (t *table) chain(name string) *policy.Chain {
 	return &t.chains[i]
 }
 
-// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, or the error of that, and returns those that
-// lead to the table's chains, by chain. It fails if they are not the rules that were read: another program writes, or a
-// comment has a line feed.
+// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, or the error of that, and
+// returns those that lead to the table's chains, by chain. It fails if they are not the rules that
+// were read: another program writes, or a comment has a line feed.
 func (t *table) jumpLines(lines []string, err error) (map[string][]string, error) {
 	if err != nil {
 		return nil, err
@@ -129,13 +129,13 @@ func (t *table) jumpLines(lines []string, err error) (map[string][]string, error
 	return jumps, nil
 }
 
-// leadsTo reports whether a rule that `iptables -S` printed jumps or goes to the chain, with which it then ends.
+// leadsTo reports whether a rule that `iptables -S` printed ends with a jump or goto to the chain.
 func leadsTo(line, chain string) bool {
 	return strings.HasSuffix(line, " -j "+chain) || strings.HasSuffix(line, " -g "+chain)
 }
 
-// decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it. The conditions use
-// the array of buffer.
+// decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it.
+// The conditions use the array of buffer.
 func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) netfilter.DecodedRule {
 	return netfilter.DecodeRule(nfnetlink.Decode(netfilter.LinkOf(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
 		p, ok := c.Range.Prefix()
