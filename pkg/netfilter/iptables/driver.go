@@ -113,15 +113,14 @@ func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
-	first, err := r.read(f, append(names, postrouting))
+	base, err := r.read(f, []string{postrouting})
 	if err != nil {
 		return nil, err
 	}
-	others := slices.DeleteFunc(slices.Clone(first.targets), func(name string) bool { return name == "" || slices.Contains(names, name) })
-	second, err := r.read(f, slices.Compact(slices.Sorted(slices.Values(others))))
-	owned := slices.Concat(first.chains, second.chains)
-	return slices.DeleteFunc(owned, func(c policy.Chain) bool { return c.Name == postrouting }), err
+	all, err := r.read(f, slices.DeleteFunc(names, func(name string) bool {
+		return policy.ValidateChainName(name) != nil && !slices.Contains(base.targets, name)
+	}))
+	return all.chains, err
 }
 
 // Probe implements netfilter.Driver. It takes the preferred variant unless the kernel does not.

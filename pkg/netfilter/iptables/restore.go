@@ -3,8 +3,8 @@
 package iptables
 
 import (
-	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -32,10 +32,13 @@ type transaction struct {
 	declared, jumps, rules, deleted []string
 }
 
-// empty reports whether there is nothing to do.
-func (t *transaction) empty() bool {
-	return len(t.declared)+len(t.jumps)+len(t.rules)+len(t.deleted) == 0
+// lines are those that iptables-restore reads, in their order.
+func (t *transaction) lines() []string {
+	return slices.Concat(t.declared, t.jumps, t.rules, t.deleted)
 }
+
+// empty reports whether there is nothing to do.
+func (t *transaction) empty() bool { return len(t.lines()) == 0 }
 
 // fill creates the chain or replaces its rules. The last rule has the owner as its comment.
 func (t *transaction) fill(c *policy.Chain) {
@@ -75,15 +78,8 @@ func (t *transaction) deleteChain(chain string) {
 
 // restore returns the transaction as input for iptables-restore.
 func (t *transaction) restore() []byte {
-	var b bytes.Buffer
-	b.WriteString("*" + natTable + "\n")
-	for _, lines := range [][]string{t.declared, t.jumps, t.rules, t.deleted} {
-		for _, line := range lines {
-			b.WriteString(line + "\n")
-		}
-	}
-	b.WriteString("COMMIT\n")
-	return b.Bytes()
+	all := slices.Concat([]string{"*" + natTable}, t.lines(), []string{"COMMIT", ""})
+	return []byte(strings.Join(all, "\n"))
 }
 
 // agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without
