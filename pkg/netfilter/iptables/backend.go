@@ -47,7 +47,7 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
 	var differing []policy.Chain
 	for _, f := range policy.Families() {
-		chains := ofFamily(desired.Chains, f)
+		chains := netfilter.ChainsOf(desired, f)
 		if len(chains) == 0 {
 			continue
 		}
@@ -90,7 +90,7 @@ func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfi
 			errs = append(errs, fmt.Errorf("observe %s of %s: %w", f, b.choice, err))
 			continue
 		}
-		rs.Chains = append(rs.Chains, t.chains...)
+		rs.Chains = append(rs.Chains, t.Chains...)
 		if t.fault != "" {
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: t.fault})
 		}
@@ -128,7 +128,7 @@ func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *o
 func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
-		own := ofFamily(chains, f)
+		own := netfilter.ChainsOf(policy.Ruleset{Chains: chains}, f)
 		if len(own) == 0 {
 			continue
 		}
@@ -141,10 +141,6 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func ofFamily(chains []policy.Chain, f policy.Family) []policy.Chain {
-	return slices.DeleteFunc(slices.Clone(chains), func(c policy.Chain) bool { return c.Family != f })
 }
 
 // writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs again: other
@@ -190,7 +186,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	var tx transaction
 	var lines map[string][]string // of POSTROUTING, by the chain that they lead to
 	for i := range chains {
-		want, have := &chains[i], t.chain(chains[i].Name)
+		want, have := &chains[i], t.Find(f, chains[i].Name)
 		if have == nil && remove {
 			continue
 		}

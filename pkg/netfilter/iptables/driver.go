@@ -120,7 +120,7 @@ func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
 	all, err := r.read(f, slices.DeleteFunc(names, func(name string) bool {
 		return policy.ValidateChainName(name) != nil && !slices.Contains(base.targets, name)
 	}))
-	return all.chains, err
+	return all.Chains, err
 }
 
 // Probe implements netfilter.Driver. It takes the preferred variant unless the kernel does not.

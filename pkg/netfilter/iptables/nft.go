@@ -83,7 +83,7 @@ func Watched(chains []netfilter.OwnedChain) *[]string {
 
 // same reports whether both readings found the same.
 func (t table) same(u table) bool {
-	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.chains, u.chains, func(a, b policy.Chain) bool {
+	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.Chains, u.Chains, func(a, b policy.Chain) bool {
 		return a.Name == b.Name && a.Owner == b.Owner &&
 			slices.EqualFunc(a.Jumps, b.Jumps, policy.Rule.SameReading) && slices.EqualFunc(a.Rules, b.Rules, policy.Rule.SameReading)
 	})

@@ -156,10 +156,7 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 		}
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		if info, err = f.lstat(next); err != nil {
-			return nil, err
-		}
-		if info.Mode().Type() != fs.ModeSymlink {
+		if info, err = f.lstat(next); err != nil || info.Mode().Type() != fs.ModeSymlink {
 			at = next
 			continue
 		}
@@ -174,9 +171,7 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 			at = "/"
 		}
 		rest = append(strings.Split(target, "/"), rest...)
-		if info, err = f.lstat(at); err != nil {
-			return nil, err
-		}
+		info, err = f.lstat(at)
 	}
 	return info, err
 }

@@ -83,7 +83,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 
 // toDesired returns the change after which the tables have exactly the desired chains.
 func toDesired(desired policy.Ruleset) func(*tableWriter) {
-	return func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) }
+	return func(w *tableWriter) { w.update(masqTable(w.family, netfilter.ChainsOf(desired, w.family), w.have)) }
 }
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no

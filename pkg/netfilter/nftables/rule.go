@@ -170,7 +170,7 @@ func Render(rs policy.Ruleset, families []policy.Family) []byte {
 		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n"+
 		"# ip-masq-reconciler once changes only what differs, and avoids that.\n",
 		tableName, families, func(f policy.Family) *table {
-			return masqTable(f, chainsOf(rs, f), newTable(tableName))
+			return masqTable(f, netfilter.ChainsOf(rs, f), newTable(tableName))
 		})
 }
 
