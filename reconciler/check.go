@@ -192,8 +192,7 @@ func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
 	return found
 }
 
-// multusErr returns how Multus uses the network of the plugin entry, or nil. Where the reconciler manages the
-// conflist, that is a fault of the conflist.
+// multusErr returns how Multus uses the network of the plugin entry, unless a managed conflist reports it.
 func multusErr(s config.Settings, managed bool) error {
 	if managed {
 		return nil
@@ -256,8 +255,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	})...)
 }
 
-// entryFindings returns the findings about the plugin entry of a managed conflist, by ID: those of the reconciler that
-// runs, if it answers.
+// entryFindings returns the findings about a managed entry, by ID: those of the reconciler, if it answers.
 func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	found := map[string][]error{}
 	switch s := n.active.status; {

@@ -41,8 +41,7 @@ func (a *app) explainCommand() *cobra.Command {
 	return c
 }
 
-// question reads the arguments. An empty flag is a mistake: it is most likely a shell variable
-// that is not set.
+// question reads the arguments. An empty flag is most likely a shell variable that is not set.
 func question(dst, from, pod, out string, given func(flag string) bool) (q diagnose.Question, err error) {
 	if q.Dst, err = address("DST", dst); err != nil {
 		return q, err

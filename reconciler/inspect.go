@@ -27,8 +27,7 @@ import (
 // answerTime is how long a command waits for the reconciler that runs.
 const answerTime = 2 * time.Second
 
-// inspection is the node for a command that only reads, with the settings of the reconciler that runs,
-// if it answers.
+// inspection is the node for a command that reads, with the settings of the reconciler that answers.
 type inspection struct {
 	*reconcile.Node
 	active        activeReconciler
@@ -52,8 +51,7 @@ type activeReconciler struct {
 	elsewhere bool
 }
 
-// inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
-// reports.
+// inspect opens the node for a command that only reads. An invalid reconciler.toml is in its reports.
 func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	all := drivers()
 	stated, err := a.settings(ownersDataDir(ctx, all))
@@ -155,8 +153,7 @@ func ofAgentFiles(key string) bool {
 	return strings.HasPrefix(key, "agent")
 }
 
-// ask asks the reconciler that runs with the dataDir for its status. If none does, one may serve its health that has
-// another dataDir and so does nothing.
+// ask asks the reconciler of the dataDir for its status, else one that serves health with another dataDir.
 func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()

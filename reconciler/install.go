@@ -283,8 +283,7 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 	}
 }
 
-// managesConflist reports whether the loop syncs the conflist. Without conflist.own it does so until ip-masq's own
-// conflist is removed.
+// managesConflist reports whether the loop syncs the conflist: also until ip-masq's own one is removed.
 func managesConflist(s config.Settings, node *reconcile.Node) bool {
 	return s.Conflist.Managed() || config.ReadOwnConflist(node.Dir.OwnConflistPath()) != nil
 }

@@ -135,8 +135,7 @@ func ownersDataDir(ctx context.Context, all netfilter.Drivers) func(key string) 
 	}
 }
 
-// dataDirOf returns the dataDir that a chain names, and which chain. The default wins over others: any program that may
-// write rules can add a chain.
+// dataDirOf returns the dataDir that a chain names. The default wins: any program may add a chain.
 func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
 	for _, c := range owned {
 		if c.Owner.DataDir == config.DefaultDataDir || named.Value == "" && c.Owner.DataDir != "" {

@@ -77,8 +77,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// directoriesInUse returns a function that returns a directory of settings: it is the node's also when rules or files
-// that name it are gone or bad for a moment.
+// directoriesInUse returns directories of settings, also when what names them is gone or bad for a moment.
 func directoriesInUse(s config.Settings) func(key string) config.Setting {
 	return func(key string) config.Setting {
 		if origin := s.Origins[key]; origin != "" {
@@ -130,8 +129,7 @@ type daemon struct {
 	installedVersion string
 }
 
-// serve runs everything with these settings until they change, and returns the next ones. The
-// error is that of the settings.
+// serve runs everything with these settings until they change, and returns the next ones and their error.
 func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (config.Settings, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
@@ -192,8 +190,7 @@ func (d *daemon) settingsAre(s config.Settings, bad error) {
 	d.monitor.Settings(metrics.Settings{Settings: s, Err: bad, Flags: d.app.flagValues(s)})
 }
 
-// waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow
-// and reads the settings at once.
+// waitForSettings returns when settings or their error change. SIGHUP makes it call syncNow and read them.
 func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad error, syncNow func()) (config.Settings, error) {
 	// A file is empty while it is written; events can be lost.
 	const quiet, maximum, poll = 100 * time.Millisecond, time.Second, time.Minute
@@ -289,8 +286,7 @@ func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, erro
 	return diagnose.CountThirdParty(r.Rules, rules), err
 }
 
-// pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs
-// the plugin only when the file has changed.
+// pluginVersion returns what the installed plugin prints, or "". It runs a changed file only.
 func (d *daemon) pluginVersion() string {
 	d.pluginMu.Lock()
 	defer d.pluginMu.Unlock()

@@ -18,8 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Files is the policy of the node's agent files, together with the policy in the reconciler's own settings. Both are
-// one source.
+// Files is the policy of the agent files and of the reconciler's own settings: one source.
 type Files struct {
 	Dir     string
 	Missing bool     // there is no such directory
@@ -77,8 +76,7 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	return a, nil
 }
 
-// merge makes one source of the documents, and returns all mistakes in them or, if there
-// is none, the conflicts between them.
+// merge makes one source of the documents, or returns all mistakes, or else the conflicts between them.
 func merge(docs []*document) (s policy.Source, mistakes []error) {
 	s.ID = policy.SourceID{Kind: policy.AgentFiles}
 	s.Policy.Chain = policy.DefaultChain
@@ -157,8 +155,7 @@ type file struct {
 
 var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: mount the ConfigMap again, or remove the link")
 
-// readDir returns the agent files of a directory by name, and whether it has other files.
-// It reads until nothing changes meanwhile.
+// readDir returns one version of the agent files by name, and whether the directory has other files.
 func readDir(dir string) (files []file, others bool, err error) {
 	const attempts = 1000
 	for range attempts {

@@ -129,8 +129,7 @@ func (d *Document) Err() error {
 	return &DocumentError{Mistakes: d.Mistakes}
 }
 
-// Read reads every member whose key is in the table. An unknown key and one that appears
-// twice are mistakes.
+// Read reads all members. A key that the table does not have, or that comes twice, is a mistake.
 func (d *Document) Read(members []Member, keys []Key) {
 	known := make(map[string]Key, len(keys))
 	for _, k := range keys {
@@ -203,8 +202,7 @@ func Nearest(unknown string, keys []Key) string {
 	return best
 }
 
-// ValidatePolicy validates a policy after the document was read. It does not report the consequences of a mistake
-// that is already reported.
+// ValidatePolicy validates a policy after the document was read, without consequences of mistakes in it.
 func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	if d.Flawed[d.Table+"enableIPv6"] {
 		s.EnableIPv6 = new(true)
@@ -264,8 +262,7 @@ func membersOf(object json.RawMessage) []Member {
 	return members
 }
 
-// elements returns the items of a list, or the keys and values of an object in turn. The
-// text must be valid JSON without white space around it.
+// elements returns the items of a list, or keys and values of an object in turn, of valid trimmed JSON.
 func elements(value json.RawMessage) []json.RawMessage {
 	var parts []json.RawMessage
 	depth, start, quoted := 0, 1, false
@@ -318,8 +315,7 @@ func notJSON(doc []byte, nth int, problem string) error {
 // maxTOMLSize is in bytes. The decoder can take quadratic time.
 const maxTOMLSize = 64 << 10
 
-// tomlMembers returns the top-level keys of a TOML document in their order. The keys of the
-// given tables follow as "table.key".
+// tomlMembers returns the top-level keys of a TOML document in order, and those of tables as "table.key".
 func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	var values map[string]any
 	var undecoded map[string]toml.Primitive
@@ -359,8 +355,7 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	return members, nil
 }
 
-// tomlLine returns the line of a key below so many parents. A table that exists only through
-// a dotted key (a.b = 1) has the line of that key.
+// tomlLine returns the line of a key below so many parents, or of the first dotted key (a.b = 1) of a table.
 func tomlLine(md *toml.MetaData, path toml.Key, parents int, values map[string]toml.Primitive) int {
 	for i, name := range path {
 		value := values[name]

@@ -89,8 +89,7 @@ const (
 	conflistTable = "conflist"
 )
 
-// keys is the table of the keys of reconciler.toml, in the order of its documentation. Every
-// key is a flag too.
+// keys is the table of the keys of reconciler.toml, in the order of its documentation.
 func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{

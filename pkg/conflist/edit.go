@@ -138,8 +138,7 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 	return path, text, err
 }
 
-// writeEntry writes the file of a network with the plugin entry, and records the entry. While it replaces one, both
-// are on record.
+// writeEntry writes the file of a network, and records the entry: while it replaces one, both.
 func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model string, was, now []byte) (Change, error) {
 	have := n.entryText()
 	switch differs := differences(have, e.Entry); {

@@ -37,12 +37,10 @@ const (
 	minStay          = 10 * time.Second
 )
 
-// Manager keeps the plugin entry in the conflist of a network, as conflist.entry_file has it. It names the program that
-// most likely removes the entry repeatedly.
+// Manager keeps the entry in a network's conflist, and names the program that removes it repeatedly.
 type Manager struct {
 	Editor // whose Entry is the last good one
-	// ReadEntry returns the entry to insert, and whether it is that of conflist.entry_file. A stated file that is missing
-	// is an fs.ErrNotExist.
+	// ReadEntry returns the entry, and whether it is the entry file's, which is an fs.ErrNotExist if missing.
 	ReadEntry func() (entry []byte, fromFile bool, err error)
 	BinDir    string // the directory from which runtimes run the plugin
 	Unmanaged bool   // it only removes a conflist of ip-masq's own
@@ -252,8 +250,7 @@ func (s *Status) add(p Problem) {
 	s.Problems = append(s.Problems, p)
 }
 
-// addProblems adds the problems. An entry that is there and keeps pods from starting is reported by
-// the reconcile loop, with or without a Manager.
+// addProblems adds the problems. The reconcile loop reports an entry that keeps pods from starting.
 func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 	if missing != nil && !s.Present {
 		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
@@ -337,8 +334,7 @@ func likelyWriter(n Network) writer {
 	return writer{name: "the program that installs the main CNI plugin", remedy: "make it write the plugin entry too, or write the file only once"}
 }
 
-// renamedByCilium returns the files that Cilium has renamed so that no runtime loads them, as it does
-// with cni.exclusive=true.
+// renamedByCilium returns the files that Cilium has renamed because of cni.exclusive=true.
 func renamedByCilium(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

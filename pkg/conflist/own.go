@@ -51,8 +51,7 @@ func withoutEntry(list config.Conflist) ([]byte, error) {
 	return setEntry(list.File, list.Doc, nil, false)
 }
 
-// ownPath returns the path at which ip-masq's own conflist is the file that runtimes use, and the network's file the
-// next one.
+// ownPath returns the path with which ip-masq's own conflist is the first file, and the network's the next.
 func ownPath(n Network, others []config.Conflist) (string, error) {
 	const remedy = "or set own = false and manage = true in [conflist]"
 	if n.Multus != nil || n.Conflist.IsMultus() {
@@ -77,8 +76,7 @@ func ownPath(n Network, others []config.Conflist) (string, error) {
 		ErrNotFirst, policy.Printable(n.Path), ownNames()[1], remedy)
 }
 
-// find returns the network that gets the entry. With Own, its path is that of ip-masq's own conflist, which was
-// generated from the main CNI plugin's file.
+// find returns the network that gets the entry. With Own, its path is that of ip-masq's own conflist.
 func (e Editor) find() (Network, error) {
 	record := config.ReadOwnConflist(e.OwnRecordPath)
 	c, err := config.ReadConfDir(e.Dir)
@@ -175,8 +173,7 @@ func (e Editor) stale() error {
 	return own.Stale(dir)
 }
 
-// removeOwn removes the files of ip-masq that another one replaces, or that have no main CNI plugin any more, except
-// those to which Multus delegates.
+// removeOwn removes stale or replaced files of ip-masq, except those to which Multus delegates.
 func (e Editor) removeOwn(ctx context.Context, n Network) (removed []string, err error) {
 	used := MultusFiles(e.Dir)
 	for _, list := range n.own.others {

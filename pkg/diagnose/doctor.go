@@ -81,8 +81,7 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
-	// PodsWithoutRecord is the number of attachments whose pods are not known. PodsErr is why some records could not
-	// be read.
+	// PodsWithoutRecord counts attachments whose pods are not known. PodsErr is why records could not be read.
 	PodsWithoutRecord int
 	PodsErr           error
 
@@ -223,8 +222,7 @@ func (e *examination) readDir(path string) []os.DirEntry {
 	return entries
 }
 
-// hasChoice reports whether owned chains are kept in a backend, or in the variant of it
-// unless that is "".
+// hasChoice reports whether owned chains are kept in a backend and, unless it is "", in that variant.
 func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
 	return slices.ContainsFunc(e.Rules.Chains, func(c enforce.Chain) bool {
 		return c.Choice.Backend == backend && (variant == "" || c.Choice.Variant == variant)

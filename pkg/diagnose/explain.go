@@ -56,8 +56,7 @@ func (p Pod) String() string {
 	return cmp.Or(p.Namespace, "unknown") + "/" + cmp.Or(p.Name, "unknown")
 }
 
-// Explanation is what happens to that traffic. Its form in JSON is an interface of the program: every key is
-// always there.
+// Explanation is what happens to that traffic. Its JSON is an interface: every key is always there.
 type Explanation struct {
 	Destination netip.Addr `json:"destination"`
 	Source      netip.Addr `json:"source"`
@@ -68,8 +67,7 @@ type Explanation struct {
 	Family  policy.Family `json:"family"`
 	Verdict policy.Action `json:"verdict"`
 	Prefix  *netip.Prefix `json:"prefix"` // the destination or source that decides; null if none does
-	// Origin is the origin of the prefix, or of the key that puts the traffic out of
-	// scope. Also are the other keys with the same value.
+	// Origin is that of the prefix, or of the key that puts the traffic out of scope; Also has equal ones.
 	Origin *Origin  `json:"origin"`
 	Also   []Origin `json:"also"`
 	Reason string   `json:"reason"`
@@ -184,8 +182,7 @@ func explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	return top
 }
 
-// order is the position of the chain among those that could decide. The owned chains in
-// nftables have a later priority than those in iptables.
+// order is the position among the chains that could decide: those in nftables have a later priority.
 func (e *Explanation) order() int {
 	switch {
 	case e.Verdict == policy.ActionMasquerade && !e.nftables:
@@ -346,8 +343,7 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	}
 }
 
-// binding returns a function that tells of a chain in the kernel whether it is one of the
-// policies', and whether that masquerades the traffic.
+// binding returns a function that tells whether a chain is owned, and whether it masquerades the traffic.
 func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owned, binds bool) {
 	binds := map[string]bool{e.Chain: e.masquerades}
 	for _, other := range e.Chains {
@@ -409,8 +405,7 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 // maxLines is how many differences, or rules, the text has; check prints all.
 const maxLines = 8
 
-// Text writes the explanation for people: the verdict, its origin, what the kernel does,
-// and the command to run. It ignores errors of w.
+// Text writes the explanation for people, and the command to run. It ignores errors of w.
 func (e Explanation) Text(w io.Writer) {
 	answer, todo := e.answer(), e.whatToDo()
 	var others string // next hops with another answer

@@ -30,8 +30,7 @@ const (
 	other    = "other"
 )
 
-// Describe implements prometheus.Collector. Without descriptions, metrics are checked when they are
-// collected.
+// Describe implements prometheus.Collector: without descriptions metrics are checked when collected.
 func (m *Monitor) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector. A counter exists from the beginning with each value of its label, as rate()
@@ -117,8 +116,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// guardKeys exports whether the keys guard, staleConnections and enforceExempt work in the chains that have them. It
-// begins the series of connections that were reset.
+// guardKeys exports whether guard, staleConnections and enforceExempt work, and begins the series of resets.
 func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
 	inactive, taken := map[series]bool{}, names{}
 	for _, p := range rules.Policies() {
@@ -244,8 +242,7 @@ func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 	}
 }
 
-// entryPresent reports whether the first network by file name, without Multus, which delegates to another one, has the
-// plugin entry; nil if that is unknown.
+// entryPresent reports whether the first network, Multus aside, has the plugin entry; nil if unknown.
 func entryPresent(s *reconcile.Sources) *bool {
 	if s == nil || s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		return nil

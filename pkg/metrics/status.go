@@ -196,8 +196,7 @@ func ReadStatus(ctx context.Context, d *store.Dir) ([]byte, error) {
 	return answer, err
 }
 
-// ReadReadiness returns why a reconciler that serves health_listen at this address is not ready. The error is not nil
-// if none does.
+// ReadReadiness returns why the reconciler that serves this health address is not ready, or an error for none.
 func ReadReadiness(ctx context.Context, address string) ([]reconcile.Problem, error) {
 	_, page, err := get(ctx, "http://"+address+"/statusz", nil)
 	if err == nil && !bytes.HasPrefix(page, []byte(zHeader+" statusz\n")) {

@@ -153,8 +153,7 @@ func Version(ctx context.Context, path string) (string, error) {
 
 const installTimeout = 20 * time.Second
 
-// version runs a program without a command: the plugin then prints its name and version. The name of
-// the program is for messages.
+// version runs a program without a command, which then prints its version. The name is for messages.
 func version(ctx context.Context, path, name string, timeout time.Duration) (string, error) {
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -18,8 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Dirs are the directories of a container runtime: of its network configurations and of the plugins
-// that it runs. "" is unknown.
+// Dirs are the directories of a runtime's network configurations and plugins; "" is unknown.
 type Dirs struct{ Conf, Bin string }
 
 // ErrUnknownDirs reports that the directories do not follow from what the node has.
@@ -49,8 +48,7 @@ func candidates() []candidate {
 	}
 }
 
-// matching returns the candidates with the stated directories. A directory that no distribution has
-// can belong to any.
+// matching returns the candidates with the stated directories. One that none has can belong to any.
 func matching(stated Dirs) []candidate {
 	all := candidates()
 	narrow := func(dir string, of func(*candidate) *string) {
@@ -121,8 +119,7 @@ func CheckDir(root, dir string) error {
 	return err
 }
 
-// checkOwner accepts a directory of group root that its group can write: the upstream archives of CNI
-// plugins make /opt/cni/bin one.
+// checkOwner accepts a directory that group root can write, as archives of CNI plugins make /opt/cni/bin.
 func checkOwner(path string, info fs.FileInfo, admin int) error {
 	const remedy = "or set cni_bin_dir in " + config.DefaultReconcilerFile + " if the runtime runs its plugins from there"
 	uid, gid := safefile.Owner(info)
