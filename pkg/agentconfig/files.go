@@ -110,12 +110,13 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 		mistakes = append(mistakes, fmt.Errorf("the agent files together: %w", err))
 	}
 	for _, c := range merged.Conflicts {
-		d, other := byFile[c.Superseded.File], byFile[c.InForce.File]
-		with, index := c.InForceValue, other.indexOf(c.InForce)
-		if c.InForce.Key != c.Superseded.Key {
-			with = fmt.Sprintf("%s[%d]", c.InForce.Key, index)
+		key, d, other := c.Superseded.Key, byFile[c.Superseded.File], byFile[c.InForce.File]
+		with := c.InForceValue
+		if c.InForce.Key != key {
+			with = fmt.Sprintf("%s[%d]", c.InForce.Key, other.Index(c.InForce.Key, c.InForce.Index))
 		}
-		mistakes = append(mistakes, d.conflict(c.Superseded.Key, d.indexOf(c.Superseded), c.SupersededValue+" conflicts with "+with, other))
+		index := d.Index(key, c.Superseded.Index)
+		mistakes = append(mistakes, d.conflict(key, index, c.SupersededValue+" conflicts with "+with, other))
 	}
 	return s, mistakes
 }
@@ -128,14 +129,6 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	return d.Locate(d.Line(key, index), &policy.FieldError{
 		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy),
 	})
-}
-
-// indexOf returns the index of an item in the document, which may repeat items.
-func (d *document) indexOf(o policy.Origin) int {
-	if indexes := d.Positions[o.Key].Indexes; o.Index >= 0 && o.Index < len(indexes) {
-		return indexes[o.Index]
-	}
-	return o.Index
 }
 
 const (

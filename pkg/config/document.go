@@ -34,19 +34,15 @@ type DocumentError struct{ Mistakes []error }
 
 // Error writes the first mistakes on one line, followed by the number of the others.
 func (e *DocumentError) Error() string {
-	var b strings.Builder
+	var all string
 	for i, mistake := range e.Mistakes {
 		text := mistake.Error()
-		if i == MaxShown || i > 0 && b.Len()+len(text) > maxShownBytes {
-			fmt.Fprintf(&b, "; and %d more", len(e.Mistakes)-i)
-			break
+		if i == MaxShown || i > 0 && len(all)+len(text) > maxShownBytes {
+			return fmt.Sprintf("%sand %d more", all, len(e.Mistakes)-i)
 		}
-		if i > 0 {
-			b.WriteString("; ")
-		}
-		b.WriteString(text)
+		all += text + "; "
 	}
-	return b.String()
+	return strings.TrimSuffix(all, "; ")
 }
 
 // Unwrap returns the mistakes: policy.FieldErrors for those about a key.
@@ -216,16 +212,21 @@ func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	}
 	for _, err := range joined.Unwrap() {
 		line := 0
-		var mistake *policy.FieldError
-		if errors.As(err, &mistake) {
+		if mistake := (*policy.FieldError)(nil); errors.As(err, &mistake) {
 			mistake.Key = d.Table + mistake.Key
-			if kept := d.Positions[mistake.Key].Indexes; mistake.Index >= 0 && mistake.Index < len(kept) {
-				mistake.Index = kept[mistake.Index]
-			}
+			mistake.Index = d.Index(mistake.Key, mistake.Index)
 			line = d.Line(mistake.Key, mistake.Index)
 		}
 		d.NoteAt(line, err)
 	}
+}
+
+// Index returns the index in the document of an item that was kept.
+func (d *Document) Index(key string, kept int) int {
+	if indexes := d.Positions[key].Indexes; kept >= 0 && kept < len(indexes) {
+		return indexes[kept]
+	}
+	return kept
 }
 
 // JSONMembers returns the keys of a JSON object, repeated ones included.
