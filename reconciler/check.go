@@ -175,18 +175,13 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 
 // faultFindings returns why the node is not ready. status, doctor and check have the same ones.
 func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
-	found := []diagnose.Finding{}
-	for _, fault := range reconcile.Faults() {
-		f := diagnose.Finding{
-			ID: string(fault.Reason), Severity: diagnose.SeverityFault, Cause: fault.Cause, Remedy: fault.Remedy,
-		}
-		for _, p := range problems {
-			if p.Reason == fault.Reason {
-				f.Details = append(f.Details, p.Err.Error())
-			}
-		}
-		if len(f.Details) > 0 {
-			found = append(found, f)
+	details, found := map[reconcile.Reason][]string{}, []diagnose.Finding{}
+	for _, p := range problems {
+		details[p.Reason] = append(details[p.Reason], p.Err.Error())
+	}
+	for _, f := range reconcile.Faults() {
+		if d := details[f.Reason]; d != nil {
+			found = append(found, diagnose.Finding{ID: string(f.Reason), Severity: diagnose.SeverityFault, Cause: f.Cause, Details: d, Remedy: f.Remedy})
 		}
 	}
 	return found
@@ -194,19 +189,16 @@ func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
 
 // multusErr returns how Multus uses the network of the plugin entry, unless a managed conflist reports it.
 func multusErr(s config.Settings, managed bool) error {
-	if managed {
-		return nil
-	}
 	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
-	if err == nil {
-		err = n.Multus.Err(n.Name)
-	} else if !errors.Is(err, conflist.ErrDelegate) {
+	switch {
+	case managed:
 		return nil
+	case err == nil && n.Entries > 0: // a missing entry is another finding
+		return n.Multus.Err(n.Name)
+	case errors.Is(err, conflist.ErrDelegate):
+		return err
 	}
-	if err == nil || n.Path != "" && n.Entries == 0 { // the missing entry is another finding
-		return nil
-	}
-	return err
+	return nil
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
