@@ -156,14 +156,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
-	all.Go(func() {
-		d.watch(ctx, "nf_tables", func() (err error) {
-			for err == nil || errors.Is(err, nfnetlink.ErrLost) {
-				err = reportCommits(ctx, loop, watched)
-			}
-			return err
-		})
-	})
+	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop, watched) }) })
 	all.Go(func() {
 		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged) })
 	})
@@ -220,23 +213,23 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		switch changed := fmt.Sprint(err) != fmt.Sprint(bad); {
 		case !next.Equal(s):
 			d.log.Info("settings changed", "file", d.app.settingsFile(), settingsAttr(next))
-			return next, err
 		case changed && err == nil:
 			d.log.Info("settings are valid again", "file", d.app.settingsFile())
-			return next, err
-		case changed: // the next loop logs the error
-			return next, err
+		case !changed: // else the next loop logs the error
+			d.settingsAre(next, err) // their lines may be others
+			continue
 		}
-		d.settingsAre(next, err) // their lines may be others
+		return next, err
 	}
 }
 
 // watch calls listen, which returns when it fails, until the context ends. The failure says which events are missing.
 func (d *daemon) watch(ctx context.Context, events string, listen func() error) {
 	const retry = 10 * time.Second
-	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
-		if err := listen(); ctx.Err() == nil {
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; {
+		if err := listen(); ctx.Err() == nil && !errors.Is(err, nfnetlink.ErrLost) { // after which it listens again at once
 			log.Warn("no events of "+events+": only the interval applies", "err", err)
+			flowcontrol.Sleep(ctx, retry)
 		}
 	}
 }
@@ -267,14 +260,13 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 
 func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed func()) {
 	defer func() { _ = files.Close() }()
-	for log := flowcontrol.LogOnce(d.log); ; {
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; {
 		// The watcher retries, and Changed delivers then too.
 		if err := files.Err(); err != nil {
 			log.Warn("no events of some files: only the interval applies to them", "err", err)
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-files.Changed():
 			changed()
 		}
@@ -292,12 +284,11 @@ func (d *daemon) pluginVersion() string {
 	defer d.pluginMu.Unlock()
 	path := filepath.Join(d.current.Load().Node.Settings.CNIBinDir, config.PluginType)
 	file, err := os.Stat(path)
-	if err != nil {
-		d.pluginFile = nil
+	old := d.pluginFile
+	if d.pluginFile = file; err != nil {
 		return ""
 	}
-	if old := d.pluginFile; old == nil || !os.SameFile(file, old) || !file.ModTime().Equal(old.ModTime()) || file.Size() != old.Size() {
-		d.pluginFile = file
+	if old == nil || !os.SameFile(file, old) || !file.ModTime().Equal(old.ModTime()) || file.Size() != old.Size() {
 		d.installedVersion, _ = install.Version(context.Background(), path) // "" if it does not run
 	}
 	return d.installedVersion
@@ -339,9 +330,6 @@ func programOf(proc string, pid uint32) string {
 
 // readProc returns a file of a process, "" if it has ended.
 func readProc(proc string, pid uint32, name string) string {
-	text, err := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), name))
-	if err != nil {
-		return ""
-	}
+	text, _ := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), name))
 	return string(text)
 }
