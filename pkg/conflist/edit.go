@@ -112,10 +112,12 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 			return c, err
 		}
 		return e.insert(ctx)
-	case n.Generated:
-		return e.update(ctx, c, n)
 	}
-	path, now, err := n.with(e.Entry, e.Replace && len(differences(n.entryText(), e.Entry)) > 0)
+	entry, have := e.Entry, n.entryText()
+	if have != nil && !e.Replace {
+		entry = have
+	}
+	path, now, err := n.with(entry, e.Replace && len(differences(have, entry)) > 0)
 	if err != nil {
 		return c, err
 	}
@@ -131,6 +133,13 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 	case n.Single:
 		if text, err = listOf(path, n.Conflist.Doc, entry); err == nil {
 			path, err = generatedPath(path)
+		}
+	case n.Generated && n.Original != "": // which may have changed
+		var conf []byte
+		if conf, _, err = safefile.ReadFile(n.Original, maxSize); err == nil {
+			text, err = listOf(n.Original, conf, entry)
+		} else if errors.Is(err, fs.ErrNotExist) {
+			err = errChanged
 		}
 	default:
 		text, err = setEntry(path, n.Conflist.Doc, entry, replace)
@@ -160,26 +169,6 @@ func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model strin
 		c.RecordErr = e.recordEntries(ctx, c.Path, e.Entry)
 	}
 	return c, err
-}
-
-// update generates a list again, with the plugin entry that it has, if its original has changed.
-func (e Editor) update(ctx context.Context, c Change, n Network) (Change, error) {
-	conf, _, err := safefile.ReadFile(n.Original, maxSize)
-	if errors.Is(err, fs.ErrNotExist) {
-		return c, errChanged
-	}
-	if err != nil {
-		return c, err
-	}
-	entry := e.Entry
-	if n.Entries > 0 && !e.Replace {
-		entry = n.Conflist.Plugins[n.Conflist.Entries[0].Index]
-	}
-	now, err := listOf(n.Original, conf, entry)
-	if err != nil {
-		return c, err
-	}
-	return e.writeEntry(ctx, c, n, c.Path, n.Conflist.Doc, now)
 }
 
 // write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the model.
