@@ -8,7 +8,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -46,12 +45,11 @@ func (f *Finding) add(format string, args ...any) {
 	f.Details = append(f.Details, fmt.Sprintf(format, args...))
 }
 
-// WriteFindings writes the findings as text: severity and ID, then summary, details and remedy.
-func WriteFindings(w io.Writer, findings []Finding) error {
+// Text returns the findings as text: severity and ID, then summary, details and remedy.
+func Text(findings []Finding) string {
 	const mostDetail = 12 // of one finding
 	if len(findings) == 0 {
-		_, err := fmt.Fprintln(w, "No faults, problems or notices.")
-		return err
+		return "No faults, problems or notices.\n"
 	}
 	var texts []string
 	for _, f := range findings {
@@ -61,8 +59,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")
 	}
-	_, err := io.WriteString(w, strings.Join(texts, "\n"))
-	return err
+	return strings.Join(texts, "\n")
 }
 
 // Host is what Examine looks at. The zero value of a field is right for a host that has none of it.
