@@ -95,22 +95,26 @@ func connectionOf(f conntrack.Found, d decision) connection {
 		Source: src.Addr(), SourcePort: src.Port(),
 		Destination: dst.Addr(), Endpoint: endpoint.Addr(),
 		SourceLocal: f.SourceLocal, Translated: src != f.Reply.Dst, Zone: f.Zone,
-		Chain: d.chain, Verdict: d.verdict,
+		Verdict: d.verdict,
 	}
 	for name, number := range protocols(src.Addr()) {
 		if number == f.Original.Protocol {
 			c.Protocol = name
 		}
 	}
+	if d.chain != "" {
+		c.Chain = &d.chain
+	}
 	if c.Protocol != "icmp" {
-		c.DestinationPort, c.EndpointPort = new(dst.Port()), new(endpoint.Port())
+		dstPort, endpointPort := dst.Port(), endpoint.Port()
+		c.DestinationPort, c.EndpointPort = &dstPort, &endpointPort
 	}
 	return c
 }
 
 // decision is what the policies do with a packet.
 type decision struct {
-	chain   *string // nil if none has it in scope
+	chain   string // "" if none has it in scope
 	verdict policy.Action
 }
 
@@ -118,11 +122,13 @@ type decision struct {
 func decide(policies []policy.Policy, packet policy.Packet) decision {
 	found := decision{verdict: policy.ActionOutOfScope}
 	for _, p := range policies {
-		switch action := p.Decide(packet).Action; {
-		case action == policy.ActionMasquerade:
-			return decision{&p.Chain, action}
-		case action == policy.ActionExempt && found.chain == nil:
-			found = decision{&p.Chain, action}
+		switch p.Decide(packet).Action {
+		case policy.ActionMasquerade:
+			return decision{p.Chain, policy.ActionMasquerade}
+		case policy.ActionExempt:
+			if found.chain == "" {
+				found = decision{p.Chain, policy.ActionExempt}
+			}
 		}
 	}
 	return found
@@ -193,16 +199,16 @@ func (c connection) text(w io.Writer) {
 	} else {
 		fmt.Fprintf(w, "%s %s to %s\n", c.Protocol, at(c.Source, &c.SourcePort), to)
 	}
-	row := func(label string, value any) { fmt.Fprintf(w, "  %-8s %v\n", label, value) }
+	row := func(label, text string) { fmt.Fprintf(w, "  %-8s %s\n", label, text) }
 	if c.SourceLocal {
 		row("from", "the node itself")
 	}
 	if c.Pod != nil {
-		row("pod", c.Pod)
+		row("pod", c.Pod.String())
 	}
 	row("chain", c.chainText())
 	if c.Zone != 0 {
-		row("zone", c.Zone)
+		row("zone", fmt.Sprint(c.Zone))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -45,11 +46,12 @@ func (f *Finding) add(format string, args ...any) {
 	f.Details = append(f.Details, fmt.Sprintf(format, args...))
 }
 
-// Text returns the findings as text: severity and ID, then summary, details and remedy.
-func Text(findings []Finding) string {
+// WriteFindings writes the findings as text: severity and ID, then summary, details and remedy.
+func WriteFindings(w io.Writer, findings []Finding) error {
 	const mostDetail = 12 // of one finding
 	if len(findings) == 0 {
-		return "No faults, problems or notices.\n"
+		_, err := fmt.Fprintln(w, "No faults, problems or notices.")
+		return err
 	}
 	var texts []string
 	for _, f := range findings {
@@ -59,7 +61,8 @@ func Text(findings []Finding) string {
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")
 	}
-	return strings.Join(texts, "\n")
+	_, err := io.WriteString(w, strings.Join(texts, "\n"))
+	return err
 }
 
 // Host is what Examine looks at. The zero value of a field is right for a host that has none of it.
@@ -78,7 +81,8 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
-	// PodsWithoutRecord counts attachments whose pods are not known. PodsErr is why records could not be read.
+	// PodsWithoutRecord is the number of attachments whose pods are not known. PodsErr is why some records could not
+	// be read.
 	PodsWithoutRecord int
 	PodsErr           error
 
@@ -219,7 +223,8 @@ func (e *examination) readDir(path string) []os.DirEntry {
 	return entries
 }
 
-// hasChoice reports whether owned chains are kept in a backend and, unless it is "", in that variant.
+// hasChoice reports whether owned chains are kept in a backend, or in the variant of it
+// unless that is "".
 func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
 	return slices.ContainsFunc(e.Rules.Chains, func(c enforce.Chain) bool {
 		return c.Choice.Backend == backend && (variant == "" || c.Choice.Variant == variant)

@@ -126,7 +126,8 @@ func savedRulesets(e *examination, f *Finding) {
 	}
 }
 
-// changesBy returns what a saved ruleset does to the owned rules. Flushing counts only if it is loaded.
+// changesBy returns what a saved ruleset does to the rules of ip-masq. Flushing counts
+// only if a service loads the ruleset.
 func (e *examination) changesBy(text string, enabled bool) []string {
 	words := map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -3,13 +3,15 @@
 package diagnose
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 )
 
-func TestText(t *testing.T) {
+func TestWriteText(t *testing.T) {
 	long := Finding{ID: "slow-list", Severity: SeverityNotice, Cause: "Long.", Remedy: "Shorten it."}
 	for i := range 14 {
 		long.Details = append(long.Details, fmt.Sprintf("chain %d", i))
@@ -23,7 +25,19 @@ func TestText(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			golden.Check(t, "testdata/"+name+".txt", Text(findings))
+			var got bytes.Buffer
+			if err := WriteFindings(&got, findings); err != nil {
+				t.Fatal(err)
+			}
+			golden.Check(t, "testdata/"+name+".txt", got.Bytes())
+			if err := WriteFindings(full{}, findings); err == nil {
+				t.Error("a write that failed is not reported")
+			}
 		})
 	}
 }
+
+// full is a writer that takes nothing.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }

@@ -230,6 +230,47 @@ func TestRefusedPolicyIsNotStored(t *testing.T) {
 	}
 }
 
+// A chain that a run failed to create is not on record, unless it was before, or what there is cannot be read.
+func TestRecordOfAFailedRun(t *testing.T) {
+	both, inNFT := network("one", "A", backend(policy.IPTables), enableIPv6), network("two", "B", backend(policy.NFTables))
+	for name, c := range map[string]struct {
+		known bool // and lost
+		fail  []string
+		want  []string
+	}{
+		"none":               {false, nil, []string{"A ipv4", "A ipv6", "B ipv4"}},
+		"all":                {false, []string{"write "}, nil},
+		"one chain":          {false, []string{writeRules}, []string{"B ipv4"}},
+		"one family":         {false, []string{writeRules + " ipv6"}, []string{"A ipv4", "B ipv4"}},
+		"all, of known ones": {true, []string{"write "}, []string{"A ipv4", "A ipv6", "B ipv4"}},
+		"all, unreadable":    {false, []string{"write ", "observe "}, []string{"A ipv4", "A ipv6", "B ipv4"}},
+	} {
+		f := newFixture(t)
+		if c.known {
+			f.mustApply(both, inNFT)
+			f.kernel.Flush()
+		}
+		fake := f.kernel.Before
+		f.kernel.Before = func(effect string, writes bool) error {
+			if writes {
+				f.kernel.fail = map[string]error{}
+				for _, beginning := range c.fail {
+					f.kernel.fail[beginning] = errRefused
+				}
+			}
+			return fake(effect, writes)
+		}
+		f.sync(both, inNFT)
+		var got []string
+		for _, o := range f.record().Chains {
+			got = append(got, o.Chain+" "+string(o.Family))
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("%s fails: on record are %q", name, got)
+		}
+	}
+}
+
 // Where the record was lost the rules that are there are on it again.
 func TestLostRecord(t *testing.T) {
 	f := newFixture(t)

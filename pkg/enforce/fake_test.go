@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -64,7 +65,11 @@ func newKernel() *kernel {
 			if k.undone[beginning]--; k.undone[beginning] >= 0 && what == "guards" {
 				k.Guards = nil
 			} else if k.undone[beginning] >= 0 {
-				k.reviseChains(func(c *policy.Chain) { c.Jumps = nil })
+				k.reviseChains(func(in netfilter.Choice, c *policy.Chain) {
+					if strings.Contains(effect, in.String()) {
+						c.Jumps = nil
+					}
+				})
 			}
 		}
 	}
@@ -72,11 +77,11 @@ func newKernel() *kernel {
 }
 
 // reviseChains changes all chains as another program does.
-func (k *kernel) reviseChains(revise func(*policy.Chain)) {
-	for _, chains := range k.Chains {
+func (k *kernel) reviseChains(revise func(netfilter.Choice, *policy.Chain)) {
+	for choice, chains := range k.Chains {
 		for ref, c := range chains {
 			c.Rules = slices.Clone(c.Rules)
-			revise(&c)
+			revise(choice, &c)
 			chains[ref] = c
 		}
 	}

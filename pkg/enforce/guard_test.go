@@ -368,58 +368,104 @@ func TestResetsOnRecord(t *testing.T) {
 	resets := func(s *policy.SourcePolicy) {
 		s.StaleConnections, s.PodCIDRs = policy.ResetConnections, prefixes("10.88.0.0/16")
 	}
-	a := network("one", "A", resets)
-	changed := network("one", "A", resets, exempts("192.0.2.0/24"))
-	b := network("two", "B", resets, func(s *policy.SourcePolicy) { s.Guard = policy.GuardCount })
-	keeps := network("one", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.StaleConnections = policy.KeepConnections })
-	for name, c := range map[string]struct {
+	keep := func(s *policy.SourcePolicy) { s.StaleConnections = policy.KeepConnections }
+	learned := func(s *policy.SourcePolicy) { s.StaleConnections = policy.ResetConnections }
+	dropsLearned := func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }
+	drop, count, more := guard(policy.GuardDrop), guard(policy.GuardCount), exempts("192.0.2.0/24")
+	twoRanges := func(s *policy.SourcePolicy) {
+		s.Guard, s.PodCIDRs = policy.GuardDrop, prefixes("10.88.0.0/16", "10.89.0.0/16")
+	}
+	a, changed := network("one", "A", resets), network("one", "A", resets, more)
+	b, c := network("two", "B", resets, func(s *policy.SourcePolicy) { s.Guard = policy.GuardCount }), network("three", "C")
+	keeps := network("one", "A", drop, keep)
+	list := func(s ...policy.Source) []policy.Source { return s }
+	lose := func(k *kernel) { k.Chains[netfiltertest.IPTables] = map[policy.ChainFamily]policy.Chain{} }
+	loseOf := func(chain string, what func(*policy.Chain)) func(*kernel) {
+		return func(k *kernel) {
+			k.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
+				if c.Name == chain {
+					what(c)
+				}
+			})
+		}
+	}
+	jump, rule, rules := func(c *policy.Chain) { c.Jumps = nil }, func(c *policy.Chain) { c.Rules = c.Rules[1:] }, func(c *policy.Chain) { c.Rules = nil }
+	noGuards := func(k *kernel) { k.fail = map[string]error{readGuards: netfilter.ErrUnusable} }
+	foreign := func(k *kernel) {
+		k.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Owner = policy.OwnedBy("/other") })
+	}
+	type row struct {
 		before, after []policy.Source
-		lose          bool // the rules
+		other         func(*kernel)
 		want          string
-	}{
-		"first rules":         {nil, []policy.Source{a}, false, "untranslated"},
-		"nothing":             {[]policy.Source{a}, []policy.Source{a}, false, ""},
-		"lost rules":          {[]policy.Source{a}, []policy.Source{a}, true, "untranslated"},
-		"policy":              {[]policy.Source{a}, []policy.Source{changed}, false, "before one"},
-		"another network":     {[]policy.Source{a}, []policy.Source{a, b}, false, "before one"},
-		"replaced network":    {[]policy.Source{a}, []policy.Source{b}, false, "untranslated"},
-		"removed network":     {[]policy.Source{a, b}, []policy.Source{a}, false, ""},
-		"renamed chain":       {[]policy.Source{a}, []policy.Source{network("one", "B", resets)}, false, "before one"},
-		"keep":                {[]policy.Source{a}, []policy.Source{keeps}, false, ""},
-		"guard drop":          {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardDrop))}, false, "untranslated"},
-		"guard drop as it is": {[]policy.Source{network("one", "A", guard(policy.GuardDrop))}, []policy.Source{network("one", "A", guard(policy.GuardDrop))}, false, ""},
-		"found subnet": {
-			[]policy.Source{network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop })},
-			[]policy.Source{withSubnet(network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }))}, false, "untranslated",
-		},
-		"guard count": {[]policy.Source{network("one", "A")}, []policy.Source{network("one", "A", guard(policy.GuardCount))}, false, ""},
-		"found subnet beside another guard": {
-			[]policy.Source{b, network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop })},
-			[]policy.Source{b, withSubnet(network("one", "A", func(s *policy.SourcePolicy) { s.Guard = policy.GuardDrop }))}, false, "untranslated",
-		},
-		"policy and lost rules": {[]policy.Source{a}, []policy.Source{changed}, true, "before one, untranslated"},
-		"lost rules that keep":  {[]policy.Source{keeps}, []policy.Source{keeps}, true, ""},
-	} {
-		f := newFixture(t)
-		if c.before != nil {
-			f.mustApply(c.before...)
-			f.putRecord(func(r *store.Record) { r.Resets = nil })
-		}
-		if c.lose {
-			f.kernel.Chains[netfiltertest.IPTables] = map[policy.ChainFamily]policy.Chain{}
-		}
-		f.mustApply(c.after...)
-		var got []string
-		for _, r := range f.record().Resets {
-			if r.Before == nil {
-				got = append(got, "untranslated")
+	}
+	applied := map[string]row{
+		"first rules":                       {nil, list(a), nil, "untranslated"},
+		"first rules that keep":             {nil, list(keeps), nil, ""},
+		"nothing":                           {list(a), list(a), nil, ""},
+		"lost rules":                        {list(a), list(a), lose, "untranslated"},
+		"lost jump":                         {list(a), list(a), loseOf("A", jump), "untranslated"},
+		"lost rules of a chain":             {list(a), list(a), loseOf("A", rules), "untranslated"},
+		"lost jump of a chain that keeps":   {list(a, c), list(a, c), loseOf("C", jump), ""},
+		"lost rules that keep":              {list(keeps), list(keeps), lose, ""},
+		"policy and lost rules":             {list(a), list(changed), lose, "before one, untranslated"},
+		"policy":                            {list(a), list(changed), nil, "before one"},
+		"another network":                   {list(a), list(a, b), nil, "before one"},
+		"replaced network":                  {list(a), list(b), nil, "untranslated"},
+		"another network of the chain":      {list(a), list(network("two", "A", resets, more)), nil, "before one"},
+		"removed network":                   {list(a, b), list(a), nil, ""},
+		"renamed chain":                     {list(a), list(network("one", "B", resets)), nil, "before one"},
+		"merged into another chain":         {list(a, network("two", "B", resets)), list(network("one", "B", resets), network("two", "B", resets)), nil, "before one, before two"},
+		"keep":                              {list(a), list(network("one", "A", drop, keep, more)), nil, ""},
+		"guard drop":                        {list(network("one", "A")), list(network("one", "A", drop)), nil, "untranslated"},
+		"guard drop after reset":            {list(a), list(network("one", "A", resets, drop)), nil, "untranslated"},
+		"guard drop after count":            {list(network("one", "A", count, learned)), list(network("one", "A", drop)), nil, "untranslated"},
+		"guard drop without nf_tables":      {list(a), list(network("one", "A", resets, drop)), noGuards, ""},
+		"guard drop of another":             {list(network("one", "A", drop), network("two", "B", resets)), list(network("one", "A", drop), network("two", "B", resets, drop)), nil, "untranslated"},
+		"guard drop of another that keeps":  {list(a, network("two", "B", keep)), list(a, network("two", "B", drop, keep)), nil, ""},
+		"guard drop as it is":               {list(network("one", "A", drop)), list(network("one", "A", drop)), nil, ""},
+		"guard count":                       {list(network("one", "A")), list(network("one", "A", count)), nil, ""},
+		"found subnet":                      {list(network("one", "A", dropsLearned)), list(withSubnet(network("one", "A", dropsLearned))), nil, "untranslated"},
+		"another subnet":                    {list(network("one", "A", drop)), list(network("one", "A", twoRanges)), nil, "untranslated"},
+		"found subnet beside another guard": {list(b, network("one", "A", dropsLearned)), list(b, withSubnet(network("one", "A", dropsLearned))), nil, "untranslated"},
+		"found subnet of one that keeps":    {list(a, c), list(a, withSubnet(c)), nil, ""},
+		"no subnet":                         {list(network("one", "A", learned)), list(network("one", "A", learned, more)), nil, "before one"},
+	}
+	synced := map[string]row{
+		"first rules":                     {nil, list(a), nil, "untranslated"},
+		"lost rule":                       {list(a), list(a), loseOf("A", rule), "untranslated"},
+		"lost jump of a chain that keeps": {list(a, c), list(a, c), loseOf("C", jump), ""},
+		"chain of another":                {list(a), list(a), foreign, ""},
+	}
+	for operation, rows := range map[string]map[string]row{"apply": applied, "sync": synced} {
+		for name, c := range rows {
+			f := newFixture(t)
+			if c.before != nil {
+				f.mustApply(c.before...)
+				f.putRecord(func(r *store.Record) { r.Resets = nil })
 			}
-			for _, s := range r.Before {
-				got = append(got, "before "+s.ID.Name)
+			if c.other != nil {
+				c.other(f.kernel)
 			}
-		}
-		if text := strings.Join(got, ", "); text != c.want {
-			t.Errorf("%s: resets %q, want %q", name, text, c.want)
+			if operation == "apply" {
+				f.mustApply(c.after...)
+			} else {
+				f.sync(c.after...)
+			}
+			var got []string
+			for _, r := range f.record().Resets {
+				if r.Before == nil {
+					got = append(got, "untranslated")
+				} else if len(r.Before) == 0 {
+					got = append(got, "before nothing")
+				}
+				for _, s := range r.Before {
+					got = append(got, "before "+s.ID.Name)
+				}
+			}
+			if text := strings.Join(got, ", "); text != c.want {
+				t.Errorf("%s, %s: resets %q, want %q", operation, name, text, c.want)
+			}
 		}
 	}
 }

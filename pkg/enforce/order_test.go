@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -40,17 +41,29 @@ func TestUnusableGuardThatDrops(t *testing.T) {
 	f.writes()
 }
 
-// A chain is not removed under a guard that cannot be.
+// A chain is not removed under a guard that cannot be. One that only counts keeps none.
 func TestDroppedNetworkUnderAGuard(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")), network("other", "B"))
-	f.kernel.log = nil
-	f.kernel.fail = map[string]error{"write guards": errRefused}
-	f.sync(network("other", "B"))
-	f.writes()
-	f.kernel.fail = nil
-	f.mustBeInSync(f.sync(network("other", "B")))
-	f.writes("guards:", "remove A")
+	for name, c := range map[string]struct {
+		guard   []func(*policy.SourcePolicy)
+		removed []string
+	}{
+		"drops":  {[]func(*policy.SourcePolicy){guard(policy.GuardDrop)}, nil},
+		"binds":  {[]func(*policy.SourcePolicy){guard(policy.GuardOff), enforceExempt}, nil},
+		"counts": {[]func(*policy.SourcePolicy){guard(policy.GuardCount)}, []string{"remove A"}},
+	} {
+		f := newFixture(t)
+		f.mustApply(network("podnet", "A", append(c.guard, exempts("10.0.0.0/8"))...), network("other", "B"))
+		f.kernel.log, f.kernel.fail = nil, map[string]error{"write guards": errRefused}
+		f.sync(network("other", "B"))
+		if !slices.Equal(f.kernel.log, c.removed) {
+			t.Errorf("a guard that %s: %q", name, f.kernel.log)
+		}
+		f.kernel.log, f.kernel.fail = nil, nil
+		f.mustBeInSync(f.sync(network("other", "B")))
+		if want := append([]string{"guards:"}, "remove A"); c.removed == nil && !slices.Equal(f.kernel.log, want) {
+			t.Errorf("a guard that %s: %q", name, f.kernel.log)
+		}
+	}
 }
 
 // Nor is a chain of a family that its policy no longer manages.
@@ -99,18 +112,22 @@ func TestMoveThatFails(t *testing.T) {
 	f.mustApply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
 }
 
-// A chain stays that has another name now and could not be written there, also when only the record tells of it.
-func TestRenameThatFails(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("podnet", "A", backend(policy.NFTables)), network("other", "C", backend(policy.NFTables)))
-	f.kernel.log, f.kernel.fail = nil, map[string]error{writeRules: errRefused}
-	renamed := []policy.Source{network("podnet", "B", backend(policy.IPTables)), network("other", "C", backend(policy.NFTables))}
-	_, _ = f.apply(renamed...)
-	f.sync(renamed...)
-	f.writes()
-	f.kernel.fail = nil
-	f.mustBeInSync(f.sync(renamed...))
-	f.writes("rules of iptables (nft)", "remove ")
+// A chain whose new rules another program reverts stays where it is, and in the families that it was in.
+func TestMoveThatIsReverted(t *testing.T) {
+	both := network("one", "A", backend(policy.IPTables), enableIPv6)
+	for name, to := range map[string]policy.Source{
+		inNFTables: network("one", "A", backend(policy.NFTables), enableIPv6),
+		inIPTables: network("one", "A", backend(policy.IPTables), exempts("192.0.2.0/24")),
+	} {
+		f := newFixture(t)
+		f.mustApply(both)
+		f.kernel.undone = map[string]int{"write " + name: 9}
+		if _, err := f.apply(to); err == nil || len(f.kernel.Chains[netfiltertest.IPTables]) != 2 {
+			t.Errorf("to %s: error %v, left is\n%s", name, err, f.kernel.dump())
+		}
+		f.kernel.undone = nil
+		f.mustApply(to)
+	}
 }
 
 // A guard that cannot be written keeps another chain from masquerading what it binds.

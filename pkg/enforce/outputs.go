@@ -13,10 +13,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// nodeAddresses reads the addresses of the node, of some families. The list is not nil.
+// nodeAddresses reads the addresses of the node, of some families. The list is nil if they cannot be read.
 func (e *Enforcer) nodeAddresses(families []policy.Family) ([]policy.NodeAddress, error) {
 	list, err := e.Addresses(families)
-	return append([]policy.NodeAddress{}, list...), err
+	if err != nil {
+		return nil, err
+	}
+	return append([]policy.NodeAddress{}, list...), nil
 }
 
 // neededItems returns the items of the policies, and the addresses that are or were in force in this boot: connections

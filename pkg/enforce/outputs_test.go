@@ -3,6 +3,7 @@
 package enforce_test
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -122,4 +123,73 @@ func TestFormerAddresses(t *testing.T) {
 	f.mustBeInSync(f.sync(all(func(int) []string { return nil })...))
 	wantLeft("A 192.0.2.1", "B 192.0.2.2", "C 192.0.2.3", "D 192.0.2.4", "E 192.0.2.5")
 	f.mustBeInSync(f.observe(all(func(int) []string { return nil })...))
+}
+
+// TestOutputsOfAFailedRun: the record has the addresses that are in force, whatever cannot be written or read. None has left
+// the node because the addresses cannot be read.
+func TestOutputsOfAFailedRun(t *testing.T) {
+	f := newFixture(t)
+	var node []string
+	device, unreadable := "eth0", error(nil)
+	f.enforcer.Addresses = func([]policy.Family) (list []policy.NodeAddress, _ error) {
+		for _, a := range node {
+			list = append(list, policy.NodeAddress{Address: netip.MustParseAddr(a), Interface: device, Up: true})
+		}
+		return list, unreadable
+	}
+	source := func(chain string, b policy.Backend, item string) policy.Source {
+		return network("net"+chain, chain, backend(b), func(s *policy.SourcePolicy) { s.OutputAddresses = prefixes(item) })
+	}
+	a, b := source("A", policy.IPTables, "192.0.2.0/24"), source("B", policy.NFTables, "192.0.2.0/24")
+	want := func(step, inA, inB string) {
+		t.Helper()
+		got := map[string]string{}
+		rec := f.record()
+		for _, o := range rec.Outputs {
+			got[o.Chain] = o.Addresses[0].Address.String()
+		}
+		if got["A"] != inA || got["B"] != inB || len(rec.Outputs) != 2 {
+			t.Errorf("%s: the record has %v, want %s and %s", step, got, inA, inB)
+		}
+	}
+	noDrift := func(step string) {
+		t.Helper()
+		if s := f.observe(a, b); s.InSync() || len(s.Drift()) > 0 {
+			t.Errorf("%s: in sync %t, drift %v", step, s.InSync(), s.Drift())
+		}
+	}
+	node = []string{"192.0.2.9"}
+	f.mustBeInSync(f.sync(a))
+	node = []string{"192.0.2.1", "192.0.2.9"}
+	f.mustBeInSync(f.sync(a, b))
+	want("another chain with the list", "192.0.2.9", "192.0.2.1")
+
+	node, unreadable = nil, errRefused
+	if s := f.sync(a, b); !errors.Is(s.Err("A"), errRefused) {
+		t.Errorf("error %v", s.Err("A"))
+	}
+	want("unreadable addresses", "192.0.2.9", "192.0.2.1")
+	if rec := f.record(); len(rec.Resets)+len(rec.Former) > 0 {
+		t.Errorf("unreadable addresses: resets %v, former %v", rec.Resets, rec.Former)
+	}
+
+	node, unreadable = []string{"192.0.2.3"}, nil
+	noDrift("another address")
+	f.kernel.fail = map[string]error{writeRules: errRefused}
+	f.sync(a, b)
+	want("a write that fails", "192.0.2.9", "192.0.2.3")
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(a, b))
+	want("a write", "192.0.2.3", "192.0.2.3")
+	device = "eth1"
+	noDrift("another interface")
+	f.mustBeInSync(f.sync(a, b))
+
+	node = []string{"192.0.2.1", "192.0.2.3"}
+	f.mustBeInSync(f.sync(source("A", policy.IPTables, "192.0.2.0/25"), b))
+	want("another list", "192.0.2.1", "192.0.2.3")
+	f.putRecord(func(r *store.Record) { r.Outputs = r.Outputs[1:] })
+	if f.observe(source("A", policy.IPTables, "192.0.2.0/25"), b).InSync() {
+		t.Error("in sync without the address on record")
+	}
 }

@@ -48,7 +48,7 @@ func (s *State) resets(at int64) []store.Reset {
 		remaining := slices.DeleteFunc(slices.Clone(s.before), func(b policy.Source) bool {
 			return !slices.ContainsFunc(s.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
 		})
-		differs := !samePolicies(s.before, s.after) && !samePolicies(remaining, s.after) && len(s.rulesDiff(false))+len(s.Stale) > 0
+		differs := !samePolicies(remaining, s.after) && len(s.rulesDiff(false))+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0 || s.findsRange(remaining)
 		if differs && len(remaining) > 0 {
 			r.add(store.Reset{Before: remaining, Pods: s.record.Addresses()})

@@ -29,7 +29,7 @@ type State struct {
 	OtherDataDirs []netfilter.OwnedChain
 
 	owner     policy.Owner
-	addresses []policy.NodeAddress // nil if no policy needs them
+	addresses []policy.NodeAddress // nil if no policy needs them, or they cannot be read
 	exempt    exemptPods
 	unknown   bool // some documents cannot be read: what exists stays, and nothing is stale
 
@@ -93,7 +93,6 @@ const settledLooks = 2
 func (s *State) clone() *State {
 	c := *s
 	c.Chains, c.tables = slices.Clone(s.Chains), slices.Clone(s.tables)
-	c.removed, c.stuck = slices.Clone(s.removed), slices.Clone(s.stuck)
 	return &c
 }
 

@@ -136,8 +136,6 @@ func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
 	case errors.Is(err, netfilter.ErrChanged):
 		g.writes--
 		s.unread(err)
-	case errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists:
-		s.deactivateGuard(err)
 	case err != nil:
 		g.fail(fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err))
 	}
@@ -225,25 +223,9 @@ func (s *State) removable() []store.OwnedChain {
 		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
 			return !s.isWritten(c)
 		}
-		return s.awaitsReplacement(o.Chain) || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
+		return slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
 			return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect()
 		})
-	})
-}
-
-// awaitsReplacement reports whether the rules of sources that named another chain before could not be written. Where only
-// the record tells of that chain, they may be those of any chain that was never written.
-func (s *State) awaitsReplacement(chain string) bool {
-	had := slices.DeleteFunc(slices.Clone(s.before), func(src policy.Source) bool { return src.Policy.Chain != chain })
-	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
-		replaces := !slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain })
-		if len(had) > 0 {
-			replaces = slices.ContainsFunc(had, func(src policy.Source) bool {
-				after := store.State{Sources: s.after}.Find(src.ID)
-				return after != nil && after.Policy.Chain == c.Policy.Chain
-			})
-		}
-		return replaces && !s.isWritten(&c)
 	})
 }
 
@@ -282,6 +264,6 @@ func (s *State) truth() store.Record {
 // wasNeverWritten reports whether a chain is on record for this run alone, which failed to create it.
 func (s *State) wasNeverWritten(o store.OwnedChain) bool {
 	c := s.Find(o.Chain)
-	return c != nil && c.failed != nil && c.Choice == choiceOf(o) && s.tablesOf(c.Choice).err == nil &&
+	return c != nil && c.Choice == choiceOf(o) && s.tablesOf(c.Choice).err == nil &&
 		c.Observed.Find(o.Family, o.Chain) == nil && !owns(s.was, o.Family, o.Chain, c.Choice)
 }

@@ -3,11 +3,13 @@
 package enforce
 
 import (
+	"errors"
 	"net/netip"
 	"reflect"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -27,19 +29,75 @@ func (d *fullDisk) record(r store.Record) error {
 	return nil
 }
 
+func (d *fullDisk) takeAddresses(map[store.Attachment][]netip.Addr) error { return errFault }
+
 // A record for which the disk has no room is written without its new resets, or without any.
 func TestRecordWithoutResets(t *testing.T) {
 	resets := []store.Reset{{At: 1}, {At: 2}}
 	for _, c := range []struct{ resets, room, want, records, warnings int }{
 		{2, 2, 2, 1, 0}, {2, 1, 1, 2, 1}, {2, 0, 0, 3, 1}, {2, -1, -1, 3, 0}, {0, -1, -1, 1, 0},
 	} {
-		s, d := &State{record: store.Record{Resets: resets[:1]}, planned: store.Record{Boot: "this", Resets: resets[:c.resets]}}, &fullDisk{room: c.room}
+		d := &fullDisk{room: c.room}
+		s := &State{record: store.Record{Resets: resets[:1]}, planned: store.Record{Boot: "this", Resets: resets[:c.resets]}, Chains: []Chain{
+			{Policy: policy.Policy{Chain: "A"}, Diff: policy.Diff{{Chain: "A"}}}, {Policy: policy.Policy{Chain: "B"}},
+		}}
 		s = recordFirst{}.take(t.Context(), d, s)
+		if s.RecordErr != nil && (!errors.Is(s.Err("A"), errFault) || s.Err("B") != nil) {
+			t.Errorf("errors %v and %v", s.Err("A"), s.Err("B"))
+		}
 		if (s.RecordErr != nil) != (c.want < 0) || d.records != c.records || d.warnings != c.warnings {
 			t.Errorf("%+v: error %v, %d records, %d warnings", c, s.RecordErr, d.records, d.warnings)
 		}
 		if c.want >= 0 && (len(s.record.Resets) != c.want || !reflect.DeepEqual(s.planned, s.record)) {
 			t.Errorf("%+v: record %+v, planned %+v", c, s.record, s.planned)
+		}
+	}
+}
+
+// What is recorded last is only warned about: the record has more than there is.
+func TestWarningsOfAFullDisk(t *testing.T) {
+	d := &fullDisk{room: -1}
+	s := &State{exempt: exemptPods{taken: map[store.Attachment][]netip.Addr{{}: nil}}, planned: store.Record{Boot: "this"}}
+	s.Guard.looks = settledLooks
+	s = takeAddresses{}.take(t.Context(), d, s)
+	s = recordLast{}.take(t.Context(), d, s)
+	if d.warnings != 2 || s.next() != nil {
+		t.Errorf("%d warnings, %+v", d.warnings, s)
+	}
+}
+
+// The first failure of a chain, or of the guards, is the one that is told.
+func TestFirstFailure(t *testing.T) {
+	first, other := errors.New("first"), errors.New("other")
+	var c Chain
+	var g GuardState
+	for _, err := range []error{nil, first, other, nil} {
+		c.fail(err)
+		g.fail(err)
+	}
+	if !errors.Is(c.Err, first) || !errors.Is(c.failed, first) || !errors.Is(g.Err, first) || !errors.Is(g.failed, first) {
+		t.Errorf("%v, %v, %v, %v", c.Err, c.failed, g.Err, g.failed)
+	}
+}
+
+// A chain that was removed is not in its tables any more. Others of its name are, and so is it in an earlier State.
+func TestForget(t *testing.T) {
+	a, a6, b := policy.Chain{Name: "A", Family: policy.IPv4}, policy.Chain{Name: "A", Family: policy.IPv6}, policy.Chain{Name: "B", Family: policy.IPv4}
+	in := func(c netfilter.Choice) (t tables) {
+		t.choice, t.observation.Rules.Chains = c, []policy.Chain{a, a6, b}
+		return t
+	}
+	before := &State{tables: []tables{in(netfiltertest.IPTables), in(netfiltertest.NFTables)}}
+	s := before.clone()
+	s.forget(store.OwnedChain{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables})
+	for _, c := range []struct {
+		s    *State
+		want []int
+	}{{before, []int{3, 3}}, {s, []int{3, 2}}} {
+		for i, n := range c.want {
+			if left := c.s.tables[i].observation.Rules.Chains; len(left) != n || left[n-1].Name != "B" || left[n-2].Family != policy.IPv6 {
+				t.Errorf("left are %v, want %d", left, n)
+			}
 		}
 	}
 }

@@ -31,7 +31,8 @@ type Uninstall struct {
 	Root          string                 // "/", below which runtimes and Multus keep their cached results
 	NoWait        bool                   // remove the plugin although the DEL of cached results may call it
 	AddTime       time.Duration          // how long an ADD already started may still run
-	// RemoveState removes rules and state after the plugin, perhaps repeatedly; nil leaves them.
+	// RemoveState removes rules and state once the plugin is removed; nil leaves them. It may be
+	// called again.
 	RemoveState func(context.Context) error
 }
 
@@ -44,7 +45,8 @@ type Uninstalled struct {
 	References []string // paths
 }
 
-// InUseError reports that the plugin stays because a DEL will call it, or a configuration refers to it.
+// InUseError reports that the plugin stays because it will be called: for the DEL of cached results, or for each new
+// container if a configuration refers to it.
 type InUseError struct {
 	Attached   []CachedResult
 	References []string
@@ -289,7 +291,8 @@ func readJSON(path string) (value any, info fs.FileInfo, err error) {
 	return value, info, err
 }
 
-// hasEntry reports whether a JSON value, or one in base64 in it, has the plugin entry at any depth.
+// hasEntry reports whether a JSON value has the plugin entry at any depth. Caches have configurations
+// as JSON or in base64.
 func hasEntry(value any, layers int) bool {
 	const maxLayers = 4
 	switch v := value.(type) {
