@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,9 +18,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // answer is the output of check and once as JSON.
@@ -51,17 +54,14 @@ func (a *app) answer(r *reconcile.Report, obstacles []reconcile.Problem, out ans
 }
 
 func staleIn(r *reconcile.Report) []string {
-	out := []string{}
-	if r.Rules == nil {
-		return out
+	rules := cmp.Or(r.Rules, &enforce.State{})
+	stale := mapped(rules.Stale, func(o store.OwnedChain) string {
+		return fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, netfilter.Choice{Backend: o.Backend, Variant: o.Variant})
+	})
+	for _, at := range rules.Duplicates {
+		stale = append(stale, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 	}
-	for _, o := range r.Rules.Stale {
-		out = append(out, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, netfilter.Choice{Backend: o.Backend, Variant: o.Variant}))
-	}
-	for _, at := range r.Rules.Duplicates {
-		out = append(out, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
-	}
-	return out
+	return stale
 }
 
 func summary(r *reconcile.Report) string {
@@ -81,10 +81,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	if !node.active.Answers {
 		node.AddStaleConflist(r)
 	}
-	var drift policy.Diff
-	if r.Rules != nil {
-		drift = r.Rules.Diff()
-	}
+	drift := cmp.Or(r.Rules, &enforce.State{}).Diff()
 	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
 	before := len(r.Problems)
@@ -104,11 +101,11 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		for _, s := range staleIn(r) {
 			fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it there\n", s)
 		}
+		remedy := "; ip-masq-reconciler once applies it"
+		if len(problems) > 0 { // once may have the same ones
+			remedy = ""
+		}
 		for _, s := range r.Pending {
-			remedy := "; ip-masq-reconciler once applies it"
-			if len(problems) > 0 { // once may have the same ones
-				remedy = ""
-			}
 			fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet%s\n", s, remedy)
 		}
 		known := func(p reconcile.Problem) bool { return slices.ContainsFunc(problems, p.SameCause) }
@@ -175,39 +172,30 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 
 // faultFindings returns why the node is not ready. status, doctor and check have the same ones.
 func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
-	found := []diagnose.Finding{}
-	for _, fault := range reconcile.Faults() {
-		f := diagnose.Finding{
-			ID: string(fault.Reason), Severity: diagnose.SeverityFault, Cause: fault.Cause, Remedy: fault.Remedy,
-		}
-		for _, p := range problems {
-			if p.Reason == fault.Reason {
-				f.Details = append(f.Details, p.Err.Error())
-			}
-		}
-		if len(f.Details) > 0 {
-			found = append(found, f)
+	details, found := map[reconcile.Reason][]string{}, []diagnose.Finding{}
+	for _, p := range problems {
+		details[p.Reason] = append(details[p.Reason], p.Err.Error())
+	}
+	for _, f := range reconcile.Faults() {
+		if d := details[f.Reason]; d != nil {
+			found = append(found, diagnose.Finding{ID: string(f.Reason), Severity: diagnose.SeverityFault, Cause: f.Cause, Details: d, Remedy: f.Remedy})
 		}
 	}
 	return found
 }
 
-// multusErr returns how Multus uses the network of the plugin entry, or nil. Where the reconciler manages the
-// conflist, that is a fault of the conflist.
+// multusErr returns how Multus uses the network of the plugin entry, unless a managed conflist reports it.
 func multusErr(s config.Settings, managed bool) error {
-	if managed {
-		return nil
-	}
 	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
-	if err == nil {
-		err = n.Multus.Err(n.Name)
-	} else if !errors.Is(err, conflist.ErrDelegate) {
+	switch {
+	case managed:
 		return nil
+	case err == nil && n.Entries > 0: // a missing entry is another finding
+		return n.Multus.Err(n.Name)
+	case errors.Is(err, conflist.ErrDelegate):
+		return err
 	}
-	if err == nil || n.Path != "" && n.Entries == 0 { // the missing entry is another finding
-		return nil
-	}
-	return err
+	return nil
 }
 
 func (a *app) doctor(c *cobra.Command, _ []string) error {
@@ -220,12 +208,8 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 		return a.print(map[string][]diagnose.Finding{"findings": findings})
 	}
 	node.printSettingsOrigin(a)
-	var text strings.Builder
-	if err := diagnose.WriteFindings(&text, findings); err != nil {
-		return err
-	}
 	const hanging = 4
-	_, err = io.WriteString(a.out, wrapped(text.String(), terminalWidth(os.Stdout), hanging))
+	_, err = io.WriteString(a.out, wrapped(diagnose.Text(findings), terminalWidth(os.Stdout), hanging))
 	return err
 }
 
@@ -233,7 +217,7 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagnose.Finding {
 	rules := r.Rules
 	if r.Incomplete() != nil {
-		rules = nil // the policy is incomplete
+		rules = nil
 	}
 	running := n.running()
 	ofEntry := n.entryFindings(ctx)
@@ -256,16 +240,14 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	})...)
 }
 
-// entryFindings returns the findings about the plugin entry of a managed conflist, by ID: those of the reconciler that
-// runs, if it answers.
+// entryFindings returns the findings about a managed entry, by ID: those of the reconciler, if it answers.
 func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	found := map[string][]error{}
-	switch s := n.active.status; {
-	case s != nil:
+	if s := n.active.status; s != nil {
 		for _, f := range s.ConflistFindings {
 			found[f.ID] = append(found[f.ID], errors.New(f.Message))
 		}
-	case n.Settings.Conflist.Managed():
+	} else if n.Settings.Conflist.Managed() {
 		for _, f := range newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx) {
 			found[f.ID] = append(found[f.ID], f.Err)
 		}
@@ -275,9 +257,8 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 
 // running returns what is known of the reconciler of the node.
 func (n *inspection) running() *diagnose.Running {
-	r := &diagnose.Running{Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err}
-	if s := n.active.status; s != nil {
-		r.ManagesConflist = s.ConflistManaged
+	s := cmp.Or(n.active.status, &metrics.Status{})
+	return &diagnose.Running{
+		Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
 	}
-	return r
 }

@@ -244,8 +244,7 @@ func flagName(key string) string {
 	return strings.ToLower(regexp.MustCompile("[A-Z]").ReplaceAllString(key, "-$0"))
 }
 
-// withTwoDashes rewrites long flags with one dash, which Go's flag package and so the agents
-// accept.
+// withTwoDashes rewrites long flags with one dash, which the agents accept.
 func withTwoDashes(root *cobra.Command, args []string) []string {
 	out := make([]string, 0, len(args))
 	for i, arg := range args {

@@ -41,8 +41,7 @@ func (a *app) explainCommand() *cobra.Command {
 	return c
 }
 
-// question reads the arguments. An empty flag is a mistake: it is most likely a shell variable
-// that is not set.
+// question reads the arguments. An empty flag is most likely a shell variable that is not set.
 func question(dst, from, pod, out string, given func(flag string) bool) (q diagnose.Question, err error) {
 	if q.Dst, err = address("DST", dst); err != nil {
 		return q, err
@@ -55,21 +54,17 @@ func question(dst, from, pod, out string, given func(flag string) bool) (q diagn
 			return q, usageError{fmt.Errorf("--from %s: is of another family than %s; write an address of the same", q.Src, q.Dst)}
 		}
 	}
-	if namespace, name, two := strings.Cut(pod, "/"); given("pod") {
-		switch {
-		case given("from"):
-			return q, usageError{errors.New("--pod and --from both state the source; leave one out")}
-		case !two || namespace == "" || name == "":
-			return q, usageError{fmt.Errorf("--pod %s: write NAMESPACE/NAME, such as default/web-0", policy.Quote(pod))}
-		}
-	}
-	if q.Out = out; given("out") {
-		if out == "" {
-			return q, usageError{errors.New("--out: is empty; write the name of an interface, or leave the flag out")}
-		}
-		if err := policy.ValidateInterface(out); err != nil || strings.HasSuffix(out, "+") {
-			return q, usageError{fmt.Errorf("--out %s: is not the name of an interface; write one such as eth0", policy.Quote(out))}
-		}
+	namespace, name, _ := strings.Cut(pod, "/")
+	q.Out = out
+	switch {
+	case given("pod") && given("from"):
+		return q, usageError{errors.New("--pod and --from both state the source; leave one out")}
+	case given("pod") && (namespace == "" || name == ""):
+		return q, usageError{fmt.Errorf("--pod %s: write NAMESPACE/NAME, such as default/web-0", policy.Quote(pod))}
+	case given("out") && out == "":
+		return q, usageError{errors.New("--out: is empty; write the name of an interface, or leave the flag out")}
+	case given("out") && (policy.ValidateInterface(out) != nil || strings.HasSuffix(out, "+")):
+		return q, usageError{fmt.Errorf("--out %s: is not the name of an interface; write one such as eth0", policy.Quote(out))}
 	}
 	return q, nil
 }
@@ -138,9 +133,6 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 			container, latest = p.ContainerID, p.At
 		}
 	}
-	if container == "" {
-		return source, fmt.Errorf("--pod %s: no pod of this name is on record; pods of the host network have none", policy.Quote(name))
-	}
 	var addresses []netip.Addr
 	for _, p := range pods {
 		for _, a := range p.Addresses {
@@ -149,13 +141,15 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 			}
 		}
 	}
-	switch len(addresses) {
-	case 0:
+	switch {
+	case container == "":
+		return source, fmt.Errorf("--pod %s: no pod of this name is on record; pods of the host network have none", policy.Quote(name))
+	case len(addresses) == 0:
 		return source, fmt.Errorf("--pod %s: the pod has no address of the family of DST on record", policy.Quote(name))
-	case 1:
-		return addresses[0], nil
+	case len(addresses) > 1:
+		return source, fmt.Errorf("--pod %s: the pod has the addresses %v; state one with --from", policy.Quote(name), addresses)
 	}
-	return source, fmt.Errorf("--pod %s: the pod has the addresses %v; state one with --from", policy.Quote(name), addresses)
+	return addresses[0], nil
 }
 
 // routeTo returns the route to an address, as `ip route get` shows it. The type of the node's own addresses is RTN_LOCAL.
@@ -164,11 +158,8 @@ func routeTo(a netip.Addr) netlink.Route {
 	if !a.IsValid() {
 		return netlink.Route{}
 	}
-	routes, err := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
-	if err != nil || len(routes) == 0 { // there is no route, one that refuses, or no such family
-		return netlink.Route{}
-	}
-	return routes[0]
+	routes, _ := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
+	return append(routes, netlink.Route{})[0] // there may be no route, one that refuses, or no such family
 }
 
 // nextHops returns the interfaces that the packet leaves through by the routing table: several, where the route has as
@@ -176,10 +167,9 @@ func routeTo(a netip.Addr) netlink.Route {
 func nextHops(packet policy.Packet, in int) ([]string, error) {
 	dst, options := packet.Dst.Unmap().WithZone("").AsSlice(), &netlink.RouteGetOptions{FIBMatch: true}
 	if packet.Src.IsValid() {
-		options.SrcAddr = packet.Src.Unmap().WithZone("").AsSlice()
-	}
-	if packet.Src.IsValid() && !packet.SrcLocal {
-		options.IifIndex = in
+		if options.SrcAddr = packet.Src.Unmap().WithZone("").AsSlice(); !packet.SrcLocal {
+			options.IifIndex = in
+		}
 	}
 	routes, err := netlink.RouteGetWithOptions(dst, options)
 	// What is no answer of the routing table: a source that the kernel takes for a wrong one, or forwarding that is off.

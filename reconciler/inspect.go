@@ -4,11 +4,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -21,14 +19,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // answerTime is how long a command waits for the reconciler that runs.
 const answerTime = 2 * time.Second
 
-// inspection is the node for a command that only reads, with the settings of the reconciler that runs,
-// if it answers.
+// inspection is the node for a command that reads, with the settings of the reconciler that answers.
 type inspection struct {
 	*reconcile.Node
 	active        activeReconciler
@@ -52,8 +50,7 @@ type activeReconciler struct {
 	elsewhere bool
 }
 
-// inspect opens the node for a command that only reads. An invalid reconciler.toml is a problem in its
-// reports.
+// inspect opens the node for a command that only reads. An invalid reconciler.toml is in its reports.
 func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	all := drivers()
 	stated, err := a.settings(ownersDataDir(ctx, all))
@@ -61,8 +58,8 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if errors.As(err, &usage) {
 		return nil, err
 	}
-	n := &inspection{Node: open(stated, all), settingsFrom: "from " + a.statedIn(), binDir: stated.CNIBinDir}
-	if err != nil {
+	n := &inspection{Node: open(stated, all), settingsFrom: "from " + a.settingsFile(), binDir: stated.CNIBinDir}
+	if err != nil || safefile.IsMissing(a.settingsFile()) {
 		n.settingsFrom = "from the defaults"
 	}
 	n.SettingsErr = err
@@ -124,10 +121,11 @@ func (n *inspection) useSettings(a *app, s *metrics.Status, all netfilter.Driver
 	if s.SettingsErr != "" {
 		n.SettingsErr = errors.New(s.SettingsErr)
 	}
-	if s.AgentFiles != nil && !a.given(ofAgentFiles) {
+	meansOther := func(key string) bool { return strings.HasPrefix(key, "agent") }
+	if s.AgentFiles != nil && !a.given(meansOther) {
 		n.AgentFiles = s.AgentFiles.Read
 	}
-	n.settingsFrom = "from the reconciler that runs" + fmt.Sprintf(" (pid %d, version %s)", s.PID, s.Version)
+	n.settingsFrom = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
 	return nil
 }
 
@@ -143,24 +141,14 @@ func (n *inspection) pluginVersion(ctx context.Context, path string) (string, er
 	return "", fmt.Errorf("the reconciler does not know the version of %s", policy.Printable(path))
 }
 
-func (a *app) statedIn() string {
-	if _, err := os.Stat(a.settingsFile()); errors.Is(err, fs.ErrNotExist) {
-		return "the defaults"
-	}
-	return a.settingsFile()
-}
-
-// ofAgentFiles reports whether the agent files mean something else with another value of the key.
-func ofAgentFiles(key string) bool {
-	return strings.HasPrefix(key, "agent")
-}
-
-// ask asks the reconciler that runs with the dataDir for its status. If none does, one may serve its health that has
-// another dataDir and so does nothing.
+// ask asks the reconciler of the dataDir for its status, else one that serves health with another dataDir.
 func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	status, err := askSocket(ctx, dir)
+	status, err := metrics.ReadStatus(ctx, dir)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer in %s", answerTime)
+	}
 	if err == nil {
 		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 	}
@@ -173,22 +161,6 @@ func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 		return none
 	}
 	return activeReconciler{Running: true, elsewhere: true, problems: problems, err: fmt.Errorf("it serves %s, and does not use %s", health, policy.Printable(dir.Path()))}
-}
-
-// askSocket returns the status that the socket of the dataDir serves.
-func askSocket(ctx context.Context, dir *store.Dir) (*metrics.Status, error) {
-	body, err := metrics.ReadStatus(ctx, dir)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("no answer in %s", answerTime)
-	}
-	if err != nil {
-		return nil, err
-	}
-	var status metrics.Status
-	if err := json.Unmarshal(body, &status); err != nil {
-		return nil, fmt.Errorf("read its status: %w", err)
-	}
-	return &status, nil
 }
 
 // printSettingsOrigin writes where the settings come from to stderr, where they are not those of the reconciler that

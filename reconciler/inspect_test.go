@@ -299,7 +299,7 @@ func TestSourceStates(t *testing.T) {
 		{Source: network("refused"), State: superseded},
 		{Source: agent, State: invalid, Files: []string{"/etc/config/ip-masq-agent"}},
 	}
-	if diff := cmp.Diff(want, sourcesOf(n, r), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, sourcesOf(n, r, r.Rules), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -25,10 +25,8 @@ import (
 )
 
 type installFlags struct {
-	plugin     string
-	noConflist bool
-	upgrade    bool
-	replace    bool
+	plugin                       string
+	noConflist, upgrade, replace bool
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -98,11 +96,13 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		if editor.Entry, origin, editor.FromFile, entryErr = pluginEntry(s); entryErr == nil {
 			_, entryErr = editor.Find() // before anything is written
 		}
-		if f.replace && entryErr == nil && !editor.FromFile {
+		switch {
+		case entryErr == nil && f.replace && !editor.FromFile:
 			return fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it", policy.Quote(s.Conflist.EntryFile))
-		}
-		if entryErr != nil && !s.Conflist.Managed() {
-			return notInstalled(entryErr)
+		case errors.Is(entryErr, conflist.ErrNoNetworks) && !s.Conflist.Managed():
+			return fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry with --conflist-manage`, entryErr)
+		case entryErr != nil && !s.Conflist.Managed():
+			return remedied(entryErr)
 		}
 	}
 	binary, err := install.Copy(ctx, f.plugin, dirs.Bin)
@@ -133,18 +133,13 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 		if _, err := os.Lstat(filepath.Join(dir, config.PluginType)); err != nil {
 			continue
 		}
-		if stated.Bin == "" {
-			if err := install.CheckDir("/", dir); err != nil {
-				errs = append(errs, fmt.Errorf("the plugin in %s stays as it is: %w", policy.Printable(dir), err))
-				continue
-			}
-		}
-		binary, err := install.Copy(ctx, plugin, dir)
-		if err != nil {
+		if err := install.CheckDir("/", dir); err != nil && stated.Bin == "" {
+			errs = append(errs, fmt.Errorf("the plugin in %s stays as it is: %w", policy.Printable(dir), err))
+		} else if binary, err := install.Copy(ctx, plugin, dir); err != nil {
 			errs = append(errs, remedied(err))
-			continue
+		} else {
+			done = append(done, installation{BinDir: dir, Plugin: binary, Warnings: []string{}})
 		}
-		done = append(done, installation{BinDir: dir, Plugin: binary, Warnings: []string{}})
 	}
 	if a.json() {
 		return errors.Join(append(errs, a.print(done))...)
@@ -164,21 +159,20 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	case err != nil:
 		return remedied(err)
 	}
-	if c.BackupErr != nil {
-		r.Warnings = append(r.Warnings, fmt.Sprintf("no backup is kept: %v", c.BackupErr))
-	} else if c.RecordErr != nil {
-		r.Warnings = append(r.Warnings, c.RecordErr.Error())
+	warn := func(format string, err error) {
+		if err != nil {
+			r.Warnings = append(r.Warnings, fmt.Sprintf(format, err))
+		}
 	}
-	if c.NotExchanged != nil {
-		r.Warnings = append(r.Warnings, fmt.Sprintf("a write of another program in the same instant can be lost: %v", c.NotExchanged))
+	if warn("no backup is kept: %v", c.BackupErr); c.BackupErr == nil {
+		warn("%v", c.RecordErr)
 	}
+	warn("a write of another program in the same instant can be lost: %v", c.NotExchanged)
 	var entry bytes.Buffer
 	_ = json.Compact(&entry, e.Entry) // pluginEntry has read it
 	r.Conflist, r.entry = &c, entry.String()+", "+r.entry
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
-		if err := n.Multus.Err(n.Name); err != nil {
-			r.Warnings = append(r.Warnings, err.Error())
-		}
+		warn("%v", n.Multus.Err(n.Name))
 	}
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
 	dir, err := config.ReadConfDir(e.Dir)
@@ -197,50 +191,42 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	return errors.Join(errs...)
 }
 
-// notInstalled adds the remedy to the error of an entry that no network can have.
-func notInstalled(err error) error {
-	if errors.Is(err, conflist.ErrNoNetworks) {
-		return fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry with --conflist-manage`, err)
-	}
-	return remedied(err)
-}
-
 // judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
 func (r *installation) judge(err error, s config.Settings) error {
-	switch {
+	switch managed := s.Conflist.Managed(); {
 	case err == nil:
 		return nil
-	case s.Conflist.Managed() && r.Conflist != nil:
-		r.Warnings = append(r.Warnings, err.Error())
-		return nil
-	case s.Conflist.Managed():
-		r.Warnings = append(r.Warnings, fmt.Sprintf(`%v; as conflist.manage is on, "run" inserts the entry when it can`, err))
-		return nil
-	case r.Conflist != nil:
+	case r.Conflist == nil && managed:
+		err = fmt.Errorf(`%w; as conflist.manage is on, "run" inserts the entry when it can`, err)
+	case r.Conflist == nil:
+		return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
+	case !managed:
 		return err
 	}
-	return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
+	r.Warnings = append(r.Warnings, err.Error())
+	return nil
 }
 
 func dirWarnings(d install.Dirs, s config.Settings) []string {
 	warnings := []string{}
-	for _, dir := range []struct{ key, found, set string }{
-		{"cni_conf_dir", d.Conf, s.CNIConfDir}, {"cni_bin_dir", d.Bin, s.CNIBinDir},
-	} {
-		if dir.found != dir.set {
+	check := func(key, found, set string) {
+		if found != set {
 			warnings = append(warnings, fmt.Sprintf(`"run" needs this directory too: write %s = %s into %s`,
-				dir.key, policy.Quote(dir.found), config.DefaultReconcilerFile))
+				key, policy.Quote(found), config.DefaultReconcilerFile))
 		}
 	}
+	check("cni_conf_dir", d.Conf, s.CNIConfDir)
+	check("cni_bin_dir", d.Bin, s.CNIBinDir)
 	return warnings
 }
 
 func (r *installation) print(a *app) {
 	warn(a, r.Warnings)
+	say := func(format string, args ...any) { fmt.Fprintf(a.out, format+"\n", args...) }
 	if r.Plugin.Wrote {
-		fmt.Fprintf(a.out, "installed %s (%s)\n", r.Plugin.Path, r.Plugin.Version)
+		say("installed %s (%s)", r.Plugin.Path, r.Plugin.Version)
 	} else {
-		fmt.Fprintf(a.out, "%s (%s) is already installed\n", r.Plugin.Path, r.Plugin.Version)
+		say("%s (%s) is already installed", r.Plugin.Path, r.Plugin.Version)
 	}
 	e := r.Conflist
 	if e == nil {
@@ -249,26 +235,25 @@ func (r *installation) print(a *app) {
 	network, path := policy.Quote(e.Network), policy.Quote(e.Path)
 	switch {
 	case e.Wrote && e.Before == 0:
-		fmt.Fprintf(a.out, "inserted the plugin entry of network %s into %s\n", network, path)
-		fmt.Fprintf(a.out, "the entry is %s\n", r.entry)
+		say("inserted the plugin entry of network %s into %s\nthe entry is %s", network, path, r.entry)
 	case e.Wrote && e.Before == 1 && len(e.Replaced) > 0:
-		fmt.Fprintf(a.out, "replaced the plugin entry of network %s in %s; changed: %s\n", network, path, strings.Join(e.Replaced, ", "))
-		fmt.Fprintf(a.out, "the entry is %s\n", r.entry)
+		changed := strings.Join(e.Replaced, ", ")
+		say("replaced the plugin entry of network %s in %s; changed: %s\nthe entry is %s", network, path, changed, r.entry)
 	case e.Wrote && e.Before == 1:
-		fmt.Fprintf(a.out, "updated the generated conflist of network %s, %s, as the original has changed\n", network, path)
+		say("updated the generated conflist of network %s, %s, as the original has changed", network, path)
 	case e.Wrote:
-		fmt.Fprintf(a.out, "removed duplicate plugin entries of network %s from %s\n", network, path)
+		say("removed duplicate plugin entries of network %s from %s", network, path)
 	case len(e.Differs) > 0:
-		fmt.Fprintf(a.out, "the plugin entry of network %s in %s stays; it differs from the entry file in %s: install --replace replaces it\n",
+		say("the plugin entry of network %s in %s stays; it differs from the entry file in %s: install --replace replaces it",
 			network, path, strings.Join(e.Differs, ", "))
 	default:
-		fmt.Fprintf(a.out, "network %s in %s already has the plugin entry, which install does not change\n", network, path)
+		say("network %s in %s already has the plugin entry, which install does not change", network, path)
 	}
 	for _, path := range e.Removed {
-		fmt.Fprintf(a.out, "removed %s, which this file replaces\n", policy.Quote(path))
+		say("removed %s, which this file replaces", policy.Quote(path))
 	}
 	if e.Backup != "" {
-		fmt.Fprintf(a.out, "kept the previous text as %s\n", policy.Quote(e.Backup))
+		say("kept the previous text as %s", policy.Quote(e.Backup))
 	}
 }
 
@@ -283,8 +268,7 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 	}
 }
 
-// managesConflist reports whether the loop syncs the conflist. Without conflist.own it does so until ip-masq's own
-// conflist is removed.
+// managesConflist reports whether the loop syncs the conflist: also until ip-masq's own one is removed.
 func managesConflist(s config.Settings, node *reconcile.Node) bool {
 	return s.Conflist.Managed() || config.ReadOwnConflist(node.Dir.OwnConflistPath()) != nil
 }
@@ -314,24 +298,22 @@ func pluginEntry(s config.Settings) (entry []byte, origin string, fromFile bool,
 		return nil, "", false, missingEntryFile{fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
 			key, policy.Quote(path))}
 	case missing:
-		values := struct {
-			Type    string `json:"type"`
-			DataDir string `json:"dataDir,omitempty"`
-		}{Type: config.PluginType}
-		if !pluginFile.Present && s.DataDir != config.DefaultDataDir {
-			values.DataDir = s.DataDir
+		entry = fmt.Appendf(nil, `{"type":%q}`, config.PluginType)
+		if !pluginFile.Present && s.DataDir != config.DefaultDataDir { // of letters, digits and a few marks
+			entry = fmt.Appendf(nil, `{"type":%q,"dataDir":%q}`, config.PluginType, s.DataDir)
 		}
-		entry, err = json.Marshal(values)
-		return entry, fmt.Sprintf("the default, because %s is missing", policy.Quote(path)), false, err
+		return entry, fmt.Sprintf("the default, because %s is missing", policy.Quote(path)), false, nil
 	case err != nil:
 		return nil, "", true, fmt.Errorf("%s: %w", key, err)
 	}
-	if err := pluginFile.DataDirErr(config.ReadNetconf(entry)); err != nil {
-		return nil, "", true, fmt.Errorf("%s: %s: %w", key, policy.Quote(path), err)
+	conf := config.ReadNetconf(entry)
+	err = pluginFile.DataDirErr(conf)
+	if dataDir := conf.Identity().DataDir; !pluginFile.Present && dataDir != s.DataDir {
+		err = fmt.Errorf("dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
+			policy.Quote(dataDir), policy.Quote(s.DataDir))
 	}
-	if dataDir := config.ReadNetconf(entry).Identity().DataDir; !pluginFile.Present && dataDir != s.DataDir {
-		return nil, "", true, fmt.Errorf("%s: %s: dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
-			key, policy.Quote(path), policy.Quote(dataDir), policy.Quote(s.DataDir))
+	if err != nil {
+		return nil, "", true, fmt.Errorf("%s: %s: %w", key, policy.Quote(path), err)
 	}
 	return entry, "from " + policy.Quote(path), true, nil
 }

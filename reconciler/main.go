@@ -46,7 +46,7 @@ const (
 	exitDrift = 3 // or the node is not ready
 )
 
-// errDrift ends a command that has printed drift and other errors.
+// errDrift ends a command that has printed drift, or why the node is not ready.
 var errDrift = errors.New("drift found")
 
 type usageError struct{ error }
@@ -64,7 +64,7 @@ func run(args []string) int {
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.Is(err, errDrift), errors.Is(err, errNotReady):
+	case errors.Is(err, errDrift):
 		return exitDrift
 	case errors.As(err, &usage):
 		fmt.Fprintf(a.err, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
@@ -135,8 +135,7 @@ func ownersDataDir(ctx context.Context, all netfilter.Drivers) func(key string) 
 	}
 }
 
-// dataDirOf returns the dataDir that a chain names, and which chain. The default wins over others: any program that may
-// write rules can add a chain.
+// dataDirOf returns the dataDir that a chain names. The default wins: any program may add a chain.
 func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
 	for _, c := range owned {
 		if c.Owner.DataDir == config.DefaultDataDir || named.Value == "" && c.Owner.DataDir != "" {

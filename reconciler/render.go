@@ -102,8 +102,7 @@ func guardTables(desired []policy.Guard, families []policy.Family) []byte {
 	return nftables.RenderGuards(desired, families)
 }
 
-// outputForm returns the backend to render for: the wanted one as the node uses it, else the one
-// in which the node keeps its chains.
+// outputForm returns the wanted backend as the node uses it, else that in which the node keeps its chains.
 func outputForm(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
 	var found []netfilter.Choice
 	for _, c := range r.Rules.Chains {

@@ -77,8 +77,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// directoriesInUse returns a function that returns a directory of settings: it is the node's also when rules or files
-// that name it are gone or bad for a moment.
+// directoriesInUse returns directories of settings, also when what names them is gone or bad for a moment.
 func directoriesInUse(s config.Settings) func(key string) config.Setting {
 	return func(key string) config.Setting {
 		if origin := s.Origins[key]; origin != "" {
@@ -130,8 +129,7 @@ type daemon struct {
 	installedVersion string
 }
 
-// serve runs everything with these settings until they change, and returns the next ones. The
-// error is that of the settings.
+// serve runs everything with these settings until they change, and returns the next ones and their error.
 func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (config.Settings, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
@@ -158,14 +156,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
-	all.Go(func() {
-		d.watch(ctx, "nf_tables", func() (err error) {
-			for err == nil || errors.Is(err, nfnetlink.ErrLost) {
-				err = reportCommits(ctx, loop, watched)
-			}
-			return err
-		})
-	})
+	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop, watched) }) })
 	all.Go(func() {
 		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged) })
 	})
@@ -192,8 +183,7 @@ func (d *daemon) settingsAre(s config.Settings, bad error) {
 	d.monitor.Settings(metrics.Settings{Settings: s, Err: bad, Flags: d.app.flagValues(s)})
 }
 
-// waitForSettings returns when the settings or their error change. On SIGHUP it calls syncNow
-// and reads the settings at once.
+// waitForSettings returns when settings or their error change. SIGHUP makes it call syncNow and read them.
 func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad error, syncNow func()) (config.Settings, error) {
 	// A file is empty while it is written; events can be lost.
 	const quiet, maximum, poll = 100 * time.Millisecond, time.Second, time.Minute
@@ -223,23 +213,23 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		switch changed := fmt.Sprint(err) != fmt.Sprint(bad); {
 		case !next.Equal(s):
 			d.log.Info("settings changed", "file", d.app.settingsFile(), settingsAttr(next))
-			return next, err
 		case changed && err == nil:
 			d.log.Info("settings are valid again", "file", d.app.settingsFile())
-			return next, err
-		case changed: // the next loop logs the error
-			return next, err
+		case !changed: // else the next loop logs the error
+			d.settingsAre(next, err) // their lines may be others
+			continue
 		}
-		d.settingsAre(next, err) // their lines may be others
+		return next, err
 	}
 }
 
 // watch calls listen, which returns when it fails, until the context ends. The failure says which events are missing.
 func (d *daemon) watch(ctx context.Context, events string, listen func() error) {
 	const retry = 10 * time.Second
-	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; flowcontrol.Sleep(ctx, retry) {
-		if err := listen(); ctx.Err() == nil {
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; {
+		if err := listen(); ctx.Err() == nil && !errors.Is(err, nfnetlink.ErrLost) { // after which it listens again at once
 			log.Warn("no events of "+events+": only the interval applies", "err", err)
+			flowcontrol.Sleep(ctx, retry)
 		}
 	}
 }
@@ -270,14 +260,13 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 
 func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed func()) {
 	defer func() { _ = files.Close() }()
-	for log := flowcontrol.LogOnce(d.log); ; {
+	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; {
 		// The watcher retries, and Changed delivers then too.
 		if err := files.Err(); err != nil {
 			log.Warn("no events of some files: only the interval applies to them", "err", err)
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-files.Changed():
 			changed()
 		}
@@ -289,19 +278,17 @@ func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, erro
 	return diagnose.CountThirdParty(r.Rules, rules), err
 }
 
-// pluginVersion returns the version that the installed plugin prints, or "" if it does not. It runs
-// the plugin only when the file has changed.
+// pluginVersion returns what the installed plugin prints, or "". It runs a changed file only.
 func (d *daemon) pluginVersion() string {
 	d.pluginMu.Lock()
 	defer d.pluginMu.Unlock()
 	path := filepath.Join(d.current.Load().Node.Settings.CNIBinDir, config.PluginType)
 	file, err := os.Stat(path)
-	if err != nil {
-		d.pluginFile = nil
+	old := d.pluginFile
+	if d.pluginFile = file; err != nil {
 		return ""
 	}
-	if old := d.pluginFile; old == nil || !os.SameFile(file, old) || !file.ModTime().Equal(old.ModTime()) || file.Size() != old.Size() {
-		d.pluginFile = file
+	if old == nil || !os.SameFile(file, old) || !file.ModTime().Equal(old.ModTime()) || file.Size() != old.Size() {
 		d.installedVersion, _ = install.Version(context.Background(), path) // "" if it does not run
 	}
 	return d.installedVersion
@@ -343,9 +330,6 @@ func programOf(proc string, pid uint32) string {
 
 // readProc returns a file of a process, "" if it has ended.
 func readProc(proc string, pid uint32, name string) string {
-	text, err := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), name))
-	if err != nil {
-		return ""
-	}
+	text, _ := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), name))
 	return string(text)
 }

@@ -23,15 +23,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
-)
-
-var (
-	// errNotReady ends status after it has printed why the node is not ready.
-	errNotReady = errors.New("not ready")
-	errNoneRuns = errors.New("no reconciler runs on this node")
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 func (a *app) status(c *cobra.Command, _ []string) error {
@@ -48,9 +44,9 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 	case err != nil:
 		return err
 	case !s.Reconciler.Running:
-		return errNoneRuns
+		return errors.New("no reconciler runs on this node")
 	case !s.Ready:
-		return errNotReady
+		return errDrift
 	}
 	return nil
 }
@@ -114,10 +110,9 @@ type sourceStatus struct {
 }
 
 type podsStatus struct {
-	Recorded int `json:"recorded"`
-	Exempt   int `json:"exempt"` // because of their namespaces
-	// WithoutRecord are the attachments whose pods are not known.
-	WithoutRecord int `json:"withoutRecord"`
+	Recorded      int `json:"recorded"`
+	Exempt        int `json:"exempt"`        // because of their namespaces
+	WithoutRecord int `json:"withoutRecord"` // attachments whose pods are not known
 
 	listed bool // nonMasqueradeNamespaces is in force
 }
@@ -139,13 +134,14 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if os.Geteuid() != 0 && errors.Is(n.active.err, fs.ErrPermission) {
 		return nil, fmt.Errorf("only root can read the state of the node, in %s: run status as root", policy.Printable(n.Dir.Path()))
 	}
+	rules := cmp.Or(r.Rules, &enforce.State{})
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
-		Sources: sourcesOf(n, r), Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{},
-		Findings: n.findings(ctx, r),
+		Chains: chainsOf(rules, n.active.status), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, rules),
+		Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{}, Findings: n.findings(ctx, r),
 	}
 	if !n.usesPlugin(r, s.Plugin.Path) {
 		if len(r.Sources.ConfDir.Conflists) == 0 {
@@ -156,7 +152,6 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
 		s.Plugin.Error = err.Error()
 	}
-	s.Chains, s.Pods = chainsOf(r, n.active.status), podsOf(n, r)
 	switch a := n.active.status; {
 	case a != nil:
 		s.Reconciler.Started = a.Started
@@ -174,25 +169,21 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 // usesPlugin reports whether the node has the plugin, or should. Without the plugin and a plugin entry, where the
 // policy is that of agent files alone, the reconciler replaces an agent.
 func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
-	_, err := os.Lstat(path)
 	mayHaveEntry := func(l config.Conflist) bool { return l.Err != nil || len(l.Entries) > 0 }
 	stored := r.State.Sources
-	return !errors.Is(err, fs.ErrNotExist) || n.Settings.Conflist.Managed() ||
+	return !safefile.IsMissing(path) || n.Settings.Conflist.Managed() ||
 		slices.ContainsFunc(r.Sources.ConfDir.Conflists, mayHaveEntry) ||
 		len(stored) != 1 || stored[0].ID.Kind != policy.AgentFiles
 }
 
-func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
+func chainsOf(rules *enforce.State, active *metrics.Status) []chainStatus {
 	chains, counts := []chainStatus{}, map[policy.ChainFamily]metrics.ChainCount{}
-	if r.Rules == nil {
-		return chains
-	}
 	if active != nil {
 		for _, c := range active.Chains {
 			counts[c.ChainFamily] = c
 		}
 	}
-	for _, chain := range r.Rules.Chains {
+	for _, chain := range rules.Chains {
 		for _, c := range chain.Desired.Chains {
 			at := policy.ChainFamily{Chain: c.Name, Family: c.Family}
 			one := chainStatus{ChainCount: counts[at], Backend: chain.Choice.String()}
@@ -200,7 +191,7 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 			if observed := chain.Observed.Find(c.Family, c.Name); observed != nil {
 				one.Rules = len(observed.Rules)
 			}
-			if guard := r.Rules.Guard.Of(at); guard != nil {
+			if guard := rules.Guard.Of(at); guard != nil {
 				one.Guard, one.EnforceExempt = guard.Mode, guard.Bound != nil
 			}
 			chains = append(chains, one)
@@ -209,32 +200,26 @@ func chainsOf(r *reconcile.Report, active *metrics.Status) []chainStatus {
 	return chains
 }
 
-func podsOf(n *inspection, r *reconcile.Report) (s podsStatus) {
-	pods, without, _ := n.Dir.Pods()
+func podsOf(n *inspection, rules *enforce.State) podsStatus {
+	pods, without, _ := n.Dir.Pods() // the error is a problem of the dry run
 	containers := map[string]bool{}
 	for _, p := range pods {
 		containers[p.ContainerID] = true
 	}
-	s.Recorded, s.WithoutRecord = len(containers), without
-	if r.Rules != nil {
-		policies := r.Rules.Policies()
-		s.Exempt = r.Rules.ExemptPods(policies...)
-		s.listed = slices.ContainsFunc(policies, func(p policy.Policy) bool { return len(p.Namespaces) > 0 })
-	}
-	return s
+	policies := rules.Policies()
+	listed := slices.ContainsFunc(policies, func(p policy.Policy) bool { return len(p.Namespaces) > 0 })
+	return podsStatus{Recorded: len(containers), Exempt: rules.ExemptPods(policies...), WithoutRecord: without, listed: listed}
 }
 
 // sourcesOf returns the sources that are stored or should be.
-func sourcesOf(n *inspection, r *reconcile.Report) []sourceStatus {
+func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourceStatus {
 	states := map[policy.SourceID]sourceState{}
 	for _, s := range r.State.Sources {
 		states[s.ID] = inForce
 	}
-	if r.Rules != nil {
-		for _, p := range r.Rules.Policies() {
-			for _, c := range p.Conflicts {
-				states[c.Superseded.Source] = superseded
-			}
+	for _, p := range rules.Policies() {
+		for _, c := range p.Conflicts {
+			states[c.Superseded.Source] = superseded
 		}
 	}
 	for _, id := range r.Pending {
@@ -272,16 +257,12 @@ func conflistOf(s config.Settings) conflistStatus {
 	c := conflistStatus{Network: n.Name, File: n.Path, Entry: n.Entries > 0, Managed: s.Conflist.Managed()}
 	if err != nil {
 		c.Error = err.Error()
-	} else if c.File == "" {
-		c.Error = fmt.Sprintf("the configuration of network %s is unknown", policy.Quote(n.Name))
 	}
 	return c
 }
 
 const (
-	unknown = "unknown, for the reason above"
-	notUsed = "not used"
-
+	notUsed    = "not used"
 	labelWidth = 13 // of the column of labels
 )
 
@@ -304,7 +285,7 @@ func (s *nodeStatus) text(now time.Time) string {
 	w := &screen{}
 	s.writeNode(w)
 	s.writeProblems(w)
-	s.writeReconciler(w, now)
+	w.row("Reconciler:", s.Reconciler.text(now))
 	plugin := cmp.Or(s.Plugin.Error, notUsed)
 	if s.Plugin.Version != "" {
 		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
@@ -374,29 +355,29 @@ func (s *nodeStatus) writeNode(w *screen) {
 	}
 }
 
-func (s *nodeStatus) writeReconciler(w *screen, now time.Time) {
-	r := s.Reconciler
-	var text string
+func (r reconcilerStatus) text(now time.Time) string {
 	switch {
 	case r.Answers:
-		text = fmt.Sprintf("%s, pid %d, up %s", *r.Version, *r.PID, diagnose.Age(now.Sub(r.Started)))
+		return fmt.Sprintf("%s, pid %d, up %s", *r.Version, *r.PID, diagnose.Age(now.Sub(r.Started)))
 	case r.Running:
-		text = "running, but does not answer: " + r.Error
+		return "running, but does not answer: " + r.Error
 	case r.LastSeen.IsZero():
-		text = "not running; no reconciler has run with this data dir"
-	default:
-		text = fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
+		return "not running; no reconciler has run with this data dir"
 	}
-	w.row("Reconciler:", text)
+	return fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
+}
+
+// none writes that there are no rows: whatever a reason above says, or this text.
+func (s *nodeStatus) none(w *screen, label, text string) {
+	if s.unread {
+		text = "unknown, for the reason above"
+	}
+	w.row(label, text)
 }
 
 func (s *nodeStatus) writeChains(w *screen) {
-	switch {
-	case len(s.Chains) == 0 && s.unread:
-		w.row("Chains:", unknown)
-		return
-	case len(s.Chains) == 0:
-		w.row("Chains:", "none; no source asks for one")
+	if len(s.Chains) == 0 {
+		s.none(w, "Chains:", "none; no source asks for one")
 		return
 	}
 	w.WriteString("Chains:\n")
@@ -427,12 +408,8 @@ func (s *nodeStatus) writeChains(w *screen) {
 }
 
 func (s *nodeStatus) writeSources(w *screen, now time.Time) {
-	switch {
-	case len(s.Sources) == 0 && s.unread:
-		w.row("Sources:", unknown)
-		return
-	case len(s.Sources) == 0:
-		w.row("Sources:", "none")
+	if len(s.Sources) == 0 {
+		s.none(w, "Sources:", "none")
 		return
 	}
 	w.WriteString("Sources:\n")
@@ -489,11 +466,10 @@ func idsOf(found []diagnose.Finding) string {
 
 func (s *nodeStatus) doctorText() string {
 	text := "no problems"
-	if len(s.found(diagnose.SeverityFault)) > 0 {
-		text = "no other problems"
-	}
 	if problems := s.found(diagnose.SeverityProblem); len(problems) > 0 {
 		text = idsOf(problems) + ", see above"
+	} else if len(s.found(diagnose.SeverityFault)) > 0 {
+		text = "no other problems"
 	}
 	if notices := s.found(diagnose.SeverityNotice); len(notices) > 0 {
 		text += `; notices, which "doctor" explains: ` + idsOf(notices)

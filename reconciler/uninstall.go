@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -138,7 +137,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 // again. A dataDir that cannot be used is no reason to leave an entry that keeps pods from starting;
 // the removal of the state reports it.
 func lockInstance(node *reconcile.Node) (*store.InstanceLock, error) {
-	if _, err := os.Lstat(node.Dir.Path()); errors.Is(err, fs.ErrNotExist) {
+	if safefile.IsMissing(node.Dir.Path()) {
 		return nil, nil // the lock would create it
 	}
 	lock, err := node.Dir.InstanceLock()
@@ -156,13 +155,11 @@ func (u *uninstallation) print(a *app, complete bool) {
 	for _, path := range u.Plugins {
 		fmt.Fprintf(a.out, "removed %s\n", path)
 	}
-	u.printRemoved(a)
-	if !complete {
+	if u.printRemoved(a); !complete {
 		return
 	}
 	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.removedAnything()
-	_, err := os.Lstat(u.DataDir)
-	kept := u.keepRules && err == nil
+	kept := u.keepRules && !safefile.IsMissing(u.DataDir)
 	if kept {
 		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", u.DataDir)
 	}
@@ -247,7 +244,7 @@ func newCleanupResult(node *reconcile.Node) *cleanupResult {
 }
 
 func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error {
-	_, before := os.Lstat(r.DataDir)
+	missing := safefile.IsMissing(r.DataDir)
 	removed, err := node.Cleanup(ctx, func(err error) {
 		if err != nil {
 			r.Warnings = append(r.Warnings, err.Error())
@@ -256,11 +253,8 @@ func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error
 	r.Removed = append(r.Removed, mapped(removed, func(o netfilter.OwnedChain) removedChain {
 		return removedChain{o.Chain, string(o.Family), o.Choice.String()}
 	})...)
-	if err != nil {
-		return err
-	}
-	r.state = r.state || before == nil
-	return nil
+	r.state = r.state || err == nil && !missing
+	return err
 }
 
 func (r *cleanupResult) removedAnything() bool { return len(r.Removed) > 0 || r.state }

@@ -95,26 +95,22 @@ func connectionOf(f conntrack.Found, d decision) connection {
 		Source: src.Addr(), SourcePort: src.Port(),
 		Destination: dst.Addr(), Endpoint: endpoint.Addr(),
 		SourceLocal: f.SourceLocal, Translated: src != f.Reply.Dst, Zone: f.Zone,
-		Verdict: d.verdict,
+		Chain: d.chain, Verdict: d.verdict,
 	}
 	for name, number := range protocols(src.Addr()) {
 		if number == f.Original.Protocol {
 			c.Protocol = name
 		}
 	}
-	if d.chain != "" {
-		c.Chain = &d.chain
-	}
 	if c.Protocol != "icmp" {
-		dstPort, endpointPort := dst.Port(), endpoint.Port()
-		c.DestinationPort, c.EndpointPort = &dstPort, &endpointPort
+		c.DestinationPort, c.EndpointPort = new(dst.Port()), new(endpoint.Port())
 	}
 	return c
 }
 
 // decision is what the policies do with a packet.
 type decision struct {
-	chain   string // "" if none has it in scope
+	chain   *string // nil if none has it in scope
 	verdict policy.Action
 }
 
@@ -122,13 +118,11 @@ type decision struct {
 func decide(policies []policy.Policy, packet policy.Packet) decision {
 	found := decision{verdict: policy.ActionOutOfScope}
 	for _, p := range policies {
-		switch p.Decide(packet).Action {
-		case policy.ActionMasquerade:
-			return decision{p.Chain, policy.ActionMasquerade}
-		case policy.ActionExempt:
-			if found.chain == "" {
-				found = decision{p.Chain, policy.ActionExempt}
-			}
+		switch action := p.Decide(packet).Action; {
+		case action == policy.ActionMasquerade:
+			return decision{&p.Chain, action}
+		case action == policy.ActionExempt && found.chain == nil:
+			found = decision{&p.Chain, action}
 		}
 	}
 	return found
@@ -199,16 +193,16 @@ func (c connection) text(w io.Writer) {
 	} else {
 		fmt.Fprintf(w, "%s %s to %s\n", c.Protocol, at(c.Source, &c.SourcePort), to)
 	}
-	row := func(label, text string) { fmt.Fprintf(w, "  %-8s %s\n", label, text) }
+	row := func(label string, value any) { fmt.Fprintf(w, "  %-8s %v\n", label, value) }
 	if c.SourceLocal {
 		row("from", "the node itself")
 	}
 	if c.Pod != nil {
-		row("pod", c.Pod.String())
+		row("pod", c.Pod)
 	}
 	row("chain", c.chainText())
 	if c.Zone != 0 {
-		row("zone", fmt.Sprint(c.Zone))
+		row("zone", c.Zone)
 	}
 }
 

@@ -30,7 +30,7 @@ func TestWhoOutput(t *testing.T) {
 	}
 	plain, node := "10.88.0.2:51234", found(tcp, "203.0.113.1:22", "192.0.2.7:22", "192.0.2.7:22", "203.0.113.1:22")
 	node.SourceLocal, node.Zone = true, 7
-	masquerade, exempt := decision{"PODS", policy.ActionMasquerade}, decision{"PODS", policy.ActionExempt}
+	masquerade, exempt := decision{new("PODS"), policy.ActionMasquerade}, decision{new("PODS"), policy.ActionExempt}
 	none := decision{verdict: policy.ActionOutOfScope}
 	all := []connection{
 		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), masquerade),

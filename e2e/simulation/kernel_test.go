@@ -68,11 +68,11 @@ func (k *kernel) boot(generation uint32) {
 	k.written()
 }
 
-// has reports whether there is a chain of this name.
+// has reports whether there is a chain of this name, or any for "".
 func (k *kernel) has(chain string) bool {
 	for _, chains := range k.Chains {
 		for ref := range chains {
-			if ref.Chain == chain {
+			if chain == "" || ref.Chain == chain {
 				return true
 			}
 		}

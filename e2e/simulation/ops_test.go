@@ -66,6 +66,7 @@ type pod struct {
 	expectation
 	unattached bool // maybe, as the disk was bad
 	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
+	harmed     bool // a document was damaged when its ADD ended
 }
 
 type phase int
@@ -278,7 +279,8 @@ func (w *world) add(o *op, n *network, v *version) *process {
 				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || w.refused() || w.harmed() || differs || w.scenario.admin && n.since > p.start
+			pod.harmed = w.harmed()
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || p.refused || w.refused() || w.harmed() || differs || w.scenario.admin && n.since > p.start
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
@@ -323,9 +325,14 @@ func (w *world) resolve(n *network, p *process, v *version) {
 				w.settle(n, p, v)
 			}
 		}
-	case codeOf(p.err) == 7 || codeOf(p.err) == 11:
+	case codeOf(p.err) == 7 || codeOf(p.err) == 11 || w.refusedFirst(p, v):
 		n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
 	}
+}
+
+// refusedFirst reports whether the kernel refused a policy while rules were in force: then it is not stored.
+func (w *world) refusedFirst(p *process, v *version) bool {
+	return p.ruled && w.kernel.refuses && v != nil && v.refused && w.healthy(p) && !w.harmed()
 }
 
 // written takes note that the document of a network was written again.
@@ -459,6 +466,9 @@ func (w *world) once(o *op) *process {
 		for _, warning := range report.Warnings {
 			w.note("  warning: %v", warning)
 		}
+		for _, n := range w.networks {
+			n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p && w.refusedFirst(p, c.v) })
+		}
 		healthy := report.Ready() || w.excused(report)
 		if healthy && w.healthy(p) {
 			for n, v := range confs {
@@ -468,6 +478,7 @@ func (w *world) once(o *op) *process {
 			}
 			if !w.harmed() {
 				w.repaired(p)
+				w.book.stuck = false
 			}
 			for n, v := range confs {
 				if n.conf == v && n.since < p.start && v != nil {
@@ -584,7 +595,7 @@ func (w *world) reboot() {
 	for _, p := range w.pods {
 		p.phase = gone
 	}
-	w.book.tampered, w.book.guardTampered, w.book.resetsLost = 0, false, false
+	w.book.tampered, w.book.guardTampered, w.book.resetsLost, w.book.stuck = 0, false, false, false
 	for _, file := range w.book.harmed {
 		for _, n := range w.networks {
 			if file == w.document(n) && len(n.claims) > 0 { // what it held is not known any more
@@ -696,7 +707,7 @@ func (w *world) connect(p *pod) {
 		return
 	}
 	c := connection{
-		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space, tampered: w.book.tampered > 0,
+		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space, tampered: w.book.tampered > 0 || w.book.stuck,
 	}
 	if c.ReplyDst = src; o.translated {
 		c.ReplyDst = o.from

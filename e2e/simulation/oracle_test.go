@@ -24,6 +24,7 @@ type book struct {
 	orphans       []string // chains that were in the kernel when the record was damaged or lost
 	guardTampered bool     // its guard may drop anything
 	harmed        []string
+	stuck         bool // a stale chain could not be removed, and masquerades as before until a reconciler's sync
 	recordLost    bool
 	disrupted     int       // seq of the last thing that another program did
 	addressed     int       // seq of the last change of the node's addresses
@@ -229,7 +230,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		return
 	}
 	x := w.expect(p)
-	together := !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
+	together := !w.book.stuck && !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
 	var of netip.Addr
 	var contradicted []bool // by packets from that address, for each combination
 	i := -1
@@ -238,10 +239,10 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			of, contradicted = src, make([]bool, len(x.decisions))
 		}
 		got := w.kernel.packet(src, dst)
-		var masquerade, drop bool
+		masquerade, drop := w.book.stuck, false
 		// After a boot, a chain that the kernel refuses is missing; and rules that stay beside a damaged document may still
 		// exempt the former pod of the address.
-		exempt := w.refused() || p.unrecorded && p.moved
+		exempt := w.refused() || p.harmed && p.moved
 		for j := range x.decisions {
 			d := &x.decisions[j][i]
 			masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
@@ -270,7 +271,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 // judgeOutputs judges the addresses that pods leave with, when the policy is certain.
 func (w *world) judgeOutputs(pods ...*pod) {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.book.tampered > 0 {
+	if len(combinations) > 1 || w.book.tampered > 0 || w.book.stuck {
 		return
 	}
 	for _, p := range pods {
@@ -485,7 +486,7 @@ func (w *world) judgeQuiet() {
 	if p.noticed = nil; !p.report.Ready() && !w.excused(p.report) {
 		w.object("the reconciler is not ready although nothing fails: %v", p.report.Problems[0].Err)
 	}
-	w.book.tampered, w.book.guardTampered = 0, false
+	w.book.tampered, w.book.guardTampered, w.book.stuck = 0, false, false
 	w.judgeConflist()
 	for _, n := range w.networks {
 		if n.conf != nil {

@@ -3,6 +3,7 @@
 package simulation_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -76,10 +77,10 @@ type op struct {
 	pod     int
 	version int
 	number  int
-	wait    bool // until it has ended before the next operation begins
-	kill    int  // before this write
-	fail    int  // this write
-	kernel  bool // of those to the kernel and the renames alone
+	wait    bool   // until it has ended before the next operation begins
+	kill    int    // before this write
+	fail    int    // this write
+	of      string // those that count: "commit" for writes to the kernel and renames alone, "call" for all calls of the kernel
 }
 
 func (o *op) String() string {
@@ -96,15 +97,11 @@ func (o *op) String() string {
 	case "tamper", "fight", "sleep", "address":
 		text += fmt.Sprintf(" %d", o.number)
 	}
-	of := ""
-	if o.kernel {
-		of = "commit "
-	}
 	if o.kill > 0 {
-		text += fmt.Sprintf(" [kill at %s%d]", of, o.kill)
+		text += fmt.Sprintf(" [kill at %s %d]", cmp.Or(o.of, "write"), o.kill)
 	}
 	if o.fail > 0 {
-		text += fmt.Sprintf(" [fail at %s%d]", of, o.fail)
+		text += fmt.Sprintf(" [fail at %s %d]", cmp.Or(o.of, "write"), o.fail)
 	}
 	if !o.wait {
 		text += " &"
@@ -207,7 +204,7 @@ func newScenario(seed uint64) *scenario {
 	}
 	for i := range s.nets {
 		n := &s.nets[i]
-		moves := sources[of[i].Chain] == 1 && r.IntN(2) == 0
+		moves := sources[of[i].Chain] == 1 && r.IntN(4) > 0
 		for number := range 3 {
 			v := &version{net: n, chainSpec: of[i], number: number}
 			if moves { // its versions need not agree with anybody
@@ -260,6 +257,13 @@ var stories = [][]op{
 	{{kind: "conflist", wait: true}, {kind: "add", number: 4, wait: true}, {kind: "conflist"}, {kind: "once"}, {kind: "add", number: 5}, {kind: "wait"}},
 	// An address passes to a pod of another namespace.
 	{{kind: "add", number: 4, wait: true}, {kind: "connect"}, {kind: "del", number: 7}, {kind: "add", number: 5, wait: true}, {kind: "check"}},
+	// The same while the disk is bad, before another list of namespaces.
+	{
+		{kind: "conflist", wait: true}, {kind: "add", number: 4, wait: true}, {kind: "disk read-only", wait: true}, {kind: "del", number: 7, wait: true}, {kind: "add", number: 6, wait: true},
+		{kind: "disk good", wait: true}, {kind: "conflist", wait: true}, {kind: "once", wait: true},
+	},
+	// The node restarts before and after pods of another policy.
+	{{kind: "add", number: 4, wait: true}, {kind: "conflist"}, {kind: "add", number: 5, wait: true}, {kind: "reboot"}, {kind: "add", number: 4, wait: true}},
 }
 
 // plan makes the operations.
@@ -280,7 +284,7 @@ func (s *scenario) plan(r *rand.Rand) {
 	}
 	// Each scenario lacks many kinds, so that it has more of others.
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind != "add" && r.IntN(2) == 0 })
-	killing, failing := r.IntN(2) == 0, r.IntN(3) == 0
+	killing, failing := r.IntN(2) == 0, r.IntN(2) == 0
 	if s.manage {
 		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
 		add(op{kind: "run"})
@@ -288,22 +292,13 @@ func (s *scenario) plan(r *rand.Rand) {
 	for i := range s.nets {
 		add(op{kind: "conflist", net: i, wait: true})
 	}
-	for range 4 + r.IntN(10) {
-		if r.IntN(20) == 0 {
-			net, pod := r.IntN(len(s.nets)), r.IntN(most)
-			if s.nets[net].agent {
-				net = 0
+	hurt := func(o *op) {
+		o.of = pick(r, "", "commit", "commit", "call")
+		at := func() int {
+			if o.of == "commit" {
+				return 1 + r.IntN(8)
 			}
-			for _, o := range pick(r, stories...) {
-				o.net, o.pod, o.version = net, pod, r.IntN(3)
-				add(o)
-			}
-		}
-		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(most), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
-		o.kernel = r.IntN(2) == 0
-		at := func() int { return 1 + r.IntN(pick(r, 4, 12, 30)) }
-		if o.kernel {
-			at = func() int { return 1 + r.IntN(6) }
+			return 1 + r.IntN(pick(r, 4, 12, 30))
 		}
 		if killing && r.IntN(4) == 0 {
 			o.kill = at()
@@ -311,6 +306,23 @@ func (s *scenario) plan(r *rand.Rand) {
 		if failing && r.IntN(4) == 0 {
 			o.fail = at()
 		}
+	}
+	for range 4 + r.IntN(10) {
+		if r.IntN(12) == 0 {
+			net, pod := r.IntN(len(s.nets)), r.IntN(most)
+			if s.nets[net].agent {
+				net = 0
+			}
+			for _, o := range pick(r, stories...) {
+				if o.net, o.pod = net, pod; o.kind == "conflist" {
+					o.version = r.IntN(3)
+				}
+				hurt(&o)
+				add(o)
+			}
+		}
+		o := op{kind: pick(r, kinds...), net: r.IntN(len(s.nets)), pod: r.IntN(most), version: r.IntN(3), number: r.IntN(8), wait: r.IntN(2) == 0}
+		hurt(&o)
 		if s.nets[o.net].agent && o.kind != "conflist" && o.kind != "bad file" && o.kind != "damage" {
 			o.net = 0
 		}

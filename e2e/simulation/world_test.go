@@ -32,6 +32,8 @@ type world struct {
 	running  []*process
 	last     *process // that had the last effect
 	switches int      // one effect in so many goes to another process
+	holds    bool     // which has all effects until it ends or waits
+	holder   *process
 	effects  int
 	seq      int // counts effects and everything else that happens
 
@@ -56,14 +58,16 @@ type process struct {
 	start    int // seq
 	end      int
 	writes   int // how many effects of it were writes
-	commits  int // how many of those were writes to the kernel, or renames
+	counted  int // how many of it were such as op.of says
 	do       func() error
 	err      error
 	returned bool // it was not killed
 	stderr   bytes.Buffer
 	finish   func(*process) // called by the scheduler when it has ended
+	refused  bool           // a call of the kernel failed on purpose
 	faulty   bool           // an effect of it failed on purpose
 	last     int            // seq of its last effect
+	ruled    bool           // there were owned chains when it started
 	midway   []*process     // reconcilers that were about to have an effect when it started
 
 	*reconciler // nil of all others
@@ -93,7 +97,7 @@ func (w *world) boot() {
 // start starts a process.
 func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *process {
 	w.disturbed()
-	p := &process{midway: w.midway(), Process: &system.Process{Name: o.String()}, op: o, ordinal: len(w.running), start: w.seq, finish: finish}
+	p := &process{ruled: w.kernel.has(""), midway: w.midway(), Process: &system.Process{Name: o.String()}, op: o, ordinal: len(w.running), start: w.seq, finish: finish}
 	p.do = func() error { return do(p) }
 	w.running = append(w.running, p)
 	w.note("%s begins", p.Name)
@@ -235,8 +239,10 @@ func (w *world) choose(frozen bool) *ticket {
 		return nil
 	}
 	i := slices.IndexFunc(may, func(t *ticket) bool { return t.p == w.last })
-	if i < 0 || w.rand.IntN(w.switches) == 0 {
-		i = w.rand.IntN(len(may))
+	if i < 0 || w.last != w.holder && w.rand.IntN(w.switches) == 0 {
+		if i = w.rand.IntN(len(may)); w.holds && len(may) > 1 {
+			w.holder = may[i].p
+		}
 	}
 	w.parked = slices.DeleteFunc(w.parked, func(t *ticket) bool { return t == may[i] })
 	return may[i]
@@ -251,30 +257,32 @@ func (w *world) turn(t *ticket) {
 	}
 	w.seq++
 	p.last = w.seq
-	counts := t.writes
 	if t.writes {
 		p.writes++
 	}
-	o, at := p.op, p.writes
-	if o.kernel {
-		if counts = t.writes && (strings.HasPrefix(t.text, "kernel: ") || strings.HasPrefix(t.text, "rename ")); counts {
-			p.commits++
-		}
-		at = p.commits
+	o, counts, ofKernel := p.op, t.writes, strings.HasPrefix(t.text, "kernel: ")
+	switch o.of {
+	case "commit":
+		counts = t.writes && (ofKernel || strings.HasPrefix(t.text, "rename "))
+	case "call":
+		counts = ofKernel
+	}
+	if counts {
+		p.counted++
 	}
 	switch {
-	case counts && at == o.kill:
+	case counts && p.counted == o.kill:
 		w.note("%s: killed before: %s", p.Name, t.text)
 		w.counts["kills"]++
 		t.err = unix.EIO
 		w.kill(p)
-	case counts && at == o.fail:
-		t.err, p.faulty = unix.EIO, true
+	case counts && p.counted == o.fail:
+		t.err, p.faulty, p.refused = unix.EIO, true, p.refused || ofKernel
 		w.note("%s: fails: %s", p.Name, t.text)
 		w.counts["failed effects"]++
-		lost := w.book.resetsLost || !strings.HasPrefix(t.text, "kernel: ") // a walk or a write that fails is repeated
+		lost := w.book.resetsLost || !ofKernel // a walk or a write that fails is repeated
 		w.fault()
-		w.book.resetsLost = lost
+		w.book.resetsLost, w.book.stuck = lost, w.book.stuck || strings.HasPrefix(t.text, "kernel: remove")
 	default:
 		w.note("%s: %s", p.Name, t.text)
 	}

@@ -3,9 +3,14 @@
 package agentconfig
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,13 +18,15 @@ import (
 	"syscall"
 	"time"
 
+	nodes "go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Files is the policy of the node's agent files, together with the policy in the reconciler's own settings. Both are
-// one source.
+// Files is the policy of the agent files and of the reconciler's own settings: one source.
 type Files struct {
 	Dir     string
 	Missing bool     // there is no such directory
@@ -77,8 +84,7 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	return a, nil
 }
 
-// merge makes one source of the documents, and returns all mistakes in them or, if there
-// is none, the conflicts between them.
+// merge makes one source of the documents, or returns all mistakes, or else the conflicts between them.
 func merge(docs []*document) (s policy.Source, mistakes []error) {
 	s.ID = policy.SourceID{Kind: policy.AgentFiles}
 	s.Policy.Chain = policy.DefaultChain
@@ -112,12 +118,13 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 		mistakes = append(mistakes, fmt.Errorf("the agent files together: %w", err))
 	}
 	for _, c := range merged.Conflicts {
-		d, other := byFile[c.Superseded.File], byFile[c.InForce.File]
-		with, index := c.InForceValue, other.indexOf(c.InForce)
-		if c.InForce.Key != c.Superseded.Key {
-			with = fmt.Sprintf("%s[%d]", c.InForce.Key, index)
+		key, d, other := c.Superseded.Key, byFile[c.Superseded.File], byFile[c.InForce.File]
+		with := c.InForceValue
+		if c.InForce.Key != key {
+			with = fmt.Sprintf("%s[%d]", c.InForce.Key, other.Index(c.InForce.Key, c.InForce.Index))
 		}
-		mistakes = append(mistakes, d.conflict(c.Superseded.Key, d.indexOf(c.Superseded), c.SupersededValue+" conflicts with "+with, other))
+		index := d.Index(key, c.Superseded.Index)
+		mistakes = append(mistakes, d.conflict(key, index, c.SupersededValue+" conflicts with "+with, other))
 	}
 	return s, mistakes
 }
@@ -130,14 +137,6 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	return d.Locate(d.Line(key, index), &policy.FieldError{
 		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy),
 	})
-}
-
-// indexOf returns the index of an item in the document, which may repeat items.
-func (d *document) indexOf(o policy.Origin) int {
-	if indexes := d.Positions[o.Key].Indexes; o.Index >= 0 && o.Index < len(indexes) {
-		return indexes[o.Index]
-	}
-	return o.Index
 }
 
 const (
@@ -157,8 +156,7 @@ type file struct {
 
 var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: mount the ConfigMap again, or remove the link")
 
-// readDir returns the agent files of a directory by name, and whether it has other files.
-// It reads until nothing changes meanwhile.
+// readDir returns one version of the agent files by name, and whether the directory has other files.
 func readDir(dir string) (files []file, others bool, err error) {
 	const attempts = 1000
 	for range attempts {
@@ -216,4 +214,198 @@ func read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%w; fix it, remove it, or give it a name that does not begin with %s", err, filePrefix)
 	}
 	return text, nil
+}
+
+// document is an agent file, or the policy in the reconciler's own settings.
+type document struct {
+	config.Document
+	config.AgentPolicy
+	resync   time.Duration // 0 if it has none
+	unread   bool          // its policy is unknown
+	unknown  []string      // about keys that are not known
+	warnings []string
+}
+
+// mayEnableIPv6 is true also if that is unknown because of another mistake.
+func (d *document) mayEnableIPv6() bool {
+	return d.unread || d.Flawed["enableIPv6"] || d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
+}
+
+// parse parses the file. Its mistakes are those that show before it is validated.
+func (f file) parse(dialect config.Dialect) *document {
+	d := &document{Document: config.Document{File: f.path}}
+	members, err := membersOf(f.path, f.text)
+	if err = cmp.Or(f.err, err); err != nil {
+		d.unread, d.Mistakes = true, []error{err}
+		return d
+	}
+	keys := append(d.Keys(), config.Key{Name: "resyncInterval", Value: config.Interval(&d.resync)})
+	d.Read(d.known(members, keys), keys)
+	if s := &d.Policy; dialect == config.DialectV2 && s.NonMasqueradeCIDRs == nil && !d.Flawed["nonMasqueradeCIDRs"] {
+		s.NonMasqueradeCIDRs = []netip.Prefix{}
+	}
+	return d
+}
+
+// known returns the members with known keys, in any letter case, as in the agents. It warns
+// about what the agents ignore: unknown keys, and values that are null.
+func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
+	var kept []config.Member
+	unknown := 0
+	warn := func(to *[]string, m config.Member, problem string) {
+		*to = append(*to, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error())
+	}
+	for _, m := range members {
+		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
+		if at < 0 {
+			if unknown++; unknown > config.MaxShown {
+				continue
+			}
+			remedy := "remove it"
+			if near := config.Nearest(m.Key, keys); near != "" {
+				remedy = "did you mean " + near + "?"
+			}
+			warn(&d.unknown, m, "is not a known key and is ignored; "+remedy)
+			continue
+		}
+		m.Key = keys[at].Name
+		switch isNull := m.Err == nil && config.KindOf(m.Value) == config.Null; {
+		case isNull && keys[at].Kind == config.List:
+			warn(&d.warnings, m, "null is taken for an empty list; write [] for none, or leave the key out")
+			m.Value = json.RawMessage("[]")
+		case isNull:
+			warn(&d.warnings, m, "null is taken as not stated; write a value, or leave the key out")
+			keys[at].Value = config.Value{}
+		case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
+			m.Value = json.RawMessage(`"off"`)
+		}
+		kept = append(kept, m)
+	}
+	if more := unknown - config.MaxShown; more > 0 {
+		d.unknown = append(d.unknown, d.Locate(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more)).Error())
+	}
+	return kept
+}
+
+// membersOf returns the keys of a YAML or JSON text, repeated ones included. The values are those of sigs.k8s.io/yaml, which the
+// agents use; only the node tree of the other library shows repeated keys, aliases and lines.
+func membersOf(file string, text []byte) (members []config.Member, err error) {
+	keys, line, err := keysOf(file, text)
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text) {
+		// JSON allows white space and escapes that YAML does not.
+		members, err = config.JSONMembers(text)
+		for i := 0; i < len(members) && len(keys) == len(members); i++ {
+			members[i].Line, members[i].ItemLines = keys[i].Line, keys[i].ItemLines
+		}
+		if err != nil {
+			err = fmt.Errorf("%s: %w", policy.Printable(file), err)
+		}
+		return members, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	asJSON, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return nil, notYAML(file, err)
+	}
+	whole := json.RawMessage(bytes.TrimSpace(asJSON))
+	switch kind := config.KindOf(whole); {
+	case kind == config.Null:
+		return nil, nil
+	case kind != config.Object || keys == nil:
+		return nil, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), line, kind)
+	}
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(whole, &values); err != nil {
+		return nil, notYAML(file, err)
+	}
+	for i := range keys {
+		if keys[i].Value = values[keys[i].Key]; keys[i].Value == nil {
+			keys[i].Err = errors.New("is not a plain key; write the key as it is, without a tag")
+		}
+	}
+	return keys, nil
+}
+
+// keysOf returns the keys of a mapping without their values, and the line on which the document begins.
+func keysOf(file string, text []byte) (keys []config.Member, line int, err error) {
+	switch {
+	case bytes.HasPrefix(text, []byte("\xfe\xff")), bytes.HasPrefix(text, []byte("\xff\xfe")):
+		return nil, 0, syntaxError(file, 0, "not YAML", "it is UTF-16; save it as UTF-8")
+	case bytes.Contains(text, []byte("%TAG")): // takes quadratic time: half a minute for 1 MiB
+		return nil, 0, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
+	}
+	stream := nodes.NewDecoder(bytes.NewReader(text))
+	var tree nodes.Node
+	top := &tree
+	switch err := stream.Decode(&tree); {
+	case errors.Is(err, io.EOF): // nothing but comments
+	case err != nil:
+		return nil, 0, notYAML(file, err)
+	default:
+		top = tree.Content[0]
+	}
+	if a := aliasIn(top); a != nil {
+		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, "aliases are not read; write out what it stands for")
+	}
+	for {
+		var next nodes.Node
+		err := stream.Decode(&next)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, 0, notYAML(file, err)
+		}
+		if next.Content[0].ShortTag() != "!!null" {
+			return nil, 0, syntaxError(file, next.Content[0].Line, "", "is another document; join them, or write one file for each")
+		}
+	}
+	if top.Kind == nodes.MappingNode {
+		keys = []config.Member{}
+		for pair := range slices.Chunk(top.Content, 2) {
+			m := config.Member{Key: pair[0].Value, Line: pair[0].Line}
+			if value := pair[1]; value.Kind == nodes.SequenceNode {
+				for _, item := range value.Content {
+					m.ItemLines = append(m.ItemLines, item.Line)
+				}
+			}
+			keys = append(keys, m)
+		}
+	}
+	return keys, max(top.Line, 1), nil
+}
+
+// aliasIn returns the first alias below a node, which may stand for gigabytes, or nil.
+func aliasIn(n *nodes.Node) *nodes.Node {
+	if n.Kind == nodes.AliasNode {
+		return n
+	}
+	for _, child := range n.Content {
+		if a := aliasIn(child); a != nil {
+			return a
+		}
+	}
+	return nil
+}
+
+// notYAML makes one line of an error of a YAML library, which may begin with a line number.
+func notYAML(file string, err error) error {
+	problem := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "yaml: ")
+	var line int
+	if n, _ := fmt.Sscanf(problem, "line %d:", &line); n == 1 {
+		_, problem, _ = strings.Cut(problem, ": ")
+	}
+	return syntaxError(file, line, "not YAML", problem)
+}
+
+// syntaxError returns FILE:LINE: SUBJECT: PROBLEM, without the line if it is 0.
+func syntaxError(file string, line int, subject, problem string) error {
+	text := policy.Printable(problem)
+	if subject != "" {
+		text = policy.Printable(subject) + ": " + text
+	}
+	d := config.Document{File: file}
+	return d.Locate(line, errors.New(text))
 }

@@ -36,8 +36,7 @@ type ConfDir struct {
 	Changed time.Time
 }
 
-// Conflist is one file of the directory. If runtimes cannot load it, Err is set, and Types, Plugins and Entries are
-// empty.
+// Conflist is one file of the directory. With an Err, Types, Plugins and Entries are empty.
 type Conflist struct {
 	File       string            // the path
 	Doc        []byte            // the text
@@ -78,8 +77,7 @@ func (l Conflist) PositionErr() error {
 	return fmt.Errorf("%s: %s: the plugin entry of network %s %w, %s", policy.Printable(l.File), place, policy.Quote(l.Network), ErrPosition, remedy)
 }
 
-// DataDirErr returns an error if ADDs fail because a plugin entry has another dataDir than plugin.toml or, without that
-// file, than the reconciler.
+// DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the reconciler's.
 func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
 		if err := file.DataDirErr(e.Netconf); err != nil && e.Err == nil {
@@ -111,8 +109,7 @@ func CheckPlugin(dir string) error {
 	return nil
 }
 
-// ReadConfDir reads the files that runtimes take for configurations, as libcni does. The error is about the directory,
-// and an fs.ErrNotExist if there is none.
+// ReadConfDir reads the files that runtimes take for configurations. A missing directory is an fs.ErrNotExist.
 func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
 	entries, err := os.ReadDir(dir)

@@ -34,19 +34,15 @@ type DocumentError struct{ Mistakes []error }
 
 // Error writes the first mistakes on one line, followed by the number of the others.
 func (e *DocumentError) Error() string {
-	var b strings.Builder
+	var all string
 	for i, mistake := range e.Mistakes {
 		text := mistake.Error()
-		if i == MaxShown || i > 0 && b.Len()+len(text) > maxShownBytes {
-			fmt.Fprintf(&b, "; and %d more", len(e.Mistakes)-i)
-			break
+		if i == MaxShown || i > 0 && len(all)+len(text) > maxShownBytes {
+			return fmt.Sprintf("%sand %d more", all, len(e.Mistakes)-i)
 		}
-		if i > 0 {
-			b.WriteString("; ")
-		}
-		b.WriteString(text)
+		all += text + "; "
 	}
-	return b.String()
+	return strings.TrimSuffix(all, "; ")
 }
 
 // Unwrap returns the mistakes: policy.FieldErrors for those about a key.
@@ -129,8 +125,7 @@ func (d *Document) Err() error {
 	return &DocumentError{Mistakes: d.Mistakes}
 }
 
-// Read reads every member whose key is in the table. An unknown key and one that appears
-// twice are mistakes.
+// Read reads all members. A key that the table does not have, or that comes twice, is a mistake.
 func (d *Document) Read(members []Member, keys []Key) {
 	known := make(map[string]Key, len(keys))
 	for _, k := range keys {
@@ -203,8 +198,7 @@ func Nearest(unknown string, keys []Key) string {
 	return best
 }
 
-// ValidatePolicy validates a policy after the document was read. It does not report the consequences of a mistake
-// that is already reported.
+// ValidatePolicy validates a policy after the document was read, without consequences of mistakes in it.
 func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	if d.Flawed[d.Table+"enableIPv6"] {
 		s.EnableIPv6 = new(true)
@@ -218,16 +212,21 @@ func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	}
 	for _, err := range joined.Unwrap() {
 		line := 0
-		var mistake *policy.FieldError
-		if errors.As(err, &mistake) {
+		if mistake := (*policy.FieldError)(nil); errors.As(err, &mistake) {
 			mistake.Key = d.Table + mistake.Key
-			if kept := d.Positions[mistake.Key].Indexes; mistake.Index >= 0 && mistake.Index < len(kept) {
-				mistake.Index = kept[mistake.Index]
-			}
+			mistake.Index = d.Index(mistake.Key, mistake.Index)
 			line = d.Line(mistake.Key, mistake.Index)
 		}
 		d.NoteAt(line, err)
 	}
+}
+
+// Index returns the index in the document of an item that was kept.
+func (d *Document) Index(key string, kept int) int {
+	if indexes := d.Positions[key].Indexes; kept >= 0 && kept < len(indexes) {
+		return indexes[kept]
+	}
+	return kept
 }
 
 // JSONMembers returns the keys of a JSON object, repeated ones included.
@@ -264,8 +263,7 @@ func membersOf(object json.RawMessage) []Member {
 	return members
 }
 
-// elements returns the items of a list, or the keys and values of an object in turn. The
-// text must be valid JSON without white space around it.
+// elements returns the items of a list, or keys and values of an object in turn, of valid trimmed JSON.
 func elements(value json.RawMessage) []json.RawMessage {
 	var parts []json.RawMessage
 	depth, start, quoted := 0, 1, false
@@ -318,8 +316,7 @@ func notJSON(doc []byte, nth int, problem string) error {
 // maxTOMLSize is in bytes. The decoder can take quadratic time.
 const maxTOMLSize = 64 << 10
 
-// tomlMembers returns the top-level keys of a TOML document in their order. The keys of the
-// given tables follow as "table.key".
+// tomlMembers returns the top-level keys of a TOML document in order, and those of tables as "table.key".
 func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	var values map[string]any
 	var undecoded map[string]toml.Primitive
@@ -359,8 +356,7 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	return members, nil
 }
 
-// tomlLine returns the line of a key below so many parents. A table that exists only through
-// a dotted key (a.b = 1) has the line of that key.
+// tomlLine returns the line of a key below so many parents, or of the first dotted key (a.b = 1) of a table.
 func tomlLine(md *toml.MetaData, path toml.Key, parents int, values map[string]toml.Primitive) int {
 	for i, name := range path {
 		value := values[name]

@@ -80,8 +80,7 @@ func (c Netconf) Entry() (Entry, error) {
 	return e, nil
 }
 
-// Identity returns the Network, DataDir and CNIVersion of an entry, or their defaults where the
-// entry has no valid one.
+// Identity returns the valid Network, DataDir and CNIVersion of an entry, or their defaults.
 func (c Netconf) Identity() Entry {
 	e := Entry{DataDir: DefaultDataDir}
 	for _, k := range e.identityKeys() {

@@ -99,8 +99,7 @@ func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
 	return dir.WithEntry(network)
 }
 
-// ErrConflistUnknown reports that the conflist of a network is unknown, because the directory
-// or one of its files cannot be read.
+// ErrConflistUnknown reports that the directory or a file that may be a network's conflist cannot be read.
 var ErrConflistUnknown = errors.New("its conflist cannot be read")
 
 // Netconf returns the plugin entry in the network's conflist, and the file that it is in. Without one it returns an error

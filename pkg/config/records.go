@@ -51,8 +51,7 @@ type OwnConflist struct {
 	Digest  string `json:"digest"` // of the file that was copied; "" until the copy is written
 }
 
-// ReadOwnConflist reads the record of ip-masq's own conflist. It returns nil if the file is missing or damaged; the
-// reconciler writes a damaged file again.
+// ReadOwnConflist returns nil if the file is missing or damaged; the reconciler writes a damaged file again.
 func ReadOwnConflist(path string) *OwnConflist {
 	var own OwnConflist
 	if safefile.IsMissing(path) || readRecord(path, &own) != nil { // missing for nearly every ADD

@@ -89,8 +89,7 @@ const (
 	conflistTable = "conflist"
 )
 
-// keys is the table of the keys of reconciler.toml, in the order of its documentation. Every
-// key is a flag too.
+// keys is the table of the keys of reconciler.toml, in the order of its documentation.
 func (s *Settings) keys() []Key {
 	d := DefaultSettings()
 	keys := []Key{
@@ -129,16 +128,14 @@ func table(name string) Value {
 	return Value{Kind: Object, want: func() string { return "[" + name + "] on a line of its own, and its keys below" }}
 }
 
-// Read reads reconciler.toml into the settings. Keys that are left out keep their values; an
-// error changes nothing. It is an fs.ErrNotExist, or a DocumentError with every mistake.
-//
-// The policy in [agent] is validated on its own. IPv6 may be enabled by an agent file.
+// Read reads reconciler.toml into the settings. Keys that are left out keep their values; an error, an fs.ErrNotExist or a
+// DocumentError with every mistake, changes nothing. [agent] is validated on its own; agent files may enable IPv6.
 func (s *Settings) Read(path string) error {
 	doc, _, err := safefile.ReadFile(path, maxTOMLSize)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.parse(path, doc)
 	}
-	return s.parse(path, doc)
+	return err
 }
 
 func (s *Settings) parse(path string, doc []byte) error {
@@ -175,25 +172,21 @@ func (s Settings) List() []Setting {
 // SetAll sets the settings of a list, as Settings.List returned it, that are not defaults.
 func (s *Settings) SetAll(list []Setting) error {
 	for _, x := range list {
-		if x.Origin == DefaultOrigin {
-			continue
+		if x.Origin != DefaultOrigin {
+			if err := s.Set(x.Key, x.Value); err != nil {
+				return err
+			}
+			s.Origins[x.Key] = x.Origin
 		}
-		if err := s.Set(x.Key, x.Value); err != nil {
-			return err
-		}
-		s.Origins[x.Key] = x.Origin
 	}
 	return nil
 }
 
 // Equal reports whether both state the same settings, regardless of where they state them.
 func (s Settings) Equal(t Settings) bool {
-	if !s.Agent.Equal(t.Agent) {
-		return false
-	}
-	s.Agent, t.Agent = AgentPolicy{}, AgentPolicy{}
-	s.Origins, t.Origins = nil, nil
-	return reflect.DeepEqual(s, t)
+	agent := s.Agent.Equal(t.Agent)
+	s.Agent, t.Agent, s.Origins, t.Origins = AgentPolicy{}, AgentPolicy{}, nil, nil
+	return agent && reflect.DeepEqual(s, t)
 }
 
 // AgentSource reports whether the agent files are a source: agent_config_dir, [agent] or one of its flags makes them one.
@@ -204,9 +197,8 @@ func (s *Settings) Flags() []Key {
 	return slices.DeleteFunc(s.keys(), func(k Key) bool { return k.Kind == Object })
 }
 
-// Set sets a key to the text of a flag: the value as in reconciler.toml, a list with commas
-// between its items. The value is validated on its own, as the other flags are not known
-// yet. After an error the settings are unchanged.
+// Set sets a key to the text of a flag: the value as in reconciler.toml, a list with commas between its items. It is
+// validated on its own, as the other flags are not known yet. After an error the settings are unchanged.
 func (s *Settings) Set(key, text string) error {
 	d := Document{Positions: map[string]Position{}}
 	alone := Settings{Agent: AgentPolicy{CIDRLimit: policy.MaxCIDRLimit}}
@@ -218,9 +210,7 @@ func (s *Settings) Set(key, text string) error {
 	}
 	s.set(&d, key, text)
 	s.AgentStated = s.AgentStated || strings.HasPrefix(key, d.Table)
-	if s.Origins = maps.Clone(s.Origins); s.Origins == nil {
-		s.Origins = map[string]string{}
-	}
+	s.Origins = maps.Collect(maps.All(s.Origins)) // another map, and not nil
 	s.Origins[key] = FlagOrigin
 	return nil
 }

@@ -97,11 +97,12 @@ func (v Value) fromFlag(text string) (json.RawMessage, error) {
 		}
 		return json.Marshal(n)
 	case List:
-		items := []string{}
-		if strings.TrimSpace(text) != "" {
-			for item := range strings.SplitSeq(text, ",") {
-				items = append(items, strings.TrimSpace(item))
-			}
+		items := strings.Split(text, ",")
+		for i, item := range items {
+			items[i] = strings.TrimSpace(item)
+		}
+		if len(items) == 1 && items[0] == "" {
+			items = []string{}
 		}
 		return json.Marshal(items)
 	}
@@ -129,17 +130,16 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
 func boolean(to *bool) Value {
-	store := func(_ *Document, _ string, value json.RawMessage) { *to = value[0] == 't' }
-	return Value{Boolean, trueOrFalse, store, textOf(&to)}
+	v := optional(&to)
+	v.read = func(_ *Document, _ string, value json.RawMessage) { *to = value[0] == 't' }
+	return v
 }
 
 // optional reads a boolean that a source may leave out.
 func optional(to **bool) Value {
 	store := func(_ *Document, _ string, value json.RawMessage) { *to = new(value[0] == 't') }
-	return Value{Boolean, trueOrFalse, store, textOf(to)}
+	return Value{Boolean, func() string { return "true or false" }, store, textOf(to)}
 }
-
-func trueOrFalse() string { return "true or false" }
 
 func textOf[T any](stored **T) func() string {
 	return func() string {
@@ -268,15 +268,14 @@ func directory(to *string, example string) Value { return text(to, example, path
 
 // dataDirectory reads the path of a dataDir, which a rule's comment has to hold: xt_comment takes 255 bytes.
 func dataDirectory(to *string) Value {
-	const most, marks = 200, "/._-+@"
+	const most, marks, letters = 200, "/._-+@", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	return text(to, DefaultDataDir, func(s string) (string, error) {
 		clean, err := pathLike(DefaultDataDir)(s)
-		special := strings.IndexFunc(clean, func(r rune) bool { return !alphanumeric(r) && !strings.ContainsRune(marks, r) })
-		switch {
+		switch special := strings.TrimLeft(clean, marks+letters); {
 		case err != nil:
 			return "", err
-		case special >= 0:
-			r, _ := utf8.DecodeRuneInString(clean[special:])
+		case special != "":
+			r, _ := utf8.DecodeRuneInString(special)
 			return "", fmt.Errorf("holds %q; write a path of letters, digits and %s, such as %s", string(r), marks, DefaultDataDir)
 		case len(clean) > most:
 			return "", fmt.Errorf("has %d bytes; write a path of at most %d", len(clean), most)
@@ -288,14 +287,13 @@ func dataDirectory(to *string) Value {
 // pathLike parses the path of a directory. Messages give the example.
 func pathLike(example string) func(string) (string, error) {
 	return func(s string) (string, error) {
-		switch clean := filepath.Clean(s); {
+		switch {
 		case s == "":
 			return "", fmt.Errorf("is empty; write an absolute path such as %s, or leave the key out", example)
 		case !filepath.IsAbs(s):
 			return "", fmt.Errorf("is relative; write an absolute path such as %s", example)
-		default:
-			return clean, nil
 		}
+		return filepath.Clean(s), nil
 	}
 }
 
@@ -306,10 +304,6 @@ func (d *Document) requireName(network string) {
 	if network == "" && !d.Flawed["name"] {
 		d.Fail("name", -1, "", `is missing; name the network, such as "podnet"`)
 	}
-}
-
-func alphanumeric(r rune) bool {
-	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 }
 
 // parseNetworkName accepts what the CNI spec does (section "Network configuration objects").
@@ -387,17 +381,6 @@ func keysOf(rows []policy.Key) []Key {
 	return keys
 }
 
-func usageOf(k policy.Key) string {
-	usage := k.Help
-	if word, is := k.Field.(policy.Word); is {
-		usage += ": " + policy.JoinOr(word.Choices())
-	}
-	if k.Default != "false" {
-		usage += " (default: " + k.Default + ")"
-	}
-	return usage
-}
-
 func parseChain(s string) (string, error) { return s, policy.ValidateChainName(s) }
 
 // limitKey is the row of a key that states no policy, and that plugin entries and agent files have.
@@ -441,7 +424,13 @@ func (a *AgentPolicy) Keys() []Key {
 	rows := append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit))
 	keys := keysOf(rows)
 	for i, k := range rows {
-		keys[i].Usage = usageOf(k)
+		keys[i].Usage = k.Help
+		if word, is := k.Field.(policy.Word); is {
+			keys[i].Usage += ": " + policy.JoinOr(word.Choices())
+		}
+		if k.Default != "false" {
+			keys[i].Usage += " (default: " + k.Default + ")"
+		}
 	}
 	return keys
 }

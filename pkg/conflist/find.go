@@ -18,15 +18,13 @@ import (
 )
 
 var (
-	// ErrNoNetworks reports that a directory has no network yet, or is missing: a node boots before its
-	// main CNI plugin is installed.
+	// ErrNoNetworks reports a directory without a network, or none, as before the main CNI plugin is installed.
 	ErrNoNetworks = errors.New("no network there yet")
 	// ErrNetworkNotFound reports that the directory has networks, but not the named one.
 	ErrNetworkNotFound = errors.New("no such network there")
 	// ErrBroken reports that libcni cannot load a file that decides which network is used.
 	ErrBroken = errors.New("a file there cannot be loaded")
-	// ErrDelegate reports that the runtime uses Multus, and that the network to which Multus delegates
-	// is unknown.
+	// ErrDelegate reports that it is unknown to which network Multus delegates.
 	ErrDelegate = errors.New("the network that Multus delegates to is unknown, so no plugin entry is inserted")
 )
 
@@ -183,8 +181,7 @@ func (m *Multus) Err(network string) error {
 		policy.Printable(m.Path), policy.Printable(network))
 }
 
-// multusConf has the members of a network configuration, or of a list, that decide what Multus
-// delegates to.
+// multusConf has the members of a configuration, or of a list, that decide what Multus delegates to.
 type multusConf struct {
 	Name, Type, ClusterNetwork string
 	Plugins, Delegates         []multusConf
@@ -264,8 +261,7 @@ func (c multusConf) find(lists, all []config.Conflist) (Network, error) {
 	return n, err
 }
 
-// MultusFiles returns the base names of the files that Multus reads on each ADD, as the
-// clusterNetwork of one of its configurations in a directory.
+// MultusFiles returns the base names of the files that Multus reads on each ADD as its clusterNetwork.
 func MultusFiles(dir string) []string {
 	c, _ := config.ReadConfDir(dir) // Editor.Remove reports the error
 	var files []string

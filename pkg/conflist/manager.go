@@ -37,12 +37,10 @@ const (
 	minStay          = 10 * time.Second
 )
 
-// Manager keeps the plugin entry in the conflist of a network, as conflist.entry_file has it. It names the program that
-// most likely removes the entry repeatedly.
+// Manager keeps the entry in a network's conflist, and names the program that removes it repeatedly.
 type Manager struct {
 	Editor // whose Entry is the last good one
-	// ReadEntry returns the entry to insert, and whether it is that of conflist.entry_file. A stated file that is missing
-	// is an fs.ErrNotExist.
+	// ReadEntry returns the entry, and whether it is the entry file's, which is an fs.ErrNotExist if missing.
 	ReadEntry func() (entry []byte, fromFile bool, err error)
 	BinDir    string // the directory from which runtimes run the plugin
 	Unmanaged bool   // it only removes a conflist of ip-masq's own
@@ -217,11 +215,10 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 		text = "updated ip-masq's own conflist"
 	case n.Entries == 1:
 		text = "updated the generated conflist"
+	case removals > 1 && now.Sub(m.removals[removals-2]) < removalWindow:
+		text, level = "restored the plugin entry", slog.LevelDebug // flapping is logged once
 	case removals > 0:
 		text = "restored the plugin entry"
-		if removals > 1 && now.Sub(m.removals[removals-2]) < removalWindow {
-			level = slog.LevelDebug // flapping is logged once
-		}
 	}
 	args := []any{"file", policy.Printable(c.Path), "network", policy.Printable(c.Network)}
 	if n.Multus != nil {
@@ -252,8 +249,7 @@ func (s *Status) add(p Problem) {
 	s.Problems = append(s.Problems, p)
 }
 
-// addProblems adds the problems. An entry that is there and keeps pods from starting is reported by
-// the reconcile loop, with or without a Manager.
+// addProblems adds the problems. The reconcile loop reports an entry that keeps pods from starting.
 func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 	if missing != nil && !s.Present {
 		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
@@ -263,13 +259,13 @@ func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 		s.add(Problem{Err: err, Waiting: true})
 	}
 	p := m.problemOf(err)
-	if stale := m.stale(); stale != nil { // the error is the reason
-		if p.Err != nil {
-			stale = fmt.Errorf("%w; %w", stale, p.Err)
-		}
-		p = Problem{Err: stale, Reason: "conflist-stale"}
-	}
-	if p.Err != nil {
+	stale := m.stale()
+	switch {
+	case stale != nil && p.Err != nil: // the error is the reason
+		s.add(Problem{Err: fmt.Errorf("%w; %w", stale, p.Err), Reason: "conflist-stale"})
+	case stale != nil:
+		s.add(Problem{Err: stale, Reason: "conflist-stale"})
+	case p.Err != nil:
 		s.add(p)
 	}
 	if s.Flapping {
@@ -300,12 +296,11 @@ func (m *Manager) problemOf(err error) Problem {
 	case isContentError(err):
 		return Problem{Err: err}
 	}
-	err = fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w", err)
+	remedy := ""
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; let the reconciler write to %s: in a container, mount it writable; in a systemd unit, "+
-			"add ReadWritePaths=%s", err, dir, dir)
+		remedy = "; let the reconciler write to " + dir + ": in a container, mount it writable; in a systemd unit, add ReadWritePaths=" + dir
 	}
-	return Problem{Err: err}
+	return Problem{Err: fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w%s", err, remedy)}
 }
 
 type writer struct {
@@ -321,6 +316,7 @@ func knownWriters() []writer {
 			"and by some versions whenever the Node object changes"},
 		{"calico", "Calico's install-cni", "add the plugin entry to cni_network_config of the ConfigMap calico-config"},
 		{"flannel", "flannel's install-cni", "add the plugin entry to cni-conf.json of the ConfigMap kube-flannel-cfg"},
+		{"", "the program that installs the main CNI plugin", "make it write the plugin entry too, or write the file only once"},
 	}
 }
 
@@ -329,21 +325,13 @@ func likelyWriter(n Network) writer {
 		return knownWriters()[0]
 	}
 	names := strings.Join(append([]string{filepath.Base(n.Path), n.Name}, n.Conflist.Types...), " ")
-	for _, w := range knownWriters() {
-		if strings.Contains(names, w.pattern) {
-			return w
-		}
-	}
-	return writer{name: "the program that installs the main CNI plugin", remedy: "make it write the plugin entry too, or write the file only once"}
+	writers := knownWriters() // of which the last one has the pattern ""
+	return writers[slices.IndexFunc(writers, func(w writer) bool { return strings.Contains(names, w.pattern) })]
 }
 
-// renamedByCilium returns the files that Cilium has renamed so that no runtime loads them, as it does
-// with cni.exclusive=true.
+// renamedByCilium returns the files that Cilium has renamed because of cni.exclusive=true.
 func renamedByCilium(dir string) []string {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil // Find reports it
-	}
+	entries, _ := os.ReadDir(dir) // Find reports the error
 	var names []string
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".cilium_bak") {
@@ -409,12 +397,9 @@ func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
 	if n.Generated || e.Backups == nil {
 		return n.Generated
 	}
-	dir, err := e.Backups()
-	if err != nil {
-		return false
-	}
+	dir, errDir := e.Backups()
 	without, err := setEntry(n.Path, n.Conflist.Doc, nil, false)
-	return err == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
+	return cmp.Or(errDir, err) == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
 }
 
 // recordEntries records these entries as ip-masq's in a file. It forgets files that are gone.
@@ -506,10 +491,10 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 		m.found(EntryDiffers, fmt.Errorf("%s: the plugin entry of network %s differs from conflist.entry_file in %s, and ip-masq did not write it",
 			policy.Printable(n.Path), policy.Quote(n.Name), strings.Join(m.differs, ", ")))
 	case m.dry:
+	case have != nil:
+		m.replace(ctx, entry, good)
 	default:
-		if have != nil {
-			m.replace(ctx, entry, good)
-		} else if err := m.ask(ctx, n, entry); err != nil {
+		if err := m.ask(ctx, n, entry); err != nil {
 			m.refuse(err, good)
 		} else {
 			m.Entry, m.FromFile = entry, true
@@ -552,8 +537,7 @@ func (m *Manager) replace(ctx context.Context, entry, good []byte) {
 	e.Entry, e.FromFile, e.Replace = entry, true, true
 	c, err := e.Insert(ctx)
 	m.noteChange(c)
-	var refused refusedError
-	if errors.As(err, &refused) {
+	if refused := (refusedError{}); errors.As(err, &refused) {
 		m.refuse(err, good)
 		return
 	}

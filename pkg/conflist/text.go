@@ -22,8 +22,7 @@ const maxSize = 1 << 20
 // ErrOnlyPlugin reports that a list would have no plugin left, which no runtime loads.
 var ErrOnlyPlugin = errors.New("the plugin entry is the only plugin of the list; remove the file instead")
 
-// ReadEntry reads the file of the plugin entry that is to be inserted. An entry that the plugin would refuse in any
-// network is an error.
+// ReadEntry reads the file of the entry to insert. One that the plugin refuses in any network is an error.
 func ReadEntry(path string) ([]byte, error) {
 	entry, _, err := safefile.ReadFile(path, maxSize)
 	if err != nil {
@@ -123,8 +122,7 @@ func otherPlugins(list config.Conflist) (others [][]byte) {
 
 type span struct{ from, to int }
 
-// insert inserts an entry behind the last plugin, with what separates the last two plugins. The
-// lines of the entry get the indentation of the last plugin.
+// insert inserts an entry behind the last plugin, separated and indented as the last two plugins are.
 func insert(doc []byte, plugins []span, entry []byte) []byte {
 	n := len(plugins)
 	last := plugins[n-1]

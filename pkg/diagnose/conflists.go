@@ -169,15 +169,13 @@ func (e *examination) managesConflist() bool {
 	return e.Reconciler != nil && e.Reconciler.ManagesConflist
 }
 
-// wantsPlugin reports whether the node has the plugin, an entry of it or the policy of one, as it does not where the
-// reconciler only replaces an agent.
+// wantsPlugin reports whether the node has the plugin, an entry or its policy, and not only replaces an agent.
 func (e *examination) wantsPlugin() bool {
 	return e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
 		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network })
 }
 
-// runtimesList returns the first conflist by name, without those of Multus, which selects
-// another network, and of loopback.
+// runtimesList returns the first conflist by name, without loopback and Multus, which selects another.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
 		skipped := func(p plugin) bool { return config.IsMultus(p.kind()) || p.kind() == "loopback" }

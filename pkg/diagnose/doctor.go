@@ -8,7 +8,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -46,12 +45,11 @@ func (f *Finding) add(format string, args ...any) {
 	f.Details = append(f.Details, fmt.Sprintf(format, args...))
 }
 
-// WriteFindings writes the findings as text: severity and ID, then summary, details and remedy.
-func WriteFindings(w io.Writer, findings []Finding) error {
+// Text returns the findings as text: severity and ID, then summary, details and remedy.
+func Text(findings []Finding) string {
 	const mostDetail = 12 // of one finding
 	if len(findings) == 0 {
-		_, err := fmt.Fprintln(w, "No faults, problems or notices.")
-		return err
+		return "No faults, problems or notices.\n"
 	}
 	var texts []string
 	for _, f := range findings {
@@ -61,8 +59,7 @@ func WriteFindings(w io.Writer, findings []Finding) error {
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")
 	}
-	_, err := io.WriteString(w, strings.Join(texts, "\n"))
-	return err
+	return strings.Join(texts, "\n")
 }
 
 // Host is what Examine looks at. The zero value of a field is right for a host that has none of it.
@@ -81,8 +78,7 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
-	// PodsWithoutRecord is the number of attachments whose pods are not known. PodsErr is why some records could not
-	// be read.
+	// PodsWithoutRecord counts attachments whose pods are not known. PodsErr is why records could not be read.
 	PodsWithoutRecord int
 	PodsErr           error
 
@@ -223,8 +219,7 @@ func (e *examination) readDir(path string) []os.DirEntry {
 	return entries
 }
 
-// hasChoice reports whether owned chains are kept in a backend, or in the variant of it
-// unless that is "".
+// hasChoice reports whether owned chains are kept in a backend and, unless it is "", in that variant.
 func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
 	return slices.ContainsFunc(e.Rules.Chains, func(c enforce.Chain) bool {
 		return c.Choice.Backend == backend && (variant == "" || c.Choice.Variant == variant)

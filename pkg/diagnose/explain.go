@@ -56,8 +56,7 @@ func (p Pod) String() string {
 	return cmp.Or(p.Namespace, "unknown") + "/" + cmp.Or(p.Name, "unknown")
 }
 
-// Explanation is what happens to that traffic. Its form in JSON is an interface of the program: every key is
-// always there.
+// Explanation is what happens to that traffic. Its JSON is an interface: every key is always there.
 type Explanation struct {
 	Destination netip.Addr `json:"destination"`
 	Source      netip.Addr `json:"source"`
@@ -68,8 +67,7 @@ type Explanation struct {
 	Family  policy.Family `json:"family"`
 	Verdict policy.Action `json:"verdict"`
 	Prefix  *netip.Prefix `json:"prefix"` // the destination or source that decides; null if none does
-	// Origin is the origin of the prefix, or of the key that puts the traffic out of
-	// scope. Also are the other keys with the same value.
+	// Origin is that of the prefix, or of the key that puts the traffic out of scope; Also has equal ones.
 	Origin *Origin  `json:"origin"`
 	Also   []Origin `json:"also"`
 	Reason string   `json:"reason"`
@@ -163,15 +161,14 @@ func explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		if q.Incomplete != nil {
 			blank.Reason = "no document that can be read asks for a chain"
 		}
-		all = []Explanation{blank}
+		all = append(all, blank)
 	}
 	slices.SortStableFunc(all, func(a, b Explanation) int { return a.order() - b.order() })
 	top := all[0]
 	top.Chains = all[1:]
 	slices.SortStableFunc(top.Chains, func(a, b Explanation) int { return strings.Compare(a.Chain, b.Chain) })
 	for _, other := range top.Chains {
-		if !other.Kernel {
-			top.Kernel = false
+		if top.Kernel = top.Kernel && other.Kernel; !other.Kernel {
 			top.addProblem("the rules of chain %s do not do what its policy says, or cannot be verified", other.Chain)
 		}
 	}
@@ -184,8 +181,7 @@ func explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	return top
 }
 
-// order is the position of the chain among those that could decide. The owned chains in
-// nftables have a later priority than those in iptables.
+// order is the position among the chains that could decide: those in nftables have a later priority.
 func (e *Explanation) order() int {
 	switch {
 	case e.Verdict == policy.ActionMasquerade && !e.nftables:
@@ -211,13 +207,11 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 	if d.PrefixAction != nil {
 		e.Prefix = &d.PrefixAction.Prefix
 	}
-	for i, o := range d.Origins {
-		found := finder.origin(o, sources)
-		if i == 0 {
-			e.Origin = &found
-		} else {
-			e.Also = append(e.Also, found)
-		}
+	for _, o := range d.Origins {
+		e.Also = append(e.Also, finder.origin(o, sources))
+	}
+	if len(e.Also) > 0 {
+		e.Origin, e.Also = &e.Also[0], e.Also[1:]
 	}
 }
 
@@ -226,11 +220,10 @@ func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.S
 	if e.Verdict != policy.ActionMasquerade || q.SrcLocal || o == nil {
 		return
 	}
-	e.Address, e.AddressInterface, e.AddressItem = o.Address, o.Interface, &o.Item
 	from := p.OutputAddresses.Origins[0]
 	from.Index = slices.Index(p.OutputAddresses.Value, o.Item)
-	origin := finder.origin(from, sources)
-	e.AddressOrigin = &origin
+	e.Address, e.AddressInterface, e.AddressItem = o.Address, o.Interface, &o.Item
+	e.AddressOrigin = new(finder.origin(from, sources))
 }
 
 // observe sets what the observed rules of the chain do, and how they differ.
@@ -346,8 +339,7 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	}
 }
 
-// binding returns a function that tells of a chain in the kernel whether it is one of the
-// policies', and whether that masquerades the traffic.
+// binding returns a function that tells whether a chain is owned, and whether it masquerades the traffic.
 func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owned, binds bool) {
 	binds := map[string]bool{e.Chain: e.masquerades}
 	for _, other := range e.Chains {
@@ -409,8 +401,7 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 // maxLines is how many differences, or rules, the text has; check prints all.
 const maxLines = 8
 
-// Text writes the explanation for people: the verdict, its origin, what the kernel does,
-// and the command to run. It ignores errors of w.
+// Text writes the explanation for people, and the command to run. It ignores errors of w.
 func (e Explanation) Text(w io.Writer) {
 	answer, todo := e.answer(), e.whatToDo()
 	var others string // next hops with another answer
@@ -437,17 +428,16 @@ func (e Explanation) Text(w io.Writer) {
 
 // routeText says which interfaces the routing table has for the traffic, where none was asked for.
 func (e Explanation) routeText() string {
+	text := "out of " + policy.Printable(e.Interface)
+	for _, hop := range e.NextHops {
+		text += " or " + policy.Printable(hop.Interface)
+	}
 	switch {
 	case e.routeErr != nil:
 		return fmt.Sprintf("none in the routing table (%v), so the answer is for any interface in scope", e.routeErr)
 	case !e.routed:
 		return ""
-	}
-	text := "out of " + policy.Printable(e.Interface)
-	for _, hop := range e.NextHops {
-		text += " or " + policy.Printable(hop.Interface)
-	}
-	if len(e.NextHops) > 0 {
+	case len(e.NextHops) > 0:
 		return text + " (next hops in the routing table)"
 	}
 	return text + " (routing table)"
@@ -476,13 +466,11 @@ func (e Explanation) headline(withInterface bool) string {
 }
 
 func (e Explanation) verdictText() string {
-	switch e.Verdict {
-	case policy.ActionMasquerade:
-		return "masqueraded"
-	case policy.ActionExempt:
-		return "exempt, keeps its source address"
-	}
-	return "out of scope, not masqueraded"
+	return map[policy.Action]string{
+		policy.ActionMasquerade: "masqueraded",
+		policy.ActionExempt:     "exempt, keeps its source address",
+		policy.ActionOutOfScope: "out of scope, not masqueraded",
+	}[e.Verdict]
 }
 
 func (e Explanation) rows(b *bytes.Buffer) {
@@ -493,11 +481,11 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		}
 	}
 	if e.Chain != "" {
-		text := e.Chain + ", " + string(e.Family)
+		kept := ""
 		if e.Backend != "" {
-			text += ", kept in " + e.Backend
+			kept = ", kept in " + e.Backend
 		}
-		row("chain", text)
+		row("chain", e.Chain+", "+string(e.Family)+kept)
 	}
 	if e.Prefix != nil {
 		row("prefix", e.Prefix.String())
@@ -510,11 +498,11 @@ func (e Explanation) rows(b *bytes.Buffer) {
 	}
 	row("because", e.Reason)
 	if e.Address.IsValid() {
-		text := "pods leave with " + e.Address.String()
+		by := ""
 		if e.AddressInterface != "" {
-			text += " by " + policy.Printable(e.AddressInterface)
+			by = " by " + policy.Printable(e.AddressInterface)
 		}
-		row("address", text+": "+e.AddressItem.String()+" in "+e.AddressOrigin.text())
+		row("address", fmt.Sprintf("pods leave with %s%s: %s in %s", e.Address, by, e.AddressItem, e.AddressOrigin.text()))
 	}
 	row("kernel", e.kernelText())
 	row("", e.guardText())
@@ -591,20 +579,17 @@ func (e Explanation) guardText() string {
 		return "and if no rule translates the packet: dropped by the guard"
 	case e.Guard == policy.GuardCount:
 		return "and if no rule translates the packet: counted by the guard"
-	case len(e.held) > 0:
-		return "enforceExempt holds against the rule: " + e.held[0].Text
+	case len(e.held) == 0:
+		return ""
 	}
-	return ""
+	return "enforceExempt holds against the rule: " + e.held[0].Text
 }
 
 // whatToDo returns the command to run if the kernel does not do what the policy says.
 func (e Explanation) whatToDo() string {
-	differs := len(e.Drift) > 0
-	for _, other := range e.Chains {
-		differs = differs || len(other.Drift) > 0
-	}
+	drifts := func(e Explanation) bool { return len(e.Drift) > 0 }
 	switch {
-	case differs || !e.Kernel && e.OverriddenBy == "":
+	case drifts(e) || slices.ContainsFunc(e.Chains, drifts) || !e.Kernel && e.OverriddenBy == "":
 		return "To see every difference: ip-masq-reconciler check. To repair one that names no remedy: ip-masq-reconciler once.\n" +
 			"If the difference returns, another program changes the rules: ip-masq-reconciler status names it."
 	case !e.Kernel:

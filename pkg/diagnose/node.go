@@ -126,8 +126,7 @@ func savedRulesets(e *examination, f *Finding) {
 	}
 }
 
-// changesBy returns what a saved ruleset does to the rules of ip-masq. Flushing counts
-// only if a service loads the ruleset.
+// changesBy returns what a saved ruleset does to the owned rules. Flushing counts only if it is loaded.
 func (e *examination) changesBy(text string, enabled bool) []string {
 	words := map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -66,8 +66,7 @@ func connectedOutputs(e *examination, f *Finding) {
 	}
 }
 
-// masqueradesOut reports whether a policy masquerades packets of pods that leave through the interface with the
-// address that the kernel chooses.
+// masqueradesOut reports whether pods leave through the interface with the address that the kernel chooses.
 func (e *examination) masqueradesOut(name string) bool {
 	return slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool {
 		return p.OutputAddressFor(policy.IPv4, name) == nil &&

@@ -24,8 +24,7 @@ const (
 	enforcePriority = 99
 )
 
-// masqChainOf returns the masquerade chain that a chain with this table and name is, if
-// it is one at all.
+// masqChainOf returns the masquerade chain that the chain is, if it is one at all.
 func masqChainOf(p thirdparty.Place) (string, bool) {
 	switch {
 	case p.Backend == policy.NFTables && p.Table == masqTable:
@@ -36,8 +35,7 @@ func masqChainOf(p thirdparty.Place) (string, bool) {
 	return "", false
 }
 
-// Owned returns the function that tells thirdparty.Scan whether a chain is owned: by the
-// state of the rules, by the record, or by the comment in the chain.
+// Owned returns a function that tells whether a chain is owned: by state, record or comment.
 func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.Place) bool {
 	inIPTables := map[string]bool{}
 	for _, o := range rec.Chains {
@@ -99,8 +97,7 @@ func exemptMasqueradedBy(s *enforce.State, r thirdparty.Rule, p policy.Policy) (
 	return found
 }
 
-// CountThirdParty returns how many third-party rules masquerade what a policy exempts, of
-// those that were decoded in full.
+// CountThirdParty returns how many fully decoded rules masquerade what a policy exempts.
 func CountThirdParty(s *enforce.State, rules []thirdparty.Rule) int {
 	return len(slices.DeleteFunc(slices.Clone(rules), func(r thirdparty.Rule) bool {
 		return !r.Exact || len(violationsIn(s, []thirdparty.Rule{r})) == 0

@@ -112,6 +112,20 @@ func TestMoveThatFails(t *testing.T) {
 	f.mustApply(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
 }
 
+// A chain stays that has another name now and could not be written there, also when only the record tells of it.
+func TestRenameThatFails(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", backend(policy.NFTables)), network("other", "C", backend(policy.NFTables)))
+	f.kernel.log, f.kernel.fail = nil, map[string]error{writeRules: errRefused}
+	renamed := []policy.Source{network("podnet", "B", backend(policy.IPTables)), network("other", "C", backend(policy.NFTables))}
+	_, _ = f.apply(renamed...)
+	f.sync(renamed...)
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(renamed...))
+	f.writes("rules of iptables (nft)", "remove ")
+}
+
 // A chain whose new rules another program reverts stays where it is, and in the families that it was in.
 func TestMoveThatIsReverted(t *testing.T) {
 	both := network("one", "A", backend(policy.IPTables), enableIPv6)

@@ -60,9 +60,9 @@ const (
 	maxKeys      = 100
 )
 
-// Flapping detects that another program reverts the same change repeatedly: Threshold times within Window. From then on
-// each revert doubles the pause before the next repair, from one second to one minute. It ends when nothing was reverted
-// for longer than twice the pause.
+// Flapping detects that another program reverts the same change repeatedly: Threshold times within
+// Window. From then on each revert doubles the pause before the next repair, from one second to one
+// minute. It ends when nothing was reverted for longer than twice the pause.
 type Flapping[Change comparable] struct {
 	Threshold int
 	Window    time.Duration
@@ -108,7 +108,7 @@ func (f *Flapping[Change]) Pause() time.Duration { return f.pause }
 // Ends returns when the flapping is over if nothing is reverted any more.
 func (f *Flapping[Change]) Ends() time.Time { return f.last.Add(2 * f.pause) }
 
-// LogOnce returns a logger that drops records equal to one of the last that it has passed on to log.
+// LogOnce returns a logger that drops records equal to one of the last that it passed on to log.
 func LogOnce(log *slog.Logger) *slog.Logger {
 	return slog.New(&onceHandler{Handler: log.Handler()})
 }
@@ -140,7 +140,8 @@ func (h *onceHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// Conditions tells which conditions are new in one round of observing them, and when the last one has ended.
+// Conditions tells which conditions are new in a round of observations, and when the last has
+// ended.
 type Conditions struct{ before, now map[string]bool }
 
 // Begins adds a condition that holds in this round, and reports whether it is new.

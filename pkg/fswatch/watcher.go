@@ -28,8 +28,8 @@ type Watcher struct {
 	err           error
 }
 
-// New watches directories, which need not exist; "" is none. It also watches the files that symlinks in the directories
-// lead to, but not the content of a directory that a symlink leads to.
+// New watches directories, which need not exist; "" is none. It also watches the files that
+// symlinks in the directories lead to, but not the content of a directory that a symlink leads to.
 func New(dirs ...string) *Watcher { return newWatcher(10*time.Second, dirs) }
 
 func newWatcher(retry time.Duration, dirs []string) *Watcher {
@@ -42,12 +42,13 @@ func newWatcher(retry time.Duration, dirs []string) *Watcher {
 	return w
 }
 
-// Changed delivers when a directory or a name on the way to it may have changed: names created, removed or renamed, files
-// written, modes or owners changed. Changes that are not received yet are delivered once.
+// Changed delivers when a directory or a name on the way to it may have changed: names created,
+// removed or renamed, files written, modes or owners changed. Changes that were not received are
+// delivered once.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// Err returns why changes may go unnoticed at present, such as a lack of inotify watches, or nil. That is retried every
-// ten seconds; until it succeeds, Changed delivers as often.
+// Err returns why changes may go unnoticed at present, such as a lack of inotify watches, or nil.
+// That is retried every ten seconds; until it succeeds, Changed delivers as often.
 func (w *Watcher) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,7 +194,7 @@ func (s *watchSet) addDir(dir string) error {
 	return errors.Join(errs...)
 }
 
-// resolve watches the path to a directory or file as far as it exists, and returns it without symlinks, which it counts.
+// resolve watches a path as far as it exists, and returns it without symlinks, which it counts.
 func (s *watchSet) resolve(path string, links *int) (at string, err error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at = "/"
@@ -231,7 +232,8 @@ func (s *watchSet) add(dir string) error {
 	return nil
 }
 
-// ignoreAbsence returns nil for a name that is missing, or was replaced a moment ago: the watches report what follows.
+// ignoreAbsence returns nil for a name that is missing or was replaced: the watches report the
+// rest.
 func ignoreAbsence(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil

@@ -118,8 +118,7 @@ func New(o Options) *Monitor {
 	return m
 }
 
-// Report records the report of a sync, and that the next sync is due after the interval. The caller must not change
-// the report afterwards.
+// Report records a report, which must not change any more, and that the next one is due after the interval.
 func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

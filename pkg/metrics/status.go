@@ -187,17 +187,25 @@ func (m *Monitor) Socket() http.Handler {
 }
 
 // ReadStatus returns the Status that the reconciler of this node serves at the socket in its dataDir.
-func ReadStatus(ctx context.Context, d *store.Dir) ([]byte, error) {
+func ReadStatus(ctx context.Context, d *store.Dir) (*Status, error) {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
 	code, answer, err := get(ctx, "http://reconciler"+statusPath, dial) // the host may be any
-	if code == http.StatusNotFound {
+	var s Status
+	switch {
+	case code == http.StatusNotFound:
 		err = errors.Join(errors.New("it is of another version; use the program of its version"), err)
+	case err == nil:
+		if err = json.Unmarshal(answer, &s); err != nil {
+			err = fmt.Errorf("read its status: %w", err)
+		}
 	}
-	return answer, err
+	if err != nil {
+		return nil, err
+	}
+	return &s, nil
 }
 
-// ReadReadiness returns why a reconciler that serves health_listen at this address is not ready. The error is not nil
-// if none does.
+// ReadReadiness returns why the reconciler that serves this health address is not ready, or an error for none.
 func ReadReadiness(ctx context.Context, address string) ([]reconcile.Problem, error) {
 	_, page, err := get(ctx, "http://"+address+"/statusz", nil)
 	if err == nil && !bytes.HasPrefix(page, []byte(zHeader+" statusz\n")) {

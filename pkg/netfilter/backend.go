@@ -13,16 +13,18 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrNotOwned is wrapped by errors about a chain of the right name with rules that neither ip-masq nor its agents write.
+// ErrNotOwned is wrapped by errors about a chain with rules that neither ip-masq nor an agent
+// writes.
 var ErrNotOwned = errors.New("chain belongs to another program")
 
-// ErrUnusable is wrapped by errors about a backend that lacks a program, a permission or support in the kernel.
+// ErrUnusable is wrapped by errors about a lack of programs, permissions or support in the kernel.
 var ErrUnusable = errors.New("backend unusable")
 
-// ErrBusy is wrapped by errors about a program that was busy, was killed, or did not end: nothing is known of the host.
+// ErrBusy is wrapped by errors about a program that was busy or killed: they say nothing of the
+// host.
 var ErrBusy = errors.New("try again later")
 
-// ErrChanged is wrapped by the error of Apply if the rules in the kernel are no longer those of the observation.
+// ErrChanged is wrapped by the error of Apply if the rules are no longer those of the observation.
 var ErrChanged = errors.New("the rules changed since they were read")
 
 // CheckTableOwner returns that another program has made itself the owner of a table of nf_tables, or nil.
@@ -74,11 +76,11 @@ func (c OwnedChain) String() string {
 	return fmt.Sprintf("chain %s (%s) in %s", c.Chain, c.Family, in)
 }
 
-// Generation is the generation of the nf_tables ruleset of one network namespace. While it is the same, no program has
-// committed a change. (At a hundred commits a second the number wraps after sixteen months.)
+// Generation is the generation of the nf_tables ruleset of one network namespace. While it is the
+// same, no program has committed a change. (At 100 commits a second it wraps after 16 months.)
 type Generation struct {
 	Namespace uint64 // its cookie, unique in this boot; 0 is the initial namespace
-	// ModuleLoad differs each time the kernel module is loaded, which begins to count at 1; 0 if nf_tables is built in.
+	// ModuleLoad differs each time that the kernel module is loaded; 0 if nf_tables is built in.
 	ModuleLoad uint64
 	Number     uint32
 }
@@ -100,28 +102,30 @@ type Backend interface {
 	// Layout returns the form that the desired rules must have.
 	Layout() policy.Layout
 
-	// OwnsTables reports whether Observe reads everything in tables, and Apply leaves nothing there that is not desired.
+	// OwnsTables reports whether Observe reads whole tables, and Apply leaves nothing else there.
 	OwnsTables() bool
 
 	// Observe reads the named chains that exist. It writes nothing and runs no program.
 	Observe(ctx context.Context, chains []policy.ChainFamily) (Observation, error)
 
-	// Apply writes the difference between an observation and the desired chains, so that the kernel has exactly those.
-	// nftables sends one batch that fills new sets, then one with the rest, for both families; it fails with ErrChanged
-	// if the owned rules have changed since the observation, and reads the kernel itself if that is zero. iptables runs
-	// one iptables-restore per family, for which it reads the rules again. Apply does not check ownership; its callers
+	// Apply writes the difference between an observation and the desired chains, so that the kernel
+	// has exactly those. nftables sends one batch that fills new sets, then one with the rest, for
+	// both families; it fails with ErrChanged if the owned rules have changed since the
+	// observation, and reads the kernel itself if that is zero. iptables runs one iptables-restore
+	// per family, for which it reads the rules again. Apply does not check ownership; its callers
 	// do. Child processes that write inherit the held lock.
 	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
 	// Remove removes chains and the jumps to them. A missing chain is not an error.
 	Remove(ctx context.Context, chains []policy.ChainFamily, held *os.File) error
 
-	// CanWrite returns why rules of a family cannot be written now, as far as it is known. It runs programs only to find
-	// out their variant.
+	// CanWrite returns why rules of a family cannot be written now, as far as it is known. It runs
+	// programs only to find out their variant.
 	CanWrite(ctx context.Context, f policy.Family) error
 
-	// CheckWrite returns the error that Apply would return, and changes no rules. nftables sends the same change as one
-	// batch that is not committed. iptables writes the desired chains in a network namespace of its own.
+	// CheckWrite returns the error that Apply would return, and changes no rules. nftables sends
+	// the same change as one batch that is not committed. iptables writes the desired chains in a
+	// network namespace of its own.
 	CheckWrite(ctx context.Context, desired policy.Ruleset, from Observation) error
 }
 
@@ -139,28 +143,31 @@ func HowToLoad(modules string) string {
 // GuardTable is the name of the nftables table with the guards of a family.
 const GuardTable = "ip-masq-guard"
 
-// GuardTables keeps the tables `ip ip-masq-guard` and `ip6 ip-masq-guard` in the network namespace of the calling process.
+// GuardTables keeps the tables ip-masq-guard in the network namespace of the calling process.
 type GuardTables interface {
 	// ObserveGuards reads the tables. Its error wraps ErrUnusable on a kernel without nf_tables.
 	ObserveGuards(ctx context.Context) (GuardObservation, error)
 
-	// CompareGuards returns the differences between the desired guards and an observation: of kind ElementChange for the
-	// elements of a set that exists, else GuardChange. Change.Chain is the masquerade chain, or "" for what belongs to
-	// none. An observation without State is one of tables with its Guards.
+	// CompareGuards returns the differences between the desired guards and an observation: of kind
+	// ElementChange for the elements of a set that exists, else GuardChange. Change.Chain is the
+	// masquerade chain, or "" for what belongs to none. An observation without State is one of
+	// tables with its Guards.
 	CompareGuards(desired []policy.Guard, observed GuardObservation) policy.Diff
 
-	// ApplyGuards writes the difference between an observation and the desired guards as Apply does, so that the tables
-	// have exactly those; without any there are no tables. It recreates a table that cannot be changed.
+	// ApplyGuards writes the difference between an observation and the desired guards as Apply
+	// does, so that the tables have exactly those; without any there are no tables. It recreates a
+	// table that cannot be changed.
 	ApplyGuards(ctx context.Context, desired []policy.Guard, from GuardObservation) error
 
-	// CheckGuards returns the error that ApplyGuards would return, and changes nothing: ErrUnusable if the kernel lacks
-	// what the guards need. It does not ask for tables that do not exist, if this process saw that the kernel can have them.
+	// CheckGuards returns the error that ApplyGuards would return, and changes nothing: ErrUnusable
+	// if the kernel lacks what the guards need. It does not ask for tables that do not exist, if
+	// this process saw that the kernel can have them.
 	CheckGuards(ctx context.Context, desired []policy.Guard, from GuardObservation) error
 }
 
 // GuardObservation is the content of the guard tables.
 type GuardObservation struct {
-	// Guards are the guards that have rules. Scope.Sources, Exempt or Bound is nil without a set of addresses.
+	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil without its set.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
 	Bound      map[policy.ChainFamily]uint64 // the numbers of connections that enforceExempt bound, by masquerade chain

@@ -15,6 +15,11 @@ import (
 // LinkOf returns a family as nf_tables numbers it.
 func LinkOf(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All().Addr()) }
 
+// ChainsOf returns the chains of a family.
+func ChainsOf(rs policy.Ruleset, f policy.Family) []policy.Chain {
+	return slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return c.Family != f })
+}
+
 // DecodedRule is a rule of the kernel in the terms of package policy.
 type DecodedRule struct {
 	policy.Rule        // Unrecognized if policy.Rule cannot express it

@@ -20,14 +20,14 @@ type Driver interface {
 	// Open returns the backend of a choice. It reads nothing and runs no program.
 	Open(Choice) (Backend, error)
 
-	// FindChain returns the choices in which a chain of the name exists. It loads no module and creates no table.
+	// FindChain returns the choices in which a chain exists. It loads no module, creates no table.
 	FindChain(ctx context.Context, chain string) ([]Choice, error)
 
-	// Owned returns the chains, also those of guards, whose comments name any owner. It loads no module and creates no table.
+	// Owned returns the chains with a comment of any owner. It loads no module, creates no table.
 	Owned(ctx context.Context) ([]OwnedChain, error)
 
-	// Probe returns the choice, of a variant if one is given, that works on this host. Its errors wrap ErrUnusable and
-	// say what to install or to change, or ErrBusy.
+	// Probe returns the choice, of a variant if one is given, that works on this host. Its errors
+	// wrap ErrUnusable and say what to install or to change, or ErrBusy.
 	Probe(ctx context.Context, variant string) (Choice, error)
 }
 
@@ -115,7 +115,7 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 	return Choice{}, errors.Join(failures...)
 }
 
-// Duplicates returns every other choice in which a chain of the name exists: an agent or an earlier choice left it there.
+// Duplicates returns every other choice in which a chain exists, by an agent or an earlier choice.
 func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
 	var others []Choice
 	var errs []error
@@ -126,7 +126,7 @@ func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) (
 	return slices.DeleteFunc(others, func(c Choice) bool { return c == chosen }), errors.Join(errs...)
 }
 
-// Owned returns the chains that name an owner. A backend that is unusable, or that this process may not read, has none.
+// Owned returns the chains that name an owner. A backend that is unusable or forbidden has none.
 func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 	var owned []OwnedChain
 	var errs []error

@@ -49,8 +49,7 @@ func Names(cniArgs string) (namespace, name string) {
 	return value("K8S_POD_NAMESPACE", isNamespace), value("K8S_POD_NAME", policy.IsPodName)
 }
 
-// Networks returns the addresses that a result has for the pod's interface, with their masks and without link-local
-// ones.
+// Networks returns the pod's addresses in a result, with their masks, without link-local ones.
 func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 	r := current(result)
 	if r == nil {
@@ -259,8 +258,7 @@ func decode(data []byte, file string) (c Cached, netNS string, err error) {
 	return c, d.NetNS, nil
 }
 
-// SameConfig reports whether the runtime had this conflist, with or without the plugin entries of a type: the JSON
-// values are equal.
+// SameConfig reports whether the runtime had this conflist, with or without plugins of a type.
 func (c Cached) SameConfig(conflist []byte, pluginType string) bool {
 	had, errHad := jsonValue(c.Config)
 	has, errHas := jsonValue(conflist)

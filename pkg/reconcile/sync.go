@@ -207,7 +207,9 @@ func failed(s *enforce.State, chain string) bool {
 // If that is refused it tries each by itself: a mistake in one source does not hold up another.
 func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	apply := func(p *enforce.Proposal) (err error) {
-		if r.Rules, err = e.Apply(ctx, lock, r.State, p); err == nil {
+		state := r.State
+		state.Record = withoutStuck(state.Record)
+		if r.Rules, err = e.Apply(ctx, lock, state, p); err == nil {
 			for _, c := range p.Changed {
 				r.Applied = append(r.Applied, c.ID)
 			}

@@ -21,15 +21,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// The names of temporary files: no runtime loads a file whose name ends so, or runs a plugin whose
-// name begins with a dot.
+// The names of temporary files, which no runtime loads because of the end, or runs because of the dot.
 const (
 	TempPrefix = ".ip-masq-"
 	TempSuffix = ".tmp"
 )
 
-// ErrIrregular reports that a file is a directory, a FIFO, a socket, a device, or a symlink to
-// nothing.
+// ErrIrregular reports a directory, a FIFO, a socket, a device, or a symlink to nothing.
 var ErrIrregular = errors.New("not a regular file")
 
 var errDangling = fmt.Errorf("%w: it is a symlink to what is not there; in a container, mount the directory it points to as well", ErrIrregular)
@@ -110,8 +108,7 @@ func IsMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// ReadFile reads the whole of a regular file of at most limit bytes. It follows symlinks, and does
-// not wait for the writer of a FIFO.
+// ReadFile reads a regular file of at most limit bytes. It follows symlinks, and waits for no writer of a FIFO.
 func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, unix.ENXIO) { // a socket
@@ -219,12 +216,10 @@ func (d *Dir) Rename(from, to string) error {
 	return Error("rename a file to", d.PathOf(to), d.root.Rename(from, to))
 }
 
-// Exchange exchanges two files in one step. Where the file system or the kernel cannot, the error is
-// an errors.ErrUnsupported.
+// Exchange exchanges two files in one step, or returns an errors.ErrUnsupported.
 func (d *Dir) Exchange(a, b string) error { return d.rename(a, b, unix.RENAME_EXCHANGE) }
 
-// RenameNew renames a file unless there is one that has the new name, which is an fs.ErrExist.
-// errors.ErrUnsupported is as in Exchange.
+// RenameNew renames a file to a new name: fs.ErrExist if it is taken, or an errors.ErrUnsupported.
 func (d *Dir) RenameNew(from, to string) error { return d.rename(from, to, unix.RENAME_NOREPLACE) }
 
 func (d *Dir) rename(from, to string, flags uint) error {
@@ -236,8 +231,7 @@ func (d *Dir) rename(from, to string, flags uint) error {
 	return Error("rename a file to", d.PathOf(to), err)
 }
 
-// IsWritten reports whether a program has a file open for writing. It is false where leases of files are not
-// allowed or not supported.
+// IsWritten reports whether a program has a file open for writing, as far as leases are supported.
 func IsWritten(path string) bool {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -31,8 +31,7 @@ type Uninstall struct {
 	Root          string                 // "/", below which runtimes and Multus keep their cached results
 	NoWait        bool                   // remove the plugin although the DEL of cached results may call it
 	AddTime       time.Duration          // how long an ADD already started may still run
-	// RemoveState removes rules and state once the plugin is removed; nil leaves them. It may be
-	// called again.
+	// RemoveState removes rules and state after the plugin, perhaps repeatedly; nil leaves them.
 	RemoveState func(context.Context) error
 }
 
@@ -45,8 +44,7 @@ type Uninstalled struct {
 	References []string // paths
 }
 
-// InUseError reports that the plugin stays because it will be called: for the DEL of cached results, or for each new
-// container if a configuration refers to it.
+// InUseError reports that the plugin stays because a DEL will call it, or a configuration refers to it.
 type InUseError struct {
 	Attached   []CachedResult
 	References []string
@@ -291,8 +289,7 @@ func readJSON(path string) (value any, info fs.FileInfo, err error) {
 	return value, info, err
 }
 
-// hasEntry reports whether a JSON value has the plugin entry at any depth. Caches have configurations
-// as JSON or in base64.
+// hasEntry reports whether a JSON value, or one in base64 in it, has the plugin entry at any depth.
 func hasEntry(value any, layers int) bool {
 	const maxLayers = 4
 	switch v := value.(type) {

@@ -14,15 +14,16 @@ import (
 )
 
 const (
-	// maxFiltered is the number of sources up to which the table is walked once for each: to skip an entry costs the
-	// kernel a tenth of what it costs to list it.
+	// maxFiltered is the number of sources up to which the table is walked once for each: to skip
+	// an entry costs the kernel a tenth of what it costs to list it.
 	maxFiltered = 4
 	maxListed   = 100_000 // entries, up to which all of them are listed: that costs some 0.2 s of CPU
 	maxReplies  = 20_000  // that are remembered, in 2 MB
 )
 
-// Reset deletes the stale conntrack entries in the network namespace of the calling thread and returns how many there
-// were of each chain and family, also with an error, such as that of the context. It needs CAP_NET_ADMIN.
+// Reset deletes the stale conntrack entries in the network namespace of the calling thread and
+// returns how many there were of each chain and family, also with an error, such as that of the
+// context. It needs CAP_NET_ADMIN.
 func Reset(ctx context.Context, judge *policy.ConnectionJudge) (deleted map[policy.ChainFamily]uint64, err error) {
 	w := walk{judge: judge, deleted: map[policy.ChainFamily]uint64{}, routes: newRoutes()}
 	families := judge.Families()

@@ -31,8 +31,8 @@ type Found struct {
 	Interface       string // by which packets leave, "" if it is not known
 }
 
-// Find returns the connections of every zone in the network namespace of the calling thread that leave with a source
-// address and port. It needs CAP_NET_ADMIN. The kernel filters ports for one protocol at a time.
+// Find returns the connections of every zone in the network namespace of the calling thread that
+// leave with a source address and port. It needs CAP_NET_ADMIN. The kernel filters by one protocol.
 func Find(ctx context.Context, q Query) (found []Found, err error) {
 	defer func() {
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// routes answers questions about the node's routing tables. After an error its answers mean nothing.
+// routes answers questions about routing tables. After an error the answers mean nothing.
 type routes struct {
 	socket     *nfnetlink.Conn
 	local      map[nfnetlink.Family]*netipx.IPSet

@@ -31,7 +31,7 @@ func (b *backend) Layout() policy.Layout { return policy.Layout{} }
 // OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }
 
-// CanWrite implements netfilter.Backend: there is a program, and rules in POSTROUTING have an effect.
+// CanWrite implements netfilter.Backend: is there a program, and do rules in POSTROUTING work?
 func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	if _, err := b.programs.locate(ctx, f, b.choice.Variant, "-restore"); err != nil {
 		return unusable(b.choice, err)
@@ -47,7 +47,7 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
 	var differing []policy.Chain
 	for _, f := range policy.Families() {
-		chains := ofFamily(desired.Chains, f)
+		chains := netfilter.ChainsOf(desired, f)
 		if len(chains) == 0 {
 			continue
 		}
@@ -90,7 +90,7 @@ func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfi
 			errs = append(errs, fmt.Errorf("observe %s of %s: %w", f, b.choice, err))
 			continue
 		}
-		rs.Chains = append(rs.Chains, t.chains...)
+		rs.Chains = append(rs.Chains, t.Chains...)
 		if t.fault != "" {
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: t.fault})
 		}
@@ -108,8 +108,8 @@ func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
 	return names
 }
 
-// Apply implements netfilter.Backend. It reads the rules again right before it writes: nothing makes iptables-restore
-// fail if they have changed since the observation.
+// Apply implements netfilter.Backend. It reads the rules again right before it writes: nothing
+// makes iptables-restore fail if they have changed since the observation.
 func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
 	return b.write(ctx, desired.Chains, false, held)
 }
@@ -124,11 +124,11 @@ func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *o
 	return b.write(ctx, chains, true, held)
 }
 
-// write applies or removes chains. If one family fails, the other one is written nevertheless, unless the program hangs.
+// write applies or removes chains, also of one family if the other fails, unless the program hangs.
 func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool, held *os.File) error {
 	var errs []error
 	for _, f := range policy.Families() {
-		own := ofFamily(chains, f)
+		own := netfilter.ChainsOf(policy.Ruleset{Chains: chains}, f)
 		if len(own) == 0 {
 			continue
 		}
@@ -141,10 +141,6 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func ofFamily(chains []policy.Chain, f policy.Family) []policy.Chain {
-	return slices.DeleteFunc(slices.Clone(chains), func(c policy.Chain) bool { return c.Family != f })
 }
 
 // writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs again: other
@@ -174,7 +170,7 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 	}
 }
 
-// plan returns the transaction after which the kernel has exactly the chains or, to remove, none and no jump to them.
+// plan returns the transaction after which the kernel has exactly the chains or, to remove, none.
 func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool) (*transaction, error) {
 	names := otherHooks()
 	for _, c := range chains {
@@ -190,7 +186,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 	var tx transaction
 	var lines map[string][]string // of POSTROUTING, by the chain that they lead to
 	for i := range chains {
-		want, have := &chains[i], t.chain(chains[i].Name)
+		want, have := &chains[i], t.Find(f, chains[i].Name)
 		if have == nil && remove {
 			continue
 		}

@@ -84,8 +84,9 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	return false, failed
 }
 
-// Owned implements netfilter.Driver. It reads the chains whose names are valid for masquerade chains, which those of
-// kube-proxy are not, and chains that POSTROUTING leads to: another program can rename a chain.
+// Owned implements netfilter.Driver. It reads the chains whose names are valid for masquerade
+// chains, which those of kube-proxy are not, and chains that POSTROUTING leads to: another program
+// can rename a chain.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
@@ -112,18 +113,17 @@ func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
-	first, err := r.read(f, append(names, postrouting))
+	base, err := r.read(f, []string{postrouting})
 	if err != nil {
 		return nil, err
 	}
-	others := slices.DeleteFunc(slices.Clone(first.targets), func(name string) bool { return name == "" || slices.Contains(names, name) })
-	second, err := r.read(f, slices.Compact(slices.Sorted(slices.Values(others))))
-	owned := slices.Concat(first.chains, second.chains)
-	return slices.DeleteFunc(owned, func(c policy.Chain) bool { return c.Name == postrouting }), err
+	all, err := r.read(f, slices.DeleteFunc(names, func(name string) bool {
+		return policy.ValidateChainName(name) != nil && !slices.Contains(base.targets, name)
+	}))
+	return all.Chains, err
 }
 
-// Probe implements netfilter.Driver. It prefers a variant, and takes the other one if the kernel lacks what that needs.
+// Probe implements netfilter.Driver. It takes the preferred variant unless the kernel does not.
 func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 	var err error
@@ -147,8 +147,8 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	return c, nil
 }
 
-// probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks what it needs. Only a node
-// that uses IPv6 needs ip6tables.
+// probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks what it
+// needs. Only a node that uses IPv6 needs ip6tables.
 func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 	_, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
 	exists := true // to list a table of iptables-legacy would create it
@@ -168,7 +168,7 @@ func unusable(c netfilter.Choice, err error) error {
 	return fmt.Errorf("%s cannot keep rules on this host: %w: %w", c, netfilter.ErrUnusable, err)
 }
 
-// preferred returns the variant that kubelet uses on this node, else that of the program that is called iptables.
+// preferred returns the variant that kubelet uses on this node, else that of the program iptables.
 func (d *Driver) preferred(ctx context.Context) (string, error) {
 	for _, variant := range variants() {
 		// kubelet creates these chains to show other programs the variant (KEP-3178).

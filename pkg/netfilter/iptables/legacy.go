@@ -21,8 +21,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none if the table is not in use. The
-// expressions are those of iptables-nft, or Unknown, without the policy of a built-in chain. It creates no table.
+// Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none if the table
+// is not in use. The expressions are those of iptables-nft, or Unknown, without the policy of a
+// built-in chain. It creates no table.
 func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
@@ -79,8 +80,8 @@ func (s *legacyTable) rules(chain string) ([]nfnetlink.Rule, error) {
 	return rules, nil
 }
 
-// legacyInUse reports whether a table of iptables-legacy exists in this network namespace. The socket options would
-// create it. (/proc/net shows the namespace of the process's first thread.)
+// legacyInUse reports whether a table of iptables-legacy exists in this network namespace. The
+// socket options would create it. (/proc/net shows the namespace of the process's first thread.)
 func legacyInUse(f policy.Family, tableName string) (bool, error) {
 	path := "/proc/thread-self/net/ip_tables_names"
 	if f == policy.IPv6 {
@@ -97,7 +98,8 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 }
 
 // legacyTable is a table of iptables-legacy as IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES return it
-// (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). The zero value has no chains.
+// (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). The zero value has no
+// chains.
 type legacyTable struct {
 	family  policy.Family
 	layout  entryLayout
@@ -118,8 +120,8 @@ const (
 	entriesHead     = 40 // sizeof(struct ipt_get_entries)
 )
 
-// entryLayout has the offsets in struct ipt_entry and struct ip6t_entry, which begin with addresses: source, destination
-// and their masks.
+// entryLayout has the offsets in struct ipt_entry and struct ip6t_entry, which begin with
+// addresses: source, destination and their masks.
 type entryLayout struct {
 	address    int // size of an address
 	interfaces int // names in and out, then masks in and out, IFNAMSIZ each
@@ -216,11 +218,12 @@ func builtInChains() []string {
 
 var errLegacyLayout = errors.New("the kernel's reply does not have the layout of a table of iptables-legacy")
 
-// parseLegacy finds the entries and the chains. It decodes no rules, as there can be tens of thousands.
+// parseLegacy finds the entries and the chains, and decodes no rules: there can be tens of
+// thousands.
 //
-// A user-defined chain begins after an entry with the target ERROR, which has its name, and ends with a rule that
-// iptables adds. One more such entry ends the table. A built-in chain begins at the offset hook_entry of its hook and
-// ends with its policy, at the offset underflow.
+// A user-defined chain begins after an entry with the target ERROR, which has its name, and ends
+// with a rule that iptables adds. One more such entry ends the table. A built-in chain begins at
+// the offset hook_entry of its hook and ends with its policy, at the offset underflow.
 func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
 	s := &legacyTable{family: f, layout: entryLayoutOf(f), entries: entries, chains: map[string]legacyChain{}}
 	s.offsets = make([]uint32, 1, 1+len(entries)/s.layout.size)
@@ -339,7 +342,7 @@ const (
 	invertProtocol    byte = 0x40
 )
 
-// expressions returns the ith entry's rule as iptables-nft would write it, but with loads of whole addresses.
+// expressions returns an entry's rule as iptables-nft writes it, but with loads of whole addresses.
 func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	out := make([]nfnetlink.Expr, 0, 8) // a rule has seldom more
 	l := s.layout

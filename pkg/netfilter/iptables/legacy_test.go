@@ -179,7 +179,7 @@ func chainX(f policy.Family, info, entries []byte) (*policy.Chain, error) {
 	}
 	var t table
 	err = t.read(f, []string{"X"}, s.rules)
-	return t.chain("X"), err
+	return t.Find(f, "X"), err
 }
 
 func TestLegacyRules(t *testing.T) {
@@ -211,7 +211,7 @@ func FuzzLegacy(f *testing.F) {
 		if err := read.read(family, []string{"X"}, s.rules); err != nil {
 			t.Fatal(err)
 		}
-		x := read.chain("X")
+		x := read.Find(family, "X")
 		if x == nil {
 			return
 		}

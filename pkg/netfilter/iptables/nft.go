@@ -16,8 +16,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// nftReader reads the tables of iptables-nft through one netlink socket, which it keeps: closing a socket soon after a
-// commit takes the kernel milliseconds.
+// nftReader reads the tables of iptables-nft through one netlink socket, which it keeps: closing a
+// socket soon after a commit takes the kernel milliseconds.
 type nftReader struct{ conn nfnetlink.Conn }
 
 func (r *nftReader) chainNames(f policy.Family, table, only string) (names []string, err error) {
@@ -83,14 +83,15 @@ func Watched(chains []netfilter.OwnedChain) *[]string {
 
 // same reports whether both readings found the same.
 func (t table) same(u table) bool {
-	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.chains, u.chains, func(a, b policy.Chain) bool {
+	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.Chains, u.Chains, func(a, b policy.Chain) bool {
 		return a.Name == b.Name && a.Owner == b.Owner &&
 			slices.EqualFunc(a.Jumps, b.Jumps, policy.Rule.SameReading) && slices.EqualFunc(a.Rules, b.Rules, policy.Rule.SameReading)
 	})
 }
 
-// baseChainFault returns why the rules of POSTROUTING do not have their usual effect, and the remedy; "" if they do.
-// ip-masq does not repair the chain: every program on the node uses table nat.
+// baseChainFault returns why the rules of POSTROUTING do not have their usual effect, and the
+// remedy; "" if they do. ip-masq does not repair the chain: every program on the node uses table
+// nat.
 func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) string {
 	const priority = 100 // NF_IP_PRI_NAT_SRC
 	name := "table " + netfilter.LinkOf(f).String() + " " + natTable

@@ -200,7 +200,7 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 		if err != nil {
 			n.Fatal(err)
 		}
-		for _, c := range t.chains {
+		for _, c := range t.Chains {
 			lines, err := n.programs.list(n.Context(), f, n.choice.Variant, c.Name)
 			if err != nil || len(lines) != len(c.Rules) || len(jumps[c.Name]) != len(c.Jumps) {
 				n.Fatalf("%s: %d rules and %d jumps, shown are %q and %q: %v", c.Name, len(c.Rules), len(c.Jumps), lines, jumps[c.Name], err)

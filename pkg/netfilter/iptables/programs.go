@@ -98,7 +98,7 @@ func (p *programs) exec(ctx context.Context, f policy.Family, variant, suffix st
 	return out, nil
 }
 
-// finder looks for programs that only root can write: they run with all privileges of a container runtime.
+// finder looks for programs that only root can write: they run with all privileges of a runtime.
 type finder struct {
 	path    string // as $PATH
 	trusted func(uid uint32) bool
@@ -143,9 +143,9 @@ func (f finder) check(path string) error {
 	return nil
 }
 
-// resolve returns the file that an absolute path leads to after all symbolic links. It fails if another user owns the
-// file, or a directory or link on the way, or can write such a directory. A sticky one is safe where it holds
-// directories only: only the owner of an entry can replace it.
+// resolve returns the file that an absolute path leads to after all symbolic links. It fails if
+// another user owns the file, or a directory or link on the way, or can write such a directory. A
+// sticky one is safe where it holds directories only: only the owner of an entry can replace it.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at, links := "/", 0 // at has no links in it
@@ -156,10 +156,7 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 		}
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		if info, err = f.lstat(next); err != nil {
-			return nil, err
-		}
-		if info.Mode().Type() != fs.ModeSymlink {
+		if info, err = f.lstat(next); err != nil || info.Mode().Type() != fs.ModeSymlink {
 			at = next
 			continue
 		}
@@ -174,9 +171,7 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 			at = "/"
 		}
 		rest = append(strings.Split(target, "/"), rest...)
-		if info, err = f.lstat(at); err != nil {
-			return nil, err
-		}
+		info, err = f.lstat(at)
 	}
 	return info, err
 }
@@ -195,9 +190,10 @@ func (f finder) lstat(path string) (fs.FileInfo, error) {
 
 func writableByOthers(info fs.FileInfo) bool { return info.Mode().Perm()&0o022 != 0 }
 
-// trustedOwner reports whether the files of a user may be run: those of root and of this process. In a user namespace
-// other than the initial one the host's root appears as the overflow user, as do all users that are not mapped. There
-// that user is taken for root: such a process has no privilege on the host that another user could gain.
+// trustedOwner reports whether the files of a user may be run: those of root and of this process.
+// In a user namespace other than the initial one the host's root appears as the overflow user, as
+// do all users that are not mapped. There that user is taken for root: such a process has no
+// privilege on the host that another user could gain.
 func trustedOwner(uid uint32, euid int, uidMap string) bool {
 	const overflow = 65534
 	if uid == 0 || int64(uid) == int64(euid) {
@@ -247,9 +243,10 @@ func (e *runError) Unwrap() []error {
 	return []error{e.err}
 }
 
-// verdict returns what the failure says about the host, nil if nothing ran. A program that was killed, or failed with
-// resourceProblem, says nothing about it, unless it prints an error that lasts, of the kernel or of the lock file: only
-// the text has the number, in the C locale, as the environment has no other one.
+// verdict returns what the failure says about the host, nil if nothing ran. A program that was
+// killed, or failed with resourceProblem, says nothing about it, unless it prints an error that
+// lasts, of the kernel or of the lock file: only the text has the number, in the C locale, as the
+// environment has no other one.
 func (e *runError) verdict() error {
 	switch code := e.exitCode(); {
 	case code < 0, errors.Is(e.err, exec.ErrWaitDelay): // or something that it started has not ended
@@ -283,9 +280,10 @@ type runner struct{ limit time.Duration }
 
 // run runs a program and returns its standard output. It kills the program with its children.
 //
-// It inherits the held lock, and dies with this process: an iptables-restore whose parent was killed would otherwise
-// still write after another process has taken the lock. The kernel sends that signal when the *thread* that started
-// the child ends (prctl(2), PR_SET_PDEATHSIG), so the goroutine keeps its thread.
+// It inherits the held lock, and dies with this process: an iptables-restore whose parent was
+// killed would otherwise still write after another process has taken the lock. The kernel sends
+// that signal when the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), so the
+// goroutine keeps its thread.
 func (r runner) run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
 	const (
 		childPath = "/usr/sbin:/usr/bin:/sbin:/bin"

@@ -3,16 +3,16 @@
 package iptables
 
 import (
-	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Render writes the chains of one family as input for `iptables-restore --noflush`. It appends the jumps:
-// iptables-restore cannot skip those that exist, and fails as a whole if it is to delete one that does not. A rule's
-// arguments are in the order in which `iptables -S` prints them.
+// Render writes the chains of one family as input for `iptables-restore --noflush`. It appends the
+// jumps: iptables-restore cannot skip those that exist, and fails as a whole if it is to delete one
+// that does not. A rule's arguments are in the order in which `iptables -S` prints them.
 func Render(rs policy.Ruleset, f policy.Family) []byte {
 	head := fmt.Sprintf("# Load with: %s-restore --noflush FILE\n"+
 		"# Each loading appends the jumps again. A duplicate jump changes no packet;\n"+
@@ -32,10 +32,13 @@ type transaction struct {
 	declared, jumps, rules, deleted []string
 }
 
-// empty reports whether there is nothing to do.
-func (t *transaction) empty() bool {
-	return len(t.declared)+len(t.jumps)+len(t.rules)+len(t.deleted) == 0
+// lines are those that iptables-restore reads, in their order.
+func (t *transaction) lines() []string {
+	return slices.Concat(t.declared, t.jumps, t.rules, t.deleted)
 }
+
+// empty reports whether there is nothing to do.
+func (t *transaction) empty() bool { return len(t.lines()) == 0 }
 
 // fill creates the chain or replaces its rules. The last rule has the owner as its comment.
 func (t *transaction) fill(c *policy.Chain) {
@@ -75,24 +78,17 @@ func (t *transaction) deleteChain(chain string) {
 
 // restore returns the transaction as input for iptables-restore.
 func (t *transaction) restore() []byte {
-	var b bytes.Buffer
-	b.WriteString("*" + natTable + "\n")
-	for _, lines := range [][]string{t.declared, t.jumps, t.rules, t.deleted} {
-		for _, line := range lines {
-			b.WriteString(line + "\n")
-		}
-	}
-	b.WriteString("COMMIT\n")
-	return b.Bytes()
+	all := slices.Concat([]string{"*" + natTable}, t.lines(), []string{"COMMIT", ""})
+	return []byte(strings.Join(all, "\n"))
 }
 
-// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without this very text the
-// agent adds another jump every minute.
+// agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without
+// this very text the agent adds another jump every minute.
 func agentJumpComment(chain string) string {
 	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
 }
 
-// ruleCommand writes a rule, which has at most one source and one destination prefix, as an -A command.
+// ruleCommand writes a rule, of at most one source and one destination prefix, as an -A command.
 func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	w := []string{"-A", chain}
 	add := func(isSet bool, words ...string) {

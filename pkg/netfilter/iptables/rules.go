@@ -22,10 +22,10 @@ const (
 
 // table is the part of one family's table nat that was read.
 type table struct {
-	chains  []policy.Chain // those of the named chains that exist
-	targets []string       // of the rules of POSTROUTING, in order: the chain that each leads to
-	fault   string         // why the rules of POSTROUTING do not have their usual effect, or cannot be written
-	owned   error          // another program owns the table
+	policy.Ruleset          // the named chains that exist
+	targets        []string // of the rules of POSTROUTING, in order: the chain that each leads to
+	fault          string   // why the rules of POSTROUTING do not have their usual effect, or cannot be written
+	owned          error    // another program owns the table
 }
 
 // read fills the table from a function that reads one chain, with fs.ErrNotExist if there is none. It reads POSTROUTING
@@ -40,7 +40,7 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 		if err != nil {
 			return err
 		}
-		t.chains = append(t.chains, decodeChain(f, name, rules, buffer))
+		t.Chains = append(t.Chains, decodeChain(f, name, rules, buffer))
 		if !slices.Contains(otherHooks(), name) {
 			continue
 		}
@@ -50,7 +50,7 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 			}
 		}
 	}
-	if len(t.chains) == 0 {
+	if len(t.Chains) == 0 {
 		return nil
 	}
 	rules, err := rulesOf(postrouting)
@@ -60,7 +60,7 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 	for _, r := range rules {
 		e := decode(f, r, buffer)
 		t.targets = append(t.targets, e.Target)
-		if c := t.chain(e.Target); c != nil {
+		if c := t.Find(f, e.Target); c != nil {
 			c.Jumps = append(c.Jumps, e.Rule)
 		}
 	}
@@ -93,18 +93,9 @@ func (t *table) writable() error {
 	return t.owned
 }
 
-// chain returns a chain of the table, nil if it does not exist.
-func (t *table) chain(name string) *policy.Chain {
-	i := slices.IndexFunc(t.chains, func(c policy.Chain) bool { return c.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &t.chains[i]
-}
-
-// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, or the error of that, and returns those that
-// lead to the table's chains, by chain. It fails if they are not the rules that were read: another program writes, or a
-// comment has a line feed.
+// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, or the error of that, and
+// returns those that lead to the table's chains, by chain. It fails if they are not the rules that
+// were read: another program writes, or a comment has a line feed.
 func (t *table) jumpLines(lines []string, err error) (map[string][]string, error) {
 	if err != nil {
 		return nil, err
@@ -116,7 +107,7 @@ func (t *table) jumpLines(lines []string, err error) (map[string][]string, error
 		return nil, errChanging
 	}
 	for i, line := range lines {
-		for _, c := range t.chains {
+		for _, c := range t.Chains {
 			leads := leadsTo(line, c.Name)
 			if leads != (t.targets[i] == c.Name) {
 				return nil, errChanging
@@ -129,13 +120,13 @@ func (t *table) jumpLines(lines []string, err error) (map[string][]string, error
 	return jumps, nil
 }
 
-// leadsTo reports whether a rule that `iptables -S` printed jumps or goes to the chain, with which it then ends.
+// leadsTo reports whether a rule that `iptables -S` printed ends with a jump or goto to the chain.
 func leadsTo(line, chain string) bool {
 	return strings.HasSuffix(line, " -j "+chain) || strings.HasSuffix(line, " -g "+chain)
 }
 
-// decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it. The conditions use
-// the array of buffer.
+// decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it.
+// The conditions use the array of buffer.
 func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) netfilter.DecodedRule {
 	return netfilter.DecodeRule(nfnetlink.Decode(netfilter.LinkOf(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
 		p, ok := c.Range.Prefix()

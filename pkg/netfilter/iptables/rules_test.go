@@ -11,7 +11,7 @@ import (
 )
 
 func TestJumpLines(t *testing.T) {
-	table := table{chains: []policy.Chain{{Name: "X"}, {Name: "Y"}}, targets: []string{"SNAT", "X", "Y", "X"}}
+	table := table{Ruleset: policy.Ruleset{Chains: []policy.Chain{{Name: "X"}, {Name: "Y"}}}, targets: []string{"SNAT", "X", "Y", "X"}}
 	lines := []string{
 		`-A POSTROUTING -m comment --comment " -j X" -j SNAT --to-source 1.2.3.4`,
 		"-A POSTROUTING -m addrtype ! --dst-type LOCAL -j X", "-A POSTROUTING -g Y", "-A POSTROUTING -j X",

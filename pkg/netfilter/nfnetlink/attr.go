@@ -21,7 +21,7 @@ const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// attrIter iterates over the attributes in rest without copying. At the end malformed tells whether the rest does not parse.
+// attrIter iterates over the attributes in rest without copying, up to a malformed one.
 type attrIter struct {
 	rest      []byte
 	typ       uint16
@@ -50,7 +50,8 @@ func (it *attrIter) next() bool {
 // maxAttr is above every attribute number that is looked up in an attrTable.
 const maxAttr = 20
 
-// attrTable holds attributes by number. The getters set bad if a required one is missing or has the wrong length.
+// attrTable holds attributes by number. The getters set bad if a required one is missing or
+// misshapen.
 type attrTable struct {
 	at     [maxAttr][]byte
 	bad    bool
@@ -71,7 +72,8 @@ func (t *attrTable) parse(b []byte) {
 	t.bad = it.malformed
 }
 
-// zero reports whether all bytes are 0, as in attributes for features of newer kernels that are not used.
+// zero reports whether all bytes are 0, as in attributes of newer kernels' features that are not
+// used.
 func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
 
 // get returns the data of an attribute, nil if it is not there.
@@ -126,8 +128,8 @@ func untilNUL(b []byte) []byte {
 	return text
 }
 
-// attrWriter appends attributes to b. It keeps its first error: the length of an attribute has 16 bits, and an overflow
-// would silently truncate what the kernel reads.
+// attrWriter appends attributes to b. It keeps its first error: the length of an attribute has 16
+// bits, and an overflow would silently truncate what the kernel reads.
 type attrWriter struct {
 	b   []byte
 	op  operation // that is being encoded

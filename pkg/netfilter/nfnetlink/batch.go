@@ -13,14 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxRanges is the number of ranges, of two elements each, in one message. An attribute ends at 64 KiB, which some
-// 1,800 elements of IPv6 fill.
+// maxRanges is the number of ranges, of two elements each, in one message. An attribute ends at 64
+// KiB, which some 1,800 elements of IPv6 fill.
 const maxRanges = 250
 
-// Batch collects operations for one transaction, which the kernel applies completely or not at all. The zero Batch is
-// empty. Packets can meet a set empty that the same batch creates and uses: fill a new set in an earlier batch.
+// Batch collects operations for one transaction, which the kernel applies completely or not at all.
+// The zero Batch is empty. Packets can meet a set empty that its own batch uses: fill a new set in
+// an earlier batch.
 type Batch struct {
-	// Generation, if not 0, is the one that the kernel must still be at; Commit returns ErrStale otherwise.
+	// Generation, if not 0, is that of the kernel; otherwise Commit returns ErrStale.
 	Generation uint32
 
 	w   attrWriter // its error is that of the first operation that cannot be encoded
@@ -30,7 +31,7 @@ type Batch struct {
 // Len returns the number of messages in the batch.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// add adds a message with the names of the table and the object and, unless it is nil, what encode writes.
+// add adds a message with the names of the table and the object, and what encode writes unless nil.
 func (b *Batch) add(op operation, msgType, flags, nameAttr uint16, encode func(w *attrWriter)) {
 	b.ops, b.w.op = append(b.ops, op), op
 	b.w.message(messageType(msgType), flags, nfgenmsg(op.family), func(w *attrWriter) {
@@ -51,7 +52,8 @@ func (b *Batch) DeleteTable(family Family, table string) {
 	b.add(operation{"delete table", family, table, ""}, unix.NFT_MSG_DELTABLE, 0, 0, nil)
 }
 
-// AddChain adds a chain, a base chain if base is not nil. An existing one of the same form stays, with the given policy.
+// AddChain adds a chain, a base chain if base is not nil. One of the same form stays, with the
+// policy.
 func (b *Batch) AddChain(family Family, table, chain string, base *Base) {
 	op := operation{"add chain", family, table, chain}
 	b.add(op, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, func(w *attrWriter) {
@@ -77,7 +79,7 @@ func (b *Batch) FlushChain(family Family, table, chain string) {
 	b.add(operation{"flush chain", family, table, chain}, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, nil)
 }
 
-// AddRule appends a rule to a chain. The comment is the one that nft shows, at most 253 bytes, or "" for none.
+// AddRule appends a rule with a comment as nft shows it, of at most 253 bytes; "" is none.
 func (b *Batch) AddRule(family Family, table, chain string, exprs []Expr, comment string) {
 	op := operation{"add rule to", family, table, chain}
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_APPEND
@@ -117,7 +119,7 @@ func (b *Batch) DeleteSet(family Family, table, set string) {
 	b.add(operation{"delete set", family, table, set}, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, nil)
 }
 
-// AddElements adds ranges to a set. They may touch but not overlap each other or the set's elements, but for equal ones.
+// AddElements adds ranges to a set. They may equal or touch its elements, but not overlap them.
 func (b *Batch) AddElements(family Family, table, set string, ranges []netipx.IPRange) {
 	op := operation{"add elements to set", family, table, set}
 	b.elements(op, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, ranges)
@@ -140,7 +142,7 @@ func (b *Batch) elements(op operation, msgType, flags uint16, ranges []netipx.IP
 	}
 }
 
-// addrRange writes the element that begins a range and, unless it includes the highest address, the one that ends it.
+// addrRange writes the element that begins a range and, unless it has the highest address, its end.
 func (w *attrWriter) addrRange(r netipx.IPRange) {
 	if !r.IsValid() {
 		w.fail("%s to %s is not a range of addresses", r.From(), r.To())
@@ -162,8 +164,8 @@ func (w *attrWriter) element(key netip.Addr, flags uint32) {
 	}, unix.NFTA_LIST_ELEM)
 }
 
-// Commit applies the batch, which can be committed again. If it returns an *Error, nothing was applied, and the error
-// names the first operation that was refused. An empty batch is not sent.
+// Commit applies the batch, which can be committed again. If it returns an *Error, nothing was
+// applied, and the error names the first operation that was refused. An empty batch is not sent.
 func (c *Conn) Commit(b *Batch) error {
 	if len(b.ops) == 0 {
 		return nil
@@ -176,8 +178,8 @@ func (c *Conn) Commit(b *Batch) error {
 	return err
 }
 
-// Check returns the *Error that Commit would return, and changes nothing, as `nft --check`: the kernel does each operation
-// of a batch without an end, and takes all of them back.
+// Check returns the *Error that Commit would return, and changes nothing, as `nft --check`: the
+// kernel does each operation of a batch without an end, and takes all of them back.
 func (c *Conn) Check(b *Batch) error {
 	if len(b.ops) == 0 {
 		return nil
@@ -186,8 +188,8 @@ func (c *Conn) Check(b *Batch) error {
 	return err
 }
 
-// transact sends a batch, with or without its end, and returns the first refusal. It reports whether the kernel
-// acknowledged the last operation.
+// transact sends a batch, with or without its end, and returns the first refusal. It reports
+// whether the kernel acknowledged the last operation.
 func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, err error) {
 	if b.w.err != nil {
 		return false, fmt.Errorf("%s: %w", op, b.w.err)
@@ -226,8 +228,9 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 	return acknowledged, err
 }
 
-// serialize returns the batch as the kernel expects it: between the messages that begin and, if ends is set, end it, with
-// ascending sequence numbers, which it advances, and a request to acknowledge the last operation.
+// serialize returns the batch as the kernel expects it: between the messages that begin and, if
+// ends is set, end it, with ascending sequence numbers, which it advances, and a request to
+// acknowledge the last operation.
 func (b *Batch) serialize(sequence *uint32, ends bool) []byte {
 	header := []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 	w := attrWriter{b: make([]byte, 0, len(b.w.b)+128)}

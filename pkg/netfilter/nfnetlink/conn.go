@@ -16,21 +16,22 @@ import (
 )
 
 const (
-	// socketBuffer is the size of each socket buffer in bytes. With the default size the kernel refuses a commit of 6,000
-	// prefixes, and can lose the answer to an applied one of 200 rules.
+	// socketBuffer is the size of each socket buffer in bytes. With the default size the kernel
+	// refuses a commit of 6,000 prefixes, and can lose the answer to an applied one of 200 rules.
 	socketBuffer  = 8 << 20
 	datagramSize  = 32 << 10 // the most that the kernel puts into one answer (af_netlink.c)
 	answerTimeout = 10       // in seconds; the kernel answers before the system call that sends the request returns
 )
 
-// ErrStale is wrapped by Commit's error if another program has committed since Batch.Generation. Nothing was applied.
+// ErrStale is wrapped by Commit's error if another program has committed since Batch.Generation.
 const ErrStale = unix.ERESTART
 
 // errMalformed is about an answer that does not have the form that the kernel's headers define.
 var errMalformed = errors.New("the kernel's answer has an unknown form")
 
-// Conn is a socket to the kernel's nf_tables and conntrack. The first request opens it, in the network namespace of the
-// calling thread, where it stays. The requests need CAP_NET_ADMIN over the namespace. It is not safe for concurrent use.
+// Conn is a socket to the kernel's nf_tables and conntrack. The first request opens it, in the
+// network namespace of the calling thread, where it stays. The requests need CAP_NET_ADMIN over the
+// namespace. It is not safe for concurrent use.
 type Conn struct {
 	routes     bool // it is a socket to rtnetlink
 	fd         int
@@ -72,7 +73,7 @@ func setUpNetfilter(fd int) error {
 	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
 }
 
-// openSocket opens a socket, sets it up and connects it to the kernel, so that no other process can send messages to it.
+// openSocket opens and connects a socket, to which no other process can then send messages.
 func openSocket(purpose string, protocol, flags int, setUp func(fd int) error) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, protocol)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -112,7 +113,7 @@ type message struct {
 	payload    []byte
 }
 
-// nfgenHeader is the size of struct nfgenmsg: family, version and resource, the lower half of the generation.
+// nfgenHeader is the size of struct nfgenmsg: family, version and resource.
 const nfgenHeader = 4
 
 // Offsets in struct nlmsghdr.
@@ -147,8 +148,8 @@ func (it *messageIter) next() bool {
 	return true
 }
 
-// message writes a message with the header of a subsystem and, unless it is nil, what encode writes. The sequence
-// number is 0, as is the port, which the kernel fills in.
+// message writes a message with the header of a subsystem and, unless it is nil, what encode
+// writes. The sequence number is 0, as is the port, which the kernel fills in.
 func (w *attrWriter) message(typ, flags uint16, header []byte, encode func(*attrWriter)) {
 	at := len(w.b)
 	w.b = binary.NativeEndian.AppendUint32(w.b, 0)
@@ -177,7 +178,8 @@ func (o operation) String() string {
 	return strings.TrimSuffix(strings.Join([]string{o.verb, o.family.String(), o.table, o.name}, " "), " ")
 }
 
-// names writes the names of the table, whose attribute has one number for every kind of object, and of the object.
+// names writes the names of the table, which has the same attribute for all objects, and of the
+// object.
 func (w *attrWriter) names(op operation, nameAttr uint16) {
 	if op.table != "" {
 		w.str(unix.NFTA_TABLE_NAME, op.table)
@@ -307,8 +309,8 @@ func (c *Conn) write(op operation, b []byte) error {
 	}
 }
 
-// receive calls handle with each message that arrives, until it returns true or an error or, with the flag MSG_DONTWAIT,
-// nothing more is there. The bytes are valid during the call only.
+// receive calls handle with each message that arrives, until it returns true or an error or, with
+// the flag MSG_DONTWAIT, nothing more is there. The bytes are valid during the call only.
 func (c *Conn) receive(op operation, flags int, handle func(message) (done bool, err error)) error {
 	poll := flags&unix.MSG_DONTWAIT != 0
 	for {
@@ -340,7 +342,7 @@ func (c *Conn) receive(op operation, flags int, handle func(message) (done bool,
 	}
 }
 
-// Error is the kernel's refusal of an operation. errors.Is matches os.ErrNotExist, os.ErrExist and os.ErrPermission.
+// Error is the kernel's refusal of an operation. It unwraps to its Errno.
 type Error struct {
 	Op     string // the operation and its object, "add rule to ip ip-masq masq-X"
 	Family Family // of the object; 0 if the refusal is not about one of a batch's operations
@@ -361,12 +363,14 @@ func (e *Error) Error() string {
 // Unwrap returns the Errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Unsupported reports whether the error is that of a kernel without nf_tables, or without its support for a family.
+// Unsupported reports whether an error is that of a kernel without nf_tables, or its support of a
+// family.
 func Unsupported(err error) bool {
 	return err != nil && ignore(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL) == nil
 }
 
-// decodeError decodes a message of type NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an acknowledgement.
+// decodeError decodes a message NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an
+// acknowledgement.
 func decodeError(m message) error {
 	if len(m.payload) < 4 { // the number
 		return errMalformed

@@ -176,8 +176,9 @@ func (e *Connection) flow(tuple []byte) Flow {
 	return f
 }
 
-// DeleteConnection deletes the entry that has the tuple in one of its directions. With an ID it does not delete one that
-// has replaced it. It reports whether there was one: the kernel does not delete an entry that a flowtable has.
+// DeleteConnection deletes the entry that has the tuple in one of its directions. With an ID it
+// does not delete one that has replaced it. It reports whether there was one: the kernel does not
+// delete an entry that a flowtable has.
 func (c *Conn) DeleteConnection(tuple, id []byte) (deleted bool, err error) {
 	family := FamilyOf(new(Connection).flow(tuple).Src.Addr())
 	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, family, func(w *attrWriter) {

@@ -259,7 +259,7 @@ func decodeExpr(b []byte) Expr {
 	return Unknown{Kind: string(name)}
 }
 
-// decode decodes an expression, if it is of this kind. An attribute that is not known may change what it does.
+// decode decodes an expression of this kind. An unknown attribute may change what it does.
 func (k *kind) decode(data []byte) (Expr, bool) {
 	var t, verdict attrTable
 	t.parse(data)

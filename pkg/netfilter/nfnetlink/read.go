@@ -36,15 +36,7 @@ func FamilyOf(a netip.Addr) Family {
 
 // String returns the family as nft names it.
 func (f Family) String() string {
-	switch f {
-	case Inet:
-		return "inet"
-	case IPv4:
-		return "ip"
-	case IPv6:
-		return "ip6"
-	}
-	return fmt.Sprintf("family-%d", uint8(f))
+	return map[Family]string{Inet: "inet", IPv4: "ip", IPv6: "ip6"}[f]
 }
 
 // read reads one object.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commentType is NFTNL_UDATA_RULE_COMMENT of libnftnl. The kernel does not interpret a rule's user data.
+// commentType is NFTNL_UDATA_RULE_COMMENT of libnftnl: to the kernel a rule's user data is opaque.
 const commentType = 0
 
 // maxUserData is the size of a rule's user data in the kernel, in bytes (NFT_USERDATA_MAXLEN).
@@ -31,7 +31,8 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, each(ruleDecoder{}.decode))
 }
 
-// ruleDecoder decodes the rules of one list. It decodes equal expressions once, and has them by their encoding.
+// ruleDecoder decodes the rules of one list. It has expressions by their encoding, to decode them
+// once.
 type ruleDecoder map[string]Expr
 
 // expr decodes what an NFTA_LIST_ELEM of a rule holds.

@@ -30,15 +30,13 @@ func (d *decoder) match(m Match) {
 			d.addressTypes(m.Info)
 		}
 	case "statistic": // struct xt_statistic_info
-		if !d.hasForm(m, 0, 24) {
-			return
-		}
-		const modeRandom, notInverted = 0, 0
-		if native16(m.Info) != modeRandom || native16(m.Info[2:]) != notInverted {
+		switch {
+		case !d.hasForm(m, 0, 24):
+		case binary.NativeEndian.Uint32(m.Info) != 0: // not at random, or inverted
 			d.refuse("match statistic")
-			return
+		default:
+			d.probability(binary.NativeEndian.Uint32(m.Info[4:]))
 		}
-		d.probability(binary.NativeEndian.Uint32(m.Info[4:]))
 	case "mark": // struct xt_mark_mtinfo1
 		if m.Rev != 1 || len(m.Info) < 12 {
 			d.refuse("match mark")
@@ -102,46 +100,31 @@ func (d *decoder) connState(m Match) {
 func (d *decoder) target(t Target) {
 	switch t.Xt {
 	case "MASQUERADE":
-		d.masquerade(t)
-	case "SNAT":
-		d.snat(t)
+		d.Statement = DoMasq
+		if to, _, problem := d.translation(t, 0); problem == "" {
+			d.To = to
+		} else {
+			d.refuse(problem)
+		}
+	case "SNAT": // one of another form may be to several addresses
+		d.Statement = DoSNAT
+		revision := uint32(0)
+		if d.family == IPv6 {
+			revision = 1 // revision 0 has the form of IPv4
+		}
+		to, last, problem := d.translation(t, revision)
+		if problem == "" && to.Address == last && to.Flags&unix.NF_NAT_RANGE_MAP_IPS != 0 {
+			to.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+			d.To = to
+		}
 	case "NETMAP":
 		d.Statement = DoSNAT
-	case "CT": // struct xt_ct_target_info, and _v1
-		const noTrack = 1
-		if len(t.Info) >= 2 && native16(t.Info)&noTrack != 0 {
-			d.Other = append(d.Other, NoTrack)
-		} else {
-			d.Other = append(d.Other, t.Xt)
-		}
-	case "NOTRACK":
-		d.Other = append(d.Other, NoTrack)
 	default:
+		const noTrack = 1 // in struct xt_ct_target_info, and _v1
+		if t.Xt == "NOTRACK" || t.Xt == "CT" && len(t.Info) >= 2 && native16(t.Info)&noTrack != 0 {
+			t.Xt = NoTrack
+		}
 		d.Other = append(d.Other, t.Xt)
-	}
-}
-
-// masquerade decodes the target MASQUERADE.
-func (d *decoder) masquerade(t Target) {
-	d.Statement = DoMasq
-	var problem string
-	if d.To, _, problem = d.translation(t, 0); problem != "" {
-		d.To = Translation{}
-		d.refuse(problem)
-	}
-}
-
-// snat decodes the target SNAT. One of another form may be to several addresses.
-func (d *decoder) snat(t Target) {
-	d.Statement = DoSNAT
-	revision := uint32(0)
-	if d.family == IPv6 {
-		revision = 1 // revision 0 has the form of IPv4
-	}
-	to, last, problem := d.translation(t, revision)
-	if problem == "" && to.Address == last && to.Flags&unix.NF_NAT_RANGE_MAP_IPS != 0 {
-		to.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
-		d.To = to
 	}
 }
 

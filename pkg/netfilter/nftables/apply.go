@@ -83,7 +83,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 
 // toDesired returns the change after which the tables have exactly the desired chains.
 func toDesired(desired policy.Ruleset) func(*tableWriter) {
-	return func(w *tableWriter) { w.update(masqTable(w.family, chainsOf(desired, w.family), w.have)) }
+	return func(w *tableWriter) { w.update(masqTable(w.family, netfilter.ChainsOf(desired, w.family), w.have)) }
 }
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
@@ -194,7 +194,16 @@ func (w *writer) try(now *state) (err error) {
 	if w.dryRun {
 		return w.conn.Check(w.rest)
 	}
-	return w.commit(now)
+	if w.fill.Len() > 0 {
+		if err := w.conn.Commit(w.fill); err != nil {
+			return err
+		}
+		w.left = true
+		if now.generation != 0 {
+			w.rest.Generation = max(now.generation+1, 1) // the kernel leaves 0 out
+		}
+	}
+	return w.conn.Commit(w.rest)
 }
 
 // encode encodes the changes of all tables in two batches: the first one creates and fills new sets, the second one does
@@ -207,20 +216,6 @@ func (w *writer) encode(s *state) {
 	for _, f := range policy.Families() {
 		w.change(&tableWriter{netfilter.LinkOf(f), f, s.tables[f], w.fill, w.rest})
 	}
-}
-
-func (w *writer) commit(s *state) error {
-	if w.fill.Len() > 0 {
-		if err := w.conn.Commit(w.fill); err != nil {
-			return err
-		}
-		w.left = true
-		if s.generation != 0 {
-			s.generation = max(s.generation+1, 1) // the kernel leaves 0 out
-		}
-		w.rest.Generation = s.generation
-	}
-	return w.conn.Commit(w.rest)
 }
 
 // tableWriter writes the changes of a table.

@@ -47,7 +47,7 @@ func TestCommitBeforeWrite(t *testing.T) {
 				if calls++; calls == tc.attempt*len(policy.Families()) {
 					n.nft(tc.commit)
 				}
-				w.update(masqTable(w.family, chainsOf(want, w.family), w.have))
+				w.update(masqTable(w.family, netfilter.ChainsOf(want, w.family), w.have))
 			})
 			if !errors.Is(err, tc.want) {
 				t.Fatalf("got error %v, want %v", err, tc.want)
@@ -165,7 +165,7 @@ func TestWriteBesideCommits(t *testing.T) {
 			err = b.write(observed, false, func(w *tableWriter) {
 				encoded++
 				n.nft(fmt.Sprint("add table ip other", encoded))
-				w.update(masqTable(w.family, chainsOf(want, w.family), w.have))
+				w.update(masqTable(w.family, netfilter.ChainsOf(want, w.family), w.have))
 			})
 			if err != nil {
 				t.Error(err)

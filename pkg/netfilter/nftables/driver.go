@@ -124,7 +124,7 @@ func usable(err error) error {
 		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
 
-// lacking is usable for an operation that the kernel refused because it lacks a chain type, an expression or a family.
+// lacking is usable for an operation that needs a chain type, expression or family of the kernel.
 func lacking(err error, options, modules, otherwise string) error {
 	refused, _ := errors.AsType[*nfnetlink.Error](err)
 	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {

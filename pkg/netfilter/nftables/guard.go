@@ -255,7 +255,7 @@ func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObserva
 		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
 }
 
-// RenderGuards returns the tables of the families as input for `nft -f`. A family without a guard loses its table.
+// RenderGuards returns the tables as input for `nft -f`. A family without a guard loses its table.
 func RenderGuards(desired []policy.Guard, families []policy.Family) []byte {
 	tables := guardTablesOf(desired)
 	return renderTables("", netfilter.GuardTable, families, func(f policy.Family) *table { return tables[f] })

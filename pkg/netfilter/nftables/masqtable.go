@@ -45,10 +45,6 @@ func ownSet(name string) bool {
 	return kind == exemptSet || kind == sourceSet || kind == scopeSet
 }
 
-func chainsOf(rs policy.Ruleset, f policy.Family) []policy.Chain {
-	return slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return c.Family != f })
-}
-
 // masqTable returns the table with these chains that the existing one is to become, or nil for none. The kernel
 // changes the elements of one set in use at once, but not those of two sets, nor those of a set and a rule. So if
 // anything but one set differs, a set with other elements has another name.

@@ -70,7 +70,8 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 	return out
 }
 
-// outputInterface is the match `oifname "eth*"` or `oifname != "eth*"`. The kernel compares a whole name with its NULs.
+// outputInterface is the match `oifname [!=] "eth*"`. The kernel compares a whole name with its
+// NULs.
 func outputInterface(pattern string, not bool) nftStatement {
 	name, data := pattern, make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
@@ -161,14 +162,15 @@ func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
 	})...)
 }
 
-// Render returns the tables of the families as input for `nft -f`. Loading it has the result of Apply, regardless of the
-// previous content of the tables. A family without a chain loses its table.
+// Render returns the tables of the families as input for `nft -f`. Loading it has the result of
+// Apply, regardless of the previous content of the tables. A family without a chain loses its
+// table.
 func Render(rs policy.Ruleset, families []policy.Family) []byte {
 	return renderTables("# Load with: nft -f FILE\n"+
 		"# It recreates the tables. A connection that begins meanwhile may be treated wrongly;\n"+
 		"# ip-masq-reconciler once changes only what differs, and avoids that.\n",
 		tableName, families, func(f policy.Family) *table {
-			return masqTable(f, chainsOf(rs, f), newTable(tableName))
+			return masqTable(f, netfilter.ChainsOf(rs, f), newTable(tableName))
 		})
 }
 

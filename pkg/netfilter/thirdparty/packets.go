@@ -9,7 +9,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Packets is the set of the packets that have all of the stated properties. The zero value is the set of all packets.
+// Packets is the set of packets that have all of the stated properties. The zero value has all
+// packets.
 type Packets struct {
 	From, To policy.Ranges // nil: every address
 	Out      string        // output interface; a trailing + is a wildcard; "": any
@@ -33,7 +34,7 @@ const (
 	kept                            // a rule kept them from the rest of the base chain
 )
 
-// Leaves reports whether packets of the set can leave through an interface of the pattern; "" is any.
+// Leaves reports whether packets can leave through an interface of the pattern; "" is any.
 func (p Packets) Leaves(pattern string) bool {
 	_, some := p.intersect(Packets{Out: pattern})
 	return some
@@ -114,7 +115,8 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 // differsInAddresses reports whether the sets differ in nothing else.
 func (p Packets) differsInAddresses(q Packets) bool { return p.Out == q.Out && p.differsInPlace(q) }
 
-// differsInPlace reports whether a part of the packets differs in nothing but addresses and that it has an output interface.
+// differsInPlace reports whether a part of packets differs in addresses, or has an interface,
+// alone.
 func (p Packets) differsInPlace(part Packets) bool {
 	return p.protocol == part.protocol && p.notOrigins == part.notOrigins && (p.Out == part.Out || p.Out == "") && slices.Equal(p.NotOut, part.NotOut)
 }
@@ -133,8 +135,8 @@ func with(all []Packets, bits uint8) []Packets {
 	return out
 }
 
-// merge joins the sets that differ in the sources alone, or in the destinations alone. More sets than can be followed
-// become one of which less is known.
+// merge joins the sets that differ in the sources alone, or in the destinations alone. More sets
+// than can be followed become one of which less is known.
 func merge(all []Packets) []Packets {
 	const most = 64
 	var out []Packets

@@ -54,8 +54,8 @@ type Rule struct {
 	base    *Place    // its base chain
 }
 
-// Destinations returns the destinations for which the rule changes the source of packets from one of the sources, nil
-// being any.
+// Destinations returns the destinations for which the rule changes the source of packets from one
+// of the sources, nil being any.
 func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
 	out := policy.Ranges{}
 	for _, p := range r.reached {
@@ -66,7 +66,8 @@ func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
 	return policy.Normalize(out)
 }
 
-// text returns the rule: iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade.
+// text returns the rule: nftables, ipv4, table t, chain c: from 172.17.0.0/16 not out br0
+// masquerade.
 func (r Rule) text(c condition) string {
 	words := []string{r.side("from", c.From)}
 	if c.notOrigins == fromNode {

@@ -15,7 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// mostSteps is how many rules are followed in one base chain, those of a chain once for each jump that leads there.
+// mostSteps is how many rules are followed in one base chain, again for each jump that leads to
+// them.
 const mostSteps = 100_000
 
 var errTooMany = errors.New("too many rules are reached by too many ways")
@@ -31,8 +32,8 @@ type walk struct {
 	found []Rule // that decide about packets, and owned chains, in the order in which packets reach them
 }
 
-// chain follows the packets through a chain that is not owned and returns those that continue behind it. The way is the
-// conditions of the jumps that lead to the chain.
+// chain follows the packets through a chain that is not owned and returns those that continue
+// behind it. The way is the conditions of the jumps that lead to the chain.
 func (w *walk) chain(name string, in []Packets, way condition, stack []string) ([]Packets, error) {
 	if len(in) == 0 {
 		return nil, nil
@@ -184,8 +185,8 @@ func (w *walk) add(place Place, a Action, d decoded, full condition, about []Pac
 	w.found = append(w.found, r)
 }
 
-// Scan returns the third-party rules that change the source of packets, in the network namespace of the calling thread.
-// It does not follow owned chains. The error has the base chains that cannot be read.
+// Scan returns the third-party rules that change the source of packets, in the network namespace of
+// the calling thread. It does not follow owned chains. Its error names chains that cannot be read.
 func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	rules, err := scan(ctx, sourceNAT(), owned)
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Masquerades && r.Action != Translates }), err
@@ -197,7 +198,7 @@ func Untracked(ctx context.Context) ([]Rule, error) {
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Untracks }), err
 }
 
-// Accepted returns the rules that keep packets from an owned chain behind them. Errors are those of Scan.
+// Accepted returns the rules that keep packets from an owned chain. Errors are those of Scan.
 func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 	rules, err := scan(ctx, sourceNAT(), owned)
 	var accepted []Rule
@@ -284,8 +285,9 @@ type Hit struct {
 // Trace returns the rules that decide about traffic, or may decide, in the order of their base chains: those that
 // translate or drop packets, and those that keep packets from a chain that binds.
 //
-// Owned tells which chains are not followed, and which of these bind: they translate all packets that reach them. The
-// kernel does not tell the order of base chains of one priority; each is treated as the first. Errors are those of Scan.
+// Owned tells which chains are not followed, and which of these bind: they translate all packets
+// that reach them. The kernel does not tell the order of base chains of one priority; each is
+// treated as the first. Errors are those of Scan.
 func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
 	rules, err := scan(ctx, sourceNAT(), func(p Place) bool {
 		is, _ := owned(p)
