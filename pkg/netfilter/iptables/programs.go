@@ -160,9 +160,9 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 			at = next
 			continue
 		}
-		target, err := os.Readlink(next)
-		if err != nil {
-			return nil, err
+		target, failed := os.Readlink(next)
+		if failed != nil {
+			return nil, failed
 		}
 		if links++; links > maxLinks {
 			return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
