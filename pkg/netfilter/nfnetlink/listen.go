@@ -83,18 +83,14 @@ func Listen(w Watched) (*Listener, error) {
 // begin reads the chains of the shared table, and then the generation.
 func (l *Listener) begin(c *Conn) error {
 	for _, f := range []Family{IPv4, IPv6} {
-		op := operation{"list chains of", f, l.watched.Shared, ""}
-		handles, err := list(c, op, unix.NFT_MSG_GETCHAIN, 0, func(handles []uint64, t *attrTable) []uint64 {
-			if t.str(unix.NFTA_CHAIN_TABLE) == l.watched.Shared && !ofKubeProxy(t.at[unix.NFTA_CHAIN_NAME]) {
-				handles = append(handles, t.u64(unix.NFTA_CHAIN_HANDLE))
-			}
-			return handles
-		})
+		chains, err := c.Chains(f, l.watched.Shared)
 		if err != nil {
 			return err
 		}
-		for _, h := range handles {
-			l.chains[sharedChain{f, h}] = true
+		for _, chain := range chains {
+			if !ofKubeProxy([]byte(chain.Name)) {
+				l.chains[sharedChain{f, chain.Handle}] = true
+			}
 		}
 	}
 	var err error

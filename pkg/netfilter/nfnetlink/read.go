@@ -36,7 +36,8 @@ func FamilyOf(a netip.Addr) Family {
 
 // String returns the family as nft names it.
 func (f Family) String() string {
-	return map[Family]string{Inet: "inet", IPv4: "ip", IPv6: "ip6"}[f]
+	known := map[Family]string{Inet: "inet", IPv4: "ip", IPv6: "ip6"}
+	return cmp.Or(known[f], fmt.Sprintf("family-%d", uint8(f)))
 }
 
 // read reads one object.
@@ -182,6 +183,7 @@ func decodeTable(t *attrTable) Table {
 // Chain is a chain of nf_tables.
 type Chain struct {
 	Table, Name string
+	Handle      uint64
 	Use         uint32 // number of rules in it and jumps to it
 	Base        *Base  // nil for a chain that is not a base chain
 }
@@ -214,9 +216,10 @@ func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 
 func decodeChain(t *attrTable) Chain {
 	chain := Chain{
-		Table: t.str(unix.NFTA_CHAIN_TABLE),
-		Name:  t.str(unix.NFTA_CHAIN_NAME),
-		Use:   t.optU32(unix.NFTA_CHAIN_USE),
+		Table:  t.str(unix.NFTA_CHAIN_TABLE),
+		Name:   t.str(unix.NFTA_CHAIN_NAME),
+		Handle: t.u64(unix.NFTA_CHAIN_HANDLE),
+		Use:    t.optU32(unix.NFTA_CHAIN_USE),
 	}
 	if t.has(unix.NFTA_CHAIN_HOOK) {
 		var hook attrTable
