@@ -140,8 +140,7 @@ func (h *onceHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// Conditions tells which conditions are new in a round of observations, and when the last has
-// ended.
+// Conditions tells which conditions are new in a round of observations, and when all have ended.
 type Conditions struct{ before, now map[string]bool }
 
 // Begins adds a condition that holds in this round, and reports whether it is new.

@@ -232,8 +232,7 @@ func (s *watchSet) add(dir string) error {
 	return nil
 }
 
-// ignoreAbsence returns nil for a name that is missing or was replaced: the watches report the
-// rest.
+// ignoreAbsence returns nil for a name that is missing or was replaced, which the watches report.
 func ignoreAbsence(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil

@@ -13,15 +13,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrNotOwned is wrapped by errors about a chain with rules that neither ip-masq nor an agent
-// writes.
+// ErrNotOwned is wrapped by errors about a chain whose rules neither ip-masq nor an agent writes.
 var ErrNotOwned = errors.New("chain belongs to another program")
 
 // ErrUnusable is wrapped by errors about a lack of programs, permissions or support in the kernel.
 var ErrUnusable = errors.New("backend unusable")
 
-// ErrBusy is wrapped by errors about a program that was busy or killed: they say nothing of the
-// host.
+// ErrBusy is wrapped by errors about programs that were busy or killed: the host may be fine.
 var ErrBusy = errors.New("try again later")
 
 // ErrChanged is wrapped by the error of Apply if the rules are no longer those of the observation.

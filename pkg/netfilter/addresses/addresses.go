@@ -12,8 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Read returns the addresses of global scope of these families in the network namespace of the calling thread, without
-// those of Services. It needs no privilege.
+// Read returns the addresses of global scope without those of Services. It needs no privilege.
 func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 	defer func() {
 		if err != nil {

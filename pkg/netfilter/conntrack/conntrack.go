@@ -129,8 +129,7 @@ func (w *walk) deleteReversed(ctx context.Context) error {
 // Stats are the numbers of a network namespace's conntrack.
 type Stats = nfnetlink.ConntrackStats
 
-// ReadStats returns the numbers of the network namespace of the calling thread. It needs CAP_NET_ADMIN
-// over the namespace.
+// ReadStats returns the numbers of the calling thread's network namespace. It needs CAP_NET_ADMIN.
 func ReadStats(ctx context.Context) (Stats, error) {
 	var c nfnetlink.Conn
 	s, err := c.ConntrackStats(ctx)

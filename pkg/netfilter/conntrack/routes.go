@@ -24,8 +24,7 @@ func newRoutes() *routes {
 	return &routes{socket: nfnetlink.Routes(), local: map[nfnetlink.Family]*netipx.IPSet{}, interfaces: map[[2]netip.Addr]string{}}
 }
 
-// IsLocal implements policy.NodeRoutes. A local route to every address is that of a transparent proxy, for
-// packets that bear its mark.
+// IsLocal implements policy.NodeRoutes. A transparent proxy has a local route to every address.
 func (r *routes) IsLocal(a netip.Addr) bool {
 	if r.err != nil {
 		return false

@@ -222,8 +222,7 @@ func (e *runError) Error() string {
 	return text + "; " + needs(e.variant)
 }
 
-// resourceProblem is the exit status RESOURCE_PROBLEM of xtables.h: the kernel refused something, or another
-// program has the xtables lock.
+// resourceProblem is RESOURCE_PROBLEM of xtables.h: the kernel refused, or the lock is taken.
 const resourceProblem = 4
 
 // exitCode returns the exit status, -1 of a program that was killed, and 0 if it did not run.

@@ -50,8 +50,7 @@ func (it *attrIter) next() bool {
 // maxAttr is above every attribute number that is looked up in an attrTable.
 const maxAttr = 20
 
-// attrTable holds attributes by number. The getters set bad if a required one is missing or
-// misshapen.
+// attrTable holds attributes by number. The getters set bad for one that is missing or misshapen.
 type attrTable struct {
 	at     [maxAttr][]byte
 	bad    bool
@@ -72,8 +71,7 @@ func (t *attrTable) parse(b []byte) {
 	t.bad = it.malformed
 }
 
-// zero reports whether all bytes are 0, as in attributes of newer kernels' features that are not
-// used.
+// zero reports whether all bytes are 0, as in attributes of newer kernels' unused features.
 func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
 
 // get returns the data of an attribute, nil if it is not there.

@@ -52,8 +52,7 @@ func (b *Batch) DeleteTable(family Family, table string) {
 	b.add(operation{"delete table", family, table, ""}, unix.NFT_MSG_DELTABLE, 0, 0, nil)
 }
 
-// AddChain adds a chain, a base chain if base is not nil. One of the same form stays, with the
-// policy.
+// AddChain adds a chain, a base chain if base is not nil. An existing one gets its policy.
 func (b *Batch) AddChain(family Family, table, chain string, base *Base) {
 	op := operation{"add chain", family, table, chain}
 	b.add(op, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, func(w *attrWriter) {

@@ -178,8 +178,7 @@ func (o operation) String() string {
 	return strings.TrimSuffix(strings.Join([]string{o.verb, o.family.String(), o.table, o.name}, " "), " ")
 }
 
-// names writes the names of the table, which has the same attribute for all objects, and of the
-// object.
+// names writes the names of the table, whose attribute has one number for all objects, and the object.
 func (w *attrWriter) names(op operation, nameAttr uint16) {
 	if op.table != "" {
 		w.str(unix.NFTA_TABLE_NAME, op.table)
@@ -363,14 +362,12 @@ func (e *Error) Error() string {
 // Unwrap returns the Errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Unsupported reports whether an error is that of a kernel without nf_tables, or its support of a
-// family.
+// Unsupported reports whether an error is that of a kernel without nf_tables or the family.
 func Unsupported(err error) bool {
 	return err != nil && ignore(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL) == nil
 }
 
-// decodeError decodes a message NLMSG_ERROR or NLMSG_DONE: an *Error, or nil for an
-// acknowledgement.
+// decodeError decodes a message NLMSG_ERROR or NLMSG_DONE: an *Error, or nil if it acknowledges.
 func decodeError(m message) error {
 	if len(m.payload) < 4 { // the number
 		return errMalformed

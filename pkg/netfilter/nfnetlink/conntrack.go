@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The messages and attributes of ctnetlink (linux/netfilter/nfnetlink_conntrack.h), which
-// golang.org/x/sys/unix does not have.
+// Numbers in linux/netfilter/nfnetlink_conntrack.h, which golang.org/x/sys/unix does not have.
 const (
 	ctNew, ctGet, ctDelete, ctGetStatsCPU, ctGetStats = 0, 1, 2, 4, 5
 
@@ -38,8 +37,7 @@ type Connection struct {
 	OriginalTuple, ReplyTuple, ID []byte // the attributes, for DeleteConnection
 }
 
-// Flow is the protocol, addresses and ports of one direction of a conntrack entry. Both ports of ICMP are its
-// identifier.
+// Flow is one direction of a conntrack entry. Both ports of ICMP are its identifier.
 type Flow struct {
 	Protocol uint8 // IPPROTO_*
 	Src, Dst netip.AddrPort

@@ -107,8 +107,7 @@ type Decoded struct {
 	Unrecognized []string
 }
 
-// Decode decodes a rule for the packets of IPv4 or IPv6, also in a table of family inet. It uses the array
-// of buffer for the conditions.
+// Decode decodes a rule for packets of IPv4 or IPv6. Its conditions use the array of buffer.
 func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d := decoder{family: f}
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
@@ -242,8 +241,7 @@ func (d *decoder) unknown(e Unknown) {
 	}
 }
 
-// payload decodes a load from the packet. iptables loads only the bytes of an address that a prefix
-// reaches.
+// payload decodes a load. iptables loads only the bytes of an address that a prefix reaches.
 func (d *decoder) payload(e Payload) register {
 	const protocolAt = 9 // in the header of IPv4 (RFC 791)
 	r := register{number: e.Dreg, name: "payload", size: int(e.Len)}
@@ -466,8 +464,7 @@ func (d *decoder) masq(e Masq) {
 	}
 }
 
-// nat decodes source NAT: at the hook postrouting there is no other. It may be to an address that is not
-// constant.
+// nat decodes source NAT, the only one at the hook postrouting, to any address.
 func (d *decoder) nat(e NAT) {
 	d.holdsAddress(e.AddrMin)
 	d.Statement = DoSNAT

@@ -91,8 +91,7 @@ type (
 		Sreg Register
 	}
 
-	// Lookup ends the rule unless the register is in the set, or if it is with Not. A lookup in a map is
-	// Unknown.
+	// Lookup ends the rule unless the register is in the set, or with Not. In a map it is Unknown.
 	Lookup struct {
 		Set  string
 		Sreg Register
@@ -105,8 +104,7 @@ type (
 		Dreg          Register
 	}
 
-	// Numgen loads a number from Offset to Offset+Modulus-1 in host byte order, at random or
-	// incrementally.
+	// Numgen loads a number from Offset to Offset+Modulus-1 in host byte order, or counts up.
 	Numgen struct {
 		Random          bool
 		Modulus, Offset uint32
@@ -120,8 +118,7 @@ type (
 		Dreg Register
 	}
 
-	// Byteorder converts Len bytes, Size at a time, from network to host order (Op NFT_BYTEORDER_NTOH)
-	// or back.
+	// Byteorder converts Len bytes, Size at a time, to host order (Op NFT_BYTEORDER_NTOH) or back.
 	Byteorder struct {
 		Sreg, Dreg    Register
 		Op, Len, Size uint32
@@ -133,15 +130,13 @@ type (
 		Data []byte
 	}
 
-	// Verdict ends the rule with a verdict; Chain is the target of Jump and Goto. The kernel calls it
-	// immediate too.
+	// Verdict ends the rule; Chain is the target of Jump and Goto. It is an immediate, too.
 	Verdict struct {
 		Code  VerdictCode
 		Chain string
 	}
 
-	// Masq masquerades, with a source port between those in the registers, if these are not 0. Flags are
-	// NF_NAT_RANGE_*.
+	// Masq masquerades, to ports in the registers unless these are 0. Flags are NF_NAT_RANGE_*.
 	Masq struct {
 		Flags              uint32
 		ProtoMin, ProtoMax Register
@@ -166,8 +161,7 @@ type (
 	// Counter counts, starting from these numbers when written.
 	Counter struct{ Packets, Bytes uint64 }
 
-	// Match is a match of xtables with its own structure in Info, for which iptables-nft has no
-	// expression.
+	// Match is a match of xtables, whose own structure is Info.
 	Match struct {
 		Xt   string
 		Rev  uint32
@@ -177,8 +171,7 @@ type (
 	// Target is a target of xtables.
 	Target Match
 
-	// Unknown is an expression that this package does not know, or not in this form. It cannot be
-	// written.
+	// Unknown is an expression that this package does not know in this form, and cannot write.
 	Unknown struct{ Kind string }
 )
 

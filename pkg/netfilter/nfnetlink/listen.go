@@ -26,8 +26,7 @@ type Commit struct {
 	// PID is the id of the thread that made the commit, in the initial PID namespace, or 0. It differs
 	// from os.Getpid in a program with several threads and from what is visible in a container.
 	PID uint32
-	// Program is the name of that thread, usually the first 15 bytes of its program's file name. The
-	// program can choose it.
+	// Program is that thread's name, which the program chooses, mostly 15 bytes of its file name.
 	Program string
 	// Touched tells that watched objects may have changed since the commit that Next returned before.
 	Touched bool
@@ -61,8 +60,7 @@ type sharedChain struct {
 	handle uint64
 }
 
-// Listen returns a Listener to the commits from now on, in the network namespace of the calling thread.
-// It needs CAP_NET_ADMIN over that namespace.
+// Listen listens in the calling thread's network namespace from now on. It needs CAP_NET_ADMIN.
 func Listen(w Watched) (*Listener, error) {
 	file, err := openEvents("listen to nf_tables", unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if errors.Is(err, unix.EPERM) {
@@ -101,8 +99,7 @@ func (l *Listener) begin(c *Conn) error {
 // ofKubeProxy reports whether a chain has a name of kube-proxy's, which adds tens of thousands.
 func ofKubeProxy(name []byte) bool { return bytes.HasPrefix(name, []byte("KUBE-")) }
 
-// openEvents opens a socket to the kernel's announcements of some groups. The runtime's poller takes a nonblocking
-// file, so that Close ends a Read.
+// openEvents opens a nonblocking socket to announcements of groups, so that Close ends a Read.
 func openEvents(purpose string, protocol int, groups ...int) (*os.File, error) {
 	fd, err := openSocket(purpose, protocol, unix.SOCK_NONBLOCK, func(fd int) error {
 		if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, listenBuffer); err != nil {

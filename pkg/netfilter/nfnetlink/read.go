@@ -46,8 +46,7 @@ func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*at
 	return object, err
 }
 
-// list dumps objects; add appends what an answer holds to them. Outside ConsistentRead the list is a
-// consistent read of its own.
+// list dumps objects, which add appends, in a consistent read of its own outside ConsistentRead.
 func list[T any](
 	c *Conn, op operation, number, nameAttr uint16, add func([]T, *attrTable) []T,
 ) (objects []T, err error) {
@@ -121,8 +120,7 @@ func (c *Conn) awaitCommit(generation uint32) error {
 	return err
 }
 
-// Generation returns the number of the ruleset generation, which each commit in the namespace raises.
-// A commit that changes nothing does not.
+// Generation returns the ruleset generation, which each commit that changes something raises.
 func (c *Conn) Generation() (uint32, error) {
 	op := operation{verb: "read nf_tables generation"}
 	return read(c, op, unix.NFT_MSG_GETGEN, 0, func(t *attrTable) uint32 { return t.u32(unix.NFTA_GEN_ID) })
@@ -152,8 +150,7 @@ type Table struct {
 	Name  string
 	Flags uint32 // NFT_TABLE_F_*
 	Use   uint32 // number of chains, sets and other objects in it
-	// Owner is the netlink port of the process that alone may change the table as long as it lives
-	// (NFT_TABLE_F_OWNER), or 0.
+	// Owner is the netlink port of the only process that may change it (NFT_TABLE_F_OWNER), or 0.
 	Owner uint32
 }
 

@@ -31,8 +31,7 @@ func (c *Conn) Rules(family Family, table, chain string) ([]Rule, error) {
 	return list(c, op, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, each(ruleDecoder{}.decode))
 }
 
-// ruleDecoder decodes the rules of one list. It has expressions by their encoding, to decode them
-// once.
+// ruleDecoder decodes rules. It keeps expressions by their encoding, to decode them once.
 type ruleDecoder map[string]Expr
 
 // expr decodes what an NFTA_LIST_ELEM of a rule holds.

@@ -28,8 +28,7 @@ const (
 	attrElemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS
 )
 
-// ErrNotAddresses is wrapped by errors about a set that is not one of addresses, or that has an element
-// with more than its keys.
+// ErrNotAddresses is wrapped by errors about a set that has more than addresses.
 var ErrNotAddresses = errors.New("not a set of addresses")
 
 // Set is a set or map of nf_tables.
@@ -43,8 +42,7 @@ type Set struct {
 	Other   bool // it has further attributes that bear on the elements
 }
 
-// AddressRanges is the set `type ipv4_addr; flags interval` of a family. It has no size limit, and its
-// elements stay until they are deleted.
+// AddressRanges is the set `type ipv4_addr; flags interval` without limits of size and time.
 func AddressRanges(f Family, name string) Set {
 	if f == IPv6 {
 		return Set{Name: name, Flags: unix.NFT_SET_INTERVAL, KeyType: TypeIPv6, KeyLen: net6}
@@ -66,8 +64,7 @@ func (c *Conn) Set(family Family, table, name string) (Set, error) {
 	return read(c, operation{"read set", family, table, name}, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, decodeSet)
 }
 
-// Sets returns the sets and maps of a table, with the anonymous ones, or an error that is
-// os.ErrNotExist if the table does not exist.
+// Sets returns the sets and maps of a table, also anonymous ones, or an error os.ErrNotExist.
 func (c *Conn) Sets(family Family, table string) ([]Set, error) {
 	return list(c, operation{"list sets of", family, table, ""}, unix.NFT_MSG_GETSET, 0, each(decodeSet))
 }
@@ -117,8 +114,7 @@ func (c *Conn) Ranges(family Family, table, name string) (Set, []netipx.IPRange,
 	return s, ranges, err
 }
 
-// Keys returns the keys of the elements of a set or map, in no defined order. Keys of more than 16 bytes
-// are left out.
+// Keys returns the keys, of at most 16 bytes, of the elements of a set or map, in no defined order.
 func (c *Conn) Keys(family Family, table, set string) ([][]byte, error) {
 	elements, err := c.elements(family, table, set)
 	var keys [][]byte
@@ -130,8 +126,7 @@ func (c *Conn) Keys(family Family, table, set string) ([][]byte, error) {
 	return keys, err
 }
 
-// elements returns the elements of a set in no defined order, or an error that is os.ErrNotExist if the
-// set or the table does not exist.
+// elements returns the elements of a set in no defined order, or an error that is os.ErrNotExist.
 func (c *Conn) elements(family Family, table, set string) ([]element, error) {
 	op := operation{"list elements of", family, table, set}
 	return list(c, op, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, decodeElements)

@@ -95,8 +95,7 @@ func (d *decoder) connState(m Match) {
 	d.add(Condition{Field: ConnState, Not: !inverted, Mask: uint32(native16(m.Info[statesAt:]))}) // any of the states
 }
 
-// target decodes the targets of xtables that change the source. The others at the hook postrouting (MARK,
-// LOG) let packets continue.
+// target decodes targets that change the source. At postrouting the others let packets continue.
 func (d *decoder) target(t Target) {
 	switch t.Xt {
 	case "MASQUERADE":
@@ -128,8 +127,7 @@ func (d *decoder) target(t Target) {
 	}
 }
 
-// translation decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range, which has a first and
-// a last address.
+// translation decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range.
 func (d *decoder) translation(t Target, revision uint32) (to Translation, last netip.Addr, problem string) {
 	const (
 		size4, flags4, addresses4, ports4 = 20, 4, 8, 16
@@ -171,8 +169,7 @@ func (d *decoder) hasForm(m Match, revision uint32, size int) bool {
 	return problem == ""
 }
 
-// formProblem returns "" if an extension has the revision and the size in bytes, which xtables rounds up to its
-// alignment.
+// formProblem returns "" for the revision and the size in bytes, which xtables rounds up.
 func formProblem(kind string, m Match, revision uint32, size int) string {
 	const alignment = 8
 	rounded := (size + alignment - 1) &^ (alignment - 1)

@@ -314,8 +314,7 @@ func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	w.deleteSets(w.have, func(name string) bool { return !used[name] && ownSet(name) })
 }
 
-// leftover reports whether the table has at most the sets of a writer that was killed between its two
-// batches.
+// leftover reports whether the table has at most the sets of a writer killed between its batches.
 func (t *table) leftover() bool {
 	for name := range t.sets {
 		if !ownSet(name) {

@@ -17,8 +17,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Driver is the driver of the backend nftables. Its backends share one netlink socket, which it opens on
-// first use, in the network namespace of the calling thread.
+// Driver drives the backend nftables by one socket in the namespace of the thread that opens it.
 type Driver struct {
 	conn nfnetlink.Conn
 	// guards tells that this kernel has, or had, guard tables: it does not lack what they need.
@@ -73,8 +72,7 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 	return nil, nil
 }
 
-// HasKubeProxy reports whether kube-proxy runs in its mode nftables: it then has a table of its name
-// for each family.
+// HasKubeProxy reports whether kube-proxy runs in its mode nftables, with a table of its name.
 func (d *Driver) HasKubeProxy() bool {
 	return slices.ContainsFunc(policy.Families(), func(f policy.Family) bool {
 		_, err := d.conn.Table(netfilter.LinkOf(f), "kube-proxy")

@@ -70,8 +70,7 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 	return out
 }
 
-// outputInterface is the match `oifname [!=] "eth*"`. The kernel compares a whole name with its
-// NULs.
+// outputInterface is the match `oifname [!=] "eth*"`. A whole name is compared with its NULs.
 func outputInterface(pattern string, not bool) nftStatement {
 	name, data := pattern, make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
@@ -124,8 +123,7 @@ func jump(target string) nftStatement {
 	return statement("jump "+target, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target})
 }
 
-// masquerade writes the statement `counter masquerade to :1024-2047 fully-random` or `counter snat to 192.0.2.1:1024-2047
-// fully-random`. A single port is in one register for both ends.
+// masquerade writes `counter masquerade to :1024-2047 fully-random` or `counter snat to 192.0.2.1`.
 func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
 	nft, to := "counter masquerade", ""
 	if r.Address.IsValid() {

@@ -127,8 +127,7 @@ func (p hookPoint) legacy() ([]hook, error) {
 	return hooks, errors.Join(errs...)
 }
 
-// natRules returns the rules of a chain of table nat, of all chains for "", by variant of iptables and of both families,
-// in the network namespace of the calling thread. No table is created.
+// natRules returns the rules of a chain of table nat, of all chains for "", by variant of iptables.
 func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

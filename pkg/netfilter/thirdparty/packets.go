@@ -9,8 +9,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Packets is the set of packets that have all of the stated properties. The zero value has all
-// packets.
+// Packets is the set of packets with all of the stated properties. The zero value has all packets.
 type Packets struct {
 	From, To policy.Ranges // nil: every address
 	Out      string        // output interface; a trailing + is a wildcard; "": any
@@ -115,8 +114,7 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 // differsInAddresses reports whether the sets differ in nothing else.
 func (p Packets) differsInAddresses(q Packets) bool { return p.Out == q.Out && p.differsInPlace(q) }
 
-// differsInPlace reports whether a part of packets differs in addresses, or has an interface,
-// alone.
+// differsInPlace reports whether a part of packets differs in addresses, or by an interface, alone.
 func (p Packets) differsInPlace(part Packets) bool {
 	return p.protocol == part.protocol && p.notOrigins == part.notOrigins && (p.Out == part.Out || p.Out == "") && slices.Equal(p.NotOut, part.NotOut)
 }

@@ -66,8 +66,7 @@ func (r Rule) Destinations(from policy.Ranges) policy.Ranges {
 	return policy.Normalize(out)
 }
 
-// text returns the rule: nftables, ipv4, table t, chain c: from 172.17.0.0/16 not out br0
-// masquerade.
+// text returns the rule: nftables, ipv4, table t, chain c: from 172.17.0.0/16 masquerade.
 func (r Rule) text(c condition) string {
 	words := []string{r.side("from", c.From)}
 	if c.notOrigins == fromNode {

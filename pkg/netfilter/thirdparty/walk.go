@@ -15,8 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// mostSteps is how many rules are followed in one base chain, again for each jump that leads to
-// them.
+// mostSteps is how many rules are followed in one base chain, again for each jump to them.
 const mostSteps = 100_000
 
 var errTooMany = errors.New("too many rules are reached by too many ways")
