@@ -4,6 +4,7 @@ package podinfo
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,9 +53,6 @@ func Names(cniArgs string) (namespace, name string) {
 // Networks returns the pod's addresses in a result, with their masks, without link-local ones.
 func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 	r := current(result)
-	if r == nil {
-		return nil
-	}
 	isPod := func(i int) bool { return 0 <= i && i < len(r.Interfaces) && isPodInterface(r.Interfaces[i], ifName) }
 	for _, ip := range r.IPs {
 		if ip == nil || ip.Interface != nil && !isPod(*ip.Interface) {
@@ -69,11 +67,9 @@ func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 
 // sandbox returns the network namespace that a result has for the pod's interface, "" if it has none.
 func sandbox(result types.Result, ifName string) string {
-	if r := current(result); r != nil {
-		for _, i := range r.Interfaces {
-			if isPodInterface(i, ifName) {
-				return i.Sandbox
-			}
+	for _, i := range current(result).Interfaces {
+		if isPodInterface(i, ifName) {
+			return i.Sandbox
 		}
 	}
 	return ""
@@ -84,14 +80,14 @@ func isPodInterface(i *types100.Interface, ifName string) bool {
 	return i != nil && i.Name == ifName && i.Sandbox != ""
 }
 
-// current returns a result in the form of the newest version, or nil.
+// current returns a result in the form of the newest version, or an empty one.
 func current(result types.Result) *types100.Result {
 	if result == nil {
-		return nil
+		return &types100.Result{}
 	}
 	converted, _ := Convert(result, types100.ImplementedSpecVersion)
 	r, _ := converted.(*types100.Result) // nil after an error
-	return r
+	return cmp.Or(r, &types100.Result{})
 }
 
 // Addresses returns the different addresses of networks, MaxAddresses at most.
@@ -222,20 +218,15 @@ func decode(data []byte, file string) (c Cached, netNS string, err error) {
 	if err := json.Unmarshal(data, &d); err != nil {
 		return c, "", err
 	}
-	if d.Kind != kind {
+	invalid := cmp.Or(utils.ValidateNetworkName(d.NetworkName), utils.ValidateContainerID(d.ContainerID), utils.ValidateInterfaceName(d.IfName))
+	switch {
+	case d.Kind != kind:
 		return c, "", fmt.Errorf("kind: is %.64q, and %q is what libcni writes", d.Kind, kind)
-	}
-	for _, invalid := range []*types.Error{
-		utils.ValidateNetworkName(d.NetworkName), utils.ValidateContainerID(d.ContainerID), utils.ValidateInterfaceName(d.IfName),
-	} {
-		if invalid != nil {
-			return c, "", invalid
-		}
-	}
-	if name := d.NetworkName + "-" + d.ContainerID + "-" + d.IfName; name != file {
+	case invalid != nil:
+		return c, "", invalid
+	case d.NetworkName+"-"+d.ContainerID+"-"+d.IfName != file:
 		return c, "", errors.New("its names are not those in the file's name")
-	}
-	if len(d.Result) == 0 || string(d.Result) == "null" {
+	case len(d.Result) == 0 || string(d.Result) == "null":
 		return c, "", errors.New("result: is missing")
 	}
 	result, err := create.CreateFromBytes(d.Result)
