@@ -25,9 +25,8 @@ const (
 	usage      = "usage: SOURCE_DATE_EPOCH=SECONDS go run -tags man ./reconciler DIRECTORY"
 )
 
-// With the build tag man the program writes its manual pages, that of the plugin, and the completions
-// for shells into a directory: man/*.8, and completions/{bash,zsh,fish}. It is run in the root of the
-// repository. The program that is shipped does not link what this needs.
+// With the build tag man the program, run in the root of the repository, writes manual pages and the completions for shells
+// into a directory: man/*.8, and completions/{bash,zsh,fish}. The program that is shipped does not link what this needs.
 func main() {
 	if err := writeManual(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "man:", err)
@@ -45,11 +44,9 @@ func writeManual(args []string) error {
 
 // writePages writes one page for each command, and that of the plugin.
 func writePages(root *cobra.Command, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	sections, err := os.ReadFile(rootPage)
-	if err != nil {
+	sections, errSections := os.ReadFile(rootPage)
+	plugin, errPlugin := os.ReadFile(pluginPage)
+	if err := errors.Join(os.MkdirAll(dir, 0o755), errSections, errPlugin); err != nil {
 		return err
 	}
 	var date string
@@ -78,12 +75,8 @@ func writePages(root *cobra.Command, dir string) error {
 			return err
 		}
 	}
-	source, err := os.ReadFile(pluginPage)
-	if err != nil {
-		return err
-	}
 	header := fmt.Sprintf("%% \"IP-MASQ\" %q %q %q \"ip-masq\"\n", section, date, "ip-masq "+version)
-	return write(dir, "ip-masq", string(md2man.Render(append([]byte(header), source...))))
+	return write(dir, "ip-masq", string(md2man.Render(append([]byte(header), plugin...))))
 }
 
 func write(dir, name, text string) error {

@@ -5,9 +5,9 @@ package metrics
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"io/fs"
 	"maps"
@@ -187,11 +187,7 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 		if s == nil || shared || name == other {
 			continue
 		}
-		if h, err := hashOf(s.Policies()); err != nil {
-			e <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
-		} else {
-			hash(float64(h), name)
-		}
+		hash(float64(hashOf(s.Policies())), name)
 		if at, known := written[id]; known {
 			stored(timestamp(at), name)
 		}
@@ -235,13 +231,12 @@ func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 	collect(exemptPods, e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
 		"nonMasqueradeNamespaces.", "chain"))
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
-	backends := map[[2]string]bool{}
+	backends := map[netfilter.Choice]bool{}
 	for _, c := range r.Rules.Chains {
-		b := [2]string{label(string(c.Choice.Backend)), label(c.Choice.Variant)}
-		if c.Choice.Backend != "" && !backends[b] {
-			info(1, b[:]...)
+		if b := c.Choice; b.Backend != "" && !backends[b] {
+			info(1, label(string(b.Backend)), label(b.Variant))
+			backends[b] = true
 		}
-		backends[b] = true
 	}
 }
 
@@ -255,16 +250,13 @@ func entryPresent(s *reconcile.Sources) *bool {
 }
 
 // hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.
-func hashOf(policies []policy.SourcePolicy) (uint64, error) {
+func hashOf(policies []policy.SourcePolicy) uint64 {
 	h := sha256.New()
 	for _, p := range policies {
-		doc, err := json.Marshal(p)
-		if err != nil {
-			return 0, err
-		}
-		_, _ = h.Write(doc) // never fails
+		doc, _ := json.Marshal(p) // never fails, and neither does Write
+		_, _ = h.Write(doc)
 	}
-	return binary.BigEndian.Uint64(h.Sum(nil)[:8]) >> 16, nil
+	return binary.BigEndian.Uint64(h.Sum(nil)[:8]) >> 16
 }
 
 func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
@@ -283,12 +275,11 @@ func label(s string) string {
 	if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
 		v = strconv.QuoteToASCII(v)
 	}
-	if len(v) <= maxLabel {
-		return v
+	if len(v) > maxLabel {
+		end := fmt.Sprintf("~%x", sha256.Sum256([]byte(s)))[:9]
+		v = v[:maxLabel-len(end)] + end
 	}
-	sum := sha256.Sum256([]byte(s))
-	end := "~" + hex.EncodeToString(sum[:4])
-	return v[:maxLabel-len(end)] + end
+	return v
 }
 
 // sourceLabel names a source: network/podnet, agent-files.
