@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -115,7 +116,8 @@ func (u *uninstallation) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	todo := install.Uninstall{SearchDirs: u.dirs, Backups: u.node.Dir.Backups, OwnRecordPath: u.node.Dir.OwnConflistPath(), Root: "/", NoWait: u.noWait, AddTime: addTime}
+	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: addTime,
+		Editor: conflist.Editor{Backups: u.node.Dir.Backups, OwnRecordPath: u.node.Dir.OwnConflistPath()}}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))

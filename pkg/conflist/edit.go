@@ -191,9 +191,8 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	return c, err
 }
 
-// Remove removes the plugin entries of all networks, or of the named one, the generated lists and ip-masq's own conflist.
-// It goes on after an error, and returns the changes beside the errors: a file that does not parse may have an entry. A
-// directory that is missing has none.
+// Remove removes the plugin entries of all networks, the generated lists and ip-masq's own conflist. It goes on after an
+// error, and returns the changes beside the errors: a file that does not parse may have an entry.
 func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
@@ -205,16 +204,15 @@ func (e Editor) Remove() ([]Change, error) {
 		}
 		var errs []error
 		for _, list := range dir.Conflists {
-			if e.Network != "" && list.Network != "" && list.Network != e.Network {
-				continue
-			}
 			c, err := e.removeFrom(list, isOwn(list, dir.Conflists, record))
 			if c.Wrote {
 				changes = append(changes, c)
 			}
 			errs = append(errs, err)
 		}
-		err = errors.Join(errs...)
+		if err = errors.Join(errs...); err == nil && readErr == nil { // remove temporary files of killed processes
+			err = inDir(context.Background(), e.Dir+"/.", func(*safefile.Dir, string) error { return nil })
+		}
 	}
 	return changes, err
 }

@@ -206,16 +206,3 @@ func TestRemoveReportsDanglingSymlinks(t *testing.T) {
 		t.Error(changes, err)
 	}
 }
-
-func TestRemoveOfOneNetwork(t *testing.T) {
-	files := map[string]string{"1.conflist": listWith("a", bareEntry), "2.conflist": listWith("b", bareEntry), "3.conflist": `{"ip-masq"`}
-	dir := dirWith(t, files)
-	changes, err := Editor{Dir: dir, Network: "b"}.Remove()
-	files["2.conflist"] = listWith("b")
-	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" || len(changes) != 1 || changes[0].Network != "b" {
-		t.Error(changes, diff)
-	}
-	if err == nil {
-		t.Error("a broken file that may have the network is not named")
-	}
-}

@@ -33,15 +33,6 @@ func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name strin
 	return errors.Join(do(d, filepath.Base(path)), d.Close())
 }
 
-// RemoveTemps removes the temporary files that killed processes left in a configuration directory.
-func RemoveTemps(dir string) error {
-	err := inDir(context.Background(), dir+"/.", func(*safefile.Dir, string) error { return nil }) // OpenLocked removes them
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
 // checkUnchanged returns errChanged if the text of a file is not that one; nil is the text of a missing file.
 func checkUnchanged(path string, was []byte) error {
 	doc, _, err := safefile.ReadFile(path, maxSize)

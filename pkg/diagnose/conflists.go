@@ -20,14 +20,7 @@ import (
 // list is a conflist that runtimes can load, with the configurations of its plugins.
 type list struct {
 	config.Conflist
-	plugins []plugin
-}
-
-type plugin map[string]any
-
-func (p plugin) kind() string {
-	s, _ := p["type"].(string)
-	return s
+	plugins []map[string]any
 }
 
 func (l list) hasEntry() bool { return len(l.Entries) > 0 }
@@ -37,7 +30,7 @@ func (e *examination) readLists() {
 		if e.isOwnConflist(c) { // what is wrong in it is wrong in the file that it was made from
 			c.File = e.OwnConflist.Main
 		}
-		l := list{Conflist: c, plugins: make([]plugin, len(c.Plugins))}
+		l := list{Conflist: c, plugins: make([]map[string]any, len(c.Plugins))}
 		for i, text := range c.Plugins {
 			e.note(json.Unmarshal(text, &l.plugins[i]))
 		}
@@ -60,9 +53,9 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 		for i, p := range l.plugins {
 			delegate, _ := p["delegate"].(map[string]any)
 			switch { // flannel's plugin has its delegate masquerade if flanneld does not
-			case p.kind() != config.PluginType && masquerades(map[string]any(p)):
-				f.add(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(p.kind()))
-			case p.kind() != "flannel" || delegate["ipMasq"] != nil:
+			case l.Types[i] != config.PluginType && masquerades(p):
+				f.add(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(l.Types[i]))
+			case l.Types[i] != "flannel" || delegate["ipMasq"] != nil:
 			case len(env) == 0:
 				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
 					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel"))
@@ -178,8 +171,8 @@ func (e *examination) wantsPlugin() bool {
 // runtimesList returns the first conflist by name, without loopback and Multus, which selects another.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
-		skipped := func(p plugin) bool { return config.IsMultus(p.kind()) || p.kind() == "loopback" }
-		if l.hasEntry() || slices.ContainsFunc(l.plugins, func(p plugin) bool { return !skipped(p) }) {
+		counts := func(kind string) bool { return !config.IsMultus(kind) && kind != "loopback" }
+		if l.hasEntry() || slices.ContainsFunc(l.Types, counts) {
 			return &e.lists[i]
 		}
 	}
@@ -195,9 +188,9 @@ type podNetwork struct {
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
-		for _, p := range l.plugins {
-			if p.kind() != config.PluginType && (l.hasEntry() || first == &e.lists[i]) {
-				e.addNetworks(map[string]any(p), false, policy.Quote(l.File))
+		for j, p := range l.plugins {
+			if l.Types[j] != config.PluginType && (l.hasEntry() || first == &e.lists[i]) {
+				e.addNetworks(p, false, policy.Quote(l.File))
 			}
 		}
 	}

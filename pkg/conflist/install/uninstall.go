@@ -26,11 +26,10 @@ import (
 // Uninstall describes what to remove from a node.
 type Uninstall struct {
 	SearchDirs
-	Backups       func() (string, error) // as in conflist.Editor
-	OwnRecordPath string                 // the same
-	Root          string                 // "/", below which runtimes and Multus keep their cached results
-	NoWait        bool                   // remove the plugin although the DEL of cached results may call it
-	AddTime       time.Duration          // how long an ADD already started may still run
+	Editor  conflist.Editor // with Backups and OwnRecordPath
+	Root    string          // "/", below which runtimes and Multus keep their cached results
+	NoWait  bool            // remove the plugin although the DEL of cached results may call it
+	AddTime time.Duration   // how long an ADD already started may still run
 	// RemoveState removes rules and state after the plugin, perhaps repeatedly; nil leaves them.
 	RemoveState func(context.Context) error
 }
@@ -133,22 +132,18 @@ func (u Uninstall) inUse(done *Uninstalled) (err error) {
 	return nil
 }
 
-// removeEntries removes the plugin entry from all conflists, and temporary files of killed processes.
 func (u Uninstall) removeEntries(done *Uninstalled) error {
 	var errs []error
-	var keep []string
+	e := u.Editor
 	for _, dir := range u.Conf {
-		keep = append(keep, conflist.MultusFiles(dir)...)
+		e.Keep = append(e.Keep, conflist.MultusFiles(dir)...)
 	}
-	for _, dir := range u.Conf {
-		changes, err := conflist.Editor{Dir: dir, Backups: u.Backups, OwnRecordPath: u.OwnRecordPath, Keep: keep}.Remove()
+	for _, e.Dir = range u.Conf {
+		changes, err := e.Remove()
 		done.Conflists = append(done.Conflists, changes...)
-		if err == nil {
-			err = conflist.RemoveTemps(dir)
-		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove the plugin entry from the conflists in %s: %w; the plugin, rules and state stay until then",
-				policy.Printable(dir), err))
+				policy.Printable(e.Dir), err))
 		}
 	}
 	return errors.Join(errs...)

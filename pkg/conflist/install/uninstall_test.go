@@ -192,7 +192,7 @@ func TestUninstallEverywhere(t *testing.T) {
 // be backed up is reported.
 func TestUninstallWithoutBackup(t *testing.T) {
 	u, binary, list, _ := life(t)
-	u.Backups = func() (string, error) { return "", fs.ErrPermission }
+	u.Editor.Backups = func() (string, error) { return "", fs.ErrPermission }
 	done, err := u.Step(t.Context())
 	if err != nil || len(done.Conflists) != 2 || !slices.Equal(done.Binaries, []string{binary}) {
 		t.Errorf("%+v, %v", done, err)
