@@ -72,12 +72,11 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	for _, doc := range docs {
 		a.UnknownKeys = append(a.UnknownKeys, doc.unknown...)
 		a.Warnings = append(a.Warnings, doc.warnings...)
-		if doc.resync > 0 && (a.ResyncInterval == 0 || doc.resync < a.ResyncInterval) {
+		if len(mistakes) == 0 && doc.resync > 0 && (a.ResyncInterval == 0 || doc.resync < a.ResyncInterval) {
 			a.ResyncInterval = doc.resync
 		}
 	}
 	if len(mistakes) > 0 {
-		a.ResyncInterval = 0
 		return a, &config.DocumentError{Mistakes: mistakes}
 	}
 	a.Source = source
@@ -140,10 +139,8 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 }
 
 const (
-	// filePrefix is the start of the names of the agent files.
-	filePrefix = "ip-masq"
-	// configMapData is the link in a mounted ConfigMap to the directory with the current
-	// version of the files. The kubelet replaces all files by replacing it.
+	filePrefix = "ip-masq" // the start of the names of the agent files
+	// configMapData is the link in a mounted ConfigMap to the version of the files, which the kubelet replaces.
 	configMapData = "..data"
 )
 
@@ -168,19 +165,17 @@ func readDir(dir string) (files []file, others bool, err error) {
 }
 
 func readDirOnce(dir string) (files []file, others bool, err error) {
-	link, from := filepath.Join(dir, configMapData), dir
+	link := filepath.Join(dir, configMapData)
 	version, _ := os.Readlink(link) // none in a directory that is no ConfigMap
-	switch {
-	case filepath.IsAbs(version):
+	from := filepath.Join(dir, version)
+	if filepath.IsAbs(version) {
 		from = version
-	case version != "":
-		from = filepath.Join(dir, version)
 	}
 	entries, err := os.ReadDir(from)
 	switch {
 	case errors.Is(err, syscall.ENOTDIR):
 		return nil, false, errors.New("not a directory; name the directory that holds the files")
-	case errors.Is(err, fs.ErrNotExist) && from != dir: // the kubelet has removed the version
+	case errors.Is(err, fs.ErrNotExist) && version != "": // the kubelet has removed it
 		return nil, false, errChanged
 	case err != nil:
 		return nil, false, err
@@ -191,29 +186,21 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 			others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
 			continue
 		}
-		f := file{name: name, path: filepath.Join(dir, name)}
-		if f.text, f.err = read(filepath.Join(from, name)); errors.Is(f.err, errChanged) {
+		const maxSize = 1 << 20
+		text, _, err := safefile.ReadFile(filepath.Join(from, name), maxSize)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // it was in the directory, and may be there again
 			return nil, false, errChanged
+		case err != nil:
+			err = fmt.Errorf("%w; fix it, remove it, or give it a name that does not begin with %s", err, filePrefix)
 		}
-		files = append(files, f)
+		files = append(files, file{name, filepath.Join(dir, name), text, err})
 	}
 	// The kubelet removes the files of a version, one after another, once the link leads to the next.
 	if now, _ := os.Readlink(link); now != version {
 		return nil, false, errChanged
 	}
 	return files, others, nil
-}
-
-func read(path string) ([]byte, error) {
-	const maxSize = 1 << 20
-	text, _, err := safefile.ReadFile(path, maxSize)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, errChanged // it was in the directory, and may be there again
-	case err != nil:
-		return nil, fmt.Errorf("%w; fix it, remove it, or give it a name that does not begin with %s", err, filePrefix)
-	}
-	return text, nil
 }
 
 // document is an agent file, or the policy in the reconciler's own settings.
