@@ -26,7 +26,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// answer is the output of check and once as JSON.
 type answer struct {
 	Result     reconcile.Result   `json:"result,omitempty"` // of once
 	Right      bool               `json:"right"`
@@ -255,7 +254,6 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	return found
 }
 
-// running returns what is known of the reconciler of the node.
 func (n *inspection) running() *diagnose.Running {
 	s := cmp.Or(n.active.status, &metrics.Status{})
 	return &diagnose.Running{

@@ -171,7 +171,6 @@ func (f *settingFlag) Type() string {
 	return cmp.Or(f.placeholder, "bool")
 }
 
-// Set implements pflag.Value. A bad value is a mistake in the command line.
 func (f *settingFlag) Set(text string) error {
 	f.given, f.text = true, text
 	s := config.DefaultSettings()

@@ -23,7 +23,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// answerTime is how long a command waits for the reconciler that runs.
 const answerTime = 2 * time.Second
 
 // inspection is the node for a command that reads, with the settings of the reconciler that answers.
@@ -86,7 +85,6 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	return n, nil
 }
 
-// examine inspects the node, and returns what a dry run finds.
 func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, error) {
 	n, err := a.inspect(ctx)
 	if err != nil {
@@ -183,7 +181,6 @@ func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []re
 	return append(slices.DeleteFunc(append([]reconcile.Problem{}, own...), reported), n.active.problems...)
 }
 
-// joined returns problems as one error, each with its ID.
 func joined(problems []reconcile.Problem) error {
 	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return fmt.Errorf("%s: %w", p.Reason, p.Err) })...)
 }

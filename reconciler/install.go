@@ -53,7 +53,6 @@ type installation struct {
 	entry string // that was inserted, and its origin
 }
 
-// directories returns the stated directories of the runtime; "" for one that is not stated.
 func (a *app) directories() (install.Dirs, error) {
 	s := config.DefaultSettings()
 	s.CNIConfDir, s.CNIBinDir = "", ""
@@ -257,7 +256,6 @@ func (r *installation) print(a *app) {
 	}
 }
 
-// newManager returns what keeps the plugin entry in the conflist.
 func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conflist.Manager {
 	return &conflist.Manager{
 		Editor: newEditor(s, node), BinDir: s.CNIBinDir, Log: log, Unmanaged: !s.Conflist.Managed(),
@@ -321,7 +319,6 @@ func pluginEntry(s config.Settings) (entry []byte, origin string, fromFile bool,
 // missingEntryFile is an fs.ErrNotExist.
 type missingEntryFile struct{ error }
 
-// Is implements what errors.Is needs.
 func (missingEntryFile) Is(target error) bool { return target == fs.ErrNotExist }
 
 // checkNetwork returns a function that returns why the plugin would refuse all pods of a network:

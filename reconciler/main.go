@@ -182,7 +182,6 @@ func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
 	return open(s, all), nil
 }
 
-// open opens the node that the settings describe.
 func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 	node := reconcile.Open(s, config.DefaultPluginFile, all)
 	node.Conntrack, node.Addresses = conntrack.Reset, addresses.Read

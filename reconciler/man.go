@@ -42,7 +42,6 @@ func writeManual(args []string) error {
 	return errors.Join(writePages(root, filepath.Join(args[0], "man")), writeCompletions(root, filepath.Join(args[0], "completions")))
 }
 
-// writePages writes one page for each command, and that of the plugin.
 func writePages(root *cobra.Command, dir string) error {
 	sections, errSections := os.ReadFile(rootPage)
 	plugin, errPlugin := os.ReadFile(pluginPage)

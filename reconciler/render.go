@@ -94,7 +94,6 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 	return err
 }
 
-// guardTables returns the tables ip-masq-guard as input of nft -f.
 func guardTables(desired []policy.Guard, families []policy.Family) []byte {
 	if len(desired) == 0 {
 		return []byte("# no source asks for guard or enforceExempt, or the addresses of pods are not known\n")

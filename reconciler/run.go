@@ -98,7 +98,6 @@ func settingsAttr(s config.Settings) slog.Attr {
 	return slog.Group("settings", values...)
 }
 
-// flagValues returns the values of the flags by their names.
 func (a *app) flagValues(s config.Settings) map[string]string {
 	values := map[string]string{"config": a.settingsFile(), "v": strconv.Itoa(a.verbose)}
 	list := s.List()
@@ -328,7 +327,6 @@ func programOf(proc string, pid uint32) string {
 	return strings.TrimSuffix(readProc(proc, pid, "comm"), "\n")
 }
 
-// readProc returns a file of a process, "" if it has ended.
 func readProc(proc string, pid uint32, name string) string {
 	text, _ := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), name))
 	return string(text)

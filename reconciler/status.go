@@ -51,7 +51,6 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// nodeStatus is the output of status as JSON.
 type nodeStatus struct {
 	Ready bool `json:"ready"` // as /readyz says, and the rules are right at this moment
 
@@ -125,7 +124,6 @@ type conflistStatus struct {
 	Managed bool   `json:"managed"`
 }
 
-// nodeStatus asks the reconciler and observes the node.
 func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	n, r, err := a.examine(ctx)
 	if err != nil {
@@ -211,7 +209,6 @@ func podsOf(n *inspection, rules *enforce.State) podsStatus {
 	return podsStatus{Recorded: len(containers), Exempt: rules.ExemptPods(policies...), WithoutRecord: without, listed: listed}
 }
 
-// sourcesOf returns the sources that are stored or should be.
 func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourceStatus {
 	states := map[policy.SourceID]sourceState{}
 	for _, s := range r.State.Sources {
@@ -319,7 +316,6 @@ func (s podsStatus) text() string {
 	return text
 }
 
-// settingsText is where the settings come from, and those that are not the defaults.
 func (s *nodeStatus) settingsText() string {
 	defaults := config.DefaultSettings().List()
 	text := s.SettingsFrom
@@ -496,7 +492,6 @@ func number(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// terminalWidth returns the number of columns of the terminal that a file is, or 0 if it is none.
 func terminalWidth(f *os.File) int {
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	if err != nil {

@@ -92,7 +92,6 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 
 func notNil[T any](list []T) []T { return append([]T{}, list...) }
 
-// uninstallation is an uninstall in progress, and what it has removed so far.
 type uninstallation struct {
 	uninstallFlags
 	node       *reconcile.Node

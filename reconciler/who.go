@@ -108,7 +108,6 @@ func connectionOf(f conntrack.Found, d decision) connection {
 	return c
 }
 
-// decision is what the policies do with a packet.
 type decision struct {
 	chain   *string // nil if none has it in scope
 	verdict policy.Action
@@ -176,7 +175,6 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	return err
 }
 
-// text writes the connection for people. It ignores errors of w.
 func (c connection) text(w io.Writer) {
 	at := func(a netip.Addr, port *uint16) string {
 		if port == nil {

@@ -375,5 +375,4 @@ func tomlLine(md *toml.MetaData, path toml.Key, parents int, values map[string]t
 // locator refuses any value, because only the decoder's errors have a position.
 type locator struct{}
 
-// UnmarshalTOML implements toml.Unmarshaler.
 func (*locator) UnmarshalTOML(any) error { return errors.New("position") }

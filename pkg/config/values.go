@@ -81,7 +81,6 @@ func (v Value) Read(d *Document, key string, value json.RawMessage) {
 	}
 }
 
-// fromFlag returns the text of a flag as JSON.
 func (v Value) fromFlag(text string) (json.RawMessage, error) {
 	switch v.Kind {
 	case Boolean:
@@ -299,7 +298,6 @@ func pathLike(example string) func(string) (string, error) {
 
 func networkName(to *string) Value { return text(to, "podnet", parseNetworkName) }
 
-// requireName records that a document does not name its network.
 func (d *Document) requireName(network string) {
 	if network == "" && !d.Flawed["name"] {
 		d.Fail("name", -1, "", `is missing; name the network, such as "podnet"`)
@@ -317,7 +315,6 @@ func parseNetworkName(s string) (string, error) {
 	return s, nil
 }
 
-// orEmpty accepts "" too.
 func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 	return func(s string) (string, error) {
 		if s == "" {

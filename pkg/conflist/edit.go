@@ -268,7 +268,6 @@ func isOwn(list config.Conflist, lists []config.Conflist, record *config.OwnConf
 	})
 }
 
-// withoutEntry returns the text of a file, as a list, without the plugin entry.
 func withoutEntry(list config.Conflist) ([]byte, error) {
 	if list.Err == nil && !list.IsList() {
 		return listText(list), nil
@@ -383,7 +382,6 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 	return c, err
 }
 
-// recordOwn records ip-masq's own conflist, or with nil that there is none.
 func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
 	const op = "record ip-masq's own conflist"
 	return e.record(ctx, e.OwnRecordPath, op, func() (any, bool) { return own, true })

@@ -520,7 +520,6 @@ func (m *Manager) refuse(err error, good []byte) {
 	m.entryProblems = append(m.entryProblems, Problem{Reason: "source", Err: err})
 }
 
-// ask returns why ADDs of the network would fail with an entry.
 func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
 	path, doc, err := n.with(entry, true)
 	if err == nil && e.Ask != nil {
@@ -549,7 +548,6 @@ func (m *Manager) replace(ctx context.Context, entry, good []byte) {
 	}
 }
 
-// refusedError is why ADDs would fail with an entry.
 type refusedError struct{ error }
 
 func (m *Manager) found(id string, err error) { m.findings = append(m.findings, Finding{id, err}) }

@@ -91,7 +91,6 @@ type Host struct {
 	Variants   func(context.Context) (map[string]int, error)
 }
 
-// examination is a host with what several checks look at.
 type examination struct {
 	Host
 	ctx         context.Context

@@ -226,7 +226,6 @@ func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.S
 	e.AddressOrigin = new(finder.origin(from, sources))
 }
 
-// observe sets what the observed rules of the chain do, and how they differ.
 func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enforce.State) {
 	chain := state.Find(p.Chain)
 	chosen := chain.Choice != netfilter.Choice{}
@@ -426,7 +425,6 @@ func (e Explanation) Text(w io.Writer) {
 	_, _ = w.Write(b.Bytes())
 }
 
-// routeText says which interfaces the routing table has for the traffic, where none was asked for.
 func (e Explanation) routeText() string {
 	text := "out of " + policy.Printable(e.Interface)
 	for _, hop := range e.NextHops {
@@ -443,7 +441,6 @@ func (e Explanation) routeText() string {
 	return text + " (routing table)"
 }
 
-// answer is the rows of an explanation, and those of the other chains.
 func (e Explanation) answer() string {
 	var b bytes.Buffer
 	e.rows(&b)
@@ -585,7 +582,6 @@ func (e Explanation) guardText() string {
 	return "enforceExempt holds against the rule: " + e.held[0].Text
 }
 
-// whatToDo returns the command to run if the kernel does not do what the policy says.
 func (e Explanation) whatToDo() string {
 	drifts := func(e Explanation) bool { return len(e.Drift) > 0 }
 	switch {

@@ -111,7 +111,6 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 	return i < len(r) && r[i].Overlaps(prefix)
 }
 
-// violations adds those violations to a finding that have its ID.
 func violations(e *examination, f *Finding) {
 	for _, v := range e.violations {
 		id, line := "foreign-masquerade", v.String()

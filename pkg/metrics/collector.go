@@ -293,7 +293,6 @@ func sourceLabel(s policy.SourceID) string {
 // names are the label values that have series of their own: the first maxNames.
 type names map[string]bool
 
-// admit returns the name, or other if there are too many.
 func (n names) admit(name string) string {
 	if !n[name] && len(n) >= maxNames {
 		return other
@@ -302,27 +301,23 @@ func (n names) admit(name string) string {
 	return name
 }
 
-// series are the labels of a number of connections, packets or prefixes.
 type series struct {
 	chain  string
 	family policy.Family
 	action string
 }
 
-// labels returns the values that the series has.
 func (s series) labels() []string {
 	empty := func(label string) bool { return label == "" }
 	return slices.DeleteFunc([]string{s.chain, string(s.family), s.action}, empty)
 }
 
-// collect exports numbers by their labels.
 func collect[N int | uint64](numbers map[series]N, to sample) {
 	for s, n := range numbers {
 		to(float64(n), s.labels()...)
 	}
 }
 
-// kernelChain is a chain in the kernel.
 type kernelChain struct {
 	netfilter.Choice
 	family policy.Family
@@ -335,7 +330,6 @@ type counter struct {
 	nth  int
 }
 
-// count is the value of a counter, and what its rule does.
 type count struct {
 	n      uint64
 	action string
@@ -379,7 +373,6 @@ func (t *totals) forget(gone func(kernelChain) bool) {
 	maps.DeleteFunc(t.last, func(p kernelChain, _ map[counter]count) bool { return gone(p) })
 }
 
-// connections are the totals of the masquerade chains.
 type connections struct {
 	totals
 	seed maphash.Seed

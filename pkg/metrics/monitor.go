@@ -91,7 +91,6 @@ type Monitor struct {
 	scraped
 }
 
-// scraped is what the last scrape found.
 type scraped struct {
 	written   map[policy.SourceID]time.Time
 	plugin    string
@@ -231,7 +230,6 @@ func (m *Monitor) Metrics() http.Handler {
 // patient is a response whose client may be gone: promhttp would log the failure of each write.
 type patient struct{ http.ResponseWriter }
 
-// Write implements http.ResponseWriter.
 func (p patient) Write(text []byte) (int, error) {
 	_, _ = p.ResponseWriter.Write(text)
 	return len(text), nil
@@ -306,7 +304,6 @@ func (m *Monitor) refresh(ctx context.Context) {
 	m.observe(ctx)
 }
 
-// refreshStatus asks what a Status needs of Options' functions.
 func (m *Monitor) refreshStatus(ctx context.Context) {
 	m.observe(ctx)
 	if m.options.PluginVersion != nil {
@@ -317,7 +314,6 @@ func (m *Monitor) refreshStatus(ctx context.Context) {
 	}
 }
 
-// observe reads the counters of the kernel and of the record.
 func (m *Monitor) observe(ctx context.Context) {
 	m.observing.Lock()
 	defer m.observing.Unlock()
@@ -345,7 +341,6 @@ func (m *Monitor) observe(ctx context.Context) {
 	}
 }
 
-// zHeader begins each z-page.
 const zHeader = "\nip-masq-reconciler"
 
 // zPage answers as the z-pages of Kubernetes components do: a header and plain text.

@@ -137,7 +137,6 @@ type Cache struct {
 	files map[string]cacheFile
 }
 
-// cacheFile is a file as it was read last.
 type cacheFile struct {
 	info   fs.FileInfo
 	cached Cached

@@ -170,7 +170,6 @@ func (s SearchDirs) HaveAny() bool {
 	})
 }
 
-// choose returns the pair that passes a test: the first test that any pair passes decides.
 func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 	for _, passes := range tests {
 		var found []candidate
@@ -197,7 +196,6 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 		locating, strings.Join(slices.Compact(names), ", "), ErrUnknownDirs)
 }
 
-// hasPlugins reports whether the plugins of the network that a runtime uses are in the plugin directory.
 func hasPlugins(root string, d Dirs) bool {
 	n, err := conflist.Find(filepath.Join(root, d.Conf), "")
 	types := slices.DeleteFunc(slices.Clone(n.Conflist.Types), func(t string) bool { return t == config.PluginType })
