@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -325,30 +324,6 @@ func (b *uninstalledNode) namesPlugin() (bool, error) {
 		return false, fmt.Errorf("the conflist has %+v", entries)
 	}
 	return len(entries) == 1, nil
-}
-
-// TestConcurrentInstalls checks that concurrent installs leave one plugin and one entry.
-func TestConcurrentInstalls(t *testing.T) {
-	t.Parallel()
-	b := newUninstalledNode(t, backends()[0])
-	plugins := []string{b.pluginBuild(t, "one"), b.pluginBuild(t, "two")}
-	var all sync.WaitGroup
-	for i := range 8 {
-		c := b.reconcilerCommand(b.timeout(t), t, b.args("install", "--plugin", plugins[i%2])...)
-		all.Go(func() {
-			if out, err := c.CombinedOutput(); err != nil {
-				t.Errorf("install: %v\n%s", err, out)
-			}
-		})
-	}
-	all.Wait()
-	if named, err := b.checkConfig(plugins); err != nil || !named {
-		t.Errorf("conflist has the entry: %t, %v", named, err)
-	}
-	if have := append(fileNames(t, b.bin), fileNames(t, b.cni.ConfDir)...); len(have) != 2 {
-		t.Errorf("unexpected files: %q", have)
-	}
-	b.runPod(t)
 }
 
 // TestInstallWithPluginFile checks that install takes the directory of the conflists from plugin.toml, and adds no entry

@@ -5,8 +5,6 @@ package e2e
 import (
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -76,59 +74,6 @@ func TestDriftInLargeCommit(t *testing.T) {
 				w.checkVerdicts(t)
 				t.Logf("%-50s %v", s.name, took)
 			}
-		})
-	}
-}
-
-// TestDriftDuringLargeCommits checks that the reconciler repairs drift while another program
-// restores thousands of rules without pause. That program is iptables-nft-restore for backend
-// nftables and nft for backend iptables, so that each is slowed down by the other's rules.
-func TestDriftDuringLargeCommits(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[:2] {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel()
-			w := newTamperNode(t, f)
-			program, script := []string{"nft", "-f", "-"}, kubeProxyTable()
-			if f.variant == "" {
-				program, script = []string{"iptables-nft-restore", "--noflush"}, fixtures.KubeProxy(manyRules)
-			}
-			stop := make(chan struct{})
-			var writer sync.WaitGroup
-			var restored atomic.Int64
-			writer.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					c := w.Node.Command(t.Context(), program[0], program[1:]...)
-					c.Stdin = strings.NewReader(script)
-					if out, err := c.CombinedOutput(); err != nil {
-						t.Errorf("%s: %v\n%s", program[0], err, out)
-						return
-					}
-					restored.Add(1)
-				}
-			})
-			var took durations
-			const times = 10
-			for i := range times {
-				time.Sleep(time.Duration(100+37*i) * time.Millisecond)
-				w.until(t, "large commit", func() bool { return restored.Load() >= int64(i/2) })
-				count := w.Count()
-				w.spoil(t, tamperings()[0], i%len(families()))
-				took = append(took, w.repairDuringCommits(t, count, i))
-			}
-			close(stop)
-			writer.Wait()
-			w.untilIdle(t, 200*time.Millisecond)
-			if rules := w.ownedRules(t); rules != w.right {
-				t.Errorf("rules differ:\n%s\nbefore:\n%s", rules, w.right)
-			}
-			w.checkVerdicts(t)
-			t.Logf("%d restores of %d rules by %s; repairs: %v", restored.Load(), manyRules, program[0], took)
 		})
 	}
 }

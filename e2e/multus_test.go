@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -128,35 +127,4 @@ func TestManageWithMultus(t *testing.T) {
 			}
 		})
 	}
-}
-
-// untilManagedWithMultus waits until the entry is in the master and, if Multus has a copy, in that.
-func (d *daemon) untilManagedWithMultus(t *testing.T, m *multus) {
-	t.Helper()
-	d.until(t, "entry in the master", func() bool { return d.n.hasPluginEntry(t, mainFile) })
-	m.start(t)
-	d.untilReady(t)
-	m.wantConfigured(t)
-}
-
-// TestManageMultusKilled kills Multus while it writes. Its next file then has the end of the longer
-// one behind its own text. It checks that the reconciler names the file, writes nothing, and
-// inserts the entry once Multus has generated the file again.
-func TestManageMultusKilled(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMultusMaster(t, "0.3.1")
-	m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir}}
-	m.start(t)
-	generated, doc := m.file(t)
-	must(t, os.WriteFile(generated+".new", append(doc, `, "a longer one": {}}`...), 0o600))
-	m.start(t)
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.untilUnready(t, "conflist: ", "a file there cannot be loaded", generated, "after top-level value")
-	time.Sleep(200 * time.Millisecond)
-	if n.hasPluginEntry(t, mainFile) {
-		t.Error("the entry was inserted")
-	}
-	m.start(t)
-	d.untilManagedWithMultus(t, m)
 }

@@ -3,15 +3,20 @@
 package e2e
 
 import (
+	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
+
+var seed = flag.Uint64("seed", 20260801, "of the random changes")
 
 // TestVerdictsDuringChanges changes the policy with ADDs while a pod opens connections as fast as
 // it can, to destinations that every policy exempts and to destinations that no policy exempts. It
@@ -128,7 +133,7 @@ func spanOf(spans []span, at time.Duration) int {
 }
 
 // exemptPrefixes contain the destinations that every policy exempts.
-var exemptPrefixes = parsePrefixes("10.9.0.0/17", "fd00:9::/64")
+var exemptPrefixes = prefixes("10.9.0.0/17", "fd00:9::/64")
 
 // loadDestinations returns thirty destinations in each of two exempt and three other prefixes.
 func loadDestinations() []netip.AddrPort {
@@ -141,4 +146,16 @@ func loadDestinations() []netip.AddrPort {
 
 func isAlwaysExempt(a netip.Addr) bool {
 	return exemptPrefixes[0].Contains(a) || exemptPrefixes[1].Contains(a)
+}
+
+func describe(sources []object) string {
+	var lines []string
+	for _, s := range sources {
+		text, err := json.Marshal(s)
+		if err != nil {
+			return err.Error()
+		}
+		lines = append(lines, string(text))
+	}
+	return strings.Join(lines, "\n")
 }

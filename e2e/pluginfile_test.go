@@ -131,15 +131,15 @@ func (g pluginFileNode) file(network string) string {
 
 // wantExempt fails the test unless the document of podnet and the kernel's rules exempt exactly
 // these prefixes of 203.0.113.0/24.
-func (g pluginFileNode) wantExempt(t *testing.T, prefixes ...string) {
+func (g pluginFileNode) wantExempt(t *testing.T, exempt ...string) {
 	t.Helper()
 	c := g.load(t).Find(networkID("podnet"))
-	if c == nil || !slices.Equal(c.Policy.NonMasqueradeCIDRs, parsePrefixes(prefixes...)) {
-		t.Errorf("the document of podnet has %+v, want %q", c, prefixes)
+	if c == nil || !slices.Equal(c.Policy.NonMasqueradeCIDRs, prefixes(exempt...)) {
+		t.Errorf("the document of podnet has %+v, want %q", c, exempt)
 	}
 	rules := g.ruleset(t)
 	for _, p := range []string{"203.0.113.16/28", "203.0.113.32/28", "203.0.113.48/28", "0.0.0.0/0"} {
-		if strings.Contains(rules, p) != slices.Contains(prefixes, p) {
+		if strings.Contains(rules, p) != slices.Contains(exempt, p) {
 			t.Errorf("%s is exempt or masqueraded by mistake in\n%s", p, rules)
 		}
 	}

@@ -3,201 +3,162 @@
 package e2e
 
 import (
-	"maps"
-	"math/rand/v2"
+	"context"
+	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
+	"testing"
+
+	"go4.org/netipx"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// oraclePolicy is the merged policy of its sources, in the oracle's terms.
-type oraclePolicy struct {
-	exempt, masquerade []netip.Prefix
-	// defaults apply where no source sets nonMasqueradeCIDRs.
-	defaults, reserved, linkLocal4, linkLocal6, ipv6 bool
-
-	sources, exemptSources []netip.Prefix
-	interfaces             []string
-}
-
-// masquerades is the oracle. It follows the wording of the specification and checks every prefix
-// for every packet.
-func (p oraclePolicy) masquerades(src, dst netip.Addr, out string) bool {
-	if dst.Is6() && !p.ipv6 {
-		return false
-	}
-	contains := func(list []netip.Prefix, a netip.Addr) bool {
-		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(a) })
-	}
-	if len(p.sources) > 0 && !contains(p.sources, src) {
-		return false
-	}
-	if len(p.interfaces) > 0 && !slices.ContainsFunc(p.interfaces, func(pattern string) bool {
-		beginning, wild := strings.CutSuffix(pattern, "+")
-		return pattern == out || wild && strings.HasPrefix(out, beginning)
-	}) {
-		return false
-	}
-	if contains(p.exemptSources, src) {
-		return false
-	}
-	longest, masquerade := -1, true
-	// For equal prefixes the later one wins: configured prefixes override built-in ones.
-	for _, list := range []struct {
-		prefixes   []netip.Prefix
-		masquerade bool
-	}{{p.builtIn(), false}, {p.exempt, false}, {p.masquerade, true}} {
-		for _, x := range list.prefixes {
-			if x.Contains(dst) && x.Bits() >= longest {
-				longest, masquerade = x.Bits(), list.masquerade
+// TestRandomPolicies applies random policies to one node, one after another, and sends packets to the boundaries of
+// their prefixes. It compares the observed source addresses with Policy.Decide, which tests of package policy compare
+// with an oracle. The rules are written without a plugin process per policy; the packets are real.
+func TestRandomPolicies(t *testing.T) {
+	t.Parallel()
+	for _, f := range backends() {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, f)
+			backend := n.openBackend(t)
+			var pods []*topology.Host
+			for _, addrs := range [][]string{{"172.20.0.5", "fd00:77::5"}, {"100.64.7.7", "2001:db8:77::7"}} {
+				a, b := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
+				pods = append(pods, topology.Must(n.AddPod("from-"+a.String(), a, b))(t))
 			}
-		}
-	}
-	return masquerade
-}
-
-func parsePrefixes(texts ...string) []netip.Prefix {
-	var all []netip.Prefix
-	for _, text := range texts {
-		all = append(all, netip.MustParsePrefix(text))
-	}
-	return all
-}
-
-func (p oraclePolicy) builtIn() []netip.Prefix {
-	var all []netip.Prefix
-	if !p.linkLocal4 {
-		all = append(all, parsePrefixes("169.254.0.0/16")...)
-	}
-	if !p.linkLocal6 {
-		all = append(all, parsePrefixes("fe80::/10")...)
-	}
-	if p.defaults {
-		all = append(all, parsePrefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")...)
-	}
-	if p.defaults && p.reserved {
-		all = append(all, parsePrefixes("100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24",
-			"198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")...)
-	}
-	return all
-}
-
-// prefixes returns the prefixes whose boundaries are tested, always of both families.
-func (p oraclePolicy) prefixes() []netip.Prefix {
-	return slices.Concat(p.exempt, p.masquerade, p.builtIn(),
-		parsePrefixes("169.254.0.0/16", "10.0.0.0/8", "fd00::/8", "2001:db8::/32"))
-}
-
-// randomPolicy returns prefixes that are nested, adjacent or disjoint.
-func randomPolicy(r *rand.Rand) oraclePolicy {
-	p := oraclePolicy{
-		defaults: r.IntN(3) == 0, reserved: r.IntN(3) == 0,
-		linkLocal4: r.IntN(3) == 0, linkLocal6: r.IntN(3) == 0, ipv6: r.IntN(4) > 0,
-	}
-	count := r.IntN(16)
-	if r.IntN(10) == 0 {
-		count = 40
-	}
-	known := basePrefixes(p.ipv6)
-	taken := map[netip.Prefix]bool{}
-	for range count {
-		x := nearbyPrefix(r, known[r.IntN(len(known))])
-		if taken[x] {
-			continue
-		}
-		taken[x] = true
-		known = append(known, x)
-		if p.defaults || r.IntN(2) == 0 {
-			p.masquerade = append(p.masquerade, x)
-		} else {
-			p.exempt = append(p.exempt, x)
-		}
-	}
-	choose := func(oneIn int, texts ...string) []string {
-		var chosen []string
-		if r.IntN(oneIn) == 0 {
-			for range 1 + r.IntN(2) {
-				chosen = append(chosen, texts[r.IntN(len(texts))])
+			probes, masqueraded := 0, 0
+			rapid.Check(t, func(rt *rapid.T) {
+				p := randomPolicy().Draw(rt, "policy")
+				if err := n.Node.Do(func() error { return apply(t.Context(), backend, p, n.dataDir) }); err != nil {
+					rt.Fatal(err)
+				}
+				destinations := n.boundaryAddresses(rt, p)
+				for _, pod := range pods {
+					seen, err := pod.SweepUDP(destinations, topology.FromPort(n.nextPort()))
+					if err != nil {
+						rt.Fatal(err)
+					}
+					for to, source := range seen {
+						own, remote, out := sender{addrs: pod.Addrs}.addr(to.Addr()), n.Outside, "outside"
+						if to.Addr().IsPrivate() { // the topology routes it to the LAN
+							remote, out = n.LAN, "lan"
+						}
+						d := p.Decide(policy.Packet{Src: own, Dst: to.Addr(), Out: out, Protocol: "udp"})
+						want := own
+						if d.Action == policy.ActionMasquerade {
+							want = n.NodeAddr(remote, to.Addr())
+							masqueraded++
+						}
+						if probes++; source.Addr() != want {
+							rt.Fatalf("from %s to %s: came from %s, want %s: %s\n%s", own, to.Addr(), source.Addr(), want, d.Reason, n.rules(t))
+						}
+					}
+				}
+			})
+			t.Logf("%d probes, %d masqueraded", probes, masqueraded)
+			if few := probes / 10; masqueraded < few || probes-masqueraded < few {
+				t.Errorf("the policies are too similar: of %d probes %d were masqueraded", probes, masqueraded)
 			}
+		})
+	}
+}
+
+// openBackend opens the backend of the node, as the plugin does.
+func (n *node) openBackend(t *testing.T) (b netfilter.Backend) {
+	t.Helper()
+	direct := nftables.New()
+	t.Cleanup(func() { must(t, direct.Close()) })
+	drivers := netfilter.Drivers{iptables.New(n.path), direct}
+	must(t, n.Node.Do(func() error {
+		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting), func(netfilter.Choice) error { return nil })
+		if err == nil && choice.Variant != n.backend.variant {
+			err = fmt.Errorf("chose %s on a node with %s", choice, n.backend.name)
 		}
-		slices.Sort(chosen)
-		return slices.Compact(chosen)
-	}
-	p.interfaces = choose(5, "lan", "outside", "l+", "out+", "outsid", "o+", "eth0")
-	of := func(texts ...string) []string { // prefixes that an entry may list
-		return slices.DeleteFunc(texts, func(text string) bool { return strings.Contains(text, ":") && !p.ipv6 })
-	}
-	p.sources = parsePrefixes(choose(4, of("172.20.0.0/16", "172.20.0.5/32", "100.64.0.0/10", "0.0.0.0/0", "fd00:77::/64", "2001:db8:77::7/128", "::/0")...)...)
-	p.exemptSources = parsePrefixes(choose(5, of("172.20.0.0/24", "172.20.0.4/31", "100.64.7.7/32", "172.20.0.6/32", "fd00:77::5/128", "2001:db8::/32")...)...)
-	return p
+		if err == nil {
+			b, err = drivers.Open(choice)
+		}
+		return err
+	}))
+	return b
 }
 
-func basePrefixes(ipv6 bool) []netip.Prefix {
-	all := parsePrefixes("0.0.0.0/0", "128.0.0.0/1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "1.2.3.0/24", "255.255.255.254/32")
-	if ipv6 {
-		all = append(all, parsePrefixes("::/0", "8000::/1", "fd00::/8", "2001:db8::/32", "2001:db8:5::/48", "fe80::/10", "2001:db8:5::1/128")...)
+// apply writes a policy as the plugin does, then reads the rules back and compares them with the desired ones.
+func apply(ctx context.Context, backend netfilter.Backend, p policy.Policy, dataDir string) error {
+	desired := policy.Desired([]policy.Policy{p}, backend.Layout(), policy.OwnedBy(dataDir))
+	refs := []policy.ChainFamily{{Chain: p.Chain, Family: policy.IPv4}, {Chain: p.Chain, Family: policy.IPv6}}
+	if err := backend.Apply(ctx, desired, netfilter.Observation{}, nil); err != nil {
+		return err
 	}
-	return all
+	if desired.Find(policy.IPv6, p.Chain) == nil { // of the policy before
+		if err := backend.Remove(ctx, refs[1:], nil); err != nil {
+			return err
+		}
+	}
+	observed, err := backend.Observe(ctx, refs)
+	if diff := policy.Compare(desired, observed.Rules); err == nil && len(diff) > 0 {
+		err = fmt.Errorf("the rules read back differ from those applied:\n%s", diff)
+	}
+	return err
 }
 
-// nearbyPrefix returns a prefix near another one: the same, its neighbour, a wider or a narrower
-// one.
-func nearbyPrefix(r *rand.Rand, x netip.Prefix) netip.Prefix {
-	bits, most := x.Bits(), x.Addr().BitLen()
-	a := x.Addr().AsSlice()
-	flip := func(bit int) { a[bit/8] ^= 0x80 >> (bit % 8) }
-	switch kind := r.IntN(10); {
-	case kind == 0:
-	case kind == 1 && bits > 0:
-		flip(bits - 1)
-	case kind == 2:
-		bits -= min(bits, 1+r.IntN(3))
-	default:
-		from := bits
-		bits = min(most, bits+1+r.IntN(most/3))
-		// The narrower prefix is at an end of the wider one in half of the cases.
-		end := r.IntN(4)
-		for bit := from; bit < bits; bit++ {
-			if end == 1 || end > 1 && r.IntN(2) == 0 {
-				flip(bit)
+// randomPolicy draws the policy of one or two networks.
+func randomPolicy() *rapid.Generator[policy.Policy] {
+	from := policytest.Any()
+	from.Chain, from.Prefix = rapid.Just(policy.DefaultChain), nearbyPrefix
+	from.Interface = rapid.SampledFrom([]string{"lan", "outside", "l+", "out+", "outsid", "o+", "eth0"})
+	from.Ports = rapid.Just(policy.Ports{{First: 1024, Last: 65535}}) // two pods send to one destination
+	return rapid.Custom(func(t *rapid.T) policy.Policy {
+		var sources []policy.Source
+		for i := range rapid.IntRange(1, 2).Draw(t, "networks") {
+			s := from.SourcePolicy(t)
+			if rapid.IntRange(0, 3).Draw(t, "scoped") > 0 {
+				s.SourceCIDRs, s.OutputInterfaces, s.NonMasqueradeSourceCIDRs = nil, nil, nil
 			}
+			sources = append(sources, policy.Source{ID: networkID(fmt.Sprint(i)), Policy: s, Order: int64(i)})
 		}
-	}
-	address, _ := netip.AddrFromSlice(a)
-	return netip.PrefixFrom(address, bits).Masked()
-}
-
-// entries returns the policy as the entries of one or two networks.
-func (p oraclePolicy) entries(r *rand.Rand) []object {
-	common := object{"enableIPv6": p.ipv6, "sourceCIDRs": p.sources, "outputInterfaces": p.interfaces}
-	maps.DeleteFunc(common, func(key string, _ any) bool {
-		return key == "sourceCIDRs" && p.sources == nil || key == "outputInterfaces" && p.interfaces == nil
+		return policy.Merge(sources)[0]
 	})
-	entries := make([]object, 1+r.IntN(2))
-	for i := range entries {
-		entries[i] = object{"cniVersion": "1.0.0", "type": "ip-masq", "name": string(rune('a' + i))}
-		maps.Copy(entries[i], common)
+}
+
+// nearbyPrefix draws prefixes that are nested, adjacent or disjoint: known ones, and wider and narrower ones at their
+// ends.
+func nearbyPrefix(f policy.Family) *rapid.Generator[netip.Prefix] {
+	known := prefixes("0.0.0.0/0", "128.0.0.0/1", "10.0.0.0/8", "172.16.0.0/12", "172.20.0.0/16", "172.20.0.5/32", "192.168.0.0/16",
+		"100.64.0.0/10", "169.254.0.0/16", "1.2.3.0/24", "255.255.255.254/32")
+	if f == policy.IPv6 {
+		known = prefixes("::/0", "8000::/1", "fd00::/8", "fd00:77::/64", "2001:db8::/32", "2001:db8:5::/48", "2001:db8:77::7/128", "fe80::/10")
 	}
-	one := func() object { return entries[r.IntN(len(entries))] }
-	for key, value := range map[string]bool{
-		"masqLinkLocal": p.linkLocal4, "masqLinkLocalIPv6": p.linkLocal6, "nomasqAllReservedRanges": p.reserved,
-	} {
-		if value {
-			entries[0][key] = true
+	return rapid.Custom(func(t *rapid.T) netip.Prefix {
+		p := rapid.SampledFrom(known).Draw(t, "known")
+		a := rapid.SampledFrom([]netip.Addr{p.Addr(), netipx.PrefixLastIP(p)}).Draw(t, "end")
+		bits := p.Bits() + rapid.IntRange(-3, a.BitLen()/3).Draw(t, "more bits")
+		return netip.PrefixFrom(a, min(max(bits, 0), a.BitLen())).Masked()
+	})
+}
+
+// boundaryAddresses returns the first and last addresses of some of a policy's prefixes and the addresses next to
+// them, those that are routable.
+func (n *node) boundaryAddresses(t *rapid.T, p policy.Policy) (all []netip.AddrPort) {
+	of := prefixes("10.0.0.0/8", "fd00::/8", "2001:db8::/32")
+	for _, e := range p.Destinations {
+		of = append(of, e.Prefix)
+	}
+	for _, prefix := range rapid.SliceOfN(rapid.SampledFrom(of), 1, 8).Draw(t, "boundaries of") {
+		first, last := prefix.Addr(), netipx.PrefixLastIP(prefix)
+		for _, a := range []netip.Addr{first, last, first.Prev(), last.Next()} {
+			if to := netip.AddrPortFrom(a, topology.EchoPort); n.Routable(a) && !slices.Contains(all, to) {
+				all = append(all, to)
+			}
 		}
 	}
-	for _, list := range []struct {
-		key      string
-		prefixes []netip.Prefix
-	}{{"nonMasqueradeCIDRs", p.exempt}, {"masqueradeCIDRs", p.masquerade}, {"nonMasqueradeSourceCIDRs", p.exemptSources}} {
-		if list.key == "nonMasqueradeCIDRs" && !p.defaults {
-			one()[list.key] = []netip.Prefix{}
-		}
-		for _, x := range list.prefixes {
-			entry := one()
-			have, _ := entry[list.key].([]netip.Prefix)
-			entry[list.key] = append(have, x)
-		}
-	}
-	return entries
+	return all
 }

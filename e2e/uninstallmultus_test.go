@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -96,30 +95,5 @@ func TestUninstallWithMultusCleanupOnExit(t *testing.T) {
 	<-done
 	if have := fileNames(t, b.bin); len(have) != 0 {
 		t.Errorf("files remain: %q", have)
-	}
-}
-
-// TestUninstallWithMultusCache checks that uninstall keeps the binary while Multus has a cached
-// conflist of a running pod, which it uses for DEL, also with containerd.
-func TestUninstallWithMultusCache(t *testing.T) {
-	t.Parallel()
-	b := newUninstalledNode(t, backends()[0])
-	b.install(t, b.plugin(t))
-	const id, cache = "7b0f", "/var/lib/cni/multus"
-	task := filepath.Join(b.own("/run/containerd"), "io.containerd.runtime.v2.task/k8s.io", id)
-	file := filepath.Join(cache, id)
-	delegate := readFile(t, b.conflistFile)
-	for range 40 { // the deepest nesting seen with Multus
-		delegate = marshalIndent(t, object{"name": "multus-cni-network", "plugins": []any{object{"type": "multus", "delegates": []any{json.RawMessage(delegate)}}}})
-	}
-	must(t, firstOf(os.MkdirAll(task, 0o711), os.MkdirAll(b.own(cache), 0o755),
-		os.WriteFile(b.own(file), marshalIndent(t, []any{object{"Conf": object{"type": ""}, "Bytes": delegate}}), 0o600)))
-	b.wantSays(t, 1, []string{"the plugin stays", file, "Multus"}, b.args("uninstall")...)
-	if have := fileNames(t, b.bin); len(have) != 1 {
-		t.Errorf("beside Multus: %q", have)
-	}
-	b.wantSays(t, 0, nil, b.args("uninstall", "--no-wait")...)
-	if have := fileNames(t, b.bin); len(have) != 0 {
-		t.Errorf("after uninstall --no-wait: %q", have)
 	}
 }

@@ -34,46 +34,6 @@ func podAddr(pod *topology.Host, destination netip.Addr) netip.Addr {
 	return pod.Addrs[1]
 }
 
-func TestWithoutNATTheOtherSideSeesThePod(t *testing.T) {
-	w, pod := world(t, topology.Options{})
-	other := topology.Must(w.AddPod("other", addr("10.244.1.3"), addr("fd00:244:1::3")))(t)
-	for destination, by := range map[string]*topology.Host{
-		"192.168.50.11":    w.LAN,
-		"192.168.50.12":    w.LAN,
-		"10.0.0.1":         w.LAN,
-		"172.31.255.255":   w.LAN,
-		"fd00:50::11":      w.LAN,
-		"fd12::1":          w.LAN,
-		"203.0.113.11":     w.Outside,
-		"203.0.113.255":    w.Outside,
-		"0.1.2.3":          w.Outside,
-		"100.64.0.1":       w.Outside,
-		"169.254.5.5":      w.Outside,
-		"240.0.0.1":        w.Outside,
-		"2001:db8:113::11": w.Outside,
-		"64:ff9b::1":       w.Outside,
-		"192.168.50.10":    w.Node,
-		"2001:db8:113::10": w.Node,
-		"10.244.1.3":       other,
-		"fd00:244:1::3":    other,
-	} {
-		for network, send := range map[string]func(netip.AddrPort, ...topology.Option) (topology.Seen, error){
-			"udp": pod.SendUDP,
-			"tcp": pod.SendTCP,
-		} {
-			seen := topology.Must(send(echo(destination), topology.FromPort(4711)))(t)
-			want := topology.Seen{
-				By:       by.Name,
-				Source:   netip.AddrPortFrom(podAddr(pod, addr(destination)), 4711),
-				Answered: true,
-			}
-			if seen != want {
-				t.Errorf("%s to %s: seen %v, want %v", network, destination, seen, want)
-			}
-		}
-	}
-}
-
 // TestWhatIsRoutableIsSeen checks Routable, on which tests of random policies rely.
 func TestWhatIsRoutableIsSeen(t *testing.T) {
 	w, pod := world(t, topology.Options{})
