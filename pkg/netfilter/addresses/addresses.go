@@ -21,20 +21,20 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 	}()
 	socket := nfnetlink.Routes()
 	defer func() { err = errors.Join(err, socket.Close()) }()
-	services, err := socket.LinkNamed(policy.ServiceInterface)
+	services, err := socket.Link(0, policy.ServiceInterface)
 	if err != nil {
 		return nil, err
 	}
 	links := map[uint32]nfnetlink.Link{}
 	for _, family := range families {
 		f := nfnetlink.FamilyOf(family.All().Addr())
-		all, err := socket.Addresses(f, services)
+		all, err := socket.Addresses(f, services.Index)
 		if err != nil {
 			return nil, err
 		}
 		for _, a := range all {
 			if _, known := links[a.Link]; !known {
-				if links[a.Link], err = socket.Link(a.Link); err != nil {
+				if links[a.Link], err = socket.Link(a.Link, ""); err != nil {
 					return nil, err
 				}
 			}

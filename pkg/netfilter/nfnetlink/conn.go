@@ -178,7 +178,7 @@ func (o operation) String() string {
 	return strings.TrimSuffix(strings.Join([]string{o.verb, o.family.String(), o.table, o.name}, " "), " ")
 }
 
-// names writes the names of the table, whose attribute has one number for all objects, and the object.
+// names writes the names of the table, whose attribute has one number for all objects, and object.
 func (w *attrWriter) names(op operation, nameAttr uint16) {
 	if op.table != "" {
 		w.str(unix.NFTA_TABLE_NAME, op.table)

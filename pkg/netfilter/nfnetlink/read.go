@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -203,12 +204,8 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 // walks the chains of all tables of the family, so Chain is cheaper for a single one.
 func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 	op := operation{"list chains of", family, table, ""}
-	return list(c, op, unix.NFT_MSG_GETCHAIN, 0, func(chains []Chain, t *attrTable) []Chain {
-		if chain := decodeChain(t); chain.Table == table {
-			chains = append(chains, chain)
-		}
-		return chains
-	})
+	chains, err := list(c, op, unix.NFT_MSG_GETCHAIN, 0, each(decodeChain))
+	return slices.DeleteFunc(chains, func(chain Chain) bool { return chain.Table != table }), err
 }
 
 func decodeChain(t *attrTable) Chain {

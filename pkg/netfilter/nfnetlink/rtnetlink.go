@@ -88,6 +88,7 @@ type Address struct {
 
 // Link is an interface.
 type Link struct {
+	Index uint32
 	Name  string
 	Flags uint32 // IFF_*
 	Kind  string // dummy, bridge, veth, …; "" of most hardware
@@ -130,24 +131,22 @@ func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 	}
 }
 
-// LinkNamed returns the index of the interface with the name, 0 if there is none.
-func (c *Conn) LinkNamed(name string) (index uint32, err error) {
-	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, "find interface "+name, 0, unix.IfInfomsg{},
-		func(w *attrWriter) { w.str(unix.IFLA_IFNAME, name) },
-		func(m unix.IfInfomsg, _ *attrTable) { index = uint32(m.Index) }))
-	return index, ignore(err, unix.ENODEV)
-}
-
-// Link returns the interface with the index. It is the zero Link if there is none.
-func (c *Conn) Link(index uint32) (l Link, err error) {
+// Link returns the interface with the index or, if that is 0, with the name. It is the zero Link if there is none.
+func (c *Conn) Link(index uint32, name string) (l Link, err error) {
 	const withoutStatistics = 8 // RTEXT_FILTER_SKIP_STATS
-	get := unix.IfInfomsg{Index: int32(index)}
-	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, fmt.Sprintf("read interface %d", index), 0, get,
-		func(w *attrWriter) {
-			w.bytes(unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, withoutStatistics))
-		}, func(m unix.IfInfomsg, t *attrTable) {
-			l = Link{t.str(unix.IFLA_IFNAME), m.Flags, string(untilNUL(nested(t.get(unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND)))}
-		}))
+	what, get := fmt.Sprint("read interface ", name), unix.IfInfomsg{Index: int32(index)}
+	if name == "" {
+		what += fmt.Sprint(index)
+	}
+	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, what, 0, get, func(w *attrWriter) {
+		w.bytes(unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, withoutStatistics))
+		if name != "" {
+			w.str(unix.IFLA_IFNAME, name)
+		}
+	}, func(m unix.IfInfomsg, t *attrTable) {
+		kind := untilNUL(nested(t.get(unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
+		l = Link{uint32(m.Index), t.str(unix.IFLA_IFNAME), m.Flags, string(kind)}
+	}))
 	return l, ignore(err, unix.ENODEV)
 }
 
@@ -162,7 +161,7 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
 	c := Routes()
 	defer func() { _ = c.Close() }()
-	ignored, _ := c.LinkNamed(except) // without its index nothing is ignored
+	ignored, _ := c.Link(0, except) // without its index nothing is ignored
 	changed()
 	in := make([]byte, datagramSize)
 	for {
@@ -176,10 +175,10 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 			const indexAt = 4 // in struct ifaddrmsg
 			links = links || it.typ != unix.RTM_NEWADDR && it.typ != unix.RTM_DELADDR
 			relevant = relevant || links || len(it.payload) < unix.SizeofIfAddrmsg ||
-				binary.NativeEndian.Uint32(it.payload[indexAt:]) != ignored
+				binary.NativeEndian.Uint32(it.payload[indexAt:]) != ignored.Index
 		}
 		if links {
-			ignored, _ = c.LinkNamed(except)
+			ignored, _ = c.Link(0, except)
 		}
 		if relevant || it.malformed {
 			changed()

@@ -159,7 +159,6 @@ func (t *table) readGuard(of policy.ChainFamily, o *netfilter.GuardObservation) 
 			g.Mode = policy.GuardDrop
 		}
 	}
-	t.readBindings(&g)
 	t.readJumps(&g)
 	return g
 }
@@ -176,49 +175,45 @@ func (r rule) drops() bool {
 	return slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} })
 }
 
-// readBindings sets what is bound besides, with the matches of the jumps: ip saddr @boundpods-X [oifname != Y].
-func (t *table) readBindings(g *policy.Guard) {
-	for i := 0; ; i++ {
-		sources, destinations := boundPodsSets(i, g.Chain)
+// readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0]
+// and ip saddr @boundpods-X [ip daddr @boundto-X] [oifname != Y].
+func (t *table) readJumps(g *policy.Guard) {
+	bindings := map[string]int{} // by their sets of sources
+	for {
+		sources, destinations := boundPodsSets(len(g.Bindings), g.Chain)
 		if len(t.sets[sources]) == 0 {
-			return
+			break
 		}
-		b := policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]}
-		for _, conditions := range t.guardJumps(enforceChain, g) {
-			of := slices.ContainsFunc(conditions, func(c nfnetlink.Condition) bool { return c.Set == sources })
-			for _, c := range conditions {
-				if of && c.Field == nfnetlink.OutputName && c.Not && !slices.Contains(b.NotOut, c.Name) {
-					b.NotOut = append(b.NotOut, c.Name)
+		bindings[sources] = len(g.Bindings)
+		g.Bindings = append(g.Bindings, policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]})
+	}
+	for _, base := range []string{guardChain, enforceChain} {
+		for _, r := range cmp.Or(t.chains[base], &chain{}).rules {
+			if r.masqChain(base) != g.Chain {
+				continue
+			}
+			notOut := new([]string) // of the binding
+			for _, c := range nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
+				i, isBinding := bindings[c.Set]
+				switch {
+				case isBinding:
+					notOut = &g.Bindings[i].NotOut
+				case c.Field == nfnetlink.Mark:
+					g.BypassMark = policy.Mark(c.Mask)
+				case c.Field == nfnetlink.OutputName && c.Not:
+					addOnce(notOut, c.Name)
+				case c.Field == nfnetlink.OutputName:
+					addOnce(&g.Scope.Interfaces, c.Name)
 				}
 			}
 		}
-		g.Bindings = append(g.Bindings, b)
 	}
 }
 
-// readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0].
-func (t *table) readJumps(g *policy.Guard) {
-	for _, c := range slices.Concat(append(t.guardJumps(guardChain, g), t.guardJumps(enforceChain, g)...)...) {
-		switch {
-		case c.Field == nfnetlink.Mark:
-			g.BypassMark = policy.Mark(c.Mask)
-		case c.Field == nfnetlink.OutputName && !c.Not && !slices.Contains(g.Scope.Interfaces, c.Name):
-			g.Scope.Interfaces = append(g.Scope.Interfaces, c.Name)
-		}
+func addOnce(names *[]string, name string) {
+	if !slices.Contains(*names, name) {
+		*names = append(*names, name)
 	}
-}
-
-// guardJumps returns the matches of the jumps of a base chain to the chain of a guard.
-func (t *table) guardJumps(base string, g *policy.Guard) (all [][]nfnetlink.Condition) {
-	if t.chains[base] == nil {
-		return nil
-	}
-	for _, r := range t.chains[base].rules {
-		if r.masqChain(base) == g.Chain {
-			all = append(all, nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions)
-		}
-	}
-	return all
 }
 
 // CompareGuards implements netfilter.GuardTables.
