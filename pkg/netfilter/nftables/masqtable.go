@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -140,8 +141,15 @@ func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *tabl
 
 // ruleset returns the table as it was read in the terms of policy.
 func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
-	jumps, unrecognized := t.jumps(f) // by masquerade chain
-	unrecognized = slices.Concat(t.unrecognized, unrecognized)
+	jumps, unrecognized := map[string][]policy.Rule{}, slices.Clone(t.unrecognized)
+	for _, raw := range cmp.Or(t.chains[baseChain], &chain{}).rules {
+		r := decode(f, raw, t.sets)
+		if chain, masq := masqChainOf(r.Target); masq {
+			jumps[chain] = append(jumps[chain], r.Rule)
+		} else {
+			unrecognized = append(unrecognized, fmt.Sprintf("chain %s: %s", baseChain, r.Rule))
+		}
+	}
 	for _, name := range t.order {
 		masqChain, masq := masqChainOf(name)
 		if !masq {
@@ -174,23 +182,6 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: text})
 	}
 	return rs
-}
-
-// jumps returns the rules of the base chain by the masquerade chain that they lead to, and texts of the others.
-func (t *table) jumps(f policy.Family) (jumps map[string][]policy.Rule, others []string) {
-	jumps = map[string][]policy.Rule{}
-	if t.chains[baseChain] == nil {
-		return jumps, nil
-	}
-	for _, raw := range t.chains[baseChain].rules {
-		r := decode(f, raw, t.sets)
-		if chain, masq := masqChainOf(r.Target); masq {
-			jumps[chain] = append(jumps[chain], r.Rule)
-		} else {
-			others = append(others, fmt.Sprintf("chain %s: %s", baseChain, r.Rule))
-		}
-	}
-	return jumps, others
 }
 
 // decode returns the rule that was encoded. A rule that statements does not write is unrecognized, as is one with a
