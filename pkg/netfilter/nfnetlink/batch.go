@@ -134,22 +134,16 @@ func (b *Batch) elements(op operation, msgType, flags uint16, ranges []netipx.IP
 		b.add(op, msgType, flags, unix.NFTA_SET_ELEM_LIST_SET, func(w *attrWriter) {
 			w.nest(func() {
 				for _, r := range some {
-					w.addrRange(r)
+					if !r.IsValid() {
+						w.fail("%s to %s is not a range of addresses", r.From(), r.To())
+					}
+					w.element(r.From(), 0)
+					if end := r.To().Next(); end.IsValid() { // else the range has the highest address
+						w.element(end, unix.NFT_SET_ELEM_INTERVAL_END)
+					}
 				}
 			}, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		})
-	}
-}
-
-// addrRange writes the element that begins a range and, unless it has the highest address, its end.
-func (w *attrWriter) addrRange(r netipx.IPRange) {
-	if !r.IsValid() {
-		w.fail("%s to %s is not a range of addresses", r.From(), r.To())
-		return
-	}
-	w.element(r.From(), 0)
-	if end := r.To().Next(); end.IsValid() {
-		w.element(end, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 }
 

@@ -155,8 +155,10 @@ func (t *table) readGuard(of policy.ChainFamily, o *netfilter.GuardObservation) 
 		g.Owner = cmp.Or(c.owner(), g.Owner)
 		o.Packets[of] = c.packets()
 		g.Mode = policy.GuardCount
-		if slices.ContainsFunc(c.rules, rule.drops) {
-			g.Mode = policy.GuardDrop
+		for _, r := range c.rules {
+			if slices.Contains(r.exprs, nfnetlink.Expr(nfnetlink.Verdict{Code: nfnetlink.Drop})) {
+				g.Mode = policy.GuardDrop
+			}
 		}
 	}
 	t.readJumps(&g)
@@ -169,10 +171,6 @@ func (c *chain) packets() (n uint64) {
 		n += r.packets
 	}
 	return n
-}
-
-func (r rule) drops() bool {
-	return slices.ContainsFunc(r.exprs, func(e nfnetlink.Expr) bool { return e == nfnetlink.Verdict{Code: nfnetlink.Drop} })
 }
 
 // readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0]
@@ -277,20 +275,16 @@ func guardTablesOf(guards []policy.Guard) map[policy.Family]*table {
 			t = newTable(netfilter.GuardTable)
 			t.exists, tables[g.Family] = true, t
 		}
-		t.addGuard(g)
+		t.addSet(podsSet+"-"+g.Chain, g.Scope.Sources)
+		if g.Mode == policy.GuardCount || g.Mode == policy.GuardDrop {
+			t.addCounting(g)
+		}
+		if g.Bound != nil {
+			t.addBinding(g)
+		}
 		slices.Sort(t.order)
 	}
 	return tables
-}
-
-func (t *table) addGuard(g policy.Guard) {
-	t.addSet(podsSet+"-"+g.Chain, g.Scope.Sources)
-	if g.Mode == policy.GuardCount || g.Mode == policy.GuardDrop {
-		t.addCounting(g)
-	}
-	if g.Bound != nil {
-		t.addBinding(g)
-	}
 }
 
 // addJumps adds the jumps of packets in scope to the chain of a guard.
@@ -309,10 +303,15 @@ func (t *table) addCounting(g policy.Guard) {
 	link, target, exempt := netfilter.LinkOf(g.Family), guardChain+"-"+g.Chain, exemptSet+"-"+g.Chain
 	t.addSet(exempt, g.Exempt)
 	t.addJumps(guardChain, g, inSet(link, "saddr", podsSet+"-"+g.Chain, false), inSet(link, "daddr", exempt, true))
-	t.add(target, "", isReply(), returns())
+	const reply = 1 // IP_CT_DIR_REPLY
+	t.add(target, "", statement("ct direction reply",
+		nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, reply)), returns())
 	if g.Family == policy.IPv6 {
 		for typ := byte(133); typ <= 137; typ++ { // neighbour discovery, which conntrack does not track
-			t.add(target, "", icmpv6Type(typ), returns())
+			t.add(target, "", statement(fmt.Sprintf("icmpv6 type %d", typ),
+				nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
+				nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, typ),
+			), returns())
 		}
 	}
 	t.add(target, "", addressType("saddr", "local"), returns())
@@ -351,7 +350,10 @@ func (t *table) addBinding(g policy.Guard) {
 	// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
 	t.add(target, "", pairInSelf(link, "saddr", true))
 	t.add(target, "", pairInSelf(link, "daddr", false), returns())
-	t.add(target, g.Owner.Comment(), counter(), keepSource(link))
+	// After `snat to ip saddr` no other NAT rule changes the source.
+	const reg = nfnetlink.Reg1
+	t.add(target, g.Owner.Comment(), counter(), statement("snat to "+link.String()+" saddr", load(link, "saddr", reg),
+		nfnetlink.NAT{Type: unix.NFT_NAT_SNAT, Family: uint32(link), AddrMin: reg, AddrMax: reg}))
 }
 
 // boundPodsSets returns the names of the sets for one of Guard.Bindings: boundpods-X, boundpods2-X, ...
@@ -361,12 +363,6 @@ func boundPodsSets(i int, chain string) (sources, destinations string) {
 		number = strconv.Itoa(i + 1)
 	}
 	return boundPods + number + "-" + chain, boundTo + number + "-" + chain
-}
-
-// isReply is the match `ct direction reply`.
-func isReply() nftStatement {
-	const reply = 1 // IP_CT_DIR_REPLY
-	return statement("ct direction reply", nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, reply))
 }
 
 // withoutMark is the match `meta mark & 0x6000 == 0`, empty without a mask.
@@ -382,13 +378,6 @@ func withoutMark(mask policy.Mark) nftStatement {
 		compare(nfnetlink.Equal, zero...))
 }
 
-// icmpv6Type is the match `icmpv6 type 133`.
-func icmpv6Type(typ byte) nftStatement {
-	return statement(fmt.Sprintf("icmpv6 type %d", typ),
-		nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
-		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, typ))
-}
-
 // pairInSelf is the statement `update @self { ip saddr . ip saddr }` or the match `ip saddr . ip daddr @self`.
 func pairInSelf(f nfnetlink.Family, second string, update bool) nftStatement {
 	next := nfnetlink.Register(unix.NFT_REG32_01) // an address of IPv4 takes a register of 4 bytes
@@ -402,11 +391,4 @@ func pairInSelf(f nfnetlink.Family, second string, update bool) nftStatement {
 			nfnetlink.Dynset{Set: selfSet, Op: unix.NFT_DYNSET_OP_UPDATE, Key: nfnetlink.Reg1})
 	}
 	return statement(pair+" @"+selfSet, first, last, nfnetlink.Lookup{Set: selfSet, Sreg: nfnetlink.Reg1})
-}
-
-// keepSource is the statement `snat to ip saddr`, after which no other NAT rule changes the source.
-func keepSource(f nfnetlink.Family) nftStatement {
-	const reg = nfnetlink.Reg1
-	return statement("snat to "+f.String()+" saddr", load(f, "saddr", reg),
-		nfnetlink.NAT{Type: unix.NFT_NAT_SNAT, Family: uint32(f), AddrMin: reg, AddrMax: reg})
 }

@@ -30,17 +30,7 @@ const (
 // masqChainOf returns the name of the masquerade chain that a chain of the table is.
 func masqChainOf(name string) (string, bool) { return strings.CutPrefix(name, chainPrefix) }
 
-// setName returns a name for a set of a masquerade chain. A set that replaces another one has a number
-// above 1 at its end, because both exist for a moment.
-func setName(kind, masqChain string, number int) string {
-	name := kind + "-" + masqChain
-	if number > 1 {
-		name += "." + strconv.Itoa(number)
-	}
-	return name
-}
-
-// ownSet reports whether a set has a name as setName returns.
+// ownSet reports whether a set has a name as nameSet returns.
 func ownSet(name string) bool {
 	kind, _, _ := strings.Cut(name, "-")
 	return kind == exemptSet || kind == sourceSet || kind == scopeSet
@@ -121,7 +111,10 @@ func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change 
 // The sets that are to change have any ranges.
 func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *table, change map[string]bool) (free string) {
 	for number := len(have.sets) + len(t.sets) + 1; number > 0; number-- {
-		name := setName(kind, masqChain, number)
+		name := kind + "-" + masqChain
+		if number > 1 {
+			name += "." + strconv.Itoa(number)
+		}
 		held, exists := t.sets[name]
 		if !exists {
 			held, exists = have.sets[name]

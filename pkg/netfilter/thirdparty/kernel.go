@@ -40,10 +40,6 @@ func beforeTracking() hookPoint {
 	return hookPoint{"raw", "PREROUTING", unix.NF_INET_PRE_ROUTING, priorityRaw, priorityConntrack}
 }
 
-func (p hookPoint) includes(b *nfnetlink.Base) bool {
-	return b != nil && b.Hook == p.hook && b.Priority < p.before && (p.table != natTable || b.Type == natTable)
-}
-
 // hook is a base chain.
 type hook struct {
 	table
@@ -95,10 +91,11 @@ func (p hookPoint) hooksOf(c *nfnetlink.Conn, link nfnetlink.Family, tableName s
 		},
 	}
 	for _, chain := range chains {
-		if !p.includes(chain.Base) {
+		b := chain.Base
+		if b == nil || b.Hook != p.hook || b.Priority >= p.before || p.table == natTable && b.Type != natTable {
 			continue
 		}
-		at := Place{Backend: policy.NFTables, Table: tableName, Chain: chain.Name, Priority: chain.Base.Priority}
+		at := Place{Backend: policy.NFTables, Table: tableName, Chain: chain.Name, Priority: b.Priority}
 		if link != nfnetlink.Inet && tableName == p.table && chain.Name == p.chain {
 			at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
 		}

@@ -111,9 +111,6 @@ func without(all []Packets, not Packets, f policy.Family) []Packets {
 	return rest
 }
 
-// differsInAddresses reports whether the sets differ in nothing else.
-func (p Packets) differsInAddresses(q Packets) bool { return p.Out == q.Out && p.differsInPlace(q) }
-
 // differsInPlace reports whether a part of packets differs in addresses, or by an interface, alone.
 func (p Packets) differsInPlace(part Packets) bool {
 	return p.protocol == part.protocol && p.notOrigins == part.notOrigins && (p.Out == part.Out || p.Out == "") && slices.Equal(p.NotOut, part.NotOut)
@@ -141,7 +138,7 @@ func merge(all []Packets) []Packets {
 next:
 	for _, p := range all {
 		for i, q := range out {
-			if p.before != q.before || !p.differsInAddresses(q) {
+			if p.before != q.before || p.Out != q.Out || !p.differsInPlace(q) {
 				continue
 			}
 			switch {
