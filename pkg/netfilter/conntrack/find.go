@@ -59,7 +59,12 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 			return nil, err
 		}
 	}
-	slices.SortFunc(found, compareFound)
+	compare := func(a, b nfnetlink.Flow) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst))
+	}
+	slices.SortFunc(found, func(a, b Found) int {
+		return cmp.Or(compare(a.Original, b.Original), compare(a.Reply, b.Reply), cmp.Compare(a.Zone, b.Zone))
+	})
 	found = slices.Compact(found) // a walk may list an entry twice
 	for i := range found {
 		f := &found[i]
@@ -72,11 +77,4 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 		}
 	}
 	return found, r.err
-}
-
-func compareFound(a, b Found) int {
-	compare := func(a, b nfnetlink.Flow) int {
-		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst))
-	}
-	return cmp.Or(compare(a.Original, b.Original), compare(a.Reply, b.Reply), cmp.Compare(a.Zone, b.Zone))
 }

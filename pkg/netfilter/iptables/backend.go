@@ -192,7 +192,8 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 		switch {
 		case remove:
-			tx.deleteChain(want.Name)
+			tx.declared = append(tx.declared, ":"+want.Name+" - [0:0]")
+			tx.deleted = append(tx.deleted, "-X "+want.Name) // after the jumps to it
 		case have == nil || want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal):
 			tx.fill(want)
 		}

@@ -70,12 +70,6 @@ func (t *transaction) deleteJumps(lines []string, numbers []int) {
 	}
 }
 
-// deleteChain deletes the chain after the jumps to it.
-func (t *transaction) deleteChain(chain string) {
-	t.declared = append(t.declared, ":"+chain+" - [0:0]")
-	t.deleted = append(t.deleted, "-X "+chain)
-}
-
 // restore returns the transaction as input for iptables-restore.
 func (t *transaction) restore() []byte {
 	all := slices.Concat([]string{"*" + natTable}, t.lines(), []string{"COMMIT", ""})

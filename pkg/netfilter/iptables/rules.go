@@ -108,7 +108,7 @@ func (t *table) jumpLines(lines []string, err error) (map[string][]string, error
 	}
 	for i, line := range lines {
 		for _, c := range t.Chains {
-			leads := leadsTo(line, c.Name)
+			leads := strings.HasSuffix(line, " -j "+c.Name) || strings.HasSuffix(line, " -g "+c.Name)
 			if leads != (t.targets[i] == c.Name) {
 				return nil, errChanging
 			}
@@ -118,11 +118,6 @@ func (t *table) jumpLines(lines []string, err error) (map[string][]string, error
 		}
 	}
 	return jumps, nil
-}
-
-// leadsTo reports whether a rule that `iptables -S` printed ends with a jump or goto to the chain.
-func leadsTo(line, chain string) bool {
-	return strings.HasSuffix(line, " -j "+chain) || strings.HasSuffix(line, " -g "+chain)
 }
 
 // decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it.

@@ -50,7 +50,10 @@ func (c *Conn) open() (err error) {
 	case c.in != nil:
 		return nil
 	case c.routes:
-		c.fd, err = openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, setUpRoutes)
+		// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
+		c.fd, err = openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, func(fd int) error {
+			return ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1), unix.ENOPROTOOPT)
+		})
 	default:
 		c.fd, err = openSocket("open nf_tables socket", unix.NETLINK_NETFILTER, 0, setUpNetfilter)
 	}

@@ -16,11 +16,6 @@ import (
 // Routes returns a Conn to the routing tables, addresses and interfaces (rtnetlink) instead. It needs no privilege.
 func Routes() *Conn { return &Conn{routes: true} }
 
-func setUpRoutes(fd int) error {
-	// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
-	return ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1), unix.ENOPROTOOPT)
-}
-
 // Local returns the destinations of a family's routes of type local in all tables, without those to every
 // address. There are none if the kernel does not have the family.
 func (c *Conn) Local(f Family) (local []netip.Prefix, err error) {

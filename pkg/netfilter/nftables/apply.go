@@ -187,7 +187,9 @@ func (w *writer) try(now *state) (err error) {
 		t.broken = t.broken || t.exists && w.broken[netfilter.LinkOf(f)]
 	}
 	// To encode many prefixes takes longer than other programs may pause.
-	if w.encoded == nil || !maps.EqualFunc(w.encoded.tables, now.tables, (*table).sameObjects) {
+	if w.encoded == nil || !maps.EqualFunc(w.encoded.tables, now.tables, func(a, b *table) bool {
+		return a.exists == b.exists && a.broken == b.broken && a.sameRules(b)
+	}) {
 		w.encode(now)
 	}
 	w.fill.Generation, w.rest.Generation = now.generation, now.generation

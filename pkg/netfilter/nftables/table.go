@@ -189,11 +189,6 @@ func (t *table) sameRules(later *table) bool {
 	})
 }
 
-// sameObjects reports whether the same batches change both tables.
-func (t *table) sameObjects(u *table) bool {
-	return t.exists == u.exists && t.broken == u.broken && t.sameRules(u)
-}
-
 // anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is without it.
 func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 

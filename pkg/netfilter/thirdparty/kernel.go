@@ -34,12 +34,6 @@ func sourceNAT() hookPoint {
 	return hookPoint{natTable, "POSTROUTING", unix.NF_INET_POST_ROUTING, priorityNAT, math.MaxInt32}
 }
 
-// beforeTracking is where base chains decide which packets of pods are tracked.
-func beforeTracking() hookPoint {
-	const priorityRaw, priorityConntrack = -300, -200 // NF_IP_PRI_RAW, NF_IP_PRI_CONNTRACK
-	return hookPoint{"raw", "PREROUTING", unix.NF_INET_PRE_ROUTING, priorityRaw, priorityConntrack}
-}
-
 // hook is a base chain.
 type hook struct {
 	table

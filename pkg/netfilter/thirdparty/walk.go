@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -193,7 +195,9 @@ func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 
 // Untracked returns the rules that keep forwarded packets from connection tracking. Errors are those of Scan.
 func Untracked(ctx context.Context) ([]Rule, error) {
-	rules, err := scan(ctx, beforeTracking(), func(Place) bool { return false })
+	const priorityRaw, priorityConntrack = -300, -200 // NF_IP_PRI_RAW, NF_IP_PRI_CONNTRACK
+	at := hookPoint{"raw", "PREROUTING", unix.NF_INET_PRE_ROUTING, priorityRaw, priorityConntrack}
+	rules, err := scan(ctx, at, func(Place) bool { return false })
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Untracks }), err
 }
 
