@@ -91,8 +91,9 @@ type world struct {
 	written, kernelWrites int // in all, and without those of documents and the record
 
 	kernel     *netfiltertest.Kernel
-	before     []wrong        // the present write
-	seen, now  map[string]int // how often each backend, and guards, had changed when they were read last, and until now
+	before     []wrong                     // the present write
+	chains     map[policy.ChainFamily]bool // before it
+	seen, now  map[string]int              // how often each backend, and guards, had changed when they were read last, and until now
 	unreadable bool
 	read       map[string]bool // whether a run has read each backend, and guards, since it wrote or was overtaken
 	stuck      bool            // a document could not be stored: the run writes nothing more
@@ -139,6 +140,9 @@ func newWorld(t *rapid.T, lock *store.Lock) *world {
 	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}, read: map[string]bool{}}
 	w.kernel.Before, w.kernel.After = w.begins, func(what string, details ...string) { w.kernelWrites++; w.wrote(what, details...) }
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
+		if w.faults && rapid.IntRange(0, 24).Draw(w.t, "addresses") == 0 {
+			return nil, errFault
+		}
 		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
 	}}
 	w.Drivers = w.kernel.Drivers()
@@ -376,9 +380,20 @@ func (w *world) begins(effect string, writes bool) error {
 			w.stuck = effect == "store"
 			return err
 		}
-		w.before = w.wrong()
+		w.before, w.chains = w.wrong(), w.existing()
 	}
 	return nil
+}
+
+// existing returns the chains that are in any backend.
+func (w *world) existing() map[policy.ChainFamily]bool {
+	exist := map[policy.ChainFamily]bool{}
+	for _, chains := range w.kernel.Chains {
+		for ref := range chains {
+			exist[ref] = true
+		}
+	}
+	return exist
 }
 
 // isOnRecord reports whether the record has what the run has planned, resets excepted: a full disk has no room for them.
@@ -390,8 +405,14 @@ func (w *world) isOnRecord() bool {
 
 // wrote is called after each write. It checks the invariants, and ends the process now and then.
 func (w *world) wrote(what string, _ ...string) {
+	exist := w.existing()
 	if w.interfered() {
-		w.before = w.wrong()
+		w.before, w.chains = w.wrong(), exist
+	}
+	for _, g := range w.kernel.Guards {
+		if ref := (policy.ChainFamily{Chain: g.Chain, Family: g.Family}); w.chains[ref] && !exist[ref] && g.HasEffect() {
+			w.t.Fatalf("%s removes %s (%s) under a guard\n%s", what, g.Chain, g.Family, w)
+		}
 	}
 	for tables := range w.now { // a run need not read what it has written
 		if strings.Contains(what, tables) {
@@ -554,6 +575,11 @@ func (e worldEffects) guards(ctx context.Context, guards []policy.Guard, from ne
 }
 
 func (e worldEffects) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
+	for i, c := range desired.Chains {
+		if desired.Find(c.Family, c.Name) != &desired.Chains[i] {
+			e.w.t.Fatalf("chain %s is desired twice\n%s", c.Name, e.w)
+		}
+	}
 	return e.w.writes(t.choice.String(), func() error { return e.does.rules(ctx, t, desired, families) })
 }
 
@@ -588,15 +614,7 @@ func (e worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error {
 }
 
 func (e worldEffects) remove(ctx context.Context, o store.OwnedChain) error {
-	err, w := e.does.remove(ctx, o), e.w
-	w.changes++ // guards are due again, and may fail
-	left := slices.ContainsFunc(slices.Collect(maps.Values(w.kernel.Chains)), func(chains map[policy.ChainFamily]policy.Chain) bool {
-		_, there := chains[policy.ChainFamily{Chain: o.Chain, Family: o.Family}]
-		return there
-	})
-	guarded := slices.ContainsFunc(w.kernel.Guards, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect() })
-	if err == nil && guarded && !left && !w.interfered() {
-		w.t.Fatalf("%v is removed under a guard\n%s", o, w)
-	}
+	err := e.does.remove(ctx, o)
+	e.w.changes++ // guards are due again, and may fail
 	return err
 }
