@@ -3,14 +3,12 @@
 package e2e
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
 // exemptPods returns how many pods with an IPv4 address are exempt by namespace.
@@ -78,46 +76,4 @@ func TestPodsBeforeTheEntry(t *testing.T) {
 		n.exempt(t, prod, false, "1.2.3.4")
 		d.stop(t)
 	})
-}
-
-// TestUntrustedCache: which files of the cache do not count.
-func TestUntrustedCache(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.write(t, "podnet", n.bridge("podnet"))
-	p := n.podOf(t, "prod")
-	files, err := filepath.Glob(n.own("/var/lib/cni/results/podnet-*"))
-	if err != nil || len(files) != 1 {
-		t.Fatal(files, err)
-	}
-	text, conf := readFile(t, files[0]), object{"nonMasqueradeNamespaces": []string{"prod"}}
-	n.conflist(t, "podnet", conf)
-	counts := func(what string, want bool) {
-		t.Helper()
-		must(t, os.RemoveAll(filepath.Join(n.dataDir, "attachments")))
-		n.reconcileOnce(t)
-		n.exempt(t, p, want, "1.2.3.4")
-		if got := n.exemptPods(t) == 1; got != want {
-			t.Errorf("%s: exempt %t", what, got)
-		}
-	}
-	counts("as the runtime wrote it", true)
-	must(t, os.Chmod(files[0], 0o666))
-	counts("others may write it", false)
-	must(t, os.Chmod(files[0], 0o600))
-	must(t, os.Chown(files[0], 65534, 0))
-	counts("of another user", false)
-	must(t, os.Chown(files[0], 0, 0))
-	must(t, os.WriteFile(files[0], text[:len(text)-1], 0o600))
-	counts("torn", false)
-	must(t, os.WriteFile(files[0], text, 0o600))
-	must(t, os.Chtimes(files[0], time.Unix(1e9, 0), time.Unix(1e9, 0)))
-	counts("of an earlier boot", false)
-	now := time.Now()
-	must(t, os.Chtimes(files[0], now, now))
-	counts("repaired", true)
-	must(t, os.WriteFile(n.own(config.DefaultPluginFile), []byte(n.pluginFile("")), 0o600))
-	counts("with plugin.toml and the same configuration", true)
-	n.write(t, "podnet", n.bridge("podnet"), object{"type": "portmap"}, n.entry(conf))
-	counts("with plugin.toml and another configuration", false)
 }

@@ -3,26 +3,11 @@
 package e2e
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
-
-// writeDefaultConflist writes a conflist with a plugin entry to the default conflist directory and
-// returns its path.
-func (n *node) writeDefaultConflist(t *testing.T, network string, keys object) string {
-	t.Helper()
-	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.entry(keys)}})
-	must(t, err)
-	must(t, os.MkdirAll(n.own(config.DefaultCNIConfDir), 0o755))
-	path := filepath.Join(n.own(config.DefaultCNIConfDir), "10-"+network+".conflist")
-	writeTempFile(t, path, string(list))
-	return path
-}
 
 // conflict is a pair of entries of two networks that conflict.
 type conflict struct {
@@ -133,16 +118,16 @@ func TestConflictAfterConflistRemoval(t *testing.T) {
 			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, msgs)
 			n.addAndCheck(t, conf).noWarnings(t)
 		}
-		path := n.writeDefaultConflist(t, "first", keys["first"])
+		path := n.standardConflist(t, "first", keys["first"])
 		wantConflict(second) // only the first network has a conflist
-		n.writeDefaultConflist(t, "second", keys["second"])
+		n.standardConflist(t, "second", keys["second"])
 		wantConflict(second) // both have one
 		must(t, os.Remove(path))
 		n.addAndCheck(t, first).noWarnings(t) // in force until the second network's ADD
 		wantSuperseded(second, `network "first" is no longer in any conflist and is superseded by network "second"`)
 		wantConflict(first)
 		n.addAndCheck(t, second).noWarnings(t)
-		n.writeDefaultConflist(t, "first", keys["first"])
+		n.standardConflist(t, "first", keys["first"])
 		wantConflict(first)
 		must(t, os.Remove(filepath.Join(filepath.Dir(path), "10-second.conflist")))
 		wantSuperseded(first, `network "second" is no longer in any conflist and is superseded by network "first"`)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 )
 
@@ -26,15 +27,15 @@ func (n *node) withDataDir(t *testing.T, f backend, name string) *node {
 	return &other
 }
 
-// standardConflist writes a conflist into /etc/cni/net.d, where the plugin looks without
-// plugin.toml.
-func (n *node) standardConflist(t *testing.T, network string, keys object) {
+// standardConflist writes a conflist into /etc/cni/net.d, where the plugin looks without plugin.toml, and returns its path.
+func (n *node) standardConflist(t *testing.T, network string, keys object) string {
 	t.Helper()
-	const dir = "/etc/cni/net.d"
-	must(t, os.MkdirAll(n.own(dir), 0o755))
-	list, err := json.Marshal(object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.bridge(network), n.entry(keys)}})
-	must(t, err)
-	writeTempFile(t, filepath.Join(n.own(dir), "10-"+network+".conflist"), string(list))
+	dir := n.own(config.DefaultCNIConfDir)
+	must(t, os.MkdirAll(dir, 0o755))
+	list := marshalIndent(t, object{"cniVersion": "1.1.0", "name": network, "plugins": []object{n.bridge(network), n.entry(keys)}})
+	path := filepath.Join(dir, "10-"+network+".conflist")
+	writeTempFile(t, path, string(list))
+	return path
 }
 
 // onPairsOfForms runs a test for a node in each backend and the entries of a second dataDir in each
