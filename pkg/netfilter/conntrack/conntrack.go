@@ -105,10 +105,10 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 	return err
 }
 
-// deleteReversed deletes the entries that packets to pods created since their connections were deleted: those
-// that were under way then, or are sent again. To conntrack such a packet begins a connection to the pod, and what
-// the pod sends on it is a reply, which is not masqueraded. A peer whose data the pod's last ACK did not reach sends
-// it again after 0.2 s and a round trip (TCP_RTO_MIN of Linux).
+// deleteReversed deletes the entries that packets to pods, which were under way or are sent again,
+// create after their connections were deleted. To conntrack these begin a connection to the pod,
+// whose answers are not masqueraded. Linux sends data again after 0.2 s and a round trip
+// (TCP_RTO_MIN).
 func (w *walk) deleteReversed(ctx context.Context) error {
 	const last = 320 * time.Millisecond // 0.63 s in all: masqueraded destinations may be far away
 	for wait := 10 * time.Millisecond; len(w.replies) > 0 && wait <= last; wait *= 2 {

@@ -13,9 +13,8 @@ import (
 // rule. It is a value of one of the structs below.
 type Expr any
 
-// Register is the number of a register. The four registers of 16 bytes have the numbers 1 to 4. Each of
-// them consists of four registers of 4 bytes, with numbers from 8 (NFT_REG32_00). The kernel lists the
-// first of these as the register of 16 bytes.
+// Register is the number of a register: 1 to 4 of 16 bytes, or from 8 (NFT_REG32_00) their parts of
+// 4 bytes. The kernel lists the first part as the register of 16 bytes.
 type Register uint32
 
 // Registers of 16 bytes.
@@ -142,9 +141,8 @@ type (
 		ProtoMin, ProtoMax Register
 	}
 
-	// NAT translates an address (Type NFT_NAT_*) to one between those in the registers of AddrMin and
-	// AddrMax, and a port likewise. Family is an NFPROTO_*. Flags are NF_NAT_RANGE_*, without those that
-	// the registers imply for an address (NF_NAT_RANGE_MAP_IPS), which newer kernels add.
+	// NAT translates an address (Type NFT_NAT_*) to one between those in the registers, and a port
+	// likewise. Family is an NFPROTO_*. Flags are NF_NAT_RANGE_*, without the implied MAP_IPS.
 	NAT struct {
 		Type, Family, Flags                  uint32
 		AddrMin, AddrMax, ProtoMin, ProtoMax Register

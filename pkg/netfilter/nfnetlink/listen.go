@@ -16,8 +16,8 @@ import (
 // ErrLost is wrapped by the error of Next if there were more commits than the socket holds.
 var ErrLost = errors.New("change events of nf_tables were lost")
 
-// listenBuffer is the size of the receive buffer in bytes, which the kernel doubles. A commit of one rule takes 1.7 kB
-// of them, one of 5,000 rules 3.6 MB (Linux 6.18). In a user namespace net.core.rmem_max is the limit.
+// listenBuffer is in bytes, which the kernel doubles. A commit of one rule takes 1.7 kB of them,
+// one of 5,000 rules 3.6 MB (Linux 6.18). In a user namespace net.core.rmem_max is the limit.
 const listenBuffer = 8 << 20
 
 // Commit is a commit to the ruleset that the kernel announced.

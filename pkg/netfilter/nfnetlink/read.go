@@ -65,16 +65,14 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 	return func(objects []T, t *attrTable) []T { return append(objects, decode(t)) }
 }
 
-// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation, and
-// returns that generation, for Batch.Generation. If other programs commit too often for that, as every
-// 10 ms beside a set of 10,000 elements, the generation is 0. ConsistentRead then ends once read finds the same
-// as the time before: dumps of objects that no commit touched are whole, and two
-// torn ones are not torn alike. Without same, or if the objects change all the time, the last dumps may be
-// torn: they may lack rules and elements. A caller reads again before it acts on a difference.
+// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
+// and returns that. If other programs commit too often, as every 10 ms beside a set of 10,000
+// elements, the generation is 0, and read has found the same as the time before: two torn dumps are
+// not torn alike. Without same, or if the objects change all the time, the last dumps may lack
+// rules and elements, so a caller reads again before it acts on a difference.
 //
-// Only the generation shows that a dump is torn; the flag NLM_F_DUMP_INTR did for 2 of 232 dumps. It has to
-// be read when no commit is under way: the kernel raises it first and then unlinks what the commit
-// deletes, and a dump that begins in between loses its place at an unchanged generation.
+// The flag NLM_F_DUMP_INTR was set for 2 of 232 torn dumps only. The generation has to be read
+// while no commit is under way: the kernel raises it first and unlinks objects afterwards.
 func ConsistentRead[T any](c *Conn, read func() (T, error), same func(earlier, later T) bool) (found T, generation uint32, err error) {
 	const attempts, limit = 50, 300 * time.Millisecond
 	if c.consistent {
@@ -127,9 +125,8 @@ func (c *Conn) Generation() (uint32, error) {
 	return read(c, op, unix.NFT_MSG_GETGEN, 0, func(t *attrTable) uint32 { return t.u32(unix.NFTA_GEN_ID) })
 }
 
-// Namespace returns the cookie of the network namespace: a number that the kernel gives to no other
-// namespace as long as it runs. Before Linux 5.14 it is 0 in the initial namespace and an error in
-// others, because the kernel reuses the inode numbers of namespaces.
+// Namespace returns the cookie of the network namespace, which the kernel gives to no other one.
+// Before Linux 5.14 it is 0 in the initial namespace and an error in others: inode numbers recur.
 func (c *Conn) Namespace() (uint64, error) {
 	// This sysctl exists in the initial network namespace only (net_core_table in sysctl_net_core.c).
 	const initialOnly = "/proc/sys/net/core/dev_weight"

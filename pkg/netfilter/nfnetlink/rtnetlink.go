@@ -89,9 +89,9 @@ type Link struct {
 	Kind  string // dummy, bridge, veth, …; "" of most hardware
 }
 
-// Addresses returns the addresses of a family that have global scope, without those of one interface. There are none
-// if the kernel does not have the family. A listing that changes interrupt is repeated; of changes that do not end, it
-// returns what two listings had, or the last one: the kernel lists each interface by itself.
+// Addresses returns the addresses of a family of global scope, without those of one interface. A
+// listing that changes interrupt is repeated, until two are equal, or ten times: the kernel lists
+// each interface by itself.
 func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 	const flagsAt, scopeAt, indexAt, attempts = 2, 3, 4, 10 // in struct ifaddrmsg
 	all := request{op: operation{verb: "list addresses"}, typ: unix.RTM_GETADDR, flags: unix.NLM_F_DUMP,
@@ -126,7 +126,7 @@ func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 	}
 }
 
-// Link returns the interface with the index or, if that is 0, with the name. It is the zero Link if there is none.
+// Link returns the interface with the index or, if that is 0, the name; the zero Link if none has.
 func (c *Conn) Link(index uint32, name string) (l Link, err error) {
 	const withoutStatistics = 8 // RTEXT_FILTER_SKIP_STATS
 	what, get := fmt.Sprint("read interface ", name), unix.IfInfomsg{Index: int32(index)}
@@ -145,8 +145,8 @@ func (c *Conn) Link(index uint32, name string) (l Link, err error) {
 	return l, ignore(err, unix.ENODEV)
 }
 
-// ListenAddresses calls a function when interfaces, or addresses of other interfaces than one, may have changed in the
-// calling thread's network namespace, and once when it begins. It returns when ctx ends, or with an error. It needs no privilege.
+// ListenAddresses calls a function when interfaces, or addresses of others than one, may have
+// changed in the calling thread's namespace, and once at first, until ctx ends.
 func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	file, err := openEvents("listen to addresses", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

@@ -139,10 +139,9 @@ type writer struct {
 	left       bool // new sets of a first batch are in the kernel
 }
 
-// write changes tables. If another program commits meanwhile, it reads them again and continues, unless
-// a state was observed and the rules are no longer those of it. A table that the kernel refuses to change
-// counts as broken from then on. It reports whether it failed and left new sets of a first batch. Observed is the
-// State of an observation.
+// write changes tables. If another program commits meanwhile, it reads them again and continues,
+// unless the rules are no longer the observed ones, if any. A table that the kernel refuses to
+// change counts as broken then. It reports whether it failed and left new sets of a first batch.
 func (d *Driver) write(observed any, name string, dryRun bool, change func(*tableWriter)) (left bool, err error) {
 	const attempts = 10
 	w := writer{Driver: d, name: name, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}

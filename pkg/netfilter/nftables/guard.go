@@ -173,8 +173,8 @@ func (c *chain) packets() (n uint64) {
 	return n
 }
 
-// readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 == 0]
-// and ip saddr @boundpods-X [ip daddr @boundto-X] [oifname != Y].
+// readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 ==
+// 0] and ip saddr @boundpods-X [ip daddr @boundto-X] [oifname != Y].
 func (t *table) readJumps(g *policy.Guard) {
 	bindings := map[string]int{} // by their sets of sources
 	for {

@@ -107,9 +107,9 @@ func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change 
 	return t
 }
 
-// nameSet returns the name of a set of this table, else of the existing one, with these ranges, else
-// the first free one: a set and the one that replaces it both exist for a moment. The sets that are to
-// change have any ranges.
+// nameSet returns the name of a set of this table, else of the existing one, with these ranges,
+// else the first free one: a set and the one that replaces it both exist for a moment. The sets
+// that are to change have any ranges.
 func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *table, change map[string]bool) (free string) {
 	for number := len(have.sets) + len(t.sets) + 1; number > 0; number-- {
 		name := kind + "-" + masqChain

@@ -50,12 +50,8 @@ func newTable(name string) *table {
 	return &table{name: name, sets: map[string]policy.Ranges{}, chains: map[string]*chain{}}
 }
 
-// hookOf returns the hook of a base chain of the owned tables.
-//
-//	type nat hook postrouting priority 101; policy accept;
-//
-// The chain guard is behind all NAT, and the chain enforce before the NAT of other programs, as the first NAT rule
-// of a hook that binds a connection decides.
+// hookOf returns the hook of a base chain: type nat hook postrouting priority 101; policy accept.
+// Guard is behind all NAT, enforce before that of other programs: the first NAT rule decides.
 func hookOf(chain string) (hook nfnetlink.Base, isBase bool) {
 	hook = nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Policy: nfnetlink.Accept}
 	if chain == guardChain {

@@ -285,12 +285,10 @@ type Hit struct {
 	Sure bool
 }
 
-// Trace returns the rules that decide about traffic, or may decide, in the order of their base chains: those that
-// translate or drop packets, and those that keep packets from a chain that binds.
-//
-// Owned tells which chains are not followed, and which of these bind: they translate all packets
-// that reach them. The kernel does not tell the order of base chains of one priority; each is
-// treated as the first. Errors are those of Scan.
+// Trace returns the rules that decide about traffic, or may decide, in the order of their base
+// chains. Owned tells which chains are not followed, and which of these bind: they translate all
+// packets that reach them. The kernel does not tell the order of base chains of one priority; each
+// is treated as the first. Errors are those of Scan.
 func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
 	rules, err := scan(ctx, sourceNAT(), func(p Place) bool {
 		is, _ := owned(p)
