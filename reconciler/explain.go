@@ -43,20 +43,15 @@ func (a *app) explainCommand() *cobra.Command {
 
 // question reads the arguments. An empty flag is most likely a shell variable that is not set.
 func question(dst, from, pod, out string, given func(flag string) bool) (q diagnose.Question, err error) {
-	if q.Dst, err = address("DST", dst); err != nil {
-		return q, err
-	}
-	if given("from") {
-		if q.Src, err = address("--from", from); err != nil {
-			return q, err
-		}
-		if q.Src.Unmap().Is4() != q.Dst.Unmap().Is4() {
-			return q, usageError{fmt.Errorf("--from %s: is of another family than %s; write an address of the same", q.Src, q.Dst)}
-		}
+	q.Dst, err = address("DST", dst, netip.Addr{})
+	if err == nil && given("from") {
+		q.Src, err = address("--from", from, q.Dst)
 	}
 	namespace, name, _ := strings.Cut(pod, "/")
 	q.Out = out
 	switch {
+	case err != nil:
+		return q, err
 	case given("pod") && given("from"):
 		return q, usageError{errors.New("--pod and --from both state the source; leave one out")}
 	case given("pod") && (namespace == "" || name == ""):
@@ -69,10 +64,14 @@ func question(dst, from, pod, out string, given func(flag string) bool) (q diagn
 	return q, nil
 }
 
-func address(what, text string) (netip.Addr, error) {
+// address parses an address of the family of another one, if that is valid.
+func address(what, text string, other netip.Addr) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
 		return addr, usageError{fmt.Errorf("%s: %s is not an address; write one such as 10.1.2.3 or 2001:db8::1", what, policy.Quote(text))}
+	}
+	if other.IsValid() && addr.Unmap().Is4() != other.Unmap().Is4() {
+		return addr, usageError{fmt.Errorf("%s %s: is of another family than %s; write an address of the same", what, addr, other)}
 	}
 	return addr, nil
 }

@@ -28,25 +28,22 @@ const answerTime = 2 * time.Second
 // inspection is the node for a command that reads, with the settings of the reconciler that answers.
 type inspection struct {
 	*reconcile.Node
-	active        activeReconciler
-	binDir        string // cni_bin_dir without the reconciler's settings
-	settingsFrom  string // "from FILE"
-	notReconciler string // why these are not the settings of a reconciler, "" if they are
+	active       activeReconciler
+	binDir       string // cni_bin_dir without the reconciler's settings
+	settingsFrom string // "from FILE"
 }
 
 // activeReconciler is the reconciler that runs on the node, as it answers on its socket.
 type activeReconciler struct {
-	Running bool `json:"running"`
-	Answers bool `json:"answers"` // on its socket
-	// Of one that answers.
-	PID     *int    `json:"pid"`
-	Version *string `json:"version"`
+	Running bool    `json:"running"`
+	Answers bool    `json:"answers"` // on its socket
+	PID     *int    `json:"pid"`     // of one that answers
+	Version *string `json:"version"` // the same
 
-	status   *metrics.Status     // nil unless it answers
-	problems []reconcile.Problem // why the node is not ready, as it says
-	err      error               // why one that runs does not answer
-	// elsewhere tells that the one that runs has another dataDir, and so is not active.
-	elsewhere bool
+	status    *metrics.Status     // nil unless it answers
+	problems  []reconcile.Problem // why the node is not ready, as it says
+	err       error               // why one that runs does not answer
+	elsewhere bool                // the one that runs has another dataDir, and so is not active
 }
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is in its reports.
@@ -68,13 +65,6 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
 				"cannot take its settings: %w; use the program of that version", policy.Printable(s.Version), version, err)}
 		}
-	}
-	switch {
-	case n.active.Answers:
-	case n.active.Running:
-		n.notReconciler = "the reconciler that runs does not answer: " + n.active.err.Error() + "; "
-	default:
-		n.notReconciler = "no reconciler runs; "
 	}
 	if a.given(func(string) bool { return true }) {
 		n.settingsFrom += " and flags"
@@ -164,8 +154,12 @@ func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 // printSettingsOrigin writes where the settings come from to stderr, where they are not those of the reconciler that
 // runs. With --config, the operator has said it.
 func (n *inspection) printSettingsOrigin(a *app) {
-	if a.config == "" && !n.active.Answers {
-		fmt.Fprintf(a.err, "settings: %s%s\n", n.notReconciler, n.settingsFrom)
+	switch {
+	case a.config != "" || n.active.Answers:
+	case n.active.Running:
+		fmt.Fprintf(a.err, "settings: the reconciler that runs does not answer: %v; %s\n", n.active.err, n.settingsFrom)
+	default:
+		fmt.Fprintf(a.err, "settings: no reconciler runs; %s\n", n.settingsFrom)
 	}
 }
 

@@ -60,14 +60,10 @@ func connectionQuery(source, protocol, to string, given func(flag string) bool) 
 		}
 	}
 	if given("to") {
-		if q.To, err = address("--to", to); err != nil {
-			return q, err
-		}
-		if q.To = q.To.Unmap().WithZone(""); q.To.Is4() != q.Source.Addr().Is4() {
-			return q, usageError{fmt.Errorf("--to %s: is of another family than %s; write an address of the same", q.To, q.Source.Addr())}
-		}
+		q.To, err = address("--to", to, q.Source.Addr())
+		q.To = q.To.Unmap().WithZone("")
 	}
-	return q, nil
+	return q, err
 }
 
 // connection is one that leaves with the address and port. Its form in JSON is an interface of the program.
