@@ -38,13 +38,8 @@ var version = unstamped
 
 const unstamped = "unknown"
 
-// Exit codes.
-const (
-	exitOK    = 0
-	exitError = 1
-	exitUsage = 2
-	exitDrift = 3 // or the node is not ready
-)
+// The exit codes. The last one also tells that the node is not ready.
+const exitOK, exitError, exitUsage, exitDrift = 0, 1, 2, 3
 
 // errDrift ends a command that has printed drift, or why the node is not ready.
 var errDrift = errors.New("drift found")

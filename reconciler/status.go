@@ -258,10 +258,7 @@ func conflistOf(s config.Settings) conflistStatus {
 	return c
 }
 
-const (
-	notUsed    = "not used"
-	labelWidth = 13 // of the column of labels
-)
+const labelWidth = 13 // of the column of labels
 
 type screen struct{ strings.Builder }
 
@@ -283,7 +280,7 @@ func (s *nodeStatus) text(now time.Time) string {
 	s.writeNode(w)
 	s.writeProblems(w)
 	w.row("Reconciler:", s.Reconciler.text(now))
-	plugin := cmp.Or(s.Plugin.Error, notUsed)
+	plugin := cmp.Or(s.Plugin.Error, "not used")
 	if s.Plugin.Version != "" {
 		plugin = s.Plugin.Version + ", " + policy.Printable(s.Plugin.Path)
 	}
@@ -428,7 +425,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 
 func (c conflistStatus) text() string {
 	if c.File == "" || c.Error != "" {
-		return cmp.Or(c.Error, notUsed)
+		return cmp.Or(c.Error, "not used")
 	}
 	no, managed := "", ""
 	if !c.Entry {

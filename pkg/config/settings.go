@@ -16,10 +16,7 @@ import (
 )
 
 // Default paths of reconciler.toml and of the plugin entry to insert into conflists.
-const (
-	DefaultReconcilerFile = "/etc/ip-masq/reconciler.toml"
-	DefaultEntryFile      = "/etc/ip-masq/entry.json"
-)
+const DefaultReconcilerFile, DefaultEntryFile = "/etc/ip-masq/reconciler.toml", "/etc/ip-masq/entry.json"
 
 // Settings are the reconciler's settings.
 type Settings struct {
@@ -45,10 +42,7 @@ type Settings struct {
 }
 
 // Origins of settings that no file states.
-const (
-	FlagOrigin    = "flag"
-	DefaultOrigin = "default"
-)
+const FlagOrigin, DefaultOrigin = "flag", "default"
 
 // Setting is a key of the settings with its value.
 type Setting struct {
@@ -84,10 +78,7 @@ func DefaultSettings() Settings {
 }
 
 // The tables of reconciler.toml.
-const (
-	agentTable    = "agent"
-	conflistTable = "conflist"
-)
+const agentTable, conflistTable = "agent", "conflist"
 
 // keys is the table of the keys of reconciler.toml, in the order of its documentation.
 func (s *Settings) keys() []Key {
