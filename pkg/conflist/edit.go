@@ -127,9 +127,12 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 
 // with returns the text of the network's file with an entry, and the path of the file.
 func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
-	switch path = n.Path; {
-	case n.own.main != nil:
-		text, err = n.ownText(entry)
+	path = n.Path
+	switch main := n.own.main; {
+	case main != nil && main.Single:
+		text, err = listOf(main.Path, main.Conflist.Doc, entry)
+	case main != nil:
+		text, err = setEntry(main.Path, main.Conflist.Doc, entry, true)
 	case n.Single:
 		if text, err = listOf(path, n.Conflist.Doc, entry); err == nil {
 			path, err = generatedPath(path)
@@ -333,15 +336,6 @@ func (e Editor) find() (Network, error) {
 	return copied, nil
 }
 
-// ownText returns the text of ip-masq's own conflist: that of the main CNI plugin's file with the plugin entry.
-func (n Network) ownText(entry []byte) ([]byte, error) {
-	main := n.own.main
-	if main.Single {
-		return listOf(main.Path, main.Conflist.Doc, entry)
-	}
-	return setEntry(main.Path, main.Conflist.Doc, entry, true)
-}
-
 // insertOwn writes ip-masq's own conflist. The record says before that it is about to change, and after it of which text
 // it is a copy: a process that is killed in between leaves one that counts as stale.
 func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, error) {
@@ -355,7 +349,7 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 		}
 		e.Entry = have
 	}
-	now, err := n.ownText(e.Entry)
+	_, now, err := n.with(e.Entry, true)
 	if err != nil {
 		return c, err
 	}
@@ -375,9 +369,7 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 	if c, err = e.writeEntry(ctx, c, n, main.Path, n.Conflist.Doc, now); err != nil {
 		return c, err
 	}
-	if err := e.recordOwn(ctx, &own); err != nil {
-		c.RecordErr = err
-	}
+	c.RecordErr = cmp.Or(e.recordOwn(ctx, &own), c.RecordErr)
 	c.Removed, err = e.removeOwn(ctx, n)
 	return c, err
 }
