@@ -163,9 +163,8 @@ func (n *inspection) printSettingsOrigin(a *app) {
 	}
 }
 
-// problems returns why the node is not ready: what the reconciler that runs reports, and those of a dry run whose
-// cause that does not name. While it reports why a policy is not in force yet, the rules that the policy asks for are
-// not a reason of their own.
+// problems returns why the node is not ready, as the reconciler and a dry run tell. While the reconciler tells why
+// a policy is not in force yet, the rules that it asks for are no reason of their own.
 func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []reconcile.Problem {
 	withheld := slices.ContainsFunc(n.active.problems, func(p reconcile.Problem) bool { return slices.Contains(r.Pending, p.Source) })
 	reported := func(p reconcile.Problem) bool {

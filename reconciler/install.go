@@ -280,9 +280,8 @@ func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 	}
 }
 
-// pluginEntry returns the entry that belongs in the conflist: the content of conflist.entry_file, or an
-// entry without a policy if the default file is missing; and which of them it is. The plugin must keep its state
-// where the reconciler does, so the entry has to state the dataDir unless plugin.toml does.
+// pluginEntry returns the content of conflist.entry_file, or an entry without a policy if the default file is
+// missing, and which of them. It has to name the reconciler's dataDir, unless plugin.toml does.
 func pluginEntry(s config.Settings) (entry []byte, origin string, fromFile bool, err error) {
 	const key = "conflist.entry_file"
 	pluginFile, err := config.ReadPluginFile(config.DefaultPluginFile)
@@ -321,9 +320,8 @@ type missingEntryFile struct{ error }
 
 func (missingEntryFile) Is(target error) bool { return target == fs.ErrNotExist }
 
-// checkNetwork returns a function that returns why the plugin would refuse all pods of a network:
-// plugin.toml is bad, or the dataDir is refused. The plugin creates a dataDir
-// that is missing, and needs none that it can write as long as the rules are correct.
+// checkNetwork returns a function that returns why the plugin would refuse all pods: plugin.toml is bad, or the
+// dataDir is refused. The plugin creates one that is missing, and need not write to it while the rules are correct.
 func checkNetwork(dir *store.Dir) func(network string) error {
 	return func(string) error {
 		_, err := config.ReadPluginFile(config.DefaultPluginFile)

@@ -134,9 +134,8 @@ func (u *uninstallation) step(ctx context.Context) error {
 	return remedied(errors.Join(err, lock.Release()))
 }
 
-// lockInstance takes the instance lock, or fails if another reconciler runs: it may insert the entry
-// again. A dataDir that cannot be used is no reason to leave an entry that keeps pods from starting;
-// the removal of the state reports it.
+// lockInstance takes the instance lock, or fails if another reconciler runs, which may insert the entry again. If a
+// dataDir cannot be used, the entry is removed all the same, and the removal of the state reports it.
 func lockInstance(node *reconcile.Node) (*store.InstanceLock, error) {
 	if safefile.IsMissing(node.Dir.Path()) {
 		return nil, nil // the lock would create it

@@ -44,9 +44,8 @@ type Files struct {
 	Warnings    []string
 }
 
-// Read reads the files of a directory whose names begin with ip-masq and do not end in "~". If
-// dir is "" or does not exist, the reconciler's own policy is the source. An error is a
-// config.DocumentError with every mistake in the files, or about the directory.
+// Read reads the agent files of a directory. If dir is "" or missing, the reconciler's own policy is the source. An
+// error is about the directory, or a config.DocumentError with every mistake in the files.
 func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	a := Files{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
 	docs := []*document{{Document: config.Document{File: config.OwnPolicy}, AgentPolicy: own}}

@@ -173,8 +173,7 @@ func (d *Document) unknown(name string, keys []Key) string {
 // isProtocolKey reports whether the CNI spec reserves the key for the runtime.
 func isProtocolKey(key string) bool { return strings.HasPrefix(key, "cni.dev/") }
 
-// Nearest returns the known key that an unknown one most likely means, or "": the one with
-// which it shares most letters at both ends, and three quarters at least; two letters that
+// Nearest returns the key with the same letters at both ends, three quarters at least, or "". Two letters that
 // changed places count as one. It ignores letter case, '-' and '_'.
 func Nearest(unknown string, keys []Key) string {
 	fold := func(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s)) }

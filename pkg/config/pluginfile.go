@@ -27,9 +27,8 @@ type PluginFile struct {
 	CNIConfDir string // absolute and clean; the directory of the conflists
 }
 
-// ReadPluginFile reads the file. If it does not exist, the result has the defaults and is not Present. If it is a
-// symlink to a missing file, or if users other than root and the user of this process can write it, the result is
-// Present and Invalid, with an error.
+// ReadPluginFile reads the file. Without it the result has the defaults and is not Present. If the file is a
+// symlink to a missing one, or other users can write it, the result is Present and Invalid, with an error.
 func ReadPluginFile(path string) (PluginFile, error) {
 	p := PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}
 	if safefile.IsMissing(path) {
@@ -84,9 +83,8 @@ func (p PluginFile) DataDirErr(entry Netconf) error {
 	return nil
 }
 
-// Conflist returns the conflist that states the policy of a network, or nil. If plugin.toml exists, that is the first
-// conflist of the network, if it has a plugin entry. Otherwise it is the first conflist of the network with a plugin
-// entry.
+// Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin entry or,
+// if plugin.toml exists, the first one, if it has a plugin entry.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
 	for i, l := range dir.Conflists {
 		if p.Present && network != "" && l.Network == network && l.Err == nil {

@@ -140,9 +140,8 @@ func withModeOf(other fs.FileInfo) func(*os.File) error {
 	}
 }
 
-// backup keeps the text that a file had before ip-masq changed it last, and returns the path of the
-// copy (mode 0600: it may have credentials). It creates the directory, which is in the dataDir, if it
-// is missing. The name of the copy is the file's with the SHA-256 of its path; no runtime loads it.
+// backup keeps the text that a file had before ip-masq changed it last (mode 0600: it may have credentials), and
+// returns the path of the copy: the file's name with the SHA-256 of its path. No runtime loads it.
 func backup(ctx context.Context, makeDir func() (string, error), path string, was []byte) (kept string, err error) {
 	dir, err := makeDir()
 	if err == nil {

@@ -335,9 +335,8 @@ type count struct {
 	action string
 }
 
-// totals adds up the kernel's counters, which begin at 0 when their rule is recreated, to totals
-// that never fall. The first value of a counter counts in full, as the rule may be older than this
-// process. What a counter counts between its last observation and its end is lost.
+// totals adds up the kernel's counters, which begin at 0 when their rule is recreated. The first value counts in
+// full, as the rule may be older than this process. What is counted after the last observation is lost.
 type totals struct {
 	last   map[kernelChain]map[counter]count
 	sums   map[series]uint64

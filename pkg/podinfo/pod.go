@@ -144,9 +144,8 @@ type cacheFile struct {
 	err    error // why it does not count
 }
 
-// Read returns the attachments whose network namespaces are named and exist. It reads regular files that were written
-// since the boot and that only root may write. It ignores all others, because a file that is being written is
-// incomplete. If the directory does not exist, there are none.
+// Read returns the attachments whose network namespaces are named and exist, from regular files that were written
+// since the boot and that only root may write. It ignores others: a file that is being written is incomplete.
 func (c *Cache) Read(boot time.Time) (cached []Cached, err error) {
 	entries, err := os.ReadDir(c.Dir)
 	if errors.Is(err, fs.ErrNotExist) {

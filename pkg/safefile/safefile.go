@@ -36,9 +36,8 @@ type Dir struct {
 	file *os.File // the directory itself, for operations that os.Root lacks
 }
 
-// OpenLocked opens and locks a directory, and removes the temporary files that killed processes
-// left there. It waits for another process that holds the lock until ctx ends, but for wait at
-// most. The lock ends with the process.
+// OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files of
+// killed processes. It waits for the lock until ctx ends, but for wait at most.
 func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -173,9 +172,8 @@ func (d *Dir) removeTemps() error {
 	return errors.Join(errs...)
 }
 
-// Stage writes and syncs a temporary file, and returns its name. The file has mode 0600 and belongs
-// to this process's user, or adjust, which may be nil, sets both. A runtime that watches the
-// directory looks again at each write, so the data is written at once, after adjust.
+// Stage writes and syncs a temporary file, and returns its name. Its mode is 0600, or adjust sets mode and owner. A
+// runtime that watches the directory looks again at each write, so the data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	const mode = 0o600
 	name := TempName(TempPrefix)

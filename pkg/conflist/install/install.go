@@ -104,9 +104,9 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	return dirs, err
 }
 
-// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace
-// the directory or a file in it: the programs in it run as root, and /home/kubernetes can be the home
-// of an ordinary user. A stated directory needs no check: the runtime runs the programs in it anyway.
+// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file in it,
+// which runs as root: /home/kubernetes can be the home of a user. The runtime runs what a stated directory has
+// anyway.
 func CheckDir(root, dir string) error {
 	top, err := os.Stat(root)
 	if err != nil {

@@ -73,9 +73,9 @@ func (e *InUseError) Error() string {
 	return strings.Join(reasons, "\n")
 }
 
-// Step removes what can be removed now: the plugin entries from the conflists; then, unless runtimes
-// will still call it, the plugin; then rules and state. It may be called again, and after an error
-// it has to be. After an InUseError the caller may wait.
+// Step removes what can be removed now: the plugin entries; then, unless runtimes will still call it, the plugin;
+// then rules and state. It may be called again, after an error it has to be, and after an InUseError the caller may
+// wait.
 func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	var done Uninstalled
 	if err := u.removeEntries(&done); err != nil {
@@ -239,9 +239,8 @@ func isContainerd(root, id string) bool {
 	return false
 }
 
-// references returns the files of configuration directories, and of the directories in them, that
-// name the plugin at any depth and that a runtime or a plugin may read, by the end of their names. They are no
-// conflists from which the plugin entry can be removed, but such as Multus generates.
+// references returns the files below configuration directories that name the plugin at any depth and that a runtime
+// or a plugin may read, by the end of their names: no conflists, but such as Multus generates.
 func references(dirs []string) ([]string, error) {
 	const maxDepth = 4
 	var found []string
