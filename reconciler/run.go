@@ -241,8 +241,12 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	defer func() { _ = l.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	loop.Committed(reconcile.Commit{Generation: l.Began, Touched: true}) // commits before Listen were missed
-	// The kernel names the program. Its pid is that of a thread, in the initial PID namespace.
-	proc := hostProc()
+	// The kernel names the program. Its pid is that of a thread, in the initial PID namespace, whose number is
+	// PROC_PID_INIT_INO of the kernel.
+	proc := "/proc"
+	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace != "pid:[4026531836]" {
+		proc = ""
+	}
 	self, _ := os.ReadFile("/proc/self/comm") // without a name every commit is another program's
 	for {
 		c, err := l.Next()
@@ -291,15 +295,6 @@ func (d *daemon) pluginVersion() string {
 		d.installedVersion, _ = install.Version(context.Background(), path) // "" if it does not run
 	}
 	return d.installedVersion
-}
-
-// hostProc returns /proc if its pids are those of the host, which the kernel names in its notifications, else "".
-func hostProc() string {
-	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO of the kernel
-	if namespace, err := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initial {
-		return ""
-	}
-	return "/proc"
 }
 
 // writerOf returns the program that made a commit. While it runs, proc has its parent and its cgroup. The kernel may have

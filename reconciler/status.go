@@ -133,13 +133,18 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		return nil, fmt.Errorf("only root can read the state of the node, in %s: run status as root", policy.Printable(n.Dir.Path()))
 	}
 	rules := cmp.Or(r.Rules, &enforce.State{})
+	used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network)
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Chains: chainsOf(rules, n.active.status), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, rules),
-		Conflist: conflistOf(n.Settings), Repairs: []metrics.Repair{}, Findings: n.findings(ctx, r),
+		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Managed()},
+		Repairs:  []metrics.Repair{}, Findings: n.findings(ctx, r),
+	}
+	if err != nil {
+		s.Conflist.Error = err.Error()
 	}
 	if !n.usesPlugin(r, s.Plugin.Path) {
 		if len(r.Sources.ConfDir.Conflists) == 0 {
@@ -249,15 +254,6 @@ func filesOf(id policy.SourceID, r *reconcile.Report) []string {
 	return []string{}
 }
 
-func conflistOf(s config.Settings) conflistStatus {
-	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
-	c := conflistStatus{Network: n.Name, File: n.Path, Entry: n.Entries > 0, Managed: s.Conflist.Managed()}
-	if err != nil {
-		c.Error = err.Error()
-	}
-	return c
-}
-
 const labelWidth = 13 // of the column of labels
 
 type screen struct{ strings.Builder }
@@ -307,10 +303,13 @@ func (s podsStatus) text() string {
 	if s.listed {
 		text += fmt.Sprintf(", of which %d exempt by namespace", s.Exempt)
 	}
-	if s.WithoutRecord > 0 {
-		text += fmt.Sprintf("; %s without a record", number(s.WithoutRecord, "attachment"))
+	switch s.WithoutRecord {
+	case 0:
+		return text
+	case 1:
+		return text + "; 1 attachment without a record"
 	}
-	return text
+	return text + fmt.Sprintf("; %d attachments without a record", s.WithoutRecord)
 }
 
 func (s *nodeStatus) settingsText() string {
@@ -479,14 +478,6 @@ func (s *nodeStatus) writeProblems(w *screen) {
 		}
 		w.row("", "Remedy: "+f.Remedy)
 	}
-}
-
-// number writes 1 reason, 2 reasons.
-func number(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
 }
 
 func terminalWidth(f *os.File) int {

@@ -86,7 +86,9 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 func merge(docs []*document) (s policy.Source, mistakes []error) {
 	s.ID = policy.SourceID{Kind: policy.AgentFiles}
 	s.Policy.Chain = policy.DefaultChain
-	ipv6 := slices.ContainsFunc(docs, (*document).mayEnableIPv6)
+	ipv6 := slices.ContainsFunc(docs, func(d *document) bool { // or it is unknown because of another mistake
+		return d.unread || d.Flawed["enableIPv6"] || d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
+	})
 	for _, d := range docs {
 		d.Validate(&d.Document, ipv6)
 		mistakes = append(mistakes, d.Mistakes...)
@@ -210,11 +212,6 @@ type document struct {
 	unread   bool          // its policy is unknown
 	unknown  []string      // about keys that are not known
 	warnings []string
-}
-
-// mayEnableIPv6 is true also if that is unknown because of another mistake.
-func (d *document) mayEnableIPv6() bool {
-	return d.unread || d.Flawed["enableIPv6"] || d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
 }
 
 // parse parses the file. Its mistakes are those that show before it is validated.

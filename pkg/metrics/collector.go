@@ -180,7 +180,11 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 	slices.SortFunc(ids, policy.SourceID.Compare)
 	taken, anyInvalid := names{}, map[string]bool{}
 	for _, id := range slices.Compact(ids) {
-		name := taken.admit(sourceLabel(id))
+		name := string(id.Kind)
+		if id.Kind == policy.Network {
+			name += "/" + label(id.Name)
+		}
+		name = taken.admit(name)
 		_, shared := anyInvalid[name]
 		anyInvalid[name] = anyInvalid[name] || invalid[id]
 		s := r.State.Find(id)
@@ -280,14 +284,6 @@ func label(s string) string {
 		v = v[:maxLabel-len(end)] + end
 	}
 	return v
-}
-
-// sourceLabel names a source: network/podnet, agent-files.
-func sourceLabel(s policy.SourceID) string {
-	if s.Kind == policy.Network {
-		return string(policy.Network) + "/" + label(s.Name)
-	}
-	return string(s.Kind)
 }
 
 // names are the label values that have series of their own: the first maxNames.
