@@ -57,8 +57,15 @@ func (a *app) root() *cobra.Command {
 		_, text, _ := strings.Cut(help, "=== "+c.Name()+"\n")
 		text, _, _ = strings.Cut(text, "\n\n===")
 		c.Long, c.Example, _ = strings.Cut(strings.TrimSuffix(text, "\n"), "\n\nExamples:\n")
-		if c.HasParent() && c.Name() != "run" && c.Name() != "render" {
-			a.addOutput(c)
+		if !c.HasParent() || c.Name() == "run" || c.Name() == "render" {
+			continue
+		}
+		c.Flags().StringVarP(&a.output, "output", "o", "text", "`FORMAT` of the output: text or json")
+		c.PreRunE = func(*cobra.Command, []string) error {
+			if a.output != "text" && a.output != "json" {
+				return usageError{fmt.Errorf("-o %q: write text or json", a.output)}
+			}
+			return nil
 		}
 	}
 	return root
@@ -92,16 +99,6 @@ func (a *app) version(*cobra.Command, []string) error {
 	}
 	fmt.Fprintf(a.out, "ip-masq-reconciler %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return nil
-}
-
-func (a *app) addOutput(c *cobra.Command) {
-	c.Flags().StringVarP(&a.output, "output", "o", "text", "`FORMAT` of the output: text or json")
-	c.PreRunE = func(*cobra.Command, []string) error {
-		if a.output != "text" && a.output != "json" {
-			return usageError{fmt.Errorf("-o %q: write text or json", a.output)}
-		}
-		return nil
-	}
 }
 
 func noArguments(c *cobra.Command, args []string) error {

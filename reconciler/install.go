@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,7 +66,8 @@ func (a *app) directories() (install.Dirs, error) {
 
 func (a *app) install(ctx context.Context, f installFlags) error {
 	s, err := a.settings(ownersDataDir(ctx, drivers()))
-	if err != nil {
+	stated, errDirs := a.directories()
+	if err = cmp.Or(err, errDirs); err != nil {
 		return err
 	}
 	if f.plugin == "" {
@@ -74,10 +76,6 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 			return fmt.Errorf("find the plugin beside this program: %w; name it with --plugin", err)
 		}
 		f.plugin = filepath.Join(filepath.Dir(self), config.PluginType)
-	}
-	stated, err := a.directories()
-	if err != nil {
-		return err
 	}
 	if f.upgrade {
 		return a.upgrade(ctx, f.plugin, stated)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,11 +60,8 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		return usageError{errors.New("--stay reports by its log; leave -o json out")}
 	}
 	node, err := a.node(ctx)
-	if err != nil {
-		return err
-	}
-	stated, err := a.directories()
-	if err != nil {
+	stated, errDirs := a.directories()
+	if err = cmp.Or(err, errDirs); err != nil {
 		return err
 	}
 	u := &uninstallation{

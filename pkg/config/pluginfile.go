@@ -40,10 +40,8 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	}
 	p.Present = true
 	if err != nil {
-		p.Invalid = true
-		return p, fmt.Errorf("%w; repair it, or remove it to take policies from what the runtime hands over", err)
-	}
-	if err = checkOwner(path, info); err == nil {
+		err = fmt.Errorf("%w; repair it, or remove it to take policies from what the runtime hands over", err)
+	} else if err = checkOwner(path, info); err == nil {
 		err = p.parse(doc)
 	}
 	p.Invalid = err != nil
@@ -86,15 +84,15 @@ func (p PluginFile) DataDirErr(entry Netconf) error {
 // Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin entry or,
 // if plugin.toml exists, the first one, if it has a plugin entry.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
-	for i, l := range dir.Conflists {
-		if p.Present && network != "" && l.Network == network && l.Err == nil {
-			if len(l.Entries) == 0 {
-				return nil
-			}
-			return &dir.Conflists[i]
+	for _, l := range dir.Conflists {
+		if p.Present && l.Network == network && l.Err == nil && len(l.Entries) == 0 {
+			return nil
+		}
+		if l.Network == network && network != "" && len(l.Entries) > 0 {
+			return &l
 		}
 	}
-	return dir.WithEntry(network)
+	return nil
 }
 
 // ErrConflistUnknown reports that the directory or a file that may be a network's conflist cannot be read.

@@ -368,7 +368,8 @@ func keysOf(rows []policy.Key) []Key {
 		case **policy.Mark:
 			key.Value, key.Placeholder = optionalText(to, "0x6000", policy.ParseMark), "MASK"
 		case *string:
-			key.Value, key.Placeholder = text(to, policy.DefaultChain, parseChain), "NAME"
+			parse := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
+			key.Value, key.Placeholder = text(to, policy.DefaultChain, parse), "NAME"
 		case policy.Word:
 			key.Value, key.Placeholder = oneOf(to), "VALUE"
 		case *int:
@@ -377,8 +378,6 @@ func keysOf(rows []policy.Key) []Key {
 	}
 	return keys
 }
-
-func parseChain(s string) (string, error) { return s, policy.ValidateChainName(s) }
 
 // limitKey is the row of a key that states no policy, and that plugin entries and agent files have.
 func limitKey(to *int) policy.Key {

@@ -50,9 +50,7 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 		err = Flock(ctx, d.file)
 		cancel()
 	}
-	if err != nil {
-		err = Error("lock the directory", path, err)
-	} else {
+	if err = Error("lock the directory", path, err); err == nil {
 		err = d.removeTemps()
 	}
 	if err != nil {
