@@ -16,7 +16,10 @@ import (
 )
 
 // Default paths of reconciler.toml and of the plugin entry to insert into conflists.
-const DefaultReconcilerFile, DefaultEntryFile = "/etc/ip-masq/reconciler.toml", "/etc/ip-masq/entry.json"
+const (
+	DefaultReconcilerFile = "/etc/ip-masq/reconciler.toml"
+	DefaultEntryFile      = "/etc/ip-masq/entry.json"
+)
 
 // Settings are the reconciler's settings.
 type Settings struct {
@@ -42,7 +45,10 @@ type Settings struct {
 }
 
 // Origins of settings that no file states.
-const FlagOrigin, DefaultOrigin = "flag", "default"
+const (
+	FlagOrigin    = "flag"
+	DefaultOrigin = "default"
+)
 
 // Setting is a key of the settings with its value.
 type Setting struct {

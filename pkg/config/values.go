@@ -399,7 +399,10 @@ type Dialect string
 
 // The values of agent_dialect: in a file without nonMasqueradeCIDRs, ip-masq-agent (v1) leaves
 // the list to the other files; for ip-masq-agent-v2 it is empty.
-const DialectV1, DialectV2 Dialect = "v1", "v2"
+const (
+	DialectV1 Dialect = "v1"
+	DialectV2 Dialect = "v2"
+)
 
 // AgentPolicy is the policy that [agent] and the agents' flags state beside the files.
 type AgentPolicy struct {

@@ -22,7 +22,10 @@ import (
 )
 
 // The names of temporary files, which no runtime loads because of the end, or runs because of the dot.
-const TempPrefix, TempSuffix = ".ip-masq-", ".tmp"
+const (
+	TempPrefix = ".ip-masq-"
+	TempSuffix = ".tmp"
+)
 
 // ErrIrregular reports a directory, a FIFO, a socket, a device, or a symlink to nothing.
 var ErrIrregular = errors.New("not a regular file")
