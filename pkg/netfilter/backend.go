@@ -13,17 +13,17 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// ErrNotOwned is wrapped by errors about a chain whose rules neither ip-masq nor an agent writes.
-var ErrNotOwned = errors.New("chain belongs to another program")
-
-// ErrUnusable is wrapped by errors about a lack of programs, permissions or support in the kernel.
-var ErrUnusable = errors.New("backend unusable")
-
-// ErrBusy is wrapped by errors about programs that were busy or killed: the host may be fine.
-var ErrBusy = errors.New("try again later")
-
-// ErrChanged is wrapped by the error of Apply if the rules are no longer those of the observation.
-var ErrChanged = errors.New("the rules changed since they were read")
+// Errors that others wrap.
+var (
+	// ErrNotOwned is about a chain whose rules neither ip-masq nor an agent writes.
+	ErrNotOwned = errors.New("chain belongs to another program")
+	// ErrUnusable is about a lack of programs, permissions or support in the kernel.
+	ErrUnusable = errors.New("backend unusable")
+	// ErrBusy is about programs that were busy or killed: the host may be fine.
+	ErrBusy = errors.New("try again later")
+	// ErrChanged is about rules that are no longer those of the observation.
+	ErrChanged = errors.New("the rules changed since they were read")
+)
 
 // CheckTableOwner returns that another program has made itself the owner of a table of nf_tables, or nil.
 func CheckTableOwner(f nfnetlink.Family, t nfnetlink.Table) error {

@@ -58,7 +58,7 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 	var found []netfilter.Choice
 	var errs []error
 	for _, variant := range variants() {
-		exists, err := d.has(variant, natTable, chain)
+		exists, err := d.has(variant, Table, chain)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("look for chain %s in iptables (%s): %w", chain, variant, err))
 		}
@@ -109,7 +109,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 }
 
 func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
-	names, err := r.chainNames(f, natTable, "")
+	names, err := r.chainNames(f, Table, "")
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 	_, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
 	exists := true // to list a table of iptables-legacy would create it
 	if err == nil && c.Variant == netfilter.VariantLegacy {
-		exists, err = legacyInUse(policy.IPv4, natTable)
+		exists, err = legacyInUse(policy.IPv4, Table)
 	}
 	if err == nil && exists {
 		_, err = d.programs.list(ctx, policy.IPv4, c.Variant, postrouting)

@@ -118,7 +118,7 @@ func TestProbe(t *testing.T) {
 			if err != nil || got != tc.want {
 				t.Errorf("got %v, %v; want %v", got, err, tc.want)
 			}
-			for _, table := range []string{natTable, "filter"} {
+			for _, table := range []string{Table, "filter"} {
 				// Who asks may not want to write at all.
 				used, err := legacyInUse(policy.IPv4, table)
 				if err != nil || used {
@@ -210,7 +210,7 @@ func TestFindChain(t *testing.T) {
 				return
 			}
 			for _, f := range policy.Families() {
-				if used, err := legacyInUse(f, natTable); err != nil || used {
+				if used, err := legacyInUse(f, Table); err != nil || used {
 					t.Errorf("looking made a table: %v, %v", used, err)
 				}
 			}

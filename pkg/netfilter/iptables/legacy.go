@@ -40,7 +40,7 @@ func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, err
 type legacyReader struct{}
 
 func (legacyReader) read(f policy.Family, names []string) (t table, err error) {
-	s, err := readLegacy(f, natTable)
+	s, err := readLegacy(f, Table)
 	if err != nil {
 		return t, err
 	}

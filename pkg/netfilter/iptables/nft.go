@@ -42,20 +42,20 @@ func (r *nftReader) chainNames(f policy.Family, table, only string) (names []str
 func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
 	c := &r.conn
 	t, _, err = nfnetlink.ConsistentRead(c, func() (t table, err error) {
-		nat, err := c.Table(netfilter.LinkOf(f), natTable)
+		nat, err := c.Table(netfilter.LinkOf(f), Table)
 		if errors.Is(err, fs.ErrNotExist) {
 			return t, nil
 		}
 		var base nfnetlink.Chain
 		if err == nil {
-			base, err = c.Chain(netfilter.LinkOf(f), natTable, postrouting)
+			base, err = c.Chain(netfilter.LinkOf(f), Table, postrouting)
 		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			t.fault, t.owned = baseChainFault(f, nat, base), netfilter.CheckTableOwner(netfilter.LinkOf(f), nat)
 			err = t.read(f, names, func(chain string) ([]nfnetlink.Rule, error) {
-				rules, err := c.Rules(netfilter.LinkOf(f), natTable, chain)
+				rules, err := c.Rules(netfilter.LinkOf(f), Table, chain)
 				if err == nil && len(rules) == 0 { // an empty chain, or none
-					_, err = c.Chain(netfilter.LinkOf(f), natTable, chain)
+					_, err = c.Chain(netfilter.LinkOf(f), Table, chain)
 				}
 				return rules, err
 			})
@@ -64,9 +64,6 @@ func (r *nftReader) read(f policy.Family, names []string) (t table, err error) {
 	}, table.same)
 	return t, err
 }
-
-// Table is the table of iptables-nft that has masquerade chains, beside other programs' chains.
-const Table = natTable
 
 // Watched returns the chains of the table whose changes concern masquerade chains: in other backends, those of the
 // same names are duplicates. Nil chains are unknown.
@@ -94,7 +91,7 @@ func (t table) same(u table) bool {
 // nat.
 func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) string {
 	const priority = 100 // NF_IP_PRI_NAT_SRC
-	name := "table " + netfilter.LinkOf(f).String() + " " + natTable
+	name := "table " + netfilter.LinkOf(f).String() + " " + Table
 	want := nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept}
 	dropping := want
 	dropping.Policy = nfnetlink.Drop
@@ -116,5 +113,5 @@ func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) strin
 
 func policyFault(f policy.Family) string {
 	return fmt.Sprintf("chain %s of table %s has policy DROP, so traffic that is not masqueraded is dropped; run: %s -t %s -P %s ACCEPT",
-		postrouting, natTable, baseName(f), natTable, postrouting)
+		postrouting, Table, baseName(f), Table, postrouting)
 }

@@ -125,7 +125,7 @@ func TestObserveEmpty(t *testing.T) {
 			}
 		})
 		for _, f := range policy.Families() {
-			if used, err := legacyInUse(f, natTable); err != nil || used {
+			if used, err := legacyInUse(f, Table); err != nil || used {
 				n.Errorf("%s: reading made the table: %v, %v", f, used, err)
 			}
 		}
@@ -294,7 +294,7 @@ func TestCheckWrite(t *testing.T) {
 		if got := n.observe(refs(want)); len(got.Chains) > 0 || n.generation() != before {
 			n.Errorf("generation %d became %d, with chains %v", before, n.generation(), got.Chains)
 		}
-		if used, err := legacyInUse(policy.IPv4, natTable); used || err != nil {
+		if used, err := legacyInUse(policy.IPv4, Table); used || err != nil {
 			n.Errorf("table nat of iptables-legacy is in use: %v, %v", used, err)
 		}
 		n.apply(want)

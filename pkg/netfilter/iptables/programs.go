@@ -71,7 +71,7 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 
 // list returns the rules of a chain of table nat as `iptables -S` prints them.
 func (p *programs) list(ctx context.Context, f policy.Family, variant, chain string) ([]string, error) {
-	out, err := p.exec(ctx, f, variant, "", nil, nil, "-t", natTable, "-S", chain)
+	out, err := p.exec(ctx, f, variant, "", nil, nil, "-t", Table, "-S", chain)
 	lines := strings.Split(string(out), "\n")
 	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), err
 }

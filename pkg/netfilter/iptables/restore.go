@@ -72,7 +72,7 @@ func (t *transaction) deleteJumps(lines []string, numbers []int) {
 
 // restore returns the transaction as input for iptables-restore.
 func (t *transaction) restore() []byte {
-	all := slices.Concat([]string{"*" + natTable}, t.lines(), []string{"COMMIT", ""})
+	all := slices.Concat([]string{"*" + Table}, t.lines(), []string{"COMMIT", ""})
 	return []byte(strings.Join(all, "\n"))
 }
 

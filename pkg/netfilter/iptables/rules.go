@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	natTable = "nat"
+	// Table is the table that has masquerade chains, beside other programs' chains.
+	Table = "nat"
 	// postrouting is the built-in chain whose rules jump to the masquerade chains.
 	postrouting = "POSTROUTING"
 )
@@ -46,7 +47,7 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 		}
 		for _, r := range rules {
 			if to := decode(f, r, buffer).Target; slices.Contains(names, to) {
-				t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, so the kernel accepts no MASQUERADE there; remove the jump", name, natTable, to)
+				t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, so the kernel accepts no MASQUERADE there; remove the jump", name, Table, to)
 			}
 		}
 	}

@@ -18,8 +18,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-const natTable = "nat"
-
 // hookPoint is where base chains decide about one thing.
 type hookPoint struct {
 	table, chain string // of iptables
@@ -31,7 +29,7 @@ type hookPoint struct {
 // sourceNAT is where base chains translate the source of packets.
 func sourceNAT() hookPoint {
 	const priorityNAT = 100 // NF_IP_PRI_NAT_SRC
-	return hookPoint{natTable, "POSTROUTING", unix.NF_INET_POST_ROUTING, priorityNAT, math.MaxInt32}
+	return hookPoint{iptables.Table, "POSTROUTING", unix.NF_INET_POST_ROUTING, priorityNAT, math.MaxInt32}
 }
 
 // hook is a base chain.
@@ -86,7 +84,7 @@ func (p hookPoint) hooksOf(c *nfnetlink.Conn, link nfnetlink.Family, tableName s
 	}
 	for _, chain := range chains {
 		b := chain.Base
-		if b == nil || b.Hook != p.hook || b.Priority >= p.before || p.table == natTable && b.Type != natTable {
+		if b == nil || b.Hook != p.hook || b.Priority >= p.before || p.table == iptables.Table && b.Type != iptables.Table {
 			continue
 		}
 		at := Place{Backend: policy.NFTables, Table: tableName, Chain: chain.Name, Priority: b.Priority}
@@ -126,7 +124,7 @@ func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, e
 	rules := map[string][]nfnetlink.Rule{}
 	err := withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			all, err := c.Rules(netfilter.LinkOf(f), natTable, chain)
+			all, err := c.Rules(netfilter.LinkOf(f), iptables.Table, chain)
 			if err != nil {
 				return err
 			}
@@ -135,7 +133,7 @@ func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, e
 		return nil
 	})
 	for _, f := range policy.Families() {
-		chains, failed := iptables.Legacy(f, natTable)
+		chains, failed := iptables.Legacy(f, iptables.Table)
 		err = errors.Join(err, failed)
 		for name, all := range chains {
 			if chain == "" || chain == name {
