@@ -32,6 +32,7 @@ type kernel struct {
 	addresses   []policy.NodeAddress
 
 	refuses  bool // see refusedAddress
+	noWalks  bool // walks through the connections fail
 	noGuards bool // it lacks what guards need
 }
 
@@ -116,6 +117,9 @@ func (k *kernel) Addresses(families []policy.Family) ([]policy.NodeAddress, erro
 func (k *kernel) Conntrack(ctx context.Context, judge *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
 	if err := errors.Join(k.Before("walk connections", true), ctx.Err()); err != nil {
 		return nil, err
+	}
+	if k.noWalks {
+		return nil, errRefused
 	}
 	deleted := map[policy.ChainFamily]uint64{}
 	k.connections = slices.DeleteFunc(k.connections, func(c connection) bool {

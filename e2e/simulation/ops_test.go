@@ -479,6 +479,11 @@ func (w *world) once(o *op) *process {
 			if !w.harmed() {
 				w.repaired(p)
 				w.book.stuck = false
+				for _, n := range w.networks { // what is stored is in force
+					if len(n.claims) > 0 && !n.claimedBy(func(c claim) bool { return c.v == nil || c.p != nil && !c.p.ended() }) {
+						n.nobody.phase = running
+					}
+				}
 			}
 			for n, v := range confs {
 				if n.conf == v && n.since < p.start && v != nil {
@@ -514,7 +519,7 @@ func (w *world) use() {
 // unused reports whether a network has no conflist and no pod.
 func (w *world) unused(n *network) bool {
 	badConflist := func(n *network) bool { return n.bad && !n.agent } // it may be that of any network
-	return !n.agent && !slices.ContainsFunc(w.networks, badConflist) && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase != gone && !p.unattached })
+	return !n.agent && !slices.ContainsFunc(w.networks, badConflist) && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase > starting && !p.unattached })
 }
 
 // bad reports whether a file of the configuration cannot be parsed.
@@ -571,8 +576,10 @@ func (w *world) disturb(o *op) {
 		w.fault()
 		w.counts["disk faults"]++
 	case "refuse", "accept":
-		k.refuses, k.noGuards = o.kind == "refuse" && o.number < 6, o.kind == "refuse" && o.number >= 6
+		refuses, lost := o.kind == "refuse", w.book.resetsLost || k.refuses || k.noGuards || o.kind == "refuse" && o.number != 5
+		k.refuses, k.noWalks, k.noGuards = refuses && o.number < 5, refuses && o.number == 5, refuses && o.number > 5
 		w.fault()
+		w.book.resetsLost = lost
 	case "reboot":
 		w.reboot()
 	case "damage", "lose":
@@ -628,7 +635,7 @@ func (w *world) harm(o *op) {
 	}
 	w.fault()
 	text, is := w.machine.ReadFile(file)
-	w.book.recordLost = w.book.recordLost || o.number < 2
+	w.book.recordLost, w.book.stuck = w.book.recordLost || o.number < 2, w.book.stuck || o.number < 2 // chains that are not on record stay
 	for _, chains := range w.kernel.Chains {
 		for ref := range chains {
 			if o.number < 2 { // whatever becomes of them is not on record any more

@@ -289,7 +289,7 @@ func (w *world) judgeOutputs(pods ...*pod) {
 // passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of
 // namespaces comes into force. A walk that could not be taken off the record is repeated.
 func (w *world) judgeDeletion(c *connection) {
-	gone := w.book.unfinished || w.book.resetsLost || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved
+	gone := w.book.unfinished || w.book.fault > 0 || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved
 	for _, versions := range w.combinations() {
 		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
 	}
@@ -312,6 +312,7 @@ func (w *world) judgePassed(p *process, pod *pod) {
 		return
 	}
 	for _, c := range w.kernel.connections {
+		w.judgeLeft(&c, p.start)
 		if c.pod != pod || c.container == pod.container || !slices.Contains(pod.addresses, c.Src) {
 			continue
 		}
@@ -322,6 +323,13 @@ func (w *world) judgePassed(p *process, pod *pod) {
 	}
 }
 
+// judgeLeft judges a connection that ends when the address that it leaves with is gone.
+func (w *world) judgeLeft(c *connection, since int) {
+	if c.translated() && !w.kernel.IsLocal(c.ReplyDst) && w.book.addressed < since {
+		w.object("a connection of %s (%s) to %s outlives the address %s, which it leaves with", c.pod.id(c.container), c.Src, c.Dst, c.ReplyDst)
+	}
+}
+
 // judgeConnections judges whether connections that contradict the policy were deleted.
 func (w *world) judgeConnections() {
 	combinations := w.combinations()
@@ -329,9 +337,7 @@ func (w *world) judgeConnections() {
 		return
 	}
 	for _, c := range w.kernel.connections {
-		if c.translated() && !w.kernel.IsLocal(c.ReplyDst) {
-			w.object("a connection of %s (%s) to %s outlives the address %s, which it leaves with", c.pod.id(c.container), c.Src, c.Dst, c.ReplyDst)
-		}
+		w.judgeLeft(&c, w.seq)
 		if c.pod.unrecorded || !slices.Contains(c.pod.addresses, c.Src) { // or a former container may hold that address
 			continue
 		}
@@ -535,9 +541,11 @@ func (w *world) agree(n *network) {
 func (w *world) quiet() {
 	w.until(w.idle)
 	m := w.machine
-	if m.Bad() || w.kernel.refuses || w.kernel.noGuards {
-		m.Full, m.ReadOnly, m.Broken, w.kernel.refuses, w.kernel.noGuards = false, false, false, false, false
+	if k := w.kernel; m.Bad() || k.refuses || k.noGuards || k.noWalks {
+		lost := w.book.resetsLost || !k.noWalks
+		m.Full, m.ReadOnly, m.Broken, k.refuses, k.noGuards, k.noWalks = false, false, false, false, false, false
 		w.fault()
+		w.book.resetsLost = lost
 	}
 	for _, n := range w.networks {
 		if n.bad {
@@ -550,12 +558,12 @@ func (w *world) quiet() {
 			w.until(p.ended)
 		}
 	}
-	step := func(kind string) *op { return &op{kind: kind, wait: true} }
+	step := func(kind string) *op { return &op{kind: kind, pod: most, wait: true} }
 	if w.harmed() { // the subnets of pods are lost, too
 		for _, n := range w.networks {
 			if n.conf != nil {
 				w.pods[most].phase = gone
-				wait(w.add(&op{kind: "add", pod: most, wait: true}, n, n.conf))
+				wait(w.add(step("add"), n, n.conf))
 			}
 		}
 	}
@@ -602,6 +610,12 @@ func (w *world) quiet() {
 	}
 	w.judgeOutputs(w.pods...)
 	w.judgeGuards()
+	if i := slices.IndexFunc(w.networks, func(n *network) bool { return n.conf != nil && !n.agent }); i >= 0 && w.managed() == nil && len(w.reconcilers()) == 0 {
+		w.pass(11*time.Second, false) // walks are 10 s apart
+		w.pods[most].phase = gone
+		wait(w.add(step("add"), w.networks[i], w.networks[i].conf))
+		w.judgeConnections()
+	}
 	for _, n := range w.networks {
 		_, is := w.machine.ReadFile(n.file()) // ip-masq's own conflist outlives it where no reconciler runs, and STATUS says so
 		if n.conf == nil || n.agent || !is || w.objection != "" {

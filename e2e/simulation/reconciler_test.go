@@ -122,4 +122,6 @@ func (w *world) mayRead(p *process) {
 	}
 }
 
+func (n *network) claimedBy(is func(claim) bool) bool { return slices.ContainsFunc(n.claims, is) }
+
 func (n *network) claimed(v *version, p *process) bool { return slices.Contains(n.claims, claim{v, p}) }

@@ -80,6 +80,7 @@ type op struct {
 	wait    bool   // until it has ended before the next operation begins
 	kill    int    // before this write
 	fail    int    // this write
+	meet    int    // before this one another program changes rules
 	of      string // those that count: "commit" for writes to the kernel and renames alone, "call" for all calls of the kernel
 }
 
@@ -102,6 +103,9 @@ func (o *op) String() string {
 	}
 	if o.fail > 0 {
 		text += fmt.Sprintf(" [fail at %s %d]", cmp.Or(o.of, "write"), o.fail)
+	}
+	if o.meet > 0 {
+		text += fmt.Sprintf(" [tamper at %s %d]", cmp.Or(o.of, "write"), o.meet)
 	}
 	if !o.wait {
 		text += " &"
@@ -249,21 +253,42 @@ func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
 	return c
 }
 
-// stories are operations on one network and one pod that are rarely in this order by chance.
+// stories are operations that are rarely in this order by chance: on one network, one pod and one version, and those that
+// come so many after them.
 var stories = [][]op{
-	// A network is dropped while an ADD returns.
-	{{kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true}, {kind: "once"}, {kind: "stale add"}},
+	// A network is dropped while an ADD returns, or by a process that is killed.
+	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true}, {kind: "once"}, {kind: "stale add"}},
+	{
+		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
+		{kind: "stale add"}, {kind: "once", of: "commit", kill: 2}, {kind: "wait"}, {kind: "once", wait: true},
+	},
+	// It is not dropped in the first minutes of a boot, nor beside a file that cannot be parsed.
+	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "no conflist"}, {kind: "sleep", number: 7, wait: true}, {kind: "reboot"}, {kind: "once", wait: true}, {kind: "once", wait: true}},
+	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "bad file", net: 1}, {kind: "sleep", number: 7, wait: true}, {kind: "once", wait: true}, {kind: "once", wait: true}},
 	// Another list of namespaces comes into force while an ADD runs.
-	{{kind: "conflist", wait: true}, {kind: "add", number: 4, wait: true}, {kind: "conflist"}, {kind: "once"}, {kind: "add", number: 5}, {kind: "wait"}},
+	{{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once"}, {kind: "add", number: 5}, {kind: "wait"}},
+	// Policies come and go.
+	{
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 5, wait: true}, {kind: "address"},
+		{kind: "conflist"}, {kind: "add", pod: 2, number: 6, wait: true},
+	},
 	// An address passes to a pod of another namespace.
 	{{kind: "add", number: 4, wait: true}, {kind: "connect"}, {kind: "del", number: 7}, {kind: "add", number: 5, wait: true}, {kind: "check"}},
 	// The same while the disk is bad, before another list of namespaces.
 	{
-		{kind: "conflist", wait: true}, {kind: "add", number: 4, wait: true}, {kind: "disk read-only", wait: true}, {kind: "del", number: 7, wait: true}, {kind: "add", number: 6, wait: true},
-		{kind: "disk good", wait: true}, {kind: "conflist", wait: true}, {kind: "once", wait: true},
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "disk read-only"}, {kind: "del", number: 7, wait: true}, {kind: "add", number: 6, wait: true},
+		{kind: "disk good"}, {kind: "conflist", version: 1}, {kind: "once", wait: true},
 	},
-	// The node restarts before and after pods of another policy.
-	{{kind: "add", number: 4, wait: true}, {kind: "conflist"}, {kind: "add", number: 5, wait: true}, {kind: "reboot"}, {kind: "add", number: 4, wait: true}},
+	// The node restarts when all is verified.
+	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "add", wait: true}},
+	// Another program changes rules that are verified.
+	{{kind: "add", wait: true}, {kind: "sleep", number: 2, wait: true}, {kind: "tamper"}, {kind: "add", wait: true}},
+	{{kind: "add", wait: true}, {kind: "tamper", number: 2}, {kind: "connect"}, {kind: "add", wait: true}},
+	// Walks fail for a time.
+	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "refuse", number: 5}, {kind: "conflist"}, {kind: "add", wait: true}, {kind: "sleep", number: 3, wait: true}, {kind: "accept"}, {kind: "sleep", number: 6, wait: true}},
+	// Documents are damaged beside others.
+	{{kind: "add", wait: true}, {kind: "damage", number: 5}, {kind: "add", net: 1, pod: 1, number: 4, wait: true}},
+	{{kind: "add", wait: true}, {kind: "no conflist"}, {kind: "damage", number: 5}, {kind: "once", wait: true}},
 }
 
 // plan makes the operations.
@@ -271,7 +296,7 @@ func (s *scenario) plan(r *rand.Rand) {
 	add := func(o op) { s.ops = append(s.ops, &o) }
 	kinds := []string{
 		"add", "add", "add", "add", "add", "add", "del", "del", "conflist", "conflist", "once", "gc", "check", "status", "agree",
-		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait", "bad file", "address",
+		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait", "bad file", "address", "no conflist",
 	}
 	if r.IntN(2) == 0 {
 		kinds = append(kinds, "run", "run", "stop", "sleep", "fight")
@@ -284,7 +309,7 @@ func (s *scenario) plan(r *rand.Rand) {
 	}
 	// Each scenario lacks many kinds, so that it has more of others.
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind != "add" && r.IntN(2) == 0 })
-	killing, failing := r.IntN(2) == 0, r.IntN(2) == 0
+	killing, failing, meeting := r.IntN(2) == 0, r.IntN(2) == 0, r.IntN(2) == 0
 	if s.manage {
 		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
 		add(op{kind: "run"})
@@ -306,18 +331,25 @@ func (s *scenario) plan(r *rand.Rand) {
 		if failing && r.IntN(4) == 0 {
 			o.fail = at()
 		}
+		if meeting && r.IntN(4) == 0 {
+			o.meet = at()
+		}
 	}
 	for range 4 + r.IntN(10) {
 		if r.IntN(12) == 0 {
-			net, pod := r.IntN(len(s.nets)), r.IntN(most)
-			if s.nets[net].agent {
-				net = 0
+			networks := len(s.nets)
+			if s.nets[networks-1].agent {
+				networks--
 			}
+			net, pod, version := r.IntN(networks), r.IntN(most), r.IntN(3)
 			for _, o := range pick(r, stories...) {
-				if o.net, o.pod = net, pod; o.kind == "conflist" {
-					o.version = r.IntN(3)
+				o.net, o.pod, o.version = (net+o.net)%networks, (pod+o.pod)%most, (version+o.version)%3
+				if o.kind == "tamper" || o.kind == "address" {
+					o.number = r.IntN(8)
 				}
-				hurt(&o)
+				if o.kill == 0 {
+					hurt(&o)
+				}
 				add(o)
 			}
 		}
@@ -328,7 +360,7 @@ func (s *scenario) plan(r *rand.Rand) {
 		}
 		add(o)
 		if (o.kill > 0 || o.fail > 0) && r.IntN(2) == 0 { // the runtime tries again
-			o.kill, o.fail, o.wait = 0, 0, true
+			o.kill, o.fail, o.meet, o.wait = 0, 0, 0, true
 			add(o)
 		}
 	}

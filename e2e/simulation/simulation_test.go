@@ -135,7 +135,7 @@ func shrink(t *testing.T, w *world) *world {
 		}
 		for i := range w.scenario.ops {
 			simpler := *w.scenario.ops[i]
-			simpler.kill, simpler.fail, simpler.wait = 0, 0, simpler.kind != "run"
+			simpler.kill, simpler.fail, simpler.meet, simpler.wait = 0, 0, 0, simpler.kind != "run"
 			if simpler.kind == "fight" {
 				simpler.kind = "tamper"
 			}

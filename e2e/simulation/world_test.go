@@ -270,6 +270,11 @@ func (w *world) turn(t *ticket) {
 	if counts {
 		p.counted++
 	}
+	if counts && p.counted == o.meet {
+		w.disturbing = true
+		w.tamper(o.number)
+		w.disturbing = false
+	}
 	switch {
 	case counts && p.counted == o.kill:
 		w.note("%s: killed before: %s", p.Name, t.text)
