@@ -263,6 +263,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		v = n.conf // whatever stdin says
 	}
 	var out strings.Builder
+	stored, _ := w.machine.ReadFile(w.document(n))
 	p := w.start(o, func(p *process) error { return w.plugin(p, &out).Funcs().Add(args) }, func(p *process) {
 		w.counts["ADD"]++
 		if pod.container != container || pod.phase != starting { // of another boot
@@ -287,6 +288,9 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		}
 		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
 			n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
+		}
+		if now, _ := w.machine.ReadFile(w.document(n)); now != stored && p.returned && p.err != nil && w.alone(p) && w.refusedFirst(p, v) {
+			w.object("%s fails and has stored a policy that the kernel refuses", p.Name)
 		}
 		w.resolve(n, p, v)
 		w.judgeADD(p, v, pod)
@@ -332,7 +336,7 @@ func (w *world) resolve(n *network, p *process, v *version) {
 
 // refusedFirst reports whether the kernel refused a policy while rules were in force: then it is not stored.
 func (w *world) refusedFirst(p *process, v *version) bool {
-	return p.ruled && w.kernel.refuses && v != nil && v.refused && w.healthy(p) && !w.harmed()
+	return p.ruled && len(w.book.orphans) == 0 && w.kernel.refuses && v != nil && v.refused && w.healthy(p) && !w.harmed()
 }
 
 // written takes note that the document of a network was written again.
@@ -424,7 +428,7 @@ func (w *world) ask(o *op, n *network) *process {
 		if p.writes > 0 {
 			w.object("%s writes", p.Name)
 		}
-		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running {
+		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running && !w.harmed() { // or what exists is right
 			w.objectTo(pod, false)
 		}
 	})
@@ -466,6 +470,7 @@ func (w *world) once(o *op) *process {
 		for _, warning := range report.Warnings {
 			w.note("  warning: %v", warning)
 		}
+		refused := w.refused()
 		for _, n := range w.networks {
 			n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p && w.refusedFirst(p, c.v) })
 		}
@@ -479,19 +484,19 @@ func (w *world) once(o *op) *process {
 			if !w.harmed() {
 				w.repaired(p)
 				w.book.stuck = false
+				for n, v := range confs {
+					if n.conf == v && n.since < p.start && v != nil {
+						w.settle(n, p, v)
+					}
+				}
 				for _, n := range w.networks { // what is stored is in force
 					if len(n.claims) > 0 && !n.claimedBy(func(c claim) bool { return c.v == nil || c.p != nil && !c.p.ended() }) {
 						n.nobody.phase = running
 					}
 				}
 			}
-			for n, v := range confs {
-				if n.conf == v && n.since < p.start && v != nil {
-					w.settle(n, p, v)
-				}
-			}
 		}
-		w.judgeSync(p, healthy, report)
+		w.judgeSync(p, healthy || refused, report)
 	})
 	for _, n := range w.networks {
 		confs[n] = n.conf
@@ -603,6 +608,7 @@ func (w *world) reboot() {
 		p.phase = gone
 	}
 	w.book.tampered, w.book.guardTampered, w.book.resetsLost, w.book.stuck = 0, false, false, false
+	w.book.unruled = true
 	for _, file := range w.book.harmed {
 		for _, n := range w.networks {
 			if file == w.document(n) && len(n.claims) > 0 { // what it held is not known any more

@@ -24,6 +24,7 @@ type book struct {
 	orphans       []string // chains that were in the kernel when the record was damaged or lost
 	guardTampered bool     // its guard may drop anything
 	harmed        []string
+	unruled       bool // nothing has passed without faults since the boot
 	stuck         bool // a stale chain could not be removed, and masquerades as before until a reconciler's sync
 	recordLost    bool
 	disrupted     int       // seq of the last thing that another program did
@@ -230,7 +231,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		return
 	}
 	x := w.expect(p)
-	together := !w.book.stuck && !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
+	together := !w.book.stuck && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
 	var of netip.Addr
 	var contradicted []bool // by packets from that address, for each combination
 	i := -1
@@ -240,9 +241,9 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		}
 		got := w.kernel.packet(src, dst)
 		masquerade, drop := w.book.stuck, false
-		// After a boot, a chain that the kernel refuses is missing; and rules that stay beside a damaged document may still
+		// After a boot, a chain is missing that the kernel refuses or whose first write failed; and rules that stay beside a damaged document may still
 		// exempt the former pod of the address.
-		exempt := w.refused() || p.harmed && p.moved
+		exempt := w.refused() || w.book.unruled || p.harmed && p.moved
 		for j := range x.decisions {
 			d := &x.decisions[j][i]
 			masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
@@ -386,6 +387,9 @@ func (w *world) judgeRecord() {
 
 // repaired takes note that a process that passed has repaired what others changed before it began.
 func (w *world) repaired(p *process) {
+	if p.start > w.book.fault && !p.faulty {
+		w.book.unruled = false
+	}
 	if p.start > w.book.tampered && !p.faulty {
 		w.book.tampered, w.book.guardTampered = 0, false
 	}
@@ -492,7 +496,7 @@ func (w *world) judgeQuiet() {
 	if p.noticed = nil; !p.report.Ready() && !w.excused(p.report) {
 		w.object("the reconciler is not ready although nothing fails: %v", p.report.Problems[0].Err)
 	}
-	w.book.tampered, w.book.guardTampered, w.book.stuck = 0, false, false
+	w.book.tampered, w.book.guardTampered, w.book.stuck, w.book.unruled = 0, false, false, false
 	w.judgeConflist()
 	for _, n := range w.networks {
 		if n.conf != nil {

@@ -77,11 +77,22 @@ type op struct {
 	pod     int
 	version int
 	number  int
-	wait    bool   // until it has ended before the next operation begins
-	kill    int    // before this write
-	fail    int    // this write
-	meet    int    // before this one another program changes rules
-	of      string // those that count: "commit" for writes to the kernel and renames alone, "call" for all calls of the kernel
+	wait    bool // until it has ended before the next operation begins
+
+	event event
+}
+
+// event is what happens to a process instead of, or before, one of its effects.
+type event struct {
+	what string // "kill", "fail", "tamper" by another program before it, or "pause" until no other process can go on
+	of   string // what effects count: their beginning, "" for all writes
+	at   int    // the first one is 1
+}
+
+// counted are the beginnings of effects that count.
+var counted = []string{
+	"", "rename", "create", "fsync", "kernel: ", "kernel: write", "kernel: write guards", "kernel: remove", "kernel: walk", "kernel: observe", "kernel: ask",
+	"kernel: read addresses",
 }
 
 func (o *op) String() string {
@@ -98,14 +109,8 @@ func (o *op) String() string {
 	case "tamper", "fight", "sleep", "address":
 		text += fmt.Sprintf(" %d", o.number)
 	}
-	if o.kill > 0 {
-		text += fmt.Sprintf(" [kill at %s %d]", cmp.Or(o.of, "write"), o.kill)
-	}
-	if o.fail > 0 {
-		text += fmt.Sprintf(" [fail at %s %d]", cmp.Or(o.of, "write"), o.fail)
-	}
-	if o.meet > 0 {
-		text += fmt.Sprintf(" [tamper at %s %d]", cmp.Or(o.of, "write"), o.meet)
+	if e := o.event; e.what != "" {
+		text += fmt.Sprintf(" [%s at %s %d]", e.what, cmp.Or(e.of, "write"), e.at)
 	}
 	if !o.wait {
 		text += " &"
@@ -221,7 +226,7 @@ func newScenario(seed uint64) *scenario {
 				return slices.DeleteFunc(slices.Clone(of), func(p netip.Prefix) bool { return r.IntN(one) > 0 || p.Addr().Is6() && !v.IPv6 })
 			}
 			v.Exempt, v.Masq = append(v.marks(), some(3, exemptions)...), some(4, exceptions)
-			if v.refused = r.IntN(8) == 0; v.refused {
+			if v.refused = r.IntN(4) == 0; v.refused {
 				v.Exempt = append(v.Exempt, refusable)
 			}
 			if spaced && r.IntN(3) > 0 {
@@ -257,16 +262,19 @@ func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
 // come so many after them.
 var stories = [][]op{
 	// A network is dropped while an ADD returns, or by a process that is killed.
-	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true}, {kind: "once"}, {kind: "stale add"}},
+	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true}, {kind: "once", event: event{"pause", "kernel: observe", 5}}, {kind: "stale add"}},
 	{
 		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
-		{kind: "stale add"}, {kind: "once", of: "commit", kill: 2}, {kind: "wait"}, {kind: "once", wait: true},
+		{kind: "stale add"}, {kind: "once", event: event{"kill", "rename", 2}}, {kind: "wait"}, {kind: "once", wait: true},
 	},
 	// It is not dropped in the first minutes of a boot, nor beside a file that cannot be parsed.
 	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "no conflist"}, {kind: "sleep", number: 7, wait: true}, {kind: "reboot"}, {kind: "once", wait: true}, {kind: "once", wait: true}},
 	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "bad file", net: 1}, {kind: "sleep", number: 7, wait: true}, {kind: "once", wait: true}, {kind: "once", wait: true}},
 	// Another list of namespaces comes into force while an ADD runs.
-	{{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once"}, {kind: "add", number: 5}, {kind: "wait"}},
+	{
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once", event: event{"pause", "kernel: write", 1}},
+		{kind: "add", pod: 1, number: 5, event: event{"pause", "create", 1}}, {kind: "wait"},
+	},
 	// Policies come and go.
 	{
 		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 5, wait: true}, {kind: "address"},
@@ -286,6 +294,8 @@ var stories = [][]op{
 	{{kind: "add", wait: true}, {kind: "tamper", number: 2}, {kind: "connect"}, {kind: "add", wait: true}},
 	// Walks fail for a time.
 	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "refuse", number: 5}, {kind: "conflist"}, {kind: "add", wait: true}, {kind: "sleep", number: 3, wait: true}, {kind: "accept"}, {kind: "sleep", number: 6, wait: true}},
+	// The kernel refuses a policy for a time.
+	{{kind: "add", wait: true}, {kind: "refuse"}, {kind: "conflist", version: 1}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 4, wait: true}, {kind: "accept"}},
 	// Documents are damaged beside others.
 	{{kind: "add", wait: true}, {kind: "damage", number: 5}, {kind: "add", net: 1, pod: 1, number: 4, wait: true}},
 	{{kind: "add", wait: true}, {kind: "no conflist"}, {kind: "damage", number: 5}, {kind: "once", wait: true}},
@@ -309,31 +319,27 @@ func (s *scenario) plan(r *rand.Rand) {
 	}
 	// Each scenario lacks many kinds, so that it has more of others.
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind != "add" && r.IntN(2) == 0 })
-	killing, failing, meeting := r.IntN(2) == 0, r.IntN(2) == 0, r.IntN(2) == 0
+	// Many have one kind of event at one kind of effects, again and again.
+	whats := slices.DeleteFunc([]string{"kill", "fail", "tamper", "pause"}, func(string) bool { return r.IntN(2) == 0 })
+	focus, focused := pick(r, counted...), r.IntN(2) == 0
+	hurt := func(o *op) {
+		if len(whats) == 0 || o.event.what != "" || !focused && r.IntN(3) > 0 || r.IntN(2) == 0 {
+			return
+		}
+		o.event = event{pick(r, whats...), focus, 1 + r.IntN(pick(r, 1, 2, 6))}
+		if !focused {
+			o.event.of = pick(r, counted...)
+		}
+		if o.event.of == "" || o.event.of == "kernel: " {
+			o.event.at = 1 + r.IntN(pick(r, 4, 12, 30))
+		}
+	}
 	if s.manage {
 		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
 		add(op{kind: "run"})
 	}
 	for i := range s.nets {
 		add(op{kind: "conflist", net: i, wait: true})
-	}
-	hurt := func(o *op) {
-		o.of = pick(r, "", "commit", "commit", "call")
-		at := func() int {
-			if o.of == "commit" {
-				return 1 + r.IntN(8)
-			}
-			return 1 + r.IntN(pick(r, 4, 12, 30))
-		}
-		if killing && r.IntN(4) == 0 {
-			o.kill = at()
-		}
-		if failing && r.IntN(4) == 0 {
-			o.fail = at()
-		}
-		if meeting && r.IntN(4) == 0 {
-			o.meet = at()
-		}
 	}
 	for range 4 + r.IntN(10) {
 		if r.IntN(12) == 0 {
@@ -347,9 +353,7 @@ func (s *scenario) plan(r *rand.Rand) {
 				if o.kind == "tamper" || o.kind == "address" {
 					o.number = r.IntN(8)
 				}
-				if o.kill == 0 {
-					hurt(&o)
-				}
+				hurt(&o)
 				add(o)
 			}
 		}
@@ -359,8 +363,8 @@ func (s *scenario) plan(r *rand.Rand) {
 			o.net = 0
 		}
 		add(o)
-		if (o.kill > 0 || o.fail > 0) && r.IntN(2) == 0 { // the runtime tries again
-			o.kill, o.fail, o.meet, o.wait = 0, 0, 0, true
+		if o.event.what != "" && r.IntN(2) == 0 { // the runtime tries again
+			o.event, o.wait = event{}, true
 			add(o)
 		}
 	}

@@ -135,7 +135,7 @@ func shrink(t *testing.T, w *world) *world {
 		}
 		for i := range w.scenario.ops {
 			simpler := *w.scenario.ops[i]
-			simpler.kill, simpler.fail, simpler.meet, simpler.wait = 0, 0, 0, simpler.kind != "run"
+			simpler.event, simpler.wait = event{}, simpler.kind != "run"
 			if simpler.kind == "fight" {
 				simpler.kind = "tamper"
 			}
@@ -174,6 +174,7 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		w.kernel.Before, w.kernel.committed, w.kernel.deletes = w.kernelEffect, w.committed, w.judgeDeletion
 		w.kernel.boot(1)
 		w.boot()
+		w.book.unruled = true
 		for i := range most + 1 {
 			w.pods = append(w.pods, &pod{number: i})
 		}

@@ -58,7 +58,8 @@ type process struct {
 	start    int // seq
 	end      int
 	writes   int // how many effects of it were writes
-	counted  int // how many of it were such as op.of says
+	counted  int // how many effects of it count for the event of op
+	paused   int // seq of its pause; 0: it does not pause
 	do       func() error
 	err      error
 	returned bool // it was not killed
@@ -160,7 +161,8 @@ func (w *world) until(condition func() bool) { w.runUntil(condition, time.Hour, 
 // meanwhile lets the processes that run have some effects, so that what comes next comes in the middle of them.
 func (w *world) meanwhile() {
 	end := w.effects + w.rand.IntN(pick(w.rand, 1, 30, 120))
-	w.until(func() bool { return w.effects >= end || len(w.parked)+len(w.notices) == 0 })
+	canGoOn := func(t *ticket) bool { return t.p.paused == 0 }
+	w.until(func() bool { return w.effects >= end || len(w.notices) == 0 && !slices.ContainsFunc(w.parked, canGoOn) })
 }
 
 // pass lets time pass. Others than reconcilers may be frozen meanwhile.
@@ -231,12 +233,18 @@ func (p *process) warnsOfConnections() bool {
 	return strings.Contains(p.stderr.String(), "connections")
 }
 
-// choose takes a ticket, nil if there is none.
+// choose takes a ticket, nil if there is none. A process that pauses has its turn when no other process can go on.
 func (w *world) choose(frozen bool) *ticket {
 	slices.SortStableFunc(w.parked, func(a, b *ticket) int { return cmp.Or(a.p.ordinal-b.p.ordinal, cmp.Compare(a.text, b.text)) })
 	may := slices.DeleteFunc(slices.Clone(w.parked), func(t *ticket) bool { return frozen && t.p.reconciler == nil })
 	if len(may) == 0 {
 		return nil
+	}
+	if all := slices.DeleteFunc(slices.Clone(may), func(t *ticket) bool { return t.p.paused > 0 }); len(all) > 0 {
+		may = all
+	} else {
+		may = []*ticket{slices.MinFunc(may, func(a, b *ticket) int { return a.p.paused - b.p.paused })}
+		may[0].p.paused = 0
 	}
 	i := slices.IndexFunc(may, func(t *ticket) bool { return t.p == w.last })
 	if i < 0 || w.last != w.holder && w.rand.IntN(w.switches) == 0 {
@@ -257,37 +265,39 @@ func (w *world) turn(t *ticket) {
 	}
 	w.seq++
 	p.last = w.seq
+	e, ofKernel, happens := p.op.event, strings.HasPrefix(t.text, "kernel: "), ""
+	if e.of == "" && t.writes || e.of != "" && strings.HasPrefix(t.text, e.of) {
+		if p.counted++; p.counted == e.at {
+			happens = e.what
+		}
+	}
+	if happens == "pause" {
+		w.note("%s pauses", p.Name)
+		p.paused = w.seq
+		w.parked = append(w.parked, t)
+		return
+	}
 	if t.writes {
 		p.writes++
 	}
-	o, counts, ofKernel := p.op, t.writes, strings.HasPrefix(t.text, "kernel: ")
-	switch o.of {
-	case "commit":
-		counts = t.writes && (ofKernel || strings.HasPrefix(t.text, "rename "))
-	case "call":
-		counts = ofKernel
-	}
-	if counts {
-		p.counted++
-	}
-	if counts && p.counted == o.meet {
-		w.disturbing = true
-		w.tamper(o.number)
-		w.disturbing = false
-	}
-	switch {
-	case counts && p.counted == o.kill:
+	switch happens {
+	case "kill":
 		w.note("%s: killed before: %s", p.Name, t.text)
 		w.counts["kills"]++
 		t.err = unix.EIO
 		w.kill(p)
-	case counts && p.counted == o.fail:
+	case "fail":
 		t.err, p.faulty, p.refused = unix.EIO, true, p.refused || ofKernel
 		w.note("%s: fails: %s", p.Name, t.text)
 		w.counts["failed effects"]++
 		lost := w.book.resetsLost || !ofKernel // a walk or a write that fails is repeated
 		w.fault()
 		w.book.resetsLost, w.book.stuck = lost, w.book.stuck || strings.HasPrefix(t.text, "kernel: remove")
+	case "tamper":
+		w.disturbing = true
+		w.tamper(p.op.number)
+		w.disturbing = false
+		fallthrough
 	default:
 		w.note("%s: %s", p.Name, t.text)
 	}
