@@ -17,9 +17,10 @@
 //
 // A failure has four parts. First, what the seed decided: the host, and the versions of each source (net0/1 is the second
 // policy of net0, agent/0 the first one of the agent files) with the keys of their chains. Second, the operations, already
-// shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at 4]" ends the
-// process before its 4th write, "[fail at 4]" makes that write fail; "run" is a reconciler that stays,
-// "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
+// shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at write 4]"
+// ends the process before its 4th write, "[fail at kernel: remove 1]" makes the first effect fail whose text begins so,
+// "[tamper at …]" lets another program change rules before it, "[pause at …]" lets all others go on first; "run" is a
+// reconciler that stays, "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
 // same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third,
 // the trace: one line for each effect, with its number, the process that had it, and what it was (a call on files, or one at
 // a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection.
@@ -47,19 +48,23 @@
 //     returned while a document was damaged, as its chain stays as it is.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot. STATUS counts on room on a full disk that this one never has.
+//   - A chain that could not be removed masquerades as before until a reconciler's sync, and so does one that is not on record
+//     as the record was lost. Until something has passed without a fault after a boot, a chain may be missing.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.
 //   - After a fault a reconciler may back off for 75 s, after a fight with another program for 5 minutes, and for a minute
 //     after a process was frozen that may have held the lock.
 //   - A running reconciler may store the agent files of a moment ago after "once" has stored newer ones.
-//   - An ADD passes where the kernel refuses the chain of another network, which then does not exempt its pod.
+//   - An ADD passes where the kernel refuses the chain of another network, which then does not exempt its pod, and where a
+//     call for that chain failed.
+//   - Packets may follow several policies at the same time while a chain gets another name or backend.
 //   - Walks may delete more connections after a fault and after processes that ran at the same time, and those of an address
 //     that has passed to a pod of another namespace.
 //   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
 //   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
 //     range is the subnet of the pod whose ADD comes next.
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
-//   - Connections are not judged where the resets that were due may have been lost, after faults of the disk or the kernel.
+//   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot.
 //
 // Not simulated are symlinks, several dataDirs, documents of newer versions, and sources that conflict. A dump that another
 // program's commit tears is simulated on a quiet node only.

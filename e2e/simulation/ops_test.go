@@ -596,7 +596,7 @@ func (w *world) disturb(o *op) {
 
 func (w *world) reboot() {
 	w.counts["reboots"]++
-	w.machine.Crash()
+	w.machine.Crash(w.rand.IntN(2) == 0)
 	for _, p := range w.running {
 		if !p.ended() {
 			w.kill(p)

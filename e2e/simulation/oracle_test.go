@@ -425,7 +425,7 @@ func (w *world) judgeADD(p *process, v *version, pod *pod) {
 	}
 	switch {
 	case v == nil: // plugin.toml asks for a conflist; beside one that cannot be parsed the stored policy stays
-		if !w.bad() && codeOf(p.err) != 7 {
+		if !w.bad() && !w.changedSince(p) && codeOf(p.err) != 7 {
 			w.object("%s answers %v without a conflist of its network", p.Name, p.err)
 		}
 	case p.err == nil && w.alone(p) && !w.harmed():
@@ -453,9 +453,14 @@ func (w *world) excused(report *reconcile.Report) bool {
 	})
 }
 
+// changedSince reports whether a file of the configuration has changed since a process began.
+func (w *world) changedSince(p *process) bool {
+	return slices.ContainsFunc(w.networks, func(n *network) bool { return n.since > p.start })
+}
+
 // judgeSync judges a sync, which may have read conflists before they changed.
 func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
-	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.since > p.start }) {
+	if w.changedSince(p) {
 		return
 	}
 	if !healthy && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && !w.kernel.noGuards {

@@ -91,7 +91,7 @@ type event struct {
 
 // counted are the beginnings of effects that count.
 var counted = []string{
-	"", "rename", "create", "fsync", "kernel: ", "kernel: write", "kernel: write guards", "kernel: remove", "kernel: walk", "kernel: observe", "kernel: ask",
+	"", "rename", "kernel: ", "kernel: write", "kernel: write guards", "kernel: remove", "kernel: walk", "kernel: observe", "kernel: ask",
 	"kernel: read addresses",
 }
 
@@ -249,7 +249,7 @@ func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
 	if !s.tables && c.Backend == "iptables" {
 		c.Backend = ""
 	}
-	if c.Outputs = nil; r.IntN(4) == 0 {
+	if c.Outputs = nil; r.IntN(3) == 0 {
 		c.Outputs = pick(r, prefixList("203.0.113.0/24"), prefixList("198.51.101.0/24 203.0.113.9/32 198.51.100.7/32"))
 		if c.IPv6 {
 			c.Outputs = append(c.Outputs, prefixList("2001:db8:fffe::/64")...)
@@ -277,7 +277,7 @@ var stories = [][]op{
 	},
 	// Policies come and go.
 	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 5, wait: true}, {kind: "address"},
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 5, wait: true}, {kind: "address"}, {kind: "add", pod: 3, number: 4, wait: true},
 		{kind: "conflist"}, {kind: "add", pod: 2, number: 6, wait: true},
 	},
 	// An address passes to a pod of another namespace.
@@ -289,7 +289,9 @@ var stories = [][]op{
 	},
 	// The node restarts when all is verified.
 	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "add", wait: true}},
-	// Another program changes rules that are verified.
+	// Another program changes rules that are verified, or that are about to be.
+	{{kind: "add", wait: true}, {kind: "add", number: 4, wait: true, event: event{"tamper", "kernel: ", 0}}, {kind: "add", number: 4, wait: true}},
+	{{kind: "add", wait: true}, {kind: "tamper"}, {kind: "tamper"}, {kind: "sleep", number: 4, wait: true}},
 	{{kind: "add", wait: true}, {kind: "sleep", number: 2, wait: true}, {kind: "tamper"}, {kind: "add", wait: true}},
 	{{kind: "add", wait: true}, {kind: "tamper", number: 2}, {kind: "connect"}, {kind: "add", wait: true}},
 	// Walks fail for a time.
@@ -342,7 +344,7 @@ func (s *scenario) plan(r *rand.Rand) {
 		add(op{kind: "conflist", net: i, wait: true})
 	}
 	for range 4 + r.IntN(10) {
-		if r.IntN(12) == 0 {
+		if r.IntN(6) == 0 {
 			networks := len(s.nets)
 			if s.nets[networks-1].agent {
 				networks--
@@ -353,7 +355,9 @@ func (s *scenario) plan(r *rand.Rand) {
 				if o.kind == "tamper" || o.kind == "address" {
 					o.number = r.IntN(8)
 				}
-				hurt(&o)
+				if hurt(&o); o.event.what != "" && o.event.at == 0 {
+					o.event.at = 1 + r.IntN(8)
+				}
 				add(o)
 			}
 		}

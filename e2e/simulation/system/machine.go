@@ -175,14 +175,16 @@ func (n *inode) sync() {
 }
 
 // Crash ends all processes without warning and boots again. Of what was not synced, a directory keeps the first changes,
-// and a file keeps all, a part or nothing of its data.
-func (m *Machine) Crash() {
+// and a file keeps all, a part or nothing of its data, unless all is synced before.
+func (m *Machine) Crash(synced bool) {
 	for _, p := range m.processes {
 		if p != nil {
 			p.Kill()
 		}
 	}
-	m.crash(m.root)
+	if !synced {
+		m.crash(m.root)
+	}
 	m.booted, m.Full, m.ReadOnly, m.Broken = time.Now(), false, false, false
 }
 
