@@ -113,7 +113,8 @@ func (n *network) versionIn(text string) *version {
 // the one of entry_file, and all else is as the main CNI plugin wrote it.
 func (w *world) judgeConflist() {
 	n := w.managed()
-	if n == nil || n.bad || w.book.fault > 0 || w.objection != "" { // after a fault an entry may not be on record as ip-masq's
+	// After a fault an entry may not be on record as ip-masq's, and a file that cannot be parsed may be that of any network.
+	if n == nil || w.bad() || w.book.fault > 0 || w.objection != "" {
 		return
 	}
 	main, is := w.machine.ReadFile(n.file())

@@ -291,8 +291,8 @@ var stories = [][]op{
 	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "add", wait: true}},
 	// Another program changes rules that are verified, or that are about to be.
 	{{kind: "add", wait: true}, {kind: "add", number: 4, wait: true, event: event{"tamper", "kernel: ", 0}}, {kind: "add", number: 4, wait: true}},
-	{{kind: "add", wait: true}, {kind: "tamper"}, {kind: "tamper"}, {kind: "sleep", number: 4, wait: true}},
-	{{kind: "add", wait: true}, {kind: "sleep", number: 2, wait: true}, {kind: "tamper"}, {kind: "add", wait: true}},
+	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "tamper"}, {kind: "tamper"}, {kind: "add", wait: true}, {kind: "sleep", number: 4, wait: true}},
+	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "sleep", number: 2, wait: true}, {kind: "tamper"}, {kind: "add", wait: true}},
 	{{kind: "add", wait: true}, {kind: "tamper", number: 2}, {kind: "connect"}, {kind: "add", wait: true}},
 	// Walks fail for a time.
 	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "refuse", number: 5}, {kind: "conflist"}, {kind: "add", wait: true}, {kind: "sleep", number: 3, wait: true}, {kind: "accept"}, {kind: "sleep", number: 6, wait: true}},

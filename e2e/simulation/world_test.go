@@ -160,7 +160,7 @@ func (w *world) until(condition func() bool) { w.runUntil(condition, time.Hour, 
 
 // meanwhile lets the processes that run have some effects, so that what comes next comes in the middle of them.
 func (w *world) meanwhile() {
-	end := w.effects + w.rand.IntN(pick(w.rand, 1, 30, 120))
+	end := w.effects + w.rand.IntN(pick(w.rand, 1, 30, 120, 400))
 	canGoOn := func(t *ticket) bool { return t.p.paused == 0 }
 	w.until(func() bool { return w.effects >= end || len(w.notices) == 0 && !slices.ContainsFunc(w.parked, canGoOn) })
 }
