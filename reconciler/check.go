@@ -218,17 +218,17 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	if r.Incomplete() != nil {
 		rules = nil
 	}
-	running := n.running()
-	ofEntry := n.entryFindings(ctx)
+	s := cmp.Or(n.active.status, &metrics.Status{})
+	running := &diagnose.Running{
+		Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
+	}
+	found := n.entryFindings(ctx)
+	if err := multusErr(n.Settings, s.ConflistManaged); err != nil {
+		found["multus"] = []error{err}
+	}
 	warnings := func(id string) []error {
-		if found := ofEntry[id]; len(found) > 0 {
-			return found
-		}
-		if err := multusErr(n.Settings, running.ManagesConflist); err != nil && id == "multus" {
-			return []error{err}
-		}
-		if s := n.active.status; s != nil && id == "listen-failed" {
-			return mapped(s.ListenErrs, errors.New)
+		if len(found[id]) > 0 {
+			return found[id]
 		}
 		return r.WarningsOf(id)
 	}
@@ -239,10 +239,11 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	})...)
 }
 
-// entryFindings returns the findings about a managed entry, by ID: those of the reconciler, if it answers.
+// entryFindings returns the findings of the reconciler by ID or, if it does not answer, those about a managed entry.
 func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	found := map[string][]error{}
 	if s := n.active.status; s != nil {
+		found["listen-failed"] = mapped(s.ListenErrs, errors.New)
 		for _, f := range s.ConflistFindings {
 			found[f.ID] = append(found[f.ID], errors.New(f.Message))
 		}
@@ -252,11 +253,4 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 		}
 	}
 	return found
-}
-
-func (n *inspection) running() *diagnose.Running {
-	s := cmp.Or(n.active.status, &metrics.Status{})
-	return &diagnose.Running{
-		Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
-	}
 }

@@ -246,20 +246,19 @@ func connectionQuery(source, protocol, to string, given func(flag string) bool) 
 
 // connection is one that leaves with the address and port. Its form in JSON is an interface of the program.
 type connection struct {
-	Protocol        string     `json:"protocol"`
-	Source          netip.Addr `json:"source"`
-	SourcePort      uint16     `json:"sourcePort"` // the identifier of ICMP
-	Destination     netip.Addr `json:"destination"`
-	DestinationPort *uint16    `json:"destinationPort"` // null for ICMP
-	Endpoint        netip.Addr `json:"endpoint"`        // that packets reach: the destination, or what a Service chose
-	EndpointPort    *uint16    `json:"endpointPort"`
-
-	SourceLocal bool          `json:"sourceLocal"` // the node itself sends them
-	Translated  bool          `json:"translated"`  // the source address or port
-	Zone        uint16        `json:"zone"`        // of conntrack
-	Pod         *diagnose.Pod `json:"pod"`         // that holds the source; null if none is known
-	Chain       *string       `json:"chain"`       // whose policy decides now; null where none has it in scope
-	Verdict     policy.Action `json:"verdict"`
+	Protocol        string        `json:"protocol"`
+	Source          netip.Addr    `json:"source"`
+	SourcePort      uint16        `json:"sourcePort"` // the identifier of ICMP
+	Destination     netip.Addr    `json:"destination"`
+	DestinationPort *uint16       `json:"destinationPort"` // null for ICMP
+	Endpoint        netip.Addr    `json:"endpoint"`        // that packets reach: the destination, or what a Service chose
+	EndpointPort    *uint16       `json:"endpointPort"`
+	SourceLocal     bool          `json:"sourceLocal"` // the node itself sends them
+	Translated      bool          `json:"translated"`  // the source address or port
+	Zone            uint16        `json:"zone"`        // of conntrack
+	Pod             *diagnose.Pod `json:"pod"`         // that holds the source; null if none is known
+	Chain           *string       `json:"chain"`       // whose policy decides now; null where none has it in scope
+	Verdict         policy.Action `json:"verdict"`
 }
 
 func connectionOf(f conntrack.Found, d decision) connection {

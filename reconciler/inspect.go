@@ -151,8 +151,7 @@ func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
 	return activeReconciler{Running: true, elsewhere: true, problems: problems, err: fmt.Errorf("it serves %s, and does not use %s", health, policy.Printable(dir.Path()))}
 }
 
-// printSettingsOrigin writes where the settings come from to stderr, where they are not those of the reconciler that
-// runs. With --config, the operator has said it.
+// printSettingsOrigin writes where settings come from that are not the reconciler's, unless --config says it.
 func (n *inspection) printSettingsOrigin(a *app) {
 	switch {
 	case a.config != "" || n.active.Answers:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ip-masq-reconciler keeps the masquerade rules of a node as its sources ask for: it
-// repairs drift, merges conflists and the agents' files, manages the conflist and answers
-// questions about the node. It accepts the flags of ip-masq-agent and ip-masq-agent-v2.
+// Command ip-masq-reconciler keeps the masquerade rules of a node as its sources ask for, and answers questions about
+// the node. It accepts the flags of ip-masq-agent and ip-masq-agent-v2.
 package main
 
 import (

@@ -52,8 +52,7 @@ func (a *app) status(c *cobra.Command, _ []string) error {
 }
 
 type nodeStatus struct {
-	Ready bool `json:"ready"` // as /readyz says, and the rules are right at this moment
-
+	Ready        bool               `json:"ready"` // as /readyz says, and the rules are right at this moment
 	Reconciler   reconcilerStatus   `json:"reconciler"`
 	Plugin       pluginStatus       `json:"plugin"`
 	SettingsFrom string             `json:"settingsFrom"`
@@ -84,12 +83,11 @@ type pluginStatus struct {
 }
 
 type chainStatus struct {
-	metrics.ChainCount        // empty without an answer of the reconciler
-	Backend            string `json:"backend"`
-	Rules              int    `json:"rules"` // in the kernel
-
-	Guard         policy.GuardMode `json:"guard,omitempty"`
-	EnforceExempt bool             `json:"enforceExempt,omitempty"`
+	metrics.ChainCount                  // empty without an answer of the reconciler
+	Backend            string           `json:"backend"`
+	Rules              int              `json:"rules"` // in the kernel
+	Guard              policy.GuardMode `json:"guard,omitempty"`
+	EnforceExempt      bool             `json:"enforceExempt,omitempty"`
 }
 
 type sourceState string
@@ -169,8 +167,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	return s, nil
 }
 
-// usesPlugin reports whether the node has the plugin, or should. Without the plugin and a plugin entry, where the
-// policy is that of agent files alone, the reconciler replaces an agent.
+// usesPlugin reports whether the node has the plugin, or should, and does not only replace an agent.
 func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
 	mayHaveEntry := func(l config.Conflist) bool { return l.Err != nil || len(l.Entries) > 0 }
 	stored := r.State.Sources

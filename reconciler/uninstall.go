@@ -17,7 +17,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -232,8 +231,7 @@ type cleanupResult struct {
 }
 
 type removedChain struct {
-	Chain   string `json:"chain"`
-	Family  string `json:"family"`
+	policy.ChainFamily
 	Backend string `json:"backend"`
 }
 
@@ -248,9 +246,9 @@ func (r *cleanupResult) cleanUp(ctx context.Context, node *reconcile.Node) error
 			r.Warnings = append(r.Warnings, err.Error())
 		}
 	})
-	r.Removed = append(r.Removed, mapped(removed, func(o netfilter.OwnedChain) removedChain {
-		return removedChain{o.Chain, string(o.Family), o.Choice.String()}
-	})...)
+	for _, o := range removed {
+		r.Removed = append(r.Removed, removedChain{o.ChainFamily, o.Choice.String()})
+	}
 	r.state = r.state || err == nil && !missing
 	return err
 }

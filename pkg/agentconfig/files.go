@@ -139,11 +139,9 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	})
 }
 
-const (
-	filePrefix = "ip-masq" // the start of the names of the agent files
-	// configMapData is the link in a mounted ConfigMap to the version of the files, which the kubelet replaces.
-	configMapData = "..data"
-)
+// Agent files have names that begin with filePrefix. configMapData is the link in a mounted ConfigMap to the version of
+// the files, which the kubelet replaces.
+const filePrefix, configMapData = "ip-masq", "..data"
 
 // file is one of the agent files, or why it cannot be read.
 type file struct {

@@ -281,14 +281,13 @@ func withoutEntry(list config.Conflist) ([]byte, error) {
 // ownPath returns the path with which ip-masq's own conflist is the first file, and the network's the next.
 func ownPath(n Network, others []config.Conflist) (string, error) {
 	const remedy = "or set own = false and manage = true in [conflist]"
-	if n.Multus != nil || n.Conflist.IsMultus() {
-		return "", fmt.Errorf("%w: the runtime uses network %s through Multus; remove Multus, %s", ErrNotFirst, policy.Quote(n.Name), remedy)
-	}
 	first, err := pick(others, "")
-	if err != nil {
+	switch {
+	case n.Multus != nil || n.Conflist.IsMultus():
+		return "", fmt.Errorf("%w: the runtime uses network %s through Multus; remove Multus, %s", ErrNotFirst, policy.Quote(n.Name), remedy)
+	case err != nil:
 		return "", err
-	}
-	if first.Path != n.Path {
+	case first.Path != n.Path:
 		return "", fmt.Errorf("%w: %s comes before the file of network %s; rename one of the two, %s",
 			ErrNotFirst, policy.Printable(first.Path), policy.Quote(n.Name), remedy)
 	}

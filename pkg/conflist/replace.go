@@ -46,9 +46,8 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged. If the process is killed, the file is whole,
-// old or new. The file gets the mode and owner of the model. A symlink stays one: its target is replaced. If the file
-// system cannot exchange files, refused says so: another program's write of the same instant can be lost then.
+// replace replaces a file's text, which must be was, or returns errChanged; a killed process leaves a whole file. The
+// file gets mode and owner of the model. Refused says that a simultaneous write of another program can be lost.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to
@@ -71,9 +70,8 @@ func replace(ctx context.Context, path, model string, was, now []byte) (refused,
 	return refused, safefile.Error("replace", path, err)
 }
 
-// put exchanges a temporary file, whose text is now, for the file of that name, whose text should be was. If another
-// program has written the file meanwhile, put exchanges them again, and returns errChanged. That program may have written
-// once more by then: the file that comes out last is always the one that went in before.
+// put exchanges a temporary file, with the text now, for the file of that name. If that had not the text was, put
+// exchanges them again until the file has what another program wrote last, and returns errChanged.
 func put(d *safefile.Dir, temp, name string, was, now []byte) error {
 	exchange := d.Exchange
 	if was == nil {

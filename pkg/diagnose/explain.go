@@ -115,11 +115,9 @@ func (e Explanation) MarshalJSON() ([]byte, error) {
 
 // Explain answers a question from one reading of the sources and the kernel.
 //
-// An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the
-// first that masquerades decides, as the first NAT rule that matches binds a connection; if none does,
-// one that exempts. The explanation is that of this chain.
-//
-// Without an interface in the question, those of the next hops decide, each by an explanation of its own.
+// An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the first that
+// masquerades decides, as the first NAT rule that matches binds a connection, else one that exempts. Without an
+// interface in the question, those of the next hops decide, each by an explanation of its own.
 func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
 	if q.Out != "" || q.DstLocal || len(q.Hops) == 0 {
 		return explain(q, state, sources, finder)

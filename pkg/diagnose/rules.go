@@ -22,11 +22,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-const (
-	masqTable = "ip-masq" // of nftables, which is owned
-	// enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.
-	enforcePriority = 99
-)
+// masqTable is the owned table of nftables. Packets that enforceExempt's base chain binds meet no rule of a later priority.
+const masqTable, enforcePriority = "ip-masq", 99
 
 // masqChainOf returns the masquerade chain that the chain is, if it is one at all.
 func masqChainOf(p thirdparty.Place) (string, bool) {

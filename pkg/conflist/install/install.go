@@ -37,10 +37,8 @@ type candidate struct {
 	Dirs
 }
 
-// candidates are the known pairs; of one distribution, the preferred one first.
-//
-// Sources: the defaults of containerd and CRI-O; GKE's and OpenShift's node configuration; the
-// directories that k3s and microk8s write into the configuration of their containerd.
+// candidates are the known pairs; of one distribution, the preferred one first. Sources: the defaults of containerd and
+// CRI-O; GKE's and OpenShift's node configuration; the directories that k3s and microk8s write for their containerd.
 func candidates() []candidate {
 	const k3s, microk8s = "/var/lib/rancher/k3s", "/var/snap/microk8s/current"
 	return []candidate{
@@ -75,9 +73,8 @@ func matching(stated Dirs) []candidate {
 	return all
 }
 
-// Locate finds the directories that are not stated, below a root directory ("/" on a node): those whose network names
-// plugins that are there; else, before the main CNI plugin is installed, those that exist. If there are none, or those of
-// several distributions, the error is ErrUnknownDirs. A stated plugin directory must exist, others pass CheckDir.
+// Locate finds the directories that are not stated, below a root directory: those whose network names plugins that are
+// there; else, on a node without a main CNI plugin yet, those that exist. ErrUnknownDirs reports none, or several.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
@@ -104,9 +101,8 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	return dirs, err
 }
 
-// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file in it,
-// which runs as root: /home/kubernetes can be the home of a user. The runtime runs what a stated directory has
-// anyway.
+// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file in it, as
+// in /home/kubernetes if that is a home: the programs in it run as root.
 func CheckDir(root, dir string) error {
 	top, err := os.Stat(root)
 	if err != nil {

@@ -73,9 +73,8 @@ func (e *InUseError) Error() string {
 	return strings.Join(reasons, "\n")
 }
 
-// Step removes what can be removed now: the plugin entries; then, unless runtimes will still call it, the plugin;
-// then rules and state. It may be called again, after an error it has to be, and after an InUseError the caller may
-// wait.
+// Step removes what can be removed now: the plugin entries; then, unless runtimes will still call it, the plugin; then
+// rules and state. It may be called again, and has to be after an error. After an InUseError the caller may wait.
 func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	var done Uninstalled
 	if err := u.removeEntries(&done); err != nil {
@@ -166,11 +165,9 @@ type CachedResult struct {
 	File        string `json:"file"` // the runtime removes it after the DEL
 }
 
-// cachedResults returns the cached results below a root directory.
-//
-// Containers of containerd do not count: it fills libcni's cache, but calls DEL with the conflist as
-// it is at that time. Multus uses its own cache, with any runtime. Results from before the boot do
-// not count if their network namespace is gone: on some distributions the cache survives a reboot.
+// cachedResults returns the cached results below a root directory. Containers of containerd do not count: it fills
+// libcni's cache, but calls DEL with the conflist as it is at that time. Multus uses its own cache, with any runtime.
+// Results from before the boot do not count if their network namespace is gone: some caches survive a reboot.
 func cachedResults(root string) ([]CachedResult, error) {
 	var up unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
