@@ -45,7 +45,7 @@ func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Cha
 
 // fail sets the reason for which the tables are not written, unless there is one.
 func (g *GuardState) fail(err error) {
-	if g.Err == nil && err != nil {
+	if g.Err == nil {
 		g.Err, g.failed = err, err
 	}
 }

@@ -242,7 +242,8 @@ func (w *world) apply(sources []policy.Source) {
 		})
 		stored := w.stored
 		p := &Proposal{Sources: sources, Changed: sources}
-		s := w.ObserveProposal(context.Background(), p, w.rec)
+		var s *State
+		w.reading(func() { s = w.ObserveProposal(context.Background(), p, w.rec) })
 		w.setTarget(s.Policies())
 		s.changes(before, p)
 		takes := rapid.Bool().Draw(w.t, "takes an address")
@@ -285,13 +286,21 @@ func (w *world) sync() *State {
 				w.rec.Chains[i].Stuck = false
 			}
 		}
-		s := w.Observe(context.Background(), w.stored, w.rec)
+		var s *State
+		w.reading(func() { s = w.Observe(context.Background(), w.stored, w.rec) })
 		if s.InSync() {
 			return s
 		}
 		w.setTarget(s.Policies())
 		return w.run(s)
 	})
+}
+
+// reading reads the kernel, unless that fails.
+func (w *world) reading(read func()) {
+	w.unreadable = w.fault("observe") != nil
+	read()
+	w.unreadable = false
 }
 
 func (w *world) run(s *State) *State {
@@ -565,9 +574,8 @@ func (e worldEffects) asking() effects {
 }
 
 func (e worldEffects) observe(ctx context.Context, s *State) {
-	e.w.unreadable = e.w.fault("observe") != nil
-	e.does.observe(ctx, s)
-	e.w.unreadable, e.w.read[guardTables] = false, e.w.read[guardTables] || s.Guard.unusable != nil
+	e.w.reading(func() { e.does.observe(ctx, s) })
+	e.w.read[guardTables] = e.w.read[guardTables] || s.Guard.unusable != nil
 }
 
 func (e worldEffects) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {

@@ -136,7 +136,7 @@ func TestMoveThatIsReverted(t *testing.T) {
 		f := newFixture(t)
 		f.mustApply(both)
 		f.kernel.undone = map[string]int{"write " + name: 9}
-		if _, err := f.apply(to); err == nil || len(f.kernel.Chains[netfiltertest.IPTables]) != 2 {
+		if err := f.sync(to).Err("A"); err == nil || len(f.kernel.Chains[netfiltertest.IPTables]) != 2 {
 			t.Errorf("to %s: error %v, left is\n%s", name, err, f.kernel.dump())
 		}
 		f.kernel.undone = nil

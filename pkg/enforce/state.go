@@ -69,7 +69,7 @@ type Chain struct {
 
 // fail sets the reason for which a sync does not write the chain, unless there is one.
 func (c *Chain) fail(err error) {
-	if c.Err == nil && err != nil {
+	if c.Err == nil {
 		c.Err, c.failed = err, err
 	}
 }
@@ -151,7 +151,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 		}
 		c := s.Find(o.Name)
 		failed := c != nil && c.Err != nil && c.Choice != t.choice
-		if t.whole && (failed || slices.ContainsFunc(surplus, isSurplus)) {
+		if failed || slices.ContainsFunc(surplus, isSurplus) {
 			staying = append(staying, o)
 		}
 	}
@@ -160,7 +160,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 
 // rulesDiffer reports whether tables differ in what can be written.
 func (s *State) rulesDiffer(t *tables) bool {
-	return t.err == nil && slices.ContainsFunc(s.in(t.choice), func(c *Chain) bool { return c.Err == nil && len(c.Diff)+len(t.diff) > 0 })
+	return slices.ContainsFunc(s.in(t.choice), func(c *Chain) bool { return c.Err == nil && len(c.Diff)+len(t.diff) > 0 })
 }
 
 // differing returns the families in which tables differ.

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+const podAddress = "10.88.0.5"
+
+// pod returns the record of a pod that has podAddress.
+func pod(container, namespace string, at int64, cached bool) store.Pod {
+	return store.Pod{Attachment: store.Attachment{ContainerID: container}, Namespace: namespace, At: at, Cached: cached, Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}}
+}
+
+// exempt returns its exemption.
+func exempt(container, namespace string, at int64, cached bool) store.ExemptPod {
+	p := pod(container, namespace, at, cached)
+	return store.ExemptPod{ExemptPod: policy.ExemptPod{Address: p.Addresses[0], Namespace: namespace}, Attachment: p.Attachment, At: at, Cached: cached}
+}
+
+// TestOwners: which of two attachments with one address has it, in either order.
+func TestOwners(t *testing.T) {
+	for name, c := range map[string]struct {
+		winner, loser store.Pod
+		exempt, moved bool
+	}{
+		"the newer one":              {pod("a", "prod", 2, false), pod("b", "prod", 1, false), true, false},
+		"from another namespace":     {pod("a", "prod", 2, false), pod("b", "dev", 1, false), true, true},
+		"for another namespace":      {pod("a", "dev", 2, false), pod("b", "prod", 1, false), false, true},
+		"an ADD, not the cache":      {pod("a", "prod", 1, false), pod("b", "dev", 2, true), true, true},
+		"a newer ADD than the cache": {pod("a", "prod", 2, false), pod("b", "prod", 1, true), true, false},
+		"the newer one of the cache": {pod("a", "prod", 2, true), pod("b", "prod", 1, true), true, false},
+	} {
+		other := exempt(c.loser.ContainerID, c.loser.Namespace, c.loser.At, c.loser.Cached)
+		for _, x := range []exemptPods{
+			owners([]string{"prod"}, nil, []store.Pod{c.winner, c.loser}), owners([]string{"prod"}, nil, []store.Pod{c.loser, c.winner}),
+			owners([]string{"prod"}, []store.ExemptPod{other}, []store.Pod{c.winner}),
+		} {
+			if len(x.pods) > 0 != c.exempt || c.exempt && x.pods[0].Attachment != c.winner.Attachment {
+				t.Errorf("%s: exempt are %v", name, x.pods)
+			}
+			if taken := map[store.Attachment][]netip.Addr{c.loser.Attachment: c.loser.Addresses}; !reflect.DeepEqual(x.taken, taken) || len(x.moved) > 0 != c.moved {
+				t.Errorf("%s: taken %v, moved %v", name, x.taken, x.moved)
+			}
+		}
+	}
+	twice := pod("a", "prod", 1, false)
+	twice.Addresses = append(twice.Addresses, twice.Addresses...)
+	if x := owners([]string{"prod"}, nil, []store.Pod{twice}); len(x.pods) != 1 || len(x.taken) > 0 {
+		t.Errorf("an address twice: exempt are %v, taken %v", x.pods, x.taken)
+	}
+}
+
+// TestPassed: whose connections end, as their address passes to a pod with another verdict.
+func TestPassed(t *testing.T) {
+	prod, cached, dev := exempt("a", "prod", 1, false), exempt("a", "prod", 1, true), exempt("a", "dev", 1, false)
+	list := func(p ...store.ExemptPod) []store.ExemptPod { return p }
+	for name, c := range map[string]struct {
+		before, now []store.ExemptPod
+		namespaces  string // before; those now are prod
+		mine        string // the address is that of an attachment of the Enforcer, or moved from another namespace
+		passes      bool
+	}{
+		"the same":                       {list(prod), list(prod), "prod", "", false},
+		"the same one, of the cache now": {list(prod), list(cached), "prod", "", false},
+		"a new one":                      {nil, list(prod), "prod", "", true},
+		"a new one of the cache":         {nil, list(cached), "prod", "", false},
+		"one that is gone":               {list(prod), nil, "prod", "", true},
+		"another namespace":              {list(dev), list(prod), "prod", "", true},
+		"a new list":                     {nil, list(prod), "", "", false},
+		"a new list, of this ADD":        {nil, list(prod), "", "own", true},
+		"a new list, moved":              {nil, nil, "", "moved", true},
+		"a shorter list":                 {list(dev), nil, "dev", "", false},
+	} {
+		x := exemptPods{namespaces: []string{"prod"}, pods: c.now}
+		switch c.mine {
+		case "own":
+			x.own = []netip.Addr{prod.Address}
+		case "moved":
+			x.moved = []netip.Addr{prod.Address}
+		}
+		rec := store.Record{ExemptPods: store.ExemptPods{Namespaces: []string{c.namespaces}, Pods: c.before}}
+		if passed := slices.Compact(x.passed(rec)); c.passes != slices.Equal(passed, []netip.Addr{prod.Address}) || !c.passes && len(passed) > 0 {
+			t.Errorf("%s: %v pass", name, passed)
+		}
+	}
+}
+
+// TestRecordedPods: a record is that of the exempt pods, and no attachment loses an address.
+func TestRecordedPods(t *testing.T) {
+	prod, taken := exempt("a", "prod", 1, false), map[store.Attachment][]netip.Addr{{}: nil}
+	rec := store.ExemptPods{Namespaces: []string{"prod"}, Pods: []store.ExemptPod{prod}}
+	for _, c := range []struct {
+		x                 exemptPods
+		recorded, changes bool
+	}{
+		{exemptPods{namespaces: rec.Namespaces, pods: rec.Pods}, true, false},
+		{exemptPods{namespaces: rec.Namespaces, pods: rec.Pods, taken: taken}, false, true},
+		{exemptPods{namespaces: []string{"dev"}, pods: rec.Pods}, false, false},
+		{exemptPods{namespaces: rec.Namespaces}, false, true},
+	} {
+		s := State{exempt: c.x, was: store.Record{ExemptPods: rec}, record: store.Record{ExemptPods: rec}}
+		if s.PodsRecorded() != c.recorded || s.ExemptionChanges() != c.changes {
+			t.Errorf("%+v: recorded %t, changes %t", c.x, s.PodsRecorded(), s.ExemptionChanges())
+		}
+		s.record = store.Record{ExemptPods: store.ExemptPods{Namespaces: c.x.namespaces, Pods: c.x.pods}} // while it is written
+		if s.ExemptionChanges() != c.changes {
+			t.Errorf("%+v: changes %t after it is on record", c.x, s.ExemptionChanges())
+		}
+	}
+}
+
+// TestResetList: an equal reset is renewed, there is one for all addresses that passed, or left, and the oldest one for other
+// policies is forgotten where there are too many.
+func TestResetList(t *testing.T) {
+	a, b := netip.MustParseAddr("10.88.0.5"), netip.MustParseAddr("10.88.0.6")
+	left := func(a ...netip.Addr) (list []store.ChainAddress) {
+		for _, address := range a {
+			list = append(list, store.ChainAddress{Chain: "A", Address: address})
+		}
+		return list
+	}
+	before := func(i int) store.Reset {
+		return store.Reset{Before: []policy.Source{{ID: policy.SourceID{Name: fmt.Sprint(i)}}}}
+	}
+	text := func(r resetList) (text string) {
+		for _, x := range r.list {
+			text += fmt.Sprintf("%d:%v%v%d ", x.At, x.Passed, x.Left, len(x.Before))
+		}
+		return text
+	}
+	r := resetList{at: 7}
+	r.add(store.Reset{})
+	r.addPassed([]netip.Addr{b})
+	r.addLeft(left(b))
+	r.addPassed(nil)
+	r.addLeft(nil)
+	r.addPassed([]netip.Addr{a, b})
+	r.addLeft(left(a, b))
+	r.add(store.Reset{})
+	if got, want := text(r), "10:[10.88.0.5 10.88.0.6][]0 11:[][{A 10.88.0.5} {A 10.88.0.6}]0 12:[][]0 "; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	r.at = 100
+	for i := range 2 * store.MaxResets {
+		r.add(before(i))
+	}
+	r.add(store.Reset{})
+	if n := len(r.list); n != store.MaxResets || len(r.list[0].Passed) == 0 || len(r.list[1].Left) == 0 || r.list[2].Before[0].ID.Name != fmt.Sprint(store.MaxResets+3) {
+		t.Errorf("%d resets: %s", n, text(r))
+	}
+}
