@@ -91,22 +91,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		node.printSettingsOrigin(a)
 		warn(a, r.Warnings)
 		err = joined(problems)
-		if r.Differs() {
-			fmt.Fprintf(a.out, "%s: the kernel does not have what the sources ask for:\n", reconcile.ReasonRules)
-		}
-		for _, d := range drift {
-			fmt.Fprintln(a.out, d)
-		}
-		for _, s := range staleIn(r) {
-			fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it there\n", s)
-		}
-		remedy := "; ip-masq-reconciler once applies it"
-		if len(problems) > 0 { // once may have the same ones
-			remedy = ""
-		}
-		for _, s := range r.Pending {
-			fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet%s\n", s, remedy)
-		}
+		a.printDifferences(r, drift, len(problems) == 0)
 		known := func(p reconcile.Problem) bool { return slices.ContainsFunc(problems, p.SameCause) }
 		for _, p := range slices.DeleteFunc(node.problems(r, r.Problems[before:]), known) { // rules can be right all the same
 			fmt.Fprintf(a.out, "%s: %v\n", p.Reason, p.Err)
@@ -123,6 +108,26 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		fmt.Fprintf(a.err, "ip-masq-reconciler: %v\n", err)
 	}
 	return errDrift
+}
+
+// printDifferences prints drift, and sources that once applies unless it may have the same problems as check.
+func (a *app) printDifferences(r *reconcile.Report, drift policy.Diff, applies bool) {
+	if r.Differs() {
+		fmt.Fprintf(a.out, "%s: the kernel does not have what the sources ask for:\n", reconcile.ReasonRules)
+	}
+	for _, d := range drift {
+		fmt.Fprintln(a.out, d)
+	}
+	for _, s := range staleIn(r) {
+		fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it there\n", s)
+	}
+	remedy := ""
+	if applies {
+		remedy = "; ip-masq-reconciler once applies it"
+	}
+	for _, s := range r.Pending {
+		fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet%s\n", s, remedy)
+	}
 }
 
 func (a *app) once(c *cobra.Command, _ []string) error {

@@ -128,7 +128,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	return nil
 }
 
-// sourceOf returns the address of a pod in a family. Of several pods with the name, it is that of the latest ADD.
+// sourceOf returns the address of a pod in a family: of several pods with the name, that of the latest ADD.
 func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err error) {
 	var container string
 	var latest int64
@@ -156,8 +156,7 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 	return addresses[0], nil
 }
 
-// routeTo returns the route to an address, as `ip route get` shows it. The type of the node's own addresses is RTN_LOCAL.
-// It is the zero Route without an address or a route.
+// routeTo returns the route to an address, or the zero Route. That to an address of the node has the type RTN_LOCAL.
 func routeTo(a netip.Addr) netlink.Route {
 	if !a.IsValid() {
 		return netlink.Route{}

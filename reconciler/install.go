@@ -70,13 +70,11 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err = cmp.Or(err, errDirs); err != nil {
 		return err
 	}
-	if f.plugin == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("find the plugin beside this program: %w; name it with --plugin", err)
-		}
-		f.plugin = filepath.Join(filepath.Dir(self), config.PluginType)
+	self, err := os.Executable()
+	if err != nil && f.plugin == "" {
+		return fmt.Errorf("find the plugin beside this program: %w; name it with --plugin", err)
 	}
+	f.plugin = cmp.Or(f.plugin, filepath.Join(filepath.Dir(self), config.PluginType))
 	if f.upgrade {
 		return a.upgrade(ctx, f.plugin, stated)
 	}

@@ -42,8 +42,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// run keeps the node in sync until the context ends. When settings change it starts again with
-// the new ones; if they are bad, the last good ones stay and the node is not ready.
+// run keeps the node in sync until the context ends, with the last good settings: bad ones are why it is not ready.
 func (a *app) run(c *cobra.Command, _ []string) error {
 	const gcPercent = 30 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)
