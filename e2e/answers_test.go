@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -94,13 +95,12 @@ func (n *node) sameFindings(t *testing.T) string {
 // reconciler.toml, and compares the answers of commands without flags with those that have all of its
 // flags: when all is right, with a bad agent file, with a bad conflist, and after the end of the reconciler.
 func TestAnswersWithoutFlags(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", map[string]any{"masqChain": "PODS", "enableIPv6": true})
 		files := filepath.Join(n.dir, "of-the-pod", "config")
 		agentFile := func(text string) {
 			t.Helper()
-			must(t, firstOf(os.MkdirAll(files, 0o755), os.WriteFile(filepath.Join(n.dir, "next"), []byte(text), 0o644),
+			must(t, errors.Join(os.MkdirAll(files, 0o755), os.WriteFile(filepath.Join(n.dir, "next"), []byte(text), 0o644),
 				os.Rename(filepath.Join(n.dir, "next"), filepath.Join(files, "ip-masq-agent"))))
 		}
 		agentFile("nonMasqueradeCIDRs: [20.0.0.0/8, \"2001:db8::/32\"]\nguard: count\n")

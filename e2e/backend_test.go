@@ -96,7 +96,6 @@ func TestBackendChange(t *testing.T) {
 // TestChainNameChange checks that ADD removes the chain of the previous name, of a disabled family
 // and of a network that moves to another chain.
 func TestChainNameChange(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.addThirdPartyRules(t)
 		thirdParty := n.thirdPartyRuleset(t, "OLD", "NEW")
@@ -164,7 +163,6 @@ func TestUnremovableChain(t *testing.T) {
 // TestBackendOfALostRecord: where the record is lost, the chain in the kernel tells which backend it is in, also where that has
 // lost its programs.
 func TestBackendOfALostRecord(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"backend": nil})
 		n.addAndCheck(t, n.conf(t, "podnet", object{"backend": n.backend.setting}))
@@ -304,7 +302,6 @@ func TestBackendAutoBesideBusyProgram(t *testing.T) {
 // TestWarningForManyPrefixes checks that ADD warns once about a long list in iptables and
 // recommends nftables.
 func TestWarningForManyPrefixes(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, count := range []int{60, 70, 300} {
 			var cidrs []string

@@ -24,9 +24,10 @@ func backends() []backend {
 	}
 }
 
-// onEveryBackend runs a test on one node per backend.
+// onEveryBackend runs a test on one node per backend, beside other tests.
 func onEveryBackend(t *testing.T, test func(t *testing.T, n *node)) {
 	t.Helper()
+	t.Parallel()
 	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) { test(t, newNode(t, f)) })
 	}

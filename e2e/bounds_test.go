@@ -82,7 +82,6 @@ func bounds() []bound {
 // TestBounds checks that ADD refuses an entry that needs more rules than a chain may have, before
 // it generates rules, and accepts an entry at the limit.
 func TestBounds(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.addAndCheck(t, conf)

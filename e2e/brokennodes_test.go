@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -273,7 +274,7 @@ func (n *faultyNode) nodeSettings(t *testing.T, lines string) {
 	path := n.own("/etc/ip-masq/reconciler.toml")
 	text := fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\ncni_bin_dir = %q\nagent_config_dir = %q\n%s",
 		n.dataDir, n.cni.ConfDir, n.pluginDir(), n.agentDir(), lines)
-	must(t, firstOf(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
+	must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
 }
 
 // restart starts another reconciler in place of the running one.

@@ -25,7 +25,6 @@ func (n *node) exemptPods(t *testing.T) (count int) {
 // TestPodsBeforeTheEntry: pods that started before the plugin entry was in the conflist are known from the runtime's
 // cache, and exempt if their namespace is.
 func TestPodsBeforeTheEntry(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.write(t, "podnet", n.bridge("podnet"))
 		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")

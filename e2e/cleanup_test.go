@@ -214,7 +214,6 @@ func TestCleanupWithoutState(t *testing.T) {
 // TestCleanupWithoutOwnedChains checks that cleanup removes nothing on a node without owned chains,
 // not even the chain of an agent.
 func TestCleanupWithoutOwnedChains(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		before := n.snapshot(t)
 		n.cleanup(t)

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -41,25 +42,25 @@ func (m *configMap) update(t *testing.T, files map[string]string) {
 	version := fmt.Sprintf("..2026_11_21_08_00_00.%09d", m.versions)
 	err := os.Mkdir(m.path(version), 0o755)
 	for name, text := range files {
-		err = firstOf(err, os.WriteFile(filepath.Join(m.path(version), name), []byte(text), 0o644))
+		err = errors.Join(err, os.WriteFile(filepath.Join(m.path(version), name), []byte(text), 0o644))
 	}
 	before, _ := os.Readlink(m.path("..data")) // does not exist at first
-	err = firstOf(err, os.Symlink(version, m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data")))
+	err = errors.Join(err, os.Symlink(version, m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data")))
 	for name := range files {
 		if _, missing := os.Lstat(m.path(name)); missing != nil {
-			err = firstOf(err, os.Symlink(filepath.Join("..data", name), m.path(name)))
+			err = errors.Join(err, os.Symlink(filepath.Join("..data", name), m.path(name)))
 		}
 	}
 	entries, readErr := os.ReadDir(m.dir)
 	for _, e := range entries {
 		if _, exists := files[e.Name()]; !exists && e.Type() == os.ModeSymlink && e.Name() != "..data" {
-			err = firstOf(err, os.Remove(m.path(e.Name())))
+			err = errors.Join(err, os.Remove(m.path(e.Name())))
 		}
 	}
 	if before != "" {
-		err = firstOf(err, os.RemoveAll(m.path(before)))
+		err = errors.Join(err, os.RemoveAll(m.path(before)))
 	}
-	must(t, firstOf(err, readErr))
+	must(t, errors.Join(err, readErr))
 }
 
 // validConfigMap returns files whose policy differs from the defaults.
@@ -91,7 +92,7 @@ func brokenConfigMaps() []brokenConfigMap {
 	extraFile := func(name string, spoil func(path string) error, msgs ...string) brokenConfigMap {
 		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-strange"), breakFiles: func(t *testing.T, m *configMap) {
 			version, err := os.Readlink(m.path("..data"))
-			must(t, firstOf(err, spoil(m.path("..data/ip-masq-strange")),
+			must(t, errors.Join(err, spoil(m.path("..data/ip-masq-strange")),
 				os.Symlink(version, m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
 		}}
 	}
@@ -112,13 +113,15 @@ func brokenConfigMaps() []brokenConfigMap {
 		extraFile("device", func(path string) error { return os.Symlink("/dev/zero", path) }, "fix it, remove it"),
 		{name: "dangling ..data", msgs: []string{"..data leads to nothing", "mount the ConfigMap again"},
 			breakFiles: func(t *testing.T, m *configMap) {
-				must(t, firstOf(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
+				must(t, errors.Join(os.Symlink("..gone", m.path("..data_tmp")), os.Rename(m.path("..data_tmp"), m.path("..data"))))
 			}},
 		{name: "file in place of the directory", msgs: []string{"not a directory", "name the directory"},
 			breakFiles: func(t *testing.T, m *configMap) {
-				must(t, firstOf(os.Rename(m.dir, m.dir+".away"), os.WriteFile(m.dir, nil, 0o644)))
+				must(t, errors.Join(os.Rename(m.dir, m.dir+".away"), os.WriteFile(m.dir, nil, 0o644)))
 			},
-			restore: func(t *testing.T, m *configMap) { must(t, firstOf(os.Remove(m.dir), os.Rename(m.dir+".away", m.dir))) }},
+			restore: func(t *testing.T, m *configMap) {
+				must(t, errors.Join(os.Remove(m.dir), os.Rename(m.dir+".away", m.dir)))
+			}},
 	}
 }
 
@@ -172,7 +175,6 @@ func (d *daemon) wantFilesValid(t *testing.T, want float64) {
 // that the last valid policy stays in force, that the node is not ready meanwhile, and that nothing
 // is written.
 func TestBrokenConfigMap(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		hosts, m := n.externalHost(t), n.configMap(t, validConfigMap())
 		d := n.startReconciler(t, n.agentArgs(m.dir)...)

@@ -37,7 +37,6 @@ func conflicts() []conflict {
 // TestNetworksConflict checks that ADD and STATUS of a conflicting network fail with both values
 // and a remedy, that the first network's policy stays in force, and that the remedy works.
 func TestNetworksConflict(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, c := range conflicts() {
 			t.Run(c.name, func(t *testing.T) {
@@ -101,7 +100,6 @@ func TestChangedEntryConflicts(t *testing.T) {
 // TestConflictAfterConflistRemoval checks that a conflicting network supersedes the network in
 // force once only the former has a conflist, and the reverse.
 func TestConflictAfterConflistRemoval(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		keys := map[string]object{"first": {"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, "second": {"masqueradeCIDRs": []string{"10.0.0.0/8"}}}
 		first, second := n.conf(t, "first", keys["first"]), n.conf(t, "second", keys["second"])

@@ -13,7 +13,6 @@ import (
 // TestConnectionCounters checks that connections_total counts each connection once by its verdict,
 // and keeps the counts when a repair replaces the rules.
 func TestConnectionCounters(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		policy := "nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s\n" +
 			"sourceCIDRs: [10.1.0.0/16]\nmasqueradeHost: false\n" // the node itself sends IGMP

@@ -93,7 +93,6 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 
 // TestLongestDataDir checks that the comments of rules hold every dataDir that a key may state.
 func TestLongestDataDir(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.dataDir = n.dir + "/data+@" // of a name that takes the rest of the 200 bytes
 		n.dataDir += strings.Repeat("x", 200-len(n.dataDir))

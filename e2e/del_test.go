@@ -11,7 +11,6 @@ import (
 // TestDel checks that DEL succeeds whatever happened to the pod, its entry or the node: a runtime
 // repeats a failed DEL, and the pod never ends.
 func TestDel(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "172.16.0.0/12"}})
 		n.addAndCheck(t, conf)

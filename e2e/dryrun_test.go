@@ -82,7 +82,6 @@ type faults struct {
 // TestStatusInKnownStates checks with combinations of faults that STATUS fails exactly if the next ADD fails, and writes
 // nothing.
 func TestStatusInKnownStates(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		if n.backend.variant == "" {
 			n.path = n.linkBothVariants(t, "nft")

@@ -135,7 +135,6 @@ func (n *node) leaveBesideMasquerade(t *testing.T, packets []leaving) {
 // TestEnforceExemptBesideAnotherChain: a pod that is exempt by its namespace is bound wherever the other chain does not
 // masquerade it, be it because all are exempt there or this pod is.
 func TestEnforceExemptBesideAnotherChain(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true})
 		n.conflist(t, "second", object{"masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "9.0.0.0/8"}})
@@ -153,7 +152,6 @@ func TestEnforceExemptBesideAnotherChain(t *testing.T) {
 
 // TestEnforceExemptBesideLimitedChain: another chain with outputInterfaces does not count on other interfaces.
 func TestEnforceExemptBesideLimitedChain(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true, "nonMasqueradeCIDRs": []string{"9.0.0.0/8", "10.9.0.0/24"}})
 		n.conflist(t, "second", object{"masqChain": "SECOND", "outputInterfaces": []string{"out+"}, "nonMasqueradeCIDRs": []string{}})

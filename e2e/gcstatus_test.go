@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 const validAttachments = "cni.dev/valid-attachments"
@@ -20,7 +23,6 @@ const validAttachments = "cni.dev/valid-attachments"
 // TestGC checks that GC removes the attachments of its network that are not valid, and repairs the
 // rules.
 func TestGC(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		other := n.conf(t, "othernet", nil)
@@ -85,7 +87,6 @@ func TestGCFails(t *testing.T) {
 // TestStatus checks that STATUS fails with code 50 and the reason if every ADD would fail, succeeds
 // otherwise, and writes nothing.
 func TestStatus(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		status := func(t *testing.T, keys object, r invocation, code uint, msgs ...string) {
 			t.Helper()
@@ -130,7 +131,6 @@ func TestStatus(t *testing.T) {
 // TestStatusOwnedGuardTable: while another program owns a table ip-masq-guard that the policy needs, every ADD and
 // STATUS fail. Kernels before 5.12 have no owners of tables.
 func TestStatusOwnedGuardTable(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		if sandbox.KernelBefore(5, 12) {
 			return
@@ -161,7 +161,6 @@ func TestStatusOwnedGuardTable(t *testing.T) {
 
 // TestStatusBesideAnOwnedTable: a guard needs its own tables alone, and not that of nftables' chains.
 func TestStatusBesideAnOwnedTable(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		if n.backend.variant == "" || sandbox.KernelBefore(5, 12) {
 			return
@@ -178,7 +177,6 @@ func TestStatusBesideAnOwnedTable(t *testing.T) {
 
 // TestStatusOfAMissingFamily: a program that only the rules of another family need fails no ADD.
 func TestStatusOfAMissingFamily(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		if n.backend.variant == "" {
 			return
@@ -198,7 +196,6 @@ func TestStatusOfAMissingFamily(t *testing.T) {
 // TestStatusOfRefusedWrites: where table nat does not take the rules, because another program owns it or has a jump to the
 // chain in a hook for which MASQUERADE is not made, ADD fails and STATUS with it.
 func TestStatusOfRefusedWrites(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		if n.backend.variant == "" || sandbox.KernelBefore(5, 12) {
 			return
@@ -228,7 +225,6 @@ func TestStatusOfRefusedWrites(t *testing.T) {
 // TestStatusOfRefusedRecords: while a list of namespaces is in force for its chain, ADD reads the records of pods, and STATUS
 // fails where it cannot.
 func TestStatusOfRefusedRecords(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
 		other := n.conf(t, "other", object{"masqChain": "OTHER"})
@@ -248,7 +244,6 @@ func TestStatusOfRefusedRecords(t *testing.T) {
 
 // TestStatusOnReadOnlyDisk: while the rules are right, only ADDs of pods that are to be exempt fail, and so STATUS passes.
 func TestStatusOnReadOnlyDisk(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
 		n.addAndCheck(t, conf)
@@ -291,4 +286,41 @@ func TestStatusWithCnitool(t *testing.T) {
 			t.Errorf("STATUS with %v: exit code %d\n%s%s", keys, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
+}
+
+// TestRequireAgentConfig checks that the first ADD fails with code 11 until the agent files are
+// stored, and that its retry succeeds.
+func TestRequireAgentConfig(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", object{"requireAgentConfig": true})
+		before := n.ruleset(t)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).
+			want(t, 11, "requireAgentConfig: no policy of the agent files is stored yet", "start ip-masq-reconciler", "or remove the key")
+		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0).noWarnings(t)
+		wantSame(t, "rules", n.ruleset(t), before)
+		if s := n.load(t); len(s.Sources) > 0 {
+			t.Errorf("documents: %+v", s.Sources)
+		}
+		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
+		n.addAndCheck(t, conf).noWarnings(t)
+		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
+			t.Errorf("rules without the policy of the agent files:\n%s", rules)
+		}
+		// It is stored, also if it can no longer be read.
+		must(t, os.Truncate(filepath.Join(n.dataDir, "sources", filepath.Base(store.Open(n.dataDir).DocumentPath(policy.SourceID{Kind: policy.AgentFiles}))), 40))
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "damaged"}).want(t, 0)
+	})
+}
+
+const earlierBoot = "00000000-0000-4000-8000-000000000000"
+
+// endBoot changes the boot ID in the dataDir, so that it is from an earlier boot, and returns that of
+// the running one.
+func (n *node) endBoot(t *testing.T) (boot string) {
+	t.Helper()
+	boot = store.Open(n.dataDir).Boot()
+	record, attachments := filepath.Join(n.dataDir, "record.json"), filepath.Join(n.dataDir, "attachments")
+	text := strings.ReplaceAll(string(readFile(t, record)), boot, earlierBoot)
+	must(t, errors.Join(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlierBoot))))
+	return boot
 }

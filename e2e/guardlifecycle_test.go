@@ -38,7 +38,6 @@ func (n *node) wantGuardTables(t *testing.T, says ...string) {
 
 // TestGuardTables follows the guard tables from the ADD that creates them to the one that removes them.
 func TestGuardTables(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := func(keys object) string { return n.conf(t, "podnet", dualStack(keys)) }
 		n.addAndCheck(t, conf(nil)).noWarnings(t)
@@ -94,7 +93,6 @@ func TestGuardTables(t *testing.T) {
 // TestGuardWithoutState checks that a guard that no policy asks for is drift for every verb and command, and
 // is removed, although the state that told of it is lost.
 func TestGuardWithoutState(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		drop := n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}, "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
 		without := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.0.2.0/24"}})
@@ -141,7 +139,6 @@ func TestGuardWithoutState(t *testing.T) {
 // TestGuardWithoutPodRange checks that an ADD of a CNI whose addresses have no subnet passes with a warning,
 // and that the reconciler is ready.
 func TestGuardWithoutPodRange(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		keys := object{"guard": "drop", "prevResult": object{
 			"cniVersion": "1.1.0", "interfaces": []object{{"name": "eth0", "sandbox": "/run/netns/container"}},

@@ -83,7 +83,6 @@ const notrackPort = 9999
 // TestGuardWrongPackets sends packets that skip NAT although the rules are right. With guard count
 // all that leave with the pod's address are counted, with drop none leaves.
 func TestGuardWrongPackets(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.feed(t, fmt.Sprintf("table inet other {\nchain prerouting { type filter hook prerouting priority raw; udp dport %d notrack; }\n}\n", notrackPort), "nft", "-f", "-")
 		keys := object{"enableIPv6": true, "randomFully": false, "guard": "count"}

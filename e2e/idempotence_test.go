@@ -97,7 +97,6 @@ func (n *node) documentStamps(t *testing.T) string {
 // TestIdempotence checks that the verbs take no lock, write no rule and no document and run no
 // program on nf_tables while the rules are correct. ADD, DEL and GC change only attachments.
 func TestIdempotence(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		path, log := n.tracePrograms(t)
 		conf := n.conf(t, "podnet", object{"enableIPv6": true, "masqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"},

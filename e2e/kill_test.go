@@ -20,7 +20,6 @@ import (
 // half of them at random points. It checks that the other ADDs succeed, that no rule is duplicated
 // or incomplete, and that the next ADD recovers.
 func TestKilledADDs(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)

@@ -213,7 +213,6 @@ func TestGuardOnLackingKernel(t *testing.T) {
 // TestRootless runs the plugin as root of a user namespace that does not own the node's network namespace,
 // as in a container without privileges.
 func TestRootless(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		unprivileged := func(verb string) result {
@@ -242,7 +241,6 @@ func TestReconcilerOnLackingKernel(t *testing.T) {
 
 // TestReconcilerWithoutIPv6 checks that a reconciler repairs the rules of IPv4 on a kernel without IPv6.
 func TestReconcilerWithoutIPv6(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.lacks(t, missing{inet6: true})
 		n.conflist(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func (n *node) entryPath() string { return filepath.Join(n.dir, "entry", "entry.
 
 func (n *node) writeEntryFile(t *testing.T, text string) {
 	t.Helper()
-	must(t, firstOf(os.MkdirAll(filepath.Dir(n.entryPath()), 0o755), os.WriteFile(n.entryPath()+".next", []byte(text), 0o644),
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(n.entryPath()), 0o755), os.WriteFile(n.entryPath()+".next", []byte(text), 0o644),
 		os.Rename(n.entryPath()+".next", n.entryPath())))
 }
 
@@ -39,7 +40,7 @@ func (n *node) pluginDir() string { return filepath.Join(n.dir, "plugins") }
 // installPlugin puts the plugin into the directory where the runtime looks for it.
 func (n *node) installPlugin(t *testing.T) {
 	t.Helper()
-	must(t, firstOf(os.MkdirAll(n.pluginDir(), 0o755), os.Symlink(n.plugin(t), filepath.Join(n.pluginDir(), "ip-masq"))))
+	must(t, errors.Join(os.MkdirAll(n.pluginDir(), 0o755), os.Symlink(n.plugin(t), filepath.Join(n.pluginDir(), "ip-masq"))))
 }
 
 func marshalIndent(t *testing.T, v any) []byte {
@@ -64,7 +65,7 @@ func (n *node) mainConflist(t *testing.T, network string) []byte {
 func (n *node) writeConflistFile(t *testing.T, file string, doc []byte) {
 	t.Helper()
 	next := filepath.Join(n.cni.ConfDir, "next-"+file+".tmp")
-	must(t, firstOf(os.MkdirAll(n.cni.ConfDir, 0o755), os.WriteFile(next, doc, 0o644), os.Rename(next, filepath.Join(n.cni.ConfDir, file))))
+	must(t, errors.Join(os.MkdirAll(n.cni.ConfDir, 0o755), os.WriteFile(next, doc, 0o644), os.Rename(next, filepath.Join(n.cni.ConfDir, file))))
 }
 
 // hasPluginEntry reports whether a file contains the plugin entry.
@@ -92,7 +93,6 @@ const mainFile = "10-podnet.conflist"
 // .conflist and a .conf file, that pods get the policy, and that the entry follows the network
 // when its file is removed and written again.
 func TestManage(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
 		d.untilUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
@@ -211,7 +211,7 @@ func TestManageReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	dir := n.cni.ConfDir
-	must(t, firstOf(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
+	must(t, errors.Join(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	n.writeMainConflist(t, mainFile, "podnet")
 	n.remount(t, dir, unix.MS_RDONLY)
@@ -224,4 +224,129 @@ func TestManageReadOnly(t *testing.T) {
 	n.remount(t, dir, 0)
 	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)
+}
+
+// TestManageSymlinkedConflist manages a conflist that is a symlink into another directory. It
+// checks that the entry is restored as fast as in the directory itself.
+func TestManageSymlinkedConflist(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	elsewhere := filepath.Join(n.dir, "elsewhere")
+	link := filepath.Join(n.cni.ConfDir, mainFile)
+	target := filepath.Join(elsewhere, "podnet")
+	write := func() {
+		t.Helper()
+		must(t, errors.Join(os.MkdirAll(elsewhere, 0o755), os.WriteFile(target+".next", n.mainConflist(t, "podnet"), 0o644), os.Rename(target+".next", target)))
+	}
+	must(t, errors.Join(os.MkdirAll(n.cni.ConfDir, 0o755), os.Symlink(target, link)))
+	n.writeMainConflist(t, "20-other.conflist", "other")
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.untilUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
+	time.Sleep(300 * time.Millisecond)
+	if n.hasPluginEntry(t, "20-other.conflist") {
+		t.Error("the entry was inserted into another network")
+	}
+	for range 3 {
+		write()
+		d.untilManaged(t, mainFile)
+	}
+	must(t, os.WriteFile(target, n.mainConflist(t, "podnet"), 0o644)) // written in place
+	d.untilManaged(t, mainFile)
+	if to, err := os.Readlink(link); err != nil || to != target || n.hasPluginEntry(t, "20-other.conflist") {
+		t.Error("the conflist is no longer a symlink", to, err)
+	}
+}
+
+// TestManageStopsWhileLocked stops the reconciler while another process holds the directory's lock.
+func TestManageStopsWhileLocked(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.writeMainConflist(t, mainFile, "podnet")
+	dir, err := os.Open(n.cni.ConfDir)
+	must(t, err)
+	defer func() { must(t, dir.Close()) }()
+	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+	d := n.startReconciler(t, n.manageArgs(t, nil)...)
+	d.untilUnready(t, "conflist: not looked at yet")
+	d.stop(t)
+}
+
+// TestManageFollowsEntryFile changes the entry file while the reconciler runs. It checks that conflist and packets
+// follow within two seconds, that an entry with which no pod would start changes nothing and is a fault of the source,
+// that an entry which somebody else wrote stays and is reported, and what install says and does about it.
+func TestManageFollowsEntryFile(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		entry := func(exempt ...string) string {
+			return string(marshalIndent(t, n.entry(object{"nonMasqueradeCIDRs": exempt})))
+		}
+		conflistHas := func(exempt string) bool {
+			list := string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile)))
+			return strings.Contains(list, exempt) && strings.Count(list, `"ip-masq"`) == 1
+		}
+		n.conflist(t, "other", object{"masqueradeCIDRs": []string{"1.2.5.0/24"}, "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+		n.writeMainConflist(t, mainFile, "podnet")
+		d := n.startReconciler(t, append(n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}}), "--conflist-network", "podnet")...)
+		d.untilManaged(t, mainFile)
+		p := n.pod(t, "podnet")
+		all := onlyPod(p)
+		n.exempt(t, p, true, "1.2.3.4")
+
+		n.writeEntryFile(t, entry("1.2.4.0/24"))
+		d.until(t, "the new entry in the conflist", func() bool { return conflistHas("1.2.4.0/24") })
+		d.until(t, "the new policy", func() bool { return strings.Count(d.log(), "changed=nonMasqueradeCIDRs") == 2 })
+		n.exempt(t, p, true, "1.2.4.1")
+		n.exempt(t, p, false, "1.2.3.4")
+		all.verdicts(t, n, true, map[string]string{"pod": "1.2.3.4"})
+		if !strings.Contains(d.log(), `msg="replaced the plugin entry"`) || conflistHas("1.2.3.0/24") {
+			t.Errorf("the former prefix is in the conflist, or the log does not say what happened:\n%s", d.log())
+		}
+
+		for _, bad := range [][]string{
+			{entry("1.2.5.0/24"), "1.2.5.0/24", "other"},
+			{entry("1.2.5.1/24"), "nonMasqueradeCIDRs[0]", "1.2.5.0/24"},
+			{strings.Replace(entry("1.2.4.0/24"), "{", `{"prevResult": 3,`, 1), "prevResult"},
+		} {
+			n.writeEntryFile(t, bad[0])
+			d.untilUnready(t, append([]string{"source: ", "conflist.entry_file"}, bad[1:]...)...)
+			n.pod(t, "podnet")
+			n.exempt(t, p, true, "1.2.4.1")
+			if !conflistHas("1.2.4.0/24") {
+				t.Error("a bad entry file changed the conflist")
+			}
+		}
+		n.writeEntryFile(t, entry("1.2.4.0/24"))
+		d.untilReady(t)
+
+		byHand := strings.Replace(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), "1.2.4.0/24", "1.2.6.0/24", 1)
+		n.writeConflistFile(t, mainFile, []byte(byHand))
+		d.until(t, "conflist_entry_differs 1", func() bool { return d.metric(t, "conflist_entry_differs") == 1 })
+		d.untilReady(t)
+		n.writeEntryFile(t, entry("1.2.7.0/24"))
+		time.Sleep(300 * time.Millisecond)
+		if !conflistHas("1.2.6.0/24") {
+			t.Error("somebody else's entry was replaced")
+		}
+		n.exempt(t, p, true, "1.2.6.1")
+		said, _, _ := n.reconciler(t, "status", "--cni-bin-dir", n.pluginDir())
+		if !strings.Contains(said, "entry-differs") || !strings.Contains(said, "in nonMasqueradeCIDRs, and ip-masq did not write it") {
+			t.Errorf("status: %s", said)
+		}
+		install := func(args ...string) string {
+			stdout, stderr, code := n.reconciler(t, slices.Concat([]string{"install", "--plugin", n.plugin(t), "--cni-bin-dir", t.TempDir(),
+				"--conflist-network", "podnet", "--conflist-entry-file", n.entryPath()}, args)...)
+			if code != 0 {
+				t.Errorf("install: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			return stdout
+		}
+		if got := install(); !strings.Contains(got, "stays; it differs from the entry file in nonMasqueradeCIDRs: install --replace replaces it") {
+			t.Error(got)
+		}
+		if got := install("--replace"); !strings.Contains(got, "changed: nonMasqueradeCIDRs") || !conflistHas("1.2.7.0/24") {
+			t.Error(got)
+		}
+		d.until(t, "conflist_entry_differs 0", func() bool { return d.metric(t, "conflist_entry_differs") == 0 })
+		d.untilReady(t)
+		n.exempt(t, p, true, "1.2.7.1")
+	})
 }

@@ -19,7 +19,6 @@ const ownConflist = "05-ip-masq.conflist"
 // the main CNI plugin has written its file anew, whose bytes stay; it follows that file within a second; a copy that nobody
 // keeps is named by ADD, STATUS, check, status and doctor; without own the entry moves into the main CNI plugin's file.
 func TestManageOwn(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		main := func() string { return string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))) }
 		list := string(n.mainConflist(t, "podnet"))

@@ -184,8 +184,7 @@ func (n *node) pod(t *testing.T, network string) *pod {
 	return p
 }
 
-// add runs ADD through cnitool and records the pod's addresses. cnitool exits with 1 for any error;
-// addDirect returns the plugin's own exit code.
+// add runs ADD through cnitool, which exits with 1 for any error, and records the pod's addresses.
 func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
 	r := topology.Must(n.cni.Add(n.timeout(t), network, p.Host))(t)
@@ -205,16 +204,6 @@ func (n *node) check(t *testing.T, network string, p *pod) (stdout, stderr strin
 	t.Helper()
 	r := topology.Must(n.cni.Check(n.timeout(t), network, p.Host))(t)
 	return r.Stdout, r.Stderr, r.ExitCode
-}
-
-// addDirect runs the plugin's ADD without a runtime and without the plugins before it.
-func (n *node) addDirect(t *testing.T, netns, stdin string) (stdout, stderr string, code int) {
-	t.Helper()
-	c := n.Node.Command(n.timeout(t), n.plugin(t))
-	c.Env = []string{"PATH=" + n.path, "CNI_COMMAND=ADD", "CNI_CONTAINERID=" + filepath.Base(netns),
-		"CNI_NETNS=" + netns, "CNI_IFNAME=eth0", "CNI_PATH=" + strings.Join(n.cni.Path, ":")}
-	c.Stdin = strings.NewReader(stdin)
-	return run(t, c)
 }
 
 // tool runs a program on the node, preferring the backend's variant, and returns its output. It

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"net/netip"
 	"os"
 	"strings"
@@ -15,7 +14,6 @@ import (
 // TestKeyMasqLinkLocalIPv6 sends from the node, because link-local packets are not forwarded.
 // A masqueraded packet gets the link-local address of the node's interface.
 func TestKeyMasqLinkLocalIPv6(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		addAddress(t, n.Node, "lan", vip6)
 		to := netip.AddrPortFrom(netip.MustParseAddr("fe80::11%lan"), topology.EchoPort)
@@ -34,7 +32,6 @@ func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 // TestIPv6NotTrackedUnlessEnabled checks with conntrack -L that IPv6 flows are tracked only if
 // enableIPv6 is set: IPv6 NAT rules enable connection tracking.
 func TestIPv6NotTrackedUnlessEnabled(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for _, managed := range []bool{false, true} {
 			n.conflist(t, "podnet", object{"enableIPv6": managed})
@@ -62,15 +59,4 @@ func TestDefaultDataDir(t *testing.T) {
 	if !strings.Contains(n.rules(t), "keeps its state in /var/lib/cni/ip-masq\"") {
 		t.Errorf("the chain does not name the dataDir:\n%s", n.rules(t))
 	}
-}
-
-// stdin returns the plugin's standard input for ADD.
-func (n *node) stdin(t *testing.T, keys object) string {
-	t.Helper()
-	entry := n.entry(keys)
-	entry["cniVersion"], entry["name"] = "1.1.0", "podnet"
-	entry["prevResult"] = object{"cniVersion": "1.1.0"}
-	text, err := json.Marshal(entry)
-	must(t, err)
-	return string(text)
 }

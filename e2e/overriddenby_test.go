@@ -114,7 +114,6 @@ func (o thirdPartyRules) load(t *testing.T, n *node) (take func()) {
 // checks that explain reports agreement with the kernel exactly if packets get the policy's
 // verdict, and names the overriding rule otherwise.
 func TestExplainThirdPartyRules(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		p := n.pod(t, "podnet")
@@ -131,7 +130,6 @@ func TestExplainThirdPartyRules(t *testing.T) {
 
 // TestExplainBridgeIPMasq checks explain with the bridge plugin's ipMasq.
 func TestExplainBridgeIPMasq(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.cni.Env = []string{"PATH=" + n.path + ":" + os.Getenv("PATH")} // bridge runs iptables
 		bridge := n.bridge("podnet")
@@ -143,7 +141,6 @@ func TestExplainBridgeIPMasq(t *testing.T) {
 
 // TestExplainIPv6 checks explain for IPv6, with a third party's rule in an inet table.
 func TestExplainIPv6(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"fd00:9::/32"}})
 		all := onlyPod(n.pod(t, "podnet"))

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -66,10 +66,10 @@ func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() ob
 	for range changes {
 		keys := next()
 		from := time.Since(began)
-		stdout, stderr, code := n.addDirect(t, adding, n.stdin(t, keys))
-		spans = append(spans, span{from, time.Since(began), describe([]object{keys})})
-		if code != 0 {
-			t.Errorf("%s: exit code %d\n%s%s", describe([]object{keys}), code, stdout, stderr)
+		a := n.invoke(t, invocation{verb: "ADD", id: filepath.Base(adding), conf: n.conf(t, "podnet", keys)})
+		spans = append(spans, span{from, time.Since(began), describe(keys)})
+		if a.exit != 0 {
+			t.Errorf("%s: %s\n%s", describe(keys), a.msg, a.stderr)
 			break
 		}
 	}
@@ -148,14 +148,10 @@ func isAlwaysExempt(a netip.Addr) bool {
 	return exemptPrefixes[0].Contains(a) || exemptPrefixes[1].Contains(a)
 }
 
-func describe(sources []object) string {
-	var lines []string
-	for _, s := range sources {
-		text, err := json.Marshal(s)
-		if err != nil {
-			return err.Error()
-		}
-		lines = append(lines, string(text))
+func describe(keys object) string {
+	text, err := json.Marshal(keys)
+	if err != nil {
+		return err.Error()
 	}
-	return strings.Join(lines, "\n")
+	return string(text)
 }

@@ -44,7 +44,6 @@ func (n *node) exempt(t *testing.T, p *pod, want bool, destinations ...string) {
 // TestNamespaces: pods of a namespace are never masqueraded, from before their ADD returns until their address passes to
 // another pod.
 func TestNamespaces(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		const v4, v6 = "1.2.3.4", "2001:db8:5::5"
 		conf := object{"nonMasqueradeNamespaces": []string{"prod", "kube-system"}, "enableIPv6": true, "guard": "drop", "enforceExempt": true}
@@ -117,7 +116,6 @@ func (n *node) exemptAddresses(t *testing.T, want ...string) {
 
 // TestAddressOfPods: an address belongs to the attachment of the latest ADD, whatever becomes of the others.
 func TestAddressOfPods(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 		add := func(id, namespace string, addresses ...string) {
@@ -152,34 +150,8 @@ func TestAddressOfPods(t *testing.T) {
 	})
 }
 
-// TestTwoInterfaces: Multus attaches a pod to a second network, which names the pod again. Each interface has its own
-// addresses and its own DEL.
-func TestTwoInterfaces(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		const pod = "K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web-0"
-		keys := object{"nonMasqueradeNamespaces": []string{"prod"}}
-		run := func(verb, ifname, network, address string) {
-			t.Helper()
-			prev := resultWith(address)
-			prev["interfaces"] = []object{{"name": ifname, "sandbox": "/run/netns/container"}}
-			with := object{"nonMasqueradeNamespaces": keys["nonMasqueradeNamespaces"], "prevResult": prev}
-			n.invoke(t, invocation{verb: verb, ifname: ifname, args: "IgnoreUnknown=true;" + pod + ";" + pod, conf: n.conf(t, network, with)}).want(t, 0)
-		}
-		run("ADD", "eth0", "podnet", "10.1.0.5/16")
-		run("ADD", "net1", "second", "10.1.0.6/16")
-		n.exemptAddresses(t, "10.1.0.5", "10.1.0.6")
-		run("CHECK", "net1", "second", "10.1.0.6/16")
-		run("DEL", "net1", "second", "10.1.0.6/16")
-		n.exemptAddresses(t, "10.1.0.5")
-		run("DEL", "eth0", "podnet", "10.1.0.5/16")
-		n.exemptAddresses(t)
-	})
-}
-
 // TestFormerConnections: connections of a pod do not pass to the next pod with its address, and no others end.
 func TestFormerConnections(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}, "staleConnections": "keep", "enableIPv6": true}
 		n.conflist(t, "podnet", conf)
@@ -253,7 +225,6 @@ func TestPodNames(t *testing.T) {
 
 // TestAddressOfTheNode: a pod that claims an address of the node ends none of the node's connections.
 func TestAddressOfTheNode(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 		n.conflist(t, "podnet", conf)
@@ -352,7 +323,6 @@ func (n *node) noConnections(t *testing.T, address string) {
 // TestFormerConnectionsAfterOtherWalks: an ADD that takes the address of an exempt pod returns after the connections of the
 // address have ended, also where the walks of other ADDs come first.
 func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		const address = "10.1.7.1"
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
@@ -367,7 +337,6 @@ func TestFormerConnectionsAfterOtherWalks(t *testing.T) {
 // TestFormerConnectionsOfAKilledADD: the retry of an ADD that was killed before the connections of its address had ended ends
 // them, also beside a reconciler that has not heard of it.
 func TestFormerConnectionsOfAKilledADD(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		const address = "10.1.7.1"
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
@@ -443,7 +412,6 @@ func TestExemptPodsBound(t *testing.T) {
 
 // TestExemptPodsEnforced: enforceExempt binds the traffic of exempt pods to any destination, and drops no packet of theirs.
 func TestExemptPodsEnforced(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enableIPv6": true, "enforceExempt": true, "guard": "drop"})
 		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
@@ -464,7 +432,6 @@ func TestExemptPodsEnforced(t *testing.T) {
 
 // TestDamagedRecordsOfPods: damaged records of attachments concern these alone, until their next ADD.
 func TestDamagedRecordsOfPods(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
 		pod := func(verb, id, namespace, address string) result {

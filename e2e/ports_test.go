@@ -26,7 +26,6 @@ func addrPorts(first netip.Addr, count int) []netip.AddrPort {
 
 // TestKeyRandomFully compares the source ports of many flows that leave the pod from one port.
 func TestKeyRandomFully(t *testing.T) {
-	t.Parallel()
 	const count, port = 64, 30000
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		for i, c := range []struct {
@@ -75,7 +74,6 @@ func (r portRange) String() string { return fmt.Sprintf("%d-%d", r.first, r.last
 // one port outside the ranges, or from one in the smallest range. Each range must get the share
 // that corresponds to its size.
 func TestKeyToPorts(t *testing.T) {
-	t.Parallel()
 	const count = 600
 	cases := []struct {
 		name   string

@@ -17,33 +17,10 @@ import (
 // The tests of this file check that a fault of another source, network or program does not fail
 // the ADDs of a valid entry.
 
-func TestAgentFilesConflict(t *testing.T) {
-	t.Parallel()
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		off := false
-		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) {
-			s.RandomFully = &off
-			s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = prefixes("192.0.2.0/24"), prefixes("10.9.0.0/16")
-		}))
-		conf := n.conf(t, "podnet", object{"randomFully": true, "nonMasqueradeCIDRs": []string{"10.9.0.0/16"}})
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0,
-			`randomFully of the agent files is false, which conflicts with randomFully of network "podnet", true`,
-			`masqueradeCIDRs of the agent files is 10.9.0.0/16, which conflicts with nonMasqueradeCIDRs of network "podnet", 10.9.0.0/16`)
-		n.addAndCheck(t, conf).noWarnings(t)
-		rules := n.rules(t)
-		for _, says := range []string{"random", "192.0.2.0/24", "10.9.0.0/16"} { // also the undisputed part of the agent files
-			if !strings.Contains(rules, says) {
-				t.Errorf("no %s in:\n%s", says, rules)
-			}
-		}
-	})
-}
-
 // TestErrorOfAnotherNetwork checks that ADD succeeds while another network's chain cannot be made:
 // with nftables because iptables is missing, with iptables because the chain belongs to another
 // program.
 func TestErrorOfAnotherNetwork(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		says := []string{"install iptables"}
 		if n.backend.variant != "" {
@@ -75,7 +52,6 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 // TestDamagedDocumentOfAnotherNetwork checks that beside the damaged document of another network an ADD passes and leaves all
 // rules as they are, creates a chain that does not exist, and that the network's own ADD writes the document again.
 func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		keys := object{"nonMasqueradeCIDRs": []string{"50.0.0.0/8"}, "guard": "drop"}
 		conf := n.conf(t, "podnet", nil)

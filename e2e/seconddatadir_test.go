@@ -108,7 +108,6 @@ func TestSecondDataDir(t *testing.T) {
 // exempt. It checks that the second is refused and writes nothing, that the commands say so, and that the
 // cleanup that the message names is the way to move.
 func TestGuardOfAnotherDataDir(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		second := n.withDataDir(t, n.backend, "other")
 		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}}))
@@ -142,7 +141,6 @@ func TestGuardOfAnotherDataDir(t *testing.T) {
 // TestFirstADDsOfTwoDataDirs runs two first ADDs with different dataDirs at the same time. It
 // checks that one makes its rules and the other is refused.
 func TestFirstADDsOfTwoDataDirs(t *testing.T) {
-	t.Parallel()
 	const rounds = 10
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		second := n.withDataDir(t, n.backend, "other")

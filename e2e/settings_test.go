@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -17,7 +18,7 @@ import (
 func (n *node) settingsFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(n.dir, "etc", "reconciler.toml")
-	must(t, firstOf(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path)))
 	return path
 }
 
@@ -57,7 +58,7 @@ func TestBrokenSettings(t *testing.T) {
 			case "gone":
 				must(t, os.Remove(path))
 			case "directory":
-				must(t, firstOf(os.Remove(path), os.Mkdir(path, 0o755)))
+				must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o755)))
 			default:
 				n.settingsFile(t, c.text)
 			}
@@ -150,7 +151,7 @@ func TestSettingsChangeAddresses(t *testing.T) {
 	path := n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
 	c := n.reconcilerCommand(t.Context(), t, "run", "--config", path)
 	must(t, c.Start())
-	defer func() { must(t, firstOf(c.Process.Kill(), nil)); _ = c.Wait() }()
+	defer func() { must(t, c.Process.Kill()); _ = c.Wait() }()
 	client := n.httpClient()
 	ready := func(address string) bool {
 		answer, err := client.Get("http://" + address + "/readyz")
@@ -174,7 +175,6 @@ func TestSettingsChangeAddresses(t *testing.T) {
 // TestConfigMapAgainstConflist checks that the network's policy takes precedence over the agent
 // files, also in the rules, and that both sources are named until they agree.
 func TestConfigMapAgainstConflist(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		agreeing := "nonMasqueradeCIDRs: [1.2.3.0/24]\n"
 		contrary := agreeing + "masqueradeCIDRs: [10.9.0.0/16]\nrandomFully: false\n"

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -143,7 +144,6 @@ func (n *node) countPodPackets(t *testing.T, h *topology.Host, from, to string) 
 // sends on connections to it, to other destinations and to a Service. Once ADD has returned no packet is wrong,
 // and no connection to another destination is reset.
 func TestPolicyChangeUnderConnections(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		entry := func(changing bool) object {
 			exempt := []string{"10.0.0.0/8", "192.168.0.0/16"}
@@ -309,7 +309,7 @@ func (n *node) leavePendingReset(t *testing.T, p *pod) *openFlows {
 	must(t, err)
 	rec := n.load(t).Record
 	rec.Resets, rec.LastReset = []store.Reset{{At: 1, Before: []policy.Source{old}}}, 0 // after At it would be one that failed
-	must(t, firstOf(lock.PutRecord(rec), lock.Release()))
+	must(t, errors.Join(lock.PutRecord(rec), lock.Release()))
 	return left
 }
 

@@ -97,7 +97,6 @@ func (d *daemon) saysStopped(before string) bool {
 
 // TestSIGHUP checks that SIGHUP starts a sync at once. With iptables-legacy no event starts one.
 func TestSIGHUP(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.agentFile(t, "ip-masq-of-mine", "{}\n")
 		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)

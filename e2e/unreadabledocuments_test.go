@@ -22,7 +22,6 @@ func newerDocument() (text, schema string) {
 // damaged, so that the desired state is unknown. Each command reports that, calls no rule
 // unexpected, and advises neither to remove rules nor to run `once`, which would do nothing.
 func TestCommandsWithUnreadableDocuments(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "ONE", "sourceCIDRs": []string{"10.1.0.0/16"}}))
 		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "TWO", "sourceCIDRs": []string{"10.2.0.0/16"}}))
@@ -92,7 +91,6 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 // TestDamagedDocumentBesideAThirdPartyRule: a rule of another program that cannot be decoded fails no ADD while documents are
 // damaged, so that their networks write them again.
 func TestDamagedDocumentBesideAThirdPartyRule(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		networks := []string{"one", "two"}
 		for _, name := range networks {

@@ -52,7 +52,6 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 // TestNewerDocument checks that the reconciler repairs nothing while a document of a newer version
 // makes the desired state unknown, and works again once the document is replaced.
 func TestNewerDocument(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.conflist(t, "podnet", nil)
@@ -125,7 +124,6 @@ func (n *node) sourceDocument(t *testing.T, text string) string {
 // TestNewerRulesWithReconciler checks that the reconciler does not change a chain in the backend
 // of a newer version.
 func TestNewerRulesWithReconciler(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", nil)
 		conf := n.conf(t, "podnet", nil)
@@ -176,7 +174,6 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 // repairs of another network's chain, unless both are in the tables of ip-masq, which may contain
 // more from the newer version.
 func TestNewerRulesOfAnotherChain(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		n.conflist(t, "podnet", nil)

@@ -39,7 +39,6 @@ func (n *node) who(t *testing.T, args ...string) []whoConnection {
 // TestWho: a pod and the node have connections that are masqueraded, exempt and those of a Service. Whatever a receiver
 // sees, who names the source, the destination and the chain.
 func TestWho(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.feed(t, `table ip services { chain prerouting { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat to 203.0.113.7; }; }`, "nft", "-f", "-")
 		n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"192.168.0.0/16", "2001:db8:2::/48"}})
@@ -141,7 +140,6 @@ func TestLogOfEndedConnections(t *testing.T) {
 // TestMetricOfExemptPods: the metric counts the pods at the time of the scrape, or of a sync that runs, also where the
 // kernel has no events.
 func TestMetricOfExemptPods(t *testing.T) {
-	t.Parallel()
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
 		d := n.startReconciler(t).untilReady(t)

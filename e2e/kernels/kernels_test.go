@@ -29,9 +29,7 @@ func TestKernels(t *testing.T) {
 			files := strings.TrimSpace(command(t, exec.Command(root+"/tools/debian-machine", k.suite, k.arch, k.pack)))
 			r := run(t, k, files, disk(t, k.arch))
 			r.write(t, k)
-			if err := os.WriteFile(docs+"README.md", []byte(table(t)), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(docs+"README.md", []byte(table(t)), 0o644))
 			for _, p := range programsOn(k.arch) {
 				if s := r.Results[p.name()]; s == nil || s.Code != "0" || len(s.Failed) > 0 {
 					t.Errorf("%s: %s; see bin/kernels/%s.log and .console", p.name(), s, k)
@@ -53,9 +51,7 @@ func disk(t *testing.T, arch string) string {
 		command(t, c)
 	}
 	for _, d := range []string{"bin/cni", "tests"} {
-		if err := os.MkdirAll(filepath.Join(project, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Join(project, d), 0o755))
 	}
 	copied := exec.Command("bash", "-c", `set -o pipefail; git ls-files -z | tar --null -cT - | tar -xC "$0"`, project)
 	copied.Dir = root
@@ -71,9 +67,7 @@ func disk(t *testing.T, arch string) string {
 		}
 		build("", append(args, "-o", project+"/tests/"+p.file(), "./"+p.dir)...)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "job", "run"), []byte(script(arch)), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "job", "run"), []byte(script(arch)), 0o755))
 	image := filepath.Join(dir, "job.ext4")
 	command(t, exec.Command("/usr/sbin/mke2fs", "-q", "-t", "ext4", "-d", filepath.Join(dir, "job"), image, "2G"))
 	return image
@@ -124,13 +118,9 @@ echo "@fact slowdown|$(/job/project/tests/scale 1s)"
 // run starts the machine and reads what it says until it ends.
 func run(t *testing.T, k kernel, files, job string) *report {
 	t.Helper()
-	if err := os.MkdirAll(root+"/bin/kernels", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(root+"/bin/kernels", 0o755))
 	log, err := os.Create(fmt.Sprintf("%s/bin/kernels/%s.log", root, k))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer log.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -150,18 +140,14 @@ func run(t *testing.T, k kernel, files, job string) *report {
 	var complaints bytes.Buffer
 	c.Stderr = &complaints
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// qemu closes the port at the end of its standard input.
 	if _, err := c.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	r := &report{Commit: commit(t), Facts: map[string]string{}, Results: map[string]*result{}}
 	began := time.Now()
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start())
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {

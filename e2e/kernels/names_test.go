@@ -19,15 +19,11 @@ func TestNamesOfTests(t *testing.T) {
 	test := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w*)\(`)
 	for _, p := range programs {
 		files, err := filepath.Glob("../../" + p.dir + "/*_test.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var names []string
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, m := range test.FindAllStringSubmatch(string(text), -1) {
 				names = append(names, m[1])
 			}
@@ -45,10 +41,15 @@ func TestNamesOfTests(t *testing.T) {
 // TestTable checks that docs/kernels/README.md has the results that are beside it.
 func TestTable(t *testing.T) {
 	have, err := os.ReadFile(docs + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(table(t), string(have)); diff != "" {
 		t.Errorf("README.md (-want +have):\n%s", diff)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

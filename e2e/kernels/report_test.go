@@ -114,9 +114,7 @@ func (r *report) write(t *testing.T, k kernel) {
 	if err == nil {
 		err = os.WriteFile(docs+k.String()+".json", append(data, '\n'), 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // table returns docs/kernels/README.md, with the last results of all machines.
@@ -132,9 +130,7 @@ func table(t *testing.T) string {
 			t.Fatal(err)
 		}
 		slowdown, err := time.ParseDuration(r.Facts["slowdown"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		fmt.Fprintf(&machines, "| %s | %s | %s | %s | %s | %.0f | %d |\n", k, r.Facts["kernel"], r.Facts["iptables"], r.Facts["nft"],
 			r.Commit, slowdown.Seconds(), (r.Seconds+59)/60)
 		fmt.Fprintf(&head, " %s |", k)

@@ -58,9 +58,7 @@ func TestCheckOut(t *testing.T) {
 	write(t, dir, "b", []byte("changed"))
 	write(t, dir, "secret.out", []byte("secret"))
 	r := &release{root: dir, work: t.TempDir(), version: "v1.2.3"}
-	if err := errors.Join(r.setCommit(t.Context()), r.checkOut(t.Context(), true)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(r.setCommit(t.Context()), r.checkOut(t.Context(), true)))
 	if names := list(t, r.root); !slices.Equal(names, []string{".gitignore", "a", "b"}) || string(content(t, r.root, "b")) != "b" {
 		t.Errorf("the sources are %q, b is %q", names, content(t, r.root, "b"))
 	}
@@ -73,9 +71,7 @@ func TestSettings(t *testing.T) {
 	t.Setenv("GOENV", filepath.Join(dir, "env"))
 	t.Setenv("GOPROXY", "")
 	r := &release{root: "."}
-	if err := r.setSettings(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.setSettings(t.Context()))
 	for name, want := range map[string]string{"GOFLAGS": "", "GOPROXY": "https://proxy.example.net"} {
 		if value, err := r.output(t.Context(), "go", "env", name); err != nil || value != want {
 			t.Errorf("%s is %q, want %q: %v", name, value, want, err)
@@ -87,18 +83,14 @@ func TestSettings(t *testing.T) {
 func TestDebianPURL(t *testing.T) {
 	debs, source := t.TempDir(), t.TempDir()
 	for _, dir := range []string{filepath.Join(source, "DEBIAN"), filepath.Join(debs, "amd64")} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(dir, 0o755))
 	}
 	write(t, source, "DEBIAN/control", []byte("Package: libc6\nSource: glibc (1)\nVersion: 2.36-9+deb12u1\nArchitecture: amd64\nMaintainer: a <a@example.net>\nDescription: a\n"))
 	if out, err := exec.Command("dpkg-deb", "--build", source, filepath.Join(debs, "amd64", "libc6_1_amd64.deb")).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	d := &document{&v2_3.Document{}}
-	if err := d.addDebianPackages(t.Context(), &release{root: ".", debs: debs}, "amd64", ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.addDebianPackages(t.Context(), &release{root: ".", debs: debs}, "amd64", ""))
 	const want = "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12&upstream=glibc"
 	if got := d.Packages[0].PackageExternalReferences[0].Locator; got != want {
 		t.Errorf("package URL %s, want %s", got, want)

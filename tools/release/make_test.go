@@ -21,9 +21,7 @@ func sources(t *testing.T) string {
 	t.Helper()
 	root, dir := filepath.Join("..", ".."), filepath.Join(t.TempDir(), "sources")
 	list, err := exec.Command("git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name := range strings.Lines(string(list)) {
 		name = strings.TrimSpace(name)
 		info, err := os.Lstat(filepath.Join(root, name))
@@ -31,16 +29,10 @@ func sources(t *testing.T) string {
 			continue
 		}
 		data, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		target := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(target, data, info.Mode().Perm()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(target), 0o755))
+		must(t, os.WriteFile(target, data, info.Mode().Perm()))
 	}
 	return dir
 }
@@ -85,9 +77,7 @@ func TestRelease(t *testing.T) {
 	p := &page{blocks: documents.Blocks(string(content(t, filepath.Join("..", "..", "docs"), "releases.md"))), dir: sources(t)}
 	another := filepath.Join(t.TempDir(), "another", "directory")
 	helm, err := filepath.Abs(filepath.Join(binDir(), "deploy", "helm"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.texts = strings.NewReplacer("/secure", keys, "OTHER", another+"/dist",
 		"helm install", helm+" template") // a cluster would need the image
 	p.shell(t, "git init --quiet && git add . && git commit --quiet --message=a")
@@ -132,9 +122,7 @@ func TestMistakes(t *testing.T) {
 func list(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -145,15 +133,11 @@ func list(t *testing.T, dir string) []string {
 func content(t *testing.T, dir, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return data
 }
 
 func write(t *testing.T, dir, name string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 }

@@ -20,9 +20,7 @@ const ours = "ip-masq*"
 
 func TestBinariesAreStatic(t *testing.T) {
 	binaries, err := filepath.Glob(filepath.Join(binDir(), ours))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(binaries) == 0 {
 		t.Fatalf("no %s in %s; run `make build` first", ours, binDir())
 	}
@@ -103,4 +101,11 @@ func binDir() string {
 		return dir
 	}
 	return filepath.Join("..", "..", "bin")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
