@@ -147,7 +147,8 @@ func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	case missing:
 		err = usageError{fmt.Errorf("--config: %w", err)}
 	}
-	return s, cmp.Or(a.setFlags(&s), err)
+	err = cmp.Or(a.setFlags(&s), err) // before s is copied
+	return s, err
 }
 
 func (a *app) setFlags(s *config.Settings) error {

@@ -328,6 +328,39 @@ func TestLoopSyncsConflist(t *testing.T) {
 	})
 }
 
+// The entry that a write removed is back within 100 ms, although files are written all the time.
+func TestLoopRestoresTheEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		var mu sync.Mutex
+		var removed time.Time // the first write since the entry was there
+		var longest time.Duration
+		insert := func(context.Context) conflist.Status {
+			mu.Lock()
+			defer mu.Unlock()
+			if !removed.IsZero() {
+				longest, removed = max(longest, time.Since(removed)), time.Time{}
+			}
+			return conflist.Status{Present: true}
+		}
+		r := f.run(func(l *Loop) { l.SyncConflist, l.RestoreEntry = insert, insert })
+		for range 100 {
+			mu.Lock()
+			if removed.IsZero() {
+				removed = time.Now()
+			}
+			mu.Unlock()
+			r.FilesChanged()
+			time.Sleep(30 * time.Millisecond)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if longest > 100*time.Millisecond || !removed.IsZero() && time.Since(removed) > 100*time.Millisecond {
+			t.Errorf("%s without the entry, which is missing since %s", longest, removed)
+		}
+	})
+}
+
 // A conflist that is locked delays no repair. Its problems and their end are logged like others.
 func TestLoopDoesNotWaitForConflist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
