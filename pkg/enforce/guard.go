@@ -197,6 +197,9 @@ func (g *GuardState) err(chain string) error {
 	return nil
 }
 
+// isUnknown reports whether the guard tables could not be read.
+func (g *GuardState) isUnknown() bool { return g.compare == nil && g.unusable == nil && !g.others }
+
 // guards returns the guards for the rules that are in the kernel: those that are desired when all rules are.
 func (s *State) guards() []policy.Guard {
 	surplus := s.surplus()
@@ -210,7 +213,7 @@ func (s *State) guards() []policy.Guard {
 		elsewhere := slices.ContainsFunc(surplus, func(o store.OwnedChain) bool { return o.Chain == g.Chain })
 		t.Settled = c == nil || s.isWritten(c) && !elsewhere // without a policy it stays, see keepWhatExists
 		observed := s.Guard.observed(g.Chain, g.Family)
-		if observed == nil && !t.Settled {
+		if observed == nil && !t.Settled && !elsewhere && c.Err == nil && c.Observed.Find(g.Family, g.Chain) == nil {
 			observed = s.predecessor(g.Family)
 		}
 		if now, is := g.During(t, observed); is {
@@ -231,7 +234,7 @@ func (g *GuardState) observed(chain string, f policy.Family) *policy.Guard {
 }
 
 // predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain before it got
-// another name, whose place the new one takes before the rules do.
+// another name, whose place the new one takes before the rules do. A chain that has rules has none: they may exempt more.
 func (s *State) predecessor(f policy.Family) *policy.Guard {
 	for i := range s.Guard.Observed.Guards {
 		if o := &s.Guard.Observed.Guards[i]; o.Family == f && s.Find(o.Chain) == nil {

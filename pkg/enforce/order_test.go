@@ -66,6 +66,32 @@ func TestDroppedNetworkUnderAGuard(t *testing.T) {
 	}
 }
 
+// Nor while it is not known whether there is one.
+func TestDroppedNetworkUnderAnUnreadableGuard(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop)), network("other", "B"))
+	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
+	f.sync(network("other", "B"))
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(network("other", "B")))
+	f.writes("guards:", "remove A")
+}
+
+// The guard of a network that is dropped is not that of another chain, whose former rules may exempt more.
+func TestFirstGuardBesideADroppedNetwork(t *testing.T) {
+	for _, to := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		f := newFixture(t)
+		f.mustApply(network("one", "A", backend(policy.IPTables), exempts("10.0.0.0/8", "192.0.2.0/24")), network("two", "B", guard(policy.GuardDrop), exempts("10.0.0.0/8")))
+		f.kernel.log = nil
+		f.mustApply(network("one", "A", backend(to), guard(policy.GuardDrop), exempts("10.0.0.0/8")))
+		first := slices.IndexFunc(f.kernel.log, func(w string) bool { return strings.HasPrefix(w, "guards: A") })
+		if rules := slices.IndexFunc(f.kernel.log, func(w string) bool { return strings.HasPrefix(w, "rules") }); rules < 0 || first < rules {
+			t.Errorf("writes %q", f.kernel.log)
+		}
+	}
+}
+
 // Nor is a chain of a family that its policy no longer manages.
 func TestFamilyUnderAGuard(t *testing.T) {
 	f := newFixture(t)

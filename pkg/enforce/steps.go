@@ -223,7 +223,7 @@ func (s *State) removable() []store.OwnedChain {
 		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
 			return !s.isWritten(c)
 		}
-		return s.awaitsReplacement(o.Chain) || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
+		return s.awaitsReplacement(o.Chain) || s.Guard.isUnknown() || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
 			return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect()
 		})
 	})
