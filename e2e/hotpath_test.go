@@ -37,21 +37,21 @@ type addCost struct {
 // TestHotPath measures no time, because other load changes it; `make bench` does.
 func TestHotPath(t *testing.T) {
 	want := map[string]addCost{
-		"nftables, 64 prefixes":                            {975, 185, 14, 9},
-		"nftables, 64 prefixes, cached":                    {385, 60, 5, 2},
-		"nftables, 64 prefixes and 5000 rules":             {975, 185, 14, 9},
-		"nftables, 64 prefixes and 5000 rules, cached":     {385, 60, 5, 2},
-		"nftables, 1000 prefixes":                          {3800, 1110, 15, 9},
-		"nftables, 1000 prefixes, cached":                  {385, 150, 5, 2},
-		"iptables-nft, 64 prefixes":                        {1155, 232, 11, 7},
-		"iptables-nft, 64 prefixes, cached":                {385, 60, 5, 2},
-		"iptables-nft, 64 prefixes and 5000 rules":         {1155, 232, 11, 7},
-		"iptables-nft, 64 prefixes and 5000 rules, cached": {385, 60, 5, 2},
-		"iptables-nft, 1000 prefixes":                      {6800, 1780, 19, 7},
-		"iptables-nft, 1000 prefixes, cached":              {385, 150, 5, 2},
-		"iptables-legacy, 64 prefixes":                     {1330, 194, 5, 1},
-		"iptables-legacy, 64 prefixes and 5000 rules":      {3860, 3100, 5, 1},
-		"iptables-legacy, 1000 prefixes":                   {9770, 1730, 5, 1},
+		"nftables, 64 prefixes":                            {1085, 185, 14, 9},
+		"nftables, 64 prefixes, cached":                    {420, 60, 5, 2},
+		"nftables, 64 prefixes and 5000 rules":             {1085, 185, 14, 9},
+		"nftables, 64 prefixes and 5000 rules, cached":     {420, 60, 5, 2},
+		"nftables, 1000 prefixes":                          {3910, 1110, 15, 9},
+		"nftables, 1000 prefixes, cached":                  {420, 150, 5, 2},
+		"iptables-nft, 64 prefixes":                        {1505, 232, 11, 7},
+		"iptables-nft, 64 prefixes, cached":                {420, 60, 5, 2},
+		"iptables-nft, 64 prefixes and 5000 rules":         {1505, 232, 11, 7},
+		"iptables-nft, 64 prefixes and 5000 rules, cached": {420, 60, 5, 2},
+		"iptables-nft, 1000 prefixes":                      {10890, 1780, 19, 7},
+		"iptables-nft, 1000 prefixes, cached":              {420, 150, 5, 2},
+		"iptables-legacy, 64 prefixes":                     {1425, 194, 5, 1},
+		"iptables-legacy, 64 prefixes and 5000 rules":      {3960, 3100, 5, 1},
+		"iptables-legacy, 1000 prefixes":                   {10800, 1730, 5, 1},
 	}
 	for _, f := range backends() {
 		for _, c := range []struct {

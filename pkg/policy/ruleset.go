@@ -241,9 +241,12 @@ func (o Owner) Comment() string {
 // program. The text after the number of a newer schema is unknown.
 func ParseOwner(comment string) Owner {
 	rest, found := strings.CutPrefix(comment, ownerPrefix)
+	if !found { // as of nearly every rule
+		return Owner{}
+	}
 	number, text, _ := strings.Cut(rest, " ")
 	schema, err := strconv.Atoi(number)
-	if !found || err != nil || schema < 1 {
+	if err != nil || schema < 1 {
 		return Owner{}
 	}
 	dir, found := strings.CutPrefix(" "+text, ownerMiddle)

@@ -3,7 +3,6 @@
 package nfnetlink
 
 import (
-	"bytes"
 	"reflect"
 
 	"golang.org/x/sys/unix"
@@ -304,7 +303,7 @@ func (t *attrTable) field(attr uint16, v reflect.Value) {
 		if attr&plain == 0 {
 			data = nested(data, unix.NFTA_DATA_VALUE)
 		}
-		v.SetBytes(bytes.Clone(data))
+		v.SetBytes(data)
 		t.bad = t.bad || data == nil
 	}
 }

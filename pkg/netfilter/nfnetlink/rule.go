@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 
@@ -55,7 +56,7 @@ func (d ruleDecoder) decode(t *attrTable) Rule {
 		Comment: decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
 		Exprs:   make([]Expr, 0, 8), // a rule has seldom more
 	}
-	it := attrIter{rest: t.at[unix.NFTA_RULE_EXPRESSIONS]}
+	it := attrIter{rest: bytes.Clone(t.at[unix.NFTA_RULE_EXPRESSIONS])}
 	for it.next() {
 		r.Exprs = append(r.Exprs, d.expr(it.data))
 	}
