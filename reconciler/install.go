@@ -128,7 +128,7 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 		if _, err := os.Lstat(filepath.Join(dir, config.PluginType)); err != nil {
 			continue
 		}
-		if err := install.CheckDir("/", dir); err != nil && stated.Bin == "" {
+		if err := install.CheckDir("/", dir); err != nil && stated.Bin == "" { // a stated one's programs run anyway
 			errs = append(errs, fmt.Errorf("the plugin in %s stays as it is: %w", policy.Printable(dir), err))
 		} else if binary, err := install.Copy(ctx, plugin, dir); err != nil {
 			errs = append(errs, remedied(err))

@@ -50,7 +50,7 @@ func checkUnchanged(path string, was []byte) error {
 // file gets mode and owner of the model. Refused says that a simultaneous write of another program can be lost.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
-		path = to
+		path = to // a symlink stays one
 	}
 	_, info, err := safefile.ReadFile(model, maxSize)
 	switch {

@@ -67,7 +67,7 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	}
 	var plugins []span
 	for _, plugin := range list.Plugins {
-		from := cap(doc) - cap(plugin) // a part of doc
+		from := cap(doc) - cap(plugin) // a part of doc has its capacity from there
 		plugins = append(plugins, span{from, from + len(plugin)})
 	}
 	var now []byte

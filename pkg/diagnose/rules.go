@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
@@ -301,7 +302,7 @@ func nodePortOverlap(e *examination, f *Finding) {
 	}
 }
 
-// caught adds the rules to a finding that apply to packets which a guard catches. It reads them for each guard.
+// caught adds the rules to a finding that apply to packets which a guard catches, as read for each guard.
 func (e *examination) caught(f *Finding, what string, read func(policy.Guard) ([]thirdparty.Rule, error)) {
 	for _, g := range e.Rules.Guard.Desired {
 		if g.Mode == policy.GuardOff {
@@ -321,7 +322,8 @@ func (e *examination) caught(f *Finding, what string, read func(policy.Guard) ([
 }
 
 func untrackedPods(e *examination, f *Finding) {
-	e.caught(f, "connection tracking", func(policy.Guard) ([]thirdparty.Rule, error) { return thirdparty.Untracked(e.ctx) })
+	read := sync.OnceValues(func() ([]thirdparty.Rule, error) { return thirdparty.Untracked(e.ctx) })
+	e.caught(f, "connection tracking", func(policy.Guard) ([]thirdparty.Rule, error) { return read() })
 }
 
 func acceptedPods(e *examination, f *Finding) {
