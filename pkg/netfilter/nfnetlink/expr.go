@@ -238,10 +238,12 @@ func ExprName(e Expr) string {
 
 // decodeExpr decodes what an NFTA_LIST_ELEM of a rule holds.
 func decodeExpr(b []byte) Expr {
-	name, data := untilNUL(nested(b, unix.NFTA_EXPR_NAME)), nested(b, unix.NFTA_EXPR_DATA)
+	var t attrTable
+	t.parse(b)
+	name := untilNUL(t.get(unix.NFTA_EXPR_NAME))
 	for _, k := range kinds() {
 		if k.name == string(name) {
-			if e, ok := k.decode(data); ok {
+			if e, ok := k.decode(t.get(unix.NFTA_EXPR_DATA)); ok && !t.bad {
 				return e
 			}
 		}

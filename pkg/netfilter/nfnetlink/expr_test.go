@@ -152,6 +152,10 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 	if got := decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {
 		t.Errorf("goto a chain without a name: %#v", got)
 	}
+	masq := expr("masq", func(*attrWriter) {})
+	if got := decodeExpr(masq[:len(masq)-1]); got != (Unknown{"masq"}) {
+		t.Errorf("cut off in its data: %#v", got)
+	}
 	for name, data := range map[string]func(w *attrWriter){
 		"payload": func(w *attrWriter) { // writes into the packet
 			w.u32(unix.NFTA_PAYLOAD_SREG, 1)
