@@ -148,10 +148,11 @@ func (w *Watcher) watch() *watchSet {
 		if s.watcher == nil {
 			s.watcher, err = fsnotify.NewWatcher()
 		}
-		if err == nil {
-			err = s.addDir(dir)
+		if err != nil { // it is the same for each directory
+			errs = append(errs, fmt.Errorf("watch directories: %w%s", err, remedy(err)))
+			break
 		}
-		if err != nil {
+		if err = s.addDir(dir); err != nil {
 			errs = append(errs, fmt.Errorf("watch %s: %w%s", dir, err, remedy(err)))
 		}
 	}
