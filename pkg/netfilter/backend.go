@@ -165,7 +165,8 @@ type GuardTables interface {
 
 // GuardObservation is the content of the guard tables.
 type GuardObservation struct {
-	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil without its set.
+	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil if its set does not
+	// exist or is not one of addresses.
 	Guards     []policy.Guard
 	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
 	Bound      map[policy.ChainFamily]uint64 // the numbers of connections that enforceExempt bound, by masquerade chain

@@ -27,7 +27,7 @@ type Found struct {
 	Original, Reply nfnetlink.Flow
 	Zone            uint16
 	SourceLocal     bool   // the source is an address of the node
-	EndpointLocal   bool   // the endpoint, too
+	EndpointLocal   bool   // the endpoint is an address of the node
 	Interface       string // by which packets leave, "" if it is not known
 }
 

@@ -21,7 +21,7 @@ const maxRanges = 250
 // The zero Batch is empty. Packets can meet a set empty that its own batch uses: fill a new set in
 // an earlier batch.
 type Batch struct {
-	// Generation, if not 0, is that of the kernel; otherwise Commit returns ErrStale.
+	// Generation, if not 0, is the one that the kernel must still have, or Commit returns ErrStale.
 	Generation uint32
 
 	w   attrWriter // its error is that of the first operation that cannot be encoded

@@ -102,7 +102,7 @@ type (
 		Dreg          Register
 	}
 
-	// Numgen loads a number from Offset to Offset+Modulus-1 in host byte order, or counts up.
+	// Numgen loads one of Modulus numbers from Offset on in host byte order, at random or in turn.
 	Numgen struct {
 		Random          bool
 		Modulus, Offset uint32

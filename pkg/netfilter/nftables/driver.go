@@ -122,7 +122,7 @@ func usable(err error) error {
 		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
 
-// lacking is usable for an operation that needs a chain type, expression or family of the kernel.
+// lacking adds what is missing to the error of a kernel without a chain type, expression or family.
 func lacking(err error, options, modules, otherwise string) error {
 	refused, _ := errors.AsType[*nfnetlink.Error](err)
 	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {
