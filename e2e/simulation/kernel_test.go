@@ -55,6 +55,7 @@ type connection struct {
 	pod       *pod // that began it
 	container int
 	space     string
+	began     int  // seq
 	tampered  bool // it began while rules were wrong
 	left      bool // the node has lost the address that it leaves with, maybe for a time
 }

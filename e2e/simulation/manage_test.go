@@ -62,7 +62,9 @@ func (w *world) setEntry(n *network, v *version) {
 func (w *world) writeMain(n *network) {
 	n.written++
 	w.machine.WriteFile(n.file(), n.mainText("bridge"))
-	n.bad = false
+	if n.bad {
+		n.bad, n.since = false, w.seq
+	}
 	w.note("the main CNI plugin writes its conflist")
 	w.conflistChanged() // before the next process begins
 }

@@ -66,7 +66,7 @@ type pod struct {
 	expectation
 	unattached bool // maybe, as the disk was bad
 	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
-	harmed     bool // a document was damaged when its ADD ended
+	harmed     bool // a document was damaged when its ADD ended, or its stdin differed from the conflist: it takes no address
 }
 
 type phase int
@@ -280,7 +280,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.harmed = w.harmed()
+			pod.harmed = w.harmed() || differs || w.scenario.admin && n.since > p.start
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || p.refused || w.refused() || w.harmed() || differs || w.scenario.admin && n.since > p.start
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
@@ -341,6 +341,9 @@ func (w *world) refusedFirst(p *process, v *version) bool {
 
 // written takes note that the document of a network was written again.
 func (w *world) written(n *network) {
+	if w.harmed() {
+		w.book.faultTime = time.Now() // a reconciler does not know yet, and backs off
+	}
 	w.book.harmed = slices.DeleteFunc(w.book.harmed, func(file string) bool { return file == w.document(n) })
 }
 
@@ -596,7 +599,13 @@ func (w *world) disturb(o *op) {
 
 func (w *world) reboot() {
 	w.counts["reboots"]++
-	w.machine.Crash(w.rand.IntN(2) == 0)
+	synced := w.rand.IntN(2) == 0
+	w.machine.Crash(synced)
+	for _, n := range w.networks {
+		if !synced && w.counts["kills"] > 0 { // a killed process may have renamed a document, and not synced it
+			n.claims = append(n.claims, claim{})
+		}
+	}
 	for _, p := range w.running {
 		if !p.ended() {
 			w.kill(p)
@@ -720,7 +729,7 @@ func (w *world) connect(p *pod) {
 		return
 	}
 	c := connection{
-		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space, tampered: w.book.tampered > 0 || w.book.stuck,
+		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space, began: w.seq, tampered: w.book.tampered > 0 || w.book.stuck,
 	}
 	if c.ReplyDst = src; o.translated {
 		c.ReplyDst = o.from

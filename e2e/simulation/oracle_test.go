@@ -254,8 +254,8 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			w.object("%s: a packet of %s (%s, namespace %q) to %s is %s: %v", p.net.name, p.id(p.container), src, p.space, dst, what, x.combinations)
 		}
 		switch {
-		case got.dropped && drop && slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil }):
-			// Its document was lost and its rules removed, so the guard comes before its first rules again.
+		case got.dropped && drop && (len(w.book.orphans) > 0 || slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil })):
+			// Its document or the record was lost, so the guard comes as before the first rules again.
 		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
 			object(fmt.Sprintf("dropped, which may be: masqueraded %v, not masqueraded %v", masquerade, exempt))
 		case tampered || got.dropped:
@@ -313,12 +313,15 @@ func (w *world) judgePassed(p *process, pod *pod) {
 		return
 	}
 	for _, c := range w.kernel.connections {
-		w.judgeLeft(&c, p.start)
+		if !w.book.unfinished { // or the walk waits, as one before failed
+			w.judgeLeft(&c, p.start)
+		}
 		if c.pod != pod || c.container == pod.container || !slices.Contains(pod.addresses, c.Src) {
 			continue
 		}
 		was, is := decide(combinations[0], nil, c.space, c.Src, c.Dst).masquerade, decide(combinations[0], nil, pod.space, c.Src, c.Dst).masquerade
-		if was != is && c.translated() != is {
+		changed := slices.ContainsFunc(w.networks, func(n *network) bool { return n.since > c.began }) // the list may be newer than the former pod
+		if was != is && c.translated() != is && !changed {
 			w.object("a connection of %s (%s, namespace %q) to %s outlives the ADD of %s (namespace %q)", c.pod.id(c.container), c.Src, c.space, c.Dst, pod.id(pod.container), pod.space)
 		}
 	}
@@ -387,6 +390,9 @@ func (w *world) judgeRecord() {
 
 // repaired takes note that a process that passed has repaired what others changed before it began.
 func (w *world) repaired(p *process) {
+	if w.refused() { // beside a chain of others that the kernel refuses an ADD passes
+		return
+	}
 	if p.start > w.book.fault && !p.faulty {
 		w.book.unruled = false
 	}
@@ -584,8 +590,9 @@ func (w *world) quiet() {
 		}
 		w.pass(2*time.Minute, false) // backoffs
 	}
-	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.conf == nil && w.unused(n) }) {
-		w.pass(11*time.Minute, false) // it is dropped
+	dropped := slices.DeleteFunc(slices.Clone(w.networks), func(n *network) bool { return n.conf != nil || !w.unused(n) })
+	if len(dropped) > 0 {
+		w.pass(11*time.Minute, false)
 	}
 	again := func() { wait(w.once(step("once"))) }
 	if len(w.reconcilers()) > 0 {
@@ -600,6 +607,14 @@ func (w *world) quiet() {
 	}
 	if w.harmed() { // what no conflist states is written again by an ADD only
 		return
+	}
+	for _, n := range dropped {
+		if _, is := m.ReadFile(w.document(n)); !is && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
+			n.claims = []claim{{}}
+			for i := range w.kernel.connections { // removing a chain deletes none
+				w.kernel.connections[i].tampered = true
+			}
+		}
 	}
 	if w.book.tampered > 0 && (w.active() == nil || time.Since(w.book.fought) > 5*time.Minute) {
 		w.object("after quiet and a sync the rules are not repaired")

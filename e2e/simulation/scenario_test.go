@@ -218,7 +218,7 @@ func newScenario(seed uint64) *scenario {
 			v := &version{net: n, chainSpec: of[i], number: number}
 			if moves { // its versions need not agree with anybody
 				c := s.chain(r, *of[i])
-				if v.chainSpec = &c; r.IntN(4) == 0 {
+				if v.chainSpec = &c; r.IntN(3) == 0 {
 					c.Chain += "-MOVED"
 				}
 			}
@@ -323,7 +323,7 @@ func (s *scenario) plan(r *rand.Rand) {
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind != "add" && r.IntN(2) == 0 })
 	// Many have one kind of event at one kind of effects, again and again.
 	whats := slices.DeleteFunc([]string{"kill", "fail", "tamper", "pause"}, func(string) bool { return r.IntN(2) == 0 })
-	focus, focused := pick(r, counted...), r.IntN(2) == 0
+	focus, focused := pick(r, counted...), r.IntN(3) > 0
 	hurt := func(o *op) {
 		if len(whats) == 0 || o.event.what != "" || !focused && r.IntN(3) > 0 || r.IntN(2) == 0 {
 			return
