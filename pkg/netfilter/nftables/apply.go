@@ -288,12 +288,13 @@ func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	stay := map[string]*chain{}
 	others := 0 // masquerade chains
 	for name, c := range w.have.chains {
-		masqChain, masq := masqChainOf(name)
-		switch stay[name] = c; {
-		case masq && gone(masqChain):
+		masqChain, isMasq := masqChainOf(name)
+		if isMasq && gone(masqChain) {
 			chains = append(chains, name)
-			delete(stay, name)
-		case masq:
+			continue
+		}
+		stay[name] = c
+		if isMasq {
 			others++
 		}
 	}

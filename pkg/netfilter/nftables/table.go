@@ -236,30 +236,41 @@ func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 
 func (r *tableReader) readRules() error {
 	rules, err := r.conn.Rules(r.link, r.name, "")
+	if err != nil {
+		return err
+	}
 	for _, raw := range rules {
-		inKernel := nfnetlink.Chain{Name: raw.Chain}
-		c := r.chains[raw.Chain]
-		if _, isBase := hookOf(raw.Chain); isBase && c == nil && err == nil {
-			inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain)
-		}
-		if c == nil && err == nil {
-			c = r.readChain(inKernel)
-		}
-		rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
-		for i, e := range rule.exprs {
-			if counter, is := e.(nfnetlink.Counter); is {
-				rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
-			}
-			if set := setIn(e); err == nil && set != "" && !anonymous(set) {
-				err = r.readSet(set)
-			}
-		}
-		if err != nil {
+		if err := r.readRule(raw); err != nil {
 			return err
 		}
-		c.rules = append(c.rules, rule)
 	}
-	return err
+	return nil
+}
+
+func (r *tableReader) readRule(raw nfnetlink.Rule) (err error) {
+	c := r.chains[raw.Chain]
+	if c == nil {
+		inKernel := nfnetlink.Chain{Name: raw.Chain}
+		if _, isBase := hookOf(raw.Chain); isBase {
+			if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
+				return err
+			}
+		}
+		c = r.readChain(inKernel)
+	}
+	rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
+	for i, e := range rule.exprs {
+		if counter, is := e.(nfnetlink.Counter); is {
+			rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
+		}
+		if set := setIn(e); set != "" && !anonymous(set) {
+			if err := r.readSet(set); err != nil {
+				return err
+			}
+		}
+	}
+	c.rules = append(c.rules, rule)
+	return nil
 }
 
 // readSet reads the elements of a set once, and none of one that rules fill.
@@ -302,16 +313,22 @@ func (r *tableReader) readRest(objects uint32) error {
 		}
 	}
 	sets, err := r.conn.Sets(r.link, r.name)
+	if err != nil {
+		return err
+	}
 	for _, s := range sets {
-		if err == nil && !anonymous(s.Name) {
-			err = r.readSet(s.Name)
+		if anonymous(s.Name) {
+			continue
+		}
+		if err := r.readSet(s.Name); err != nil {
+			return err
 		}
 	}
 	if r.read != objects {
 		r.broken = true
 		r.report("an object that is neither a chain nor a set")
 	}
-	return err
+	return nil
 }
 
 // render writes the table's sets and chains as input for nft.
