@@ -196,10 +196,10 @@ func (removeStale) take(ctx context.Context, do effects, s *State) *State {
 	o := s.removable()[0]
 	err := do.remove(ctx, o)
 	if do.warn(err); err == nil {
-		s.removed, s.Guard.writes = append(s.removed, o), 0
+		s.removed, s.Guard.writes = append(slices.Clip(s.removed), o), 0 // clone shares the array
 		s.forget(o)
 	} else {
-		s.stuck = append(s.stuck, o) // so that not every ADD tries again
+		s.stuck = append(slices.Clip(s.stuck), o) // so that not every ADD tries again
 	}
 	s.compare()
 	return s
