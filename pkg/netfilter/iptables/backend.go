@@ -133,7 +133,10 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 			continue
 		}
 		if err := b.writeFamily(ctx, f, own, remove, held); err != nil {
-			what := map[bool]string{false: "write", true: "remove"}[remove]
+			what := "write"
+			if remove {
+				what = "remove"
+			}
 			errs = append(errs, fmt.Errorf("%s %s rules of %s: %w", what, f, b.choice, err))
 			if errors.Is(err, errHangs) {
 				break
@@ -199,7 +202,11 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 		missing, surplus := pairJumps(f, want, have)
 		if len(surplus) > 0 && lines == nil {
-			if lines, err = t.jumpLines(b.programs.list(ctx, f, b.choice.Variant, postrouting)); err != nil {
+			shown, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
+			if err != nil {
+				return nil, err
+			}
+			if lines, err = t.jumpLines(shown); err != nil {
 				return nil, err
 			}
 		}

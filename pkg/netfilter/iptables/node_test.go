@@ -196,7 +196,11 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 		if err != nil {
 			n.Fatal(err)
 		}
-		jumps, err := t.jumpLines(n.programs.list(n.Context(), f, n.choice.Variant, postrouting))
+		shown, err := n.programs.list(n.Context(), f, n.choice.Variant, postrouting)
+		if err != nil {
+			n.Fatal(err)
+		}
+		jumps, err := t.jumpLines(shown)
 		if err != nil {
 			n.Fatal(err)
 		}
