@@ -32,13 +32,14 @@ func (r *routes) IsLocal(a netip.Addr) bool {
 	family := nfnetlink.FamilyOf(a)
 	set := r.local[family]
 	if set == nil {
-		prefixes, err := r.socket.Local(family)
+		var prefixes []netip.Prefix
+		prefixes, r.err = r.socket.Local(family)
 		var b netipx.IPSetBuilder
 		for _, p := range prefixes {
 			b.AddPrefix(p)
 		}
-		if set, r.err = b.IPSet(); err != nil {
-			r.err = err
+		if r.err == nil {
+			set, r.err = b.IPSet()
 		}
 		r.local[family] = set
 	}
@@ -75,6 +76,6 @@ func (r *routes) name(index uint32) string {
 		return ""
 	}
 	var link nfnetlink.Link
-	link, r.err = r.socket.Link(index, "")
+	link, r.err = r.socket.Link(index)
 	return link.Name
 }

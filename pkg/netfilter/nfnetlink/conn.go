@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -85,7 +86,10 @@ func openSocket(purpose string, protocol, flags int, setUp func(fd int) error) (
 	if err != nil {
 		return -1, fmt.Errorf("%s: %w", purpose, err)
 	}
-	if err = errors.Join(setUp(fd), unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})); err != nil {
+	if err = setUp(fd); err == nil {
+		err = unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	}
+	if err != nil {
 		return -1, errors.Join(fmt.Errorf("%s: %w", purpose, err), unix.Close(fd))
 	}
 	return fd, nil
@@ -376,7 +380,20 @@ func (e *Error) Unwrap() error { return e.Errno }
 
 // Unsupported reports whether an error is that of a kernel without nf_tables or the family.
 func Unsupported(err error) bool {
-	return err != nil && ignore(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL) == nil
+	return isOneOf(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL)
+}
+
+// ignore returns nil for an error that is one of the numbers.
+func ignore(err error, numbers ...unix.Errno) error {
+	if isOneOf(err, numbers...) {
+		return nil
+	}
+	return err
+}
+
+// isOneOf reports whether an error is one of the numbers.
+func isOneOf(err error, numbers ...unix.Errno) bool {
+	return slices.ContainsFunc(numbers, func(n unix.Errno) bool { return errors.Is(err, n) })
 }
 
 // decodeError decodes a message NLMSG_ERROR or NLMSG_DONE: an *Error, or nil if it acknowledges.

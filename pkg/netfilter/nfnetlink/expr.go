@@ -265,40 +265,39 @@ func (k *kind) decode(data []byte) (Expr, bool) {
 	for i := range v.NumField() {
 		fields.field(k.attrs[i], v.Field(i))
 	}
-	ok := !t.bad && t.unread == 0 && !fields.bad
-	switch e := v.Interface().(type) {
+	e, ok := v.Interface(), !t.bad && t.unread == 0 && !fields.bad
+	switch typed := e.(type) {
 	case Verdict:
-		return e, ok && (e.Chain != "" || e.Code != Jump && e.Code != Goto)
+		ok = ok && (typed.Chain != "" || typed.Code != Jump && typed.Code != Goto)
 	case CT:
-		return e, ok && !t.has(unix.NFTA_CT_DIRECTION) // 0 is a direction
+		ok = ok && !t.has(unix.NFTA_CT_DIRECTION) // 0 is a direction
 	case Lookup:
-		return e, ok && !t.has(unix.NFTA_LOOKUP_DREG) // of a map; 0 is the register of a verdict
+		ok = ok && !t.has(unix.NFTA_LOOKUP_DREG) // of a map; 0 is the register of a verdict
 	case NAT:
-		if e.AddrMin != 0 {
-			e.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+		if typed.AddrMin != 0 {
+			typed.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+			e = typed
 		}
-		return e, ok
-	default:
-		return e, ok
 	}
+	return e, ok
 }
 
 // field reads a field.
 func (t *attrTable) field(attr uint16, v reflect.Value) {
 	typ := attr &^ (optional | plain)
-	switch kind := v.Kind(); {
+	switch k := v.Kind(); {
 	case attr&optional != 0 && !t.has(typ):
-	case kind == reflect.Uint32:
+	case k == reflect.Uint32:
 		v.SetUint(uint64(t.u32(typ)))
-	case kind == reflect.Int32:
+	case k == reflect.Int32:
 		v.SetInt(int64(int32(t.u32(typ))))
-	case kind == reflect.Uint64:
+	case k == reflect.Uint64:
 		v.SetUint(t.u64(typ))
-	case kind == reflect.Bool:
+	case k == reflect.Bool:
 		n := t.u32(typ)
 		v.SetBool(n == 1)
 		t.bad = t.bad || n > 1
-	case kind == reflect.String:
+	case k == reflect.String:
 		v.SetString(t.str(typ))
 	default:
 		data := t.get(typ)
@@ -332,17 +331,21 @@ func (w *attrWriter) expr(e Expr) {
 // field writes a field.
 func (w *attrWriter) field(attr uint16, v reflect.Value) {
 	typ := attr &^ (optional | plain)
-	switch kind := v.Kind(); {
+	switch k := v.Kind(); {
 	case attr&optional != 0 && v.IsZero():
-	case kind == reflect.Uint32:
+	case k == reflect.Uint32:
 		w.u32(typ, uint32(v.Uint()))
-	case kind == reflect.Int32:
+	case k == reflect.Int32:
 		w.u32(typ, uint32(v.Int()))
-	case kind == reflect.Uint64:
+	case k == reflect.Uint64:
 		w.u64(typ, v.Uint())
-	case kind == reflect.Bool:
-		w.u32(typ, map[bool]uint32{true: 1}[v.Bool()])
-	case kind == reflect.String:
+	case k == reflect.Bool:
+		var n uint32
+		if v.Bool() {
+			n = 1
+		}
+		w.u32(typ, n)
+	case k == reflect.String:
 		w.str(typ, v.String())
 	case attr&plain != 0:
 		w.bytes(typ, v.Bytes())

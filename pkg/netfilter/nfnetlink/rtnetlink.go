@@ -28,14 +28,6 @@ func (c *Conn) Local(f Family) (local []netip.Prefix, err error) {
 	return local, ignore(err, unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
 }
 
-// ignore returns nil for an error that is one of the numbers.
-func ignore(err error, numbers ...unix.Errno) error {
-	if slices.ContainsFunc(numbers, func(n unix.Errno) bool { return errors.Is(err, n) }) {
-		return nil
-	}
-	return err
-}
-
 // Output returns the index of the interface to dst, 0 if there is no route, for packets from src that come in
 // through an interface; if that is 0, for the node's own.
 func (c *Conn) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
@@ -93,7 +85,8 @@ type Link struct {
 // listing that changes interrupt is repeated, until two are equal, or ten times: the kernel lists
 // each interface by itself.
 func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
-	const flagsAt, scopeAt, indexAt, attempts = 2, 3, 4, 10 // in struct ifaddrmsg
+	const flagsAt, scopeAt, indexAt = 2, 3, 4 // in struct ifaddrmsg
+	const attempts = 10
 	all := request{op: operation{verb: "list addresses"}, typ: unix.RTM_GETADDR, flags: unix.NLM_F_DUMP,
 		header: append([]byte{uint8(f)}, make([]byte, unix.SizeofIfAddrmsg-1)...)}
 	all.handle = func(header, attrs []byte) error {
@@ -126,21 +119,27 @@ func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 	}
 }
 
-// Link returns the interface with the index or, if that is 0, the name; the zero Link if none has.
-func (c *Conn) Link(index uint32, name string) (l Link, err error) {
+// Link returns the interface with the index, the zero Link if there is none.
+func (c *Conn) Link(index uint32) (Link, error) {
+	return c.link(fmt.Sprintf("read interface %d", index), unix.IfInfomsg{Index: int32(index)}, "")
+}
+
+// LinkNamed returns the interface with the name, the zero Link if there is none.
+func (c *Conn) LinkNamed(name string) (Link, error) {
+	return c.link("read interface "+name, unix.IfInfomsg{}, name)
+}
+
+// link returns the interface with the index in the header or, unless it is empty, the name.
+func (c *Conn) link(verb string, get unix.IfInfomsg, name string) (l Link, err error) {
 	const withoutStatistics = 8 // RTEXT_FILTER_SKIP_STATS
-	what, get := fmt.Sprint("read interface ", name), unix.IfInfomsg{Index: int32(index)}
-	if name == "" {
-		what += fmt.Sprint(index)
-	}
-	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, what, 0, get, func(w *attrWriter) {
+	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, verb, 0, get, func(w *attrWriter) {
 		w.bytes(unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, withoutStatistics))
 		if name != "" {
 			w.str(unix.IFLA_IFNAME, name)
 		}
 	}, func(m unix.IfInfomsg, t *attrTable) {
-		kind := untilNUL(nested(t.get(unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
-		l = Link{uint32(m.Index), t.str(unix.IFLA_IFNAME), m.Flags, string(kind)}
+		driver := untilNUL(nested(t.get(unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
+		l = Link{uint32(m.Index), t.str(unix.IFLA_IFNAME), m.Flags, string(driver)}
 	}))
 	return l, ignore(err, unix.ENODEV)
 }
@@ -156,7 +155,7 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
 	c := Routes()
 	defer func() { _ = c.Close() }()
-	ignored, _ := c.Link(0, except) // without its index nothing is ignored
+	ignored, _ := c.LinkNamed(except) // without its index nothing is ignored
 	changed()
 	in := make([]byte, datagramSize)
 	for {
@@ -173,7 +172,7 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 				binary.NativeEndian.Uint32(it.payload[indexAt:]) != ignored.Index
 		}
 		if links {
-			ignored, _ = c.Link(0, except)
+			ignored, _ = c.LinkNamed(except)
 		}
 		if relevant || it.malformed {
 			changed()
