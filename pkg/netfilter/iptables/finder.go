@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// finder looks for programs that only root can write: they run with all privileges of a runtime.
+type finder struct {
+	path    string // as $PATH
+	trusted func(uid uint32) bool
+}
+
+func newFinder(path string) finder {
+	return finder{path: path, trusted: func(uid uint32) bool { return trustedOwner(uid, os.Geteuid(), "/proc/self/uid_map") }}
+}
+
+// find returns the absolute path of the first of the names that exists anywhere in PATH.
+func (f finder) find(names ...string) (string, error) {
+	var skipped []string
+	for _, name := range names {
+		for _, dir := range filepath.SplitList(f.path) {
+			path := filepath.Join(dir, name)
+			switch err := f.check(path); {
+			case err == nil:
+				return path, nil
+			case !errors.Is(err, fs.ErrNotExist):
+				skipped = append(skipped, "; passed over "+err.Error())
+			}
+		}
+	}
+	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in -iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
+		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(skipped, ""))
+}
+
+// check returns why a program is not run.
+func (f finder) check(path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%s (not absolute)", path)
+	}
+	info, err := f.resolve(path)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+		return fmt.Errorf("%s (not an executable file)", path)
+	case writableByOthers(info):
+		return fmt.Errorf("%s (writable by others)", path)
+	}
+	return nil
+}
+
+// resolve returns the file that an absolute path leads to after all symbolic links. It fails if
+// another user owns the file, or a directory or link on the way, or can write such a directory. A
+// sticky one is safe where it holds directories only: only the owner of an entry can replace it.
+func (f finder) resolve(path string) (fs.FileInfo, error) {
+	const maxLinks = 40 // as in the kernel, path_resolution(7)
+	at, links := "/", 0 // at has no links in it
+	info, err := f.lstat(at)
+	for rest := strings.Split(path, "/"); err == nil && len(rest) > 0; {
+		if writableByOthers(info) && (len(rest) == 1 || info.Mode()&fs.ModeSticky == 0) {
+			return nil, fmt.Errorf("%s (writable by others)", at)
+		}
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		if info, err = f.lstat(next); err != nil || info.Mode().Type() != fs.ModeSymlink {
+			at = next
+			continue
+		}
+		target, failed := os.Readlink(next)
+		if failed != nil {
+			return nil, failed
+		}
+		if links++; links > maxLinks {
+			return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = append(strings.Split(target, "/"), rest...)
+		info, err = f.lstat(at)
+	}
+	return info, err
+}
+
+// lstat fails for a file that a user who is not trusted owns.
+func (f finder) lstat(path string) (fs.FileInfo, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !f.trusted(st.Uid) {
+		return nil, fmt.Errorf("%s (not owned by root)", path)
+	}
+	return info, nil
+}
+
+func writableByOthers(info fs.FileInfo) bool { return info.Mode().Perm()&0o022 != 0 }
+
+// trustedOwner reports whether the files of a user may be run: those of root and of this process.
+// In a user namespace other than the initial one the host's root appears as the overflow user, as
+// do all users that are not mapped. There that user is taken for root: such a process has no
+// privilege on the host that another user could gain.
+func trustedOwner(uid uint32, euid int, uidMap string) bool {
+	const overflow = 65534
+	if uid == 0 || int64(uid) == int64(euid) {
+		return true
+	}
+	m, err := os.ReadFile(uidMap)
+	initial := strings.Join(strings.Fields(string(m)), " ") == "0 0 4294967295" // it maps every user to itself
+	return uid == overflow && err == nil && !initial
+}
