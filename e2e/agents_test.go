@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -191,6 +193,40 @@ func TestThirdPartyChain(t *testing.T) {
 				}
 			}
 			n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "OURS"})).noWarnings(t)
+		})
+	}
+}
+
+// TestListingMatchesAgent compares `iptables -t nat -L IP-MASQ-AGENT` with the listing in the Kubernetes documentation
+// (Administer a Cluster, "IP Masquerade Agent User Guide"): targets, sources and destinations, in order.
+func TestListingMatchesAgent(t *testing.T) {
+	t.Parallel()
+	// With the files of the machine, iptables prints names from /etc/networks ("link-local") or waits for DNS.
+	const list = `mount -t tmpfs tmpfs /etc && printf 'hosts: files\nnetworks: files\n' >/etc/nsswitch.conf && exec "$0" -t nat -L IP-MASQ-AGENT`
+	for _, f := range backends()[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNode(t, f)
+			for _, c := range []struct {
+				keys object
+				want []string
+			}{
+				{object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, []string{"RETURN anywhere 169.254.0.0/16", "RETURN anywhere 10.0.0.0/8"}},
+				{object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqLinkLocal": true}, []string{"RETURN anywhere 10.0.0.0/8"}},
+			} {
+				n.conflist(t, "podnet", c.keys)
+				n.pod(t, "podnet")
+				listing := n.tool(t, "unshare", "--mount", "sh", "-c", list, filepath.Join(n.dir, "bin", "iptables"))
+				heading, rules, _ := strings.Cut(listing, "\n")
+				got := []string{heading}
+				for line := range strings.Lines(rules) {
+					columns := strings.Fields(line) // target prot opt source destination
+					got = append(got, columns[0]+" "+columns[3]+" "+columns[4])
+				}
+				want := slices.Concat([]string{"Chain IP-MASQ-AGENT (1 references)", "target source destination"}, c.want, []string{"MASQUERADE anywhere anywhere"})
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%v (-want +got):\n%s\n%s", c.keys, diff, listing)
+				}
+			}
 		})
 	}
 }

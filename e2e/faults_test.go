@@ -61,13 +61,17 @@ func TestDiskFull(t *testing.T) {
 			if warned := strings.Contains(a.stderr, "cannot record the pod: no space left on device in "+n.dataDir+"; free space or inodes"); warned != (free == 0) {
 				t.Errorf("%d pages free: %s", free, a.stderr)
 			}
+			if free == 0 {
+				same := n.conf(t, "podnet", object{"masqLinkLocal": false}) // another document, and the same rules
+				n.invoke(t, invocation{verb: "ADD", conf: same}).want(t, 0, "the rules are right, but the state cannot be written", "no space left on device")
+			}
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 			a = n.invoke(t, invocation{verb: "ADD", conf: second})
 			if a.code == 0 {
 				n.invoke(t, invocation{verb: "CHECK", conf: second}).want(t, 0)
 			} else {
 				failures++
-				a.want(t, 100, "no space left on device")
+				a.want(t, 100, "the rules need a change and the state cannot be written", "no space left on device")
 				wantSame(t, fmt.Sprintf("rules with %d pages free", free), n.ruleset(t), rules)
 				wantSame(t, fmt.Sprintf("documents with %d pages free", free), n.documentStamps(t), documents)
 				n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)

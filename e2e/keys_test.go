@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"testing"
 )
@@ -24,7 +25,9 @@ type (
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	var cases []keyCase
-	must(t, json.Unmarshal(readFile(t, "testdata/keys.json"), &cases))
+	file := json.NewDecoder(bytes.NewReader(readFile(t, "testdata/keys.json")))
+	file.DisallowUnknownFields()
+	must(t, file.Decode(&cases))
 	for _, f := range backends() {
 		t.Run(f.name, func(t *testing.T) {
 			for _, c := range cases {
