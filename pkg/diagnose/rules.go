@@ -23,8 +23,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// masqTable is the owned table of nftables. Packets that enforceExempt's base chain binds meet no rule of a later priority.
-const masqTable, enforcePriority = "ip-masq", 99
+// masqTable is the table of nftables that has the masquerade chains.
+const masqTable = "ip-masq"
+
+// enforcePriority is that of enforceExempt's base chain. The packets that it binds meet no rule of a later one.
+const enforcePriority = 99
 
 // masqChainOf returns the masquerade chain that the chain is, if it is one at all.
 func masqChainOf(p thirdparty.Place) (string, bool) {
@@ -234,18 +237,27 @@ func masqueradeSources(e *examination, f *Finding) {
 }
 
 func connectedOutputs(e *examination, f *Finding) {
-	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	e.noteAs("list the addresses", err)
+	var shared []netip.Addr // not of one interface
 	for _, p := range e.Rules.Policies() {
 		for _, o := range p.Outputs {
-			for _, a := range addresses {
-				ip := net.IP(o.Address.AsSlice())
-				if o.Interface != "" || a.IP.Equal(ip) || !a.Contains(ip) {
-					continue
-				}
-				if link, err := net.InterfaceByIndex(a.LinkIndex); err == nil {
-					f.add("%s is in %s, the subnet of %s", o.Address, a.IPNet, link.Name)
-				}
+			if o.Interface == "" {
+				shared = append(shared, o.Address)
+			}
+		}
+	}
+	if len(shared) == 0 {
+		return
+	}
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	e.noteAs("list the addresses", err)
+	for _, output := range shared {
+		ip := net.IP(output.AsSlice())
+		for _, a := range addresses {
+			if a.IP.Equal(ip) || !a.Contains(ip) {
+				continue
+			}
+			if link, err := net.InterfaceByIndex(a.LinkIndex); err == nil {
+				f.add("%s is in %s, the subnet of %s", output, a.IPNet, link.Name)
 			}
 		}
 	}
