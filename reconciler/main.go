@@ -37,8 +37,13 @@ var version = unstamped
 
 const unstamped = "unknown"
 
-// The exit codes. The last one also tells that the node is not ready.
-const exitOK, exitError, exitUsage, exitDrift = 0, 1, 2, 3
+// Exit codes.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+	exitDrift = 3 // or the node is not ready
+)
 
 // errDrift ends a command that has printed drift, or why the node is not ready.
 var errDrift = errors.New("drift found")

@@ -139,9 +139,13 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	})
 }
 
-// Agent files have names that begin with filePrefix. configMapData is the link in a mounted ConfigMap to the version of
-// the files, which the kubelet replaces.
-const filePrefix, configMapData = "ip-masq", "..data"
+const (
+	// filePrefix is the start of the names of the agent files.
+	filePrefix = "ip-masq"
+	// configMapData is the link in a mounted ConfigMap to the directory with the current
+	// version of the files. The kubelet replaces all files by replacing it.
+	configMapData = "..data"
+)
 
 // file is one of the agent files, or why it cannot be read.
 type file struct {

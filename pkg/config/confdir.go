@@ -25,7 +25,10 @@ import (
 // DefaultCNIConfDir is the configuration directory of most runtimes.
 const DefaultCNIConfDir = "/etc/cni/net.d"
 
-const listExtension, maxConfSize = ".conflist", 1 << 20 // bytes
+const (
+	listExtension = ".conflist"
+	maxConfSize   = 1 << 20 // bytes
+)
 
 // ConfDir is the content of the CNI configuration directory.
 type ConfDir struct {

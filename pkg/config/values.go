@@ -267,7 +267,8 @@ func directory(to *string, example string) Value { return text(to, example, path
 
 // dataDirectory reads the path of a dataDir, which a rule's comment has to hold: xt_comment takes 255 bytes.
 func dataDirectory(to *string) Value {
-	const most, marks, letters = 200, "/._-+@", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	const most = 200
+	const marks, letters = "/._-+@", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	return text(to, DefaultDataDir, func(s string) (string, error) {
 		clean, err := pathLike(DefaultDataDir)(s)
 		switch special := strings.TrimLeft(clean, marks+letters); {

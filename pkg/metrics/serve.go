@@ -16,8 +16,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// shutdownTimeout is for requests that run when ctx ends.
-const bindRetry, shutdownTimeout = time.Second, 3 * time.Second
+const (
+	bindRetry       = time.Second
+	shutdownTimeout = 3 * time.Second // for requests that run when ctx ends
+)
 
 // Serve serves h at the TCP address of a setting, "" for none, until ctx ends and running requests are finished. An
 // address that cannot be bound is retried; the reason is logged once, and is in the Status until it can.
