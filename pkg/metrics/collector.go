@@ -91,15 +91,15 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	if m.plugin != "" {
 		e.gauge("plugin_info", "Information about the version of the installed CNI plugin; the value is always 1.", "version")(1, label(m.plugin))
 	}
-	collect(m.connections.sums, e.counter("connections_total",
+	collect(m.connections.sums, 3, e.counter("connections_total",
 		"Number of connections that the rules of the chain decided about, as the kernel counted their first packets.",
 		"chain", "family", "action"))
-	collect(m.guards.sums, e.counter("guard_packets_total", "Number of packets of pods that should have been masqueraded and were not, "+
+	collect(m.guards.sums, 3, e.counter("guard_packets_total", "Number of packets of pods that should have been masqueraded and were not, "+
 		"by what the guard did with them (count, drop).", "chain", "family", "action"))
 	if m.lastWithRules != nil {
 		m.guardKeys(e, m.lastWithRules.Rules)
 	}
-	collect(m.resets.sums, e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+
+	collect(m.resets.sums, 2, e.counter("connections_reset_total", "Number of connections that were reset because the policy changed their verdict, "+
 		"or because they should have been masqueraded and were not.", "chain", "family"))
 	e.counter("connection_reset_failures_total", "Number of times that connections could not be reset; "+
 		"it is tried again.")(float64(m.resetFailures))
@@ -139,7 +139,7 @@ func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
 	gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
 		"one of these keys; doctor names the reason.", "chain", "family")
 	for s, is := range inactive {
-		gauge(boolToFloat(!is), s.labels()...)
+		gauge(boolToFloat(!is), s.chain, string(s.family))
 	}
 }
 
@@ -230,9 +230,9 @@ func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 			conflicts[series{chain: taken.admit(label(conflict.Chain))}]++
 		}
 	}
-	collect(conflicts, e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain"))
-	collect(prefixes, e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action"))
-	collect(exemptPods, e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
+	collect(conflicts, 1, e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain"))
+	collect(prefixes, 3, e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action"))
+	collect(exemptPods, 1, e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
 		"nonMasqueradeNamespaces.", "chain"))
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
 	backends := map[netfilter.Choice]bool{}
@@ -297,20 +297,17 @@ func (n names) admit(name string) string {
 	return name
 }
 
+// series are the labels of a number. A metric may have only the first of them.
 type series struct {
 	chain  string
 	family policy.Family
 	action string
 }
 
-func (s series) labels() []string {
-	empty := func(label string) bool { return label == "" }
-	return slices.DeleteFunc([]string{s.chain, string(s.family), s.action}, empty)
-}
-
-func collect[N int | uint64](numbers map[series]N, to sample) {
+// collect exports numbers with the first so many of chain, family and action as their labels.
+func collect[N int | uint64](numbers map[series]N, labels int, to sample) {
 	for s, n := range numbers {
-		to(float64(n), s.labels()...)
+		to(float64(n), []string{s.chain, string(s.family), s.action}[:labels]...)
 	}
 }
 
