@@ -81,7 +81,11 @@ func (e Editor) Find() (Network, error) {
 			err = fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
-	return n, cmp.Or(err, cmp.Or(n.own.main, &n).Conflist.PositionErr())
+	list := n.Conflist
+	if n.own.main != nil { // which ip-masq's own conflist is a copy of
+		list = n.own.main.Conflist
+	}
+	return n, cmp.Or(err, list.PositionErr())
 }
 
 func (e Editor) insert(ctx context.Context) (Change, error) {
@@ -213,7 +217,7 @@ func (e Editor) Remove() ([]Change, error) {
 			}
 			errs = append(errs, err)
 		}
-		if err = errors.Join(errs...); err == nil && readErr == nil { // remove temporary files of killed processes
+		if err = errors.Join(errs...); err == nil && readErr == nil { // locking the directory removes the temporary files of killed processes
 			err = inDir(context.Background(), e.Dir+"/.", func(*safefile.Dir, string) error { return nil })
 		}
 	}
@@ -371,11 +375,6 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 	c.RecordErr = cmp.Or(e.recordOwn(ctx, &own), c.RecordErr)
 	c.Removed, err = e.removeOwn(ctx, n)
 	return c, err
-}
-
-func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
-	const op = "record ip-masq's own conflist"
-	return e.record(ctx, e.OwnRecordPath, op, func() (any, bool) { return own, true })
 }
 
 func (e Editor) stale() error {

@@ -3,17 +3,12 @@
 package conflist
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +19,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 const (
@@ -360,96 +354,6 @@ func (n Network) entryText() []byte {
 		return nil
 	}
 	return n.Conflist.Plugins[n.Conflist.Entries[0].Index]
-}
-
-// valuesOf returns the values of the keys of an entry in a form without order and space.
-func valuesOf(entry []byte) map[string]string {
-	members, values := map[string]any{}, map[string]string{}
-	d := json.NewDecoder(bytes.NewReader(entry))
-	d.UseNumber()
-	if d.Decode(&members) != nil {
-		return values // no valid entry
-	}
-	for key, value := range members {
-		text, _ := json.Marshal(value) // Decode made it
-		values[key] = string(text)
-	}
-	return values
-}
-
-func differences(a, b []byte) []string { return config.Differences(valuesOf(a), valuesOf(b)) }
-
-func digestOf(entry []byte) string {
-	text, _ := json.Marshal(valuesOf(entry)) // sorts the keys
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
-}
-
-// inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of
-// an earlier version, is ip-masq's if the backup is the file without it.
-func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
-	if n.own.main != nil {
-		return true // what others change there is undone
-	}
-	if digests, known := record.Digests[n.Path]; known {
-		return slices.Contains(digests, digestOf(n.entryText()))
-	}
-	if n.Generated || e.Backups == nil {
-		return n.Generated
-	}
-	dir, errDir := e.Backups()
-	without, err := setEntry(n.Path, n.Conflist.Doc, nil, false)
-	return cmp.Or(errDir, err) == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
-}
-
-// recordEntries records these entries as ip-masq's in a file. It forgets files that are gone.
-func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byte) error {
-	return e.record(ctx, e.RecordPath, "record the plugin entry", func() (any, bool) {
-		r, _ := config.ReadConflistRecord(e.RecordPath) // a damaged one is written again
-		before, _ := json.Marshal(r)
-		if r.Digests == nil {
-			r.Digests = map[string][]string{}
-		}
-		r.Digests[path] = nil
-		for _, entry := range entries {
-			r.Digests[path] = append(r.Digests[path], digestOf(entry))
-		}
-		if e.FromFile {
-			r.Entry = bytes.TrimSpace(entries[len(entries)-1])
-		}
-		maps.DeleteFunc(r.Digests, func(path string, _ []string) bool { return safefile.IsMissing(path) })
-		now, _ := json.Marshal(r)
-		return r, !bytes.Equal(before, now)
-	})
-}
-
-// record writes the value that a function returns into a file of the dataDir, as JSON, if it says that it has changed.
-func (e Editor) record(ctx context.Context, path, op string, value func() (v any, changed bool)) error {
-	if path == "" {
-		return nil
-	}
-	_, err := e.Backups() // creates the dataDir
-	if err == nil {
-		err = inDir(ctx, path, func(d *safefile.Dir, name string) error {
-			v, changed := value()
-			text, err := json.Marshal(v)
-			switch {
-			case err != nil || !changed:
-				return err
-			case string(text) == "null":
-				return errors.Join(d.Remove(name), d.Sync())
-			}
-			temp, err := d.Stage(append(text, '\n'), nil)
-			if err != nil {
-				return err
-			}
-			return errors.Join(d.Rename(temp, name), d.Sync())
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	return nil
 }
 
 // follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's and the

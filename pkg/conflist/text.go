@@ -67,7 +67,7 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	}
 	var plugins []span
 	for _, plugin := range list.Plugins {
-		from := cap(doc) - cap(plugin) // a part of doc has its capacity from there
+		from := offsetIn(doc, plugin)
 		plugins = append(plugins, span{from, from + len(plugin)})
 	}
 	var now []byte
@@ -98,6 +98,10 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	}
 	return now, nil
 }
+
+// offsetIn returns where in doc a part of it begins. Both slices reach to the end of the same array, so their capacities
+// differ by what is before the part. A search would find an equal text in another place, too.
+func offsetIn(doc, part []byte) int { return cap(doc) - cap(part) }
 
 // verify returns an error unless a new text of a list has the same other plugins, and so many plugin entries.
 func verify(before config.Conflist, now []byte, entries int) error {

@@ -137,12 +137,13 @@ func (u Uninstall) removeEntries(done *Uninstalled) error {
 	for _, dir := range u.Conf {
 		e.Keep = append(e.Keep, conflist.MultusFiles(dir)...)
 	}
-	for _, e.Dir = range u.Conf {
+	for _, dir := range u.Conf {
+		e.Dir = dir
 		changes, err := e.Remove()
 		done.Conflists = append(done.Conflists, changes...)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove the plugin entry from the conflists in %s: %w; the plugin, rules and state stay until then",
-				policy.Printable(e.Dir), err))
+				policy.Printable(dir), err))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
+)
+
+// valuesOf returns the values of the keys of an entry in a form without order and space.
+func valuesOf(entry []byte) map[string]string {
+	members, values := map[string]any{}, map[string]string{}
+	d := json.NewDecoder(bytes.NewReader(entry))
+	d.UseNumber()
+	if d.Decode(&members) != nil {
+		return values // no valid entry
+	}
+	for key, value := range members {
+		text, _ := json.Marshal(value) // Decode made it
+		values[key] = string(text)
+	}
+	return values
+}
+
+// differences returns the keys in which two entries differ.
+func differences(a, b []byte) []string { return config.Differences(valuesOf(a), valuesOf(b)) }
+
+// digestOf returns the digest of the values of an entry.
+func digestOf(entry []byte) string {
+	text, _ := json.Marshal(valuesOf(entry)) // sorts the keys
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of
+// an earlier version, is ip-masq's if the backup is the file without it.
+func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
+	if n.own.main != nil {
+		return true // what others change there is undone
+	}
+	if digests, known := record.Digests[n.Path]; known {
+		return slices.Contains(digests, digestOf(n.entryText()))
+	}
+	if n.Generated || e.Backups == nil {
+		return n.Generated
+	}
+	dir, errDir := e.Backups()
+	without, err := setEntry(n.Path, n.Conflist.Doc, nil, false)
+	return cmp.Or(errDir, err) == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
+}
+
+// recordEntries records these entries as ip-masq's in a file, if that changes anything. It forgets files that are gone.
+func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byte) error {
+	return e.record(ctx, "record the plugin entry", e.RecordPath, func(d *safefile.Dir, name string) error {
+		r, _ := config.ReadConflistRecord(e.RecordPath) // a damaged one is written again
+		before, _ := json.Marshal(r)
+		if r.Digests == nil {
+			r.Digests = map[string][]string{}
+		}
+		r.Digests[path] = nil
+		for _, entry := range entries {
+			r.Digests[path] = append(r.Digests[path], digestOf(entry))
+		}
+		if e.FromFile {
+			r.Entry = bytes.TrimSpace(entries[len(entries)-1])
+		}
+		maps.DeleteFunc(r.Digests, func(path string, _ []string) bool { return safefile.IsMissing(path) })
+		now, err := json.Marshal(r)
+		if err != nil || bytes.Equal(before, now) {
+			return err
+		}
+		return writeRecord(d, name, now)
+	})
+}
+
+// recordOwn records ip-masq's own conflist, or with nil that there is none.
+func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
+	return e.record(ctx, "record ip-masq's own conflist", e.OwnRecordPath, func(d *safefile.Dir, name string) error {
+		if own == nil {
+			return errors.Join(d.Remove(name), d.Sync())
+		}
+		text, err := json.Marshal(own)
+		if err != nil {
+			return err
+		}
+		return writeRecord(d, name, text)
+	})
+}
+
+// record calls change with the locked dataDir, which it creates, and the name of a file there; path is "" for none.
+func (e Editor) record(ctx context.Context, op, path string, change func(d *safefile.Dir, name string) error) error {
+	if path == "" {
+		return nil
+	}
+	_, err := e.Backups() // creates the dataDir
+	if err == nil {
+		err = inDir(ctx, path, change)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return nil
+}
+
+func writeRecord(d *safefile.Dir, name string, text []byte) error {
+	temp, err := d.Stage(append(text, '\n'), nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Rename(temp, name), d.Sync())
+}
