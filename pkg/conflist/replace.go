@@ -46,8 +46,9 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged; a killed process leaves a whole file. The
-// file gets mode and owner of the model. Refused says that a simultaneous write of another program can be lost.
+// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves the file
+// whole, old or new; the next use of the directory removes its temporary file. The file gets the mode and owner of the
+// model. If the file system cannot exchange files, refused says so: a simultaneous write of another program can be lost.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to // a symlink stays one

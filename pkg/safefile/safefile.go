@@ -173,8 +173,9 @@ func (d *Dir) removeTemps() error {
 	return errors.Join(errs...)
 }
 
-// Stage writes and syncs a temporary file, and returns its name. Its mode is 0600, or adjust sets mode and owner. A
-// runtime that watches the directory looks again at each write, so the data is written at once, after adjust.
+// Stage writes and syncs a temporary file, and returns its name. It has mode 0600 and this process's
+// user, or adjust, which may be nil, sets both. A runtime that watches the directory looks again at each write, so the
+// data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	const mode = 0o600
 	name := TempName(TempPrefix)

@@ -75,6 +75,7 @@ func matching(stated Dirs) []candidate {
 
 // Locate finds the directories that are not stated, below a root directory: those whose network names plugins that are
 // there; else, on a node without a main CNI plugin yet, those that exist. ErrUnknownDirs reports none, or several.
+// A stated plugin directory must exist; one that is not stated counts only if CheckDir accepts it.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
@@ -102,7 +103,8 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 }
 
 // CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file in it, as
-// in /home/kubernetes if that is a home: the programs in it run as root.
+// in /home/kubernetes if that is a home: the programs in it run as root. A stated directory needs no check: the runtime
+// runs the programs in it anyway.
 func CheckDir(root, dir string) error {
 	top, err := os.Stat(root)
 	if err != nil {
