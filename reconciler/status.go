@@ -15,10 +15,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -475,58 +473,4 @@ func (s *nodeStatus) writeProblems(w *screen) {
 		}
 		w.row("", "Remedy: "+f.Remedy)
 	}
-}
-
-func terminalWidth(f *os.File) int {
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0
-	}
-	return int(size.Col)
-}
-
-// wrapped breaks the lines of a text at spaces, so that they fit into the width. Longer words stay whole. Of the cells of
-// a row, which two spaces separate, the last one is broken. Continuation lines are indented at least by hanging.
-func wrapped(text string, width, hanging int) string {
-	const least = 40 // a narrower terminal breaks the lines itself, and 0 is no terminal
-	if width < least {
-		return text
-	}
-	var b strings.Builder
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		indent := indentOf(line, hanging)
-		if indent > width/2 {
-			indent = hanging
-		}
-		column, row := 0, ""
-		for i, word := range strings.Split(line, " ") {
-			n := utf8.RuneCountInString(word)
-			switch {
-			case i == 0:
-				column = n
-			case word != "" && column > indent && column+1+n > width:
-				b.WriteString(strings.TrimRight(row, " ") + "\n")
-				row, column = strings.Repeat(" ", indent), indent+n
-			default:
-				row, column = row+" ", column+1+n
-			}
-			row += word
-		}
-		b.WriteString(row + "\n")
-	}
-	return b.String()
-}
-
-// indentOf returns the column in which the last cell of a line begins, or the text of a line without cells.
-func indentOf(line string, hanging int) int {
-	text := strings.TrimLeft(line, " ")
-	if i := strings.LastIndex(text, "  "); i >= 0 {
-		return utf8.RuneCountInString(line) - utf8.RuneCountInString(text[i+2:])
-	}
-	indent := len(line) - len(text)
-	if strings.HasPrefix(text, "- ") {
-		indent += 2
-	}
-	return max(indent, hanging)
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+)
+
+// faultFindings returns why the node is not ready. status, doctor and check have the same ones.
+func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
+	details, found := map[reconcile.Reason][]string{}, []diagnose.Finding{}
+	for _, p := range problems {
+		details[p.Reason] = append(details[p.Reason], p.Err.Error())
+	}
+	for _, f := range reconcile.Faults() {
+		if d := details[f.Reason]; d != nil {
+			found = append(found, diagnose.Finding{ID: string(f.Reason), Severity: diagnose.SeverityFault, Cause: f.Cause, Details: d, Remedy: f.Remedy})
+		}
+	}
+	return found
+}
+
+// multusErr returns how Multus uses the network of the plugin entry, unless a managed conflist reports it.
+func multusErr(s config.Settings, managed bool) error {
+	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
+	switch {
+	case managed:
+		return nil
+	case err == nil && n.Entries > 0: // a missing entry is another finding
+		return n.Multus.Err(n.Name)
+	case errors.Is(err, conflist.ErrDelegate):
+		return err
+	}
+	return nil
+}
+
+func (a *app) doctor(c *cobra.Command, _ []string) error {
+	node, r, err := a.examine(c.Context())
+	if err != nil {
+		return err
+	}
+	findings := node.findings(c.Context(), r)
+	if a.json() {
+		return a.print(map[string][]diagnose.Finding{"findings": findings})
+	}
+	node.printSettingsOrigin(a)
+	const hanging = 4
+	_, err = io.WriteString(a.out, wrapped(diagnose.Text(findings), terminalWidth(os.Stdout), hanging))
+	return err
+}
+
+// findings returns the findings of status and doctor: the faults, then what Examine finds.
+func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagnose.Finding {
+	rules := r.Rules
+	if r.Incomplete() != nil {
+		rules = nil
+	}
+	s := cmp.Or(n.active.status, &metrics.Status{})
+	running := &diagnose.Running{
+		Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
+	}
+	found := n.entryFindings(ctx)
+	if err := multusErr(n.Settings, s.ConflistManaged); err != nil {
+		found["multus"] = []error{err}
+	}
+	warnings := func(id string) []error {
+		if len(found[id]) > 0 {
+			return found[id]
+		}
+		return r.WarningsOf(id)
+	}
+	_, withoutRecord, err := n.Dir.Pods()
+	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(ctx, diagnose.Host{
+		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: config.ReadOwnConflist(n.Dir.OwnConflistPath()),
+		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
+	})...)
+}
+
+// entryFindings returns the findings of the reconciler by ID or, if it does not answer, those about a managed entry.
+func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
+	found := map[string][]error{}
+	if s := n.active.status; s != nil {
+		found["listen-failed"] = mapped(s.ListenErrs, errors.New)
+		for _, f := range s.ConflistFindings {
+			found[f.ID] = append(found[f.ID], errors.New(f.Message))
+		}
+	} else if n.Settings.Conflist.Managed() {
+		for _, f := range newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx) {
+			found[f.ID] = append(found[f.ID], f.Err)
+		}
+	}
+	return found
+}
