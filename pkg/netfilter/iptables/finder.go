@@ -70,13 +70,16 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 		}
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		if info, err = f.lstat(next); err != nil || info.Mode().Type() != fs.ModeSymlink {
+		if info, err = f.lstat(next); err != nil {
+			return nil, err
+		}
+		if info.Mode().Type() != fs.ModeSymlink {
 			at = next
 			continue
 		}
-		target, failed := os.Readlink(next)
-		if failed != nil {
-			return nil, failed
+		target, err := os.Readlink(next)
+		if err != nil {
+			return nil, err
 		}
 		if links++; links > maxLinks {
 			return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
@@ -85,7 +88,9 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 			at = "/"
 		}
 		rest = append(strings.Split(target, "/"), rest...)
-		info, err = f.lstat(at)
+		if info, err = f.lstat(at); err != nil {
+			return nil, err
+		}
 	}
 	return info, err
 }
