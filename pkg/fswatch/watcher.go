@@ -44,7 +44,7 @@ func newWatcher(retry time.Duration, dirs []string) *Watcher {
 
 // Changed delivers when a directory or a name on the way to it may have changed: names created,
 // removed or renamed, files written, modes or owners changed. Changes that were not received are
-// delivered once.
+// delivered once. It is never closed.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
 // Err returns why changes may go unnoticed at present, such as a lack of inotify watches, or nil.
@@ -132,7 +132,8 @@ func (w *Watcher) forward(set *watchSet) bool {
 	}
 }
 
-// watchSet is the watches on the paths, without symlinks, to all directories.
+// watchSet is the watches on the paths to all directories. Paths are resolved link by link, and a
+// name on the way is looked up after its directory is watched; the paths here contain no symlinks.
 type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
 	ways    map[string]bool   // names on the way, the directories' own last

@@ -136,10 +136,11 @@ func (e *runError) Unwrap() []error {
 	return []error{e.err}
 }
 
-// verdict returns what the failure says about the host, nil if nothing ran. A program that was
-// killed, or failed with resourceProblem, says nothing about it, unless it prints an error that
-// lasts, of the kernel or of the lock file: only the text has the number, in the C locale, as the
-// environment has no other one.
+// verdict returns what the failure says about the host, nil if nothing ran. Some hosts have an
+// iptables that lists rules and cannot write any. A program that was killed, or failed with
+// resourceProblem, says nothing about the host, unless it prints an error that lasts, of the kernel
+// or of the lock file: only the text has the number, in the C locale, as the environment has no
+// other one.
 func (e *runError) verdict() error {
 	switch code := e.exitCode(); {
 	case code < 0, errors.Is(e.err, exec.ErrWaitDelay): // or something that it started has not ended

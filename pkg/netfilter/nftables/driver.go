@@ -31,7 +31,8 @@ func Tables() []string { return []string{tableName, netfilter.GuardTable} }
 // New returns the driver of the backend nftables.
 func New() *Driver { return &Driver{module: "/sys/module/nf_tables"} }
 
-// Close closes the socket. A process that is about to exit need not wait for that.
+// Close closes the socket. Shortly after any commit this takes 8 to 16 ms in the kernel; a process
+// that is about to exit need not call it.
 func (d *Driver) Close() error { return d.conn.Close() }
 
 // Generation returns the ruleset generation of nf_tables, which iptables-nft uses too.
