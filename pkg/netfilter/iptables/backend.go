@@ -202,11 +202,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 		missing, surplus := pairJumps(f, want, have)
 		if len(surplus) > 0 && lines == nil {
-			shown, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
-			if err != nil {
-				return nil, err
-			}
-			if lines, err = t.jumpLines(shown); err != nil {
+			if lines, err = b.listJumps(ctx, f, &t); err != nil {
 				return nil, err
 			}
 		}
@@ -217,6 +213,16 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		err = t.owned
 	}
 	return &tx, err
+}
+
+// listJumps returns the rules of POSTROUTING that lead to the table's chains, by chain, as `iptables
+// -S` prints them.
+func (b *backend) listJumps(ctx context.Context, f policy.Family, t *table) (map[string][]string, error) {
+	lines, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
+	if err != nil {
+		return nil, err
+	}
+	return t.jumpLines(lines)
 }
 
 // pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be deleted.

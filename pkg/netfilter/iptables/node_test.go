@@ -196,11 +196,7 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 		if err != nil {
 			n.Fatal(err)
 		}
-		shown, err := n.programs.list(n.Context(), f, n.choice.Variant, postrouting)
-		if err != nil {
-			n.Fatal(err)
-		}
-		jumps, err := t.jumpLines(shown)
+		jumps, err := n.listJumps(n.Context(), f, &t)
 		if err != nil {
 			n.Fatal(err)
 		}
