@@ -121,7 +121,8 @@ func (w *world) judgeConflist() {
 	}
 	main, is := w.machine.ReadFile(n.file())
 	own, isOwn := w.machine.ReadFile(ownFile)
-	if stray := slices.DeleteFunc(w.machine.Names(confDir), func(name string) bool { return strings.HasSuffix(name, ".conflist") }); len(stray) > 0 {
+	stray := slices.DeleteFunc(w.machine.Names(confDir), func(name string) bool { return strings.HasSuffix(name, ".conflist") })
+	if (is || isOwn) && len(stray) > 0 { // the next write of a conflist removes what a killed process left
 		w.object("files are left beside the conflists: %v", stray)
 	}
 	if isOwn != (is && w.scenario.own) {

@@ -396,7 +396,8 @@ func (w *world) repaired(p *process) {
 	if p.start > w.book.fault && !p.faulty {
 		w.book.unruled = false
 	}
-	if p.start > w.book.tampered && !p.faulty {
+	unrepaired := w.book.guardTampered && w.kernel.noGuards // an ADD of a network without a guard passes
+	if p.start > w.book.tampered && !p.faulty && !unrepaired {
 		w.book.tampered, w.book.guardTampered = 0, false
 	}
 }
