@@ -30,6 +30,7 @@ type book struct {
 	disrupted     int       // seq of the last thing that another program did
 	addressed     int       // seq of the last change of the node's addresses
 	resetsLost    bool      // those that were due may be, after a fault of this boot
+	warned        time.Time // when a verb last said that its walk failed: the next one is 10 s later
 	unfinished    bool      // a walk through the connections may be: then it is repeated
 	fought        time.Time // when another program stopped to fight
 	frozen        time.Time // when processes were frozen last, maybe with the lock held
@@ -309,7 +310,7 @@ func (c *connection) String() string {
 // judgePassed judges the connections of the former pods of an address when an ADD of another one has returned.
 func (w *world) judgePassed(p *process, pod *pod) {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.book.resetsLost || p.warnsOfConnections() { // an ADD before may have lost its reset, and said so
+	if len(combinations) > 1 || w.book.resetsLost || p.warnsOfConnections() || time.Since(w.book.warned) < 10*time.Second { // an ADD before may have lost its reset, and said so
 		return
 	}
 	for _, c := range w.kernel.connections {

@@ -220,6 +220,9 @@ func (w *world) finished() {
 			if p.stderr.Len() > 0 {
 				w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
 			}
+			if p.warnsOfConnections() {
+				w.book.warned = time.Now()
+			}
 			w.book.unfinished = w.book.unfinished || p.Dead || p.warnsOfConnections() || !w.alone(p) // which renews resets
 			p.finish(p)
 		}
