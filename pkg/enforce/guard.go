@@ -257,8 +257,12 @@ func (s *State) guardDiffers() bool {
 }
 
 // guardForbids returns why no rules may be written: a guard that could not be written would drop what they exempt, or
-// bind what they masquerade.
+// bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there.
 func (s *State) guardForbids() error {
+	changes := s.ExemptionChanges() || !samePolicies(s.before, s.after)
+	if g := &s.Guard; g.isUnknown() && len(g.Desired) > 0 && changes {
+		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
+	}
 	now := s.guards()
 	for i := range s.Guard.Observed.Guards {
 		o := &s.Guard.Observed.Guards[i]

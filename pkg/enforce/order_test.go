@@ -4,6 +4,7 @@ package enforce_test
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // These are orders of writes in which packets were once dropped or bound although a policy exempts or masquerades them.
@@ -76,6 +78,26 @@ func TestDroppedNetworkUnderAnUnreadableGuard(t *testing.T) {
 	f.kernel.fail = nil
 	f.mustBeInSync(f.sync(network("other", "B")))
 	f.writes("guards:", "remove A")
+}
+
+// A pod is not made exempt, nor does it cease to be, under a guard that cannot be read: it may drop what the rules exempt
+// then. Rules that are missing are repaired all the same.
+func TestExemptionUnderAnUnreadableGuard(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} })
+	f.mustApply(net)
+	pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod", IfName: "eth0"}, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}
+	must(t, f.enforcer.Dir.Attach(pod))
+	f.enforcer.Attachments = []store.Attachment{pod.Attachment}
+	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
+	f.sync(net)
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(net))
+	f.kernel.Chains[netfiltertest.IPTables] = map[policy.ChainFamily]policy.Chain{}
+	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
+	f.sync(net)
+	f.writes(rulesInNFT)
 }
 
 // The guard of a network that is dropped is not that of another chain, whose former rules may exempt more.
