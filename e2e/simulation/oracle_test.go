@@ -310,7 +310,7 @@ func (c *connection) String() string {
 // judgePassed judges the connections of the former pods of an address when an ADD of another one has returned.
 func (w *world) judgePassed(p *process, pod *pod) {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.book.resetsLost || p.warnsOfConnections() || time.Since(w.book.warned) < 10*time.Second { // an ADD before may have lost its reset, and said so
+	if len(combinations) > 1 || pod.unrecorded || w.book.resetsLost || p.warnsOfConnections() || time.Since(w.book.warned) < 10*time.Second { // an ADD before may have lost its reset, and said so
 		return
 	}
 	for _, c := range w.kernel.connections {
