@@ -423,8 +423,8 @@ func (w *world) wrote(what string, _ ...string) {
 			w.t.Fatalf("%s removes %s (%s) under a guard\n%s", what, g.Chain, g.Family, w)
 		}
 	}
-	for tables := range w.now { // a run need not read what it has written
-		if strings.Contains(what, tables) {
+	for tables := range w.now { // a run need not read what it has written; a removal notices no other program
+		if strings.Contains(what, tables) && !strings.HasPrefix(what, "remove") {
 			w.seen[tables] = w.now[tables]
 		}
 	}
