@@ -148,8 +148,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 			dropped[s] = d
 		}
 	}
-	rec := withoutStuck(r.State.Record)
-	before := observe(ctx, e, n.stored(r.State), rec)
+	before := observe(ctx, e, n.stored(r.State), r.State.Record)
 	// An ADD that attached before the document was dropped may have returned and relies on the rules.
 	// One that attaches later finds no document, and waits for the lock.
 	unused := n.unused(r.State, r.Sources, r.warn)
