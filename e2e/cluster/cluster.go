@@ -3,7 +3,10 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -234,4 +237,84 @@ func tail(text string, size int) string {
 		return "…" + text[len(text)-size:]
 	}
 	return text
+}
+
+// Patience is the time limit of an operation in a cluster on a slow machine.
+const Patience = 45 * time.Second
+
+// Await calls f at intervals until it returns nil or the time is over, and then returns the last
+// error. It returns a final error at once.
+func Await(ctx context.Context, within time.Duration, f func() error) error {
+	began := time.Now()
+	for pause := 20 * time.Millisecond; ; pause = min(pause*3/2, 500*time.Millisecond) {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		if errors.As(err, new(final)) {
+			return err
+		}
+		if time.Since(began) > within {
+			return fmt.Errorf("not within %s: %w", within, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w while waiting: %w", ctx.Err(), err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// final is an error that waiting does not resolve.
+type final struct{ error }
+
+func (f final) Unwrap() error { return f.error }
+
+// Kubectl runs kubectl as an administrator on the control plane's host and returns its standard
+// output. The error has its standard error.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
+	return c.kubectl(ctx, "", args...)
+}
+
+// Apply runs kubectl apply with YAML or JSON documents.
+func (c *Cluster) Apply(ctx context.Context, text string) error {
+	_, err := c.kubectl(ctx, text, "apply", "-f", "-")
+	return err
+}
+
+// Get decodes the output of kubectl get ARGS -o json.
+func (c *Cluster) Get(ctx context.Context, into any, args ...string) error {
+	text, err := c.Kubectl(ctx, append(append([]string{"get"}, args...), "-o", "json")...)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return fmt.Errorf("decode kubectl get %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	cmd := c.control.Command(ctx, filepath.Join(c.options.Binaries.Kubernetes, "kubectl"), args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	return c.asAdministrator(cmd)
+}
+
+// Shell runs commands of documents in a directory, as an administrator who has kubectl and helm.
+func (c *Cluster) Shell(ctx context.Context, directory, script string) (string, error) {
+	cmd := c.control.Command(ctx, "sh", "-exc", script)
+	cmd.Dir = directory
+	return c.asAdministrator(cmd)
+}
+
+func (c *Cluster) asAdministrator(cmd *topology.Cmd) (string, error) {
+	b := c.options.Binaries
+	path := strings.Join([]string{b.Kubernetes, filepath.Join(b.Own, "deploy"), os.Getenv("PATH")}, string(filepath.ListSeparator))
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.plane.admin, "HOME="+c.directory, "PATH="+path)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
 }

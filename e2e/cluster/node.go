@@ -6,13 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // Node is a machine of the cluster with containerd, kubelet and kube-proxy.
@@ -174,4 +178,103 @@ func (n *Node) AwaitReady(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// PowerFail ends every program of the node at once and removes what does not survive a boot: /run,
+// rules, connections, the pods' links and cgroups.
+func (n *Node) PowerFail(ctx context.Context) error {
+	if err := n.Reboot(func(link string) bool { return link == "eth0" }); err != nil {
+		return err
+	}
+	// Cgroups of killed processes can be removed only a moment later. kubelet would spend seconds
+	// on each remaining one.
+	return Await(ctx, Patience, func() error {
+		return n.Run(ctx, "sh", "-ec", `for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
+			if [ -d "$hierarchy$1" ]; then find "$hierarchy$1" -mindepth 1 -depth -type d -exec rmdir {} +; fi
+		done`, "sh", n.Cgroup)
+	})
+}
+
+// Boot starts the programs of a node: containerd, kubelet and kube-proxy.
+func (n *Node) Boot(ctx context.Context) error {
+	if err := n.Runtime.Start(ctx); err != nil {
+		return err
+	}
+	return n.Start()
+}
+
+// RemoveProject removes the project's image with a tag from the node, so that its pods cannot
+// start.
+func (n *Node) RemoveProject(ctx context.Context, tag string) error {
+	ctr := filepath.Join(n.cluster.options.Binaries.Containerd, "ctr")
+	return n.Run(ctx, ctr, "--namespace", "k8s.io", "images", "rm", "--sync", "ghcr.io/ip-masq/ip-masq-cni:"+tag)
+}
+
+// Readyz returns the status code and text of the reconciler's /readyz on the node.
+func (n *Node) Readyz(ctx context.Context) (int, string, error) {
+	return n.http(ctx, "http://127.0.0.1:19820/readyz")
+}
+
+// Metrics returns what the reconciler's /metrics on the node serves, with the component metrics of deploy/kustomize.
+func (n *Node) Metrics(ctx context.Context) (string, error) {
+	_, text, err := n.http(ctx, fmt.Sprintf("http://%s:19821/metrics", n.Address))
+	return text, err
+}
+
+// http gets a URL from the node itself.
+func (n *Node) http(ctx context.Context, url string) (int, string, error) {
+	status, text, err := n.HTTPGet(ctx, url)
+	if err != nil {
+		return 0, "", fmt.Errorf("get %s on %s: %w", url, n.Name, err)
+	}
+	return status, text, nil
+}
+
+// podNetwork is the prefix of all pods, with a /24 for each node.
+func podNetwork() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
+
+// controlAddress and nodeAddress are addresses of the LAN's private range, which is exempt.
+func controlAddress() netip.Addr { return netip.MustParseAddr("192.168.100.2") }
+
+func nodeAddress(number int) netip.Addr {
+	return netip.AddrFrom4([4]byte{192, 168, 100, byte(10 + number)})
+}
+
+func nodePods(number int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(number), 0}), 24)
+}
+
+// nodes6, podNetwork6 and services6 are the IPv6 prefixes of a dual-stack cluster.
+func nodes6() netip.Prefix      { return netip.MustParsePrefix("fd00:100::/64") }
+func podNetwork6() netip.Prefix { return netip.MustParsePrefix("fd00:244::/48") }
+func services6() netip.Prefix   { return netip.MustParsePrefix("fd00:96::/112") }
+
+func nodeAddress6(number int) netip.Addr {
+	address := nodes6().Addr().As16()
+	address[15] = byte(10 + number)
+	return netip.AddrFrom16(address)
+}
+
+func nodePods6(number int) netip.Prefix {
+	address := podNetwork6().Addr().As16()
+	address[7] = byte(number)
+	return netip.PrefixFrom(netip.AddrFrom16(address), 64)
+}
+
+// route makes a host route a prefix by way of a gateway to which it has a route.
+func route(host *topology.Host, to netip.Prefix, gateway netip.Addr) error {
+	routes, err := host.Netlink.RouteGet(gateway.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return fmt.Errorf("look up route to %s: %d found: %w", gateway, len(routes), err)
+	}
+	err = host.Netlink.RouteReplace(&netlink.Route{
+		LinkIndex: routes[0].LinkIndex,
+		Dst:       &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())},
+		Gw:        gateway.AsSlice(),
+		Flags:     int(netlink.FLAG_ONLINK),
+	})
+	if err != nil {
+		return fmt.Errorf("route %s to %s: %w", to, gateway, err)
+	}
+	return nil
 }

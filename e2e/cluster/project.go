@@ -3,11 +3,15 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
 )
 
 // kustomize returns the path of a directory below deploy/kustomize.
@@ -95,4 +99,14 @@ func (c *Cluster) Logs(ctx context.Context, daemonSet string) string {
 		logs += err.Error()
 	}
 	return logs
+}
+
+// pack makes an archive of an image for this machine.
+func pack(image oci.Image) ([]byte, error) {
+	image.Arch = runtime.GOARCH
+	var archive bytes.Buffer
+	if err := oci.Write(&archive, image); err != nil {
+		return nil, fmt.Errorf("pack image %s: %w", image.Name, err)
+	}
+	return archive.Bytes(), nil
 }

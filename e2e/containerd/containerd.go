@@ -5,6 +5,7 @@ package containerd
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -194,4 +195,77 @@ func (r *Runtime) Import(ctx context.Context, archive []byte) error {
 		return fmt.Errorf("import images: %w: %s", err, output)
 	}
 	return nil
+}
+
+const (
+	socket     = "/run/containerd/containerd.sock"
+	configPath = "/etc/containerd/config.toml"
+	// crictlConfig has its own name, because the machine shares /etc.
+	crictlConfig = "/etc/containerd/crictl.yaml"
+	confDir      = "/etc/cni/net.d"
+	binDir       = "/opt/cni/bin"
+)
+
+// config returns containerd's configuration for the major version. It differs from the defaults
+// where a test machine needs it: containerd must not raise OOM scores, load AppArmor profiles or
+// pull a sandbox image. The shim has a path, because PATH may have another version's first.
+func config(major int, shim, runc string) string {
+	version, plugin, sandbox, dirs := 2, "io.containerd.grpc.v1.cri", fmt.Sprintf("sandbox_image = %q", PodImage), fmt.Sprintf("bin_dir = %q", binDir)
+	further := ""
+	if major >= 2 {
+		version, plugin, sandbox, dirs = 3, "io.containerd.cri.v1.runtime", "", fmt.Sprintf("bin_dirs = [%q]", binDir)
+		further = fmt.Sprintf(`
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = %q
+
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+`, PodImage)
+	}
+	return fmt.Sprintf(`version = %d
+
+[plugins.%[2]q]
+  %s
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  netns_mounts_under_state_dir = true
+
+  [plugins.%[2]q.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    runtime_path = %[4]q
+    [plugins.%[2]q.containerd.runtimes.runc.options]
+      BinaryName = %[5]q
+
+  [plugins.%[2]q.cni]
+    conf_dir = %[6]q
+    %[7]s
+%[8]s`, version, plugin, sandbox, shim, runc, confDir, dirs, further)
+}
+
+// Condition is a CRI condition from which a kubelet derives the node's readiness.
+type Condition struct {
+	Type    string
+	Status  bool
+	Message string
+}
+
+// NetworkReady returns the current condition of the network. containerd 2 calls STATUS for each
+// request if the conflist has cniVersion 1.1.0.
+func (r *Runtime) NetworkReady(ctx context.Context) (Condition, error) {
+	text, err := r.ask(ctx, "info")
+	if err != nil {
+		return Condition{}, err
+	}
+	var status struct {
+		Status struct{ Conditions []Condition } `json:"status"`
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return Condition{}, fmt.Errorf("read CRI status: %w: %s", err, text)
+	}
+	for _, c := range status.Status.Conditions {
+		if c.Type == "NetworkReady" {
+			return c, nil
+		}
+	}
+	return Condition{}, fmt.Errorf("read CRI status: no condition of the network: %s", text)
 }

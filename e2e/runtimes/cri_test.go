@@ -213,3 +213,170 @@ func TestFailingAdd(t *testing.T) {
 		n.end(t, p)
 	})
 }
+
+// criNode is a node with a containerd.
+type criNode struct {
+	*node
+	*containerd.Runtime
+}
+
+// runtimes returns the containerds, each with the cniVersion of its conflists.
+func runtimes() []struct{ name, programs, version string } {
+	return []struct{ name, programs, version string }{
+		{"containerd-1.6", containerd.Debian, "1.0.0"},
+		{"containerd-2.4", "", "1.1.0"},
+	}
+}
+
+// onEvery runs a test on a node of each runtime with each of the backends.
+func onEvery(t *testing.T, forms []form, test func(t *testing.T, n *criNode)) {
+	t.Helper()
+	for _, r := range runtimes() {
+		for _, f := range forms {
+			t.Run(r.name+"/"+f.name, func(t *testing.T) {
+				n := newNode(t, f)
+				n.version = r.version
+				runtime := containerd.New(t, n.Machine, containerd.Options{
+					Programs: r.programs, Env: []string{"PATH=" + programDir}, Args: []string{"--log-level", "debug"},
+				})
+				if !strings.HasPrefix(runtime.Version, strings.TrimPrefix(r.name, "containerd-")+".") {
+					t.Fatalf("the version is %s", runtime.Version)
+				}
+				test(t, &criNode{n, runtime})
+			})
+		}
+	}
+}
+
+// ready waits until the network has the wanted readiness.
+func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
+	t.Helper()
+	var last containerd.Condition
+	until(t, 10*time.Second, "network ready", func() bool {
+		last = topology.Must(n.NetworkReady(within(t)))(t)
+		return last.Status == want
+	})
+	return last
+}
+
+// pod starts a pod and fails the test if that fails.
+func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
+	t.Helper()
+	return topology.Must(n.RunPod(within(t), name))(t)
+}
+
+// firstPackets checks the first packets of a container to the destinations of the policy.
+func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
+	t.Helper()
+	if err := p.FirstPackets(within(t), n.Topology, containerd.Destinations()); err != nil {
+		t.Error(err)
+	}
+}
+
+// end stops and removes pods; the runtime calls DEL for both.
+func (n *criNode) end(t *testing.T, pods ...*containerd.Pod) {
+	t.Helper()
+	for _, p := range pods {
+		must(t, p.Stop(within(t)))
+		must(t, p.Remove(within(t)))
+	}
+}
+
+// TestRestart stops, kills and restarts the runtime. It checks that pods keep sending with the
+// right verdict meanwhile, and end as usual.
+func TestRestart(t *testing.T) {
+	onEvery(t, forms()[:1], func(t *testing.T, n *criNode) {
+		n.conflist(t, bridge(), n.entry(prefixes()))
+		n.ready(t, true)
+		old := n.pod(t, "old")
+		args := []string{"load", "5ms"}
+		for _, d := range containerd.Destinations() {
+			args = append(args, "udp:"+d.To)
+		}
+		load := topology.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
+		topology.Must(load.Await(within(t), 20))(t)
+		must(t, n.Restart(within(t)))
+		middle := n.pod(t, "middle")
+		n.firstPackets(t, middle)
+		must(t, n.Kill())
+		must(t, n.Start(within(t)))
+		n.ready(t, true)
+		young := n.pod(t, "young")
+		n.firstPackets(t, young)
+		n.wantAttachments(t, 3)
+		n.wantLoad(t, load, old, 100)
+		n.end(t, old, middle, young)
+		n.wantAttachments(t, 0)
+	})
+}
+
+// wantLoad compares the packets of a load with the policy.
+func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containerd.Pod, atLeast int) {
+	t.Helper()
+	lines := topology.Must(load.Await(within(t), atLeast))(t)
+	for _, line := range lines {
+		fields := strings.Fields(line) // time, destination, name, source
+		if len(fields) != 4 {
+			t.Errorf("load: %s", line)
+			continue
+		}
+		for _, d := range containerd.Destinations() {
+			if "udp:"+d.To != fields[1] {
+				continue
+			}
+			source, err := netip.ParseAddrPort(fields[3])
+			if err != nil || source.Addr() != d.Source(n.Topology, p.Addrs) {
+				t.Errorf("load: %s, want %s", line, d.Source(n.Topology, p.Addrs))
+			}
+		}
+	}
+	t.Logf("%d packets", len(lines))
+}
+
+// TestOwnConflistAtBoot boots a node whose main CNI plugin writes its file anew before a pod starts. With ip-masq's own
+// conflist the first packet of the first pod has its verdict, although no reconciler has run.
+func TestOwnConflistAtBoot(t *testing.T) {
+	onEvery(t, forms(), func(t *testing.T, n *criNode) {
+		n.bare(t)
+		plugin := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
+		if output, code := n.reconcile(t, "install", "--plugin", plugin, "--conflist-own"); code != 0 || !strings.Contains(output, "05-ip-masq.conflist") {
+			t.Fatalf("install: exit code %d: %s", code, output)
+		}
+		n.ready(t, true)
+		before := n.pod(t, "before")
+		n.firstPackets(t, before)
+		n.end(t, before)
+		for name, main := range map[string]object{"same": {}, "another": {"hairpinMode": true}} {
+			for key, value := range bridge() {
+				main[key] = value
+			}
+			must(t, n.Stop())
+			n.flush(t)
+			n.conflist(t, main)
+			must(t, n.Start(within(t)))
+			n.ready(t, true)
+			first := n.pod(t, name)
+			n.firstPackets(t, first)
+			n.end(t, first)
+			text := string(topology.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t))
+			if text != n.list(t, main) {
+				t.Errorf("the main CNI plugin's file is\n%s", text)
+			}
+		}
+		n.conflist(t, bridge(), object{"type": "loopback"})
+		if output, code := n.reconcile(t, "check"); code != 3 || !strings.Contains(output, "conflist-stale") {
+			t.Errorf("check of a stale copy: exit code %d: %s", code, output)
+		}
+		n.conflist(t, bridge())
+		if output, code := n.reconcile(t, "uninstall"); code != 0 {
+			t.Errorf("uninstall: exit code %d: %s", code, output)
+		}
+		n.wantGone(t)
+		if _, err := os.Lstat(n.Path(conflistDir + "/05-ip-masq.conflist")); !os.IsNotExist(err) {
+			t.Errorf("ip-masq's own conflist: %v, want it gone", err)
+		}
+		after := n.pod(t, "after")
+		n.wantAlone(t, n.adopt(t, after.Netns), after.Addrs)
+		n.end(t, after)
+	})
+}

@@ -8,8 +8,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -209,6 +212,71 @@ func wantSays(t *testing.T, text string, says ...string) {
 	for _, s := range says {
 		if !strings.Contains(text, s) {
 			t.Errorf("no %q in:\n%s", s, text)
+		}
+	}
+}
+
+// reconciler is a running reconciler on a node.
+type reconciler struct {
+	*machine.Daemon
+	host *topology.Host
+}
+
+// health is its health address in the node's network.
+const health = "127.0.0.1:19820"
+
+// reconciler starts a reconciler with its own PATH, as in an image.
+func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler {
+	t.Helper()
+	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	all := append([]string{"run", "--enable-ipv6", "--health-listen", health}, args...)
+	d := topology.Must(n.StartDaemon("reconciler", []string{"PATH=" + path}, program, all...))(t)
+	r := &reconciler{d, n.Host}
+	until(t, 10*time.Second, "first sync", func() bool {
+		code, _ := r.ready(t)
+		return code != 0
+	})
+	return r
+}
+
+// ready asks /readyz; the code is 0 without an answer and before the first sync.
+func (r *reconciler) ready(t *testing.T) (code int, body string) {
+	t.Helper()
+	code, body, err := r.host.HTTPGet(t.Context(), "http://"+health+"/readyz")
+	if err != nil {
+		return 0, err.Error()
+	}
+	return code, body
+}
+
+// prefixes returns the keys of the entry that match containerd.Destinations.
+func prefixes() object {
+	return object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8"}}
+}
+
+// adopt makes a host of a pod's network namespace.
+func (n *node) adopt(t *testing.T, netns string) *topology.Host {
+	t.Helper()
+	n.adopted++
+	h := topology.Must(n.Adopt(fmt.Sprint("adopted", n.adopted), netns))(t)
+	t.Cleanup(func() { must(t, h.Close()) })
+	return h
+}
+
+// verdicts sends from a pod to all destinations with UDP and TCP and compares the seen source
+// addresses with the policy.
+func (n *node) verdicts(t *testing.T, h *topology.Host, addrs []netip.Addr) {
+	t.Helper()
+	for _, d := range containerd.Destinations() {
+		for protocol, send := range map[string]func(netip.AddrPort, ...topology.Option) (topology.Seen, error){"udp": h.SendUDP, "tcp": h.SendTCP} {
+			seen, err := send(netip.MustParseAddrPort(d.To))
+			if err != nil {
+				t.Errorf("%s to %s: %v", protocol, d.To, err)
+				continue
+			}
+			if want := d.Source(n.Topology, addrs); seen.Source.Addr() != want {
+				t.Errorf("%s to %s: %s saw %s, want %s", protocol, d.To, seen.By, seen.Source, want)
+			}
 		}
 	}
 }

@@ -3,8 +3,12 @@
 package topology
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +16,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -234,4 +239,84 @@ func (h *Host) dismantle() error {
 		return fmt.Errorf("close host %s: %w", h.Name, err)
 	}
 	return nil
+}
+
+// HTTPGet gets a URL from the host and returns the status code and the text of the response.
+func (h *Host) HTTPGet(ctx context.Context, url string) (status int, text string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return 0, "", err
+	}
+	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
+		err = h.Do(func() error {
+			c, err = new(net.Dialer).DialContext(ctx, network, address)
+			return err
+		})
+		return c, err
+	}
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
+}
+
+// thread is an operating system thread that stays in one network namespace. Its child processes get
+// the parent death signal when it ends (prctl(2)). Threads that the Go runtime manages cannot
+// guarantee that.
+type thread struct {
+	work chan func()
+	done chan struct{}
+}
+
+// startThread starts a thread that first calls setUp. If setUp fails, the thread ends and
+// startThread returns the error.
+func startThread(setUp func() error) (*thread, error) {
+	t := &thread{work: make(chan func()), done: make(chan struct{})}
+	result := make(chan error)
+	go t.run(setUp, result)
+	if err := <-result; err != nil {
+		<-t.done
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *thread) run(setUp func() error, result chan<- error) {
+	// The thread stays locked: it ends when its goroutine returns.
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread must not be used, because /proc/self shows it. While this goroutine
+		// occupies it, the new goroutine gets another thread.
+		moved := make(chan error)
+		go t.run(setUp, moved)
+		result <- <-moved
+		runtime.UnlockOSThread()
+		return
+	}
+	defer close(t.done)
+	err := setUp()
+	result <- err
+	if err != nil {
+		return
+	}
+	for f := range t.work {
+		f()
+	}
+}
+
+// do runs f on the thread, after earlier calls.
+func (t *thread) do(f func() error) error {
+	result := make(chan error)
+	t.work <- func() { result <- f() }
+	return <-result
+}
+
+// stop ends the thread.
+func (t *thread) stop() {
+	close(t.work)
+	<-t.done
 }

@@ -8,12 +8,18 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/scene"
 )
@@ -115,4 +121,39 @@ func wall(d time.Duration) measure.Value { return measure.Value{Cost: float64(d)
 // processor is a cost in processor time.
 func processor(d time.Duration) measure.Value {
 	return measure.Value{Cost: float64(d), Unit: "cpu-ns/op"}
+}
+
+// describeMachine writes the machine and the programs as configuration of the Go benchmark format.
+func describeMachine(w io.Writer) error {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return fmt.Errorf("read the kernel release: %w", err)
+	}
+	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return err
+	}
+	_, model, _ := strings.Cut(string(cpuinfo), "model name\t: ") // not every architecture has it
+	model, _, _ = strings.Cut(model, "\n")
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return fmt.Errorf("read the load average: %w", err)
+	}
+	binaries, err := topology.BinDir()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "goos: %s\ngoarch: %s\ncpu: %s\nprocessors: %d\nkernel: %s\nload-before: %s\ndate: %s\n", runtime.GOOS, runtime.GOARCH, model,
+		runtime.NumCPU(), bytes.TrimRight(u.Release[:], "\x00"), strings.Fields(string(load))[0], time.Now().UTC().Format(time.DateOnly))
+	for name, program := range map[string][]string{
+		"ip-masq": {binaries + "/ip-masq-reconciler", "version"}, "iptables": {"iptables-nft", "--version"}, "nft": {"nft", "--version"},
+	} {
+		out, err := exec.Command(program[0], program[1:]...).Output()
+		if err != nil {
+			return fmt.Errorf("run %s for its version: %w", program[0], err)
+		}
+		first, _, _ := strings.Cut(string(out), "\n")
+		fmt.Fprintf(w, "%s: %s\n", name, first)
+	}
+	return nil
 }

@@ -4,16 +4,19 @@ package scene
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -146,4 +149,70 @@ func (n *Node) Feed(text, program string, args ...string) error {
 		return fmt.Errorf("%s %s on %s: %w\n%s", program, strings.Join(args, " "), n.Backend.Name, err, out)
 	}
 	return nil
+}
+
+// Install copies all built programs to a tmpfs, the sandbox's /opt/cni, and runs the copies. On a
+// disk's file system the page sizes in the page cache depend on the time of writing, and one copy
+// of a program can take 40 % more processor time to start than another.
+func Install() (remove func() error, err error) {
+	built, err := topology.BinDir()
+	if err != nil {
+		return nil, err
+	}
+	installed, err := os.MkdirTemp("/opt/cni", "installed-")
+	if err != nil {
+		return nil, err
+	}
+	remove = func() error { return errors.Join(os.RemoveAll(installed), os.Setenv("IPMASQ_BIN_DIR", built)) }
+	err = os.CopyFS(filepath.Join(installed, "bench"), os.DirFS(filepath.Join(built, "bench")))
+	for _, name := range []string{"ip-masq", "ip-masq-reconciler"} {
+		program, readErr := os.ReadFile(filepath.Join(built, name))
+		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(installed, name), program, 0o755))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("install programs: %w (`make bench` builds them)", err), remove())
+	}
+	return remove, os.Setenv("IPMASQ_BIN_DIR", installed)
+}
+
+// KubeProxyRules is the number of kube-proxy rules on a node that has third-party rules.
+const KubeProxyRules = 5000
+
+// AddKubeProxy adds rules to table nat as kube-proxy writes them.
+func (n *Node) AddKubeProxy() error {
+	return n.Feed(fixtures.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
+}
+
+// AgentScript returns the agents' rules of a policy as input of iptables-restore.
+func AgentScript(prefixes []netip.Prefix) string {
+	const local, rest = "ip-masq-agent: local traffic is not subject to MASQUERADE", "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)"
+	var b strings.Builder
+	b.WriteString("*nat\n:" + Chain + " - [0:0]\n")
+	for _, p := range prefixes {
+		fmt.Fprintf(&b, "-A %s -m comment --comment %q -d %s -j RETURN\n", Chain, local, p)
+	}
+	fmt.Fprintf(&b, "-A %s -m comment --comment %q -j MASQUERADE --random-fully\nCOMMIT\n", Chain, rest)
+	return b.String()
+}
+
+// Prefixes returns n IPv4 prefixes, at most 28,000, of lengths from 19 to 32 in a shuffled order. Each is the
+// beginning of a /18 of its own, so that none are nested or adjacent and none are merged. The result depends
+// only on n.
+func Prefixes(n int) []netip.Prefix {
+	var all []netip.Prefix
+	for i := range n {
+		all = append(all, netip.PrefixFrom(fromUint32(16<<24+uint32(i)<<14), 19+i%14))
+	}
+	random := rand.New(rand.NewPCG(3, uint64(n)))
+	random.Shuffle(n, func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// Elsewhere returns an address outside all prefixes.
+func Elsewhere() netip.Addr { return netip.MustParseAddr("198.18.0.1") }
+
+func fromUint32(v uint32) netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], v)
+	return netip.AddrFrom4(b)
 }

@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -99,4 +103,70 @@ func (n *Node) CommitMany(commits int, pause time.Duration) error {
 		}
 		return nil
 	})
+}
+
+// table is the table of ip-masq on nftables.
+const table = "ip-masq"
+
+// Wipe deletes all NAT rules of the backend and waits until the kernel has freed them.
+func (n *Node) Wipe() error {
+	const settled = 20 * time.Millisecond
+	defer time.Sleep(settled)
+	if n.Backend.Kind == "iptables" {
+		return n.Feed("*nat\nCOMMIT\n", "iptables-restore")
+	}
+	return n.Node.Do(func() error {
+		var b nfnetlink.Batch
+		b.AddTable(nfnetlink.IPv4, table) // deleting a missing table fails
+		b.DeleteTable(nfnetlink.IPv4, table)
+		return commit(&b)
+	})
+}
+
+// Forget deletes the rules and the state, as before the first pod.
+func (n *Node) Forget() error { return errors.Join(n.Wipe(), os.RemoveAll(n.DataDir)) }
+
+// Peak runs a request and returns also the peak memory of its program in bytes. time(1) starts it, because the kernel
+// includes the memory of the starting process, which is small there and large here.
+func (n *Node) Peak(r Request) (took Took, peak int64, err error) {
+	file := filepath.Join(n.Dir, "peak")
+	r.Args = []string{"--format=%M", "--output=" + file, n.Program(r.Plugin)}
+	r.Plugin = "/usr/bin/time"
+	if took, err = n.Run(r); err != nil {
+		return took, 0, err
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return took, 0, err
+	}
+	peak, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return took, peak << 10, err
+}
+
+// dropAll drops every incoming IPv4 packet in the network namespace of the thread, before connection
+// tracking.
+func dropAll() error {
+	const table, chain = "drop", "prerouting"
+	var b nfnetlink.Batch
+	b.AddTable(nfnetlink.IPv4, table)
+	b.AddChain(nfnetlink.IPv4, table, chain, &nfnetlink.Base{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -400, Policy: nfnetlink.Drop})
+	return commit(&b)
+}
+
+func commit(b *nfnetlink.Batch) error {
+	var c nfnetlink.Conn
+	if err := errors.Join(c.Commit(b), c.Close()); err != nil {
+		return fmt.Errorf("write rules: %w", err)
+	}
+	return nil
+}
+
+// Commit adds a rule to a third-party table.
+func (n *Node) Commit() error {
+	const table, chain = "kproxy", "rules"
+	var b nfnetlink.Batch
+	b.AddTable(nfnetlink.IPv4, table)
+	b.AddChain(nfnetlink.IPv4, table, chain, nil)
+	b.AddRule(nfnetlink.IPv4, table, chain, nil, "")
+	return n.Node.Do(func() error { return commit(&b) })
 }
