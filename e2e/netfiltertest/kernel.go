@@ -42,7 +42,7 @@ type Kernel struct {
 	Chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	Guards     []policy.Guard
 	Generation netfilter.Generation
-	Torn       int // so many coming readings of a backend lack a rule
+	Torn       int // so many coming readings of a backend, or of guards, have something that is gone
 
 	leftovers map[policy.Family]int // sets in the owned table that no rule uses
 	changes   int                   // of the owned table of masquerade chains
@@ -173,9 +173,9 @@ func (b *backend) Observe(_ context.Context, wanted []policy.ChainFamily) (o net
 	for _, ref := range b.k.Refs(b.c) {
 		if b.OwnsTables() || slices.Contains(wanted, ref) {
 			c := cloned(b.k.Chains[b.c][ref])
-			if b.k.Torn > 0 && len(c.Rules) > 0 {
+			if b.k.Torn > 0 {
 				b.k.Torn--
-				c.Rules, o.Generation = c.Rules[1:], 0
+				c.Rules, o.Generation = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized}), 0
 			}
 			o.Rules.Chains = append(o.Rules.Chains, c)
 		}
@@ -334,7 +334,12 @@ func (d *tables) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 		return netfilter.GuardObservation{}, err
 	}
 	guards := append([]policy.Guard(nil), d.k.Guards...)
-	return netfilter.GuardObservation{Guards: guards, Exists: len(guards) > 0, Generation: d.k.Generation.Number, State: append([]policy.Guard(nil), guards...)}, nil
+	o := netfilter.GuardObservation{Guards: guards, Exists: len(guards) > 0, Generation: d.k.Generation.Number, State: append([]policy.Guard(nil), guards...)}
+	if d.k.Torn > 0 {
+		d.k.Torn--
+		o.Guards, o.Exists, o.Generation = append(o.Guards, policy.Guard{Chain: "GONE", Family: policy.IPv4, Mode: policy.GuardDrop}), true, 0
+	}
+	return o, nil
 }
 
 func (d *tables) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (diff policy.Diff) {
@@ -370,7 +375,7 @@ func (d *tables) ApplyGuards(_ context.Context, desired []policy.Guard, from net
 	if err := cmp.Or(d.k.Before("write guards", true), d.k.Accepts(policy.Ruleset{}, desired)); err != nil {
 		return err
 	}
-	if was, is := from.State.([]policy.Guard); is && !reflect.DeepEqual(was, d.k.Guards) {
+	if was, is := from.State.([]policy.Guard); is && len(was)+len(d.k.Guards) > 0 && !reflect.DeepEqual(was, d.k.Guards) {
 		return netfilter.ErrChanged
 	}
 	d.k.Guards = append([]policy.Guard(nil), desired...)

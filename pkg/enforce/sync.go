@@ -74,7 +74,7 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 
 // begin takes what was observed as read with the lock held.
 func (s *State) begin(now int64) {
-	s.began, s.was, s.Guard.looks = now, s.record, settledLooks
+	s.began, s.was = now, s.record
 	for i := range s.tables {
 		s.tables[i].looks = settledLooks
 	}
