@@ -87,7 +87,7 @@ func TestCiliumExclusive(t *testing.T) {
 	c.pod(t, "before", false)
 	start := time.Now()
 	c.run(t)
-	c.untilUnready(t, 20*time.Second, "conflist: ", ciliumFile, "removed repeatedly, most likely by Cilium", "cni.exclusive=false")
+	c.untilUnready(t, 20*time.Second, "conflist: ", ciliumFile, "removed repeatedly", "cni.exclusive=false")
 	t.Logf("reported after %s", time.Since(start).Round(time.Millisecond))
 	const most, watched = 10, 3 * time.Second // times a second
 	repairs := func() int { return topology.Must(strconv.Atoi(c.metric(t, "conflist_repairs_total")))(t) }
@@ -109,7 +109,7 @@ func TestCiliumExclusive(t *testing.T) {
 	// The policy of agent files is in force.
 	must(t, c.WriteFile("/etc/ip-masq/agent/ip-masq-agent", strings.Replace(entry, `"type": "ip-masq", `, "", 1), 0o644))
 	c.run(t, "--agent-config-dir=/etc/ip-masq/agent", "--enable-ipv6")
-	c.untilUnready(t, 20*time.Second, "removed repeatedly, most likely by Cilium")
+	c.untilUnready(t, 20*time.Second, "removed repeatedly")
 	c.pod(t, "files", true)
 	c.packets(t, true)
 
@@ -122,7 +122,7 @@ func TestCiliumExclusive(t *testing.T) {
 }
 
 // TestCiliumRenames installs Cilium with cni-exclusive=true beside the main CNI plugin whose network
-// has the plugin entry. It checks that the reconciler names the file that Cilium has renamed.
+// has the plugin entry. It checks that the reconciler says what to do.
 func TestCiliumRenames(t *testing.T) {
 	t.Parallel()
 	c := newCilium(t)
@@ -132,7 +132,7 @@ func TestCiliumRenames(t *testing.T) {
 	c.untilEntry(t, w.File)
 	c.untilReady(t)
 	c.restart(t, "--cni-exclusive=true")
-	c.untilUnready(t, 5*time.Second, "waiting for the main CNI plugin's network kindnet", "Cilium has renamed "+w.File+".cilium_bak", "cni.exclusive=false")
+	c.untilUnready(t, 5*time.Second, "waiting for the main CNI plugin's network kindnet", "Cilium renames", "cni.exclusive=false")
 	c.restart(t, "--cni-exclusive=false")
 	must(t, w.Start(c.Path(confDir)))
 	c.untilEntry(t, w.File)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,7 +30,7 @@ const (
 	minStay          = 10 * time.Second
 )
 
-// Manager keeps the entry in a network's conflist, and names the program that removes it repeatedly.
+// Manager keeps the entry in a network's conflist, and notices a program that removes it repeatedly.
 type Manager struct {
 	Editor // whose Entry is the last good one
 	// ReadEntry returns the entry, and whether it is the entry file's, which is an fs.ErrNotExist if missing.
@@ -263,9 +262,8 @@ func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
 		s.add(p)
 	}
 	if s.Flapping {
-		by := likelyWriter(m.network)
-		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, most likely by %s; the entry is inserted again at once each time: %s",
-			policy.Printable(m.network.Path), by.name, by.remedy)})
+		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again at once each time; set own = true in [conflist], "+
+			"or make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(m.network.Path))})
 	}
 }
 
@@ -283,10 +281,7 @@ func (m *Manager) problemOf(err error) Problem {
 		if errors.Is(err, ErrNetworkNotFound) {
 			remedy = err.Error()
 		}
-		if names := renamedByCilium(m.Dir); len(names) > 0 {
-			remedy = fmt.Sprintf("Cilium has renamed %s: %s", policy.Printable(strings.Join(names, ", ")), knownWriters()[0].remedy)
-		}
-		return Problem{Err: fmt.Errorf("waiting for %s in %s; %s", what, dir, remedy), Waiting: true}
+		return Problem{Err: fmt.Errorf("waiting for %s in %s; %s; Cilium renames the files of others unless cni.exclusive=false", what, dir, remedy), Waiting: true}
 	case isContentError(err):
 		return Problem{Err: err}
 	}
@@ -295,44 +290,6 @@ func (m *Manager) problemOf(err error) Problem {
 		remedy = "; let the reconciler write to " + dir + ": in a container, mount it writable; in a systemd unit, add ReadWritePaths=" + dir
 	}
 	return Problem{Err: fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w%s", err, remedy)}
-}
-
-type writer struct {
-	pattern string // a part of the name of its file, its network or one of its plugins
-	name    string
-	remedy  string // to make it leave the plugin entry in
-}
-
-func knownWriters() []writer {
-	return []writer{
-		{"cilium", "Cilium", `set cni.exclusive=false in its Helm values (cni-exclusive: "false" in its ConfigMap)`},
-		{"kindnet", "kindnet", "its conflist is compiled in, without the plugin entry, and written at each start, " +
-			"and by some versions whenever the Node object changes"},
-		{"calico", "Calico's install-cni", "add the plugin entry to cni_network_config of the ConfigMap calico-config"},
-		{"flannel", "flannel's install-cni", "add the plugin entry to cni-conf.json of the ConfigMap kube-flannel-cfg"},
-		{"", "the program that installs the main CNI plugin", "make it write the plugin entry too, or write the file only once"},
-	}
-}
-
-func likelyWriter(n Network) writer {
-	if len(renamedByCilium(filepath.Dir(n.Path))) > 0 {
-		return knownWriters()[0]
-	}
-	names := strings.Join(append([]string{filepath.Base(n.Path), n.Name}, n.Conflist.Types...), " ")
-	writers := knownWriters() // of which the last one has the pattern ""
-	return writers[slices.IndexFunc(writers, func(w writer) bool { return strings.Contains(names, w.pattern) })]
-}
-
-// renamedByCilium returns the files that Cilium has renamed because of cni.exclusive=true.
-func renamedByCilium(dir string) []string {
-	entries, _ := os.ReadDir(dir) // Find reports the error
-	var names []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".cilium_bak") {
-			names = append(names, e.Name())
-		}
-	}
-	return names
 }
 
 // The findings about the entry.
