@@ -134,7 +134,7 @@ func TestDecideByExample(t *testing.T) {
 		{
 			"an island, source and interface unknown", scoped, policy.Packet{Dst: addr("10.1.2.3")}, policy.ActionExempt, "10.1.2.0/24",
 			`10.1.2.0/24 in nonMasqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.2.3, ` +
-				"for any source in 10.244.0.0/16 but the node itself and those in 10.244.7.0/24, out of eth+, wg0",
+				"for any source in {10.244.0.0-10.244.6.255, 10.244.8.0-10.244.255.255}, out of eth+, wg0",
 		},
 		{
 			"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8"), policy.ActionOutOfScope, "",

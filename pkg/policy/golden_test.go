@@ -102,7 +102,7 @@ func render(rs policy.Ruleset) string {
 				fmt.Fprintf(&b, "   (%d of 2^31: %.11f)", r.Probability, float64(r.Probability)/policy.ProbabilityScale)
 			}
 			b.WriteByte('\n')
-			if strings.Contains(r.String(), "…") {
+			if strings.Contains(r.String(), " more}") {
 				list(&b, "    in full:", slices.Concat(r.From, r.To), func(x netipx.IPRange) string { return policy.Ranges{x}.String() })
 			}
 		}

@@ -74,10 +74,5 @@ func (e *FieldError) Error() string {
 // maxListed is the number of items of a list that a message repeats.
 const maxListed = 8
 
-// firstOf returns the first items of a list.
-func firstOf(list []string) string {
-	if len(list) > maxListed {
-		return strings.Join(list[:maxListed], ", ") + ", …"
-	}
-	return strings.Join(list, ", ")
-}
+// firstOf returns the first items of a list in one text.
+func firstOf(list []string) string { return strings.Join(First(maxListed, list), ", ") }

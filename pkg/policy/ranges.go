@@ -146,7 +146,7 @@ func (r Ranges) key() string {
 // String returns prefixes where a range is one, and FIRST-LAST elsewhere.
 func (r Ranges) String() string {
 	var parts []string
-	for _, x := range r[:min(len(r), maxListed+1)] {
+	for _, x := range r {
 		if p, ok := x.Prefix(); ok {
 			parts = append(parts, p.String())
 		} else {

@@ -120,33 +120,16 @@ func (p *Policy) outOfScope(pkt Packet) (reason string, by []Origin) {
 }
 
 // condition returns for which sources and interfaces a decision is true, if they are
-// not known and the decision depends on them.
-func (p *Policy) condition(asked Packet) string {
-	in, out := "", ""
-	if !asked.Src.IsValid() {
-		f := FamilyOf(asked.Dst)
-		scope, exempt := p.Scope(f), p.SourcesExempt(f)
-		if len(p.Sources.Value) > 0 {
-			in = " in " + scope.Sources.String()
-		}
-		var but []string
-		if !scope.Host {
-			but = append(but, "the node itself")
-		}
-		if len(exempt) > 0 && len(scope.Sources.Without(exempt)) > 0 {
-			but = append(but, "those in "+exempt.String())
-		}
-		if len(but) > 0 {
-			in += " but " + strings.Join(but, " and ")
-		}
-		if in != "" {
-			in = ", for any source" + in
-		}
+// not known and the policy limits them.
+func (p *Policy) condition(asked Packet) (text string) {
+	f := FamilyOf(asked.Dst)
+	if sources := p.Candidates(f); !asked.Src.IsValid() && f.match(sources) != nil {
+		text = ", for any source in " + sources.String()
 	}
 	if asked.Out == "" && len(p.Interfaces.Value) > 0 {
-		out = ", out of " + firstOf(p.Interfaces.Value)
+		text += ", out of " + firstOf(p.Interfaces.Value)
 	}
-	return in + out
+	return text
 }
 
 // Representative replaces what is not known of a packet, its source (the zero Addr) or its output interface (""),
