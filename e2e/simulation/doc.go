@@ -47,7 +47,7 @@
 //   - A pod that could not be recorded, as the disk was bad, is in no namespace and no attachment; so is one whose ADD
 //     returned while a document was damaged, as its chain stays as it is.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
-//     kernel refuses is missing after a boot. STATUS counts on room on a full disk that this one never has.
+//     kernel refuses is missing after a boot.
 //   - A chain that could not be removed masquerades as before until a reconciler's sync, and so does one that is not on record
 //     as the record was lost. Until something has passed without a fault after a boot, a chain may be missing.
 //   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.

@@ -544,7 +544,6 @@ func (w *world) agree(n *network) {
 	switch {
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
 	case status.err == nil && add.err != nil && m.Broken: // which only a write can tell
-	case status.err == nil && add.err != nil && m.Full && w.counts["reboots"] > 0: // on this disk, removing attachments makes no room
 	case status.err == nil && add.err != nil && (w.refused() || w.kernel.noGuards): // a guard of the subnet that this ADD found, which STATUS does not know
 	case add.err != nil && pod.container > 1 && (m.Full || m.ReadOnly): // the record of the former container stays
 	case status.err != nil && add.err == nil && spaced && m.Bad(): // a change of exemption could not be recorded

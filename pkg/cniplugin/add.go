@@ -141,9 +141,9 @@ func (n *node) ensure(
 	if reading, err = n.Dir.ReadAgain(reading); err != nil {
 		return cache, err
 	}
-	state = reading.State()
-	n.Warn(lock.Tidy(state))
-	return cache, n.write(ctx, lock, state, own)
+	err = n.write(ctx, lock, reading.State(), own)
+	n.Warn(lock.Tidy())
+	return cache, err
 }
 
 // podVerified reports whether the files say nothing of the pod, or what they should.

@@ -131,5 +131,5 @@ func (n *Node) recordCached(a store.Attachment, x podinfo.Cached, replace bool) 
 	}
 	return n.Dir.AttachCached(store.Pod{
 		Attachment: a, At: x.Written.Sub(booted()).Nanoseconds(), Namespace: x.Namespace, Name: x.Name, Addresses: x.Addresses,
-	}, x.Written)
+	})
 }

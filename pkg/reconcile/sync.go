@@ -140,7 +140,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		return
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
-	r.warn(lock.Tidy(r.State))
+	r.warn(lock.Tidy())
 	dropped := map[policy.SourceID]*store.Dropped{}
 	for _, s := range p.dropped {
 		d, err := lock.Drop(s)

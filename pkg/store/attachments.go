@@ -5,7 +5,6 @@ package store
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -91,7 +90,7 @@ func (d *Dir) network(name string, create bool) (*folder, error) {
 }
 
 // Attach records an attachment with its pod. It takes no lock and syncs nothing: attachments are valid in this boot
-// only. A repeated call replaces the record. The error of a full or read-only file system names no operation.
+// only. A repeated call replaces the record.
 func (d *Dir) Attach(p Pod) error {
 	const attempts = 100
 	var now unix.Timespec
@@ -108,46 +107,22 @@ func (d *Dir) Attach(p Pod) error {
 			break
 		}
 	}
-	var errno unix.Errno
-	if errors.As(err, &errno) && slices.Contains([]unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO}, errno) {
-		return fmt.Errorf("%w in %s%s", errno, shown(d.path), remedyOf(errno)) // the name of the file says nothing
-	}
 	return err
 }
 
-// AttachCached records a pod from the runtime's cache, whose file was written at a time, unless its attachment has a record.
-// It returns whether it did.
-func (d *Dir) AttachCached(p Pod, written time.Time) (recorded bool, err error) {
+// AttachCached records a pod from the runtime's cache, unless its attachment has a record. It returns whether it did.
+func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	p.Cached = true
 	f, err := d.network(p.Network, true)
 	if err != nil {
 		return false, err
 	}
 	defer f.close()
-	name := p.Attachment.file()
-	isTorn, err := f.isTornBefore(name, written)
-	if isTorn {
-		err = f.remove(name)
-	}
-	if err != nil {
+	if has, err := f.pod(p.Attachment.file()); has != nil || err != nil {
 		return false, err
-	}
-	if f.has(name) || f.has(p.file()) {
-		return false, nil
 	}
 	err = f.putPod(p)
 	return err == nil, err
-}
-
-// isTornBefore reports whether there is a record that an ADD could not write, as the disk was full, and which is older than
-// the end of that ADD.
-func (f *folder) isTornBefore(name string, written time.Time) (bool, error) {
-	p, err := f.pod(name)
-	if err != nil || p != nil {
-		return false, err
-	}
-	var st unix.Stat_t
-	return unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && time.Unix(st.Mtim.Unix()).Before(written), nil
 }
 
 // DetachCached removes a record from the runtime's cache.
@@ -201,35 +176,30 @@ func (d *Dir) Pod(a Attachment) (*Pod, error) {
 		return nil, ignoring(err, os.ErrNotExist)
 	}
 	defer f.close()
-	name := a.file()
-	if !f.has(name) {
-		name += cachedSuffix
-	}
-	return f.pod(name)
+	return f.pod(a.file())
 }
 
-func (f *folder) pod(name string) (*Pod, error) {
-	data, err := f.read(name)
-	if err != nil {
-		return nil, ignoring(err, os.ErrNotExist, ErrRefused)
-	}
-	p := decodePod(data)
-	if p != nil {
-		p.Cached = strings.HasSuffix(name, cachedSuffix)
-		if p.file() != name {
-			p = nil
+// pod returns the record of an attachment: that of its ADD or, without one that was written whole, that from the cache.
+func (f *folder) pod(attachment string) (*Pod, error) {
+	for _, name := range []string{attachment, attachment + cachedSuffix} {
+		data, err := f.read(name)
+		if err = ignoring(err, os.ErrNotExist, ErrRefused); err != nil {
+			return nil, err
+		}
+		if p := decodePod(data); p != nil && p.Attachment.file() == attachment {
+			p.Cached = name != attachment
+			return p, nil
 		}
 	}
-	return p, nil
+	return nil, nil
 }
 
-// attachmentNames returns one name for each attachment, of the sorted names in the directory of a network.
-func attachmentNames(names []string) []string {
-	contains := func(name string) bool { _, found := slices.BinarySearch(names, name); return found }
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
-		hash, isCached := strings.CutSuffix(name, cachedSuffix)
-		return !isHash(hash) || isCached && contains(hash)
-	})
+// attachmentsIn returns the file of each attachment, of the sorted names in the directory of a network.
+func attachmentsIn(names []string) []string {
+	for i, name := range names {
+		names[i] = strings.TrimSuffix(name, cachedSuffix)
+	}
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return !isHash(name) })
 }
 
 // Pods returns the records of all attachments of this boot, and how many attachments have none.
@@ -250,11 +220,8 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 		}
 		errNetwork := all.within(network, func(f *folder) error {
 			names, err := f.names()
-			for _, name := range attachmentNames(names) {
-				if _, unknown := f.recognize(inNetwork, name); unknown != nil {
-					continue
-				}
-				p, errPod := f.pod(name)
+			for _, attachment := range attachmentsIn(names) {
+				p, errPod := f.pod(attachment)
 				if err = errors.Join(err, errPod); p == nil {
 					without++
 				} else {
@@ -277,11 +244,7 @@ func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 			errs = append(errs, ignoring(err, os.ErrNotExist))
 			continue
 		}
-		name := a.file()
-		if !f.has(name) {
-			name += cachedSuffix
-		}
-		p, err := f.pod(name)
+		p, err := f.pod(a.file())
 		if err == nil && p != nil {
 			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(taken[a], x) })
 			err = ignoring(f.rewritePod(*p), os.ErrNotExist)
@@ -304,7 +267,7 @@ func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) 
 	if err == nil {
 		changed, err = f.changed()
 	}
-	return len(attachmentNames(names)), changed, ignoring(err, os.ErrNotExist) // it may have been removed since it was opened
+	return len(attachmentsIn(names)), changed, ignoring(err, os.ErrNotExist) // it may have been removed since it was opened
 }
 
 // Prune removes the network's attachments of this boot except those to keep, whose Network does not matter, and creates

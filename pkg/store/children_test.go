@@ -158,7 +158,7 @@ func onReadOnly(d *store.Dir) error {
 	}
 	if err := errors.Join(
 		l.PutRecord(s.Record), d.Detach(aPod("podnet", "other", "eth0").Attachment),
-		d.Detach(aPod("unseen", "c", "eth0").Attachment), l.Tidy(s), drop(l, network("unseen")),
+		d.Detach(aPod("unseen", "c", "eth0").Attachment), l.Tidy(), drop(l, network("unseen")),
 	); err != nil {
 		return fmt.Errorf("nothing to write: %w", err)
 	}
@@ -192,11 +192,12 @@ func onFullDisk(d *store.Dir) error {
 		}
 	}
 	fill()
-	if err := errors.Join(l.Asking().PutRecord(aRecord()), l.Tidy(store.State{}), l.PutRecord(aRecord())); err != nil {
+	full := func(err error) error { return isFailure(err, unix.ENOSPC, d, "free space") }
+	if err := errors.Join(full(l.Asking().PutRecord(aRecord())), full(l.PutRecord(aRecord())), l.Tidy(), l.PutRecord(aRecord())); err != nil {
 		return fmt.Errorf("beside the attachments of an earlier boot: %w", err)
 	}
 	fill()
-	return errors.Join(isFailure(l.Asking().Put(newSource("other")), unix.ENOSPC, d, "free space"), file.Close(), l.Release())
+	return errors.Join(full(l.Asking().Put(newSource("other"))), file.Close(), l.Release())
 }
 
 func isReadOnly(err error, d *store.Dir) error { return isFailure(err, unix.EROFS, d, "mount") }

@@ -89,7 +89,7 @@ func writable(d *store.Dir) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(l.Put(newSource("podnet", "10.0.0.0/8")), l.PutRecord(aRecord()), l.Tidy(store.State{}), l.Release())
+	return errors.Join(l.Put(newSource("podnet", "10.0.0.0/8")), l.PutRecord(aRecord()), l.Tidy(), l.Release())
 }
 
 func load(t testing.TB, d *store.Dir) store.State {

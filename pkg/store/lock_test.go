@@ -125,7 +125,7 @@ func TestNothingIsWrittenAfterRelease(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
 	ok(t, l.Release())
-	for _, err := range []error{l.Put(newSource("net")), drop(l, network("net")), l.PutRecord(aRecord()), l.Tidy(store.State{})} {
+	for _, err := range []error{l.Put(newSource("net")), drop(l, network("net")), l.PutRecord(aRecord()), l.Tidy()} {
 		fails(t, err, d.Path())
 	}
 	loads(t, d)
@@ -143,7 +143,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	loads(t, d, newSource("podnet"))
 }
 
-// TestFullDisk: what Tidy frees is room for the record, and a dry run says so.
+// TestFullDisk: what Tidy frees is room for the record, and a dry run says what can be written now.
 func TestFullDisk(t *testing.T) {
 	d := open(t)
 	ok(t, os.Mkdir(d.Path(), 0o700))

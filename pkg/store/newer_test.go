@@ -39,8 +39,7 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			same(t, s, store.State{Newer: []store.FileError{{File: file, Err: s.Newer[0].Err}, {File: record, Err: s.Newer[1].Err}}})
 
 			l := lock(t, d)
-			ok(t, l.Tidy(s))
-			ok(t, l.Tidy(store.State{Damaged: []store.FileError{{File: file}, {File: record}}}))
+			ok(t, l.Tidy())
 			for _, err := range []error{l.Put(newSource("net")), drop(l, network("net")), l.PutRecord(aRecord())} {
 				if !errors.Is(err, store.ErrNewer) {
 					t.Errorf("got %v, want ErrNewer", err)

@@ -120,7 +120,7 @@ func TestOtherFilesInADataDirStay(t *testing.T) {
 	ok(t, store.Open(d.Path()).WithBoot(another).Attach(aPod("net", "d", "eth0")))
 	l := lock(t, d)
 	ok(t, d.Prune("net", nil))
-	ok(t, l.Tidy(load(t, d)))
+	ok(t, l.Tidy())
 	ok(t, drop(l, network("net")))
 	put(t, d.Path(), backup)
 	ok(t, l.Destroy())

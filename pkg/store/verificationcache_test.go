@@ -51,7 +51,7 @@ func TestVerificationCache(t *testing.T) {
 	}
 	loads(t, d, newSource("net", "10.0.0.0/8"), newSource("other"))
 	path := cacheFile(t, d)
-	ok(t, l.Tidy(load(t, d)))
+	ok(t, l.Tidy())
 	same(t, d.VerificationCache(network("net")), short)
 
 	text, err := os.ReadFile(path)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -53,16 +52,11 @@ func (l *Lock) Put(c policy.Source) error {
 		return err
 	}
 	defer sources.close()
-	return l.write(sources, name, data, true, func(temp string) error {
-		now := sources.stored(name)
+	return l.write(sources, name, data, true, func(temp string, now State) {
 		if len(now.Sources) == 1 && samePolicy(now.Sources[0], c) {
 			// Without its time, the policy would look newer; no more depends on it.
 			_ = sources.copyTime(name, temp)
 		}
-		if len(now.Damaged) > 0 {
-			return ignoring(sources.moveAside(name), os.ErrNotExist)
-		}
-		return nil
 	})
 }
 
@@ -81,34 +75,16 @@ func (l *Lock) sources(create bool) (*folder, error) {
 	return l.root.folder(sourcesDir, create)
 }
 
-// mayWrite returns why no file with this data could be written to a directory, beside those of this dry run. Tidy makes
-// room on a full disk first, where it removes attachments.
+// mayWrite returns why no file with this data could be written to a directory, beside those of this dry run.
 func (l *Lock) mayWrite(dir string, data []byte) error {
 	const block = 4096
 	l.planned += (len(data) + block - 1) / block * block
-	err := mayCreate(dir, l.planned)
-	if errors.Is(err, unix.ENOSPC) && l.hasFormerAttachments() {
-		return nil
-	}
-	return err
+	return mayCreate(dir, l.planned)
 }
 
-// hasFormerAttachments reports whether there are attachments of earlier boots.
-func (l *Lock) hasFormerAttachments() (has bool) {
-	boot, err := l.dir.boot()
-	if err != nil || l.root == nil {
-		return false
-	}
-	_ = l.root.within(attachmentsDir, func(f *folder) error {
-		names, err := f.names()
-		has = slices.ContainsFunc(names, func(name string) bool { return isBoot(name) && name != boot })
-		return err
-	})
-	return has
-}
-
-// write replaces a file by a rename. The function before is called when the new one is complete, and can prevent that.
-func (l *Lock) write(f *folder, name string, data []byte, durable bool, before func(temp string) error) error {
+// write replaces a file by a rename, and moves a damaged one aside. The function before is called when the new one is
+// complete, with what is stored.
+func (l *Lock) write(f *folder, name string, data []byte, durable bool, before func(temp string, now State)) error {
 	if err := f.newer(writeDocument, name); err != nil {
 		return err
 	}
@@ -126,8 +102,12 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 		fill = overwrite
 	}
 	err = failure(writeDocument, f.in(name), fill(file, data))
+	now := f.stored(name)
 	if err == nil && before != nil {
-		err = before(temp)
+		before(temp, now)
+	}
+	if err == nil && len(now.Damaged) > 0 {
+		err = ignoring(f.replace("move damaged document aside to", name, name+damagedSuffix), os.ErrNotExist)
 	}
 	if err == nil {
 		err = f.replace(writeDocument, temp, name)
@@ -272,19 +252,14 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Tidy removes temporary files, which killed processes left, and the attachments of earlier boots, and moves a
-// damaged record aside. If there is nothing to do, it writes nothing.
-func (l *Lock) Tidy(s State) error {
+// Tidy removes temporary files, which killed processes left, and the attachments of earlier boots. If there is nothing
+// to do, it writes nothing.
+func (l *Lock) Tidy() error {
 	if mayWrite := !l.dry && l.err == nil; !mayWrite {
 		return nil
 	}
 	boot, err := l.dir.boot()
 	errs := []error{err, l.root.tidy(inDataDir), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources) })}
-	for _, name := range []string{recordFile, podsFile} {
-		if len(s.Damaged) > 0 && len(l.root.stored(name).Damaged) > 0 {
-			errs = append(errs, l.root.moveAside(name))
-		}
-	}
 	if err == nil {
 		errs = append(errs, l.root.within(attachmentsDir, func(f *folder) error { return f.clear(inAttachments, boot) }))
 	}
@@ -301,16 +276,6 @@ func (f *folder) tidy(of layout) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// moveAside renames a document to its name with ".damaged", replacing an earlier one.
-func (f *folder) moveAside(name string) error {
-	const op = "move damaged document aside to"
-	err := f.replace(op, name, name+damagedSuffix)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENOTDIR) { // an earlier one, which stays
-		return f.replace(op, name, safefile.TempName(name+".")+damagedSuffix)
-	}
-	return err
 }
 
 // Destroy removes the files of ip-masq in the dataDir, and the directory if it is empty then. The lock
