@@ -271,6 +271,19 @@ func TestRecordOfAFailedRun(t *testing.T) {
 	}
 }
 
+// A chain that could not be read before the record was written is not written, although it can be read later.
+func TestUnreadableChainIsNotWritten(t *testing.T) {
+	f := newFixture(t)
+	a, b := network("one", "A", backend(policy.NFTables)), network("two", "B", backend(policy.IPTables))
+	f.mustApply(a)
+	f.kernel.Flush()
+	f.kernel.most, f.kernel.fail = 2, map[string]error{"observe " + inIPTables: errRefused, "write nftables": netfilter.ErrChanged}
+	if s := f.sync(a, b); s.Err("A") != nil || s.Err("B") == nil || len(f.kernel.Chains[netfiltertest.IPTables]) > 0 {
+		t.Errorf("errors %v and %v, on record are %+v", s.Err("A"), s.Err("B"), f.record().Chains)
+	}
+	f.mustBeInSync(f.sync(a, b))
+}
+
 // Where the record was lost the rules that are there are on it again.
 func TestLostRecord(t *testing.T) {
 	f := newFixture(t)

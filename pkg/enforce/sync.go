@@ -86,8 +86,9 @@ func (s *State) begin(now int64) {
 func (s *State) plan() {
 	rec := s.record
 	rec.Chains = nil
-	for _, c := range s.Chains {
-		if c.Err != nil {
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if c.failed = c.Err; c.Err != nil { // also if it can be read later
 			continue
 		}
 		for _, d := range c.Desired.Chains { // first, as choose takes the first
