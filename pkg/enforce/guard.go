@@ -129,7 +129,7 @@ func (s *State) compareGuards() {
 		return
 	}
 	want := g.Desired
-	if len(s.Stale) == 0 && !slices.ContainsFunc(s.Chains, func(c Chain) bool { return !s.isWritten(&c) }) {
+	if len(s.Stale) == 0 && s.isAllWritten() {
 		want = s.guards()
 	}
 	g.Diff = g.compare(want)
@@ -203,15 +203,12 @@ func (g *GuardState) isUnknown() bool { return g.compare == nil && g.unusable ==
 // guards returns the guards for the rules that are in the kernel: those that are desired when all rules are.
 func (s *State) guards() []policy.Guard {
 	surplus := s.surplus()
-	t := policy.Transition{First: !s.hasRules(), All: len(surplus) == 0 && !s.unknown}
-	for i := range s.Chains {
-		t.All = t.All && s.isWritten(&s.Chains[i])
-	}
+	t := policy.Transition{First: !s.hasRules(), All: len(surplus) == 0 && s.isAllWritten()}
 	var out []policy.Guard
 	for _, g := range s.Guard.Desired {
 		c := s.Find(g.Chain)
 		elsewhere := slices.ContainsFunc(surplus, func(o store.OwnedChain) bool { return o.Chain == g.Chain })
-		t.Settled = c == nil || s.isWritten(c) && !elsewhere // without a policy it stays, see keepWhatExists
+		t.Settled = c == nil || s.isWritten(c) // without a policy it stays, see keepWhatExists
 		observed := s.Guard.observed(g.Chain, g.Family)
 		if observed == nil && !t.Settled && !elsewhere && c.Err == nil && c.Observed.Find(g.Family, g.Chain) == nil {
 			observed = s.predecessor(g.Family)

@@ -195,6 +195,11 @@ func (s *State) failTables(t *tables, err error) {
 // isWritten reports whether the rules of a chain are in the kernel as they are desired.
 func (s *State) isWritten(c *Chain) bool { return c.Err == nil && len(s.ChainDiff(c)) == 0 }
 
+// isAllWritten reports whether those of all chains are.
+func (s *State) isAllWritten() bool {
+	return !slices.ContainsFunc(s.Chains, func(c Chain) bool { return !s.isWritten(&c) })
+}
+
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(c Chain) bool { return !c.Recorded }

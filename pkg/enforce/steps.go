@@ -216,32 +216,19 @@ func (s *State) forget(o store.OwnedChain) {
 	}
 }
 
-// removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
-// rules have taken.
+// removable returns the stale chains under which no guard drops or binds what leaves without them, once all rules are in place
+// that replace them.
 func (s *State) removable() []store.OwnedChain {
+	if !s.isAllWritten() {
+		return nil
+	}
 	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
-		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
-			return !s.isWritten(c)
+		if c := s.Find(o.Chain); c != nil && c.Desired.Find(o.Family, o.Chain) != nil {
+			return false
 		}
-		return s.awaitsReplacement(o.Chain) || s.Guard.isUnknown() || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
+		return s.Guard.isUnknown() || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
 			return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect()
 		})
-	})
-}
-
-// awaitsReplacement reports whether the rules of sources that named another chain before could not be written. Where only
-// the record tells of that chain, they may be those of any chain that was never written.
-func (s *State) awaitsReplacement(chain string) bool {
-	had := slices.DeleteFunc(slices.Clone(s.before), func(src policy.Source) bool { return src.Policy.Chain != chain })
-	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
-		replaces := !slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain })
-		if len(had) > 0 {
-			replaces = slices.ContainsFunc(had, func(src policy.Source) bool {
-				after := store.State{Sources: s.after}.Find(src.ID)
-				return after != nil && after.Policy.Chain == c.Policy.Chain
-			})
-		}
-		return replaces && !s.isWritten(&c)
 	})
 }
 
