@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"net/http"
 	"slices"
 	"strings"
 	"syscall"
@@ -46,45 +45,39 @@ func daemonSets() []daemonSet {
 // rules equal the agent's.
 func TestAgentDaemonSetFlags(t *testing.T) {
 	t.Parallel()
-	for _, f := range backends()[1:2] { // TestAgentCases has both variants
-		t.Run(f.name, func(t *testing.T) {
-			agentNode, ownNode := newNode(t, f), newNode(t, f)
-			for i, c := range daemonSets() {
-				for what, files := range map[string]map[string]string{"no files": noFiles(), "a file": singleFile("masqLinkLocal: true\nnonMasqueradeCIDRs: [10.9.0.0/16]\n")} {
-					t.Run(c.name+" and "+what, func(t *testing.T) {
-						at := 2 * i
-						if len(files) > 0 {
-							at++
-						}
-						dir := agentCase{files: files}.writeFiles(t, ownNode, at)
-						a := readAsAgent(t, c.dialect, dir, c.args)
-						a.write(t, agentNode)
-						want := agentNode.chainRules(t, a.chain)
-						if a.second {
-							want.randomly() // ip-masq-agent-v2 has no such flag
-						}
-						log := ownNode.runWithAgentFlags(t, slices.Concat([]string{"--agent-config-dir", dir, "--agent-dialect", c.dialect}, c.args))
-						wantSameRules(t, want, ownNode.chainRules(t, a.chain))
-						var warned []string
-						for line := range strings.Lines(log) {
-							if _, flag, found := strings.Cut(line, "flag=--"); found {
-								warned = append(warned, strings.TrimSpace(flag))
-							}
-						}
-						slices.Sort(warned)
-						slices.Sort(c.warns)
-						if d := cmp.Diff(c.warns, warned); d != "" {
-							t.Errorf("warnings about flags:\n%s\n%s", d, log)
-						}
-						if logged := strings.Contains(log, "msg=sync"); logged != c.verbose {
-							t.Errorf("logs each sync: %v, want %v:\n%s", logged, c.verbose, log)
-						}
-						agentNode.removeRulesAndState(t)
-						ownNode.removeRulesAndState(t)
-					})
+	agentNode, ownNode := newNode(t, backends()[1]), newNode(t, backends()[1]) // TestAgentCases has both variants
+	for i, c := range daemonSets() {
+		for what, files := range map[string]map[string]string{"no files": noFiles(), "a file": singleFile("masqLinkLocal: true\nnonMasqueradeCIDRs: [10.9.0.0/16]\n")} {
+			t.Run(c.name+" and "+what, func(t *testing.T) {
+				at := 2 * i
+				if len(files) > 0 {
+					at++
 				}
-			}
-		})
+				dir := agentCase{files: files}.writeFiles(t, ownNode, at)
+				a := readAsAgent(t, c.dialect, dir, c.args)
+				a.random = a.random || a.second // ip-masq-agent-v2 has no such flag
+				a.write(t, agentNode)
+				want := agentNode.chainRules(t, a.chain)
+				log := ownNode.runWithAgentFlags(t, slices.Concat([]string{"--agent-config-dir", dir, "--agent-dialect", c.dialect}, c.args))
+				wantSameRules(t, want, ownNode.chainRules(t, a.chain))
+				var warned []string
+				for line := range strings.Lines(log) {
+					if _, flag, found := strings.Cut(line, "flag=--"); found {
+						warned = append(warned, strings.TrimSpace(flag))
+					}
+				}
+				slices.Sort(warned)
+				slices.Sort(c.warns)
+				if d := cmp.Diff(c.warns, warned); d != "" {
+					t.Errorf("warnings about flags:\n%s\n%s", d, log)
+				}
+				if logged := strings.Contains(log, "msg=sync"); logged != c.verbose {
+					t.Errorf("logs each sync: %v, want %v:\n%s", logged, c.verbose, log)
+				}
+				agentNode.removeRulesAndState(t)
+				ownNode.removeRulesAndState(t)
+			})
+		}
 	}
 }
 
@@ -98,12 +91,7 @@ func (n *node) runWithAgentFlags(t *testing.T, args []string) string {
 	var log journal
 	c.Stdout, c.Stderr = &log, &log
 	must(t, c.Start())
-	client := n.httpClient()
-	defer client.CloseIdleConnections()
-	ready := timelimit.Await(timelimit.Wait, func() bool {
-		answer, err := client.Get("http://127.0.0.1:19820/readyz")
-		return err == nil && answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
-	})
+	ready := timelimit.Await(timelimit.Wait, func() bool { return n.isReady("127.0.0.1:19820") })
 	must(t, c.Process.Signal(syscall.SIGTERM))
 	_ = c.Wait() // the exit code is checked below
 	log.mu.Lock()

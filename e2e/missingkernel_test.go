@@ -30,6 +30,8 @@ type missing struct {
 	xtables bool
 	// inet6 takes the sockets and the sysctls of IPv6 away.
 	inet6 bool
+	// cookies takes SO_NETNS_COOKIE away.
+	cookies bool
 	// denied are the paths of files and directories that cannot be opened, as by SELinux.
 	denied []string
 }
@@ -99,6 +101,9 @@ func (l missing) install() (listener int, err error) {
 	}
 	if l.inet6 {
 		when(unix.SYS_SOCKET, refuse(unix.EAFNOSUPPORT), [2]uint32{0, unix.AF_INET6})
+	}
+	if l.cookies {
+		when(unix.SYS_GETSOCKOPT, refuse(unix.ENOPROTOOPT), [2]uint32{1, unix.SOL_SOCKET}, [2]uint32{2, unix.SO_NETNS_COOKIE})
 	}
 	if l.xtables {
 		const base, last = 64, 68 // IPT_BASE_CTL and the last option after it

@@ -36,7 +36,9 @@ type node struct {
 	// path is the PATH of the plugins. It has the rule programs of the backend, and none with
 	// nftables.
 	path string
-	cni  *topology.CNI
+	// prefix starts the reconciler with limits: setpriv with its options.
+	prefix []string
+	cni    *topology.CNI
 
 	networks []string // by name, in the order of their subnets
 	pods     int

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -59,7 +57,8 @@ func (n *node) reconcilerCommand(ctx context.Context, t *testing.T, args ...stri
 	if _, err := os.Stat(n.agentDir()); err == nil {
 		all = append(all, "--agent-config-dir", n.agentDir())
 	}
-	c := n.Node.Command(ctx, reconcilerProgram(t), append(all, args...)...)
+	all = slices.Concat(n.prefix, []string{reconcilerProgram(t)}, all, args)
+	c := n.Node.Command(ctx, all[0], all[1:]...)
 	c.Env = []string{"PATH=" + n.path}
 	return c
 }
@@ -83,7 +82,6 @@ type daemon struct {
 	n       *node
 	command *topology.Cmd
 	journal journal
-	http    *http.Client
 	// Its listeners, in the node's network namespace.
 	healthAddress, metricsAddress string
 	ended                         chan struct{}
@@ -118,7 +116,7 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	health, metrics := n.unusedAddress(), n.unusedAddress()
 	// The test's context ends before its cleanups run.
 	ctx, kill := context.WithCancel(context.WithoutCancel(t.Context()))
-	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{}), http: n.httpClient()}
+	d := &daemon{n: n, healthAddress: health, metricsAddress: metrics, ended: make(chan struct{})}
 	all := append([]string{"run", "--health-listen", health, "--metrics-listen", metrics}, args...)
 	d.command = n.reconcilerCommand(ctx, t, all...)
 	d.command.Stdout, d.command.Stderr = &d.journal, &d.journal
@@ -127,7 +125,6 @@ func (n *node) startReconciler(t *testing.T, args ...string) *daemon {
 	t.Cleanup(func() {
 		d.stop(t)
 		kill()
-		d.http.CloseIdleConnections()
 		if t.Failed() {
 			t.Logf("log of reconciler %v:\n%s", args, abbreviate(d.log()))
 		}
@@ -154,28 +151,15 @@ func (n *node) unusedAddress() string {
 	return fmt.Sprintf("127.0.0.1:%d", 20000+n.listeners)
 }
 
-// httpClient returns a client in the node's network namespace.
-func (n *node) httpClient() *http.Client {
-	const most = 10 * time.Second
-	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		err = n.Node.Do(func() error {
-			var d net.Dialer
-			c, err = d.DialContext(ctx, network, address)
-			return err
-		})
-		return c, err
-	}
-	return &http.Client{Timeout: most, Transport: &http.Transport{DialContext: dial}}
+// isReady reports whether the reconciler at an address of the node is ready.
+func (n *node) isReady(address string) bool {
+	code, _, err := n.Node.HTTPGet(context.Background(), "http://"+address+"/readyz")
+	return err == nil && code == http.StatusOK
 }
 
 // get sends a request to one of the reconciler's listeners.
 func (d *daemon) get(address, path string) (code int, body string, err error) {
-	answer, err := d.http.Get("http://" + address + path)
-	if err != nil {
-		return 0, "", err
-	}
-	text, err := io.ReadAll(answer.Body)
-	return answer.StatusCode, string(text), errors.Join(err, answer.Body.Close())
+	return d.n.Node.HTTPGet(context.Background(), "http://"+address+path)
 }
 
 // until waits until a condition holds. It fails the test after timelimit.Wait, or if the process

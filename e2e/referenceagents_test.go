@@ -192,89 +192,22 @@ func sizeOf(text string) int {
 	return highest - lowest + 1
 }
 
-// chainRules has a chain and the jumps to it for each iptables program.
-type chainRules map[string]familyRules
-
-type familyRules struct {
-	exists       bool
-	jumps, rules []chainRule
-}
-
-// chainRule is a rule as iptables lists it, without its comment.
-type chainRule struct {
-	destination, protocol, ports, target string
-	probability                          float64 // 0 means always
-	randomFully                          bool
-	rest                                 string // the remaining matches and options
-}
-
-// chainRules lists a chain on the node.
-func (n *node) chainRules(t *testing.T, chain string) chainRules {
+// chainRules returns a chain and the jumps to it, by the program of iptables that lists them. It leaves out comments and
+// rounds probabilities, as both are written in other ways.
+func (n *node) chainRules(t *testing.T, chain string) map[string][]string {
 	t.Helper()
-	all := chainRules{}
+	comment := regexp.MustCompile(` -m comment --comment ("(\\.|[^"\\])*"|\S+)`)
+	probability := regexp.MustCompile(`(--probability 0\.\d{6})\d*`)
+	all := map[string][]string{}
 	for _, f := range families() {
-		var found familyRules
 		for line := range strings.Lines(n.tool(t, f[0], "-t", "nat", "-S")) {
 			line = strings.TrimSpace(line)
-			rest, isRule := strings.CutPrefix(line, "-A "+chain+" ")
-			jump, isPost := strings.CutPrefix(line, "-A POSTROUTING ")
-			switch {
-			case line == "-N "+chain:
-				found.exists = true
-			case isRule:
-				found.rules = append(found.rules, parseRule(t, rest))
-			case isPost && strings.HasSuffix(line, "-j "+chain):
-				found.jumps = append(found.jumps, parseRule(t, jump))
+			isJump := strings.HasPrefix(line, "-A POSTROUTING ") && strings.HasSuffix(line, "-j "+chain)
+			if isJump || line == "-N "+chain || strings.HasPrefix(line, "-A "+chain+" ") {
+				line = comment.ReplaceAllString(line, "")
+				all[f[0]] = append(all[f[0]], probability.ReplaceAllString(line, "$1"))
 			}
 		}
-		all[f[0]] = found
 	}
 	return all
-}
-
-func parseRule(t *testing.T, text string) chainRule {
-	t.Helper()
-	comment := regexp.MustCompile(`-m comment --comment ("(\\.|[^"\\])*"|\S+) ?`)
-	words := strings.Fields(comment.ReplaceAllString(text, ""))
-	var r chainRule
-	var rest []string
-	for i := 0; i < len(words); i++ {
-		next := ""
-		if i+1 < len(words) {
-			next = words[i+1]
-		}
-		switch words[i] {
-		case "-d":
-			r.destination = next
-		case "-p":
-			r.protocol = next
-		case "--to-ports":
-			r.ports = next
-		case "-j":
-			r.target = next
-		case "--probability":
-			var err error
-			if r.probability, err = strconv.ParseFloat(next, 64); err != nil {
-				t.Fatalf("%s: %v", text, err)
-			}
-		case "--random-fully":
-			r.randomFully = true
-			continue
-		default:
-			rest = append(rest, words[i])
-			continue
-		}
-		i++
-	}
-	r.rest = strings.Join(rest, " ")
-	return r
-}
-
-// randomly adds --random-fully to the masquerade rules.
-func (c chainRules) randomly() {
-	for _, rules := range c {
-		for i := range rules.rules {
-			rules.rules[i].randomFully = rules.rules[i].target == "MASQUERADE"
-		}
-	}
 }

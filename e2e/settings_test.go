@@ -152,24 +152,14 @@ func TestSettingsChangeAddresses(t *testing.T) {
 	c := n.reconcilerCommand(t.Context(), t, "run", "--config", path)
 	must(t, c.Start())
 	defer func() { must(t, c.Process.Kill()); _ = c.Wait() }()
-	client := n.httpClient()
-	ready := func(address string) bool {
-		answer, err := client.Get("http://" + address + "/readyz")
-		if err != nil {
-			return false
-		}
-		_ = answer.Body.Close()
-		return answer.StatusCode == http.StatusOK
-	}
-	n.eventually(t, "the first address", func() bool { return ready(first) })
+	n.eventually(t, "the first address", func() bool { return n.isReady(first) })
 	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", second))
-	n.eventually(t, "the second address", func() bool { return ready(second) })
-	client.CloseIdleConnections()
-	if ready(first) {
+	n.eventually(t, "the second address", func() bool { return n.isReady(second) })
+	if n.isReady(first) {
 		t.Error("the reconciler still listens on the first address")
 	}
 	n.settingsFile(t, fmt.Sprintf("health_listen = %q\n", first))
-	n.eventually(t, "the first address again", func() bool { return ready(first) })
+	n.eventually(t, "the first address again", func() bool { return n.isReady(first) })
 }
 
 // TestConfigMapAgainstConflist checks that the network's policy takes precedence over the agent

@@ -6,17 +6,20 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -277,4 +280,61 @@ func TestVerificationCacheDuringCommit(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestWithoutNamespaceCookies runs ADD as on kernels before 5.14, which have no SO_NETNS_COOKIE to
+// distinguish a network namespace from a later one with the same inode. It checks that ADD uses the
+// verification cache only in the initial network namespace, which never ends.
+func TestWithoutNamespaceCookies(t *testing.T) {
+	for _, f := range backends()[:2] {
+		for where, initial := range map[string]bool{"the first namespace": true, "another namespace": false} {
+			t.Run(f.name+", "+where, func(t *testing.T) {
+				n := newNode(t, f)
+				t.Run("ADD", func(t *testing.T) {
+					runtime.LockOSThread() // and never unlock it: the thread ends with the test
+					disableNamespaceCookies(t)
+					if initial {
+						must(t, n.Node.Do(simulateInitialNamespace))
+					}
+					l, conf := inProcessPlugin{node: n}, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+					for range 2 {
+						l.add(t, conf)
+					}
+					if looked := l.add(t, conf); looked == initial {
+						t.Errorf("ADD without changes: read the rules: %t", looked)
+					}
+					n.alter(t, "-F POSTROUTING", "flush chain ip ip-masq postrouting\n")
+					if !l.add(t, conf) { // which repairs the jump
+						t.Error("the next ADD did not read the rules")
+					}
+				})
+			})
+		}
+	}
+}
+
+// disableNamespaceCookies makes getsockopt(SO_NETNS_COOKIE) fail for the calling thread, as on an
+// older kernel.
+func disableNamespaceCookies(t *testing.T) {
+	t.Helper()
+	listener, err := missing{cookies: true}.install()
+	must(t, errors.Join(err, unix.Close(listener)))
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(s)
+	if _, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); !errors.Is(err, unix.ENOPROTOOPT) {
+		t.Fatalf("SO_NETNS_COOKIE: %v", err)
+	}
+}
+
+// simulateInitialNamespace gives the calling thread a /proc/sys/net/core that only the initial
+// network namespace has.
+func simulateInitialNamespace() error {
+	const dir = "/proc/sys/net/core"
+	return errors.Join(
+		unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("tmpfs", dir, "tmpfs", 0, ""),
+		os.WriteFile(filepath.Join(dir, "dev_weight"), []byte("64\n"), 0o644),
+	)
 }
