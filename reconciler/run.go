@@ -122,7 +122,6 @@ type daemon struct {
 	current atomic.Pointer[reconcile.Loop]
 
 	// The installed plugin when its version was last asked for.
-	pluginMu         sync.Mutex
 	pluginFile       os.FileInfo
 	installedVersion string
 }
@@ -282,8 +281,6 @@ func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, erro
 
 // pluginVersion returns what the installed plugin prints, or "". It runs a changed file only.
 func (d *daemon) pluginVersion() string {
-	d.pluginMu.Lock()
-	defer d.pluginMu.Unlock()
 	path := filepath.Join(d.current.Load().Node.Settings.CNIBinDir, config.PluginType)
 	file, err := os.Stat(path)
 	old := d.pluginFile

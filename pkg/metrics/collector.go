@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io/fs"
 	"maps"
 	"runtime"
@@ -128,7 +127,7 @@ func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
 				continue // sourceCIDRs may have only the other family
 			}
 			if p.ResetsConnections() {
-				m.resets.export(kernelChain{family: f, chain: p.Chain}, "")
+				m.resets.addTo(kernelChain{family: f, chain: p.Chain}, "", 0)
 			}
 			at := policy.ChainFamily{Chain: p.Chain, Family: f}
 			fails := rules.Guard.IsInactive(at) || slices.Contains(p.GuardedFamilies(), f) && rules.Guard.Of(at) == nil
@@ -317,71 +316,52 @@ type kernelChain struct {
 	chain  string
 }
 
-// counter identifies a counter in its chain: the nth of the rules that are alike.
-type counter struct {
-	rule uint64 // hash of the key
-	nth  int
-}
-
-type count struct {
-	n      uint64
-	action string
-}
-
-// totals adds up the kernel's counters, which begin at 0 when their rule is recreated. The first value counts in
-// full, as the rule may be older than this process. What is counted after the last observation is lost.
+// totals adds up the kernel's counters by action. The first value counts in full, as the rules may be older than this
+// process. One that fell adds nothing: rules were recreated, or removed. What is counted between the observations before
+// and after that is lost.
 type totals struct {
-	last   map[kernelChain]map[counter]count
+	last   map[kernelChain]map[string]uint64
 	sums   map[series]uint64
 	chains names
 }
 
 func newTotals() totals {
-	return totals{map[kernelChain]map[counter]count{}, map[series]uint64{}, names{}}
-}
-
-// export begins the series of a chain with 0.
-func (t *totals) export(p kernelChain, actions ...string) {
-	name := t.chains.admit(label(p.chain))
-	for _, a := range actions {
-		t.sums[series{name, p.family, a}] += 0
-	}
+	return totals{map[kernelChain]map[string]uint64{}, map[series]uint64{}, names{}}
 }
 
 // add adds what the counters of a chain counted since their last observation.
-func (t *totals) add(p kernelChain, counters map[counter]count) {
-	name := t.chains.admit(label(p.chain))
-	for k, c := range counters {
-		more := c.n
-		if last := t.last[p][k].n; last <= c.n {
-			more -= last
-		} // otherwise it was recreated
-		t.sums[series{name, p.family, c.action}] += more
+func (t *totals) add(p kernelChain, counters map[string]uint64) {
+	for action, n := range counters {
+		t.addTo(p, action, n-min(n, t.last[p][action]))
 	}
 	t.last[p] = counters
 }
 
+// addTo adds a number to a series, which exists from then on.
+func (t *totals) addTo(p kernelChain, action string, n uint64) {
+	t.sums[series{t.chains.admit(label(p.chain)), p.family, action}] += n
+}
+
 func (t *totals) forget(gone func(kernelChain) bool) {
-	maps.DeleteFunc(t.last, func(p kernelChain, _ map[counter]count) bool { return gone(p) })
+	maps.DeleteFunc(t.last, func(p kernelChain, _ map[string]uint64) bool { return gone(p) })
 }
 
-type connections struct {
-	totals
-	seed maphash.Seed
-}
-
-// observe adds what was counted since the state before. It ignores nil.
-func (c *connections) observe(s *enforce.State) {
+// observeConnections adds the connections that were counted since the state before. It ignores nil.
+func (t *totals) observeConnections(s *enforce.State) {
 	if s == nil {
 		return
 	}
+	const exempt, masquerade = string(policy.ActionExempt), string(policy.ActionMasquerade)
 	seen := map[kernelChain]bool{}
 	for _, chain := range s.Chains {
 		for _, observed := range chain.Observed.Chains {
+			n := map[policy.Verdict]uint64{}
+			for _, r := range observed.Rules {
+				n[r.Verdict] += r.Connections
+			}
 			p := kernelChain{chain.Choice, observed.Family, observed.Name}
 			seen[p] = true
-			c.export(p, string(policy.ActionExempt), string(policy.ActionMasquerade))
-			c.add(p, c.counters(chain.Choice, observed.Rules))
+			t.add(p, map[string]uint64{exempt: n[policy.Return], masquerade: n[policy.Masquerade]})
 		}
 	}
 	for bound, n := range s.Guard.Observed.Bound { // before the masquerade chain sees them
@@ -390,35 +370,16 @@ func (c *connections) observe(s *enforce.State) {
 		}
 		p := kernelChain{family: bound.Family, chain: bound.Chain}
 		seen[p] = true
-		c.add(p, map[counter]count{{}: {n, string(policy.ActionExempt)}})
+		t.add(p, map[string]uint64{exempt: n})
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	c.forget(func(p kernelChain) bool {
+	t.forget(func(p kernelChain) bool {
 		chain := s.Find(p.chain)
 		if p.Choice == (netfilter.Choice{}) {
 			return !seen[p] && s.Guard.Err == nil
 		}
 		return !seen[p] && (chain == nil || chain.Err == nil)
 	})
-}
-
-func (c *connections) counters(choice netfilter.Choice, rules []policy.Rule) map[counter]count {
-	actions := map[policy.Verdict]policy.Action{policy.Return: policy.ActionExempt, policy.Masquerade: policy.ActionMasquerade}
-	counters := make(map[counter]count, len(rules))
-	alike := make(map[uint64]int, len(rules))
-	for _, r := range rules {
-		action, counts := actions[r.Verdict]
-		if !counts {
-			continue
-		}
-		if choice.Backend == policy.NFTables { // the elements of a set change while the rule and its counter stay
-			r = r.WithoutElements()
-		}
-		rule := maphash.Comparable(c.seed, r.Key())
-		counters[counter{rule, alike[rule]}] = count{r.Connections, string(action)}
-		alike[rule]++
-	}
-	return counters
 }
 
 // observeGuards adds the packets that guards counted or dropped since the state before. It ignores nil.
@@ -428,20 +389,18 @@ func (t *totals) observeGuards(s *enforce.State) {
 	}
 	seen := map[kernelChain]bool{}
 	for _, g := range s.Guard.Desired {
-		if g.Mode == policy.GuardOff {
+		if g.Mode != policy.GuardOff {
+			t.addTo(kernelChain{family: g.Family, chain: g.Chain}, string(g.Mode), 0)
+		}
+	}
+	for _, g := range s.Guard.Observed.Guards {
+		at := policy.ChainFamily{Chain: g.Chain, Family: g.Family}
+		if desired := s.Guard.Of(at); g.Mode == policy.GuardOff || desired == nil || desired.Mode == policy.GuardOff {
 			continue
 		}
-		p, action := kernelChain{family: g.Family, chain: g.Chain}, string(g.Mode)
-		t.export(p, action)
-		n, counted := s.Guard.Observed.Packets[policy.ChainFamily{Chain: g.Chain, Family: g.Family}]
-		if !counted {
-			continue
-		}
-		if last, known := t.last[p][counter{}]; known && len(s.Guard.Diff) > 0 {
-			action = last.action // of the rule in the kernel, which may be the one of another mode
-		}
+		p := kernelChain{family: g.Family, chain: g.Chain}
 		seen[p] = true
-		t.add(p, map[counter]count{{}: {n, action}})
+		t.add(p, map[string]uint64{string(g.Mode): s.Guard.Observed.Packets[at]})
 	}
 	t.forget(func(p kernelChain) bool { return !seen[p] && s.Guard.Err == nil })
 }

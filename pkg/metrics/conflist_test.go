@@ -23,7 +23,7 @@ func readiness(t *testing.T, m *metrics.Monitor, want string) {
 }
 
 func TestManagedConflist(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	report := func(c *conflist.Status, problems ...reconcile.Problem) {
 		m.Report(&reconcile.Report{Sources: missing(), Conflist: c, Problems: problems}, time.Minute)
 	}

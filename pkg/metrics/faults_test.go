@@ -95,7 +95,7 @@ func TestFaults(t *testing.T) {
 	for _, name := range names {
 		f := faults()[name]
 		t.Run(name, func(t *testing.T) {
-			m := metrics.New(metrics.Options{
+			m := newMonitor(metrics.Options{
 				Version:       "v1.2.3",
 				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 0, nil },
 				PluginVersion: func() string { return map[bool]string{false: "v1.2.3"}[f.reasons == "plugin"] },

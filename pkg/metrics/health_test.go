@@ -43,7 +43,7 @@ func TestHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := metrics.New(metrics.Options{})
+				m := newMonitor(metrics.Options{})
 				if test.report != nil {
 					m.Report(test.report, 10*time.Second)
 				}
@@ -65,7 +65,7 @@ func TestHealth(t *testing.T) {
 }
 
 func TestRequests(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	health, metrics := httptest.NewServer(m.Health()), httptest.NewServer(m.Metrics())
 	defer health.Close()
 	defer metrics.Close()

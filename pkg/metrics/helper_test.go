@@ -3,6 +3,7 @@
 package metrics_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -69,7 +71,7 @@ func chainsIn(choice netfilter.Choice, policies []policy.Policy) (chains []enfor
 // guards returns the state of guards that are as desired, whose counters have the value.
 func guards(policies []policy.Policy, packets uint64, inactive ...enforce.Inactive) enforce.GuardState {
 	g := enforce.GuardState{Desired: policy.DesiredGuards(policies, policy.Owner{}), Inactive: inactive}
-	g.Observed.Packets = map[policy.ChainFamily]uint64{}
+	g.Observed.Packets, g.Observed.Guards = map[policy.ChainFamily]uint64{}, g.Desired
 	for _, d := range g.Desired {
 		g.Observed.Packets[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] = packets
 	}
@@ -109,6 +111,29 @@ func rich() *reconcile.Report {
 		},
 		Drift: policy.Diff{{Kind: policy.RuleChange}, {Kind: policy.RuleChange}, {Kind: policy.JumpChange}},
 	}
+}
+
+// newMonitor returns a Monitor whose options read nothing, except those that are given.
+func newMonitor(o metrics.Options) *metrics.Monitor {
+	if o.State == nil {
+		o.State = func(context.Context) *enforce.State { return nil }
+	}
+	if o.ThirdParty == nil {
+		o.ThirdParty = func(context.Context, *reconcile.Report) (int, error) { return 0, errors.New("no rules") }
+	}
+	if o.Conntrack == nil {
+		o.Conntrack = func(context.Context) (conntrack.Stats, error) { return conntrack.Stats{}, errors.New("no conntrack") }
+	}
+	if o.Record == nil {
+		o.Record = func() (store.Record, error) { return store.Record{}, nil }
+	}
+	if o.PluginVersion == nil {
+		o.PluginVersion = func() string { return "" }
+	}
+	if o.Written == nil {
+		o.Written = func(policy.SourceID) (time.Time, error) { return time.Time{}, nil }
+	}
+	return metrics.New(o)
 }
 
 // get returns what a handler answers.

@@ -31,7 +31,7 @@ import (
 func TestGolden(t *testing.T) {
 	for name, report := range map[string]*reconcile.Report{"start": nil, "rich": rich()} {
 		t.Run(name, func(t *testing.T) {
-			m := metrics.New(metrics.Options{
+			m := newMonitor(metrics.Options{
 				Version:       "v1.2.3",
 				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 4, nil },
 				PluginVersion: func() string { return "v1.2.2" },
@@ -66,7 +66,7 @@ func TestGolden(t *testing.T) {
 }
 
 func TestAVanishedSourceDisappears(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	a, b := source(network("a"), "A"), source(network("b"), "B")
 	report := func(all ...policy.Source) {
 		m.Report(&reconcile.Report{State: store.State{Sources: all}, Rules: inSync(iptables, all...)}, time.Minute)
@@ -84,7 +84,7 @@ func TestAVanishedSourceDisappears(t *testing.T) {
 }
 
 func TestASyncThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	m.Report(rich(), time.Minute)
 	m.Report(&reconcile.Report{
 		Result: reconcile.Failed, Sources: missing(),
@@ -98,7 +98,7 @@ func TestASyncThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
 }
 
 func TestStandbyIsNoSync(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	m.Report(rich(), time.Minute)
 	before := scrape(t, m)
 	m.Report(&reconcile.Report{Result: reconcile.Unchanged, Problems: []reconcile.Problem{
@@ -131,7 +131,7 @@ func TestConflistPresent(t *testing.T) {
 		"unreadable":    {&reconcile.Sources{ConfDirErr: os.ErrPermission}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := metrics.New(metrics.Options{})
+			m := newMonitor(metrics.Options{})
 			m.Report(&reconcile.Report{Sources: test.sources}, time.Minute)
 			expect(t, m, map[string]string{"conflist_present": test.want})
 		})
@@ -140,7 +140,7 @@ func TestConflistPresent(t *testing.T) {
 
 func TestHashOfPolicies(t *testing.T) {
 	hash := func(c policy.Source) string {
-		m := metrics.New(metrics.Options{})
+		m := newMonitor(metrics.Options{})
 		m.Report(&reconcile.Report{State: store.State{Sources: []policy.Source{c}}, Rules: &enforce.State{}}, time.Minute)
 		return scrape(t, m)[`ip_masq_source_hash{source="network/a"}`]
 	}
@@ -154,7 +154,7 @@ func TestHashOfPolicies(t *testing.T) {
 }
 
 func TestNamesAreBounded(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	var all []policy.Source
 	r := &reconcile.Report{}
 	for i := range 300 {
@@ -197,7 +197,7 @@ func TestAScrapeReadsTheRulesAnew(t *testing.T) {
 	c.Policy.Guard, c.Policy.PodCIDRs = policy.GuardCount, prefixes("10.244.0.0/16")
 	v := inSync(nftables, c)
 	v.Guard = guards(v.Policies(), 5)
-	m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State { return v }})
+	m := newMonitor(metrics.Options{State: func(context.Context) *enforce.State { return v }})
 	m.Report(&reconcile.Report{Rules: inSync(nftables, c)}, time.Minute)
 	v.Chains[0].Observed.Chains[0].Rules[1].Connections = 102
 	expect(t, m, map[string]string{
@@ -209,7 +209,7 @@ func TestAScrapeReadsTheRulesAnew(t *testing.T) {
 func TestAReadingOlderThanAReportDoesNotCountTwice(t *testing.T) {
 	c := source(network("a"), "A", "10.0.0.0/8")
 	var m *metrics.Monitor
-	m = metrics.New(metrics.Options{State: func(context.Context) *enforce.State {
+	m = newMonitor(metrics.Options{State: func(context.Context) *enforce.State {
 		older, newer := inSync(nftables, c), inSync(nftables, c)
 		newer.Chains[0].Observed.Chains[0].Rules[0].Connections = 50
 		m.Report(&reconcile.Report{Rules: newer}, time.Minute) // while the scrape has not got its answer
@@ -223,7 +223,7 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
 		release := make(chan struct{})
-		m := metrics.New(metrics.Options{State: func(context.Context) *enforce.State {
+		m := newMonitor(metrics.Options{State: func(context.Context) *enforce.State {
 			asked++
 			<-release // whatever the context says
 			return nil
@@ -255,23 +255,6 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 	})
 }
 
-// TestThirdPartyRulesAreCountedOnceASecond: scrapes of one second share a walk through the rules; the next one finds
-// rules that changed without a sync.
-func TestThirdPartyRulesAreCountedOnceASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rules := 0
-		m := metrics.New(metrics.Options{ThirdParty: func(context.Context, *reconcile.Report) (int, error) {
-			rules++
-			return rules, nil
-		}})
-		m.Report(rich(), time.Minute)
-		for _, want := range []string{"1", "1", "2", "2"} {
-			expect(t, m, map[string]string{"foreign_rules": want})
-			time.Sleep(time.Second / 2)
-		}
-	})
-}
-
 // gone is the response to a client that is gone.
 type gone struct {
 	*httptest.ResponseRecorder
@@ -286,7 +269,10 @@ func (g *gone) Write([]byte) (int, error) {
 // TestAClientThatLeavesIsNotLogged: clients can be many, and each has its port.
 func TestAClientThatLeavesIsNotLogged(t *testing.T) {
 	var log bytes.Buffer
-	m := metrics.New(metrics.Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	m := newMonitor(metrics.Options{
+		Log:       slog.New(slog.NewTextHandler(&log, nil)),
+		Conntrack: func(context.Context) (conntrack.Stats, error) { return conntrack.Stats{}, nil },
+	})
 	m.Metrics().ServeHTTP(&gone{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
 	if log.Len() > 0 {
 		t.Errorf("logged:\n%s", &log)
@@ -296,7 +282,7 @@ func TestAClientThatLeavesIsNotLogged(t *testing.T) {
 func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	fail := true
-	m := metrics.New(metrics.Options{
+	m := newMonitor(metrics.Options{
 		Log: slog.New(slog.NewTextHandler(&log, nil)),
 		ThirdParty: func(context.Context, *reconcile.Report) (int, error) {
 			if fail {
@@ -326,7 +312,7 @@ func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 }
 
 func TestMonitorIsSafeForConcurrentUse(t *testing.T) {
-	m := metrics.New(metrics.Options{
+	m := newMonitor(metrics.Options{
 		State:   func(context.Context) *enforce.State { return rich().Rules },
 		Written: func(policy.SourceID) (time.Time, error) { return time.Unix(1, 0), nil },
 	})

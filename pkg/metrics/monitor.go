@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"log/slog"
 	"maps"
@@ -34,8 +33,8 @@ import (
 // scrapeTimeout is how long a scrape waits for Options' functions before it serves the answers of the last one.
 const scrapeTimeout = 2 * time.Second
 
-// Options provide what reports do not contain. Scrapes call the functions; the Status calls State and PluginVersion
-// too. Only PluginVersion is called by several goroutines at a time. Functions may be nil.
+// Options provide what reports do not contain. Scrapes call the functions; the Status calls State, Record and
+// PluginVersion, one of these at a time. A Monitor that serves health alone needs none of them.
 type Options struct {
 	Version string // of this program
 
@@ -82,22 +81,21 @@ type Monitor struct {
 	repaired  []Repair // the latest ones, the newest first
 	repairing int      // how many there were
 
-	connections connections
+	connections totals
 	guards      totals
 	resets      totals // connections that were reset
 
 	resetFailures int               // how often a reset failed
 	listenErrs    map[string]string // why addresses cannot be bound, by their settings
+	plugin        string            // the version of the installed one
 	scraped
 }
 
 type scraped struct {
 	written   map[policy.SourceID]time.Time
-	plugin    string
 	conntrack *conntrack.Stats // nil if unknown
 
-	thirdParty *int      // nil if unknown
-	counted    time.Time // when it was
+	thirdParty *int // nil if unknown
 }
 
 // New returns a Monitor without a report.
@@ -111,7 +109,7 @@ func New(o Options) *Monitor {
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
 		listenErrs: map[string]string{}, results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
-		connections: connections{newTotals(), maphash.MakeSeed()}, guards: newTotals(), resets: newTotals(),
+		connections: newTotals(), guards: newTotals(), resets: newTotals(),
 	}
 	m.registry.MustRegister(m, m.duration)
 	return m
@@ -144,7 +142,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 		m.lastWithRules, m.exempt = r, r.Rules
 	}
 	for _, s := range []*enforce.State{r.Before, r.Rules} {
-		m.connections.observe(s)
+		m.connections.observeConnections(s)
 		m.guards.observeGuards(s)
 	}
 }
@@ -158,7 +156,7 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 	}
 	if unwritable := (*enforce.UnwritableError)(nil); errors.As(err, &unwritable) {
 		for c, n := range deleted {
-			m.resets.sums[series{chain: m.resets.chains.admit(label(c.Chain)), family: c.Family}] += n
+			m.resets.addTo(kernelChain{family: c.Family, chain: c.Chain}, "", n)
 		}
 	}
 }
@@ -264,11 +262,11 @@ func handler(pages map[string]http.HandlerFunc) http.Handler {
 
 func (m *Monitor) refresh(ctx context.Context) {
 	m.mu.Lock()
-	last, before := m.lastWithRules, m.scraped
+	last := m.lastWithRules
 	m.mu.Unlock()
 	found := scraped{written: map[policy.SourceID]time.Time{}}
 	o := m.options
-	if o.Written != nil && last != nil {
+	if last != nil {
 		for _, s := range last.State.Sources {
 			if at, err := o.Written(s.ID); err != nil {
 				m.log.Warn("failed to read the age of a source's document", "source", s.ID.String(), "err", err)
@@ -276,27 +274,17 @@ func (m *Monitor) refresh(ctx context.Context) {
 				found.written[s.ID] = at
 			}
 		}
-	}
-	if o.PluginVersion != nil {
-		found.plugin = o.PluginVersion()
-	}
-	// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a count holds for.
-	// A client in a loop must not make a walk through all rules each time.
-	if before.thirdParty != nil && time.Since(before.counted) < time.Second {
-		found.thirdParty, found.counted = before.thirdParty, before.counted
-	} else if o.ThirdParty != nil && last != nil {
+		// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a count holds for.
 		if n, err := o.ThirdParty(ctx, last); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
-			found.thirdParty, found.counted = &n, time.Now()
+			found.thirdParty = &n
 		}
 	}
-	if o.Conntrack != nil {
-		if stats, err := o.Conntrack(ctx); err != nil {
-			m.log.Warn("failed to read conntrack statistics", "err", err)
-		} else {
-			found.conntrack = &stats
-		}
+	if stats, err := o.Conntrack(ctx); err != nil {
+		m.log.Warn("failed to read conntrack statistics", "err", err)
+	} else {
+		found.conntrack = &stats
 	}
 	m.mu.Lock()
 	m.scraped = found
@@ -304,39 +292,28 @@ func (m *Monitor) refresh(ctx context.Context) {
 	m.observe(ctx)
 }
 
-func (m *Monitor) refreshStatus(ctx context.Context) {
-	m.observe(ctx)
-	if m.options.PluginVersion != nil {
-		plugin := m.options.PluginVersion()
-		m.mu.Lock()
-		m.plugin = plugin
-		m.mu.Unlock()
-	}
-}
-
+// observe is what Status needs.
 func (m *Monitor) observe(ctx context.Context) {
 	m.observing.Lock()
 	defer m.observing.Unlock()
 	m.mu.Lock()
 	reports, active := m.reports, m.lastWithRules != nil
 	m.mu.Unlock()
-	var state *enforce.State
-	if m.options.State != nil {
-		state = m.options.State(ctx)
-	}
+	state, plugin := m.options.State(ctx), m.options.PluginVersion()
 	var rec store.Record
-	if m.options.Record != nil && active {
+	if active {
 		rec, _ = m.options.Record() // the reports tell why it cannot be read
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.plugin = plugin
 	for _, d := range rec.Deleted {
-		m.resets.add(kernelChain{family: d.Family, chain: d.Chain}, map[counter]count{{}: {n: d.Connections}})
+		m.resets.add(kernelChain{family: d.Family, chain: d.Chain}, map[string]uint64{"": d.Connections})
 	}
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
 		m.exempt = cmp.Or(state, m.exempt)
-		m.connections.observe(state)
+		m.connections.observeConnections(state)
 		m.guards.observeGuards(state)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 func TestZPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := metrics.New(metrics.Options{Version: "v1.2.3"})
+		m := newMonitor(metrics.Options{Version: "v1.2.3"})
 		m.Settings(metrics.Settings{Flags: map[string]string{"resync-interval": "1m0s", "metrics-listen": "", "data-dir": "/a\nb", "v": "0"}})
 		time.Sleep(26*time.Hour + 3*time.Minute + 16*time.Second)
 		const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"

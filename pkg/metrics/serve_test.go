@@ -70,7 +70,7 @@ func start(t *testing.T, address string, h http.Handler) *started {
 	s := &started{"http://" + address, make(lines, 100), cancel, make(chan struct{})}
 	go func() {
 		defer close(s.over)
-		metrics.New(metrics.Options{}).Serve(ctx, "metrics_listen", address, h, s.log.logger())
+		newMonitor(metrics.Options{}).Serve(ctx, "metrics_listen", address, h, s.log.logger())
 	}()
 	t.Cleanup(func() { s.end(t) })
 	return s
@@ -109,7 +109,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	noLeak(t)
 	l := occupied(t)
 	address := l.Addr().String()
-	s := start(t, address, metrics.New(metrics.Options{}).Health())
+	s := start(t, address, newMonitor(metrics.Options{}).Health())
 	select {
 	case text := <-s.log:
 		for _, want := range []string{address, "key=metrics_listen", "address already in use", "or set metrics_listen to another"} {
@@ -137,7 +137,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 }
 
 func TestServeWithoutAnAddressIsOff(t *testing.T) {
-	s := start(t, "", metrics.New(metrics.Options{}).Health())
+	s := start(t, "", newMonitor(metrics.Options{}).Health())
 	<-s.over
 }
 
@@ -167,7 +167,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	const limit, opened = 64, 1000
 	l := occupied(t)
 	l.Close()
-	s := start(t, l.Addr().String(), metrics.New(metrics.Options{}).Health())
+	s := start(t, l.Addr().String(), newMonitor(metrics.Options{}).Health())
 	s.fetch(t, "/livez")
 	http.DefaultClient.CloseIdleConnections()
 	before := runtime.NumGoroutine()
@@ -214,7 +214,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {
 	noLeak(t)
 	asked := make(chan struct{})
-	m := metrics.New(metrics.Options{State: func(ctx context.Context) *enforce.State {
+	m := newMonitor(metrics.Options{State: func(ctx context.Context) *enforce.State {
 		close(asked)
 		<-ctx.Done()
 		return nil

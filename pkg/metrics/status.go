@@ -179,7 +179,7 @@ func (m *Monitor) chainCounts() []ChainCount {
 func (m *Monitor) Socket() http.Handler {
 	return handler(map[string]http.HandlerFunc{
 		"GET " + statusPath: func(w http.ResponseWriter, r *http.Request) {
-			m.refreshed(r.Context(), statusTimeout, "status", m.refreshStatus)
+			m.refreshed(r.Context(), statusTimeout, "status", m.observe)
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
 		},

@@ -32,7 +32,7 @@ import (
 func richStatus(t *testing.T) *metrics.Monitor {
 	t.Helper()
 	r := rich()
-	m := metrics.New(metrics.Options{
+	m := newMonitor(metrics.Options{
 		Version: "v1.2.3", PluginVersion: func() string { return "v1.2.2" },
 		State: func(context.Context) *enforce.State { return inSync(nftables, r.State.Sources...) },
 	})
@@ -96,14 +96,14 @@ func TestStatusGolden(t *testing.T) {
 
 // Lists are never null.
 func TestStatusAtTheBeginning(t *testing.T) {
-	text, s := status(t, metrics.New(metrics.Options{}))
+	text, s := status(t, newMonitor(metrics.Options{}))
 	if strings.Contains(text, "null") || s.AgentFiles != nil || len(s.Problems) != 1 {
 		t.Error(text)
 	}
 }
 
 func TestStatusHasTheLatestRepairs(t *testing.T) {
-	m := metrics.New(metrics.Options{})
+	m := newMonitor(metrics.Options{})
 	for i := range 12 {
 		m.Report(&reconcile.Report{
 			Started: time.Unix(int64(i), 0), By: reconcile.Writer{Process: reconcile.Process{PID: 1, Program: "nft"}}, Drift: policy.Diff{{Chain: "A"}},
@@ -120,7 +120,7 @@ func TestStatusHasTheLatestRepairs(t *testing.T) {
 func TestServeSocket(t *testing.T) {
 	noLeak(t)
 	d := store.Open(filepath.Join(t.TempDir(), "data"))
-	m := metrics.New(metrics.Options{Version: "v1.2.3"})
+	m := newMonitor(metrics.Options{Version: "v1.2.3"})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	log := make(lines, 100)
