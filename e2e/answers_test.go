@@ -260,22 +260,6 @@ func TestHangingReconciler(t *testing.T) {
 	}
 }
 
-// TestStatusOfOtherDataDir checks that /readyz and status of a reconciler that has another dataDir than the node, and a
-// conflist that names the node's, say how to move.
-func TestStatusOfOtherDataDir(t *testing.T) {
-	t.Parallel()
-	n := newFaultyNode(t, backends()[0])
-	n.listeners = -181 // as newFaultyNode
-	n.restart(t, "--data-dir", filepath.Join(n.dir, "elsewhere"))
-	move := "to move, run ip-masq-reconciler cleanup --data-dir "
-	n.d.untilUnready(t, "conflist: ", "state: ", move)
-	stdout, stderr, code := n.byHand(t, "status")
-	missing := lacking(stdout, []string{"running, but does not answer: it serves 127.0.0.1:19820, and does not use ", move, "reconciler-not-running"})
-	if code != 3 || len(missing) > 0 || strings.Contains(stdout, "no reconciler runs") {
-		t.Errorf("exit code %d, lacks %q:\n%s%s", code, missing, stdout, stderr)
-	}
-}
-
 // TestStatusOfAddressInUse checks that status has an address that the reconciler cannot bind as a problem, and that the
 // node is ready.
 func TestStatusOfAddressInUse(t *testing.T) {

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	_ "embed"
-	"errors"
 	"fmt"
 	"regexp"
 	"runtime"
@@ -15,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // root is the command line. Without a command it runs "run".
@@ -34,6 +32,7 @@ func (a *app) root() *cobra.Command {
 			return a.run(c, args)
 		},
 		PersistentPreRun: func(c *cobra.Command, _ []string) {
+			a.parsed = true
 			if c.HasParent() && c.Name() != "run" { // which logs them
 				warn(a, mapped(a.ignored, func(name string) string {
 					return "flag --" + name + " is accepted and does nothing: logs go to stderr"
@@ -44,15 +43,13 @@ func (a *app) root() *cobra.Command {
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	root.Flags().BoolVar(&printVersion, "version", false, "version for ip-masq-reconciler")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	root.SuggestionsMinimumDistance = 2
 	a.addFlags(root)
 	root.AddCommand(a.commands()...)
 	root.SetUsageFunc(writeUsage)
 	for _, c := range append(root.Commands(), root) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
-		if c.Args == nil {
-			c.Args = noArguments
+		if c.Args == nil && c.HasParent() { // cobra proposes commands for an argument of the root
+			c.Args = cobra.NoArgs
 		}
 		_, text, _ := strings.Cut(help, "=== "+c.Name()+"\n")
 		text, _, _ = strings.Cut(text, "\n\n===")
@@ -101,31 +98,6 @@ func (a *app) version(*cobra.Command, []string) error {
 	return nil
 }
 
-func noArguments(c *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	word := policy.Quote(args[0])
-	switch near := c.SuggestionsFor(args[0]); {
-	case args[0] == "true" || args[0] == "false":
-		return usageError{fmt.Errorf("%s takes no argument %s; write it behind the flag with =, as in --enable-ipv6=%s", c.CommandPath(), word, args[0])}
-	case c.HasParent():
-		return usageError{fmt.Errorf("%s takes no argument %s", c.CommandPath(), word)}
-	case len(near) > 0:
-		return usageError{fmt.Errorf("there is no command %s; did you mean %s?", word, near[0])}
-	}
-	return usageError{fmt.Errorf("there is no command %s", word)}
-}
-
-func oneArgument(what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) != 1 {
-			return usageError{fmt.Errorf("%s takes one %s, and has %d", c.Name(), what, len(args))}
-		}
-		return nil
-	}
-}
-
 // writeUsage writes the end of the help. That of a command leaves out the flags that all commands have. It is no template of
 // cobra's: with package text/template the linker keeps each exported method, a sixth of the program.
 func writeUsage(c *cobra.Command) error {
@@ -171,32 +143,7 @@ func (f *settingFlag) Type() string {
 func (f *settingFlag) Set(text string) error {
 	f.given, f.text = true, text
 	s := config.DefaultSettings()
-	return flagMistake(s.Set(f.key, text))
-}
-
-// flagMistake rewords an error about a key for its flag, whose name the caller adds.
-func flagMistake(err error) error {
-	var mistake *policy.FieldError
-	if !errors.As(err, &mistake) {
-		return err
-	}
-	text := strings.ReplaceAll(mistake.Problem, "leave the key out", "leave the flag out")
-	if mistake.Value != "" {
-		text = policy.Quote(mistake.Value) + " " + text
-	}
-	return errors.New(text)
-}
-
-func flagError(err error) error {
-	var value *pflag.InvalidValueError
-	var unknown *pflag.NotExistError
-	switch {
-	case errors.As(err, &value):
-		return fmt.Errorf("--%s: %w", value.GetFlag().Name, errors.Unwrap(value))
-	case errors.As(err, &unknown):
-		return fmt.Errorf("there is no flag %s", policy.Quote(unknown.GetSpecifiedName()))
-	}
-	return err
+	return s.Set(f.key, text)
 }
 
 func (a *app) addFlags(root *cobra.Command) {

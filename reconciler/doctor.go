@@ -70,7 +70,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	}
 	s := cmp.Or(n.active.status, &metrics.Status{})
 	running := &diagnose.Running{
-		Active: n.active.Running && !n.active.elsewhere, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
+		Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
 	}
 	found := n.entryFindings(ctx)
 	if err := multusErr(n.Settings, s.ConflistManaged); err != nil {

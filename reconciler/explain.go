@@ -31,7 +31,7 @@ func (a *app) explainCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain DST",
 		Short: "Show the verdict for traffic to an address, and its origin",
-		Args:  oneArgument("address, such as 10.1.2.3"),
+		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			q, err := question(args[0], from, pod, out, c.Flags().Changed)
 			if err != nil {
@@ -202,7 +202,7 @@ func (a *app) whoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "who ADDRESS:PORT",
 		Short: "Show which connection leaves with a source address and port",
-		Args:  oneArgument("address and port, such as 203.0.113.1:40001"),
+		Args:  cobra.ExactArgs(1),
 	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		q, err := connectionQuery(args[0], protocol, to, c.Flags().Changed)

@@ -6,12 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
@@ -40,10 +37,9 @@ type activeReconciler struct {
 	PID     *int    `json:"pid"`     // of one that answers
 	Version *string `json:"version"` // the same
 
-	status    *metrics.Status     // nil unless it answers
-	problems  []reconcile.Problem // why the node is not ready, as it says
-	err       error               // why one that runs does not answer
-	elsewhere bool                // the one that runs has another dataDir, and so is not active
+	status   *metrics.Status     // nil unless it answers
+	problems []reconcile.Problem // why the node is not ready, as it says
+	err      error               // why it does not answer
 }
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is in its reports.
@@ -59,7 +55,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 		n.settingsFrom = "from the defaults"
 	}
 	n.SettingsErr = err
-	n.active = ask(ctx, n.Dir, stated.HealthListen)
+	n.active = ask(ctx, n.Dir)
 	if s := n.active.status; s != nil && a.config == "" {
 		if err := n.useSettings(a, s, all); err != nil {
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
@@ -129,26 +125,18 @@ func (n *inspection) pluginVersion(ctx context.Context, path string) (string, er
 	return "", fmt.Errorf("the reconciler does not know the version of %s", policy.Printable(path))
 }
 
-// ask asks the reconciler of the dataDir for its status, else one that serves health with another dataDir.
-func ask(ctx context.Context, dir *store.Dir, health string) activeReconciler {
+// ask asks the reconciler of the dataDir for its status.
+func ask(ctx context.Context, dir *store.Dir) activeReconciler {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	status, err := metrics.ReadStatus(ctx, dir)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("no answer in %s", answerTime)
 	}
-	if err == nil {
-		return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
-	}
-	none := activeReconciler{Running: dir.ReconcilerActive(), err: err}
-	if none.Running || health == "" || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
-		return none
-	}
-	problems, err := metrics.ReadReadiness(ctx, health)
 	if err != nil {
-		return none
+		return activeReconciler{Running: dir.ReconcilerActive(), err: err}
 	}
-	return activeReconciler{Running: true, elsewhere: true, problems: problems, err: fmt.Errorf("it serves %s, and does not use %s", health, policy.Printable(dir.Path()))}
+	return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
 }
 
 // printSettingsOrigin writes where settings come from that are not the reconciler's, unless --config says it.

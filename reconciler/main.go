@@ -65,7 +65,7 @@ func run(args []string) int {
 		return exitOK
 	case errors.Is(err, errDrift):
 		return exitDrift
-	case errors.As(err, &usage):
+	case !a.parsed, errors.As(err, &usage):
 		fmt.Fprintf(a.err, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
 		return exitUsage
 	}
@@ -82,6 +82,7 @@ type app struct {
 	ignored []string       // klog's that were given
 	output  string         // -o
 	verbose int            // -v
+	parsed  bool           // the command line is valid, as far as cobra knows
 }
 
 // escaped replaces control characters, which programs that answer in the reconciler's place could send to the terminal.
@@ -162,7 +163,7 @@ func (a *app) setFlags(s *config.Settings) error {
 			continue
 		}
 		if err := s.Set(f.key, f.text); err != nil {
-			return usageError{fmt.Errorf("--%s: %w", f.name, flagMistake(err))}
+			return usageError{fmt.Errorf("--%s: %w", f.name, err)}
 		}
 	}
 	return nil

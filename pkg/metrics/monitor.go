@@ -318,14 +318,12 @@ func (m *Monitor) observe(ctx context.Context) {
 	}
 }
 
-const zHeader = "\nip-masq-reconciler"
-
 // zPage answers as the z-pages of Kubernetes components do: a header and plain text.
 func zPage(name string, page func(io.Writer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "%s %s\nWarning: This endpoint is not meant to be machine parseable, "+
-			"has no formatting compatibility guarantees and is for debugging purposes only.\n\n", zHeader, name)
+		fmt.Fprintf(w, "\nip-masq-reconciler %s\nWarning: This endpoint is not meant to be machine parseable, "+
+			"has no formatting compatibility guarantees and is for debugging purposes only.\n\n", name)
 		page(w)
 	}
 }

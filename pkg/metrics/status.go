@@ -3,7 +3,6 @@
 package metrics
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -15,7 +14,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
@@ -188,56 +186,23 @@ func (m *Monitor) Socket() http.Handler {
 
 // ReadStatus returns the Status that the reconciler of this node serves at the socket in its dataDir.
 func ReadStatus(ctx context.Context, d *store.Dir) (*Status, error) {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
-	code, answer, err := get(ctx, "http://reconciler"+statusPath, dial) // the host may be any
-	var s Status
-	switch {
-	case code == http.StatusNotFound:
-		err = errors.Join(errors.New("it is of another version; use the program of its version"), err)
-	case err == nil:
-		if err = json.Unmarshal(answer, &s); err != nil {
-			err = fmt.Errorf("read its status: %w", err)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &s, nil
-}
-
-// ReadReadiness returns why the reconciler that serves this health address is not ready, or an error for none.
-func ReadReadiness(ctx context.Context, address string) ([]reconcile.Problem, error) {
-	_, page, err := get(ctx, "http://"+address+"/statusz", nil)
-	if err == nil && !bytes.HasPrefix(page, []byte(zHeader+" statusz\n")) {
-		err = fmt.Errorf("%s is served by another program", address)
-	}
-	if err != nil {
-		return nil, err
-	}
-	code, page, err := get(ctx, "http://"+address+"/readyz", nil)
-	if err != nil || code == http.StatusOK {
-		return nil, err
-	}
-	var problems []reconcile.Problem
-	for text := range strings.SplitSeq(strings.ReplaceAll(string(page), "\n  ", " "), "\n") {
-		reason, message, _ := strings.Cut(text, ": ")
-		if slices.ContainsFunc(reconcile.Faults(), func(f reconcile.Fault) bool { return string(f.Reason) == reason }) {
-			problems = append(problems, reconcile.Problem{Reason: reconcile.Reason(reason), Err: errors.New(message)})
-		}
-	}
-	return problems, nil
-}
-
-func get(ctx context.Context, url string, dial func(context.Context, string, string) (net.Conn, error)) (code int, body []byte, err error) {
 	const most = 64 << 20 // agent files can have a million prefixes
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://reconciler"+statusPath, nil) // the host may be any
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	response, err := (&http.Transport{DisableKeepAlives: true, DialContext: dial}).RoundTrip(request)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
-	body, err = io.ReadAll(io.LimitReader(response.Body, most))
-	return response.StatusCode, body, errors.Join(err, response.Body.Close())
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode == http.StatusNotFound {
+		return nil, errors.New("it is of another version; use the program of its version")
+	}
+	s := &Status{}
+	if err = json.NewDecoder(io.LimitReader(response.Body, most)).Decode(s); err != nil {
+		return nil, fmt.Errorf("read its status: %w", err)
+	}
+	return s, nil
 }
