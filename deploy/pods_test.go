@@ -189,10 +189,6 @@ func wantMounts(t *testing.T, p pod, withIPTables bool) {
 	if left := slices.Sorted(maps.Keys(volumes)); !slices.Equal(left, slices.Sorted(maps.Keys(used))) {
 		t.Errorf("volumes %q, used %q", left, slices.Sorted(maps.Keys(used)))
 	}
-	// Where doctor reads what flannel's plugin tells its delegate.
-	if f := volumes["flannel"].HostPath; (f != nil && f.Path == "/run/flannel" && f.Type == "DirectoryOrCreate") != used["cni-conf-dir"] && p.Containers[0].Args[0] == "run" {
-		t.Errorf("/run/flannel %+v, conflists mounted %v", f, used["cni-conf-dir"])
-	}
 	lock := volumes["xtables-lock"].HostPath
 	if withIPTables != (lock != nil && lock.Path == "/run/xtables.lock" && lock.Type == "FileOrCreate") {
 		t.Errorf("xtables lock %+v, image with iptables %v", lock, withIPTables)

@@ -15,6 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -64,9 +65,9 @@ func (a *app) doctor(c *cobra.Command, _ []string) error {
 
 // findings returns the findings of status and doctor: the faults, then what Examine finds.
 func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagnose.Finding {
-	rules := r.Rules
+	rules := cmp.Or(r.Rules, &enforce.State{})
 	if r.Incomplete() != nil {
-		rules = nil
+		rules = &enforce.State{}
 	}
 	s := cmp.Or(n.active.status, &metrics.Status{})
 	running := &diagnose.Running{

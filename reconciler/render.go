@@ -17,18 +17,17 @@ import (
 )
 
 func (a *app) renderCommand() *cobra.Command {
-	family, guard := string(policy.IPv4), false
+	family := string(policy.IPv4)
 	c := &cobra.Command{
 		Use:   "render",
 		Short: "Print the desired rules, for iptables-restore or nft -f",
-		RunE:  func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family), guard) },
+		RunE:  func(c *cobra.Command, _ []string) error { return a.render(c, policy.Family(family)) },
 	}
 	c.Flags().StringVar(&family, "family", family, "address `FAMILY` to print, for iptables: ipv4 or ipv6")
-	c.Flags().BoolVar(&guard, "guard-tables", false, "print the rules of guard and enforceExempt alone, for nft -f")
 	return c
 }
 
-func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
+func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if !slices.Contains(policy.Families(), family) {
 		return usageError{fmt.Errorf("--family %s: write ipv4 or ipv6", policy.Quote(string(family)))}
 	}
@@ -53,13 +52,6 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)
 	}
 	warn(a, mapped(r.Obstacles(), func(p reconcile.Problem) error { return p.Err }))
-	managed := slices.DeleteFunc(policy.Families(), func(f policy.Family) bool {
-		return !slices.ContainsFunc(r.Rules.Policies(), func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
-	})
-	if guard {
-		_, err = a.out.Write(guardTables(r.Rules.Guard.Desired, managed))
-		return err
-	}
 	choice, err := outputForm(r, wanted)
 	if err != nil {
 		return err
@@ -69,36 +61,27 @@ func (a *app) render(c *cobra.Command, family policy.Family, guard bool) error {
 		return err
 	}
 	desired := policy.Desired(r.Rules.Policies(), backend.Layout(), policy.OwnedBy(node.Dir.Path()))
-	families := []policy.Family{family}
-	if choice.Backend == policy.NFTables { // a host without IPv6 cannot load IPv6 rules
-		families = managed
-	}
 	if len(desired.Chains) == 0 {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
 		return err
 	}
-	text := iptables.Render(desired, family)
-	if choice.Backend == policy.NFTables {
-		text = nftables.Render(desired, families)
+	guards := r.Rules.Guard.Desired
+	if choice.Backend == policy.IPTables {
+		if slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Family == family }) {
+			fmt.Fprintln(a.out, "# guard and enforceExempt are in nftables: ip-masq-reconciler render --backend nftables has their tables.")
+		}
+		_, err = a.out.Write(iptables.Render(desired, family))
+		return err
 	}
-	of := func(g policy.Guard) bool { return slices.Contains(families, g.Family) }
-	switch guards := r.Rules.Guard.Desired; {
-	case !slices.ContainsFunc(guards, of):
-	case choice.Backend == policy.NFTables:
-		text = append(text, guardTables(guards, families)...)
-	default:
-		note := "# guard and enforceExempt are in nftables: ip-masq-reconciler render --guard-tables prints their tables.\n"
-		text = append([]byte(note), text...)
+	managed := slices.DeleteFunc(policy.Families(), func(f policy.Family) bool { // a host without IPv6 cannot load IPv6 rules
+		return !slices.ContainsFunc(r.Rules.Policies(), func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
+	})
+	text := nftables.Render(desired, managed)
+	if len(guards) > 0 {
+		text = append(text, nftables.RenderGuards(guards, managed)...)
 	}
 	_, err = a.out.Write(text)
 	return err
-}
-
-func guardTables(desired []policy.Guard, families []policy.Family) []byte {
-	if len(desired) == 0 {
-		return []byte("# no source asks for guard or enforceExempt, or the addresses of pods are not known\n")
-	}
-	return nftables.RenderGuards(desired, families)
 }
 
 // outputForm returns the wanted backend as the node uses it, else that in which the node keeps its chains.

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -44,24 +46,13 @@ func (e *examination) readLists() {
 }
 
 func mainPluginMasquerade(e *examination, f *Finding) {
-	const subnetEnv = "run/flannel/subnet.env"
-	env := strings.Fields(e.read(subnetEnv))
 	for _, l := range e.lists {
 		if !l.hasEntry() {
 			continue
 		}
 		for i, p := range l.plugins {
-			delegate, _ := p["delegate"].(map[string]any)
-			switch { // flannel's plugin has its delegate masquerade if flanneld does not
-			case l.Types[i] != config.PluginType && masquerades(p):
+			if l.Types[i] != config.PluginType && masquerades(p) {
 				f.add(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(l.Types[i]))
-			case l.Types[i] != "flannel" || delegate["ipMasq"] != nil:
-			case len(env) == 0:
-				e.note(errors.New("find whether flannel's plugin has its delegate masquerade: /" + subnetEnv + " does not exist: " +
-					"flanneld has not run yet, or this is a container that does not mount the host's /run/flannel"))
-			case slices.Contains(env, "FLANNEL_IPMASQ=false"):
-				f.add(`%s: plugins[%d] (flannel) sets "ipMasq": true on its delegate, because flanneld does not masquerade; `+
-					`write "ipMasq": false into the delegate`, policy.Quote(l.File), i)
 			}
 		}
 	}
@@ -110,25 +101,15 @@ func ownConflistNotRead(e *examination, f *Finding) {
 	}
 }
 
-// ownConflistOnTmpfs looks for the mount that has the directory of conflists: the last one with the longest path.
 func ownConflistOnTmpfs(e *examination, f *Finding) {
 	if e.OwnConflist == nil {
 		return
 	}
-	dir, err := filepath.EvalSymlinks(e.ConfDir.Dir)
-	e.note(err)
-	longest, kind := "", ""
-	for line := range strings.Lines(e.read("proc/self/mountinfo")) {
-		mount, source, _ := strings.Cut(line, " - ") // proc(5)
-		fields := strings.Fields(mount)
-		const point = 4 // the field of the mount point
-		if len(fields) > point && len(fields[point]) >= len(longest) && strings.HasPrefix(dir+"/", strings.TrimSuffix(fields[point], "/")+"/") {
-			longest = fields[point]
-			kind, _, _ = strings.Cut(source, " ")
-		}
-	}
-	if kind == "tmpfs" || kind == "ramfs" {
-		f.add("%s is on the %s at %s", policy.Quote(dir), kind, policy.Quote(longest))
+	var system unix.Statfs_t
+	if err := unix.Statfs(e.ConfDir.Dir, &system); err != nil {
+		e.noteAs("find the file system of "+policy.Quote(e.ConfDir.Dir), err)
+	} else if system.Type == unix.TMPFS_MAGIC || system.Type == unix.RAMFS_MAGIC {
+		f.add("%s", policy.Quote(e.ConfDir.Dir))
 	}
 }
 
@@ -238,8 +219,7 @@ func (e *examination) addPrefixes(networks []netip.Prefix, where string) {
 	}
 }
 
-// podNetworksNotExempt looks for policies that masquerade traffic between pods. It passes
-// POSTROUTING where it is routed, and on one bridge if br_netfilter is set so.
+// podNetworksNotExempt looks for policies that masquerade traffic between pods.
 func podNetworksNotExempt(e *examination, f *Finding) {
 	for _, pods := range e.pods {
 		family := policy.FamilyOf(pods.prefix.Addr())
@@ -254,8 +234,5 @@ func podNetworksNotExempt(e *examination, f *Finding) {
 				f.add("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where)
 			}
 		}
-	}
-	if len(f.Details) > 0 && strings.TrimSpace(e.read("proc/sys/net/bridge/bridge-nf-call-iptables")) == "1" {
-		f.Details = append(f.Details, "net.bridge.bridge-nf-call-iptables is 1: this applies to pods of one bridge, too")
 	}
 }

@@ -62,13 +62,14 @@ func Text(findings []Finding) string {
 	return strings.Join(texts, "\n")
 }
 
-// Host is what Examine looks at. The zero value of a field is right for a host that has none of it.
+// Host is what Examine looks at, beside the network namespace of the calling thread. The zero value of a field, of which
+// Warnings and Rules have none, is right for a host that has none of it.
 type Host struct {
 	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.
 	// Its proc/net and proc/sys/net are those of the process's own network namespace.
 	Root string
 
-	Rules *enforce.State // of State; may be nil
+	Rules *enforce.State // of State
 	State store.State
 
 	ConfDir    config.ConfDir
@@ -84,11 +85,8 @@ type Host struct {
 
 	// Reconciler is what is known of the reconciler of the node; nil if it was not examined.
 	Reconciler *Running
-	// Warnings returns the warnings of a dry run that are the details of a finding. It may be nil.
+	// Warnings returns the warnings of a dry run that are the details of a finding.
 	Warnings func(id string) []error
-	// ThirdParty and Variants read the kernel. If one is nil, the network namespace of the calling thread is read.
-	ThirdParty func(context.Context) ([]thirdparty.Rule, error)
-	Variants   func(context.Context) (map[string]int, error)
 }
 
 type examination struct {
@@ -103,24 +101,10 @@ type examination struct {
 // Examine returns the findings that have details, sorted by severity and then by ID.
 func Examine(ctx context.Context, h Host) []Finding {
 	h.Root = cmp.Or(h.Root, "/")
-	if h.Rules == nil {
-		h.Rules = &enforce.State{}
-	}
 	e := &examination{Host: h, ctx: ctx}
-	if e.ThirdParty == nil {
-		e.ThirdParty = func(ctx context.Context) ([]thirdparty.Rule, error) {
-			return thirdparty.Scan(ctx, Owned(h.Rules, h.State.Record, h.DataDir))
-		}
-	}
-	if e.Warnings == nil {
-		e.Warnings = func(string) []error { return nil }
-	}
-	if e.Variants == nil {
-		e.Variants = thirdparty.Variants
-	}
 	e.readLists()
 	e.readPodNetworks()
-	rules, err := e.ThirdParty(ctx)
+	rules, err := thirdparty.Scan(ctx, Owned(h.Rules, h.State.Record, h.DataDir))
 	e.noteAs("read third-party NAT rules", err)
 	e.violations = violationsIn(e.Rules, rules)
 	all, check := Findings(), checks()

@@ -3,7 +3,6 @@
 package diagnose
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -17,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -61,17 +60,6 @@ func TestFindings(t *testing.T) {
 		{"ipMasq of a delegate", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": true}}`, entry)
 		}, map[string]string{"problem main-plugin-ipmasq": `plugins[0] ("flannel")`}},
-		{"flannel that asks its delegate", func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
-			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
-		}, map[string]string{"problem main-plugin-ipmasq": "flanneld does not masquerade"}},
-		{"flannel without subnet.env", func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {}}`, entry)
-		}, map[string]string{"notice not-examined": "/run/flannel/subnet.env does not exist, a container that does not mount"}},
-		{name: "flannel that does not", set: func(h *testHost) {
-			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "flannel", "delegate": {"ipMasq": false}}`, entry)
-			h.files["run/flannel/subnet.env"] = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_IPMASQ=false\n"
-		}},
 		{name: "ipMasq off, and in a list without us", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": false}`, entry)
 			h.files["etc/cni/net.d/20-else.conflist"] = conflist("else", `{"type": "bridge", "ipMasq": true}`)
@@ -80,21 +68,21 @@ func TestFindings(t *testing.T) {
 		{"two entries", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
 		}, map[string]string{"problem duplicate-entry": "plugins[1], "}},
-		{name: "ip-masq's own conflist, beside an entry in the main plugin's file", set: func(h *testHost) { h.own(conflist("pods", bridge, entry), "ext4") }},
+		{name: "ip-masq's own conflist, beside an entry in the main plugin's file", set: func(h *testHost) { h.own(conflist("pods", bridge, entry), false) }},
 		{"a runtime that does not read ip-masq's own conflist", func(h *testHost) {
-			h.own(conflist("pods", bridge), "ext4")
+			h.own(conflist("pods", bridge), false)
 			h.files["etc/cni/net.d/20-x.conflist.cilium_bak"] = "{}"
 		}, map[string]string{"problem conflist-not-read": `20-x.conflist.cilium_bak", cni.exclusive=false`}},
-		{"ip-masq's own conflist on a tmpfs", func(h *testHost) { h.own(conflist("pods", bridge), "tmpfs") },
-			map[string]string{"notice conflist-on-tmpfs": `etc/cni/net.d" is on the tmpfs at "/, cni_conf_dir`}},
+		{"ip-masq's own conflist on a tmpfs", func(h *testHost) { h.own(conflist("pods", bridge), true) },
+			map[string]string{"notice conflist-on-tmpfs": `/dev/shm", cni_conf_dir`}},
 		{name: "renamed files, and a tmpfs", set: func(h *testHost) {
-			h.own(conflist("pods", bridge, entry), "tmpfs")
+			h.own(conflist("pods", bridge, entry), true)
 			h.files["etc/cni/net.d/20-x.conflist.cilium_bak"] = "{}"
 			delete(h.files, "etc/cni/net.d/05-ip-masq.conflist")
 			h.edit = nil
 		}},
 		{"what ip-masq's own conflist has from the main plugin's file", func(h *testHost) {
-			h.own(conflist("pods", `{"type": "bridge", "ipMasq": true}`), "ext4")
+			h.own(conflist("pods", `{"type": "bridge", "ipMasq": true}`), false)
 			h.files["etc/cni/net.d/05-ip-masq.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": true}`, entry)
 		}, map[string]string{"problem main-plugin-ipmasq": `10-pods.conflist": plugins[0] ("bridge") has "ipMasq": true`}},
 		{name: "no plugin, and nothing names it", set: func(h *testHost) {
@@ -148,10 +136,9 @@ func TestFindings(t *testing.T) {
 			map[string]string{"problem pod-network-not-exempt": "masquerades 10.244.1.128/25 of pod network 10.244.1.0/24"}},
 		{"pod networks in other keys", func(h *testHost) {
 			h.policies[0].EnableIPv6 = on()
-			h.files["proc/sys/net/bridge/bridge-nf-call-iptables"] = "1\n"
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,
 				`{"type": "x", "podCidr": "100.65.0.0/16", "ipam": {"ipv4_pools": ["100.66.0.0/16"], "ipv6_pools": ["2001:db8::/64"], "subnet": "usePodCidr"}}`, entry)
-		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.64.0.0/16, pod network 100.65.0.0/16, pod network 100.66.0.0/16, pod network 2001:db8::/64, bridge-nf-call-iptables is 1"}},
+		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.64.0.0/16, pod network 100.65.0.0/16, pod network 100.66.0.0/16, pod network 2001:db8::/64"}},
 		{"pod networks that the policy states", func(h *testHost) {
 			h.policies[0].SourceCIDRs, h.policies[0].PodCIDRs = prefixes("100.72.0.0/16", "100.75.0.0/16", "10.0.0.0/8", "::/0"), prefixes("100.75.1.0/24")
 			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "100.75.0.0/17")
@@ -211,11 +198,6 @@ func TestFindings(t *testing.T) {
 		}, map[string]string{"problem forwarding-off": "net.ipv6.conf.all.forwarding is 0"}},
 		{name: "no forwarding of IPv6, which is not managed", set: func(h *testHost) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
 
-		{"both variants", func(h *testHost) {
-			h.variants = map[string]int{"nft": 3, "legacy": 1}
-		}, map[string]string{"notice mixed-iptables": "iptables-nft has 3 rules in table nat, iptables-legacy has 1 rules"}},
-		{name: "one variant", set: func(h *testHost) { h.variants = map[string]int{"nft": 5} }},
-
 		{"a saved chain", func(h *testHost) { h.files["etc/iptables/rules.v4"] = "*nat\n:IP-MASQ-AGENT - [0:0]\nCOMMIT\n" },
 			map[string]string{"notice saved-ruleset": "/etc/iptables/rules.v4 (netfilter-persistent.service, not enabled): contains chain IP-MASQ-AGENT"}},
 		{"a saved table that is loaded", func(h *testHost) {
@@ -233,16 +215,10 @@ func TestFindings(t *testing.T) {
 			h.files["etc/sysconfig/ip6tables"] = "*filter\nCOMMIT\n"
 			h.files["etc/systemd/system/basic.target.wants/ip6tables.service"] = ""
 		}},
-		{"nothing can be read", func(h *testHost) {
-			h.edit = func(n *Host) {
-				n.ThirdParty = func(context.Context) ([]thirdparty.Rule, error) {
-					return nil, errors.Join(errors.New("no tables"), errors.New("no blobs"))
-				}
-				n.Variants = func(context.Context) (map[string]int, error) { return nil, errors.New("no variants") }
-			}
+		{"a file that cannot be read", func(h *testHost) {
 			delete(h.files, "proc/net/dev")
 			h.files["proc/net/dev/directory"] = ""
-		}, map[string]string{"notice not-examined": "no tables, no blobs, no variants, proc/net/dev: not a regular file"}},
+		}, map[string]string{"notice not-examined": "proc/net/dev: not a regular file"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := newHost(t)
@@ -312,6 +288,6 @@ func TestOddFiles(t *testing.T) {
 // TestNothingIsKnown examines a node of which nothing was read before.
 func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
-	n := Host{Root: newHost(t).node().Root}
+	n := Host{Root: newHost(t).node().Root, Rules: &enforce.State{}, Warnings: func(string) []error { return nil }}
 	compare(t, map[string]string{"notice conflist-absent": "has no conflist"}, Examine(t.Context(), n))
 }

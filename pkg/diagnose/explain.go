@@ -92,8 +92,8 @@ type Explanation struct {
 
 	// Chains are the other chains, each by itself.
 	Chains []Explanation `json:"chains"`
-	// NextHops are the interfaces of the other next hops, each by itself.
-	NextHops []Explanation `json:"nextHops"`
+	// NextHops are the interfaces of the route's other next hops, which are not explained.
+	NextHops []string `json:"nextHops"`
 	// Reconciler is the reconciler whose settings apply. Only the outermost explanation has it.
 	Reconciler any `json:"reconciler,omitempty"`
 
@@ -117,31 +117,18 @@ func (e Explanation) MarshalJSON() ([]byte, error) {
 //
 // An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the first that
 // masquerades decides, as the first NAT rule that matches binds a connection, else one that exempts. Without an
-// interface in the question, those of the next hops decide, each by an explanation of its own.
+// interface in the question, that of the route's first next hop decides.
 func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
-	if q.Out != "" || q.DstLocal || len(q.Hops) == 0 {
-		return explain(q, state, sources, finder)
-	}
-	var all []Explanation
-	for _, hop := range q.Hops {
-		q.Out = hop
-		e := explain(q, state, sources, finder)
-		e.routed = true
-		all = append(all, e)
-	}
-	top := all[0]
-	top.NextHops = append(top.NextHops, all[1:]...)
-	return top
-}
-
-// explain is Explain for one interface, or for any.
-func explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
-		Destination: q.Dst, Source: q.Src, Interface: q.Out, Pod: q.Pod,
+		Destination: q.Dst, Source: q.Src, Pod: q.Pod,
 		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
-		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{}, NextHops: []Explanation{},
+		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{}, NextHops: []string{},
 	}
+	if q.Out == "" && !q.DstLocal && len(q.Hops) > 0 {
+		q.Out, blank.NextHops, blank.routed = q.Hops[0], q.Hops[1:], true
+	}
+	blank.Interface = q.Out
 	if q.Out == "" && !q.DstLocal {
 		blank.routeErr = q.RouteErr
 	}
@@ -400,24 +387,20 @@ const maxLines = 8
 
 // Text writes the explanation for people, and the command to run. It ignores errors of w.
 func (e Explanation) Text(w io.Writer) {
-	answer, todo := e.answer(), e.whatToDo()
-	var others string // next hops with another answer
-	for _, hop := range e.NextHops {
-		if text := hop.answer(); text != answer {
-			others += "\n" + hop.headline(true) + "\n" + text
-		}
-		todo = cmp.Or(todo, hop.whatToDo())
-	}
 	var b bytes.Buffer
-	b.WriteString(e.headline(others != "" || !e.routed) + "\n")
+	b.WriteString(e.headline() + "\n")
 	if e.Pod != nil {
 		fmt.Fprintf(&b, "  %-8s %s\n", "pod", e.Pod)
 	}
 	if route := e.routeText(); route != "" {
 		fmt.Fprintf(&b, "  %-8s %s\n", "route", route)
 	}
-	b.WriteString(answer + others)
-	if todo != "" {
+	e.rows(&b)
+	for _, other := range e.Chains {
+		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
+		other.rows(&b)
+	}
+	if todo := e.whatToDo(); todo != "" {
 		fmt.Fprintf(&b, "\n%s\n", todo)
 	}
 	_, _ = w.Write(b.Bytes())
@@ -426,7 +409,7 @@ func (e Explanation) Text(w io.Writer) {
 func (e Explanation) routeText() string {
 	text := "out of " + policy.Printable(e.Interface)
 	for _, hop := range e.NextHops {
-		text += " or " + policy.Printable(hop.Interface)
+		text += " or " + policy.Printable(hop)
 	}
 	switch {
 	case e.routeErr != nil:
@@ -434,27 +417,17 @@ func (e Explanation) routeText() string {
 	case !e.routed:
 		return ""
 	case len(e.NextHops) > 0:
-		return text + " (next hops in the routing table)"
+		return text + " (next hops in the routing table); the answer is for " + policy.Printable(e.Interface)
 	}
 	return text + " (routing table)"
 }
 
-func (e Explanation) answer() string {
-	var b bytes.Buffer
-	e.rows(&b)
-	for _, other := range e.Chains {
-		fmt.Fprintf(&b, "\nAnother chain: %s\n", other.verdictText())
-		other.rows(&b)
-	}
-	return b.String()
-}
-
-func (e Explanation) headline(withInterface bool) string {
+func (e Explanation) headline() string {
 	text := e.Destination.String()
 	if e.Source.IsValid() {
 		text += " from " + e.Source.String()
 	}
-	if e.Interface != "" && withInterface {
+	if e.Interface != "" && !e.routed {
 		text += " out of " + policy.Printable(e.Interface)
 	}
 	return text + ": " + e.verdictText()

@@ -67,12 +67,10 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		q.Hops, q.RouteErr = hops, err
 		return n.explain(q)
 	}
-	scoped := newNode(network("podnet", "IP-MASQ-AGENT", func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} }))
 	return map[string]diagnose.Explanation{
 		"route":            route(sound(), nil, "eth0"),
 		"no-route":         route(sound(), errors.New("network is unreachable")),
 		"next-hops":        route(sound(), nil, "eth0", "eth1"),
-		"next-hops-differ": route(scoped, nil, "eth0", "eth1"),
 		"guarded":          ask(guarded, "8.8.8.8", "", ""),
 		"enforced":         enforced,
 		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, 100, false), rule(kindnet, 90, true)),

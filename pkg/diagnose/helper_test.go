@@ -3,7 +3,6 @@
 package diagnose
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -11,12 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -40,8 +40,6 @@ type testHost struct {
 	files    map[string]string
 	policies []policy.SourcePolicy
 	choice   netfilter.Choice
-	rules    []thirdparty.Rule
-	variants map[string]int
 	edit     func(*Host)
 }
 
@@ -63,18 +61,17 @@ func newHost(t *testing.T) *testHost {
 	}
 }
 
-// own adds ip-masq's own conflist beside the main plugin's file, on a file system of this kind.
-func (h *testHost) own(main, fileSystem string) {
+// own adds ip-masq's own conflist beside the main plugin's file. With onTmpfs, doctor asks for another directory's file system.
+func (h *testHost) own(main string, onTmpfs bool) {
 	const dir = "etc/cni/net.d/"
 	h.files[dir+"10-pods.conflist"], h.files[dir+"05-ip-masq.conflist"] = main, conflist("pods", bridge, entry)
 	h.edit = func(n *Host) {
 		n.OwnConflist = &config.OwnConflist{File: filepath.Join(n.ConfDir.Dir, "05-ip-masq.conflist"), Main: filepath.Join(n.ConfDir.Dir, "10-pods.conflist"), Network: "pods"}
-		mounts := "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 20 0:5 / " + n.Root + "/etc rw shared:1 - " + fileSystem + " x rw\n40 20 0:6 / /run rw - tmpfs x rw\n"
-		if err := os.MkdirAll(filepath.Join(n.Root, "proc/self"), 0o755); err != nil {
-			h.t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(n.Root, "proc/self/mountinfo"), []byte(mounts), 0o600); err != nil {
-			h.t.Fatal(err)
+		var system unix.Statfs_t
+		if onTmpfs {
+			n.ConfDir.Dir = "/dev/shm"
+		} else if err := unix.Statfs(n.Root, &system); err != nil || system.Type == unix.TMPFS_MAGIC {
+			h.t.Skipf("the directory for temporary files is on a tmpfs: %v", err)
 		}
 	}
 }
@@ -96,10 +93,7 @@ func (h *testHost) node() Host {
 			h.t.Fatal(err)
 		}
 	}
-	n := Host{Root: root,
-		ThirdParty: func(context.Context) ([]thirdparty.Rule, error) { return h.rules, nil },
-		Variants:   func(context.Context) (map[string]int, error) { return h.variants, nil },
-	}
+	n := Host{Root: root, Warnings: func(string) []error { return nil }}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
 	for i, s := range h.policies {
 		n.State.Sources = append(n.State.Sources, policy.Source{

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
@@ -92,7 +93,7 @@ func forwardingOff(e *examination, f *Finding) {
 }
 
 func mixedVariants(e *examination, f *Finding) {
-	rules, err := e.Variants(e.ctx)
+	rules, err := thirdparty.Variants(e.ctx)
 	e.noteAs("find which variants of iptables are in use", err)
 	for _, variant := range slices.Sorted(maps.Keys(rules)) {
 		if len(rules) > 1 {

@@ -130,7 +130,7 @@ func TestPacketFindings(t *testing.T) {
 		{"ACCEPT before a chain in nftables", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, func(h *testHost) {
 			guarded(policy.GuardDrop)(h)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
-		}, nil},
+		}, map[string]string{"notice foreign-masquerade-possible": "table nat, chain IP-MASQ-AGENT: masquerade"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)

@@ -149,7 +149,6 @@ func TestThirdPartyRules(t *testing.T) {
 			if tc.set != nil {
 				tc.set(h)
 			}
-			h.edit = func(n *Host) { n.ThirdParty = nil } // the kernel's
 			n := h.node()
 			compare(t, tc.want, Examine(t.Context(), n))
 			rules, err := thirdparty.Scan(t.Context(), Owned(n.Rules, n.State.Record, n.DataDir))
@@ -169,7 +168,5 @@ func TestMixedVariantsInKernel(t *testing.T) {
 	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
 		feed(t, "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j RETURN\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
 	}
-	h := newHost(t)
-	h.edit = func(n *Host) { n.Variants = nil }
-	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 1 rules"}, h.examine())
+	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 1 rules"}, newHost(t).examine())
 }

@@ -217,9 +217,6 @@ httpGet:
 - name: settings
   mountPath: /etc/ip-masq
   readOnly: true
-- name: flannel
-  mountPath: /run/flannel
-  readOnly: true
 - name: netns
   mountPath: /run/netns
   readOnly: true
@@ -267,12 +264,6 @@ paths of the node. */}}
   configMap:
     name: {{ include "ip-masq.fullname" . }}
 {{- end }}
-# `doctor` reads here what flannel's plugin will hand to its delegate. Before the first pod, no rule
-# shows that. Without flannel the directory is empty.
-- name: flannel
-  hostPath:
-    path: /run/flannel
-    type: DirectoryOrCreate
 # The reconciler looks here which pods of the runtime's cache still run. Without the propagation, the
 # mount would keep their network namespaces in existence.
 - name: netns
