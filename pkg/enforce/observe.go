@@ -220,7 +220,7 @@ func (s *State) keepWhatExists() {
 	for i := range s.tables {
 		t := &s.tables[i]
 		for _, o := range t.observation.Rules.Chains {
-			if c := s.Find(o.Name); c == nil || c.Choice != t.choice {
+			if c := s.Find(o.Name); c == nil || c.Choice != t.choice || c.Desired.Find(o.Family, o.Name) == nil {
 				o.Rules = recognized(o.Rules)
 				t.kept = append(t.kept, o)
 			}

@@ -193,10 +193,10 @@ func TestAddressOfAFailedRun(t *testing.T) {
 	}
 }
 
-// Beside a document that cannot be read the chains of the owned tables stay that no other document is about.
+// Beside a document that cannot be read the chains of the owned tables stay that no other document is about, in all families.
 func TestUnreadableDocumentAndOwnTables(t *testing.T) {
 	f := newFixture(t)
-	f.mustApply(network("own", "A", backend(policy.NFTables)), network("other", "B", backend(policy.NFTables)))
+	f.mustApply(network("own", "A", backend(policy.NFTables), enableIPv6), network("other", "B", backend(policy.NFTables)))
 	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
 		c.Rules = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
 		if c.Name == "A" {
@@ -208,7 +208,7 @@ func TestUnreadableDocumentAndOwnTables(t *testing.T) {
 	defer release()
 	for range 2 {
 		s, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
-		if must(t, err); s.Err("A") != nil || len(f.kernel.Chains[netfiltertest.NFTables]) != 2 {
+		if must(t, err); s.Err("A") != nil || len(f.kernel.Chains[netfiltertest.NFTables]) != 3 {
 			t.Errorf("error %v, and the kernel has\n%s", s.Err("A"), f.kernel.dump())
 		}
 	}

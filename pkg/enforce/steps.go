@@ -258,6 +258,7 @@ func (s *State) truth() store.Record {
 		}
 	}
 	r.Outputs = s.outputs(s.was)
+	r.Former = s.former(r.Outputs) // the rules of a chain that cannot be read may have the new ones
 	if len(s.exempt.taken) > 0 {
 		r.Namespaces, r.Pods = s.was.Namespaces, s.was.Pods
 	}
