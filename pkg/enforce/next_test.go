@@ -52,24 +52,34 @@ func TestNext(t *testing.T) {
 func history(t *rapid.T, lock *store.Lock) {
 	w := newWorld(t, lock)
 	w.faults = false
-	w.apply(w.sources(t))
+	w.apply(w.sources(t), false)
 	for range rapid.IntRange(1, 5).Draw(t, "operations") {
 		w.faults = rapid.IntRange(0, 3).Draw(t, "faults") > 0
 		w.fights = w.faults && rapid.IntRange(0, 19).Draw(t, "fights") == 0
-		switch rapid.SampledFrom([]string{"apply", "apply", "apply", "sync", "tamper", "pods"}).Draw(t, "operation") {
+		switch rapid.SampledFrom([]string{"apply", "apply", "apply", "incomplete", "sync", "tamper", "pods", "addresses"}).Draw(t, "operation") {
 		case "apply":
-			w.apply(w.sources(t))
+			w.apply(w.sources(t), false)
+		case "incomplete":
+			w.apply(w.sources(t), true)
 		case "sync":
 			w.sync()
 		case "tamper":
 			w.tamper()
 		case "pods":
 			w.drawPods(t)
+		case "addresses":
+			w.drawAddresses(t)
 		}
 	}
 	w.faults, w.fights = false, false
-	if s := w.sync(); s != nil && !s.InSync() {
+	s := w.sync()
+	if !s.InSync() {
 		t.Fatalf("a run without faults leaves %v, stale %v, guard %v, chains %v\n%s", s.Diff(), s.Stale, s.Guard.Err, s.Err("A"), w)
+	}
+	for used := range w.used {
+		if policy.LeftNode(used.Address, w.node) && !w.unrecorded && !w.resets(used) {
+			t.Fatalf("the connections of %v are not reset\n%s", used, w)
+		}
 	}
 	written := w.written
 	if s := w.sync(); s != nil && (!s.InSync() || w.written != written) {
@@ -97,6 +107,12 @@ type world struct {
 	torn      map[string]bool             // whether the last reading was torn
 	read      map[string]bool             // whether a run has read each backend, and guards, since it wrote or was overtaken
 	stuck     bool                        // a document could not be stored: the run writes nothing more
+
+	node       []policy.NodeAddress
+	used       map[store.ChainAddress]bool // those that rules had
+	unrecorded bool                        // the record could not be written, and may lack resets
+
+	keeps map[netfilter.Choice]map[policy.ChainFamily]policy.Chain // the chains that stay as they are
 
 	stored []policy.Source
 	taken  bool // addresses were taken from another attachment
@@ -135,16 +151,17 @@ type killed struct{}
 var errFault = errors.New("fault")
 
 func newWorld(t *rapid.T, lock *store.Lock) *world {
-	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}, torn: map[string]bool{}, read: map[string]bool{}}
+	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}, used: map[store.ChainAddress]bool{}, torn: map[string]bool{}, read: map[string]bool{}}
 	w.kernel.Before, w.kernel.After = w.begins, func(what string, details ...string) { w.kernelWrites++; w.wrote(what, details...) }
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
-		if w.faults && rapid.IntRange(0, 24).Draw(w.t, "addresses") == 0 {
+		if w.faults && rapid.IntRange(0, 7).Draw(w.t, "addresses") == 0 {
 			return nil, errFault
 		}
-		return []policy.NodeAddress{{Interface: "eth0", Address: netip.MustParseAddr("203.0.113.1"), Up: true}}, nil
+		return w.node, nil
 	}}
 	w.Drivers = w.kernel.Drivers()
 	w.rec.Boot = w.Dir.Boot()
+	w.drawAddresses(t)
 	return w
 }
 
@@ -217,6 +234,17 @@ func (w *world) drawPods(t *rapid.T) {
 	}
 }
 
+// drawAddresses changes the addresses of the node.
+func (w *world) drawAddresses(t *rapid.T) {
+	w.node = []policy.NodeAddress{}
+	for _, a := range []string{"203.0.113.1", "203.0.113.2"} {
+		if on := rapid.SampledFrom([]string{"", "eth0", "eth0", "eth1"}).Draw(t, "address"); on != "" {
+			w.node = append(w.node, policy.NodeAddress{Interface: on, Address: netip.MustParseAddr(a), Up: true})
+		}
+	}
+	w.log = append(w.log, w.node)
+}
+
 // operate makes one run, and returns the State after it, or nil if the process was killed.
 func (w *world) operate(what any, do func() *State) (s *State) {
 	w.log, w.effects = append(w.log, what), 0
@@ -231,22 +259,28 @@ func (w *world) operate(what any, do func() *State) (s *State) {
 	return do()
 }
 
-// apply changes the documents as an ADD or a sync does.
-func (w *world) apply(sources []policy.Source) {
-	w.operate(struct{ apply []policy.Source }{sources}, func() *State {
+// apply changes the documents as an ADD or a sync does. Beside incomplete ones, which lack some that are stored, chains that
+// exist stay as they are.
+func (w *world) apply(sources []policy.Source, incomplete bool) {
+	w.operate(fmt.Sprintf("apply, incomplete %t: %+v", incomplete, sources), func() *State {
 		before := w.stored // networks that are gone were dropped before
-		w.stored = slices.DeleteFunc(slices.Clone(w.stored), func(x policy.Source) bool {
-			return !slices.ContainsFunc(sources, func(y policy.Source) bool { return x.ID == y.ID })
-		})
+		if w.keeps = nil; incomplete {
+			w.keeps = w.kernelChains()
+		} else {
+			w.stored = slices.DeleteFunc(slices.Clone(w.stored), func(x policy.Source) bool { return store.State{Sources: sources}.Find(x.ID) == nil })
+		}
+		defer func() { w.keeps = nil }()
 		stored := w.stored
-		p := &Proposal{Sources: sources, Changed: slices.DeleteFunc(slices.Clone(sources), func(x policy.Source) bool {
+		p := &Proposal{Sources: sources, Incomplete: incomplete, Changed: slices.DeleteFunc(slices.Clone(sources), func(x policy.Source) bool {
 			y := store.State{Sources: stored}.Find(x.ID)
 			return y != nil && reflect.DeepEqual(*y, x)
 		})}
 		s := w.ObserveProposal(context.Background(), p, w.rec)
-		w.setTarget(s.Policies())
+		if w.setTarget(s.Policies()); incomplete {
+			w.setTarget(nil)
+		}
 		s.changes(before, p)
-		takes := rapid.Bool().Draw(w.t, "takes an address")
+		takes := !incomplete && rapid.Bool().Draw(w.t, "takes an address")
 		if w.taken = false; takes {
 			s.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
 		}
@@ -317,6 +351,9 @@ func (w *world) judgeErrors(s *State) {
 	}
 	now.Guard.failed = nil
 	now = w.judged(func() *State { return w.ObserveAgain(context.Background(), now) })
+	if s.Guard.isUnknown() { // which fails chains that ask for one
+		now.Guard = GuardState{}
+	}
 	for _, c := range s.Chains {
 		is, says := now.Err(c.Policy.Chain), s.Err(c.Policy.Chain)
 		if is != nil && says == nil {
@@ -406,6 +443,20 @@ func (w *world) existing() map[policy.ChainFamily]bool {
 	return exist
 }
 
+// resets reports whether the record has a reset for an address that left the node.
+func (w *world) resets(used store.ChainAddress) bool {
+	return slices.ContainsFunc(w.rec.Resets, func(r store.Reset) bool { return slices.Contains(r.Left, used) })
+}
+
+// kernelChains returns all chains.
+func (w *world) kernelChains() map[netfilter.Choice]map[policy.ChainFamily]policy.Chain {
+	all := map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{}
+	for in, chains := range w.kernel.Chains {
+		all[in] = maps.Clone(chains)
+	}
+	return all
+}
+
 // isOnRecord reports whether the record has what the run has planned, resets excepted: a full disk has no room for them.
 func (w *world) isOnRecord() bool {
 	rec := w.rec
@@ -435,6 +486,22 @@ func (w *world) wrote(what string, _ ...string) {
 		for ref := range chains {
 			if !owns(w.rec, ref.Family, ref.Chain, choice) {
 				w.t.Fatalf("%s (%s) in %s is not on record\n%s", ref.Chain, ref.Family, choice, w)
+			}
+			for _, r := range chains[ref].Rules {
+				if !r.Address.IsValid() {
+					continue
+				}
+				used := store.ChainAddress{Chain: ref.Chain, Address: r.Address}
+				if w.used[used] = true; !policy.LeftNode(r.Address, w.node) && !slices.Contains(inForce(w.rec), used) && !w.resets(used) {
+					w.t.Fatalf("address %v is not on record\n%s", used, w)
+				}
+			}
+		}
+	}
+	for in, chains := range w.keeps {
+		for ref, c := range chains {
+			if is, exists := w.kernel.Chains[in][ref]; len(c.Rules) > 0 && (!exists || !reflect.DeepEqual(is.Rules, c.Rules)) {
+				w.t.Fatalf("%s changes %s (%s), and some documents cannot be read\n%s", what, ref.Chain, ref.Family, w)
 			}
 		}
 	}
@@ -515,6 +582,7 @@ func (w *world) tamper() {
 
 // change changes the chains, or guards, whose names have a prefix.
 func (w *world) change(what, of string) {
+	w.keeps = nil
 	w.log = append(w.log, "-- another program: "+what+" "+of)
 	for choice, chains := range w.kernel.Chains {
 		if len(chains) > 0 && what != "delete guards" {
@@ -554,10 +622,7 @@ func (w *world) writes(tables string, write func() error) error {
 			w.t.Fatalf("%s are written before %s are read again\n%s", tables, of, w)
 		}
 	}
-	chains, guards, others, interfered := map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{}, w.kernel.Guards, maps.Clone(w.now), w.interfered()
-	for in, of := range w.kernel.Chains {
-		chains[in] = maps.Clone(of)
-	}
+	chains, guards, others, interfered := w.kernelChains(), w.kernel.Guards, maps.Clone(w.now), w.interfered()
 	err := write()
 	if err == nil && !interfered && maps.Equal(others, w.now) && reflect.DeepEqual(guards, w.kernel.Guards) && reflect.DeepEqual(chains, w.kernel.Chains) {
 		w.t.Fatalf("%s are written as they are\n%s", tables, w)
@@ -612,7 +677,7 @@ func (e worldEffects) listPods(s *State) {
 
 func (e worldEffects) record(r store.Record) error {
 	err := e.w.begins("record", true)
-	if err == nil {
+	if e.w.unrecorded = e.w.unrecorded || err != nil; err == nil {
 		e.w.rec = r
 		e.w.wrote("record")
 	}
