@@ -19,6 +19,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -172,10 +173,7 @@ func render(t *testing.T, values string, args ...string) []byte {
 	t.Helper()
 	key := values + "\n" + strings.Join(args, " ")
 	if rendered[key] == nil {
-		out, err := helm(t, values, append([]string{"template", "some-release", "chart"}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := topology.Must(helm(t, values, append([]string{"template", "some-release", "chart"}, args...)...))(t)
 		rendered[key] = out
 	}
 	return rendered[key]
@@ -187,9 +185,7 @@ func objects(t *testing.T, manifests []byte) map[string]map[string]any {
 	all := map[string]map[string]any{}
 	for _, document := range strings.Split("\n"+string(manifests), "\n---\n") {
 		var o map[string]any
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			t.Fatal(err)
-		}
+		topology.NoError(t, yaml.Unmarshal([]byte(document), &o))
 		if o == nil {
 			continue
 		}
@@ -290,10 +286,7 @@ func TestChartFiles(t *testing.T) {
 	for file, of := range map[string]string{
 		"rules.yaml": "monitoring", "ip-masq.json": "monitoring",
 	} {
-		text, err := os.ReadFile(filepath.Join("kustomize/components", of, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := topology.Must(os.ReadFile(filepath.Join("kustomize/components", of, file)))(t)
 		golden.Check(t, filepath.Join("chart/files", file), text)
 	}
 }
@@ -386,10 +379,7 @@ func settings(t *testing.T, values string) map[string]any {
 // parsed returns a plugin entry as the plugin parses it.
 func parsed(t *testing.T, entry []byte) (config.Entry, error) {
 	t.Helper()
-	netconf, err := config.NetconfInList(entry, "podnet", "1.0.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	netconf := topology.Must(config.NetconfInList(entry, "podnet", "1.0.0"))(t)
 	return netconf.Entry()
 }
 
@@ -397,15 +387,10 @@ func parsed(t *testing.T, entry []byte) (config.Entry, error) {
 func entryOf(t *testing.T, values string) []byte {
 	t.Helper()
 	var v struct{ Policy map[string]any }
-	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, yaml.Unmarshal([]byte(values), &v))
 	entry := map[string]any{"type": "ip-masq"}
 	maps.Copy(entry, v.Policy)
-	text, err := json.Marshal(entry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := topology.Must(json.Marshal(entry))(t)
 	return text
 }
 
@@ -432,10 +417,7 @@ func TestChartPolicy(t *testing.T) {
 				t.Fatalf("%v\n%s", err, text)
 			}
 			stated := strings.NewReplacer("backend: null", "", "guard: null", "", "guard: off", `guard: "off"`).Replace(policy)
-			want, err := parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := topology.Must(parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}")))(t)
 			if diff := cmp.Diff(fmt.Sprintf("%+v", jsonOf(t, want)), fmt.Sprintf("%+v", jsonOf(t, got))); diff != "" {
 				t.Errorf("entry (-values +rendered):\n%s", diff)
 			}
@@ -445,10 +427,7 @@ func TestChartPolicy(t *testing.T) {
 
 func jsonOf(t *testing.T, v any) string {
 	t.Helper()
-	text, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := topology.Must(json.MarshalIndent(v, "", " "))(t)
 	return string(text)
 }
 
@@ -458,15 +437,11 @@ func TestChartSettings(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		topology.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	s := config.DefaultSettings()
-	if err := s.Read(write("reconciler.toml", settings(t, values)["reconciler.toml"].(string))); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, s.Read(write("reconciler.toml", settings(t, values)["reconciler.toml"].(string))))
 	got := map[string]string{}
 	for _, x := range s.List() {
 		if x.Origin != config.DefaultOrigin {

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // TestReporter checks that the reporter asks where the reconciler answers, and has the rights that it needs and
@@ -115,10 +117,7 @@ func TestNodeProblemDetector(t *testing.T) {
 		t.Fatalf("%+v", monitor)
 	}
 	script := filepath.Join("npd", filepath.Base(r.Args[0]))
-	timeout, err := time.ParseDuration(r.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	timeout := topology.Must(time.ParseDuration(r.Timeout))(t)
 	reasons := "source: some\n  more\nrules: other"
 	for _, tt := range []struct {
 		name   string

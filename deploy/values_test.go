@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // value is a value of the chart, such as image.tag, with its default and the first sentence of the comment above it.
@@ -23,16 +24,11 @@ type value struct{ path, standard, comment string }
 // chartDefaults returns the values that values.yaml has: those of policy that are unset, too.
 func chartDefaults(t *testing.T) []value {
 	t.Helper()
-	text, err := os.ReadFile("chart/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := topology.Must(os.ReadFile("chart/values.yaml"))(t)
 	// An unset key of policy is a comment, with an example.
 	text = regexp.MustCompile(`(?m)^  # (\w+): .*$`).ReplaceAll(text, []byte("  $1: unset"))
 	var document yaml.Node
-	if err := yaml.Unmarshal(text, &document); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, yaml.Unmarshal(text, &document))
 	var all []value
 	var add func(parent string, n *yaml.Node)
 	add = func(parent string, n *yaml.Node) {
@@ -45,10 +41,7 @@ func chartDefaults(t *testing.T) []value {
 			if first, _, more := strings.Cut(comment, ". "); more {
 				comment = first + "."
 			}
-			standard, err := yaml.Marshal(v)
-			if err != nil {
-				t.Fatal(err)
-			}
+			standard := topology.Must(yaml.Marshal(v))(t)
 			nested := v.Kind == yaml.MappingNode && len(v.Content) > 0 && path != "resources" && path != "nodeReadiness.resources" && path != "excludedNodes"
 			switch {
 			case nested && comment != "":
@@ -84,9 +77,7 @@ func flow(t *testing.T, v *yaml.Node, standard string) string {
 		}
 	}
 	text, err2 := yaml.Marshal(v)
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, errors.Join(err, err2))
 	return string(text)
 }
 
@@ -166,13 +157,9 @@ func TestChartValuesUsed(t *testing.T) {
 // TestChartDependency checks that a chart can have this one as a dependency with a condition.
 func TestChartDependency(t *testing.T) {
 	parent := t.TempDir()
-	if err := os.CopyFS(filepath.Join(parent, "charts", "ip-masq"), os.DirFS("chart")); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, os.CopyFS(filepath.Join(parent, "charts", "ip-masq"), os.DirFS("chart")))
 	const about = "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies: [{name: ip-masq, version: 0.1.0, condition: ip-masq.enabled}]\n"
-	if err := os.WriteFile(filepath.Join(parent, "Chart.yaml"), []byte(about), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, os.WriteFile(filepath.Join(parent, "Chart.yaml"), []byte(about), 0o600))
 	for enabled, want := range map[bool]int{true: 1, false: 0} {
 		out, err := helm(t, fmt.Sprintf("{global: {some: value}, ip-masq: {enabled: %t}}", enabled), "template", "some-release", parent)
 		if got := bytes.Count(out, []byte("kind: DaemonSet")); err != nil || got != want {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -42,10 +43,7 @@ func documents(t *testing.T) map[string]string {
 		t.Fatalf("found %d documents: %v", len(all), err)
 	}
 	form := filepath.Join(root, ".github", "ISSUE_TEMPLATE", "bug.yml")
-	text, err := os.ReadFile(form)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := topology.Must(os.ReadFile(form))(t)
 	all[form] = string(text)
 	return all
 }
@@ -154,10 +152,7 @@ func TestCommands(t *testing.T) {
 // read returns the text of a file of the project.
 func read(t *testing.T, path ...string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(append([]string{root}, path...)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := topology.Must(os.ReadFile(filepath.Join(append([]string{root}, path...)...)))(t)
 	return string(text)
 }
 

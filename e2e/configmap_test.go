@@ -125,12 +125,7 @@ func brokenConfigMaps() []brokenConfigMap {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = topology.NoError
 
 // externalHost adds a host outside of any CNI network whose packets the node routes.
 func (n *node) externalHost(t *testing.T) senders {

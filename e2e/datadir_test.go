@@ -76,8 +76,8 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 // directory that ip-masq did not create.
 func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	t.Parallel()
-	b := newUninstalledNode(t, backends()[0])
-	b.install(t, b.plugin(t))
+	b := newUninstalledNode(t)
+	b.wantSays(t, 0, nil, b.args("install", "--plugin", b.plugin(t))...)
 	dir := filepath.Join(b.dir, "srv")
 	writeFiles(t, dir, map[string]string{"backups/db.sql": "1", "notes": "2"})
 	before := tree(t, dir)

@@ -109,61 +109,22 @@ func (g *guardedNode) wantEnforced(t *testing.T, family, wrong int) {
 	}
 }
 
-// leaving is a packet of a pod that another host sees, and whether it kept the pod's address.
-type leaving struct {
-	pod  *pod
-	dst  string
-	by   *topology.Host
-	kept bool
-}
-
-// leaveBesideMasquerade checks packets, and that the rules are right, while another program masquerades everything.
-func (n *node) leaveBesideMasquerade(t *testing.T, packets []leaving) {
-	t.Helper()
-	rules := masqueradingRules(0, netip.Addr{})
-	defer rules[len(rules)-1].loadFamily(t, n, 0)()
-	for _, p := range packets {
-		want := ""
-		if p.kept {
-			want = p.pod.addr(netip.MustParseAddr(p.dst)).String()
-		}
-		n.leaves(t, p.pod.Host, p.dst, p.by, want)
-	}
-	n.wantSays(t, 0, nil, "check")
-}
-
-// TestEnforceExemptBesideAnotherChain: a pod that is exempt by its namespace is bound wherever the other chain does not
-// masquerade it, be it because all are exempt there or this pod is.
-func TestEnforceExemptBesideAnotherChain(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true})
-		n.conflist(t, "second", object{"masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "9.0.0.0/8"}})
-		n.pod(t, "second")
-		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
-		n.leaveBesideMasquerade(t, []leaving{
-			{dev, "10.9.0.0", n.LAN, true},      // exempt in both chains
-			{dev, "9.9.9.9", n.Outside, false},  // masqueraded by its own
-			{prod, "10.9.0.0", n.LAN, true},     // exempt in both
-			{prod, "9.9.9.9", n.Outside, true},  // by its namespace in one, and for all in the other
-			{prod, "1.2.3.4", n.Outside, false}, // masqueraded by the other
-		})
-	})
-}
-
-// TestEnforceExemptBesideLimitedChain: another chain with outputInterfaces does not count on other interfaces.
+// TestEnforceExemptBesideLimitedChain: another chain with outputInterfaces does not count on other interfaces, beside a
+// program that masquerades everything.
 func TestEnforceExemptBesideLimitedChain(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true, "nonMasqueradeCIDRs": []string{"9.0.0.0/8", "10.9.0.0/24"}})
 		n.conflist(t, "second", object{"masqChain": "SECOND", "outputInterfaces": []string{"out+"}, "nonMasqueradeCIDRs": []string{}})
 		n.pod(t, "second")
 		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
-		n.leaveBesideMasquerade(t, []leaving{
-			{dev, "10.9.0.1", n.LAN, true},      // exempt, where the other chain has no interface
-			{dev, "10.9.1.1", n.LAN, false},     // masqueraded by its own
-			{prod, "10.9.1.1", n.LAN, true},     // by its namespace
-			{dev, "9.9.9.9", n.Outside, false},  // masqueraded by the other
-			{prod, "9.9.9.9", n.Outside, false}, // the same
-		})
+		rules := masqueradingRules(0, netip.Addr{})
+		defer rules[len(rules)-1].loadFamily(t, n, 0)()
+		n.leaves(t, dev.Host, "10.9.0.1", n.LAN, dev.addrs[0].String())   // exempt, where the other chain has no interface
+		n.leaves(t, dev.Host, "10.9.1.1", n.LAN, "")                      // masqueraded by its own
+		n.leaves(t, prod.Host, "10.9.1.1", n.LAN, prod.addrs[0].String()) // by its namespace
+		n.leaves(t, dev.Host, "9.9.9.9", n.Outside, "")                   // masqueraded by the other
+		n.leaves(t, prod.Host, "9.9.9.9", n.Outside, "")                  // the same
+		n.wantSays(t, 0, nil, "check")
 	})
 }
 

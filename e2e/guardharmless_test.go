@@ -295,7 +295,7 @@ func checkHarmless(t *testing.T, f backend, policy, keys object) {
 
 func (g *guardedNode) wantNoneGuarded(t *testing.T) {
 	t.Helper()
-	if packets := g.guardPackets(t, "IP-MASQ-AGENT"); packets != 0 {
+	if packets := g.guardPackets(t); packets != 0 {
 		t.Errorf("the guard dropped %d packets", packets)
 	}
 }

@@ -3,8 +3,6 @@
 package e2e
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -87,73 +85,5 @@ func TestGuardTables(t *testing.T) {
 		n.wantGuardTables(t)
 		n.invoke(t, invocation{verb: "DEL", conf: drop}).want(t, 0)
 		n.wantGuardTables(t)
-	})
-}
-
-// TestGuardWithoutState checks that a guard that no policy asks for is drift for every verb and command, and
-// is removed, although the state that told of it is lost.
-func TestGuardWithoutState(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		drop := n.conf(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}, "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
-		without := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.0.2.0/24"}})
-		record := filepath.Join(n.dataDir, "record.json")
-		for name, lose := range map[string]func() error{
-			"the record is lost":    func() error { return os.Remove(record) },
-			"the record is damaged": func() error { return os.WriteFile(record, []byte("{"), 0o600) },
-			"the dataDir is lost":   func() error { return os.RemoveAll(n.dataDir) },
-			"nothing is lost":       func() error { return nil },
-		} {
-			t.Run(name, func(t *testing.T) {
-				n.addAndCheck(t, drop)
-				tables := n.guardTables(t)
-				must(t, lose())
-				n.addAndCheck(t, without)
-				n.wantGuardTables(t)
-				// It returns, and nothing tells of it.
-				restore := func() {
-					n.feed(t, tables, "nft", "-f", "-")
-					if name == "the record is lost" {
-						must(t, lose())
-					}
-				}
-				restore()
-				n.invoke(t, invocation{verb: "STATUS", conf: without}).want(t, 0)
-				n.invoke(t, invocation{verb: "CHECK", conf: without}).want(t, 101, "ip-masq-guard")
-				n.wantSays(t, 3, []string{"ip-masq-guard"}, "check")
-				n.addAndCheck(t, without)
-				n.wantGuardTables(t)
-				restore()
-				n.invoke(t, invocation{verb: "DEL", conf: without, id: "none"}).want(t, 0)
-				n.wantGuardTables(t)
-				restore()
-				n.invoke(t, invocation{verb: "GC", conf: without}).want(t, 0)
-				n.wantGuardTables(t)
-				restore()
-				n.wantSays(t, 0, nil, "once")
-				n.wantGuardTables(t)
-			})
-		}
-	})
-}
-
-// TestGuardWithoutPodRange checks that an ADD of a CNI whose addresses have no subnet passes with a warning,
-// and that the reconciler is ready.
-func TestGuardWithoutPodRange(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		keys := object{"guard": "drop", "prevResult": object{
-			"cniVersion": "1.1.0", "interfaces": []object{{"name": "eth0", "sandbox": "/run/netns/container"}},
-			"ips": []object{{"address": "10.1.0.2/32", "interface": 0}},
-		}}
-		conf := n.conf(t, "podnet", keys)
-		n.addAndCheck(t, conf).want(t, 0, "guard without effect", "podCIDRs")
-		n.wantGuardTables(t)
-		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-		n.conflist(t, "podnet", object{"guard": "drop"})
-		d := n.startReconciler(t).untilReady(t)
-		if log := d.log(); !strings.Contains(log, "podCIDRs") {
-			t.Errorf("the log does not name podCIDRs:\n%s", log)
-		}
-		n.conflist(t, "podnet", object{"guard": "drop", "podCIDRs": []string{"10.1.0.0/16"}})
-		d.until(t, "the guard", func() bool { return strings.Contains(n.guardTables(t), "10.1.0.0/16") })
 	})
 }

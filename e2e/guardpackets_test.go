@@ -4,11 +4,9 @@ package e2e
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -138,7 +136,7 @@ func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside pack
 			}
 		}
 	}
-	before := n.guardPackets(t, "IP-MASQ-AGENT")
+	before := n.guardPackets(t)
 	for when := range requests {
 		must(t, n.Node.FlushConntrack())
 		outside.exchange(t, p.Host, requests[when])
@@ -153,9 +151,9 @@ func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside pack
 		arriving -= wrong
 	}
 	n.await(t, fmt.Sprintf("%d packets, %d of them wrong", arriving, wrong), func() bool {
-		return n.guardPackets(t, "IP-MASQ-AGENT")-before >= wrong && outside.total(t) >= arriving
+		return n.guardPackets(t)-before >= wrong && outside.total(t) >= arriving
 	})
-	if counted := n.guardPackets(t, "IP-MASQ-AGENT") - before; counted != wrong {
+	if counted := n.guardPackets(t) - before; counted != wrong {
 		t.Errorf("guard %s: counted %d packets, want %d", mode, counted, wrong)
 	}
 	received := outside.received(t)
@@ -195,9 +193,9 @@ func (c packetCounters) exchange(t *testing.T, from *topology.Host, packets [][]
 
 // awaitEarlier waits until the host has received what a pod sent to silent destinations before: a
 // datagram that the guard passes arrives after it.
-func (c packetCounters) awaitEarlier(t *testing.T, p *pod, destinations []netip.Addr) {
+func (c packetCounters) awaitEarlier(t *testing.T, p *pod) {
 	t.Helper()
-	for _, d := range destinations {
+	for _, d := range silentDestinations {
 		to := nth(d, 250)
 		arrived := func() (packets int) {
 			for flow, count := range c.received(t) {
@@ -249,115 +247,16 @@ func (n *node) await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// guardPackets returns the number of packets that a chain's guard counted in both families.
-func (n *node) guardPackets(t *testing.T, chain string) int {
+// guardPackets returns the number of packets that the guard counted in both families.
+func (n *node) guardPackets(t *testing.T) int {
 	t.Helper()
 	counter, total := regexp.MustCompile(`counter packets (\d+)`), 0
 	for _, f := range families() {
-		for _, m := range counter.FindAllStringSubmatch(n.tool(t, "nft", "list", "chain", f[1], "ip-masq-guard", "guard-"+chain), -1) {
+		for _, m := range counter.FindAllStringSubmatch(n.tool(t, "nft", "list", "chain", f[1], "ip-masq-guard", "guard-IP-MASQ-AGENT"), -1) {
 			packets, err := strconv.Atoi(m[1])
 			must(t, err)
 			total += packets
 		}
 	}
 	return total
-}
-
-// guardScope is a case of networks whose guards apply to a part of the traffic: podnet with the
-// pods a and b, othernet with the pod c.
-type guardScope struct {
-	name             string
-	podnet, othernet object
-	dropped          string // as "a-outside", in which outside is an interface
-}
-
-func guardScopes() []guardScope {
-	const every = "a-outside a-lan b-outside b-lan c-outside c-lan"
-	one := []string{"10.1.0.2/32", "fd00:1::2/128"}
-	a := object{"masqChain": "A", "sourceCIDRs": []string{"10.1.0.0/16", "fd00:1::/64"}}
-	b := object{"masqChain": "B", "sourceCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}}
-	return []guardScope{
-		{"everything", object{}, object{}, every},
-		{"sourceCIDRs", object{"sourceCIDRs": one}, object{"sourceCIDRs": one}, "a-outside a-lan"},
-		{"outputInterfaces", object{"outputInterfaces": []string{"outside"}}, object{"outputInterfaces": []string{"outside"}}, "a-outside b-outside c-outside"},
-		{"outputInterfaces with a wildcard", object{"outputInterfaces": []string{"la+", "eth0"}}, object{"outputInterfaces": []string{"la+", "eth0"}}, "a-lan b-lan c-lan"},
-		{"nonMasqueradeSourceCIDRs", object{"nonMasqueradeSourceCIDRs": one}, object{"nonMasqueradeSourceCIDRs": one}, "b-outside b-lan c-outside c-lan"},
-		{"podCIDRs", object{"podCIDRs": one}, object{"podCIDRs": []string{"10.2.0.0/16", "fd00:2::/64"}}, "a-outside a-lan c-outside c-lan"},
-		{"two chains, one counts", a, merged(b, object{"guard": "count"}), "a-outside a-lan b-outside b-lan"},
-		{"two chains, one without a guard", merged(a, object{"guard": nil}), merged(b, object{"outputInterfaces": []string{"lan"}}), "c-lan"},
-	}
-}
-
-func merged(a, b object) object {
-	all := maps.Clone(a)
-	maps.Copy(all, b)
-	return all
-}
-
-// TestGuardScopes sends late FINs from three pods through two interfaces and checks which of them
-// the guard drops.
-func TestGuardScopes(t *testing.T) {
-	t.Parallel()
-	for _, c := range guardScopes() {
-		t.Run(c.name, func(t *testing.T) { newNode(t, backends()[0]).wantDropped(t, c) })
-	}
-}
-
-func (n *node) wantDropped(t *testing.T, c guardScope) {
-	t.Helper()
-	defaults := object{"enableIPv6": true, "guard": "drop", "nonMasqueradeCIDRs": []string{"10.1.0.0/16", "10.2.0.0/16", "fd00:1::/64", "fd00:2::/64"}}
-	n.conflist(t, "podnet", merged(defaults, c.podnet))
-	n.conflist(t, "othernet", merged(defaults, c.othernet))
-	pods := map[string]*pod{"a": n.pod(t, "podnet"), "b": n.pod(t, "podnet"), "c": n.pod(t, "othernet")}
-	type link struct {
-		packetCounters
-		to []netip.Addr
-	}
-	links := map[string]link{
-		"outside": {n.countPackets(t, n.Outside), silentDestinations}, "lan": {n.countPackets(t, n.LAN), silentExemptDestinations},
-	}
-	sent := map[string][][]byte{}
-	passing := map[string]int{}
-	for name, p := range pods {
-		for device, l := range links {
-			for _, to := range l.to {
-				for i := range packetsPerKind {
-					sent[name] = append(sent[name], tcp(fin|ack, 0, 0)(netip.AddrPortFrom(p.addr(to), uint16(1000+i)), netip.AddrPortFrom(to, 999)))
-				}
-				if !strings.Contains(c.dropped, name+"-"+device) {
-					passing[device] += packetsPerKind
-				}
-			}
-		}
-	}
-	for name, p := range pods {
-		inject(t, p.Host, sent[name]...)
-	}
-	for device, l := range links {
-		n.await(t, fmt.Sprintf("%d packets at %s", passing[device], device), func() bool { return l.total(t) >= passing[device] })
-	}
-	for _, p := range pods {
-		for _, l := range links {
-			l.awaitEarlier(t, p, l.to)
-		}
-	}
-	for device, l := range links {
-		received := l.received(t)
-		for name, p := range pods {
-			for _, to := range l.to {
-				want := packetsPerKind
-				if strings.Contains(c.dropped, name+"-"+device) {
-					want = 0
-				}
-				if got := received[[2]netip.Addr{p.addr(to), to}]; got != want {
-					t.Errorf("from pod %s to %s: %d packets arrived, want %d", name, to, got, want)
-				}
-			}
-		}
-	}
-	if c.othernet["guard"] == "count" {
-		if counted := n.guardPackets(t, "B"); counted != 4*packetsPerKind {
-			t.Errorf("guard count: %d packets, want %d", counted, 4*packetsPerKind)
-		}
-	}
 }

@@ -39,7 +39,7 @@ func TestGuardDuringRemovals(t *testing.T) {
 			report := topology.Must(load.Stop())(t)
 			n.checkFlows(t, p, report.Flows, nil)
 			const fewest = 3000
-			t.Logf("%d connections sent, %d seen, %d packets dropped by the guard", report.Sent, len(report.Flows), n.guardPackets(t, "IP-MASQ-AGENT"))
+			t.Logf("%d connections sent, %d seen, %d packets dropped by the guard", report.Sent, len(report.Flows), n.guardPackets(t))
 			if len(report.Flows) < fewest {
 				t.Errorf("%d connections seen, want at least %d", len(report.Flows), fewest)
 			}
@@ -100,7 +100,7 @@ func TestGuardAtBoot(t *testing.T) {
 				}
 				n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", keys), id: p.Path[len("/run/netns/"):]}).want(t, 0)
 				sends.pause(func() {
-					outside.awaitEarlier(t, p, silentDestinations)
+					outside.awaitEarlier(t, p)
 					outside.reset(t)
 				})
 				n.await(t, "packets from the node", func() bool { return outsideOf(true) > 5*len(flows) })

@@ -52,9 +52,9 @@ func marshalIndent(t *testing.T, v any) []byte {
 
 // writeMainConflist writes a conflist atomically, as a main CNI plugin does, without the plugin
 // entry.
-func (n *node) writeMainConflist(t *testing.T, file, network string) {
+func (n *node) writeMainConflist(t *testing.T, network string) {
 	t.Helper()
-	n.writeConflistFile(t, file, n.mainConflist(t, network))
+	n.writeConflistFile(t, mainFile, n.mainConflist(t, network))
 }
 
 func (n *node) mainConflist(t *testing.T, network string) []byte {
@@ -99,7 +99,7 @@ func TestManage(t *testing.T) {
 		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
 			t.Errorf("the metrics report an entry: %v", got)
 		}
-		n.writeMainConflist(t, mainFile, "podnet")
+		n.writeMainConflist(t, "podnet")
 		d.untilManaged(t, mainFile)
 		all := onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
@@ -142,50 +142,13 @@ func TestManage(t *testing.T) {
 	})
 }
 
-// TestManageSetting checks that conflist.manage and conflist.network in reconciler.toml take
-// effect without a restart.
-func TestManageSetting(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	args := n.manageArgs(t, nil)[1:]
-	n.writeMainConflist(t, "10-red.conflist", "red")
-	n.writeMainConflist(t, "20-blue.conflist", "blue")
-	path := n.settingsFile(t, "")
-	d := n.startReconciler(t, append(args, "--config", path)...)
-	d.untilReady(t)
-	time.Sleep(300 * time.Millisecond)
-	if n.hasPluginEntry(t, "10-red.conflist") || strings.Contains(d.scrape(t), "conflist_flapping") {
-		t.Fatal("the reconciler manages conflists although manage is not set")
-	}
-	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"blue\"\n")
-	d.untilManaged(t, "20-blue.conflist")
-	if n.hasPluginEntry(t, "10-red.conflist") {
-		t.Error("the reconciler changed the other network")
-	}
-	n.settingsFile(t, "[conflist]\nmanage = true\nnetwork = \"green\"\n")
-	d.untilUnready(t, "conflist: waiting for the main CNI plugin's network green", "red, blue")
-	n.settingsFile(t, "[conflist]\nmanage = false\n")
-	d.untilReady(t)
-	n.writeMainConflist(t, "20-blue.conflist", "blue")
-	time.Sleep(300 * time.Millisecond)
-	if n.hasPluginEntry(t, "20-blue.conflist") {
-		t.Error("the reconciler manages conflists although manage is false")
-	}
-	if code, body := d.ready(); code != 200 {
-		t.Errorf("/readyz: %d %s", code, body)
-	}
-	if got := d.metric(t, "conflist_repairs_total"); got != 1 {
-		t.Errorf("conflist_repairs_total is %v", got)
-	}
-}
-
 // TestManageWithoutEntryFile checks that the default entry has the node's dataDir, without which
 // ADD fails, and that no network gets an entry while plugin.toml is bad.
 func TestManageWithoutEntryFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
 	n.installPlugin(t)
-	n.writeMainConflist(t, mainFile, "podnet")
+	n.writeMainConflist(t, "podnet")
 	guard := func(line string) { writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(line)) }
 	guard("bogus = 1")
 	d := n.startReconciler(t, "--conflist-manage", "--cni-bin-dir", n.pluginDir(), "--resync-interval", "10m")
@@ -198,7 +161,7 @@ func TestManageWithoutEntryFile(t *testing.T) {
 	n.pod(t, "podnet")
 
 	must(t, os.Remove(n.own(config.DefaultPluginFile)))
-	n.writeMainConflist(t, mainFile, "podnet")
+	n.writeMainConflist(t, "podnet")
 	d.until(t, "the entry names the dataDir", func() bool {
 		return strings.Contains(string(readFile(t, filepath.Join(n.cni.ConfDir, mainFile))), n.dataDir)
 	})
@@ -213,7 +176,7 @@ func TestManageReadOnly(t *testing.T) {
 	dir := n.cni.ConfDir
 	must(t, errors.Join(os.MkdirAll(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	n.writeMainConflist(t, mainFile, "podnet")
+	n.writeMainConflist(t, "podnet")
 	n.remount(t, dir, unix.MS_RDONLY)
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.untilUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
@@ -224,51 +187,6 @@ func TestManageReadOnly(t *testing.T) {
 	n.remount(t, dir, 0)
 	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)
-}
-
-// TestManageSymlinkedConflist manages a conflist that is a symlink into another directory. It
-// checks that the entry is restored as fast as in the directory itself.
-func TestManageSymlinkedConflist(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	elsewhere := filepath.Join(n.dir, "elsewhere")
-	link := filepath.Join(n.cni.ConfDir, mainFile)
-	target := filepath.Join(elsewhere, "podnet")
-	write := func() {
-		t.Helper()
-		must(t, errors.Join(os.MkdirAll(elsewhere, 0o755), os.WriteFile(target+".next", n.mainConflist(t, "podnet"), 0o644), os.Rename(target+".next", target)))
-	}
-	must(t, errors.Join(os.MkdirAll(n.cni.ConfDir, 0o755), os.Symlink(target, link)))
-	n.writeMainConflist(t, "20-other.conflist", "other")
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.untilUnready(t, "conflist: ", link, "it is a symlink to what is not there", "mount the directory")
-	time.Sleep(300 * time.Millisecond)
-	if n.hasPluginEntry(t, "20-other.conflist") {
-		t.Error("the entry was inserted into another network")
-	}
-	for range 3 {
-		write()
-		d.untilManaged(t, mainFile)
-	}
-	must(t, os.WriteFile(target, n.mainConflist(t, "podnet"), 0o644)) // written in place
-	d.untilManaged(t, mainFile)
-	if to, err := os.Readlink(link); err != nil || to != target || n.hasPluginEntry(t, "20-other.conflist") {
-		t.Error("the conflist is no longer a symlink", to, err)
-	}
-}
-
-// TestManageStopsWhileLocked stops the reconciler while another process holds the directory's lock.
-func TestManageStopsWhileLocked(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.writeMainConflist(t, mainFile, "podnet")
-	dir, err := os.Open(n.cni.ConfDir)
-	must(t, err)
-	defer func() { must(t, dir.Close()) }()
-	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
-	d := n.startReconciler(t, n.manageArgs(t, nil)...)
-	d.untilUnready(t, "conflist: not looked at yet")
-	d.stop(t)
 }
 
 // TestManageFollowsEntryFile changes the entry file while the reconciler runs. It checks that conflist and packets
@@ -284,7 +202,7 @@ func TestManageFollowsEntryFile(t *testing.T) {
 			return strings.Contains(list, exempt) && strings.Count(list, `"ip-masq"`) == 1
 		}
 		n.conflist(t, "other", object{"masqueradeCIDRs": []string{"1.2.5.0/24"}, "nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
-		n.writeMainConflist(t, mainFile, "podnet")
+		n.writeMainConflist(t, "podnet")
 		d := n.startReconciler(t, append(n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}}), "--conflist-network", "podnet")...)
 		d.untilManaged(t, mainFile)
 		p := n.pod(t, "podnet")

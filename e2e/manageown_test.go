@@ -133,7 +133,7 @@ func TestManageOwnWithPluginFile(t *testing.T) {
 	args := n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}, "dataDir": nil})
 	args[0] = "--conflist-own"
 	writeTempFile(t, n.own(config.DefaultPluginFile), n.pluginFile(""))
-	n.writeMainConflist(t, mainFile, "podnet")
+	n.writeMainConflist(t, "podnet")
 	d := n.startReconciler(t, args...)
 	d.untilManaged(t, ownConflist)
 	p := n.pod(t, "podnet")
@@ -143,7 +143,7 @@ func TestManageOwnWithPluginFile(t *testing.T) {
 	must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
 	d.until(t, "the copy is gone", func() bool { return !n.hasPluginEntry(t, ownConflist) })
 	n.invoke(t, invocation{verb: "ADD", conf: other}).want(t, 7, "has no policy")
-	n.writeMainConflist(t, mainFile, "podnet")
+	n.writeMainConflist(t, "podnet")
 	d.untilManaged(t, ownConflist)
 	n.pod(t, "podnet")
 }
@@ -154,11 +154,11 @@ func TestOwnConflistThatNobodyKeeps(t *testing.T) {
 	n := newNode(t, backends()[0])
 	args := n.manageArgs(t, object{})
 	must(t, os.Remove(filepath.Join(n.pluginDir(), "ip-masq")))
-	n.writeMainConflist(t, mainFile, "podnet")
+	n.writeMainConflist(t, "podnet")
 	d := n.startReconciler(t, args[1:]...).untilReady(t)
 	args[0] = "--conflist-own"
 	n.wantSays(t, 0, nil, append([]string{"install", "--plugin", n.plugin(t)}, args...)...)
 	d.untilReady(t)
-	n.writeMainConflist(t, mainFile, "other")
+	n.writeMainConflist(t, "other")
 	d.untilUnready(t, "conflist-stale: ", ownConflist+" is a copy of", "which has changed since")
 }

@@ -84,13 +84,7 @@ func awaitReadyz(t *testing.T, n *cluster.Node) {
 	}))
 }
 
-// must fails the test on an error.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = topology.NoError
 
 func containsAll(text string, parts ...string) bool {
 	for _, part := range parts {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // TestNamesOfTests checks that each name by which the machines select tests is that of a test. It
@@ -47,9 +49,4 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = topology.NoError

@@ -247,12 +247,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = topology.NoError
 
 // until waits until a condition holds.
 func until(t *testing.T, limit time.Duration, what func() string, done func() bool) {

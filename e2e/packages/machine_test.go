@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // The releases: the older one, and the one to upgrade to.
@@ -95,12 +96,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = topology.NoError
 
 func (m *machine) path(path string) string { return filepath.Join(m.root, path) }
 

@@ -22,6 +22,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // Names that exist on no machine.
@@ -95,15 +96,9 @@ func outside(t *testing.T) map[string]bool {
 			seen[path] = err == nil
 		}
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := topology.Must(os.ReadFile("/proc/self/mountinfo"))(t)
 	seen["mounts"] = strings.Contains(string(mounts), "ip-masq-sandbox")
-	forward, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
-	if err != nil {
-		t.Fatal(err)
-	}
+	forward := topology.Must(os.ReadFile("/proc/sys/net/ipv4/ip_forward"))(t)
 	seen["forwarding"] = string(bytes.TrimSpace(forward)) == "1"
 	return seen
 }
@@ -120,14 +115,10 @@ func TestTheInsideDiesWithTheOutside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := command(t, "wait", user)
 			rest := started(t, c)
-			if err := c.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			topology.NoError(t, c.Process.Kill())
 			// The file ends once no process has the pipe open for writing, including the one
 			// inside. The command's context kills only the process outside.
-			if err := rest.SetReadDeadline(time.Now().Add(timelimit.Wait)); err != nil {
-				t.Fatal(err)
-			}
+			topology.NoError(t, rest.SetReadDeadline(time.Now().Add(timelimit.Wait)))
 			if _, err := io.ReadAll(rest); err != nil {
 				t.Errorf("the process inside lives on: %v", err)
 			}
@@ -145,12 +136,8 @@ func started(t *testing.T, c *exec.Cmd) *os.File {
 	}
 	t.Cleanup(func() { _ = reader.Close() })
 	c.Stdout, c.Stderr = writer, os.Stderr
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, c.Start())
+	topology.NoError(t, writer.Close())
 	line, err := bufio.NewReader(reader).ReadString('\n')
 	if err != nil || strings.TrimSpace(line) != ready {
 		t.Fatalf("the body said %q, %v; want %q", line, err, ready)

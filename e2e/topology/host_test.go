@@ -21,9 +21,7 @@ import (
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	var stat unix.Stat_t
-	if err := unix.Stat(path, &stat); err != nil {
-		t.Fatal(err)
-	}
+	topology.NoError(t, unix.Stat(path, &stat))
 	return stat.Ino
 }
 
@@ -37,16 +35,10 @@ type remains struct {
 func takeStock(t *testing.T) remains {
 	t.Helper()
 	count := func(pattern string) int {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		names := topology.Must(filepath.Glob(pattern))(t)
 		return len(names)
 	}
-	links, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	links := topology.Must(net.Interfaces())(t)
 	return remains{
 		Hosts:      count("/run/netns/*"),
 		Links:      len(links),
@@ -58,10 +50,7 @@ func takeStock(t *testing.T) remains {
 
 func TestCloseLeavesNothing(t *testing.T) {
 	before := takeStock(t)
-	w, err := topology.Build(topology.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := topology.Must(topology.Build(topology.Options{}))(t)
 	pod := topology.Must(w.AddPod("pod", addr("10.0.0.2")))(t)
 	topology.Must(w.NewPod("bare"))(t)
 	conn := topology.Must(pod.OpenTCP(echo("1.2.3.4")))(t)

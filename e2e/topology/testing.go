@@ -22,15 +22,21 @@ func New(t T, options Options) *Topology {
 	return built
 }
 
+// NoError fails the test on an error.
+func NoError(t T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+}
+
 // Must returns the value of a function of this package and fails the test on an error:
 //
 //	pod := topology.Must(world.AddPod("a", address))(t)
 func Must[V any](value V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
-		if err != nil {
-			t.Fatalf("%v", err)
-		}
+		NoError(t, err)
 		return value
 	}
 }

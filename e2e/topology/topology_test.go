@@ -44,10 +44,7 @@ func TestWhatIsRoutableIsSeen(t *testing.T) {
 				to = append(to, netip.AddrPortFrom(a, topology.EchoPort))
 			}
 		}
-		seen, err := pod.SweepUDP(to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		seen := topology.Must(pod.SweepUDP(to))(t)
 		for destination, source := range seen {
 			if source.Addr() != podAddr(pod, destination.Addr()) {
 				t.Errorf("to %s: seen %s", destination, source)
