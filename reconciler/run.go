@@ -158,20 +158,12 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged) })
 	})
 	// The directories are watched before the loop reads them for the first time.
-	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
+	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile), podinfo.CacheDir}
 	if manages {
 		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
 	}
 	files := fswatch.New(dirs...)
 	all.Go(func() { d.watchFiles(ctx, files, loop.FilesChanged) })
-	cache := fswatch.New(podinfo.CacheDir)
-	all.Go(func() {
-		d.watchFiles(ctx, cache, func() {
-			if node.CacheChanged() {
-				loop.FilesChanged()
-			}
-		})
-	})
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
 }

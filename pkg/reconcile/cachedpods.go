@@ -5,7 +5,6 @@ package reconcile
 import (
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -15,42 +14,11 @@ import (
 
 // cachedPods records pods that started before the plugin entry was in the conflist, from the runtime's cache.
 type cachedPods struct {
-	mu       sync.Mutex
 	cache    podinfo.Cache
 	networks []string                       // that have a plugin entry
 	seen     map[store.Attachment]time.Time // what was decided, by the time of the file
 	recorded map[store.Attachment]bool      // of seen; nil before the first sync
 	fresh    bool                           // some may not be in the rules yet
-}
-
-// CacheChanged reports whether the runtime's cache may have pods to record, or has lost some that are recorded. It is for
-// any goroutine.
-func (n *Node) CacheChanged() bool {
-	c := n.cached
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	present, err := c.read()
-	changed := err == nil && slices.ContainsFunc(slices.Collect(maps.Keys(c.recorded)), func(a store.Attachment) bool { _, is := present[a]; return !is })
-	for a, x := range present {
-		if at, seen := c.seen[a]; seen && at.Equal(x.Written) {
-			continue
-		}
-		if p, err := n.Dir.Pod(a); err == nil && p != nil && !p.Cached && c.seen != nil {
-			c.seen[a] = x.Written // it had an ADD
-		} else {
-			changed = true
-		}
-	}
-	return changed
-}
-
-func (c *cachedPods) read() (map[store.Attachment]podinfo.Cached, error) {
-	cached, err := c.cache.Read(booted())
-	present := make(map[store.Attachment]podinfo.Cached, len(cached))
-	for _, x := range cached {
-		present[store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}] = x
-	}
-	return present, err
 }
 
 // syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those whose file is
@@ -61,12 +29,14 @@ func (n *Node) syncCachedPods(r *Report) (changed bool) {
 	if c.cache.Dir == "" || r.OtherDataDir != nil || src.PluginFileErr != nil {
 		return false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	present, err := c.read()
+	cached, err := c.cache.Read(booted())
 	if err != nil {
 		r.warn(err)
 		return false
+	}
+	present := make(map[store.Attachment]podinfo.Cached, len(cached))
+	for _, x := range cached {
+		present[store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}] = x
 	}
 	c.begin(n, r, present)
 	for a := range c.recorded {

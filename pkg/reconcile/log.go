@@ -6,11 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -46,7 +45,7 @@ func (l *syncLog) report(r *Report) {
 		l.repaired(r)
 	}
 	for _, s := range r.Applied {
-		if changed := changedKeys(l.state.Find(s), r.State.Find(s)); len(changed) > 0 {
+		if changed := config.Differences(valuesOf(l.state.Find(s)), valuesOf(r.State.Find(s))); len(changed) > 0 {
 			l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
 		}
 	}
@@ -86,20 +85,7 @@ func (l *syncLog) repaired(r *Report) {
 		"changed_by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
 }
 
-// changedKeys returns the keys in which the policies of two sources differ; nil is an empty source.
-func changedKeys(before, after *policy.Source) []string {
-	changed := valuesOf(before)
-	for key, value := range valuesOf(after) {
-		if changed[key] == value {
-			delete(changed, key)
-		} else {
-			changed[key] = value
-		}
-	}
-	return slices.Sorted(maps.Keys(changed))
-}
-
-// valuesOf returns the values in the policies of a source by key, as JSON.
+// valuesOf returns the values in the policies of a source by key, as JSON; nil is an empty source.
 func valuesOf(s *policy.Source) map[string]string {
 	values := map[string]string{}
 	if s == nil {
