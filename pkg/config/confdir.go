@@ -382,10 +382,8 @@ func (o *OwnConflist) Stale(dir ConfDir) error {
 	switch {
 	case !mainThere:
 		err = ErrMainGone
-	case next.File == "":
-		err = errors.New("and the main CNI plugin's file has another name now")
 	case !isNext:
-		err = fmt.Errorf("and the main CNI plugin's file is %s now", policy.Printable(filepath.Base(next.File)))
+		err = errors.New("and the main CNI plugin has another file now")
 	}
 	return fmt.Errorf("%s is a copy of %s, %w", policy.Printable(o.File), policy.Printable(o.Main), err)
 }

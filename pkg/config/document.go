@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,10 +24,8 @@ var ErrNotJSON = errors.New("configuration is not JSON")
 
 // Limits on the messages about one document.
 const (
-	MaxShown      = 8      // mistakes
-	maxShownBytes = 4096   // of all mistakes
-	maxValueBytes = 512    // of one value; policy.Quote shows less
-	maxMistakes   = 10_000 // after which list items are not read
+	MaxShown    = 8      // mistakes
+	maxMistakes = 10_000 // after which list items are not read
 )
 
 // DocumentError holds every mistake in one document, in its order.
@@ -36,11 +35,10 @@ type DocumentError struct{ Mistakes []error }
 func (e *DocumentError) Error() string {
 	var all string
 	for i, mistake := range e.Mistakes {
-		text := mistake.Error()
-		if i == MaxShown || i > 0 && len(all)+len(text) > maxShownBytes {
+		if i == MaxShown {
 			return fmt.Sprintf("%sand %d more", all, len(e.Mistakes)-i)
 		}
-		all += text + "; "
+		all += mistake.Error() + "; "
 	}
 	return strings.TrimSuffix(all, "; ")
 }
@@ -232,11 +230,7 @@ func (d *Document) Index(key string, kept int) int {
 func JSONMembers(doc []byte) ([]Member, error) {
 	// JSON is UTF-8 (RFC 8259, 8.1); the decoder would replace anything else.
 	if !utf8.Valid(doc) {
-		valid := 0
-		for r, size := rune(0), 0; r != utf8.RuneError || size > 1; r, size = utf8.DecodeRune(doc[valid:]) {
-			valid += size
-		}
-		return nil, notJSON(doc, 1+valid, "invalid UTF-8")
+		return nil, fmt.Errorf("%w: it has invalid UTF-8", ErrNotJSON)
 	}
 	if !json.Valid(doc) {
 		return nil, syntaxError(doc, json.Unmarshal(doc, &json.RawMessage{}))
@@ -299,17 +293,11 @@ func syntaxError(doc []byte, err error) error {
 	case bytes.HasPrefix(doc, []byte("\ufeff")):
 		return fmt.Errorf("%w: it begins with a byte order mark; save it without", ErrNotJSON)
 	case errors.As(err, &syntax):
-		return notJSON(doc, int(syntax.Offset), err.Error())
+		before := doc[:max(0, min(int(syntax.Offset), len(doc))-1)]
+		line, column := 1+bytes.Count(before, []byte("\n")), len(before)-bytes.LastIndexByte(before, '\n')
+		err = fmt.Errorf("line %d, column %d: %w", line, column, err)
 	}
 	return fmt.Errorf("%w: %s", ErrNotJSON, policy.Printable(err.Error()))
-}
-
-// notJSON gives the position of a byte, counted from 1.
-func notJSON(doc []byte, nth int, problem string) error {
-	before := doc[:max(0, min(nth, len(doc))-1)]
-	line := 1 + bytes.Count(before, []byte("\n"))
-	column := len(before) - bytes.LastIndexByte(before, '\n')
-	return fmt.Errorf("%w: line %d, column %d: %s", ErrNotJSON, line, column, policy.Printable(problem))
 }
 
 // maxTOMLSize is in bytes. The decoder can take quadratic time.
@@ -318,11 +306,7 @@ const maxTOMLSize = 64 << 10
 // tomlMembers returns the top-level keys of a TOML document in order, and those of tables as "table.key".
 func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	var values map[string]any
-	var undecoded map[string]toml.Primitive
-	md, err := toml.Decode(string(doc), &undecoded)
-	if err == nil {
-		_, err = toml.Decode(string(doc), &values)
-	}
+	md, err := toml.Decode(string(doc), &values)
 	var syntax toml.ParseError
 	d := Document{File: file}
 	switch {
@@ -331,14 +315,13 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	case err != nil:
 		return nil, d.Locate(0, errors.New("not TOML: "+policy.Printable(err.Error())))
 	}
-	const maxLines = 8 * MaxShown // finding a line takes time, and few are shown
 	var members []Member
-	seen := map[string]bool{}
+	seen, lines := map[string]bool{}, tomlLines(string(doc))
 	for _, path := range md.Keys() {
-		m, value, parents := Member{Key: path[0]}, values[path[0]], 0
+		m, value := Member{Key: path[0]}, values[path[0]]
 		if table, isTable := value.(map[string]any); isTable && len(path) > 1 && slices.Contains(tables, path[0]) {
 			m.Key += "." + path[1]
-			value, parents = table[path[1]], 1
+			value = table[path[1]]
 		}
 		if seen[m.Key] {
 			continue
@@ -347,31 +330,28 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 		if m.Value, err = json.Marshal(value); err != nil {
 			m.Err = errors.New("holds a number that is not finite; write a finite one")
 		}
-		if len(members) < maxLines {
-			m.Line = tomlLine(&md, path, parents, undecoded)
-		}
+		m.Line = cmp.Or(lines[m.Key], lines[path[0]])
 		members = append(members, m)
 	}
 	return members, nil
 }
 
-// tomlLine returns the line of a key below so many parents, or of the first dotted key (a.b = 1) of a table.
-func tomlLine(md *toml.MetaData, path toml.Key, parents int, values map[string]toml.Primitive) int {
-	for i, name := range path {
-		value := values[name]
-		var at toml.ParseError
-		if i >= parents && errors.As(md.PrimitiveDecode(value, &locator{}), &at) && at.Position.Line > 0 {
-			return at.Position.Line
+// tomlLines returns the first lines of keys and tables. Keys in tables are "table.key"; those in inline tables have none.
+func tomlLines(doc string) map[string]int {
+	lines, table, n := map[string]int{}, "", 0
+	for line := range strings.Lines(doc) {
+		n++
+		line = strings.TrimSpace(line)
+		name, _, _ := strings.Cut(line, "=")
+		name = table + strings.Trim(name, " \t\"'")
+		if header, isHeader := strings.CutPrefix(line, "["); isHeader {
+			name, _, _ = strings.Cut(strings.TrimLeft(header, "["), "]")
+			table = name + "."
 		}
-		values = nil
-		if err := md.PrimitiveDecode(value, &values); err != nil {
-			return 0
+		top, _, _ := strings.Cut(name, ".")
+		for _, key := range []string{top, name} {
+			lines[key] = cmp.Or(lines[key], n)
 		}
 	}
-	return 0
+	return lines
 }
-
-// locator refuses any value, because only the decoder's errors have a position.
-type locator struct{}
-
-func (*locator) UnmarshalTOML(any) error { return errors.New("position") }

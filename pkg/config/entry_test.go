@@ -145,7 +145,7 @@ func TestNotAnObject(t *testing.T) {
 		{"trailing data", "{}\n{}", true, "configuration is not JSON: line 2, column 1: invalid character '{' after top-level value"},
 		{"trailing comma", "{\n\"name\": \"podnet\",\n}", true,
 			"configuration is not JSON: line 3, column 1: invalid character '}' looking for beginning of object key string"},
-		{"invalid UTF-8", "{\"name\": \"p\xffd\"}", true, "configuration is not JSON: line 1, column 12: invalid UTF-8"},
+		{"invalid UTF-8", "{\"name\": \"p\xffd\"}", true, "configuration is not JSON: it has invalid UTF-8"},
 		{"nested without end", strings.Repeat("[", 1<<20), true, "configuration is not JSON: line 1, column 10001: invalid character '[' exceeded max depth"},
 		{"a list", `[{"name": "podnet"}]`, false, "configuration is JSON, but a list; write an object, in braces"},
 		{"a string", `"podnet"`, false, "configuration is JSON, but a string; write an object, in braces"},

@@ -25,9 +25,9 @@ func TestOwnConflistStale(t *testing.T) {
 		"another text":           {files: map[string]string{"10-a.conflist": pods + "\n"}, says: "which has changed since"},
 		"another network":        {files: map[string]string{"10-a.conflist": more}, says: "which has changed since"},
 		"a broken file":          {files: map[string]string{"10-a.conflist": "{"}, says: "which has changed since"},
-		"another name":           {files: map[string]string{"20-a.conflist": pods}, says: "the main CNI plugin's file is 20-a.conflist now"},
-		"a name before the copy": {files: map[string]string{"01-a.conflist": pods}, says: "has another name now"},
-		"another file before":    {files: map[string]string{"07-x.conflist": more, "10-a.conflist": pods}, says: "the main CNI plugin's file is 07-x.conflist now"},
+		"another name":           {files: map[string]string{"20-a.conflist": pods}, says: "has another file now"},
+		"a name before the copy": {files: map[string]string{"01-a.conflist": pods}, says: "has another file now"},
+		"another file before":    {files: map[string]string{"07-x.conflist": more, "10-a.conflist": pods}, says: "has another file now"},
 		"nothing":                {gone: true, says: "which is gone"},
 		"another main plugin":    {files: map[string]string{"10-b.conflist": more}, gone: true, says: "which is gone"},
 	} {

@@ -122,11 +122,8 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 		d.Fail(key, index, "", policy.Quote(s)+" "+found)
 		return
 	}
-	d.Fail(key, index, start(value), found)
+	d.Fail(key, index, string(value), found)
 }
-
-// start copies the start of a value: an error does not keep the document in memory.
-func start(value json.RawMessage) string { return string(value[:min(len(value), maxValueBytes)]) }
 
 func boolean(to *bool) Value {
 	v := optional(&to)
@@ -225,7 +222,7 @@ func count(to *int, least, most int) Value {
 	return Value{Number, limits, func(d *Document, key string, value json.RawMessage) {
 		n, err := strconv.Atoi(string(value))
 		if err != nil || n < least || n > most {
-			d.Fail(key, -1, start(value), "is not "+limits()+"; write one")
+			d.Fail(key, -1, string(value), "is not "+limits()+"; write one")
 			return
 		}
 		*to = n
@@ -238,7 +235,7 @@ func Interval(to *time.Duration) Value {
 	return Value{
 		read: func(d *Document, key string, value json.RawMessage) {
 			if KindOf(value) == Number {
-				value = json.RawMessage(policy.Quote(start(value)))
+				value = json.RawMessage(policy.Quote(string(value)))
 			}
 			asText.Read(d, key, value)
 		},

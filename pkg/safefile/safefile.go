@@ -185,8 +185,6 @@ func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	}
 	if adjust != nil {
 		err = adjust(file)
-	} else {
-		err = file.Chmod(mode) // the umask may have removed bits
 	}
 	if err == nil {
 		err = Fill(file, data)

@@ -219,7 +219,7 @@ func (d *Dir) createDataDir() error {
 		return failure("create directory", above, err)
 	}
 	temp := filepath.Join(above, safefile.TempName(newDirPrefix))
-	if err := makeDirectory(unix.AT_FDCWD, temp, temp, dirMode); err != nil {
+	if err := makeDirectory(unix.AT_FDCWD, temp, temp); err != nil {
 		return err
 	}
 	f, err := openFolder(unix.AT_FDCWD, temp, temp)

@@ -18,7 +18,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Modes, whatever the umask.
 const (
 	dirMode    = 0o700
 	parentMode = 0o755
@@ -91,18 +90,8 @@ func openTrusted(op string, at int, name, path string, flags int, format uint32)
 }
 
 // makeDirectory creates a directory unless it exists.
-func makeDirectory(at int, name, path string, mode uint32) error {
-	err := unix.Mkdirat(at, name, mode)
-	if errors.Is(err, unix.EEXIST) {
-		return nil
-	}
-	if err == nil { // the umask may have cleared bits
-		var fd int
-		if fd, err = unix.Openat(at, name, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
-			err = errors.Join(unix.Fchmod(fd, mode), unix.Close(fd))
-		}
-	}
-	return failure("create directory", path, err)
+func makeDirectory(at int, name, path string) error {
+	return failure("create directory", path, ignoring(unix.Mkdirat(at, name, dirMode), unix.EEXIST))
 }
 
 func (f *folder) fd() int { return int(f.file.Fd()) }
@@ -120,7 +109,7 @@ func (f *folder) folder(name string, create bool) (*folder, error) {
 	if !create || !errors.Is(err, os.ErrNotExist) {
 		return sub, err
 	}
-	if err := makeDirectory(f.fd(), name, f.in(name), dirMode); err != nil {
+	if err := makeDirectory(f.fd(), name, f.in(name)); err != nil {
 		return nil, err
 	}
 	return openFolder(f.fd(), name, f.in(name))
@@ -189,9 +178,6 @@ func (f *folder) create(op, name, final string) (*os.File, error) {
 	fd, err := unix.Openat(f.fd(), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, fileMode)
 	if err != nil {
 		return nil, failure(op, f.in(final), err)
-	}
-	if err := unix.Fchmod(fd, fileMode); err != nil { // the umask may have cleared bits
-		return nil, errors.Join(failure(op, f.in(final), err), unix.Close(fd), f.remove(name))
 	}
 	return os.NewFile(uintptr(fd), f.in(name)), nil
 }
