@@ -158,18 +158,6 @@ func (r Record) validate() error {
 			return fmt.Errorf("chains[%d]: %w", i, err)
 		}
 	}
-	for i, o := range r.Outputs {
-		for _, a := range o.Addresses {
-			if !a.Address.IsValid() {
-				return fmt.Errorf("outputs[%d]: an address is missing", i)
-			}
-		}
-	}
-	for i, a := range r.Former {
-		if !a.Address.IsValid() {
-			return fmt.Errorf("former[%d]: the address is missing", i)
-		}
-	}
 	if len(r.Resets) > MaxResets {
 		return fmt.Errorf("resets: has %d entries, more than the %d possible", len(r.Resets), MaxResets)
 	}
@@ -213,7 +201,7 @@ func encodeSource(s policy.Source) ([]byte, error) {
 // decodeSource decodes the document in the named file.
 func decodeSource(data []byte, name string) (policy.Source, error) {
 	var d document
-	err := decode(data, &d, &d.Schema)
+	err := decode(data, &d)
 	if err == nil {
 		err = validate(d.Source)
 	}
@@ -240,7 +228,7 @@ func encode(document any) ([]byte, error) {
 
 func decodeRecord(data []byte) (Record, error) {
 	var d recordDocument
-	err := decode(data, &d, &d.Schema)
+	err := decode(data, &d)
 	if err == nil {
 		err = d.validate()
 	}
@@ -253,7 +241,7 @@ func encodePods(r Record) ([]byte, error) {
 
 func decodePods(data []byte) (podsDocument, error) {
 	var d podsDocument
-	err := decode(data, &d, &d.Schema)
+	err := decode(data, &d)
 	for i, p := range d.Pods {
 		if !p.Address.IsValid() {
 			err = cmp.Or(err, fmt.Errorf("pods[%d]: the address is missing", i))
@@ -262,14 +250,13 @@ func decodePods(data []byte) (podsDocument, error) {
 	return d, err
 }
 
-// decode decodes a document, which is an ErrNewer if a newer version wrote it. The schema is the field of
-// into for it.
-func decode(data []byte, into any, schema *int) error {
-	stated := schemaOf(data)
+// decode decodes a document, which is an ErrNewer if a newer version wrote it.
+func decode(data []byte, into any) error {
+	schema := schemaOf(data)
 	switch {
-	case stated > otherSchema && stated > Schema(): // the table is built for a greater one alone
-		return newerError(stated)
-	case stated < 1:
+	case schema > otherSchema && schema > Schema(): // the table is built for a greater one alone
+		return newerError(schema)
+	case schema < 1:
 		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema())
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -279,9 +266,6 @@ func decode(data []byte, into any, schema *int) error {
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("text follows the end of the document")
-	}
-	if *schema != stated { // the decoder takes the last of several
-		return fmt.Errorf("it has the schemas %d and %d", stated, *schema)
 	}
 	return nil
 }
@@ -295,17 +279,16 @@ func newerError(schema int) error {
 // schemaOf returns the schema of a document, which every version writes at its beginning. It is 0 if
 // there is none, and math.MaxInt if it is greater than that. The rest may have any form.
 func schemaOf(data []byte) int {
-	const space = " \t\r\n"
-	rest := data
-	for _, token := range []string{"{", `"schema"`, ":"} {
-		var found bool
-		if rest, found = bytes.CutPrefix(bytes.TrimLeft(rest, space), []byte(token)); !found {
-			return 0
-		}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	start, _ := d.Token()
+	key, _ := d.Token()
+	value, _ := d.Token()
+	number, isNumber := value.(json.Number)
+	if start != json.Delim('{') || key != "schema" || !isNumber {
+		return 0
 	}
-	rest = bytes.TrimLeft(rest, space)
-	digits := rest[:len(rest)-len(bytes.TrimLeft(rest, "0123456789"))]
-	schema, _ := strconv.Atoi(string(digits))
+	schema, _ := strconv.Atoi(number.String())
 	return schema
 }
 

@@ -218,9 +218,6 @@ func (s *State) add(f file) {
 				s.Sources = append(s.Sources, c)
 			}
 		}
-		if schema := schemaOf(f.data); err != nil && 0 < schema && schema < Schema() {
-			err = fmt.Errorf("an older version wrote it (schema %d): %w", schema, err)
-		}
 	}
 	switch {
 	case err == nil:
