@@ -263,11 +263,7 @@ func (l *Conflist) add(doc []byte) error {
 		return err
 	}
 	if p.Type == "" {
-		var list struct{ Plugins json.RawMessage }
-		if !l.IsList() && json.Unmarshal(doc, &list) == nil && list.Plugins != nil {
-			return errors.New("plugins: lists are read from .conflist files alone; rename the file")
-		}
-		return errors.New(`type: is missing; write the name of a plugin, such as "bridge"`)
+		return errors.New(`type: is missing; write the name of a plugin, such as "bridge", or rename a list to .conflist`)
 	}
 	if !l.IsList() {
 		l.Network, l.CNIVersion = p.Name, p.CNIVersion

@@ -140,12 +140,12 @@ func TestUnloadableConfFiles(t *testing.T) {
 		{"x.conflist", `{"name": "podnet", "plugins": {"type": "bridge"}}`,
 			`FILE: plugins: "{\"type\": \"bridge\"}" is an object; write a list of plugin configurations`},
 		{"x.conflist", `{"name": "podnet", "plugins": [{"type": "ip-masq"}, {"typ": "bridge"}, 7]}`,
-			`FILE: plugins[1]: type: is missing; write the name of a plugin, such as "bridge"; FILE: plugins[2]: is number; write an object, in braces`},
+			`FILE: plugins[1]: type: is missing; write the name of a plugin, such as "bridge", or rename a list to .conflist; FILE: plugins[2]: is number; write an object, in braces`},
 		{"x.conflist", `{"name": "podnet", "plugins": [{"type": "ip-masq", "capabilities": {"a": 1}}]}`,
 			`FILE: plugins[0]: capabilities: is number; write what the CNI specification has there`},
 		{"x.conf", `{"name": "podnet", "plugins": [{"type": "ip-masq"}]}`,
-			`FILE: plugins: lists are read from .conflist files alone; rename the file`},
-		{"x.json", `{"name": "podnet"}`, `FILE: type: is missing; write the name of a plugin, such as "bridge"`},
+			`FILE: type: is missing; write the name of a plugin, such as "bridge", or rename a list to .conflist`},
+		{"x.json", `{"name": "podnet"}`, `FILE: type: is missing; write the name of a plugin, such as "bridge", or rename a list to .conflist`},
 		{"x.conflist", strings.Repeat(" ", 1<<20) + "{", "read FILE: larger than 1024 KiB"},
 	} {
 		t.Run(c.name+" "+c.text[:min(len(c.text), 60)], func(t *testing.T) {

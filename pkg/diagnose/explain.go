@@ -201,7 +201,7 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 }
 
 func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.Source, finder OriginFinder) {
-	o := p.OutputAddressFor(e.Family, q.Out)
+	o := policy.OutputAddressFor(p.Outputs, e.Family, q.Out)
 	if e.Verdict != policy.ActionMasquerade || q.SrcLocal || o == nil {
 		return
 	}

@@ -266,7 +266,7 @@ func connectedOutputs(e *examination, f *Finding) {
 // masqueradesOut reports whether pods leave through the interface with the address that the kernel chooses.
 func (e *examination) masqueradesOut(name string) bool {
 	return slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool {
-		return p.OutputAddressFor(policy.IPv4, name) == nil &&
+		return policy.OutputAddressFor(p.Outputs, policy.IPv4, name) == nil &&
 			(len(p.Interfaces.Value) == 0 || slices.ContainsFunc(p.Interfaces.Value, thirdparty.Packets{Out: name}.Leaves))
 	})
 }

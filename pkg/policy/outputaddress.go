@@ -63,9 +63,8 @@ func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []Outpu
 		return FamilyOf(a.Address) == f && a.Up && !a.Unusable && a.Interface != ServiceInterface
 	}
 	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !candidate(a) || p.servesPods(a.Interface, node) })
-	inForce = slices.DeleteFunc(slices.Clone(inForce), func(o OutputAddress) bool { return FamilyOf(o.Address) != f })
 	var chosen []OutputAddress
-	shared, found := p.outputAddress("", node, inForce)
+	shared, found := p.outputAddress("", node, OutputAddressFor(inForce, f, ""))
 	var names []string
 	for _, a := range node {
 		if !a.Shared && slices.ContainsFunc(p.Scope(f).Matches(), func(m Match) bool { return m.Out == "" || InterfaceWithin(a.Interface, m.Out) }) {
@@ -74,7 +73,7 @@ func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []Outpu
 	}
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		if own, found := p.outputAddress(name, node, inForce); found && own.Address != shared.Address {
+		if own, found := p.outputAddress(name, node, OutputAddressFor(inForce, f, name)); found && own.Address != shared.Address {
 			chosen = append(chosen, own)
 		}
 	}
@@ -90,9 +89,8 @@ func (p *Policy) LacksOutput(f Family) bool {
 	return len(ofFamily(p.OutputAddresses.Value, f)) > 0 && !slices.ContainsFunc(p.Outputs, of)
 }
 
-// outputAddress chooses for one interface among its addresses and those that all interfaces share.
-func (p *Policy) outputAddress(name string, node []NodeAddress, inForce []OutputAddress) (OutputAddress, bool) {
-	kept := addressFor(name, inForce)
+// outputAddress chooses for one interface among its addresses and those that all interfaces share. One in force is kept.
+func (p *Policy) outputAddress(name string, node []NodeAddress, inForce *OutputAddress) (OutputAddress, bool) {
 	for _, item := range p.OutputAddresses.Value {
 		var inside []NodeAddress
 		for _, a := range node {
@@ -105,7 +103,7 @@ func (p *Policy) outputAddress(name string, node []NodeAddress, inForce []Output
 		}
 		rank := func(a NodeAddress) int {
 			switch {
-			case a.Address == kept:
+			case inForce != nil && a.Address == inForce.Address:
 				return 0
 			case !a.Secondary:
 				return 1
@@ -126,24 +124,14 @@ func (p *Policy) outputAddress(name string, node []NodeAddress, inForce []Output
 	return OutputAddress{}, false
 }
 
-// OutputAddressFor returns the address in force for an interface, nil if there is none.
-func (p *Policy) OutputAddressFor(f Family, name string) *OutputAddress {
-	for i := range p.Outputs { // the one for other interfaces is the last of its family
-		if o := &p.Outputs[i]; FamilyOf(o.Address) == f && (o.Interface == name || o.Interface == "") {
+// OutputAddressFor returns the address for an interface, nil if there is none.
+func OutputAddressFor(outputs []OutputAddress, f Family, name string) *OutputAddress {
+	for i := range outputs { // the one for other interfaces is the last of its family
+		if o := &outputs[i]; FamilyOf(o.Address) == f && (o.Interface == name || o.Interface == "") {
 			return o
 		}
 	}
 	return nil
-}
-
-// addressFor returns the address for an interface, the zero Addr if there is none.
-func addressFor(name string, chosen []OutputAddress) (a netip.Addr) {
-	for _, o := range chosen {
-		if o.Interface == name || o.Interface == "" && !a.IsValid() {
-			a = o.Address
-		}
-	}
-	return a
 }
 
 // servesPods reports whether an interface has an address inside a pod range: it is the pods' bridge.

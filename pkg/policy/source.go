@@ -331,23 +331,11 @@ func (e *fieldErrors) checkPrefixes(key string, prefixes []netip.Prefix, ipv6 bo
 // checkCounts checks the numbers of sourceCIDRs, outputInterfaces,
 // nonMasqueradeSourceCIDRs and podCIDRs against the limits.
 func (e *fieldErrors) checkCounts(from, out, exempt, pods int) {
-	tooMany := func(key, format string, args ...any) { e.add(key, -1, "", fmt.Errorf(format, args...)) }
 	// An empty list counts as one item, which matches everything.
-	switch pairs := int64(max(1, from)) * int64(max(1, out)); {
-	case pairs <= MaxScopePairs:
-	case from == 0:
-		tooMany("outputInterfaces", "has %d entries, more than the %d possible; remove some", out, MaxScopePairs)
-	case out == 0:
-		tooMany("sourceCIDRs", "has %d entries, more than the %d possible; remove some", from, MaxScopePairs)
-	default:
-		tooMany("sourceCIDRs", "has %d entries, which with the %d of outputInterfaces make %d pairs, more than the %d possible; remove some",
-			from, out, pairs, MaxScopePairs)
+	if pairs := int64(max(1, from)) * int64(max(1, out)); pairs > MaxScopePairs {
+		e.add("sourceCIDRs", -1, "", fmt.Errorf("has %d entries, which with the %d of outputInterfaces make %d pairs, more than the %d possible; remove some",
+			from, out, pairs, MaxScopePairs))
 	}
-	if exempt > MaxExemptSources {
-		tooMany("nonMasqueradeSourceCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes",
-			exempt, MaxExemptSources)
-	}
-	if pods > MaxPodCIDRs {
-		tooMany("podCIDRs", "has %d entries, more than the %d possible; remove some, or write wider prefixes", pods, MaxPodCIDRs)
-	}
+	e.checkLength("nonMasqueradeSourceCIDRs", exempt, MaxExemptSources, "remove some, or write wider prefixes")
+	e.checkLength("podCIDRs", pods, MaxPodCIDRs, "remove some, or write wider prefixes")
 }

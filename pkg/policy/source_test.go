@@ -118,14 +118,14 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{
 			"bounds of both lists", policy.SourcePolicy{SourceCIDRs: many(4097), NonMasqueradeSourceCIDRs: many(4097), PodCIDRs: many(4097)}, 9,
 			[]string{
-				"sourceCIDRs: has 4097 entries, more than the 4096 possible; remove some",
+				"sourceCIDRs: has 4097 entries, which with the 0 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some",
 				"nonMasqueradeSourceCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes",
 				"podCIDRs: has 4097 entries, more than the 4096 possible; remove some, or write wider prefixes",
 			},
 		},
 		{
 			"a bound of interfaces", policy.SourcePolicy{OutputInterfaces: names(4097)}, 9,
-			[]string{"outputInterfaces: has 4097 entries, more than the 4096 possible; remove some"},
+			[]string{"sourceCIDRs: has 0 entries, which with the 4097 of outputInterfaces make 4097 pairs, more than the 4096 possible; remove some"},
 		},
 		{
 			"a bound of pairs", policy.SourcePolicy{SourceCIDRs: many(241), OutputInterfaces: names(17)}, 9,

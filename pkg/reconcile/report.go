@@ -99,16 +99,11 @@ func (r *Report) Differs() bool { return r.Rules != nil && r.OtherDataDir == nil
 // Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, or they are damaged and
 // no source restores them.
 func (r *Report) Incomplete() error {
-	errs := []error{r.unknown()}
+	errs := []error{newer(r.State)}
 	for _, p := range r.Lost {
 		errs = append(errs, p.Err)
 	}
 	return errors.Join(errs...)
-}
-
-// unknown is Incomplete without damaged documents, beside which a sync writes what cannot be theirs.
-func (r *Report) unknown() error {
-	return newer(r.State)
 }
 
 // Obstacles returns the problems without the differences that a sync would repair.
@@ -118,7 +113,7 @@ func (r *Report) Obstacles() []Problem {
 
 // Unfinished reports whether a sync has something to write.
 func (r *Report) Unfinished() bool {
-	if r.unknown() != nil || r.OtherDataDir != nil {
+	if newer(r.State) != nil || r.OtherDataDir != nil {
 		return false
 	}
 	return len(r.Pending)+len(r.Dropped) > 0 || r.Rules != nil && !r.Rules.InSync()

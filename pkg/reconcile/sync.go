@@ -29,7 +29,7 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 	if r.OtherDataDir != nil {
 		r.Dropped = nil
 	}
-	if r.unknown() != nil { // differences from a part of the documents mean nothing
+	if newer(r.State) != nil { // differences from a part of the documents mean nothing
 		r.Pending, r.Dropped = nil, nil
 		r.Rules.DiscardDiff()
 	}
@@ -136,7 +136,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer func() { r.warn(lock.Release()) }()
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources); r.OtherDataDir != nil || !n.load(r) || r.unknown() != nil {
+	if r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources); r.OtherDataDir != nil || !n.load(r) || newer(r.State) != nil {
 		return
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))

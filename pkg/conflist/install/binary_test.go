@@ -269,21 +269,6 @@ func TestHangingProgram(t *testing.T) {
 	}
 }
 
-// TestEndlessOutput: a program that prints without end is not read until the memory of the node is used up.
-func TestEndlessOutput(t *testing.T) {
-	const timeout = time.Minute
-	source, _ := binDir(t)
-	write(t, source, "#!/bin/sh\nexec yes aaa\n", 0o755)
-	began := time.Now()
-	_, err := version(t.Context(), source, "the plugin", timeout)
-	if err == nil || !strings.Contains(err.Error(), "--plugin") {
-		t.Error(err)
-	}
-	if time.Since(began) > timeout/2 {
-		t.Error("it was read for", time.Since(began))
-	}
-}
-
 // TestCopyStopped: who stops an install hears that, and not what was waited for.
 func TestCopyStopped(t *testing.T) {
 	source, dir := binDir(t)

@@ -346,10 +346,8 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 	c := exec.CommandContext(limit, path)
 	c.Env = []string{}        // not the environment of this process
 	c.WaitDelay = time.Second // for the output of programs that it left running
-	var output limitedOutput
-	c.Stdout, c.Stderr = &output, &output
-	err := c.Run()
-	text := string(bytes.TrimSpace(output.text))
+	output, err := c.CombinedOutput()
+	text := string(bytes.TrimSpace(output))
 	found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindStringSubmatch(text)
 	switch {
 	case err == nil && found != nil:
@@ -362,18 +360,6 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 		err = errors.New("it is not the ip-masq plugin")
 	}
 	return "", fmt.Errorf("run %s: %w; it says %s; name the ip-masq plugin for %s with --plugin", name, err, policy.Quote(text), runtime.GOARCH)
-}
-
-// limitedOutput keeps what a program prints up to a limit; then the program is killed by SIGPIPE.
-type limitedOutput struct{ text []byte }
-
-func (o *limitedOutput) Write(p []byte) (int, error) {
-	const most = 64 << 10 // bytes
-	if len(o.text)+len(p) > most {
-		return 0, errors.New("it prints too much")
-	}
-	o.text = append(o.text, p...)
-	return len(p), nil
 }
 
 // exists does not follow symlinks: in a container their targets may not be mounted.
