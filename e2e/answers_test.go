@@ -3,28 +3,20 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
-
-	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 )
 
 // byHand runs a command of the reconciler as an operator does, without the flags of the node.
@@ -155,65 +147,6 @@ func TestAnswersWithoutFlags(t *testing.T) {
 	})
 }
 
-// socket is the path of the socket on which the active reconciler serves its status.
-func (n *node) socket() string { return filepath.Join(n.dataDir, "reconciler.sock") }
-
-// askSocket returns the status that the active reconciler serves.
-func (n *node) askSocket(t *testing.T) (s metrics.Status, err error) {
-	t.Helper()
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", n.socket())
-	}
-	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
-	answer, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("http://reconciler/v1/status")
-	if err != nil {
-		return s, err
-	}
-	err = json.NewDecoder(answer.Body).Decode(&s)
-	return s, errors.Join(err, answer.Body.Close())
-}
-
-// wantActive waits until the socket is that of the daemon.
-func (n *node) wantActive(t *testing.T, d *daemon) {
-	t.Helper()
-	soon(t, func() string {
-		s, err := n.askSocket(t)
-		if want := d.command.Process.Pid; err != nil || s.PID != want {
-			return fmt.Sprintf("the socket is of pid %d, want %d (%v)", s.PID, want, err)
-		}
-		return ""
-	})
-}
-
-// TestSocketAfterKill checks that a reconciler replaces the socket of one that has ended, and that only its user can
-// use the socket.
-func TestSocketAfterKill(t *testing.T) {
-	t.Parallel()
-	n := newFaultyNode(t, backends()[0])
-	n.wantActive(t, n.d)
-	n.d.kill(t)
-	if _, err := os.Lstat(n.socket()); err != nil {
-		t.Errorf("the socket after SIGKILL: %v", err)
-	}
-	n.wantStatus(t, 1, "no reconciler runs")
-	n.d = n.startReconciler(t, n.flags...)
-	n.wantActive(t, n.d)
-	n.wantStatus(t, 0)
-
-	info, err := os.Lstat(n.socket())
-	must(t, err)
-	if want := os.ModeSocket | 0o600; info.Mode() != want {
-		t.Errorf("the socket has mode %s, want %s", info.Mode(), want)
-	}
-	must(t, errors.Join(os.Chmod(filepath.Dir(n.dataDir), 0o755), os.Chmod(n.dataDir, 0o755)))
-	if err := connectAs(otherUser(t), n.socket()); !errors.Is(err, unix.EACCES) {
-		t.Errorf("another user connects: %v", err)
-	}
-	n.d.stop(t)
-	n.wantStatus(t, 1, "no reconciler runs")
-}
-
 // otherUser returns the UID of a user that owns no file of the test. A user namespace that maps only root has none.
 func otherUser(t *testing.T) int {
 	t.Helper()
@@ -222,42 +155,6 @@ func otherUser(t *testing.T) int {
 		t.Fatalf("%v (run as root, as this test needs a second user)", err)
 	}
 	return nobody
-}
-
-// connectAs connects to a Unix socket as a user that has no capability.
-func connectAs(uid int, path string) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if _, err := unix.SetfsuidRetUid(uid); err != nil {
-			result <- err
-			return
-		}
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			err = errors.Join(unix.Connect(fd, &unix.SockaddrUnix{Name: path}), unix.Close(fd))
-		}
-		result <- err
-	}()
-	return <-result
-}
-
-// TestHangingReconciler checks that commands go on without a reconciler that does not answer, and say so.
-func TestHangingReconciler(t *testing.T) {
-	t.Parallel()
-	n := newFaultyNode(t, backends()[0])
-	n.d.signal(t, syscall.SIGSTOP)
-	t.Cleanup(func() { n.d.signal(t, syscall.SIGCONT) })
-	for command, code := range map[string]int{"status": 3, "check": 0, "doctor": 0, "explain 8.8.8.8": 0, "render": 0} {
-		start := time.Now()
-		stdout, stderr, have := n.byHand(t, strings.Fields(command)...)
-		if took := time.Since(start); timelimit.Exceeded(took, 3900*time.Millisecond) {
-			t.Errorf("%s took %s", command, took)
-		}
-		if have != code || len(lacking(stdout+stderr, []string{"no answer in 2s"})) > 0 {
-			t.Errorf("%s: exit code %d, want %d\n%s%s", command, have, code, stdout, stderr)
-		}
-	}
 }
 
 // TestStatusOfAddressInUse checks that status has an address that the reconciler cannot bind as a problem, and that the

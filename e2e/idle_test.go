@@ -262,27 +262,6 @@ func TestThirdPartyCommits(t *testing.T) {
 	}
 }
 
-// TestLegacyResync checks that the reconciler repairs drift in iptables-legacy, which has no
-// events, at the next resync.
-func TestLegacyResync(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[2])
-	n.agentFile(t, "ip-masq-agent", "enableIPv6: true\nresyncInterval: 1s\n")
-	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-	right := n.saved(t)
-	damages := []string{"-F", "-F POSTROUTING", "-D IP-MASQ-AGENT 1", "-R IP-MASQ-AGENT 1 -j RETURN", "-I IP-MASQ-AGENT -j ACCEPT"}
-	for i, damage := range damages {
-		program := families()[i%2][0]
-		n.tool(t, program, append([]string{"-t", "nat"}, strings.Fields(damage)...)...)
-		d.until(t, "repair of "+damage, func() bool { return n.saved(t) == right })
-		// What is damaged before the sync ends can be repaired by that one.
-		d.until(t, "the end of the sync", func() bool { return strings.Count(d.log(), "repaired rules") > i })
-	}
-	if repairs := strings.Count(d.log(), "repaired rules"); repairs != len(damages) {
-		t.Errorf("%d repairs in the log, want %d:\n%s", repairs, len(damages), d.log())
-	}
-}
-
 var soak = flag.Duration("soak", 6*time.Second, "how long TestSoak runs")
 
 // TestSoak runs a reconciler beside 20 commits a second of another program, with rules that are changed each 2 s and
@@ -338,4 +317,32 @@ func TestSoak(t *testing.T) {
 	}
 	t.Logf("%d commits of another program in %s, %.0f repairs; the reconciler took %s of processor time",
 		made.Load(), *soak, w.metric(t, "reconciles_total", `result="repaired"`), (cpuTime() - before).Round(time.Millisecond))
+}
+
+// since returns what was logged after an earlier log.
+func (d *daemon) since(before string) string { return strings.TrimPrefix(d.log(), before) }
+
+// TestSIGHUP checks that SIGHUP starts a sync at once. With iptables-legacy no event starts one.
+func TestSIGHUP(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.agentFile(t, "ip-masq-of-mine", "{}\n")
+		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
+		time.Sleep(100 * time.Millisecond) // for syncs of the start
+		log, syncs := d.log(), d.metric(t, "reconciles_total")
+		d.signal(t, syscall.SIGHUP)
+		d.until(t, "sync", func() bool { return d.metric(t, "reconciles_total") > syncs })
+		if said := d.since(log); said != "" {
+			t.Errorf("the sync found no drift; the log has:\n%s", said)
+		}
+		if n.backend.variant != "legacy" {
+			return
+		}
+		n.flush(t)
+		time.Sleep(500 * time.Millisecond)
+		n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
+		start := time.Now()
+		d.signal(t, syscall.SIGHUP)
+		d.until(t, "repair", func() bool { ipv4, _ := n.jumps(t, "IP-MASQ-AGENT"); return len(ipv4) == 1 })
+		t.Logf("repaired and seen %s after SIGHUP", time.Since(start).Round(time.Millisecond))
+	})
 }

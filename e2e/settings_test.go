@@ -28,54 +28,6 @@ func exemptSettings(prefix string) string {
 	return fmt.Sprintf("resync_interval = \"1h\"\n[agent]\nnonMasqueradeCIDRs = [%q]\n", prefix)
 }
 
-// TestBrokenSettings breaks reconciler.toml while the reconciler runs. It checks that the last
-// valid settings stay in force and /readyz names the wrong line until the file is repaired.
-func TestBrokenSettings(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	all := n.externalHost(t)
-	path := n.settingsFile(t, exemptSettings("1.2.3.0/24"))
-	d := n.startReconciler(t, "--config", path)
-	d.untilReady(t)
-	holds := func() {
-		t.Helper()
-		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
-		all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
-	}
-	holds()
-	rules, generation := n.ruleset(t), n.generation(t)
-	for _, c := range []struct {
-		name, text string
-		says       []string
-	}{
-		{"unknown key", exemptSettings("1.2.3.0/24") + "masqChian = \"X\"\n", []string{path + ":4", "masqChian", "did you mean masqChain?"}},
-		{"not TOML", "resync_interval = \n", []string{path + ":1"}},
-		{"gone", "", []string{path}},
-		{"directory", "", []string{path}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			switch c.name {
-			case "gone":
-				must(t, os.Remove(path))
-			case "directory":
-				must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o755)))
-			default:
-				n.settingsFile(t, c.text)
-			}
-			d.untilUnready(t, append(c.says, "settings: ")...)
-			holds()
-			if c.name == "directory" {
-				must(t, os.Remove(path))
-			}
-			n.settingsFile(t, exemptSettings("1.2.3.0/24"))
-			d.untilReady(t)
-			holds()
-			wantSame(t, "rules", n.ruleset(t), rules)
-			wantSame(t, "generation", n.generation(t), generation)
-		})
-	}
-}
-
 // TestBrokenSettingsAtStart checks that the reconciler runs with the settings of its flags.
 func TestBrokenSettingsAtStart(t *testing.T) {
 	t.Parallel()
