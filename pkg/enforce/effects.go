@@ -153,11 +153,11 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 func (a *asks) observe(ctx context.Context, s *State) {
 	for i := range s.tables {
 		t := &s.tables[i]
-		if rules, written := a.written[t.choice]; written && t.looks == 0 {
-			t.observation.Rules, t.looks, t.err = rules, settledLooks, nil
+		if rules, written := a.written[t.choice]; written {
+			t.observation.Rules, t.looks = rules, settledLooks
 		}
 	}
-	if g := &s.Guard; a.tables != nil && g.looks == 0 {
+	if g := &s.Guard; a.tables != nil {
 		tables, written := a.tables, netfilter.GuardObservation{Guards: a.guarded}
 		g.Observed.Guards, g.looks = written.Guards, settledLooks
 		g.compare = func(want []policy.Guard) policy.Diff { return tables.CompareGuards(want, written) }

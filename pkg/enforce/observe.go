@@ -46,7 +46,7 @@ func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 
 // lookAround looks for chains that no policy is about (AllBackends).
 func (e *Enforcer) lookAround(ctx context.Context, s *State) {
-	if !e.AllBackends || s.unknown {
+	if !e.AllBackends {
 		return
 	}
 	s.Duplicates = e.duplicates(ctx, s)
@@ -210,7 +210,7 @@ func checkOwner(c netfilter.OwnedChain, us policy.Owner) error {
 // get a missing jump, and their guards stay. Chains that do not exist are desired as the readable documents have it,
 // and bind nothing, as it is not known what the others masquerade.
 func (s *State) keepWhatExists() {
-	s.unknown, s.Duplicates = true, nil
+	s.unknown = true
 	exists := map[policy.ChainFamily]bool{}
 	for i := range s.Chains {
 		for _, kept := range s.Chains[i].keep() {

@@ -48,7 +48,7 @@ func (s *State) changes(before []policy.Source, p *Proposal) {
 func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 	var do effects = does{e, lock}
 	if lock.DryRun() {
-		do, s.asked = do.asking(), true
+		do = do.asking()
 	} else if len(s.record.Chains) == 0 {
 		namespace, err := e.checkFirstWrite(ctx)
 		defer func() { _ = namespace.Close() }()
@@ -108,9 +108,6 @@ func (s *State) plan() {
 
 // removeDuplicates removes chains of the same names in other backends, once the desired rules are in place.
 func (e *Enforcer) removeDuplicates(ctx context.Context, s *State, lock *store.Lock) {
-	if _, err := lock.File(); err != nil {
-		return
-	}
 	for _, d := range e.duplicates(ctx, s) {
 		if s.Err(d.Chain) != nil {
 			continue
@@ -189,7 +186,7 @@ func (e *Enforcer) RemoveAll(ctx context.Context, chains []string, rec store.Rec
 	owned, err := e.Drivers.Owned(ctx)
 	e.Warn(err)
 	for _, c := range owned {
-		if c.Owner == e.owner() && !c.Guard && !slices.Contains(chains, c.Chain) {
+		if c.Owner == e.owner() && !slices.Contains(chains, c.Chain) {
 			chains = append(chains, c.Chain)
 		}
 	}
