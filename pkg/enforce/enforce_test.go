@@ -300,16 +300,33 @@ func TestLostRecord(t *testing.T) {
 // With AllBackends a chain that names this dataDir is removed although neither the record nor a policy knows it.
 func TestOrphanIsRemoved(t *testing.T) {
 	f := newFixture(t)
-	net := network("podnet", "A")
-	f.mustBeInSync(f.sync(net, network("lost", "B")))
+	net, six := network("podnet", "A", guard(policy.GuardDrop)), network("six", "C", enableIPv6)
+	f.mustBeInSync(f.sync(net, network("lost", "B"), six))
 	f.putRecord(func(r *store.Record) {
-		r.Chains = slices.DeleteFunc(r.Chains, func(o store.OwnedChain) bool { return o.Chain == "B" })
+		r.Chains = slices.DeleteFunc(r.Chains, func(o store.OwnedChain) bool { return o.Chain == "B" || o.Family == policy.IPv6 })
 	})
-	f.mustBeInSync(f.observe(net)) // an ADD does not look for it
+	f.mustBeInSync(f.observe(net, network("six", "C"))) // an ADD does not look for it
 	f.enforcer.AllBackends = true
-	if s := f.observe(net); s.InSync() || len(s.Stale) != 1 {
+	if s := f.observe(net, six); len(s.Stale) != 1 {
 		t.Errorf("stale are %v", s.Stale)
 	}
+	if s := f.observe(net); len(s.Stale) != 3 { // one of them is on record
+		t.Errorf("stale are %v", s.Stale)
+	}
+	if s := f.observe(net, network("six", "C")); s.InSync() || len(s.Stale) != 2 {
+		t.Errorf("stale are %v", s.Stale)
+	}
+	record := f.record()
+	f.putRecord(func(r *store.Record) { r.Chains = nil }) // and with it the documents that may ask for them
+	if s := f.observe(net); len(s.Stale) > 0 {
+		t.Errorf("stale are %v", s.Stale)
+	}
+	f.putRecord(func(r *store.Record) { r.Chains = record.Chains })
+	f.sync(net, network("lost", "B"))
+	if s := f.observe(net, network("lost", "B", backend(policy.NFTables))); len(s.Stale) != 1 {
+		t.Errorf("stale are %v", s.Stale)
+	}
+	f.putRecord(func(r *store.Record) { r.Chains = record.Chains })
 	f.sync(net)
 	if s := f.observe(net); !s.InSync() || len(f.kernel.Chains[netfiltertest.IPTables]) != 1 {
 		t.Errorf("stale are %v, the kernel has\n%s", s.Stale, f.kernel.dump())
@@ -321,20 +338,40 @@ func TestOrphanIsRemoved(t *testing.T) {
 func TestDuplicateIsRemoved(t *testing.T) {
 	f := newFixture(t)
 	f.enforcer.AllBackends = true
-	net := network("podnet", policy.DefaultChain, func(s *policy.SourcePolicy) { s.Backend = policy.NFTables })
+	net := network("podnet", policy.DefaultChain, backend(policy.NFTables))
 	f.mustBeInSync(f.sync(net))
+	if s := f.observe(network("podnet", policy.DefaultChain, backend(policy.IPTables))); len(s.Stale) != 1 || len(s.Duplicates) > 0 {
+		t.Errorf("a chain that moves: stale %v, duplicates %v", s.Stale, s.Duplicates)
+	}
 	ref := policy.ChainFamily{Chain: policy.DefaultChain, Family: policy.IPv4}
 	agents := policy.Chain{Family: policy.IPv4, Name: policy.DefaultChain, Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
 	f.kernel.Chains[netfiltertest.IPTables][ref] = agents
 	if v := f.observe(net); v.InSync() || len(v.Duplicates) != 1 {
 		t.Errorf("it is not found: %+v", v.Duplicates)
 	}
+	f.dryRun(net)
 	f.mustBeInSync(f.sync(net))
 	if len(f.kernel.Chains[netfiltertest.IPTables]) > 0 {
 		t.Errorf("it is left:\n%s", f.kernel.dump())
 	}
+	foreign := agents
+	foreign.Rules = []policy.Rule{{Verdict: policy.Unrecognized}}
+	f.kernel.Chains[netfiltertest.IPTables][ref] = foreign
+	if f.sync(net); len(f.kernel.Chains[netfiltertest.IPTables]) != 1 {
+		t.Error("a third party's chain is removed")
+	}
+	delete(f.kernel.Chains[netfiltertest.IPTables], ref)
+	own := network("own", "A", backend(policy.IPTables))
+	f.mustApply(net, own)
+	f.kernel.Chains[netfiltertest.NFTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "A"}
+	f.sync(net, own)
+	if len(f.kernel.Chains[netfiltertest.NFTables]) != 1 {
+		t.Errorf("beside a duplicate:\n%s", f.kernel.dump())
+	}
+	f.sync(net)
 	agents.Owner = policy.OwnedBy("/other")
 	f.kernel.Chains[netfiltertest.IPTables][ref] = agents
+	f.dryRun(net)
 	if err := f.sync(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.Chains[netfiltertest.IPTables]) != 1 {
 		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
 	}
@@ -345,12 +382,14 @@ func TestNoUsableBackend(t *testing.T) {
 	for _, c := range []netfilter.Choice{netfiltertest.IPTables, netfiltertest.Legacy, netfiltertest.NFTables} {
 		f.kernel.Unusable[c] = fmt.Errorf("%s does not work: %w", c, netfilter.ErrUnusable)
 	}
+	f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "A"}
+	f.enforcer.AllBackends = true
 	v := f.sync(network("podnet", "A"))
 	err := v.Err("A")
 	if !errors.Is(err, netfilter.ErrUnusable) || !strings.Contains(err.Error(), "nftables does not work") {
 		t.Errorf("error %v", err)
 	}
-	if v.Exists("A") {
+	if v.Exists("A") || len(v.Duplicates) > 0 {
 		t.Error("no chain exists")
 	}
 }

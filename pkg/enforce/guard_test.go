@@ -334,14 +334,8 @@ func TestGuardDryRun(t *testing.T) {
 	f.kernel.log = nil
 	for _, unable := range []error{nil, errRefused} {
 		f.kernel.fail = map[string]error{"ask for a write of guards": unable}
-		lock, err := f.enforcer.Dir.DryRun(t.Context())
-		must(t, err)
-		s := f.enforcer.Sync(t.Context(), f.observe(network("podnet", "A", guard(policy.GuardDrop))), lock)
-		if err := s.Err("A"); !errors.Is(err, unable) {
+		if err := f.dryRun(network("podnet", "A", guard(policy.GuardDrop))).Err("A"); !errors.Is(err, unable) {
 			t.Errorf("error %v, want %v", err, unable)
-		}
-		if err := lock.Release(); err != nil {
-			t.Error(err)
 		}
 	}
 	f.writes()
@@ -352,14 +346,12 @@ func TestDryRunBesideAForeignChain(t *testing.T) {
 	f := newFixture(t)
 	foreign := policy.Chain{Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Unrecognized}}}
 	f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Family: policy.IPv4, Chain: "A"}] = foreign
-	lock, err := f.enforcer.Dir.DryRun(t.Context())
-	must(t, err)
-	s := f.enforcer.Sync(t.Context(), f.observe(network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.IPTables))), lock)
-	if !errors.Is(s.Err("A"), netfilter.ErrNotOwned) || s.Err("B") != nil {
-		t.Errorf("errors %v, and %v", s.Err("A"), s.Err("B"))
+	a, b := network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.IPTables))
+	if s := f.observe(a, b); len(s.Find("A").Diff) > 0 {
+		t.Errorf("it differs: %v", s.Diff())
 	}
-	if err := lock.Release(); err != nil {
-		t.Error(err)
+	if s := f.dryRun(a, b); !errors.Is(s.Err("A"), netfilter.ErrNotOwned) || s.Err("B") != nil {
+		t.Errorf("errors %v, and %v", s.Err("A"), s.Err("B"))
 	}
 }
 

@@ -29,7 +29,11 @@ func (f *fixture) dryRun(sources ...policy.Source) *enforce.State {
 	lock, err := f.enforcer.Dir.DryRun(f.Context())
 	must(f, err)
 	defer func() { must(f, lock.Release()) }()
-	return f.enforcer.Sync(f.Context(), f.observe(sources...), lock)
+	s := f.enforcer.Sync(f.Context(), f.observe(sources...), lock)
+	if s.Guard.Err == nil && (s.Differs() || len(s.OtherDataDirs) > 0) {
+		f.Errorf("a dry run leaves %v, stale %v, duplicates %v", s.Diff(), s.Stale, s.Duplicates)
+	}
+	return s
 }
 
 // A chain in the owned tables that is neither desired nor on record concerns the chains that are there, and is removed with
@@ -99,6 +103,36 @@ func TestFamilyThatCannotBeWritten(t *testing.T) {
 	f.kernel.fail = inIPv6(inNFTables)
 	if s := f.dryRun(both, b); !errors.Is(s.Err("B"), errRefused) || s.Err("A") != nil {
 		t.Errorf("errors %v and %v", s.Err("A"), s.Err("B"))
+	}
+	f.dryRun(network("two", "B", backend(policy.NFTables), guard(policy.GuardDrop))) // A is stale, and stays
+}
+
+// A chain of the owned tables that belongs to another dataDir fails those beside it, and is no difference. One without a comment
+// is repaired, as is one on record, and what cannot be decoded is a difference.
+func TestChainOfAnotherDataDir(t *testing.T) {
+	f := newFixture(t)
+	a, b := network("one", "A", backend(policy.IPTables)), network("two", "B", backend(policy.NFTables))
+	f.mustApply(a, b)
+	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
+		c.Owner, c.Rules = policy.Owner{}, append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
+	})
+	if s := f.observe(a, b); len(s.Drift()) == 0 {
+		t.Error("a rule that cannot be decoded is no drift")
+	}
+	f.mustBeInSync(f.sync(a, b))
+	f.addChain("X", policy.IPv4)
+	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
+		if c.Name == "X" {
+			c.Owner = policy.OwnedBy("/other")
+		}
+	})
+	if s := f.observe(a, b); !errors.Is(s.Err("B"), enforce.ErrOtherDataDir) || s.Err("A") != nil || len(s.Diff()) > 0 {
+		t.Errorf("errors %v and %v, differences %v", s.Err("A"), s.Err("B"), s.Diff())
+	}
+	empty := newFixture(t)
+	empty.kernel.Chains = f.kernel.Chains
+	if s := empty.sync(a); !errors.Is(s.Err("A"), enforce.ErrOtherDataDir) || len(empty.kernel.log) > 0 {
+		t.Errorf("the first write: %v, %q", s.Err("A"), empty.kernel.log)
 	}
 }
 
@@ -199,17 +233,18 @@ func TestUnreadableDocumentAndOwnTables(t *testing.T) {
 	f.mustApply(network("own", "A", backend(policy.NFTables), enableIPv6), network("other", "B", backend(policy.NFTables)))
 	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
 		c.Rules = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
-		if c.Name == "A" {
-			c.Jumps = nil
-		}
 	})
 	p := &enforce.Proposal{Sources: []policy.Source{network("own", "A", backend(policy.NFTables))}, Incomplete: true}
 	lock, release := f.lock()
 	defer release()
-	for range 2 {
+	f.kernel.log = nil
+	for _, writes := range []int{0, 1, 1} {
 		s, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
-		if must(t, err); s.Err("A") != nil || len(f.kernel.Chains[netfiltertest.NFTables]) != 3 {
-			t.Errorf("error %v, and the kernel has\n%s", s.Err("A"), f.kernel.dump())
+		if must(t, err); s.Err("A") != nil || len(f.kernel.Chains[netfiltertest.NFTables]) != 3 || len(f.kernel.log) != writes {
+			t.Errorf("error %v, writes %q, and the kernel has\n%s", s.Err("A"), f.kernel.log, f.kernel.dump())
+		}
+		if writes == 0 {
+			f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Jumps = nil })
 		}
 	}
 }

@@ -143,8 +143,8 @@ func TestResetList(t *testing.T) {
 	r.addLeft(left(b))
 	r.addPassed(nil)
 	r.addLeft(nil)
-	r.addPassed([]netip.Addr{a, b})
-	r.addLeft(left(a, b))
+	r.addPassed([]netip.Addr{a})
+	r.addLeft(left(a))
 	r.add(store.Reset{})
 	if got, want := text(r), "10:[10.88.0.5 10.88.0.6][]0 11:[][{A 10.88.0.5} {A 10.88.0.6}]0 12:[][]0 "; got != want {
 		t.Errorf("%s, want %s", got, want)
