@@ -84,7 +84,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		return r.WarningsOf(id)
 	}
 	_, withoutRecord, err := n.Dir.Pods()
-	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(ctx, diagnose.Host{
+	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: config.ReadOwnConflist(n.Dir.OwnConflistPath()),
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)

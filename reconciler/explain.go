@@ -99,9 +99,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	from := routeTo(q.Src)
 	q.DstLocal, q.SrcLocal = routeTo(q.Dst).Type == unix.RTN_LOCAL, from.Type == unix.RTN_LOCAL
 	q.Hops, q.RouteErr = nextHops(q.Packet, from.LinkIndex)
-	q.Trace = func(t thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
-		return thirdparty.Trace(c.Context(), t, owned)
-	}
+	q.Trace = thirdparty.Trace
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
 		warn(a, r.Warnings)

@@ -266,8 +266,8 @@ func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed
 	}
 }
 
-func (d *daemon) thirdParty(ctx context.Context, r *reconcile.Report) (int, error) {
-	rules, err := thirdparty.Scan(ctx, diagnose.Owned(r.Rules, r.State.Record, d.current.Load().Node.Dir.Path()))
+func (d *daemon) thirdParty(r *reconcile.Report) (int, error) {
+	rules, err := thirdparty.Scan(diagnose.Owned(r.Rules, r.State.Record, d.current.Load().Node.Dir.Path()))
 	return diagnose.CountThirdParty(r.Rules, rules), err
 }
 

@@ -4,7 +4,6 @@ package diagnose
 
 import (
 	"cmp"
-	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -91,7 +90,6 @@ type Host struct {
 
 type examination struct {
 	Host
-	ctx         context.Context
 	lists       []list
 	pods        []podNetwork
 	violations  []violation
@@ -99,12 +97,12 @@ type examination struct {
 }
 
 // Examine returns the findings that have details, sorted by severity and then by ID.
-func Examine(ctx context.Context, h Host) []Finding {
+func Examine(h Host) []Finding {
 	h.Root = cmp.Or(h.Root, "/")
-	e := &examination{Host: h, ctx: ctx}
+	e := &examination{Host: h}
 	e.readLists()
 	e.readPodNetworks()
-	rules, err := thirdparty.Scan(ctx, Owned(h.Rules, h.State.Record, h.DataDir))
+	rules, err := thirdparty.Scan(Owned(h.Rules, h.State.Record, h.DataDir))
 	e.noteAs("read third-party NAT rules", err)
 	e.violations = violationsIn(e.Rules, rules)
 	all, check := Findings(), checks()

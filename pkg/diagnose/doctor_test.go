@@ -282,12 +282,12 @@ func TestOddFiles(t *testing.T) {
 	}
 	fifo(t, filepath.Join(n.Root, "etc/iptables/rules.v4"))
 	compare(t, map[string]string{"notice not-examined": "nftables.conf: not a regular file, rules.v4: not a regular file"},
-		Examine(t.Context(), n))
+		Examine(n))
 }
 
 // TestNothingIsKnown examines a node of which nothing was read before.
 func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
 	n := Host{Root: newHost(t).node().Root, Rules: &enforce.State{}, Warnings: func(string) []error { return nil }}
-	compare(t, map[string]string{"notice conflist-absent": "has no conflist"}, Examine(t.Context(), n))
+	compare(t, map[string]string{"notice conflist-absent": "has no conflist"}, Examine(n))
 }

@@ -118,7 +118,7 @@ func (h *testHost) node() Host {
 
 func (h *testHost) examine() []Finding {
 	h.t.Helper()
-	return Examine(h.t.Context(), h.node())
+	return Examine(h.node())
 }
 
 func isolate(t *testing.T) {

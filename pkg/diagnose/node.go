@@ -93,7 +93,7 @@ func forwardingOff(e *examination, f *Finding) {
 }
 
 func mixedVariants(e *examination, f *Finding) {
-	rules, err := thirdparty.Variants(e.ctx)
+	rules, err := thirdparty.Variants()
 	e.noteAs("find which variants of iptables are in use", err)
 	for _, variant := range slices.Sorted(maps.Keys(rules)) {
 		if len(rules) > 1 {

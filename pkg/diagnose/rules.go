@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"sync"
 
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
@@ -295,7 +294,7 @@ func masqueradeSource(addresses []netlink.Addr, link int, nextHop net.IP) net.IP
 }
 
 func nodePortOverlap(e *examination, f *Finding) {
-	nodePorts, err := thirdparty.NodePorts(e.ctx)
+	nodePorts, err := thirdparty.NodePorts()
 	e.noteAs("read the rules of kube-proxy", err)
 	for _, p := range e.Rules.Policies() {
 		ports := p.ToPorts.Value
@@ -334,13 +333,12 @@ func (e *examination) caught(f *Finding, what string, read func(policy.Guard) ([
 }
 
 func untrackedPods(e *examination, f *Finding) {
-	read := sync.OnceValues(func() ([]thirdparty.Rule, error) { return thirdparty.Untracked(e.ctx) })
-	e.caught(f, "connection tracking", func(policy.Guard) ([]thirdparty.Rule, error) { return read() })
+	e.caught(f, "connection tracking", func(policy.Guard) ([]thirdparty.Rule, error) { return thirdparty.Untracked() })
 }
 
 func acceptedPods(e *examination, f *Finding) {
 	e.caught(f, "the jump", func(g policy.Guard) ([]thirdparty.Rule, error) {
-		return thirdparty.Accepted(e.ctx, func(at thirdparty.Place) bool {
+		return thirdparty.Accepted(func(at thirdparty.Place) bool {
 			name, _ := masqChainOf(at)
 			return name == g.Chain && at.Backend == policy.IPTables && e.hasChoice(at.Backend, at.Variant)
 		})

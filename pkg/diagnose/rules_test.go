@@ -150,8 +150,8 @@ func TestThirdPartyRules(t *testing.T) {
 				tc.set(h)
 			}
 			n := h.node()
-			compare(t, tc.want, Examine(t.Context(), n))
-			rules, err := thirdparty.Scan(t.Context(), Owned(n.Rules, n.State.Record, n.DataDir))
+			compare(t, tc.want, Examine(n))
+			rules, err := thirdparty.Scan(Owned(n.Rules, n.State.Record, n.DataDir))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -97,7 +97,7 @@ func TestFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMonitor(metrics.Options{
 				Version:       "v1.2.3",
-				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 0, nil },
+				ThirdParty:    func(*reconcile.Report) (int, error) { return 0, nil },
 				PluginVersion: func() string { return map[bool]string{false: "v1.2.3"}[f.reasons == "plugin"] },
 				Conntrack: func(context.Context) (conntrack.Stats, error) {
 					return conntrack.Stats{Entries: 1000, Limit: 262144}, nil

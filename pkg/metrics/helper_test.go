@@ -119,7 +119,7 @@ func newMonitor(o metrics.Options) *metrics.Monitor {
 		o.State = func(context.Context) *enforce.State { return nil }
 	}
 	if o.ThirdParty == nil {
-		o.ThirdParty = func(context.Context, *reconcile.Report) (int, error) { return 0, errors.New("no rules") }
+		o.ThirdParty = func(*reconcile.Report) (int, error) { return 0, errors.New("no rules") }
 	}
 	if o.Conntrack == nil {
 		o.Conntrack = func(context.Context) (conntrack.Stats, error) { return conntrack.Stats{}, errors.New("no conntrack") }

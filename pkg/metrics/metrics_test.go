@@ -33,7 +33,7 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMonitor(metrics.Options{
 				Version:       "v1.2.3",
-				ThirdParty:    func(context.Context, *reconcile.Report) (int, error) { return 4, nil },
+				ThirdParty:    func(*reconcile.Report) (int, error) { return 4, nil },
 				PluginVersion: func() string { return "v1.2.2" },
 				Conntrack: func(context.Context) (conntrack.Stats, error) {
 					return conntrack.Stats{Entries: 1000, Limit: 262144, InsertFailed: 3, Drop: 5, EarlyDrop: 7}, nil
@@ -284,7 +284,7 @@ func TestErrorsOfAScrapeAreLoggedOnce(t *testing.T) {
 	fail := true
 	m := newMonitor(metrics.Options{
 		Log: slog.New(slog.NewTextHandler(&log, nil)),
-		ThirdParty: func(context.Context, *reconcile.Report) (int, error) {
+		ThirdParty: func(*reconcile.Report) (int, error) {
 			if fail {
 				return 9, errors.New("no permission")
 			}

@@ -41,7 +41,7 @@ type Options struct {
 	// State observes the rules; nil if they cannot be read, or a report will follow.
 	State func(context.Context) *enforce.State
 	// ThirdParty counts the third-party rules that defeat the policy, for the last report with rules.
-	ThirdParty func(context.Context, *reconcile.Report) (int, error)
+	ThirdParty func(*reconcile.Report) (int, error)
 	// Conntrack reads the numbers of the node's conntrack.
 	Conntrack func(context.Context) (conntrack.Stats, error)
 	// Record reads the record of this boot, which has the numbers of connections that ADDs reset too.
@@ -275,7 +275,7 @@ func (m *Monitor) refresh(ctx context.Context) {
 			}
 		}
 		// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a count holds for.
-		if n, err := o.ThirdParty(ctx, last); err != nil {
+		if n, err := o.ThirdParty(last); err != nil {
 			m.log.Warn("failed to count third-party rules", "err", err)
 		} else {
 			found.thirdParty = &n

@@ -3,7 +3,6 @@
 package thirdparty
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -18,10 +17,7 @@ import (
 )
 
 // natRules returns the rules of a chain of table nat, of all chains for "", by variant of iptables.
-func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
+func natRules(chain string) (map[string][]nfnetlink.Rule, error) {
 	rules := map[string][]nfnetlink.Rule{}
 	err := withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
@@ -46,8 +42,8 @@ func natRules(ctx context.Context, chain string) (map[string][]nfnetlink.Rule, e
 }
 
 // Variants returns how many rules table nat has in each variant of iptables that has some.
-func Variants(ctx context.Context) (map[string]int, error) {
-	rules, err := natRules(ctx, "")
+func Variants() (map[string]int, error) {
+	rules, err := natRules("")
 	count := map[string]int{}
 	for variant, all := range rules {
 		if len(all) > 0 {
@@ -58,8 +54,8 @@ func Variants(ctx context.Context) (map[string]int, error) {
 }
 
 // NodePorts returns the node ports for which kube-proxy has rules, sorted, also with an error.
-func NodePorts(ctx context.Context) (ports []uint16, err error) {
-	rules, err := natRules(ctx, "KUBE-NODEPORTS")
+func NodePorts() (ports []uint16, err error) {
+	rules, err := natRules("KUBE-NODEPORTS")
 	for _, all := range rules {
 		for _, r := range all {
 			if port, ok := destinationPort(r); ok {

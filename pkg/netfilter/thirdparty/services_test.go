@@ -37,7 +37,7 @@ func TestNodePorts(t *testing.T) {
 				write(t)
 				want = []uint16{30053, 30080}
 			}
-			if got, err := NodePorts(t.Context()); err != nil || !slices.Equal(want, got) {
+			if got, err := NodePorts(); err != nil || !slices.Equal(want, got) {
 				t.Errorf("node ports %v, %v; want %v", got, err, want)
 			}
 		})
@@ -57,7 +57,7 @@ func TestUntracked(t *testing.T) {
 	chain late { type filter hook prerouting priority filter; notrack; }
 	chain sent { type filter hook output priority raw; notrack; }
 }`, "nft", "-f", "-")
-	rules, err := Untracked(t.Context())
+	rules, err := Untracked()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestAccepted(t *testing.T) {
 				":B -", "-A POSTROUTING -s 10.5.0.0/16 -g B", "-A B -d 10.6.0.0/16 -j MASQUERADE", "-A POSTROUTING -o eth+ -j OURS",
 				"-A POSTROUTING -d 10.3.0.0/16 -j RETURN", "-A POSTROUTING -o wg0 -j OURS", "-A POSTROUTING -d 10.4.0.0/16 -j ACCEPT", "-A OURS -j MASQUERADE")
 			feed(t, "table ip other { chain p { type nat hook postrouting priority 90; accept; }\n}", "nft", "-f", "-")
-			rules, err := Accepted(t.Context(), owned)
+			rules, err := Accepted(owned)
 			if err != nil {
 				t.Fatal(err)
 			}

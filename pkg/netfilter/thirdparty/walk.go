@@ -4,7 +4,6 @@ package thirdparty
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -132,8 +131,7 @@ func (p *passage) rule(d decoded, in []Packets) ([]Packets, error) {
 	return merge(rest), nil
 }
 
-// read decodes the rules of a chain, unless the chain is owned by its name. Neighbouring rules that return for
-// destinations alone become one: an agent's chain has thousands of these.
+// read decodes the rules of a chain, unless the chain is owned by its name.
 func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	at = *w.base
 	at.Chain = name
@@ -143,18 +141,9 @@ func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	undecoded, err := w.rules(name)
 	for _, r := range undecoded {
 		d := decode(at.Family, r, w.table)
-		if n := len(rules); n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
-			rules[n-1].To = append(rules[n-1].To, d.To...)
-		} else {
-			rules = append(rules, d)
-		}
+		rules = append(rules, d)
 		if at.Owner == (policy.Owner{}) {
 			at.Owner = policy.ParseOwner(d.comment)
-		}
-	}
-	for i, d := range rules {
-		if d.To != nil {
-			rules[i].To = policy.Normalize(d.To)
 		}
 	}
 	return rules, at, err
@@ -188,22 +177,22 @@ func (w *walk) add(place Place, a Action, d decoded, full condition, about []Pac
 
 // Scan returns the third-party rules that change the source of packets, in the network namespace of
 // the calling thread. It does not follow owned chains. Its error names chains that cannot be read.
-func Scan(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
-	rules, err := scan(ctx, sourceNAT(), owned)
+func Scan(owned func(Place) bool) ([]Rule, error) {
+	rules, err := scan(sourceNAT(), owned)
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Masquerades && r.Action != Translates }), err
 }
 
 // Untracked returns the rules that keep forwarded packets from connection tracking. Errors are those of Scan.
-func Untracked(ctx context.Context) ([]Rule, error) {
+func Untracked() ([]Rule, error) {
 	const priorityRaw, priorityConntrack = -300, -200 // NF_IP_PRI_RAW, NF_IP_PRI_CONNTRACK
 	at := hookPoint{"raw", "PREROUTING", unix.NF_INET_PRE_ROUTING, priorityRaw, priorityConntrack}
-	rules, err := scan(ctx, at, func(Place) bool { return false })
+	rules, err := scan(at, func(Place) bool { return false })
 	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Action != Untracks }), err
 }
 
 // Accepted returns the rules that keep packets from an owned chain. Errors are those of Scan.
-func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
-	rules, err := scan(ctx, sourceNAT(), owned)
+func Accepted(owned func(Place) bool) ([]Rule, error) {
+	rules, err := scan(sourceNAT(), owned)
 	var accepted []Rule
 	for i, r := range rules {
 		isLater := func(o Rule) bool { return o.Action == isOwned && o.base == r.base }
@@ -215,12 +204,9 @@ func Accepted(ctx context.Context, owned func(Place) bool) ([]Rule, error) {
 }
 
 // scan follows all packets through the base chains of a point, those of nf_tables at one generation.
-func scan(ctx context.Context, at hookPoint, owned func(Place) bool) ([]Rule, error) {
+func scan(at hookPoint, owned func(Place) bool) ([]Rule, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	hooks, errLegacy := at.legacy()
 	rules, err := follow(hooks, owned)
 	errTables := withTables(func(c *nfnetlink.Conn) error {
@@ -289,8 +275,8 @@ type Hit struct {
 // chains. Owned tells which chains are not followed, and which of these bind: they translate all
 // packets that reach them. The kernel does not tell the order of base chains of one priority; each
 // is treated as the first. Errors are those of Scan.
-func Trace(ctx context.Context, t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
-	rules, err := scan(ctx, sourceNAT(), func(p Place) bool {
+func Trace(t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
+	rules, err := scan(sourceNAT(), func(p Place) bool {
 		is, _ := owned(p)
 		return is
 	})
