@@ -85,8 +85,7 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 }
 
 // Owned implements netfilter.Driver. It reads the chains whose names are valid for masquerade
-// chains, which those of kube-proxy are not, and chains that POSTROUTING leads to: another program
-// can rename a chain.
+// chains, which those of kube-proxy are not.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
@@ -113,13 +112,7 @@ func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	base, err := r.read(f, []string{postrouting})
-	if err != nil {
-		return nil, err
-	}
-	all, err := r.read(f, slices.DeleteFunc(names, func(name string) bool {
-		return policy.ValidateChainName(name) != nil && !slices.Contains(base.targets, name)
-	}))
+	all, err := r.read(f, slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil }))
 	return all.Chains, err
 }
 

@@ -152,11 +152,11 @@ func TestChooseBusy(t *testing.T) {
 	}
 }
 
-// TestOwned: a chain is found by its comment, also under a name that masquerade chains do not have, and can be removed.
+// TestOwned: a chain is found by its comment, and can be removed.
 func TestOwned(t *testing.T) {
 	inEachVariant(t, func(n *node) {
 		n.apply(desired(policy.OwnedBy(owner), basic("A"), basic("B")))
-		n.iptables(policy.IPv6, "-E B KUBE-B")
+		n.iptables(policy.IPv6, "-E B C")
 		n.iptables(policy.IPv4, "-N OTHER")
 		n.iptables(policy.IPv4, "-A POSTROUTING -j OTHER")
 		owned := func() (chains []policy.ChainFamily) {
@@ -172,7 +172,7 @@ func TestOwned(t *testing.T) {
 			}
 			return chains
 		}
-		want := []policy.ChainFamily{{Chain: "A", Family: policy.IPv4}, {Chain: "B", Family: policy.IPv4}, {Chain: "A", Family: policy.IPv6}, {Chain: "KUBE-B", Family: policy.IPv6}}
+		want := []policy.ChainFamily{{Chain: "A", Family: policy.IPv4}, {Chain: "B", Family: policy.IPv4}, {Chain: "A", Family: policy.IPv6}, {Chain: "C", Family: policy.IPv6}}
 		if diff := cmp.Diff(want, owned()); diff != "" {
 			n.Errorf("(-want +got):\n%s", diff)
 		}

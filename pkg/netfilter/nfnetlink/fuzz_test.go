@@ -82,7 +82,7 @@ func FuzzDecodeMessages(f *testing.F) {
 
 // FuzzNotifications feeds datagrams to the decoder of a Listener.
 func FuzzNotifications(f *testing.F) {
-	l := Listener{watched: watched(), chains: map[sharedChain]bool{}}
+	l := Listener{watched: watched()}
 	for _, table := range []string{"ip-masq", "nat", "kube-proxy"} {
 		var b Batch
 		b.AddTable(IPv4, table)

@@ -48,56 +48,24 @@ type Listener struct {
 
 	file    *os.File
 	watched Watched
-	chains  map[sharedChain]bool // of the shared table, without kube-proxy's
 	in      []byte
 	last    uint32 // generation of the last commit
 	touched bool   // by the messages since then
 }
 
-// sharedChain is a chain of the shared table, by which it is known under another name, too.
-type sharedChain struct {
-	family Family
-	handle uint64
-}
-
 // Listen listens in the calling thread's network namespace from now on. It needs CAP_NET_ADMIN.
 func Listen(w Watched) (*Listener, error) {
 	file, err := openEvents("listen to nf_tables", unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
-	if errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("%w; it needs CAP_NET_ADMIN over the network namespace", err)
-	}
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{file: file, watched: w, chains: map[sharedChain]bool{}, in: make([]byte, datagramSize)}
 	var conn Conn
-	if err := errors.Join(l.begin(&conn), conn.Close()); err != nil {
-		return nil, errors.Join(err, l.Close())
+	began, err := conn.Generation()
+	if err := errors.Join(err, conn.Close()); err != nil {
+		return nil, errors.Join(err, file.Close())
 	}
-	l.last = l.Began
-	return l, nil
+	return &Listener{Began: began, file: file, watched: w, in: make([]byte, datagramSize), last: began}, nil
 }
-
-// begin reads the chains of the shared table, and then the generation.
-func (l *Listener) begin(c *Conn) error {
-	for _, f := range []Family{IPv4, IPv6} {
-		chains, err := c.Chains(f, l.watched.Shared)
-		if err != nil {
-			return err
-		}
-		for _, chain := range chains {
-			if !ofKubeProxy([]byte(chain.Name)) {
-				l.chains[sharedChain{f, chain.Handle}] = true
-			}
-		}
-	}
-	var err error
-	l.Began, err = c.Generation()
-	return err
-}
-
-// ofKubeProxy reports whether a chain has a name of kube-proxy's, which adds tens of thousands.
-func ofKubeProxy(name []byte) bool { return bytes.HasPrefix(name, []byte("KUBE-")) }
 
 // openEvents opens a nonblocking socket to announcements of groups, so that Close ends a Read.
 func openEvents(purpose string, protocol int, groups ...int) (*os.File, error) {
@@ -172,24 +140,11 @@ func (l *Listener) touches(m message) bool {
 		return false
 	}
 	var chain []byte
-	switch typ := m.typ & 0xff; typ {
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		var t attrTable
-		t.parse(attrs)
-		chain = t.get(unix.NFTA_CHAIN_NAME)
-		id := sharedChain{family, t.u64(unix.NFTA_CHAIN_HANDLE)}
-		if t.bad {
-			return true
-		}
-		known := l.chains[id]
-		delete(l.chains, id)
-		if typ == unix.NFT_MSG_NEWCHAIN { // of a chain that is renamed, by its new name only
-			if ofKubeProxy(chain) {
-				return known
-			}
-			l.chains[id] = true
-			return true
-		}
+	switch m.typ & 0xff {
+	case unix.NFT_MSG_NEWCHAIN: // also of a chain that is renamed, by its new name only
+		return !bytes.HasPrefix(nested(attrs, unix.NFTA_CHAIN_NAME), []byte("KUBE-")) // kube-proxy adds tens of thousands
+	case unix.NFT_MSG_DELCHAIN:
+		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		chain = nested(attrs, unix.NFTA_RULE_CHAIN)
 	}

@@ -4,8 +4,8 @@ package nfnetlink
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,45 +20,38 @@ type Translation struct {
 
 // match decodes a match of xtables.
 func (d *decoder) match(m Match) {
-	switch m.Xt {
-	case "comment": // struct xt_comment_info
-		if d.hasForm(m, 0, 256) {
-			d.Comment = string(untilNUL(m.Info))
-		}
-	case "addrtype": // struct xt_addrtype_info_v1
-		if d.hasForm(m, 1, 8) {
-			d.addressTypes(m.Info)
-		}
-	case "statistic": // struct xt_statistic_info
-		switch {
-		case !d.hasForm(m, 0, 24):
-		case binary.NativeEndian.Uint32(m.Info) != 0: // not at random, or inverted
-			d.refuse("match statistic")
-		default:
-			d.probability(binary.NativeEndian.Uint32(m.Info[4:]))
-		}
-	case "mark": // struct xt_mark_mtinfo1
-		if m.Rev != 1 || len(m.Info) < 12 {
-			d.refuse("match mark")
-			return
-		}
-		mark, mask := binary.NativeEndian.Uint32(m.Info), binary.NativeEndian.Uint32(m.Info[4:])
-		d.add(Condition{Field: Mark, Not: m.Info[8] != 0, Value: mark, Mask: mask})
-	case "conntrack":
+	switch {
+	case m.Xt == "comment" && m.hasForm(0, 256): // struct xt_comment_info
+		d.Comment = string(untilNUL(m.Info))
+	case m.Xt == "addrtype" && m.hasForm(1, 8): // struct xt_addrtype_info_v1
+		d.addressTypes(m.Info)
+	case m.Xt == "statistic" && m.hasForm(0, 24) && native32(m.Info) == 0: // struct xt_statistic_info: at random, not inverted
+		d.probability(native32(m.Info[4:]))
+	case m.Xt == "mark" && m.hasForm(1, 12): // struct xt_mark_mtinfo1
+		d.add(Condition{Field: Mark, Not: m.Info[8] != 0, Value: native32(m.Info), Mask: native32(m.Info[4:])})
+	case m.Xt == "conntrack":
 		d.connState(m)
-	case "tcp", "udp", "sctp", "multiport":
+	case slices.Contains([]string{"tcp", "udp", "sctp", "multiport"}, m.Xt):
 		d.refuse(transportHeader)
 	default:
 		d.refuse("match " + m.Xt)
 	}
 }
 
+// hasForm reports whether a match is of a known form: the revision, and the size in bytes, which xtables rounds up.
+func (m Match) hasForm(revision uint32, size int) bool {
+	const alignment = 8
+	return m.Rev == revision && len(m.Info) >= size && len(m.Info) <= (size+alignment-1)&^(alignment-1)
+}
+
 func native16(b []byte) uint16 { return binary.NativeEndian.Uint16(b) }
+
+func native32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 // addressTypes decodes the type LOCAL of the source and of the destination.
 func (d *decoder) addressTypes(info []byte) {
 	const invertSource, invertDestination = 1, 2
-	flags := binary.NativeEndian.Uint32(info[4:])
+	flags := native32(info[4:])
 	if flags&^(invertSource|invertDestination) != 0 {
 		d.refuse("match addrtype of another kind")
 	}
@@ -100,10 +93,9 @@ func (d *decoder) target(t Target) {
 	switch t.Xt {
 	case "MASQUERADE":
 		d.Statement = DoMasq
-		if to, _, problem := d.translation(t, 0); problem == "" {
-			d.To = to
-		} else {
-			d.refuse(problem)
+		to, _, ok := d.translation(t, 0)
+		if d.To = to; !ok {
+			d.refuse("target " + t.Xt)
 		}
 	case "SNAT": // one of another form may be to several addresses
 		d.Statement = DoSNAT
@@ -111,8 +103,8 @@ func (d *decoder) target(t Target) {
 		if d.family == IPv6 {
 			revision = 1 // revision 0 has the form of IPv4
 		}
-		to, last, problem := d.translation(t, revision)
-		if problem == "" && to.Address == last && to.Flags&unix.NF_NAT_RANGE_MAP_IPS != 0 {
+		to, last, ok := d.translation(t, revision)
+		if ok && to.Address == last && to.Flags&unix.NF_NAT_RANGE_MAP_IPS != 0 {
 			to.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
 			d.To = to
 		}
@@ -128,7 +120,7 @@ func (d *decoder) target(t Target) {
 }
 
 // translation decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range.
-func (d *decoder) translation(t Target, revision uint32) (to Translation, last netip.Addr, problem string) {
+func (d *decoder) translation(t Target, revision uint32) (to Translation, last netip.Addr, ok bool) {
 	const (
 		size4, flags4, addresses4, ports4 = 20, 4, 8, 16
 		size6, flags6, addresses6, ports6 = 40, 0, 4, 36
@@ -141,13 +133,10 @@ func (d *decoder) translation(t Target, revision uint32) (to Translation, last n
 			size = size6Range2
 		}
 	}
-	if problem = formProblem("target", Match(t), revision, size); problem != "" {
-		return to, last, problem
+	if !Match(t).hasForm(revision, size) || d.family != IPv6 && native32(t.Info) != 1 { // the number of ranges
+		return to, last, false
 	}
-	if n := binary.NativeEndian.Uint32(t.Info); d.family != IPv6 && n != 1 {
-		return to, last, fmt.Sprintf("target %s: %d ranges", t.Xt, n)
-	}
-	to.Flags = binary.NativeEndian.Uint32(t.Info[flags:])
+	to.Flags = native32(t.Info[flags:])
 	if to.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
 		to.PortMin = binary.BigEndian.Uint16(t.Info[ports:])
 		to.PortMax = binary.BigEndian.Uint16(t.Info[ports+2:])
@@ -157,27 +146,5 @@ func (d *decoder) translation(t Target, revision uint32) (to Translation, last n
 		to.Address, _ = netip.AddrFromSlice(t.Info[addresses:end])
 		last, _ = netip.AddrFromSlice(t.Info[end : end+d.addressSize()])
 	}
-	return to, last, ""
-}
-
-// hasForm reports whether a match is of a known form. If not, it is unrecognized.
-func (d *decoder) hasForm(m Match, revision uint32, size int) bool {
-	problem := formProblem("match", m, revision, size)
-	if problem != "" {
-		d.refuse(problem)
-	}
-	return problem == ""
-}
-
-// formProblem returns "" for the revision and the size in bytes, which xtables rounds up.
-func formProblem(kind string, m Match, revision uint32, size int) string {
-	const alignment = 8
-	rounded := (size + alignment - 1) &^ (alignment - 1)
-	switch {
-	case m.Rev != revision:
-		return fmt.Sprintf("%s %s: revision %d, not %d", kind, m.Xt, m.Rev, revision)
-	case len(m.Info) < size || len(m.Info) > rounded:
-		return fmt.Sprintf("%s %s: %d bytes, not %d", kind, m.Xt, len(m.Info), size)
-	}
-	return ""
+	return to, last, true
 }

@@ -111,13 +111,13 @@ func TestXtables(t *testing.T) {
 		"masquerade ipv6":          {IPv6, target(0, masquerade6(t, unix.NF_NAT_RANGE_PROTO_SPECIFIED, ports...)), masquerade(Translation{unix.NF_NAT_RANGE_PROTO_SPECIFIED, netip.Addr{}, 1024, 29999})},
 		"masquerade ipv6, range 2": {IPv6, target(0, padded(masquerade6(t, unix.NF_NAT_RANGE_PROTO_SPECIFIED, ports...), 48)), masquerade(Translation{unix.NF_NAT_RANGE_PROTO_SPECIFIED, netip.Addr{}, 1024, 29999})},
 
-		"addrtype revision":   {IPv4, match("addrtype", 0, make([]byte, 8)), unknown("match addrtype: revision 0, not 1")},
-		"addrtype size":       {IPv4, match("addrtype", 1, make([]byte, 12)), unknown("match addrtype: 12 bytes, not 8")},
-		"comment size":        {IPv4, match("comment", 0, make([]byte, 255)), unknown("match comment: 255 bytes, not 256")},
-		"masquerade ranges":   {IPv4, target(0, make([]byte, 24)), newTarget("target MASQUERADE: 0 ranges")},
-		"masquerade size":     {IPv4, target(0, make([]byte, 19)), newTarget("target MASQUERADE: 19 bytes, not 20")},
-		"masquerade size 6":   {IPv6, target(0, make([]byte, 42)), newTarget("target MASQUERADE: 42 bytes, not 44")},
-		"masquerade revision": {IPv6, target(1, make([]byte, 40)), newTarget("target MASQUERADE: revision 1, not 0")},
+		"addrtype revision":   {IPv4, match("addrtype", 0, make([]byte, 8)), unknown("match addrtype")},
+		"addrtype size":       {IPv4, match("addrtype", 1, make([]byte, 12)), unknown("match addrtype")},
+		"comment size":        {IPv4, match("comment", 0, make([]byte, 255)), unknown("match comment")},
+		"masquerade ranges":   {IPv4, target(0, make([]byte, 24)), newTarget("target MASQUERADE")},
+		"masquerade size":     {IPv4, target(0, make([]byte, 19)), newTarget("target MASQUERADE")},
+		"masquerade size 6":   {IPv6, target(0, make([]byte, 42)), newTarget("target MASQUERADE")},
+		"masquerade revision": {IPv6, target(1, make([]byte, 40)), newTarget("target MASQUERADE")},
 	} {
 		got := Decode(tt.family, Rule{Exprs: []Expr{tt.expr}}, nil)
 		if diff := cmp.Diff(tt.want, got, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netipx.IPRange{}, netip.Addr{})); diff != "" {
