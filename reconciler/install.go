@@ -3,10 +3,8 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,8 +48,6 @@ type installation struct {
 	Plugin   install.Binary   `json:"plugin"`
 	Conflist *conflist.Change `json:"conflist"` // null with --no-conflist, and where it failed
 	Warnings []string         `json:"warnings"`
-
-	entry string // that was inserted, and its origin
 }
 
 func (a *app) directories() (install.Dirs, error) {
@@ -85,10 +81,9 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	at := s
 	at.CNIConfDir = dirs.Conf
 	editor := newEditor(at, open(at, drivers()))
-	var origin string
 	var entryErr error
 	if editor.Replace = f.replace; !f.noConflist {
-		if editor.Entry, origin, editor.FromFile, entryErr = pluginEntry(s); entryErr == nil {
+		if editor.Entry, editor.FromFile, entryErr = pluginEntry(s); entryErr == nil {
 			_, entryErr = editor.Find() // before anything is written
 		}
 		switch {
@@ -104,7 +99,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return remedied(err)
 	}
-	r := installation{ConfDir: dirs.Conf, BinDir: dirs.Bin, Plugin: binary, Warnings: dirWarnings(dirs, s), entry: origin}
+	r := installation{ConfDir: dirs.Conf, BinDir: dirs.Bin, Plugin: binary, Warnings: dirWarnings(dirs, s)}
 	if !f.noConflist {
 		if entryErr == nil {
 			entryErr = r.insert(ctx, editor, s)
@@ -163,9 +158,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		warn("%v", c.RecordErr)
 	}
 	warn("a write of another program in the same instant can be lost: %v", c.NotExchanged)
-	var entry bytes.Buffer
-	_ = json.Compact(&entry, e.Entry) // pluginEntry has read it
-	r.Conflist, r.entry = &c, entry.String()+", "+r.entry
+	r.Conflist = &c
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
 		warn("%v", n.Multus.Err(n.Name))
 	}
@@ -230,10 +223,9 @@ func (r *installation) print(a *app) {
 	network, path := policy.Quote(e.Network), policy.Quote(e.Path)
 	switch {
 	case e.Wrote && e.Before == 0:
-		say("inserted the plugin entry of network %s into %s\nthe entry is %s", network, path, r.entry)
+		say("inserted the plugin entry of network %s into %s", network, path)
 	case e.Wrote && e.Before == 1 && len(e.Replaced) > 0:
-		changed := strings.Join(e.Replaced, ", ")
-		say("replaced the plugin entry of network %s in %s; changed: %s\nthe entry is %s", network, path, changed, r.entry)
+		say("replaced the plugin entry of network %s in %s; changed: %s", network, path, strings.Join(e.Replaced, ", "))
 	case e.Wrote && e.Before == 1:
 		say("updated the generated conflist of network %s, %s, as the original has changed", network, path)
 	case e.Wrote:
@@ -255,10 +247,7 @@ func (r *installation) print(a *app) {
 func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conflist.Manager {
 	return &conflist.Manager{
 		Editor: newEditor(s, node), BinDir: s.CNIBinDir, Log: log, Unmanaged: !s.Conflist.Managed(),
-		ReadEntry: func() (entry []byte, fromFile bool, err error) {
-			entry, _, fromFile, err = pluginEntry(s)
-			return entry, fromFile, err
-		},
+		ReadEntry: func() ([]byte, bool, error) { return pluginEntry(s) },
 	}
 }
 
@@ -277,27 +266,27 @@ func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 }
 
 // pluginEntry returns the content of conflist.entry_file, or an entry without a policy if the default file is
-// missing, and which of them. It has to name the reconciler's dataDir, unless plugin.toml does.
-func pluginEntry(s config.Settings) (entry []byte, origin string, fromFile bool, err error) {
+// missing, and whether it is the file's. It has to name the reconciler's dataDir, unless plugin.toml does.
+func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	const key = "conflist.entry_file"
 	pluginFile, err := config.ReadPluginFile(config.DefaultPluginFile)
 	if err != nil {
-		return nil, "", false, err
+		return nil, false, err
 	}
 	path := s.Conflist.EntryFile
 	entry, err = conflist.ReadEntry(path)
 	switch missing := errors.Is(err, fs.ErrNotExist); {
 	case missing && path != config.DefaultEntryFile:
-		return nil, "", false, missingEntryFile{fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
+		return nil, false, missingEntryFile{fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
 			key, policy.Quote(path))}
 	case missing:
 		entry = fmt.Appendf(nil, `{"type":%q}`, config.PluginType)
 		if !pluginFile.Present && s.DataDir != config.DefaultDataDir { // of letters, digits and a few marks
 			entry = fmt.Appendf(nil, `{"type":%q,"dataDir":%q}`, config.PluginType, s.DataDir)
 		}
-		return entry, fmt.Sprintf("the default, because %s is missing", policy.Quote(path)), false, nil
+		return entry, false, nil
 	case err != nil:
-		return nil, "", true, fmt.Errorf("%s: %w", key, err)
+		return nil, true, fmt.Errorf("%s: %w", key, err)
 	}
 	conf := config.ReadNetconf(entry)
 	err = pluginFile.DataDirErr(conf)
@@ -306,9 +295,9 @@ func pluginEntry(s config.Settings) (entry []byte, origin string, fromFile bool,
 			policy.Quote(dataDir), policy.Quote(s.DataDir))
 	}
 	if err != nil {
-		return nil, "", true, fmt.Errorf("%s: %s: %w", key, policy.Quote(path), err)
+		return nil, true, fmt.Errorf("%s: %s: %w", key, policy.Quote(path), err)
 	}
-	return entry, "from " + policy.Quote(path), true, nil
+	return entry, true, nil
 }
 
 // missingEntryFile is an fs.ErrNotExist.

@@ -160,78 +160,68 @@ func (e *examination) runtimesList() *list {
 	return nil
 }
 
-type podNetwork struct {
-	prefix netip.Prefix
-	where  string // that shows it
-}
-
 // readPodNetworks collects the networks that conflists and policies state for pods, and those that ADDs found.
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
 		for j, p := range l.plugins {
 			if l.Types[j] != config.PluginType && (l.hasEntry() || first == &e.lists[i]) {
-				e.addNetworks(p, false, policy.Quote(l.File))
+				e.addNetworks(p, false)
 			}
 		}
 	}
 	for _, p := range e.Rules.Policies() {
-		e.addPrefixes(p.PodCIDRs.Value, "podCIDRs")
-		e.addPrefixes(p.Sources.Value, "sourceCIDRs")
-		e.addPrefixes(p.PodSubnets, "addresses of ADDs")
+		e.addPrefixes(slices.Concat(p.PodCIDRs.Value, p.Sources.Value, p.PodSubnets)...)
 	}
-	slices.SortFunc(e.pods, func(p, q podNetwork) int { return p.prefix.Compare(q.prefix) })
+	slices.SortFunc(e.pods, netip.Prefix.Compare)
 }
 
 // addNetworks looks for the keys that tell IPAM plugins the networks of pods, everywhere
 // but in routes. A value of such a key is a network, a name such as usePodCidr, or a list of them.
-func (e *examination) addNetworks(v any, isNetwork bool, where string) {
+func (e *examination) addNetworks(v any, isNetwork bool) {
 	switch v := v.(type) {
 	case string:
 		if p, err := netip.ParsePrefix(strings.TrimSpace(v)); err == nil && isNetwork {
-			e.addPrefixes([]netip.Prefix{p.Masked()}, where)
+			e.addPrefixes(p.Masked())
 		}
 	case map[string]any:
 		networks := []string{"subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools"}
 		for key, item := range v {
 			if key = strings.ToLower(key); key != "routes" && key != "args" {
-				e.addNetworks(item, slices.Contains(networks, key), where)
+				e.addNetworks(item, slices.Contains(networks, key))
 			}
 		}
 	case []any:
 		for _, item := range v {
-			e.addNetworks(item, isNetwork, where)
+			e.addNetworks(item, isNetwork)
 		}
 	}
 }
 
 // addPrefixes adds networks, except those that a known one covers, and 0.0.0.0/0 and ::/0, which mean any source.
-func (e *examination) addPrefixes(networks []netip.Prefix, where string) {
+func (e *examination) addPrefixes(networks ...netip.Prefix) {
 	covers := func(outer, inner netip.Prefix) bool {
 		return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 	}
 	for _, p := range networks {
-		if p.Bits() == 0 || slices.ContainsFunc(e.pods, func(known podNetwork) bool { return covers(known.prefix, p) }) {
+		if p.Bits() == 0 || slices.ContainsFunc(e.pods, func(known netip.Prefix) bool { return covers(known, p) }) {
 			continue
 		}
-		e.pods = slices.DeleteFunc(e.pods, func(known podNetwork) bool { return covers(p, known.prefix) })
-		e.pods = append(e.pods, podNetwork{p, where})
+		e.pods = slices.DeleteFunc(e.pods, func(known netip.Prefix) bool { return covers(p, known) })
+		e.pods = append(e.pods, p)
 	}
 }
 
 // podNetworksNotExempt looks for policies that masquerade traffic between pods.
 func podNetworksNotExempt(e *examination, f *Finding) {
 	for _, pods := range e.pods {
-		family := policy.FamilyOf(pods.prefix.Addr())
-		all := policy.RangesOf(pods.prefix)
+		family := policy.FamilyOf(pods.Addr())
+		all := policy.RangesOf(pods)
 		for _, p := range e.Rules.Policies() {
 			sources := all.Intersect(p.Scope(family).Sources).Without(p.SourcesExempt(family))
-			masqueraded, part := all.Without(p.DestinationsExempt(family)), ""
-			if !masqueraded.Equal(all) {
-				part = masqueraded.String() + " of "
-			}
+			masqueraded := all.Without(p.DestinationsExempt(family))
 			if len(sources) > 0 && len(masqueraded) > 0 && len(p.Interfaces.Value) == 0 {
-				f.add("%s masquerades %spod network %s (%s)", p.Chain, part, pods.prefix, pods.where)
+				f.add("%s masquerades %s of pod network %s", p.Chain, masqueraded, pods)
 			}
 		}
 	}

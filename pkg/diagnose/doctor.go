@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,7 +92,7 @@ type Host struct {
 type examination struct {
 	Host
 	lists       []list
-	pods        []podNetwork
+	pods        []netip.Prefix
 	violations  []violation
 	notExamined []string // errors
 }

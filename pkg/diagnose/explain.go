@@ -103,7 +103,6 @@ type Explanation struct {
 	masquerades bool  // masquerade the traffic
 	nftables    bool
 	overriders  []thirdparty.Hit
-	held        []thirdparty.Hit // third-party rules that enforceExempt precedes
 }
 
 // MarshalJSON writes null for strings that do not apply.
@@ -308,8 +307,7 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	var maybe []thirdparty.Hit
 	for _, h := range hits {
 		switch overrides := e.Verdict != policy.ActionMasquerade || h.Action != thirdparty.Masquerades; {
-		case overrides && bound != nil && h.Priority > enforcePriority:
-			e.held = append(e.held, h)
+		case overrides && bound != nil && h.Priority > enforcePriority: // enforceExempt precedes it
 		case overrides && h.Sure:
 			e.overriders = append(e.overriders, h)
 		case overrides:
@@ -473,7 +471,9 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("address", fmt.Sprintf("pods leave with %s%s: %s in %s", e.Address, by, e.AddressItem, e.AddressOrigin.text()))
 	}
 	row("kernel", e.kernelText())
-	row("", e.guardText())
+	if e.Guard != "" {
+		row("", "and if no rule translates the packet: "+map[policy.GuardMode]string{policy.GuardDrop: "dropped", policy.GuardCount: "counted"}[e.Guard]+" by the guard")
+	}
 	row("problem", e.Problem)
 	row("drift", strings.Join(policy.First(maxLines, e.Drift), "\n"))
 }
@@ -539,18 +539,6 @@ func (e Explanation) kernelText() string {
 		return "this chain agrees: " + does + by + "; the kernel as a whole does not, or cannot be verified"
 	}
 	return "DISAGREES: " + does + by
-}
-
-func (e Explanation) guardText() string {
-	switch {
-	case e.Guard == policy.GuardDrop:
-		return "and if no rule translates the packet: dropped by the guard"
-	case e.Guard == policy.GuardCount:
-		return "and if no rule translates the packet: counted by the guard"
-	case len(e.held) == 0:
-		return ""
-	}
-	return "enforceExempt holds against the rule: " + e.held[0].Text
 }
 
 func (e Explanation) whatToDo() string {

@@ -135,8 +135,8 @@ func (e *examination) doubt(v violation) string {
 	from := v.rule.Match.From
 	var known policy.Ranges
 	for _, p := range e.pods {
-		if policy.FamilyOf(p.prefix.Addr()) == v.rule.Family {
-			known = append(known, policy.RangesOf(p.prefix)...)
+		if policy.FamilyOf(p.Addr()) == v.rule.Family {
+			known = append(known, policy.RangesOf(p)...)
 		}
 	}
 	switch {
