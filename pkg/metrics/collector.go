@@ -28,8 +28,7 @@ import (
 const (
 	prefix   = "ip_masq_"
 	maxLabel = 63  // bytes in the value of a label
-	maxNames = 200 // sources, and chains, with series of their own; the others share one
-	other    = "other"
+	maxNames = 200 // sources, and chains, that have series
 )
 
 // Describe implements prometheus.Collector: without descriptions metrics are checked when collected.
@@ -120,8 +119,9 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 
 // guardKeys exports whether guard, staleConnections and enforceExempt work, and begins the series of resets.
 func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
-	inactive, taken := map[series]bool{}, names{}
-	for _, p := range rules.Policies() {
+	gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
+		"one of these keys; doctor names the reason.", "chain", "family")
+	for _, p := range limited(rules.Policies()) {
 		for _, f := range p.Families() {
 			if len(p.GuardedFamilies()) == 0 && !p.ResetsConnections() || len(p.Scope(f).Sources) == 0 {
 				continue // sourceCIDRs may have only the other family
@@ -131,14 +131,8 @@ func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
 			}
 			at := policy.ChainFamily{Chain: p.Chain, Family: f}
 			fails := rules.Guard.IsInactive(at) || slices.Contains(p.GuardedFamilies(), f) && rules.Guard.Of(at) == nil
-			s := series{chain: taken.admit(label(p.Chain)), family: f}
-			inactive[s] = inactive[s] || fails
+			gauge(boolToFloat(!fails), p.Chain, string(f))
 		}
-	}
-	gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) or not (0), for chains with "+
-		"one of these keys; doctor names the reason.", "chain", "family")
-	for s, is := range inactive {
-		gauge(boolToFloat(!is), s.chain, string(s.family))
 	}
 }
 
@@ -159,7 +153,10 @@ func (e exporter) metric(t prometheus.ValueType, name, help string, labels []str
 	return func(value float64, values ...string) { e <- prometheus.MustNewConstMetric(desc, t, value, values...) }
 }
 
-// sources exports the sources that are stored or have a problem; those beyond maxNames as one.
+// limited returns the first of the items.
+func limited[T any](items []T) []T { return items[:min(len(items), maxNames)] }
+
+// sources exports the sources that are stored or have a problem.
 func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.Time) {
 	valid := e.gauge("source_valid", "Whether the source is valid (1) or not (0); if not, its last good policy is in force.", "source")
 	hash := e.gauge("source_hash", "Hash of the source's policy: the first 48 bits of its SHA-256 as a number, equal on nodes with the same policy.", "source")
@@ -177,62 +174,53 @@ func (e exporter) sources(r *reconcile.Report, written map[policy.SourceID]time.
 		}
 	}
 	slices.SortFunc(ids, policy.SourceID.Compare)
-	taken, anyInvalid := names{}, map[string]bool{}
-	for _, id := range slices.Compact(ids) {
-		name := string(id.Kind)
+	for _, id := range limited(slices.Compact(ids)) {
+		name, unknown := string(id.Kind), 0
 		if id.Kind == policy.Network {
 			name += "/" + label(id.Name)
+		} else if r.Sources != nil && r.Sources.Agent != nil {
+			unknown = len(r.Sources.Agent.UnknownKeys)
 		}
-		name = taken.admit(name)
-		_, shared := anyInvalid[name]
-		anyInvalid[name] = anyInvalid[name] || invalid[id]
-		s := r.State.Find(id)
-		if s == nil || shared || name == other {
-			continue
+		valid(boolToFloat(!invalid[id]), name)
+		warnings(float64(unknown), name)
+		if s := r.State.Find(id); s != nil {
+			hash(float64(hashOf(s.Policies())), name)
 		}
-		hash(float64(hashOf(s.Policies())), name)
 		if at, known := written[id]; known {
 			stored(timestamp(at), name)
 		}
-	}
-	for name, is := range anyInvalid {
-		valid(boolToFloat(!is), name)
-		unknown := 0
-		if r.Sources != nil && r.Sources.Agent != nil && name == string(policy.AgentFiles) {
-			unknown = len(r.Sources.Agent.UnknownKeys)
-		}
-		warnings(float64(unknown), name)
 	}
 }
 
 // rules exports the policies in force, their backends, and the pods that a state has.
 func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
-	prefixes, exemptPods, conflicts, taken := map[series]int{}, map[series]int{}, map[series]int{}, names{}
-	for _, p := range r.Rules.Policies() {
-		name := taken.admit(label(p.Chain))
-		conflicts[series{chain: name}] += 0
+	conflict := e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain")
+	prefixes := e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action")
+	exemptPods := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
+		"nonMasqueradeNamespaces.", "chain")
+	conflicts := map[string]int{}
+	for _, p := range r.Problems { // of conflicts in force, where one source is superseded, and of refused sources
+		if e, is := errors.AsType[*policy.ConflictError](p.Err); is {
+			conflicts[e.Chain]++
+		}
+	}
+	for _, p := range limited(r.Rules.Policies()) {
+		conflict(float64(conflicts[p.Chain]), p.Chain)
 		if len(p.Namespaces) > 0 {
-			exemptPods[series{chain: name}] += pods.ExemptPods(p)
+			exemptPods(float64(pods.ExemptPods(p)), p.Chain)
 		}
 		for _, f := range p.Families() {
-			prefixes[series{name, f, string(policy.ActionExempt)}] += 0
-			prefixes[series{name, f, string(policy.ActionMasquerade)}] += 0
-		}
-		for _, d := range p.Destinations {
-			if f := policy.FamilyOf(d.Prefix.Addr()); slices.Contains(p.Families(), f) {
-				prefixes[series{name, f, string(d.Action)}]++
+			n := map[policy.Action]int{policy.ActionExempt: 0, policy.ActionMasquerade: 0}
+			for _, d := range p.Destinations {
+				if policy.FamilyOf(d.Prefix.Addr()) == f {
+					n[d.Action]++
+				}
+			}
+			for action, n := range n {
+				prefixes(float64(n), p.Chain, string(f), string(action))
 			}
 		}
 	}
-	for _, p := range r.Problems { // of conflicts in force, where one source is superseded, and of refused sources
-		if conflict := (*policy.ConflictError)(nil); errors.As(p.Err, &conflict) {
-			conflicts[series{chain: taken.admit(label(conflict.Chain))}]++
-		}
-	}
-	collect(conflicts, 1, e.gauge("policy_conflict", "Number of conflicts between the sources of the chain.", "chain"))
-	collect(prefixes, 3, e.gauge("prefixes", "Number of destination prefixes in the policy, by action.", "chain", "family", "action"))
-	collect(exemptPods, 1, e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their namespace, for chains with "+
-		"nonMasqueradeNamespaces.", "chain"))
 	info := e.gauge("backend_info", "Information about the backends of the rules; the value is always 1.", "backend", "variant")
 	backends := map[netfilter.Choice]bool{}
 	for _, c := range r.Rules.Chains {
@@ -285,17 +273,6 @@ func label(s string) string {
 	return v
 }
 
-// names are the label values that have series of their own: the first maxNames.
-type names map[string]bool
-
-func (n names) admit(name string) string {
-	if !n[name] && len(n) >= maxNames {
-		return other
-	}
-	n[name] = true
-	return name
-}
-
 // series are the labels of a number. A metric may have only the first of them.
 type series struct {
 	chain  string
@@ -322,11 +299,11 @@ type kernelChain struct {
 type totals struct {
 	last   map[kernelChain]map[string]uint64
 	sums   map[series]uint64
-	chains names
+	chains map[string]bool // that have series
 }
 
 func newTotals() totals {
-	return totals{map[kernelChain]map[string]uint64{}, map[series]uint64{}, names{}}
+	return totals{map[kernelChain]map[string]uint64{}, map[series]uint64{}, map[string]bool{}}
 }
 
 // add adds what the counters of a chain counted since their last observation.
@@ -339,7 +316,10 @@ func (t *totals) add(p kernelChain, counters map[string]uint64) {
 
 // addTo adds a number to a series, which exists from then on.
 func (t *totals) addTo(p kernelChain, action string, n uint64) {
-	t.sums[series{t.chains.admit(label(p.chain)), p.family, action}] += n
+	if t.chains[p.chain] || len(t.chains) < maxNames {
+		t.chains[p.chain] = true
+		t.sums[series{p.chain, p.family, action}] += n
+	}
 }
 
 func (t *totals) forget(gone func(kernelChain) bool) {
