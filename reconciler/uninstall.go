@@ -23,10 +23,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-type uninstallFlags struct {
-	wait                    time.Duration
-	noWait, keepRules, stay bool
-}
+type uninstallFlags struct{ noWait, keepRules, stay bool }
 
 func (a *app) uninstallCommand() *cobra.Command {
 	var f uninstallFlags
@@ -38,7 +35,6 @@ func (a *app) uninstallCommand() *cobra.Command {
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave the rules and the state as they are")
 	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although the cached network configuration of a pod names it")
 	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz says what is left")
-	c.Flags().DurationVar(&f.wait, "wait", 0, "`TIME` to wait for pods whose DEL calls the plugin, such as 10m (default: none)")
 	return c
 }
 
@@ -50,12 +46,7 @@ const (
 )
 
 func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
-	switch {
-	case f.noWait && f.wait > 0:
-		return usageError{errors.New("--no-wait and --wait contradict each other; write one of them")}
-	case f.stay && f.wait > 0:
-		return usageError{errors.New("--stay waits for as long as it takes; leave --wait out")}
-	case f.stay && a.json():
+	if f.stay && a.json() {
 		return usageError{errors.New("--stay reports by its log; leave -o json out")}
 	}
 	node, err := a.node(ctx)
@@ -70,15 +61,7 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	if f.stay {
 		return a.stay(ctx, u)
 	}
-	for deadline := time.Now().Add(f.wait); ; {
-		err = u.step(ctx)
-		var inUse *install.InUseError
-		left := time.Until(deadline)
-		if err == nil || !errors.As(err, &inUse) || left <= 0 || ctx.Err() != nil {
-			break
-		}
-		flowcontrol.Sleep(ctx, min(uninstallRetry, left))
-	}
+	err = u.step(ctx)
 	if a.json() {
 		u.Attached, u.References = notNil(u.Attached), notNil(u.References)
 		return errors.Join(err, a.print(u))

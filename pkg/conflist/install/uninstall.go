@@ -67,7 +67,7 @@ func (e *InUseError) Error() string {
 	if len(containers) > 0 {
 		reasons = append(reasons, "the plugin stays, with rules and state: a runtime will call it to tear down "+
 			strings.Join(policy.First(maxNamed, containers), ", ")+
-			"\n  --wait TIME waits until these containers have ended. To end them, drain the node."+
+			"\n  To end these containers, drain the node; then run uninstall again."+
 			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once.")
 	}
 	return strings.Join(reasons, "\n")

@@ -74,7 +74,7 @@ func TestUninstallWaits(t *testing.T) {
 		if !errors.As(err, &attached) || len(attached.Attached) != 1 || len(done.Attached) != 1 || done.Binaries != nil || *states != 0 {
 			t.Fatalf("%+v, %d, %v", done, *states, err)
 		}
-		for _, s := range []string{"container a", file, "--wait", "--no-wait"} {
+		for _, s := range []string{"container a", file, "drain the node", "--no-wait"} {
 			if !strings.Contains(err.Error(), s) {
 				t.Errorf("does not say %q: %v", s, err)
 			}
