@@ -3,11 +3,13 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/mainplugins"
+	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -267,4 +272,155 @@ func TestManageFollowsEntryFile(t *testing.T) {
 		d.untilReady(t)
 		n.exempt(t, p, true, "1.2.7.1")
 	})
+}
+
+// uninstalledNode is a node without the ip-masq plugin: its plugin directory has only the reference
+// plugins, its conflist only the bridge. The plugin entry that install adds is in a file, with the
+// node's backend.
+type uninstalledNode struct {
+	*node
+	bin, conflistFile, entry string
+	original                 []byte // conflist before install
+}
+
+func newUninstalledNode(t *testing.T) *uninstalledNode {
+	t.Helper()
+	n := newNode(t, backends()[0])
+	b := &uninstalledNode{node: n, bin: filepath.Join(n.dir, "opt"), entry: filepath.Join(n.dir, "entry.json")}
+	n.write(t, "podnet", n.bridge("podnet"))
+	b.conflistFile = filepath.Join(n.cni.ConfDir, "10-podnet.conflist")
+	b.original = readFile(t, b.conflistFile)
+	n.cni.Path = []string{b.bin, n.cni.Path[1]}
+	text, err := json.Marshal(n.entry(object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
+	must(t, errors.Join(err, os.Mkdir(b.bin, 0o755), os.WriteFile(b.entry, text, 0o600)))
+	return b
+}
+
+// args returns a command with the flags of install and uninstall.
+func (b *uninstalledNode) args(command string, args ...string) []string {
+	return append([]string{command, "--cni-bin-dir", b.bin, "--conflist-entry-file", b.entry}, args...)
+}
+
+// TestInstallWithPluginFile checks that install takes the directory of the conflists from plugin.toml, and adds no entry
+// while that file is bad, because no pod would start.
+func TestInstallWithPluginFile(t *testing.T) {
+	t.Parallel()
+	b := newUninstalledNode(t)
+	const pluginFile = "/etc/ip-masq/plugin.toml"
+	write := func(line string) { must(t, os.WriteFile(b.own(pluginFile), []byte(b.pluginFile(line)), 0o600)) }
+	write("bogus = 1")
+	b.wantSays(t, 1, []string{"bogus: is not a known key", pluginFile}, b.args("install", "--plugin", b.plugin(t))...)
+	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
+		t.Errorf("the conflist is\n%s", have)
+	}
+	b.pod(t, "podnet")
+	write("")
+	b.wantSays(t, 0, nil, b.args("install", "--plugin", b.plugin(t))...)
+	b.pod(t, "podnet")
+}
+
+// multus is Multus in the configuration directory of a node.
+type multus struct{ mainplugins.Multus }
+
+func (m *multus) start(t *testing.T) { t.Helper(); must(t, m.Start()) }
+func (m *multus) stop(t *testing.T)  { t.Helper(); must(t, m.Stop()) }
+func (m *multus) tick(t *testing.T)  { t.Helper(); must(t, m.Tick()) }
+
+// files returns the files of the directory.
+func (m *multus) files(t *testing.T) []string {
+	t.Helper()
+	return topology.Must(filepath.Glob(filepath.Join(m.Dir, "*")))(t)
+}
+
+// file returns the current configuration of Multus.
+func (m *multus) file(t *testing.T) (path string, doc []byte) {
+	t.Helper()
+	files := m.files(t)
+	at := slices.IndexFunc(files, func(f string) bool { return strings.HasPrefix(filepath.Base(f), "00-multus.") })
+	if at < 0 {
+		t.Fatalf("no configuration of Multus among %q", files)
+	}
+	return files[at], readFile(t, files[at])
+}
+
+// wantConfigured fails the test unless the directory has one file of Multus, and the plugin entry
+// is in the master once and in the delegate of Multus once.
+func (m *multus) wantConfigured(t *testing.T) {
+	t.Helper()
+	path, doc := m.file(t)
+	main := filepath.Join(m.Dir, mainFile)
+	if !timelimit.Await(timelimit.Wait, func() bool { return slices.Equal(m.files(t), []string{path, main}) }) { // the reconciler may be replacing a file
+		t.Errorf("the directory has %q", m.files(t))
+	}
+	copies := 1
+	if m.Thick {
+		copies = 0
+	}
+	plugins := func(name string, doc []byte) int { return len(regexp.MustCompile(`"type": ?"`+name).FindAll(doc, -1)) }
+	entries := func(doc []byte) int { return plugins("ip-masq", doc) }
+	if plugins("multus", doc) != 1 || entries(doc) != copies {
+		t.Errorf("%s is\n%s", path, doc)
+	}
+	if master := readFile(t, main); entries(master) != 1 || m.Master != main {
+		t.Errorf("the master is %s, and %s has\n%s", m.Master, mainFile, master)
+	}
+}
+
+// TestManageWithMultus checks that the reconciler inserts the entry into the network that Multus
+// delegates to, does not change the file that Multus generates, and that repeated generation never
+// nests the entry.
+func TestManageWithMultus(t *testing.T) {
+	t.Parallel()
+	for name, thick := range map[string]bool{"thin": false, "thick": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, backends()[0])
+			writeMaster := func() {
+				n.writeConflistFile(t, mainFile, marshalIndent(t, object{"cniVersion": "0.3.1", "name": "podnet", "plugins": []any{n.bridge("podnet")}}))
+			}
+			writeMaster()
+			m := &multus{mainplugins.Multus{Dir: n.cni.ConfDir, Thick: thick}}
+			m.start(t)
+			generated, before := m.file(t)
+			d := n.startReconciler(t, n.manageArgs(t, nil)...)
+			d.until(t, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			if !thick {
+				// Pods start without the plugin until Multus has copied the entry.
+				d.untilUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
+			}
+			if _, now := m.file(t); !bytes.Equal(now, before) {
+				t.Errorf("the file of Multus was changed to\n%s", now)
+			}
+			for _, says := range []string{mainFile, generated} {
+				d.until(t, says+" in the log", func() bool { return strings.Contains(d.log(), says) })
+			}
+			for range 3 {
+				m.stop(t)
+				time.Sleep(200 * time.Millisecond) // time for the reconciler to act
+				m.start(t)
+				d.untilReady(t)
+				for range 3 {
+					time.Sleep(100 * time.Millisecond)
+					m.tick(t)
+				}
+				m.wantConfigured(t)
+			}
+			// The main CNI plugin rewrites its file; Multus follows the change or is restarted.
+			writeMaster()
+			d.until(t, "entry in the master", func() bool { return n.hasPluginEntry(t, mainFile) })
+			m.tick(t)
+			m.start(t)
+			d.untilReady(t)
+			m.wantConfigured(t)
+			if d.metric(t, "conflist_present") != 1 || d.metric(t, "conflist_flapping") != 0 {
+				t.Error(d.scrape(t))
+			}
+			if !thick {
+				d.stop(t)
+				writeMaster()
+				m.start(t)
+				n.wantSays(t, 0, []string{filepath.Join(n.cni.ConfDir, mainFile), generated, "restart Multus"},
+					"install", "--plugin", n.plugin(t), "--cni-bin-dir", t.TempDir(), "--conflist-entry-file", n.entryPath())
+			}
+		})
+	}
 }

@@ -90,6 +90,10 @@ func TestSettingsChange(t *testing.T) {
 	n.wantJumps(t, "IP-MASQ-AGENT", 0, 0)
 	n.wantValidPolicy(t, all)
 	d.untilReady(t)
+	n.settingsFile(t, exemptSettings("22.0.0.0/8")+"[conflist]\nmanage = true\n")
+	d.untilUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
+	n.settingsFile(t, exemptSettings("22.0.0.0/8"))
+	d.untilReady(t)
 	if stale := strings.Count(d.log(), "source updated"); stale < 20 {
 		t.Errorf("the log has %d changes of settings", stale)
 	}

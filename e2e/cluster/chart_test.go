@@ -129,42 +129,6 @@ agentConfig:
 	startAndStop(t, c, k.masqueraded)
 }
 
-// TestPolicyReachesNodes applies a kustomization with another policy to a cluster of two nodes. Entries, rules and
-// packets of pods that run follow, and no pod is replaced.
-func TestPolicyReachesNodes(t *testing.T) {
-	ctx := t.Context()
-	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
-	k := newWorkload(t, c)
-	rollOut(t, c, "base", "ip-masq")
-	k.expectVerdicts(t)
-	exempt := netip.MustParseAddr("198.51.100.7")
-	for _, n := range c.Nodes {
-		must(t, c.Start(ctx, cluster.Pod{Name: "stays-" + n.Name, Node: n, Restart: true}))
-	}
-	expectAll := func(seen func(n *cluster.Node, pod netip.Addr) netip.Addr) {
-		t.Helper()
-		for _, n := range c.Nodes {
-			name := "stays-" + n.Name
-			address := topology.Must(c.AwaitRunning(ctx, name))(t)
-			expect(t, name, c.FromPod(name), want{exempt, topology.EchoPort, "outside", seen(n, address)})
-		}
-	}
-	expectAll(func(n *cluster.Node, _ netip.Addr) netip.Addr { return n.Address })
-	pods := reconcilerPods(t, c)
-	must(t, c.ApplyOverlay(ctx, `configMapGenerator:
-- name: ip-masq
-  namespace: kube-system
-  behavior: merge
-  literals:
-  - 'entry.json={"type": "ip-masq", "backend": "nftables", "nonMasqueradeCIDRs": ["10.0.0.0/8", "198.51.100.0/24"]}'
-`, "base"))
-	awaitEntries(t, c, `{"backend":"nftables","nonMasqueradeCIDRs":["10.0.0.0/8","198.51.100.0/24"],"type":"ip-masq"}`)
-	expectAll(func(_ *cluster.Node, pod netip.Addr) netip.Addr { return pod })
-	if now := reconcilerPods(t, c); now != pods {
-		t.Errorf("the change of the policy replaced pods: %s, before %s", now, pods)
-	}
-}
-
 // reconcilerPods returns the names of the DaemonSet's pods with their restarts.
 func reconcilerPods(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -102,3 +104,5 @@ func onNodes(t *testing.T, c *cluster.Cluster, script string) {
 		must(t, n.Run(t.Context(), "sh", "-ec", script))
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }

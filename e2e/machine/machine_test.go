@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -68,3 +69,5 @@ func TestClose(t *testing.T) {
 		t.Errorf("cgroups are left: %v %v", left, err)
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -256,3 +257,5 @@ func until(t *testing.T, limit time.Duration, what func() string, done func() bo
 		t.Fatalf("not within %s: %s", limit, what())
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -278,3 +279,5 @@ func (m *machine) whole() error {
 
 // debArch is the machine's architecture as dpkg names it.
 func debArch() string { return runtime.GOARCH }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }

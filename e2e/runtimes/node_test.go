@@ -21,6 +21,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -275,3 +276,5 @@ func (n *node) verdicts(t *testing.T, h *topology.Host, addrs []netip.Addr) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
