@@ -98,7 +98,7 @@ func brokenConfigMaps() []brokenConfigMap {
 	}
 	large := "# " + strings.Repeat("x", 2<<20) + "\n"
 	return []brokenConfigMap{
-		invalid("host bits", "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.1/16\n", "ip-masq-agent:3: ", "nonMasqueradeCIDRs[1]"),
+		invalid("host bits", "nonMasqueradeCIDRs:\n- 1.2.3.0/24\n- 10.9.0.1/16\n", "ip-masq-agent:1: ", "nonMasqueradeCIDRs[1]"),
 		invalid("null", "nonMasqueradeCIDRs: [null]\n", "nonMasqueradeCIDRs[0]", "null"),
 		invalid("IPv6 without enableIPv6", "nonMasqueradeCIDRs: ['fd00::/8']\n", "nonMasqueradeCIDRs[0]", "fd00::/8", "enableIPv6"),
 		invalid("invalid YAML", "nonMasqueradeCIDRs: [1.2.3.0/24\n"),

@@ -134,7 +134,7 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	if index >= 0 {
 		remedy = "remove one of the two"
 	}
-	return d.Locate(d.Line(key, index), &policy.FieldError{
+	return d.Locate(d.Positions[key].Line, &policy.FieldError{
 		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy),
 	})
 }
@@ -273,7 +273,7 @@ func membersOf(file string, text []byte) (members []config.Member, err error) {
 		// JSON allows white space and escapes that YAML does not.
 		members, err = config.JSONMembers(text)
 		for i := 0; i < len(members) && len(keys) == len(members); i++ {
-			members[i].Line, members[i].ItemLines = keys[i].Line, keys[i].ItemLines
+			members[i].Line = keys[i].Line
 		}
 		if err != nil {
 			err = fmt.Errorf("%s: %w", policy.Printable(file), err)
@@ -334,13 +334,7 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 	if top.Kind == nodes.MappingNode {
 		keys = []config.Member{}
 		for pair := range slices.Chunk(top.Content, 2) {
-			m := config.Member{Key: pair[0].Value, Line: pair[0].Line}
-			if value := pair[1]; value.Kind == nodes.SequenceNode {
-				for _, item := range value.Content {
-					m.ItemLines = append(m.ItemLines, item.Line)
-				}
-			}
-			keys = append(keys, m)
+			keys = append(keys, config.Member{Key: pair[0].Value, Line: pair[0].Line})
 		}
 	}
 	return keys, max(top.Line, 1), nil

@@ -182,11 +182,11 @@ func TestAgentDocumentMistakes(t *testing.T) {
 
 		// Lists.
 		{"nonMasqueradeCIDRs: [null]", f + `:1: nonMasqueradeCIDRs[0]: null is no value; write a string such as "10.0.0.0/8", or drop the item`},
-		{"nonMasqueradeCIDRs:\n- 10.0.0.0/8\n-\n- 10.0.1.24/24\n- 7", f + `:3: nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
-			f + ":4: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?; " +
-			f + `:5: nonMasqueradeCIDRs[3]: 7 is a number; write a string such as "10.0.0.0/8"`},
-		{"{\"masqueradeCIDRs\":\n[\"10.0.0.0/8\",\n\"\"]}", f + `:3: masqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
-		{"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", f + `:5: nonMasqueradeCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
+		{"nonMasqueradeCIDRs:\n- 10.0.0.0/8\n-\n- 10.0.1.24/24\n- 7", f + `:1: nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
+			f + ":1: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?; " +
+			f + `:1: nonMasqueradeCIDRs[3]: 7 is a number; write a string such as "10.0.0.0/8"`},
+		{"{\"masqueradeCIDRs\":\n[\"10.0.0.0/8\",\n\"\"]}", f + `:1: masqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
+		{"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", f + `:2: nonMasqueradeCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
 		{"nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]", f + ":2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
 
 		// Scalars.

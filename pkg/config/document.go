@@ -48,11 +48,10 @@ func (e *DocumentError) Unwrap() []error { return e.Mistakes }
 
 // Member is one key of a document with its value as JSON.
 type Member struct {
-	Key       string
-	Value     json.RawMessage
-	Err       error // why the value cannot be written as JSON
-	Line      int   // 0 if unknown
-	ItemLines []int // the lines of the items of a list, if known
+	Key   string
+	Value json.RawMessage
+	Err   error // why the value cannot be written as JSON
+	Line  int   // 0 if unknown
 }
 
 // Key is a key that a document may have. Without a Value it is ignored.
@@ -65,9 +64,8 @@ type Key struct {
 
 // Position is where a key and the items of its list stand.
 type Position struct {
-	Line      int   // 0 if unknown
-	ItemLines []int // if known
-	Indexes   []int // of the items that were kept: bad and repeated ones are dropped
+	Line    int   // 0 if unknown
+	Indexes []int // of the items that were kept: bad and repeated ones are dropped
 }
 
 // Document is a document while it is read. The maps are by key, with Table before it.
@@ -87,16 +85,7 @@ func (d *Document) Fail(key string, index int, value, problem string) {
 		d.Flawed = map[string]bool{}
 	}
 	d.Flawed[key] = true
-	d.NoteAt(d.Line(key, index), &policy.FieldError{Key: key, Index: index, Value: value, Problem: problem})
-}
-
-// Line returns the line of a list item or, if that is unknown, of its key.
-func (d *Document) Line(key string, index int) int {
-	p := d.Positions[key]
-	if index >= 0 && index < len(p.ItemLines) {
-		return p.ItemLines[index]
-	}
-	return p.Line
+	d.NoteAt(d.Positions[key].Line, &policy.FieldError{Key: key, Index: index, Value: value, Problem: problem})
 }
 
 // NoteAt records a mistake on a line.
@@ -134,7 +123,7 @@ func (d *Document) Read(members []Member, keys []Key) {
 	for _, m := range members {
 		times[m.Key]++
 		if m.Line > 0 {
-			d.Positions[m.Key] = Position{Line: m.Line, ItemLines: m.ItemLines}
+			d.Positions[m.Key] = Position{Line: m.Line}
 		}
 		k, isKnown := known[m.Key]
 		isKnown = isKnown || d.File == "" && isProtocolKey(m.Key)
@@ -212,7 +201,7 @@ func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 		if mistake := (*policy.FieldError)(nil); errors.As(err, &mistake) {
 			mistake.Key = d.Table + mistake.Key
 			mistake.Index = d.Index(mistake.Key, mistake.Index)
-			line = d.Line(mistake.Key, mistake.Index)
+			line = d.Positions[mistake.Key].Line
 		}
 		d.NoteAt(line, err)
 	}
