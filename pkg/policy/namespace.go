@@ -45,13 +45,15 @@ type ExemptPod struct {
 	Namespace string     `json:"namespace"`
 }
 
-// SetExemptPods makes the pods of the policy's namespaces exempt sources. The pods have different addresses.
+// SetExemptPods makes the pods of the policy's namespaces exempt sources. The pods have different addresses. One that
+// nonMasqueradeSourceCIDRs has is exempt anyway.
 func (p *Policy) SetExemptPods(pods []ExemptPod) {
 	p.ExemptPods = nil
 	for _, pod := range pods {
 		named := func(e NamedNamespace) bool { return e.Name == pod.Namespace }
-		if i := slices.IndexFunc(p.Namespaces, named); i >= 0 {
-			all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
+		all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
+		written := func(e PrefixAction) bool { return e.Prefix == all }
+		if i := slices.IndexFunc(p.Namespaces, named); i >= 0 && !slices.ContainsFunc(p.ExemptSources, written) {
 			p.ExemptPods = append(p.ExemptPods, PrefixAction{all, ActionExempt, p.Namespaces[i].Origins})
 		}
 	}
