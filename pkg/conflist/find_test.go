@@ -62,7 +62,7 @@ func TestFind(t *testing.T) {
 		{name: "no such one, or in the broken file", network: "c", is: ErrBroken, says: "2.conflist",
 			files: map[string]string{"1.conflist": listNamed("a"), "2.conflist": "{"}},
 		{name: "a broken one first", is: ErrBroken, says: "0.conflist", files: map[string]string{"0.conflist": "", "1.conflist": listNamed("a")}},
-		{name: "a list in a .conf", is: ErrBroken, says: "rename the file", files: map[string]string{"0.conf": listNamed("a")}},
+		{name: "a list in a .conf", is: ErrBroken, says: "rename a list to .conflist", files: map[string]string{"0.conf": listNamed("a")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := dirWith(t, c.files)

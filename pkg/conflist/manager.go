@@ -202,12 +202,8 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	s.Inserted = 1
 	text, level := "inserted the plugin entry", slog.LevelInfo
 	switch removals := len(m.removals); {
-	case n.Entries > 1:
-		text = "removed duplicate plugin entries"
-	case n.Entries == 1 && m.Own:
-		text = "updated ip-masq's own conflist"
-	case n.Entries == 1:
-		text = "updated the generated conflist"
+	case n.Entries > 0:
+		text = "updated the conflist"
 	case removals > 1 && now.Sub(m.removals[removals-2]) < removalWindow:
 		text, level = "restored the plugin entry", slog.LevelDebug // flapping is logged once
 	case removals > 0:

@@ -422,7 +422,7 @@ func TestManagerToleratesOneEntryAlone(t *testing.T) {
 		if err != nil || strings.Count(string(doc), `"ip-masq"`) != 1 || !k.last.Present {
 			t.Errorf("%v %s", err, doc)
 		}
-		k.logged(1, "removed duplicate plugin entries")
+		k.logged(1, "updated the conflist")
 	})
 }
 
@@ -442,7 +442,7 @@ func TestManagerFollowsAConf(t *testing.T) {
 		if err != nil || !strings.Contains(string(doc), "9000") || k.last.Flapping {
 			t.Errorf("%v %s", err, doc)
 		}
-		k.logged(1, "updated the generated conflist")
+		k.logged(1, "updated the conflist")
 		k.remove("net.d/10-x.conf")
 		k.after(minWait, "waiting for")
 		if _, err := os.Stat(k.path("net.d/10-x-made-by-ip-masq.conflist")); !os.IsNotExist(err) {

@@ -79,7 +79,7 @@ func TestOwnFollowsTheMainFile(t *testing.T) {
 		k.after(time.Second)
 		text := map[string]string{"10-a.conflist": changed, own: strings.Replace(listWith("a", bareEntry), `"bridge"`, `"ptp"`, 1)}
 		k.has(text)
-		k.logged(1, "updated ip-masq's own conflist")
+		k.logged(1, "updated the conflist")
 		for _, edit := range []string{changed, listWith("a", `{"type":"ip-masq","cidrLimit":7}`), listWith("b", bareEntry), "{", ""} {
 			k.write(ownFile, edit)
 			k.after(time.Minute)

@@ -76,18 +76,9 @@ func (w *Watcher) notify() {
 // run sets the watches again whenever a path leads elsewhere.
 func (w *Watcher) run(set *watchSet) {
 	defer close(w.done)
-	var closing sync.WaitGroup
-	defer closing.Wait()
 	for w.forward(set) {
-		next := w.watch()
-		if w.Err() == nil {
-			closing.Go(set.close) // the kernel can take 100 ms for that
-		} else { // the old watches may take what a limit allows
-			set.close()
-			next.close()
-			next = w.watch()
-		}
-		set = next
+		set.close() // first, as the old watches may take what a limit allows
+		set = w.watch()
 		// The reader sees what changed before the new watches were set.
 		w.notify()
 	}

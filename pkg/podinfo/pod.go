@@ -188,13 +188,8 @@ func exists(netNS string) bool {
 
 func readCacheFile(path string, info fs.FileInfo) cacheFile {
 	f := cacheFile{info: info}
-	data, read, err := safefile.ReadFile(path, maxCacheFile)
-	switch {
-	case err != nil:
-		f.err = err
-	case !os.SameFile(read, info): // another one took its place, such as a symlink
-		f.err = errors.New("it was replaced while it was read")
-	default:
+	data, _, err := safefile.ReadFile(path, maxCacheFile)
+	if f.err = err; err == nil {
 		f.cached, f.netNS, f.err = decode(data, filepath.Base(path))
 	}
 	f.cached.Written = info.ModTime()
