@@ -57,8 +57,7 @@ func (e *Enforcer) lookAround(ctx context.Context, s *State) {
 		return
 	}
 	for _, o := range owned {
-		if c := s.Find(o.Chain); o.Owner == s.owner && !o.Guard && !owns(s.record, o.Family, o.Chain, o.Choice) &&
-			(c == nil || c.Err == nil && (c.Choice != o.Choice || c.Desired.Find(o.Family, o.Chain) == nil)) {
+		if o.Owner == s.owner && !o.Guard && !owns(s.record, o.Family, o.Chain, o.Choice) {
 			s.orphans = append(s.orphans, store.OwnedChain{Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant})
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -118,6 +120,47 @@ func TestRecordedPods(t *testing.T) {
 	}
 }
 
+// A chain without sets exempts as many pods as it can, the oldest ones. A list of other namespaces comes into force as a whole or
+// not at all.
+func TestBound(t *testing.T) {
+	e := &Enforcer{Drivers: netfiltertest.New().Drivers()}
+	var pods []store.ExemptPod
+	for i := range policy.MaxExemptPods + 1 {
+		p := exempt(fmt.Sprint(i), "prod", int64(-i), false)
+		p.Address = netip.AddrFrom4([4]byte{10, 88, byte(i >> 8), byte(i)})
+		pods = append(pods, p)
+	}
+	dev := exempt("dev", "dev", 9, false)
+	dev.Address = netip.MustParseAddr("10.89.0.1")
+	pods = append(pods, dev)
+	var many []netip.Prefix
+	for i := range 3000 {
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 32))
+	}
+	for name, c := range map[string]struct {
+		in         netfilter.Choice
+		namespaces []string // on record
+		pods       []store.ExemptPod
+		prefixes   []netip.Prefix
+		beyond     int
+	}{
+		"too many":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods, nil, 1},
+		"with sets":        {netfiltertest.NFTables, []string{"dev", "prod"}, pods, nil, 0},
+		"other namespaces": {netfiltertest.IPTables, []string{"prod"}, pods, nil, 0},
+		"few pods":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods[1:], many, 0},
+	} {
+		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, NonMasqueradeCIDRs: c.prefixes}
+		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}
+		s.exempt = exemptPods{namespaces: []string{"dev", "prod"}, pods: c.pods}
+		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
+		e.bound(s, &s.Chains[0])
+		oldest, newest := s.Beyond("A", []netip.Addr{pods[policy.MaxExemptPods].Address}), s.Beyond("A", []netip.Addr{pods[0].Address})
+		if len(c.pods)-len(s.exempt.pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.exempt.pods, dev) {
+			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.exempt.pods), oldest, newest)
+		}
+	}
+}
+
 // TestResetList: an equal reset is renewed, there is one for all addresses that passed, or left, and the oldest one for other
 // policies is forgotten where there are too many.
 func TestResetList(t *testing.T) {
@@ -148,6 +191,13 @@ func TestResetList(t *testing.T) {
 	r.add(store.Reset{})
 	if got, want := text(r), "10:[10.88.0.5 10.88.0.6][]0 11:[][{A 10.88.0.5} {A 10.88.0.6}]0 12:[][]0 "; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+	full := resetList{at: 7}
+	for i := range store.MaxResets {
+		full.add(before(i))
+	}
+	if full.add(store.Reset{}); len(full.list) != store.MaxResets+1 {
+		t.Errorf("%d resets: %s", len(full.list), text(full))
 	}
 	r.at = 100
 	for i := range 2 * store.MaxResets {

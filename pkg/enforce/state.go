@@ -48,7 +48,7 @@ type State struct {
 	began          int64 // when the run began, CLOCK_BOOTTIME in nanoseconds
 	overtaken      int   // see maxOvertaken
 	removed, stuck []store.OwnedChain
-	orphans        []store.OwnedChain // that name this dataDir as their owner, and are neither on record nor desired
+	orphans        []store.OwnedChain // that name this dataDir as their owner, and are not on record
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.

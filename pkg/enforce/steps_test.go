@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
@@ -77,6 +78,91 @@ func TestFirstFailure(t *testing.T) {
 	}
 	if !errors.Is(c.Err, first) || !errors.Is(c.failed, first) || !errors.Is(g.Err, first) || !errors.Is(g.failed, first) {
 		t.Errorf("%v, %v, %v, %v", c.Err, c.failed, g.Err, g.failed)
+	}
+}
+
+// A guard is in force if nothing differs that concerns it. A chain is wrong with its guard, and with tables that cannot be read or
+// belong to others.
+func TestGuardInForce(t *testing.T) {
+	a := policy.ChainFamily{Chain: "A", Family: policy.IPv4}
+	desired := []policy.Guard{{Chain: "A", Family: policy.IPv6}, {Chain: "A", Family: policy.IPv4}}
+	differs := func(chain string) policy.Diff { return policy.Diff{{Chain: chain, Family: policy.IPv4}} }
+	for name, c := range map[string]struct {
+		g       GuardState
+		inForce bool
+		wrong   string
+	}{
+		"right":                              {GuardState{}, true, ""},
+		"it differs":                         {GuardState{Diff: differs("A")}, false, "A"},
+		"another differs":                    {GuardState{Diff: differs("B")}, true, "B"},
+		"the table differs":                  {GuardState{Diff: differs("")}, false, "AB"},
+		"it is inactive":                     {GuardState{Inactive: []Inactive{{ChainFamily: a}}}, false, ""},
+		"unreadable":                         {GuardState{Err: errFault}, false, "A"},
+		"of others":                          {GuardState{Err: errFault, others: true}, false, "AB"},
+		"another one that cannot be written": {GuardState{Err: errFault, Diff: differs("B")}, false, "AB"},
+		"a table that cannot be written":     {GuardState{Err: errFault, Diff: differs("")}, false, "AB"},
+	} {
+		c.g.Desired = desired
+		if g := c.g.Of(a); (g != nil) != c.inForce || g != nil && g.Family != a.Family {
+			t.Errorf("%s: in force is %v", name, g)
+		}
+		for _, chain := range []string{"A", "B"} {
+			if err := c.g.err(chain); (err != nil) != strings.Contains(c.wrong, chain) || err != nil && errors.Is(err, errFault) != (c.g.Err != nil) {
+				t.Errorf("%s: error of %s: %v", name, chain, err)
+			}
+		}
+	}
+}
+
+// Resets wait ten seconds after a walk that looked for untranslated connections, as do those of a walk that failed.
+func TestDueResets(t *testing.T) {
+	now := bootTime()
+	before := []policy.Source{{}}
+	for name, c := range map[string]struct {
+		r    store.Reset
+		last int64
+		due  bool
+	}{
+		"the first":             {store.Reset{At: 1}, 0, true},
+		"untranslated":          {store.Reset{At: now}, now, false},
+		"before others":         {store.Reset{At: now, Before: before}, now, true},
+		"of a walk that failed": {store.Reset{At: now - 1, Before: before}, now, false},
+		"failed before a boot":  {store.Reset{At: -1, Before: before}, 0, true},
+		"after a while":         {store.Reset{At: 1}, now - int64(resetInterval), true},
+	} {
+		due, next := dueResets(store.Record{Resets: []store.Reset{c.r}, LastReset: c.last})
+		if len(due) > 0 != c.due || next > 0 == c.due {
+			t.Errorf("%s: due %v, next in %s", name, due, next)
+		}
+	}
+}
+
+// A walk that failed, or that looked for untranslated connections, is the last one. Nothing is recorded for chains that are gone.
+func TestRecordWalk(t *testing.T) {
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state")}
+	untranslated, before := store.Reset{At: 1}, store.Reset{At: 2, Before: []policy.Source{}}
+	for name, c := range map[string]struct {
+		due    []store.Reset
+		began  int64
+		failed error
+		last   int64
+		left   int
+	}{
+		"untranslated":       {[]store.Reset{untranslated}, 7, nil, 7, 1},
+		"before others":      {[]store.Reset{before}, 7, nil, 3, 1},
+		"nothing to look at": {[]store.Reset{untranslated}, 0, nil, 3, 1},
+		"fails":              {[]store.Reset{before}, 7, errFault, 7, 2},
+	} {
+		lock, err := e.Dir.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(lock.PutRecord(store.Record{Boot: e.Dir.Boot(), Resets: []store.Reset{untranslated, before}, LastReset: 3}), lock.Release())
+		err = errors.Join(err, e.recordWalk(t.Context(), c.due, c.began, nil, c.failed))
+		s, loadErr := e.Dir.Load()
+		if err := errors.Join(err, loadErr); err != nil || s.Record.LastReset != c.last || len(s.Record.Resets) != c.left {
+			t.Errorf("%s: %v, record %+v", name, err, s.Record)
+		}
 	}
 }
 
