@@ -3,6 +3,7 @@
 package enforce_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -217,6 +218,7 @@ func TestRefusedPolicyIsNotStored(t *testing.T) {
 	} {
 		f := newFixture(t)
 		c.rules(f)
+		f.kernel.Chains[netfiltertest.Legacy][policy.ChainFamily{Chain: "B", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "B"}
 		before, err := f.enforcer.Dir.Load()
 		must(t, err)
 		f.kernel.fail, f.kernel.effects = map[string]error{"ask for a write of nftables": errRefused}, nil
@@ -224,7 +226,7 @@ func TestRefusedPolicyIsNotStored(t *testing.T) {
 		if errors.Is(err, errRefused) != c.refused || !c.refused && err != nil {
 			t.Errorf("%s: error %v, %q", name, err, f.kernel.effects)
 		}
-		if after, err := f.enforcer.Dir.Load(); c.refused && !reflect.DeepEqual(before.Sources, after.Sources) {
+		if after, err := f.enforcer.Dir.Load(); c.refused && (!reflect.DeepEqual(before.Sources, after.Sources) || len(f.kernel.Chains[netfiltertest.Legacy]) == 0) {
 			t.Errorf("%s: stored %+v, %v", name, after.Sources, err)
 		}
 	}
@@ -287,13 +289,18 @@ func TestUnreadableChainIsNotWritten(t *testing.T) {
 // Where the record was lost the rules that are there are on it again.
 func TestLostRecord(t *testing.T) {
 	f := newFixture(t)
-	net := network("podnet", "A")
+	net := network("podnet", "A", enableIPv6)
 	f.mustApply(net)
-	f.putRecord(func(r *store.Record) { *r = store.Record{} })
-	f.mustBeInSync(f.sync(net))
-	f.mustBeInSync(f.observe(net))
-	if len(f.record().Chains) != 1 {
-		t.Errorf("record %+v", f.record())
+	for _, left := range []int{1, 0} {
+		f.putRecord(func(r *store.Record) { r.Chains = r.Chains[:left] })
+		if f.observe(net).InSync() {
+			t.Errorf("in sync with %d chains on record", left)
+		}
+		f.mustBeInSync(f.sync(net))
+		f.mustBeInSync(f.observe(net))
+		if len(f.record().Chains) != 2 {
+			t.Errorf("record %+v", f.record())
+		}
 	}
 }
 
@@ -364,16 +371,63 @@ func TestDuplicateIsRemoved(t *testing.T) {
 	own := network("own", "A", backend(policy.IPTables))
 	f.mustApply(net, own)
 	f.kernel.Chains[netfiltertest.NFTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "A"}
-	f.sync(net, own)
+	f.kernel.fail = map[string]error{"write nftables": errRefused}
+	f.sync(network("podnet", policy.DefaultChain, backend(policy.NFTables), exempts("192.0.2.0/24")), own)
 	if len(f.kernel.Chains[netfiltertest.NFTables]) != 1 {
 		t.Errorf("beside a duplicate:\n%s", f.kernel.dump())
 	}
+	f.kernel.fail = nil
 	f.sync(net)
 	agents.Owner = policy.OwnedBy("/other")
 	f.kernel.Chains[netfiltertest.IPTables][ref] = agents
 	f.dryRun(net)
 	if err := f.sync(net).Err(policy.DefaultChain); !errors.Is(err, enforce.ErrOtherDataDir) || len(f.kernel.Chains[netfiltertest.IPTables]) != 1 {
 		t.Errorf("another's chain: %v\n%s", err, f.kernel.dump())
+	}
+}
+
+// The backend of a chain is the one on record, or that has it, unless the policy states another one. Else it is the first that
+// accepts the rules.
+func TestChoice(t *testing.T) {
+	nft := []store.OwnedChain{{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables}}
+	stuck := []store.OwnedChain{{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables, Stuck: true}}
+	for name, c := range map[string]struct {
+		record []store.OwnedChain
+		boot   string
+		owner  string // of a chain in nftables
+		stated policy.Backend
+		fail   string
+		want   netfilter.Choice
+	}{
+		"the first":            {nil, "", "", "", "", netfiltertest.IPTables},
+		"the first is refused": {nil, "", "", "", checkRules, netfiltertest.NFTables},
+		"on record":            {nft, "", "", "", "", netfiltertest.NFTables},
+		"not removed":          {stuck, "", "", "", "", netfiltertest.IPTables},
+		"of another boot":      {nft, "another", "", "", "", netfiltertest.IPTables},
+		"another is stated":    {nft, "", "", policy.IPTables, "", netfiltertest.IPTables},
+		"in the kernel":        {nil, "", "own", "", "", netfiltertest.NFTables},
+		"there, not stated":    {nil, "", "own", policy.IPTables, "", netfiltertest.IPTables},
+		"of another dataDir":   {nil, "", "/other", "", "", netfiltertest.IPTables},
+	} {
+		f := newFixture(t)
+		if c.owner != "" {
+			f.addChain("A", policy.IPv4)
+			f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "A"} // an agent's
+		}
+		if c.owner == "/other" {
+			f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Owner = policy.OwnedBy("/other") })
+		}
+		f.kernel.fail = map[string]error{"no effect": nil}
+		if c.fail != "" {
+			f.kernel.fail = map[string]error{c.fail: netfilter.ErrUnusable}
+		}
+		rec := store.Record{Boot: cmp.Or(c.boot, f.enforcer.Dir.Boot()), Chains: c.record}
+		for range 2 {
+			s := f.enforcer.Observe(t.Context(), []policy.Source{network("one", "A", backend(c.stated))}, rec)
+			if got := s.Chains[0].Choice; got != c.want || f.kernel.count("ask for a write of") > 2 {
+				t.Errorf("%s: %s, effects %q", name, got, f.kernel.effects)
+			}
+		}
 	}
 }
 

@@ -82,8 +82,27 @@ func TestGuardOfARenamedChain(t *testing.T) {
 	f := newFixture(t)
 	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")))
 	f.writes(guardA, rulesInNFT)
-	f.mustApply(network("one", "B", guard(policy.GuardDrop), exempts("192.168.0.0/16")))
-	f.writes("guards: B drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.168.0.0/16}", rulesInNFT, "guards: B drop pods 10.88.0.0/16 exempt 192.168.0.0/16", "remove A")
+	renamed := network("one", "B", guard(policy.GuardDrop), exempts("192.168.0.0/16"))
+	f.mustApply(renamed)
+	const guardB = " B drop pods 10.88.0.0/16 exempt 192.168.0.0/16"
+	f.writes("guards: B drop pods 10.88.0.0/16 exempt {10.0.0.0/8, 192.168.0.0/16}", rulesInNFT, "guards:"+guardB, "remove A")
+	f.kernel.effects = nil
+	f.mustApply(network("two", "C", guard(policy.GuardDrop), exempts("10.0.0.0/8")), renamed) // which had no other name
+	f.writes(rulesInNFT, "guards:"+guardB+" C drop pods 10.88.0.0/16 exempt 10.0.0.0/8")
+	if n := f.kernel.count("observe " + inIPTables); n != 2 { // what is right is read once
+		t.Errorf("the rules are read %d times: %q", n, f.kernel.effects)
+	}
+	six := func(chain string) policy.Source {
+		return network("six", chain, enableIPv6, func(s *policy.SourcePolicy) {
+			s.Guard, s.PodCIDRs = policy.GuardDrop, prefixes("10.89.0.0/16", "fd00:88::/64")
+		})
+	}
+	f.mustApply(six("D"), renamed)
+	f.kernel.log = nil
+	f.mustApply(six("E"), renamed)
+	if first := f.kernel.log[0]; strings.Count(first, "E drop") != 2 {
+		t.Errorf("writes %q", f.kernel.log)
+	}
 }
 
 // An address passes to another pod, and the sync that finds it also changes the list of namespaces: the connections of the
@@ -156,6 +175,14 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	}
 	f.writes(guardA)
 	f.kernel.fail = nil
+
+	f.mustBeInSync(f.sync(net))
+	f.kernel.Guards, f.kernel.log = nil, nil
+	unwritable := f.enforcer.Dir.Unwritable(errRefused)
+	if err := f.enforcer.Sync(t.Context(), f.observe(net), unwritable).Err("A"); !errors.Is(err, errRefused) {
+		t.Errorf("error %v", err)
+	}
+	f.writes()
 
 	lost()
 	f.enforcer.AllBackends = true
@@ -320,6 +347,38 @@ func TestCleanupKeepsTheRulesOfAGuard(t *testing.T) {
 	}
 }
 
+// Cleanup removes what is on record or names this dataDir, and what an interrupted write left. Other chains stay.
+func TestCleanup(t *testing.T) {
+	f := newFixture(t)
+	sources := []policy.Source{
+		network("one", "A", guard(policy.GuardDrop), enforceExempt), network("two", "B", guard(policy.GuardOff), enforceExempt),
+		network("three", "C"), network("four", "D", guard(policy.GuardDrop)),
+	}
+	f.mustApply(sources...)
+	f.kernel.fail = map[string]error{"write nftables": errRefused}
+	sources = append(sources, network("five", "N", backend(policy.NFTables)))
+	_, _ = f.apply(sources...)
+	if s := f.observe(sources...); len(s.Find("N").Observed.Unrecognized) == 0 {
+		t.Error("an interrupted write left nothing")
+	}
+	f.kernel.fail, f.kernel.effects = nil, nil
+	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Owner = policy.Owner{} })
+	f.putRecord(func(r *store.Record) {
+		r.Chains = slices.DeleteFunc(r.Chains, func(o store.OwnedChain) bool { return o.Chain == "C" })
+	})
+	removed, err := f.removeAll("A", "B", "C", "D")
+	var names []string
+	for _, c := range removed {
+		names = append(names, c.Chain)
+	}
+	if want := "guard-A enforce-A enforce-B guard-D A B D"; err != nil || strings.Join(names, " ") != want || f.kernel.count("remove [] from nftables") != 1 {
+		t.Errorf("%v, removed %q, effects %q", err, names, f.kernel.effects)
+	}
+	if len(f.kernel.Chains[netfiltertest.IPTables]) != 1 || !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, "chain C (ipv4)") }) {
+		t.Errorf("warnings %q, left is\n%s", f.warnings, f.kernel.dump())
+	}
+}
+
 func (f *fixture) removeAll(chains ...string) ([]netfilter.OwnedChain, error) {
 	f.Helper()
 	lock, release := f.lock()
@@ -337,6 +396,12 @@ func TestGuardDryRun(t *testing.T) {
 		if err := f.dryRun(network("podnet", "A", guard(policy.GuardDrop))).Err("A"); !errors.Is(err, unable) {
 			t.Errorf("error %v, want %v", err, unable)
 		}
+	}
+	f.kernel.fail = nil
+	f.mustApply(network("podnet", "A", guard(policy.GuardDrop)))
+	f.kernel.log, f.kernel.fail = nil, map[string]error{"ask for a write of guards": errRefused}
+	if err := f.dryRun(network("podnet", "A")).Err("A"); !errors.Is(err, errRefused) {
+		t.Errorf("without a guard: %v", err)
 	}
 	f.writes()
 }

@@ -129,11 +129,19 @@ func TestChainOfAnotherDataDir(t *testing.T) {
 	if s := f.observe(a, b); !errors.Is(s.Err("B"), enforce.ErrOtherDataDir) || s.Err("A") != nil || len(s.Diff()) > 0 {
 		t.Errorf("errors %v and %v, differences %v", s.Err("A"), s.Err("B"), s.Diff())
 	}
-	empty := newFixture(t)
-	empty.kernel.Chains = f.kernel.Chains
-	if s := empty.sync(a); !errors.Is(s.Err("A"), enforce.ErrOtherDataDir) || len(empty.kernel.log) > 0 {
-		t.Errorf("the first write: %v, %q", s.Err("A"), empty.kernel.log)
+	f.kernel.Chains[netfiltertest.IPTables] = map[policy.ChainFamily]policy.Chain{}
+	delete(f.kernel.Chains[netfiltertest.NFTables], policy.ChainFamily{Chain: "B", Family: policy.IPv4})
+	if s := f.sync(a); s.Err("A") != nil {
+		t.Errorf("a repair: %v", s.Err("A"))
 	}
+	f.kernel.Chains[netfiltertest.IPTables], f.kernel.log = map[policy.ChainFamily]policy.Chain{}, nil
+	f.putRecord(func(r *store.Record) { r.Chains = nil })
+	if s := f.sync(a); !errors.Is(s.Err("A"), enforce.ErrOtherDataDir) || len(f.kernel.log) > 0 {
+		t.Errorf("the first write: %v, %q", s.Err("A"), f.kernel.log)
+	}
+	f = newFixture(t)
+	f.kernel.Chains[netfiltertest.NFTables][policy.ChainFamily{Chain: "B", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "B", Rules: []policy.Rule{{Verdict: policy.Unrecognized}}}
+	f.mustApply(b)
 }
 
 // What cannot be read is neither right nor different.
@@ -237,10 +245,10 @@ func TestUnreadableDocumentAndOwnTables(t *testing.T) {
 	p := &enforce.Proposal{Sources: []policy.Source{network("own", "A", backend(policy.NFTables))}, Incomplete: true}
 	lock, release := f.lock()
 	defer release()
-	f.kernel.log = nil
+	f.kernel.log, f.kernel.Chains[netfiltertest.Legacy][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = nil, policy.Chain{Family: policy.IPv4, Name: "A"}
 	for _, writes := range []int{0, 1, 1} {
 		s, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
-		if must(t, err); s.Err("A") != nil || len(f.kernel.Chains[netfiltertest.NFTables]) != 3 || len(f.kernel.log) != writes {
+		if must(t, err); s.Err("A") != nil || len(f.kernel.Chains[netfiltertest.NFTables]) != 3 || len(f.kernel.log) != writes || len(f.kernel.Chains[netfiltertest.Legacy]) == 0 {
 			t.Errorf("error %v, writes %q, and the kernel has\n%s", s.Err("A"), f.kernel.log, f.kernel.dump())
 		}
 		if writes == 0 {

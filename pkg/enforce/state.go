@@ -226,7 +226,7 @@ func (s *State) Drift() policy.Diff {
 	drift := s.rulesDiff(true)
 	if len(s.record.Chains) > 0 {
 		for _, c := range s.Guard.Diff {
-			if chain := s.Find(c.Chain); chain == nil || !chain.changed {
+			if chain := s.Find(c.Chain); chain == nil || chain.Recorded && !chain.changed {
 				drift = append(drift, c)
 			}
 		}
