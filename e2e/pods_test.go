@@ -114,42 +114,6 @@ func (n *node) exemptAddresses(t *testing.T, want ...string) {
 	}
 }
 
-// TestAddressOfPods: an address belongs to the attachment of the latest ADD, whatever becomes of the others.
-func TestAddressOfPods(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
-		add := func(id, namespace string, addresses ...string) {
-			t.Helper()
-			n.call(t, conf, call{"ADD", id, "K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + id, addresses}).want(t, 0)
-		}
-		del := func(id string) { t.Helper(); n.call(t, conf, call{verb: "DEL", id: id}).want(t, 0) }
-		add("a", "prod", "10.1.0.5/16")
-		n.exemptAddresses(t, "10.1.0.5")
-		add("b", "dev", "10.1.0.6/16")
-		n.exemptAddresses(t, "10.1.0.5")
-
-		add("b", "dev", "10.1.0.5/16") // the DEL of a never came
-		n.exemptAddresses(t)
-		del("b")
-		n.exemptAddresses(t)
-		n.call(t, conf, call{"ADD", "c", "", []string{"10.1.0.7/16"}}).want(t, 0)
-		n.exemptAddresses(t)
-		conf["nonMasqueradeNamespaces"] = []string{"prod", "new"} // all attachments are read again
-		add("c", "dev", "10.1.0.7/16")
-		n.exemptAddresses(t)
-
-		add("d", "prod", "10.1.0.6/16")
-		add("e", "prod", "10.1.0.6/16") // another pod of the namespace
-		del("d")                        // that comes late
-		del("d")
-		n.exemptAddresses(t, "10.1.0.6")
-		add("e", "prod", "10.1.0.7/16") // again, with another address
-		n.exemptAddresses(t, "10.1.0.7")
-		n.call(t, object{"cni.dev/valid-attachments": []object{{"containerID": "a", "ifname": "eth0"}}}, call{verb: "GC"}).want(t, 0)
-		n.exemptAddresses(t)
-	})
-}
-
 // TestFormerConnections: connections of a pod do not pass to the next pod with its address, and no others end.
 func TestFormerConnections(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {

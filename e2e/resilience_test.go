@@ -3,13 +3,9 @@
 package e2e
 
 import (
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -45,54 +41,6 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 		wantSame(t, "rules", n.ruleset(t), before)
 		n.flush(t)
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
-		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
-	})
-}
-
-// TestDamagedDocumentOfAnotherNetwork checks that beside the damaged document of another network an ADD passes and leaves all
-// rules as they are, creates a chain that does not exist, and that the network's own ADD writes the document again.
-func TestDamagedDocumentOfAnotherNetwork(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		keys := object{"nonMasqueradeCIDRs": []string{"50.0.0.0/8"}, "guard": "drop"}
-		conf := n.conf(t, "podnet", nil)
-		n.standardConflist(t, "othernet", keys)
-		n.addAndCheck(t, conf)
-		n.addAndCheck(t, n.conf(t, "othernet", keys))
-		path, rules := n.document(t, "othernet"), n.ruleset(t)
-		damage := func() { must(t, os.WriteFile(path, []byte(`{"schema":`), 0o600)) }
-
-		damage()
-		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0, path)
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
-		if n.load(t).Find(networkID("othernet")) != nil {
-			t.Error("the ADD of another network wrote the document")
-		}
-		n.addAndCheck(t, n.conf(t, "othernet", keys))
-		if n.load(t).Find(networkID("othernet")) == nil || n.ruleset(t) != rules {
-			t.Errorf("the document was not written again, or the rules are not those of before:\n%s", cmp.Diff(rules, n.ruleset(t)))
-		}
-
-		must(t, os.Remove(filepath.Join(n.own("/etc/cni/net.d"), "10-othernet.conflist")))
-		damage()
-		wantKept := func(conf string) {
-			t.Helper()
-			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
-			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
-			n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0, path)
-			if readFile(t, path); !strings.Contains(n.ruleset(t), "50.0.0.0/8") {
-				t.Errorf("the rules of the network have gone:\n%s", cmp.Diff(rules, n.ruleset(t)))
-			}
-		}
-		wantKept(conf)
-		wantSame(t, "rules", n.ruleset(t), rules)
-		wantKept(n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"60.0.0.0/8"}}))
-		wantKept(n.conf(t, "third", object{"masqChain": "THIRD"}))
-		if now := n.ruleset(t); !strings.Contains(now, "THIRD") {
-			t.Errorf("a new chain was not created:\n%s", now)
-		}
-		n.flush(t)
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, path)
 		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 	})
 }

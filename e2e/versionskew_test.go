@@ -308,7 +308,8 @@ func TestDamagedDocumentBesideAThirdPartyRule(t *testing.T) {
 		for _, name := range networks {
 			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, name, nil), id: name}).want(t, 0)
 		}
-		for _, file := range topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t) {
+		documents := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
+		for _, file := range documents {
 			must(t, os.Truncate(file, 40))
 		}
 		if n.backend.variant == "" {
@@ -316,6 +317,7 @@ func TestDamagedDocumentBesideAThirdPartyRule(t *testing.T) {
 		} else {
 			n.tool(t, "iptables-"+n.backend.variant, "-t", "nat", "-A", "IP-MASQ-AGENT", "-p", "tcp", "--dport", "80", "-j", "LOG")
 		}
+		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "three", nil)}).want(t, 0, documents...)
 		for _, name := range append(networks, "three") {
 			conf := n.conf(t, name, nil)
 			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
