@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -57,9 +55,7 @@ func (n *node) ownedChains(t *testing.T) []string {
 
 func (n *node) wantOwnedChains(t *testing.T, want ...string) {
 	t.Helper()
-	if d := cmp.Diff(want, n.ownedChains(t)); d != "" {
-		t.Errorf("owned chains:\n%s", d)
-	}
+	wantSame(t, "owned chains", n.ownedChains(t), want)
 }
 
 // TestBackendChange checks that ADD removes the owned chain from the previous backend, and leaves
@@ -85,9 +81,7 @@ func TestBackendChange(t *testing.T) {
 				if from.setting == "nftables" && strings.Contains(n.ruleset(t), "ip-masq {") {
 					t.Errorf("tables of ip-masq remain:\n%s", n.ruleset(t))
 				}
-				if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-					t.Errorf("third-party rules changed:\n%s", d)
-				}
+				wantSame(t, "third-party rules", n.thirdPartyRuleset(t, "IP-MASQ-AGENT"), thirdParty)
 			})
 		}
 	}
@@ -117,9 +111,7 @@ func TestChainNameChange(t *testing.T) {
 		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).noWarnings(t)
 		n.wantNoChain(t, "OLD")
 		n.wantJumps(t, "NEW", 1, 0)
-		if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "OLD", "NEW")); d != "" {
-			t.Errorf("third-party rules changed:\n%s", d)
-		}
+		wantSame(t, "third-party rules", n.thirdPartyRuleset(t, "OLD", "NEW"), thirdParty)
 	})
 }
 
@@ -137,9 +129,7 @@ func TestUnremovableChain(t *testing.T) {
 			n.addAndCheck(t, conf).noWarnings(t)
 			stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: from.variant, Stuck: true}
 			owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
-			if d := cmp.Diff([]store.OwnedChain{owned, stuck}, n.load(t).Record.Chains); d != "" {
-				t.Errorf("owned chains:\n%s", d)
-			}
+			wantSame(t, "owned chains", n.load(t).Record.Chains, []store.OwnedChain{owned, stuck})
 			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
 			generation := n.generation(t)
 			n.addAndCheck(t, conf).noWarnings(t)

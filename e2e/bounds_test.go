@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -52,9 +50,9 @@ func (n *node) policyState(t *testing.T) snapshot {
 // wantPolicyState fails the test if rules, documents or record differ from before.
 func (n *node) wantPolicyState(t *testing.T, before snapshot) {
 	t.Helper()
-	if d := cmp.Diff(before, n.policyState(t), cmp.AllowUnexported(snapshot{})); d != "" {
-		t.Errorf("rules, documents or record changed:\n%s", abbreviate(d))
-	}
+	now := n.policyState(t)
+	wantSame(t, "rules", now.rules, before.rules)
+	wantSame(t, "documents and record", now.state, before.state)
 }
 
 // bound is an entry that exceeds a limit on the number of rules, and what the error must contain.

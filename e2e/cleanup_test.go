@@ -7,8 +7,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // cleanup runs the command cleanup, which must succeed, and returns its output.
@@ -121,9 +119,7 @@ func TestCleanup(t *testing.T) {
 				}
 				before := n.snapshot(t)
 				c.use(t, n)
-				if output := n.cleanup(t); !strings.Contains(output, "removed chain ") || !strings.Contains(output, n.dataDir) {
-					t.Errorf("incomplete output:\n%s", output)
-				}
+				wantText(t, "cleanup", n.cleanup(t), "removed chain ", n.dataDir)
 				n.wantRestored(t, before)
 				n.cleanup(t)
 				n.wantRestored(t, before)
@@ -150,12 +146,8 @@ func (n *node) wantRestored(t *testing.T, before snapshot) {
 	after := n.snapshot(t)
 	emptyNAT := regexp.MustCompile(`\*nat\n(:[A-Z]+ ACCEPT\n)*COMMIT\n|table ip6? nat \{\n(\tchain [A-Z]+ \{\n\t\ttype nat .*\n\t\}\n+)*\}\n`)
 	after.rules, before.rules = emptyNAT.ReplaceAllString(after.rules, ""), emptyNAT.ReplaceAllString(before.rules, "")
-	if d := cmp.Diff(strings.Split(before.rules, "\n"), strings.Split(after.rules, "\n")); d != "" {
-		t.Errorf("rules differ from before:\n%s", d)
-	}
-	if d := cmp.Diff(before.state, after.state); d != "" {
-		t.Errorf("state differs from before:\n%s", d)
-	}
+	wantSame(t, "rules", after.rules, before.rules)
+	wantSame(t, "state", after.state, before.state)
 	if _, err := os.Lstat(n.dataDir); !os.IsNotExist(err) {
 		t.Errorf("%s: %v", n.dataDir, err)
 	}

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 )
@@ -64,9 +62,7 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 			for _, command := range []string{"cleanup", "once", "check"} {
 				n.wantSays(t, 1, nil, command, "--data-dir", dir)
 			}
-			if d := cmp.Diff(before, tree(t, dir)); d != "" {
-				t.Errorf("the directory changed:\n%s", d)
-			}
+			wantSame(t, "the directory", tree(t, dir), before)
 			wantSame(t, "rules", n.ruleset(t), rules)
 		})
 	}
@@ -93,9 +89,7 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
 		t.Errorf("the plugin entry was added:\n%s", now)
 	}
-	if d := cmp.Diff(before, tree(t, dir)); d != "" {
-		t.Errorf("the directory changed:\n%s", d)
-	}
+	wantSame(t, "the directory", tree(t, dir), before)
 }
 
 // TestLongestDataDir checks that the comments of rules hold every dataDir that a key may state.
@@ -223,13 +217,10 @@ func TestGuardOfAnotherDataDir(t *testing.T) {
 		})
 		second.agentFile(t, "ip-masq-agent", "{}\n")
 		for _, command := range []string{"check", "once", "status", "doctor"} {
-			if stdout, stderr, _ := second.reconciler(t, command); !strings.Contains(stdout+stderr, n.dataDir) {
-				t.Errorf("%s does not name the other dataDir:\n%s%s", command, stdout, stderr)
-			}
+			stdout, stderr, _ := second.reconciler(t, command)
+			wantText(t, command, stdout+stderr, n.dataDir)
 		}
-		if out := n.cleanup(t); !strings.Contains(out, "guard-IP-MASQ-AGENT") {
-			t.Errorf("cleanup with the old dataDir leaves the guard:\n%s", out)
-		}
+		wantText(t, "cleanup with the old dataDir", n.cleanup(t), "guard-IP-MASQ-AGENT")
 		n.wantGuardTables(t)
 		second.addAndCheck(t, conf).noWarnings(t)
 	})
@@ -287,11 +278,7 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 			second.alterComment(t, chain, comment)
 		}
 		found := find()
-		for _, s := range []string{id, chain, second.dataDir} {
-			if !strings.Contains(found, s) {
-				t.Errorf("does not say %s:\n%s", s, found)
-			}
-		}
+		wantText(t, "doctor", found, id, chain, second.dataDir)
 		both := *n
 		both.path = "/usr/sbin" // a node whose chains are in both variants has the programs of both
 		var answer struct{ Findings []diagnose.Finding }

@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // TestDiskFull leaves 0 to 5 pages free on the file system of the dataDir. It checks that an ADD
@@ -211,9 +209,7 @@ func TestKilledADDs(t *testing.T) {
 		if killed == 0 {
 			t.Error("no ADD was killed")
 		}
-		if d := cmp.Diff(thirdParty, n.thirdPartyRuleset(t, "IP-MASQ-AGENT")); d != "" {
-			t.Errorf("third-party rules changed:\n%s", d)
-		}
+		wantSame(t, "third-party rules", n.thirdPartyRuleset(t, "IP-MASQ-AGENT"), thirdParty)
 	})
 }
 

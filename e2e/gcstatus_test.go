@@ -303,9 +303,7 @@ func TestRequireAgentConfig(t *testing.T) {
 		}
 		n.storeSource(t, agentFilesSource(func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes("192.0.2.0/24") }))
 		n.addAndCheck(t, conf).noWarnings(t)
-		if rules := n.rules(t); !strings.Contains(rules, "192.0.2.0/24") {
-			t.Errorf("rules without the policy of the agent files:\n%s", rules)
-		}
+		wantText(t, "rules with the policy of the agent files", n.rules(t), "192.0.2.0/24")
 		// It is stored, also if it can no longer be read.
 		must(t, os.Truncate(filepath.Join(n.dataDir, "sources", filepath.Base(store.Open(n.dataDir).DocumentPath(policy.SourceID{Kind: policy.AgentFiles}))), 40))
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "damaged"}).want(t, 0)

@@ -27,11 +27,7 @@ func (n *node) wantGuardTables(t *testing.T, says ...string) {
 	if len(says) == 0 && tables != "" {
 		t.Errorf("guard tables:\n%s", tables)
 	}
-	for _, s := range says {
-		if !strings.Contains(tables, s) {
-			t.Errorf("the guard tables lack %q:\n%s", s, tables)
-		}
-	}
+	wantText(t, "the guard tables", tables, says...)
 }
 
 // TestGuardTables follows the guard tables from the ADD that creates them to the one that removes them.

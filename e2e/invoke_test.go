@@ -136,11 +136,7 @@ func (a result) want(t *testing.T, code uint, msgs ...string) result {
 	if code == 0 {
 		output = a.stderr
 	}
-	for _, s := range msgs {
-		if !strings.Contains(output, s) {
-			t.Errorf("message lacks %q:\n%s", s, output)
-		}
-	}
+	wantText(t, "the message", output, msgs...)
 	return a
 }
 

@@ -56,19 +56,25 @@ func (n *node) snapshot(t *testing.T) snapshot {
 func (n *node) unchanged(t *testing.T, before snapshot) {
 	t.Helper()
 	after := n.snapshot(t)
-	if d := cmp.Diff(strings.Split(before.rules, "\n"), strings.Split(after.rules, "\n")); d != "" {
-		t.Errorf("rules changed:\n%s", d)
-	}
-	if d := cmp.Diff(strings.Split(before.state, "\n"), strings.Split(after.state, "\n")); d != "" {
-		t.Errorf("state changed:\n%s", d)
+	wantSame(t, "rules", after.rules, before.rules)
+	wantSame(t, "state", after.state, before.state)
+}
+
+// wantSame fails the test if something is not as it was before, or as it should be.
+func wantSame[T any](t *testing.T, what string, now, before T) {
+	t.Helper()
+	if d := cmp.Diff(before, now); d != "" {
+		t.Errorf("%s (-want +got):\n%s", what, abbreviate(d))
 	}
 }
 
-// wantSame fails the test if something is not as it was before.
-func wantSame[T comparable](t *testing.T, what string, now, before T) {
+// wantText fails the test unless a text has all of these parts.
+func wantText(t *testing.T, what, text string, parts ...string) {
 	t.Helper()
-	if now != before {
-		t.Errorf("%s changed:\n%v\nwere:\n%v", what, now, before)
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			t.Errorf("%s: no %q in:\n%s", what, p, abbreviate(text))
+		}
 	}
 }
 

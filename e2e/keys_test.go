@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -97,7 +96,5 @@ func TestDefaultDataDir(t *testing.T) {
 	if entries, err := os.ReadDir(n.own("/var/lib/cni/ip-masq")); err != nil || len(entries) == 0 {
 		t.Errorf("the dataDir has %v, %v", entries, err)
 	}
-	if !strings.Contains(n.rules(t), "keeps its state in /var/lib/cni/ip-masq\"") {
-		t.Errorf("the chain does not name the dataDir:\n%s", n.rules(t))
-	}
+	wantText(t, "the rules", n.rules(t), "keeps its state in /var/lib/cni/ip-masq\"")
 }

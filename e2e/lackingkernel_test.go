@@ -141,11 +141,7 @@ func (n *node) wantSays(t *testing.T, want int, says []string, args ...string) (
 	if code != want {
 		t.Errorf("%s: exit code %d, want %d\n%s%s", args[0], code, want, stdout, stderr)
 	}
-	for _, s := range says {
-		if !strings.Contains(stdout+stderr, s) {
-			t.Errorf("%s lacks %q:\n%s%s", args[0], s, abbreviate(stdout), abbreviate(stderr))
-		}
-	}
+	wantText(t, args[0], stdout+stderr, says...)
 	return stdout
 }
 

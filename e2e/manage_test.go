@@ -251,9 +251,7 @@ func TestManageFollowsEntryFile(t *testing.T) {
 		}
 		n.exempt(t, p, true, "1.2.6.1")
 		said, _, _ := n.reconciler(t, "status", "--cni-bin-dir", n.pluginDir())
-		if !strings.Contains(said, "entry-differs") || !strings.Contains(said, "in nonMasqueradeCIDRs, and ip-masq did not write it") {
-			t.Errorf("status: %s", said)
-		}
+		wantText(t, "status", said, "entry-differs", "in nonMasqueradeCIDRs, and ip-masq did not write it")
 		install := func(args ...string) string {
 			stdout, stderr, code := n.reconciler(t, slices.Concat([]string{"install", "--plugin", n.plugin(t), "--cni-bin-dir", t.TempDir(),
 				"--conflist-network", "podnet", "--conflist-entry-file", n.entryPath()}, args)...)
@@ -262,9 +260,7 @@ func TestManageFollowsEntryFile(t *testing.T) {
 			}
 			return stdout
 		}
-		if got := install(); !strings.Contains(got, "stays; it differs from the entry file in nonMasqueradeCIDRs: install --replace replaces it") {
-			t.Error(got)
-		}
+		wantText(t, "install", install(), "stays; it differs from the entry file in nonMasqueradeCIDRs: install --replace replaces it")
 		if got := install("--replace"); !strings.Contains(got, "changed: nonMasqueradeCIDRs") || !conflistHas("1.2.7.0/24") {
 			t.Error(got)
 		}

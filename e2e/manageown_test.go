@@ -100,9 +100,7 @@ func TestManageOwn(t *testing.T) {
 		if _, stderr, code := n.add(t, "podnet", n.newPod(t)); code != 0 || !strings.Contains(stderr, "which is gone") {
 			t.Errorf("ADD through a copy whose main CNI plugin is gone: exit code %d\n%s", code, stderr)
 		}
-		if r := status(50); !strings.Contains(r.stdout, "which is gone") {
-			t.Errorf("STATUS: %s", r.stdout)
-		}
+		wantText(t, "STATUS", status(50).stdout, "which is gone")
 		commands("which is gone")
 
 		write(list)

@@ -121,12 +121,9 @@ func TestOutputAddress(t *testing.T) {
 
 			p, stderr = add("198.18.0.0/15") // no address of the node
 			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "")
-			if !strings.Contains(stderr, "outputAddresses (198.18.0.0/15)") || !strings.Contains(stderr, "198.51.100.7 on outside") {
-				t.Errorf("no warning that names list and addresses: %s", stderr)
-			}
-			if stdout, _, _ := n.reconciler(t, "status"); !strings.Contains(stdout, "  output-address: ") {
-				t.Errorf("status does not have the reason:\n%s", stdout)
-			}
+			wantText(t, "the warnings", stderr, "outputAddresses (198.18.0.0/15)", "198.51.100.7 on outside")
+			stdout, _, _ = n.reconciler(t, "status")
+			wantText(t, "status", stdout, "  output-address: ")
 			if t.Failed() {
 				t.Log(n.rules(t))
 			}

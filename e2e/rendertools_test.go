@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // render returns the output of `render`.
@@ -50,15 +48,9 @@ func (n *node) wantInSync(t *testing.T, chains ...string) {
 		t.Fatalf("check: exit code %d\n%s%s\n%s", code, stdout, stderr, n.ruleset(t))
 	}
 	for _, chain := range chains {
-		for _, family := range []string{"ipv4", "ipv6"} {
-			if !strings.Contains(stdout, chain+" ("+family+", ") {
-				t.Errorf("check does not mention %s (%s):\n%s", chain, family, stdout)
-			}
-		}
+		wantText(t, "check", stdout, chain+" (ipv4, ", chain+" (ipv6, ")
 	}
-	if !strings.Contains(n.ruleset(t), "keeps its state in "+n.dataDir) {
-		t.Errorf("the rules do not name %s:\n%s", n.dataDir, n.ruleset(t))
-	}
+	wantText(t, "the rules", n.ruleset(t), "keeps its state in "+n.dataDir)
 }
 
 // TestRendered loads the output of render with nft or iptables-restore on an empty node. It checks
@@ -99,27 +91,19 @@ func TestRendered(t *testing.T) {
 				if n.backend.variant == "" { // the script recreates the tables
 					n.wantInSync(t, "IP-MASQ-AGENT", "10.set")
 				} else { // the script appends the jumps again, and says so
-					if text := n.render(t); !strings.Contains(text, "# Each loading appends the jumps again") {
-						t.Errorf("the output does not mention that loading it again appends the jumps:\n%s", text)
-					}
+					wantText(t, "the output of render", n.render(t), "# Each loading appends the jumps again")
 					n.reconcileOnce(t)
 				}
-				if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
-					t.Errorf("loading the rules twice differs from loading them once:\n%s", d)
-				}
+				wantSame(t, "rules that were loaded twice", n.ruleset(t), loaded)
 
 				generation := n.generation(t)
 				n.reconcileOnce(t)
 				wantSame(t, "generation", n.generation(t), generation)
-				if d := cmp.Diff(loaded, n.ruleset(t)); d != "" {
-					t.Errorf("once changed rules:\n%s", d)
-				}
+				wantSame(t, "rules after once", n.ruleset(t), loaded)
 				n.cleanup(t)
 				n.reconcileOnce(t)
 				// check compares the order within chains; the order of chains does not matter.
-				if d := cmp.Diff(slices.Sorted(strings.Lines(loaded)), slices.Sorted(strings.Lines(n.ruleset(t)))); d != "" {
-					t.Errorf("the rules of once differ from those loaded (-loaded +made):\n%s", d)
-				}
+				wantSame(t, "rules made by once, not loaded,", slices.Sorted(strings.Lines(n.ruleset(t))), slices.Sorted(strings.Lines(loaded)))
 			})
 		})
 	}

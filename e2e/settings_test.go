@@ -135,9 +135,7 @@ func TestConfigMapAgainstConflist(t *testing.T) {
 			if got := d.metric(t, "policy_conflict", `chain="IP-MASQ-AGENT"`); got != 2 {
 				t.Errorf("policy_conflict is %v, want 2", got)
 			}
-			if !strings.Contains(n.rules(t), "random") {
-				t.Errorf("the policy of the agent files is in force:\n%s", n.rules(t))
-			}
+			wantText(t, "rules by the policy of the network", n.rules(t), "random")
 			all.verdicts(t, n, false, map[string]string{"pod": "10.9.9.9 1.2.3.4"})
 			all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
 

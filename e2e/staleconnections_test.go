@@ -247,9 +247,7 @@ func TestReconcilerResetsConnections(t *testing.T) {
 	if o := flows.send(t, true); o.wrong > 0 {
 		t.Errorf("after a change of the conflist: %+v", o)
 	}
-	if !strings.Contains(d.log(), "count=40 ") || !strings.Contains(d.log(), "chain=IP-MASQ-AGENT") {
-		t.Errorf("log:\n%s", d.log())
-	}
+	wantText(t, "the log", d.log(), "count=40 ", "chain=IP-MASQ-AGENT")
 	d.until(t, "the metric", func() bool { return d.metric(t, "connections_reset_total", `family="ipv4"`) == 40 })
 	d.stop(t)
 

@@ -8,8 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // results returns results of a previous plugin with fields that no CNI library knows.
@@ -34,9 +32,7 @@ func TestResultPassesThrough(t *testing.T) {
 			conf := n.conf(t, "podnet", object{"cniVersion": version, "prevResult": json.RawMessage(given)})
 			a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 			a.noWarnings(t)
-			if d := cmp.Diff(exactly(t, given), exactly(t, a.stdout)); d != "" {
-				t.Error(d)
-			}
+			wantSame(t, "the result", exactly(t, a.stdout), exactly(t, given))
 		})
 	}
 	t.Run("deeply nested", func(t *testing.T) { // indented output would need 4 bytes per item and level
@@ -53,18 +49,14 @@ func TestResultPassesThrough(t *testing.T) {
 		a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		want := exactly(t, given).(object)
 		want["cniVersion"] = "0.1.0" // the default of a configuration without cniVersion
-		if d := cmp.Diff(any(want), exactly(t, a.stdout)); d != "" {
-			t.Error(d)
-		}
+		wantSame(t, "the result", exactly(t, a.stdout), any(want))
 	})
 	t.Run("another version", func(t *testing.T) {
 		conf := n.conf(t, "podnet", object{"cniVersion": "0.4.0"}) // the prevResult has 1.1.0
 		a := n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0)
 		want := `{"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/container"}],
 			"ips": [{"version": "4", "interface": 0, "address": "10.1.0.2/16"}], "dns": {}}`
-		if d := cmp.Diff(exactly(t, want), exactly(t, a.stdout)); d != "" {
-			t.Error(d)
-		}
+		wantSame(t, "the result", exactly(t, a.stdout), exactly(t, want))
 	})
 }
 

@@ -104,9 +104,7 @@ func TestNewerDocument(t *testing.T) {
 				d.signal(t, syscall.SIGHUP)
 				d.untilReady(t)
 				n.addAndCheck(t, conf).noWarnings(t)
-				if !strings.Contains(n.rules(t), "20.0.0.0/8") {
-					t.Errorf("the policy of the agent files is not in force:\n%s", n.rules(t))
-				}
+				wantText(t, "rules with the policy of the agent files", n.rules(t), "20.0.0.0/8")
 				n.wantSays(t, 0, nil, "check")
 			})
 		}
@@ -280,11 +278,7 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 					if code != q.code {
 						t.Errorf("%v: exit code %d, want %d", q.args, code, q.code)
 					}
-					for _, s := range c.says {
-						if !strings.Contains(said, s) {
-							t.Errorf("%v does not say %q:\n%s", q.args, s, said)
-						}
-					}
+					wantText(t, strings.Join(q.args, " "), said, c.says...)
 					for _, s := range []string{"reconciler once", "wanted", "unexpected\": true", "unexpected chain", "no source asks", "remove", "missing rule", "masquerade destinations", "wants"} {
 						if s == "remove" && c.text == "{" {
 							continue // a damaged document may be removed

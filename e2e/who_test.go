@@ -173,11 +173,7 @@ func TestPodsByName(t *testing.T) {
 			from := p.addr(netip.MustParseAddr(dst)).String()
 			for _, source := range [][]string{{"--from", from}, {"--pod", c.namespace + "/web-0"}} {
 				got := json(0, append([]string{"explain", dst}, source...)...)
-				for _, want := range []string{fmt.Sprintf(names, c.namespace), `"source":"` + from + `"`, `"verdict":"` + c.verdict + `"`, `"kernel":true`} {
-					if !strings.Contains(got, want) {
-						t.Errorf("explain %s %v lacks %s: %s", dst, source, want, got)
-					}
-				}
+				wantText(t, "explain "+dst, got, fmt.Sprintf(names, c.namespace), `"source":"`+from+`"`, `"verdict":"`+c.verdict+`"`, `"kernel":true`)
 			}
 			to := netip.AddrPortFrom(netip.MustParseAddr(dst), topology.EchoPort)
 			seen := topology.Must(p.SendUDP(to))(t)
@@ -192,9 +188,7 @@ func TestPodsByName(t *testing.T) {
 			t.Errorf("explain %v: exit code %d\n%s%s", args, code, stdout, stderr)
 		}
 	}
-	if got := json(0, "explain", "1.2.3.4", "--from", "10.1.255.254"); !strings.Contains(got, `"pod":null`) {
-		t.Errorf("explain of an address without a pod: %s", got)
-	}
+	wantText(t, "explain of an address without a pod", json(0, "explain", "1.2.3.4", "--from", "10.1.255.254"), `"pod":null`)
 	wantPods := func(recorded, exempt, without int) {
 		t.Helper()
 		got, found := json(0, "status"), json(0, "doctor")
