@@ -186,7 +186,7 @@ func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
 func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 	node := reconcile.Open(s, config.DefaultPluginFile, all)
 	node.Conntrack, node.Addresses = conntrack.Reset, addresses.Read
-	node.UseCache(podinfo.CacheDir)
+	node.CacheDir = podinfo.CacheDir
 	if version != unstamped {
 		node.Version = version
 	}

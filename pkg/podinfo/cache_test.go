@@ -111,17 +111,19 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
-// TestReadCache: which files count, and that a changed one is read again.
+// TestReadCache: which files count.
 func TestReadCache(t *testing.T) {
 	dir, netNS := filepath.Join(t.TempDir(), "results"), filepath.Join(t.TempDir(), "ns")
 	path := filepath.Join(dir, "podnet-c0ffee-eth0")
-	c, boot := Cache{Dir: dir}, time.Now().Add(-time.Hour)
+	boot := time.Now().Add(-time.Hour)
 	read := func(what string, namespaces ...string) {
 		t.Helper()
-		cached, err := c.Read(boot)
+		files, err := CacheFiles(dir, boot)
 		var got []string
-		for _, x := range cached {
-			got = append(got, x.Namespace)
+		for name := range files {
+			if x, err := ReadCached(filepath.Join(dir, name)); err == nil {
+				got = append(got, x.Namespace)
+			}
 		}
 		if err != nil || fmt.Sprint(got) != fmt.Sprint(namespaces) {
 			t.Errorf("%s: %q, %v; want %q", what, got, err, namespaces)
@@ -140,7 +142,6 @@ func TestReadCache(t *testing.T) {
 	write(netNS, "")
 	write(path, file(netNS, args, result))
 	read("a file", "prod")
-	read("the same", "prod")
 	write(path, file(netNS, args, result)[:50])
 	read("a torn file")
 	write(path, file(netNS, strings.ReplaceAll(args, "prod", "dev"), result))

@@ -126,55 +126,42 @@ type Cached struct {
 	Network, ContainerID, IfName string
 	Namespace, Name              string // of the pod, "" if they are not known
 	Addresses                    []netip.Addr
-	Config                       []byte    // the configuration that the runtime had, mostly a conflist
-	Written                      time.Time // the file; libcni writes it when ADD ends
+	Config                       []byte // the configuration that the runtime had, mostly a conflist
 }
 
-// Cache reads the files of a directory, each of them again only if it has changed. It is for one goroutine at a time.
-type Cache struct {
-	Dir string
-
-	files map[string]cacheFile
-}
-
-type cacheFile struct {
-	info   fs.FileInfo
-	cached Cached
-	netNS  string
-	err    error // why it does not count
-}
-
-// Read returns the attachments whose network namespaces are named and exist, from regular files that were written
-// since the boot and that only root may write. It ignores others: a file that is being written is incomplete.
-func (c *Cache) Read(boot time.Time) (cached []Cached, err error) {
-	entries, err := os.ReadDir(c.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		entries, err = nil, nil
+// CacheFiles returns the names of the files in a cache that count, each with the time when ADD ended: regular files that
+// were written since the boot and that only root may write.
+func CacheFiles(dir string, boot time.Time) (map[string]time.Time, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, safefile.Error("read directory", dir, err)
 	}
-	if err != nil {
-		return nil, safefile.Error("read directory", c.Dir, err)
-	}
-	before := c.files
-	c.files = make(map[string]cacheFile, len(entries))
+	files := make(map[string]time.Time, len(entries))
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil { // it has gone
 			continue
 		}
 		const others = 0o022
-		if uid, _ := safefile.Owner(info); uid != 0 || info.Mode()&others != 0 || !info.Mode().IsRegular() || info.ModTime().Before(boot) {
-			continue
-		}
-		f, known := before[e.Name()]
-		if !known || !os.SameFile(f.info, info) || f.info.Size() != info.Size() || !f.info.ModTime().Equal(info.ModTime()) {
-			f = readCacheFile(filepath.Join(c.Dir, e.Name()), info)
-		}
-		c.files[e.Name()] = f
-		if f.err == nil && exists(f.netNS) {
-			cached = append(cached, f.cached)
+		if uid, _ := safefile.Owner(info); uid == 0 && info.Mode()&others == 0 && info.Mode().IsRegular() && !info.ModTime().Before(boot) {
+			files[e.Name()] = info.ModTime()
 		}
 	}
-	return cached, nil
+	return files, nil
+}
+
+// ReadCached reads a file of a cache. An error means that it does not count yet, or not any more: it is incomplete while it
+// is written, and the network namespace has to exist.
+func ReadCached(path string) (Cached, error) {
+	data, _, err := safefile.ReadFile(path, maxCacheFile)
+	if err != nil {
+		return Cached{}, err
+	}
+	c, netNS, err := decode(data, filepath.Base(path))
+	if err == nil && !exists(netNS) {
+		err = fmt.Errorf("there is no network namespace %s", policy.Printable(netNS))
+	}
+	return c, err
 }
 
 // exists reports whether a network namespace exists. An image may lack the symlink from /var/run to /run.
@@ -184,16 +171,6 @@ func exists(netNS string) bool {
 		_, err = os.Stat("/run/" + rest)
 	}
 	return err == nil
-}
-
-func readCacheFile(path string, info fs.FileInfo) cacheFile {
-	f := cacheFile{info: info}
-	data, _, err := safefile.ReadFile(path, maxCacheFile)
-	if f.err = err; err == nil {
-		f.cached, f.netNS, f.err = decode(data, filepath.Base(path))
-	}
-	f.cached.Written = info.ModTime()
-	return f
 }
 
 func decode(data []byte, file string) (c Cached, netNS string, err error) {

@@ -4,6 +4,7 @@ package reconcile
 
 import (
 	"maps"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -12,13 +13,12 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// cachedPods records pods that started before the plugin entry was in the conflist, from the runtime's cache.
+// cachedPods records pods that started before the plugin entry was in the conflist, from the files of the runtime's cache.
 type cachedPods struct {
-	cache    podinfo.Cache
-	networks []string                       // that have a plugin entry
-	seen     map[store.Attachment]time.Time // what was decided, by the time of the file
-	recorded map[store.Attachment]bool      // of seen; nil before the first sync
-	fresh    bool                           // some may not be in the rules yet
+	networks []string                    // that have a plugin entry
+	seen     map[string]time.Time        // the files that were decided about, with their times
+	recorded map[string]store.Attachment // of seen; nil before the first sync
+	fresh    bool                        // some may not be in the rules yet
 }
 
 // syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those whose file is
@@ -26,42 +26,43 @@ type cachedPods struct {
 // of the plugin comes before the runtime removes the file. It returns whether it changed records.
 func (n *Node) syncCachedPods(r *Report) (changed bool) {
 	c, src := n.cached, r.Sources
-	if c.cache.Dir == "" || r.OtherDataDir != nil || src.PluginFileErr != nil {
+	if n.CacheDir == "" || r.OtherDataDir != nil || src.PluginFileErr != nil {
 		return false
 	}
-	cached, err := c.cache.Read(booted())
+	files, err := podinfo.CacheFiles(n.CacheDir, booted())
 	if err != nil {
 		r.warn(err)
 		return false
 	}
-	present := make(map[store.Attachment]podinfo.Cached, len(cached))
-	for _, x := range cached {
-		present[store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}] = x
-	}
-	c.begin(n, r, present)
-	for a := range c.recorded {
-		if _, is := present[a]; !is {
+	c.begin(n, r, files)
+	gone := func(file string) bool { _, is := files[file]; return !is }
+	for file, a := range c.recorded {
+		if gone(file) {
 			r.warn(n.Dir.DetachCached(a))
-			delete(c.recorded, a)
+			delete(c.recorded, file)
 			changed = true
 		}
 	}
-	maps.DeleteFunc(c.seen, func(a store.Attachment, _ time.Time) bool { _, is := present[a]; return !is })
-	for a, x := range present {
-		if at, seen := c.seen[a]; seen && at.Equal(x.Written) {
+	maps.DeleteFunc(c.seen, func(file string, _ time.Time) bool { return gone(file) })
+	for file, written := range files {
+		if c.seen[file].Equal(written) {
+			continue
+		}
+		x, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
+		if err != nil {
 			continue
 		}
 		list := src.PluginFile.Conflist(src.ConfDir, x.Network)
 		if list == nil || src.PluginFile.Present && !x.SameConfig(list.Doc, config.PluginType) {
-			c.seen[a] = x.Written
+			c.seen[file] = written
 			continue
 		}
-		recorded, err := n.recordCached(a, x, c.recorded[a])
+		recorded, err := n.recordCached(file, x, written)
 		if r.warn(err); err != nil {
 			continue // it is tried again
 		}
-		if c.seen[a] = x.Written; recorded {
-			c.recorded[a], c.fresh, changed = true, true, true
+		if c.seen[file] = written; recorded {
+			c.fresh, changed = true, true
 		}
 	}
 	return changed
@@ -69,14 +70,14 @@ func (n *Node) syncCachedPods(r *Report) (changed bool) {
 
 // begin makes the state that of the records on disk, and lets the files of all networks count again if others have an
 // entry.
-func (c *cachedPods) begin(n *Node, r *Report, present map[store.Attachment]podinfo.Cached) {
+func (c *cachedPods) begin(n *Node, r *Report, files map[string]time.Time) {
 	if c.recorded == nil {
-		c.recorded, c.seen = map[store.Attachment]bool{}, map[store.Attachment]time.Time{}
+		c.recorded, c.seen = map[string]store.Attachment{}, map[string]time.Time{}
 		pods, _, err := n.Dir.Pods()
 		r.warn(err)
 		for _, p := range pods {
-			if x := present[p.Attachment]; p.Cached {
-				c.recorded[p.Attachment], c.seen[p.Attachment], c.fresh = true, x.Written, true
+			if file := p.Network + "-" + p.ContainerID + "-" + p.IfName; p.Cached {
+				c.recorded[file], c.seen[file], c.fresh = p.Attachment, files[file], true
 			}
 		}
 	}
@@ -88,18 +89,23 @@ func (c *cachedPods) begin(n *Node, r *Report, present map[store.Attachment]podi
 	}
 	if !slices.Equal(networks, c.networks) {
 		c.networks = networks
-		maps.DeleteFunc(c.seen, func(a store.Attachment, _ time.Time) bool { return !c.recorded[a] })
+		maps.DeleteFunc(c.seen, func(file string, _ time.Time) bool { return c.recorded[file] == store.Attachment{} })
 	}
 }
 
 // recordCached records a pod. One that is recorded is replaced, as the runtime has written its file again.
-func (n *Node) recordCached(a store.Attachment, x podinfo.Cached, replace bool) (bool, error) {
-	if replace {
+func (n *Node) recordCached(file string, x podinfo.Cached, written time.Time) (recorded bool, err error) {
+	a := store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}
+	if n.cached.recorded[file] == a {
 		if err := n.Dir.DetachCached(a); err != nil {
 			return false, err
 		}
 	}
-	return n.Dir.AttachCached(store.Pod{
-		Attachment: a, At: x.Written.Sub(booted()).Nanoseconds(), Namespace: x.Namespace, Name: x.Name, Addresses: x.Addresses,
+	recorded, err = n.Dir.AttachCached(store.Pod{
+		Attachment: a, At: written.Sub(booted()).Nanoseconds(), Namespace: x.Namespace, Name: x.Name, Addresses: x.Addresses,
 	})
+	if recorded {
+		n.cached.recorded[file] = a
+	}
+	return recorded, err
 }

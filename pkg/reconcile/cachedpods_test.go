@@ -26,7 +26,7 @@ func newCache(t *testing.T) cache {
 	c.dir, c.netNS = filepath.Join(c.fixture.dir, "results"), filepath.Join(c.fixture.dir, "ns")
 	must(t, os.Mkdir(c.dir, 0o700))
 	c.file(c.netNS, "")
-	c.UseCache(c.dir)
+	c.CacheDir = c.dir
 	return c
 }
 
@@ -89,10 +89,10 @@ func TestCachedPods(t *testing.T) {
 
 	// Another reconciler finds the records, and forgets what has gone meanwhile.
 	c.cached = &cachedPods{}
-	c.UseCache(c.dir)
+	c.CacheDir = c.dir
 	c.holds("another reconciler", "10.1.0.9")
 	c.cached = &cachedPods{}
-	c.UseCache(c.dir)
+	c.CacheDir = c.dir
 	must(t, os.Remove(c.path("podnet", "d")))
 	c.holds("gone meanwhile")
 

@@ -40,12 +40,11 @@ type Node struct {
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
 	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
+	CacheDir string // the runtime's cache, from which syncs record pods; "" for none
+
 	published store.VerificationCache
 	cached    *cachedPods
 }
-
-// UseCache makes syncs record pods from the runtime's cache in this directory.
-func (n *Node) UseCache(dir string) { n.cached.cache.Dir = dir }
 
 // Open returns the node that the settings describe.
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
