@@ -4,6 +4,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
@@ -97,9 +98,22 @@ func keyOf(origins []Origin) string {
 // SourcesExempt returns the sources of a family that are never masqueraded.
 func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(p.exemptSources(f)) }
 
-// exemptSources returns the prefixes that are written, then the addresses of pods.
+// exemptSources returns each prefix once: those that are written, then the addresses of pods.
 func (p *Policy) exemptSources(f Family) []*PrefixAction {
-	return append(entriesOf(p.ExemptSources, f), entriesOf(p.ExemptPods, f)...)
+	all, pods := entriesOf(p.ExemptSources, f), entriesOf(p.ExemptPods, f)
+	if len(pods) == 0 {
+		return all
+	}
+	written := make(map[netip.Prefix]bool, len(all))
+	for _, e := range all {
+		written[e.Prefix] = true
+	}
+	for _, pod := range pods {
+		if !written[pod.Prefix] {
+			all = append(all, pod)
+		}
+	}
+	return all
 }
 
 // DestinationsExempt returns the destinations of a family that are not masqueraded, regardless of the source.

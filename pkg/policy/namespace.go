@@ -45,15 +45,13 @@ type ExemptPod struct {
 	Namespace string     `json:"namespace"`
 }
 
-// SetExemptPods makes the pods of the policy's namespaces exempt sources. The pods have different addresses. One that
-// nonMasqueradeSourceCIDRs has is exempt anyway.
+// SetExemptPods makes the pods of the policy's namespaces exempt sources. The pods have different addresses.
 func (p *Policy) SetExemptPods(pods []ExemptPod) {
 	p.ExemptPods = nil
 	for _, pod := range pods {
 		named := func(e NamedNamespace) bool { return e.Name == pod.Namespace }
-		all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
-		written := func(e PrefixAction) bool { return e.Prefix == all }
-		if i := slices.IndexFunc(p.Namespaces, named); i >= 0 && !slices.ContainsFunc(p.ExemptSources, written) {
+		if i := slices.IndexFunc(p.Namespaces, named); i >= 0 {
+			all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
 			p.ExemptPods = append(p.ExemptPods, PrefixAction{all, ActionExempt, p.Namespaces[i].Origins})
 		}
 	}
