@@ -304,9 +304,7 @@ func TestAgentDaemonSetFlags(t *testing.T) {
 				}
 				slices.Sort(warned)
 				slices.Sort(c.warns)
-				if d := gocmp.Diff(c.warns, warned); d != "" {
-					t.Errorf("warnings about flags:\n%s\n%s", d, log)
-				}
+				wantSame(t, "warnings about flags", warned, c.warns)
 				if logged := strings.Contains(log, "msg=sync"); logged != c.verbose {
 					t.Errorf("logs each sync: %v, want %v:\n%s", logged, c.verbose, log)
 				}

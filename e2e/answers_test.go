@@ -51,9 +51,7 @@ func (d *daemon) sameAnswers(t *testing.T, flags []string) string {
 		if diff := cmp.Diff(allStdout, stdout); diff != "" || code != allCode {
 			t.Errorf("%v: exit code %d without flags, %d with all; stdout (-all +none):\n%s", command, code, allCode, diff)
 		}
-		if diff := cmp.Diff(warningsIn(allStderr), warningsIn(stderr)); diff != "" {
-			t.Errorf("%v: stderr (-all +none):\n%s", command, diff)
-		}
+		wantSame(t, fmt.Sprintf("%v: stderr without flags, as with all", command), warningsIn(stderr), warningsIn(allStderr))
 		if strings.Contains(stderr, "settings: from the") {
 			t.Errorf("%v: says where the settings come from, although the reconciler answers:\n%s", command, stderr)
 		}

@@ -238,9 +238,7 @@ func TestCleanupOfReferencedChain(t *testing.T) {
 			if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
 				t.Errorf("output reports the removal of an existing chain or state:\n%s", stdout)
 			}
-			if documents := n.load(t).Sources; len(documents) != 2 {
-				t.Errorf("documents left: %+v", documents)
-			}
+			wantSame(t, "documents left", len(n.load(t).Sources), 2)
 			n.tool(t, "iptables", "-t", "nat", "-D", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
 			n.cleanup(t)
 			n.wantRestored(t, before)

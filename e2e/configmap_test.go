@@ -158,12 +158,8 @@ func (n *node) eventually(t *testing.T, what string, condition func() bool) {
 // the given value.
 func (d *daemon) wantFilesValid(t *testing.T, want float64) {
 	t.Helper()
-	if got := d.metric(t, "source_valid", `source="agent-files"`); got != want {
-		t.Errorf("source_valid of the agent files is %v, want %v", got, want)
-	}
-	if got := d.metric(t, "ready"); got != want {
-		t.Errorf("the metric ready is %v, want %v", got, want)
-	}
+	d.wantMetric(t, want, "source_valid", `source="agent-files"`)
+	d.wantMetric(t, want, "ready")
 }
 
 // TestBrokenConfigMap makes a ConfigMap invalid in each way while the reconciler runs. It checks

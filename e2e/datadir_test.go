@@ -98,9 +98,7 @@ func TestLongestDataDir(t *testing.T) {
 		n.dataDir = n.dir + "/data+@" // of a name that takes the rest of the 200 bytes
 		n.dataDir += strings.Repeat("x", 200-len(n.dataDir))
 		n.addAndCheck(t, n.conf(t, "podnet", object{"guard": "count", "dataDir": "/" + n.dataDir + "//"}))
-		if rules := n.ruleset(t); strings.Count(rules, "keeps its state in "+n.dataDir) != 2 {
-			t.Errorf("chain and guard do not name the dataDir:\n%s", rules)
-		}
+		wantSame(t, "rules that name the dataDir", strings.Count(n.ruleset(t), "keeps its state in "+n.dataDir), 2)
 		if stdout, stderr, code := n.reconciler(t, "cleanup", "--data-dir", n.dataDir+"/"); code != 0 || strings.Contains(n.ruleset(t), n.dataDir) {
 			t.Errorf("cleanup: exit code %d\n%s%s", code, stdout, stderr)
 		}

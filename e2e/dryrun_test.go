@@ -128,9 +128,7 @@ func TestStatusInKnownStates(t *testing.T) {
 			{faults{"1 page", "same", "drifted", "auto, nftables unable", "free", "", "known", "ours"}, n.backend.variant != ""}, // the move needs a record
 			{faults{"1 page", "other damaged", "drifted", "auto, nftables unable", "free", "", "known", "ours"}, true},           // what may be its rules stays
 		} {
-			if ok := n.compareStatusWithADD(t, c.faults); ok != c.ok {
-				t.Errorf("%+v: ADD succeeds: %t, want %t", c.faults, ok, c.ok)
-			}
+			wantSame(t, fmt.Sprintf("%+v: whether ADD succeeds", c.faults), n.compareStatusWithADD(t, c.faults), c.ok)
 		}
 	})
 }

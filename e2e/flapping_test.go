@@ -92,9 +92,7 @@ func TestFlapping(t *testing.T) {
 			t.Logf("ready again %s after the other program stopped", time.Since(stopped).Round(time.Millisecond))
 			// The reconciler writes the log after it becomes ready.
 			w.until(t, "the end of the conflict in the log", func() bool { return strings.Contains(w.log(), "msg=ready") })
-			if rules := w.ownedRules(t); rules != w.right {
-				t.Errorf("rules differ:\n%s\nbefore:\n%s", rules, w.right)
-			}
+			wantSame(t, "rules", w.ownedRules(t), w.right)
 			w.checkVerdicts(t)
 
 			// The reconciler repairs the next drift at once.
@@ -135,9 +133,7 @@ func TestRepairsBesideARefusedPolicy(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(n.cni.ConfDir, "50-unrelated.conf"), []byte(`{"name":"x","type":"loopback"}`), 0o644)) // a file event
 	}
 	repairs.wantAtOnce(t)
-	if now := n.tool(t, "iptables", "-t", "nat", "-S", "IP-MASQ-AGENT"); now != agent {
-		t.Errorf("the rules of the refused policy's chain changed:\n%s", now)
-	}
+	wantSame(t, "rules of the refused policy's chain", n.tool(t, "iptables", "-t", "nat", "-S", "IP-MASQ-AGENT"), agent)
 	// A changed source is tried at once.
 	restore()
 	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\n")

@@ -46,12 +46,8 @@ func TestGC(t *testing.T) {
 				n.flush(t)
 				gc := n.conf(t, "podnet", object{validAttachments: step.valid, "prevResult": nil})
 				n.invoke(t, invocation{verb: "GC", conf: gc, noNetns: true}).want(t, 0).noWarnings(t)
-				if left := n.attachments(t, "podnet"); left != step.left {
-					t.Errorf("%d attachments left, want %d", left, step.left)
-				}
-				if left := n.attachments(t, "othernet"); left != 1 {
-					t.Errorf("%d attachments of the other network left", left)
-				}
+				n.wantAttachments(t, "podnet", step.left)
+				n.wantAttachments(t, "othernet", 1)
 				n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 				n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			})

@@ -295,9 +295,7 @@ func checkHarmless(t *testing.T, f backend, policy, keys object) {
 
 func (g *guardedNode) wantNoneGuarded(t *testing.T) {
 	t.Helper()
-	if packets := g.guardPackets(t); packets != 0 {
-		t.Errorf("the guard dropped %d packets", packets)
-	}
+	wantSame(t, "packets that the guard dropped", g.guardPackets(t), 0)
 }
 
 // discoverNeighbours lets both pods forget each other's link-layer address before each flow. The

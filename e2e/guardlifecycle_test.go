@@ -46,9 +46,7 @@ func TestGuardTables(t *testing.T) {
 		}
 		before := rules()
 		n.addAndCheck(t, drop) // writes the verification cache
-		if after := rules(); after != before {
-			t.Errorf("an ADD with nothing to do changed rules:\n%s", after)
-		}
+		wantSame(t, "rules after an ADD with nothing to do", rules(), before)
 		for _, script := range []string{
 			"delete table ip ip-masq-guard", "flush chain ip6 ip-masq-guard guard-IP-MASQ-AGENT",
 			"add element ip ip-masq-guard exempt-IP-MASQ-AGENT { 192.0.2.0/24 }", "add table ip ip-masq-guard { flags dormant; }",
@@ -56,9 +54,7 @@ func TestGuardTables(t *testing.T) {
 			n.feed(t, script, "nft", "-f", "-")
 			n.invoke(t, invocation{verb: "CHECK", conf: drop}).want(t, 101)
 			n.addAndCheck(t, drop).noWarnings(t)
-			if after := rules(); after != before {
-				t.Errorf("%s: not repaired:\n%s", script, after)
-			}
+			wantSame(t, "rules repaired after "+script, rules(), before)
 			n.feed(t, script, "nft", "-f", "-")
 			n.invoke(t, invocation{verb: "DEL", conf: drop, id: "none"}).want(t, 0).noWarnings(t)
 			n.invoke(t, invocation{verb: "CHECK", conf: drop}).want(t, 0)

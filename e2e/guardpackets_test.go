@@ -156,9 +156,7 @@ func (n *node) sendKinds(t *testing.T, p *pod, mode string, outside, inside pack
 	n.await(t, fmt.Sprintf("%d packets, %d of them wrong", arriving, wrong), func() bool {
 		return n.guardPackets(t)-before >= wrong && outside.total(t) >= arriving
 	})
-	if counted := n.guardPackets(t) - before; counted != wrong {
-		t.Errorf("guard %s: counted %d packets, want %d", mode, counted, wrong)
-	}
+	wantSame(t, "packets that guard "+mode+" counted", n.guardPackets(t)-before, wrong)
 	received := outside.received(t)
 	for i, k := range kinds {
 		for _, to := range destinations[i] {

@@ -121,8 +121,8 @@ func TestIdempotence(t *testing.T) {
 			if verb == "ADD" {
 				want++
 			}
-			if verb != "CHECK" && verb != "STATUS" && n.attachments(t, "podnet") != want {
-				t.Errorf("%d attachments after %s, want %d", n.attachments(t, "podnet"), verb, want)
+			if verb != "CHECK" && verb != "STATUS" {
+				n.wantAttachments(t, "podnet", want)
 			}
 			wantFewPrograms(t, n, verb, tracedCalls(t, log))
 		}

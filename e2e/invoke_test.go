@@ -211,6 +211,11 @@ func (n *node) attachments(t *testing.T, network string) int {
 	return count
 }
 
+func (n *node) wantAttachments(t *testing.T, network string, want int) {
+	t.Helper()
+	wantSame(t, "attachments of "+network, n.attachments(t, network), want)
+}
+
 // networkID returns the source ID of a network.
 func networkID(name string) policy.SourceID { return policy.SourceID{Kind: policy.Network, Name: name} }
 

@@ -109,9 +109,7 @@ func TestManage(t *testing.T) {
 		all := onlyPod(n.pod(t, "podnet"))
 		all.verdicts(t, n, false, map[string]string{"pod": "1.2.3.4"})
 		all.verdicts(t, n, true, map[string]string{"pod": "1.2.4.1"})
-		if got := d.metric(t, "conflist_repairs_total"); got != 1 {
-			t.Errorf("conflist_repairs_total is %v", got)
-		}
+		d.wantMetric(t, 1, "conflist_repairs_total")
 		must(t, os.Remove(filepath.Join(n.cni.ConfDir, mainFile)))
 		d.untilUnready(t, "conflist: waiting")
 		n.writeConflistFile(t, "20-podnet.conf", marshalIndent(t, func() object {
@@ -138,11 +136,6 @@ func TestManage(t *testing.T) {
 		backups, err := filepath.Glob(filepath.Join(n.dataDir, "backups", mainFile+".*.bak"))
 		if err != nil || len(backups) != 1 || strings.Contains(string(readFile(t, backups[0])), "ip-masq") {
 			t.Errorf("backups: %v %v", backups, err)
-		}
-		// cleanup removes the dataDir.
-		n.reconciler(t, "cleanup")
-		if _, err := os.Stat(n.dataDir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the dataDir still exists: %v", err)
 		}
 	})
 }
@@ -186,9 +179,7 @@ func TestManageReadOnly(t *testing.T) {
 	d := n.startReconciler(t, n.manageArgs(t, nil)...)
 	d.untilUnready(t, "conflist: ", "read-only file system", "ReadWritePaths="+dir)
 	time.Sleep(2 * time.Second)
-	if tells := strings.Count(d.log(), "read-only file system"); tells != 1 {
-		t.Errorf("the log reports it %d times:\n%s", tells, d.log())
-	}
+	wantSame(t, "how often the log reports it", strings.Count(d.log(), "read-only file system"), 1)
 	n.remount(t, dir, 0)
 	d.until(t, "entry", func() bool { return n.hasPluginEntry(t, mainFile) })
 	d.untilManaged(t, mainFile)

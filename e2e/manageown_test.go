@@ -66,9 +66,7 @@ func TestManageOwn(t *testing.T) {
 		within("the copy is gone", func() bool { return !n.hasPluginEntry(t, ownConflist) })
 		write(list)
 		d.untilManaged(t, ownConflist)
-		if main() != list {
-			t.Errorf("the main CNI plugin's file is\n%s", main())
-		}
+		wantSame(t, "the main CNI plugin's file", main(), list)
 		d.stop(t)
 
 		n.flush(t) // a reboot

@@ -193,9 +193,7 @@ func TestPolicyComesFromTheConflist(t *testing.T) {
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"prevResult": object{
 			"cniVersion": "1.1.0", "ips": []object{{"address": "10.77.2.3/24"}},
 		}})}).want(t, 0, g.file("podnet"))
-		if got := fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets); got != "[]" {
-			t.Errorf("the pods' subnets are %s", got)
-		}
+		wantSame(t, "the pods' subnets", fmt.Sprint(g.load(t).Find(networkID("podnet")).PodSubnets), "[]")
 		// Invalid input from the runtime is ignored unless it is not JSON.
 		g.invoke(t, invocation{verb: "ADD", conf: g.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.1/8"}, "nomasq": true})}).
 			want(t, 0, g.file("podnet"), "nomasq")
@@ -308,9 +306,7 @@ func TestUntrustedDELAndGC(t *testing.T) {
 			if _, err := os.Lstat(other); !os.IsNotExist(err) {
 				t.Errorf("%s created %s: %v", verb, other, err)
 			}
-			if left := g.attachments(t, "othernet"); left != 1 {
-				t.Errorf("%s of %s left %d attachments of othernet", verb, network, left)
-			}
+			g.wantAttachments(t, "othernet", 1)
 		}
 	}
 	for network, keys := range policies {

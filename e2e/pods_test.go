@@ -102,9 +102,7 @@ func (n *node) exemptAddresses(t *testing.T, want ...string) {
 	for _, p := range n.load(t).Record.Pods {
 		got = append(got, p.Address.String())
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("exempt on record: %v, want %v", got, want)
-	}
+	wantSame(t, "exempt on record", fmt.Sprint(got), fmt.Sprint(want))
 	for _, a := range []string{"10.1.0.5", "10.1.0.6", "10.1.0.7"} {
 		stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", a, "-o", "json")
 		exempt := strings.Contains(stdout, `"verdict": "exempt"`) && strings.Contains(stdout, `"kernel": true`)
@@ -181,9 +179,7 @@ func TestPodNames(t *testing.T) {
 		{"", false},
 	} {
 		n.call(t, conf, call{"ADD", "a", c.args, []string{"10.1.0.5/16", "169.254.1.1/16"}}).want(t, 0)
-		if got := len(n.load(t).Record.Pods) == 1; got != c.want {
-			t.Errorf("%d: %s: exempt %v", i, c.args, got)
-		}
+		wantSame(t, fmt.Sprintf("%d: whether a pod is exempt by %s", i, c.args), len(n.load(t).Record.Pods) == 1, c.want)
 	}
 }
 
@@ -203,9 +199,7 @@ func TestAddressOfTheNode(t *testing.T) {
 			n.wantKept(t, before)
 		}
 		n.call(t, conf, call{"ADD", "next", "K8S_POD_NAMESPACE=dev", []string{p.addrs[0].String() + "/16"}}).want(t, 0)
-		if gone := n.gone(t, before); gone != 10 {
-			t.Errorf("%d connections ended, want 10", gone)
-		}
+		wantSame(t, "connections that ended", n.gone(t, before), 10)
 	})
 }
 

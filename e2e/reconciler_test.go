@@ -264,6 +264,12 @@ func (d *daemon) metric(t *testing.T, name string, labels ...string) float64 {
 	return sum
 }
 
+// wantMetric fails the test unless a metric has a value.
+func (d *daemon) wantMetric(t *testing.T, want float64, name string, labels ...string) {
+	t.Helper()
+	wantSame(t, strings.Join(append([]string{name}, labels...), " "), d.metric(t, name, labels...), want)
+}
+
 // signal sends a signal to the process.
 func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()

@@ -275,9 +275,7 @@ func TestMetricOfResets(t *testing.T) {
 	n.pod(t, "podnet")
 	for range 2 {
 		d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)
-		if got := d.metric(t, "connections_reset_total", `family="ipv4"`); got != 40 {
-			t.Errorf("the ADD reset 40 connections, and the metric is %v", got)
-		}
+		d.wantMetric(t, 40, "connections_reset_total", `family="ipv4"`)
 		d.stop(t)
 	}
 	d := n.startReconciler(t, "--resync-interval", "10m").untilReady(t)

@@ -130,9 +130,7 @@ func TestChainedPlugins(t *testing.T) {
 			}
 			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
 			succeeds(t, "DEL")(n.del(t, "podnet", p))
-			if left := n.attachments(t, "podnet"); left != 0 {
-				t.Errorf("%d attachments left", left)
-			}
+			n.wantAttachments(t, "podnet", 0)
 		})
 	}
 }
@@ -159,24 +157,18 @@ func TestDel(t *testing.T) {
 			t.Helper()
 			r.verb = "DEL"
 			a := n.invoke(t, r).want(t, 0, msgs...)
-			if a.stdout != "" {
-				t.Errorf("stdout: %s", a.stdout)
-			}
+			wantSame(t, "stdout", a.stdout, "")
 			return a
 		}
 		t.Run("twice", func(t *testing.T) {
 			for want := range 2 {
 				n.invoke(t, invocation{verb: "ADD", conf: conf, id: "pod1"}).want(t, 0)
 				n.invoke(t, invocation{verb: "ADD", conf: conf, id: "pod2"}).want(t, 0)
-				if have := n.attachments(t, "podnet"); have != 3 {
-					t.Fatalf("%d attachments", have)
-				}
+				n.wantAttachments(t, "podnet", 3)
 				for _, id := range []string{"pod1", "pod1", "pod2", "pod2"}[:4-want] {
 					succeeds(t, invocation{conf: conf, id: id}).noWarnings(t)
 				}
-				if have := n.attachments(t, "podnet"); have != 1 {
-					t.Fatalf("%d attachments left", have)
-				}
+				n.wantAttachments(t, "podnet", 1)
 			}
 		})
 		t.Run("after a failed ADD", func(t *testing.T) { // no namespace, no prevResult, no attachment

@@ -36,9 +36,7 @@ func (n *node) wantNoReconciliation(t *testing.T, d *daemon, conf string, says .
 			earlier = d.log()
 		}
 	}
-	if more := strings.TrimPrefix(d.log(), earlier); more != "" {
-		t.Errorf("a sync without changes logged:\n%s", more)
-	}
+	wantSame(t, "the log of a sync without changes", strings.TrimPrefix(d.log(), earlier), "")
 	if strings.Contains(strings.TrimPrefix(earlier, logged), "source updated") {
 		t.Errorf("the log reports an updated source:\n%s", earlier)
 	}
@@ -91,9 +89,7 @@ func TestNewerDocument(t *testing.T) {
 				d = n.startReconciler(outer, "--resync-interval", "1h")
 				n.wantNoReconciliation(t, d, conf, says...)
 				wantSame(t, "rules", n.ruleset(t), rules)
-				if now := string(readFile(t, path)); now != newer {
-					t.Errorf("the document was changed: %s", now)
-				}
+				wantSame(t, "the document", string(readFile(t, path)), newer)
 				n.wantSays(t, 1, nil, "cleanup")
 
 				if missing != nil {

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -77,9 +75,7 @@ func TestWho(t *testing.T) {
 				}
 				at := seen.Source.String()
 				for _, args := range [][]string{{at, "--protocol", protocol}, {at, "--protocol", protocol, "--to", want[0].Endpoint}, {at, "--protocol", protocol, "--to", flow.to}} {
-					if diff := cmp.Diff(want, n.who(t, args...)); diff != "" {
-						t.Errorf("who %v (-want +got):\n%s", args, diff)
-					}
+					wantSame(t, fmt.Sprintf("who %v", args), n.who(t, args...), want)
 				}
 				if all := n.who(t, at); len(all) == 0 || len(all) > 2 || all[0] != want[0] && all[len(all)-1] != want[0] {
 					t.Errorf("who %s: %+v", at, all)

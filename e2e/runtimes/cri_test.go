@@ -368,9 +368,7 @@ func TestOwnConflistAtBoot(t *testing.T) {
 			t.Errorf("check of a stale copy: exit code %d: %s", code, output)
 		}
 		n.conflist(t, bridge())
-		if output, code := n.reconcile(t, "uninstall"); code != 0 {
-			t.Errorf("uninstall: exit code %d: %s", code, output)
-		}
+		n.uninstall(t, 0)
 		n.wantGone(t)
 		if _, err := os.Lstat(n.Path(conflistDir + "/05-ip-masq.conflist")); !os.IsNotExist(err) {
 			t.Errorf("ip-masq's own conflist: %v, want it gone", err)

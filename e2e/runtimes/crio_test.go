@@ -218,9 +218,7 @@ func TestCRIOSinglePlugin(t *testing.T) {
 	n.crioStop(t, old)
 	n.wantAttachments(t, 1)
 	n.crioStop(t, p)
-	if output, code := n.reconcile(t, "uninstall"); code != 0 {
-		t.Errorf("uninstall: exit code %d: %s", code, output)
-	}
+	n.uninstall(t, 0)
 	young := n.crioRun(t, "young")
 	n.wantAlone(t, young.Host, young.addrs)
 }

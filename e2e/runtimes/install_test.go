@@ -44,6 +44,14 @@ func (n *node) install(t *testing.T) {
 	}
 }
 
+// uninstall runs uninstall, which must have this exit code.
+func (n *node) uninstall(t *testing.T, want int) {
+	t.Helper()
+	if output, code := n.reconcile(t, "uninstall"); code != want {
+		t.Errorf("uninstall: exit code %d, want %d: %s", code, want, output)
+	}
+}
+
 // wantGone checks that nothing of ip-masq remains and the conflist is the main CNI plugin's.
 func (n *node) wantGone(t *testing.T) {
 	t.Helper()
@@ -83,9 +91,7 @@ func TestInstall(t *testing.T) {
 		ours := n.pod(t, "ours")
 		n.firstPackets(t, ours)
 		n.wantAttachments(t, 1)
-		if output, code := n.reconcile(t, "uninstall"); code != 0 {
-			t.Errorf("uninstall: exit code %d: %s", code, output)
-		}
+		n.uninstall(t, 0)
 		n.wantGone(t)
 		n.ready(t, true)
 		n.wantAlone(t, n.adopt(t, ours.Netns), ours.Addrs)
@@ -104,14 +110,10 @@ func TestUninstallWaits(t *testing.T) {
 	waits := func(t *testing.T, n *node, h *topology.Host, addrs []netip.Addr, end func()) {
 		t.Helper()
 		n.verdicts(t, h, addrs)
-		if output, code := n.reconcile(t, "uninstall"); code != 1 {
-			t.Errorf("uninstall beside a pod: exit code %d: %s", code, output)
-		}
+		n.uninstall(t, 1)
 		n.verdicts(t, h, addrs)
 		end()
-		if output, code := n.reconcile(t, "uninstall"); code != 0 {
-			t.Errorf("uninstall: exit code %d: %s", code, output)
-		}
+		n.uninstall(t, 0)
 		n.wantGone(t)
 	}
 	for name, end := range map[string]func(*testing.T, *node, *crioPod){
