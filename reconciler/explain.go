@@ -209,18 +209,13 @@ func (a *app) whoCommand() *cobra.Command {
 		}
 		return a.who(c.Context(), q)
 	}
-	c.Flags().StringVar(&protocol, "protocol", "", "`PROTOCOL`: tcp, udp, sctp or icmp (default: each that has ports)")
+	c.Flags().StringVar(&protocol, "protocol", "", "`PROTOCOL`: tcp, udp or sctp (default: each)")
 	c.Flags().StringVar(&to, "to", "", "destination `ADDRESS` (default: any)")
 	return c
 }
 
-// protocols are those that the command knows. ICMP has another number in IPv6.
-func protocols(a netip.Addr) map[string]uint8 {
-	icmp := uint8(unix.IPPROTO_ICMP)
-	if a.Is6() {
-		icmp = unix.IPPROTO_ICMPV6
-	}
-	return map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": icmp}
+func protocols() map[string]uint8 {
+	return map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
 }
 
 func connectionQuery(source, protocol, to string, given func(flag string) bool) (q conntrack.Query, err error) {
@@ -230,8 +225,8 @@ func connectionQuery(source, protocol, to string, given func(flag string) bool) 
 	}
 	q.Source = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if given("protocol") {
-		if q.Protocol = protocols(q.Source.Addr())[protocol]; q.Protocol == 0 {
-			return q, usageError{fmt.Errorf("--protocol %q: write tcp, udp, sctp or icmp", protocol)}
+		if q.Protocol = protocols()[protocol]; q.Protocol == 0 {
+			return q, usageError{fmt.Errorf("--protocol %q: write tcp, udp or sctp", protocol)}
 		}
 	}
 	if given("to") {
@@ -245,11 +240,11 @@ func connectionQuery(source, protocol, to string, given func(flag string) bool) 
 type connection struct {
 	Protocol        string        `json:"protocol"`
 	Source          netip.Addr    `json:"source"`
-	SourcePort      uint16        `json:"sourcePort"` // the identifier of ICMP
+	SourcePort      uint16        `json:"sourcePort"`
 	Destination     netip.Addr    `json:"destination"`
-	DestinationPort *uint16       `json:"destinationPort"` // null for ICMP
-	Endpoint        netip.Addr    `json:"endpoint"`        // that packets reach: the destination, or what a Service chose
-	EndpointPort    *uint16       `json:"endpointPort"`
+	DestinationPort uint16        `json:"destinationPort"`
+	Endpoint        netip.Addr    `json:"endpoint"` // that packets reach: the destination, or what a Service chose
+	EndpointPort    uint16        `json:"endpointPort"`
 	SourceLocal     bool          `json:"sourceLocal"` // the node itself sends them
 	Translated      bool          `json:"translated"`  // the source address or port
 	Zone            uint16        `json:"zone"`        // of conntrack
@@ -262,17 +257,14 @@ func connectionOf(f conntrack.Found, d decision) connection {
 	src, dst, endpoint := f.Original.Src, f.Original.Dst, f.Reply.Src
 	c := connection{
 		Source: src.Addr(), SourcePort: src.Port(),
-		Destination: dst.Addr(), Endpoint: endpoint.Addr(),
+		Destination: dst.Addr(), DestinationPort: dst.Port(), Endpoint: endpoint.Addr(), EndpointPort: endpoint.Port(),
 		SourceLocal: f.SourceLocal, Translated: src != f.Reply.Dst, Zone: f.Zone,
 		Chain: d.chain, Verdict: d.verdict,
 	}
-	for name, number := range protocols(src.Addr()) {
+	for name, number := range protocols() {
 		if number == f.Original.Protocol {
 			c.Protocol = name
 		}
-	}
-	if c.Protocol != "icmp" {
-		c.DestinationPort, c.EndpointPort = new(dst.Port()), new(endpoint.Port())
 	}
 	return c
 }
@@ -315,15 +307,10 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 		warn(a, []error{err})
 	}
 	policies := e.Policies(state)
-	decisions := map[policy.Packet]decision{}
 	connections := mapped(found, func(f conntrack.Found) connection {
-		packet := policy.Packet{
+		c := connectionOf(f, decide(policies, policy.Packet{
 			Src: f.Original.Src.Addr(), Dst: f.Reply.Src.Addr(), Out: f.Interface, SrcLocal: f.SourceLocal, DstLocal: f.EndpointLocal,
-		}
-		if _, known := decisions[packet]; !known {
-			decisions[packet] = decide(policies, packet)
-		}
-		c := connectionOf(f, decisions[packet])
+		}))
 		c.Pod = diagnose.HolderOf(c.Source, pods)
 		return c
 	})
@@ -345,21 +332,11 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 }
 
 func (c connection) text(w io.Writer) {
-	at := func(a netip.Addr, port *uint16) string {
-		if port == nil {
-			return a.String()
-		}
-		return netip.AddrPortFrom(a, *port).String()
-	}
-	to := at(c.Destination, c.DestinationPort)
-	if endpoint := at(c.Endpoint, c.EndpointPort); endpoint != to {
+	to := netip.AddrPortFrom(c.Destination, c.DestinationPort).String()
+	if endpoint := netip.AddrPortFrom(c.Endpoint, c.EndpointPort).String(); endpoint != to {
 		to += ", translated to " + endpoint
 	}
-	if c.DestinationPort == nil {
-		fmt.Fprintf(w, "%s %s to %s, identifier %d\n", c.Protocol, c.Source, to, c.SourcePort)
-	} else {
-		fmt.Fprintf(w, "%s %s to %s\n", c.Protocol, at(c.Source, &c.SourcePort), to)
-	}
+	fmt.Fprintf(w, "%s %s to %s\n", c.Protocol, netip.AddrPortFrom(c.Source, c.SourcePort), to)
 	row := func(label string, value any) { fmt.Fprintf(w, "  %-8s %v\n", label, value) }
 	if c.SourceLocal {
 		row("from", "the node itself")
@@ -374,19 +351,13 @@ func (c connection) text(w io.Writer) {
 }
 
 func (c connection) chainText() string {
-	const cause = ": it may be older than the policy, or another program decided"
-	switch masquerades := c.Verdict == policy.ActionMasquerade; {
-	case c.Chain == nil && c.Translated:
-		return "none has such a connection in scope now; this one is translated" + cause
-	case c.Chain == nil:
-		return "none has it in scope, keeps its source address"
-	case masquerades && (c.Translated || c.SourceLocal): // the node may masquerade with the address that it has
-		return *c.Chain + ", masqueraded"
-	case masquerades:
-		return *c.Chain + " masquerades such a connection now; this one is not translated" + cause
-	case c.Translated:
-		return *c.Chain + " exempts such a connection now; this one is translated" + cause
-	default:
-		return *c.Chain + ", exempt, keeps its source address"
+	text := "none has it in scope, keeps its source address"
+	if c.Chain != nil {
+		text = *c.Chain + map[policy.Action]string{policy.ActionMasquerade: ", masqueraded", policy.ActionExempt: ", exempt, keeps its source address"}[c.Verdict]
 	}
+	// The node may masquerade with the address that it has.
+	if masquerades := c.Verdict == policy.ActionMasquerade; c.Translated != masquerades && !(masquerades && c.SourceLocal) {
+		text += "; this connection is translated differently: it may be older than the policy, or another program decided"
+	}
+	return text
 }

@@ -17,7 +17,7 @@ import (
 
 // Query selects connections by what their peers see.
 type Query struct {
-	Source   netip.AddrPort // that packets leave with. The port of ICMP is its identifier
+	Source   netip.AddrPort // that packets leave with
 	Protocol uint8          // IPPROTO_*, 0 is each that has ports
 	To       netip.Addr     // the destination, or the endpoint that a Service chose; the zero Addr is any
 }

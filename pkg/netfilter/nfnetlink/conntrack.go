@@ -18,13 +18,13 @@ const (
 
 	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaID, ctaZone, ctaFilter, ctaStatusMask = 1, 2, 3, 12, 18, 25, 26
 
-	ctaTupleIP, ctaTupleProto, ctaTupleZone                               = 1, 2, 3
-	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst                                = 1, 2, 3, 4
-	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort, ctaICMPID, ctaICMPv6ID = 1, 2, 3, 4, 7
-	ctaFilterOrigFlags, ctaFilterReplyFlags                               = 1, 2
-	ctaFilterIPSrc, ctaFilterIPDst, ctaFilterProtoNum, ctaFilterDstPort   = 1 << 0, 1 << 1, 1 << 3, 1 << 5
-	ctaInsertFailed, ctaDrop, ctaEarlyDrop                                = 9, 10, 11
-	ctaGlobalEntries, ctaGlobalMaximum                                    = 1, 2
+	ctaTupleIP, ctaTupleProto, ctaTupleZone                             = 1, 2, 3
+	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst                              = 1, 2, 3, 4
+	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort                       = 1, 2, 3
+	ctaFilterOrigFlags, ctaFilterReplyFlags                             = 1, 2
+	ctaFilterIPSrc, ctaFilterIPDst, ctaFilterProtoNum, ctaFilterDstPort = 1 << 0, 1 << 1, 1 << 3, 1 << 5
+	ctaInsertFailed, ctaDrop, ctaEarlyDrop                              = 9, 10, 11
+	ctaGlobalEntries, ctaGlobalMaximum                                  = 1, 2
 )
 
 // Connection is a conntrack entry.
@@ -37,7 +37,7 @@ type Connection struct {
 	OriginalTuple, ReplyTuple, ID []byte // the attributes, for DeleteConnection
 }
 
-// Flow is one direction of a conntrack entry. Both ports of ICMP are its identifier.
+// Flow is one direction of a conntrack entry. The ports of a protocol without ports are 0.
 type Flow struct {
 	Protocol uint8 // IPPROTO_*
 	Src, Dst netip.AddrPort
@@ -165,8 +165,6 @@ func (e *Connection) flow(tuple []byte) Flow {
 				srcPort = port
 			case inProto && it.typ == ctaProtoDstPort:
 				dstPort = port
-			case inProto && (it.typ == ctaICMPID || it.typ == ctaICMPv6ID):
-				srcPort, dstPort = port, port
 			}
 		}
 	}
