@@ -18,19 +18,14 @@ import (
 
 // root is the command line. Without a command it runs "run".
 func (a *app) root() *cobra.Command {
-	var printVersion bool
 	root := &cobra.Command{
 		Use:               "ip-masq-reconciler",
 		Short:             "Keep the masquerade rules of a node correct",
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
-		RunE: func(c *cobra.Command, args []string) error {
-			if printVersion {
-				return a.version(c, args)
-			}
-			return a.run(c, args)
-		},
+		Version:           version,
+		RunE:              a.run,
 		PersistentPreRun: func(c *cobra.Command, _ []string) {
 			a.parsed = true
 			if c.HasParent() && c.Name() != "run" { // which logs them
@@ -42,7 +37,6 @@ func (a *app) root() *cobra.Command {
 	}
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	root.Flags().BoolVar(&printVersion, "version", false, "version for ip-masq-reconciler")
 	a.addFlags(root)
 	root.AddCommand(a.commands()...)
 	root.SetUsageFunc(writeUsage)

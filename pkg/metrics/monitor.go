@@ -214,23 +214,12 @@ func (m *Monitor) check(problems func() error) http.HandlerFunc {
 
 // Metrics returns the handler of /metrics.
 func (m *Monitor) Metrics() http.Handler {
-	page := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		ErrorLog:           slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
-		ErrorHandling:      promhttp.ContinueOnError,
-		DisableCompression: true, // a compressor takes more memory than everything else here
-	})
+	// A compressor takes more memory than everything else here.
+	page := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{DisableCompression: true})
 	return handler(map[string]http.HandlerFunc{"GET /metrics": func(w http.ResponseWriter, r *http.Request) {
 		m.refreshed(r.Context(), scrapeTimeout, "scrape", m.refresh)
-		page.ServeHTTP(patient{w}, r)
+		page.ServeHTTP(w, r)
 	}})
-}
-
-// patient is a response whose client may be gone: promhttp would log the failure of each write.
-type patient struct{ http.ResponseWriter }
-
-func (p patient) Write(text []byte) (int, error) {
-	_, _ = p.ResponseWriter.Write(text)
-	return len(text), nil
 }
 
 // refreshed calls a refresh, and returns at the latest after the timeout. Requests share the one that runs: a
