@@ -78,7 +78,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
 	before := len(r.Problems)
-	node.addReadiness(c.Context(), a, r)
+	node.addReadiness(c.Context(), r)
 	if a.json() {
 		err = a.answer(r, problems, answer{Right: right, Drift: drift, Findings: faultFindings(node.problems(r, r.Problems)), Reconciler: &node.active})
 	} else {

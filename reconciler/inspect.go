@@ -65,9 +65,6 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	if a.given(func(string) bool { return true }) {
 		n.settingsFrom += " and flags"
 	}
-	if err != nil && n.active.status == nil {
-		n.settingsFrom += ", as " + a.settingsFile() + " is invalid"
-	}
 	return n, nil
 }
 
@@ -77,19 +74,16 @@ func (a *app) examine(ctx context.Context) (*inspection, *reconcile.Report, erro
 		return nil, nil, err
 	}
 	r := n.Check(ctx)
-	n.addReadiness(ctx, a, r)
+	n.addReadiness(ctx, r)
 	return n, r, nil
 }
 
-// addReadiness adds what the reconciler that runs would report, if it does not answer.
-func (n *inspection) addReadiness(ctx context.Context, a *app, r *reconcile.Report) {
-	switch {
-	case !n.active.Answers:
-		n.AddReadiness(ctx, r)
-	case a.given(func(key string) bool { return key == "cni_conf_dir" || key == "cni_bin_dir" }): // the reconciler looks elsewhere
+// addReadiness adds what a reconciler would report in a sync now.
+func (n *inspection) addReadiness(ctx context.Context, r *reconcile.Report) {
+	if n.active.Answers {
 		n.AddADDProblems(r)
-	default:
-		n.AddDiskProblem(r) // the disk may be full since the last sync
+	} else {
+		n.AddReadiness(ctx, r)
 	}
 }
 

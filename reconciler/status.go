@@ -25,7 +25,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
-	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 func (a *app) status(c *cobra.Command, _ []string) error {
@@ -142,10 +141,9 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if err != nil {
 		s.Conflist.Error = err.Error()
 	}
-	if !n.usesPlugin(r, s.Plugin.Path) {
-		if len(r.Sources.ConfDir.Conflists) == 0 {
-			s.Conflist.Error = ""
-		}
+	host := diagnose.Host{BinDir: n.Settings.CNIBinDir, ConfDir: r.Sources.ConfDir, State: r.State}
+	if !n.Settings.Conflist.Managed() && !host.UsesPlugin() {
+		s.Conflist.Error = ""
 	} else if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()
 	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
@@ -163,15 +161,6 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	}
 	s.Ready = n.active.Answers && len(s.found(diagnose.SeverityFault)) == 0
 	return s, nil
-}
-
-// usesPlugin reports whether the node has the plugin, or should, and does not only replace an agent.
-func (n *inspection) usesPlugin(r *reconcile.Report, path string) bool {
-	mayHaveEntry := func(l config.Conflist) bool { return l.Err != nil || len(l.Entries) > 0 }
-	stored := r.State.Sources
-	return !safefile.IsMissing(path) || n.Settings.Conflist.Managed() ||
-		slices.ContainsFunc(r.Sources.ConfDir.Conflists, mayHaveEntry) ||
-		len(stored) != 1 || stored[0].ID.Kind != policy.AgentFiles
 }
 
 func chainsOf(rules *enforce.State, active *metrics.Status) []chainStatus {

@@ -119,7 +119,7 @@ func conflistWithoutEntry(e *examination, f *Finding) {
 		return
 	}
 	f.add("%s (network %s)", policy.Quote(first.File), policy.Quote(first.Network))
-	if !e.wantsPlugin() {
+	if !e.UsesPlugin() {
 		return
 	}
 	f.Severity = SeverityProblem
@@ -134,7 +134,7 @@ func conflistAbsent(e *examination, f *Finding) {
 		return
 	}
 	f.add("%s has no conflist", policy.Quote(e.ConfDir.Dir))
-	if e.wantsPlugin() {
+	if e.UsesPlugin() {
 		f.Severity = SeverityProblem
 	}
 }
@@ -143,10 +143,11 @@ func (e *examination) managesConflist() bool {
 	return e.Reconciler != nil && e.Reconciler.ManagesConflist
 }
 
-// wantsPlugin reports whether the node has the plugin, an entry or its policy, and not only replaces an agent.
-func (e *examination) wantsPlugin() bool {
-	return e.BinDir != "" && config.CheckPlugin(e.BinDir) == nil || slices.ContainsFunc(e.lists, list.hasEntry) ||
-		slices.ContainsFunc(e.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network })
+// UsesPlugin reports whether the node has the plugin, an entry or its policy, and not only replaces an agent.
+func (h Host) UsesPlugin() bool {
+	return h.BinDir != "" && config.CheckPlugin(h.BinDir) == nil ||
+		slices.ContainsFunc(h.ConfDir.Conflists, func(c config.Conflist) bool { return len(c.Entries) > 0 }) ||
+		slices.ContainsFunc(h.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network })
 }
 
 // runtimesList returns the first conflist by name, without loopback and Multus, which selects another.
