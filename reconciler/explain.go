@@ -116,13 +116,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	node.printSettingsOrigin(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
-	for _, p := range node.problems(r, r.Obstacles()) {
-		// The explanation has why its chain is not as the policy says, and why documents cannot be read.
-		ofChain := p.Chain != "" && p.Chain == e.Chain && p.Reason != reconcile.ReasonConflict
-		if e.Problem == "" || !ofChain && (q.Incomplete == nil || p.Reason != reconcile.ReasonState) {
-			warn(a, []error{p.Err})
-		}
-	}
+	warn(a, mapped(node.problems(r, r.Obstacles()), func(p reconcile.Problem) error { return p.Err }))
 	return nil
 }
 

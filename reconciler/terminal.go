@@ -19,8 +19,8 @@ func terminalWidth(f *os.File) int {
 	return int(size.Col)
 }
 
-// wrapped breaks the lines of a text at spaces, so that they fit into the width. Longer words stay whole. Of the cells of
-// a row, which two spaces separate, the last one is broken. Continuation lines are indented at least by hanging.
+// wrapped breaks the lines of a text at spaces, so that they fit into the width. Longer words stay whole. Continuation
+// lines are indented as the text of the line behind its dash, at least by hanging.
 func wrapped(text string, width, hanging int) string {
 	const least = 40 // a narrower terminal breaks the lines itself, and 0 is no terminal
 	if width < least {
@@ -29,10 +29,7 @@ func wrapped(text string, width, hanging int) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
-		indent := indentOf(line, hanging)
-		if indent > width/2 {
-			indent = hanging
-		}
+		indent := max(len(line)-len(strings.TrimLeft(line, " -")), hanging)
 		column, row := 0, ""
 		for i, word := range strings.Split(line, " ") {
 			n := utf8.RuneCountInString(word)
@@ -50,17 +47,4 @@ func wrapped(text string, width, hanging int) string {
 		b.WriteString(row + "\n")
 	}
 	return b.String()
-}
-
-// indentOf returns the column in which the last cell of a line begins, or the text of a line without cells.
-func indentOf(line string, hanging int) int {
-	text := strings.TrimLeft(line, " ")
-	if i := strings.LastIndex(text, "  "); i >= 0 {
-		return utf8.RuneCountInString(line) - utf8.RuneCountInString(text[i+2:])
-	}
-	indent := len(line) - len(text)
-	if strings.HasPrefix(text, "- ") {
-		indent += 2
-	}
-	return max(indent, hanging)
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,16 +130,8 @@ func savedRulesets(e *examination, f *Finding) {
 
 // changesBy returns what a saved ruleset does to the owned rules. Flushing counts only if it is loaded.
 func (e *examination) changesBy(text string, enabled bool) []string {
-	words := map[string]bool{}
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, "#")
-		fields := strings.Fields(line)
-		for i, word := range fields {
-			words[strings.TrimPrefix(word, ":")] = true
-			if i > 0 && fields[i-1] == "flush" {
-				words["flush "+strings.TrimSuffix(word, ";")] = true
-			}
-		}
+	contains := func(words string) bool {
+		return regexp.MustCompile(`(?m)^([^#\n]*[\s:])?` + words + `(\s|;|$)`).MatchString(text)
 	}
 	var changes []string
 	chains := []string{policy.DefaultChain}
@@ -147,14 +140,14 @@ func (e *examination) changesBy(text string, enabled bool) []string {
 	}
 	slices.Sort(chains)
 	for _, chain := range slices.Compact(chains) {
-		if words[chain] || words["masq-"+chain] || words["guard-"+chain] {
+		if contains("(masq-|guard-)?" + regexp.QuoteMeta(chain)) {
 			changes = append(changes, "contains chain "+chain)
 		}
 	}
-	if enabled && words["flush ruleset"] {
+	if enabled && contains(`flush\s+ruleset`) {
 		changes = append(changes, "flushes the ruleset, with the rules of ip-masq")
 	}
-	if enabled && words["*nat"] && e.hasChoice(policy.IPTables, "") {
+	if enabled && contains(`\*nat`) && e.hasChoice(policy.IPTables, "") {
 		changes = append(changes, "replaces table nat, with the chains of ip-masq")
 	}
 	return changes
