@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
@@ -106,9 +105,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 		return joined(r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
-	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{
-		ConfDir: r.Sources.ConfDir, Since: node.Dir.Written, Now: time.Now(),
-	})
+	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{ConfDir: r.Sources.ConfDir, Since: node.Dir.Written})
 	if a.json() {
 		e.Reconciler = node.active
 		return a.print(e)

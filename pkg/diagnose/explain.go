@@ -349,15 +349,12 @@ type Origin struct {
 	File   string      `json:"file"`  // "" if no file states the policy in force
 	Index  *int        `json:"index"` // of the item in its list
 	Since  *time.Time  `json:"since"` // when the source's document was written
-
-	age time.Duration // since then
 }
 
 // OriginFinder finds the file that has a value, and the time when its document was written.
 type OriginFinder struct {
 	ConfDir config.ConfDir
 	Since   func(policy.SourceID) (time.Time, error) // the zero Time if unknown; it may be nil
-	Now     time.Time                                // from which ages are counted
 }
 
 func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
@@ -375,7 +372,7 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 		return out
 	}
 	if since, err := p.Since(o.Source); err == nil && !since.IsZero() {
-		out.Since, out.age = &since, p.Now.Sub(since)
+		out.Since = &since
 	}
 	return out
 }
@@ -492,7 +489,7 @@ func (o Origin) text() string {
 		text += " of " + o.Source + " (stored)"
 	}
 	if o.Since != nil {
-		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC") + " (" + Age(o.age) + ")"
+		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
 	}
 	return text
 }
