@@ -83,8 +83,6 @@ func thirdPartyRuleCases(node, dataDir string) []thirdPartyRules {
 		{name: "exempt by an earlier rule for the interface, in nft", nft: base("110", "oifname lan accept\nip daddr 10.0.0.0/8 masquerade")},
 		{name: "an owned chain without a policy", variant: "legacy", lines: ":OLD - [0:0]\n-I POSTROUTING -j OLD\n" +
 			"-A OLD -m comment --comment \"ip-masq/1 keeps its state in " + dataDir + "\" -j MASQUERADE", by: "chain OLD: masquerade"},
-		{name: "established connections", variant: "nft", lines: "-I POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j MASQUERADE"},
-		{name: "new connections", variant: "legacy", lines: "-I POSTROUTING -m conntrack --ctstate NEW -j MASQUERADE", by: "masquerade"},
 	}
 }
 

@@ -315,21 +315,12 @@ func (c *Conn) write(op operation, b []byte) error {
 	}
 }
 
-// read is recv(2). Without flags it is read(2), for which the Go library allocates no address.
-func (c *Conn) read(flags int) (n int, err error) {
-	if flags == 0 {
-		return unix.Read(c.fd, c.in)
-	}
-	n, _, err = unix.Recvfrom(c.fd, c.in, flags)
-	return n, err
-}
-
 // receive calls handle with each message that arrives, until it returns true or an error or, with
 // the flag MSG_DONTWAIT, nothing more is there. The bytes are valid during the call only.
 func (c *Conn) receive(op operation, flags int, handle func(message) (done bool, err error)) error {
 	poll := flags&unix.MSG_DONTWAIT != 0
 	for {
-		n, err := c.read(flags)
+		n, _, err := unix.Recvfrom(c.fd, c.in, flags)
 		switch {
 		case err == nil && n > 0:
 		case err == nil:

@@ -196,8 +196,6 @@ func (d *decoder) expression(e Expr) {
 		d.bitwise(e)
 	case Cmp:
 		d.compare(e)
-	case CmpRange:
-		d.between(e)
 	case Lookup:
 		d.lookup(e)
 	case Immediate:
@@ -419,15 +417,6 @@ func (d *decoder) holdsAddress(r Register) bool {
 	}
 	h.used = true
 	return true
-}
-
-func (d *decoder) between(e CmpRange) {
-	r := ipRange(e.From, e.To)
-	if !d.holdsAddress(e.Sreg) || !r.IsValid() || len(e.From) != d.held.size {
-		d.refuse("a range of " + cmp.Or(d.held.name, "a register"))
-		return
-	}
-	d.add(Condition{Field: d.held.what, Not: e.Not, Range: r})
 }
 
 func (d *decoder) lookup(e Lookup) {

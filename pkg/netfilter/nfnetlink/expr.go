@@ -63,13 +63,6 @@ type (
 		Data []byte
 	}
 
-	// CmpRange ends the rule unless the register is from From to To, both included, or if it is with Not.
-	CmpRange struct {
-		Not      bool
-		Sreg     Register
-		From, To []byte
-	}
-
 	// Bitwise is Dreg = Sreg & Mask ^ Xor. Shifts and the like are Unknown.
 	Bitwise struct {
 		Sreg, Dreg Register
@@ -187,13 +180,11 @@ const (
 	plain    = 1 << 9 // it is the bytes themselves, not an NFTA_DATA_VALUE
 )
 
-func kinds() [19]kind {
+func kinds() [18]kind {
 	return [...]kind{
 		{Cmp{}, "cmp", attrs{unix.NFTA_CMP_OP, unix.NFTA_CMP_SREG, unix.NFTA_CMP_DATA}},
 		{Payload{}, "payload", attrs{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET,
 			unix.NFTA_PAYLOAD_LEN, unix.NFTA_PAYLOAD_DREG}},
-		{CmpRange{}, "range", attrs{unix.NFTA_RANGE_OP, unix.NFTA_RANGE_SREG,
-			unix.NFTA_RANGE_FROM_DATA, unix.NFTA_RANGE_TO_DATA}},
 		{Bitwise{}, "bitwise", attrs{unix.NFTA_BITWISE_SREG, unix.NFTA_BITWISE_DREG,
 			unix.NFTA_BITWISE_LEN, unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR}},
 		{Meta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_DREG}},

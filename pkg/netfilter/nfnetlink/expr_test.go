@@ -16,8 +16,6 @@ func everyExpr() []Expr {
 	return []Expr{
 		Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 12, Len: 4, Dreg: Reg1},
 		Cmp{Op: NotEqual, Sreg: Reg2, Data: []byte{10, 0, 0, 0}},
-		CmpRange{Sreg: Reg1, From: []byte{0, 1}, To: []byte{3, 255}},
-		CmpRange{Not: true, Sreg: Reg3, From: []byte{1}, To: []byte{2}},
 		Bitwise{Sreg: Reg1, Dreg: Reg2, Len: 4, Mask: []byte{255, 240, 0, 0}, Xor: []byte{0, 0, 0, 0}},
 		Meta{Key: unix.NFT_META_OIFNAME, Dreg: unix.NFT_REG_4},
 		SetMeta{Key: unix.NFT_META_MARK, Sreg: Reg1},

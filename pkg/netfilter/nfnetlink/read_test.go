@@ -36,8 +36,8 @@ func TestRules(t *testing.T) {
 			Cmp{Op: NotEqual, Sreg: Reg1, Data: native(t, uint32(unix.RTN_LOCAL))}, Verdict{Code: Jump, Chain: "masq"}},
 		{Numgen{Random: true, Modulus: 1 << 31, Offset: 5, Dreg: Reg1},
 			Byteorder{Sreg: Reg1, Dreg: Reg1, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
-			CmpRange{Sreg: Reg1, From: []byte{0, 0, 0, 0}, To: []byte{9, 9, 9, 9}}},
-		{Meta{Key: unix.NFT_META_L4PROTO, Dreg: Reg1}, CmpRange{Not: true, Sreg: Reg1, From: []byte{6}, To: []byte{17}}, Verdict{Code: Accept}},
+			Cmp{Op: Less, Sreg: Reg1, Data: []byte{9, 9, 9, 9}}},
+		{Meta{Key: unix.NFT_META_L4PROTO, Dreg: Reg1}, Cmp{Op: NotEqual, Sreg: Reg1, Data: []byte{6}}, Verdict{Code: Accept}},
 		{Numgen{Modulus: 2, Dreg: Reg1}, Cmp{Op: Equal, Sreg: Reg1, Data: make([]byte, 4)}, Verdict{Code: Goto, Chain: "masq"}},
 	}
 	masq := [][]Expr{

@@ -29,8 +29,6 @@ func (d *decoder) match(m Match) {
 		d.probability(native32(m.Info[4:]))
 	case m.Xt == "mark" && m.hasForm(1, 12): // struct xt_mark_mtinfo1
 		d.add(Condition{Field: Mark, Not: m.Info[8] != 0, Value: native32(m.Info), Mask: native32(m.Info[4:])})
-	case m.Xt == "conntrack":
-		d.connState(m)
 	case slices.Contains([]string{"tcp", "udp", "sctp", "multiport"}, m.Xt):
 		d.refuse(transportHeader)
 	default:
@@ -71,21 +69,6 @@ func (d *decoder) addressTypes(info []byte) {
 			d.refuse("match addrtype of another kind")
 		}
 	}
-}
-
-// connState decodes a match of the connection's state alone, in a struct xt_conntrack_mtinfo2 or 3.
-func (d *decoder) connState(m Match) {
-	const (
-		flagsAt, invertAt, statesAt, size = 146, 148, 150, 154
-		stateFlag, snatState, dnatState   = 1, 1 << 6, 1 << 7
-	)
-	if m.Rev != 2 && m.Rev != 3 || len(m.Info) < size || native16(m.Info[flagsAt:]) != stateFlag ||
-		native16(m.Info[statesAt:])&(snatState|dnatState) != 0 {
-		d.refuse("match conntrack")
-		return
-	}
-	inverted := native16(m.Info[invertAt:])&stateFlag != 0
-	d.add(Condition{Field: ConnState, Not: !inverted, Mask: uint32(native16(m.Info[statesAt:]))}) // any of the states
 }
 
 // target decodes targets that change the source. At postrouting the others let packets continue.

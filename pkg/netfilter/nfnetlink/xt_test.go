@@ -70,11 +70,6 @@ func TestXtables(t *testing.T) {
 	newTarget := func(part string) Decoded {
 		return Decoded{Statement: DoMasq, Unrecognized: []string{part}}
 	}
-	conntrack := func(states, invert uint16) []byte {
-		b := padded(nil, 160)
-		copy(b[146:], native(t, uint16(1), invert, states))
-		return b
-	}
 	for name, tt := range map[string]struct {
 		family Family
 		expr   Expr
@@ -90,9 +85,6 @@ func TestXtables(t *testing.T) {
 		"comment":            {IPv4, match("comment", 0, padded([]byte("ip-masq"), 256)), Decoded{Comment: "ip-masq"}},
 		"mark":               {IPv4, match("mark", 1, native(t, uint32(0x4000), uint32(0x4000), uint32(0))), meets(Condition{Field: Mark, Value: 0x4000, Mask: 0x4000})},
 		"no mark":            {IPv4, match("mark", 1, padded(native(t, uint32(0x4000), uint32(0x4000), uint8(1)), 12)), meets(Condition{Field: Mark, Not: true, Value: 0x4000, Mask: 0x4000})},
-		"conntrack new":      {IPv4, match("conntrack", 3, conntrack(NewConnection, 0)), meets(Condition{Field: ConnState, Not: true, Mask: NewConnection})},
-		"conntrack not new":  {IPv4, match("conntrack", 3, conntrack(NewConnection, 1)), meets(Condition{Field: ConnState, Mask: NewConnection})},
-		"conntrack dnat":     {IPv4, match("conntrack", 3, conntrack(1<<7, 0)), unknown("match conntrack")},
 		"statistic random":   {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(0), uint32(1<<30)), 24)), meets(Condition{Field: Probability, Value: 1 << 30})},
 		"statistic inverted": {IPv4, match("statistic", 0, padded(native(t, uint16(0), uint16(1), uint32(1<<30)), 24)), unknown("match statistic")},
 		"statistic nth":      {IPv4, match("statistic", 0, padded(native(t, uint16(1), uint16(0), uint32(2), uint32(1)), 24)), unknown("match statistic")},

@@ -69,7 +69,7 @@ func mutilate(t *rapid.T, exprs []nfnetlink.Expr) []nfnetlink.Expr {
 		nfnetlink.Unknown{Kind: "limit"}, nfnetlink.Verdict{Code: nfnetlink.Accept}, nfnetlink.Verdict{Code: nfnetlink.Return},
 		nfnetlink.Meta{Key: 3, Dreg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: []byte{1}},
 		nfnetlink.Lookup{Set: "set", Sreg: nfnetlink.Reg1, Not: true}, nfnetlink.Lookup{Set: "other", Sreg: nfnetlink.Reg1},
-		nfnetlink.Masq{Flags: 4}, nfnetlink.CmpRange{Sreg: nfnetlink.Reg1}, nfnetlink.Match{Xt: "mark"},
+		nfnetlink.Masq{Flags: 4}, nfnetlink.Match{Xt: "mark"},
 	}
 	switch rapid.SampledFrom([]string{"drop", "double", "insert", "replace"}).Draw(t, "how") {
 	case "drop":
