@@ -107,7 +107,7 @@ func TestAnswersWithoutFlags(t *testing.T) {
 		}
 		d := n.startReconciler(t, flags...).untilReady(t)
 		right := d.sameAnswers(t, flags)
-		wantText(t, "the answers", right, "right: PODS (ipv4", "20.1.2.3: exempt", filepath.Join(files, "ip-masq-agent"), " UTC (AGE)", "2000-2999")
+		wantText(t, "the answers", right, "right: PODS (ipv4", "20.1.2.3: exempt", filepath.Join(files, "ip-masq-agent"), " UTC\n", "2000-2999")
 		if stdout, _, code := n.byHand(t, "status"); code != 0 || !strings.HasPrefix(stdout, "Node:        ready") {
 			t.Errorf("status: exit code %d\n%s", code, stdout)
 		}

@@ -347,7 +347,7 @@ func (c connection) chainText() string {
 		text = *c.Chain + map[policy.Action]string{policy.ActionMasquerade: ", masqueraded", policy.ActionExempt: ", exempt, keeps its source address"}[c.Verdict]
 	}
 	// The node may masquerade with the address that it has.
-	if masquerades := c.Verdict == policy.ActionMasquerade; c.Translated != masquerades && !(masquerades && c.SourceLocal) {
+	if masquerades := c.Verdict == policy.ActionMasquerade; c.Translated != masquerades && (!masquerades || !c.SourceLocal) {
 		text += "; this connection is translated differently: it may be older than the policy, or another program decided"
 	}
 	return text
