@@ -62,9 +62,12 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	d.monitor = metrics.New(metrics.Options{
 		Version: version, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Log: d.log,
 		Conntrack: conntrack.ReadStats,
-		Record:    func() (store.Record, error) { return d.current.Load().Node.Dir.Record() },
-		State:     func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
-		Written:   func(s policy.SourceID) (time.Time, error) { return d.current.Load().Node.Dir.Written(s) },
+		Record: func() (store.Record, error) {
+			s, err := d.current.Load().Node.Dir.Load()
+			return s.Record, err
+		},
+		State:   func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
+		Written: func(s policy.SourceID) (time.Time, error) { return d.current.Load().Node.Dir.Written(s) },
 	})
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()

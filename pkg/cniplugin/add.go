@@ -160,10 +160,7 @@ func (n *node) isStored(state store.State, own policy.Source) bool {
 
 // ownSource returns the source of the network: the stored one if its entry was verified, else that of the entry.
 func (n *node) ownSource(state store.State, verified bool) (policy.Source, error) {
-	own := policy.Source{ID: n.source(), PodSubnets: n.subnets}
-	if n.pluginFile.Present {
-		own.ConfDir = n.pluginFile.CNIConfDir
-	}
+	own := policy.Source{ID: n.source(), PodSubnets: n.subnets, ConfDir: n.pluginFile.PolicyDir()}
 	if stored := state.Find(own.ID); verified && stored != nil {
 		own.Policy = stored.Policy
 		return own, nil

@@ -143,14 +143,7 @@ func ReadConfDir(dir string) (ConfDir, error) {
 }
 
 // WithEntry returns the first conflist of the network that has a plugin entry, or nil.
-func (c ConfDir) WithEntry(network string) *Conflist {
-	for i, l := range c.Conflists {
-		if l.Network == network && network != "" && len(l.Entries) > 0 {
-			return &c.Conflists[i]
-		}
-	}
-	return nil
-}
+func (c ConfDir) WithEntry(network string) *Conflist { return PluginFile{}.Conflist(c, network) }
 
 // With returns the directory with one file replaced or added.
 func (c ConfDir) With(list Conflist) ConfDir {

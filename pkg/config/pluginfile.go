@@ -84,15 +84,24 @@ func (p PluginFile) DataDirErr(entry Netconf) error {
 // Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin entry or,
 // if plugin.toml exists, the first one, if it has a plugin entry.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
-	for _, l := range dir.Conflists {
-		if p.Present && l.Network == network && l.Err == nil && len(l.Entries) == 0 {
+	for i, l := range dir.Conflists {
+		switch {
+		case l.Network != network || network == "" || l.Err != nil:
+		case len(l.Entries) > 0:
+			return &dir.Conflists[i]
+		case p.Present:
 			return nil
-		}
-		if l.Network == network && network != "" && len(l.Entries) > 0 {
-			return &l
 		}
 	}
 	return nil
+}
+
+// PolicyDir returns the directory of the conflists that state policies because of plugin.toml, "" without that.
+func (p PluginFile) PolicyDir() string {
+	if !p.Present {
+		return ""
+	}
+	return p.CNIConfDir
 }
 
 // ErrConflistUnknown reports that the directory or a file that may be a network's conflist cannot be read.

@@ -155,24 +155,15 @@ func (s Source) Policies() []SourcePolicy {
 // Validate checks a stored source. One of the agent files can enable IPv6 for all of
 // them.
 func (s Source) Validate(limit int) error {
-	if len(s.Files) > 0 && (s.ID.Kind != AgentFiles || !s.Policy.Equal(SourcePolicy{Chain: s.Policy.Chain})) {
-		return errors.New("files: only the agent files have these, with no other policy than the chain")
-	}
 	all := s.Policies()
 	ipv6 := slices.ContainsFunc(all, func(p SourcePolicy) bool { return isTrue(p.EnableIPv6) })
 	for _, p := range all {
-		if p.Chain != s.Policy.Chain {
-			return fmt.Errorf("masqChain: files name the chains %s and %s", Quote(s.Policy.Chain), Quote(p.Chain))
-		}
 		p.EnableIPv6 = &ipv6
 		if err := p.Validate(limit); err != nil {
 			return err
 		}
 	}
 	var errs fieldErrors
-	if n := len(s.PodSubnets); n > MaxPodCIDRs {
-		errs.add("podSubnets", -1, "", fmt.Errorf("has %d entries, more than the %d possible", n, MaxPodCIDRs))
-	}
 	errs.checkPrefixes("podSubnets", s.PodSubnets, true)
 	return errors.Join(errs...)
 }

@@ -42,10 +42,7 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 		return err
 	}
 	p := enforce.Proposal{Sources: state.Sources}
-	own := policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: list.Network}, Policy: list.Entries[0].Entry.Policy}
-	if src.PluginFile.Present {
-		own.ConfDir = src.PluginFile.CNIConfDir
-	}
+	own := policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: list.Network}, Policy: list.Entries[0].Entry.Policy, ConfDir: src.PluginFile.PolicyDir()}
 	if err := p.Add(own, func() enforce.Conflists { return src.ConfDir }, func(error) {}); err != nil {
 		return err
 	}

@@ -76,16 +76,10 @@ func (n *Node) proposeNetworks(src *Sources, p *plan) {
 	if src.PluginFileErr != nil {
 		return
 	}
-	seen, confDir := map[string]bool{}, ""
 	var networks []policy.Source
-	if src.PluginFile.Present {
-		confDir = src.PluginFile.CNIConfDir
-	}
-	for _, list := range src.ConfDir.Conflists {
-		if list.Network == "" || list.Err != nil || seen[list.Network] || len(list.Entries) == 0 && confDir == "" {
-			continue
-		}
-		if seen[list.Network] = true; len(list.Entries) == 0 {
+	for i := range src.ConfDir.Conflists {
+		list := &src.ConfDir.Conflists[i]
+		if src.PluginFile.Conflist(src.ConfDir, list.Network) != list {
 			continue
 		}
 		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
@@ -97,7 +91,7 @@ func (n *Node) proposeNetworks(src *Sources, p *plan) {
 		case dataDirErr != nil:
 			p.problems = append(p.problems, Problem{Reason: ReasonConflist, Err: dataDirErr})
 		default:
-			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: confDir})
+			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: src.PluginFile.PolicyDir()})
 		}
 	}
 	errs := p.AddNetworks(networks, src.conflists, p.warn)

@@ -163,7 +163,7 @@ func (r Record) validate() error {
 	}
 	for i, reset := range r.Resets {
 		for _, s := range reset.Before {
-			if err := validate(s); err != nil {
+			if err := s.Validate(policy.MaxCIDRLimit); err != nil {
 				return fmt.Errorf("resets[%d].before: %w", i, err)
 			}
 		}
@@ -192,7 +192,7 @@ func nameOf(src policy.SourceID) string {
 }
 
 func encodeSource(s policy.Source) ([]byte, error) {
-	if err := validate(s); err != nil {
+	if err := s.Validate(policy.MaxCIDRLimit); err != nil {
 		return nil, err
 	}
 	return encode(document{Schema(), s})
@@ -203,7 +203,7 @@ func decodeSource(data []byte, name string) (policy.Source, error) {
 	var d document
 	err := decode(data, &d)
 	if err == nil {
-		err = validate(d.Source)
+		err = d.Validate(policy.MaxCIDRLimit)
 	}
 	if err == nil && nameOf(d.ID) != name {
 		err = fmt.Errorf("the file name is not that of %s", d.ID)
@@ -290,19 +290,4 @@ func schemaOf(data []byte) int {
 	}
 	schema, _ := strconv.Atoi(number.String())
 	return schema
-}
-
-// validate checks a document without regard to others. Readers rely on it.
-func validate(s policy.Source) error {
-	switch id := s.ID; {
-	case id.Kind != policy.Network && id.Kind != policy.AgentFiles:
-		return fmt.Errorf("source.kind: %s is not a kind of source", policy.Quote(string(id.Kind)))
-	case id.Kind == policy.Network && id.Name == "":
-		return errors.New("source.name: missing for a network")
-	case id.Kind == policy.AgentFiles && id.Name != "":
-		return errors.New("source.name: not possible for the agent files")
-	case id.Kind != policy.Network && (s.PodSubnets != nil || s.ConfDir != ""):
-		return errors.New("podSubnets and confDir: only possible for a network")
-	}
-	return s.Validate(policy.MaxCIDRLimit)
 }

@@ -4,7 +4,6 @@ package store
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -103,24 +102,6 @@ func (d *Dir) ReadAgain(before *Reading) (*Reading, error) {
 	}
 	if err == nil && slices.EqualFunc(r.files, before.files, same) {
 		return before, nil
-	}
-	return r, err
-}
-
-// Record reads and decodes the record of this boot, without the lock.
-func (d *Dir) Record() (Record, error) {
-	root, err := d.dataDir()
-	if err != nil {
-		return Record{}, ignoring(err, os.ErrNotExist)
-	}
-	defer root.close()
-	f, err := root.document(recordFile)
-	if err = cmp.Or(err, f.err); err != nil {
-		return Record{}, ignoring(err, os.ErrNotExist)
-	}
-	r, err := decodeRecord(f.data)
-	if r.Boot != d.Boot() {
-		return Record{}, err
 	}
 	return r, err
 }

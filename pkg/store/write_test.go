@@ -34,7 +34,6 @@ func TestPutRefusesWhatWouldNotLoad(t *testing.T) {
 	for name, c := range map[string]policy.Source{
 		"nothing":       {},
 		"no chain":      {ID: network("net")},
-		"no name":       newSource(""),
 		"no prefix":     {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", SourceCIDRs: []netip.Prefix{{}}}},
 		"wrong backend": {ID: network("net"), Policy: policy.SourcePolicy{Chain: "A", Backend: "ebtables"}},
 	} {
