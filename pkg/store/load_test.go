@@ -5,7 +5,6 @@ package store_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -147,15 +146,6 @@ func TestDamagedDocuments(t *testing.T) {
 			}
 		})
 	}
-}
-
-// manyPrefixes returns the JSON of that many prefixes.
-func manyPrefixes(n int) string {
-	var list []string
-	for i := range n {
-		list = append(list, fmt.Sprintf("%q", prefix(i)))
-	}
-	return strings.Join(list, ",")
 }
 
 func documentWith(keys string) string {

@@ -24,10 +24,6 @@ func aRecord() store.Record {
 	}}
 }
 
-func prefix(i int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
-}
-
 func TestPutRefusesWhatWouldNotLoad(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
