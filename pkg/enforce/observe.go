@@ -229,10 +229,12 @@ func (s *State) keepWhatExists() {
 	var desired []policy.Guard
 	for _, o := range g.Observed.Guards {
 		isThere := func(p policy.Policy) bool { return exists[policy.ChainFamily{Chain: p.Chain, Family: o.Family}] }
-		desired = append(desired, o.Beside(slices.DeleteFunc(s.Policies(), isThere)))
+		if c := s.Find(o.Chain); c == nil || c.Err != nil || isThere(c.Policy) {
+			desired = append(desired, o.Beside(slices.DeleteFunc(s.Policies(), isThere)))
+		}
 	}
 	for _, d := range g.Desired {
-		if g.observed(d.Chain, d.Family) == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
+		if s.Find(d.Chain).Err == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
 			if d.Bound, d.Bindings = nil, nil; d.Mode != policy.GuardOff {
 				desired = append(desired, d)
 			}

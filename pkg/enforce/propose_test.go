@@ -11,6 +11,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -172,6 +173,13 @@ func TestBesideUnreadableDocument(t *testing.T) {
 			k.Chains[netfiltertest.IPTables][ref] = c
 		}
 	}
+	rulesLost := func(k *kernel) {
+		k.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
+			if c.Name == "A" {
+				c.Rules = nil
+			}
+		})
+	}
 	guardsLost := func(k *kernel) { k.Guards = nil }
 	const ruleA, guardA = "A: 10.0.0.0/8 all\n", "A guard: 10.0.0.0/8\n"
 	const ruleB, guardB = "B: 172.16.0.0/12 all\n", "B guard: 172.16.0.0/12\n"
@@ -184,13 +192,14 @@ func TestBesideUnreadableDocument(t *testing.T) {
 		lose               func(*kernel)
 		want               string
 	}{
-		"nothing":                {own, own, other, nil, ruleA + guardA + ruleB + guardB},
-		"guards":                 {own, own, other, guardsLost, ruleA + ruleB},
-		"the jump, merged chain": {own, own, merged, jumpLost, "A: 172.16.0.0/12 10.0.0.0/8 all\nA guard: {10.0.0.0/8, 172.16.0.0/12}\n"},
-		"a rule":                 {own, own, other, ruleLost, "A: 10.0.0.0/8\n" + guardA + ruleB + guardB},
-		"a policy":               {own, changed, other, nil, ruleA + guardA + ruleB + guardB},
-		"a policy, merged chain": {own, changed, merged, nil, "A: 172.16.0.0/12 10.0.0.0/8 all\nA guard: {10.0.0.0/8, 172.16.0.0/12}\n"},
-		"the chain":              {own, own, other, gone, ruleA + guardA + ruleB + guardB},
+		"nothing":                 {own, own, other, nil, ruleA + guardA + ruleB + guardB},
+		"guards":                  {own, own, other, guardsLost, ruleA + ruleB},
+		"the jump, merged chain":  {own, own, merged, jumpLost, "A: 172.16.0.0/12 10.0.0.0/8 all\nA guard: {10.0.0.0/8, 172.16.0.0/12}\n"},
+		"a rule":                  {own, own, other, ruleLost, "A: 10.0.0.0/8\n" + guardA + ruleB + guardB},
+		"a policy":                {own, changed, other, nil, ruleA + guardA + ruleB + guardB},
+		"a policy, merged chain":  {own, changed, merged, nil, "A: 172.16.0.0/12 10.0.0.0/8 all\nA guard: {10.0.0.0/8, 172.16.0.0/12}\n"},
+		"the chain":               {own, own, other, gone, ruleA + guardA + ruleB + guardB},
+		"the rules, and a policy": {own, changed, other, rulesLost, "A: 10.0.0.0/8 192.0.2.0/24 all\nA guard: {10.0.0.0/8, 192.0.2.0/24}\n" + ruleB + guardB},
 		"the chain of that source": {own, network("own", "B", drop, exempts("10.0.0.0/8")), other, nil,
 			ruleA + guardA + ruleB + guardB},
 	} {
