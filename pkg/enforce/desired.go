@@ -45,12 +45,17 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 			s.tables = append(s.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
 		}
 	}
+	e.desireChains(s)
+	return s
+}
+
+// desireChains sets the desired rules and guards, in which the exempt pods are.
+func (e *Enforcer) desireChains(s *State) {
 	e.exemptPods(s)
 	for i := range s.Chains {
 		s.Chains[i].fail(e.desireRules(&s.Chains[i]))
 	}
 	s.desireGuards()
-	return s
 }
 
 func (s *State) tablesAre(c netfilter.Choice) bool {
@@ -80,16 +85,9 @@ func (e *Enforcer) desirePods(s *State) {
 		return
 	}
 	s.record.Namespaces = nil // so that all attachments are listed
-	e.exemptPods(s)
+	e.desireChains(s)
 	s.record.Namespaces = s.planned.Namespaces
-	for i := range s.Chains {
-		if c := &s.Chains[i]; c.Err == nil && len(c.Policy.Namespaces) > 0 {
-			c.fail(e.desireRules(c))
-		}
-	}
-	s.desireGuards()
-	s.plan()
-	s.compare()
+	s.plan() // and, if that is new, recordFirst compares
 }
 
 // currentBoot returns the record, or an empty one if it is of an earlier boot: the kernel lost what

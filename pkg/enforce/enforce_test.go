@@ -415,7 +415,11 @@ func TestChoice(t *testing.T) {
 			f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = policy.Chain{Family: policy.IPv4, Name: "A"} // an agent's
 		}
 		if c.owner == "/other" {
-			f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Owner = policy.OwnedBy("/other") })
+			f.kernel.reviseChains(func(in netfilter.Choice, c *policy.Chain) {
+				if in == netfiltertest.NFTables {
+					c.Owner = policy.OwnedBy("/other")
+				}
+			})
 		}
 		f.kernel.fail = map[string]error{"no effect": nil}
 		if c.fail != "" {
@@ -424,10 +428,17 @@ func TestChoice(t *testing.T) {
 		rec := store.Record{Boot: cmp.Or(c.boot, f.enforcer.Dir.Boot()), Chains: c.record}
 		for range 2 {
 			s := f.enforcer.Observe(t.Context(), []policy.Source{network("one", "A", backend(c.stated))}, rec)
-			if got := s.Chains[0].Choice; got != c.want || f.kernel.count("ask for a write of") > 2 {
+			if got := s.Chains[0].Choice; got != c.want || f.kernel.count("find chain A in iptables") > 1 {
 				t.Errorf("%s: %s, effects %q", name, got, f.kernel.effects)
 			}
 		}
+	}
+	many := network("one", "A", backend(policy.IPTables))
+	for i := range 3000 {
+		many.Policy.NonMasqueradeCIDRs = append(many.Policy.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 32))
+	}
+	if newFixture(t).observe(many).Err("A") == nil {
+		t.Error("a chain has more rules than its backend can have")
 	}
 }
 

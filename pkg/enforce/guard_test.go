@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -131,6 +132,20 @@ func TestAddressPassesWhileNamespacesChange(t *testing.T) {
 		if passes != slices.Equal(passed, []netip.Addr{address}) || !passes && len(passed) > 0 {
 			t.Errorf("from namespace kube to %q: the connections of %v are reset", namespace, passed)
 		}
+		f.putRecord(func(r *store.Record) { r.Resets = nil })
+		f.enforcer.Attachments = []store.Attachment{{Network: "podnet", ContainerID: "new", IfName: "eth0"}}
+		f.mustBeInSync(f.sync(lists("kube", "team", "more")))
+		attach("new", "last")
+		if f.mustBeInSync(f.sync(lists("kube", "last"))); len(f.record().Resets) != 1 {
+			t.Errorf("this ADD's pod: resets %+v", f.record().Resets)
+		}
+		// Where the records of pods cannot be read, those on record stay exempt, and only the chains fail that exempt some.
+		dir := f.enforcer.Dir.Path() + "/attachments"
+		must(t, errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)))
+		s := f.observe(lists("kube", "last"), network("other", "B"))
+		if s.Err("A") == nil || s.Find("B").Err != nil || len(s.Find("A").Policy.ExemptPods) != 1 {
+			t.Errorf("unreadable pods: errors %v and %v, exempt are %v", s.Err("A"), s.Find("B").Err, s.Find("A").Policy.ExemptPods)
+		}
 	}
 }
 
@@ -176,10 +191,11 @@ func TestGuardAndRulesFailSeparately(t *testing.T) {
 	f.writes(guardA)
 	f.kernel.fail = nil
 
-	f.mustBeInSync(f.sync(net))
+	counts := network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8")) // without a reset the record stays
+	f.mustBeInSync(f.sync(counts))
 	f.kernel.Guards, f.kernel.log = nil, nil
 	unwritable := f.enforcer.Dir.Unwritable(errRefused)
-	if err := f.enforcer.Sync(t.Context(), f.observe(net), unwritable).Err("A"); !errors.Is(err, errRefused) {
+	if err := f.enforcer.Sync(t.Context(), f.observe(counts), unwritable).Err("A"); !errors.Is(err, errRefused) {
 		t.Errorf("error %v", err)
 	}
 	f.writes()
@@ -464,6 +480,7 @@ func TestResetsOnRecord(t *testing.T) {
 		"lost jump":                         {list(a), list(a), loseOf("A", jump), "untranslated"},
 		"lost rules of a chain":             {list(a), list(a), loseOf("A", rules), "untranslated"},
 		"lost jump of a chain that keeps":   {list(a, c), list(a, c), loseOf("C", jump), ""},
+		"rules that cannot be read":         {list(a), list(a), func(k *kernel) { k.fail = map[string]error{"observe " + inIPTables: errRefused} }, ""},
 		"lost rules that keep":              {list(keeps), list(keeps), lose, ""},
 		"policy and lost rules":             {list(a), list(changed), lose, "before one, untranslated"},
 		"policy":                            {list(a), list(changed), nil, "before one"},
@@ -505,7 +522,7 @@ func TestResetsOnRecord(t *testing.T) {
 				c.other(f.kernel)
 			}
 			if operation == "apply" {
-				f.mustApply(c.after...)
+				_, _ = f.apply(c.after...)
 			} else {
 				f.sync(c.after...)
 			}
@@ -684,6 +701,19 @@ func TestResetConnections(t *testing.T) {
 		t.Errorf("the next reset is due in %s", next)
 	}
 
+	// None walks while a document cannot be read.
+	files, err := filepath.Glob(f.enforcer.Dir.Path() + "/sources/*")
+	must(t, err)
+	document, err := os.ReadFile(files[0])
+	must(t, errors.Join(err, os.WriteFile(files[0], []byte("{"), 0o600)))
+	f.putRecord(func(r *store.Record) { r.Resets = []store.Reset{{At: 1}} })
+	found = nil
+	if _, _, err := f.enforcer.ResetConnections(t.Context()); err == nil || found != nil {
+		t.Errorf("error %v, connections %q", err, found)
+	}
+	must(t, os.WriteFile(files[0], document, 0o600))
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+
 	// One process walks at a time, and none without the time for it.
 	f.mustApply(old)
 	running, err := f.enforcer.Dir.ResetLock(t.Context())
@@ -770,15 +800,21 @@ func TestGuardOfAPodThatLeavesIsNoDrift(t *testing.T) {
 	must(t, f.enforcer.Dir.Attach(store.Pod{Attachment: pod, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}))
 	f.mustBeInSync(f.sync(source))
 	must(t, f.enforcer.Dir.Detach(pod))
-	f.enforcer.AllAttachments = true
-	s := f.observe(source)
-	if !slices.ContainsFunc(s.Diff(), func(c policy.Change) bool { return c.Kind == policy.GuardChange || c.Kind == policy.ElementChange }) {
-		t.Fatalf("the pod is not in the guard: %v", s.Diff())
-	}
-	if drift := s.Drift(); len(drift) > 0 {
-		t.Errorf("unexpected drift: %v", drift)
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	for _, all := range []bool{true, false} {
+		f.enforcer.AllAttachments, f.enforcer.Attachments = all, []store.Attachment{pod}
+		s := f.observe(source)
+		if !slices.ContainsFunc(s.Diff(), func(c policy.Change) bool { return c.Kind == policy.GuardChange || c.Kind == policy.ElementChange }) {
+			t.Fatalf("the pod is not in the guard: %v", s.Diff())
+		}
+		if drift := s.Drift(); len(drift) > 0 {
+			t.Errorf("unexpected drift: %v", drift)
+		}
 	}
 	f.mustBeInSync(f.sync(source))
+	if resets := f.record().Resets; len(resets) != 1 || resets[0].FindsUntranslated() {
+		t.Errorf("resets %+v", resets)
+	}
 	f.kernel.Guards = nil
 	if len(f.observe(source).Drift()) == 0 {
 		t.Error("a guard that is gone is no drift")

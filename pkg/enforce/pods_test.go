@@ -147,14 +147,14 @@ func TestBound(t *testing.T) {
 		"too many":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods, nil, 1},
 		"with sets":        {netfiltertest.NFTables, []string{"dev", "prod"}, pods, nil, 0},
 		"other namespaces": {netfiltertest.IPTables, []string{"prod"}, pods, nil, 0},
-		"few pods":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods[1:], many, 0},
+		"few pods":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods[2:], many, 0},
 	} {
 		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, NonMasqueradeCIDRs: c.prefixes}
 		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}
 		s.exempt = exemptPods{namespaces: []string{"dev", "prod"}, pods: c.pods}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 		e.bound(s, &s.Chains[0])
-		oldest, newest := s.Beyond("A", []netip.Addr{pods[policy.MaxExemptPods].Address}), s.Beyond("A", []netip.Addr{pods[0].Address})
+		oldest, newest := s.Beyond("A", []netip.Addr{c.pods[len(c.pods)-2].Address}), s.Beyond("A", []netip.Addr{pods[0].Address})
 		if len(c.pods)-len(s.exempt.pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.exempt.pods, dev) {
 			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.exempt.pods), oldest, newest)
 		}

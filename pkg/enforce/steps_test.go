@@ -152,12 +152,17 @@ func TestRecordWalk(t *testing.T) {
 		"before others":      {[]store.Reset{before}, 7, nil, 3, 1},
 		"nothing to look at": {[]store.Reset{untranslated}, 0, nil, 3, 1},
 		"fails":              {[]store.Reset{before}, 7, errFault, 7, 2},
+		"lost meanwhile":     {[]store.Reset{before}, 7, errFault, 0, 0},
 	} {
+		rec := store.Record{Boot: e.Dir.Boot(), Resets: []store.Reset{untranslated, before}, LastReset: 3}
+		if name == "lost meanwhile" {
+			rec = store.Record{}
+		}
 		lock, err := e.Dir.Lock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = errors.Join(lock.PutRecord(store.Record{Boot: e.Dir.Boot(), Resets: []store.Reset{untranslated, before}, LastReset: 3}), lock.Release())
+		err = errors.Join(lock.PutRecord(rec), lock.Release())
 		err = errors.Join(err, e.recordWalk(t.Context(), c.due, c.began, nil, c.failed))
 		s, loadErr := e.Dir.Load()
 		if err := errors.Join(err, loadErr); err != nil || s.Record.LastReset != c.last || len(s.Record.Resets) != c.left {
