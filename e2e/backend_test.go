@@ -87,34 +87,6 @@ func TestBackendChange(t *testing.T) {
 	}
 }
 
-// TestChainNameChange checks that ADD removes the chain of the previous name, of a disabled family
-// and of a network that moves to another chain.
-func TestChainNameChange(t *testing.T) {
-	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.addThirdPartyRules(t)
-		thirdParty := n.thirdPartyRuleset(t, "OLD", "NEW")
-		kind := " " + strings.TrimSpace(n.backend.setting+" "+n.backend.variant)
-		n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "OLD"}))
-		n.addAndCheck(t, n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "NEW"})).noWarnings(t)
-		n.wantNoChain(t, "OLD")
-		n.wantJumps(t, "NEW", 1, 1)
-		n.wantOwnedChains(t, "NEW ipv4"+kind, "NEW ipv6"+kind)
-		// Disable IPv6, then move a network to another chain and back.
-		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "NEW"})).noWarnings(t)
-		n.wantJumps(t, "NEW", 1, 0)
-		n.wantOwnedChains(t, "NEW ipv4"+kind)
-		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "OLD", "sourceCIDRs": []string{"10.2.0.0/16", "10.3.0.0/16"}})).noWarnings(t)
-		n.wantJumps(t, "NEW", 1, 0)
-		if n.backend.variant != "" { // one jump per source; nftables uses a set
-			n.wantJumps(t, "OLD", 2, 0)
-		}
-		n.addAndCheck(t, n.conf(t, "othernet", object{"masqChain": "NEW"})).noWarnings(t)
-		n.wantNoChain(t, "OLD")
-		n.wantJumps(t, "NEW", 1, 0)
-		wantSame(t, "third-party rules", n.thirdPartyRuleset(t, "OLD", "NEW"), thirdParty)
-	})
-}
-
 // TestUnremovableChain checks that a chain that cannot be removed fails no ADD, and that the plugin
 // tries to remove it only once.
 func TestUnremovableChain(t *testing.T) {

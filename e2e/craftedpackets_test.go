@@ -227,8 +227,7 @@ func (c packetCounters) received(t *testing.T) map[[2]netip.Addr]int {
 	counts := map[[2]netip.Addr]int{}
 	element := regexp.MustCompile(`(\S+) \. (\S+) counter packets (\d+)`)
 	for _, m := range element.FindAllStringSubmatch(c.nft(t, "list table inet received"), -1) {
-		packets, err := strconv.Atoi(m[3])
-		must(t, err)
+		packets := topology.Must(strconv.Atoi(m[3]))(t)
 		counts[[2]netip.Addr{netip.MustParseAddr(m[1]), netip.MustParseAddr(m[2])}] = packets
 	}
 	return counts

@@ -58,10 +58,8 @@ func unprinted(quoted, output string) (lines []string) {
 // output with the quoted one. A block ends at the first command that fails.
 func TestDocuments(t *testing.T) {
 	t.Parallel()
-	root, err := filepath.Abs("..")
-	must(t, err)
-	bin, err := topology.BinDir()
-	must(t, err)
+	root := topology.Must(filepath.Abs(".."))(t)
+	bin := topology.Must(topology.BinDir())(t)
 	stubs := t.TempDir()
 	for _, program := range strings.Fields(standIns) {
 		must(t, os.Symlink(filepath.Join(root, "e2e", "testdata", "standin.sh"), filepath.Join(stubs, program)))
@@ -69,22 +67,18 @@ func TestDocuments(t *testing.T) {
 	rest := bin + ":" + filepath.Join(bin, "cni") + ":" + os.Getenv("PATH")
 	environment := append(os.Environ(), "REPOSITORY="+root, "REST="+rest, "PATH="+stubs+":"+rest, "NODE=node1", "POD=pod1")
 
-	script, err := os.ReadFile("testdata/documents.sh")
-	must(t, err)
-	try, err := os.ReadFile("../docs/try.md")
-	must(t, err)
+	script := topology.Must(os.ReadFile("testdata/documents.sh"))(t)
+	try := topology.Must(os.ReadFile("../docs/try.md"))(t)
 	_, node, _ := strings.Cut(string(try), "unshare --net --mount bash -e <<'END'\n")
 	node, _, isNode := strings.Cut(node, "\n# Install the plugin and its entry")
 	if !isNode {
 		t.Fatal("docs/try.md has no block for cnitool")
 	}
-	files, err := filepath.Glob("../docs/*.md")
-	must(t, err)
+	files := topology.Must(filepath.Glob("../docs/*.md"))(t)
 	total, ran := 0, 0
 	for _, document := range append(files, "../README.md", "../deploy/README.md", "../conflist-examples/README.md") {
 		name := strings.TrimPrefix(document, "../")
-		text, err := os.ReadFile(document)
-		must(t, err)
+		text := topology.Must(os.ReadFile(document))(t)
 		all := documents.Blocks(string(text))
 		total += len(all)
 		all = slices.DeleteFunc(all, func(b documents.Block) bool { return elsewhereBlock.MatchString(b.Commands) })

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 const exampleDir = "../conflist-examples"
@@ -73,8 +75,7 @@ func TestExamples(t *testing.T) {
 			}
 		})
 	}
-	files, err := filepath.Glob(filepath.Join(exampleDir, "*"))
-	must(t, err)
+	files := topology.Must(filepath.Glob(filepath.Join(exampleDir, "*")))(t)
 	for _, file := range files {
 		name, isExample := strings.CutSuffix(filepath.Base(file), ".conflist")
 		if isExample && !slices.Contains(run, name) {
@@ -90,8 +91,7 @@ func TestExamples(t *testing.T) {
 // an unavailable main plugin by bridge.
 func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(exampleDir, file+".conflist"))
-	must(t, err)
+	text := topology.Must(os.ReadFile(filepath.Join(exampleDir, file+".conflist")))(t)
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
 		Name       string            `json:"name"`
@@ -113,8 +113,7 @@ func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	if list.CNIVersion != "1.0.0" {
 		t.Errorf("%s: cniVersion is %s; containerd 1.6 and podman 4 need 1.0.0", file, list.CNIVersion)
 	}
-	out, err := json.Marshal(list)
-	must(t, err)
+	out := topology.Must(json.Marshal(list))(t)
 	must(t, n.cni.Write(file+".conflist", string(out)))
 	return list.Name
 }

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -26,27 +25,9 @@ func TestDiskFull(t *testing.T) {
 		n.dataDir = filepath.Join(disk, "data")
 		must(t, os.Mkdir(disk, 0o700))
 		must(t, syscall.Mount("full", disk, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", 16*page)))
-		t.Cleanup(func() {
-			if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { must(t, syscall.Unmount(disk, syscall.MNT_DETACH)) })
 		ballast := filepath.Join(disk, "ballast")
-		fill := func(free int64) {
-			t.Helper()
-			f, err := os.Create(ballast)
-			must(t, err)
-			size := int64(0)
-			for err == nil {
-				_, err = f.Write(make([]byte, page))
-				size += page
-			}
-			if !errors.Is(err, syscall.ENOSPC) {
-				t.Fatal(err)
-			}
-			must(t, errors.Join(f.Truncate(max(0, size-page-free*page)), f.Close()))
-		}
-		fill(0)
+		fillDisk(t, disk, 0)
 		first := n.conf(t, "podnet", nil)
 		before := n.ruleset(t)
 		n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "no space left on device", "free space or inodes on its file system")
@@ -58,7 +39,7 @@ func TestDiskFull(t *testing.T) {
 		n.addAndCheck(t, first)
 		failures := 0
 		for free := range int64(6) {
-			fill(free)
+			fillDisk(t, disk, free*page)
 			rules, documents := n.ruleset(t), n.documentStamps(t)
 			// This ADD finds correct rules. It needs space only for the record of its pod, without which it warns.
 			other := n.conf(t, "podnet", object{"prevResult": resultWith(fmt.Sprintf("10.1.0.%d/16", 100+free))})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // loop runs a shell command on the node every 5 ms until stop is called.
@@ -163,8 +164,7 @@ func (f durations) wantAtOnce(t *testing.T) {
 func (n *node) breakProgram(t *testing.T, name, command string) (restore func()) {
 	t.Helper()
 	path := filepath.Join(n.dir, "bin", name)
-	genuine, err := os.Readlink(path)
-	must(t, err)
+	genuine := topology.Must(os.Readlink(path))(t)
 	must(t, os.Remove(path))
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+command+"\necho not today >&2\nexit 1\n"), 0o755))
 	return func() {

@@ -306,8 +306,7 @@ func (g *guardedNode) discoverNeighbours(t *testing.T) {
 	b := netip.AddrPortFrom(g.b.addr(netip.IPv6Unspecified()), topology.EchoPort)
 	for i := 0; i < packetsPerKind && !t.Failed(); i++ {
 		for _, p := range []*pod{g.a, g.b} {
-			neighbours, err := p.Netlink.NeighList(0, unix.AF_INET6)
-			must(t, err)
+			neighbours := topology.Must(p.Netlink.NeighList(0, unix.AF_INET6))(t)
 			for i := range neighbours {
 				if neighbours[i].State != netlink.NUD_NOARP {
 					must(t, p.Netlink.NeighDel(&neighbours[i]))

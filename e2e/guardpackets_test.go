@@ -254,8 +254,7 @@ func (n *node) guardPackets(t *testing.T) int {
 	counter, total := regexp.MustCompile(`counter packets (\d+)`), 0
 	for _, f := range families() {
 		for _, m := range counter.FindAllStringSubmatch(n.tool(t, "nft", "list", "chain", f[1], "ip-masq-guard", "guard-IP-MASQ-AGENT"), -1) {
-			packets, err := strconv.Atoi(m[1])
-			must(t, err)
+			packets := topology.Must(strconv.Atoi(m[1]))(t)
 			total += packets
 		}
 	}

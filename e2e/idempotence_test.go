@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -82,12 +83,10 @@ func (n *node) holdLock(t *testing.T) (release func()) {
 // documentStamps returns the inode and modification time of each document and of the record.
 func (n *node) documentStamps(t *testing.T) string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
-	must(t, err)
+	paths := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 	var b strings.Builder
 	for _, path := range append(paths, filepath.Join(n.dataDir, "record.json")) {
-		info, err := os.Stat(path)
-		must(t, err)
+		info := topology.Must(os.Stat(path))(t)
 		stat := info.Sys().(*syscall.Stat_t)
 		fmt.Fprintln(&b, path, stat.Ino, stat.Ctim) // a new document can have the time of the former one
 	}

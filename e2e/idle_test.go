@@ -161,8 +161,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 	t.Helper()
 	pid := strconv.Itoa(d.command.Process.Pid)
 	sockets := map[string]bool{}
-	descriptors, err := filepath.Glob("/proc/" + pid + "/fd/*")
-	must(t, err)
+	descriptors := topology.Must(filepath.Glob("/proc/" + pid + "/fd/*"))(t)
 	for _, path := range descriptors {
 		if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "socket:[") {
 			sockets[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] = true
@@ -177,8 +176,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 		if len(column) <= inode || column[protocol] != strconv.Itoa(syscall.NETLINK_NETFILTER) || !sockets[column[inode]] {
 			continue
 		}
-		count, err := strconv.Atoi(column[drops])
-		must(t, err)
+		count := topology.Must(strconv.Atoi(column[drops]))(t)
 		lost += count
 		if column[groups] != "00000000" {
 			members++
@@ -294,8 +292,7 @@ func TestSoak(t *testing.T) {
 		must(t, err)
 		resources["KiB"] = append(resources["KiB"], int(rss>>10))
 		for _, what := range []string{"fd", "task"} {
-			entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", w.command.Process.Pid, what))
-			must(t, err)
+			entries := topology.Must(os.ReadDir(fmt.Sprintf("/proc/%d/%s", w.command.Process.Pid, what)))(t)
 			resources[what] = append(resources[what], len(entries))
 		}
 	}

@@ -153,8 +153,7 @@ func (n *node) conf(t *testing.T, network string, keys object) string {
 	t.Helper()
 	entry := object{"cniVersion": "1.1.0", "name": network, "prevResult": resultWith("10.1.0.2/16")}
 	maps.Copy(entry, keys)
-	conf, err := json.Marshal(n.entry(entry))
-	must(t, err)
+	conf := topology.Must(json.Marshal(n.entry(entry)))(t)
 	return string(conf)
 }
 
@@ -190,16 +189,14 @@ func (n *node) addAndCheck(t *testing.T, conf string) result {
 // does.
 func (n *node) storeSource(t *testing.T, c policy.Source) {
 	t.Helper()
-	lock, err := store.Open(n.dataDir).Lock(t.Context())
-	must(t, err)
+	lock := topology.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
 	must(t, errors.Join(lock.Put(c), lock.Release()))
 }
 
 // load reads the node's state.
 func (n *node) load(t *testing.T) store.State {
 	t.Helper()
-	s, err := store.Open(n.dataDir).Load()
-	must(t, err)
+	s := topology.Must(store.Open(n.dataDir).Load())(t)
 	return s
 }
 
@@ -222,8 +219,7 @@ func networkID(name string) policy.SourceID { return policy.SourceID{Kind: polic
 // document returns the path of a network's document.
 func (n *node) document(t *testing.T, name string) string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
-	must(t, err)
+	paths := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 	for _, path := range paths {
 		if bytes.Contains(readFile(t, path), []byte(fmt.Sprintf(`"name":%q`, name))) {
 			return path
@@ -235,8 +231,7 @@ func (n *node) document(t *testing.T, name string) string {
 
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must(t, err)
+	data := topology.Must(os.ReadFile(path))(t)
 	return data
 }
 

@@ -167,17 +167,6 @@ func (n *node) flush(t *testing.T) {
 	}
 }
 
-// wantNoChain fails the test if the kernel has a rule with the chain's name.
-func (n *node) wantNoChain(t *testing.T, chain string) {
-	t.Helper()
-	n.wantJumps(t, chain, 0, 0)
-	for line := range strings.Lines(n.ruleset(t)) {
-		if strings.Contains(line, chain) {
-			t.Errorf("remains: %s", line)
-		}
-	}
-}
-
 // thirdPartyRuleset returns the ruleset without the owned tables and without lines that contain one
 // of the chain names.
 func (n *node) thirdPartyRuleset(t *testing.T, chains ...string) string {

@@ -50,8 +50,7 @@ func (n *node) installPlugin(t *testing.T) {
 
 func marshalIndent(t *testing.T, v any) []byte {
 	t.Helper()
-	doc, err := json.MarshalIndent(v, "", "  ")
-	must(t, err)
+	doc := topology.Must(json.MarshalIndent(v, "", "  "))(t)
 	return doc
 }
 

@@ -126,8 +126,7 @@ func (n *node) conflist(t *testing.T, network string, keys map[string]any) {
 func (n *node) write(t *testing.T, network string, plugins ...map[string]any) {
 	t.Helper()
 	list := map[string]any{"cniVersion": "1.1.0", "name": network, "plugins": plugins}
-	text, err := json.MarshalIndent(list, "", "  ")
-	must(t, err)
+	text := topology.Must(json.MarshalIndent(list, "", "  "))(t)
 	must(t, n.cni.Write("10-"+network+".conflist", string(text)))
 }
 

@@ -396,8 +396,7 @@ func TestDamagedRecordsOfPods(t *testing.T) {
 			return n.call(t, conf, call{verb, id, "K8S_POD_NAMESPACE=" + namespace, []string{address}})
 		}
 		pod("ADD", "a", "prod", "10.1.0.5/16").want(t, 0)
-		files, err := filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*"))
-		must(t, err)
+		files := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*")))(t)
 		for _, file := range files {
 			must(t, os.WriteFile(file, []byte("damaged"), 0o600))
 		}

@@ -194,8 +194,7 @@ func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 		}
 		echo := &icmp.Echo{ID: int(n.nextPort()), Seq: 1, Data: []byte("from " + p.Path)}
 		// The kernel computes the ICMPv6 checksum (RFC 3542, section 3.1).
-		request, err := (&icmp.Message{Type: kind, Body: echo}).Marshal(nil)
-		must(t, err)
+		request := topology.Must((&icmp.Message{Type: kind, Body: echo}).Marshal(nil))(t)
 		seen, _ := n.sendRaw(t, p, network, to, request, echo.Data)
 		if want := n.NodeAddr(n.Outside, to); seen != want {
 			t.Errorf("icmp to %s: came from %s, want the node's %s", to, seen, want)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -136,8 +137,7 @@ func TestPublishedVerification(t *testing.T) {
 // removeCaches removes what ADDs verified.
 func (n *node) removeCaches(t *testing.T, published string) {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.verified"))
-	must(t, err)
+	all := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.verified")))(t)
 	for _, file := range all {
 		if file != published {
 			text := strings.Fields(string(readFile(t, file)))
@@ -149,8 +149,7 @@ func (n *node) removeCaches(t *testing.T, published string) {
 
 func dirEntries(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
+	entries := topology.Must(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}

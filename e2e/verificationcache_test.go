@@ -21,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	nodeaddresses "github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
@@ -319,8 +320,7 @@ func disableNamespaceCookies(t *testing.T) {
 	t.Helper()
 	listener, err := missing{cookies: true}.install()
 	must(t, errors.Join(err, unix.Close(listener)))
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
+	s := topology.Must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(s)
 	if _, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); !errors.Is(err, unix.ENOPROTOOPT) {
 		t.Fatalf("SO_NETNS_COOKIE: %v", err)

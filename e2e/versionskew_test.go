@@ -110,8 +110,7 @@ func TestNewerDocument(t *testing.T) {
 // sourceDocument returns the path of the only document that contains a text.
 func (n *node) sourceDocument(t *testing.T, text string) string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json"))
-	must(t, err)
+	paths := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 	at := slices.IndexFunc(paths, func(p string) bool { return strings.Contains(string(readFile(t, p)), text) })
 	if at < 0 {
 		t.Fatalf("no document with %s among %v", text, paths)

@@ -110,8 +110,7 @@ func TestLogOfEndedConnections(t *testing.T) {
 	_, command, _ := strings.Cut(stderr, "log them beforehand: ")
 	name, args, _ := strings.Cut(strings.TrimSpace(command), " ")
 	path := filepath.Join(n.dir, "connections.log")
-	file, err := os.Create(path)
-	must(t, err)
+	file := topology.Must(os.Create(path))(t)
 	log := n.Node.Command(t.Context(), name, strings.Fields(args)...)
 	log.Stdout = file
 	must(t, log.Start())
@@ -123,8 +122,7 @@ func TestLogOfEndedConnections(t *testing.T) {
 		if found := n.who(t, seen.Source.String()); len(found) > 0 {
 			t.Fatalf("who knows a connection that has ended: %+v", found)
 		}
-		text, err = os.ReadFile(path)
-		must(t, err)
+		text = topology.Must(os.ReadFile(path))(t)
 		const line = `\[DESTROY\] udp .* src=%s dst=203.0.113.5 .* dst=%s sport=7 dport=%d`
 		return regexp.MustCompile(fmt.Sprintf(line, pod, seen.Source.Addr(), seen.Source.Port())).Match(text)
 	})
@@ -199,8 +197,7 @@ func TestPodsByName(t *testing.T) {
 	n.podOf(t, "prod")
 	wantPods(3, 2, 0)
 	// The record of dev's pod, as an earlier version made it.
-	files, err := filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*"))
-	must(t, err)
+	files := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*")))(t)
 	for _, file := range files {
 		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), "\ndev\n") {
 			must(t, os.Truncate(file, 0))

@@ -47,10 +47,8 @@ func newSenders(t *testing.T, n *node, p *pod) senders {
 
 func addAddress(t *testing.T, h *topology.Host, device string, a netip.Addr) {
 	t.Helper()
-	link, err := h.Netlink.LinkByName(device)
-	must(t, err)
-	address, err := netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String())
-	must(t, err)
+	link := topology.Must(h.Netlink.LinkByName(device))(t)
+	address := topology.Must(netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String()))(t)
 	if a.Is6() {
 		address.Flags = unix.IFA_F_NODAD
 	}

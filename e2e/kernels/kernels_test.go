@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 func TestKernels(t *testing.T) {
@@ -119,8 +121,7 @@ echo "@fact slowdown|$(/job/project/tests/scale 1s)"
 func run(t *testing.T, k kernel, files, job string) *report {
 	t.Helper()
 	must(t, os.MkdirAll(root+"/bin/kernels", 0o755))
-	log, err := os.Create(fmt.Sprintf("%s/bin/kernels/%s.log", root, k))
-	must(t, err)
+	log := topology.Must(os.Create(fmt.Sprintf("%s/bin/kernels/%s.log", root, k)))(t)
 	defer log.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -139,8 +140,7 @@ func run(t *testing.T, k kernel, files, job string) *report {
 	c := exec.CommandContext(ctx, e.args[0], args...)
 	var complaints bytes.Buffer
 	c.Stderr = &complaints
-	out, err := c.StdoutPipe()
-	must(t, err)
+	out := topology.Must(c.StdoutPipe())(t)
 	// qemu closes the port at the end of its standard input.
 	if _, err := c.StdinPipe(); err != nil {
 		t.Fatal(err)

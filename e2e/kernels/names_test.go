@@ -20,12 +20,10 @@ import (
 func TestNamesOfTests(t *testing.T) {
 	test := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w*)\(`)
 	for _, p := range programs {
-		files, err := filepath.Glob("../../" + p.dir + "/*_test.go")
-		must(t, err)
+		files := topology.Must(filepath.Glob("../../" + p.dir + "/*_test.go"))(t)
 		var names []string
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			must(t, err)
+			text := topology.Must(os.ReadFile(file))(t)
 			for _, m := range test.FindAllStringSubmatch(string(text), -1) {
 				names = append(names, m[1])
 			}
@@ -42,8 +40,7 @@ func TestNamesOfTests(t *testing.T) {
 
 // TestTable checks that docs/kernels/README.md has the results that are beside it.
 func TestTable(t *testing.T) {
-	have, err := os.ReadFile(docs + "README.md")
-	must(t, err)
+	have := topology.Must(os.ReadFile(docs + "README.md"))(t)
 	if diff := cmp.Diff(table(t), string(have)); diff != "" {
 		t.Errorf("README.md (-want +have):\n%s", diff)
 	}

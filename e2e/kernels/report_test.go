@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 const (
@@ -129,8 +131,7 @@ func table(t *testing.T) string {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		slowdown, err := time.ParseDuration(r.Facts["slowdown"])
-		must(t, err)
+		slowdown := topology.Must(time.ParseDuration(r.Facts["slowdown"]))(t)
 		fmt.Fprintf(&machines, "| %s | %s | %s | %s | %s | %.0f | %d |\n", k, r.Facts["kernel"], r.Facts["iptables"], r.Facts["nft"],
 			r.Commit, slowdown.Seconds(), (r.Seconds+59)/60)
 		fmt.Fprintf(&head, " %s |", k)

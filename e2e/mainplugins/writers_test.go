@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // restarts is how often a test restarts a main CNI plugin's program.
@@ -41,8 +43,7 @@ func (w Writer) version() string {
 func (n *node) beside(t *testing.T, file string, start func(), findings ...string) {
 	t.Helper()
 	start()
-	conflist, err := os.ReadFile(n.Path(filepath.Join(confDir, file)))
-	must(t, err)
+	conflist := topology.Must(os.ReadFile(n.Path(filepath.Join(confDir, file))))(t)
 	n.pod(t, "before", false)
 	n.run(t)
 	n.untilEntry(t, file)

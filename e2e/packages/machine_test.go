@@ -103,8 +103,7 @@ func (m *machine) path(path string) string { return filepath.Join(m.root, path) 
 
 func (m *machine) copy(t *testing.T, from, to string) {
 	t.Helper()
-	data, err := os.ReadFile(from)
-	must(t, err)
+	data := topology.Must(os.ReadFile(from))(t)
 	must(t, os.WriteFile(m.path(to), data, 0o755))
 }
 
@@ -181,8 +180,7 @@ func (m *machine) exists(path string) bool {
 // hasEntry reports whether the conflist names the plugin.
 func (m *machine) hasEntry(t *testing.T) bool {
 	t.Helper()
-	text, err := os.ReadFile(m.path(conflistFile))
-	must(t, err)
+	text := topology.Must(os.ReadFile(m.path(conflistFile)))(t)
 	return bytes.Contains(text, []byte(`"ip-masq"`))
 }
 
@@ -225,8 +223,7 @@ func (m *machine) wantOnly(t *testing.T, before []string) {
 // is whole, and that there is the plugin while the conflist names it.
 func (m *machine) watch(t *testing.T) (end func()) {
 	t.Helper()
-	commits, err := fixtures.WatchCommits()
-	must(t, err)
+	commits := topology.Must(fixtures.WatchCommits())(t)
 	done := make(chan struct{})
 	looks := 0
 	var wg sync.WaitGroup

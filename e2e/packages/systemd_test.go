@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // boot is what the kernel and an initrd do before they start systemd, in namespaces of its own, except the
@@ -62,8 +63,7 @@ func (m *machine) bootSystemd(t *testing.T) {
 		exec unshare --mount --pid --fork --kill-child --ipc --uts --cgroup /bin/sh -c "$BOOT"`)
 	c.Env = append(os.Environ(), "CGROUP="+cgroup, "CGROUP_VERSION="+version, "ROOT="+m.root, "BOOT="+boot)
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := os.Create(filepath.Join(t.TempDir(), "console"))
-	must(t, err)
+	out := topology.Must(os.Create(filepath.Join(t.TempDir(), "console")))(t)
 	c.Stdout, c.Stderr = out, out
 	must(t, c.Start())
 	t.Cleanup(func() {

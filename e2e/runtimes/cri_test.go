@@ -134,13 +134,11 @@ printf %%s "$conf" | exec %s/ip-masq.real
 `, log, programDir, binDir), 0o755))
 	return func() []call {
 		t.Helper()
-		files, err := filepath.Glob(n.Path(log) + "/*.json")
-		must(t, err)
+		files := topology.Must(filepath.Glob(n.Path(log) + "/*.json"))(t)
 		slices.Sort(files)
 		var all []call
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			must(t, err)
+			text := topology.Must(os.ReadFile(file))(t)
 			must(t, os.Remove(file))
 			var noted struct {
 				Verb, Netns string

@@ -204,8 +204,7 @@ func TestCRIOSinglePlugin(t *testing.T) {
 	must(t, os.Remove(n.Path(conflistDir+"/10-pods.conflist")))
 	single := bridge()
 	single["cniVersion"], single["name"] = n.version, "pods"
-	text, err := json.Marshal(single)
-	must(t, err)
+	text := topology.Must(json.Marshal(single))(t)
 	must(t, n.WriteFile(conflistDir+"/10-pods.conf", string(text), 0o644))
 	done := n.crioLoads(t)
 	defer done()

@@ -27,8 +27,7 @@ func (n *node) reconcile(t *testing.T, args ...string) (output string, code int)
 func (n *node) bare(t *testing.T) {
 	t.Helper()
 	must(t, os.Remove(n.Path(binDir+"/ip-masq")))
-	text, err := json.Marshal(n.entry(prefixes()))
-	must(t, err)
+	text := topology.Must(json.Marshal(n.entry(prefixes())))(t)
 	must(t, n.WriteFile("/etc/ip-masq/entry.json", string(text), 0o644))
 	n.conflist(t, bridge())
 }
@@ -55,8 +54,7 @@ func (n *node) uninstall(t *testing.T, want int) {
 // wantGone checks that nothing of ip-masq remains and the conflist is the main CNI plugin's.
 func (n *node) wantGone(t *testing.T) {
 	t.Helper()
-	text, err := os.ReadFile(n.Path(conflistDir + "/10-pods.conflist"))
-	must(t, err)
+	text := topology.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t)
 	if got, want := string(text), n.list(t, bridge()); got != want {
 		t.Errorf("the conflist is\n%s\nwant\n%s", got, want)
 	}

@@ -123,8 +123,7 @@ func (n *node) entry(keys object) object {
 // list returns the conflist of the network pods.
 func (n *node) list(t *testing.T, plugins ...object) string {
 	t.Helper()
-	text, err := json.MarshalIndent(object{"cniVersion": n.version, "name": "pods", "plugins": plugins}, "", "  ")
-	must(t, err)
+	text := topology.Must(json.MarshalIndent(object{"cniVersion": n.version, "name": "pods", "plugins": plugins}, "", "  "))(t)
 	return string(text)
 }
 
