@@ -82,10 +82,7 @@ func (c *cluster) node(t *testing.T, node, file string) {
 	if filepath.Dir(file)+"/" == faults && file != faults+"sound.prom" {
 		text = different(read(t, faults+"sound.prom"), text)
 	}
-	p, err := textparse.New([]byte(text), "text/plain", nil, textparse.ParserOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(textparse.New([]byte(text), "text/plain", nil, textparse.ParserOptions{}))(t)
 	for {
 		kind, err := p.Next()
 		if errors.Is(err, io.EOF) {
@@ -103,13 +100,20 @@ func (c *cluster) node(t *testing.T, node, file string) {
 	c.add(labels.FromStrings("__name__", "up"), node, 1)
 }
 
+// must returns the value of a function, and fails the test on its error.
+func must[V any](value V, err error) func(*testing.T) V {
+	return func(t *testing.T) V {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
 func read(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return string(must(os.ReadFile(filepath.Join(root, file)))(t))
 }
 
 // different returns a text of /metrics with other samples, which have no value if they are missing.
@@ -160,10 +164,7 @@ func (c *cluster) becomes(broken cluster) {
 // change replaces the values of a node's series that match the selector.
 func (c *cluster) change(t *testing.T, node, selector string, v values) {
 	t.Helper()
-	matchers, err := parser.NewParser(parser.Options{}).ParseMetricSelector(selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	matchers := must(parser.NewParser(parser.Options{}).ParseMetricSelector(selector))(t)
 	changed := 0
 	for i, s := range c.series {
 		if s.labels.Get("node") == node && matched(s.labels, matchers) {
@@ -217,10 +218,7 @@ const step = time.Minute // between two evaluations of a rule
 // evaluate returns the result of an expression at each step.
 func (c *cluster) evaluate(t *testing.T, engine *promql.Engine, expression string) promql.Matrix {
 	t.Helper()
-	q, err := engine.NewRangeQuery(t.Context(), c.queryable(), nil, expression, time.Unix(0, 0), time.Unix(0, 0).Add(watch), step)
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := must(engine.NewRangeQuery(t.Context(), c.queryable(), nil, expression, time.Unix(0, 0), time.Unix(0, 0).Add(watch), step))(t)
 	t.Cleanup(q.Close)
 	result := q.Exec(t.Context())
 	matrix, err := result.Matrix()
@@ -238,10 +236,7 @@ func (c *cluster) fire(t *testing.T, engine *promql.Engine, rules []monitoring.R
 		if seen[rule.Alert] == nil {
 			seen[rule.Alert] = map[string]string{}
 		}
-		wait, err := model.ParseDuration(string(*rule.For))
-		if err != nil {
-			t.Fatal(err)
-		}
+		wait := must(model.ParseDuration(string(*rule.For)))(t)
 		for _, s := range c.evaluate(t, engine, rule.Expr.String()) {
 			var since, last int64 = -1, -1
 			for _, p := range s.Floats {
@@ -288,12 +283,8 @@ func newEngine() *promql.Engine {
 
 func alerts(t *testing.T) []monitoring.Rule {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "deploy/kustomize/components/monitoring/rules.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var r monitoring.PrometheusRule
-	if err := yaml.UnmarshalStrict(text, &r); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(read(t, "deploy/kustomize/components/monitoring/rules.yaml")), &r); err != nil {
 		t.Fatal(err)
 	}
 	return r.Spec.Groups[0].Rules
@@ -459,10 +450,7 @@ func (b brokenNode) cluster(t *testing.T, name string) cluster {
 // are not ready has.
 func TestBrokenNodes(t *testing.T) {
 	cases := brokenNodes()
-	files, err := filepath.Glob(filepath.Join(root, nodes, "*.prom"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must(filepath.Glob(filepath.Join(root, nodes, "*.prom")))(t)
 	for _, file := range files {
 		if _, tested := cases[strings.TrimSuffix(filepath.Base(file), ".prom")]; !tested {
 			t.Errorf("no case is about %s", file)
