@@ -139,7 +139,7 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 		text, err = setEntry(main.Path, main.Conflist.Doc, entry, true)
 	case n.Single:
 		if text, err = listOf(path, n.Conflist.Doc, entry); err == nil {
-			path, err = generatedPath(path)
+			path = generatedPath(path)
 		}
 	case n.Generated && n.Original != "": // which may have changed
 		var conf []byte

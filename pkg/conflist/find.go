@@ -146,22 +146,9 @@ func original(path string) string {
 	return ""
 }
 
-// generatedPath returns the path for the list that is made of a .conf or .json file: it sorts before
-// this file and behind all other files that sort before it, so that the first file stays the first.
-func generatedPath(conf string) (string, error) {
-	dir, name := filepath.Split(conf)
-	generated := strings.TrimSuffix(name, filepath.Ext(name)) + generatedSuffix
-	c, err := config.ReadConfDir(filepath.Clean(dir))
-	if err != nil {
-		return "", err
-	}
-	for _, list := range c.Conflists {
-		if other := filepath.Base(list.File); generated < other && other < name {
-			return "", fmt.Errorf("name a conflist for %s: %s sorts between it and %s; rename one of the two files",
-				policy.Printable(conf), policy.Printable(other), policy.Printable(generated))
-		}
-	}
-	return filepath.Join(dir, generated), nil
+// generatedPath returns the path for the list that is made of a .conf or .json file. It sorts before this file.
+func generatedPath(conf string) string {
+	return strings.TrimSuffix(conf, filepath.Ext(conf)) + generatedSuffix
 }
 
 // Multus is a configuration of Multus through which a runtime uses a network. Multus generates it

@@ -110,13 +110,6 @@ func TestFindReportsDanglingSymlinks(t *testing.T) {
 	}
 }
 
-func TestNoPathForAGeneratedList(t *testing.T) {
-	dir := dirWith(t, map[string]string{"10-net.conf": single, "10-net-z.conflist": listNamed("z")})
-	if path, err := generatedPath(filepath.Join(dir, "10-net.conf")); err == nil || !strings.Contains(err.Error(), "10-net-z.conflist") {
-		t.Error(path, err)
-	}
-}
-
 // multusOf is the configuration that Multus generates of a delegate's.
 func multusOf(delegate string) string {
 	return `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","kubeconfig":"/k","delegates":[` + delegate + `]}`

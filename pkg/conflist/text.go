@@ -7,9 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -90,8 +88,7 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 			break
 		}
 		at := plugins[present[0]]
-		before := doc[:at.from]
-		now = slices.Concat(before, indented(entry, before[len(bytes.TrimRight(before, " \t\n\r")):]), doc[at.to:])
+		now = slices.Concat(doc[:at.from], indented(entry, spaceBefore(doc, at)), doc[at.to:])
 	}
 	if err := verify(list, now, entries); err != nil {
 		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
@@ -126,17 +123,16 @@ func otherPlugins(list config.Conflist) (others [][]byte) {
 
 type span struct{ from, to int }
 
-// insert inserts an entry behind the last plugin, separated and indented as the last two plugins are.
+// insert inserts an entry behind the last plugin, with the space that is before that.
 func insert(doc []byte, plugins []span, entry []byte) []byte {
-	n := len(plugins)
-	last := plugins[n-1]
-	bracket := bytes.LastIndexByte(doc[:last.from], '[')
-	separator := slices.Concat([]byte(","), doc[bracket+1:last.from])
-	if n > 1 {
-		separator = doc[plugins[n-2].to:last.from]
-	}
-	_, space, _ := bytes.Cut(separator, []byte(","))
-	return slices.Concat(doc[:last.to], separator, indented(entry, space), doc[last.to:])
+	last := plugins[len(plugins)-1]
+	space := spaceBefore(doc, last)
+	return slices.Concat(doc[:last.to], []byte(","), space, indented(entry, space), doc[last.to:])
+}
+
+func spaceBefore(doc []byte, at span) []byte {
+	before := doc[:at.from]
+	return before[len(bytes.TrimRight(before, " \t\n\r")):]
 }
 
 // indented returns an entry whose lines have the indentation that ends the space before it.
@@ -178,7 +174,7 @@ func listOf(path string, doc, entry []byte) ([]byte, error) {
 	case conf.Network == "":
 		return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
 	}
-	return setEntry(strings.TrimSuffix(path, filepath.Ext(path))+generatedSuffix, listText(conf), entry, false)
+	return setEntry(generatedPath(path), listText(conf), entry, false)
 }
 
 // listText returns the text of a list whose only plugin is a single plugin's configuration.

@@ -23,7 +23,6 @@ type Watcher struct {
 	retry         time.Duration
 	changed       chan struct{}
 	closing, done chan struct{}
-	close         func()
 	mu            sync.Mutex
 	err           error
 }
@@ -37,7 +36,6 @@ func newWatcher(retry time.Duration, dirs []string) *Watcher {
 		dirs: slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" }), retry: retry,
 		changed: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
 	}
-	w.close = sync.OnceFunc(func() { close(w.closing) })
 	go w.run(w.watch())
 	return w
 }
@@ -55,14 +53,10 @@ func (w *Watcher) Err() error {
 	return w.err
 }
 
-// Close stops watching. After it returns, nothing is delivered.
+// Close stops watching. It may be called once.
 func (w *Watcher) Close() error {
-	w.close()
+	close(w.closing)
 	<-w.done
-	select {
-	case <-w.changed:
-	default:
-	}
 	return nil
 }
 

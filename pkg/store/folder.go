@@ -257,12 +257,6 @@ func remedyOf(errno unix.Errno) string {
 			return "" // safefile.Error names the causes
 		}
 		return "; run as its owner, and see its mode and attributes (lsattr)"
-	case unix.EMFILE, unix.ENFILE:
-		return "; raise the limit on open files"
-	case unix.EIO:
-		return "; check the disk"
-	case unix.ENOLCK, unix.EOPNOTSUPP:
-		return "; set a dataDir on a local file system"
 	}
 	return ""
 }
