@@ -33,14 +33,11 @@ type DocumentError struct{ Mistakes []error }
 
 // Error writes the first mistakes on one line, followed by the number of the others.
 func (e *DocumentError) Error() string {
-	var all string
+	texts := make([]string, len(e.Mistakes))
 	for i, mistake := range e.Mistakes {
-		if i == MaxShown {
-			return fmt.Sprintf("%sand %d more", all, len(e.Mistakes)-i)
-		}
-		all += mistake.Error() + "; "
+		texts[i] = mistake.Error()
 	}
-	return strings.TrimSuffix(all, "; ")
+	return strings.Join(policy.First(MaxShown, texts), "; ")
 }
 
 // Unwrap returns the mistakes: policy.FieldErrors for those about a key.

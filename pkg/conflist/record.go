@@ -21,13 +21,9 @@ import (
 // valuesOf returns the values of the keys of an entry in a form without order and space.
 func valuesOf(entry []byte) map[string]string {
 	members, values := map[string]any{}, map[string]string{}
-	d := json.NewDecoder(bytes.NewReader(entry))
-	d.UseNumber()
-	if d.Decode(&members) != nil {
-		return values // no valid entry
-	}
+	_ = json.Unmarshal(entry, &members) // no valid entry has no values
 	for key, value := range members {
-		text, _ := json.Marshal(value) // Decode made it
+		text, _ := json.Marshal(value) // Unmarshal made it
 		values[key] = string(text)
 	}
 	return values

@@ -221,16 +221,11 @@ func decode(data []byte, file string) (c Cached, netNS string, err error) {
 
 // SameConfig reports whether the runtime had this conflist, with or without plugins of a type.
 func (c Cached) SameConfig(conflist []byte, pluginType string) bool {
-	had, errHad := jsonValue(c.Config)
-	has, errHas := jsonValue(conflist)
-	return errHad == nil && errHas == nil && (reflect.DeepEqual(had, has) || reflect.DeepEqual(had, without(has, pluginType)))
-}
-
-func jsonValue(text []byte) (value map[string]any, err error) {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
-	err = d.Decode(&value)
-	return value, err
+	var had, has map[string]any
+	if err := cmp.Or(json.Unmarshal(c.Config, &had), json.Unmarshal(conflist, &has)); err != nil {
+		return false
+	}
+	return reflect.DeepEqual(had, has) || reflect.DeepEqual(had, without(has, pluginType))
 }
 
 func without(list map[string]any, pluginType string) map[string]any {
