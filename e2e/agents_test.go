@@ -160,32 +160,28 @@ func TestAgentChainRemovedFromIPTables(t *testing.T) {
 // TestThirdPartyChain checks that ADD refuses a chain of the same name whose rules neither ip-masq
 // nor the agents write, and changes nothing.
 func TestThirdPartyChain(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[1:] {
-		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t, f)
-			n.addThirdPartyRules(t)
-			conf := n.conf(t, "podnet", object{"enableIPv6": true})
-			for _, rule := range []string{
-				"-j LOG", "-j ACCEPT", "-j SNAT --to-source 192.0.2.1", "-g KUBE-POSTROUTING",
-				"-p tcp -m tcp --dport 80 -m limit --limit 5/min -j RETURN",
-			} {
-				n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT "+rule+"\n"+
-					"-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+f.variant+"-restore", "--noflush")
-				before := n.ruleset(t)
-				for range 2 {
-					n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program",
-						"holds rules that neither ip-masq nor its agents write", "choose another masqChain, or remove the chain")
-				}
-				n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
-				wantSame(t, "rules", n.ruleset(t), before)
-				if documents := n.load(t).Sources; len(documents) > 0 {
-					t.Errorf("%s: documents: %+v", rule, documents)
-				}
+	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
+		n.addThirdPartyRules(t)
+		conf := n.conf(t, "podnet", object{"enableIPv6": true})
+		for _, rule := range []string{
+			"-j LOG", "-j ACCEPT", "-j SNAT --to-source 192.0.2.1", "-g KUBE-POSTROUTING",
+			"-p tcp -m tcp --dport 80 -m limit --limit 5/min -j RETURN",
+		} {
+			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT "+rule+"\n"+
+				"-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+n.backend.variant+"-restore", "--noflush")
+			before := n.ruleset(t)
+			for range 2 {
+				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program",
+					"holds rules that neither ip-masq nor its agents write", "choose another masqChain, or remove the chain")
 			}
-			n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "OURS"})).noWarnings(t)
-		})
-	}
+			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
+			wantSame(t, "rules", n.ruleset(t), before)
+			if documents := n.load(t).Sources; len(documents) > 0 {
+				t.Errorf("%s: documents: %+v", rule, documents)
+			}
+		}
+		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "OURS"})).noWarnings(t)
+	})
 }
 
 // TestListingMatchesAgent compares `iptables -t nat -L IP-MASQ-AGENT` with the listing in the Kubernetes documentation

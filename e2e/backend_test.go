@@ -90,36 +90,32 @@ func TestBackendChange(t *testing.T) {
 // TestUnremovableChain checks that a chain that cannot be removed fails no ADD, and that the plugin
 // tries to remove it only once.
 func TestUnremovableChain(t *testing.T) {
-	t.Parallel()
-	for _, from := range backends()[1:] {
-		t.Run(from.name, func(t *testing.T) {
-			n := newNode(t, from)
-			n.addAndCheck(t, n.conf(t, "podnet", nil))
-			n.path = "/nonexistent"
-			conf := n.conf(t, "podnet", object{"backend": "nftables"})
-			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+from.variant+")", "install iptables")
-			n.addAndCheck(t, conf).noWarnings(t)
-			stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: from.variant, Stuck: true}
-			owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
-			wantSame(t, "owned chains", n.load(t).Record.Chains, []store.OwnedChain{owned, stuck})
-			n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
-			generation := n.generation(t)
-			n.addAndCheck(t, conf).noWarnings(t)
-			wantSame(t, "generation", n.generation(t), generation)
-			// The node is not ready for one reason, with what to do.
-			n.conflist(t, "podnet", object{"backend": "nftables"})
-			stdout, stderr, code := n.reconciler(t, "check", "-o", "json")
-			var found struct{ Findings []diagnose.Finding }
-			err := json.Unmarshal([]byte(stdout), &found)
-			of := func(id string) int {
-				return slices.IndexFunc(found.Findings, func(f diagnose.Finding) bool { return f.ID == id })
-			}
-			if i := of("backend"); err != nil || code == 0 || of("rules") >= 0 || i < 0 || len(found.Findings[i].Details) != 1 ||
-				!strings.Contains(found.Findings[i].Details[0], "the image whose tag ends in -iptables") {
-				t.Errorf("check: %d, %v\n%s%s", code, err, stdout, stderr)
-			}
-		})
-	}
+	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
+		n.addAndCheck(t, n.conf(t, "podnet", nil))
+		n.path = "/nonexistent"
+		conf := n.conf(t, "podnet", object{"backend": "nftables"})
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+n.backend.variant+")", "install iptables")
+		n.addAndCheck(t, conf).noWarnings(t)
+		stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: n.backend.variant, Stuck: true}
+		owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
+		wantSame(t, "owned chains", n.load(t).Record.Chains, []store.OwnedChain{owned, stuck})
+		n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)
+		generation := n.generation(t)
+		n.addAndCheck(t, conf).noWarnings(t)
+		wantSame(t, "generation", n.generation(t), generation)
+		// The node is not ready for one reason, with what to do.
+		n.conflist(t, "podnet", object{"backend": "nftables"})
+		stdout, stderr, code := n.reconciler(t, "check", "-o", "json")
+		var found struct{ Findings []diagnose.Finding }
+		err := json.Unmarshal([]byte(stdout), &found)
+		of := func(id string) int {
+			return slices.IndexFunc(found.Findings, func(f diagnose.Finding) bool { return f.ID == id })
+		}
+		if i := of("backend"); err != nil || code == 0 || of("rules") >= 0 || i < 0 || len(found.Findings[i].Details) != 1 ||
+			!strings.Contains(found.Findings[i].Details[0], "the image whose tag ends in -iptables") {
+			t.Errorf("check: %d, %v\n%s%s", code, err, stdout, stderr)
+		}
+	})
 }
 
 // TestBackendOfALostRecord: where the record is lost, the chain in the kernel tells which backend it is in, also where that has

@@ -226,22 +226,18 @@ func TestCleanupWithoutOwnedChains(t *testing.T) {
 // TestCleanupOfReferencedChain checks that cleanup fails for a chain to which a third-party rule
 // jumps, and keeps the state until the chain can be removed.
 func TestCleanupOfReferencedChain(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[1:] {
-		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t, f)
-			addThirdPartyChains(t, n)
-			before := n.snapshot(t)
-			typicalUse(t, n)
-			n.tool(t, "iptables", "-t", "nat", "-A", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
-			stdout := n.wantSays(t, 1, []string{"IP-MASQ-AGENT"}, "cleanup")
-			if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
-				t.Errorf("output reports the removal of an existing chain or state:\n%s", stdout)
-			}
-			wantSame(t, "documents left", len(n.load(t).Sources), 2)
-			n.tool(t, "iptables", "-t", "nat", "-D", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
-			n.cleanup(t)
-			n.wantRestored(t, before)
-		})
-	}
+	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
+		addThirdPartyChains(t, n)
+		before := n.snapshot(t)
+		typicalUse(t, n)
+		n.tool(t, "iptables", "-t", "nat", "-A", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
+		stdout := n.wantSays(t, 1, []string{"IP-MASQ-AGENT"}, "cleanup")
+		if strings.Contains(stdout, "IP-MASQ-AGENT (ipv4)") || strings.Contains(stdout, "removed the state") {
+			t.Errorf("output reports the removal of an existing chain or state:\n%s", stdout)
+		}
+		wantSame(t, "documents left", len(n.load(t).Sources), 2)
+		n.tool(t, "iptables", "-t", "nat", "-D", "KUBE-POSTROUTING", "-j", "IP-MASQ-AGENT")
+		n.cleanup(t)
+		n.wantRestored(t, before)
+	})
 }

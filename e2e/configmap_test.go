@@ -168,8 +168,7 @@ func (d *daemon) wantFilesValid(t *testing.T, want float64) {
 func TestBrokenConfigMap(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		hosts, m := n.externalHost(t), n.configMap(t, validConfigMap())
-		d := n.startReconciler(t, n.agentArgs(m.dir)...)
-		d.untilReady(t)
+		d := n.startReconciler(t, n.agentArgs(m.dir)...).untilReady(t)
 		d.wantFilesValid(t, 1)
 		n.wantValidPolicy(t, hosts)
 		for _, b := range brokenConfigMaps() {

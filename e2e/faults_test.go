@@ -139,28 +139,24 @@ func (n *node) failRuleWrites(t *testing.T, programs ...string) {
 // TestOneFamilyFails checks that ADD fails if one family cannot be written, and that neither
 // family's rules nor the document change where rules are in force.
 func TestOneFamilyFails(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends()[1:] {
-		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t, f)
-			n.addThirdPartyRules(t)
-			first := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
-			second := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"172.16.0.0/12", "fd00::/8"}})
-			program := n.path
-			n.failRuleWrites(t, "ip6tables-restore", "ip6tables-"+f.variant+"-restore")
-			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "xt_addrtype")
-			n.addAndCheck(t, first)
-			before := n.ruleset(t)
-			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
-			wantSame(t, "rules", n.ruleset(t), before)
-			n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
-			n.addAndCheck(t, first).noWarnings(t)
-			n.path = n.linkBothVariants(t, f.variant)
-			n.addAndCheck(t, second)
-			n.path = program
-			n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 0).noWarnings(t)
-		})
-	}
+	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
+		n.addThirdPartyRules(t)
+		first := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}})
+		second := n.conf(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"172.16.0.0/12", "fd00::/8"}})
+		program := n.path
+		n.failRuleWrites(t, "ip6tables-restore", "ip6tables-"+n.backend.variant+"-restore")
+		n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module", "xt_addrtype")
+		n.addAndCheck(t, first)
+		before := n.ruleset(t)
+		n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 100, "ipv6", "missing kernel module")
+		wantSame(t, "rules", n.ruleset(t), before)
+		n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
+		n.addAndCheck(t, first).noWarnings(t)
+		n.path = n.linkBothVariants(t, n.backend.variant)
+		n.addAndCheck(t, second)
+		n.path = program
+		n.invoke(t, invocation{verb: "ADD", conf: second}).want(t, 0).noWarnings(t)
+	})
 }
 
 // TestKilledADDs starts 20 concurrent ADDs, five times, with other policies and drift, and kills

@@ -117,8 +117,7 @@ func TestRepairsBesideARefusedPolicy(t *testing.T) {
 	restore := n.breakProgram(t, "ip6tables-restore", "true")
 	n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "OTHER", "sourceCIDRs": []string{"10.1.0.0/16"}}))
 	must(t, os.MkdirAll(n.agentDir(), 0o755))
-	d := n.startReconciler(t)
-	d.untilReady(t)
+	d := n.startReconciler(t).untilReady(t)
 	n.wantJumps(t, "IP-MASQ-AGENT", 1, 0) // for the empty directory
 	n.agentFile(t, "ip-masq-agent", "backend: iptables\nenableIPv6: true\nmasqLinkLocal: true\n")
 	d.untilUnready(t, "the agent files", "not today")

@@ -289,8 +289,13 @@ func backends() []backend {
 // onEveryBackend runs a test on one node per backend, beside other tests.
 func onEveryBackend(t *testing.T, test func(t *testing.T, n *node)) {
 	t.Helper()
+	onBackends(t, backends(), test)
+}
+
+func onBackends(t *testing.T, some []backend, test func(t *testing.T, n *node)) {
+	t.Helper()
 	t.Parallel()
-	for _, f := range backends() {
+	for _, f := range some {
 		t.Run(f.name, func(t *testing.T) { test(t, newNode(t, f)) })
 	}
 }

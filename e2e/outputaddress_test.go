@@ -37,98 +37,93 @@ func (n *node) address(t *testing.T, args string) {
 
 // TestOutputAddress: the address that pods leave with, by each interface and for both families.
 func TestOutputAddress(t *testing.T) {
-	t.Parallel()
-	for _, f := range backends() {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, f)
-			for _, a := range []string{
-				"198.51.100.7/32 dev outside", "198.51.100.8/32 dev outside", "198.51.101.7/32 dev lan", "198.51.102.7/32 dev lo",
-				"2001:db8:100::9/128 dev outside preferred_lft 0", "2001:db8:100::7/128 dev outside",
-			} {
-				n.address(t, "address add "+a)
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		for _, a := range []string{
+			"198.51.100.7/32 dev outside", "198.51.100.8/32 dev outside", "198.51.101.7/32 dev lan", "198.51.102.7/32 dev lo",
+			"2001:db8:100::9/128 dev outside preferred_lft 0", "2001:db8:100::7/128 dev outside",
+		} {
+			n.address(t, "address add "+a)
+		}
+		conf := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "fd00:9::/32"}, "enableIPv6": true, "guard": "drop", "enforceExempt": true}
+		add := func(items ...string) (p *pod, stderr string) {
+			t.Helper()
+			conf["outputAddresses"] = items
+			n.conflist(t, "podnet", conf)
+			p = n.newPod(t)
+			stdout, stderr, code := n.add(t, "podnet", p)
+			if code != 0 {
+				t.Fatalf("exit code %d\n%s%s", code, stdout, stderr)
 			}
-			conf := object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "fd00:9::/32"}, "enableIPv6": true, "guard": "drop", "enforceExempt": true}
-			add := func(items ...string) (p *pod, stderr string) {
-				t.Helper()
-				conf["outputAddresses"] = items
-				n.conflist(t, "podnet", conf)
-				p = n.newPod(t)
-				stdout, stderr, code := n.add(t, "podnet", p)
-				if code != 0 {
-					t.Fatalf("exit code %d\n%s%s", code, stdout, stderr)
-				}
-				p.addrs = addresses(t, stdout)
-				succeeds(t, "CHECK")(n.check(t, "podnet", p))
-				return p, stderr
-			}
-			p, _ := add("198.51.100.0/24", "198.51.101.0/24", "2001:db8:100::/64")
-			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.100.7")
-			n.leaves(t, p.Host, "192.168.7.7", n.LAN, "198.51.101.7")
-			n.leaves(t, p.Host, "2001:db8:5::5", n.Outside, "2001:db8:100::7")
-			n.leaves(t, p.Host, "fd00:7::7", n.LAN, "")
-			n.leaves(t, p.Host, "10.9.9.9", n.LAN, p.addr(netip.MustParseAddr("10.9.9.9")).String())
-			n.leaves(t, n.Node, "1.2.3.4", n.Outside, "")
+			p.addrs = addresses(t, stdout)
+			succeeds(t, "CHECK")(n.check(t, "podnet", p))
+			return p, stderr
+		}
+		p, _ := add("198.51.100.0/24", "198.51.101.0/24", "2001:db8:100::/64")
+		n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.100.7")
+		n.leaves(t, p.Host, "192.168.7.7", n.LAN, "198.51.101.7")
+		n.leaves(t, p.Host, "2001:db8:5::5", n.Outside, "2001:db8:100::7")
+		n.leaves(t, p.Host, "fd00:7::7", n.LAN, "")
+		n.leaves(t, p.Host, "10.9.9.9", n.LAN, p.addr(netip.MustParseAddr("10.9.9.9")).String())
+		n.leaves(t, n.Node, "1.2.3.4", n.Outside, "")
 
-			// Services: to an endpoint outside, and from outside to the pod.
-			n.tool(t, "nft", "table ip services { chain prerouting { type nat hook prerouting priority -100; "+
-				"ip daddr 10.96.0.1 dnat to 5.6.7.8; ip daddr "+n.NodeAddr(n.Outside, netip.IPv4Unspecified()).String()+" udp dport 30007 dnat to "+
-				p.addr(netip.IPv4Unspecified()).String()+":7; }; }")
-			n.leaves(t, p.Host, "10.96.0.1", n.Outside, "198.51.100.7")
-			nodePort := netip.AddrPortFrom(n.NodeAddr(n.Outside, netip.IPv4Unspecified()), 30007)
-			if seen, err := n.Outside.SendUDP(nodePort); err != nil || seen.By != p.Name {
-				t.Errorf("node port: %+v, %v", seen, err)
-			}
+		// Services: to an endpoint outside, and from outside to the pod.
+		n.tool(t, "nft", "table ip services { chain prerouting { type nat hook prerouting priority -100; "+
+			"ip daddr 10.96.0.1 dnat to 5.6.7.8; ip daddr "+n.NodeAddr(n.Outside, netip.IPv4Unspecified()).String()+" udp dport 30007 dnat to "+
+			p.addr(netip.IPv4Unspecified()).String()+":7; }; }")
+		n.leaves(t, p.Host, "10.96.0.1", n.Outside, "198.51.100.7")
+		nodePort := netip.AddrPortFrom(n.NodeAddr(n.Outside, netip.IPv4Unspecified()), 30007)
+		if seen, err := n.Outside.SendUDP(nodePort); err != nil || seen.By != p.Name {
+			t.Errorf("node port: %+v, %v", seen, err)
+		}
 
-			var e struct{ Address, AddressInterface, AddressItem, Interface, Rule string }
-			stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", p.addr(netip.MustParseAddr("1.2.3.4")).String(), "-o", "json")
-			if err := json.Unmarshal([]byte(stdout), &e); err != nil || e.Address != "198.51.100.7" || e.AddressInterface != "outside" || e.AddressItem != "198.51.100.0/24" {
-				t.Errorf("explain: %+v, %v\n%s", e, err, stderr)
-			}
-			if e.Interface != "outside" || !strings.Contains(e.Rule, "snat to 198.51.100.7") {
-				t.Errorf("explain names the interface %s and the rule %q", e.Interface, e.Rule)
-			}
-			n.conflist(t, "another", object{"outputAddresses": []string{"198.51.101.0/24", "198.51.100.0/24"}, "enableIPv6": true})
-			if _, stderr, code := n.add(t, "another", n.newPod(t)); code == 0 || !strings.Contains(stderr, "outputAddresses") {
-				t.Errorf("a conflicting list: exit code %d\n%s", code, stderr)
-			}
-			must(t, os.Remove(filepath.Join(n.cni.ConfDir, "10-another.conflist")))
-			n.address(t, "address del 198.51.100.7/32 dev outside")
-			if _, stderr, code := n.check(t, "podnet", p); code == 0 || !strings.Contains(stderr, "198.51.100.8") {
-				t.Errorf("CHECK with another address: exit code %d\n%s", code, stderr)
-			}
-			n.address(t, "address add 198.51.100.7/32 dev outside")
+		var e struct{ Address, AddressInterface, AddressItem, Interface, Rule string }
+		stdout, stderr, _ := n.reconciler(t, "explain", "1.2.3.4", "--from", p.addr(netip.MustParseAddr("1.2.3.4")).String(), "-o", "json")
+		if err := json.Unmarshal([]byte(stdout), &e); err != nil || e.Address != "198.51.100.7" || e.AddressInterface != "outside" || e.AddressItem != "198.51.100.0/24" {
+			t.Errorf("explain: %+v, %v\n%s", e, err, stderr)
+		}
+		if e.Interface != "outside" || !strings.Contains(e.Rule, "snat to 198.51.100.7") {
+			t.Errorf("explain names the interface %s and the rule %q", e.Interface, e.Rule)
+		}
+		n.conflist(t, "another", object{"outputAddresses": []string{"198.51.101.0/24", "198.51.100.0/24"}, "enableIPv6": true})
+		if _, stderr, code := n.add(t, "another", n.newPod(t)); code == 0 || !strings.Contains(stderr, "outputAddresses") {
+			t.Errorf("a conflicting list: exit code %d\n%s", code, stderr)
+		}
+		must(t, os.Remove(filepath.Join(n.cni.ConfDir, "10-another.conflist")))
+		n.address(t, "address del 198.51.100.7/32 dev outside")
+		if _, stderr, code := n.check(t, "podnet", p); code == 0 || !strings.Contains(stderr, "198.51.100.8") {
+			t.Errorf("CHECK with another address: exit code %d\n%s", code, stderr)
+		}
+		n.address(t, "address add 198.51.100.7/32 dev outside")
 
-			p, _ = add("198.51.102.7", "198.51.100.8", "2001:db8:100::9") // lo is for all interfaces; a deprecated address that is named
-			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.102.7")
-			n.leaves(t, p.Host, "192.168.7.7", n.LAN, "198.51.102.7")
-			n.leaves(t, p.Host, "2001:db8:5::5", n.Outside, "2001:db8:100::9")
+		p, _ = add("198.51.102.7", "198.51.100.8", "2001:db8:100::9") // lo is for all interfaces; a deprecated address that is named
+		n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.102.7")
+		n.leaves(t, p.Host, "192.168.7.7", n.LAN, "198.51.102.7")
+		n.leaves(t, p.Host, "2001:db8:5::5", n.Outside, "2001:db8:100::9")
 
-			conf["toPorts"], conf["masqueradeHost"] = "2000-2100", false
-			n.address(t, "address add 198.51.103.1/24 dev outside")
-			n.address(t, "address add 198.51.103.2/24 dev outside") // secondary: MASQUERADE never takes it
-			p, _ = add("198.51.103.2")
-			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.2")
-			p, _ = add("198.51.103.0/24") // another list: the lowest address
-			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.1")
+		conf["toPorts"], conf["masqueradeHost"] = "2000-2100", false
+		n.address(t, "address add 198.51.103.1/24 dev outside")
+		n.address(t, "address add 198.51.103.2/24 dev outside") // secondary: MASQUERADE never takes it
+		p, _ = add("198.51.103.2")
+		n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.2")
+		p, _ = add("198.51.103.0/24") // another list: the lowest address
+		n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.1")
 
-			p, _ = add("198.51.100.8", "198.51.102.0/24")
-			seen := topology.Must(p.SendUDP(netip.MustParseAddrPort("1.2.3.4:7")))(t)
-			if seen.Source.Addr().String() != "198.51.100.8" || seen.Source.Port() < 2000 || seen.Source.Port() > 2100 {
-				t.Errorf("with ports: %s", seen.Source)
-			}
-			n.leaves(t, p.Host, "192.168.7.7", n.LAN, "198.51.102.7")
+		p, _ = add("198.51.100.8", "198.51.102.0/24")
+		seen := topology.Must(p.SendUDP(netip.MustParseAddrPort("1.2.3.4:7")))(t)
+		if seen.Source.Addr().String() != "198.51.100.8" || seen.Source.Port() < 2000 || seen.Source.Port() > 2100 {
+			t.Errorf("with ports: %s", seen.Source)
+		}
+		n.leaves(t, p.Host, "192.168.7.7", n.LAN, "198.51.102.7")
 
-			p, stderr = add("198.18.0.0/15") // no address of the node
-			n.leaves(t, p.Host, "1.2.3.4", n.Outside, "")
-			wantText(t, "the warnings", stderr, "outputAddresses (198.18.0.0/15)", "198.51.100.7 on outside")
-			stdout, _, _ = n.reconciler(t, "status")
-			wantText(t, "status", stdout, "  output-address: ")
-			if t.Failed() {
-				t.Log(n.rules(t))
-			}
-		})
-	}
+		p, stderr = add("198.18.0.0/15") // no address of the node
+		n.leaves(t, p.Host, "1.2.3.4", n.Outside, "")
+		wantText(t, "the warnings", stderr, "outputAddresses (198.18.0.0/15)", "198.51.100.7 on outside")
+		stdout, _, _ = n.reconciler(t, "status")
+		wantText(t, "status", stdout, "  output-address: ")
+		if t.Failed() {
+			t.Log(n.rules(t))
+		}
+	})
 }
 
 // TestOutputAddressLeaves removes the address in force under connections. A reconciler, or without one the next

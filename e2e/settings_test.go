@@ -53,8 +53,7 @@ func TestSettingsChange(t *testing.T) {
 	n := newNode(t, backends()[0])
 	all := n.externalHost(t)
 	path := n.settingsFile(t, exemptSettings("20.0.0.0/8"))
-	d := n.startReconciler(t, "--config", path)
-	d.untilReady(t)
+	d := n.startReconciler(t, "--config", path).untilReady(t)
 	soon := func(prefix string) {
 		t.Helper()
 		n.eventually(t, prefix, func() bool { return strings.Contains(n.rules(t), prefix) })
