@@ -103,20 +103,6 @@ func backend(b policy.Backend) func(*policy.SourcePolicy) {
 
 func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
 
-func TestTornDumpIsNotRepaired(t *testing.T) {
-	f := newFixture(t)
-	net := network("podnet", "A")
-	f.sync(net)
-	f.kernel.Torn = 1
-	if f.observe(net).InSync() {
-		t.Fatal("the torn reading was not seen")
-	}
-	f.mustBeInSync(f.sync(net))
-	if f.kernel.count("write ") != 1 {
-		t.Error("a torn reading was repaired")
-	}
-}
-
 // A torn dump of a chain on record is not repaired when a proposal is applied. A new chain
 // is observed once before it is written, and once after.
 func TestProposalWithTornDump(t *testing.T) {

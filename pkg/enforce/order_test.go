@@ -19,17 +19,6 @@ import (
 
 func enforceExempt(s *policy.SourcePolicy) { yes := true; s.EnforceExempt = &yes }
 
-// While rules are changed by another program the guard for the new rules waits, too.
-func TestOvertakenChange(t *testing.T) {
-	f := newFixture(t)
-	drop := guard(policy.GuardDrop)
-	f.mustApply(network("podnet", "A", backend(policy.NFTables), drop, exempts("10.0.0.0/8", "192.0.2.0/24")))
-	f.kernel.log, f.kernel.most = nil, 2
-	f.kernel.fail = map[string]error{"write nftables": netfilter.ErrChanged}
-	f.mustApply(network("podnet", "A", backend(policy.NFTables), drop, exempts("10.0.0.0/8")))
-	f.writes("rules of nftables", guardA)
-}
-
 // Tables that are in the kernel are not unusable.
 func TestUnusableGuardThatDrops(t *testing.T) {
 	f := newFixture(t)
@@ -131,20 +120,6 @@ func TestFamilyUnderAGuard(t *testing.T) {
 	f.writes(guardA, "remove A")
 }
 
-// A guard that only counted, and could not be written with the rules, does not drop before the next rules are written.
-func TestGuardThatOnlyCounted(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("podnet", "A", guard(policy.GuardCount), exempts("10.0.0.0/8")))
-	f.kernel.fail = map[string]error{"write guards": errRefused}
-	_, _ = f.apply(network("podnet", "A", guard(policy.GuardCount), exempts("192.0.2.0/24")))
-	f.kernel.log, f.kernel.fail = nil, nil
-	f.mustApply(network("podnet", "A", guard(policy.GuardDrop), exempts("198.51.100.0/24")))
-	i := slices.IndexFunc(f.kernel.log, func(line string) bool { return strings.HasPrefix(line, "rules") })
-	if i < 0 || strings.Contains(strings.Join(f.kernel.log[:i], "\n"), "drop") {
-		t.Errorf("writes: %q", f.kernel.log)
-	}
-}
-
 // A chain that could not move to another backend stays where it is, whatever else is written there.
 func TestMoveThatFails(t *testing.T) {
 	f := newFixture(t)
@@ -192,19 +167,6 @@ func TestMoveThatIsReverted(t *testing.T) {
 	}
 }
 
-// A guard that cannot be written keeps another chain from masquerading what it binds.
-func TestGuardOfAnotherChainThatBinds(t *testing.T) {
-	f := newFixture(t)
-	one := network("one", "A", guard(policy.GuardOff), enforceExempt, exempts("10.0.0.0/8", "192.0.2.0/24"))
-	f.mustApply(one, network("two", "B", exempts("10.0.0.0/8", "192.0.2.0/24")))
-	f.kernel.log = nil
-	f.kernel.fail = map[string]error{"write guards": errRefused}
-	if s, err := f.apply(network("two", "B", exempts("10.0.0.0/8")), one); err == nil && s.InSync() {
-		t.Error("no error")
-	}
-	f.writes()
-}
-
 // What a chain whose rules could not be written masquerades is bound by no guard.
 func TestGuardBesideRulesThatCannotBeWritten(t *testing.T) {
 	f := newFixture(t)
@@ -225,16 +187,4 @@ func TestGuardBesideRulesThatCannotBeWritten(t *testing.T) {
 	}
 	f.kernel.fail = nil
 	f.mustApply(two("10.0.0.0/8", "192.0.2.0/24"), one("10.0.0.0/8", "192.0.2.0/24"))
-}
-
-// A chain that moves to another backend has rules, and its guard comes after them.
-func TestBackendAndGuardChange(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("podnet", "A", backend(policy.IPTables), exempts("10.0.0.0/8", "192.0.2.0/24")))
-	f.kernel.log = nil
-	f.mustApply(network("podnet", "A", backend(policy.NFTables), guard(policy.GuardDrop), exempts("10.0.0.0/8")))
-	first := slices.IndexFunc(f.kernel.log, func(w string) bool { return strings.HasPrefix(w, "guards: A") })
-	if rules := slices.Index(f.kernel.log, "rules of nftables"); rules < 0 || first < rules {
-		t.Errorf("writes %q", f.kernel.log)
-	}
 }
