@@ -32,41 +32,30 @@ func TestUnusableGuardThatDrops(t *testing.T) {
 	f.writes()
 }
 
-// A chain is not removed under a guard that cannot be. One that only counts keeps none.
+// A chain is not removed under a guard that cannot be, or of which it is not known whether it is there. One that only counts keeps
+// none.
 func TestDroppedNetworkUnderAGuard(t *testing.T) {
 	for name, c := range map[string]struct {
-		guard   []func(*policy.SourcePolicy)
-		removed []string
+		guard         []func(*policy.SourcePolicy)
+		fails         string
+		removed, left []string
 	}{
-		"drops":  {[]func(*policy.SourcePolicy){guard(policy.GuardDrop)}, nil},
-		"binds":  {[]func(*policy.SourcePolicy){guard(policy.GuardOff), enforceExempt}, nil},
-		"counts": {[]func(*policy.SourcePolicy){guard(policy.GuardCount)}, []string{"remove A"}},
+		"drops":      {[]func(*policy.SourcePolicy){guard(policy.GuardDrop)}, "write guards", nil, []string{"guards:", "remove A"}},
+		"binds":      {[]func(*policy.SourcePolicy){guard(policy.GuardOff), enforceExempt}, "write guards", nil, []string{"guards:", "remove A"}},
+		"unreadable": {[]func(*policy.SourcePolicy){guard(policy.GuardDrop)}, readGuards, nil, []string{"guards:", "remove A"}},
+		"counts":     {[]func(*policy.SourcePolicy){guard(policy.GuardCount)}, "write guards", []string{"remove A"}, []string{"guards:"}},
 	} {
 		f := newFixture(t)
 		f.mustApply(network("podnet", "A", append(c.guard, exempts("10.0.0.0/8"))...), network("other", "B"))
-		f.kernel.log, f.kernel.fail = nil, map[string]error{"write guards": errRefused}
+		f.kernel.log, f.kernel.fail = nil, map[string]error{c.fails: errRefused}
 		f.sync(network("other", "B"))
-		if !slices.Equal(f.kernel.log, c.removed) {
-			t.Errorf("a guard that %s: %q", name, f.kernel.log)
-		}
+		removed := f.kernel.log
 		f.kernel.log, f.kernel.fail = nil, nil
 		f.mustBeInSync(f.sync(network("other", "B")))
-		if want := append([]string{"guards:"}, "remove A"); c.removed == nil && !slices.Equal(f.kernel.log, want) {
-			t.Errorf("a guard that %s: %q", name, f.kernel.log)
+		if !slices.Equal(removed, c.removed) || !slices.Equal(f.kernel.log, c.left) {
+			t.Errorf("%s: %q, then %q", name, removed, f.kernel.log)
 		}
 	}
-}
-
-// Nor while it is not known whether there is one.
-func TestDroppedNetworkUnderAnUnreadableGuard(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("podnet", "A", guard(policy.GuardDrop)), network("other", "B"))
-	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
-	f.sync(network("other", "B"))
-	f.writes()
-	f.kernel.fail = nil
-	f.mustBeInSync(f.sync(network("other", "B")))
-	f.writes("guards:", "remove A")
 }
 
 // A pod is not made exempt, nor does it cease to be, under a guard that cannot be read: it may drop what the rules exempt
