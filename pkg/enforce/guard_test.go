@@ -149,31 +149,6 @@ func TestAddressPassesWhileNamespacesChange(t *testing.T) {
 	}
 }
 
-// Beside a document that cannot be read its guard stays, but binds nothing that a new chain masquerades.
-func TestNewChainBesideADamagedDocument(t *testing.T) {
-	f := newFixture(t)
-	f.mustApply(network("damaged", "A", guard(policy.GuardOff), enforceExempt, exempts("10.0.0.0/8", "192.0.2.0/24")))
-	f.kernel.log = nil
-	p := &enforce.Proposal{Sources: []policy.Source{network("new", "B", guard(policy.GuardDrop), exempts("192.0.2.0/24"))}, Incomplete: true}
-	p.Changed = p.Sources
-	lock, release := f.lock()
-	defer release()
-	state, err := f.enforcer.Dir.Load()
-	must(t, err)
-	if s, err := f.enforcer.Apply(t.Context(), lock, state, p); err != nil || s.Err("B") != nil {
-		t.Fatal(err, s.Err("B"))
-	}
-	packet := policy.Packet{Src: netip.MustParseAddr("10.88.0.5"), Dst: netip.MustParseAddr("10.1.0.1"), Out: "eth0"}
-	for _, g := range f.kernel.Guards {
-		if g.Binds(packet) {
-			t.Errorf("the guard of %s binds what chain B masquerades", g.Chain)
-		}
-	}
-	if len(f.kernel.log) == 0 || !strings.HasPrefix(f.kernel.log[0], "guards:") {
-		t.Errorf("writes %q", f.kernel.log)
-	}
-}
-
 // A repair does what it can: rules that cannot be written keep the guard, and the other way round.
 func TestGuardAndRulesFailSeparately(t *testing.T) {
 	f := newFixture(t)

@@ -73,58 +73,6 @@ func TestOutputStays(t *testing.T) {
 	}
 }
 
-// TestFormerAddresses: connections that are translated to an address end when it leaves the node, also if it is not in force
-// any more, its list or a family of it has gone, or many leave at once; and not before.
-func TestFormerAddresses(t *testing.T) {
-	f := newFixture(t)
-	node := []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.5", "2001:db8::1"}
-	f.enforcer.Addresses = func(families []policy.Family) (list []policy.NodeAddress, _ error) {
-		for _, a := range node {
-			if address := netip.MustParseAddr(a); slices.Contains(families, policy.FamilyOf(address)) {
-				list = append(list, policy.NodeAddress{Address: address, Interface: "eth0", Up: true})
-			}
-		}
-		return list, nil
-	}
-	source := func(chain string, items ...string) policy.Source {
-		return network("net"+chain, chain, enableIPv6, func(s *policy.SourcePolicy) {
-			for _, item := range items {
-				s.OutputAddresses = append(s.OutputAddresses, netip.MustParsePrefix(item))
-			}
-		})
-	}
-	all := func(items func(i int) []string) (sources []policy.Source) {
-		for i, chain := range []string{"A", "B", "C", "D", "E"} {
-			sources = append(sources, source(chain, items(i)...))
-		}
-		return sources
-	}
-	wantLeft := func(want ...string) {
-		t.Helper()
-		var left []string
-		for _, r := range f.record().Resets {
-			for _, a := range r.Left {
-				left = append(left, a.Chain+" "+a.Address.String())
-			}
-		}
-		if !slices.Equal(left, want) {
-			t.Errorf("resets for %q, want %q", left, want)
-		}
-	}
-	f.mustBeInSync(f.sync(all(func(i int) []string { return []string{node[i] + "/32", "2001:db8::/64"} })...))
-	f.mustBeInSync(f.sync(all(func(int) []string { return []string{"2001:db8::/64"} })...)) // without an item of IPv4
-	wantLeft()
-	f.mustBeInSync(f.sync(all(func(int) []string { return nil })...)) // without a list
-	wantLeft()
-	node = node[5:]
-	if f.observe(all(func(int) []string { return nil })...).InSync() {
-		t.Error("in sync although addresses left the node")
-	}
-	f.mustBeInSync(f.sync(all(func(int) []string { return nil })...))
-	wantLeft("A 192.0.2.1", "B 192.0.2.2", "C 192.0.2.3", "D 192.0.2.4", "E 192.0.2.5")
-	f.mustBeInSync(f.observe(all(func(int) []string { return nil })...))
-}
-
 // TestOutputsOfAFailedRun: the record has the addresses that are in force, whatever cannot be written or read. None has left
 // the node because the addresses cannot be read.
 func TestOutputsOfAFailedRun(t *testing.T) {
