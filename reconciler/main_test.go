@@ -168,7 +168,7 @@ func checkKeys(ts *testscript.TestScript, value any) {
 			}
 			checkKeys(ts, v[key])
 		}
-		const explained = "address addressInterface addressItem addressOrigin also backend chain chains destination drift family guard interface kernel nextHops origin pod prefix problem reason rule source verdict"
+		const explained = "address addressInterface addressItem addressOrigin backend chain chains destination drift family guard interface kernel nextHops origin pod prefix problem reason rule source verdict"
 		if _, is := v["verdict"]; is && strings.Join(keys, " ") != explained {
 			ts.Fatalf("an explanation has the keys %s; want %s", keys, explained)
 		}

@@ -287,13 +287,10 @@ func (s podsStatus) text() string {
 	if s.listed {
 		text += fmt.Sprintf(", of which %d exempt by namespace", s.Exempt)
 	}
-	switch s.WithoutRecord {
-	case 0:
-		return text
-	case 1:
-		return text + "; 1 attachment without a record"
+	if s.WithoutRecord > 0 {
+		text += fmt.Sprintf("; attachments without a record: %d", s.WithoutRecord)
 	}
-	return text + fmt.Sprintf("; %d attachments without a record", s.WithoutRecord)
+	return text
 }
 
 func (s *nodeStatus) settingsText() string {

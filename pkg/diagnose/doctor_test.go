@@ -172,9 +172,6 @@ func TestFindings(t *testing.T) {
 
 		{"Cilium's interface", func(h *testHost) { h.files["proc/net/dev"] += "cilium_host: 1\ncilium_net: 1\n" },
 			map[string]string{"notice ebpf-masquerade": "cilium_host"}},
-		{"Cilium's maps", func(h *testHost) {
-			h.files["sys/fs/bpf/tc/globals/cilium_snat_v4_external"] = ""
-		}, map[string]string{"problem ebpf-masquerade": "cilium_snat_v4_external"}},
 		{"Calico's data plane", func(h *testHost) { h.files["proc/net/dev"] += "bpfout.cali: 1\n" },
 			map[string]string{"problem ebpf-masquerade": "bpfout.cali"}},
 		{name: "Calico without it", set: func(h *testHost) {

@@ -67,10 +67,9 @@ type Explanation struct {
 	Family  policy.Family `json:"family"`
 	Verdict policy.Action `json:"verdict"`
 	Prefix  *netip.Prefix `json:"prefix"` // the destination or source that decides; null if none does
-	// Origin is that of the prefix, or of the key that puts the traffic out of scope; Also has equal ones.
-	Origin *Origin  `json:"origin"`
-	Also   []Origin `json:"also"`
-	Reason string   `json:"reason"`
+	// Origin is that of the prefix, or of the key that puts the traffic out of scope: the first one of equal ones.
+	Origin *Origin `json:"origin"`
+	Reason string  `json:"reason"`
 
 	// Address is the one in force of outputAddresses that a pod's traffic leaves with, AddressInterface the
 	// interface that it is for, null if it is for every one without an address of its own.
@@ -122,7 +121,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	blank := Explanation{
 		Destination: q.Dst, Source: q.Src, Pod: q.Pod,
 		Family: policy.FamilyOf(q.Dst), Verdict: policy.ActionOutOfScope,
-		Also: []Origin{}, Drift: []string{}, Chains: []Explanation{}, NextHops: []string{},
+		Drift: []string{}, Chains: []Explanation{}, NextHops: []string{},
 	}
 	if q.Out == "" && !q.DstLocal && len(q.Hops) > 0 {
 		q.Out, blank.NextHops, blank.routed = q.Hops[0], q.Hops[1:], true
@@ -191,11 +190,8 @@ func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []pol
 	if d.PrefixAction != nil {
 		e.Prefix = &d.PrefixAction.Prefix
 	}
-	for _, o := range d.Origins {
-		e.Also = append(e.Also, finder.origin(o, sources))
-	}
-	if len(e.Also) > 0 {
-		e.Origin, e.Also = &e.Also[0], e.Also[1:]
+	if len(d.Origins) > 0 {
+		e.Origin = new(finder.origin(d.Origins[0], sources))
 	}
 }
 
@@ -456,9 +452,6 @@ func (e Explanation) rows(b *bytes.Buffer) {
 	if e.Origin != nil {
 		row("from", e.Origin.text())
 	}
-	for _, o := range e.Also {
-		row("and from", o.text())
-	}
 	row("because", e.Reason)
 	if e.Address.IsValid() {
 		by := ""
@@ -526,8 +519,6 @@ func (e Explanation) kernelText() string {
 		return "may be OVERRIDDEN by the rule: " + e.OverriddenBy
 	case e.Chain == "" && e.Kernel:
 		return "agrees: there are no owned rules"
-	case !e.known && e.Rule != "":
-		return "cannot be verified; the first rule that it meets: " + e.Rule
 	case !e.known:
 		return "cannot be verified"
 	case e.Kernel:

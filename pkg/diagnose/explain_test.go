@@ -64,10 +64,6 @@ func TestOrigins(t *testing.T) {
 			t.Errorf("%s\n got %s\nwant %s", dst, got, want)
 		}
 	}
-	e := n.to("10.9.9.9")
-	if len(e.Also) != 1 || e.Also[0].Name != "second" || *e.Also[0].Index != 1 || e.Also[0].File != "" {
-		t.Errorf("10.9.9.9 is also exempt by %+v, want by item 1 of second, whose conflist has changed", e.Also)
-	}
 	for _, tt := range []struct{ src, out, want string }{
 		{"10.244.0.2", "", `"A" ipv4 masquerade | - | - | kernel true | masquerade random-fully`},
 		{"10.245.0.2", "", `"A" ipv4 out-of-scope | - | sourceCIDRs by network "podnet" in /etc/cni/net.d/10-podnet.conflist | kernel true | `},

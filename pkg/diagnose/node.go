@@ -55,13 +55,6 @@ func ebpfMasquerade(e *examination, f *Finding) {
 			f.add("interface %s: Calico's eBPF data plane", name)
 		}
 	}
-	const mapDir = "sys/fs/bpf/tc/globals"
-	for _, m := range e.readDir(mapDir) {
-		if strings.HasPrefix(m.Name(), "cilium_snat_") {
-			f.Severity = SeverityProblem
-			f.add("/%s/%s: Cilium translates sources in eBPF", mapDir, m.Name())
-		}
-	}
 }
 
 func missingCapabilities(e *examination, f *Finding) {
