@@ -288,7 +288,7 @@ func (d *daemon) pluginVersion() string {
 	return d.installedVersion
 }
 
-// writerOf returns the program that made a commit. While it runs, proc has its parent and its cgroup. The kernel may have
+// writerOf returns the program that made a commit. While it runs, proc has its parent. The kernel may have
 // given the pid of one that has ended to another program, so the name is compared.
 func writerOf(c nfnetlink.Commit, proc string) reconcile.Writer {
 	w := reconcile.Writer{Process: reconcile.Process{PID: c.PID, Program: c.Program}}
@@ -299,12 +299,6 @@ func writerOf(c nfnetlink.Commit, proc string) reconcile.Writer {
 	parent, _, _ = strings.Cut(parent, "\n")
 	if pid, err := strconv.ParseUint(strings.TrimSpace(parent), 10, 32); err == nil && pid != 0 {
 		w.Parent = reconcile.Process{PID: uint32(pid), Program: programOf(proc, uint32(pid))}
-	}
-	for line := range strings.Lines(readProc(proc, c.PID, "cgroup")) { // HIERARCHY:CONTROLLERS:PATH, several in version 1
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if path := parts[len(parts)-1]; len(path) > len(w.Cgroup) {
-			w.Cgroup = path
-		}
 	}
 	return w
 }

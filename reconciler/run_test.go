@@ -10,14 +10,14 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// TestWriterOf: parent and cgroup are those of the process that made the commit, while it runs.
+// TestWriterOf: the parent is that of the process that made the commit, while it runs.
 func TestWriterOf(t *testing.T) {
 	t.Parallel()
 	proc := t.TempDir()
 	for name, text := range map[string]string{
 		"12/comm": "nft\n", "12/status": "Name:\tnft\nPid:\t12\nPPid:\t7\nUid:\t0\n",
-		"12/cgroup": "1:name=systemd:/kubepods/pod1/abc\n0::/\n", "7/comm": "entrypoint.sh\n",
-		"13/comm": "nft\n", "13/status": "PPid:\t0\n", "13/cgroup": "0::/system.slice/firewall.service\n",
+		"7/comm":  "entrypoint.sh\n",
+		"13/comm": "nft\n", "13/status": "PPid:\t0\n",
 	} {
 		file := filepath.Join(proc, name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -32,8 +32,8 @@ func TestWriterOf(t *testing.T) {
 		commit     nfnetlink.Commit
 		proc, want string
 	}{
-		{nfnetlink.Commit{PID: 12, Program: "nft", Touched: true}, proc, `"nft" (host pid 12), started by "entrypoint.sh" (host pid 7), in cgroup "/kubepods/pod1/abc"`},
-		{nfnetlink.Commit{PID: 13, Program: "nft", Touched: true}, proc, `"nft" (host pid 13), in cgroup "/system.slice/firewall.service"`},
+		{nfnetlink.Commit{PID: 12, Program: "nft", Touched: true}, proc, `"nft" (host pid 12), started by "entrypoint.sh" (host pid 7)`},
+		{nfnetlink.Commit{PID: 13, Program: "nft", Touched: true}, proc, `"nft" (host pid 13)`},
 		{nfnetlink.Commit{PID: 12, Program: "nft"}, proc, other},
 		{nfnetlink.Commit{PID: 12, Program: "nft", Touched: true}, "", other},
 		{nfnetlink.Commit{PID: 12, Program: "iptables", Touched: true}, proc, `"iptables" (host pid 12)`}, // it has ended

@@ -145,9 +145,7 @@ func (p Process) String() string {
 // Writer is the program that changed rules, as the kernel names it.
 type Writer struct {
 	Process
-	// What started the program and where it ran, if that was known before it ended.
-	Parent Process
-	Cgroup string
+	Parent Process // that started the program, if that was known before it ended
 }
 
 // String names the program, and what is known of its origin.
@@ -158,9 +156,6 @@ func (w Writer) String() string {
 	text := w.Process.String()
 	if w.Parent != (Process{}) {
 		text += ", started by " + w.Parent.String()
-	}
-	if w.Cgroup != "" {
-		text += ", in cgroup " + policy.Quote(w.Cgroup)
 	}
 	return text
 }
