@@ -79,7 +79,7 @@ func brokenStatus() *nodeStatus {
 	s.RepairsTotal = 31
 	s.Repairs = []metrics.Repair{{At: ago(2 * time.Second), By: `"iptables" (host pid 4711)`, Chains: []string{"IP-MASQ-AGENT"}, Missing: 6}}
 	s.Findings = append(faultFindings([]reconcile.Problem{
-		{Reason: reconcile.ReasonSource, Err: errors.New("/etc/config/ip-masq-agent:3: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set")},
+		{Reason: reconcile.ReasonSource, Err: errors.New("/etc/config/ip-masq-agent:1: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set")},
 		{Reason: reconcile.ReasonFlapping, Err: errors.New(`another program reverts the rules repeatedly, most likely "iptables" (host pid 4711)`)},
 		{Reason: reconcile.ReasonRules, Chain: "IP-MASQ-AGENT", Err: errors.New("first line\nsecond line")},
 	}), foundStatus()...)
