@@ -48,7 +48,7 @@ func (s *State) changes(before []policy.Source, p *Proposal) {
 func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 	var do effects = does{e, lock}
 	if lock.DryRun() {
-		do = do.asking()
+		do, s.asked = do.asking(), true
 	} else if len(s.record.Chains) == 0 {
 		namespace, err := e.checkFirstWrite(ctx)
 		defer func() { _ = namespace.Close() }()
