@@ -225,6 +225,12 @@ func (s *State) keepWhatExists() {
 			}
 		}
 	}
+	s.keepGuards(exists)
+	s.compare()
+}
+
+// keepGuards makes desired the guards that the kernel has, and those of the policies whose chains do not exist.
+func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
 	g := &s.Guard
 	var desired []policy.Guard
 	for _, o := range g.Observed.Guards {
@@ -241,7 +247,6 @@ func (s *State) keepWhatExists() {
 		}
 	}
 	g.Desired = desired
-	s.compare()
 }
 
 // recognized returns the rules that could be decoded.
