@@ -181,9 +181,8 @@ func (s *Settings) SetAll(list []Setting) error {
 
 // Equal reports whether both state the same settings, regardless of where they state them.
 func (s Settings) Equal(t Settings) bool {
-	agent := s.Agent.Equal(t.Agent)
-	s.Agent, t.Agent, s.Origins, t.Origins = AgentPolicy{}, AgentPolicy{}, nil, nil
-	return agent && reflect.DeepEqual(s, t)
+	s.Origins, t.Origins = nil, nil
+	return reflect.DeepEqual(s, t)
 }
 
 // AgentSource reports whether the agent files are a source: agent_config_dir, [agent] or one of its flags makes them one.

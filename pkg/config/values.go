@@ -408,11 +408,6 @@ type AgentPolicy struct {
 	CIDRLimit int                 // 0 for DefaultCIDRLimit
 }
 
-// Equal reports whether both state the same policy, regardless of where they state it.
-func (a AgentPolicy) Equal(b AgentPolicy) bool {
-	return a.Policy.Equal(b.Policy) && a.CIDRLimit == b.CIDRLimit
-}
-
 // Keys is the table of the keys that agent files and [agent] have in common.
 func (a *AgentPolicy) Keys() []Key {
 	rows := append(policy.Keys(&a.Policy), limitKey(&a.CIDRLimit))

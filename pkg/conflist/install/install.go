@@ -271,22 +271,29 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 }
 
 func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
-	present, err := dir.Lstat(config.PluginType)
-	path := dir.PathOf(config.PluginType)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
-	case err != nil:
+	present, err := pluginIn(dir)
+	if present == nil || err != nil {
 		return false, err
-	case !present.Mode().IsRegular():
-		return false, fmt.Errorf("%s is not a regular file, so ip-masq did not create it; remove it", policy.Printable(path))
 	}
-	have, err := readBinary(path) // one that cannot be read is replaced
+	have, err := readBinary(dir.PathOf(config.PluginType)) // one that cannot be read is replaced
 	return err == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present), nil
 }
 
-// remove removes the plugin from a directory and returns its path, "" if there was none. A file of its
-// name that is not regular was not created by Copy, and stays, with an error.
+// pluginIn returns the FileInfo of the plugin in a directory, nil if there is none. A file of its name that is not regular
+// was not created by Copy, and stays, with an error.
+func pluginIn(dir *safefile.Dir) (fs.FileInfo, error) {
+	info, err := dir.Lstat(config.PluginType)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err == nil && !info.Mode().IsRegular():
+		err = fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; remove it if no other program needs it",
+			policy.Printable(dir.PathOf(config.PluginType)))
+	}
+	return info, err
+}
+
+// remove removes the plugin from a directory and returns its path, "" if there was none.
 func remove(ctx context.Context, dir string) (path string, err error) {
 	d, err := lockDir(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -296,15 +303,8 @@ func remove(ctx context.Context, dir string) (path string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	info, err := d.Lstat(config.PluginType)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", nil
-	case err != nil:
+	if info, err := pluginIn(d); info == nil || err != nil {
 		return "", err
-	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; remove it if no other program needs it",
-			policy.Printable(d.PathOf(config.PluginType)))
 	}
 	if err := d.Remove(config.PluginType); err != nil {
 		return "", err
