@@ -374,11 +374,6 @@ func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.Un
 	return nil
 }
 
-// inputs returns the digest of what was read, for the verification cache of a program; "" if there can be none.
-func (n *node) inputs(r *store.Reading, program string) string {
-	return n.Inputs(r, program, n.pluginFile)
-}
-
 // entryVerified reports whether this program found this entry valid before.
 func (n *node) entryVerified() bool {
 	verified := n.cached().Entry
@@ -388,7 +383,7 @@ func (n *node) entryVerified() bool {
 // sameInputs reports whether the documents and the program are those that were verified.
 func (n *node) sameInputs(r *store.Reading) bool {
 	verified := n.cached().Inputs
-	return verified != "" && verified == n.inputs(r, n.plugin.Program)
+	return verified != "" && verified == n.Inputs(r, n.plugin.Program, n.pluginFile)
 }
 
 // rulesVerified reports whether the rules are those that the documents ask for, as an ADD of this network or the
@@ -399,7 +394,7 @@ func (n *node) rulesVerified(r *store.Reading) bool {
 	}
 	version := n.plugin.Version
 	c := n.Dir.Published()
-	return version != "" && c.Entry == version && c.Inputs == n.inputs(r, version) && n.isNow(c)
+	return version != "" && c.Entry == version && c.Inputs == n.Inputs(r, version, n.pluginFile) && n.isNow(c)
 }
 
 // isNow reports whether no rule was changed since, nor an address that rules depend on.
@@ -417,7 +412,7 @@ func (n *node) observe(ctx context.Context, r *store.Reading, s store.State) (*e
 	if n.loses(observed) {
 		return observed, store.VerificationCache{}
 	}
-	cache := observed.Verified(n.inputs(r, n.plugin.Program), generation)
+	cache := observed.Verified(n.Inputs(r, n.plugin.Program, n.pluginFile), generation)
 	cache.Entry = n.entryDigest()
 	return observed, cache
 }

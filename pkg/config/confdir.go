@@ -69,14 +69,11 @@ var ErrPosition = errors.New("stands where every ADD fails")
 
 // PositionErr returns an ErrPosition if the plugin entry is the first plugin.
 func (l Conflist) PositionErr() error {
-	place, remedy := "plugins[0]", "first: move it behind the plugin that makes the interface"
 	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
 		return nil
 	}
-	if len(l.Types) == len(l.Entries) {
-		place, remedy = "plugins", "alone: write it behind the plugin that makes the interface, or remove the file"
-	}
-	return fmt.Errorf("%s: %s: the plugin entry of network %s %w, %s", policy.Printable(l.File), place, policy.Quote(l.Network), ErrPosition, remedy)
+	return fmt.Errorf("%s: plugins[0]: the plugin entry of network %s %w, first: move it behind the plugin that makes the interface; "+
+		"if there is none, remove the file", policy.Printable(l.File), policy.Quote(l.Network), ErrPosition)
 }
 
 // DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the reconciler's.
