@@ -83,6 +83,11 @@ func (m *Manager) Restore(ctx context.Context) Status {
 	if err != nil || m.Entry == nil || n.Path != m.network.Path || n.Entries > 0 || n.Generated && !m.Own || m.Unmanaged || config.CheckPlugin(m.BinDir) != nil {
 		return s
 	}
+	if !m.FromFile { // it names the dataDir, which may be another one since
+		if m.Entry, _, err = m.ReadEntry(); err != nil {
+			return s
+		}
+	}
 	now := time.Now()
 	m.warnings = nil
 	m.seen(n, now)
