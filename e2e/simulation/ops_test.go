@@ -82,7 +82,7 @@ func (p *pod) id(container int) string { return fmt.Sprintf("pod%d-%d", p.number
 
 // do carries out one operation of the scenario.
 func (w *world) do(o *op) {
-	w.meanwhile()
+	w.meanwhile(o)
 	if w.objection != "" {
 		return
 	}
@@ -101,6 +101,8 @@ func (w *world) do(o *op) {
 		p = w.gc(o, n)
 	case "once":
 		p = w.once(o)
+	case "next":
+		w.armed = append(w.armed, *o)
 	case "run":
 		p = w.run(o)
 		w.pass(time.Duration(o.number)*time.Millisecond, true)
@@ -325,7 +327,7 @@ func (w *world) resolve(n *network, p *process, v *version) {
 			if !w.machine.Bad() { // or the chains of others stay as they are
 				w.repaired(p)
 			}
-			if v != nil && v == n.conf && n.since < p.start {
+			if v != nil && v == n.conf && n.since < p.start && !(p.faulty && w.scenario.admin) { // or its conflist could not be read
 				w.settle(n, p, v)
 			}
 		}
@@ -486,12 +488,12 @@ func (w *world) once(o *op) *process {
 			}
 			if !w.harmed() {
 				w.repaired(p)
-				w.book.stuck = false
 				for n, v := range confs {
 					if n.conf == v && n.since < p.start && v != nil {
 						w.settle(n, p, v)
 					}
 				}
+				w.staleRemoved()
 				for _, n := range w.networks { // what is stored is in force
 					if len(n.claims) > 0 && !n.claimedBy(func(c claim) bool { return c.v == nil || c.p != nil && !c.p.ended() }) {
 						n.nobody.phase = running

@@ -31,6 +31,7 @@ type book struct {
 	addressed     int       // seq of the last change of the node's addresses
 	resetsLost    bool      // those that were due may be, after a fault of this boot
 	warned        time.Time // when a verb last said that its walk failed: the next one is 10 s later
+	walked        time.Time // when the last one began
 	unfinished    bool      // a walk through the connections may be: then it is repeated
 	fought        time.Time // when another program stopped to fight
 	frozen        time.Time // when processes were frozen last, maybe with the lock held
@@ -326,6 +327,9 @@ func (w *world) judgePassed(p *process, pod *pod) {
 			w.object("a connection of %s (%s, namespace %q) to %s outlives the ADD of %s (namespace %q)", c.pod.id(c.container), c.Src, c.space, c.Dst, pod.id(pod.container), pod.space)
 		}
 	}
+	if len(w.reconcilers()) == 0 && time.Since(p.walked) > 10*time.Second { // or the walk waits, as another one was just made
+		w.judgeConnections()
+	}
 }
 
 // judgeLeft judges a connection that ends when the address that it leaves with is gone.
@@ -401,6 +405,14 @@ func (w *world) repaired(p *process) {
 	if p.start > w.book.tampered && !p.faulty && !unrepaired {
 		w.book.tampered, w.book.guardTampered = 0, false
 	}
+}
+
+// staleRemoved takes note that a sync has removed stale chains: all but those that a lost record had.
+func (w *world) staleRemoved() {
+	w.book.stuck = slices.ContainsFunc(w.book.orphans, func(chain string) bool {
+		names := func(c claim) bool { return c.v != nil && c.v.Chain == chain }
+		return w.kernel.has(chain) && !slices.ContainsFunc(w.networks, func(n *network) bool { return n.claimedBy(names) })
+	})
 }
 
 func (w *world) fault() {
@@ -509,13 +521,14 @@ func (w *world) judgeQuiet() {
 	if p.noticed = nil; !p.report.Ready() && !w.excused(p.report) {
 		w.object("the reconciler is not ready although nothing fails: %v", p.report.Problems[0].Err)
 	}
-	w.book.tampered, w.book.guardTampered, w.book.stuck, w.book.unruled = 0, false, false, false
+	w.book.tampered, w.book.guardTampered, w.book.unruled = 0, false, false
 	w.judgeConflist()
 	for _, n := range w.networks {
 		if n.conf != nil {
 			n.claims, n.nobody.phase = []claim{{n.conf, p}}, running
 		}
 	}
+	w.staleRemoved()
 	w.judgeRecord()
 	w.judgePackets()
 	w.judgeOutputs(w.pods...)
@@ -527,6 +540,7 @@ func (w *world) agree(n *network) {
 	if n.conf == nil || n.agent || !w.idle() || len(w.midway()) > 0 || n == w.managed() { // whose conflist a reconciler may be about to change
 		return
 	}
+	w.armed = nil
 	status := w.ask(&op{kind: "status", net: n.number}, n)
 	w.until(status.ended)
 	pod := w.pods[most]
@@ -555,6 +569,10 @@ func (w *world) agree(n *network) {
 
 // quiet lets everything end, repairs the world and judges what must be right then.
 func (w *world) quiet() {
+	w.armed = nil
+	for _, p := range w.running {
+		p.event = event{}
+	}
 	w.until(w.idle)
 	m := w.machine
 	if k := w.kernel; m.Bad() || k.refuses || k.noGuards || k.noWalks {
@@ -610,7 +628,9 @@ func (w *world) quiet() {
 		return
 	}
 	for _, n := range dropped {
-		if _, is := m.ReadFile(w.document(n)); !is && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
+		_, is := m.ReadFile(w.document(n))
+		_, half := m.ReadFile(w.document(n) + ".dropped") // a bad disk could neither remove nor restore it: the next lock does
+		if !is && !half && len(w.book.orphans) == 0 {     // a former container may be attached for which no DEL came
 			n.claims = []claim{{}}
 			for i := range w.kernel.connections { // removing a chain deletes none
 				w.kernel.connections[i].tampered = true

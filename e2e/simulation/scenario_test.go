@@ -27,6 +27,7 @@ type scenario struct {
 	tables bool // the host has a program iptables
 	admin  bool // it has a plugin.toml
 
+	outputs     int  // one chain in so many has outputAddresses
 	manage, own bool // reconcilers manage the conflist of the first network; they have one of their own
 }
 
@@ -84,7 +85,7 @@ type op struct {
 
 // event is what happens to a process instead of, or before, one of its effects.
 type event struct {
-	what string // "kill", "fail", "tamper" by another program before it, or "pause" until no other process can go on
+	what string // "kill", "fail", "tamper" by another program before it, "pause" until no other process can go on, or "begin" of the operation
 	of   string // what effects count: their beginning, "" for all writes
 	at   int    // the first one is 1
 }
@@ -92,7 +93,16 @@ type event struct {
 // counted are the beginnings of effects that count.
 var counted = []string{
 	"", "rename", "kernel: ", "kernel: write", "kernel: write guards", "kernel: remove", "kernel: walk", "kernel: observe", "kernel: ask",
-	"kernel: read addresses",
+	"kernel: read addresses", "list",
+}
+
+// due counts an effect, and reports whether the event happens at it.
+func (e *event) due(t *ticket) bool {
+	if e.of == "" && t.writes || e.of != "" && strings.HasPrefix(t.text, e.of) {
+		e.at--
+		return e.at == 0
+	}
+	return false
 }
 
 func (o *op) String() string {
@@ -189,7 +199,7 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 // newScenario returns the scenario of a seed.
 func newScenario(seed uint64) *scenario {
 	r := rand.New(rand.NewPCG(seed, 1))
-	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0, admin: r.IntN(8) == 0}
+	s := &scenario{seed: seed, legacy: r.IntN(6) == 0, tables: r.IntN(5) > 0, admin: r.IntN(8) == 0, outputs: pick(r, 1, 3, 6)}
 	for _, name := range []string{"IP-MASQ-AGENT", "SECOND"}[:1+r.IntN(2)] {
 		c := chainSpec{Chain: name, IPv6: r.IntN(2) == 0}
 		if r.IntN(2) == 0 {
@@ -249,7 +259,7 @@ func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
 	if !s.tables && c.Backend == "iptables" {
 		c.Backend = ""
 	}
-	if c.Outputs = nil; r.IntN(3) == 0 {
+	if c.Outputs = nil; r.IntN(s.outputs) == 0 {
 		c.Outputs = pick(r, prefixList("203.0.113.0/24"), prefixList("198.51.101.0/24 203.0.113.9/32 198.51.100.7/32"))
 		if c.IPv6 {
 			c.Outputs = append(c.Outputs, prefixList("2001:db8:fffe::/64")...)
@@ -267,6 +277,15 @@ var stories = [][]op{
 		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
 		{kind: "stale add"}, {kind: "once", event: event{"kill", "rename", 2}}, {kind: "wait"}, {kind: "once", wait: true},
 	},
+	{
+		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
+		{kind: "stale add", event: event{"pause", "", 1}}, {kind: "once", event: event{"pause", "kernel: remove", 1}}, {kind: "wait"},
+	},
+	{
+		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
+		{kind: "once", event: event{"pause", "rename", 1}}, {kind: "stale add", event: event{"pause", "kernel: observe", 1}}, {kind: "next", event: event{"kill", "list", 1}}, {kind: "wait"},
+		{kind: "once", wait: true},
+	},
 	// It is not dropped in the first minutes of a boot, nor beside a file that cannot be parsed.
 	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "no conflist"}, {kind: "sleep", number: 7, wait: true}, {kind: "reboot"}, {kind: "once", wait: true}, {kind: "once", wait: true}},
 	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "bad file", net: 1}, {kind: "sleep", number: 7, wait: true}, {kind: "once", wait: true}, {kind: "once", wait: true}},
@@ -275,6 +294,26 @@ var stories = [][]op{
 		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once", event: event{"pause", "kernel: write", 1}},
 		{kind: "add", pod: 1, number: 5, event: event{"pause", "create", 1}}, {kind: "wait"},
 	},
+	{{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once"}, {kind: "add", pod: 1, number: 5, event: event{"begin", "kernel: write", 0}}, {kind: "wait"}},
+	// A policy changes while a part of the kernel or the disk fails.
+	{
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 5, wait: true}, {kind: "conflist", version: 1},
+		{kind: "add", pod: 2, number: 5, wait: true, event: event{"fail", "kernel: remove", 1}},
+	},
+	{
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 5, wait: true}, {kind: "conflist", version: 1},
+		{kind: "add", pod: 2, number: 5, wait: true, event: event{"fail", "kernel: write guards", 2}},
+	},
+	{
+		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 5, wait: true}, {kind: "conflist", version: 1},
+		{kind: "add", pod: 2, number: 5, wait: true, event: event{"fail", "kernel: read addresses", 1}},
+	},
+	{{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 4, event: event{"fail", "", 0}, wait: true}},
+	// Something happens while a reconciler works.
+	{{kind: "add", wait: true}, {kind: "next", event: event{"tamper", "kernel: observe", 0}}, {kind: "commit"}, {kind: "add", number: 4, event: event{"begin", "rename", 1}, wait: true}},
+	{{kind: "add", wait: true}, {kind: "next", event: event{"tamper", "rename", 1}}, {kind: "commit"}, {kind: "sleep", number: 4, wait: true}},
+	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "connect"}, {kind: "next", event: event{"fail", "kernel: walk", 1}}, {kind: "conflist", version: 1}, {kind: "sleep", number: 6, wait: true}},
+	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "connect"}, {kind: "conflist", version: 1}, {kind: "add", event: event{"pause", "kernel: walk", 1}}, {kind: "conflist", version: 2}, {kind: "add", pod: 1, wait: true}},
 	// Policies come and go.
 	{
 		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 5, wait: true}, {kind: "address"}, {kind: "add", pod: 3, number: 4, wait: true},
@@ -308,7 +347,7 @@ func (s *scenario) plan(r *rand.Rand) {
 	add := func(o op) { s.ops = append(s.ops, &o) }
 	kinds := []string{
 		"add", "add", "add", "add", "add", "add", "del", "del", "conflist", "conflist", "once", "gc", "check", "status", "agree",
-		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait", "bad file", "address", "no conflist",
+		"tamper", "commit", "sleep", "stale add", "connect", "connect", "quiet", "wait", "bad file", "address", "no conflist", "next", "next",
 	}
 	if r.IntN(2) == 0 {
 		kinds = append(kinds, "run", "run", "stop", "sleep", "fight")
@@ -322,10 +361,10 @@ func (s *scenario) plan(r *rand.Rand) {
 	// Each scenario lacks many kinds, so that it has more of others.
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind != "add" && r.IntN(2) == 0 })
 	// Many have one kind of event at one kind of effects, again and again.
-	whats := slices.DeleteFunc([]string{"kill", "fail", "tamper", "pause"}, func(string) bool { return r.IntN(2) == 0 })
+	whats := slices.DeleteFunc([]string{"kill", "fail", "tamper", "pause", "begin"}, func(string) bool { return r.IntN(2) == 0 })
 	focus, focused := pick(r, counted...), r.IntN(3) > 0
 	hurt := func(o *op) {
-		if len(whats) == 0 || o.event.what != "" || !focused && r.IntN(3) > 0 || r.IntN(2) == 0 {
+		if len(whats) == 0 || o.event.what != "" || o.kind != "next" && (!focused && r.IntN(3) > 0 || r.IntN(2) == 0) {
 			return
 		}
 		o.event = event{pick(r, whats...), focus, 1 + r.IntN(pick(r, 1, 2, 6))}
@@ -367,7 +406,10 @@ func (s *scenario) plan(r *rand.Rand) {
 			o.net = 0
 		}
 		add(o)
-		if o.event.what != "" && r.IntN(2) == 0 { // the runtime tries again
+		if strings.HasPrefix(o.kind, "disk ") && r.IntN(2) == 0 {
+			add(op{kind: "agree", net: o.net, wait: true})
+		}
+		if o.event.what != "" && o.kind != "next" && r.IntN(2) == 0 { // the runtime tries again
 			o.event, o.wait = event{}, true
 			add(o)
 		}

@@ -44,6 +44,9 @@ type world struct {
 	counts     map[string]int
 	disturbing bool     // another program has the next effect
 	notices    []func() // events of the kernel and of files, which reconcilers do not know yet
+	hurry      int      // one effect in so many comes after the next of them
+	armed      []op     // events of whatever process has the effect
+	begins     bool     // the next operation does, by its event
 
 	trace     []string
 	objection string
@@ -57,12 +60,13 @@ type process struct {
 	ordinal  int
 	start    int // seq
 	end      int
-	writes   int // how many effects of it were writes
-	counted  int // how many effects of it count for the event of op
-	paused   int // seq of its pause; 0: it does not pause
+	writes   int   // how many effects of it were writes
+	event    event // of op, until it has happened
+	paused   int   // seq of its pause; 0: it does not pause
 	do       func() error
 	err      error
-	returned bool // it was not killed
+	returned bool      // it was not killed
+	walked   time.Time // when the last walk through the connections had begun when it started
 	stderr   bytes.Buffer
 	finish   func(*process) // called by the scheduler when it has ended
 	refused  bool           // a call of the kernel failed on purpose
@@ -98,7 +102,7 @@ func (w *world) boot() {
 // start starts a process.
 func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *process {
 	w.disturbed()
-	p := &process{ruled: w.kernel.has(""), midway: w.midway(), Process: &system.Process{Name: o.String()}, op: o, ordinal: len(w.running), start: w.seq, finish: finish}
+	p := &process{walked: w.book.walked, ruled: w.kernel.has(""), midway: w.midway(), Process: &system.Process{Name: o.String()}, op: o, event: o.event, ordinal: len(w.running), start: w.seq, finish: finish}
 	p.do = func() error { return do(p) }
 	w.running = append(w.running, p)
 	w.note("%s begins", p.Name)
@@ -158,8 +162,14 @@ func (w *world) kernelEffect(text string, writes bool) error {
 // until lets processes run, one effect after the other, until the condition holds.
 func (w *world) until(condition func() bool) { w.runUntil(condition, time.Hour, false) }
 
-// meanwhile lets the processes that run have some effects, so that what comes next comes in the middle of them.
-func (w *world) meanwhile() {
+// meanwhile lets the processes that run have some effects, so that the operation comes in the middle of them.
+func (w *world) meanwhile(o *op) {
+	if o.event.what == "begin" {
+		w.armed, w.begins = append(w.armed, *o), false
+		end := time.Now().Add(time.Second)
+		w.until(func() bool { return w.begins || !time.Now().Before(end) })
+		return
+	}
 	end := w.effects + w.rand.IntN(pick(w.rand, 1, 30, 120, 400))
 	canGoOn := func(t *ticket) bool { return t.p.paused == 0 }
 	w.until(func() bool { return w.effects >= end || len(w.notices) == 0 && !slices.ContainsFunc(w.parked, canGoOn) })
@@ -183,7 +193,7 @@ func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bo
 		if w.objection != "" || condition() {
 			return
 		}
-		if len(w.notices) > 0 && (len(w.parked) == 0 || w.rand.IntN(8) == 0) {
+		if len(w.notices) > 0 && (len(w.parked) == 0 || w.rand.IntN(w.hurry) == 0) {
 			w.notices[0]()
 			w.notices = w.notices[1:]
 			wait = shortest
@@ -268,10 +278,13 @@ func (w *world) turn(t *ticket) {
 	}
 	w.seq++
 	p.last = w.seq
-	e, ofKernel, happens := p.op.event, strings.HasPrefix(t.text, "kernel: "), ""
-	if e.of == "" && t.writes || e.of != "" && strings.HasPrefix(t.text, e.of) {
-		if p.counted++; p.counted == e.at {
-			happens = e.what
+	ofKernel, happens, number := strings.HasPrefix(t.text, "kernel: "), "", p.op.number
+	if p.event.due(t) {
+		happens = p.event.what
+	}
+	for i := range w.armed {
+		if o := &w.armed[i]; o.event.due(t) {
+			happens, number = o.event.what, o.number
 		}
 	}
 	if happens == "pause" {
@@ -282,6 +295,9 @@ func (w *world) turn(t *ticket) {
 	}
 	if t.writes {
 		p.writes++
+	}
+	if strings.HasPrefix(t.text, "kernel: walk") {
+		w.book.walked = time.Now()
 	}
 	switch happens {
 	case "kill":
@@ -298,12 +314,13 @@ func (w *world) turn(t *ticket) {
 		w.book.resetsLost, w.book.stuck = lost, w.book.stuck || strings.HasPrefix(t.text, "kernel: remove")
 	case "tamper":
 		w.disturbing = true
-		w.tamper(p.op.number)
+		w.tamper(number)
 		w.disturbing = false
 		fallthrough
 	default:
 		w.note("%s: %s", p.Name, t.text)
 	}
+	w.begins = w.begins || happens == "begin"
 	close(t.resume)
 }
 
