@@ -282,8 +282,8 @@ func (w *world) add(o *op, n *network, v *version) *process {
 				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.harmed = w.harmed() || differs || w.scenario.admin && n.since > p.start
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || p.refused || w.refused() || w.harmed() || differs || w.scenario.admin && n.since > p.start
+			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty)
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || p.refused || w.refused() || pod.harmed
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
@@ -620,11 +620,14 @@ func (w *world) reboot() {
 	}
 	w.book.tampered, w.book.guardTampered, w.book.resetsLost, w.book.stuck = 0, false, false, false
 	w.book.unruled = true
-	for _, file := range w.book.harmed {
-		for _, n := range w.networks {
-			if file == w.document(n) && len(n.claims) > 0 { // what it held is not known any more
-				n.claims = append(n.claims, claim{})
-			}
+	w.forgetHarmed()
+}
+
+// forgetHarmed takes note that chains are created again without the damaged documents.
+func (w *world) forgetHarmed() {
+	for _, n := range w.networks {
+		if slices.Contains(w.book.harmed, w.document(n)) && len(n.claims) > 0 {
+			n.claims = append(n.claims, claim{})
 		}
 	}
 }
@@ -703,6 +706,9 @@ func (w *world) tamper(number int) {
 			}
 			of[ref] = chain
 		}
+	}
+	if number <= 1 {
+		w.forgetHarmed()
 	}
 	if number == 6 || number == 0 {
 		k.Guards = nil
