@@ -292,7 +292,8 @@ func (w *world) judgeOutputs(pods ...*pod) {
 // passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of
 // namespaces comes into force. A walk that could not be taken off the record is repeated.
 func (w *world) judgeDeletion(c *connection) {
-	gone := w.book.unfinished || w.book.fault > 0 || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved || c.pod.unrecorded
+	gone := w.book.unfinished || w.book.fault > 0 || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved || c.pod.unrecorded ||
+		!slices.Contains(c.pod.addresses, c.Src)
 	for _, versions := range w.combinations() {
 		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
 	}
