@@ -66,7 +66,7 @@ type pod struct {
 	expectation
 	unattached bool // maybe, as the disk was bad
 	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
-	harmed     bool // a document was damaged when its ADD ended, or its stdin differed from the conflist: it takes no address
+	harmed     bool // its ADD passed although a chain stayed as it was, or may not have taken the address: documents, stdin or the kernel
 }
 
 type phase int
@@ -282,8 +282,8 @@ func (w *world) add(o *op, n *network, v *version) *process {
 				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty)
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || p.refused || w.refused() || pod.harmed
+			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused()
+			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || pod.harmed
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
@@ -327,7 +327,7 @@ func (w *world) resolve(n *network, p *process, v *version) {
 			if !w.machine.Bad() { // or the chains of others stay as they are
 				w.repaired(p)
 			}
-			if v != nil && v == n.conf && n.since < p.start && !(p.faulty && w.scenario.admin) { // or its conflist could not be read
+			if v != nil && v == n.conf && n.since < p.start && (!p.faulty || !w.scenario.admin) { // or its conflist could not be read
 				w.settle(n, p, v)
 			}
 		}

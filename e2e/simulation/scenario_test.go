@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -268,78 +270,75 @@ func (s *scenario) chain(r *rand.Rand, c chainSpec) chainSpec {
 	return c
 }
 
-// stories are operations that are rarely in this order by chance: on one network, one pod and one version, and those that
-// come so many after them.
-var stories = [][]op{
-	// A network is dropped while an ADD returns, or by a process that is killed.
-	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true}, {kind: "once", event: event{"pause", "kernel: observe", 5}}, {kind: "stale add"}},
-	{
-		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
-		{kind: "stale add"}, {kind: "once", event: event{"kill", "rename", 2}}, {kind: "wait"}, {kind: "once", wait: true},
-	},
-	{
-		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
-		{kind: "stale add", event: event{"pause", "", 1}}, {kind: "once", event: event{"pause", "kernel: remove", 1}}, {kind: "wait"},
-	},
-	{
-		{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "once", wait: true}, {kind: "sleep", number: 7, wait: true},
-		{kind: "once", event: event{"pause", "rename", 1}}, {kind: "stale add", event: event{"pause", "kernel: observe", 1}}, {kind: "next", event: event{"kill", "list", 1}}, {kind: "wait"},
-		{kind: "once", wait: true},
-	},
-	// It is not dropped in the first minutes of a boot, nor beside a file that cannot be parsed.
-	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "no conflist"}, {kind: "sleep", number: 7, wait: true}, {kind: "reboot"}, {kind: "once", wait: true}, {kind: "once", wait: true}},
-	{{kind: "conflist"}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "no conflist"}, {kind: "bad file", net: 1}, {kind: "sleep", number: 7, wait: true}, {kind: "once", wait: true}, {kind: "once", wait: true}},
-	// Another list of namespaces comes into force while an ADD runs.
-	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once", event: event{"pause", "kernel: write", 1}},
-		{kind: "add", pod: 1, number: 5, event: event{"pause", "create", 1}}, {kind: "wait"},
-	},
-	{{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "once"}, {kind: "add", pod: 1, number: 5, event: event{"begin", "kernel: write", 0}}, {kind: "wait"}},
-	// A policy changes while a part of the kernel or the disk fails.
-	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 5, wait: true}, {kind: "conflist", version: 1},
-		{kind: "add", pod: 2, number: 5, wait: true, event: event{"fail", "kernel: remove", 1}},
-	},
-	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 5, wait: true}, {kind: "conflist", version: 1},
-		{kind: "add", pod: 2, number: 5, wait: true, event: event{"fail", "kernel: write guards", 2}},
-	},
-	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 5, wait: true}, {kind: "conflist", version: 1},
-		{kind: "add", pod: 2, number: 5, wait: true, event: event{"fail", "kernel: read addresses", 1}},
-	},
-	{{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 4, event: event{"fail", "", 0}, wait: true}},
-	// Something happens while a reconciler works.
-	{{kind: "add", wait: true}, {kind: "next", event: event{"tamper", "kernel: observe", 0}}, {kind: "commit"}, {kind: "add", number: 4, event: event{"begin", "rename", 1}, wait: true}},
-	{{kind: "add", wait: true}, {kind: "next", event: event{"tamper", "rename", 1}}, {kind: "commit"}, {kind: "sleep", number: 4, wait: true}},
-	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "connect"}, {kind: "next", event: event{"fail", "kernel: walk", 1}}, {kind: "conflist", version: 1}, {kind: "sleep", number: 6, wait: true}},
-	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "connect"}, {kind: "conflist", version: 1}, {kind: "add", event: event{"pause", "kernel: walk", 1}}, {kind: "conflist", version: 2}, {kind: "add", pod: 1, wait: true}},
-	// Policies come and go.
-	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "conflist", version: 1}, {kind: "add", pod: 1, number: 5, wait: true}, {kind: "address"}, {kind: "add", pod: 3, number: 4, wait: true},
-		{kind: "conflist"}, {kind: "add", pod: 2, number: 6, wait: true},
-	},
-	// An address passes to a pod of another namespace.
-	{{kind: "add", number: 4, wait: true}, {kind: "connect"}, {kind: "del", number: 7}, {kind: "add", number: 5, wait: true}, {kind: "check"}},
-	// The same while the disk is bad, before another list of namespaces.
-	{
-		{kind: "conflist"}, {kind: "add", number: 4, wait: true}, {kind: "disk read-only"}, {kind: "del", number: 7, wait: true}, {kind: "add", number: 6, wait: true},
-		{kind: "disk good"}, {kind: "conflist", version: 1}, {kind: "once", wait: true},
-	},
-	// The node restarts when all is verified.
-	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "reboot"}, {kind: "add", wait: true}},
-	// Another program changes rules that are verified, or that are about to be.
-	{{kind: "add", wait: true}, {kind: "add", number: 4, wait: true, event: event{"tamper", "kernel: ", 0}}, {kind: "add", number: 4, wait: true}},
-	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "tamper"}, {kind: "tamper"}, {kind: "add", wait: true}, {kind: "sleep", number: 4, wait: true}},
-	{{kind: "add", wait: true}, {kind: "add", wait: true}, {kind: "sleep", number: 2, wait: true}, {kind: "tamper"}, {kind: "add", wait: true}},
-	{{kind: "add", wait: true}, {kind: "tamper", number: 2}, {kind: "connect"}, {kind: "add", wait: true}},
-	// Walks fail for a time.
-	{{kind: "add", wait: true}, {kind: "connect"}, {kind: "refuse", number: 5}, {kind: "conflist"}, {kind: "add", wait: true}, {kind: "sleep", number: 3, wait: true}, {kind: "accept"}, {kind: "sleep", number: 6, wait: true}},
-	// The kernel refuses a policy for a time.
-	{{kind: "add", wait: true}, {kind: "refuse"}, {kind: "conflist", version: 1}, {kind: "add", number: 4, wait: true}, {kind: "add", net: 1, pod: 1, number: 4, wait: true}, {kind: "accept"}},
-	// Documents are damaged beside others.
-	{{kind: "add", wait: true}, {kind: "damage", number: 5}, {kind: "add", net: 1, pod: 1, number: 4, wait: true}},
-	{{kind: "add", wait: true}, {kind: "no conflist"}, {kind: "damage", number: 5}, {kind: "once", wait: true}},
+// stories are operations that are rarely in this order by chance, in the words that a failure prints. Networks, pods and
+// versions (v1) count from the ones that the scenario chooses; without a number, an event happens at one that it chooses.
+var stories = readStories(`
+# A network is dropped while an ADD returns, or by a process that is killed.
+conflist, add, reboot, no conflist, once, sleep 7, once [pause at kernel: observe 5] &, stale add &
+conflist, add, reboot, no conflist, once, sleep 7, stale add &, once [kill at rename 2] &, wait, once
+conflist, add, reboot, no conflist, once, sleep 7, stale add [pause at write 1] &, once [pause at kernel: remove 1] &, wait
+conflist, add, reboot, no conflist, once, sleep 7, once [pause at rename 1] &, stale add [pause at kernel: observe 1] &, next [kill at list 1], wait, once
+# It is not dropped in the first minutes of a boot, nor beside a file that cannot be parsed.
+conflist, add, no conflist, sleep 7, reboot, once, once
+conflist, add, reboot, no conflist, bad file net1, sleep 7, once, once
+# Another list of namespaces comes into force while an ADD runs.
+conflist, add 4, conflist v1, once [pause at kernel: write 1] &, add pod1 5 [pause at create 1] &, wait
+conflist, add 4, conflist v1, once &, add pod1 5 [begin at kernel: write] &, wait
+# A policy changes while a part of the kernel or the disk fails.
+conflist, add 4, add net1 pod1 5, conflist v1, add pod2 5 [fail at kernel: remove 1]
+conflist, add 4, add net1 pod1 5, conflist v1, add pod2 5 [fail at kernel: write guards 2]
+conflist, add 4, add net1 pod1 5, conflist v1, add pod2 5 [fail at kernel: read addresses 1]
+conflist, add 4, conflist v1, add pod1 4 [fail at write]
+disk read-only, agree, disk good, conflist, disk full, agree, disk good
+# Something happens while a reconciler works.
+run 2 &, add, next [tamper at kernel: ], commit, add 4 [begin at rename 1]
+run 2 &, add, next [tamper at kernel: ], commit, sleep 4
+run 2 &, add, connect, connect, next [fail at kernel: walk 1], conflist v1, sleep 6
+add, connect, connect, conflist v1, add [pause at kernel: walk 1] &, conflist v2, add pod1
+# Policies come and go.
+conflist, add 4, conflist v1, add pod1 5, address, add pod3 4, conflist, add pod2 6
+# An address passes to a pod of another namespace.
+add 4, connect, del 7 &, add 5, check
+# The same while the disk is bad, before another list of namespaces.
+conflist, add 4, disk read-only, del 7, add 6, disk good, conflist v1, once
+# The node restarts when all is verified.
+add, add, reboot, add
+# Another program changes rules that are verified, or that are about to be.
+add, add 4 [tamper at kernel: ], add 4
+add, add, tamper, tamper, add, sleep 4
+add, add, sleep 2, tamper, add
+add, tamper 2, connect, add
+# Walks fail for a time.
+add, connect, refuse 5, conflist, add, sleep 3, accept, sleep 6
+# The kernel refuses a policy for a time.
+add, refuse, conflist v1, add 4, add net1 pod1 4, accept
+# Documents are damaged beside others.
+add, damage 5, add net1 pod1 4
+add, no conflist, damage 5, once
+`)
+
+// readStories returns the operations of each story.
+func readStories(text string) (all [][]op) {
+	operation := regexp.MustCompile(`^([a-z -]+?)(?: net(\d))?(?: pod(\d))?(?: v(\d))?(?: (\d))?(?: \[(\w+) at (.*?)(?: ?(\d+))?\])?( &)?$`)
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
+		var story []op
+		for text := range strings.SplitSeq(line, ", ") {
+			m := operation.FindStringSubmatch(text)
+			number := func(i int) int {
+				n, _ := strconv.Atoi(m[i])
+				return n
+			}
+			story = append(story, op{
+				kind: m[1], net: number(2), pod: number(3), version: number(4), number: number(5), wait: m[9] == "",
+				event: event{m[6], strings.TrimPrefix(m[7], "write"), number(8)},
+			})
+		}
+		all = append(all, story)
+	}
+	return all
 }
 
 // plan makes the operations.

@@ -167,7 +167,7 @@ func reason(objection string) string {
 func simulate(t *testing.T, s *scenario) (w *world) {
 	synctest.Test(t, func(*testing.T) {
 		r := rand.New(rand.NewPCG(s.seed, 2+s.order))
-		w = &world{scenario: s, rand: r, switches: pick(r, 2, 5, 20, 100), hurry: pick(r, 1, 8, 8, 40), holds: r.IntN(2) == 0, counts: map[string]int{}, probes: s.allProbes()}
+		w = &world{scenario: s, rand: r, switches: pick(r, 2, 5, 20, 100), hurry: pick(r, 1, 1, 8, 40), holds: r.IntN(2) == 0, counts: map[string]int{}, probes: s.allProbes()}
 		w.machine = system.NewMachine(rand.New(rand.NewPCG(s.seed, 3)))
 		w.machine.Step = w.step
 		w.kernel = newKernel(s)
