@@ -19,8 +19,9 @@
 // policy of net0, agent/0 the first one of the agent files) with the keys of their chains. Second, the operations, already
 // shrunk to those that are necessary: "add pod3 &" starts and the next operation begins at once, "[kill at write 4]"
 // ends the process before its 4th write, "[fail at kernel: remove 1]" makes the first effect fail whose text begins so,
-// "[tamper at …]" lets another program change rules before it, "[pause at …]" lets all others go on first; "run" is a
-// reconciler that stays, "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
+// "[tamper at …]" lets another program change rules before it, "[pause at …]" lets all others go on first, and an operation
+// with "[begin at …]" waits for such an effect of any process. "next" has no process of its own: its event happens to the
+// one whose effect it is. "run" is a reconciler that stays, "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
 // same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third,
 // the trace: one line for each effect, with its number, the process that had it, and what it was (a call on files, or one at
 // a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection.
@@ -48,8 +49,8 @@
 //     returned while a document was damaged, as its chain stays as it is.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
-//   - A chain that could not be removed masquerades as before until a reconciler's sync, and so does one that is not on record
-//     as the record was lost. Until something has passed without a fault after a boot, a chain may be missing.
+//   - A chain that could not be removed masquerades as before until a reconciler's sync, and one that is not on record, as the
+//     record was lost while it got another name, for good. Until something has passed without a fault after a boot, a chain may be missing.
 //   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.

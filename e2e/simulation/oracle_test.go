@@ -258,6 +258,8 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		switch {
 		case got.dropped && drop && (len(w.book.orphans) > 0 || slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil })):
 			// Its document or the record was lost, so the guard comes as before the first rules again.
+		case got.dropped && !tampered && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed():
+			object("dropped although its chain has rules")
 		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
 			object(fmt.Sprintf("dropped, which may be: masqueraded %v, not masqueraded %v", masquerade, exempt))
 		case tampered || got.dropped:

@@ -278,6 +278,7 @@ conflist, add, reboot, no conflist, once, sleep 7, once [pause at kernel: observ
 conflist, add, reboot, no conflist, once, sleep 7, stale add &, once [kill at rename 2] &, wait, once
 conflist, add, reboot, no conflist, once, sleep 7, stale add [pause at write 1] &, once [pause at kernel: remove 1] &, wait
 conflist, add, reboot, no conflist, once, sleep 7, once [pause at rename 1] &, stale add [pause at kernel: observe 1] &, next [kill at list 1], wait, once
+conflist, add, reboot, no conflist, once, sleep 7, once [fail at kernel: write guards 1]
 # It is not dropped in the first minutes of a boot, nor beside a file that cannot be parsed.
 conflist, add, no conflist, sleep 7, reboot, once, once
 conflist, add, reboot, no conflist, bad file net1, sleep 7, once, once
@@ -291,10 +292,12 @@ conflist, add 4, add net1 pod1 5, conflist v1, add pod2 5 [fail at kernel: read 
 conflist, add 4, conflist v1, add pod1 4 [fail at write]
 disk read-only, agree, disk good, conflist, disk full, agree, disk good
 # Something happens while a reconciler works.
-run 2 &, add, next [tamper at kernel: ], commit, add 4 [begin at rename 1]
-run 2 &, add, next [tamper at kernel: ], commit, sleep 4
+run 2 &, conflist, add, sleep 4, add, next [tamper at kernel: ], conflist, add [begin at write /var/lib/cni/ip-masq/sources 1]
+run 2 &, conflist, add, sleep 4, next [tamper at kernel: ], conflist, sleep 4
 run 2 &, add, connect, connect, next [fail at kernel: walk 1], conflist v1, sleep 6
-add, connect, connect, conflist v1, add [pause at kernel: walk 1] &, conflist v2, add pod1
+add, connect, connect, conflist v1, add pod1 6 [pause at kernel: walk 1] &, conflist v2, add pod2 6
+# A walk fails, and the next ADDs may not take the node as verified.
+add, connect, connect, conflist v1, add pod1 6 [fail at kernel: walk 1], add pod1, sleep 4, add pod1
 # Policies come and go.
 conflist, add 4, conflist v1, add pod1 5, address, add pod3 4, conflist, add pod2 6
 # An address passes to a pod of another namespace.
@@ -327,13 +330,16 @@ func readStories(text string) (all [][]op) {
 		var story []op
 		for text := range strings.SplitSeq(line, ", ") {
 			m := operation.FindStringSubmatch(text)
+			if m[7] == "write" {
+				m[7] = ""
+			}
 			number := func(i int) int {
 				n, _ := strconv.Atoi(m[i])
 				return n
 			}
 			story = append(story, op{
 				kind: m[1], net: number(2), pod: number(3), version: number(4), number: number(5), wait: m[9] == "",
-				event: event{m[6], strings.TrimPrefix(m[7], "write"), number(8)},
+				event: event{m[6], m[7], number(8)},
 			})
 		}
 		all = append(all, story)
