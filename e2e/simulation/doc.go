@@ -21,10 +21,11 @@
 // ends the process before its 4th write, "[fail at kernel: remove 1]" makes the first effect fail whose text begins so,
 // "[tamper at …]" lets another program change rules before it, "[pause at …]" lets all others go on first, and an operation
 // with "[begin at …]" waits for such an effect of any process. "next" has no process of its own: its event happens to the
-// one whose effect it is. "run" is a reconciler that stays, "once" a single sync, "stale add" an ADD with another policy than the conflist has, "agree" a STATUS and an ADD in the
-// same state, "main" a write of the conflist by the main CNI plugin where reconcilers manage the entry (manage_test.go). Third,
-// the trace: one line for each effect, with its number, the process that had it, and what it was (a call on files, or one at
-// a port of the packet filter); what a verb wrote to stderr, and a sync's problems, follow its last line. Fourth, the objection.
+// one whose effect it is. "run" is a reconciler that stays, "once" a single sync, "stale add" an ADD with another policy than
+// the conflist has, "agree" a STATUS and an ADD in the same state, "main" a write of the conflist by the main CNI plugin
+// where reconcilers manage the entry (manage_test.go). Third, the trace: one line for each effect, with its number, the
+// process that had it, and what it was (a call on files, or one at a port of the packet filter); what a verb wrote to stderr,
+// and a sync's problems, follow its last line. Fourth, the objection.
 // The last effect before OBJECTION is the one that made the packet wrong; read the trace backwards from there. The objection
 // about a packet lists the combinations of versions that may be in force, one of which each packet has to follow.
 // pod100 and later are addresses that no pod has.
@@ -50,7 +51,8 @@
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
 //   - A chain that could not be removed masquerades as before until a reconciler's sync, and one that is not on record, as the
-//     record was lost while it got another name, for good. Until something has passed without a fault after a boot, a chain may be missing.
+//     record was lost while it got another name, for good. Until something has passed without a fault after a boot, a chain
+//     may be missing.
 //   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.

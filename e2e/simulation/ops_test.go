@@ -282,7 +282,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused()
+			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.noGuards
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || pod.harmed
 			if out.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
@@ -707,7 +707,7 @@ func (w *world) tamper(number int) {
 			of[ref] = chain
 		}
 	}
-	if number <= 1 {
+	if number <= 1 || number == 4 {
 		w.forgetHarmed()
 	}
 	if number == 6 || number == 0 {
