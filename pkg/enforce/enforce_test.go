@@ -420,11 +420,11 @@ func TestChoice(t *testing.T) {
 		}
 	}
 	many := network("one", "A", backend(policy.IPTables))
-	for i := range 3000 {
-		many.Policy.NonMasqueradeCIDRs = append(many.Policy.NonMasqueradeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 32))
+	for i := range policy.MaxPodCIDRs + 1 {
+		many.Policy.PodCIDRs = append(many.Policy.PodCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 32))
 	}
-	if newFixture(t).observe(many).Err("A") == nil {
-		t.Error("a chain has more rules than its backend can have")
+	if err := newFixture(t).observe(many).Err("A"); !errors.As(err, new(*policy.BoundError)) {
+		t.Errorf("a chain has more rules than its backend can have: %.300v", err)
 	}
 }
 

@@ -248,7 +248,7 @@ func TestGuardInactive(t *testing.T) {
 		f := newFixture(t)
 		c.spoil(f.kernel)
 		net := network("podnet", "A", c.edit)
-		f.mustBeInSync(f.sync(net))
+		f.mustApply(net)
 		s := f.observe(net)
 		f.mustBeInSync(s)
 		var got []string
@@ -273,6 +273,9 @@ func TestGuardOfAnotherOwnerStays(t *testing.T) {
 		}
 		if err := f.sync(network("podnet", "A")).Err("A"); !errors.Is(err, want) { // although it does not ask for a guard
 			t.Errorf("error %v, want %v", err, want)
+		}
+		if f.sync(network("podnet", "B")); f.kernel.count("remove ") == 0 { // which is stale then
+			t.Error("chain A is not removed")
 		}
 		if _, err := f.removeAll("A"); err != nil {
 			t.Error(err)

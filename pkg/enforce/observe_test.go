@@ -5,6 +5,7 @@ package enforce_test
 import (
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -155,6 +156,12 @@ func TestUnreadableRules(t *testing.T) {
 	f.kernel.fail = map[string]error{"observe " + inIPTables: errRefused}
 	if s := f.observe(net); s.InSync() || !errors.Is(s.Err("A"), errRefused) || s.Exists("A") || s.Differs() {
 		t.Errorf("in sync %t, error %v, differs %t", s.InSync(), s.Err("A"), s.Differs())
+	}
+	before := f.record()
+	lock, release := f.lock()
+	_, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: []policy.Source{net}, Record: before}, &enforce.Proposal{Sources: []policy.Source{net}})
+	if release(); err != nil || !reflect.DeepEqual(f.record().Resets, before.Resets) {
+		t.Errorf("%v, resets %+v", err, f.record().Resets)
 	}
 	f.kernel.fail = nil
 	f.kernel.Guards = append(f.kernel.Guards, policy.Guard{Chain: "X", Family: policy.IPv4, Owner: f.kernel.Guards[0].Owner})

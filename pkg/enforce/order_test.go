@@ -76,6 +76,10 @@ func TestExemptionUnderAnUnreadableGuard(t *testing.T) {
 	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
 	f.sync(net)
 	f.writes(rulesInNFT)
+	if _, err := f.apply(network("podnet", "A", guard(policy.GuardDrop), exempts("192.0.2.0/24"))); err == nil {
+		t.Error("a policy changes under a guard that cannot be read")
+	}
+	f.writes()
 }
 
 // The guard of a network that is dropped is not that of another chain, whose former rules may exempt more.

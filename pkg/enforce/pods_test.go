@@ -134,14 +134,14 @@ func TestBound(t *testing.T) {
 	dev.Address = netip.MustParseAddr("10.89.0.1")
 	pods = append(pods, dev)
 	var many []netip.Prefix
-	for i := range 3000 {
-		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i)}), 32))
+	for i := range policy.MaxPodCIDRs + 1 {
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 1}), 32))
 	}
 	for name, c := range map[string]struct {
 		in         netfilter.Choice
 		namespaces []string // on record
 		pods       []store.ExemptPod
-		prefixes   []netip.Prefix
+		podCIDRs   []netip.Prefix
 		beyond     int
 	}{
 		"too many":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods, nil, 1},
@@ -149,7 +149,7 @@ func TestBound(t *testing.T) {
 		"other namespaces": {netfiltertest.IPTables, []string{"prod"}, pods, nil, 0},
 		"few pods":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods[2:], many, 0},
 	} {
-		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, NonMasqueradeCIDRs: c.prefixes}
+		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, PodCIDRs: c.podCIDRs}
 		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}
 		s.exempt = exemptPods{namespaces: []string{"dev", "prod"}, pods: c.pods}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
