@@ -129,7 +129,7 @@ func (s *State) compareGuards() {
 		return
 	}
 	want := g.Desired
-	if len(s.Stale) == 0 && s.isAllWritten() {
+	if s.isAllWritten() {
 		want = s.guards()
 	}
 	g.Diff = g.compare(want)
