@@ -257,7 +257,8 @@ func (s *State) guardDiffers() bool {
 // bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there.
 func (s *State) guardForbids() error {
 	changes := s.ExemptionChanges() || !samePolicies(s.before, s.after)
-	if g := &s.Guard; g.isUnknown() && len(g.Desired) > 0 && changes {
+	had := slices.ContainsFunc(policy.Merge(s.before), func(p policy.Policy) bool { return len(p.GuardedFamilies()) > 0 })
+	if g := &s.Guard; g.isUnknown() && changes && (had || len(g.Desired) > 0) {
 		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
 	}
 	now := s.guards()

@@ -3,7 +3,9 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -249,14 +251,46 @@ func Pair(desired, observed []Rule) (missing []Rule, surplus, pairs []int) {
 }
 
 // outOfOrder returns the observed rules that are before a rule that has to come before
-// them. Rank has the place of each observed rule in the desired order.
-func outOfOrder(observed []Rule, rank []int) (out []Rule) {
-	for i := range observed {
-		for j := i + 1; j < len(observed); j++ {
-			if rank[j] < rank[i] && !observed[i].commutes(&observed[j]) {
-				out = append(out, observed[i])
-				break
-			}
+// them. Rank has the place of each observed rule in the desired order. Rules that match
+// one destination prefix alone are compared with those whose prefix covers theirs; there
+// are few other rules.
+func outOfOrder(observed []Rule, rank []int) []Rule {
+	var others, sorted []int
+	prefix := make([]netip.Prefix, len(observed))
+	for i, r := range observed {
+		if len(r.To) == 1 && r.From == nil {
+			prefix[i], _ = r.To[0].Prefix()
+		}
+		if prefix[i].IsValid() {
+			sorted = append(sorted, i)
+		} else {
+			others = append(others, i)
+		}
+	}
+	slices.SortFunc(sorted, func(i, j int) int { return cmp.Or(prefix[i].Compare(prefix[j]), i-j) })
+	wrong := make([]bool, len(observed))
+	compare := func(i int, list []int) {
+		for _, j := range list {
+			first, last := min(i, j), max(i, j)
+			wrong[first] = wrong[first] || rank[first] > rank[last] && !observed[first].commutes(&observed[last])
+		}
+	}
+	for k, i := range others {
+		compare(i, others[:k])
+	}
+	var covering []int
+	for _, i := range sorted {
+		for n := len(covering); n > 0 && !prefix[covering[n-1]].Contains(prefix[i].Addr()); n-- {
+			covering = covering[:n-1]
+		}
+		compare(i, covering)
+		compare(i, others)
+		covering = append(covering, i)
+	}
+	var out []Rule
+	for i, r := range observed {
+		if wrong[i] {
+			out = append(out, r)
 		}
 	}
 	return out
