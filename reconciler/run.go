@@ -36,7 +36,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
-	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -161,12 +160,20 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged) })
 	})
 	// The directories are watched before the loop reads them for the first time.
-	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile), podinfo.CacheDir}
+	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
 	if manages {
 		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
 	}
 	files := fswatch.New(dirs...)
 	all.Go(func() { d.watchFiles(ctx, files, loop.FilesChanged) })
+	cache, cacheChanged := fswatch.New(node.CacheDir), node.CacheChanges()
+	all.Go(func() {
+		d.watchFiles(ctx, cache, func() {
+			if cacheChanged() {
+				loop.FilesChanged()
+			}
+		})
+	})
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
 }

@@ -21,6 +21,43 @@ type cachedPods struct {
 	fresh    bool                        // some may not be in the rules yet
 }
 
+// CacheChanges returns a function that reports whether a sync may have pods of the runtime's cache to record or to forget since
+// its last call: files came, went or changed whose attachments had no ADD of the plugin. It is for one goroutine.
+func (n *Node) CacheChanges() func() bool {
+	before, added := map[string]time.Time{}, map[string]time.Time{}
+	return func() bool {
+		files, err := podinfo.CacheFiles(n.CacheDir, booted())
+		if err != nil {
+			return true // the sync reports it
+		}
+		others := map[string]time.Time{}
+		for file, written := range files {
+			if added[file].Equal(written) {
+				continue
+			}
+			if !before[file].Equal(written) {
+				x, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
+				if err != nil {
+					continue
+				}
+				if p, err := n.Dir.Pod(attachmentOf(x)); err == nil && p != nil && !p.Cached {
+					added[file] = written
+					continue
+				}
+			}
+			others[file] = written
+		}
+		maps.DeleteFunc(added, func(file string, _ time.Time) bool { _, is := files[file]; return !is })
+		changed := !maps.EqualFunc(before, others, time.Time.Equal)
+		before = others
+		return changed
+	}
+}
+
+func attachmentOf(x podinfo.Cached) store.Attachment {
+	return store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}
+}
+
 // syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those whose file is
 // gone. A file that was decided about counts again after it is written again, or another network has an entry: a DEL
 // of the plugin comes before the runtime removes the file. It returns whether it changed records.
@@ -95,7 +132,7 @@ func (c *cachedPods) begin(n *Node, r *Report, files map[string]time.Time) {
 
 // recordCached records a pod. One that is recorded is replaced, as the runtime has written its file again.
 func (n *Node) recordCached(file string, x podinfo.Cached, written time.Time) (recorded bool, err error) {
-	a := store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}
+	a := attachmentOf(x)
 	if n.cached.recorded[file] == a {
 		if err := n.Dir.DetachCached(a); err != nil {
 			return false, err

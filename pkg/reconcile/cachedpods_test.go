@@ -70,13 +70,26 @@ func TestCachedPods(t *testing.T) {
 	}
 	c.conflist("podnet", keys)
 	c.holds("an entry", "10.1.0.5")
+	cacheChanged := c.CacheChanges()
+	changed := func(what string, want bool) {
+		t.Helper()
+		if cacheChanged() != want {
+			t.Errorf("%s: a sync is due: %t", what, !want)
+		}
+	}
+	changed("at first", true)
+	changed("nothing changed", false)
 	if pods, _, err := c.Dir.Pods(); len(pods) != 2 || err != nil {
 		t.Errorf("%+v, %v", pods, err)
 	}
 	c.add("podnet", "d", "prod", "10.1.0.8", "{}")
+	changed("a file appeared", true)
 	c.holds("a file appeared", "10.1.0.5", "10.1.0.8")
 	must(t, os.Remove(c.path("podnet", "a")))
+	changed("a file is gone", true)
 	c.holds("a file is gone", "10.1.0.8")
+	c.file(c.path("podnet", "half"), "{")
+	changed("a file is being written", false)
 
 	// DEL comes before the runtime removes the file, whatever else happens meanwhile.
 	d := store.Attachment{Network: "podnet", ContainerID: "d", IfName: "eth0"}
@@ -95,12 +108,16 @@ func TestCachedPods(t *testing.T) {
 	c.CacheDir = c.dir
 	must(t, os.Remove(c.path("podnet", "d")))
 	c.holds("gone meanwhile")
+	changed("another reconciler", true)
 
 	// An attachment that had an ADD is none for the cache.
 	e := store.Attachment{Network: "podnet", ContainerID: "e", IfName: "eth0"}
 	must(t, c.Dir.Attach(store.Pod{Attachment: e, Namespace: "dev"}))
 	c.add("podnet", "e", "prod", "10.1.0.5", "{}")
+	changed("an attachment had an ADD", false)
 	c.holds("an attachment had an ADD")
+	must(t, os.Remove(c.path("podnet", "e")))
+	changed("an attachment had an ADD and is gone", false)
 }
 
 // TestCachedPodTakesNoAddress: a pod of the cache takes an address only from an older one of the cache.
