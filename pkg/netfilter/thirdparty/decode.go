@@ -47,6 +47,12 @@ type decoded struct {
 	comment   string
 }
 
+// returnsDestinations reports whether the rule returns for destinations alone.
+func (d decoded) returnsDestinations() bool {
+	return d.statement == nfnetlink.DoReturn && d.exact() && d.To != nil && d.From == nil && d.Out == "" &&
+		d.NotOut == nil && d.protocol == "" && d.notOrigins == 0 && !d.never
+}
+
 // decode decodes a rule as packets of the family meet it.
 func decode(f policy.Family, rule nfnetlink.Rule, in table) decoded {
 	d := nfnetlink.Decode(netfilter.LinkOf(f), rule, nil)

@@ -4,10 +4,12 @@ package thirdparty
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -290,5 +292,19 @@ func TestVariants(t *testing.T) {
 	got, err := Variants()
 	if diff := cmp.Diff(map[string]int{"nft": 2, "legacy": 3}, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestLongChain: a chain of an agent with many prefixes, which each scrape of the metrics walks through.
+func TestLongChain(t *testing.T) {
+	isolate(t)
+	lines := []string{":AGENT -"}
+	for i := range 5000 {
+		lines = append(lines, fmt.Sprintf("-A AGENT -d 10.%d.%d.0/25 -j RETURN", i/256, i%256))
+	}
+	restore(t, policy.IPv4, netfilter.VariantNFT, append(lines, "-A AGENT -j MASQUERADE", "-A POSTROUTING -j AGENT")...)
+	began := time.Now()
+	if rules, took := scanned(t), time.Since(began); len(rules) != 1 || took > 5*time.Second {
+		t.Errorf("%d rules after %v", len(rules), took)
 	}
 }

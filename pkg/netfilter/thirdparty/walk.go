@@ -131,7 +131,8 @@ func (p *passage) rule(d decoded, in []Packets) ([]Packets, error) {
 	return merge(rest), nil
 }
 
-// read decodes the rules of a chain, unless the chain is owned by its name.
+// read decodes the rules of a chain, unless the chain is owned by its name. Neighbouring rules that return for
+// destinations alone become one: an agent's chain has thousands of these, and each other rule costs time for all before it.
 func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	at = *w.base
 	at.Chain = name
@@ -141,9 +142,18 @@ func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	undecoded, err := w.rules(name)
 	for _, r := range undecoded {
 		d := decode(at.Family, r, w.table)
-		rules = append(rules, d)
+		if n := len(rules); n > 0 && rules[n-1].returnsDestinations() && d.returnsDestinations() {
+			rules[n-1].To = append(rules[n-1].To, d.To...)
+		} else {
+			rules = append(rules, d)
+		}
 		if at.Owner == (policy.Owner{}) {
 			at.Owner = policy.ParseOwner(d.comment)
+		}
+	}
+	for i, d := range rules {
+		if d.To != nil {
+			rules[i].To = policy.Normalize(d.To)
 		}
 	}
 	return rules, at, err
