@@ -236,12 +236,16 @@ func (f file) parse(dialect config.Dialect) *document {
 // about what the agents ignore: unknown keys, and values that are null.
 func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
 	var kept []config.Member
+	unknown := 0
 	warn := func(to *[]string, m config.Member, problem string) {
 		*to = append(*to, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error())
 	}
 	for _, m := range members {
 		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
 		if at < 0 {
+			if unknown++; unknown > config.MaxShown {
+				continue
+			}
 			remedy := "remove it"
 			if near := config.Nearest(m.Key, keys); near != "" {
 				remedy = "did you mean " + near + "?"
@@ -261,6 +265,9 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 			m.Value = json.RawMessage(`"off"`)
 		}
 		kept = append(kept, m)
+	}
+	if more := unknown - config.MaxShown; more > 0 {
+		d.unknown = append(d.unknown, d.Locate(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more)).Error())
 	}
 	return kept
 }
@@ -327,9 +334,15 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 	if a := aliasIn(top); a != nil {
 		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, "aliases are not read; write out what it stands for")
 	}
-	var next nodes.Node
-	if err := stream.Decode(&next); !errors.Is(err, io.EOF) && (err != nil || next.Content[0].ShortTag() != "!!null") {
-		return nil, 0, syntaxError(file, next.Line, "", "is another document; join them, or write one file for each")
+	for {
+		var next nodes.Node
+		err := stream.Decode(&next)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil || next.Content[0].ShortTag() != "!!null" {
+			return nil, 0, syntaxError(file, next.Line, "", "is another document; join them, or write one file for each")
+		}
 	}
 	if top.Kind == nodes.MappingNode {
 		keys = []config.Member{}

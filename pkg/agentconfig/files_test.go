@@ -122,6 +122,14 @@ func TestAgentDocument(t *testing.T) {
 				"DIR/ip-masq-agent:2: bogus: is not a known key and is ignored; remove it\n" +
 				"DIR/ip-masq-agent:4: cni.dev/x: is not a known key and is ignored; remove it\n" +
 				`DIR/ip-masq-agent:5: "a\nb": is not a known key and is ignored; remove it`},
+		{name: "many unknown keys", text: "a: 1\nb: 1\nc: 1\nd: 1\ne: 1\nf: 1\ng: 1\nh: 1\ni: 1\nj: 1\n",
+			warnings: func() string {
+				var lines []string
+				for i, name := range strings.Split("abcdefgh", "") {
+					lines = append(lines, fmt.Sprintf("DIR/ip-masq-agent:%d: %s: is not a known key and is ignored; remove it", i+1, name))
+				}
+				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more unknown keys are ignored; remove them"), "\n")
+			}()},
 		{name: "nulls", text: "masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
 			change: func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = policytest.Prefixes() },
 			warnings: "DIR/ip-masq-agent:1: masqueradeCIDRs: null is taken for an empty list; write [] for none, or leave the key out\n" +
@@ -168,6 +176,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		{"a: &x [1]\nb: *x", f + ":2: *x: aliases are not read; write out what it stands for"},
 		{"a: 1\nb: *x", f + ": not YAML: unknown anchor 'x' referenced"},
 		{"a: 1\n---\nb: 1", f + ":2: is another document; join them, or write one file for each"},
+		{"a: 1\n---\n---\nb: 1", f + ":3: is another document; join them, or write one file for each"},
 		{"a: 1\n---\nb: [1", f + ": is another document; join them, or write one file for each"},
 		{"%TAG !a! tag:x\n---\na: 1\n", f + ": %TAG: directives are not read; remove it"},
 		{"a: 1\n...\n%TAG !a! tag:x\n---\n", f + ": %TAG: directives are not read; remove it"},
