@@ -332,6 +332,7 @@ func tomlLines(doc string) map[string]int {
 		name = table + strings.Trim(name, " \t\"'")
 		if header, isHeader := strings.CutPrefix(line, "["); isHeader {
 			name, _, _ = strings.Cut(strings.TrimLeft(header, "["), "]")
+			name = strings.Trim(name, " \t\"'")
 			table = name + "."
 		}
 		top, _, _ := strings.Cut(name, ".")

@@ -136,6 +136,7 @@ func TestSettingsMistakes(t *testing.T) {
 			`FILE:3: conflist.network: "a b" is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit`},
 
 		// Policy.
+		{"[ agent ]\nbogus = 1", "FILE:2: agent.bogus: is not a known key; remove it"},
 		{"[agent]\nmasqChain = ''", "FILE:2: agent.masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
 		{"[agent]\nnonMasqueradeCIDRs = ['10.0.0.0/8', '10.0.1.24/24']",
 			"FILE:2: agent.nonMasqueradeCIDRs[1]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?"},

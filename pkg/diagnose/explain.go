@@ -482,7 +482,7 @@ func (o Origin) text() string {
 		text += " of " + o.Source + " (stored)"
 	}
 	if o.Since != nil {
-		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
+		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC") + " (" + Age(time.Since(*o.Since)) + ")"
 	}
 	return text
 }
