@@ -150,8 +150,11 @@ func CacheFiles(dir string, boot time.Time) (map[string]time.Time, error) {
 	return files, nil
 }
 
-// ReadCached reads a file of a cache. An error means that it does not count yet, or not any more: it is incomplete while it
-// is written, and the network namespace has to exist.
+// ErrNoNetNS reports that the network namespace of an attachment has gone.
+var ErrNoNetNS = errors.New("the network namespace does not exist")
+
+// ReadCached reads a file of a cache. An error means that it does not count yet, as it is incomplete while it is written, or,
+// with ErrNoNetNS, not any more.
 func ReadCached(path string) (Cached, error) {
 	data, _, err := safefile.ReadFile(path, maxCacheFile)
 	if err != nil {
@@ -159,7 +162,7 @@ func ReadCached(path string) (Cached, error) {
 	}
 	c, netNS, err := decode(data, filepath.Base(path))
 	if err == nil && !exists(netNS) {
-		err = fmt.Errorf("there is no network namespace %s", policy.Printable(netNS))
+		err = fmt.Errorf("%w: %s", ErrNoNetNS, policy.Printable(netNS))
 	}
 	return c, err
 }

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -58,8 +59,8 @@ func attachmentOf(x podinfo.Cached) store.Attachment {
 	return store.Attachment{Network: x.Network, ContainerID: x.ContainerID, IfName: x.IfName}
 }
 
-// syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those whose file is
-// gone. A file that was decided about counts again after it is written again, or another network has an entry: a DEL
+// syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those whose file or
+// network namespace is gone. A file that was decided about counts again after it is written again, or another network has an entry: a DEL
 // of the plugin comes before the runtime removes the file. It returns whether it changed records.
 func (n *Node) syncCachedPods(r *Report) (changed bool) {
 	c, src := n.cached, r.Sources
@@ -74,7 +75,7 @@ func (n *Node) syncCachedPods(r *Report) (changed bool) {
 	c.begin(n, r, files)
 	gone := func(file string) bool { _, is := files[file]; return !is }
 	for file, a := range c.recorded {
-		if gone(file) {
+		if _, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file)); gone(file) || errors.Is(err, podinfo.ErrNoNetNS) {
 			r.warn(n.Dir.DetachCached(a))
 			delete(c.recorded, file)
 			changed = true

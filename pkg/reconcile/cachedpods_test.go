@@ -100,6 +100,14 @@ func TestCachedPods(t *testing.T) {
 	c.add("podnet", "d", "prod", "10.1.0.9", "{}")
 	c.holds("its file was written again", "10.1.0.9")
 
+	// A pod whose network namespace has gone holds no address, even if the runtime leaves its file.
+	must(t, os.Rename(c.netNS, c.netNS+".gone"))
+	c.holds("without its network namespace")
+	must(t, os.Rename(c.netNS+".gone", c.netNS))
+	c.holds("which is not recorded again")
+	c.add("podnet", "d", "prod", "10.1.0.9", "{}")
+	c.holds("its file was written once more", "10.1.0.9")
+
 	// Another reconciler finds the records, and forgets what has gone meanwhile.
 	c.cached = &cachedPods{}
 	c.CacheDir = c.dir
