@@ -348,7 +348,8 @@ func (c connection) chainText() string {
 	}
 	// The node may masquerade with the address that it has.
 	if masquerades := c.Verdict == policy.ActionMasquerade; c.Translated != masquerades && (!masquerades || !c.SourceLocal) {
-		text += "; this connection is translated differently: it may be older than the policy, or another program decided"
+		is := map[bool]string{true: "is translated", false: "is not translated"}[c.Translated]
+		text += "; this connection " + is + ": it may be older than the policy, or another program decided"
 	}
 	return text
 }

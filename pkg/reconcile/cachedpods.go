@@ -60,8 +60,8 @@ func attachmentOf(x podinfo.Cached) store.Attachment {
 }
 
 // syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those whose file or
-// network namespace is gone. A file that was decided about counts again after it is written again, or another network has an entry: a DEL
-// of the plugin comes before the runtime removes the file. It returns whether it changed records.
+// network namespace is gone. A file that was decided about counts again after it is written again, or another network has
+// an entry: a DEL of the plugin comes before the runtime removes the file. It returns whether it changed records.
 func (n *Node) syncCachedPods(r *Report) (changed bool) {
 	c, src := n.cached, r.Sources
 	if n.CacheDir == "" || r.OtherDataDir != nil || src.PluginFileErr != nil {
