@@ -44,7 +44,7 @@ type Options struct {
 	ThirdParty func(*reconcile.Report) (int, error)
 	// Conntrack reads the numbers of the node's conntrack.
 	Conntrack func(context.Context) (conntrack.Stats, error)
-	// Record reads the record of this boot, which has the numbers of connections that ADDs reset too.
+	// Record reads the record, which has the numbers of connections that ADDs reset too.
 	Record        func() (store.Record, error)
 	PluginVersion func() string                                        // of the installed plugin, "" without one
 	Written       func(policy.SourceID) (written time.Time, err error) // of a source's document; zero without one
