@@ -77,7 +77,7 @@ func history(t *rapid.T, lock *store.Lock) {
 		t.Fatalf("a run without faults leaves %v, stale %v, guard %v, chains %v\n%s", s.Diff(), s.Stale, s.Guard.Err, s.Err("A"), w)
 	}
 	for used := range w.used {
-		if policy.LeftNode(used.Address, w.node) && !w.unrecorded && !w.resets(used) {
+		if policy.LeftNode(used.Address, w.node) && !w.returned[used.Address] && !w.unrecorded && !w.resets(used) {
 			t.Fatalf("the connections of %v are not reset\n%s", used, w)
 		}
 	}
@@ -110,6 +110,7 @@ type world struct {
 
 	node       []policy.NodeAddress
 	used       map[store.ChainAddress]bool // those that rules had
+	returned   map[netip.Addr]bool         // they left and came back: rules that were not written since may have them
 	unrecorded bool                        // the record could not be written, and may lack resets
 
 	keeps map[netfilter.Choice]map[policy.ChainFamily]policy.Chain // the chains that stay as they are
@@ -151,7 +152,7 @@ type killed struct{}
 var errFault = errors.New("fault")
 
 func newWorld(t *rapid.T, lock *store.Lock) *world {
-	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}, used: map[store.ChainAddress]bool{}, torn: map[string]bool{}, read: map[string]bool{}}
+	w := &world{t: t, packets: judgedPackets(), lock: lock, kernel: netfiltertest.New(), seen: map[string]int{}, now: map[string]int{}, used: map[store.ChainAddress]bool{}, returned: map[netip.Addr]bool{}, torn: map[string]bool{}, read: map[string]bool{}}
 	w.kernel.Before, w.kernel.After = w.begins, func(what string, details ...string) { w.kernelWrites++; w.wrote(what, details...) }
 	w.Enforcer = &Enforcer{Dir: store.Open("/nonexistent"), Warn: func(error) {}, Addresses: func([]policy.Family) ([]policy.NodeAddress, error) {
 		if w.faults && rapid.IntRange(0, 7).Draw(w.t, "addresses") == 0 {
@@ -236,10 +237,13 @@ func (w *world) drawPods(t *rapid.T) {
 
 // drawAddresses changes the addresses of the node.
 func (w *world) drawAddresses(t *rapid.T) {
+	before := w.node
 	w.node = []policy.NodeAddress{}
-	for _, a := range []string{"203.0.113.1", "203.0.113.2"} {
+	for _, text := range []string{"203.0.113.1", "203.0.113.2"} {
 		if on := rapid.SampledFrom([]string{"", "eth0", "eth0", "eth1"}).Draw(t, "address"); on != "" {
-			w.node = append(w.node, policy.NodeAddress{Interface: on, Address: netip.MustParseAddr(a), Up: true})
+			a := netip.MustParseAddr(text)
+			w.node = append(w.node, policy.NodeAddress{Interface: on, Address: a, Up: true})
+			w.returned[a] = w.returned[a] || before != nil && policy.LeftNode(a, before)
 		}
 	}
 	w.log = append(w.log, w.node)
@@ -492,9 +496,8 @@ func (w *world) wrote(what string, _ ...string) {
 			if !owns(w.rec, ref.Family, ref.Chain, choice) {
 				w.t.Fatalf("%s (%s) in %s is not on record\n%s", ref.Chain, ref.Family, choice, w)
 			}
-			wanted := slices.ContainsFunc(w.target, func(p policy.Policy) bool { return p.Chain == ref.Chain })
 			for _, r := range chains[ref].Rules {
-				if !r.Address.IsValid() || !wanted { // a stale chain may have one that left the node and came back
+				if !r.Address.IsValid() || w.returned[r.Address] {
 					continue
 				}
 				used := store.ChainAddress{Chain: ref.Chain, Address: r.Address}
