@@ -254,7 +254,7 @@ func (l *Loop) runActive(ctx context.Context, instance *store.InstanceLock) {
 			l.wait(ctx, at)
 			continue
 		case w != reading && w != syncing:
-		case s.last != nil && !instance.Held():
+		case s.last != nil && !instance.Held() && (instance != nil || s.intervalOver(now)): // without one it is tried again then
 			end()
 			continue
 		default:

@@ -15,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -125,6 +127,28 @@ func TestResetsOfAFormerBoot(t *testing.T) {
 		r := f.run(func(*Loop) {})
 		time.Sleep(10 * time.Second)
 		if n := r.count(); n > 2 {
+			t.Errorf("%d syncs in 10 s", n)
+		}
+	})
+}
+
+// TestResetsOnAReadOnlyDisk: they are retried with backoff, also where no instance lock can be created.
+func TestResetsOnAReadOnlyDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t).withAgent()
+		f.conflist("podnet", map[string]any{"guard": "drop", "podCIDRs": []string{"10.88.0.0/16"}})
+		f.sync()
+		f.agentFile("nonMasqueradeCIDRs: [192.0.2.0/24]")
+		dir := f.Dir.Path()
+		must(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+		defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+		must(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		r := f.run(func(*Loop) {})
+		time.Sleep(10 * time.Second)
+		if s, err := f.Dir.Load(); err != nil || len(s.Record.Resets) == 0 {
+			t.Errorf("the resets on record are %v, %v", s.Record.Resets, err)
+		}
+		if n := r.count(); n > 8 {
 			t.Errorf("%d syncs in 10 s", n)
 		}
 	})
