@@ -106,6 +106,7 @@ type world struct {
 	seen, now map[string]int              // how often each backend, and guards, had changed when they were read last, and until now
 	torn      map[string]bool             // whether the last reading was torn
 	read      map[string]bool             // whether a run has read each backend, and guards, since it wrote or was overtaken
+	missed    bool                        // a reading of the run failed: it may write what is there
 	stuck     bool                        // a document could not be stored: the run writes nothing more
 
 	node       []policy.NodeAddress
@@ -251,7 +252,7 @@ func (w *world) drawAddresses(t *rapid.T) {
 
 // operate makes one run, and returns the State after it, or nil if the process was killed.
 func (w *world) operate(what any, do func() *State) (s *State) {
-	w.log, w.effects = append(w.log, what), 0
+	w.log, w.effects, w.missed = append(w.log, what), 0, false
 	defer func() {
 		if x := recover(); x != nil {
 			if _, dead := x.(killed); !dead {
@@ -416,6 +417,7 @@ func (w *world) begins(effect string, writes bool) error {
 	case reads:
 		w.read[read] = true
 		if err := w.fault(effect); err != nil {
+			w.missed = true
 			return errFault // what can be used once is not unusable
 		}
 		w.seen[read] = w.now[read]
@@ -633,7 +635,7 @@ func (w *world) writes(tables string, write func() error) error {
 	}
 	chains, guards, others, interfered := w.kernelChains(), w.kernel.Guards, maps.Clone(w.now), w.interfered()
 	err := write()
-	if err == nil && !interfered && maps.Equal(others, w.now) && reflect.DeepEqual(guards, w.kernel.Guards) && reflect.DeepEqual(chains, w.kernel.Chains) {
+	if err == nil && !interfered && !w.missed && maps.Equal(others, w.now) && reflect.DeepEqual(guards, w.kernel.Guards) && reflect.DeepEqual(chains, w.kernel.Chains) {
 		w.t.Fatalf("%s are written as they are\n%s", tables, w)
 	}
 	w.read[tables] = false

@@ -150,7 +150,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 			return x.Chain == o.Name && x.Family == o.Family && choiceOf(x) == t.choice
 		}
 		c := s.Find(o.Name)
-		failed := c != nil && c.Err != nil && c.Choice != t.choice
+		failed := !s.unknown && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
 		if failed || slices.ContainsFunc(surplus, isSurplus) {
 			staying = append(staying, o)
 		}
