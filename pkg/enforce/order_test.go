@@ -147,6 +147,16 @@ func TestRenameThatFails(t *testing.T) {
 	f.writes("rules of iptables (nft)", "remove ")
 }
 
+// A chain that fails does not keep the former chain of another network.
+func TestRenameBesideAChainThatFails(t *testing.T) {
+	f := newFixture(t)
+	other := network("other", "C", backend(policy.NFTables))
+	f.mustApply(network("podnet", "A", backend(policy.IPTables)), other)
+	f.kernel.log, f.kernel.fail = nil, map[string]error{"observe " + inNFTables: errRefused}
+	f.sync(network("podnet", "B", backend(policy.IPTables)), other)
+	f.writes("rules of iptables (nft)", "remove ")
+}
+
 // A chain whose new rules another program reverts stays where it is, and in the families that it was in.
 func TestMoveThatIsReverted(t *testing.T) {
 	both := network("one", "A", backend(policy.IPTables), enableIPv6)

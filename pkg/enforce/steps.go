@@ -216,17 +216,17 @@ func (s *State) forget(o store.OwnedChain) {
 	}
 }
 
-// removable returns the stale chains under which no guard drops or binds what leaves without them, once all rules are in place
-// that replace them.
+// removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
+// rules have taken: those of the same name, and of every chain that was not on record, as it may be the one with a new name.
 func (s *State) removable() []store.OwnedChain {
-	if !s.isAllWritten() {
-		return nil
-	}
+	awaited := slices.ContainsFunc(s.Chains, func(c Chain) bool {
+		return !s.isWritten(&c) && !slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain })
+	})
 	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
-		if c := s.Find(o.Chain); c != nil && c.Desired.Find(o.Family, o.Chain) != nil {
-			return false
+		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
+			return !s.isWritten(c)
 		}
-		return s.Guard.isUnknown() || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
+		return awaited || s.Guard.isUnknown() || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
 			return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect()
 		})
 	})
