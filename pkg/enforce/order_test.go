@@ -154,7 +154,7 @@ func TestRenameBesideAChainThatFails(t *testing.T) {
 	f.mustApply(network("podnet", "A", backend(policy.IPTables)), other)
 	f.kernel.log, f.kernel.fail = nil, map[string]error{"observe " + inNFTables: errRefused}
 	f.sync(network("podnet", "B", backend(policy.IPTables)), other)
-	f.writes("rules of iptables (nft)", "remove ")
+	f.writes("rules of iptables (nft)", "remove A")
 }
 
 // A chain whose new rules another program reverts stays where it is, and in the families that it was in.
