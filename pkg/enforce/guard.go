@@ -256,9 +256,9 @@ func (s *State) guardDiffers() bool {
 // guardForbids returns why no rules may be written: a guard that could not be written would drop what they exempt, or
 // bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there.
 func (s *State) guardForbids() error {
-	changes := s.ExemptionChanges() || !samePolicies(s.before, s.after)
-	had := slices.ContainsFunc(policy.Merge(s.before), func(p policy.Policy) bool { return len(p.GuardedFamilies()) > 0 })
-	if g := &s.Guard; g.isUnknown() && changes && (had || len(g.Desired) > 0) {
+	guarded := func(p policy.Policy) bool { return len(p.GuardedFamilies()) > 0 }
+	if g := &s.Guard; g.isUnknown() && (s.ExemptionChanges() || !samePolicies(s.before, s.after)) &&
+		(len(g.Desired) > 0 || slices.ContainsFunc(policy.Merge(s.before), guarded)) {
 		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
 	}
 	now := s.guards()
