@@ -256,8 +256,8 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			w.object("%s: a packet of %s (%s, namespace %q) to %s is %s: %v", p.net.name, p.id(p.container), src, p.space, dst, what, x.combinations)
 		}
 		switch {
-		case got.dropped && drop && (len(w.book.orphans) > 0 || slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil })):
-			// Its document or the record was lost, so the guard comes as before the first rules again.
+		case got.dropped && drop && (w.book.unruled || len(w.book.orphans) > 0 || slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil })):
+			// The node restarted, or its document or the record was lost, so the guard comes as before the first rules again.
 		case got.dropped && !tampered && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed():
 			object("dropped although its chain has rules")
 		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
@@ -318,7 +318,7 @@ func (w *world) judgePassed(p *process, pod *pod) {
 		return
 	}
 	for _, c := range w.kernel.connections {
-		if !w.book.unfinished { // or the walk waits, as one before failed
+		if !w.book.unfinished && len(w.reconcilers()) == 0 { // or the walk waits, as one before failed, or is the reconciler's
 			w.judgeLeft(&c, p.start)
 		}
 		if c.pod != pod || c.container == pod.container || !slices.Contains(pod.addresses, c.Src) {
@@ -630,10 +630,12 @@ func (w *world) quiet() {
 	if w.harmed() { // what no conflist states is written again by an ADD only
 		return
 	}
+	half := func(n *network) bool { // a bad disk could neither remove nor restore it: the next lock does
+		_, is := m.ReadFile(w.document(n) + ".dropped")
+		return is
+	}
 	for _, n := range dropped {
-		_, is := m.ReadFile(w.document(n))
-		_, half := m.ReadFile(w.document(n) + ".dropped") // a bad disk could neither remove nor restore it: the next lock does
-		if !is && !half && len(w.book.orphans) == 0 {     // a former container may be attached for which no DEL came
+		if _, is := m.ReadFile(w.document(n)); !is && !half(n) && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
 			n.claims = []claim{{}}
 			for i := range w.kernel.connections { // removing a chain deletes none
 				w.kernel.connections[i].tampered = true
@@ -653,7 +655,8 @@ func (w *world) quiet() {
 		w.object("a second sync writes: %d times to files, %d times to the kernel", m.Writes-writes, w.kernel.seq-seq)
 	}
 	w.kernel.Torn = 1
-	if again(); w.objection == "" && w.kernel.seq != seq {
+	restored := slices.ContainsFunc(w.networks, half)
+	if again(); w.objection == "" && w.kernel.seq != seq && !restored {
 		w.object("a sync repairs rules that a torn reading lacks")
 	}
 	w.judgeOutputs(w.pods...)

@@ -192,19 +192,12 @@ func TestResetList(t *testing.T) {
 	if got, want := text(r), "10:[10.88.0.5 10.88.0.6][]0 11:[][{A 10.88.0.5} {A 10.88.0.6}]0 12:[][]0 "; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	full := resetList{at: 7}
-	for i := range store.MaxResets {
-		full.add(before(i))
-	}
-	if full.add(store.Reset{}); len(full.list) != store.MaxResets+1 {
-		t.Errorf("%d resets: %s", len(full.list), text(full))
-	}
 	r.at = 100
-	for i := range 2 * store.MaxResets {
+	for i := range 2 * maxChanges {
 		r.add(before(i))
 	}
 	r.add(store.Reset{})
-	if n := len(r.list); n != store.MaxResets || len(r.list[0].Passed) == 0 || len(r.list[1].Left) == 0 || r.list[2].Before[0].ID.Name != fmt.Sprint(store.MaxResets+3) {
+	if n := len(r.list); n != maxChanges+3 || len(r.list[0].Passed) == 0 || len(r.list[1].Left) == 0 || r.list[2].Before[0].ID.Name != fmt.Sprint(maxChanges) {
 		t.Errorf("%d resets: %s", n, text(r))
 	}
 }

@@ -103,6 +103,10 @@ func (s *State) dropsMore(concerns func(chain string) bool) bool {
 	})
 }
 
+// maxChanges is the number of changes of policies for which resets are kept on record while no walk passes: the first ones
+// are forgotten then. Of each other kind there is one.
+const maxChanges = 5
+
 // resetList is a list of resets to which more are added at one time.
 type resetList struct {
 	list []store.Reset
@@ -116,11 +120,10 @@ func (r *resetList) add(reset store.Reset) {
 		x.At = 0
 		return reflect.DeepEqual(x, reset)
 	})
-	isBefore := func(x store.Reset) bool { return x.Before != nil }
-	if n := len(r.list); reset.Before != nil && n >= store.MaxResets { // one of each other kind is always possible
-		if i := slices.IndexFunc(r.list, isBefore); i >= 0 {
-			r.list = slices.Delete(r.list, i, i+1)
-		}
+	isChange := func(x store.Reset) bool { return x.Before != nil }
+	if others := slices.DeleteFunc(slices.Clone(r.list), isChange); isChange(reset) && len(r.list)-len(others) >= maxChanges {
+		first := slices.IndexFunc(r.list, isChange)
+		r.list = slices.Delete(r.list, first, first+1)
 	}
 	if reset.At = r.at; len(r.list) > 0 {
 		reset.At = max(reset.At, r.list[len(r.list)-1].At+1)

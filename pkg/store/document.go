@@ -62,7 +62,7 @@ type Record struct {
 
 	ExemptPods `json:"-"` // in a file of their own
 
-	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At, MaxResets at most
+	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At
 	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
 	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
 }
@@ -117,9 +117,6 @@ func (a ChainAddress) Compare(b ChainAddress) int {
 	return cmp.Or(strings.Compare(a.Chain, b.Chain), a.Address.Compare(b.Address))
 }
 
-// MaxResets is the number of resets that a record can have: two changes of policies, and one reset of each other kind.
-const MaxResets = 5
-
 // Reset is a walk through the conntrack table that deletes stale connections.
 type Reset struct {
 	At int64 `json:"at"` // when it was recorded, CLOCK_BOOTTIME in nanoseconds; identifies it
@@ -157,9 +154,6 @@ func (r Record) validate() error {
 		if err := c.validate(); err != nil {
 			return fmt.Errorf("chains[%d]: %w", i, err)
 		}
-	}
-	if len(r.Resets) > MaxResets {
-		return fmt.Errorf("resets: has %d entries, more than the %d possible", len(r.Resets), MaxResets)
 	}
 	for i, reset := range r.Resets {
 		for _, s := range reset.Before {

@@ -107,7 +107,7 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 		before(temp, now)
 	}
 	if err == nil && len(now.Damaged) > 0 {
-		err = ignoring(f.replace("move damaged document aside to", name, name+damagedSuffix), os.ErrNotExist)
+		err = f.keepDamaged(name)
 	}
 	if err == nil {
 		err = f.replace(writeDocument, temp, name)
@@ -119,6 +119,19 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 		return nil
 	}
 	return f.sync()
+}
+
+// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. A process that is killed before
+// that leaves it damaged, which is not as if there were none: then its rules would go.
+func (f *folder) keepDamaged(name string) error {
+	kept := name + damagedSuffix
+	if err := f.remove(kept); err != nil {
+		return err
+	}
+	if unix.Linkat(f.fd(), name, f.fd(), kept, 0) == nil {
+		return nil
+	}
+	return ignoring(f.replace("move damaged document aside to", name, kept), os.ErrNotExist) // no hard links on this file system
 }
 
 // newer fails if a newer version wrote the file. A damaged one may be replaced.

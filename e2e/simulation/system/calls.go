@@ -392,8 +392,18 @@ func UnixRenameat2(fromAt int, from string, toAt int, to string, flags uint) err
 	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, flags)
 }
 
+func UnixLinkat(fromAt int, from string, toAt int, to string, _ int) error {
+	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, link)
+}
+
+const link = 1 << 31 // of the flags of rename: the former name stays
+
 func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, flags uint) error {
-	if err := m.step("rename", from+" to "+filepath.Base(to), true); err != nil {
+	effect := "rename"
+	if flags&link != 0 {
+		effect = "link"
+	}
+	if err := m.step(effect, from+" to "+filepath.Base(to), true); err != nil {
 		return err
 	}
 	source, name, n, err := m.find(fromDir, from)
@@ -406,8 +416,12 @@ func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, f
 		return err
 	case n == nil, target.gone, old == nil && flags&unix.RENAME_EXCHANGE != 0:
 		return unix.ENOENT
-	case old != nil && flags&unix.RENAME_NOREPLACE != 0:
+	case old != nil && flags&(unix.RENAME_NOREPLACE|link) != 0:
 		return unix.EEXIST
+	case flags&link != 0:
+		m.Writes++
+		target.put(change{newName: n})
+		return nil
 	case flags&unix.RENAME_EXCHANGE != 0:
 		m.Writes++
 		source.put(change{name: old})
