@@ -5,11 +5,13 @@ package enforce_test
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -195,4 +197,77 @@ func TestGuardBesideRulesThatCannotBeWritten(t *testing.T) {
 	}
 	f.kernel.fail = nil
 	f.mustApply(two("10.0.0.0/8", "192.0.2.0/24"), one("10.0.0.0/8", "192.0.2.0/24"))
+}
+
+// A chain that cannot be read may have rules that exempt more than those of its policy's former name: no guard takes the place of
+// the former one before.
+func TestRenameToAnUnreadableChain(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("one", "A", guard(policy.GuardDrop), exempts("10.0.0.0/8")))
+	f.kernel.fail = map[string]error{"observe " + inNFTables: errRefused}
+	to := network("one", "B", backend(policy.NFTables), guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	f.sync(to)
+	for _, g := range f.kernel.Guards {
+		if g.Chain == "B" {
+			t.Errorf("chain B has a guard and cannot be read: %+v", g)
+		}
+	}
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(to))
+}
+
+// Beside a document that cannot be read the guard of a chain that cannot be read stays, and a new one is not added.
+func TestUnreadableChainBesideAnUnreadableDocument(t *testing.T) {
+	f := newFixture(t)
+	drops := network("own", "A", backend(policy.NFTables), guard(policy.GuardDrop), exempts("10.0.0.0/8"))
+	counts := network("own", "A", backend(policy.NFTables), guard(policy.GuardCount), exempts("10.0.0.0/8"))
+	f.mustApply(drops, network("other", "B", backend(policy.IPTables)))
+	f.kernel.log, f.kernel.fail = nil, map[string]error{"observe " + inNFTables: errRefused}
+	unreadable := func(own policy.Source) {
+		t.Helper()
+		lock, release := f.lock()
+		defer release()
+		p := &enforce.Proposal{Sources: []policy.Source{network("third", "C", backend(policy.IPTables)), own}, Incomplete: true}
+		s, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
+		if must(t, err); s.Err("A") == nil {
+			t.Error("chain A was read")
+		}
+	}
+	unreadable(counts)
+	f.writes(rulesInNFT)
+	f.kernel.Guards = nil
+	unreadable(drops)
+	f.writes()
+}
+
+// After the documents were lost, the connections that another policy contradicts end as those that met no rule.
+func TestResetAfterLostDocuments(t *testing.T) {
+	f := newFixture(t)
+	resets := func(s *policy.SourcePolicy) {
+		s.StaleConnections, s.PodCIDRs = policy.ResetConnections, prefixes("10.88.0.0/16")
+	}
+	f.mustApply(network("one", "A", resets))
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	must(t, os.RemoveAll(f.enforcer.Dir.Path()+"/sources"))
+	f.mustApply(network("two", "B", resets))
+	if got := f.record().Resets; len(got) != 1 || !got[0].FindsUntranslated() {
+		t.Errorf("resets %+v", got)
+	}
+}
+
+// The walk after a change of a policy knows which pods were exempt before.
+func TestResetKnowsTheExemptPods(t *testing.T) {
+	f := newFixture(t)
+	net := func(exempt string) policy.Source {
+		return network("podnet", "A", guard(policy.GuardDrop), exempts(exempt), func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} })
+	}
+	pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod", IfName: "eth0"}, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}
+	must(t, f.enforcer.Dir.Attach(pod))
+	f.enforcer.Attachments = []store.Attachment{pod.Attachment}
+	f.mustApply(net("10.0.0.0/8"))
+	f.mustApply(net("192.0.2.0/24"))
+	resets := f.record().Resets
+	if last := resets[len(resets)-1]; len(last.Before) != 1 || len(last.Pods) != 1 || last.Pods[0].Address != pod.Addresses[0] {
+		t.Errorf("resets %+v", resets)
+	}
 }
