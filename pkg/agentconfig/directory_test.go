@@ -17,8 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -26,9 +25,7 @@ import (
 
 func link(t testing.TB, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink(target, path))
 }
 
 // exempt returns the prefixes in nonMasqueradeCIDRs of all files, each once.
@@ -80,14 +77,10 @@ func TestAgentFilesThatCannotBeRead(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := agentDirOf(t, "ip-masq-z", "masqLinkLocal: 1")
 			path := filepath.Join(dir, "ip-masq-agent")
-			if err := c.make(path); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, c.make(path))
 			got, err := in(t, dir)
 			policytest.WantError(t, err, path, c.want+"; "+filepath.Join(dir, "ip-masq-z")+":1: masqLinkLocal: 1 is a number; write true or false")
-			if diff := cmp.Diff([]string{"ip-masq-z"}, got.Names); diff != "" {
-				t.Error(diff)
-			}
+			assert.Equal(t, "names", got.Names, []string{"ip-masq-z"})
 		})
 	}
 }
@@ -97,9 +90,7 @@ func TestAgentFilesWithoutTheRight(t *testing.T) {
 	dir, closed := t.TempDir(), t.TempDir()
 	path := write(t, filepath.Join(dir, "ip-masq-agent"), "masqLinkLocal: true")
 	for path, mode := range map[string]os.FileMode{filepath.Dir(dir): 0o755, path: 0, closed: 0} {
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Chmod(path, mode))
 	}
 	runtime.LockOSThread() // and the thread ends with the test
 	if os.Geteuid() == 0 {
@@ -171,31 +162,19 @@ func (c *configMap) swap(files map[string]string) error {
 
 func TestAgentFilesOfAConfigMap(t *testing.T) {
 	c := configMap{dir: t.TempDir()}
-	if err := c.swap(map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [10.0.0.0/8]", "ip-masq-more": "masqLinkLocal: true", "notes": ""}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.swap(map[string]string{"ip-masq-agent": "nonMasqueradeCIDRs: [10.0.0.0/8]", "ip-masq-more": "masqLinkLocal: true", "notes": ""}))
 	// Before and after the kubelet makes and removes some links.
 	link(t, "..data/ip-masq-gone", filepath.Join(c.dir, "ip-masq-gone"))
-	if err := os.Remove(filepath.Join(c.dir, "ip-masq-more")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Remove(filepath.Join(c.dir, "ip-masq-more")))
 	got, err := Read(c.dir, config.DialectV1, config.AgentPolicy{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"ip-masq-agent", "ip-masq-more"}, got.Names); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(policytest.Prefixes("10.0.0.0/8"), exempt(got), comparePrefixes); diff != "" {
-		t.Error(diff)
-	}
-	if want := filepath.Join(c.dir, "ip-masq-agent"); got.Source.Files[0].File != want {
-		t.Errorf("the first file is %s, want %s", got.Source.Files[0].File, want)
-	}
+	assert.Equal(t, "names", got.Names, []string{"ip-masq-agent", "ip-masq-more"})
+	assert.Equal(t, "exempt", exempt(got), policytest.Prefixes("10.0.0.0/8"))
+	assert.Equal(t, "the first file", got.Source.Files[0].File, filepath.Join(c.dir, "ip-masq-agent"))
 
-	if err := os.RemoveAll(filepath.Join(c.dir, "..2026_01_02_1")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.RemoveAll(filepath.Join(c.dir, "..2026_01_02_1")))
 	_, err = in(t, c.dir)
 	policytest.WantError(t, err, c.dir, "read the agent files in FILE: it changes faster than it can be read, or ..data leads to nothing: mount the ConfigMap again, or remove the link")
 }
@@ -211,9 +190,7 @@ func TestAgentFilesAreOfOneVersion(t *testing.T) {
 		return all
 	}
 	c := configMap{dir: t.TempDir()}
-	if err := c.swap(version(0)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.swap(version(0)))
 	var done atomic.Bool
 	swapped := make(chan error, 1)
 	go func() {
@@ -252,18 +229,14 @@ func TestAgentFilesAreOfOneVersion(t *testing.T) {
 					return
 				}
 				if last {
-					if n != versions {
-						t.Errorf("the last version read is %d, want %d", n, versions)
-					}
+					assert.Equal(t, "the last version read", n, versions)
 					return
 				}
 			}
 		})
 	}
 	readers.Wait()
-	if err := <-swapped; err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, <-swapped)
 }
 
 func TestLinkedAgentFiles(t *testing.T) {
@@ -272,11 +245,6 @@ func TestLinkedAgentFiles(t *testing.T) {
 	link(t, filepath.Join(elsewhere, "policy.yaml"), filepath.Join(dir, "ip-masq-agent"))
 	through := filepath.Join(t.TempDir(), "config")
 	link(t, dir, through)
-	got, err := Read(through, config.DialectV1, config.AgentPolicy{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := filepath.Join(through, "ip-masq-agent"); got.Source.Files[0].File != want {
-		t.Errorf("the file is %s, want %s", got.Source.Files[0].File, want)
-	}
+	got := assert.Must(Read(through, config.DialectV1, config.AgentPolicy{}))(t)
+	assert.Equal(t, "the file", got.Source.Files[0].File, filepath.Join(through, "ip-masq-agent"))
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -24,9 +25,7 @@ var comparePrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b 
 
 func write(t testing.TB, path, text string) string {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -148,17 +147,10 @@ func TestAgentDocument(t *testing.T) {
 				c.change(&stated)
 				want.Source = source(stated.Chain, filepath.Join(dir, "ip-masq-agent"), stated)
 			}
-			got, err := Read(dir, c.dialect, config.AgentPolicy{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.warnings, warningsOf(t, got)); diff != "" {
-				t.Errorf("warnings (-want +got):\n%s", diff)
-			}
+			got := assert.Must(Read(dir, c.dialect, config.AgentPolicy{}))(t)
+			assert.Equal(t, "warnings", warningsOf(t, got), c.warnings)
 			got.Dir, got.UnknownKeys, got.Warnings = "", nil, nil
-			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "got", got, want)
 		})
 	}
 }
@@ -218,9 +210,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 		if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 			t.Errorf("%q:\n%s\nwant\n%s", c.text, said, c.want)
 		}
-		if diff := cmp.Diff(policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}, got.Source); diff != "" {
-			t.Errorf("%q contributes in spite of its mistakes:\n%s", c.text, diff)
-		}
+		assert.Equal(t, fmt.Sprintf("%q contributes in spite of its mistakes", c.text), got.Source, policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}})
 	}
 }
 
@@ -232,10 +222,7 @@ func TestAgentFilesUnited(t *testing.T) {
 		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
 		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
 	own := config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: &no}}
-	got, err := Read(dir, config.DialectV1, own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := assert.Must(Read(dir, config.DialectV1, own))(t)
 	path := func(name string) string { return filepath.Join(dir, name) }
 	want := Files{
 		Dir: dir, Names: []string{"ip-masq-a", "ip-masq-b", "ip-masq-c"}, ResyncInterval: 30 * time.Second,
@@ -253,9 +240,7 @@ func TestAgentFilesUnited(t *testing.T) {
 				NonMasqueradeSourceCIDRs: policytest.Prefixes("10.9.0.0/16"), MasqLinkLocal: &no, EnableIPv6: &yes,
 			}),
 	}
-	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "got", got, want)
 
 	// Merged they are one policy, whose values have the files as their origins.
 	p := policy.Merge([]policy.Source{got.Source})[0]
@@ -271,9 +256,7 @@ func TestAgentFilesUnited(t *testing.T) {
 		"fe80::/10 .[-1]", "10.2.0.0/16 " + config.OwnPolicy + "[0] ip-masq-a[2]", "10.3.0.0/16 " + config.OwnPolicy + "[1]", "10.0.0.0/8 ip-masq-a[0]",
 		"10.1.0.0/16 ip-masq-a[1] ip-masq-b[1]", "172.16.0.0/12 ip-masq-b[0]", "fd00::/8 ip-masq-b[2]",
 	}
-	if diff := cmp.Diff(wantOrigins, origins); diff != "" {
-		t.Errorf("origins (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "origins", origins, wantOrigins)
 	if p.Backend.Value != policy.NFTables || p.RandomFully.Value || p.ToPorts.Value.String() != "9-12,1-7" || !p.EnableIPv6.Value || len(p.ExemptSources) != 1 || len(p.Conflicts) > 0 {
 		t.Errorf("merged: %+v", p)
 	}
@@ -330,9 +313,7 @@ func TestAgentFilesThatConflict(t *testing.T) {
 				if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
 					t.Errorf("message\n%s\nwant\n%s", said, c.want)
 				}
-				if diff := cmp.Diff([]string{"ip-masq-a", "ip-masq-b"}, got.Names); diff != "" {
-					t.Error(diff)
-				}
+				assert.Equal(t, "names", got.Names, []string{"ip-masq-a", "ip-masq-b"})
 			}
 		})
 	}
@@ -342,20 +323,13 @@ func TestOwnPolicyAlone(t *testing.T) {
 	file := write(t, filepath.Join(t.TempDir(), "file"), "")
 	missing := filepath.Join(t.TempDir(), "missing")
 	dangling := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(missing, dangling); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink(missing, dangling))
 	own := config.AgentPolicy{Policy: policy.SourcePolicy{Chain: "BLUE", MasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8")}}
 	for _, dir := range []string{"", missing, dangling, agentDirOf(t)} {
 		for _, dialect := range []config.Dialect{config.DialectV1, config.DialectV2} {
-			got, err := Read(dir, dialect, own)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := assert.Must(Read(dir, dialect, own))(t)
 			want := Files{Dir: dir, Missing: dir == missing || dir == dangling, Source: source("BLUE", config.OwnPolicy, own.Policy)}
-			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", dir, diff)
-			}
+			assert.Equal(t, dir, got, want)
 		}
 	}
 	_, err := Read(file, config.DialectV1, own)
@@ -366,10 +340,6 @@ func TestOwnPolicyAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff("DIR has files, but the name of none begins with ip-masq; rename the agent files", warningsOf(t, got)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(source(policy.DefaultChain), got.Source); diff != "" {
-		t.Error(diff)
-	}
+	assert.Equal(t, "warnings", warningsOf(t, got), "DIR has files, but the name of none begins with ip-masq; rename the agent files")
+	assert.Equal(t, "source", got.Source, source(policy.DefaultChain))
 }

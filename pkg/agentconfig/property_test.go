@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -24,9 +25,7 @@ func TestPolicySurvivesAFile(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		if err := os.WriteFile(path, append(text, "cidrLimit: 1000\n"...), 0o644); err != nil {
-			rt.Fatal(err)
-		}
+		assert.NoError(rt, os.WriteFile(path, append(text, "cidrLimit: 1000\n"...), 0o644))
 		got, err := Read(filepath.Dir(path), config.DialectV1, config.AgentPolicy{})
 		if err != nil {
 			rt.Fatalf("%v\n%s", err, text)

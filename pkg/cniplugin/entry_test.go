@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types/create"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 )
 
@@ -44,9 +45,7 @@ func TestPodSubnets(t *testing.T) {
 			if err != nil && name != "no address" {
 				t.Fatal(err)
 			}
-			if got := fmt.Sprint(podSubnets(podinfo.Networks(result, "eth0"))); got != want {
-				t.Errorf("%s, %s: %s, want %s", version, name, got, want)
-			}
+			assert.Equal(t, fmt.Sprintf("%s, %s", version, name), fmt.Sprint(podSubnets(podinfo.Networks(result, "eth0"))), want)
 		}
 	}
 	if got := podSubnets(nil); got != nil {

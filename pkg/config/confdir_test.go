@@ -4,6 +4,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -29,11 +31,7 @@ func confDir(t testing.TB, files map[string]string) string {
 
 func read(t testing.TB, dir string) ConfDir {
 	t.Helper()
-	c, err := ReadConfDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return assert.Must(ReadConfDir(dir))(t)
 }
 
 func TestReadConfDir(t *testing.T) {
@@ -75,16 +73,12 @@ func TestReadConfDir(t *testing.T) {
 	}
 	sameText := cmp.Comparer(func(a, b error) bool { return a == nil && b == nil || a != nil && b != nil && a.Error() == b.Error() })
 	c := read(t, dir)
-	if diff := cmp.Diff(ConfDir{Dir: dir, Conflists: want, Changed: c.Changed}, c, sameText, comparePrefixes, cmpopts.IgnoreFields(ConflistEntry{}, "Netconf"), cmpopts.IgnoreFields(Conflist{}, "Doc", "Plugins")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "the directory", c, ConfDir{Dir: dir, Conflists: want, Changed: c.Changed}, sameText, cmpopts.IgnoreFields(ConflistEntry{}, "Netconf"), cmpopts.IgnoreFields(Conflist{}, "Doc", "Plugins"))
 	policytest.WantError(t, c.Err(), dir, "FILE/30-broken.conflist: configuration is not JSON: line 2, column 15: unexpected end of JSON input")
 	for network, named := range map[string]bool{
 		"second": true, "alone": true, "first": false, "other": false, "broken": false, "overruled": false, "": false,
 	} {
-		if got := c.HasEntry(network); got != named {
-			t.Errorf("names %q: %t, want %t", network, got, named)
-		}
+		assert.Equal(t, fmt.Sprintf("names %q", network), c.HasEntry(network), named)
 	}
 	if !c.HasEntryWith("second", second.Policy) || c.HasEntryWith("second", alone.Policy) {
 		t.Error("the policy of network second is not that of its first entry")
@@ -191,14 +185,10 @@ func TestIrregularConfFiles(t *testing.T) {
 		"z.conflist": `{"name": "sound", "plugins": [{"type": "ip-masq"}]}`,
 	})
 	for _, name := range []string{"a.conflist", "b.conf"} {
-		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, syscall.Mkfifo(filepath.Join(dir, name), 0o600))
 	}
 	for link, target := range map[string]string{"c.conflist": "/dev/zero", "d.conflist": "gone", "e.conflist": "real", "f.conflist": "."} {
-		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Symlink(target, filepath.Join(dir, link)))
 	}
 	c := read(t, dir)
 	if !c.HasEntry("sound") || !c.HasEntry("linked") {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -81,13 +82,8 @@ func TestParseEntry(t *testing.T) {
 		{"escapes and white space", "\n\t\"mas\\u0071Chain\" :\r\n \"B\\u004cUE\"\n", with(func(e *Entry) { e.Policy.Chain = "BLUE" })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := ReadNetconf(entryWith(c.keys)).Entry()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got, comparePrefixes); diff != "" {
-				t.Errorf("entry (-want +got):\n%s", diff)
-			}
+			got := assert.Must(ReadNetconf(entryWith(c.keys)).Entry())(t)
+			assert.Equal(t, "entry", got, c.want)
 		})
 	}
 }
@@ -174,9 +170,7 @@ func TestMistakesTogether(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("error\n%v\nwant\n%s", err, want)
 	}
-	if diff := cmp.Diff(Entry{Network: "podnet", CNIVersion: "1.0.0"}, e); diff != "" {
-		t.Errorf("a refused entry is applied in part (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "a refused entry is applied in part", e, Entry{Network: "podnet", CNIVersion: "1.0.0"})
 	var all *DocumentError
 	if !errors.As(err, &all) || len(all.Mistakes) != 4 {
 		t.Fatalf("not a DocumentError with 4 mistakes: %v", err)
@@ -299,17 +293,12 @@ func TestPolicyTexts(t *testing.T) {
 		}
 		return strings.Replace(base, old, replaced, 1)
 	}
-	entry, err := ReadNetconf([]byte(base)).Entry()
-	if err != nil {
-		t.Fatal(err)
-	}
+	entry := assert.Must(ReadNetconf([]byte(base)).Entry())(t)
 	for _, doc := range []string{
 		with(`{"a":1}`, `{"cniVersion":"1.0.0","ips":[]}`), with(`"runtimeConfig":{}`, `"runtimeConfig":{"portMappings":[{}]}`),
 		with(`"prevResult":{"a":1}`, `"prev\u0052esult" : null`), with(`,"name"`, " ,\n\t\"name\""), " " + base + "\n",
 	} {
-		if d := cmp.Diff(texts(base), texts(doc)); d != "" {
-			t.Errorf("%s\nhas other texts:\n%s", doc, d)
-		}
+		assert.Equal(t, fmt.Sprintf("%s\nhas other texts", doc), texts(doc), texts(base))
 		if same, err := ReadNetconf([]byte(doc)).Entry(); err != nil || !same.Policy.Equal(entry.Policy) {
 			t.Errorf("%s\nis another entry: %v", doc, err)
 		}
@@ -359,21 +348,12 @@ func FuzzParseEntry(f *testing.F) {
 // encode writes an entry as a conflist would have it.
 func encode(t testing.TB, e Entry) []byte {
 	t.Helper()
-	stated, err := json.Marshal(e.Policy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stated := assert.Must(json.Marshal(e.Policy))(t)
 	var doc map[string]any
-	if err := json.Unmarshal(stated, &doc); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(stated, &doc))
 	doc["name"], doc["cniVersion"], doc["type"] = e.Network, e.CNIVersion, PluginType
 	doc["requireAgentConfig"], doc["cidrLimit"], doc["dataDir"] = e.RequireAgentConfig, e.CIDRLimit, e.DataDir
-	text, err := json.Marshal(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
+	return assert.Must(json.Marshal(doc))(t)
 }
 
 // checkReencoded parses what an accepted entry is written as.
@@ -383,9 +363,7 @@ func checkReencoded(t testing.TB, e Entry) {
 	if err != nil {
 		t.Fatalf("an accepted entry is refused once it is encoded again: %v\n%s", err, encode(t, e))
 	}
-	if diff := cmp.Diff(e, again, comparePrefixes); diff != "" {
-		t.Errorf("entry changed when it was encoded again (-before +after):\n%s", diff)
-	}
+	assert.Equal(t, "entry changed when it was encoded again", again, e)
 }
 
 func TestEntryEncoding(t *testing.T) {
@@ -404,9 +382,7 @@ func checkElements(t testing.TB, doc []byte) {
 	t.Helper()
 	var items []json.RawMessage
 	if json.Unmarshal(doc, &items) == nil && items != nil {
-		if diff := cmp.Diff(items, append([]json.RawMessage{}, elements(trimmed(doc))...)); diff != "" {
-			t.Errorf("items of %q (-want +got):\n%s", doc, diff)
-		}
+		assert.Equal(t, fmt.Sprintf("items of %q", doc), append([]json.RawMessage{}, elements(trimmed(doc))...), items)
 	}
 	var values map[string]json.RawMessage
 	if json.Unmarshal(doc, &values) == nil && values != nil {
@@ -419,8 +395,6 @@ func checkElements(t testing.TB, doc []byte) {
 			}
 			got[name] = pair[1]
 		}
-		if diff := cmp.Diff(values, got); diff != "" {
-			t.Errorf("members of %q (-want +got):\n%s", doc, diff)
-		}
+		assert.Equal(t, fmt.Sprintf("members of %q", doc), got, values)
 	}
 }

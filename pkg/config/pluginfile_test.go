@@ -13,20 +13,15 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 )
 
 // write makes a file in a directory of its own, for its owner alone to write.
 func write(t testing.TB, path, text string) string {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	assert.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -42,19 +37,12 @@ func TestReadPluginFile(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
 			link := filepath.Join(t.TempDir(), "link.toml")
-			if err := os.Symlink(path, link); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.Symlink(path, link))
 			for _, path := range []string{path, link} {
-				got, err := ReadPluginFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := assert.Must(ReadPluginFile(path))(t)
 				want := c.want
 				want.Path, want.Present = path, true
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				assert.Equal(t, "got", got, want)
 			}
 		})
 	}
@@ -63,13 +51,8 @@ func TestReadPluginFile(t *testing.T) {
 func TestNoPluginFile(t *testing.T) {
 	for _, path := range []string{"plugin.toml", "no/such/directory/plugin.toml"} {
 		path = filepath.Join(t.TempDir(), path)
-		got, err := ReadPluginFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		got := assert.Must(ReadPluginFile(path))(t)
+		assert.Equal(t, "got", got, PluginFile{Path: path, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir})
 	}
 }
 
@@ -90,9 +73,7 @@ func TestMistakesInPluginFile(t *testing.T) {
 			path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), c.text)
 			got, err := ReadPluginFile(path)
 			policytest.WantError(t, err, path, c.want)
-			if diff := cmp.Diff(PluginFile{Path: path, Present: true, Invalid: true, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir}, got); diff != "" {
-				t.Errorf("what a refused file stands for (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "what a refused file stands for", got, PluginFile{Path: path, Present: true, Invalid: true, DataDir: DefaultDataDir, CNIConfDir: DefaultCNIConfDir})
 		})
 	}
 }
@@ -103,22 +84,16 @@ func TestInvalidPluginFileDirectories(t *testing.T) {
 	got, err := ReadPluginFile(path)
 	policytest.WantError(t, err, path, "FILE:2: bogus: is not a known key; remove it")
 	want := PluginFile{Path: path, Present: true, Invalid: true, DataDir: "/srv/masq", CNIConfDir: DefaultCNIConfDir}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "got", got, want)
 }
 
 func TestIrregularPluginFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
-	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	dangling, loop := filepath.Join(dir, "dangling"), filepath.Join(dir, "loop")
 	for link, target := range map[string]string{dangling: "gone", loop: "loop"} {
-		if err := os.Symlink(target, link); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Symlink(target, link))
 	}
 	below := filepath.Join(write(t, filepath.Join(dir, "file"), ""), "plugin.toml")
 	for path, want := range map[string]string{
@@ -140,9 +115,7 @@ func TestIrregularPluginFile(t *testing.T) {
 func TestPluginFileMode(t *testing.T) {
 	for mode, refused := range map[os.FileMode]bool{0o644: false, 0o600: false, 0o400: false, 0o755: false, 0o664: true, 0o646: true, 0o666: true} {
 		path := write(t, filepath.Join(t.TempDir(), "plugin.toml"), "data_dir = '/srv/masq'")
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Chmod(path, mode))
 		got, err := ReadPluginFile(path)
 		if !refused {
 			if err != nil {

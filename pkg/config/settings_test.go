@@ -4,6 +4,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -82,23 +84,15 @@ func TestSettings(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got, want := DefaultSettings(), DefaultSettings()
 			c.want(&want)
-			if err := got.Read(reconcilerFile(t, c.text)); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, got, comparePrefixes, ignoreOrigins); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			assert.NoError(t, got.Read(reconcilerFile(t, c.text)))
+			assert.Equal(t, "got", got, want, ignoreOrigins)
 		})
 	}
 	// What a file does not state stays.
 	got, want := wholeSettings(t), wholeSettings(t)
 	want.Agent.Policy.Chain, want.LogFormat = "RED", "text"
-	if err := got.Read(reconcilerFile(t, "log_format = 'text'\n[agent]\nmasqChain = 'RED'")); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got, comparePrefixes, ignoreOrigins); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.NoError(t, got.Read(reconcilerFile(t, "log_format = 'text'\n[agent]\nmasqChain = 'RED'")))
+	assert.Equal(t, "got", got, want, ignoreOrigins)
 }
 
 // Every mistake that the file can have. The settings stay as they were.
@@ -156,9 +150,7 @@ func TestSettingsMistakes(t *testing.T) {
 				continue
 			}
 			policytest.WantError(t, err, path, c.want)
-			if diff := cmp.Diff(before, s, comparePrefixes, ignoreOrigins); diff != "" {
-				t.Errorf("%q: an error changed the settings:\n%s", c.text, diff)
-			}
+			assert.Equal(t, fmt.Sprintf("%q: an error changed the settings", c.text), s, before, ignoreOrigins)
 		}
 	}
 }
@@ -201,13 +193,9 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	for _, f := range got.Flags() {
-		if f.Text() != texts[f.Name] {
-			t.Errorf("%s is %q, want %q", f.Name, f.Text(), texts[f.Name])
-		}
+		assert.Equal(t, f.Name, f.Text(), texts[f.Name])
 	}
-	if diff := cmp.Diff(whole, got, comparePrefixes); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "got", got, whole)
 	// The file has the same keys: the example of every key is read above.
 	if want := strings.Count(wholeFile(t), "="); len(keys) != want {
 		t.Errorf("%d keys, and the file has %d", len(keys), want)
@@ -252,9 +240,7 @@ func TestSetField(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if diff := cmp.Diff(want, got, comparePrefixes, ignoreOrigins); diff != "" {
-			t.Errorf("%s=%s (-want +got):\n%s", c.key, c.text, diff)
-		}
+		assert.Equal(t, fmt.Sprintf("%s=%s", c.key, c.text), got, want, ignoreOrigins)
 	}
 }
 
@@ -273,9 +259,7 @@ func TestAgentSource(t *testing.T) {
 		{"backend = 'auto'\n[agent]\nbackend = 'iptables'", policy.SourcePolicy{Backend: policy.IPTables}, true},
 	} {
 		s := DefaultSettings()
-		if err := s.Read(reconcilerFile(t, c.text)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, s.Read(reconcilerFile(t, c.text)))
 		if diff := cmp.Diff(c.want, s.Agent.Policy); diff != "" || s.AgentSource() != c.isSource {
 			t.Errorf("%q is a source: %t, want %t (-want +got):\n%s", c.text, s.AgentSource(), c.isSource, diff)
 		}
@@ -298,16 +282,12 @@ func FuzzSettings(f *testing.F) {
 		s := DefaultSettings()
 		if err := s.parse("/etc/ip-masq/reconciler.toml", doc); err != nil {
 			policytest.CheckMessage(t, err)
-			if diff := cmp.Diff(DefaultSettings(), s); diff != "" {
-				t.Errorf("an error changed the settings:\n%s", diff)
-			}
+			assert.Equal(t, "an error changed the settings", s, DefaultSettings())
 		}
 		before := s
 		if err := s.Set(key, text); err != nil {
 			policytest.CheckMessage(t, err)
-			if diff := cmp.Diff(before, s, comparePrefixes, ignoreOrigins); diff != "" {
-				t.Errorf("an error changed the settings:\n%s", diff)
-			}
+			assert.Equal(t, "an error changed the settings", s, before, ignoreOrigins)
 		}
 		if !filepath.IsAbs(s.DataDir) || !filepath.IsAbs(s.CNIConfDir) || s.ResyncInterval < time.Second {
 			t.Errorf("accepts %+v", s)
@@ -331,22 +311,14 @@ func FuzzSettings(f *testing.F) {
 func TestListOfSettings(t *testing.T) {
 	path := reconcilerFile(t, wholeFile(t))
 	s := DefaultSettings()
-	if err := s.Read(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Set("log_format", "text"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.Read(path))
+	assert.NoError(t, s.Set("log_format", "text"))
 	got := DefaultSettings()
-	if err := got.SetAll(s.List()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, got.SetAll(s.List()))
 	if !got.Equal(s) {
 		t.Errorf("(-want +got):\n%s", cmp.Diff(s, got, comparePrefixes))
 	}
-	if diff := cmp.Diff(s.List(), got.List()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "settings", got.List(), s.List())
 	origins := map[string]string{}
 	for _, x := range got.List() {
 		origins[x.Key] = x.Origin
@@ -354,9 +326,7 @@ func TestListOfSettings(t *testing.T) {
 	for key, want := range map[string]string{
 		"resync_interval": path + ":2", "agent.cidrLimit": path + ":20", "log_format": FlagOrigin, "conflist.network": path + ":15",
 	} {
-		if origins[key] != want {
-			t.Errorf("%s: origin %q, want %q", key, origins[key], want)
-		}
+		assert.Equal(t, fmt.Sprintf("%s: origin", key), origins[key], want)
 	}
 	defaults := DefaultSettings()
 	for _, x := range defaults.List() {

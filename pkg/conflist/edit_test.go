@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 const bareEntry = `{"type":"ip-masq"}`
@@ -25,19 +25,13 @@ func listWith(name string, plugins ...string) string {
 // madeOf is the list that single becomes.
 func madeOf(t *testing.T, conf, entry string) string {
 	t.Helper()
-	now, err := listOf("a.conf", []byte(conf), []byte(entry))
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := assert.Must(listOf("a.conf", []byte(conf), []byte(entry)))(t)
 	return string(now)
 }
 
 func without(t *testing.T, list string) string {
 	t.Helper()
-	now, err := edited([]byte(list), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := assert.Must(edited([]byte(list), nil))(t)
 	return string(now)
 }
 
@@ -47,10 +41,7 @@ func filesOf(t *testing.T, dir string) map[string]string {
 	all := map[string]string{}
 	for _, path := range slices.Concat(glob(t, dir, "*"), glob(t, dir, "*/*"), glob(t, dir, ".*")) {
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			name, err := filepath.Rel(dir, path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			name := assert.Must(filepath.Rel(dir, path))(t)
 			all[name] = string(content(t, path))
 		}
 	}
@@ -59,11 +50,7 @@ func filesOf(t *testing.T, dir string) map[string]string {
 
 func glob(t *testing.T, dir, pattern string) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return paths
+	return assert.Must(filepath.Glob(filepath.Join(dir, pattern)))(t)
 }
 
 func TestInsert(t *testing.T) {
@@ -104,9 +91,7 @@ func TestInsert(t *testing.T) {
 			}
 			maps.Copy(want, c.writes)
 			maps.DeleteFunc(want, func(_, text string) bool { return text == "" })
-			if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
-				t.Error(diff)
-			}
+			assert.Equal(t, "files", filesOf(t, dir), want)
 			if change.Wrote != (c.writes != nil) {
 				t.Error(change)
 			}
@@ -137,9 +122,7 @@ func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 	if c, err := p.Insert(t.Context()); !errors.Is(err, refused) || c.Wrote || !strings.Contains(err.Error(), "1.conflist") {
 		t.Error(c, err)
 	}
-	if diff := cmp.Diff(files, filesOf(t, dir)); diff != "" {
-		t.Error(diff)
-	}
+	assert.Equal(t, "files", filesOf(t, dir), files)
 	p.Network = "b"
 	if c, err := p.Insert(t.Context()); err != nil || !c.Wrote {
 		t.Error(c, err)
@@ -173,9 +156,7 @@ func TestRemove(t *testing.T) {
 	delete(want, made)
 	want["20-a.conflist"] = listWith("a", `{"type":"portmap"}`)
 	delete(want, "40-gone-made-by-ip-masq.conflist")
-	if diff := cmp.Diff(want, filesOf(t, dir)); diff != "" {
-		t.Error(diff)
-	}
+	assert.Equal(t, "files", filesOf(t, dir), want)
 	if len(changes) != 3 {
 		t.Error(changes)
 	}
@@ -198,9 +179,7 @@ func TestRemove(t *testing.T) {
 // TestRemoveReportsDanglingSymlinks: its target may have the plugin entry.
 func TestRemoveReportsDanglingSymlinks(t *testing.T) {
 	dir := dirWith(t, map[string]string{"20-b.conflist": listWith("b", bareEntry)})
-	if err := os.Symlink("/nowhere/10-a.conflist", filepath.Join(dir, "10-a.conflist")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink("/nowhere/10-a.conflist", filepath.Join(dir, "10-a.conflist")))
 	changes, err := Editor{Dir: dir}.Remove()
 	if len(changes) != 1 || err == nil || !strings.Contains(err.Error(), "10-a.conflist: not a regular file: it is a symlink to what is not there") {
 		t.Error(changes, err)

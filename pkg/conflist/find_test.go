@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 const (
@@ -28,12 +28,8 @@ func dirWith(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	for name, doc := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(doc), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		assert.NoError(t, os.WriteFile(path, []byte(doc), 0o644))
 	}
 	return dir
 }
@@ -94,17 +90,13 @@ func TestFindReportsDanglingSymlinks(t *testing.T) {
 	} {
 		dir := dirWith(t, files)
 		link, says := filepath.Join(dir, "10-a.conflist"), "it is a symlink to what is not there"
-		if err := os.Symlink("/nowhere/x", link); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Symlink("/nowhere/x", link))
 		if n, err := Find(dir, ""); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), link) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %s, %v", what, n.Path, err)
 		}
 	}
 	dir := dirWith(t, map[string]string{"20-b.conflist": listNamed("b")})
-	if err := os.Symlink("/nowhere/x", filepath.Join(dir, "10-a.conflist")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink("/nowhere/x", filepath.Join(dir, "10-a.conflist")))
 	if n, err := Find(dir, "b"); err != nil || n.Name != "b" {
 		t.Error("another one is named:", n, err)
 	}
@@ -171,9 +163,7 @@ func TestFindThroughMultus(t *testing.T) {
 				if change, err := (Editor{Dir: dir, Network: c.network, Entry: []byte(bareEntry)}).Insert(t.Context()); !errors.Is(err, ErrDelegate) || change.Wrote {
 					t.Error(change, err)
 				}
-				if diff := cmp.Diff(before, filesOf(t, dir)); diff != "" {
-					t.Error(diff)
-				}
+				assert.Equal(t, "files", filesOf(t, dir), before)
 				return
 			}
 			if err != nil || n.Path != filepath.Join(dir, c.file) {
@@ -186,9 +176,7 @@ func TestFindThroughMultus(t *testing.T) {
 					via += " lacks"
 				}
 			}
-			if via != c.via {
-				t.Errorf("through %q, want %q", via, c.via)
-			}
+			assert.Equal(t, "through", via, c.via)
 		})
 	}
 }

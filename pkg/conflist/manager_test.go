@@ -15,9 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -324,9 +324,7 @@ func TestManagerKilledWhileItReplaces(t *testing.T) {
 		k.write("entry.json", `{"type":"ip-masq","cidrLimit":1}`)
 		k.write(aList, listNamed("a"))
 		k.sync()
-		if err := k.recordEntries(t.Context(), k.path(aList), []byte(`{"type":"ip-masq","cidrLimit":1}`), []byte(`{"type":"ip-masq","cidrLimit":2}`)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, k.recordEntries(t.Context(), k.path(aList), []byte(`{"type":"ip-masq","cidrLimit":1}`), []byte(`{"type":"ip-masq","cidrLimit":2}`)))
 		k.write("entry.json", `{"type":"ip-masq","cidrLimit":3}`)
 		k.sync()
 		if doc, err := os.ReadFile(k.path(aList)); err != nil || !strings.Contains(string(doc), `"cidrLimit":3`) {
@@ -368,9 +366,7 @@ func TestManagerTriesAgain(t *testing.T) {
 		for i := range want {
 			want[i] *= minWait
 		}
-		if diff := cmp.Diff(want, waits); diff != "" {
-			t.Error(diff)
-		}
+		assert.Equal(t, "waits", waits, want)
 		unlock()
 		if k.sync(); !k.present(aList) || !k.last.Next.IsZero() {
 			t.Error("it is not tried again")

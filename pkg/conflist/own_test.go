@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -257,9 +258,7 @@ func TestOwnKilled(t *testing.T) {
 					if c.digest != "" {
 						r.Digest = config.DigestOf([]byte(c.digest))
 					}
-					if err := k.recordOwn(t.Context(), r); err != nil {
-						t.Fatal(err)
-					}
+					assert.NoError(t, k.recordOwn(t.Context(), r))
 				}
 				if c.copied != "" {
 					k.write(ownFile, c.copied)
@@ -295,9 +294,7 @@ func TestRemoveOwn(t *testing.T) {
 			k.write(aList, listNamed("a"))
 			k.write(ownFile, c.own)
 			if c.record {
-				if err := k.recordOwn(t.Context(), &config.OwnConflist{File: k.path(ownFile), Main: k.path(aList), Network: "a"}); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, k.recordOwn(t.Context(), &config.OwnConflist{File: k.path(ownFile), Main: k.path(aList), Network: "a"}))
 			}
 			changes, err := k.Remove()
 			if err != nil || len(changes) != 1 || changes[0].Path != k.path(ownFile) {

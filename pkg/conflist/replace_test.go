@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
@@ -30,10 +31,7 @@ const file = "10-net.conflist"
 func pair(t *testing.T) (path string, was, now []byte) {
 	t.Helper()
 	was = content(t, "testdata/lists/flannel.conflist")
-	now, err := edited(was, []byte(entry))
-	if err != nil {
-		t.Fatal(err)
-	}
+	now = assert.Must(edited(was, []byte(entry)))(t)
 	return filepath.Join(dirWith(t, map[string]string{file: string(was)}), file), was, now
 }
 
@@ -56,14 +54,10 @@ func ownerOf(info os.FileInfo) [2]int {
 
 func TestReplaceKeepsModeAndOwner(t *testing.T) {
 	path, was, now := pair(t)
-	if err := errors.Join(os.Chmod(path, 0o640), os.Chown(path, 12, 34)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Chmod(path, 0o640), os.Chown(path, 12, 34)))
 	old := unix.Umask(0o777)
 	defer unix.Umask(old)
-	if _, err := replace(t.Context(), path, path, was, now); err != nil {
-		t.Fatal(err)
-	}
+	_ = assert.Must(replace(t.Context(), path, path, was, now))(t)
 	holdsOnly(t, path, now)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != 0o640 || ownerOf(info) != [2]int{12, 34} {
@@ -75,20 +69,14 @@ func TestReplaceFollowsASymlink(t *testing.T) {
 	path, was, now := pair(t)
 	dir := t.TempDir()
 	link := filepath.Join(dir, "05-link.conflist")
-	if err := os.Symlink(path, link); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := replace(t.Context(), link, link, was, now); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink(path, link))
+	_ = assert.Must(replace(t.Context(), link, link, was, now))(t)
 	holdsOnly(t, path, now)
 	holdsOnly(t, link, now)
 	if to, err := os.Readlink(link); err != nil || to != path {
 		t.Error("no longer a link:", to, err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Remove(path))
 	if _, err := replace(t.Context(), link, link, now, was); err == nil || !strings.Contains(err.Error(), "mount the directory it points to") {
 		t.Error(err)
 	}
@@ -99,16 +87,10 @@ func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 	dir := filepath.Dir(path)
 	others := []string{".ip-masq-x.tmp.conf~", ".ip-masq-.tmp", ".ip-masq-A B.tmp", "ip-masq-1.tmp", ".10-net.conflist.swp"}
 	for _, name := range append(others, ".ip-masq-1abc.tmp", ".ip-masq-zz9.tmp") {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	if err := os.Mkdir(filepath.Join(dir, ".ip-masq-5.tmp"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := replace(t.Context(), path, path, was, now); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Mkdir(filepath.Join(dir, ".ip-masq-5.tmp"), 0o700))
+	_ = assert.Must(replace(t.Context(), path, path, was, now))(t)
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != len(others)+2 {
 		t.Error(entries, err)
@@ -117,13 +99,9 @@ func TestOnlyTemporaryFilesAreRemoved(t *testing.T) {
 
 func TestCreateAndRemoveFile(t *testing.T) {
 	path, was, now := pair(t)
-	if err := os.Chmod(path, 0o640); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Chmod(path, 0o640))
 	other := filepath.Join(filepath.Dir(path), "05.conflist")
-	if _, err := replace(t.Context(), other, path, nil, now); err != nil {
-		t.Fatal(err)
-	}
+	_ = assert.Must(replace(t.Context(), other, path, nil, now))(t)
 	if info, err := os.Stat(other); err != nil || info.Mode() != 0o640 {
 		t.Error(info, err)
 	}
@@ -139,9 +117,7 @@ func TestCreateAndRemoveFile(t *testing.T) {
 	if string(content(t, other)) != string(now) {
 		t.Error("was overwritten")
 	}
-	if err := removeFile(t.Context(), other, now); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, removeFile(t.Context(), other, now))
 	holdsOnly(t, path, was)
 	// The main CNI plugin removes its file when it stops, at any time.
 	for _, err := range []error{removeFile(t.Context(), other, now), replaceErr(other, other, now, was), replaceErr(path, other, was, now)} {
@@ -170,12 +146,8 @@ func TestBackup(t *testing.T) {
 		t.Error("was written again", err)
 	}
 	holdsOnly(t, kept, was)
-	if err := os.WriteFile(kept, was[:5], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := backup(t.Context(), dir, path, was); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(kept, was[:5], 0o600))
+	assert.Must(backup(t.Context(), dir, path, was))(t)
 	holdsOnly(t, kept, was) // a damaged one is replaced
 
 	if other, err := backup(t.Context(), dir, "/elsewhere/"+file, now); err != nil || other == kept {
@@ -203,17 +175,12 @@ func TestReplaceLosesNoWrite(t *testing.T) {
 	for name, write := range map[string]func(t *testing.T, path string) (after func() error){
 		"renamed": func(t *testing.T, path string) func() error {
 			t.Helper()
-			if err := errors.Join(os.WriteFile(path+".next", []byte(theirs), 0o644), os.Rename(path+".next", path)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, errors.Join(os.WriteFile(path+".next", []byte(theirs), 0o644), os.Rename(path+".next", path)))
 			return func() error { return nil }
 		},
 		"written in place": func(t *testing.T, path string) func() error {
 			t.Helper()
-			file, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			file := assert.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
 			return func() error {
 				_, err := file.WriteString(theirs)
 				return errors.Join(err, file.Truncate(int64(len(theirs))), file.Close())

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -35,20 +36,14 @@ func files(t *testing.T, pattern string) []string {
 
 func content(t *testing.T, path string) []byte {
 	t.Helper()
-	doc, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return doc
+	return assert.Must(os.ReadFile(path))(t)
 }
 
 // loadedBy reads a text as the verbs and the reconciler do, from a directory.
 func loadedBy(t *testing.T, name string, doc []byte) config.Conflist {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, name), doc, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(dir, name), doc, 0o600))
 	c, err := config.ReadConfDir(dir)
 	if err != nil || len(c.Conflists) != 1 {
 		t.Fatal(c, err)
@@ -384,10 +379,7 @@ func FuzzSplice(f *testing.F) {
 			f.Fatal(pattern, err)
 		}
 		for _, path := range paths {
-			doc, err := os.ReadFile(path)
-			if err != nil {
-				f.Fatal(err)
-			}
+			doc := assert.Must(os.ReadFile(path))(f)
 			f.Add(doc)
 		}
 	}

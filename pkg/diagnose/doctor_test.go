@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -258,9 +259,7 @@ func TestOrderAndForm(t *testing.T) {
 	for _, f := range findings {
 		ids = append(ids, f.ID)
 	}
-	if diff := cmp.Diff([]string{"agent-running", "forwarding-off", "saved-ruleset"}, ids); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "ids", ids, []string{"agent-running", "forwarding-off", "saved-ruleset"})
 	text, err := json.Marshal(findings[1])
 	want := `{"id":"forwarding-off","severity":"problem","cause":"The kernel does not forward packets, so pods cannot reach other networks.",` +
 		`"details":["net.ipv4.ip_forward is 0"],"remedy":"Set the sysctl to 1, in /etc/sysctl.d to make it last. On a node that never had a pod, wait for the first one: most main plugins set it."}`
@@ -274,9 +273,7 @@ func TestOrderAndForm(t *testing.T) {
 func TestOddFiles(t *testing.T) {
 	h := newHost(t)
 	n := h.node()
-	if err := os.MkdirAll(filepath.Join(n.Root, "etc/nftables.conf"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(filepath.Join(n.Root, "etc/nftables.conf"), 0o755))
 	fifo(t, filepath.Join(n.Root, "etc/iptables/rules.v4"))
 	compare(t, map[string]string{"notice not-examined": "nftables.conf: not a regular file, rules.v4: not a regular file"},
 		Examine(n))

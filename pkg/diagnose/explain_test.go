@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
@@ -199,9 +200,7 @@ func TestOverridden(t *testing.T) {
 				q.Out, asked.Out = "eth0", []string{"eth0"}
 			}
 			q.Trace = func(got thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
-				if diff := cmp.Diff(asked, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b policy.Ranges) bool { return a.Equal(b) })); diff != "" {
-					t.Errorf("asked about (-want +got):\n%s", diff)
-				}
+				assert.Equal(t, "asked about", got, asked, cmp.Comparer(func(a, b policy.Ranges) bool { return a.Equal(b) }))
 				for _, c := range []struct {
 					thirdparty.Place
 					is bool

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
@@ -141,17 +142,10 @@ func confDir(t *testing.T, files map[string]string) config.ConfDir {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	c, err := config.ReadConfDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	c := assert.Must(config.ReadConfDir(dir))(t)
+	assert.NoError(t, c.Err())
 	for i := range c.Conflists {
 		c.Conflists[i].File = "/etc/cni/net.d/" + filepath.Base(c.Conflists[i].File)
 	}

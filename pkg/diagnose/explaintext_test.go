@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
@@ -101,9 +102,7 @@ func TestTextAndJSON(t *testing.T) {
 			var doc bytes.Buffer
 			encoder := json.NewEncoder(&doc)
 			encoder.SetIndent("", "  ")
-			if err := encoder.Encode(e); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, encoder.Encode(e))
 			golden.Check(t, "testdata/explain/"+name+".json", doc.Bytes())
 		})
 	}
@@ -116,8 +115,6 @@ func TestAge(t *testing.T) {
 		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m", 3*time.Hour + 59*time.Second: "3h0m",
 		23*time.Hour + 59*time.Minute: "23h59m", 75 * time.Hour: "3d3h",
 	} {
-		if got := diagnose.Age(d); got != want {
-			t.Errorf("%s: %s, want %s", d, got, want)
-		}
+		assert.Equal(t, d.String(), diagnose.Age(d), want)
 	}
 }

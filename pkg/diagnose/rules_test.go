@@ -9,18 +9,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 )
 
 func fifo(t *testing.T, path string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(path, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	assert.NoError(t, unix.Mkfifo(path, 0o644))
 }
 
 // kindnet is its masquerading as kindnetd writes it (pkg/masq), in a cluster with IPv6
@@ -151,10 +148,7 @@ func TestThirdPartyRules(t *testing.T) {
 			}
 			n := h.node()
 			compare(t, tc.want, Examine(n))
-			rules, err := thirdparty.Scan(Owned(n.Rules, n.State.Record, n.DataDir))
-			if err != nil {
-				t.Fatal(err)
-			}
+			rules := assert.Must(thirdparty.Scan(Owned(n.Rules, n.State.Record, n.DataDir)))(t)
 			if got := CountThirdParty(n.Rules, rules); got != tc.counted {
 				t.Errorf("%d rules counted, want %d: %v", got, tc.counted, rules)
 			}

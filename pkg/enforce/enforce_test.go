@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -41,19 +42,12 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// must fails the test if there is an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = assert.NoError
 
 // lock takes the lock of the dataDir.
 func (f *fixture) lock() (lock *store.Lock, release func()) {
 	f.Helper()
-	lock, err := f.enforcer.Dir.Lock(context.Background())
-	must(f, err)
+	lock = assert.Must(f.enforcer.Dir.Lock(context.Background()))(f)
 	return lock, func() {
 		f.Helper()
 		if err := lock.Release(); err != nil {
@@ -77,8 +71,7 @@ func (f *fixture) observe(sources ...policy.Source) *enforce.State {
 
 func (f *fixture) record() store.Record {
 	f.Helper()
-	state, err := f.enforcer.Dir.Load()
-	must(f, err)
+	state := assert.Must(f.enforcer.Dir.Load())(f)
 	return state.Record
 }
 

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -59,17 +59,14 @@ func (f *fixture) apply(sources ...policy.Source) (*enforce.State, error) {
 
 func (f *fixture) mustApply(sources ...policy.Source) {
 	f.Helper()
-	s, err := f.apply(sources...)
-	must(f, err)
+	s := assert.Must(f.apply(sources...))(f)
 	f.mustBeInSync(s)
 }
 
 // writes fails the test unless these were the writes since the last call.
 func (f *fixture) writes(want ...string) {
 	f.Helper()
-	if diff := cmp.Diff(want, f.kernel.log); diff != "" {
-		f.Errorf("writes (-want +got):\n%s", diff)
-	}
+	assert.Equal(f, "writes", f.kernel.log, want)
 	f.kernel.log = nil
 }
 
@@ -255,9 +252,7 @@ func TestGuardInactive(t *testing.T) {
 		for _, i := range s.Guard.Inactive {
 			got = append(got, i.Error())
 		}
-		if text := strings.Join(got, "\n"); text != c.want {
-			t.Errorf("%s: inactive are %q, want %q", name, text, c.want)
-		}
+		assert.Equal(t, fmt.Sprintf("%s: inactive", name), strings.Join(got, "\n"), c.want)
 	}
 }
 
@@ -305,12 +300,8 @@ func TestRefusedGuardRefusesThePolicy(t *testing.T) {
 				}
 			}
 			f.writes()
-			if d := cmp.Diff(rules, f.kernel.dump()); d != "" {
-				t.Errorf("%s: rules (-before +after):\n%s", b, d)
-			}
-			if d := cmp.Diff(record, f.record()); d != "" {
-				t.Errorf("%s: record (-before +after):\n%s", b, d)
-			}
+			assert.Equal(t, fmt.Sprintf("%s: rules", b), f.kernel.dump(), rules)
+			assert.Equal(t, fmt.Sprintf("%s: record", b), f.record(), record)
 			if state, err := f.enforcer.Dir.Load(); err != nil || !state.Find(before.ID).Policy.Equal(before.Policy) {
 				t.Errorf("stored %+v, %v", state.Sources, err) // a repair would write its rules later
 			}
@@ -515,9 +506,7 @@ func TestResetsOnRecord(t *testing.T) {
 					got = append(got, "before "+s.ID.Name)
 				}
 			}
-			if text := strings.Join(got, ", "); text != c.want {
-				t.Errorf("%s, %s: resets %q, want %q", operation, name, text, c.want)
-			}
+			assert.Equal(t, fmt.Sprintf("%s, %s: resets", operation, name), strings.Join(got, ", "), c.want)
 		}
 	}
 }
@@ -645,9 +634,7 @@ func TestResetConnections(t *testing.T) {
 		if !errors.Is(err, wantErr) {
 			t.Errorf("error %v, want %v", err, wantErr)
 		}
-		if got := strings.Join(found, " "); got != want {
-			t.Errorf("connections %q, want %q", got, want)
-		}
+		assert.Equal(t, "connections", strings.Join(found, " "), want)
 		return next
 	}
 	walkErr = errors.New("walk")
@@ -730,9 +717,7 @@ func TestDeletedConnectionsAreOnRecord(t *testing.T) {
 		if _, _, err := f.enforcer.ResetConnections(t.Context()); !errors.Is(err, walkErr) {
 			t.Error(err)
 		}
-		if diff := cmp.Diff(want, f.record().Deleted); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		assert.Equal(t, "deleted connections", f.record().Deleted, want)
 	}
 	f.mustApply(one, other)
 	walk()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -27,8 +28,7 @@ func (f *fixture) addChain(name string, family policy.Family) {
 // dryRun syncs without writing.
 func (f *fixture) dryRun(sources ...policy.Source) *enforce.State {
 	f.Helper()
-	lock, err := f.enforcer.Dir.DryRun(f.Context())
-	must(f, err)
+	lock := assert.Must(f.enforcer.Dir.DryRun(f.Context()))(f)
 	defer func() { must(f, lock.Release()) }()
 	s := f.enforcer.Sync(f.Context(), f.observe(sources...), lock)
 	if s.Guard.Err == nil && (s.Differs() || len(s.OtherDataDirs) > 0) {
@@ -232,8 +232,7 @@ func TestAddressOfAFailedRun(t *testing.T) {
 		f.kernel.fail = map[string]error{effect: errRefused}
 		f.sync(source)
 		fails := effect != "no such effect"
-		former, err := f.enforcer.Dir.Pod(attachment("former"))
-		must(t, err)
+		former := assert.Must(f.enforcer.Dir.Pod(attachment("former")))(t)
 		if rec := f.record(); len(former.Addresses) > 0 != fails || slices.Equal(rec.Pods, before.Pods) != fails || slices.Equal(rec.Namespaces, before.Namespaces) != (fails || !others) {
 			t.Errorf("%q fails: the former pod has %v, on record are %v of %v", effect, former.Addresses, rec.Pods, rec.Namespaces)
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -87,9 +88,7 @@ func TestPodSubnetsAreKept(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		got := p.Find(stored.ID)
-		if got.ConfDir != c.add.ConfDir {
-			t.Errorf("%s: from %q, want %q", name, got.ConfDir, c.add.ConfDir)
-		}
+		assert.Equal(t, fmt.Sprintf("%s: from", name), got.ConfDir, c.add.ConfDir)
 		if !slices.Equal(got.PodSubnets, subnets(c.want...)) || got.Order != c.order || len(p.Changed) != c.changes {
 			t.Errorf("%s: %s, order %d, %d changed; want %s, %d, %d", name, got.PodSubnets, got.Order, len(p.Changed), c.want, c.order, c.changes)
 		}

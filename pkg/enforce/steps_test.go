@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -209,10 +210,7 @@ func TestPodRecordedBeforeDocumentsAreStored(t *testing.T) {
 	address := netip.MustParseAddr("10.88.0.9")
 	for _, known := range []bool{false, true} {
 		e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: netfiltertest.New().Drivers(), Warn: func(error) {}}
-		lock, err := e.Dir.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := assert.Must(e.Dir.Lock(t.Context()))(t)
 		defer func() { _ = lock.Release() }()
 		sources := []policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
 			Chain: "A", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")}, Guard: policy.GuardDrop, NonMasqueradeNamespaces: []string{"prod"},
@@ -226,14 +224,9 @@ func TestPodRecordedBeforeDocumentsAreStored(t *testing.T) {
 		s.begin(1)
 		s = run(t.Context(), s, storing{does{e, lock}, func() {
 			pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod", IfName: "eth0"}, Namespace: "prod", Addresses: []netip.Addr{address}}
-			if err := e.Dir.Attach(pod); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, e.Dir.Attach(pod))
 		}})
-		state, err := e.Dir.Load()
-		if err != nil {
-			t.Fatal(err)
-		}
+		state := assert.Must(e.Dir.Load())(t)
 		if pods := state.Record.Addresses(); len(pods) > 0 == known || s.Err("A") != nil || s.RecordErr != nil {
 			t.Errorf("namespaces known %t: exempt are %v, errors %v, %v", known, pods, s.Err("A"), s.RecordErr)
 		}

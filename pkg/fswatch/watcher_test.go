@@ -15,6 +15,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
@@ -65,9 +66,7 @@ func (t *tree) start(watched ...string) {
 			t.Error(err)
 		}
 	})
-	if err := w.Err(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.Err())
 	t.quiet("being made")
 }
 
@@ -117,9 +116,7 @@ func (t *tree) drain() {
 		select {
 		case <-t.Changed():
 		case <-time.After(t.quietFor):
-			if err := t.Err(); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, t.Err())
 			return
 		}
 	}
@@ -270,9 +267,7 @@ func TestLinkToLink(t *testing.T) {
 
 func TestLoopOfLinksIsReported(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink("loop", filepath.Join(dir, "loop")))
 	w := newWatcher(20*time.Millisecond, []string{filepath.Join(dir, "loop")})
 	if err := w.Err(); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("Err is %v", err)
@@ -311,9 +306,7 @@ func TestNothingIsMissed(t *testing.T) {
 				break
 			}
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, w.Close())
 	}
 }
 
@@ -355,15 +348,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 	before, files := runtime.NumGoroutine(), openFiles(t)
 	for range 20 {
 		w := New(dir, filepath.Join(dir, "missing"))
-		if err := os.Mkdir(filepath.Join(dir, "missing"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(filepath.Join(dir, "missing")); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Mkdir(filepath.Join(dir, "missing"), 0o755))
+		assert.NoError(t, os.Remove(filepath.Join(dir, "missing")))
+		assert.NoError(t, w.Close())
 	}
 	if !timelimit.Await(timelimit.Wait, func() bool { return runtime.NumGoroutine() <= before }) {
 		t.Errorf("%d goroutines before, %d after", before, runtime.NumGoroutine())
@@ -375,9 +362,6 @@ func TestCloseLeavesNothing(t *testing.T) {
 
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := assert.Must(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }

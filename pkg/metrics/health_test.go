@@ -13,8 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -55,9 +54,7 @@ func TestHealth(t *testing.T) {
 				expect(t, m, map[string]string{"ready": ready})
 				for path, want := range map[string]answer{"/livez": test.live, "/healthz": test.live, "/readyz": test.ready} {
 					w := get(m.Health(), path)
-					if diff := cmp.Diff(want, answer{w.Code, w.Body.String()}); diff != "" {
-						t.Errorf("%s (-want +got):\n%s", path, diff)
-					}
+					assert.Equal(t, path, answer{w.Code, w.Body.String()}, want)
 				}
 			})
 		})

@@ -5,6 +5,7 @@ package metrics_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -171,9 +173,7 @@ func expect(t *testing.T, m *metrics.Monitor, want map[string]string) {
 	t.Helper()
 	got := scrape(t, m)
 	for sample, value := range want {
-		if got["ip_masq_"+sample] != value {
-			t.Errorf("ip_masq_%s is %q, want %q", sample, got["ip_masq_"+sample], value)
-		}
+		assert.Equal(t, fmt.Sprintf("ip_masq_%s", sample), got["ip_masq_"+sample], value)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -37,10 +38,7 @@ func noLeak(t *testing.T) {
 // occupied returns a listener on a port of its own.
 func occupied(t *testing.T) net.Listener {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := assert.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -173,10 +171,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	before := runtime.NumGoroutine()
 	var all []net.Conn
 	for i := range opened {
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := assert.Must(net.Dial("tcp", l.Addr().String()))(t)
 		defer c.Close()
 		all = append(all, c)
 		if i%2 == 0 { // a request that never ends

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
@@ -37,9 +38,7 @@ func richStatus(t *testing.T) *metrics.Monitor {
 		State: func(context.Context) *enforce.State { return inSync(nftables, r.State.Sources...) },
 	})
 	s := config.DefaultSettings()
-	if err := errors.Join(s.Set("metrics_listen", ":9820"), s.Set("agent.masqChain", "OURS")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(s.Set("metrics_listen", ":9820"), s.Set("agent.masqChain", "OURS")))
 	m.Settings(metrics.Settings{Settings: s, Err: errors.New("/etc/ip-masq/reconciler.toml:3: x: is not a known key; remove it")})
 	r.Sources.Agent = &agentconfig.Files{
 		Dir: "/etc/config", Names: []string{"ip-masq-agent"}, Source: r.State.Sources[0], ResyncInterval: 5 * time.Second,
@@ -63,9 +62,7 @@ func status(t *testing.T, m *metrics.Monitor) (text string, s metrics.Status) {
 		t.Fatalf("%d %v %s", w.Code, w.Header(), w.Body)
 	}
 	text = strings.Replace(w.Body.String(), fmt.Sprintf(`"pid":%d`, os.Getpid()), `"pid":12`, 1)
-	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal([]byte(text), &s))
 	return text, s
 }
 
@@ -76,9 +73,7 @@ func TestStatusGolden(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		text, s := status(t, m)
 		var indented any
-		if err := json.Unmarshal([]byte(text), &indented); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, json.Unmarshal([]byte(text), &indented))
 		got, err := json.MarshalIndent(indented, "", "  ")
 		if err != nil {
 			t.Fatal(err)
@@ -148,9 +143,7 @@ func TestServeSocket(t *testing.T) {
 	}) {
 		t.Fatal(err)
 	}
-	if err := errors.Join(json.NewDecoder(answer.Body).Decode(&s), answer.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(json.NewDecoder(answer.Body).Decode(&s), answer.Body.Close()))
 	if s.Version != "v1.2.3" || s.PID != os.Getpid() {
 		t.Errorf("%+v", s)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -37,10 +38,7 @@ func TestGolden(t *testing.T) {
 
 func readSources(t *testing.T, file string) []policy.Source {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := assert.Must(os.ReadFile(file))(t)
 	var sources []policy.Source
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

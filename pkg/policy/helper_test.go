@@ -9,11 +9,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -96,9 +96,7 @@ func exemptPods() (pods []policy.ExemptPod) {
 
 func wantEqual(t testing.TB, what string, got, want any) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, equatable); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	assert.Equal(t, what, got, want)
 }
 
 func wantError(t testing.TB, what string, err error, want string) {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -91,9 +92,7 @@ func TestKeysOfSources(t *testing.T) {
 				if name == "another" && k.Sources != "must agree" {
 					continue
 				}
-				if diff := cmp.Diff(alone, p, valuesOnly()); diff != "" {
-					t.Errorf("%s %s, %s: not in force (-want +got):\n%s", k.Name, value, name, diff)
-				}
+				assert.Equal(t, fmt.Sprintf("%s %s, %s: not in force", k.Name, value, name), p, alone, valuesOnly())
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -221,9 +222,7 @@ func markSuperseded(c policy.Source) policy.Source {
 func checkInForce(t *testing.T, got policy.Policy, holds policy.Source) {
 	t.Helper()
 	want := mergeOne(t, holds)
-	if diff := cmp.Diff(want, got, valuesOnly(), cmpopts.IgnoreFields(policy.Policy{}, "Destinations", "NomasqAllReservedRanges")); diff != "" {
-		t.Errorf("in force (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "in force", got, want, valuesOnly(), cmpopts.IgnoreFields(policy.Policy{}, "Destinations", "NomasqAllReservedRanges"))
 	for _, e := range want.Destinations {
 		for _, g := range got.Destinations {
 			if g.Prefix == e.Prefix && g.Action != e.Action {
@@ -260,9 +259,7 @@ func TestOrigin(t *testing.T) {
 		{policy.Origin{Source: policy.SourceID{Kind: policy.AgentFiles}, Key: "masqChain", Index: -1, File: "a\nb"}, `masqChain of the agent files ("a\nb")`},
 		{policy.Origin{Source: policy.SourceID{Kind: policy.BuiltIn}, Key: "masqLinkLocal", Index: -1}, "masqLinkLocal (built in)"},
 	} {
-		if got := tt.origin.String(); got != tt.want {
-			t.Errorf("%+v is called %s, want %s", tt.origin, got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("%+v is called", tt.origin), tt.origin.String(), tt.want)
 	}
 }
 

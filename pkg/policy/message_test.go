@@ -3,6 +3,7 @@
 package policy_test
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -28,9 +30,7 @@ func TestQuote(t *testing.T) {
 		{strings.Repeat("x", 1000), `"` + strings.Repeat("x", 251) + `…"`},
 		{strings.Repeat("é", 300), `"` + strings.Repeat("é", 125) + `…"`},
 	} {
-		if got := policy.Quote(tt.in); got != tt.want {
-			t.Errorf("Quote(%q) = %s, want %s", tt.in, got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("Quote(%q)", tt.in), policy.Quote(tt.in), tt.want)
 	}
 }
 

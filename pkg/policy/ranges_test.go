@@ -3,6 +3,7 @@
 package policy_test
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -159,9 +161,7 @@ func TestRangesString(t *testing.T) {
 			"{10.0.0.0/32, 10.0.0.2/32, 10.0.0.4/32, 10.0.0.6/32, 10.0.0.8/32, 10.0.0.10/32, 10.0.0.12/32, 10.0.0.14/32, and 1 more}",
 		},
 	} {
-		if got := tt.ranges.String(); got != tt.want {
-			t.Errorf("%v is written %s, want %s", []netipx.IPRange(tt.ranges), got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("%v is written", []netipx.IPRange(tt.ranges)), tt.ranges.String(), tt.want)
 	}
 }
 

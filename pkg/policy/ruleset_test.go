@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -71,9 +72,7 @@ func TestIsAgents(t *testing.T) {
 		{[]policy.Rule{snat, masquerade}, false},
 	} {
 		c := policy.Chain{Rules: tt.rules, Jumps: []policy.Rule{{Verdict: policy.Unrecognized}}}
-		if got := c.IsAgents(); got != tt.want {
-			t.Errorf("%v: %v, want %v", tt.rules, got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("%v", tt.rules), c.IsAgents(), tt.want)
 	}
 }
 
@@ -84,9 +83,7 @@ func TestOwner(t *testing.T) {
 		{"/a+b@c", "ip-masq/1 keeps its state in /a+b@c"},
 		{"/" + strings.Repeat("x", 199), "ip-masq/1 keeps its state in /" + strings.Repeat("x", 199)},
 	} {
-		if got := policy.OwnedBy(tt.dir).Comment(); got != tt.want {
-			t.Errorf("OwnedBy(%q): %s, want %s", tt.dir, got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("OwnedBy(%q)", tt.dir), policy.OwnedBy(tt.dir).Comment(), tt.want)
 	}
 	if got := (policy.Owner{}).Comment(); got != "" {
 		t.Errorf("the comment of the zero owner is %q", got)

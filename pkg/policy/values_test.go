@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -75,9 +76,7 @@ func TestParsePorts(t *testing.T) {
 			t.Errorf("ParsePorts(%q) writes itself as %q", tt.in, got)
 		}
 	}
-	if got := (policy.Ports{{7, 7}}).String(); got != "7" {
-		t.Errorf("a range of one port is %q, want 7", got)
-	}
+	assert.Equal(t, "a range of one port", (policy.Ports{{7, 7}}).String(), "7")
 	if p, err := policy.ParsePorts("7-7"); err != nil || p.String() != "7" {
 		t.Errorf("ParsePorts(7-7) = %v, %v", p, err)
 	}

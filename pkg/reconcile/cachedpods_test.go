@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -46,8 +47,7 @@ func (c cache) holds(what string, want ...string) {
 	if r := c.right(); len(r.Rules.Diff()) > 0 {
 		c.Errorf("%s: the rules differ: %v", what, r.Rules.Diff())
 	}
-	s, err := c.Dir.Load()
-	must(c.T, err)
+	s := assert.Must(c.Dir.Load())(c.T)
 	var got []string
 	for _, p := range s.Record.Pods {
 		got = append(got, p.Address.String())
@@ -172,7 +172,5 @@ func TestCachedPodsWithPluginFile(t *testing.T) {
 
 func addr(t *testing.T, text string) netip.Addr {
 	t.Helper()
-	a, err := netip.ParseAddr(text)
-	must(t, err)
-	return a
+	return assert.Must(netip.ParseAddr(text))(t)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -50,13 +51,7 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// must fails the test if there is an error.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = assert.NoError
 
 // withAgent makes the files of a directory a source.
 func (f *fixture) withAgent() *fixture {
@@ -88,8 +83,7 @@ func (f *fixture) conflist(network string, keys map[string]any) string {
 	for k, v := range keys {
 		entry[k] = v
 	}
-	text, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": []any{map[string]any{"type": "ptp"}, entry}})
-	must(f.T, err)
+	text := assert.Must(json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": []any{map[string]any{"type": "ptp"}, entry}}))(f.T)
 	path := filepath.Join(f.Settings.CNIConfDir, "10-"+network+".conflist")
 	f.file(path, string(text))
 	return path
@@ -151,15 +145,12 @@ func (f *fixture) exempts(want string) {
 	out := f.nft("list", "set", "ip", "ip-masq", "exempt-IP-MASQ-AGENT")
 	_, elements, _ := strings.Cut(out, "elements = {")
 	elements, _, _ = strings.Cut(elements, "}")
-	if got := strings.Join(strings.Fields(elements), ""); got != want {
-		f.Errorf("exempt are %s, want %s", got, want)
-	}
+	assert.Equal(f, "exempt", strings.Join(strings.Fields(elements), ""), want)
 }
 
 func (f *fixture) stored(network string) *policy.Source {
 	f.Helper()
-	s, err := f.Dir.Load()
-	must(f.T, err)
+	s := assert.Must(f.Dir.Load())(f.T)
 	return s.Find(policy.SourceID{Kind: policy.Network, Name: network})
 }
 
@@ -174,7 +165,6 @@ func (f *fixture) old(paths ...string) {
 
 func (f *fixture) lock() *store.Lock {
 	f.Helper()
-	l, err := f.Dir.Lock(f.Context())
-	must(f.T, err)
+	l := assert.Must(f.Dir.Lock(f.Context()))(f.T)
 	return l
 }

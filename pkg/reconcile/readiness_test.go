@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -157,8 +158,7 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	f.right()
 	document := f.Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: "podnet"})
-	text, err := os.ReadFile(document)
-	must(t, err)
+	text := assert.Must(os.ReadFile(document))(t)
 	f.file(document, string(text[:20]))
 	f.readOnly(disk)
 	before := f.nft("list", "ruleset")

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -121,9 +122,7 @@ func TestResetsOfAFormerBoot(t *testing.T) {
 		f := newFixture(t)
 		lock := f.lock()
 		rec := store.Record{Boot: "00000000-0000-4000-8000-000000000000", Resets: []store.Reset{{At: 1}}}
-		if err := errors.Join(lock.PutRecord(rec), lock.Release()); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, errors.Join(lock.PutRecord(rec), lock.Release()))
 		r := f.run(func(*Loop) {})
 		time.Sleep(10 * time.Second)
 		if n := r.count(); n > 2 {

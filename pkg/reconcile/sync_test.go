@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -134,12 +135,9 @@ func TestOwnedTable(t *testing.T) {
 	f.conflist("podnet", nil)
 	f.right()
 	owner := exec.Command("nft", "-i")
-	in, err := owner.StdinPipe()
-	must(t, err)
+	in := assert.Must(owner.StdinPipe())(t)
 	must(t, owner.Start())
-	if _, err := in.Write([]byte("delete table ip ip-masq\nadd table ip ip-masq { flags owner; }\n")); err != nil {
-		t.Fatal(err)
-	}
+	assert.Must(in.Write([]byte("delete table ip ip-masq\nadd table ip ip-masq { flags owner; }\n")))(t)
 	if !timelimit.Await(timelimit.Wait, func() bool { return strings.Contains(f.nft("list", "ruleset"), "flags owner") }) {
 		t.Fatal(f.nft("list", "ruleset"))
 	}
@@ -225,8 +223,7 @@ func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	if r := f.sync(); len(r.Dropped) > 0 { // the directory is not read completely
 		t.Errorf("dropped %v", r.Dropped)
 	}
-	text, err := os.ReadFile(bad)
-	must(t, err)
+	text := assert.Must(os.ReadFile(bad))(t)
 	must(t, os.Remove(other))
 	if r := f.sync(); len(r.Dropped) != 2 || f.stored("other") != nil || f.stored("bad") != nil {
 		t.Errorf("dropped %v", r.Dropped)
@@ -344,8 +341,7 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	f.right()
 	must(t, os.Remove(path))
 	document := f.Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: "podnet"})
-	text, err := os.ReadFile(document)
-	must(t, err)
+	text := assert.Must(os.ReadFile(document))(t)
 	f.file(document, string(text[:20]))
 	for range 2 {
 		f.wants(f.sync(), Failed, document, "no conflist or agent file says what it held")

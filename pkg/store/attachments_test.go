@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -89,8 +90,7 @@ func TestAttachmentsOfAnEarlierBoot(t *testing.T) {
 }
 
 func TestBoot(t *testing.T) {
-	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	ok(t, err)
+	text := assert.Must(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)
 	if id := store.Open("/x").Boot(); id+"\n" != string(text) {
 		t.Errorf("%q, want %q", id, text)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -76,8 +77,7 @@ func children() map[string]func(*store.Dir) error {
 // child returns a command that is one of the children.
 func child(t testing.TB, name string, d *store.Dir) *exec.Cmd {
 	t.Helper()
-	exe, err := os.Executable()
-	ok(t, err)
+	exe := assert.Must(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), exe)
 	cmd.Env = append(os.Environ(), childEnv+"="+name, dirEnv+"="+d.Path())
 	cmd.Stderr = os.Stderr
@@ -88,13 +88,10 @@ func child(t testing.TB, name string, d *store.Dir) *exec.Cmd {
 // its first line.
 func start(t *testing.T, cmd *exec.Cmd) (line string, end func()) {
 	t.Helper()
-	in, err := cmd.StdinPipe()
-	ok(t, err)
-	out, err := cmd.StdoutPipe()
-	ok(t, err)
+	in := assert.Must(cmd.StdinPipe())(t)
+	out := assert.Must(cmd.StdoutPipe())(t)
 	ok(t, cmd.Start())
-	line, err = bufio.NewReader(out).ReadString('\n')
-	ok(t, err)
+	line = assert.Must(bufio.NewReader(out).ReadString('\n'))(t)
 	return strings.TrimSpace(line), func() { ok(t, in.Close()) }
 }
 

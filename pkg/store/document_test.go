@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -23,16 +24,10 @@ import (
 // in the golden file never gets another number, and -update adds one only with the number that comes next.
 func TestSchemas(t *testing.T) {
 	const file = "testdata/schemas.txt"
-	known, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	known := assert.Must(os.ReadFile(file))(t)
 	greatest, lines := 0, []string{}
 	for line := range strings.Lines(string(known)) {
-		n, err := strconv.Atoi(strings.Fields(line)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := assert.Must(strconv.Atoi(strings.Fields(line)[0]))(t)
 		greatest, lines = max(greatest, n), append(lines, line)
 	}
 	for _, k := range append(policytest.Keys(), policy.Key{Name: "(no key)", Schema: otherSchema}) {
@@ -49,7 +44,7 @@ func TestSchemas(t *testing.T) {
 // needs a new Schema.
 func TestFormOfDocuments(t *testing.T) {
 	yes, mark := true, policy.Mark(0x4000)
-	data, err := encodeSource(policy.Source{
+	data := assert.Must(encodeSource(policy.Source{
 		ID: policy.SourceID{Kind: policy.Network, Name: "podnet"},
 		Policy: policy.SourcePolicy{
 			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
@@ -59,10 +54,7 @@ func TestFormOfDocuments(t *testing.T) {
 			StaleConnections: policy.KeepConnections, EnforceExempt: &yes, BypassMark: &mark,
 		},
 		Order: 3, PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	want := fmt.Sprintf(`{"schema":%d,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",`+
 		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047",`+
 		`"podCIDRs":["10.1.0.0/16"],"guard":"drop","staleConnections":"keep","enforceExempt":true,"bypassMark":"0x4000"},`+
@@ -71,19 +63,14 @@ func TestFormOfDocuments(t *testing.T) {
 		t.Errorf("document:\n%s\nwant\n%s", data, want)
 	}
 	const name = "3d367f84a9b64b38f757efb74746263523d9e17728522033a6aa42c03ad06603.json"
-	if got := nameOf(policy.SourceID{Kind: policy.Network, Name: "podnet"}); got != name {
-		t.Errorf("name of the document: %s, want %s", got, name)
-	}
+	assert.Equal(t, "name of the document", nameOf(policy.SourceID{Kind: policy.Network, Name: "podnet"}), name)
 	before := []policy.Source{{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: "A"}}}
-	data, err = encodeRecord(Record{
+	data = assert.Must(encodeRecord(Record{
 		Boot: "b", Chains: []OwnedChain{
 			{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true}, {"A", policy.IPv6, policy.NFTables, "", false},
 		},
 		Resets: []Reset{{At: 5}, {At: 6, Before: []policy.Source{}}, {At: 7, Before: before}}, LastReset: 4,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	record := fmt.Sprintf(`{"schema":%d,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",`+
 		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],`+
 		`"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`, Schema())

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -17,9 +18,7 @@ import (
 func TestFIFOInPlaceOfACheckedFile(t *testing.T) {
 	dir := t.TempDir()
 	file, fifo := dir+"/file", dir+"/fifo"
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), unix.Mkfifo(fifo, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.WriteFile(file, nil, 0o600), unix.Mkfifo(fifo, 0o600)))
 	until := time.Now().Add(500 * time.Millisecond)
 	done := make(chan error, 2)
 	go func() {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -38,18 +39,12 @@ func lock(t *testing.T, d *store.Dir) *store.Lock {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
 	defer cancel()
-	l, err := d.Lock(ctx)
-	ok(t, err)
+	l := assert.Must(d.Lock(ctx))(t)
 	t.Cleanup(func() { ok(t, l.Release()) })
 	return l
 }
 
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var ok = assert.NoError
 
 func aPod(network, container, ifname string) store.Pod {
 	return store.Pod{Attachment: store.Attachment{Network: network, ContainerID: container, IfName: ifname}}
@@ -94,9 +89,7 @@ func writable(d *store.Dir) error {
 
 func load(t testing.TB, d *store.Dir) store.State {
 	t.Helper()
-	s, err := d.Load()
-	ok(t, err)
-	return s
+	return assert.Must(d.Load())(t)
 }
 
 // loads holds what is loaded to be sound and just that.
@@ -138,9 +131,7 @@ func full(t testing.TB, name string) policy.Source {
 // sourceFiles returns what lies beside the documents, by path.
 func sourceFiles(t testing.TB, d *store.Dir) []string {
 	t.Helper()
-	files, err := filepath.Glob(d.Path() + "/sources/*")
-	ok(t, err)
-	return files
+	return assert.Must(filepath.Glob(d.Path() + "/sources/*"))(t)
 }
 
 // document stores a source and returns its file.
@@ -149,8 +140,7 @@ func document(t *testing.T, d *store.Dir, c policy.Source) string {
 	before := sourceFiles(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), timelimit.Wait)
 	defer cancel()
-	l, err := d.Lock(ctx)
-	ok(t, err)
+	l := assert.Must(d.Lock(ctx))(t)
 	store1(t, l, c)
 	ok(t, l.Release())
 	for _, f := range sourceFiles(t, d) {

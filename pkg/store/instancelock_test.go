@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -173,8 +174,7 @@ func TestWritten(t *testing.T) {
 		t.Errorf("without a dataDir: %v, %v", at, err)
 	}
 	before := time.Now().Add(-time.Second)
-	lock, err := d.Lock(t.Context())
-	ok(t, err)
+	lock := assert.Must(d.Lock(t.Context()))(t)
 	ok(t, errors.Join(lock.Put(newSource("podnet")), lock.Release()))
 	if at, err := d.Written(source); err != nil || at.Before(before) || at.After(time.Now().Add(time.Second)) {
 		t.Errorf("written at %v, %v", at, err)
@@ -193,9 +193,7 @@ func TestWrittenIsAboutThePolicy(t *testing.T) {
 	old := time.Now().Add(-time.Hour).Truncate(time.Second)
 	ok(t, os.Chtimes(d.DocumentPath(source.ID), old, old))
 	written := func() time.Time {
-		at, err := d.Written(source.ID)
-		ok(t, err)
-		return at
+		return assert.Must(d.Written(source.ID))(t)
 	}
 	source.PodSubnets = append(source.PodSubnets, netip.MustParsePrefix("10.99.0.0/24"))
 	store1(t, l, source)

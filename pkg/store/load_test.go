@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -67,8 +68,7 @@ func TestTornAtEveryLength(t *testing.T) {
 	ok(t, lock(t, d).PutRecord(aRecord()))
 	record := d.Path() + "/record.json"
 	for _, path := range []string{file, record} {
-		data, err := os.ReadFile(path)
-		ok(t, err)
+		data := assert.Must(os.ReadFile(path))(t)
 		for n := range data {
 			ok(t, os.WriteFile(path, data[:n], 0o600))
 			s := load(t, d)
@@ -171,8 +171,7 @@ func TestFilesThatAreNoDocuments(t *testing.T) {
 		ok(t, os.WriteFile(filepath.Join(sources, name), []byte("?"), 0o600))
 	}
 	loads(t, d, newSource("net"))
-	data, err := os.ReadFile(file)
-	ok(t, err)
+	data := assert.Must(os.ReadFile(file))(t)
 	copied := filepath.Join(sources, strings.Repeat("0", 64)+".json")
 	ok(t, os.WriteFile(copied, data, 0o600))
 	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Sources) != 1 {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -39,8 +40,7 @@ func TestLockExcludes(t *testing.T) {
 
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	free, err := d.Lock(ended)
-	ok(t, err) // tried once all the same
+	free := assert.Must(d.Lock(ended))(t) // tried once all the same
 	defer func() { ok(t, free.Release()) }()
 	if _, err := d.Lock(ended); !errors.Is(err, store.ErrBusy) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -72,10 +72,8 @@ func TestReleaseDoesNotUnlockChildren(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
 	c := child(t, "wait", d)
-	in, err := c.StdinPipe()
-	ok(t, err)
-	held, err := l.File()
-	ok(t, err)
+	in := assert.Must(c.StdinPipe())(t)
+	held := assert.Must(l.File())(t)
 	c.ExtraFiles = []*os.File{held}
 	ok(t, c.Start())
 	ok(t, l.Release())
@@ -89,8 +87,7 @@ func TestLockIsNotInheritedByOthers(t *testing.T) {
 	d := open(t)
 	l := lock(t, d)
 	c := child(t, "wait", d)
-	in, err := c.StdinPipe()
-	ok(t, err)
+	in := assert.Must(c.StdinPipe())(t)
 	ok(t, c.Start())
 	ok(t, l.Release())
 	ok(t, lock(t, d).Release())

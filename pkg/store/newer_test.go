@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -64,8 +65,7 @@ func TestOlderDocuments(t *testing.T) {
 	ok(t, l.PutRecord(aRecord()))
 	record := d.Path() + "/record.json"
 	rewrite := func(path, was, is string) {
-		data, err := os.ReadFile(path)
-		ok(t, err)
+		data := assert.Must(os.ReadFile(path))(t)
 		ok(t, os.WriteFile(path, bytes.Replace(data, []byte(was), []byte(is), 1), 0o600))
 	}
 	for schema := store.Schema() - 1; schema >= 1; schema-- {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -108,8 +109,7 @@ func TestOtherFilesInADataDirStay(t *testing.T) {
 	d := open(t)
 	document(t, d, newSource("net"))
 	ok(t, d.Attach(aPod("net", "c", "eth0")))
-	networks, err := filepath.Glob(d.Path() + "/attachments/*/*")
-	ok(t, err)
+	networks := assert.Must(filepath.Glob(d.Path() + "/attachments/*/*"))(t)
 	others := []string{
 		"upload.tmp/deep/f", "session.tmp", "record.json.tmp", "record.json.0.tmp/f", "sources/x.json.0.tmp", "sources/main.tmp",
 		"sources/" + hash + ".json.damaged/f", "attachments/customers/invoice.pdf", "attachments/" + another + "/invoice.pdf",
@@ -193,8 +193,7 @@ func TestDataDirIsMadeWithItsMarker(t *testing.T) {
 	}
 	close(done)
 	watch.Wait()
-	dirs, err := os.ReadDir(above)
-	ok(t, err)
+	dirs := assert.Must(os.ReadDir(above))(t)
 	same(t, len(dirs), 60) // and nothing else is left
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -35,15 +36,12 @@ func TestAnySourceIsLoadedAsItWasStored(t *testing.T) {
 		want := map[policy.SourceID]policy.Source{}
 		n++
 		d := store.Open(filepath.Join(top, fmt.Sprint(n))).WithBoot(boot)
-		l, err := d.Lock(t.Context())
-		ok(t, err)
+		l := assert.Must(d.Lock(t.Context()))(t)
 		defer func() { ok(t, l.Release()) }()
 		for range rapid.IntRange(1, 3).Draw(rt, "sources") {
 			c := anySource(rt)
 			want[c.ID] = c
-			if err := l.Put(c); err != nil {
-				rt.Fatal(err)
-			}
+			assert.NoError(rt, l.Put(c))
 		}
 		s := load(t, d)
 		if len(s.Sources) != len(want) || len(s.Damaged)+len(s.Newer) > 0 {

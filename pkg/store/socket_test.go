@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -20,8 +21,7 @@ import (
 func made(t *testing.T, path string) *store.Dir {
 	t.Helper()
 	d := store.Open(path)
-	l, err := d.InstanceLock()
-	ok(t, err)
+	l := assert.Must(d.InstanceLock())(t)
 	ok(t, l.Release())
 	return d
 }
@@ -30,8 +30,7 @@ func made(t *testing.T, path string) *store.Dir {
 func leaveSocket(t *testing.T, d *store.Dir) {
 	t.Helper()
 	t.Chdir(d.Path())
-	l, err := net.Listen("unix", "reconciler.sock")
-	ok(t, err)
+	l := assert.Must(net.Listen("unix", "reconciler.sock"))(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	ok(t, l.Close())
 }
@@ -68,11 +67,9 @@ func TestSocket(t *testing.T) {
 			if _, err := d.Dial(t.Context()); !errors.Is(err, unix.ECONNREFUSED) || !strings.Contains(err.Error(), d.SocketPath()) {
 				t.Errorf("Dial to the socket of a process that was killed: %v", err)
 			}
-			l, err := d.Listen()
-			ok(t, err)
+			l := assert.Must(d.Listen())(t)
 			accepts(t, d, l)
-			info, err := os.Lstat(d.SocketPath())
-			ok(t, err)
+			info := assert.Must(os.Lstat(d.SocketPath()))(t)
 			same(t, info.Mode(), os.ModeSocket|0o600)
 			ok(t, l.Close())
 		})
@@ -109,10 +106,8 @@ func TestDestroyRemovesTheSocket(t *testing.T) {
 // since somebody removed the instance lock.
 func TestSocketOfTheNextReconciler(t *testing.T) {
 	d := made(t, filepath.Join(t.TempDir(), "data"))
-	first, err := d.Listen()
-	ok(t, err)
-	second, err := d.Listen()
-	ok(t, err)
+	first := assert.Must(d.Listen())(t)
+	second := assert.Must(d.Listen())(t)
 	ok(t, first.Close())
 	accepts(t, d, second)
 	ok(t, second.Close())

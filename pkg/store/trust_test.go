@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -75,8 +76,7 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 			all["Backups"] = func(d *store.Dir) error { _, err := d.Backups(); return err }
 			locked := func(do func(*store.Lock) error) func(*store.Dir) error {
 				return func(d *store.Dir) error {
-					l, err := d.Lock(t.Context())
-					ok(t, err)
+					l := assert.Must(d.Lock(t.Context()))(t)
 					defer func() { ok(t, l.Release()) }()
 					return do(l)
 				}
@@ -98,10 +98,8 @@ func TestUntrustedDirectoriesAreRefused(t *testing.T) {
 				d := open(t)
 				document(t, d, newSource("net"))
 				ok(t, d.Attach(aPod("net", "c", "eth0")))
-				_, err := d.Backups()
-				ok(t, err)
-				paths, err := filepath.Glob(filepath.Join(d.Path(), at.path))
-				ok(t, err)
+				assert.Must(d.Backups())(t)
+				paths := assert.Must(filepath.Glob(filepath.Join(d.Path(), at.path)))(t)
 				ok(t, c.spoil(paths[0]))
 				before := tree(t, d.Path())
 				for _, operation := range at.operations {
@@ -172,8 +170,7 @@ func TestUntrustedLockAndAttachments(t *testing.T) {
 			ok(t, c.spoil(file))
 			refused(t, inTime(t, func() error { _, err := d.Lock(t.Context()); return err }), file, c.want)
 			refused(t, inTime(t, func() error { return writable(d) }), file, c.want)
-			files, err := filepath.Glob(d.Path() + "/attachments/*/*/*")
-			ok(t, err)
+			files := assert.Must(filepath.Glob(d.Path() + "/attachments/*/*/*"))(t)
 			ok(t, c.spoil(files[0]))
 			refused(t, inTime(t, func() error { return d.Attach(aPod("net", "c", "eth0")) }), files[0], c.want)
 			ok(t, d.Detach(aPod("net", "c", "eth0").Attachment))

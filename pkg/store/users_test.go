@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -19,10 +20,8 @@ func TestAsAnotherUser(t *testing.T) {
 	ok(t, err)
 	t.Cleanup(func() { ok(t, os.RemoveAll(top)) })
 	ok(t, os.Chmod(top, 0o755))
-	exe, err := os.Executable()
-	ok(t, err)
-	binary, err := os.ReadFile(exe)
-	ok(t, err)
+	exe := assert.Must(os.Executable())(t)
+	binary := assert.Must(os.ReadFile(exe))(t)
 	copied := filepath.Join(top, "test")
 	ok(t, os.WriteFile(copied, binary, 0o700))
 	ok(t, os.Chmod(copied, 0o755))

@@ -9,22 +9,20 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 func read(t *testing.T, d *store.Dir) *store.Reading {
 	t.Helper()
-	r, err := d.Read()
-	ok(t, err)
-	return r
+	return assert.Must(d.Read())(t)
 }
 
 // cacheFile is the only cache file.
 func cacheFile(t *testing.T, d *store.Dir) string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(d.Path(), "sources", "*.verified"))
-	ok(t, err)
+	files := assert.Must(filepath.Glob(filepath.Join(d.Path(), "sources", "*.verified")))(t)
 	if len(files) != 1 {
 		t.Fatalf("files: %v", files)
 	}
@@ -54,8 +52,7 @@ func TestVerificationCache(t *testing.T) {
 	ok(t, l.Tidy())
 	same(t, d.VerificationCache(network("net")), short)
 
-	text, err := os.ReadFile(path)
-	ok(t, err)
+	text := assert.Must(os.ReadFile(path))(t)
 	for cut := range text {
 		ok(t, os.WriteFile(path, text[:cut], 0o600))
 		same(t, d.VerificationCache(network("net")), store.VerificationCache{})

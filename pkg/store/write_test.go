@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -51,11 +52,9 @@ func TestRecord(t *testing.T) {
 	ok(t, l.PutRecord(aRecord()))
 	same(t, load(t, d).Record, aRecord())
 
-	before, err := os.Stat(file)
-	ok(t, err)
+	before := assert.Must(os.Stat(file))(t)
 	ok(t, l.PutRecord(aRecord()))
-	after, err := os.Stat(file)
-	ok(t, err)
+	after := assert.Must(os.Stat(file))(t)
 	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 		t.Error("an equal record was written")
 	}
@@ -168,15 +167,13 @@ func TestTidyRemovesTemporaryFiles(t *testing.T) {
 func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 	for name, undo := range map[string]func(*testing.T, *store.Dir){
 		"discarded": func(t *testing.T, d *store.Dir) {
-			s, err := lock(t, d).Drop(network("net"))
-			ok(t, err)
+			s := assert.Must(lock(t, d).Drop(network("net")))(t)
 			loads(t, d, newSource("other"))
 			ok(t, s.Discard())
 		},
 		"released": func(t *testing.T, d *store.Dir) {
 			l := lock(t, d)
-			_, err := l.Drop(network("net"))
-			ok(t, err)
+			assert.Must(l.Drop(network("net")))(t)
 			ok(t, l.Release())
 		},
 		"killed": func(t *testing.T, d *store.Dir) {
@@ -212,8 +209,7 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 func fileOf(t *testing.T, d *store.Dir, name string) string {
 	t.Helper()
 	for _, f := range sourceFiles(t, d) {
-		data, err := os.ReadFile(f)
-		ok(t, err)
+		data := assert.Must(os.ReadFile(f))(t)
 		if strings.Contains(string(data), `"`+name+`"`) {
 			return f
 		}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
@@ -28,23 +29,14 @@ func saying(about string) string { return "#!/bin/sh\necho '" + about + "' >&2\n
 
 func write(t *testing.T, path, text string, mode fs.FileMode) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	assert.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	assert.NoError(t, os.Chmod(path, mode))
 }
 
 func content(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := assert.Must(os.ReadFile(path))(t)
 	return string(text)
 }
 
@@ -52,7 +44,7 @@ func content(t *testing.T, path string) string {
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
-	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -65,10 +57,7 @@ func tree(t *testing.T, dir string) string {
 			b.WriteString(content(t, path))
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return b.String()
 }
 
@@ -129,17 +118,12 @@ func TestCopy(t *testing.T) {
 
 func give(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Chown(path, 12, 12); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Chown(path, 12, 12))
 }
 
 func only(t *testing.T, dir string, names ...string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := assert.Must(os.ReadDir(dir))(t)
 	var have []string
 	for _, e := range entries {
 		have = append(have, e.Name())
@@ -171,9 +155,7 @@ func TestCopyRefuses(t *testing.T) {
 		"a directory is there": {func(t *testing.T, _, dir string) { write(t, path(dir)+"/x", "", 0o600) }, []string{"is not a regular file", "remove it"}},
 		"a fifo is there":      {func(t *testing.T, _, dir string) { fifo(t, path(dir)) }, []string{"is not a regular file"}},
 		"a link to another": {func(t *testing.T, _, dir string) {
-			if err := os.Symlink("bridge", path(dir)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.Symlink("bridge", path(dir)))
 		}, []string{"is not a regular file"}},
 		"no programs run there": {func(t *testing.T, _, dir string) {
 			mount(t, dir, unix.MS_NOEXEC)
@@ -231,24 +213,18 @@ func TestCopyWithoutDirectory(t *testing.T) {
 
 func gone(t *testing.T, path string) {
 	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.RemoveAll(path))
 }
 
 func fifo(t *testing.T, path string) {
 	t.Helper()
-	if err := unix.Mkfifo(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Mkfifo(path, 0o755))
 }
 
 // mount puts a small file system over a directory.
 func mount(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
-	if err := unix.Mount("none", dir, "tmpfs", flags, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Mount("none", dir, "tmpfs", flags, "size=64k"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {
 			t.Error(err)
@@ -272,18 +248,13 @@ func TestHangingProgram(t *testing.T) {
 // TestCopyStopped: who stops an install hears that, and not what was waited for.
 func TestCopyStopped(t *testing.T) {
 	source, dir := binDir(t)
-	holder, err := lockDir(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	holder := assert.Must(lockDir(t.Context(), dir))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := Copy(ctx, source, dir); !errors.Is(err, ErrStopped) {
 		t.Error("while it waits for the lock:", err)
 	}
-	if err := holder.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, holder.Close())
 	write(t, source, "#!/bin/sh\nexec sleep 1000\n", 0o755)
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

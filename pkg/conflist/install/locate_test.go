@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 const (
@@ -111,9 +111,7 @@ func TestLocate(t *testing.T) {
 func TestLocateIgnoresDirsOfOthers(t *testing.T) {
 	root := node(t, map[string]string{usualConf + "/10-x.conflist": conf("bridge"), gkeBin + "/bridge": ""})
 	for _, dir := range []string{gkeBin, "/home/kubernetes", "/home"} {
-		if err := os.Chmod(root+dir, 0o757); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Chmod(root+dir, 0o757))
 		have, err := Locate(root, Dirs{})
 		if !errors.Is(err, ErrUnknownDirs) || !strings.Contains(err.Error(), "; "+dir+" can be written by others than its owner (mode 0757, group ") {
 			t.Errorf("%s: is %+v, %v", dir, have, err)
@@ -121,9 +119,7 @@ func TestLocateIgnoresDirsOfOthers(t *testing.T) {
 		if have, err := Locate(root, Dirs{Bin: gkeBin}); have != (Dirs{usualConf, gkeBin}) || err != nil {
 			t.Errorf("%s, stated: is %+v, %v", dir, have, err)
 		}
-		if err := os.Chmod(root+dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Chmod(root+dir, 0o755))
 	}
 	if have, err := Locate(root, Dirs{}); have != (Dirs{usualConf, gkeBin}) || err != nil {
 		t.Errorf("is %+v, %v", have, err)
@@ -185,9 +181,7 @@ func TestAllDirs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			have := AllDirs(c.stated)
-			if d := cmp.Diff(SearchDirs{c.confs, c.bins}, have); d != "" {
-				t.Error(d)
-			}
+			assert.Equal(t, "have", have, SearchDirs{c.confs, c.bins})
 		})
 	}
 }

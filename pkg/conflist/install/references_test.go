@@ -13,21 +13,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
 // cached is a file of libcni's cache.
 func cached(t *testing.T, id, netns, list string) string {
 	t.Helper()
-	text, err := json.Marshal(map[string]any{
+	text := assert.Must(json.Marshal(map[string]any{
 		"kind": "cniCacheV1", "containerId": id, "config": base64.StdEncoding.EncodeToString([]byte(list)), "ifName": "eth0",
 		"networkName": "podnet", "netns": netns, "result": map[string]any{"cniVersion": "1.0.0", "dns": map[string]any{}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	return string(text)
 }
 
@@ -54,18 +50,13 @@ func TestAttachments(t *testing.T) {
 	for _, name := range []string{"old", "older", "lives"} {
 		touch(t, filepath.Join(root, libcniCache, "podnet-"+name+"-eth0"), before)
 	}
-	have, err := cachedResults(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	have := assert.Must(cachedResults(root))(t)
 	want := []CachedResult{
 		{"a", "eth0", "podnet", filepath.Join(root, libcniCache, "podnet-a-eth0")},
 		{"lives", "eth0", "podnet", filepath.Join(root, libcniCache, "podnet-lives-eth0")},
 		{"f00", "", "", filepath.Join(root, "/var/lib/cni/multus/f00")},
 	}
-	if d := cmp.Diff(want, have); d != "" {
-		t.Error(d)
-	}
+	assert.Equal(t, "have", have, want)
 
 	if have, err := cachedResults(t.TempDir()); have != nil || err != nil {
 		t.Errorf("on a node without caches: %v, %v", have, err)
@@ -74,9 +65,7 @@ func TestAttachments(t *testing.T) {
 
 func touch(t *testing.T, path string, at time.Time) {
 	t.Helper()
-	if err := os.Chtimes(path, at, at); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Chtimes(path, at, at))
 }
 
 // inMultus is what a delegate becomes in so many configurations of Multus.
@@ -105,29 +94,19 @@ func TestReferences(t *testing.T) {
 	})
 	dir := filepath.Join(root, "c")
 	fifo(t, filepath.Join(dir, "fifo.conf"))
-	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s.conf"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := assert.Must(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s.conf"), Net: "unix"}))(t)
 	defer func() { _ = socket.Close() }()
 	for to, link := range map[string]string{"/nowhere": "nowhere.conf", dir: "loop", filepath.Join(dir, "20-y.conflist"): "y.conflist"} {
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Symlink(to, filepath.Join(dir, link)))
 	}
 	start := time.Now()
-	have, err := references([]string{dir, filepath.Join(root, multusDir), filepath.Join(root, "none")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	have := assert.Must(references([]string{dir, filepath.Join(root, multusDir), filepath.Join(root, "none")}))(t)
 	in := func(name string) string { return filepath.Join(dir, name) }
 	want := []string{
 		in("00-multus.conf"), in("01-list.conflist"), in("02-deep.conf"), in("03-base64.json"),
 		in("a/b/c/d/1.conf"), in("chain/1.conf"), filepath.Join(root, multusDir, "storage.conf"),
 	}
-	if d := cmp.Diff(want, have); d != "" {
-		t.Error(d)
-	}
+	assert.Equal(t, "have", have, want)
 	if took := time.Since(start); timelimit.Exceeded(took, 10*time.Second) {
 		t.Errorf("it took %v", took)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -117,9 +118,7 @@ func TestUninstallWaitsForAdds(t *testing.T) {
 		}
 	}()
 	done, err := u.Step(t.Context())
-	if e := <-ended; e != nil {
-		t.Fatal(e)
-	}
+	assert.NoError(t, <-ended)
 	var attached *InUseError
 	if !errors.As(err, &attached) || done.Binaries != nil || *states != 0 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
@@ -160,9 +159,7 @@ func TestUninstallOfAnotherPlugin(t *testing.T) {
 	u, binary, _, states := life(t)
 	gone(t, binary)
 	u.RemoveState = func(context.Context) error { *states++; return nil }
-	if err := os.Symlink("bridge", binary); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Symlink("bridge", binary))
 	done, err := u.Step(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "ip-masq did not create it") || done.Binaries != nil || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)

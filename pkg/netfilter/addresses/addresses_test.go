@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -33,8 +33,7 @@ func TestReadAndListen(t *testing.T) {
 	changed := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	namespace, err := netns.Get()
-	must(t, err)
+	namespace := assert.Must(netns.Get())(t)
 	go func() {
 		runtime.LockOSThread() // for good, as that of the test
 		if err := netns.Set(namespace); err != nil {
@@ -56,8 +55,7 @@ func TestReadAndListen(t *testing.T) {
 	}
 	awaitChange() // the first one, without a change
 
-	lo, err := netlink.LinkByName("lo")
-	must(t, err)
+	lo := assert.Must(netlink.LinkByName("lo"))(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
 	must(t, netlink.LinkAdd(bridge))
 	must(t, netlink.LinkSetUp(bridge))
@@ -65,8 +63,7 @@ func TestReadAndListen(t *testing.T) {
 	must(t, netlink.LinkAdd(down))
 	add := func(link netlink.Link, address string, edit ...func(*netlink.Addr)) {
 		t.Helper()
-		a, err := netlink.ParseAddr(address)
-		must(t, err)
+		a := assert.Must(netlink.ParseAddr(address))(t)
 		if a.IP.To4() == nil {
 			a.Flags = unix.IFA_F_NODAD
 		}
@@ -87,8 +84,7 @@ func TestReadAndListen(t *testing.T) {
 	add(bridge, "2001:db8::1/64")
 	add(bridge, "2001:db8::2/64", func(a *netlink.Addr) { a.ValidLft, a.PreferedLft = 3600, 0 })
 	add(bridge, "2001:db8::3/64", func(a *netlink.Addr) { a.Flags = 0 }) // duplicate address detection begins
-	got, err := Read(policy.Families())
-	must(t, err)
+	got := assert.Must(Read(policy.Families()))(t)
 	address := func(text, name string) policy.NodeAddress {
 		return policy.NodeAddress{Address: netip.MustParseAddr(text), Interface: name, Up: true}
 	}
@@ -104,9 +100,7 @@ func TestReadAndListen(t *testing.T) {
 		address("2001:db8::1", "br0"),
 	}
 	byAddress := cmpopts.SortSlices(func(a, b policy.NodeAddress) bool { return a.Address.Less(b.Address) })
-	if diff := cmp.Diff(want, got, byAddress, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "got", got, want, byAddress)
 	const path, manageTemporary = "/proc/sys/net/ipv6/conf/br0/use_tempaddr", 0x100
 	must(t, os.WriteFile(path, []byte("2"), 0o600))
 	add(bridge, "2001:db8:7::1/64", func(a *netlink.Addr) {
@@ -114,8 +108,7 @@ func TestReadAndListen(t *testing.T) {
 	})
 	var temporary []policy.NodeAddress
 	if !timelimit.Await(timelimit.Wait, func() bool {
-		got, err := Read(policy.Families())
-		must(t, err)
+		got := assert.Must(Read(policy.Families()))(t)
 		temporary = slices.DeleteFunc(got, func(a policy.NodeAddress) bool {
 			return !netip.MustParsePrefix("2001:db8:7::/64").Contains(a.Address) || a.Address == netip.MustParseAddr("2001:db8:7::1")
 		})
@@ -160,8 +153,7 @@ func TestReadBesideServices(t *testing.T) {
 	for i := range number {
 		must(t, netlink.AddrAdd(services, service(i)))
 	}
-	handle, err := netlink.NewHandle()
-	must(t, err)
+	handle := assert.Must(netlink.NewHandle())(t)
 	defer handle.Close()
 	stop, stopped := make(chan struct{}), make(chan error)
 	go func() {
@@ -199,9 +191,4 @@ func TestShared(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = assert.NoError

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -139,17 +140,13 @@ func TestResetByOutputInterface(t *testing.T) {
 	addVeth(t, "eth0", "192.0.2.254/24", "2001:db8:2::ff/64")
 	wg := addVeth(t, "wg0", "198.51.100.254/24", "2001:db8:5::ff/64")
 	for _, sysctl := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-		if err := os.WriteFile("/proc/sys/net/"+sysctl, []byte("1"), 0); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile("/proc/sys/net/"+sysctl, []byte("1"), 0))
 	}
 	// A policy route: what 10.88.0.3 sends goes to wg0.
 	rule := netlink.NewRule()
 	rule.Src, rule.Table, rule.Family = &net.IPNet{IP: net.IPv4(10, 88, 0, 3), Mask: net.CIDRMask(32, 32)}, 100, unix.AF_INET
 	byWG := &netlink.Route{LinkIndex: wg.Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Table: 100}
-	if err := errors.Join(netlink.RuleAdd(rule), netlink.RouteAdd(byWG)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(netlink.RuleAdd(rule), netlink.RouteAdd(byWG)))
 	add(t, entry(unix.IPPROTO_UDP, 1, "10.88.0.1", "192.0.2.1", "192.0.2.1", "10.88.0.1"),
 		entry(unix.IPPROTO_UDP, 1, "10.88.0.2", "198.51.100.1", "198.51.100.1", "10.88.0.2"),
 		entry(unix.IPPROTO_UDP, 1, "10.88.0.3", "192.0.2.1", "192.0.2.1", "10.88.0.3"),
@@ -177,9 +174,7 @@ func TestDeleteReversed(t *testing.T) {
 		w := walk{deleted: map[policy.ChainFamily]uint64{}, routes: newRoutes()}
 		defer func() { _ = errors.Join(w.list.Close(), w.remove.Close(), w.routes.socket.Close()) }()
 		w.judge = policy.NewConnectionJudge(merged(nil), [][]policy.Policy{merged(nil, "192.0.2.0/24")}, false)
-		if err := w.all(t.Context(), []policy.Family{policy.IPv4}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, w.all(t.Context(), []policy.Family{policy.IPv4}))
 		if left := sources(t); len(left) > 0 {
 			t.Fatalf("left %v", left)
 		}
@@ -187,9 +182,7 @@ func TestDeleteReversed(t *testing.T) {
 		go func() { ended <- w.deleteReversed(t.Context()) }()
 		time.Sleep(220 * time.Millisecond) // the packet is a retransmission: the pod's last ACK was lost
 		add(t, reversed, inbound)
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, <-ended)
 		if left := sources(t); !slices.Equal(left, []string{"192.0.2.2"}) || w.deleted[chains.v4] != 1 {
 			t.Errorf("left %v, deleted %v", left, w.deleted)
 		}
@@ -200,15 +193,9 @@ func TestDeleteReversed(t *testing.T) {
 // proxy does not.
 func TestLocalAddresses(t *testing.T) {
 	namespace(t, "203.0.113.1/32", "2001:db8::1/128")
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lo := assert.Must(netlink.LinkByName("lo"))(t)
 	for dst, table := range map[string]int{"198.51.100.0/24": 100, "0.0.0.0/0": 200, "::/0": 200, "2001:db8:5::/48": 255} {
-		to, err := netlink.ParseIPNet(dst)
-		if err != nil {
-			t.Fatal(err)
-		}
+		to := assert.Must(netlink.ParseIPNet(dst))(t)
 		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: to, Table: table, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
 		if err := netlink.RouteAdd(route); err != nil {
 			t.Fatalf("%s: %v", dst, err)

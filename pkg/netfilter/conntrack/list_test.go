@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -28,14 +29,11 @@ func dial(t testing.TB) *nfnetlink.Conn {
 
 func addConnections(t testing.TB, n int, port uint16) {
 	t.Helper()
-	err := fixtures.AddConnections(n, func(i int) fixtures.Connection {
+	assert.NoError(t, fixtures.AddConnections(n, func(i int) fixtures.Connection {
 		src := netip.AddrPortFrom(netip.MustParseAddr("10.88.0.2"), port+uint16(i))
 		dst := netip.MustParseAddrPort("192.0.2.1:53")
 		return fixtures.Connection{Protocol: unix.IPPROTO_UDP, Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // TestDeletedByID: an entry that replaces the listed one, and has its tuple, is not deleted.
@@ -71,13 +69,10 @@ func TestConnectionsByStatus(t *testing.T) {
 	namespace(t)
 	c := dial(t)
 	addConnections(t, 3, 1000)
-	err := fixtures.AddConnections(1, func(int) fixtures.Connection {
+	assert.NoError(t, fixtures.AddConnections(1, func(int) fixtures.Connection {
 		src, dst := netip.MustParseAddrPort("[fd88::2]:1"), netip.MustParseAddrPort("[2001:db8::1]:53")
 		return fixtures.Connection{Protocol: unix.IPPROTO_TCP, Src: src, Dst: dst, ReplySrc: dst, ReplyDst: netip.MustParseAddrPort("[2001:db8::9]:2")}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for filter, want := range map[nfnetlink.ConnectionFilter]int{
 		{}:                          4,
 		{Family: nfnetlink.IPv4}:    3,

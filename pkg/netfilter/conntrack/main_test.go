@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -27,13 +28,8 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 func namespace(t testing.TB, addresses ...string) {
 	t.Helper()
 	sandbox.NetworkNamespace(t)
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
+	lo := assert.Must(netlink.LinkByName("lo"))(t)
+	assert.NoError(t, netlink.LinkSetUp(lo))
 	for _, text := range addresses {
 		a, err := netlink.ParseAddr(text)
 		if err != nil {
@@ -69,21 +65,16 @@ func entry(protocol uint8, port uint16, src, dst, endpoint, seen string) fixture
 
 func add(t testing.TB, entries ...fixtures.Connection) {
 	t.Helper()
-	if err := fixtures.AddConnections(len(entries), func(i int) fixtures.Connection { return entries[i] }); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, fixtures.AddConnections(len(entries), func(i int) fixtures.Connection { return entries[i] }))
 }
 
 // sources returns the original sources of the entries in the namespace.
 func sources(t testing.TB) (list []string) {
 	t.Helper()
-	err := dial(t).Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
+	assert.NoError(t, dial(t).Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
 		list = append(list, fmt.Sprint(e.Original.Src.Addr()))
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	slices.Sort(list)
 	return list
 }
@@ -107,9 +98,7 @@ func merged(change func(*policy.SourcePolicy), exempt ...string) []policy.Policy
 func addVeth(t testing.TB, name string, addresses ...string) *netlink.Veth {
 	t.Helper()
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
-	if err := netlink.LinkAdd(link); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, netlink.LinkAdd(link))
 	peer, err := netlink.LinkByName(link.PeerName)
 	if err == nil {
 		err = errors.Join(netlink.LinkSetUp(link), netlink.LinkSetUp(peer))
@@ -134,7 +123,7 @@ func addVeth(t testing.TB, name string, addresses ...string) *netlink.Veth {
 // others to 198.51.100.0/24 and translated.
 func fill(t testing.TB, n, step int, translated bool) {
 	t.Helper()
-	err := fixtures.AddConnections(n/step, func(i int) fixtures.Connection {
+	assert.NoError(t, fixtures.AddConnections(n/step, func(i int) fixtures.Connection {
 		i *= step
 		pod := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 88, byte(i >> 7), byte(i & 127)}), uint16(1024+i>>15))
 		node := netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), uint16(1024+i>>8))
@@ -146,8 +135,5 @@ func fill(t testing.TB, n, step int, translated bool) {
 			}
 		}
 		return fixtures.Connection{Protocol: unix.IPPROTO_UDP, Src: pod, Dst: server, ReplySrc: server, ReplyDst: node}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -93,17 +93,12 @@ func TestApplyWritesOnlyWhatDiffers(t *testing.T) {
 		want.Chains = want.Chains[:1]
 		n.apply(want)
 		plan := func() string {
-			tx, err := n.plan(n.Context(), policy.IPv4, want.Chains, false)
-			if err != nil {
-				n.Fatal(err)
-			}
+			tx := assert.Must(n.plan(n.Context(), policy.IPv4, want.Chains, false))(n)
 			return string(tx.restore())
 		}
 		jump := "-A POSTROUTING -m comment --comment \"" + agentJumpComment(chain) + "\" -m addrtype ! --dst-type LOCAL -j " + chain + "\n"
 		n.iptables(policy.IPv4, "-D POSTROUTING 1")
-		if diff := cmp.Diff("*nat\n"+jump+"COMMIT\n", plan()); diff != "" {
-			n.Errorf("jump missing (-want +got):\n%s", diff)
-		}
+		assert.Equal(n, "jump missing", plan(), "*nat\n"+jump+"COMMIT\n")
 		n.apply(want)
 		n.iptables(policy.IPv4, "-D "+chain+" 2")
 		if got := plan(); strings.Contains(got, "POSTROUTING") || !strings.Contains(got, ":"+chain+" - [0:0]\n") {
@@ -112,9 +107,7 @@ func TestApplyWritesOnlyWhatDiffers(t *testing.T) {
 		n.apply(want)
 		// Of three jumps that do the same the last stays, whatever its comment.
 		n.load(policy.IPv4, strings.TrimSpace(jump), `-A POSTROUTING -m comment --comment "an agent's" -m addrtype ! --dst-type LOCAL -j `+chain)
-		if diff := cmp.Diff("*nat\n"+strings.Repeat(strings.Replace(jump, "-A", "-D", 1), 2)+"COMMIT\n", plan()); diff != "" {
-			n.Errorf("jump thrice (-want +got):\n%s", diff)
-		}
+		assert.Equal(n, "jump thrice", plan(), "*nat\n"+strings.Repeat(strings.Replace(jump, "-A", "-D", 1), 2)+"COMMIT\n")
 		n.apply(want)
 		n.holds(want)
 		if got := n.save(policy.IPv4); !strings.Contains(got, "an agent") || strings.Contains(got, agentJumpComment(chain)) {
@@ -143,13 +136,9 @@ func TestRemove(t *testing.T) {
 				`-A POSTROUTING -m mark --mark 0x1/0x2 -m comment --comment "\"odd\" it's" -j ONE`, "-A POSTROUTING -g TWO", "-A POSTROUTING -j ONE")
 		}
 		all := bothFamilies("ONE", "TWO", "NEVER-THERE")
-		if err := n.Remove(n.Context(), all, nil); err != nil {
-			n.Fatal(err)
-		}
+		assert.NoError(n, n.Remove(n.Context(), all, nil))
 		for _, f := range policy.Families() {
-			if diff := cmp.Diff(before[f], n.save(f)); diff != "" {
-				n.Errorf("%s: not as before (-before +after):\n%s", f, diff)
-			}
+			assert.Equal(n, fmt.Sprintf("%s: not as before", f), n.save(f), before[f])
 		}
 		n.idle("Remove of what is not there", func() {
 			if err := n.Remove(n.Context(), all, nil); err != nil {
@@ -168,9 +157,7 @@ func TestRemoveUsedChain(t *testing.T) {
 		if err := n.Remove(n.Context(), bothFamilies("ONE"), nil); err == nil {
 			n.Error("it was removed")
 		}
-		if diff := cmp.Diff(before, n.save(policy.IPv4)); diff != "" {
-			n.Errorf("half removed (-before +after):\n%s", diff)
-		}
+		assert.Equal(n, "half removed", n.save(policy.IPv4), before)
 		if got := n.save(policy.IPv6); strings.Contains(got, "ONE") {
 			n.Errorf("the failure of one family kept the other:\n%s", got)
 		}
@@ -193,9 +180,7 @@ func TestDeleteRefusesLineFeeds(t *testing.T) {
 				n.Errorf("%s: %v", what, err)
 			}
 		}
-		if diff := cmp.Diff(before, n.save(policy.IPv4)); diff != "" {
-			n.Errorf("something was written (-before +after):\n%s", diff)
-		}
+		assert.Equal(n, "something was written", n.save(policy.IPv4), before)
 	})
 }
 
@@ -277,9 +262,7 @@ func TestLockHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	want := desired(policy.OwnedBy(owner), basic("X"))
 	want.Chains = want.Chains[:1]
 	start := time.Now()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -160,10 +161,7 @@ func TestOwned(t *testing.T) {
 		n.iptables(policy.IPv4, "-N OTHER")
 		n.iptables(policy.IPv4, "-A POSTROUTING -j OTHER")
 		owned := func() (chains []policy.ChainFamily) {
-			all, err := n.driver.Owned(n.Context())
-			if err != nil {
-				n.Fatal(err)
-			}
+			all := assert.Must(n.driver.Owned(n.Context()))(n)
 			for _, c := range all {
 				if c.Choice != n.choice || c.Owner != policy.OwnedBy(owner) {
 					n.Errorf("got %v", c)
@@ -173,9 +171,7 @@ func TestOwned(t *testing.T) {
 			return chains
 		}
 		want := []policy.ChainFamily{{Chain: "A", Family: policy.IPv4}, {Chain: "B", Family: policy.IPv4}, {Chain: "A", Family: policy.IPv6}, {Chain: "C", Family: policy.IPv6}}
-		if diff := cmp.Diff(want, owned()); diff != "" {
-			n.Errorf("(-want +got):\n%s", diff)
-		}
+		assert.Equal(n, "owned", owned(), want)
 		if err := n.Remove(n.Context(), want, nil); err != nil || len(owned()) > 0 {
 			n.Errorf("%v; left: %v", err, owned())
 		}

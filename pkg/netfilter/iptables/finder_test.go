@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // tree makes directories, files and links below a directory that root alone may
@@ -166,9 +168,7 @@ func TestTrustedOwner(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, content string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 		return path
 	}
 	first := file("first", "         0          0 4294967295\n")

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -208,9 +209,7 @@ func FuzzLegacy(f *testing.F) {
 			_, _ = s.rules(name)
 		}
 		var read table
-		if err := read.read(family, []string{"X"}, s.rules); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, read.read(family, []string{"X"}, s.rules))
 		x := read.Find(family, "X")
 		if x == nil {
 			return

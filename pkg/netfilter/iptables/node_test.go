@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -57,10 +58,7 @@ func newNode(t *testing.T, variant string) *node {
 	t.Helper()
 	isolate(t)
 	n := &node{T: t, driver: New(os.Getenv("PATH"))}
-	opened, err := n.driver.Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant})
-	if err != nil {
-		t.Fatal(err)
-	}
+	opened := assert.Must(n.driver.Open(netfilter.Choice{Backend: policy.IPTables, Variant: variant}))(t)
 	n.backend = opened.(*backend)
 	n.beforeRestore(func() error {
 		n.writes++
@@ -146,18 +144,13 @@ func bothFamilies(names ...string) []policy.ChainFamily {
 
 func (n *node) observe(chains []policy.ChainFamily) policy.Ruleset {
 	n.Helper()
-	observed, err := n.Observe(n.Context(), chains)
-	if err != nil {
-		n.Fatal(err)
-	}
+	observed := assert.Must(n.Observe(n.Context(), chains))(n)
 	return observed.Rules
 }
 
 func (n *node) apply(rs policy.Ruleset) {
 	n.Helper()
-	if err := n.Apply(n.Context(), rs, netfilter.Observation{}, nil); err != nil {
-		n.Fatal(err)
-	}
+	assert.NoError(n, n.Apply(n.Context(), rs, netfilter.Observation{}, nil))
 }
 
 // holds fails unless the kernel has exactly the desired chains.
@@ -192,14 +185,8 @@ func (n *node) idle(what string, body func()) {
 func (n *node) agreesWithListing(names ...string) (recognized int) {
 	n.Helper()
 	for _, f := range policy.Families() {
-		t, err := n.read(f, names)
-		if err != nil {
-			n.Fatal(err)
-		}
-		jumps, err := n.listJumps(n.Context(), f, &t)
-		if err != nil {
-			n.Fatal(err)
-		}
+		t := assert.Must(n.read(f, names))(n)
+		jumps := assert.Must(n.listJumps(n.Context(), f, &t))(n)
 		for _, c := range t.Chains {
 			lines, err := n.programs.list(n.Context(), f, n.choice.Variant, c.Name)
 			if err != nil || len(lines) != len(c.Rules) || len(jumps[c.Name]) != len(c.Jumps) {
@@ -241,9 +228,5 @@ func options(line string) []string {
 // generation is the number that each commit to nf_tables raises.
 func (n *node) generation() uint32 {
 	n.Helper()
-	g, err := n.driver.nft.conn.Generation()
-	if err != nil {
-		n.Fatal(err)
-	}
-	return g
+	return assert.Must(n.driver.nft.conn.Generation())(n)
 }

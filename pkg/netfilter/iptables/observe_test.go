@@ -3,12 +3,12 @@
 package iptables
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -19,11 +19,7 @@ func TestReadingsAreCompared(t *testing.T) {
 	n := newNode(t, netfilter.VariantNFT)
 	n.load(policy.IPv4, ":X -", "-A X -p tcp -m tcp --dport 80 -j RETURN", "-A POSTROUTING -m mark --mark 0x1 -j X")
 	read := func() table {
-		found, err := n.driver.nft.read(policy.IPv4, []string{"X"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found
+		return assert.Must(n.driver.nft.read(policy.IPv4, []string{"X"}))(t)
 	}
 	first, second := read(), read()
 	n.load(policy.IPv4, "-A X -p udp -j RETURN")
@@ -269,9 +265,7 @@ func TestTampering(t *testing.T) {
 					return // rules of other programs changed too
 				}
 				for _, f := range policy.Families() {
-					if diff := cmp.Diff(sortedLines(saved[f]), sortedLines(n.save(f))); diff != "" {
-						n.Errorf("%s: not as before (-before +after):\n%s", f, diff)
-					}
+					assert.Equal(n, fmt.Sprintf("%s: not as before", f), sortedLines(n.save(f)), sortedLines(saved[f]))
 				}
 			})
 		})

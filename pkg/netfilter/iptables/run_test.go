@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 )
@@ -33,16 +34,10 @@ func script(t *testing.T, text string) string {
 
 func TestRun(t *testing.T) {
 	t.Setenv("SECRET", "x")
-	lock, err := os.Create(filepath.Join(t.TempDir(), "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := assert.Must(os.Create(filepath.Join(t.TempDir(), "lock")))(t)
 	defer lock.Close()
 	path := script(t, "readlink /proc/self/fd/3; pwd; cat; /usr/bin/env | /usr/bin/sort; echo \"$@\"\n")
-	out, err := runner{time.Minute}.run(t.Context(), lock, []byte("input\n"), path, "one", "two")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := assert.Must(runner{time.Minute}.run(t.Context(), lock, []byte("input\n"), path, "one", "two"))(t)
 	want := []string{lock.Name(), "/", "input", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "PWD=/", "one two", ""}
 	got := slices.DeleteFunc(strings.Split(string(out), "\n"), func(l string) bool { return strings.HasPrefix(l, "_=") || strings.HasPrefix(l, "SHLVL") })
 	if !slices.Equal(got, want) {
@@ -145,35 +140,17 @@ func TestRunEnds(t *testing.T) {
 // the end of that program.
 func TestRunDiesWithItsParent(t *testing.T) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
-	if err := unix.Mkfifo(pidFile, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Mkfifo(pidFile, 0o600))
 	parent := exec.Command("/proc/self/exe")
 	parent.Env = append(os.Environ(), parentVariable+"="+script(t, "echo $$ >"+pidFile+"; exec /bin/sleep 60"))
-	if err := parent.Start(); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open(pidFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, parent.Start())
+	f := assert.Must(os.Open(pidFile))(t)
 	defer f.Close()
-	line, err := bufio.NewReader(f).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil {
-		t.Fatal(err)
-	}
-	child, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := assert.Must(bufio.NewReader(f).ReadString('\n'))(t)
+	pid := assert.Must(strconv.Atoi(strings.TrimSpace(line)))(t)
+	child := assert.Must(unix.PidfdOpen(pid, 0))(t)
 	defer unix.Close(child)
-	if err := parent.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, parent.Process.Kill())
 	if err := parent.Wait(); err == nil {
 		t.Error("the parent ended well")
 	}

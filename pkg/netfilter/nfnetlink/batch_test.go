@@ -4,11 +4,14 @@ package nfnetlink
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 func TestBatchRefuses(t *testing.T) {
@@ -54,9 +57,7 @@ func TestCommentAmongOtherData(t *testing.T) {
 		"\x00\x04ab\x00":        "",
 		"\x01\x04\x00\x02\x00a": "",
 	} {
-		if got := decodeComment([]byte(data)); got != want {
-			t.Errorf("%q: got %q, want %q", data, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%q", data), decodeComment([]byte(data)), want)
 	}
 }
 

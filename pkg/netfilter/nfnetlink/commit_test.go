@@ -13,6 +13,7 @@ import (
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
@@ -20,7 +21,7 @@ import (
 func TestCheck(t *testing.T) {
 	namespace(t)
 	c := dial(t)
-	before := must[uint32](t)(c.Generation())
+	before := assert.Must(c.Generation())(t)
 	var sound, refused Batch
 	for _, b := range []*Batch{&sound, &refused} {
 		b.AddTable(IPv4, "t")
@@ -38,7 +39,7 @@ func TestCheck(t *testing.T) {
 	if _, err := c.Table(IPv4, "t"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the table exists: %v", err)
 	}
-	if after := must[uint32](t)(c.Generation()); after != before {
+	if after := assert.Must(c.Generation())(t); after != before {
 		t.Errorf("generation %d became %d", before, after)
 	}
 	commit(t, c, &sound)
@@ -49,7 +50,7 @@ func TestCheck(t *testing.T) {
 func TestLongBatch(t *testing.T) {
 	namespace(t)
 	c := dial(t)
-	before := must[uint32](t)(c.Generation())
+	before := assert.Must(c.Generation())(t)
 	var b Batch
 	b.AddTable(IPv6, "t")
 	b.AddSet(IPv6, "t", AddressRanges(IPv6, "s"))
@@ -58,9 +59,7 @@ func TestLongBatch(t *testing.T) {
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var has, less [2]unix.CapUserData
-	if err := unix.Capget(&header, &has[0]); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Capget(&header, &has[0]))
 	less = has
 	less[0].Effective &^= 1 << unix.CAP_NET_ADMIN
 	if err := unix.Capset(&header, &less[0]); err != nil { // of this thread, which ends with the test
@@ -69,14 +68,12 @@ func TestLongBatch(t *testing.T) {
 	if err := c.Commit(&b); !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
 		t.Errorf("without privilege: %v", err)
 	}
-	if err := unix.Capset(&header, &has[0]); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Capset(&header, &has[0]))
 	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) == nil { // in no user namespace
 		commit(t, c, &b)
 		return
 	}
-	if now := must[uint32](t)(c.Generation()); now != before {
+	if now := assert.Must(c.Generation())(t); now != before {
 		t.Errorf("generation %d to %d", before, now)
 	}
 }
@@ -90,13 +87,13 @@ func TestNamespace(t *testing.T) {
 		}
 		return
 	}
-	one := must[uint64](t)(dial(t).Namespace())
-	if same := must[uint64](t)(dial(t).Namespace()); same != one || one == 0 {
+	one := assert.Must(dial(t).Namespace())(t)
+	if same := assert.Must(dial(t).Namespace())(t); same != one || one == 0 {
 		t.Errorf("cookies %d and %d in one namespace", one, same)
 	}
 	t.Run("another", func(t *testing.T) {
 		namespace(t)
-		if other := must[uint64](t)(dial(t).Namespace()); other == one {
+		if other := assert.Must(dial(t).Namespace())(t); other == one {
 			t.Errorf("cookie %d in two namespaces", one)
 		}
 	})
@@ -135,7 +132,7 @@ func TestRefusedOperations(t *testing.T) {
 		{"delete set ip t none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteSet(IPv4, "t", "none") }},
 		{"delete table ip none: no such file or directory", os.ErrNotExist, func(b *Batch) { b.DeleteTable(IPv4, "none") }},
 	} {
-		before := must[uint32](t)(c.Generation())
+		before := assert.Must(c.Generation())(t)
 		for _, last := range []bool{false, true} {
 			var b Batch
 			b.AddTable(IPv4, "new")
@@ -152,7 +149,7 @@ func TestRefusedOperations(t *testing.T) {
 		if _, err := c.Table(IPv4, "new"); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: but the table before it is there: %v", tt.want, err)
 		}
-		if after := must[uint32](t)(c.Generation()); after != before {
+		if after := assert.Must(c.Generation())(t); after != before {
 			t.Errorf("%s: the generation moved from %d to %d", tt.want, before, after)
 		}
 	}
@@ -163,9 +160,7 @@ func TestManyRefusals(t *testing.T) {
 	namespace(t)
 	for _, buffer := range []int{socketBuffer, 1} {
 		c := dial(t)
-		if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer))
 		var b Batch
 		b.AddTable(IPv4, "t")
 		for i := range 2000 {

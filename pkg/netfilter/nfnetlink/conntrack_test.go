@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestConnectionsAnswers: the kernel has no ctnetlink, interrupts a dump, or sends what is not an entry.
@@ -47,9 +49,7 @@ func TestConnectionsAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, a := range tt.answers {
-			if _, err := unix.Write(ends[1], a); err != nil {
-				t.Fatal(err)
-			}
+			assert.Must(unix.Write(ends[1], a))(t)
 		}
 		c, entries := &Conn{fd: ends[0], in: make([]byte, datagramSize)}, 0
 		err = c.Connections(t.Context(), ConnectionFilter{}, func(*Connection) error { entries++; return nil })

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 func TestConsistentReadErrors(t *testing.T) {
@@ -19,12 +21,12 @@ func TestConsistentReadErrors(t *testing.T) {
 	c, other := dial(t), dial(t)
 	var b Batch
 	b.AddTable(IPv4, "t")
-	before := must[uint32](t)(c.Generation())
+	before := assert.Must(c.Generation())(t)
 	commit(t, other, &b)
 	if err := c.awaitCommit(before); !errors.Is(err, ErrStale) {
 		t.Errorf("await commits at an old generation: %v", err)
 	}
-	now := must[uint32](t)(c.Generation())
+	now := assert.Must(c.Generation())(t)
 	if err := c.awaitCommit(now); err != nil {
 		t.Errorf("await commits: %v", err)
 	}
@@ -32,7 +34,7 @@ func TestConsistentReadErrors(t *testing.T) {
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error of read: %v", err)
 	}
-	if after := must[uint32](t)(c.Generation()); after != now {
+	if after := assert.Must(c.Generation())(t); after != now {
 		t.Errorf("the generation moved from %d to %d", now, after)
 	}
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // everyExpr has every expression that can be written, with no field left at 0
@@ -59,13 +61,8 @@ func encodeRule(t testing.TB, chain string, exprs []Expr, comment string) []byte
 
 func TestRuleRoundTrip(t *testing.T) {
 	want := Rule{Chain: "masq-X", Handle: 5, Exprs: everyExpr(), Comment: "a comment"}
-	got, err := decodeRule(encodeRule(t, want.Chain, want.Exprs, want.Comment))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	got := assert.Must(decodeRule(encodeRule(t, want.Chain, want.Exprs, want.Comment)))(t)
+	assert.Equal(t, "got", got, want)
 }
 
 // expr encodes an expression of any name and data.
@@ -103,9 +100,7 @@ func TestMisshapenIsUnknown(t *testing.T) {
 				continue
 			}
 			short := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
-			if diff := cmp.Diff(Expr(Unknown{ExprName(e)}), short); diff != "" {
-				t.Errorf("%#v with a short attribute %d (-want +got):\n%s", e, it.typ, diff)
-			}
+			assert.Equal(t, fmt.Sprintf("%#v with a short attribute %d", e, it.typ), short, Expr(Unknown{ExprName(e)}))
 		}
 	}
 }
@@ -195,9 +190,7 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 		"snat": func(*attrWriter) {},
 		"":     func(*attrWriter) {},
 	} {
-		if diff := cmp.Diff(Expr(Unknown{name}), decodeExpr(expr(name, data))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		assert.Equal(t, name, decodeExpr(expr(name, data)), Expr(Unknown{name}))
 	}
 }
 
@@ -211,9 +204,7 @@ func TestNewAttributes(t *testing.T) {
 					w.u32(attr, value)
 					w.expr(e)
 				}))
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("attribute %d is %d (-want +got):\n%s", attr, value, diff)
-				}
+				assert.Equal(t, fmt.Sprintf("attribute %d is %d", attr, value), got, want)
 			}
 		}
 	}
@@ -226,9 +217,7 @@ func TestImpliedFlag(t *testing.T) {
 		w.expr(want)
 		w.u32(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS)
 	}))
-	if diff := cmp.Diff(Expr(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "got", got, Expr(want))
 }
 
 // TestRegisterNumbers: the kernel lists the first of four registers of 4 bytes as the register of 16 bytes.
@@ -243,13 +232,9 @@ func TestRegisterNumbers(t *testing.T) {
 		b.AddRule(IPv4, "t", "c", []Expr{Meta{Key: unix.NFT_META_MARK, Dreg: number}}, fmt.Sprint(number))
 	}
 	commit(t, c, &b)
-	for _, r := range must[[]Rule](t)(c.Rules(IPv4, "t", "c")) {
+	for _, r := range assert.Must(c.Rules(IPv4, "t", "c"))(t) {
 		var number Register
-		if _, err := fmt.Sscan(r.Comment, &number); err != nil {
-			t.Fatal(err)
-		}
-		if got := r.Exprs[0].(Meta).Dreg; got != registers[number] {
-			t.Errorf("register %d is %d, want %d", number, got, registers[number])
-		}
+		assert.Must(fmt.Sscan(r.Comment, &number))(t)
+		assert.Equal(t, fmt.Sprintf("register %d", number), r.Exprs[0].(Meta).Dreg, registers[number])
 	}
 }

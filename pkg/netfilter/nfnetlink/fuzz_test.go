@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // FuzzDecodeRule feeds the decoder of rules. A rule that has nothing Unknown in
@@ -34,9 +35,7 @@ func FuzzDecodeRule(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(rule, again); diff != "" {
-			t.Errorf("(-first +again):\n%s", diff)
-		}
+		assert.Equal(t, "again", again, rule)
 	})
 }
 

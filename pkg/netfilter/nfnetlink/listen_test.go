@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -32,10 +33,7 @@ func watched() Watched {
 // listen opens a Listener in the thread's namespace, to be closed at the end.
 func listen(t testing.TB) *Listener {
 	t.Helper()
-	l, err := Listen(watched())
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := assert.Must(Listen(watched()))(t)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -47,9 +45,7 @@ func listen(t testing.TB) *Listener {
 // next calls Next, which has to return in time.
 func next(t testing.TB, l *Listener) (Commit, error) {
 	t.Helper()
-	if err := l.file.SetReadDeadline(time.Now().Add(timelimit.Wait)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, l.file.SetReadDeadline(time.Now().Add(timelimit.Wait)))
 	return l.Next()
 }
 
@@ -58,16 +54,13 @@ func pending(t testing.TB, l *Listener) (charged, limit uint32) {
 	t.Helper()
 	var info [9]uint32 // SK_MEMINFO_VARS
 	size := uint32(unsafe.Sizeof(info))
-	raw := must[syscall.RawConn](t)(l.file.SyscallConn())
-	err := raw.Control(func(fd uintptr) {
+	raw := assert.Must(l.file.SyscallConn())(t)
+	assert.NoError(t, raw.Control(func(fd uintptr) {
 		if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
 			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
 			t.Error(errno)
 		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return info[0], info[1]
 }
 
@@ -106,7 +99,7 @@ func TestListenTellsWhoInAContainer(t *testing.T) {
 // of. The inode is PROC_PID_INIT_INO of the kernel.
 func inFirstPIDNamespace(t *testing.T) bool {
 	t.Helper()
-	return must[string](t)(os.Readlink("/proc/self/ns/pid")) == "pid:[4026531836]"
+	return assert.Must(os.Readlink("/proc/self/ns/pid"))(t) == "pid:[4026531836]"
 }
 
 func TestListenTellsWho(t *testing.T) {
@@ -120,10 +113,7 @@ func TestListenTellsWho(t *testing.T) {
 		return uint32(unix.Gettid())
 	}
 	observedPIDs := map[uint32]uint32{} // pids as the kernel reports them, by those here
-	name, err := os.ReadFile("/proc/thread-self/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := assert.Must(os.ReadFile("/proc/thread-self/comm"))(t)
 	for _, tc := range []struct {
 		what    string
 		program string
@@ -142,7 +132,7 @@ func TestListenTellsWho(t *testing.T) {
 		{"ourselves again", strings.TrimSpace(string(name)), false, ourselves},
 	} {
 		pid := tc.run()
-		want := Commit{Generation: must[uint32](t)(c.Generation()), PID: pid, Program: tc.program, Touched: tc.touched}
+		want := Commit{Generation: assert.Must(c.Generation())(t), PID: pid, Program: tc.program, Touched: tc.touched}
 		for i, l := range []*Listener{l, second} {
 			got, err := next(t, l)
 			if !first && err == nil {
@@ -194,7 +184,7 @@ func TestListenHolds(t *testing.T) {
 	if charged > most {
 		t.Error("that is almost all")
 	}
-	last := must[uint32](t)(c.Generation())
+	last := assert.Must(c.Generation())(t)
 	for i := range uint32(commits + 1) {
 		if got, err := next(t, l); err != nil || got.Generation != last-commits+i {
 			t.Fatalf("commit %d has generation %d, want %d, %v", i, got.Generation, last-commits+i, err)
@@ -205,14 +195,12 @@ func TestListenHolds(t *testing.T) {
 func TestListenTellsOfLosses(t *testing.T) {
 	namespace(t)
 	c, l := dial(t), listen(t)
-	raw := must[syscall.RawConn](t)(l.file.SyscallConn())
-	if err := raw.Control(func(fd uintptr) {
+	raw := assert.Must(l.file.SyscallConn())(t)
+	assert.NoError(t, raw.Control(func(fd uintptr) {
 		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10); err != nil {
 			t.Error(err)
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	var b Batch
 	b.AddTable(IPv4, "t")
 	b.AddChain(IPv4, "t", "c", nil)
@@ -258,9 +246,7 @@ func TestListenClose(t *testing.T) {
 		t.Fatalf("Next returned by itself: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, l.Close())
 	select {
 	case err := <-done:
 		if !errors.Is(err, os.ErrClosed) {
@@ -335,7 +321,7 @@ func TestListenTouched(t *testing.T) {
 		nft(tc.before)()
 		l := listen(t)
 		program(t, tc.script, "nft", "-f", "-")
-		now := must[uint32](t)(dial(t).Generation())
+		now := assert.Must(dial(t).Generation())(t)
 		if got, err := next(t, l); err != nil || got.Touched != tc.touched || got.Generation != now {
 			t.Errorf("%s\nthen %s:\ngot %+v, %v; want touched %t, generation %d", tc.before, tc.script[:min(len(tc.script), 200)], got, err, tc.touched, now)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
@@ -23,9 +24,7 @@ func namespace(t testing.TB) {
 func dial(t testing.TB) *Conn {
 	t.Helper()
 	c := &Conn{}
-	if err := c.open(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.open())
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -47,30 +46,14 @@ func decodeElems(b []byte) ([]element, error) {
 	return decodeAttrs(b, func(t *attrTable) []element { return decodeElements(nil, t) })
 }
 
-// must returns what a read returned, and fails if it failed.
-func must[T any](t testing.TB) func(T, error) T {
-	t.Helper()
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 func commit(t testing.TB, c *Conn, b *Batch) {
 	t.Helper()
-	if err := c.Commit(b); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.Commit(b))
 }
 
 func span(first, last string) netipx.IPRange {
 	return netipx.IPRangeFrom(netip.MustParseAddr(first), netip.MustParseAddr(last))
 }
-
-func sameRange(a, b netipx.IPRange) bool { return a == b }
 
 // many returns n ranges of three addresses that do not touch.
 func many(family Family, n int) []netipx.IPRange {

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 func postrouting() *Base {
@@ -69,26 +71,22 @@ func TestRules(t *testing.T) {
 	commit(t, c, &b)
 
 	places := cmpopts.IgnoreFields(Rule{}, "Handle")
-	all := must[[]Rule](t)(c.Rules(IPv4, "t", ""))
+	all := assert.Must(c.Rules(IPv4, "t", ""))(t)
 	if diff := cmp.Diff(want, all, places); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	post := must[[]Rule](t)(c.Rules(IPv4, "t", "post"))
-	if diff := cmp.Diff(all[:len(rules)], post); diff != "" {
-		t.Errorf("of one chain (-want +got):\n%s", diff)
-	}
+	post := assert.Must(c.Rules(IPv4, "t", "post"))(t)
+	assert.Equal(t, "of one chain", post, all[:len(rules)])
 	b = Batch{}
 	b.DeleteRule(IPv4, "t", "post", post[1].Handle)
 	b.FlushChain(IPv4, "t", "masq")
 	commit(t, c, &b)
 	left := append([]Rule{post[0]}, post[2:]...)
-	if diff := cmp.Diff(left, must[[]Rule](t)(c.Rules(IPv4, "t", "")), places); diff != "" {
-		t.Errorf("after deleting (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "after deleting", assert.Must(c.Rules(IPv4, "t", ""))(t), left, places)
 	b = Batch{}
 	b.FlushChain(IPv4, "t", "")
 	commit(t, c, &b)
-	if got := must[[]Rule](t)(c.Rules(IPv4, "t", "")); len(got) != 0 {
+	if got := assert.Must(c.Rules(IPv4, "t", ""))(t); len(got) != 0 {
 		t.Errorf("after flushing all: %v", got)
 	}
 }
@@ -99,9 +97,7 @@ func TestWithoutPrivilege(t *testing.T) {
 	namespace(t)
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unix.Capset(&header, &none[0]))
 	c := dial(t)
 	var b Batch
 	b.AddTable(IPv4, "t")

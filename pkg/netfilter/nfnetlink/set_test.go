@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 func interval(keyLen uint32) Set {
@@ -59,9 +60,7 @@ func TestRanges(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 		}
-		if diff := cmp.Diff(tt.want, got, cmp.Comparer(sameRange)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+		assert.Equal(t, tt.name, got, tt.want)
 	}
 }
 
@@ -130,9 +129,7 @@ func TestElementForms(t *testing.T) {
 				got = append(got, key)
 			}
 		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		assert.Equal(t, name, got, tt.want)
 	}
 }
 

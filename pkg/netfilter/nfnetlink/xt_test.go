@@ -8,10 +8,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // native returns numbers as this machine has them in memory, each as wide as
@@ -49,10 +49,7 @@ func TestMark(t *testing.T) {
 			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: native(t, uint32(0xc000)), Xor: make([]byte, 4)},
 			Cmp{Op: op, Sreg: Reg1, Data: native(t, uint32(0x4000))},
 		}}, nil)
-		if diff := cmp.Diff(Decoded{Conditions: []Condition{{Field: Mark, Not: op == NotEqual, Value: 0x4000, Mask: 0xc000}}}, d,
-			cmpopts.EquateComparable(netipx.IPRange{}, netip.Addr{})); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		assert.Equal(t, "decoded", d, Decoded{Conditions: []Condition{{Field: Mark, Not: op == NotEqual, Value: 0x4000, Mask: 0xc000}}})
 	}
 }
 
@@ -112,8 +109,6 @@ func TestXtables(t *testing.T) {
 		"masquerade revision": {IPv6, target(1, make([]byte, 40)), newTarget("target MASQUERADE")},
 	} {
 		got := Decode(tt.family, Rule{Exprs: []Expr{tt.expr}}, nil)
-		if diff := cmp.Diff(tt.want, got, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netipx.IPRange{}, netip.Addr{})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		assert.Equal(t, name, got, tt.want, cmpopts.EquateEmpty())
 	}
 }

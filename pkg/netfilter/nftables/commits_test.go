@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -91,10 +92,7 @@ func TestApplyBesideCommits(t *testing.T) {
 	}()
 	for range 3 {
 		n.nft("add table ip ip-masq; delete table ip ip-masq")
-		observed, err := n.backend.Observe(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		observed := assert.Must(n.backend.Observe(t.Context(), nil))(t)
 		if err := n.backend.Apply(t.Context(), want, observed, nil); err != nil {
 			t.Error(err)
 		}

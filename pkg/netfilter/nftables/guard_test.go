@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -44,11 +45,7 @@ func ranges(list ...string) policy.Ranges { return policy.RangesOf(prefixes(list
 
 func (n *node) observeGuards() netfilter.GuardObservation {
 	n.Helper()
-	o, err := n.driver.ObserveGuards(context.Background())
-	if err != nil {
-		n.Fatal(err)
-	}
-	return o
+	return assert.Must(n.driver.ObserveGuards(context.Background()))(n)
 }
 
 func (n *node) compareGuards(desired []policy.Guard) policy.Diff {
@@ -58,9 +55,7 @@ func (n *node) compareGuards(desired []policy.Guard) policy.Diff {
 
 func (n *node) applyGuards(desired []policy.Guard) {
 	n.Helper()
-	if err := n.driver.ApplyGuards(context.Background(), desired, n.observeGuards()); err != nil {
-		n.Fatal(err)
-	}
+	assert.NoError(n, n.driver.ApplyGuards(context.Background(), desired, n.observeGuards()))
 	if d := n.compareGuards(desired); len(d) > 0 {
 		n.Fatalf("differs after apply:\n%s\n%s", d, n.listGuards())
 	}
@@ -181,9 +176,7 @@ func TestCheckGuards(t *testing.T) {
 				t.Error("the kernel would take it")
 			}
 		}
-		if diff := cmp.Diff(unchanged, n.listGuards()); diff != "" {
-			t.Errorf("(-before +after):\n%s", diff)
-		}
+		assert.Equal(t, "guards", n.listGuards(), unchanged)
 	}
 }
 
@@ -228,9 +221,7 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 				t.Errorf("the difference does not tell %q:\n%s", tc.diff, d)
 			}
 			n.applyGuards(want)
-			if diff := cmp.Diff(right, n.listGuards()); diff != "" {
-				t.Errorf("repaired (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "repaired", n.listGuards(), right)
 			n.nft(tc.script)
 			n.applyGuards(nil)
 			if text := n.listGuards(); text != "" {
@@ -257,10 +248,7 @@ func TestGuardCountersAreNoDrift(t *testing.T) {
 	if d := n.compareGuards(want); len(d) > 0 {
 		t.Errorf("differs:\n%s", d)
 	}
-	if diff := cmp.Diff(map[policy.ChainFamily]uint64{{Chain: "X", Family: policy.IPv4}: 7, {Chain: "X", Family: policy.IPv6}: 0},
-		n.observeGuards().Packets); diff != "" {
-		t.Errorf("packets (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "packets", n.observeGuards().Packets, map[policy.ChainFamily]uint64{{Chain: "X", Family: policy.IPv4}: 7, {Chain: "X", Family: policy.IPv6}: 0})
 }
 
 // TestGuardsChangeInPlace: no table, set or unchanged chain is recreated.
@@ -291,9 +279,7 @@ func TestGuardsChangeInPlace(t *testing.T) {
 		n.applyGuards(guards)
 		handle := regexp.MustCompile(`(table|set (pods|exempt|bound)-X|set self) .*# handle \d+`)
 		want := strings.Join(handle.FindAllString(before, -1), "\n")
-		if diff := cmp.Diff(want, strings.Join(handle.FindAllString(n.listGuards("-a"), -1), "\n")); diff != "" {
-			t.Errorf("tables and sets of X (-before +after):\n%s", diff)
-		}
+		assert.Equal(t, "tables and sets of X", strings.Join(handle.FindAllString(n.listGuards("-a"), -1), "\n"), want)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -35,11 +36,9 @@ func newGuarded(t *testing.T, edit ...func(*policy.Guard)) *guarded {
 			t.Error(err)
 		}
 	})
-	if err := g.Node.Do(func() error {
+	assert.NoError(t, g.Node.Do(func() error {
 		return g.driver.ApplyGuards(t.Context(), guardsOf("X", edit...), netfilter.GuardObservation{})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return g
 }
 
@@ -55,10 +54,7 @@ func (g *guarded) nft(script string) {
 // counted returns the packets that the guards of both families counted.
 func (g *guarded) counted() uint64 {
 	g.Helper()
-	o, err := g.driver.ObserveGuards(g.Context())
-	if err != nil {
-		g.Fatal(err)
-	}
+	o := assert.Must(g.driver.ObserveGuards(g.Context()))(g)
 	return o.Packets[policy.ChainFamily{Chain: "X", Family: policy.IPv4}] + o.Packets[policy.ChainFamily{Chain: "X", Family: policy.IPv6}]
 }
 
@@ -99,9 +95,7 @@ func TestGuardPackets(t *testing.T) {
 				}
 				before = g.counted()
 				want := map[policy.GuardMode]netip.Addr{policy.GuardCount: netip.MustParseAddr(family.pod)}[mode]
-				if got := g.source(g.pod, family.outside, false); got != want {
-					t.Errorf("untranslated, from %s: the other side saw %s, want %s", family.pod, got, want)
-				}
+				assert.Equal(t, fmt.Sprintf("untranslated, from %s: the other side saw", family.pod), g.source(g.pod, family.outside, false), want)
 				if g.counted() == before {
 					t.Errorf("from %s: no packet was counted", family.pod)
 				}
@@ -175,10 +169,7 @@ func TestEnforceSelf(t *testing.T) {
 			t.Errorf("set self: %v\n%s", err, out)
 		}
 	}
-	o, err := g.driver.ObserveGuards(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := assert.Must(g.driver.ObserveGuards(t.Context()))(t)
 	if d := g.driver.CompareGuards(guardsOf("X", edit), o); len(d) > 0 {
 		t.Errorf("elements of self are drift:\n%s", d)
 	}
@@ -215,9 +206,7 @@ func TestBypassMark(t *testing.T) {
 				} else {
 					bound[policy.ChainFamily{Chain: "X", Family: policy.FamilyOf(want)}]++
 				}
-				if got := g.source(g.pod, to, true); got != want {
-					t.Errorf("bypassMark %s, packet to %s with mark %s: seen %s, want %s", bypass, to, bit, got, want)
-				}
+				assert.Equal(t, fmt.Sprintf("bypassMark %s, packet to %s with mark %s: seen", bypass, to, bit), g.source(g.pod, to, true), want)
 			}
 		}
 	}

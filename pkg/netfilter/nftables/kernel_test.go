@@ -14,9 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -25,10 +25,9 @@ import (
 
 // failer is what testing and rapid have in common.
 type failer interface {
-	Helper()
+	assert.T
 	Error(args ...any)
 	Fatal(args ...any)
-	Fatalf(format string, args ...any)
 }
 
 // node is the kernel of the sandbox, empty at first.
@@ -79,9 +78,7 @@ func (n *node) list() string {
 
 func (n *node) apply(desired policy.Ruleset) {
 	n.Helper()
-	if err := n.backend.Apply(context.Background(), desired, netfilter.Observation{}, nil); err != nil {
-		n.Fatal(err)
-	}
+	assert.NoError(n, n.backend.Apply(context.Background(), desired, netfilter.Observation{}, nil))
 	if d := n.compare(desired); len(d) > 0 {
 		n.Fatalf("differs after apply:\n%s\n%s", d, n.list())
 	}
@@ -89,19 +86,12 @@ func (n *node) apply(desired policy.Ruleset) {
 
 func (n *node) observe() netfilter.Observation {
 	n.Helper()
-	o, err := n.backend.Observe(context.Background(), nil)
-	if err != nil {
-		n.Fatal(err)
-	}
-	return o
+	return assert.Must(n.backend.Observe(context.Background(), nil))(n)
 }
 
 func (n *node) compare(desired policy.Ruleset) policy.Diff {
 	n.Helper()
-	observed, err := n.backend.Observe(context.Background(), nil)
-	if err != nil {
-		n.Fatal(err)
-	}
+	observed := assert.Must(n.backend.Observe(context.Background(), nil))(n)
 	return policy.Compare(desired, observed.Rules)
 }
 
@@ -110,10 +100,7 @@ func (n *node) compare(desired policy.Ruleset) policy.Diff {
 func (n *node) rewrite(family nfnetlink.Family, table, chain string, edit func(first, second nfnetlink.Expr) []nfnetlink.Expr) {
 	n.Helper()
 	var conn nfnetlink.Conn
-	rules, err := conn.Rules(family, table, chain)
-	if err != nil {
-		n.Fatal(err)
-	}
+	rules := assert.Must(conn.Rules(family, table, chain))(n)
 	var b nfnetlink.Batch
 	b.FlushChain(family, table, chain)
 	edited := false
@@ -133,11 +120,7 @@ func (n *node) rewrite(family nfnetlink.Family, table, chain string, edit func(f
 
 func (n *node) generation() uint32 {
 	n.Helper()
-	g, err := n.driver.conn.Generation()
-	if err != nil {
-		n.Fatal(err)
-	}
-	return g
+	return assert.Must(n.driver.conn.Generation())(n)
 }
 
 func sourcePolicy(chain string, edit ...func(*policy.SourcePolicy)) policy.SourcePolicy {
@@ -234,9 +217,7 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 				t.Errorf("the difference does not tell %q:\n%s", tc.diff, d)
 			}
 			n.apply(want)
-			if diff := cmp.Diff(right, n.list()); diff != "" {
-				t.Errorf("repaired (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "repaired", n.list(), right)
 		})
 	}
 }
@@ -279,9 +260,7 @@ func TestSetAttributes(t *testing.T) {
 			if !tc.drift {
 				return
 			}
-			if diff := cmp.Diff(right, n.list()); diff != "" {
-				t.Errorf("repaired (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "repaired", n.list(), right)
 		})
 	}
 }
@@ -302,9 +281,7 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 	n.nft("insert rule ip ip-masq masq-B ip daddr { 1.2.3.4, 5.6.7.8 } counter packets 7 bytes 7 return; add rule ip ip-masq masq-B counter packets 9 bytes 9")
 	before := n.chainA("ip")
 	n.apply(desired(sourcePolicy("A"), sourcePolicy("B", func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = prefixes("10.1.0.0/16") })))
-	if diff := cmp.Diff(before, n.chainA("ip")); diff != "" {
-		t.Errorf("chain A was rewritten (-before +after):\n%s", diff)
-	}
+	assert.Equal(t, "chain A was rewritten", n.chainA("ip"), before)
 }
 
 func TestOneSetChangesInPlace(t *testing.T) {
@@ -314,9 +291,7 @@ func TestOneSetChangesInPlace(t *testing.T) {
 	for _, list := range [][]string{{"10.0.0.0/9", "11.0.0.0/8"}, {"10.0.0.0/8", "11.0.0.0/8"}, {"0.0.0.0/1"}, {"128.0.0.0/1", "10.0.0.0/8"}} {
 		n.apply(desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = prefixes(append(list, "fd00::/8")...) })))
 	}
-	if diff := cmp.Diff(before, n.chainA("ip")); diff != "" {
-		t.Errorf("rules were rewritten (-before +after):\n%s", diff)
-	}
+	assert.Equal(t, "rules were rewritten", n.chainA("ip"), before)
 	sources := func(exempt, source string) policy.Ruleset {
 		return desired(sourcePolicy("A", func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs, s.NonMasqueradeSourceCIDRs = prefixes(exempt), prefixes(source)
@@ -348,27 +323,18 @@ func TestRemove(t *testing.T) {
 		return []policy.ChainFamily{{Chain: name, Family: policy.IPv4}, {Chain: name, Family: policy.IPv6}}
 	}
 	for _, step := range []struct{ chain, want string }{{"A", justB}, {"A", justB}, {"B", others}, {"B", others}} {
-		if err := n.backend.Remove(context.Background(), refs(step.chain), nil); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(step.want, n.list()); diff != "" {
-			t.Errorf("after removing %s (-want +got):\n%s", step.chain, diff)
-		}
+		assert.NoError(t, n.backend.Remove(context.Background(), refs(step.chain), nil))
+		assert.Equal(t, fmt.Sprintf("after removing %s", step.chain), n.list(), step.want)
 	}
 }
 
 // cutOff writes a ruleset as far as the first batch: new sets, and no rule yet.
 func (n *node) cutOff(desired policy.Ruleset) {
 	n.Helper()
-	now, err := n.driver.read(tableName)
-	if err != nil {
-		n.Fatal(err)
-	}
+	now := assert.Must(n.driver.read(tableName))(n)
 	w := writer{change: toDesired(desired)}
 	w.encode(now)
-	if err := n.driver.conn.Commit(w.fill); err != nil {
-		n.Fatal(err)
-	}
+	assert.NoError(n, n.driver.conn.Commit(w.fill))
 }
 
 // TestCutOff: what a writer leaves that ends between its two batches goes with the
@@ -419,12 +385,8 @@ func TestCutOff(t *testing.T) {
 			if n.list() == before {
 				t.Fatal("nothing was left")
 			}
-			if err := tc.then(n); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, n.list()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			assert.NoError(t, tc.then(n))
+			assert.Equal(t, "rules", n.list(), want)
 		})
 	}
 }
@@ -455,9 +417,7 @@ func TestRefusedWhole(t *testing.T) {
 					t.Fatal("the kernel took it:", n.list())
 				}
 			}
-			if diff := cmp.Diff(want, n.list()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "rules", n.list(), want)
 		})
 	}
 }
@@ -472,9 +432,7 @@ func TestRefusedFamily(t *testing.T) {
 	if n.chainA("ip") == v4 {
 		t.Error("table ip was not recreated: the kernel refused nothing")
 	}
-	if diff := cmp.Diff(v6, n.chainA("ip6")); diff != "" {
-		t.Errorf("chain of table ip6 (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "chain of table ip6", n.chainA("ip6"), v6)
 }
 
 // TestCheckOfChangedRules: a question is about the rules that were observed.
@@ -503,21 +461,14 @@ func TestGenerationOfLoadedModule(t *testing.T) {
 	n.driver.module = filepath.Join(loads, "nf_tables")
 	seen := map[netfilter.Generation]bool{}
 	for _, load := range []string{"first", "second"} {
-		if err := os.Mkdir(filepath.Join(loads, load), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Mkdir(filepath.Join(loads, load), 0o700))
 	}
 	for _, load := range []string{"", "first", "second"} {
 		if load != "" {
 			_ = os.Remove(n.driver.module)
-			if err := os.Rename(filepath.Join(loads, load), n.driver.module); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.Rename(filepath.Join(loads, load), n.driver.module))
 		}
-		g, err := n.driver.Generation()
-		if err != nil {
-			t.Fatal(err)
-		}
+		g := assert.Must(n.driver.Generation())(t)
 		if seen[g] {
 			t.Errorf("load %q has the generation of another one: %s", load, g)
 		}
@@ -549,21 +500,12 @@ func TestUsesAndProbe(t *testing.T) {
 	n := newNode(t)
 	uses := func() []netfilter.Choice {
 		t.Helper()
-		got, err := n.driver.FindChain(context.Background(), "A")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got
+		return assert.Must(n.driver.FindChain(context.Background(), "A"))(t)
 	}
 	if got := uses(); len(got) != 0 {
 		t.Errorf("uses %v of nothing", got)
 	}
 	n.apply(desired(sourcePolicy("A")))
-	choice, err := n.driver.Probe(context.Background(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]netfilter.Choice{choice}, uses()); diff != "" {
-		t.Errorf("uses (-want +got):\n%s", diff)
-	}
+	choice := assert.Must(n.driver.Probe(context.Background(), ""))(t)
+	assert.Equal(t, "uses", uses(), []netfilter.Choice{choice})
 }

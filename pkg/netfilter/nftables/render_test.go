@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -21,10 +22,7 @@ import (
 // rich has every form that a rule of an owned table can have.
 func rich(t failer) policy.Ruleset {
 	t.Helper()
-	ports, err := policy.ParsePorts("1024-29999,7,32768-65535")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := assert.Must(policy.ParsePorts("1024-29999,7,32768-65535"))(t)
 	no := false
 	return desired(
 		sourcePolicy("IP-MASQ-AGENT", func(s *policy.SourcePolicy) {
@@ -97,10 +95,7 @@ func (n *node) isAsApplied(want policy.Ruleset) {
 	if d := n.compare(want); len(d) > 0 {
 		n.Fatalf("differs as it was loaded:\n%s\n%s", d, n.ruleset())
 	}
-	observed, err := n.backend.Observe(context.Background(), nil)
-	if err != nil {
-		n.Fatal(err)
-	}
+	observed := assert.Must(n.backend.Observe(context.Background(), nil))(n)
 	for _, c := range observed.Rules.Chains {
 		if owner := want.Find(c.Family, c.Name).Owner; c.Owner != owner {
 			n.Fatalf("%s %s is owned by %+v, want %+v", c.Family, c.Name, c.Owner, owner)

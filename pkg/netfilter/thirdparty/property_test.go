@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -137,9 +138,7 @@ func (w world) lines() (lines []string) {
 // scan follows all packets from the chain "a".
 func (w world) scan(t *rapid.T, owned func(Place) bool) []Rule {
 	walk := walk{table: table{rules: w.rules}, base: &Place{Family: policy.IPv4}, owned: owned}
-	if _, err := walk.chain("a", []Packets{{}}, condition{}, nil); err != nil {
-		t.Fatal(err)
-	}
+	assert.Must(walk.chain("a", []Packets{{}}, condition{}, nil))(t)
 	return walk.found
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -48,11 +49,7 @@ func owned(p Place) bool {
 
 func scanned(t *testing.T) []Rule {
 	t.Helper()
-	rules, err := Scan(owned)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rules
+	return assert.Must(Scan(owned))(t)
 }
 
 // shown writes rules without what each of a test has in common.
@@ -144,9 +141,7 @@ func TestIPTables(t *testing.T) {
 				isolate(t)
 				restore(t, policy.IPv4, variant, tc.rules...)
 				rules := scanned(t)
-				if diff := cmp.Diff(tc.want, shown(rules)); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				assert.Equal(t, "rules", shown(rules), tc.want)
 				for _, r := range rules {
 					if r.Backend != policy.IPTables || r.Variant != variant || r.Family != policy.IPv4 || r.Table != "nat" || r.Exact != (len(r.Unread) == 0) {
 						t.Errorf("%+v", r)
@@ -258,9 +253,7 @@ chain postrouting { type nat hook postrouting priority 101; jump m; }
 			for _, r := range scanned(t) {
 				got = append(got, r.Text)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "got", got, tc.want)
 		})
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -57,10 +56,7 @@ func TestUntracked(t *testing.T) {
 	chain late { type filter hook prerouting priority filter; notrack; }
 	chain sent { type filter hook output priority raw; notrack; }
 }`, "nft", "-f", "-")
-	rules, err := Untracked()
-	if err != nil {
-		t.Fatal(err)
-	}
+	rules := assert.Must(Untracked())(t)
 	var got []string
 	for _, r := range rules {
 		got = append(got, r.Text)
@@ -71,9 +67,7 @@ func TestUntracked(t *testing.T) {
 			"iptables ("+variant+"), ipv4, table raw, chain PREROUTING: to 169.254.20.10/32 udp notrack; not decoded: the transport header")
 	}
 	want = append(want, "nftables, ipv4, table x, chain early: from 10.7.0.0/16 notrack")
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "got", got, want)
 }
 
 func TestAccepted(t *testing.T) {
@@ -85,16 +79,11 @@ func TestAccepted(t *testing.T) {
 				":B -", "-A POSTROUTING -s 10.5.0.0/16 -g B", "-A B -d 10.6.0.0/16 -j MASQUERADE", "-A POSTROUTING -o eth+ -j OURS",
 				"-A POSTROUTING -d 10.3.0.0/16 -j RETURN", "-A POSTROUTING -o wg0 -j OURS", "-A POSTROUTING -d 10.4.0.0/16 -j ACCEPT", "-A OURS -j MASQUERADE")
 			feed(t, "table ip other { chain p { type nat hook postrouting priority 90; accept; }\n}", "nft", "-f", "-")
-			rules, err := Accepted(owned)
-			if err != nil {
-				t.Fatal(err)
-			}
+			rules := assert.Must(Accepted(owned))(t)
 			want := []string{"POSTROUTING: accept; not decoded: match policy",
 				"A: from 10.2.0.0/16 accept; not decoded: an earlier rule => not to 10.1.0.0/16",
 				"POSTROUTING: from 10.5.0.0/16 return; not decoded: an earlier rule => not to 10.6.0.0/16", "POSTROUTING: to 10.3.0.0/16 return; not decoded: an earlier rule"}
-			if diff := cmp.Diff(want, shown(rules)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "rules", shown(rules), want)
 		})
 	}
 }

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package assert has the checks that tests of all packages make. NoError and Must end the test, and Equal goes on.
+package assert
+
+import (
+	"net/netip"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go4.org/netipx"
+)
+
+// T is the part of testing.TB and rapid.T that this package uses.
+type T interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// NoError fails the test on an error.
+func NoError(t T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+}
+
+// Must returns the value of a function, and fails the test on an error:
+//
+//	text := assert.Must(os.ReadFile(path))(t)
+func Must[V any](value V, err error) func(T) V {
+	return func(t T) V {
+		t.Helper()
+		NoError(t, err)
+		return value
+	}
+}
+
+// Equal fails the test unless something is as it should be.
+func Equal[V any](t T, what string, got, want V, options ...cmp.Option) {
+	t.Helper()
+	options = append(options, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{}, netipx.IPRange{}))
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
