@@ -243,9 +243,9 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		}
 		got := w.kernel.packet(src, dst)
 		masquerade, drop := w.book.stuck, false
-		// After a boot, a chain is missing that the kernel refuses or whose first write failed; and rules that stay beside a damaged document may still
-		// exempt the former pod of the address.
-		exempt := w.refused() || w.book.unruled || p.harmed && p.moved
+		// After a boot, a chain is missing that the kernel refuses or whose first write failed; rules that stay beside a damaged document may still
+		// exempt the former pod of the address; and a chain that is not on record goes before the one that takes its place in another backend.
+		exempt := w.refused() || w.book.unruled || p.harmed && p.moved || len(w.book.orphans) > 0 && w.moves()
 		for j := range x.decisions {
 			d := &x.decisions[j][i]
 			masquerade, exempt, drop = masquerade || d.masquerade, exempt || !d.masquerade, drop || d.drop
