@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -140,9 +140,7 @@ func TestWrittenOrderIsKept(t *testing.T) {
 		p := policy.Merge(sources)[0]
 		for _, f := range p.Families() {
 			got, want := destinationOrder(p, f), written(newOracle(sources).strongestFirst, p, f)
-			if diff := gocmp.Diff(byText(want), byText(got), equatable); diff != "" {
-				t.Fatalf("%s: prefixes with rules (-want +got):\n%s", f, diff)
-			}
+			assert.Equal(t, string(f)+": prefixes with rules", byText(got), byText(want))
 			place := map[netip.Prefix]int{}
 			for i, prefix := range got {
 				place[prefix] = i

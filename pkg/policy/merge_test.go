@@ -9,11 +9,11 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -86,9 +86,7 @@ func TestMergeIsIndependentOfOrder(t *testing.T) {
 			sources[i].Policy.Chain = rapid.SampledFrom([]string{"A", "B"}).Draw(t, "chain")
 		}
 		shuffled := rapid.Permutation(sources).Draw(t, "shuffled")
-		if diff := cmp.Diff(policy.Merge(sources), policy.Merge(shuffled), equatable); diff != "" {
-			t.Fatalf("another order gives another policy:\n%s", diff)
-		}
+		assert.Equal(t, "policies in another order", policy.Merge(shuffled), policy.Merge(sources))
 	})
 }
 
@@ -105,111 +103,69 @@ func TestMergeLeavesItsInputAlone(t *testing.T) {
 	})
 }
 
-// Each kind of conflict, between each pair of sources: the one in force is named last.
+// Each kind of conflict, between each pair of sources: the one in force is named last. The messages are in
+// testdata/conflicts.txt.
 func TestConflicts(t *testing.T) {
-	const scopes = " or give one of them another masqChain, and each sourceCIDRs or outputInterfaces of its own"
-	type pair struct{ inForce, superseded policy.SourcePolicy }
+	var none policy.SourcePolicy
 	kinds := []struct {
-		key, inForceKey string // of the superseded source; of the one in force, where it is another
-		pair
-		inForceValue, supersededValue string
-		remedy                        string
+		key                 string // of the superseded source
+		inForce, superseded policy.SourcePolicy
+		scope               bool
 		// The agent files agree with any scope if they state none.
 		notOfAgents bool
 	}{
-		{key: "backend", pair: pair{policy.SourcePolicy{Backend: policy.IPTables}, policy.SourcePolicy{Backend: policy.NFTables}}, inForceValue: "iptables", supersededValue: "nftables"},
-		{key: "toPorts", pair: pair{policy.SourcePolicy{ToPorts: ports(t, "1-2")}, policy.SourcePolicy{ToPorts: ports(t, "")}}, inForceValue: "1-2", supersededValue: "empty"},
+		{key: "backend", inForce: policy.SourcePolicy{Backend: policy.IPTables}, superseded: policy.SourcePolicy{Backend: policy.NFTables}},
+		{key: "toPorts", inForce: policy.SourcePolicy{ToPorts: ports(t, "1-2")}, superseded: policy.SourcePolicy{ToPorts: ports(t, "")}},
 		{
-			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}},
-			inForceValue: "10.244.0.0/16", supersededValue: `"10.244.0.0/16 10.245.0.0/16"`, remedy: scopes,
+			key: "sourceCIDRs", inForce: policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")},
+			superseded: policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16", "10.245.0.0/16")}, scope: true,
+		},
+		{key: "sourceCIDRs", inForce: policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, scope: true, notOfAgents: true},
+		{key: "outputInterfaces", superseded: policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}, scope: true},
+		{
+			key: "masqueradeCIDRs", inForce: policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")},
+			superseded: policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()},
 		},
 		{
-			key: "sourceCIDRs", pair: pair{policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16")}, policy.SourcePolicy{}},
-			inForceValue: "10.244.0.0/16", supersededValue: "any", remedy: scopes, notOfAgents: true,
-		},
-		{
-			key: "outputInterfaces", pair: pair{policy.SourcePolicy{}, policy.SourcePolicy{OutputInterfaces: []string{"eth0"}}},
-			inForceValue: "any", supersededValue: "eth0", remedy: scopes,
-		},
-		{
-			key: "masqueradeCIDRs", inForceKey: "nonMasqueradeCIDRs",
-			pair:         pair{policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeCIDRs: cidrs()}},
-			inForceValue: "10.0.0.0/8", supersededValue: "10.0.0.0/8",
-		},
-		{
-			key: "nonMasqueradeCIDRs", inForceKey: "masqueradeCIDRs",
-			pair:         pair{policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")}, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}},
-			inForceValue: "10.0.0.0/8", supersededValue: "10.0.0.0/8",
+			key: "nonMasqueradeCIDRs", inForce: policy.SourcePolicy{MasqueradeCIDRs: cidrs("10.0.0.0/8")},
+			superseded: policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")},
 		},
 	}
 	parties := []struct {
 		name                string
-		inForce, superseded func(policy.SourcePolicy) policy.Source
-		inForceName         string
-		supersededName      string
+		inForce, superseded policy.Source
 	}{
-		{
-			"a network and the agent files",
-			func(s policy.SourcePolicy) policy.Source { return network("z", 9, s) }, agentFiles,
-			`network "z"`, "the agent files",
-		},
-		{
-			"a superseded network, and the agent files",
-			func(s policy.SourcePolicy) policy.Source { return markSuperseded(network("z", 9, s)) }, agentFiles,
-			`network "z"`, "the agent files",
-		},
-		{
-			"the first network and the second",
-			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
-			func(s policy.SourcePolicy) policy.Source { return network("a", 2, s) },
-			`network "z"`, `network "a"`,
-		},
-		{
-			"a new network and a superseded one",
-			func(s policy.SourcePolicy) policy.Source { return network("z", 2, s) },
-			func(s policy.SourcePolicy) policy.Source { return markSuperseded(network("a", 1, s)) },
-			`network "z"`, `network "a"`,
-		},
-		{
-			"two networks with one order: by name",
-			func(s policy.SourcePolicy) policy.Source { return network("a", 1, s) },
-			func(s policy.SourcePolicy) policy.Source { return network("z", 1, s) },
-			`network "a"`, `network "z"`,
-		},
+		{"a network and the agent files", network("z", 9, none), agentFiles(none)},
+		{"a superseded network, and the agent files", markSuperseded(network("z", 9, none)), agentFiles(none)},
+		{"the first network and the second", network("z", 1, none), network("a", 2, none)},
+		{"a new network and a superseded one", network("z", 2, none), markSuperseded(network("a", 1, none))},
+		{"two networks with one order: by name", network("a", 1, none), network("z", 1, none)},
 	}
+	var got strings.Builder
 	for _, kind := range kinds {
 		for _, party := range parties {
-			if kind.notOfAgents && party.supersededName == "the agent files" {
+			inForce, superseded := party.inForce, party.superseded
+			ofAgents := superseded.ID.Kind == policy.AgentFiles
+			if kind.notOfAgents && ofAgents {
 				continue
 			}
+			inForce.Policy, superseded.Policy = onDefaultChain(kind.inForce), onDefaultChain(kind.superseded)
 			t.Run(kind.key+"/"+party.name, func(t *testing.T) {
-				inForceKey := kind.inForceKey
-				if inForceKey == "" {
-					inForceKey = kind.key
-				}
-				inForce, superseded := party.inForce(kind.inForce), party.superseded(kind.superseded)
-				want := "chain IP-MASQ-AGENT: " + kind.key + " of " + party.supersededName + " is " + kind.supersededValue +
-					", which conflicts with " + inForceKey + " of " + party.inForceName + ", " + kind.inForceValue +
-					"; the latter is in force: make them agree" + kind.remedy
-				if bothNetworks := strings.HasPrefix(party.supersededName, "network"); bothNetworks && kind.remedy == "" && !strings.HasSuffix(kind.key, "CIDRs") {
-					want += scopes // a chain of its own can have other values
-				}
 				p := mergeOne(t, superseded, inForce)
-				var got []string
+				fmt.Fprintf(&got, "%s:\n%s\n\n", party.name, p.Conflicts.Error())
 				for _, c := range p.Conflicts {
-					got = append(got, c.Error())
-					if c.InForce.Source != inForce.ID || c.Superseded.Source != superseded.ID || c.Scope != (kind.remedy != "") {
+					if c.InForce.Source != inForce.ID || c.Superseded.Source != superseded.ID || c.Scope != kind.scope {
 						t.Errorf("%+v does not name its sources or its kind", c)
 					}
 				}
-				wantEqual(t, "conflicts", got, []string{want})
 				checkInForce(t, p, inForce)
-				if p.Conflicts = nil; superseded.ID.Kind == policy.Network { // as a whole
+				if p.Conflicts = nil; !ofAgents { // as a whole
 					wantEqual(t, "policy", p, mergeOne(t, inForce))
 				}
 			})
 		}
 	}
+	golden.Check(t, "testdata/conflicts.txt", got.String())
 }
 
 func markSuperseded(c policy.Source) policy.Source {
@@ -278,23 +234,20 @@ func TestManyConflicts(t *testing.T) {
 	}
 }
 
-// CheckBounds counts exactly the rules that Desired returns.
+// CheckBounds counts exactly the rules that Desired returns. Its errors are in testdata/bounds.txt.
 func TestCheckBounds(t *testing.T) {
-	const together = "; remove some, set backend to nftables, or give a network another masqChain"
+	var got strings.Builder
 	ports := ports(t, "1,3,5,7")
 	for _, tt := range []struct {
 		name    string
 		sources []policy.Source
 		rules   int // without the one more
 		more    policy.Source
-		want    string
 	}{{
 		name:    "exempt prefixes",
 		sources: []policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: many(policy.MaxRules - 2)})},
 		rules:   policy.MaxRules,
 		more:    network("b", 2, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8")}),
-		want: "chain IP-MASQ-AGENT: 0 nonMasqueradeSourceCIDRs, 65536 nonMasqueradeCIDRs and 0 masqueradeCIDRs with 0 ranges of toPorts make 65537 ipv4 rules in iptables, " +
-			`more than the 65536 possible, stated by network "a", network "b"` + together,
 	}, {
 		name: "ports of one and prefixes of another", // 13 rules each, and for all else
 		sources: []policy.Source{
@@ -303,15 +256,11 @@ func TestCheckBounds(t *testing.T) {
 		},
 		rules: 13*5040 + 2,
 		more:  network("b", 2, policy.SourcePolicy{MasqueradeCIDRs: many(5041)}),
-		want: "chain IP-MASQ-AGENT: 1 nonMasqueradeSourceCIDRs, 1 nonMasqueradeCIDRs and 5041 masqueradeCIDRs with 4 ranges of toPorts make 65548 ipv4 rules in iptables, " +
-			`more than the 65536 possible, stated by network "a", network "b", the agent files` + together,
 	}, {
 		name:    "exempt sources",
 		sources: []policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), NonMasqueradeSourceCIDRs: many(4096)})},
 		rules:   4096 + 2,
 		more:    agentFiles(policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}),
-		want: "chain IP-MASQ-AGENT: nonMasqueradeSourceCIDRs has 4097 entries, more than the 4096 possible, " +
-			`stated by network "a", the agent files; remove some, write wider prefixes, or give a network another masqChain`,
 	}, {
 		name: "pod ranges",
 		sources: []policy.Source{
@@ -319,8 +268,6 @@ func TestCheckBounds(t *testing.T) {
 		},
 		rules: 2,
 		more:  network("b", 2, policy.SourcePolicy{PodCIDRs: cidrs("10.0.0.0/8")}),
-		want: "chain IP-MASQ-AGENT: podCIDRs has 4097 entries, more than the 4096 possible, " +
-			`stated by network "a", network "b", network "c"; remove some, write wider prefixes, or give a network another masqChain`,
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := policy.Merge(tt.sources)[0]
@@ -330,13 +277,14 @@ func TestCheckBounds(t *testing.T) {
 			rules := len(policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{}).Chains[0].Rules)
 			wantEqual(t, "rules", rules, tt.rules)
 			err := policy.Merge(append(tt.sources, tt.more))[0].CheckBounds(policy.Layout{})
-			wantError(t, "one more", err, tt.want)
+			fmt.Fprintf(&got, "%s:\n%v\n\n", tt.name, err)
 			var bound *policy.BoundError
 			if !errors.As(err, &bound) {
 				t.Errorf("%T is no BoundError", err)
 			}
 		})
 	}
+	golden.Check(t, "testdata/bounds.txt", got.String())
 	sets := policy.Merge([]policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: many(policy.MaxRules), ToPorts: ports})})[0]
 	if err := sets.CheckBounds(policy.Layout{Sets: true}); err != nil {
 		t.Errorf("with sets: %v", err)
