@@ -4,6 +4,7 @@ package system
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"io/fs"
@@ -11,10 +12,35 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"testing/fstest"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// call is the effect of a call on a path. It returns what the path names.
+func (m *Machine) call(effect string, dir *inode, path string, writes bool) (place, error) {
+	if err := m.step(effect, path, writes); err != nil {
+		return place{}, err
+	}
+	return m.find(dir, path)
+}
+
+// callOn is call for what must exist.
+func (m *Machine) callOn(effect string, dir *inode, path string, writes bool) (*inode, error) {
+	at, err := m.call(effect, dir, path, writes)
+	if err == nil && at.node == nil {
+		err = unix.ENOENT
+	}
+	return at.node, err
+}
+
+func pathError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: path, Err: err}
+}
 
 // File is an open file.
 type File struct {
@@ -26,23 +52,21 @@ type File struct {
 	process *Process
 }
 
-func (f *File) Fd() uintptr  { return uintptr(f.fd) }
-func (f *File) Name() string { return f.name }
-func (f *File) unlock()      { delete(f.node.holders, f) }
+func (f *File) Fd() uintptr                  { return uintptr(f.fd) }
+func (f *File) Name() string                 { return f.name }
+func (f *File) Chmod(mode fs.FileMode) error { return UnixFchmod(f.fd, uint32(mode.Perm())) }
+func (f *File) Chown(_, _ int) error         { return nil }
+func (f *File) Stat() (fs.FileInfo, error)   { return f.node.info(f.name), nil }
+func (f *File) unlock()                      { delete(f.node.holders, f) }
 
 func (f *File) Close() error {
-	if f == nil {
+	switch {
+	case f == nil:
 		return os.ErrInvalid
-	}
-	return machine.close(f)
-}
-
-func (m *Machine) close(f *File) error {
-	if f.closed {
+	case f.closed:
 		return os.ErrClosed
-	}
-	if len(f.node.holders) > 0 { // no other process notices the end of a file without a lock
-		if err := m.step("close", f.name, false); err != nil {
+	case len(f.node.holders) > 0: // no other process notices the end of a file without a lock
+		if err := machine.step("close", f.name, false); err != nil {
 			return err
 		}
 	}
@@ -54,39 +78,40 @@ func (m *Machine) close(f *File) error {
 	return nil
 }
 
-func (f *File) Write(data []byte) (int, error) {
-	if err := machine.step("write", f.name, true); err != nil {
-		return 0, pathError("write", f.name, err)
+// call is the effect of a call on the file.
+func (f *File) call(effect string, writes bool, do func() error) error {
+	err := machine.step(effect, f.name, writes)
+	if err == nil {
+		err = do()
 	}
-	if machine.Full {
-		data = data[:len(data)/2]
-	}
-	machine.Writes++
-	content := f.node.data
-	if need := f.at + len(data); need > len(content) {
-		content = append(bytes.Clone(content), make([]byte, need-len(content))...)
-	} else {
-		content = bytes.Clone(content)
-	}
-	copy(content[f.at:], data)
-	f.node.data, f.node.changed = content, time.Now()
-	f.at += len(data)
-	if machine.Full {
-		return len(data), pathError("write", f.name, unix.ENOSPC)
-	}
-	return len(data), nil
+	return pathError(effect, f.name, err)
 }
 
-func (f *File) Read(buf []byte) (int, error) {
-	if err := machine.step("read", f.name, false); err != nil {
-		return 0, pathError("read", f.name, err)
+func (f *File) Write(data []byte) (n int, err error) {
+	err = f.call("write", true, func() (err error) {
+		if machine.Full {
+			data, err = data[:len(data)/2], unix.ENOSPC
+		}
+		machine.Writes++
+		content := make([]byte, max(len(f.node.data), f.at+len(data)))
+		copy(content, f.node.data)
+		n = copy(content[f.at:], data)
+		f.node.data, f.node.changed, f.at = content, time.Now(), f.at+n
+		return err
+	})
+	return n, err
+}
+
+func (f *File) Read(buf []byte) (n int, err error) {
+	err = f.call("read", false, func() error {
+		n = copy(buf, f.node.data[min(f.at, len(f.node.data)):])
+		f.at += n
+		return nil
+	})
+	if err == nil && n == 0 {
+		err = io.EOF
 	}
-	if f.at >= len(f.node.data) {
-		return 0, io.EOF
-	}
-	n := copy(buf, f.node.data[f.at:])
-	f.at += n
-	return n, nil
+	return n, err
 }
 
 func (f *File) Seek(to int64, whence int) (int64, error) {
@@ -101,60 +126,49 @@ func (f *File) Truncate(size int64) error {
 	if int(size) == len(f.node.data) {
 		return nil
 	}
-	if err := machine.step("truncate", f.name, true); err != nil {
-		return pathError("truncate", f.name, err)
-	}
-	f.node.data = bytes.Clone(f.node.data[:size])
-	return nil
+	return f.call("truncate", true, func() error {
+		f.node.data = bytes.Clone(f.node.data[:size])
+		return nil
+	})
 }
 
 func (f *File) Sync() error {
-	if err := machine.step("fsync", f.name, true); err != nil {
-		return pathError("sync", f.name, err)
-	}
-	f.node.sync()
-	return nil
+	return f.call("fsync", true, func() error {
+		f.node.sync()
+		return nil
+	})
 }
-
-func (f *File) Chmod(mode fs.FileMode) error { return UnixFchmod(f.fd, uint32(mode.Perm())) }
-func (f *File) Chown(_, _ int) error         { return nil }
-func (f *File) Stat() (fs.FileInfo, error)   { return f.node.info(f.name), nil }
 
 func (f *File) Readdirnames(int) ([]string, error) {
 	err := machine.step("list", f.name, false)
 	return f.node.names(), err
 }
 
-func (n *inode) info(name string) info {
-	i := info{name: filepath.Base(name)}
-	n.stat(&i.st)
-	return i
-}
-
-// Sys returns what os.FileInfo has on Linux.
-func (i info) Sys() any { return &syscall.Stat_t{Uid: i.st.Uid, Gid: i.st.Gid, Ino: i.st.Ino} }
-
-func pathError(op, path string, err error) error {
-	if err == nil {
-		return nil
+// info returns what os.FileInfo has on Linux.
+func (n *inode) info(name string) fs.FileInfo {
+	name = filepath.Base(name)
+	file := &fstest.MapFile{Data: n.data, Mode: fs.FileMode(n.mode & 0o777), ModTime: n.changed, Sys: &syscall.Stat_t{Ino: n.number}}
+	if n.isDir() {
+		file.Mode |= fs.ModeDir
 	}
-	return &fs.PathError{Op: op, Path: path, Err: err}
+	i, err := fstest.MapFS{name: file}.Stat(name)
+	if err != nil {
+		panic(err)
+	}
+	return i
 }
 
 // open opens a file by its name in a directory.
 func (m *Machine) open(dir *inode, path string, flags int, mode uint32) (*File, error) {
-	creates := flags&unix.O_CREAT != 0
-	effect := "open"
+	creates, effect := flags&unix.O_CREAT != 0, "open"
 	if creates {
 		effect = "create"
 	}
-	if err := m.step(effect, path, false); err != nil {
-		return nil, err
-	}
-	parent, name, n, err := m.find(dir, path)
+	at, err := m.call(effect, dir, path, false)
+	n := at.node
 	switch {
 	case err != nil:
-	case n == nil && !creates, n == nil && parent.gone, n != nil && n.gone && n.isDir() && creates:
+	case n == nil && (!creates || at.dir.gone), n != nil && n.gone && n.isDir() && creates:
 		err = unix.ENOENT
 	case n != nil && flags&unix.O_EXCL != 0 && creates:
 		err = unix.EEXIST
@@ -168,7 +182,7 @@ func (m *Machine) open(dir *inode, path string, flags int, mode uint32) (*File, 
 		err = unix.EIO
 	case n == nil:
 		n = m.newNode(unix.S_IFREG | mode)
-		parent.put(change{name: n})
+		at.dir.put(change{at.name: n})
 		m.Writes++
 	}
 	if err != nil {
@@ -220,52 +234,32 @@ func ReadFile(path string) ([]byte, error) {
 	return data, f.Close()
 }
 
-func ReadDir(path string) ([]fs.DirEntry, error) {
-	err := machine.step("list", path, false)
-	_, _, n, findErr := machine.find(machine.root, path)
-	switch {
-	case err != nil:
-	case findErr != nil:
-		err = findErr
-	case n == nil:
-		err = unix.ENOENT
-	case !n.isDir():
+func ReadDir(path string) (entries []fs.DirEntry, err error) {
+	n, err := machine.callOn("list", machine.root, path, false)
+	if err == nil && !n.isDir() {
 		err = unix.ENOTDIR
 	}
 	if err != nil {
 		return nil, pathError("open", path, err)
 	}
-	var entries []fs.DirEntry
 	for _, name := range n.names() {
-		entries = append(entries, n.entries[name].info(name))
+		entries = append(entries, fs.FileInfoToDirEntry(n.entries[name].info(name)))
 	}
 	return entries, nil
 }
 
 func Readlink(path string) (string, error) { return "", pathError("readlink", path, unix.EINVAL) }
 
-func (m *Machine) stat(dir *inode, path string, st *unix.Stat_t) error {
-	if err := m.step("stat", path, false); err != nil {
-		return err
-	}
-	_, _, n, err := m.find(dir, path)
-	if err == nil && n == nil {
-		err = unix.ENOENT
-	}
-	if err == nil {
-		n.stat(st)
-	}
-	return err
-}
-
 func Lstat(path string) (fs.FileInfo, error) { return Stat(path) }
 
-func Stat(path string) (fs.FileInfo, error) {
-	i := info{name: filepath.Base(path)}
-	if err := machine.stat(machine.root, path, &i.st); err != nil {
+func Stat(path string) (fs.FileInfo, error) { return machine.stat(machine.root, path) }
+
+func (m *Machine) stat(dir *inode, path string) (fs.FileInfo, error) {
+	n, err := m.callOn("stat", dir, path, false)
+	if err != nil {
 		return nil, pathError("stat", path, err)
 	}
-	return i, nil
+	return n.info(path), nil
 }
 
 func MkdirAll(path string, mode fs.FileMode) error {
@@ -273,7 +267,7 @@ func MkdirAll(path string, mode fs.FileMode) error {
 		if i < len(path) && path[i] != '/' {
 			continue
 		}
-		if _, _, n, err := machine.find(machine.root, path[:i]); err == nil && n != nil {
+		if at, err := machine.find(machine.root, path[:i]); err == nil && at.node != nil {
 			continue
 		}
 		if err := UnixMkdirat(unix.AT_FDCWD, path[:i], uint32(mode.Perm())); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -292,13 +286,7 @@ func UnixUtimesNanoAt(at int, path string, times []unix.Timespec, _ int) error {
 }
 
 func (m *Machine) touch(dir *inode, path string, modified time.Time) error {
-	if err := m.step("touch", path, true); err != nil {
-		return err
-	}
-	_, _, n, err := m.find(dir, path)
-	if err == nil && n == nil {
-		err = unix.ENOENT
-	}
+	n, err := m.callOn("touch", dir, path, true)
 	if err == nil {
 		n.changed = modified
 	}
@@ -306,12 +294,51 @@ func (m *Machine) touch(dir *inode, path string, modified time.Time) error {
 }
 
 func SameFile(a, b fs.FileInfo) bool {
-	x, y := a.(info), b.(info)
-	return x.st.Ino == y.st.Ino
+	return a.Sys().(*syscall.Stat_t).Ino == b.Sys().(*syscall.Stat_t).Ino
 }
 
 func Geteuid() int       { return 0 }
 func RandUint64() uint64 { return machine.Rand.Uint64() }
+
+// Root is an open directory.
+type Root struct {
+	dir  *inode
+	path string
+}
+
+func OpenRoot(path string) (*Root, error) {
+	f, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Root{f.node, path}, f.Close()
+}
+
+func (r *Root) Close() error                           { return nil }
+func (r *Root) Open(name string) (*File, error)        { return r.OpenFile(name, unix.O_RDONLY, 0) }
+func (r *Root) Lstat(name string) (fs.FileInfo, error) { return machine.stat(r.dir, name) }
+func (r *Root) FS() fs.FS                              { return rootFS{path: r.path} }
+
+func (r *Root) OpenFile(name string, flags int, mode fs.FileMode) (*File, error) {
+	f, err := machine.open(r.dir, name, flags, uint32(mode.Perm()))
+	return f, pathError("openat", name, err)
+}
+
+func (r *Root) Rename(from, to string) error {
+	return pathError("renameat", from, machine.rename(r.dir, from, r.dir, to, 0))
+}
+
+func (r *Root) Remove(name string) error {
+	return pathError("unlinkat", name, machine.unlink(r.dir, name, false))
+}
+
+// rootFS implements fs.ReadDirFS, whose other method nobody calls.
+type rootFS struct {
+	fs.FS
+	path string
+}
+
+func (r rootFS) ReadDir(string) ([]fs.DirEntry, error) { return ReadDir(r.path) }
 
 func UnixOpen(path string, flags int, mode uint32) (int, error) {
 	return UnixOpenat(unix.AT_FDCWD, path, flags, mode)
@@ -325,7 +352,7 @@ func UnixOpenat(at int, path string, flags int, mode uint32) (int, error) {
 	return f.fd, nil
 }
 
-func UnixClose(fd int) error { return machine.close(machine.file(fd)) }
+func UnixClose(fd int) error { return machine.file(fd).Close() }
 
 func UnixRead(fd int, buf []byte) (int, error) {
 	n, err := machine.file(fd).Read(buf)
@@ -342,12 +369,14 @@ func UnixFstat(fd int, st *unix.Stat_t) error {
 	return nil
 }
 
-func UnixFstatat(at int, path string, st *unix.Stat_t, _ int) error {
-	return machine.stat(machine.at(at), path, st)
-}
+func UnixLstat(path string, st *unix.Stat_t) error { return UnixFstatat(unix.AT_FDCWD, path, st, 0) }
 
-func UnixLstat(path string, st *unix.Stat_t) error {
-	return machine.stat(machine.root, path, st)
+func UnixFstatat(at int, path string, st *unix.Stat_t, _ int) error {
+	n, err := machine.callOn("stat", machine.at(at), path, false)
+	if err == nil {
+		n.stat(st)
+	}
+	return err
 }
 
 func UnixFchmod(fd int, mode uint32) error {
@@ -360,23 +389,19 @@ func UnixFcntlInt(uintptr, int, int) (int, error) { return 0, nil }
 
 func UnixMkdirat(at int, path string, mode uint32) error {
 	m := machine
-	dir := m.at(at)
-	if err := m.step("mkdir", path, true); err != nil {
-		return err
-	}
-	parent, name, n, err := m.find(dir, path)
+	p, err := m.call("mkdir", m.at(at), path, true)
 	switch {
 	case err != nil:
 		return err
-	case n != nil:
+	case p.node != nil:
 		return unix.EEXIST
-	case parent.gone:
+	case p.dir.gone:
 		return unix.ENOENT
 	case m.Full:
 		return unix.ENOSPC
 	}
 	m.Writes++
-	parent.put(change{name: m.newNode(unix.S_IFDIR | mode)})
+	p.dir.put(change{p.name: m.newNode(unix.S_IFDIR | mode)})
 	return nil
 }
 
@@ -385,7 +410,7 @@ func UnixRename(from, to string) error {
 }
 
 func UnixRenameat(fromAt int, from string, toAt int, to string) error {
-	return machine.rename(machine.at(fromAt), from, machine.at(toAt), to, 0)
+	return UnixRenameat2(fromAt, from, toAt, to, 0)
 }
 
 func UnixRenameat2(fromAt int, from string, toAt int, to string, flags uint) error {
@@ -399,49 +424,41 @@ func UnixLinkat(fromAt int, from string, toAt int, to string, _ int) error {
 const link = 1 << 31 // of the flags of rename: the former name stays
 
 func (m *Machine) rename(fromDir *inode, from string, toDir *inode, to string, flags uint) error {
-	effect := "rename"
-	if flags&link != 0 {
+	effect, links, exchanges := "rename", flags&link != 0, flags&unix.RENAME_EXCHANGE != 0
+	if links {
 		effect = "link"
 	}
 	if err := m.step(effect, from+" to "+filepath.Base(to), true); err != nil {
 		return err
 	}
-	source, name, n, err := m.find(fromDir, from)
-	if err != nil {
-		return err
-	}
-	target, newName, old, err := m.find(toDir, to)
+	source, err := m.find(fromDir, from)
+	target, errTo := m.find(toDir, to)
+	n, old, former := source.node, target.node, (*inode)(nil)
 	switch {
-	case err != nil:
-		return err
-	case n == nil, target.gone, old == nil && flags&unix.RENAME_EXCHANGE != 0:
+	case err != nil || errTo != nil:
+		return cmp.Or(err, errTo)
+	case n == nil, target.dir.gone, old == nil && exchanges:
 		return unix.ENOENT
-	case old != nil && flags&(unix.RENAME_NOREPLACE|link) != 0:
+	case old != nil && (links || flags&unix.RENAME_NOREPLACE != 0):
 		return unix.EEXIST
-	case flags&link != 0:
-		m.Writes++
-		target.put(change{newName: n})
-		return nil
-	case flags&unix.RENAME_EXCHANGE != 0:
-		m.Writes++
-		source.put(change{name: old})
-		target.put(change{newName: n})
-		return nil
+	case links:
+		former = n
+	case exchanges:
+		former = old
 	case old != nil && old.isDir() && !n.isDir():
 		return unix.EISDIR
 	case old != nil && len(old.entries) > 0:
 		return unix.ENOTEMPTY
-	}
-	m.Writes++
-	if old != nil {
+	case old != nil:
 		old.gone = old != n
 	}
-	if source == target {
-		target.put(change{name: nil, newName: n})
+	m.Writes++
+	if source.dir == target.dir && !exchanges {
+		target.dir.put(change{source.name: former, target.name: n})
 		return nil
 	}
-	source.put(change{name: nil})
-	target.put(change{newName: n})
+	source.dir.put(change{source.name: former})
+	target.dir.put(change{target.name: n})
 	return nil
 }
 
@@ -452,10 +469,8 @@ func UnixUnlinkat(at int, path string, flags int) error {
 func UnixRmdir(path string) error { return machine.unlink(machine.root, path, true) }
 
 func (m *Machine) unlink(dir *inode, path string, isDir bool) error {
-	if err := m.step("remove", path, false); err != nil {
-		return err
-	}
-	parent, name, n, err := m.find(dir, path)
+	at, err := m.call("remove", dir, path, false)
+	n := at.node
 	switch {
 	case err != nil:
 		return err
@@ -474,7 +489,7 @@ func (m *Machine) unlink(dir *inode, path string, isDir bool) error {
 	}
 	m.Writes++
 	n.gone = true
-	parent.put(change{name: nil})
+	at.dir.put(change{at.name: nil})
 	return nil
 }
 
@@ -497,14 +512,11 @@ func UnixFlock(fd, how int) error {
 }
 
 func UnixFaccessat(at int, path string, mode uint32, _ int) error {
-	var st unix.Stat_t
-	if err := machine.stat(machine.at(at), path, &st); err != nil {
-		return err
+	_, err := machine.callOn("stat", machine.at(at), path, false)
+	if err == nil && machine.ReadOnly && mode&unix.W_OK != 0 {
+		err = unix.EROFS
 	}
-	if machine.ReadOnly && mode&unix.W_OK != 0 {
-		return unix.EROFS
-	}
-	return nil
+	return err
 }
 
 func UnixStatfs(path string, st *unix.Statfs_t) error {

@@ -5,7 +5,7 @@ package system
 import (
 	"bytes"
 	"context"
-	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"runtime/pprof"
 	"slices"
@@ -142,36 +142,18 @@ func (n *inode) isDir() bool { return n.mode&unix.S_IFMT == unix.S_IFDIR }
 
 func (n *inode) put(c change) {
 	for name, node := range c {
-		if node == nil {
+		if n.entries[name] = node; node == nil {
 			delete(n.entries, name)
-		} else {
-			n.entries[name] = node
 		}
 	}
 	n.changed, n.log = time.Now(), append(n.log, c)
 }
 
-func (n *inode) names() []string {
-	var names []string
-	for name := range n.entries {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func (n *inode) names() []string { return slices.Sorted(maps.Keys(n.entries)) }
 
 // sync makes a file or a directory durable.
 func (n *inode) sync() {
-	n.durable, n.log = bytes.Clone(n.data), nil
-	if n.durable == nil {
-		n.durable = []byte{}
-	}
-	if n.isDir() {
-		n.kept = map[string]*inode{}
-		for name, node := range n.entries {
-			n.kept[name] = node
-		}
-	}
+	n.durable, n.kept, n.log = append([]byte{}, n.data...), maps.Clone(n.entries), nil
 }
 
 // Crash ends all processes without warning and boots again. Of what was not synced, a directory keeps the first changes,
@@ -191,15 +173,12 @@ func (m *Machine) Crash(synced bool) {
 func (m *Machine) crash(n *inode) {
 	n.holders = map[*File]bool{}
 	if n.isDir() {
-		kept := n.kept
-		for _, c := range n.log[:m.Rand.IntN(len(n.log)+1)] {
-			for name, node := range c {
-				if kept[name] = node; node == nil {
-					delete(kept, name)
-				}
-			}
+		changes, changed := n.log[:m.Rand.IntN(len(n.log)+1)], n.changed
+		n.entries = n.kept
+		for _, c := range changes {
+			n.put(c)
 		}
-		n.entries = kept
+		n.changed = changed
 		n.sync()
 		for _, name := range n.names() {
 			m.crash(n.entries[name])
@@ -224,35 +203,37 @@ func (m *Machine) crash(n *inode) {
 // WriteFile writes a durable file, and the directories to it.
 func (m *Machine) WriteFile(path, text string) {
 	m.Writes++
-	n := m.root
+	dir := m.root
 	names := strings.Split(strings.Trim(path, "/"), "/")
+	put := func(name string, n *inode) {
+		dir.put(change{name: n})
+		dir.sync()
+	}
 	for _, name := range names[:len(names)-1] {
-		if n.entries[name] == nil {
-			n.put(change{name: m.newNode(unix.S_IFDIR | 0o755)})
-			n.sync()
+		if dir.entries[name] == nil {
+			put(name, m.newNode(unix.S_IFDIR|0o755))
 		}
-		n = n.entries[name]
+		dir = dir.entries[name]
 	}
 	file := m.newNode(unix.S_IFREG | 0o700)
 	file.data = []byte(text)
 	file.sync()
-	n.put(change{names[len(names)-1]: file})
-	n.sync()
+	put(names[len(names)-1], file)
 }
 
 // ReadFile returns the text of a file.
 func (m *Machine) ReadFile(path string) (string, bool) {
-	_, _, n, err := m.find(m.root, path)
-	if err != nil || n == nil || n.isDir() {
+	at, err := m.find(m.root, path)
+	if err != nil || at.node == nil || at.node.isDir() {
 		return "", false
 	}
-	return string(n.data), true
+	return string(at.node.data), true
 }
 
 // Names returns the names in a directory.
 func (m *Machine) Names(path string) []string {
-	if _, _, n, err := m.find(m.root, path); err == nil && n != nil {
-		return n.names()
+	if at, err := m.find(m.root, path); err == nil && at.node != nil {
+		return at.node.names()
 	}
 	return nil
 }
@@ -260,10 +241,10 @@ func (m *Machine) Names(path string) []string {
 // Remove removes a file or a directory with all that is in it.
 func (m *Machine) Remove(path string) {
 	m.Writes++
-	if dir, name, n, err := m.find(m.root, path); err == nil && n != nil {
-		dir.put(change{name: nil})
-		dir.sync()
-		n.remove()
+	if at, err := m.find(m.root, path); err == nil && at.node != nil {
+		at.dir.put(change{at.name: nil})
+		at.dir.sync()
+		at.node.remove()
 	}
 }
 
@@ -274,45 +255,31 @@ func (n *inode) remove() {
 	}
 }
 
-// find returns the directory of a path, the last name, and what it names, nil if there is nothing. There are no symlinks.
-func (m *Machine) find(dir *inode, path string) (parent *inode, name string, n *inode, err error) {
+// place is where a path leads: to nothing, if its directory lacks the last name.
+type place struct {
+	dir  *inode
+	name string
+	node *inode
+}
+
+// find returns where a path leads. There are no symlinks.
+func (m *Machine) find(dir *inode, path string) (place, error) {
 	if strings.HasPrefix(path, "/") {
 		dir = m.root
 	}
-	parent, n = dir, dir
-	for name = range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' }) {
+	at := place{dir: dir, node: dir}
+	for name := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' }) {
 		switch {
 		case name == ".":
 			continue
-		case n == nil:
-			return nil, "", nil, unix.ENOENT
-		case !n.isDir():
-			return nil, "", nil, unix.ENOTDIR
+		case at.node == nil:
+			return place{}, unix.ENOENT
+		case !at.node.isDir():
+			return place{}, unix.ENOTDIR
 		}
-		parent, n = n, n.entries[name]
+		at = place{at.node, name, at.node.entries[name]}
 	}
-	return parent, name, n, nil
-}
-
-// info implements fs.FileInfo and fs.DirEntry.
-type info struct {
-	name string
-	st   unix.Stat_t
-}
-
-func (i info) Name() string               { return i.name }
-func (i info) Size() int64                { return i.st.Size }
-func (i info) ModTime() time.Time         { return time.Unix(i.st.Mtim.Unix()) }
-func (i info) IsDir() bool                { return i.Mode().IsDir() }
-func (i info) Info() (fs.FileInfo, error) { return i, nil }
-func (i info) Type() fs.FileMode          { return i.Mode().Type() }
-
-func (i info) Mode() fs.FileMode {
-	mode := fs.FileMode(i.st.Mode & 0o777)
-	if i.st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		mode |= fs.ModeDir
-	}
-	return mode
+	return at, nil
 }
 
 func (n *inode) stat(st *unix.Stat_t) {
