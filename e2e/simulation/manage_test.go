@@ -116,7 +116,7 @@ func (n *network) versionIn(text string) *version {
 func (w *world) judgeConflist() {
 	n := w.managed()
 	// After a fault an entry may not be on record as ip-masq's, and a file that cannot be parsed may be that of any network.
-	if n == nil || w.bad() || w.book.fault > 0 || w.objection != "" {
+	if n == nil || w.bad() || w.book.fault > 0 {
 		return
 	}
 	main, is := w.machine.ReadFile(n.file())

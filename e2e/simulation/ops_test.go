@@ -7,7 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+
 	"net/netip"
 	"slices"
 	"strings"
@@ -52,6 +52,29 @@ type claim struct {
 	p *process // nil: from the beginning
 }
 
+// claim takes note that a policy may be in force.
+func (n *network) claim(v *version, p *process) {
+	if c := (claim{v, p}); !slices.Contains(n.claims, c) {
+		n.claims = append(n.claims, c)
+	}
+}
+
+// unclaim takes note that what a process was about to store is not in force.
+func (n *network) unclaim(p *process) {
+	n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
+}
+
+// may reports whether a policy may be in force of which something is true.
+func (n *network) may(is func(*version) bool) bool {
+	return slices.ContainsFunc(n.claims, func(c claim) bool { return is(c.v) })
+}
+
+// mayNot is may for no policy at all.
+func (n *network) mayNot() bool { return n.may(func(v *version) bool { return v == nil }) }
+
+// some reports whether something is true of a network.
+func (w *world) some(is func(*network) bool) bool { return slices.ContainsFunc(w.networks, is) }
+
 // pod is an address. Several containers have it, one after the other.
 type pod struct {
 	number    int
@@ -82,8 +105,7 @@ func (p *pod) id(container int) string { return fmt.Sprintf("pod%d-%d", p.number
 
 // do carries out one operation of the scenario.
 func (w *world) do(o *op) {
-	w.meanwhile(o)
-	if w.objection != "" {
+	if w.meanwhile(o); w.objection != "" {
 		return
 	}
 	n := w.networks[o.net]
@@ -107,8 +129,8 @@ func (w *world) do(o *op) {
 		p = w.run(o)
 		w.pass(time.Duration(o.number)*time.Millisecond, true)
 	case "stop":
-		for _, p := range w.reconcilers()[:min(1, len(w.reconcilers()))] {
-			p.stop()
+		if all := w.reconcilers(); len(all) > 0 {
+			all[0].stop()
 		}
 	case "agree":
 		w.agree(n)
@@ -176,8 +198,9 @@ func (w *world) confChanged(n *network, v *version) {
 	w.disturbed()
 	n.conf, n.since = v, w.seq
 	w.filesChanged()
+	w.mayRead(w.syncs()...)
 	for _, p := range w.running {
-		if !p.ended() && (p.op.kind == "once" || p.reconciler != nil || w.harmed() || w.scenario.admin && p.network == n) { // it may read this one
+		if !p.ended() && (w.harmed() || w.scenario.admin && p.network == n) { // it may read this one
 			w.mayRead(p)
 		}
 	}
@@ -192,12 +215,19 @@ func marshal(v any) string {
 	return string(text)
 }
 
-// plugin returns the plugin as a process of its own.
-func (w *world) plugin(p *process, out io.Writer) *cniplugin.Plugin {
-	return &cniplugin.Plugin{
-		Drivers: w.kernel.Drivers(), Program: "program", Version: "v1", Generation: w.kernel.generation, Addresses: w.kernel.Addresses,
-		Conntrack: w.kernel.Conntrack, PluginFile: pluginFile, LockWait: 10 * time.Second, Stdout: out, Stderr: &p.stderr,
-	}
+// verb starts the verb of an operation, in a process of its own.
+func (w *world) verb(o *op, args *skel.CmdArgs, finish func(*process)) *process {
+	return w.start(o, func(p *process) error {
+		plugin := cniplugin.Plugin{
+			Drivers: w.kernel.Drivers(), Program: "program", Version: "v1", Generation: w.kernel.generation, Addresses: w.kernel.Addresses,
+			Conntrack: w.kernel.Conntrack, PluginFile: pluginFile, LockWait: 10 * time.Second, Stdout: &p.stdout, Stderr: &p.stderr,
+		}
+		f := plugin.Funcs()
+		verbs := map[string]func(*skel.CmdArgs) error{
+			"add": f.Add, "stale add": f.Add, "del": f.Del, "gc": f.GC, "check": f.Check, "status": f.Status,
+		}
+		return verbs[o.kind](args)
+	}, finish)
 }
 
 // entry is a plugin entry, and what libcni adds to it for a call.
@@ -211,28 +241,27 @@ type entry struct {
 }
 
 // stdin returns what libcni gives to the plugin.
-func stdin(v *version, n *network, e entry) []byte {
+func stdin(v *version, n *network, e entry) *skel.CmdArgs {
 	e.Type, e.version, e.CNIVersion, e.Name = "ip-masq", v, "1.1.0", n.name
-	return []byte(marshal(e))
+	return &skel.CmdArgs{StdinData: []byte(marshal(e))}
 }
 
 // args returns the arguments for a container of a pod.
 func (w *world) args(p *pod, v *version, n *network, container int) *skel.CmdArgs {
-	ips := []any{map[string]any{"address": p.net.address(false, p.number).String(), "interface": 0}}
-	if v != nil && v.IPv6 {
-		ips = append(ips, map[string]any{"address": p.net.address(true, p.number).String(), "interface": 0})
+	ips := []any{}
+	for _, ipv6 := range []bool{false, true} {
+		if !ipv6 || v != nil && v.IPv6 {
+			ips = append(ips, map[string]any{"address": p.net.address(ipv6, p.number).String(), "interface": 0})
+		}
 	}
-	result := map[string]any{
+	args := stdin(v, n, entry{PrevResult: map[string]any{
 		"cniVersion": "1.1.0", "ips": ips, "interfaces": []any{map[string]any{"name": "eth0", "sandbox": "/run/netns/x"}},
+	}})
+	args.ContainerID, args.IfName, args.Netns = p.id(container), "eth0", "/run/netns/x"
+	if args.Args = "IgnoreUnknown=1;K8S_POD_NAME=" + p.id(container); p.space != "" {
+		args.Args += ";K8S_POD_NAMESPACE=" + p.space
 	}
-	args := "IgnoreUnknown=1;K8S_POD_NAME=" + p.id(container)
-	if p.space != "" {
-		args += ";K8S_POD_NAMESPACE=" + p.space
-	}
-	return &skel.CmdArgs{
-		ContainerID: p.id(container), IfName: "eth0", Netns: "/run/netns/x", Args: args,
-		StdinData: stdin(v, n, entry{PrevResult: result}),
-	}
+	return args
 }
 
 func codeOf(err error) uint {
@@ -260,13 +289,12 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	container := pod.container
 	args := w.args(pod, v, n, container)
 	differs := w.scenario.admin && v != n.conf
-	stale := v != n.conf && n.conf != nil && !w.scenario.admin && !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != n.conf })
+	stale := v != n.conf && n.conf != nil && !w.scenario.admin && !n.may(func(v *version) bool { return v != n.conf })
 	if w.scenario.admin {
 		v = n.conf // whatever stdin says
 	}
-	var out strings.Builder
 	stored, _ := w.machine.ReadFile(w.document(n))
-	p := w.start(o, func(p *process) error { return w.plugin(p, &out).Funcs().Add(args) }, func(p *process) {
+	p := w.verb(o, args, func(p *process) {
 		w.counts["ADD"]++
 		if pod.container != container || pod.phase != starting { // of another boot
 			w.resolve(n, p, v)
@@ -284,12 +312,12 @@ func (w *world) add(o *op, n *network, v *version) *process {
 			// Beside a chain of others that the kernel refuses an ADD passes.
 			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.noGuards
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || pod.harmed
-			if out.Len() == 0 {
+			if p.stdout.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
 		}
 		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
-			n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
+			n.unclaim(p)
 		}
 		if now, _ := w.machine.ReadFile(w.document(n)); now != stored && p.returned && p.err != nil && w.alone(p) && w.refusedFirst(p, v) {
 			w.object("%s fails and has stored a policy that the kernel refuses", p.Name)
@@ -299,11 +327,11 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	})
 	p.network = n
 	if v != nil {
-		n.claims = append(n.claims, claim{v, p})
+		n.claim(v, p)
 	}
 	for _, other := range w.networks {
 		if other.conf != nil && w.harmed() { // it may write a damaged document again
-			other.claims = append(other.claims, claim{other.conf, p})
+			other.claim(other.conf, p)
 		}
 	}
 	return p
@@ -332,7 +360,7 @@ func (w *world) resolve(n *network, p *process, v *version) {
 			}
 		}
 	case codeOf(p.err) == 7 || codeOf(p.err) == 11 || w.refusedFirst(p, v):
-		n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.p == p })
+		n.unclaim(p)
 	}
 }
 
@@ -358,8 +386,8 @@ func (w *world) settle(n *network, p *process, v *version) {
 		return
 	}
 	n.claims = slices.DeleteFunc(n.claims, func(c claim) bool { return c.v != v && (c.p == nil || !c.p.beside(p)) })
-	if !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == v }) {
-		n.claims = append(n.claims, claim{v, p})
+	if !n.may(func(x *version) bool { return x == v }) {
+		n.claim(v, p)
 	}
 }
 
@@ -382,8 +410,7 @@ func (w *world) del(o *op) *process {
 	} else if pod.phase == running {
 		pod.phase = stopping
 	}
-	args := w.args(pod, pod.entry, pod.net, container)
-	return w.start(o, func(p *process) error { return w.plugin(p, io.Discard).Funcs().Del(args) }, func(p *process) {
+	return w.verb(o, w.args(pod, pod.entry, pod.net, container), func(p *process) {
 		if container == pod.container && pod.phase == stopping {
 			pod.phase = gone
 		}
@@ -405,8 +432,7 @@ func (w *world) gc(o *op, n *network) *process {
 			}
 		}
 	}
-	args := &skel.CmdArgs{StdinData: stdin(n.conf, n, entry{Valid: valid})}
-	p := w.start(o, func(p *process) error { return w.plugin(p, io.Discard).Funcs().GC(args) }, func(*process) {})
+	p := w.verb(o, stdin(n.conf, n, entry{Valid: valid}), func(*process) {})
 	p.network = n
 	return p
 }
@@ -417,19 +443,11 @@ func (w *world) ask(o *op, n *network) *process {
 	if o.kind == "check" && pod.phase != running || o.kind == "status" && (n.conf == nil || n.agent) {
 		return nil
 	}
-	var args *skel.CmdArgs
+	args := stdin(n.conf, n, entry{})
 	if o.kind == "check" {
 		args = w.args(pod, pod.entry, pod.net, pod.container)
-	} else {
-		args = &skel.CmdArgs{StdinData: stdin(n.conf, n, entry{})}
 	}
-	return w.start(o, func(p *process) error {
-		f := w.plugin(p, io.Discard).Funcs()
-		if o.kind == "check" {
-			return f.Check(args)
-		}
-		return f.Status(args)
-	}, func(p *process) {
+	return w.verb(o, args, func(p *process) {
 		if p.writes > 0 {
 			w.object("%s writes", p.Name)
 		}
@@ -448,7 +466,7 @@ func (w *world) alone(p *process) bool {
 func (w *world) node() *reconcile.Node {
 	s := config.DefaultSettings()
 	s.DataDir, s.CNIConfDir = dataDir, confDir
-	if slices.ContainsFunc(w.networks, func(n *network) bool { return n.agent }) {
+	if w.some(func(n *network) bool { return n.agent }) {
 		s.AgentConfigDir = agentDir
 	}
 	n := reconcile.Open(s, pluginFile, w.kernel.Drivers())
@@ -458,7 +476,6 @@ func (w *world) node() *reconcile.Node {
 
 // once starts one sync, as a command does.
 func (w *world) once(o *op) *process {
-	confs := map[*network]*version{}
 	var report *reconcile.Report
 	node := w.node()
 	p := w.start(o, func(*process) error {
@@ -481,21 +498,18 @@ func (w *world) once(o *op) *process {
 		}
 		healthy := report.Ready() || w.excused(report)
 		if healthy && w.healthy(p) {
-			for n, v := range confs {
-				if v != nil && n.conf == v && n.since < p.start {
-					w.written(n)
-				}
+			stored := slices.DeleteFunc(slices.Clone(w.networks), func(n *network) bool { return n.conf == nil || n.since > p.start })
+			for _, n := range stored {
+				w.written(n)
 			}
 			if !w.harmed() {
 				w.repaired(p)
-				for n, v := range confs {
-					if n.conf == v && n.since < p.start && v != nil {
-						w.settle(n, p, v)
-					}
+				for _, n := range stored {
+					w.settle(n, p, n.conf)
 				}
 				w.staleRemoved()
 				for _, n := range w.networks { // what is stored is in force
-					if len(n.claims) > 0 && !n.claimedBy(func(c claim) bool { return c.v == nil || c.p != nil && !c.p.ended() }) {
+					if !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == nil || c.p != nil && !c.p.ended() }) {
 						n.nobody.phase = running
 					}
 				}
@@ -503,9 +517,6 @@ func (w *world) once(o *op) *process {
 		}
 		w.judgeSync(p, healthy || refused, report)
 	})
-	for _, n := range w.networks {
-		confs[n] = n.conf
-	}
 	w.mayRead(p)
 	return p
 }
@@ -517,24 +528,27 @@ func (w *world) use() {
 			n.used = time.Now()
 		} else if since := time.Since(n.used); since >= 10*time.Minute && since < time.Hour {
 			n.used = time.Time{}
-			for _, p := range w.running {
-				if !p.ended() && (p.op.kind == "once" || p.reconciler != nil) {
-					w.mayRead(p)
-				}
-			}
+			w.mayRead(w.syncs()...)
 		}
 	}
 }
 
+// syncs returns the processes that sync.
+func (w *world) syncs() []*process {
+	return slices.DeleteFunc(slices.Clone(w.running), func(p *process) bool { return p.ended() || p.op.kind != "once" && p.reconciler == nil })
+}
+
 // unused reports whether a network has no conflist and no pod.
 func (w *world) unused(n *network) bool {
-	badConflist := func(n *network) bool { return n.bad && !n.agent } // it may be that of any network
-	return !n.agent && !slices.ContainsFunc(w.networks, badConflist) && !slices.ContainsFunc(w.pods, func(p *pod) bool { return p.net == n && p != n.nobody && p.phase > starting && !p.unattached })
+	badConflist := w.some(func(n *network) bool { return n.bad && !n.agent }) // it may be that of any network
+	return !n.agent && !badConflist && !slices.ContainsFunc(w.pods, func(p *pod) bool {
+		return p.net == n && p != n.nobody && p.phase > starting && !p.unattached
+	})
 }
 
 // bad reports whether a file of the configuration cannot be parsed.
 func (w *world) bad() bool {
-	return slices.ContainsFunc(w.networks, func(n *network) bool { return n.bad })
+	return w.some(func(n *network) bool { return n.bad })
 }
 
 // disturb is what other programs, disks and time do.
@@ -605,7 +619,7 @@ func (w *world) reboot() {
 	w.machine.Crash(synced)
 	for _, n := range w.networks {
 		if !synced && w.counts["kills"] > 0 { // a killed process may have renamed a document, and not synced it
-			n.claims = append(n.claims, claim{})
+			n.claim(nil, nil)
 		}
 	}
 	for _, p := range w.running {
@@ -626,8 +640,8 @@ func (w *world) reboot() {
 // forgetHarmed takes note that chains are created again without the damaged documents.
 func (w *world) forgetHarmed() {
 	for _, n := range w.networks {
-		if slices.Contains(w.book.harmed, w.document(n)) && len(n.claims) > 0 {
-			n.claims = append(n.claims, claim{})
+		if slices.Contains(w.book.harmed, w.document(n)) {
+			n.claim(nil, nil)
 		}
 	}
 }
@@ -667,8 +681,8 @@ func (w *world) harm(o *op) {
 	case o.kind == "lose":
 		w.machine.Remove(file)
 		for _, n := range w.networks {
-			if (file == w.document(n) || o.number == 3) && len(n.claims) > 0 {
-				n.claims = append(n.claims, claim{})
+			if file == w.document(n) || o.number == 3 {
+				n.claim(nil, nil)
 				w.book.harmed = append(w.book.harmed, w.document(n)) // the subnets of its pods are lost, too
 			}
 		}
@@ -678,8 +692,8 @@ func (w *world) harm(o *op) {
 			return
 		}
 		w.book.harmed = append(w.book.harmed, file)
-		if exists := slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && w.kernel.has(c.v.Chain) }); !exists && len(n.claims) > 0 {
-			n.claims = append(n.claims, claim{}) // its chain is created without it
+		if !n.may(func(v *version) bool { return v != nil && w.kernel.has(v.Chain) }) {
+			n.claim(nil, nil) // its chain is created without it
 		}
 	}
 }

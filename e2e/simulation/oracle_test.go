@@ -63,14 +63,10 @@ func (c *chainSpec) output(addresses []policy.NodeAddress, src netip.Addr) netip
 
 // decide computes the decision by section 3.1 from one version of each network.
 func decide(versions []*version, addresses []policy.NodeAddress, space string, src, dst netip.Addr) (d decision) {
-	var chains []*chainSpec
-	for _, v := range versions {
-		if v != nil && !slices.ContainsFunc(chains, func(c *chainSpec) bool { return c.Chain == v.Chain }) {
-			chains = append(chains, v.chainSpec)
-		}
-	}
-	for _, c := range chains {
-		if src.Is6() && !c.IPv6 || c.Scope != nil && !covers(c.Scope, src) {
+	versions = slices.DeleteFunc(slices.Clone(versions), func(v *version) bool { return v == nil })
+	for i, v := range versions {
+		of := func(o *version) bool { return o.Chain == v.Chain }
+		if slices.IndexFunc(versions, of) < i || src.Is6() && !v.IPv6 || v.Scope != nil && !covers(v.Scope, src) {
 			continue
 		}
 		longest, masquerade := -1, true
@@ -82,19 +78,18 @@ func decide(versions []*version, addresses []policy.NodeAddress, space string, s
 			}
 		}
 		consider(linkLocal, false)
-		exemptPod := false
-		for _, v := range versions {
-			if v != nil && v.Chain == c.Chain {
-				consider(v.Exempt, false)
-				consider(v.Masq, true)
-				exemptPod = exemptPod || space != "" && slices.Contains(v.Spaces, space)
+		exemptPod, guards := false, v.Scope != nil
+		for _, o := range versions {
+			if of(o) {
+				consider(o.Exempt, false)
+				consider(o.Masq, true)
+				exemptPod = exemptPod || space != "" && slices.Contains(o.Spaces, space)
+				guards = guards || o.net.learns() && o.net.hasSubnetOf(src) // learned from ADDs
 			}
 		}
 		if masquerade && !exemptPod {
-			d.masquerade, d.from = true, append(d.from, c.output(addresses, src))
-			d.drop = d.drop || c.Guard == "drop" && (c.Scope != nil || slices.ContainsFunc(versions, func(v *version) bool {
-				return v != nil && v.Chain == c.Chain && v.net.learns() && v.net.hasSubnetOf(src) // learned from ADDs
-			}))
+			d.masquerade, d.from = true, append(d.from, v.output(addresses, src))
+			d.drop = d.drop || v.Guard == "drop" && guards
 		}
 	}
 	return d
@@ -114,9 +109,6 @@ func (w *world) combinations() [][]*version {
 				may = append(may, c.v)
 			}
 		}
-		if len(may) == 0 {
-			may = []*version{nil}
-		}
 		var next [][]*version
 		for _, combination := range all {
 			for _, v := range may {
@@ -130,8 +122,8 @@ func (w *world) combinations() [][]*version {
 
 // listed reports whether a policy that is certainly in force exempts the namespace of a pod.
 func (w *world) listed(p *pod) bool {
-	return slices.ContainsFunc(w.networks, func(n *network) bool {
-		return !slices.ContainsFunc(n.claims, func(c claim) bool { return c.v == nil || !slices.Contains(c.v.Spaces, p.space) })
+	return w.some(func(n *network) bool {
+		return !n.may(func(v *version) bool { return v == nil || !slices.Contains(v.Spaces, p.space) })
 	})
 }
 
@@ -150,18 +142,14 @@ func (s *scenario) allProbes() []netip.Addr {
 
 // judge judges the packets of every running pod, and the record, after each effect.
 func (w *world) judge() {
-	now := [2]int{w.kernel.seq, w.seq}
-	if w.objection != "" || w.book.judged[0] == now[0] && w.last != nil && !w.changed() {
+	b := &w.book
+	changed := func(p *process) bool { return p.end > b.judged[1] || p.start > b.judged[1] } // then expectations may have, too
+	if w.objection != "" || b.judged[0] == w.kernel.seq && w.last != nil && !slices.ContainsFunc(w.running, changed) {
 		return
 	}
-	w.book.judged = now
+	b.judged = [2]int{w.kernel.seq, w.seq}
 	w.judgeRecord()
 	w.judgePackets()
-}
-
-// changed reports whether the expectations may have changed since the last judgement.
-func (w *world) changed() bool {
-	return slices.ContainsFunc(w.running, func(p *process) bool { return p.end > w.book.judged[1] || p.start > w.book.judged[1] })
 }
 
 func (w *world) judgePackets() {
@@ -217,11 +205,11 @@ func (w *world) expect(p *pod) *expectation {
 
 // moves reports whether a network may have another chain or backend: then its packets may meet both.
 func (w *world) moves() bool {
-	return slices.ContainsFunc(w.networks, func(n *network) bool {
+	return w.some(func(n *network) bool {
 		var first *version
-		return slices.ContainsFunc(n.claims, func(c claim) bool {
-			first = cmp.Or(first, c.v)
-			return c.v != nil && (c.v.Chain != first.Chain || c.v.Backend != first.Backend)
+		return n.may(func(v *version) bool {
+			first = cmp.Or(first, v)
+			return v != nil && (v.Chain != first.Chain || v.Backend != first.Backend)
 		})
 	})
 }
@@ -256,7 +244,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			w.object("%s: a packet of %s (%s, namespace %q) to %s is %s: %v", p.net.name, p.id(p.container), src, p.space, dst, what, x.combinations)
 		}
 		switch {
-		case got.dropped && drop && (w.book.unruled || len(w.book.orphans) > 0 || slices.ContainsFunc(p.net.claims, func(c claim) bool { return c.v == nil })):
+		case got.dropped && drop && (w.book.unruled || len(w.book.orphans) > 0 || p.net.mayNot()):
 			// The node restarted, or its document or the record was lost, so the guard comes as before the first rules again.
 		case got.dropped && !tampered && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed():
 			object("dropped although its chain has rules")
@@ -325,7 +313,7 @@ func (w *world) judgePassed(p *process, pod *pod) {
 			continue
 		}
 		was, is := decide(combinations[0], nil, c.space, c.Src, c.Dst).masquerade, decide(combinations[0], nil, pod.space, c.Src, c.Dst).masquerade
-		changed := slices.ContainsFunc(w.networks, func(n *network) bool { return n.since > c.began }) // the list may be newer than the former pod
+		changed := w.some(func(n *network) bool { return n.since > c.began }) // the list may be newer than the former pod
 		if was != is && c.translated() != is && !changed {
 			w.object("a connection of %s (%s, namespace %q) to %s outlives the ADD of %s (namespace %q)", c.pod.id(c.container), c.Src, c.space, c.Dst, pod.id(pod.container), pod.space)
 		}
@@ -413,8 +401,8 @@ func (w *world) repaired(p *process) {
 // staleRemoved takes note that a sync has removed stale chains: all but those that a lost record had.
 func (w *world) staleRemoved() {
 	w.book.stuck = slices.ContainsFunc(w.book.orphans, func(chain string) bool {
-		names := func(c claim) bool { return c.v != nil && c.v.Chain == chain }
-		return w.kernel.has(chain) && !slices.ContainsFunc(w.networks, func(n *network) bool { return n.claimedBy(names) })
+		names := func(v *version) bool { return v != nil && v.Chain == chain }
+		return w.kernel.has(chain) && !w.some(func(n *network) bool { return n.may(names) })
 	})
 }
 
@@ -431,14 +419,13 @@ func (w *world) disturbed() {
 
 // healthy reports whether nothing could have failed since a process began.
 func (w *world) healthy(p *process) bool {
-	m := w.machine
-	return w.book.fault < p.start && !m.Bad() && !p.faulty
+	return w.book.fault < p.start && !w.machine.Bad() && !p.faulty
 }
 
 // refused reports whether the kernel may refuse a policy that is, or may be, in force.
 func (w *world) refused() bool {
-	return w.kernel.refuses && slices.ContainsFunc(w.networks, func(n *network) bool {
-		return slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && c.v.refused })
+	return w.kernel.refuses && w.some(func(n *network) bool {
+		return n.may(func(v *version) bool { return v != nil && v.refused })
 	})
 }
 
@@ -478,15 +465,12 @@ func (w *world) excused(report *reconcile.Report) bool {
 
 // changedSince reports whether a file of the configuration has changed since a process began.
 func (w *world) changedSince(p *process) bool {
-	return slices.ContainsFunc(w.networks, func(n *network) bool { return n.since > p.start })
+	return w.some(func(n *network) bool { return n.since > p.start })
 }
 
 // judgeSync judges a sync, which may have read conflists before they changed.
 func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
-	if w.changedSince(p) {
-		return
-	}
-	if !healthy && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && !w.kernel.noGuards {
+	if !healthy && !w.changedSince(p) && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && !w.kernel.noGuards {
 		w.object("a sync is not ready although nothing fails: %v", report.Problems[0].Err)
 	}
 }
@@ -503,10 +487,8 @@ func (w *world) judgeQuiet() {
 	}
 	if w.book.fault > 0 && time.Since(w.book.faultTime) < 75*time.Second || // it backs off
 		time.Since(w.book.fought) < 5*time.Minute ||
-		time.Since(w.book.frozen) < time.Minute+patience {
-		return
-	}
-	if time.Since(w.book.disturbed) < patience {
+		time.Since(w.book.frozen) < time.Minute+patience ||
+		time.Since(w.book.disturbed) < patience {
 		return
 	}
 	if time.Since(w.book.disturbed) > 30*time.Second { // walks are 10 s apart
@@ -554,8 +536,8 @@ func (w *world) agree(n *network) {
 		return
 	}
 	w.until(add.ended)
-	spaced := slices.ContainsFunc(w.networks, func(n *network) bool {
-		return slices.ContainsFunc(n.claims, func(c claim) bool { return c.v != nil && c.v.Spaces != nil })
+	spaced := w.some(func(n *network) bool {
+		return n.may(func(v *version) bool { return v != nil && v.Spaces != nil })
 	})
 	m := w.machine
 	switch {
@@ -591,7 +573,7 @@ func (w *world) quiet() {
 	}
 	w.disturbed()
 	wait := func(p *process) {
-		if p != nil && w.objection == "" {
+		if p != nil {
 			w.until(p.ended)
 		}
 	}
@@ -624,10 +606,7 @@ func (w *world) quiet() {
 			}
 		}
 	}
-	if again(); w.objection != "" {
-		return
-	}
-	if w.harmed() { // what no conflist states is written again by an ADD only
+	if again(); w.harmed() { // what no conflist states is written again by an ADD only
 		return
 	}
 	half := func(n *network) bool { // a bad disk could neither remove nor restore it: the next lock does
@@ -650,13 +629,12 @@ func (w *world) quiet() {
 		again() // records entries of conflists
 	}
 	writes, seq := m.Writes, w.kernel.seq
-	again()
-	if w.objection == "" && (m.Writes != writes || w.kernel.seq != seq) {
+	if again(); m.Writes != writes || w.kernel.seq != seq {
 		w.object("a second sync writes: %d times to files, %d times to the kernel", m.Writes-writes, w.kernel.seq-seq)
 	}
 	w.kernel.Torn = 1
-	restored := slices.ContainsFunc(w.networks, half)
-	if again(); w.objection == "" && w.kernel.seq != seq && !restored {
+	restored := w.some(half)
+	if again(); w.kernel.seq != seq && !restored {
 		w.object("a sync repairs rules that a torn reading lacks")
 	}
 	w.judgeOutputs(w.pods...)
@@ -667,25 +645,24 @@ func (w *world) quiet() {
 		wait(w.add(step("add"), w.networks[i], w.networks[i].conf))
 		w.judgeConnections()
 	}
-	for _, n := range w.networks {
-		_, is := w.machine.ReadFile(n.file()) // ip-masq's own conflist outlives it where no reconciler runs, and STATUS says so
-		if n.conf == nil || n.agent || !is || w.objection != "" {
-			continue
+	right := func(what string, o *op, n *network) {
+		p := w.ask(o, n)
+		if p == nil {
+			return
 		}
 		w.kernel.Torn = 1
-		p := w.ask(&op{kind: "status", net: n.number, wait: true}, n)
-		if wait(p); p != nil && w.objection == "" && p.err != nil {
-			w.object("STATUS of %s fails on a node that is right: %v", n.name, p.err)
+		if wait(p); p.err != nil {
+			w.object("%s fails on a node that is right: %v", what, p.err)
+		}
+	}
+	for _, n := range w.networks {
+		if _, is := m.ReadFile(n.file()); is { // ip-masq's own conflist outlives it where no reconciler runs, and STATUS says so
+			right("STATUS of "+n.name, &op{kind: "status", net: n.number, wait: true}, n)
 		}
 	}
 	for _, pod := range w.pods {
-		if w.objection != "" || pod.phase != running || pod.container == 0 || pod.unrecorded || w.scenario.admin && pod.net.conf == nil {
-			continue
-		}
-		w.kernel.Torn = 1
-		p := w.ask(&op{kind: "check", pod: pod.number, wait: true}, pod.net)
-		if wait(p); p != nil && w.objection == "" && p.err != nil {
-			w.object("CHECK of %s fails on a node that is right: %v", pod.id(pod.container), p.err)
+		if pod.container > 0 && !pod.unrecorded && (!w.scenario.admin || pod.net.conf != nil) {
+			right("CHECK of "+pod.id(pod.container), &op{kind: "check", pod: pod.number, wait: true}, pod.net)
 		}
 	}
 }
@@ -693,7 +670,7 @@ func (w *world) quiet() {
 // judgeGuards compares what guards would drop, if no rule translated it, with the policies.
 func (w *world) judgeGuards() {
 	combinations := w.combinations()
-	if w.objection != "" || len(combinations) > 1 || w.kernel.noGuards {
+	if len(combinations) > 1 || w.kernel.noGuards {
 		return
 	}
 	filter := *w.kernel.Kernel

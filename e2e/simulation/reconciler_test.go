@@ -111,17 +111,13 @@ func (w *world) committed(chains []string) {
 // filesChanged tells the reconcilers that a file of the configuration changed.
 func (w *world) filesChanged() { w.tell(func(p *process) { p.loop.FilesChanged() }) }
 
-// mayRead takes note that a process may store what the files state, and drop what none states.
-func (w *world) mayRead(p *process) {
+// mayRead takes note that processes may store what the files state, and drop what none states.
+func (w *world) mayRead(processes ...*process) {
 	for _, n := range w.networks {
-		if n.conf != nil && !n.claimed(n.conf, p) {
-			n.claims = append(n.claims, claim{n.conf, p})
-		} else if n.conf == nil && n.used.IsZero() && !n.claimed(nil, p) {
-			n.claims = append(n.claims, claim{nil, p})
+		for _, p := range processes {
+			if n.conf != nil || n.used.IsZero() {
+				n.claim(n.conf, p)
+			}
 		}
 	}
 }
-
-func (n *network) claimedBy(is func(claim) bool) bool { return slices.ContainsFunc(n.claims, is) }
-
-func (n *network) claimed(v *version, p *process) bool { return slices.Contains(n.claims, claim{v, p}) }

@@ -67,6 +67,7 @@ type process struct {
 	err      error
 	returned bool      // it was not killed
 	walked   time.Time // when the last walk through the connections had begun when it started
+	stdout   bytes.Buffer
 	stderr   bytes.Buffer
 	finish   func(*process) // called by the scheduler when it has ended
 	refused  bool           // a call of the kernel failed on purpose
@@ -354,13 +355,14 @@ func (w *world) end() {
 }
 
 func (w *world) note(format string, args ...any) {
-	w.trace = append(w.trace, fmt.Sprintf("%6d %s", w.seq, fmt.Sprintf(format, args...)))
+	if w.objection == "" {
+		w.trace = append(w.trace, fmt.Sprintf("%6d %s", w.seq, fmt.Sprintf(format, args...)))
+	}
 }
 
 // object takes note of what is wrong.
 func (w *world) object(format string, args ...any) {
-	if w.objection == "" {
-		w.objection = fmt.Sprintf(format, args...)
-		w.note("OBJECTION: %s", w.objection)
-	}
+	text := fmt.Sprintf(format, args...)
+	w.note("OBJECTION: %s", text)
+	w.objection = cmp.Or(w.objection, text)
 }
