@@ -72,11 +72,10 @@ func (k *kernel) boot(generation uint32) {
 
 // has reports whether there is a chain of this name, or any for "".
 func (k *kernel) has(chain string) bool {
-	for _, chains := range k.Chains {
-		for ref := range chains {
-			if chain == "" || ref.Chain == chain {
-				return true
-			}
+	is := func(ref policy.ChainFamily) bool { return chain == "" || ref.Chain == chain }
+	for choice := range k.Chains {
+		if slices.ContainsFunc(k.Refs(choice), is) {
+			return true
 		}
 	}
 	return false
@@ -91,11 +90,6 @@ func (k *kernel) written(touched ...string) {
 	}
 }
 
-// generation is cniplugin.Plugin.Generation.
-func (k *kernel) generation() (netfilter.Generation, error) {
-	return k.Generation, k.Before("read the generation", false)
-}
-
 // IsLocal implements policy.NodeRoutes.
 func (k *kernel) IsLocal(a netip.Addr) bool {
 	return slices.ContainsFunc(k.addresses, func(n policy.NodeAddress) bool { return n.Address == a })
@@ -106,12 +100,9 @@ func (k *kernel) OutputInterface(_, _ netip.Addr) string { return outInterface }
 
 // Addresses is cniplugin.Plugin.Addresses.
 func (k *kernel) Addresses(families []policy.Family) ([]policy.NodeAddress, error) {
-	if err := k.Before("read addresses", false); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(k.addresses), func(a policy.NodeAddress) bool {
-		return !slices.Contains(families, policy.FamilyOf(a.Address))
-	}), nil
+	isOther := func(a policy.NodeAddress) bool { return !slices.Contains(families, policy.FamilyOf(a.Address)) }
+	err := k.Before("read addresses", false)
+	return slices.DeleteFunc(slices.Clone(k.addresses), isOther), err
 }
 
 // Conntrack is cniplugin.Plugin.Conntrack.

@@ -219,7 +219,7 @@ func marshal(v any) string {
 func (w *world) verb(o *op, args *skel.CmdArgs, finish func(*process)) *process {
 	return w.start(o, func(p *process) error {
 		plugin := cniplugin.Plugin{
-			Drivers: w.kernel.Drivers(), Program: "program", Version: "v1", Generation: w.kernel.generation, Addresses: w.kernel.Addresses,
+			Drivers: w.kernel.Drivers(), Program: "program", Version: "v1", Generation: w.kernel.Drivers().Generation, Addresses: w.kernel.Addresses,
 			Conntrack: w.kernel.Conntrack, PluginFile: pluginFile, LockWait: 10 * time.Second, Stdout: &p.stdout, Stderr: &p.stderr,
 		}
 		f := plugin.Funcs()

@@ -40,8 +40,12 @@ func TestSimulation(t *testing.T) {
 		if *programFlag != "" {
 			return
 		}
-		cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$", fmt.Sprintf("-test.v=%v", testing.Verbose()), "-test.timeout=0",
-			fmt.Sprintf("-seed=%d", *seedFlag), fmt.Sprintf("-duration=%s", *durationFlag), fmt.Sprintf("-effects=%v", *verboseFlag), "-known="+*knownFlag, fmt.Sprintf("-first=%d", *firstFlag))
+		cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$", fmt.Sprintf("-test.v=%v", testing.Verbose()), "-test.timeout=0")
+		flag.Visit(func(f *flag.Flag) {
+			if !strings.HasPrefix(f.Name, "test.") {
+				cmd.Args = append(cmd.Args, "-"+f.Name+"="+f.Value.String())
+			}
+		})
 		cmd.Env = append(os.Environ(), child+"=1", "GOMAXPROCS=1") // so that a seed replays
 		out, err := cmd.CombinedOutput()
 		if t.Logf("%s", out); err != nil {
@@ -77,14 +81,16 @@ func TestSimulation(t *testing.T) {
 		for what, n := range w.counts {
 			counts[what] += n
 		}
-		if w.objection != "" && *knownFlag != "" && regexp.MustCompile(*knownFlag).MatchString(w.objection) {
-			if counts["known: "+reason(w.objection)]++; counts["known: "+reason(w.objection)] == 1 {
-				t.Logf("seed %d: %s", seed, w.objection)
-			}
-		} else if w.objection != "" {
+		switch kind := "known: " + reason(w.objection); {
+		case w.objection == "":
+		case *knownFlag == "" || !regexp.MustCompile(*knownFlag).MatchString(w.objection):
 			t.Logf("seed %d, after %s and %v: %s", seed, processorTime().Round(time.Millisecond), counts, w.objection)
 			report(t, w)
 			return
+		default:
+			if counts[kind]++; counts[kind] == 1 {
+				t.Logf("seed %d: %s", seed, w.objection)
+			}
 		}
 	}
 	t.Logf("%v", counts)
@@ -99,19 +105,16 @@ func processorTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// report prints every effect of a seed if that is asked for, and the smallest scenario with the same objection.
 func report(t *testing.T, w *world) {
-	if w.objection == "" && !*verboseFlag {
-		return
-	}
 	if *verboseFlag {
 		t.Logf("%s\n%s", w.scenario, strings.Join(w.trace, "\n"))
 	}
-	if w.objection == "" {
-		return
+	if w.objection != "" {
+		small := shrink(t, w)
+		t.Logf("%s\n%s\n%s", small.scenario, strings.Join(small.trace, "\n"), small.objection)
+		t.Errorf("seed %d: %s", w.scenario.seed, w.objection)
 	}
-	small := shrink(t, w)
-	t.Logf("%s\n%s\n%s", small.scenario, strings.Join(small.trace, "\n"), small.objection)
-	t.Errorf("seed %d: %s", w.scenario.seed, w.objection)
 }
 
 // shrink returns a smaller scenario to which the oracle objects for the same reason.
@@ -171,7 +174,8 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		w.machine = system.NewMachine(rand.New(rand.NewPCG(s.seed, 3)))
 		w.machine.Step = w.step
 		w.kernel = newKernel(s)
-		w.kernel.Before, w.kernel.committed, w.kernel.deletes = w.kernelEffect, w.committed, w.judgeDeletion
+		w.kernel.Before = func(text string, writes bool) error { return w.step(w.machine.Current(), "kernel: "+text, writes) }
+		w.kernel.committed, w.kernel.deletes = w.committed, w.judgeDeletion
 		w.kernel.boot(1)
 		w.boot()
 		w.book.unruled = true

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -63,7 +63,6 @@ type process struct {
 	writes   int   // how many effects of it were writes
 	event    event // of op, until it has happened
 	paused   int   // seq of its pause; 0: it does not pause
-	do       func() error
 	err      error
 	returned bool      // it was not killed
 	walked   time.Time // when the last walk through the connections had begun when it started
@@ -103,21 +102,22 @@ func (w *world) boot() {
 // start starts a process.
 func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *process {
 	w.disturbed()
-	p := &process{walked: w.book.walked, ruled: w.kernel.has(""), midway: w.midway(), Process: &system.Process{Name: o.String()}, op: o, event: o.event, ordinal: len(w.running), start: w.seq, finish: finish}
-	p.do = func() error { return do(p) }
+	p := &process{
+		Process: &system.Process{Name: o.String()}, op: o, event: o.event, ordinal: len(w.running), start: w.seq, finish: finish,
+		walked: w.book.walked, ruled: w.kernel.has(""), midway: w.midway(),
+	}
 	w.running = append(w.running, p)
 	w.note("%s begins", p.Name)
-	done := func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if r := recover(); r != nil && !p.Dead {
-			w.object("a verb or a sync panics: %v\n%s", r, stack())
-		}
-		p.end = -1
-	}
 	w.machine.Go(p.Process, func() {
-		defer done()
-		p.err = p.do()
+		defer func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if r := recover(); r != nil && !p.Dead {
+				w.object("a verb or a sync panics: %v\n%s", r, debug.Stack())
+			}
+			p.end = -1
+		}()
+		p.err = do(p)
 		p.returned = !p.Dead
 	})
 	return p
@@ -131,11 +131,6 @@ func (w *world) midway() (all []*process) {
 		}
 	}
 	return all
-}
-
-func stack() string {
-	buf := make([]byte, 1<<14)
-	return string(buf[:runtime.Stack(buf, false)])
 }
 
 // step is called by each effect. It waits until the process has its turn. What a killed process still does has no effect.
@@ -154,10 +149,6 @@ func (w *world) step(of *system.Process, text string, writes bool) error {
 	w.mu.Unlock()
 	<-t.resume
 	return t.err
-}
-
-func (w *world) kernelEffect(text string, writes bool) error {
-	return w.step(w.machine.Current(), "kernel: "+text, writes)
 }
 
 // until lets processes run, one effect after the other, until the condition holds.
@@ -217,26 +208,27 @@ func (w *world) runUntil(condition func() bool, longest time.Duration, frozen bo
 // finished takes note of processes that have ended.
 func (w *world) finished() {
 	for _, p := range w.running {
-		if p.end == -1 {
-			w.disturbed()
-			p.end = w.seq
-			switch {
-			case p.Dead:
-				w.note("%s was killed", p.Name)
-			case p.err != nil:
-				w.note("%s fails: %v", p.Name, p.err)
-			default:
-				w.note("%s ends", p.Name)
-			}
-			if p.stderr.Len() > 0 {
-				w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
-			}
-			if p.warnsOfConnections() {
-				w.book.warned = time.Now()
-			}
-			w.book.unfinished = w.book.unfinished || p.Dead || p.warnsOfConnections() || !w.alone(p) // which renews resets
-			p.finish(p)
+		if p.end != -1 {
+			continue
 		}
+		w.disturbed()
+		p.end = w.seq
+		switch {
+		case p.Dead:
+			w.note("%s was killed", p.Name)
+		case p.err != nil:
+			w.note("%s fails: %v", p.Name, p.err)
+		default:
+			w.note("%s ends", p.Name)
+		}
+		if p.stderr.Len() > 0 {
+			w.note("  %s", bytes.TrimSpace(p.stderr.Bytes()))
+		}
+		if p.warnsOfConnections() {
+			w.book.warned = time.Now()
+		}
+		w.book.unfinished = w.book.unfinished || p.Dead || p.warnsOfConnections() || !w.alone(p) // which renews resets
+		p.finish(p)
 	}
 }
 
@@ -250,11 +242,14 @@ func (p *process) warnsOfConnections() bool {
 // choose takes a ticket, nil if there is none. A process that pauses has its turn when no other process can go on.
 func (w *world) choose(frozen bool) *ticket {
 	slices.SortStableFunc(w.parked, func(a, b *ticket) int { return cmp.Or(a.p.ordinal-b.p.ordinal, cmp.Compare(a.text, b.text)) })
-	may := slices.DeleteFunc(slices.Clone(w.parked), func(t *ticket) bool { return frozen && t.p.reconciler == nil })
+	without := func(tickets []*ticket, is func(*ticket) bool) []*ticket {
+		return slices.DeleteFunc(slices.Clone(tickets), is)
+	}
+	may := without(w.parked, func(t *ticket) bool { return frozen && t.p.reconciler == nil })
 	if len(may) == 0 {
 		return nil
 	}
-	if all := slices.DeleteFunc(slices.Clone(may), func(t *ticket) bool { return t.p.paused > 0 }); len(all) > 0 {
+	if all := without(may, func(t *ticket) bool { return t.p.paused > 0 }); len(all) > 0 {
 		may = all
 	} else {
 		may = []*ticket{slices.MinFunc(may, func(a, b *ticket) int { return a.p.paused - b.p.paused })}
@@ -266,7 +261,7 @@ func (w *world) choose(frozen bool) *ticket {
 			w.holder = may[i].p
 		}
 	}
-	w.parked = slices.DeleteFunc(w.parked, func(t *ticket) bool { return t == may[i] })
+	w.parked = without(w.parked, func(t *ticket) bool { return t == may[i] })
 	return may[i]
 }
 
@@ -342,13 +337,12 @@ func (w *world) kill(p *process) {
 
 // end ends everything.
 func (w *world) end() {
-	for _, p := range w.running {
-		if p.end == 0 {
-			w.kill(p)
-		}
+	isAlive := func(p *process) bool { return p.end == 0 }
+	for _, p := range slices.DeleteFunc(slices.Clone(w.running), (*process).ended) {
+		w.kill(p)
 	}
 	synctest.Wait()
-	for i := 0; i < 100 && slices.ContainsFunc(w.running, func(p *process) bool { return p.end == 0 }); i++ {
+	for i := 0; i < 100 && slices.ContainsFunc(w.running, isAlive); i++ {
 		time.Sleep(time.Second)
 		synctest.Wait()
 	}
