@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -47,18 +48,59 @@ type familyJudge struct {
 // podRange is the addresses of pods whose connections a chain resets.
 type podRange struct {
 	chain string
-	pods  Ranges
+	pods  numericRanges
 }
 
 // chainVerdict is what one chain masquerades. Chains with the same interfaces have the
 // same bit; the one of chains without is anyInterface.
 type chainVerdict struct {
-	scope, from, exempt Ranges
+	scope, from, exempt numericRanges
 	interfaces          []string
 	bit                 uint64
 }
 
 const anyInterface = 1
+
+// numericRanges is Ranges as numbers: a search takes less than half the time of Ranges.Contains, and there can be a
+// million entries.
+type numericRanges []struct{ from, to number }
+
+// number is an address of one family.
+type number struct{ high, low uint64 }
+
+func numberOf(a netip.Addr) number {
+	if a.Is4() {
+		b := a.As4()
+		return number{0, uint64(binary.BigEndian.Uint32(b[:]))}
+	}
+	b := a.As16()
+	return number{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+}
+
+func (n number) less(m number) bool { return n.high < m.high || n.high == m.high && n.low < m.low }
+
+func numeric(r Ranges) numericRanges {
+	s := make(numericRanges, len(r))
+	for i, x := range r {
+		s[i].from, s[i].to = numberOf(x.From()), numberOf(x.To())
+	}
+	return s
+}
+
+func (s numericRanges) contains(a number) bool {
+	first, end := 0, len(s) // of the ranges that may have the address
+	for first < end {
+		switch middle := int(uint(first+end) >> 1); {
+		case a.less(s[middle].from):
+			end = middle
+		case s[middle].to.less(a):
+			first = middle + 1
+		default:
+			return true
+		}
+	}
+	return false
+}
 
 // NewConnectionJudge returns the judge for the policies in force. An entry whose verdict
 // differs from that of some policies before is stale if its translation contradicts the
@@ -69,7 +111,7 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		j := familyJudge{untranslated: untranslated}
 		addPods := func(p *Policy, chain string) {
 			if pods := p.PodRanges(f); len(pods) > 0 {
-				j.pods = append(j.pods, podRange{chain, pods})
+				j.pods = append(j.pods, podRange{chain, numeric(pods)})
 			}
 		}
 		resets, exists, first := map[string]bool{}, map[string]bool{}, ""
@@ -108,8 +150,8 @@ func (f *familyJudge) compile(family Family, policies []Policy, lists *interface
 		p := &policies[i]
 		scope := p.Scope(family)
 		m := chainVerdict{
-			scope: scope.Sources, from: p.masqueradeScope(family).Sources,
-			exempt: p.DestinationsExempt(family), interfaces: scope.Interfaces, bit: anyInterface,
+			scope: numeric(scope.Sources), from: numeric(p.masqueradeScope(family).Sources),
+			exempt: numeric(p.DestinationsExempt(family)), interfaces: scope.Interfaces, bit: anyInterface,
 		}
 		if len(m.interfaces) > 0 {
 			m.bit <<= min(1+lists.index(m.interfaces), 63)
@@ -213,7 +255,7 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	if chain := j.left[c.ReplyDst]; chain != "" && c.Src != c.ReplyDst {
 		return chain, true
 	}
-	f, src := j.of(FamilyOf(c.Src)), c.Src
+	f, src := j.of(FamilyOf(c.Src)), numberOf(c.Src)
 	if chain := j.passed[c.Src]; chain != "" {
 		if routes.IsLocal(c.Src) { // a pod claims an address of the node
 			return chain, false
@@ -222,13 +264,13 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 		if f.scoped && c.ReplyDst != c.Src {
 			out = routes.OutputInterface(c.Src, c.ReplySrc)
 		}
-		return chain, c.ReplyDst == c.Src || !verdict(f.now, src, c.ReplySrc, out)
+		return chain, c.ReplyDst == c.Src || !verdict(f.now, src, numberOf(c.ReplySrc), out)
 	}
-	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.pods.Contains(src) })
+	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.pods.contains(src) })
 	if i < 0 {
 		return "", false
 	}
-	endpoint, translated := c.ReplySrc, c.ReplyDst != c.Src
+	endpoint, translated := numberOf(c.ReplySrc), c.ReplyDst != c.Src
 	if translated && c.ReplySrc != c.Dst || !f.mayBeStale(src, endpoint, translated) ||
 		routes.IsLocal(c.Src) || routes.IsLocal(c.ReplySrc) {
 		return "", false
@@ -246,7 +288,7 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 }
 
 // mayBeStale reports whether the entry is stale if its output interface is the right one.
-func (f *familyJudge) mayBeStale(src, endpoint netip.Addr, translated bool) bool {
+func (f *familyJudge) mayBeStale(src, endpoint number, translated bool) bool {
 	now := interfaceBits(f.now, src, endpoint)
 	switch {
 	case translated && now == anyInterface, !translated && now == 0:
@@ -259,7 +301,7 @@ func (f *familyJudge) mayBeStale(src, endpoint netip.Addr, translated bool) bool
 
 // interfaceBits returns the bits of the chains that masquerade the connection if it leaves
 // by one of their interfaces, or only anyInterface if one of them has no list.
-func interfaceBits(chains []chainVerdict, src, endpoint netip.Addr) (bits uint64) {
+func interfaceBits(chains []chainVerdict, src, endpoint number) (bits uint64) {
 	for i := range chains {
 		if m := &chains[i]; m.applies(src, endpoint) {
 			if bits |= m.bit; m.bit == anyInterface {
@@ -270,12 +312,12 @@ func interfaceBits(chains []chainVerdict, src, endpoint netip.Addr) (bits uint64
 	return bits
 }
 
-func (m *chainVerdict) applies(src, endpoint netip.Addr) bool {
-	return m.from.Contains(src) && !m.exempt.Contains(endpoint)
+func (m *chainVerdict) applies(src, endpoint number) bool {
+	return m.from.contains(src) && !m.exempt.contains(endpoint)
 }
 
 // verdict reports whether a chain masquerades the connection.
-func verdict(chains []chainVerdict, src, endpoint netip.Addr, out string) bool {
+func verdict(chains []chainVerdict, src, endpoint number, out string) bool {
 	return slices.ContainsFunc(chains, func(m chainVerdict) bool { return m.applies(src, endpoint) && m.leavesBy(out) })
 }
 
@@ -284,9 +326,9 @@ func (m *chainVerdict) leavesBy(out string) bool {
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.
-func (f *familyJudge) routeOutOfScope(src netip.Addr, out string) (outOfScope bool) {
+func (f *familyJudge) routeOutOfScope(src number, out string) (outOfScope bool) {
 	for i := range f.now {
-		if m := &f.now[i]; m.scope.Contains(src) {
+		if m := &f.now[i]; m.scope.contains(src) {
 			if m.leavesBy(out) {
 				return false
 			}

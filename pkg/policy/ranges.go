@@ -97,15 +97,8 @@ func (r Ranges) Without(s Ranges) Ranges {
 
 // Contains reports whether the address is in the set.
 func (r Ranges) Contains(a netip.Addr) bool {
-	first, end := 0, len(r) // of the ranges that may have the address
-	for first < end {
-		if middle := (first + end) / 2; r[middle].To().Less(a) {
-			first = middle + 1
-		} else {
-			end = middle
-		}
-	}
-	return first < len(r) && !a.Less(r[first].From())
+	i, _ := slices.BinarySearchFunc(r, a, func(x netipx.IPRange, a netip.Addr) int { return x.To().Compare(a) })
+	return i < len(r) && r[i].Contains(a)
 }
 
 // Equal reports whether both are the same set. nil equals nothing but nil.

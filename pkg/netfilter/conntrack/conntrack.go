@@ -3,7 +3,6 @@
 package conntrack
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +17,7 @@ const (
 	// an entry costs the kernel a tenth of what it costs to list it.
 	maxFiltered = 4
 	maxListed   = 100_000 // entries, up to which all of them are listed: that costs some 0.2 s of CPU
-	maxReplies  = 20_000  // that are remembered, in 2 MB
+	maxReplies  = 20_000  // that are remembered, in 3 MB
 )
 
 // Reset deletes the stale conntrack entries in the network namespace of the calling thread and
@@ -45,7 +44,7 @@ type walk struct {
 	list, remove nfnetlink.Conn // the kernel answers deletions beside a dump on another socket
 	routes       *routes
 	deleted      map[policy.ChainFamily]uint64
-	replies      [][]byte // the tuples of the replies of deleted entries without translation
+	replies      []nfnetlink.Tuple // of deleted entries without translation
 }
 
 // all walks the table. In a large one the kernel leaves out what was source NATed, or what was not, if none
@@ -89,16 +88,15 @@ func (w *walk) visit(e *nfnetlink.Connection) error {
 	if e.Zone != 0 {
 		return nil
 	}
-	c := policy.Connection{Src: e.Original.Src.Addr(), Dst: e.Original.Dst.Addr(),
-		ReplySrc: e.Reply.Src.Addr(), ReplyDst: e.Reply.Dst.Addr()}
+	c := policy.Connection{Src: e.Original.Src, Dst: e.Original.Dst, ReplySrc: e.Reply.Src, ReplyDst: e.Reply.Dst}
 	chain, stale := w.judge.Judge(&c, w.routes)
 	if w.routes.err != nil || !stale {
 		return w.routes.err
 	}
 	if c.Src == c.ReplyDst && len(w.replies) < maxReplies {
-		w.replies = append(w.replies, bytes.Clone(e.ReplyTuple))
+		w.replies = append(w.replies, e.Reply.Clone())
 	}
-	deleted, err := w.remove.DeleteConnection(e.OriginalTuple, e.ID)
+	deleted, err := w.remove.DeleteConnection(e.Original, e.ID)
 	if deleted {
 		w.deleted[policy.ChainFamily{Chain: chain, Family: policy.FamilyOf(c.Src)}]++
 	}

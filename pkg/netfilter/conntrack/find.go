@@ -49,9 +49,10 @@ func Find(ctx context.Context, q Query) (found []Found, err error) {
 	for _, protocol := range protocols {
 		filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr()), Protocol: protocol, ReplyDst: q.Source}
 		err := c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
-			if e.Reply.Dst == q.Source && e.Reply.Protocol == protocol && // a kernel before 5.8 lists the whole table
-				(!q.To.IsValid() || q.To == e.Original.Dst.Addr() || q.To == e.Reply.Src.Addr()) {
-				found = append(found, Found{Original: e.Original, Reply: e.Reply, Zone: e.Zone})
+			reply := e.Reply.Flow()
+			if reply.Dst == q.Source && reply.Protocol == protocol && // a kernel before 5.8 lists the whole table
+				(!q.To.IsValid() || q.To == e.Original.Dst || q.To == e.Reply.Src) {
+				found = append(found, Found{Original: e.Original.Flow(), Reply: reply, Zone: e.Zone})
 			}
 			return nil
 		})

@@ -46,10 +46,10 @@ func TestDeletedByID(t *testing.T) {
 		if n++; n > 1 {
 			return nil
 		}
-		deleted, err := remove.DeleteConnection(e.OriginalTuple, e.ID)
+		deleted, err := remove.DeleteConnection(e.Original, e.ID)
 		addConnections(t, 100, 2000) // so that the memory of the old one is in use
 		addConnections(t, 1, 1000)
-		again, errAgain := remove.DeleteConnection(e.OriginalTuple, e.ID)
+		again, errAgain := remove.DeleteConnection(e.Original, e.ID)
 		if !deleted || again {
 			t.Errorf("deleted %t, again %t", deleted, again)
 		}
@@ -89,7 +89,7 @@ func TestConnectionsByStatus(t *testing.T) {
 		n := 0
 		if err := c.Connections(t.Context(), filter, func(e *nfnetlink.Connection) error {
 			n++
-			if e.Original.Src.Addr().Is6() && e.Reply.Dst.Addr() != netip.MustParseAddr("2001:db8::9") || e.Reply.Src != e.Original.Dst || e.Zone != 0 {
+			if e.Original.Src.Is6() && e.Reply.Dst != netip.MustParseAddr("2001:db8::9") || e.Reply.Flow().Src != e.Original.Flow().Dst || e.Zone != 0 {
 				t.Errorf("%+v", e)
 			}
 			return nil

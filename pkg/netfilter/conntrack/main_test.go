@@ -72,7 +72,7 @@ func add(t testing.TB, entries ...fixtures.Connection) {
 func sources(t testing.TB) (list []string) {
 	t.Helper()
 	assert.NoError(t, dial(t).Connections(t.Context(), nfnetlink.ConnectionFilter{}, func(e *nfnetlink.Connection) error {
-		list = append(list, fmt.Sprint(e.Original.Src.Addr()))
+		list = append(list, fmt.Sprint(e.Original.Src))
 		return nil
 	}))
 	slices.Sort(list)

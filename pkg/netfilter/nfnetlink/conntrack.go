@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -29,15 +30,26 @@ const (
 
 // Connection is a conntrack entry.
 type Connection struct {
-	Original Flow // of the first packet, as it was sent
-	Reply    Flow // of the replies, as they arrive: its destination is what the packets leave with
+	Original Tuple // of the first packet, as it was sent
+	Reply    Tuple // of the replies, as they arrive: its destination is what the packets leave with
 	// Zone is the zone that the entry, or one direction of it, is in.
 	Zone uint16
-
-	OriginalTuple, ReplyTuple, ID []byte // the attributes, for DeleteConnection
+	ID   []byte // the attribute, for DeleteConnection
 }
 
-// Flow is one direction of a conntrack entry. The ports of a protocol without ports are 0.
+// Tuple is one direction of a conntrack entry.
+type Tuple struct {
+	Src, Dst netip.Addr
+	attrs    []byte
+}
+
+// Clone returns a copy that is valid after the call that got the entry.
+func (t Tuple) Clone() Tuple {
+	t.attrs = bytes.Clone(t.attrs)
+	return t
+}
+
+// Flow is a tuple with its ports. Those of a protocol without ports are 0.
 type Flow struct {
 	Protocol uint8 // IPPROTO_*
 	Src, Dst netip.AddrPort
@@ -114,22 +126,22 @@ func (c *Conn) Connections(ctx context.Context, filter ConnectionFilter, handle 
 // decode decodes the attributes of an entry. It allocates nothing, as there can be a million entries.
 func (e *Connection) decode(attrs []byte) bool {
 	*e = Connection{}
-	it := attrIter{rest: attrs}
-	for it.next() {
-		switch it.typ {
+	typ, data, rest, ok := cutAttr(attrs)
+	for ; ok; typ, data, rest, ok = cutAttr(rest) {
+		switch typ {
 		case ctaTupleOrig:
-			e.OriginalTuple, e.Original = it.data, e.flow(it.data)
+			e.tuple(&e.Original, data)
 		case ctaTupleReply:
-			e.ReplyTuple, e.Reply = it.data, e.flow(it.data)
+			e.tuple(&e.Reply, data)
 		case ctaZone:
-			e.zone(it.data)
+			e.zone(data)
 		case ctaID:
-			e.ID = it.data
+			e.ID = data
 		}
 	}
-	bits := e.Original.Src.Addr().BitLen()
-	sameFamily := bits == e.Original.Dst.Addr().BitLen() && bits == e.Reply.Src.Addr().BitLen() && bits == e.Reply.Dst.Addr().BitLen()
-	return !it.malformed && len(e.ID) == 4 && bits > 0 && sameFamily
+	bits := e.Original.Src.BitLen()
+	sameFamily := bits == e.Original.Dst.BitLen() && bits == e.Reply.Src.BitLen() && bits == e.Reply.Dst.BitLen()
+	return len(rest) == 0 && len(e.ID) == 4 && bits > 0 && sameFamily
 }
 
 // zone sets the zone. An attribute of another form is a zone, too.
@@ -139,46 +151,47 @@ func (e *Connection) zone(data []byte) {
 	}
 }
 
-// flow decodes a tuple. Its addresses are the zero Addr if they are missing.
-func (e *Connection) flow(tuple []byte) Flow {
-	var f Flow
-	var src, dst netip.Addr
-	var srcPort, dstPort uint16
-	for part := (attrIter{rest: tuple}); part.next(); {
-		if part.typ == ctaTupleZone {
-			e.zone(part.data)
-		}
-		for it := (attrIter{rest: part.data}); it.next(); {
-			address, _ := netip.AddrFromSlice(it.data)
-			port := uint16(0)
-			if len(it.data) == 2 {
-				port = binary.BigEndian.Uint16(it.data)
-			}
-			switch inIP, inProto := part.typ == ctaTupleIP, part.typ == ctaTupleProto; {
-			case inIP && (it.typ == ctaV4Src || it.typ == ctaV6Src):
-				src = address
-			case inIP && (it.typ == ctaV4Dst || it.typ == ctaV6Dst):
-				dst = address
-			case inProto && it.typ == ctaProtoNum && len(it.data) == 1:
-				f.Protocol = it.data[0]
-			case inProto && it.typ == ctaProtoSrcPort:
-				srcPort = port
-			case inProto && it.typ == ctaProtoDstPort:
-				dstPort = port
+// tuple decodes a tuple. Its addresses are the zero Addr if they are missing.
+func (e *Connection) tuple(t *Tuple, attrs []byte) {
+	t.attrs = attrs
+	for typ, part, rest, ok := cutAttr(attrs); ok; typ, part, rest, ok = cutAttr(rest) {
+		switch typ {
+		case ctaTupleZone:
+			e.zone(part)
+		case ctaTupleIP:
+			for typ, a, rest, ok := cutAttr(part); ok; typ, a, rest, ok = cutAttr(rest) {
+				switch typ {
+				case ctaV4Src, ctaV6Src:
+					t.Src, _ = netip.AddrFromSlice(a)
+				case ctaV4Dst, ctaV6Dst:
+					t.Dst, _ = netip.AddrFromSlice(a)
+				}
 			}
 		}
 	}
-	f.Src, f.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
+}
+
+// Flow decodes the rest of the tuple, which a walk of the whole table has no use for.
+func (t Tuple) Flow() (f Flow) {
+	var ports [2]uint16
+	for it := (attrIter{rest: nested(t.attrs, ctaTupleProto)}); it.next(); {
+		switch {
+		case it.typ == ctaProtoNum && len(it.data) == 1:
+			f.Protocol = it.data[0]
+		case (it.typ == ctaProtoSrcPort || it.typ == ctaProtoDstPort) && len(it.data) == 2:
+			ports[it.typ-ctaProtoSrcPort] = binary.BigEndian.Uint16(it.data)
+		}
+	}
+	f.Src, f.Dst = netip.AddrPortFrom(t.Src, ports[0]), netip.AddrPortFrom(t.Dst, ports[1])
 	return f
 }
 
 // DeleteConnection deletes the entry that has the tuple in one of its directions. With an ID it
 // does not delete one that has replaced it. It reports whether there was one: the kernel does not
 // delete an entry that a flowtable has.
-func (c *Conn) DeleteConnection(tuple, id []byte) (deleted bool, err error) {
-	family := FamilyOf(new(Connection).flow(tuple).Src.Addr())
-	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, family, func(w *attrWriter) {
-		w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, tuple)
+func (c *Conn) DeleteConnection(t Tuple, id []byte) (deleted bool, err error) {
+	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, FamilyOf(t.Src), func(w *attrWriter) {
+		w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, t.attrs)
 		if id != nil {
 			w.bytes(ctaID, id)
 		}

@@ -96,9 +96,14 @@ func FuzzDecodeConnection(f *testing.F) {
 		if !e.decode(b) {
 			return
 		}
-		for _, a := range []netip.AddrPort{e.Original.Src, e.Original.Dst, e.Reply.Src, e.Reply.Dst} {
-			if !a.Addr().IsValid() || a.Addr().BitLen() != e.Original.Src.Addr().BitLen() {
+		for _, a := range []netip.Addr{e.Original.Src, e.Original.Dst, e.Reply.Src, e.Reply.Dst} {
+			if !a.IsValid() || a.BitLen() != e.Original.Src.BitLen() {
 				t.Fatalf("%+v", e)
+			}
+		}
+		for _, tuple := range []Tuple{e.Original, e.Reply} {
+			if f := tuple.Flow(); f.Src.Addr() != tuple.Src || f.Dst.Addr() != tuple.Dst {
+				t.Fatalf("%+v: %+v", tuple, f)
 			}
 		}
 	})
