@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,6 +84,22 @@ func (l *syncLog) repaired(r *Report) {
 	chains, missing, unexpected := r.Drift.Totals()
 	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","), "missing", missing, "unexpected", unexpected,
 		"changed_by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
+}
+
+// reset logs a walk through the conntrack table.
+func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duration, err error) {
+	var count uint64
+	var chains []string
+	for chain, n := range deleted {
+		count += n
+		chains = append(chains, chain.Chain)
+	}
+	if slices.Sort(chains); len(chains) > 0 {
+		l.log.Info("reset connections", "count", count, "chain", strings.Join(slices.Compact(chains), ","), "duration", took.Round(time.Microsecond))
+	}
+	if err != nil {
+		l.once.Warn("failed to reset connections", "err", err)
+	}
 }
 
 // valuesOf returns the values in the policies of a source by key, as JSON; nil is an empty source.

@@ -89,29 +89,8 @@ type queue struct {
 	ready  chan struct{} // has an element if there are events
 }
 
-// event is a Commit or one of the types below.
-type event any
-
-type (
-	filesChanged     struct{}
-	addressesChanged struct{}
-	syncRequested    struct{}
-
-	// The results of works, besides conflist.Status and publication.
-	entryRestored conflist.Status
-	sourcesRead   struct{ sources *Sources }
-	synced        struct {
-		report  *Report // nil if the sync was interrupted, or if it would have failed again
-		touches int     // when it began
-		by      Writer
-	}
-	connectionsReset struct {
-		deleted map[policy.ChainFamily]uint64
-		next    time.Duration // how long to wait for the next one
-		took    time.Duration
-		err     error
-	}
-)
+// event changes the state of a Loop.
+type event func(now time.Time)
 
 func (q *queue) put(e event) {
 	q.mu.Lock()
@@ -168,16 +147,29 @@ type Commit struct {
 }
 
 // Committed records a commit. It triggers a sync only if the commit touched owned rules.
-func (l *Loop) Committed(c Commit) { l.events.put(c) }
+func (l *Loop) Committed(c Commit) { l.events.put(func(time.Time) { l.state.committed(c) }) }
 
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.
-func (l *Loop) AddressesChanged() { l.events.put(addressesChanged{}) }
+func (l *Loop) AddressesChanged() {
+	l.events.put(func(now time.Time) {
+		if s := &l.state; s.addresses.Pending() || s.last == nil || s.last.dependsOnAddresses() {
+			s.addresses.Event(now)
+		}
+	})
+}
 
 // FilesChanged triggers a sync because a conflist or an agent file may have changed.
-func (l *Loop) FilesChanged() { l.events.put(filesChanged{}) }
+func (l *Loop) FilesChanged() {
+	l.events.put(func(now time.Time) {
+		s := &l.state
+		if s.files.Event(now); l.RestoreEntry != nil {
+			s.restoreDue = earlier(s.restoreDue, s.restoreBegan.Add(minInterval))
+		}
+	})
+}
 
 // SyncNow triggers a sync that reads and tries everything again.
-func (l *Loop) SyncNow() { l.events.put(syncRequested{}) }
+func (l *Loop) SyncNow() { l.events.put(func(time.Time) { l.state.triggers.request = true }) }
 
 // State observes the rules, and writes nothing. It returns nil if this
 // loop is not active, if the rules cannot be read, or while a sync runs: its report is more recent.
@@ -284,8 +276,8 @@ func (l *Loop) wait(ctx context.Context, until time.Time) {
 }
 
 func (l *Loop) handleAll() {
-	for _, e := range l.events.take() {
-		l.handle(e, time.Now())
+	for _, change := range l.events.take() {
+		change(time.Now())
 	}
 }
 
@@ -301,23 +293,30 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 			if l.Verified != nil {
 				l.Verified(p.report, p.generation)
 			}
-			return p
+			return func(time.Time) { s.published = p }
 		}
 	case syncingConflist:
 		if s.restoreDue = never(); s.conflistDue.After(now) {
 			s.restoreBegan = now
-			do = func() event { return entryRestored(l.RestoreEntry(ctx)) }
+			do = func() event {
+				c := l.RestoreEntry(ctx)
+				return func(time.Time) { s.entryRestored(c) }
+			}
 			break
 		}
 		s.conflistDue = never()
-		do = func() event { return l.SyncConflist(ctx) }
+		do = func() event {
+			c := l.SyncConflist(ctx)
+			return func(time.Time) { s.conflistSynced(c) }
+		}
 	case reading:
 		s.files.Take(now)
 		s.triggers.request = false
 		do = func() event {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return sourcesRead{l.Node.Read()}
+			src := l.Node.Read()
+			return func(now time.Time) { s.sourcesRead(src, now, l.SyncConflist != nil) }
 		}
 	case syncing:
 		do = l.sync(ctx, now)
@@ -325,7 +324,13 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 		s.resetDue = never()
 		do = func() event { return l.resetConnections(ctx) }
 	}
-	l.working.Go(func() { l.events.put(do()) })
+	l.working.Go(func() {
+		change := do()
+		l.events.put(func(now time.Time) {
+			s.running[w] = time.Time{}
+			change(now)
+		})
+	})
 }
 
 // sync returns a function that makes one sync. If the last one failed, a sync that only rules ask for is made only if it
@@ -333,87 +338,39 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 	s := &l.state
 	src, last, soon := s.sources, s.last, s.retriesSoon(now)
-	result := synced{touches: s.touches, by: s.writer}
+	touches, by := s.touches, s.writer
 	s.triggers, s.writer = triggers{}, Writer{}
 	s.addresses.Take(now)
 	return func() event {
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		none := func(now time.Time) { s.lastEnded, s.writer = now, cmp.Or(s.writer, by) }
 		if soon && l.Node.DryRun(ctx, src).sameOutstanding(last) {
-			return result
+			return none
 		}
 		r := l.Node.Sync(ctx, src)
 		l.Node.AddADDProblems(r)
 		if l.SyncConflist == nil {
 			l.Node.AddStaleConflist(r)
 		}
-		if ctx.Err() == nil { // else the sync may have been interrupted
-			result.report, l.observed = r, r
+		if ctx.Err() != nil { // it may have been interrupted
+			return none
 		}
-		return result
-	}
-}
-
-// handle changes the state as an event says. The result of a sync is reported.
-func (l *Loop) handle(e event, now time.Time) {
-	s := &l.state
-	switch e := e.(type) {
-	case Commit:
-		s.committed(e)
-	case addressesChanged:
-		if s.addresses.Pending() || s.last == nil || s.last.dependsOnAddresses() {
-			s.addresses.Event(now)
+		l.observed = r
+		return func(now time.Time) {
+			s.lastTouches = touches
+			l.synced(r, by, now)
 		}
-	case filesChanged:
-		s.files.Event(now)
-		if l.RestoreEntry != nil {
-			s.restoreDue = earlier(s.restoreDue, s.restoreBegan.Add(minInterval))
-		}
-	case syncRequested:
-		s.triggers.request = true
-	case publication:
-		s.running[publishing], s.published = time.Time{}, e
-	case conflist.Status:
-		s.conflistSynced(e)
-		if !e.Next.IsZero() {
-			s.conflistDue = earlier(s.conflistDue, e.Next)
-		}
-	case entryRestored:
-		if s.running[syncingConflist] = (time.Time{}); !e.Next.IsZero() {
-			s.restoreDue = earlier(s.restoreDue, e.Next)
-		}
-		if e.Inserted > 0 {
-			s.conflistSynced(conflist.Status(e))
-		}
-	case sourcesRead:
-		s.running[reading], s.sources = time.Time{}, e.sources
-		if s.triggers.read.IsZero() {
-			s.triggers.read = now
-		}
-		if l.SyncConflist != nil { // after the files were read: another program may write the conflist as soon as it has the entry
-			s.conflistDue = now
-		}
-	case synced:
-		s.running[syncing] = time.Time{}
-		l.synced(e, now)
-	case connectionsReset:
-		s.running[resetting] = time.Time{}
-		l.connectionsReset(e, now)
 	}
 }
 
 // synced completes the report of a sync and reports it.
-func (l *Loop) synced(e synced, now time.Time) {
-	s, r := &l.state, e.report
-	if r == nil {
-		s.lastEnded, s.writer = now, cmp.Or(s.writer, e.by)
-		return
+func (l *Loop) synced(r *Report, by Writer, now time.Time) {
+	s := &l.state
+	if r.By = by; r.Differs() {
+		s.writer = cmp.Or(s.writer, by) // the next sync repairs what that program changed
 	}
-	r.By = e.by
-	if r.Differs() {
-		s.writer = cmp.Or(s.writer, e.by) // the next sync repairs what that program changed
-	}
-	s.sources, s.lastTouches = r.Sources, e.touches
+	s.sources = r.Sources
 	s.synced(now, r, l.Node.Interval(r.Sources))
 	if p := s.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
@@ -460,5 +417,34 @@ func (l *Loop) watch(r *Report) {
 	l.Watch(chains)
 	if l.state.watched = chains; chains != nil && before != nil {
 		l.state.committed(Commit{Touched: true})
+	}
+}
+
+// resetConnections makes the resets on record that are due, and decides when the next one is. A sync follows, as nothing
+// is verified while resets are on record.
+func (l *Loop) resetConnections(ctx context.Context) event {
+	e := enforce.Enforcer{Dir: l.Node.Dir, Conntrack: l.Node.Conntrack}
+	began := time.Now()
+	deleted, next, err := e.ResetConnections(ctx)
+	if ctx.Err() != nil {
+		err = nil // it was interrupted
+	}
+	took := time.Since(began)
+	return func(now time.Time) {
+		l.log.reset(deleted, took, err)
+		if l.ConnectionsReset != nil && (len(deleted) > 0 || err != nil) {
+			l.ConnectionsReset(deleted, err)
+		}
+		s := &l.state
+		s.triggers.rules = true
+		switch {
+		case err != nil:
+			s.resetRetry = min(max(2*s.resetRetry, firstRetry), lastRetry)
+			s.resetDue = now.Add(s.resetRetry)
+		case next > 0:
+			s.resetRetry, s.resetDue = 0, now.Add(next)
+		default:
+			s.resetRetry = 0
+		}
 	}
 }

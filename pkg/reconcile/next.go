@@ -179,7 +179,26 @@ func (s *state) begin() {
 // conflistSynced takes note of the conflist's state, which the next sync reports.
 func (s *state) conflistSynced(c conflist.Status) {
 	c.Inserted += s.conflist.Inserted
-	s.running[syncingConflist], s.conflist, s.triggers.conflist = time.Time{}, &c, true
+	s.conflist, s.triggers.conflist, s.conflistDue = &c, true, earlier(s.conflistDue, c.Next)
+}
+
+// entryRestored is conflistSynced after the plugin entry alone was looked for.
+func (s *state) entryRestored(c conflist.Status) {
+	s.restoreDue = earlier(s.restoreDue, c.Next)
+	if c.Next = (time.Time{}); c.Inserted > 0 {
+		s.conflistSynced(c)
+	}
+}
+
+// sourcesRead takes note of the sources. The conflist is synced after that: another program may write it as soon as it has
+// the entry.
+func (s *state) sourcesRead(src *Sources, now time.Time, syncsConflist bool) {
+	if s.sources = src; s.triggers.read.IsZero() {
+		s.triggers.read = now
+	}
+	if syncsConflist {
+		s.conflistDue = now
+	}
 }
 
 // committed takes note of a commit.
@@ -235,8 +254,9 @@ func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
 	}
 }
 
+// earlier returns the earlier time. A zero u is none.
 func earlier(t, u time.Time) time.Time {
-	if u.Before(t) {
+	if u.Before(t) && !u.IsZero() {
 		return u
 	}
 	return t

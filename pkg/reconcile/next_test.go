@@ -214,21 +214,27 @@ func TestRetriesSoon(t *testing.T) {
 // is named by the next one.
 func TestEventsOfASync(t *testing.T) {
 	now, by := time.Now(), Writer{Process: Process{7, "nft"}}
-	l := NewLoop(nil, slog.New(slog.DiscardHandler), nil)
+	settings := config.DefaultSettings()
+	settings.DataDir, settings.CNIConfDir = t.TempDir(), t.TempDir()
+	l := NewLoop(Open(settings, "", nil), slog.New(slog.DiscardHandler), nil)
 	s := &l.state
-	l.handle(Commit{Generation: 1, Touched: true, By: by}, now)
-	l.handle(addressesChanged{}, now.Add(-time.Second))
-	l.handle(syncRequested{}, now)
-	l.sync(t.Context(), now)
+	l.Committed(Commit{Generation: 1, Touched: true, By: by})
+	l.AddressesChanged()
+	l.SyncNow()
+	l.handleAll()
+	s.sources = l.Node.Read()
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	sync := l.sync(interrupted, now.Add(time.Second))
 	if s.triggers != (triggers{}) || s.addresses.Pending() || s.writer != (Writer{}) {
 		t.Errorf("after it began: %+v", s)
 	}
-	if l.handle(synced{by: by}, now); s.writer != by {
+	if sync()(now); s.writer != by {
 		t.Errorf("changed by %v", s.writer)
 	}
 	s.conflist = &conflist.Status{}
 	for range 2 {
-		l.handle(conflist.Status{Inserted: 1}, now)
+		s.conflistSynced(conflist.Status{Inserted: 1})
 	}
 	if s.conflist.Inserted != 2 {
 		t.Errorf("%d insertions to report, want 2", s.conflist.Inserted)
