@@ -141,22 +141,21 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
 	r.warn(lock.Tidy())
-	dropped := map[policy.SourceID]*store.Dropped{}
+	dropped := map[policy.SourceID]bool{}
 	for _, s := range p.dropped {
-		d, err := lock.Drop(s)
-		if r.warn(err); err == nil {
-			dropped[s] = d
-		}
+		err := lock.Drop(s)
+		r.warn(err)
+		dropped[s] = err == nil
 	}
 	before := observe(ctx, e, n.stored(r.State), r.State.Record)
 	// An ADD that attached before the document was dropped may have returned and relies on the rules.
 	// One that attaches later finds no document, and waits for the lock.
 	unused := n.unused(r.State, r.Sources, r.warn)
-	used := func(s policy.SourceID) bool { return dropped[s] == nil || !slices.Contains(unused, s) }
+	used := func(s policy.SourceID) bool { return !dropped[s] || !slices.Contains(unused, s) }
 	if slices.ContainsFunc(p.dropped, used) {
 		for _, s := range p.dropped {
 			if used(s) {
-				r.warn(dropped[s].Discard())
+				r.warn(lock.UndoDrop(s))
 			}
 		}
 		p = n.plan(r.State, r.Sources, slices.DeleteFunc(p.dropped, used))
@@ -171,7 +170,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		r.Rules = e.Sync(ctx, before, lock)
 	}
 	for _, s := range p.dropped {
-		r.warn(dropped[s].Commit())
+		r.warn(lock.CommitDrop(s))
 	}
 	if len(before.OtherDataDirs)+len(before.Stale) > 0 {
 		r.Sources.owned = nil

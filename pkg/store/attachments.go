@@ -89,6 +89,16 @@ func (d *Dir) network(name string, create bool) (*folder, error) {
 	return d.descend(create, attachmentsDir, boot, hashName("network", name))
 }
 
+// withinNetwork runs a function on the directory of a network's attachments, unless that is missing or removed meanwhile.
+func (d *Dir) withinNetwork(name string, do func(*folder) error) error {
+	f, err := d.network(name, false)
+	if err == nil {
+		err = do(f)
+		f.close()
+	}
+	return ignoring(err, os.ErrNotExist)
+}
+
 // Attach records an attachment with its pod. It takes no lock and syncs nothing: attachments are valid in this boot
 // only. A repeated call replaces the record.
 func (d *Dir) Attach(p Pod) error {
@@ -127,12 +137,7 @@ func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 
 // DetachCached removes a record from the runtime's cache.
 func (d *Dir) DetachCached(a Attachment) error {
-	f, err := d.network(a.Network, false)
-	if err != nil {
-		return ignoring(err, os.ErrNotExist)
-	}
-	defer f.close()
-	return f.remove(a.file() + cachedSuffix)
+	return d.withinNetwork(a.Network, func(f *folder) error { return f.remove(a.file() + cachedSuffix) })
 }
 
 const writeAttachment = "write attachment"
@@ -161,22 +166,16 @@ func (f *folder) rewritePod(p Pod) error {
 
 // Detach removes an attachment of this boot. It is no error if there is none, and creates nothing.
 func (d *Dir) Detach(a Attachment) error {
-	f, err := d.network(a.Network, false)
-	if err != nil {
-		return ignoring(err, os.ErrNotExist)
-	}
-	defer f.close()
-	return errors.Join(f.remove(a.file()), f.remove(a.file()+cachedSuffix))
+	return d.withinNetwork(a.Network, func(f *folder) error { return errors.Join(f.remove(a.file()), f.remove(a.file()+cachedSuffix)) })
 }
 
 // Pod returns the record of an attachment of this boot, or nil if there is none that can be used.
-func (d *Dir) Pod(a Attachment) (*Pod, error) {
-	f, err := d.network(a.Network, false)
-	if err != nil {
-		return nil, ignoring(err, os.ErrNotExist)
-	}
-	defer f.close()
-	return f.pod(a.file())
+func (d *Dir) Pod(a Attachment) (p *Pod, err error) {
+	err = d.withinNetwork(a.Network, func(f *folder) (err error) {
+		p, err = f.pod(a.file())
+		return err
+	})
+	return p, err
 }
 
 // pod returns the record of an attachment: that of its ADD or, without one that was written whole, that from the cache.
@@ -239,18 +238,14 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 	var errs []error
 	for _, a := range slices.SortedFunc(maps.Keys(taken), Attachment.Compare) { // simulations take the same steps again
-		f, err := l.dir.network(a.Network, false)
-		if err != nil {
-			errs = append(errs, ignoring(err, os.ErrNotExist))
-			continue
-		}
-		p, err := f.pod(a.file())
-		if err == nil && p != nil {
+		errs = append(errs, l.dir.withinNetwork(a.Network, func(f *folder) error {
+			p, err := f.pod(a.file())
+			if p == nil {
+				return err
+			}
 			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(taken[a], x) })
-			err = ignoring(f.rewritePod(*p), os.ErrNotExist)
-		}
-		f.close()
-		errs = append(errs, err)
+			return f.rewritePod(*p)
+		}))
 	}
 	return errors.Join(errs...)
 }
@@ -258,29 +253,22 @@ func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 // Attachments returns the number of the network's attachments in this boot, and when it last changed:
 // the mtime of their directory, or the zero Time if there was none in this boot.
 func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) {
-	f, err := d.network(network, false)
-	if err != nil {
-		return 0, time.Time{}, ignoring(err, os.ErrNotExist)
-	}
-	defer f.close()
-	names, err := f.names()
-	if err == nil {
-		changed, err = f.changed()
-	}
-	return len(attachmentsIn(names)), changed, ignoring(err, os.ErrNotExist) // it may have been removed since it was opened
+	err = d.withinNetwork(network, func(f *folder) error {
+		names, err := f.names()
+		if n = len(attachmentsIn(names)); err == nil {
+			changed, err = f.changed()
+		}
+		return err
+	})
+	return n, changed, err
 }
 
 // Prune removes the network's attachments of this boot except those to keep, whose Network does not matter, and creates
 // nothing.
 func (d *Dir) Prune(network string, keep []Attachment) error {
-	f, err := d.network(network, false)
-	if err != nil {
-		return ignoring(err, os.ErrNotExist)
-	}
-	defer f.close()
 	var kept []string
 	for _, a := range keep {
 		kept = append(kept, a.file(), a.file()+cachedSuffix)
 	}
-	return ignoring(f.clear(inNetwork, kept...), os.ErrNotExist) // it may have been removed since it was opened
+	return d.withinNetwork(network, func(f *folder) error { return f.clear(inNetwork, kept...) })
 }

@@ -54,7 +54,7 @@ func children() map[string]func(*store.Dir) error {
 		"killed while it drops": func(d *store.Dir) error {
 			l, err := lockNow(d)
 			if err == nil {
-				_, err = l.Drop(network("net"))
+				err = l.Drop(network("net"))
 			}
 			if err != nil {
 				return err

@@ -69,11 +69,10 @@ func store1(t testing.TB, l *store.Lock, c policy.Source) {
 }
 
 func drop(l *store.Lock, src policy.SourceID) error {
-	s, err := l.Drop(src)
-	if err != nil {
+	if err := l.Drop(src); err != nil {
 		return err
 	}
-	return s.Commit()
+	return l.CommitDrop(src)
 }
 
 // writable tells why a document could not be written.

@@ -115,7 +115,7 @@ func TestDestroy(t *testing.T) {
 			err = errors.Join(d.Attach(aPod("podnet", "pod1", "eth0")), lock.PutRecord(store.Record{Boot: d.Boot()}))
 		}
 		if err == nil {
-			_, err = lock.Drop(newSource("other").ID) // and never committed
+			err = lock.Drop(newSource("other").ID) // and never committed
 		}
 		ok(t, err)
 		backups, err := d.Backups()

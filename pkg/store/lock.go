@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
@@ -22,7 +24,7 @@ type Lock struct {
 	dir     *Dir
 	root    *folder  // nil in a dry run without a dataDir
 	file    *os.File // nil in a dry run without a lock file
-	dropped map[*Dropped]bool
+	dropped []policy.SourceID // see Drop
 
 	dry      bool // see DryRun
 	planned  int  // bytes of the files that a dry run would have written
@@ -67,13 +69,13 @@ func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
 
 // Unwritable returns a lock that could not be taken, and with which nothing can be written because of that.
 func (d *Dir) Unwritable(err error) *Lock {
-	return &Lock{dir: d, err: err, dropped: map[*Dropped]bool{}}
+	return &Lock{dir: d, err: err}
 }
 
 // Asking returns the same lock as one that writes nothing, as DryRun. It is not released.
 func (l *Lock) Asking() *Lock {
 	asking := *l
-	asking.dry, asking.planned, asking.dropped = true, 0, map[*Dropped]bool{}
+	asking.dry, asking.planned = true, 0
 	return &asking
 }
 
@@ -159,7 +161,7 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 		root.close()
 		return nil, err
 	}
-	return &Lock{dir: d, root: root, file: file, dropped: map[*Dropped]bool{}}, nil
+	return &Lock{dir: d, root: root, file: file}, nil
 }
 
 // File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
@@ -174,8 +176,8 @@ func (l *Lock) Release() error {
 	}
 	l.released = true
 	var errs []error
-	for d := range l.dropped {
-		errs = append(errs, d.Discard())
+	for _, src := range slices.Clone(l.dropped) {
+		errs = append(errs, l.UndoDrop(src))
 	}
 	// Not LOCK_UN, which would unlock it for children too.
 	if l.file != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,60 +144,44 @@ func (f *folder) newer(op, name string) error {
 	return ignoring(err, os.ErrNotExist)
 }
 
-// Dropped is a document that is out of force, until Commit removes it or Discard restores it.
-type Dropped struct {
-	lock        *Lock
-	folder      *folder
-	name, cache string // of the document and of its verification cache
-}
-
-// Drop takes the document of a source out of force, so that attachments can be counted again before the
-// caller commits: an ADD that attaches later finds no document, and waits for the lock. It is no error if
-// there is no document; one of a newer version stays (ErrNewer).
-func (l *Lock) Drop(src policy.SourceID) (*Dropped, error) {
-	sources, err := l.sources(false)
-	if err != nil {
-		return nil, ignoring(err, os.ErrNotExist)
-	}
-	d := &Dropped{l, sources, nameOf(src), verificationCacheName(src)}
-	if _, err = sources.recognize(inSources, d.name); err == nil {
-		err = sources.newer(removeDocument, d.name)
-	}
-	if err == nil {
-		err = sources.replace(removeDocument, d.name, d.name+droppedSuffix)
-	}
-	if err != nil {
-		sources.close()
-		return nil, ignoring(err, os.ErrNotExist)
-	}
-	l.dropped[d] = true
-	return d, nil
-}
-
-// Commit removes the document, and syncs the directory. It may be called on nil.
-func (d *Dropped) Commit() error {
-	if d == nil {
-		return nil
-	}
-	if err := errors.Join(d.folder.remove(d.cache), d.folder.remove(d.name+droppedSuffix)); err != nil {
+// Drop takes the document of a source out of force until CommitDrop, so that attachments can be counted again before that:
+// an ADD that attaches later finds no document, and waits for the lock. It is no error if there is no document; one of a
+// newer version stays (ErrNewer).
+func (l *Lock) Drop(src policy.SourceID) error {
+	name := nameOf(src)
+	return l.root.within(sourcesDir, func(sources *folder) error {
+		_, err := sources.recognize(inSources, name)
+		if err == nil {
+			err = sources.newer(removeDocument, name)
+		}
+		if err == nil {
+			err = sources.replace(removeDocument, name, name+droppedSuffix)
+		}
+		if err == nil {
+			l.dropped = append(l.dropped, src)
+		}
 		return err
-	}
-	defer d.forget()
-	return d.folder.sync()
+	})
 }
 
-// Discard restores the document. It does nothing after Commit, Discard or the release of the lock, nor on nil.
-func (d *Dropped) Discard() error {
-	if d == nil || !d.lock.dropped[d] {
-		return nil
-	}
-	defer d.forget()
-	return d.folder.replace(writeDocument, d.name+droppedSuffix, d.name)
+// CommitDrop removes a document that was dropped, and syncs the directory.
+func (l *Lock) CommitDrop(src policy.SourceID) error {
+	return l.root.within(sourcesDir, func(sources *folder) error {
+		err := errors.Join(sources.remove(verificationCacheName(src)), sources.remove(nameOf(src)+droppedSuffix))
+		if err != nil {
+			return err
+		}
+		l.dropped = slices.DeleteFunc(l.dropped, func(s policy.SourceID) bool { return s == src })
+		return sources.sync()
+	})
 }
 
-func (d *Dropped) forget() {
-	delete(d.lock.dropped, d)
-	d.folder.close()
+// UndoDrop restores a document that was dropped, as the end of the lock does. It does nothing after CommitDrop.
+func (l *Lock) UndoDrop(src policy.SourceID) error {
+	l.dropped = slices.DeleteFunc(l.dropped, func(s policy.SourceID) bool { return s == src })
+	return l.root.within(sourcesDir, func(sources *folder) error {
+		return sources.replace(writeDocument, nameOf(src)+droppedSuffix, nameOf(src))
+	})
 }
 
 // undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
@@ -295,13 +280,9 @@ func (f *folder) tidy(of layout) error {
 // ends: a process that waits for it notices that the file is gone, and starts again.
 func (l *Lock) Destroy() error {
 	const op = "remove"
-	var errs []error
-	for d := range l.dropped {
-		errs = append(errs, d.Discard())
-	}
 	// The lock is removed when nothing is left to protect, the marker last.
 	last := func(name string) (entry, bool) { return entry{}, name == lockFile || name == markerFile }
-	if err := errors.Join(append(errs, l.root.clear(inDataDir, lockFile, markerFile))...); err != nil {
+	if err := l.root.clear(inDataDir, lockFile, markerFile); err != nil {
 		return err
 	}
 	if err := l.root.clear(last); err != nil {

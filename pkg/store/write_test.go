@@ -167,13 +167,14 @@ func TestTidyRemovesTemporaryFiles(t *testing.T) {
 func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 	for name, undo := range map[string]func(*testing.T, *store.Dir){
 		"discarded": func(t *testing.T, d *store.Dir) {
-			s := assert.Must(lock(t, d).Drop(network("net")))(t)
+			l := lock(t, d)
+			ok(t, l.Drop(network("net")))
 			loads(t, d, newSource("other"))
-			ok(t, s.Discard())
+			ok(t, l.UndoDrop(network("net")))
 		},
 		"released": func(t *testing.T, d *store.Dir) {
 			l := lock(t, d)
-			assert.Must(l.Drop(network("net")))(t)
+			ok(t, l.Drop(network("net")))
 			ok(t, l.Release())
 		},
 		"killed": func(t *testing.T, d *store.Dir) {
