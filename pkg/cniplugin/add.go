@@ -129,7 +129,7 @@ func (n *node) ensure(
 	if err := n.checkDataDir(); err != nil {
 		return cache, err
 	}
-	lock, err := n.lock(ctx, take)
+	lock, err := take(ctx)
 	if errors.Is(err, store.ErrBusy) {
 		return cache, err
 	}

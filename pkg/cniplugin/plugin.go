@@ -105,6 +105,7 @@ func (p *Plugin) node(conf config.Netconf) *node {
 		pluginFile:    file,
 		pluginFileErr: err,
 	}
+	n.Dir.LockWait = p.LockWait
 	n.netconfInForce = sync.OnceValues(n.findNetconf)
 	n.entry = sync.OnceValues(n.validEntry)
 	n.entryDigest = sync.OnceValue(func() string {
@@ -137,13 +138,6 @@ func (n *node) source() policy.SourceID {
 	return policy.SourceID{Kind: policy.Network, Name: n.network}
 }
 
-// lock takes the lock of the dataDir; it waits no longer than the plugin may.
-func (n *node) lock(ctx context.Context, take func(context.Context) (*store.Lock, error)) (*store.Lock, error) {
-	ctx, cancel := context.WithTimeout(ctx, n.plugin.LockWait)
-	defer cancel()
-	return take(ctx)
-}
-
 // resetConnections resets connections, for a limited time.
 func (n *node) resetConnections(ctx context.Context) {
 	if n.resetLimit == 0 {
@@ -164,7 +158,7 @@ func (n *node) dueResets(s *enforce.State) {
 	switch n.resetLimit = 0; {
 	case !s.ResetsDue():
 	case s.Passed(n.pod.Addresses):
-		n.resetLimit = n.plugin.LockWait
+		n.resetLimit = n.Dir.LockWait
 	default:
 		n.resetLimit = limit
 	}

@@ -50,7 +50,7 @@ func (n *node) repair(ctx context.Context) error {
 	if err := n.checkDataDir(); err != nil {
 		return err
 	}
-	lock, err := n.lock(ctx, n.Dir.Lock)
+	lock, err := n.Dir.Lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	if n.verify(ctx) == nil {
 		return nil
 	}
-	if lock, err := n.lock(ctx, n.Dir.LockToRead); err == nil {
+	if lock, err := n.Dir.LockToRead(ctx); err == nil {
 		defer n.release(lock)
 	} else {
 		n.Warn(err)

@@ -30,9 +30,7 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 	if err := n.checkDataDir(ctx, e, src); err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, n.LockWait)
-	defer cancel()
-	lock, err := n.Dir.DryRun(wait)
+	lock, err := n.Dir.DryRun(ctx)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,6 @@ type Node struct {
 	Version string
 
 	DropAfter time.Duration // how long a network without a conflist and attachments is kept
-	LockWait  time.Duration // how long a sync waits for the lock of the dataDir
 
 	CacheDir string // the runtime's cache, from which syncs record pods; "" for none
 
@@ -50,7 +49,7 @@ type Node struct {
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
 	return &Node{
 		Settings: s, PluginFile: pluginFile, Dir: store.Open(s.DataDir), Drivers: drivers,
-		DropAfter: 10 * time.Minute, LockWait: 10 * time.Second, cached: &cachedPods{},
+		DropAfter: 10 * time.Minute, cached: &cachedPods{},
 	}
 }
 
@@ -166,9 +165,7 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilt
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, instance.Release()) }()
-	wait, cancel := context.WithTimeout(ctx, n.LockWait)
-	defer cancel()
-	lock, err := n.Dir.Lock(wait)
+	lock, err := n.Dir.Lock(ctx)
 	if err != nil {
 		return nil, err
 	}

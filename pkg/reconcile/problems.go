@@ -156,9 +156,7 @@ func (n *Node) addRepairProblems(ctx context.Context, r *Report) {
 	if !r.Differs() {
 		return
 	}
-	wait, cancel := context.WithTimeout(ctx, n.LockWait)
-	defer cancel()
-	lock, err := n.Dir.DryRun(wait)
+	lock, err := n.Dir.DryRun(ctx)
 	if err != nil { // AddADDProblems says it
 		return
 	}

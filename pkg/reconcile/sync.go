@@ -76,9 +76,7 @@ func (n *Node) Check(ctx context.Context) *Report {
 	if !r.Differs() {
 		return r
 	}
-	wait, cancel := context.WithTimeout(ctx, n.LockWait)
-	defer cancel()
-	lock, err := n.Dir.LockToRead(wait)
+	lock, err := n.Dir.LockToRead(ctx)
 	if err != nil {
 		r.warn(err)
 		return r
@@ -125,9 +123,7 @@ func withoutStuck(rec store.Record) store.Record {
 // write is the part of a sync that holds the lock. It reads everything again, so a difference is seen
 // twice before it is repaired.
 func (n *Node) write(ctx context.Context, r *Report) {
-	wait, cancel := context.WithTimeout(ctx, n.LockWait)
-	defer cancel()
-	lock, err := n.Dir.Lock(wait)
+	lock, err := n.Dir.Lock(ctx)
 	if err != nil {
 		r.problem(ReasonState, err)
 		n.load(r)

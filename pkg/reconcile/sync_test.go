@@ -306,7 +306,7 @@ func TestDropWaitsForEachMoment(t *testing.T) {
 func TestLockHeldByOthers(t *testing.T) {
 	f := newFixture(t).withAgent()
 	l := f.lock()
-	f.LockWait = 50 * time.Millisecond
+	f.Dir.LockWait = 50 * time.Millisecond
 	f.wants(f.sync(), Failed, "lock")
 	must(t, l.Release())
 	f.right()

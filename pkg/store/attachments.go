@@ -217,7 +217,7 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 		if !isHash(network) {
 			continue
 		}
-		errNetwork := all.within(network, func(f *folder) error {
+		err = errors.Join(err, all.within(network, func(f *folder) error {
 			names, err := f.names()
 			for _, attachment := range attachmentsIn(names) {
 				p, errPod := f.pod(attachment)
@@ -228,8 +228,7 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 				}
 			}
 			return err
-		})
-		err = errors.Join(err, ignoring(errNetwork, os.ErrNotExist)) // it may have been removed meanwhile
+		}))
 	}
 	return pods, without, err
 }

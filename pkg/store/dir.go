@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,6 +46,8 @@ const (
 
 // Dir is the dataDir of a node. It may be used by several goroutines.
 type Dir struct {
+	LockWait time.Duration // how long Lock, LockToRead and DryRun wait at most; 10 s by contract
+
 	path string
 	boot func() (string, error)
 }
@@ -53,12 +56,12 @@ type Dir struct {
 // Attach and Lock create it.
 func Open(path string) *Dir {
 	// With a slash at the end, the kernel would follow a symlink.
-	return &Dir{filepath.Clean(path), sync.OnceValues(kernelBoot)}
+	return &Dir{10 * time.Second, filepath.Clean(path), sync.OnceValues(kernelBoot)}
 }
 
 // WithBoot returns the dataDir with the id of another boot than the kernel's.
 func (d *Dir) WithBoot(id string) *Dir {
-	return &Dir{d.path, func() (string, error) { return id, checkBoot(id) }}
+	return &Dir{d.LockWait, d.path, func() (string, error) { return id, checkBoot(id) }}
 }
 
 // DocumentPath returns where the document of a source is, or would be.

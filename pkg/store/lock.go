@@ -22,8 +22,8 @@ import (
 // descriptor open. The file is removed by Destroy only: the removed one could still be locked.
 type Lock struct {
 	dir     *Dir
-	root    *folder  // nil in a dry run without a dataDir
-	file    *os.File // nil in a dry run without a lock file
+	root    *folder           // nil in a dry run without a dataDir
+	file    *os.File          // nil in a dry run without a lock file
 	dropped []policy.SourceID // see Drop
 
 	dry      bool // see DryRun
@@ -32,7 +32,7 @@ type Lock struct {
 	err      error // why nothing can be written
 }
 
-// Lock takes the lock, and creates a missing dataDir. If ctx ends first, the error is an ErrBusy. On a
+// Lock takes the lock, and creates a missing dataDir. If it takes too long, the error is an ErrBusy. On a
 // read-only file system an existing lock file can be locked too: rules may need a repair that no
 // document needs.
 func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
@@ -106,6 +106,8 @@ func mayCreate(dir string, size int) error {
 
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	const attempts = 100
+	ctx, cancel := context.WithTimeout(ctx, d.LockWait)
+	defer cancel()
 	for attempt := 1; ; attempt++ {
 		l, err := d.openLock(create)
 		if create && errors.Is(err, os.ErrNotExist) && attempt < attempts {
