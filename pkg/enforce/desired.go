@@ -40,7 +40,7 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 			continue
 		}
 		c.Choice = choice
-		if !s.tablesAre(choice) {
+		if !slices.ContainsFunc(s.tables, func(t tables) bool { return t.choice == choice }) {
 			b, err := e.Drivers.Open(choice)
 			s.tables = append(s.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
 		}
@@ -56,10 +56,6 @@ func (e *Enforcer) desireChains(s *State) {
 		s.Chains[i].fail(e.desireRules(&s.Chains[i]))
 	}
 	s.desireGuards()
-}
-
-func (s *State) tablesAre(c netfilter.Choice) bool {
-	return slices.ContainsFunc(s.tables, func(t tables) bool { return t.choice == c })
 }
 
 // desireRules sets the desired rules of a chain in its backend.

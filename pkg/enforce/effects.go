@@ -14,14 +14,14 @@ import (
 
 // effects is all that steps do outside the State. One implementation does it, and one asks whether it would succeed.
 type effects interface {
-	// observe reads the tables that are unread or differ, and the guard tables.
-	observe(context.Context, *State)
-	// listPods reads again which pods are exempt, and makes that desired.
-	listPods(*State)
+	// Those of Enforcer.
+	read(context.Context, *State)
+	desirePods(*State)
 
-	record(store.Record) error
-	store(policy.Source) error
-	takeAddresses(map[store.Attachment][]netip.Addr) error
+	// Those of store.Lock.
+	PutRecord(store.Record) error
+	Put(policy.Source) error
+	TakeAddresses(map[store.Attachment][]netip.Addr) error
 
 	// guards writes the guard tables, as Apply of GuardTables; rules those of a backend, as Apply of Backend.
 	guards(context.Context, []policy.Guard, netfilter.GuardObservation) error
@@ -39,29 +39,17 @@ type differing struct{ all, isNew []policy.Family }
 // does has effects, with the lock held.
 type does struct {
 	*Enforcer
-	lock *store.Lock
+	*store.Lock
 }
 
 func (d does) warn(err error) { d.Warn(err) }
 
 func (d does) asking() effects {
-	return &asks{d.Enforcer, d.lock.Asking(), map[netfilter.Choice]policy.Ruleset{}, nil, nil}
-}
-
-func (d does) observe(ctx context.Context, s *State) { d.read(ctx, s) }
-
-func (d does) listPods(s *State) { d.desirePods(s) }
-
-func (d does) record(r store.Record) error { return d.lock.PutRecord(r) }
-
-func (d does) store(src policy.Source) error { return d.lock.Put(src) }
-
-func (d does) takeAddresses(taken map[store.Attachment][]netip.Addr) error {
-	return d.lock.TakeAddresses(taken)
+	return &asks{d.Enforcer, d.Lock.Asking(), map[netfilter.Choice]policy.Ruleset{}, nil, nil}
 }
 
 func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
-	if _, err := d.lock.File(); err != nil { // the process writes itself
+	if _, err := d.File(); err != nil { // the process writes itself
 		return &UnwritableError{err}
 	}
 	tables, err := d.Drivers.GuardTables()
@@ -72,13 +60,13 @@ func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.
 }
 
 func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
-	held, err := d.lock.File()
+	held, err := d.File()
 	if err != nil {
 		return &UnwritableError{err}
 	}
 	b, err := d.Drivers.Open(t.choice)
 	if err == nil {
-		err = d.canWrite(ctx, t.choice, families.isNew)
+		err = d.CanWrite(ctx, t.choice, families.isNew...)
 	}
 	if err == nil {
 		err = b.Apply(ctx, desired, t.observation, held)
@@ -87,29 +75,21 @@ func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, fami
 }
 
 func (d does) remove(ctx context.Context, o store.OwnedChain) error {
-	return d.Enforcer.remove(ctx, choiceOf(o), d.lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
+	return d.Enforcer.remove(ctx, choiceOf(o), d.Lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
 }
 
 // asks asks the kernel and the file system, and takes what they would accept as written.
 type asks struct {
 	*Enforcer
-	lock    *store.Lock // that writes nothing
-	written map[netfilter.Choice]policy.Ruleset
-	guarded []policy.Guard        // that were written last
-	tables  netfilter.GuardTables // to which they were written; nil: none were
+	*store.Lock // that writes nothing
+	written     map[netfilter.Choice]policy.Ruleset
+	guarded     []policy.Guard        // that were written last
+	tables      netfilter.GuardTables // to which they were written; nil: none were
 }
 
 func (a *asks) warn(error) {}
 
 func (a *asks) asking() effects { return a }
-
-func (a *asks) record(r store.Record) error { return a.lock.PutRecord(r) }
-
-func (a *asks) store(src policy.Source) error { return a.lock.Put(src) }
-
-func (a *asks) takeAddresses(map[store.Attachment][]netip.Addr) error { return nil }
-
-func (a *asks) listPods(s *State) { a.desirePods(s) }
 
 func (a *asks) remove(context.Context, store.OwnedChain) error { return nil }
 
@@ -125,7 +105,7 @@ func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter
 }
 
 func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
-	err := a.canWrite(ctx, t.choice, families.all)
+	err := a.CanWrite(ctx, t.choice, families.all...)
 	if err == nil {
 		var b netfilter.Backend
 		if b, err = a.Drivers.Open(t.choice); err == nil {
@@ -149,8 +129,8 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 	return after
 }
 
-// observe reads nothing that was written.
-func (a *asks) observe(ctx context.Context, s *State) {
+// read reads nothing that was written.
+func (a *asks) read(ctx context.Context, s *State) {
 	for i := range s.tables {
 		t := &s.tables[i]
 		if rules, written := a.written[t.choice]; written {
@@ -162,5 +142,5 @@ func (a *asks) observe(ctx context.Context, s *State) {
 		g.Observed.Guards, g.looks = written.Guards, settledLooks
 		g.compare = func(want []policy.Guard) policy.Diff { return tables.CompareGuards(want, written) }
 	}
-	a.read(ctx, s)
+	a.Enforcer.read(ctx, s)
 }

@@ -57,28 +57,14 @@ func HasGeneration(rec store.Record) bool {
 // generation is from before the rules were read.
 func (s *State) Verified(inputs, generation string) store.VerificationCache {
 	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
-	if !s.InSync() || s.PendingResets() || inputs == "" || generation == "" || !HasGeneration(s.record) {
+	if !s.InSync() || len(s.record.Resets) > 0 || inputs == "" || generation == "" || !HasGeneration(s.record) {
 		return store.VerificationCache{}
 	}
 	return store.VerificationCache{Inputs: inputs, Generation: generation, Addresses: s.AddressDigest()}
 }
 
-// CanWrite returns why the rules of a chain could not be written now, as far as that is known without writing.
-func (e *Enforcer) CanWrite(ctx context.Context, c *Chain) error {
-	for _, d := range c.Desired.Chains {
-		if err := e.canWrite(ctx, c.Choice, []policy.Family{d.Family}); err != nil {
-			return writeError(c.Policy.Chain, c.Choice, err)
-		}
-	}
-	return nil
-}
-
-// CanRemove returns the reason why an owned chain could not be removed now.
-func (e *Enforcer) CanRemove(ctx context.Context, o store.OwnedChain) error {
-	return e.canWrite(ctx, choiceOf(o), []policy.Family{o.Family})
-}
-
-func (e *Enforcer) canWrite(ctx context.Context, c netfilter.Choice, families []policy.Family) error {
+// CanWrite returns why rules could not be written or removed now, as far as that is known without writing.
+func (e *Enforcer) CanWrite(ctx context.Context, c netfilter.Choice, families ...policy.Family) error {
 	b, err := e.Drivers.Open(c)
 	if err != nil {
 		return err

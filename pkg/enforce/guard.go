@@ -61,8 +61,7 @@ func (s *State) desireGuards() {
 			continue
 		}
 		for _, f := range p.Families() {
-			guarded := slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool { return g.Chain == p.Chain && g.Family == f })
-			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 && !guarded {
+			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 && guardOf(s.Guard.Desired, p.Chain, f) == nil {
 				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
 					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this family, state podCIDRs, "+
 						"inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys)})
@@ -176,12 +175,16 @@ func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
 	if g.Err != nil || g.IsInactive(c) || slices.ContainsFunc(g.Diff, differs) {
 		return nil
 	}
-	for i := range g.Desired {
-		if d := &g.Desired[i]; d.Chain == c.Chain && d.Family == c.Family {
-			return d
-		}
+	return guardOf(g.Desired, c.Chain, c.Family)
+}
+
+// guardOf returns the guard of a chain and family, or nil.
+func guardOf(guards []policy.Guard, chain string, f policy.Family) *policy.Guard {
+	i := slices.IndexFunc(guards, func(g policy.Guard) bool { return g.Chain == chain && g.Family == f })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &guards[i]
 }
 
 // err returns why the guard of a chain is not known to be as desired, or nil.
@@ -209,7 +212,7 @@ func (s *State) guards() []policy.Guard {
 		c := s.Find(g.Chain)
 		elsewhere := slices.ContainsFunc(surplus, func(o store.OwnedChain) bool { return o.Chain == g.Chain })
 		t.Settled = c == nil || s.isWritten(c) // without a policy it stays, see keepWhatExists
-		observed := s.Guard.observed(g.Chain, g.Family)
+		observed := guardOf(s.Guard.Observed.Guards, g.Chain, g.Family)
 		if observed == nil && !t.Settled && !elsewhere && c.Err == nil && c.Observed.Find(g.Family, g.Chain) == nil {
 			observed = s.predecessor(g.Family)
 		}
@@ -218,16 +221,6 @@ func (s *State) guards() []policy.Guard {
 		}
 	}
 	return out
-}
-
-// observed returns the guard of a chain and family in the kernel, or nil.
-func (g *GuardState) observed(chain string, f policy.Family) *policy.Guard {
-	for i := range g.Observed.Guards {
-		if o := &g.Observed.Guards[i]; o.Chain == chain && o.Family == f {
-			return o
-		}
-	}
-	return nil
 }
 
 // predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain before it got
@@ -262,13 +255,8 @@ func (s *State) guardForbids() error {
 		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
 	}
 	now := s.guards()
-	for i := range s.Guard.Observed.Guards {
-		o := &s.Guard.Observed.Guards[i]
-		var want *policy.Guard
-		if at := slices.IndexFunc(now, func(g policy.Guard) bool { return g.Chain == o.Chain && g.Family == o.Family }); at >= 0 {
-			want = &now[at]
-		}
-		if !o.Within(want) {
+	for _, o := range s.Guard.Observed.Guards {
+		if !o.Within(guardOf(now, o.Chain, o.Family)) {
 			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before: %w", o.Chain, o.Family, cmp.Or(s.Guard.Err, netfilter.ErrChanged))
 		}
 	}

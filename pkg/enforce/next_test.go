@@ -658,11 +658,11 @@ type worldEffects struct {
 }
 
 func (e worldEffects) asking() effects {
-	return &asks{Enforcer: e.Enforcer, lock: e.Dir.Unwritable(nil).Asking(), written: map[netfilter.Choice]policy.Ruleset{}}
+	return &asks{Enforcer: e.Enforcer, Lock: e.Dir.Unwritable(nil).Asking(), written: map[netfilter.Choice]policy.Ruleset{}}
 }
 
-func (e worldEffects) observe(ctx context.Context, s *State) {
-	e.does.observe(ctx, s)
+func (e worldEffects) read(ctx context.Context, s *State) {
+	e.does.read(ctx, s)
 	e.w.read[guardTables] = e.w.read[guardTables] || s.Guard.unusable != nil
 }
 
@@ -679,14 +679,14 @@ func (e worldEffects) rules(ctx context.Context, t *tables, desired policy.Rules
 	return e.w.writes(t.choice.String(), func() error { return e.does.rules(ctx, t, desired, families) })
 }
 
-// listPods finds the same addresses to take: the world has no attachments to read them from.
-func (e worldEffects) listPods(s *State) {
+// desirePods finds the same addresses to take: the world has no attachments to read them from.
+func (e worldEffects) desirePods(s *State) {
 	taken := s.exempt.taken
-	e.does.listPods(s)
+	e.does.desirePods(s)
 	s.exempt.taken = taken
 }
 
-func (e worldEffects) record(r store.Record) error {
+func (e worldEffects) PutRecord(r store.Record) error {
 	err := e.w.begins("record", true)
 	if e.w.unrecorded = e.w.unrecorded || err != nil; err == nil {
 		e.w.rec = r
@@ -695,7 +695,7 @@ func (e worldEffects) record(r store.Record) error {
 	return err
 }
 
-func (e worldEffects) store(src policy.Source) error {
+func (e worldEffects) Put(src policy.Source) error {
 	err := e.w.begins("store", true)
 	if err == nil {
 		e.w.stored = WithSources(e.w.stored, src)
@@ -704,7 +704,7 @@ func (e worldEffects) store(src policy.Source) error {
 	return err
 }
 
-func (e worldEffects) takeAddresses(map[store.Attachment][]netip.Addr) error {
+func (e worldEffects) TakeAddresses(map[store.Attachment][]netip.Addr) error {
 	if !e.w.interfered() {
 		s := e.w.judged(func() *State { return e.w.Observe(context.Background(), e.w.stored, e.w.rec) })
 		for _, c := range s.Chains {

@@ -32,8 +32,8 @@ func samePolicies(before, after []policy.Source) bool {
 // written. A reset waits until no chain fails, so it is on record whatever can be written.
 func (s *State) resets(at int64) []store.Reset {
 	r := resetList{slices.Clone(s.record.Resets), at}
-	r.addPassed(s.exempt.passed(s.record))
-	r.addLeft(s.left())
+	addTo(&r, passed, netip.Addr.Compare, s.exempt.passed(s.record))
+	addTo(&r, left, store.ChainAddress.Compare, s.left())
 	concerns := func(chain string) bool {
 		return slices.ContainsFunc(s.Chains, func(c Chain) bool {
 			return (c.Policy.Chain == chain || chain == "") && c.Policy.ResetsConnections() && c.Err == nil
@@ -131,31 +131,24 @@ func (r *resetList) add(reset store.Reset) {
 	r.list = append(r.list, reset)
 }
 
-// addPassed adds addresses to the reset for those that passed to other pods, of which there is one.
-func (r *resetList) addPassed(addresses []netip.Addr) {
-	if len(addresses) == 0 {
+// addTo adds values to the reset that has a list of them, of which there is one.
+func addTo[T comparable](r *resetList, list func(*store.Reset) *[]T, compare func(a, b T) int, values []T) {
+	if len(values) == 0 {
 		return
 	}
 	r.list = slices.DeleteFunc(r.list, func(x store.Reset) bool {
-		addresses = append(addresses, x.Passed...)
-		return x.Passed != nil
+		values = append(values, *list(&x)...)
+		return *list(&x) != nil
 	})
-	slices.SortFunc(addresses, netip.Addr.Compare)
-	r.add(store.Reset{Passed: slices.Compact(addresses)})
+	slices.SortFunc(values, compare)
+	var reset store.Reset
+	*list(&reset) = slices.Compact(values)
+	r.add(reset)
 }
 
-// addLeft adds addresses to the reset for those that left the node, of which there is one.
-func (r *resetList) addLeft(left []store.ChainAddress) {
-	if len(left) == 0 {
-		return
-	}
-	r.list = slices.DeleteFunc(r.list, func(x store.Reset) bool {
-		left = append(left, x.Left...)
-		return x.Left != nil
-	})
-	slices.SortFunc(left, store.ChainAddress.Compare)
-	r.add(store.Reset{Left: slices.Compact(left)})
-}
+func passed(r *store.Reset) *[]netip.Addr { return &r.Passed }
+
+func left(r *store.Reset) *[]store.ChainAddress { return &r.Left }
 
 // bootTime returns the time since the boot in nanoseconds.
 func bootTime() int64 {
@@ -317,9 +310,6 @@ func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 	}
 	return due, next
 }
-
-// PendingResets reports whether resets of connections are on record.
-func (s *State) PendingResets() bool { return len(s.record.Resets) > 0 }
 
 // ResetsDue reports whether ResetConnections has something to do now. Without the rules nothing would translate the
 // connections.

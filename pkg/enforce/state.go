@@ -325,17 +325,6 @@ func (s *State) LinearChains() (slow []error) {
 	return slow
 }
 
-// inEachFamily names the chains in every family.
-func inEachFamily(chains ...string) []policy.ChainFamily {
-	var refs []policy.ChainFamily
-	for _, chain := range chains {
-		for _, f := range policy.Families() {
-			refs = append(refs, policy.ChainFamily{Chain: chain, Family: f})
-		}
-	}
-	return refs
-}
-
 func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
 	return netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}
 }

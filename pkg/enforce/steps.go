@@ -24,7 +24,7 @@ const (
 type observe struct{}
 
 func (observe) take(ctx context.Context, do effects, s *State) *State {
-	do.observe(ctx, s)
+	do.read(ctx, s)
 	s.compare()
 	return s
 }
@@ -75,13 +75,13 @@ func (s *State) mustAsk() bool {
 type recordFirst struct{}
 
 func (recordFirst) take(_ context.Context, do effects, s *State) *State {
-	err := do.record(s.planned)
+	err := do.PutRecord(s.planned)
 	for _, resets := range [][]store.Reset{s.record.Resets, nil} {
 		if err == nil || len(s.planned.Resets) == 0 {
 			break
 		}
 		without := s.planned
-		if without.Resets = resets; do.record(without) == nil {
+		if without.Resets = resets; do.PutRecord(without) == nil {
 			do.warn(fmt.Errorf("connections are not reset: %w", err))
 			s.planned, err = without, nil
 		}
@@ -113,14 +113,14 @@ type storeDocuments struct{}
 
 func (storeDocuments) take(_ context.Context, do effects, s *State) *State {
 	for _, src := range s.unstored {
-		if err := do.store(src); err != nil {
+		if err := do.Put(src); err != nil {
 			s.failRecord(err)
 			return s
 		}
 	}
 	s.unstored = nil
 	if !slices.Equal(s.exempt.namespaces, s.was.Namespaces) {
-		do.listPods(s)
+		do.desirePods(s)
 	}
 	return s
 }
@@ -178,7 +178,7 @@ func (s *State) rulesDue(t tables) bool { return t.writes < maxWrites && s.rules
 type takeAddresses struct{}
 
 func (takeAddresses) take(_ context.Context, do effects, s *State) *State {
-	do.warn(do.takeAddresses(s.exempt.taken))
+	do.warn(do.TakeAddresses(s.exempt.taken))
 	s.exempt.taken = nil
 	return s
 }
@@ -237,7 +237,7 @@ type recordLast struct{}
 
 func (recordLast) take(_ context.Context, do effects, s *State) *State {
 	truth := s.truth()
-	if err := do.record(truth); err != nil {
+	if err := do.PutRecord(truth); err != nil {
 		do.warn(fmt.Errorf("record the owned chains: %w", err))
 	}
 	s.record, s.planned = truth, truth

@@ -24,14 +24,14 @@ type fullDisk struct {
 
 func (d *fullDisk) warn(error) { d.warnings++ }
 
-func (d *fullDisk) record(r store.Record) error {
+func (d *fullDisk) PutRecord(r store.Record) error {
 	if d.records++; len(r.Resets) > d.room {
 		return errFault
 	}
 	return nil
 }
 
-func (d *fullDisk) takeAddresses(map[store.Attachment][]netip.Addr) error { return errFault }
+func (d *fullDisk) TakeAddresses(map[store.Attachment][]netip.Addr) error { return errFault }
 
 // A record for which the disk has no room is written without its new resets, or without any.
 func TestRecordWithoutResets(t *testing.T) {
@@ -200,9 +200,9 @@ type storing struct {
 	before func()
 }
 
-func (e storing) store(src policy.Source) error {
+func (e storing) Put(src policy.Source) error {
 	e.before()
-	return e.does.store(src)
+	return e.does.Put(src)
 }
 
 // A pod that an ADD records before it can see a new list of namespaces is exempt. Without a new one no pods are listed.

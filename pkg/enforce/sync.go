@@ -157,7 +157,13 @@ func (e *Enforcer) removeIf(
 	if err != nil {
 		return nil, err
 	}
-	observed, err := b.Observe(ctx, inEachFamily(names...))
+	var refs []policy.ChainFamily
+	for _, name := range names {
+		for _, f := range policy.Families() {
+			refs = append(refs, policy.ChainFamily{Chain: name, Family: f})
+		}
+	}
+	observed, err := b.Observe(ctx, refs)
 	if err != nil {
 		return nil, fmt.Errorf("read chain %s in %s: %w", strings.Join(names, ", "), c, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -78,7 +79,7 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	stuck := slices.DeleteFunc(slices.Clone(r.State.Record.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
 	for _, o := range stuck {
-		if err := e.CanRemove(ctx, o); err != nil {
+		if err := e.CanWrite(ctx, netfilter.Choice{Backend: o.Backend, Variant: o.Variant}, o.Family); err != nil {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w", o.Chain, o.Family, o.Backend, err)
 		} else {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
@@ -135,9 +136,10 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 		return
 	}
 	e := n.Enforcer(r.Sources, r.warn)
-	for i := range r.Rules.Chains {
-		if err := e.CanWrite(ctx, &r.Rules.Chains[i]); err != nil {
-			r.chainProblem(ReasonRules, r.Rules.Chains[i].Policy.Chain, "the rules are correct, but a repair would fail: %w", err)
+	for _, c := range r.Rules.Chains {
+		if err := e.CanWrite(ctx, c.Choice, c.Policy.Families()...); err != nil {
+			chain := c.Policy.Chain
+			r.chainProblem(ReasonRules, chain, "the rules are correct, but a repair would fail: write the rules of chain %s in %s: %w", chain, c.Choice, err)
 		}
 	}
 }

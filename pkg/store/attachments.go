@@ -235,6 +235,9 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 
 // TakeAddresses removes addresses from the records of attachments that lost them to other attachments.
 func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
+	if l.dry {
+		return nil
+	}
 	var errs []error
 	for _, a := range slices.SortedFunc(maps.Keys(taken), Attachment.Compare) { // simulations take the same steps again
 		errs = append(errs, l.dir.withinNetwork(a.Network, func(f *folder) error {
