@@ -93,7 +93,8 @@ func (n *node) sync(ctx context.Context) error {
 		return err
 	}
 	verified := n.sameInputs(reading) && n.entryVerified()
-	if verified && n.recordErr == nil && n.podVerified(reading) && n.rulesVerified(reading) {
+	podVerified := func() bool { return !n.concernsPod(reading) || n.PodsRecorded(reading.State()) }
+	if verified && n.recordErr == nil && podVerified() && n.rulesVerified(reading) {
 		return nil
 	}
 	cache, err := n.ensure(ctx, reading, verified, n.Dir.Lock)
@@ -122,7 +123,7 @@ func (n *node) ensure(
 		var observed *enforce.State
 		if observed, cache = n.observe(ctx, reading, state); observed.InSync() && !n.loses(observed) {
 			n.warnInactive(observed)
-			n.observedResets(observed)
+			n.dueResets(observed, false)
 			return cache, observed.Beyond(own.Policy.Chain, n.pod.Addresses)
 		}
 	}
@@ -144,11 +145,6 @@ func (n *node) ensure(
 	err = n.write(ctx, lock, reading.State(), own)
 	n.Warn(lock.Tidy())
 	return cache, err
-}
-
-// podVerified reports whether the files say nothing of the pod, or what they should.
-func (n *node) podVerified(r *store.Reading) bool {
-	return !n.concernsPod(r) || n.PodsRecorded(r.State())
 }
 
 // isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
@@ -242,7 +238,7 @@ func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, o
 // ADD passes while the chain exists.
 func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (_ *enforce.State, chain string, err error) {
 	p := enforce.Proposal{Sources: state.Sources}
-	if err := p.Add(own, n.conflists, n.Warn); err != nil {
+	if err := p.Add(own, func() enforce.Conflists { return n.confDir() }, n.Warn); err != nil {
 		return nil, "", err
 	}
 	chain = p.Chain(own.ID)
@@ -261,7 +257,7 @@ func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, o
 		return nil, chain, err
 	}
 	s, err := n.Apply(ctx, lock, state, &p)
-	n.dueResets(s)
+	n.dueResets(s, true)
 	if errors.Is(err, store.ErrNewer) && s.Exists(chain) { // the rules of the newer version stay in force
 		n.Warn(err)
 		return s, chain, nil

@@ -18,7 +18,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -103,8 +102,6 @@ func (n *node) confDir() config.ConfDir {
 	}
 	return *n.confs
 }
-
-func (n *node) conflists() enforce.Conflists { return n.confDir() }
 
 // result returns the prevResult, and as the result of ADD that key for key, in the version of the
 // configuration (CNI spec, section 4).

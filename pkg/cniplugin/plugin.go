@@ -152,22 +152,15 @@ func (n *node) resetConnections(ctx context.Context) {
 }
 
 // dueResets takes note of resets on record. The connections of a former pod end before this ADD returns: the walk for them
-// comes after those of other ADDs.
-func (n *node) dueResets(s *enforce.State) {
+// comes after those of other ADDs. Where nothing was written, others are made by an active reconciler, or by who makes some.
+func (n *node) dueResets(s *enforce.State, wrote bool) {
 	const limit = 2 * time.Second
 	switch n.resetLimit = 0; {
 	case !s.ResetsDue():
 	case s.Passed(n.pod.Addresses):
 		n.resetLimit = n.Dir.LockWait
-	default:
+	case wrote || !n.Dir.ReconcilerActive() && !n.Dir.ResetsRunning():
 		n.resetLimit = limit
-	}
-}
-
-// observedResets is dueResets where nothing was written: others are made by an active reconciler, or by who makes some.
-func (n *node) observedResets(s *enforce.State) {
-	if n.dueResets(s); !s.Passed(n.pod.Addresses) && (n.Dir.ReconcilerActive() || n.Dir.ResetsRunning()) {
-		n.resetLimit = 0
 	}
 }
 

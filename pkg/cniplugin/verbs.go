@@ -44,7 +44,7 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	if observed := n.Observe(ctx, state.Sources, state.Record); observed.InSync() {
-		n.observedResets(observed)
+		n.dueResets(observed, false)
 		return nil
 	}
 	if err := n.checkDataDir(); err != nil {
@@ -63,7 +63,7 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
-	n.dueResets(s)
+	n.dueResets(s, true)
 	for _, p := range s.Policies() {
 		n.Warn(s.Err(p.Chain))
 	}

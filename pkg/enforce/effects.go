@@ -24,7 +24,7 @@ type effects interface {
 	TakeAddresses(map[store.Attachment][]netip.Addr) error
 
 	// guards writes the guard tables, as Apply of GuardTables; rules those of a backend, as Apply of Backend.
-	guards(context.Context, []policy.Guard, netfilter.GuardObservation) error
+	guards(context.Context, []policy.Guard, *GuardState) error
 	rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error
 	remove(context.Context, store.OwnedChain) error
 
@@ -45,10 +45,10 @@ type does struct {
 func (d does) warn(err error) { d.Warn(err) }
 
 func (d does) asking() effects {
-	return &asks{d.Enforcer, d.Lock.Asking(), map[netfilter.Choice]policy.Ruleset{}, nil, nil}
+	return &asks{Enforcer: d.Enforcer, Lock: d.Lock.Asking()}
 }
 
-func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
+func (d does) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
 	if _, err := d.File(); err != nil { // the process writes itself
 		return &UnwritableError{err}
 	}
@@ -56,7 +56,7 @@ func (d does) guards(ctx context.Context, guards []policy.Guard, from netfilter.
 	if err != nil {
 		return err
 	}
-	return tables.ApplyGuards(ctx, guards, from)
+	return tables.ApplyGuards(ctx, guards, g.Observed)
 }
 
 func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
@@ -81,10 +81,8 @@ func (d does) remove(ctx context.Context, o store.OwnedChain) error {
 // asks asks the kernel and the file system, and takes what they would accept as written.
 type asks struct {
 	*Enforcer
-	*store.Lock // that writes nothing
-	written     map[netfilter.Choice]policy.Ruleset
-	guarded     []policy.Guard        // that were written last
-	tables      netfilter.GuardTables // to which they were written; nil: none were
+	*store.Lock      // that writes nothing
+	guarded     bool // guards were written
 }
 
 func (a *asks) warn(error) {}
@@ -93,13 +91,16 @@ func (a *asks) asking() effects { return a }
 
 func (a *asks) remove(context.Context, store.OwnedChain) error { return nil }
 
-func (a *asks) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
+func (a *asks) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
 	tables, err := a.Drivers.GuardTables()
 	if err == nil {
-		err = tables.CheckGuards(ctx, guards, from)
+		err = tables.CheckGuards(ctx, guards, g.Observed)
 	}
 	if err == nil {
-		a.guarded, a.tables = guards, tables
+		a.guarded, g.Observed.Guards = true, guards
+		g.compare = func(want []policy.Guard) policy.Diff {
+			return tables.CompareGuards(want, netfilter.GuardObservation{Guards: guards})
+		}
 	}
 	return err
 }
@@ -113,7 +114,7 @@ func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, fam
 		}
 	}
 	if err == nil {
-		a.written[t.choice] = t.with(desired)
+		t.observation.Rules = t.with(desired)
 	}
 	return err
 }
@@ -132,15 +133,12 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 // read reads nothing that was written.
 func (a *asks) read(ctx context.Context, s *State) {
 	for i := range s.tables {
-		t := &s.tables[i]
-		if rules, written := a.written[t.choice]; written {
-			t.observation.Rules, t.looks = rules, settledLooks
+		if t := &s.tables[i]; t.writes > 0 {
+			t.looks = settledLooks
 		}
 	}
-	if g := &s.Guard; a.tables != nil {
-		tables, written := a.tables, netfilter.GuardObservation{Guards: a.guarded}
-		g.Observed.Guards, g.looks = written.Guards, settledLooks
-		g.compare = func(want []policy.Guard) policy.Diff { return tables.CompareGuards(want, written) }
+	if a.guarded {
+		s.Guard.looks = settledLooks
 	}
 	a.Enforcer.read(ctx, s)
 }

@@ -658,7 +658,7 @@ type worldEffects struct {
 }
 
 func (e worldEffects) asking() effects {
-	return &asks{Enforcer: e.Enforcer, Lock: e.Dir.Unwritable(nil).Asking(), written: map[netfilter.Choice]policy.Ruleset{}}
+	return &asks{Enforcer: e.Enforcer, Lock: e.Dir.Unwritable(nil).Asking()}
 }
 
 func (e worldEffects) read(ctx context.Context, s *State) {
@@ -666,8 +666,8 @@ func (e worldEffects) read(ctx context.Context, s *State) {
 	e.w.read[guardTables] = e.w.read[guardTables] || s.Guard.unusable != nil
 }
 
-func (e worldEffects) guards(ctx context.Context, guards []policy.Guard, from netfilter.GuardObservation) error {
-	return e.w.writes(guardTables, func() error { return e.does.guards(ctx, guards, from) })
+func (e worldEffects) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
+	return e.w.writes(guardTables, func() error { return e.does.guards(ctx, guards, g) })
 }
 
 func (e worldEffects) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {

@@ -130,7 +130,7 @@ type writeGuards struct{}
 
 func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
 	g := &s.Guard
-	err := do.guards(ctx, s.guards(), g.Observed)
+	err := do.guards(ctx, s.guards(), g)
 	g.looks, g.writes = 0, g.writes+1
 	switch {
 	case errors.Is(err, netfilter.ErrChanged):

@@ -145,7 +145,11 @@ func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.L
 	for _, ref := range chains {
 		names = append(names, fmt.Sprintf("%s (%s)", ref.Chain, ref.Family))
 	}
-	return fmt.Errorf("remove chain %s from %s: %w", strings.Join(names, ", "), c, err)
+	what := "what an interrupted write left"
+	if len(names) > 0 {
+		what = "chain " + strings.Join(names, ", ")
+	}
+	return fmt.Errorf("remove %s from %s: %w", what, c, err)
 }
 
 // removeIf removes the chains of these names, and of the owned tables all chains, for which a
@@ -239,21 +243,20 @@ func (e *Enforcer) removeUnused(ctx context.Context, lock *store.Lock) {
 		if _, err := d.Probe(ctx, ""); err != nil {
 			continue
 		}
-		held, err := lock.File()
-		if err == nil {
-			err = b.Remove(ctx, nil, held)
-		}
-		if err != nil {
-			e.Warn(fmt.Errorf("remove what an interrupted write left in %s: %w", d.Backend(), err))
-		}
+		e.Warn(e.remove(ctx, netfilter.Choice{Backend: d.Backend()}, lock))
 	}
 }
 
 // choicesOf returns the backends that have one of the chains or are on record for one.
 func (e *Enforcer) choicesOf(ctx context.Context, chains []string, rec store.Record) []netfilter.Choice {
-	var all []netfilter.Choice
+	var choices []netfilter.Choice
+	add := func(c netfilter.Choice) {
+		if !slices.Contains(choices, c) {
+			choices = append(choices, c)
+		}
+	}
 	for _, o := range rec.Chains {
-		all = append(all, choiceOf(o))
+		add(choiceOf(o))
 	}
 	for _, d := range e.Drivers {
 		for _, chain := range chains {
@@ -261,13 +264,9 @@ func (e *Enforcer) choicesOf(ctx context.Context, chains []string, rec store.Rec
 			if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
 				e.Warn(fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err))
 			}
-			all = append(all, used...)
-		}
-	}
-	var choices []netfilter.Choice
-	for _, c := range all {
-		if !slices.Contains(choices, c) {
-			choices = append(choices, c)
+			for _, c := range used {
+				add(c)
+			}
 		}
 	}
 	return choices

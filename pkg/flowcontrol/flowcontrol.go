@@ -139,23 +139,3 @@ func (h *onceHandler) Handle(ctx context.Context, r slog.Record) error {
 	h.logged[key] = true
 	return h.Handler.Handle(ctx, r)
 }
-
-// Conditions tells which conditions are new in a round of observations, and when all have ended.
-type Conditions struct{ before, now map[string]bool }
-
-// Begins adds a condition that holds in this round, and reports whether it is new.
-func (c *Conditions) Begins(key string) bool {
-	if c.now == nil {
-		c.now = map[string]bool{}
-	}
-	begins := !c.before[key] && !c.now[key]
-	c.now[key] = true
-	return begins
-}
-
-// Resolved ends the round, and reports whether conditions held in the round before and none does now.
-func (c *Conditions) Resolved() bool {
-	resolved := len(c.before) > 0 && len(c.now) == 0
-	c.before, c.now = c.now, nil
-	return resolved
-}

@@ -104,22 +104,3 @@ func TestLogOnce(t *testing.T) {
 		}
 	}
 }
-
-func TestConditions(t *testing.T) {
-	var c Conditions
-	for _, round := range []struct {
-		keys     string
-		begins   int
-		resolved bool
-	}{{"", 0, false}, {"a a", 1, false}, {"a b", 1, false}, {"b", 0, false}, {"a", 1, false}, {"", 0, true}, {"", 0, false}} {
-		begins := 0
-		for _, key := range strings.Fields(round.keys) {
-			if c.Begins(key) {
-				begins++
-			}
-		}
-		if resolved := c.Resolved(); begins != round.begins || resolved != round.resolved {
-			t.Errorf("%q: %d begin, resolved %t", round.keys, begins, resolved)
-		}
-	}
-}

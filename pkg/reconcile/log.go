@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -23,9 +22,9 @@ const maxChanges = 5
 // nothing.
 type syncLog struct {
 	log, once *slog.Logger
-	problems  flowcontrol.Conditions
-	chains    string      // as they were logged last
-	state     store.State // of the report before
+	problems  map[string]bool // of the report before, by their texts
+	chains    string          // as they were logged last
+	state     store.State     // of the report before
 }
 
 func (l *syncLog) warn(err error) {
@@ -61,9 +60,14 @@ func (l *syncLog) report(r *Report) {
 		l.log.Info("managing chains", "chains", chains)
 		l.chains = chains
 	}
+	before := l.problems
+	l.problems = map[string]bool{}
 	for _, p := range r.Problems {
+		text := p.Err.Error()
+		isNew := !before[text] && !l.problems[text]
+		l.problems[text] = true
 		switch {
-		case !l.problems.Begins(p.Err.Error()):
+		case !isNew:
 		case p.Reason == ReasonStandby:
 			l.log.Info("standby", "reason", p.Reason, "err", p.Err)
 		case p.Waiting:
@@ -74,7 +78,7 @@ func (l *syncLog) report(r *Report) {
 			l.log.Error("not ready", "reason", p.Reason, "err", p.Err)
 		}
 	}
-	if l.problems.Resolved() {
+	if len(before) > 0 && r.Ready() {
 		l.log.Info("ready")
 	}
 	l.log.Debug("sync", "result", r.Result, "duration", r.Took)

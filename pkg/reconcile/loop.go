@@ -152,7 +152,7 @@ func (l *Loop) Committed(c Commit) { l.events.put(func(time.Time) { l.state.comm
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.
 func (l *Loop) AddressesChanged() {
 	l.events.put(func(now time.Time) {
-		if s := &l.state; s.addresses.Pending() || s.last == nil || s.last.dependsOnAddresses() {
+		if s := &l.state; s.addresses.Pending() || s.last == nil || s.last.Rules != nil && s.last.Rules.DependsOnAddresses() {
 			s.addresses.Event(now)
 		}
 	})

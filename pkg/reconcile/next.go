@@ -5,6 +5,7 @@ package reconcile
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -262,9 +263,4 @@ func earlier(t, u time.Time) time.Time {
 	return t
 }
 
-func later(t, u time.Time) time.Time {
-	if u.After(t) {
-		return u
-	}
-	return t
-}
+func later(t, u time.Time) time.Time { return slices.MaxFunc([]time.Time{t, u}, time.Time.Compare) }

@@ -17,27 +17,14 @@ import (
 // plan is what a sync is to do: what the documents are to become, and what the sources say that cannot be done.
 type plan struct {
 	enforce.Proposal
-	dropped  []policy.SourceID // networks whose documents are to be removed
-	lost     []Problem         // damaged documents that no source restores
-	problems []Problem         // of sources whose stored policies stay
-	warnings []error
-}
-
-func (p *plan) warn(err error) {
-	if err != nil {
-		p.warnings = append(p.warnings, err)
-	}
-}
-
-func (p *plan) sourceProblem(s policy.SourceID, err error) {
-	p.problems = append(p.problems, Problem{Reason: ReasonSource, Source: s, Err: err})
+	says Report // Dropped, Lost, Problems and Warnings
 }
 
 // plan returns what the sources ask for, without the documents of the dropped networks. A source with a mistake keeps
 // its stored policy.
 func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) plan {
 	kept := slices.DeleteFunc(slices.Clone(state.Sources), func(c policy.Source) bool { return slices.Contains(dropped, c.ID) })
-	p := plan{Proposal: enforce.Proposal{Sources: kept}, dropped: dropped}
+	p := plan{Proposal: enforce.Proposal{Sources: kept}, says: Report{Dropped: dropped}}
 	n.proposeNetworks(src, &p)
 	n.proposeAgent(src, &p)
 	lost := n.unreadable(state, p.Changed)
@@ -46,10 +33,10 @@ func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) 
 	}
 	for _, d := range state.Damaged {
 		if slices.Contains(lost, d) {
-			p.lost = append(p.lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains "+
+			p.says.Lost = append(p.says.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains "+
 				"stay as they are until the next ADD of its network writes it again, or the document is removed", d.Err)})
 		} else {
-			p.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
+			p.says.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
 		}
 	}
 	return p
@@ -87,17 +74,17 @@ func (n *Node) proposeNetworks(src *Sources, p *plan) {
 		dataDirErr := list.DataDirErr(src.PluginFile, n.Dir.Path())
 		switch {
 		case entry.Err != nil:
-			p.sourceProblem(source, untilCorrected(&p.Proposal, source, entry.Err))
+			p.says.sourceProblem(source, untilCorrected(&p.Proposal, source, entry.Err))
 		case dataDirErr != nil:
-			p.problems = append(p.problems, Problem{Reason: ReasonConflist, Err: dataDirErr})
+			p.says.problem(ReasonConflist, dataDirErr)
 		default:
 			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: src.PluginFile.PolicyDir()})
 		}
 	}
-	errs := p.AddNetworks(networks, src.conflists, p.warn)
+	errs := p.AddNetworks(networks, src.conflists, p.says.warn)
 	for _, s := range networks {
 		if err := errs[s.ID]; err != nil {
-			p.sourceProblem(s.ID, err)
+			p.says.sourceProblem(s.ID, err)
 		}
 	}
 }
@@ -111,17 +98,17 @@ func (n *Node) proposeAgent(src *Sources, p *plan) {
 	}
 	source := policy.SourceID{Kind: policy.AgentFiles}
 	if src.AgentErr != nil {
-		p.sourceProblem(source, untilCorrected(&p.Proposal, source, src.AgentErr))
+		p.says.sourceProblem(source, untilCorrected(&p.Proposal, source, src.AgentErr))
 	} else if files.Missing && p.Find(source) != nil {
-		p.warn(FindingWarning{fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)), "agent-files-missing"})
-	} else if err := p.Add(n.preferred(files.Source, &p.Proposal), src.conflists, p.warn); err != nil {
-		p.sourceProblem(source, err)
+		p.says.warn(FindingWarning{fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)), "agent-files-missing"})
+	} else if err := p.Add(n.preferred(files.Source, &p.Proposal), src.conflists, p.says.warn); err != nil {
+		p.says.sourceProblem(source, err)
 	}
 	for _, u := range files.UnknownKeys {
-		p.warn(FindingWarning{errors.New(u), "unknown-key"})
+		p.says.warn(FindingWarning{errors.New(u), "unknown-key"})
 	}
 	for _, w := range files.Warnings {
-		p.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
+		p.says.warn(FindingWarning{errors.New(w), "agent-files-invalid"})
 	}
 }
 

@@ -157,11 +157,6 @@ func (r *Report) reverted() bool {
 	return r.failed() && !slices.ContainsFunc(r.Problems, other)
 }
 
-// dependsOnAddresses reports whether a policy chooses among the node's addresses.
-func (r *Report) dependsOnAddresses() bool {
-	return r.Rules != nil && r.Rules.DependsOnAddresses()
-}
-
 // add reports a problem. Where the source itself is valid, the reason is that of the cause.
 func (r *Report) add(p Problem) {
 	var conflict *policy.ConflictError
@@ -196,14 +191,11 @@ func (r *Report) warn(err error) {
 
 // planned takes over what a plan says, in place of what one before it said.
 func (r *Report) planned(p plan) {
-	r.Problems, r.Pending, r.Dropped, r.Lost = nil, nil, p.dropped, p.lost
+	r.Problems, r.Pending, r.Dropped, r.Lost = p.says.Problems, nil, p.says.Dropped, p.says.Lost
 	for _, c := range p.Changed {
 		r.Pending = append(r.Pending, c.ID)
 	}
-	for _, problem := range p.problems {
-		r.add(problem)
-	}
-	for _, w := range p.warnings {
+	for _, w := range p.says.Warnings {
 		r.warn(w)
 	}
 }

@@ -138,7 +138,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
 	r.warn(lock.Tidy())
 	dropped := map[policy.SourceID]bool{}
-	for _, s := range p.dropped {
+	for _, s := range p.says.Dropped {
 		err := lock.Drop(s)
 		r.warn(err)
 		dropped[s] = err == nil
@@ -148,24 +148,24 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	// One that attaches later finds no document, and waits for the lock.
 	unused := n.unused(r.State, r.Sources, r.warn)
 	used := func(s policy.SourceID) bool { return !dropped[s] || !slices.Contains(unused, s) }
-	if slices.ContainsFunc(p.dropped, used) {
-		for _, s := range p.dropped {
+	if slices.ContainsFunc(p.says.Dropped, used) {
+		for _, s := range p.says.Dropped {
 			if used(s) {
 				r.warn(lock.UndoDrop(s))
 			}
 		}
-		p = n.plan(r.State, r.Sources, slices.DeleteFunc(p.dropped, used))
+		p = n.plan(r.State, r.Sources, slices.DeleteFunc(p.says.Dropped, used))
 	}
 	r.planned(p)
 	r.Before, r.Drift = before, before.Drift()
-	changes := len(p.Changed)+len(p.dropped) > 0
+	changes := len(p.Changed)+len(p.says.Dropped) > 0
 	wrote := changes || !before.InSync()
 	if changes {
 		n.applyChanges(ctx, r, e, lock, &p.Proposal)
 	} else {
 		r.Rules = e.Sync(ctx, before, lock)
 	}
-	for _, s := range p.dropped {
+	for _, s := range p.says.Dropped {
 		r.warn(lock.CommitDrop(s))
 	}
 	if len(before.OtherDataDirs)+len(before.Stale) > 0 {
