@@ -280,8 +280,7 @@ func decide(policies []policy.Policy, packet policy.Packet) decision {
 }
 
 func (a *app) who(ctx context.Context, q conntrack.Query) error {
-	all := drivers()
-	s, err := a.settings(ownersDataDir(ctx, all))
+	node, err := a.node(ctx)
 	var usage usageError
 	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -290,7 +289,6 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	if err != nil {
 		return err
 	}
-	node := open(s, all)
 	e := node.Enforcer(node.Read(), func(error) {})
 	state, err := e.Dir.Load()
 	pods, _, podsErr := node.Dir.Pods()

@@ -13,7 +13,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -44,20 +43,19 @@ type activeReconciler struct {
 
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is in its reports.
 func (a *app) inspect(ctx context.Context) (*inspection, error) {
-	all := drivers()
-	stated, err := a.settings(ownersDataDir(ctx, all))
+	node, err := a.node(ctx)
 	var usage usageError
 	if errors.As(err, &usage) {
 		return nil, err
 	}
-	n := &inspection{Node: open(stated, all), settingsFrom: "from " + a.settingsFile(), binDir: stated.CNIBinDir}
+	n := &inspection{Node: node, settingsFrom: "from " + a.settingsFile(), binDir: node.Settings.CNIBinDir}
 	if err != nil || safefile.IsMissing(a.settingsFile()) {
 		n.settingsFrom = "from the defaults"
 	}
 	n.SettingsErr = err
 	n.active = ask(ctx, n.Dir)
 	if s := n.active.status; s != nil && a.config == "" {
-		if err := n.useSettings(a, s, all); err != nil {
+		if err := n.useSettings(a, s); err != nil {
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
 				"cannot take its settings: %w; use the program of that version", policy.Printable(s.Version), version, err)}
 		}
@@ -88,14 +86,14 @@ func (n *inspection) addReadiness(ctx context.Context, r *reconcile.Report) {
 }
 
 // useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is given.
-func (n *inspection) useSettings(a *app, s *metrics.Status, all netfilter.Drivers) error {
+func (n *inspection) useSettings(a *app, s *metrics.Status) error {
 	running := config.DefaultSettings()
 	if err := errors.Join(running.SetAll(s.Settings), a.setFlags(&running)); err != nil {
 		return err
 	}
 	running.DataDir = n.Settings.DataDir // whose socket has answered
 	running.AgentStated = running.AgentStated || s.AgentSource && running.AgentConfigDir == ""
-	n.Node = open(running, all)
+	n.Node = open(running, n.Drivers)
 	if s.SettingsErr != "" {
 		n.SettingsErr = errors.New(s.SettingsErr)
 	}

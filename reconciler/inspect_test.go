@@ -292,12 +292,12 @@ func TestSourceStates(t *testing.T) {
 	}
 	n := &inspection{Node: reconcile.Open(config.Settings{DataDir: filepath.Join(t.TempDir(), "none")}, "", nil)}
 	want := []sourceStatus{
-		{Source: network("gone"), State: inForce},
-		{Source: network("good"), State: inForce, Files: []string{"/etc/cni/net.d/10-good.conflist"}},
-		{Source: network("late"), State: pending},
-		{Source: network("loser"), State: superseded},
-		{Source: network("refused"), State: superseded},
-		{Source: agent, State: invalid, Files: []string{"/etc/config/ip-masq-agent"}},
+		{Source: network("gone"), State: "in force"},
+		{Source: network("good"), State: "in force", Files: []string{"/etc/cni/net.d/10-good.conflist"}},
+		{Source: network("late"), State: "pending"},
+		{Source: network("loser"), State: "superseded"},
+		{Source: network("refused"), State: "superseded"},
+		{Source: agent, State: "invalid", Files: []string{"/etc/config/ip-masq-agent"}},
 	}
 	if diff := cmp.Diff(want, sourcesOf(n, r, r.Rules), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

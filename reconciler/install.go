@@ -61,7 +61,7 @@ func (a *app) directories() (install.Dirs, error) {
 }
 
 func (a *app) install(ctx context.Context, f installFlags) error {
-	s, err := a.settings(ownersDataDir(ctx, drivers()))
+	node, err := a.node(ctx)
 	stated, errDirs := a.directories()
 	if err = cmp.Or(err, errDirs); err != nil {
 		return err
@@ -78,9 +78,9 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return err
 	}
-	at := s
+	s, at := node.Settings, node.Settings
 	at.CNIConfDir = dirs.Conf
-	editor := newEditor(at, open(at, drivers()))
+	editor := newEditor(at, open(at, node.Drivers))
 	var entryErr error
 	if editor.Replace = f.replace; !f.noConflist {
 		if editor.Entry, editor.FromFile, entryErr = pluginEntry(s); entryErr == nil {
@@ -277,8 +277,7 @@ func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	entry, err = conflist.ReadEntry(path)
 	switch missing := errors.Is(err, fs.ErrNotExist); {
 	case missing && path != config.DefaultEntryFile:
-		return nil, false, missingEntryFile{fmt.Errorf("%s: %s is missing; write the entry into it, or remove the key for an entry without a policy",
-			key, policy.Quote(path))}
+		return nil, false, fmt.Errorf("%s: %w; write the entry into it, or remove the key for an entry without a policy", key, err)
 	case missing:
 		entry = fmt.Appendf(nil, `{"type":%q}`, config.PluginType)
 		if !pluginFile.Present && s.DataDir != config.DefaultDataDir { // of letters, digits and a few marks
@@ -299,11 +298,6 @@ func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	}
 	return entry, true, nil
 }
-
-// missingEntryFile is an fs.ErrNotExist.
-type missingEntryFile struct{ error }
-
-func (missingEntryFile) Is(target error) bool { return target == fs.ErrNotExist }
 
 // checkNetwork returns a function that returns why the plugin would refuse all pods: plugin.toml is bad, or the
 // dataDir is refused. The plugin creates one that is missing, and need not write to it while the rules are correct.

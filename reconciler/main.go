@@ -173,14 +173,11 @@ func (a *app) given(of func(key string) bool) bool {
 	return slices.ContainsFunc(a.flags, func(f *settingFlag) bool { return f.given && of(f.key) })
 }
 
-// node opens the node for a command that changes it. It needs valid settings.
+// node opens the node. With an error, its settings are not those of the file.
 func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
-	all := drivers()
+	all := netfilter.Drivers{iptables.New(os.Getenv("PATH")), nftables.New()} // as backend auto prefers them
 	s, err := a.settings(ownersDataDir(ctx, all))
-	if err != nil {
-		return nil, err
-	}
-	return open(s, all), nil
+	return open(s, all), err
 }
 
 func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
@@ -191,11 +188,6 @@ func open(s config.Settings, all netfilter.Drivers) *reconcile.Node {
 		node.Version = version
 	}
 	return node
-}
-
-// drivers are the backends in the order in which backend auto prefers them.
-func drivers() netfilter.Drivers {
-	return netfilter.Drivers{iptables.New(os.Getenv("PATH")), nftables.New()}
 }
 
 func (a *app) json() bool { return a.output == "json" }

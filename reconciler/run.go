@@ -45,13 +45,14 @@ import (
 func (a *app) run(c *cobra.Command, _ []string) error {
 	const gcPercent = 30 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)
-	ctx, all := c.Context(), drivers()
-	settings, err := a.settings(ownersDataDir(ctx, all))
+	ctx := c.Context()
+	node, err := a.node(ctx)
 	var usage usageError
 	if errors.As(err, &usage) && !errors.Is(err, fs.ErrNotExist) { // a file can be missing for a time
 		return err
 	}
-	d := &daemon{app: a, log: a.logger(settings), drivers: all, hangup: make(chan os.Signal, 1)}
+	settings := node.Settings
+	d := &daemon{app: a, log: a.logger(settings), drivers: node.Drivers, hangup: make(chan os.Signal, 1)}
 	signal.Notify(d.hangup, syscall.SIGHUP)
 	defer signal.Stop(d.hangup)
 	d.log.Info("starting", "version", version, settingsAttr(settings))

@@ -15,8 +15,10 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -87,18 +89,9 @@ type chainStatus struct {
 	EnforceExempt      bool             `json:"enforceExempt,omitempty"`
 }
 
-type sourceState string
-
-const (
-	inForce    sourceState = "in force"
-	superseded sourceState = "superseded" // by another source, in part at least
-	pending    sourceState = "pending"    // the last good policy is in force
-	invalid    sourceState = "invalid"    // the same
-)
-
 type sourceStatus struct {
 	Source  policy.SourceID `json:"source"`
-	State   sourceState     `json:"state"`
+	State   string          `json:"state"`            // see sourcesOf
 	Written time.Time       `json:"written,omitzero"` // when its policy last changed
 	Files   []string        `json:"files"`            // that state it
 }
@@ -199,7 +192,9 @@ func podsOf(n *inspection, rules *enforce.State) podsStatus {
 }
 
 func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourceStatus {
-	states := map[policy.SourceID]sourceState{}
+	const inForce, superseded = "in force", "superseded" // by another source, in part at least
+	const pending, invalid = "pending", "invalid"        // the last good policy is in force
+	states := map[policy.SourceID]string{}
 	for _, s := range r.State.Sources {
 		states[s.ID] = inForce
 	}
@@ -211,7 +206,7 @@ func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourc
 	for _, id := range r.Pending {
 		states[id] = pending
 	}
-	of := map[reconcile.Reason]sourceState{reconcile.ReasonSource: invalid, reconcile.ReasonConflict: superseded}
+	of := map[reconcile.Reason]string{reconcile.ReasonSource: invalid, reconcile.ReasonConflict: superseded}
 	for _, p := range r.Problems {
 		if state, is := of[p.Reason]; is && p.Source != (policy.SourceID{}) {
 			states[p.Source] = state
@@ -398,7 +393,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 			since = diagnose.Age(now.Sub(x.Written))
 		}
 		files := strings.Join(mapped(policy.First(mostFiles, x.Files), policy.Printable), ", ")
-		rows = append(rows, []string{name, string(x.State), since, cmp.Or(files, "-")})
+		rows = append(rows, []string{name, x.State, since, cmp.Or(files, "-")})
 	}
 	w.table(rows)
 }
@@ -407,13 +402,8 @@ func (c conflistStatus) text() string {
 	if c.File == "" || c.Error != "" {
 		return cmp.Or(c.Error, "not used")
 	}
-	no, managed := "", ""
-	if !c.Entry {
-		no = "no "
-	}
-	if c.Managed {
-		managed = "; conflist.manage is on"
-	}
+	no := map[bool]string{false: "no "}[c.Entry]
+	managed := map[bool]string{true: "; conflist.manage is on"}[c.Managed]
 	return policy.Printable(c.Network) + ": " + no + "plugin entry in " + policy.Printable(c.File) + managed
 }
 
@@ -459,4 +449,43 @@ func (s *nodeStatus) writeProblems(w *screen) {
 		}
 		w.row("", "Remedy: "+f.Remedy)
 	}
+}
+
+// terminalWidth returns the number of columns of the terminal that a file is, or 0 if it is none.
+func terminalWidth(f *os.File) int {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}
+
+// wrapped breaks the lines of a text at spaces, so that they fit into the width. Longer words stay whole. Continuation
+// lines are indented as the text of the line behind its dash, at least by hanging.
+func wrapped(text string, width, hanging int) string {
+	const least = 40 // a narrower terminal breaks the lines itself, and 0 is no terminal
+	if width < least {
+		return text
+	}
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		indent := max(len(line)-len(strings.TrimLeft(line, " -")), hanging)
+		column, row := 0, ""
+		for i, word := range strings.Split(line, " ") {
+			n := utf8.RuneCountInString(word)
+			switch {
+			case i == 0:
+				column = n
+			case word != "" && column > indent && column+1+n > width:
+				b.WriteString(strings.TrimRight(row, " ") + "\n")
+				row, column = strings.Repeat(" ", indent), indent+n
+			default:
+				row, column = row+" ", column+1+n
+			}
+			row += word
+		}
+		b.WriteString(row + "\n")
+	}
+	return b.String()
 }

@@ -53,8 +53,8 @@ func healthyStatus() *nodeStatus {
 			chainOf("IP-MASQ-AGENT", policy.IPv6, "iptables (nft)", 3, map[string]uint64{"masquerade": 17, "exempt": 0}),
 		},
 		Sources: []sourceStatus{
-			{network, inForce, ago(75 * time.Hour), []string{"/etc/cni/net.d/10-podnet.conflist"}},
-			{agent, inForce, ago(3*time.Hour + 12*time.Minute), []string{"/etc/config/ip-masq-agent"}},
+			{network, "in force", ago(75 * time.Hour), []string{"/etc/cni/net.d/10-podnet.conflist"}},
+			{agent, "in force", ago(3*time.Hour + 12*time.Minute), []string{"/etc/config/ip-masq-agent"}},
 		},
 		Pods:     podsStatus{Recorded: 23},
 		Conflist: conflistStatus{Network: "podnet", File: "/etc/cni/net.d/10-podnet.conflist", Entry: true},
@@ -70,8 +70,8 @@ func brokenStatus() *nodeStatus {
 	s.Chains[0].GuardPackets = map[string]uint64{"drop": 41}
 	s.Chains = append(s.Chains, chainOf(strings.Repeat("X", 24), policy.IPv4, "iptables (legacy)", 65536,
 		map[string]uint64{"masquerade": 12345678901, "exempt": 12345678901}))
-	s.Sources[1].State = invalid
-	s.Sources = append(s.Sources, sourceStatus{policy.SourceID{Kind: policy.Network, Name: strings.Repeat("n", 90)}, superseded, time.Time{}, nil})
+	s.Sources[1].State = "invalid"
+	s.Sources = append(s.Sources, sourceStatus{policy.SourceID{Kind: policy.Network, Name: strings.Repeat("n", 90)}, "superseded", time.Time{}, nil})
 	for i := range 6 {
 		s.Sources[1].Files = append(s.Sources[1].Files, fmt.Sprintf("/etc/config/ip-masq-agent-%d", i))
 	}

@@ -45,7 +45,7 @@ type does struct {
 func (d does) warn(err error) { d.Warn(err) }
 
 func (d does) asking() effects {
-	return &asks{Enforcer: d.Enforcer, Lock: d.Lock.Asking()}
+	return &asks{Enforcer: d.Enforcer, Lock: d.Asking()}
 }
 
 func (d does) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {

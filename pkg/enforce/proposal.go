@@ -194,17 +194,11 @@ func lastOrder(list []policy.Source) int64 {
 func (p *Proposal) resolve(own policy.Source, disk func() Conflists, warn func(error)) error {
 	blocking := p.lostConflicts(own.ID)
 	if len(blocking) > 0 && disk().HasEntry(own.ID.Name) {
-		asked := map[policy.SourceID]bool{}
 		for _, e := range blocking {
-			id := e.InForce.Source
-			if asked[id] {
+			other := *p.Find(e.InForce.Source)
+			if other.Superseded || !disk().LacksEntry(other.ID.Name) {
 				continue
 			}
-			asked[id] = true
-			if !disk().LacksEntry(id.Name) {
-				continue
-			}
-			other := *p.Find(id)
 			other.Superseded, own.Superseded = true, false
 			p.set(other)
 			p.set(own)

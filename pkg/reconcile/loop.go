@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -187,6 +188,13 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 		return nil
 	}
 	return e.Observe(ctx, s.Sources, s.Record)
+}
+
+// CheckEntry is Node.CheckEntry beside the syncs.
+func (l *Loop) CheckEntry(ctx context.Context, list config.Conflist) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Node.CheckEntry(ctx, list)
 }
 
 // Run syncs until ctx ends, and leaves the rules as they are. Without the instance lock of the node

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -84,6 +86,39 @@ func (n *Node) Check(ctx context.Context) *Report {
 	again := n.DryRun(ctx, n.Read())
 	again.warn(lock.Release())
 	return again
+}
+
+// CheckEntry returns why ADDs would fail with the plugin entry of a conflist that is not written yet, or nil. It asks the
+// kernel, and writes nothing.
+func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error) {
+	src := n.reread(&Sources{})
+	src.ConfDir = src.ConfDir.With(list)
+	if err := cmp.Or(list.Err, list.Entries[0].Err, src.PluginFileErr, list.DataDirErr(src.PluginFile, n.Dir.Path())); err != nil {
+		return err
+	}
+	e := n.Enforcer(src, func(error) {})
+	if err := n.checkDataDir(ctx, e, src); err != nil {
+		return err
+	}
+	lock, err := n.Dir.DryRun(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, lock.Release()) }()
+	state, err := n.Dir.Load()
+	if err := cmp.Or(err, newer(state)); err != nil {
+		return err
+	}
+	p := enforce.Proposal{Sources: state.Sources}
+	own := policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: list.Network}, Policy: list.Entries[0].Entry.Policy, ConfDir: src.PluginFile.PolicyDir()}
+	if err := p.Add(own, func() enforce.Conflists { return src.ConfDir }, func(error) {}); err != nil {
+		return err
+	}
+	s, err := e.Apply(ctx, lock, state, &p)
+	if err == nil {
+		err = s.Err(own.Policy.Chain)
+	}
+	return err
 }
 
 // load reads the documents, and returns false if that fails.

@@ -229,10 +229,6 @@ func decodeRecord(data []byte) (Record, error) {
 	return d.Record, err
 }
 
-func encodePods(r Record) ([]byte, error) {
-	return encode(podsDocument{Schema(), r.Boot, r.ExemptPods})
-}
-
 func decodePods(data []byte) (podsDocument, error) {
 	var d podsDocument
 	err := decode(data, &d)

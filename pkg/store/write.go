@@ -211,7 +211,7 @@ func (l *Lock) PutRecord(r Record) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.dir.RecordPath()), err)
 	}
-	pods, err := encodePods(r)
+	pods, err := encode(podsDocument{Schema(), r.Boot, r.ExemptPods})
 	if err = cmp.Or(err, l.err); err != nil {
 		return err
 	}
