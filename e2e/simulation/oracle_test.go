@@ -624,7 +624,7 @@ func (w *world) quiet() {
 	if w.book.tampered > 0 && (w.active() == nil || time.Since(w.book.fought) > 5*time.Minute) {
 		w.object("after quiet and a sync the rules are not repaired")
 	}
-	w.book.unfinished = false
+	w.book.unfinished = w.book.unfinished && len(w.reconcilers()) == 0 // else the ADD below repeats the walk
 	if len(w.reconcilers()) == 0 {
 		again() // records entries of conflists
 	}
