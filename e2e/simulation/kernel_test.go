@@ -31,9 +31,7 @@ type kernel struct {
 	connections []connection
 	addresses   []policy.NodeAddress
 
-	refuses  bool // see refusedAddress
-	noWalks  bool // walks through the connections fail
-	noGuards bool // it lacks what guards need
+	refuses string // "prefixes", those with refusedAddress, "walks" through the connections, "guards", or nothing
 }
 
 // newKernel returns the kernel of a host, which has one variant of iptables or none.
@@ -110,7 +108,7 @@ func (k *kernel) Conntrack(ctx context.Context, judge *policy.ConnectionJudge) (
 	if err := errors.Join(k.Before("walk connections", true), ctx.Err()); err != nil {
 		return nil, err
 	}
-	if k.noWalks {
+	if k.refuses == "walks" {
 		return nil, errRefused
 	}
 	deleted := map[policy.ChainFamily]uint64{}
@@ -127,14 +125,14 @@ func (k *kernel) Conntrack(ctx context.Context, judge *policy.ConnectionJudge) (
 
 // refusal returns why the kernel does not accept rules or guards.
 func (k *kernel) refusal(rules policy.Ruleset, guards []policy.Guard) error {
-	if k.noGuards && len(guards) > 0 {
+	if k.refuses == "guards" && len(guards) > 0 {
 		return fmt.Errorf("simulated kernel: %w", netfilter.ErrUnusable)
 	}
 	refused := slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Exempt.Contains(refusedAddress) && g.Mode != policy.GuardOff })
 	for _, c := range rules.Chains {
 		refused = refused || slices.ContainsFunc(c.Rules, func(r policy.Rule) bool { return r.To.Contains(refusedAddress) })
 	}
-	if refused && k.refuses {
+	if refused && k.refuses == "prefixes" {
 		return errRefused
 	}
 	return nil

@@ -103,13 +103,9 @@ const (
 
 func (p *pod) id(container int) string { return fmt.Sprintf("pod%d-%d", p.number, container) }
 
-// do carries out one operation of the scenario.
-func (w *world) do(o *op) {
-	if w.meanwhile(o); w.objection != "" {
-		return
-	}
+// do carries out one operation, and returns the process that it started, or nil.
+func (w *world) do(o *op) (p *process) {
 	n := w.networks[o.net]
-	var p *process
 	switch o.kind {
 	case "add":
 		p = w.add(o, n, n.conf)
@@ -158,6 +154,7 @@ func (w *world) do(o *op) {
 	if p != nil && o.wait && p.reconciler == nil {
 		w.until(p.ended)
 	}
+	return p
 }
 
 // idle reports whether no process runs but reconcilers.
@@ -207,13 +204,7 @@ func (w *world) confChanged(n *network, v *version) {
 	w.note("conflist of %s is %s", n.name, v)
 }
 
-func marshal(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return string(text)
-}
+func marshal(v any) string { return string(must(json.Marshal(v))) }
 
 // verb starts the verb of an operation, in a process of its own.
 func (w *world) verb(o *op, args *skel.CmdArgs, finish func(*process)) *process {
@@ -310,7 +301,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 				n.used = time.Now().Add(-10 * time.Minute)
 			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.noGuards
+			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.refuses == "guards"
 			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || pod.harmed
 			if p.stdout.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
@@ -366,7 +357,7 @@ func (w *world) resolve(n *network, p *process, v *version) {
 
 // refusedFirst reports whether the kernel refused a policy while rules were in force: then it is not stored.
 func (w *world) refusedFirst(p *process, v *version) bool {
-	return p.ruled && len(w.book.orphans) == 0 && w.kernel.refuses && v != nil && v.refused && w.healthy(p) && !w.harmed()
+	return p.ruled && len(w.book.orphans) == 0 && w.kernel.refuses == "prefixes" && v != nil && v.refused && w.healthy(p) && !w.harmed()
 }
 
 // written takes note that the document of a network was written again.
@@ -596,12 +587,15 @@ func (w *world) disturb(o *op) {
 	case "connect":
 		w.connect(w.pods[o.pod])
 	case "disk full", "disk read-only", "disk broken", "disk good":
-		m.Full, m.ReadOnly, m.Broken = o.kind == "disk full", o.kind == "disk read-only", o.kind == "disk broken"
+		m.Disk = strings.TrimPrefix(o.kind, "disk ")
 		w.fault()
 		w.counts["disk faults"]++
 	case "refuse", "accept":
-		refuses, lost := o.kind == "refuse", w.book.resetsLost || k.refuses || k.noGuards || o.kind == "refuse" && o.number != 5
-		k.refuses, k.noWalks, k.noGuards = refuses && o.number < 5, refuses && o.number == 5, refuses && o.number > 5
+		was := k.refuses
+		if k.refuses = ""; o.kind == "refuse" {
+			k.refuses = []string{"prefixes", "prefixes", "prefixes", "prefixes", "prefixes", "walks", "guards", "guards"}[o.number]
+		}
+		lost := w.book.resetsLost || was == "prefixes" || was == "guards" || o.kind == "refuse" && k.refuses != "walks"
 		w.fault()
 		w.book.resetsLost = lost
 	case "reboot":

@@ -392,7 +392,7 @@ func (w *world) repaired(p *process) {
 	if p.start > w.book.fault && !p.faulty {
 		w.book.unruled = false
 	}
-	unrepaired := w.book.guardTampered && w.kernel.noGuards // an ADD of a network without a guard passes
+	unrepaired := w.book.guardTampered && w.kernel.refuses == "guards" // an ADD of a network without a guard passes
 	if p.start > w.book.tampered && !p.faulty && !unrepaired {
 		w.book.tampered, w.book.guardTampered = 0, false
 	}
@@ -424,13 +424,13 @@ func (w *world) healthy(p *process) bool {
 
 // refused reports whether the kernel may refuse a policy that is, or may be, in force.
 func (w *world) refused() bool {
-	return w.kernel.refuses && w.some(func(n *network) bool {
+	return w.kernel.refuses == "prefixes" && w.some(func(n *network) bool {
 		return n.may(func(v *version) bool { return v != nil && v.refused })
 	})
 }
 
 func (w *world) judgeADD(p *process, v *version, pod *pod) {
-	if !p.returned || !w.healthy(p) || w.refused() || v != nil && v.refused && w.kernel.refuses || w.kernel.noGuards || w.scenario.admin && pod.net.since > p.start {
+	if !p.returned || !w.healthy(p) || w.refused() || v != nil && v.refused && w.kernel.refuses == "prefixes" || w.kernel.refuses == "guards" || w.scenario.admin && pod.net.since > p.start {
 		return
 	}
 	switch {
@@ -470,7 +470,7 @@ func (w *world) changedSince(p *process) bool {
 
 // judgeSync judges a sync, which may have read conflists before they changed.
 func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
-	if !healthy && !w.changedSince(p) && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && !w.kernel.noGuards {
+	if !healthy && !w.changedSince(p) && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && w.kernel.refuses != "guards" {
 		w.object("a sync is not ready although nothing fails: %v", report.Problems[0].Err)
 	}
 }
@@ -478,7 +478,7 @@ func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
 // judgeQuiet judges the node when nothing has happened for as long as an active reconciler may take, all else being right.
 func (w *world) judgeQuiet() {
 	m, p := w.machine, w.active()
-	if w.book.quietJudged || p == nil || len(w.midway()) > 0 || !w.idle() || w.harmed() || w.refused() || m.Bad() || w.kernel.noGuards {
+	if w.book.quietJudged || p == nil || len(w.midway()) > 0 || !w.idle() || w.harmed() || w.refused() || m.Bad() || w.kernel.refuses == "guards" {
 		return
 	}
 	patience := 4 * time.Second
@@ -526,30 +526,31 @@ func (w *world) agree(n *network) {
 		return
 	}
 	w.armed = nil
-	status := w.ask(&op{kind: "status", net: n.number}, n)
-	w.until(status.ended)
-	pod := w.pods[most]
-	pod.phase = gone
-	const without = 6 // a namespace
-	add := w.add(&op{kind: "add", pod: most, number: without}, n, n.conf)
-	if add == nil || w.objection != "" {
+	status := w.do(&op{kind: "status", net: n.number, wait: true})
+	add := w.addAgain(n)
+	if add == nil {
 		return
 	}
-	w.until(add.ended)
 	spaced := w.some(func(n *network) bool {
 		return n.may(func(v *version) bool { return v != nil && v.Spaces != nil })
 	})
 	m := w.machine
 	switch {
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
-	case status.err == nil && add.err != nil && m.Broken: // which only a write can tell
-	case status.err == nil && add.err != nil && (w.refused() || w.kernel.noGuards): // a guard of the subnet that this ADD found, which STATUS does not know
-	case add.err != nil && pod.container > 1 && (m.Full || m.ReadOnly): // the record of the former container stays
+	case status.err == nil && add.err != nil && m.Disk == "broken": // which only a write can tell
+	case status.err == nil && add.err != nil && (w.refused() || w.kernel.refuses == "guards"): // a guard of the subnet that this ADD found, which STATUS does not know
+	case add.err != nil && w.pods[most].container > 1 && (m.Disk == "full" || m.Disk == "read-only"): // the record of the former container stays
 	case status.err != nil && add.err == nil && spaced && m.Bad(): // a change of exemption could not be recorded
 	case (status.err == nil) != (add.err == nil):
 		w.object("STATUS and ADD of %s do not agree: %v, and %v", n.name, status.err, add.err)
 	}
 	w.counts["STATUS with ADD"]++
+}
+
+// addAgain is an ADD of the pod of no operation, which is in no namespace.
+func (w *world) addAgain(n *network) *process {
+	w.pods[most].phase = gone
+	return w.do(&op{kind: "add", net: n.number, pod: most, number: 6, wait: true})
 }
 
 // quiet lets everything end, repairs the world and judges what must be right then.
@@ -560,29 +561,22 @@ func (w *world) quiet() {
 	}
 	w.until(w.idle)
 	m := w.machine
-	if k := w.kernel; m.Bad() || k.refuses || k.noGuards || k.noWalks {
-		lost := w.book.resetsLost || !k.noWalks
-		m.Full, m.ReadOnly, m.Broken, k.refuses, k.noGuards, k.noWalks = false, false, false, false, false, false
-		w.fault()
-		w.book.resetsLost = lost
+	if m.Bad() {
+		w.do(&op{kind: "disk good"})
+	}
+	if w.kernel.refuses != "" {
+		w.do(&op{kind: "accept"})
 	}
 	for _, n := range w.networks {
 		if n.bad {
-			w.setConf(n, n.versions[0])
+			w.do(&op{kind: "conflist", net: n.number})
 		}
 	}
 	w.disturbed()
-	wait := func(p *process) {
-		if p != nil {
-			w.until(p.ended)
-		}
-	}
-	step := func(kind string) *op { return &op{kind: kind, pod: most, wait: true} }
 	if w.harmed() { // the subnets of pods are lost, too
 		for _, n := range w.networks {
 			if n.conf != nil {
-				w.pods[most].phase = gone
-				wait(w.add(step("add"), n, n.conf))
+				w.addAgain(n)
 			}
 		}
 	}
@@ -598,12 +592,13 @@ func (w *world) quiet() {
 	if len(dropped) > 0 {
 		w.pass(11*time.Minute, false)
 	}
-	again := func() { wait(w.once(step("once"))) }
-	if len(w.reconcilers()) > 0 {
-		again = func() {
-			if w.pass(70*time.Second, false); len(w.reconcilers()) == 0 { // it was killed meanwhile
-				wait(w.once(step("once")))
-			}
+	runs := len(w.reconcilers()) > 0
+	again := func() {
+		if runs {
+			w.pass(70*time.Second, false)
+		}
+		if len(w.reconcilers()) == 0 { // or it was killed meanwhile
+			w.do(&op{kind: "once", wait: true})
 		}
 	}
 	if again(); w.harmed() { // what no conflist states is written again by an ADD only
@@ -641,28 +636,25 @@ func (w *world) quiet() {
 	w.judgeGuards()
 	if i := slices.IndexFunc(w.networks, func(n *network) bool { return n.conf != nil && !n.agent }); i >= 0 && w.managed() == nil && len(w.reconcilers()) == 0 {
 		w.pass(11*time.Second, false) // walks are 10 s apart
-		w.pods[most].phase = gone
-		wait(w.add(step("add"), w.networks[i], w.networks[i].conf))
+		w.addAgain(w.networks[i])
 		w.judgeConnections()
 	}
-	right := func(what string, o *op, n *network) {
-		p := w.ask(o, n)
-		if p == nil {
-			return
-		}
+	right := func(o op) {
 		w.kernel.Torn = 1
-		if wait(p); p.err != nil {
-			w.object("%s fails on a node that is right: %v", what, p.err)
+		if p := w.do(&o); p == nil {
+			w.kernel.Torn = 0
+		} else if p.err != nil {
+			w.object("%s fails on a node that is right: %v", p.Name, p.err)
 		}
 	}
 	for _, n := range w.networks {
 		if _, is := m.ReadFile(n.file()); is { // ip-masq's own conflist outlives it where no reconciler runs, and STATUS says so
-			right("STATUS of "+n.name, &op{kind: "status", net: n.number, wait: true}, n)
+			right(op{kind: "status", net: n.number, wait: true})
 		}
 	}
 	for _, pod := range w.pods {
 		if pod.container > 0 && !pod.unrecorded && (!w.scenario.admin || pod.net.conf != nil) {
-			right("CHECK of "+pod.id(pod.container), &op{kind: "check", pod: pod.number, wait: true}, pod.net)
+			right(op{kind: "check", pod: pod.number, wait: true})
 		}
 	}
 }
@@ -670,7 +662,7 @@ func (w *world) quiet() {
 // judgeGuards compares what guards would drop, if no rule translated it, with the policies.
 func (w *world) judgeGuards() {
 	combinations := w.combinations()
-	if len(combinations) > 1 || w.kernel.noGuards {
+	if len(combinations) > 1 || w.kernel.refuses == "guards" {
 		return
 	}
 	filter := *w.kernel.Kernel

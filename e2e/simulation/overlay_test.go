@@ -40,13 +40,10 @@ var (
 // buildSimulation builds this test for the simulated machine and returns the program: the files of the product are as
 // they are, but for the calls of the functions that package system has.
 func buildSimulation(t *testing.T, program string) string {
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must(filepath.Abs("../.."))
 	has := map[string]bool{}
-	for _, file := range goFiles(t, filepath.Join(root, "e2e/simulation/system")) {
-		for _, d := range declared.FindAllStringSubmatch(read(t, file), -1) {
+	for _, file := range goFiles(root, "e2e/simulation/system") {
+		for _, d := range declared.FindAllStringSubmatch(read(file), -1) {
 			has[d[1]] = true
 		}
 	}
@@ -59,17 +56,14 @@ func buildSimulation(t *testing.T, program string) string {
 	}
 	overlay := map[string]string{}
 	for _, p := range simulated {
-		for _, file := range goFiles(t, filepath.Join(root, p)) {
+		for _, file := range goFiles(root, p) {
 			isOfSimulation := p == "e2e/simulation" && filepath.Base(file) != "overlay_test.go"
 			if strings.HasSuffix(file, "_test.go") == isOfSimulation {
 				overlay[file] = write(strings.ReplaceAll(p, "/", "_")+"_"+filepath.Base(file), []byte(rewritten(t, file, has, isOfSimulation)))
 			}
 		}
 	}
-	text, err := json.Marshal(map[string]any{"Replace": overlay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(json.Marshal(map[string]any{"Replace": overlay}))
 	if program == "" {
 		program = filepath.Join(dir, "simulation")
 	}
@@ -80,25 +74,20 @@ func buildSimulation(t *testing.T, program string) string {
 	return program
 }
 
-func goFiles(t *testing.T, dir string) []string {
-	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no files in %s: %v", dir, err)
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
 	}
-	return files
+	return v
 }
 
-func read(t *testing.T, file string) string {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
+func goFiles(root, dir string) []string { return must(filepath.Glob(filepath.Join(root, dir, "*.go"))) }
+
+func read(file string) string { return string(must(os.ReadFile(file))) }
 
 // rewritten returns a file with the calls of the simulated machine. The simulation itself may have others.
 func rewritten(t *testing.T, file string, has map[string]bool, mayHaveOthers bool) string {
-	text := read(t, file)
+	text := read(file)
 	var used []string
 	next := selected.ReplaceAllStringFunc(text, func(s string) string {
 		m := selected.FindStringSubmatch(s)

@@ -194,9 +194,10 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 			w.machine.WriteFile(pluginFile, "")
 		}
 		for _, o := range s.ops {
-			if w.do(o); w.objection != "" {
+			if w.meanwhile(o); w.objection != "" {
 				break
 			}
+			w.do(o)
 		}
 		w.end()
 	})

@@ -89,7 +89,7 @@ func (f *File) call(effect string, writes bool, do func() error) error {
 
 func (f *File) Write(data []byte) (n int, err error) {
 	err = f.call("write", true, func() (err error) {
-		if machine.Full {
+		if machine.Disk == "full" {
 			data, err = data[:len(data)/2], unix.ENOSPC
 		}
 		machine.Writes++
@@ -174,11 +174,11 @@ func (m *Machine) open(dir *inode, path string, flags int, mode uint32) (*File, 
 		err = unix.EEXIST
 	case n != nil && flags&unix.O_DIRECTORY != 0 && !n.isDir():
 		err = unix.ENOTDIR
-	case m.ReadOnly && (n == nil || flags&(unix.O_RDWR|unix.O_WRONLY) != 0):
+	case m.Disk == "read-only" && (n == nil || flags&(unix.O_RDWR|unix.O_WRONLY) != 0):
 		err = unix.EROFS
-	case n == nil && m.Full:
+	case n == nil && m.Disk == "full":
 		err = unix.ENOSPC
-	case n == nil && m.Broken:
+	case n == nil && m.Disk == "broken":
 		err = unix.EIO
 	case n == nil:
 		n = m.newNode(unix.S_IFREG | mode)
@@ -397,7 +397,7 @@ func UnixMkdirat(at int, path string, mode uint32) error {
 		return unix.EEXIST
 	case p.dir.gone:
 		return unix.ENOENT
-	case m.Full:
+	case m.Disk == "full":
 		return unix.ENOSPC
 	}
 	m.Writes++
@@ -476,9 +476,9 @@ func (m *Machine) unlink(dir *inode, path string, isDir bool) error {
 		return err
 	case n == nil:
 		return unix.ENOENT
-	case m.ReadOnly:
+	case m.Disk == "read-only":
 		return unix.EROFS
-	case m.Broken:
+	case m.Disk == "broken":
 		return unix.EIO
 	case isDir && !n.isDir():
 		return unix.ENOTDIR
@@ -513,7 +513,7 @@ func UnixFlock(fd, how int) error {
 
 func UnixFaccessat(at int, path string, mode uint32, _ int) error {
 	_, err := machine.callOn("stat", machine.at(at), path, false)
-	if err == nil && machine.ReadOnly && mode&unix.W_OK != 0 {
+	if err == nil && machine.Disk == "read-only" && mode&unix.W_OK != 0 {
 		err = unix.EROFS
 	}
 	return err
@@ -521,7 +521,7 @@ func UnixFaccessat(at int, path string, mode uint32, _ int) error {
 
 func UnixStatfs(path string, st *unix.Statfs_t) error {
 	*st = unix.Statfs_t{Bsize: 4096, Blocks: 1 << 20, Bfree: 1 << 19, Bavail: 1 << 19, Files: 1 << 20, Ffree: 1 << 19}
-	if machine.Full {
+	if machine.Disk == "full" {
 		st.Bfree, st.Bavail, st.Ffree = 0, 0, 0
 	}
 	return machine.step("statfs", path, false)

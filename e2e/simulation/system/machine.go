@@ -23,8 +23,8 @@ type Machine struct {
 	Step func(p *Process, effect string, writes bool) error
 	// Rand decides what a crash leaves, and the names of temporary files.
 	Rand *rand.Rand
-	// Full, ReadOnly and Broken are the states of the disk.
-	Full, ReadOnly, Broken bool
+	// Disk is its state: good, full, read-only, or broken.
+	Disk string
 	// Writes counts the changes of files.
 	Writes int
 
@@ -47,14 +47,14 @@ type Process struct {
 }
 
 // Bad reports whether some writes fail.
-func (m *Machine) Bad() bool { return m.Full || m.ReadOnly || m.Broken }
+func (m *Machine) Bad() bool { return m.Disk != "good" }
 
 // machine is the one that runs. The product has no parameter for it.
 var machine *Machine //nolint:gochecknoglobals // the operating system is global to a program, too
 
 // NewMachine returns a machine that has just booted, with an empty disk, and makes it the one that runs.
 func NewMachine(r *rand.Rand) *Machine {
-	m := &Machine{Rand: r, booted: time.Now(), processes: map[unsafe.Pointer]*Process{}}
+	m := &Machine{Disk: "good", Rand: r, booted: time.Now(), processes: map[unsafe.Pointer]*Process{}}
 	m.root = m.newNode(unix.S_IFDIR | 0o755)
 	machine = m
 	return m
@@ -104,9 +104,9 @@ func (m *Machine) step(effect, path string, writes bool) error {
 	}
 	switch {
 	case !writes:
-	case m.ReadOnly:
+	case m.Disk == "read-only":
 		return unix.EROFS
-	case m.Broken:
+	case m.Disk == "broken":
 		return unix.EIO
 	}
 	return nil
@@ -167,7 +167,7 @@ func (m *Machine) Crash(synced bool) {
 	if !synced {
 		m.crash(m.root)
 	}
-	m.booted, m.Full, m.ReadOnly, m.Broken = time.Now(), false, false, false
+	m.booted, m.Disk = time.Now(), "good"
 }
 
 func (m *Machine) crash(n *inode) {
