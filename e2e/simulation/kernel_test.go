@@ -179,13 +179,10 @@ func (k *kernel) packet(src, dst netip.Addr) (o outcome) {
 
 // walk returns whether the rules of a chain translate a packet, and to which address if they name it.
 func (k *kernel) walk(c *policy.Chain, src, dst netip.Addr) (bool, netip.Addr) {
-	if !slices.ContainsFunc(c.Jumps, func(j policy.Rule) bool { return k.matches(&j, src, dst) }) {
+	matches := func(r policy.Rule) bool { return k.matches(&r, src, dst) }
+	i := slices.IndexFunc(c.Rules, matches)
+	if i < 0 || !slices.ContainsFunc(c.Jumps, matches) {
 		return false, netip.Addr{}
 	}
-	for i := range c.Rules {
-		if r := &c.Rules[i]; k.matches(r, src, dst) {
-			return r.Verdict == policy.Masquerade, r.Address
-		}
-	}
-	return false, netip.Addr{}
+	return c.Rules[i].Verdict == policy.Masquerade, c.Rules[i].Address
 }

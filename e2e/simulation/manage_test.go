@@ -84,13 +84,11 @@ func (w *world) conflistChanged() {
 		return
 	}
 	w.book.filesJudged = m.Writes
-	var now *version
-	for _, file := range []string{ownFile, n.file()} {
-		if text, is := m.ReadFile(file); is {
-			now = n.versionIn(text)
-			break
-		}
+	text, is := m.ReadFile(ownFile)
+	if !is {
+		text, _ = m.ReadFile(n.file())
 	}
+	now := n.versionIn(text)
 	if now != n.conf {
 		w.confChanged(n, now)
 	}
@@ -102,13 +100,13 @@ func (n *network) versionIn(text string) *version {
 	if json.Unmarshal([]byte(text), &list) != nil {
 		return nil
 	}
-	i := slices.IndexFunc(n.versions, func(v *version) bool {
-		return slices.ContainsFunc(list.Plugins, func(p json.RawMessage) bool { return string(p) == marshal(entry{Type: "ip-masq", version: v}) })
-	})
-	if i < 0 {
-		return nil
+	for _, v := range n.versions {
+		text := marshal(entry{Type: "ip-masq", version: v})
+		if slices.ContainsFunc(list.Plugins, func(p json.RawMessage) bool { return string(p) == text }) {
+			return v
+		}
 	}
-	return n.versions[i]
+	return nil
 }
 
 // judgeConflist judges the files of the managed network when an active reconciler had the time to follow them: the entry is

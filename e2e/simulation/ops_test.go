@@ -616,10 +616,8 @@ func (w *world) reboot() {
 			n.claim(nil, nil)
 		}
 	}
-	for _, p := range w.running {
-		if !p.ended() {
-			w.kill(p)
-		}
+	for _, p := range slices.DeleteFunc(slices.Clone(w.running), (*process).ended) {
+		w.kill(p)
 	}
 	w.kernel.boot(pick(w.rand, 1, w.kernel.Generation.Number))
 	w.boot()
@@ -650,11 +648,11 @@ func (w *world) document(n *network) string {
 
 // harm damages or removes a file of the dataDir.
 func (w *world) harm(o *op) {
-	n := w.networks[o.net]
+	n, record := w.networks[o.net], dataDir+"/record.json"
 	file := w.document(n)
 	switch o.number {
 	case 0, 1:
-		file = dataDir + "/record.json"
+		file = record
 	case 2:
 		w.machine.Remove(strings.TrimSuffix(file, ".json") + ".verified")
 		return
@@ -662,15 +660,15 @@ func (w *world) harm(o *op) {
 		file = dataDir + "/sources"
 	}
 	w.fault()
-	text, is := w.machine.ReadFile(file)
-	w.book.recordLost, w.book.stuck = w.book.recordLost || o.number < 2, w.book.stuck || o.number < 2 // chains that are not on record stay
-	for _, chains := range w.kernel.Chains {
-		for ref := range chains {
-			if o.number < 2 { // whatever becomes of them is not on record any more
+	if file == record { // chains that are not on record stay
+		w.book.recordLost, w.book.stuck = true, true
+		for choice := range w.kernel.Chains {
+			for _, ref := range w.kernel.Refs(choice) {
 				w.book.orphans = append(w.book.orphans, ref.Chain)
 			}
 		}
 	}
+	text, is := w.machine.ReadFile(file)
 	switch {
 	case o.kind == "lose":
 		w.machine.Remove(file)
@@ -681,8 +679,7 @@ func (w *world) harm(o *op) {
 			}
 		}
 	case is:
-		w.machine.WriteFile(file, text[:len(text)/2])
-		if file == dataDir+"/record.json" {
+		if w.machine.WriteFile(file, text[:len(text)/2]); file == record {
 			return
 		}
 		w.book.harmed = append(w.book.harmed, file)
@@ -702,9 +699,6 @@ func (w *world) tamper(number int) {
 			chain := of[ref]
 			touched = append(touched, ref.Chain)
 			switch number {
-			case 0, 1:
-				delete(of, ref)
-				continue
 			case 2, 3:
 				chain.Jumps = nil
 			case 4:
@@ -712,7 +706,9 @@ func (w *world) tamper(number int) {
 			case 5:
 				chain.Rules = slices.Insert(slices.Clone(chain.Rules), 0, policy.Rule{Verdict: policy.Masquerade})
 			}
-			of[ref] = chain
+			if of[ref] = chain; number < 2 {
+				delete(of, ref)
+			}
 		}
 	}
 	if number <= 1 || number == 4 {
@@ -745,14 +741,13 @@ func (w *world) connect(p *pod) {
 		return
 	}
 	c := connection{
-		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space, began: w.seq, tampered: w.book.tampered > 0 || w.book.stuck,
+		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space,
+		began: w.seq, tampered: w.book.tampered > 0 || w.book.stuck,
 	}
-	if c.ReplyDst = src; o.translated {
+	if o.translated {
 		c.ReplyDst = o.from
-		for _, a := range nodeAddresses[:2] {
-			if !o.from.IsValid() && a.Address.Is4() == src.Is4() {
-				c.ReplyDst = a.Address
-			}
+		if i := slices.IndexFunc(nodeAddresses, func(a policy.NodeAddress) bool { return a.Address.Is4() == src.Is4() }); !o.from.IsValid() {
+			c.ReplyDst = nodeAddresses[i].Address
 		}
 	}
 	w.kernel.connections = append(w.kernel.connections, c)

@@ -3,6 +3,7 @@
 package simulation_test
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -52,10 +53,9 @@ type decision struct {
 // output returns the address that pods leave with, or none. No item of a scenario has two addresses.
 func (c *chainSpec) output(addresses []policy.NodeAddress, src netip.Addr) netip.Addr {
 	for _, item := range c.Outputs {
-		for _, a := range addresses {
-			if item.Contains(a.Address) && a.Address.Is4() == src.Is4() {
-				return a.Address
-			}
+		is := func(a policy.NodeAddress) bool { return item.Contains(a.Address) && a.Address.Is4() == src.Is4() }
+		if i := slices.IndexFunc(addresses, is); i >= 0 {
+			return addresses[i].Address
 		}
 	}
 	return netip.Addr{}
@@ -500,10 +500,8 @@ func (w *world) judgeQuiet() {
 	}
 	w.book.settled = true
 	w.counts["quiet nodes"]++
-	for _, line := range p.noticed {
-		w.note("  %s", line)
-	}
-	if p.noticed = nil; !p.report.Ready() && !w.excused(p.report) {
+	w.note("  log: %s", bytes.TrimSpace(p.log.Bytes()))
+	if p.log.Reset(); !p.report.Ready() && !w.excused(p.report) {
 		w.object("the reconciler is not ready although nothing fails: %v", p.report.Problems[0].Err)
 	}
 	w.book.tampered, w.book.guardTampered, w.book.unruled = 0, false, false

@@ -3,8 +3,8 @@
 package simulation_test
 
 import (
+	"bytes"
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 
@@ -18,7 +18,7 @@ type reconciler struct {
 	stop    context.CancelFunc
 	report  *reconcile.Report      // the last one
 	watched []netfilter.OwnedChain // nil: all
-	noticed []string               // what its log would say
+	log     bytes.Buffer
 }
 
 // run starts a reconciler that stays.
@@ -29,15 +29,7 @@ func (w *world) run(o *op) *process {
 	ctx, stop := context.WithCancel(context.Background())
 	node := w.node()
 	r := &reconciler{stop: stop}
-	r.loop = reconcile.NewLoop(node, slog.New(slog.DiscardHandler), func(report *reconcile.Report) {
-		r.report = report
-		for _, p := range report.Problems {
-			r.noticed = append(r.noticed, "problem: "+string(p.Reason)+": "+p.Err.Error())
-		}
-		if len(report.Drift) > 0 {
-			r.noticed = append(r.noticed, fmt.Sprintf("%d repaired: %v", len(report.Drift), report.Drift[0]))
-		}
-	})
+	r.loop = reconcile.NewLoop(node, slog.New(slog.NewTextHandler(&r.log, nil)), func(report *reconcile.Report) { r.report = report })
 	r.loop.Verified = node.Publish
 	if w.managed() != nil {
 		w.manage(node, r)

@@ -111,15 +111,15 @@ func (o *op) String() string {
 	text := o.kind
 	switch o.kind {
 	case "add", "stale add", "del", "check", "connect":
-		text += fmt.Sprintf(" pod%d", o.pod)
+		text = fmt.Sprintf("%s pod%d", o.kind, o.pod)
 	case "conflist":
-		text += fmt.Sprintf(" net%d/%d", o.net, o.version)
+		text = fmt.Sprintf("%s net%d/%d", o.kind, o.net, o.version)
 	case "gc", "no conflist", "bad file", "status", "agree":
-		text += fmt.Sprintf(" net%d", o.net)
+		text = fmt.Sprintf("%s net%d", o.kind, o.net)
 	case "damage", "lose":
-		text += fmt.Sprintf(" net%d %d", o.net, o.number)
+		text = fmt.Sprintf("%s net%d %d", o.kind, o.net, o.number)
 	case "tamper", "fight", "sleep", "address":
-		text += fmt.Sprintf(" %d", o.number)
+		text = fmt.Sprintf("%s %d", o.kind, o.number)
 	}
 	if e := o.event; e.what != "" {
 		text += fmt.Sprintf(" [%s at %s %d]", e.what, cmp.Or(e.of, "write"), e.at)
@@ -136,7 +136,7 @@ var (
 	refusable  = netip.MustParsePrefix("198.18.0.0/15")
 	linkLocal  = prefixList("169.254.0.0/16 fe80::/10")
 	// destinations has an address for each case of the longest prefix. Those of versions come on top.
-	destinations = addressList("8.8.8.8 10.1.1.1 10.20.1.1 10.20.30.1 10.20.30.65 192.0.2.1 192.0.2.129 172.16.0.1 192.168.1.1 " +
+	destinations = list(netip.MustParseAddr, "8.8.8.8 10.1.1.1 10.20.1.1 10.20.30.1 10.20.30.65 192.0.2.1 192.0.2.129 172.16.0.1 192.168.1.1 "+
 		"169.254.1.1 198.18.0.1 2001:db8:1::1 fd00:1:1::1 fd00:1:2::1 2001:db8:8::1")
 	spaces = []string{"", "system", "web"}
 	// nodeAddresses are those of the node: the first of each family is what MASQUERADE takes, the others come and go.
@@ -147,19 +147,14 @@ var (
 	}
 )
 
-func prefixList(s string) (all []netip.Prefix) {
-	for _, f := range strings.Fields(s) {
-		all = append(all, netip.MustParsePrefix(f))
+func list[T any](parse func(string) T, text string) (all []T) {
+	for f := range strings.FieldsSeq(text) {
+		all = append(all, parse(f))
 	}
 	return all
 }
 
-func addressList(s string) (all []netip.Addr) {
-	for _, f := range strings.Fields(s) {
-		all = append(all, netip.MustParseAddr(f))
-	}
-	return all
-}
+func prefixList(text string) []netip.Prefix { return list(netip.MustParsePrefix, text) }
 
 // marks are exempt by this version alone.
 func (v *version) marks() []netip.Prefix {
@@ -425,10 +420,10 @@ func (s *scenario) plan(r *rand.Rand) {
 func (s *scenario) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v, entry_file %v (own conflist %v)\n", s.seed, s.tables, s.legacy, s.admin, s.manage, s.own)
-	for i := range s.nets {
-		n := &s.nets[i]
+	for _, n := range s.nets {
 		for _, v := range n.versions {
-			if slices.ContainsFunc(s.ops, func(o *op) bool { return o.kind == "conflist" && o.net == i && o.version == v.number }) {
+			stated := func(o *op) bool { return o.kind == "conflist" && o.net == n.number && o.version == v.number }
+			if slices.ContainsFunc(s.ops, stated) {
 				fmt.Fprintf(&b, "%s: %s\n", v, marshal(v))
 			}
 		}

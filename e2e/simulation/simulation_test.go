@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/simulation/system"
@@ -75,7 +76,7 @@ func TestSimulation(t *testing.T) {
 		if seed%replayed == 0 {
 			counts["replayed"]++
 			if again := simulate(t, newScenario(seed)); !slices.Equal(again.trace, w.trace) {
-				t.Fatalf("seed %d does not replay:\n%s", seed, firstDifference(w.trace, again.trace))
+				t.Fatalf("seed %d does not replay:\n%s", seed, cmp.Diff(w.trace, again.trace))
 			}
 		}
 		for what, n := range w.counts {
@@ -150,15 +151,6 @@ func shrink(t *testing.T, w *world) *world {
 		}
 	}
 	return w
-}
-
-func firstDifference(a, b []string) string {
-	for i := range a {
-		if i >= len(b) || a[i] != b[i] {
-			return strings.Join(a[max(0, i-3):i+1], "\n") + "\nand\n" + strings.Join(b[min(i, len(b)):min(i+3, len(b))], "\n")
-		}
-	}
-	return "it has more effects"
 }
 
 // reason returns the words of an objection that do not depend on the scenario.
