@@ -17,9 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -173,7 +173,7 @@ func render(t *testing.T, values string, args ...string) []byte {
 	t.Helper()
 	key := values + "\n" + strings.Join(args, " ")
 	if rendered[key] == nil {
-		out := topology.Must(helm(t, values, append([]string{"template", "some-release", "chart"}, args...)...))(t)
+		out := assert.Must(helm(t, values, append([]string{"template", "some-release", "chart"}, args...)...))(t)
 		rendered[key] = out
 	}
 	return rendered[key]
@@ -185,7 +185,7 @@ func objects(t *testing.T, manifests []byte) map[string]map[string]any {
 	all := map[string]map[string]any{}
 	for _, document := range strings.Split("\n"+string(manifests), "\n---\n") {
 		var o map[string]any
-		topology.NoError(t, yaml.Unmarshal([]byte(document), &o))
+		assert.NoError(t, yaml.Unmarshal([]byte(document), &o))
 		if o == nil {
 			continue
 		}
@@ -286,7 +286,7 @@ func TestChartFiles(t *testing.T) {
 	for file, of := range map[string]string{
 		"rules.yaml": "monitoring", "ip-masq.json": "monitoring",
 	} {
-		text := topology.Must(os.ReadFile(filepath.Join("kustomize/components", of, file)))(t)
+		text := assert.Must(os.ReadFile(filepath.Join("kustomize/components", of, file)))(t)
 		golden.Check(t, filepath.Join("chart/files", file), text)
 	}
 }
@@ -379,7 +379,7 @@ func settings(t *testing.T, values string) map[string]any {
 // parsed returns a plugin entry as the plugin parses it.
 func parsed(t *testing.T, entry []byte) (config.Entry, error) {
 	t.Helper()
-	netconf := topology.Must(config.NetconfInList(entry, "podnet", "1.0.0"))(t)
+	netconf := assert.Must(config.NetconfInList(entry, "podnet", "1.0.0"))(t)
 	return netconf.Entry()
 }
 
@@ -387,10 +387,10 @@ func parsed(t *testing.T, entry []byte) (config.Entry, error) {
 func entryOf(t *testing.T, values string) []byte {
 	t.Helper()
 	var v struct{ Policy map[string]any }
-	topology.NoError(t, yaml.Unmarshal([]byte(values), &v))
+	assert.NoError(t, yaml.Unmarshal([]byte(values), &v))
 	entry := map[string]any{"type": "ip-masq"}
 	maps.Copy(entry, v.Policy)
-	text := topology.Must(json.Marshal(entry))(t)
+	text := assert.Must(json.Marshal(entry))(t)
 	return text
 }
 
@@ -417,7 +417,7 @@ func TestChartPolicy(t *testing.T) {
 				t.Fatalf("%v\n%s", err, text)
 			}
 			stated := strings.NewReplacer("backend: null", "", "guard: null", "", "guard: off", `guard: "off"`).Replace(policy)
-			want := topology.Must(parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}")))(t)
+			want := assert.Must(parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}")))(t)
 			if diff := cmp.Diff(fmt.Sprintf("%+v", jsonOf(t, want)), fmt.Sprintf("%+v", jsonOf(t, got))); diff != "" {
 				t.Errorf("entry (-values +rendered):\n%s", diff)
 			}
@@ -427,7 +427,7 @@ func TestChartPolicy(t *testing.T) {
 
 func jsonOf(t *testing.T, v any) string {
 	t.Helper()
-	text := topology.Must(json.MarshalIndent(v, "", " "))(t)
+	text := assert.Must(json.MarshalIndent(v, "", " "))(t)
 	return string(text)
 }
 
@@ -437,11 +437,11 @@ func TestChartSettings(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		topology.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		assert.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	s := config.DefaultSettings()
-	topology.NoError(t, s.Read(write("reconciler.toml", settings(t, values)["reconciler.toml"].(string))))
+	assert.NoError(t, s.Read(write("reconciler.toml", settings(t, values)["reconciler.toml"].(string))))
 	got := map[string]string{}
 	for _, x := range s.List() {
 		if x.Origin != config.DefaultOrigin {

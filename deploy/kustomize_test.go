@@ -13,8 +13,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // binary is a program of bin/, or of a directory there.
@@ -52,7 +52,7 @@ func kustomizations(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, pattern := range []string{"kustomize/base", "kustomize/uninstall", "kustomize/overlays/*", "testdata/*"} {
-		dirs := topology.Must(filepath.Glob(pattern))(t)
+		dirs := assert.Must(filepath.Glob(pattern))(t)
 		for _, dir := range dirs {
 			if _, err := os.Stat(filepath.Join(dir, "kustomization.yaml")); err == nil {
 				all[filepath.Base(dir)] = dir
@@ -93,7 +93,7 @@ func nameHash() *regexp.Regexp {
 // TestMigrate checks that docs/migrate.md has the files of the kustomizations with which a cluster
 // migrates from an agent.
 func TestMigrate(t *testing.T) {
-	text := topology.Must(os.ReadFile("../docs/migrate.md"))(t)
+	text := assert.Must(os.ReadFile("../docs/migrate.md"))(t)
 	indentation := regexp.MustCompile(`(?m)^ +`)
 	document := indentation.ReplaceAllString(string(text), "")
 	files, err := filepath.Glob("testdata/migrate-*/*")
@@ -101,7 +101,7 @@ func TestMigrate(t *testing.T) {
 		t.Fatalf("%q, %v", files, err)
 	}
 	for _, file := range files {
-		text := topology.Must(os.ReadFile(file))(t)
+		text := assert.Must(os.ReadFile(file))(t)
 		want := strings.TrimPrefix(string(text), "# As docs/migrate.md has it.\n")
 		want = indentation.ReplaceAllString(strings.ReplaceAll(want, "../../kustomize/", "../deploy/kustomize/"), "")
 		if !strings.Contains(document, "\n"+want+"```\n") {
@@ -113,8 +113,8 @@ func TestMigrate(t *testing.T) {
 // TestComponentsUsed checks that a kustomization tests each component.
 func TestComponentsUsed(t *testing.T) {
 	used := map[string]bool{}
-	files := topology.Must(filepath.Glob("*/*/*/kustomization.yaml"))(t)
-	more := topology.Must(filepath.Glob("testdata/*/kustomization.yaml"))(t)
+	files := assert.Must(filepath.Glob("*/*/*/kustomization.yaml"))(t)
+	more := assert.Must(filepath.Glob("testdata/*/kustomization.yaml"))(t)
 	for _, file := range append(files, more...) {
 		var k struct{ Components []string }
 		decode(t, file, &k)
@@ -122,7 +122,7 @@ func TestComponentsUsed(t *testing.T) {
 			used[filepath.Join(filepath.Dir(file), c)] = true
 		}
 	}
-	components := topology.Must(filepath.Glob("kustomize/components/*"))(t)
+	components := assert.Must(filepath.Glob("kustomize/components/*"))(t)
 	for _, c := range components {
 		if !used[c] {
 			t.Errorf("%s is in no kustomization", c)
@@ -143,13 +143,13 @@ func decode(t *testing.T, file string, to any) {
 
 // TestReadme checks that the README names every component and only existing directories.
 func TestReadme(t *testing.T) {
-	text := topology.Must(os.ReadFile("README.md"))(t)
+	text := assert.Must(os.ReadFile("README.md"))(t)
 	for _, path := range regexp.MustCompile(`deploy/kustomize/[\w/-]+`).FindAllString(string(text), -1) {
 		if _, err := os.Stat(filepath.Join("..", path, "kustomization.yaml")); err != nil {
 			t.Error(err)
 		}
 	}
-	components := topology.Must(filepath.Glob("kustomize/components/*"))(t)
+	components := assert.Must(filepath.Glob("kustomize/components/*"))(t)
 	for _, c := range components {
 		// paths is a base of the components for distributions.
 		if name := filepath.Base(c); name != "paths" && !strings.Contains(string(text), "`"+name+"`") {

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // daemonSet has the fields of a DaemonSet that the tests check; the golden files show the others.
@@ -97,7 +97,7 @@ func daemonSetsIn(t *testing.T, manifests []byte) []daemonSet {
 	var all []daemonSet
 	for _, document := range strings.Split(string(manifests), "\n---\n") {
 		var d daemonSet
-		topology.NoError(t, yaml.Unmarshal([]byte(document), &d))
+		assert.NoError(t, yaml.Unmarshal([]byte(document), &d))
 		if d.Kind == "DaemonSet" && d.Spec.Template.Metadata.Labels["app.kubernetes.io/component"] != "readiness" {
 			all = append(all, d)
 		}
@@ -198,7 +198,7 @@ func wantMounts(t *testing.T, p pod, withIPTables bool) {
 // entrypoint returns the image's entrypoint.
 func entrypoint(t *testing.T) []string {
 	t.Helper()
-	source := topology.Must(os.ReadFile("image/main.go"))(t)
+	source := assert.Must(os.ReadFile("image/main.go"))(t)
 	found := regexp.MustCompile(`\[\]string\{"/ip-masq-reconciler", "([^"]+)"\}`).FindSubmatch(source)
 	if found == nil {
 		t.Fatal("no entrypoint in image/main.go")
@@ -234,7 +234,7 @@ func wantArgumentsTaken(t *testing.T, p pod) {
 // arguments, and that it has no more of the node than the DaemonSet that replaces the agent.
 func TestPreview(t *testing.T) {
 	const file = "kustomize/preview.yaml"
-	text := topology.Must(os.ReadFile(file))(t)
+	text := assert.Must(os.ReadFile(file))(t)
 	wantValid(t, text)
 	var preview struct{ Spec pod }
 	decode(t, file, &preview)

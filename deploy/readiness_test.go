@@ -18,7 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestReporter checks that the reporter asks where the reconciler answers, and has the rights that it needs and
@@ -117,7 +117,7 @@ func TestNodeProblemDetector(t *testing.T) {
 		t.Fatalf("%+v", monitor)
 	}
 	script := filepath.Join("npd", filepath.Base(r.Args[0]))
-	timeout := topology.Must(time.ParseDuration(r.Timeout))(t)
+	timeout := assert.Must(time.ParseDuration(r.Timeout))(t)
 	reasons := "source: some\n  more\nrules: other"
 	for _, tt := range []struct {
 		name   string

@@ -14,8 +14,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // value is a value of the chart, such as image.tag, with its default and the first sentence of the comment above it.
@@ -24,11 +24,11 @@ type value struct{ path, standard, comment string }
 // chartDefaults returns the values that values.yaml has: those of policy that are unset, too.
 func chartDefaults(t *testing.T) []value {
 	t.Helper()
-	text := topology.Must(os.ReadFile("chart/values.yaml"))(t)
+	text := assert.Must(os.ReadFile("chart/values.yaml"))(t)
 	// An unset key of policy is a comment, with an example.
 	text = regexp.MustCompile(`(?m)^  # (\w+): .*$`).ReplaceAll(text, []byte("  $1: unset"))
 	var document yaml.Node
-	topology.NoError(t, yaml.Unmarshal(text, &document))
+	assert.NoError(t, yaml.Unmarshal(text, &document))
 	var all []value
 	var add func(parent string, n *yaml.Node)
 	add = func(parent string, n *yaml.Node) {
@@ -41,7 +41,7 @@ func chartDefaults(t *testing.T) []value {
 			if first, _, more := strings.Cut(comment, ". "); more {
 				comment = first + "."
 			}
-			standard := topology.Must(yaml.Marshal(v))(t)
+			standard := assert.Must(yaml.Marshal(v))(t)
 			nested := v.Kind == yaml.MappingNode && len(v.Content) > 0 && path != "resources" && path != "nodeReadiness.resources" && path != "excludedNodes"
 			switch {
 			case nested && comment != "":
@@ -77,7 +77,7 @@ func flow(t *testing.T, v *yaml.Node, standard string) string {
 		}
 	}
 	text, err2 := yaml.Marshal(v)
-	topology.NoError(t, errors.Join(err, err2))
+	assert.NoError(t, errors.Join(err, err2))
 	return string(text)
 }
 
@@ -157,9 +157,9 @@ func TestChartValuesUsed(t *testing.T) {
 // TestChartDependency checks that a chart can have this one as a dependency with a condition.
 func TestChartDependency(t *testing.T) {
 	parent := t.TempDir()
-	topology.NoError(t, os.CopyFS(filepath.Join(parent, "charts", "ip-masq"), os.DirFS("chart")))
+	assert.NoError(t, os.CopyFS(filepath.Join(parent, "charts", "ip-masq"), os.DirFS("chart")))
 	const about = "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies: [{name: ip-masq, version: 0.1.0, condition: ip-masq.enabled}]\n"
-	topology.NoError(t, os.WriteFile(filepath.Join(parent, "Chart.yaml"), []byte(about), 0o600))
+	assert.NoError(t, os.WriteFile(filepath.Join(parent, "Chart.yaml"), []byte(about), 0o600))
 	for enabled, want := range map[bool]int{true: 1, false: 0} {
 		out, err := helm(t, fmt.Sprintf("{global: {some: value}, ip-masq: {enabled: %t}}", enabled), "template", "some-release", parent)
 		if got := bytes.Count(out, []byte("kind: DaemonSet")); err != nil || got != want {

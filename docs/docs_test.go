@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -43,7 +43,7 @@ func documents(t *testing.T) map[string]string {
 		t.Fatalf("found %d documents: %v", len(all), err)
 	}
 	form := filepath.Join(root, ".github", "ISSUE_TEMPLATE", "bug.yml")
-	text := topology.Must(os.ReadFile(form))(t)
+	text := assert.Must(os.ReadFile(form))(t)
 	all[form] = string(text)
 	return all
 }
@@ -152,7 +152,7 @@ func TestCommands(t *testing.T) {
 // read returns the text of a file of the project.
 func read(t *testing.T, path ...string) string {
 	t.Helper()
-	text := topology.Must(os.ReadFile(filepath.Join(append([]string{root}, path...)...)))(t)
+	text := assert.Must(os.ReadFile(filepath.Join(append([]string{root}, path...)...)))(t)
 	return string(text)
 }
 

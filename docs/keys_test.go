@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -171,7 +171,7 @@ func TestSettings(t *testing.T) {
 	in := map[string]config.Settings{}
 	for where, text := range map[string]string{"docs/reconciler.md": reference, "reconciler.toml of the packages": packaged} {
 		s, path := config.DefaultSettings(), filepath.Join(t.TempDir(), "reconciler.toml")
-		topology.NoError(t, errors.Join(os.WriteFile(path, []byte(text), 0o600), s.Read(path)))
+		assert.NoError(t, errors.Join(os.WriteFile(path, []byte(text), 0o600), s.Read(path)))
 		in[where] = s
 	}
 	var chart struct {
@@ -181,7 +181,7 @@ func TestSettings(t *testing.T) {
 			}
 		}
 	}
-	topology.NoError(t, json.Unmarshal([]byte(read(t, "deploy", "chart", "values.schema.json")), &chart))
+	assert.NoError(t, json.Unmarshal([]byte(read(t, "deploy", "chart", "values.schema.json")), &chart))
 	const byOtherValues = "backend cni_conf_dir cni_bin_dir agent_config_dir data_dir health_listen metrics_listen conflist.manage conflist.entry_file conflist.own"
 	for _, setting := range config.DefaultSettings().List() {
 		parent, key, inTable := strings.Cut(setting.Key, ".")

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // byHand runs a command of the reconciler as an operator does, without the flags of the node.
@@ -182,7 +182,7 @@ func TestStatusOfOtherUser(t *testing.T) {
 	t.Parallel()
 	n := newFaultyNode(t, backends()[0])
 	uid := uint32(otherUser(t))
-	dir := topology.Must(os.MkdirTemp("", "other-user"))(t) //nolint:usetesting // other users cannot reach what TempDir returns
+	dir := assert.Must(os.MkdirTemp("", "other-user"))(t) //nolint:usetesting // other users cannot reach what TempDir returns
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	program := filepath.Join(dir, "ip-masq-reconciler")
 	must(t, os.Chmod(dir, 0o755))

@@ -17,7 +17,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/conntrack"
@@ -283,7 +283,7 @@ func (n *node) addGuard(t *testing.T, dataDir string) {
 // fillDisk leaves free bytes in a file system.
 func fillDisk(t *testing.T, disk string, free int64) {
 	t.Helper()
-	file := topology.Must(os.Create(filepath.Join(disk, "ballast")))(t)
+	file := assert.Must(os.Create(filepath.Join(disk, "ballast")))(t)
 	var st syscall.Statfs_t
 	must(t, syscall.Fstatfs(int(file.Fd()), &st))
 	_, err := file.Write(bytes.Repeat([]byte{1}, max(0, int(st.Bfree)*int(st.Bsize)-int(free))))

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // masqueradingRules returns rules of third parties that give the pods' packets another source, for a
@@ -57,7 +57,7 @@ func TestEnforceExempt(t *testing.T) {
 					rules := thirdPartyRules{variant: "nft", lines: "-I POSTROUTING -s " + transit + " -j MASQUERADE"}
 					defer rules.loadFamily(t, with.node, i)()
 					to := addrPorts([]netip.Addr{netip.MustParseAddr("10.9.0.0"), netip.MustParseAddr("fd00:9::")}[i], 40)
-					for destination, source := range topology.Must(with.transit.SweepUDP(to))(t) {
+					for destination, source := range assert.Must(with.transit.SweepUDP(to))(t) {
 						if node := with.NodeAddr(with.LAN, destination.Addr()); source.Addr() != node {
 							t.Errorf("transit to %s: came from %s, want %s of the third party's rule", destination, source, node)
 						}
@@ -88,7 +88,7 @@ func (g *guardedNode) wantEnforced(t *testing.T, family, wrong int) {
 	t.Helper()
 	exempt := addrPorts([]netip.Addr{netip.MustParseAddr("10.9.0.0"), netip.MustParseAddr("fd00:9::")}[family], 40)
 	got := 0
-	for to, source := range topology.Must(g.a.SweepUDP(exempt))(t) {
+	for to, source := range assert.Must(g.a.SweepUDP(exempt))(t) {
 		if source.Addr() != g.a.addr(to.Addr()) {
 			got++
 		}
@@ -97,12 +97,12 @@ func (g *guardedNode) wantEnforced(t *testing.T, family, wrong int) {
 		t.Errorf("%d of %d exempt UDP flows have a wrong source, want %d", got, len(exempt), wrong)
 	}
 	for _, to := range exempt[:5] {
-		seen := topology.Must(g.a.SendTCP(to))(t)
+		seen := assert.Must(g.a.SendTCP(to))(t)
 		if (seen.Source.Addr() == g.a.addr(to.Addr())) != (wrong == 0) {
 			t.Errorf("an exempt TCP flow came from %s", seen.Source)
 		}
 	}
-	for to, source := range topology.Must(g.a.SweepUDP(addrPorts(masqueradedDestinations[family], 40)))(t) {
+	for to, source := range assert.Must(g.a.SweepUDP(addrPorts(masqueradedDestinations[family], 40)))(t) {
 		if !g.isNodeAddr(source.Addr()) {
 			t.Errorf("to %s: came from %s, want the node's address", to, source)
 		}

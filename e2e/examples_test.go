@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/documents"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -78,7 +79,7 @@ func TestExamples(t *testing.T) {
 			}
 		})
 	}
-	files := topology.Must(filepath.Glob(filepath.Join(exampleDir, "*")))(t)
+	files := assert.Must(filepath.Glob(filepath.Join(exampleDir, "*")))(t)
 	for _, file := range files {
 		name, isExample := strings.CutSuffix(filepath.Base(file), ".conflist")
 		if isExample && !slices.Contains(run, name) {
@@ -94,7 +95,7 @@ func TestExamples(t *testing.T) {
 // an unavailable main plugin by bridge.
 func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	t.Helper()
-	text := topology.Must(os.ReadFile(filepath.Join(exampleDir, file+".conflist")))(t)
+	text := assert.Must(os.ReadFile(filepath.Join(exampleDir, file+".conflist")))(t)
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
 		Name       string            `json:"name"`
@@ -116,7 +117,7 @@ func (n *node) writeExample(t *testing.T, file, subnet string) string {
 	if list.CNIVersion != "1.0.0" {
 		t.Errorf("%s: cniVersion is %s; containerd 1.6 and podman 4 need 1.0.0", file, list.CNIVersion)
 	}
-	out := topology.Must(json.Marshal(list))(t)
+	out := assert.Must(json.Marshal(list))(t)
 	must(t, n.cni.Write(file+".conflist", string(out)))
 	return list.Name
 }
@@ -164,8 +165,8 @@ func unprinted(quoted, output string) (lines []string) {
 // output with the quoted one. A block ends at the first command that fails.
 func TestDocuments(t *testing.T) {
 	t.Parallel()
-	root := topology.Must(filepath.Abs(".."))(t)
-	bin := topology.Must(topology.BinDir())(t)
+	root := assert.Must(filepath.Abs(".."))(t)
+	bin := topology.BinDir(t)
 	stubs := t.TempDir()
 	for _, program := range strings.Fields(standIns) {
 		must(t, os.Symlink(filepath.Join(root, "e2e", "testdata", "standin.sh"), filepath.Join(stubs, program)))
@@ -173,18 +174,18 @@ func TestDocuments(t *testing.T) {
 	rest := bin + ":" + filepath.Join(bin, "cni") + ":" + os.Getenv("PATH")
 	environment := append(os.Environ(), "REPOSITORY="+root, "REST="+rest, "PATH="+stubs+":"+rest, "NODE=node1", "POD=pod1")
 
-	script := topology.Must(os.ReadFile("testdata/documents.sh"))(t)
-	try := topology.Must(os.ReadFile("../docs/try.md"))(t)
+	script := assert.Must(os.ReadFile("testdata/documents.sh"))(t)
+	try := assert.Must(os.ReadFile("../docs/try.md"))(t)
 	_, node, _ := strings.Cut(string(try), "unshare --net --mount bash -e <<'END'\n")
 	node, _, isNode := strings.Cut(node, "\n# Install the plugin and its entry")
 	if !isNode {
 		t.Fatal("docs/try.md has no block for cnitool")
 	}
-	files := topology.Must(filepath.Glob("../docs/*.md"))(t)
+	files := assert.Must(filepath.Glob("../docs/*.md"))(t)
 	total, ran := 0, 0
 	for _, document := range append(files, "../README.md", "../deploy/README.md", "../conflist-examples/README.md") {
 		name := strings.TrimPrefix(document, "../")
-		text := topology.Must(os.ReadFile(document))(t)
+		text := assert.Must(os.ReadFile(document))(t)
 		all := documents.Blocks(string(text))
 		total += len(all)
 		all = slices.DeleteFunc(all, func(b documents.Block) bool { return elsewhereBlock.MatchString(b.Commands) })

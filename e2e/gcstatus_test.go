@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -256,10 +256,10 @@ func TestStatusOnReadOnlyDisk(t *testing.T) {
 func (n *node) ownTable(t *testing.T, family, name string) (release func()) {
 	t.Helper()
 	owner := n.Node.Command(n.timeout(t), "nft", "-i")
-	in := topology.Must(owner.StdinPipe())(t)
+	in := assert.Must(owner.StdinPipe())(t)
 	must(t, owner.Start())
 	table := family + " " + name
-	topology.Must(fmt.Fprintf(in, "add table %s\ndelete table %[1]s\nadd table %[1]s { flags owner; }\n", table))(t)
+	assert.Must(fmt.Fprintf(in, "add table %s\ndelete table %[1]s\nadd table %[1]s { flags owner; }\n", table))(t)
 	if !timelimit.Await(timelimit.Wait, func() bool { return strings.Contains(n.tool(t, "nft", "list", "ruleset"), "flags owner") }) {
 		t.Fatal(n.tool(t, "nft", "list", "ruleset"))
 	}
@@ -277,7 +277,7 @@ func TestStatusWithCnitool(t *testing.T) {
 	n := newNode(t, backends()[0])
 	for _, keys := range []object{{}, {"requireAgentConfig": true}} {
 		n.conflist(t, "podnet", keys)
-		r := topology.Must(n.cni.Status(n.timeout(t), "podnet"))(t)
+		r := assert.Must(n.cni.Status(n.timeout(t), "podnet"))(t)
 		if failed := r.ExitCode != 0; failed != (len(keys) > 0) {
 			t.Errorf("STATUS with %v: exit code %d\n%s%s", keys, r.ExitCode, r.Stdout, r.Stderr)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -47,7 +48,7 @@ func newGuardedNode(t *testing.T, f backend, policy, keys object) *guardedNode {
 	must(t, g.Node.Sysctl("net/bridge/bridge-nf-call-ip6tables", "1"))
 	g.network(t, "podnet")
 	g.a, g.b = g.pod(t, "podnet"), g.pod(t, "podnet")
-	g.transit = topology.Must(g.AddPod("transit", transit4, transit6))(t)
+	g.transit = g.AddPod(t, "transit", transit4, transit6)
 	for _, end := range []struct {
 		host          *topology.Host
 		device        string
@@ -307,7 +308,7 @@ func (g *guardedNode) discoverNeighbours(t *testing.T) {
 	b := netip.AddrPortFrom(g.b.addr(netip.IPv6Unspecified()), topology.EchoPort)
 	for i := 0; i < packetsPerKind && !t.Failed(); i++ {
 		for _, p := range []*pod{g.a, g.b} {
-			neighbours := topology.Must(p.Netlink.NeighList(0, unix.AF_INET6))(t)
+			neighbours := assert.Must(p.Netlink.NeighList(0, unix.AF_INET6))(t)
 			for i := range neighbours {
 				if neighbours[i].State != netlink.NUD_NOARP {
 					must(t, p.Netlink.NeighDel(&neighbours[i]))

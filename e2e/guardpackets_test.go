@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -254,7 +255,7 @@ func (n *node) guardPackets(t *testing.T) int {
 	counter, total := regexp.MustCompile(`counter packets (\d+)`), 0
 	for _, f := range families() {
 		for _, m := range counter.FindAllStringSubmatch(n.tool(t, "nft", "list", "chain", f[1], "ip-masq-guard", "guard-IP-MASQ-AGENT"), -1) {
-			packets := topology.Must(strconv.Atoi(m[1]))(t)
+			packets := assert.Must(strconv.Atoi(m[1]))(t)
 			total += packets
 		}
 	}
@@ -271,7 +272,7 @@ func TestGuardDuringRemovals(t *testing.T) {
 			n.conflist(t, "podnet", object{"enableIPv6": true, "nonMasqueradeCIDRs": []string{"10.9.0.0/16", "fd00:9::/32"}, "guard": "drop"})
 			p := n.pod(t, "podnet")
 			d := n.startReconciler(t).untilReady(t)
-			load := topology.Must(p.StartLoad(loadDestinations()))(t)
+			load := assert.Must(p.StartLoad(loadDestinations()))(t)
 			const removals = 10
 			for range removals {
 				for _, family := range families() {
@@ -283,7 +284,7 @@ func TestGuardDuringRemovals(t *testing.T) {
 				}
 				time.Sleep(3 * time.Second / removals)
 			}
-			report := topology.Must(load.Stop())(t)
+			report := assert.Must(load.Stop())(t)
 			n.checkFlows(t, p, report.Flows, nil)
 			const fewest = 3000
 			t.Logf("%d connections sent, %d seen, %d packets dropped by the guard", report.Sent, len(report.Flows), n.guardPackets(t))

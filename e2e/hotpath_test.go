@@ -18,9 +18,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -261,10 +261,10 @@ func (n *node) holdLock(t *testing.T) (release func()) {
 // documentStamps returns the inode and modification time of each document and of the record.
 func (n *node) documentStamps(t *testing.T) string {
 	t.Helper()
-	paths := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
+	paths := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 	var b strings.Builder
 	for _, path := range append(paths, filepath.Join(n.dataDir, "record.json")) {
-		info := topology.Must(os.Stat(path))(t)
+		info := assert.Must(os.Stat(path))(t)
 		stat := info.Sys().(*syscall.Stat_t)
 		fmt.Fprintln(&b, path, stat.Ino, stat.Ctim) // a new document can have the time of the former one
 	}

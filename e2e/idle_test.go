@@ -21,8 +21,8 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
@@ -161,7 +161,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 	t.Helper()
 	pid := strconv.Itoa(d.command.Process.Pid)
 	sockets := map[string]bool{}
-	descriptors := topology.Must(filepath.Glob("/proc/" + pid + "/fd/*"))(t)
+	descriptors := assert.Must(filepath.Glob("/proc/" + pid + "/fd/*"))(t)
 	for _, path := range descriptors {
 		if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "socket:[") {
 			sockets[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] = true
@@ -176,7 +176,7 @@ func (d *daemon) lostMessages(t *testing.T) int {
 		if len(column) <= inode || column[protocol] != strconv.Itoa(syscall.NETLINK_NETFILTER) || !sockets[column[inode]] {
 			continue
 		}
-		count := topology.Must(strconv.Atoi(column[drops]))(t)
+		count := assert.Must(strconv.Atoi(column[drops]))(t)
 		lost += count
 		if column[groups] != "00000000" {
 			members++
@@ -276,7 +276,7 @@ func TestSoak(t *testing.T) {
 		}
 	})
 	resources := map[string][]int{}
-	cpuTime := func() time.Duration { return topology.Must(w.command.CPUTime())(t) }
+	cpuTime := func() time.Duration { return assert.Must(w.command.CPUTime())(t) }
 	before := cpuTime()
 	for second := 1; time.Now().Before(deadline); second++ {
 		if second%2 == 0 {
@@ -292,7 +292,7 @@ func TestSoak(t *testing.T) {
 		must(t, err)
 		resources["KiB"] = append(resources["KiB"], int(rss>>10))
 		for _, what := range []string{"fd", "task"} {
-			entries := topology.Must(os.ReadDir(fmt.Sprintf("/proc/%d/%s", w.command.Process.Pid, what)))(t)
+			entries := assert.Must(os.ReadDir(fmt.Sprintf("/proc/%d/%s", w.command.Process.Pid, what)))(t)
 			resources[what] = append(resources[what], len(entries))
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -153,7 +154,7 @@ func (n *node) conf(t *testing.T, network string, keys object) string {
 	t.Helper()
 	entry := object{"cniVersion": "1.1.0", "name": network, "prevResult": resultWith("10.1.0.2/16")}
 	maps.Copy(entry, keys)
-	conf := topology.Must(json.Marshal(n.entry(entry)))(t)
+	conf := assert.Must(json.Marshal(n.entry(entry)))(t)
 	return string(conf)
 }
 
@@ -189,14 +190,14 @@ func (n *node) addAndCheck(t *testing.T, conf string) result {
 // does.
 func (n *node) storeSource(t *testing.T, c policy.Source) {
 	t.Helper()
-	lock := topology.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
+	lock := assert.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
 	must(t, errors.Join(lock.Put(c), lock.Release()))
 }
 
 // load reads the node's state.
 func (n *node) load(t *testing.T) store.State {
 	t.Helper()
-	s := topology.Must(store.Open(n.dataDir).Load())(t)
+	s := assert.Must(store.Open(n.dataDir).Load())(t)
 	return s
 }
 
@@ -219,7 +220,7 @@ func networkID(name string) policy.SourceID { return policy.SourceID{Kind: polic
 // document returns the path of a network's document.
 func (n *node) document(t *testing.T, name string) string {
 	t.Helper()
-	paths := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
+	paths := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 	for _, path := range paths {
 		if bytes.Contains(readFile(t, path), []byte(fmt.Sprintf(`"name":%q`, name))) {
 			return path
@@ -231,7 +232,7 @@ func (n *node) document(t *testing.T, name string) string {
 
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
-	data := topology.Must(os.ReadFile(path))(t)
+	data := assert.Must(os.ReadFile(path))(t)
 	return data
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -61,7 +62,7 @@ func TestKeyMasqLinkLocalIPv6(t *testing.T) {
 			n.conflist(t, "podnet", object{"masqLinkLocalIPv6": masquerade, "enableIPv6": true})
 			n.pod(t, "podnet")
 			sent := netip.AddrPortFrom(vip6, n.nextPort())
-			seen := topology.Must(n.Node.SendUDP(to, topology.FromAddr(vip6), topology.FromPort(sent.Port())))(t)
+			seen := assert.Must(n.Node.SendUDP(to, topology.FromAddr(vip6), topology.FromPort(sent.Port())))(t)
 			if masquerade == (seen.Source == sent) {
 				t.Errorf("masqLinkLocalIPv6 %v: came from %s, was sent from %s", masquerade, seen.Source, sent)
 			}

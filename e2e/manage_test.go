@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/mainplugins"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -50,7 +50,7 @@ func (n *node) installPlugin(t *testing.T) {
 
 func marshalIndent(t *testing.T, v any) []byte {
 	t.Helper()
-	doc := topology.Must(json.MarshalIndent(v, "", "  "))(t)
+	doc := assert.Must(json.MarshalIndent(v, "", "  "))(t)
 	return doc
 }
 
@@ -315,7 +315,7 @@ func (m *multus) tick(t *testing.T)  { t.Helper(); must(t, m.Tick()) }
 // files returns the files of the directory.
 func (m *multus) files(t *testing.T) []string {
 	t.Helper()
-	return topology.Must(filepath.Glob(filepath.Join(m.Dir, "*")))(t)
+	return assert.Must(filepath.Glob(filepath.Join(m.Dir, "*")))(t)
 }
 
 // file returns the current configuration of Multus.

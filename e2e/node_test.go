@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -60,7 +61,7 @@ func newNode(t *testing.T, f backend) *node {
 	n := &node{Topology: world, backend: f, dir: dir, ownDir: dir + ".own", dataDir: filepath.Join(dir, "data")}
 	must(t, world.Node.Enclose(n.mountOwn))
 	n.path = f.programs(t, filepath.Join(dir, "bin"))
-	n.cni = topology.Must(topology.NewCNI(n.Node, filepath.Join(dir, "net.d")))(t)
+	n.cni = topology.NewCNI(t, n.Node, filepath.Join(dir, "net.d"))
 	n.cni.Env = []string{"PATH=" + n.path}
 	if _, err := os.Stat(n.plugin(t)); err != nil {
 		t.Fatalf("%v (`make build` builds it)", err)
@@ -103,7 +104,7 @@ func (n *node) own(path string) string { return filepath.Join(n.ownDir, path) }
 // plugin returns the path of the built plugin.
 func (n *node) plugin(t *testing.T) string {
 	t.Helper()
-	return filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
+	return filepath.Join(topology.BinDir(t), "ip-masq")
 }
 
 // entry returns a plugin entry with the node's defaults and these keys. A key with a nil value is
@@ -126,7 +127,7 @@ func (n *node) conflist(t *testing.T, network string, keys map[string]any) {
 func (n *node) write(t *testing.T, network string, plugins ...map[string]any) {
 	t.Helper()
 	list := map[string]any{"cniVersion": "1.1.0", "name": network, "plugins": plugins}
-	text := topology.Must(json.MarshalIndent(list, "", "  "))(t)
+	text := assert.Must(json.MarshalIndent(list, "", "  "))(t)
 	must(t, n.cni.Write("10-"+network+".conflist", string(text)))
 }
 
@@ -177,7 +178,7 @@ func (p *pod) addr(like netip.Addr) netip.Addr {
 func (n *node) newPod(t *testing.T) *pod {
 	t.Helper()
 	n.pods++
-	return &pod{Host: topology.Must(n.NewPod(fmt.Sprint("pod", n.pods)))(t)}
+	return &pod{Host: n.NewPod(t, fmt.Sprint("pod", n.pods))}
 }
 
 // pod makes a pod with a network. It fails the test if ADD fails.
@@ -191,7 +192,7 @@ func (n *node) pod(t *testing.T, network string) *pod {
 // add runs ADD through cnitool, which exits with 1 for any error, and records the pod's addresses.
 func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
-	r := topology.Must(n.cni.Add(n.timeout(t), network, p.Host))(t)
+	r := assert.Must(n.cni.Add(n.timeout(t), network, p.Host))(t)
 	if r.ExitCode == 0 {
 		p.addrs = addresses(t, r.Stdout)
 	}
@@ -200,13 +201,13 @@ func (n *node) add(t *testing.T, network string, p *pod) (stdout, stderr string,
 
 func (n *node) del(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
-	r := topology.Must(n.cni.Del(n.timeout(t), network, p.Host))(t)
+	r := assert.Must(n.cni.Del(n.timeout(t), network, p.Host))(t)
 	return r.Stdout, r.Stderr, r.ExitCode
 }
 
 func (n *node) check(t *testing.T, network string, p *pod) (stdout, stderr string, code int) {
 	t.Helper()
-	r := topology.Must(n.cni.Check(n.timeout(t), network, p.Host))(t)
+	r := assert.Must(n.cni.Check(n.timeout(t), network, p.Host))(t)
 	return r.Stdout, r.Stderr, r.ExitCode
 }
 

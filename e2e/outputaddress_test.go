@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -109,7 +110,7 @@ func TestOutputAddress(t *testing.T) {
 		n.leaves(t, p.Host, "1.2.3.4", n.Outside, "198.51.103.1")
 
 		p, _ = add("198.51.100.8", "198.51.102.0/24")
-		seen := topology.Must(p.SendUDP(netip.MustParseAddrPort("1.2.3.4:7")))(t)
+		seen := assert.Must(p.SendUDP(netip.MustParseAddrPort("1.2.3.4:7")))(t)
 		if seen.Source.Addr().String() != "198.51.100.8" || seen.Source.Port() < 2000 || seen.Source.Port() > 2100 {
 			t.Errorf("with ports: %s", seen.Source)
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -62,7 +63,7 @@ func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() ob
 	adding := n.newPod(t).Path
 
 	began := time.Now()
-	load := topology.Must(p.StartLoad(loadDestinations()))(t)
+	load := assert.Must(p.StartLoad(loadDestinations()))(t)
 	var spans []span
 	for range changes {
 		keys := next()
@@ -74,7 +75,7 @@ func (n *node) changeUnderLoad(t *testing.T, changes, fewest int, next func() ob
 			break
 		}
 	}
-	report := topology.Must(load.Stop())(t)
+	report := assert.Must(load.Stop())(t)
 
 	during := n.checkFlows(t, p, report.Flows, spans)
 	t.Logf("%d changes in %s; %d connections sent, %d seen, %d of them during a change",

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -322,7 +322,7 @@ func TestDocumentedPluginFile(t *testing.T) {
 	example, _, _ := strings.Cut(after, "```")
 	file := filepath.Join(t.TempDir(), "plugin.toml")
 	must(t, os.WriteFile(file, []byte(example), 0o600))
-	p := topology.Must(config.ReadPluginFile(file))(t)
+	p := assert.Must(config.ReadPluginFile(file))(t)
 	want := config.PluginFile{Path: file, Present: true, DataDir: config.DefaultDataDir, CNIConfDir: config.DefaultCNIConfDir}
 	if d := cmp.Diff(want, p); d != "" {
 		t.Error(d)

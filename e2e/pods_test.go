@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -191,7 +192,7 @@ func TestAddressOfTheNode(t *testing.T) {
 		p := n.podOf(t, "prod")
 		n.open(t, p, "1.2.3.4", 5)
 		to := netip.AddrPortFrom(netip.MustParseAddr("1.2.3.4"), topology.EchoPort)
-		seen := topology.Must(n.Node.SendUDP(to))(t)
+		seen := assert.Must(n.Node.SendUDP(to))(t)
 		before := n.conntrackIDs(t)
 		own := seen.Source.Addr().String()
 		for i, namespace := range []string{"prod", "dev"} {
@@ -265,7 +266,7 @@ func (n *node) formerPod(t *testing.T, conf object, address string) (walks *os.F
 	t.Helper()
 	n.call(t, conf, call{"ADD", "former", "K8S_POD_NAMESPACE=prod", []string{address + "/16"}}).want(t, 0)
 	n.tool(t, "conntrack", "-I", "-p", "udp", "-s", address, "-d", "1.2.3.4", "--sport", "4000", "--dport", "53", "--timeout", "600")
-	walks = topology.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
+	walks = assert.Must(os.OpenFile(filepath.Join(n.dataDir, "resets.lock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
 	must(t, unix.Flock(int(walks.Fd()), unix.LOCK_EX))
 	return walks
 }
@@ -379,7 +380,7 @@ func TestExemptPodsEnforced(t *testing.T) {
 				dst := []string{"1.2.3.4", "2001:db8:5::5"}[i]
 				n.exempt(t, prod, true, dst)
 				to := netip.AddrPortFrom(netip.MustParseAddr(dst), topology.EchoPort)
-				if seen := topology.Must(dev.SendUDP(to))(t); seen.Source.Addr() == dev.addr(to.Addr()) {
+				if seen := assert.Must(dev.SendUDP(to))(t); seen.Source.Addr() == dev.addr(to.Addr()) {
 					t.Errorf("%s: not masqueraded to %s", rules.name, dst)
 				}
 				take()
@@ -396,7 +397,7 @@ func TestDamagedRecordsOfPods(t *testing.T) {
 			return n.call(t, conf, call{verb, id, "K8S_POD_NAMESPACE=" + namespace, []string{address}})
 		}
 		pod("ADD", "a", "prod", "10.1.0.5/16").want(t, 0)
-		files := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*")))(t)
+		files := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*")))(t)
 		for _, file := range files {
 			must(t, os.WriteFile(file, []byte("damaged"), 0o600))
 		}

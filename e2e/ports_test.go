@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -49,7 +50,7 @@ func TestKeyRandomFully(t *testing.T) {
 				// A random port of an earlier flow is in use and would have to be changed.
 				must(t, n.Node.FlushConntrack())
 				for _, first := range masqueradedDestinations {
-					seen := topology.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port+i))))(t)
+					seen := assert.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port+i))))(t)
 					same := 0
 					for to, source := range seen {
 						if source.Addr() != n.NodeAddr(n.Outside, to.Addr()) {
@@ -116,7 +117,7 @@ func TestKeyToPorts(t *testing.T) {
 					for _, port := range []int{30000 + i, c.ranges[0].first} {
 						// A port that a flow to the destination has is not assigned again.
 						must(t, n.Node.FlushConntrack())
-						seen := topology.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port))))(t)
+						seen := assert.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port))))(t)
 						wantUniformPorts(t, c.ranges, seen)
 					}
 					n.wantPortsTCP(t, p, c.ranges, first)
@@ -165,7 +166,7 @@ func rangeOf(ranges []portRange, port uint16) int {
 func (n *node) wantPortsTCP(t *testing.T, p *pod, ranges []portRange, first netip.Addr) {
 	t.Helper()
 	for _, to := range addrPorts(first, 20) {
-		seen := topology.Must(p.SendTCP(to))(t)
+		seen := assert.Must(p.SendTCP(to))(t)
 		if seen.Source.Addr() != n.NodeAddr(n.Outside, to.Addr()) || rangeOf(ranges, seen.Source.Port()) < 0 {
 			t.Errorf("tcp to %s: came from %s, want the node's address and a port of %v", to, seen.Source, ranges)
 		}
@@ -194,7 +195,7 @@ func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 		}
 		echo := &icmp.Echo{ID: int(n.nextPort()), Seq: 1, Data: []byte("from " + p.Path)}
 		// The kernel computes the ICMPv6 checksum (RFC 3542, section 3.1).
-		request := topology.Must((&icmp.Message{Type: kind, Body: echo}).Marshal(nil))(t)
+		request := assert.Must((&icmp.Message{Type: kind, Body: echo}).Marshal(nil))(t)
 		seen, _ := n.sendRaw(t, p, network, to, request, echo.Data)
 		if want := n.NodeAddr(n.Outside, to); seen != want {
 			t.Errorf("icmp to %s: came from %s, want the node's %s", to, seen, want)

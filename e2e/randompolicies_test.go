@@ -33,7 +33,7 @@ func TestRandomPolicies(t *testing.T) {
 			var pods []*topology.Host
 			for _, addrs := range [][]string{{"172.20.0.5", "fd00:77::5"}, {"100.64.7.7", "2001:db8:77::7"}} {
 				a, b := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
-				pods = append(pods, topology.Must(n.AddPod("from-"+a.String(), a, b))(t))
+				pods = append(pods, n.AddPod(t, "from-"+a.String(), a, b))
 			}
 			probes, masqueraded := 0, 0
 			rapid.Check(t, func(rt *rapid.T) {

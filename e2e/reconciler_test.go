@@ -25,7 +25,7 @@ import (
 // reconcilerProgram returns the path of the built reconciler.
 func reconcilerProgram(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	path := filepath.Join(topology.BinDir(t), "ip-masq-reconciler")
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("%v (`make build` builds it)", err)
 	}

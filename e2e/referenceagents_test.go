@@ -16,7 +16,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // referenceAgent is a test implementation of one of the two agents, after it has read its files and
@@ -98,7 +98,7 @@ func (a *referenceAgent) readOne(t *testing.T, dir string, defaults []string) {
 // the defaults apply only without any file.
 func (a *referenceAgent) unite(t *testing.T, dir string, defaults []string) {
 	t.Helper()
-	paths := topology.Must(filepath.Glob(filepath.Join(dir, "ip-masq*")))(t)
+	paths := assert.Must(filepath.Glob(filepath.Join(dir, "ip-masq*")))(t)
 	a.allowedPrefixes = 64
 	if len(paths) == 0 {
 		a.prefixes = defaults

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // configMap is a directory in which kubelet mounts a ConfigMap: each file is a symbolic link into
@@ -127,12 +127,12 @@ func brokenConfigMaps() []brokenConfigMap {
 	}
 }
 
-var must = topology.NoError
+var must = assert.NoError
 
 // externalHost adds a host outside of any CNI network whose packets the node routes.
 func (n *node) externalHost(t *testing.T) senders {
 	t.Helper()
-	host := topology.Must(n.AddPod("lone", transit4, transit6))(t)
+	host := n.AddPod(t, "lone", transit4, transit6)
 	return senders{"pod": {host, host.Addrs}}
 }
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -277,7 +277,7 @@ func configCases() []scalingCase {
 		{"a conf directory", 500, func(t *testing.T, n int) func() {
 			dir := confDirOf(t, n, config.DefaultDataDir)
 			return func() {
-				c := topology.Must(config.ReadConfDir(dir))(t)
+				c := assert.Must(config.ReadConfDir(dir))(t)
 				for i := range n {
 					if name := fmt.Sprint("net", i); !c.HasEntry(name) || c.LacksEntry(name) {
 						t.Fatalf("lacks %s", name)
@@ -292,7 +292,7 @@ func configCases() []scalingCase {
 			// A network that is not stored is merged with the others, one after the other: that is quadratic, once.
 			dir, err := config.ReadConfDir(s.CNIConfDir)
 			must(t, errors.Join(err, dir.Err()))
-			lock := topology.Must(store.Open(s.DataDir).Lock(t.Context()))(t)
+			lock := assert.Must(store.Open(s.DataDir).Lock(t.Context()))(t)
 			for i, list := range dir.Conflists {
 				must(t, lock.Put(policy.Source{ID: networkID(list.Entries[0].Entry.Network), Order: int64(i), Policy: list.Entries[0].Entry.Policy}))
 			}

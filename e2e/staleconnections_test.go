@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -45,9 +46,9 @@ func (n *node) open(t *testing.T, p *pod, dst string, count int) *openFlows {
 	}
 	for range count {
 		port := n.nextPort()
-		seen := topology.Must(p.SendUDP(f.to, topology.FromPort(port)))(t)
+		seen := assert.Must(p.SendUDP(f.to, topology.FromPort(port)))(t)
 		f.udp = append(f.udp, udpFlow{port, seen})
-		conn := topology.Must(p.OpenTCP(f.to))(t)
+		conn := assert.Must(p.OpenTCP(f.to))(t)
 		t.Cleanup(func() { _ = conn.Close() }) // the test may have reset it
 		f.tcp = append(f.tcp, conn)
 	}
@@ -77,7 +78,7 @@ func (f *openFlows) send(t *testing.T, translated bool) (o outcome) {
 		}
 	}
 	for i := range f.udp {
-		seen := topology.Must(f.pod.SendUDP(f.to, topology.FromPort(f.udp[i].port)))(t)
+		seen := assert.Must(f.pod.SendUDP(f.to, topology.FromPort(f.udp[i].port)))(t)
 		count(f.udp[i].seen, seen)
 		f.udp[i].seen = seen
 	}
@@ -132,7 +133,7 @@ func (n *node) countPodPackets(t *testing.T, h *topology.Host, from, to string) 
 	counted := 0
 	return func() (more int) {
 		_, counter, _ := strings.Cut(nft("list", "table", "ip", "pods"), "packets ")
-		topology.Must(fmt.Sscanf(counter, "%d", &more))(t)
+		assert.Must(fmt.Sscanf(counter, "%d", &more))(t)
 		more, counted = more-counted, more
 		return more
 	}
@@ -299,7 +300,7 @@ func (n *node) leavePendingReset(t *testing.T, p *pod) *openFlows {
 	if o := left.send(t, false); o != (outcome{}) {
 		t.Fatalf("%+v", o)
 	}
-	lock := topology.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
+	lock := assert.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
 	rec := n.load(t).Record
 	rec.Resets, rec.LastReset = []store.Reset{{At: 1, Before: []policy.Source{old}}}, 0 // after At it would be one that failed
 	must(t, errors.Join(lock.PutRecord(rec), lock.Release()))
@@ -323,14 +324,14 @@ func TestPendingReset(t *testing.T) {
 	for _, verb := range []string{"DEL", "GC", "ADD"} {
 		left := n.leavePendingReset(t, p)
 		call := invocation{verb: verb, conf: conf, id: "another"}
-		active := topology.Must(store.Open(n.dataDir).InstanceLock())(t)
+		active := assert.Must(store.Open(n.dataDir).InstanceLock())(t)
 		n.invoke(t, call).want(t, 0).noWarnings(t)
 		if o := left.send(t, false); o != (outcome{}) || len(n.load(t).Record.Resets) != 1 {
 			t.Errorf("%s beside a reconciler: %+v, resets on record: %+v", verb, o, n.load(t).Record.Resets)
 		}
 		must(t, active.Release())
 		if verb == "ADD" {
-			lock := topology.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
+			lock := assert.Must(store.Open(n.dataDir).Lock(t.Context()))(t)
 			late := n.invoke(t, call).want(t, 0, "connections that are older than a change of the rules may keep a wrong source address")
 			must(t, lock.Release())
 			if late.took < 2*time.Second || timelimit.Exceeded(late.took, 5*time.Second) {

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // tampering changes the rules of a family in one commit. An empty field means that the backend has
@@ -468,7 +468,7 @@ func (f durations) wantAtOnce(t *testing.T) {
 func (n *node) breakProgram(t *testing.T, name, command string) (restore func()) {
 	t.Helper()
 	path := filepath.Join(n.dir, "bin", name)
-	genuine := topology.Must(os.Readlink(path))(t)
+	genuine := assert.Must(os.Readlink(path))(t)
 	must(t, os.Remove(path))
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+command+"\necho not today >&2\nexit 1\n"), 0o755))
 	return func() {

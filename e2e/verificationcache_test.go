@@ -23,7 +23,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	nodeaddresses "github.com/ip-masq/ip-masq-cni/pkg/netfilter/addresses"
@@ -323,7 +323,7 @@ func disableNamespaceCookies(t *testing.T) {
 	t.Helper()
 	listener, err := missing{cookies: true}.install()
 	must(t, errors.Join(err, unix.Close(listener)))
-	s := topology.Must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
+	s := assert.Must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(s)
 	if _, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); !errors.Is(err, unix.ENOPROTOOPT) {
 		t.Fatalf("SO_NETNS_COOKIE: %v", err)
@@ -385,7 +385,7 @@ func TestPublishedVerification(t *testing.T) {
 		if !l.checked(t, conf, check) || !l.checked(t, conf, status) {
 			t.Error("CHECK or STATUS reads no rules")
 		}
-		files := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*")))(t)
+		files := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*")))(t)
 		path := files[slices.IndexFunc(files, func(f string) bool { return strings.HasPrefix(string(readFile(t, f)), c.Entry+" ") })]
 		text := readFile(t, path)
 		d.signal(t, syscall.SIGSTOP)
@@ -453,7 +453,7 @@ func TestPublishedVerification(t *testing.T) {
 // removeCaches removes what ADDs verified.
 func (n *node) removeCaches(t *testing.T, published string) {
 	t.Helper()
-	all := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.verified")))(t)
+	all := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.verified")))(t)
 	for _, file := range all {
 		if file != published {
 			text := strings.Fields(string(readFile(t, file)))

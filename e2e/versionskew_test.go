@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -110,7 +110,7 @@ func TestNewerDocument(t *testing.T) {
 // sourceDocument returns the path of the only document that contains a text.
 func (n *node) sourceDocument(t *testing.T, text string) string {
 	t.Helper()
-	paths := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
+	paths := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 	at := slices.IndexFunc(paths, func(p string) bool { return strings.Contains(string(readFile(t, p)), text) })
 	if at < 0 {
 		t.Fatalf("no document with %s among %v", text, paths)
@@ -297,7 +297,7 @@ func TestDamagedDocumentBesideAThirdPartyRule(t *testing.T) {
 		for _, name := range networks {
 			n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, name, nil), id: name}).want(t, 0)
 		}
-		documents := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
+		documents := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)
 		for _, file := range documents {
 			must(t, os.Truncate(file, 40))
 		}

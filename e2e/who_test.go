@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -56,8 +57,8 @@ func TestWho(t *testing.T) {
 				from, address = n.Node, none
 			}
 			port := n.nextPort()
-			udp := topology.Must(from.SendUDP(to, topology.FromPort(port)))(t)
-			conn := topology.Must(from.OpenTCP(to, topology.FromPort(port)))(t)
+			udp := assert.Must(from.SendUDP(to, topology.FromPort(port)))(t)
+			conn := assert.Must(from.OpenTCP(to, topology.FromPort(port)))(t)
 			for protocol, seen := range map[string]topology.Seen{"udp": udp, "tcp": conn.Seen} {
 				if !address.IsValid() {
 					address = seen.Source.Addr()
@@ -91,7 +92,7 @@ func TestWho(t *testing.T) {
 		if code != 1 || stdout != "" || !strings.Contains(stderr, "no connection leaves with "+gone) {
 			t.Errorf("who %s: exit code %d\n%s%s", gone, code, stdout, stderr)
 		}
-		seen := topology.Must(p.SendUDP(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.5"), topology.EchoPort), topology.FromPort(999)))(t)
+		seen := assert.Must(p.SendUDP(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.5"), topology.EchoPort), topology.FromPort(999)))(t)
 		stdout, stderr, code = n.byHand(t, "who", seen.Source.String(), "--to", "203.0.113.5", "--protocol", "udp")
 		want := fmt.Sprintf("udp %s:999 to 203.0.113.5:%d\n  chain    IP-MASQ-AGENT, masqueraded\n", p.addr(netip.IPv4Unspecified()), topology.EchoPort)
 		if code != 0 || stdout != want {
@@ -110,19 +111,19 @@ func TestLogOfEndedConnections(t *testing.T) {
 	_, command, _ := strings.Cut(stderr, "log them beforehand: ")
 	name, args, _ := strings.Cut(strings.TrimSpace(command), " ")
 	path := filepath.Join(n.dir, "connections.log")
-	file := topology.Must(os.Create(path))(t)
+	file := assert.Must(os.Create(path))(t)
 	log := n.Node.Command(t.Context(), name, strings.Fields(args)...)
 	log.Stdout = file
 	must(t, log.Start())
 	to, pod := netip.MustParseAddrPort("203.0.113.5:7"), p.addr(netip.IPv4Unspecified()).String()
 	var text []byte
 	logged := timelimit.Await(timelimit.Wait, func() bool { // once the command listens
-		seen := topology.Must(p.SendUDP(to))(t)
+		seen := assert.Must(p.SendUDP(to))(t)
 		n.tool(t, "conntrack", "-D", "-s", pod)
 		if found := n.who(t, seen.Source.String()); len(found) > 0 {
 			t.Fatalf("who knows a connection that has ended: %+v", found)
 		}
-		text = topology.Must(os.ReadFile(path))(t)
+		text = assert.Must(os.ReadFile(path))(t)
 		const line = `\[DESTROY\] udp .* src=%s dst=203.0.113.5 .* dst=%s sport=7 dport=%d`
 		return regexp.MustCompile(fmt.Sprintf(line, pod, seen.Source.Addr(), seen.Source.Port())).Match(text)
 	})
@@ -170,7 +171,7 @@ func TestPodsByName(t *testing.T) {
 				wantText(t, "explain "+dst, got, fmt.Sprintf(names, c.namespace), `"source":"`+from+`"`, `"verdict":"`+c.verdict+`"`, `"kernel":true`)
 			}
 			to := netip.AddrPortFrom(netip.MustParseAddr(dst), topology.EchoPort)
-			seen := topology.Must(p.SendUDP(to))(t)
+			seen := assert.Must(p.SendUDP(to))(t)
 			if got := json(0, "who", seen.Source.String(), "--protocol", "udp", "--to", dst); !strings.Contains(got, fmt.Sprintf(names, c.namespace)) ||
 				!strings.Contains(got, `"verdict":"`+c.verdict+`"`) {
 				t.Errorf("who %s: %s", seen.Source, got)
@@ -197,7 +198,7 @@ func TestPodsByName(t *testing.T) {
 	n.podOf(t, "prod")
 	wantPods(3, 2, 0)
 	// The record of dev's pod, as an earlier version made it.
-	files := topology.Must(filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*")))(t)
+	files := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "attachments", "*", "*", "*")))(t)
 	for _, file := range files {
 		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), "\ndev\n") {
 			must(t, os.Truncate(file, 0))
@@ -243,7 +244,7 @@ func TestConnectionCounters(t *testing.T) {
 			for range times {
 				for _, to := range []string{"10.20.0.5", "198.51.100.7"} {
 					dst := netip.AddrPortFrom(netip.MustParseAddr(to), topology.EchoPort)
-					topology.Must(p.SendUDP(dst))(t)
+					assert.Must(p.SendUDP(dst))(t)
 				}
 			}
 		}

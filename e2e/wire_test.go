@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -40,7 +41,7 @@ func newSenders(t *testing.T, n *node, p *pod) senders {
 	t.Helper()
 	addAddress(t, n.Node, "lo", vip4)
 	addAddress(t, n.Node, "lo", vip6)
-	transit := topology.Must(n.AddPod("transit", transit4, transit6))(t)
+	transit := n.AddPod(t, "transit", transit4, transit6)
 	return senders{
 		"pod":     {p.Host, p.addrs},
 		"vip":     {n.Node, []netip.Addr{vip4, vip6}},
@@ -50,8 +51,8 @@ func newSenders(t *testing.T, n *node, p *pod) senders {
 
 func addAddress(t *testing.T, h *topology.Host, device string, a netip.Addr) {
 	t.Helper()
-	link := topology.Must(h.Netlink.LinkByName(device))(t)
-	address := topology.Must(netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String()))(t)
+	link := assert.Must(h.Netlink.LinkByName(device))(t)
+	address := assert.Must(netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String()))(t)
 	if a.Is6() {
 		address.Flags = unix.IFA_F_NODAD
 	}
@@ -333,7 +334,7 @@ func (c packetCounters) received(t *testing.T) map[[2]netip.Addr]int {
 	counts := map[[2]netip.Addr]int{}
 	element := regexp.MustCompile(`(\S+) \. (\S+) counter packets (\d+)`)
 	for _, m := range element.FindAllStringSubmatch(c.nft(t, "list table inet received"), -1) {
-		packets := topology.Must(strconv.Atoi(m[3]))(t)
+		packets := assert.Must(strconv.Atoi(m[3]))(t)
 		counts[[2]netip.Addr{netip.MustParseAddr(m[1]), netip.MustParseAddr(m[2])}] = packets
 	}
 	return counts

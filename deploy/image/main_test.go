@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // fixture makes binaries for three architectures and returns the arguments.
@@ -24,9 +24,9 @@ func fixture(t *testing.T) (out string, args []string) {
 	t.Helper()
 	dir := t.TempDir()
 	for _, arch := range []string{"amd64", "arm64", "s390x"} {
-		topology.NoError(t, os.Mkdir(filepath.Join(dir, arch), 0o755))
+		assert.NoError(t, os.Mkdir(filepath.Join(dir, arch), 0o755))
 		for _, name := range []string{"ip-masq", "ip-masq-reconciler"} {
-			topology.NoError(t, os.WriteFile(filepath.Join(dir, arch, name), []byte(name+" for "+arch), 0o700))
+			assert.NoError(t, os.WriteFile(filepath.Join(dir, arch, name), []byte(name+" for "+arch), 0o700))
 		}
 	}
 	out = filepath.Join(dir, "out.tar")
@@ -45,7 +45,7 @@ func members(t *testing.T, in io.Reader) map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data := topology.Must(io.ReadAll(r))(t)
+		data := assert.Must(io.ReadAll(r))(t)
 		all[h.Name] = string(data)
 		if packed, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
 			for name, text := range members(t, packed) {
@@ -57,8 +57,8 @@ func members(t *testing.T, in io.Reader) map[string]string {
 
 func TestImage(t *testing.T) {
 	out, args := fixture(t)
-	topology.NoError(t, run(t.Context(), args, io.Discard))
-	archive := topology.Must(os.Open(out))(t)
+	assert.NoError(t, run(t.Context(), args, io.Discard))
+	archive := assert.Must(os.Open(out))(t)
 	defer archive.Close()
 	var programs, configurations []string
 	for name, text := range members(t, archive) {
@@ -70,7 +70,7 @@ func TestImage(t *testing.T) {
 				Architecture string
 				Config       struct{ Entrypoint, Cmd, Env []string }
 			}
-			topology.NoError(t, json.Unmarshal([]byte(text), &c))
+			assert.NoError(t, json.Unmarshal([]byte(text), &c))
 			configurations = append(configurations, c.Architecture+" "+strings.Join(c.Config.Entrypoint, " "))
 		}
 	}
@@ -106,7 +106,7 @@ func TestNothingHalf(t *testing.T) {
 
 // TestLayer checks that the layer has this machine's iptables with every library that it loads.
 func TestLayer(t *testing.T) {
-	files := topology.Must(layer("/", nil))(t)
+	files := assert.Must(layer("/", nil))(t)
 	names := map[string]string{}
 	for _, f := range files {
 		names[f.Name] = f.Link
@@ -140,32 +140,32 @@ func TestKeptPackages(t *testing.T) {
 			os.WriteFile(filepath.Join(source, "DEBIAN", "control"), []byte(control), 0o644)); err != nil {
 			t.Fatal(err)
 		}
-		topology.NoError(t, command(t.Context(), packages, nil, "dpkg-deb", "--build", source, name+"_1_amd64.deb"))
+		assert.NoError(t, command(t.Context(), packages, nil, "dpkg-deb", "--build", source, name+"_1_amd64.deb"))
 	}
-	sums := topology.Must(sumsOf(packages))(t)
-	topology.NoError(t, os.WriteFile(filepath.Join(packages, sumsFile), []byte(sums), 0o644))
+	sums := assert.Must(sumsOf(packages))(t)
+	assert.NoError(t, os.WriteFile(filepath.Join(packages, sumsFile), []byte(sums), 0o644))
 	unpack := func() (string, error) {
 		dir := t.TempDir()
 		root := filepath.Join(dir, "root")
 		return root, debian{packages: kept}.unpack(t.Context(), "amd64", dir, root)
 	}
-	root := topology.Must(unpack())(t)
+	root := assert.Must(unpack())(t)
 	status, err := os.ReadFile(filepath.Join(root, statusDir, "libc6"))
 	if err != nil || !strings.HasPrefix(string(status), "Package: libc6\nVersion: 1\n") {
 		t.Errorf("status of libc6: %v\n%s", err, status)
 	}
 	deb := filepath.Join(packages, "libc6_1_amd64.deb")
-	data := topology.Must(os.ReadFile(deb))(t)
+	data := assert.Must(os.ReadFile(deb))(t)
 	for what, change := range map[string]func() error{
 		"another program in libc6": func() error { return os.Rename(filepath.Join(packages, "iptables_1_amd64.deb"), deb) },
 		"a package too many":       func() error { return os.WriteFile(filepath.Join(packages, "more_1_amd64.deb"), data, 0o644) },
 	} {
 		before, err := os.ReadFile(filepath.Join(packages, "iptables_1_amd64.deb"))
-		topology.NoError(t, errors.Join(err, change()))
+		assert.NoError(t, errors.Join(err, change()))
 		if _, err := unpack(); err == nil || !strings.Contains(err.Error(), "are not those of its SHA256SUMS") {
 			t.Errorf("%s: %v", what, err)
 		}
-		topology.NoError(t, errors.Join(os.WriteFile(deb, data, 0o644), os.WriteFile(filepath.Join(packages, "iptables_1_amd64.deb"), before, 0o644)))
+		assert.NoError(t, errors.Join(os.WriteFile(deb, data, 0o644), os.WriteFile(filepath.Join(packages, "iptables_1_amd64.deb"), before, 0o644)))
 		_ = os.Remove(filepath.Join(packages, "more_1_amd64.deb"))
 	}
 }
@@ -173,8 +173,8 @@ func TestKeptPackages(t *testing.T) {
 // TestLinkedMissing checks that a library without a package fails the build.
 func TestLinkedMissing(t *testing.T) {
 	root := t.TempDir()
-	program := topology.Must(os.ReadFile("/usr/sbin/" + nftProgram))(t)
-	topology.NoError(t, os.WriteFile(filepath.Join(root, nftProgram), program, 0o755))
+	program := assert.Must(os.ReadFile("/usr/sbin/" + nftProgram))(t)
+	assert.NoError(t, os.WriteFile(filepath.Join(root, nftProgram), program, 0o755))
 	if _, err := linked(root, []string{nftProgram}); err == nil || !strings.Contains(err.Error(), "add the one that has it to the list") {
 		t.Errorf("error %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 	"github.com/ip-masq/ip-masq-cni/e2e/documents"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -132,7 +133,7 @@ agentConfig:
 // reconcilerPods returns the names of the DaemonSet's pods with their restarts.
 func reconcilerPods(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
-	return topology.Must(c.Kubectl(t.Context(), "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq", "--sort-by=.metadata.name",
+	return assert.Must(c.Kubectl(t.Context(), "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq", "--sort-by=.metadata.name",
 		"-o", "jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[*].restartCount};{end}"))(t)
 }
 
@@ -168,7 +169,7 @@ func newUser(t *testing.T, c *cluster.Cluster) *user {
 
 func (u *user) read(t *testing.T, path string) string {
 	t.Helper()
-	return string(topology.Must(os.ReadFile(filepath.Join(u.directory, path)))(t))
+	return string(assert.Must(os.ReadFile(filepath.Join(u.directory, path)))(t))
 }
 
 func (u *user) write(t *testing.T, path, text string) {
@@ -199,7 +200,7 @@ func (u *user) shell(t *testing.T, script string) string {
 // documented returns the block of commands in a document of docs that contains the part.
 func documented(t *testing.T, document, part string) string {
 	t.Helper()
-	text := topology.Must(os.ReadFile(filepath.Join("../../docs", document)))(t)
+	text := assert.Must(os.ReadFile(filepath.Join("../../docs", document)))(t)
 	var found []string
 	for _, b := range documents.Blocks(string(text)) {
 		if strings.Contains(b.Commands, part) {
@@ -218,9 +219,9 @@ func pluginEntries(t *testing.T, c *cluster.Cluster) []string {
 	var entries []string
 	for _, n := range c.Nodes {
 		var list struct{ Plugins []map[string]any }
-		must(t, json.Unmarshal(topology.Must(os.ReadFile(n.Path(cluster.ConflistPath)))(t), &list))
+		must(t, json.Unmarshal(assert.Must(os.ReadFile(n.Path(cluster.ConflistPath)))(t), &list))
 		entry := list.Plugins[len(list.Plugins)-1]
-		entries = append(entries, string(topology.Must(json.Marshal(entry))(t)))
+		entries = append(entries, string(assert.Must(json.Marshal(entry))(t)))
 	}
 	return entries
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -67,99 +68,52 @@ type T interface {
 // New builds a cluster of two nodes for a test and waits until its nodes are ready, unless they have no network.
 func New(t T, options Options) *Cluster {
 	t.Helper()
+	ctx := t.Context()
 	c := &Cluster{World: topology.New(t, topology.Options{IsolateOutside: options.Internet}), options: options, directory: t.TempDir()}
-	err := c.build(t)
+	if options.Internet {
+		c.connectInternet(t)
+	}
+	c.startControlPlane(t)
+	c.proxyConfig = c.plane.authority.kubeconfig(t, c.plane.url, "system:kube-proxy")
+	program := assert.Must(containerd.PodProgram(ctx))(t)
+	assert.NoError(t, os.WriteFile(filepath.Join(c.directory, "pod"), program, 0o755)) // for FromHost
+	image := assert.Must(containerd.Image(ctx))(t)
+	for number := 1; number <= 2; number++ {
+		c.Nodes = append(c.Nodes, c.addNode(t, number, image))
+	}
 	// Runs before the machines are closed.
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.describe(t)
 		}
 	})
-	if err != nil {
-		t.Fatalf("build cluster: %v", err)
-	}
-	return c
-}
-
-func (c *Cluster) build(t T) error {
-	ctx := t.Context()
-	if c.options.Internet {
-		if err := c.connectInternet(); err != nil {
-			return err
-		}
-	}
-	host, err := c.World.AddPod("control", controlAddress())
-	if err != nil {
-		return err
-	}
-	c.control = machine.New(t, host)
-	certificates := filepath.Join(c.directory, "pki")
-	if err := os.Mkdir(certificates, 0o700); err != nil {
-		return err
-	}
-	ranges := c.both(services(), services6())
-	if c.plane, err = startControlPlane(ctx, c.control, controlAddress(), ranges, certificates, c.options.Binaries.Kubernetes); err != nil {
-		return fmt.Errorf("start control plane: %w", err)
-	}
-	if c.proxyConfig, err = c.plane.authority.kubeconfig(c.plane.url, "system:kube-proxy"); err != nil {
-		return err
-	}
-	program, err := containerd.PodProgram(ctx)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(c.directory, "pod"), program, 0o755) // for FromHost
-	}
-	if err != nil {
-		return err
-	}
-	image, err := containerd.Image(ctx)
-	if err != nil {
-		return err
-	}
-	for number := 1; number <= 2; number++ {
-		node, err := c.addNode(t, number, image)
-		if err != nil {
-			return err
-		}
-		c.Nodes = append(c.Nodes, node)
-	}
-	if err := Await(ctx, Patience, func() error {
+	assert.NoError(t, Await(ctx, Patience, func() error {
 		if err := c.running(); err != nil {
 			return err
 		}
 		// Pods can be created only after this object exists.
 		_, err := c.Kubectl(ctx, "get", "serviceaccount", "default", "-o", "name")
 		return err
-	}); err != nil {
-		return fmt.Errorf("wait for control plane: %w", err)
-	}
-	if err := c.Apply(ctx, proxyRights); err != nil {
-		return err
-	}
+	}))
+	assert.NoError(t, c.Apply(ctx, proxyRights))
 	for _, n := range c.Nodes {
-		if err := n.Start(); err != nil {
-			return err
-		}
+		assert.NoError(t, n.Start())
 	}
-	if c.options.NoNetwork {
-		return nil
+	if !options.NoNetwork {
+		assert.NoError(t, c.AwaitReady(ctx))
 	}
-	return c.AwaitReady(ctx)
+	return c
 }
 
 // connectInternet gives the outside host routes to the nodes, and servers.
-func (c *Cluster) connectInternet() error {
+func (c *Cluster) connectInternet(t T) {
 	outside := c.World.Outside
 	for _, nodes := range []netip.Prefix{netip.PrefixFrom(nodeAddress(0), 24).Masked(), nodes6()} {
-		if err := route(outside, nodes, c.World.NodeAddr(outside, nodes.Addr())); err != nil {
-			return err
-		}
+		route(t, outside, nodes, c.World.NodeAddr(outside, nodes.Addr()))
 	}
 	for _, port := range []uint16{53, 80} {
-		if err := c.World.Observe(outside, port); err != nil {
-			return err
-		}
+		c.World.Observe(t, outside, port)
 	}
-	return nil
 }
 
 // both returns the IPv4 prefix, and in a dual-stack cluster the IPv6 prefix too, as a flag's value.
@@ -182,9 +136,6 @@ func (c *Cluster) AwaitReady(ctx context.Context) error {
 
 // describe logs the objects of the API server.
 func (c *Cluster) describe(t T) {
-	if c.plane == nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for _, args := range [][]string{

@@ -3,12 +3,12 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -27,41 +27,27 @@ type controlPlane struct {
 	admin string
 }
 
-// startControlPlane starts a control plane on a machine with the address; ranges are the prefixes of
-// ClusterIPs. It returns once the API server answers. Files are in directory, programs in binaries.
-func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Addr, ranges, directory, binaries string) (*controlPlane, error) {
-	a, err := newAuthority(directory)
-	if err != nil {
-		return nil, err
-	}
-	c := &controlPlane{authority: a, url: fmt.Sprintf("https://%s", netip.AddrPortFrom(address, 6443))}
-	if c.admin, err = a.kubeconfig(c.url, "admin", "system:masters"); err != nil {
-		return nil, err
-	}
-	run := func(program string, args ...string) error {
-		_, err := m.StartDaemon(filepath.Base(program), nil, program, args...)
-		return err
+// startControlPlane starts the control plane on a machine of its own. It returns once the API server answers.
+func (c *Cluster) startControlPlane(t T) {
+	address, binaries := controlAddress(), c.options.Binaries.Kubernetes
+	c.control = machine.New(t, c.World.AddPod(t, "control", address))
+	directory := filepath.Join(c.directory, "pki")
+	assert.NoError(t, os.Mkdir(directory, 0o700))
+	a := newAuthority(t, directory)
+	c.plane = &controlPlane{authority: a, url: fmt.Sprintf("https://%s", netip.AddrPortFrom(address, 6443))}
+	c.plane.admin = a.kubeconfig(t, c.plane.url, "admin", "system:masters")
+	run := func(program string, args ...string) {
+		assert.Must(c.control.StartDaemon(filepath.Base(program), nil, program, args...))(t)
 	}
 	// No fsync: the data need not survive a crash.
-	if err := run("etcd", "--data-dir", filepath.Join(directory, "etcd"), "--unsafe-no-fsync",
+	run("etcd", "--data-dir", filepath.Join(directory, "etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380", "--logger", "zap"); err != nil {
-		return nil, err
-	}
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--logger", "zap")
 
-	serving, err := a.server("kube-apiserver", []string{"kubernetes", "kubernetes.default.svc"}, address, services().Addr().Next())
-	if err != nil {
-		return nil, err
-	}
-	toKubelets, err := a.client("apiserver-to-kubelets", "kube-apiserver", "system:masters")
-	if err != nil {
-		return nil, err
-	}
-	accounts, err := a.client("service-accounts", "service-accounts")
-	if err != nil {
-		return nil, err
-	}
-	if err := run(filepath.Join(binaries, "kube-apiserver"),
+	serving := a.server(t, "kube-apiserver", []string{"kubernetes", "kubernetes.default.svc"}, address, services().Addr().Next())
+	toKubelets := a.client(t, "apiserver-to-kubelets", "kube-apiserver", "system:masters")
+	accounts := a.client(t, "service-accounts", "service-accounts")
+	run(filepath.Join(binaries, "kube-apiserver"),
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--advertise-address="+address.String(), "--secure-port=6443",
 		"--tls-cert-file="+serving.certificate, "--tls-private-key-file="+serving.key,
@@ -71,23 +57,19 @@ func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Ad
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+accounts.certificate, "--service-account-signing-key-file="+accounts.key,
-		"--service-cluster-ip-range="+ranges,
+		"--service-cluster-ip-range="+c.both(services(), services6()),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true", "--profiling=false",
 		// Otherwise the API server repeats a request that etcd 3.4 does not support.
-		"--feature-gates=SizeBasedListCostEstimate=false"); err != nil {
-		return nil, err
-	}
+		"--feature-gates=SizeBasedListCostEstimate=false")
 	// The other programs end if the API server has not yet created their roles at its start.
-	if err := Await(ctx, Patience, func() error {
-		if err := running(m); err != nil {
+	assert.NoError(t, Await(t.Context(), Patience, func() error {
+		if err := running(c.control); err != nil {
 			return err
 		}
-		_, err := m.Command(ctx, filepath.Join(binaries, "kubectl"), "--kubeconfig="+c.admin, "get", "--raw", "/readyz").Output()
+		_, err := c.Kubectl(t.Context(), "get", "--raw", "/readyz")
 		return err
-	}); err != nil {
-		return nil, fmt.Errorf("wait for API server: %w", err)
-	}
+	}))
 	for user, args := range map[string][]string{
 		"kube-controller-manager": {
 			"--service-account-private-key-file=" + accounts.key, "--root-ca-file=" + a.caFile(),
@@ -95,17 +77,11 @@ func startControlPlane(ctx context.Context, m *machine.Machine, address netip.Ad
 		},
 		"kube-scheduler": nil,
 	} {
-		config, err := a.kubeconfig(c.url, "system:"+user)
-		if err != nil {
-			return nil, err
-		}
+		config := a.kubeconfig(t, c.plane.url, "system:"+user)
 		args = append(args, "--kubeconfig="+config, "--leader-elect=false",
 			"--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config, "--bind-address=127.0.0.1")
-		if err := run(filepath.Join(binaries, user), args...); err != nil {
-			return nil, err
-		}
+		run(filepath.Join(binaries, user), args...)
 	}
-	return c, nil
 }
 
 // Binaries are the directories of programs that are not Debian packages.
@@ -123,13 +99,10 @@ type Binaries struct {
 }
 
 // FindBinaries returns the directories that environment variables of `make e2e-cluster` name.
-func FindBinaries() (Binaries, error) {
-	own, err := topology.BinDir()
-	if err != nil {
-		return Binaries{}, err
-	}
+func FindBinaries(t T) Binaries {
+	t.Helper()
 	b := Binaries{
-		Own:        own,
+		Own:        topology.BinDir(t),
 		Containerd: os.Getenv("IPMASQ_CONTAINERD_DIR"),
 		Kubernetes: os.Getenv("IPMASQ_KUBERNETES_DIR"),
 		Flannel:    os.Getenv("IPMASQ_FLANNEL_DIR"),
@@ -143,9 +116,9 @@ func FindBinaries() (Binaries, error) {
 		filepath.Join(b.Kubernetes, "kubelet"),
 	} {
 		if _, err := os.Stat(program); err != nil {
-			return Binaries{}, fmt.Errorf("find binaries: %w (`make e2e-cluster` builds them and sets"+
+			t.Fatalf("find binaries: %v (`make e2e-cluster` builds them and sets"+
 				" IPMASQ_BIN_DIR, IPMASQ_CONTAINERD_DIR, IPMASQ_KUBERNETES_DIR and IPMASQ_IMAGE_DIR)", err)
 		}
 	}
-	return b, nil
+	return b
 }

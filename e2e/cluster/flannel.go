@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -15,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // FlannelConflist is the path of flannel's conflist.
@@ -28,31 +28,25 @@ type Flannel struct {
 
 // NewFlannel gives each node the images of flannel's manifest and its prefix of pods, which flanneld
 // reads from the API server.
-func (c *Cluster) NewFlannel(ctx context.Context) (*Flannel, error) {
+func (c *Cluster) NewFlannel(t T) *Flannel {
+	t.Helper()
 	manifest, err := os.ReadFile(filepath.Join(c.options.Binaries.Flannel, "kube-flannel.yml"))
 	if err != nil {
-		return nil, fmt.Errorf("read manifest of flannel: %w (`make e2e-cluster` builds flannel and sets IPMASQ_FLANNEL_DIR)", err)
+		t.Fatalf("read manifest of flannel: %v (`make e2e-cluster` builds flannel and sets IPMASQ_FLANNEL_DIR)", err)
 	}
 	f := &Flannel{cluster: c, manifest: string(manifest)}
-	archives, err := f.images(ctx)
-	if err != nil {
-		return nil, err
-	}
+	archives := f.images(t)
 	for _, n := range c.Nodes {
 		for _, archive := range archives {
-			if err := n.Runtime.Import(ctx, archive); err != nil {
-				return nil, err
-			}
+			assert.NoError(t, n.Runtime.Import(t.Context(), archive))
 		}
 		// As kube-controller-manager does with --allocate-node-cidrs.
-		if err := Await(ctx, Patience, func() error {
-			_, err := c.Kubectl(ctx, "patch", "node", n.Name, "-p", fmt.Sprintf(`{"spec": {"podCIDR": %q, "podCIDRs": [%q]}}`, n.Pods, n.Pods))
+		assert.NoError(t, Await(t.Context(), Patience, func() error {
+			_, err := c.Kubectl(t.Context(), "patch", "node", n.Name, "-p", fmt.Sprintf(`{"spec": {"podCIDR": %q, "podCIDRs": [%q]}}`, n.Pods, n.Pods))
 			return err
-		}); err != nil {
-			return nil, err
-		}
+		}))
 	}
-	return f, nil
+	return f
 }
 
 // Apply applies flannel's manifest with changes, pairs of a text and its replacement, and replaces
@@ -99,7 +93,7 @@ func (f *Flannel) Conflist(ctx context.Context) (string, error) {
 }
 
 // images returns the archives of the manifest's images.
-func (f *Flannel) images(ctx context.Context) ([][]byte, error) {
+func (f *Flannel) images(t T) [][]byte {
 	names := map[string]string{}
 	for _, image := range regexp.MustCompile(`image: (.*/(.*):.*)`).FindAllStringSubmatch(f.manifest, -1) {
 		names[image[2]] = image[1]
@@ -119,20 +113,13 @@ func (f *Flannel) images(ctx context.Context) ([][]byte, error) {
 			"usr/sbin/nft":               "/usr/sbin/nft",
 		}, iptablesLinks()},
 	} {
-		files, err := programFiles(ctx, image.programs)
-		if err != nil {
-			return nil, err
-		}
+		files := programFiles(t, image.programs)
 		for name, to := range image.links {
 			files = append(files, oci.File{Name: name, Mode: 0o777 | fs.ModeSymlink, Link: to})
 		}
-		archive, err := pack(oci.Image{Name: names[image.name], Layers: [][]oci.File{files}, Env: []string{"PATH=" + image.path}})
-		if err != nil {
-			return nil, err
-		}
-		archives = append(archives, archive)
+		archives = append(archives, pack(t, oci.Image{Name: names[image.name], Layers: [][]oci.File{files}, Env: []string{"PATH=" + image.path}}))
 	}
-	return archives, nil
+	return archives
 }
 
 func iptablesLinks() map[string]string {
@@ -147,32 +134,28 @@ func iptablesLinks() map[string]string {
 
 // programFiles returns programs of this machine as files of an image, with the libraries of
 // dynamically linked ones and the extensions of iptables, which has no static program.
-func programFiles(ctx context.Context, programs map[string]string) ([]oci.File, error) {
+func programFiles(t T, programs map[string]string) []oci.File {
 	paths := map[string]string{}
 	for name, path := range programs {
 		paths[name] = path
-		output, err := exec.CommandContext(ctx, "ldd", path).CombinedOutput()
-		if err != nil && !strings.Contains(string(output), "not a dynamic executable") {
-			return nil, err
+		output, err := exec.CommandContext(t.Context(), "ldd", path).CombinedOutput()
+		if !strings.Contains(string(output), "not a dynamic executable") {
+			assert.NoError(t, err)
 		}
 		for _, library := range regexp.MustCompile(`(/\S+) \(0x`).FindAllStringSubmatch(string(output), -1) {
 			paths[library[1]] = library[1]
 		}
 	}
-	extensions, err := filepath.Glob("/usr/lib/*/xtables/*.so")
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range extensions {
+	for _, path := range assert.Must(filepath.Glob("/usr/lib/*/xtables/*.so"))(t) {
 		paths[path] = path
 	}
 	var files []oci.File
 	for name, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return nil, errors.Join(err, errors.New("the Debian packages busybox-static, iptables and nftables have these programs"))
+			t.Fatalf("%v (the Debian packages busybox-static, iptables and nftables have these programs)", err)
 		}
 		files = append(files, oci.File{Name: name, Mode: 0o755, Data: data})
 	}
-	return files, nil
+	return files
 }

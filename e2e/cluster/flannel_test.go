@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -45,14 +46,14 @@ var (
 func TestFlannel(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "iptables", NoNetwork: true})
-	k := &flannelTest{Cluster: c, flannel: topology.Must(c.NewFlannel(ctx))(t), early: map[*cluster.Node]netip.Addr{}}
+	k := &flannelTest{Cluster: c, flannel: c.NewFlannel(t), early: map[*cluster.Node]netip.Addr{}}
 	must(t, k.flannel.Apply(ctx))
 	must(t, c.AwaitReady(ctx))
 	for _, n := range c.Nodes {
 		must(t, c.Start(ctx, cluster.Pod{Name: "early-" + n.Name, Node: n, Args: cluster.Serving(n.Name)}))
-		k.early[n] = topology.Must(c.AwaitRunning(ctx, "early-"+n.Name))(t)
+		k.early[n] = assert.Must(c.AwaitRunning(ctx, "early-"+n.Name))(t)
 	}
-	route := topology.Must(c.Nodes[0].Output(ctx, "ip", "route", "get", k.early[c.Nodes[1]].String()))(t)
+	route := assert.Must(c.Nodes[0].Output(ctx, "ip", "route", "get", k.early[c.Nodes[1]].String()))(t)
 	if !strings.Contains(route, "dev flannel.1") {
 		t.Errorf("pods of the other node are not reached through flannel's VXLAN: %s", route)
 	}
@@ -181,7 +182,7 @@ func (k *flannelTest) restart(t *testing.T, replace func(context.Context) error)
 func (k *flannelTest) inodes(t *testing.T) (inodes []uint64) {
 	t.Helper()
 	for _, n := range k.Nodes {
-		info := topology.Must(os.Stat(n.Path(cluster.FlannelConflist)))(t)
+		info := assert.Must(os.Stat(n.Path(cluster.FlannelConflist)))(t)
 		inodes = append(inodes, info.Sys().(*syscall.Stat_t).Ino)
 	}
 	return inodes
@@ -196,7 +197,7 @@ func (k *flannelTest) expectEntry(t *testing.T) {
 	}
 	isEntry := func(plugin map[string]any) bool { return plugin["type"] == "ip-masq" }
 	var want list
-	must(t, json.Unmarshal([]byte(topology.Must(k.flannel.Conflist(t.Context()))(t)), &want))
+	must(t, json.Unmarshal([]byte(assert.Must(k.flannel.Conflist(t.Context()))(t)), &want))
 	want.Plugins = slices.DeleteFunc(want.Plugins, isEntry)
 	for _, n := range k.Nodes {
 		must(t, cluster.Await(t.Context(), cluster.Patience, func() error {
@@ -224,9 +225,9 @@ func (k *flannelTest) uninstall(t *testing.T) {
 	takeDown(t, k.Cluster, "base")
 	rollOut(t, k.Cluster, "uninstall", "ip-masq-uninstall")
 	takeDown(t, k.Cluster, "uninstall")
-	want := topology.Must(k.flannel.Conflist(t.Context()))(t)
+	want := assert.Must(k.flannel.Conflist(t.Context()))(t)
 	for _, n := range k.Nodes {
-		got := topology.Must(os.ReadFile(n.Path(cluster.FlannelConflist)))(t)
+		got := assert.Must(os.ReadFile(n.Path(cluster.FlannelConflist)))(t)
 		if diff := cmp.Diff(want, string(got)); diff != "" {
 			t.Errorf("%s on %s is not as flannel wrote it (-flannel's +got):\n%s", cluster.FlannelConflist, n.Name, diff)
 		}
@@ -285,7 +286,7 @@ func (k *flannelTest) expect(t *testing.T, masqueraded ...*topology.Host) {
 		expect(t, "early-"+n.Name, k.FromPod("early-"+n.Name), wants(n, address)...)
 		if k.late > 0 {
 			name := fmt.Sprintf("late-%d-%s", k.late, n.Name)
-			expect(t, name, k.FromPod(name), wants(n, topology.Must(k.AwaitRunning(ctx, name))(t))...)
+			expect(t, name, k.FromPod(name), wants(n, assert.Must(k.AwaitRunning(ctx, name))(t))...)
 		}
 	}
 }
@@ -293,9 +294,9 @@ func (k *flannelTest) expect(t *testing.T, masqueraded ...*topology.Host) {
 // doctor returns what doctor says on a node.
 func (k *flannelTest) doctor(t *testing.T, n *cluster.Node) string {
 	t.Helper()
-	pod := topology.Must(k.Kubectl(t.Context(), "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq",
+	pod := assert.Must(k.Kubectl(t.Context(), "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq",
 		"--field-selector=spec.nodeName="+n.Name, "-o", "name"))(t)
-	return topology.Must(k.Kubectl(t.Context(), "exec", "-n", "kube-system", strings.TrimSpace(pod), "--", "/ip-masq-reconciler", "doctor"))(t)
+	return assert.Must(k.Kubectl(t.Context(), "exec", "-n", "kube-system", strings.TrimSpace(pod), "--", "/ip-masq-reconciler", "doctor"))(t)
 }
 
 // expectDoctor fails the test unless doctor says these texts on every node.

@@ -3,11 +3,12 @@
 package cluster
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // kubeletSettings returns the settings of kubelet that differ from the defaults. It must not write
@@ -61,12 +62,10 @@ func kernelParameters() map[string]string {
 }
 
 // shadow mounts a file with this content over a file of the machine.
-func (n *Node) shadow(ctx context.Context, path, text string) error {
+func (n *Node) shadow(t T, path, text string) {
 	file := filepath.Join("/var/lib/kubelet/.shadow", strings.ReplaceAll(path, "/", "_"))
-	if err := n.WriteFile(file, text+"\n", 0o644); err != nil {
-		return fmt.Errorf("shadow %s: %w", path, err)
-	}
-	return n.Run(ctx, "mount", "--bind", file, path)
+	assert.NoError(t, n.WriteFile(file, text+"\n", 0o644))
+	assert.NoError(t, n.Run(t.Context(), "mount", "--bind", file, path))
 }
 
 // StartKubelet starts the node's kubelet.
@@ -79,27 +78,14 @@ func (n *Node) StartKubelet() error {
 }
 
 // prepareKubelet writes the files of kubelet.
-func (n *Node) prepareKubelet(ctx context.Context, a *authority) error {
-	serving, err := a.server(n.Name+"-kubelet", []string{n.Name}, n.Address)
-	if err != nil {
-		return err
-	}
-	if n.kubeconfig, err = a.kubeconfig(n.cluster.plane.url, "system:node:"+n.Name, "system:nodes"); err != nil {
-		return err
-	}
-	settings, err := json.MarshalIndent(n.kubeletSettings(a, serving), "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode kubelet's configuration: %w", err)
-	}
-	if err := n.WriteFile("/var/lib/kubelet/config.json", string(settings), 0o644); err != nil {
-		return err
-	}
+func (n *Node) prepareKubelet(t T, a *authority) {
+	serving := a.server(t, n.Name+"-kubelet", []string{n.Name}, n.Address)
+	n.kubeconfig = a.kubeconfig(t, n.cluster.plane.url, "system:node:"+n.Name, "system:nodes")
+	settings := assert.Must(json.MarshalIndent(n.kubeletSettings(a, serving), "", "  "))(t)
+	assert.NoError(t, n.WriteFile("/var/lib/kubelet/config.json", string(settings), 0o644))
 	for path, value := range kernelParameters() {
-		if err := n.shadow(ctx, "/proc/sys/"+path, value); err != nil {
-			return err
-		}
+		n.shadow(t, "/proc/sys/"+path, value)
 	}
-	return nil
 }
 
 // StartProxy starts the node's kube-proxy without the connection tracking settings that are not

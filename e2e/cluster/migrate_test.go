@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // TestMigrate moves a cluster from an agent to the plugin and back, node by node, by the commands of
@@ -106,7 +106,7 @@ func (a agent) manifest(t *testing.T) string {
 			}},
 		}},
 	}
-	return string(topology.Must(json.Marshal(object{"apiVersion": "v1", "kind": "List", "items": items}))(t))
+	return string(assert.Must(json.Marshal(object{"apiVersion": "v1", "kind": "List", "items": items}))(t))
 }
 
 type object = map[string]any
@@ -123,8 +123,8 @@ type migration struct {
 // compares with the document.
 func (m *migration) kustomization(t *testing.T, source, directory string) {
 	t.Helper()
-	for _, file := range topology.Must(filepath.Glob("../../deploy/testdata/" + source + "/*"))(t) {
-		text := string(topology.Must(os.ReadFile(file))(t))
+	for _, file := range assert.Must(filepath.Glob("../../deploy/testdata/" + source + "/*"))(t) {
+		text := string(assert.Must(os.ReadFile(file))(t))
 		m.write(t, filepath.Join(directory, filepath.Base(file)), strings.ReplaceAll(text, "../../kustomize/", "../deploy/kustomize/"))
 	}
 }
@@ -161,8 +161,8 @@ func (m *migration) expectPackets(t *testing.T) {
 func (m *migration) expectRules(t *testing.T, n *cluster.Node, backend string) {
 	t.Helper()
 	must(t, cluster.Await(t.Context(), cluster.Patience, func() error {
-		tables := topology.Must(n.Output(t.Context(), "nft", "list", "tables"))(t)
-		rules := topology.Must(n.Output(t.Context(), "iptables-save", "-t", "nat"))(t)
+		tables := assert.Must(n.Output(t.Context(), "nft", "list", "tables"))(t)
+		rules := assert.Must(n.Output(t.Context(), "iptables-save", "-t", "nat"))(t)
 		inNFTables, inIPTables := strings.Contains(tables, "table ip ip-masq\n"), strings.Contains(rules, "-j "+m.agent.chain+"\n")
 		if inNFTables != (backend == "nftables") || inIPTables != (backend == "iptables") {
 			return fmt.Errorf("%s: the rules are not in %s alone:\n%s%s", n.Name, backend, tables, rules)
@@ -257,7 +257,7 @@ func (m *migration) move(t *testing.T) {
 }
 
 func (m *migration) rollBack(t *testing.T) {
-	text := strings.ReplaceAll(string(topology.Must(os.ReadFile("../../deploy/testdata/uninstall-keep-rules/kustomization.yaml"))(t)),
+	text := strings.ReplaceAll(string(assert.Must(os.ReadFile("../../deploy/testdata/uninstall-keep-rules/kustomization.yaml"))(t)),
 		"../../kustomize/", "../deploy/kustomize/")
 	m.write(t, "keep-rules/kustomization.yaml", text)
 	m.shell(t, strings.ReplaceAll(documented(t, "operate.md", "kubectl apply -k keep-rules"), "deploy/kustomize/base", "move"))

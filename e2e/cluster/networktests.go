@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -28,16 +28,15 @@ type NetworkTests struct {
 
 // FindNetworkTests finds the programs in the directories that environment variables of `make e2e-kubernetes` name, and
 // makes the images that the tests run.
-func FindNetworkTests(ctx context.Context) (*NetworkTests, error) {
-	own, err := topology.BinDir()
-	if err != nil {
-		return nil, err
+func FindNetworkTests(t T) *NetworkTests {
+	t.Helper()
+	programs, dns := os.Getenv("IPMASQ_SIG_NETWORK_DIR"), os.Getenv("IPMASQ_COREDNS_DIR")
+	if programs == "" || dns == "" {
+		t.Fatalf("`make e2e-kubernetes` builds the programs and sets IPMASQ_SIG_NETWORK_DIR and IPMASQ_COREDNS_DIR")
 	}
-	t := &NetworkTests{programs: os.Getenv("IPMASQ_SIG_NETWORK_DIR"), reports: filepath.Join(own, "sig-network")}
-	if err := t.makeImages(ctx, os.Getenv("IPMASQ_COREDNS_DIR")); err != nil {
-		return nil, fmt.Errorf("make images: %w (`make e2e-kubernetes` builds their programs and sets IPMASQ_SIG_NETWORK_DIR and IPMASQ_COREDNS_DIR)", err)
-	}
-	return t, nil
+	tests := &NetworkTests{programs: programs, reports: filepath.Join(topology.BinDir(t), "sig-network")}
+	tests.makeImages(t, dns)
+	return tests
 }
 
 // dnsObjects are objects for CoreDNS, with the names that kubeadm gives them. It also answers for the name that a test
@@ -106,93 +105,62 @@ spec:
 `
 
 // StartDNS starts CoreDNS, and imports the images of the tests on every node.
-func (t *NetworkTests) StartDNS(ctx context.Context, c *Cluster) error {
+func (tests *NetworkTests) StartDNS(t T, c *Cluster) {
+	t.Helper()
+	ctx := t.Context()
 	for _, n := range c.Nodes {
-		for _, archive := range t.archives {
-			if err := n.Runtime.Import(ctx, archive); err != nil {
-				return err
-			}
+		for _, archive := range tests.archives {
+			assert.NoError(t, n.Runtime.Import(ctx, archive))
 		}
-		for _, name := range t.further {
+		for _, name := range tests.further {
 			ctr := filepath.Join(c.options.Binaries.Containerd, "ctr")
-			if err := n.Run(ctx, ctr, "--namespace", "k8s.io", "images", "tag", t.agnhost, name); err != nil {
-				return err
-			}
+			assert.NoError(t, n.Run(ctx, ctr, "--namespace", "k8s.io", "images", "tag", tests.agnhost, name))
 		}
 	}
-	if err := c.Apply(ctx, fmt.Sprintf(dnsObjects, t.agnhost, dnsAddress())); err != nil {
-		return err
-	}
-	_, err := c.Kubectl(ctx, "rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout="+Patience.String())
-	return err
+	assert.NoError(t, c.Apply(ctx, fmt.Sprintf(dnsObjects, tests.agnhost, dnsAddress())))
+	assert.Must(c.Kubectl(ctx, "rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout="+Patience.String()))(t)
 }
 
 // makeImages makes the images that the tests run, under the names that they use. One image has most of their programs;
 // Debian's stand in for those of the bases.
-func (t *NetworkTests) makeImages(ctx context.Context, dns string) error {
-	listed, err := exec.CommandContext(ctx, filepath.Join(t.programs, "network.test"), "--list-images").Output()
-	if err != nil {
-		return fmt.Errorf("list images: %w", err)
-	}
+func (tests *NetworkTests) makeImages(t T, dns string) {
+	listed := assert.Must(exec.CommandContext(t.Context(), filepath.Join(tests.programs, "network.test"), "--list-images").Output())(t)
 	names := map[string]string{}
 	for _, name := range strings.Fields(string(listed)) {
 		repository, _, _ := strings.Cut(path.Base(name), ":")
 		// Of two versions of agnhost the tests run the newer one.
 		names[repository] = max(name, names[repository])
 	}
-	base, err := debianFiles(ctx)
-	if err != nil {
-		return err
-	}
 	var programs []oci.File
 	for _, program := range []string{
-		t.programs + "/agnhost", t.programs + "/localhost.crt", t.programs + "/localhost.key", dns + "/coredns", t.programs + "/regression-issue-74839",
+		tests.programs + "/agnhost", tests.programs + "/localhost.crt", tests.programs + "/localhost.key", dns + "/coredns", tests.programs + "/regression-issue-74839",
 	} {
-		data, err := os.ReadFile(program)
-		if err != nil {
-			return err
-		}
-		programs = append(programs, oci.File{Name: filepath.Base(program), Mode: 0o755, Data: data})
+		programs = append(programs, oci.File{Name: filepath.Base(program), Mode: 0o755, Data: assert.Must(os.ReadFile(program))(t)})
 	}
-	t.agnhost = names["agnhost"]
-	t.further = []string{names["busybox"], names["glibc-dns-testing"], names["pause"]}
+	tests.agnhost = names["agnhost"]
+	tests.further = []string{names["busybox"], names["glibc-dns-testing"], names["pause"]}
 	for _, image := range []oci.Image{
-		{Name: t.agnhost, Layers: [][]oci.File{base, programs}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/usr/bin:/bin"}},
+		{Name: tests.agnhost, Layers: [][]oci.File{debianFiles(t), programs}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/usr/bin:/bin"}},
 		{Name: names["regression-issue-74839"], Layers: [][]oci.File{programs[4:]}, Entrypoint: []string{"/regression-issue-74839"}},
 	} {
-		archive, err := pack(image)
-		if err != nil {
-			return err
-		}
-		t.archives = append(t.archives, archive)
+		tests.archives = append(tests.archives, pack(t, image))
 	}
-	return nil
 }
 
 // debianFiles returns the programs that tests run in pods. Those that have no package of their own are busybox's.
-func debianFiles(ctx context.Context) ([]oci.File, error) {
+func debianFiles(t T) []oci.File {
 	programs := map[string]string{"bin/sh": "/bin/dash", "bin/busybox": "/bin/busybox"}
 	for _, name := range []string{"bash", "curl", "dig", "getent", "ip", "nc", "ss", "wget"} {
-		program, err := exec.LookPath(name)
-		if err != nil {
-			return nil, fmt.Errorf("find a program of the images: %w", err)
-		}
-		programs["usr/bin/"+name] = program
+		programs["usr/bin/"+name] = assert.Must(exec.LookPath(name))(t)
 	}
-	files, err := programFiles(ctx, programs)
-	if err != nil {
-		return nil, err
-	}
-	applets, err := exec.CommandContext(ctx, "/bin/busybox", "--list").Output()
-	if err != nil {
-		return nil, fmt.Errorf("list applets of busybox: %w", err)
-	}
+	files := programFiles(t, programs)
+	applets := assert.Must(exec.CommandContext(t.Context(), "/bin/busybox", "--list").Output())(t)
 	for _, applet := range strings.Fields(string(applets)) {
 		if name := "bin/" + applet; programs[name] == "" && programs["usr/"+name] == "" {
 			files = append(files, oci.File{Name: name, Mode: 0o777 | fs.ModeSymlink, Link: "busybox"})
 		}
 	}
-	return append(files, oci.File{Name: "tmp", Mode: fs.ModeDir | 0o777}, oci.File{Name: "uploads", Mode: fs.ModeDir | 0o755}), nil
+	return append(files, oci.File{Name: "tmp", Mode: fs.ModeDir | 0o777}, oci.File{Name: "uploads", Mode: fs.ModeDir | 0o755})
 }
 
 // NetworkTest is the result of one test.
@@ -208,27 +176,22 @@ type NetworkTest struct {
 
 // Run runs the tests that the options of ginkgo select, eight at once. A test that fails runs once more, as many have
 // time limits that a slow machine exceeds. Failed tests are no error.
-func (t *NetworkTests) Run(ctx context.Context, c *Cluster, name string, options ...string) ([]NetworkTest, error) {
-	directory := filepath.Join(t.reports, name)
-	if err := os.RemoveAll(directory); err != nil {
-		return nil, fmt.Errorf("remove earlier report: %w", err)
-	}
-	if err := os.MkdirAll(directory, 0o755); err != nil {
-		return nil, err
-	}
+func (tests *NetworkTests) Run(t T, c *Cluster, name string, options ...string) []NetworkTest {
+	t.Helper()
+	directory := filepath.Join(tests.reports, name)
+	assert.NoError(t, os.RemoveAll(directory))
+	assert.NoError(t, os.MkdirAll(directory, 0o755))
 	args := append([]string{"--procs=8", "--flake-attempts=2", "--no-color", "--timeout=1h", "--json-report=report.json", "--output-dir=" + directory}, options...)
-	args = append(args, filepath.Join(t.programs, "network.test"), "--",
+	args = append(args, filepath.Join(tests.programs, "network.test"), "--",
 		"--kubeconfig="+c.plane.admin, "--kubectl-path="+filepath.Join(c.options.Binaries.Kubernetes, "kubectl"),
 		"--provider=skeleton", fmt.Sprintf("--num-nodes=%d", len(c.Nodes)), "--e2e-output-dir="+directory)
-	cmd := c.control.Command(ctx, filepath.Join(t.programs, "ginkgo"), args...)
+	cmd := c.control.Command(t.Context(), filepath.Join(tests.programs, "ginkgo"), args...)
 	cmd.Dir = directory
 	output, failed := c.asAdministrator(cmd)
-	if err := os.WriteFile(filepath.Join(directory, "output.txt"), []byte(output), 0o644); err != nil {
-		return nil, err
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(directory, "output.txt"), []byte(output), 0o644))
 	text, err := os.ReadFile(filepath.Join(directory, "report.json"))
 	if err != nil {
-		return nil, fmt.Errorf("read report: %w: %w", err, failed)
+		t.Fatalf("read report: %v: %v", err, failed)
 	}
 	var suites []struct {
 		SpecReports []struct {
@@ -238,10 +201,8 @@ func (t *NetworkTests) Run(ctx context.Context, c *Cluster, name string, options
 			Failure                           struct{ Message string }
 		}
 	}
-	if err := json.Unmarshal(text, &suites); err != nil {
-		return nil, fmt.Errorf("decode report: %w", err)
-	}
-	var tests []NetworkTest
+	assert.NoError(t, json.Unmarshal(text, &suites))
+	var results []NetworkTest
 	for _, suite := range suites {
 		for _, spec := range suite.SpecReports {
 			// What was not selected is skipped without a message.
@@ -249,8 +210,8 @@ func (t *NetworkTests) Run(ctx context.Context, c *Cluster, name string, options
 				continue
 			}
 			name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
-			tests = append(tests, NetworkTest{name, spec.State, spec.Failure.Message, spec.NumAttempts})
+			results = append(results, NetworkTest{name, spec.State, spec.Failure.Message, spec.NumAttempts})
 		}
 	}
-	return tests, nil
+	return results
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // The ranges that every policy exempts but that of the negative control.
@@ -82,30 +82,29 @@ patches:
 
 // TestNetworkTests runs the network tests of Kubernetes, unmodified.
 func TestNetworkTests(t *testing.T) {
-	tests := topology.Must(cluster.FindNetworkTests(t.Context()))(t)
+	tests := cluster.FindNetworkTests(t)
 	for _, column := range networkColumns() {
 		t.Run(column.name, func(t *testing.T) { column.run(t, tests) })
 	}
 }
 
 func (column networkColumn) run(t *testing.T, tests *cluster.NetworkTests) {
-	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: column.proxy, DualStack: column.dualStack, Internet: true})
 	if column.entry != "" {
 		directory, backend := "base", "nftables"
 		if strings.Contains(column.entry, `"iptables"`) {
 			directory, backend = "overlays/iptables", "iptables"
 		}
-		must(t, c.ApplyOverlay(ctx, fmt.Sprintf(networkOverlay, column.entry, backend), directory))
+		c.ApplyOverlay(t, fmt.Sprintf(networkOverlay, column.entry, backend), directory)
 		awaitRollout(t, c, "ip-masq")
 		for _, n := range c.Nodes {
 			awaitReadyz(t, n)
 		}
 	}
-	must(t, tests.StartDNS(ctx, c))
+	tests.StartDNS(t, c)
 
 	began := time.Now()
-	ran := topology.Must(tests.Run(ctx, c, column.name, column.options()...))(t)
+	ran := tests.Run(t, c, column.name, column.options()...)
 	duration := time.Since(began)
 	mayFail := regexp.MustCompile(column.fail)
 	states := map[string]int{}
@@ -177,11 +176,11 @@ func (column networkColumn) options() []string {
 // sumOf returns the sum of a metric's values on a node.
 func sumOf(t *testing.T, n *cluster.Node, metric string) (sum float64) {
 	t.Helper()
-	text := topology.Must(n.Metrics(t.Context()))(t)
+	text := assert.Must(n.Metrics(t.Context()))(t)
 	found := false
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); strings.HasPrefix(line, metric+"{") {
-			sum += topology.Must(strconv.ParseFloat(fields[len(fields)-1], 64))(t)
+			sum += assert.Must(strconv.ParseFloat(fields[len(fields)-1], 64))(t)
 			found = true
 		}
 	}

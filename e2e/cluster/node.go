@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
@@ -69,58 +70,40 @@ func (n *Node) Conflist() string {
 const ConflistPath = "/etc/cni/net.d/10-pods.conflist"
 
 // addNode creates and configures the machine of a node without starting its programs.
-func (c *Cluster) addNode(t T, number int, image []byte) (*Node, error) {
+func (c *Cluster) addNode(t T, number int, image []byte) *Node {
 	name := fmt.Sprintf("node%d", number)
 	n := &Node{Address: nodeAddress(number), Pods: nodePods(number), cluster: c}
 	n.Addresses, n.PodRanges = []netip.Addr{n.Address}, []netip.Prefix{n.Pods}
 	if c.options.DualStack {
 		n.Addresses, n.PodRanges = append(n.Addresses, nodeAddress6(number)), append(n.PodRanges, nodePods6(number))
 	}
-	host, err := c.World.AddPod(name, n.Addresses...)
-	if err != nil {
-		return nil, err
-	}
+	host := c.World.AddPod(t, name, n.Addresses...)
 	for i, pods := range n.PodRanges {
-		if err := route(c.World.Node, pods, n.Addresses[i]); err != nil {
-			return nil, err
-		}
+		route(t, c.World.Node, pods, n.Addresses[i])
 	}
 	n.Machine = machine.New(t, host)
-	if err := n.furnish(t.Context(), image); err != nil {
-		return nil, fmt.Errorf("furnish %s: %w", name, err)
-	}
-	return n, nil
+	n.furnish(t, image)
+	return n
 }
 
-func (n *Node) furnish(ctx context.Context, image []byte) error {
+func (n *Node) furnish(t T, image []byte) {
 	for _, parameter := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := n.Sysctl(parameter, "1"); err != nil {
-			return err
-		}
+		assert.NoError(t, n.Sysctl(parameter, "1"))
 	}
 	for _, plugin := range []string{"bridge", "host-local", "portmap", "loopback"} {
-		if err := n.Install(filepath.Join(n.cluster.options.Binaries.Own, "cni", plugin), "/opt/cni/bin/"+plugin); err != nil {
-			return err
-		}
+		assert.NoError(t, n.Install(filepath.Join(n.cluster.options.Binaries.Own, "cni", plugin), "/opt/cni/bin/"+plugin))
 	}
 	if !n.cluster.options.NoNetwork {
-		if err := n.WriteFile(ConflistPath, n.Conflist(), 0o644); err != nil {
-			return err
-		}
+		assert.NoError(t, n.WriteFile(ConflistPath, n.Conflist(), 0o644))
 	}
-	if err := n.prepareKubelet(ctx, n.cluster.plane.authority); err != nil {
-		return err
-	}
-	var err error
+	n.prepareKubelet(t, n.cluster.plane.authority)
 	programs := n.cluster.options.Binaries.Containerd
-	if n.Runtime, err = containerd.Start(ctx, n.Machine, containerd.Options{
+	n.Runtime = assert.Must(containerd.Start(t.Context(), n.Machine, containerd.Options{
 		Programs: programs,
 		// containerd looks here first for its shim; Debian's belongs to another version.
 		Env: []string{"PATH=" + programs + string(filepath.ListSeparator) + os.Getenv("PATH")},
-	}); err != nil {
-		return err
-	}
-	return n.Runtime.Import(ctx, image)
+	}))(t)
+	assert.NoError(t, n.Runtime.Import(t.Context(), image))
 }
 
 // Start starts the programs of a node after containerd: kubelet and kube-proxy.
@@ -262,19 +245,13 @@ func nodePods6(number int) netip.Prefix {
 }
 
 // route makes a host route a prefix by way of a gateway to which it has a route.
-func route(host *topology.Host, to netip.Prefix, gateway netip.Addr) error {
-	routes, err := host.Netlink.RouteGet(gateway.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return fmt.Errorf("look up route to %s: %d found: %w", gateway, len(routes), err)
-	}
-	err = host.Netlink.RouteReplace(&netlink.Route{
+func route(t T, host *topology.Host, to netip.Prefix, gateway netip.Addr) {
+	t.Helper()
+	routes := assert.Must(host.Netlink.RouteGet(gateway.AsSlice()))(t)
+	assert.NoError(t, host.Netlink.RouteReplace(&netlink.Route{
 		LinkIndex: routes[0].LinkIndex,
 		Dst:       &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())},
 		Gw:        gateway.AsSlice(),
 		Flags:     int(netlink.FLAG_ONLINK),
-	})
-	if err != nil {
-		return fmt.Errorf("route %s to %s: %w", to, gateway, err)
-	}
-	return nil
+	}))
 }

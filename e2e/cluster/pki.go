@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // authority signs the certificates of one cluster, for servers and for clients.
@@ -28,20 +30,15 @@ type authority struct {
 }
 
 // newAuthority makes a certificate authority that keeps its files in directory.
-func newAuthority(directory string) (*authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make key of the certificate authority: %w", err)
-	}
+func newAuthority(t T, directory string) *authority {
+	key := assert.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	a := &authority{directory: directory, key: key}
 	template := a.template("cluster")
 	template.IsCA, template.BasicConstraintsValid = true, true
 	template.KeyUsage |= x509.KeyUsageCertSign
 	a.certificate = template
-	if _, err := a.issue("ca", template, key); err != nil {
-		return nil, err
-	}
-	return a, nil
+	a.issue(t, "ca", template, key)
+	return a
 }
 
 func (a *authority) template(name string, groups ...string) *x509.Certificate {
@@ -65,57 +62,42 @@ func (a *authority) path(file string) string { return filepath.Join(a.directory,
 func (a *authority) caFile() string { return a.path("ca.crt") }
 
 // client issues the certificate of a user in these groups.
-func (a *authority) client(file, user string, groups ...string) (pair, error) {
-	return a.leaf(file, a.template(user, groups...))
+func (a *authority) client(t T, file, user string, groups ...string) pair {
+	return a.leaf(t, file, a.template(user, groups...))
 }
 
 // server issues the certificate of a server with these names and addresses.
-func (a *authority) server(file string, names []string, addresses ...netip.Addr) (pair, error) {
+func (a *authority) server(t T, file string, names []string, addresses ...netip.Addr) pair {
 	template := a.template(file)
 	template.DNSNames = names
 	for _, address := range addresses {
 		template.IPAddresses = append(template.IPAddresses, net.IP(address.AsSlice()))
 	}
-	return a.leaf(file, template)
+	return a.leaf(t, file, template)
 }
 
-func (a *authority) leaf(file string, template *x509.Certificate) (pair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return pair{}, fmt.Errorf("make key %s: %w", file, err)
-	}
-	return a.issue(file, template, key)
+func (a *authority) leaf(t T, file string, template *x509.Certificate) pair {
+	return a.issue(t, file, template, assert.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t))
 }
 
 // issue writes FILE.crt and FILE.key.
-func (a *authority) issue(file string, template *x509.Certificate, key *ecdsa.PrivateKey) (pair, error) {
-	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, &key.PublicKey, a.key)
-	if err != nil {
-		return pair{}, fmt.Errorf("issue certificate %s: %w", file, err)
-	}
-	secret, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return pair{}, fmt.Errorf("encode key %s: %w", file, err)
-	}
+func (a *authority) issue(t T, file string, template *x509.Certificate, key *ecdsa.PrivateKey) pair {
+	der := assert.Must(x509.CreateCertificate(rand.Reader, template, a.certificate, &key.PublicKey, a.key))(t)
+	secret := assert.Must(x509.MarshalECPrivateKey(key))(t)
 	p := pair{certificate: a.path(file + ".crt"), key: a.path(file + ".key")}
 	for path, block := range map[string]*pem.Block{
 		p.certificate: {Type: "CERTIFICATE", Bytes: der},
 		p.key:         {Type: "EC PRIVATE KEY", Bytes: secret},
 	} {
-		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-			return pair{}, fmt.Errorf("write certificate %s: %w", file, err)
-		}
+		assert.NoError(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
 	}
-	return p, nil
+	return p
 }
 
 // kubeconfig writes a user's kubeconfig for the server and returns its path.
-func (a *authority) kubeconfig(server, user string, groups ...string) (string, error) {
+func (a *authority) kubeconfig(t T, server, user string, groups ...string) string {
 	file := strings.NewReplacer(":", "-").Replace(user)
-	p, err := a.client(file, user, groups...)
-	if err != nil {
-		return "", err
-	}
+	p := a.client(t, file, user, groups...)
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]
@@ -124,8 +106,6 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 `, server, a.caFile(), p.certificate, p.key)
 	path := a.path(file + ".kubeconfig")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		return "", fmt.Errorf("write kubeconfig of %s: %w", user, err)
-	}
-	return path, nil
+	assert.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 )
 
@@ -146,27 +147,23 @@ func (c *Cluster) Events(ctx context.Context, name string) string {
 
 // Expose makes a NodePort service for the pods with label app and returns its ClusterIP. policy is
 // the externalTrafficPolicy, Cluster or Local.
-func (c *Cluster) Expose(ctx context.Context, name, app, policy string, nodePort int) (netip.Addr, error) {
+func (c *Cluster) Expose(t T, name, app, policy string, nodePort int) netip.Addr {
+	t.Helper()
 	port := func(protocol string) object {
 		return object{"name": strings.ToLower(protocol), "protocol": protocol, "port": PeerPort, "nodePort": nodePort}
 	}
-	text, err := json.Marshal(object{
+	text := assert.Must(json.Marshal(object{
 		"apiVersion": "v1", "kind": "Service",
 		"metadata": object{"name": name},
 		"spec": object{
 			"type": "NodePort", "externalTrafficPolicy": policy, "selector": object{"app": app},
 			"ports": []object{port("TCP"), port("UDP")},
 		},
-	})
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("encode service: %w", err)
-	}
-	if err := c.Apply(ctx, string(text)); err != nil {
-		return netip.Addr{}, err
-	}
+	}))(t)
+	assert.NoError(t, c.Apply(t.Context(), string(text)))
 	var service struct {
 		Spec struct{ ClusterIP netip.Addr }
 	}
-	err = c.Get(ctx, &service, "service", name)
-	return service.Spec.ClusterIP, err
+	assert.NoError(t, c.Get(t.Context(), &service, "service", name))
+	return service.Spec.ClusterIP
 }

@@ -5,13 +5,13 @@ package cluster
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // kustomize returns the path of a directory below deploy/kustomize.
@@ -19,22 +19,21 @@ func kustomize(path string) string { return filepath.Join("../../deploy/kustomiz
 
 // ImportProject imports the project's image with a tag, ip-masq-TAG.tar of Binaries.Images, on
 // every node.
-func (c *Cluster) ImportProject(ctx context.Context, tag string) error {
+func (c *Cluster) ImportProject(t T, tag string) {
+	t.Helper()
 	for _, n := range c.Nodes {
-		if err := n.ImportProject(ctx, tag); err != nil {
-			return err
-		}
+		n.ImportProject(t, tag)
 	}
-	return nil
 }
 
 // ImportProject imports the project's image with a tag on the node.
-func (n *Node) ImportProject(ctx context.Context, tag string) error {
+func (n *Node) ImportProject(t T, tag string) {
+	t.Helper()
 	archive, err := os.ReadFile(filepath.Join(n.cluster.options.Binaries.Images, "ip-masq-"+tag+".tar"))
 	if err != nil {
-		return fmt.Errorf("read image: %w (`make e2e-cluster` builds it and sets IPMASQ_IMAGE_DIR)", err)
+		t.Fatalf("read image: %v (`make e2e-cluster` builds it and sets IPMASQ_IMAGE_DIR)", err)
 	}
-	return n.Runtime.Import(ctx, archive)
+	assert.NoError(t, n.Runtime.Import(t.Context(), archive))
 }
 
 // ApplyDirectory runs kubectl apply -k with a directory of deploy/kustomize.
@@ -45,38 +44,24 @@ func (c *Cluster) ApplyDirectory(ctx context.Context, path string) error {
 
 // ApplyOverlay applies a kustomization with the text rest on top of directories of
 // deploy/kustomize.
-func (c *Cluster) ApplyOverlay(ctx context.Context, rest string, directories ...string) error {
-	overlay, err := c.overlay(rest, directories...)
-	if err != nil {
-		return err
-	}
-	_, err = c.Kubectl(ctx, "apply", "-k", overlay)
-	return err
+func (c *Cluster) ApplyOverlay(t T, rest string, directories ...string) {
+	t.Helper()
+	assert.Must(c.Kubectl(t.Context(), "apply", "-k", c.overlay(t, rest, directories...)))(t)
 }
 
 // overlay writes a kustomization and returns its directory. kustomize accepts only relative paths;
 // COMPONENTS/ in rest is replaced by that of the components.
-func (c *Cluster) overlay(rest string, directories ...string) (string, error) {
-	overlay, err := os.MkdirTemp(c.directory, "overlay-")
-	if err != nil {
-		return "", fmt.Errorf("make overlay: %w", err)
-	}
-	all, err := filepath.Abs(kustomize("."))
-	if err == nil {
-		all, err = filepath.Rel(overlay, all)
-	}
-	if err != nil {
-		return "", fmt.Errorf("make overlay: %w", err)
-	}
+func (c *Cluster) overlay(t T, rest string, directories ...string) string {
+	overlay := assert.Must(os.MkdirTemp(c.directory, "overlay-"))(t)
+	all := assert.Must(filepath.Abs(kustomize(".")))(t)
+	all = assert.Must(filepath.Rel(overlay, all))(t)
 	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n"
 	for _, directory := range directories {
 		text += "- " + filepath.Join(all, directory) + "\n"
 	}
 	text += strings.ReplaceAll(rest, "COMPONENTS/", filepath.Join(all, "components")+"/")
-	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text), 0o644); err != nil {
-		return "", fmt.Errorf("make overlay: %w", err)
-	}
-	return overlay, nil
+	assert.NoError(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text), 0o644))
+	return overlay
 }
 
 // DeleteDirectory runs kubectl delete -k and waits until the pods have ended.
@@ -102,11 +87,9 @@ func (c *Cluster) Logs(ctx context.Context, daemonSet string) string {
 }
 
 // pack makes an archive of an image for this machine.
-func pack(image oci.Image) ([]byte, error) {
+func pack(t T, image oci.Image) []byte {
 	image.Arch = runtime.GOARCH
 	var archive bytes.Buffer
-	if err := oci.Write(&archive, image); err != nil {
-		return nil, fmt.Errorf("pack image %s: %w", image.Name, err)
-	}
-	return archive.Bytes(), nil
+	assert.NoError(t, oci.Write(&archive, image))
+	return archive.Bytes()
 }

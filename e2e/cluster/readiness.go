@@ -4,12 +4,12 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // reporterImage is the image that the manifests name.
@@ -17,48 +17,32 @@ const reporterImage = "registry.k8s.io/node-readiness-controller/node-readiness-
 
 // StartReadinessController installs NodeReadinessRule, starts node-readiness-controller on the control plane's host, and
 // imports the image of its reporter on every node. The programs are those of a directory that tools/node-readiness filled.
-func (c *Cluster) StartReadinessController(ctx context.Context, programs string) error {
-	if _, err := c.Kubectl(ctx, "create", "-f", filepath.Join(programs, "crd.yaml")); err != nil {
-		return err
-	}
-	if _, err := c.control.StartDaemon("node-readiness-controller", nil, filepath.Join(programs, "controller"),
-		"--kubeconfig="+c.plane.admin, "--metrics-bind-address=0", "--health-probe-bind-address=127.0.0.1:8081"); err != nil {
-		return err
-	}
-	reporter, err := os.ReadFile(filepath.Join(programs, "reporter"))
-	if err != nil {
-		return fmt.Errorf("read reporter: %w (`make e2e-readiness` builds it)", err)
-	}
-	archive, err := pack(oci.Image{
+func (c *Cluster) StartReadinessController(t T, programs string) {
+	t.Helper()
+	ctx := t.Context()
+	assert.Must(c.Kubectl(ctx, "create", "-f", filepath.Join(programs, "crd.yaml")))(t)
+	assert.Must(c.control.StartDaemon("node-readiness-controller", nil, filepath.Join(programs, "controller"),
+		"--kubeconfig="+c.plane.admin, "--metrics-bind-address=0", "--health-probe-bind-address=127.0.0.1:8081"))(t)
+	reporter := assert.Must(os.ReadFile(filepath.Join(programs, "reporter")))(t)
+	archive := pack(t, oci.Image{
 		Name: reporterImage, Layers: [][]oci.File{{{Name: "reporter", Mode: 0o755, Data: reporter}}}, Entrypoint: []string{"/reporter"},
 	})
-	if err != nil {
-		return err
-	}
 	for _, n := range c.Nodes {
-		if err := n.Runtime.Import(ctx, archive); err != nil {
-			return err
-		}
+		assert.NoError(t, n.Runtime.Import(ctx, archive))
 	}
-	return nil
 }
 
 // StartProblemDetector starts node-problem-detector on the node, with the files of deploy/npd.
-func (n *Node) StartProblemDetector(programs string) error {
+func (n *Node) StartProblemDetector(t T, programs string) {
+	t.Helper()
 	for _, file := range []string{"ip-masq.json", "ip-masq-ready.sh"} {
-		text, err := os.ReadFile(filepath.Join("../../deploy/npd", file))
-		if err == nil {
-			err = n.WriteFile("/custom-config/"+file, string(text), 0o644)
-		}
-		if err != nil {
-			return fmt.Errorf("install %s: %w", file, err)
-		}
+		text := assert.Must(os.ReadFile(filepath.Join("../../deploy/npd", file)))(t)
+		assert.NoError(t, n.WriteFile("/custom-config/"+file, string(text), 0o644))
 	}
 	api := n.cluster.plane.url + "?inClusterConfig=false&auth=" + url.QueryEscape(n.cluster.plane.admin)
-	_, err := n.StartDaemon("node-problem-detector", []string{"NODE_NAME=" + n.Name}, filepath.Join(programs, "node-problem-detector"),
+	assert.Must(n.StartDaemon("node-problem-detector", []string{"NODE_NAME=" + n.Name}, filepath.Join(programs, "node-problem-detector"),
 		"--apiserver-override="+api, "--config.custom-plugin-monitor=/custom-config/ip-masq.json",
-		"--hostname-override="+n.Name, "--port=0", "--prometheus-port=0", "--logtostderr")
-	return err
+		"--hostname-override="+n.Name, "--port=0", "--prometheus-port=0", "--logtostderr"))(t)
 }
 
 // Condition returns the status and the message of a condition of the node; both are empty without it.

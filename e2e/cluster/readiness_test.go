@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 const (
@@ -55,7 +55,7 @@ func awaitTaint(t *testing.T, c *cluster.Cluster, n *cluster.Node, tainted bool)
 func breakEntry(t *testing.T, n *cluster.Node) (mend func()) {
 	t.Helper()
 	path := n.Path(cluster.ConflistPath)
-	text := topology.Must(os.ReadFile(path))(t)
+	text := assert.Must(os.ReadFile(path))(t)
 	broken := regexp.MustCompile(`("guard": ?)"count"`).ReplaceAllString(string(text), `$1"counts"`)
 	if broken == string(text) {
 		t.Fatalf("no guard in %s", text)
@@ -69,7 +69,7 @@ func breakEntry(t *testing.T, n *cluster.Node) (mend func()) {
 func TestNodeReadiness(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables", Taints: []cluster.Taint{{Key: readinessTaint, Effect: "NoSchedule"}}})
-	must(t, c.StartReadinessController(ctx, programs()))
+	c.StartReadinessController(t, programs())
 	k := &workload{Cluster: c}
 	n := c.Nodes[0]
 	must(t, c.Create(ctx, cluster.Pod{Name: "patient", Node: n}))
@@ -120,7 +120,7 @@ func TestNodeReadiness(t *testing.T) {
 func TestNodeProblemDetector(t *testing.T) {
 	c := newCluster(t, cluster.Options{ProxyMode: "nftables"})
 	n := c.Nodes[0]
-	must(t, n.StartProblemDetector(programs()))
+	n.StartProblemDetector(t, programs())
 	awaitCondition(t, n, problemCondition, "Unknown", "does not answer")
 	rollOut(t, c, "base", "ip-masq")
 	awaitCondition(t, n, problemCondition, "False", "status 200")

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -59,12 +60,10 @@ func (c *Cluster) Record(t T) *Recorder {
 	})
 	for _, host := range []*topology.Host{c.World.LAN, c.World.Outside} {
 		var conn net.PacketConn
-		if err := host.Do(func() (err error) {
+		assert.NoError(t, host.Do(func() (err error) {
 			conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", StreamPort))
 			return err
-		}); err != nil {
-			t.Fatalf("record on %s: %v", host.Name, err)
-		}
+		}))
 		open = append(open, conn)
 		receiving.Go(func() { r.receive(host.Name, conn) })
 	}
@@ -173,18 +172,16 @@ func (c *Cluster) FromHost(host *topology.Host) Sender {
 }
 
 // Ask sends each flow once and returns what the receivers saw.
-func (s Sender) Ask(ctx context.Context, flows ...Flow) (map[Flow]Seen, error) {
+func (s Sender) Ask(t T, flows ...Flow) map[Flow]Seen {
+	t.Helper()
 	args := []string{"ask"}
 	for _, f := range flows {
 		args = append(args, f.String())
 	}
-	output, err := s(ctx, args...)
-	if err != nil {
-		return nil, fmt.Errorf("ask: %w", err)
-	}
+	output := assert.Must(s(t.Context(), args...))(t)
 	lines := strings.Split(strings.TrimSpace(output), "\n")
 	if len(lines) != len(flows) {
-		return nil, fmt.Errorf("ask: %d answers for %d flows: %s", len(lines), len(flows), output)
+		t.Fatalf("%d answers for %d flows: %s", len(lines), len(flows), output)
 	}
 	seen := map[Flow]Seen{}
 	for i, f := range flows {
@@ -193,11 +190,7 @@ func (s Sender) Ask(ctx context.Context, flows ...Flow) (map[Flow]Seen, error) {
 			seen[f] = Seen{Failure: rest}
 			continue
 		}
-		source, err := netip.ParseAddrPort(rest)
-		if err != nil {
-			return nil, fmt.Errorf("ask: understand %q: %w", lines[i], err)
-		}
-		seen[f] = Seen{By: by, Source: source.Addr().Unmap()}
+		seen[f] = Seen{By: by, Source: assert.Must(netip.ParseAddrPort(rest))(t).Addr().Unmap()}
 	}
-	return seen, nil
+	return seen
 }

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // release is the tag in the manifests.
@@ -25,10 +25,10 @@ const release = "v0.1.0"
 func newCluster(t *testing.T, options cluster.Options) *cluster.Cluster {
 	t.Helper()
 	began := time.Now()
-	options.Binaries = topology.Must(cluster.FindBinaries())(t)
+	options.Binaries = cluster.FindBinaries(t)
 	c := cluster.New(t, options)
 	for _, tag := range []string{release, release + "-iptables"} {
-		must(t, c.ImportProject(t.Context(), tag))
+		c.ImportProject(t, tag)
 	}
 	t.Logf("the cluster is ready after %.1fs", time.Since(began).Seconds())
 	return c
@@ -68,7 +68,7 @@ func startAndStop(t *testing.T, c *cluster.Cluster, wants func(n *cluster.Node, 
 	}
 	must(t, c.Create(ctx, pods...))
 	for _, p := range pods {
-		address := topology.Must(c.AwaitRunning(ctx, p.Name))(t)
+		address := assert.Must(c.AwaitRunning(ctx, p.Name))(t)
 		expect(t, p.Name, c.FromPod(p.Name), wants(p.Node, address)...)
 	}
 	must(t, c.Delete(ctx, names...))
@@ -86,7 +86,7 @@ func awaitReadyz(t *testing.T, n *cluster.Node) {
 	}))
 }
 
-var must = topology.NoError
+var must = assert.NoError
 
 func containsAll(text string, parts ...string) bool {
 	for _, part := range parts {

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // nextRelease is the release to upgrade to.
@@ -57,7 +57,7 @@ func TestUpgradeAndReboot(t *testing.T) {
 
 	t.Run("upgrade", func(t *testing.T) {
 		s.upgrade(t, func() {
-			must(t, s.ApplyOverlay(ctx, "images: [{name: ghcr.io/ip-masq/ip-masq-cni, newTag: "+nextRelease+"}]\n", "base"))
+			s.ApplyOverlay(t, "images: [{name: ghcr.io/ip-masq/ip-masq-cni, newTag: "+nextRelease+"}]\n", "base")
 			awaitRollout(t, c, "ip-masq")
 		})
 	})
@@ -114,7 +114,7 @@ func (s *streams) upgrade(t *testing.T, rollOut func()) {
 	t.Helper()
 	ctx := t.Context()
 	before := s.plugins(t)
-	must(t, s.ImportProject(ctx, nextRelease))
+	s.ImportProject(t, nextRelease)
 	churn, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- s.churn(churn) }()
@@ -155,7 +155,7 @@ func (s *streams) plugins(t *testing.T) [][]byte {
 	t.Helper()
 	var plugins [][]byte
 	for _, n := range s.Nodes {
-		plugins = append(plugins, topology.Must(os.ReadFile(n.Path("/opt/cni/bin/ip-masq")))(t))
+		plugins = append(plugins, assert.Must(os.ReadFile(n.Path("/opt/cni/bin/ip-masq")))(t))
 	}
 	return plugins
 }
@@ -178,10 +178,10 @@ func (s *streams) reboot(t *testing.T, n *cluster.Node) {
 	s.expectRight(t)
 	first := len(s.recorder.Since(booted))
 
-	must(t, n.ImportProject(ctx, nextRelease))
+	n.ImportProject(t, nextRelease)
 	// kubelet backs off from a missing image, so the pod is replaced. The old pod is not waited
 	// for.
-	_ = topology.Must(s.Kubectl(ctx, "delete", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq",
+	_ = assert.Must(s.Kubectl(ctx, "delete", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/name=ip-masq",
 		"--field-selector=spec.nodeName="+n.Name))(t)
 	deleted := time.Now()
 	awaitReadyz(t, n)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/cluster"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -48,11 +49,11 @@ func newWorkload(t *testing.T, c *cluster.Cluster) *workload {
 		cluster.Pod{Name: "host2", Node: second, Restart: true, HostNetwork: true, Args: cluster.Serving("host2")}))
 	k := &workload{Cluster: c}
 	for name, address := range map[string]*netip.Addr{"client": &k.client, "near": &k.near, "far": &k.far} {
-		*address = topology.Must(c.AwaitRunning(ctx, name))(t)
+		*address = assert.Must(c.AwaitRunning(ctx, name))(t)
 	}
-	k.nearIP = topology.Must(c.Expose(ctx, "near", "near", "Cluster", nearPort))(t)
-	k.farIP = topology.Must(c.Expose(ctx, "far", "far", "Cluster", farPort))(t)
-	topology.Must(c.Expose(ctx, "far-local", "far", "Local", localPort))(t)
+	k.nearIP = c.Expose(t, "near", "near", "Cluster", nearPort)
+	k.farIP = c.Expose(t, "far", "far", "Cluster", farPort)
+	c.Expose(t, "far-local", "far", "Local", localPort)
 	return k
 }
 
@@ -151,7 +152,7 @@ func expect(t *testing.T, name string, sender cluster.Sender, wants ...want) {
 	}
 	var seen map[cluster.Flow]cluster.Seen
 	for deadline := time.Now().Add(5 * time.Second); ; {
-		seen = topology.Must(sender.Ask(t.Context(), flows...))(t)
+		seen = sender.Ask(t, flows...)
 		unanswered := false
 		for _, s := range seen {
 			unanswered = unanswered || s.Failure != ""
@@ -208,7 +209,7 @@ func TestVerdicts(t *testing.T) {
 			for _, b := range backends {
 				t.Run("backend="+b.stated, func(t *testing.T) {
 					if b.stated == "iptables" {
-						must(t, c.ApplyOverlay(t.Context(), fmt.Sprintf(statedBackend, b.stated), b.install))
+						c.ApplyOverlay(t, fmt.Sprintf(statedBackend, b.stated), b.install)
 						awaitRollout(t, c, "ip-masq")
 					} else {
 						rollOut(t, c, b.install, "ip-masq")
@@ -241,8 +242,8 @@ func outside(k *workload, source netip.Addr) []want {
 func expectBackend(t *testing.T, c *cluster.Cluster, backend string) {
 	t.Helper()
 	for _, n := range c.Nodes {
-		nft := topology.Must(n.Output(t.Context(), "nft", "list", "tables"))(t)
-		iptables := topology.Must(n.Output(t.Context(), "iptables-save", "-t", "nat"))(t)
+		nft := assert.Must(n.Output(t.Context(), "nft", "list", "tables"))(t)
+		iptables := assert.Must(n.Output(t.Context(), "iptables-save", "-t", "nat"))(t)
 		found := map[string]bool{
 			"nftables": strings.Contains(nft, "table ip ip-masq\n"),
 			"iptables": strings.Contains(iptables, "-A POSTROUTING") && strings.Contains(iptables, "-j IP-MASQ-AGENT"),
@@ -258,7 +259,7 @@ func traces(t *testing.T, c *cluster.Cluster) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
 	for _, n := range c.Nodes {
-		found[n.Name] = topology.Must(nodeTraces(t.Context(), n))(t)
+		found[n.Name] = assert.Must(nodeTraces(t.Context(), n))(t)
 	}
 	return found
 }

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -62,8 +63,8 @@ func New(t topology.T, m *machine.Machine, options Options) *Runtime {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r := topology.Must(Start(ctx, m, options))(t)
-	if err := r.Import(ctx, topology.Must(Image(ctx))(t)); err != nil {
+	r := assert.Must(Start(ctx, m, options))(t)
+	if err := r.Import(ctx, assert.Must(Image(ctx))(t)); err != nil {
 		t.Fatalf("%v", err)
 	}
 	return r

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -18,7 +17,7 @@ func main() { os.Exit(sandbox.Enter(run)) }
 
 func run() int {
 	started := time.Now()
-	if err := demo(context.Background()); err != nil {
+	if err := topology.Run(demo); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		return 1
 	}
@@ -28,24 +27,15 @@ func run() int {
 
 const network = "podnet"
 
-func demo(ctx context.Context) (err error) {
-	top, err := topology.Build(topology.Options{IsolateOutside: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, top.Close()) }()
-	s := &stage{ctx: ctx, top: top}
-	if s.cni, err = topology.NewCNI(top.Node, "/etc/cni/net.d"); err != nil {
-		return err
-	}
-	for _, act := range []func() error{
-		s.withoutUs, s.withUs, s.changed, s.otherBackend, s.drift, s.end,
-	} {
-		if err := act(); err != nil {
-			return err
-		}
-	}
-	return nil
+func demo(t topology.T) {
+	top := topology.New(t, topology.Options{IsolateOutside: true})
+	s := &stage{T: t, ctx: context.Background(), top: top, cni: topology.NewCNI(t, top.Node, "/etc/cni/net.d"), pods: map[string]*pod{}}
+	s.withoutUs()
+	s.withUs()
+	s.changed()
+	s.otherBackend()
+	s.drift()
+	s.end()
 }
 
 // Destinations of the pods.
@@ -54,7 +44,7 @@ var (
 	internet  = netip.MustParseAddr("198.51.100.7") //nolint:gochecknoglobals // constants of the scene
 )
 
-func (s *stage) withoutUs() error {
+func (s *stage) withoutUs() {
 	s.title("1. A node without ip-masq")
 	s.say(`
   pod ──┐        ┌── 192.168.50.10 ── lan      10.20.0.5     routes pod addresses
@@ -63,69 +53,48 @@ func (s *stage) withoutUs() error {
 
 The conflist has bridge alone. A pod asks both sides.`)
 	s.conflist("bridge alone", nil)
-	if err := s.startPod("pod-0"); err != nil {
-		return err
-	}
-	return s.ask("pod-0", lanServer, internet)
+	s.startPod("pod-0")
+	s.ask("pod-0", lanServer, internet)
 }
 
-func (s *stage) withUs() error {
+func (s *stage) withUs() {
 	s.title("2. ip-masq, behind bridge in the conflist")
 	s.conflist("the entry to add", entry{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "backend": "iptables"})
 	for _, name := range []string{"pod-1", "pod-2"} {
-		if err := s.startPod(name); err != nil {
-			return err
-		}
+		s.startPod(name)
 	}
-	if err := s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr); err != nil {
-		return err
-	}
+	s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr)
 	fmt.Println("The policy applies to pod-0 too, which started before.")
-	if err := s.ask("pod-0", lanServer, internet); err != nil {
-		return err
-	}
-	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
+	s.ask("pod-0", lanServer, internet)
+	s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
 }
 
-func (s *stage) changed() error {
+func (s *stage) changed() {
 	s.title("3. The conflist changes: 10.20.0.0/16 no longer routes pod addresses")
 	s.conflist("a masqueraded prefix inside an exempt one: the longest wins", entry{
 		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "iptables",
 	})
 	s.say("The next pod brings it into force, for all pods of the node.")
-	if err := s.startPod("pod-3"); err != nil {
-		return err
-	}
-	if err := s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr); err != nil {
-		return err
-	}
-	return s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
+	s.startPod("pod-3")
+	s.ask("pod-1", lanServer, internet, s.pods["pod-2"].addr)
+	s.show("iptables", "-t", "nat", "-L", "IP-MASQ-AGENT", "-n")
 }
 
-func (s *stage) otherBackend() error {
+func (s *stage) otherBackend() {
 	s.title("4. The same in nftables")
 	s.conflist("in tables of its own; then it removes the chain from iptables", entry{
 		"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}, "masqueradeCIDRs": []string{"10.20.0.0/16"}, "backend": "nftables",
 	})
-	if err := s.startPod("pod-4"); err != nil {
-		return err
-	}
-	if err := s.ask("pod-4", lanServer, internet, s.pods["pod-2"].addr); err != nil {
-		return err
-	}
-	return s.show("nft", "list", "table", "ip", "ip-masq")
+	s.startPod("pod-4")
+	s.ask("pod-4", lanServer, internet, s.pods["pod-2"].addr)
+	s.show("nft", "list", "table", "ip", "ip-masq")
 }
 
-func (s *stage) end() error {
+func (s *stage) end() {
 	s.title("6. A mistake, and the end")
 	s.conflist("host bits in a prefix", entry{"nonMasqueradeCIDRs": []string{"10.0.1.24/24"}})
-	if err := s.refused("pod-5"); err != nil {
-		return err
-	}
+	s.refused("pod-5")
 	for _, name := range s.running() {
-		if err := s.stopPod(name); err != nil {
-			return err
-		}
+		s.stopPod(name)
 	}
-	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -25,12 +26,12 @@ type entry map[string]any
 
 // stage is the topology of the demo and its state.
 type stage struct {
+	topology.T
 	ctx    context.Context
 	top    *topology.Topology
 	cni    *topology.CNI
 	pods   map[string]*pod
 	policy *policy.Policy // the policy in force; nil without a plugin entry
-	failed error          // the error of an earlier step
 }
 
 type pod struct {
@@ -53,13 +54,11 @@ func (s *stage) conflist(why string, e entry) {
 		ours := maps.Clone(e)
 		ours["type"] = "ip-masq"
 		plugins = append(plugins, ours)
-		text, err := json.Marshal(ours)
-		s.failed = errors.Join(s.failed, err)
-		fmt.Printf("  %s    (%s)\n\n", text, why)
+		fmt.Printf("  %s    (%s)\n\n", assert.Must(json.Marshal(ours))(s), why)
 		s.policy = policyOf(ours)
 	}
-	list, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": plugins})
-	s.failed = errors.Join(s.failed, err, s.cni.Write("10-podnet.conflist", string(list)))
+	list := assert.Must(json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": network, "plugins": plugins}))(s)
+	assert.NoError(s, s.cni.Write("10-podnet.conflist", string(list)))
 }
 
 // policyOf parses the entry as the plugin does.
@@ -79,84 +78,55 @@ func policyOf(ours entry) *policy.Policy {
 }
 
 // startPod runs ADD on a new pod.
-func (s *stage) startPod(name string) error {
-	host, result, err := s.add(name)
-	if err != nil {
-		return err
-	}
+func (s *stage) startPod(name string) {
+	host, result := s.add(name)
 	if result.ExitCode != 0 {
-		return fmt.Errorf("ADD of %s: %s%s", name, result.Stdout, result.Stderr)
+		s.Fatalf("ADD of %s: %s%s", name, result.Stdout, result.Stderr)
 	}
 	var answer struct {
 		IPs []struct {
 			Address netip.Prefix `json:"address"`
 		} `json:"ips"`
 	}
-	if err := json.Unmarshal([]byte(result.Stdout), &answer); err != nil {
-		return fmt.Errorf("read the result of ADD of %s: %w", name, err)
-	}
-	if len(answer.IPs) == 0 {
-		return fmt.Errorf("ADD of %s gave it no address", name)
-	}
-	if s.pods == nil {
-		s.pods = map[string]*pod{}
-	}
+	assert.NoError(s, json.Unmarshal([]byte(result.Stdout), &answer))
 	s.pods[name] = &pod{host, answer.IPs[0].Address.Addr()}
-	return nil
 }
 
-func (s *stage) add(name string) (*topology.Host, topology.Result, error) {
-	if s.failed != nil {
-		return nil, topology.Result{}, s.failed
-	}
-	host, err := s.top.NewPod(name)
-	if err != nil {
-		return nil, topology.Result{}, err
-	}
+func (s *stage) add(name string) (*topology.Host, topology.Result) {
+	host := s.top.NewPod(s, name)
 	start := time.Now()
-	result, err := s.cni.Add(s.ctx, network, host)
+	result := assert.Must(s.cni.Add(s.ctx, network, host))(s)
 	fmt.Printf("  cnitool add %s %s    (%d ms)\n", network, name, time.Since(start).Milliseconds())
-	return host, result, err
+	return host, result
 }
 
 // refused runs an ADD that must fail and shows the error message.
-func (s *stage) refused(name string) error {
-	_, result, err := s.add(name)
-	if err != nil {
-		return err
-	}
+func (s *stage) refused(name string) {
+	_, result := s.add(name)
 	if result.ExitCode == 0 {
-		return fmt.Errorf("ADD of %s was to fail, and did not", name)
+		s.Fatalf("ADD of %s was to fail, and did not", name)
 	}
 	message, _, _ := strings.Cut(result.Stderr, "\n") // the rest is cnitool's usage
 	fmt.Printf("\n%s\n", indent(message))
-	return nil
 }
 
-func (s *stage) stopPod(name string) error {
-	result, err := s.cni.Del(s.ctx, network, s.pods[name].Host)
-	if err == nil && result.ExitCode != 0 {
-		err = fmt.Errorf("DEL of %s: %s%s", name, result.Stdout, result.Stderr)
+func (s *stage) stopPod(name string) {
+	if result := assert.Must(s.cni.Del(s.ctx, network, s.pods[name].Host))(s); result.ExitCode != 0 {
+		s.Fatalf("DEL of %s: %s%s", name, result.Stdout, result.Stderr)
 	}
 	delete(s.pods, name)
-	return err
 }
 
 func (s *stage) running() []string { return slices.Sorted(maps.Keys(s.pods)) }
 
 // ask sends a packet to each destination and shows the source address that the receiver saw, and
 // why.
-func (s *stage) ask(from string, destinations ...netip.Addr) error {
+func (s *stage) ask(from string, destinations ...netip.Addr) {
 	p := s.pods[from]
 	fmt.Printf("\n  %-7s %-12s to %-14s %-34s %s\n", "", "address", "", "the other side saw", "because")
 	for _, dst := range destinations {
-		seen, err := p.SendUDP(netip.AddrPortFrom(dst, topology.EchoPort), topology.Within(time.Second))
-		if err == nil {
-			err = s.expect(p, dst, seen)
-		}
-		if err != nil {
-			return err
-		}
+		seen := assert.Must(p.SendUDP(netip.AddrPortFrom(dst, topology.EchoPort), topology.Within(time.Second)))(s)
+		s.expect(p, dst, seen)
 		saw := seen.Source.Addr().String() + ", the node"
 		if seen.Source.Addr() == p.addr {
 			saw = p.addr.String() + ", the pod"
@@ -167,21 +137,19 @@ func (s *stage) ask(from string, destinations ...netip.Addr) error {
 		fmt.Printf("  %-7s %-12s to %-14s %-34s %s\n", from, p.addr, dst, saw, s.because(dst))
 	}
 	fmt.Println()
-	return nil
 }
 
-// expect returns an error if the packet contradicts the policy, so that the demo never shows wrong
+// expect fails if the packet contradicts the policy, so that the demo never shows wrong
 // addresses without a message.
-func (s *stage) expect(p *pod, dst netip.Addr, seen topology.Seen) error {
+func (s *stage) expect(p *pod, dst netip.Addr, seen topology.Seen) {
 	if s.policy == nil {
-		return nil
+		return
 	}
 	e := s.policy.Decide(policy.Packet{Dst: dst}).PrefixAction
 	exempt := e != nil && e.Action == policy.ActionExempt
 	if exempt != (seen.Source.Addr() == p.addr) {
-		return fmt.Errorf("%s saw %s, which is wrong: %s", dst, seen.Source, s.because(dst))
+		s.Fatalf("%s saw %s, which is wrong: %s", dst, seen.Source, s.because(dst))
 	}
-	return nil
 }
 
 func (s *stage) because(dst netip.Addr) string {
@@ -195,17 +163,13 @@ func (s *stage) because(dst netip.Addr) string {
 	return fmt.Sprintf("%s is in %s", e.Prefix, e.Origins[0].Key)
 }
 
-// show runs a tool with its command line. A warning is an error: the demo must not alarm its reader.
-func (s *stage) show(name string, args ...string) error {
+// show runs a tool with its command line. A warning is a failure: the demo must not alarm its reader.
+func (s *stage) show(name string, args ...string) {
 	out, err := s.top.Node.Command(s.ctx, name, args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
-	}
-	if strings.Contains("\n"+string(out), "\nwarning: ") {
-		return fmt.Errorf("%s %s: %s", name, strings.Join(args, " "), out)
+	if err != nil || strings.Contains("\n"+string(out), "\nwarning: ") {
+		s.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
 	}
 	fmt.Printf("  $ %s %s\n%s\n", filepath.Base(name), strings.Join(args, " "), indent(string(out)))
-	return nil
 }
 
 func indent(text string) string {
@@ -213,48 +177,32 @@ func indent(text string) string {
 }
 
 // until waits until a condition holds.
-func until(what string, isSo func() bool) error {
+func (s *stage) until(what string, isSo func() bool) {
 	const most = 5 * time.Second
 	for start := time.Now(); !isSo(); time.Sleep(time.Millisecond) {
 		if time.Since(start) > most {
-			return fmt.Errorf("not within %s: %s", most, what)
+			s.Fatalf("not within %s: %s", most, what)
 		}
 	}
-	return nil
 }
 
-func (s *stage) drift() (err error) {
+func (s *stage) drift() {
 	s.title("5. Another program flushes the ruleset")
-	bin, err := topology.BinDir()
-	if err != nil {
-		return err
-	}
+	bin := topology.BinDir(s)
 	reconciler := filepath.Join(bin, "ip-masq-reconciler")
 	s.say("The plugin restores the rules with the next pod. The reconciler restores them at once.")
 	fmt.Println("  ip-masq-reconciler run --cni-bin-dir bin &")
 	run := s.top.Node.Command(s.ctx, reconciler, "run", "--cni-bin-dir", bin)
-	if err := run.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", reconciler, err)
-	}
-	defer func() { err = errors.Join(err, run.Process.Signal(syscall.SIGTERM), run.Wait()) }()
-	ready := func() bool { return s.top.Node.Command(s.ctx, reconciler, "status").Run() == nil }
-	if err := until("the reconciler is ready", ready); err != nil {
-		return err
-	}
+	assert.NoError(s, run.Start())
+	defer func() { assert.NoError(s, errors.Join(run.Process.Signal(syscall.SIGTERM), run.Wait())) }()
+	s.until("the reconciler is ready", func() bool { return s.top.Node.Command(s.ctx, reconciler, "status").Run() == nil })
 	fmt.Println("  nft flush ruleset")
-	if err := s.top.Node.Command(s.ctx, "nft", "flush", "ruleset").Run(); err != nil {
-		return fmt.Errorf("nft flush ruleset: %w", err)
-	}
+	assert.NoError(s, s.top.Node.Command(s.ctx, "nft", "flush", "ruleset").Run())
 	flushed := time.Now()
-	list := func() bool {
+	s.until("the rules are back", func() bool {
 		return s.top.Node.Command(s.ctx, "nft", "list", "chain", "ip", "ip-masq", "masq-IP-MASQ-AGENT").Run() == nil
-	}
-	if err := until("the rules are back", list); err != nil {
-		return err
-	}
+	})
 	fmt.Printf("\n  The rules were seen again after %d ms.\n", time.Since(flushed).Milliseconds())
-	if err := s.ask("pod-4", lanServer, internet, s.pods["pod-2"].addr); err != nil {
-		return err
-	}
-	return s.show(reconciler, "explain", lanServer.String())
+	s.ask("pod-4", lanServer, internet, s.pods["pod-2"].addr)
+	s.show(reconciler, "explain", lanServer.String())
 }

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 func TestKernels(t *testing.T) {
@@ -121,7 +121,7 @@ echo "@fact slowdown|$(/job/project/tests/scale 1s)"
 func run(t *testing.T, k kernel, files, job string) *report {
 	t.Helper()
 	must(t, os.MkdirAll(root+"/bin/kernels", 0o755))
-	log := topology.Must(os.Create(fmt.Sprintf("%s/bin/kernels/%s.log", root, k)))(t)
+	log := assert.Must(os.Create(fmt.Sprintf("%s/bin/kernels/%s.log", root, k)))(t)
 	defer log.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -140,7 +140,7 @@ func run(t *testing.T, k kernel, files, job string) *report {
 	c := exec.CommandContext(ctx, e.args[0], args...)
 	var complaints bytes.Buffer
 	c.Stderr = &complaints
-	out := topology.Must(c.StdoutPipe())(t)
+	out := assert.Must(c.StdoutPipe())(t)
 	// qemu closes the port at the end of its standard input.
 	if _, err := c.StdinPipe(); err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestNamesOfTests checks that each name by which the machines select tests is that of a test. It
@@ -20,10 +20,10 @@ import (
 func TestNamesOfTests(t *testing.T) {
 	test := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w*)\(`)
 	for _, p := range programs {
-		files := topology.Must(filepath.Glob("../../" + p.dir + "/*_test.go"))(t)
+		files := assert.Must(filepath.Glob("../../" + p.dir + "/*_test.go"))(t)
 		var names []string
 		for _, file := range files {
-			text := topology.Must(os.ReadFile(file))(t)
+			text := assert.Must(os.ReadFile(file))(t)
 			for _, m := range test.FindAllStringSubmatch(string(text), -1) {
 				names = append(names, m[1])
 			}
@@ -40,10 +40,10 @@ func TestNamesOfTests(t *testing.T) {
 
 // TestTable checks that docs/kernels/README.md has the results that are beside it.
 func TestTable(t *testing.T) {
-	have := topology.Must(os.ReadFile(docs + "README.md"))(t)
+	have := assert.Must(os.ReadFile(docs + "README.md"))(t)
 	if diff := cmp.Diff(table(t), string(have)); diff != "" {
 		t.Errorf("README.md (-want +have):\n%s", diff)
 	}
 }
 
-var must = topology.NoError
+var must = assert.NoError

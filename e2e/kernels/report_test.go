@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 const (
@@ -131,7 +131,7 @@ func table(t *testing.T) string {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		slowdown := topology.Must(time.ParseDuration(r.Facts["slowdown"]))(t)
+		slowdown := assert.Must(time.ParseDuration(r.Facts["slowdown"]))(t)
 		fmt.Fprintf(&machines, "| %s | %s | %s | %s | %s | %.0f | %d |\n", k, r.Facts["kernel"], r.Facts["iptables"], r.Facts["nft"],
 			r.Commit, slowdown.Seconds(), (r.Seconds+59)/60)
 		fmt.Fprintf(&head, " %s |", k)

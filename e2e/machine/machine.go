@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -62,7 +63,7 @@ func Start(host *topology.Host, further ...string) (*Machine, error) {
 // daemons' logs.
 func New(t topology.T, host *topology.Host, further ...string) *Machine {
 	t.Helper()
-	m := topology.Must(Start(host, further...))(t)
+	m := assert.Must(Start(host, further...))(t)
 	t.Cleanup(func() {
 		if t, ok := t.(interface {
 			Failed() bool

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
@@ -29,8 +30,8 @@ func shell(t *testing.T, m *machine.Machine, script string) string {
 // TestClose checks that child processes of daemons and the cgroups end with the machine.
 func TestClose(t *testing.T) {
 	world := topology.New(t, topology.Options{})
-	m := topology.Must(machine.Start(world.Node))(t)
-	d := topology.Must(m.StartDaemon("leaver", []string{"WORD=hello"}, "sh", "-c", "setsid sleep 987 & echo $WORD; exec sleep 986"))(t)
+	m := assert.Must(machine.Start(world.Node))(t)
+	d := assert.Must(m.StartDaemon("leaver", []string{"WORD=hello"}, "sh", "-c", "setsid sleep 987 & echo $WORD; exec sleep 986"))(t)
 	child := ""
 	if !timelimit.Await(timelimit.Wait, func() bool {
 		child = shell(t, m, "grep -slz ^987 /proc/[0-9]*/cmdline; true")

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 const (
@@ -46,7 +46,7 @@ func (c *cilium) restart(t *testing.T, flags ...string) {
 	}
 	before, now := c.writes(), c.read()
 	flags = append([]string{"--write-cni-conf-when-ready=" + filepath.Join(confDir, ciliumFile)}, flags...)
-	c.daemon = topology.Must(c.StartDaemon("cilium", nil, filepath.Join(dir, "cniconf"), flags...))(t)
+	c.daemon = assert.Must(c.StartDaemon("cilium", nil, filepath.Join(dir, "cniconf"), flags...))(t)
 	if c.conflist == "" || now != c.conflist { // it writes if the text differs
 		until(t, 10*time.Second, c.daemon.Output, func() bool { return c.writes() > before })
 	}
@@ -90,7 +90,7 @@ func TestCiliumExclusive(t *testing.T) {
 	c.untilUnready(t, 20*time.Second, "conflist: ", ciliumFile, "removed repeatedly", "cni.exclusive=false")
 	t.Logf("reported after %s", time.Since(start).Round(time.Millisecond))
 	const most, watched = 10, 3 * time.Second // times a second
-	repairs := func() int { return topology.Must(strconv.Atoi(c.metric(t, "conflist_repairs_total")))(t) }
+	repairs := func() int { return assert.Must(strconv.Atoi(c.metric(t, "conflist_repairs_total")))(t) }
 	before, began := repairs(), time.Now()
 	time.Sleep(watched)
 	if more := float64(repairs() - before); more == 0 || more > 1+most*time.Since(began).Seconds() {
@@ -101,7 +101,7 @@ func TestCiliumExclusive(t *testing.T) {
 		t.Errorf("the reconciler logged:\n%s", log)
 	}
 	// Pods start. The policy of the entry is in force only if the reconciler or an ADD has seen it.
-	p := topology.Must(c.runPod(t, "entry"))(t)
+	p := assert.Must(c.runPod(t, "entry"))(t)
 	seen, err := p.host.SendUDP(netip.MustParseAddrPort("203.0.113.11:7"))
 	t.Logf("a pod with %s was seen as %s: %v", p.Addrs, seen.Source, err)
 	must(t, c.reconciler.Stop(10*time.Second))

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -57,7 +58,7 @@ func newNode(t *testing.T, version, needs string) *node {
 	t.Helper()
 	world := topology.New(t, topology.Options{})
 	n := &node{Topology: world, Machine: machine.New(t, world.Node)}
-	bin := topology.Must(topology.BinDir())(t)
+	bin := topology.BinDir(t)
 	for _, program := range []string{"ip-masq", "cni/ptp", "cni/bridge", "cni/host-local", "cni/loopback", "cni/portmap", "cni/multus"} {
 		must(t, n.Install(filepath.Join(bin, program), filepath.Join(binDir, filepath.Base(program))))
 	}
@@ -79,15 +80,15 @@ END
 // run runs the reconciler until the end of the test or n.reconciler.Stop.
 func (n *node) run(t *testing.T, args ...string) {
 	t.Helper()
-	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	program := filepath.Join(topology.BinDir(t), "ip-masq-reconciler")
 	args = append([]string{"run", "--health-listen", health, "--metrics-listen", metrics, "--conflist-manage", "--conflist-entry-file", entryFile}, args...)
-	n.reconciler = topology.Must(n.StartDaemon("reconciler", nil, program, args...))(t)
+	n.reconciler = assert.Must(n.StartDaemon("reconciler", nil, program, args...))(t)
 }
 
 // command runs a command of the reconciler to its end.
 func (n *node) command(t *testing.T, args ...string) (output string, code int) {
 	t.Helper()
-	c := n.Command(within(t), filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler"), args...)
+	c := n.Command(within(t), filepath.Join(topology.BinDir(t), "ip-masq-reconciler"), args...)
 	text, err := c.CombinedOutput()
 	if err != nil && c.ProcessState == nil {
 		t.Fatal(err)
@@ -171,13 +172,13 @@ func (n *node) untilHealthy(t *testing.T, findings ...string) {
 func (n *node) runPod(t *testing.T, name string) (*pod, error) {
 	t.Helper()
 	until(t, 10*time.Second, func() string { return "the network of containerd" }, func() bool {
-		return topology.Must(n.runtime.NetworkReady(within(t)))(t).Status
+		return assert.Must(n.runtime.NetworkReady(within(t)))(t).Status
 	})
 	started, err := n.runtime.RunPod(within(t), name)
 	if err != nil {
 		return nil, err
 	}
-	p := &pod{started, topology.Must(n.Adopt(name, started.Netns))(t)}
+	p := &pod{started, n.Adopt(t, name, started.Netns)}
 	n.pods = append(n.pods, p)
 	return p, nil
 }
@@ -186,7 +187,7 @@ func (n *node) runPod(t *testing.T, name string) (*pod, error) {
 // ip-masq the pod's. They are sent by a container as soon as it starts.
 func (n *node) pod(t *testing.T, name string, masqueraded bool) {
 	t.Helper()
-	p := topology.Must(n.runPod(t, name))(t)
+	p := assert.Must(n.runPod(t, name))(t)
 	if err := p.FirstPackets(within(t), n.Topology, destinations(masqueraded)); err != nil {
 		t.Errorf("pod %s: %v", p.Name, err)
 	}
@@ -248,7 +249,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-var must = topology.NoError
+var must = assert.NoError
 
 // until waits until a condition holds.
 func until(t *testing.T, limit time.Duration, what func() string, done func() bool) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // restarts is how often a test restarts a main CNI plugin's program.
@@ -43,7 +43,7 @@ func (w Writer) version() string {
 func (n *node) beside(t *testing.T, file string, start func(), findings ...string) {
 	t.Helper()
 	start()
-	conflist := topology.Must(os.ReadFile(n.Path(filepath.Join(confDir, file))))(t)
+	conflist := assert.Must(os.ReadFile(n.Path(filepath.Join(confDir, file))))(t)
 	n.pod(t, "before", false)
 	n.run(t)
 	n.untilEntry(t, file)

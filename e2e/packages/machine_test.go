@@ -23,9 +23,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // The releases: the older one, and the one to upgrade to.
@@ -97,13 +97,13 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-var must = topology.NoError
+var must = assert.NoError
 
 func (m *machine) path(path string) string { return filepath.Join(m.root, path) }
 
 func (m *machine) copy(t *testing.T, from, to string) {
 	t.Helper()
-	data := topology.Must(os.ReadFile(from))(t)
+	data := assert.Must(os.ReadFile(from))(t)
 	must(t, os.WriteFile(m.path(to), data, 0o755))
 }
 
@@ -180,7 +180,7 @@ func (m *machine) exists(path string) bool {
 // hasEntry reports whether the conflist names the plugin.
 func (m *machine) hasEntry(t *testing.T) bool {
 	t.Helper()
-	text := topology.Must(os.ReadFile(m.path(conflistFile)))(t)
+	text := assert.Must(os.ReadFile(m.path(conflistFile)))(t)
 	return bytes.Contains(text, []byte(`"ip-masq"`))
 }
 
@@ -223,7 +223,7 @@ func (m *machine) wantOnly(t *testing.T, before []string) {
 // is whole, and that there is the plugin while the conflist names it.
 func (m *machine) watch(t *testing.T) (end func()) {
 	t.Helper()
-	commits := topology.Must(fixtures.WatchCommits())(t)
+	commits := assert.Must(fixtures.WatchCommits())(t)
 	done := make(chan struct{})
 	looks := 0
 	var wg sync.WaitGroup

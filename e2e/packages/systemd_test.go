@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // boot is what the kernel and an initrd do before they start systemd, in namespaces of its own, except the
@@ -63,7 +63,7 @@ func (m *machine) bootSystemd(t *testing.T) {
 		exec unshare --mount --pid --fork --kill-child --ipc --uts --cgroup /bin/sh -c "$BOOT"`)
 	c.Env = append(os.Environ(), "CGROUP="+cgroup, "CGROUP_VERSION="+version, "ROOT="+m.root, "BOOT="+boot)
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out := topology.Must(os.Create(filepath.Join(t.TempDir(), "console")))(t)
+	out := assert.Must(os.Create(filepath.Join(t.TempDir(), "console")))(t)
 	c.Stdout, c.Stderr = out, out
 	must(t, c.Start())
 	t.Cleanup(func() {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -35,7 +36,7 @@ func TestPods(t *testing.T) {
 		n.wantAttachments(t, 1)
 
 		two := n.pod(t, "two")
-		topology.Must(two.Run(within(t), "serve", containerd.PodImage, "serve", "7", "two"))(t)
+		assert.Must(two.Run(within(t), "serve", containerd.PodImage, "serve", "7", "two"))(t)
 		for _, a := range two.Addrs {
 			var seen topology.Seen
 			until(t, serving, "two serves", func() bool {
@@ -73,7 +74,7 @@ func TestNamespace(t *testing.T) {
 		}
 		n.firstPackets(t, other)
 		n.end(t, prod, other)
-		record := string(topology.Must(os.ReadFile(n.Path(dataDir + "/record.json")))(t))
+		record := string(assert.Must(os.ReadFile(n.Path(dataDir + "/record.json")))(t))
 		for _, a := range prod.Addrs {
 			if strings.Contains(record, a.String()) {
 				t.Errorf("after DEL %s is on record: %s", a, record)
@@ -134,11 +135,11 @@ printf %%s "$conf" | exec %s/ip-masq.real
 `, log, programDir, binDir), 0o755))
 	return func() []call {
 		t.Helper()
-		files := topology.Must(filepath.Glob(n.Path(log) + "/*.json"))(t)
+		files := assert.Must(filepath.Glob(n.Path(log) + "/*.json"))(t)
 		slices.Sort(files)
 		var all []call
 		for _, file := range files {
-			text := topology.Must(os.ReadFile(file))(t)
+			text := assert.Must(os.ReadFile(file))(t)
 			must(t, os.Remove(file))
 			var noted struct {
 				Verb, Netns string
@@ -251,7 +252,7 @@ func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
 	t.Helper()
 	var last containerd.Condition
 	until(t, 10*time.Second, "network ready", func() bool {
-		last = topology.Must(n.NetworkReady(within(t)))(t)
+		last = assert.Must(n.NetworkReady(within(t)))(t)
 		return last.Status == want
 	})
 	return last
@@ -260,7 +261,7 @@ func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
 // pod starts a pod and fails the test if that fails.
 func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
 	t.Helper()
-	return topology.Must(n.RunPod(within(t), name))(t)
+	return assert.Must(n.RunPod(within(t), name))(t)
 }
 
 // firstPackets checks the first packets of a container to the destinations of the policy.
@@ -291,8 +292,8 @@ func TestRestart(t *testing.T) {
 		for _, d := range containerd.Destinations() {
 			args = append(args, "udp:"+d.To)
 		}
-		load := topology.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
-		topology.Must(load.Await(within(t), 20))(t)
+		load := assert.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
+		assert.Must(load.Await(within(t), 20))(t)
 		must(t, n.Restart(within(t)))
 		middle := n.pod(t, "middle")
 		n.firstPackets(t, middle)
@@ -311,7 +312,7 @@ func TestRestart(t *testing.T) {
 // wantLoad compares the packets of a load with the policy.
 func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containerd.Pod, atLeast int) {
 	t.Helper()
-	lines := topology.Must(load.Await(within(t), atLeast))(t)
+	lines := assert.Must(load.Await(within(t), atLeast))(t)
 	for _, line := range lines {
 		fields := strings.Fields(line) // time, destination, name, source
 		if len(fields) != 4 {
@@ -336,7 +337,7 @@ func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containe
 func TestOwnConflistAtBoot(t *testing.T) {
 	onEvery(t, forms(), func(t *testing.T, n *criNode) {
 		n.bare(t)
-		plugin := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
+		plugin := filepath.Join(topology.BinDir(t), "ip-masq")
 		if output, code := n.reconcile(t, "install", "--plugin", plugin, "--conflist-own"); code != 0 || !strings.Contains(output, "05-ip-masq.conflist") {
 			t.Fatalf("install: exit code %d: %s", code, output)
 		}
@@ -356,7 +357,7 @@ func TestOwnConflistAtBoot(t *testing.T) {
 			first := n.pod(t, name)
 			n.firstPackets(t, first)
 			n.end(t, first)
-			text := string(topology.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t))
+			text := string(assert.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t))
 			if text != n.list(t, main) {
 				t.Errorf("the main CNI plugin's file is\n%s", text)
 			}

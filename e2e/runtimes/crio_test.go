@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -30,7 +31,7 @@ type crioPod struct {
 // crioCommand calls the plugins as CRI-O does.
 func (n *node) crioCommand(t *testing.T, args ...string) *topology.Cmd {
 	t.Helper()
-	program := filepath.Join(topology.Must(topology.BinDir())(t), "cni/crioverbs")
+	program := filepath.Join(topology.BinDir(t), "cni/crioverbs")
 	c := n.Command(within(t), program, slices.Insert(args, 1, conflistDir)...)
 	c.Env = []string{"PATH=" + programDir, "CNI_PATH=" + binDir}
 	return c
@@ -138,7 +139,7 @@ func more() object {
 func (n *node) wantExempt(t *testing.T, p *crioPod) {
 	t.Helper()
 	n.verdicts(t, p.Host, p.addrs)
-	seen := topology.Must(p.SendUDP(netip.MustParseAddrPort("198.18.0.1:7")))(t)
+	seen := assert.Must(p.SendUDP(netip.MustParseAddrPort("198.18.0.1:7")))(t)
 	if !slices.Contains(p.addrs, seen.Source.Addr()) {
 		t.Errorf("198.18.0.1 saw %s, want one of %s", seen.Source, p.addrs)
 	}
@@ -204,7 +205,7 @@ func TestCRIOSinglePlugin(t *testing.T) {
 	must(t, os.Remove(n.Path(conflistDir+"/10-pods.conflist")))
 	single := bridge()
 	single["cniVersion"], single["name"] = n.version, "pods"
-	text := topology.Must(json.Marshal(single))(t)
+	text := assert.Must(json.Marshal(single))(t)
 	must(t, n.WriteFile(conflistDir+"/10-pods.conf", string(text), 0o644))
 	done := n.crioLoads(t)
 	defer done()

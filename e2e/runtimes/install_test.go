@@ -13,13 +13,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // reconcile runs a command of the reconciler on the node.
 func (n *node) reconcile(t *testing.T, args ...string) (output string, code int) {
 	t.Helper()
-	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	program := filepath.Join(topology.BinDir(t), "ip-masq-reconciler")
 	return n.ended(t, []string{"PATH=" + programDir}, program, args...)
 }
 
@@ -27,7 +28,7 @@ func (n *node) reconcile(t *testing.T, args ...string) (output string, code int)
 func (n *node) bare(t *testing.T) {
 	t.Helper()
 	must(t, os.Remove(n.Path(binDir+"/ip-masq")))
-	text := topology.Must(json.Marshal(n.entry(prefixes())))(t)
+	text := assert.Must(json.Marshal(n.entry(prefixes())))(t)
 	must(t, n.WriteFile("/etc/ip-masq/entry.json", string(text), 0o644))
 	n.conflist(t, bridge())
 }
@@ -35,7 +36,7 @@ func (n *node) bare(t *testing.T) {
 // install runs install twice and checks that the second run changes nothing.
 func (n *node) install(t *testing.T) {
 	t.Helper()
-	plugin := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq")
+	plugin := filepath.Join(topology.BinDir(t), "ip-masq")
 	for range 2 {
 		if output, code := n.reconcile(t, "install", "--plugin", plugin); code != 0 {
 			t.Fatalf("install: exit code %d: %s", code, output)
@@ -54,7 +55,7 @@ func (n *node) uninstall(t *testing.T, want int) {
 // wantGone checks that nothing of ip-masq remains and the conflist is the main CNI plugin's.
 func (n *node) wantGone(t *testing.T) {
 	t.Helper()
-	text := topology.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t)
+	text := assert.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t)
 	if got, want := string(text), n.list(t, bridge()); got != want {
 		t.Errorf("the conflist is\n%s\nwant\n%s", got, want)
 	}
@@ -71,7 +72,7 @@ func (n *node) wantGone(t *testing.T) {
 // wantAlone checks that a pod's packets are not masqueraded.
 func (n *node) wantAlone(t *testing.T, h *topology.Host, addrs []netip.Addr) {
 	t.Helper()
-	seen := topology.Must(h.SendUDP(netip.MustParseAddrPort("203.0.113.11:7")))(t)
+	seen := assert.Must(h.SendUDP(netip.MustParseAddrPort("203.0.113.11:7")))(t)
 	if !slices.Contains(addrs, seen.Source.Addr()) {
 		t.Errorf("without us the pod was seen as %s, want one of %s", seen.Source, addrs)
 	}

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 const (
@@ -70,7 +70,7 @@ func (l *load) run(t *testing.T) {
 	for _, p := range pods {
 		host := l.adopt(t, p.Netns)
 		l.verdicts(t, host, p.Addrs)
-		seen := topology.Must(host.SendUDP(netip.MustParseAddrPort("198.18.0.1:7")))(t)
+		seen := assert.Must(host.SendUDP(netip.MustParseAddrPort("198.18.0.1:7")))(t)
 		if !slices.Contains(p.Addrs, seen.Source.Addr()) {
 			t.Errorf("pod %s: 198.18.0.1 saw %s, want one of %s", p.Name, seen.Source, p.Addrs)
 		}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/machine"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -69,7 +70,7 @@ func newNode(t *testing.T, f form) *node {
 	t.Helper()
 	world := topology.New(t, topology.Options{})
 	n := &node{Topology: world, Machine: machine.New(t, world.Node), form: f, version: "1.0.0"}
-	bin := topology.Must(topology.BinDir())(t)
+	bin := topology.BinDir(t)
 	for _, program := range []string{"ip-masq", "cni/bridge", "cni/host-local", "cni/loopback"} {
 		must(t, n.Install(filepath.Join(bin, program), filepath.Join(binDir, filepath.Base(program))))
 	}
@@ -86,7 +87,7 @@ func (n *node) programs(t *testing.T) {
 	}
 	for _, base := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
-			program := topology.Must(exec.LookPath(base + "-" + n.form.variant + suffix))(t)
+			program := assert.Must(exec.LookPath(base + "-" + n.form.variant + suffix))(t)
 			must(t, os.Symlink(program, filepath.Join(n.Path(programDir), base+suffix)))
 		}
 	}
@@ -123,7 +124,7 @@ func (n *node) entry(keys object) object {
 // list returns the conflist of the network pods.
 func (n *node) list(t *testing.T, plugins ...object) string {
 	t.Helper()
-	text := topology.Must(json.MarshalIndent(object{"cniVersion": n.version, "name": "pods", "plugins": plugins}, "", "  "))(t)
+	text := assert.Must(json.MarshalIndent(object{"cniVersion": n.version, "name": "pods", "plugins": plugins}, "", "  "))(t)
 	return string(text)
 }
 
@@ -192,7 +193,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-var must = topology.NoError
+var must = assert.NoError
 
 // until waits until a condition holds.
 func until(t *testing.T, limit time.Duration, what string, done func() bool) {
@@ -223,9 +224,9 @@ const health = "127.0.0.1:19820"
 // reconciler starts a reconciler with its own PATH, as in an image.
 func (n *node) reconciler(t *testing.T, path string, args ...string) *reconciler {
 	t.Helper()
-	program := filepath.Join(topology.Must(topology.BinDir())(t), "ip-masq-reconciler")
+	program := filepath.Join(topology.BinDir(t), "ip-masq-reconciler")
 	all := append([]string{"run", "--enable-ipv6", "--health-listen", health}, args...)
-	d := topology.Must(n.StartDaemon("reconciler", []string{"PATH=" + path}, program, all...))(t)
+	d := assert.Must(n.StartDaemon("reconciler", []string{"PATH=" + path}, program, all...))(t)
 	r := &reconciler{d, n.Host}
 	until(t, 10*time.Second, "first sync", func() bool {
 		code, _ := r.ready(t)
@@ -253,7 +254,7 @@ func prefixes() object {
 func (n *node) adopt(t *testing.T, netns string) *topology.Host {
 	t.Helper()
 	n.adopted++
-	h := topology.Must(n.Adopt(fmt.Sprint("adopted", n.adopted), netns))(t)
+	h := n.Adopt(t, fmt.Sprint("adopted", n.adopted), netns)
 	t.Cleanup(func() { must(t, h.Close()) })
 	return h
 }

@@ -20,9 +20,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // Names that exist on no machine.
@@ -96,9 +96,9 @@ func outside(t *testing.T) map[string]bool {
 			seen[path] = err == nil
 		}
 	}
-	mounts := topology.Must(os.ReadFile("/proc/self/mountinfo"))(t)
+	mounts := assert.Must(os.ReadFile("/proc/self/mountinfo"))(t)
 	seen["mounts"] = strings.Contains(string(mounts), "ip-masq-sandbox")
-	forward := topology.Must(os.ReadFile("/proc/sys/net/ipv4/ip_forward"))(t)
+	forward := assert.Must(os.ReadFile("/proc/sys/net/ipv4/ip_forward"))(t)
 	seen["forwarding"] = string(bytes.TrimSpace(forward)) == "1"
 	return seen
 }
@@ -115,10 +115,10 @@ func TestTheInsideDiesWithTheOutside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := command(t, "wait", user)
 			rest := started(t, c)
-			topology.NoError(t, c.Process.Kill())
+			assert.NoError(t, c.Process.Kill())
 			// The file ends once no process has the pipe open for writing, including the one
 			// inside. The command's context kills only the process outside.
-			topology.NoError(t, rest.SetReadDeadline(time.Now().Add(timelimit.Wait)))
+			assert.NoError(t, rest.SetReadDeadline(time.Now().Add(timelimit.Wait)))
 			if _, err := io.ReadAll(rest); err != nil {
 				t.Errorf("the process inside lives on: %v", err)
 			}
@@ -136,8 +136,8 @@ func started(t *testing.T, c *exec.Cmd) *os.File {
 	}
 	t.Cleanup(func() { _ = reader.Close() })
 	c.Stdout, c.Stderr = writer, os.Stderr
-	topology.NoError(t, c.Start())
-	topology.NoError(t, writer.Close())
+	assert.NoError(t, c.Start())
+	assert.NoError(t, writer.Close())
 	line, err := bufio.NewReader(reader).ReadString('\n')
 	if err != nil || strings.TrimSpace(line) != ready {
 		t.Fatalf("the body said %q, %v; want %q", line, err, ready)

@@ -11,25 +11,25 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // BinDir returns the directory of the built binaries: IPMASQ_BIN_DIR, or bin in the Go module of
 // the working directory.
-func BinDir() (string, error) {
+func BinDir(t T) string {
+	t.Helper()
 	if directory := os.Getenv("IPMASQ_BIN_DIR"); directory != "" {
-		return directory, nil
+		return directory
 	}
-	directory, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("find binaries: %w", err)
-	}
+	directory := assert.Must(os.Getwd())(t)
 	for {
 		if _, err := os.Stat(filepath.Join(directory, "go.mod")); err == nil {
-			return filepath.Join(directory, "bin"), nil
+			return filepath.Join(directory, "bin")
 		}
 		parent := filepath.Dir(directory)
 		if parent == directory {
-			return "", errors.New("find binaries: not in a Go module; set IPMASQ_BIN_DIR")
+			t.Fatalf("find binaries: not in a Go module; set IPMASQ_BIN_DIR")
 		}
 		directory = parent
 	}
@@ -54,17 +54,15 @@ type CNI struct {
 // The plugins of all nodes share one file system, so networks of the same name on two nodes need
 // different addresses and state directories. The results that cnitool keeps in /var/lib/cni do not
 // collide, because every pod has its own path.
-func NewCNI(node *Host, confDir string) (*CNI, error) {
-	binaries, err := BinDir()
-	if err != nil {
-		return nil, err
-	}
+func NewCNI(t T, node *Host, confDir string) *CNI {
+	t.Helper()
+	binaries := BinDir(t)
 	plugins := filepath.Join(binaries, "cni")
 	tool := filepath.Join(plugins, "cnitool")
 	if _, err := os.Stat(tool); err != nil {
-		return nil, fmt.Errorf("find cnitool: %w (`make test` builds it; IPMASQ_BIN_DIR names its directory's parent)", err)
+		t.Fatalf("find cnitool: %v (`make test` builds it; IPMASQ_BIN_DIR names its directory's parent)", err)
 	}
-	return &CNI{ConfDir: confDir, Path: []string{binaries, plugins}, node: node, tool: tool}, nil
+	return &CNI{ConfDir: confDir, Path: []string{binaries, plugins}, node: node, tool: tool}
 }
 
 // Result is the result of a program.

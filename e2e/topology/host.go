@@ -21,6 +21,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // netnsDir is the directory in which iproute2, cnitool and nsenter look for named network
@@ -53,25 +55,25 @@ type Host struct {
 
 // newHost makes a network namespace with the loopback interface up and mounts it at a path that
 // ends in name and suffix.
-func newHost(name, suffix string, watched *observer) (*Host, error) {
-	return buildHost(name, suffix, watched, (*Host).make)
+func newHost(t T, name, suffix string, watched *observer) *Host {
+	h := buildHost(t, name, suffix, watched, func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+	h.configure(t)
+	return h
 }
 
 // adoptHost is newHost for an existing network namespace, which it does not change.
-func adoptHost(name, suffix string, watched *observer, path string) (*Host, error) {
-	return buildHost(name, suffix, watched, func(h *Host) error {
-		return h.hold(func() error {
-			theirs, err := netns.GetFromPath(path)
-			if err != nil {
-				return fmt.Errorf("open network namespace %s: %w", path, err)
-			}
-			defer func() { _ = theirs.Close() }()
-			return netns.Set(theirs)
-		})
+func adoptHost(t T, name, suffix string, watched *observer, path string) *Host {
+	return buildHost(t, name, suffix, watched, func() error {
+		theirs, err := netns.GetFromPath(path)
+		if err != nil {
+			return fmt.Errorf("open network namespace %s: %w", path, err)
+		}
+		defer func() { _ = theirs.Close() }()
+		return netns.Set(theirs)
 	})
 }
 
-func buildHost(name, suffix string, watched *observer, build func(*Host) error) (*Host, error) {
+func buildHost(t T, name, suffix string, watched *observer, enter func() error) *Host {
 	h := &Host{
 		Name:     name,
 		Path:     filepath.Join(netnsDir, name+"-"+suffix),
@@ -79,60 +81,34 @@ func buildHost(name, suffix string, watched *observer, build func(*Host) error) 
 		observer: watched,
 	}
 	h.close = sync.OnceValue(h.dismantle)
-	if err := build(h); err != nil {
-		return nil, errors.Join(fmt.Errorf("make host %s: %w", name, err), h.Close())
-	}
-	return h, nil
-}
-
-func (h *Host) make() error {
-	err := h.hold(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make network namespace: %w", err)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return h.configure()
+	t.Cleanup(func() { assert.NoError(t, h.Close()) })
+	h.hold(t, enter)
+	return h
 }
 
 // hold starts the host's thread in the network namespace that enter selects, and mounts that
 // namespace.
-func (h *Host) hold(enter func() error) error {
-	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
-		return err
-	}
-	mountPoint, err := os.OpenFile(h.Path, os.O_CREATE|os.O_EXCL, 0o444)
-	if err != nil {
-		return err
-	}
-	if err := mountPoint.Close(); err != nil {
-		return err
-	}
-	h.thread, err = startThread(func() error {
+func (h *Host) hold(t T, enter func() error) {
+	assert.NoError(t, os.MkdirAll(netnsDir, 0o755))
+	mountPoint := assert.Must(os.OpenFile(h.Path, os.O_CREATE|os.O_EXCL, 0o444))(t)
+	assert.NoError(t, mountPoint.Close())
+	h.thread = assert.Must(startThread(func() error {
 		if err := enter(); err != nil {
 			return err
 		}
 		if err := unix.Mount("/proc/thread-self/ns/net", h.Path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount network namespace: %w", err)
 		}
+		var err error
 		h.handle, err = netns.Get()
 		return err
-	})
-	if err != nil {
-		return err
-	}
-	if h.Netlink, err = netlink.NewHandleAt(h.handle, unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("open netlink socket: %w", err)
-	}
-	return nil
+	}))(t)
+	h.Netlink = assert.Must(netlink.NewHandleAt(h.handle, unix.NETLINK_ROUTE))(t)
 }
 
 // configure sets kernel parameters that would otherwise depend on the machine: new network
 // namespaces copy the IPv4 parameters.
-func (h *Host) configure() error {
+func (h *Host) configure(t T) {
 	for _, conf := range []string{"all", "default"} {
 		for _, setting := range [][2]string{
 			{"net/ipv4/conf/" + conf + "/rp_filter", "0"},
@@ -141,19 +117,10 @@ func (h *Host) configure() error {
 			{"net/ipv6/conf/" + conf + "/accept_dad", "0"},
 			{"net/ipv6/conf/" + conf + "/router_solicitations", "0"},
 		} {
-			if err := h.Sysctl(setting[0], setting[1]); err != nil {
-				return err
-			}
+			assert.NoError(t, h.Sysctl(setting[0], setting[1]))
 		}
 	}
-	loopback, err := h.Netlink.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find loopback interface: %w", err)
-	}
-	if err := h.Netlink.LinkSetUp(loopback); err != nil {
-		return fmt.Errorf("set loopback interface up: %w", err)
-	}
-	return nil
+	assert.NoError(t, h.Netlink.LinkSetUp(assert.Must(h.Netlink.LinkByName("lo"))(t)))
 }
 
 // Do runs f on the calling goroutine with its thread in the host's network namespace. Goroutines

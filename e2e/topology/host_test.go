@@ -3,7 +3,6 @@
 package topology_test
 
 import (
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -21,7 +21,7 @@ import (
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	var stat unix.Stat_t
-	topology.NoError(t, unix.Stat(path, &stat))
+	assert.NoError(t, unix.Stat(path, &stat))
 	return stat.Ino
 }
 
@@ -35,10 +35,9 @@ type remains struct {
 func takeStock(t *testing.T) remains {
 	t.Helper()
 	count := func(pattern string) int {
-		names := topology.Must(filepath.Glob(pattern))(t)
-		return len(names)
+		return len(assert.Must(filepath.Glob(pattern))(t))
 	}
-	links := topology.Must(net.Interfaces())(t)
+	links := assert.Must(net.Interfaces())(t)
 	return remains{
 		Hosts:      count("/run/netns/*"),
 		Links:      len(links),
@@ -50,23 +49,20 @@ func takeStock(t *testing.T) remains {
 
 func TestCloseLeavesNothing(t *testing.T) {
 	before := takeStock(t)
-	w := topology.Must(topology.Build(topology.Options{}))(t)
-	pod := topology.Must(w.AddPod("pod", addr("10.0.0.2")))(t)
-	topology.Must(w.NewPod("bare"))(t)
-	conn := topology.Must(pod.OpenTCP(echo("1.2.3.4")))(t)
+	w := topology.New(t, topology.Options{})
+	pod := w.AddPod(t, "pod", addr("10.0.0.2"))
+	w.NewPod(t, "bare")
+	conn := assert.Must(pod.OpenTCP(echo("1.2.3.4")))(t)
 	if during := takeStock(t); during.Hosts != before.Hosts+5 || during.MainThread != before.MainThread {
 		t.Errorf("5 hosts were made: from %+v to %+v", before, during)
 	}
-	if _, err := w.AddPod("pod", addr("10.0.0.3")); !errors.Is(err, os.ErrExist) {
-		t.Errorf("a second pod of that name: got %v, want %v", err, os.ErrExist)
+	second := topology.Run(func(t topology.T) { w.AddPod(t, "pod", addr("10.0.0.3")) })
+	if second == nil || !strings.Contains(second.Error(), unix.EEXIST.Error()) {
+		t.Errorf("a second pod of that name: got %v, want %v", second, unix.EEXIST)
 	}
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, conn.Close())
 	for range 2 { // the second finds nothing to do
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, w.Close())
 	}
 	// Goroutines end a moment after they were waited for.
 	if !timelimit.Await(timelimit.Wait, func() bool { return takeStock(t) == before }) {

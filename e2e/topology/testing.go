@@ -2,41 +2,59 @@
 
 package topology
 
-// T is the part of testing.TB and rapid.T that this package uses, so that the demo does not import
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+)
+
+// T is the part of testing.TB and rapid.T that this package uses, so that programs do not import
 // package testing.
 type T interface {
-	Helper()
-	Fatalf(format string, args ...any)
+	assert.T
 	Cleanup(func())
 }
 
-// New builds a topology for a test and closes it at the test's end. It fails the test on an error.
-func New(t T, options Options) *Topology {
-	t.Helper()
-	built := Must(Build(options))(t)
-	t.Cleanup(func() {
-		if err := built.Close(); err != nil {
-			t.Fatalf("close topology: %v", err)
-		}
-	})
-	return built
+// Run gives a program what a test has: it calls f, which ends where it fails, then the functions for Cleanup, and
+// returns all failures.
+func Run(f func(T)) error {
+	var p program
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer p.cleanUp()
+		f(&p)
+	}()
+	<-ended
+	return p.failed
 }
 
-// NoError fails the test on an error.
-func NoError(t T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%v", err)
-	}
+type program struct {
+	failed   error
+	cleanups []func()
 }
 
-// Must returns the value of a function of this package and fails the test on an error:
-//
-//	pod := topology.Must(world.AddPod("a", address))(t)
-func Must[V any](value V, err error) func(T) V {
-	return func(t T) V {
-		t.Helper()
-		NoError(t, err)
-		return value
+func (p *program) Helper() {}
+
+func (p *program) Cleanup(f func()) { p.cleanups = append(p.cleanups, f) }
+
+func (p *program) Errorf(format string, args ...any) {
+	p.failed = errors.Join(p.failed, fmt.Errorf(format+"\n%s", append(args, debug.Stack())...))
+}
+
+func (p *program) Fatalf(format string, args ...any) {
+	p.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+func (p *program) cleanUp() {
+	if n := len(p.cleanups); n > 0 {
+		f := p.cleanups[n-1]
+		p.cleanups = p.cleanups[:n-1]
+		defer p.cleanUp()
+		f()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 )
 
@@ -49,64 +50,37 @@ type uplink struct {
 	node, remote *end
 }
 
-// Build makes a topology. It fails outside of a sandbox.
-func Build(options Options) (*Topology, error) {
-	if err := sandbox.Check(); err != nil {
-		return nil, fmt.Errorf("build topology: %w", err)
-	}
+// New makes a topology for a test and closes it at the test's end. It fails outside of a sandbox.
+func New(t T, options Options) *Topology {
+	t.Helper()
+	assert.NoError(t, sandbox.Check())
 	var suffix [4]byte
 	rand.Read(suffix[:]) // never fails
-	t := &Topology{
+	w := &Topology{
 		suffix:   hex.EncodeToString(suffix[:]),
 		observer: newObserver(),
 		uplinks:  map[*Host]*uplink{},
 	}
-	if err := t.build(options); err != nil {
-		return nil, errors.Join(fmt.Errorf("build topology: %w", err), t.Close())
-	}
-	return t, nil
-}
-
-func (t *Topology) build(options Options) error {
-	var err error
-	if t.Node, err = newHost("node", t.suffix, t.observer); err != nil {
-		return err
-	}
-	t.Node.router = t.Node
+	t.Cleanup(func() { assert.NoError(t, w.Close()) })
+	w.Node = newHost(t, "node", w.suffix, w.observer)
+	w.Node.router = w.Node
 	for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := t.Node.Sysctl(sysctl, "1"); err != nil {
-			return err
-		}
+		assert.NoError(t, w.Node.Sysctl(sysctl, "1"))
 	}
 	// In a /31 and a /127 the only other address is the remote host's, and there is no broadcast
 	// address, so every other address can be routed.
-	if t.LAN, err = t.addRemote("lan", "192.168.50.10", "fd00:50::10"); err != nil {
-		return err
+	w.LAN = w.addRemote(t, "lan", "192.168.50.10", "fd00:50::10")
+	w.Outside = w.addRemote(t, "outside", "203.0.113.10", "2001:db8:113::10")
+	w.Route(t, w.Outside, everywhere()...)
+	w.Route(t, w.LAN, private()...)
+	w.routeBack(t, w.LAN)
+	if !options.IsolateOutside {
+		w.routeBack(t, w.Outside)
 	}
-	if t.Outside, err = t.addRemote("outside", "203.0.113.10", "2001:db8:113::10"); err != nil {
-		return err
+	for _, h := range []*Host{w.Node, w.LAN, w.Outside} {
+		w.Observe(t, h, EchoPort)
 	}
-	if err := t.Route(t.Outside, everywhere()...); err != nil {
-		return err
-	}
-	if err := t.Route(t.LAN, private()...); err != nil {
-		return err
-	}
-	answerable := []*Host{t.LAN, t.Outside}
-	if options.IsolateOutside {
-		answerable = []*Host{t.LAN}
-	}
-	for _, remote := range answerable {
-		if err := t.routeBack(remote); err != nil {
-			return err
-		}
-	}
-	for _, h := range []*Host{t.Node, t.LAN, t.Outside} {
-		if err := t.observer.serve(h, EchoPort); err != nil {
-			return err
-		}
-	}
-	return nil
+	return w
 }
 
 // private returns the prefixes that are routed to the LAN.
@@ -121,16 +95,13 @@ func private() []netip.Prefix {
 
 // addRemote adds a host with these addresses on a veth pair to the node, which has the next address
 // of each.
-func (t *Topology) addRemote(name string, addresses ...string) (*Host, error) {
-	remote, err := newHost(name, t.suffix, t.observer)
-	if err != nil {
-		return nil, err
-	}
+func (w *Topology) addRemote(t T, name string, addresses ...string) *Host {
+	remote := newHost(t, name, w.suffix, w.observer)
 	wire := &uplink{
-		node:   &end{host: t.Node, device: name, pointToPoint: true},
+		node:   &end{host: w.Node, device: name, pointToPoint: true},
 		remote: &end{host: remote, device: "eth0", pointToPoint: true},
 	}
-	t.uplinks[remote] = wire
+	w.uplinks[remote] = wire
 	// The link-local address is first, because awaitAddresses waits for the last one.
 	for _, text := range append([]string{"fe80::10"}, addresses...) {
 		a := netip.MustParseAddr(text)
@@ -140,57 +111,44 @@ func (t *Topology) addRemote(name string, addresses ...string) (*Host, error) {
 			a = a.Next()
 		}
 	}
-	for _, h := range []*Host{t.Node, remote} {
+	for _, h := range []*Host{w.Node, remote} {
 		slices.SortFunc(h.Addrs, netip.Addr.Compare)
 	}
-	if err := connect(wire.node, wire.remote); err != nil {
-		return remote, err
-	}
+	connect(t, wire.node, wire.remote)
 	for i := range wire.node.addresses {
-		if err := wire.node.neighbor(wire.remote.addresses[i], wire.remote); err != nil {
-			return remote, err
-		}
-		if err := wire.remote.neighbor(wire.node.addresses[i], wire.node); err != nil {
-			return remote, err
-		}
+		wire.node.neighbor(t, wire.remote.addresses[i], wire.remote)
+		wire.remote.neighbor(t, wire.node.addresses[i], wire.node)
 	}
-	return remote, wire.remote.acceptAny()
+	wire.remote.acceptAny(t)
+	return remote
 }
 
 // Route makes the node route the prefixes to a remote host, LAN or Outside, which then answers
 // there.
-func (t *Topology) Route(remote *Host, prefixes ...netip.Prefix) error {
-	wire, ok := t.uplinks[remote]
-	if !ok {
-		return fmt.Errorf("route to %s: not LAN or Outside", remote.Name)
-	}
+func (w *Topology) Route(t T, remote *Host, prefixes ...netip.Prefix) {
+	t.Helper()
+	wire := w.uplinks[remote]
 	for _, p := range prefixes {
-		if err := wire.node.route(p, ofFamily(wire.remote.addresses, p.Addr())); err != nil {
-			return err
-		}
+		wire.node.route(t, p, ofFamily(wire.remote.addresses, p.Addr()))
 	}
-	return nil
 }
 
-func (t *Topology) routeBack(remote *Host) error {
-	wire := t.uplinks[remote]
+func (w *Topology) routeBack(t T, remote *Host) {
+	wire := w.uplinks[remote]
 	for _, p := range everywhere() {
-		if err := wire.remote.route(p, ofFamily(wire.node.addresses, p.Addr())); err != nil {
-			return err
-		}
+		wire.remote.route(t, p, ofFamily(wire.node.addresses, p.Addr()))
 	}
-	return nil
 }
 
 // NodeAddr returns the node's address on the veth pair to a remote host, of the destination's
 // family: the source that the remote host sees of masqueraded packets.
-func (t *Topology) NodeAddr(remote *Host, destination netip.Addr) netip.Addr {
-	return ofFamily(t.uplinks[remote].node.addresses, destination)
+func (w *Topology) NodeAddr(remote *Host, destination netip.Addr) netip.Addr {
+	return ofFamily(w.uplinks[remote].node.addresses, destination)
 }
 
 // Routable reports whether the topology routes packets of a pod to this address to a remote host.
 // It ignores routes and links that a test added.
-func (t *Topology) Routable(address netip.Addr) bool {
+func (w *Topology) Routable(address netip.Addr) bool {
 	switch {
 	case !address.IsValid(), address.Is4In6(), address.Zone() != "",
 		address.IsUnspecified(), address.IsLoopback(), address.IsMulticast(),
@@ -198,22 +156,23 @@ func (t *Topology) Routable(address netip.Addr) bool {
 		address == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return false
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return !slices.ContainsFunc(append(t.pods, t.Node), func(h *Host) bool { return h.Has(address) })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !slices.ContainsFunc(append(w.pods, w.Node), func(h *Host) bool { return h.Has(address) })
 }
 
 // Observe makes a host answer at one more port, as at EchoPort.
-func (t *Topology) Observe(h *Host, port uint16) error {
-	return t.observer.serve(h, port)
+func (w *Topology) Observe(t T, h *Host, port uint16) {
+	t.Helper()
+	assert.NoError(t, w.observer.serve(h, port))
 }
 
 // Close removes everything that belongs to the topology.
-func (t *Topology) Close() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	errs := []error{t.observer.close()}
-	for _, h := range append(t.pods, t.LAN, t.Outside, t.Node) {
+func (w *Topology) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	errs := []error{w.observer.close()}
+	for _, h := range append(w.pods, w.LAN, w.Outside, w.Node) {
 		if h != nil {
 			errs = append(errs, h.Close())
 		}
@@ -229,69 +188,52 @@ func gateways() []netip.Addr {
 
 // NewPod adds a pod with only a loopback interface, which a CNI plugin can attach to a network. It
 // answers at EchoPort.
-func (t *Topology) NewPod(name string) (*Host, error) {
-	pod, err := newHost(name, t.suffix, t.observer)
-	if err != nil {
-		return nil, err
-	}
-	pod.router = t.Node
-	t.mu.Lock()
-	t.pods = append(t.pods, pod)
-	t.mu.Unlock()
-	return pod, t.observer.serve(pod, EchoPort)
+func (w *Topology) NewPod(t T, name string) *Host {
+	t.Helper()
+	pod := w.add(newHost(t, name, w.suffix, w.observer))
+	w.Observe(t, pod, EchoPort)
+	return pod
 }
 
 // Adopt makes a host of a network namespace that a runtime created, by its path, so that the host
 // can send. It does not answer at EchoPort. The namespace exists until the host is closed.
-func (t *Topology) Adopt(name, path string) (*Host, error) {
-	pod, err := adoptHost(name, t.suffix, t.observer, path)
-	if err != nil {
-		return nil, err
-	}
-	pod.router = t.Node
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.pods = append(t.pods, pod)
-	return pod, nil
+func (w *Topology) Adopt(t T, name, path string) *Host {
+	t.Helper()
+	return w.add(adoptHost(t, name, w.suffix, w.observer, path))
+}
+
+func (w *Topology) add(pod *Host) *Host {
+	pod.router = w.Node
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pods = append(w.pods, pod)
+	return pod
 }
 
 // AddPod adds a pod with these addresses, without a CNI plugin: a veth pair from its eth0 to the
 // node, a route to each address there, and default routes in the pod for the families of its
 // addresses.
-func (t *Topology) AddPod(name string, addresses ...netip.Addr) (*Host, error) {
-	pod, err := t.NewPod(name)
-	if err != nil {
-		return pod, err
-	}
-	t.mu.Lock()
+func (w *Topology) AddPod(t T, name string, addresses ...netip.Addr) *Host {
+	t.Helper()
+	pod := w.NewPod(t, name)
+	w.mu.Lock()
 	pod.Addrs = addresses
-	t.wires++
-	device := fmt.Sprintf("pod%d", t.wires)
-	t.mu.Unlock()
+	w.wires++
+	device := fmt.Sprintf("pod%d", w.wires)
+	w.mu.Unlock()
 
 	inner := &end{host: pod, device: "eth0", addresses: addresses}
-	outer := &end{host: t.Node, device: device}
-	if err := connect(inner, outer); err != nil {
-		return pod, err
-	}
+	outer := &end{host: w.Node, device: device}
+	connect(t, inner, outer)
 	for i, gateway := range gateways() {
-		if !ofFamily(addresses, gateway).IsValid() {
-			continue
-		}
-		if err := inner.neighbor(gateway, outer); err != nil {
-			return pod, err
-		}
-		if err := inner.route(everywhere()[i], gateway); err != nil {
-			return pod, err
+		if ofFamily(addresses, gateway).IsValid() {
+			inner.neighbor(t, gateway, outer)
+			inner.route(t, everywhere()[i], gateway)
 		}
 	}
 	for _, a := range addresses {
-		if err := outer.neighbor(a, inner); err != nil {
-			return pod, err
-		}
-		if err := outer.route(netip.PrefixFrom(a, a.BitLen()), netip.Addr{}); err != nil {
-			return pod, err
-		}
+		outer.neighbor(t, a, inner)
+		outer.route(t, netip.PrefixFrom(a, a.BitLen()), netip.Addr{})
 	}
-	return pod, nil
+	return pod
 }

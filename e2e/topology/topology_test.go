@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -26,7 +27,7 @@ func echo(text string) netip.AddrPort {
 func world(t *testing.T, options topology.Options) (*topology.Topology, *topology.Host) {
 	t.Helper()
 	w := topology.New(t, options)
-	return w, topology.Must(w.AddPod("pod", addr("10.244.1.2"), addr("fd00:244:1::2")))(t)
+	return w, w.AddPod(t, "pod", addr("10.244.1.2"), addr("fd00:244:1::2"))
 }
 
 // podAddr returns the pod's address of the destination's family.
@@ -47,7 +48,7 @@ func TestWhatIsRoutableIsSeen(t *testing.T) {
 				to = append(to, netip.AddrPortFrom(a, topology.EchoPort))
 			}
 		}
-		seen := topology.Must(pod.SweepUDP(to))(t)
+		seen := assert.Must(pod.SweepUDP(to))(t)
 		for destination, source := range seen {
 			if source.Addr() != podAddr(pod, destination.Addr()) {
 				t.Errorf("to %s: seen %s", destination, source)
@@ -85,13 +86,9 @@ func anyAddr(t *rapid.T) netip.Addr {
 
 func TestBuildRefusesTheMachinesOwnNetwork(t *testing.T) {
 	t.Setenv("IPMASQ_SANDBOX", "")
-	w, err := topology.Build(topology.Options{})
-	if err == nil {
-		_ = w.Close()
-		t.Fatal("a topology was built outside of a sandbox")
-	}
-	if !strings.Contains(err.Error(), "sandbox.Run") {
-		t.Errorf("the error does not say what to do: %v", err)
+	err := topology.Run(func(t topology.T) { topology.New(t, topology.Options{}) })
+	if err == nil || !strings.Contains(err.Error(), "sandbox.Run") {
+		t.Errorf("outside of a sandbox: %v", err)
 	}
 }
 

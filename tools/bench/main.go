@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/tools/bench/internal/measure"
@@ -36,7 +36,7 @@ func run() int {
 	if *quick || *only != "" {
 		usual = filepath.Join(usual, "quick")
 	}
-	if err := b.run(cmp.Or(*out, usual), *only); err != nil {
+	if err := topology.Run(func(t topology.T) { b.run(t, cmp.Or(*out, usual), *only) }); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		return 1
 	}
@@ -52,49 +52,45 @@ type bench struct {
 // part measures one or more comparisons.
 type part struct {
 	name string
-	run  func() error
+	run  func(topology.T)
 }
 
 func (b *bench) parts() []part {
 	return []part{
-		{"add", func() error { return withNodes(b.add) }},
-		{"burst", func() error { return withNodes(b.burst) }},
-		{"first", func() error { return withNodes(b.firstPod) }},
-		{"rebuild", func() error { return withNodes(b.rebuild) }},
+		{"add", b.add},
+		{"burst", b.burst},
+		{"first", b.firstPod},
+		{"rebuild", b.rebuild},
 		{"connections", b.connections},
 		{"guard", b.guard},
 		{"reset", b.reset},
-		{"repair", func() error { return b.besideReconciler(b.repairs) }},
-		{"commits", func() error { return b.besideReconciler(b.commits) }},
-		{"published", func() error { return b.besideReconciler(b.published) }},
+		{"repair", b.besideReconciler(b.repairs)},
+		{"commits", b.besideReconciler(b.commits)},
+		{"published", b.besideReconciler(b.published)},
 	}
 }
 
-func (b *bench) run(out, only string) (err error) {
-	if err := describeMachine(&b.results); err != nil {
-		return err
-	}
-	remove, err := scene.Install()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
+func (b *bench) run(t topology.T, out, only string) {
+	describeMachine(t, &b.results)
+	scene.Install(t)
 	for _, p := range b.parts() {
 		if only != "" && !strings.Contains(","+only+",", ","+p.name+",") {
 			continue
 		}
 		start := time.Now()
-		if err := p.run(); err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
-		}
+		separately(t, p.run)
 		fmt.Printf("%-12s %5.1f s\n", p.name, time.Since(start).Seconds())
 	}
-	return errors.Join(os.MkdirAll(out, 0o755), os.WriteFile(filepath.Join(out, "results.txt"), b.results.Bytes(), 0o644))
+	assert.NoError(t, os.MkdirAll(out, 0o755))
+	assert.NoError(t, os.WriteFile(filepath.Join(out, "results.txt"), b.results.Bytes(), 0o644))
 }
 
+// separately closes the nodes that a function makes before it returns.
+func separately(t topology.T, run func(topology.T)) { assert.NoError(t, topology.Run(run)) }
+
 // compare runs contenders in turn and writes their costs.
-func (b *bench) compare(benchmark string, limit measure.Limit, contenders ...measure.Contender) error {
-	return measure.Interleave(&b.results, benchmark, limit, contenders...)
+func (b *bench) compare(benchmark string, limit measure.Limit, contenders ...measure.Contender) {
+	measure.Interleave(&b.results, benchmark, limit, contenders...)
 }
 
 // limit returns the limit of a comparison; a quick run has fewer rounds and less time. benchstat needs six
@@ -124,36 +120,19 @@ func processor(d time.Duration) measure.Value {
 }
 
 // describeMachine writes the machine and the programs as configuration of the Go benchmark format.
-func describeMachine(w io.Writer) error {
+func describeMachine(t topology.T, w io.Writer) {
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return fmt.Errorf("read the kernel release: %w", err)
-	}
-	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return err
-	}
+	assert.NoError(t, unix.Uname(&u))
+	cpuinfo, load := assert.Must(os.ReadFile("/proc/cpuinfo"))(t), assert.Must(os.ReadFile("/proc/loadavg"))(t)
 	_, model, _ := strings.Cut(string(cpuinfo), "model name\t: ") // not every architecture has it
 	model, _, _ = strings.Cut(model, "\n")
-	load, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return fmt.Errorf("read the load average: %w", err)
-	}
-	binaries, err := topology.BinDir()
-	if err != nil {
-		return err
-	}
 	fmt.Fprintf(w, "goos: %s\ngoarch: %s\ncpu: %s\nprocessors: %d\nkernel: %s\nload-before: %s\ndate: %s\n", runtime.GOOS, runtime.GOARCH, model,
 		runtime.NumCPU(), bytes.TrimRight(u.Release[:], "\x00"), strings.Fields(string(load))[0], time.Now().UTC().Format(time.DateOnly))
 	for name, program := range map[string][]string{
-		"ip-masq": {binaries + "/ip-masq-reconciler", "version"}, "iptables": {"iptables-nft", "--version"}, "nft": {"nft", "--version"},
+		"ip-masq": {topology.BinDir(t) + "/ip-masq-reconciler", "version"}, "iptables": {"iptables-nft", "--version"}, "nft": {"nft", "--version"},
 	} {
-		out, err := exec.Command(program[0], program[1:]...).Output()
-		if err != nil {
-			return fmt.Errorf("run %s for its version: %w", program[0], err)
-		}
+		out := assert.Must(exec.Command(program[0], program[1:]...).Output())(t)
 		first, _, _ := strings.Cut(string(out), "\n")
 		fmt.Fprintf(w, "%s: %s\n", name, first)
 	}
-	return nil
 }

@@ -20,7 +20,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
-	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 const name = "example.net/some/image:v1.2.3"
@@ -48,7 +48,7 @@ func image(arch string) oci.Image {
 func write(t *testing.T, images ...oci.Image) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	topology.NoError(t, oci.Write(&out, images...))
+	assert.NoError(t, oci.Write(&out, images...))
 	return out.Bytes()
 }
 
@@ -70,7 +70,7 @@ func unpack(t *testing.T, data []byte) (names []string, entries map[string]entry
 		if err != nil {
 			t.Fatal(err)
 		}
-		content := topology.Must(io.ReadAll(r))(t)
+		content := assert.Must(io.ReadAll(r))(t)
 		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.Gname != "" || h.ModTime.Unix() != 0 {
 			t.Errorf("%s tells of the machine that made it: %+v", h.Name, h)
 		}
@@ -109,7 +109,7 @@ func (l layout) blob(t *testing.T, d v1.Descriptor) []byte {
 
 func decode[T any](t *testing.T, data []byte) (v T) {
 	t.Helper()
-	topology.NoError(t, json.Unmarshal(data, &v))
+	assert.NoError(t, json.Unmarshal(data, &v))
 	return v
 }
 
@@ -137,8 +137,8 @@ func (l layout) wantImage(t *testing.T, d v1.Descriptor, want oci.Image) {
 	}
 	var layers []map[string]entry
 	for i, d := range m.Layers {
-		r := topology.Must(gzip.NewReader(bytes.NewReader(l.blob(t, d))))(t)
-		data := topology.Must(io.ReadAll(r))(t)
+		r := assert.Must(gzip.NewReader(bytes.NewReader(l.blob(t, d))))(t)
+		data := assert.Must(io.ReadAll(r))(t)
 		sum := sha256.Sum256(data)
 		if string(c.RootFS.DiffIDs[i]) != "sha256:"+hex.EncodeToString(sum[:]) {
 			t.Errorf("layer %d has another digest than %s", i, c.RootFS.DiffIDs[i])

@@ -102,14 +102,14 @@ func TestConnectionsByStatus(t *testing.T) {
 // TestStatsCount: a second flow finds no port that is free.
 func TestStatsCount(t *testing.T) {
 	w := topology.New(t, topology.Options{})
-	pod := topology.Must(w.AddPod("pod", netip.MustParseAddr("10.88.0.2")))(t)
+	pod := w.AddPod(t, "pod", netip.MustParseAddr("10.88.0.2"))
 	nft := w.Node.Command(t.Context(), "nft", "add table ip t; add chain ip t post { type nat hook postrouting priority 100; }; "+
 		"add rule ip t post meta l4proto udp masquerade to :2000")
 	if output, err := nft.CombinedOutput(); err != nil {
 		t.Fatalf("nft: %v\n%s", err, output)
 	}
 	to := netip.MustParseAddrPort("20.0.0.1:7")
-	topology.Must(pod.SendUDP(to))(t)
+	assert.Must(pod.SendUDP(to))(t)
 	if _, err := pod.SendUDP(to, topology.Within(50_000_000)); err == nil {
 		t.Error("the second flow passed")
 	}

@@ -30,7 +30,7 @@ type guarded struct {
 
 func newGuarded(t *testing.T, edit ...func(*policy.Guard)) *guarded {
 	g := &guarded{T: t, Topology: topology.New(t, topology.Options{}), driver: New()}
-	g.pod = topology.Must(g.AddPod("pod", netip.MustParseAddr("10.88.0.2"), netip.MustParseAddr("fd00:88::2")))(t)
+	g.pod = g.AddPod(t, "pod", netip.MustParseAddr("10.88.0.2"), netip.MustParseAddr("fd00:88::2"))
 	t.Cleanup(func() {
 		if err := g.driver.Close(); err != nil {
 			t.Error(err)

@@ -4,7 +4,6 @@ package scene
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"os"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"github.com/aclements/go-moremath/stats"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 )
 
@@ -21,23 +21,23 @@ import (
 // returns the time of one. The node forwards the packets to the outside host, which
 // drops them, so the time is that of routing, connection tracking, NAT rules and sending. Every
 // flow has its own destination port, and the node's connection tracking is flushed before.
-func (n *Node) Flood(to netip.Addr, flows int) (each time.Duration, err error) {
-	took, _, err := n.flood(to, flows, true)
-	return took / time.Duration(flows), err
+func (n *Node) Flood(to netip.Addr, flows int) (each time.Duration) {
+	took, _ := n.flood(to, flows, true)
+	return took / time.Duration(flows)
 }
 
 // Send sends packets as Flood does, of new connections or of one, and returns the processor time of one: that of
 // the sending thread, in which the kernel also forwards the packet; the median of parts.
-func (n *Node) Send(to netip.Addr, packets int, connections bool) (time.Duration, error) {
-	_, cpu, err := n.flood(to, packets, connections)
-	return time.Duration(stats.Sample{Xs: cpu}.Quantile(0.5)), err
+func (n *Node) Send(to netip.Addr, packets int, connections bool) time.Duration {
+	_, cpu := n.flood(to, packets, connections)
+	return time.Duration(stats.Sample{Xs: cpu}.Quantile(0.5))
 }
 
 // firstPort is the destination port of the first connection.
 const firstPort = 1024
 
 // flood sends packets, again if one is lost.
-func (n *Node) flood(to netip.Addr, packets int, connections bool) (took time.Duration, cpu []float64, err error) {
+func (n *Node) flood(to netip.Addr, packets int, connections bool) (took time.Duration, cpu []float64) {
 	const tries = 5
 	port := func(int) uint16 { return firstPort }
 	if connections {
@@ -45,34 +45,25 @@ func (n *Node) flood(to netip.Addr, packets int, connections bool) (took time.Du
 	}
 	var missing int64
 	for range tries {
-		if err := n.Node.FlushConntrack(); err != nil {
-			return 0, nil, err
-		}
-		if took, cpu, missing, err = n.send(to, packets, port); err != nil || missing == 0 {
-			return took, cpu, err
+		assert.NoError(n, n.Node.FlushConntrack())
+		if took, cpu, missing = n.send(to, packets, port); missing == 0 {
+			return took, cpu
 		}
 	}
-	return 0, nil, fmt.Errorf("send to %s from a pod: packets were lost in each of %d attempts, %d of %d in the last", to, tries, missing, packets)
+	n.Fatalf("send to %s from a pod: packets were lost in each of %d attempts, %d of %d in the last", to, tries, missing, packets)
+	return 0, nil
 }
 
 // send sends packets to a port each, and returns the time until the last has arrived, the sender's
 // processor time of a packet in parts of the packets, and the number of packets that are missing.
-func (n *Node) send(to netip.Addr, packets int, port func(i int) uint16) (took time.Duration, cpu []float64, missing int64, err error) {
+func (n *Node) send(to netip.Addr, packets int, port func(i int) uint16) (took time.Duration, cpu []float64, missing int64) {
 	const parts = 10
-	before, err := n.arrived()
-	if err != nil {
-		return 0, nil, 0, err
-	}
+	before := n.arrived()
 	var start time.Time
-	err = n.pod.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open socket: %w", err)
-		}
+	assert.NoError(n, n.pod.Do(func() error {
+		fd := assert.Must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(n)
 		defer func() { _ = unix.Close(fd) }() // no data is pending
-		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: PodAddress().As4()}); err != nil {
-			return fmt.Errorf("bind socket: %w", err)
-		}
+		assert.NoError(n, unix.Bind(fd, &unix.SockaddrInet4{Addr: PodAddress().As4()}))
 		address := unix.SockaddrInet4{Addr: to.As4()}
 		start = time.Now()
 		for part := range parts {
@@ -86,33 +77,23 @@ func (n *Node) send(to netip.Addr, packets int, port func(i int) uint16) (took t
 			cpu = append(cpu, float64(threadTime()-before)/float64(packets/parts))
 		}
 		return nil
-	})
-	if err != nil {
-		return 0, nil, 0, err
-	}
+	}))
 	// The kernel usually forwards during the send.
 	for {
-		now, err := n.arrived()
+		missing = int64(packets) - (n.arrived() - before)
 		took = time.Since(start)
-		if err != nil {
-			return 0, nil, 0, err
-		}
-		if now-before >= int64(packets) {
-			return took, cpu, 0, nil
+		if missing <= 0 {
+			return took, cpu, 0
 		}
 		if took > time.Second+time.Duration(packets)*time.Millisecond {
-			return took, cpu, int64(packets) - (now - before), nil
+			return took, cpu, missing
 		}
 	}
 }
 
 // arrived returns the number of packets that the outside host has received.
-func (n *Node) arrived() (int64, error) {
-	link, err := n.Outside.Netlink.LinkByName("eth0")
-	if err != nil {
-		return 0, err
-	}
-	return int64(link.Attrs().Statistics.RxPackets), nil
+func (n *Node) arrived() int64 {
+	return int64(assert.Must(n.Outside.Netlink.LinkByName("eth0"))(n).Attrs().Statistics.RxPackets)
 }
 
 // threadTime returns the processor time of the thread.
@@ -124,19 +105,19 @@ func threadTime() time.Duration {
 
 // SetGuard makes the table ip-masq-guard dormant, so that the kernel does not evaluate its chains, or
 // wakes it.
-func (n *Node) SetGuard(awake bool) error {
+func (n *Node) SetGuard(awake bool) {
 	flags := "flags dormant;"
 	if awake {
 		flags = ""
 	}
-	return n.Feed("add table ip ip-masq-guard { "+flags+" }", "nft", "-f", "-")
+	n.Feed("add table ip ip-masq-guard { "+flags+" }", "nft", "-f", "-")
 }
 
 // Track adds conntrack entries of UDP connections from pods, masqueraded or not, to an address and the
 // ones after it.
-func (n *Node) Track(to netip.Addr, count int, masqueraded bool) error {
+func (n *Node) Track(to netip.Addr, count int, masqueraded bool) {
 	const ports, pods = 1 << 15, 1 << 12 // connections of a destination; sources
-	return n.Node.Do(func() error {
+	assert.NoError(n, n.Node.Do(func() error {
 		return fixtures.AddConnections(count, func(i int) fixtures.Connection {
 			port := uint16(firstPort + i%ports)
 			server := netip.AddrPortFrom(fromUint32(toUint32(to)+uint32(i/ports)), 53)
@@ -147,19 +128,17 @@ func (n *Node) Track(to netip.Addr, count int, masqueraded bool) error {
 			}
 			return fixtures.Connection{Protocol: unix.IPPROTO_UDP, Src: pod, Dst: server, ReplySrc: server, ReplyDst: source}
 		})
-	})
+	}))
 }
 
 // Tracked returns the number of conntrack entries of the node.
-func (n *Node) Tracked() (count int, err error) {
-	err = n.Node.Do(func() error {
-		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
-		if err == nil {
-			count, err = strconv.Atoi(strings.TrimSpace(string(text)))
-		}
+func (n *Node) Tracked() (count int) {
+	assert.NoError(n, n.Node.Do(func() (err error) {
+		text := assert.Must(os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count"))(n)
+		count, err = strconv.Atoi(strings.TrimSpace(string(text)))
 		return err
-	})
-	return count, err
+	}))
+	return count
 }
 
 func toUint32(a netip.Addr) uint32 { return binary.BigEndian.Uint32(a.AsSlice()) }

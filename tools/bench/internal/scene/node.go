@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -42,6 +43,7 @@ const Chain = "IP-MASQ-AGENT"
 // Node is a node with a backend and a pod.
 type Node struct {
 	*topology.Topology
+	topology.T
 	Backend Backend
 	// Dir is private to the node; DataDir is the dataDir of the plugin entry.
 	Dir, DataDir string
@@ -54,31 +56,23 @@ type Node struct {
 }
 
 // NewNode returns a node without rules.
-func NewNode(backend Backend) (n *Node, err error) {
-	n = &Node{Backend: backend}
-	if n.binaries, err = topology.BinDir(); err != nil {
-		return nil, err
-	}
-	if n.Topology, err = topology.Build(topology.Options{}); err != nil {
-		return nil, err
-	}
+func NewNode(t topology.T, backend Backend) *Node {
+	n := &Node{T: t, Backend: backend, Topology: topology.New(t, topology.Options{}), binaries: topology.BinDir(t)}
 	n.Dir = filepath.Join("/run", filepath.Base(n.Node.Path))
 	n.DataDir, n.programs = filepath.Join(n.Dir, "data"), filepath.Join(n.Dir, "bin")
 	n.stdin = filepath.Join(n.Dir, "stdin")
-	if err := errors.Join(os.MkdirAll(n.programs, 0o755), n.link(), n.Outside.Do(dropAll)); err != nil {
-		return nil, errors.Join(err, n.Close())
-	}
-	if n.pod, err = n.AddPod("pod", PodAddress(), netip.MustParseAddr("fd00:244::5")); err != nil {
-		return nil, errors.Join(err, n.Close())
-	}
-	return n, nil
+	assert.NoError(t, os.MkdirAll(n.programs, 0o755))
+	n.link()
+	assert.NoError(t, n.Outside.Do(dropAll))
+	n.pod = n.AddPod(t, "pod", PodAddress(), netip.MustParseAddr("fd00:244::5"))
+	return n
 }
 
 // PodAddress is the address of the pod that opens connections.
 func PodAddress() netip.Addr { return netip.MustParseAddr("10.244.0.5") }
 
 // link fills the only directory of PATH with the backend's programs.
-func (n *Node) link() error {
+func (n *Node) link() {
 	links := map[string]string{"nft": "nft"}
 	for _, base := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
@@ -91,10 +85,9 @@ func (n *Node) link() error {
 			err = os.Symlink(genuine, filepath.Join(n.programs, name))
 		}
 		if err != nil {
-			return fmt.Errorf("find programs: %w (`make packages` installs them)", err)
+			n.Fatalf("find programs: %v (`make packages` installs them)", err)
 		}
 	}
-	return nil
 }
 
 // Policy is the policy of an entry.
@@ -105,7 +98,7 @@ type Policy struct {
 
 // Entry returns the plugin entry as a runtime passes it on stdin. The exemption of link-local
 // addresses is off, so that the number of exempt prefixes is that of the policy.
-func (n *Node) Entry(p Policy) ([]byte, error) {
+func (n *Node) Entry(p Policy) []byte {
 	if p.Prefixes == nil {
 		p.Prefixes = []netip.Prefix{}
 	}
@@ -120,67 +113,51 @@ func (n *Node) Entry(p Policy) ([]byte, error) {
 		},
 	}
 	maps.Copy(entry, p.Keys)
-	return json.Marshal(entry)
+	return assert.Must(json.Marshal(entry))(n)
 }
 
 // State sets the policy of the following ADDs without running any.
-func (n *Node) State(p Policy) error {
-	entry, err := n.Entry(p)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(n.stdin, entry, 0o644)
-}
+func (n *Node) State(p Policy) { assert.NoError(n, os.WriteFile(n.stdin, n.Entry(p), 0o644)) }
 
 // Enforce sets a policy and applies it with ip-masq.
-func (n *Node) Enforce(p Policy) error {
-	if err := n.State(p); err != nil {
-		return err
-	}
-	_, err := n.Add("ip-masq", n.NextPod())
-	return err
+func (n *Node) Enforce(p Policy) {
+	n.State(p)
+	n.Add("ip-masq")
 }
 
 // Feed gives text to a program on the node.
-func (n *Node) Feed(text, program string, args ...string) error {
+func (n *Node) Feed(text, program string, args ...string) {
 	c := n.Node.Command(context.Background(), filepath.Join(n.programs, program), args...)
 	c.Stdin = strings.NewReader(text)
 	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s on %s: %w\n%s", program, strings.Join(args, " "), n.Backend.Name, err, out)
+		n.Fatalf("%s %s on %s: %v\n%s", program, strings.Join(args, " "), n.Backend.Name, err, out)
 	}
-	return nil
 }
 
 // Install copies all built programs to a tmpfs, the sandbox's /opt/cni, and runs the copies. On a
 // disk's file system the page sizes in the page cache depend on the time of writing, and one copy
 // of a program can take 40 % more processor time to start than another.
-func Install() (remove func() error, err error) {
-	built, err := topology.BinDir()
-	if err != nil {
-		return nil, err
-	}
-	installed, err := os.MkdirTemp("/opt/cni", "installed-")
-	if err != nil {
-		return nil, err
-	}
-	remove = func() error { return errors.Join(os.RemoveAll(installed), os.Setenv("IPMASQ_BIN_DIR", built)) }
-	err = os.CopyFS(filepath.Join(installed, "bench"), os.DirFS(filepath.Join(built, "bench")))
+func Install(t topology.T) {
+	built := topology.BinDir(t)
+	installed := assert.Must(os.MkdirTemp("/opt/cni", "installed-"))(t)
+	t.Cleanup(func() { assert.NoError(t, errors.Join(os.RemoveAll(installed), os.Setenv("IPMASQ_BIN_DIR", built))) })
+	err := os.CopyFS(filepath.Join(installed, "bench"), os.DirFS(filepath.Join(built, "bench")))
 	for _, name := range []string{"ip-masq", "ip-masq-reconciler"} {
 		program, readErr := os.ReadFile(filepath.Join(built, name))
 		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(installed, name), program, 0o755))
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("install programs: %w (`make bench` builds them)", err), remove())
+		t.Fatalf("install programs: %v (`make bench` builds them)", err)
 	}
-	return remove, os.Setenv("IPMASQ_BIN_DIR", installed)
+	assert.NoError(t, os.Setenv("IPMASQ_BIN_DIR", installed))
 }
 
 // KubeProxyRules is the number of kube-proxy rules on a node that has third-party rules.
 const KubeProxyRules = 5000
 
 // AddKubeProxy adds rules to table nat as kube-proxy writes them.
-func (n *Node) AddKubeProxy() error {
-	return n.Feed(fixtures.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
+func (n *Node) AddKubeProxy() {
+	n.Feed(fixtures.KubeProxy(KubeProxyRules), "iptables-restore", "--noflush")
 }
 
 // AgentScript returns the agents' rules of a policy as input of iptables-restore.

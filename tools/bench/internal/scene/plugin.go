@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -26,83 +27,66 @@ type call struct {
 	files   []*os.File
 }
 
-// Request is a call of a plugin with the node's entry for a pod.
+// Request is a call of a plugin with the node's entry, for a new pod.
 type Request struct {
-	Plugin    string
-	Container string
-	Verb      string // "" is ADD
-	Args      []string
-	Env       []string // beside that of CNI
+	Plugin string
+	Verb   string // "" is ADD
+	Args   []string
+	Env    []string // beside that of CNI
 }
 
-// NextPod returns a container ID; the IDs of a full node repeat.
-func (n *Node) NextPod() string {
+// nextPod returns a container ID; the IDs of a full node repeat.
+func (n *Node) nextPod() string {
 	const full = 250
 	n.pods++
 	return fmt.Sprintf("%064x", n.pods%full)
 }
 
-// Add runs ADD of a plugin for a container.
-func (n *Node) Add(plugin, container string) (Took, error) {
-	return n.Run(Request{Plugin: plugin, Container: container})
-}
+// Add runs ADD of a plugin.
+func (n *Node) Add(plugin string) Took { return n.Run(Request{Plugin: plugin}) }
 
 // Run runs a plugin and fails if the plugin does.
-func (n *Node) Run(r Request) (Took, error) {
-	c, err := n.prepare(r)
-	if err != nil {
-		return Took{}, err
-	}
+func (n *Node) Run(r Request) Took {
+	c := n.prepare(r)
 	defer c.close()
 	start := time.Now()
-	err = c.command.Run()
-	return c.took(time.Since(start)), c.explain(err)
+	err := c.command.Run()
+	wall := time.Since(start)
+	c.succeeded(n, err)
+	return Took{wall, c.command.ProcessState.UserTime() + c.command.ProcessState.SystemTime()}
 }
 
-// RunAtOnce runs all requests concurrently and returns the time until the last has ended.
-func (n *Node) RunAtOnce(requests []Request) (time.Duration, error) {
-	calls := make([]*call, len(requests))
-	for i, r := range requests {
-		var err error
-		if calls[i], err = n.prepare(r); err != nil {
-			return 0, err
-		}
+// AddAtOnce runs ADDs of a plugin concurrently and returns the time until the last has ended.
+func (n *Node) AddAtOnce(plugin string, adds int) time.Duration {
+	calls := make([]*call, adds)
+	for i := range calls {
+		calls[i] = n.prepare(Request{Plugin: plugin})
 		defer calls[i].close()
 	}
 	start := time.Now()
-	for i, c := range calls {
-		if err := c.command.Start(); err != nil {
-			for _, started := range calls[:i] {
-				_ = started.command.Wait() // the error of Start is returned
-			}
-			return 0, err
-		}
-	}
-	var failure error
 	for _, c := range calls {
-		if err := c.explain(c.command.Wait()); err != nil {
-			failure = err
-		}
+		assert.NoError(n, c.command.Start())
 	}
-	return time.Since(start), failure
+	errs := make([]error, adds)
+	for i, c := range calls {
+		errs[i] = c.command.Wait()
+	}
+	took := time.Since(start)
+	for i, c := range calls {
+		c.succeeded(n, errs[i])
+	}
+	return took
 }
 
 // prepare opens all files before the measurement: with files instead of pipes no goroutine copies
 // data.
-func (n *Node) prepare(r Request) (*call, error) {
-	in, err := os.Open(n.stdin)
-	if err != nil {
-		return nil, err
-	}
-	out, err := os.CreateTemp(n.Dir, "output")
-	if err != nil {
-		return nil, err
-	}
+func (n *Node) prepare(r Request) *call {
+	in, out := assert.Must(os.Open(n.stdin))(n), assert.Must(os.CreateTemp(n.Dir, "output"))(n)
 	c := &call{command: n.Node.Command(context.Background(), n.Program(r.Plugin), r.Args...), output: out, files: []*os.File{in, out}}
-	c.command.Env = append([]string{"PATH=" + n.programs, "CNI_COMMAND=" + cmp.Or(r.Verb, "ADD"), "CNI_CONTAINERID=" + r.Container,
+	c.command.Env = append([]string{"PATH=" + n.programs, "CNI_COMMAND=" + cmp.Or(r.Verb, "ADD"), "CNI_CONTAINERID=" + n.nextPod(),
 		"CNI_NETNS=" + n.pod.Path, "CNI_IFNAME=eth0", "CNI_PATH=" + n.binaries}, r.Env...)
 	c.command.Stdin, c.command.Stdout, c.command.Stderr = in, out, out
-	return c, nil
+	return c
 }
 
 // Program returns the path of ip-masq, or of a plugin of the benchmark.
@@ -116,20 +100,10 @@ func (n *Node) Program(plugin string) string {
 	return plugin
 }
 
-func (c *call) took(wall time.Duration) Took {
-	t := Took{Wall: wall}
-	if state := c.command.ProcessState; state != nil {
-		t.CPU = state.UserTime() + state.SystemTime()
+func (c *call) succeeded(t topology.T, err error) {
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", c.command.Path, err, assert.Must(os.ReadFile(c.output.Name()))(t))
 	}
-	return t
-}
-
-func (c *call) explain(err error) error {
-	if err == nil {
-		return nil
-	}
-	text, _ := os.ReadFile(c.output.Name()) // the error of the plugin is returned
-	return fmt.Errorf("%s: %w\n%s", filepath.Base(c.command.Path), err, text)
 }
 
 func (c *call) close() {

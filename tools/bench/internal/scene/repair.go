@@ -4,7 +4,6 @@ package scene
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,22 +13,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/fixtures"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
 // Listen watches nf_tables commits on the node from now on.
-func (n *Node) Listen() (e *fixtures.CommitWatcher, err error) {
-	err = n.Node.Do(func() (err error) {
+func (n *Node) Listen() (e *fixtures.CommitWatcher) {
+	assert.NoError(n, n.Node.Do(func() (err error) {
 		e, err = fixtures.WatchCommits()
 		return err
-	})
-	return e, err
+	}))
+	n.Cleanup(func() { assert.NoError(n, e.Close()) })
+	return e
 }
 
 // Damage changes the owned rules in one commit and returns the time right before it. Changes are
 // numbered.
-func (n *Node) Damage(way int) (at time.Time, err error) {
+func (n *Node) Damage(way int) (at time.Time) {
 	const postrouting = "postrouting"
 	var b nfnetlink.Batch
 	name, base, chain := table, postrouting, "masq-"+Chain
@@ -45,7 +46,8 @@ func (n *Node) Damage(way int) (at time.Time, err error) {
 		b.DeleteTable(nfnetlink.IPv4, name)
 	}
 	at = time.Now()
-	return at, n.Node.Do(func() error { return commit(&b) })
+	n.commit(&b)
+	return at
 }
 
 // Damages is the number of changes.
@@ -57,37 +59,29 @@ func DamageName(way int) string { return [Damages]string{"jump", "rules", "table
 // Repair damages the rules of ip-masq and returns the time from right before the damage to the
 // kernel's event of the last commit that repairs it: the last of another program before a quiet time. The
 // event of the damage is not the start, because on a busy machine the watcher receives both at once. Repair
-// returns an error unless CHECK then succeeds.
-func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) (time.Duration, error) {
+// fails unless CHECK then succeeds.
+func (n *Node) Repair(e *fixtures.CommitWatcher, way int, quiet time.Duration) time.Duration {
 	const most = 30 * time.Second
-	self, err := os.ReadFile("/proc/self/comm")
-	if err != nil {
-		return 0, err
-	}
+	self := assert.Must(os.ReadFile("/proc/self/comm"))(n)
 	count := e.Count()
-	began, err := n.Damage(way)
-	if err != nil {
-		return 0, err
-	}
+	began := n.Damage(way)
 	for start := time.Now(); time.Since(start) < most; time.Sleep(2 * time.Millisecond) {
 		all := slices.DeleteFunc(e.Since(count), func(c fixtures.Commit) bool { return c.Program == strings.TrimSpace(string(self)) })
 		if len(all) == 0 || time.Since(all[len(all)-1].At) < quiet {
 			continue
 		}
-		if _, err := n.Run(Request{Plugin: "ip-masq", Verb: "CHECK", Container: n.NextPod()}); err != nil {
-			return 0, fmt.Errorf("after a repair: %w", err)
-		}
-		return all[len(all)-1].At.Sub(began), nil
+		n.Run(Request{Plugin: "ip-masq", Verb: "CHECK"})
+		return all[len(all)-1].At.Sub(began)
 	}
-	return 0, fmt.Errorf("damage %d was not repaired within %s: commits %v", way, most, e.Since(count))
+	n.Fatalf("damage %d was not repaired within %s: commits %v", way, most, e.Since(count))
+	return 0
 }
 
 // CommitMany makes commits in a third-party table, with pauses.
-func (n *Node) CommitMany(commits int, pause time.Duration) error {
+func (n *Node) CommitMany(commits int, pause time.Duration) {
 	const name = "bench"
-	return n.Node.Do(func() (err error) {
+	assert.NoError(n, n.Node.Do(func() error {
 		var c nfnetlink.Conn
-		defer func() { err = errors.Join(err, c.Close()) }()
 		for i := range commits {
 			var b nfnetlink.Batch
 			b.AddTable(nfnetlink.IPv4, name)
@@ -96,51 +90,45 @@ func (n *Node) CommitMany(commits int, pause time.Duration) error {
 			} else {
 				b.AddChain(nfnetlink.IPv4, name, "chain-1", nil)
 			}
-			if err := c.Commit(&b); err != nil {
-				return fmt.Errorf("commit %d: %w", i, err)
-			}
+			assert.NoError(n, c.Commit(&b))
 			time.Sleep(pause)
 		}
-		return nil
-	})
+		return c.Close()
+	}))
 }
 
 // table is the table of ip-masq on nftables.
 const table = "ip-masq"
 
 // Wipe deletes all NAT rules of the backend and waits until the kernel has freed them.
-func (n *Node) Wipe() error {
+func (n *Node) Wipe() {
 	const settled = 20 * time.Millisecond
 	defer time.Sleep(settled)
 	if n.Backend.Kind == "iptables" {
-		return n.Feed("*nat\nCOMMIT\n", "iptables-restore")
+		n.Feed("*nat\nCOMMIT\n", "iptables-restore")
+		return
 	}
-	return n.Node.Do(func() error {
-		var b nfnetlink.Batch
-		b.AddTable(nfnetlink.IPv4, table) // deleting a missing table fails
-		b.DeleteTable(nfnetlink.IPv4, table)
-		return commit(&b)
-	})
+	var b nfnetlink.Batch
+	b.AddTable(nfnetlink.IPv4, table) // deleting a missing table fails
+	b.DeleteTable(nfnetlink.IPv4, table)
+	n.commit(&b)
 }
 
 // Forget deletes the rules and the state, as before the first pod.
-func (n *Node) Forget() error { return errors.Join(n.Wipe(), os.RemoveAll(n.DataDir)) }
+func (n *Node) Forget() {
+	n.Wipe()
+	assert.NoError(n, os.RemoveAll(n.DataDir))
+}
 
 // Peak runs a request and returns also the peak memory of its program in bytes. time(1) starts it, because the kernel
 // includes the memory of the starting process, which is small there and large here.
-func (n *Node) Peak(r Request) (took Took, peak int64, err error) {
+func (n *Node) Peak(r Request) (took Took, peak int64) {
 	file := filepath.Join(n.Dir, "peak")
 	r.Args = []string{"--format=%M", "--output=" + file, n.Program(r.Plugin)}
 	r.Plugin = "/usr/bin/time"
-	if took, err = n.Run(r); err != nil {
-		return took, 0, err
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return took, 0, err
-	}
-	peak, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	return took, peak << 10, err
+	took = n.Run(r)
+	text := assert.Must(os.ReadFile(file))(n)
+	return took, assert.Must(strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64))(n) << 10
 }
 
 // dropAll drops every incoming IPv4 packet in the network namespace of the thread, before connection
@@ -155,18 +143,19 @@ func dropAll() error {
 
 func commit(b *nfnetlink.Batch) error {
 	var c nfnetlink.Conn
-	if err := errors.Join(c.Commit(b), c.Close()); err != nil {
-		return fmt.Errorf("write rules: %w", err)
-	}
-	return nil
+	return errors.Join(c.Commit(b), c.Close())
+}
+
+func (n *Node) commit(b *nfnetlink.Batch) {
+	assert.NoError(n, n.Node.Do(func() error { return commit(b) }))
 }
 
 // Commit adds a rule to a third-party table.
-func (n *Node) Commit() error {
+func (n *Node) Commit() {
 	const table, chain = "kproxy", "rules"
 	var b nfnetlink.Batch
 	b.AddTable(nfnetlink.IPv4, table)
 	b.AddChain(nfnetlink.IPv4, table, chain, nil)
 	b.AddRule(nfnetlink.IPv4, table, chain, nil, "")
-	return n.Node.Do(func() error { return commit(&b) })
+	n.commit(&b)
 }
