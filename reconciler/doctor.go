@@ -93,15 +93,15 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 // entryFindings returns the findings of the reconciler by ID or, if it does not answer, those about a managed entry.
 func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	found := map[string][]error{}
+	var conflists []conflist.Finding
 	if s := n.active.status; s != nil {
 		found["listen-failed"] = mapped(s.ListenErrs, errors.New)
-		for _, f := range s.ConflistFindings {
-			found[f.ID] = append(found[f.ID], errors.New(f.Message))
-		}
+		conflists = s.ConflistFindings
 	} else if n.Settings.Conflist.Managed() {
-		for _, f := range newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx) {
-			found[f.ID] = append(found[f.ID], f.Err)
-		}
+		conflists = newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx)
+	}
+	for _, f := range conflists {
+		found[f.ID] = append(found[f.ID], errors.New(f.Message))
 	}
 	return found
 }

@@ -99,7 +99,7 @@ func (n *inspection) useSettings(a *app, s *metrics.Status) error {
 	}
 	meansOther := func(key string) bool { return strings.HasPrefix(key, "agent") }
 	if s.AgentFiles != nil && !a.given(meansOther) {
-		n.AgentFiles = s.AgentFiles.Read
+		n.AgentFiles = s.ReadAgentFiles
 	}
 	n.settingsFrom = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
 	return nil

@@ -103,7 +103,7 @@ func TestSettingsOfTheReconciler(t *testing.T) {
 	want := daemonSetSettings(t, dataDir)
 	status = metrics.Status{
 		Version: "v9", PID: 12, Settings: want.List(), AgentSource: true, SettingsErr: "reconciler.toml:1: bad",
-		AgentFiles: &metrics.AgentFiles{Files: agentconfig.Files{Dir: "/nowhere/config", Names: []string{"ip-masq-agent"}}, Err: "ip-masq-agent:1: bad"},
+		AgentFiles: &agentconfig.Files{Dir: "/nowhere/config", Names: []string{"ip-masq-agent"}}, AgentErr: "ip-masq-agent:1: bad",
 	}
 	n, said := inspectNode(t, "--data-dir", dataDir)
 	if !n.Settings.Equal(want) {

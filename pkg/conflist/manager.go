@@ -42,7 +42,6 @@ type Manager struct {
 	// What the last sync found about the entry.
 	entryProblems []Problem
 	findings      []Finding
-	differs       []string
 	warnings      []error
 	notExchanged  error // of the last change of the file
 	dry           bool  // nothing is written
@@ -64,7 +63,6 @@ type Status struct {
 	Problems []Problem
 	Warnings []error   // which stop nothing
 	Findings []Finding // beside the problems
-	Differs  []string  // keys in which an entry that ip-masq did not write differs from conflist.entry_file
 	Next     time.Time // when the next sync is due although nothing has changed; zero if none is
 }
 
@@ -161,9 +159,9 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 		}
 	}
 	s.Problems = append(s.Problems, m.entryProblems...)
-	s.Findings, s.Differs, s.Warnings = m.findings, m.differs, m.warnings
+	s.Findings, s.Warnings = m.findings, m.warnings
 	if m.notExchanged != nil {
-		s.Findings = append(slices.Clip(s.Findings), Finding{NotExchanged, m.notExchanged})
+		s.Findings = append(slices.Clip(s.Findings), Finding{NotExchanged, m.notExchanged.Error()})
 	}
 	m.addProblems(s, n, err, missing)
 }
@@ -297,8 +295,8 @@ const (
 
 // Finding is a finding of status and doctor.
 type Finding struct {
-	ID  string
-	Err error
+	ID      string `json:"id"`
+	Message string `json:"message"`
 }
 
 // entryText returns the text of the network's plugin entry, nil if the file has none of its own.
@@ -312,7 +310,7 @@ func (n Network) entryText() []byte {
 // follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's and the
 // entry file states another one. A replacement is asked for first: an entry that fails every ADD changes nothing.
 func (m *Manager) follow(ctx context.Context, n Network) {
-	m.entryProblems, m.findings, m.differs = nil, nil, nil
+	m.entryProblems, m.findings = nil, nil
 	record, _ := config.ReadConflistRecord(m.RecordPath) // a damaged one says nothing, and is written again
 	entry, fromFile, err := m.ReadEntry()
 	good := record.Entry
@@ -322,7 +320,7 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 	switch {
 	case record.Entry != nil && (err == nil && !fromFile || errors.Is(err, fs.ErrNotExist)):
 		m.Entry, m.FromFile = record.Entry, true
-		m.found(EntryFileMissing, errors.New("conflist.entry_file does not exist any more; the plugin entry stays as it is"))
+		m.found(EntryFileMissing, "conflist.entry_file does not exist any more; the plugin entry stays as it is")
 		return
 	case err != nil:
 		m.refuse(err, good)
@@ -344,9 +342,9 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 			m.warn(m.recordEntries(ctx, n.Path, have))
 		}
 	case have != nil && !m.inserted(n, record):
-		m.Entry, m.FromFile, m.differs = entry, true, differences(entry, have)
-		m.found(EntryDiffers, fmt.Errorf("%s: the plugin entry of network %s differs from conflist.entry_file in %s, and ip-masq did not write it",
-			policy.Printable(n.Path), policy.Quote(n.Name), strings.Join(m.differs, ", ")))
+		m.Entry, m.FromFile = entry, true
+		m.found(EntryDiffers, "%s: the plugin entry of network %s differs from conflist.entry_file in %s, and ip-masq did not write it",
+			policy.Printable(n.Path), policy.Quote(n.Name), strings.Join(differences(entry, have), ", "))
 	case m.dry:
 	case have != nil:
 		m.replace(ctx, entry, good)
@@ -407,7 +405,9 @@ func (m *Manager) replace(ctx context.Context, entry, good []byte) {
 
 type refusedError struct{ error }
 
-func (m *Manager) found(id string, err error) { m.findings = append(m.findings, Finding{id, err}) }
+func (m *Manager) found(id, format string, args ...any) {
+	m.findings = append(m.findings, Finding{id, fmt.Sprintf(format, args...)})
+}
 
 func (m *Manager) warn(err error) {
 	if err != nil {

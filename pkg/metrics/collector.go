@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -75,8 +76,9 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 		present = &m.conflist.Present
 		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist repeatedly (1) or not (0); "+
 			"with conflist.manage only.")(boolToFloat(m.conflist.Flapping))
+		differs := func(f conflist.Finding) bool { return f.ID == conflist.EntryDiffers }
 		e.gauge("conflist_entry_differs", "Whether the plugin entry differs from conflist.entry_file and was not written by ip-masq (1) or not (0); "+
-			"with conflist.manage only.")(boolToFloat(len(m.conflist.Differs) > 0))
+			"with conflist.manage only.")(boolToFloat(slices.ContainsFunc(m.conflist.Findings, differs)))
 	}
 	if present != nil {
 		e.gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or not (0). With conflist.manage it "+
@@ -126,10 +128,10 @@ func (m *Monitor) guardKeys(e exporter, rules *enforce.State) {
 			if len(p.GuardedFamilies()) == 0 && !p.ResetsConnections() || len(p.Scope(f).Sources) == 0 {
 				continue // sourceCIDRs may have only the other family
 			}
-			if p.ResetsConnections() {
-				m.resets.addTo(kernelChain{family: f, chain: p.Chain}, "", 0)
-			}
 			at := policy.ChainFamily{Chain: p.Chain, Family: f}
+			if p.ResetsConnections() {
+				m.resets.addTo(at, "", 0)
+			}
 			fails := rules.Guard.IsInactive(at) || slices.Contains(p.GuardedFamilies(), f) && rules.Guard.Of(at) == nil
 			gauge(boolToFloat(!fails), p.Chain, string(f))
 		}
@@ -275,22 +277,20 @@ func label(s string) string {
 
 // series are the labels of a number. A metric may have only the first of them.
 type series struct {
-	chain  string
-	family policy.Family
+	policy.ChainFamily
 	action string
 }
 
 // collect exports numbers with the first so many of chain, family and action as their labels.
-func collect[N int | uint64](numbers map[series]N, labels int, to sample) {
+func collect(numbers map[series]uint64, labels int, to sample) {
 	for s, n := range numbers {
-		to(float64(n), []string{s.chain, string(s.family), s.action}[:labels]...)
+		to(float64(n), []string{s.Chain, string(s.Family), s.action}[:labels]...)
 	}
 }
 
 type kernelChain struct {
 	netfilter.Choice
-	family policy.Family
-	chain  string
+	policy.ChainFamily
 }
 
 // totals adds up the kernel's counters by action. The first value counts in full, as the rules may be older than this
@@ -306,24 +306,24 @@ func newTotals() totals {
 	return totals{map[kernelChain]map[string]uint64{}, map[series]uint64{}, map[string]bool{}}
 }
 
-// add adds what the counters of a chain counted since their last observation.
-func (t *totals) add(p kernelChain, counters map[string]uint64) {
-	for action, n := range counters {
-		t.addTo(p, action, n-min(n, t.last[p][action]))
+// observe adds what counters counted since their last observation, and forgets those of chains that are gone.
+func (t *totals) observe(now map[kernelChain]map[string]uint64, gone func(kernelChain) bool) {
+	byName := func(a, b kernelChain) int { return strings.Compare(a.Chain, b.Chain) }
+	for _, p := range slices.SortedFunc(maps.Keys(now), byName) { // of too many chains, the first get series
+		for action, n := range now[p] {
+			t.addTo(p.ChainFamily, action, n-min(n, t.last[p][action]))
+		}
+		t.last[p] = now[p]
 	}
-	t.last[p] = counters
+	maps.DeleteFunc(t.last, func(p kernelChain, _ map[string]uint64) bool { return now[p] == nil && gone(p) })
 }
 
 // addTo adds a number to a series, which exists from then on.
-func (t *totals) addTo(p kernelChain, action string, n uint64) {
-	if t.chains[p.chain] || len(t.chains) < maxNames {
-		t.chains[p.chain] = true
-		t.sums[series{p.chain, p.family, action}] += n
+func (t *totals) addTo(c policy.ChainFamily, action string, n uint64) {
+	if t.chains[c.Chain] || len(t.chains) < maxNames {
+		t.chains[c.Chain] = true
+		t.sums[series{c, action}] += n
 	}
-}
-
-func (t *totals) forget(gone func(kernelChain) bool) {
-	maps.DeleteFunc(t.last, func(p kernelChain, _ map[string]uint64) bool { return gone(p) })
 }
 
 // observeConnections adds the connections that were counted since the state before. It ignores nil.
@@ -332,33 +332,29 @@ func (t *totals) observeConnections(s *enforce.State) {
 		return
 	}
 	const exempt, masquerade = string(policy.ActionExempt), string(policy.ActionMasquerade)
-	seen := map[kernelChain]bool{}
+	now := map[kernelChain]map[string]uint64{}
 	for _, chain := range s.Chains {
 		for _, observed := range chain.Observed.Chains {
 			n := map[policy.Verdict]uint64{}
 			for _, r := range observed.Rules {
 				n[r.Verdict] += r.Connections
 			}
-			p := kernelChain{chain.Choice, observed.Family, observed.Name}
-			seen[p] = true
-			t.add(p, map[string]uint64{exempt: n[policy.Return], masquerade: n[policy.Masquerade]})
+			at := policy.ChainFamily{Chain: observed.Name, Family: observed.Family}
+			now[kernelChain{chain.Choice, at}] = map[string]uint64{exempt: n[policy.Return], masquerade: n[policy.Masquerade]}
 		}
 	}
 	for bound, n := range s.Guard.Observed.Bound { // before the masquerade chain sees them
-		if s.Find(bound.Chain) == nil {
-			continue
+		if s.Find(bound.Chain) != nil {
+			now[kernelChain{ChainFamily: bound}] = map[string]uint64{exempt: n}
 		}
-		p := kernelChain{family: bound.Family, chain: bound.Chain}
-		seen[p] = true
-		t.add(p, map[string]uint64{exempt: n})
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	t.forget(func(p kernelChain) bool {
-		chain := s.Find(p.chain)
+	t.observe(now, func(p kernelChain) bool {
 		if p.Choice == (netfilter.Choice{}) {
-			return !seen[p] && s.Guard.Err == nil
+			return s.Guard.Err == nil
 		}
-		return !seen[p] && (chain == nil || chain.Err == nil)
+		chain := s.Find(p.Chain)
+		return chain == nil || chain.Err == nil
 	})
 }
 
@@ -367,20 +363,17 @@ func (t *totals) observeGuards(s *enforce.State) {
 	if s == nil {
 		return
 	}
-	seen := map[kernelChain]bool{}
 	for _, g := range s.Guard.Desired {
 		if g.Mode != policy.GuardOff {
-			t.addTo(kernelChain{family: g.Family, chain: g.Chain}, string(g.Mode), 0)
+			t.addTo(policy.ChainFamily{Chain: g.Chain, Family: g.Family}, string(g.Mode), 0)
 		}
 	}
+	now := map[kernelChain]map[string]uint64{}
 	for _, g := range s.Guard.Observed.Guards {
 		at := policy.ChainFamily{Chain: g.Chain, Family: g.Family}
-		if desired := s.Guard.Of(at); g.Mode == policy.GuardOff || desired == nil || desired.Mode == policy.GuardOff {
-			continue
+		if desired := s.Guard.Of(at); g.Mode != policy.GuardOff && desired != nil && desired.Mode != policy.GuardOff {
+			now[kernelChain{ChainFamily: at}] = map[string]uint64{string(g.Mode): s.Guard.Observed.Packets[at]}
 		}
-		p := kernelChain{family: g.Family, chain: g.Chain}
-		seen[p] = true
-		t.add(p, map[string]uint64{string(g.Mode): s.Guard.Observed.Packets[at]})
 	}
-	t.forget(func(p kernelChain) bool { return !seen[p] && s.Guard.Err == nil })
+	t.observe(now, func(kernelChain) bool { return s.Guard.Err == nil })
 }

@@ -36,9 +36,9 @@ func TestManagedConflist(t *testing.T) {
 	expect(t, m, map[string]string{"ready": "1", "conflist_present": "1", "conflist_flapping": "0", "conflist_repairs_total": "1"})
 	report(&conflist.Status{Flapping: true, Inserted: 2})
 	expect(t, m, map[string]string{"conflist_present": "0", "conflist_flapping": "1", "conflist_repairs_total": "3", "conflist_entry_differs": "0"})
-	report(&conflist.Status{Present: true, Differs: []string{"guard"}, Findings: []conflist.Finding{{ID: conflist.EntryDiffers, Err: errors.New("in guard")}}})
+	report(&conflist.Status{Present: true, Findings: []conflist.Finding{{ID: conflist.EntryDiffers, Message: "in guard"}}})
 	expect(t, m, map[string]string{"ready": "1", "conflist_entry_differs": "1"})
-	if found := m.Status().ConflistFindings; len(found) != 1 || found[0] != (metrics.ConflistFinding{ID: "entry-differs", Message: "in guard"}) {
+	if found := m.Status().ConflistFindings; len(found) != 1 || found[0] != (conflist.Finding{ID: "entry-differs", Message: "in guard"}) {
 		t.Error(found)
 	}
 

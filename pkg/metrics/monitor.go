@@ -136,7 +136,13 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	for _, change := range r.Drift {
 		m.repairs[change.Kind]++
 	}
-	m.repair(r)
+	if len(r.Drift) > 0 {
+		chains, missing, unexpected := r.Drift.Totals()
+		repair := Repair{r.Started.Add(r.Took).UTC(), r.By.String(), chains, missing, unexpected}
+		m.repaired = slices.Insert(m.repaired, 0, repair)
+		m.repaired = m.repaired[:min(len(m.repaired), maxRepairs)]
+		m.repairing++
+	}
 	m.sources = cmp.Or(r.Sources, m.sources)
 	if r.Rules != nil {
 		m.lastWithRules, m.exempt = r, r.Rules
@@ -156,7 +162,7 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 	}
 	if unwritable := (*enforce.UnwritableError)(nil); errors.As(err, &unwritable) {
 		for c, n := range deleted {
-			m.resets.addTo(kernelChain{family: c.Family, chain: c.Chain}, "", n)
+			m.resets.addTo(c, "", n)
 		}
 	}
 }
@@ -296,9 +302,11 @@ func (m *Monitor) observe(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.plugin = plugin
+	deleted := map[kernelChain]map[string]uint64{}
 	for _, d := range rec.Deleted {
-		m.resets.add(kernelChain{family: d.Family, chain: d.Chain}, map[string]uint64{"": d.Connections})
+		deleted[kernelChain{ChainFamily: d.ChainFamily}] = map[string]uint64{"": d.Connections}
 	}
+	m.resets.observe(deleted, func(kernelChain) bool { return false })
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
 		m.exempt = cmp.Or(state, m.exempt)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -38,8 +39,10 @@ type Status struct {
 	// The settings in force. SettingsErr is why they are not those of reconciler.toml as it is now.
 	Settings    []config.Setting `json:"settings"`
 	SettingsErr string           `json:"settingsError,omitempty"`
-	AgentSource bool             `json:"agentSource"`          // agent files are a source
-	AgentFiles  *AgentFiles      `json:"agentFiles,omitempty"` // as they were read last
+	AgentSource bool             `json:"agentSource"` // agent files are a source
+	// The agent files as they were read last, or why they could not be read.
+	AgentFiles *agentconfig.Files `json:"agentFiles,omitempty"`
+	AgentErr   string             `json:"agentFilesError,omitempty"`
 
 	Problems []reconcile.Problem `json:"problems"` // why the node is not ready
 
@@ -49,29 +52,17 @@ type Status struct {
 	PluginVersion   string       `json:"pluginVersion,omitempty"` // of the installed plugin
 	ConflistManaged bool         `json:"conflistManaged"`
 	// ConflistFindings are the findings about the plugin entry.
-	ConflistFindings []ConflistFinding `json:"conflistFindings,omitempty"`
+	ConflistFindings []conflist.Finding `json:"conflistFindings,omitempty"`
 
 	ListenErrs []string `json:"listenErrors,omitempty"` // why addresses cannot be bound
 }
 
-// ConflistFinding is a finding of doctor about the plugin entry.
-type ConflistFinding struct {
-	ID      string `json:"id"`
-	Message string `json:"message"`
-}
-
-// AgentFiles are the agent files as the reconciler read them, or why they could not be read.
-type AgentFiles struct {
-	agentconfig.Files
-	Err string `json:",omitempty"`
-}
-
-// Read returns what agentconfig.Read returned to the reconciler.
-func (a *AgentFiles) Read() (agentconfig.Files, error) {
-	if a.Err != "" {
-		return a.Files, errors.New(a.Err)
+// ReadAgentFiles returns what agentconfig.Read returned to the reconciler.
+func (s *Status) ReadAgentFiles() (agentconfig.Files, error) {
+	if s.AgentErr != "" {
+		return *s.AgentFiles, errors.New(s.AgentErr)
 	}
-	return a.Files, nil
+	return *s.AgentFiles, nil
 }
 
 // Repair is a sync that found rules changed by other programs.
@@ -105,17 +96,6 @@ func (m *Monitor) Settings(s Settings) {
 	m.settings = s
 }
 
-func (m *Monitor) repair(r *reconcile.Report) {
-	if len(r.Drift) == 0 {
-		return
-	}
-	chains, missing, unexpected := r.Drift.Totals()
-	repair := Repair{r.Started.Add(r.Took).UTC(), r.By.String(), chains, missing, unexpected}
-	m.repaired = slices.Insert(m.repaired, 0, repair)
-	m.repaired = m.repaired[:min(len(m.repaired), maxRepairs)]
-	m.repairing++
-}
-
 // Status returns the state of the reconciler.
 func (m *Monitor) Status() Status {
 	m.mu.Lock()
@@ -129,20 +109,16 @@ func (m *Monitor) Status() Status {
 		ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
 	}
 	if m.conflist != nil {
-		for _, f := range m.conflist.Findings {
-			s.ConflistFindings = append(s.ConflistFindings, ConflistFinding{f.ID, f.Err.Error()})
-		}
+		s.ConflistFindings = m.conflist.Findings
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
 	}
 	s.AgentSource = m.settings.AgentSource()
 	if m.sources != nil && m.sources.Agent != nil {
-		a := &AgentFiles{Files: *m.sources.Agent}
-		if m.sources.AgentErr != nil {
-			a.Err = m.sources.AgentErr.Error()
+		if s.AgentFiles = m.sources.Agent; m.sources.AgentErr != nil {
+			s.AgentErr = m.sources.AgentErr.Error()
 		}
-		s.AgentFiles = a
 	}
 	return s
 }
@@ -150,11 +126,10 @@ func (m *Monitor) Status() Status {
 func (m *Monitor) chainCounts() []ChainCount {
 	list := []ChainCount{}
 	of := func(s series) *ChainCount {
-		at := policy.ChainFamily{Chain: s.chain, Family: s.family}
-		i := slices.IndexFunc(list, func(c ChainCount) bool { return c.ChainFamily == at })
+		i := slices.IndexFunc(list, func(c ChainCount) bool { return c.ChainFamily == s.ChainFamily })
 		if i < 0 {
 			i = len(list)
-			list = append(list, ChainCount{ChainFamily: at, Connections: map[string]uint64{}, GuardPackets: map[string]uint64{}})
+			list = append(list, ChainCount{ChainFamily: s.ChainFamily, Connections: map[string]uint64{}, GuardPackets: map[string]uint64{}})
 		}
 		return &list[i]
 	}

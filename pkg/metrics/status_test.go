@@ -82,7 +82,7 @@ func TestStatusGolden(t *testing.T) {
 		if again, err := json.Marshal(s); err != nil || string(again)+"\n" != text {
 			t.Errorf("decoded and encoded again: %v\n%s\n%s", err, again, text)
 		}
-		files, err := s.AgentFiles.Read()
+		files, err := s.ReadAgentFiles()
 		if err == nil || err.Error() != "nonMasqueradeCIDRs[0]: is null" || len(files.Warnings) != 1 || files.Source.Policy.Chain == "" {
 			t.Errorf("the agent files are %+v, %v", files, err)
 		}

@@ -391,7 +391,7 @@ func (l *Loop) synced(r *Report, by Writer, now time.Time) {
 		}
 		r.Warnings = append(r.Warnings, c.Warnings...)
 		for _, f := range c.Findings {
-			r.warn(FindingWarning{f.Err, f.ID})
+			r.warn(FindingWarning{errors.New(f.Message), f.ID})
 		}
 	}
 	l.watch(r)
