@@ -244,39 +244,27 @@ type connection struct {
 	Verdict         policy.Action `json:"verdict"`
 }
 
-func connectionOf(f conntrack.Found, d decision) connection {
+// connectionOf has the decision of the first chain that masquerades, else of one that exempts.
+func connectionOf(f conntrack.Found, policies []policy.Policy) connection {
 	src, dst, endpoint := f.Original.Src, f.Original.Dst, f.Reply.Src
 	c := connection{
 		Source: src.Addr(), SourcePort: src.Port(),
 		Destination: dst.Addr(), DestinationPort: dst.Port(), Endpoint: endpoint.Addr(), EndpointPort: endpoint.Port(),
-		SourceLocal: f.SourceLocal, Translated: src != f.Reply.Dst, Zone: f.Zone,
-		Chain: d.chain, Verdict: d.verdict,
+		SourceLocal: f.SourceLocal, Translated: src != f.Reply.Dst, Zone: f.Zone, Verdict: policy.ActionOutOfScope,
 	}
 	for name, number := range protocols() {
 		if number == f.Original.Protocol {
 			c.Protocol = name
 		}
 	}
-	return c
-}
-
-type decision struct {
-	chain   *string // nil if none has it in scope
-	verdict policy.Action
-}
-
-// decide returns the decision of the first chain that masquerades, else of one that exempts.
-func decide(policies []policy.Policy, packet policy.Packet) decision {
-	found := decision{verdict: policy.ActionOutOfScope}
+	packet := policy.Packet{Src: src.Addr(), Dst: endpoint.Addr(), Out: f.Interface, SrcLocal: f.SourceLocal, DstLocal: f.EndpointLocal}
 	for _, p := range policies {
-		switch action := p.Decide(packet).Action; {
-		case action == policy.ActionMasquerade:
-			return decision{&p.Chain, action}
-		case action == policy.ActionExempt && found.chain == nil:
-			found = decision{&p.Chain, action}
+		action := p.Decide(packet).Action
+		if action == policy.ActionMasquerade && c.Verdict != action || action == policy.ActionExempt && c.Chain == nil {
+			c.Chain, c.Verdict = &p.Chain, action
 		}
 	}
-	return found
+	return c
 }
 
 func (a *app) who(ctx context.Context, q conntrack.Query) error {
@@ -297,9 +285,7 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	}
 	policies := e.Policies(state)
 	connections := mapped(found, func(f conntrack.Found) connection {
-		c := connectionOf(f, decide(policies, policy.Packet{
-			Src: f.Original.Src.Addr(), Dst: f.Reply.Src.Addr(), Out: f.Interface, SrcLocal: f.SourceLocal, DstLocal: f.EndpointLocal,
-		}))
+		c := connectionOf(f, policies)
 		c.Pod = diagnose.HolderOf(c.Source, pods)
 		return c
 	})

@@ -197,14 +197,12 @@ func (r *installation) judge(err error, s config.Settings) error {
 
 func dirWarnings(d install.Dirs, s config.Settings) []string {
 	warnings := []string{}
-	check := func(key, found, set string) {
-		if found != set {
+	for _, dir := range []struct{ key, found, set string }{{"cni_conf_dir", d.Conf, s.CNIConfDir}, {"cni_bin_dir", d.Bin, s.CNIBinDir}} {
+		if dir.found != dir.set {
 			warnings = append(warnings, fmt.Sprintf(`"run" needs this directory too: write %s = %s into %s`,
-				key, policy.Quote(found), config.DefaultReconcilerFile))
+				dir.key, policy.Quote(dir.found), config.DefaultReconcilerFile))
 		}
 	}
-	check("cni_conf_dir", d.Conf, s.CNIConfDir)
-	check("cni_bin_dir", d.Bin, s.CNIBinDir)
 	return warnings
 }
 

@@ -120,16 +120,16 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	if os.Geteuid() != 0 && errors.Is(n.active.err, fs.ErrPermission) {
 		return nil, fmt.Errorf("only root can read the state of the node, in %s: run status as root", policy.Printable(n.Dir.Path()))
 	}
-	rules := cmp.Or(r.Rules, &enforce.State{})
+	rules, active := cmp.Or(r.Rules, &enforce.State{}), cmp.Or(n.active.status, &metrics.Status{})
 	used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network)
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
-		Chains: chainsOf(rules, n.active.status), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, rules),
+		Chains: chainsOf(rules, active.Chains), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, rules),
 		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Managed()},
-		Repairs:  []metrics.Repair{}, Findings: n.findings(ctx, r),
+		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal, Findings: n.findings(ctx, r),
 	}
 	if err != nil {
 		s.Conflist.Error = err.Error()
@@ -142,11 +142,9 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
 		s.Plugin.Error = err.Error()
 	}
-	switch a := n.active.status; {
-	case a != nil:
-		s.Reconciler.Started = a.Started
-		s.Repairs, s.RepairsTotal = notNil(a.Repairs), a.RepairsTotal
-		s.Conflist.Managed = a.ConflistManaged
+	switch {
+	case n.active.Answers:
+		s.Reconciler.Started, s.Conflist.Managed = active.Started, active.ConflistManaged
 	case n.active.Running:
 		s.Reconciler.Error = n.active.err.Error()
 	default:
@@ -156,12 +154,10 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	return s, nil
 }
 
-func chainsOf(rules *enforce.State, active *metrics.Status) []chainStatus {
+func chainsOf(rules *enforce.State, counted []metrics.ChainCount) []chainStatus {
 	chains, counts := []chainStatus{}, map[policy.ChainFamily]metrics.ChainCount{}
-	if active != nil {
-		for _, c := range active.Chains {
-			counts[c.ChainFamily] = c
-		}
+	for _, c := range counted {
+		counts[c.ChainFamily] = c
 	}
 	for _, chain := range rules.Chains {
 		for _, c := range chain.Desired.Chains {

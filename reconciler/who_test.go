@@ -30,15 +30,21 @@ func TestWhoOutput(t *testing.T) {
 	}
 	plain, node := "10.88.0.2:51234", found(tcp, "203.0.113.1:22", "192.0.2.7:22", "192.0.2.7:22", "203.0.113.1:22")
 	node.SourceLocal, node.Zone = true, 7
-	masquerade, exempt := decision{new("PODS"), policy.ActionMasquerade}, decision{new("PODS"), policy.ActionExempt}
-	none := decision{verdict: policy.ActionOutOfScope}
+	const masquerade, exempt, none = policy.ActionMasquerade, policy.ActionExempt, policy.ActionOutOfScope
+	of := func(f conntrack.Found, verdict policy.Action) connection {
+		c := connectionOf(f, nil)
+		if c.Verdict != verdict {
+			c.Chain, c.Verdict = new("PODS"), verdict
+		}
+		return c
+	}
 	all := []connection{
-		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), masquerade),
-		connectionOf(found(tcp, plain, "10.96.0.1:443", "10.88.1.9:8443", plain), exempt),
-		connectionOf(found(tcp, "[fd88::2]:1", "[2001:db8::7]:443", "[2001:db8::7]:443", "[fd88::2]:1"), masquerade),
-		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), exempt),
-		connectionOf(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), none),
-		connectionOf(node, none), connectionOf(node, masquerade),
+		of(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), masquerade),
+		of(found(tcp, plain, "10.96.0.1:443", "10.88.1.9:8443", plain), exempt),
+		of(found(tcp, "[fd88::2]:1", "[2001:db8::7]:443", "[2001:db8::7]:443", "[fd88::2]:1"), masquerade),
+		of(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), exempt),
+		of(found(tcp, plain, "192.0.2.7:443", "192.0.2.7:443", "203.0.113.1:40001"), none),
+		of(node, none), of(node, masquerade),
 	}
 	all[0].Pod, all[1].Pod = &diagnose.Pod{Namespace: "prod", Name: "web-0"}, &diagnose.Pod{Namespace: "prod"}
 	var text, encoded bytes.Buffer

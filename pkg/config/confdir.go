@@ -336,7 +336,7 @@ func ReadOwnConflist(path string) *OwnConflist {
 // ErrMainGone reports that the main CNI plugin's file, of which ip-masq has a copy, is gone.
 var ErrMainGone = errors.New("which is gone")
 
-// DigestOf returns the digest of the text of a main CNI plugin's file.
+// DigestOf returns the digest of a text, such as a main CNI plugin's file.
 func DigestOf(doc []byte) string {
 	sum := sha256.Sum256(doc)
 	return hex.EncodeToString(sum[:])
@@ -348,28 +348,18 @@ func (o *OwnConflist) Stale(dir ConfDir) error {
 	if o == nil {
 		return nil
 	}
-	var there, mainThere bool
-	var next Conflist
-	for _, l := range dir.Conflists {
-		switch {
-		case l.File == o.File:
-			there = true
-			continue
-		case there && next.File == "" && !slices.Equal(l.Types, []string{"loopback"}):
-			next = l
-		}
-		mainThere = mainThere || l.File == o.Main || l.Network == o.Network
-	}
-	isNext := next.File == o.Main
-	if !there || isNext && DigestOf(next.Doc) == o.Digest {
-		return nil
-	}
-	err := errors.New("which has changed since")
+	at := slices.IndexFunc(dir.Conflists, func(l Conflist) bool { return l.File == o.File })
+	next := slices.DeleteFunc(slices.Clone(dir.Conflists[at+1:]), func(l Conflist) bool { return slices.Equal(l.Types, []string{"loopback"}) })
+	isNext := len(next) > 0 && next[0].File == o.Main
+	isMain := func(l Conflist) bool { return l.File != o.File && (l.File == o.Main || l.Network == o.Network) }
+	err := errors.New("and the main CNI plugin has another file now")
 	switch {
-	case !mainThere:
+	case at < 0, isNext && DigestOf(next[0].Doc) == o.Digest:
+		return nil
+	case isNext:
+		err = errors.New("which has changed since")
+	case !slices.ContainsFunc(dir.Conflists, isMain):
 		err = ErrMainGone
-	case !isNext:
-		err = errors.New("and the main CNI plugin has another file now")
 	}
 	return fmt.Errorf("%s is a copy of %s, %w", policy.Printable(o.File), policy.Printable(o.Main), err)
 }

@@ -108,7 +108,7 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 	switch {
 	case n.Conflist.IsMultus(): // and has the entry
 		return c, nil
-	case n.Single:
+	case !n.Conflist.IsList():
 		was = nil
 	case n.Generated && n.Original == "":
 		// It would stay the first file, before that of the next main CNI plugin.
@@ -133,11 +133,11 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
 	path = n.Path
 	switch main := n.own.main; {
-	case main != nil && main.Single:
+	case main != nil && !main.Conflist.IsList():
 		text, err = listOf(main.Path, main.Conflist.Doc, entry)
 	case main != nil:
 		text, err = setEntry(main.Path, main.Conflist.Doc, entry, true)
-	case n.Single:
+	case !n.Conflist.IsList():
 		if text, err = listOf(path, n.Conflist.Doc, entry); err == nil {
 			path = generatedPath(path)
 		}
@@ -375,15 +375,6 @@ func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, err
 	c.RecordErr = cmp.Or(e.recordOwn(ctx, &own), c.RecordErr)
 	c.Removed, err = e.removeOwn(ctx, n)
 	return c, err
-}
-
-func (e Editor) stale() error {
-	own := config.ReadOwnConflist(e.OwnRecordPath)
-	if own == nil {
-		return nil
-	}
-	dir, _ := config.ReadConfDir(e.Dir) // the Manager reports the error
-	return own.Stale(dir)
 }
 
 // removeOwn removes stale or replaced files of ip-masq, except those to which Multus delegates.

@@ -32,8 +32,7 @@ var (
 type Network struct {
 	Path    string // in the directory; it may be a symlink
 	Name    string
-	Single  bool // the file is a single plugin's configuration, not a list
-	Entries int  // plugin entries in the file
+	Entries int // plugin entries in the file
 	// Generated tells that an Editor generated the list from another file, whose path is Original. Original is "" if
 	// that file is gone, because the main CNI plugin was uninstalled. The list is then stale.
 	Generated bool
@@ -112,7 +111,7 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 
 // asNetwork returns the network of a file; it has no name if no pod uses it.
 func asNetwork(list config.Conflist) (Network, error) {
-	n := Network{Path: list.File, Name: list.Network, Single: !list.IsList(), Entries: len(list.Entries), Conflist: list}
+	n := Network{Path: list.File, Name: list.Network, Entries: len(list.Entries), Conflist: list}
 	switch {
 	case list.Err != nil:
 		return n, list.Err

@@ -72,7 +72,7 @@ func TestFind(t *testing.T) {
 				}
 				return
 			}
-			if n.Path != filepath.Join(dir, c.file) || string(n.Conflist.Doc) != c.files[c.file] || n.Single == n.Conflist.IsList() {
+			if n.Path != filepath.Join(dir, c.file) || string(n.Conflist.Doc) != c.files[c.file] || !n.Conflist.IsList() == n.Conflist.IsList() {
 				t.Errorf("%+v", n)
 			}
 		})

@@ -151,6 +151,7 @@ func (m *Manager) seen(n Network, now time.Time) {
 	m.present = present
 }
 
+// complete adds what is known besides. The reconcile loop reports an entry that keeps pods from starting.
 func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing error) {
 	if ends := m.flappingEnds(); !now.After(ends) {
 		s.Flapping = true
@@ -158,12 +159,32 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 			s.Next = ends.Add(1)
 		}
 	}
-	s.Problems = append(s.Problems, m.entryProblems...)
 	s.Findings, s.Warnings = m.findings, m.warnings
 	if m.notExchanged != nil {
 		s.Findings = append(slices.Clip(s.Findings), Finding{NotExchanged, m.notExchanged.Error()})
 	}
-	m.addProblems(s, n, err, missing)
+	for _, p := range m.entryProblems {
+		s.add(p)
+	}
+	if missing != nil && !s.Present {
+		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
+			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
+	}
+	if s.Present {
+		s.add(Problem{Err: n.Multus.Err(n.Name), Waiting: true})
+	}
+	p := m.problemOf(err)
+	dir, _ := config.ReadConfDir(m.Dir) // find reports the error
+	switch stale := config.ReadOwnConflist(m.OwnRecordPath).Stale(dir); {
+	case stale != nil && p.Err != nil: // the error is the reason
+		p = Problem{Err: fmt.Errorf("%w; %w", stale, p.Err), Reason: "conflist-stale"}
+	case stale != nil:
+		p = Problem{Err: stale, Reason: "conflist-stale"}
+	}
+	if s.add(p); s.Flapping {
+		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again at once each time; set own = true in [conflist], "+
+			"or make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(m.network.Path))})
+	}
 }
 
 // flappingEnds returns when flapping ends, or ended, if the entry stays; zero if there was none.
@@ -232,32 +253,8 @@ func isContentError(err error) bool {
 }
 
 func (s *Status) add(p Problem) {
-	p.Reason = cmp.Or(p.Reason, "conflist")
-	s.Problems = append(s.Problems, p)
-}
-
-// addProblems adds the problems. The reconcile loop reports an entry that keeps pods from starting.
-func (m *Manager) addProblems(s *Status, n Network, err, missing error) {
-	if missing != nil && !s.Present {
-		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
-			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
-	}
-	if err := n.Multus.Err(n.Name); err != nil && s.Present {
-		s.add(Problem{Err: err, Waiting: true})
-	}
-	p := m.problemOf(err)
-	stale := m.stale()
-	switch {
-	case stale != nil && p.Err != nil: // the error is the reason
-		s.add(Problem{Err: fmt.Errorf("%w; %w", stale, p.Err), Reason: "conflist-stale"})
-	case stale != nil:
-		s.add(Problem{Err: stale, Reason: "conflist-stale"})
-	case p.Err != nil:
-		s.add(p)
-	}
-	if s.Flapping {
-		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again at once each time; set own = true in [conflist], "+
-			"or make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(m.network.Path))})
+	if p.Reason = cmp.Or(p.Reason, "conflist"); p.Err != nil {
+		s.Problems = append(s.Problems, p)
 	}
 }
 

@@ -263,12 +263,12 @@ func TestOwnKilled(t *testing.T) {
 				if c.copied != "" {
 					k.write(ownFile, c.copied)
 				}
-				if err := k.stale(); (err != nil) != c.stale {
+				if err := staleOwn(k); (err != nil) != c.stale {
 					t.Errorf("stale: %v", err)
 				}
 				k.sync()
 				k.has(right)
-				if err := k.stale(); err != nil || k.record() == nil {
+				if err := staleOwn(k); err != nil || k.record() == nil {
 					t.Error(err, k.record())
 				}
 			})
@@ -358,4 +358,9 @@ func TestOwnWithMultus(t *testing.T) {
 			t.Errorf("%+v", k.record())
 		}
 	})
+}
+
+func staleOwn(k *managed) error {
+	dir, _ := config.ReadConfDir(k.Dir)
+	return config.ReadOwnConflist(k.OwnRecordPath).Stale(dir)
 }

@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,8 +33,7 @@ func differences(a, b []byte) []string { return config.Differences(valuesOf(a), 
 // digestOf returns the digest of the values of an entry.
 func digestOf(entry []byte) string {
 	text, _ := json.Marshal(valuesOf(entry)) // sorts the keys
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
+	return config.DigestOf(text)
 }
 
 // inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of

@@ -5,8 +5,6 @@ package conflist
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
@@ -54,11 +53,18 @@ func replace(ctx context.Context, path, model string, was, now []byte) (refused,
 		path = to // a symlink stays one
 	}
 	_, info, err := safefile.ReadFile(model, maxSize)
+	likeModel := func(file *os.File) error {
+		uid, gid := safefile.Owner(info)
+		if err := file.Chown(uid, gid); err != nil {
+			return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", uid, gid, err)
+		}
+		return file.Chmod(info.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		err = errChanged
 	case err == nil:
-		err = stage(ctx, path, now, withModeOf(info), func(d *safefile.Dir, temp, name string) (err error) {
+		err = stage(ctx, path, now, likeModel, func(d *safefile.Dir, temp, name string) (err error) {
 			if err := checkUnchanged(path, was); err != nil {
 				return err
 			}
@@ -129,16 +135,6 @@ func removeFile(ctx context.Context, path string, was []byte) error {
 	}))
 }
 
-func withModeOf(other fs.FileInfo) func(*os.File) error {
-	return func(file *os.File) error {
-		uid, gid := safefile.Owner(other)
-		if err := file.Chown(uid, gid); err != nil {
-			return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", uid, gid, err)
-		}
-		return file.Chmod(other.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
-	}
-}
-
 // backup keeps the text that a file had before ip-masq changed it last (mode 0600: it may have credentials), and
 // returns the path of the copy: the file's name with the SHA-256 of its path. No runtime loads it.
 func backup(ctx context.Context, makeDir func() (string, error), path string, was []byte) (kept string, err error) {
@@ -157,6 +153,6 @@ func backup(ctx context.Context, makeDir func() (string, error), path string, wa
 
 func backupPath(dir, path string) string {
 	const maxStem = 128 // file names end at 255 bytes
-	stem, sum := filepath.Base(path), sha256.Sum256([]byte(path))
-	return filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+hex.EncodeToString(sum[:])+".bak")
+	stem := filepath.Base(path)
+	return filepath.Join(dir, stem[:min(len(stem), maxStem)]+"."+config.DigestOf([]byte(path))+".bak")
 }

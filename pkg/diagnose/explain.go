@@ -260,11 +260,8 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
-		if g == nil {
-			continue
-		}
-		if pkt := g.Scope.Representative(q.Packet); g.Binds(pkt) {
-			return g.BoundSources(pkt)
+		if g != nil && g.Binds(g.Scope.Representative(q.Packet)) {
+			return g.BoundSources(g.Scope.Representative(q.Packet))
 		}
 	}
 	return nil

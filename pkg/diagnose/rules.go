@@ -116,8 +116,10 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 }
 
 func violations(e *examination, f *Finding) {
+	const most = 4
 	for _, v := range e.violations {
-		id, line := "foreign-masquerade", v.String()
+		id := "foreign-masquerade"
+		line := fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)
 		if doubt := e.doubt(v); doubt != "" {
 			id, line = "foreign-masquerade-possible", line+" ("+doubt+")"
 		}
@@ -150,11 +152,6 @@ func (e *examination) doubt(v violation) string {
 		return "its sources are not in a known pod network"
 	}
 	return ""
-}
-
-func (v violation) String() string {
-	const most = 4
-	return fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)
 }
 
 // hintFor returns how a well-known program is told not to write its rule, or "".
@@ -243,9 +240,6 @@ func connectedOutputs(e *examination, f *Finding) {
 				shared = append(shared, o.Address)
 			}
 		}
-	}
-	if len(shared) == 0 {
-		return
 	}
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	e.noteAs("list the addresses", err)

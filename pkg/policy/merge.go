@@ -184,8 +184,10 @@ func (p Policy) CheckBounds(l Layout) error {
 			"the pods of nonMasqueradeNamespaces have %d addresses, more than the %d possible in iptables", n, MaxExemptPods)
 	}
 	for _, f := range p.Families() {
-		sources, exempt := count(p.ExemptSources, f, ActionExempt)+count(p.ExemptPods, f, ActionExempt), count(p.Destinations, f, ActionExempt)
-		masqueraded := count(p.Destinations, f, ActionMasquerade)
+		sources, destinations := len(entriesOf(p.ExemptSources, f))+len(entriesOf(p.ExemptPods, f)), entriesOf(p.Destinations, f)
+		all, isMasqueraded := len(destinations), func(e *PrefixAction) bool { return e.Action == ActionMasquerade }
+		exempt := len(slices.DeleteFunc(destinations, isMasqueraded))
+		masqueraded := all - exempt
 		each := (1 + len(p.Outputs)) * (1 + len(Protocols())*len(p.ToPorts.Value))
 		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
 			return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
@@ -203,16 +205,6 @@ func (p Policy) ScopeErrors() []error {
 	var errs fieldErrors
 	errs.checkCounts(len(p.Sources.Value), len(p.Interfaces.Value), len(p.ExemptSources), len(p.PodCIDRs.Value))
 	return errs
-}
-
-func count(list []PrefixAction, f Family, a Action) int {
-	n := 0
-	for i := range list {
-		if list[i].Action == a && FamilyOf(list[i].Prefix.Addr()) == f {
-			n++
-		}
-	}
-	return n
 }
 
 func (p Policy) boundError(remedy string, by []PrefixAction, format string, args ...any) error {

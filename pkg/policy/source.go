@@ -226,7 +226,17 @@ func (s SourcePolicy) Validate(limit int) error {
 		errs.add("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
 			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
 	}
-	errs.checkDisjoint(s.MasqueradeCIDRs, s.NonMasqueradeCIDRs)
+	exempt := map[netip.Prefix]bool{}
+	if len(s.MasqueradeCIDRs) > 0 {
+		for _, p := range s.NonMasqueradeCIDRs {
+			exempt[p] = true
+		}
+	}
+	for i, p := range s.MasqueradeCIDRs {
+		if exempt[p] {
+			errs.add("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
+		}
+	}
 	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs), len(s.PodCIDRs))
 	for _, k := range Keys(&s) {
 		switch to := k.Field.(type) {
@@ -254,21 +264,6 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func (e *fieldErrors) checkDisjoint(masqueraded, exempt []netip.Prefix) {
-	if len(masqueraded) == 0 {
-		return
-	}
-	isExempt := make(map[netip.Prefix]bool, len(exempt))
-	for _, p := range exempt {
-		isExempt[p] = true
-	}
-	for i, p := range masqueraded {
-		if isExempt[p] {
-			e.add("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
-		}
-	}
 }
 
 func (e *fieldErrors) checkLength(key string, n, most int, remedy string) {

@@ -60,7 +60,14 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, describeBadPrefix(s)
+		if t := strings.TrimSpace(s); t != s {
+			return netip.Prefix{}, fmt.Errorf("has white space around it; write %s", Quote(t))
+		}
+		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+			a = a.Unmap()
+			return netip.Prefix{}, fmt.Errorf("is an address, not a CIDR; did you mean %s?", netip.PrefixFrom(a, a.BitLen()))
+		}
+		return netip.Prefix{}, errors.New("is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8")
 	}
 	if p.Addr().Is4In6() {
 		if p.Bits() < 96 {
@@ -84,17 +91,6 @@ func ParseAddressItem(s string) (netip.Prefix, error) {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	return ParsePrefix(s)
-}
-
-func describeBadPrefix(s string) error {
-	if t := strings.TrimSpace(s); t != s {
-		return fmt.Errorf("has white space around it; write %s", Quote(t))
-	}
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-		a = a.Unmap()
-		return fmt.Errorf("is an address, not a CIDR; did you mean %s?", netip.PrefixFrom(a, a.BitLen()))
-	}
-	return errors.New("is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8")
 }
 
 // PortRange is a range of transport ports, both ends included. The zero value
@@ -197,10 +193,13 @@ const MaxChainName = 24
 // ValidateChainName tells why a name cannot be that of a masquerade chain.
 // It has to be possible in either backend, whichever the node ends up with.
 func ValidateChainName(name string) error {
+	outside := func(r rune) bool {
+		return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune("_.-", r)
+	}
 	switch {
 	case name == "":
 		return errors.New("is empty; leave the key out for " + DefaultChain)
-	case strings.ContainsFunc(name, func(r rune) bool { return !isChainRune(r) }):
+	case strings.ContainsFunc(name, outside):
 		return errors.New("may hold only letters, digits, '_', '.' and '-'")
 	case len(name) > MaxChainName:
 		return fmt.Errorf("has %d characters; at most %d are possible", len(name), MaxChainName)
@@ -217,10 +216,6 @@ func ValidateChainName(name string) error {
 		}
 	}
 	return nil
-}
-
-func isChainRune(r rune) bool {
-	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.-", r)
 }
 
 // reservedChainNames lists the built-in chains and the targets that iptables
@@ -242,6 +237,7 @@ func reservedChainNames() []string {
 // ValidateInterface holds names to what the kernel accepts (IFNAMSIZ: 15 bytes
 // and none of '/', ':' and white space) and to what both backends can write.
 func ValidateInterface(name string) error {
+	outside := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"\!*`, r) }
 	switch bare := strings.TrimSuffix(name, "+"); {
 	case name == "":
 		return errors.New("is empty; name an interface, or drop the item")
@@ -249,10 +245,8 @@ func ValidateInterface(name string) error {
 		return errors.New("would match every interface; leave outputInterfaces out instead")
 	case len(name) > 15:
 		return errors.New("is longer than the 15 bytes of an interface's name")
-	case bare == "." || bare == ".." || strings.ContainsFunc(name, notInInterface):
+	case bare == "." || bare == ".." || strings.ContainsFunc(name, outside):
 		return errors.New("is not the name of an interface; use visible ASCII without '/', ':', '\"', '\\', '!' and '*'")
 	}
 	return nil
 }
-
-func notInInterface(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"\!*`, r) }

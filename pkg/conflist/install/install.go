@@ -55,20 +55,18 @@ func candidates() []candidate {
 // matching returns the candidates with the stated directories. One that none has can belong to any.
 func matching(stated Dirs) []candidate {
 	all := candidates()
-	narrow := func(dir string, of func(*candidate) *string) {
-		differs := func(c candidate) bool { return *of(&c) != dir }
+	for _, of := range []func(*Dirs) *string{func(d *Dirs) *string { return &d.Conf }, func(d *Dirs) *string { return &d.Bin }} {
+		dir := *of(&stated)
+		if dir == "" {
+			continue
+		}
+		differs := func(c candidate) bool { return *of(&c.Dirs) != dir }
 		if some := slices.DeleteFunc(slices.Clone(all), differs); len(some) > 0 {
 			all = some
 		}
 		for i := range all {
-			*of(&all[i]) = dir
+			*of(&all[i].Dirs) = dir
 		}
-	}
-	if stated.Conf != "" {
-		narrow(stated.Conf, func(c *candidate) *string { return &c.Conf })
-	}
-	if stated.Bin != "" {
-		narrow(stated.Bin, func(c *candidate) *string { return &c.Bin })
 	}
 	return all
 }
