@@ -99,7 +99,7 @@ const mainFile = "10-podnet.conflist"
 func TestManage(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		d := n.startReconciler(t, n.manageArgs(t, object{"nonMasqueradeCIDRs": []string{"1.2.3.0/24"}})...)
-		d.untilUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
+		d.untilUnready(t, "conflist: waiting for the main CNI plugin's network: find the network in "+n.cni.ConfDir)
 		if got := d.metric(t, "conflist_present") + d.metric(t, "conflist_repairs_total") + d.metric(t, "conflist_flapping"); got != 0 {
 			t.Errorf("the metrics report an entry: %v", got)
 		}

@@ -310,7 +310,7 @@ func TestSettingsChange(t *testing.T) {
 	n.wantValidPolicy(t, all)
 	d.untilReady(t)
 	n.settingsFile(t, exemptSettings("22.0.0.0/8")+"[conflist]\nmanage = true\n")
-	d.untilUnready(t, "conflist: waiting for the main CNI plugin's network in "+n.cni.ConfDir)
+	d.untilUnready(t, "conflist: waiting for the main CNI plugin's network: find the network in "+n.cni.ConfDir)
 	n.settingsFile(t, exemptSettings("22.0.0.0/8"))
 	d.untilReady(t)
 	if stale := strings.Count(d.log(), "source updated"); stale < 20 {

@@ -41,7 +41,7 @@ func multusErr(s config.Settings, managed bool) error {
 	case managed:
 		return nil
 	case err == nil && n.Entries > 0: // a missing entry is another finding
-		return n.Multus.Err(n.Name)
+		return n.MultusErr
 	case errors.Is(err, conflist.ErrDelegate):
 		return err
 	}

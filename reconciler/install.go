@@ -160,21 +160,16 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	warn("a write of another program in the same instant can be lost: %v", c.NotExchanged)
 	r.Conflist = &c
 	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
-		warn("%v", n.Multus.Err(n.Name))
+		warn("%v", n.MultusErr)
 	}
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
-	dir, err := config.ReadConfDir(e.Dir)
-	errs := []error{pluginFileErr, err}
-	for _, list := range dir.Conflists {
-		if list.File != c.Path {
-			continue
+	doc, err := os.ReadFile(c.Path)
+	list := config.ParseConflist(c.Path, doc)
+	errs := []error{pluginFileErr, err, list.DataDirErr(pluginFile, s.DataDir)}
+	for _, e := range list.Entries {
+		if e.Err != nil {
+			errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))
 		}
-		for _, e := range list.Entries {
-			if e.Err != nil {
-				errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))
-			}
-		}
-		errs = append(errs, list.DataDirErr(pluginFile, s.DataDir))
 	}
 	return errors.Join(errs...)
 }

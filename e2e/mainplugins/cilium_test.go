@@ -132,7 +132,7 @@ func TestCiliumRenames(t *testing.T) {
 	c.untilEntry(t, w.File)
 	c.untilReady(t)
 	c.restart(t, "--cni-exclusive=true")
-	c.untilUnready(t, 5*time.Second, "waiting for the main CNI plugin's network kindnet", "Cilium renames", "cni.exclusive=false")
+	c.untilUnready(t, 5*time.Second, "waiting for the main CNI plugin's network: find the network kindnet", "Cilium renames", "cni.exclusive=false")
 	c.restart(t, "--cni-exclusive=false")
 	must(t, w.Start(c.Path(confDir)))
 	c.untilEntry(t, w.File)

@@ -58,11 +58,10 @@ type ConflistEntry struct {
 	Err     error
 }
 
-// IsMultus reports whether a plugin is Multus, thin or thick. It delegates to another network.
-func IsMultus(plugin string) bool { return plugin == "multus" || plugin == "multus-shim" }
-
-// IsMultus reports whether the network's main plugin is Multus.
-func (l Conflist) IsMultus() bool { return len(l.Types) > 0 && IsMultus(l.Types[0]) }
+// IsMultus reports whether the network's main plugin is Multus, thin or thick, which delegates to another network.
+func (l Conflist) IsMultus() bool {
+	return len(l.Types) > 0 && (l.Types[0] == "multus" || l.Types[0] == "multus-shim")
+}
 
 // ErrPosition reports a plugin entry without a plugin before it that creates an interface.
 var ErrPosition = errors.New("stands where every ADD fails")
@@ -298,20 +297,16 @@ type ConflistRecord struct {
 	Digests map[string][]string `json:"digests,omitempty"`
 }
 
-// ReadConflistRecord reads the record. Without the file it is empty.
-func ReadConflistRecord(path string) (r ConflistRecord, err error) {
-	if err = readRecord(path, &r); errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return r, err
+// ReadConflistRecord returns an empty record if the file is missing or damaged; it is written again.
+func ReadConflistRecord(path string) (r ConflistRecord) {
+	_ = readRecord(path, &r)
+	return r
 }
 
 func readRecord(path string, to any) error {
 	doc, _, err := safefile.ReadFile(path, maxConfSize)
 	if err == nil {
-		if err = json.Unmarshal(doc, to); err != nil {
-			err = fmt.Errorf("%s: %w", policy.Printable(path), err)
-		}
+		err = json.Unmarshal(doc, to)
 	}
 	return err
 }

@@ -287,7 +287,7 @@ func ownPath(n Network, others []config.Conflist) (string, error) {
 	const remedy = "or set own = false and manage = true in [conflist]"
 	first, err := pick(others, "")
 	switch {
-	case n.Multus != nil || n.Conflist.IsMultus():
+	case n.Multus != "" || n.Conflist.IsMultus():
 		return "", fmt.Errorf("%w: the runtime uses network %s through Multus; remove Multus, %s", ErrNotFirst, policy.Quote(n.Name), remedy)
 	case err != nil:
 		return "", err

@@ -37,8 +37,12 @@ type Network struct {
 	// that file is gone, because the main CNI plugin was uninstalled. The list is then stale.
 	Generated bool
 	Original  string
-	Multus    *Multus         // the configuration through which the runtime uses the network, or nil
 	Conflist  config.Conflist // what the file says
+
+	// Multus is the path of the configuration of Multus through which the runtime uses the network, "" if there is none. Multus
+	// generates it from the network's own file, so a plugin entry in it would be lost.
+	Multus    string
+	MultusErr error // why pods do not get the network as its own file has it, until Multus generates its configuration again
 
 	own ownConflist // set by Editor.find
 }
@@ -150,23 +154,6 @@ func generatedPath(conf string) string {
 	return strings.TrimSuffix(conf, filepath.Ext(conf)) + generatedSuffix
 }
 
-// Multus is a configuration of Multus through which a runtime uses a network. Multus generates it
-// from the network's own file, so a plugin entry in it would be lost.
-type Multus struct {
-	Path      string
-	StaleCopy bool // without the plugin entry, until Multus generates the configuration again
-}
-
-// Err returns why pods do not get the network as its own file has it, or nil.
-func (m *Multus) Err(network string) error {
-	if m == nil || !m.StaleCopy {
-		return nil
-	}
-	return fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: "+
-		"restart Multus on the node, so that it generates the file again (with --cleanup-config-on-exit=true it does so by itself)",
-		policy.Printable(m.Path), policy.Printable(network))
-}
-
 // multusConf has the members of a configuration, or of a list, that decide what Multus delegates to.
 type multusConf struct {
 	Name, Type, ClusterNetwork string
@@ -209,8 +196,12 @@ func throughMultus(lists, all []config.Conflist, found Network) (Network, error)
 	}
 	switch err = cmp.Or(err, errFind); {
 	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
-		current := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
-		target.Multus = &Multus{Path: multus.Path, StaleCopy: !hasEntry && !current}
+		target.Multus = multus.Path
+		if isCurrent := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path); !isCurrent && !hasEntry {
+			target.MultusErr = fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: "+
+				"restart Multus on the node, so that it generates the file again (with --cleanup-config-on-exit=true it does so by itself)",
+				policy.Printable(multus.Path), policy.Printable(target.Name))
+		}
 		return target, nil
 	case !found.Conflist.IsMultus(): // the caller named another network
 		return found, nil

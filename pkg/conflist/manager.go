@@ -89,11 +89,7 @@ func (m *Manager) Restore(ctx context.Context) Status {
 	now := time.Now()
 	m.warnings = nil
 	m.seen(n, now)
-	if due := m.tried.Add(m.wait); now.Before(due) {
-		s.Next = due
-	} else {
-		err = m.insert(ctx, &s, n)
-	}
+	err = m.insert(ctx, &s, n)
 	m.complete(&s, n, now, err, nil)
 	return s
 }
@@ -131,8 +127,6 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	case n.Entries == 1 && !n.Generated && len(n.own.others) == 0:
 		m.failure, m.wait = nil, minWait
 	case m.Entry == nil || missing != nil:
-	case now.Before(m.tried.Add(m.wait)):
-		err, s.Next = m.failure, m.tried.Add(m.wait)
 	default:
 		err = m.insert(ctx, &s, n)
 	}
@@ -171,7 +165,7 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; or name another directory with --cni-bin-dir`, missing)})
 	}
 	if s.Present {
-		s.add(Problem{Err: n.Multus.Err(n.Name), Waiting: true})
+		s.add(Problem{Err: n.MultusErr, Waiting: true})
 	}
 	p := m.problemOf(err)
 	dir, _ := config.ReadConfDir(m.Dir) // find reports the error
@@ -198,7 +192,11 @@ func (m *Manager) flappingEnds() time.Time {
 }
 
 func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
-	began := time.Now()
+	began, due := time.Now(), m.tried.Add(m.wait)
+	if began.Before(due) {
+		s.Next = due
+		return m.failure
+	}
 	e := m.Editor
 	e.Replace = m.Own // what others change in ip-masq's own conflist is undone
 	c, err := e.Insert(ctx)
@@ -229,8 +227,8 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 		text = "restored the plugin entry"
 	}
 	args := []any{"file", policy.Printable(c.Path), "network", policy.Printable(c.Network)}
-	if n.Multus != nil {
-		args = append(args, "multus", policy.Printable(n.Multus.Path))
+	if n.Multus != "" {
+		args = append(args, "multus", policy.Printable(n.Multus))
 	}
 	if c.Backup != "" {
 		args = append(args, "backup", policy.Printable(c.Backup))
@@ -260,24 +258,17 @@ func (s *Status) add(p Problem) {
 
 // problemOf returns the problem that an error of a sync is; it has no Err if there is none.
 func (m *Manager) problemOf(err error) Problem {
-	dir := policy.Printable(m.Dir)
 	switch {
 	case err == nil, errors.Is(err, config.ErrPosition):
 		return Problem{}
 	case errors.Is(err, ErrNoNetworks), errors.Is(err, ErrNetworkNotFound):
-		what, remedy := "the main CNI plugin's network", "set cni_conf_dir if it is elsewhere"
-		if m.Network != "" {
-			what += " " + policy.Printable(m.Network)
-		}
-		if errors.Is(err, ErrNetworkNotFound) {
-			remedy = err.Error()
-		}
-		return Problem{Err: fmt.Errorf("waiting for %s in %s; %s; Cilium renames the files of others unless cni.exclusive=false", what, dir, remedy), Waiting: true}
+		return Problem{Err: fmt.Errorf("waiting for the main CNI plugin's network: %w; Cilium renames the files of others unless cni.exclusive=false", err), Waiting: true}
 	case isContentError(err):
 		return Problem{Err: err}
 	}
 	remedy := ""
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		dir := policy.Printable(m.Dir)
 		remedy = "; let the reconciler write to " + dir + ": in a container, mount it writable; in a systemd unit, add ReadWritePaths=" + dir
 	}
 	return Problem{Err: fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w%s", err, remedy)}
@@ -308,7 +299,7 @@ func (n Network) entryText() []byte {
 // entry file states another one. A replacement is asked for first: an entry that fails every ADD changes nothing.
 func (m *Manager) follow(ctx context.Context, n Network) {
 	m.entryProblems, m.findings = nil, nil
-	record, _ := config.ReadConflistRecord(m.RecordPath) // a damaged one says nothing, and is written again
+	record := config.ReadConflistRecord(m.RecordPath)
 	entry, fromFile, err := m.ReadEntry()
 	good := record.Entry
 	if good == nil {

@@ -136,7 +136,7 @@ const aList = "net.d/10-a.conflist"
 func TestManagerWaitsForANetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := manage(t)
-		k.sync("waiting for the main CNI plugin's network in " + k.path("net.d"))
+		k.sync("waiting for the main CNI plugin's network: find the network in " + k.path("net.d"))
 		if !k.last.Problems[0].Waiting || !k.last.Next.IsZero() {
 			t.Errorf("%+v", k.last)
 		}
@@ -338,7 +338,7 @@ func TestManagerNamesItsNetwork(t *testing.T) {
 		k := manage(t)
 		k.Network = "b"
 		k.write(aList, listNamed("a"))
-		k.sync("waiting for the main CNI plugin's network b*--conflist-network*cni.exclusive=false")
+		k.sync("waiting for the main CNI plugin's network: find the network b*--conflist-network*cni.exclusive=false")
 		k.write("net.d/20-b.conflist", listNamed("b"))
 		if k.sync(); k.present(aList) || !k.present("net.d/20-b.conflist") {
 			t.Error("not in the named network")

@@ -27,10 +27,8 @@ func valuesOf(entry []byte) map[string]string {
 	return values
 }
 
-// differences returns the keys in which two entries differ.
 func differences(a, b []byte) []string { return config.Differences(valuesOf(a), valuesOf(b)) }
 
-// digestOf returns the digest of the values of an entry.
 func digestOf(entry []byte) string {
 	text, _ := json.Marshal(valuesOf(entry)) // sorts the keys
 	return config.DigestOf(text)
@@ -56,7 +54,7 @@ func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
 // recordEntries records these entries as ip-masq's in a file, if that changes anything. It forgets files that are gone.
 func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byte) error {
 	return e.record(ctx, "record the plugin entry", e.RecordPath, func(d *safefile.Dir, name string) error {
-		r, _ := config.ReadConflistRecord(e.RecordPath) // a damaged one is written again
+		r := config.ReadConflistRecord(e.RecordPath)
 		before, _ := json.Marshal(r)
 		if r.Digests == nil {
 			r.Digests = map[string][]string{}

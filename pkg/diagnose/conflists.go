@@ -153,8 +153,7 @@ func (h Host) UsesPlugin() bool {
 // runtimesList returns the first conflist by name, without loopback and Multus, which selects another.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
-		counts := func(kind string) bool { return !config.IsMultus(kind) && kind != "loopback" }
-		if l.hasEntry() || slices.ContainsFunc(l.Types, counts) {
+		if l.hasEntry() || !l.IsMultus() && !slices.Equal(l.Types, []string{"loopback"}) {
 			return &e.lists[i]
 		}
 	}

@@ -155,7 +155,6 @@ func (e exporter) metric(t prometheus.ValueType, name, help string, labels []str
 	return func(value float64, values ...string) { e <- prometheus.MustNewConstMetric(desc, t, value, values...) }
 }
 
-// limited returns the first of the items.
 func limited[T any](items []T) []T { return items[:min(len(items), maxNames)] }
 
 // sources exports the sources that are stored or have a problem.

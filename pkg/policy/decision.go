@@ -37,28 +37,12 @@ func (p Policy) Decide(asked Packet) Decision {
 	if d.Reason, d.Origins = p.outOfScope(pkt); d.Reason != "" {
 		return d
 	}
+	longestFirst := func(a, b PrefixAction) int { return b.Prefix.Bits() - a.Prefix.Bits() }
+	p.Destinations = slices.SortedStableFunc(slices.Values(p.Destinations), longestFirst) // the first match is the one to name
 	c := p.chain(f, Layout{}, Owner{})
-	d = c.deciding(pkt).decision(pkt, asked.Src.IsValid())
+	d = c.Walk(pkt).decision(pkt, asked.Src.IsValid())
 	d.Reason += p.condition(asked)
 	return d
-}
-
-// deciding returns the desired rule that decides a packet in scope: of prefixes of one action, which are in the
-// written order, the longest.
-func (c *Chain) deciding(pkt Packet) *Rule {
-	var first *Rule
-	for i := range c.Rules {
-		switch r := &c.Rules[i]; {
-		case !r.Matches(pkt):
-		case first == nil:
-			if first = r; r.PrefixAction == nil || r.PrefixAction.isSource() {
-				return r
-			}
-		case r.PrefixAction != nil && r.PrefixAction.Prefix.Bits() > first.PrefixAction.Prefix.Bits():
-			first = r
-		}
-	}
-	return first
 }
 
 func (e *PrefixAction) isSource() bool { return e.Origins[0].Key == exemptSourcesKey || e.isPod() }

@@ -92,22 +92,18 @@ func (d Diff) Totals() (chains []string, missing, unexpected int) {
 
 // Compare returns the differences between the desired and the observed ruleset.
 func Compare(desired, observed Ruleset) Diff {
-	type id struct {
-		family Family
-		name   string
-	}
-	there := make(map[id]*Chain, len(observed.Chains))
+	there := make(map[ChainFamily]*Chain, len(observed.Chains))
 	for i, c := range observed.Chains {
-		there[id{c.Family, c.Name}] = &observed.Chains[i]
+		there[ChainFamily{c.Name, c.Family}] = &observed.Chains[i]
 	}
 	var d Diff
-	wanted := make(map[id]bool, len(desired.Chains))
+	wanted := make(map[ChainFamily]bool, len(desired.Chains))
 	for i, c := range desired.Chains {
-		wanted[id{c.Family, c.Name}] = true
-		d = append(d, CompareChain(&desired.Chains[i], there[id{c.Family, c.Name}])...)
+		wanted[ChainFamily{c.Name, c.Family}] = true
+		d = append(d, CompareChain(&desired.Chains[i], there[ChainFamily{c.Name, c.Family}])...)
 	}
 	for _, c := range observed.Chains {
-		if !wanted[id{c.Family, c.Name}] {
+		if !wanted[ChainFamily{c.Name, c.Family}] {
 			d = append(d, Change{ChainChange, c.Family, c.Name, true, ""})
 		}
 	}

@@ -237,7 +237,6 @@ func (p *Policy) bindElsewhere(g *Guard, policies []Policy) (more bindings) {
 	return more
 }
 
-// bindings returns all that the guard binds.
 func (g *Guard) bindings() bindings {
 	return append(bindings{{Sources: g.Scope.Sources, Destinations: orEmpty(g.Bound)}}, g.Bindings...)
 }

@@ -275,7 +275,6 @@ func comparePrecedence(a, b Source) int {
 	return cmp.Or(class(a)-class(b), cmp.Compare(a.Order, b.Order), a.ID.Compare(b.ID))
 }
 
-// merger merges the sources of one chain.
 type merger struct {
 	policy  Policy
 	sources []Source // by precedence
@@ -291,7 +290,6 @@ type part struct {
 
 func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, index, p.file} }
 
-// merge merges the keys of one source after the other.
 func (m *merger) merge() Policy {
 	p := &m.policy
 	for i := range m.parts {
@@ -421,7 +419,6 @@ func (m *merger) defaults() []PrefixAction {
 	return out
 }
 
-// entryList is a list of prefixes with what happens to them.
 type entryList struct {
 	key      string
 	action   Action

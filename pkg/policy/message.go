@@ -71,8 +71,6 @@ func (e *FieldError) Error() string {
 	return text + ": " + e.Problem
 }
 
-// maxListed is the number of items of a list that a message repeats.
 const maxListed = 8
 
-// firstOf returns the first items of a list in one text.
 func firstOf(list []string) string { return strings.Join(First(maxListed, list), ", ") }

@@ -246,15 +246,12 @@ func ParseOwner(comment string) Owner {
 	}
 	number, text, _ := strings.Cut(rest, " ")
 	schema, err := strconv.Atoi(number)
-	if err != nil || schema < 1 {
-		return Owner{}
-	}
 	dir, found := strings.CutPrefix(" "+text, ownerMiddle)
 	switch {
-	case found:
-		return Owner{Schema: schema, DataDir: dir}
-	case schema > RulesSchema:
+	case err != nil || schema < 1 || !found && schema <= RulesSchema:
+		return Owner{}
+	case !found:
 		return Owner{Schema: schema}
 	}
-	return Owner{}
+	return Owner{Schema: schema, DataDir: dir}
 }

@@ -288,7 +288,6 @@ const (
 	MaxRules         = 65536 // of one chain and family, in a backend without sets
 )
 
-// fieldErrors are FieldErrors.
 type fieldErrors []error
 
 func (e *fieldErrors) add(key string, index int, value string, err error) {
@@ -301,7 +300,6 @@ func (e *fieldErrors) check(key, value string, err error) {
 	}
 }
 
-// checkPrefixes checks a list of prefixes.
 func (e *fieldErrors) checkPrefixes(key string, prefixes []netip.Prefix, ipv6 bool) {
 	for i, p := range prefixes {
 		switch {
@@ -314,8 +312,6 @@ func (e *fieldErrors) checkPrefixes(key string, prefixes []netip.Prefix, ipv6 bo
 	}
 }
 
-// checkCounts checks the numbers of sourceCIDRs, outputInterfaces,
-// nonMasqueradeSourceCIDRs and podCIDRs against the limits.
 func (e *fieldErrors) checkCounts(from, out, exempt, pods int) {
 	// An empty list counts as one item, which matches everything.
 	if pairs := int64(max(1, from)) * int64(max(1, out)); pairs > MaxScopePairs {

@@ -47,7 +47,6 @@ func (f Family) LinkLocal() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80}), 10)
 }
 
-// ofFamily returns the prefixes of one family, in their order.
 func ofFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
 }
@@ -179,7 +178,6 @@ func (p *Ports) UnmarshalText(text []byte) (err error) {
 	return nil
 }
 
-// sorted returns the ranges in ascending order.
 func (p Ports) sorted() Ports {
 	return slices.SortedFunc(slices.Values(p), func(a, b PortRange) int { return int(a.First) - int(b.First) })
 }

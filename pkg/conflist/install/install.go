@@ -240,11 +240,12 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
 	b.Path = dir.PathOf(config.PluginType)
-	present, err := isInstalled(dir, data)
+	present, err := pluginIn(dir)
 	if err != nil {
 		return b, err
 	}
-	if present {
+	have, readErr := readBinary(b.Path) // one that cannot be read is replaced
+	if present != nil && readErr == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present) {
 		b.Version, err = version(ctx, b.Path, policy.Printable(b.Path), installTimeout)
 		return b, err
 	}
@@ -266,15 +267,6 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 		return b, fmt.Errorf("the new plugin is in place: %w", err)
 	}
 	return b, nil
-}
-
-func isInstalled(dir *safefile.Dir, data []byte) (bool, error) {
-	present, err := pluginIn(dir)
-	if present == nil || err != nil {
-		return false, err
-	}
-	have, err := readBinary(dir.PathOf(config.PluginType)) // one that cannot be read is replaced
-	return err == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present), nil
 }
 
 // pluginIn returns the FileInfo of the plugin in a directory, nil if there is none. A file of its name that is not regular
