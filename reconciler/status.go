@@ -377,7 +377,6 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		return
 	}
 	w.WriteString("Sources:\n")
-	const mostFiles = 4
 	rows := [][]string{{"NAME", "STATE", "AGE", "FILES"}}
 	for _, x := range s.Sources {
 		name := "agent files"
@@ -388,7 +387,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		if !x.Written.IsZero() {
 			since = diagnose.Age(now.Sub(x.Written))
 		}
-		files := strings.Join(mapped(policy.First(mostFiles, x.Files), policy.Printable), ", ")
+		files := strings.Join(mapped(policy.First(4, x.Files), policy.Printable), ", ")
 		rows = append(rows, []string{name, x.State, since, cmp.Or(files, "-")})
 	}
 	w.table(rows)
@@ -437,10 +436,9 @@ func (s *nodeStatus) doctorText() string {
 }
 
 func (s *nodeStatus) writeProblems(w *screen) {
-	const most = 4
 	for _, f := range s.found(diagnose.SeverityProblem) {
 		w.row("  problem:", f.ID+": "+f.Cause)
-		for _, line := range policy.First(most, f.Details) {
+		for _, line := range policy.First(4, f.Details) {
 			w.row("", "- "+line)
 		}
 		w.row("", "Remedy: "+f.Remedy)

@@ -134,7 +134,7 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	if index >= 0 {
 		remedy = "remove one of the two"
 	}
-	return d.Locate(d.Positions[key].Line, &policy.FieldError{
+	return d.Locate(d.Lines[key], &policy.FieldError{
 		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy),
 	})
 }
@@ -158,8 +158,7 @@ var errChanged = errors.New("it changes faster than it can be read, or " + confi
 
 // readDir returns one version of the agent files by name, and whether the directory has other files.
 func readDir(dir string) (files []file, others bool, err error) {
-	const attempts = 1000
-	for range attempts {
+	for range 1000 { // attempts
 		if files, others, err = readDirOnce(dir); !errors.Is(err, errChanged) {
 			break
 		}
@@ -189,8 +188,7 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 			others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
 			continue
 		}
-		const maxSize = 1 << 20
-		text, _, err := safefile.ReadFile(filepath.Join(from, name), maxSize)
+		text, _, err := safefile.ReadFile(filepath.Join(from, name), 1<<20)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // it was in the directory, and may be there again
 			return nil, false, errChanged

@@ -92,7 +92,6 @@ func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 // CheckPlugin returns an error if runtimes cannot run the plugin from the directory.
 func CheckPlugin(dir string) error {
 	path := filepath.Join(dir, PluginType)
-	const anyExecute = 0o111
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -101,7 +100,7 @@ func CheckPlugin(dir string) error {
 		return safefile.Error("stat", path, err)
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file", policy.Printable(path))
-	case info.Mode().Perm()&anyExecute == 0:
+	case info.Mode().Perm()&0o111 == 0:
 		return fmt.Errorf("%s is not executable (mode %04o)", policy.Printable(path), info.Mode().Perm())
 	}
 	return nil

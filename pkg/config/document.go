@@ -59,20 +59,15 @@ type Key struct {
 	Usage       string // of the flag: one line
 }
 
-// Position is where a key and the items of its list stand.
-type Position struct {
-	Line    int   // 0 if unknown
-	Indexes []int // of the items that were kept: bad and repeated ones are dropped
-}
-
 // Document is a document while it is read. The maps are by key, with Table before it.
 type Document struct {
 	File  string // "" if the document is not a file
 	Table string // "agent." while the policy in that table is validated
 
-	Mistakes  []error
-	Flawed    map[string]bool // keys with a mistake
-	Positions map[string]Position
+	Mistakes []error
+	Flawed   map[string]bool  // keys with a mistake
+	Lines    map[string]int   // of keys; 0 if unknown
+	Indexes  map[string][]int // of the items of lists that were kept: bad and repeated ones are dropped
 }
 
 // Fail records a mistake. The index is -1 for a mistake that is not about a list item.
@@ -82,7 +77,7 @@ func (d *Document) Fail(key string, index int, value, problem string) {
 		d.Flawed = map[string]bool{}
 	}
 	d.Flawed[key] = true
-	d.NoteAt(d.Positions[key].Line, &policy.FieldError{Key: key, Index: index, Value: value, Problem: problem})
+	d.NoteAt(d.Lines[key], &policy.FieldError{Key: key, Index: index, Value: value, Problem: problem})
 }
 
 // NoteAt records a mistake on a line.
@@ -116,11 +111,11 @@ func (d *Document) Read(members []Member, keys []Key) {
 		known[k.Name] = k
 	}
 	times := make(map[string]int, len(members))
-	d.Positions = map[string]Position{}
+	d.Lines, d.Indexes = map[string]int{}, map[string][]int{}
 	for _, m := range members {
 		times[m.Key]++
 		if m.Line > 0 {
-			d.Positions[m.Key] = Position{Line: m.Line}
+			d.Lines[m.Key] = m.Line
 		}
 		k, isKnown := known[m.Key]
 		isKnown = isKnown || d.File == "" && isProtocolKey(m.Key)
@@ -198,7 +193,7 @@ func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 		if mistake := (*policy.FieldError)(nil); errors.As(err, &mistake) {
 			mistake.Key = d.Table + mistake.Key
 			mistake.Index = d.Index(mistake.Key, mistake.Index)
-			line = d.Positions[mistake.Key].Line
+			line = d.Lines[mistake.Key]
 		}
 		d.NoteAt(line, err)
 	}
@@ -206,7 +201,7 @@ func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 
 // Index returns the index in the document of an item that was kept.
 func (d *Document) Index(key string, kept int) int {
-	if indexes := d.Positions[key].Indexes; kept >= 0 && kept < len(indexes) {
+	if indexes := d.Indexes[key]; kept >= 0 && kept < len(indexes) {
 		return indexes[kept]
 	}
 	return kept

@@ -196,7 +196,7 @@ func (s *Settings) Flags() []Key {
 // Set sets a key to the text of a flag: the value as in reconciler.toml, a list with commas between its items. It is
 // validated on its own, as the other flags are not known yet. After an error the settings are unchanged.
 func (s *Settings) Set(key, text string) error {
-	d := Document{Positions: map[string]Position{}}
+	d := Document{Indexes: map[string][]int{}}
 	alone := Settings{Agent: AgentPolicy{CIDRLimit: policy.MaxCIDRLimit}}
 	alone.set(&d, key, text)
 	d.Table = agentTable + "."

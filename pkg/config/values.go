@@ -205,10 +205,7 @@ func list[T comparable](to *[]T, example string, parse func(string) (T, error)) 
 				kept, indexes = append(kept, v), append(indexes, i)
 			}
 		}
-		*to = kept
-		position := d.Positions[key]
-		position.Indexes = indexes
-		d.Positions[key] = position
+		*to, d.Indexes[key] = kept, indexes
 	}
 	want := func() string { return "a list such as [" + policy.Quote(example) + "]" }
 	return Value{List, want, read, func() string {

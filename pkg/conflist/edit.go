@@ -132,24 +132,20 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 // with returns the text of the network's file with an entry, and the path of the file.
 func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
 	path = n.Path
+	from, doc := path, n.Conflist.Doc
 	switch main := n.own.main; {
-	case main != nil && !main.Conflist.IsList():
-		text, err = listOf(main.Path, main.Conflist.Doc, entry)
 	case main != nil:
-		text, err = setEntry(main.Path, main.Conflist.Doc, entry, true)
+		from, doc, replace = main.Path, main.Conflist.Doc, true
 	case !n.Conflist.IsList():
-		if text, err = listOf(path, n.Conflist.Doc, entry); err == nil {
-			path = generatedPath(path)
-		}
+		path = generatedPath(path)
 	case n.Generated && n.Original != "": // which may have changed
-		var conf []byte
-		if conf, _, err = safefile.ReadFile(n.Original, maxSize); err == nil {
-			text, err = listOf(n.Original, conf, entry)
-		} else if errors.Is(err, fs.ErrNotExist) {
+		from = n.Original
+		if doc, _, err = safefile.ReadFile(from, maxSize); errors.Is(err, fs.ErrNotExist) {
 			err = errChanged
 		}
-	default:
-		text, err = setEntry(path, n.Conflist.Doc, entry, replace)
+	}
+	if err == nil {
+		text, err = setEntry(from, doc, entry, replace)
 	}
 	return path, text, err
 }
@@ -268,18 +264,11 @@ func isOwn(list config.Conflist, lists []config.Conflist, record *config.OwnConf
 	if record != nil && filepath.Dir(record.File) == filepath.Dir(list.File) && (record.File == list.File || record.Network == list.Network) {
 		return true
 	}
-	text, err := withoutEntry(list)
+	text, err := setEntry(list.File, list.Doc, nil, false)
 	return err == nil && slices.ContainsFunc(lists, func(main config.Conflist) bool {
-		copied, err := withoutEntry(main)
+		copied, err := setEntry(main.File, main.Doc, nil, false)
 		return err == nil && main.File != list.File && bytes.Equal(text, copied)
 	})
-}
-
-func withoutEntry(list config.Conflist) ([]byte, error) {
-	if list.Err == nil && !list.IsList() {
-		return listText(list), nil
-	}
-	return setEntry(list.File, list.Doc, nil, false)
 }
 
 // ownPath returns the path with which ip-masq's own conflist is the first file, and the network's the next.

@@ -106,9 +106,8 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 	case broken != nil:
 		return Network{}, fmt.Errorf("%w, and none of the others has it; fix or remove it: %w", ErrBroken, broken)
 	case len(names) > 0:
-		const maxNames = 8
 		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
-			ErrNetworkNotFound, strings.Join(policy.First(maxNames, names), ", "))
+			ErrNetworkNotFound, strings.Join(policy.First(8, names), ", "))
 	}
 	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
 }

@@ -81,10 +81,7 @@ func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
 		if own == nil {
 			return errors.Join(d.Remove(name), d.Sync())
 		}
-		text, err := json.Marshal(own)
-		if err != nil {
-			return err
-		}
+		text, _ := json.Marshal(own) // never fails
 		return writeRecord(d, name, text)
 	})
 }

@@ -53,9 +53,20 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 }
 
 // setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry that is there
-// stays, unless it is to be replaced; of several, the first stays. All other bytes stay.
+// stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A single plugin's configuration
+// becomes a list with its name and CNI version, as in libcni's ConfListFromConf.
 func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	list := config.ParseConflist(path, doc)
+	if list.Err == nil && !list.IsList() {
+		if len(list.Entries) > 0 {
+			return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
+		}
+		if list.Network == "" {
+			return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
+		}
+		path, doc = generatedPath(path), fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", list.Network, list.CNIVersion, bytes.TrimSpace(doc))
+		list = config.ParseConflist(path, doc)
+	}
 	if list.Err != nil {
 		return nil, list.Err
 	}
@@ -160,24 +171,4 @@ func remove(doc []byte, plugins []span, gone []int) []byte {
 		at = cut.to
 	}
 	return append(now, doc[at:]...)
-}
-
-// listOf returns the text of a list of a single plugin's configuration and the plugin entry. The list gets the
-// configuration's name and CNI version, as in libcni's ConfListFromConf.
-func listOf(path string, doc, entry []byte) ([]byte, error) {
-	conf := config.ParseConflist(path, doc)
-	switch {
-	case conf.Err != nil:
-		return nil, conf.Err
-	case len(conf.Entries) > 0:
-		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
-	case conf.Network == "":
-		return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
-	}
-	return setEntry(generatedPath(path), listText(conf), entry, false)
-}
-
-// listText returns the text of a list whose only plugin is a single plugin's configuration.
-func listText(conf config.Conflist) []byte {
-	return fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", conf.Network, conf.CNIVersion, bytes.TrimSpace(conf.Doc))
 }

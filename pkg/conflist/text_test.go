@@ -54,6 +54,8 @@ func loadedBy(t *testing.T, name string, doc []byte) config.Conflist {
 // edited inserts the entry into a list or, if it is nil, removes all.
 func edited(doc, entry []byte) ([]byte, error) { return setEntry("a.conflist", doc, entry, false) }
 
+func listOf(path string, doc, entry []byte) ([]byte, error) { return setEntry(path, doc, entry, false) }
+
 func count(t interface{ Fatal(...any) }, doc []byte) int {
 	list := config.ParseConflist("a.conflist", doc)
 	if list.Err != nil {

@@ -47,14 +47,13 @@ func (f *Finding) add(format string, args ...any) {
 
 // Text returns the findings as text: severity and ID, then summary, details and remedy.
 func Text(findings []Finding) string {
-	const mostDetail = 12 // of one finding
 	if len(findings) == 0 {
 		return "No faults, problems or notices.\n"
 	}
 	var texts []string
 	for _, f := range findings {
 		text := fmt.Sprintf("%s: %s\n  %s\n", f.Severity, f.ID, f.Cause)
-		for _, line := range policy.First(mostDetail, f.Details) {
+		for _, line := range policy.First(12, f.Details) {
 			text += "    - " + strings.ReplaceAll(line, "\n", "\n      ") + "\n"
 		}
 		texts = append(texts, text+"  Remedy: "+f.Remedy+"\n")

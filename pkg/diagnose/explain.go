@@ -486,18 +486,14 @@ func (o Origin) text() string {
 
 // Age writes how long ago something was in at most two units: 42s, 5m, 3h12m, 4d3h.
 func Age(d time.Duration) string {
-	const day = 24
 	d = max(d, 0)
-	switch hours, minutes := int(d.Hours()), int(d.Minutes()); {
-	case minutes == 0:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case hours == 0:
-		return fmt.Sprintf("%dm", minutes)
-	case hours < day:
-		return fmt.Sprintf("%dh%dm", hours, minutes%60)
-	default:
-		return fmt.Sprintf("%dd%dh", hours/day, hours%day)
+	switch hours := int(d.Hours()); {
+	case hours >= 24:
+		return fmt.Sprintf("%dd%dh", hours/24, hours%24)
+	case d < time.Minute:
+		return d.Truncate(time.Second).String()
 	}
+	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
 }
 
 func (e Explanation) kernelText() string {

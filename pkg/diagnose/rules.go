@@ -116,10 +116,9 @@ func touches(r policy.Ranges, p netip.Prefix) bool {
 }
 
 func violations(e *examination, f *Finding) {
-	const most = 4
 	for _, v := range e.violations {
 		id := "foreign-masquerade"
-		line := fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(most, v.exempt), ", "), v.chain)
+		line := fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule.Text, strings.Join(policy.First(4, v.exempt), ", "), v.chain)
 		if doubt := e.doubt(v); doubt != "" {
 			id, line = "foreign-masquerade-possible", line+" ("+doubt+")"
 		}

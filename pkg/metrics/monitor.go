@@ -169,9 +169,8 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 
 // stopped returns an error if the loop has stopped: it missed three syncs and half a minute more.
 func (m *Monitor) stopped() error {
-	const grace = 30 * time.Second
 	silence := time.Since(m.reported)
-	if silence <= 3*m.interval+grace {
+	if silence <= 3*m.interval+30*time.Second {
 		return nil
 	}
 	return fmt.Errorf("no sync was made for %s, and one is due every %s", silence.Round(time.Second), m.interval)

@@ -142,8 +142,7 @@ func CacheFiles(dir string, boot time.Time) (map[string]time.Time, error) {
 		if err != nil { // it has gone
 			continue
 		}
-		const others = 0o022
-		if uid, _ := safefile.Owner(info); uid == 0 && info.Mode()&others == 0 && info.Mode().IsRegular() && !info.ModTime().Before(boot) {
+		if uid, _ := safefile.Owner(info); uid == 0 && info.Mode()&0o022 == 0 && info.Mode().IsRegular() && !info.ModTime().Before(boot) {
 			files[e.Name()] = info.ModTime()
 		}
 	}

@@ -93,29 +93,24 @@ func agree[T any](m *merger, field **T, merged *WithOrigins[T], otherwise T, equ
 
 // agreeWord is agree for words, of which one may agree with all others.
 func agreeWord[T ~string](m *merger, field *T, merged *WithOrigins[T], otherwise, neutral T, choices ...T) Combination {
-	value := field
-	if *field == "" || *field == neutral {
-		value = nil
-	}
-	return combine(m, "must agree", WordOf(field, choices...), value, merged, otherwise, nil)
+	return combine(m, "must agree", WordOf(field, choices...), unless(*field == "" || *field == neutral, field), merged, otherwise, nil)
 }
 
 // agreeItems is agree for a list whose order has a meaning.
 func agreeItems(m *merger, field *AddressItems, merged *WithOrigins[AddressItems]) Combination {
-	value := field
-	if *field == nil {
-		value = nil
-	}
-	return combine(m, "must agree", field, value, merged, nil, slices.Equal[AddressItems])
+	return combine(m, "must agree", field, unless(*field == nil, field), merged, nil, slices.Equal[AddressItems])
 }
 
 // trueWins is for booleans of which false says nothing.
 func trueWins(m *merger, field **bool, merged *WithOrigins[bool]) Combination {
-	value := *field
-	if !isTrue(value) {
-		value = nil
+	return combine(m, "`true` wins", field, unless(!isTrue(*field), *field), merged, false, nil)
+}
+
+func unless[T any](saysNothing bool, value *T) *T {
+	if saysNothing {
+		return nil
 	}
-	return combine(m, "`true` wins", field, value, merged, false, nil)
+	return value
 }
 
 // combine returns how the value of a field, nil for none, is added to the merged one.

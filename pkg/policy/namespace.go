@@ -16,11 +16,10 @@ const namespacesKey = "nonMasqueradeNamespaces"
 
 // ParseNamespace accepts the name of a Kubernetes namespace, a label of RFC 1123.
 func ParseNamespace(s string) (string, error) {
-	const longest = 63
 	switch {
 	case s == "":
 		return "", errors.New("is empty; write the name of a namespace, or drop the item")
-	case len(s) > longest || !isLabel(s):
+	case len(s) > 63 || !isLabel(s):
 		return "", errors.New("is not a name of a Kubernetes namespace, which has at most 63 of a-z, 0-9 and -, " +
 			"and begins and ends with a letter or digit; patterns are not possible")
 	}
@@ -29,9 +28,8 @@ func ParseNamespace(s string) (string, error) {
 
 // IsPodName reports whether a text can be the name of a Kubernetes pod, a subdomain of RFC 1123.
 func IsPodName(s string) bool {
-	const longest = 253
 	notLabel := func(label string) bool { return !isLabel(label) }
-	return len(s) <= longest && !slices.ContainsFunc(strings.Split(s, "."), notLabel)
+	return len(s) <= 253 && !slices.ContainsFunc(strings.Split(s, "."), notLabel)
 }
 
 func isLabel(s string) bool {

@@ -178,9 +178,8 @@ func (s *Source) AddPodSubnets(found ...netip.Prefix) (bool, error) {
 		return false, nil
 	}
 	if len(all) > MaxPodCIDRs {
-		const most = 8
 		return false, fmt.Errorf("%s: the pods of this node are in more than %d subnets, and %s is left out; write podCIDRs",
-			s.ID, MaxPodCIDRs, found[:min(most, len(found))])
+			s.ID, MaxPodCIDRs, found[:min(8, len(found))])
 	}
 	s.PodSubnets = all
 	return true, nil

@@ -222,7 +222,7 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 			b, err = Binary{}, fmt.Errorf("install the plugin in %s: %w", policy.Printable(path), err)
 		}
 	}()
-	data, err := readBinary(source)
+	data, _, err := safefile.ReadFile(source, maxBinary)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return b, fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Printable(source))
@@ -244,7 +244,7 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 	if err != nil {
 		return b, err
 	}
-	have, readErr := readBinary(b.Path) // one that cannot be read is replaced
+	have, _, readErr := safefile.ReadFile(b.Path, maxBinary) // one that cannot be read is replaced
 	if present != nil && readErr == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present) {
 		b.Version, err = version(ctx, b.Path, policy.Printable(b.Path), installTimeout)
 		return b, err
@@ -305,16 +305,11 @@ func remove(ctx context.Context, dir string) (path string, err error) {
 // binMode is the mode of the binary, whatever the umask.
 const binMode = 0o755
 
-func readBinary(path string) ([]byte, error) {
-	const limit = 256 << 20
-	data, _, err := safefile.ReadFile(path, limit)
-	return data, err
-}
+const maxBinary = 256 << 20 // bytes
 
 // lockDir locks a plugin directory: another process of ip-masq may copy a binary there and run it.
 func lockDir(ctx context.Context, path string) (*safefile.Dir, error) {
-	const timeout = 30 * time.Second
-	d, err := safefile.OpenLocked(ctx, path, timeout)
+	d, err := safefile.OpenLocked(ctx, path, 30*time.Second)
 	if err != nil && ctx.Err() != nil {
 		return nil, ErrStopped
 	}
@@ -323,8 +318,7 @@ func lockDir(ctx context.Context, path string) (*safefile.Dir, error) {
 
 // Version returns the version that an installed plugin reports.
 func Version(ctx context.Context, path string) (string, error) {
-	const timeout = 2 * time.Second
-	return version(ctx, path, policy.Printable(path), timeout)
+	return version(ctx, path, policy.Printable(path), 2*time.Second)
 }
 
 const installTimeout = 20 * time.Second

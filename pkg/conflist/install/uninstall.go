@@ -51,7 +51,6 @@ type InUseError struct {
 
 // Error says what stays and why, with a line for each remedy. It names some of the cached results, and all references.
 func (e *InUseError) Error() string {
-	const maxNamed = 3
 	var reasons, files, containers []string
 	for _, r := range e.References {
 		files = append(files, policy.Printable(r))
@@ -66,7 +65,7 @@ func (e *InUseError) Error() string {
 	}
 	if len(containers) > 0 {
 		reasons = append(reasons, "the plugin stays, with rules and state: a runtime will call it to tear down "+
-			strings.Join(policy.First(maxNamed, containers), ", ")+
+			strings.Join(policy.First(3, containers), ", ")+
 			"\n  To end these containers, drain the node; then run uninstall again."+
 			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once.")
 	}
@@ -273,8 +272,7 @@ var errNotJSON = errors.New("is no JSON")
 
 // readJSON reads and decodes a regular file. No runtime or plugin reads what Go's decoder refuses.
 func readJSON(path string) (value any, info fs.FileInfo, err error) {
-	const limit = 8 << 20
-	text, info, err := safefile.ReadFile(path, limit)
+	text, info, err := safefile.ReadFile(path, 8<<20)
 	if errors.Is(err, safefile.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
 		err = errNotJSON
 	}
