@@ -119,23 +119,21 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 
 // sourceOf returns the address of a pod in a family: of several pods with the name, that of the latest ADD.
 func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err error) {
-	var container string
-	var latest int64
+	var latest store.Pod
 	for _, p := range pods {
-		if p.Namespace+"/"+p.Name == name && p.At >= latest {
-			container, latest = p.ContainerID, p.At
+		if p.Namespace+"/"+p.Name == name && p.At >= latest.At {
+			latest = p
 		}
 	}
 	var addresses []netip.Addr
 	for _, p := range pods {
-		for _, a := range p.Addresses {
-			if p.ContainerID == container && a.Is4() == is4 {
-				addresses = append(addresses, a)
-			}
+		if p.ContainerID == latest.ContainerID {
+			addresses = append(addresses, p.Addresses...)
 		}
 	}
+	addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a.Is4() != is4 })
 	switch {
-	case container == "":
+	case latest.ContainerID == "":
 		return source, fmt.Errorf("--pod %s: no pod of this name is on record; pods of the host network have none", policy.Quote(name))
 	case len(addresses) == 0:
 		return source, fmt.Errorf("--pod %s: the pod has no address of the family of DST on record", policy.Quote(name))

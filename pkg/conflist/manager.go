@@ -322,9 +322,7 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 	switch {
 	case unknown && good != nil: // and nobody can be asked
 		m.Entry = good
-	case unknown, n.Entries > 0 && have == nil: // Multus has it
-		m.Entry, m.FromFile = entry, true
-	case same(have), have == nil && (good == nil || same(good)):
+	case unknown, same(have), have == nil && (n.Entries > 0 || good == nil || same(good)): // Multus may have it
 		m.Entry, m.FromFile = entry, true
 		if have != nil && !m.dry {
 			m.warn(m.recordEntries(ctx, n.Path, have))

@@ -132,8 +132,14 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	}
 	var all []Explanation
 	for _, p := range state.Policies() {
-		e := blank
-		e.decide(p, q.Packet, sources, finder)
+		e, d := blank, p.Decide(q.Packet)
+		e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
+		if d.PrefixAction != nil {
+			e.Prefix = &d.PrefixAction.Prefix
+		}
+		if len(d.Origins) > 0 {
+			e.Origin = new(finder.origin(d.Origins[0], sources))
+		}
 		e.leavesWith(p, q, sources, finder)
 		e.observe(p, q.Packet, state)
 		e.guarded(q, state)
@@ -182,17 +188,6 @@ func (e *Explanation) addProblem(format string, args ...any) {
 		e.Problem += "\n"
 	}
 	e.Problem += fmt.Sprintf(format, args...)
-}
-
-func (e *Explanation) decide(p policy.Policy, asked policy.Packet, sources []policy.Source, finder OriginFinder) {
-	d := p.Decide(asked)
-	e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
-	if d.PrefixAction != nil {
-		e.Prefix = &d.PrefixAction.Prefix
-	}
-	if len(d.Origins) > 0 {
-		e.Origin = new(finder.origin(d.Origins[0], sources))
-	}
 }
 
 func (e *Explanation) leavesWith(p policy.Policy, q Question, sources []policy.Source, finder OriginFinder) {

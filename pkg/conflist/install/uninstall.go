@@ -43,37 +43,32 @@ type Uninstalled struct {
 	References []string // paths
 }
 
-// InUseError reports that the plugin stays because a DEL will call it, or a configuration refers to it.
-type InUseError struct {
-	Attached   []CachedResult
-	References []string
-}
-
-// Error says what stays and why, with a line for each remedy. It names some of the cached results, and all references.
-func (e *InUseError) Error() string {
-	var reasons, files, containers []string
-	for _, r := range e.References {
+// inUse says what stays and why, with a line for each remedy. It names some of the cached results, and all references.
+func inUse(attached []CachedResult, references []string) error {
+	var reasons []error
+	var files, containers []string
+	for _, r := range references {
 		files = append(files, policy.Printable(r))
 	}
-	for _, a := range e.Attached {
+	for _, a := range attached {
 		containers = append(containers, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
 	}
 	if len(files) > 0 {
-		reasons = append(reasons, "the plugin stays, with rules and state: no pod could start without it, as it is named in "+strings.Join(files, ", ")+
+		reasons = append(reasons, errors.New("the plugin stays, with rules and state: no pod could start without it, as it is named in "+strings.Join(files, ", ")+
 			"\n  If Multus generates the file, restart Multus on the node, and remove the file if it is still there then."+
-			"\n  Otherwise restart the program that generates the file, or remove the plugin entry. --no-wait does not help.")
+			"\n  Otherwise restart the program that generates the file, or remove the plugin entry. --no-wait does not help."))
 	}
 	if len(containers) > 0 {
-		reasons = append(reasons, "the plugin stays, with rules and state: a runtime will call it to tear down "+
+		reasons = append(reasons, errors.New("the plugin stays, with rules and state: a runtime will call it to tear down "+
 			strings.Join(policy.First(3, containers), ", ")+
 			"\n  To end these containers, drain the node; then run uninstall again."+
-			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once.")
+			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once."))
 	}
-	return strings.Join(reasons, "\n")
+	return errors.Join(reasons...)
 }
 
 // Step removes what can be removed now: the plugin entries; then, unless runtimes will still call it, the plugin; then
-// rules and state. It may be called again, and has to be after an error. After an InUseError the caller may wait.
+// rules and state. It may be called again, and has to be after an error.
 func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	var done Uninstalled
 	if err := u.removeEntries(&done); err != nil {
@@ -87,7 +82,7 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 		case <-time.After(u.AddTime):
 		}
 	}
-	if err := u.inUse(&done); err != nil {
+	if err := u.checkUse(&done); err != nil {
 		return done, err
 	}
 	// Another program may have inserted an entry meanwhile.
@@ -110,24 +105,21 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	return done, errors.Join(errs...)
 }
 
-func (u Uninstall) inUse(done *Uninstalled) (err error) {
+func (u Uninstall) checkUse(done *Uninstalled) (err error) {
 	present := slices.ContainsFunc(u.Bin, func(dir string) bool { return exists(dir, config.PluginType) })
 	done.References, err = references(append(slices.Clone(u.Conf), filepath.Join(u.Root, multusDir)))
 	if err != nil {
 		return fmt.Errorf("the plugin stays, as a file that may name it cannot be read: %w", err)
 	}
-	stays := InUseError{References: done.References}
+	var attached []CachedResult
 	done.Attached, err = cachedResults(u.Root)
 	if present && !u.NoWait {
 		if err != nil {
 			return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; or use --no-wait", err)
 		}
-		stays.Attached = done.Attached
+		attached = done.Attached
 	}
-	if len(stays.References)+len(stays.Attached) > 0 {
-		return &stays
-	}
-	return nil
+	return inUse(attached, done.References)
 }
 
 func (u Uninstall) removeEntries(done *Uninstalled) error {
