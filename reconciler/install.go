@@ -244,11 +244,6 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 	}
 }
 
-// managesConflist reports whether the loop syncs the conflist: also until ip-masq's own one is removed.
-func managesConflist(s config.Settings, node *reconcile.Node) bool {
-	return s.Conflist.Managed() || config.ReadOwnConflist(node.Dir.OwnConflistPath()) != nil
-}
-
 // newEditor returns the Editor for the directory and the network of the settings, without an entry.
 func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 	return conflist.Editor{

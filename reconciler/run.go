@@ -142,7 +142,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	node.SettingsErr = bad
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) })
 	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
-	manages := managesConflist(s, node)
+	manages := s.Conflist.Managed() || config.ReadOwnConflist(node.Dir.OwnConflistPath()) != nil // until that is removed
 	if manages {
 		m := newManager(s, node, d.log)
 		m.Ask = loop.CheckEntry

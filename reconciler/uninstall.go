@@ -38,12 +38,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 	return c
 }
 
-const (
-	uninstallRetry  = 2 * time.Second
-	addTime         = 2 * time.Second // how long an ADD already started may still run
-	maxStep         = time.Minute
-	reasonUninstall = reconcile.Reason("uninstall") // not one of reconcile.Faults: "run" never has it
-)
+const reasonUninstall = reconcile.Reason("uninstall") // not one of reconcile.Faults: "run" never has it
 
 func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 	if f.stay && a.json() {
@@ -95,7 +90,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: addTime,
+	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: 2 * time.Second,
 		Editor: conflist.Editor{Backups: u.node.Dir.Backups, OwnRecordPath: u.node.Dir.OwnConflistPath()}}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
@@ -163,13 +158,13 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 		if left != nil {
 			r.Problems = []reconcile.Problem{{Reason: reasonUninstall, Err: left}}
 		}
-		monitor.Report(r, maxStep)
+		monitor.Report(r, time.Minute) // which no step takes
 	}
 	report()
 	var server sync.WaitGroup
 	defer server.Wait()
 	server.Go(func() { monitor.Serve(ctx, "health_listen", u.node.Settings.HealthListen, monitor.Health(), log) })
-	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, uninstallRetry) {
+	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, 2*time.Second) {
 		if left != nil || u.dirs.HaveAny() {
 			if left = u.step(ctx); ctx.Err() != nil {
 				break

@@ -20,12 +20,9 @@ import (
 // errChanged says that a file is not, or no longer, as it was read. It was left as it is.
 var errChanged = errors.New("another program changed the file meanwhile")
 
-// lockTimeout is how long to wait for another process of ip-masq that writes in a directory.
-const lockTimeout = 10 * time.Second
-
-// inDir calls do with the locked directory of a file and the file's name.
+// inDir calls do with the locked directory of a file and the file's name. It waits for other processes of ip-masq.
 func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name string) error) error {
-	d, err := safefile.OpenLocked(ctx, filepath.Dir(path), lockTimeout)
+	d, err := safefile.OpenLocked(ctx, filepath.Dir(path), 10*time.Second)
 	if err != nil {
 		return err
 	}

@@ -243,12 +243,9 @@ func entryPresent(s *reconcile.Sources) *bool {
 
 // hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.
 func hashOf(policies []policy.SourcePolicy) uint64 {
-	h := sha256.New()
-	for _, p := range policies {
-		doc, _ := json.Marshal(p) // never fails, and neither does Write
-		_, _ = h.Write(doc)
-	}
-	return binary.BigEndian.Uint64(h.Sum(nil)[:8]) >> 16
+	doc, _ := json.Marshal(policies) // never fails
+	sum := sha256.Sum256(doc)
+	return binary.BigEndian.Uint64(sum[:8]) >> 16
 }
 
 func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }

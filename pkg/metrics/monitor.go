@@ -140,7 +140,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 		chains, missing, unexpected := r.Drift.Totals()
 		repair := Repair{r.Started.Add(r.Took).UTC(), r.By.String(), chains, missing, unexpected}
 		m.repaired = slices.Insert(m.repaired, 0, repair)
-		m.repaired = m.repaired[:min(len(m.repaired), maxRepairs)]
+		m.repaired = m.repaired[:min(len(m.repaired), 10)]
 		m.repairing++
 	}
 	m.sources = cmp.Or(r.Sources, m.sources)

@@ -16,11 +16,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-const (
-	bindRetry       = time.Second
-	shutdownTimeout = 3 * time.Second // for requests that run when ctx ends
-)
-
 // Serve serves h at the TCP address of a setting, "" for none, until ctx ends and running requests are finished. An
 // address that cannot be bound is retried; the reason is logged once, and is in the Status until it can.
 func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
@@ -54,7 +49,7 @@ func (m *Monitor) ServeSocket(ctx context.Context, d *store.Dir, log *slog.Logge
 
 func keepServing(ctx context.Context, key, address string, h http.Handler, log *slog.Logger, listen func() (net.Listener, error)) {
 	log = flowcontrol.LogOnce(log)
-	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, bindRetry) {
+	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, time.Second) {
 		l, err := listen()
 		if err == nil {
 			err = serve(ctx, l, h, log)
@@ -81,7 +76,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 	select {
 	case err = <-failed:
 	case <-ctx.Done():
-		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second) // for requests that run now
 		defer cancel()
 		err = s.Shutdown(wait)
 	}

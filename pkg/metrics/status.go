@@ -24,11 +24,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-const (
-	statusPath    = "/v1/status"
-	maxRepairs    = 10          // in a Status
-	statusTimeout = time.Second // for the kernel's counters; clients wait longer
-)
+const statusPath = "/v1/status"
 
 // Status is the state of the active reconciler, as its socket serves it at /v1/status. If fields have another meaning, the path has another version.
 type Status struct {
@@ -152,7 +148,7 @@ func (m *Monitor) chainCounts() []ChainCount {
 func (m *Monitor) Socket() http.Handler {
 	return handler(map[string]http.HandlerFunc{
 		"GET " + statusPath: func(w http.ResponseWriter, r *http.Request) {
-			m.refreshed(r.Context(), statusTimeout, "status", m.observe)
+			m.refreshed(r.Context(), time.Second, "status", m.observe) // clients wait longer
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
 		},

@@ -119,8 +119,6 @@ func Convert(result types.Result, version string) (converted types.Result, err e
 // CacheDir is where libcni keeps the result of each ADD. containerd and CRI-O use it.
 const CacheDir = "/var/lib/cni/results"
 
-const maxCacheFile = 1 << 20 // bytes
-
 // Cached is an attachment in the cache.
 type Cached struct {
 	Network, ContainerID, IfName string
@@ -155,7 +153,7 @@ var ErrNoNetNS = errors.New("the network namespace does not exist")
 // ReadCached reads a file of a cache. An error means that it does not count yet, as it is incomplete while it is written, or,
 // with ErrNoNetNS, not any more.
 func ReadCached(path string) (Cached, error) {
-	data, _, err := safefile.ReadFile(path, maxCacheFile)
+	data, _, err := safefile.ReadFile(path, 1<<20)
 	if err != nil {
 		return Cached{}, err
 	}

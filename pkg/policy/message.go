@@ -71,6 +71,4 @@ func (e *FieldError) Error() string {
 	return text + ": " + e.Problem
 }
 
-const maxListed = 8
-
-func firstOf(list []string) string { return strings.Join(First(maxListed, list), ", ") }
+func firstOf(list []string) string { return strings.Join(First(8, list), ", ") }
