@@ -25,7 +25,7 @@
 // the conflist has, "agree" a STATUS and an ADD in the same state, "main" a write of the conflist by the main CNI plugin
 // where reconcilers manage the entry (manage_test.go). Third, the trace: one line for each effect, with its number, the
 // process that had it, and what it was (a call on files, or one at a port of the packet filter); what a verb wrote to stderr,
-// and a sync's problems, follow its last line. Fourth, the objection.
+// and a sync's problems, follow its last line; the log of a reconciler that stays comes when the node is quiet. Fourth, the objection.
 // The last effect before OBJECTION is the one that made the packet wrong; read the trace backwards from there. The objection
 // about a packet lists the combinations of versions that may be in force, one of which each packet has to follow.
 // pod100 and later are addresses that no pod has.

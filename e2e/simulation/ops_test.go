@@ -35,12 +35,13 @@ const (
 // network is a network and what the scenario knows of its policy.
 type network struct {
 	*netSpec
-	conf   *version  // in its conflist, nil without one
-	bad    bool      // its file cannot be parsed
-	since  int       // seq of its last change
-	used   time.Time // when it was used last: it is dropped after ten minutes
-	claims []claim
-	nobody *pod // an address that no pod has; it runs as soon as the policy of the network is in force
+	conf     *version  // in its conflist, nil without one
+	bad      bool      // its file cannot be parsed
+	since    int       // seq of its last change
+	used     time.Time // when it was used last: it is dropped after ten minutes
+	claims   []claim
+	document string // its path in the dataDir
+	nobody   *pod   // an address that no pod has; it runs as soon as the policy of the network is in force
 
 	stated  *version // in entry_file, of the managed network
 	written int      // how often the main CNI plugin has written its conflist
@@ -284,7 +285,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	if w.scenario.admin {
 		v = n.conf // whatever stdin says
 	}
-	stored, _ := w.machine.ReadFile(w.document(n))
+	stored, _ := w.machine.ReadFile(n.document)
 	p := w.verb(o, args, func(p *process) {
 		w.counts["ADD"]++
 		if pod.container != container || pod.phase != starting { // of another boot
@@ -310,7 +311,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
 			n.unclaim(p)
 		}
-		if now, _ := w.machine.ReadFile(w.document(n)); now != stored && p.returned && p.err != nil && w.alone(p) && w.refusedFirst(p, v) {
+		if now, _ := w.machine.ReadFile(n.document); now != stored && p.returned && p.err != nil && w.alone(p) && w.refusedFirst(p, v) {
 			w.object("%s fails and has stored a policy that the kernel refuses", p.Name)
 		}
 		w.resolve(n, p, v)
@@ -365,7 +366,7 @@ func (w *world) written(n *network) {
 	if w.harmed() {
 		w.book.faultTime = time.Now() // a reconciler does not know yet, and backs off
 	}
-	w.book.harmed = slices.DeleteFunc(w.book.harmed, func(file string) bool { return file == w.document(n) })
+	w.book.harmed = slices.DeleteFunc(w.book.harmed, func(file string) bool { return file == n.document })
 }
 
 // harmed reports whether a document is damaged or lost.
@@ -506,7 +507,10 @@ func (w *world) once(o *op) *process {
 				}
 			}
 		}
-		w.judgeSync(p, healthy || refused, report)
+		if !healthy && !refused && !w.changedSince(p) && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 &&
+			w.kernel.refuses != "guards" { // it may have read conflists before they changed
+			w.object("a sync is not ready although nothing fails: %v", report.Problems[0].Err)
+		}
 	})
 	w.mayRead(p)
 	return p
@@ -632,24 +636,16 @@ func (w *world) reboot() {
 // forgetHarmed takes note that chains are created again without the damaged documents.
 func (w *world) forgetHarmed() {
 	for _, n := range w.networks {
-		if slices.Contains(w.book.harmed, w.document(n)) {
+		if slices.Contains(w.book.harmed, n.document) {
 			n.claim(nil, nil)
 		}
 	}
 }
 
-func (w *world) document(n *network) string {
-	id := policy.SourceID{Kind: policy.Network, Name: n.name}
-	if n.agent {
-		id = policy.SourceID{Kind: policy.AgentFiles}
-	}
-	return w.node().Dir.DocumentPath(id)
-}
-
 // harm damages or removes a file of the dataDir.
 func (w *world) harm(o *op) {
 	n, record := w.networks[o.net], dataDir+"/record.json"
-	file := w.document(n)
+	file := n.document
 	switch o.number {
 	case 0, 1:
 		file = record
@@ -673,9 +669,9 @@ func (w *world) harm(o *op) {
 	case o.kind == "lose":
 		w.machine.Remove(file)
 		for _, n := range w.networks {
-			if file == w.document(n) || o.number == 3 {
+			if file == n.document || o.number == 3 {
 				n.claim(nil, nil)
-				w.book.harmed = append(w.book.harmed, w.document(n)) // the subnets of its pods are lost, too
+				w.book.harmed = append(w.book.harmed, n.document) // the subnets of its pods are lost, too
 			}
 		}
 	case is:

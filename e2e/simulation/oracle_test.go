@@ -122,9 +122,8 @@ func (w *world) combinations() [][]*version {
 
 // listed reports whether a policy that is certainly in force exempts the namespace of a pod.
 func (w *world) listed(p *pod) bool {
-	return w.some(func(n *network) bool {
-		return !n.may(func(v *version) bool { return v == nil || !slices.Contains(v.Spaces, p.space) })
-	})
+	lists := func(v *version) bool { return v != nil && slices.Contains(v.Spaces, p.space) }
+	return w.some(func(n *network) bool { return !n.may(func(v *version) bool { return !lists(v) }) })
 }
 
 // allProbes returns the destinations that tell policies apart.
@@ -424,9 +423,8 @@ func (w *world) healthy(p *process) bool {
 
 // refused reports whether the kernel may refuse a policy that is, or may be, in force.
 func (w *world) refused() bool {
-	return w.kernel.refuses == "prefixes" && w.some(func(n *network) bool {
-		return n.may(func(v *version) bool { return v != nil && v.refused })
-	})
+	isRefused := func(v *version) bool { return v != nil && v.refused }
+	return w.kernel.refuses == "prefixes" && w.some(func(n *network) bool { return n.may(isRefused) })
 }
 
 func (w *world) judgeADD(p *process, v *version, pod *pod) {
@@ -466,13 +464,6 @@ func (w *world) excused(report *reconcile.Report) bool {
 // changedSince reports whether a file of the configuration has changed since a process began.
 func (w *world) changedSince(p *process) bool {
 	return w.some(func(n *network) bool { return n.since > p.start })
-}
-
-// judgeSync judges a sync, which may have read conflists before they changed.
-func (w *world) judgeSync(p *process, healthy bool, report *reconcile.Report) {
-	if !healthy && !w.changedSince(p) && w.healthy(p) && w.alone(p) && !w.refused() && !w.harmed() && w.book.tampered == 0 && w.kernel.refuses != "guards" {
-		w.object("a sync is not ready although nothing fails: %v", report.Problems[0].Err)
-	}
 }
 
 // judgeQuiet judges the node when nothing has happened for as long as an active reconciler may take, all else being right.
@@ -529,9 +520,8 @@ func (w *world) agree(n *network) {
 	if add == nil {
 		return
 	}
-	spaced := w.some(func(n *network) bool {
-		return n.may(func(v *version) bool { return v != nil && v.Spaces != nil })
-	})
+	hasSpaces := func(v *version) bool { return v != nil && v.Spaces != nil }
+	spaced := w.some(func(n *network) bool { return n.may(hasSpaces) })
 	m := w.machine
 	switch {
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
@@ -603,11 +593,11 @@ func (w *world) quiet() {
 		return
 	}
 	half := func(n *network) bool { // a bad disk could neither remove nor restore it: the next lock does
-		_, is := m.ReadFile(w.document(n) + ".dropped")
+		_, is := m.ReadFile(n.document + ".dropped")
 		return is
 	}
 	for _, n := range dropped {
-		if _, is := m.ReadFile(w.document(n)); !is && !half(n) && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
+		if _, is := m.ReadFile(n.document); !is && !half(n) && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
 			n.claims = []claim{{}}
 			for i := range w.kernel.connections { // removing a chain deletes none
 				w.kernel.connections[i].tampered = true

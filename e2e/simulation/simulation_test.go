@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/simulation/system"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 var (
@@ -176,6 +178,11 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		}
 		for i := range s.nets {
 			n := &network{netSpec: &s.nets[i], claims: []claim{{}}}
+			source := policy.SourceID{Kind: policy.Network, Name: n.name}
+			if n.agent {
+				source = policy.SourceID{Kind: policy.AgentFiles}
+			}
+			n.document = store.Open(dataDir).DocumentPath(source)
 			w.networks = append(w.networks, n)
 			n.nobody = &pod{number: 100 + i, net: n, addresses: n.addresses(100 + i)}
 			if w.pods = append(w.pods, n.nobody); n.agent {
