@@ -21,7 +21,7 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 	}()
 	socket := nfnetlink.Routes()
 	defer func() { err = errors.Join(err, socket.Close()) }()
-	services, err := socket.LinkNamed(policy.ServiceInterface)
+	services, err := socket.Link(0, policy.ServiceInterface)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func Read(families []policy.Family) (list []policy.NodeAddress, err error) {
 		}
 		for _, a := range all {
 			if _, known := links[a.Link]; !known {
-				if links[a.Link], err = socket.Link(a.Link); err != nil {
+				if links[a.Link], err = socket.Link(a.Link, ""); err != nil {
 					return nil, err
 				}
 			}

@@ -76,6 +76,6 @@ func (r *routes) name(index uint32) string {
 		return ""
 	}
 	var link nfnetlink.Link
-	link, r.err = r.socket.Link(index)
+	link, r.err = r.socket.Link(index, "")
 	return link.Name
 }

@@ -155,7 +155,7 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 	for try := 1; ; try++ {
 		tx, err := b.plan(ctx, f, chains, remove)
 		if err == nil && !tx.empty() {
-			err = b.programs.restore(ctx, f, b.choice.Variant, tx.restore(), held)
+			_, err = b.programs.exec(ctx, f, b.choice.Variant, "-restore", held, tx.restore(), "--noflush")
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return unusable(b.choice, err)
@@ -202,7 +202,7 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		}
 		missing, surplus := pairJumps(f, want, have)
 		if len(surplus) > 0 && lines == nil {
-			if lines, err = b.listJumps(ctx, f, &t); err != nil {
+			if lines, err = t.jumpLines(b.programs.list(ctx, f, b.choice.Variant, postrouting)); err != nil {
 				return nil, err
 			}
 		}
@@ -213,16 +213,6 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		err = t.owned
 	}
 	return &tx, err
-}
-
-// listJumps returns the rules of POSTROUTING that lead to the table's chains, by chain, as `iptables
-// -S` prints them.
-func (b *backend) listJumps(ctx context.Context, f policy.Family, t *table) (map[string][]string, error) {
-	lines, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
-	if err != nil {
-		return nil, err
-	}
-	return t.jumpLines(lines)
 }
 
 // pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be deleted.

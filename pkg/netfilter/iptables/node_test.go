@@ -186,7 +186,7 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 	n.Helper()
 	for _, f := range policy.Families() {
 		t := assert.Must(n.read(f, names))(n)
-		jumps := assert.Must(n.listJumps(n.Context(), f, &t))(n)
+		jumps := assert.Must(t.jumpLines(n.programs.list(n.Context(), f, n.choice.Variant, postrouting)))(n)
 		for _, c := range t.Chains {
 			lines, err := n.programs.list(n.Context(), f, n.choice.Variant, c.Name)
 			if err != nil || len(lines) != len(c.Rules) || len(jumps[c.Name]) != len(c.Jumps) {

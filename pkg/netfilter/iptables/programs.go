@@ -76,12 +76,6 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant, chain str
 	return slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "-A ") }), err
 }
 
-// restore runs iptables-restore.
-func (p *programs) restore(ctx context.Context, f policy.Family, variant string, input []byte, held *os.File) error {
-	_, err := p.exec(ctx, f, variant, "-restore", held, input, "--noflush")
-	return err
-}
-
 // exec runs the program that locate finds. It waits for the xtables lock.
 func (p *programs) exec(ctx context.Context, f policy.Family, variant, suffix string, held *os.File, input []byte, args ...string) ([]byte, error) {
 	path, err := p.locate(ctx, f, variant, suffix)
@@ -130,10 +124,7 @@ func (e *runError) exitCode() int {
 
 // Unwrap adds netfilter.ErrUnusable or netfilter.ErrBusy.
 func (e *runError) Unwrap() []error {
-	if verdict := e.verdict(); verdict != nil {
-		return []error{e.err, verdict}
-	}
-	return []error{e.err}
+	return slices.DeleteFunc([]error{e.err, e.verdict()}, func(err error) bool { return err == nil })
 }
 
 // verdict returns what the failure says about the host, nil if nothing ran. Some hosts have an

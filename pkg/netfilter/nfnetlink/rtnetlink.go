@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -119,19 +120,10 @@ func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 	}
 }
 
-// Link returns the interface with the index, the zero Link if there is none.
-func (c *Conn) Link(index uint32) (Link, error) {
-	return c.link(fmt.Sprintf("read interface %d", index), unix.IfInfomsg{Index: int32(index)}, "")
-}
-
-// LinkNamed returns the interface with the name, the zero Link if there is none.
-func (c *Conn) LinkNamed(name string) (Link, error) {
-	return c.link("read interface "+name, unix.IfInfomsg{}, name)
-}
-
-// link returns the interface with the index in the header or, unless it is empty, the name.
-func (c *Conn) link(verb string, get unix.IfInfomsg, name string) (l Link, err error) {
+// Link returns the interface with the index or, if that is 0, with the name: the zero Link if there is none.
+func (c *Conn) Link(index uint32, name string) (l Link, err error) {
 	const withoutStatistics = 8 // RTEXT_FILTER_SKIP_STATS
+	verb, get := "read interface "+cmp.Or(name, fmt.Sprint(index)), unix.IfInfomsg{Index: int32(index)}
 	_, err = c.query(context.Background(), route(c, unix.RTM_GETLINK, verb, 0, get, func(w *attrWriter) {
 		w.bytes(unix.IFLA_EXT_MASK, binary.NativeEndian.AppendUint32(nil, withoutStatistics))
 		if name != "" {
@@ -155,7 +147,7 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
 	c := Routes()
 	defer func() { _ = c.Close() }()
-	ignored, _ := c.LinkNamed(except) // without its index nothing is ignored
+	ignored, _ := c.Link(0, except) // without its index nothing is ignored
 	changed()
 	in := make([]byte, datagramSize)
 	for {
@@ -172,7 +164,7 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 				binary.NativeEndian.Uint32(it.payload[indexAt:]) != ignored.Index
 		}
 		if links {
-			ignored, _ = c.LinkNamed(except)
+			ignored, _ = c.Link(0, except)
 		}
 		if relevant || it.malformed {
 			changed()

@@ -4,6 +4,7 @@ package nfnetlink
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -94,9 +95,9 @@ func decodeSet(t *attrTable) Set {
 // then its key is the first one behind the range. It holds no pointer, as there can be 100,000 of them.
 type element struct {
 	key     [16]byte
-	size    uint8 // of the key, in bytes
-	end     bool
-	special bool // more than a key of at most 16 bytes: the catch-all, or with an expression or a second key
+	size    uint8  // of the key, in bytes
+	end     uint32 // NFT_SET_ELEM_INTERVAL_END, or 0
+	special bool   // more than a key of at most 16 bytes: the catch-all, or with an expression or a second key
 }
 
 // Ranges returns a set and its elements as ranges in ascending order. If that fails for the elements
@@ -159,7 +160,7 @@ func decodeElement(b []byte) (e element, ok bool) {
 				return e, false
 			}
 			flags := binary.BigEndian.Uint32(it.data)
-			e.end = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.end = flags & unix.NFT_SET_ELEM_INTERVAL_END
 			e.special = e.special || flags&^unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_OBJREF: // of a map
 		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_USERDATA, unix.NFTA_SET_ELEM_PAD:
@@ -181,7 +182,10 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 	if !v4 && !v6 || s.Flags&(unix.NFT_SET_MAP|unix.NFT_SET_OBJECT) != 0 {
 		return nil, fmt.Errorf("read ranges of set %s: %w", s.Name, ErrNotAddresses)
 	}
-	slices.SortFunc(elems, compareElements)
+	// The kernel lists elements in ascending or descending order, depending on its version, which SortFunc notices.
+	slices.SortFunc(elems, func(a, b element) int { // an end before a beginning
+		return cmp.Or(bytes.Compare(a.key[:], b.key[:]), cmp.Compare(b.end, a.end))
+	})
 	ranges := make([]netipx.IPRange, 0, len(elems)/2+1)
 	var first netip.Addr // of the range that has no end yet
 	for i := range elems {
@@ -198,7 +202,7 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 		}
 		first = netip.Addr{}
 		switch {
-		case e.end:
+		case e.end != 0:
 		case s.Flags&unix.NFT_SET_INTERVAL != 0:
 			first = key
 		default:
@@ -210,18 +214,6 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 		ranges = append(ranges, netipx.IPRangeFrom(first, highest.addr()))
 	}
 	return ranges, nil
-}
-
-// compareElements orders by key, an end before a beginning. The kernel lists elements in ascending or descending
-// order, depending on its version, which slices.SortFunc notices.
-func compareElements(a, b element) int {
-	if d := bytes.Compare(a.key[:], b.key[:]); d != 0 || a.end == b.end {
-		return d
-	}
-	if a.end {
-		return -1
-	}
-	return 1
 }
 
 // addr returns the key as an address, of IPv4 unless it has 16 bytes.

@@ -19,7 +19,10 @@ func interval(keyLen uint32) Set {
 }
 
 func newElement(key []byte, end bool) element {
-	e := element{end: end}
+	var e element
+	if end {
+		e.end = unix.NFT_SET_ELEM_INTERVAL_END
+	}
 	e.size = uint8(copy(e.key[:], key))
 	return e
 }
@@ -123,7 +126,7 @@ func TestElementForms(t *testing.T) {
 			switch key := addr(e.key[:e.size]).String(); {
 			case e.special:
 				got = append(got, "!")
-			case e.end:
+			case e.end != 0:
 				got = append(got, "]"+key)
 			default:
 				got = append(got, key)
@@ -147,7 +150,7 @@ func TestMalformedElements(t *testing.T) {
 		w.bytes(unix.NFTA_SET_ELEM_LIST_ELEMENTS, elem)
 		return w.b
 	}
-	if elems, err := decodeElems(list(elem)); err != nil || len(elems) != 1 || !elems[0].end {
+	if elems, err := decodeElems(list(elem)); err != nil || len(elems) != 1 || elems[0].end == 0 {
 		t.Fatalf("well formed: %v, %v", elems, err)
 	}
 	for cut := 1; cut < len(elem); cut++ {

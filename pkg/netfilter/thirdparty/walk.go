@@ -19,8 +19,6 @@ import (
 // mostSteps is how many rules are followed in one base chain, again for each jump to them.
 const mostSteps = 100_000
 
-var errTooMany = errors.New("too many rules are reached by too many ways")
-
 // walk follows all packets through a base chain. Packets that a rule keeps from the rest of the base chain are
 // followed nevertheless, to find out which owned chains they would reach.
 type walk struct {
@@ -52,7 +50,7 @@ func (w *walk) chain(name string, in []Packets, way condition, stack []string) (
 	pass := &passage{w, place, way, len(stack) == 0, append(slices.Clip(stack), name), nil}
 	for _, d := range rules {
 		if w.steps++; w.steps > mostSteps {
-			return nil, errTooMany
+			return nil, errors.New("too many rules are reached by too many ways")
 		}
 		if d.never || d.statement == nfnetlink.NoStatement && !d.untracks {
 			continue
