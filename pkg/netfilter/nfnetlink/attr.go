@@ -21,22 +21,7 @@ const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// attrIter iterates over the attributes in rest without copying, up to a malformed one.
-type attrIter struct {
-	rest      []byte
-	typ       uint16
-	data      []byte
-	malformed bool
-}
-
-func (it *attrIter) next() (ok bool) {
-	it.typ, it.data, it.rest, ok = cutAttr(it.rest)
-	it.malformed = !ok && len(it.rest) > 0
-	return ok
-}
-
-// cutAttr returns the first attribute of b and those after it, or !ok and all of b. It keeps nothing in memory, which
-// takes a third of the time of attrIter.
+// cutAttr returns the first attribute of b and those after it, or !ok and all of b if that is empty or malformed.
 func cutAttr(b []byte) (typ uint16, data, rest []byte, ok bool) {
 	if len(b) < attrHeader {
 		return 0, nil, b, false
@@ -60,16 +45,16 @@ type attrTable struct {
 
 func (t *attrTable) parse(b []byte) {
 	*t = attrTable{}
-	it := attrIter{rest: b}
-	for it.next() {
-		if it.typ < maxAttr {
-			t.at[it.typ] = it.data
+	typ, data, rest, ok := cutAttr(b)
+	for ; ok; typ, data, rest, ok = cutAttr(rest) {
+		if typ < maxAttr {
+			t.at[typ] = data
 		}
-		if !zero(it.data) {
-			t.unread |= 1 << min(it.typ, maxAttr)
+		if !zero(data) {
+			t.unread |= 1 << min(typ, maxAttr)
 		}
 	}
-	t.bad = it.malformed
+	t.bad = len(rest) > 0
 }
 
 // zero reports whether all bytes are 0, as in attributes of newer kernels' unused features.
@@ -113,10 +98,9 @@ func (t *attrTable) str(typ uint16) string {
 
 // nested returns the data of an attribute among those in b, nil if it is not there.
 func nested(b []byte, typ uint16) []byte {
-	it := attrIter{rest: b}
-	for it.next() {
-		if it.typ == typ {
-			return it.data
+	for number, data, rest, ok := cutAttr(b); ok; number, data, rest, ok = cutAttr(rest) {
+		if number == typ {
+			return data
 		}
 	}
 	return nil

@@ -126,33 +126,21 @@ const nfgenHeader = 4
 // Offsets in struct nlmsghdr.
 const flagsAt, sequenceAt = 6, 8
 
-// messageIter iterates over the messages of a datagram without copying.
-type messageIter struct {
-	rest []byte
-	message
-	malformed bool
-}
-
-func (it *messageIter) next() bool {
-	if len(it.rest) == 0 {
-		return false
+// cutMessage returns the first message of a datagram and those after it, or !ok and all of b if that is empty or malformed.
+func cutMessage(b []byte) (m message, rest []byte, ok bool) {
+	if len(b) < unix.SizeofNlMsghdr {
+		return m, b, false
 	}
-	n := uint32(0)
-	if len(it.rest) >= unix.SizeofNlMsghdr {
-		n = binary.NativeEndian.Uint32(it.rest)
+	n := binary.NativeEndian.Uint32(b)
+	if n < unix.SizeofNlMsghdr || uint64(n) > uint64(len(b)) {
+		return m, b, false
 	}
-	if n < unix.SizeofNlMsghdr || uint64(n) > uint64(len(it.rest)) {
-		it.malformed = true
-		return false
-	}
-	it.message = message{
-		typ:      binary.NativeEndian.Uint16(it.rest[4:]),
-		flags:    binary.NativeEndian.Uint16(it.rest[flagsAt:]),
-		sequence: binary.NativeEndian.Uint32(it.rest[sequenceAt:]),
-		payload:  it.rest[unix.SizeofNlMsghdr:n:n],
-	}
-	it.rest = it.rest[min(align4(int(n)), len(it.rest)):]
-	return true
+	return message{
+		typ:      binary.NativeEndian.Uint16(b[4:]),
+		flags:    binary.NativeEndian.Uint16(b[flagsAt:]),
+		sequence: binary.NativeEndian.Uint32(b[sequenceAt:]),
+		payload:  b[unix.SizeofNlMsghdr:n:n],
+	}, b[min(align4(int(n)), len(b)):], true
 }
 
 // message writes a message with the header of a subsystem and, unless it is nil, what encode
@@ -334,15 +322,15 @@ func (c *Conn) receive(op operation, flags int, handle func(message) (done bool,
 		default:
 			return fmt.Errorf("%s: receive answer: %w", op, err)
 		}
-		it := messageIter{rest: c.in[:n]}
-		for it.next() {
-			if done, err := handle(it.message); err != nil {
+		m, rest, ok := cutMessage(c.in[:n])
+		for ; ok; m, rest, ok = cutMessage(rest) {
+			if done, err := handle(m); err != nil {
 				return op.wrap(err)
 			} else if done {
 				return nil
 			}
 		}
-		if it.malformed {
+		if len(rest) > 0 {
 			return op.wrap(errMalformed)
 		}
 	}

@@ -174,12 +174,12 @@ func (e *Connection) tuple(t *Tuple, attrs []byte) {
 // Flow decodes the rest of the tuple, which a walk of the whole table has no use for.
 func (t Tuple) Flow() (f Flow) {
 	var ports [2]uint16
-	for it := (attrIter{rest: nested(t.attrs, ctaTupleProto)}); it.next(); {
+	for typ, data, rest, ok := cutAttr(nested(t.attrs, ctaTupleProto)); ok; typ, data, rest, ok = cutAttr(rest) {
 		switch {
-		case it.typ == ctaProtoNum && len(it.data) == 1:
-			f.Protocol = it.data[0]
-		case (it.typ == ctaProtoSrcPort || it.typ == ctaProtoDstPort) && len(it.data) == 2:
-			ports[it.typ-ctaProtoSrcPort] = binary.BigEndian.Uint16(it.data)
+		case typ == ctaProtoNum && len(data) == 1:
+			f.Protocol = data[0]
+		case (typ == ctaProtoSrcPort || typ == ctaProtoDstPort) && len(data) == 2:
+			ports[typ-ctaProtoSrcPort] = binary.BigEndian.Uint16(data)
 		}
 	}
 	f.Src, f.Dst = netip.AddrPortFrom(t.Src, ports[0]), netip.AddrPortFrom(t.Dst, ports[1])

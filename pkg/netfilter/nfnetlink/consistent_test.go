@@ -89,8 +89,8 @@ func playKernel(t *testing.T, fd int, generation func(dump int) uint32) (dumps i
 		if err != nil || n == 0 {
 			return dumps
 		}
-		it := messageIter{rest: request[:n]}
-		if !it.next() {
+		m, _, ok := cutMessage(request[:n])
+		if !ok {
 			t.Error("no request")
 			return dumps
 		}
@@ -102,19 +102,19 @@ func playKernel(t *testing.T, fd int, generation func(dump int) uint32) (dumps i
 				t.Error(err)
 			}
 		}
-		switch it.typ {
+		switch m.typ {
 		case messageType(unix.NFT_MSG_GETGEN):
 			var w attrWriter
 			w.u32(unix.NFTA_GEN_ID, generation(dumps+1))
-			send(messageType(unix.NFT_MSG_NEWGEN), it.sequence, nfgenmsg(IPv4), w.b)
+			send(messageType(unix.NFT_MSG_NEWGEN), m.sequence, nfgenmsg(IPv4), w.b)
 		case messageType(unix.NFT_MSG_GETRULE):
 			dumps++
 			rule := encodeRule(t, "c", nil, "")
-			send(messageType(unix.NFT_MSG_NEWRULE), it.sequence-1, nfgenmsg(IPv4), rule)
+			send(messageType(unix.NFT_MSG_NEWRULE), m.sequence-1, nfgenmsg(IPv4), rule)
 			for range 2 {
-				send(messageType(unix.NFT_MSG_NEWRULE), it.sequence, nfgenmsg(IPv4), rule)
+				send(messageType(unix.NFT_MSG_NEWRULE), m.sequence, nfgenmsg(IPv4), rule)
 			}
-			send(unix.NLMSG_DONE, it.sequence, make([]byte, 4), nil)
+			send(unix.NLMSG_DONE, m.sequence, make([]byte, 4), nil)
 		}
 	}
 }

@@ -88,19 +88,19 @@ func TestMisshapenIsUnknown(t *testing.T) {
 	for _, e := range everyExpr() {
 		var w attrWriter
 		w.expr(e)
-		for it := (attrIter{rest: w.b}); it.next(); {
-			missing := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, it.typ, nil) }))
-			if _, unknown := missing.(Unknown); unknown == optional[ExprName(e)][it.typ] {
-				t.Errorf("%#v without attribute %d is %#v", e, it.typ, missing)
+		for typ, _, rest, ok := cutAttr(w.b); ok; typ, _, rest, ok = cutAttr(rest) {
+			missing := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, typ, nil) }))
+			if _, unknown := missing.(Unknown); unknown == optional[ExprName(e)][typ] {
+				t.Errorf("%#v without attribute %d is %#v", e, typ, missing)
 			}
 			if cmp.Equal(e, missing) {
-				t.Errorf("%#v is the same without attribute %d", e, it.typ)
+				t.Errorf("%#v is the same without attribute %d", e, typ)
 			}
-			if bytesOfAnyLength[ExprName(e)] == it.typ || isName(e, it.typ) {
+			if bytesOfAnyLength[ExprName(e)] == typ || isName(e, typ) {
 				continue
 			}
-			short := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, it.typ, []byte{1, 2, 3}) }))
-			assert.Equal(t, fmt.Sprintf("%#v with a short attribute %d", e, it.typ), short, Expr(Unknown{ExprName(e)}))
+			short := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, typ, []byte{1, 2, 3}) }))
+			assert.Equal(t, fmt.Sprintf("%#v with a short attribute %d", e, typ), short, Expr(Unknown{ExprName(e)}))
 		}
 	}
 }
@@ -122,12 +122,12 @@ func isName(e Expr, typ uint16) bool {
 func rewrite(w *attrWriter, e Expr, typ uint16, replacement []byte) {
 	var from attrWriter
 	from.expr(e)
-	for it := (attrIter{rest: from.b}); it.next(); {
+	for number, data, rest, ok := cutAttr(from.b); ok; number, data, rest, ok = cutAttr(rest) {
 		switch {
-		case it.typ != typ:
-			w.bytes(it.typ, it.data)
+		case number != typ:
+			w.bytes(number, data)
 		case replacement != nil:
-			w.bytes(it.typ, replacement)
+			w.bytes(number, replacement)
 		}
 	}
 }

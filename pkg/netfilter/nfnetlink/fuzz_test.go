@@ -49,14 +49,14 @@ func FuzzDecodeMessages(f *testing.F) {
 	b.AddElements(IPv6, "t", "s", many(IPv6, 3))
 	f.Add(b.serialize(new(uint32), true))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for it := (messageIter{rest: b}); it.next(); {
-			if err := decodeError(it.message); err != nil && err.Error() == "" {
+		for m, rest, ok := cutMessage(b); ok; m, rest, ok = cutMessage(rest) {
+			if err := decodeError(m); err != nil && err.Error() == "" {
 				t.Error("an error without a text")
 			}
-			if len(it.payload) < nfgenHeader {
+			if len(m.payload) < nfgenHeader {
 				continue
 			}
-			attrs := it.payload[nfgenHeader:]
+			attrs := m.payload[nfgenHeader:]
 			_, _ = decodeAttrs(attrs, decodeChain)
 			set, err := decodeAttrs(attrs, decodeSet)
 			if err != nil {
@@ -90,9 +90,9 @@ func FuzzNotifications(f *testing.F) {
 		f.Add(b.serialize(new(uint32), true))
 	}
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
-		for it := (messageIter{rest: datagram}); it.next(); {
-			l.touches(it.message)
-			_, _ = l.commit(it.message)
+		for m, rest, ok := cutMessage(datagram); ok; m, rest, ok = cutMessage(rest) {
+			l.touches(m)
+			_, _ = l.commit(m)
 		}
 	})
 }

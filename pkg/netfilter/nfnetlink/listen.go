@@ -97,14 +97,14 @@ func (l *Listener) Next() (Commit, error) {
 		if err != nil {
 			return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
 		}
-		it := messageIter{rest: l.in[:n]}
-		for it.next() {
-			if it.typ == messageType(unix.NFT_MSG_NEWGEN) { // a datagram by itself, after those of the commit's objects
-				return l.commit(it.message)
+		m, rest, ok := cutMessage(l.in[:n])
+		for ; ok; m, rest, ok = cutMessage(rest) {
+			if m.typ == messageType(unix.NFT_MSG_NEWGEN) { // a datagram by itself, after those of the commit's objects
+				return l.commit(m)
 			}
-			l.touched = l.touches(it.message) || l.touched
+			l.touched = l.touches(m) || l.touched
 		}
-		l.touched = l.touched || it.malformed || n == len(l.in)
+		l.touched = l.touched || len(rest) > 0 || n == len(l.in)
 	}
 }
 

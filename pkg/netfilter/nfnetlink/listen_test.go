@@ -331,15 +331,15 @@ func TestListenTouched(t *testing.T) {
 func TestDecodeCommit(t *testing.T) {
 	var w attrWriter
 	w.message(messageType(unix.NFT_MSG_NEWGEN), 0, nfgenmsg(0), func(w *attrWriter) { w.u32(unix.NFTA_GEN_ID, 7) })
-	l, it := Listener{last: 6}, messageIter{rest: w.b}
-	it.next()
-	if got, err := l.commit(it.message); err != nil || got != (Commit{Generation: 7}) {
+	l := Listener{last: 6}
+	m, _, _ := cutMessage(w.b)
+	if got, err := l.commit(m); err != nil || got != (Commit{Generation: 7}) {
 		t.Errorf("without the process: %+v, %v", got, err)
 	}
-	payload := it.payload
+	payload := m.payload
 	for n := range payload {
-		it.payload = payload[:n]
-		if got, err := l.commit(it.message); err == nil || got != (Commit{}) {
+		m.payload = payload[:n]
+		if got, err := l.commit(m); err == nil || got != (Commit{}) {
 			t.Errorf("of %d bytes: %+v, %v", n, got, err)
 		}
 	}

@@ -156,17 +156,17 @@ func ListenAddresses(ctx context.Context, except string, changed func()) error {
 			return fmt.Errorf("receive change events of addresses: %w", err)
 		}
 		links, relevant := err != nil, err != nil
-		it := messageIter{rest: in[:n]}
-		for it.next() {
+		m, rest, ok := cutMessage(in[:n])
+		for ; ok; m, rest, ok = cutMessage(rest) {
 			const indexAt = 4 // in struct ifaddrmsg
-			links = links || it.typ != unix.RTM_NEWADDR && it.typ != unix.RTM_DELADDR
-			relevant = relevant || links || len(it.payload) < unix.SizeofIfAddrmsg ||
-				binary.NativeEndian.Uint32(it.payload[indexAt:]) != ignored.Index
+			links = links || m.typ != unix.RTM_NEWADDR && m.typ != unix.RTM_DELADDR
+			relevant = relevant || links || len(m.payload) < unix.SizeofIfAddrmsg ||
+				binary.NativeEndian.Uint32(m.payload[indexAt:]) != ignored.Index
 		}
 		if links {
 			ignored, _ = c.Link(0, except)
 		}
-		if relevant || it.malformed {
+		if relevant || len(rest) > 0 {
 			changed()
 		}
 	}

@@ -56,11 +56,11 @@ func (d ruleDecoder) decode(t *attrTable) Rule {
 		Comment: decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
 		Exprs:   make([]Expr, 0, 8), // a rule has seldom more
 	}
-	it := attrIter{rest: bytes.Clone(t.at[unix.NFTA_RULE_EXPRESSIONS])}
-	for it.next() {
-		r.Exprs = append(r.Exprs, d.expr(it.data))
+	_, expr, rest, ok := cutAttr(bytes.Clone(t.at[unix.NFTA_RULE_EXPRESSIONS]))
+	for ; ok; _, expr, rest, ok = cutAttr(rest) {
+		r.Exprs = append(r.Exprs, d.expr(expr))
 	}
-	t.bad = t.bad || it.malformed
+	t.bad = t.bad || len(rest) > 0
 	return r
 }
 

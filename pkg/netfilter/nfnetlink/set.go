@@ -134,32 +134,32 @@ func (c *Conn) elements(family Family, table, set string) ([]element, error) {
 }
 
 func decodeElements(elems []element, t *attrTable) []element {
-	it := attrIter{rest: t.at[unix.NFTA_SET_ELEM_LIST_ELEMENTS]}
-	for it.next() {
-		e, ok := decodeElement(it.data)
-		t.bad = t.bad || !ok
+	_, data, rest, ok := cutAttr(t.at[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
+	for ; ok; _, data, rest, ok = cutAttr(rest) {
+		e, decoded := decodeElement(data)
+		t.bad = t.bad || !decoded
 		if len(elems) == cap(elems) { // append would grow a long list by a quarter
 			elems = slices.Grow(elems, len(elems)+1)
 		}
 		elems = append(elems, e)
 	}
-	t.bad = t.bad || it.malformed
+	t.bad = t.bad || len(rest) > 0
 	return elems
 }
 
 func decodeElement(b []byte) (e element, ok bool) {
-	it := attrIter{rest: b}
-	for it.next() {
-		switch it.typ {
+	typ, data, rest, more := cutAttr(b)
+	for ; more; typ, data, rest, more = cutAttr(rest) {
+		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			key := nested(it.data, unix.NFTA_DATA_VALUE)
+			key := nested(data, unix.NFTA_DATA_VALUE)
 			e.size = uint8(copy(e.key[:], key))
 			e.special = e.special || len(key) == 0 || len(key) > len(e.key)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			if len(it.data) != 4 {
+			if len(data) != 4 {
 				return e, false
 			}
-			flags := binary.BigEndian.Uint32(it.data)
+			flags := binary.BigEndian.Uint32(data)
 			e.end = flags & unix.NFT_SET_ELEM_INTERVAL_END
 			e.special = e.special || flags&^unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_OBJREF: // of a map
@@ -167,10 +167,10 @@ func decodeElement(b []byte) (e element, ok bool) {
 		case unix.NFTA_SET_ELEM_EXPR, attrElemExpressions:
 			e.special = true
 		default:
-			e.special = e.special || !zero(it.data)
+			e.special = e.special || !zero(data)
 		}
 	}
-	return e, !it.malformed && (e.size > 0 || e.special)
+	return e, len(rest) == 0 && (e.size > 0 || e.special)
 }
 
 // ranges returns the ranges of the elements in ascending order, and sorts the elements.

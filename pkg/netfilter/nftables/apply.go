@@ -285,16 +285,14 @@ func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.
 // remove deletes masquerade chains and the unused sets that a writer left that was killed between its two batches.
 func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	var chains []string
-	stay := map[string]*chain{}
+	stay := maps.Clone(w.have.chains)
 	others := 0 // masquerade chains
-	for name, c := range w.have.chains {
-		masqChain, isMasq := masqChainOf(name)
-		if isMasq && gone(masqChain) {
+	for name := range w.have.chains {
+		switch masqChain, isMasq := masqChainOf(name); {
+		case isMasq && gone(masqChain):
 			chains = append(chains, name)
-			continue
-		}
-		stay[name] = c
-		if isMasq {
+			delete(stay, name)
+		case isMasq:
 			others++
 		}
 	}
@@ -318,13 +316,9 @@ func (w *tableWriter) remove(gone func(masqChain string) bool) {
 
 // leftover reports whether the table has at most the sets of a writer killed between its batches.
 func (t *table) leftover() bool {
-	for name := range t.sets {
-		if !ownSet(name) {
-			return false
-		}
-	}
 	base := t.chains[baseChain]
-	return t.exists && !t.broken && (len(t.chains) == 0 || len(t.chains) == 1 && base != nil && len(base.rules) == 0)
+	others := slices.ContainsFunc(sorted(t.sets, nil), func(name string) bool { return !ownSet(name) })
+	return t.exists && !t.broken && !others && (len(t.chains) == 0 || len(t.chains) == 1 && base != nil && len(base.rules) == 0)
 }
 
 // deleteChains deletes chains, which may jump to each other.
@@ -349,10 +343,7 @@ func (w *tableWriter) deleteSets(of *table, match func(name string) bool) {
 
 // sorted returns the names that one of the maps has.
 func sorted[T any](a, b map[string]T) []string {
-	names := maps.Clone(b)
-	if names == nil {
-		names = map[string]T{}
-	}
-	maps.Copy(names, a)
-	return slices.Sorted(maps.Keys(names))
+	names := slices.AppendSeq(slices.Sorted(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -5,6 +5,7 @@ package nftables
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,13 +52,8 @@ func masqTable(f policy.Family, chains []policy.Chain, have *table) *table {
 
 // differsInOneSet reports whether another table has the same chains, and the sets that they use but for one.
 func (t *table) differsInOneSet(have *table) bool {
-	if len(t.chains) != len(have.chains) {
+	if !maps.EqualFunc(t.chains, have.chains, func(c, held *chain) bool { return !c.differs(held) }) {
 		return false
-	}
-	for name, c := range t.chains {
-		if held := have.chains[name]; held == nil || c.differs(held) {
-			return false
-		}
 	}
 	different := 0
 	for name, ranges := range t.sets {
