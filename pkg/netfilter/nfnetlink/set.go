@@ -95,9 +95,9 @@ func decodeSet(t *attrTable) Set {
 // then its key is the first one behind the range. It holds no pointer, as there can be 100,000 of them.
 type element struct {
 	key     [16]byte
-	size    uint8  // of the key, in bytes
-	end     uint32 // NFT_SET_ELEM_INTERVAL_END, or 0
-	special bool   // more than a key of at most 16 bytes: the catch-all, or with an expression or a second key
+	size    uint8 // of the key, in bytes
+	end     uint8 // NFT_SET_ELEM_INTERVAL_END, or 0
+	special bool  // more than a key of at most 16 bytes: the catch-all, or with an expression or a second key
 }
 
 // Ranges returns a set and its elements as ranges in ascending order. If that fails for the elements
@@ -160,7 +160,7 @@ func decodeElement(b []byte) (e element, ok bool) {
 				return e, false
 			}
 			flags := binary.BigEndian.Uint32(data)
-			e.end = flags & unix.NFT_SET_ELEM_INTERVAL_END
+			e.end = uint8(flags & unix.NFT_SET_ELEM_INTERVAL_END)
 			e.special = e.special || flags&^unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_OBJREF: // of a map
 		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_USERDATA, unix.NFTA_SET_ELEM_PAD:
