@@ -78,12 +78,13 @@ func (l Conflist) PositionErr() error {
 // DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the reconciler's.
 func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
-		if err := file.DataDirErr(e.Netconf); err != nil && e.Err == nil {
-			return fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
+		err := file.DataDirErr(e.Netconf)
+		if !file.Present && e.Entry.DataDir != reconcilers {
+			err = fmt.Errorf("dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
+				policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
 		}
-		if e.Err == nil && !file.Present && e.Entry.DataDir != reconcilers {
-			return fmt.Errorf("%s: plugins[%d]: dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
-				policy.Printable(l.File), e.Index, policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
+		if err != nil && e.Err == nil {
+			return fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
 		}
 	}
 	return nil

@@ -65,16 +65,6 @@ func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 	return networks
 }
 
-// sandbox returns the network namespace that a result has for the pod's interface, "" if it has none.
-func sandbox(result types.Result, ifName string) string {
-	for _, i := range current(result).Interfaces {
-		if isPodInterface(i, ifName) {
-			return i.Sandbox
-		}
-	}
-	return ""
-}
-
 // isPodInterface reports whether an interface is the pod's, and not one of the host with the same name.
 func isPodInterface(i *types100.Interface, ifName string) bool {
 	return i != nil && i.Name == ifName && i.Sandbox != ""
@@ -204,7 +194,11 @@ func decode(data []byte, file string) (c Cached, netNS string, err error) {
 		return c, "", fmt.Errorf("result: %w", err)
 	}
 	if d.NetNS == "" { // libcni before 1.2, which containerd 1 has
-		d.NetNS = sandbox(result, d.IfName)
+		for _, i := range current(result).Interfaces {
+			if isPodInterface(i, d.IfName) {
+				d.NetNS = cmp.Or(d.NetNS, i.Sandbox)
+			}
+		}
 	}
 	if !filepath.IsAbs(d.NetNS) {
 		return c, "", errors.New("netns: is not an absolute path, or is missing and result has none")

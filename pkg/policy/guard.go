@@ -98,11 +98,6 @@ type Binding struct {
 	NotOut       []string // output interfaces on which that is not so, sorted
 }
 
-// contains reports whether the binding has the destination and the interface of a packet.
-func (b Binding) contains(p Packet) bool {
-	return (b.Destinations == nil || b.Destinations.Contains(p.Dst)) && (len(b.NotOut) == 0 || p.Out != "") && !b.isNot(p.Out)
-}
-
 // isNot reports whether a pattern matches only interfaces of NotOut.
 func (b Binding) isNot(out string) bool {
 	return slices.ContainsFunc(b.NotOut, func(n string) bool { return InterfaceWithin(out, n) })
@@ -122,7 +117,8 @@ func (g *Guard) BoundSources(p Packet) Ranges {
 		bound = g.Scope.Sources
 	}
 	for _, b := range g.Bindings {
-		if b.contains(p) {
+		known := len(b.NotOut) == 0 || p.Out != "" && !b.isNot(p.Out)
+		if known && (b.Destinations == nil || b.Destinations.Contains(p.Dst)) {
 			bound = Normalize(slices.Concat(bound, b.Sources))
 		}
 	}

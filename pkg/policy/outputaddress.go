@@ -59,10 +59,15 @@ const ServiceInterface = "kube-ipvs0"
 // interface last. There is none for an interface without an address in outputAddresses: its traffic is
 // masqueraded. Of several addresses in one item the one in force stays.
 func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []OutputAddress) []OutputAddress {
-	candidate := func(a NodeAddress) bool {
-		return FamilyOf(a.Address) == f && a.Up && !a.Unusable && a.Interface != ServiceInterface
+	bridges := map[string]bool{ServiceInterface: true} // and those of pods, which have an address inside a pod range
+	for _, a := range node {
+		if !bridges[a.Interface] && slices.ContainsFunc(p.Pods, func(pods netip.Prefix) bool { return pods.Contains(a.Address) }) {
+			bridges[a.Interface] = true
+		}
 	}
-	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !candidate(a) || p.servesPods(a.Interface, node) })
+	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool {
+		return FamilyOf(a.Address) != f || !a.Up || a.Unusable || bridges[a.Interface]
+	})
 	var chosen []OutputAddress
 	shared, found := p.outputAddress("", node, OutputAddressFor(inForce, f, ""))
 	var names []string
@@ -132,13 +137,6 @@ func OutputAddressFor(outputs []OutputAddress, f Family, name string) *OutputAdd
 		}
 	}
 	return nil
-}
-
-// servesPods reports whether an interface has an address inside a pod range: it is the pods' bridge.
-func (p *Policy) servesPods(name string, node []NodeAddress) bool {
-	return slices.ContainsFunc(node, func(a NodeAddress) bool {
-		return a.Interface == name && slices.ContainsFunc(p.Pods, func(pods netip.Prefix) bool { return pods.Contains(a.Address) })
-	})
 }
 
 // OutputItems returns the items of all policies, without duplicates, in a fixed order.
