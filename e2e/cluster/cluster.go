@@ -75,11 +75,9 @@ func New(t T, options Options) *Cluster {
 	}
 	c.startControlPlane(t)
 	c.proxyConfig = c.plane.authority.kubeconfig(t, c.plane.url, "system:kube-proxy")
-	program := assert.Must(containerd.PodProgram(ctx))(t)
-	assert.NoError(t, os.WriteFile(filepath.Join(c.directory, "pod"), program, 0o755)) // for FromHost
-	image := assert.Must(containerd.Image(ctx))(t)
+	assert.NoError(t, os.WriteFile(filepath.Join(c.directory, "pod"), containerd.PodProgram(ctx, t), 0o755)) // for FromHost
 	for number := 1; number <= 2; number++ {
-		c.Nodes = append(c.Nodes, c.addNode(t, number, image))
+		c.Nodes = append(c.Nodes, c.addNode(t, number))
 	}
 	// Runs before the machines are closed.
 	t.Cleanup(func() {

@@ -70,7 +70,7 @@ func (n *Node) Conflist() string {
 const ConflistPath = "/etc/cni/net.d/10-pods.conflist"
 
 // addNode creates and configures the machine of a node without starting its programs.
-func (c *Cluster) addNode(t T, number int, image []byte) *Node {
+func (c *Cluster) addNode(t T, number int) *Node {
 	name := fmt.Sprintf("node%d", number)
 	n := &Node{Address: nodeAddress(number), Pods: nodePods(number), cluster: c}
 	n.Addresses, n.PodRanges = []netip.Addr{n.Address}, []netip.Prefix{n.Pods}
@@ -82,11 +82,11 @@ func (c *Cluster) addNode(t T, number int, image []byte) *Node {
 		route(t, c.World.Node, pods, n.Addresses[i])
 	}
 	n.Machine = machine.New(t, host)
-	n.furnish(t, image)
+	n.furnish(t)
 	return n
 }
 
-func (n *Node) furnish(t T, image []byte) {
+func (n *Node) furnish(t T) {
 	for _, parameter := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		assert.NoError(t, n.Sysctl(parameter, "1"))
 	}
@@ -98,12 +98,11 @@ func (n *Node) furnish(t T, image []byte) {
 	}
 	n.prepareKubelet(t, n.cluster.plane.authority)
 	programs := n.cluster.options.Binaries.Containerd
-	n.Runtime = assert.Must(containerd.Start(t.Context(), n.Machine, containerd.Options{
+	n.Runtime = containerd.New(t, n.Machine, containerd.Options{
 		Programs: programs,
 		// containerd looks here first for its shim; Debian's belongs to another version.
 		Env: []string{"PATH=" + programs + string(filepath.ListSeparator) + os.Getenv("PATH")},
-	}))(t)
-	assert.NoError(t, n.Runtime.Import(t.Context(), image))
+	})
 }
 
 // Start starts the programs of a node after containerd: kubelet and kube-proxy.
@@ -165,25 +164,23 @@ func (n *Node) AwaitReady(ctx context.Context) error {
 
 // PowerFail ends every program of the node at once and removes what does not survive a boot: /run,
 // rules, connections, the pods' links and cgroups.
-func (n *Node) PowerFail(ctx context.Context) error {
-	if err := n.Reboot(func(link string) bool { return link == "eth0" }); err != nil {
-		return err
-	}
+func (n *Node) PowerFail(t T) {
+	t.Helper()
+	n.Reboot(t, func(link string) bool { return link == "eth0" })
 	// Cgroups of killed processes can be removed only a moment later. kubelet would spend seconds
 	// on each remaining one.
-	return Await(ctx, Patience, func() error {
-		return n.Run(ctx, "sh", "-ec", `for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
+	assert.NoError(t, Await(t.Context(), Patience, func() error {
+		return n.Run(t.Context(), "sh", "-ec", `for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
 			if [ -d "$hierarchy$1" ]; then find "$hierarchy$1" -mindepth 1 -depth -type d -exec rmdir {} +; fi
 		done`, "sh", n.Cgroup)
-	})
+	}))
 }
 
 // Boot starts the programs of a node: containerd, kubelet and kube-proxy.
-func (n *Node) Boot(ctx context.Context) error {
-	if err := n.Runtime.Start(ctx); err != nil {
-		return err
-	}
-	return n.Start()
+func (n *Node) Boot(t T) {
+	t.Helper()
+	assert.NoError(t, n.Runtime.Start(t.Context()))
+	assert.NoError(t, n.Start())
 }
 
 // RemoveProject removes the project's image with a tag from the node, so that its pods cannot

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,21 +25,12 @@ import (
 // crictl; tools/cached prints that directory.
 const DirVariable = "IPMASQ_CONTAINERD_DIR"
 
-// Dir returns the value of DirVariable.
-func Dir() (string, error) {
-	dir := os.Getenv(DirVariable)
-	if dir == "" {
-		return "", fmt.Errorf("find containerd: %s is not set; `make e2e-runtimes` sets it", DirVariable)
-	}
-	return dir, nil
-}
-
 // Debian is the directory of Debian's containerd, for Options.
 const Debian = "/usr/bin"
 
 // Options select and configure a containerd.
 type Options struct {
-	// Programs is the directory of containerd, its shim and ctr; the default is Dir.
+	// Programs is the directory of containerd, its shim and ctr; the default is that of DirVariable.
 	Programs string
 	// Env is added to the environment of containerd and so of the plugins.
 	Env []string
@@ -58,59 +50,39 @@ type Runtime struct {
 	crictl  string
 }
 
-// New calls Start for a test and imports PodImage. containerd ends with the machine.
+// New starts containerd, waits until its CRI service answers, and imports PodImage. containerd ends with the machine.
 func New(t topology.T, m *machine.Machine, options Options) *Runtime {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r := assert.Must(Start(ctx, m, options))(t)
-	if err := r.Import(ctx, assert.Must(Image(ctx))(t)); err != nil {
-		t.Fatalf("%v", err)
-	}
-	return r
-}
-
-// Start starts containerd and waits until its CRI service answers.
-func Start(ctx context.Context, m *machine.Machine, options Options) (*Runtime, error) {
-	dir, err := Dir()
-	if err != nil {
-		return nil, err
+	dir := os.Getenv(DirVariable)
+	if dir == "" {
+		t.Fatalf("find containerd: %s is not set; `make e2e-runtimes` sets it", DirVariable)
 	}
 	if options.Programs == "" {
 		options.Programs = dir
 	}
 	// crictl warns with each command if the file is missing.
-	if err := m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 300\n", socket), 0o644); err != nil {
-		return nil, fmt.Errorf("configure crictl: %w", err)
-	}
+	assert.NoError(t, m.WriteFile(crictlConfig, fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 300\n", socket), 0o644))
 	r := &Runtime{Machine: m, options: options, crictl: filepath.Join(dir, "crictl")}
-	major, err := r.findVersion(ctx)
-	if err != nil {
-		return nil, err
-	}
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		return nil, fmt.Errorf("find runc: %w (the Debian package runc has it)", err)
-	}
-	if err := m.WriteFile(configPath, config(major, r.program("containerd-shim-runc-v2"), runc), 0o644); err != nil {
-		return nil, fmt.Errorf("configure containerd: %w", err)
-	}
-	return r, r.Start(ctx)
+	major := r.findVersion(ctx, t)
+	runc := assert.Must(exec.LookPath("runc"))(t) // of the Debian package runc
+	assert.NoError(t, m.WriteFile(configPath, config(major, r.program("containerd-shim-runc-v2"), runc), 0o644))
+	assert.NoError(t, r.Start(ctx))
+	assert.NoError(t, r.Import(ctx, image(ctx, t)))
+	return r
 }
 
 func (r *Runtime) program(name string) string { return filepath.Join(r.options.Programs, name) }
 
-func (r *Runtime) findVersion(ctx context.Context) (major int, err error) {
-	output, err := r.Machine.Command(ctx, r.program("containerd"), "--version").Output()
-	if err != nil {
-		return 0, fmt.Errorf("ask containerd for its version: %w", err)
-	}
+func (r *Runtime) findVersion(ctx context.Context, t topology.T) (major int) {
+	output := assert.Must(r.Machine.Command(ctx, r.program("containerd"), "--version").Output())(t)
 	found := regexp.MustCompile(` v?((\d+)\.\d\S*)`).FindSubmatch(output)
 	if found == nil {
-		return 0, fmt.Errorf("ask containerd for its version: no number in %q", output)
+		t.Fatalf("containerd's version has no number: %q", output)
 	}
 	r.Version = string(found[1])
-	return strconv.Atoi(string(found[2]))
+	return assert.Must(strconv.Atoi(string(found[2])))(t)
 }
 
 // Start starts containerd again, after Stop, Kill or the machine's Reboot.
@@ -252,21 +224,16 @@ type Condition struct {
 
 // NetworkReady returns the current condition of the network. containerd 2 calls STATUS for each
 // request if the conflist has cniVersion 1.1.0.
-func (r *Runtime) NetworkReady(ctx context.Context) (Condition, error) {
-	text, err := r.ask(ctx, "info")
-	if err != nil {
-		return Condition{}, err
-	}
+func (r *Runtime) NetworkReady(ctx context.Context, t topology.T) Condition {
+	t.Helper()
+	text := assert.Must(r.ask(ctx, "info"))(t)
 	var status struct {
 		Status struct{ Conditions []Condition } `json:"status"`
 	}
-	if err := json.Unmarshal([]byte(text), &status); err != nil {
-		return Condition{}, fmt.Errorf("read CRI status: %w: %s", err, text)
+	assert.NoError(t, json.Unmarshal([]byte(text), &status))
+	i := slices.IndexFunc(status.Status.Conditions, func(c Condition) bool { return c.Type == "NetworkReady" })
+	if i < 0 {
+		t.Fatalf("read CRI status: no condition of the network: %s", text)
 	}
-	for _, c := range status.Status.Conditions {
-		if c.Type == "NetworkReady" {
-			return c, nil
-		}
-	}
-	return Condition{}, fmt.Errorf("read CRI status: no condition of the network: %s", text)
+	return status.Status.Conditions[i]
 }

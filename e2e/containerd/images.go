@@ -5,13 +5,14 @@ package containerd
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 
 	"github.com/ip-masq/ip-masq-cni/deploy/image/oci"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // PodImage has the program of the directory pod, as its entry point: pods' sandboxes are made of it, and
@@ -21,33 +22,24 @@ const PodImage = "ip-masq.test/pod:1"
 // podProgram is what PodImage is made of.
 const podProgram = "github.com/ip-masq/ip-masq-cni/e2e/containerd/pod"
 
-// Image builds the image and returns it as an OCI archive.
-func Image(ctx context.Context) ([]byte, error) {
-	program, err := PodProgram(ctx)
-	if err != nil {
-		return nil, err
-	}
+// image builds the image and returns it as an OCI archive.
+func image(ctx context.Context, t topology.T) []byte {
 	var archive bytes.Buffer
-	err = oci.Write(&archive, oci.Image{Name: PodImage, Arch: runtime.GOARCH, Entrypoint: []string{"/pod"},
-		Layers: [][]oci.File{{{Name: "pod", Mode: 0o755, Data: program}}}})
-	if err != nil {
-		return nil, fmt.Errorf("write image: %w", err)
-	}
-	return archive.Bytes(), nil
+	assert.NoError(t, oci.Write(&archive, oci.Image{Name: PodImage, Arch: runtime.GOARCH, Entrypoint: []string{"/pod"},
+		Layers: [][]oci.File{{{Name: "pod", Mode: 0o755, Data: PodProgram(ctx, t)}}}}))
+	return archive.Bytes()
 }
 
 // PodProgram builds the program of PodImage, statically linked because the image has no libc.
-func PodProgram(ctx context.Context) ([]byte, error) {
-	dir, err := os.MkdirTemp("", "ip-masq-pod-")
-	if err != nil {
-		return nil, err
-	}
+func PodProgram(ctx context.Context, t topology.T) []byte {
+	t.Helper()
+	dir := assert.Must(os.MkdirTemp("", "ip-masq-pod-"))(t)
 	defer func() { _ = os.RemoveAll(dir) }()
 	path := filepath.Join(dir, "pod")
 	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, podProgram)
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := c.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build %s: %w: %s", podProgram, err, output)
+		t.Fatalf("build %s: %v: %s", podProgram, err, output)
 	}
-	return os.ReadFile(path)
+	return assert.Must(os.ReadFile(path))(t)
 }

@@ -5,13 +5,13 @@ package containerd
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -107,48 +107,40 @@ type Container struct {
 
 // Run starts a container in the pod with arguments for the image's entry point, or with a command
 // if the image has none.
-func (p *Pod) Run(ctx context.Context, name, image string, args ...string) (*Container, error) {
-	quoted, err := json.Marshal(args)
-	if err != nil {
-		return nil, err
-	}
+func (p *Pod) Run(ctx context.Context, t topology.T, name, image string, args ...string) *Container {
+	t.Helper()
+	quoted := assert.Must(json.Marshal(args))(t)
 	config := fmt.Sprintf(`{"metadata": {"name": %q}, "image": {"image": %q}, "args": %s, "log_path": "%s.log"}`,
 		name, image, quoted, name)
 	path := fmt.Sprintf("/run/crictl/%s-%s.json", p.Name, name)
-	if err := p.runtime.Machine.WriteFile(path, config, 0o644); err != nil {
-		return nil, fmt.Errorf("run container %s: %w", name, err)
-	}
-	id, err := p.runtime.ask(ctx, "create", "--no-pull", p.ID, path, p.config)
-	if err != nil {
-		return nil, err
-	}
+	assert.NoError(t, p.runtime.Machine.WriteFile(path, config, 0o644))
+	id := assert.Must(p.runtime.ask(ctx, "create", "--no-pull", p.ID, path, p.config))(t)
 	c := &Container{ID: strings.TrimSpace(id), pod: p}
-	_, err = p.runtime.ask(ctx, "start", c.ID)
-	return c, err
+	assert.Must(p.runtime.ask(ctx, "start", c.ID))(t)
+	return c
 }
 
 // Output returns the container's output so far.
-func (c *Container) Output(ctx context.Context) (string, error) {
-	answer, err := c.pod.runtime.Crictl(ctx, "logs", c.ID)
-	if err == nil && answer.ExitCode != 0 {
-		err = fmt.Errorf("crictl logs: exit code %d: %s", answer.ExitCode, answer.Stderr)
+func (c *Container) Output(ctx context.Context, t topology.T) string {
+	t.Helper()
+	answer := assert.Must(c.pod.runtime.Crictl(ctx, "logs", c.ID))(t)
+	if answer.ExitCode != 0 {
+		t.Fatalf("crictl logs: exit code %d: %s", answer.ExitCode, answer.Stderr)
 	}
-	return answer.Stdout + answer.Stderr, err
+	return answer.Stdout + answer.Stderr
 }
 
 // Await waits until the container has printed this number of lines, and returns them.
-func (c *Container) Await(ctx context.Context, lines int) ([]string, error) {
+func (c *Container) Await(ctx context.Context, t topology.T, lines int) []string {
+	t.Helper()
 	for {
-		text, err := c.Output(ctx)
-		if err != nil {
-			return nil, err
-		}
+		text := c.Output(ctx, t)
 		if got := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n"); text != "" && len(got) >= lines {
-			return got, nil
+			return got
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for %d lines of container %s: %w; output %q", lines, c.ID, ctx.Err(), text)
+			t.Fatalf("wait for %d lines of container %s: %v; output %q", lines, c.ID, ctx.Err(), text)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -183,26 +175,18 @@ func (d Destination) Source(w *topology.Topology, addrs []netip.Addr) netip.Addr
 
 // FirstPackets runs a container that sends one packet to each of the destinations as soon as it starts, and
 // compares the source addresses that the receivers see with the policy.
-func (p *Pod) FirstPackets(ctx context.Context, w *topology.Topology, to []Destination) error {
+func (p *Pod) FirstPackets(ctx context.Context, t topology.T, w *topology.Topology, to []Destination) {
+	t.Helper()
 	args := []string{"first"}
 	for _, d := range to {
 		args = append(args, "udp:"+d.To)
 	}
-	c, err := p.Run(ctx, "first", PodImage, args...)
-	if err != nil {
-		return err
-	}
-	lines, err := c.Await(ctx, len(to))
-	if err != nil {
-		return err
-	}
-	var errs []error
+	lines := p.Run(ctx, t, "first", PodImage, args...).Await(ctx, t, len(to))
 	for i, d := range to {
 		fields := strings.Fields(lines[i]) // flow, receiver, source
 		source, err := netip.ParseAddrPort(fields[len(fields)-1])
 		if want := d.Source(w, p.Addrs); err != nil || source.Addr() != want {
-			errs = append(errs, fmt.Errorf("first packet: %s, want %s", strings.TrimSpace(lines[i]), want))
+			t.Errorf("first packet of pod %s: %s, want %s", p.Name, strings.TrimSpace(lines[i]), want)
 		}
 	}
-	return errors.Join(errs...)
 }

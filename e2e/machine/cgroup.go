@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 const (
@@ -22,14 +25,11 @@ const (
 
 // hierarchies returns the mount points of cgroup hierarchies: one with version 2, one for each
 // controller with version 1.
-func hierarchies() ([]string, error) {
+func hierarchies(t topology.T) []string {
 	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
-		return []string{cgroupRoot}, nil
+		return []string{cgroupRoot}
 	}
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return nil, err
-	}
+	mounts := assert.Must(os.ReadFile("/proc/self/mounts"))(t)
 	var found []string
 	for line := range strings.Lines(string(mounts)) {
 		fields := strings.Fields(line)
@@ -38,32 +38,22 @@ func hierarchies() ([]string, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no cgroups are mounted below %s", cgroupRoot)
+		t.Fatalf("no cgroups are mounted below %s", cgroupRoot)
 	}
-	return found, nil
+	return found
 }
 
 // makeCgroups creates the machine's cgroup in every hierarchy. Its name has this process's PID and
 // PID namespace, so that cgroups of a killed process can be recognized.
-func (m *Machine) makeCgroups() error {
+func (m *Machine) makeCgroups(t topology.T) {
 	var namespace unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &namespace); err != nil {
-		return fmt.Errorf("identify PID namespace: %w", err)
-	}
+	assert.NoError(t, unix.Stat("/proc/self/ns/pid", &namespace))
 	prefix := fmt.Sprintf("%s%d-", cgroupPrefix, namespace.Ino)
 	m.Cgroup = fmt.Sprintf("/%s%d-%s", prefix, os.Getpid(), filepath.Base(m.Host.Path))
-	roots, err := hierarchies()
-	if err != nil {
-		return fmt.Errorf("find cgroups: %w", err)
-	}
-	for _, root := range roots {
-		if err := removeLeft(root, prefix); err != nil {
-			return err
-		}
+	for _, root := range hierarchies(t) {
+		removeLeft(t, root, prefix)
 		path := filepath.Join(root, m.Cgroup)
-		if err := os.Mkdir(path, 0o755); err != nil {
-			return fmt.Errorf("make cgroup: %w", err)
-		}
+		assert.NoError(t, os.Mkdir(path, 0o755))
 		m.cgroups = append(m.cgroups, path)
 		// With version 1 a cpuset accepts no process before these are set.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
@@ -71,15 +61,10 @@ func (m *Machine) makeCgroups() error {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			if err == nil {
-				err = os.WriteFile(filepath.Join(path, file), value, 0)
-			}
-			if err != nil {
-				return fmt.Errorf("fill cpuset: %w", err)
-			}
+			assert.NoError(t, err)
+			assert.NoError(t, os.WriteFile(filepath.Join(path, file), value, 0))
 		}
 	}
-	return nil
 }
 
 func (m *Machine) removeCgroups() error {
@@ -91,21 +76,13 @@ func (m *Machine) removeCgroups() error {
 }
 
 // removeLeft removes the cgroups of ended processes from a hierarchy.
-func removeLeft(root, prefix string) error {
-	left, err := filepath.Glob(filepath.Join(root, prefix+"*"))
-	if err != nil {
-		return err
-	}
-	for _, path := range left {
+func removeLeft(t topology.T, root, prefix string) {
+	for _, path := range assert.Must(filepath.Glob(filepath.Join(root, prefix+"*")))(t) {
 		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), prefix), "-")
-		if _, err := os.Stat("/proc/" + pid); err == nil {
-			continue
-		}
-		if err := removeTree(path); err != nil {
-			return err
+		if _, err := os.Stat("/proc/" + pid); err != nil {
+			assert.NoError(t, removeTree(path))
 		}
 	}
-	return nil
 }
 
 // removeTree removes a cgroup and those below it, the lowest first. The kernel reports EBUSY for a

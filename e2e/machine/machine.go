@@ -48,22 +48,13 @@ func Own() []string {
 	}
 }
 
-// Start makes a machine of a host, with further directories of its own. All programs of the host
-// run on the machine from then on. Start can be called once for a host.
-func Start(host *topology.Host, further ...string) (*Machine, error) {
-	m := &Machine{Host: host, dir: filepath.Join("/run/machines", filepath.Base(host.Path))}
-	m.close = sync.OnceValue(m.dismantle)
-	if err := m.build(append(Own(), further...)); err != nil {
-		return nil, errors.Join(fmt.Errorf("make machine %s: %w", host.Name, err), m.Close())
-	}
-	return m, nil
-}
-
-// New calls Start for a test and Close at its end. If the test has failed, it logs the ends of the
-// daemons' logs.
+// New makes a machine of a host, with further directories of its own. All programs of the host
+// run on the machine until the test's end. New can be called once for a host. If the test has failed,
+// it logs the ends of the daemons' logs.
 func New(t topology.T, host *topology.Host, further ...string) *Machine {
 	t.Helper()
-	m := assert.Must(Start(host, further...))(t)
+	m := &Machine{Host: host, dir: filepath.Join("/run/machines", filepath.Base(host.Path))}
+	m.close = sync.OnceValue(m.dismantle)
 	t.Cleanup(func() {
 		if t, ok := t.(interface {
 			Failed() bool
@@ -73,26 +64,15 @@ func New(t topology.T, host *topology.Host, further ...string) *Machine {
 				t.Logf("%s of %s said at last:\n%s", d.Name, m.Name, tail(d.Output(), 4<<10))
 			}
 		}
-		if err := m.Close(); err != nil {
-			t.Fatalf("%v", err)
-		}
+		assert.NoError(t, m.Close())
 	})
-	return m
-}
-
-func (m *Machine) build(own []string) error {
-	if err := os.MkdirAll(m.dir, 0o755); err != nil {
-		return err
-	}
-	if err := m.makeCgroups(); err != nil {
-		return err
-	}
-	if err := m.Enclose(func() error { return m.separate(own) }); err != nil {
-		return err
-	}
+	assert.NoError(t, os.MkdirAll(m.dir, 0o755))
+	m.makeCgroups(t)
+	assert.NoError(t, m.Enclose(func() error { return m.separate(append(Own(), further...)) }))
 	// A new PID namespace needs its own mount of /proc. mount(8) writes to /run, which must be
 	// empty.
-	return run(m.Command(context.Background(), "sh", "-c", "mount -t proc proc /proc && rm -rf /run/mount"))
+	m.run(t, "sh", "-c", "mount -t proc proc /proc && rm -rf /run/mount")
+	return m
 }
 
 // source is the source of the machine's mounts in mountinfo.
@@ -212,13 +192,12 @@ func (m *Machine) dismantle() error {
 	return nil
 }
 
-// run runs a command and returns its output in the error if it fails.
-func run(c *topology.Cmd) error {
-	output, err := c.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, output)
+// run runs a program and fails with its output.
+func (m *Machine) run(t topology.T, program string, args ...string) {
+	t.Helper()
+	if output, err := m.Command(context.Background(), program, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v: %s", program, strings.Join(args, " "), err, output)
 	}
-	return nil
 }
 
 func tail(text string, size int) string {

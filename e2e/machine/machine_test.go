@@ -30,7 +30,7 @@ func shell(t *testing.T, m *machine.Machine, script string) string {
 // TestClose checks that child processes of daemons and the cgroups end with the machine.
 func TestClose(t *testing.T) {
 	world := topology.New(t, topology.Options{})
-	m := assert.Must(machine.Start(world.Node))(t)
+	m := machine.New(t, world.Node)
 	d := assert.Must(m.StartDaemon("leaver", []string{"WORD=hello"}, "sh", "-c", "setsid sleep 987 & echo $WORD; exec sleep 986"))(t)
 	child := ""
 	if !timelimit.Await(timelimit.Wait, func() bool {

@@ -3,7 +3,6 @@
 package machine
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,44 +10,34 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // Reboot simulates a power failure and a start: every program is killed, /run is empty, netfilter
 // has no rules and no connections, only links for which keep returns true remain, and the boot ID
 // changes. Other files stay. The test starts the programs that run at boot.
-func (m *Machine) Reboot(keep func(link string) bool) error {
-	if err := m.reboot(keep); err != nil {
-		return fmt.Errorf("reboot %s: %w", m.Name, err)
-	}
-	return nil
-}
-
-func (m *Machine) reboot(keep func(link string) bool) error {
+func (m *Machine) Reboot(t topology.T, keep func(link string) bool) {
+	t.Helper()
 	// kill -1 spares process 1 and the shell. Processes that have ended are no error.
-	if err := run(m.Command(context.Background(), "sh", "-c", "kill -9 -1; true")); err != nil {
-		return err
-	}
+	m.run(t, "sh", "-c", "kill -9 -1; true")
 	for _, d := range m.Daemons() {
 		<-d.Done()
 	}
-	links, err := m.Netlink.LinkList()
-	if err != nil {
-		return fmt.Errorf("list links: %w", err)
-	}
-	for _, link := range links {
+	for _, link := range assert.Must(m.Netlink.LinkList())(t) {
 		name := link.Attrs().Name
 		if name == "lo" || keep(name) {
 			continue
 		}
 		// Deleting one end of a veth pair deletes the other.
 		if err := m.Netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("remove link %s: %w", name, err)
+			t.Fatalf("remove link %s: %v", name, err)
 		}
 	}
-	if err := errors.Join(m.flushRules(), m.FlushConntrack()); err != nil {
-		return err
-	}
-	return m.Enclose(emptyRun)
+	m.flushRules(t)
+	assert.NoError(t, m.FlushConntrack())
+	assert.NoError(t, m.Enclose(emptyRun))
 }
 
 // emptyRun unmounts everything below /run, and /run, on its thread.
@@ -96,8 +85,8 @@ func nextBoot() error {
 
 // flushRules removes the rules of nf_tables, and those of iptables-legacy if it has tables; listing
 // would create the latter.
-func (m *Machine) flushRules() error {
-	errs := []error{run(m.Command(context.Background(), "nft", "flush", "ruleset"))}
+func (m *Machine) flushRules(t topology.T) {
+	m.run(t, "nft", "flush", "ruleset")
 	for family, file := range map[string]string{"iptables": "ip_tables_names", "ip6tables": "ip6_tables_names"} {
 		var tables []byte
 		err := m.Do(func() error {
@@ -108,12 +97,11 @@ func (m *Machine) flushRules() error {
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		errs = append(errs, err)
+		assert.NoError(t, err)
 		for table := range strings.FieldsSeq(string(tables)) {
 			for _, what := range []string{"-F", "-X"} {
-				errs = append(errs, run(m.Command(context.Background(), family+"-legacy", "-t", table, what)))
+				m.run(t, family+"-legacy", "-t", table, what)
 			}
 		}
 	}
-	return errors.Join(errs...)
 }

@@ -172,7 +172,7 @@ func (n *node) untilHealthy(t *testing.T, findings ...string) {
 func (n *node) runPod(t *testing.T, name string) (*pod, error) {
 	t.Helper()
 	until(t, 10*time.Second, func() string { return "the network of containerd" }, func() bool {
-		return assert.Must(n.runtime.NetworkReady(within(t)))(t).Status
+		return n.runtime.NetworkReady(within(t), t).Status
 	})
 	started, err := n.runtime.RunPod(within(t), name)
 	if err != nil {
@@ -188,9 +188,7 @@ func (n *node) runPod(t *testing.T, name string) (*pod, error) {
 func (n *node) pod(t *testing.T, name string, masqueraded bool) {
 	t.Helper()
 	p := assert.Must(n.runPod(t, name))(t)
-	if err := p.FirstPackets(within(t), n.Topology, destinations(masqueraded)); err != nil {
-		t.Errorf("pod %s: %v", p.Name, err)
-	}
+	p.FirstPackets(within(t), t, n.Topology, destinations(masqueraded))
 }
 
 // destinations returns destinations of pods, without ip-masq none of which is masqueraded.

@@ -36,7 +36,7 @@ func TestPods(t *testing.T) {
 		n.wantAttachments(t, 1)
 
 		two := n.pod(t, "two")
-		assert.Must(two.Run(within(t), "serve", containerd.PodImage, "serve", "7", "two"))(t)
+		two.Run(within(t), t, "serve", containerd.PodImage, "serve", "7", "two")
 		for _, a := range two.Addrs {
 			var seen topology.Seen
 			until(t, serving, "two serves", func() bool {
@@ -69,9 +69,7 @@ func TestNamespace(t *testing.T) {
 			exempt[i].Masqueraded = false
 		}
 		prod, other := n.pod(t, "prod/one"), n.pod(t, "two")
-		if err := prod.FirstPackets(within(t), n.Topology, exempt); err != nil {
-			t.Error(err)
-		}
+		prod.FirstPackets(within(t), t, n.Topology, exempt)
 		n.firstPackets(t, other)
 		n.end(t, prod, other)
 		record := string(assert.Must(os.ReadFile(n.Path(dataDir + "/record.json")))(t))
@@ -100,9 +98,7 @@ func TestNamespaceBeforeTheEntry(t *testing.T) {
 		for i := range exempt {
 			exempt[i].Masqueraded = false
 		}
-		if err := prod.FirstPackets(within(t), n.Topology, exempt); err != nil {
-			t.Error(err)
-		}
+		prod.FirstPackets(within(t), t, n.Topology, exempt)
 		n.firstPackets(t, other)
 		n.end(t, prod, other)
 		until(t, 10*time.Second, "the end of the exemption", func() bool { return !exempts() })
@@ -252,7 +248,7 @@ func (n *criNode) ready(t *testing.T, want bool) containerd.Condition {
 	t.Helper()
 	var last containerd.Condition
 	until(t, 10*time.Second, "network ready", func() bool {
-		last = assert.Must(n.NetworkReady(within(t)))(t)
+		last = n.NetworkReady(within(t), t)
 		return last.Status == want
 	})
 	return last
@@ -267,9 +263,7 @@ func (n *criNode) pod(t *testing.T, name string) *containerd.Pod {
 // firstPackets checks the first packets of a container to the destinations of the policy.
 func (n *criNode) firstPackets(t *testing.T, p *containerd.Pod) {
 	t.Helper()
-	if err := p.FirstPackets(within(t), n.Topology, containerd.Destinations()); err != nil {
-		t.Error(err)
-	}
+	p.FirstPackets(within(t), t, n.Topology, containerd.Destinations())
 }
 
 // end stops and removes pods; the runtime calls DEL for both.
@@ -292,8 +286,8 @@ func TestRestart(t *testing.T) {
 		for _, d := range containerd.Destinations() {
 			args = append(args, "udp:"+d.To)
 		}
-		load := assert.Must(old.Run(within(t), "load", containerd.PodImage, args...))(t)
-		assert.Must(load.Await(within(t), 20))(t)
+		load := old.Run(within(t), t, "load", containerd.PodImage, args...)
+		load.Await(within(t), t, 20)
 		must(t, n.Restart(within(t)))
 		middle := n.pod(t, "middle")
 		n.firstPackets(t, middle)
@@ -312,7 +306,7 @@ func TestRestart(t *testing.T) {
 // wantLoad compares the packets of a load with the policy.
 func (n *criNode) wantLoad(t *testing.T, load *containerd.Container, p *containerd.Pod, atLeast int) {
 	t.Helper()
-	lines := assert.Must(load.Await(within(t), atLeast))(t)
+	lines := load.Await(within(t), t, atLeast)
 	for _, line := range lines {
 		fields := strings.Fields(line) // time, destination, name, source
 		if len(fields) != 4 {

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/containerd"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
@@ -43,7 +42,7 @@ log_driver = "k8s-file"
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 `, binDir, conflistDir, strings.TrimSpace(runc)), 0o644))
 	must(t, n.WriteFile("/etc/containers/policy.json", `{"default": [{"type": "reject"}]}`, 0o644))
-	must(t, n.WriteFile(filepath.Join(podmanRoot, "pod"), string(assert.Must(containerd.PodProgram(within(t)))(t)), 0o755))
+	must(t, n.WriteFile(filepath.Join(podmanRoot, "pod"), string(containerd.PodProgram(within(t), t)), 0o755))
 	return func(args ...string) (string, int) {
 		t.Helper()
 		// conmon has a configured path; PATH is for the plugins.
