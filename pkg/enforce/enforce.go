@@ -76,7 +76,3 @@ func (e *Enforcer) CanWrite(ctx context.Context, c netfilter.Choice, families ..
 	}
 	return nil
 }
-
-func writeError(chain string, in netfilter.Choice, err error) error {
-	return fmt.Errorf("write the rules of chain %s in %s: %w", chain, in, err)
-}

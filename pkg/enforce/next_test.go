@@ -297,7 +297,7 @@ func (w *world) apply(sources []policy.Source, incomplete bool) {
 		if (s.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
 			w.t.Fatalf("a change that fails has written to the kernel\n%s", w)
 		}
-		if s.RecordErr != nil && !slices.Equal(s.exempt.pods, rec.Pods) && !s.ExemptionChanges() {
+		if s.RecordErr != nil && !slices.Equal(s.exempt.Pods, rec.Pods) && !s.ExemptionChanges() {
 			w.t.Fatalf("the rules lack a change of exempt pods, which is not known\n%s", w)
 		}
 		if s.refused == nil && s.RecordErr == nil && slices.ContainsFunc(sources, func(x policy.Source) bool { return !isStored(x) }) {

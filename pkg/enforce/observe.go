@@ -184,7 +184,7 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 // changed if it is owned, whatever others made of it since, and if it holds nothing but what the
 // agents write.
 func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
-	err := checkOwner(ownedChain(c, in), us)
+	err := checkOwner(netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}, us)
 	if err != nil || c.Owner == us || owned || c.IsAgents() {
 		return err
 	}

@@ -14,11 +14,10 @@ import (
 
 // exemptPods are the namespaces of the policies, and the addresses of their pods.
 type exemptPods struct {
-	namespaces []string
-	pods       []store.ExemptPod // by address
-	taken      map[store.Attachment][]netip.Addr
-	moved      []netip.Addr // those of taken that another namespace had
-	own        []netip.Addr // of the pods of Attachments
+	store.ExemptPods
+	taken map[store.Attachment][]netip.Addr
+	moved []netip.Addr // those of taken that another namespace had
+	own   []netip.Addr // of the pods of Attachments
 }
 
 // exemptPods finds out which pods the policies exempt, and makes their addresses exempt sources.
@@ -32,7 +31,7 @@ func (e *Enforcer) exemptPods(s *State) {
 		c := &s.Chains[i]
 		if len(c.Policy.Namespaces) > 0 {
 			c.fail(err)
-			c.Policy.SetExemptPods(s.exempt.addresses())
+			c.Policy.SetExemptPods(s.exempt.Addresses())
 			c.changed = c.changed || !s.exempt.recorded(s.record)
 		}
 	}
@@ -42,10 +41,10 @@ func (e *Enforcer) exemptPods(s *State) {
 // A list of namespaces that is about more pods than that does not come into force.
 func (e *Enforcer) bound(s *State, c *Chain) {
 	b, err := e.Drivers.Open(c.Choice)
-	if err != nil || !slices.Equal(s.exempt.namespaces, s.record.Namespaces) {
+	if err != nil || !slices.Equal(s.exempt.Namespaces, s.record.Namespaces) {
 		return
 	}
-	c.Policy.SetExemptPods(s.exempt.addresses())
+	c.Policy.SetExemptPods(s.exempt.Addresses())
 	beyond := c.Policy.CheckBounds(b.Layout())
 	if beyond == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
 		return
@@ -54,10 +53,10 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 	exempts := func(p store.ExemptPod) bool {
 		return slices.ContainsFunc(c.Policy.Namespaces, func(n policy.NamedNamespace) bool { return n.Name == p.Namespace })
 	}
-	byAge := slices.SortedFunc(slices.Values(s.exempt.pods), func(x, y store.ExemptPod) int { return cmp.Compare(x.At, y.At) })
+	byAge := slices.SortedFunc(slices.Values(s.exempt.Pods), func(x, y store.ExemptPod) int { return cmp.Compare(x.At, y.At) })
 	byAge = slices.DeleteFunc(byAge, func(p store.ExemptPod) bool { return !exempts(p) })
 	c.beyond = byAge[policy.MaxExemptPods:]
-	s.exempt.pods = slices.DeleteFunc(slices.Clone(s.exempt.pods), func(p store.ExemptPod) bool { return slices.Contains(c.beyond, p) })
+	s.exempt.Pods = slices.DeleteFunc(slices.Clone(s.exempt.Pods), func(p store.ExemptPod) bool { return slices.Contains(c.beyond, p) })
 }
 
 // Beyond returns the BoundError that keeps a chain from exempting one of these addresses, or nil.
@@ -67,10 +66,6 @@ func (s *State) Beyond(chain string, addresses []netip.Addr) error {
 		return c.beyondErr
 	}
 	return nil
-}
-
-func (x *exemptPods) addresses() []policy.ExemptPod {
-	return store.ExemptPods{Pods: x.pods}.Addresses()
 }
 
 // readExemptPods reads the records of Attachments, or of all attachments if the record is for other namespaces.
@@ -102,7 +97,7 @@ func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (e
 		pods, err = e.readPods(again)
 	}
 	if err != nil {
-		return exemptPods{namespaces: namespaces, pods: rec.Pods}, fmt.Errorf("read the records of pods: %w", err)
+		return exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: rec.Pods}}, fmt.Errorf("read the records of pods: %w", err)
 	}
 	x := owners(namespaces, known, pods)
 	for _, p := range pods {
@@ -117,7 +112,7 @@ func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (e
 // attachment that has it, and to one from the runtime's cache only if no other has it; taken are the others that have it.
 // It is pure.
 func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemptPods {
-	x := exemptPods{namespaces: namespaces, taken: map[store.Attachment][]netip.Addr{}}
+	x := exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces}, taken: map[store.Attachment][]netip.Addr{}}
 	claims := slices.Clone(known)
 	for _, p := range pods {
 		for _, a := range p.Addresses {
@@ -139,10 +134,10 @@ func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exem
 	}
 	for _, p := range holders {
 		if slices.Contains(namespaces, p.Namespace) {
-			x.pods = append(x.pods, p)
+			x.Pods = append(x.Pods, p)
 		}
 	}
-	slices.SortFunc(x.pods, func(a, b store.ExemptPod) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(x.Pods, func(a, b store.ExemptPod) int { return a.Address.Compare(b.Address) })
 	return x
 }
 
@@ -170,12 +165,12 @@ func (e *Enforcer) PodsRecorded(s store.State) bool {
 
 // recorded reports whether the record has these pods, and no attachment loses an address.
 func (x *exemptPods) recorded(rec store.Record) bool {
-	return len(x.taken) == 0 && slices.Equal(x.namespaces, rec.Namespaces) && slices.Equal(x.pods, rec.Pods)
+	return len(x.taken) == 0 && slices.Equal(x.Namespaces, rec.Namespaces) && slices.Equal(x.Pods, rec.Pods)
 }
 
 // ExemptionChanges reports whether other addresses are to be exempt than before the run, or for other attachments.
 func (s *State) ExemptionChanges() bool {
-	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.pods, s.was.Pods)
+	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.Pods, s.was.Pods)
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
@@ -190,15 +185,15 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 		}
 		return missing
 	}
-	for _, p := range without(x.pods, rec.Pods) {
+	for _, p := range without(x.Pods, rec.Pods) {
 		if !p.Cached { // else it had its address all the time
 			addresses = append(addresses, p.Address)
 		}
 	}
-	for _, p := range without(rec.Pods, x.pods) {
+	for _, p := range without(rec.Pods, x.Pods) {
 		addresses = append(addresses, p.Address)
 	}
-	if slices.Equal(x.namespaces, rec.Namespaces) {
+	if slices.Equal(x.Namespaces, rec.Namespaces) {
 		return addresses
 	}
 	return append(x.moved, slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })...)
@@ -207,7 +202,7 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 // ExemptPods returns the number of pods that these policies exempt because of their namespaces.
 func (s *State) ExemptPods(policies ...policy.Policy) int {
 	containers := map[string]bool{}
-	for _, p := range s.exempt.pods {
+	for _, p := range s.exempt.Pods {
 		names := func(n policy.NamedNamespace) bool { return n.Name == p.Namespace }
 		if slices.ContainsFunc(policies, func(of policy.Policy) bool { return slices.ContainsFunc(of.Namespaces, names) }) {
 			containers[p.ContainerID] = true

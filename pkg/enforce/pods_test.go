@@ -46,8 +46,8 @@ func TestOwners(t *testing.T) {
 			owners([]string{"prod"}, nil, []store.Pod{c.winner, c.loser}), owners([]string{"prod"}, nil, []store.Pod{c.loser, c.winner}),
 			owners([]string{"prod"}, []store.ExemptPod{other}, []store.Pod{c.winner}),
 		} {
-			if len(x.pods) > 0 != c.exempt || c.exempt && x.pods[0].Attachment != c.winner.Attachment {
-				t.Errorf("%s: exempt are %v", name, x.pods)
+			if len(x.Pods) > 0 != c.exempt || c.exempt && x.Pods[0].Attachment != c.winner.Attachment {
+				t.Errorf("%s: exempt are %v", name, x.Pods)
 			}
 			if taken := map[store.Attachment][]netip.Addr{c.loser.Attachment: c.loser.Addresses}; !reflect.DeepEqual(x.taken, taken) || len(x.moved) > 0 != c.moved {
 				t.Errorf("%s: taken %v, moved %v", name, x.taken, x.moved)
@@ -56,8 +56,8 @@ func TestOwners(t *testing.T) {
 	}
 	twice := pod("a", "prod", 1, false)
 	twice.Addresses = append(twice.Addresses, twice.Addresses...)
-	if x := owners([]string{"prod"}, nil, []store.Pod{twice}); len(x.pods) != 1 || len(x.taken) > 0 {
-		t.Errorf("an address twice: exempt are %v, taken %v", x.pods, x.taken)
+	if x := owners([]string{"prod"}, nil, []store.Pod{twice}); len(x.Pods) != 1 || len(x.taken) > 0 {
+		t.Errorf("an address twice: exempt are %v, taken %v", x.Pods, x.taken)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestPassed(t *testing.T) {
 		"a new list, moved":              {nil, nil, "", "moved", true},
 		"a shorter list":                 {list(dev), nil, "dev", "", false},
 	} {
-		x := exemptPods{namespaces: []string{"prod"}, pods: c.now}
+		x := exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}, Pods: c.now}}
 		switch c.mine {
 		case "own":
 			x.own = []netip.Addr{prod.Address}
@@ -104,16 +104,16 @@ func TestRecordedPods(t *testing.T) {
 		x                 exemptPods
 		recorded, changes bool
 	}{
-		{exemptPods{namespaces: rec.Namespaces, pods: rec.Pods}, true, false},
-		{exemptPods{namespaces: rec.Namespaces, pods: rec.Pods, taken: taken}, false, true},
-		{exemptPods{namespaces: []string{"dev"}, pods: rec.Pods}, false, false},
-		{exemptPods{namespaces: rec.Namespaces}, false, true},
+		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces, Pods: rec.Pods}}, true, false},
+		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces, Pods: rec.Pods}, taken: taken}, false, true},
+		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev"}, Pods: rec.Pods}}, false, false},
+		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces}}, false, true},
 	} {
 		s := State{exempt: c.x, was: store.Record{ExemptPods: rec}, record: store.Record{ExemptPods: rec}}
 		if s.PodsRecorded() != c.recorded || s.ExemptionChanges() != c.changes {
 			t.Errorf("%+v: recorded %t, changes %t", c.x, s.PodsRecorded(), s.ExemptionChanges())
 		}
-		s.record = store.Record{ExemptPods: store.ExemptPods{Namespaces: c.x.namespaces, Pods: c.x.pods}} // while it is written
+		s.record = store.Record{ExemptPods: store.ExemptPods{Namespaces: c.x.Namespaces, Pods: c.x.Pods}} // while it is written
 		if s.ExemptionChanges() != c.changes {
 			t.Errorf("%+v: changes %t after it is on record", c.x, s.ExemptionChanges())
 		}
@@ -151,12 +151,12 @@ func TestBound(t *testing.T) {
 	} {
 		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, PodCIDRs: c.podCIDRs}
 		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}
-		s.exempt = exemptPods{namespaces: []string{"dev", "prod"}, pods: c.pods}
+		s.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 		e.bound(s, &s.Chains[0])
 		oldest, newest := s.Beyond("A", []netip.Addr{c.pods[len(c.pods)-2].Address}), s.Beyond("A", []netip.Addr{pods[0].Address})
-		if len(c.pods)-len(s.exempt.pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.exempt.pods, dev) {
-			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.exempt.pods), oldest, newest)
+		if len(c.pods)-len(s.exempt.Pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.exempt.Pods, dev) {
+			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.exempt.Pods), oldest, newest)
 		}
 	}
 }

@@ -187,7 +187,7 @@ func (s *State) differing(t *tables) (d differing) {
 func (s *State) failTables(t *tables, err error) {
 	for _, c := range s.in(t.choice) {
 		if len(c.Diff)+len(t.diff) > 0 {
-			c.fail(writeError(c.Policy.Chain, t.choice, err))
+			c.fail(fmt.Errorf("write the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, err))
 		}
 	}
 }
@@ -323,10 +323,6 @@ func (s *State) LinearChains() (slow []error) {
 		}
 	}
 	return slow
-}
-
-func ownedChain(c *policy.Chain, in netfilter.Choice) netfilter.OwnedChain {
-	return netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}
 }
 
 func choiceOf(o store.OwnedChain) netfilter.Choice {

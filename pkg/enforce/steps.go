@@ -119,7 +119,7 @@ func (storeDocuments) take(_ context.Context, do effects, s *State) *State {
 		}
 	}
 	s.unstored = nil
-	if !slices.Equal(s.exempt.namespaces, s.was.Namespaces) {
+	if !slices.Equal(s.exempt.Namespaces, s.was.Namespaces) {
 		do.desirePods(s)
 	}
 	return s
@@ -260,7 +260,7 @@ func (s *State) truth() store.Record {
 	r.Outputs = s.outputs(s.was)
 	r.Former = s.former(r.Outputs) // the rules of a chain that cannot be read may have the new ones
 	if len(s.exempt.taken) > 0 {
-		r.Namespaces, r.Pods = s.was.Namespaces, s.was.Pods
+		r.ExemptPods = s.was.ExemptPods
 	}
 	return r
 }

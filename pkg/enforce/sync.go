@@ -100,7 +100,7 @@ func (s *State) plan() {
 			rec.Chains = append(rec.Chains, o)
 		}
 	}
-	rec.Outputs, rec.Namespaces, rec.Pods = s.outputs(s.record), s.exempt.namespaces, s.exempt.pods
+	rec.Outputs, rec.ExemptPods = s.outputs(s.record), s.exempt.ExemptPods
 	rec.Former = s.former(rec.Outputs)
 	rec.Resets = s.resets(s.began)
 	s.planned = rec

@@ -223,13 +223,10 @@ func (n *Node) write(ctx context.Context, r *Report) {
 // written reports whether the rules of a chain could be written, even if another program has changed
 // them since. For "" it reports that of all chains.
 func written(s *enforce.State, chain string) bool {
-	return !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool { return (chain == "" || chain == p.Chain) && failed(s, p.Chain) })
-}
-
-// failed reports whether the rules of a chain could not be read or written.
-func failed(s *enforce.State, chain string) bool {
-	err := s.Err(chain)
-	return err != nil && !isDrift(err)
+	return !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool {
+		err := s.Err(p.Chain)
+		return (chain == "" || chain == p.Chain) && err != nil && !isDrift(err)
+	})
 }
 
 // applyChanges applies all changed documents at once, so that no packet meets a part of them.

@@ -28,16 +28,16 @@ func entriesName(network string) string { return hashName("network", network) + 
 // HadEntry reports whether the network's conflist had an entry with these statements in this boot, as far as AddEntry
 // was told.
 func (d *Dir) HadEntry(network, statements string) bool {
-	return slices.Contains(d.entryDigests(network), Digest(statements))
+	f, err := d.entries(false)
+	if err != nil {
+		return false
+	}
+	defer f.close()
+	return slices.Contains(f.entryDigests(network), Digest(statements))
 }
 
 // entryDigests returns the digests on record, the latest last.
-func (d *Dir) entryDigests(network string) []string {
-	f, err := d.entries(false)
-	if err != nil {
-		return nil
-	}
-	defer f.close()
+func (f *folder) entryDigests(network string) []string {
 	data, err := f.read(entriesName(network))
 	text, whole := strings.CutSuffix(string(data), "\n")
 	if err != nil || !whole {
@@ -50,16 +50,16 @@ func (d *Dir) entryDigests(network string) []string {
 // 16. It takes no lock: of two concurrent calls one may be lost, whose entry is recorded when it is read again.
 func (d *Dir) AddEntry(network, statements string) error {
 	const op = "write the digests of plugin entries"
-	all, digest := d.entryDigests(network), Digest(statements)
-	if len(all) > 0 && all[len(all)-1] == digest {
-		return nil
-	}
-	all = append(slices.DeleteFunc(all, func(s string) bool { return s == digest }), digest)
 	f, err := d.entries(true)
 	if err != nil {
 		return err
 	}
 	defer f.close()
+	all, digest := f.entryDigests(network), Digest(statements)
+	if len(all) > 0 && all[len(all)-1] == digest {
+		return nil
+	}
+	all = append(slices.DeleteFunc(all, func(s string) bool { return s == digest }), digest)
 	file, err := f.openOrCreate(op, entriesName(network), unix.O_WRONLY)
 	if err != nil {
 		return err

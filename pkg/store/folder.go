@@ -226,8 +226,7 @@ func (f *folder) copyTime(from, to string) error {
 // remove removes a file. It is no error if there is none, also on a read-only file system.
 func (f *folder) remove(name string) error {
 	err := unix.Unlinkat(f.fd(), name, 0)
-	var st unix.Stat_t
-	if err != nil && errors.Is(unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW), unix.ENOENT) {
+	if err != nil && !f.has(name) {
 		return nil
 	}
 	return failure("remove", f.in(name), err)

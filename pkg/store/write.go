@@ -39,12 +39,15 @@ func (l *Lock) Put(c policy.Source) error {
 	if err = cmp.Or(l.err, err); err != nil {
 		return err
 	}
-	sources, err := l.sources(false)
+	var sources *folder
+	if err = os.ErrNotExist; l.root != nil { // without a dataDir, in a dry run
+		sources, err = l.root.folder(sourcesDir, false)
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		if l.dry {
 			return l.mayWrite(filepath.Dir(path), data)
 		}
-		if sources, err = l.sources(true); err == nil {
+		if sources, err = l.root.folder(sourcesDir, true); err == nil {
 			// The process that made the dataDir may have been killed before it synced the directory above.
 			err = errors.Join(l.root.sync(), l.root.syncParent())
 		}
@@ -66,14 +69,6 @@ func samePolicy(a, b policy.Source) bool {
 	a.PodSubnets, b.PodSubnets = nil, nil
 	a.ConfDir, b.ConfDir = "", ""
 	return reflect.DeepEqual(a, b)
-}
-
-// sources opens the directory of the documents. Without a dataDir, in a dry run, there is none.
-func (l *Lock) sources(create bool) (*folder, error) {
-	if l.root == nil {
-		return nil, os.ErrNotExist
-	}
-	return l.root.folder(sourcesDir, create)
 }
 
 // mayWrite returns why no file with this data could be written to a directory, beside those of this dry run.
@@ -301,8 +296,8 @@ func (l *Lock) Destroy() error {
 	return failure(op, l.dir.path, ignoring(err, unix.ENOENT))
 }
 
-// has reports whether there is an entry of this name.
+// has reports whether there is an entry of this name, or may be.
 func (f *folder) has(name string) bool {
 	var st unix.Stat_t
-	return unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
+	return !errors.Is(unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW), unix.ENOENT)
 }
