@@ -334,7 +334,6 @@ func (n *node) chainErr(s *enforce.State, chain string) error {
 	return n.errUnlessNewer(s, chain)
 }
 
-// warnInactive warns of keys that have no effect.
 func (n *node) warnInactive(s *enforce.State) {
 	for _, i := range s.Guard.Inactive {
 		n.Warn(i)

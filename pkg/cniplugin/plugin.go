@@ -138,7 +138,6 @@ func (n *node) source() policy.SourceID {
 	return policy.SourceID{Kind: policy.Network, Name: n.network}
 }
 
-// resetConnections resets connections, for a limited time.
 func (n *node) resetConnections(ctx context.Context) {
 	if n.resetLimit == 0 {
 		return
@@ -185,7 +184,6 @@ const (
 	codeDrift uint = 101 // CHECK found a difference
 )
 
-// codedError is an error with its CNI error code.
 type codedError struct {
 	code uint
 	error

@@ -58,7 +58,6 @@ func (e *Enforcer) desireChains(s *State) {
 	s.desireGuards()
 }
 
-// desireRules sets the desired rules of a chain in its backend.
 func (e *Enforcer) desireRules(c *Chain) error {
 	if c.Choice == (netfilter.Choice{}) {
 		return nil

@@ -50,7 +50,6 @@ func (g *GuardState) fail(err error) {
 	}
 }
 
-// desireGuards sets the desired guards of the policies.
 func (s *State) desireGuards() {
 	s.Guard.Inactive = nil
 	s.Guard.Desired = policy.DesiredGuards(s.Policies(), s.owner)
@@ -178,7 +177,6 @@ func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
 	return guardOf(g.Desired, c.Chain, c.Family)
 }
 
-// guardOf returns the guard of a chain and family, or nil.
 func guardOf(guards []policy.Guard, chain string, f policy.Family) *policy.Guard {
 	i := slices.IndexFunc(guards, func(g policy.Guard) bool { return g.Chain == chain && g.Family == f })
 	if i < 0 {
@@ -301,7 +299,6 @@ func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedC
 	return removed, nil
 }
 
-// chainsOf returns the chains of an observed guard.
 func chainsOf(o policy.Guard) (chains []netfilter.OwnedChain) {
 	kinds := []string{"guard-", "enforce-"}
 	if o.Bound == nil {

@@ -100,7 +100,6 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 	return err == nil && digest == addressDigest(items, node)
 }
 
-// chosenOutputs chooses the addresses that pods leave with.
 func chosenOutputs(s *State, p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
 	var inForce []policy.OutputAddress
 	for _, o := range s.record.Outputs {

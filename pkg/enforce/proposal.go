@@ -222,7 +222,6 @@ func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
 	return slices.DeleteFunc(slices.Clone(conflicts), func(e *policy.ConflictError) bool { return e.Superseded.Source != id })
 }
 
-// mergedChain returns the policy of one chain.
 func (p *Proposal) mergedChain(chain string) policy.Policy {
 	for i := range p.merged() {
 		if p.policies[i].Chain == chain {

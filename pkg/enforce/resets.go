@@ -224,7 +224,6 @@ func (e *Enforcer) readDue(ctx context.Context) (s store.State, due []store.Rese
 	return s, due, next, began, err
 }
 
-// judge returns the judge of resets.
 func (e *Enforcer) judge(s store.State, due []store.Reset) *policy.ConnectionJudge {
 	var before [][]policy.Policy
 	for _, r := range due {

@@ -114,7 +114,6 @@ func (s *State) Policies() []policy.Policy {
 	return policies
 }
 
-// in returns the chains that are in a backend.
 func (s *State) in(c netfilter.Choice) []*Chain {
 	var chains []*Chain
 	for i := range s.Chains {
@@ -125,7 +124,6 @@ func (s *State) in(c netfilter.Choice) []*Chain {
 	return chains
 }
 
-// tablesOf returns the tables of a backend.
 func (s *State) tablesOf(c netfilter.Choice) *tables {
 	return &s.tables[slices.IndexFunc(s.tables, func(t tables) bool { return t.choice == c })]
 }
@@ -195,7 +193,6 @@ func (s *State) failTables(t *tables, err error) {
 // isWritten reports whether the rules of a chain are in the kernel as they are desired.
 func (s *State) isWritten(c *Chain) bool { return c.Err == nil && len(s.ChainDiff(c)) == 0 }
 
-// isAllWritten reports whether those of all chains are.
 func (s *State) isAllWritten() bool {
 	return !slices.ContainsFunc(s.Chains, func(c Chain) bool { return !s.isWritten(&c) })
 }

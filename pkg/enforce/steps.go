@@ -146,7 +146,6 @@ func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
 // whenever the rules have changed.
 func (s *State) guardsDue() bool { return s.guardDiffers() && s.Guard.writes < maxWrites }
 
-// writeRules writes the rules of a backend.
 type writeRules struct{ choice netfilter.Choice }
 
 func (w writeRules) take(ctx context.Context, do effects, s *State) *State {

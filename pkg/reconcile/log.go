@@ -90,7 +90,6 @@ func (l *syncLog) repaired(r *Report) {
 		"changed_by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
 }
 
-// reset logs a walk through the conntrack table.
 func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duration, err error) {
 	var count uint64
 	var chains []string

@@ -90,7 +90,6 @@ type queue struct {
 	ready  chan struct{} // has an element if there are events
 }
 
-// event changes the state of a Loop.
 type event func(now time.Time)
 
 func (q *queue) put(e event) {

@@ -202,7 +202,6 @@ func (s *state) sourcesRead(src *Sources, now time.Time, syncsConflist bool) {
 	}
 }
 
-// committed takes note of a commit.
 func (s *state) committed(c Commit) {
 	if c.Generation != 0 {
 		s.generation = c.Generation

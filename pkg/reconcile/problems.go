@@ -227,7 +227,6 @@ func (n *Node) otherDataDir(src *Sources, err error) *Report {
 	return r
 }
 
-// newer returns an error if a newer version wrote documents.
 func newer(s store.State) error {
 	if len(s.Newer) == 0 {
 		return nil

@@ -80,7 +80,6 @@ func decodePod(data []byte) *Pod {
 	return p
 }
 
-// network opens the directory of a network's attachments in this boot.
 func (d *Dir) network(name string, create bool) (*folder, error) {
 	boot, err := d.boot()
 	if err != nil {
@@ -272,5 +271,5 @@ func (d *Dir) Prune(network string, keep []Attachment) error {
 	for _, a := range keep {
 		kept = append(kept, a.file(), a.file()+cachedSuffix)
 	}
-	return d.withinNetwork(network, func(f *folder) error { return f.clear(inNetwork, kept...) })
+	return d.withinNetwork(network, func(f *folder) error { return f.clear(kept...) })
 }

@@ -179,12 +179,11 @@ func (f *folder) checkMarker() error {
 }
 
 func (f *folder) hasMarker() bool {
-	_, err := f.recognize(inDataDir, markerFile)
+	_, err := f.recognize(markerFile)
 	f.marked = err == nil
 	return f.marked
 }
 
-// mark creates the marker.
 func (f *folder) mark() error {
 	file, err := f.openOrCreate("create", markerFile, unix.O_RDONLY)
 	if err != nil {

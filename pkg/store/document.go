@@ -180,7 +180,6 @@ func (c OwnedChain) validate() error {
 	return nil
 }
 
-// nameOf returns the file name of a source's document.
 func nameOf(src policy.SourceID) string {
 	return hashName("source", string(src.Kind), src.Name) + documentSuffix
 }
@@ -192,7 +191,6 @@ func encodeSource(s policy.Source) ([]byte, error) {
 	return encode(document{Schema(), s})
 }
 
-// decodeSource decodes the document in the named file.
 func decodeSource(data []byte, name string) (policy.Source, error) {
 	var d document
 	err := decode(data, &d)

@@ -43,6 +43,7 @@ var (
 // opened by openat(2): os.Root and os.Open would start the runtime's poller in each ADD.
 type folder struct {
 	file   *os.File
+	root   int  // the length of the dataDir's path
 	marked bool // it is a dataDir with a marker
 }
 
@@ -52,7 +53,7 @@ func openFolder(at int, name, path string) (*folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &folder{file: file}, nil
+	return &folder{file: file, root: len(path)}, nil
 }
 
 // openTrusted opens a file of the given format that only root or the user of this process can write. A
@@ -89,7 +90,6 @@ func openTrusted(op string, at int, name, path string, flags int, format uint32)
 	return file, st, nil
 }
 
-// makeDirectory creates a directory unless it exists.
 func makeDirectory(at int, name, path string) error {
 	return failure("create directory", path, ignoring(unix.Mkdirat(at, name, dirMode), unix.EEXIST))
 }
@@ -106,13 +106,15 @@ func (f *folder) in(name string) string { return f.path() + "/" + name }
 // folder opens a directory in this one. With create, it creates a missing one.
 func (f *folder) folder(name string, create bool) (*folder, error) {
 	sub, err := openFolder(f.fd(), name, f.in(name))
-	if !create || !errors.Is(err, os.ErrNotExist) {
-		return sub, err
+	if create && errors.Is(err, os.ErrNotExist) {
+		if err = makeDirectory(f.fd(), name, f.in(name)); err == nil {
+			sub, err = openFolder(f.fd(), name, f.in(name))
+		}
 	}
-	if err := makeDirectory(f.fd(), name, f.in(name)); err != nil {
-		return nil, err
+	if err == nil {
+		sub.root = f.root
 	}
-	return openFolder(f.fd(), name, f.in(name))
+	return sub, err
 }
 
 // within runs a function on a directory in this one, unless that is missing or removed meanwhile.
@@ -157,12 +159,10 @@ func (f *folder) syncParent() error {
 	return failure("sync directory", parent, err)
 }
 
-// open opens a regular file.
 func (f *folder) open(op, name string, flags int) (*os.File, unix.Stat_t, error) {
 	return openTrusted(op, f.fd(), name, f.in(name), flags, unix.S_IFREG)
 }
 
-// openOrCreate opens a regular file, and creates a missing one.
 func (f *folder) openOrCreate(op, name string, flags int) (*os.File, error) {
 	file, _, err := f.open(op, name, flags)
 	if errors.Is(err, os.ErrNotExist) {
@@ -208,12 +208,10 @@ func overwrite(file *os.File, data []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// replace renames a file over another.
 func (f *folder) replace(op, from, to string) error {
 	return failure(op, f.in(to), unix.Renameat(f.fd(), from, f.fd(), to))
 }
 
-// copyTime gives a file the modification time of another one.
 func (f *folder) copyTime(from, to string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(f.fd(), from, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -284,7 +282,6 @@ func distrust(op, path string, st *unix.Stat_t, format uint32) error {
 	return fmt.Errorf("%s %s: %w: %s; %s", op, shown(path), ErrRefused, problem, remedy)
 }
 
-// shown returns a path as messages show it.
 func shown(path string) string { return policy.Printable(path) }
 
 // ignoring returns nil for the expected errors, and any other error as it is.

@@ -132,7 +132,6 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	}
 }
 
-// isAt reports whether an open file is the one at a path.
 func isAt(file *os.File, path string) bool {
 	var open, found unix.Stat_t
 	return unix.Fstat(int(file.Fd()), &open) == nil && unix.Lstat(path, &found) == nil &&

@@ -178,7 +178,6 @@ func (f *folder) stored(name string) (s State) {
 	return s
 }
 
-// add decodes a file.
 func (s *State) add(f file) {
 	err := f.err
 	if err == nil {

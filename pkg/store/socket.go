@@ -25,7 +25,7 @@ func (d *Dir) Listen() (net.Listener, error) {
 		return nil, err
 	}
 	defer root.close()
-	if _, err = root.recognize(inDataDir, socketFile); err == nil {
+	if _, err = root.recognize(socketFile); err == nil {
 		err = root.remove(socketFile)
 	}
 	if errors.Is(err, errUnknown) {

@@ -145,7 +145,7 @@ func (f *folder) newer(op, name string) error {
 func (l *Lock) Drop(src policy.SourceID) error {
 	name := nameOf(src)
 	return l.root.within(sourcesDir, func(sources *folder) error {
-		_, err := sources.recognize(inSources, name)
+		_, err := sources.recognize(name)
 		if err == nil {
 			err = sources.newer(removeDocument, name)
 		}
@@ -186,10 +186,10 @@ func (l *Lock) undoDrops() {
 		names, err := sources.names()
 		for _, name := range names {
 			document, isOne := strings.CutSuffix(name, droppedSuffix)
-			if _, err := sources.recognize(inSources, name); !isOne || err != nil {
+			if _, err := sources.recognize(name); !isOne || err != nil {
 				continue
 			}
-			if _, err := sources.recognize(inSources, document); errors.Is(err, os.ErrNotExist) {
+			if _, err := sources.recognize(document); errors.Is(err, os.ErrNotExist) {
 				_ = sources.replace(writeDocument, name, document)
 			} else {
 				_ = sources.remove(name) // the document was written again
@@ -252,19 +252,19 @@ func (l *Lock) Tidy() error {
 		return nil
 	}
 	boot, err := l.dir.boot()
-	errs := []error{err, l.root.tidy(inDataDir), l.root.within(sourcesDir, func(f *folder) error { return f.tidy(inSources) })}
+	errs := []error{err, l.root.tidy(), l.root.within(sourcesDir, (*folder).tidy)}
 	if err == nil {
-		errs = append(errs, l.root.within(attachmentsDir, func(f *folder) error { return f.clear(inAttachments, boot) }))
+		errs = append(errs, l.root.within(attachmentsDir, func(f *folder) error { return f.clear(boot) }))
 	}
 	return errors.Join(errs...)
 }
 
 // tidy removes temporary files from the directory of the record, or from that of the documents.
-func (f *folder) tidy(of layout) error {
+func (f *folder) tidy() error {
 	names, err := f.names()
 	errs := []error{err}
 	for _, name := range names {
-		if _, err := f.recognize(of, name); err == nil && strings.HasSuffix(name, safefile.TempSuffix) {
+		if _, err := f.recognize(name); err == nil && strings.HasSuffix(name, safefile.TempSuffix) {
 			errs = append(errs, f.remove(name))
 		}
 	}
@@ -276,18 +276,17 @@ func (f *folder) tidy(of layout) error {
 func (l *Lock) Destroy() error {
 	const op = "remove"
 	// The lock is removed when nothing is left to protect, the marker last.
-	last := func(name string) (entry, bool) { return entry{}, name == lockFile || name == markerFile }
-	if err := l.root.clear(inDataDir, lockFile, markerFile); err != nil {
+	if err := l.root.clear(lockFile, markerFile); err != nil {
 		return err
 	}
-	if err := l.root.clear(last); err != nil {
+	if err := errors.Join(l.root.remove(lockFile), l.root.remove(markerFile)); err != nil {
 		return err
 	}
 	err := unix.Rmdir(l.dir.path)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) { // files of another program, or a mount point
 		names, err := l.root.names()
 		for _, name := range names { // a process that waited has locked a new file, or an ADD has attached
-			if _, errName := l.root.recognize(inDataDir, name); errName == nil {
+			if _, errName := l.root.recognize(name); errName == nil {
 				return l.root.mark()
 			}
 		}
