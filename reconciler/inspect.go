@@ -44,8 +44,7 @@ type activeReconciler struct {
 // inspect opens the node for a command that only reads. An invalid reconciler.toml is in its reports.
 func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	node, err := a.node(ctx)
-	var usage usageError
-	if errors.As(err, &usage) {
+	if _, is := errors.AsType[usageError](err); is {
 		return nil, err
 	}
 	n := &inspection{Node: node, settingsFrom: "from " + a.settingsFile(), binDir: node.Settings.CNIBinDir}

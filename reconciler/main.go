@@ -202,8 +202,8 @@ func (a *app) print(v any) error {
 func warn[T any](a *app, warnings []T) {
 	for _, w := range warnings {
 		id := ""
-		var of reconcile.FindingWarning
-		if err, is := any(w).(error); is && errors.As(err, &of) {
+		err, _ := any(w).(error)
+		if of, is := errors.AsType[reconcile.FindingWarning](err); is {
 			id = of.ID + ": "
 		}
 		fmt.Fprintf(a.err, "warning: %s%v\n", id, w)

@@ -300,22 +300,18 @@ func (d *daemon) pluginVersion() string {
 // given the pid of one that has ended to another program, so the name is compared.
 func writerOf(c nfnetlink.Commit, proc string) reconcile.Writer {
 	w := reconcile.Writer{Process: reconcile.Process{PID: c.PID, Program: c.Program}}
-	if proc == "" || !c.Touched || programOf(proc, c.PID) != c.Program {
+	if proc == "" || !c.Touched || readProc(proc, c.PID, "comm") != c.Program {
 		return w
 	}
 	_, parent, _ := strings.Cut(readProc(proc, c.PID, "status"), "\nPPid:")
 	parent, _, _ = strings.Cut(parent, "\n")
 	if pid, err := strconv.ParseUint(strings.TrimSpace(parent), 10, 32); err == nil && pid != 0 {
-		w.Parent = reconcile.Process{PID: uint32(pid), Program: programOf(proc, uint32(pid))}
+		w.Parent = reconcile.Process{PID: uint32(pid), Program: readProc(proc, uint32(pid), "comm")}
 	}
 	return w
 }
 
-func programOf(proc string, pid uint32) string {
-	return strings.TrimSuffix(readProc(proc, pid, "comm"), "\n")
-}
-
 func readProc(proc string, pid uint32, name string) string {
 	text, _ := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), name))
-	return string(text)
+	return strings.TrimSuffix(string(text), "\n")
 }

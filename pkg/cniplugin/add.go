@@ -150,8 +150,13 @@ func (n *node) ensure(
 // isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
 func (n *node) isStored(state store.State, own policy.Source) bool {
 	stored := state.Find(own.ID)
-	return !n.isUnknown(state, own.ID) && stored != nil && !stored.Superseded && stored.Policy.Equal(own.Policy) &&
-		(own.ConfDir == "" || own.ConfDir == stored.ConfDir) && !n.newSubnets(*stored)
+	if n.isUnknown(state, own.ID) || stored == nil || stored.Superseded || !stored.Policy.Equal(own.Policy) || own.ConfDir != "" && own.ConfDir != stored.ConfDir {
+		return false
+	}
+	with := *stored
+	isNew, err := with.AddPodSubnets(n.subnets...)
+	n.Warn(err)
+	return !isNew
 }
 
 // ownSource returns the source of the network: the stored one if its entry was verified, else that of the entry.
@@ -162,19 +167,14 @@ func (n *node) ownSource(state store.State, verified bool) (policy.Source, error
 		return own, nil
 	}
 	entry, err := n.entry()
-	if err == nil && entry.RequireAgentConfig && !n.hasDocument(state, policy.SourceID{Kind: policy.AgentFiles}) {
+	agent := policy.SourceID{Kind: policy.AgentFiles}
+	isAgents := func(d store.FileError) bool { return d.File == n.Dir.DocumentPath(agent) }
+	if err == nil && entry.RequireAgentConfig && state.Find(agent) == nil && !slices.ContainsFunc(slices.Concat(state.Newer, state.Damaged), isAgents) {
 		err = withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
 			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
 	own.Policy = entry.Policy
 	return own, err
-}
-
-// hasDocument reports whether a source has a document, be it damaged or newer.
-func (n *node) hasDocument(s store.State, id policy.SourceID) bool {
-	return s.Find(id) != nil || slices.ContainsFunc(slices.Concat(s.Newer, s.Damaged), func(d store.FileError) bool {
-		return d.File == n.Dir.DocumentPath(id)
-	})
 }
 
 // isUnknown reports whether documents of other sources cannot be read.
@@ -195,13 +195,6 @@ func (n *node) loses(s *enforce.State) bool {
 	return slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool {
 		return slices.ContainsFunc(p.Conflicts, func(c *policy.ConflictError) bool { return c.Superseded.Source == n.source() })
 	})
-}
-
-// newSubnets reports whether the pod's subnets have to be added to the network's document.
-func (n *node) newSubnets(stored policy.Source) bool {
-	isNew, err := stored.AddPodSubnets(n.subnets...)
-	n.Warn(err)
-	return isNew
 }
 
 // write makes a policy that of the network, and syncs the rules.

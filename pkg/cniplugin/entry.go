@@ -127,8 +127,7 @@ func (n *node) result() (types.Result, []byte, error) {
 	default:
 		result, err = create.Create(given, prevResult)
 	}
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	if wrong, is := errors.AsType[*json.UnmarshalTypeError](err); is {
 		err = fmt.Errorf("%s has the JSON type %s", cmp.Or(wrong.Field, "it"), wrong.Value)
 	}
 	if err != nil {

@@ -37,10 +37,7 @@ func (n *node) repair(ctx context.Context) error {
 		return err
 	}
 	state := reading.State()
-	if n.PodsRecorded(state) && n.rulesVerified(reading) {
-		return nil
-	}
-	if !n.repairable(state) {
+	if n.PodsRecorded(state) && n.rulesVerified(reading) || !n.repairable(state) {
 		return nil
 	}
 	if observed := n.Observe(ctx, state.Sources, state.Record); observed.InSync() {

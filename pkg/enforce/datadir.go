@@ -27,7 +27,7 @@ func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	if len(others) == 0 || inUse {
 		return nil
 	}
-	return OtherDataDirError{others[0], e.Dir.Path()}
+	return otherDataDir(others[0], e.Dir.Path())
 }
 
 // owned returns the chains and guard tables that name an owner.
@@ -47,21 +47,13 @@ func otherDataDirs(owned []netfilter.OwnedChain, us policy.Owner) (others []netf
 	return slices.DeleteFunc(slices.Clone(owned), func(c netfilter.OwnedChain) bool { return !c.Owner.Differs(us) }), inUse
 }
 
-// OtherDataDirError is a chain or guard table of another dataDir.
-type OtherDataDirError struct {
-	Chain   netfilter.OwnedChain
-	DataDir string // the one that is not the chain's
-}
-
-func (e OtherDataDirError) Error() string {
-	other := policy.Quote(e.Chain.Owner.DataDir)
-	return fmt.Sprintf("%s: %v: it belongs to %s and not to %s; a node has one dataDir: use %s everywhere; or, to move, run "+
+// otherDataDir returns that a chain or guard table belongs to another dataDir than this one.
+func otherDataDir(c netfilter.OwnedChain, dataDir string) error {
+	other := policy.Quote(c.Owner.DataDir)
+	return fmt.Errorf("%s: %w: it belongs to %s and not to %s; a node has one dataDir: use %s everywhere; or, to move, run "+
 		"ip-masq-reconciler cleanup --data-dir %s, then change dataDir in all plugin entries and data_dir in plugin.toml",
-		e.Chain, ErrOtherDataDir, other, policy.Quote(e.DataDir), other, other)
+		c, ErrOtherDataDir, other, policy.Quote(dataDir), other, other)
 }
-
-// Unwrap returns ErrOtherDataDir.
-func (e OtherDataDirError) Unwrap() error { return ErrOtherDataDir }
 
 // checkFirstWrite is CheckDataDir before the first chains of a dataDir are written. The caller
 // closes the file after that write: it locks the network namespace against the first writes of

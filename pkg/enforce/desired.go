@@ -16,7 +16,14 @@ import (
 // desire computes what the policies ask for on this node. Of the kernel it reads nothing but addresses, and what it takes
 // to choose a backend.
 func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
-	s := &State{record: e.currentBoot(rec), owner: e.owner(), Chains: make([]Chain, len(policies))}
+	rec = e.currentBoot(rec)
+	if e.AllBackends { // the verbs leave alone what could not be removed, the reconciler tries again
+		rec.Chains = slices.Clone(rec.Chains)
+		for i := range rec.Chains {
+			rec.Chains[i].Stuck = false
+		}
+	}
+	s := &State{record: rec, owner: e.owner(), Chains: make([]Chain, len(policies))}
 	var addressesErr error
 	if items := neededItems(policies, s.record); len(items) > 0 {
 		s.addresses, addressesErr = e.nodeAddresses(items.Families())

@@ -106,12 +106,12 @@ func (a *asks) guards(ctx context.Context, guards []policy.Guard, g *GuardState)
 }
 
 func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
-	err := a.CanWrite(ctx, t.choice, families.all...)
+	b, err := a.Drivers.Open(t.choice)
 	if err == nil {
-		var b netfilter.Backend
-		if b, err = a.Drivers.Open(t.choice); err == nil {
-			err = b.CheckWrite(ctx, desired, t.observation)
-		}
+		err = a.CanWrite(ctx, t.choice, families.all...)
+	}
+	if err == nil {
+		err = b.CheckWrite(ctx, desired, t.observation)
 	}
 	if err == nil {
 		t.observation.Rules = t.with(desired)

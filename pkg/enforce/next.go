@@ -8,14 +8,12 @@ import (
 )
 
 // step is one thing that a run does. It gets a State that nobody else holds, and returns what it has become.
-type step interface {
-	take(ctx context.Context, do effects, s *State) *State
-}
+type step func(ctx context.Context, do effects, s *State) *State
 
 // run takes the steps that are due until none is. A step that fails changes the State, and next decides with that.
 func run(ctx context.Context, s *State, do effects) *State {
 	for n := s.next(); n != nil; n = s.next() {
-		s = n.take(ctx, do, s.clone())
+		s = n(ctx, do, s.clone())
 	}
 	return s
 }
@@ -37,26 +35,23 @@ func (s *State) next() step {
 	case s.refused != nil, s.RecordErr != nil:
 		return nil
 	case !s.isRead():
-		return observe{}
+		return observe
 	case s.mustAsk():
-		return ask{}
+		return ask
 	case !s.isOnRecord():
-		return recordFirst{}
+		return recordFirst
 	case len(s.unstored) > 0:
-		return storeDocuments{}
+		return storeDocuments
 	case s.guardsDue():
-		return writeGuards{}
-	}
-	if i := slices.IndexFunc(s.tables, s.rulesDue); i >= 0 {
-		return writeRules{s.tables[i].choice}
-	}
-	switch {
+		return writeGuards
+	case slices.ContainsFunc(s.tables, s.rulesDue):
+		return writeRules
 	case s.addressesDue():
-		return takeAddresses{}
+		return takeAddresses
 	case len(s.removable()) > 0:
-		return removeStale{}
+		return removeStale
 	case !s.isRecordTrue():
-		return recordLast{}
+		return recordLast
 	}
 	return nil
 }

@@ -200,7 +200,7 @@ func checkOwner(c netfilter.OwnedChain, us policy.Owner) error {
 			"install the version that wrote them, or run its ip-masq-reconciler cleanup",
 			c, store.ErrNewer, c.Owner.Schema, policy.RulesSchema)
 	case c.Owner.Differs(us):
-		return OtherDataDirError{c, us.DataDir}
+		return otherDataDir(c, us.DataDir)
 	}
 	return nil
 }

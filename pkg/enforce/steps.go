@@ -21,9 +21,7 @@ const (
 )
 
 // observe reads what is unread, and compares.
-type observe struct{}
-
-func (observe) take(ctx context.Context, do effects, s *State) *State {
+func observe(ctx context.Context, do effects, s *State) *State {
 	do.read(ctx, s)
 	s.compare()
 	return s
@@ -53,9 +51,7 @@ func (s *State) unread(err error) {
 }
 
 // ask asks whether all would be accepted, before anything is stored: a policy that is refused leaves the old one in force.
-type ask struct{}
-
-func (ask) take(ctx context.Context, do effects, s *State) *State {
+func ask(ctx context.Context, do effects, s *State) *State {
 	s.asked = true
 	answer := run(ctx, s, do.asking())
 	for _, src := range s.unstored {
@@ -72,9 +68,7 @@ func (s *State) mustAsk() bool {
 // recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due then.
 // If the record cannot be written with new resets, because the disk is full or they are too long, it is written
 // without: rules do not wait for that.
-type recordFirst struct{}
-
-func (recordFirst) take(_ context.Context, do effects, s *State) *State {
+func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.planned)
 	for _, resets := range [][]store.Reset{s.record.Resets, nil} {
 		if err == nil || len(s.planned.Resets) == 0 {
@@ -109,9 +103,7 @@ func (s *State) failRecord(err error) {
 
 // storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt: an ADD that read
 // the documents before has recorded its pod by now.
-type storeDocuments struct{}
-
-func (storeDocuments) take(_ context.Context, do effects, s *State) *State {
+func storeDocuments(_ context.Context, do effects, s *State) *State {
 	for _, src := range s.unstored {
 		if err := do.Put(src); err != nil {
 			s.failRecord(err)
@@ -126,9 +118,7 @@ func (storeDocuments) take(_ context.Context, do effects, s *State) *State {
 }
 
 // writeGuards writes the guards for the rules that are in the kernel.
-type writeGuards struct{}
-
-func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
+func writeGuards(ctx context.Context, do effects, s *State) *State {
 	g := &s.Guard
 	err := do.guards(ctx, s.guards(), g)
 	g.looks, g.writes = 0, g.writes+1
@@ -146,10 +136,9 @@ func (writeGuards) take(ctx context.Context, do effects, s *State) *State {
 // whenever the rules have changed.
 func (s *State) guardsDue() bool { return s.guardDiffers() && s.Guard.writes < maxWrites }
 
-type writeRules struct{ choice netfilter.Choice }
-
-func (w writeRules) take(ctx context.Context, do effects, s *State) *State {
-	t := s.tablesOf(w.choice)
+// writeRules writes the rules of the first backend in which that is due.
+func writeRules(ctx context.Context, do effects, s *State) *State {
+	t := &s.tables[slices.IndexFunc(s.tables, s.rulesDue)]
 	err := s.guardForbids()
 	if err == nil && t.whole { // Apply would remove a chain that is left out
 		for _, c := range s.in(t.choice) {
@@ -174,9 +163,7 @@ func (w writeRules) take(ctx context.Context, do effects, s *State) *State {
 func (s *State) rulesDue(t tables) bool { return t.writes < maxWrites && s.rulesDiffer(&t) }
 
 // takeAddresses removes the addresses of exempt pods from the records of other attachments that had them.
-type takeAddresses struct{}
-
-func (takeAddresses) take(_ context.Context, do effects, s *State) *State {
+func takeAddresses(_ context.Context, do effects, s *State) *State {
 	do.warn(do.TakeAddresses(s.exempt.taken))
 	s.exempt.taken = nil
 	return s
@@ -189,9 +176,7 @@ func (s *State) addressesDue() bool {
 }
 
 // removeStale removes a chain that no policy wants. A chain that cannot be removed stays on record and fails nothing.
-type removeStale struct{}
-
-func (removeStale) take(ctx context.Context, do effects, s *State) *State {
+func removeStale(ctx context.Context, do effects, s *State) *State {
 	o := s.removable()[0]
 	err := do.remove(ctx, o)
 	if do.warn(err); err == nil {
@@ -232,9 +217,7 @@ func (s *State) removable() []store.OwnedChain {
 }
 
 // recordLast records what is owned now. If that fails, the record has more than there is.
-type recordLast struct{}
-
-func (recordLast) take(_ context.Context, do effects, s *State) *State {
+func recordLast(_ context.Context, do effects, s *State) *State {
 	truth := s.truth()
 	if err := do.PutRecord(truth); err != nil {
 		do.warn(fmt.Errorf("record the owned chains: %w", err))

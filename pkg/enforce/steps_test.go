@@ -43,7 +43,7 @@ func TestRecordWithoutResets(t *testing.T) {
 		s := &State{record: store.Record{Resets: resets[:1]}, planned: store.Record{Boot: "this", Resets: resets[:c.resets]}, Chains: []Chain{
 			{Policy: policy.Policy{Chain: "A"}, Diff: policy.Diff{{Chain: "A"}}}, {Policy: policy.Policy{Chain: "B"}},
 		}}
-		s = recordFirst{}.take(t.Context(), d, s)
+		s = recordFirst(t.Context(), d, s)
 		if s.RecordErr != nil && (!errors.Is(s.Err("A"), errFault) || s.Err("B") != nil) {
 			t.Errorf("errors %v and %v", s.Err("A"), s.Err("B"))
 		}
@@ -61,8 +61,8 @@ func TestWarningsOfAFullDisk(t *testing.T) {
 	d := &fullDisk{room: -1}
 	s := &State{exempt: exemptPods{taken: map[store.Attachment][]netip.Addr{{}: nil}}, planned: store.Record{Boot: "this"}}
 	s.Guard.looks = settledLooks
-	s = takeAddresses{}.take(t.Context(), d, s)
-	s = recordLast{}.take(t.Context(), d, s)
+	s = takeAddresses(t.Context(), d, s)
+	s = recordLast(t.Context(), d, s)
 	if d.warnings != 2 || s.next() != nil {
 		t.Errorf("%d warnings, %+v", d.warnings, s)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -28,11 +29,9 @@ type syncLog struct {
 }
 
 func (l *syncLog) warn(err error) {
-	var of FindingWarning
-	switch {
-	case errors.As(err, &of):
+	if of, is := errors.AsType[FindingWarning](err); is {
 		l.once.Warn("warning", "finding", of.ID, "err", err)
-	case err != nil:
+	} else if err != nil {
 		l.once.Warn("warning", "err", err)
 	}
 }
@@ -91,14 +90,13 @@ func (l *syncLog) repaired(r *Report) {
 }
 
 func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duration, err error) {
-	var count uint64
-	var chains []string
+	count, chains := uint64(0), map[string]bool{}
 	for chain, n := range deleted {
 		count += n
-		chains = append(chains, chain.Chain)
+		chains[chain.Chain] = true
 	}
-	if slices.Sort(chains); len(chains) > 0 {
-		l.log.Info("reset connections", "count", count, "chain", strings.Join(slices.Compact(chains), ","), "duration", took.Round(time.Microsecond))
+	if len(chains) > 0 {
+		l.log.Info("reset connections", "count", count, "chain", strings.Join(slices.Sorted(maps.Keys(chains)), ","), "duration", took.Round(time.Microsecond))
 	}
 	if err != nil {
 		l.once.Warn("failed to reset connections", "err", err)

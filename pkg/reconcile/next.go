@@ -95,6 +95,7 @@ func (s *state) next(now time.Time) (work, time.Time) {
 	if s.readsSources(now) {
 		sync = reading
 	}
+	usesNode := !s.running[reading].IsZero() || !s.running[syncing].IsZero() // which is for one at a time
 	wake := never()
 	for _, w := range []struct {
 		work
@@ -103,7 +104,7 @@ func (s *state) next(now time.Time) (work, time.Time) {
 		{publishing, s.publishDue()}, {syncingConflist, earlier(s.conflistDue, s.restoreDue)}, {sync, s.syncDue()}, {resetting, s.resetDue},
 	} {
 		switch {
-		case !s.running[w.work].IsZero(), w.work == sync && s.usesNode():
+		case !s.running[w.work].IsZero(), w.work == sync && usesNode:
 		case !w.due.After(now):
 			return w.work, now
 		default:
@@ -112,9 +113,6 @@ func (s *state) next(now time.Time) (work, time.Time) {
 	}
 	return works, wake
 }
-
-// usesNode reports whether a work uses the Node, which is for one at a time.
-func (s *state) usesNode() bool { return !s.running[reading].IsZero() || !s.running[syncing].IsZero() }
 
 // syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are flapping, unless
 // more than rules has changed. A sync that follows a reading waits a little for the conflist, whose result it reports.

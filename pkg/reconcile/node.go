@@ -58,14 +58,14 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, AllPods: n.cached.fresh, AllBackends: true,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
-			if src.owned == nil {
-				owned, err := n.Drivers.Owned(ctx)
-				if err != nil {
-					return owned, err
-				}
+			if src.owned != nil {
+				return *src.owned, nil
+			}
+			owned, err := n.Drivers.Owned(ctx)
+			if err == nil {
 				src.owned = &owned
 			}
-			return *src.owned, nil
+			return owned, err
 		},
 	}
 }

@@ -67,8 +67,7 @@ func (r *Report) Ready() bool { return len(r.Problems) == 0 }
 // WarningsOf returns the warnings that the finding ID of doctor has; for "", those that none has.
 func (r *Report) WarningsOf(id string) (found []error) {
 	for _, w := range r.Warnings {
-		var of FindingWarning
-		if errors.As(w, &of); of.ID == id {
+		if of, _ := errors.AsType[FindingWarning](w); of.ID == id {
 			found = append(found, w)
 		}
 	}

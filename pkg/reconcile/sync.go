@@ -139,20 +139,10 @@ func (n *Node) load(r *Report) bool {
 
 // observe observes once: a sync sees a difference twice, in its dry run and with the lock.
 func observe(ctx context.Context, e *enforce.Enforcer, p *enforce.Proposal, rec store.Record) *enforce.State {
-	if rec = withoutStuck(rec); p.Incomplete {
+	if p.Incomplete {
 		return e.ObserveProposal(ctx, p, rec)
 	}
 	return e.Observe(ctx, p.Sources, rec)
-}
-
-// withoutStuck returns the record without marks of chains that could not be removed: the verbs leave
-// those alone, the reconciler tries again.
-func withoutStuck(rec store.Record) store.Record {
-	rec.Chains = slices.Clone(rec.Chains)
-	for i := range rec.Chains {
-		rec.Chains[i].Stuck = false
-	}
-	return rec
 }
 
 // write is the part of a sync that holds the lock. It reads everything again, so a difference is seen
@@ -233,9 +223,7 @@ func written(s *enforce.State, chain string) bool {
 // If that is refused it tries each by itself: a mistake in one source does not hold up another.
 func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
 	apply := func(p *enforce.Proposal) (err error) {
-		state := r.State
-		state.Record = withoutStuck(state.Record)
-		if r.Rules, err = e.Apply(ctx, lock, state, p); err == nil {
+		if r.Rules, err = e.Apply(ctx, lock, r.State, p); err == nil {
 			for _, c := range p.Changed {
 				r.Applied = append(r.Applied, c.ID)
 			}

@@ -253,13 +253,10 @@ func Error(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var pathErr *fs.PathError
-	var linkErr *os.LinkError
-	switch {
-	case errors.As(err, &pathErr):
-		err = pathErr.Err
-	case errors.As(err, &linkErr):
-		err = linkErr.Err
+	if of, is := errors.AsType[*fs.PathError](err); is {
+		err = of.Err
+	} else if of, is := errors.AsType[*os.LinkError](err); is {
+		err = of.Err
 	}
 	if errors.Is(err, unix.EACCES) && os.Geteuid() == 0 {
 		return fmt.Errorf("%s %s: %w to root; SELinux, AppArmor or seccomp may forbid it (ausearch -m avc, dmesg), "+

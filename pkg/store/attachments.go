@@ -80,17 +80,20 @@ func decodePod(data []byte) *Pod {
 	return p
 }
 
-func (d *Dir) network(name string, create bool) (*folder, error) {
+// ofBoot opens the directory of what is valid in this boot, or one in it.
+func (d *Dir) ofBoot(create bool, names ...string) (*folder, error) {
 	boot, err := d.boot()
 	if err != nil {
 		return nil, err
 	}
-	return d.descend(create, attachmentsDir, boot, hashName("network", name))
+	return d.descend(create, append([]string{attachmentsDir, boot}, names...)...)
 }
+
+func networkName(network string) string { return hashName("network", network) }
 
 // withinNetwork runs a function on the directory of a network's attachments, unless that is missing or removed meanwhile.
 func (d *Dir) withinNetwork(name string, do func(*folder) error) error {
-	f, err := d.network(name, false)
+	f, err := d.ofBoot(false, networkName(name))
 	if err == nil {
 		err = do(f)
 		f.close()
@@ -108,8 +111,8 @@ func (d *Dir) Attach(p Pod) error {
 	var err error
 	for range attempts { // a directory can be removed before it is used
 		var f *folder
-		if f, err = d.network(p.Network, true); err == nil {
-			err = f.putPod(p)
+		if f, err = d.ofBoot(true, networkName(p.Network)); err == nil {
+			err = f.putPod(p, true)
 			f.close()
 		}
 		if !errors.Is(err, os.ErrNotExist) {
@@ -122,7 +125,7 @@ func (d *Dir) Attach(p Pod) error {
 // AttachCached records a pod from the runtime's cache, unless its attachment has a record. It returns whether it did.
 func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	p.Cached = true
-	f, err := d.network(p.Network, true)
+	f, err := d.ofBoot(true, networkName(p.Network))
 	if err != nil {
 		return false, err
 	}
@@ -130,7 +133,7 @@ func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	if has, err := f.pod(p.Attachment.file()); has != nil || err != nil {
 		return false, err
 	}
-	err = f.putPod(p)
+	err = f.putPod(p, true)
 	return err == nil, err
 }
 
@@ -142,21 +145,16 @@ func (d *Dir) DetachCached(a Attachment) error {
 const writeAttachment = "write attachment"
 
 // putPod writes a record. Readers take no lock: one that is empty or torn counts as none, and its ADD has not read the
-// documents yet.
-func (f *folder) putPod(p Pod) error {
-	file, err := f.create(writeAttachment, p.file(), p.file())
+// documents yet. One that exists is written in place: its DEL, which takes no lock, may remove it at any time.
+func (f *folder) putPod(p Pod, create bool) error {
+	var file *os.File
+	err := os.ErrExist
+	if create {
+		file, err = f.create(writeAttachment, p.file(), p.file())
+	}
 	if errors.Is(err, os.ErrExist) {
-		return f.rewritePod(p)
+		file, _, err = f.open(writeAttachment, p.file(), unix.O_RDWR)
 	}
-	if err != nil {
-		return err
-	}
-	return failure(writeAttachment, f.in(p.file()), overwrite(file, p.encode()))
-}
-
-// rewritePod writes a record that exists, in place: its DEL, which takes no lock, may remove it at any time.
-func (f *folder) rewritePod(p Pod) error {
-	file, _, err := f.open(writeAttachment, p.file(), unix.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -202,11 +200,7 @@ func attachmentsIn(names []string) []string {
 
 // Pods returns the records of all attachments of this boot, and how many attachments have none.
 func (d *Dir) Pods() (pods []Pod, without int, err error) {
-	boot, err := d.boot()
-	if err != nil {
-		return nil, 0, err
-	}
-	all, err := d.descend(false, attachmentsDir, boot)
+	all, err := d.ofBoot(false)
 	if err != nil {
 		return nil, 0, ignoring(err, os.ErrNotExist)
 	}
@@ -245,7 +239,7 @@ func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 				return err
 			}
 			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(taken[a], x) })
-			return f.rewritePod(*p)
+			return f.putPod(*p, false)
 		}))
 	}
 	return errors.Join(errs...)

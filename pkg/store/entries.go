@@ -14,21 +14,12 @@ const (
 	maxEntries    = 16 // of one network
 )
 
-// entries opens the directory of the files with the digests of plugin entries, which are those of this boot.
-func (d *Dir) entries(create bool) (*folder, error) {
-	boot, err := d.boot()
-	if err != nil {
-		return nil, err
-	}
-	return d.descend(create, attachmentsDir, boot)
-}
-
-func entriesName(network string) string { return hashName("network", network) + entriesSuffix }
+func entriesName(network string) string { return networkName(network) + entriesSuffix }
 
 // HadEntry reports whether the network's conflist had an entry with these statements in this boot, as far as AddEntry
 // was told.
 func (d *Dir) HadEntry(network, statements string) bool {
-	f, err := d.entries(false)
+	f, err := d.ofBoot(false)
 	if err != nil {
 		return false
 	}
@@ -50,7 +41,7 @@ func (f *folder) entryDigests(network string) []string {
 // 16. It takes no lock: of two concurrent calls one may be lost, whose entry is recorded when it is read again.
 func (d *Dir) AddEntry(network, statements string) error {
 	const op = "write the digests of plugin entries"
-	f, err := d.entries(true)
+	f, err := d.ofBoot(true)
 	if err != nil {
 		return err
 	}

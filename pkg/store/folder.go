@@ -235,11 +235,10 @@ func failure(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var errno unix.Errno
-	if !errors.As(err, &errno) {
-		return safefile.Error(op, path, err)
+	if errno, is := errors.AsType[unix.Errno](err); is {
+		return fmt.Errorf("%w%s", safefile.Error(op, path, err), remedyOf(errno))
 	}
-	return fmt.Errorf("%w%s", safefile.Error(op, path, err), remedyOf(errno))
+	return safefile.Error(op, path, err)
 }
 
 // remedyOf returns what to do about an error, to append to its message, or "".

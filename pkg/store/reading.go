@@ -170,14 +170,6 @@ func (r *Reading) State() State {
 	return *r.state
 }
 
-// stored decodes the document of this name, or the record, if there is one that can be read.
-func (f *folder) stored(name string) (s State) {
-	if now, err := f.document(name); err == nil {
-		s.add(now)
-	}
-	return s
-}
-
 func (s *State) add(f file) {
 	err := f.err
 	if err == nil {

@@ -68,8 +68,7 @@ func (f *folder) socketAddress() string {
 
 // socketError rewords an error of package net, which has the socketAddress.
 func socketError(op string, root *folder, err error) error {
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, is := errors.AsType[unix.Errno](err); is {
 		err = errno
 	}
 	return failure(op, root.in(socketFile), err)

@@ -81,7 +81,8 @@ func (l *Lock) mayWrite(dir string, data []byte) error {
 // write replaces a file by a rename, and moves a damaged one aside. The function before is called when the new one is
 // complete, with what is stored.
 func (l *Lock) write(f *folder, name string, data []byte, durable bool, before func(temp string, now State)) error {
-	if err := f.newer(writeDocument, name); err != nil {
+	stored, err := f.notNewer(writeDocument, name)
+	if err != nil {
 		return err
 	}
 	if l.dry {
@@ -98,7 +99,10 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 		fill = overwrite
 	}
 	err = failure(writeDocument, f.in(name), fill(file, data))
-	now := f.stored(name)
+	var now State
+	if stored.name != "" {
+		now.add(stored)
+	}
 	if err == nil && before != nil {
 		before(temp, now)
 	}
@@ -130,13 +134,13 @@ func (f *folder) keepDamaged(name string) error {
 	return ignoring(f.replace("move damaged document aside to", name, kept), os.ErrNotExist) // no hard links on this file system
 }
 
-// newer fails if a newer version wrote the file. A damaged one may be replaced.
-func (f *folder) newer(op, name string) error {
+// notNewer returns the document of this name, or the zero one if there is none. It fails if a newer version wrote it.
+func (f *folder) notNewer(op, name string) (file, error) {
 	now, err := f.document(name)
 	if schema := schemaOf(now.data); schema > Schema() {
-		return fmt.Errorf("%s %s: %w", op, shown(f.in(name)), newerError(schema))
+		return now, fmt.Errorf("%s %s: %w", op, shown(f.in(name)), newerError(schema))
 	}
-	return ignoring(err, os.ErrNotExist)
+	return now, ignoring(err, os.ErrNotExist)
 }
 
 // Drop takes the document of a source out of force until CommitDrop, so that attachments can be counted again before that:
@@ -147,7 +151,7 @@ func (l *Lock) Drop(src policy.SourceID) error {
 	return l.root.within(sourcesDir, func(sources *folder) error {
 		_, err := sources.recognize(name)
 		if err == nil {
-			err = sources.newer(removeDocument, name)
+			_, err = sources.notNewer(removeDocument, name)
 		}
 		if err == nil {
 			err = sources.replace(removeDocument, name, name+droppedSuffix)
