@@ -137,7 +137,7 @@ func (n *node) ensure(
 	if err != nil {
 		lock = n.Dir.Unwritable(err)
 	}
-	defer n.release(lock)
+	defer func() { n.Warn(lock.Release()) }()
 	n.confs = nil // it may have changed while the lock was waited for
 	if reading, err = n.Dir.ReadAgain(reading); err != nil {
 		return cache, err

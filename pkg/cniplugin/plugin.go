@@ -163,8 +163,6 @@ func (n *node) dueResets(s *enforce.State, wrote bool) {
 	}
 }
 
-func (n *node) release(l *store.Lock) { n.Warn(l.Release()) }
-
 // warn writes a warning to stderr, which the runtime logs.
 func (p *Plugin) warn(err error) {
 	if err != nil {

@@ -51,7 +51,7 @@ func (n *node) repair(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer n.release(lock)
+	defer func() { n.Warn(lock.Release()) }()
 	if state, err = n.Dir.Load(); err != nil || !n.repairable(state) {
 		return err
 	}
@@ -86,7 +86,7 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 		return nil
 	}
 	if lock, err := n.Dir.LockToRead(ctx); err == nil {
-		defer n.release(lock)
+		defer func() { n.Warn(lock.Release()) }()
 	} else {
 		n.Warn(err)
 	}

@@ -5,7 +5,6 @@ package enforce
 import (
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -134,11 +133,6 @@ func (s *State) outputs(before store.Record) (all []store.Outputs) {
 		}
 	}
 	return all
-}
-
-func (s *State) outputsRecorded() bool {
-	outputs := s.outputs(s.record)
-	return reflect.DeepEqual(outputs, s.record.Outputs) && slices.Equal(s.former(outputs), s.record.Former)
 }
 
 // AmbiguousOutputs returns the choices that the list does not decide alone.

@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"sort"
 
@@ -200,7 +201,9 @@ func (s *State) isAllWritten() bool {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(c Chain) bool { return !c.Recorded }
-	return s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded) && s.outputsRecorded() && s.PodsRecorded()
+	outputs := s.outputs(s.record)
+	isOnRecord := reflect.DeepEqual(outputs, s.record.Outputs) && slices.Equal(s.former(outputs), s.record.Former) && s.PodsRecorded()
+	return isOnRecord && s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded)
 }
 
 // PodsRecorded reports whether the record has the pods that are exempt.
