@@ -216,6 +216,21 @@ func TestRenameToAnUnreadableChain(t *testing.T) {
 	f.mustBeInSync(f.sync(to))
 }
 
+// A rule that cannot be decoded, in a chain that no policy wants any more, does not refuse a policy.
+func TestUndecodableRuleInAStaleChain(t *testing.T) {
+	f := newFixture(t)
+	a, b := network("one", "A", backend(policy.NFTables), enableIPv6), network("two", "B", backend(policy.NFTables))
+	for _, stale := range []policy.Source{network("one", "A", backend(policy.NFTables)), network("one", "C", backend(policy.IPTables))} {
+		f.mustApply(a, b)
+		f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
+			if c.Name == "A" && c.Family == policy.IPv6 {
+				c.Rules = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
+			}
+		})
+		f.mustApply(stale, network("two", "B", backend(policy.NFTables), exempts("192.0.2.0/24")))
+	}
+}
+
 // Beside a document that cannot be read the guard of a chain that cannot be read stays, and a new one is not added.
 func TestUnreadableChainBesideAnUnreadableDocument(t *testing.T) {
 	f := newFixture(t)

@@ -151,6 +151,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 		c := s.Find(o.Name)
 		failed := !s.unknown && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
 		if failed || slices.ContainsFunc(surplus, isSurplus) {
+			o.Rules = recognized(o.Rules)
 			staying = append(staying, o)
 		}
 	}
