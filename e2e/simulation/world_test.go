@@ -307,7 +307,8 @@ func (w *world) turn(t *ticket) {
 		w.counts["failed effects"]++
 		lost := w.book.resetsLost || !ofKernel // a walk or a write that fails is repeated
 		w.fault()
-		w.book.resetsLost, w.book.stuck = lost, w.book.stuck || strings.HasPrefix(t.text, "kernel: remove")
+		w.book.resetsLost = lost
+		w.book.stuck = w.book.stuck || strings.HasPrefix(t.text, "kernel: remove") || t.text == "kernel: observe guards" // under which none goes
 	case "tamper":
 		w.disturbing = true
 		w.tamper(number)
