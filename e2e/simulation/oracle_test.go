@@ -515,6 +515,7 @@ func (w *world) agree(n *network) {
 		return
 	}
 	w.armed = nil
+	restores := w.some(w.half)
 	status := w.do(&op{kind: "status", net: n.number, wait: true})
 	add := w.addAgain(n)
 	if add == nil {
@@ -524,6 +525,7 @@ func (w *world) agree(n *network) {
 	spaced := w.some(func(n *network) bool { return n.may(hasSpaces) })
 	m := w.machine
 	switch {
+	case restores:
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
 	case status.err == nil && add.err != nil && m.Disk == "broken": // which only a write can tell
 	case status.err == nil && add.err != nil && (w.refused() || w.kernel.refuses == "guards"): // a guard of the subnet that this ADD found, which STATUS does not know
@@ -533,6 +535,13 @@ func (w *world) agree(n *network) {
 		w.object("STATUS and ADD of %s do not agree: %v, and %v", n.name, status.err, add.err)
 	}
 	w.counts["STATUS with ADD"]++
+}
+
+// half reports whether the document of a network is half dropped: a bad disk could neither remove nor restore it. The next
+// lock does, which a STATUS does not take.
+func (w *world) half(n *network) bool {
+	_, is := w.machine.ReadFile(n.document + ".dropped")
+	return is
 }
 
 // addAgain is an ADD of the pod of no operation, which is in no namespace.
@@ -592,12 +601,8 @@ func (w *world) quiet() {
 	if again(); w.harmed() { // what no conflist states is written again by an ADD only
 		return
 	}
-	half := func(n *network) bool { // a bad disk could neither remove nor restore it: the next lock does
-		_, is := m.ReadFile(n.document + ".dropped")
-		return is
-	}
 	for _, n := range dropped {
-		if _, is := m.ReadFile(n.document); !is && !half(n) && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
+		if _, is := m.ReadFile(n.document); !is && !w.half(n) && len(w.book.orphans) == 0 { // a former container may be attached for which no DEL came
 			n.claims = []claim{{}}
 			for i := range w.kernel.connections { // removing a chain deletes none
 				w.kernel.connections[i].tampered = true
@@ -616,7 +621,7 @@ func (w *world) quiet() {
 		w.object("a second sync writes: %d times to files, %d times to the kernel", m.Writes-writes, w.kernel.seq-seq)
 	}
 	w.kernel.Torn = 1
-	restored := w.some(half)
+	restored := w.some(w.half)
 	if again(); w.kernel.seq != seq && !restored {
 		w.object("a sync repairs rules that a torn reading lacks")
 	}
