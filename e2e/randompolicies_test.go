@@ -12,6 +12,7 @@ import (
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -38,15 +39,10 @@ func TestRandomPolicies(t *testing.T) {
 			probes, masqueraded := 0, 0
 			rapid.Check(t, func(rt *rapid.T) {
 				p := randomPolicy().Draw(rt, "policy")
-				if err := n.Node.Do(func() error { return apply(t.Context(), backend, p, n.dataDir) }); err != nil {
-					rt.Fatal(err)
-				}
+				assert.NoError(rt, n.Node.Do(func() error { return apply(t.Context(), backend, p, n.dataDir) }))
 				destinations := n.boundaryAddresses(rt, p)
 				for _, pod := range pods {
-					seen, err := pod.SweepUDP(destinations, topology.FromPort(n.nextPort()))
-					if err != nil {
-						rt.Fatal(err)
-					}
+					seen := assert.Must(pod.SweepUDP(destinations, topology.FromPort(n.nextPort())))(rt)
 					for to, source := range seen {
 						own, remote, out := sender{addrs: pod.Addrs}.addr(to.Addr()), n.Outside, "outside"
 						if to.Addr().IsPrivate() { // the topology routes it to the LAN

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assert has the checks that tests of all packages make. NoError and Must end the test, and Equal goes on.
+// Package assert has the checks that tests of all packages make. Equal goes on, the others end the test.
 package assert
 
 import (
@@ -35,6 +35,16 @@ func Must[V any](value V, err error) func(T) V {
 		NoError(t, err)
 		return value
 	}
+}
+
+// Output runs a command, fails the test if the command does, and returns all that it printed.
+func Output(t T, c interface{ CombinedOutput() ([]byte, error) }) string {
+	t.Helper()
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", c, err, out)
+	}
+	return string(out)
 }
 
 // Equal fails the test unless something is as it should be.

@@ -38,8 +38,6 @@ func PodProgram(ctx context.Context, t topology.T) []byte {
 	path := filepath.Join(dir, "pod")
 	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, podProgram)
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v: %s", podProgram, err, output)
-	}
+	assert.Output(t, c)
 	return assert.Must(os.ReadFile(path))(t)
 }

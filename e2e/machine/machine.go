@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -195,9 +194,7 @@ func (m *Machine) dismantle() error {
 // run runs a program and fails with its output.
 func (m *Machine) run(t topology.T, program string, args ...string) {
 	t.Helper()
-	if output, err := m.Command(context.Background(), program, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v: %s", program, strings.Join(args, " "), err, output)
-	}
+	assert.Output(t, m.Command(context.Background(), program, args...))
 }
 
 func tail(text string, size int) string {

@@ -20,11 +20,7 @@ import (
 // shell runs a script on a machine and returns its output.
 func shell(t *testing.T, m *machine.Machine, script string) string {
 	t.Helper()
-	output, err := m.Command(t.Context(), "sh", "-c", script).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s: %v: %s", script, err, output)
-	}
-	return strings.TrimSpace(string(output))
+	return strings.TrimSpace(assert.Output(t, m.Command(t.Context(), "sh", "-c", script)))
 }
 
 // TestClose checks that child processes of daemons and the cgroups end with the machine.
@@ -50,17 +46,12 @@ func TestClose(t *testing.T) {
 		t.Errorf("the daemon's child is %q, was %q", got, child)
 	}
 	pid := m.Pid()
-	if err := m.Close(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, m.Close())
 	// The process is no child of this one, so /proc is checked.
 	if left, err := filepath.Glob(fmt.Sprintf("/proc/%d", pid)); err != nil || len(left) > 0 {
 		t.Errorf("process 1 is left: %v %v", left, err)
 	}
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	commands := assert.Must(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	for _, path := range commands {
 		if text, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(text), "sleep\x00987") {
 			t.Errorf("%s is left", path)

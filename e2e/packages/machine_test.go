@@ -68,9 +68,7 @@ func setting(t *testing.T, name string) string {
 func unpack(t *testing.T, archive string, shared ...string) *machine {
 	t.Helper()
 	m := &machine{root: t.TempDir()}
-	if out, err := exec.Command("tar", "-C", m.root, "-xf", archive).CombinedOutput(); err != nil {
-		t.Fatalf("unpack %s: %v\n%s", archive, err, out)
-	}
+	assert.Output(t, exec.Command("tar", "-C", m.root, "-xf", archive))
 	for _, dir := range shared {
 		target := m.path(dir)
 		must(t, errors.Join(os.MkdirAll(target, 0o755), unix.Mount(dir, target, "", unix.MS_BIND|unix.MS_REC, ""),

@@ -16,6 +16,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -66,9 +67,7 @@ func (g Generators) SourcePolicy(t *rapid.T) policy.SourcePolicy {
 			*to = g.Chain.Draw(t, k.Name)
 		case policy.Word:
 			if word := rapid.SampledFrom(append([]string{""}, to.Choices()...)).Draw(t, k.Name); word != "" {
-				if err := to.Set(word); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, to.Set(word))
 			}
 		case **policy.Mark:
 			*to = rapid.Ptr(rapid.Map(rapid.Uint32(), func(n uint32) policy.Mark { return policy.Mark(n) }), true).Draw(t, k.Name)
@@ -162,9 +161,7 @@ func Stating(t testing.TB, keys string) policy.SourcePolicy {
 	s := policy.SourcePolicy{Chain: "C"}
 	d := json.NewDecoder(strings.NewReader("{" + keys + "}"))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&s); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.Decode(&s))
 	return s
 }
 
@@ -215,9 +212,6 @@ func Prefixes(cidrs ...string) []netip.Prefix {
 // Ports parses ranges of ports.
 func Ports(t testing.TB, s string) *policy.Ports {
 	t.Helper()
-	p, err := policy.ParsePorts(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := assert.Must(policy.ParsePorts(s))(t)
 	return &p
 }

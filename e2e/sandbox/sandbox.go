@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // variable is the environment variable with the state of a process: "entering:NETNS", then
@@ -51,18 +53,11 @@ func Enter(body func() int) int {
 
 // NetworkNamespace gives the calling test a network namespace of its own, in which it and the programs that it
 // runs stay: the thread ends with the test.
-func NetworkNamespace(t interface {
-	Helper()
-	Fatal(args ...any)
-}) {
+func NetworkNamespace(t assert.T) {
 	t.Helper()
-	if err := Check(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Check())
 	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal("make a network namespace: ", err)
-	}
+	assert.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
 }
 
 // Check returns nil inside a sandbox, and otherwise an error that explains how to enter one. Code

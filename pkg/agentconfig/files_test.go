@@ -336,10 +336,7 @@ func TestOwnPolicyAlone(t *testing.T) {
 	policytest.WantError(t, err, file, "read the agent files in FILE: not a directory; name the directory that holds the files")
 
 	dir := agentDirOf(t, "config.yaml", "masqLinkLocal: true", "ip-masq-agent~", "")
-	got, err := Read(dir, config.DialectV2, config.AgentPolicy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := assert.Must(Read(dir, config.DialectV2, config.AgentPolicy{}))(t)
 	assert.Equal(t, "warnings", warningsOf(t, got), "DIR has files, but the name of none begins with ip-masq; rename the agent files")
 	assert.Equal(t, "source", got.Source, source(policy.DefaultChain))
 }

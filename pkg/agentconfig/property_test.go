@@ -21,10 +21,7 @@ func TestPolicySurvivesAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ip-masq-agent")
 	rapid.Check(t, func(rt *rapid.T) {
 		want := policytest.Any().SourcePolicy(rt)
-		text, err := yaml.Marshal(want)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		text := assert.Must(yaml.Marshal(want))(rt)
 		assert.NoError(rt, os.WriteFile(path, append(text, "cidrLimit: 1000\n"...), 0o644))
 		got, err := Read(filepath.Dir(path), config.DialectV1, config.AgentPolicy{})
 		if err != nil {

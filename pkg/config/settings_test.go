@@ -188,9 +188,7 @@ func TestFlags(t *testing.T) {
 		if strings.HasPrefix(f.Name, "agent.") && f.Text() != "" {
 			t.Errorf("%s is %q and nobody stated it", f.Name, f.Text())
 		}
-		if err := got.Set(f.Name, texts[f.Name]); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, got.Set(f.Name, texts[f.Name]))
 	}
 	for _, f := range got.Flags() {
 		assert.Equal(t, f.Name, f.Text(), texts[f.Name])

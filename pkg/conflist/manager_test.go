@@ -76,9 +76,7 @@ func (k *managed) after(d time.Duration, want ...string) {
 
 func (k *managed) mode(name string, mode os.FileMode) {
 	k.t.Helper()
-	if err := os.Chmod(k.path(name), mode); err != nil {
-		k.t.Fatal(err)
-	}
+	assert.NoError(k.t, os.Chmod(k.path(name), mode))
 }
 
 func (k *managed) path(name string) string { return filepath.Join(k.dir, name) }
@@ -95,25 +93,16 @@ func (k *managed) write(name, text string) {
 
 func (k *managed) remove(name string) {
 	k.t.Helper()
-	if err := os.RemoveAll(k.path(name)); err != nil {
-		k.t.Fatal(err)
-	}
+	assert.NoError(k.t, os.RemoveAll(k.path(name)))
 }
 
 // lock locks a directory until the returned function is called.
 func (k *managed) lock(name string) func() {
 	k.t.Helper()
-	dir, err := os.Open(k.path(name))
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		k.t.Fatal(err)
-	}
+	dir := assert.Must(os.Open(k.path(name)))(k.t)
+	assert.NoError(k.t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
 	return func() {
-		if err := dir.Close(); err != nil {
-			k.t.Fatal(err)
-		}
+		assert.NoError(k.t, dir.Close())
 	}
 }
 

@@ -130,10 +130,7 @@ func TestCreateAndRemoveFile(t *testing.T) {
 func TestBackup(t *testing.T) {
 	path, was, now := pair(t)
 	dir := in(t.TempDir())
-	kept, err := backup(t.Context(), dir, path, was)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := assert.Must(backup(t.Context(), dir, path, was))(t)
 	info, err := os.Stat(kept)
 	if err != nil || info.Mode() != 0o600 {
 		t.Error(info, err)
@@ -197,9 +194,7 @@ func TestReplaceLosesNoWrite(t *testing.T) {
 			if !errors.Is(err, errChanged) {
 				t.Error(err)
 			}
-			if err := after(); err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, after())
 			holdsOnly(t, path, []byte(theirs))
 		})
 	}
@@ -260,9 +255,7 @@ func TestReplaceBesideAWriter(t *testing.T) {
 		}
 	}
 	close(done)
-	if err := <-written; err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, <-written)
 	if t.Logf("%d insertions", inserted); inserted == 0 {
 		t.Error("the entry was never inserted")
 	}
@@ -312,10 +305,7 @@ const (
 // child runs replace in a child process, and returns what it prints.
 func child(t *testing.T, path, fault string) (string, error) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := assert.Must(os.Executable())(t)
 	c := exec.Command(self)
 	c.Env = append(os.Environ(), fileVar+"="+path, faultVar+"="+fault)
 	out, err := c.CombinedOutput()

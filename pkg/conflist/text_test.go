@@ -82,10 +82,7 @@ func TestInsertIntoRealLists(t *testing.T) {
 			if again, err := edited(now, []byte(longEntry)); err != nil || !bytes.Equal(again, now) {
 				t.Error("a second time:", err)
 			}
-			back, err := edited(now, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			back := assert.Must(edited(now, nil))(t)
 			if had == 0 && !bytes.Equal(back, was) {
 				t.Error("the removal does not give back the bytes:", cmp.Diff(string(was), string(back)))
 			}

@@ -112,9 +112,7 @@ func TestFindings(t *testing.T) {
 			h.policies = nil
 			h.edit = func(n *Host) {
 				n.BinDir = filepath.Join(n.Root, "opt/cni/bin")
-				if err := os.Chmod(filepath.Join(n.BinDir, "ip-masq"), 0o755); err != nil {
-					h.t.Fatal(err)
-				}
+				assert.NoError(h.t, os.Chmod(filepath.Join(n.BinDir, "ip-masq"), 0o755))
 			}
 		}, map[string]string{"problem conflist-without-us": `(network "pods"), no policy is in force: ip-masq masquerades nothing, manage = true`}},
 		{name: "one that chooses among the others", set: func(h *testHost) {
@@ -162,9 +160,7 @@ func TestFindings(t *testing.T) {
 		{name: "a process of another user, who can name it as he likes", set: func(h *testHost) {
 			h.files["proc/9/cmdline"] = "ip-masq-agent\x00"
 			h.edit = func(n *Host) {
-				if err := os.Chown(filepath.Join(n.Root, "proc/9"), 65534, 65534); err != nil {
-					h.t.Fatal(err)
-				}
+				assert.NoError(h.t, os.Chown(filepath.Join(n.Root, "proc/9"), 65534, 65534))
 			}
 		}},
 		{name: "an editor", set: func(h *testHost) {

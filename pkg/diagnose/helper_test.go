@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -82,9 +83,7 @@ func (h *testHost) node() Host {
 	root := h.t.TempDir()
 	for name, text := range h.files {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			h.t.Fatal(err)
-		}
+		assert.NoError(h.t, os.MkdirAll(filepath.Dir(path), 0o755))
 		err := os.WriteFile(path, []byte(text), 0o644)
 		if target, isLink := strings.CutPrefix(text, "-> "); isLink {
 			err = errors.Join(os.Remove(path), os.Symlink(target, path))
@@ -130,9 +129,7 @@ func feed(t *testing.T, input, program string, args ...string) {
 	t.Helper()
 	c := exec.Command(program, args...)
 	c.Stdin = strings.NewReader(input)
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", program, err, out)
-	}
+	assert.Output(t, c)
 }
 
 var prefixes = policytest.Prefixes

@@ -50,9 +50,7 @@ func (f *fixture) lock() (lock *store.Lock, release func()) {
 	lock = assert.Must(f.enforcer.Dir.Lock(context.Background()))(f)
 	return lock, func() {
 		f.Helper()
-		if err := lock.Release(); err != nil {
-			f.Error(err)
-		}
+		assert.NoError(f, lock.Release())
 	}
 }
 

@@ -693,9 +693,7 @@ func TestResetConnections(t *testing.T) {
 	if _, _, err := f.enforcer.ResetConnections(short); !errors.Is(err, store.ErrBusy) || walks > 0 {
 		t.Errorf("beside another walk: %v, %d walks", err, walks)
 	}
-	if err := running.Close(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, running.Close())
 	if reset("", nil); walks != 1 {
 		t.Errorf("%d walks", walks)
 	}

@@ -89,9 +89,7 @@ func TestFamilyThatCannotBeWritten(t *testing.T) {
 		})
 	}
 	lose(policy.IPv4)
-	if err := f.dryRun(both).Err("A"); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, f.dryRun(both).Err("A"))
 	lose(policy.IPv6)
 	if err := f.dryRun(both).Err("A"); !errors.Is(err, errRefused) {
 		t.Errorf("error %v", err)

@@ -62,9 +62,7 @@ func (t *tree) start(watched ...string) {
 	w := newWatcher(time.Hour, paths)
 	t.Watcher = w
 	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, w.Close())
 	})
 	assert.NoError(t, w.Err())
 	t.quiet("being made")
@@ -279,9 +277,7 @@ func TestLoopOfLinksIsReported(t *testing.T) {
 			t.Error("not tried again")
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, w.Close())
 }
 
 // TestNothingIsMissed makes a way step by step while it is being watched.

@@ -83,14 +83,8 @@ func TestRequests(t *testing.T) {
 		{"HEAD", metrics.URL + "/metrics", 200, ""},
 	} {
 		t.Run(test.method+" "+test.url[strings.LastIndexByte(test.url, '/'):], func(t *testing.T) {
-			req, err := http.NewRequestWithContext(t.Context(), test.method, test.url, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			req := assert.Must(http.NewRequestWithContext(t.Context(), test.method, test.url, nil))(t)
+			resp := assert.Must(http.DefaultClient.Do(req))(t)
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
 			if err != nil || resp.StatusCode != test.code || string(body) != test.text {

@@ -96,10 +96,7 @@ func (s *started) fetch(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := assert.Must(io.ReadAll(resp.Body))(t)
 	return string(body)
 }
 

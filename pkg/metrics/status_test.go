@@ -74,10 +74,7 @@ func TestStatusGolden(t *testing.T) {
 		text, s := status(t, m)
 		var indented any
 		assert.NoError(t, json.Unmarshal([]byte(text), &indented))
-		got, err := json.MarshalIndent(indented, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := assert.Must(json.MarshalIndent(indented, "", "  "))(t)
 		golden.Check(t, "testdata/status.json", append(got, '\n'))
 		if again, err := json.Marshal(s); err != nil || string(again)+"\n" != text {
 			t.Errorf("decoded and encoded again: %v\n%s\n%s", err, again, text)

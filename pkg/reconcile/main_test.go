@@ -44,9 +44,7 @@ func newFixture(t *testing.T) *fixture {
 	must(t, os.Mkdir(s.CNIConfDir, 0o755))
 	t.Cleanup(func() {
 		f.nft("flush ruleset")
-		if err := driver.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, driver.Close())
 	})
 	return f
 }
@@ -91,11 +89,7 @@ func (f *fixture) conflist(network string, keys map[string]any) string {
 
 func (f *fixture) nft(args ...string) string {
 	f.Helper()
-	out, err := exec.Command("nft", args...).CombinedOutput()
-	if err != nil {
-		f.Fatalf("nft %v: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return assert.Output(f, exec.Command("nft", args...))
 }
 
 func (f *fixture) sync() *Report {

@@ -33,9 +33,7 @@ func (f *fixture) mount(options string) (disk string) {
 	must(f.T, os.Mkdir(disk, 0o700))
 	must(f.T, unix.Mount("disk", disk, "tmpfs", 0, options))
 	f.T.Cleanup(func() {
-		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
-			f.Error(err)
-		}
+		assert.NoError(f, unix.Unmount(disk, unix.MNT_DETACH))
 	})
 	f.Settings.DataDir = filepath.Join(disk, "data")
 	node := Open(f.Settings, f.PluginFile, f.Drivers)

@@ -74,9 +74,7 @@ func TestFailedResetIsRetried(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if err := lock.Release(); err != nil {
-					t.Error(err)
-				}
+				assert.NoError(t, lock.Release())
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

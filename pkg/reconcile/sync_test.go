@@ -420,9 +420,7 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 	f.Drivers = netfilter.Drivers{&observed{f.Drivers[0], func() {
 		if attached == 0 && f.stored("podnet") == nil { // it was dropped by now
 			attached++
-			if err := f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}}); err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}}))
 		}
 	}}}
 	r := f.right()

@@ -37,9 +37,7 @@ func TestInstanceLock(t *testing.T) {
 	if first.Held() {
 		t.Error("it is held of a file that is gone")
 	}
-	if err := errors.Join(first.Release(), first.Release(), lock.Release()); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, errors.Join(first.Release(), first.Release(), lock.Release()))
 	if d.ReconcilerActive() {
 		t.Error("it is held without a dataDir")
 	}
@@ -47,9 +45,7 @@ func TestInstanceLock(t *testing.T) {
 	ok(t, err)
 	old := time.Unix(1e9, 0)
 	ok(t, os.Chtimes(filepath.Join(d.Path(), "reconciler.lock"), old, old))
-	if err := second.Release(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, second.Release())
 	command, err := d.InstanceLock()
 	if err := errors.Join(err, command.Release()); err != nil || !d.ReconcilerSeen().Equal(old) {
 		t.Errorf("a command counts as a reconciler: %s, %v", d.ReconcilerSeen(), err)

@@ -226,9 +226,7 @@ func mount(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
 	assert.NoError(t, unix.Mount("none", dir, "tmpfs", flags, "size=64k"))
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, unix.Unmount(dir, 0))
 	})
 }
 

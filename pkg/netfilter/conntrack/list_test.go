@@ -20,9 +20,7 @@ func dial(t testing.TB) *nfnetlink.Conn {
 	t.Helper()
 	c := &nfnetlink.Conn{}
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Close())
 	})
 	return c
 }
@@ -105,9 +103,7 @@ func TestStatsCount(t *testing.T) {
 	pod := w.AddPod(t, "pod", netip.MustParseAddr("10.88.0.2"))
 	nft := w.Node.Command(t.Context(), "nft", "add table ip t; add chain ip t post { type nat hook postrouting priority 100; }; "+
 		"add rule ip t post meta l4proto udp masquerade to :2000")
-	if output, err := nft.CombinedOutput(); err != nil {
-		t.Fatalf("nft: %v\n%s", err, output)
-	}
+	assert.Output(t, nft)
 	to := netip.MustParseAddrPort("20.0.0.1:7")
 	assert.Must(pod.SendUDP(to))(t)
 	if _, err := pod.SendUDP(to, topology.Within(50_000_000)); err == nil {

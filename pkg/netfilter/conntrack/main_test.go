@@ -31,20 +31,14 @@ func namespace(t testing.TB, addresses ...string) {
 	lo := assert.Must(netlink.LinkByName("lo"))(t)
 	assert.NoError(t, netlink.LinkSetUp(lo))
 	for _, text := range addresses {
-		a, err := netlink.ParseAddr(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := netlink.AddrAdd(lo, a); err != nil {
-			t.Fatalf("add %s: %v", text, err)
-		}
+		a := assert.Must(netlink.ParseAddr(text))(t)
+		assert.NoError(t, netlink.AddrAdd(lo, a))
 		// The kernel adds the local route of an IPv6 address a little later.
 		if !timelimit.Await(timelimit.Wait, func() bool {
-			var routes []netlink.Route
-			routes, err = netlink.RouteGet(a.IP)
+			routes, err := netlink.RouteGet(a.IP)
 			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 		}) {
-			t.Fatalf("%s does not become local: %v", text, err)
+			t.Fatalf("%s does not become local", text)
 		}
 	}
 }

@@ -141,9 +141,7 @@ func TestRemove(t *testing.T) {
 			assert.Equal(n, fmt.Sprintf("%s: not as before", f), n.save(f), before[f])
 		}
 		n.idle("Remove of what is not there", func() {
-			if err := n.Remove(n.Context(), all, nil); err != nil {
-				n.Error(err)
-			}
+			assert.NoError(n, n.Remove(n.Context(), all, nil))
 		})
 	})
 }

@@ -55,9 +55,7 @@ func multi(t *testing.T, variant string) string {
 func shell(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
-		if out, err := exec.Command("/bin/sh", "-c", c).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v: %s", c, err, out)
-		}
+		assert.Output(t, exec.Command("/bin/sh", "-c", c))
 	}
 }
 

@@ -88,9 +88,7 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 		want := desired(policy.OwnedBy(owner), basic("X"))
 		n.apply(want)
 		n.holds(want)
-		if err := n.Remove(n.Context(), bothFamilies("X"), nil); err != nil {
-			n.Error(err)
-		}
+		assert.NoError(n, n.Remove(n.Context(), bothFamilies("X"), nil))
 	})
 }
 
@@ -116,9 +114,7 @@ func TestObserveEmpty(t *testing.T) {
 			if got := n.observe(bothFamilies("IP-MASQ-AGENT")); len(got.Chains) > 0 {
 				n.Errorf("got %+v", got)
 			}
-			if err := n.Remove(n.Context(), bothFamilies("IP-MASQ-AGENT"), nil); err != nil {
-				n.Error(err)
-			}
+			assert.NoError(n, n.Remove(n.Context(), bothFamilies("IP-MASQ-AGENT"), nil))
 		})
 		for _, f := range policy.Families() {
 			if used, err := legacyInUse(f, Table); err != nil || used {
@@ -135,10 +131,7 @@ func TestProgramMissing(t *testing.T) {
 		n.apply(want)
 		n.iptables(policy.IPv4, "-A IP-MASQ-AGENT -p icmp -j RETURN")
 		bare := New("/nowhere")
-		opened, err := bare.Open(n.choice)
-		if err != nil {
-			n.Fatal(err)
-		}
+		opened := assert.Must(bare.Open(n.choice))(n)
 		got, err := opened.Observe(n.Context(), refs(want))
 		if err != nil {
 			n.Fatal(err)
@@ -277,9 +270,7 @@ func TestCheckWrite(t *testing.T) {
 	const chain = "IP-MASQ-AGENT"
 	inEachVariant(t, func(n *node) {
 		want, before := desired(policy.OwnedBy(owner), basic(chain)), n.generation()
-		if err := n.CheckWrite(n.Context(), want, netfilter.Observation{}); err != nil {
-			n.Error(err)
-		}
+		assert.NoError(n, n.CheckWrite(n.Context(), want, netfilter.Observation{}))
 		bad := desired(policy.OwnedBy(owner), basic(chain))
 		bad.Chains[0].Rules[0].Protocol = "none"
 		if err := n.CheckWrite(n.Context(), bad, netfilter.Observation{}); err == nil {
@@ -303,9 +294,7 @@ func TestRemoveWithoutEffect(t *testing.T) {
 		for _, f := range policy.Families() {
 			n.load(f, ":POSTROUTING DROP [0:0]")
 		}
-		if err := n.Remove(n.Context(), refs(want), nil); err != nil {
-			n.Error(err)
-		}
+		assert.NoError(n, n.Remove(n.Context(), refs(want), nil))
 		if got := n.observe(refs(want)); len(got.Chains) > 0 {
 			n.Errorf("still there: %v", got.Chains)
 		}

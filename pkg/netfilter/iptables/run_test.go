@@ -120,14 +120,8 @@ func TestRunEnds(t *testing.T) {
 				!strings.Contains(err.Error(), tc.says) || time.Since(start) > timelimit.Wait {
 				t.Errorf("after %v: %v", time.Since(start), err)
 			}
-			text, err := os.ReadFile(pidFile)
-			if err != nil {
-				t.Fatal(err)
-			}
-			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := assert.Must(os.ReadFile(pidFile))(t)
+			pid := assert.Must(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 			if child, err := unix.PidfdOpen(pid, 0); err == nil {
 				defer unix.Close(child)
 				waitForEnd(t, child)

@@ -29,9 +29,7 @@ func TestCheck(t *testing.T) {
 	}
 	refused.AddElements(IPv4, "t", "other", many(IPv4, 3))
 	for range 2 {
-		if err := c.Check(&sound); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Check(&sound))
 		if e, is := errors.AsType[*Error](c.Check(&refused)); !is || e.Errno != unix.ENOENT || !strings.Contains(e.Op, "other") {
 			t.Errorf("got %v", e)
 		}

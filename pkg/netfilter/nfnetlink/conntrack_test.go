@@ -56,9 +56,7 @@ func TestConnectionsAnswers(t *testing.T) {
 		if text := fmt.Sprint(err); entries != tt.entries || text != tt.err && (err != nil || tt.err != "") {
 			t.Errorf("%s: %d entries, %v", name, entries, err)
 		}
-		if err := errors.Join(c.Close(), unix.Close(ends[1])); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, errors.Join(c.Close(), unix.Close(ends[1])))
 	}
 }
 

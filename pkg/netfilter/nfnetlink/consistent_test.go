@@ -52,10 +52,7 @@ func TestTornDump(t *testing.T) {
 		{"generation moved", func(n int) uint32 { return min(uint32(n)+5, 8) }, 3, 8},
 		{"generation moves on", func(n int) uint32 { return uint32(n) + 1 }, 51, 0},
 	} {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pair := assert.Must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 		c := &Conn{fd: pair[0], in: make([]byte, datagramSize)}
 		c.consistentLimit = time.Hour // the number of attempts has to end it, on a slow machine too
 		dumps := make(chan int)
@@ -68,15 +65,11 @@ func TestTornDump(t *testing.T) {
 		if len(rules) != 2 {
 			t.Errorf("%s: %d rules, want those of the last attempt", tt.name, len(rules))
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Close())
 		if n := <-dumps; n != tt.dumps {
 			t.Errorf("%s: %d dumps, want %d", tt.name, n, tt.dumps)
 		}
-		if err := unix.Close(pair[1]); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, unix.Close(pair[1]))
 	}
 }
 

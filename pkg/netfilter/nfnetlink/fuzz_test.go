@@ -31,10 +31,7 @@ func FuzzDecodeRule(f *testing.F) {
 		if w.err != nil {
 			return
 		}
-		again, err := decodeRule(w.b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		again := assert.Must(decodeRule(w.b))(t)
 		assert.Equal(t, "again", again, rule)
 	})
 }

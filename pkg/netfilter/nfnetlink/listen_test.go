@@ -35,9 +35,7 @@ func listen(t testing.TB) *Listener {
 	t.Helper()
 	l := assert.Must(Listen(watched()))(t)
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, l.Close())
 	})
 	return l
 }
@@ -69,9 +67,7 @@ func program(t testing.TB, stdin string, argv ...string) uint32 {
 	t.Helper()
 	c := exec.Command(argv[0], argv[1:]...)
 	c.Stdin = strings.NewReader(stdin)
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", argv, err, out)
-	}
+	assert.Output(t, c)
 	return uint32(c.Process.Pid)
 }
 
@@ -197,9 +193,7 @@ func TestListenTellsOfLosses(t *testing.T) {
 	c, l := dial(t), listen(t)
 	raw := assert.Must(l.file.SyscallConn())(t)
 	assert.NoError(t, raw.Control(func(fd uintptr) {
-		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10))
 	}))
 	var b Batch
 	b.AddTable(IPv4, "t")

@@ -26,9 +26,7 @@ func dial(t testing.TB) *Conn {
 	c := &Conn{}
 	assert.NoError(t, c.open())
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Close())
 	})
 	return c
 }

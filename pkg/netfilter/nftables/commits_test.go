@@ -93,14 +93,10 @@ func TestApplyBesideCommits(t *testing.T) {
 	for range 3 {
 		n.nft("add table ip ip-masq; delete table ip ip-masq")
 		observed := assert.Must(n.backend.Observe(t.Context(), nil))(t)
-		if err := n.backend.Apply(t.Context(), want, observed, nil); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, n.backend.Apply(t.Context(), want, observed, nil))
 	}
 	close(stop)
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, <-stopped)
 }
 
 // TestReadBesideCommits: other programs commit during each reading. The second one that finds the same is taken, and

@@ -32,9 +32,7 @@ func newGuarded(t *testing.T, edit ...func(*policy.Guard)) *guarded {
 	g := &guarded{T: t, Topology: topology.New(t, topology.Options{}), driver: New()}
 	g.pod = g.AddPod(t, "pod", netip.MustParseAddr("10.88.0.2"), netip.MustParseAddr("fd00:88::2"))
 	t.Cleanup(func() {
-		if err := g.driver.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, g.driver.Close())
 	})
 	assert.NoError(t, g.Node.Do(func() error {
 		return g.driver.ApplyGuards(t.Context(), guardsOf("X", edit...), netfilter.GuardObservation{})
@@ -46,9 +44,7 @@ func (g *guarded) nft(script string) {
 	g.Helper()
 	cmd := g.Node.Command(g.Context(), "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		g.Fatalf("%v\n%s", err, out)
-	}
+	assert.Output(g, cmd)
 }
 
 // counted returns the packets that the guards of both families counted.
@@ -90,9 +86,7 @@ func TestGuardPackets(t *testing.T) {
 					t.Errorf("from %s: %d packets to multicast addresses were counted", family.pod, n)
 				}
 				script := `ip $1 route add table 100 $(ip $1 route show default) && ip $1 route del default && ip $1 rule add iif pod1 lookup 100`
-				if out, err := g.Node.Command(t.Context(), "sh", "-exc", script, "sh", family.option).CombinedOutput(); err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
+				assert.Output(t, g.Node.Command(t.Context(), "sh", "-exc", script, "sh", family.option))
 				before = g.counted()
 				want := map[policy.GuardMode]netip.Addr{policy.GuardCount: netip.MustParseAddr(family.pod)}[mode]
 				assert.Equal(t, fmt.Sprintf("untranslated, from %s: the other side saw", family.pod), g.source(g.pod, family.outside, false), want)

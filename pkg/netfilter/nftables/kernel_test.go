@@ -46,9 +46,7 @@ func newNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() {
 		n.nft("flush ruleset")
-		if err := n.driver.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, n.driver.Close())
 	})
 	return n
 }
@@ -57,9 +55,7 @@ func (n *node) nft(script string) {
 	n.Helper()
 	cmd := exec.Command("nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		n.Fatalf("nft: %v\n%s\n%s", err, out, script)
-	}
+	assert.Output(n, cmd)
 }
 
 // list writes the tables, always in the same order. The number at the end of a
@@ -268,11 +264,7 @@ func TestSetAttributes(t *testing.T) {
 // chainA writes chain masq-A with the handles of its rules.
 func (n *node) chainA(family string) string {
 	n.Helper()
-	out, err := exec.Command("nft", "-a", "list", "chain", family, "ip-masq", "masq-A").CombinedOutput()
-	if err != nil {
-		n.Fatalf("%v\n%s", err, out)
-	}
-	return string(out)
+	return assert.Output(n, exec.Command("nft", "-a", "list", "chain", family, "ip-masq", "masq-A"))
 }
 
 func TestOnlyWhatDiffersIsWritten(t *testing.T) {
@@ -442,9 +434,7 @@ func TestCheckOfChangedRules(t *testing.T) {
 	n.apply(before)
 	observed, guards := n.observe(), n.observeGuards()
 	n.nft("add table ip another")
-	if err := n.backend.CheckWrite(t.Context(), after, observed); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, n.backend.CheckWrite(t.Context(), after, observed))
 	n.nft("flush chain ip ip-masq masq-A; add table ip ip-masq-guard; add chain ip ip-masq-guard another")
 	if err := n.backend.CheckWrite(t.Context(), after, observed); !errors.Is(err, netfilter.ErrChanged) {
 		t.Error(err)

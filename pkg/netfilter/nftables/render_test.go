@@ -77,11 +77,7 @@ func (n *node) ruleset() string {
 	n.Helper()
 	var all strings.Builder
 	for _, family := range []string{"ip", "ip6"} {
-		out, err := exec.Command("nft", "list", "ruleset", family).CombinedOutput()
-		if err != nil {
-			n.Fatalf("nft list ruleset: %v\n%s", err, out)
-		}
-		all.Write(out)
+		all.WriteString(assert.Output(n, exec.Command("nft", "list", "ruleset", family)))
 	}
 	return counted.ReplaceAllString(all.String(), "counter")
 }

@@ -129,9 +129,7 @@ func (n *Node) Enforce(p Policy) {
 func (n *Node) Feed(text, program string, args ...string) {
 	c := n.Node.Command(context.Background(), filepath.Join(n.programs, program), args...)
 	c.Stdin = strings.NewReader(text)
-	if out, err := c.CombinedOutput(); err != nil {
-		n.Fatalf("%s %s on %s: %v\n%s", program, strings.Join(args, " "), n.Backend.Name, err, out)
-	}
+	assert.Output(n, c)
 }
 
 // Install copies all built programs to a tmpfs, the sandbox's /opt/cni, and runs the copies. On a
