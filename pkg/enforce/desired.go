@@ -17,7 +17,8 @@ import (
 // to choose a backend.
 func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
 	rec = e.currentBoot(rec)
-	if e.AllBackends { // the verbs leave alone what could not be removed, the reconciler tries again
+	asRecorded := rec  // a chain that could not be removed says nothing of the backend
+	if e.AllBackends { // the verbs leave it alone, the reconciler tries again
 		rec.Chains = slices.Clone(rec.Chains)
 		for i := range rec.Chains {
 			rec.Chains[i].Stuck = false
@@ -41,7 +42,7 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 	})
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		choice, err := e.choose(ctx, s.record, c.Policy, owned)
+		choice, err := e.choose(ctx, asRecorded, c.Policy, owned)
 		if err != nil {
 			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
 			continue

@@ -834,3 +834,26 @@ func TestResetRecordedBesideAWalk(t *testing.T) {
 		t.Errorf("error %v, %d walks more, the next is due in %s", err, walks-before, next)
 	}
 }
+
+// A walk is on record when another process has held the lock for longer than an ADD waits for it, and is not made again.
+func TestWalkBesideALongWrite(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardDrop))
+	f.mustApply(net)
+	f.putRecord(func(r *store.Record) { r.Resets = []store.Reset{{At: 1, Before: []policy.Source{net}}} })
+	f.enforcer.Dir.LockWait = 50 * time.Millisecond
+	walks, ref := 0, policy.ChainFamily{Chain: "A", Family: policy.IPv4}
+	f.enforcer.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		walks++
+		_, release := f.lock()
+		time.AfterFunc(4*f.enforcer.Dir.LockWait, release)
+		return map[policy.ChainFamily]uint64{ref: 7}, nil
+	}
+	for range 2 {
+		_, _, err := f.enforcer.ResetConnections(t.Context())
+		must(t, err)
+	}
+	if rec := f.record(); walks != 1 || len(rec.Resets) > 0 || !slices.Equal(rec.Deleted, []store.Deleted{{ChainFamily: ref, Connections: 7}}) {
+		t.Errorf("%d walks, on record %+v", walks, rec)
+	}
+}

@@ -291,6 +291,9 @@ func addDeleted(rec store.Record, deleted map[policy.ChainFamily]uint64) []store
 // withLock calls a function with the lock, which is nil without a dataDir.
 func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) error {
 	lock, err := e.Dir.LockToRead(ctx)
+	for errors.Is(err, store.ErrBusy) && ctx.Err() == nil { // a walk that is not recorded would be made again
+		lock, err = e.Dir.LockToRead(ctx)
+	}
 	if err != nil {
 		return err
 	}

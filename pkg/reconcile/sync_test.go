@@ -17,8 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -460,5 +462,29 @@ func TestRulesThatCannotBeRepaired(t *testing.T) {
 				t.Errorf("%s: %v", reasons, problems(r))
 			}
 		})
+	}
+}
+
+// A chain that could not be removed from a backend that cannot be used any more does not make a sync, or the question before an
+// entry is inserted, choose that backend: an ADD does not.
+func TestStuckChainInAnUnusableBackend(t *testing.T) {
+	f := newFixture(t)
+	k := netfiltertest.New()
+	f.Drivers = k.Drivers()
+	k.Before = func(effect string, _ bool) error {
+		if strings.Contains(effect, "nftables") && !strings.HasPrefix(effect, "list owners") && !strings.HasPrefix(effect, "find") {
+			return netfilter.ErrUnusable
+		}
+		return nil
+	}
+	lock := assert.Must(f.Dir.Lock(t.Context()))(t)
+	must(t, lock.PutRecord(store.Record{Boot: f.Dir.Boot(), Chains: []store.OwnedChain{
+		{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables, Stuck: true},
+	}}))
+	must(t, lock.Release())
+	path := f.conflist("podnet", nil)
+	must(t, f.CheckEntry(t.Context(), config.ParseConflist(path, assert.Must(os.ReadFile(path))(t))))
+	if f.sync(); len(k.Chains[netfiltertest.IPTables]) == 0 {
+		t.Errorf("the kernel has %v", k.Chains)
 	}
 }

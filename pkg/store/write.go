@@ -125,9 +125,7 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 // that leaves it damaged, which is not as if there were none: then its rules would go.
 func (f *folder) keepDamaged(name string) error {
 	kept := name + damagedSuffix
-	if err := f.remove(kept); err != nil {
-		return err
-	}
+	_ = f.remove(kept) // if that fails, so does what follows
 	if unix.Linkat(f.fd(), name, f.fd(), kept, 0) == nil {
 		return nil
 	}
