@@ -361,9 +361,7 @@ func TestExemptPodsBound(t *testing.T) {
 		add(101, 1, "other").want(t, 7, "1026")
 		conf["nonMasqueradeNamespaces"] = []string{"prod"}
 		add(101, 1, "other").want(t, 0)
-		if n.ruleset(t) != before {
-			t.Error("the rules changed")
-		}
+		assert.Equal(t, "rules", n.ruleset(t), before)
 		n.call(t, conf, call{verb: "DEL", id: "pod0"}).want(t, 0)
 		add(99, 1, "prod").want(t, 0)
 	}

@@ -82,9 +82,7 @@ agentConfig:
 	u.shell(t, strings.Replace(documented(t, "operate.md", "--set 'policy.nonMasqueradeCIDRs="), "10.0.0.0/8,", "10.0.0.0/8,192.168.0.0/16,", 1))
 	awaitEntries(t, c, `{"backend":"nftables","guard":"drop","nonMasqueradeCIDRs":["10.0.0.0/8","192.168.0.0/16","192.0.2.0/24"],"type":"ip-masq"}`)
 	expectHalves(func(n *cluster.Node, _ netip.Addr) netip.Addr { return n.Address })
-	if now := reconcilerPods(t, c); now != pods {
-		t.Errorf("the change of the policy replaced pods: %s, before %s", now, pods)
-	}
+	assert.Equal(t, "pods after the change of the policy", reconcilerPods(t, c), pods)
 
 	replaced := time.Now()
 	for _, n := range c.Nodes {

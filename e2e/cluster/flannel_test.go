@@ -228,9 +228,7 @@ func (k *flannelTest) uninstall(t *testing.T) {
 	want := assert.Must(k.flannel.Conflist(t.Context()))(t)
 	for _, n := range k.Nodes {
 		got := assert.Must(os.ReadFile(n.Path(cluster.FlannelConflist)))(t)
-		if diff := cmp.Diff(want, string(got)); diff != "" {
-			t.Errorf("%s on %s is not as flannel wrote it (-flannel's +got):\n%s", cluster.FlannelConflist, n.Name, diff)
-		}
+		assert.Equal(t, cluster.FlannelConflist+" on "+n.Name, string(got), want)
 	}
 }
 

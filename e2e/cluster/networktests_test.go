@@ -148,9 +148,7 @@ func (column networkColumn) run(t *testing.T, tests *cluster.NetworkTests) {
 	}
 	for _, metric := range metrics {
 		for _, n := range c.Nodes {
-			if sum := sumOf(t, n, metric); sum != 0 {
-				t.Errorf("%s on %s is %g, want 0", metric, n.Name, sum)
-			}
+			assert.Equal(t, metric+" on "+n.Name, sumOf(t, n, metric), 0)
 		}
 	}
 }

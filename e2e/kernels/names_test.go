@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
@@ -41,9 +39,7 @@ func TestNamesOfTests(t *testing.T) {
 // TestTable checks that docs/kernels/README.md has the results that are beside it.
 func TestTable(t *testing.T) {
 	have := assert.Must(os.ReadFile(docs + "README.md"))(t)
-	if diff := cmp.Diff(table(t), string(have)); diff != "" {
-		t.Errorf("README.md (-want +have):\n%s", diff)
-	}
+	assert.Equal(t, "README.md", string(have), table(t))
 }
 
 var must = assert.NoError

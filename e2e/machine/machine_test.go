@@ -39,9 +39,7 @@ func TestClose(t *testing.T) {
 	if err := d.Stop(time.Second); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	if d.Output() != "hello\n" {
-		t.Errorf("log: %q", d.Output())
-	}
+	assert.Equal(t, "log", d.Output(), "hello\n")
 	if got := shell(t, m, "grep -slz ^987 /proc/[0-9]*/cmdline; true"); got != child {
 		t.Errorf("the daemon's child is %q, was %q", got, child)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -79,9 +80,7 @@ func testLife(t *testing.T, m *machine, p manager) {
 	if m.hasEntry(t) || m.exists(pluginFile) || m.chains(t) {
 		t.Fatal("the installation of the package changed the node's network")
 	}
-	if out := m.run(t, "systemctl is-enabled ip-masq-reconciler && systemd-analyze --man=no verify ip-masq-reconciler.service 2>&1"); out != "enabled\n" {
-		t.Errorf("systemd says of the unit\n%s", out)
-	}
+	assert.Equal(t, "systemd says of the unit", m.run(t, "systemctl is-enabled ip-masq-reconciler && systemd-analyze --man=no verify ip-masq-reconciler.service 2>&1"), "enabled\n")
 	m.run(t, "ip-masq-reconciler install")
 	pods := []int{m.addPod(t)}
 	m.run(t, "systemctl reload ip-masq-reconciler")

@@ -352,9 +352,7 @@ func TestOwnConflistAtBoot(t *testing.T) {
 			n.firstPackets(t, first)
 			n.end(t, first)
 			text := string(assert.Must(os.ReadFile(n.Path(conflistDir + "/10-pods.conflist")))(t))
-			if text != n.list(t, main) {
-				t.Errorf("the main CNI plugin's file is\n%s", text)
-			}
+			assert.Equal(t, "the main CNI plugin's file", text, n.list(t, main))
 		}
 		n.conflist(t, bridge(), object{"type": "loopback"})
 		if output, code := n.reconcile(t, "check"); code != 3 || !strings.Contains(output, "conflist-stale") {

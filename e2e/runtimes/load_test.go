@@ -89,9 +89,7 @@ func (l *load) run(t *testing.T) {
 	ends.Wait()
 	l.wantAttachments(t, 0)
 	l.wantInSync(t)
-	if now := l.rules(t); now != rules {
-		t.Errorf("rules:\n%s\nwant those of before:\n%s", now, rules)
-	}
+	assert.Equal(t, "rules", l.rules(t), rules)
 }
 
 func (l *load) settings() []string {

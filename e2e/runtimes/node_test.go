@@ -152,9 +152,7 @@ func (n *node) attachments(t *testing.T) int {
 
 func (n *node) wantAttachments(t *testing.T, want int) {
 	t.Helper()
-	if have := n.attachments(t); have != want {
-		t.Errorf("%d attachments, want %d", have, want)
-	}
+	assert.Equal(t, "attachments", n.attachments(t), want)
 }
 
 // ended runs a program on the node to its end.

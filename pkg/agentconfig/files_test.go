@@ -207,9 +207,7 @@ func TestAgentDocumentMistakes(t *testing.T) {
 			continue
 		}
 		policytest.CheckMessage(t, err)
-		if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
-			t.Errorf("%q:\n%s\nwant\n%s", c.text, said, c.want)
-		}
+		assert.Equal(t, fmt.Sprintf("%q", c.text), strings.ReplaceAll(err.Error(), dir, "DIR"), c.want)
 		assert.Equal(t, fmt.Sprintf("%q contributes in spite of its mistakes", c.text), got.Source, policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}})
 	}
 }
@@ -310,9 +308,7 @@ func TestAgentFilesThatConflict(t *testing.T) {
 			for range 3 { // the words are always the same
 				got, err := Read(dir, config.DialectV1, c.own)
 				policytest.CheckMessage(t, err)
-				if said := strings.ReplaceAll(err.Error(), dir, "DIR"); said != c.want {
-					t.Errorf("message\n%s\nwant\n%s", said, c.want)
-				}
+				assert.Equal(t, "message", strings.ReplaceAll(err.Error(), dir, "DIR"), c.want)
 				assert.Equal(t, "names", got.Names, []string{"ip-masq-a", "ip-masq-b"})
 			}
 		})

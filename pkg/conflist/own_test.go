@@ -14,8 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -35,9 +33,7 @@ func manageOwn(t *testing.T) *managed {
 // has fails the test unless these are the files of the runtimes, by their names.
 func (k *managed) has(want map[string]string) {
 	k.t.Helper()
-	if diff := cmp.Diff(want, filesOf(k.t, k.Dir)); diff != "" {
-		k.t.Errorf("files (-want +got):\n%s", diff)
-	}
+	assert.Equal(k.t, "files", filesOf(k.t, k.Dir), want)
 }
 
 func (k *managed) record() *config.OwnConflist {
@@ -139,9 +135,7 @@ func TestOwnPath(t *testing.T) {
 				k.sync(says...)
 				files := filesOf(t, k.Dir)
 				for file, text := range c.files {
-					if files[file] != text {
-						t.Errorf("%s: %s", file, files[file])
-					}
+					assert.Equal(t, file, files[file], text)
 					delete(files, file)
 				}
 				if c.want == "" {
@@ -304,9 +298,7 @@ func TestRemoveOwn(t *testing.T) {
 			if string(doc) != c.want || (c.want == "") != errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s %v", doc, err)
 			}
-			if string(content(t, k.path(aList))) != listNamed("a") {
-				t.Error("the main CNI plugin's file was changed")
-			}
+			assert.Equal(t, "the main CNI plugin's file", string(content(t, k.path(aList))), listNamed("a"))
 		})
 	}
 }

@@ -38,9 +38,7 @@ func pair(t *testing.T) (path string, was, now []byte) {
 // holdsOnly checks a file, and that nothing else is in its directory.
 func holdsOnly(t *testing.T, path string, doc []byte) {
 	t.Helper()
-	if got := string(content(t, path)); got != string(doc) {
-		t.Errorf("%s holds %q", path, got)
-	}
+	assert.Equal(t, path, string(content(t, path)), string(doc))
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(entries) != 1 {
 		t.Errorf("%v beside it, %v", entries, err)
@@ -114,9 +112,7 @@ func TestCreateAndRemoveFile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if string(content(t, other)) != string(now) {
-		t.Error("was overwritten")
-	}
+	assert.Equal(t, "the other file", string(content(t, other)), string(now))
 	assert.NoError(t, removeFile(t.Context(), other, now))
 	holdsOnly(t, path, was)
 	// The main CNI plugin removes its file when it stops, at any time.

@@ -61,9 +61,7 @@ func TestOrigins(t *testing.T) {
 		"169.254.1.1": `"A" ipv4 exempt | 169.254.0.0/16 | masqLinkLocal by built in | kernel true | to 169.254.0.0/16 return`,
 		"2001:db8::1": `"A" ipv6 out-of-scope | - | enableIPv6 by built in | kernel true | `,
 	} {
-		if got := line(n.to(dst)); got != want {
-			t.Errorf("%s\n got %s\nwant %s", dst, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("to %s", dst), line(n.to(dst)), want)
 	}
 	for _, tt := range []struct{ src, out, want string }{
 		{"10.244.0.2", "", `"A" ipv4 masquerade | - | - | kernel true | masquerade random-fully`},
@@ -73,9 +71,7 @@ func TestOrigins(t *testing.T) {
 		q := question("8.8.8.8", tt.src, tt.out)
 		q.SrcLocal = tt.src == "10.244.0.1"
 		got := line(n.explain(q))
-		if got != tt.want {
-			t.Errorf("from %s\n got %s\nwant %s", tt.src, got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("from %s", tt.src), got, tt.want)
 	}
 }
 

@@ -149,9 +149,7 @@ func TestThirdPartyRules(t *testing.T) {
 			n := h.node()
 			compare(t, tc.want, Examine(n))
 			rules := assert.Must(thirdparty.Scan(Owned(n.Rules, n.State.Record, n.DataDir)))(t)
-			if got := CountThirdParty(n.Rules, rules); got != tc.counted {
-				t.Errorf("%d rules counted, want %d: %v", got, tc.counted, rules)
-			}
+			assert.Equal(t, "rules that are counted", CountThirdParty(n.Rules, rules), tc.counted)
 		})
 	}
 }

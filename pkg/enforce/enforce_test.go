@@ -124,9 +124,7 @@ func TestProposalWithTornDump(t *testing.T) {
 			looks = 2
 		}
 		apply(network("podnet", "A", backend(b), exempts("192.0.2.0/24")))
-		if observed := f.kernel.count("observe "+string(b)) - before; observed != looks {
-			t.Errorf("%s: a changed policy is observed %d times, want %d", b, observed, looks)
-		}
+		assert.Equal(t, fmt.Sprintf("%s: how often a changed policy is observed", b), f.kernel.count("observe "+string(b))-before, looks)
 	}
 }
 

@@ -665,9 +665,7 @@ func TestResetConnections(t *testing.T) {
 	if rec := f.record(); len(rec.Resets) > 0 {
 		t.Errorf("record %+v", rec)
 	}
-	if next := reset("", nil); next != 0 {
-		t.Errorf("the next reset is due in %s", next)
-	}
+	assert.Equal(t, "the next reset", reset("", nil), 0)
 
 	// None walks while a document cannot be read.
 	files, err := filepath.Glob(f.enforcer.Dir.Path() + "/sources/*")

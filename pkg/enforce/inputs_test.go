@@ -5,6 +5,7 @@ package enforce_test
 import (
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -29,9 +30,7 @@ func TestInputs(t *testing.T) {
 		seen[inputs] = c.what
 	}
 	for _, e := range []enforce.Enforcer{{Dir: store.Open(path).WithBoot("no boot")}, {Dir: store.Open(path).WithBoot(boots[0])}} {
-		if inputs := e.Inputs(&store.Reading{}, "", ""); inputs != "" {
-			t.Errorf("without a program: %s", inputs)
-		}
+		assert.Equal(t, "inputs without a program", e.Inputs(&store.Reading{}, "", ""), "")
 		if inputs := e.Inputs(&store.Reading{}, "v1", ""); (inputs == "") != (e.Dir.Boot() == "") {
 			t.Errorf("boot %q: %s", e.Dir.Boot(), inputs)
 		}

@@ -241,9 +241,7 @@ func TestBesideUnreadableDocument(t *testing.T) {
 					}
 				}
 			}
-			if got != c.want {
-				t.Errorf("the kernel has\n%swant\n%s", got, c.want)
-			}
+			assert.Equal(t, "in the kernel", got, c.want)
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -181,9 +182,7 @@ func TestNamesAreBounded(t *testing.T) {
 		"source_valid": 200, "source_hash": 200, "policy_conflict": 200, "prefixes": 2 * 200, "connections_total": 2 * 200,
 		"guard_active": 200, "guard_packets_total": 200, "connections_reset_total": 200,
 	} {
-		if got := count["ip_masq_"+name]; got != want {
-			t.Errorf("%d series of %s, want %d", got, name, want)
-		}
+		assert.Equal(t, "series of "+name, count["ip_masq_"+name], want)
 	}
 }
 
@@ -244,9 +243,7 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		get(m.Metrics(), "/metrics")
-		if asked != 2 {
-			t.Errorf("asked %d times after the answer came", asked)
-		}
+		assert.Equal(t, "asked after the answer came", asked, 2)
 	})
 }
 

@@ -117,9 +117,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	}
 	time.Sleep(1500 * time.Millisecond) // for a second try in vain
 	l.Close()
-	if got := s.fetch(t, "/livez"); got != "ok\n" {
-		t.Errorf("got %q", got)
-	}
+	assert.Equal(t, "answer", s.fetch(t, "/livez"), "ok\n")
 	s.end(t)
 	if len(s.log) > 0 {
 		t.Errorf("the log has more: %s", <-s.log)
@@ -151,9 +149,7 @@ func TestServeLetsAnswersBeFinished(t *testing.T) {
 	go func() { got <- s.fetch(t, "/") }()
 	<-arrived
 	s.end(t)
-	if text := <-got; text != "finished" {
-		t.Errorf("got %q", text)
-	}
+	assert.Equal(t, "answer", <-got, "finished")
 }
 
 // A user who opens connections without end, and keeps them open, gets few of them and keeps out no probe.
@@ -218,9 +214,7 @@ func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {
 	scraped := make(chan string)
 	go func() { scraped <- metrics.fetch(t, "/metrics") }()
 	<-asked
-	if got := health.fetch(t, "/livez"); got != "ok\n" {
-		t.Errorf("got %q", got)
-	}
+	assert.Equal(t, "answer", health.fetch(t, "/livez"), "ok\n")
 	select {
 	case <-scraped:
 		t.Error("the scrape did not hang")

@@ -12,6 +12,7 @@ import (
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -150,13 +151,9 @@ func TestDiffSummary(t *testing.T) {
 	for most, want := range map[int]string{
 		0: "and 6 more", 1: all[0] + "\nand 5 more", 5: strings.Join(all[:5], "\n") + "\nand 1 more", 6: diff.String(), 99: diff.String(),
 	} {
-		if got := diff.Summary(most); got != want {
-			t.Errorf("Summary(%d):\n%s\nwant:\n%s", most, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("Summary(%d)", most), diff.Summary(most), want)
 	}
-	if got := (policy.Diff{}).String(); got != "" {
-		t.Errorf("no difference is written %q", got)
-	}
+	assert.Equal(t, "no difference", (policy.Diff{}).String(), "")
 }
 
 func genRuleset() *rapid.Generator[policy.Ruleset] {

@@ -105,9 +105,7 @@ func wantError(t testing.TB, what string, err error, want string) {
 	if err != nil {
 		got = err.Error()
 	}
-	if got != want {
-		t.Errorf("%s: error\n  %q, want\n  %q", what, got, want)
-	}
+	assert.Equal(t, what+": error", got, want)
 }
 
 // The generators draw from so few addresses that prefixes often lie within one

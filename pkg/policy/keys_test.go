@@ -21,9 +21,7 @@ import (
 // TestKeysInJSON: the table has every field. What a source leaves out stays left out in a stored document, and an empty list stays an
 // empty list: only the latter says that there are none.
 func TestKeysInJSON(t *testing.T) {
-	if n := reflect.TypeFor[policy.SourcePolicy]().NumField(); n != len(policytest.Keys()) {
-		t.Errorf("SourcePolicy has %d fields, and the table %d keys", n, len(policytest.Keys()))
-	}
+	assert.Equal(t, "fields of SourcePolicy and keys of the table", reflect.TypeFor[policy.SourcePolicy]().NumField(), len(policytest.Keys()))
 	nothing := policy.SourcePolicy{Chain: "C"}
 	text, err := json.Marshal(nothing)
 	if err != nil || string(text) != `{"masqChain":"C"}` {
@@ -83,9 +81,7 @@ func TestKeysOfSources(t *testing.T) {
 				if name == "another" && k.Sources == "must agree" {
 					conflicts = 1
 				}
-				if len(p.Conflicts) != conflicts {
-					t.Errorf("%s %s, %s: conflicts %v", k.Name, value, name, p.Conflicts)
-				}
+				assert.Equal(t, fmt.Sprintf("%s %s, %s: conflicts", k.Name, value, name), len(p.Conflicts), conflicts)
 				if conflicts > 0 && p.Conflicts[0].Superseded.Key != k.Name {
 					t.Errorf("%s %s, %s: conflict %v", k.Name, value, name, p.Conflicts[0])
 				}

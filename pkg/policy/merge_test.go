@@ -97,9 +97,7 @@ func TestMergeLeavesItsInputAlone(t *testing.T) {
 		before := fmt.Sprintf("%#v", sources)
 		policy.Desired(policy.Merge(sources), policy.Layout{}, policy.Owner{})
 		policy.Desired(policy.Merge(sources), policy.Layout{Sets: true}, policy.Owner{})
-		if after := fmt.Sprintf("%#v", sources); after != before {
-			t.Fatalf("before: %s\nafter: %s", before, after)
-		}
+		assert.Equal(t, "sources", fmt.Sprintf("%#v", sources), before)
 	})
 }
 

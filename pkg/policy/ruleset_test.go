@@ -85,9 +85,7 @@ func TestOwner(t *testing.T) {
 	} {
 		assert.Equal(t, fmt.Sprintf("OwnedBy(%q)", tt.dir), policy.OwnedBy(tt.dir).Comment(), tt.want)
 	}
-	if got := (policy.Owner{}).Comment(); got != "" {
-		t.Errorf("the comment of the zero owner is %q", got)
-	}
+	assert.Equal(t, "comment of the zero owner", (policy.Owner{}).Comment(), "")
 }
 
 // A newer version may say something else behind its number; that it is newer must still be seen.

@@ -72,9 +72,7 @@ func TestParsePorts(t *testing.T) {
 			t.Errorf("ParsePorts(%q): %v", tt.in, err)
 		}
 		wantEqual(t, tt.in, got, tt.want)
-		if got.String() != tt.in {
-			t.Errorf("ParsePorts(%q) writes itself as %q", tt.in, got)
-		}
+		assert.Equal(t, "written", got.String(), tt.in)
 	}
 	assert.Equal(t, "a range of one port", (policy.Ports{{7, 7}}).String(), "7")
 	if p, err := policy.ParsePorts("7-7"); err != nil || p.String() != "7" {

@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -267,9 +268,7 @@ func TestLoopLogsChangesOnly(t *testing.T) {
 		for range 3 {
 			syncOnce()
 		}
-		if after := r.log(); after != before {
-			t.Errorf("syncs that change nothing log\n%s", strings.TrimPrefix(after, before))
-		}
+		assert.Equal(t, "log of syncs that change nothing", r.log(), before)
 		r.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
 		for range 3 {
 			syncOnce()
@@ -698,9 +697,7 @@ func TestSameOutstanding(t *testing.T) {
 		"nothing any more":                {state(true, nil), state(true, errors.New("not today")), false},
 		"a record that cannot be written": {state(false, nil), state(false, errors.New("not today")), true},
 	} {
-		if got := c.now.sameOutstanding(c.last); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		assert.Equal(t, name, c.now.sameOutstanding(c.last), c.want)
 	}
 }
 

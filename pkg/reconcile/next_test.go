@@ -15,6 +15,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -204,9 +205,7 @@ func TestRetriesSoon(t *testing.T) {
 		var s state
 		s.synced(now, &Report{Problems: c.last}, time.Minute)
 		c.event(&s)
-		if got := s.retriesSoon(now); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		assert.Equal(t, name, s.retriesSoon(now), c.want)
 	}
 }
 
@@ -236,7 +235,5 @@ func TestEventsOfASync(t *testing.T) {
 	for range 2 {
 		s.conflistSynced(conflist.Status{Inserted: 1})
 	}
-	if s.conflist.Inserted != 2 {
-		t.Errorf("%d insertions to report, want 2", s.conflist.Inserted)
-	}
+	assert.Equal(t, "insertions to report", s.conflist.Inserted, 2)
 }

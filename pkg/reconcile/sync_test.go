@@ -36,9 +36,7 @@ const (
 func TestNoSource(t *testing.T) {
 	f := newFixture(t)
 	f.wants(f.sync(), Unchanged)
-	if out := f.nft("list", "ruleset"); out != "" {
-		t.Errorf("somebody made rules:\n%s", out)
-	}
+	assert.Equal(t, "ruleset", f.nft("list", "ruleset"), "")
 	if _, err := os.Stat(f.Dir.Path()); !os.IsNotExist(err) {
 		t.Errorf("somebody made the dataDir: %v", err)
 	}
@@ -202,9 +200,7 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	f.exempts(one)
 	must(t, os.Remove(other))
 	f.right()
-	if out := f.nft("list", "ruleset"); out != "" {
-		t.Errorf("nobody asks for rules any more:\n%s", out)
-	}
+	assert.Equal(t, "ruleset without sources", f.nft("list", "ruleset"), "")
 }
 
 // TestPluginFileDropsOtherDocuments: with a plugin.toml, a document that did not come from a conflist of its directory is
@@ -426,9 +422,7 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 		}
 	}}}
 	r := f.right()
-	if attached != 1 {
-		t.Fatalf("attached %d times", attached)
-	}
+	assert.Equal(t, "attached", attached, 1)
 	if f.stored("podnet") == nil {
 		t.Error("the document is gone")
 	}

@@ -59,9 +59,7 @@ func TestFormOfDocuments(t *testing.T) {
 		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047",`+
 		`"podCIDRs":["10.1.0.0/16"],"guard":"drop","staleConnections":"keep","enforceExempt":true,"bypassMark":"0x4000"},`+
 		`"order":3,"podSubnets":["10.1.2.0/24"]}`, Schema())
-	if string(data) != want {
-		t.Errorf("document:\n%s\nwant\n%s", data, want)
-	}
+	assert.Equal(t, "document", string(data), want)
 	const name = "3d367f84a9b64b38f757efb74746263523d9e17728522033a6aa42c03ad06603.json"
 	assert.Equal(t, "name of the document", nameOf(policy.SourceID{Kind: policy.Network, Name: "podnet"}), name)
 	before := []policy.Source{{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: "A"}}}
@@ -74,9 +72,7 @@ func TestFormOfDocuments(t *testing.T) {
 	record := fmt.Sprintf(`{"schema":%d,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",`+
 		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],`+
 		`"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`, Schema())
-	if string(data) != record {
-		t.Errorf("record:\n%s\nwant\n%s", data, record)
-	}
+	assert.Equal(t, "record", string(data), record)
 }
 
 func FuzzDocument(f *testing.F) {

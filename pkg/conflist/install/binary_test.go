@@ -109,9 +109,7 @@ func TestCopy(t *testing.T) {
 			if err != nil || b != (Binary{Path: path, Version: "v2"}) {
 				t.Errorf("the second time: %+v, %v", b, err)
 			}
-			if now := tree(t, dir); now != was {
-				t.Errorf("was written again:\n%s\nwas:\n%s", now, was)
-			}
+			assert.Equal(t, "what is there after it was written again", tree(t, dir), was)
 		})
 	}
 }
@@ -193,9 +191,7 @@ func TestCopyRefuses(t *testing.T) {
 					t.Errorf("does not say %q: %v", s, err)
 				}
 			}
-			if now := tree(t, dir); now != was {
-				t.Errorf("changed:\n%s\nwas:\n%s", now, was)
-			}
+			assert.Equal(t, "what is there", tree(t, dir), was)
 		})
 	}
 }

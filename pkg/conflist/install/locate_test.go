@@ -200,9 +200,7 @@ func TestSearchDirsHaveAny(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := node(t, map[string]string{c.path: c.text})
 			p := SearchDirs{[]string{root + usualConf}, []string{root + gkeBin, root + usualBin}}
-			if have := p.HaveAny(); have != c.want {
-				t.Errorf("is %t", have)
-			}
+			assert.Equal(t, "HaveAny", p.HaveAny(), c.want)
 		})
 	}
 }

@@ -48,9 +48,7 @@ func TestUninstall(t *testing.T) {
 	if err != nil || len(done.Conflists) != 2 || !slices.Equal(done.Binaries, []string{binary}) || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
-	if have := content(t, list); have != conf("bridge") {
-		t.Error(have)
-	}
+	assert.Equal(t, "conflist", content(t, list), conf("bridge"))
 	only(t, u.Conf[0], "10-x.conflist", "20-y.conflist")
 	only(t, u.Bin[0], "bridge")
 	was := tree(t, u.Root)
@@ -58,9 +56,7 @@ func TestUninstall(t *testing.T) {
 	if d := cmp.Diff(Uninstalled{}, done); d != "" || err != nil || *states != 2 {
 		t.Errorf("once more: %s, %d, %v", d, *states, err)
 	}
-	if now := tree(t, u.Root); now != was {
-		t.Errorf("once more changed:\n%s\nwas:\n%s", now, was)
-	}
+	assert.Equal(t, "after once more", tree(t, u.Root), was)
 }
 
 // TestUninstallWaits: as long as a runtime may call the plugin it stays, and the
@@ -178,9 +174,7 @@ func TestUninstallEverywhere(t *testing.T) {
 	if err != nil || len(done.Conflists) != 3 || !slices.Equal(done.Binaries, []string{binary, filepath.Join(second.Bin[1], "ip-masq")}) || *states != 1 {
 		t.Errorf("%+v, %d, %v", done, *states, err)
 	}
-	if have := content(t, list); have != conf("bridge") {
-		t.Error(have)
-	}
+	assert.Equal(t, "conflist", content(t, list), conf("bridge"))
 }
 
 // TestUninstallWithoutBackup: an entry that is to go goes, and what it was cannot
@@ -197,9 +191,7 @@ func TestUninstallWithoutBackup(t *testing.T) {
 			t.Error(c.BackupErr)
 		}
 	}
-	if have := content(t, list); have != conf("bridge") {
-		t.Error(have)
-	}
+	assert.Equal(t, "conflist", content(t, list), conf("bridge"))
 }
 
 // TestUninstallStopped: while ADDs end.

@@ -128,9 +128,7 @@ func TestResetInLargeTable(t *testing.T) {
 	if err != nil || deleted[chains.v4] != maxListed/100 {
 		t.Errorf("deleted %v, %v", deleted, err)
 	}
-	if left := len(sources(t)); left != maxListed-maxListed/100+1 {
-		t.Errorf("%d left", left)
-	}
+	assert.Equal(t, "left", len(sources(t)), maxListed-maxListed/100+1)
 }
 
 // TestResetByOutputInterface: pods are on pods0, and only what leaves by eth0 is masqueraded.

@@ -246,9 +246,7 @@ func TestApplyTriesAgain(t *testing.T) {
 		})
 		n.apply(want)
 		n.holds(want)
-		if *calls != 2 {
-			n.Errorf("%d calls", *calls)
-		}
+		assert.Equal(n, "calls", *calls, 2)
 	})
 }
 

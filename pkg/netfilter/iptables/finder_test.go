@@ -184,8 +184,6 @@ func TestTrustedOwner(t *testing.T) {
 		{"nobody is an ordinary user", first, 65534, false},
 		{"root outside of the user namespace", nested, 65534, true},
 	} {
-		if got := trustedOwner(tc.uid, 1000, tc.uidMap); got != tc.want {
-			t.Errorf("%s: %v", tc.name, got)
-		}
+		assert.Equal(t, tc.name, trustedOwner(tc.uid, 1000, tc.uidMap), tc.want)
 	}
 }

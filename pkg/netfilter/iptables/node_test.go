@@ -172,12 +172,8 @@ func (n *node) idle(what string, body func()) {
 	n.Helper()
 	writes, before := n.writes, n.generation()
 	body()
-	if n.writes != writes {
-		n.Errorf("%s ran iptables-restore", what)
-	}
-	if n.generation() != before {
-		n.Errorf("%s moved the generation of nf_tables", what)
-	}
+	assert.Equal(n, what+": runs of iptables-restore", n.writes, writes)
+	assert.Equal(n, what+": generation of nf_tables", n.generation(), before)
 }
 
 // agreesWithListing fails if a rule of the chains, or a jump to them, was decoded as

@@ -76,9 +76,7 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 			}
 			n.load(f, lines...)
 		}
-		if got := n.agreesWithListing("X"); got != recognized {
-			n.Errorf("%d rules and jumps are recognized, not %d", got, recognized)
-		}
+		assert.Equal(n, "recognized rules and jumps", n.agreesWithListing("X"), recognized)
 		got := n.observe(bothFamilies("X"))
 		for _, c := range got.Chains {
 			if c.Owner != (policy.Owner{Schema: 7, DataDir: "/x"}) {
@@ -178,9 +176,7 @@ func TestNativeExpressions(t *testing.T) {
 	n.apply(want)
 	// What is the same in its native form is the same.
 	shell(t, "nft insert rule ip nat POSTROUTING fib daddr type != local jump IP-MASQ-AGENT")
-	if d := policy.Compare(want, n.observe(refs(want))); d.String() != "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local" {
-		t.Errorf("got %s", d)
-	}
+	assert.Equal(t, "differences", policy.Compare(want, n.observe(refs(want))).String(), "ipv4 IP-MASQ-AGENT: unexpected jump from POSTROUTING: to non-local")
 }
 
 // TestSavedByNFT loads what nft printed of our rules, as at the next boot. Some

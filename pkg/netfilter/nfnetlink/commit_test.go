@@ -37,9 +37,7 @@ func TestCheck(t *testing.T) {
 	if _, err := c.Table(IPv4, "t"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the table exists: %v", err)
 	}
-	if after := assert.Must(c.Generation())(t); after != before {
-		t.Errorf("generation %d became %d", before, after)
-	}
+	assert.Equal(t, "generation", assert.Must(c.Generation())(t), before)
 	commit(t, c, &sound)
 }
 
@@ -71,9 +69,7 @@ func TestLongBatch(t *testing.T) {
 		commit(t, c, &b)
 		return
 	}
-	if now := assert.Must(c.Generation())(t); now != before {
-		t.Errorf("generation %d to %d", before, now)
-	}
+	assert.Equal(t, "generation", assert.Must(c.Generation())(t), before)
 }
 
 // TestNamespace: the cookie is that of the namespace, whatever the socket. Older kernels have none.
@@ -147,9 +143,7 @@ func TestRefusedOperations(t *testing.T) {
 		if _, err := c.Table(IPv4, "new"); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: but the table before it is there: %v", tt.want, err)
 		}
-		if after := assert.Must(c.Generation())(t); after != before {
-			t.Errorf("%s: the generation moved from %d to %d", tt.want, before, after)
-		}
+		assert.Equal(t, tt.want+": generation", assert.Must(c.Generation())(t), before)
 	}
 }
 

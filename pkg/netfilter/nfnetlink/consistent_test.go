@@ -34,9 +34,7 @@ func TestConsistentReadErrors(t *testing.T) {
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error of read: %v", err)
 	}
-	if after := assert.Must(c.Generation())(t); after != now {
-		t.Errorf("the generation moved from %d to %d", now, after)
-	}
+	assert.Equal(t, "generation", assert.Must(c.Generation())(t), now)
 }
 
 // TestTornDump plays the kernel: ConsistentRead reads a dump again during which the generation moved, and
@@ -62,13 +60,9 @@ func TestTornDump(t *testing.T) {
 		if err != nil || generation != tt.want {
 			t.Errorf("%s: generation %d, %v; want %d", tt.name, generation, err, tt.want)
 		}
-		if len(rules) != 2 {
-			t.Errorf("%s: %d rules, want those of the last attempt", tt.name, len(rules))
-		}
+		assert.Equal(t, tt.name+": rules of the last attempt", len(rules), 2)
 		assert.NoError(t, c.Close())
-		if n := <-dumps; n != tt.dumps {
-			t.Errorf("%s: %d dumps, want %d", tt.name, n, tt.dumps)
-		}
+		assert.Equal(t, tt.name+": dumps", <-dumps, tt.dumps)
 		assert.NoError(t, unix.Close(pair[1]))
 	}
 }
@@ -118,9 +112,7 @@ func TestErrorTexts(t *testing.T) {
 		"read table ip t: operation not permitted; it needs CAP_NET_ADMIN over the network namespace":       {Op: "read table ip t", Errno: unix.EPERM},
 		"commit: interrupted system call should be restarted; another program changed the rules in between": {Op: "commit", Errno: unix.ERESTART},
 	} {
-		if got := err.Error(); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
+		assert.Equal(t, "error", err.Error(), want)
 	}
 	if got := (operation{"list rules of", Family(7), "t", ""}).String(); !strings.Contains(got, "family-7") {
 		t.Errorf("got %s", got)

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
@@ -72,9 +71,7 @@ func TestRules(t *testing.T) {
 
 	places := cmpopts.IgnoreFields(Rule{}, "Handle")
 	all := assert.Must(c.Rules(IPv4, "t", ""))(t)
-	if diff := cmp.Diff(want, all, places); diff != "" {
-		t.Fatalf("(-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "objects", all, want, places)
 	post := assert.Must(c.Rules(IPv4, "t", "post"))(t)
 	assert.Equal(t, "of one chain", post, all[:len(rules)])
 	b = Batch{}

@@ -144,18 +144,12 @@ func TestGuardsConverge(t *testing.T) {
 		}
 		before, applied := n.generation(), n.listGuards()
 		n.applyGuards(want)
-		if n.generation() != before {
-			t.Fatal("a second ApplyGuards wrote")
-		}
+		assert.Equal(t, "generation after a second ApplyGuards", n.generation(), before)
 		n.nft(string(RenderGuards(want, policy.Families())))
-		if diff := cmp.Diff(applied, n.listGuards()); diff != "" {
-			t.Fatalf("nft list table (-applied +loaded):\n%s", diff)
-		}
+		assert.Equal(t, "nft list table", n.listGuards(), applied)
 		before = n.generation()
 		n.applyGuards(want)
-		if n.generation() != before {
-			t.Fatalf("ApplyGuards wrote after what was loaded:\n%s", applied)
-		}
+		assert.Equal(t, "generation after ApplyGuards of what was loaded", n.generation(), before)
 	})
 	n.failer = t
 }
@@ -222,9 +216,7 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 			assert.Equal(t, "repaired", n.listGuards(), right)
 			n.nft(tc.script)
 			n.applyGuards(nil)
-			if text := n.listGuards(); text != "" {
-				t.Errorf("removed, and there is:\n%s", text)
-			}
+			assert.Equal(t, "guards that were removed", n.listGuards(), "")
 		})
 	}
 }
@@ -268,9 +260,7 @@ func TestGuardsChangeInPlace(t *testing.T) {
 		func(*policy.Guard) {},
 	} {
 		n.applyGuards(guardsOf("X", edit))
-		if diff := cmp.Diff(before, strings.Join(handles.FindAllString(n.listGuards("-a"), -1), "\n")); diff != "" {
-			t.Errorf("(-before +after):\n%s", diff)
-		}
+		assert.Equal(t, "handles", strings.Join(handles.FindAllString(n.listGuards("-a"), -1), "\n"), before)
 	}
 	count := func(g *policy.Guard) { g.Mode = policy.GuardCount }
 	for _, guards := range [][]policy.Guard{guardsOf("X", count), append(guardsOf("X"), guardsOf("Y")...), guardsOf("X")} {

@@ -82,9 +82,7 @@ func TestGuardPackets(t *testing.T) {
 				for _, to := range family.multicast {
 					g.sendAs(netip.MustParseAddr(family.pod), to)
 				}
-				if n := g.counted() - before; n != 0 {
-					t.Errorf("from %s: %d packets to multicast addresses were counted", family.pod, n)
-				}
+				assert.Equal(t, fmt.Sprintf("packets to multicast addresses from %s that were counted", family.pod), g.counted()-before, 0)
 				script := `ip $1 route add table 100 $(ip $1 route show default) && ip $1 route del default && ip $1 rule add iif pod1 lookup 100`
 				assert.Output(t, g.Node.Command(t.Context(), "sh", "-exc", script, "sh", family.option))
 				before = g.counted()

@@ -154,9 +154,7 @@ func TestApplyConverges(t *testing.T) {
 		n.apply(want)
 		before = n.generation()
 		n.apply(want)
-		if n.generation() != before {
-			t.Fatal("a second Apply wrote")
-		}
+		assert.Equal(t, "generation after a second Apply", n.generation(), before)
 	})
 	n.failer = t
 }

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -99,14 +97,10 @@ func (n *node) isAsApplied(want policy.Ruleset) {
 	}
 	loaded, before := n.ruleset(), n.generation()
 	n.apply(want)
-	if n.generation() != before {
-		n.Fatalf("Apply wrote after what was loaded:\n%s", loaded)
-	}
+	assert.Equal(n, "generation after Apply of what was loaded", n.generation(), before)
 	n.nft("flush ruleset")
 	n.apply(want)
-	if diff := cmp.Diff(n.ruleset(), loaded); diff != "" {
-		n.Fatalf("nft list ruleset (-applied +loaded):\n%s", diff)
-	}
+	assert.Equal(n, "nft list ruleset", loaded, n.ruleset())
 }
 
 func TestRenderLoadsAsApplied(t *testing.T) {
@@ -129,9 +123,7 @@ func TestRenderOneFamily(t *testing.T) {
 	n.load(want, policy.IPv4)
 	n.isAsApplied(want)
 	n.load(policy.Ruleset{})
-	if got := n.ruleset(); got != "" {
-		t.Errorf("nothing is desired, and there is\n%s", got)
-	}
+	assert.Equal(t, "ruleset of nothing desired", n.ruleset(), "")
 }
 
 // TestOnePort: a single port is no range, which nft before 1.0 refuses ("Range has
