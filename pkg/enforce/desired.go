@@ -17,14 +17,7 @@ import (
 // to choose a backend.
 func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
 	rec = e.currentBoot(rec)
-	asRecorded := rec  // a chain that could not be removed says nothing of the backend
-	if e.AllBackends { // the verbs leave it alone, the reconciler tries again
-		rec.Chains = slices.Clone(rec.Chains)
-		for i := range rec.Chains {
-			rec.Chains[i].Stuck = false
-		}
-	}
-	s := &State{record: rec, owner: e.owner(), Chains: make([]Chain, len(policies))}
+	s := &State{record: rec, owner: e.owner(), triesAgain: e.AllBackends, Chains: make([]Chain, len(policies))}
 	var addressesErr error
 	if items := neededItems(policies, s.record); len(items) > 0 {
 		s.addresses, addressesErr = e.nodeAddresses(items.Families())
@@ -42,7 +35,7 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 	})
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		choice, err := e.choose(ctx, asRecorded, c.Policy, owned)
+		choice, err := e.choose(ctx, rec, c.Policy, owned)
 		if err != nil {
 			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
 			continue

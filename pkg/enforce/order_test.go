@@ -231,6 +231,24 @@ func TestUndecodableRuleInAStaleChain(t *testing.T) {
 	}
 }
 
+// A chain that gets its former name again, where the chain of that name could not be removed, stays until the new rules are there.
+func TestRenameBackToAStuckChain(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("one", "A", exempts("10.0.0.0/8")))
+	f.kernel.fail = map[string]error{"remove ": errRefused}
+	_, _ = f.apply(network("one", "B", exempts("192.0.2.0/24")))
+	f.kernel.log, f.kernel.fail = nil, map[string]error{writeRules: errRefused}
+	back := network("one", "A", exempts("198.51.100.0/24"))
+	_, _ = f.apply(back)
+	f.writes()
+	f.enforcer.AllBackends, f.kernel.fail = true, map[string]error{writeRules: errRefused}
+	f.sync(back)
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(back))
+	f.writes(rulesInNFT, "remove B")
+}
+
 // Beside a document that cannot be read the guard of a chain that cannot be read stays, and a new one is not added.
 func TestUnreadableChainBesideAnUnreadableDocument(t *testing.T) {
 	f := newFixture(t)

@@ -29,10 +29,11 @@ type State struct {
 	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
 	OtherDataDirs []netfilter.OwnedChain
 
-	owner     policy.Owner
-	addresses []policy.NodeAddress // nil if no policy needs them, or they cannot be read
-	exempt    exemptPods
-	unknown   bool // some documents cannot be read: what exists stays, and nothing is stale
+	owner      policy.Owner
+	addresses  []policy.NodeAddress // nil if no policy needs them, or they cannot be read
+	exempt     exemptPods
+	triesAgain bool // to remove what could not be removed: a reconciler
+	unknown    bool // some documents cannot be read: what exists stays, and nothing is stale
 
 	tables []tables // one for each backend that a chain is in
 
@@ -348,7 +349,14 @@ func (s *State) surplus() []store.OwnedChain {
 	})
 }
 
-// stale returns the surplus chains without those whose removal failed: the reconciler tries that again.
+// stale returns the surplus chains without those whose removal failed: the verbs leave them alone.
 func (s *State) stale() []store.OwnedChain {
-	return slices.DeleteFunc(s.surplus(), func(o store.OwnedChain) bool { return o.Stuck || slices.Contains(s.stuck, o) })
+	return slices.DeleteFunc(s.surplus(), func(o store.OwnedChain) bool {
+		return o.Stuck && !s.triesAgain || slices.Contains(s.stuck, o)
+	})
+}
+
+// Stuck returns the owned chains that could not be removed.
+func (s *State) Stuck() []store.OwnedChain {
+	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
 }

@@ -201,10 +201,11 @@ func (s *State) forget(o store.OwnedChain) {
 }
 
 // removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
-// rules have taken: those of the same name, and of every chain that was not on record, as it may be the one with a new name.
+// rules have taken: those of the same name, and of every chain that was not on record, or as one that could not be removed: it
+// may be the one with a new name.
 func (s *State) removable() []store.OwnedChain {
 	awaited := slices.ContainsFunc(s.Chains, func(c Chain) bool {
-		return !s.isWritten(&c) && !slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain })
+		return !s.isWritten(&c) && !slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain && !o.Stuck })
 	})
 	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
 		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
@@ -234,7 +235,7 @@ func (s *State) truth() store.Record {
 	r := s.record
 	r.Chains = nil
 	for _, o := range s.record.Chains {
-		o.Stuck = o.Stuck || slices.Contains(s.stuck, o)
+		o.Stuck = (o.Stuck || slices.Contains(s.stuck, o)) && !s.isInPlace(o)
 		if !slices.Contains(s.removed, o) && !s.wasNeverWritten(o) {
 			r.Chains = append(r.Chains, o)
 		}
@@ -245,6 +246,12 @@ func (s *State) truth() store.Record {
 		r.ExemptPods = s.was.ExemptPods
 	}
 	return r
+}
+
+// isInPlace reports whether a chain on record has the rules that a policy wants there.
+func (s *State) isInPlace(o store.OwnedChain) bool {
+	c := s.Find(o.Chain)
+	return c != nil && c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil && s.isWritten(c)
 }
 
 // wasNeverWritten reports whether a chain is on record for this run alone, which failed to create it.

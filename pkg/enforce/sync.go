@@ -92,7 +92,9 @@ func (s *State) plan() {
 			continue
 		}
 		for _, d := range c.Desired.Chains { // first, as choose takes the first
-			rec.Chains = append(rec.Chains, store.OwnedChain{Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant})
+			o := store.OwnedChain{Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant, Stuck: true}
+			o.Stuck = slices.Contains(s.record.Chains, o) // until it is written
+			rec.Chains = append(rec.Chains, o)
 		}
 	}
 	for _, o := range s.record.Chains {

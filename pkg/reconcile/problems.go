@@ -77,7 +77,7 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 		addChainProblems(r, p)
 	}
 	e := n.Enforcer(r.Sources, r.warn)
-	stuck := slices.DeleteFunc(slices.Clone(r.State.Record.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
+	stuck := s.Stuck()
 	for _, o := range stuck {
 		if err := e.CanWrite(ctx, netfilter.Choice{Backend: o.Backend, Variant: o.Variant}, o.Family); err != nil {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w", o.Chain, o.Family, o.Backend, err)

@@ -482,3 +482,14 @@ func TestStuckChainInAnUnusableBackend(t *testing.T) {
 		t.Errorf("the kernel has %v", k.Chains)
 	}
 }
+
+// What could not be removed in a former boot is gone, also where nothing else is to be recorded.
+func TestStuckChainOfAFormerBoot(t *testing.T) {
+	f := newFixture(t)
+	lock := assert.Must(f.Dir.Lock(t.Context()))(t)
+	must(t, lock.PutRecord(store.Record{Boot: "00000000-0000-0000-0000-000000000000", Chains: []store.OwnedChain{
+		{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables, Stuck: true},
+	}}))
+	must(t, lock.Release())
+	f.right()
+}
