@@ -421,10 +421,10 @@ func (w *world) healthy(p *process) bool {
 	return w.book.fault < p.start && !w.machine.Bad() && !p.faulty
 }
 
-// refused reports whether the kernel may refuse a policy that is, or may be, in force.
+// refused reports whether the kernel may refuse a policy that is, or may be, in force, or that entry_file states.
 func (w *world) refused() bool {
 	isRefused := func(v *version) bool { return v != nil && v.refused }
-	return w.kernel.refuses == "prefixes" && w.some(func(n *network) bool { return n.may(isRefused) })
+	return w.kernel.refuses == "prefixes" && w.some(func(n *network) bool { return n.may(isRefused) || isRefused(n.stated) })
 }
 
 func (w *world) judgeADD(p *process, v *version, pod *pod) {
