@@ -16,6 +16,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
 
@@ -237,9 +238,7 @@ func wantDestinations(t *testing.T, c agentCase, rules map[string][]string) {
 	want := strings.Fields(c.destinations)
 	slices.Sort(got)
 	slices.Sort(want)
-	if !slices.Equal(want, got) {
-		t.Errorf("the reference agent exempts %q, the documentation %q", got, want)
-	}
+	assert.Equal(t, "what the reference agent exempts, and the documentation", want, got)
 }
 
 // wantSameRules fails the test unless the rules of two nodes are equal.

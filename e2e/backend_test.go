@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -129,9 +130,7 @@ func TestBackendOfALostRecord(t *testing.T) {
 		path := n.path
 		n.path = "/nonexistent"
 		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "other"}).want(t, 0)
-		if now := n.ownedChains(t); !slices.Equal(now, owned) {
-			t.Errorf("record: %q, was %q", now, owned)
-		}
+		assert.Equal(t, "record", n.ownedChains(t), owned)
 		n.path = path
 		n.addAndCheck(t, conf)
 	})

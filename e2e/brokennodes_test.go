@@ -15,6 +15,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
@@ -371,9 +372,7 @@ func TestBrokenNodes(t *testing.T) {
 			if c.reason == "flapping" { // status finds the rules as they are at the moment
 				reasons = slices.DeleteFunc(reasons, func(r string) bool { return r == "rules" })
 			}
-			if !slices.Equal(slices.Compact(reasons), want) {
-				t.Errorf("status gives reasons %q, want %q", reasons, want)
-			}
+			assert.Equal(t, "reasons of status", slices.Compact(reasons), want)
 			if c.reason != "flapping" {
 				soon(t, func() string { return n.sameFindings(t) })
 			}
@@ -455,18 +454,12 @@ func (n *faultyNode) wantReason(t *testing.T, c brokenNode) (metrics string) {
 	return metrics
 }
 
-// alertMetrics returns the names of the metrics over which the alerts are evaluated.
-func alertMetrics(t *testing.T) []string {
-	t.Helper()
-	rules := readFile(t, "../deploy/kustomize/components/monitoring/rules.yaml")
-	return regexp.MustCompile(`\bip_masq_\w+`).FindAllString(string(rules), -1)
-}
-
 // compareMetrics compares the metrics that alerts are about with the golden file of the fault. Numbers that
 // differ between runs and machines are replaced.
 func compareMetrics(t *testing.T, c brokenNode, metrics string) {
 	t.Helper()
-	names := alertMetrics(t)
+	rules := readFile(t, "../deploy/kustomize/components/monitoring/rules.yaml")
+	names := regexp.MustCompile(`\bip_masq_\w+`).FindAllString(string(rules), -1)
 	var kept strings.Builder
 	for line := range strings.Lines(metrics) {
 		name := regexp.MustCompile(`^\w*`).FindString(line)

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 )
@@ -79,16 +79,12 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	before := tree(t, dir)
 	b.dataDir = dir
 	b.wantSays(t, 1, []string{dir, "no backup is kept"}, b.args("uninstall", "--no-wait")...)
-	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
-		t.Errorf("the plugin entry remains:\n%s", now)
-	}
+	assert.Equal(t, "the conflist", string(readFile(t, b.conflistFile)), string(b.original))
 	must(t, os.Remove(b.entry))
 	b.entry = filepath.Join(b.dir, "other.json")
 	must(t, os.WriteFile(b.entry, []byte(`{"type": "ip-masq", "dataDir": "`+dir+`"}`), 0o600))
 	b.wantSays(t, 1, []string{dir, "set dataDir to a directory that"}, b.args("install", "--plugin", b.plugin(t))...)
-	if now := readFile(t, b.conflistFile); !bytes.Equal(now, b.original) {
-		t.Errorf("the plugin entry was added:\n%s", now)
-	}
+	assert.Equal(t, "the conflist", string(readFile(t, b.conflistFile)), string(b.original))
 	wantSame(t, "the directory", tree(t, dir), before)
 }
 

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -296,9 +295,7 @@ func TestInstallWithPluginFile(t *testing.T) {
 	write := func(line string) { must(t, os.WriteFile(b.own(pluginFile), []byte(b.pluginFile(line)), 0o600)) }
 	write("bogus = 1")
 	b.wantSays(t, 1, []string{"bogus: is not a known key", pluginFile}, b.args("install", "--plugin", b.plugin(t))...)
-	if have := readFile(t, b.conflistFile); !bytes.Equal(have, b.original) {
-		t.Errorf("the conflist is\n%s", have)
-	}
+	assert.Equal(t, "the file", string(readFile(t, b.conflistFile)), string(b.original))
 	b.pod(t, "podnet")
 	write("")
 	b.wantSays(t, 0, nil, b.args("install", "--plugin", b.plugin(t))...)
@@ -373,9 +370,8 @@ func TestManageWithMultus(t *testing.T) {
 				// Pods start without the plugin until Multus has copied the entry.
 				d.untilUnready(t, "conflist: "+generated, "copy of network podnet without the plugin entry", "restart Multus")
 			}
-			if _, now := m.file(t); !bytes.Equal(now, before) {
-				t.Errorf("the file of Multus was changed to\n%s", now)
-			}
+			_, now := m.file(t)
+			assert.Equal(t, "the file", string(now), string(before))
 			for _, says := range []string{mainFile, generated} {
 				d.until(t, says+" in the log", func() bool { return strings.Contains(d.log(), says) })
 			}

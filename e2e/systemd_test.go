@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
@@ -113,9 +114,7 @@ func TestUnitCapabilities(t *testing.T) {
 				"net_admin": {"nftables", "iptables-nft", "iptables-legacy"},
 				"net_raw":   {"iptables-legacy"},
 			}[without]
-			if !slices.Equal(fail, want) {
-				t.Errorf("without CAP_%s fail %q, want %q", strings.ToUpper(without), fail, want)
-			}
+			assert.Equal(t, "fails without CAP_"+strings.ToUpper(without), fail, want)
 		})
 	}
 }

@@ -130,9 +130,11 @@ func (k *flannelTest) instead(t *testing.T) {
 	k.expectDoctor(t, "problem: foreign-masquerade", "chain FLANNEL-POSTRTG", "chain CNI-")
 
 	k.restart(t, k.applying(withoutMasq, withoutDelegateMasq))
-	onNodes(t, k.Cluster, `iptables -t nat -D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
+	for _, n := range k.Nodes {
+		must(t, n.Run(t.Context(), "sh", "-ec", `iptables -t nat -D POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
 		iptables -t nat -F FLANNEL-POSTRTG
-		iptables -t nat -X FLANNEL-POSTRTG`)
+		iptables -t nat -X FLANNEL-POSTRTG`))
+	}
 	k.deleteLate(t)
 	k.startLate(t)
 	k.expect(t, outside)

@@ -97,12 +97,4 @@ func containsAll(text string, parts ...string) bool {
 	return true
 }
 
-// onNodes runs a script on every node.
-func onNodes(t *testing.T, c *cluster.Cluster, script string) {
-	t.Helper()
-	for _, n := range c.Nodes {
-		must(t, n.Run(t.Context(), "sh", "-ec", script))
-	}
-}
-
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }

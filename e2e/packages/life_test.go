@@ -117,7 +117,7 @@ func testLife(t *testing.T, m *machine, p manager) {
 	}
 	m.pid(t, older) // the service runs again
 	for _, pod := range pods {
-		m.delPod(t, pod)
+		m.run(t, m.cnitool("del", pod))
 	}
 	end()
 

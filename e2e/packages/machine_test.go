@@ -160,11 +160,6 @@ func (m *machine) addPod(t *testing.T) int {
 	return pod
 }
 
-func (m *machine) delPod(t *testing.T, pod int) {
-	t.Helper()
-	m.run(t, m.cnitool("del", pod))
-}
-
 func (m *machine) check(t *testing.T) {
 	t.Helper()
 	m.run(t, "ip-masq-reconciler check")

@@ -123,9 +123,7 @@ func (c crioCalls) want(t *testing.T, want ...string) {
 		}
 		got = append(got, text)
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("calls: %q, want %q", got, want)
-	}
+	assert.Equal(t, "calls", got, want)
 }
 
 // more returns the keys of the entry with one more prefix, of which nothing is in destinations.

@@ -93,12 +93,6 @@ func (n *node) programs(t *testing.T) {
 	}
 }
 
-// noPrograms removes them: a host without iptables.
-func (n *node) noPrograms(t *testing.T) {
-	t.Helper()
-	must(t, errors.Join(os.RemoveAll(n.Path(programDir)), os.Mkdir(n.Path(programDir), 0o755)))
-}
-
 // bridge returns the main plugin's entry, dual stack.
 func bridge() object {
 	return object{

@@ -231,9 +231,7 @@ func TestManagerFollowsTheEntryFile(t *testing.T) {
 		k.write("entry.json", two)
 		k.sync()
 		has(two)
-		if !slices.Equal(asked, []string{two}) {
-			t.Error(asked)
-		}
+		assert.Equal(t, "asked", asked, []string{two})
 		k.logged(1, "replaced the plugin entry")
 		k.logged(1, "changed=cidrLimit")
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -270,7 +271,8 @@ func TestOddFiles(t *testing.T) {
 	h := newHost(t)
 	n := h.node()
 	assert.NoError(t, os.MkdirAll(filepath.Join(n.Root, "etc/nftables.conf"), 0o755))
-	fifo(t, filepath.Join(n.Root, "etc/iptables/rules.v4"))
+	assert.NoError(t, os.MkdirAll(filepath.Join(n.Root, "etc/iptables"), 0o755))
+	assert.NoError(t, unix.Mkfifo(filepath.Join(n.Root, "etc/iptables/rules.v4"), 0o644))
 	compare(t, map[string]string{"notice not-examined": "nftables.conf: not a regular file, rules.v4: not a regular file"},
 		Examine(n))
 }

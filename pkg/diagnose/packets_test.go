@@ -10,12 +10,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// setUp runs lines of shell.
-func setUp(t *testing.T, script string) {
-	t.Helper()
-	feed(t, script, "sh", "-e")
-}
-
 // restoreNAT loads rules into table nat of a variant of iptables.
 func restoreNAT(t *testing.T, variant string, rules ...string) {
 	t.Helper()
@@ -56,7 +50,7 @@ func TestMasqueradeSource(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)
-			setUp(t, "ip link add eth0 type bridge\nip link set eth0 up\n"+tc.script)
+			feed(t, "ip link add eth0 type bridge\nip link set eth0 up\n"+tc.script, "sh", "-e")
 			h := newHost(t)
 			if tc.out != "" {
 				h.policies[0].OutputInterfaces = []string{tc.out}

@@ -3,22 +3,12 @@
 package diagnose
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 )
-
-func fifo(t *testing.T, path string) {
-	t.Helper()
-	assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	assert.NoError(t, unix.Mkfifo(path, 0o644))
-}
 
 // kindnet is its masquerading as kindnetd writes it (pkg/masq), in a cluster with IPv6
 // too, and the owned chain.

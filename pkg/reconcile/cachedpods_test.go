@@ -151,7 +151,7 @@ func TestCachedPodTakesNoAddress(t *testing.T) {
 	c.holds("what was taken is not given back")
 
 	added := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "added", IfName: "eth0"}, Namespace: "dev"}
-	added.Addresses = append(added.Addresses, addr(t, "10.1.0.6"))
+	added.Addresses = append(added.Addresses, netip.MustParseAddr("10.1.0.6"))
 	must(t, c.Dir.Attach(added))
 	c.add("podnet", "last", "prod", "10.1.0.6", "{}")
 	age("last", -time.Second)
@@ -168,9 +168,4 @@ func TestCachedPodsWithPluginFile(t *testing.T) {
 	c.add("podnet", "same", "prod", "10.1.0.5", `{"name": "podnet", "plugins": [{"type": "ptp"}], "cniVersion": "1.0.0"}`)
 	c.add("podnet", "other", "prod", "10.1.0.6", `{"name": "podnet", "plugins": [{"type": "static"}], "cniVersion": "1.0.0"}`)
 	c.holds("with plugin.toml", "10.1.0.5")
-}
-
-func addr(t *testing.T, text string) netip.Addr {
-	t.Helper()
-	return assert.Must(netip.ParseAddr(text))(t)
 }

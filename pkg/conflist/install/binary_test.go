@@ -72,12 +72,15 @@ func binDir(t *testing.T) (source, dir string) {
 
 func TestCopy(t *testing.T) {
 	for name, before := range map[string]func(*testing.T, string){
-		"nothing":         func(*testing.T, string) {},
-		"an earlier one":  func(t *testing.T, path string) { write(t, path, plugin("v1"), 0o755) },
-		"another mode":    func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o700) },
-		"setuid":          func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755|os.ModeSetuid) },
-		"half a file":     func(t *testing.T, path string) { write(t, path, plugin("v2")[:20], 0o755) },
-		"of another user": func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755); give(t, path) },
+		"nothing":        func(*testing.T, string) {},
+		"an earlier one": func(t *testing.T, path string) { write(t, path, plugin("v1"), 0o755) },
+		"another mode":   func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o700) },
+		"setuid":         func(t *testing.T, path string) { write(t, path, plugin("v2"), 0o755|os.ModeSetuid) },
+		"half a file":    func(t *testing.T, path string) { write(t, path, plugin("v2")[:20], 0o755) },
+		"of another user": func(t *testing.T, path string) {
+			write(t, path, plugin("v2"), 0o755)
+			assert.NoError(t, os.Chown(path, 12, 12))
+		},
 		"leftovers": func(t *testing.T, path string) {
 			write(t, filepath.Join(filepath.Dir(path), ".ip-masq-3k5.tmp"), "half", 0o600)
 		},
@@ -112,11 +115,6 @@ func TestCopy(t *testing.T) {
 			assert.Equal(t, "what is there after it was written again", tree(t, dir), was)
 		})
 	}
-}
-
-func give(t *testing.T, path string) {
-	t.Helper()
-	assert.NoError(t, os.Chown(path, 12, 12))
 }
 
 func only(t *testing.T, dir string, names ...string) {

@@ -48,7 +48,7 @@ func TestAttachments(t *testing.T) {
 	})
 	before := time.Unix(86400, 0)
 	for _, name := range []string{"old", "older", "lives"} {
-		touch(t, filepath.Join(root, libcniCache, "podnet-"+name+"-eth0"), before)
+		assert.NoError(t, os.Chtimes(filepath.Join(root, libcniCache, "podnet-"+name+"-eth0"), before, before))
 	}
 	have := assert.Must(cachedResults(root))(t)
 	want := []CachedResult{
@@ -61,11 +61,6 @@ func TestAttachments(t *testing.T) {
 	if have, err := cachedResults(t.TempDir()); have != nil || err != nil {
 		t.Errorf("on a node without caches: %v, %v", have, err)
 	}
-}
-
-func touch(t *testing.T, path string, at time.Time) {
-	t.Helper()
-	assert.NoError(t, os.Chtimes(path, at, at))
 }
 
 // inMultus is what a delegate becomes in so many configurations of Multus.

@@ -40,9 +40,7 @@ func TestRun(t *testing.T) {
 	out := assert.Must(runner{time.Minute}.run(t.Context(), lock, []byte("input\n"), path, "one", "two"))(t)
 	want := []string{lock.Name(), "/", "input", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "PWD=/", "one two", ""}
 	got := slices.DeleteFunc(strings.Split(string(out), "\n"), func(l string) bool { return strings.HasPrefix(l, "_=") || strings.HasPrefix(l, "SHLVL") })
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	assert.Equal(t, "run", got, want)
 }
 
 func TestRunErrors(t *testing.T) {

@@ -91,17 +91,11 @@ func TestListenTellsWhoInAContainer(t *testing.T) {
 	}
 }
 
-// inFirstPIDNamespace reports whether pids here are those that the kernel tells
-// of. The inode is PROC_PID_INIT_INO of the kernel.
-func inFirstPIDNamespace(t *testing.T) bool {
-	t.Helper()
-	return assert.Must(os.Readlink("/proc/self/ns/pid"))(t) == "pid:[4026531836]"
-}
-
 func TestListenTellsWho(t *testing.T) {
 	namespace(t)
 	c, l, second := dial(t), listen(t), listen(t)
-	first := inFirstPIDNamespace(t)
+	// Whether pids here are those that the kernel tells of: the inode is PROC_PID_INIT_INO of the kernel.
+	first := assert.Must(os.Readlink("/proc/self/ns/pid"))(t) == "pid:[4026531836]"
 	ourselves := func() uint32 {
 		var b Batch
 		b.AddTable(IPv4, "t")
