@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 )
@@ -244,9 +242,7 @@ func wantDestinations(t *testing.T, c agentCase, rules map[string][]string) {
 // wantSameRules fails the test unless the rules of two nodes are equal.
 func wantSameRules(t *testing.T, want, got map[string][]string) {
 	t.Helper()
-	if d := gocmp.Diff(want, got); d != "" {
-		t.Errorf("rules of ip-masq (+) differ from the agent's (-):\n%s", d)
-	}
+	assert.Equal(t, "rules of ip-masq (+) and of the agent (-)", got, want)
 }
 
 // daemonSet is the container of an agent's DaemonSet.

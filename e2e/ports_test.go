@@ -53,9 +53,7 @@ func TestKeyRandomFully(t *testing.T) {
 					seen := assert.Must(p.SweepUDP(addrPorts(first, count), topology.FromPort(uint16(port+i))))(t)
 					same := 0
 					for to, source := range seen {
-						if source.Addr() != n.NodeAddr(n.Outside, to.Addr()) {
-							t.Errorf("to %s: came from %s, want the node's address", to, source)
-						}
+						assert.Equal(t, fmt.Sprintf("to %s: came from", to), source.Addr(), n.NodeAddr(n.Outside, to.Addr()))
 						if source.Port() == uint16(port+i) {
 							same++
 						}
@@ -197,9 +195,7 @@ func (n *node) wantPingMasqueraded(t *testing.T, p *pod) {
 		// The kernel computes the ICMPv6 checksum (RFC 3542, section 3.1).
 		request := assert.Must((&icmp.Message{Type: kind, Body: echo}).Marshal(nil))(t)
 		seen, _ := n.sendRaw(t, p, network, to, request, echo.Data)
-		if want := n.NodeAddr(n.Outside, to); seen != want {
-			t.Errorf("icmp to %s: came from %s, want the node's %s", to, seen, want)
-		}
+		assert.Equal(t, fmt.Sprintf("icmp to %s: came from", to), seen, n.NodeAddr(n.Outside, to))
 	}
 }
 

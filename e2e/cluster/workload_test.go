@@ -162,9 +162,7 @@ func expect(t *testing.T, name string, sender cluster.Sender, wants ...want) {
 		}
 	}
 	for _, f := range flows {
-		if seen[f] != wanted[f] {
-			t.Errorf("%s to %s: seen %+v, want %+v", name, f, seen[f], wanted[f])
-		}
+		assert.Equal(t, fmt.Sprintf("%s to %s: seen", name, f), seen[f], wanted[f])
 	}
 }
 

@@ -50,9 +50,7 @@ func TestWhatIsRoutableIsSeen(t *testing.T) {
 		}
 		seen := assert.Must(pod.SweepUDP(to))(t)
 		for destination, source := range seen {
-			if source.Addr() != podAddr(pod, destination.Addr()) {
-				t.Errorf("to %s: seen %s", destination, source)
-			}
+			assert.Equal(t, "to "+destination.String()+": seen", source.Addr(), podAddr(pod, destination.Addr()))
 		}
 	})
 	for _, text := range []string{

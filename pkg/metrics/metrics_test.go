@@ -233,9 +233,7 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		if w := get(m.Health(), "/livez"); w.Code != http.StatusOK {
-			t.Errorf("health waits for a scrape: %d", w.Code)
-		}
+		assert.Equal(t, "health waits for a scrape: code", get(m.Health(), "/livez").Code, http.StatusOK)
 		scrapes.Wait()
 		if took := time.Since(began); took != 2*time.Second || asked != 1 {
 			t.Errorf("scrapes took %s and asked %d times", took, asked)

@@ -194,9 +194,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		_ = c.SetReadDeadline(time.Now())
 	}
 	reads.Wait()
-	if closed.Load() != want {
-		t.Errorf("%d of %d connections are closed, want %d", closed.Load(), opened, want)
-	}
+	assert.Equal(t, "closed connections", closed.Load(), want)
 }
 
 func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {

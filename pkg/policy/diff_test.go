@@ -123,7 +123,7 @@ func TestCompareTellsRulesApart(t *testing.T) {
 // An unrecognized rule is a difference even from itself: its effect is not known.
 func TestUnrecognizedRulesAreDifferences(t *testing.T) {
 	c := policy.Chain{Family: policy.IPv4, Name: "C", Rules: []policy.Rule{{Verdict: policy.Unrecognized, Text: "x"}}}
-	wantEqual(t, "differences", policy.CompareChain(&c, &c).String(), "ipv4 C: missing rule: x\nipv4 C: unexpected rule: x")
+	assert.Equal(t, "differences", policy.CompareChain(&c, &c).String(), "ipv4 C: missing rule: x\nipv4 C: unexpected rule: x")
 }
 
 // Every difference says whether something is missing or too much, for metrics.
@@ -133,7 +133,7 @@ func TestChangeKinds(t *testing.T) {
 	observed.Chains[0].Jumps = nil
 	observed.Chains[0].Rules = append(observed.Chains[0].Rules[1:], policy.Rule{Verdict: policy.Unrecognized, Text: "x"})
 	observed.Unrecognized = []policy.UnrecognizedObject{{Family: policy.IPv4, Text: "set s"}}
-	wantEqual(t, "changes", policy.Compare(desired, observed), policy.Diff{
+	assert.Equal(t, "changes", policy.Compare(desired, observed), policy.Diff{
 		{Kind: policy.JumpChange, Family: policy.IPv4, Chain: policy.DefaultChain, Text: "to non-local jump"},
 		{Kind: policy.RuleChange, Family: policy.IPv4, Chain: policy.DefaultChain, Text: "to 169.254.0.0/16 return"},
 		{Kind: policy.RuleChange, Family: policy.IPv4, Chain: policy.DefaultChain, Unexpected: true, Text: "x"},

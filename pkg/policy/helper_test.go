@@ -94,11 +94,6 @@ func exemptPods() (pods []policy.ExemptPod) {
 	return pods
 }
 
-func wantEqual(t testing.TB, what string, got, want any) {
-	t.Helper()
-	assert.Equal(t, what, got, want)
-}
-
 func wantError(t testing.TB, what string, err error, want string) {
 	t.Helper()
 	got := ""

@@ -72,8 +72,8 @@ func TestMergeScope(t *testing.T) {
 			for _, o := range p.Sources.Origins {
 				got += " " + o.Source.String()
 			}
-			wantEqual(t, "sourceCIDRs", got, tt.want)
-			wantEqual(t, "conflicts", len(p.Conflicts), tt.conflicts)
+			assert.Equal(t, "sourceCIDRs", got, tt.want)
+			assert.Equal(t, "conflicts", len(p.Conflicts), tt.conflicts)
 		})
 	}
 }
@@ -158,7 +158,7 @@ func TestConflicts(t *testing.T) {
 				}
 				checkInForce(t, p, inForce)
 				if p.Conflicts = nil; !ofAgents { // as a whole
-					wantEqual(t, "policy", p, mergeOne(t, inForce))
+					assert.Equal(t, "policy", p, mergeOne(t, inForce))
 				}
 			})
 		}
@@ -223,9 +223,9 @@ func TestManyConflicts(t *testing.T) {
 	disputed := many(1000)
 	p := mergeOne(t, network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: disputed}), network("b", 2, policy.SourcePolicy{MasqueradeCIDRs: disputed}))
 	lines := strings.Split(p.Conflicts.Error(), "\n")
-	wantEqual(t, "lines", len(lines), 9)
-	wantEqual(t, "last line", lines[8], "chain IP-MASQ-AGENT: and 992 more conflicts")
-	wantEqual(t, "errors", len(p.Conflicts.Unwrap()), 1000)
+	assert.Equal(t, "lines", len(lines), 9)
+	assert.Equal(t, "last line", lines[8], "chain IP-MASQ-AGENT: and 992 more conflicts")
+	assert.Equal(t, "errors", len(p.Conflicts.Unwrap()), 1000)
 	var conflict *policy.ConflictError
 	if !errors.As(error(p.Conflicts), &conflict) {
 		t.Error("it is no ConflictError")
@@ -273,7 +273,7 @@ func TestCheckBounds(t *testing.T) {
 				t.Error(err)
 			}
 			rules := len(policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{}).Chains[0].Rules)
-			wantEqual(t, "rules", rules, tt.rules)
+			assert.Equal(t, "rules", rules, tt.rules)
 			err := policy.Merge(append(tt.sources, tt.more))[0].CheckBounds(policy.Layout{})
 			fmt.Fprintf(&got, "%s:\n%v\n\n", tt.name, err)
 			var bound *policy.BoundError

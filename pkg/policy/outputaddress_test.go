@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
@@ -106,7 +107,7 @@ func TestOutputAddressesOf(t *testing.T) {
 					}
 				}
 			}
-			wantEqual(t, "addresses", strings.Join(got, ", "), tt.want)
+			assert.Equal(t, "addresses", strings.Join(got, ", "), tt.want)
 		})
 	}
 }
@@ -118,7 +119,7 @@ func TestConcerned(t *testing.T) {
 		node = append(node, nodeAddress(t, text))
 	}
 	items := policy.AddressItems(cidrs("192.0.2.0/24"))
-	wantEqual(t, "concerned", fmt.Sprint(items.Concerned(node)), fmt.Sprint(node[:2]))
+	assert.Equal(t, "concerned", fmt.Sprint(items.Concerned(node)), fmt.Sprint(node[:2]))
 }
 
 // TestMaxAddressItems: a list that is too long names its key and the limit.

@@ -113,9 +113,7 @@ func TestParseOwner(t *testing.T) {
 		{newer + " keeps its state in /var/lib", policy.Owner{Schema: next, DataDir: "/var/lib"}},
 		{"ip-masq/1 lives elsewhere now", policy.Owner{}},
 	} {
-		if got := policy.ParseOwner(tt.comment); got != tt.want {
-			t.Errorf("ParseOwner(%q) = %+v, want %+v", tt.comment, got, tt.want)
-		}
+		assert.Equal(t, fmt.Sprintf("ParseOwner(%q)", tt.comment), policy.ParseOwner(tt.comment), tt.want)
 	}
 }
 
@@ -130,9 +128,7 @@ func FuzzParseOwner(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, comment string) {
 		o := policy.ParseOwner(comment)
-		if again := policy.ParseOwner(o.Comment()); again != o {
-			t.Errorf("ParseOwner(%q) = %+v, which reads back as %+v", comment, o, again)
-		}
+		assert.Equal(t, fmt.Sprintf("owner of %q, read back", comment), policy.ParseOwner(o.Comment()), o)
 		if o != (policy.Owner{}) && (o.Schema < 1 || !strings.HasPrefix(comment, "ip-masq/") || !strings.HasSuffix(comment, o.DataDir)) {
 			t.Errorf("ParseOwner(%q) = %+v", comment, o)
 		}

@@ -71,7 +71,7 @@ func TestParsePorts(t *testing.T) {
 		if err != nil {
 			t.Errorf("ParsePorts(%q): %v", tt.in, err)
 		}
-		wantEqual(t, tt.in, got, tt.want)
+		assert.Equal(t, tt.in, got, tt.want)
 		assert.Equal(t, "written", got.String(), tt.in)
 	}
 	assert.Equal(t, "a range of one port", (policy.Ports{{7, 7}}).String(), "7")
@@ -186,7 +186,7 @@ func FuzzParsePorts(f *testing.F) {
 		if err != nil {
 			t.Fatalf("ParsePorts(%q) writes %q: %v", s, p, err)
 		}
-		wantEqual(t, s, again, p)
+		assert.Equal(t, s, again, p)
 	})
 }
 

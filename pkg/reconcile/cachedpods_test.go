@@ -52,9 +52,7 @@ func (c cache) holds(what string, want ...string) {
 	for _, p := range s.Record.Pods {
 		got = append(got, p.Address.String())
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		c.Errorf("%s: exempt are %v, want %v", what, got, want)
-	}
+	assert.Equal(c, what+": exempt", fmt.Sprint(got), fmt.Sprint(want))
 }
 
 // TestCachedPods: when a pod of the runtime's cache is recorded, and when it is forgotten.
@@ -73,9 +71,7 @@ func TestCachedPods(t *testing.T) {
 	cacheChanged := c.CacheChanges()
 	changed := func(what string, want bool) {
 		t.Helper()
-		if cacheChanged() != want {
-			t.Errorf("%s: a sync is due: %t", what, !want)
-		}
+		assert.Equal(t, what+": a sync is due", cacheChanged(), want)
 	}
 	changed("at first", true)
 	changed("nothing changed", false)

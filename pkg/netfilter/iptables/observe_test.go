@@ -79,9 +79,7 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 		assert.Equal(n, "recognized rules and jumps", n.agreesWithListing("X"), recognized)
 		got := n.observe(bothFamilies("X"))
 		for _, c := range got.Chains {
-			if c.Owner != (policy.Owner{Schema: 7, DataDir: "/x"}) {
-				n.Errorf("owner %v", c.Owner)
-			}
+			assert.Equal(n, "owner", c.Owner, (policy.Owner{Schema: 7, DataDir: "/x"}))
 		}
 		want := desired(policy.OwnedBy(owner), basic("X"))
 		n.apply(want)
@@ -170,9 +168,7 @@ func TestNativeExpressions(t *testing.T) {
 	// Old versions of iptables keep the comment beside the rule.
 	shell(t, `nft add rule ip nat IP-MASQ-AGENT counter return comment '"ip-masq/9 keeps its state in /old"'`)
 	got := n.observe(refs(want))
-	if o := got.Find(policy.IPv4, "IP-MASQ-AGENT").Owner; o != (policy.Owner{Schema: 9, DataDir: "/old"}) {
-		t.Errorf("owner %v", o)
-	}
+	assert.Equal(t, "owner", got.Find(policy.IPv4, "IP-MASQ-AGENT").Owner, (policy.Owner{Schema: 9, DataDir: "/old"}))
 	n.apply(want)
 	// What is the same in its native form is the same.
 	shell(t, "nft insert rule ip nat POSTROUTING fib daddr type != local jump IP-MASQ-AGENT")
