@@ -20,6 +20,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -163,7 +164,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 		warn("%v", n.MultusErr)
 	}
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
-	doc, err := os.ReadFile(c.Path)
+	doc, _, err := safefile.ReadFile(c.Path, 1<<20)
 	list := config.ParseConflist(c.Path, doc)
 	errs := []error{pluginFileErr, err, list.DataDirErr(pluginFile, s.DataDir)}
 	for _, e := range list.Entries {

@@ -76,7 +76,7 @@ func find(dir, network string, lists, all []config.Conflist, err error) (Network
 	return n, nil
 }
 
-const otherDir = "or name another directory with --cni-conf-dir"
+const otherDir = "or name another directory with --cni-conf-dir or cni_conf_dir"
 
 // pick returns the first network, or the first of that name. A configuration of Multus of that name
 // comes last: Multus may have the name of the network that it delegates to.

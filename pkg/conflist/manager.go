@@ -167,7 +167,7 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 	if s.Present {
 		s.add(Problem{Err: n.MultusErr, Waiting: true})
 	}
-	p := m.problemOf(err)
+	p := m.problemOf("inserted", err)
 	dir, _ := config.ReadConfDir(m.Dir) // find reports the error
 	switch stale := config.ReadOwnConflist(m.OwnRecordPath).Stale(dir); {
 	case stale != nil && p.Err != nil: // the error is the reason
@@ -256,8 +256,9 @@ func (s *Status) add(p Problem) {
 	}
 }
 
-// problemOf returns the problem that an error of a sync is; it has no Err if there is none.
-func (m *Manager) problemOf(err error) Problem {
+// problemOf returns the problem that an error is for the entry that was to be inserted or replaced; it has no Err if there is
+// none.
+func (m *Manager) problemOf(done string, err error) Problem {
 	switch {
 	case err == nil, errors.Is(err, config.ErrPosition):
 		return Problem{}
@@ -271,7 +272,7 @@ func (m *Manager) problemOf(err error) Problem {
 		dir := policy.Printable(m.Dir)
 		remedy = "; let the reconciler write to " + dir + ": in a container, mount it writable; in a systemd unit, add ReadWritePaths=" + dir
 	}
-	return Problem{Err: fmt.Errorf("the plugin entry cannot be inserted; it is tried again: %w%s", err, remedy)}
+	return Problem{Err: fmt.Errorf("the plugin entry cannot be %s; it is tried again: %w%s", done, err, remedy)}
 }
 
 // The findings about the entry.
@@ -383,7 +384,7 @@ func (m *Manager) replace(ctx context.Context, entry, good []byte) {
 	}
 	m.Entry, m.FromFile = entry, true
 	if err != nil {
-		m.entryProblems = append(m.entryProblems, Problem{Err: fmt.Errorf("the plugin entry cannot be replaced; it is tried again: %w", err)})
+		m.entryProblems = append(m.entryProblems, m.problemOf("replaced", err))
 	} else if c.Wrote {
 		m.Log.Info("replaced the plugin entry", "file", policy.Printable(c.Path), "network", policy.Printable(c.Network), "changed", strings.Join(c.Replaced, ","))
 	}

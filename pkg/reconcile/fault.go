@@ -51,9 +51,9 @@ func Faults() []Fault {
 			"Correct the file, or in a cluster the ConfigMap. The reconciler reads it at once."},
 		{ReasonConflict, "Two sources, or two directories as dataDir, conflict.",
 			"State the same value in both sources, or remove it from one. State one dataDir everywhere, and run cleanup for the other one."},
-		{ReasonConflist, "The plugin entry is missing, or every ADD fails because of it.",
+		{ReasonConflist, "The plugin entry is missing or cannot be written, or every ADD fails because of it.",
 			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler install inserts it there. " +
-				"If another program removes it, change that program's settings."},
+				"Let the reconciler write to the directory of conflists. If another program removes the entry, change that program's settings."},
 		{ReasonConflistStale, "ip-masq's own conflist is not a copy of the main CNI plugin's file as it is now.",
 			"Start the reconciler, which updates the copy, or removes it with that file. If that file is broken, correct it. On a node without ip-masq, remove the copy."},
 		{ReasonPlugin, "The plugin's binary is missing or not executable.",

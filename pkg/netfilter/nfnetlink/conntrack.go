@@ -153,7 +153,7 @@ func (e *Connection) zone(data []byte) {
 
 // tuple decodes a tuple. Its addresses are the zero Addr if they are missing.
 func (e *Connection) tuple(t *Tuple, attrs []byte) {
-	t.attrs = attrs
+	*t = Tuple{attrs: attrs} // also where a message has it twice
 	for typ, part, rest, ok := cutAttr(attrs); ok; typ, part, rest, ok = cutAttr(rest) {
 		switch typ {
 		case ctaTupleZone:

@@ -106,3 +106,13 @@ func FuzzDecodeConnection(f *testing.F) {
 		}
 	})
 }
+
+// The addresses of a tuple are those of its attribute, also where a message has that twice.
+func TestTupleTwice(t *testing.T) {
+	var second attrWriter
+	second.bytes(ctaTupleOrig, nil)
+	var e Connection
+	if e.decode(append(encodeConnection(t, "10.88.0.2", "192.0.2.1", false), second.b...)) {
+		t.Errorf("%+v", e)
+	}
+}
