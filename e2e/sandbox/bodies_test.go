@@ -14,7 +14,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
+	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
 // bodyVariable names the function that a process started by a test runs instead of the tests.
@@ -25,7 +27,7 @@ const ready = "ready"
 // TestMain does not enter a sandbox: the tests observe sandboxes from outside and only read there.
 func TestMain(m *testing.M) {
 	bodies := map[string]func() error{
-		"change": change,
+		"change": func() error { return topology.Run(change) },
 		"wait":   wait,
 		"exit-7": func() error { os.Exit(7); return nil },
 		"abort":  func() error { return unix.Kill(os.Getpid(), unix.SIGKILL) },
@@ -46,53 +48,32 @@ func TestMain(m *testing.M) {
 }
 
 // change makes the changes in the sandbox that must not be visible outside.
-func change() error {
-	if err := sandbox.Check(); err != nil {
-		return err
-	}
-	if os.Getuid() != 0 {
-		return fmt.Errorf("uid is %d, want 0", os.Getuid())
-	}
+func change(t topology.T) {
+	assert.NoError(t, sandbox.Check())
+	assert.Equal(t, "uid", os.Getuid(), 0)
 	path := strings.Split(os.Getenv("PATH"), ":")
 	if !slices.Contains(path, "/usr/sbin") || !slices.Contains(path, "/sbin") {
-		return fmt.Errorf("PATH lacks sbin: %q", path)
+		t.Errorf("PATH lacks sbin: %q", path)
 	}
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return err
-	}
+	interfaces := assert.Must(net.Interfaces())(t)
 	if len(interfaces) != 1 || interfaces[0].Flags&net.FlagUp == 0 {
-		return fmt.Errorf("want loopback alone, and up: %v", interfaces)
+		t.Errorf("want loopback alone, and up: %v", interfaces)
 	}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: linkName}}
-	if err := netlink.LinkAdd(bridge); err != nil {
-		return fmt.Errorf("add bridge: %w", err)
-	}
-	if err := netlink.LinkSetUp(bridge); err != nil {
-		return fmt.Errorf("set bridge up: %w", err)
-	}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		return err
-	}
+	assert.NoError(t, netlink.LinkAdd(bridge))
+	assert.NoError(t, netlink.LinkSetUp(bridge))
+	assert.NoError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	for _, directory := range []string{"/run", "/var/run", "/etc/cni", "/etc/ip-masq", "/opt/cni", "/var/lib/cni"} {
-		entries, err := os.ReadDir(directory)
-		if err != nil {
-			return err
-		}
+		entries := assert.Must(os.ReadDir(directory))(t)
 		if slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != fileName }) {
-			return fmt.Errorf("%s is not empty at first: %v", directory, entries)
+			t.Errorf("%s is not empty at first: %v", directory, entries)
 		}
-		if err := os.WriteFile(directory+"/"+fileName, nil, 0o600); err != nil {
-			return err
-		}
+		assert.NoError(t, os.WriteFile(directory+"/"+fileName, nil, 0o600))
 	}
 	for _, directory := range []string{"/etc", "/opt", "/var/lib"} {
-		if err := os.WriteFile(directory+"/"+fileName, nil, 0o600); err != nil {
-			return err
-		}
+		assert.NoError(t, os.WriteFile(directory+"/"+fileName, nil, 0o600))
 	}
-	_, err = os.Stat("/etc/passwd")
-	return err
+	assert.Must(os.Stat("/etc/passwd"))(t)
 }
 
 func wait() error {

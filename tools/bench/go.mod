@@ -7,7 +7,6 @@ replace github.com/ip-masq/ip-masq-cni => ../..
 require (
 	github.com/aclements/go-moremath v0.0.0-20210112150236-f10218a38794
 	github.com/containernetworking/cni v1.3.1
-	github.com/google/go-cmp v0.7.0
 	github.com/ip-masq/ip-masq-cni v0.0.0
 	golang.org/x/sys v0.49.0
 )
@@ -20,6 +19,7 @@ require (
 
 require (
 	github.com/BurntSushi/toml v1.6.0 // indirect
+	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/vishvananda/netlink v1.3.1 // indirect
 	github.com/vishvananda/netns v0.0.5 // indirect
 	go4.org/netipx v0.0.0-20260823151212-3075585bcbeb // indirect

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/documents"
 )
@@ -55,9 +53,7 @@ func TestPage(t *testing.T) {
 			written[name[1]] = true
 		}
 	}
-	if diff := cmp.Diff(written, documented); diff != "" {
-		t.Errorf("benchmarks (-) and those of the page (+):\n%s", diff)
-	}
+	assert.Equal(t, "benchmarks of the page", documented, written)
 	for _, line := range regexp.MustCompile(`(?m)^Benchmark(\w+)/`).FindAllStringSubmatch(readFile(t, results), -1) {
 		if !written[line[1]] {
 			t.Errorf("the results have %s, which no row of the page is about", line[1])
