@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -156,15 +157,11 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: system:kube-p
 
 // running returns an error if a program of the cluster has ended by itself.
 func (c *Cluster) running() error {
-	if err := running(c.control); err != nil {
-		return err
-	}
+	err := running(c.control)
 	for _, n := range c.Nodes {
-		if err := running(n.Machine); err != nil {
-			return err
-		}
+		err = cmp.Or(err, running(n.Machine))
 	}
-	return nil
+	return err
 }
 
 // running returns a final error if a program that runs in the background of a

@@ -134,18 +134,11 @@ type condition struct{ Type, Status, Reason, Message string }
 
 // Ready returns the node's condition Ready.
 func (n *Node) Ready(ctx context.Context) (ready bool, message string, err error) {
-	var node struct {
-		Status struct{ Conditions []condition }
+	status, message, err := n.Condition(ctx, "Ready")
+	if err == nil && status == "" {
+		err = fmt.Errorf("%s has no condition Ready yet", n.Name)
 	}
-	if err := n.cluster.Get(ctx, &node, "node", n.Name); err != nil {
-		return false, "", err
-	}
-	for _, c := range node.Status.Conditions {
-		if c.Type == "Ready" {
-			return c.Status == "True", c.Message, nil
-		}
-	}
-	return false, "", fmt.Errorf("%s has no condition Ready yet", n.Name)
+	return status == "True", message, err
 }
 
 // AwaitReady waits until the API server reports the node as ready.

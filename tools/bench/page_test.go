@@ -16,8 +16,7 @@ import (
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
-	text := assert.Must(os.ReadFile(path))(t)
-	return string(text)
+	return string(assert.Must(os.ReadFile(path))(t))
 }
 
 // TestPage runs the commands of docs/benchmarks/README.md on the results of a quick and partial `make bench`. The page's
