@@ -41,8 +41,7 @@ func TestCheck(t *testing.T) {
 	commit(t, c, &sound)
 }
 
-// TestLongBatch: a batch that is longer than the buffer fits where the process may have a
-// larger one, and is refused where it may not.
+// TestLongBatch: a long batch fits where the process may have a large buffer, and is refused where it may not.
 func TestLongBatch(t *testing.T) {
 	namespace(t)
 	c := dial(t)
@@ -50,7 +49,7 @@ func TestLongBatch(t *testing.T) {
 	var b Batch
 	b.AddTable(IPv6, "t")
 	b.AddSet(IPv6, "t", AddressRanges(IPv6, "s"))
-	for b.w.err == nil && len(b.w.b) <= 2*socketBuffer {
+	for b.w.err == nil && len(b.w.b) <= 2*receiveBuffer {
 		b.AddElements(IPv6, "t", "s", many(IPv6, 10_000))
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -61,11 +60,11 @@ func TestLongBatch(t *testing.T) {
 	if err := unix.Capset(&header, &less[0]); err != nil { // of this thread, which ends with the test
 		t.Fatal(err)
 	}
-	if err := c.Commit(&b); !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
+	if err := dial(t).Commit(&b); !errors.Is(err, unix.EMSGSIZE) || !strings.Contains(err.Error(), "net.core.wmem_max") {
 		t.Errorf("without privilege: %v", err)
 	}
 	assert.NoError(t, unix.Capset(&header, &has[0]))
-	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) == nil { // in no user namespace
+	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) == nil { // in no user namespace
 		commit(t, c, &b)
 		return
 	}
@@ -150,7 +149,7 @@ func TestRefusedOperations(t *testing.T) {
 // TestManyRefusals has the kernel send more errors than fit a small buffer.
 func TestManyRefusals(t *testing.T) {
 	namespace(t)
-	for _, buffer := range []int{socketBuffer, 1} {
+	for _, buffer := range []int{receiveBuffer, 1} {
 		c := dial(t)
 		assert.NoError(t, unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer))
 		var b Batch

@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	// socketBuffer is the size of each socket buffer in bytes. With the default size the kernel
-	// refuses a commit of 6,000 prefixes, and can lose the answer to an applied one of 200 rules.
-	socketBuffer  = 8 << 20
+	// The sizes of the socket buffers in bytes. With the default sizes the kernel refuses a commit of 6,000 prefixes, and
+	// can lose the answer to an applied one of 200 rules. It allocates what a message needs, not the buffer.
+	receiveBuffer = 8 << 20
+	sendBuffer    = 1 << 30
 	datagramSize  = 32 << 10 // the most that the kernel puts into one answer (af_netlink.c)
 	answerTimeout = 10       // in seconds; the kernel answers before the system call that sends the request returns
 )
@@ -65,10 +66,11 @@ func (c *Conn) open() (err error) {
 }
 
 func setUpNetfilter(fd int) error {
-	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
-		if err := setBuffer(fd, o[0], o[1], socketBuffer); err != nil {
-			return err
-		}
+	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer); err != nil {
+		return err
+	}
+	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer); err != nil {
+		return err
 	}
 	// Refusals come without a copy of the request.
 	if err := ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), unix.ENOPROTOOPT); err != nil {
@@ -278,7 +280,7 @@ func (t *attrTable) decode(attrs []byte, decode func(*attrTable)) error {
 	return nil
 }
 
-// write sends b in one system call, from a larger buffer if it is long and the process may have one.
+// write sends b in one system call.
 func (c *Conn) write(op operation, b []byte) error {
 	if err := c.open(); err != nil {
 		return err
@@ -289,14 +291,8 @@ func (c *Conn) write(op operation, b []byte) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, unix.EMSGSIZE):
-			const overhead = 32 // in the kernel
-			if err := setBuffer(c.fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, len(b)+overhead); err != nil {
-				return fmt.Errorf("%s: make room for %d bytes: %w", op, len(b), err)
-			}
-			if room, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF); err != nil || room < len(b)+overhead {
-				return fmt.Errorf("%s: send %d bytes: %w; without CAP_NET_ADMIN outside of user namespaces"+
-					" the sysctl net.core.wmem_max is the limit", op, len(b), unix.EMSGSIZE)
-			}
+			return fmt.Errorf("%s: send %d bytes: %w; without CAP_NET_ADMIN outside of user namespaces"+
+				" the sysctl net.core.wmem_max is the limit", op, len(b), err)
 		case !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("%s: send request: %w", op, err)
 		}

@@ -493,19 +493,14 @@ func (d *decoder) constants(flags uint32, addrMin, addrMax, protoMin, protoMax R
 }
 
 func (d *decoder) verdict(e Verdict) {
-	switch d.Chain = e.Chain; e.Code {
-	case Return:
-		d.Statement = DoReturn
-	case Accept:
-		d.Statement = DoAccept
-	case Drop:
-		d.Statement = DoDrop
-	case Jump:
-		d.Statement = DoJump
-	case Goto:
-		d.Statement = DoGoto
-	case Continue:
-	default:
-		d.refuse("another verdict")
+	for _, known := range [...]struct {
+		code VerdictCode
+		does Statement
+	}{{Return, DoReturn}, {Accept, DoAccept}, {Drop, DoDrop}, {Jump, DoJump}, {Goto, DoGoto}, {Continue, NoStatement}} {
+		if known.code == e.Code {
+			d.Statement, d.Chain = known.does, e.Chain
+			return
+		}
 	}
+	d.refuse("another verdict")
 }

@@ -178,9 +178,7 @@ func decodeTable(t *attrTable) Table {
 // Chain is a chain of nf_tables.
 type Chain struct {
 	Table, Name string
-	Handle      uint64
-	Use         uint32 // number of rules in it and jumps to it
-	Base        *Base  // nil for a chain that is not a base chain
+	Base        *Base // nil for a chain that is not a base chain
 }
 
 // Base is the hook of a base chain.
@@ -206,12 +204,7 @@ func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 }
 
 func decodeChain(t *attrTable) Chain {
-	chain := Chain{
-		Table:  t.str(unix.NFTA_CHAIN_TABLE),
-		Name:   t.str(unix.NFTA_CHAIN_NAME),
-		Handle: t.u64(unix.NFTA_CHAIN_HANDLE),
-		Use:    t.optU32(unix.NFTA_CHAIN_USE),
-	}
+	chain := Chain{Table: t.str(unix.NFTA_CHAIN_TABLE), Name: t.str(unix.NFTA_CHAIN_NAME)}
 	if t.has(unix.NFTA_CHAIN_HOOK) {
 		var hook attrTable
 		hook.parse(t.at[unix.NFTA_CHAIN_HOOK])
