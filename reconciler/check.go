@@ -87,9 +87,8 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		err = joined(problems)
 		a.printDifferences(r, drift, len(problems) == 0)
 		known := func(p reconcile.Problem) bool { return slices.ContainsFunc(problems, p.SameCause) }
-		for _, p := range slices.DeleteFunc(node.problems(r, r.Problems[before:]), known) { // rules can be right all the same
-			fmt.Fprintf(a.out, "%s: %v\n", p.Reason, p.Err)
-		}
+		others := slices.DeleteFunc(node.problems(r, r.Problems[before:]), known) // rules can be right all the same
+		printEach(a.out, "%v", mapped(others, described))
 		if right {
 			fmt.Fprintln(a.out, summary(r))
 		}
@@ -109,19 +108,13 @@ func (a *app) printDifferences(r *reconcile.Report, drift policy.Diff, applies b
 	if r.Differs() {
 		fmt.Fprintf(a.out, "%s: the kernel does not have what the sources ask for:\n", reconcile.ReasonRules)
 	}
-	for _, d := range drift {
-		fmt.Fprintln(a.out, d)
-	}
-	for _, s := range staleIn(r) {
-		fmt.Fprintf(a.out, "unexpected chain: %s: no source asks for it there\n", s)
-	}
-	remedy := ""
+	printEach(a.out, "%s", drift)
+	printEach(a.out, "unexpected chain: %s: no source asks for it there", staleIn(r))
+	pending := "pending: %s: the current policy is not applied yet"
 	if applies {
-		remedy = "; ip-masq-reconciler once applies it"
+		pending += "; ip-masq-reconciler once applies it"
 	}
-	for _, s := range r.Pending {
-		fmt.Fprintf(a.out, "pending: %s: the current policy is not applied yet%s\n", s, remedy)
-	}
+	printEach(a.out, pending, r.Pending)
 }
 
 func (a *app) once(c *cobra.Command, _ []string) error {
@@ -148,15 +141,9 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	if a.json() {
 		return a.answer(r, r.Problems, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Findings: faultFindings(r.Problems), Reset: reset})
 	}
-	for _, d := range r.Drift {
-		fmt.Fprintf(a.out, "repaired: %v\n", d)
-	}
-	for _, s := range r.Applied {
-		fmt.Fprintf(a.out, "applied: %s\n", s)
-	}
-	for _, s := range r.Dropped {
-		fmt.Fprintf(a.out, "dropped: %s\n", s)
-	}
+	printEach(a.out, "repaired: %s", r.Drift)
+	printEach(a.out, "applied: %s", r.Applied)
+	printEach(a.out, "dropped: %s", r.Dropped)
 	if reset > 0 {
 		fmt.Fprintf(a.out, "reset: %d connections\n", reset)
 	}

@@ -152,6 +152,6 @@ func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []re
 	return append(slices.DeleteFunc(append([]reconcile.Problem{}, own...), reported), n.active.problems...)
 }
 
-func joined(problems []reconcile.Problem) error {
-	return errors.Join(mapped(problems, func(p reconcile.Problem) error { return fmt.Errorf("%s: %w", p.Reason, p.Err) })...)
-}
+func described(p reconcile.Problem) error { return fmt.Errorf("%s: %w", p.Reason, p.Err) }
+
+func joined(problems []reconcile.Problem) error { return errors.Join(mapped(problems, described)...) }

@@ -230,9 +230,7 @@ func (r *installation) print(a *app) {
 	default:
 		say("network %s in %s already has the plugin entry, which install does not change", network, path)
 	}
-	for _, path := range e.Removed {
-		say("removed %s, which this file replaces", policy.Quote(path))
-	}
+	printEach(a.out, "removed %s, which this file replaces", mapped(e.Removed, policy.Quote))
 	if e.Backup != "" {
 		say("kept the previous text as %s", policy.Quote(e.Backup))
 	}

@@ -229,6 +229,13 @@ func remedied(err error) error {
 	return err
 }
 
+// printEach prints a line for each item.
+func printEach[T any](w io.Writer, format string, items []T) {
+	for _, item := range items {
+		fmt.Fprintf(w, format+"\n", item)
+	}
+}
+
 // mapped applies a function to each item. The result is not nil, so that JSON has [].
 func mapped[T, U any](items []T, f func(T) U) []U {
 	out := make([]U, len(items))

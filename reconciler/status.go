@@ -238,14 +238,6 @@ func (s *screen) row(label, text string) {
 	fmt.Fprintf(s, "%-12s %s\n", label, text)
 }
 
-func (s *screen) table(rows [][]string) {
-	columns := tabwriter.NewWriter(s, 0, 0, 2, ' ', 0)
-	for _, cells := range rows {
-		fmt.Fprintln(columns, "  "+strings.Join(cells, "\t"))
-	}
-	_ = columns.Flush() // never fails
-}
-
 func (s *nodeStatus) text(now time.Time) string {
 	w := &screen{}
 	s.writeNode(w)
@@ -331,20 +323,22 @@ func (r reconcilerStatus) text(now time.Time) string {
 	return fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 }
 
-// none writes that there are no rows: whatever a reason above says, or this text.
-func (s *nodeStatus) none(w *screen, label, text string) {
-	if s.unread {
-		text = "unknown, for the reason above"
+// writeTable writes rows below their label and the names of the columns. Without a row it writes the text for none.
+func (s *nodeStatus) writeTable(w *screen, label, none string, rows [][]string) {
+	switch {
+	case len(rows) > 1:
+		w.WriteString(label + "\n")
+		columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		printEach(columns, "  %s", mapped(rows, func(cells []string) string { return strings.Join(cells, "\t") }))
+		_ = columns.Flush() // never fails
+	case s.unread:
+		w.row(label, "unknown, for the reason above")
+	default:
+		w.row(label, none)
 	}
-	w.row(label, text)
 }
 
 func (s *nodeStatus) writeChains(w *screen) {
-	if len(s.Chains) == 0 {
-		s.none(w, "Chains:", "none; no source asks for one")
-		return
-	}
-	w.WriteString("Chains:\n")
 	rows := [][]string{{"NAME", "FAMILY", "BACKEND", "RULES", "MASQ", "EXEMPT"}}
 	for _, c := range s.Chains {
 		row := []string{c.Chain, string(c.Family), c.Backend, fmt.Sprint(c.Rules), "-", "-"}
@@ -353,7 +347,7 @@ func (s *nodeStatus) writeChains(w *screen) {
 		}
 		rows = append(rows, row)
 	}
-	w.table(rows)
+	s.writeTable(w, "Chains:", "none; no source asks for one", rows)
 	for _, c := range s.Chains {
 		var keys []string
 		if c.Guard != "" && c.Guard != policy.GuardOff {
@@ -372,11 +366,6 @@ func (s *nodeStatus) writeChains(w *screen) {
 }
 
 func (s *nodeStatus) writeSources(w *screen, now time.Time) {
-	if len(s.Sources) == 0 {
-		s.none(w, "Sources:", "none")
-		return
-	}
-	w.WriteString("Sources:\n")
 	rows := [][]string{{"NAME", "STATE", "AGE", "FILES"}}
 	for _, x := range s.Sources {
 		name := "agent files"
@@ -390,7 +379,7 @@ func (s *nodeStatus) writeSources(w *screen, now time.Time) {
 		files := strings.Join(mapped(policy.First(4, x.Files), policy.Printable), ", ")
 		rows = append(rows, []string{name, x.State, since, cmp.Or(files, "-")})
 	}
-	w.table(rows)
+	s.writeTable(w, "Sources:", "none", rows)
 }
 
 func (c conflistStatus) text() string {

@@ -127,9 +127,7 @@ func (u *uninstallation) print(a *app, complete bool) {
 	for _, c := range u.Conflists {
 		fmt.Fprintf(a.out, "removed the plugin entry of network %s from %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
 	}
-	for _, path := range u.Plugins {
-		fmt.Fprintf(a.out, "removed %s\n", path)
-	}
+	printEach(a.out, "removed %s", u.Plugins)
 	if u.printRemoved(a); !complete {
 		return
 	}

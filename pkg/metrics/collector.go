@@ -322,8 +322,8 @@ func (t *totals) addTo(c policy.ChainFamily, action string, n uint64) {
 	}
 }
 
-// observeConnections adds the connections that were counted since the state before. It ignores nil.
-func (t *totals) observeConnections(s *enforce.State) {
+// count adds the connections, and the packets that guards counted or dropped, since the state before. It ignores nil.
+func (m *Monitor) count(s *enforce.State) {
 	if s == nil {
 		return
 	}
@@ -345,31 +345,25 @@ func (t *totals) observeConnections(s *enforce.State) {
 		}
 	}
 	// A chain that could not be observed may still exist: its counters must not count twice.
-	t.observe(now, func(p kernelChain) bool {
+	gone := func(p kernelChain) bool {
 		if p.Choice == (netfilter.Choice{}) {
 			return s.Guard.Err == nil
 		}
 		chain := s.Find(p.Chain)
 		return chain == nil || chain.Err == nil
-	})
-}
-
-// observeGuards adds the packets that guards counted or dropped since the state before. It ignores nil.
-func (t *totals) observeGuards(s *enforce.State) {
-	if s == nil {
-		return
 	}
+	m.connections.observe(now, gone)
 	for _, g := range s.Guard.Desired {
 		if g.Mode != policy.GuardOff {
-			t.addTo(policy.ChainFamily{Chain: g.Chain, Family: g.Family}, string(g.Mode), 0)
+			m.guards.addTo(policy.ChainFamily{Chain: g.Chain, Family: g.Family}, string(g.Mode), 0)
 		}
 	}
-	now := map[kernelChain]map[string]uint64{}
+	now = map[kernelChain]map[string]uint64{}
 	for _, g := range s.Guard.Observed.Guards {
 		at := policy.ChainFamily{Chain: g.Chain, Family: g.Family}
 		if desired := s.Guard.Of(at); g.Mode != policy.GuardOff && desired != nil && desired.Mode != policy.GuardOff {
 			now[kernelChain{ChainFamily: at}] = map[string]uint64{string(g.Mode): s.Guard.Observed.Packets[at]}
 		}
 	}
-	t.observe(now, func(kernelChain) bool { return s.Guard.Err == nil })
+	m.guards.observe(now, gone)
 }

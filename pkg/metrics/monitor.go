@@ -147,10 +147,8 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	if r.Rules != nil {
 		m.lastWithRules, m.exempt = r, r.Rules
 	}
-	for _, s := range []*enforce.State{r.Before, r.Rules} {
-		m.connections.observeConnections(s)
-		m.guards.observeGuards(s)
-	}
+	m.count(r.Before)
+	m.count(r.Rules)
 }
 
 // ConnectionsReset records connections that were reset and are not on record, and a reset that failed.
@@ -309,8 +307,7 @@ func (m *Monitor) observe(ctx context.Context) {
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
 	if m.reports == reports {
 		m.exempt = cmp.Or(state, m.exempt)
-		m.connections.observeConnections(state)
-		m.guards.observeGuards(state)
+		m.count(state)
 	}
 }
 
