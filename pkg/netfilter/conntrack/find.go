@@ -32,33 +32,31 @@ type Found struct {
 }
 
 // Find returns the connections of every zone in the network namespace of the calling thread that
-// leave with a source address and port. It needs CAP_NET_ADMIN. The kernel filters by one protocol.
+// leave with a source address and port. It needs CAP_NET_ADMIN.
 func Find(ctx context.Context, q Query) (found []Found, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("find connections: %w", err)
 		}
 	}()
-	protocols := []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
-	if q.Protocol != 0 {
-		protocols = []uint8{q.Protocol}
+	protocols := []uint8{q.Protocol}
+	if q.Protocol == 0 {
+		protocols = []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
 	}
 	var c nfnetlink.Conn
 	r := newRoutes()
 	defer func() { err = errors.Join(err, c.Close(), r.socket.Close()) }()
-	for _, protocol := range protocols {
-		filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr()), Protocol: protocol, ReplyDst: q.Source}
-		err := c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
-			reply := e.Reply.Flow()
-			if reply.Dst == q.Source && reply.Protocol == protocol && // a kernel before 5.8 lists the whole table
-				(!q.To.IsValid() || q.To == e.Original.Dst || q.To == e.Reply.Src) {
-				found = append(found, Found{Original: e.Original.Flow(), Reply: reply, Zone: e.Zone})
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
+	filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr())}
+	err = c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
+		reply := e.Reply.Flow()
+		if reply.Dst == q.Source && slices.Contains(protocols, reply.Protocol) &&
+			(!q.To.IsValid() || q.To == e.Original.Dst || q.To == e.Reply.Src) {
+			found = append(found, Found{Original: e.Original.Flow(), Reply: reply, Zone: e.Zone})
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	compare := func(a, b nfnetlink.Flow) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst))

@@ -19,13 +19,12 @@ const (
 
 	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaID, ctaZone, ctaFilter, ctaStatusMask = 1, 2, 3, 12, 18, 25, 26
 
-	ctaTupleIP, ctaTupleProto, ctaTupleZone                             = 1, 2, 3
-	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst                              = 1, 2, 3, 4
-	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort                       = 1, 2, 3
-	ctaFilterOrigFlags, ctaFilterReplyFlags                             = 1, 2
-	ctaFilterIPSrc, ctaFilterIPDst, ctaFilterProtoNum, ctaFilterDstPort = 1 << 0, 1 << 1, 1 << 3, 1 << 5
-	ctaInsertFailed, ctaDrop, ctaEarlyDrop                              = 9, 10, 11
-	ctaGlobalEntries, ctaGlobalMaximum                                  = 1, 2
+	ctaTupleIP, ctaTupleProto, ctaTupleZone       = 1, 2, 3
+	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst        = 1, 2, 3, 4
+	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort = 1, 2, 3
+	ctaFilterOrigFlags, ctaFilterIPSrc            = 1, 1 << 0
+	ctaInsertFailed, ctaDrop, ctaEarlyDrop        = 9, 10, 11
+	ctaGlobalEntries, ctaGlobalMaximum            = 1, 2
 )
 
 // Connection is a conntrack entry.
@@ -60,12 +59,8 @@ type ConnectionFilter struct {
 	Family Family // 0 is any
 	// Status are the bits that the entry has, of those in Mask. Older kernels (5.10) ignore both.
 	Status, Mask uint32
-	// Protocol and ReplyDst are, if Protocol is not 0, those of the replies. Kernels before 5.8 ignore both, and
-	// every kernel ignores the port of protocols other than TCP and UDP, and an address of IPv6.
-	Protocol uint8
-	ReplyDst netip.AddrPort
-	// Src is, if it is valid, the source of the connection. Kernels before 5.8 ignore it, and every kernel ignores one
-	// of IPv6.
+	// Src is, if it is valid, the source of the connection. Kernels before 5.8 ignore it, and encode one of IPv6: the
+	// kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
 	Src netip.Addr
 }
 
@@ -76,32 +71,8 @@ func (f *ConnectionFilter) encode(w *attrWriter) {
 	}
 	if f.Src.Is4() {
 		w.nest(func() { w.bytes(ctaV4Src, f.Src.AsSlice()) }, ctaTupleOrig, ctaTupleIP)
-		w.filterFlags(ctaFilterOrigFlags, ctaFilterIPSrc)
+		w.nest(func() { w.bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, ctaFilterIPSrc)) }, ctaFilter)
 	}
-	if f.Protocol == 0 {
-		return
-	}
-	flags := uint32(ctaFilterProtoNum)
-	w.nest(func() {
-		// The kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
-		if a := f.ReplyDst.Addr(); a.Is4() {
-			flags |= ctaFilterIPDst
-			w.nest(func() { w.bytes(ctaV4Dst, a.AsSlice()) }, ctaTupleIP)
-		}
-		w.nest(func() {
-			w.bytes(ctaProtoNum, []byte{f.Protocol})
-			if f.Protocol == unix.IPPROTO_TCP || f.Protocol == unix.IPPROTO_UDP {
-				flags |= ctaFilterDstPort
-				w.bytes(ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, f.ReplyDst.Port()))
-			}
-		}, ctaTupleProto)
-	}, ctaTupleReply)
-	w.filterFlags(ctaFilterReplyFlags, flags)
-}
-
-// filterFlags writes which parts of a tuple the kernel compares.
-func (w *attrWriter) filterFlags(typ uint16, flags uint32) {
-	w.nest(func() { w.bytes(typ, binary.NativeEndian.AppendUint32(nil, flags)) }, ctaFilter)
 }
 
 // Bits of an entry's status (IPS_*). A source NAT that changes nothing sets no bit, one that changes
