@@ -58,13 +58,8 @@ func (legacyReader) chainNames(f policy.Family, tableName, only string) ([]strin
 	if err != nil {
 		return nil, err
 	}
-	if only == "" {
-		return slices.Sorted(maps.Keys(s.chains)), nil
-	}
-	if _, exists := s.chains[only]; !exists {
-		return nil, nil
-	}
-	return []string{only}, nil
+	names := slices.Sorted(maps.Keys(s.chains))
+	return slices.DeleteFunc(names, func(name string) bool { return only != "" && name != only }), nil
 }
 
 // rules returns the rules of a chain, or fs.ErrNotExist.
