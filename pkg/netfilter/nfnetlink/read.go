@@ -195,12 +195,12 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 	return read(c, op, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, decodeChain)
 }
 
-// Chains returns the chains of a table, in the kernel's order. A missing table has none. The kernel
-// walks the chains of all tables of the family, so Chain is cheaper for a single one.
+// Chains returns the chains of a table, or those of all tables if the table is "", in the kernel's order. A missing table
+// has none. The kernel walks the chains of all tables of the family, so Chain is cheaper for a single one.
 func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 	op := operation{"list chains of", family, table, ""}
 	chains, err := list(c, op, unix.NFT_MSG_GETCHAIN, 0, each(decodeChain))
-	return slices.DeleteFunc(chains, func(chain Chain) bool { return chain.Table != table }), err
+	return slices.DeleteFunc(chains, func(chain Chain) bool { return table != "" && chain.Table != table }), err
 }
 
 func decodeChain(t *attrTable) Chain {

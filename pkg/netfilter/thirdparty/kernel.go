@@ -5,6 +5,7 @@ package thirdparty
 import (
 	"errors"
 	"math"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -50,50 +51,39 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 	return err
 }
 
-// hooks returns the base chains in nf_tables.
+// hooks returns the base chains in nf_tables, once for each family whose packets they meet.
 func (p hookPoint) hooks(c *nfnetlink.Conn) (hooks []hook, err error) {
 	for _, link := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		tables, err := c.Tables(link)
-		for _, t := range tables {
-			var found []hook
-			if err == nil && !t.Dormant() {
-				found, err = p.hooksOf(c, link, t.Name)
-			}
-			hooks = append(hooks, found...)
-		}
-		if err != nil {
+		tables, errTables := c.Tables(link)
+		chains, errChains := c.Chains(link, "")
+		if err = errors.Join(errTables, errChains); err != nil {
 			return hooks, err
+		}
+		for _, chain := range chains {
+			b, name := chain.Base, chain.Table
+			if b == nil || b.Hook != p.hook || b.Priority >= p.before || p.table == iptables.Table && b.Type != iptables.Table ||
+				slices.ContainsFunc(tables, func(t nfnetlink.Table) bool { return t.Name == name && t.Dormant() }) {
+				continue
+			}
+			read := table{
+				func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(link, name, chain) },
+				func(set string) (policy.Ranges, error) {
+					_, ranges, err := c.Ranges(link, name, set)
+					return policy.Normalize(ranges), err
+				},
+			}
+			at := Place{Backend: policy.NFTables, Table: name, Chain: chain.Name, Priority: b.Priority}
+			if link != nfnetlink.Inet && name == p.table && chain.Name == p.chain {
+				at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
+			}
+			for _, at.Family = range policy.Families() {
+				if link == nfnetlink.Inet || link == netfilter.LinkOf(at.Family) {
+					hooks = append(hooks, hook{read, at})
+				}
+			}
 		}
 	}
 	return hooks, nil
-}
-
-// hooksOf returns the base chains of a table, of each family whose packets they meet.
-func (p hookPoint) hooksOf(c *nfnetlink.Conn, link nfnetlink.Family, tableName string) (hooks []hook, err error) {
-	chains, err := c.Chains(link, tableName)
-	read := table{
-		func(chain string) ([]nfnetlink.Rule, error) { return c.Rules(link, tableName, chain) },
-		func(name string) (policy.Ranges, error) {
-			_, ranges, err := c.Ranges(link, tableName, name)
-			return policy.Normalize(ranges), err
-		},
-	}
-	for _, chain := range chains {
-		b := chain.Base
-		if b == nil || b.Hook != p.hook || b.Priority >= p.before || p.table == iptables.Table && b.Type != iptables.Table {
-			continue
-		}
-		at := Place{Backend: policy.NFTables, Table: tableName, Chain: chain.Name, Priority: b.Priority}
-		if link != nfnetlink.Inet && tableName == p.table && chain.Name == p.chain {
-			at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
-		}
-		for _, at.Family = range policy.Families() {
-			if link == nfnetlink.Inet || link == netfilter.LinkOf(at.Family) {
-				hooks = append(hooks, hook{read, at})
-			}
-		}
-	}
-	return hooks, err
 }
 
 // legacy returns the base chains of iptables-legacy.

@@ -16,53 +16,48 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// natRules returns the rules of a chain of table nat, of all chains for "", by variant of iptables.
-func natRules(chain string) (map[string][]nfnetlink.Rule, error) {
-	rules := map[string][]nfnetlink.Rule{}
-	err := withTables(func(c *nfnetlink.Conn) error {
+// natRules calls a function with each rule of a chain of table nat, of all chains for "", and its variant of iptables.
+func natRules(chain string, each func(variant string, r nfnetlink.Rule)) error {
+	errs := []error{withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			all, err := c.Rules(netfilter.LinkOf(f), iptables.Table, chain)
+			rules, err := c.Rules(netfilter.LinkOf(f), iptables.Table, chain)
 			if err != nil {
 				return err
 			}
-			rules[netfilter.VariantNFT] = append(rules[netfilter.VariantNFT], all...)
+			for _, r := range rules {
+				each(netfilter.VariantNFT, r)
+			}
 		}
 		return nil
-	})
+	})}
 	for _, f := range policy.Families() {
-		chains, failed := iptables.Legacy(f, iptables.Table)
-		err = errors.Join(err, failed)
-		for name, all := range chains {
-			if chain == "" || chain == name {
-				rules[netfilter.VariantLegacy] = append(rules[netfilter.VariantLegacy], all...)
+		chains, err := iptables.Legacy(f, iptables.Table)
+		errs = append(errs, err)
+		for name, rules := range chains {
+			for _, r := range rules {
+				if chain == "" || chain == name {
+					each(netfilter.VariantLegacy, r)
+				}
 			}
 		}
 	}
-	return rules, err
+	return errors.Join(errs...)
 }
 
 // Variants returns how many rules table nat has in each variant of iptables that has some.
 func Variants() (map[string]int, error) {
-	rules, err := natRules("")
 	count := map[string]int{}
-	for variant, all := range rules {
-		if len(all) > 0 {
-			count[variant] = len(all)
-		}
-	}
+	err := natRules("", func(variant string, _ nfnetlink.Rule) { count[variant]++ })
 	return count, err
 }
 
 // NodePorts returns the node ports for which kube-proxy has rules, sorted, also with an error.
 func NodePorts() (ports []uint16, err error) {
-	rules, err := natRules("KUBE-NODEPORTS")
-	for _, all := range rules {
-		for _, r := range all {
-			if port, ok := destinationPort(r); ok {
-				ports = append(ports, port)
-			}
+	err = natRules("KUBE-NODEPORTS", func(_ string, r nfnetlink.Rule) {
+		if port, ok := destinationPort(r); ok {
+			ports = append(ports, port)
 		}
-	}
+	})
 	err = errors.Join(err, withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
 			keys, err := c.Keys(netfilter.LinkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
