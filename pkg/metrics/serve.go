@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/flowcontrol"
@@ -69,10 +70,11 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		IdleTimeout:       2 * time.Minute, // Prometheus scrapes at least each minute
 		MaxHeaderBytes:    8 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ConnState:         bounded(),
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // no request waits longer than ctx
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- s.Serve(&bounded{Listener: l}) }()
+	go func() { failed <- s.Serve(l) }()
 	select {
 	case err = <-failed:
 	case <-ctx.Done():
@@ -83,42 +85,26 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 	return errors.Join(err, s.Close())
 }
 
-// bounded is a listener with at most maxConnections open connections. A new one takes the place of the oldest, whatever
-// its client does: every user of the node can connect, and must neither exhaust the memory nor keep out a probe.
-type bounded struct {
-	net.Listener
-	open []*connection // oldest first
-}
-
 const maxConnections = 64
 
-// connection is a connection whose server calls Close when it does nothing for it any more.
-type connection struct {
-	net.Conn
-	ctx context.Context
-	end context.CancelFunc
-}
-
-// Accept is called by one goroutine.
-func (b *bounded) Accept() (net.Conn, error) {
-	accepted, err := b.Listener.Accept()
-	if err != nil {
-		return nil, err
+// bounded returns a function for http.Server.ConnState that keeps at most maxConnections connections open. A new one takes
+// the place of the oldest, whatever its client does: every user of the node can connect, and must neither exhaust the
+// memory nor keep out a probe.
+func bounded() func(net.Conn, http.ConnState) {
+	var mu sync.Mutex
+	var open []net.Conn // oldest first
+	ended := sync.NewCond(&mu)
+	return func(c net.Conn, state http.ConnState) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch state {
+		case http.StateNew: // the server accepts no other one before this returns
+			for open = append(open, c); len(open) > maxConnections; ended.Wait() {
+				_ = open[0].Close() // ends the context of its request, too
+			}
+		case http.StateClosed:
+			open = slices.DeleteFunc(open, func(o net.Conn) bool { return o == c })
+			ended.Broadcast()
+		}
 	}
-	ended := func(c *connection) bool { return c.ctx.Err() != nil }
-	if b.open = slices.DeleteFunc(b.open, ended); len(b.open) == maxConnections {
-		oldest := b.open[0]
-		_ = oldest.Conn.Close() // ends the context of its request, too
-		<-oldest.ctx.Done()
-		b.open = slices.Delete(b.open, 0, 1)
-	}
-	c := &connection{Conn: accepted}
-	c.ctx, c.end = context.WithCancel(context.Background())
-	b.open = append(b.open, c)
-	return c, nil
-}
-
-func (c *connection) Close() error {
-	c.end()
-	return c.Conn.Close()
 }
