@@ -67,6 +67,13 @@ func decode(f policy.Family, rule nfnetlink.Rule, in table) decoded {
 // conditionOf returns the packets that meet a condition, of those that have no mark and begin a connection.
 func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
 	var out condition
+	if c.Field == nfnetlink.OutputIndex {
+		device, err := net.InterfaceByIndex(int(c.Value))
+		if err != nil {
+			return condition{unread: []string{fmt.Sprintf("oif %d", c.Value)}}
+		}
+		c.Field, c.Name = nfnetlink.OutputName, device.Name
+	}
 	switch c.Field {
 	case nfnetlink.Source, nfnetlink.Destination:
 		addresses, err := addressesOf(f, c, in)
@@ -79,12 +86,13 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
 			out.To = addresses
 		}
 	case nfnetlink.OutputName:
-		out.matchOutput(c.Name, c.Not)
-	case nfnetlink.OutputIndex:
-		if device, err := net.InterfaceByIndex(int(c.Value)); err == nil {
-			out.matchOutput(device.Name, c.Not)
-		} else {
-			out.unread = []string{fmt.Sprintf("oif %d", c.Value)}
+		switch {
+		case c.Name == "+":
+			out.never = c.Not
+		case c.Not:
+			out.NotOut = []string{c.Name}
+		default:
+			out.Out = c.Name
 		}
 	case nfnetlink.Protocol:
 		out.protocol = map[uint32]policy.Protocol{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[c.Value]
@@ -121,16 +129,4 @@ func addressesOf(f policy.Family, c nfnetlink.Condition, in table) (policy.Range
 		addresses = policy.RangesOf(f.All()).Without(addresses)
 	}
 	return addresses, err
-}
-
-// matchOutput notes a match of the output interface.
-func (c *condition) matchOutput(pattern string, not bool) {
-	switch {
-	case pattern == "+":
-		c.never = not
-	case not:
-		c.NotOut = []string{pattern}
-	default:
-		c.Out = pattern
-	}
 }

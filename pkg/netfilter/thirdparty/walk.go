@@ -294,56 +294,43 @@ func Trace(t Traffic, owned func(Place) (is, binds bool)) ([]Hit, error) {
 	}), err
 }
 
-// trace chooses the rules that decide about the traffic.
-func (t Traffic) trace(rules []Rule, binds func(Place) bool) []Hit {
+// trace follows the traffic through base chains, and chooses the rules that decide about it.
+func (t Traffic) trace(rules []Rule, binds func(Place) bool) (hits []Hit) {
 	f := policy.FamilyOf(t.To)
 	t.From = policy.RangesOf(f.All()).Intersect(t.From)
 	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Family != f })
 	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Compare(a.Priority, b.Priority) })
-	tr := tracer{all: t.packets(), binds: binds, next: t.packets()}
-	var atPriority []Packets // that reach the base chains of this priority
+	all := t.packets()
+	// What reaches the base chains of this priority, the next rule of this base chain, the base chains of the next priority.
+	atPriority, left, next := all, all, all
 	for i, r := range rules {
-		if i == 0 || r.Priority != rules[i-1].Priority {
-			atPriority = tr.next
+		if i > 0 && r.Priority != rules[i-1].Priority {
+			atPriority = next
 		}
-		if i == 0 || r.base != rules[i-1].base {
-			tr.left = atPriority
+		if i > 0 && r.base != rules[i-1].base {
+			left = atPriority
 		}
-		tr.rule(r, rules[i:])
-	}
-	return tr.hits
-}
-
-// tracer follows traffic through base chains.
-type tracer struct {
-	all   []Packets
-	binds func(Place) bool
-	left  []Packets // that reach the next rule of this base chain
-	next  []Packets // that reach the base chains of the next priority
-	hits  []Hit
-}
-
-// rule follows the traffic through the first of the rules that are left.
-func (t *tracer) rule(r Rule, rules []Rule) {
-	about := intersect(t.left, having(r.reached, kept, false))
-	wouldBind := func(o Rule) bool {
-		return o.Action == isOwned && o.base == r.base && t.binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
-	}
-	if len(about) == 0 || r.Action == isOwned && !t.binds(r.Place) || r.keeps() && !slices.ContainsFunc(rules, wouldBind) {
-		return
-	}
-	if r.Action != isOwned {
-		others := t.all // about which the rule does not decide for certain
-		for _, p := range about {
-			if r.decides(p) {
-				others = without(others, p, r.Family)
+		about := intersect(left, having(r.reached, kept, false))
+		wouldBind := func(o Rule) bool {
+			return o.Action == isOwned && o.base == r.base && binds(o.Place) && len(intersect(about, having(o.reached, kept, true))) > 0
+		}
+		if len(about) == 0 || r.Action == isOwned && !binds(r.Place) || r.keeps() && !slices.ContainsFunc(rules[i:], wouldBind) {
+			continue
+		}
+		if r.Action != isOwned {
+			others := all // about which the rule does not decide for certain
+			for _, p := range about {
+				if r.decides(p) {
+					others = without(others, p, r.Family)
+				}
 			}
+			hits = append(hits, Hit{r, len(others) == 0})
 		}
-		t.hits = append(t.hits, Hit{r, len(others) == 0})
+		if !r.keeps() {
+			left, next = r.past(left, about), r.past(next, about)
+		}
 	}
-	if !r.keeps() {
-		t.left, t.next = r.past(t.left, about), r.past(t.next, about)
-	}
+	return hits
 }
 
 // keeps reports whether the rule keeps packets from the rest of the base chain.
