@@ -210,8 +210,7 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 		}
 	}
 	if first.IsValid() {
-		highest := element{size: uint8(s.KeyLen), key: [16]byte(bytes.Repeat([]byte{0xff}, 16))}
-		ranges = append(ranges, netipx.IPRangeFrom(first, highest.addr()))
+		ranges = append(ranges, netipx.IPRangeFrom(first, netipx.PrefixLastIP(netip.PrefixFrom(first, 0))))
 	}
 	return ranges, nil
 }

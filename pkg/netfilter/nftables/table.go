@@ -212,7 +212,13 @@ func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, erro
 		r.broken = true
 		r.report("table has flags %#x (dormant?)", inKernel.Flags)
 	}
-	if err = r.readRules(); err == nil && r.read != inKernel.Use {
+	rules, err := conn.Rules(r.link, name, "")
+	for _, raw := range rules {
+		if err == nil {
+			err = r.readRule(raw)
+		}
+	}
+	if err == nil && r.read != inKernel.Use {
 		err = r.readRest(inKernel.Use)
 	}
 	return r.table, err
@@ -232,19 +238,6 @@ func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 	r.order = append(r.order, c.Name)
 	r.chains[c.Name] = &chain{base: c.Base}
 	return r.chains[c.Name]
-}
-
-func (r *tableReader) readRules() error {
-	rules, err := r.conn.Rules(r.link, r.name, "")
-	if err != nil {
-		return err
-	}
-	for _, raw := range rules {
-		if err := r.readRule(raw); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (r *tableReader) readRule(raw nfnetlink.Rule) (err error) {
@@ -317,18 +310,15 @@ func (r *tableReader) readRest(objects uint32) error {
 		return err
 	}
 	for _, s := range sets {
-		if anonymous(s.Name) {
-			continue
-		}
-		if err := r.readSet(s.Name); err != nil {
-			return err
+		if !anonymous(s.Name) && err == nil {
+			err = r.readSet(s.Name)
 		}
 	}
-	if r.read != objects {
+	if err == nil && r.read != objects {
 		r.broken = true
 		r.report("an object that is neither a chain nor a set")
 	}
-	return nil
+	return err
 }
 
 // render writes the table's sets and chains as input for nft.
