@@ -229,7 +229,6 @@ func remedied(err error) error {
 	return err
 }
 
-// printEach prints a line for each item.
 func printEach[T any](w io.Writer, format string, items []T) {
 	for _, item := range items {
 		fmt.Fprintf(w, format+"\n", item)

@@ -83,7 +83,6 @@ func (w *walk) all(ctx context.Context, families []policy.Family) error {
 	return err
 }
 
-// visit judges an entry.
 func (w *walk) visit(e *nfnetlink.Connection) error {
 	if e.Zone != 0 {
 		return nil

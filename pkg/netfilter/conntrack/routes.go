@@ -5,15 +5,14 @@ package conntrack
 import (
 	"net/netip"
 
-	"go4.org/netipx"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // routes answers questions about routing tables. After an error the answers mean nothing.
 type routes struct {
 	socket     *nfnetlink.Conn
-	local      map[nfnetlink.Family]*netipx.IPSet
+	local      map[nfnetlink.Family]policy.Ranges
 	interfaces map[[2]netip.Addr]string // at most maxRoutes, by source and destination
 	err        error                    // the first one
 }
@@ -21,29 +20,20 @@ type routes struct {
 const maxRoutes = 10_000
 
 func newRoutes() *routes {
-	return &routes{socket: nfnetlink.Routes(), local: map[nfnetlink.Family]*netipx.IPSet{}, interfaces: map[[2]netip.Addr]string{}}
+	return &routes{socket: nfnetlink.Routes(), local: map[nfnetlink.Family]policy.Ranges{}, interfaces: map[[2]netip.Addr]string{}}
 }
 
 // IsLocal implements policy.NodeRoutes. A transparent proxy has a local route to every address.
 func (r *routes) IsLocal(a netip.Addr) bool {
-	if r.err != nil {
-		return false
-	}
 	family := nfnetlink.FamilyOf(a)
-	set := r.local[family]
-	if set == nil {
+	local, known := r.local[family]
+	if !known && r.err == nil {
 		var prefixes []netip.Prefix
 		prefixes, r.err = r.socket.Local(family)
-		var b netipx.IPSetBuilder
-		for _, p := range prefixes {
-			b.AddPrefix(p)
-		}
-		if r.err == nil {
-			set, r.err = b.IPSet()
-		}
-		r.local[family] = set
+		local = policy.RangesOf(prefixes...)
+		r.local[family] = local
 	}
-	return r.err == nil && set.Contains(a)
+	return r.err == nil && local.Contains(a)
 }
 
 // OutputInterface implements policy.NodeRoutes. The source's own route is where its packets come in.

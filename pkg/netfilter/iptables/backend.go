@@ -18,7 +18,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// backend keeps chains in one variant of iptables.
 type backend struct {
 	choice   netfilter.Choice
 	programs *programs

@@ -36,7 +36,6 @@ func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, err
 	return chains, nil
 }
 
-// legacyReader reads tables of iptables-legacy.
 type legacyReader struct{}
 
 func (legacyReader) read(f policy.Family, names []string) (t table, err error) {
@@ -192,7 +191,6 @@ func request(size int, tableName string) []byte {
 	return b
 }
 
-// getsockopt fills the buffer, which begins with the request.
 func getsockopt(fd, level, option int, b []byte) error {
 	size := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

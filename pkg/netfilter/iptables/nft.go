@@ -78,7 +78,6 @@ func Watched(chains []netfilter.OwnedChain) *[]string {
 	return &names
 }
 
-// same reports whether both readings found the same.
 func (t table) same(u table) bool {
 	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.Chains, u.Chains, func(a, b policy.Chain) bool {
 		return a.Name == b.Name && a.Owner == b.Owner &&

@@ -27,7 +27,6 @@ import (
 // lockSeconds is how long iptables-legacy waits for the xtables lock, /run/xtables.lock.
 const lockSeconds = 5
 
-// programs are the programs of iptables on this host.
 type programs struct {
 	finder finder
 	run    func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
@@ -92,7 +91,6 @@ func (p *programs) exec(ctx context.Context, f policy.Family, variant, suffix st
 	return out, nil
 }
 
-// runError says that a program failed.
 type runError struct {
 	path, variant string
 	err           error // of exec or of the process

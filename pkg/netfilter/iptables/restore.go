@@ -37,7 +37,6 @@ func (t *transaction) lines() []string {
 	return slices.Concat(t.declared, t.jumps, t.rules, t.deleted)
 }
 
-// empty reports whether there is nothing to do.
 func (t *transaction) empty() bool { return len(t.lines()) == 0 }
 
 // fill creates the chain or replaces its rules. The last rule has the owner as its comment.
@@ -52,7 +51,6 @@ func (t *transaction) fill(c *policy.Chain) {
 	}
 }
 
-// appendJumps adds jumps to the end of POSTROUTING.
 func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
 	for _, j := range jumps {
 		comment := ""

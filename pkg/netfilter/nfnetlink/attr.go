@@ -156,7 +156,6 @@ func (w *attrWriter) bytes(typ uint16, v []byte) {
 	w.b = append(append(w.b, v...), make([]byte, align4(n)-n)...)
 }
 
-// str writes a NUL-terminated string.
 func (w *attrWriter) str(typ uint16, s string) {
 	if strings.IndexByte(s, 0) >= 0 {
 		w.fail("name %q holds a NUL byte", s)

@@ -185,7 +185,6 @@ func (w *attrWriter) names(op operation, nameAttr uint16) {
 	}
 }
 
-// wrap names the operation in an error.
 func (o operation) wrap(err error) error {
 	if refused, ok := errors.AsType[*Error](err); ok {
 		refused.Op = o.String()
@@ -358,7 +357,6 @@ func Unsupported(err error) bool {
 	return isOneOf(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL)
 }
 
-// ignore returns nil for an error that is one of the numbers.
 func ignore(err error, numbers ...unix.Errno) error {
 	if isOneOf(err, numbers...) {
 		return nil
@@ -366,7 +364,6 @@ func ignore(err error, numbers ...unix.Errno) error {
 	return err
 }
 
-// isOneOf reports whether an error is one of the numbers.
 func isOneOf(err error, numbers ...unix.Errno) bool {
 	return slices.ContainsFunc(numbers, func(n unix.Errno) bool { return errors.Is(err, n) })
 }

@@ -200,7 +200,6 @@ func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error)
 	return s, err
 }
 
-// ctnetlink returns a request to ctnetlink.
 func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) request {
 	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgenmsg(family), encode: encode,
 		handle: func(_, attrs []byte) error { return handle(attrs) }}

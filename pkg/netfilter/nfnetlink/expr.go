@@ -273,7 +273,6 @@ func (k *kind) decode(data []byte) (Expr, bool) {
 	return e, ok
 }
 
-// field reads a field.
 func (t *attrTable) field(attr uint16, v reflect.Value) {
 	typ := attr &^ (optional | plain)
 	switch k := v.Kind(); {
@@ -300,7 +299,6 @@ func (t *attrTable) field(attr uint16, v reflect.Value) {
 	}
 }
 
-// expr writes the attributes of an expression.
 func (w *attrWriter) expr(e Expr) {
 	k, v := kindOf(e), reflect.ValueOf(e)
 	fields := func() {
@@ -319,7 +317,6 @@ func (w *attrWriter) expr(e Expr) {
 	}
 }
 
-// field writes a field.
 func (w *attrWriter) field(attr uint16, v reflect.Value) {
 	typ := attr &^ (optional | plain)
 	switch k := v.Kind(); {

@@ -41,7 +41,6 @@ func (f Family) String() string {
 	return cmp.Or(known[f], fmt.Sprintf("family-%d", uint8(f)))
 }
 
-// read reads one object.
 func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T) (object T, err error) {
 	_, err = c.query(context.Background(), c.get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) }))
 	return object, err

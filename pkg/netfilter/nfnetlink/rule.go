@@ -91,7 +91,6 @@ func (w *attrWriter) comment(comment string) {
 	}
 }
 
-// expressions writes a rule's expressions.
 func (w *attrWriter) expressions(exprs []Expr) {
 	w.nest(func() {
 		for _, e := range exprs {

@@ -332,7 +332,6 @@ func (w *tableWriter) deleteChains(names []string) {
 	}
 }
 
-// deleteSets deletes the sets of a table whose names match.
 func (w *tableWriter) deleteSets(of *table, match func(name string) bool) {
 	for _, name := range sorted(of.sets, nil) {
 		if match(name) {

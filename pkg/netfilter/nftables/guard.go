@@ -165,7 +165,6 @@ func (t *table) readGuard(of policy.ChainFamily, o *netfilter.GuardObservation) 
 	return g
 }
 
-// packets returns the sum of the counters.
 func (c *chain) packets() (n uint64) {
 	for _, r := range c.rules {
 		n += r.packets

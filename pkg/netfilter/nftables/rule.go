@@ -85,7 +85,6 @@ func outputInterface(pattern string, not bool) nftStatement {
 		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(op, data...))
 }
 
-// load reads an address of the packet into a register.
 func load(f nfnetlink.Family, field string, to nfnetlink.Register) nfnetlink.Expr {
 	return nfnetlink.LoadAddress(f, map[string]nfnetlink.Field{"saddr": nfnetlink.Source, "daddr": nfnetlink.Destination}[field], to)
 }

@@ -29,7 +29,6 @@ func sourceNAT() hookPoint {
 	return hookPoint{iptables.Table, "POSTROUTING", unix.NF_INET_POST_ROUTING, priorityNAT, math.MaxInt32}
 }
 
-// hook is a base chain.
 type hook struct {
 	table
 	Place
