@@ -34,20 +34,6 @@ func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
 	return found
 }
 
-// multusErr returns how Multus uses the network of the plugin entry, unless a managed conflist reports it.
-func multusErr(s config.Settings, managed bool) error {
-	n, err := conflist.Find(s.CNIConfDir, s.Conflist.Network)
-	switch {
-	case managed:
-		return nil
-	case err == nil && n.Entries > 0: // a missing entry is another finding
-		return n.MultusErr
-	case errors.Is(err, conflist.ErrDelegate):
-		return err
-	}
-	return nil
-}
-
 func (a *app) doctor(c *cobra.Command, _ []string) error {
 	node, r, err := a.examine(c.Context())
 	if err != nil {
@@ -74,8 +60,13 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
 	}
 	found := n.entryFindings(ctx)
-	if err := multusErr(n.Settings, s.ConflistManaged); err != nil {
-		found["multus"] = []error{err}
+	if used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network); !s.ConflistManaged { // else the manager reports it
+		if err == nil && used.Entries > 0 { // a missing entry is another finding
+			err = used.MultusErr
+		}
+		if err != nil && (used.Entries > 0 || errors.Is(err, conflist.ErrDelegate)) {
+			found["multus"] = []error{err}
+		}
 	}
 	warnings := func(id string) []error {
 		if len(found[id]) > 0 {

@@ -280,8 +280,7 @@ func (s *nodeStatus) settingsText() string {
 	defaults := config.DefaultSettings().List()
 	text := s.SettingsFrom
 	for _, x := range s.Settings {
-		isDefault := x.Origin == config.DefaultOrigin ||
-			slices.ContainsFunc(defaults, func(d config.Setting) bool { return d.Key == x.Key && d.Value == x.Value })
+		isDefault := slices.Contains(defaults, config.Setting{Key: x.Key, Value: x.Value, Origin: config.DefaultOrigin})
 		if !isDefault && x.Key != "data_dir" { // which has a row of its own
 			text += fmt.Sprintf("\n%s = %s (%s)", x.Key, policy.Printable(cmp.Or(x.Value, "none")), policy.Printable(x.Origin))
 		}
@@ -454,19 +453,18 @@ func wrapped(text string, width, hanging int) string {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		indent := max(len(line)-len(strings.TrimLeft(line, " -")), hanging)
-		column, row := 0, ""
+		row := ""
 		for i, word := range strings.Split(line, " ") {
-			n := utf8.RuneCountInString(word)
+			longer := row + " " + word
 			switch {
 			case i == 0:
-				column = n
-			case word != "" && column > indent && column+1+n > width:
+				row = word
+			case word != "" && utf8.RuneCountInString(row) > indent && utf8.RuneCountInString(longer) > width:
 				b.WriteString(strings.TrimRight(row, " ") + "\n")
-				row, column = strings.Repeat(" ", indent), indent+n
+				row = strings.Repeat(" ", indent) + word
 			default:
-				row, column = row+" ", column+1+n
+				row = longer
 			}
-			row += word
 		}
 		b.WriteString(row + "\n")
 	}

@@ -492,10 +492,7 @@ func Age(d time.Duration) string {
 }
 
 func (e Explanation) kernelText() string {
-	does := "does not masquerade it"
-	if e.masquerades {
-		does = "masquerades it"
-	}
+	does := map[bool]string{false: "does not masquerade it", true: "masquerades it"}[e.masquerades]
 	by := ", no owned rule matches"
 	if e.Rule != "" {
 		by = ", by the rule: " + e.Rule

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -111,7 +110,7 @@ func CountThirdParty(s *enforce.State, rules []thirdparty.Rule) int {
 // touches reports whether an address of the prefix is in the set, by binary search.
 func touches(r policy.Ranges, p netip.Prefix) bool {
 	prefix := netipx.RangeOfPrefix(p)
-	i := sort.Search(len(r), func(i int) bool { return !r[i].To().Less(prefix.From()) })
+	i, _ := slices.BinarySearchFunc(r, prefix.From(), func(x netipx.IPRange, a netip.Addr) int { return x.To().Compare(a) })
 	return i < len(r) && r[i].Overlaps(prefix)
 }
 

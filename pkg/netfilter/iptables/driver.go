@@ -92,11 +92,16 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	for _, variant := range variants() {
 		c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 		for _, f := range policy.Families() {
-			chains, err := readOwned(d.reader(variant), f)
+			names, err := d.reader(variant).chainNames(f, Table, "")
+			names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
+			var all table
+			if err == nil && len(names) > 0 {
+				all, err = d.reader(variant).read(f, names)
+			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, c, err))
 			}
-			for _, chain := range chains {
+			for _, chain := range all.Chains {
 				if chain.Owner != (policy.Owner{}) {
 					ref := policy.ChainFamily{Chain: chain.Name, Family: f}
 					owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: c, Owner: chain.Owner})
@@ -105,15 +110,6 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		}
 	}
 	return owned, errors.Join(errs...)
-}
-
-func readOwned(r reader, f policy.Family) ([]policy.Chain, error) {
-	names, err := r.chainNames(f, Table, "")
-	if err != nil || len(names) == 0 {
-		return nil, err
-	}
-	all, err := r.read(f, slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil }))
-	return all.Chains, err
 }
 
 // Probe implements netfilter.Driver. It takes the preferred variant unless the kernel does not.

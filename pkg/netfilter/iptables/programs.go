@@ -60,7 +60,7 @@ func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix 
 func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	out, err := p.run(ctx, nil, nil, path, "--version")
 	if err != nil {
-		return "", &runError{path, netfilter.VariantNFT, err} // which opens a socket before it reads its arguments
+		return "", failed(path, netfilter.VariantNFT, err) // which opens a socket before it reads its arguments
 	}
 	if bytes.Contains(out, []byte("(nf_tables)")) {
 		return netfilter.VariantNFT, nil
@@ -86,64 +86,51 @@ func (p *programs) exec(ctx context.Context, f policy.Family, variant, suffix st
 	}
 	out, err := p.run(ctx, held, input, path, args...)
 	if err != nil {
-		return nil, &runError{path, variant, err}
+		return nil, failed(path, variant, err)
 	}
 	return out, nil
 }
 
+// runError is the failure of a program: its text, and what errors.Is finds in it.
 type runError struct {
-	path, variant string
-	err           error // of exec or of the process
+	text  string
+	wraps []error
 }
 
-// Error names the program, its exit status, its message and, unless it was killed, what it needs.
-func (e *runError) Error() string {
-	const maxText = 2 << 10 // bytes
-	text := e.err.Error()
-	text = strings.ToValidUTF8(strings.TrimSpace(text[:min(len(text), maxText)]), "?")
-	text = "run " + e.path + ": " + strings.ReplaceAll(text, "\n", "; ")
-	if e.exitCode() < 0 {
-		return text
-	}
-	return text + "; " + needs(e.variant)
-}
+func (e *runError) Error() string { return e.text }
+
+func (e *runError) Unwrap() []error { return e.wraps }
 
 // resourceProblem is RESOURCE_PROBLEM of xtables.h: the kernel refused, or the lock is taken.
 const resourceProblem = 4
 
-// exitCode returns the exit status, -1 of a program that was killed, and 0 if it did not run.
-func (e *runError) exitCode() int {
-	var exit interface{ ExitCode() int }
-	if !errors.As(e.err, &exit) {
-		return 0
+// failed returns the error of a program with its exit status, its message and, unless it was killed, what it needs. Of one
+// that ran it wraps what that says about the host: netfilter.ErrUnusable, as some hosts have an iptables that lists rules
+// and cannot write any, or netfilter.ErrBusy. A program that was killed, or failed with resourceProblem, says nothing about
+// the host, unless it prints an error that lasts, of the kernel or of the lock file: only the text has the number, in the C
+// locale, as the environment has no other one.
+func failed(path, variant string, err error) error {
+	const maxText = 2 << 10 // bytes
+	text := err.Error()
+	lasts := func(errno syscall.Errno) bool { return strings.Contains(strings.ToLower(err.Error()), errno.Error()) }
+	text = strings.ToValidUTF8(strings.TrimSpace(text[:min(len(text), maxText)]), "?")
+	text = "run " + path + ": " + strings.ReplaceAll(text, "\n", "; ")
+	code := 0 // of a program that did not run; that of one that was killed is -1
+	if exit := (interface{ ExitCode() int })(nil); errors.As(err, &exit) {
+		code = exit.ExitCode()
 	}
-	return exit.ExitCode()
-}
-
-// Unwrap adds netfilter.ErrUnusable or netfilter.ErrBusy.
-func (e *runError) Unwrap() []error {
-	return slices.DeleteFunc([]error{e.err, e.verdict()}, func(err error) bool { return err == nil })
-}
-
-// verdict returns what the failure says about the host, nil if nothing ran. Some hosts have an
-// iptables that lists rules and cannot write any. A program that was killed, or failed with
-// resourceProblem, says nothing about the host, unless it prints an error that lasts, of the kernel
-// or of the lock file: only the text has the number, in the C locale, as the environment has no
-// other one.
-func (e *runError) verdict() error {
-	switch code := e.exitCode(); {
-	case code < 0, errors.Is(e.err, exec.ErrWaitDelay): // or something that it started has not ended
-		return netfilter.ErrBusy
+	if code >= 0 {
+		text += "; " + needs(variant)
+	}
+	switch {
+	case code < 0, errors.Is(err, exec.ErrWaitDelay), // or something that it started has not ended
+		code == resourceProblem && !slices.ContainsFunc([]syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EROFS, unix.EINVAL,
+			unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}, lasts):
+		return &runError{text, []error{err, netfilter.ErrBusy}}
 	case code == 0:
-		return nil
-	case code == resourceProblem:
-		lasts := func(errno syscall.Errno) bool { return strings.Contains(strings.ToLower(e.err.Error()), errno.Error()) }
-		if !slices.ContainsFunc([]syscall.Errno{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EROFS, unix.EINVAL,
-			unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}, lasts) {
-			return netfilter.ErrBusy
-		}
+		return &runError{text, []error{err}}
 	}
-	return netfilter.ErrUnusable
+	return &runError{text, []error{err, netfilter.ErrUnusable}}
 }
 
 // needs returns what a variant of iptables needs to work, for messages: the causes of most failures.

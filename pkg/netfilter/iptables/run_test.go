@@ -71,7 +71,7 @@ func TestRunErrors(t *testing.T) {
 			if err == nil {
 				t.Fatal("no error")
 			}
-			err = &runError{path, tc.variant, err}
+			err = failed(path, tc.variant, err)
 			if text := err.Error(); !strings.HasPrefix(text, "run "+path+": "+tc.want) || len(text) > 3<<10 {
 				t.Errorf("got  %v\nwant %s", err, tc.want)
 			}
@@ -92,7 +92,7 @@ func TestRunErrors(t *testing.T) {
 func TestRunLeavesAChild(t *testing.T) {
 	path := script(t, "/bin/sleep 20 &")
 	_, err := runner{time.Second}.run(t.Context(), nil, nil, path)
-	if err = (&runError{path, netfilter.VariantNFT, err}); !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
+	if err = failed(path, netfilter.VariantNFT, err); !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -114,7 +114,7 @@ func TestRunEnds(t *testing.T) {
 			path := script(t, "/bin/sleep 60 & echo $! >"+pidFile+"; wait")
 			start := time.Now()
 			_, err := runner{tc.limit}.run(ctx, nil, nil, path)
-			if err = (&runError{path, netfilter.VariantNFT, err}); !errors.Is(err, tc.want) || !errors.Is(err, netfilter.ErrBusy) || !strings.Contains(err.Error(), path) ||
+			if err = failed(path, netfilter.VariantNFT, err); !errors.Is(err, tc.want) || !errors.Is(err, netfilter.ErrBusy) || !strings.Contains(err.Error(), path) ||
 				!strings.Contains(err.Error(), tc.says) || time.Since(start) > timelimit.Wait {
 				t.Errorf("after %v: %v", time.Since(start), err)
 			}

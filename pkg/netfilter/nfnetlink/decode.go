@@ -301,7 +301,6 @@ func (d *decoder) bitwise(e Bitwise) {
 	h.number, h.mask = e.Dreg, e.Mask
 }
 
-// compare decodes a comparison of the held value.
 func (d *decoder) compare(e Cmp) {
 	h := &d.held
 	not := e.Op == NotEqual

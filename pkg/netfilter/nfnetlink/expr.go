@@ -328,11 +328,7 @@ func (w *attrWriter) field(attr uint16, v reflect.Value) {
 	case k == reflect.Uint64:
 		w.u64(typ, v.Uint())
 	case k == reflect.Bool:
-		var n uint32
-		if v.Bool() {
-			n = 1
-		}
-		w.u32(typ, n)
+		w.u32(typ, map[bool]uint32{true: 1}[v.Bool()])
 	case k == reflect.String:
 		w.str(typ, v.String())
 	case attr&plain != 0:

@@ -18,7 +18,6 @@ type Translation struct {
 	PortMin, PortMax uint16
 }
 
-// match decodes a match of xtables.
 func (d *decoder) match(m Match) {
 	switch {
 	case m.Xt == "comment" && m.hasForm(0, 256): // struct xt_comment_info

@@ -28,7 +28,6 @@ type state struct {
 	generation uint32 // 0 if the reading is not of one generation
 }
 
-// read reads the tables of a name of all families.
 func (d *Driver) read(name string) (*state, error) {
 	return d.readEach(func(f policy.Family) (*table, error) { return readTable(&d.conn, f, name) })
 }
@@ -126,7 +125,6 @@ func (b *backend) write(observed any, dryRun bool, change func(*tableWriter)) er
 		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6 nft_nat", ", or set backend to iptables")
 }
 
-// writer changes the tables of one name.
 type writer struct {
 	*Driver
 	name       string
@@ -219,7 +217,6 @@ func (w *writer) encode(s *state) {
 	}
 }
 
-// tableWriter writes the changes of a table.
 type tableWriter struct {
 	link       nfnetlink.Family
 	family     policy.Family

@@ -117,7 +117,6 @@ func addressType(field, condition string) nftStatement {
 		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...))
 }
 
-// jump is the verdict `jump target`.
 func jump(target string) nftStatement {
 	return statement("jump "+target, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target})
 }

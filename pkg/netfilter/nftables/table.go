@@ -31,7 +31,6 @@ type table struct {
 	unrecognized []string                 // what should not be there, for people
 }
 
-// chain is a chain of an owned table.
 type chain struct {
 	base  *nfnetlink.Base // nil for a chain that is not a base chain, or not known to be one
 	rules []rule
@@ -128,7 +127,6 @@ func (r rule) target() string {
 	return ""
 }
 
-// setIn returns the set that an expression uses, or "".
 func setIn(e nfnetlink.Expr) string {
 	switch e := e.(type) {
 	case nfnetlink.Lookup:
@@ -139,7 +137,6 @@ func setIn(e nfnetlink.Expr) string {
 	return ""
 }
 
-// usedSets returns the sets that rules of these chains use.
 func usedSets(chains map[string]*chain) map[string]bool {
 	used := map[string]bool{}
 	for _, c := range chains {
@@ -188,7 +185,6 @@ func (t *table) sameRules(later *table) bool {
 // anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is without it.
 func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
-// tableReader reads an owned table.
 type tableReader struct {
 	*table
 	link nfnetlink.Family
@@ -321,7 +317,6 @@ func (r *tableReader) readRest(objects uint32) error {
 	return err
 }
 
-// render writes the table's sets and chains as input for nft.
 func (t *table) render(f policy.Family) string {
 	var sets, chains strings.Builder
 	for _, name := range t.order {

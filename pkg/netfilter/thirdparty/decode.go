@@ -14,7 +14,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// condition is what a rule matches.
 type condition struct {
 	Packets
 	unread []string // conditions that were not decoded
@@ -100,10 +99,7 @@ func conditionOf(f policy.Family, c nfnetlink.Condition, in table) condition {
 			out.protocol, out.unread = "", []string{fmt.Sprintf("protocol %d", c.Value)}
 		}
 	case nfnetlink.SourceLocal:
-		out.notOrigins = fromOthers
-		if c.Not {
-			out.notOrigins = fromNode
-		}
+		out.notOrigins = map[bool]uint8{true: fromNode, false: fromOthers}[c.Not]
 	case nfnetlink.DestinationLocal: // no packet leaves for an address of the node
 		out.never = !c.Not
 	case nfnetlink.Probability:

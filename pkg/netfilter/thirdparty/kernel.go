@@ -50,18 +50,25 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 	return err
 }
 
+// has reports whether a base chain of nf_tables is one of them.
+func (p hookPoint) has(b *nfnetlink.Base) bool {
+	return b != nil && b.Hook == p.hook && b.Priority < p.before && (p.table != iptables.Table || b.Type == iptables.Table)
+}
+
 // hooks returns the base chains in nf_tables, once for each family whose packets they meet.
 func (p hookPoint) hooks(c *nfnetlink.Conn) (hooks []hook, err error) {
 	for _, link := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		differs := func(f policy.Family) bool { return link != nfnetlink.Inet && link != netfilter.LinkOf(f) }
+		families := slices.DeleteFunc(policy.Families(), differs)
 		tables, errTables := c.Tables(link)
 		chains, errChains := c.Chains(link, "")
 		if err = errors.Join(errTables, errChains); err != nil {
 			return hooks, err
 		}
 		for _, chain := range chains {
-			b, name := chain.Base, chain.Table
-			if b == nil || b.Hook != p.hook || b.Priority >= p.before || p.table == iptables.Table && b.Type != iptables.Table ||
-				slices.ContainsFunc(tables, func(t nfnetlink.Table) bool { return t.Name == name && t.Dormant() }) {
+			name := chain.Table
+			dormant := func(t nfnetlink.Table) bool { return t.Name == name && t.Dormant() }
+			if !p.has(chain.Base) || slices.ContainsFunc(tables, dormant) {
 				continue
 			}
 			read := table{
@@ -71,14 +78,12 @@ func (p hookPoint) hooks(c *nfnetlink.Conn) (hooks []hook, err error) {
 					return policy.Normalize(ranges), err
 				},
 			}
-			at := Place{Backend: policy.NFTables, Table: name, Chain: chain.Name, Priority: b.Priority}
+			at := Place{Backend: policy.NFTables, Table: name, Chain: chain.Name, Priority: chain.Base.Priority}
 			if link != nfnetlink.Inet && name == p.table && chain.Name == p.chain {
 				at.Backend, at.Variant = policy.IPTables, netfilter.VariantNFT
 			}
-			for _, at.Family = range policy.Families() {
-				if link == nfnetlink.Inet || link == netfilter.LinkOf(at.Family) {
-					hooks = append(hooks, hook{read, at})
-				}
+			for _, at.Family = range families {
+				hooks = append(hooks, hook{read, at})
 			}
 		}
 	}

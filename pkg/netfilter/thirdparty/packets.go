@@ -121,7 +121,6 @@ func having(all []Packets, bit uint8, has bool) []Packets {
 	return slices.DeleteFunc(slices.Clone(all), func(p Packets) bool { return p.before&bit != 0 != has })
 }
 
-// with returns the sets with bits of before added.
 func with(all []Packets, bits uint8) []Packets {
 	out := slices.Clone(all)
 	for i := range out {

@@ -229,7 +229,6 @@ func scan(at hookPoint, owned func(Place) bool) ([]Rule, error) {
 	return rules, errors.Join(errLegacy, err, errTables)
 }
 
-// follow follows all packets through base chains.
 func follow(hooks []hook, owned func(Place) bool) (found []Rule, err error) {
 	for _, h := range hooks {
 		w := walk{table: h.table, base: &h.Place, owned: owned}
@@ -256,10 +255,7 @@ type Traffic struct {
 func (t Traffic) packets() []Packets {
 	p := Packets{From: t.From, To: policy.RangesOf(netip.PrefixFrom(t.To, t.To.BitLen())), NotOut: []string{"lo"}}
 	if t.FromLocal != nil {
-		p.notOrigins = fromNode
-		if *t.FromLocal {
-			p.notOrigins = fromOthers
-		}
+		p.notOrigins = map[bool]uint8{true: fromOthers, false: fromNode}[*t.FromLocal]
 	}
 	if len(t.Out) == 0 {
 		return []Packets{p}
@@ -318,13 +314,7 @@ func (t Traffic) trace(rules []Rule, binds func(Place) bool) (hits []Hit) {
 			continue
 		}
 		if r.Action != isOwned {
-			others := all // about which the rule does not decide for certain
-			for _, p := range about {
-				if r.decides(p) {
-					others = without(others, p, r.Family)
-				}
-			}
-			hits = append(hits, Hit{r, len(others) == 0})
+			hits = append(hits, Hit{r, r.decidesAll(all, about)})
 		}
 		if !r.keeps() {
 			left, next = r.past(left, about), r.past(next, about)
@@ -338,6 +328,16 @@ func (r Rule) keeps() bool { return r.Action == Accepts || r.Action == Returns }
 
 // decides reports whether the rule decides for certain about packets that reach it.
 func (r Rule) decides(p Packets) bool { return r.certain && p.before&maybeAccepted == 0 }
+
+// decidesAll reports whether the rule decides for certain about all packets, of which some reach it.
+func (r Rule) decidesAll(all, about []Packets) bool {
+	for _, p := range about {
+		if r.decides(p) {
+			all = without(all, p, r.Family)
+		}
+	}
+	return len(all) == 0
+}
 
 // past returns the packets that may get past the rule, which some of them reach.
 func (r Rule) past(all, about []Packets) []Packets {
