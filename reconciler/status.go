@@ -280,7 +280,8 @@ func (s *nodeStatus) settingsText() string {
 	defaults := config.DefaultSettings().List()
 	text := s.SettingsFrom
 	for _, x := range s.Settings {
-		isDefault := slices.Contains(defaults, config.Setting{Key: x.Key, Value: x.Value, Origin: config.DefaultOrigin})
+		isDefault := x.Origin == config.DefaultOrigin ||
+			slices.ContainsFunc(defaults, func(d config.Setting) bool { return d.Key == x.Key && d.Value == x.Value })
 		if !isDefault && x.Key != "data_dir" { // which has a row of its own
 			text += fmt.Sprintf("\n%s = %s (%s)", x.Key, policy.Printable(cmp.Or(x.Value, "none")), policy.Printable(x.Origin))
 		}
