@@ -53,6 +53,7 @@
 //   - A chain that was not removed, as that failed or the guards could not be read, masquerades as before until a reconciler's
 //     sync, and one that is not on record, as the record was lost while it got another name, for good, or goes before the new
 //     one is in another backend. Until something has passed without a fault after a boot, a chain may be missing.
+//   - An ADD that passes on a bad disk may not have stored its policy: another process goes on with the former one.
 //   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.

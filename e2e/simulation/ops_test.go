@@ -344,9 +344,10 @@ func (w *world) resolve(n *network, p *process, v *version) {
 			n.nobody.phase = running
 		}
 		if !w.harmed() { // or the chains stay as they are
-			if !w.machine.Bad() { // or the chains of others stay as they are
-				w.repaired(p)
+			if w.machine.Bad() { // or the chains of others stay as they are, and the policy may not be stored
+				return
 			}
+			w.repaired(p)
 			if v != nil && v == n.conf && n.since < p.start && (!p.faulty || !w.scenario.admin) { // or its conflist could not be read
 				w.settle(n, p, v)
 			}

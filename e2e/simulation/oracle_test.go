@@ -453,7 +453,8 @@ func (w *world) excused(report *reconcile.Report) bool {
 		switch p.Reason {
 		case reconcile.ReasonSource, reconcile.ReasonState, reconcile.ReasonConflist, reconcile.ReasonConflistStale:
 			_, is := w.machine.ReadFile(w.networks[0].file())
-			return !w.bad() && (is || w.managed() == nil)
+			const flaps = 5
+			return !w.bad() && (w.managed() == nil || is && w.managed().written < flaps)
 		case reconcile.ReasonAddress:
 			return len(w.kernel.addresses) == len(nodeAddresses)
 		}

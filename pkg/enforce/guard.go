@@ -245,10 +245,15 @@ func (s *State) guardDiffers() bool {
 }
 
 // guardForbids returns why no rules may be written: a guard that could not be written would drop what they exempt, or
-// bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there.
+// bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there, unless a
+// process that was killed recorded a change of the exempt pods and wrote no more.
 func (s *State) guardForbids() error {
 	guarded := func(p policy.Policy) bool { return len(p.GuardedFamilies()) > 0 }
-	if g := &s.Guard; g.isUnknown() && (s.ExemptionChanges() || !samePolicies(s.before, s.after)) &&
+	hasRules := func(o policy.Chain) bool { return len(o.Rules) > 0 }
+	mayExempt := func(c Chain) bool {
+		return len(c.Policy.Namespaces) > 0 && len(c.Diff) > 0 && slices.ContainsFunc(c.Observed.Chains, hasRules)
+	}
+	if g := &s.Guard; g.isUnknown() && (s.ExemptionChanges() || slices.ContainsFunc(s.Chains, mayExempt) || !samePolicies(s.before, s.after)) &&
 		(len(g.Desired) > 0 || slices.ContainsFunc(policy.Merge(s.before), guarded)) {
 		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
 	}

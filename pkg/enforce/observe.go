@@ -241,7 +241,11 @@ func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
 	var desired []policy.Guard
 	for _, o := range g.Observed.Guards {
 		isThere := func(p policy.Policy) bool { return exists[policy.ChainFamily{Chain: p.Chain, Family: o.Family}] }
-		if c := s.Find(o.Chain); c == nil || c.Err != nil || isThere(c.Policy) {
+		c := s.Find(o.Chain)
+		if c != nil && c.lacksJump(o.Family) {
+			o.Scope.Interfaces = c.Policy.Scope(o.Family).Interfaces // those of the jump that it gets
+		}
+		if c == nil || c.Err != nil || isThere(c.Policy) {
 			desired = append(desired, o.Beside(slices.DeleteFunc(s.Policies(), isThere)))
 		}
 	}
@@ -258,6 +262,12 @@ func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
 // recognized returns the rules that could be decoded.
 func recognized(rules []policy.Rule) []policy.Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized })
+}
+
+// lacksJump reports whether a chain has no jump to it.
+func (c *Chain) lacksJump(f policy.Family) bool {
+	have := c.Observed.Find(f, c.Policy.Chain)
+	return have != nil && len(have.Jumps) == 0
 }
 
 // keep makes desired the rules that a chain has, with a missing jump, and returns the families in which it has some.

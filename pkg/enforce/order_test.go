@@ -249,6 +249,37 @@ func TestRenameBackToAStuckChain(t *testing.T) {
 	f.writes(rulesInNFT, "remove B")
 }
 
+// A process that is killed may have recorded an exempt pod that neither rules nor guards have: the rules do not exempt it either
+// while the guards cannot be read.
+func TestRecordedExemptionUnderAnUnreadableGuard(t *testing.T) {
+	f := newFixture(t)
+	net := network("podnet", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} })
+	f.mustApply(net)
+	pod := policy.ExemptPod{Address: netip.MustParseAddr("10.88.0.5"), Namespace: "prod"}
+	f.putRecord(func(r *store.Record) { r.Pods = []store.ExemptPod{{ExemptPod: pod}} })
+	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
+	f.sync(net)
+	f.writes()
+	f.kernel.fail = nil
+	f.mustBeInSync(f.sync(net))
+}
+
+// Beside a document that cannot be read the guard of a chain that gets a missing jump is about the interfaces of that jump.
+func TestGuardOfAMissingJump(t *testing.T) {
+	f := newFixture(t)
+	f.mustApply(network("own", "A", guard(policy.GuardDrop)), network("other", "B"))
+	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Jumps = nil })
+	own := network("own", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} })
+	lock, release := f.lock()
+	defer release()
+	p := &enforce.Proposal{Sources: []policy.Source{own}, Incomplete: true}
+	_, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
+	must(t, err)
+	if g := f.kernel.Guards[0]; !slices.Equal(g.Scope.Interfaces, own.Policy.OutputInterfaces) {
+		t.Errorf("the guard is about %q", g.Scope.Interfaces)
+	}
+}
+
 // Beside a document that cannot be read the guard of a chain that cannot be read stays, and a new one is not added.
 func TestUnreadableChainBesideAnUnreadableDocument(t *testing.T) {
 	f := newFixture(t)
