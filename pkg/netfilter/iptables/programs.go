@@ -33,10 +33,7 @@ type programs struct {
 }
 
 func baseName(f policy.Family) string {
-	if f == policy.IPv6 {
-		return "ip6tables"
-	}
-	return "iptables"
+	return map[policy.Family]string{policy.IPv4: "iptables", policy.IPv6: "ip6tables"}[f]
 }
 
 // locate finds iptables-VARIANT, or a plain iptables of the variant. The suffix "-restore" finds

@@ -96,10 +96,7 @@ func compare(op nfnetlink.CmpOp, data ...byte) nfnetlink.Expr {
 
 // inSet is the match `ip saddr @set` or `ip saddr != @set`.
 func inSet(f nfnetlink.Family, field, set string, not bool) nftStatement {
-	operator := " @"
-	if not {
-		operator = " != @"
-	}
+	operator := map[bool]string{false: " @", true: " != @"}[not]
 	return statement(f.String()+" "+field+operator+set, load(f, field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not})
 }
 
@@ -184,10 +181,7 @@ func renderTables(text, name string, families []policy.Family, tableOf func(poli
 
 // renderSet writes a set, with its elements unless rules fill it.
 func renderSet(f policy.Family, form nfnetlink.Set, ranges policy.Ranges) string {
-	key := "ipv4_addr"
-	if f == policy.IPv6 {
-		key = "ipv6_addr"
-	}
+	key := map[policy.Family]string{policy.IPv4: "ipv4_addr", policy.IPv6: "ipv6_addr"}[f]
 	if form.Timeout != 0 {
 		return fmt.Sprintf("\tset %s {\n\t\ttype %s . %s\n\t\tsize %d\n\t\tflags dynamic,timeout\n\t\ttimeout %s\n\t}\n",
 			form.Name, key, key, form.Size, form.Timeout)

@@ -25,10 +25,7 @@ func (c condition) exact() bool { return len(c.unread) == 0 }
 
 // uncertain returns what is not known about packets that leave a chain by a rule with the condition.
 func (c condition) uncertain() uint8 {
-	if c.exact() {
-		return 0
-	}
-	return maybeAccepted
+	return map[bool]uint8{false: maybeAccepted}[c.exact()]
 }
 
 // and returns the condition that packets meet if they meet both.
