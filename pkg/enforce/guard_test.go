@@ -447,6 +447,7 @@ func TestResetsOnRecord(t *testing.T) {
 		"nothing":                           {list(a), list(a), nil, ""},
 		"lost rules":                        {list(a), list(a), lose, "untranslated"},
 		"lost jump":                         {list(a), list(a), loseOf("A", jump), "untranslated"},
+		"a subnet and a lost rule":          {list(a), list(withSubnet(a)), loseOf("A", rule), "untranslated"},
 		"lost rules of a chain":             {list(a), list(a), loseOf("A", rules), "untranslated"},
 		"lost jump of a chain that keeps":   {list(a, c), list(a, c), loseOf("C", jump), ""},
 		"rules that cannot be read":         {list(a), list(a), func(k *kernel) { k.fail = map[string]error{"observe " + inIPTables: errRefused} }, ""},

@@ -73,9 +73,9 @@ func (s *State) findsRange(before []policy.Source) bool {
 }
 
 // lostRules reports whether rules that had been written are missing or changed. While a policy changes, only
-// whole chains and their jumps count, as other differences may be the change.
+// whole chains and their jumps count, as other differences may be the change. A subnet that is found changes no rule.
 func (s *State) lostRules(concerns func(chain string) bool) bool {
-	if s.before == nil {
+	if s.before == nil || samePolicies(s.before, s.after) {
 		return slices.ContainsFunc(s.rulesDiff(true), func(c policy.Change) bool { return concerns(c.Chain) })
 	}
 	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
