@@ -121,7 +121,8 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	defer m.mu.Unlock()
 	m.reports++
 	m.problems, m.conflist, m.reported, m.interval = r.Problems, r.Conflist, time.Now(), interval
-	if r.Standby() {
+	standby := func(p reconcile.Problem) bool { return p.Reason == reconcile.ReasonStandby }
+	if slices.ContainsFunc(r.Problems, standby) {
 		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
 		return
 	}

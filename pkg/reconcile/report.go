@@ -74,11 +74,6 @@ func (r *Report) WarningsOf(id string) (found []error) {
 	return found
 }
 
-// Standby reports whether no sync was made because another reconciler is active.
-func (r *Report) Standby() bool {
-	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Reason == ReasonStandby })
-}
-
 // Summary names the managed chains with their backends in one line.
 func (r *Report) Summary() string {
 	var chains []string

@@ -212,13 +212,11 @@ func (f *folder) replace(op, from, to string) error {
 	return failure(op, f.in(to), unix.Renameat(f.fd(), from, f.fd(), to))
 }
 
-func (f *folder) copyTime(from, to string) error {
+func (f *folder) copyTime(from, to string) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(f.fd(), from, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return failure("stat", f.in(from), err)
+	if unix.Fstatat(f.fd(), from, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		_ = unix.UtimesNanoAt(f.fd(), to, []unix.Timespec{st.Mtim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 	}
-	times := []unix.Timespec{st.Mtim, st.Mtim}
-	return failure("set the time of", f.in(to), unix.UtimesNanoAt(f.fd(), to, times, unix.AT_SYMLINK_NOFOLLOW))
 }
 
 // remove removes a file. It is no error if there is none, also on a read-only file system.

@@ -59,7 +59,7 @@ func (l *Lock) Put(c policy.Source) error {
 	return l.write(sources, name, data, true, func(temp string, now State) {
 		if len(now.Sources) == 1 && samePolicy(now.Sources[0], c) {
 			// Without its time, the policy would look newer; no more depends on it.
-			_ = sources.copyTime(name, temp)
+			sources.copyTime(name, temp)
 		}
 	})
 }
