@@ -51,6 +51,7 @@ func TestJudgeRoutes(t *testing.T) {
 	}{
 		"in scope, now masqueraded": {eth, exempt, plain, "eth1", true, 1},
 		"in scope, now exempt":      {exempt, eth, translated, "eth1", true, 1},
+		"in scope, as it is now":    {eth, exempt, translated, "eth1", false, 1},
 		"out of scope":              {exempt, eth, translated, "wg0", false, 1},
 		"not known":                 {exempt, eth, translated, "", false, 1},
 		"unchanged":                 {eth, eth, plain, "eth1", false, 0},

@@ -3,23 +3,20 @@
 package policy_test
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// outcomeOf returns whether the rules of a chain masquerade a packet, and the rule that decides.
-func outcomeOf(rs policy.Ruleset, p policy.Packet) (masquerade bool, by *policy.Rule) {
-	v, rule := decided(rs, policy.DefaultChain, p)
-	return v == masqueraded, rule
-}
-
-// Decide agrees with the rules in either layout. If source or interface are not
+// Decide agrees with the rules in either layout, and with the words of the sources. If source or interface are not
 // known, it agrees with what the rules do with the representative packet.
 func TestDecideAgreesWithTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -38,19 +35,17 @@ func TestDecideAgreesWithTheRules(t *testing.T) {
 			if asked.Src.IsValid() && pkt.Src != asked.Src || asked.Out != "" && pkt.Out != asked.Out {
 				t.Fatalf("%+v stands for %+v, of which it changes what is known", pkt, asked)
 			}
-			d := p.Decide(asked)
+			d, want := p.Decide(asked), oracle.decide(pkt)
 			for _, l := range []policy.Layout{{}, {Sets: true}} {
 				rs := policy.Desired([]policy.Policy{p}, l, policy.OwnedBy("/state"))
-				if got, rule := outcomeOf(rs, pkt); got != (d.Action == policy.ActionMasquerade) {
-					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, rule, render(rs))
-				}
 				// What is in scope reaches a rule of the chain, and nothing else does.
-				if _, rule := outcomeOf(rs, pkt); (rule == nil) != (d.Action == policy.ActionOutOfScope) {
-					t.Fatalf("layout %+v: %+v is said to be %s (%s), but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, rule, render(rs))
+				got, rule := decided(rs, policy.DefaultChain, pkt)
+				if got != want || (got == masqueraded) != (d.Action == policy.ActionMasquerade) || (rule == nil) != (d.Action == policy.ActionOutOfScope) {
+					t.Fatalf("layout %+v: %+v is said to be %s (%s), the sources say %s, but %v decides; rules:\n%s", l, pkt, d.Action, d.Reason, want, rule, render(rs))
 				}
-			}
-			if want := oracle.decide(pkt); (want == masqueraded) != (d.Action == policy.ActionMasquerade) {
-				t.Fatalf("%+v is said to be %s (%s), but the sources say %s", pkt, d.Action, d.Reason, want)
+				if got == masqueraded {
+					checkMasqueradeRule(t, p, pkt, *rule)
+				}
 			}
 			checkEntry(t, p, pkt, d)
 		}
@@ -92,7 +87,10 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 	is := func(e policy.PrefixAction) bool { return e.Prefix == decides.Prefix && e.Action == decides.Action }
 	bySource := decides.Prefix.Contains(pkt.Src) && slices.ContainsFunc(slices.Concat(p.ExemptSources, p.ExemptPods), is)
 	byDestination := decides.Prefix.Contains(pkt.Dst) && slices.ContainsFunc(p.Destinations, is)
-	if !bySource && !byDestination || d.Action == policy.ActionOutOfScope {
+	longer := func(e policy.PrefixAction) bool {
+		return e.Prefix.Contains(pkt.Dst) && e.Prefix.Bits() > decides.Prefix.Bits()
+	}
+	if !bySource && (!byDestination || slices.ContainsFunc(p.Destinations, longer)) || d.Action == policy.ActionOutOfScope {
 		t.Fatalf("%+v is %s by %s, which is not about it", pkt, d.Action, decides.Prefix)
 	}
 	if want := decides.Action == policy.ActionMasquerade; want != (d.Action == policy.ActionMasquerade) {
@@ -103,146 +101,55 @@ func checkEntry(t *rapid.T, p policy.Policy, pkt policy.Packet, d policy.Decisio
 	}
 }
 
+// TestDecideByExample writes each decision into testdata/decisions.txt, and the packet that stands for all that are asked for.
 func TestDecideByExample(t *testing.T) {
 	scoped := policy.SourcePolicy{
 		EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.7.0/24"),
 		OutputInterfaces: []string{"eth+", "wg0"}, MasqueradeHost: ptr(false),
 		NonMasqueradeCIDRs: cidrs("10.0.0.0/8", "10.1.2.0/24"), MasqueradeCIDRs: cidrs("10.1.0.0/16"),
 	}
-	exemptAll := policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.0.0.0/8")}
+	exempt := func(sources ...string) policy.SourcePolicy {
+		return policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs(sources...)}
+	}
+	exemptAll, exemptFirst := exempt("10.0.0.0/8"), exempt("10.244.0.0/24")
+	exemptAll.SourceCIDRs, exemptFirst.SourceCIDRs = cidrs("10.244.0.0/16"), cidrs("10.244.0.0/16")
 	from := func(src, dst string) policy.Packet { return policy.Packet{Src: addr(src), Dst: addr(dst), Out: "eth0"} }
+	to := func(dst string) policy.Packet { return policy.Packet{Dst: addr(dst)} }
+	var none policy.SourcePolicy
+	var got strings.Builder
 	for _, tt := range []struct {
-		name    string
-		policy  policy.SourcePolicy
-		packet  policy.Packet
-		outcome policy.Action
-		entry   string
-		reason  string
+		name   string
+		policy policy.SourcePolicy
+		packet policy.Packet
 	}{
-		{
-			"nothing covers it", policy.SourcePolicy{}, from("10.244.0.2", "8.8.8.8"), policy.ActionMasquerade, "",
-			"no prefix covers 8.8.8.8, so it is masqueraded by default",
-		},
-		{
-			"a default", policy.SourcePolicy{}, policy.Packet{Dst: addr("10.9.9.9")}, policy.ActionExempt, "10.0.0.0/8",
-			"10.0.0.0/8 in nonMasqueradeCIDRs (built in) is the longest prefix that covers 10.9.9.9",
-		},
-		{
-			"a hole", scoped, from("10.244.0.2", "10.1.9.9"), policy.ActionMasquerade, "10.1.0.0/16",
-			`10.1.0.0/16 in masqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.9.9`,
-		},
-		{
-			"an island, source and interface unknown", scoped, policy.Packet{Dst: addr("10.1.2.3")}, policy.ActionExempt, "10.1.2.0/24",
-			`10.1.2.0/24 in nonMasqueradeCIDRs of network "podnet" is the longest prefix that covers 10.1.2.3, ` +
-				"for any source in {10.244.0.0-10.244.6.255, 10.244.8.0-10.244.255.255}, out of eth+, wg0",
-		},
-		{
-			"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8"), policy.ActionOutOfScope, "",
-			`the source 10.245.0.2 is not in sourceCIDRs of network "podnet" (10.244.0.0/16)`,
-		},
-		{
-			"an interface out of scope", scoped, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "lo"}, policy.ActionOutOfScope, "",
-			`the interface lo is not in outputInterfaces of network "podnet" (eth+, wg0)`,
-		},
-		{
-			"the node", scoped, policy.Packet{Src: addr("10.244.0.1"), SrcLocal: true, Dst: addr("8.8.8.8"), Out: "eth0"}, policy.ActionOutOfScope, "",
-			`the source 10.244.0.1 is the node itself, and masqueradeHost of network "podnet" is false`,
-		},
-		{
-			"an exempt source", scoped, from("10.244.7.2", "8.8.8.8"), policy.ActionExempt, "10.244.7.0/24",
-			`the source 10.244.7.2 is in 10.244.7.0/24, which nonMasqueradeSourceCIDRs of network "podnet" exempts`,
-		},
-		{
-			"every source exempt", exemptAll, policy.Packet{Dst: addr("8.8.8.8")}, policy.ActionExempt, "10.0.0.0/8",
-			`every source in scope is exempt: 10.244.0.0 is in 10.0.0.0/8, which nonMasqueradeSourceCIDRs of network "podnet" exempts, ` +
-				"for any source in 10.244.0.0/16",
-		},
-		{
-			"a scope of the other family", scoped, policy.Packet{Dst: addr("2001:db8::1")}, policy.ActionOutOfScope, "",
-			`sourceCIDRs of network "podnet" names no ipv6 prefix`,
-		},
-		{
-			"a family that is not managed", policy.SourcePolicy{}, from("fd00::2", "2001:db8::1"), policy.ActionOutOfScope, "",
-			"ipv6 is not managed: enableIPv6 (built in) is false",
-		},
-		{
-			"the node as destination", policy.SourcePolicy{}, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}, policy.ActionOutOfScope, "",
-			"192.0.2.1 is an address of the node itself",
-		},
-		{
-			"two families", policy.SourcePolicy{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1"), policy.ActionOutOfScope, "",
-			"no packet goes from 10.244.0.2 to 2001:db8::1: they are of two families",
-		},
+		{"nothing covers it", none, from("10.244.0.2", "8.8.8.8")},
+		{"a default", none, to("10.9.9.9")},
+		{"a hole", scoped, from("10.244.0.2", "10.1.9.9")},
+		{"an island, source and interface unknown", scoped, to("10.1.2.3")},
+		{"a source out of scope", scoped, from("10.245.0.2", "8.8.8.8")},
+		{"an interface out of scope", scoped, policy.Packet{Src: addr("10.244.0.2"), Dst: addr("8.8.8.8"), Out: "lo"}},
+		{"the node", scoped, policy.Packet{Src: addr("10.244.0.1"), SrcLocal: true, Dst: addr("8.8.8.8"), Out: "eth0"}},
+		{"an exempt source", scoped, from("10.244.7.2", "8.8.8.8")},
+		{"every source in scope exempt", exemptAll, to("8.8.8.8")},
+		{"a scope of the other family", scoped, to("2001:db8::1")},
+		{"a family that is not managed", none, from("fd00::2", "2001:db8::1")},
+		{"the node as destination", none, policy.Packet{Dst: addr("192.0.2.1"), DstLocal: true}},
+		{"two families", policy.SourcePolicy{EnableIPv6: ptr(true)}, from("10.244.0.2", "2001:db8::1")},
+		{"no scope", none, to("8.8.8.8")},
+		{"no scope, IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, to("2001:db8::1")},
+		{"a scope", policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), OutputInterfaces: []string{"wg0"}}, to("8.8.8.8")},
+		{"a wildcard", policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, to("8.8.8.8")},
+		{"the first of the scope is exempt", exemptFirst, to("8.8.8.8")},
+		{"most sources are exempt", exempt("0.0.0.0/1", "128.0.0.0/2", "192.0.0.0/3"), to("8.8.8.8")},
+		{"every source is exempt", exempt("0.0.0.0/0"), to("8.8.8.8")},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			d := mergeOne(t, network("podnet", 1, tt.policy)).Decide(tt.packet)
-			entry := ""
-			if d.PrefixAction != nil {
-				entry = d.PrefixAction.Prefix.String()
-			}
-			if d.Action != tt.outcome || entry != tt.entry || d.Reason != tt.reason {
-				t.Errorf("got %s by %q:\n  %s\nwant %s by %q:\n  %s", d.Action, entry, d.Reason, tt.outcome, tt.entry, tt.reason)
-			}
-		})
-	}
-}
-
-func TestRepresentative(t *testing.T) {
-	for _, tt := range []struct {
-		name             string
-		policy           policy.SourcePolicy
-		dst, src, ifname string
-	}{
-		{"no scope", policy.SourcePolicy{}, "8.8.8.8", "0.0.0.0", ""},
-		{"no scope, IPv6", policy.SourcePolicy{EnableIPv6: ptr(true)}, "2001:db8::1", "::", ""},
-		{"a scope", policy.SourcePolicy{SourceCIDRs: cidrs("10.244.0.0/16"), OutputInterfaces: []string{"wg0"}}, "8.8.8.8", "10.244.0.0", "wg0"},
-		{"a wildcard", policy.SourcePolicy{OutputInterfaces: []string{"eth+"}}, "8.8.8.8", "0.0.0.0", "eth0"},
-		{"the first of the scope is exempt", policy.SourcePolicy{
-			SourceCIDRs: cidrs("10.244.0.0/16"), NonMasqueradeSourceCIDRs: cidrs("10.244.0.0/24"),
-		}, "8.8.8.8", "10.244.1.0", ""},
-		{"most sources are exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/1", "128.0.0.0/2", "192.0.0.0/3")}, "8.8.8.8", "224.0.0.0", ""},
-		{"every source is exempt", policy.SourcePolicy{NonMasqueradeSourceCIDRs: cidrs("0.0.0.0/0")}, "8.8.8.8", "0.0.0.0", ""},
-		{"another family's scope", policy.SourcePolicy{EnableIPv6: ptr(true), SourceCIDRs: cidrs("10.244.0.0/16")}, "2001:db8::1", "::", ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			got := mergeOne(t, network("podnet", 1, tt.policy)).Representative(policy.Packet{Dst: addr(tt.dst)})
-			if got.Src != addr(tt.src) || got.Out != tt.ifname {
-				t.Errorf("%s out of %q stands for all, want %s out of %q", got.Src, got.Out, tt.src, tt.ifname)
-			}
-		})
-	}
-}
-
-// The entry that is said to decide is the one by which the rules do.
-func TestLongestPrefixAgreesWithTheOracle(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		sources := genSources().Draw(t, "sources")
-		p := policy.Merge(sources)[0]
-		p.ExemptSources = nil
-		stated := newOracle(sources).destinations()
-		for _, f := range p.Families() {
-			for _, dst := range edges(destinationsOf(sources), f) {
-				longest, want := -1, masqueraded
-				for prefix, v := range stated {
-					if prefix.Contains(dst) && prefix.Bits() > longest {
-						longest, want = prefix.Bits(), v
-					}
-				}
-				got, bits := masqueraded, -1
-				d := p.Decide(policy.Packet{Dst: dst})
-				if d.Action == policy.ActionOutOfScope {
-					continue
-				}
-				if e := d.PrefixAction; e != nil {
-					bits = e.Prefix.Bits()
-					if e.Action == policy.ActionExempt {
-						got = notMasqueraded
-					}
-				}
-				if got != want || bits != longest {
-					t.Fatalf("%s is %s by a /%d, want %s by a /%d", dst, got, bits, want, longest)
-				}
-			}
+		p := mergeOne(t, network("podnet", 1, tt.policy))
+		d, stands := p.Decide(tt.packet), p.Representative(tt.packet)
+		fmt.Fprintf(&got, "%s:\n%s: %s\n", tt.name, d.Action, d.Reason)
+		if d.PrefixAction != nil {
+			fmt.Fprintf(&got, "by %s\n", d.PrefixAction.Prefix)
 		}
-	})
+		fmt.Fprintf(&got, "%s out of %q stands for all\n\n", stands.Src, stands.Out)
+	}
+	golden.Check(t, "testdata/decisions.txt", got.String())
 }

@@ -164,33 +164,6 @@ func byText(list []netip.Prefix) []string {
 	return slices.Sorted(slices.Values(out))
 }
 
-// Whatever sources state, and in either layout, the rules do with a packet what
-// the documentation says: the longest prefix wins, within the scope.
-func TestRulesDecideAsTheSourcesSay(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		sources := genSources().Draw(t, "sources")
-		oracle := newOracle(sources)
-		merged := merge(sources)
-		var rulesets []policy.Ruleset
-		for _, l := range defaultLayouts() {
-			rulesets = append(rulesets, policy.Desired(merged, l, policy.OwnedBy("/state")))
-		}
-		for range 40 {
-			p := genPacket(sources).Draw(t, "packet")
-			want := oracle.decide(p)
-			for i, rs := range rulesets {
-				got, rule := decided(rs, policy.DefaultChain, p)
-				if got != want {
-					t.Fatalf("layout %+v: %+v is %s by %v, want %s; rules:\n%s", defaultLayouts()[i], p, got, rule, want, render(rs))
-				}
-				if got == masqueraded {
-					checkMasqueradeRule(t, merged[0], p, *rule)
-				}
-			}
-		}
-	})
-}
-
 func checkMasqueradeRule(t *rapid.T, p policy.Policy, packet policy.Packet, r policy.Rule) {
 	wantPorts := len(p.ToPorts.Value) > 0 && slices.Contains(policy.Protocols(), packet.Protocol)
 	if got := !r.Ports.IsZero(); got != wantPorts {

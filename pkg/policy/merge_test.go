@@ -17,65 +17,33 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
+// TestMergeScope writes the sourceCIDRs of several sources, with their origins and the conflicts, into testdata/scope.txt.
 func TestMergeScope(t *testing.T) {
-	one, other := cidrs("10.244.0.0/16"), cidrs("10.245.0.0/16")
-	for _, tt := range []struct {
-		name      string
-		sources   []policy.Source
-		want      string // what holds
-		conflicts int
-	}{
-		{"no network, no source states it", []policy.Source{agentFiles(policy.SourcePolicy{})}, "[] built in", 0},
-		{"agent files alone state it", []policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: one})}, "[10.244.0.0/16] the agent files", 0},
-		{
-			"agent files that state none take the network's",
-			[]policy.Source{agentFiles(policy.SourcePolicy{}), network("a", 1, policy.SourcePolicy{SourceCIDRs: one})},
-			`[10.244.0.0/16] network "a"`, 0,
-		},
-		{
-			"an empty list of agent files is none stated",
-			[]policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: cidrs()}), network("a", 1, policy.SourcePolicy{SourceCIDRs: one})},
-			`[10.244.0.0/16] network "a"`, 0,
-		},
-		{
-			"agent files against a network that means any",
-			[]policy.Source{agentFiles(policy.SourcePolicy{SourceCIDRs: one}), network("a", 1, policy.SourcePolicy{})},
-			`[] network "a"`, 1,
-		},
-		{
-			"two networks that mean any, one by an empty list",
-			[]policy.Source{network("a", 1, policy.SourcePolicy{SourceCIDRs: cidrs()}), network("b", 2, policy.SourcePolicy{})},
-			`[] network "a" network "b"`, 0,
-		},
-		{
-			"a network that means any after one that does not",
-			[]policy.Source{network("a", 2, policy.SourcePolicy{}), network("b", 1, policy.SourcePolicy{SourceCIDRs: one})},
-			`[10.244.0.0/16] network "b"`, 1,
-		},
-		{
-			"a network that means any before one that does not",
-			[]policy.Source{network("a", 1, policy.SourcePolicy{}), network("b", 2, policy.SourcePolicy{SourceCIDRs: one})},
-			`[] network "a"`, 1,
-		},
-		{
-			"three that differ",
-			[]policy.Source{
-				network("a", 1, policy.SourcePolicy{SourceCIDRs: one}), network("b", 2, policy.SourcePolicy{SourceCIDRs: other}),
-				agentFiles(policy.SourcePolicy{SourceCIDRs: other}),
-			},
-			`[10.244.0.0/16] network "a"`, 2,
-		},
+	of := func(list ...string) policy.SourcePolicy { return policy.SourcePolicy{SourceCIDRs: cidrs(list...)} }
+	var got strings.Builder
+	var none policy.SourcePolicy
+	for _, sources := range [][]policy.Source{
+		{agentFiles(none)},
+		{agentFiles(of("10.244.0.0/16"))},
+		{agentFiles(none), network("a", 1, of("10.244.0.0/16"))},
+		{agentFiles(of()), network("a", 1, of("10.244.0.0/16"))},
+		{agentFiles(of("10.244.0.0/16")), network("a", 1, none)},
+		{network("a", 1, of()), network("b", 2, none)},
+		{network("a", 2, none), network("b", 1, of("10.244.0.0/16"))},
+		{network("a", 1, none), network("b", 2, of("10.244.0.0/16"))},
+		{network("a", 1, of("10.244.0.0/16")), network("b", 2, of("10.245.0.0/16")), agentFiles(of("10.245.0.0/16"))},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			p := mergeOne(t, tt.sources...)
-			got := fmt.Sprint(p.Sources.Value)
-			for _, o := range p.Sources.Origins {
-				got += " " + o.Source.String()
-			}
-			assert.Equal(t, "sourceCIDRs", got, tt.want)
-			assert.Equal(t, "conflicts", len(p.Conflicts), tt.conflicts)
-		})
+		for _, s := range sources {
+			fmt.Fprintf(&got, "%s: %v\n", s.ID, s.Policy.SourceCIDRs)
+		}
+		p := mergeOne(t, sources...)
+		fmt.Fprintf(&got, "in force: %v", p.Sources.Value)
+		for _, o := range p.Sources.Origins {
+			fmt.Fprintf(&got, " %s", o.Source)
+		}
+		fmt.Fprintf(&got, "; %d conflicts\n\n", len(p.Conflicts))
 	}
+	golden.Check(t, "testdata/scope.txt", got.String())
 }
 
 // The order in which sources are read has no influence on anything.
@@ -199,21 +167,6 @@ func TestConflictIsBounded(t *testing.T) {
 	c := p.Conflicts[0]
 	if len(c.InForceValue) > 256 || len(c.SupersededValue) > 256 || strings.ContainsFunc(c.Error(), unicode.IsControl) {
 		t.Errorf("the message is not one line, or repeats too much: %q", c)
-	}
-}
-
-func TestOrigin(t *testing.T) {
-	podnet := policy.SourceID{Kind: policy.Network, Name: "podnet"}
-	for _, tt := range []struct {
-		origin policy.Origin
-		want   string
-	}{
-		{policy.Origin{Source: podnet, Key: "nonMasqueradeCIDRs", Index: 2}, `nonMasqueradeCIDRs of network "podnet"`},
-		{policy.Origin{Source: podnet, Key: "randomFully", Index: -1}, `randomFully of network "podnet"`},
-		{policy.Origin{Source: policy.SourceID{Kind: policy.AgentFiles}, Key: "masqChain", Index: -1, File: "a\nb"}, `masqChain of the agent files ("a\nb")`},
-		{policy.Origin{Source: policy.SourceID{Kind: policy.BuiltIn}, Key: "masqLinkLocal", Index: -1}, "masqLinkLocal (built in)"},
-	} {
-		assert.Equal(t, fmt.Sprintf("%+v is called", tt.origin), tt.origin.String(), tt.want)
 	}
 }
 

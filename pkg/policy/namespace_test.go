@@ -5,29 +5,10 @@ package policy_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
-
-func TestParseNamespace(t *testing.T) {
-	for name, valid := range map[string]bool{
-		"prod": true, "kube-system": true, "0": true, strings.Repeat("a", 63): true,
-		strings.Repeat("a", 64): false, "": false, "Prod": false, "a.b": false, "-a": false, "a-": false, "a*": false, "ä": false,
-	} {
-		if _, err := policy.ParseNamespace(name); (err == nil) != valid {
-			t.Errorf("%q: %v", name, err)
-		}
-	}
-	for name, valid := range map[string]bool{
-		"web-0": true, "a.b": true, strings.Repeat("a", 253): true, strings.Repeat("a", 254): false, "": false, "a..b": false, "A": false,
-	} {
-		if policy.IsPodName(name) != valid {
-			t.Errorf("pod %q: %v", name, !valid)
-		}
-	}
-}
 
 // TestNamespacesAreBounded: a source can name 256 namespaces, and so can all sources of a chain together.
 func TestNamespacesAreBounded(t *testing.T) {

@@ -76,47 +76,6 @@ func TestIsAgents(t *testing.T) {
 	}
 }
 
-func TestOwner(t *testing.T) {
-	for _, tt := range []struct{ dir, want string }{
-		{"/var/lib/cni/ip-masq", "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"},
-		{"/a_b.c-d/E9", "ip-masq/1 keeps its state in /a_b.c-d/E9"},
-		{"/a+b@c", "ip-masq/1 keeps its state in /a+b@c"},
-		{"/" + strings.Repeat("x", 199), "ip-masq/1 keeps its state in /" + strings.Repeat("x", 199)},
-	} {
-		assert.Equal(t, fmt.Sprintf("OwnedBy(%q)", tt.dir), policy.OwnedBy(tt.dir).Comment(), tt.want)
-	}
-	assert.Equal(t, "comment of the zero owner", (policy.Owner{}).Comment(), "")
-}
-
-// A newer version may say something else behind its number; that it is newer must still be seen.
-func TestParseOwner(t *testing.T) {
-	const next = policy.RulesSchema + 1
-	newer := fmt.Sprint("ip-masq/", next)
-	for _, tt := range []struct {
-		comment string
-		want    policy.Owner
-	}{
-		{"ip-masq/1 keeps its state in /state", policy.Owner{Schema: 1, DataDir: "/state"}},
-		{"ip-masq/27 keeps its state in /state", policy.Owner{Schema: 27, DataDir: "/state"}},
-		{"", policy.Owner{}},
-		{"ip-masq/", policy.Owner{}},
-		{"ip-masq/1", policy.Owner{}},
-		{"ip-masq/0 keeps its state in /state", policy.Owner{}},
-		{"ip-masq/-1 keeps its state in /state", policy.Owner{}},
-		{"ip-masq/x keeps its state in /state", policy.Owner{}},
-		{"ip-masq/99999999999999999999 keeps its state in /state", policy.Owner{}},
-		{"1 keeps its state in /state", policy.Owner{}},
-		{" ip-masq/1 keeps its state in /state", policy.Owner{}},
-		{"ip-masq-agent: local traffic is not subject to MASQUERADE", policy.Owner{}},
-		{newer, policy.Owner{Schema: next}},
-		{newer + " lives elsewhere now", policy.Owner{Schema: next}},
-		{newer + " keeps its state in /var/lib", policy.Owner{Schema: next, DataDir: "/var/lib"}},
-		{"ip-masq/1 lives elsewhere now", policy.Owner{}},
-	} {
-		assert.Equal(t, fmt.Sprintf("ParseOwner(%q)", tt.comment), policy.ParseOwner(tt.comment), tt.want)
-	}
-}
-
 // A comment has an owner or none, and what was read is written so that it
 // reads the same.
 func FuzzParseOwner(f *testing.F) {

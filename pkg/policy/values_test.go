@@ -3,7 +3,10 @@
 package policy_test
 
 import (
+	"errors"
+	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -12,108 +15,65 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func TestValidateChainName(t *testing.T) {
-	const (
-		runes   = "may hold only letters, digits, '_', '.' and '-'"
-		first   = "must begin with a letter or a digit"
-		builtIn = "is the name of a built-in chain or target; choose one of your own, such as IP-MASQ-AGENT"
-		others  = ", a prefix of chains of other programs; choose another"
-	)
-	for _, tt := range []struct{ name, want string }{
-		{"IP-MASQ-AGENT", ""},
-		{"a", ""},
-		{"7.of_9", ""},
-		{strings.Repeat("x", 24), ""},
-		{"RETURNED", ""},
-		{"KUBE", ""},
-		{"MY-CNI-CHAIN", ""},
-		{"", "is empty; leave the key out for IP-MASQ-AGENT"},
-		{strings.Repeat("x", 25), "has 25 characters; at most 24 are possible"},
-		{"has space", runes},
-		{"semi;colon", runes},
-		{"new\nline", runes},
-		{"straße", runes},
-		{strings.Repeat("ß", 24), runes},
-		{"ＲＥＴＵＲＮ", runes},
-		{"\xff", runes},
-		{"-j", first},
-		{".x", first},
-		{"_x", first},
-		{"POSTROUTING", builtIn},
-		{"postrouting", builtIn},
-		{"RETURN", builtIn},
-		{"Masquerade", builtIn},
-		{"snat", builtIn},
-		{"KUBE-POSTROUTING", "begins with KUBE-" + others},
-		{"kube-x", "begins with KUBE-" + others},
-		{"CNI-HOSTPORT-MASQ", "begins with CNI-" + others},
-	} {
-		wantError(t, tt.name, policy.ValidateChainName(tt.name), tt.want)
-	}
+// TestTexts writes what each text is taken for, or what is wrong with it, into testdata/values.txt.
+func TestTexts(t *testing.T) {
+	var got strings.Builder
+	texts(t, &got, "chain name", func(s string) (string, error) { return "", policy.ValidateChainName(s) },
+		"IP-MASQ-AGENT", "a", "7.of_9", strings.Repeat("x", 24), "RETURNED", "KUBE", "MY-CNI-CHAIN", "", strings.Repeat("x", 25), "has space", "semi;colon", "new\nline",
+		"straße", strings.Repeat("ß", 24), "ＲＥＴＵＲＮ", "\xff", "-j", ".x", "_x", "POSTROUTING", "postrouting", "RETURN", "Masquerade", "snat",
+		"KUBE-POSTROUTING", "kube-x", "CNI-HOSTPORT-MASQ")
+	texts(t, &got, "ports", policy.ParsePorts,
+		"", "1-65535", "7", "7-7", "1024-29999,32768-65535", "40000,1-2", "1-2,3-4", "1-2,2-3", "10-20,5,12", "5-9,1-20", "7,7", "20-10", "0", "0-10", "65536", "1-65536",
+		"-", "1-", "-1", "+1", "1-2-3", "1:2", "0x10", "1_0", "01", "1, 2", "1-2,", ",", "1-2,20-10", strings.Repeat("x,", 64), " ", "http", "1\n")
+	texts(t, &got, "CIDR", policy.ParsePrefix,
+		"", " \t", "10.0.1.24/24", "10.0.0.1/0", "fd00::1/8", "10.0.0.1", "fd00::1", "::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "::ffff:10.0.1.24/120", "::ffff:0:0/96",
+		"::ffff:10.0.0.0/8", "::ffff:10.0.0.0/95", " 10.0.0.0/8", "10.0.0.0/8\n", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.0/08", "010.0.0.0/8", "10.0.0/8",
+		"10.0.0.0/255.0.0.0", "10.0.0.0/", "/8", "fd00::/129", "fe80::%eth0/10", "fe80::1%eth0", "10.0.0.0/8,172.16.0.0/12", "internal")
+	texts(t, &got, "mark", policy.ParseMark,
+		"0x6000", "0xFFFFFFFF", "0X6000", "24576", "0", "0x100000000", "-1", "", "0b11", "0x60_00", "0x6000/0x6000")
+	texts(t, &got, "namespace", policy.ParseNamespace,
+		"prod", "kube-system", "0", strings.Repeat("a", 63), strings.Repeat("a", 64), "", "Prod", "a.b", "-a", "a-", "a*", "ä")
+	texts(t, &got, "pod", func(s string) (bool, error) { return policy.IsPodName(s), nil },
+		"web-0", "a.b", strings.Repeat("a", 253), strings.Repeat("a", 254), "", "a..b", "A")
+	texts(t, &got, "dataDir", func(s string) (string, error) { return policy.OwnedBy(s).Comment(), nil },
+		"/var/lib/cni/ip-masq", "/a_b.c-d/E9", "/a+b@c", "/"+strings.Repeat("x", 199))
+	// A newer version may say something else behind its number; that it is newer must still be seen.
+	newer, keeps := fmt.Sprint("ip-masq/", policy.RulesSchema+1), " keeps its state in /state"
+	texts(t, &got, "comment", func(s string) (policy.Owner, error) { return policy.ParseOwner(s), nil },
+		"ip-masq/1"+keeps, "ip-masq/27"+keeps, "", "ip-masq/", "ip-masq/1", "ip-masq/0"+keeps, "ip-masq/-1"+keeps, "ip-masq/x"+keeps, "ip-masq/99999999999999999999"+keeps,
+		"1"+keeps, " ip-masq/1"+keeps, "ip-masq-agent: local traffic is not subject to MASQUERADE", newer, newer+" lives elsewhere now", newer+keeps, "ip-masq/1 lives elsewhere now")
+	texts(t, &got, "quoted", func(s string) (string, error) { return policy.Quote(s), nil },
+		"", "podnet", "a b", "é", `"`, "a\nb\x1b[31m", "\u202e", "\xff", strings.Repeat("x", 254), strings.Repeat("x", 255), strings.Repeat("x", 1000), strings.Repeat("é", 300))
+	texts(t, &got, "value of a key", func(s string) (string, error) {
+		return "", errors.Join(&policy.FieldError{Key: "k", Index: -1, Value: s, Problem: "is odd"}, &policy.FieldError{Key: "k", Index: 2, Value: s, Problem: "is odd"})
+	}, "", "0", "10.0.1.24/24", "two words", `a"b`, `a\b`, "a\n", strings.Repeat("x", 257), strings.Repeat("x", 256))
+	texts(t, &got, "key", func(s string) (string, error) {
+		return "", &policy.FieldError{Key: s, Index: -1, Problem: "is unknown"}
+	},
+		"masqLinklocal", "a\nb", strings.Repeat("k", 999))
+	texts(t, &got, "origin", func(s string) (string, error) {
+		o := policy.Origin{Source: policy.SourceID{Kind: policy.Network, Name: s}, Key: "masqChain", Index: 2}
+		agents := policy.Origin{Source: policy.SourceID{Kind: policy.AgentFiles}, Key: "masqChain", Index: -1, File: s}
+		return o.String() + "; " + agents.String(), nil
+	}, "podnet", "a\nb")
+	fmt.Fprintln(&got, policy.Origin{Source: policy.SourceID{Kind: policy.BuiltIn}, Key: "masqLinkLocal", Index: -1})
+	golden.Check(t, "testdata/values.txt", got.String())
 }
 
-func TestParsePorts(t *testing.T) {
-	for _, tt := range []struct {
-		in   string
-		want policy.Ports
-	}{
-		{"", policy.Ports{}},
-		{"1-65535", policy.Ports{{1, 65535}}},
-		{"7", policy.Ports{{7, 7}}},
-		{"1024-29999,32768-65535", policy.Ports{{1024, 29999}, {32768, 65535}}},
-		{"40000,1-2", policy.Ports{{40000, 40000}, {1, 2}}},
-		{"1-2,3-4", policy.Ports{{1, 2}, {3, 4}}},
-	} {
-		got, err := policy.ParsePorts(tt.in)
-		if err != nil {
-			t.Errorf("ParsePorts(%q): %v", tt.in, err)
+func texts[T any](t *testing.T, got *strings.Builder, what string, parse func(string) (T, error), list ...string) {
+	t.Helper()
+	for _, text := range list {
+		value, err := parse(text)
+		if err == nil {
+			fmt.Fprintf(got, "%s %q = %+v.\n", what, text, value)
+			continue
 		}
-		assert.Equal(t, tt.in, got, tt.want)
-		assert.Equal(t, "written", got.String(), tt.in)
-	}
-	assert.Equal(t, "a range of one port", (policy.Ports{{7, 7}}).String(), "7")
-	if p, err := policy.ParsePorts("7-7"); err != nil || p.String() != "7" {
-		t.Errorf("ParsePorts(7-7) = %v, %v", p, err)
-	}
-}
-
-func TestParsePortsSaysWhatToWrite(t *testing.T) {
-	const bad = "is not a range of ports; write FIRST-LAST within 1-65535"
-	for _, tt := range []struct{ in, want string }{
-		{"1-2,2-3", "has overlapping ranges 1-2 and 2-3; write each port once"},
-		{"10-20,5,12", "has overlapping ranges 10-20 and 12; write each port once"},
-		{"5-9,1-20", "has overlapping ranges 1-20 and 5-9; write each port once"},
-		{"7,7", "has overlapping ranges 7 and 7; write each port once"},
-		{"20-10", "ends before it begins; did you mean 10-20?"},
-		{"0", bad},
-		{"0-10", bad},
-		{"65536", bad},
-		{"1-65536", bad},
-		{"-", bad},
-		{"1-", bad},
-		{"-1", bad},
-		{"+1", bad},
-		{"1-2-3", bad},
-		{"1:2", bad},
-		{"0x10", bad},
-		{"1_0", bad},
-		{"01", bad},
-		{"1, 2", `holds " 2", which ` + bad},
-		{"1-2,", `holds "", which ` + bad},
-		{",", `holds "", which ` + bad},
-		{"1-2,20-10", `holds "20-10", which ends before it begins; did you mean 10-20?`},
-		{strings.Repeat("x,", 64), "has 65 ranges, more than the 64 possible; write fewer that are wider"},
-		{" ", bad},
-		{"http", bad},
-		{"1\n", bad},
-	} {
-		p, err := policy.ParsePorts(tt.in)
-		wantError(t, tt.in, err, tt.want)
-		if len(p) > 0 {
-			t.Errorf("ParsePorts(%q) returned %v beside its error", tt.in, p)
+		if fmt.Fprintf(got, "%s %q: %v\n", what, text, err); !reflect.ValueOf(&value).Elem().IsZero() {
+			t.Errorf("%s %q returned %v beside its error", what, text, value)
 		}
 	}
 }
@@ -188,47 +148,6 @@ func FuzzParsePorts(f *testing.F) {
 		}
 		assert.Equal(t, s, again, p)
 	})
-}
-
-func TestParsePrefixSaysWhatToWrite(t *testing.T) {
-	const notOne = "is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8"
-	const empty = "is empty; write a CIDR such as 10.0.0.0/8, or drop the item"
-	for _, tt := range []struct{ in, want string }{
-		{"", empty},
-		{" \t", empty},
-		{"10.0.1.24/24", "has host bits set; did you mean 10.0.1.0/24?"},
-		{"10.0.0.1/0", "has host bits set; did you mean 0.0.0.0/0?"},
-		{"fd00::1/8", "has host bits set; did you mean fd00::/8?"},
-		{"10.0.0.1", "is an address, not a CIDR; did you mean 10.0.0.1/32?"},
-		{"fd00::1", "is an address, not a CIDR; did you mean fd00::1/128?"},
-		{"::ffff:10.0.0.1", "is an address, not a CIDR; did you mean 10.0.0.1/32?"},
-		{"::ffff:10.0.0.0/104", "is an IPv4 prefix written as IPv6; did you mean 10.0.0.0/8?"},
-		{"::ffff:10.0.1.24/120", "is an IPv4 prefix written as IPv6; did you mean 10.0.1.0/24?"},
-		{"::ffff:0:0/96", "is an IPv4 prefix written as IPv6; did you mean 0.0.0.0/0?"},
-		{"::ffff:10.0.0.0/8", "mixes an IPv4 address with an IPv6 prefix length; write the IPv4 prefix itself"},
-		{"::ffff:10.0.0.0/95", "mixes an IPv4 address with an IPv6 prefix length; write the IPv4 prefix itself"},
-		{" 10.0.0.0/8", `has white space around it; write "10.0.0.0/8"`},
-		{"10.0.0.0/8\n", `has white space around it; write "10.0.0.0/8"`},
-		{"10.0.0.0/33", notOne},
-		{"10.0.0.0/-1", notOne},
-		{"10.0.0.0/08", notOne},
-		{"010.0.0.0/8", notOne},
-		{"10.0.0/8", notOne},
-		{"10.0.0.0/255.0.0.0", notOne},
-		{"10.0.0.0/", notOne},
-		{"/8", notOne},
-		{"fd00::/129", notOne},
-		{"fe80::%eth0/10", notOne},
-		{"fe80::1%eth0", notOne},
-		{"10.0.0.0/8,172.16.0.0/12", notOne},
-		{"internal", notOne},
-	} {
-		p, err := policy.ParsePrefix(tt.in)
-		wantError(t, tt.in, err, tt.want)
-		if p.IsValid() {
-			t.Errorf("ParsePrefix(%q) returned %v beside its error", tt.in, p)
-		}
-	}
 }
 
 // What is accepted has one spelling and is of one family; what is refused is
