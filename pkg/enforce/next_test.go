@@ -107,6 +107,7 @@ type world struct {
 	torn      map[string]bool             // whether the last reading was torn
 	read      map[string]bool             // whether a run has read each backend, and guards, since it wrote or was overtaken
 	missed    bool                        // a reading of the run failed: it may write what is there
+	noGuards  bool                        // the kernel lacks what they need, the run was told
 	stuck     bool                        // a document could not be stored: the run writes nothing more
 
 	node       []policy.NodeAddress
@@ -252,7 +253,7 @@ func (w *world) drawAddresses(t *rapid.T) {
 
 // operate makes one run, and returns the State after it, or nil if the process was killed.
 func (w *world) operate(what any, do func() *State) (s *State) {
-	w.log, w.effects, w.missed = append(w.log, what), 0, false
+	w.log, w.effects, w.missed, w.noGuards = append(w.log, what), 0, false, false
 	defer func() {
 		if x := recover(); x != nil {
 			if _, dead := x.(killed); !dead {
@@ -401,6 +402,7 @@ func (w *world) fault(what string) error {
 	case 0, 1:
 		return errFault
 	case 2:
+		w.noGuards = w.noGuards || what == "ask for a write of guards"
 		return netfilter.ErrUnusable
 	case 3:
 		panic(killed{})
@@ -707,6 +709,9 @@ func (e worldEffects) Put(src policy.Source) error {
 func (e worldEffects) TakeAddresses(map[store.Attachment][]netip.Addr) error {
 	if !e.w.interfered() {
 		s := e.w.judged(func() *State { return e.w.Observe(context.Background(), e.w.stored, e.w.rec) })
+		if e.w.noGuards {
+			s.Guard = GuardState{}
+		}
 		for _, c := range s.Chains {
 			if err := s.Err(c.Policy.Chain); len(c.Policy.Namespaces) > 0 && err != nil {
 				e.w.t.Fatalf("an address is taken, and chain %s is not right: %v\n%s", c.Policy.Chain, err, e.w)
