@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -267,6 +268,16 @@ func newFaultyNode(t *testing.T, f backend, flags ...string) *faultyNode {
 	n.flags = append(n.manageArgs(t, faultyNodeKeys()), flags...)
 	n.d = n.startReconciler(t, n.flags...).untilReady(t)
 	return n
+}
+
+// fillDisk leaves free bytes in a file system.
+func fillDisk(t *testing.T, disk string, free int64) {
+	t.Helper()
+	file := assert.Must(os.Create(filepath.Join(disk, "ballast")))(t)
+	var st syscall.Statfs_t
+	must(t, syscall.Fstatfs(int(file.Fd()), &st))
+	_, err := file.Write(bytes.Repeat([]byte{1}, max(0, int(st.Bfree)*int(st.Bsize)-int(free))))
+	must(t, errors.Join(err, file.Close()))
 }
 
 // nodeSettings writes /etc/ip-masq/reconciler.toml of the node: its directories, then other lines.

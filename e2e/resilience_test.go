@@ -60,7 +60,7 @@ func TestBusyLock(t *testing.T) {
 		verb string
 		code uint
 		says []string
-	}{{"ADD", 11, busy}, {"DEL", 0, busy}, {"GC", 0, busy}, {"CHECK", 101, []string{"missing chain"}}}
+	}{{"ADD", 11, busy}, {"DEL", 0, busy}, {"GC", 0, busy}, {"STATUS", 50, busy}, {"CHECK", 101, []string{"missing chain"}}}
 	var requests []invocation
 	for _, c := range cases {
 		requests = append(requests, invocation{verb: c.verb, conf: conf})

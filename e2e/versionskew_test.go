@@ -286,6 +286,11 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 				wantSame(t, "rules", n.ruleset(t), before)
 			})
 		}
+		must(t, os.WriteFile(one, []byte(newer), 0o600))
+		n.flush(t)
+		conf, says := n.conf(t, "podnet", object{"masqChain": "ONE"}), "chain ONE does not exist, and is not created without all documents"
+		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, says)
 	})
 }
 

@@ -432,4 +432,6 @@ func TestNoUsableBackend(t *testing.T) {
 	if v.Exists("A") || len(v.Duplicates) > 0 {
 		t.Error("no chain exists")
 	}
+	clear(f.kernel.Unusable)
+	f.mustBeInSync(f.sync(network("podnet", "A"))) // which chooses again
 }
