@@ -153,8 +153,8 @@ image image-iptables: ## the container image, without and with iptables, as an a
 	go run ./deploy/image $(IMAGE_FLAGS) -version $(VERSION) -arch "$$(echo $(ARCHES) | tr ' ' ,)" -out $(IMAGE_FILE)
 	@ls -l $(IMAGE_FILE)
 
-# promtool is a large program, and the tests of tools/deploy evaluate the alerts too: so this runs each night only.
-promtool: ## promtool checks the alerts, and evaluates them on the metrics of broken nodes
+# promtool is a large program, so this runs each night only. The tests of tools/deploy evaluate the alerts.
+promtool: ## promtool checks the alerts
 	@echo "promtool: a few seconds; the first time 2 minutes more to build promtool"
 	promtool=$$(tools/cached promtool -tags remove_all_sd) && \
 		IPMASQ_PROMTOOL_DIR=$$promtool go -C tools/deploy test -tags promtool -count=1 -run '^TestPromtool$$' ./alerts

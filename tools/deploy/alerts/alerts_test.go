@@ -431,20 +431,6 @@ func brokenNodes() map[string]brokenNode {
 	}
 }
 
-// cluster returns a node that is healthy, and from then on has the fault.
-func (b brokenNode) cluster(t *testing.T, name string) cluster {
-	t.Helper()
-	var c, broken cluster
-	c.node(t, "one", nodes+"healthy.prom")
-	if strings.HasPrefix(b.alerts, "IPMasqDown") { // nothing answers at the port
-		broken.add(labels.FromStrings("__name__", "up"), "one", 0)
-	} else {
-		broken.node(t, "one", nodes+name+".prom")
-	}
-	c.becomes(broken)
-	return c
-}
-
 // TestBrokenNodes checks, with the metrics of a healthy node and from then on those of a node with each
 // fault, which alerts fire and after how long, and which reasons the dashboard's table of nodes that
 // are not ready has.
@@ -459,7 +445,14 @@ func TestBrokenNodes(t *testing.T) {
 	rules, engine, table := alerts(t), newEngine(), panels(t)["Nodes that are not ready"][0]
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := tt.cluster(t, name)
+			var c, broken cluster // which is healthy, and from then on has the fault
+			c.node(t, "one", nodes+"healthy.prom")
+			if strings.HasPrefix(tt.alerts, "IPMasqDown") { // nothing answers at the port
+				broken.add(labels.FromStrings("__name__", "up"), "one", 0)
+			} else {
+				broken.node(t, "one", nodes+name+".prom")
+			}
+			c.becomes(broken)
 			var fired, reasons []string
 			seen := map[string]map[string]string{}
 			for alert, at := range c.fire(t, engine, rules, seen) {
