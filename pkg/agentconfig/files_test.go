@@ -3,6 +3,7 @@
 package agentconfig
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/golden"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -70,146 +72,59 @@ func source(chain string, files ...any) policy.Source {
 	return s
 }
 
-// What one file states, whatever way it is written in.
+// TestAgentDocument writes what each file states, whatever way it is written in, or every mistake that it has, into
+// testdata/documents.txt.
 func TestAgentDocument(t *testing.T) {
-	yes, no := true, false
-	base := policy.SourcePolicy{Chain: policy.DefaultChain}
-	for _, c := range []struct {
-		name, text string
-		dialect    config.Dialect
-		change     func(*policy.SourcePolicy)
-		interval   time.Duration
-		warnings   string
-	}{
-		{name: "nothing"},
-		{name: "comments", text: "# nothing yet\n"},
-		{name: "a null document", text: "---\nnull\n"},
-		{name: "nothing, in v2", dialect: config.DialectV2, change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = policytest.Prefixes() }},
-		{name: "others, in v2", text: "masqLinkLocal: yes", dialect: config.DialectV2,
-			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs, s.MasqLinkLocal = policytest.Prefixes(), &yes }},
-		{name: "a list, in v2", text: "nonMasqueradeCIDRs: [10.0.0.0/8]", dialect: config.DialectV2,
-			change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = policytest.Prefixes("10.0.0.0/8") }},
-		{name: "an empty list", text: "nonMasqueradeCIDRs: []", change: func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = policytest.Prefixes() }},
-		{name: "an agent's own", text: "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.0/8\n  - '192.168.0.0/16'\nmasqLinkLocal: false\nresyncInterval: 60s\n",
-			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.MasqLinkLocal = policytest.Prefixes("10.0.0.0/8", "192.168.0.0/16"), &no
-			}, interval: time.Minute},
-		{name: "as JSON, with tabs", text: "{\n\t\"nonMasqueradeCIDRs\":\t[\"10.0.0.0/8\"],\n\t\"masqLinkLocalIPv6\": true}\n",
-			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.MasqLinkLocalIPv6 = policytest.Prefixes("10.0.0.0/8"), &yes
-			}},
-		{name: "as flow, with CRLF and a byte order mark", text: "\xef\xbb\xbf---\r\n{nonmasqueradecidrs: [10.0.0.0/8],\r\n TOPORTS: 1-7}\r\n",
-			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.ToPorts = policytest.Prefixes("10.0.0.0/8"), policytest.Ports(t, "1-7")
-			}},
-		{name: "letter cases", text: "NonMasqueradeCIDRs: []\nMASQLINKLOCAL: true\nresyncinterval: 5\nmaſqChain: BLUE\n",
-			change: func(s *policy.SourcePolicy) {
-				s.NonMasqueradeCIDRs, s.MasqLinkLocal, s.Chain = policytest.Prefixes(), &yes, "BLUE"
-			}, interval: 5 * time.Second},
-		{name: "every key", text: strings.Join(policytest.Every(t, "", ": "), "\n") + "\ncidrLimit: 2\nresyncInterval: '7'\n",
-			change: func(s *policy.SourcePolicy) {
-				*s = policytest.Stating(t, strings.Join(policytest.Every(t, `"`, ":"), ","))
-			}, interval: 7 * time.Second},
-		{name: "without quotes", text: "sourceCIDRs: [10.1.0.0/16]\noutputInterfaces: [eth0, wg+]\ntoPorts: 1024-29999\nmasqChain: RED\nguard: drop\n",
-			change: func(s *policy.SourcePolicy) {
-				s.SourceCIDRs, s.OutputInterfaces = policytest.Prefixes("10.1.0.0/16"), []string{"eth0", "wg+"}
-				s.ToPorts, s.Chain, s.Guard = policytest.Ports(t, "1024-29999"), "RED", policy.GuardDrop
-			}},
-		{name: "guard off, which is a boolean of YAML", text: "guard: off\n", change: func(s *policy.SourcePolicy) { s.Guard = policy.GuardOff }},
-		{name: "unknown keys", text: "nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
-			warnings: "DIR/ip-masq-agent:1: nonMasqueradeCidr: is not a known key and is ignored; did you mean nonMasqueradeCIDRs?\n" +
-				"DIR/ip-masq-agent:2: bogus: is not a known key and is ignored; remove it\n" +
-				"DIR/ip-masq-agent:4: cni.dev/x: is not a known key and is ignored; remove it\n" +
-				`DIR/ip-masq-agent:5: "a\nb": is not a known key and is ignored; remove it`},
-		{name: "many unknown keys", text: "a: 1\nb: 1\nc: 1\nd: 1\ne: 1\nf: 1\ng: 1\nh: 1\ni: 1\nj: 1\n",
-			warnings: func() string {
-				var lines []string
-				for i, name := range strings.Split("abcdefgh", "") {
-					lines = append(lines, fmt.Sprintf("DIR/ip-masq-agent:%d: %s: is not a known key and is ignored; remove it", i+1, name))
-				}
-				return strings.Join(append(lines, "DIR/ip-masq-agent: 2 more unknown keys are ignored; remove them"), "\n")
-			}()},
-		{name: "nulls", text: "masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
-			change: func(s *policy.SourcePolicy) { s.MasqueradeCIDRs = policytest.Prefixes() },
-			warnings: "DIR/ip-masq-agent:1: masqueradeCIDRs: null is taken for an empty list; write [] for none, or leave the key out\n" +
-				"DIR/ip-masq-agent:2: masqChain: null is taken as not stated; write a value, or leave the key out\n" +
-				"DIR/ip-masq-agent:3: randomFully: null is taken as not stated; write a value, or leave the key out\n" +
-				"DIR/ip-masq-agent:4: cidrLimit: null is taken as not stated; write a value, or leave the key out\n" +
-				"DIR/ip-masq-agent:5: resyncInterval: null is taken as not stated; write a value, or leave the key out"},
-		{name: "an end without a document", text: "masqLinkLocal: true\n---\n...\n", change: func(s *policy.SourcePolicy) { s.MasqLinkLocal = &yes }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			dir := agentDirOf(t, "ip-masq-agent", c.text)
-			want := Files{Names: []string{"ip-masq-agent"}, ResyncInterval: c.interval}
-			want.Source = source(policy.DefaultChain)
-			if c.change != nil {
-				stated := base
-				c.change(&stated)
-				want.Source = source(stated.Chain, filepath.Join(dir, "ip-masq-agent"), stated)
-			}
-			got := assert.Must(Read(dir, c.dialect, config.AgentPolicy{}))(t)
-			assert.Equal(t, "warnings", warningsOf(t, got), c.warnings)
-			got.Dir, got.UnknownKeys, got.Warnings = "", nil, nil
-			assert.Equal(t, "got", got, want)
-		})
-	}
-}
+	var got strings.Builder
+	for _, tt := range []struct {
+		dialect config.Dialect
+		texts   []string
+	}{{config.DialectV2, []string{"", "masqLinkLocal: yes", "nonMasqueradeCIDRs: [10.0.0.0/8]"}}, {config.DialectV1, []string{
+		"", "# nothing yet\n", "---\nnull\n", "nonMasqueradeCIDRs: []",
+		"nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  - 10.0.0.0/8\n  - '192.168.0.0/16'\nmasqLinkLocal: false\nresyncInterval: 60s\n",
+		"{\n\t\"nonMasqueradeCIDRs\":\t[\"10.0.0.0/8\"],\n\t\"masqLinkLocalIPv6\": true}\n",
+		"\xef\xbb\xbf---\r\n{nonmasqueradecidrs: [10.0.0.0/8],\r\n TOPORTS: 1-7}\r\n",
+		"NonMasqueradeCIDRs: []\nMASQLINKLOCAL: true\nresyncinterval: 5\nmaſqChain: BLUE\n",
+		strings.Join(policytest.Every(t, "", ": "), "\n") + "\ncidrLimit: 2\nresyncInterval: '7'\n",
+		"sourceCIDRs: [10.1.0.0/16]\noutputInterfaces: [eth0, wg+]\ntoPorts: 1024-29999\nmasqChain: RED\nguard: drop\n",
+		"guard: off\n", // which is a boolean of YAML
+		"nonMasqueradeCidr: []\nbogus:\n  a: [1]\n\"cni.dev/x\": 1\n\"a\\nb\": 1\n",
+		"a: 1\nb: 1\nc: 1\nd: 1\ne: 1\nf: 1\ng: 1\nh: 1\ni: 1\nj: 1\n",
+		"masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
+		"masqLinkLocal: true\n---\n...\n",
 
-// Every mistake that a file can have, with the words that it is refused with.
-func TestAgentDocumentMistakes(t *testing.T) {
-	const f = "DIR/ip-masq-agent"
-	for _, c := range []struct{ text, want string }{
-		// The document.
-		{"nonMasqueradeCIDRs: [", f + ":1: not YAML: did not find expected node content"},
-		{"a: b: c", f + ": not YAML: mapping values are not allowed in this context"},
-		{"a: \"\xff\"", f + ": not YAML: invalid leading UTF-8 octet"},
-		{"[10.0.0.0/8]", f + ":1: is a list; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]"},
-		{"# text\n10.0.0.0/8", f + ":2: is a string; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]"},
-		{"a: &x [1]\nb: *x", f + ":2: *x: aliases are not read; write out what it stands for"},
-		{"a: 1\nb: *x", f + ": not YAML: unknown anchor 'x' referenced"},
-		{"a: 1\n---\nb: 1", f + ":2: is another document; join them, or write one file for each"},
-		{"a: 1\n---\n---\nb: 1", f + ":3: is another document; join them, or write one file for each"},
-		{"a: 1\n---\nb: [1", f + ": is another document; join them, or write one file for each"},
-		{"%TAG !a! tag:x\n---\na: 1\n", f + ": %TAG: directives are not read; remove it"},
-		{"a: 1\n...\n%TAG !a! tag:x\n---\n", f + ": %TAG: directives are not read; remove it"},
-		{"\xfe\xff\x00a\x00:\x00 \x001", f + ": not YAML: it is UTF-16; save it as UTF-8"},
-		{"a: " + strings.Repeat("[", 20_000), f + ": not YAML: exceeded max depth of 10000"},
-		{"a: .inf", f + ": not YAML: json: unsupported value: +Inf"},
+		// Mistakes in documents.
+		"nonMasqueradeCIDRs: [", "a: b: c", "a: \"\xff\"", "[10.0.0.0/8]", "# text\n10.0.0.0/8", "a: &x [1]\nb: *x", "a: 1\nb: *x",
+		"a: 1\n---\nb: 1", "a: 1\n---\n---\nb: 1", "a: 1\n---\nb: [1", "%TAG !a! tag:x\n---\na: 1\n", "a: 1\n...\n%TAG !a! tag:x\n---\n",
+		"\xfe\xff\x00a\x00:\x00 \x001", "a: " + strings.Repeat("[", 20_000), "a: .inf",
 
 		// Keys.
-		{"masqLinkLocal: true\nmasqLinkLocal: true", f + ":2: masqLinkLocal: is there twice; write it once"},
-		{"masqLinkLocal: true\nx: 1\nMasqlinklocal: true", f + ":3: masqLinkLocal: is there twice; write it once"},
-		{"{\"masqLinkLocal\": true,\n\"masqLinkLocal\": null}", f + ":2: masqLinkLocal: is there twice; write it once"},
+		"masqLinkLocal: true\nmasqLinkLocal: true", "masqLinkLocal: true\nx: 1\nMasqlinklocal: true", "{\"masqLinkLocal\": true,\n\"masqLinkLocal\": null}",
 
 		// Lists.
-		{"nonMasqueradeCIDRs: [null]", f + `:1: nonMasqueradeCIDRs[0]: null is no value; write a string such as "10.0.0.0/8", or drop the item`},
-		{"nonMasqueradeCIDRs:\n- 10.0.0.0/8\n-\n- 10.0.1.24/24\n- 7", f + `:1: nonMasqueradeCIDRs[1]: null is no value; write a string such as "10.0.0.0/8", or drop the item; ` +
-			f + ":1: nonMasqueradeCIDRs[2]: 10.0.1.24/24 has host bits set; did you mean 10.0.1.0/24?; " +
-			f + `:1: nonMasqueradeCIDRs[3]: 7 is a number; write a string such as "10.0.0.0/8"`},
-		{"{\"masqueradeCIDRs\":\n[\"10.0.0.0/8\",\n\"\"]}", f + `:1: masqueradeCIDRs[1]: is empty; write a CIDR such as 10.0.0.0/8, or drop the item`},
-		{"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", f + `:2: nonMasqueradeCIDRs[2]: fd00::/8 is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it`},
-		{"nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]", f + ":2: masqueradeCIDRs[0]: 10.0.0.0/8 is in nonMasqueradeCIDRs too; remove one of the two"},
+		"nonMasqueradeCIDRs: [null]", "nonMasqueradeCIDRs:\n- 10.0.0.0/8\n-\n- 10.0.1.24/24\n- 7", "{\"masqueradeCIDRs\":\n[\"10.0.0.0/8\",\n\"\"]}",
+		"a: 1\nnonMasqueradeCIDRs:\n- 10.0.0.0/8\n- 10.0.0.0/8\n- fd00::/8", "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.0.0.0/8]",
 
 		// Scalars.
-		{"bypassMark: 0x6000", f + `:1: bypassMark: 24576 is a number; write a string such as "0x6000"`},
-		{"guard: on", f + `:1: guard: true is a boolean; write "off" or "count" or "drop"`},
-		{"cidrLimit: 1\nnonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.1.0.0/16]",
-			f + ":1: cidrLimit: nonMasqueradeCIDRs and masqueradeCIDRs have 2 entries together, more than the 1 allowed; remove some or raise cidrLimit"},
-		{"resyncInterval: 0", f + ":1: resyncInterval: 0 is shorter than an interval can be; write 1s or more"},
-		{"resyncInterval: 999ms", f + ":1: resyncInterval: 999ms is shorter than an interval can be; write 1s or more"},
-		{"resyncInterval: 1.5", f + ":1: resyncInterval: 1.5 is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m"},
-		{"resyncInterval: [60]", f + `:1: resyncInterval: [60] is a list; write a string such as "60s"`},
-	} {
-		dir := agentDirOf(t, "ip-masq-agent", c.text)
-		got, err := Read(dir, config.DialectV1, config.AgentPolicy{})
-		if err == nil {
-			t.Errorf("%q: no error, but %+v", c.text, got)
-			continue
+		"bypassMark: 0x6000", "guard: on", "cidrLimit: 1\nnonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeCIDRs: [10.1.0.0/16]",
+		"resyncInterval: 0", "resyncInterval: 999ms", "resyncInterval: 1.5", "resyncInterval: [60]",
+	}}} {
+		for _, text := range tt.texts {
+			dir := agentDirOf(t, "ip-masq-agent", text)
+			read, err := Read(dir, tt.dialect, config.AgentPolicy{})
+			assert.Equal(t, text+": names", read.Names, []string{"ip-masq-agent"})
+			fmt.Fprintf(&got, "%s:\n%s\n", tt.dialect, policy.Quote(text))
+			if err != nil {
+				policytest.CheckMessage(t, err)
+				fmt.Fprintf(&got, "%s\n\n", strings.ReplaceAll(err.Error(), dir, "DIR"))
+				assert.Equal(t, text+": contributes in spite of its mistakes", read.Source, policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}})
+				continue
+			}
+			stated := strings.ReplaceAll(string(assert.Must(json.Marshal(read.Source))(t)), dir, "DIR")
+			fmt.Fprintf(&got, "%s\n%s\nevery %s\n\n", stated, warningsOf(t, read), read.ResyncInterval)
 		}
-		policytest.CheckMessage(t, err)
-		assert.Equal(t, fmt.Sprintf("%q", c.text), strings.ReplaceAll(err.Error(), dir, "DIR"), c.want)
-		assert.Equal(t, fmt.Sprintf("%q contributes in spite of its mistakes", c.text), got.Source, policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}})
 	}
+	golden.Check(t, "testdata/documents.txt", got.String())
 }
 
 func TestAgentFilesUnited(t *testing.T) {
