@@ -113,7 +113,7 @@ func TestAgentDocument(t *testing.T) {
 			dir := agentDirOf(t, "ip-masq-agent", text)
 			read, err := Read(dir, tt.dialect, config.AgentPolicy{})
 			assert.Equal(t, text+": names", read.Names, []string{"ip-masq-agent"})
-			fmt.Fprintf(&got, "%s:\n%s\n", tt.dialect, policy.Quote(text))
+			fmt.Fprintf(&got, "%s: %s\n", tt.dialect, policy.Quote(text))
 			if err != nil {
 				policytest.CheckMessage(t, err)
 				fmt.Fprintf(&got, "%s\n\n", strings.ReplaceAll(err.Error(), dir, "DIR"))
@@ -121,7 +121,7 @@ func TestAgentDocument(t *testing.T) {
 				continue
 			}
 			stated := strings.ReplaceAll(string(assert.Must(json.Marshal(read.Source))(t)), dir, "DIR")
-			fmt.Fprintf(&got, "%s\n%s\nevery %s\n\n", stated, warningsOf(t, read), read.ResyncInterval)
+			fmt.Fprintf(&got, "every %s: %s\n%s\n", read.ResyncInterval, stated, strings.TrimPrefix(warningsOf(t, read)+"\n", "\n"))
 		}
 	}
 	golden.Check(t, "testdata/documents.txt", got.String())
