@@ -109,7 +109,7 @@ func brokenNodes() []brokenNode {
 		{name: "conflicting-flag", reason: "source", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				n.agentFile(t, "ip-masq-agent", faultyNodeFile+"randomFully: true\n")
-				n.d.untilReady(t)
+				n.d.until(t, "the agent file in force", func() bool { return strings.Contains(n.d.log(), "changed=randomFully\n") })
 				n.restart(t, "--random-fully=false")
 				return func() { n.restart(t) }
 			},
