@@ -98,9 +98,6 @@ func TestStatus(t *testing.T) {
 		}
 		wait := object{"requireAgentConfig": true}
 		t.Run("fresh node", func(t *testing.T) { status(t, object{}, invocation{}, 0) })
-		t.Run("no privilege", func(t *testing.T) {
-			status(t, object{}, invocation{unprivileged: true}, 50, "peration not permitted")
-		})
 		t.Run("no program", func(t *testing.T) {
 			if n.backend.variant == "" {
 				status(t, object{}, invocation{path: "/nonexistent"}, 0)
