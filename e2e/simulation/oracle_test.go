@@ -335,6 +335,7 @@ func (w *world) judgeConnections() {
 	if len(combinations) > 1 || w.book.resetsLost {
 		return
 	}
+	changes := func(v *version) bool { return v != nil && (v.Spaces != nil || v.Outputs != nil) }
 	for _, c := range w.kernel.connections {
 		w.judgeLeft(&c, w.seq)
 		if c.pod.unrecorded || !slices.Contains(c.pod.addresses, c.Src) { // or a former container may hold that address
@@ -349,8 +350,9 @@ func (w *world) judgeConnections() {
 		keeps := func(v *version) bool { // another chain may keep the connections of its verdict
 			return v != nil && !slices.ContainsFunc(combinations[0], func(o *version) bool { return o != nil && o.Chain == v.Chain && resets(o) })
 		}
-		// A repair deletes connections that are not translated only.
-		if c.pod.phase == running && c.translated() != d.masquerade && (d.masquerade || !c.tampered) && !slices.ContainsFunc(combinations[0], keeps) {
+		// A repair deletes connections that are not translated only, and none where it comes with a change of exempt pods or addresses.
+		repaired := c.tampered && (!d.masquerade || w.some(func(n *network) bool { return n.may(changes) }))
+		if c.pod.phase == running && c.translated() != d.masquerade && !repaired && !slices.ContainsFunc(combinations[0], keeps) {
 			w.object("a connection of %s (%s) to %s stays %v, which every policy contradicts", c.pod.id(c.container), c.Src, c.Dst, &c)
 		}
 	}
