@@ -16,8 +16,7 @@ import (
 // desire computes what the policies ask for on this node. Of the kernel it reads nothing but addresses, and what it takes
 // to choose a backend.
 func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
-	rec = e.currentBoot(rec)
-	s := &State{record: rec, owner: e.owner(), triesAgain: e.AllBackends, Chains: make([]Chain, len(policies))}
+	s := &State{record: e.currentBoot(rec), owner: e.owner(), triesAgain: e.AllBackends, Chains: make([]Chain, len(policies))}
 	var addressesErr error
 	if items := neededItems(policies, s.record); len(items) > 0 {
 		s.addresses, addressesErr = e.nodeAddresses(items.Families())
@@ -35,7 +34,7 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 	})
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		choice, err := e.choose(ctx, rec, c.Policy, owned)
+		choice, err := e.choose(ctx, s.record, c.Policy, owned)
 		if err != nil {
 			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
 			continue

@@ -125,7 +125,7 @@ func (s *State) compareTables(t *tables) {
 	}
 	observed.Chains = slices.DeleteFunc(slices.Clone(observed.Chains), func(o policy.Chain) bool { return unchangeable[o.Name] })
 	for i := range observed.Chains { // or a rule that cannot be decoded, and so equals none, would fail each ADD
-		if o := &observed.Chains[i]; s.unknown || !s.isWanted(o, t) {
+		if o := &observed.Chains[i]; s.unknown || !s.wants(o.Name, o.Family, t.choice) {
 			o.Rules = recognized(o.Rules)
 		}
 	}
@@ -136,12 +136,6 @@ func (s *State) compareTables(t *tables) {
 			t.diff = append(t.diff, change)
 		}
 	}
-}
-
-// isWanted reports whether a policy wants a chain in these tables.
-func (s *State) isWanted(o *policy.Chain, t *tables) bool {
-	c := s.Find(o.Name)
-	return c != nil && c.Choice == t.choice && c.Desired.Find(o.Family, o.Name) != nil
 }
 
 // observed takes note of what was read of a chain, and returns why it is not known or must not be changed, or nil.
@@ -225,7 +219,7 @@ func (s *State) keepWhatExists() {
 	for i := range s.tables {
 		t := &s.tables[i]
 		for _, o := range t.observation.Rules.Chains {
-			if !s.isWanted(&o, t) {
+			if !s.wants(o.Name, o.Family, t.choice) {
 				o.Rules = recognized(o.Rules)
 				t.kept = append(t.kept, o)
 			}

@@ -345,8 +345,14 @@ func (s *State) surplus() []store.OwnedChain {
 	}
 	return slices.DeleteFunc(slices.Concat(s.record.Chains, s.orphans), func(o store.OwnedChain) bool {
 		c := s.Find(o.Chain)
-		return slices.Contains(s.removed, o) || c != nil && (c.Err != nil || c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil)
+		return slices.Contains(s.removed, o) || c != nil && c.Err != nil || s.wants(o.Chain, o.Family, choiceOf(o))
 	})
+}
+
+// wants reports whether a policy wants a chain of a family in a backend.
+func (s *State) wants(chain string, f policy.Family, in netfilter.Choice) bool {
+	c := s.Find(chain)
+	return c != nil && c.Choice == in && c.Desired.Find(f, chain) != nil
 }
 
 // stale returns the surplus chains without those whose removal failed: the verbs leave them alone.

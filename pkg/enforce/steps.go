@@ -235,7 +235,8 @@ func (s *State) truth() store.Record {
 	r := s.record
 	r.Chains = nil
 	for _, o := range s.record.Chains {
-		o.Stuck = (o.Stuck || slices.Contains(s.stuck, o)) && !s.isInPlace(o)
+		isInPlace := s.wants(o.Chain, o.Family, choiceOf(o)) && s.isWritten(s.Find(o.Chain))
+		o.Stuck = (o.Stuck || slices.Contains(s.stuck, o)) && !isInPlace
 		if !slices.Contains(s.removed, o) && !s.wasNeverWritten(o) {
 			r.Chains = append(r.Chains, o)
 		}
@@ -246,12 +247,6 @@ func (s *State) truth() store.Record {
 		r.ExemptPods = s.was.ExemptPods
 	}
 	return r
-}
-
-// isInPlace reports whether a chain on record has the rules that a policy wants there.
-func (s *State) isInPlace(o store.OwnedChain) bool {
-	c := s.Find(o.Chain)
-	return c != nil && c.Choice == choiceOf(o) && c.Desired.Find(o.Family, o.Chain) != nil && s.isWritten(c)
 }
 
 // wasNeverWritten reports whether a chain is on record for this run alone, which failed to create it.
