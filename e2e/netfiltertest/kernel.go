@@ -215,7 +215,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 				continue
 			}
 			of.Chains = append(of.Chains, c)
-			if have, is := b.k.Chains[b.c][ref(&c)]; !is || !reflect.DeepEqual(kept(have), kept(c)) {
+			if b.differs(c) {
 				differ = append(differ, c.Name)
 			}
 		}
@@ -223,7 +223,7 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 			continue
 		}
 		effect := fmt.Sprintf("write %s %s", b.c, f)
-		if err := cmp.Or(b.k.Before(effect, true), b.k.Accepts(of, nil)); err != nil {
+		if err := cmp.Or(b.k.Before(effect, true), b.accepts(of)); err != nil {
 			return err
 		}
 		for _, c := range of.Chains {
@@ -232,6 +232,18 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 		b.k.written(b.c, effect, differ)
 	}
 	return nil
+}
+
+// differs reports whether the kernel has a chain otherwise or not at all.
+func (b *backend) differs(c policy.Chain) bool {
+	have, is := b.k.Chains[b.c][ref(&c)]
+	return !is || !reflect.DeepEqual(kept(have), kept(c))
+}
+
+// accepts returns why chains cannot be written. A chain that stays as it is can.
+func (b *backend) accepts(desired policy.Ruleset) error {
+	desired.Chains = slices.DeleteFunc(slices.Clone(desired.Chains), func(c policy.Chain) bool { return !b.differs(c) })
+	return b.k.Accepts(desired, nil)
 }
 
 // kept returns what the kernel keeps of a chain.
@@ -267,7 +279,7 @@ func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation
 		seen = k.changes
 		return nil
 	}
-	if err := k.Accepts(desired, nil); err != nil {
+	if err := b.accepts(desired); err != nil {
 		return errors.Join(k.Before("write nftables, not supported", true), err)
 	}
 	have, newSets := map[policy.ChainFamily]policy.Chain{}, false
@@ -318,7 +330,7 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 }
 
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
-	return cmp.Or(b.k.Before("ask for a write of "+b.c.String(), false), b.k.Accepts(desired, nil))
+	return cmp.Or(b.k.Before("ask for a write of "+b.c.String(), false), b.accepts(desired))
 }
 
 // tables implements netfilter.GuardTables, too.
