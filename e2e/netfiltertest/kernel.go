@@ -42,10 +42,10 @@ type Kernel struct {
 	Chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	Guards     []policy.Guard
 	Generation netfilter.Generation
-	Torn       int // so many coming readings of a backend, or of guards, have something that is gone
+	Torn       int                   // so many coming readings of a backend, or of guards, have something that is gone
+	Leftovers  map[policy.Family]int // sets in the owned table that no rule uses
 
-	leftovers map[policy.Family]int // sets in the owned table that no rule uses
-	changes   int                   // of the owned table of masquerade chains
+	changes int // of the owned table of masquerade chains
 }
 
 // New returns a packet filter without rules, whose effects never fail.
@@ -61,7 +61,7 @@ func New() *Kernel {
 // Flush removes everything, as a boot or `nft flush ruleset` does. It is no effect.
 func (k *Kernel) Flush() {
 	k.Chains = map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{NFTables: {}, IPTables: {}, Legacy: {}}
-	k.leftovers, k.Guards = map[policy.Family]int{}, nil
+	k.Leftovers, k.Guards = map[policy.Family]int{}, nil
 	k.Changed()
 }
 
@@ -181,7 +181,7 @@ func (b *backend) Observe(_ context.Context, wanted []policy.ChainFamily) (o net
 		}
 	}
 	for _, f := range policy.Families() {
-		if b.OwnsTables() && b.k.leftovers[f] > 0 {
+		if b.OwnsTables() && b.k.Leftovers[f] > 0 {
 			o.Rules.Unrecognized = append(o.Rules.Unrecognized, policy.UnrecognizedObject{Family: f, Text: "set"})
 		}
 	}
@@ -291,14 +291,14 @@ func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation
 	if newSets {
 		fill := func() {
 			for _, f := range policy.Families() {
-				k.leftovers[f]++
+				k.Leftovers[f]++
 			}
 		}
 		if err := write("fill sets of nftables", fill); err != nil {
 			return err
 		}
 	}
-	return write("write nftables", func() { k.leftovers, k.Chains[NFTables] = map[policy.Family]int{}, have })
+	return write("write nftables", func() { k.Leftovers, k.Chains[NFTables] = map[policy.Family]int{}, have })
 }
 
 func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, held *os.File) error {
@@ -317,7 +317,7 @@ func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, held *o
 		delete(b.k.Chains[b.c], ref)
 	}
 	if b.OwnsTables() {
-		b.k.leftovers = map[policy.Family]int{}
+		b.k.Leftovers = map[policy.Family]int{}
 	}
 	if removed != nil {
 		b.k.written(b.c, effect, removed)

@@ -635,9 +635,9 @@ func (w *world) writes(tables string, write func() error) error {
 			w.t.Fatalf("%s are written before %s are read again\n%s", tables, of, w)
 		}
 	}
-	chains, guards, others, interfered := w.kernelChains(), w.kernel.Guards, maps.Clone(w.now), w.interfered()
+	chains, left, guards, others, interfered := w.kernelChains(), maps.Clone(w.kernel.Leftovers), w.kernel.Guards, maps.Clone(w.now), w.interfered()
 	err := write()
-	if err == nil && !interfered && !w.missed && maps.Equal(others, w.now) && reflect.DeepEqual(guards, w.kernel.Guards) && reflect.DeepEqual(chains, w.kernel.Chains) {
+	if err == nil && !interfered && !w.missed && maps.Equal(others, w.now) && maps.Equal(left, w.kernel.Leftovers) && reflect.DeepEqual(guards, w.kernel.Guards) && reflect.DeepEqual(chains, w.kernel.Chains) {
 		w.t.Fatalf("%s are written as they are\n%s", tables, w)
 	}
 	w.read[tables] = false
