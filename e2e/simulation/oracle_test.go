@@ -439,6 +439,9 @@ func (w *world) judgeADD(p *process, v *version, pod *pod) {
 			w.object("%s answers %v without a conflist of its network", p.Name, p.err)
 		}
 	case p.err == nil && w.alone(p) && !w.harmed():
+		if _, is := w.machine.ReadFile(dataDir + "/record.json"); !is {
+			w.object("%s passes without a record", p.Name)
+		}
 		w.judgePassed(p, pod)
 		if w.book.addressed < p.start {
 			w.judgeOutputs(pod)
