@@ -128,13 +128,12 @@ func TestAgentDocument(t *testing.T) {
 }
 
 func TestAgentFilesUnited(t *testing.T) {
-	yes, no := true, false
 	dir := agentDirOf(t,
 		"ip-masq-a", "nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16, 10.1.0.0/16, 10.2.0.0/16]\nmasqLinkLocal: false\nresyncInterval: 5m\nbackend: auto\nrandomFully: false\ntoPorts: '9-12,1-7'\n",
 		"ip-masq-b", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.1.0.0/16, fd00::/8]\nmasqLinkLocal: true\nresyncInterval: 30\nbackend: nftables\ntoPorts: '1-7,9-12'\nmasqChain: BLUE\n",
 		"ip-masq-c", "masqLinkLocal: false\nenableIPv6: true\nnonMasqueradeSourceCIDRs: [10.9.0.0/16]\ncidrLimit: 1\n",
 		"ip-masq-c~", "masqLinkLocal: {", "config", "masqLinkLocal: {", ".ip-masq", "{")
-	own := config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: &no}}
+	own := config.AgentPolicy{Policy: policy.SourcePolicy{NonMasqueradeCIDRs: policytest.Prefixes("10.2.0.0/16", "10.3.0.0/16"), Chain: "BLUE", RandomFully: new(false)}}
 	got := assert.Must(Read(dir, config.DialectV1, own))(t)
 	path := func(name string) string { return filepath.Join(dir, name) }
 	want := Files{
@@ -142,15 +141,15 @@ func TestAgentFilesUnited(t *testing.T) {
 		Source: source("BLUE",
 			config.OwnPolicy, own.Policy,
 			path("ip-masq-a"), policy.SourcePolicy{
-				NonMasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), MasqLinkLocal: &no,
-				Backend: policy.Auto, RandomFully: &no, ToPorts: policytest.Ports(t, "9-12,1-7"),
+				NonMasqueradeCIDRs: policytest.Prefixes("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), MasqLinkLocal: new(false),
+				Backend: policy.Auto, RandomFully: new(false), ToPorts: policytest.Ports(t, "9-12,1-7"),
 			},
 			path("ip-masq-b"), policy.SourcePolicy{
-				NonMasqueradeCIDRs: policytest.Prefixes("172.16.0.0/12", "10.1.0.0/16", "fd00::/8"), MasqLinkLocal: &yes,
+				NonMasqueradeCIDRs: policytest.Prefixes("172.16.0.0/12", "10.1.0.0/16", "fd00::/8"), MasqLinkLocal: new(true),
 				Backend: policy.NFTables, ToPorts: policytest.Ports(t, "1-7,9-12"),
 			},
 			path("ip-masq-c"), policy.SourcePolicy{
-				NonMasqueradeSourceCIDRs: policytest.Prefixes("10.9.0.0/16"), MasqLinkLocal: &no, EnableIPv6: &yes,
+				NonMasqueradeSourceCIDRs: policytest.Prefixes("10.9.0.0/16"), MasqLinkLocal: new(false), EnableIPv6: new(true),
 			}),
 	}
 	assert.Equal(t, "got", got, want)
@@ -176,7 +175,6 @@ func TestAgentFilesUnited(t *testing.T) {
 }
 
 func TestAgentFilesThatConflict(t *testing.T) {
-	no := false
 	for _, c := range []struct {
 		name, a, b string
 		own        config.AgentPolicy
@@ -191,7 +189,7 @@ func TestAgentFilesThatConflict(t *testing.T) {
 				"DIR/ip-masq-b:2: guard: off conflicts with drop in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:1: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
-			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: &no, Backend: policy.IPTables}},
+			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: new(false), Backend: policy.IPTables}},
 			want: "DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:1: backend: nftables conflicts with iptables in [agent] of the reconciler's settings; write the same in both, or leave it out of one"},
 		{name: "a prefix", a: "masqueradeCIDRs:\n- 10.9.0.0/16\n- 10.1.0.0/16", b: "nonMasqueradeCIDRs: [10.0.0.0/8, 10.0.0.0/8, 10.1.0.0/16]",

@@ -201,7 +201,6 @@ func TestFlags(t *testing.T) {
 }
 
 func TestSetField(t *testing.T) {
-	yes := true
 	agent := func(s policy.SourcePolicy) func(*Settings) {
 		return func(to *Settings) { to.AgentStated, to.Agent = true, AgentPolicy{Policy: s} }
 	}
@@ -219,7 +218,7 @@ func TestSetField(t *testing.T) {
 		{key: "agent.nonMasqueradeCIDRs", text: "10.0.0.1/8,x", mistake: "agent.nonMasqueradeCIDRs[0]: 10.0.0.1/8 has host bits set; did you mean 10.0.0.0/8?; " +
 			"agent.nonMasqueradeCIDRs[1]: x is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8"},
 		{key: "agent.outputInterfaces", text: "eth0,+", mistake: "agent.outputInterfaces[1]: + would match every interface; leave outputInterfaces out instead"},
-		{key: "agent.masqLinkLocal", text: "1", want: agent(policy.SourcePolicy{MasqLinkLocal: &yes})},
+		{key: "agent.masqLinkLocal", text: "1", want: agent(policy.SourcePolicy{MasqLinkLocal: new(true)})},
 		{key: "agent.masqLinkLocal", text: "maybe", mistake: "agent.masqLinkLocal: maybe is neither true nor false; write one of them"},
 		{key: "agent.toPorts", text: "", want: agent(policy.SourcePolicy{ToPorts: &policy.Ports{}})},
 		{key: "agent.cidrLimit", text: "007", want: func(s *Settings) { s.AgentStated, s.Agent = true, AgentPolicy{CIDRLimit: 7} }},

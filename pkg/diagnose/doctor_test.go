@@ -135,7 +135,7 @@ func TestFindings(t *testing.T) {
 		{"a pod network of host-local", func(h *testHost) { h.policies[0].NonMasqueradeCIDRs = prefixes("10.244.1.0/25") },
 			map[string]string{"problem pod-network-not-exempt": "masquerades 10.244.1.128/25 of pod network 10.244.1.0/24"}},
 		{"pod networks in other keys", func(h *testHost) {
-			h.policies[0].EnableIPv6 = on()
+			h.policies[0].EnableIPv6 = new(true)
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "ptp", "ipam": {"type": "host-local", "subnet": "100.64.0.0/16"}}`,
 				`{"type": "x", "podCidr": "100.65.0.0/16", "ipam": {"ipv4_pools": ["100.66.0.0/16"], "ipv6_pools": ["2001:db8::/64"], "subnet": "usePodCidr"}}`, entry)
 		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.64.0.0/16, pod network 100.65.0.0/16, pod network 100.66.0.0/16, pod network 2001:db8::/64"}},
@@ -189,7 +189,7 @@ func TestFindings(t *testing.T) {
 		{"no forwarding", func(h *testHost) { h.files["proc/sys/net/ipv4/ip_forward"] = "0\n" },
 			map[string]string{"problem forwarding-off": "net.ipv4.ip_forward is 0"}},
 		{"no forwarding of IPv6", func(h *testHost) {
-			h.policies[0].EnableIPv6, h.files["proc/sys/net/ipv6/conf/all/forwarding"] = on(), "0\n"
+			h.policies[0].EnableIPv6, h.files["proc/sys/net/ipv6/conf/all/forwarding"] = new(true), "0\n"
 		}, map[string]string{"problem forwarding-off": "net.ipv6.conf.all.forwarding is 0"}},
 		{name: "no forwarding of IPv6, which is not managed", set: func(h *testHost) { h.files["proc/sys/net/ipv6/conf/all/forwarding"] = "0\n" }},
 

@@ -37,13 +37,12 @@ func line(e diagnose.Explanation) string {
 }
 
 func TestOrigins(t *testing.T) {
-	no := false
 	podnet := network("podnet", "A", exempting("10.0.0.0/8", "192.168.0.0/16"), masquerading("10.1.0.0/16"), fromOnly("10.244.0.0/16"))
 	second := network("second", "A", exempting("192.168.0.0/16", "10.0.0.0/8"), fromOnly("10.244.0.0/16"))
 	files := agentFiles("A",
 		file("/etc/config/ip-masq-agent", exempting("172.20.0.0/16")),
 		file("/etc/config/ip-masq-more", exempting("172.22.0.0/16", "172.23.0.0/16", "172.24.0.0/16", "172.21.0.0/16"),
-			func(s *policy.SourcePolicy) { s.MasqueradeHost = &no }))
+			func(s *policy.SourcePolicy) { s.MasqueradeHost = new(false) }))
 	n := newNode(podnet, second, files)
 	n.finder.ConfDir = confDir(t, map[string]string{
 		"10-podnet.conflist": conflist("podnet", `, "masqChain": "A", "sourceCIDRs": ["10.244.0.0/16"],
@@ -157,7 +156,6 @@ func tells(text, part string) bool {
 
 // TestOverridden: what third-party rules decide before the chains of the policies do.
 func TestOverridden(t *testing.T) {
-	yes, no := true, false
 	hit := func(a thirdparty.Action, text string, sure bool) thirdparty.Hit {
 		return thirdparty.Hit{Rule: thirdparty.Rule{Action: a, Text: text}, Sure: sure}
 	}
@@ -190,7 +188,7 @@ func TestOverridden(t *testing.T) {
 			asked := thirdparty.Traffic{To: q.Dst, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
 			if tt.from != "" {
 				q.Out = "eth1"
-				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Src, 32)), &no, []string{"eth1"}
+				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Src, 32)), new(false), []string{"eth1"}
 			}
 			if tt.name == "masqueraded, and kept from it" {
 				q.Out, asked.Out = "eth0", []string{"eth0"}
@@ -201,11 +199,11 @@ func TestOverridden(t *testing.T) {
 					thirdparty.Place
 					is bool
 				}{
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, yes},
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, no},
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, no},
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, no},
-					{thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, no},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, true},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, false},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, false},
+					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, false},
+					{thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, false},
 				} {
 					is, binds := owned(c.Place)
 					if is != c.is || binds != (c.is && strings.HasPrefix(tt.name, "masqueraded") || c.is && tt.name == "not read") {
@@ -228,8 +226,7 @@ func TestGuard(t *testing.T) {
 		return []thirdparty.Hit{{Rule: thirdparty.Rule{Place: thirdparty.Place{Priority: priority}, Action: thirdparty.Masquerades, Text: "M"}, Sure: true}}
 	}
 	on := func(s *policy.SourcePolicy) {
-		s.Guard, s.EnforceExempt, s.PodCIDRs = policy.GuardCount, new(bool), cidrs("10.244.0.0/16")
-		*s.EnforceExempt = true
+		s.Guard, s.EnforceExempt, s.PodCIDRs = policy.GuardCount, new(true), cidrs("10.244.0.0/16")
 	}
 	off := func(s *policy.SourcePolicy) { s.PodCIDRs = cidrs("10.244.0.0/16") }
 	drift := func(n *node) {

@@ -122,7 +122,7 @@ var cidrs = policytest.Prefixes
 
 func inNFT(s *policy.SourcePolicy) { s.Backend = policy.NFTables }
 
-func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
+func enableIPv6(s *policy.SourcePolicy) { s.EnableIPv6 = new(true) }
 
 func exempting(list ...string) func(*policy.SourcePolicy) {
 	return func(s *policy.SourcePolicy) { s.NonMasqueradeCIDRs = cidrs(list...) }

@@ -58,8 +58,7 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 	const docker = "iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"
 	const kindnet = "nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade"
 	guarded := newNode(network("podnet", "IP-MASQ-AGENT", pods, func(s *policy.SourcePolicy) {
-		s.Guard, s.EnforceExempt = policy.GuardDrop, new(bool)
-		*s.EnforceExempt = true
+		s.Guard, s.EnforceExempt = policy.GuardDrop, new(true)
 	}))
 	hits = []thirdparty.Hit{rule(docker, 100, true)}
 	enforced := ask(guarded, "192.168.7.7", "10.244.0.2", "")

@@ -133,8 +133,3 @@ func feed(t *testing.T, input, program string, args ...string) {
 }
 
 var prefixes = policytest.Prefixes
-
-func on() *bool {
-	yes := true
-	return &yes
-}

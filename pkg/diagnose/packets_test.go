@@ -93,7 +93,7 @@ func TestPacketFindings(t *testing.T) {
 				h.policies[0].ToPorts = &policy.Ports{{First: 1024, Last: 29999}, {First: 32768, Last: 65535}}
 			}, nil},
 		{"node ports, and ports that are kept", func(t *testing.T) { restoreNAT(t, nft, nodePort...) },
-			func(h *testHost) { h.policies[0].RandomFully = new(bool) }, nil},
+			func(h *testHost) { h.policies[0].RandomFully = new(false) }, nil},
 		{"node ports in nftables", func(t *testing.T) {
 			feed(t, "table ip kube-proxy {\nmap service-nodeports { type inet_proto . inet_service : verdict; elements = { tcp . 30080 : accept }\n}\n}", "nft", "-f", "-")
 		}, nil, map[string]string{"notice node-port-overlap": "node port 30080"}},

@@ -98,28 +98,27 @@ func TestThirdPartyRules(t *testing.T) {
 			want: map[string]string{"problem foreign-masquerade": "chain KIND-MASQ-AGENT, kind's kindnetd always masquerades, disableDefaultCNI, no longer apply to the traffic of pods to exempt destinations"}},
 		{name: "kindnet's, of what it exempts too", nft: kindnet,
 			set: func(h *testHost) {
-				yes := true
-				h.policies[0].NonMasqueradeCIDRs, h.policies[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), &yes
+				h.policies[0].NonMasqueradeCIDRs, h.policies[0].MasqLinkLocal = prefixes("10.244.0.0/16", "10.96.0.0/16"), new(true)
 			}},
 		{name: "that enforceExempt precedes", rules: "-A POSTROUTING -o eth0 -j MASQUERADE", nft: enforced,
 			set: func(h *testHost) {
-				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
+				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = new(true), prefixes("10.244.0.0/16")
 			}},
 		{name: "that precede enforceExempt", nft: "table ip x {\nchain p {\ntype nat hook postrouting priority 99\nip daddr 10.1.0.0/16 masquerade\n}\n}", counted: 1,
 			set: func(h *testHost) {
-				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
+				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = new(true), prefixes("10.244.0.0/16")
 			},
 			want: map[string]string{"problem foreign-masquerade": "table x, chain p: to 10.1.0.0/16 masquerade"}},
 		{name: "of sources that are exempt, which enforceExempt does not bind", rules: "-A POSTROUTING -s 10.244.1.0/25 -d 8.8.8.8 -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
-				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = on(), prefixes("10.244.0.0/16")
+				h.policies[0].EnforceExempt, h.policies[0].PodCIDRs = new(true), prefixes("10.244.0.0/16")
 				h.policies[0].NonMasqueradeSourceCIDRs = prefixes("10.244.1.0/25")
 			},
 			want: map[string]string{"problem foreign-masquerade": "applies to all from 10.244.1.0/25"}},
 		{name: "of IPv6, which is not managed", rules6: "-A POSTROUTING -j MASQUERADE"},
 		{name: "of IPv6", rules6: "-A POSTROUTING -j MASQUERADE", counted: 1,
 			set: func(h *testHost) {
-				h.policies[0].EnableIPv6, h.policies[0].NonMasqueradeCIDRs = on(), prefixes("10.0.0.0/8", "fd00::/8")
+				h.policies[0].EnableIPv6, h.policies[0].NonMasqueradeCIDRs = new(true), prefixes("10.0.0.0/8", "fd00::/8")
 			},
 			want: map[string]string{"problem foreign-masquerade": "ipv6, table nat, applies to fe80::/10, fd00::/8"}},
 	} {

@@ -92,7 +92,7 @@ func backend(b policy.Backend) func(*policy.SourcePolicy) {
 	return func(s *policy.SourcePolicy) { s.Backend = b }
 }
 
-func enableIPv6(s *policy.SourcePolicy) { yes := true; s.EnableIPv6 = &yes }
+func enableIPv6(s *policy.SourcePolicy) { s.EnableIPv6 = new(true) }
 
 // A torn dump of a chain on record is not repaired when a proposal is applied. A new chain
 // is observed once before it is written, and once after.

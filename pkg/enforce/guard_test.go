@@ -37,8 +37,7 @@ var prefixes = policytest.Prefixes
 func exempts(list ...string) func(*policy.SourcePolicy) {
 	return func(s *policy.SourcePolicy) {
 		s.NonMasqueradeCIDRs = prefixes(list...)
-		yes := true
-		s.MasqLinkLocal = &yes
+		s.MasqLinkLocal = new(true)
 	}
 }
 
@@ -206,16 +205,14 @@ func TestGuardInactive(t *testing.T) {
 		"no IPv6 range": {
 			func(s *policy.SourcePolicy) {
 				guard(policy.GuardDrop)(s)
-				yes := true
-				s.EnableIPv6, s.EnforceExempt, s.StaleConnections = &yes, &yes, policy.ResetConnections
+				s.EnableIPv6, s.EnforceExempt, s.StaleConnections = new(true), new(true), policy.ResetConnections
 			}, func(*kernel) {},
 			"chain A (ipv6): guard, staleConnections, enforceExempt without effect: " + noPods,
 		},
 		"no source of IPv6 in scope": {
 			func(s *policy.SourcePolicy) {
 				guard(policy.GuardDrop)(s)
-				yes := true
-				s.EnableIPv6, s.SourceCIDRs = &yes, prefixes("10.88.0.0/16")
+				s.EnableIPv6, s.SourceCIDRs = new(true), prefixes("10.88.0.0/16")
 			}, func(*kernel) {}, "",
 		},
 		"out of scope": {
@@ -236,8 +233,7 @@ func TestGuardInactive(t *testing.T) {
 		"no nf_tables for enforceExempt": {
 			func(s *policy.SourcePolicy) {
 				guard(policy.GuardOff)(s)
-				yes := true
-				s.EnforceExempt, s.StaleConnections = &yes, policy.ResetConnections
+				s.EnforceExempt, s.StaleConnections = new(true), policy.ResetConnections
 			}, func(k *kernel) { k.fail = map[string]error{readGuards: unusable} },
 			"chain A (ipv4): enforceExempt without effect: no nf_tables: backend unusable",
 		},

@@ -19,7 +19,7 @@ import (
 
 // These are orders of writes in which packets were once dropped or bound although a policy exempts or masquerades them.
 
-func enforceExempt(s *policy.SourcePolicy) { yes := true; s.EnforceExempt = &yes }
+func enforceExempt(s *policy.SourcePolicy) { s.EnforceExempt = new(true) }
 
 // Tables that are in the kernel are not unusable.
 func TestUnusableGuardThatDrops(t *testing.T) {
@@ -107,8 +107,7 @@ func TestFirstGuardBesideADroppedNetwork(t *testing.T) {
 func TestFamilyUnderAGuard(t *testing.T) {
 	f := newFixture(t)
 	both := func(s *policy.SourcePolicy) {
-		yes := true
-		s.EnableIPv6, s.PodCIDRs = &yes, append(s.PodCIDRs, prefixes("fd00:88::/64")...)
+		s.EnableIPv6, s.PodCIDRs = new(true), append(s.PodCIDRs, prefixes("fd00:88::/64")...)
 	}
 	drop := guard(policy.GuardDrop)
 	f.mustApply(network("podnet", "A", backend(policy.IPTables), drop, both, exempts("10.0.0.0/8")))

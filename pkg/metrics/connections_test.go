@@ -270,8 +270,7 @@ func TestGuardPackets(t *testing.T) {
 // TestGuardActive: chains without a key have no series.
 func TestGuardActive(t *testing.T) {
 	a, b, c := source(network("a"), "A"), source(network("b"), "B"), source(network("c"), "C")
-	b.Policy.StaleConnections, c.Policy.EnforceExempt = policy.ResetConnections, new(bool)
-	*c.Policy.EnforceExempt = true
+	b.Policy.StaleConnections, c.Policy.EnforceExempt = policy.ResetConnections, new(true)
 	c.Policy.EnableIPv6, c.Policy.SourceCIDRs = c.Policy.EnforceExempt, prefixes("10.0.0.0/8")
 	d := source(network("d"), "D")
 	d.Policy.Guard, d.Policy.PodCIDRs = policy.GuardDrop, prefixes("10.0.0.0/8")

@@ -82,9 +82,8 @@ func guards(policies []policy.Policy, packets uint64, inactive ...enforce.Inacti
 
 // rich returns the report of a node on which much is going on.
 func rich() *reconcile.Report {
-	yes := true
 	bridge := source(network("bridge"), "IP-MASQ-AGENT", "10.0.0.0/8", "fd00::/8")
-	bridge.Policy.EnableIPv6, bridge.Policy.Guard, bridge.Policy.PodCIDRs = &yes, policy.GuardDrop, prefixes("10.244.0.0/16")
+	bridge.Policy.EnableIPv6, bridge.Policy.Guard, bridge.Policy.PodCIDRs = new(true), policy.GuardDrop, prefixes("10.244.0.0/16")
 	agent := source(agentFiles, "IP-MASQ-AGENT", "192.168.0.0/16")
 	agent.Policy.MasqueradeCIDRs = prefixes("10.0.0.0/8", "10.9.0.0/16")
 	odd := source(network("odd \"näme\"\n"+strings.Repeat("x", 100)), "SECOND", "172.16.0.0/12")

@@ -43,15 +43,14 @@ func TestSchemas(t *testing.T) {
 // The form of documents is a promise to other versions: a change of these texts
 // needs a new Schema.
 func TestFormOfDocuments(t *testing.T) {
-	yes, mark := true, policy.Mark(0x4000)
 	data := assert.Must(encodeSource(policy.Source{
 		ID: policy.SourceID{Kind: policy.Network, Name: "podnet"},
 		Policy: policy.SourcePolicy{
 			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
-			MasqueradeCIDRs: []netip.Prefix{}, MasqLinkLocal: &yes,
+			MasqueradeCIDRs: []netip.Prefix{}, MasqLinkLocal: new(true),
 			ToPorts:  &policy.Ports{{First: 1024, Last: 2047}},
 			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Guard: policy.GuardDrop,
-			StaleConnections: policy.KeepConnections, EnforceExempt: &yes, BypassMark: &mark,
+			StaleConnections: policy.KeepConnections, EnforceExempt: new(true), BypassMark: new(policy.Mark(0x4000)),
 		},
 		Order: 3, PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24")},
 	}))(t)

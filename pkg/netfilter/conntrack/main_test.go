@@ -77,9 +77,8 @@ var prefixes = policytest.Prefixes
 
 // merged returns the policy of a network with pods 10.88.0.0/16 and fd88::/64 that exempts the prefixes.
 func merged(change func(*policy.SourcePolicy), exempt ...string) []policy.Policy {
-	yes := true
 	s := policy.SourcePolicy{
-		Chain: policy.DefaultChain, EnableIPv6: &yes, PodCIDRs: prefixes("10.88.0.0/16", "fd88::/64"),
+		Chain: policy.DefaultChain, EnableIPv6: new(true), PodCIDRs: prefixes("10.88.0.0/16", "fd88::/64"),
 		StaleConnections: policy.ResetConnections, NonMasqueradeCIDRs: prefixes(exempt...),
 	}
 	if change != nil {

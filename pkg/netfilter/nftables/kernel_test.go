@@ -120,8 +120,7 @@ func (n *node) generation() uint32 {
 }
 
 func sourcePolicy(chain string, edit ...func(*policy.SourcePolicy)) policy.SourcePolicy {
-	yes := true
-	s := policy.SourcePolicy{Chain: chain, EnableIPv6: &yes, NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")}
+	s := policy.SourcePolicy{Chain: chain, EnableIPv6: new(true), NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8")}
 	for _, e := range edit {
 		e(&s)
 	}

@@ -21,22 +21,20 @@ import (
 func rich(t failer) policy.Ruleset {
 	t.Helper()
 	ports := assert.Must(policy.ParsePorts("1024-29999,7,32768-65535"))(t)
-	no := false
 	return desired(
 		sourcePolicy("IP-MASQ-AGENT", func(s *policy.SourcePolicy) {
 			s.NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "128.0.0.0/1", "fd00::/8", "8000::/1")
 			s.MasqueradeCIDRs = prefixes("10.1.0.0/16", "203.0.113.9/32", "fd00:1::/32")
 		}),
 		sourcePolicy("10", func(s *policy.SourcePolicy) {
-			s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), new(bool)
-			*s.MasqLinkLocal = true
+			s.NonMasqueradeCIDRs, s.MasqLinkLocal = prefixes(), new(true)
 			s.SourceCIDRs = prefixes("10.244.0.0/16", "10.246.0.0/17", "fd01::/64")
 			s.NonMasqueradeSourceCIDRs = prefixes("10.244.7.0/24", "fd01::7/128")
 			s.OutputInterfaces = []string{"eth+", "wlan0", "a-b@c'd", "$x;{}#,", "abcdefghijklmn+"}
-			s.MasqueradeHost, s.RandomFully = &no, &no
+			s.MasqueradeHost, s.RandomFully = new(false), new(false)
 		}),
 		sourcePolicy("set", func(s *policy.SourcePolicy) { s.ToPorts = &ports }),
-		sourcePolicy("only-v4", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = &no, prefixes("0.0.0.0/0") }),
+		sourcePolicy("only-v4", func(s *policy.SourcePolicy) { s.EnableIPv6, s.NonMasqueradeCIDRs = new(false), prefixes("0.0.0.0/0") }),
 		sourcePolicy("elsewhere", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("fd02::/64") }), // no jump in IPv4
 	)
 }
