@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assert has the checks that tests of all packages make. Equal goes on, the others end the test.
+// Package assert has the checks that tests of all packages make. Equal, Contains and ErrorContains go on, the others
+// end the test.
 package assert
 
 import (
 	"net/netip"
+	"strings"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -45,6 +47,26 @@ func Output(t T, c interface{ CombinedOutput() ([]byte, error) }) string {
 		t.Fatalf("%v: %v\n%s", c, err, out)
 	}
 	return string(out)
+}
+
+// Contains fails the test unless a text has all the parts.
+func Contains(t T, what, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s: no %q in:\n%s", what, part, text)
+		}
+	}
+}
+
+// ErrorContains fails the test unless there is an error whose text has all the parts.
+func ErrorContains(t T, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error, want one with %q", parts)
+		return
+	}
+	Contains(t, "error", err.Error(), parts...)
 }
 
 // Equal fails the test unless something is as it should be.

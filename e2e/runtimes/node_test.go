@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -192,15 +191,6 @@ func until(t *testing.T, limit time.Duration, what string, done func() bool) {
 	t.Helper()
 	if !timelimit.Await(limit, done) {
 		t.Fatalf("%s: not within %s", what, limit)
-	}
-}
-
-func wantSays(t *testing.T, text string, says ...string) {
-	t.Helper()
-	for _, s := range says {
-		if !strings.Contains(text, s) {
-			t.Errorf("no %q in:\n%s", s, text)
-		}
 	}
 }
 

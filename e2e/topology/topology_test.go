@@ -5,7 +5,6 @@ package topology_test
 import (
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -85,9 +84,7 @@ func anyAddr(t *rapid.T) netip.Addr {
 func TestBuildRefusesTheMachinesOwnNetwork(t *testing.T) {
 	t.Setenv("IPMASQ_SANDBOX", "")
 	err := topology.Run(func(t topology.T) { topology.New(t, topology.Options{}) })
-	if err == nil || !strings.Contains(err.Error(), "sandbox.Run") {
-		t.Errorf("outside of a sandbox: %v", err)
-	}
+	assert.ErrorContains(t, err, "sandbox.Run")
 }
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
@@ -99,12 +96,7 @@ func TestWhatNobodySeesIsAnError(t *testing.T) {
 	_, udp := pod.SendUDP(to, topology.Within(20*time.Millisecond))
 	_, tcp := pod.SendTCP(to, topology.Within(20*time.Millisecond))
 	_, sweep := pod.SweepUDP([]netip.AddrPort{echo("1.2.3.5"), to}, topology.Within(20*time.Millisecond))
-	for name, err := range map[string]error{"udp": udp, "tcp": tcp, "sweep": sweep} {
-		if err == nil || !strings.Contains(err.Error(), pod.Name) {
-			t.Errorf("%s: got %v, want an error with the host's name", name, err)
-		}
-	}
-	if sweep == nil || !strings.Contains(sweep.Error(), "1 of 2 packets") || !strings.Contains(sweep.Error(), to.String()) {
-		t.Errorf("sweep: got %v, want the number of lost packets and the first one", sweep)
-	}
+	assert.ErrorContains(t, udp, pod.Name)
+	assert.ErrorContains(t, tcp, pod.Name)
+	assert.ErrorContains(t, sweep, pod.Name, "1 of 2 packets", to.String())
 }

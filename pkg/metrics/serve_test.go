@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -107,11 +106,7 @@ func TestServeTriesAgainUntilThePortIsFree(t *testing.T) {
 	s := start(t, address, newMonitor(metrics.Options{}).Health())
 	select {
 	case text := <-s.log:
-		for _, want := range []string{address, "key=metrics_listen", "address already in use", "or set metrics_listen to another"} {
-			if !strings.Contains(text, want) {
-				t.Errorf("the log lacks %q: %s", want, text)
-			}
-		}
+		assert.Contains(t, "log", text, address, "key=metrics_listen", "address already in use", "or set metrics_listen to another")
 	case <-time.After(timelimit.Wait):
 		t.Fatal("the log does not have that the port is occupied")
 	}
@@ -218,7 +213,5 @@ func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {
 		t.Error("the scrape did not hang")
 	default:
 	}
-	if text := <-scraped; !strings.Contains(text, "ip_masq_ready 0") {
-		t.Errorf("the scrape got %q", text)
-	}
+	assert.Contains(t, "scrape", <-scraped, "ip_masq_ready 0")
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -104,11 +103,7 @@ func TestReadiness(t *testing.T) {
 			if len(r.Problems) != 1 || r.Problems[0].Reason != c.reason {
 				t.Fatalf("problems %+v, want one of reason %s", r.Problems, c.reason)
 			}
-			for _, s := range c.says {
-				if !strings.Contains(problems(r).Error(), s) {
-					t.Errorf("it does not say %q: %v", s, problems(r))
-				}
-			}
+			assert.ErrorContains(t, problems(r), c.says...)
 		})
 	}
 }

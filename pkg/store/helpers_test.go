@@ -51,17 +51,7 @@ func aPod(network, container, ifname string) store.Pod {
 }
 
 // fails holds an error to all the texts it must have.
-func fails(t *testing.T, err error, texts ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one with %q", texts)
-	}
-	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("error %q lacks %q", err, text)
-		}
-	}
-}
+var fails = assert.ErrorContains
 
 func store1(t testing.TB, l *store.Lock, c policy.Source) {
 	t.Helper()

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -41,11 +40,7 @@ func TestAsAnotherUser(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s works", name)
 		}
-		for _, text := range append(texts, top) {
-			if !strings.Contains(message, text) {
-				t.Errorf("%s: %q lacks %q", name, message, text)
-			}
-		}
+		assert.Contains(t, name, message, append(texts, top)...)
 	}
 	wants("writable", "permission denied", "run as its owner")
 	document(t, d, newSource("net"))

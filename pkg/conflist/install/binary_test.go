@@ -184,11 +184,7 @@ func TestCopyRefuses(t *testing.T) {
 			if strings.Contains(err.Error(), "run "+dir+"/"+safefile.TempPrefix) {
 				t.Errorf("names a file that is gone: %v", err)
 			}
-			for _, s := range says {
-				if !strings.Contains(err.Error(), s) {
-					t.Errorf("does not say %q: %v", s, err)
-				}
-			}
+			assert.ErrorContains(t, err, says...)
 			assert.Equal(t, "what is there", tree(t, dir), was)
 		})
 	}
@@ -197,9 +193,7 @@ func TestCopyRefuses(t *testing.T) {
 func TestCopyWithoutDirectory(t *testing.T) {
 	source, dir := binDir(t)
 	_, err := Copy(t.Context(), source, dir+"2")
-	if err == nil || !strings.Contains(err.Error(), "--cni-bin-dir") {
-		t.Error(err)
-	}
+	assert.ErrorContains(t, err, "--cni-bin-dir")
 	if _, err := os.Lstat(dir + "2"); !os.IsNotExist(err) {
 		t.Error("was made:", err)
 	}
@@ -230,9 +224,8 @@ func TestHangingProgram(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			source, _ := binDir(t)
 			write(t, source, "#!/bin/sh\n"+script+"\n", 0o700)
-			if _, err := version(t.Context(), source, "the plugin", time.Second); err == nil || !strings.Contains(err.Error(), "--plugin") {
-				t.Error(err)
-			}
+			_, err := version(t.Context(), source, "the plugin", time.Second)
+			assert.ErrorContains(t, err, "--plugin")
 		})
 	}
 }

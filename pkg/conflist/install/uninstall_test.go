@@ -70,11 +70,7 @@ func TestUninstallWaits(t *testing.T) {
 		if err == nil || len(done.Attached) != 1 || done.Binaries != nil || *states != 0 {
 			t.Fatalf("%+v, %d, %v", done, *states, err)
 		}
-		for _, s := range []string{"container a", file, "drain the node", "--no-wait"} {
-			if !strings.Contains(err.Error(), s) {
-				t.Errorf("does not say %q: %v", s, err)
-			}
-		}
+		assert.ErrorContains(t, err, "container a", file, "drain the node", "--no-wait")
 		if content(t, list) != conf("bridge") || content(t, binary) != plugin("v1") {
 			t.Error("the entry is there, or the plugin is not")
 		}
@@ -132,10 +128,8 @@ func TestUninstallOfAnEntryThatCannotBeRemoved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			u, binary, list, states := life(t)
 			write(t, filepath.Join(u.Conf[0], c.file), c.text, 0o644)
-			done, err := u.Step(t.Context())
-			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), u.Conf[0]) {
-				t.Errorf("%+v, %v", done, err)
-			}
+			_, err := u.Step(t.Context())
+			assert.ErrorContains(t, err, c.says, u.Conf[0])
 			if content(t, binary) != plugin("v1") || *states != 0 || content(t, list) != conf("bridge") {
 				t.Error("the plugin or the state went, or the other conflist has the entry still")
 			}

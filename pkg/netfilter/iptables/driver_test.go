@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -106,11 +105,7 @@ func TestProbe(t *testing.T) {
 				if !errors.Is(err, netfilter.ErrUnusable) {
 					t.Fatalf("got %v, %v", got, err)
 				}
-				for _, says := range tc.fails {
-					if !strings.Contains(err.Error(), says) {
-						t.Errorf("%q does not say %q", err, says)
-					}
-				}
+				assert.ErrorContains(t, err, tc.fails...)
 				return
 			}
 			tc.want.Backend = policy.IPTables

@@ -209,9 +209,7 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 			n.applyGuards(want)
 			right := n.listGuards()
 			n.nft(tc.script)
-			if d := n.compareGuards(want).String() + "\n"; !strings.Contains(d, tc.diff) {
-				t.Errorf("the difference does not tell %q:\n%s", tc.diff, d)
-			}
+			assert.Contains(t, "difference", n.compareGuards(want).String()+"\n", tc.diff)
 			n.applyGuards(want)
 			assert.Equal(t, "repaired", n.listGuards(), right)
 			n.nft(tc.script)
