@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -20,9 +21,9 @@ const (
 	// The sizes of the socket buffers in bytes. With the default sizes the kernel refuses a commit of 6,000 prefixes, and
 	// can lose the answer to an applied one of 200 rules. It allocates what a message needs, not the buffer.
 	receiveBuffer = 8 << 20
-	sendBuffer    = 1 << 30
-	datagramSize  = 32 << 10 // the most that the kernel puts into one answer (af_netlink.c)
-	answerTimeout = 10       // in seconds; the kernel answers before the system call that sends the request returns
+	sendBuffer    = 1<<30 - 1 // the kernel doubles it in 32 bits
+	datagramSize  = 32 << 10  // the most that the kernel puts into one answer (af_netlink.c)
+	answerTimeout = 10        // in seconds; the kernel answers before the system call that sends the request returns
 )
 
 // ErrStale is wrapped by Commit's error if another program has committed since Batch.Generation.
@@ -66,17 +67,12 @@ func (c *Conn) open() (err error) {
 }
 
 func setUpNetfilter(fd int) error {
-	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer); err != nil {
-		return err
-	}
-	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer); err != nil {
-		return err
-	}
-	// Refusals come without a copy of the request.
-	if err := ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), unix.ENOPROTOOPT); err != nil {
-		return err
-	}
-	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
+	return cmp.Or(
+		setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer),
+		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer),
+		// Refusals come without a copy of the request.
+		ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), unix.ENOPROTOOPT),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout}))
 }
 
 // openSocket opens and connects a socket, to which no other process can then send messages.

@@ -113,7 +113,8 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
 	for _, e := range r.Exprs {
 		if d.Statement != NoStatement {
-			d.refuse(ExprName(e) + " after " + string(d.Statement))
+			d.refuse(ExprName(e) + " after " + string(d.Statement)) // which the kernel does not evaluate
+			break
 		}
 		d.expression(e)
 	}
@@ -492,14 +493,11 @@ func (d *decoder) constants(flags uint32, addrMin, addrMax, protoMin, protoMax R
 }
 
 func (d *decoder) verdict(e Verdict) {
-	for _, known := range [...]struct {
-		code VerdictCode
-		does Statement
-	}{{Return, DoReturn}, {Accept, DoAccept}, {Drop, DoDrop}, {Jump, DoJump}, {Goto, DoGoto}, {Continue, NoStatement}} {
-		if known.code == e.Code {
-			d.Statement, d.Chain = known.does, e.Chain
-			return
-		}
+	does := [...]Statement{DoReturn, DoAccept, DoDrop, DoJump, DoGoto, NoStatement}
+	at := slices.Index([]VerdictCode{Return, Accept, Drop, Jump, Goto, Continue}, e.Code)
+	if at < 0 {
+		d.refuse("another verdict")
+		return
 	}
-	d.refuse("another verdict")
+	d.Statement, d.Chain = does[at], e.Chain
 }

@@ -23,7 +23,7 @@ func (c *Conn) Local(f Family) (local []netip.Prefix, err error) {
 	all := unix.RtMsg{Family: uint8(f), Type: unix.RTN_LOCAL}
 	err = c.queryAll(context.Background(), route(c, unix.RTM_GETROUTE, "list local addresses", unix.NLM_F_DUMP, all, nil, func(route unix.RtMsg, t *attrTable) {
 		if dst, ok := netip.AddrFromSlice(t.get(unix.RTA_DST)); ok && route.Type == unix.RTN_LOCAL && route.Dst_len > 0 {
-			local = append(local, netip.PrefixFrom(dst, int(route.Dst_len)))
+			local, t.bad = append(local, netip.PrefixFrom(dst, int(route.Dst_len))), t.bad || int(route.Dst_len) > dst.BitLen()
 		}
 	}))
 	return local, ignore(err, unix.EAFNOSUPPORT, unix.EOPNOTSUPP)

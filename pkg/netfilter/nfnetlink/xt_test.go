@@ -20,10 +20,7 @@ func native(t testing.TB, numbers ...any) []byte {
 	t.Helper()
 	var b []byte
 	for _, n := range numbers {
-		var err error
-		if b, err = binary.Append(b, binary.NativeEndian, n); err != nil {
-			t.Fatal(err)
-		}
+		b = assert.Must(binary.Append(b, binary.NativeEndian, n))(t)
 	}
 	return b
 }
@@ -50,6 +47,14 @@ func TestMark(t *testing.T) {
 			Cmp{Op: op, Sreg: Reg1, Data: native(t, uint32(0x4000))},
 		}}, nil)
 		assert.Equal(t, "decoded", d, Decoded{Conditions: []Condition{{Field: Mark, Not: op == NotEqual, Value: 0x4000, Mask: 0xc000}}})
+	}
+}
+
+// TestEndOfRule: the kernel does not evaluate what follows the statement that ends a rule.
+func TestEndOfRule(t *testing.T) {
+	for _, code := range []VerdictCode{Continue, Return} {
+		d := Decode(IPv4, Rule{Exprs: []Expr{Masq{}, Verdict{Code: code}, Unknown{"log"}}}, nil)
+		assert.Equal(t, "decoded", d, Decoded{Statement: DoMasq, Unrecognized: []string{ExprName(Verdict{}) + " after masquerade"}})
 	}
 }
 
