@@ -273,9 +273,7 @@ func TestChartEqualsKustomize(t *testing.T) {
 					withoutChartLabels(t, got[name], o)
 				}
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("chart (-kustomize +chart):\n%s", diff)
-			}
+			assert.Equal(t, "chart", got, want)
 		})
 	}
 }
@@ -315,9 +313,7 @@ func TestChartGolden(t *testing.T) {
 func TestChartNamespace(t *testing.T) {
 	out, err := helm(t, `{platform: openshift, monitoring: {enabled: true, labels: {release: some}}, nodeReadiness: {enabled: true}}`,
 		"template", "some-release", "chart", "--namespace=other")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if bytes.Contains(out, []byte(namespace)) {
 		t.Errorf("%s is named in\n%s", namespace, out)
 	}
@@ -418,9 +414,7 @@ func TestChartPolicy(t *testing.T) {
 			}
 			stated := strings.NewReplacer("backend: null", "", "guard: null", "", "guard: off", `guard: "off"`).Replace(policy)
 			want := assert.Must(parsed(t, entryOf(t, "policy: {"+strings.TrimLeft(stated, ", ")+"}")))(t)
-			if diff := cmp.Diff(fmt.Sprintf("%+v", jsonOf(t, want)), fmt.Sprintf("%+v", jsonOf(t, got))); diff != "" {
-				t.Errorf("entry (-values +rendered):\n%s", diff)
-			}
+			assert.Equal(t, "entry", fmt.Sprintf("%+v", jsonOf(t, got)), fmt.Sprintf("%+v", jsonOf(t, want)))
 		})
 	}
 }
@@ -452,9 +446,7 @@ func TestChartSettings(t *testing.T) {
 		"resync_interval": "1m30s", "log_format": "json", "conflist.network": "podnet",
 		"agent.masqChain": "OTHER", "agent.toPorts": "1024-2047", "agent.cidrLimit": "1000000", "agent.nonMasqueradeCIDRs": "10.0.0.0/8,192.168.0.0/16",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("settings (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "settings", got, want)
 	write("ip-masq-agent", objects(t, render(t, values))["ConfigMap/ip-masq-agent"]["data"].(map[string]any)["config"].(string))
 	files, err := agentconfig.Read(dir, config.DialectV1, config.AgentPolicy{})
 	if err != nil || len(files.Warnings) > 0 || files.ResyncInterval.Seconds() != 30 {
@@ -469,9 +461,7 @@ func TestChartSettings(t *testing.T) {
 func TestChartSlashes(t *testing.T) {
 	values := "policy:\n  dataDir: /var/lib/cni/other/\ncniConfDir: /srv/net.d/\ncniBinDir: /srv/bin/\ncontainerdStateDir: /srv/containerd/\n"
 	for _, mode := range []string{"", "uninstall: {enabled: true}\n"} {
-		if diff := cmp.Diff(string(render(t, strings.ReplaceAll(values, "/\n", "\n")+mode)), string(render(t, values+mode))); diff != "" {
-			t.Errorf("manifests (-without +with slashes):\n%s", diff)
-		}
+		assert.Equal(t, "manifests with slashes", string(render(t, values+mode)), string(render(t, strings.ReplaceAll(values, "/\n", "\n")+mode)))
 	}
 }
 
@@ -499,9 +489,7 @@ func TestChangedPolicyRollsNoPods(t *testing.T) {
 	for _, values := range []string{
 		`policy: {masqLinkLocal: true}`, `policy: {masqChain: OTHER}`, `reconciler: {log_format: json}`, `agentConfig: {config: {masqLinkLocal: true}}`,
 	} {
-		if diff := cmp.Diff(base, daemonSet(values)); diff != "" {
-			t.Errorf("%s: %s", values, diff)
-		}
+		assert.Equal(t, values, daemonSet(values), base)
 	}
 	for name, dir := range kustomizations(t) {
 		if manifests := build(t, dir); bytes.Contains(manifests, []byte("mountPath: /etc/ip-masq\n")) && !bytes.Contains(manifests, []byte("configMap:\n          name: ip-masq\n")) &&

@@ -330,9 +330,7 @@ func TestTests(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	named := 0
 	for path, text := range documents(t) {
 		for _, m := range regexp.MustCompile("(?:`([a-z0-9/]+): )?\\b(Test[A-Z][A-Za-z0-9]*)").FindAllStringSubmatch(text, -1) {

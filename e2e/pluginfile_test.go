@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
@@ -324,7 +322,5 @@ func TestDocumentedPluginFile(t *testing.T) {
 	must(t, os.WriteFile(file, []byte(example), 0o600))
 	p := assert.Must(config.ReadPluginFile(file))(t)
 	want := config.PluginFile{Path: file, Present: true, DataDir: config.DefaultDataDir, CNIConfDir: config.DefaultCNIConfDir}
-	if d := cmp.Diff(want, p); d != "" {
-		t.Error(d)
-	}
+	assert.Equal(t, "plugin.toml", p, want)
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestHelp: the help of each command begins with an imperative sentence, has the exit codes and three
@@ -80,8 +82,6 @@ func helpOf(t *testing.T, c *cobra.Command) string {
 	var text strings.Builder
 	c.InitDefaultHelpFlag()
 	c.SetOut(&text)
-	if err := c.Help(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, c.Help())
 	return text.String()
 }

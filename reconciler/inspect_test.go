@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
 	"github.com/ip-masq/ip-masq-cni/pkg/agentconfig"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -33,13 +34,8 @@ import (
 func serveStatus(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "made-by-ip-masq"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "reconciler.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(dir, "made-by-ip-masq"), nil, 0o600))
+	l := assert.Must(net.Listen("unix", filepath.Join(dir, "reconciler.sock")))(t)
 	s := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
 	go func() { _ = s.Serve(l) }() // until it is closed
 	t.Cleanup(func() { _ = s.Close() })
@@ -49,10 +45,7 @@ func serveStatus(t *testing.T, h http.HandlerFunc) string {
 // answering answers with a status.
 func answering(t *testing.T, s metrics.Status) http.HandlerFunc {
 	t.Helper()
-	doc, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := assert.Must(json.Marshal(s))(t)
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet || r.URL.Path != "/v1/status" {
 			http.NotFound(w, r)
@@ -67,13 +60,8 @@ func inspectNode(t *testing.T, args ...string) (*inspection, string) {
 	t.Helper()
 	var stderr bytes.Buffer
 	a := &app{out: &bytes.Buffer{}, err: &stderr}
-	if err := a.root().ParseFlags(args); err != nil {
-		t.Fatal(err)
-	}
-	n, err := a.inspect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, a.root().ParseFlags(args))
+	n := assert.Must(a.inspect(t.Context()))(t)
 	n.printSettingsOrigin(a)
 	return n, strings.TrimSuffix(stderr.String(), "\n")
 }
@@ -86,9 +74,7 @@ func daemonSetSettings(t *testing.T, dataDir string) config.Settings {
 		{"data_dir", dataDir}, {"agent_config_dir", "/nowhere/config"}, {"agent.enableIPv6", "true"}, {"agent.masqChain", "PODS"},
 		{"agent.toPorts", "1024-29999,32768-65535"}, {"agent.nonMasqueradeCIDRs", ""}, {"resync_interval", "1h"}, {"cni_conf_dir", "/nowhere/net.d"},
 	} {
-		if err := s.Set(x[0], x[1]); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, s.Set(x[0], x[1]))
 	}
 	return s
 }
@@ -121,9 +107,7 @@ func TestSettingsOfTheReconciler(t *testing.T) {
 	}
 
 	n, _ = inspectNode(t, "--data-dir", dataDir, "--masq-chain", "OTHER", "--cni-bin-dir", "/bin")
-	if err := errors.Join(want.Set("agent.masqChain", "OTHER"), want.Set("cni_bin_dir", "/bin")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(want.Set("agent.masqChain", "OTHER"), want.Set("cni_bin_dir", "/bin")))
 	if !n.Settings.Equal(want) {
 		t.Errorf("settings with two flags differ:\n%s", cmp.Diff(want.List(), n.Settings.List()))
 	}
@@ -133,9 +117,7 @@ func TestSettingsOfTheReconciler(t *testing.T) {
 
 	// A file that the operator names is what counts.
 	file := filepath.Join(t.TempDir(), "reconciler.toml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "data_dir = %q\n", dataDir), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "data_dir = %q\n", dataDir), 0o644))
 	n, said = inspectNode(t, "--config", file)
 	if n.Settings.AgentConfigDir != "" || n.Settings.Agent.Policy.Chain == "PODS" || said != "" || !n.active.Answers || n.AgentFiles != nil {
 		t.Errorf("with --config: %+v, said %q", n.Settings, said)
@@ -170,10 +152,7 @@ func TestReconcilerWithoutAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dataDir := serveStatus(t, c.answer)
-			lock, err := reconcile.Open(config.Settings{DataDir: dataDir}, "", nil).Dir.InstanceLock()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lock := assert.Must(reconcile.Open(config.Settings{DataDir: dataDir}, "", nil).Dir.InstanceLock())(t)
 			defer func() { _ = lock.Release() }()
 			start := time.Now()
 			n, said := inspectNode(t, "--data-dir", dataDir)
@@ -196,9 +175,7 @@ func TestPluginOfTheReconciler(t *testing.T) {
 	t.Parallel()
 	binDir := t.TempDir()
 	plugin, ran := filepath.Join(binDir, "ip-masq"), filepath.Join(binDir, "ran")
-	if err := os.WriteFile(plugin, []byte("#!/bin/sh\necho >"+ran+"\necho 'ip-masq v7: a plugin'\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(plugin, []byte("#!/bin/sh\necho >"+ran+"\necho 'ip-masq v7: a plugin'\n"), 0o755))
 	for _, version := range []string{"v6", ""} {
 		dataDir := serveStatus(t, answering(t, metrics.Status{PluginVersion: version,
 			Settings: []config.Setting{{Key: "cni_bin_dir", Value: binDir, Origin: config.FlagOrigin}}}))
@@ -213,9 +190,7 @@ func TestPluginOfTheReconciler(t *testing.T) {
 		if got, err := n.pluginVersion(t.Context(), plugin); got != "v7" || err != nil {
 			t.Errorf("with the flag: version %q, %v", got, err)
 		}
-		if err := os.Remove(ran); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, os.Remove(ran))
 	}
 }
 
@@ -257,9 +232,7 @@ func TestProblemsOfTheLoop(t *testing.T) {
 		only,
 	})
 	want := append([]reconcile.Problem{only}, n.active.problems...)
-	if diff := cmp.Diff(want, got, cmp.Comparer(errors.Is)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	assert.Equal(t, "problems", got, want, cmp.Comparer(errors.Is))
 	// The policy of the agent files, which the reconciler could not apply, asks for these rules.
 	if got := n.problems(&reconcile.Report{Pending: []policy.SourceID{agent}}, []reconcile.Problem{only}); len(got) != len(n.active.problems) {
 		t.Errorf("while a policy is withheld: %v", got)
@@ -299,18 +272,14 @@ func TestSourceStates(t *testing.T) {
 		{Source: network("refused"), State: "superseded"},
 		{Source: agent, State: "invalid", Files: []string{"/etc/config/ip-masq-agent"}},
 	}
-	if diff := cmp.Diff(want, sourcesOf(n, r, r.Rules), cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	assert.Equal(t, "sources", sourcesOf(n, r, r.Rules), want, cmpopts.EquateEmpty())
 }
 
 // TestInvalidSettings checks that a command which goes on without an invalid reconciler.toml says so.
 func TestInvalidSettings(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "reconciler.toml")
-	if err := os.WriteFile(file, []byte("backend = \"x\"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, []byte("backend = \"x\"\n"), 0o644))
 	n, _ := inspectNode(t, "--config", file, "--data-dir", filepath.Join(t.TempDir(), "none"))
 	if want := "from the defaults and flags"; n.settingsFrom != want || n.SettingsErr == nil {
 		t.Errorf("settings %q, want %q (%v)", n.settingsFrom, want, n.SettingsErr)

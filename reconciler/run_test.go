@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
@@ -20,12 +21,8 @@ func TestWriterOf(t *testing.T) {
 		"13/comm": "nft\n", "13/status": "PPid:\t0\n",
 	} {
 		file := filepath.Join(proc, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		assert.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	const other = `"nft" (host pid 12)`
 	for _, tt := range []struct {

@@ -42,9 +42,7 @@ func members(t *testing.T, in io.Reader) map[string]string {
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		data := assert.Must(io.ReadAll(r))(t)
 		all[h.Name] = string(data)
 		if packed, err := gzip.NewReader(bytes.NewReader(data)); err == nil {

@@ -4,11 +4,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestReport checks what is printed, and which commands are named, for packages with tests that fail, panic,
@@ -69,18 +70,13 @@ failed, each with the command that runs it alone:
 		var out strings.Builder
 		r := report{out: &out, verbose: verbose}
 		for _, e := range all {
-			line, err := json.Marshal(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			line := assert.Must(json.Marshal(e))(t)
 			r.add(append(line, '\n'))
 		}
 		if r.end(62 * time.Second) {
 			t.Error("passed")
 		}
-		if diff := cmp.Diff(want, out.String()); diff != "" {
-			t.Errorf("verbose %v (-want +got):\n%s", verbose, diff)
-		}
+		assert.Equal(t, fmt.Sprint("verbose ", verbose), out.String(), want)
 	}
 	r := report{out: &strings.Builder{}}
 	if r.end(0) {

@@ -125,9 +125,7 @@ func TestTheInsideDiesWithTheOutside(t *testing.T) {
 func started(t *testing.T, c *exec.Cmd) *os.File {
 	t.Helper()
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = reader.Close() })
 	c.Stdout, c.Stderr = writer, os.Stderr
 	assert.NoError(t, c.Start())

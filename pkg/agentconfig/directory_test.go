@@ -167,9 +167,7 @@ func TestAgentFilesOfAConfigMap(t *testing.T) {
 	link(t, "..data/ip-masq-gone", filepath.Join(c.dir, "ip-masq-gone"))
 	assert.NoError(t, os.Remove(filepath.Join(c.dir, "ip-masq-more")))
 	got, err := Read(c.dir, config.DialectV1, config.AgentPolicy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	assert.Equal(t, "names", got.Names, []string{"ip-masq-agent", "ip-masq-more"})
 	assert.Equal(t, "exempt", exempt(got), policytest.Prefixes("10.0.0.0/8"))
 	assert.Equal(t, "the first file", got.Source.Files[0].File, filepath.Join(c.dir, "ip-masq-agent"))

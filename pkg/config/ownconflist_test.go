@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestOwnConflistStale: a copy is stale once the file that it was made from is another one, or gone.
@@ -50,7 +52,5 @@ func TestOwnConflistStale(t *testing.T) {
 			}
 		})
 	}
-	if err := (*OwnConflist)(nil).Stale(ConfDir{}); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, (*OwnConflist)(nil).Stale(ConfDir{}))
 }

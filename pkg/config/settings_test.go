@@ -233,9 +233,7 @@ func TestSetField(t *testing.T) {
 			policytest.WantError(t, err, "FILE", c.mistake)
 		} else {
 			c.want(&want)
-			if err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, err)
 		}
 		assert.Equal(t, fmt.Sprintf("%s=%s", c.key, c.text), got, want, ignoreOrigins)
 	}

@@ -88,9 +88,7 @@ func (h *testHost) node() Host {
 		if target, isLink := strings.CutPrefix(text, "-> "); isLink {
 			err = errors.Join(os.Remove(path), os.Symlink(target, path))
 		}
-		if err != nil {
-			h.t.Fatal(err)
-		}
+		assert.NoError(h.t, err)
 	}
 	n := Host{Root: root, Warnings: func(string) []error { return nil }}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))

@@ -160,9 +160,7 @@ func TestRecordWalk(t *testing.T) {
 			rec = store.Record{}
 		}
 		lock, err := e.Dir.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		err = errors.Join(lock.PutRecord(rec), lock.Release())
 		err = errors.Join(err, e.recordWalk(t.Context(), c.due, c.began, nil, c.failed))
 		s, loadErr := e.Dir.Load()

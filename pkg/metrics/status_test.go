@@ -124,9 +124,7 @@ func TestServeSocket(t *testing.T) {
 		t.Errorf("the log has %s", line)
 	}
 	instance, err := d.InstanceLock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = instance.Release() }()
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,

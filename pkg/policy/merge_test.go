@@ -222,9 +222,7 @@ func TestCheckBounds(t *testing.T) {
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := policy.Merge(tt.sources)[0]
-			if err := p.CheckBounds(policy.Layout{}); err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, p.CheckBounds(policy.Layout{}))
 			rules := len(policy.Desired([]policy.Policy{p}, policy.Layout{}, policy.Owner{}).Chains[0].Rules)
 			assert.Equal(t, "rules", rules, tt.rules)
 			err := policy.Merge(append(tt.sources, tt.more))[0].CheckBounds(policy.Layout{})

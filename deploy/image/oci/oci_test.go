@@ -67,9 +67,7 @@ func unpack(t *testing.T, data []byte) (names []string, entries map[string]entry
 		if errors.Is(err, io.EOF) {
 			return names, entries
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		content := assert.Must(io.ReadAll(r))(t)
 		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.Gname != "" || h.ModTime.Unix() != 0 {
 			t.Errorf("%s tells of the machine that made it: %+v", h.Name, h)
@@ -149,9 +147,7 @@ func (l layout) wantImage(t *testing.T, d v1.Descriptor, want oci.Image) {
 		}
 		layers = append(layers, entries)
 	}
-	if diff := cmp.Diff(wantLayers, layers); diff != "" {
-		t.Error(diff)
-	}
+	assert.Equal(t, "layers", layers, wantLayers)
 }
 
 var annotations = map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "v1.2.3"}

@@ -92,16 +92,11 @@ func TestCopy(t *testing.T) {
 			umask := unix.Umask(0o077)
 			b, err := Copy(t.Context(), source, dir)
 			unix.Umask(umask)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if b != (Binary{Path: path, Version: "v2", Wrote: true}) {
 				t.Errorf("is reported as %+v", b)
 			}
-			info, err := os.Lstat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := assert.Must(os.Lstat(path))(t)
 			if info.Mode() != 0o755 || !safefile.IsOwn(info) || content(t, path) != plugin("v2") {
 				t.Errorf("is there with mode %v:\n%s", info.Mode(), content(t, path))
 			}

@@ -96,9 +96,7 @@ func addVeth(t testing.TB, name string, addresses ...string) *netlink.Veth {
 	if err == nil {
 		err = errors.Join(netlink.LinkSetUp(link), netlink.LinkSetUp(peer))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, text := range addresses {
 		a, err := netlink.ParseAddr(text)
 		if err == nil {

@@ -254,9 +254,7 @@ func TestApplyTriesAgain(t *testing.T) {
 func TestLockHeld(t *testing.T) {
 	n := newNode(t, netfilter.VariantLegacy)
 	f, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer f.Close()
 	assert.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	want := desired(policy.OwnedBy(owner), basic("X"))

@@ -30,9 +30,7 @@ func pathWith(t *testing.T, programs map[string]string) string {
 		} else {
 			err = os.WriteFile(path, []byte("#!/bin/sh\n"+what), 0o755)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	return filepath.Join(root, "sbin")
 }
@@ -44,9 +42,7 @@ func multi(t *testing.T, variant string) string {
 	if err == nil {
 		path, err = filepath.EvalSymlinks(path)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return path
 }
 

@@ -129,9 +129,7 @@ func TestProgramMissing(t *testing.T) {
 		bare := New("/nowhere")
 		opened := assert.Must(bare.Open(n.choice))(n)
 		got, err := opened.Observe(n.Context(), refs(want))
-		if err != nil {
-			n.Fatal(err)
-		}
+		assert.NoError(n, err)
 		d := policy.Compare(want, got.Rules)
 		if len(d) != 1 || !strings.Contains(d.String(), "unexpected rule: return with l4proto 1") {
 			n.Errorf("got %s", d)

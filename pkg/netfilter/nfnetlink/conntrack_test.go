@@ -45,9 +45,7 @@ func TestConnectionsAnswers(t *testing.T) {
 		"too short": {[][]byte{answer(ctnetlinkType(ctNew), 0, 1, nil), answer(unix.NLMSG_DONE, 0, 1, done)}, 0, "list conntrack entries: the kernel's answer has an unknown form"},
 	} {
 		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, a := range tt.answers {
 			assert.Must(unix.Write(ends[1], a))(t)
 		}

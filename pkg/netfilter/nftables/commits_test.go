@@ -40,9 +40,7 @@ func TestCommitBeforeWrite(t *testing.T) {
 			n.nft(tc.before)
 			b := n.backend.(*backend)
 			observed, err := b.driver.read(tableName)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			want, calls := desired(sourcePolicy("A", func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("10.9.0.0/16") })), 0
 			err = b.write(observed, false, func(w *tableWriter) {
 				if calls++; calls == tc.attempt*len(policy.Families()) {
@@ -124,9 +122,7 @@ func TestReadBesideCommits(t *testing.T) {
 				n.nft(fmt.Sprint("add table ip other", tables))
 				return read, err
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if readings := tables / len(policy.Families()); readings != tc.readings || s.generation != 0 {
 				t.Errorf("%d readings, want %d; generation %d", readings, tc.readings, s.generation)
 			}
@@ -153,9 +149,7 @@ func TestWriteBesideCommits(t *testing.T) {
 			n.nft(before)
 			b, encoded := n.backend.(*backend), 0
 			observed, err := b.driver.read(tableName)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			err = b.write(observed, false, func(w *tableWriter) {
 				encoded++
 				n.nft(fmt.Sprint("add table ip other", encoded))

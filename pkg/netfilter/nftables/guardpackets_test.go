@@ -187,9 +187,7 @@ func TestBypassMark(t *testing.T) {
 		if err == nil {
 			err = g.driver.ApplyGuards(t.Context(), guardsOf("X", func(g *policy.Guard) { g.Mode, g.Exempt, g.BypassMark = policy.GuardOff, nil, bypass }), observed)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for j, bit := range bits {
 			for pod, to := range map[string]string{"10.88.0.2": fmt.Sprintf("10.7.%d.%d", i+1, j), "fd00:88::2": fmt.Sprintf("fd00:7::%d:%d", i+1, j)} {
 				want := netip.MustParseAddr(pod)
