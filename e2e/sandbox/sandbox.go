@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 
@@ -58,6 +59,14 @@ func NetworkNamespace(t assert.T) {
 	assert.NoError(t, Check())
 	runtime.LockOSThread()
 	assert.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
+}
+
+// Feed runs a program in the thread's network namespace with the input.
+func Feed(t assert.T, input, program string, args ...string) {
+	t.Helper()
+	c := exec.Command(program, args...)
+	c.Stdin = strings.NewReader(input)
+	assert.Output(t, c)
 }
 
 // Check returns nil inside a sandbox, and otherwise an error that explains how to enter one. Code

@@ -5,7 +5,6 @@ package diagnose
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -118,16 +117,7 @@ func (h *testHost) examine() []Finding {
 	return Examine(h.node())
 }
 
-func isolate(t *testing.T) {
-	t.Helper()
-	sandbox.NetworkNamespace(t)
-}
-
-func feed(t *testing.T, input, program string, args ...string) {
-	t.Helper()
-	c := exec.Command(program, args...)
-	c.Stdin = strings.NewReader(input)
-	assert.Output(t, c)
-}
-
-var prefixes = policytest.Prefixes
+var (
+	isolate, feed = sandbox.NetworkNamespace, sandbox.Feed
+	prefixes      = policytest.Prefixes
+)

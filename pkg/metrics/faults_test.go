@@ -3,7 +3,6 @@
 package metrics_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,14 +25,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// faults are what a node is not ready for, one at a time, each as the reconciler
-// reports it. The alerts are evaluated over what /metrics says of them
-// (tools/deploy).
-func faults() map[string]struct {
+type fault struct {
 	problems []reconcile.Problem
 	managed  *conflist.Status
 	reasons  string
-} {
+}
+
+// faults are what a node is not ready for, one at a time, each as the reconciler
+// reports it. The alerts are evaluated over what /metrics says of them
+// (tools/deploy).
+func faults() map[string]fault {
 	conflict := &policy.ConflictError{
 		Chain: policy.DefaultChain, InForceValue: "true", SupersededValue: "false",
 		InForce:    policy.Origin{Source: network("bridge"), Key: "randomFully", Index: -1},
@@ -47,11 +48,7 @@ func faults() map[string]struct {
 	chain := func(topic reconcile.Reason, err error) []reconcile.Problem {
 		return one(reconcile.Problem{Reason: topic, Chain: policy.DefaultChain, Err: err})
 	}
-	return map[string]struct {
-		problems []reconcile.Problem
-		managed  *conflist.Status
-		reasons  string
-	}{
+	return map[string]fault{
 		"sound":               {nil, present, ""}, // the others are compared with it
 		"unknown-key":         {nil, present, ""},
 		"rules":               {chain(reconcile.ReasonRules, errors.New("rules differ")), present, "rules"},
@@ -72,17 +69,6 @@ func faults() map[string]struct {
 		"output-address":      {chain(reconcile.ReasonAddress, errors.New("no address of the node is in outputAddresses")), present, "output-address"},
 		"flapping":            {one(reconcile.Problem{Reason: reconcile.ReasonFlapping, Err: errors.New("nft reverts the rules")}), present, "flapping"},
 	}
-}
-
-// samples returns the samples of a text of /metrics by their names and labels.
-func samples(text string) map[string]string {
-	all := map[string]string{}
-	for line := range strings.Lines(text) {
-		if at := strings.LastIndexByte(line, ' '); !strings.HasPrefix(line, "#") {
-			all[line[:at]] = line[at:]
-		}
-	}
-	return all
 }
 
 // TestFaults: each fault has one reason, and is no other's. The file of a fault has the samples that differ from
@@ -145,12 +131,12 @@ func TestFaults(t *testing.T) {
 				text = ""
 				for _, sample := range slices.Sorted(maps.Keys(sound)) {
 					if now[sample] != sound[sample] {
-						text += sample + cmp.Or(now[sample], "\n")
+						text += strings.TrimSpace(sample+" "+now[sample]) + "\n"
 					}
 					delete(now, sample)
 				}
 				for _, sample := range slices.Sorted(maps.Keys(now)) {
-					text += sample + now[sample]
+					text += sample + " " + now[sample] + "\n"
 				}
 			}
 			golden.Check(t, "testdata/faults/"+name+".prom", text)

@@ -158,13 +158,18 @@ func scrape(t *testing.T, m *metrics.Monitor) map[string]string {
 	if err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v %v\n%s", problems, err, text)
 	}
-	samples := map[string]string{}
+	return samples(text)
+}
+
+// samples returns the samples of a text of /metrics.
+func samples(text string) map[string]string {
+	all := map[string]string{}
 	for line := range strings.Lines(text) {
 		if i := strings.LastIndexByte(line, ' '); !strings.HasPrefix(line, "#") {
-			samples[line[:i]] = strings.TrimSpace(line[i:])
+			all[line[:i]] = strings.TrimSpace(line[i:])
 		}
 	}
-	return samples
+	return all
 }
 
 // expect checks some samples; "" is for one that is not there.

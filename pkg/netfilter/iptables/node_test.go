@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -32,10 +31,7 @@ func TestMain(m *testing.M) {
 
 const owner = "/var/lib/cni/ip-masq"
 
-func isolate(t *testing.T) {
-	t.Helper()
-	sandbox.NetworkNamespace(t)
-}
+var isolate = sandbox.NetworkNamespace
 
 // node is one variant of iptables in an empty network namespace.
 type node struct {
@@ -83,12 +79,10 @@ func (n *node) beforeRestore(body func() error) {
 
 // command runs a program of the variant: "", "-restore" or "-save".
 func (n *node) command(f policy.Family, suffix, stdin string, args ...string) (string, error) {
-	var out bytes.Buffer
 	c := exec.Command(baseName(f)+"-"+n.choice.Variant+suffix, args...)
 	c.Stdin = strings.NewReader(stdin)
-	c.Stdout, c.Stderr = &out, &out
-	err := c.Run()
-	return out.String(), err
+	out, err := c.CombinedOutput()
+	return string(out), err
 }
 
 // iptables runs a command in table nat.

@@ -15,10 +15,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-func namespace(t testing.TB) {
-	t.Helper()
-	sandbox.NetworkNamespace(t)
-}
+var namespace = sandbox.NetworkNamespace
 
 // dial opens a connection in the thread's namespace, to be closed at the end.
 func dial(t testing.TB) *Conn {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -53,9 +54,7 @@ func newNode(t *testing.T) *node {
 
 func (n *node) nft(script string) {
 	n.Helper()
-	cmd := exec.Command("nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(script)
-	assert.Output(n, cmd)
+	sandbox.Feed(n, script, "nft", "-f", "-")
 }
 
 // list writes the tables, always in the same order. The number at the end of a

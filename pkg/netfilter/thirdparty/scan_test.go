@@ -3,7 +3,6 @@
 package thirdparty
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,20 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-func isolate(t *testing.T) {
-	t.Helper()
-	sandbox.NetworkNamespace(t)
-}
-
-func feed(t *testing.T, input, program string, args ...string) {
-	t.Helper()
-	var out bytes.Buffer
-	c := exec.Command(program, args...)
-	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &out, &out
-	if err := c.Run(); err != nil {
-		t.Fatalf("%s: %v: %s\n%s", program, err, out.String(), input)
-	}
-}
+var isolate, feed = sandbox.NetworkNamespace, sandbox.Feed
 
 // restore loads lines into table nat of a variant of iptables.
 func restore(t *testing.T, f policy.Family, variant string, lines ...string) {
