@@ -217,7 +217,10 @@ func TestAScrapeDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
 		release := make(chan struct{})
-		m := newMonitor(metrics.Options{State: func(context.Context) *enforce.State {
+		m := newMonitor(metrics.Options{State: func(ctx context.Context) *enforce.State {
+			if _, bounded := ctx.Deadline(); !bounded {
+				t.Error("a reading may take forever")
+			}
 			asked++
 			<-release // whatever the context says
 			return nil

@@ -18,7 +18,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
-	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
 )
 
@@ -190,28 +189,4 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	reads.Wait()
 	assert.Equal(t, "closed connections", closed.Load(), want)
-}
-
-func TestHealthAnswersWhileAScrapeHangs(t *testing.T) {
-	noLeak(t)
-	asked := make(chan struct{})
-	m := newMonitor(metrics.Options{State: func(ctx context.Context) *enforce.State {
-		close(asked)
-		<-ctx.Done()
-		return nil
-	}})
-	a, b := occupied(t), occupied(t)
-	a.Close()
-	b.Close()
-	health, metrics := start(t, a.Addr().String(), m.Health()), start(t, b.Addr().String(), m.Metrics())
-	scraped := make(chan string)
-	go func() { scraped <- metrics.fetch(t, "/metrics") }()
-	<-asked
-	assert.Equal(t, "answer", health.fetch(t, "/livez"), "ok\n")
-	select {
-	case <-scraped:
-		t.Error("the scrape did not hang")
-	default:
-	}
-	assert.Contains(t, "scrape", <-scraped, "ip_masq_ready 0")
 }
