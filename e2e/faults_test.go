@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
 // TestDiskFull leaves 0 to 5 pages free on the file system of the dataDir. It checks that an ADD
@@ -35,6 +37,16 @@ func TestDiskFull(t *testing.T) {
 		if after := n.ruleset(t); n.backend.variant != "legacy" && after != before { // iptables-legacy creates an empty table when it is read
 			t.Errorf("rules changed:\n%s", after)
 		}
+		must(t, os.Remove(ballast))
+		changed := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
+		n.addAndCheck(t, changed)
+		document := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)[0]
+		data := assert.Must(os.ReadFile(document))(t)
+		n.addAndCheck(t, first)
+		must(t, os.WriteFile(document, data, 0o600)) // as an ADD stored it that failed then
+		fillDisk(t, disk, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "the document on disk asks for other rules", "no space left on device")
+		n.invoke(t, invocation{verb: "STATUS", conf: first}).want(t, 50, "no space left on device")
 		must(t, os.Remove(ballast))
 		n.addAndCheck(t, first)
 		failures := 0

@@ -205,6 +205,10 @@ func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, o
 	if !errors.As(err, &unwritable) {
 		return err
 	}
+	if stored := state.Find(own.ID); s.Err(chain) == nil && stored != nil && !stored.Policy.Equal(own.Policy) &&
+		n.Observe(ctx, state.Sources, state.Record).Err(chain) != nil { // an ADD stored it and failed then, and the next one would write its rules
+		return withCode(codeRules, fmt.Errorf("the document on disk asks for other rules, and the state cannot be written: %w", unwritable))
+	}
 	if n.stateUnwritable(s, chain, unwritable) == nil {
 		return nil
 	}
@@ -227,8 +231,8 @@ func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, o
 	return err
 }
 
-// apply applies a proposal with this policy for the network, and returns the chain of the one that is in force then. If other documents cannot be read, nothing is verified: the
-// ADD passes while the chain exists.
+// apply applies a proposal with this policy for the network, and returns the chain of the one that is in force then. If
+// other documents cannot be read, nothing is verified: the ADD passes while the chain exists.
 func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (_ *enforce.State, chain string, err error) {
 	p := enforce.Proposal{Sources: state.Sources}
 	if err := p.Add(own, func() enforce.Conflists { return n.confDir() }, n.Warn); err != nil {
