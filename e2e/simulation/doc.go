@@ -69,8 +69,9 @@
 //   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
 //     range is the subnet of the pod whose ADD comes next.
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
-//   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot, nor those
-//     that begin while rules are wrong if the repair may come with other exempt pods or outputAddresses.
+//   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot and where a
+//     walk came between a policy that was stored and its rules, as their process was killed, nor those that begin while rules
+//     are wrong if the repair may come with other exempt pods or outputAddresses.
 //
 // Not simulated are symlinks, several dataDirs, documents of newer versions, and sources that conflict. A dump that another
 // program's commit tears is simulated on a quiet node only.
