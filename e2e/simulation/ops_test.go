@@ -447,7 +447,7 @@ func (w *world) ask(o *op, n *network) *process {
 		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running && !w.harmed() { // or what exists is right
 			w.objectTo(pod, false)
 		}
-		if b := &w.book; o.kind == "check" && p.returned && p.err != nil && max(b.fault, b.disrupted, b.tampered, b.addressed) == 0 && !w.refused() && pod.phase == running {
+		if b := &w.book; o.kind == "check" && p.returned && codeOf(p.err) == 101 && n.conf != nil && max(b.fault, b.disrupted, b.tampered, b.addressed) == 0 && !w.refused() && pod.phase == running {
 			w.object("%s fails where all is right before and after what others write meanwhile: %v", p.Name, p.err)
 		}
 	})
