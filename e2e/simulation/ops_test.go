@@ -447,7 +447,8 @@ func (w *world) ask(o *op, n *network) *process {
 		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running && !w.harmed() { // or what exists is right
 			w.objectTo(pod, false)
 		}
-		if b := &w.book; o.kind == "check" && p.returned && codeOf(p.err) == 101 && n.conf != nil && max(b.fault, b.disrupted, b.tampered, b.addressed) == 0 && !w.refused() && pod.phase == running {
+		undisturbed := max(w.book.fault, w.book.disrupted, w.book.tampered, w.book.addressed, w.counts["kills"]) == 0
+		if o.kind == "check" && p.returned && codeOf(p.err) == 101 && n.conf != nil && undisturbed && !w.refused() && pod.phase == running {
 			w.object("%s fails where all is right before and after what others write meanwhile: %v", p.Name, p.err)
 		}
 	})
