@@ -143,6 +143,11 @@ func TestRenameThatFails(t *testing.T) {
 	_, _ = f.apply(renamed...)
 	f.sync(renamed...)
 	f.writes()
+	f.putRecord(func(r *store.Record) { // as a process that was killed
+		r.Chains = append(r.Chains, store.OwnedChain{Chain: "B", Family: policy.IPv4, Backend: policy.IPTables, Variant: netfiltertest.IPTables.Variant})
+	})
+	f.sync(renamed...)
+	f.writes()
 	f.kernel.fail = nil
 	f.mustBeInSync(f.sync(renamed...))
 	f.writes("rules of iptables (nft)", "remove ")

@@ -201,11 +201,17 @@ func (s *State) forget(o store.OwnedChain) {
 }
 
 // removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
-// rules have taken: those of the same name, and of every chain that was not on record, or as one that could not be removed: it
-// may be the one with a new name.
+// rules have taken: those of the same name, and of every chain without rules, or that was not on record, or as one that
+// could not be removed: it may be the one with a new name.
 func (s *State) removable() []store.OwnedChain {
 	awaited := slices.ContainsFunc(s.Chains, func(c Chain) bool {
-		return !s.isWritten(&c) && !slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain && !o.Stuck })
+		was := slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain && !o.Stuck })
+		isRead := slices.ContainsFunc(s.tables, func(t tables) bool { return t.choice == c.Choice && t.err == nil })
+		hasNone := func(f policy.Family) bool {
+			have := c.Observed.Find(f, c.Policy.Chain)
+			return have == nil || len(have.Rules) == 0
+		}
+		return !s.isWritten(&c) && (!was || isRead && slices.ContainsFunc(c.Policy.Families(), hasNone))
 	})
 	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
 		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
