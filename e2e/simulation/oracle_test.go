@@ -33,7 +33,7 @@ type book struct {
 	resetsLost    bool      // those that were due may be, after a fault of this boot
 	warned        time.Time // when a verb last said that its walk failed: the next one is 10 s later
 	walked        time.Time // when the last one began
-	half          bool      // a process that was killed or failed may have stored a policy and not written its rules
+	half          int       // seq when a process that was killed or failed may have stored a policy and not written its rules
 	unfinished    bool      // a walk through the connections may be: then it is repeated
 	fought        time.Time // when another program stopped to fight
 	frozen        time.Time // when processes were frozen last, maybe with the lock held
@@ -392,7 +392,7 @@ func (w *world) repaired(p *process) {
 		return
 	}
 	if p.start > w.book.fault && !p.faulty {
-		w.book.unruled, w.book.half = false, false
+		w.book.unruled, w.book.half = false, 0
 	}
 	unrepaired := w.book.guardTampered && w.kernel.refuses == "guards" // an ADD of a network without a guard passes
 	if p.start > w.book.tampered && !p.faulty && !unrepaired {

@@ -227,7 +227,9 @@ func (w *world) finished() {
 		if p.warnsOfConnections() {
 			w.book.warned = time.Now()
 		}
-		w.book.half = w.book.half || p.writes > 0 && (p.Dead || p.err != nil)
+		if p.writes > 0 && (p.Dead || p.err != nil) {
+			w.book.half = w.seq
+		}
 		w.book.unfinished = w.book.unfinished || p.Dead || p.warnsOfConnections() || !w.alone(p) // which renews resets
 		p.finish(p)
 	}
@@ -295,7 +297,7 @@ func (w *world) turn(t *ticket) {
 	}
 	if strings.HasPrefix(t.text, "kernel: walk") {
 		w.book.walked = time.Now()
-		w.book.resetsLost = w.book.resetsLost || w.book.half // for its rules, which this walk does not see
+		w.book.resetsLost = w.book.resetsLost || w.book.half > p.start // for its rules, which this walk does not see
 	}
 	switch happens {
 	case "kill":
