@@ -50,9 +50,10 @@
 //     returned while a document was damaged, as its chain stays as it is.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
-//   - A chain that was not removed, as that failed or the guards could not be read, masquerades as before until a reconciler's
-//     sync, and one that is not on record, as the record was lost while it got another name, for good, or goes before the new
-//     one is in another backend. Until something has passed without a fault after a boot, a chain may be missing.
+//   - A chain that was not removed, as that failed, the guards could not be read or the kernel refuses another one, masquerades
+//     as before until a reconciler's sync, and one that is not on record, as the record was lost while it got another name, for
+//     good, or goes before the new one is in another backend. Until something has passed without a fault after a boot, a chain
+//     may be missing.
 //   - An ADD that passes on a bad disk may not have stored its policy: another process goes on with the former one.
 //   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.

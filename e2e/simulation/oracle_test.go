@@ -221,6 +221,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		return
 	}
 	x := w.expect(p)
+	stuck := w.book.stuck || w.refused() && w.hasStale() // a chain that is refused may be one of those with a new name
 	together := !w.book.stuck && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
 	var of netip.Addr
 	var contradicted []bool // by packets from that address, for each combination
@@ -230,7 +231,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 			of, contradicted = src, make([]bool, len(x.decisions))
 		}
 		got := w.kernel.packet(src, dst)
-		masquerade, drop := w.book.stuck, false
+		masquerade, drop := stuck, false
 		// After a boot, a chain is missing that the kernel refuses or whose first write failed; rules that stay beside a damaged document may still
 		// exempt the former pod of the address; and a chain that is not on record goes before the one that takes its place in another backend.
 		exempt := w.refused() || w.book.unruled || p.harmed && p.moved || len(w.book.orphans) > 0 && w.moves()
@@ -402,10 +403,24 @@ func (w *world) repaired(p *process) {
 
 // staleRemoved takes note that a sync has removed stale chains: all but those that a lost record had.
 func (w *world) staleRemoved() {
-	w.book.stuck = slices.ContainsFunc(w.book.orphans, func(chain string) bool {
-		names := func(v *version) bool { return v != nil && v.Chain == chain }
-		return w.kernel.has(chain) && !w.some(func(n *network) bool { return n.may(names) })
-	})
+	w.book.stuck = slices.ContainsFunc(w.book.orphans, func(chain string) bool { return w.kernel.has(chain) && !w.wanted(chain) })
+}
+
+// wanted reports whether a policy that may be in force is about a chain.
+func (w *world) wanted(chain string) bool {
+	names := func(v *version) bool { return v != nil && v.Chain == chain }
+	return w.some(func(n *network) bool { return n.may(names) })
+}
+
+// hasStale reports whether the kernel has a chain that no policy wants.
+func (w *world) hasStale() bool {
+	stale := func(ref policy.ChainFamily) bool { return !w.wanted(ref.Chain) }
+	for choice := range w.kernel.Chains {
+		if slices.ContainsFunc(w.kernel.Refs(choice), stale) {
+			return true
+		}
+	}
+	return false
 }
 
 func (w *world) fault() {
