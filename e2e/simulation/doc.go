@@ -66,7 +66,8 @@
 //   - Packets may follow several policies at the same time while a chain gets another name or backend.
 //   - Walks may delete more connections after a fault and after processes that ran at the same time, and those of an address
 //     that has passed to a pod of another namespace.
-//   - An ADD that fails may have stored its policy, unless it answers 7 or 11.
+//   - An ADD that fails may have stored its policy, unless it answers 7 or 11. It may fail where another program changes rules
+//     twice meanwhile.
 //   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
 //     range is the subnet of the pod whose ADD comes next.
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.

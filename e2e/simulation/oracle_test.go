@@ -462,7 +462,7 @@ func (w *world) judgeADD(p *process, v *version, pod *pod) {
 		if w.book.addressed < p.start {
 			w.judgeOutputs(pod)
 		}
-	case p.err != nil && (codeOf(p.err) != 11 || w.alone(p)):
+	case p.err != nil && (codeOf(p.err) != 11 || w.alone(p)) && w.counts["tampers"]-p.tampers < 2: // a run writes the same rules twice
 		w.object("%s fails although nothing else does: %v", p.Name, p.err)
 	}
 }

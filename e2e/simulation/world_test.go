@@ -73,6 +73,7 @@ type process struct {
 	faulty   bool           // an effect of it failed on purpose
 	last     int            // seq of its last effect
 	ruled    bool           // there were owned chains when it started
+	tampers  int            // there were when it started
 	midway   []*process     // reconcilers that were about to have an effect when it started
 
 	*reconciler // nil of all others
@@ -104,7 +105,7 @@ func (w *world) start(o *op, do func(p *process) error, finish func(*process)) *
 	w.disturbed()
 	p := &process{
 		Process: &system.Process{Name: o.String()}, op: o, event: o.event, ordinal: len(w.running), start: w.seq, finish: finish,
-		walked: w.book.walked, ruled: w.kernel.has(""), midway: w.midway(),
+		walked: w.book.walked, ruled: w.kernel.has(""), midway: w.midway(), tampers: w.counts["tampers"],
 	}
 	w.running = append(w.running, p)
 	w.note("%s begins", p.Name)
