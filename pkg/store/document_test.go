@@ -75,19 +75,20 @@ func TestFormOfDocuments(t *testing.T) {
 }
 
 func FuzzDocument(f *testing.F) {
+	ours := fmt.Sprintf(`{"schema":%d`, Schema())
 	for _, s := range []string{
-		`{"schema":1,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
-		`{"schema":1,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
+		ours + `,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"POD-MASQ"}}`,
+		ours + `,"source":{"kind":"agent-files"},"policy":{"masqChain":"A","backend":"auto","nonMasqueradeCIDRs":["10.0.0.0/8"],` +
 			`"masqueradeCIDRs":[],"enableIPv6":true,"sourceCIDRs":["fd00::/8"],"outputInterfaces":["eth+"],"toPorts":"1-2,3",` +
 			`"podCIDRs":["fd00:1::/64"],"guard":"count","staleConnections":"reset","enforceExempt":false,"bypassMark":"0"},"superseded":true,"order":-4}`,
-		`{"schema":1,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
-		`{"schema":1,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
-		`{"schema":1,"boot":"b","resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
+		ours + `,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
+		ours + `,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
+		ours + `,"boot":"b","resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
 		`{"schema":99,"source":[]}`,
 		`{"a":{},"schema":99999999999999999999}`,
-		`{"schema":1,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
-		`{"schema":1,"schema":2,"source":null}`,
-		``, `{`, `[]`, `{"schema":1}{`,
+		ours + `,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
+		ours + `,"schema":2,"source":null}`,
+		``, `{`, `[]`, ours + `}{`,
 	} {
 		f.Add([]byte(s))
 	}

@@ -5,6 +5,7 @@ package store_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -95,7 +96,7 @@ func TestTornAtEveryLength(t *testing.T) {
 
 func TestDamagedDocuments(t *testing.T) {
 	const source = `"source":{"kind":"network","name":"net"}`
-	sound := `{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
+	sound := ours() + `,` + source + `,"policy":{"masqChain":"POD-MASQ"}}`
 	for name, c := range map[string]struct{ data, want string }{
 		"sound":             {sound, ""},
 		"no JSON":           {"\x00\x00\x00\x00", "does not begin with"},
@@ -108,23 +109,23 @@ func TestDamagedDocuments(t *testing.T) {
 		"schema otherwise":  {`{"Schema":1}`, "does not begin with"},
 		"two documents":     {sound + sound, "follows the end"},
 		"text behind":       {sound + "x", "follows the end"},
-		"unknown field":     {`{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
-		"unknown key":       {`{"schema":1,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
-		"wrong type":        {`{"schema":1,` + source + `,"policy":[]}`, "cannot unmarshal"},
-		"no source":         {`{"schema":1,"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
-		"unknown kind":      {`{"schema":1,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
-		"unnamed network":   {`{"schema":1,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
-		"named agent files": {`{"schema":1,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
-		"another's":         {`{"schema":1,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
-		"no policy":         {`{"schema":1,` + source + `}`, "masqChain"},
+		"unknown field":     {ours() + `,` + source + `,"policy":{"masqChain":"POD-MASQ"},"more":1}`, "more"},
+		"unknown key":       {ours() + `,` + source + `,"policy":{"masqChain":"POD-MASQ","more":1}}`, "more"},
+		"wrong type":        {ours() + `,` + source + `,"policy":[]}`, "cannot unmarshal"},
+		"no source":         {ours() + `,"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
+		"unknown kind":      {ours() + `,"source":{"kind":"built-in"},"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
+		"unnamed network":   {ours() + `,"source":{"kind":"network"},"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
+		"named agent files": {ours() + `,"source":{"kind":"agent-files","name":"x"},"policy":{"masqChain":"POD-MASQ"}}`, "file name"},
+		"another's":         {ours() + `,"source":{"kind":"network","name":"web"},"policy":{"masqChain":"POD-MASQ"}}`, `network "web"`},
+		"no policy":         {ours() + `,` + source + `}`, "masqChain"},
 		"bad chain":         {documentWith(`"masqChain":"POSTROUTING"`), "masqChain"},
 		"null prefix":       {documentWith(`"masqChain":"A","masqueradeCIDRs":[null]`), "prefix"},
 		"4in6":              {documentWith(`"masqChain":"A","enableIPv6":true,"nonMasqueradeSourceCIDRs":["::ffff:10.0.0.0/104"]`), "prefix"},
 		"mark as a number":  {documentWith(`"masqChain":"A","bypassMark":24576`), "number"},
 		"subnets' bits":     {strings.TrimSuffix(sound, "}") + `,"podSubnets":["10.0.0.1/8"]}`, "podSubnets[0]: 10.0.0.1/8"},
-		"endless field":     {`{"schema":1,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
+		"endless field":     {ours() + `,"` + strings.Repeat("x", 1<<20) + `":1}`, "unknown field"},
 		"endless value":     {documentWith(`"masqChain":"` + strings.Repeat("x", 1<<20) + `"`), "masqChain"},
-		"deep":              {`{"schema":1,"source":` + strings.Repeat("[", 100_000), "depth"},
+		"deep":              {ours() + `,"source":` + strings.Repeat("[", 100_000), "depth"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t)
@@ -148,8 +149,11 @@ func TestDamagedDocuments(t *testing.T) {
 	}
 }
 
+// ours is how a document of this version begins.
+func ours() string { return fmt.Sprintf(`{"schema":%d`, store.Schema()) }
+
 func documentWith(keys string) string {
-	return `{"schema":1,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
+	return ours() + `,"source":{"kind":"network","name":"net"},"policy":{` + keys + `}}`
 }
 
 func TestDocumentThatIsTooBig(t *testing.T) {
