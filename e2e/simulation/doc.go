@@ -5,8 +5,8 @@
 //
 // # Run
 //
-//	go test ./e2e/simulation -run Simulation -v                   # 400 seeds that are always the same
-//	go test ./e2e/simulation -run Simulation -v -duration 1h      # new seeds, in time of a processor; the first one is printed
+//	go test ./e2e/simulation -run Simulation -v                   # new seeds, 20 s; the first one is printed
+//	go test ./e2e/simulation -run Simulation -v -duration 1h      # longer, in time of a processor
 //	… -duration 1h -first 4711                                    # with this first seed
 //	go test ./e2e/simulation -run Simulation -v -seed 4711        # this one again
 //	… -seed 4711 -effects                                         # with every effect, shrunk or not

@@ -26,8 +26,8 @@ import (
 
 var (
 	seedFlag     = flag.Uint64("seed", 0, "replay this seed; 0: new seeds")
-	firstFlag    = flag.Uint64("first", 1, "begin with this seed; 1, with a duration: a new one")
-	durationFlag = flag.Duration("duration", 0, "how long to run new seeds, in time of a processor; 0: some seeds that are always the same")
+	firstFlag    = flag.Uint64("first", 0, "begin with this seed; 0: a new one")
+	durationFlag = flag.Duration("duration", 20*time.Second, "how long to run new seeds, in time of a processor")
 	knownFlag    = flag.String("known", "", "regular expression of objections that are known, for a search beside them")
 	programFlag  = flag.String("program", "", "keep the simulation as this program, and run nothing; it has the same flags")
 	verboseFlag  = flag.Bool("effects", false, "print every effect of the seed")
@@ -61,17 +61,14 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	debug.SetGCPercent(400)
-	const sameSeeds, replayed = 400, 50 // one in so many runs twice
+	const replayed = 50 // one in so many runs twice
 	first := *firstFlag
-	more := func(seed uint64) bool { return seed <= sameSeeds }
-	if *durationFlag > 0 {
-		if more = func(uint64) bool { return processorTime() < *durationFlag }; first == 1 {
-			first = uint64(time.Now().UnixNano() / 1000)
-		}
+	if first == 0 {
+		first = uint64(time.Now().UnixMicro())
 	}
 	t.Logf("first seed %d", first)
 	counts := map[string]int{}
-	for seed := first; more(seed); seed++ {
+	for seed := first; processorTime() < *durationFlag; seed++ {
 		w := simulate(t, newScenario(seed))
 		counts["runs"]++
 		counts["effects"] += w.effects
