@@ -13,7 +13,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -49,7 +48,7 @@ func (a *app) answer(r *reconcile.Report, obstacles []reconcile.Problem, out ans
 func staleIn(r *reconcile.Report) []string {
 	rules := cmp.Or(r.Rules, &enforce.State{})
 	stale := mapped(rules.Stale, func(o store.OwnedChain) string {
-		return fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, netfilter.Choice{Backend: o.Backend, Variant: o.Variant})
+		return fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, enforce.ChoiceOf(o))
 	})
 	for _, at := range rules.Duplicates {
 		stale = append(stale, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))

@@ -124,7 +124,7 @@ func (n *node) ensure(
 		if observed, cache = n.observe(ctx, reading, state); observed.InSync() && !n.loses(observed) {
 			n.warnInactive(observed)
 			n.dueResets(observed, false)
-			return cache, observed.Beyond(own.Policy.Chain, n.pod.Addresses)
+			return cache, observed.Beyond(n.pod.Addresses)
 		}
 	}
 	if err := n.checkDataDir(); err != nil {
@@ -150,7 +150,8 @@ func (n *node) ensure(
 // isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
 func (n *node) isStored(state store.State, own policy.Source) bool {
 	stored := state.Find(own.ID)
-	if n.isUnknown(state, own.ID) || stored == nil || stored.Superseded || !stored.Policy.Equal(own.Policy) || own.ConfDir != "" && own.ConfDir != stored.ConfDir {
+	if n.isUnknown(state, own.ID) || stored == nil || stored.Superseded ||
+		!stored.Policy.Equal(own.Policy) || own.ConfDir != "" && own.ConfDir != stored.ConfDir {
 		return false
 	}
 	with := *stored
@@ -260,7 +261,7 @@ func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, o
 		return s, chain, nil
 	}
 	if err == nil {
-		err = cmp.Or(s.Beyond(chain, n.pod.Addresses), n.chainErr(s, chain))
+		err = cmp.Or(s.Beyond(n.pod.Addresses), n.chainErr(s, chain))
 	}
 	return s, chain, err
 }

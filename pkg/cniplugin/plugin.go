@@ -151,10 +151,11 @@ func (n *node) resetConnections(ctx context.Context) {
 }
 
 // dueResets takes note of resets on record. The connections of a former pod end before this ADD returns: the walk for them
-// comes after those of other ADDs. Where nothing was written, others are made by an active reconciler, or by who makes some.
+// comes after those of other ADDs. Without a write, an active reconciler or a process that walks already makes other resets.
 func (n *node) dueResets(s *enforce.State, wrote bool) {
 	const limit = 2 * time.Second
-	switch n.resetLimit = 0; {
+	n.resetLimit = 0
+	switch {
 	case !s.ResetsDue():
 	case s.Passed(n.pod.Addresses):
 		n.resetLimit = n.Dir.LockWait

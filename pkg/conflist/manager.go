@@ -321,7 +321,7 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 	have, unknown := n.entryText(), n.Path == ""
 	same := func(other []byte) bool { return other != nil && len(differences(entry, other)) == 0 }
 	switch {
-	case unknown && good != nil: // and nobody can be asked
+	case unknown && good != nil: // no conflist has the entry, so nothing can be compared
 		m.Entry = good
 	case unknown, same(have), have == nil && (n.Entries > 0 || good == nil || same(good)): // Multus may have it
 		m.Entry, m.FromFile = entry, true

@@ -61,7 +61,7 @@ func Text(findings []Finding) string {
 	return strings.Join(texts, "\n")
 }
 
-// Host is what Examine looks at, beside the network namespace of the calling thread. The zero value of a field, of which
+// Host is what Examine reads, beside the network namespace of the calling thread. The zero value of a field, of which
 // Warnings and Rules have none, is right for a host that has none of it.
 type Host struct {
 	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.

@@ -102,7 +102,7 @@ func (e *Enforcer) choose(
 	stated := p.Backend.Value
 	for _, o := range rec.Chains {
 		if o.Chain == p.Chain && (stated == policy.Auto || stated == o.Backend) && !o.Stuck {
-			return choiceOf(o), nil
+			return ChoiceOf(o), nil
 		}
 	}
 	if c, chosen := e.chosen[p.Chain]; chosen && (stated == policy.Auto || stated == c.Backend) {

@@ -75,7 +75,7 @@ func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, fami
 }
 
 func (d does) remove(ctx context.Context, o store.OwnedChain) error {
-	return d.Enforcer.remove(ctx, choiceOf(o), d.Lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
+	return d.Enforcer.remove(ctx, ChoiceOf(o), d.Lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
 }
 
 // asks asks the kernel and the file system, and takes what they would accept as written.
@@ -134,11 +134,11 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 func (a *asks) read(ctx context.Context, s *State) {
 	for i := range s.tables {
 		if t := &s.tables[i]; t.writes > 0 {
-			t.looks = settledLooks
+			t.readings = enoughReadings
 		}
 	}
 	if a.guarded {
-		s.Guard.looks = settledLooks
+		s.Guard.readings = enoughReadings
 	}
 	a.Enforcer.read(ctx, s)
 }

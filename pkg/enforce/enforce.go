@@ -49,7 +49,7 @@ func (e *Enforcer) Inputs(r *store.Reading, program string, pluginFile any) stri
 
 // HasGeneration reports whether the kernel counts the changes of all owned chains.
 func HasGeneration(rec store.Record) bool {
-	return !slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return !choiceOf(o).HasGeneration() })
+	return !slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return !ChoiceOf(o).HasGeneration() })
 }
 
 // Verified returns the result of an observation for a verification cache. It is the zero value unless the rules are

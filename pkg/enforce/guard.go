@@ -30,9 +30,9 @@ type GuardState struct {
 	others   bool  // the tables belong to another dataDir or a newer version, and stay
 	unusable error // why the tables cannot be used on this host
 
-	compare func([]policy.Guard) policy.Diff // compares guards with those observed; nil if they may not be changed
-	looks   int                              // as of tables
-	writes  int
+	compare  func([]policy.Guard) policy.Diff // compares guards with those observed; nil if they may not be changed
+	readings int                              // as of tables
+	writes   int
 }
 
 // Inactive is the reason why a key has no effect for a chain of one family. No ADD fails because of it.

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// step is one thing that a run does. It gets a State that nobody else holds, and returns what it has become.
+// step is one step of a run. It may change its State, which is a copy, and returns it.
 type step func(ctx context.Context, do effects, s *State) *State
 
 // run takes the steps that are due until none is. A step that fails changes the State, and next decides with that.

@@ -25,7 +25,7 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	s := e.desire(ctx, policies, rec)
 	e.read(ctx, s)
 	s.compare()
-	if e.lookAround(ctx, s); len(s.orphans) > 0 {
+	if e.findOtherChains(ctx, s); len(s.orphans) > 0 {
 		s.compare()
 	}
 	return s
@@ -34,18 +34,18 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 // ObserveAgain observes with the same policies, record and backends.
 func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 	again := s.clone()
-	again.Guard.looks = 0
+	again.Guard.readings = 0
 	for i := range again.tables {
-		again.tables[i].looks = 0
+		again.tables[i].readings = 0
 	}
 	e.read(ctx, again)
 	again.compare()
-	e.lookAround(ctx, again)
+	e.findOtherChains(ctx, again)
 	return again
 }
 
-// lookAround looks for chains that no policy is about (AllBackends).
-func (e *Enforcer) lookAround(ctx context.Context, s *State) {
+// findOtherChains finds chains that no policy is about (AllBackends).
+func (e *Enforcer) findOtherChains(ctx context.Context, s *State) {
 	if !e.AllBackends {
 		return
 	}
@@ -67,7 +67,7 @@ func (e *Enforcer) lookAround(ctx context.Context, s *State) {
 func (e *Enforcer) read(ctx context.Context, s *State) {
 	for i := range s.tables {
 		t := &s.tables[i]
-		if t.looks > 0 && (t.looks >= settledLooks || !s.rulesDiffer(t)) {
+		if t.readings > 0 && (t.readings >= enoughReadings || !s.rulesDiffer(t)) {
 			continue
 		}
 		var refs []policy.ChainFamily
@@ -80,20 +80,20 @@ func (e *Enforcer) read(ctx context.Context, s *State) {
 		if err == nil {
 			t.observation, err = b.Observe(ctx, refs)
 		}
-		t.err, t.looks = err, looksAfter(t.looks, t.observation.Generation)
+		t.err, t.readings = err, readingsAfter(t.readings, t.observation.Generation)
 	}
-	if g := &s.Guard; g.looks == 0 || g.looks < settledLooks && s.guardDiffers() {
+	if g := &s.Guard; g.readings == 0 || g.readings < enoughReadings && s.guardDiffers() {
 		e.readGuard(ctx, s)
-		g.looks = looksAfter(g.looks, g.Observed.Generation)
+		g.readings = readingsAfter(g.readings, g.Observed.Generation)
 	}
 }
 
-// looksAfter returns the number of looks with one more: a reading of one generation is not torn, and needs no second one.
-func looksAfter(looks int, generation uint32) int {
+// readingsAfter returns the number of readings with one more: a reading of one generation is not torn, and needs no second one.
+func readingsAfter(readings int, generation uint32) int {
 	if generation != 0 {
-		return settledLooks
+		return enoughReadings
 	}
-	return looks + 1
+	return readings + 1
 }
 
 // compare compares what was read with what is desired. It is pure.
@@ -115,7 +115,8 @@ func (s *State) compareTables(t *tables) {
 	for _, c := range s.in(t.choice) {
 		c.Diff = nil
 		why := s.observed(c, t)
-		if unchangeable[c.Policy.Chain] = why != nil; why == nil {
+		unchangeable[c.Policy.Chain] = why != nil
+		if why == nil {
 			desired.Chains = append(desired.Chains, c.Desired.Chains...)
 		}
 		c.Err = cmp.Or(c.failed, why)
@@ -171,7 +172,7 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 			e.Warn(fmt.Errorf("look for chain %s in other backends: %w", name, err))
 		}
 		for _, c := range others {
-			isStale := func(o store.OwnedChain) bool { return o.Chain == name && choiceOf(o) == c }
+			isStale := func(o store.OwnedChain) bool { return o.Chain == name && ChoiceOf(o) == c }
 			if !slices.ContainsFunc(s.Stale, isStale) {
 				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: c})
 			}
@@ -181,8 +182,8 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 }
 
 // checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
-// changed if it is owned, whatever others made of it since, and if it holds nothing but what the
-// agents write.
+// changed if it is owned, even after another program changed it, or if it has only rules that the agents
+// write.
 func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
 	err := checkOwner(netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}, us)
 	if err != nil || c.Owner == us || owned || c.IsAgents() {
@@ -245,7 +246,8 @@ func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
 	}
 	for _, d := range g.Desired {
 		if s.Find(d.Chain).Err == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
-			if d.Bound, d.Bindings = nil, nil; d.Mode != policy.GuardOff {
+			d.Bound, d.Bindings = nil, nil
+			if d.Mode != policy.GuardOff {
 				desired = append(desired, d)
 			}
 		}
@@ -273,7 +275,8 @@ func (c *Chain) keep() (kept []policy.ChainFamily) {
 			continue
 		}
 		stays := *have
-		if stays.Rules = recognized(have.Rules); len(have.Jumps) == 0 {
+		stays.Rules = recognized(have.Rules)
+		if len(have.Jumps) == 0 {
 			stays.Jumps = want.Jumps
 		}
 		c.Desired.Chains[j] = stays

@@ -51,7 +51,8 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 	}
 	c.beyondErr = beyond
 	exempts := func(p store.ExemptPod) bool {
-		return slices.ContainsFunc(c.Policy.Namespaces, func(n policy.NamedNamespace) bool { return n.Name == p.Namespace })
+		return slices.Contains(c.Policy.Families(), policy.FamilyOf(p.Address)) &&
+			slices.ContainsFunc(c.Policy.Namespaces, func(n policy.NamedNamespace) bool { return n.Name == p.Namespace })
 	}
 	byAge := slices.SortedFunc(slices.Values(s.exempt.Pods), func(x, y store.ExemptPod) int { return cmp.Compare(x.At, y.At) })
 	byAge = slices.DeleteFunc(byAge, func(p store.ExemptPod) bool { return !exempts(p) })
@@ -59,11 +60,13 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 	s.exempt.Pods = slices.DeleteFunc(slices.Clone(s.exempt.Pods), func(p store.ExemptPod) bool { return slices.Contains(c.beyond, p) })
 }
 
-// Beyond returns the BoundError that keeps a chain from exempting one of these addresses, or nil.
-func (s *State) Beyond(chain string, addresses []netip.Addr) error {
-	c := s.Find(chain)
-	if c != nil && slices.ContainsFunc(c.beyond, func(p store.ExemptPod) bool { return slices.Contains(addresses, p.Address) }) {
-		return c.beyondErr
+// Beyond returns the BoundError of the chain that cannot exempt one of these addresses, which no chain exempts then, or nil.
+func (s *State) Beyond(addresses []netip.Addr) error {
+	isOne := func(p store.ExemptPod) bool { return slices.Contains(addresses, p.Address) }
+	for _, c := range s.Chains {
+		if slices.ContainsFunc(c.beyond, isOne) {
+			return c.beyondErr
+		}
 	}
 	return nil
 }

@@ -154,9 +154,44 @@ func TestBound(t *testing.T) {
 		s.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 		e.bound(s, &s.Chains[0])
-		oldest, newest := s.Beyond("A", []netip.Addr{c.pods[len(c.pods)-2].Address}), s.Beyond("A", []netip.Addr{pods[0].Address})
+		oldest, newest := s.Beyond([]netip.Addr{c.pods[len(c.pods)-2].Address}), s.Beyond([]netip.Addr{pods[0].Address})
 		if len(c.pods)-len(s.exempt.Pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.exempt.Pods, dev) {
 			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.exempt.Pods), oldest, newest)
+		}
+	}
+}
+
+// TestBoundOfChains: a pod that one chain cannot exempt is exempt in none, and its ADD fails whichever of them its network has.
+// Addresses of a family that a chain does not manage make no rule, and do not count.
+func TestBoundOfChains(t *testing.T) {
+	e := &Enforcer{Drivers: netfiltertest.New().Drivers()}
+	var pods []store.ExemptPod
+	for i := range policy.MaxExemptPods {
+		p := exempt(fmt.Sprint(i), "prod", int64(-i), false)
+		p.Address = netip.AddrFrom4([4]byte{10, 88, byte(i >> 8), byte(i)})
+		pods = append(pods, p)
+		p.Address = netip.AddrFrom16([16]byte{0: 0xfd, 14: byte(i >> 8), 15: byte(i)})
+		pods = append(pods, p)
+	}
+	last := exempt("last", "prod", 1, false)
+	last.Address = netip.MustParseAddr("10.89.0.1")
+	for _, pods := range [][]store.ExemptPod{pods, append(slices.Clone(pods), last)} {
+		namespaces := []string{"prod"}
+		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: namespaces}}}
+		s.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: pods}}
+		for chain, in := range map[string]netfilter.Choice{"A": netfiltertest.NFTables, "B": netfiltertest.IPTables} {
+			p := policy.Merge([]policy.Source{{Policy: policy.SourcePolicy{Chain: chain, NonMasqueradeNamespaces: namespaces}}})[0]
+			s.Chains = append(s.Chains, Chain{Choice: in, Policy: p})
+			e.bound(s, &s.Chains[len(s.Chains)-1])
+		}
+		isFull, isExempt := s.Beyond([]netip.Addr{last.Address}) != nil, slices.Contains(s.exempt.Pods, last)
+		if isFull != slices.Contains(pods, last) || isExempt || isFull == (len(s.exempt.Pods) == len(pods)) {
+			t.Errorf("of %d addresses %d are exempt; last: %t, error %t", len(pods), len(s.exempt.Pods), isExempt, isFull)
+		}
+		for _, c := range s.Chains {
+			if c.Policy.SetExemptPods(s.exempt.Addresses()); len(c.Policy.ExemptPods) != policy.MaxExemptPods {
+				t.Errorf("chain %s exempts %d addresses", c.Policy.Chain, len(c.Policy.ExemptPods))
+			}
 		}
 	}
 }

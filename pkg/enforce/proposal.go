@@ -162,7 +162,7 @@ func (p *Proposal) become(next Proposal, changed policy.Source) error {
 }
 
 // checkBounds returns an error if the policy has too many rules. For a backend that is still to be
-// chosen, addDesired checks that.
+// chosen, desireRules checks that.
 func checkBounds(p policy.Policy) error {
 	return p.CheckBounds(policy.Layout{Sets: p.Backend.Value != policy.IPTables})
 }

@@ -150,13 +150,6 @@ func passed(r *store.Reset) *[]netip.Addr { return &r.Passed }
 
 func left(r *store.Reset) *[]store.ChainAddress { return &r.Left }
 
-// bootTime returns the time since the boot in nanoseconds.
-func bootTime() int64 {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // supported since Linux 2.6.39
-	return max(1, t.Nano())
-}
-
 // resetInterval is the shortest time between two walks that only look for untranslated connections, as rules
 // can be lost repeatedly, and after a walk that failed.
 const resetInterval = 10 * time.Second
@@ -211,7 +204,7 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.Cha
 // holds the lock, so the rules that a reset is for are in place by now.
 func (e *Enforcer) readDue(ctx context.Context) (s store.State, due []store.Reset, next time.Duration, began int64, err error) {
 	err = e.withLock(ctx, func(*store.Lock) (err error) {
-		began = bootTime() // before any reset that is recorded from here on, which this walk is not for
+		began = store.BootTime() // before any reset that is recorded from here on, which this walk is not for
 		s, err = e.Dir.Load()
 		return err
 	})
@@ -304,7 +297,9 @@ func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) err
 func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 	for _, r := range rec.Resets {
 		failed := r.At < rec.LastReset // or it would not be on record
-		if wait := resetInterval - time.Duration(bootTime()-rec.LastReset); (r.FindsUntranslated() || failed) && rec.LastReset > 0 && wait > 0 {
+		wait := resetInterval - time.Duration(store.BootTime()-rec.LastReset)
+		isLimited := rec.LastReset > 0 && (r.FindsUntranslated() || failed)
+		if isLimited && wait > 0 {
 			next = wait
 		} else {
 			due = append(due, r)

@@ -82,14 +82,14 @@ type tables struct {
 	whole       bool // they belong to ip-masq, and hold nothing but what is desired
 	observation netfilter.Observation
 	err         error          // why they cannot be read
-	looks       int            // how often they were read since they were written, settledLooks at most
+	readings    int            // how often they were read since they were written, enoughReadings at most
 	writes      int            // how often they were written
 	diff        policy.Diff    // what is in them and belongs to no chain of a policy
 	kept        []policy.Chain // of no policy, see keepWhatExists
 }
 
-// settledLooks is how often tables are read that differ before they are written.
-const settledLooks = 2
+// enoughReadings is how often tables are read that differ before they are written.
+const enoughReadings = 2
 
 // clone returns a copy that steps may change.
 func (s *State) clone() *State {
@@ -147,7 +147,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 	staying, surplus := slices.Clone(t.kept), s.surplus()
 	for _, o := range t.observation.Rules.Chains {
 		isSurplus := func(x store.OwnedChain) bool {
-			return x.Chain == o.Name && x.Family == o.Family && choiceOf(x) == t.choice
+			return x.Chain == o.Name && x.Family == o.Family && ChoiceOf(x) == t.choice
 		}
 		c := s.Find(o.Name)
 		failed := !s.unknown && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
@@ -327,13 +327,14 @@ func (s *State) LinearChains() (slow []error) {
 	return slow
 }
 
-func choiceOf(o store.OwnedChain) netfilter.Choice {
+// ChoiceOf returns where a chain on record is.
+func ChoiceOf(o store.OwnedChain) netfilter.Choice {
 	return netfilter.Choice{Backend: o.Backend, Variant: o.Variant}
 }
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {
 	return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool {
-		return o.Family == f && o.Chain == chain && choiceOf(o) == c
+		return o.Family == f && o.Chain == chain && ChoiceOf(o) == c
 	})
 }
 
@@ -345,7 +346,7 @@ func (s *State) surplus() []store.OwnedChain {
 	}
 	return slices.DeleteFunc(slices.Concat(s.record.Chains, s.orphans), func(o store.OwnedChain) bool {
 		c := s.Find(o.Chain)
-		return slices.Contains(s.removed, o) || c != nil && c.Err != nil || s.wants(o.Chain, o.Family, choiceOf(o))
+		return slices.Contains(s.removed, o) || c != nil && c.Err != nil || s.wants(o.Chain, o.Family, ChoiceOf(o))
 	})
 }
 

@@ -30,9 +30,9 @@ func observe(ctx context.Context, do effects, s *State) *State {
 // isRead reports whether all has been read since it was written last, and read twice where it differs: a reading can be
 // torn.
 func (s *State) isRead() bool {
-	isRead := func(looks int, differs bool) bool { return looks > 1 || looks == 1 && !differs }
-	unread := func(t tables) bool { return !isRead(t.looks, s.rulesDiffer(&t)) }
-	return isRead(s.Guard.looks, s.guardDiffers()) && !slices.ContainsFunc(s.tables, unread)
+	isRead := func(readings int, differs bool) bool { return readings > 1 || readings == 1 && !differs }
+	unread := func(t tables) bool { return !isRead(t.readings, s.rulesDiffer(&t)) }
+	return isRead(s.Guard.readings, s.guardDiffers()) && !slices.ContainsFunc(s.tables, unread)
 }
 
 // unread makes all unread, as another program interfered. If that happens too often it fails what is to be written.
@@ -41,10 +41,11 @@ func (s *State) unread(err error) {
 	if s.overtaken >= maxOvertaken && s.guardDiffers() {
 		s.Guard.fail(err)
 	}
-	s.Guard.looks = 0
+	s.Guard.readings = 0
 	for i := range s.tables {
 		t := &s.tables[i]
-		if t.looks = 0; s.overtaken >= maxOvertaken {
+		t.readings = 0
+		if s.overtaken >= maxOvertaken {
 			s.failTables(t, err)
 		}
 	}
@@ -75,7 +76,8 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 			break
 		}
 		without := s.planned
-		if without.Resets = resets; do.PutRecord(without) == nil {
+		without.Resets = resets
+		if do.PutRecord(without) == nil {
 			do.warn(fmt.Errorf("connections are not reset: %w", err))
 			s.planned, err = without, nil
 		}
@@ -121,7 +123,7 @@ func storeDocuments(_ context.Context, do effects, s *State) *State {
 func writeGuards(ctx context.Context, do effects, s *State) *State {
 	g := &s.Guard
 	err := do.guards(ctx, s.guards(), g)
-	g.looks, g.writes = 0, g.writes+1
+	g.readings, g.writes = 0, g.writes+1
 	switch {
 	case errors.Is(err, netfilter.ErrChanged):
 		g.writes--
@@ -147,7 +149,7 @@ func writeRules(ctx context.Context, do effects, s *State) *State {
 	}
 	if err == nil {
 		err = do.rules(ctx, t, s.desired(t), s.differing(t))
-		t.looks, t.writes, s.Guard.writes = 0, t.writes+1, 0
+		t.readings, t.writes, s.Guard.writes = 0, t.writes+1, 0
 	}
 	switch {
 	case errors.Is(err, netfilter.ErrChanged):
@@ -179,7 +181,8 @@ func (s *State) addressesDue() bool {
 func removeStale(ctx context.Context, do effects, s *State) *State {
 	o := s.removable()[0]
 	err := do.remove(ctx, o)
-	if do.warn(err); err == nil {
+	do.warn(err)
+	if err == nil {
 		s.removed, s.Guard.writes = append(slices.Clip(s.removed), o), 0 // clone shares the array
 		s.forget(o)
 	} else {
@@ -192,7 +195,7 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 // forget takes a chain that was removed out of what was read.
 func (s *State) forget(o store.OwnedChain) {
 	for i := range s.tables {
-		if t := &s.tables[i]; t.choice == choiceOf(o) {
+		if t := &s.tables[i]; t.choice == ChoiceOf(o) {
 			t.observation.Rules.Chains = slices.DeleteFunc(slices.Clone(t.observation.Rules.Chains), func(c policy.Chain) bool {
 				return c.Name == o.Chain && c.Family == o.Family
 			})
@@ -241,7 +244,7 @@ func (s *State) truth() store.Record {
 	r := s.record
 	r.Chains = nil
 	for _, o := range s.record.Chains {
-		isInPlace := s.wants(o.Chain, o.Family, choiceOf(o)) && s.isWritten(s.Find(o.Chain))
+		isInPlace := s.wants(o.Chain, o.Family, ChoiceOf(o)) && s.isWritten(s.Find(o.Chain))
 		o.Stuck = (o.Stuck || slices.Contains(s.stuck, o)) && !isInPlace
 		if !slices.Contains(s.removed, o) && !s.wasNeverWritten(o) {
 			r.Chains = append(r.Chains, o)
@@ -258,6 +261,6 @@ func (s *State) truth() store.Record {
 // wasNeverWritten reports whether a chain is on record for this run alone, which failed to create it.
 func (s *State) wasNeverWritten(o store.OwnedChain) bool {
 	c := s.Find(o.Chain)
-	return c != nil && c.Choice == choiceOf(o) && s.tablesOf(c.Choice).err == nil &&
+	return c != nil && c.Choice == ChoiceOf(o) && s.tablesOf(c.Choice).err == nil &&
 		c.Observed.Find(o.Family, o.Chain) == nil && !owns(s.was, o.Family, o.Chain, c.Choice)
 }

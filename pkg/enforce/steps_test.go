@@ -60,7 +60,7 @@ func TestRecordWithoutResets(t *testing.T) {
 func TestWarningsOfAFullDisk(t *testing.T) {
 	d := &fullDisk{room: -1}
 	s := &State{exempt: exemptPods{taken: map[store.Attachment][]netip.Addr{{}: nil}}, planned: store.Record{Boot: "this"}}
-	s.Guard.looks = settledLooks
+	s.Guard.readings = enoughReadings
 	s = takeAddresses(t.Context(), d, s)
 	s = recordLast(t.Context(), d, s)
 	if d.warnings != 2 || s.next() != nil {
@@ -117,7 +117,7 @@ func TestGuardInForce(t *testing.T) {
 
 // Resets wait ten seconds after a walk that looked for untranslated connections, as do those of a walk that failed.
 func TestDueResets(t *testing.T) {
-	now := bootTime()
+	now := store.BootTime()
 	before := []policy.Source{{}}
 	for name, c := range map[string]struct {
 		r    store.Reset

@@ -59,7 +59,7 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 			return s
 		}
 	}
-	s.begin(bootTime())
+	s.begin(store.BootTime())
 	s = run(ctx, s, do)
 	if lock.DryRun() {
 		diff := s.Guard.Diff
@@ -76,7 +76,7 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 func (s *State) begin(now int64) {
 	s.began, s.was = now, s.record
 	for i := range s.tables {
-		s.tables[i].looks = settledLooks
+		s.tables[i].readings = enoughReadings
 	}
 	s.plan()
 }
@@ -88,7 +88,8 @@ func (s *State) plan() {
 	rec.Chains = nil
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		if c.failed = c.Err; c.Err != nil { // also if it can be read later
+		c.failed = c.Err // also if it can be read later
+		if c.Err != nil {
 			continue
 		}
 		for _, d := range c.Desired.Chains { // first, as choose takes the first
@@ -98,7 +99,7 @@ func (s *State) plan() {
 		}
 	}
 	for _, o := range s.record.Chains {
-		if !owns(rec, o.Family, o.Chain, choiceOf(o)) {
+		if !owns(rec, o.Family, o.Chain, ChoiceOf(o)) {
 			rec.Chains = append(rec.Chains, o)
 		}
 	}
@@ -129,7 +130,7 @@ func (e *Enforcer) removeDuplicates(ctx context.Context, s *State, lock *store.L
 			e.Warn(err)
 		}
 	}
-	e.lookAround(ctx, s)
+	e.findOtherChains(ctx, s)
 }
 
 func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...policy.ChainFamily) error {
@@ -258,7 +259,7 @@ func (e *Enforcer) choicesOf(ctx context.Context, chains []string, rec store.Rec
 		}
 	}
 	for _, o := range rec.Chains {
-		add(choiceOf(o))
+		add(ChoiceOf(o))
 	}
 	for _, d := range e.Drivers {
 		for _, chain := range chains {

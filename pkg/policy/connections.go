@@ -137,6 +137,7 @@ func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *Con
 		return j
 	}
 	out := &ConnectionJudge{v4: judge(IPv4), v6: judge(IPv6), untranslated: untranslated}
+	out.left, out.passed = map[netip.Addr]string{}, map[netip.Addr]string{}
 	for _, policies := range before {
 		out.translated = out.translated || masqueradeMore(policies, now)
 		out.untranslated = out.untranslated || masqueradeMore(now, policies)
@@ -180,26 +181,14 @@ func (j *ConnectionJudge) IsEmpty() bool {
 
 // Left also makes the connections stale that a chain translated to addresses that are no longer on the node. The
 // kernel deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
-func (j *ConnectionJudge) Left(chain string, addresses ...netip.Addr) {
-	j.translated = j.translated || len(addresses) > 0
-	if j.left == nil {
-		j.left = map[netip.Addr]string{}
-	}
-	for _, a := range addresses {
-		j.left[a] = chain
-	}
+func (j *ConnectionJudge) Left(chain string, a netip.Addr) {
+	j.translated = true
+	j.left[a] = chain
 }
 
 // Passed also makes the connections of the former pods with these addresses stale. The present pods have another
 // verdict. Connections that are translated and masqueraded now are kept, because they can belong to the present pods.
-func (j *ConnectionJudge) Passed(chain string, addresses ...netip.Addr) {
-	if j.passed == nil {
-		j.passed = map[netip.Addr]string{}
-	}
-	for _, a := range addresses {
-		j.passed[a] = chain
-	}
-}
+func (j *ConnectionJudge) Passed(chain string, a netip.Addr) { j.passed[a] = chain }
 
 // Sources returns the only sources that stale entries can have, nil if every pod can be one.
 func (j *ConnectionJudge) Sources() []netip.Addr {

@@ -228,7 +228,8 @@ func TestLeft(t *testing.T) {
 // TestPassed: what is not translated of an address that passed to another pod is stale, unless the node has the address.
 func TestPassed(t *testing.T) {
 	j := policy.NewConnectionJudge(nil, nil, false)
-	j.Passed("A", addr("10.88.0.2"), addr("192.0.2.9"))
+	j.Passed("A", addr("10.88.0.2"))
+	j.Passed("A", addr("192.0.2.9"))
 	routes := &nodeRoutes{local: []netip.Addr{addr("192.0.2.9")}}
 	for name, tt := range map[string]struct {
 		*policy.Connection

@@ -106,7 +106,7 @@ func (b Binding) isNot(out string) bool {
 // Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
 func (g *Guard) Binds(p Packet) bool {
 	bound := g.Scope
-	bound.Sources, bound.Host = g.BoundSources(p), true // an address of the node in a pod range is bound, too: nobody loses by it
+	bound.Sources, bound.Host = g.BoundSources(p), true // also an address of the node in a pod range, which keeps its source anyway
 	return bound.Contains(p)
 }
 
@@ -132,10 +132,11 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 	for i := range policies {
 		p := &policies[i]
 		for _, f := range p.GuardedFamilies() {
-			scope := p.Scope(f)
-			if scope.Sources, scope.Host = p.PodRanges(f), false; len(ofFamily(p.Pods, f)) == 0 {
+			if len(ofFamily(p.Pods, f)) == 0 {
 				continue
 			}
+			scope := p.Scope(f)
+			scope.Sources, scope.Host = p.PodRanges(f), false
 			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
 				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
@@ -358,7 +359,8 @@ func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	}
 	scope, some := g.Scope.common(old.Scope)
 	both := g
-	if both.Scope = scope; g.Bound != nil {
+	both.Scope = scope
+	if g.Bound != nil {
 		both.Bound = g.Bound.Intersect(old.Bound)
 		both.Bindings = g.bindings().intersect(old.bindings()).beyond(&both) // also pods that one policy alone exempts
 	}

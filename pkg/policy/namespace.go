@@ -48,7 +48,8 @@ func (p *Policy) SetExemptPods(pods []ExemptPod) {
 	p.ExemptPods = nil
 	for _, pod := range pods {
 		named := func(e NamedNamespace) bool { return e.Name == pod.Namespace }
-		if i := slices.IndexFunc(p.Namespaces, named); i >= 0 {
+		i := slices.IndexFunc(p.Namespaces, named)
+		if i >= 0 && slices.Contains(p.Families(), FamilyOf(pod.Address)) {
 			all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
 			p.ExemptPods = append(p.ExemptPods, PrefixAction{all, ActionExempt, p.Namespaces[i].Origins})
 		}

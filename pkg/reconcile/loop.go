@@ -303,7 +303,8 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 			return func(time.Time) { s.published = p }
 		}
 	case syncingConflist:
-		if s.restoreDue = never(); s.conflistDue.After(now) {
+		s.restoreDue = never()
+		if s.conflistDue.After(now) {
 			s.restoreBegan = now
 			do = func() event {
 				c := l.RestoreEntry(ctx)
@@ -374,7 +375,8 @@ func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 // synced completes the report of a sync and reports it.
 func (l *Loop) synced(r *Report, by Writer, now time.Time) {
 	s := &l.state
-	if r.By = by; r.Differs() {
+	r.By = by
+	if r.Differs() {
 		s.writer = cmp.Or(s.writer, by) // the next sync repairs what that program changed
 	}
 	s.sources = r.Sources

@@ -53,7 +53,7 @@ type state struct {
 	sources     *Sources         // as they were read last
 	conflist    *conflist.Status // nil if this loop does not sync it
 	conflistDue time.Time
-	// When a missing plugin entry is inserted again without waiting for files to settle, and when that began last.
+	// When a missing plugin entry is inserted again without waiting until files are quiet, and when that began last.
 	restoreDue, restoreBegan time.Time
 
 	last        *Report // of the last sync; nil before the first and after this loop stopped being active
@@ -184,7 +184,8 @@ func (s *state) conflistSynced(c conflist.Status) {
 // entryRestored is conflistSynced after the plugin entry alone was looked for.
 func (s *state) entryRestored(c conflist.Status) {
 	s.restoreDue = earlier(s.restoreDue, c.Next)
-	if c.Next = (time.Time{}); c.Inserted > 0 {
+	if c.Inserted > 0 {
+		c.Next = time.Time{} // restoreDue has it
 		s.conflistSynced(c)
 	}
 }
@@ -192,7 +193,8 @@ func (s *state) entryRestored(c conflist.Status) {
 // sourcesRead takes note of the sources. The conflist is synced after that: another program may write it as soon as it has
 // the entry.
 func (s *state) sourcesRead(src *Sources, now time.Time, syncsConflist bool) {
-	if s.sources = src; s.triggers.read.IsZero() {
+	s.sources = src
+	if s.triggers.read.IsZero() {
 		s.triggers.read = now
 	}
 	if syncsConflist {
@@ -240,7 +242,8 @@ func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
 	default:
 		s.retry = max(2*s.retry, firstRetry)
 	}
-	if s.retry = min(s.retry, lastRetry); s.retry > 0 {
+	s.retry = min(s.retry, lastRetry)
+	if s.retry > 0 {
 		s.interval = earlier(s.interval, now.Add(s.retry))
 	}
 	if len(r.State.Record.Resets) == 0 || s.resetRetry > 0 || r.rulesFailed() {

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,12 +91,12 @@ func (n *Node) Publish(r *Report, generation uint32) {
 // checkDataDir returns why the dataDir must not be used, or nil: the node has another one, by its plugin.toml or by
 // the chains in the kernel.
 func (n *Node) checkDataDir(ctx context.Context, e *enforce.Enforcer, src *Sources) error {
-	file, ours := src.PluginFile, n.Dir.Path()
-	if !file.Present || src.PluginFileErr != nil || file.DataDir == ours {
+	file, own := src.PluginFile, n.Dir.Path()
+	if !file.Present || src.PluginFileErr != nil || file.DataDir == own {
 		return e.CheckDataDir(ctx)
 	}
 	return fmt.Errorf("%w: data_dir in %s is %s, and this reconciler runs with %s; restart it without --data-dir",
-		enforce.ErrOtherDataDir, policy.Quote(file.Path), policy.Quote(file.DataDir), policy.Quote(ours))
+		enforce.ErrOtherDataDir, policy.Quote(file.Path), policy.Quote(file.DataDir), policy.Quote(own))
 }
 
 // Sources are the files that policies come from: plugin.toml, the conflists and the agent files.
@@ -171,10 +172,7 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilt
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
 	state, err := n.Dir.Load()
-	if err == nil {
-		err = newer(state)
-	}
-	if err != nil {
+	if err = cmp.Or(err, newer(state)); err != nil {
 		return nil, err
 	}
 	chains := []string{policy.DefaultChain} // the agents' own; chains that no document names carry their owner

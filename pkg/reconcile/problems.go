@@ -13,7 +13,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -79,7 +78,7 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	stuck := s.Stuck()
 	for _, o := range stuck {
-		if err := e.CanWrite(ctx, netfilter.Choice{Backend: o.Backend, Variant: o.Variant}, o.Family); err != nil {
+		if err := e.CanWrite(ctx, enforce.ChoiceOf(o), o.Family); err != nil {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w", o.Chain, o.Family, o.Backend, err)
 		} else {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
@@ -87,7 +86,7 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 		}
 	}
 	for _, at := range s.Duplicates {
-		if slices.ContainsFunc(stuck, func(o store.OwnedChain) bool { return o.Chain == at.Chain && o.Backend == at.Choice.Backend }) {
+		if slices.ContainsFunc(stuck, func(o store.OwnedChain) bool { return o.Chain == at.Chain && enforce.ChoiceOf(o) == at.Choice }) {
 			continue // reported
 		}
 		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, which may masquerade what the policy exempts: "+

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -71,7 +69,7 @@ func (n *Node) rememberEntries(r *Report) {
 	}
 }
 
-// Check compares the rules with what the sources ask for, and writes nothing. It looks at a
+// Check compares the rules with what the sources ask for, and writes nothing. It observes a
 // difference again under the lock, as an ADD may be about to remove it.
 func (n *Node) Check(ctx context.Context) *Report {
 	r := n.DryRun(ctx, n.Read())
@@ -157,7 +155,8 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	defer func() { r.warn(lock.Release()) }()
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
-	if r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources); r.OtherDataDir != nil || !n.load(r) || newer(r.State) != nil {
+	r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources)
+	if r.OtherDataDir != nil || !n.load(r) || newer(r.State) != nil { // addProblems reports it
 		return
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
@@ -257,10 +256,4 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 }
 
 // booted returns the time of the boot; attachments are counted since then.
-func booted() time.Time {
-	var up unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {
-		return time.Now()
-	}
-	return time.Now().Add(-time.Duration(up.Nano()))
-}
+func booted() time.Time { return time.Now().Add(-time.Duration(store.BootTime())) }

@@ -101,13 +101,18 @@ func (d *Dir) withinNetwork(name string, do func(*folder) error) error {
 	return ignoring(err, os.ErrNotExist)
 }
 
+// BootTime returns the time since the boot in nanoseconds.
+func BootTime() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // supported since Linux 2.6.39
+	return max(1, t.Nano())
+}
+
 // Attach records an attachment with its pod. It takes no lock and syncs nothing: attachments are valid in this boot
 // only. A repeated call replaces the record.
 func (d *Dir) Attach(p Pod) error {
 	const attempts = 100
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // supported since Linux 2.6.39
-	p.At = now.Nano()
+	p.At = BootTime()
 	var err error
 	for range attempts { // a directory can be removed before it is used
 		var f *folder

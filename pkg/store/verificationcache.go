@@ -14,9 +14,9 @@ import (
 // VerificationCache is what the last ADD of a network verified: that its entry is valid and is the
 // network's document, and that the rules in the kernel were those that the documents ask for. An ADD with
 // an equal Entry and equal Inputs need not validate its entry, and an ADD, DEL or GC that also finds the
-// same Generation need not read rules. The active reconciler writes one for all of them. The file is beside the document and is written without the lock:
-// after a torn or lost one the next ADD verifies again. CHECK, STATUS and the reconciler never use it.
-// iptables-legacy, whose changes the kernel does not count, never writes it.
+// same Generation need not read rules. The active reconciler writes one for all of them. The file is beside
+// the document and is written without the lock: after a torn or lost one the next ADD verifies again. CHECK,
+// STATUS and the reconciler never use it. iptables-legacy never writes it, as the kernel counts no changes there.
 type VerificationCache struct {
 	Entry      string // Digest of the entry and the program, without white space
 	Inputs     string // Digest of the documents, the record and the program

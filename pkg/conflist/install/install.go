@@ -139,7 +139,7 @@ func checkOwner(path string, info fs.FileInfo, admin int) error {
 type SearchDirs struct{ Conf, Bin []string }
 
 // AllDirs returns the stated directories and, for one that is not stated, all that go with the other.
-// It does not look at the node, where an uninstall that is run again finds less.
+// It does not read the directories of the node, where an uninstall that is run again finds less.
 func AllDirs(stated Dirs) SearchDirs {
 	var s SearchDirs
 	for _, c := range matching(stated) {

@@ -96,7 +96,10 @@ func compare(op nfnetlink.CmpOp, data ...byte) nfnetlink.Expr {
 
 // inSet is the match `ip saddr @set` or `ip saddr != @set`.
 func inSet(f nfnetlink.Family, field, set string, not bool) nftStatement {
-	operator := map[bool]string{false: " @", true: " != @"}[not]
+	operator := " @"
+	if not {
+		operator = " != @"
+	}
 	return statement(f.String()+" "+field+operator+set, load(f, field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not})
 }
 

@@ -31,7 +31,6 @@ const (
 	Translates  Action = "snat" // to an address that the rule states
 	Accepts     Action = "accept"
 	Returns     Action = "return"
-	Drops       Action = "drop"
 	Untracks    Action = nfnetlink.NoTrack // its packets are unknown to conntrack, and so to NAT
 
 	isOwned Action = "owned" // not a rule, but an owned chain
