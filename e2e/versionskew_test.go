@@ -291,6 +291,7 @@ func TestCommandsWithUnreadableDocuments(t *testing.T) {
 		conf, says := n.conf(t, "podnet", object{"masqChain": "ONE"}), "chain ONE does not exist, and is not created without all documents"
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says)
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, says)
+		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0, one, "a newer version")
 	})
 }
 
@@ -311,6 +312,8 @@ func TestDamagedDocumentBesideAThirdPartyRule(t *testing.T) {
 		} else {
 			n.tool(t, "iptables-"+n.backend.variant, "-t", "nat", "-A", "IP-MASQ-AGENT", "-p", "tcp", "--dport", "80", "-j", "LOG")
 		}
+		check := n.invoke(t, invocation{verb: "CHECK", conf: n.conf(t, "one", nil), id: "one"}).want(t, 101)
+		wantText(t, "what CHECK warns of", check.stderr, documents...)
 		n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "three", nil)}).want(t, 0, documents...)
 		for _, name := range append(networks, "three") {
 			conf := n.conf(t, name, nil)

@@ -6,9 +6,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -60,6 +62,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
 	}
 	found := n.entryFindings(ctx)
+	found["files-not-applied"] = n.notApplied(r)
 	if used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network); !s.ConflistManaged { // else the manager reports it
 		if err == nil && used.Entries > 0 { // a missing entry is another finding
 			err = used.MultusErr
@@ -79,6 +82,17 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: config.ReadOwnConflist(n.Dir.OwnConflistPath()),
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)
+}
+
+// notApplied returns what the files of sources ask for and the active reconciler has not applied, unless it says why.
+func (n *inspection) notApplied(r *reconcile.Report) (found []error) {
+	for _, source := range r.Pending {
+		says := func(p reconcile.Problem) bool { return p.Source == source }
+		if n.active.Answers && !slices.ContainsFunc(n.active.problems, says) {
+			found = append(found, fmt.Errorf("%s: the policy that its files state now is not in force", source))
+		}
+	}
+	return found
 }
 
 // entryFindings returns the findings of the reconciler by ID or, if it does not answer, those about a managed entry.

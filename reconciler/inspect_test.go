@@ -233,6 +233,10 @@ func TestProblemsOfTheLoop(t *testing.T) {
 	})
 	want := append([]reconcile.Problem{only}, n.active.problems...)
 	assert.Equal(t, "problems", got, want, cmp.Comparer(errors.Is))
+	n.active.Answers = true
+	late := policy.SourceID{Kind: policy.Network, Name: "late"}
+	notApplied := n.notApplied(&reconcile.Report{Pending: []policy.SourceID{agent, late}})
+	assert.Equal(t, "not applied", mapped(notApplied, error.Error), []string{`network "late": the policy that its files state now is not in force`})
 	// The policy of the agent files, which the reconciler could not apply, asks for these rules.
 	if got := n.problems(&reconcile.Report{Pending: []policy.SourceID{agent}}, []reconcile.Problem{only}); len(got) != len(n.active.problems) {
 		t.Errorf("while a policy is withheld: %v", got)

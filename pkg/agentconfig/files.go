@@ -316,7 +316,7 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 	switch {
 	case bytes.HasPrefix(text, []byte("\xfe\xff")), bytes.HasPrefix(text, []byte("\xff\xfe")):
 		return nil, 0, syntaxError(file, 0, "not YAML", "it is UTF-16; save it as UTF-8")
-	case bytes.Contains(text, []byte("%TAG")): // takes quadratic time: half a minute for 1 MiB
+	case bytes.HasPrefix(text, []byte("%TAG")), bytes.Contains(text, []byte("\n%TAG")): // takes quadratic time: half a minute for 1 MiB
 		return nil, 0, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
 	}
 	stream := nodes.NewDecoder(bytes.NewReader(text))

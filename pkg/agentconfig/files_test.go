@@ -92,6 +92,7 @@ func TestAgentDocument(t *testing.T) {
 		"a: 1\nb: 1\nc: 1\nd: 1\ne: 1\nf: 1\ng: 1\nh: 1\ni: 1\nj: 1\n",
 		"masqueradeCIDRs:\nmasqChain: ~\nrandomFully: null\ncidrLimit:\nresyncInterval:\n",
 		"masqLinkLocal: true\n---\n...\n",
+		"masqLinkLocal: true # no %TAG\n",
 
 		// Mistakes in documents.
 		"nonMasqueradeCIDRs: [", "a: b: c", "a: \"\xff\"", "[10.0.0.0/8]", "# text\n10.0.0.0/8", "a: &x [1]\nb: *x", "a: 1\nb: *x",

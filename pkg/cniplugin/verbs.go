@@ -70,6 +70,7 @@ func (n *node) repair(ctx context.Context) error {
 // repairable reports whether the documents are complete.
 func (n *node) repairable(s store.State) bool {
 	n.warnDamaged(s.Damaged)
+	n.warnNewer(s)
 	return len(s.Newer)+len(s.Damaged) == 0
 }
 
@@ -102,10 +103,10 @@ func (n *node) verify(ctx context.Context) error {
 		n.warnNewer(state)
 		return nil
 	}
-	if state.Find(n.source()) == nil {
-		return fmt.Errorf("network %s has no document in %s: the next ADD creates it", policy.Quote(n.network), n.Dir.Path())
-	}
 	n.warnDamaged(state.Damaged)
+	if state.Find(n.source()) == nil {
+		return errors.Join(n.checkDataDir(), fmt.Errorf("network %s has no document in %s that can be read", policy.Quote(n.network), n.Dir.Path()))
+	}
 	p := enforce.Proposal{Sources: state.Sources, Incomplete: n.isUnknown(state, n.source())}
 	s := n.ObserveProposal(ctx, &p, state.Record)
 	for _, p := range s.Policies() {

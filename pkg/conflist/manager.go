@@ -169,11 +169,11 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 	}
 	p := m.problemOf("inserted", err)
 	dir, _ := config.ReadConfDir(m.Dir) // find reports the error
-	switch stale := config.ReadOwnConflist(m.OwnRecordPath).Stale(dir); {
-	case stale != nil && p.Err != nil: // the error is the reason
-		p = Problem{Err: fmt.Errorf("%w; %w", stale, p.Err), Reason: "conflist-stale"}
-	case stale != nil:
-		p = Problem{Err: stale, Reason: "conflist-stale"}
+	if stale := config.ReadOwnConflist(m.OwnRecordPath).Stale(dir); stale != nil {
+		if errors.Is(err, ErrBroken) { // which is why it is stale; the runtime uses the copy
+			stale, p.Err = fmt.Errorf("%w; %w", stale, p.Err), nil
+		}
+		s.add(Problem{Err: stale, Reason: "conflist-stale"})
 	}
 	if s.add(p); s.Flapping {
 		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again at once each time; set own = true in [conflist], "+
@@ -309,7 +309,7 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 	switch {
 	case record.Entry != nil && (err == nil && !fromFile || errors.Is(err, fs.ErrNotExist)):
 		m.Entry, m.FromFile = record.Entry, true
-		m.found(EntryFileMissing, "conflist.entry_file does not exist any more; the plugin entry stays as it is")
+		m.found(EntryFileMissing, "conflist.entry_file does not exist any more; the plugin entry stays as it is: %v", cmp.Or(err, fs.ErrNotExist))
 		return
 	case err != nil:
 		m.refuse(err, good)

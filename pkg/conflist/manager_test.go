@@ -15,10 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
 // managed is a Manager with real files, in a bubble whose time is its own.
@@ -92,11 +91,10 @@ func (k *managed) remove(name string) {
 	assert.NoError(k.t, os.RemoveAll(k.path(name)))
 }
 
-// lock locks a directory until the returned function is called.
+// lock locks a directory, as another process does, until the returned function is called.
 func (k *managed) lock(name string) func() {
 	k.t.Helper()
-	dir := assert.Must(os.Open(k.path(name)))(k.t)
-	assert.NoError(k.t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+	dir := assert.Must(safefile.OpenLocked(k.t.Context(), k.path(name), time.Minute))(k.t)
 	return func() {
 		assert.NoError(k.t, dir.Close())
 	}

@@ -130,7 +130,7 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			n.view.Chains[0] = enforce.Chain{Policy: n.view.Chains[0].Policy, Err: errors.New("choose a backend for chain A: none")}
 		}, "8.8.8.8", false, "", "", "choose a backend"},
 		{"something else in our table", func(n *node) {
-			n.inKernel(inNFTables, nil, policy.UnrecognizedObject{Family: policy.IPv4, Text: "table has flags 0x1 (dormant?)"})
+			n.inKernel(inNFTables, nil, policy.UnrecognizedObject{Family: policy.IPv4, Text: "table has flags 0x1 (1: dormant, 2: owner, 4: persist)"})
 		}, "8.8.8.8", false, "masquerade random-fully", "", "chain B"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -166,7 +166,7 @@ func (s *State) NoOutputs() (none []Inactive) {
 			}
 			none = append(none, Inactive{policy.ChainFamily{Chain: c.Policy.Chain, Family: f},
 				fmt.Errorf("no usable address of the node is in outputAddresses (%s), so pods leave with the address that MASQUERADE takes; "+
-					"the node has %s: add a prefix of one of these, or add the address to the node", strings.Join(items, ", "), strings.Join(node, ", "))})
+					"the node has %s: add a prefix of one of these that is on no interface of pods, or add the address to the node", strings.Join(items, ", "), strings.Join(node, ", "))})
 		}
 	}
 	return none

@@ -86,10 +86,14 @@ type AddressItems []netip.Prefix
 
 // ParseAddressItem reads a CIDR or an address.
 func ParseAddressItem(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" && !a.Is4In6() {
-		return netip.PrefixFrom(a, a.BitLen()), nil
+	a, err := netip.ParseAddr(s)
+	switch {
+	case err != nil || a.Zone() != "":
+		return ParsePrefix(s)
+	case a.Is4In6():
+		return netip.Prefix{}, fmt.Errorf("is an IPv4 address written as IPv6; did you mean %s?", a.Unmap())
 	}
-	return ParsePrefix(s)
+	return netip.PrefixFrom(a, a.BitLen()), nil
 }
 
 // PortRange is a range of transport ports, both ends included. The zero value

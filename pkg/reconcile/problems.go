@@ -186,7 +186,7 @@ func (n *Node) AddADDProblems(r *Report) {
 			}
 		}
 	}
-	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" {
+	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" && n.SettingsErr == nil { // which may state the directory
 		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
 			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
 	}

@@ -27,6 +27,9 @@ const (
 	TempSuffix = ".tmp"
 )
 
+// lockName is the file by which a process locks a directory. Any user can lock the directory itself.
+const lockName = ".ip-masq.lock"
+
 // ErrIrregular reports a directory, a FIFO, a socket, a device, or a symlink to nothing.
 var ErrIrregular = errors.New("not a regular file")
 
@@ -37,6 +40,7 @@ type Dir struct {
 	path string
 	root *os.Root
 	file *os.File // the directory itself, for operations that os.Root lacks
+	lock *os.File
 }
 
 // OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files of
@@ -50,7 +54,7 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 	if d.file, err = root.Open("."); err == nil {
 		ctx, cancel := context.WithTimeoutCause(ctx, wait,
 			fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait))
-		err = Flock(ctx, d.file)
+		err = d.takeLock(ctx)
 		cancel()
 	}
 	if err = Error("lock the directory", path, err); err == nil {
@@ -60,6 +64,30 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+// takeLock locks the directory, unless nobody can write there. Close removes the file, so another process may have done
+// that before this one has the lock.
+func (d *Dir) takeLock(ctx context.Context) error {
+	for {
+		file, err := d.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+		switch {
+		case errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOSPC):
+			return nil
+		case err != nil:
+			return err
+		}
+		err = Flock(ctx, file)
+		locked, statErr := file.Stat()
+		at, lstatErr := d.root.Lstat(lockName)
+		if err == nil && errors.Join(statErr, lstatErr) == nil && os.SameFile(locked, at) {
+			d.lock = file
+			return nil
+		}
+		if _ = file.Close(); err != nil {
+			return err
+		}
+	}
 }
 
 // Flock polls for the lock of an open file until ctx ends. The error is then the cause of ctx.
@@ -91,11 +119,15 @@ func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 
 // Close closes the directory and ends its lock.
 func (d *Dir) Close() error {
-	err := d.root.Close()
-	if d.file != nil {
-		err = errors.Join(d.file.Close(), err)
+	var errs []error
+	if d.lock != nil {
+		_ = d.root.Remove(lockName)
+		errs = append(errs, d.lock.Close())
 	}
-	return err
+	if d.file != nil {
+		errs = append(errs, d.file.Close())
+	}
+	return errors.Join(append(errs, d.root.Close())...)
 }
 
 // Sync makes additions, renames and removals durable.
@@ -121,7 +153,8 @@ func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, Error("open", path, err)
 	}
-	defer func() { _ = file.Close() }() // nothing was written
+	defer func() { _ = file.Close() }()                   // nothing was written
+	_ = file.SetReadDeadline(time.Now().Add(time.Second)) // of one such as /proc/kmsg, which waits for data
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = ErrIrregular

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -44,7 +45,7 @@ func (f finder) find(names ...string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in -iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
-		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(skipped, ""))
+		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(slices.Compact(slices.Sorted(slices.Values(skipped))), ""))
 }
 
 // check returns why a program is not run.

@@ -206,7 +206,7 @@ func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, erro
 	r.exists = true
 	if inKernel.Flags != 0 {
 		r.broken = true
-		r.report("table has flags %#x (dormant?)", inKernel.Flags)
+		r.report("table has flags %#x (1: dormant, 2: owner, 4: persist)", inKernel.Flags)
 	}
 	rules, err := conn.Rules(r.link, name, "")
 	for _, raw := range rules {
