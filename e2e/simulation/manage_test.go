@@ -119,8 +119,8 @@ func (w *world) judgeConflist() {
 	}
 	main, is := w.machine.ReadFile(n.file())
 	own, isOwn := w.machine.ReadFile(ownFile)
-	stray := slices.DeleteFunc(w.machine.Names(confDir), func(name string) bool { return strings.HasSuffix(name, ".conflist") })
-	if (is || isOwn) && len(stray) > 0 { // the next write of a conflist removes what a killed process left
+	stray := slices.DeleteFunc(w.machine.Names(confDir), func(name string) bool { return !strings.HasSuffix(name, ".tmp") })
+	if (is || isOwn) && len(stray) > 0 && w.counts["reboots"] == 0 { // the next write of a conflist removes what a boot left
 		w.object("files are left beside the conflists: %v", stray)
 	}
 	if isOwn != (is && w.scenario.own) {

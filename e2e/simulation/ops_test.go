@@ -601,6 +601,7 @@ func (w *world) disturb(o *op) {
 		w.counts["disk faults"]++
 	case "refuse", "accept":
 		was := k.refuses
+		w.book.stuck = w.book.stuck || w.refused() && w.hasStale() // until the next sync
 		if k.refuses = ""; o.kind == "refuse" {
 			k.refuses = []string{"prefixes", "prefixes", "prefixes", "prefixes", "prefixes", "walks", "guards", "guards"}[o.number]
 		}

@@ -314,7 +314,8 @@ func (w *world) judgePassed(p *process, pod *pod) {
 			continue
 		}
 		was, is := decide(combinations[0], nil, c.space, c.Src, c.Dst).masquerade, decide(combinations[0], nil, pod.space, c.Src, c.Dst).masquerade
-		changed := w.some(func(n *network) bool { return n.since > c.began }) // the list may be newer than the former pod
+		// The list may be newer than the former pod; that of agent files comes into force with a sync.
+		changed := w.some(func(n *network) bool { return n.since > c.began || n.agent && n.may(hasSpaces) })
 		if was != is && c.translated() != is && !changed {
 			w.object("a connection of %s (%s, namespace %q) to %s outlives the ADD of %s (namespace %q)", c.pod.id(c.container), c.Src, c.space, c.Dst, pod.id(pod.container), pod.space)
 		}
@@ -543,7 +544,6 @@ func (w *world) agree(n *network) {
 	if add == nil {
 		return
 	}
-	hasSpaces := func(v *version) bool { return v != nil && v.Spaces != nil }
 	spaced := w.some(func(n *network) bool { return n.may(hasSpaces) })
 	m := w.machine
 	switch {

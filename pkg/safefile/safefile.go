@@ -27,7 +27,7 @@ const (
 	TempSuffix = ".tmp"
 )
 
-// lockName is the file by which a process locks a directory. Any user can lock the directory itself.
+// lockName is the file by which a process locks a directory that other users can open, and so lock, too.
 const lockName = ".ip-masq.lock"
 
 // ErrIrregular reports a directory, a FIFO, a socket, a device, or a symlink to nothing.
@@ -69,6 +69,9 @@ func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, err
 // takeLock locks the directory, unless nobody can write there. Close removes the file, so another process may have done
 // that before this one has the lock.
 func (d *Dir) takeLock(ctx context.Context) error {
+	if info, err := d.file.Stat(); err == nil && info.Mode()&0o077 == 0 {
+		return Flock(ctx, d.file)
+	}
 	for {
 		file, err := d.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 		switch {

@@ -52,12 +52,13 @@ type File struct {
 	process *Process
 }
 
-func (f *File) Fd() uintptr                  { return uintptr(f.fd) }
-func (f *File) Name() string                 { return f.name }
-func (f *File) Chmod(mode fs.FileMode) error { return UnixFchmod(f.fd, uint32(mode.Perm())) }
-func (f *File) Chown(_, _ int) error         { return nil }
-func (f *File) Stat() (fs.FileInfo, error)   { return f.node.info(f.name), nil }
-func (f *File) unlock()                      { delete(f.node.holders, f) }
+func (f *File) Fd() uintptr                     { return uintptr(f.fd) }
+func (f *File) Name() string                    { return f.name }
+func (f *File) Chmod(mode fs.FileMode) error    { return UnixFchmod(f.fd, uint32(mode.Perm())) }
+func (f *File) Chown(_, _ int) error            { return nil }
+func (f *File) SetReadDeadline(time.Time) error { return os.ErrNoDeadline }
+func (f *File) Stat() (fs.FileInfo, error)      { return f.node.info(f.name), nil }
+func (f *File) unlock()                         { delete(f.node.holders, f) }
 
 func (f *File) Close() error {
 	switch {
