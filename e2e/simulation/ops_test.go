@@ -669,6 +669,13 @@ func (w *world) harm(o *op) {
 				w.book.orphans = append(w.book.orphans, ref.Chain)
 			}
 		}
+		for _, n := range w.networks {
+			for _, c := range n.claims {
+				if c.v != nil && (!w.idle() || len(w.midway()) > 0) { // a process may have recorded its chain, and writes it now
+					w.book.orphans = append(w.book.orphans, c.v.Chain)
+				}
+			}
+		}
 	}
 	text, is := w.machine.ReadFile(file)
 	switch {
