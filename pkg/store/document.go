@@ -168,13 +168,12 @@ func (r Record) validate() error {
 func (c OwnedChain) validate() error {
 	nft := c.Backend == policy.NFTables && c.Variant == ""
 	ipt := c.Backend == policy.IPTables && (c.Variant == "nft" || c.Variant == "legacy")
-	if err := policy.ValidateChainName(c.Chain); err != nil {
+	switch err := policy.ValidateChainName(c.Chain); {
+	case err != nil:
 		return fmt.Errorf("chain %s %w", policy.Quote(c.Chain), err)
-	}
-	if !slices.Contains(policy.Families(), c.Family) {
+	case !slices.Contains(policy.Families(), c.Family):
 		return fmt.Errorf("%s is not a family", policy.Quote(string(c.Family)))
-	}
-	if !nft && !ipt {
+	case !nft && !ipt:
 		return fmt.Errorf("backend %s with variant %s is not one that rules can be in", policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
 	}
 	return nil
@@ -184,78 +183,55 @@ func nameOf(src policy.SourceID) string {
 	return hashName("source", string(src.Kind), src.Name) + documentSuffix
 }
 
-func encodeSource(s policy.Source) ([]byte, error) {
-	if err := s.Validate(policy.MaxCIDRLimit); err != nil {
-		return nil, err
+func (d document) validate() error { return d.Validate(policy.MaxCIDRLimit) }
+
+func (d podsDocument) validate() error {
+	for i, p := range d.Pods {
+		if !p.Address.IsValid() {
+			return fmt.Errorf("pods[%d]: the address is missing", i)
+		}
 	}
-	return encode(document{Schema(), s})
+	return nil
 }
 
 func decodeSource(data []byte, name string) (policy.Source, error) {
-	var d document
-	err := decode(data, &d)
-	if err == nil {
-		err = d.Validate(policy.MaxCIDRLimit)
-	}
+	d, err := decode[document](data)
 	if err == nil && nameOf(d.ID) != name {
 		err = fmt.Errorf("the file name is not that of %s", d.ID)
 	}
 	return d.Source, err
 }
 
-func encodeRecord(r Record) ([]byte, error) {
-	if err := r.validate(); err != nil {
+// encode validates a document and encodes it.
+func encode(d interface{ validate() error }) ([]byte, error) {
+	if err := d.validate(); err != nil {
 		return nil, err
 	}
-	return encode(recordDocument{Schema(), r})
-}
-
-func encode(document any) ([]byte, error) {
-	data, err := json.Marshal(document)
+	data, err := json.Marshal(d)
 	if len(data) > maxDocument {
 		return nil, fmt.Errorf("it has %d bytes, more than the limit of %d", len(data), maxDocument)
 	}
 	return data, err
 }
 
-func decodeRecord(data []byte) (Record, error) {
-	var d recordDocument
-	err := decode(data, &d)
-	if err == nil {
-		err = d.validate()
-	}
-	return d.Record, err
-}
-
-func decodePods(data []byte) (podsDocument, error) {
-	var d podsDocument
-	err := decode(data, &d)
-	for i, p := range d.Pods {
-		if !p.Address.IsValid() {
-			err = cmp.Or(err, fmt.Errorf("pods[%d]: the address is missing", i))
-		}
-	}
-	return d, err
-}
-
-// decode decodes a document, which is an ErrNewer if a newer version wrote it.
-func decode(data []byte, into any) error {
+// decode decodes a document and validates it. The error is an ErrNewer if a newer version wrote it.
+func decode[D interface{ validate() error }](data []byte) (d D, err error) {
 	schema := schemaOf(data)
 	switch {
 	case schema > otherSchema && schema > Schema(): // the table is built for a greater one alone
-		return newerError(schema)
+		return d, newerError(schema)
 	case schema < 1:
-		return fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema())
+		return d, fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema())
 	}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return err
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&d); err != nil {
+		return d, err
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("text follows the end of the document")
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return d, errors.New("text follows the end of the document")
 	}
-	return nil
+	return d, d.validate()
 }
 
 // newerError returns why a document of a greater schema is neither read nor changed.

@@ -43,7 +43,7 @@ func TestSchemas(t *testing.T) {
 // The form of documents is a promise to other versions: a change of these texts
 // needs a new Schema.
 func TestFormOfDocuments(t *testing.T) {
-	data := assert.Must(encodeSource(policy.Source{
+	data := assert.Must(encode(document{Schema(), policy.Source{
 		ID: policy.SourceID{Kind: policy.Network, Name: "podnet"},
 		Policy: policy.SourcePolicy{
 			Chain: "IP-MASQ-AGENT", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
@@ -53,7 +53,7 @@ func TestFormOfDocuments(t *testing.T) {
 			StaleConnections: policy.KeepConnections, EnforceExempt: new(true), BypassMark: new(policy.Mark(0x4000)),
 		},
 		Order: 3, PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24")},
-	}))(t)
+	}}))(t)
 	want := fmt.Sprintf(`{"schema":%d,"source":{"kind":"network","name":"podnet"},"policy":{"masqChain":"IP-MASQ-AGENT",`+
 		`"nonMasqueradeCIDRs":["10.0.0.0/8"],"masqueradeCIDRs":[],"masqLinkLocal":true,"toPorts":"1024-2047",`+
 		`"podCIDRs":["10.1.0.0/16"],"guard":"drop","staleConnections":"keep","enforceExempt":true,"bypassMark":"0x4000"},`+
@@ -62,12 +62,12 @@ func TestFormOfDocuments(t *testing.T) {
 	const name = "3d367f84a9b64b38f757efb74746263523d9e17728522033a6aa42c03ad06603.json"
 	assert.Equal(t, "name of the document", nameOf(policy.SourceID{Kind: policy.Network, Name: "podnet"}), name)
 	before := []policy.Source{{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: "A"}}}
-	data = assert.Must(encodeRecord(Record{
+	data = assert.Must(encode(recordDocument{Schema(), Record{
 		Boot: "b", Chains: []OwnedChain{
 			{"IP-MASQ-AGENT", policy.IPv4, policy.IPTables, "legacy", true}, {"A", policy.IPv6, policy.NFTables, "", false},
 		},
 		Resets: []Reset{{At: 5}, {At: 6, Before: []policy.Source{}}, {At: 7, Before: before}}, LastReset: 4,
-	}))(t)
+	}}))(t)
 	record := fmt.Sprintf(`{"schema":%d,"boot":"b","chains":[{"chain":"IP-MASQ-AGENT","family":"ipv4","backend":"iptables",`+
 		`"variant":"legacy","stuck":true},{"chain":"A","family":"ipv6","backend":"nftables"}],`+
 		`"resets":[{"at":5},{"at":6,"before":[]},{"at":7,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]}],"lastReset":4}`, Schema())
@@ -97,7 +97,7 @@ func FuzzDocument(f *testing.F) {
 		_ = json.Unmarshal(data, &named) // only to give the document its proper name
 		name := nameOf(named.ID)
 		if c, err := decodeSource(data, name); err == nil {
-			again, err := encodeSource(c)
+			again, err := encode(document{Schema(), c})
 			if err != nil {
 				t.Fatalf("%+v was read and cannot be written: %v", c, err)
 			}
@@ -112,12 +112,12 @@ func FuzzDocument(f *testing.F) {
 		} else if schema := schemaOf(data); errors.Is(err, ErrNewer) != (schema > Schema()) {
 			t.Fatalf("schema %d: %v", schema, err)
 		}
-		if r, err := decodeRecord(data); err == nil {
-			again, err := encodeRecord(r)
+		if r, err := decode[recordDocument](data); err == nil {
+			again, err := encode(r)
 			if err != nil {
 				t.Fatalf("%+v was read and cannot be written: %v", r, err)
 			}
-			if back, err := decodeRecord(again); err != nil || back.Boot != r.Boot || !slices.Equal(back.Chains, r.Chains) ||
+			if back, err := decode[recordDocument](again); err != nil || back.Boot != r.Boot || !slices.Equal(back.Chains, r.Chains) ||
 				back.LastReset != r.LastReset || !reflect.DeepEqual(back.Resets, r.Resets) {
 				t.Fatalf("%+v became %+v, %v", r, back, err)
 			}

@@ -230,9 +230,6 @@ func (f *folder) remove(name string) error {
 
 // failure wraps an error with the operation, its path and a remedy; nil stays nil.
 func failure(op, path string, err error) error {
-	if err == nil {
-		return nil
-	}
 	if errno, is := errors.AsType[unix.Errno](err); is {
 		return fmt.Errorf("%w%s", safefile.Error(op, path, err), remedyOf(errno))
 	}

@@ -175,13 +175,13 @@ func (s *State) add(f file) {
 	if err == nil {
 		switch f.name {
 		case recordFile:
-			var r Record
-			if r, err = decodeRecord(f.data); err == nil {
-				s.Record = r
+			var record recordDocument
+			if record, err = decode[recordDocument](f.data); err == nil {
+				s.Record = record.Record
 			}
 		case podsFile: // after the record
 			var pods podsDocument
-			if pods, err = decodePods(f.data); err == nil && pods.Boot == s.Record.Boot {
+			if pods, err = decode[podsDocument](f.data); err == nil && pods.Boot == s.Record.Boot {
 				s.Record.ExemptPods = pods.ExemptPods
 			}
 		default:

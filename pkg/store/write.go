@@ -32,7 +32,7 @@ const (
 // of the directory fails, it returns the error and the document is in force.
 func (l *Lock) Put(c policy.Source) error {
 	name, path := nameOf(c.ID), l.dir.DocumentPath(c.ID)
-	data, err := encodeSource(c)
+	data, err := encode(document{Schema(), c})
 	if err != nil {
 		err = fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
 	}
@@ -204,7 +204,7 @@ func (l *Lock) undoDrops() {
 // PutRecord replaces the record and the exempt pods, each unless the stored one is equal. One of a newer version stays
 // (ErrNewer). The pods are not synced.
 func (l *Lock) PutRecord(r Record) error {
-	record, err := encodeRecord(r)
+	record, err := encode(recordDocument{Schema(), r})
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.dir.RecordPath()), err)
 	}
@@ -213,7 +213,7 @@ func (l *Lock) PutRecord(r Record) error {
 		return err
 	}
 	err = l.put(recordFile, record, func(stored []byte) bool {
-		before, err := decodeRecord(stored)
+		before, err := decode[recordDocument](stored)
 		return err != nil || !before.sameAfterCrash(r)
 	})
 	if err != nil {
@@ -276,7 +276,6 @@ func (f *folder) tidy() error {
 // Destroy removes the files of ip-masq in the dataDir, and the directory if it is empty then. The lock
 // ends: a process that waits for it notices that the file is gone, and starts again.
 func (l *Lock) Destroy() error {
-	const op = "remove"
 	// The lock is removed when nothing is left to protect, the marker last.
 	if err := l.root.clear(lockFile, markerFile); err != nil {
 		return err
@@ -294,7 +293,7 @@ func (l *Lock) Destroy() error {
 		}
 		return err
 	}
-	return failure(op, l.dir.path, ignoring(err, unix.ENOENT))
+	return failure("remove", l.dir.path, ignoring(err, unix.ENOENT))
 }
 
 // has reports whether there is an entry of this name, or may be.
