@@ -70,17 +70,13 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	if list.Err != nil {
 		return nil, list.Err
 	}
-	var present []int
-	for _, e := range list.Entries {
-		present = append(present, e.Index)
-	}
 	var plugins []span
 	for _, plugin := range list.Plugins {
 		from := offsetIn(doc, plugin)
 		plugins = append(plugins, span{from, from + len(plugin)})
 	}
 	var now []byte
-	entries := 1
+	present, entries := list.Entries, 1
 	switch {
 	case entry == nil && len(present) == 0, entry != nil && len(present) == 1 && !replace:
 		return doc, nil
@@ -98,7 +94,7 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 			now = insert(doc, plugins, entry)
 			break
 		}
-		at := plugins[present[0]]
+		at := plugins[present[0].Index]
 		now = slices.Concat(doc[:at.from], indented(entry, spaceBefore(doc, at)), doc[at.to:])
 	}
 	if err := verify(list, now, entries); err != nil {
@@ -157,15 +153,15 @@ func indented(entry, space []byte) []byte {
 
 // remove removes plugins, at least one of which stays, with what separates each from the plugin
 // before it, or, at the beginning of the list, from the one behind it.
-func remove(doc []byte, plugins []span, gone []int) []byte {
+func remove(doc []byte, plugins []span, gone []config.ConflistEntry) []byte {
 	var now []byte
 	at := 0
-	for i, index := range gone {
-		cut := plugins[index]
-		if i == index { // all before it are removed too
-			cut.to = plugins[index+1].from
+	for i, e := range gone {
+		cut := plugins[e.Index]
+		if i == e.Index { // all before it are removed too
+			cut.to = plugins[e.Index+1].from
 		} else {
-			cut.from = plugins[index-1].to
+			cut.from = plugins[e.Index-1].to
 		}
 		now = append(now, doc[at:cut.from]...)
 		at = cut.to

@@ -188,13 +188,8 @@ func cachedResults(root string) ([]CachedResult, error) {
 
 func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
 	value, info, err := readJSON(path)
-	switch {
-	case errors.Is(err, errNotJSON), errors.Is(err, fs.ErrNotExist): // torn, or removed since it was listed
-		return nil, nil
-	case err != nil:
+	if !hasEntry(value, 0) {
 		return nil, err
-	case !hasEntry(value, 0):
-		return nil, nil
 	}
 	a := CachedResult{File: path, ContainerID: filepath.Base(path)}
 	netns := ""
@@ -245,11 +240,9 @@ func references(dirs []string) ([]string, error) {
 				return nil
 			}
 			value, _, err := readJSON(path)
-			switch {
-			case err == nil && hasEntry(value, 0):
+			errs = append(errs, err)
+			if hasEntry(value, 0) {
 				found = append(found, path)
-			case err != nil && !errors.Is(err, errNotJSON) && !errors.Is(err, fs.ErrNotExist):
-				errs = append(errs, err)
 			}
 			return nil
 		})
@@ -258,13 +251,15 @@ func references(dirs []string) ([]string, error) {
 	return found, errors.Join(errs...)
 }
 
-var errNotJSON = errors.New("is no JSON")
-
-// readJSON reads and decodes a regular file. No runtime or plugin reads what Go's decoder refuses.
+// readJSON reads and decodes a regular file. The value is nil if the file is torn, or was removed since it was listed. No
+// runtime or plugin reads what Go's decoder refuses.
 func readJSON(path string) (value any, info fs.FileInfo, err error) {
 	text, info, err := safefile.ReadFile(path, 8<<20)
-	if errors.Is(err, safefile.ErrIrregular) || err == nil && json.Unmarshal(text, &value) != nil {
-		err = errNotJSON
+	switch {
+	case errors.Is(err, safefile.ErrIrregular), errors.Is(err, fs.ErrNotExist):
+		err = nil
+	case err == nil && json.Unmarshal(text, &value) != nil:
+		value = nil
 	}
 	return value, info, err
 }
