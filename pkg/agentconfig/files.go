@@ -380,6 +380,5 @@ func syntaxError(file string, line int, subject, problem string) error {
 	if subject != "" {
 		text = policy.Printable(subject) + ": " + text
 	}
-	d := config.Document{File: file}
-	return d.Locate(line, errors.New(text))
+	return (&config.Document{File: file}).Locate(line, errors.New(text))
 }

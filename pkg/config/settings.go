@@ -216,11 +216,10 @@ func (s *Settings) set(d *Document, key, text string) {
 		if k.Name != key {
 			continue
 		}
-		value, err := k.fromFlag(text)
-		if err != nil {
+		if value, err := k.fromFlag(text); err != nil {
 			d.Fail(key, -1, text, err.Error())
-			return
+		} else {
+			k.Read(d, key, value)
 		}
-		k.Read(d, key, value)
 	}
 }

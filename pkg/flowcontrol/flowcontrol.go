@@ -30,8 +30,7 @@ func (d *Debounce) Pending() bool { return !d.first.IsZero() }
 
 // Due returns when the pending events are due.
 func (d *Debounce) Due() time.Time {
-	due := min(d.Quiet, d.first.Add(d.Longest).Sub(d.last))
-	return d.last.Add(due)
+	return d.last.Add(min(d.Quiet, d.first.Add(d.Longest).Sub(d.last)))
 }
 
 // Take reports whether events are due. If they are, it forgets them.

@@ -92,10 +92,9 @@ type Monitor struct {
 }
 
 type scraped struct {
-	written   map[policy.SourceID]time.Time
-	conntrack *conntrack.Stats // nil if unknown
-
-	thirdParty *int // nil if unknown
+	written    map[policy.SourceID]time.Time
+	conntrack  *conntrack.Stats // nil if unknown
+	thirdParty *int             // nil if unknown
 }
 
 // New returns a Monitor without a report.

@@ -98,7 +98,7 @@ func (m *Monitor) Status() Status {
 	defer m.mu.Unlock()
 	s := Status{
 		Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
-		Settings: m.settings.List(),
+		Settings: m.settings.List(), AgentSource: m.settings.AgentSource(),
 		Problems: append([]reconcile.Problem{}, m.unready()...),
 		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil,
@@ -110,7 +110,6 @@ func (m *Monitor) Status() Status {
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
 	}
-	s.AgentSource = m.settings.AgentSource()
 	if m.sources != nil && m.sources.Agent != nil {
 		if s.AgentFiles = m.sources.Agent; m.sources.AgentErr != nil {
 			s.AgentErr = m.sources.AgentErr.Error()
