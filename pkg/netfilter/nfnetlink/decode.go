@@ -221,24 +221,19 @@ func (d *decoder) expression(e Expr) {
 	case Counter:
 		d.Packets = e.Packets
 	case Unknown:
-		d.unknown(e)
+		switch e.Kind {
+		case "nat": // source NAT, the only one at the hook postrouting
+			d.Statement = DoSNAT
+		case "log", NoTrack:
+			d.Other = append(d.Other, e.Kind)
+		default:
+			d.load(register{name: e.Kind}) // it may load any register
+		}
 	}
 }
 
 // NoTrack is in Other of a rule that keeps its packets from connection tracking.
 const NoTrack = "notrack"
-
-// unknown decodes expressions by name: source NAT, the only NAT at the hook postrouting, log and notrack.
-func (d *decoder) unknown(e Unknown) {
-	switch e.Kind {
-	case "nat":
-		d.Statement = DoSNAT
-	case "log", NoTrack:
-		d.Other = append(d.Other, e.Kind)
-	default:
-		d.load(register{name: e.Kind}) // it may load any register
-	}
-}
 
 // payload decodes a load. iptables loads only the bytes of an address that a prefix reaches.
 func (d *decoder) payload(e Payload) register {

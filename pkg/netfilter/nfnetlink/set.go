@@ -193,7 +193,7 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 		if e.special || uint32(e.size) != s.KeyLen {
 			return nil, fmt.Errorf("read ranges of set %s: %w: an element is more than a key", s.Name, ErrNotAddresses)
 		}
-		key := e.addr()
+		key, _ := netip.AddrFromSlice(e.key[:e.size])
 		if first == key {
 			continue // the same element twice, as in a read during a rebuild
 		}
@@ -213,12 +213,4 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 		ranges = append(ranges, netipx.IPRangeFrom(first, netipx.PrefixLastIP(netip.PrefixFrom(first, 0))))
 	}
 	return ranges, nil
-}
-
-// addr returns the key as an address, of IPv4 unless it has 16 bytes.
-func (e *element) addr() netip.Addr {
-	if e.size == 16 {
-		return netip.AddrFrom16(e.key)
-	}
-	return netip.AddrFrom4([4]byte(e.key[:4]))
 }
