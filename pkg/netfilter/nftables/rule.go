@@ -191,11 +191,7 @@ func renderSet(f policy.Family, form nfnetlink.Set, ranges policy.Ranges) string
 	}
 	var elements strings.Builder
 	for _, r := range ranges {
-		text := r.From().String() + "-" + r.To().String()
-		if p, ok := r.Prefix(); ok {
-			text = p.String()
-		}
-		fmt.Fprintf(&elements, "\t\t\t%s,\n", text)
+		fmt.Fprintf(&elements, "\t\t\t%s,\n", policy.Ranges{r})
 	}
 	text := fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n", form.Name, key)
 	if len(ranges) > 0 { // nft does not accept empty braces

@@ -157,9 +157,6 @@ func (w *walk) read(name string) (rules []decoded, at Place, err error) {
 	return rules, at, err
 }
 
-// earlierRule is Unread if it is not known which packets get past an earlier rule.
-const earlierRule = "an earlier rule"
-
 // add adds a rule, if packets reach it that no rule has kept from it. Of an owned chain those count too.
 func (w *walk) add(place Place, a Action, d decoded, full condition, about []Packets) {
 	if a != isOwned {
@@ -171,7 +168,7 @@ func (w *walk) add(place Place, a Action, d decoded, full condition, about []Pac
 	r := Rule{Place: place, Action: a, Match: full.Packets, Comment: d.comment, Unread: slices.Clone(full.unread),
 		reached: about, certain: full.exact(), base: w.base}
 	if len(having(about, maybeAccepted, true)) > 0 {
-		r.Unread = append(r.Unread, earlierRule)
+		r.Unread = append(r.Unread, "an earlier rule") // as it is not known which packets get past it
 	}
 	if full.notOrigins == fromOthers {
 		r.Unread = append(r.Unread, "the node's own addresses")
