@@ -219,15 +219,12 @@ func (p *Policy) masqueradesNoMoreThan(q Policy) bool {
 }
 
 // Families returns the families that have entries to judge.
-func (j *ConnectionJudge) Families() (families []Family) {
-	for _, f := range Families() {
+func (j *ConnectionJudge) Families() []Family {
+	named := slices.AppendSeq(slices.Collect(maps.Keys(j.left)), maps.Keys(j.passed))
+	return slices.DeleteFunc(Families(), func(f Family) bool {
 		inFamily := func(a netip.Addr) bool { return FamilyOf(a) == f }
-		named := slices.AppendSeq(slices.Collect(maps.Keys(j.left)), maps.Keys(j.passed))
-		if len(j.of(f).pods) > 0 || slices.ContainsFunc(named, inFamily) {
-			families = append(families, f)
-		}
-	}
-	return families
+		return len(j.of(f).pods) == 0 && !slices.ContainsFunc(named, inFamily)
+	})
 }
 
 func (j *ConnectionJudge) of(f Family) *familyJudge {

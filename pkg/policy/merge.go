@@ -293,16 +293,22 @@ func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, i
 func (m *merger) merge() Policy {
 	p := &m.policy
 	for i := range m.parts {
-		for _, k := range m.keys(&m.parts[i].policy) {
+		part := &m.parts[i]
+		for _, k := range m.keys(&part.policy) {
 			if k.merge != nil {
-				k.merge(m.parts[i].origin(k.Name, -1))
+				k.merge(part.origin(k.Name, -1))
 			}
 		}
-	}
-	for _, part := range m.parts {
 		if len(part.policy.PodCIDRs) > 0 {
 			p.PodCIDRs.Value = append(p.PodCIDRs.Value, part.policy.PodCIDRs...)
 			p.PodCIDRs.Origins = append(p.PodCIDRs.Origins, part.origin("podCIDRs", -1))
+		}
+		for j, name := range part.policy.NonMasqueradeNamespaces {
+			k := slices.IndexFunc(p.Namespaces, func(n NamedNamespace) bool { return n.Name == name })
+			if k < 0 {
+				k, p.Namespaces = len(p.Namespaces), append(p.Namespaces, NamedNamespace{Name: name})
+			}
+			p.Namespaces[k].Origins = append(p.Namespaces[k].Origins, part.origin(namespacesKey, j))
 		}
 	}
 	p.Sources = scope(m, "sourceCIDRs", netip.Prefix.Compare, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
@@ -328,15 +334,6 @@ func (m *merger) merge() Policy {
 	p.ExemptSources = m.entries(nil, func(s *SourcePolicy) []entryList {
 		return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
 	})
-	for i := range m.parts {
-		for j, name := range m.parts[i].policy.NonMasqueradeNamespaces {
-			k := slices.IndexFunc(p.Namespaces, func(n NamedNamespace) bool { return n.Name == name })
-			if k < 0 {
-				k, p.Namespaces = len(p.Namespaces), append(p.Namespaces, NamedNamespace{Name: name})
-			}
-			p.Namespaces[k].Origins = append(p.Namespaces[k].Origins, m.parts[i].origin(namespacesKey, j))
-		}
-	}
 	return *p
 }
 

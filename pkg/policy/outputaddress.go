@@ -149,13 +149,8 @@ func OutputItems(policies []Policy) (items AddressItems) {
 }
 
 // Families returns the families that have items.
-func (items AddressItems) Families() (families []Family) {
-	for _, f := range Families() {
-		if len(ofFamily(items, f)) > 0 {
-			families = append(families, f)
-		}
-	}
-	return families
+func (items AddressItems) Families() []Family {
+	return slices.DeleteFunc(Families(), func(f Family) bool { return len(ofFamily(items, f)) == 0 })
 }
 
 // Concerned returns the addresses that decide what OutputAddressesOf chooses for the items: those inside, and
