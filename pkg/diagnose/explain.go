@@ -365,9 +365,6 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 	return out
 }
 
-// maxLines is how many differences, or rules, the text has; check prints all.
-const maxLines = 8
-
 // Text writes the explanation for people, and the command to run. It ignores errors of w.
 func (e Explanation) Text(w io.Writer) {
 	var b bytes.Buffer
@@ -457,7 +454,7 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		row("", "and if no rule translates the packet: "+map[policy.GuardMode]string{policy.GuardDrop: "dropped", policy.GuardCount: "counted"}[e.Guard]+" by the guard")
 	}
 	row("problem", e.Problem)
-	row("drift", strings.Join(policy.First(maxLines, e.Drift), "\n"))
+	row("drift", strings.Join(policy.First(8, e.Drift), "\n")) // check prints all
 }
 
 func (o Origin) text() string {

@@ -231,24 +231,21 @@ func masqueradeSources(e *examination, f *Finding) {
 }
 
 func connectedOutputs(e *examination, f *Finding) {
-	var shared []netip.Addr // not of one interface
-	for _, p := range e.Rules.Policies() {
-		for _, o := range p.Outputs {
-			if o.Interface == "" {
-				shared = append(shared, o.Address)
-			}
-		}
-	}
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	e.noteAs("list the addresses", err)
-	for _, output := range shared {
-		ip := net.IP(output.AsSlice())
-		for _, a := range addresses {
-			if a.IP.Equal(ip) || !a.Contains(ip) {
+	for _, p := range e.Rules.Policies() {
+		for _, o := range p.Outputs {
+			if o.Interface != "" {
 				continue
 			}
-			if link, err := net.InterfaceByIndex(a.LinkIndex); err == nil {
-				f.add("%s is in %s, the subnet of %s", output, a.IPNet, link.Name)
+			ip := net.IP(o.Address.AsSlice())
+			for _, a := range addresses {
+				if a.IP.Equal(ip) || !a.Contains(ip) {
+					continue
+				}
+				if link, err := net.InterfaceByIndex(a.LinkIndex); err == nil {
+					f.add("%s is in %s, the subnet of %s", o.Address, a.IPNet, link.Name)
+				}
 			}
 		}
 	}
