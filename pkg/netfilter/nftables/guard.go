@@ -44,9 +44,7 @@ func (d *guardDiff) add(kind policy.ChangeKind, chain string, unexpected bool, t
 
 // compare returns how the table differs from the desired one, of which nil is none.
 func (t *table) compare(f policy.Family, want *table) policy.Diff {
-	if want == nil {
-		want = newTable(netfilter.GuardTable)
-	}
+	want = cmp.Or(want, newTable(netfilter.GuardTable))
 	d := guardDiff{family: f}
 	if want.exists && !t.exists { // one change for each masquerade chain
 		for _, name := range sorted(want.sets, nil) {
