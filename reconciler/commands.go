@@ -130,9 +130,7 @@ type settingFlag struct {
 
 func (f *settingFlag) String() string { return f.text }
 
-func (f *settingFlag) Type() string {
-	return cmp.Or(f.placeholder, "bool")
-}
+func (f *settingFlag) Type() string { return cmp.Or(f.placeholder, "bool") }
 
 func (f *settingFlag) Set(text string) error {
 	f.given, f.text = true, text

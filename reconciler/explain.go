@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -267,8 +266,7 @@ func connectionOf(f conntrack.Found, policies []policy.Policy) connection {
 
 func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	node, err := a.node(ctx)
-	var usage usageError
-	if errors.As(err, &usage) || a.config != "" && errors.Is(err, fs.ErrNotExist) {
+	if _, is := errors.AsType[usageError](err); is {
 		return err
 	}
 	found, err := conntrack.Find(ctx, q)

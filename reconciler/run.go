@@ -47,8 +47,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	debug.SetGCPercent(gcPercent)
 	ctx := c.Context()
 	node, err := a.node(ctx)
-	var usage usageError
-	if errors.As(err, &usage) && !errors.Is(err, fs.ErrNotExist) { // a file can be missing for a time
+	if _, is := errors.AsType[usageError](err); is && !errors.Is(err, fs.ErrNotExist) { // a file can be missing for a time
 		return err
 	}
 	settings := node.Settings
