@@ -92,12 +92,18 @@ func (d Diff) Totals() (chains []string, missing, unexpected int) {
 
 // Compare returns the differences between the desired and the observed ruleset.
 func Compare(desired, observed Ruleset) Diff {
+	there := make(map[ChainFamily]*Chain, len(observed.Chains))
+	for i, c := range observed.Chains {
+		there[ChainFamily{c.Name, c.Family}] = &observed.Chains[i]
+	}
 	var d Diff
+	wanted := make(map[ChainFamily]bool, len(desired.Chains))
 	for i, c := range desired.Chains {
-		d = append(d, CompareChain(&desired.Chains[i], observed.Find(c.Family, c.Name))...)
+		wanted[ChainFamily{c.Name, c.Family}] = true
+		d = append(d, CompareChain(&desired.Chains[i], there[ChainFamily{c.Name, c.Family}])...)
 	}
 	for _, c := range observed.Chains {
-		if desired.Find(c.Family, c.Name) == nil {
+		if !wanted[ChainFamily{c.Name, c.Family}] {
 			d = append(d, Change{ChainChange, c.Family, c.Name, true, ""})
 		}
 	}

@@ -86,25 +86,30 @@ type Link struct {
 // listing that changes interrupt is repeated, until two are equal, or ten times: the kernel lists
 // each interface by itself.
 func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
+	const flagsAt, scopeAt, indexAt = 2, 3, 4 // in struct ifaddrmsg
 	const attempts = 10
-	get := unix.IfAddrmsg{Family: uint8(f)}
-	all := route(c, unix.RTM_GETADDR, "list addresses", unix.NLM_F_DUMP, get, nil, func(m unix.IfAddrmsg, t *attrTable) {
+	all := request{op: operation{verb: "list addresses"}, typ: unix.RTM_GETADDR, flags: unix.NLM_F_DUMP,
+		header: append([]byte{uint8(f)}, make([]byte, unix.SizeofIfAddrmsg-1)...)}
+	all.handle = func(header, attrs []byte) error {
+		link := binary.NativeEndian.Uint32(header[indexAt:])
 		// Each veth of a pod has a link-local address.
-		if m.Scope != unix.RT_SCOPE_UNIVERSE || m.Index == except || m.Family != uint8(f) {
-			return
+		if header[scopeAt] != unix.RT_SCOPE_UNIVERSE || link == except || header[0] != uint8(f) {
+			return nil
 		}
-		local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
-		if local == nil {
-			local = t.get(unix.IFA_ADDRESS)
-		}
-		flags := uint32(m.Flags)
-		if all := t.get(unix.IFA_FLAGS); len(all) == 4 {
-			flags = binary.NativeEndian.Uint32(all)
-		}
-		if a, ok := netip.AddrFromSlice(local); ok {
-			list = append(list, Address{a, m.Index, flags})
-		}
-	})
+		return c.attrs.decode(attrs, func(t *attrTable) {
+			local := t.get(unix.IFA_LOCAL) // IFA_ADDRESS of a point-to-point interface is the peer's
+			if local == nil {
+				local = t.get(unix.IFA_ADDRESS)
+			}
+			flags := uint32(header[flagsAt])
+			if all := t.get(unix.IFA_FLAGS); len(all) == 4 {
+				flags = binary.NativeEndian.Uint32(all)
+			}
+			if a, ok := netip.AddrFromSlice(local); ok {
+				list = append(list, Address{a, link, flags})
+			}
+		})
+	}
 	for n := 1; ; n++ {
 		last := list
 		list = nil
