@@ -328,7 +328,10 @@ func (c connection) chainText() string {
 	}
 	// The node may masquerade with the address that it has.
 	if masquerades := c.Verdict == policy.ActionMasquerade; c.Translated != masquerades && (!masquerades || !c.SourceLocal) {
-		is := map[bool]string{true: "is translated", false: "is not translated"}[c.Translated]
+		is := "is not translated"
+		if c.Translated {
+			is = "is translated"
+		}
 		text += "; this connection " + is + ": it may be older than the policy, or another program decided"
 	}
 	return text

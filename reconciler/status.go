@@ -386,9 +386,14 @@ func (c conflistStatus) text() string {
 	if c.File == "" || c.Error != "" {
 		return cmp.Or(c.Error, "not used")
 	}
-	no := map[bool]string{false: "no "}[c.Entry]
-	managed := map[bool]string{true: "; conflist.manage is on"}[c.Managed]
-	return policy.Printable(c.Network) + ": " + no + "plugin entry in " + policy.Printable(c.File) + managed
+	entry, managed := "no plugin entry", ""
+	if c.Entry {
+		entry = "plugin entry"
+	}
+	if c.Managed {
+		managed = "; conflist.manage is on"
+	}
+	return policy.Printable(c.Network) + ": " + entry + " in " + policy.Printable(c.File) + managed
 }
 
 func (s *nodeStatus) repairsText(now time.Time) string {

@@ -489,7 +489,10 @@ func Age(d time.Duration) string {
 }
 
 func (e Explanation) kernelText() string {
-	does := map[bool]string{false: "does not masquerade it", true: "masquerades it"}[e.masquerades]
+	does := "does not masquerade it"
+	if e.masquerades {
+		does = "masquerades it"
+	}
 	by := ", no owned rule matches"
 	if e.Rule != "" {
 		by = ", by the rule: " + e.Rule

@@ -250,7 +250,12 @@ func hashOf(policies []policy.SourcePolicy) uint64 {
 
 func timestamp(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
 
-func boolToFloat(b bool) float64 { return map[bool]float64{true: 1}[b] }
+func boolToFloat(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
 
 // label makes the value of a label: printable ASCII, quoted if it was anything else. A value that is
 // too long ends in a part of its hash, so that values with the same beginning differ.

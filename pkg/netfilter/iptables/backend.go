@@ -132,7 +132,10 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 			continue
 		}
 		if err := b.writeFamily(ctx, f, own, remove, held); err != nil {
-			what := map[bool]string{false: "write", true: "remove"}[remove]
+			what := "write"
+			if remove {
+				what = "remove"
+			}
 			errs = append(errs, fmt.Errorf("%s %s rules of %s: %w", what, f, b.choice, err))
 			if errors.Is(err, errHangs) {
 				break

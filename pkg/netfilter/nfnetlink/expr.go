@@ -328,7 +328,11 @@ func (w *attrWriter) field(attr uint16, v reflect.Value) {
 	case k == reflect.Uint64:
 		w.u64(typ, v.Uint())
 	case k == reflect.Bool:
-		w.u32(typ, map[bool]uint32{true: 1}[v.Bool()])
+		var is uint32
+		if v.Bool() {
+			is = 1
+		}
+		w.u32(typ, is)
 	case k == reflect.String:
 		w.str(typ, v.String())
 	case attr&plain != 0:

@@ -25,7 +25,10 @@ func (c condition) exact() bool { return len(c.unread) == 0 }
 
 // uncertain returns what is not known about packets that leave a chain by a rule with the condition.
 func (c condition) uncertain() uint8 {
-	return map[bool]uint8{false: maybeAccepted}[c.exact()]
+	if c.exact() {
+		return 0
+	}
+	return maybeAccepted
 }
 
 // and returns the condition that packets meet if they meet both.
