@@ -605,6 +605,9 @@ func (w *world) disturb(o *op) {
 		if k.refuses = ""; o.kind == "refuse" {
 			k.refuses = []string{"prefixes", "prefixes", "prefixes", "prefixes", "prefixes", "walks", "guards", "guards"}[o.number]
 		}
+		if was == "walks" {
+			w.book.warned = time.Now() // or a moment ago
+		}
 		lost := w.book.resetsLost || was == "prefixes" || was == "guards" || o.kind == "refuse" && k.refuses != "walks"
 		w.fault()
 		w.book.resetsLost = lost

@@ -31,7 +31,7 @@ type book struct {
 	disrupted     int       // seq of the last thing that another program did
 	addressed     int       // seq of the last change of the node's addresses
 	resetsLost    bool      // those that were due may be, after a fault of this boot
-	warned        time.Time // when a verb last said that its walk failed: the next one is 10 s later
+	warned        time.Time // when a walk failed last: the next one is 10 s later
 	walked        time.Time // when the last one began
 	half          int       // seq when a process that was killed or failed may have stored a policy and not written its rules
 	unfinished    bool      // a walk through the connections may be: then it is repeated

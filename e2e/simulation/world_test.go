@@ -311,6 +311,9 @@ func (w *world) turn(t *ticket) {
 		w.note("%s: fails: %s", p.Name, t.text)
 		w.counts["failed effects"]++
 		lost := w.book.resetsLost || !ofKernel // a walk or a write that fails is repeated
+		if strings.HasPrefix(t.text, "kernel: walk") {
+			w.book.warned = time.Now() // the process says so, or its log
+		}
 		w.fault()
 		w.book.resetsLost = lost
 		w.book.stuck = w.book.stuck || strings.HasPrefix(t.text, "kernel: remove") || t.text == "kernel: observe guards" // under which none goes

@@ -170,7 +170,7 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 	p := m.problemOf("inserted", err)
 	dir, _ := config.ReadConfDir(m.Dir) // find reports the error
 	if stale := config.ReadOwnConflist(m.OwnRecordPath).Stale(dir); stale != nil {
-		if errors.Is(err, ErrBroken) { // which is why it is stale; the runtime uses the copy
+		if p.Err != nil && !errors.Is(err, ErrNotFirst) && !errors.Is(err, ErrDelegate) { // why it is stale; the runtime uses it
 			stale, p.Err = fmt.Errorf("%w; %w", stale, p.Err), nil
 		}
 		s.add(Problem{Err: stale, Reason: "conflist-stale"})
