@@ -311,7 +311,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
 			n.unclaim(p)
 		}
-		if now, _ := w.machine.ReadFile(n.document); now != stored && p.returned && p.err != nil && w.alone(p) && w.refusedFirst(p, v) {
+		if now, _ := w.machine.ReadFile(n.document); now != stored && p.returned && p.err != nil && w.refusedFirst(p, v) {
 			w.object("%s fails and has stored a policy that the kernel refuses", p.Name)
 		}
 		w.resolve(n, p, v)
@@ -357,9 +357,10 @@ func (w *world) resolve(n *network, p *process, v *version) {
 	}
 }
 
-// refusedFirst reports whether the kernel refused a policy while rules were in force: then it is not stored.
+// refusedFirst reports whether the kernel refused a policy while rules were in force, which no other process removed: then it
+// is not stored.
 func (w *world) refusedFirst(p *process, v *version) bool {
-	return p.ruled && len(w.book.orphans) == 0 && w.kernel.refuses == "prefixes" && v != nil && v.refused && w.healthy(p) && !w.harmed()
+	return p.ruled && w.alone(p) && len(w.book.orphans) == 0 && w.kernel.refuses == "prefixes" && v != nil && v.refused && w.healthy(p) && !w.harmed()
 }
 
 // written takes note that the document of a network was written again.
