@@ -73,8 +73,8 @@
 //   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
 //   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot and where a
 //     walk came between a policy that was stored and its rules, as their process was killed, nor those that begin while rules
-//     are wrong if the repair may come with other exempt pods or outputAddresses. Those of a former pod are not judged where
-//     the agent files have a list of namespaces, which may be newer than that pod.
+//     are wrong if the repair may come with other exempt pods or outputAddresses. Those of a former pod are judged only if
+//     the policies that are in force were in force before, and no connection that began while rules were wrong is judged by its address.
 //   - A temporary file that a boot left beside the conflists stays until one of them is written.
 //
 // Not simulated are symlinks, several dataDirs, documents of newer versions, and sources that conflict. A dump that another

@@ -53,9 +53,10 @@ type connection struct {
 	pod       *pod // that began it
 	container int
 	space     string
-	began     int  // seq
-	tampered  bool // it began while rules were wrong
-	left      bool // the node has lost the address that it leaves with, maybe for a time
+	began     int        // seq
+	policies  []*version // that were in force then; nil: not certain
+	tampered  bool       // it began while rules were wrong
+	left      bool       // the node has lost the address that it leaves with, maybe for a time
 }
 
 func (c *connection) translated() bool { return c.ReplyDst != c.Src }

@@ -763,6 +763,9 @@ func (w *world) connect(p *pod) {
 			c.ReplyDst = nodeAddresses[i].Address
 		}
 	}
+	if all := w.combinations(); len(all) == 1 {
+		c.policies = all[0]
+	}
 	w.kernel.connections = append(w.kernel.connections, c)
 	w.note("  a connection of %s to %s begins, %v", p.id(p.container), dst, &c)
 }

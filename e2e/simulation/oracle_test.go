@@ -314,9 +314,8 @@ func (w *world) judgePassed(p *process, pod *pod) {
 			continue
 		}
 		was, is := decide(combinations[0], nil, c.space, c.Src, c.Dst).masquerade, decide(combinations[0], nil, pod.space, c.Src, c.Dst).masquerade
-		// The list may be newer than the former pod; that of agent files comes into force with a sync.
-		changed := w.some(func(n *network) bool { return n.since > c.began || n.agent && n.may(hasSpaces) })
-		if was != is && c.translated() != is && !changed {
+		changed := w.some(func(n *network) bool { return n.since > c.began }) || !slices.Equal(c.policies, combinations[0])
+		if was != is && c.translated() != is && !changed { // or the list may be newer than the former pod
 			w.object("a connection of %s (%s, namespace %q) to %s outlives the ADD of %s (namespace %q)", c.pod.id(c.container), c.Src, c.space, c.Dst, pod.id(pod.container), pod.space)
 		}
 	}
@@ -327,7 +326,7 @@ func (w *world) judgePassed(p *process, pod *pod) {
 
 // judgeLeft judges a connection that ends when the address that it leaves with is gone.
 func (w *world) judgeLeft(c *connection, since int) {
-	if c.translated() && !w.kernel.IsLocal(c.ReplyDst) && w.book.addressed < since {
+	if c.translated() && !w.kernel.IsLocal(c.ReplyDst) && w.book.addressed < since && !c.tampered { // by rules of before
 		w.object("a connection of %s (%s) to %s outlives the address %s, which it leaves with", c.pod.id(c.container), c.Src, c.Dst, c.ReplyDst)
 	}
 }
@@ -544,6 +543,7 @@ func (w *world) agree(n *network) {
 	if add == nil {
 		return
 	}
+	hasSpaces := func(v *version) bool { return v != nil && v.Spaces != nil }
 	spaced := w.some(func(n *network) bool { return n.may(hasSpaces) })
 	m := w.machine
 	switch {

@@ -156,9 +156,6 @@ func list[T any](parse func(string) T, text string) (all []T) {
 
 func prefixList(text string) []netip.Prefix { return list(netip.MustParsePrefix, text) }
 
-// hasSpaces reports whether a version has a list of namespaces.
-func hasSpaces(v *version) bool { return v != nil && v.Spaces != nil }
-
 // marks are exempt by this version alone.
 func (v *version) marks() []netip.Prefix {
 	m := prefixList(fmt.Sprintf("100.64.%d.%d/32", v.net.number, v.number))
