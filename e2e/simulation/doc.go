@@ -74,7 +74,8 @@
 //   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot and where a
 //     walk came between a policy that was stored and its rules, as their process was killed, nor those that begin while rules
 //     are wrong if the repair may come with other exempt pods or outputAddresses. Those of a former pod are judged only if
-//     the policies that are in force were in force before, and no connection that began while rules were wrong is judged by its address.
+//     the policies that are in force were in force when they began, and none by the address that it leaves with if it began
+//     beside a chain that could not be removed.
 //   - A temporary file that a boot left beside the conflists stays until one of them is written.
 //
 // Not simulated are symlinks, several dataDirs, documents of newer versions, and sources that conflict. A dump that another

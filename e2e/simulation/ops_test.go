@@ -755,7 +755,7 @@ func (w *world) connect(p *pod) {
 	}
 	c := connection{
 		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space,
-		began: w.seq, tampered: w.book.tampered > 0 || w.book.stuck,
+		began: w.seq, tampered: w.book.tampered > 0 || w.book.stuck, stale: w.book.stuck,
 	}
 	if o.translated {
 		c.ReplyDst = o.from

@@ -326,7 +326,7 @@ func (w *world) judgePassed(p *process, pod *pod) {
 
 // judgeLeft judges a connection that ends when the address that it leaves with is gone.
 func (w *world) judgeLeft(c *connection, since int) {
-	if c.translated() && !w.kernel.IsLocal(c.ReplyDst) && w.book.addressed < since && !c.tampered { // by rules of before
+	if c.translated() && !w.kernel.IsLocal(c.ReplyDst) && w.book.addressed < since && !c.stale {
 		w.object("a connection of %s (%s) to %s outlives the address %s, which it leaves with", c.pod.id(c.container), c.Src, c.Dst, c.ReplyDst)
 	}
 }
