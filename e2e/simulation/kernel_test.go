@@ -72,7 +72,11 @@ func (k *kernel) boot(generation uint32) {
 
 // has reports whether there is a chain of this name, or any for "".
 func (k *kernel) has(chain string) bool {
-	is := func(ref policy.ChainFamily) bool { return chain == "" || ref.Chain == chain }
+	return k.some(func(ref policy.ChainFamily) bool { return chain == "" || ref.Chain == chain })
+}
+
+// some reports whether something is true of a chain.
+func (k *kernel) some(is func(policy.ChainFamily) bool) bool {
 	for choice := range k.Chains {
 		if slices.ContainsFunc(k.Refs(choice), is) {
 			return true

@@ -673,9 +673,10 @@ func (w *world) harm(o *op) {
 				w.book.orphans = append(w.book.orphans, ref.Chain)
 			}
 		}
+		isWriting := !w.idle() || len(w.midway()) > 0 // a process may have recorded its chain, and writes it now
 		for _, n := range w.networks {
 			for _, c := range n.claims {
-				if c.v != nil && (!w.idle() || len(w.midway()) > 0) { // a process may have recorded its chain, and writes it now
+				if c.v != nil && isWriting {
 					w.book.orphans = append(w.book.orphans, c.v.Chain)
 				}
 			}

@@ -414,13 +414,7 @@ func (w *world) wanted(chain string) bool {
 
 // hasStale reports whether the kernel has a chain that no policy wants.
 func (w *world) hasStale() bool {
-	stale := func(ref policy.ChainFamily) bool { return !w.wanted(ref.Chain) }
-	for choice := range w.kernel.Chains {
-		if slices.ContainsFunc(w.kernel.Refs(choice), stale) {
-			return true
-		}
-	}
-	return false
+	return w.kernel.some(func(ref policy.ChainFamily) bool { return !w.wanted(ref.Chain) })
 }
 
 func (w *world) fault() {
