@@ -145,7 +145,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	if manages {
 		m := newManager(s, node, d.log)
 		m.Ask = loop.CheckEntry
-		loop.SyncConflist, loop.RestoreEntry = m.Sync, m.Restore
+		loop.SyncConflist = m.Sync
 	}
 	loop.ConnectionsReset = d.monitor.ConnectionsReset
 	watched := nfnetlink.Watched{Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[[]string])}

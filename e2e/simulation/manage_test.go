@@ -39,7 +39,7 @@ func (w *world) manage(node *reconcile.Node, r *reconciler) {
 		},
 		BinDir: "/opt/cni/bin", Log: slog.New(slog.DiscardHandler),
 	}
-	r.loop.SyncConflist, r.loop.RestoreEntry = m.Sync, m.Restore
+	r.loop.SyncConflist = m.Sync
 }
 
 // setEntry states another policy in entry_file. With nil the main CNI plugin's file goes.

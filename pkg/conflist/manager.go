@@ -73,27 +73,6 @@ type Problem struct {
 	Reason  string // conflist, plugin for its binary or source for conflist.entry_file; as /readyz says
 }
 
-// Restore inserts the entry again in the file that had it last, and does nothing else: the files may be incomplete
-// while another program writes them. It waits as Sync does.
-func (m *Manager) Restore(ctx context.Context) Status {
-	n, err := m.find()
-	var s Status
-	if err != nil || m.Entry == nil || n.Path != m.network.Path || n.Entries > 0 || n.Generated && !m.Own || m.Unmanaged || config.CheckPlugin(m.BinDir) != nil {
-		return s
-	}
-	if !m.FromFile { // it names the dataDir, which may be another one since
-		if m.Entry, _, err = m.ReadEntry(); err != nil {
-			return s
-		}
-	}
-	now := time.Now()
-	m.warnings = nil
-	m.seen(n, now)
-	err = m.insert(ctx, &s, n)
-	m.complete(&s, n, now, err, nil)
-	return s
-}
-
 // Sync inserts the entry if it is missing, and replaces ip-masq's when the entry file changes. It waits for other
 // processes of ip-masq until ctx ends.
 func (m *Manager) Sync(ctx context.Context) Status {
@@ -176,7 +155,7 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 		s.add(Problem{Err: stale, Reason: "conflist-stale"})
 	}
 	if s.add(p); s.Flapping {
-		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again at once each time; set own = true in [conflist], "+
+		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again each time; set own = true in [conflist], "+
 			"or make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(m.network.Path))})
 	}
 }

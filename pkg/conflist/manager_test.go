@@ -431,7 +431,7 @@ func TestManagerFollowsAConf(t *testing.T) {
 // TestManagerFlapping: another program removes the entry as soon as it is there.
 func TestManagerFlapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const file, says = "net.d/10-kindnet.conflist", "kindnet.conflist*removed repeatedly*inserted again at once*own = true"
+		const file, says = "net.d/10-kindnet.conflist", "kindnet.conflist*removed repeatedly*inserted again*own = true"
 		k := manage(t)
 		k.write(file, listNamed("kindnet"))
 		k.sync()

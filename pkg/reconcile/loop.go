@@ -45,9 +45,6 @@ type Loop struct {
 	// SyncConflist, unless it is nil, syncs the conflist whenever this loop is active and more than rules may have
 	// changed.
 	SyncConflist func(context.Context) conflist.Status
-	// RestoreEntry, unless it is nil, inserts the plugin entry again where it was, as soon as a file has changed. Another
-	// program may still be writing the file, so everything else waits for SyncConflist.
-	RestoreEntry func(context.Context) conflist.Status
 	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
 	// failed, unless it is nil.
 	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
@@ -160,12 +157,7 @@ func (l *Loop) AddressesChanged() {
 
 // FilesChanged triggers a sync because a conflist or an agent file may have changed.
 func (l *Loop) FilesChanged() {
-	l.events.put(func(now time.Time) {
-		s := &l.state
-		if s.files.Event(now); l.RestoreEntry != nil {
-			s.restoreDue = earlier(s.restoreDue, s.restoreBegan.Add(minInterval))
-		}
-	})
+	l.events.put(func(now time.Time) { l.state.files.Event(now) })
 }
 
 // SyncNow triggers a sync that reads and tries everything again.
@@ -303,15 +295,6 @@ func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
 			return func(time.Time) { s.published = p }
 		}
 	case syncingConflist:
-		s.restoreDue = never()
-		if s.conflistDue.After(now) {
-			s.restoreBegan = now
-			do = func() event {
-				c := l.RestoreEntry(ctx)
-				return func(time.Time) { s.entryRestored(c) }
-			}
-			break
-		}
 		s.conflistDue = never()
 		do = func() event {
 			c := l.SyncConflist(ctx)

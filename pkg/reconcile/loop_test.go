@@ -327,37 +327,38 @@ func TestLoopSyncsConflist(t *testing.T) {
 	})
 }
 
-// The entry that a write removed is back within 100 ms, although files are written all the time.
-func TestLoopRestoresTheEntry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t)
-		var mu sync.Mutex
-		var removed time.Time // the first write since the entry was there
-		var longest time.Duration
-		insert := func(context.Context) conflist.Status {
-			mu.Lock()
-			defer mu.Unlock()
-			if !removed.IsZero() {
-				longest, removed = max(longest, time.Since(removed)), time.Time{}
-			}
-			return conflist.Status{Present: true}
-		}
-		r := f.run(func(l *Loop) { l.SyncConflist, l.RestoreEntry = insert, insert })
-		for range 100 {
-			mu.Lock()
-			if removed.IsZero() {
-				removed = time.Now()
-			}
-			mu.Unlock()
-			r.FilesChanged()
-			time.Sleep(30 * time.Millisecond)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if longest > 100*time.Millisecond || !removed.IsZero() && time.Since(removed) > 100*time.Millisecond {
-			t.Errorf("%s without the entry, which is missing since %s", longest, removed)
-		}
-	})
+// The conflist is synced when files have been quiet for 100 ms, and within a second while they are written all the time.
+func TestLoopSyncsTheConflistOfQuietFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		writes        int
+		least, within time.Duration // since the first write
+	}{
+		"one write":          {writes: 1, least: quietFiles, within: quietFiles + 2*minInterval},
+		"writes without end": {writes: 100, least: maxQuietFiles, within: maxQuietFiles + 2*minInterval},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t)
+				synced := make(chan time.Time, 100)
+				r := f.run(func(l *Loop) {
+					l.SyncConflist = func(context.Context) conflist.Status {
+						synced <- time.Now()
+						return conflist.Status{Present: true}
+					}
+				})
+				<-synced // of the start
+				time.Sleep(time.Second)
+				began := time.Now()
+				for range c.writes {
+					r.FilesChanged()
+					time.Sleep(30 * time.Millisecond)
+				}
+				if took := (<-synced).Sub(began); took < c.least || took > c.within {
+					t.Errorf("the conflist was synced %s after the first write", took)
+				}
+			})
+		})
+	}
 }
 
 // A conflist that is locked delays no repair. Its problems and their end are logged like others.

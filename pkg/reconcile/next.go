@@ -53,8 +53,6 @@ type state struct {
 	sources     *Sources         // as they were read last
 	conflist    *conflist.Status // nil if this loop does not sync it
 	conflistDue time.Time
-	// When a missing plugin entry is inserted again without waiting until files are quiet, and when that began last.
-	restoreDue, restoreBegan time.Time
 
 	last        *Report // of the last sync; nil before the first and after this loop stopped being active
 	lastTouches int     // touches when that sync began
@@ -101,7 +99,7 @@ func (s *state) next(now time.Time) (work, time.Time) {
 		work
 		due time.Time
 	}{
-		{publishing, s.publishDue()}, {syncingConflist, earlier(s.conflistDue, s.restoreDue)}, {sync, s.syncDue()}, {resetting, s.resetDue},
+		{publishing, s.publishDue()}, {syncingConflist, s.conflistDue}, {sync, s.syncDue()}, {resetting, s.resetDue},
 	} {
 		switch {
 		case !s.running[w.work].IsZero(), w.work == sync && usesNode:
@@ -172,22 +170,13 @@ func (s *state) publishDue() time.Time {
 
 // begin makes this loop active: nothing is known, and everything due.
 func (s *state) begin() {
-	s.triggers.request, s.conflistDue, s.restoreDue, s.resetDue, s.resetRetry = true, never(), never(), never(), 0
+	s.triggers.request, s.conflistDue, s.resetDue, s.resetRetry = true, never(), never(), 0
 }
 
 // conflistSynced takes note of the conflist's state, which the next sync reports.
 func (s *state) conflistSynced(c conflist.Status) {
 	c.Inserted += s.conflist.Inserted
 	s.conflist, s.triggers.conflist, s.conflistDue = &c, true, earlier(s.conflistDue, c.Next)
-}
-
-// entryRestored is conflistSynced after the plugin entry alone was looked for.
-func (s *state) entryRestored(c conflist.Status) {
-	s.restoreDue = earlier(s.restoreDue, c.Next)
-	if c.Inserted > 0 {
-		c.Next = time.Time{} // restoreDue has it
-		s.conflistSynced(c)
-	}
 }
 
 // sourcesRead takes note of the sources. The conflist is synced after that: another program may write it as soon as it has
