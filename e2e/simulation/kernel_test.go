@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 

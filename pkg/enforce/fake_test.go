@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 

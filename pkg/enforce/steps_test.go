@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
-	"github.com/ip-masq/ip-masq-cni/e2e/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
