@@ -29,7 +29,36 @@ type Driver interface {
 	// Probe returns the choice, of a variant if one is given, that works on this host. Its errors
 	// wrap ErrUnusable and say what to install or to change, or ErrBusy.
 	Probe(ctx context.Context, variant string) (Choice, error)
+
+	Ruleset
 }
+
+// Ruleset is the nf_tables ruleset as a whole. One driver of a program has it, as the owned tables of the backend
+// nftables and the guard tables are read and written by one socket. The others embed NoRuleset.
+type Ruleset interface {
+	// GuardTables returns the guard tables.
+	GuardTables() (GuardTables, error)
+
+	// Generation returns the generation of the ruleset.
+	Generation() (Generation, error)
+
+	// HasKubeProxy reports whether kube-proxy runs in its mode nftables.
+	HasKubeProxy() bool
+}
+
+// NoRuleset is the Ruleset of a driver that has none.
+type NoRuleset struct{}
+
+var errNoRuleset = fmt.Errorf("nf_tables is not part of this program: %w", ErrUnusable)
+
+// GuardTables implements Ruleset.
+func (NoRuleset) GuardTables() (GuardTables, error) { return nil, errNoRuleset }
+
+// Generation implements Ruleset.
+func (NoRuleset) Generation() (Generation, error) { return Generation{}, errNoRuleset }
+
+// HasKubeProxy implements Ruleset.
+func (NoRuleset) HasKubeProxy() bool { return false }
 
 // Drivers are all backends, in the order in which auto prefers them.
 type Drivers []Driver
@@ -43,24 +72,26 @@ func (ds Drivers) Open(c Choice) (Backend, error) {
 	return d.Open(c)
 }
 
-// GuardTables returns the driver of the guard tables. The error wraps ErrUnusable.
+// GuardTables returns the guard tables. The error wraps ErrUnusable.
 func (ds Drivers) GuardTables() (GuardTables, error) {
 	for _, d := range ds {
-		if tables, is := d.(GuardTables); is {
-			return tables, nil
+		tables, err := d.GuardTables()
+		if !errors.Is(err, errNoRuleset) {
+			return tables, err
 		}
 	}
-	return nil, fmt.Errorf("guard tables are not part of this program: %w", ErrUnusable)
+	return nil, errNoRuleset
 }
 
 // Generation returns the generation of the nf_tables ruleset.
 func (ds Drivers) Generation() (Generation, error) {
 	for _, d := range ds {
-		if counter, is := d.(interface{ Generation() (Generation, error) }); is {
-			return counter.Generation()
+		generation, err := d.Generation()
+		if !errors.Is(err, errNoRuleset) {
+			return generation, err
 		}
 	}
-	return Generation{}, fmt.Errorf("nf_tables is not part of this program: %w", ErrUnusable)
+	return Generation{}, errNoRuleset
 }
 
 func (ds Drivers) named(b policy.Backend) (Driver, error) {
@@ -92,13 +123,7 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 			}
 		}
 	}
-	hasKubeProxy := func(d Driver) bool {
-		finder, is := d.(interface{ HasKubeProxy() bool })
-		return is && finder.HasKubeProxy()
-	}
-	if i := slices.IndexFunc(candidates, hasKubeProxy); i > 0 {
-		candidates = slices.Concat(candidates[i:i+1], candidates[:i], candidates[i+1:])
-	}
+	candidates = candidates.kubeProxysFirst()
 	var failures []error
 	for i, d := range candidates {
 		c, err := d.Probe(ctx, "")
@@ -113,6 +138,16 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		}
 	}
 	return Choice{}, errors.Join(failures...)
+}
+
+// kubeProxysFirst returns the drivers in an order in which that of kube-proxy's rules is the first.
+func (ds Drivers) kubeProxysFirst() Drivers {
+	for i, d := range ds {
+		if d.HasKubeProxy() {
+			return slices.Concat(ds[i:i+1], ds[:i], ds[i+1:])
+		}
+	}
+	return ds
 }
 
 // Duplicates returns every other choice in which a chain exists, by an agent or an earlier choice.

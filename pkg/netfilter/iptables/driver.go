@@ -16,6 +16,8 @@ import (
 
 // Driver detects and opens iptables on this host. It implements netfilter.Driver.
 type Driver struct {
+	netfilter.NoRuleset
+
 	programs *programs
 	nft      *nftReader
 }

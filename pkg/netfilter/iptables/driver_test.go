@@ -124,6 +124,7 @@ type works struct{ netfilter.Driver }
 
 func (works) FindChain(context.Context, string) ([]netfilter.Choice, error) { return nil, nil }
 func (works) Probe(context.Context, string) (netfilter.Choice, error)       { return netfilter.Choice{}, nil }
+func (works) HasKubeProxy() bool                                            { return false }
 
 // TestChooseBusy: a program that is busy says nothing about the host, so auto chooses no other backend.
 func TestChooseBusy(t *testing.T) {

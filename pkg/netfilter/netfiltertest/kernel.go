@@ -73,7 +73,9 @@ func (k *Kernel) Changed() {
 
 // Drivers returns both backends, of which nftables has the guard tables.
 func (k *Kernel) Drivers() netfilter.Drivers {
-	return netfilter.Drivers{&driver{k, IPTables, Legacy}, &tables{driver{k, NFTables, NFTables}}}
+	iptables := &driver{k: k, choice: IPTables, other: Legacy}
+	nft := &tables{driver{k: k, choice: NFTables, other: NFTables}}
+	return netfilter.Drivers{iptables, nft}
 }
 
 // Refs returns the chains of a backend in an order that is always the same.
@@ -97,6 +99,7 @@ func (k *Kernel) written(in netfilter.Choice, effect string, chains []string) {
 
 // driver implements netfilter.Driver for a backend in its variants.
 type driver struct {
+	netfilter.NoRuleset
 	k             *Kernel
 	choice, other netfilter.Choice
 }
@@ -333,10 +336,11 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, _ netfil
 	return cmp.Or(b.k.Before("ask for a write of "+b.c.String(), false), b.accepts(desired))
 }
 
-// tables implements netfilter.GuardTables, too.
+// tables is the driver with the ruleset: it implements netfilter.Ruleset and netfilter.GuardTables, too.
 type tables struct{ driver }
 
-// Generation returns that of the ruleset.
+func (d *tables) GuardTables() (netfilter.GuardTables, error) { return d, nil }
+
 func (d *tables) Generation() (netfilter.Generation, error) {
 	return d.k.Generation, d.k.Before("read the generation", false)
 }

@@ -35,7 +35,10 @@ func New() *Driver { return &Driver{module: "/sys/module/nf_tables"} }
 // that is about to exit need not call it.
 func (d *Driver) Close() error { return d.conn.Close() }
 
-// Generation returns the ruleset generation of nf_tables, which iptables-nft uses too.
+// GuardTables implements netfilter.Ruleset.
+func (d *Driver) GuardTables() (netfilter.GuardTables, error) { return d, nil }
+
+// Generation implements netfilter.Ruleset. Iptables-nft raises the generation, too.
 func (d *Driver) Generation() (netfilter.Generation, error) {
 	number, err := d.conn.Generation()
 	if err != nil {
@@ -73,12 +76,15 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 	return nil, nil
 }
 
-// HasKubeProxy reports whether kube-proxy runs in its mode nftables, with a table of its name.
+// HasKubeProxy implements netfilter.Ruleset: in its mode nftables kube-proxy has a table of its name.
 func (d *Driver) HasKubeProxy() bool {
-	return slices.ContainsFunc(policy.Families(), func(f policy.Family) bool {
+	for _, f := range policy.Families() {
 		_, err := d.conn.Table(netfilter.LinkOf(f), "kube-proxy")
-		return err == nil
-	})
+		if err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // Owned implements netfilter.Driver. It reads the rules of both tables without the sets.
