@@ -216,7 +216,7 @@ func (d *decoder) expression(e Expr) {
 		d.verdict(e)
 	case NAT:
 		d.nat(e)
-	case Dynset:
+	case Dynset, Range, MapLookup:
 		d.load(register{name: ExprName(e)}) // it may end the rule
 	case Counter:
 		d.Packets = e.Packets

@@ -23,6 +23,9 @@ const (
 	Reg3 Register = unix.NFT_REG_3
 )
 
+// VerdictRegister is the register that ends a rule.
+const VerdictRegister Register = unix.NFT_REG_VERDICT
+
 // VerdictCode is a verdict about a packet (NF_*, NFT_*).
 type VerdictCode int32
 
@@ -82,11 +85,25 @@ type (
 		Sreg Register
 	}
 
-	// Lookup ends the rule unless the register is in the set, or with Not. In a map it is Unknown.
+	// Range ends the rule unless the register is between two values, both included, or with NotEqual is not.
+	Range struct {
+		Op       CmpOp
+		Sreg     Register
+		From, To []byte
+	}
+
+	// Lookup ends the rule unless the register is in the set, or with Not.
 	Lookup struct {
 		Set  string
 		Sreg Register
 		Not  bool
+	}
+
+	// MapLookup loads the value that a map has for the register, and ends the rule if it has none. With the Dreg
+	// VerdictRegister it is a verdict map: the value is a verdict.
+	MapLookup struct {
+		Set        string
+		Sreg, Dreg Register
 	}
 
 	// FIB reads the routing tables. Flags are NFTA_FIB_F_*, Result is an NFT_FIB_RESULT_*.
@@ -180,7 +197,7 @@ const (
 	plain    = 1 << 9 // it is the bytes themselves, not an NFTA_DATA_VALUE
 )
 
-func kinds() [18]kind {
+func kinds() [20]kind {
 	return [...]kind{
 		{Cmp{}, "cmp", attrs{unix.NFTA_CMP_OP, unix.NFTA_CMP_SREG, unix.NFTA_CMP_DATA}},
 		{Payload{}, "payload", attrs{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET,
@@ -190,6 +207,8 @@ func kinds() [18]kind {
 		{Meta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_DREG}},
 		{SetMeta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_SREG}},
 		{Lookup{}, "lookup", attrs{unix.NFTA_LOOKUP_SET, unix.NFTA_LOOKUP_SREG, unix.NFTA_LOOKUP_FLAGS | optional}},
+		{MapLookup{}, "lookup", attrs{unix.NFTA_LOOKUP_SET, unix.NFTA_LOOKUP_SREG, unix.NFTA_LOOKUP_DREG}},
+		{Range{}, "range", attrs{unix.NFTA_RANGE_OP, unix.NFTA_RANGE_SREG, unix.NFTA_RANGE_FROM_DATA, unix.NFTA_RANGE_TO_DATA}},
 		{FIB{}, "fib", attrs{unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_RESULT, unix.NFTA_FIB_DREG}},
 		{Numgen{}, "numgen", attrs{unix.NFTA_NG_TYPE, unix.NFTA_NG_MODULUS, unix.NFTA_NG_OFFSET | optional, unix.NFTA_NG_DREG}},
 		{CT{}, "ct", attrs{unix.NFTA_CT_KEY, unix.NFTA_CT_DREG}},
@@ -264,6 +283,8 @@ func (k *kind) decode(data []byte) (Expr, bool) {
 		ok = ok && !t.has(unix.NFTA_CT_DIRECTION) // 0 is a direction
 	case Lookup:
 		ok = ok && !t.has(unix.NFTA_LOOKUP_DREG) // of a map; 0 is the register of a verdict
+	case Range:
+		ok = ok && (typed.Op == Equal || typed.Op == NotEqual) && len(typed.From) == len(typed.To)
 	case NAT:
 		if typed.AddrMin != 0 {
 			typed.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
