@@ -12,10 +12,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
-const (
-	entryFile = "/etc/ip-masq/entry.json"
-	ownFile   = confDir + "/05-ip-masq.conflist"
-)
+const entryFile = "/etc/ip-masq/entry.json"
 
 // managed is the network whose plugin entry the reconcilers manage, nil without one. The scenario states its policy in
 // entry_file, and the main CNI plugin writes the conflist without an entry.
@@ -30,7 +27,7 @@ func (w *world) managed() *network {
 func (w *world) manage(node *reconcile.Node, r *reconciler) {
 	m := &conflist.Manager{
 		Editor: conflist.Editor{
-			Dir: confDir, Network: w.managed().name, Own: w.scenario.own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
+			Dir: confDir, Network: w.managed().name, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
 			OwnRecordPath: node.Dir.OwnConflistPath(), Ask: w.node().CheckEntry, // Loop.CheckEntry waits for a mutex, which synctest does not know as waiting
 		},
 		ReadEntry: func() ([]byte, bool, error) {
@@ -84,10 +81,7 @@ func (w *world) conflistChanged() {
 		return
 	}
 	w.book.filesJudged = m.Writes
-	text, is := m.ReadFile(ownFile)
-	if !is {
-		text, _ = m.ReadFile(n.file())
-	}
+	text, _ := m.ReadFile(n.file())
 	now := n.versionIn(text)
 	if now != n.conf {
 		w.confChanged(n, now)
@@ -118,22 +112,12 @@ func (w *world) judgeConflist() {
 		return
 	}
 	main, is := w.machine.ReadFile(n.file())
-	own, isOwn := w.machine.ReadFile(ownFile)
 	stray := slices.DeleteFunc(w.machine.Names(confDir), func(name string) bool { return !strings.HasSuffix(name, ".tmp") })
-	if (is || isOwn) && len(stray) > 0 && w.counts["reboots"] == 0 { // the next write of a conflist removes what a boot left
+	if is && len(stray) > 0 && w.counts["reboots"] == 0 { // the next write of a conflist removes what a boot left
 		w.object("files are left beside the conflists: %v", stray)
-	}
-	if isOwn != (is && w.scenario.own) {
-		w.object("there is a conflist of ip-masq's own: %v; the main CNI plugin's is there: %v", isOwn, is)
 	}
 	if !is {
 		return
-	}
-	if isOwn {
-		if main != n.mainText("bridge") {
-			w.object("the main CNI plugin's conflist was changed: %s", main)
-		}
-		main = own
 	}
 	if n.conf != n.stated {
 		w.object("the conflist has %v, and entry_file states %v", n.conf, n.stated)

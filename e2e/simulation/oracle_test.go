@@ -657,7 +657,7 @@ func (w *world) quiet() {
 		}
 	}
 	for _, n := range w.networks {
-		if _, is := m.ReadFile(n.file()); is { // ip-masq's own conflist outlives it where no reconciler runs, and STATUS says so
+		if _, is := m.ReadFile(n.file()); is {
 			right(op{kind: "status", net: n.number, wait: true})
 		}
 	}

@@ -29,8 +29,8 @@ type scenario struct {
 	tables bool // the host has a program iptables
 	admin  bool // it has a plugin.toml
 
-	outputs     int  // one chain in so many has outputAddresses
-	manage, own bool // reconcilers manage the conflist of the first network; they have one of their own
+	outputs int  // one chain in so many has outputAddresses
+	manage  bool // reconcilers manage the conflist of the first network
 }
 
 // chainSpec is what the sources of one chain agree on, as keys of a plugin entry.
@@ -243,7 +243,7 @@ func newScenario(seed uint64) *scenario {
 		}
 	}
 	if more := rand.New(rand.NewPCG(seed, 4)); !s.admin && more.IntN(4) == 0 {
-		s.manage, s.own = true, more.IntN(2) == 0
+		s.manage = true
 	}
 	s.plan(r)
 	return s
@@ -419,7 +419,7 @@ func (s *scenario) plan(r *rand.Rand) {
 
 func (s *scenario) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v, entry_file %v (own conflist %v)\n", s.seed, s.tables, s.legacy, s.admin, s.manage, s.own)
+	fmt.Fprintf(&b, "seed %d, iptables %v (legacy %v), plugin.toml %v, entry_file %v\n", s.seed, s.tables, s.legacy, s.admin, s.manage)
 	for _, n := range s.nets {
 		for _, v := range n.versions {
 			stated := func(o *op) bool { return o.kind == "conflist" && o.net == n.number && o.version == v.number }

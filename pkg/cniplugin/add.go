@@ -42,7 +42,6 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 			}
 		}
 	}
-	n.Warn(n.staleConflist())
 	if resultErr != nil {
 		return withCode(types.ErrInvalidNetworkConfig, resultErr)
 	}
@@ -74,9 +73,6 @@ func (n *node) status(ctx context.Context, args *skel.CmdArgs) error {
 		if reading, err = n.Dir.Read(); err == nil {
 			_, err = n.ensure(ctx, reading, false, n.Dir.DryRun)
 		}
-	}
-	if stale := n.staleConflist(); err == nil && errors.Is(stale, config.ErrMainGone) {
-		err = stale
 	}
 	if err != nil { // containerd and the kubelet show this without a plugin's name
 		err = fmt.Errorf("%s: %w", config.PluginType, err)

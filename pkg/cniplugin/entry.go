@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -45,16 +44,6 @@ func (n *node) findNetconf() (config.Netconf, error) {
 			policy.Quote(n.network), strings.Join(policy.First(most, keys), ", "), policy.Printable(file), policy.Printable(n.pluginFile.Path)))
 	}
 	return conf, err
-}
-
-// staleConflist returns why ip-masq's own conflist, which has this network, is stale, or nil.
-func (n *node) staleConflist() error {
-	own := config.ReadOwnConflist(n.Dir.OwnConflistPath())
-	if own == nil || own.Network != n.network {
-		return nil
-	}
-	dir, _ := config.ReadConfDir(filepath.Dir(own.File)) // without the directory there is no conflist
-	return own.Stale(dir)
 }
 
 // rememberEntry records the entry that the conflist has because of plugin.toml: in this boot the runtime may go on with
