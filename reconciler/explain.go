@@ -292,7 +292,7 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 			c.text(a.out)
 		}
 	}
-	for _, f := range slices.Concat(state.Newer, state.Damaged) { // the chain may be another
+	for _, f := range state.Unreadable { // the chain may be another
 		warn(a, []error{f.Err})
 	}
 	if len(found) == 0 && err == nil {

@@ -146,7 +146,7 @@ func (n *node) ensure(
 // isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
 func (n *node) isStored(state store.State, own policy.Source) bool {
 	stored := state.Find(own.ID)
-	if n.isUnknown(state, own.ID) || stored == nil || stored.Superseded ||
+	if len(n.Dir.Lost(state, own.ID)) > 0 || stored == nil || stored.Superseded ||
 		!stored.Policy.Equal(own.Policy) || own.ConfDir != "" && own.ConfDir != stored.ConfDir {
 		return false
 	}
@@ -166,25 +166,12 @@ func (n *node) ownSource(state store.State, verified bool) (policy.Source, error
 	entry, err := n.entry()
 	agent := policy.SourceID{Kind: policy.AgentFiles}
 	isAgents := func(d store.FileError) bool { return d.File == n.Dir.DocumentPath(agent) }
-	if err == nil && entry.RequireAgentConfig && state.Find(agent) == nil && !slices.ContainsFunc(slices.Concat(state.Newer, state.Damaged), isAgents) {
+	if err == nil && entry.RequireAgentConfig && state.Find(agent) == nil && !slices.ContainsFunc(state.Unreadable, isAgents) {
 		err = withCode(types.ErrTryAgainLater, errors.New("requireAgentConfig: no policy of the agent files is stored yet; "+
 			"start ip-masq-reconciler with an agent_config_dir, or remove the key"))
 	}
 	own.Policy = entry.Policy
 	return own, err
-}
-
-// isUnknown reports whether documents of other sources cannot be read.
-func (n *node) isUnknown(s store.State, own policy.SourceID) bool {
-	return len(s.Newer) > 0 || slices.ContainsFunc(s.Damaged, func(d store.FileError) bool {
-		return n.Dir.IsDocument(d.File) && d.File != n.Dir.DocumentPath(own)
-	})
-}
-
-func (n *node) warnNewer(s store.State) {
-	for _, newer := range s.Newer {
-		n.Warn(newer.Err)
-	}
 }
 
 // loses reports whether the network's document is not in force because of a conflict.
@@ -196,7 +183,7 @@ func (n *node) loses(s *enforce.State) bool {
 
 // write makes a policy that of the network, and syncs the rules.
 func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
-	n.warnDamaged(state.Damaged)
+	n.warnUnreadable(state)
 	s, chain, err := n.apply(ctx, lock, state, own)
 	var unwritable *enforce.UnwritableError
 	if !errors.As(err, &unwritable) {
@@ -231,21 +218,13 @@ func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, o
 // apply applies a proposal with this policy for the network, and returns the chain of the one that is in force then. If
 // other documents cannot be read, nothing is verified: the ADD passes while the chain exists.
 func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (_ *enforce.State, chain string, err error) {
-	p := enforce.Proposal{Sources: state.Sources}
+	p := enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, own.ID)}
 	if err := p.Add(own, func() enforce.Conflists { return n.confDir() }, n.Warn); err != nil {
 		return nil, "", err
 	}
 	chain = p.Chain(own.ID)
-	if n.isUnknown(state, own.ID) {
-		p.Incomplete = true
-		exists := n.ObserveProposal(ctx, &p, state.Record).Exists(chain)
-		switch {
-		case exists && (len(state.Newer) > 0 || state.Find(own.ID) != nil):
-			n.warnNewer(state)
-			return nil, chain, nil
-		case len(state.Newer) > 0:
-			return nil, chain, withCode(codeRules, fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", chain, state.Newer[0].Err))
-		}
+	if len(p.Lost) > 0 && state.Find(own.ID) != nil && n.ObserveProposal(ctx, &p, state.Record).Exists(chain) {
+		return nil, chain, nil
 	}
 	if err := n.podErr(store.State{Sources: p.Sources, Record: state.Record}); err != nil {
 		return nil, chain, err

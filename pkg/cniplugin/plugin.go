@@ -171,9 +171,9 @@ func (p *Plugin) warn(err error) {
 	}
 }
 
-func (n *node) warnDamaged(damaged []store.FileError) {
-	for _, d := range damaged {
-		n.Warn(fmt.Errorf("damaged document: %w", d.Err))
+func (n *node) warnUnreadable(s store.State) {
+	for _, f := range s.Unreadable {
+		n.Warn(f.Err)
 	}
 }
 

@@ -69,9 +69,8 @@ func (n *node) repair(ctx context.Context) error {
 
 // repairable reports whether the documents are complete.
 func (n *node) repairable(s store.State) bool {
-	n.warnDamaged(s.Damaged)
-	n.warnNewer(s)
-	return len(s.Newer)+len(s.Damaged) == 0
+	n.warnUnreadable(s)
+	return len(s.Unreadable) == 0
 }
 
 // check compares every rule with the documents and writes nothing. It reports a difference only if
@@ -99,15 +98,14 @@ func (n *node) verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(state.Newer) > 0 {
-		n.warnNewer(state)
+	n.warnUnreadable(state)
+	if state.Newer() != nil {
 		return nil
 	}
-	n.warnDamaged(state.Damaged)
 	if state.Find(n.source()) == nil {
 		return errors.Join(n.checkDataDir(), fmt.Errorf("network %s has no document in %s that can be read", policy.Quote(n.network), n.Dir.Path()))
 	}
-	p := enforce.Proposal{Sources: state.Sources, Incomplete: n.isUnknown(state, n.source())}
+	p := enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, n.source())}
 	s := n.ObserveProposal(ctx, &p, state.Record)
 	for _, p := range s.Policies() {
 		var drift *enforce.DriftError

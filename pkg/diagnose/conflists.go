@@ -123,7 +123,7 @@ func conflistWithoutEntry(e *examination, f *Finding) {
 		return
 	}
 	f.Severity = SeverityProblem
-	if len(e.State.Sources)+len(e.State.Damaged)+len(e.State.Newer) == 0 {
+	if len(e.State.Sources)+len(e.State.Unreadable) == 0 {
 		f.add("no policy is in force: ip-masq masquerades nothing")
 	}
 }

@@ -284,7 +284,10 @@ func (w *world) apply(sources []policy.Source, incomplete bool) {
 			y := store.State{Sources: w.stored}.Find(x.ID)
 			return y != nil && reflect.DeepEqual(*y, x)
 		}
-		p := &Proposal{Sources: sources, Incomplete: incomplete, Changed: slices.DeleteFunc(slices.Clone(sources), isStored)}
+		p := &Proposal{Sources: sources, Changed: slices.DeleteFunc(slices.Clone(sources), isStored)}
+		if incomplete {
+			p.Lost = []store.FileError{{File: "lost", Err: errFault}}
+		}
 		s := w.ObserveProposal(context.Background(), p, w.rec)
 		if w.setTarget(s.Policies()); incomplete {
 			w.setTarget(nil)

@@ -208,13 +208,20 @@ func checkOwner(c netfilter.OwnedChain, us policy.Owner) error {
 
 // keepWhatExists makes desired what the kernel has, as some documents cannot be read: chains with rules stay as they are,
 // get a missing jump, and their guards stay. Chains that do not exist are desired as the readable documents have it,
-// and bind nothing, as it is not known what the others masquerade.
-func (s *State) keepWhatExists() {
+// and bind nothing, as it is not known what the others masquerade. They are not created without a document of a newer
+// version, if that is the reason: its network's ADDs pass and never write it again, and the chain would masquerade what it
+// exempts.
+func (s *State) keepWhatExists(newer error) {
 	s.unknown = true
 	exists := map[policy.ChainFamily]bool{}
 	for i := range s.Chains {
-		for _, kept := range s.Chains[i].keep() {
-			exists[kept] = true
+		c := &s.Chains[i]
+		kept := c.keep()
+		for _, k := range kept {
+			exists[k] = true
+		}
+		if newer != nil && len(kept) == 0 {
+			c.fail(fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", c.Policy.Chain, newer))
 		}
 	}
 	for i := range s.tables {

@@ -246,7 +246,7 @@ func TestUnreadableDocumentAndOwnTables(t *testing.T) {
 	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
 		c.Rules = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
 	})
-	p := &enforce.Proposal{Sources: []policy.Source{network("own", "A", backend(policy.NFTables))}, Incomplete: true}
+	p := &enforce.Proposal{Sources: []policy.Source{network("own", "A", backend(policy.NFTables))}, Lost: []store.FileError{{}}}
 	lock, release := f.lock()
 	defer release()
 	f.kernel.log, f.kernel.Chains[netfiltertest.Legacy][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = nil, policy.Chain{Family: policy.IPv4, Name: "A"}

@@ -276,7 +276,7 @@ func TestGuardOfAMissingJump(t *testing.T) {
 	own := network("own", "A", guard(policy.GuardDrop), func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} })
 	lock, release := f.lock()
 	defer release()
-	p := &enforce.Proposal{Sources: []policy.Source{own}, Incomplete: true}
+	p := &enforce.Proposal{Sources: []policy.Source{own}, Lost: []store.FileError{{}}}
 	_, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
 	must(t, err)
 	if g := f.kernel.Guards[0]; !slices.Equal(g.Scope.Interfaces, own.Policy.OutputInterfaces) {
@@ -295,7 +295,7 @@ func TestUnreadableChainBesideAnUnreadableDocument(t *testing.T) {
 		t.Helper()
 		lock, release := f.lock()
 		defer release()
-		p := &enforce.Proposal{Sources: []policy.Source{network("third", "C", backend(policy.IPTables)), own}, Incomplete: true}
+		p := &enforce.Proposal{Sources: []policy.Source{network("third", "C", backend(policy.IPTables)), own}, Lost: []store.FileError{{}}}
 		s, err := f.enforcer.Apply(t.Context(), lock, store.State{Sources: p.Sources, Record: f.record()}, p)
 		if must(t, err); s.Err("A") == nil {
 			t.Error("chain A was read")

@@ -29,9 +29,9 @@ type Conflists interface {
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
-	// Incomplete means that some documents cannot be read, so their sources are missing, and everything that exists
-	// stays.
-	Incomplete bool
+	// Lost are the documents that cannot be read and are not written again, so their sources are missing, and everything that
+	// exists stays.
+	Lost []store.FileError
 
 	policies []policy.Policy // merged from the sources, or nil
 }
@@ -253,8 +253,8 @@ func (e *Enforcer) ObserveProposal(ctx context.Context, p *Proposal, rec store.R
 	if len(s.Drift()) > 0 && !s.isRead() {
 		s = e.ObserveAgain(ctx, s) // the dump may have been torn
 	}
-	if p.Incomplete {
-		s.keepWhatExists()
+	if len(p.Lost) > 0 {
+		s.keepWhatExists(store.State{Unreadable: p.Lost}.Newer())
 	}
 	return s
 }

@@ -211,7 +211,7 @@ func TestBesideUnreadableDocument(t *testing.T) {
 			lock, release := f.lock()
 			defer release()
 			state := store.State{Sources: []policy.Source{c.stored}, Record: f.record()}
-			p := enforce.Proposal{Sources: state.Sources, Incomplete: true}
+			p := enforce.Proposal{Sources: state.Sources, Lost: []store.FileError{{}}}
 			must(t, p.Add(c.own, conflists, ignored))
 			for range 2 { // the second time nothing is left to do
 				f.kernel.log = nil

@@ -208,8 +208,8 @@ func (e *Enforcer) readDue(ctx context.Context) (s store.State, due []store.Rese
 		s, err = e.Dir.Load()
 		return err
 	})
-	if files := slices.Concat(s.Newer, s.Damaged); err == nil && len(files) > 0 { // what is masqueraded is not known
-		err = files[0].Err
+	if err == nil && len(s.Unreadable) > 0 { // what is masqueraded is not known
+		err = s.Unreadable[0].Err
 	}
 	if err == nil {
 		due, next = dueResets(e.currentBoot(s.Record))

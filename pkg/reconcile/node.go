@@ -172,7 +172,7 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilt
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
 	state, err := n.Dir.Load()
-	if err = cmp.Or(err, newer(state)); err != nil {
+	if err = cmp.Or(err, state.Newer()); err != nil {
 		return nil, err
 	}
 	chains := []string{policy.DefaultChain} // the agents' own; chains that no document names carry their owner

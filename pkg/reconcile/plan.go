@@ -27,32 +27,62 @@ func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) 
 	p := plan{Proposal: enforce.Proposal{Sources: kept}, says: Report{Dropped: dropped}}
 	n.proposeNetworks(src, &p)
 	n.proposeAgent(src, &p)
-	lost := n.unreadable(state, p.Changed)
-	if p.Incomplete = len(lost) > 0; p.Incomplete && len(dropped) > 0 {
+	lost := n.lost(state, p.Changed)
+	if len(lost) > 0 && len(dropped) > 0 {
 		return n.plan(state, src, nil)
 	}
-	for _, d := range state.Damaged {
-		if slices.Contains(lost, d) {
-			p.says.Lost = append(p.says.Lost, Problem{Reason: ReasonState, Err: fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains "+
-				"stay as they are until the next ADD of its network writes it again, or the document is removed", d.Err)})
+	if len(lost) > 0 {
+		p.Proposal = *n.stored(state, n.restorable(state, lost, p.Changed)...)
+	}
+	for _, f := range state.Unreadable {
+		if slices.Contains(lost, f) {
+			p.says.Lost = append(p.says.Lost, Problem{Reason: ReasonState, Err: whatStays(f)})
 		} else {
-			p.says.warn(FindingWarning{fmt.Errorf("damaged document: %w", d.Err), "damaged-document"})
+			p.says.warn(FindingWarning{f.Err, "damaged-document"})
 		}
 	}
 	return p
 }
 
-// unreadable returns the damaged documents of sources that these do not restore.
-func (n *Node) unreadable(state store.State, restored []policy.Source) []store.FileError {
-	return slices.DeleteFunc(slices.Clone(state.Damaged), func(d store.FileError) bool {
-		return !n.Dir.IsDocument(d.File) ||
-			slices.ContainsFunc(restored, func(c policy.Source) bool { return d.File == n.Dir.DocumentPath(c.ID) })
-	})
+// whatStays returns the error of a file that no source restores, with what it stops and until when.
+func whatStays(f store.FileError) error {
+	if f.IsNewer() {
+		return fmt.Errorf("%w, of the reconciler and the plugin: all chains stay as they are until then", f.Err)
+	}
+	return fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains stay as they are until the next ADD "+
+		"of its network writes it again, or the document is removed", f.Err)
+}
+
+// restorable returns the sources that are stored although some documents are lost: those without a document, and those whose
+// document is damaged. A new policy of the others would have no effect, as their chains stay as they are; it waits.
+func (n *Node) restorable(state store.State, lost []store.FileError, changed []policy.Source) []policy.Source {
+	isLost := map[string]bool{}
+	for _, f := range lost {
+		isLost[f.File] = true
+	}
+	var restorable []policy.Source
+	for _, c := range changed {
+		if state.Find(c.ID) == nil && !isLost[n.Dir.DocumentPath(c.ID)] {
+			restorable = append(restorable, c)
+		}
+	}
+	return restorable
+}
+
+// lost returns the unreadable files that storing these sources does not replace.
+func (n *Node) lost(state store.State, restored []policy.Source) []store.FileError {
+	var ids []policy.SourceID
+	for _, s := range restored {
+		ids = append(ids, s.ID)
+	}
+	return n.Dir.Lost(state, ids...)
 }
 
 // stored returns what is stored as a proposal, with sources added or replaced.
 func (n *Node) stored(state store.State, changed ...policy.Source) *enforce.Proposal {
-	return &enforce.Proposal{Sources: enforce.WithSources(state.Sources, changed...), Changed: changed, Incomplete: len(n.unreadable(state, changed)) > 0}
+	return &enforce.Proposal{
+		Sources: enforce.WithSources(state.Sources, changed...), Changed: changed, Lost: n.lost(state, changed),
+	}
 }
 
 func (s *Sources) conflists() enforce.Conflists { return s.ConfDir }

@@ -21,9 +21,7 @@ import (
 func (n *Node) addProblems(ctx context.Context, r *Report) {
 	n.addSourceProblems(r)
 	r.Problems = append(r.Problems, r.Lost...)
-	if err := newer(r.State); err != nil {
-		r.problem(ReasonState, err)
-	} else if r.OtherDataDir != nil {
+	if r.OtherDataDir != nil {
 		r.problem(ReasonState, r.OtherDataDir)
 	} else if r.Rules != nil {
 		n.addRuleProblems(ctx, r)
@@ -224,11 +222,4 @@ func (n *Node) otherDataDir(src *Sources, err error) *Report {
 	}
 	r.problem(ReasonState, err)
 	return r
-}
-
-func newer(s store.State) error {
-	if len(s.Newer) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w, of the reconciler and the plugin: nothing is repaired until then", s.Newer[0].Err)
 }

@@ -55,7 +55,7 @@ type Report struct {
 	Applied []policy.SourceID // sources whose policy the sync applied; Pending are the others that changed
 	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
 
-	Lost         []Problem // damaged documents that no source restores: the desired rules are unknown
+	Lost         []Problem // files that no source restores: the desired rules are unknown
 	OtherDataDir error     // why nothing may be written: the dataDir is not the node's
 
 	Conflist *conflist.Status // nil unless a loop syncs the conflist; Inserted is since the report before
@@ -90,10 +90,9 @@ func (r *Report) Summary() string {
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool { return r.Rules != nil && r.OtherDataDir == nil && r.Rules.Differs() }
 
-// Incomplete returns why the desired rules are unknown, or nil: a newer version wrote documents, or they are damaged and
-// no source restores them.
+// Incomplete returns why the desired rules are unknown, or nil: documents cannot be read, and no source restores them.
 func (r *Report) Incomplete() error {
-	errs := []error{newer(r.State)}
+	var errs []error
 	for _, p := range r.Lost {
 		errs = append(errs, p.Err)
 	}
@@ -107,7 +106,7 @@ func (r *Report) Obstacles() []Problem {
 
 // Unfinished reports whether a sync has something to write.
 func (r *Report) Unfinished() bool {
-	if newer(r.State) != nil || r.OtherDataDir != nil {
+	if r.OtherDataDir != nil {
 		return false
 	}
 	return len(r.Pending)+len(r.Dropped) > 0 || r.Rules != nil && !r.Rules.InSync()
@@ -129,7 +128,7 @@ func (r *Report) outstanding() string {
 		return ""
 	}
 	s := r.Rules
-	return fmt.Sprintln(s.Diff(), s.Stale, s.Duplicates, s.OtherDataDirs, r.Pending, r.Dropped, r.State.Damaged)
+	return fmt.Sprintln(s.Diff(), s.Stale, s.Duplicates, s.OtherDataDirs, r.Pending, r.Dropped, r.State.Unreadable)
 }
 
 // rulesFailed reports whether rules are not what the documents in force ask for.

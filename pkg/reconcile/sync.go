@@ -29,10 +29,6 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 	if r.OtherDataDir != nil {
 		r.Dropped = nil
 	}
-	if newer(r.State) != nil { // differences from a part of the documents mean nothing
-		r.Pending, r.Dropped = nil, nil
-		r.Rules.DiscardDiff()
-	}
 	n.addProblems(ctx, r)
 	return r
 }
@@ -104,7 +100,7 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 	}
 	defer func() { err = cmp.Or(err, lock.Release()) }()
 	state, err := n.Dir.Load()
-	if err := cmp.Or(err, newer(state)); err != nil {
+	if err := cmp.Or(err, state.Newer()); err != nil {
 		return err
 	}
 	p := enforce.Proposal{Sources: state.Sources}
@@ -137,7 +133,7 @@ func (n *Node) load(r *Report) bool {
 
 // observe observes once: a sync sees a difference twice, in its dry run and with the lock.
 func observe(ctx context.Context, e *enforce.Enforcer, p *enforce.Proposal, rec store.Record) *enforce.State {
-	if p.Incomplete {
+	if len(p.Lost) > 0 {
 		return e.ObserveProposal(ctx, p, rec)
 	}
 	return e.Observe(ctx, p.Sources, rec)
@@ -156,7 +152,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	r.Sources = n.reread(r.Sources) // an ADD may have stored the policy of a newer conflist meanwhile
 	e := n.Enforcer(r.Sources, r.warn)
 	r.OtherDataDir = n.checkDataDir(ctx, e, r.Sources)
-	if r.OtherDataDir != nil || !n.load(r) || newer(r.State) != nil { // addProblems reports it
+	if r.OtherDataDir != nil || !n.load(r) { // addProblems reports it
 		return
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))

@@ -327,9 +327,16 @@ func TestSyncWithOldSourcesRevertsNoADD(t *testing.T) {
 	}
 }
 
-// A document that is damaged and that no source makes again may be that of a
-// network with pods: all chains stay as they are until it is written again. One that is lost is created.
-func TestDamagedDocumentOfNobody(t *testing.T) {
+// A document that cannot be read and that no source makes again may be that of a network with pods: all chains stay as
+// they are until it can be read. One that is lost is created, unless a newer version wrote the document.
+func TestUnreadableDocumentOfNobody(t *testing.T) {
+	const lost = "no conflist or agent file says what it held"
+	t.Run("damaged", func(t *testing.T) { unreadableDocumentOfNobody(t, "{", false, lost) })
+	newer := fmt.Sprintf(`{"schema":%d}`, store.Schema()+1)
+	t.Run("newer", func(t *testing.T) { unreadableDocumentOfNobody(t, newer, true, "written by a newer version") })
+}
+
+func unreadableDocumentOfNobody(t *testing.T, unreadable string, isNewer bool, says string) {
 	f := newFixture(t)
 	other := func(exempt string) {
 		f.conflist("other", map[string]any{"masqChain": "OTHER", "nonMasqueradeCIDRs": []string{exempt}, "guard": "drop", "podCIDRs": []string{"10.7.0.0/16"}})
@@ -340,9 +347,9 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	must(t, os.Remove(path))
 	document := f.Dir.DocumentPath(policy.SourceID{Kind: policy.Network, Name: "podnet"})
 	text := assert.Must(os.ReadFile(document))(t)
-	f.file(document, string(text[:20]))
+	f.file(document, unreadable)
 	for range 2 {
-		f.wants(f.sync(), Failed, document, "no conflist or agent file says what it held")
+		f.wants(f.sync(), Failed, document, says)
 		f.exempts("10.1.0.0/16," + linkLocal)
 		if r := f.Check(t.Context()); r.Differs() || r.Ready() {
 			t.Errorf("check: differs %t, ready %t", r.Differs(), r.Ready())
@@ -356,11 +363,21 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	}
 	f.nft("delete", "table", "ip", "ip-masq-guard")
 	f.nft("flush", "chain", "ip", "ip-masq", "masq-OTHER")
-	if r := f.Check(t.Context()); !r.Differs() {
-		t.Error("check finds nothing")
-	}
-	if r := f.sync(); len(r.Drift) == 0 || r.Differs() {
-		t.Errorf("repaired %v; left are %v", r.Drift, r.Rules.Diff())
+	if isNewer {
+		f.wants(f.sync(), Failed, "chain OTHER does not exist, and is not created without all documents")
+		if rules := f.nft("list", "chain", "ip", "ip-masq", "masq-OTHER"); strings.Contains(rules, "masquerade") {
+			t.Errorf("created without all documents:\n%s", rules)
+		}
+		f.file(document, string(text))
+		f.wants(f.sync(), Repaired)
+		f.file(document, unreadable)
+	} else {
+		if r := f.Check(t.Context()); !r.Differs() {
+			t.Error("check finds nothing")
+		}
+		if r := f.sync(); len(r.Drift) == 0 || r.Differs() {
+			t.Errorf("repaired %v; left are %v", r.Drift, r.Rules.Diff())
+		}
 	}
 	has("guard-OTHER", true)
 	other("198.51.100.0/24")
@@ -368,6 +385,7 @@ func TestDamagedDocumentOfNobody(t *testing.T) {
 	has("198.51.100.0/24", false)
 	has("192.0.2.0/24", true)
 	f.exempts("10.1.0.0/16," + linkLocal)
+	f.file(document, string(text)) // what can be done about a newer one; the other is made again from the conflist
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	if r := f.right(); len(r.Drift) > 0 {
 		t.Errorf("what the document held is drift: %v", r.Drift)

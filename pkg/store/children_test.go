@@ -139,7 +139,7 @@ func onReadOnly(d *store.Dir) error {
 		return err
 	}
 	s, err := d.Load()
-	if err != nil || len(s.Sources) != 1 || len(s.Damaged) != 0 {
+	if err != nil || len(s.Sources) != 1 || len(s.Unreadable) != 0 {
 		return fmt.Errorf("load: %+v, %w", s, err)
 	}
 	instance, err := d.InstanceLock() // one reconciler is active here too
@@ -236,7 +236,7 @@ func alternate(d *store.Dir) error {
 	for err == nil && ctx.Err() == nil {
 		var s store.State
 		s, err = d.Load()
-		if err == nil && (len(s.Sources) == 0 || len(s.Damaged)+len(s.Newer) > 0) {
+		if err == nil && (len(s.Sources) == 0 || len(s.Unreadable) > 0) {
 			err = fmt.Errorf("loaded %+v", s)
 		}
 	}

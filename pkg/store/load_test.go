@@ -73,8 +73,8 @@ func TestTornAtEveryLength(t *testing.T) {
 		for n := range data {
 			ok(t, os.WriteFile(path, data[:n], 0o600))
 			s := load(t, d)
-			if len(s.Damaged) != 1 || s.Damaged[0].File != path || len(s.Newer) != 0 {
-				t.Fatalf("%s at %d bytes: damaged %v, newer %v", path, n, s.Damaged, s.Newer)
+			if len(s.Unreadable) != 1 || s.Unreadable[0].File != path || s.Newer() != nil {
+				t.Fatalf("%s at %d bytes: unreadable %v", path, n, s.Unreadable)
 			}
 			if path == record && !reflect.DeepEqual(s.Record, store.Record{}) {
 				t.Fatalf("at %d bytes: record %+v", n, s.Record)
@@ -84,8 +84,8 @@ func TestTornAtEveryLength(t *testing.T) {
 			}
 		}
 		ok(t, os.WriteFile(path, append(bytes.Clone(data), ' '), 0o600))
-		if s := load(t, d); len(s.Damaged) != 0 {
-			t.Errorf("white space at the end: %v", s.Damaged)
+		if s := load(t, d); len(s.Unreadable) != 0 {
+			t.Errorf("white space at the end: %v", s.Unreadable)
 		}
 		ok(t, os.WriteFile(path, data, 0o600))
 	}
@@ -133,16 +133,16 @@ func TestDamagedDocuments(t *testing.T) {
 			ok(t, os.WriteFile(file, []byte(c.data), 0o600))
 			s := load(t, d)
 			if c.want == "" {
-				if len(s.Sources) != 1 || len(s.Damaged) != 0 {
+				if len(s.Sources) != 1 || len(s.Unreadable) != 0 {
 					t.Fatalf("%+v", s)
 				}
 				return
 			}
-			if len(s.Damaged) != 1 || len(s.Sources)+len(s.Newer) != 0 {
+			if len(s.Unreadable) != 1 || len(s.Sources) != 0 || s.Newer() != nil {
 				t.Fatalf("%+v", s)
 			}
-			fails(t, s.Damaged[0].Err, "read document", file, c.want, "moved aside")
-			if n := len(s.Damaged[0].Err.Error()); n > 2048 {
+			fails(t, s.Unreadable[0].Err, "read document", file, c.want, "moved aside")
+			if n := len(s.Unreadable[0].Err.Error()); n > 2048 {
 				t.Errorf("the message has %d bytes", n)
 			}
 		})
@@ -161,10 +161,10 @@ func TestDocumentThatIsTooBig(t *testing.T) {
 	file := document(t, d, newSource("net"))
 	ok(t, os.Truncate(file, 256<<20+1))
 	s := load(t, d)
-	if len(s.Damaged) != 1 {
+	if len(s.Unreadable) != 1 {
 		t.Fatalf("%+v", s)
 	}
-	fails(t, s.Damaged[0].Err, file, "268435457 bytes", "remove it")
+	fails(t, s.Unreadable[0].Err, file, "268435457 bytes", "remove it")
 }
 
 func TestFilesThatAreNoDocuments(t *testing.T) {
@@ -178,7 +178,7 @@ func TestFilesThatAreNoDocuments(t *testing.T) {
 	data := assert.Must(os.ReadFile(file))(t)
 	copied := filepath.Join(sources, strings.Repeat("0", 64)+".json")
 	ok(t, os.WriteFile(copied, data, 0o600))
-	if s := load(t, d); len(s.Damaged) != 1 || s.Damaged[0].File != copied || len(s.Sources) != 1 {
+	if s := load(t, d); len(s.Unreadable) != 1 || s.Unreadable[0].File != copied || len(s.Sources) != 1 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -198,7 +198,7 @@ func TestTooManyOpenFilesDamageNothing(t *testing.T) {
 	ok(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 	s, err := d.Load()
 	ok(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if !errors.Is(err, unix.EMFILE) || len(s.Damaged) != 0 {
+	if !errors.Is(err, unix.EMFILE) || len(s.Unreadable) != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -35,9 +35,9 @@ func TestNewerDocumentsAreLeftAlone(t *testing.T) {
 			before := tree(t, d.Path())
 			s := load(t, d)
 			for i, path := range []string{file, record} {
-				fails(t, s.Newer[i].Err, "document "+path, fmt.Sprintf("it has schema %d and this program knows schemas up to %d", c.schema, store.Schema()))
+				fails(t, s.Unreadable[i].Err, "document "+path, fmt.Sprintf("it has schema %d and this program knows schemas up to %d", c.schema, store.Schema()))
 			}
-			same(t, s, store.State{Newer: []store.FileError{{File: file, Err: s.Newer[0].Err}, {File: record, Err: s.Newer[1].Err}}})
+			same(t, s, store.State{Unreadable: []store.FileError{{File: file, Err: s.Unreadable[0].Err}, {File: record, Err: s.Unreadable[1].Err}}})
 
 			l := lock(t, d)
 			ok(t, l.Tidy())
@@ -78,8 +78,8 @@ func TestOlderDocuments(t *testing.T) {
 	ok(t, l.PutRecord(aRecord()))
 	rewrite(other, `"policy"`, `"unknown"`)
 	s := load(t, d)
-	if len(s.Damaged) != 1 || len(s.Sources) != 1 {
+	if len(s.Unreadable) != 1 || len(s.Sources) != 1 {
 		t.Fatalf("%+v", s)
 	}
-	fails(t, s.Damaged[0].Err, other, "moved aside")
+	fails(t, s.Unreadable[0].Err, other, "moved aside")
 }

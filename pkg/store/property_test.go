@@ -44,7 +44,7 @@ func TestAnySourceIsLoadedAsItWasStored(t *testing.T) {
 			assert.NoError(rt, l.Put(c))
 		}
 		s := load(t, d)
-		if len(s.Sources) != len(want) || len(s.Damaged)+len(s.Newer) > 0 {
+		if len(s.Sources) != len(want) || len(s.Unreadable) > 0 {
 			rt.Fatalf("%+v", s)
 		}
 		for _, c := range s.Sources {

@@ -20,14 +20,44 @@ import (
 type State struct {
 	Sources []policy.Source // sorted
 	Record  Record          // zero if there is no usable one
-	Newer   []FileError     // files that a newer version wrote, which stay (ErrNewer), the record included
-	Damaged []FileError     // files that cannot be used, the record included
+	// Unreadable are the files that cannot be used, the record included. What they ask for is not known, so what exists
+	// stays.
+	Unreadable []FileError
 }
 
-// FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer.
+// FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer (ErrNewer).
 type FileError struct {
 	File string // its path
 	Err  error  // names the path, the fault and the remedy
+}
+
+// IsNewer reports whether a newer version wrote the file. Such a file stays; any other is replaced by the next write.
+func (e FileError) IsNewer() bool { return errors.Is(e.Err, ErrNewer) }
+
+// Newer returns the error of the first file that a newer version wrote, or nil.
+func (s State) Newer() error {
+	for _, f := range s.Unreadable {
+		if f.IsNewer() {
+			return f.Err
+		}
+	}
+	return nil
+}
+
+// Lost returns the unreadable files that no write replaces while these sources are stored. The record and pods.json are
+// not among them if they are damaged: they are made again from what is in the kernel and in the records of pods.
+func (d *Dir) Lost(s State, stored ...policy.SourceID) []FileError {
+	isStored := map[string]bool{}
+	for _, id := range stored {
+		isStored[d.DocumentPath(id)] = true
+	}
+	var lost []FileError
+	for _, f := range s.Unreadable {
+		if f.IsNewer() || d.IsDocument(f.File) && !isStored[f.File] {
+			lost = append(lost, f)
+		}
+	}
+	return lost
 }
 
 // Find returns the source, or nil.
@@ -194,12 +224,12 @@ func (s *State) add(f file) {
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrNewer):
-		s.Newer = append(s.Newer, FileError{f.path, fmt.Errorf("document %s: %w", shown(f.path), err)})
+		s.Unreadable = append(s.Unreadable, FileError{f.path, fmt.Errorf("document %s: %w", shown(f.path), err)})
 	default:
 		if f.err == nil {
 			err = fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source", readDocument, shown(f.path), bounded(err))
 		}
-		s.Damaged = append(s.Damaged, FileError{f.path, err})
+		s.Unreadable = append(s.Unreadable, FileError{f.path, err})
 	}
 }
 

@@ -125,12 +125,12 @@ func TestUntrustedDocumentsAreDamaged(t *testing.T) {
 			ok(t, c.spoil(record))
 			var s store.State
 			ok(t, inTime(t, func() (err error) { s, err = d.Load(); return err }))
-			if len(s.Damaged) != 2 || len(s.Sources) != 1 || len(s.Newer) != 0 || len(s.Record.Chains) != 0 {
+			if len(s.Unreadable) != 2 || len(s.Sources) != 1 || s.Newer() != nil || len(s.Record.Chains) != 0 {
 				t.Fatalf("%+v", s)
 			}
 			for i, path := range []string{file, record} {
-				same(t, s.Damaged[i].File, path)
-				refused(t, s.Damaged[i].Err, path, c.want)
+				same(t, s.Unreadable[i].File, path)
+				refused(t, s.Unreadable[i].Err, path, c.want)
 			}
 			store1(t, l, newSource("net"))
 			ok(t, inTime(t, func() error { return l.PutRecord(aRecord()) }))

@@ -106,7 +106,7 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 	if err == nil && before != nil {
 		before(temp, now)
 	}
-	if err == nil && len(now.Damaged) > 0 {
+	if err == nil && len(now.Unreadable) > 0 {
 		err = f.keepDamaged(name)
 	}
 	if err == nil {

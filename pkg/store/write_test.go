@@ -94,7 +94,7 @@ func TestRecordThatCannotBeOurs(t *testing.T) {
 	text := fmt.Sprintf(`{"schema":%d,"chains":[{"chain":"POSTROUTING","family":"ipv4","backend":"nftables"}]}`, store.Schema())
 	ok(t, os.WriteFile(d.Path()+"/record.json", []byte(text), 0o600))
 	s := load(t, d)
-	if len(s.Damaged) != 1 || len(s.Record.Chains) != 0 {
+	if len(s.Unreadable) != 1 || len(s.Record.Chains) != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -123,7 +123,7 @@ func TestDamagedDocumentsAreMovedAside(t *testing.T) {
 			ok(t, os.WriteFile(path, []byte(text), 0o600))
 		}
 		s := load(t, d)
-		same(t, len(s.Damaged), 2)
+		same(t, len(s.Unreadable), 2)
 		ok(t, l.Tidy())
 		ok(t, errors.Join(l.Asking().Put(newSource("net")), l.Asking().PutRecord(aRecord())))
 		for _, path := range []string{file, record} {
@@ -204,7 +204,7 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 	ok(t, os.WriteFile(d.DocumentPath(network("net")), nil, 0o600)) // as a program writes it that knows nothing of that
 	lock(t, d)
 	same(t, len(sourceFiles(t, d)), 1)
-	same(t, len(load(t, d).Damaged), 1)
+	same(t, len(load(t, d).Unreadable), 1)
 }
 
 func fileOf(t *testing.T, d *store.Dir, name string) string {
