@@ -10,7 +10,9 @@ TESTFLAGS ?= $(if $(CI),-v)
 # What the tests run beside the binaries of this project. Packages, not programs: see tools/debian-packages.
 PACKAGES := iptables nftables conntrack iproute2
 
-BUILD       := go build -ldflags "-s -w -X main.version=$(VERSION)"
+# The plugin takes its version from package buildversion, as the reference plugins do.
+STAMP       := -X main.version=$(VERSION) -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$(VERSION)
+BUILD       := go build -ldflags "-s -w $(STAMP)"
 CNI_TOOLS   := bin/cni/.built
 DEPLOY_TOOLS = bin/deploy/.built
 LINTERS     := bin/lint/.built
@@ -160,7 +162,7 @@ promtool: ## promtool checks the alerts
 		IPMASQ_PROMTOOL_DIR=$$promtool go -C tools/deploy test -tags promtool -count=1 -run '^TestPromtool$$' ./alerts
 
 man: ## manual pages and completions in bin/man and bin/completions
-	SOURCE_DATE_EPOCH=$(COMMIT_TIME) go run -tags man -ldflags "-X main.version=$(VERSION)" ./reconciler bin
+	SOURCE_DATE_EPOCH=$(COMMIT_TIME) go run -tags man -ldflags "$(STAMP)" ./reconciler bin
 
 comma := ,
 release: PACKAGES := minisign

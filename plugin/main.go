@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cniversion "github.com/containernetworking/cni/pkg/version"
+	"github.com/containernetworking/plugins/pkg/utils/buildversion"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/cniplugin"
@@ -24,10 +25,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
 )
 
-// version is stamped by the linker.
-var version = unstamped
-
-const unstamped = "unknown"
+// unstamped is the version of a build without one, as package buildversion has it.
+const unstamped = "version unknown"
 
 func main() {
 	// The process is short-lived: most ADDs end before the first collection, at 32 MiB.
@@ -44,10 +43,10 @@ func main() {
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,
 	}
-	if version != unstamped {
-		p.Version = version
+	if buildversion.BuildVersion != unstamped {
+		p.Version = buildversion.BuildVersion
 	}
-	skel.PluginMainFuncs(p.Funcs(), cniversion.All, "ip-masq "+version+": masquerades pod traffic, as a chained CNI plugin that container runtimes run; ip-masq-reconciler has the commands")
+	skel.PluginMainFuncs(p.Funcs(), cniversion.All, buildversion.BuildString(config.PluginType))
 }
 
 // program identifies this build: by its version and, as two builds can have the same, by the
@@ -57,5 +56,5 @@ func program() string {
 	if err := unix.Stat("/proc/self/exe", &st); err != nil {
 		return ""
 	}
-	return fmt.Sprint(version, " ", st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
+	return fmt.Sprint(buildversion.BuildVersion, " ", st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
 }

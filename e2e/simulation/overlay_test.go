@@ -23,16 +23,18 @@ var simulated = []string{
 // packages are those whose functions package system has, by the names that files use: the import, the prefix of the names in
 // package system, and what uses the import when all functions are replaced.
 var packages = map[string]struct{ path, prefix, use string }{
-	"os":   {`"os"`, "", "var _ os.FileMode"},
-	"unix": {`"golang.org/x/sys/unix"`, "Unix", "const _ = unix.O_RDONLY"},
-	"rand": {`"math/rand/v2"`, "Rand", "var _ rand.Rand"},
+	"os":     {`"os"`, "", "var _ os.FileMode"},
+	"unix":   {`"golang.org/x/sys/unix"`, "Unix", "const _ = unix.O_RDONLY"},
+	"rand":   {`"math/rand/v2"`, "Rand", "var _ rand.Rand"},
+	"ns":     {`"github.com/containernetworking/plugins/pkg/ns"`, "Ns", "var _ ns.NetNS"},
+	"sysctl": {`"github.com/containernetworking/plugins/pkg/utils/sysctl"`, "Sysctl", "var _ = sysctl.Sysctl"},
 }
 
 // harmless are functions without an effect on the machine, and conversions.
 var harmless = []string{"unix.Errno", "unix.NsecToTimespec"}
 
 var (
-	selected = regexp.MustCompile(`\b(os|unix|rand)\.([A-Z]\w*)(\(?)`)
+	selected = regexp.MustCompile(`\b(os|unix|rand|ns|sysctl)\.([A-Z]\w*)(\(?)`)
 	declared = regexp.MustCompile(`(?m)^(?:func|type) ([A-Z]\w*)`)
 	clause   = regexp.MustCompile(`(?m)^package \w+$`)
 )

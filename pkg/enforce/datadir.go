@@ -6,9 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -56,11 +57,11 @@ func otherDataDir(c netfilter.OwnedChain, dataDir string) error {
 }
 
 // checkFirstWrite is CheckDataDir before the first chains of a dataDir are written. The caller
-// closes the file after that write: it locks the network namespace against the first writes of
+// closes the namespace, if there is one, after that write: it locks the network namespace against the first writes of
 // other dataDirs, whose own locks are in other directories. Any user can hold this lock, so it is
 // not waited for without end.
-func (e *Enforcer) checkFirstWrite(ctx context.Context) (*os.File, error) {
-	namespace, err := os.Open("/proc/thread-self/ns/net")
+func (e *Enforcer) checkFirstWrite(ctx context.Context) (ns.NetNS, error) {
+	namespace, err := ns.GetCurrentNS()
 	if err == nil {
 		wait, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err = safefile.Flock(wait, namespace)

@@ -51,7 +51,9 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 		do, s.asked = do.asking(), true
 	} else if len(s.record.Chains) == 0 {
 		namespace, err := e.checkFirstWrite(ctx)
-		defer func() { _ = namespace.Close() }()
+		if namespace != nil {
+			defer func() { _ = namespace.Close() }()
+		}
 		if err != nil {
 			for i := range s.Chains {
 				s.Chains[i].fail(err)

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/containernetworking/plugins/pkg/utils/sysctl"
+
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -129,7 +131,8 @@ type Backend interface {
 
 // HowToLoad returns the remedy for missing kernel modules, whose names are separated by spaces.
 func HowToLoad(modules string) string {
-	if text, err := os.ReadFile("/proc/sys/kernel/modules_disabled"); err == nil && strings.TrimSpace(string(text)) == "1" {
+	disabled, err := sysctl.Sysctl("kernel/modules_disabled")
+	if err == nil && disabled == "1" {
 		return "kernel.modules_disabled forbids to load modules: name " + modules + " in a file of /etc/modules-load.d and reboot the node"
 	}
 	if strings.Contains(modules, " ") {

@@ -23,6 +23,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/plugins/pkg/ns"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -154,11 +155,12 @@ func ReadCached(path string) (Cached, error) {
 	return c, err
 }
 
-// exists reports whether a network namespace exists. An image may lack the symlink from /var/run to /run.
+// exists reports whether a path is that of a network namespace. A file of an earlier boot is none. An image may lack the
+// symlink from /var/run to /run.
 func exists(netNS string) bool {
-	_, err := os.Stat(netNS)
+	err := ns.IsNSorErr(netNS)
 	if rest, below := strings.CutPrefix(netNS, "/var/run/"); err != nil && below {
-		_, err = os.Stat("/run/" + rest)
+		err = ns.IsNSorErr("/run/" + rest)
 	}
 	return err == nil
 }

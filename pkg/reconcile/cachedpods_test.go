@@ -26,7 +26,7 @@ func newCache(t *testing.T) cache {
 	c := cache{fixture: newFixture(t)}
 	c.dir, c.netNS = filepath.Join(c.fixture.dir, "results"), filepath.Join(c.fixture.dir, "ns")
 	must(t, os.Mkdir(c.dir, 0o700))
-	c.file(c.netNS, "")
+	must(t, os.Symlink("/proc/self/ns/net", c.netNS))
 	c.CacheDir = c.dir
 	return c
 }

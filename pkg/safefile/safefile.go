@@ -93,8 +93,8 @@ func (d *Dir) takeLock(ctx context.Context) error {
 	}
 }
 
-// Flock polls for the lock of an open file until ctx ends. The error is then the cause of ctx.
-func Flock(ctx context.Context, file *os.File) error {
+// Flock polls for the lock of an open file, or of an open namespace, until ctx ends. The error is then the cause of ctx.
+func Flock(ctx context.Context, file interface{ Fd() uintptr }) error {
 	const first, longest = time.Millisecond, 20 * time.Millisecond
 	for pause := first; ; pause = min(2*pause, longest) {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/utils/sysctl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -116,18 +117,10 @@ func (d *Dir) Boot() string {
 
 // kernelBoot reads the random UUID of the boot (random(4)). It is the same in every container of a node.
 func kernelBoot() (string, error) {
-	const file = "/proc/sys/kernel/random/boot_id"
-	// os.ReadFile would start the runtime's poller for this one read.
-	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	buf, n := make([]byte, 100), 0
-	if err == nil {
-		n, err = unix.Read(fd, buf)
-		err = errors.Join(err, unix.Close(fd))
-	}
+	id, err := sysctl.Sysctl("kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("read the boot id from %s: %w; mount /proc", file, err)
+		return "", fmt.Errorf("read the boot id: %w; mount /proc", err)
 	}
-	id := strings.TrimSpace(string(buf[:n]))
 	return id, checkBoot(id)
 }
 

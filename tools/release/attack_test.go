@@ -46,7 +46,7 @@ func TestVersionOfTag(t *testing.T) {
 	c.Env = append(os.Environ(), "MAKEFLAGS=", "VERSION=")
 	c.Env = slices.DeleteFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, "VERSION=") })
 	out, err := c.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), `-X main.version=v0.1.1touchIFSPWNtouchIFSPWN" -o`) {
+	if err != nil || !strings.Contains(string(out), `.BuildVersion=v0.1.1touchIFSPWNtouchIFSPWN" -o`) {
 		t.Errorf("make build: %v\n%s", err, out)
 	}
 }

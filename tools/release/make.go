@@ -181,8 +181,11 @@ func (r *release) outputWith(ctx context.Context, env []string, name string, arg
 	return strings.TrimSpace(string(out)), nil
 }
 
+// flags are those of `make build`. The plugin takes its version from package buildversion, the reconciler from main.
 func (r *release) flags() []string {
-	return []string{"-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=" + r.version}
+	const plugins = "github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion"
+	stamp := fmt.Sprintf("-X main.version=%s -X %s=%s", r.version, plugins, r.version)
+	return []string{"-trimpath", "-buildvcs=false", "-ldflags", "-s -w " + stamp}
 }
 
 // build builds the programs, as `make build` does.

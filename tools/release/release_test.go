@@ -50,7 +50,7 @@ func TestPluginCarriesItsVersion(t *testing.T) {
 	if err != nil {
 		t.Fatalf("run ip-masq: %v; run `make build` first\n%s", err, about)
 	}
-	if !bytes.HasPrefix(about, []byte("ip-masq ")) || bytes.HasPrefix(about, []byte("ip-masq unknown")) {
+	if !bytes.HasPrefix(about, []byte("CNI ip-masq plugin ")) || bytes.HasPrefix(about, []byte("CNI ip-masq plugin version unknown")) {
 		t.Errorf("ip-masq without CNI_COMMAND says %q; want its name and the version that `make build` stamps", about)
 	}
 }

@@ -11,10 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing/fstest"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 )
 
@@ -537,3 +539,25 @@ func UnixClockGettime(_ int32, t *unix.Timespec) error {
 
 // UnixSyscall is that of package unix. It does nothing.
 func UnixSyscall(_, _, _, _ uintptr) (uintptr, uintptr, unix.Errno) { return 0, 0, 0 }
+
+// SysctlSysctl reads a file below /proc/sys.
+func SysctlSysctl(name string, _ ...string) (string, error) {
+	data, err := ReadFile(filepath.Join("/proc/sys", name))
+	return strings.TrimSuffix(string(data), "\n"), err
+}
+
+// NsGetCurrentNS opens the only network namespace of the node.
+func NsGetCurrentNS() (ns.NetNS, error) {
+	file, err := Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	return namespace{file}, nil
+}
+
+// namespace is a network namespace that no process enters.
+type namespace struct{ *File }
+
+func (n namespace) Path() string                  { return n.Name() }
+func (n namespace) Set() error                    { return unix.ENOTSUP }
+func (n namespace) Do(func(ns.NetNS) error) error { return unix.ENOTSUP }

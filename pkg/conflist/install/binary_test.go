@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // plugin is a program that answers as the plugin of that version.
-func plugin(version string) string { return saying("ip-masq " + version + ": masquerades") }
+func plugin(version string) string { return saying("CNI ip-masq plugin " + version) }
 
 func saying(about string) string { return "#!/bin/sh\necho '" + about + "' >&2\n" }
 

@@ -332,7 +332,7 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 	c.WaitDelay = time.Second // for the output of programs that it left running
 	output, err := c.CombinedOutput()
 	text := string(bytes.TrimSpace(output))
-	found := regexp.MustCompile(`^ip-masq (\S{1,64}): `).FindStringSubmatch(text)
+	found := regexp.MustCompile(`(?m)^CNI ip-masq plugin (version unknown|\S{1,64})$`).FindStringSubmatch(text)
 	switch {
 	case err == nil && found != nil:
 		return found[1], nil

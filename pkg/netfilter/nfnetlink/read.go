@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/utils/sysctl"
 	"golang.org/x/sys/unix"
 )
 
@@ -128,13 +129,16 @@ func (c *Conn) Generation() (uint32, error) {
 // Before Linux 5.14 it is 0 in the initial namespace and an error in others: inode numbers recur.
 func (c *Conn) Namespace() (uint64, error) {
 	// This sysctl exists in the initial network namespace only (net_core_table in sysctl_net_core.c).
-	const initialOnly = "/proc/sys/net/core/dev_weight"
+	const initialOnly = "net/core/dev_weight"
 	if err := c.open(); err != nil {
 		return 0, err
 	}
 	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if errors.Is(err, unix.ENOPROTOOPT) && unix.Access(initialOnly, unix.F_OK) == nil {
-		return 0, nil
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		_, isOther := sysctl.Sysctl(initialOnly)
+		if isOther == nil {
+			return 0, nil
+		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)
