@@ -100,7 +100,7 @@ func TestElementsThatExpire(t *testing.T) {
 	pods, conf := onlyPod(n.pod(t, "podnet")), n.conf(t, "podnet", keys)
 	for i, family := range families() {
 		n.feed(t, strings.NewReplacer("FAM", family[1], "TYPE", []string{"ipv4_addr", "ipv6_addr"}[i],
-			"ELEMENTS", []string{"10.0.0.0/8, 169.254.0.0/16", "fd00::/8, fe80::/10"}[i]).Replace(
+			"ELEMENTS", []string{"10.0.0.0/8, 169.254.0.0/16, 224.0.0.0/4, 255.255.255.255", "fd00::/8, fe80::/10, ff00::/8"}[i]).Replace(
 			`add set FAM ip-masq exempt-IP-MASQ-AGENT.2 { type TYPE; flags interval, timeout; timeout 1s; elements = { ELEMENTS } }
 			flush chain FAM ip-masq masq-IP-MASQ-AGENT
 			add rule FAM ip-masq masq-IP-MASQ-AGENT FAM daddr @exempt-IP-MASQ-AGENT.2 counter return

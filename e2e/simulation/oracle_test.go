@@ -79,6 +79,10 @@ func decide(versions []*version, addresses []policy.NodeAddress, space string, s
 			}
 		}
 		consider(linkLocal, false)
+		ofNetwork := func(o *version) bool { return of(o) && !o.net.agent }
+		if slices.ContainsFunc(versions, ofNetwork) {
+			consider(multicast, false)
+		}
 		exemptPod, guards := false, v.Scope != nil
 		for _, o := range versions {
 			if of(o) {

@@ -135,9 +135,10 @@ var (
 	exceptions = prefixList("10.20.0.0/16 192.0.2.0/24 10.20.30.64/26 fd00:1:2::/48")
 	refusable  = netip.MustParsePrefix("198.18.0.0/15")
 	linkLocal  = prefixList("169.254.0.0/16 fe80::/10")
+	multicast  = prefixList("224.0.0.0/4 255.255.255.255/32 ff00::/8")
 	// destinations has an address for each case of the longest prefix. Those of versions come on top.
 	destinations = list(netip.MustParseAddr, "8.8.8.8 10.1.1.1 10.20.1.1 10.20.30.1 10.20.30.65 192.0.2.1 192.0.2.129 172.16.0.1 192.168.1.1 "+
-		"169.254.1.1 198.18.0.1 2001:db8:1::1 fd00:1:1::1 fd00:1:2::1 2001:db8:8::1")
+		"169.254.1.1 239.1.1.1 255.255.255.255 198.18.0.1 2001:db8:1::1 fd00:1:1::1 fd00:1:2::1 2001:db8:8::1 ff0e::1")
 	spaces = []string{"", "system", "web"}
 	// nodeAddresses are those of the node: the first of each family is what MASQUERADE takes, the others come and go.
 	nodeAddresses = []policy.NodeAddress{

@@ -463,6 +463,8 @@ func (o Origin) text() string {
 		text += fmt.Sprintf("[%d]", *o.Index)
 	}
 	switch {
+	case o.Kind == policy.BuiltIn && o.Key == "":
+		return o.Source
 	case o.Kind == policy.BuiltIn:
 		return text + ", " + o.Source
 	case o.File != "":

@@ -58,6 +58,7 @@ func TestOrigins(t *testing.T) {
 		"172.20.1.1":  `"A" ipv4 exempt | 172.20.0.0/16 | nonMasqueradeCIDRs[0] by the agent files in /etc/config/ip-masq-agent | kernel true | to 172.20.0.0/16 return`,
 		"172.21.1.1":  `"A" ipv4 exempt | 172.21.0.0/16 | nonMasqueradeCIDRs[3] by the agent files in /etc/config/ip-masq-more | kernel true | to 172.21.0.0/16 return`,
 		"169.254.1.1": `"A" ipv4 exempt | 169.254.0.0/16 | masqLinkLocal by built in | kernel true | to 169.254.0.0/16 return`,
+		"239.1.1.1":   `"A" ipv4 exempt | 224.0.0.0/4 |  by built in | kernel true | to 224.0.0.0/4 return`,
 		"2001:db8::1": `"A" ipv6 out-of-scope | - | enableIPv6 by built in | kernel true | `,
 	} {
 		assert.Equal(t, fmt.Sprintf("to %s", dst), line(n.to(dst)), want)
@@ -96,10 +97,10 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Jumps = nil })
 		}, "10.1.1.1", true, "", "missing jump", ""},
 		{"a deleted rule", func(n *node) {
-			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = c.Rules[2:] })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = c.Rules[4:] })
 		}, "10.1.1.1", false, "masquerade random-fully", "missing rule: to 10.0.0.0/8 return", ""},
 		{"a wrong order", func(n *node) {
-			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules[1], c.Rules[3] = c.Rules[3], c.Rules[1] })
+			n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules[3], c.Rules[5] = c.Rules[5], c.Rules[3] })
 		}, "10.1.1.1", false, "masquerade random-fully", "out of order", ""},
 		{"a chain that is gone", func(n *node) {
 			g := n.in(inIPTables)

@@ -29,7 +29,7 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		return n
 	}
 	drifted := sound()
-	drifted.tamper(policy.IPv4, "IP-MASQ-AGENT", func(c *policy.Chain) { c.Rules = c.Rules[3:] })
+	drifted.tamper(policy.IPv4, "IP-MASQ-AGENT", func(c *policy.Chain) { c.Rules = c.Rules[5:] })
 	emptied := newNode(network("podnet", "A", exempting("10.0.0.0/16", "10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16",
 		"10.5.0.0/16", "10.6.0.0/16", "10.7.0.0/16", "10.8.0.0/16")))
 	emptied.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
@@ -82,6 +82,7 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		"by-agent-files":   ask(sound(), "172.20.1.1", "", ""),
 		"built-in":         ask(sound(), "169.254.169.254", "", ""),
 		"out-of-scope":     ask(sound(), "8.8.8.8", "192.0.2.7", ""),
+		"multicast":        ask(sound(), "239.1.1.1", "10.244.0.2", ""),
 		"drifted":          ask(drifted, "192.168.7.7", "", ""),
 		"emptied":          ask(emptied, "8.8.8.8", "", ""),
 		"both-masquerade":  ask(newNode(network("a", "A"), network("b", "B", fromOnly("10.9.0.0/16"))), "8.8.8.8", "10.9.0.2", ""),

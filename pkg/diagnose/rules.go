@@ -88,7 +88,8 @@ func exemptMasqueradedBy(s *enforce.State, r thirdparty.Rule, p policy.Policy) (
 	}
 	masqueraded := exempt.Intersect(r.Destinations(from))
 	for _, e := range p.Destinations {
-		if e.Action == policy.ActionExempt && touches(masqueraded, e.Prefix) {
+		// Multicast is not routed: a rule for it alone would be a finding on every node with a rule such as kindnet's.
+		if e.Action == policy.ActionExempt && e.HasKey() && touches(masqueraded, e.Prefix) {
 			found = append(found, e.Prefix.String())
 		}
 	}
@@ -310,8 +311,8 @@ func (e *examination) caught(f *Finding, what string, read func(policy.Guard) ([
 		}
 		rules, err := read(g)
 		e.noteAs("read the rules before "+what, err)
-		multicast := map[policy.Family]string{policy.IPv4: "224.0.0.0/4", policy.IPv6: "ff00::/8"}[g.Family] // which no guard catches
-		masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt).Without(policy.RangesOf(netip.MustParsePrefix(multicast)))
+		multicast := policy.RangesOf(g.Family.Multicast()...) // which no guard catches
+		masqueraded := policy.RangesOf(g.Family.All()).Without(g.Exempt).Without(multicast)
 		for _, r := range rules {
 			outOfScope := len(g.Scope.Interfaces) > 0 && !slices.ContainsFunc(g.Scope.Interfaces, r.Match.Leaves) || r.Match.Out == "lo"
 			if r.Family == g.Family && !outOfScope && r.Destinations(g.Scope.Sources).Overlaps(masqueraded) {

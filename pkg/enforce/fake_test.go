@@ -108,7 +108,12 @@ func (k *kernel) dump() string {
 func guardsText(guards []policy.Guard) string {
 	text := "guards:"
 	for _, g := range guards {
-		text += fmt.Sprintf(" %s %s pods %v exempt %v", g.Chain, g.Mode, g.Scope.Sources, g.Exempt)
+		text += fmt.Sprintf(" %s %s pods %v exempt %v", g.Chain, g.Mode, g.Scope.Sources, withoutMulticast(g.Exempt))
 	}
 	return text
+}
+
+// withoutMulticast returns what a policy exempts by its keys.
+func withoutMulticast(exempt policy.Ranges) policy.Ranges {
+	return exempt.Without(policy.RangesOf(policy.IPv4.Multicast()...))
 }

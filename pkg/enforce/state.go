@@ -315,9 +315,11 @@ func (s *State) LinearChains() (slow []error) {
 	for _, c := range s.Chains {
 		count := map[policy.Family]int{}
 		for _, e := range c.Policy.Destinations {
-			if f := policy.FamilyOf(e.Prefix.Addr()); e.Prefix != f.LinkLocal() {
-				count[f]++
+			f := policy.FamilyOf(e.Prefix.Addr())
+			if e.Prefix == f.LinkLocal() || slices.Contains(f.Multicast(), e.Prefix) {
+				continue
 			}
+			count[f]++
 		}
 		if most := max(count[policy.IPv4], count[policy.IPv6]); most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
 			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+

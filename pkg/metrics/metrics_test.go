@@ -78,9 +78,9 @@ func TestAVanishedSourceDisappears(t *testing.T) {
 	expect(t, m, map[string]string{
 		`source_valid{source="network/a"}`: "1", `source_valid{source="network/b"}`: "", `source_hash{source="network/b"}`: "",
 		`policy_conflict{chain="B"}`: "", `prefixes{action="exempt",chain="B",family="ipv4"}`: "",
-		// 169.254.0.0/16 and the three defaults: 5+6+7+8; MASQUERADE: 10.
-		`connections_total{action="exempt",chain="B",family="ipv4"}`:     "30",
-		`connections_total{action="masquerade",chain="B",family="ipv4"}`: "10",
+		// 169.254.0.0/16, multicast, broadcast and the three defaults: 8 to 13; MASQUERADE: 14.
+		`connections_total{action="exempt",chain="B",family="ipv4"}`:     "63",
+		`connections_total{action="masquerade",chain="B",family="ipv4"}`: "14",
 	})
 }
 
@@ -320,5 +320,5 @@ func TestMonitorIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	all.Wait()
-	expect(t, m, map[string]string{`reconciles_total{result="repaired"}`: "200", `connections_total{action="exempt",chain="SECOND",family="ipv4"}`: "3"})
+	expect(t, m, map[string]string{`reconciles_total{result="repaired"}`: "200", `connections_total{action="exempt",chain="SECOND",family="ipv4"}`: "10"})
 }

@@ -106,7 +106,8 @@ func written(sources []policy.Source, p policy.Policy, f policy.Family) []netip.
 			out = append(out, prefix)
 		}
 	}
-	for _, prefix := range append([]netip.Prefix{f.LinkLocal()}, policy.DefaultNonMasqueradeCIDRs(true)...) {
+	always := append([]netip.Prefix{f.LinkLocal()}, f.Multicast()...)
+	for _, prefix := range append(always, policy.DefaultNonMasqueradeCIDRs(true)...) {
 		note(prefix, func(e policy.PrefixAction) bool { return e.Origins[0].Source.Kind == policy.BuiltIn })
 	}
 	for _, c := range byName {

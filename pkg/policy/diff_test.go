@@ -42,7 +42,7 @@ func TestCompare(t *testing.T) {
 	forSets.SourceCIDRs = cidrs("10.244.0.0/16", "10.246.0.0/16")
 	unrecognized := policy.Rule{Verdict: policy.Unrecognized, Text: "-p tcp -j LOG"}
 	var got strings.Builder
-	// In each chain: sources 0 and 1, link-local 2, forced 3, 10/8 4, 192.168 5, the rest 6.
+	// In each chain: sources 0 and 1, link-local 2, multicast 3, broadcast 4, forced 5, 10/8 6, 192.168 7, the rest 8.
 	for _, tt := range []struct {
 		name   string
 		sets   bool
@@ -57,8 +57,8 @@ func TestCompare(t *testing.T) {
 		{"a chain of another dataDir", false, func(rs *policy.Ruleset) { rs.Chains[0].Owner.DataDir = "/other" }},
 		{"the order of jumps does not count", false, func(rs *policy.Ruleset) { slices.Reverse(rs.Chains[0].Jumps) }},
 		{"an order without meaning", false, func(rs *policy.Ruleset) { move(rs, 2, 0) }},
-		{"an order with meaning", false, func(rs *policy.Ruleset) { move(rs, 4, 0) }},
-		{"the end comes first", false, func(rs *policy.Ruleset) { move(rs, 6, 0) }},
+		{"an order with meaning", false, func(rs *policy.Ruleset) { move(rs, 6, 0) }},
+		{"the end comes first", false, func(rs *policy.Ruleset) { move(rs, 8, 0) }},
 		{"no chain", false, func(rs *policy.Ruleset) { rs.Chains = nil }},
 		{"another chain", false, func(rs *policy.Ruleset) {
 			rs.Chains = append(rs.Chains, policy.Chain{Family: policy.IPv6, Name: "OLD"})
@@ -67,9 +67,9 @@ func TestCompare(t *testing.T) {
 		{"a jump less", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = rs.Chains[0].Jumps[1:] }},
 		{"a jump twice", false, func(rs *policy.Ruleset) { rs.Chains[0].Jumps = append(rs.Chains[0].Jumps, rs.Chains[0].Jumps[0]) }},
 		{"a rule twice", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = append(rs.Chains[0].Rules, rs.Chains[0].Rules[2]) }},
-		{"a rule less", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Delete(rs.Chains[0].Rules, 5, 6) }},
-		{"another rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules[5].Verdict = policy.Masquerade }},
-		{"a rule for another prefix", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules[5].To = ranges("192.0.2.0/24") }},
+		{"a rule less", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules = slices.Delete(rs.Chains[0].Rules, 7, 8) }},
+		{"another rule", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules[7].Verdict = policy.Masquerade }},
+		{"a rule for another prefix", false, func(rs *policy.Ruleset) { rs.Chains[0].Rules[7].To = ranges("192.0.2.0/24") }},
 		{"rules too many, in their order", false, func(rs *policy.Ruleset) {
 			extra := []policy.Rule{{Verdict: policy.Return, Match: policy.Match{Out: "b"}}, unrecognized, {Verdict: policy.Return, Match: policy.Match{Out: "a"}}}
 			rs.Chains[0].Rules = slices.Concat(extra, rs.Chains[0].Rules)
@@ -80,7 +80,7 @@ func TestCompare(t *testing.T) {
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: policy.IPv6, Text: "set blocked"})
 		}},
 		{"elements", true, func(rs *policy.Ruleset) {
-			rs.Chains[0].Rules[1].To = ranges("10.0.0.0/16", "192.168.0.0/16", "169.254.0.0/16", "203.0.113.0/24")
+			rs.Chains[0].Rules[1].To = ranges("10.0.0.0/16", "192.168.0.0/16", "169.254.0.0/16", "203.0.113.0/24", "224.0.0.0/4", "255.255.255.255/32")
 		}},
 		{"elements of sources", true, func(rs *policy.Ruleset) { rs.Chains[0].Rules[0].From = ranges("10.7.0.0/16") }},
 		{"an empty set", true, func(rs *policy.Ruleset) { rs.Chains[0].Rules[0].From = policy.Ranges{} }},
@@ -135,11 +135,11 @@ func TestDiffSummary(t *testing.T) {
 	desired := desiredOf(t, policy.Layout{}, network("n", 1, policy.SourcePolicy{}))
 	diff := policy.Compare(desired, policy.Ruleset{Chains: []policy.Chain{{Family: policy.IPv4, Name: policy.DefaultChain}}})
 	all := strings.Split(diff.String(), "\n")
-	if len(all) != 6 || len(diff) != 6 {
-		t.Fatalf("%d lines of %d changes, want 6:\n%s", len(all), len(diff), diff)
+	if len(all) != 8 || len(diff) != 8 {
+		t.Fatalf("%d lines of %d changes, want 8:\n%s", len(all), len(diff), diff)
 	}
 	for most, want := range map[int]string{
-		0: "and 6 more", 1: all[0] + "\nand 5 more", 5: strings.Join(all[:5], "\n") + "\nand 1 more", 6: diff.String(), 99: diff.String(),
+		0: "and 8 more", 1: all[0] + "\nand 7 more", 7: strings.Join(all[:7], "\n") + "\nand 1 more", 8: diff.String(), 99: diff.String(),
 	} {
 		assert.Equal(t, fmt.Sprintf("Summary(%d)", most), diff.Summary(most), want)
 	}

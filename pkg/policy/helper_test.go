@@ -56,9 +56,12 @@ func onDefaultChain(s policy.SourcePolicy) policy.SourcePolicy {
 // originsOf names the origins of an entry, with the indexes of list items.
 func originsOf(e policy.PrefixAction) (out []string) {
 	for _, o := range e.Origins {
-		if o.Index < 0 {
+		switch {
+		case o.Key == "":
+			out = append(out, o.String())
+		case o.Index < 0:
 			out = append(out, fmt.Sprintf("%s (%s)", o.Key, o.Source))
-		} else {
+		default:
 			out = append(out, fmt.Sprintf("%s[%d] of %s", o.Key, o.Index, o.Source))
 		}
 	}
@@ -115,10 +118,11 @@ func defaultLayouts() []policy.Layout {
 func wideAndBuiltIn(f policy.Family) []netip.Prefix {
 	if f == policy.IPv4 {
 		return cidrs("0.0.0.0/0", "128.0.0.0/1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "192.168.7.0/24",
-			"169.254.0.0/16", "169.254.0.0/15", "169.254.169.254/32", "255.255.255.255/32", "240.0.0.0/4")
+			"169.254.0.0/16", "169.254.0.0/15", "169.254.169.254/32", "255.255.255.255/32", "240.0.0.0/4",
+			"224.0.0.0/3", "224.0.0.0/4", "239.1.0.0/16")
 	}
 	return cidrs("::/0", "8000::/1", "fc00::/7", "fd00::/8", "fe80::/10", "fe80::/64", "fe00::/8",
-		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
+		"fe00::/7", "ff00::/8", "ff02::/16", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128")
 }
 
 // genPrefix draws a prefix: two out of three times one of the 31 that are
@@ -217,7 +221,7 @@ func destinationsOf(sources []policy.Source) []netip.Prefix {
 		out = append(append(out, c.Policy.NonMasqueradeCIDRs...), c.Policy.MasqueradeCIDRs...)
 	}
 	for _, f := range policy.Families() {
-		out = append(out, f.LinkLocal())
+		out = append(append(out, f.LinkLocal()), f.Multicast()...)
 	}
 	return append(out, policy.DefaultNonMasqueradeCIDRs(true)...)
 }
@@ -451,6 +455,11 @@ func (o oracle) destinations() map[netip.Prefix]verdict {
 	linkLocal := map[string]bool{"169.254.0.0/16": false, "fe80::/10": false}
 	for _, c := range o.strongestFirst {
 		s := c.Policy
+		if c.ID.Kind == policy.Network {
+			for _, prefix := range []string{"224.0.0.0/4", "255.255.255.255/32", "ff00::/8"} {
+				out[netip.MustParsePrefix(prefix)] = notMasqueraded
+			}
+		}
 		listNamed = listNamed || s.NonMasqueradeCIDRs != nil
 		linkLocal["169.254.0.0/16"] = linkLocal["169.254.0.0/16"] || s.MasqLinkLocal != nil && *s.MasqLinkLocal
 		linkLocal["fe80::/10"] = linkLocal["fe80::/10"] || s.MasqLinkLocalIPv6 != nil && *s.MasqLinkLocalIPv6

@@ -31,9 +31,11 @@ type Origin struct {
 }
 
 // String returns masqChain of network "podnet", or masqLinkLocal (built in), and the
-// file of a value that has one.
+// file of a value that has one. A built-in value without a key is "the built-in policy".
 func (o Origin) String() string {
 	switch {
+	case o.Source.Kind == BuiltIn && o.Key == "":
+		return "the built-in policy"
 	case o.Source.Kind == BuiltIn:
 		return fmt.Sprintf("%s (%s)", o.Key, o.Source)
 	case o.File != "":
@@ -53,8 +55,8 @@ type Policy struct {
 	Chain   string
 	Backend WithOrigins[Backend]
 
-	// Destinations has each prefix once: link-local, the defaults, then those of
-	// networks by name and of the agent files, in the written order.
+	// Destinations has each prefix once: link-local, multicast and broadcast, the defaults,
+	// then those of networks by name and of the agent files, in the written order.
 	Destinations []PrefixAction
 	// ExemptSources are never masqueraded, regardless of the destination.
 	ExemptSources []PrefixAction
@@ -95,6 +97,16 @@ type PrefixAction struct {
 	Prefix  netip.Prefix
 	Action  Action
 	Origins []Origin
+}
+
+// HasKey reports whether a key states the prefix, if only as its default. Multicast and broadcast have none.
+func (e *PrefixAction) HasKey() bool {
+	for _, o := range e.Origins {
+		if o.Key != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // NamedNamespace is a namespace with every item that names it.
@@ -162,7 +174,8 @@ type BoundError struct{ Chain, Problem string }
 // Error names the chain, the keys, the numbers, the sources and the remedy.
 func (e *BoundError) Error() string { return fmt.Sprintf("chain %s: %s", e.Chain, e.Problem) }
 
-// CheckBounds returns a BoundError if the policy has too many rules for its chain.
+// CheckBounds returns a BoundError if the policy has too many rules for its chain. Those that
+// exempt multicast and broadcast do not count.
 func (p Policy) CheckBounds(l Layout) error {
 	if n := len(p.ExemptSources); n > MaxExemptSources {
 		return p.boundError("write wider prefixes", p.ExemptSources,
@@ -185,9 +198,15 @@ func (p Policy) CheckBounds(l Layout) error {
 	}
 	for _, f := range p.Families() {
 		sources, destinations := len(entriesOf(p.ExemptSources, f))+len(entriesOf(p.ExemptPods, f)), entriesOf(p.Destinations, f)
-		all, isMasqueraded := len(destinations), func(e *PrefixAction) bool { return e.Action == ActionMasquerade }
-		exempt := len(slices.DeleteFunc(destinations, isMasqueraded))
-		masqueraded := all - exempt
+		exempt, masqueraded := 0, 0
+		for _, e := range destinations {
+			switch {
+			case e.Action == ActionMasquerade:
+				masqueraded++
+			case !slices.Contains(f.Multicast(), e.Prefix):
+				exempt++
+			}
+		}
 		each := (1 + len(p.Outputs)) * (1 + len(Protocols())*len(p.ToPorts.Value))
 		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
 			return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
@@ -398,8 +417,11 @@ func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, s
 	})
 }
 
-// defaults returns the link-local prefixes that no source wants masqueraded, and the
-// default destinations if no source has nonMasqueradeCIDRs.
+// defaults returns the link-local prefixes that no source wants masqueraded, multicast and
+// broadcast, and the default destinations if no source has nonMasqueradeCIDRs.
+//
+// A chain of the agent files alone lacks multicast and broadcast: the agents masquerade them,
+// and an agent that runs beside ip-masq would remove these rules again.
 func (m *merger) defaults() []PrefixAction {
 	var out []PrefixAction
 	if !m.policy.MasqLinkLocal.Value {
@@ -408,12 +430,28 @@ func (m *merger) defaults() []PrefixAction {
 	if m.policy.EnableIPv6.Value && !m.policy.MasqLinkLocalIPv6.Value {
 		out = append(out, PrefixAction{IPv6.LinkLocal(), ActionExempt, m.policy.MasqLinkLocalIPv6.Origins})
 	}
+	if m.hasNetwork() {
+		for _, f := range m.policy.Families() {
+			for _, p := range f.Multicast() {
+				out = append(out, PrefixAction{p, ActionExempt, builtIn("")})
+			}
+		}
+	}
 	if !slices.ContainsFunc(m.parts, func(p part) bool { return p.policy.NonMasqueradeCIDRs != nil }) {
 		for _, p := range DefaultNonMasqueradeCIDRs(m.policy.NomasqAllReservedRanges.Value) {
 			out = append(out, PrefixAction{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
 		}
 	}
 	return out
+}
+
+func (m *merger) hasNetwork() bool {
+	for _, s := range m.sources {
+		if s.ID.Kind == Network {
+			return true
+		}
+	}
+	return false
 }
 
 type entryList struct {

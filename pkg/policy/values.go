@@ -47,6 +47,19 @@ func (f Family) LinkLocal() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80}), 10)
 }
 
+// Multicast returns the family's multicast prefix (RFC 5771, RFC 4291 2.7) and the limited broadcast address
+// (RFC 919).
+func (f Family) Multicast() []netip.Prefix {
+	if f == IPv6 {
+		return []netip.Prefix{netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8)}
+	}
+	broadcast := netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	return []netip.Prefix{
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
+		netip.PrefixFrom(broadcast, broadcast.BitLen()),
+	}
+}
+
 func ofFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
 }

@@ -60,7 +60,9 @@ func TestTexts(t *testing.T) {
 		agents := policy.Origin{Source: policy.SourceID{Kind: policy.AgentFiles}, Key: "masqChain", Index: -1, File: s}
 		return o.String() + "; " + agents.String(), nil
 	}, "podnet", "a\nb")
-	fmt.Fprintln(&got, policy.Origin{Source: policy.SourceID{Kind: policy.BuiltIn}, Key: "masqLinkLocal", Index: -1})
+	for _, key := range []string{"masqLinkLocal", ""} {
+		fmt.Fprintln(&got, policy.Origin{Source: policy.SourceID{Kind: policy.BuiltIn}, Key: key, Index: -1})
+	}
 	golden.Check(t, "testdata/values.txt", got.String())
 }
 

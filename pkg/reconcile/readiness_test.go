@@ -165,5 +165,5 @@ func TestDamagedDocumentOnReadOnlyDisk(t *testing.T) {
 	}
 	must(t, unix.Mount("", disk, "", unix.MS_REMOUNT, "mode=0700"))
 	f.wants(f.right(), Changed)
-	f.exempts("10.1.0.0/16," + linkLocal)
+	f.exempts("10.1.0.0/16," + ofNetworks)
 }

@@ -29,7 +29,9 @@ import (
 
 const (
 	linkLocal = "169.254.0.0/16"
-	defaults  = "10.0.0.0/8," + linkLocal + ",172.16.0.0/12,192.168.0.0/16"
+	// ofNetworks are the prefixes that a chain exempts without a key, if one of its sources is a network.
+	ofNetworks = linkLocal + ",224.0.0.0/4,255.255.255.255"
+	defaults   = "10.0.0.0/8," + linkLocal + ",172.16.0.0/12,192.168.0.0/16"
 )
 
 // Without a source nothing is managed, nothing is made, and the node is ready.
@@ -68,7 +70,7 @@ func TestBadSourcesLeaveTheLastGoodPolicy(t *testing.T) {
 	path := f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
 	f.right()
-	good := "10.1.0.0/16,10.9.0.0/16," + linkLocal
+	good := "10.1.0.0/16,10.9.0.0/16," + ofNetworks
 
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.1/16]\n")
 	f.wants(f.sync(), Unchanged, "ip-masq-agent", "nonMasqueradeCIDRs[0]", "10.9.0.1/16", "10.9.0.0/16")
@@ -93,7 +95,7 @@ func TestPreferredBackendConflictsWithNothing(t *testing.T) {
 	f.conflist("podnet", map[string]any{"backend": "nftables", "nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	f.agentFile("nonMasqueradeCIDRs: [10.9.0.0/16]\n")
 	f.right()
-	f.exempts("10.1.0.0/16,10.9.0.0/16," + linkLocal)
+	f.exempts("10.1.0.0/16,10.9.0.0/16," + ofNetworks)
 }
 
 func TestReasonOfProblem(t *testing.T) {
@@ -172,7 +174,7 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	f.right()
 	must(t, f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}}))
 	f.DropAfter = 0
-	both, one := "10.1.0.0-10.2.255.255,"+linkLocal, "10.2.0.0/16,"+linkLocal
+	both, one := "10.1.0.0-10.2.255.255,"+ofNetworks, "10.2.0.0/16,"+ofNetworks
 	kept := func(why string) {
 		t.Helper()
 		if r := f.right(); len(r.Dropped) > 0 {
@@ -217,7 +219,7 @@ func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	f.file(other, "{")
 	f.conflist("bad", map[string]any{"nonMasqueradeCIDR": []string{}})
 	f.pluginFile("")
-	f.exempts("10.1.0.0-10.3.255.255," + linkLocal)
+	f.exempts("10.1.0.0-10.3.255.255," + ofNetworks)
 	if r := f.sync(); len(r.Dropped) > 0 { // the directory is not read completely
 		t.Errorf("dropped %v", r.Dropped)
 	}
@@ -226,14 +228,14 @@ func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	if r := f.sync(); len(r.Dropped) != 2 || f.stored("other") != nil || f.stored("bad") != nil {
 		t.Errorf("dropped %v", r.Dropped)
 	}
-	f.exempts("10.1.0.0/16," + linkLocal)
+	f.exempts("10.1.0.0/16," + ofNetworks)
 	must(t, os.Remove(bad))
 	podnet := filepath.Join(f.Settings.CNIConfDir, "10-podnet.conflist")
 	must(t, os.Remove(podnet))
 	if r := f.right(); len(r.Dropped) > 0 || f.stored("podnet").ConfDir != f.Settings.CNIConfDir {
 		t.Errorf("dropped %v, stored %+v", r.Dropped, f.stored("podnet"))
 	}
-	f.exempts("10.1.0.0/16," + linkLocal)
+	f.exempts("10.1.0.0/16," + ofNetworks)
 	f.file(bad, string(text)) // a mistake in another file
 	f.pluginFile("bogus = 1")
 	f.conflist("podnet", exempt("10.9.0.0/16"))
@@ -242,7 +244,7 @@ func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	if f.wants(r, Repaired, "bogus: is not a known key"); len(r.Problems) != 1 || r.Problems[0].Reason != ReasonSource {
 		t.Errorf("problems %+v", r.Problems)
 	}
-	f.exempts("10.1.0.0/16," + linkLocal) // a bad file changes neither rules nor documents
+	f.exempts("10.1.0.0/16," + ofNetworks) // a bad file changes neither rules nor documents
 	must(t, os.Remove(podnet))
 	must(t, os.Remove(bad))
 	elsewhere := filepath.Join(f.dir, "elsewhere")
@@ -260,7 +262,7 @@ func TestConfDirOfPluginFile(t *testing.T) {
 	f.pluginFile("")
 	f.Settings.CNIConfDir = filepath.Join(f.dir, "elsewhere")
 	f.right() // it is a default, which the reconciler is about to replace
-	f.exempts("10.1.0.0/16," + linkLocal)
+	f.exempts("10.1.0.0/16," + ofNetworks)
 	f.Settings.Origins = map[string]string{"cni_conf_dir": "/etc/ip-masq/reconciler.toml:3"}
 	r := f.sync()
 	f.wants(r, Unchanged, "cni_conf_dir", "reconciler.toml:3", f.Settings.CNIConfDir, f.PluginFile)
@@ -321,7 +323,7 @@ func TestSyncWithOldSourcesRevertsNoADD(t *testing.T) {
 	f.right() // as an ADD does it
 	r := f.Sync(t.Context(), old)
 	f.wants(r, Unchanged)
-	f.exempts("10.2.0.0/16," + linkLocal)
+	f.exempts("10.2.0.0/16," + ofNetworks)
 	if len(r.Applied) > 0 {
 		t.Errorf("the sync wrote: %+v", r)
 	}
@@ -350,7 +352,7 @@ func unreadableDocumentOfNobody(t *testing.T, unreadable string, isNewer bool, s
 	f.file(document, unreadable)
 	for range 2 {
 		f.wants(f.sync(), Failed, document, says)
-		f.exempts("10.1.0.0/16," + linkLocal)
+		f.exempts("10.1.0.0/16," + ofNetworks)
 		if r := f.Check(t.Context()); r.Differs() || r.Ready() {
 			t.Errorf("check: differs %t, ready %t", r.Differs(), r.Ready())
 		}
@@ -384,7 +386,7 @@ func unreadableDocumentOfNobody(t *testing.T, unreadable string, isNewer bool, s
 	f.wants(f.sync(), Failed, document)
 	has("198.51.100.0/24", false)
 	has("192.0.2.0/24", true)
-	f.exempts("10.1.0.0/16," + linkLocal)
+	f.exempts("10.1.0.0/16," + ofNetworks)
 	f.file(document, string(text)) // what can be done about a newer one; the other is made again from the conflist
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
 	if r := f.right(); len(r.Drift) > 0 {
@@ -447,7 +449,7 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 	if len(r.Dropped) != 1 || r.Dropped[0].Name != "third" || f.stored("third") != nil {
 		t.Errorf("dropped %v, want the third alone", r.Dropped)
 	}
-	f.exempts("10.1.0.0-10.2.255.255," + linkLocal)
+	f.exempts("10.1.0.0-10.2.255.255," + ofNetworks)
 	f.wants(f.sync(), Unchanged)
 }
 

@@ -20,7 +20,10 @@ import (
 
 // otherSchema is the number of the last change of the form of documents and the record that is no key of the
 // policy. The next one is Schema() + 1, as for a key.
-const otherSchema = 8
+//
+// 3 to 5 and 8 are fields of the record. With 9 a chain with a network exempts multicast: a version that
+// does not would revert these rules.
+const otherSchema = 9
 
 // Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
 // version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.

@@ -199,6 +199,18 @@ func (f *folder) read(name string) ([]byte, error) {
 	return buf[:n], failure(readDocument, f.in(name), ignoring(err, io.EOF, io.ErrUnexpectedEOF))
 }
 
+// start returns the first bytes of a document, which have its schema.
+func (f *folder) start(name string) ([]byte, error) {
+	file, _, err := f.open(readDocument, name, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	start := make([]byte, 64)
+	n, err := file.ReadAt(start, 0)
+	return start[:n], ignoring(err, io.EOF)
+}
+
 // overwrite makes data the content of a file, and closes it.
 func overwrite(file *os.File, data []byte) error {
 	_, err := file.Write(data)

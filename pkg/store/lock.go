@@ -39,6 +39,7 @@ func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, true)
 	if err == nil {
 		l.undoDrops()
+		l.upgrade()
 	}
 	return l, err
 }

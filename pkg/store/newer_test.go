@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -82,4 +83,23 @@ func TestOlderDocuments(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	fails(t, s.Unreadable[0].Err, other, "moved aside")
+}
+
+// The lock writes documents of older versions again, before rules change: an older version must not revert these.
+func TestOlderDocumentsAreUpgraded(t *testing.T) {
+	d := open(t)
+	older, damaged := document(t, d, newSource("net", "10.0.0.0/8")), document(t, d, newSource("other"))
+	now := assert.Must(os.ReadFile(older))(t)
+	was := bytes.Replace(now, fmt.Appendf(nil, `{"schema":%d`, store.Schema()), fmt.Appendf(nil, `{"schema":%d`, store.Schema()-1), 1)
+	torn := was[:len(was)/2]
+	ok(t, os.WriteFile(older, was, 0o600))
+	ok(t, os.WriteFile(damaged, torn, 0o600))
+	written := time.Now().Add(-time.Hour).Truncate(time.Second)
+	ok(t, os.Chtimes(older, written, written))
+	for range 2 {
+		ok(t, assert.Must(d.Lock(t.Context()))(t).Release())
+		assert.Equal(t, "the document", string(assert.Must(os.ReadFile(older))(t)), string(now))
+		assert.Equal(t, "when the policy changed", assert.Must(d.Written(network("net")))(t), written)
+		assert.Equal(t, "the damaged one", string(assert.Must(os.ReadFile(damaged))(t)), string(torn))
+	}
 }

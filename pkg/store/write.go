@@ -201,6 +201,46 @@ func (l *Lock) undoDrops() {
 	})
 }
 
+// upgrade writes the documents of lower schemas again, with their times: an older version that runs beside this one must
+// not write the rules that it would compute from them. The next lock tries again what fails, because the disk is full.
+func (l *Lock) upgrade() {
+	_ = l.root.within(sourcesDir, func(sources *folder) error {
+		names, err := sources.names()
+		errs := []error{err}
+		for _, name := range names {
+			hash, isDocument := strings.CutSuffix(name, documentSuffix)
+			if isDocument && isHash(hash) {
+				errs = append(errs, l.upgradeDocument(sources, name))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (l *Lock) upgradeDocument(sources *folder, name string) error {
+	start, err := sources.start(name)
+	if err != nil {
+		return err
+	}
+	schema := schemaOf(start)
+	if isOlder := schema >= 1 && schema < Schema(); !isOlder {
+		return nil
+	}
+	data, err := sources.read(name)
+	if err != nil {
+		return err
+	}
+	source, err := decodeSource(data, name)
+	if err != nil {
+		return err
+	}
+	data, err = encode(document{Schema(), source})
+	if err != nil {
+		return err
+	}
+	return l.write(sources, name, data, true, func(temp string, _ State) { sources.copyTime(name, temp) })
+}
+
 // PutRecord replaces the record and the exempt pods, each unless the stored one is equal. One of a newer version stays
 // (ErrNewer). The pods are not synced.
 func (l *Lock) PutRecord(r Record) error {

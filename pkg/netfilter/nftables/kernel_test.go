@@ -215,14 +215,14 @@ func TestTamperingIsSeenAndRepaired(t *testing.T) {
 // TestSetAttributes replaces an owned set by one that matches the same addresses now. An attribute that
 // may change that later, or hinders a change, is drift; a comment is not.
 func TestSetAttributes(t *testing.T) {
-	const elements, flags = "elements = { 10.0.0.0/8, 169.254.0.0/16 };", "flags interval;"
+	const elements, flags = "elements = { 10.0.0.0/8, 169.254.0.0/16, 224.0.0.0/4, 255.255.255.255 };", "flags interval;"
 	for name, tc := range map[string]struct {
 		set   string
 		drift bool
 	}{
 		"the same":                 {flags + elements, false},
 		"comment":                  {flags + "comment \"mine\";" + elements, false},
-		"element comment":          {flags + "elements = { 10.0.0.0/8 comment \"mine\", 169.254.0.0/16 };", false},
+		"element comment":          {flags + "elements = { 10.0.0.0/8 comment \"mine\", 169.254.0.0/16, 224.0.0.0/4, 255.255.255.255 };", false},
 		"timeout":                  {"flags interval, timeout; timeout 60s;" + elements, true},
 		"element timeout":          {"flags interval, timeout; elements = { 10.0.0.0/8 timeout 60s, 169.254.0.0/16 };", true},
 		"gc interval":              {"flags interval, timeout; gc-interval 7s;" + elements, true},

@@ -97,7 +97,8 @@ type Policy struct {
 }
 
 // Entry returns the plugin entry as a runtime passes it on stdin. The exemption of link-local
-// addresses is off, so that the number of exempt prefixes is that of the policy.
+// addresses is off, so that the number of exempt prefixes is that of the policy, apart from multicast
+// and broadcast.
 func (n *Node) Entry(p Policy) []byte {
 	if p.Prefixes == nil {
 		p.Prefixes = []netip.Prefix{}
