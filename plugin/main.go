@@ -32,8 +32,10 @@ func main() {
 	// The process is short-lived: most ADDs end before the first collection, at 32 MiB.
 	debug.SetGCPercent(800)
 	nft := nftables.New()
+	path := os.Getenv("PATH")
+	iptables.SetEnvironment("CNI_", "TZ")
 	p := &cniplugin.Plugin{
-		Drivers:    netfilter.Drivers{iptables.New(os.Getenv("PATH")), nft},
+		Drivers:    netfilter.Drivers{iptables.New(path), nft},
 		Program:    program(),
 		Generation: nft.Generation,
 		Conntrack:  conntrack.Reset,

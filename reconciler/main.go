@@ -52,10 +52,11 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-func run(args []string) int {
+// run runs a command. It looks for programs in the directories of path.
+func run(args []string, path string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	a := &app{out: escaped{os.Stdout}, err: escaped{os.Stderr}}
+	a := &app{out: escaped{os.Stdout}, err: escaped{os.Stderr}, path: path}
 	root := a.root()
 	root.SetArgs(withTwoDashes(root, args))
 	command, err := root.ExecuteContextC(ctx)
@@ -76,6 +77,7 @@ func run(args []string) int {
 // app is what the commands have in common: the streams and the flags.
 type app struct {
 	out, err io.Writer
+	path     string // of programs, as $PATH
 
 	config  string         // --config
 	flags   []*settingFlag // for the keys of reconciler.toml
@@ -175,7 +177,7 @@ func (a *app) given(of func(key string) bool) bool {
 
 // node opens the node. With an error, its settings are not those of the file.
 func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
-	all := netfilter.Drivers{iptables.New(os.Getenv("PATH")), nftables.New()} // as backend auto prefers them
+	all := netfilter.Drivers{iptables.New(a.path), nftables.New()} // as backend auto prefers them
 	s, err := a.settings(ownersDataDir(ctx, all))
 	return open(s, all), err
 }

@@ -4,6 +4,14 @@
 
 package main
 
-import "os"
+import (
+	"os"
 
-func main() { os.Exit(run(os.Args[1:])) }
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
+)
+
+func main() {
+	path := os.Getenv("PATH")
+	iptables.SetEnvironment("TZ")
+	os.Exit(run(os.Args[1:], path))
+}

@@ -8,11 +8,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/containernetworking/plugins/pkg/ns"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -54,26 +53,57 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 		if err != nil {
 			return err
 		}
-		if !tx.empty() {
-			differing = append(differing, chains...)
+		if tx.empty() {
+			continue
+		}
+		differing = append(differing, chains...)
+		if err := b.seesTable(ctx, f); err != nil {
+			return err
 		}
 	}
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			result <- nil
-			return
-		}
-		scratch := *b
-		if b.choice.Variant == netfilter.VariantNFT {
-			nft := &nftReader{}
-			defer func() { _ = nft.conn.Close() }() // nothing was written through it
-			scratch.reader = nft
-		}
-		result <- scratch.write(ctx, differing, false, nil)
-	}()
-	return <-result
+	scratch, err := ns.TempNetNS()
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = scratch.Close() }()
+	var refused error
+	err = scratch.Do(func(ns.NetNS) error {
+		refused = b.writeThere(ctx, differing)
+		return nil
+	})
+	if err != nil {
+		return nil
+	}
+	return refused
+}
+
+// seesTable returns why the program cannot list what the kernel has in table nat, which a namespace of its own does not have:
+// iptables-nft refuses a table in which nft wrote rules that it cannot print.
+func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
+	chains, err := b.chainNames(f, Table, postrouting)
+	if err != nil || len(chains) == 0 {
+		return err
+	}
+	exists, err := b.programs.hasChain(ctx, f, b.choice.Variant, postrouting)
+	if err == nil && !exists {
+		err = fmt.Errorf("%s does not show chain %s of table %s %s, which the kernel has; see: nft list table %s %s",
+			baseName(f), postrouting, netfilter.LinkOf(f), Table, netfilter.LinkOf(f), Table)
+	}
+	if err != nil {
+		return unusable(b.choice, judge(b.reader, f, nil, err))
+	}
+	return nil
+}
+
+// writeThere writes chains in the network namespace of the calling thread.
+func (b *backend) writeThere(ctx context.Context, chains []policy.Chain) error {
+	there := *b
+	if b.choice.Variant == netfilter.VariantNFT {
+		nft := &nftReader{}
+		defer func() { _ = nft.conn.Close() }() // nothing was written through it
+		there.reader = nft
+	}
+	return there.write(ctx, chains, false, nil)
 }
 
 func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
@@ -151,17 +181,20 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 	const tries = 6
 	start := time.Now()
 	pause := 5 * time.Millisecond
+	failedBefore := false // in a way that is a verdict if it repeats
 	for try := 1; ; try++ {
-		tx, err := b.plan(ctx, f, chains, remove)
-		if err == nil && !tx.empty() {
-			_, err = b.programs.exec(ctx, f, b.choice.Variant, "-restore", held, tx.restore(), "--noflush")
-		}
+		err := b.planAndWrite(ctx, f, chains, remove, held)
 		if errors.Is(err, fs.ErrNotExist) {
 			return unusable(b.choice, err)
 		}
+		if failedBefore && isVerdictTwice(err) {
+			return unusable(b.choice, afterAnother(err))
+		}
+		failedBefore = isVerdictTwice(err)
 		// iptables-legacy-restore itself waits for the lock.
-		if err == nil || try == tries || time.Since(start) > lockSeconds*time.Second {
-			return err
+		waited := time.Since(start) > lockSeconds*time.Second
+		if err == nil || try == tries || waited || errors.Is(err, errHangs) {
+			return judge(b.reader, f, chains, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -170,6 +203,23 @@ func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []pol
 			pause *= 2
 		}
 	}
+}
+
+func (b *backend) planAndWrite(
+	ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File,
+) error {
+	tx, err := b.plan(ctx, f, chains, remove)
+	if err != nil || tx.empty() {
+		return err
+	}
+	return b.programs.restore(ctx, f, b.choice.Variant, held, tx.restore())
+}
+
+// change is what a transaction does about one chain.
+type change struct {
+	want    *policy.Chain
+	missing []policy.Rule // jumps
+	surplus []int         // the numbers of jumps that are to be deleted
 }
 
 // plan returns the transaction after which the kernel has exactly the chains or, to remove, none.
@@ -186,32 +236,52 @@ func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Cha
 		return nil, t.writable()
 	}
 	var tx transaction
-	var lines map[string][]string // of POSTROUTING, by the chain that they lead to
+	var changes []change
+	isSurplus := false
 	for i := range chains {
 		want, have := &chains[i], t.Find(f, chains[i].Name)
 		if have == nil && remove {
 			continue
 		}
-		switch {
-		case remove:
-			tx.declared = append(tx.declared, ":"+want.Name+" - [0:0]")
-			tx.deleted = append(tx.deleted, "-X "+want.Name) // after the jumps to it
-		case have == nil || want.Owner != have.Owner || !slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal):
+		if remove {
+			tx.remove(want.Name)
+		} else if !sameRules(want, have) {
 			tx.fill(want)
 		}
 		missing, surplus := pairJumps(f, want, have)
-		if len(surplus) > 0 && lines == nil {
-			if lines, err = t.jumpLines(b.programs.list(ctx, f, b.choice.Variant, postrouting)); err != nil {
-				return nil, err
-			}
+		changes = append(changes, change{want, missing, surplus})
+		isSurplus = isSurplus || len(surplus) > 0
+	}
+	var lines map[string][]string // of POSTROUTING, by the chain that they lead to
+	if isSurplus {
+		lines, err = b.jumpLines(ctx, f, t)
+		if err != nil {
+			return nil, err
 		}
-		tx.deleteJumps(lines[want.Name], surplus)
-		tx.appendJumps(missing, want.Name)
+	}
+	for _, c := range changes {
+		if err := tx.deleteJumps(lines[c.want.Name], c.surplus); err != nil {
+			return nil, err
+		}
+		tx.appendJumps(c.missing, c.want.Name)
 	}
 	if !tx.empty() {
 		err = t.owned
 	}
 	return &tx, err
+}
+
+func (b *backend) jumpLines(ctx context.Context, f policy.Family, t table) (map[string][]string, error) {
+	listed, err := b.programs.list(ctx, f, b.choice.Variant, postrouting)
+	if err != nil {
+		return nil, err
+	}
+	return t.jumpLines(listed)
+}
+
+// sameRules reports whether a chain exists with the owner and the rules that it must have.
+func sameRules(want, have *policy.Chain) bool {
+	return have != nil && want.Owner == have.Owner && slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal)
 }
 
 // pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be deleted.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -24,7 +23,7 @@ type Driver struct {
 
 // New returns the driver. It looks for programs in the directories of a path as in $PATH.
 func New(path string) *Driver {
-	return &Driver{programs: &programs{finder: newFinder(path), run: runner{time.Minute}.run}, nft: &nftReader{}}
+	return &Driver{programs: newPrograms(path), nft: &nftReader{}}
 }
 
 // Backend implements netfilter.Driver.
@@ -46,6 +45,9 @@ type reader interface {
 	read(f policy.Family, names []string) (table, error)
 	// chainNames returns the names of the chains of a table, or that of one chain if it exists.
 	chainNames(f policy.Family, table, only string) ([]string, error)
+	// refuses returns why the kernel refuses for good what programs of the variant need to list rules of a family or,
+	// if there are chains, to write them. It returns nil if it does not, or that is not known.
+	refuses(f policy.Family, chains []policy.Chain) error
 }
 
 func (d *Driver) reader(variant string) reader {
@@ -118,17 +120,16 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 	var err error
-	if c.Variant == "" {
-		if c.Variant, err = d.preferred(ctx); err != nil {
-			return netfilter.Choice{}, unusable(c, err)
-		}
+	if variant == "" {
+		c.Variant, err = d.preferred(ctx)
 	}
-	if err = d.probe(ctx, c); variant == "" && errors.Is(err, netfilter.ErrUnusable) {
-		other := c
-		if other.Variant = netfilter.VariantNFT; c.Variant == netfilter.VariantNFT {
-			other.Variant = netfilter.VariantLegacy
-		}
-		if failure := d.probe(ctx, other); failure == nil || errors.Is(failure, netfilter.ErrBusy) {
+	if err == nil {
+		err = d.probe(ctx, c)
+	}
+	if variant == "" && errors.Is(err, netfilter.ErrUnusable) && !d.hidesRules(c) {
+		other := otherVariant(c)
+		failure := d.probe(ctx, other)
+		if failure == nil || errors.Is(failure, netfilter.ErrBusy) {
 			c, err = other, failure
 		}
 	}
@@ -138,18 +139,34 @@ func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, e
 	return c, nil
 }
 
+func otherVariant(c netfilter.Choice) netfilter.Choice {
+	if c.Variant == netfilter.VariantNFT {
+		c.Variant = netfilter.VariantLegacy
+	} else {
+		c.Variant = netfilter.VariantNFT
+	}
+	return c
+}
+
+// hidesRules reports whether nobody would see the rules that iptables-legacy writes in place of the preferred iptables-nft:
+// that one cannot list the table nat which nf_tables has, and "iptables -L" shows an error alone. Rules of
+// iptables-legacy would be in force beside it.
+func (d *Driver) hidesRules(preferred netfilter.Choice) bool {
+	if preferred.Variant != netfilter.VariantNFT {
+		return false
+	}
+	_, err := d.nft.conn.Table(netfilter.LinkOf(policy.IPv4), Table)
+	return err == nil
+}
+
 // probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks what it
 // needs. Only a node that uses IPv6 needs ip6tables.
 func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 	_, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
-	exists := true // to list a table of iptables-legacy would create it
-	if err == nil && c.Variant == netfilter.VariantLegacy {
-		exists, err = legacyInUse(policy.IPv4, Table)
-	}
-	if err == nil && exists {
+	if err == nil {
 		_, err = d.programs.list(ctx, policy.IPv4, c.Variant, postrouting)
 	}
-	return err
+	return judge(d.reader(c.Variant), policy.IPv4, nil, err)
 }
 
 func unusable(c netfilter.Choice, err error) error {

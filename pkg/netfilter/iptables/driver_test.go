@@ -54,6 +54,21 @@ func shell(t *testing.T, commands ...string) {
 	}
 }
 
+// listing returns a script that prints the version of an iptables-nft, and otherwise runs other commands.
+func listing(commands string) string {
+	return `[ "$1" != --version ] || exec echo "iptables v1.8.9 (nf_tables)"` + "\n" + commands
+}
+
+// nativeTable returns commands that write a rule to table nat which iptables-nft cannot print.
+func nativeTable(family string) []string {
+	return []string{
+		"nft add table " + family + " nat",
+		"nft 'add chain " + family + " nat POSTROUTING { type nat hook postrouting priority 100; }'",
+		"nft 'add set " + family + " nat s { type ifname; }'",
+		"nft add rule " + family + " nat POSTROUTING oifname @s masquerade",
+	}
+}
+
 func TestProbe(t *testing.T) {
 	both := map[string]string{"iptables": "nft", "iptables-nft": "nft", "iptables-legacy": "legacy"}
 	for _, tc := range []struct {
@@ -86,11 +101,22 @@ func TestProbe(t *testing.T) {
 		{name: "none", fails: []string{"find iptables or iptables-nft or iptables-legacy: file does not exist in PATH", "install iptables"}},
 		{name: "none of the variant", programs: map[string]string{"iptables": "nft"}, variant: "legacy",
 			fails: []string{"find iptables-legacy:", "is of the nft variant"}},
-		{name: "refused", programs: map[string]string{"iptables": `case $1 in
-				--version) echo "iptables v1.8.9 (nf_tables)";;
-				*) echo "iptables: Could not fetch rule set generation id: Permission denied (you must be root)" >&2; exit 4;;
-			esac`}, fails: []string{"exit status 4: iptables: Could not fetch", "it needs CAP_NET_ADMIN"}},
 		{name: "does not run", programs: map[string]string{"iptables": "exit 7"}, fails: []string{"sbin/iptables: exit status 7"}},
+		{name: "no version", programs: map[string]string{"iptables-nft": "echo nothing"}, variant: "nft",
+			fails: []string{"sbin/iptables-nft: failed to extract iptables version from [nothing", "twice in a row"}},
+		{name: "crashes", programs: map[string]string{"iptables": "kill -SEGV $$"},
+			fails: []string{"sbin/iptables: signal: segmentation fault; it crashed", "twice in a row"}},
+		{name: "crashes while it lists", programs: map[string]string{"iptables": listing("kill -ABRT $$")},
+			fails: []string{"sbin/iptables: running", "it crashed", "twice in a row"}},
+		{name: "crashes as the child of a script", programs: map[string]string{"iptables": listing("/bin/sh -c 'kill -ILL $$'; exit $?")},
+			fails: []string{"exit status 132", "it crashed", "twice in a row"}},
+		{name: "crashes once", programs: map[string]string{"iptables": listing("[ -e /run/crashed ] || { >/run/crashed; kill -SEGV $$; }")},
+			want: netfilter.Choice{Variant: "nft"}},
+		{name: "nft wrote what iptables cannot list", programs: both, before: nativeTable("ip"),
+			fails: []string{"iptables (nft) cannot keep rules on this host", "exit status 1"}},
+		{name: "nft wrote what iptables cannot list, legacy preferred", before: nativeTable("ip"),
+			programs: map[string]string{"iptables": "legacy", "iptables-nft": "nft", "iptables-legacy": "legacy"},
+			want:     netfilter.Choice{Variant: "legacy"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)
@@ -134,7 +160,7 @@ func TestChooseBusy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)
-			path := pathWith(t, map[string]string{"iptables": `[ "$1" != --version ] || exec echo "iptables v1.8.9 (nf_tables)"; ` + fails})
+			path := pathWith(t, map[string]string{"iptables": listing(fails)})
 			c, err := netfilter.Drivers{New(path), works{}}.Choose(t.Context(), "X", policy.Auto, func(netfilter.Choice) error { return nil })
 			if !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
 				t.Errorf("got %v, %v", c, err)

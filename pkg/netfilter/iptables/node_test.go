@@ -26,6 +26,14 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+	if directory := os.Getenv(probeVariable); directory != "" {
+		fmt.Println(probeIn(directory))
+		os.Exit(1)
+	}
+	if program := os.Getenv(markVariable); program != "" {
+		fmt.Println(markAndWait(program, os.Getenv(markPipeVariable)))
+		os.Exit(1)
+	}
 	os.Exit(sandbox.Run(m))
 }
 
@@ -176,7 +184,8 @@ func (n *node) agreesWithListing(names ...string) (recognized int) {
 	n.Helper()
 	for _, f := range policy.Families() {
 		t := assert.Must(n.read(f, names))(n)
-		jumps := assert.Must(t.jumpLines(n.programs.list(n.Context(), f, n.choice.Variant, postrouting)))(n)
+		listed := assert.Must(n.programs.list(n.Context(), f, n.choice.Variant, postrouting))(n)
+		jumps := assert.Must(t.jumpLines(listed))(n)
 		for _, c := range t.Chains {
 			lines, err := n.programs.list(n.Context(), f, n.choice.Variant, c.Name)
 			if err != nil || len(lines) != len(c.Rules) || len(jumps[c.Name]) != len(c.Jumps) {

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -51,6 +52,12 @@ func (t *transaction) fill(c *policy.Chain) {
 	}
 }
 
+// remove empties the chain, and deletes it after the jumps to it.
+func (t *transaction) remove(chain string) {
+	t.declared = append(t.declared, ":"+chain+" - [0:0]")
+	t.deleted = append(t.deleted, "-X "+chain)
+}
+
 func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
 	for _, j := range jumps {
 		comment := ""
@@ -61,11 +68,16 @@ func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
 	}
 }
 
-// deleteJumps deletes those of the jumps with these numbers: each time the first rule like that.
-func (t *transaction) deleteJumps(lines []string, numbers []int) {
+// deleteJumps deletes those of the jumps with these numbers: each time the first rule like that. It refuses a line feed,
+// after which iptables-restore would read another command.
+func (t *transaction) deleteJumps(lines []string, numbers []int) error {
 	for _, i := range numbers {
+		if strings.Contains(lines[i], "\n") {
+			return errors.New("a jump has a line feed in its comment, which iptables-restore cannot read: delete it with iptables -D")
+		}
 		t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(lines[i], "-A"))
 	}
+	return nil
 }
 
 // restore returns the transaction as input for iptables-restore.

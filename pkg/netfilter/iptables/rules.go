@@ -94,15 +94,10 @@ func (t *table) writable() error {
 	return t.owned
 }
 
-// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, unless that failed, and returns those that lead
-// to the table's chains, by chain. It fails if they are not the rules that were read: another
-// program writes, or a comment has a line feed.
-func (t *table) jumpLines(lines []string, err error) (map[string][]string, error) {
-	if err != nil {
-		return nil, err
-	}
-	errChanging := errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them, " +
-		"or delete a jump whose comment has a line feed with iptables -D")
+// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, and returns those that lead to the table's
+// chains, by chain. It fails if they are not the rules that were read: another program writes.
+func (t *table) jumpLines(lines []string) (map[string][]string, error) {
+	errChanging := errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them")
 	jumps := map[string][]string{}
 	if len(lines) != len(t.targets) {
 		return nil, errChanging

@@ -17,7 +17,7 @@ func TestJumpLines(t *testing.T) {
 		"-A POSTROUTING -m addrtype ! --dst-type LOCAL -j X", "-A POSTROUTING -g Y", "-A POSTROUTING -j X",
 	}
 	want := map[string][]string{"X": {lines[1], lines[3]}, "Y": {lines[2]}}
-	if got, err := table.jumpLines(lines, nil); err != nil || !cmp.Equal(want, got) {
+	if got, err := table.jumpLines(lines); err != nil || !cmp.Equal(want, got) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	// Lines of other rules than those that were read.
@@ -28,7 +28,7 @@ func TestJumpLines(t *testing.T) {
 		"another chain":    {lines[0], lines[1], "-A POSTROUTING -j Z", lines[3]},
 		"one of the names": {"-A POSTROUTING -j Y", lines[1], lines[2], lines[3]},
 	} {
-		if got, err := table.jumpLines(lines, nil); err == nil {
+		if got, err := table.jumpLines(lines); err == nil {
 			t.Errorf("%s: got %q", name, got)
 		}
 	}

@@ -53,15 +53,13 @@ func TestRunErrors(t *testing.T) {
 		{name: "lines", script: "echo 'line 4 failed' >&2; echo why >&2; exit 1", variant: "legacy",
 			want: "exit status 1: line 4 failed; why; it needs CAP_NET_ADMIN, CAP_NET_RAW, the host's /run/xtables.lock and modules of the kernel; try: modprobe -a iptable_nat", says: netfilter.ErrUnusable},
 		{name: "lock", script: "exit 4", variant: "legacy", want: "exit status 4", says: netfilter.ErrBusy},
-		{name: "denied lock", script: "echo \"Fatal: can't open lock file /run/xtables.lock: Permission denied\" >&2; exit 4", variant: "legacy",
-			want: "exit status 4: Fatal: can't open lock file", says: netfilter.ErrUnusable},
 		{name: "silent kernel", script: "exit 4", variant: "nft", says: netfilter.ErrBusy,
 			want: "exit status 4; it needs CAP_NET_ADMIN and modules of the kernel; try: modprobe -a nft_chain_nat nft_compat"},
 		{name: "no memory", script: "echo 'line 2: RULE_APPEND failed (Cannot allocate memory): rule in chain X' >&2; exit 4", variant: "nft",
 			want: "exit status 4: line 2: RULE_APPEND failed", says: netfilter.ErrBusy},
-		{name: "no module", script: "echo 'line 2: RULE_APPEND failed (No such file or directory): rule in chain X' >&2; exit 4", variant: "nft",
-			want: "exit status 4: line 2: RULE_APPEND failed", says: netfilter.ErrUnusable},
 		{name: "signal", script: "kill -9 $$", want: "signal: killed", says: netfilter.ErrBusy},
+		{name: "signal of a program that a script ran", script: "/bin/sh -c 'kill -9 $$'; exit $?", want: "exit status 137", says: netfilter.ErrBusy},
+		{name: "crash", script: "kill -SEGV $$", want: "signal: segmentation fault; it crashed", says: netfilter.ErrBusy},
 		// It prints 10 MB and does not read its input.
 		{name: "bounded", script: "exec </dev/null; /usr/bin/head -c 10000000 /dev/zero | /usr/bin/tr '\\0' x >&2; exit 1", want: "exit status 1: xxx", says: netfilter.ErrUnusable},
 	} {
