@@ -14,12 +14,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 )
 
-// TestDiskFull leaves 0 to 5 pages free on the file system of the dataDir. It checks that an ADD
-// with a new document either succeeds, or fails and changes neither rules nor documents.
+// TestDiskFull leaves 0 to 5 pages free on the file system of the dataDir. It checks that an ADD whose state cannot be
+// written answers 11, names the file and the cause, and changes neither rules nor documents, and that STATUS passes.
 func TestDiskFull(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		const page = 4096
@@ -32,49 +30,49 @@ func TestDiskFull(t *testing.T) {
 		fillDisk(t, disk, 0)
 		first := n.conf(t, "podnet", nil)
 		before := n.ruleset(t)
-		n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "no space left on device", "free space or inodes on its file system")
-		n.invoke(t, invocation{verb: "STATUS", conf: first}).want(t, 50, "no space left on device")
+		fails := func(conf, id string) {
+			t.Helper()
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: id}).
+				want(t, 11, n.dataDir, "no space left on device", "free space or inodes on its file system")
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+		}
+		fails(first, "first")
 		if after := n.ruleset(t); n.backend.variant != "legacy" && after != before { // iptables-legacy creates an empty table when it is read
 			t.Errorf("rules changed:\n%s", after)
 		}
-		must(t, os.Remove(ballast))
-		changed := n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
-		n.addAndCheck(t, changed)
-		document := assert.Must(filepath.Glob(filepath.Join(n.dataDir, "sources", "*.json")))(t)[0]
-		data := assert.Must(os.ReadFile(document))(t)
-		n.addAndCheck(t, first)
-		must(t, os.WriteFile(document, data, 0o600)) // as an ADD stored it that failed then
-		fillDisk(t, disk, 0)
-		n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 100, "the document on disk asks for other rules", "no space left on device")
-		n.invoke(t, invocation{verb: "STATUS", conf: first}).want(t, 50, "no space left on device")
 		must(t, os.Remove(ballast))
 		n.addAndCheck(t, first)
 		failures := 0
 		for free := range int64(6) {
 			fillDisk(t, disk, free*page)
 			rules, documents := n.ruleset(t), n.documentStamps(t)
-			// This ADD finds correct rules. It needs space only for the record of its pod, without which it warns.
-			other := n.conf(t, "podnet", object{"prevResult": resultWith(fmt.Sprintf("10.1.0.%d/16", 100+free))})
-			a := n.invoke(t, invocation{verb: "ADD", conf: other, id: fmt.Sprint("pod", free)}).want(t, 0)
-			if warned := strings.Contains(a.stderr, "cannot record the pod: write attachment "+n.dataDir); warned != (free == 0) {
-				t.Errorf("%d pages free: %s", free, a.stderr)
+			unchanged := func(of string) {
+				t.Helper()
+				wantSame(t, fmt.Sprintf("%s: rules with %d pages free", of, free), n.ruleset(t), rules)
+				wantSame(t, fmt.Sprintf("%s: documents with %d pages free", of, free), n.documentStamps(t), documents)
 			}
+			// This ADD finds correct rules. It needs space only for the record of its pod.
+			other := n.conf(t, "podnet", object{"prevResult": resultWith(fmt.Sprintf("10.1.0.%d/16", 100+free))})
 			if free == 0 {
-				same := n.conf(t, "podnet", object{"masqLinkLocal": false}) // another document, and the same rules
-				n.invoke(t, invocation{verb: "ADD", conf: same}).want(t, 0, "the rules are right, but the state cannot be written", "no space left on device")
+				fails(other, "other")
+				fails(n.conf(t, "podnet", object{"masqLinkLocal": false}), "same") // another document, and the same rules
+				unchanged("the record of a pod")
+			} else {
+				n.invoke(t, invocation{verb: "ADD", conf: other, id: fmt.Sprint("pod", free)}).want(t, 0).noWarnings(t)
 			}
 			second := n.conf(t, "podnet", object{"enableIPv6": true, "masqChain": "SECOND", "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
-			a = n.invoke(t, invocation{verb: "ADD", conf: second})
+			a := n.invoke(t, invocation{verb: "ADD", conf: second, id: "second"})
 			if a.code == 0 {
-				n.invoke(t, invocation{verb: "CHECK", conf: second}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: second, id: "second"}).want(t, 0)
 			} else {
 				failures++
-				a.want(t, 100, "the rules need a change and the state cannot be written", "no space left on device")
-				wantSame(t, fmt.Sprintf("rules with %d pages free", free), n.ruleset(t), rules)
-				wantSame(t, fmt.Sprintf("documents with %d pages free", free), n.documentStamps(t), documents)
+				a.want(t, 11, n.dataDir, "no space left on device")
+				unchanged("a document")
+				n.invoke(t, invocation{verb: "STATUS", conf: second, noNetns: true}).want(t, 0)
 				n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 				n.flush(t)
-				n.invoke(t, invocation{verb: "ADD", conf: first}).want(t, 0)
+				n.invoke(t, invocation{verb: "DEL", conf: second, id: "second"}).want(t, 0)
+				n.invoke(t, invocation{verb: "CHECK", conf: first}).want(t, 0)
 			}
 			must(t, os.Remove(ballast))
 			n.addAndCheck(t, first)

@@ -55,8 +55,8 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestGCFails checks that GC fails for an invalid list and for a read-only state, and that it
-// creates no state.
+// TestGCFails checks that GC fails for an invalid list and for a read-only state, that it repairs the rules
+// before it fails for that, and that it creates no state.
 func TestGCFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, backends()[0])
@@ -69,10 +69,22 @@ func TestGCFails(t *testing.T) {
 	}
 	writable := n.readOnly(t, n.dataDir)
 	none := n.conf(t, "podnet", object{validAttachments: []object{}})
+	n.flush(t)
 	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 5, "read-only file system", "mount its file system writable")
-	n.unchanged(t, before)
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 	writable()
 	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
+	// The record of a new boot comes before its rules.
+	n.addAndCheck(t, conf)
+	n.endBoot(t)
+	n.flush(t)
+	flushed := n.ruleset(t)
+	writable = n.readOnly(t, n.dataDir)
+	n.invoke(t, invocation{verb: "GC", conf: n.conf(t, "podnet", nil)}).want(t, 5, "record.json", "read-only file system")
+	wantSame(t, "rules after GC with the record of an earlier boot", n.ruleset(t), flushed)
+	writable()
+	n.invoke(t, invocation{verb: "GC", conf: none}).want(t, 0)
+	n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 0)
 	// GC of a node without state creates nothing.
 	must(t, os.RemoveAll(n.dataDir))
 	before = n.snapshot(t)
@@ -215,8 +227,7 @@ func TestStatusOfRefusedWrites(t *testing.T) {
 	})
 }
 
-// TestStatusOfRefusedRecords: while a list of namespaces is in force for its chain, ADD reads the records of pods, and STATUS
-// fails where it cannot.
+// TestStatusOfRefusedRecords: where the directory of the records of pods is refused, every ADD fails, and so does STATUS.
 func TestStatusOfRefusedRecords(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
@@ -225,17 +236,19 @@ func TestStatusOfRefusedRecords(t *testing.T) {
 		n.addAndCheck(t, conf)
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
 		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o777))
-		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")
-		n.invoke(t, invocation{verb: "STATUS", conf: other, noNetns: true}).want(t, 0)
-		n.invoke(t, invocation{verb: "ADD", conf: other, id: "other"}).want(t, 0)
-		must(t, os.RemoveAll(filepath.Join(n.dataDir, "sources"))) // the list of the entry counts, too
-		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments")
+		for _, conf := range []string{conf, other} {
+			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 11, "attachments", "refused")
+		}
+		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o700))
+		must(t, os.Chown(n.dataDir, 65534, 65534))
+		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, n.dataDir, "refused")
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 11, n.dataDir, "refused")
+		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "fails"}).want(t, 0)
 	})
 }
 
-// TestStatusOnReadOnlyDisk: while the rules are right, only ADDs of pods that are to be exempt fail, and so STATUS passes.
+// TestStatusOnReadOnlyDisk: ADD fails where its pod cannot be recorded, and STATUS passes: it would cost the node its pods.
 func TestStatusOnReadOnlyDisk(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
@@ -243,9 +256,17 @@ func TestStatusOnReadOnlyDisk(t *testing.T) {
 		n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 		defer n.readOnly(t, n.dataDir)()
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "dev", args: "K8S_POD_NAMESPACE=dev"}).want(t, 0)
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "prod", args: "K8S_POD_NAMESPACE=prod"}).want(t, 100, "cannot record the pod")
+		for _, space := range []string{"dev", "prod"} {
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: space, args: "K8S_POD_NAMESPACE=" + space}).
+				want(t, 11, "record the pod: ", n.dataDir, "read-only file system", "mount its file system writable")
+		}
+		n.flush(t)
+		flushed := n.ruleset(t)
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 0)
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "dev"}).want(t, 11, "read-only file system")
+		wantSame(t, "rules after an ADD that could not record its pod", n.ruleset(t), flushed)
+		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "dev"}).want(t, 0)
+		n.invoke(t, invocation{verb: "CHECK", conf: conf, id: "dev"}).want(t, 0)
 	})
 }
 
@@ -305,13 +326,11 @@ func TestRequireAgentConfig(t *testing.T) {
 
 const earlierBoot = "00000000-0000-4000-8000-000000000000"
 
-// endBoot changes the boot ID in the dataDir, so that it is from an earlier boot, and returns that of
-// the running one.
-func (n *node) endBoot(t *testing.T) (boot string) {
+// endBoot changes the boot ID in the dataDir, so that it is from an earlier boot.
+func (n *node) endBoot(t *testing.T) {
 	t.Helper()
-	boot = store.Open(n.dataDir).Boot()
+	boot := store.Open(n.dataDir).Boot()
 	record, attachments := filepath.Join(n.dataDir, "record.json"), filepath.Join(n.dataDir, "attachments")
 	text := strings.ReplaceAll(string(readFile(t, record)), boot, earlierBoot)
 	must(t, errors.Join(os.WriteFile(record, []byte(text), 0o600), os.Rename(filepath.Join(attachments, boot), filepath.Join(attachments, earlierBoot))))
-	return boot
 }

@@ -46,15 +46,13 @@
 //
 //   - While another program's change of owned rules is not repaired, a packet may be anything, but is dropped only where a
 //     policy drops it or that program changed the guard itself.
-//   - A pod that could not be recorded, as the disk was bad, is in no namespace and no attachment; so is one whose ADD
-//     returned while a document was damaged, as its chain stays as it is.
+//   - A pod whose ADD returned while a document was damaged is in no namespace, as its chain stays as it is.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
 //   - A chain that was not removed, as that failed, the guards could not be read or the kernel refuses another one, masquerades
 //     as before until a reconciler's sync, and one that is not on record, as the record was lost while it got another name, for
 //     good, or goes before the new one is in another backend. Until something has passed without a fault after a boot, a chain
 //     may be missing.
-//   - An ADD that passes on a bad disk may not have stored its policy: another process goes on with the former one.
 //   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.
@@ -66,11 +64,9 @@
 //   - Packets may follow several policies at the same time while a chain gets another name or backend.
 //   - Walks may delete more connections after a fault and after processes that ran at the same time, and those of an address
 //     that has passed to a pod of another namespace.
-//   - An ADD that fails may have stored its policy, unless it answers 7 or 11. It may fail where another program changes rules
+//   - An ADD that fails may have stored its policy, unless it answers 7, or 11 on a good disk. It may fail where another program changes rules
 //     twice meanwhile.
-//   - A disk on which every write fails with EIO is not known to STATUS, nor is a guard that the kernel refuses if its pod
-//     range is the subnet of the pod whose ADD comes next.
-//   - STATUS may fail where an ADD of a pod without a namespace passes, if a change of exemption could not be recorded.
+//   - STATUS does not know a guard that the kernel refuses if its pod range is the subnet of the pod whose ADD comes next.
 //   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot and where a
 //     walk came between a policy that was stored and its rules, as their process was killed, nor those that begin while rules
 //     are wrong if the repair may come with other exempt pods or outputAddresses. Those of a former pod are judged only if

@@ -88,9 +88,7 @@ type pod struct {
 	entry     *version
 
 	expectation
-	unattached bool // maybe, as the disk was bad
-	unrecorded bool // maybe, as the disk was bad, and no policy in force asked for its namespace
-	harmed     bool // its ADD passed although a chain stayed as it was, or may not have taken the address: documents, stdin or the kernel
+	harmed bool // its ADD passed although a chain stayed as it was, or may not have taken the address: documents, stdin or the kernel
 }
 
 type phase int
@@ -298,15 +296,14 @@ func (w *world) add(o *op, n *network, v *version) *process {
 			pod.phase = running
 			w.connect(pod)
 			w.connect(pod)
-			if pod.unattached = !w.healthy(p); pod.unattached && w.unused(n) {
-				n.used = time.Now().Add(-10 * time.Minute)
-			}
 			// Beside a chain of others that the kernel refuses an ADD passes.
 			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.refuses == "guards"
-			pod.unrecorded = !w.healthy(p) && !w.listed(pod) || pod.harmed
 			if p.stdout.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
+		}
+		if codeOf(p.err) == 11 && p.rules {
+			w.object("%s cannot write its state, and has written rules: %v", p.Name, p.err)
 		}
 		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
 			n.unclaim(p)
@@ -344,15 +341,12 @@ func (w *world) resolve(n *network, p *process, v *version) {
 			n.nobody.phase = running
 		}
 		if !w.harmed() { // or the chains stay as they are
-			if w.machine.Bad() { // or the chains of others stay as they are, and the policy may not be stored
-				return
-			}
 			w.repaired(p)
 			if v != nil && v == n.conf && n.since < p.start && (!p.faulty || !w.scenario.admin) { // or its conflist could not be read
 				w.settle(n, p, v)
 			}
 		}
-	case codeOf(p.err) == 7 || codeOf(p.err) == 11 || w.refusedFirst(p, v):
+	case codeOf(p.err) == 7, codeOf(p.err) == 11 && w.healthy(p), w.refusedFirst(p, v):
 		n.unclaim(p)
 	}
 }
@@ -543,7 +537,7 @@ func (w *world) syncs() []*process {
 func (w *world) unused(n *network) bool {
 	badConflist := w.some(func(n *network) bool { return n.bad && !n.agent }) // it may be that of any network
 	return !n.agent && !badConflist && !slices.ContainsFunc(w.pods, func(p *pod) bool {
-		return p.net == n && p != n.nobody && p.phase > starting && !p.unattached
+		return p.net == n && p != n.nobody && p.phase > starting
 	})
 }
 

@@ -125,12 +125,6 @@ func (w *world) combinations() [][]*version {
 	return all
 }
 
-// listed reports whether a policy that is certainly in force exempts the namespace of a pod.
-func (w *world) listed(p *pod) bool {
-	lists := func(v *version) bool { return v != nil && slices.Contains(v.Spaces, p.space) }
-	return w.some(func(n *network) bool { return !n.may(func(v *version) bool { return !lists(v) }) })
-}
-
 // allProbes returns the destinations that tell policies apart.
 func (s *scenario) allProbes() []netip.Addr {
 	all := slices.Clone(destinations)
@@ -179,7 +173,7 @@ func (w *world) packets(p *pod) iter.Seq2[netip.Addr, netip.Addr] {
 type expectation struct {
 	combinations [][]*version
 	container    int
-	unrecorded   bool
+	harmed       bool
 	decisions    [][]decision
 }
 
@@ -187,12 +181,12 @@ type expectation struct {
 func (w *world) expect(p *pod) *expectation {
 	x := &p.expectation
 	combinations := w.combinations()
-	if x.container == p.container && x.unrecorded == p.unrecorded && slices.EqualFunc(x.combinations, combinations, slices.Equal[[]*version]) {
+	if x.container == p.container && x.harmed == p.harmed && slices.EqualFunc(x.combinations, combinations, slices.Equal[[]*version]) {
 		return x
 	}
-	*x = expectation{combinations: combinations, container: p.container, unrecorded: p.unrecorded}
+	*x = expectation{combinations: combinations, container: p.container, harmed: p.harmed}
 	spaces := []string{p.space}
-	if p.unrecorded { // nor is a pod that began while a document was damaged, as its chain stayed as it was
+	if p.harmed { // nor is a pod that began while a document was damaged, as its chain stayed as it was
 		spaces = append(spaces, "")
 	}
 	for _, c := range combinations {
@@ -226,7 +220,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 	}
 	x := w.expect(p)
 	stuck := w.book.stuck || w.refused() && w.hasStale() // a chain that is refused may be one of those with a new name
-	together := !w.book.stuck && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed() && !w.moves()
+	together := !w.book.stuck && !w.book.unruled && !w.refused() && !p.harmed && !w.harmed() && !w.moves()
 	var of netip.Addr
 	var contradicted []bool // by packets from that address, for each combination
 	i := -1
@@ -251,7 +245,7 @@ func (w *world) objectTo(p *pod, tampered bool) {
 		switch {
 		case got.dropped && drop && (w.book.unruled || len(w.book.orphans) > 0 || p.net.mayNot()):
 			// The node restarted, or its document or the record was lost, so the guard comes as before the first rules again.
-		case got.dropped && !tampered && !w.book.unruled && !w.refused() && !p.unrecorded && !w.harmed():
+		case got.dropped && !tampered && !w.book.unruled && !w.refused() && !p.harmed && !w.harmed():
 			object("dropped although its chain has rules")
 		case got.dropped && (!tampered || !drop && !w.book.guardTampered):
 			object(fmt.Sprintf("dropped, which may be: masqueraded %v, not masqueraded %v", masquerade, exempt))
@@ -275,7 +269,7 @@ func (w *world) judgeOutputs(pods ...*pod) {
 	for _, p := range pods {
 		for src, dst := range w.packets(p) {
 			got, want := w.kernel.packet(src, dst), decide(combinations[0], w.kernel.addresses, p.space, src, dst).from
-			if !p.unrecorded && got.translated && !slices.Contains(want, got.from) {
+			if !p.harmed && got.translated && !slices.Contains(want, got.from) {
 				w.object("%s: a packet of %s (%s) to %s leaves with address %s instead of %s", p.net.name, p.id(p.container), src, dst, got.from, want)
 			}
 		}
@@ -287,7 +281,7 @@ func (w *world) judgeOutputs(pods ...*pod) {
 // passed to a pod of another namespace: ip-masq cannot tell the connections of the two, and finds out when a list of
 // namespaces comes into force. A walk that could not be taken off the record is repeated.
 func (w *world) judgeDeletion(c *connection) {
-	gone := w.book.unfinished || w.book.fault > 0 || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved || c.pod.unrecorded ||
+	gone := w.book.unfinished || w.book.fault > 0 || c.left || c.translated() && !w.kernel.IsLocal(c.ReplyDst) || c.pod.phase != running || c.pod.moved || c.pod.harmed ||
 		!slices.Contains(c.pod.addresses, c.Src)
 	for _, versions := range w.combinations() {
 		gone = gone || decide(versions, nil, c.space, c.Src, c.Dst).masquerade != c.translated()
@@ -307,7 +301,7 @@ func (c *connection) String() string {
 // judgePassed judges the connections of the former pods of an address when an ADD of another one has returned.
 func (w *world) judgePassed(p *process, pod *pod) {
 	combinations := w.combinations()
-	if len(combinations) > 1 || pod.unrecorded || w.book.resetsLost || p.warnsOfConnections() || time.Since(w.book.warned) < 10*time.Second { // an ADD before may have lost its reset, and said so
+	if len(combinations) > 1 || pod.harmed || w.book.resetsLost || p.warnsOfConnections() || time.Since(w.book.warned) < 10*time.Second { // an ADD before may have lost its reset, and said so
 		return
 	}
 	for _, c := range w.kernel.connections {
@@ -344,7 +338,7 @@ func (w *world) judgeConnections() {
 	changes := func(v *version) bool { return v != nil && (v.Spaces != nil || v.Outputs != nil) }
 	for _, c := range w.kernel.connections {
 		w.judgeLeft(&c, w.seq)
-		if c.pod.unrecorded || !slices.Contains(c.pod.addresses, c.Src) { // or a former container may hold that address
+		if c.pod.harmed || !slices.Contains(c.pod.addresses, c.Src) { // or a former container may hold that address
 			continue
 		}
 		d := decide(combinations[0], nil, c.pod.space, c.Src, c.Dst)
@@ -536,21 +530,27 @@ func (w *world) agree(n *network) {
 	}
 	w.armed = nil
 	restores := w.some(w.half)
+	m := w.machine
+	disk := m.Disk
 	status := w.do(&op{kind: "status", net: n.number, wait: true})
+	if m.Bad() {
+		add := w.addAgain(n)
+		if add != nil && w.objection == "" && add.returned && add.err != nil && codeOf(add.err) != 11 && status.err == nil {
+			w.object("an ADD of %s on a bad disk fails for another reason, and STATUS passes: %v", n.name, add.err)
+		}
+		w.do(&op{kind: "disk good"}) // STATUS is what an ADD answers then
+	}
 	add := w.addAgain(n)
+	if disk != "good" {
+		w.do(&op{kind: "disk " + disk})
+	}
 	if add == nil {
 		return
 	}
-	hasSpaces := func(v *version) bool { return v != nil && v.Spaces != nil }
-	spaced := w.some(func(n *network) bool { return n.may(hasSpaces) })
-	m := w.machine
 	switch {
 	case restores:
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
-	case status.err == nil && add.err != nil && m.Disk == "broken": // which only a write can tell
 	case status.err == nil && add.err != nil && (w.refused() || w.kernel.refuses == "guards"): // a guard of the subnet that this ADD found, which STATUS does not know
-	case add.err != nil && w.pods[most].container > 1 && (m.Disk == "full" || m.Disk == "read-only"): // the record of the former container stays
-	case status.err != nil && add.err == nil && spaced && m.Bad(): // a change of exemption could not be recorded
 	case (status.err == nil) != (add.err == nil):
 		w.object("STATUS and ADD of %s do not agree: %v, and %v", n.name, status.err, add.err)
 	}
@@ -666,7 +666,7 @@ func (w *world) quiet() {
 		}
 	}
 	for _, pod := range w.pods {
-		if pod.container > 0 && !pod.unrecorded && (!w.scenario.admin || pod.net.conf != nil) {
+		if pod.container > 0 && !pod.harmed && (!w.scenario.admin || pod.net.conf != nil) {
 			right(op{kind: "check", pod: pod.number, wait: true})
 		}
 	}
@@ -686,8 +686,8 @@ func (w *world) judgeGuards() {
 		filter.Guards[i].Bound, filter.Guards[i].Bindings = nil, nil
 	}
 	for _, p := range w.pods {
-		// The subnet of a pod is not on record if it started while the disk was bad, or with an entry that was not in force any more.
-		if p.phase != running || p.unrecorded || p.net.versions[0].Scope == nil && (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) {
+		// The subnet of a pod is not on record if a document was lost, or if it started with an entry that was not in force any more.
+		if p.phase != running || p.harmed || p.net.versions[0].Scope == nil && (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) {
 			continue
 		}
 		for src, dst := range w.packets(p) {

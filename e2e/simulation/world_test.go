@@ -61,6 +61,7 @@ type process struct {
 	start    int // seq
 	end      int
 	writes   int   // how many effects of it were writes
+	rules    bool  // one of them was a write of rules
 	event    event // of op, until it has happened
 	paused   int   // seq of its pause; 0: it does not pause
 	err      error
@@ -295,6 +296,9 @@ func (w *world) turn(t *ticket) {
 	}
 	if t.writes {
 		p.writes++
+	}
+	if strings.HasPrefix(t.text, "kernel: write") || strings.HasPrefix(t.text, "kernel: remove") {
+		p.rules = true
 	}
 	if strings.HasPrefix(t.text, "kernel: walk") {
 		w.book.walked = time.Now()

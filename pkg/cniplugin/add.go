@@ -3,7 +3,6 @@
 package cniplugin
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,9 +50,8 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	n.Attachments = []store.Attachment{n.pod.Attachment}
 	n.rememberEntry()
-	n.recordErr = n.Dir.Attach(n.pod)
-	if n.recordErr != nil {
-		n.Warn(fmt.Errorf("cannot record the pod: %w", n.recordErr))
+	if err := n.Dir.Attach(n.pod); err != nil {
+		return withCode(types.ErrTryAgainLater, fmt.Errorf("record the pod: %w", err))
 	}
 	if err := n.sync(ctx); err != nil {
 		return err
@@ -63,21 +61,55 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	return err
 }
 
-// status returns why an ADD would fail now, or nil. It ensures as ADD does, with a lock that writes nothing, so that the
-// two agree.
+// status returns why an ADD would fail now, or nil.
 func (n *node) status(ctx context.Context, args *skel.CmdArgs) error {
 	n.Attachments = []store.Attachment{n.attachment(args)} // of no pod: ADD reads the record of one, too
-	_, err := n.entry()
-	if err == nil {
-		var reading *store.Reading
-		if reading, err = n.Dir.Read(); err == nil {
-			_, err = n.ensure(ctx, reading, false, n.Dir.DryRun)
-		}
-	}
+	err := n.checkADD(ctx)
 	if err != nil { // containerd and the kubelet show this without a plugin's name
 		err = fmt.Errorf("%s: %w", config.PluginType, err)
 	}
 	return withCode(types.ErrPluginNotAvailable, err)
+}
+
+// checkADD returns why an ADD would fail if the files of the dataDir could be written. It does the same as an ADD and asks
+// the kernel where that writes rules. A disk that is full or read-only fails every ADD and no STATUS: the kubelet reports
+// DiskPressure itself, and evicts the pods of a node that STATUS makes NotReady.
+func (n *node) checkADD(ctx context.Context) error {
+	if _, err := n.entry(); err != nil {
+		return err
+	}
+	if err := n.Dir.CheckAttach(n.network); err != nil {
+		return err
+	}
+	reading, err := n.Dir.Read()
+	if err != nil {
+		return err
+	}
+	own, err := n.ownSource(reading.State(), false)
+	if err != nil {
+		return err
+	}
+	isRight, _, err := n.isRight(ctx, reading, own)
+	if isRight {
+		return err
+	}
+	if err := n.checkDataDir(); err != nil {
+		return err
+	}
+	lock, err := n.Dir.LockToRead(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { n.Warn(lock.Release()) }()
+	state, err := n.readAgain(reading)
+	if err != nil {
+		return err
+	}
+	p, err := n.propose(ctx, state, own)
+	if p == nil || err != nil {
+		return err
+	}
+	return n.chainErr(n.CheckApply(ctx, state, p), p.Chain(own.ID))
 }
 
 // sync makes the entry the network's document and syncs the rules. It reads the documents after
@@ -90,57 +122,87 @@ func (n *node) sync(ctx context.Context) error {
 	}
 	verified := n.sameInputs(reading) && n.entryVerified()
 	podVerified := func() bool { return !n.concernsPod(reading) || n.PodsRecorded(reading.State()) }
-	if verified && n.recordErr == nil && podVerified() && n.rulesVerified(reading) {
+	if verified && podVerified() && n.rulesVerified(reading) {
 		return nil
 	}
-	cache, err := n.ensure(ctx, reading, verified, n.Dir.Lock)
+	own, err := n.ownSource(reading.State(), verified)
+	if err != nil {
+		return err
+	}
+	isRight, cache, err := n.isRight(ctx, reading, own)
+	if !isRight {
+		return n.change(ctx, reading, own)
+	}
 	if cache.Inputs != "" && cache.Entry != "" {
 		_ = n.Dir.PutVerificationCache(n.source(), cache) // or the next ADD reads the rules, too
 	}
 	return err
 }
 
-// ensure ensures the rules by what was read, without the lock if they are right. Then it returns what was verified.
-// Verified says that an earlier ADD validated the entry.
-func (n *node) ensure(
-	ctx context.Context, reading *store.Reading, verified bool, take func(context.Context) (*store.Lock, error),
-) (cache store.VerificationCache, err error) {
+// isRight reports whether the rules are those that the network's policy asks for, and the documents have it. Then it returns
+// what was verified. The error is why an ADD fails although they are right.
+func (n *node) isRight(ctx context.Context, reading *store.Reading, own policy.Source) (bool, store.VerificationCache, error) {
 	state := reading.State()
-	if n.recordErr != nil {
-		if err := cmp.Or(n.podErr(state), n.heldErr()); err != nil {
-			return cache, err
-		}
+	if !n.isStored(state, own) {
+		return false, store.VerificationCache{}, nil
 	}
-	own, err := n.ownSource(state, verified)
-	if err != nil {
-		return cache, err
+	observed, cache := n.observe(ctx, reading, state)
+	if !observed.InSync() || n.loses(observed) {
+		return false, cache, nil
 	}
-	if n.isStored(state, own) {
-		var observed *enforce.State
-		if observed, cache = n.observe(ctx, reading, state); observed.InSync() && !n.loses(observed) {
-			n.warnInactive(observed)
-			n.dueResets(observed, false)
-			return cache, observed.Beyond(n.pod.Addresses)
-		}
-	}
+	n.warnInactive(observed)
+	n.dueResets(observed, false)
+	return true, cache, observed.Beyond(n.pod.Addresses)
+}
+
+// change makes a policy that of the network, and syncs the rules, with the lock held.
+func (n *node) change(ctx context.Context, reading *store.Reading, own policy.Source) error {
 	if err := n.checkDataDir(); err != nil {
-		return cache, err
+		return err
 	}
-	lock, err := take(ctx)
-	if errors.Is(err, store.ErrBusy) {
-		return cache, err
-	}
+	lock, err := n.Dir.Lock(ctx)
 	if err != nil {
-		lock = n.Dir.Unwritable(err)
+		return withCode(types.ErrTryAgainLater, err)
 	}
 	defer func() { n.Warn(lock.Release()) }()
-	n.confs = nil // it may have changed while the lock was waited for
-	if reading, err = n.Dir.ReadAgain(reading); err != nil {
-		return cache, err
+	state, err := n.readAgain(reading)
+	if err != nil {
+		return err
 	}
-	err = n.write(ctx, lock, reading.State(), own)
+	err = n.apply(ctx, lock, state, own)
 	n.Warn(lock.Tidy())
-	return cache, err
+	return err
+}
+
+func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
+	p, err := n.propose(ctx, state, own)
+	if p == nil || err != nil {
+		return err
+	}
+	chain := p.Chain(own.ID)
+	s, err := n.Apply(ctx, lock, state, p)
+	n.dueResets(s, true)
+	if errors.Is(err, store.ErrNewer) && s.Exists(chain) { // the rules of the newer version stay in force
+		n.Warn(err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.Beyond(n.pod.Addresses); err != nil {
+		return err
+	}
+	return n.chainErr(s, chain)
+}
+
+// readAgain reads the documents, and the conflists when they are asked for, with the lock held.
+func (n *node) readAgain(before *store.Reading) (store.State, error) {
+	n.confs = nil // they may have changed while the lock was waited for
+	reading, err := n.Dir.ReadAgain(before)
+	if err != nil {
+		return store.State{}, err
+	}
+	return reading.State(), nil
 }
 
 // isStored reports whether the documents can be read, and have the network's policy and the pod's subnets.
@@ -181,64 +243,19 @@ func (n *node) loses(s *enforce.State) bool {
 	})
 }
 
-// write makes a policy that of the network, and syncs the rules.
-func (n *node) write(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {
+// propose returns the proposal with this policy for the network, or nil if its chain stays as it is: beside documents that
+// cannot be read nothing is verified, and the ADD passes while the chain exists.
+func (n *node) propose(ctx context.Context, state store.State, own policy.Source) (*enforce.Proposal, error) {
 	n.warnUnreadable(state)
-	s, chain, err := n.apply(ctx, lock, state, own)
-	var unwritable *enforce.UnwritableError
-	if !errors.As(err, &unwritable) {
-		return err
-	}
-	if stored := state.Find(own.ID); s.Err(chain) == nil && stored != nil && !stored.Policy.Equal(own.Policy) &&
-		n.Observe(ctx, state.Sources, state.Record).Err(chain) != nil { // an ADD stored it and failed then, and the next one would write its rules
-		return withCode(codeRules, fmt.Errorf("the document on disk asks for other rules, and the state cannot be written: %w", unwritable))
-	}
-	if n.stateUnwritable(s, chain, unwritable) == nil {
-		return nil
-	}
-	// The rules may be right without the pod's subnets, which cannot be recorded or, in STATUS, are not known: for those on
-	// record or, without a document, for those that the guard has.
-	own.PodSubnets = nil
-	if state.Find(own.ID) == nil && !n.pluginFile.Present {
-		for _, g := range s.Guard.Observed.Guards {
-			for _, r := range g.Scope.Sources {
-				if g.Chain == chain {
-					own.PodSubnets = append(own.PodSubnets, r.Prefixes()...)
-				}
-			}
-		}
-	}
-	s, chain, err = n.apply(ctx, lock, state, own)
-	if errors.As(err, &unwritable) {
-		err = n.stateUnwritable(s, chain, unwritable)
-	}
-	return err
-}
-
-// apply applies a proposal with this policy for the network, and returns the chain of the one that is in force then. If
-// other documents cannot be read, nothing is verified: the ADD passes while the chain exists.
-func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) (_ *enforce.State, chain string, err error) {
-	p := enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, own.ID)}
+	p := &enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, own.ID)}
 	if err := p.Add(own, func() enforce.Conflists { return n.confDir() }, n.Warn); err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	chain = p.Chain(own.ID)
-	if len(p.Lost) > 0 && state.Find(own.ID) != nil && n.ObserveProposal(ctx, &p, state.Record).Exists(chain) {
-		return nil, chain, nil
+	isKept := len(p.Lost) > 0 && state.Find(own.ID) != nil
+	if isKept && n.ObserveProposal(ctx, p, state.Record).Exists(p.Chain(own.ID)) {
+		return nil, nil
 	}
-	if err := n.podErr(store.State{Sources: p.Sources, Record: state.Record}); err != nil {
-		return nil, chain, err
-	}
-	s, err := n.Apply(ctx, lock, state, &p)
-	n.dueResets(s, true)
-	if errors.Is(err, store.ErrNewer) && s.Exists(chain) { // the rules of the newer version stay in force
-		n.Warn(err)
-		return s, chain, nil
-	}
-	if err == nil {
-		err = cmp.Or(s.Beyond(n.pod.Addresses), n.chainErr(s, chain))
-	}
-	return s, chain, err
+	return p, nil
 }
 
 // concernsPod reports whether the files may say something of the pod or its addresses.
@@ -258,40 +275,9 @@ func (n *node) exempts(p *policy.Policy) bool {
 	return slices.ContainsFunc(p.Namespaces, func(x policy.NamedNamespace) bool { return x.Name == n.pod.Namespace })
 }
 
-// podErr returns why the pod cannot have the verdict of its namespace: the record of its attachment is missing, and its
-// addresses are to be exempt, or are so for another attachment.
-func (n *node) podErr(s store.State) error {
-	if n.recordErr == nil {
-		return nil
-	}
-	policies := n.Policies(s)
-	for _, a := range n.pod.Addresses {
-		has := func(e policy.PrefixAction) bool { return e.Prefix.Contains(a) }
-		if slices.ContainsFunc(policies, func(p policy.Policy) bool { return n.exempts(&p) || slices.ContainsFunc(p.ExemptPods, has) }) {
-			return withCode(codeRules, fmt.Errorf("cannot record the pod, which nonMasqueradeNamespaces needs: %w", n.recordErr))
-		}
-	}
-	return nil
-}
-
-// heldErr returns that the pod has an address that the record of another pod holds: a list of namespaces that comes into
-// force later would be about that one.
-func (n *node) heldErr() error {
-	pods, _, _ := n.Dir.Pods() // recordErr says what is wrong
-	for _, p := range pods {
-		for _, a := range n.pod.Addresses {
-			if p.Attachment != n.pod.Attachment && slices.Contains(p.Addresses, a) {
-				return withCode(codeRules, fmt.Errorf("the record of another pod has the address %s, and this pod cannot be recorded: %w", a, n.recordErr))
-			}
-		}
-	}
-	return nil
-}
-
 // chainErr returns what is wrong with the network's own chain. What is wrong with others is a
 // warning.
 func (n *node) chainErr(s *enforce.State, chain string) error {
-	n.Warn(s.RecordErr)
 	for _, w := range s.LinearChains() {
 		n.Warn(w)
 	}
@@ -325,21 +311,6 @@ func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 		return nil
 	}
 	return err
-}
-
-// stateUnwritable lets an ADD pass if the rules are right as they are, and will stay so.
-func (n *node) stateUnwritable(s *enforce.State, chain string, cause *enforce.UnwritableError) error {
-	if s.ExemptionChanges() { // a DEL of another pod would remove it
-		return withCode(codeRules, fmt.Errorf("cannot record which pods nonMasqueradeNamespaces exempts: %w", cause))
-	}
-	if err := n.errUnlessNewer(s, chain); err != nil {
-		if !errors.Is(err, cause) {
-			err = errors.Join(cause, err)
-		}
-		return withCode(codeRules, fmt.Errorf("the rules need a change and the state cannot be written: %w", err))
-	}
-	n.Warn(fmt.Errorf("the rules are right, but the state cannot be written: %w", cause))
-	return nil
 }
 
 // entryVerified reports whether this program found this entry valid before.

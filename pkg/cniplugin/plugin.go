@@ -69,7 +69,6 @@ type node struct {
 	cniVersion string         // of the configuration
 	subnets    []netip.Prefix // of the pod, in an ADD
 	pod        store.Pod      // in an ADD
-	recordErr  error          // why it could not be recorded
 
 	stdinDiffers bool          // from what the network's conflist has and had in this boot, in force because of plugin.toml
 	resetLimit   time.Duration // how long connections are reset; 0 if none are to be
@@ -202,12 +201,13 @@ func codeOf(err error) uint {
 	var coded codedError
 	var conflict *policy.ConflictError
 	var bound *policy.BoundError
+	var unwritable *enforce.UnwritableError
 	switch {
 	case errors.As(err, &coded):
 		return coded.code
 	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherDataDir):
 		return types.ErrInvalidNetworkConfig
-	case errors.Is(err, store.ErrBusy), errors.Is(err, netfilter.ErrBusy):
+	case errors.As(err, &unwritable), errors.Is(err, store.ErrBusy), errors.Is(err, netfilter.ErrBusy):
 		return types.ErrTryAgainLater
 	default:
 		return codeRules

@@ -30,7 +30,8 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that
 // nothing returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document
-// asks for. If a document cannot be read it writes nothing.
+// asks for. If a document cannot be read it writes nothing. The error is that the state cannot be read or written: then
+// rules are repaired of chains that are on record.
 func (n *node) repair(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -45,9 +46,14 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	if err := n.checkDataDir(); err != nil {
-		return err
+		n.Warn(err)
+		return nil
 	}
 	lock, err := n.Dir.Lock(ctx)
+	if errors.Is(err, store.ErrBusy) {
+		n.Warn(err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -62,9 +68,11 @@ func (n *node) repair(ctx context.Context) error {
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
 	n.dueResets(s, true)
 	for _, p := range s.Policies() {
-		n.Warn(s.Err(p.Chain))
+		if err := s.Err(p.Chain); s.RecordErr == nil || !errors.Is(err, s.RecordErr) {
+			n.Warn(err)
+		}
 	}
-	return nil
+	return s.RecordErr
 }
 
 // repairable reports whether the documents are complete.
@@ -146,12 +154,11 @@ func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 	if err != nil {
 		return withCode(types.ErrDecodingFailure, err)
 	}
+	var pruned error
 	if listed {
-		if err := n.Dir.Prune(n.network, keep); err != nil {
-			return withCode(types.ErrIOFailure, err)
-		}
+		pruned = n.Dir.Prune(n.network, keep)
 	}
-	n.Warn(n.repair(ctx))
+	repaired := n.repair(ctx)
 	n.resetConnections(ctx)
-	return nil
+	return withCode(types.ErrIOFailure, errors.Join(pruned, repaired))
 }

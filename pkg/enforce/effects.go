@@ -45,13 +45,10 @@ type does struct {
 func (d does) warn(err error) { d.Warn(err) }
 
 func (d does) asking() effects {
-	return &asks{Enforcer: d.Enforcer, Lock: d.Asking()}
+	return &asks{Enforcer: d.Enforcer}
 }
 
 func (d does) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
-	if _, err := d.File(); err != nil { // the process writes itself
-		return &UnwritableError{err}
-	}
 	tables, err := d.Drivers.GuardTables()
 	if err != nil {
 		return err
@@ -60,16 +57,12 @@ func (d does) guards(ctx context.Context, guards []policy.Guard, g *GuardState) 
 }
 
 func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
-	held, err := d.File()
-	if err != nil {
-		return &UnwritableError{err}
-	}
 	b, err := d.Drivers.Open(t.choice)
 	if err == nil {
 		err = d.CanWrite(ctx, t.choice, families.isNew...)
 	}
 	if err == nil {
-		err = b.Apply(ctx, desired, t.observation, held)
+		err = b.Apply(ctx, desired, t.observation, d.File())
 	}
 	return err
 }
@@ -78,12 +71,17 @@ func (d does) remove(ctx context.Context, o store.OwnedChain) error {
 	return d.Enforcer.remove(ctx, ChoiceOf(o), d.Lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
 }
 
-// asks asks the kernel and the file system, and takes what they would accept as written.
+// asks asks the kernel, and takes what it would accept as written. Whether files can be written only a write can tell.
 type asks struct {
 	*Enforcer
-	*store.Lock      // that writes nothing
-	guarded     bool // guards were written
+	guarded bool // guards were written
 }
+
+func (a *asks) PutRecord(store.Record) error { return nil }
+
+func (a *asks) Put(policy.Source) error { return nil }
+
+func (a *asks) TakeAddresses(map[store.Attachment][]netip.Addr) error { return nil }
 
 func (a *asks) warn(error) {}
 

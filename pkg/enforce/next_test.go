@@ -670,7 +670,7 @@ type worldEffects struct {
 }
 
 func (e worldEffects) asking() effects {
-	return &asks{Enforcer: e.Enforcer, Lock: e.Dir.Unwritable(nil).Asking()}
+	return &asks{Enforcer: e.Enforcer}
 }
 
 func (e worldEffects) read(ctx context.Context, s *State) {

@@ -28,9 +28,7 @@ func (f *fixture) addChain(name string, family policy.Family) {
 // dryRun syncs without writing.
 func (f *fixture) dryRun(sources ...policy.Source) *enforce.State {
 	f.Helper()
-	lock := assert.Must(f.enforcer.Dir.DryRun(f.Context()))(f)
-	defer func() { must(f, lock.Release()) }()
-	s := f.enforcer.Sync(f.Context(), f.observe(sources...), lock)
+	s := f.enforcer.CheckSync(f.Context(), f.observe(sources...))
 	if s.Guard.Err == nil && (s.Differs() || len(s.OtherDataDirs) > 0) {
 		f.Errorf("a dry run leaves %v, stale %v, duplicates %v", s.Diff(), s.Stale, s.Duplicates)
 	}

@@ -17,8 +17,7 @@ import (
 
 // Sync applies the difference that an observation found and returns the state after it. The caller
 // observed with the lock held, and not for the first time: a dump can be torn, so a difference is
-// repaired only if two observations have it. Errors are reported per chain, in the State. With the lock of a dry run
-// it finds the errors, and takes the rules as written.
+// repaired only if two observations have it. Errors are reported per chain, in the State.
 func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *State {
 	if before.InSync() {
 		return before
@@ -26,17 +25,41 @@ func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *S
 	return e.run(ctx, before.clone(), lock)
 }
 
+// CheckSync returns the state that a Sync would leave, and writes nothing: it asks the kernel whether it accepts the rules,
+// and takes what it accepts as written. It does not ask whether files can be written.
+func (e *Enforcer) CheckSync(ctx context.Context, before *State) *State {
+	if before.InSync() {
+		return before
+	}
+	return e.check(ctx, before.clone())
+}
+
 // Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules. With an error the
 // documents and the rules are as before: it is why the kernel refuses the rules, or an UnwritableError. What fails after
 // that is in the State, and repaired by any later sync.
 func (e *Enforcer) Apply(ctx context.Context, lock *store.Lock, stored store.State, p *Proposal) (*State, error) {
-	s := e.ObserveProposal(ctx, p, stored.Record)
-	s.changes(stored.Sources, p)
+	s := e.observeChange(ctx, stored, p)
 	if len(p.Changed) == 0 && s.InSync() {
 		return s, nil
 	}
 	s = e.run(ctx, s, lock)
 	return s, cmp.Or(s.refused, s.RecordErr)
+}
+
+// CheckApply returns the state that an Apply would leave, as CheckSync does.
+func (e *Enforcer) CheckApply(ctx context.Context, stored store.State, p *Proposal) *State {
+	s := e.observeChange(ctx, stored, p)
+	if len(p.Changed) == 0 && s.InSync() {
+		return s
+	}
+	return e.check(ctx, s)
+}
+
+// observeChange observes what a proposal asks for, whose documents are to be stored.
+func (e *Enforcer) observeChange(ctx context.Context, stored store.State, p *Proposal) *State {
+	s := e.ObserveProposal(ctx, p, stored.Record)
+	s.changes(stored.Sources, p)
+	return s
 }
 
 // changes makes the documents of a proposal those that are to be stored.
@@ -46,10 +69,7 @@ func (s *State) changes(before []policy.Source, p *Proposal) {
 
 // run takes the steps from an observation.
 func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
-	var do effects = does{e, lock}
-	if lock.DryRun() {
-		do, s.asked = do.asking(), true
-	} else if len(s.record.Chains) == 0 {
+	if len(s.record.Chains) == 0 {
 		namespace, err := e.checkFirstWrite(ctx)
 		if namespace != nil {
 			defer func() { _ = namespace.Close() }()
@@ -62,14 +82,22 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 		}
 	}
 	s.begin(store.BootTime())
-	s = run(ctx, s, do)
-	if lock.DryRun() {
-		diff := s.Guard.Diff
-		if s.DiscardDiff(); s.Guard.Err != nil { // it says which chains that is about
-			s.Guard.Diff = diff
-		}
-	} else if s.RecordErr == nil && s.refused == nil && !s.unknown {
+	s = run(ctx, s, does{e, lock})
+	if s.RecordErr == nil && s.refused == nil && !s.unknown {
 		e.removeDuplicates(ctx, s, lock)
+	}
+	return s
+}
+
+// check takes the steps from an observation, and writes nothing.
+func (e *Enforcer) check(ctx context.Context, s *State) *State {
+	s.asked = true
+	s.begin(store.BootTime())
+	s = run(ctx, s, &asks{Enforcer: e})
+	guardDiff := s.Guard.Diff
+	s.DiscardDiff()
+	if s.Guard.Err != nil { // it says which chains that is about
+		s.Guard.Diff = guardDiff
 	}
 	return s
 }
@@ -136,12 +164,9 @@ func (e *Enforcer) removeDuplicates(ctx context.Context, s *State, lock *store.L
 }
 
 func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...policy.ChainFamily) error {
-	held, err := lock.File()
+	b, err := e.Drivers.Open(c)
 	if err == nil {
-		var b netfilter.Backend
-		if b, err = e.Drivers.Open(c); err == nil {
-			err = b.Remove(ctx, chains, held)
-		}
+		err = b.Remove(ctx, chains, lock.File())
 	}
 	if err == nil {
 		return nil

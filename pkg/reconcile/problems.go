@@ -155,15 +155,10 @@ func (n *Node) addRepairProblems(ctx context.Context, r *Report) {
 	if !r.Differs() {
 		return
 	}
-	lock, err := n.Dir.DryRun(ctx)
-	if err != nil { // AddADDProblems says it
-		return
-	}
-	defer func() { r.warn(lock.Release()) }()
 	e := n.Enforcer(r.Sources, r.warn)
-	after := e.Sync(ctx, e.ObserveAgain(ctx, r.Rules), lock)
+	after := e.CheckSync(ctx, e.ObserveAgain(ctx, r.Rules))
 	for _, c := range after.Chains {
-		if err := after.Err(c.Policy.Chain); err != nil && after.RecordErr == nil && r.Rules.Find(c.Policy.Chain).Err == nil {
+		if err := after.Err(c.Policy.Chain); err != nil && r.Rules.Find(c.Policy.Chain).Err == nil {
 			r.chainProblem(ReasonRules, c.Policy.Chain, "%w", err)
 		}
 	}
@@ -199,7 +194,7 @@ func (n *Node) AddDiskProblem(r *Report) {
 		return
 	}
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
-		r.problem(ReasonState, fmt.Errorf("%w; until then pods of a new or changed network cannot start, "+
+		r.problem(ReasonState, fmt.Errorf("%w; until then pods cannot start, "+
 			"nor is any rule written after a reboot", err))
 	}
 }

@@ -94,7 +94,7 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 	if err := n.checkDataDir(ctx, e, src); err != nil {
 		return err
 	}
-	lock, err := n.Dir.DryRun(ctx)
+	lock, err := n.Dir.LockToRead(ctx)
 	if err != nil {
 		return err
 	}
@@ -108,11 +108,7 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 	if err := p.Add(own, func() enforce.Conflists { return src.ConfDir }, func(error) {}); err != nil {
 		return err
 	}
-	s, err := e.Apply(ctx, lock, state, &p)
-	if err == nil {
-		err = s.Err(own.Policy.Chain)
-	}
-	return err
+	return e.CheckApply(ctx, state, &p).Err(own.Policy.Chain)
 }
 
 // load reads the documents, and returns false if that fails.

@@ -127,6 +127,12 @@ func (d *Dir) Attach(p Pod) error {
 	return err
 }
 
+// CheckAttach returns why Attach would refuse a directory, or that the kernel does not tell the boot. It creates nothing, and
+// does not ask whether files can be written.
+func (d *Dir) CheckAttach(network string) error {
+	return d.withinNetwork(network, func(*folder) error { return nil })
+}
+
 // AttachCached records a pod from the runtime's cache, unless its attachment has a record. It returns whether it did.
 func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	p.Cached = true
@@ -233,9 +239,6 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 
 // TakeAddresses removes addresses from the records of attachments that lost them to other attachments.
 func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
-	if l.dry {
-		return nil
-	}
 	var errs []error
 	for _, a := range slices.SortedFunc(maps.Keys(taken), Attachment.Compare) { // simulations take the same steps again
 		errs = append(errs, l.dir.withinNetwork(a.Network, func(f *folder) error {

@@ -65,7 +65,7 @@ func children() map[string]func(*store.Dir) error {
 			_, err := d.Load()
 			return err
 		},
-		"writable":    writable,
+		"writable":    (*store.Dir).CheckWritable,
 		"bare umask":  func(d *store.Dir) error { return writeWithUmask(d, 0) },
 		"tight umask": func(d *store.Dir) error { return writeWithUmask(d, 0o077) },
 		"read-only":   onReadOnly,
@@ -112,11 +112,7 @@ func hold(d *store.Dir) error {
 	if err != nil {
 		return err
 	}
-	file, err := l.File()
-	if err != nil {
-		return err
-	}
-	fmt.Println("locked", file.Name())
+	fmt.Println("locked", l.File().Name())
 	return untilEOF(d)
 }
 
@@ -164,8 +160,8 @@ func onReadOnly(d *store.Dir) error {
 	return errors.Join(
 		isReadOnly(l.Put(newSource("podnet")), d), isReadOnly(l.PutRecord(other), d), isReadOnly(d.Attach(aPod("podnet", "d", "eth0")), d), isReadOnly(d.Attach(aPod("podnet", "c", "eth0")), d),
 		isReadOnly(d.Detach(aPod("podnet", "c", "eth0").Attachment), d), isReadOnly(d.Prune("podnet", nil), d),
-		isReadOnly(drop(l, network("podnet")), d), l.Release(), isReadOnly(writable(d), d),
-		isReadOnly(writable(store.Open(d.Path()+"/absent/too")), d),
+		isReadOnly(drop(l, network("podnet")), d), l.Release(), isReadOnly(d.CheckWritable(), d),
+		isReadOnly(store.Open(d.Path()+"/absent/too").CheckWritable(), d),
 	)
 }
 
@@ -190,11 +186,11 @@ func onFullDisk(d *store.Dir) error {
 	}
 	fill()
 	full := func(err error) error { return isFailure(err, unix.ENOSPC, d, "free space") }
-	if err := errors.Join(full(l.Asking().PutRecord(aRecord())), full(l.PutRecord(aRecord())), l.Tidy(), l.PutRecord(aRecord())); err != nil {
+	if err := errors.Join(full(l.PutRecord(aRecord())), l.Tidy(), l.PutRecord(aRecord())); err != nil {
 		return fmt.Errorf("beside the attachments of an earlier boot: %w", err)
 	}
 	fill()
-	return errors.Join(full(l.Asking().Put(newSource("other"))), file.Close(), l.Release())
+	return errors.Join(full(l.Put(newSource("other"))), file.Close(), l.Release())
 }
 
 func isReadOnly(err error, d *store.Dir) error { return isFailure(err, unix.EROFS, d, "mount") }

@@ -47,7 +47,7 @@ const (
 
 // Dir is the dataDir of a node. It may be used by several goroutines.
 type Dir struct {
-	LockWait time.Duration // how long Lock, LockToRead and DryRun wait at most; 10 s by contract
+	LockWait time.Duration // how long Lock and LockToRead wait at most; 10 s by contract
 
 	path string
 	boot func() (string, error)

@@ -4,7 +4,6 @@ package store_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -63,17 +62,6 @@ func drop(l *store.Lock, src policy.SourceID) error {
 		return err
 	}
 	return l.CommitDrop(src)
-}
-
-// writable tells why a document could not be written.
-func writable(d *store.Dir) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timelimit.Wait)
-	defer cancel()
-	l, err := d.DryRun(ctx)
-	if err != nil {
-		return err
-	}
-	return errors.Join(l.Put(newSource("podnet", "10.0.0.0/8")), l.PutRecord(aRecord()), l.Tidy(), l.Release())
 }
 
 func load(t testing.TB, d *store.Dir) store.State {

@@ -23,7 +23,8 @@ func TestAbsentDirectoryIsEmptyAndStaysAbsent(t *testing.T) {
 	same(t, load(t, d), store.State{})
 	ok(t, d.Detach(aPod("net", "c", "eth0").Attachment))
 	ok(t, d.Prune("net", nil))
-	ok(t, writable(d))
+	ok(t, d.CheckAttach("net"))
+	ok(t, d.CheckWritable())
 	n, changed, err := d.Attachments("net")
 	if n != 0 || !changed.IsZero() || err != nil {
 		t.Errorf("attachments: %d, %v, %v", n, changed, err)

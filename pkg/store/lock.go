@@ -22,14 +22,11 @@ import (
 // descriptor open. The file is removed by Destroy only: the removed one could still be locked.
 type Lock struct {
 	dir     *Dir
-	root    *folder           // nil in a dry run without a dataDir
-	file    *os.File          // nil in a dry run without a lock file
+	root    *folder
+	file    *os.File
 	dropped []policy.SourceID // see Drop
 
-	dry      bool // see DryRun
-	planned  int  // bytes of the files that a dry run would have written
 	released bool
-	err      error // why nothing can be written
 }
 
 // Lock takes the lock, and creates a missing dataDir. If it takes too long, the error is an ErrBusy. On a
@@ -49,39 +46,6 @@ func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, false)
 	return l, ignoring(err, os.ErrNotExist)
 }
-
-// DryRun takes the lock as Lock does, to find out whether documents could be written: Put and PutRecord
-// fail where they would fail with a Lock, and write nothing. They only read (access(2), statfs(2)), so a
-// disk quota is not noticed. Nothing is created; without a lock file, no process can hold the lock.
-func (d *Dir) DryRun(ctx context.Context) (*Lock, error) {
-	l, err := d.lock(ctx, false)
-	if errors.Is(err, os.ErrNotExist) {
-		l = &Lock{dir: d}
-		if l.root, err = d.dataDir(); ignoring(err, os.ErrNotExist) == nil {
-			err = mayCreate(d.path, 0)
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, l.Release())
-	}
-	l.dry = true
-	return l, nil
-}
-
-// Unwritable returns a lock that could not be taken, and with which nothing can be written because of that.
-func (d *Dir) Unwritable(err error) *Lock {
-	return &Lock{dir: d, err: err}
-}
-
-// Asking returns the same lock as one that writes nothing, as DryRun. It is not released.
-func (l *Lock) Asking() *Lock {
-	asking := *l
-	asking.dry, asking.planned = true, 0
-	return &asking
-}
-
-// DryRun reports whether nothing is to be written with this lock, rules included.
-func (l *Lock) DryRun() bool { return l.dry }
 
 // mayCreate returns why no file of this size can be created in a directory, or in the nearest one above
 // that exists.
@@ -167,8 +131,8 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 }
 
 // File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
-// held as long as one of them lives. Release closes it. The error is why rules must not be written.
-func (l *Lock) File() (*os.File, error) { return l.file, l.err }
+// held as long as one of them lives. Release closes it.
+func (l *Lock) File() *os.File { return l.file }
 
 // Release ends the lock and restores dropped documents that are not committed. Children that inherited the
 // lock keep it. It may be called twice, and on nil.
@@ -182,12 +146,8 @@ func (l *Lock) Release() error {
 		errs = append(errs, l.UndoDrop(src))
 	}
 	// Not LOCK_UN, which would unlock it for children too.
-	if l.file != nil {
-		errs = append(errs, failure("unlock", l.file.Name(), l.file.Close()))
-	}
-	if l.root != nil {
-		l.root.close()
-	}
+	errs = append(errs, failure("unlock", l.file.Name(), l.file.Close()))
+	l.root.close()
 	return errors.Join(errs...)
 }
 

@@ -73,8 +73,7 @@ func TestReleaseDoesNotUnlockChildren(t *testing.T) {
 	l := lock(t, d)
 	c := child(t, "wait", d)
 	in := assert.Must(c.StdinPipe())(t)
-	held := assert.Must(l.File())(t)
-	c.ExtraFiles = []*os.File{held}
+	c.ExtraFiles = []*os.File{l.File()}
 	ok(t, c.Start())
 	ok(t, l.Release())
 	busy(t, d)
@@ -140,7 +139,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	loads(t, d, newSource("podnet"))
 }
 
-// TestFullDisk: what Tidy frees is room for the record, and a dry run says what can be written now.
+// TestFullDisk: what Tidy frees is room for the record, and errors name the cause and the remedy.
 func TestFullDisk(t *testing.T) {
 	d := open(t)
 	ok(t, os.Mkdir(d.Path(), 0o700))

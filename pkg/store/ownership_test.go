@@ -41,10 +41,10 @@ var (
 func operations(t *testing.T) map[string]func(*store.Dir) error {
 	return map[string]func(*store.Dir) error{
 		"Load":         func(d *store.Dir) error { _, err := d.Load(); return err },
-		"DryRun":       writable,
 		"Lock":         func(d *store.Dir) error { _, err := d.Lock(t.Context()); return err },
 		"InstanceLock": func(d *store.Dir) error { _, err := d.InstanceLock(); return err },
 		"Attach":       func(d *store.Dir) error { return d.Attach(aPod("net", "c", "eth0")) },
+		"CheckAttach":  func(d *store.Dir) error { return d.CheckAttach("net") },
 		"Detach":       func(d *store.Dir) error { return d.Detach(aPod("net", "c", "eth0").Attachment) },
 		"Prune":        func(d *store.Dir) error { return d.Prune("net", nil) },
 		"Attachments":  func(d *store.Dir) error { _, _, err := d.Attachments("net"); return err },
@@ -93,7 +93,7 @@ func TestEmptyDirectory(t *testing.T) {
 	ok(t, os.Mkdir(d.Path(), 0o700))
 	before := tree(t, d.Path())
 	load(t, d)
-	ok(t, writable(d))
+	ok(t, d.CheckAttach("net"))
 	same(t, tree(t, d.Path()), before) // reading marks nothing
 	ok(t, d.Attach(aPod("net", "c", "eth0")))
 	if info, err := os.Lstat(d.Path() + "/" + marker); err != nil || info.Mode() != 0o600 {

@@ -4,11 +4,9 @@ package store
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -34,24 +32,9 @@ func (l *Lock) Put(c policy.Source) error {
 	name, path := nameOf(c.ID), l.dir.DocumentPath(c.ID)
 	data, err := encode(document{Schema(), c})
 	if err != nil {
-		err = fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
+		return fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
 	}
-	if err = cmp.Or(l.err, err); err != nil {
-		return err
-	}
-	var sources *folder
-	if err = os.ErrNotExist; l.root != nil { // without a dataDir, in a dry run
-		sources, err = l.root.folder(sourcesDir, false)
-	}
-	if errors.Is(err, os.ErrNotExist) {
-		if l.dry {
-			return l.mayWrite(filepath.Dir(path), data)
-		}
-		if sources, err = l.root.folder(sourcesDir, true); err == nil {
-			// The process that made the dataDir may have been killed before it synced the directory above.
-			err = errors.Join(l.root.sync(), l.root.syncParent())
-		}
-	}
+	sources, err := l.makeSources()
 	if err != nil {
 		return err
 	}
@@ -64,18 +47,30 @@ func (l *Lock) Put(c policy.Source) error {
 	})
 }
 
+// makeSources opens the directory of the documents, and creates it first if it is missing.
+func (l *Lock) makeSources() (*folder, error) {
+	sources, err := l.root.folder(sourcesDir, false)
+	if !errors.Is(err, os.ErrNotExist) {
+		return sources, err
+	}
+	sources, err = l.root.folder(sourcesDir, true)
+	if err != nil {
+		return nil, err
+	}
+	// The process that made the dataDir may have been killed before it synced the directory above.
+	err = errors.Join(l.root.sync(), l.root.syncParent())
+	if err != nil {
+		sources.close()
+		return nil, err
+	}
+	return sources, nil
+}
+
 // samePolicy reports whether documents of a source differ in nothing but the subnets of its pods and where it comes from.
 func samePolicy(a, b policy.Source) bool {
 	a.PodSubnets, b.PodSubnets = nil, nil
 	a.ConfDir, b.ConfDir = "", ""
 	return reflect.DeepEqual(a, b)
-}
-
-// mayWrite returns why no file with this data could be written to a directory, beside those of this dry run.
-func (l *Lock) mayWrite(dir string, data []byte) error {
-	const block = 4096
-	l.planned += (len(data) + block - 1) / block * block
-	return mayCreate(dir, l.planned)
 }
 
 // write replaces a file by a rename, and moves a damaged one aside. The function before is called when the new one is
@@ -84,9 +79,6 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 	stored, err := f.notNewer(writeDocument, name)
 	if err != nil {
 		return err
-	}
-	if l.dry {
-		return l.mayWrite(f.path(), data)
 	}
 	// Errors name the document and not the temporary file, so that the same error has the same text.
 	temp := safefile.TempName(name + ".")
@@ -249,8 +241,8 @@ func (l *Lock) PutRecord(r Record) error {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.dir.RecordPath()), err)
 	}
 	pods, err := encode(podsDocument{Schema(), r.Boot, r.ExemptPods})
-	if err = cmp.Or(err, l.err); err != nil {
-		return err
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.root.in(podsFile)), err)
 	}
 	err = l.put(recordFile, record, func(stored []byte) bool {
 		before, err := decode[recordDocument](stored)
@@ -259,7 +251,7 @@ func (l *Lock) PutRecord(r Record) error {
 	if err != nil {
 		return err
 	}
-	if len(r.Namespaces) == 0 && (l.root == nil || !l.root.has(podsFile)) {
+	if len(r.Namespaces) == 0 && !l.root.has(podsFile) {
 		return nil
 	}
 	return l.put(podsFile, pods, func([]byte) bool { return false })
@@ -267,9 +259,6 @@ func (l *Lock) PutRecord(r Record) error {
 
 // put replaces a file of the dataDir, unless the stored one is equal. The function returns whether it has to survive a crash.
 func (l *Lock) put(name string, data []byte, durable func(stored []byte) bool) error {
-	if l.root == nil { // in a dry run
-		return l.mayWrite(l.dir.path, data)
-	}
 	stored, err := l.root.read(name)
 	if err == nil && bytes.Equal(stored, data) {
 		return nil
@@ -290,9 +279,6 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 // Tidy removes temporary files, which killed processes left, and the attachments of earlier boots. If there is nothing
 // to do, it writes nothing.
 func (l *Lock) Tidy() error {
-	if mayWrite := !l.dry && l.err == nil; !mayWrite {
-		return nil
-	}
 	boot, err := l.dir.boot()
 	errs := []error{err, l.root.tidy(), l.root.within(sourcesDir, (*folder).tidy)}
 	if err == nil {
