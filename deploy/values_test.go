@@ -117,7 +117,7 @@ func TestChartValuesUsed(t *testing.T) {
 		"agentConfig.config": "agentConfig.config.masqLinkLocal=true", "agentConfig.configMaps": "agentConfig.configMaps={some}",
 		"agentReplacement.enabled": "agentReplacement.enabled=true", "agentReplacement.args": "agentReplacement.args={--v=2}", "platform": "platform=k3s",
 		"cniConfDir": "cniConfDir=/srv", "cniBinDir": "cniBinDir=/srv", "containerdStateDir": "containerdStateDir=/srv", "selinux": "selinux=true",
-		"nodeSettings": "nodeSettings=true", "ownConflist": "ownConflist=true", "reconciler": "reconciler.log_format=json", "image.repository": "image.repository=some", "image.tag": "image.tag=v9",
+		"nodeSettings": "nodeSettings=true", "reconciler": "reconciler.log_format=json", "image.repository": "image.repository=some", "image.tag": "image.tag=v9",
 		"image.digest": "image.digest=sha256:" + strings.Repeat("0", 64), "image.iptables": "image.iptables=true", "image.pullPolicy": "image.pullPolicy=Always",
 		"imagePullSecrets": "imagePullSecrets[0].name=some", "nameOverride": "nameOverride=some", "fullnameOverride": "fullnameOverride=some",
 		"commonLabels": "commonLabels.a=b", "podLabels": "podLabels.a=b", "podAnnotations": "podAnnotations.a=b", "serviceAccount.create": "serviceAccount.create=true",

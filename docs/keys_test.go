@@ -182,7 +182,7 @@ func TestSettings(t *testing.T) {
 		}
 	}
 	assert.NoError(t, json.Unmarshal([]byte(read(t, "deploy", "chart", "values.schema.json")), &chart))
-	const byOtherValues = "backend cni_conf_dir cni_bin_dir agent_config_dir data_dir health_listen metrics_listen conflist.manage conflist.entry_file conflist.own"
+	const byOtherValues = "backend cni_conf_dir cni_bin_dir agent_config_dir data_dir health_listen metrics_listen conflist.manage conflist.entry_file"
 	for _, setting := range config.DefaultSettings().List() {
 		parent, key, inTable := strings.Cut(setting.Key, ".")
 		if parent == "agent" {

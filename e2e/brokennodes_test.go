@@ -156,15 +156,6 @@ func brokenNodes() []brokenNode {
 			},
 			cause:  []string{`10-podnet.conflist: plugins[0]: the plugin entry of network "podnet" stands where every ADD fails, first`},
 			remedy: []string{"move it behind the plugin that makes the interface"}},
-		{name: "conflist-stale", reason: "conflist-stale", code: 3, flags: []string{"--conflist-own"},
-			breaks: func(t *testing.T, n *faultyNode) func() {
-				own := filepath.Join(n.cni.ConfDir, ownConflist) // a mount point, which cannot be replaced
-				must(t, syscall.Mount(own, own, "", syscall.MS_BIND, ""))
-				n.writeConflistFile(t, "10-podnet.conflist", append(readFile(t, filepath.Join(n.cni.ConfDir, "10-podnet.conflist")), '\n'))
-				return func() { must(t, syscall.Unmount(own, 0)) }
-			},
-			cause:  []string{"05-ip-masq.conflist is a copy of", "10-podnet.conflist, which has changed since", "device or resource busy"},
-			remedy: []string{"Start the reconciler, which updates the copy"}},
 		{name: "plugin-missing", reason: "plugin", code: 3,
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				must(t, os.Remove(filepath.Join(n.pluginDir(), "ip-masq")))

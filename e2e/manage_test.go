@@ -406,5 +406,3 @@ func TestManageWithMultus(t *testing.T) {
 		})
 	}
 }
-
-const ownConflist = "05-ip-masq.conflist"

@@ -70,9 +70,6 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	}
 	r := node.Check(c.Context())
 	node.AddDiskProblem(r)
-	if !node.active.Answers {
-		node.AddStaleConflist(r)
-	}
 	drift := cmp.Or(r.Rules, &enforce.State{}).Diff()
 	problems := node.problems(r, r.Obstacles())
 	right := !r.Differs() && len(problems) == 0
@@ -92,8 +89,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 			fmt.Fprintln(a.out, summary(r))
 		}
 	}
-	stale := func(p reconcile.Problem) bool { return p.Reason == reconcile.ReasonConflistStale }
-	if !r.Differs() && !slices.ContainsFunc(problems, stale) {
+	if !r.Differs() {
 		return err
 	}
 	if err != nil {
@@ -123,7 +119,6 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 	}
 	r := node.Sync(c.Context(), node.Read())
 	node.AddADDProblems(r)
-	node.AddStaleConflist(r)
 	reset := uint64(0)
 	if len(r.State.Record.Resets) > 0 && !node.Dir.ReconcilerActive() { // which makes them itself
 		const limit = 10 * time.Second

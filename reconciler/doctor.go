@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -79,7 +78,7 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	}
 	_, withoutRecord, err := n.Dir.Pods()
 	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(diagnose.Host{
-		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr, OwnConflist: config.ReadOwnConflist(n.Dir.OwnConflistPath()),
+		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)
 }
@@ -102,8 +101,11 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	if s := n.active.status; s != nil {
 		found["listen-failed"] = mapped(s.ListenErrs, errors.New)
 		conflists = s.ConflistFindings
-	} else if n.Settings.Conflist.Managed() {
+	} else if n.Settings.Conflist.Manage {
 		conflists = newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx)
+	}
+	if left := newEditor(n.Settings, n.Node).CopyFinding(); left != nil && !slices.Contains(conflists, *left) {
+		conflists = append(conflists, *left)
 	}
 	for _, f := range conflists {
 		found[f.ID] = append(found[f.ID], errors.New(f.Message))

@@ -90,9 +90,9 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		switch {
 		case entryErr == nil && f.replace && !editor.FromFile:
 			return fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it", policy.Quote(s.Conflist.EntryFile))
-		case errors.Is(entryErr, conflist.ErrNoNetworks) && !s.Conflist.Managed():
+		case errors.Is(entryErr, conflist.ErrNoNetworks) && !s.Conflist.Manage:
 			return fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry with --conflist-manage`, entryErr)
-		case entryErr != nil && !s.Conflist.Managed():
+		case entryErr != nil && !s.Conflist.Manage:
 			return remedied(entryErr)
 		}
 	}
@@ -177,7 +177,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 
 // judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
 func (r *installation) judge(err error, s config.Settings) error {
-	switch managed := s.Conflist.Managed(); {
+	switch managed := s.Conflist.Manage; {
 	case err == nil:
 		return nil
 	case r.Conflist == nil && managed:
@@ -230,7 +230,9 @@ func (r *installation) print(a *app) {
 	default:
 		say("network %s in %s already has the plugin entry, which install does not change", network, path)
 	}
-	printEach(a.out, "removed %s, which this file replaces", mapped(e.Removed, policy.Quote))
+	if e.Removed != "" {
+		say("removed %s, the copy that an earlier version made", policy.Quote(e.Removed))
+	}
 	if e.Backup != "" {
 		say("kept the previous text as %s", policy.Quote(e.Backup))
 	}
@@ -238,7 +240,7 @@ func (r *installation) print(a *app) {
 
 func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conflist.Manager {
 	return &conflist.Manager{
-		Editor: newEditor(s, node), BinDir: s.CNIBinDir, Log: log, Unmanaged: !s.Conflist.Managed(),
+		Editor: newEditor(s, node), BinDir: s.CNIBinDir, Log: log,
 		ReadEntry: func() ([]byte, bool, error) { return pluginEntry(s) },
 	}
 }
@@ -246,9 +248,9 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 // newEditor returns the Editor for the directory and the network of the settings, without an entry.
 func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 	return conflist.Editor{
-		Dir: s.CNIConfDir, Network: s.Conflist.Network, Own: s.Conflist.Own, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
-		OwnRecordPath: node.Dir.OwnConflistPath(),
-		Check:         checkNetwork(node.Dir), Ask: node.CheckEntry,
+		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
+		CopyRecord: node.Dir.CopyRecordPath(),
+		Check:      checkNetwork(node.Dir), Ask: node.CheckEntry,
 	}
 }
 

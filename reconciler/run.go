@@ -141,8 +141,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	node.SettingsErr = bad
 	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) })
 	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
-	manages := s.Conflist.Managed() || config.ReadOwnConflist(node.Dir.OwnConflistPath()) != nil // until that is removed
-	if manages {
+	if s.Conflist.Manage {
 		m := newManager(s, node, d.log)
 		m.Ask = loop.CheckEntry
 		loop.SyncConflist = m.Sync
@@ -161,7 +160,7 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	})
 	// The directories are watched before the loop reads them for the first time.
 	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
-	if manages {
+	if s.Conflist.Manage {
 		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
 	}
 	files := fswatch.New(dirs...)

@@ -128,14 +128,14 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Chains: chainsOf(rules, active.Chains), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, rules),
-		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Managed()},
+		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Manage},
 		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal, Findings: n.findings(ctx, r),
 	}
 	if err != nil {
 		s.Conflist.Error = err.Error()
 	}
 	host := diagnose.Host{BinDir: n.Settings.CNIBinDir, ConfDir: r.Sources.ConfDir, State: r.State}
-	if !n.Settings.Conflist.Managed() && !host.UsesPlugin() {
+	if !n.Settings.Conflist.Manage && !host.UsesPlugin() {
 		s.Conflist.Error = ""
 	} else if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
 		s.Plugin.Error = err.Error()

@@ -91,7 +91,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 		return err
 	}
 	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: 2 * time.Second,
-		Editor: conflist.Editor{Backups: u.node.Dir.Backups, OwnRecordPath: u.node.Dir.OwnConflistPath()}}
+		Editor: conflist.Editor{Backups: u.node.Dir.Backups, CopyRecord: u.node.Dir.CopyRecordPath()}}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))

@@ -28,7 +28,7 @@ func (w *world) manage(node *reconcile.Node, r *reconciler) {
 	m := &conflist.Manager{
 		Editor: conflist.Editor{
 			Dir: confDir, Network: w.managed().name, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
-			OwnRecordPath: node.Dir.OwnConflistPath(), Ask: w.node().CheckEntry, // Loop.CheckEntry waits for a mutex, which synctest does not know as waiting
+			CopyRecord: node.Dir.CopyRecordPath(), Ask: w.node().CheckEntry, // Loop.CheckEntry waits for a mutex, which synctest does not know as waiting
 		},
 		ReadEntry: func() ([]byte, bool, error) {
 			text, err := conflist.ReadEntry(entryFile)

@@ -464,7 +464,7 @@ func (w *world) judgeADD(p *process, v *version, pod *pod) {
 func (w *world) excused(report *reconcile.Report) bool {
 	return !slices.ContainsFunc(report.Problems, func(p reconcile.Problem) bool {
 		switch p.Reason {
-		case reconcile.ReasonSource, reconcile.ReasonState, reconcile.ReasonConflist, reconcile.ReasonConflistStale:
+		case reconcile.ReasonSource, reconcile.ReasonState, reconcile.ReasonConflist:
 			_, is := w.machine.ReadFile(w.networks[0].file())
 			const flaps = 5
 			return !w.bad() && (w.managed() == nil || is && w.managed().written < flaps)

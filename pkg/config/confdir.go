@@ -311,50 +311,8 @@ func readRecord(path string, to any) error {
 	return err
 }
 
-// OwnConflist is the record of ip-masq's own conflist: a copy of the main CNI plugin's file with the plugin entry.
-type OwnConflist struct {
-	File    string `json:"file"` // the path of the copy
-	Main    string `json:"main"` // the path of the file that was copied
-	Network string `json:"network"`
-	Digest  string `json:"digest"` // of the file that was copied; "" until the copy is written
-}
-
-// ReadOwnConflist returns nil if the file is missing or damaged; the reconciler writes a damaged file again.
-func ReadOwnConflist(path string) *OwnConflist {
-	var own OwnConflist
-	if safefile.IsMissing(path) || readRecord(path, &own) != nil { // missing for nearly every ADD
-		return nil
-	}
-	return &own
-}
-
-// ErrMainGone reports that the main CNI plugin's file, of which ip-masq has a copy, is gone.
-var ErrMainGone = errors.New("which is gone")
-
-// DigestOf returns the digest of a text, such as a main CNI plugin's file.
+// DigestOf returns the digest of a text, such as a conflist.
 func DigestOf(doc []byte) string {
 	sum := sha256.Sum256(doc)
 	return hex.EncodeToString(sum[:])
-}
-
-// Stale returns why the copy does not match the main CNI plugin's file, or nil. That file is the next one in the
-// directory. The error is an ErrMainGone if no other file has the network.
-func (o *OwnConflist) Stale(dir ConfDir) error {
-	if o == nil {
-		return nil
-	}
-	at := slices.IndexFunc(dir.Conflists, func(l Conflist) bool { return l.File == o.File })
-	next := slices.DeleteFunc(slices.Clone(dir.Conflists[at+1:]), func(l Conflist) bool { return slices.Equal(l.Types, []string{"loopback"}) })
-	isNext := len(next) > 0 && next[0].File == o.Main
-	isMain := func(l Conflist) bool { return l.File != o.File && (l.File == o.Main || l.Network == o.Network) }
-	err := errors.New("and the main CNI plugin has another file now")
-	switch {
-	case at < 0, isNext && DigestOf(next[0].Doc) == o.Digest:
-		return nil
-	case isNext:
-		err = errors.New("which has changed since")
-	case !slices.ContainsFunc(dir.Conflists, isMain):
-		err = ErrMainGone
-	}
-	return fmt.Errorf("%s is a copy of %s, %w", policy.Printable(o.File), policy.Printable(o.Main), err)
 }

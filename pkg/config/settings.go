@@ -62,11 +62,7 @@ type ConflistSettings struct {
 	Manage    bool
 	Network   string // "" is the network that the runtime picks
 	EntryFile string
-	Own       bool // ip-masq keeps a conflist of its own, beside the main CNI plugin's file
 }
-
-// Managed reports whether the loop syncs the conflist.
-func (c ConflistSettings) Managed() bool { return c.Manage || c.Own }
 
 // DefaultSettings returns the settings without a file and flags.
 func DefaultSettings() Settings {
@@ -116,7 +112,6 @@ func (s *Settings) keys() []Key {
 		Key{"conflist.network", text(&s.Conflist.Network, "podnet", orEmpty(parseNetworkName)), "NETWORK",
 			"network whose conflist gets the plugin entry (default: the one that the runtime uses)"},
 		Key{"conflist.entry_file", directory(&s.Conflist.EntryFile, d.Conflist.EntryFile), "FILE", "file with the plugin entry to insert, as JSON"},
-		Key{"conflist.own", boolean(&s.Conflist.Own), "", "keep a conflist of ip-masq's own, which survives reboots, and leave the main CNI plugin's file alone; implies manage"},
 	)
 }
 

@@ -37,7 +37,6 @@ log_format       = "json"
 manage     = true
 network    = "podnet"
 entry_file = "/srv/entry.json"
-own        = true
 
 [agent]
 cidrLimit = 100
@@ -50,7 +49,7 @@ func wholeSettings(t testing.TB) Settings {
 		CNIConfDir: "/etc/k3s/net.d", CNIBinDir: "/srv/bin", AgentConfigDir: "/etc/config", AgentDialect: DialectV2,
 		DataDir: "/srv/masq", MetricsListen: "[::1]:9820", LogFormat: "json",
 		AgentStated: true, Agent: AgentPolicy{CIDRLimit: 100, Policy: policytest.Stating(t, strings.Join(policytest.Every(t, `"`, ":"), ","))},
-		Conflist: ConflistSettings{Manage: true, Network: "podnet", EntryFile: "/srv/entry.json", Own: true},
+		Conflist: ConflistSettings{Manage: true, Network: "podnet", EntryFile: "/srv/entry.json"},
 	}
 }
 
@@ -319,7 +318,7 @@ func TestListOfSettings(t *testing.T) {
 		origins[x.Key] = x.Origin
 	}
 	for key, want := range map[string]string{
-		"resync_interval": path + ":2", "agent.cidrLimit": path + ":20", "log_format": FlagOrigin, "conflist.network": path + ":15",
+		"resync_interval": path + ":2", "agent.cidrLimit": path + ":19", "log_format": FlagOrigin, "conflist.network": path + ":15",
 	} {
 		assert.Equal(t, fmt.Sprintf("%s: origin", key), origins[key], want)
 	}

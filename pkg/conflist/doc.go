@@ -6,6 +6,5 @@
 // reconciler and install call them. Invariant: at any instant, even if the process is killed, each file of a
 // configuration directory is one that libcni loads, either as it was or as it should be. The package never derives a
 // file from one that does not parse. Only the plugin entry changes; all other bytes, the mode and the owner stay. The
-// position of the entry does not matter. With Editor.Own the entry is in a copy of the main CNI plugin's file, which
-// stays as it is.
+// position of the entry does not matter.
 package conflist

@@ -23,13 +23,10 @@ type Editor struct {
 	Network string // "": the one that a runtime uses
 	Entry   []byte // the entry to insert
 	// FromFile tells that Entry comes from conflist.entry_file and is not the default.
-	FromFile bool
-	Replace  bool // an entry that is there, too
-	// Own keeps ip-masq's own conflist beside the main CNI plugin's file, which stays as it is. Without it, Insert removes
-	// that conflist when the entry is in the main CNI plugin's file.
-	Own           bool
-	RecordPath    string // the file about what was inserted; "" for none
-	OwnRecordPath string // the file about ip-masq's own conflist; "" for none
+	FromFile   bool
+	Replace    bool   // an entry that is there, too
+	RecordPath string // the file about what was inserted; "" for none
+	CopyRecord string // the file about the copy of a conflist that an earlier version made; "" for none
 	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. A backup that
 	// fails does not stop the change, because pods without the plugin are worse than a file without a backup.
 	Backups func() (string, error)
@@ -48,7 +45,7 @@ type Change struct {
 	Wrote   bool   `json:"wrote"`
 	Backup  string `json:"backup"` // of the file; "" if it was not written, or is new
 
-	Removed []string `json:"removed,omitempty"` // files of ip-masq that this one replaces
+	Removed string `json:"removed,omitempty"` // the copy that an earlier version made
 
 	BackupErr    error `json:"-"` // why no backup was kept
 	NotExchanged error `json:"-"` // why a simultaneous write of another program can be lost
@@ -81,11 +78,7 @@ func (e Editor) Find() (Network, error) {
 			err = fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
-	list := n.Conflist
-	if n.own.main != nil { // which ip-masq's own conflist is a copy of
-		list = n.own.main.Conflist
-	}
-	return n, cmp.Or(err, list.PositionErr())
+	return n, cmp.Or(err, n.Conflist.PositionErr())
 }
 
 func (e Editor) insert(ctx context.Context) (Change, error) {
@@ -94,12 +87,11 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	if err != nil {
 		return c, err
 	}
-	if n.own.main != nil {
-		return e.insertOwn(ctx, c, n)
+	c, err = e.insertInto(ctx, c, n)
+	if err != nil {
+		return c, err
 	}
-	if c, err = e.insertInto(ctx, c, n); err == nil {
-		c.Removed, err = e.removeOwn(ctx, n)
-	}
+	c.Removed, err = e.removeCopy(ctx)
 	return c, err
 }
 
@@ -133,9 +125,7 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
 	path = n.Path
 	from, doc := path, n.Conflist.Doc
-	switch main := n.own.main; {
-	case main != nil:
-		from, doc, replace = main.Path, main.Conflist.Doc, true
+	switch {
 	case !n.Conflist.IsList():
 		path = generatedPath(path)
 	case n.Generated && n.Original != "": // which may have changed
@@ -194,20 +184,19 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	return c, err
 }
 
-// Remove removes the plugin entries of all networks, the generated lists and ip-masq's own conflist. It goes on after an
-// error, and returns the changes beside the errors: a file that does not parse may have an entry.
+// Remove removes the plugin entries of all networks, the generated lists and the copy that an earlier version made. It
+// goes on after an error, and returns the changes beside the errors: a file that does not parse may have an entry.
 func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
-		record := config.ReadOwnConflist(e.OwnRecordPath)
 		dir, readErr := config.ReadConfDir(e.Dir)
 		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 			return changes, readErr
 		}
 		var errs []error
 		for _, list := range dir.Conflists {
-			c, err := e.removeFrom(list, isOwn(list, dir.Conflists, record))
+			c, err := e.removeFrom(list)
 			if c.Wrote {
 				changes = append(changes, c)
 			}
@@ -220,11 +209,11 @@ func (e Editor) Remove() ([]Change, error) {
 	return changes, err
 }
 
-func (e Editor) removeFrom(list config.Conflist, own bool) (Change, error) {
+func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
 	switch used := slices.Contains(e.Keep, filepath.Base(list.File)); {
-	case (own || isGenerated(list)) && !used && list.Doc != nil:
+	case (isGenerated(list) || readCopyRecord(e.CopyRecord).isCopy(list)) && !used:
 		return e.write(ctx, c, c.Path, list.Doc, nil)
 	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
 		return c, nil
@@ -242,144 +231,9 @@ func (e Editor) removeFrom(list config.Conflist, own bool) (Change, error) {
 	return e.write(ctx, c, c.Path, list.Doc, now)
 }
 
-// ErrNotFirst reports that runtimes would not use ip-masq's own conflist.
-var ErrNotFirst = errors.New("conflist.own: the runtime would not use ip-masq's own conflist, so none is written")
-
-// ownNames returns the names of ip-masq's own conflist. The first that sorts before the main CNI plugin's file is used.
-func ownNames() []string { return []string{"05-ip-masq.conflist", "00-ip-masq.conflist"} }
-
-// ownConflist is what is known of ip-masq's own conflist: the main CNI plugin's file with the plugin entry.
-type ownConflist struct {
-	main   *Network            // the network by the main CNI plugin's file; nil without Editor.Own
-	record *config.OwnConflist // what is on record
-	others []config.Conflist   // files of ip-masq that it replaces, or all if there should be none
-}
-
-// isOwn reports whether a file is ip-masq's own conflist: by its name, and either by the record or because it is
-// another file of the directory with the plugin entry. Any other file of that name belongs to an administrator.
-func isOwn(list config.Conflist, lists []config.Conflist, record *config.OwnConflist) bool {
-	if !slices.Contains(ownNames(), filepath.Base(list.File)) {
-		return false
-	}
-	if record != nil && filepath.Dir(record.File) == filepath.Dir(list.File) && (record.File == list.File || record.Network == list.Network) {
-		return true
-	}
-	text, err := setEntry(list.File, list.Doc, nil, false)
-	return err == nil && slices.ContainsFunc(lists, func(main config.Conflist) bool {
-		copied, err := setEntry(main.File, main.Doc, nil, false)
-		return err == nil && main.File != list.File && bytes.Equal(text, copied)
-	})
-}
-
-// ownPath returns the path with which ip-masq's own conflist is the first file, and the network's the next.
-func ownPath(n Network, others []config.Conflist) (string, error) {
-	const remedy = "or set own = false and manage = true in [conflist]"
-	first, err := pick(others, "")
-	switch {
-	case n.Multus != "" || n.Conflist.IsMultus():
-		return "", fmt.Errorf("%w: the runtime uses network %s through Multus; remove Multus, %s", ErrNotFirst, policy.Quote(n.Name), remedy)
-	case err != nil:
-		return "", err
-	case first.Path != n.Path:
-		return "", fmt.Errorf("%w: %s comes before the file of network %s; rename one of the two, %s",
-			ErrNotFirst, policy.Printable(first.Path), policy.Quote(n.Name), remedy)
-	}
-	for _, name := range ownNames() {
-		path := filepath.Join(filepath.Dir(n.Path), name)
-		taken := func(l config.Conflist) bool { return l.File == path }
-		if path < n.Path && !slices.ContainsFunc(others, taken) {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("%w: %s sorts before %s; let the main CNI plugin write a file whose name begins with 10-, %s",
-		ErrNotFirst, policy.Printable(n.Path), ownNames()[1], remedy)
-}
-
-// find returns the network that gets the entry. With Own, its path is that of ip-masq's own conflist.
+// find returns the network that gets the entry. The copy that an earlier version made is no network.
 func (e Editor) find() (Network, error) {
-	record := config.ReadOwnConflist(e.OwnRecordPath)
 	c, err := config.ReadConfDir(e.Dir)
-	var own, lists []config.Conflist
-	for _, l := range c.Conflists {
-		if isOwn(l, c.Conflists, record) || e.Own && isGenerated(l) {
-			own = append(own, l)
-		} else {
-			lists = append(lists, l)
-		}
-	}
-	n, err := find(e.Dir, e.Network, lists, c.Conflists, err)
-	if err != nil || !e.Own {
-		n.own = ownConflist{record: record, others: own}
-		return n, err
-	}
-	path, err := ownPath(n, lists)
-	if err != nil {
-		return Network{own: ownConflist{record: record}}, err // it stays as it is
-	}
-	copied := Network{Path: path, Name: n.Name, Generated: true, Original: n.Path, Conflist: config.Conflist{File: path}}
-	copied.own = ownConflist{main: &n, record: record}
-	for _, l := range own {
-		if l.File == path {
-			copied.Entries, copied.Conflist = len(l.Entries), l
-		} else {
-			copied.own.others = append(copied.own.others, l)
-		}
-	}
-	return copied, nil
-}
-
-// insertOwn writes ip-masq's own conflist. The record says before that it is about to change, and after it of which text
-// it is a copy: a process that is killed in between leaves one that counts as stale.
-func (e Editor) insertOwn(ctx context.Context, c Change, n Network) (Change, error) {
-	main := n.own.main
-	if have := main.entryText(); have != nil && !e.FromFile {
-		e.Entry = have
-	}
-	if have := n.entryText(); have != nil && !e.Replace {
-		if e.FromFile {
-			c.Differs = differences(have, e.Entry)
-		}
-		e.Entry = have
-	}
-	_, now, err := n.with(e.Entry, true)
-	if err != nil {
-		return c, err
-	}
-	own := config.OwnConflist{File: n.Path, Main: main.Path, Network: n.Name, Digest: config.DigestOf(main.Conflist.Doc)}
-	recorded := n.own.record != nil && *n.own.record == own
-	if recorded && bytes.Equal(n.Conflist.Doc, now) && len(n.own.others) == 0 {
-		return c, nil
-	}
-	if !recorded {
-		begun := own
-		begun.Digest = ""
-		isThere := n.own.record != nil && n.own.record.File == n.Path && n.Conflist.Doc != nil // and counts as stale anyway
-		if err := e.recordOwn(ctx, &begun); err != nil && !isThere {
-			return c, err
-		}
-	}
-	if c, err = e.writeEntry(ctx, c, n, main.Path, n.Conflist.Doc, now); err != nil {
-		return c, err
-	}
-	c.RecordErr = cmp.Or(e.recordOwn(ctx, &own), c.RecordErr)
-	c.Removed, err = e.removeOwn(ctx, n)
-	return c, err
-}
-
-// removeOwn removes stale or replaced files of ip-masq, except those to which Multus delegates.
-func (e Editor) removeOwn(ctx context.Context, n Network) (removed []string, err error) {
-	used := MultusFiles(e.Dir)
-	for _, list := range n.own.others {
-		if slices.Contains(used, filepath.Base(list.File)) {
-			return removed, nil
-		}
-		if err := removeFile(ctx, list.File, list.Doc); err != nil {
-			return removed, err
-		}
-		removed = append(removed, list.File)
-	}
-	if n.own.main != nil || n.own.record == nil {
-		return removed, nil
-	}
-	return removed, e.recordOwn(ctx, nil)
+	lists := slices.DeleteFunc(slices.Clone(c.Conflists), readCopyRecord(e.CopyRecord).isCopy)
+	return find(e.Dir, e.Network, lists, c.Conflists, err)
 }

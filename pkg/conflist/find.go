@@ -43,8 +43,6 @@ type Network struct {
 	// generates it from the network's own file, so a plugin entry in it would be lost.
 	Multus    string
 	MultusErr error // why pods do not get the network as its own file has it, until Multus generates its configuration again
-
-	own ownConflist // set by Editor.find
 }
 
 // Find returns the network in a configuration directory that a runtime uses: the first file by name, or the first that

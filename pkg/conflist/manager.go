@@ -36,7 +36,6 @@ type Manager struct {
 	// ReadEntry returns the entry, and whether it is the entry file's, which is an fs.ErrNotExist if missing.
 	ReadEntry func() (entry []byte, fromFile bool, err error)
 	BinDir    string // the directory from which runtimes run the plugin
-	Unmanaged bool   // it only removes a conflist of ip-masq's own
 	Log       *slog.Logger
 
 	// What the last sync found about the entry.
@@ -79,12 +78,6 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
 	n, err := m.find()
 	var s Status
-	if m.Unmanaged && len(n.own.others) == 0 {
-		if n.own.record != nil { // the conflist was removed by hand
-			m.warn(m.recordOwn(ctx, nil))
-		}
-		return Status{Present: n.Entries > 0}
-	}
 	// After the conflist was read: an entry that is missing now is replaced by the present one.
 	m.warnings = nil
 	m.follow(ctx, n)
@@ -92,19 +85,17 @@ func (m *Manager) Sync(ctx context.Context) Status {
 		m.network, s.Present = n, n.Entries > 0
 	}
 	gone := errors.Is(err, ErrNoNetworks) || errors.Is(err, ErrNetworkNotFound)
-	if gone && len(n.own.others) > 0 {
-		removed, err := m.removeOwn(ctx, n)
-		m.logRemoved(removed)
-		m.warn(err)
-	}
 	if err == nil || gone {
 		m.seen(n, now)
 	}
 	missing := config.CheckPlugin(m.BinDir)
 	switch {
 	case err != nil:
-	case n.Entries == 1 && !n.Generated && len(n.own.others) == 0:
+	case n.Entries == 1 && !n.Generated:
 		m.failure, m.wait = nil, minWait
+		removed, err := m.removeCopy(ctx)
+		m.logRemoved(removed)
+		m.warn(err)
 	case m.Entry == nil || missing != nil:
 	default:
 		err = m.insert(ctx, &s, n)
@@ -132,9 +123,12 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 			s.Next = ends.Add(1)
 		}
 	}
-	s.Findings, s.Warnings = m.findings, m.warnings
+	s.Findings, s.Warnings = slices.Clip(m.findings), m.warnings
+	if f := m.CopyFinding(); f != nil {
+		s.Findings = append(s.Findings, *f)
+	}
 	if m.notExchanged != nil {
-		s.Findings = append(slices.Clip(s.Findings), Finding{NotExchanged, m.notExchanged.Error()})
+		s.Findings = append(s.Findings, Finding{NotExchanged, m.notExchanged.Error()})
 	}
 	for _, p := range m.entryProblems {
 		s.add(p)
@@ -147,16 +141,9 @@ func (m *Manager) complete(s *Status, n Network, now time.Time, err, missing err
 		s.add(Problem{Err: n.MultusErr, Waiting: true})
 	}
 	p := m.problemOf("inserted", err)
-	dir, _ := config.ReadConfDir(m.Dir) // find reports the error
-	if stale := config.ReadOwnConflist(m.OwnRecordPath).Stale(dir); stale != nil {
-		if p.Err != nil && !errors.Is(err, ErrNotFirst) && !errors.Is(err, ErrDelegate) { // why it is stale; the runtime uses it
-			stale, p.Err = fmt.Errorf("%w; %w", stale, p.Err), nil
-		}
-		s.add(Problem{Err: stale, Reason: "conflist-stale"})
-	}
 	if s.add(p); s.Flapping {
-		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again each time; set own = true in [conflist], "+
-			"or make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(m.network.Path))})
+		s.add(Problem{Err: fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again each time; "+
+			"make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(m.network.Path))})
 	}
 }
 
@@ -176,9 +163,7 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 		s.Next = due
 		return m.failure
 	}
-	e := m.Editor
-	e.Replace = m.Own // what others change in ip-masq's own conflist is undone
-	c, err := e.Insert(ctx)
+	c, err := m.Insert(ctx)
 	m.logRemoved(c.Removed)
 	now := time.Now()
 	m.wait = min(2*max(m.wait, minWait), maxWait)
@@ -217,15 +202,15 @@ func (m *Manager) insert(ctx context.Context, s *Status, n Network) error {
 	return nil
 }
 
-func (m *Manager) logRemoved(files []string) {
-	for _, file := range files {
-		m.Log.Info("removed a conflist of ip-masq", "file", policy.Printable(file))
+func (m *Manager) logRemoved(file string) {
+	if file != "" {
+		m.Log.Info("removed the copy that an earlier version made", "file", policy.Printable(file))
 	}
 }
 
 // isContentError reports whether an error is about what the files say, not about writing them.
 func isContentError(err error) bool {
-	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, ErrNotFirst, config.ErrPosition}
+	known := []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, config.ErrPosition}
 	return slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) })
 }
 
@@ -259,6 +244,7 @@ const (
 	EntryDiffers     = "entry-differs"          // another program or a person has changed it
 	EntryFileMissing = "entry-file-missing"     // it was there earlier
 	NotExchanged     = "conflist-not-exchanged" // a write of another program may be lost
+	ConflistCopy     = "conflist-copy"          // an earlier version made it
 )
 
 // Finding is a finding of status and doctor.

@@ -36,7 +36,7 @@ func manage(t *testing.T) *managed {
 	k.write("bin/ip-masq", "x")
 	k.mode("bin/ip-masq", 0o755)
 	k.Manager = &Manager{
-		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups")), RecordPath: k.path("backups/conflists.json"), OwnRecordPath: k.path("backups/own-conflist.json")},
+		Editor: Editor{Dir: k.path("net.d"), Backups: in(k.path("backups")), RecordPath: k.path("backups/conflists.json"), CopyRecord: k.path("backups/own-conflist.json")},
 		ReadEntry: func() ([]byte, bool, error) {
 			if _, err := os.Stat(k.path("entry.json")); os.IsNotExist(err) {
 				return []byte(`{"type":"ip-masq"}`), false, nil
@@ -431,7 +431,7 @@ func TestManagerFollowsAConf(t *testing.T) {
 // TestManagerFlapping: another program removes the entry as soon as it is there.
 func TestManagerFlapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const file, says = "net.d/10-kindnet.conflist", "kindnet.conflist*removed repeatedly*inserted again*own = true"
+		const file, says = "net.d/10-kindnet.conflist", "kindnet.conflist*removed repeatedly*inserted again*cni.exclusive=false"
 		k := manage(t)
 		k.write(file, listNamed("kindnet"))
 		k.sync()

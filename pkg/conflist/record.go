@@ -37,9 +37,6 @@ func digestOf(entry []byte) string {
 // inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of
 // an earlier version, is ip-masq's if the backup is the file without it.
 func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
-	if n.own.main != nil {
-		return true // what others change there is undone
-	}
 	if digests, known := record.Digests[n.Path]; known {
 		return slices.Contains(digests, digestOf(n.entryText()))
 	}
@@ -72,17 +69,6 @@ func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byt
 			return err
 		}
 		return writeRecord(d, name, now)
-	})
-}
-
-// recordOwn records ip-masq's own conflist, or with nil that there is none.
-func (e Editor) recordOwn(ctx context.Context, own *config.OwnConflist) error {
-	return e.record(ctx, "record ip-masq's own conflist", e.OwnRecordPath, func(d *safefile.Dir, name string) error {
-		if own == nil {
-			return errors.Join(d.Remove(name), d.Sync())
-		}
-		text, _ := json.Marshal(own) // never fails
-		return writeRecord(d, name, text)
 	})
 }
 

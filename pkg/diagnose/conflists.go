@@ -9,11 +9,8 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -29,9 +26,6 @@ func (l list) hasEntry() bool { return len(l.Entries) > 0 }
 
 func (e *examination) readLists() {
 	for _, c := range e.ConfDir.Conflists {
-		if e.isOwnConflist(c) { // what is wrong in it is wrong in the file that it was made from
-			c.File = e.OwnConflist.Main
-		}
 		l := list{Conflist: c, plugins: make([]map[string]any, len(c.Plugins))}
 		for i, text := range c.Plugins {
 			e.note(json.Unmarshal(text, &l.plugins[i]))
@@ -70,47 +64,36 @@ func masquerades(v any) bool {
 }
 
 func duplicateEntries(e *examination, f *Finding) {
-	where := map[string][]string{}
+	lists := map[string][]config.Conflist{}
 	for _, c := range e.ConfDir.Conflists {
-		if e.isOwnConflist(c) { // the runtime reads no other file of the network
+		if len(c.Entries) > 0 {
+			lists[c.Network] = append(lists[c.Network], c)
+		}
+	}
+	for _, network := range slices.Sorted(maps.Keys(lists)) {
+		if !replaceEachOther(lists[network]) {
 			continue
 		}
-		for _, entry := range c.Entries {
-			where[c.Network] = append(where[c.Network], fmt.Sprintf("%s plugins[%d]", policy.Quote(c.File), entry.Index))
+		var places []string
+		for _, c := range lists[network] {
+			for _, entry := range c.Entries {
+				places = append(places, fmt.Sprintf("%s plugins[%d]", policy.Quote(c.File), entry.Index))
+			}
+		}
+		f.add("network %s: %s", policy.Quote(network), strings.Join(places, ", "))
+	}
+}
+
+// replaceEachOther reports whether several plugin entries of one network can replace each other's policy. Equal entries
+// in several files do not, as where another program copies the main CNI plugin's file (Istio): the runtime uses the first.
+func replaceEachOther(lists []config.Conflist) bool {
+	first := lists[0].Entries[0]
+	for _, c := range lists {
+		if len(c.Entries) > 1 || len(first.Netconf.Differences(c.Entries[0].Netconf)) > 0 {
+			return true
 		}
 	}
-	for _, network := range slices.Sorted(maps.Keys(where)) {
-		if places := where[network]; len(places) > 1 {
-			f.add("network %s: %s", policy.Quote(network), strings.Join(places, ", "))
-		}
-	}
-}
-
-func (e *examination) isOwnConflist(c config.Conflist) bool {
-	return e.OwnConflist != nil && c.File == e.OwnConflist.File
-}
-
-func ownConflistNotRead(e *examination, f *Finding) {
-	if e.OwnConflist == nil {
-		return
-	}
-	renamed, err := filepath.Glob(filepath.Join(e.ConfDir.Dir, "*.cilium_bak"))
-	e.note(err)
-	for _, path := range renamed {
-		f.add("%s", policy.Quote(path))
-	}
-}
-
-func ownConflistOnTmpfs(e *examination, f *Finding) {
-	if e.OwnConflist == nil {
-		return
-	}
-	var system unix.Statfs_t
-	if err := unix.Statfs(e.ConfDir.Dir, &system); err != nil {
-		e.noteAs("find the file system of "+policy.Quote(e.ConfDir.Dir), err)
-	} else if system.Type == unix.TMPFS_MAGIC || system.Type == unix.RAMFS_MAGIC {
-		f.add("%s", policy.Quote(e.ConfDir.Dir))
-	}
+	return false
 }
 
 func conflistWithoutEntry(e *examination, f *Finding) {

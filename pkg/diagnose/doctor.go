@@ -73,8 +73,6 @@ type Host struct {
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
-	// OwnConflist is ip-masq's own conflist, by the record; nil if there is none.
-	OwnConflist *config.OwnConflist
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
@@ -146,8 +144,6 @@ func checks() map[string]func(*examination, *Finding) {
 		"duplicate-entry":             duplicateEntries,
 		"conflist-without-us":         conflistWithoutEntry,
 		"conflist-absent":             conflistAbsent,
-		"conflist-not-read":           ownConflistNotRead,
-		"conflist-on-tmpfs":           ownConflistOnTmpfs,
 		"pod-network-not-exempt":      podNetworksNotExempt,
 		"agent-running":               agentRunning,
 		"ebpf-masquerade":             ebpfMasquerade,

@@ -70,23 +70,14 @@ func TestFindings(t *testing.T) {
 		{"two entries", func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry, entry)
 		}, map[string]string{"problem duplicate-entry": "plugins[1], "}},
-		{name: "ip-masq's own conflist, beside an entry in the main plugin's file", set: func(h *testHost) { h.own(conflist("pods", bridge, entry), false) }},
-		{"a runtime that does not read ip-masq's own conflist", func(h *testHost) {
-			h.own(conflist("pods", bridge), false)
-			h.files["etc/cni/net.d/20-x.conflist.cilium_bak"] = "{}"
-		}, map[string]string{"problem conflist-not-read": `20-x.conflist.cilium_bak", cni.exclusive=false`}},
-		{"ip-masq's own conflist on a tmpfs", func(h *testHost) { h.own(conflist("pods", bridge), true) },
-			map[string]string{"notice conflist-on-tmpfs": `/dev/shm", cni_conf_dir`}},
-		{name: "renamed files, and a tmpfs", set: func(h *testHost) {
-			h.own(conflist("pods", bridge, entry), true)
-			h.files["etc/cni/net.d/20-x.conflist.cilium_bak"] = "{}"
-			delete(h.files, "etc/cni/net.d/05-ip-masq.conflist")
-			h.edit = nil
+		{name: "an equal entry in another program's copy of the conflist", set: func(h *testHost) {
+			h.files["etc/cni/net.d/02-istio-cni.conflist"] = conflist("pods", bridge, entry, `{"type": "istio-cni"}`)
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry)
 		}},
-		{"what ip-masq's own conflist has from the main plugin's file", func(h *testHost) {
-			h.own(conflist("pods", `{"type": "bridge", "ipMasq": true}`), false)
-			h.files["etc/cni/net.d/05-ip-masq.conflist"] = conflist("pods", `{"type": "bridge", "ipMasq": true}`, entry)
-		}, map[string]string{"problem main-plugin-ipmasq": `10-pods.conflist": plugins[0] ("bridge") has "ipMasq": true`}},
+		{"another entry in another program's copy of the conflist", func(h *testHost) {
+			h.files["etc/cni/net.d/02-istio-cni.conflist"] = conflist("pods", bridge, `{"type": "ip-masq", "cidrLimit": 7}`, `{"type": "istio-cni"}`)
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry)
+		}, map[string]string{"problem duplicate-entry": `02-istio-cni.conflist" plugins[1], , 10-pods.conflist" plugins[1]`}},
 		{name: "no plugin, and nothing names it", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
 			h.edit = func(n *Host) {
@@ -96,7 +87,7 @@ func TestFindings(t *testing.T) {
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"what a dry run warns about", func(h *testHost) {
 			warnings := map[string]string{"conflist-broken": "20-x.conflist", "damaged-document": "/d is torn\nor so", "agent-files-invalid": "ip-masq-agent:3: nonMasq",
-				"agent-files-missing": "/etc/config is gone", "unknown-key": "ip-masq-agent:4: nonMasqueradeCIDR", "multus": "delegates", "entry-differs": "in guard", "entry-file-missing": "gone", "conflist-not-exchanged": "vfat", "slow-list": "71 prefixes", "listen-failed": "health_listen: in use"}
+				"agent-files-missing": "/etc/config is gone", "unknown-key": "ip-masq-agent:4: nonMasqueradeCIDR", "multus": "delegates", "entry-differs": "in guard", "entry-file-missing": "gone", "conflist-not-exchanged": "vfat", "conflist-copy": "05-ip-masq.conflist", "slow-list": "71 prefixes", "listen-failed": "health_listen: in use"}
 			h.edit = func(n *Host) {
 				n.Warnings = func(id string) (found []error) {
 					if text, ok := warnings[id]; ok {
@@ -105,7 +96,7 @@ func TestFindings(t *testing.T) {
 					return found
 				}
 			}
-		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "notice agent-files-missing": "is gone, Mount", "problem unknown-key": "agent:4, Correct the names", "problem multus": "delegates, restart Multus", "problem entry-differs": "in guard, install --replace", "notice entry-file-missing": "gone, Write the file again", "notice conflist-not-exchanged": "vfat, RENAME_EXCHANGE", "notice slow-list": "71 prefixes", "problem listen-failed": "health_listen, ss -ltnp"}},
+		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "notice agent-files-missing": "is gone, Mount", "problem unknown-key": "agent:4, Correct the names", "problem multus": "delegates, restart Multus", "problem entry-differs": "in guard, install --replace", "notice entry-file-missing": "gone, Write the file again", "notice conflist-not-exchanged": "vfat, RENAME_EXCHANGE", "problem conflist-copy": "05-ip-masq.conflist, manage = true", "notice slow-list": "71 prefixes", "problem listen-failed": "health_listen, ss -ltnp"}},
 		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
 		{"a conflist that lost its entry, and no policy any more", func(h *testHost) {

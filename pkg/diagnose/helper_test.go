@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -58,21 +56,6 @@ func newHost(t *testing.T) *testHost {
 		},
 		policies: []policy.SourcePolicy{{Chain: policy.DefaultChain}},
 		choice:   netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},
-	}
-}
-
-// own adds ip-masq's own conflist beside the main plugin's file. With onTmpfs, doctor asks for another directory's file system.
-func (h *testHost) own(main string, onTmpfs bool) {
-	const dir = "etc/cni/net.d/"
-	h.files[dir+"10-pods.conflist"], h.files[dir+"05-ip-masq.conflist"] = main, conflist("pods", bridge, entry)
-	h.edit = func(n *Host) {
-		n.OwnConflist = &config.OwnConflist{File: filepath.Join(n.ConfDir.Dir, "05-ip-masq.conflist"), Main: filepath.Join(n.ConfDir.Dir, "10-pods.conflist"), Network: "pods"}
-		var system unix.Statfs_t
-		if onTmpfs {
-			n.ConfDir.Dir = "/dev/shm"
-		} else if err := unix.Statfs(n.Root, &system); err != nil || system.Type == unix.TMPFS_MAGIC {
-			h.t.Skipf("the directory for temporary files is on a tmpfs: %v", err)
-		}
 	}
 }
 

@@ -61,7 +61,6 @@ func faults() map[string]fault {
 		"conflist":            {one(reconcile.Problem{Reason: reconcile.ReasonConflist, Err: errors.New("the entry stands first")}), present, "conflist"},
 		"conflist-absent":     {nil, absent(reconcile.ReasonConflist, false), "conflist"},
 		"conflist-flapping":   {nil, absent(reconcile.ReasonConflist, true), "conflist"},
-		"conflist-stale":      {nil, absent(reconcile.ReasonConflistStale, false), "conflist-stale"},
 		"plugin":              {one(reconcile.Problem{Reason: reconcile.ReasonPlugin, Err: errors.New("no such file")}), present, "plugin"},
 		"plugin-absent":       {nil, absent(reconcile.ReasonPlugin, false), "plugin"},
 		"backend":             {chain(reconcile.ReasonBackend, fmt.Errorf("find iptables: %w", netfilter.ErrUnusable)), present, "backend"},

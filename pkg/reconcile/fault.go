@@ -28,8 +28,6 @@ const (
 	ReasonStandby  Reason = "standby"
 	ReasonFlapping Reason = "flapping"
 	ReasonAddress  Reason = "output-address"
-
-	ReasonConflistStale Reason = "conflist-stale"
 )
 
 // Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
@@ -54,8 +52,6 @@ func Faults() []Fault {
 		{ReasonConflist, "The plugin entry is missing or cannot be written, or every ADD fails because of it.",
 			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler install inserts it there. " +
 				"Let the reconciler write to the directory of conflists. If another program removes the entry, change that program's settings."},
-		{ReasonConflistStale, "ip-masq's own conflist is not a copy of the main CNI plugin's file as it is now.",
-			"Start the reconciler, which updates the copy, or removes it with that file. If that file is broken, correct it. On a node without ip-masq, remove the copy."},
 		{ReasonPlugin, "The plugin's binary is missing or not executable.",
 			"Run ip-masq-reconciler install. In a cluster, delete this node's pod of ip-masq, whose init container installs the plugin."},
 		{ReasonBackend, "A program, a part of the kernel or a capability is missing.",

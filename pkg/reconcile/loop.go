@@ -341,9 +341,6 @@ func (l *Loop) sync(ctx context.Context, now time.Time) func() event {
 		}
 		r := l.Node.Sync(ctx, src)
 		l.Node.AddADDProblems(r)
-		if l.SyncConflist == nil {
-			l.Node.AddStaleConflist(r)
-		}
 		if ctx.Err() != nil { // it may have been interrupted
 			return none
 		}

@@ -147,7 +147,6 @@ func (n *Node) AddReadiness(ctx context.Context, r *Report) {
 	n.addBackendProblems(ctx, r)
 	n.addRepairProblems(ctx, r)
 	n.AddADDProblems(r)
-	n.AddStaleConflist(r)
 }
 
 // addRepairProblems adds why rules that differ cannot be repaired, as a dry run of the repair finds it.
@@ -196,14 +195,6 @@ func (n *Node) AddDiskProblem(r *Report) {
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
 		r.problem(ReasonState, fmt.Errorf("%w; until then pods cannot start, "+
 			"nor is any rule written after a reboot", err))
-	}
-}
-
-// AddStaleConflist adds that ip-masq's own conflist is stale. In a loop with a conflist manager, that does.
-func (n *Node) AddStaleConflist(r *Report) {
-	known := func(p Problem) bool { return p.Reason == ReasonConflistStale }
-	if err := config.ReadOwnConflist(n.Dir.OwnConflistPath()).Stale(r.Sources.ConfDir); err != nil && !slices.ContainsFunc(r.Problems, known) {
-		r.problem(ReasonConflistStale, err)
 	}
 }
 

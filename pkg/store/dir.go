@@ -35,7 +35,7 @@ const (
 	markerFile       = "made-by-ip-masq"
 
 	conflistRecordFile = "conflists.json" // among the backups
-	ownConflistFile    = "own-conflist.json"
+	copyRecordFile     = "own-conflist.json"
 
 	documentSuffix          = ".json"
 	verificationCacheSuffix = ".verified"
@@ -77,9 +77,8 @@ func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
 // sync writes again.
 func (d *Dir) IsDocument(path string) bool { return strings.HasPrefix(path, d.path+"/"+sourcesDir+"/") }
 
-// Backups makes the directory where conflists are kept as they were before ip-masq changed them, durably, as a record of
-// ip-masq's own conflist has to outlive that, and returns its path. It is removed with the dataDir, and this package does
-// not read it.
+// Backups makes the directory where conflists are kept as they were before ip-masq changed them, durably, and returns its
+// path. It is removed with the dataDir, and this package does not read it.
 func (d *Dir) Backups() (string, error) {
 	root, err := d.makeDataDir()
 	if err != nil {
@@ -99,8 +98,8 @@ func (d *Dir) ConflistRecordPath() string {
 	return d.path + "/" + backupsDir + "/" + conflistRecordFile
 }
 
-// OwnConflistPath returns where package conflist records ip-masq's own conflist.
-func (d *Dir) OwnConflistPath() string { return d.path + "/" + backupsDir + "/" + ownConflistFile }
+// CopyRecordPath returns where an earlier version recorded the copy of a conflist that it made.
+func (d *Dir) CopyRecordPath() string { return d.path + "/" + backupsDir + "/" + copyRecordFile }
 
 // Path returns the directory's path in its shortest form (filepath.Clean).
 func (d *Dir) Path() string { return d.path }

@@ -35,7 +35,7 @@ func kindOf(dir, name string) uint32 {
 		stem, isCopy := strings.CutSuffix(name, ".bak")
 		at := strings.LastIndexByte(stem, '.')
 		isCopy = isCopy && at > 0 && isHash(stem[at+1:])
-		isFile = isCopy || name == conflistRecordFile || name == ownConflistFile || safefile.IsTemp(name, safefile.TempPrefix)
+		isFile = isCopy || name == conflistRecordFile || name == copyRecordFile || safefile.IsTemp(name, safefile.TempPrefix)
 	case dir == attachmentsDir:
 		isDir = isBoot(name)
 	case strings.Count(dir, "/") == 1: // of a boot

@@ -13,9 +13,6 @@ initContainers:
       - --conflist-manage
       - --cni-conf-dir=$(CNI_CONF_DIR)
       - --cni-bin-dir=$(CNI_BIN_DIR)
-      {{- if .Values.ownConflist }}
-      - --conflist-own
-      {{- end }}
       {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
     env:
       {{- include "ip-masq.directoryVariables" . | nindent 6 }}
@@ -51,9 +48,6 @@ containers:
       - --cni-conf-dir=$(CNI_CONF_DIR)
       - --cni-bin-dir=$(CNI_BIN_DIR)
       - --backend=$(BACKEND)
-      {{- if .Values.ownConflist }}
-      - --conflist-own
-      {{- end }}
       {{- end }}
       {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
       {{- if and (include "ip-masq.metrics" .) .Values.metrics.address }}

@@ -313,7 +313,6 @@ func TestAlerts(t *testing.T) {
 		{"chains of another dataDir", "conflict-datadir", "IPMasqPolicyConflict", nil},
 		{"an entry with which every ADD fails", "conflist", "IPMasqConflistWrong", nil},
 		{"no entry", "conflist-absent", "IPMasqConflistWrong", nil},
-		{"a copy of a former conflist", "conflist-stale", "IPMasqConflistStale", nil},
 		{"an entry that is removed again and again", "conflist-flapping", "IPMasqConflistFlapping", nil},
 		{"an entry that is lost without manage", "sound", "IPMasqEntryLost", map[string]values{
 			"ip_masq_conflist_present": during(watch, 0), "ip_masq_conflist_flapping": absent}},
@@ -417,7 +416,6 @@ func brokenNodes() map[string]brokenNode {
 		"main-plugin-ipmasq":     {"", "IPMasqForeignRules 5m0s"},
 		"entry-lost":             {"", "IPMasqEntryLost 10m0s"},
 		"entry-first":            {"conflist", "IPMasqConflistWrong 10m0s"},
-		"conflist-stale":         {"conflist-stale", "IPMasqConflistStale 10m0s"},
 		"plugin-missing":         {"plugin", "IPMasqPluginMissing 5m0s"},
 		"two-reconcilers":        {"standby", "IPMasqStandby 30m0s"},
 		"stopped-reconciler":     {"no answer", "IPMasqDown 10m0s"},

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
+)
+
+// copyRecord is the record of the copy that an earlier version made: it kept the plugin entry in a copy of the main CNI
+// plugin's file, which the runtime found first. The copy never ended well beside other programs that write conflists, so
+// it is removed once the entry is in the main CNI plugin's file. A copy that another program has changed since is not
+// only ip-masq's: it stays, and a finding names it.
+type copyRecord struct {
+	File   string `json:"file"`   // the path of the copy
+	Main   string `json:"main"`   // the path of the file that was copied
+	Digest string `json:"digest"` // of the file that was copied
+}
+
+// readCopyRecord returns an empty record, which is that of no copy, if the file is missing or damaged.
+func readCopyRecord(path string) copyRecord {
+	var r copyRecord
+	if safefile.IsMissing(path) {
+		return r
+	}
+	doc, _, err := safefile.ReadFile(path, maxSize)
+	if err != nil || json.Unmarshal(doc, &r) != nil {
+		return copyRecord{}
+	}
+	return r
+}
+
+// isCopy reports whether a file is the copy on record, and as the earlier version wrote it.
+func (r copyRecord) isCopy(list config.Conflist) bool {
+	if !r.names(list) || list.Err != nil {
+		return false
+	}
+	without, err := setEntry(list.File, list.Doc, nil, false)
+	if err != nil {
+		return false
+	}
+	if r.isOriginal(without) || r.isOriginal(list.Doc) {
+		return true
+	}
+	plugin := list.Plugins[0] // of a .conf file, whose text the copy has in a list
+	isSingle := len(list.Types) == len(list.Entries)+1
+	if isSingle && (r.isOriginal(plugin) || r.isOriginal(append(slices.Clip(plugin), '\n'))) {
+		return true
+	}
+	// The file that was copied may have had an entry, which the copy has not.
+	main, _, err := safefile.ReadFile(r.Main, maxSize)
+	if err != nil || !r.isOriginal(main) {
+		return false
+	}
+	mainWithout, err := setEntry(r.Main, main, nil, false)
+	return err == nil && bytes.Equal(without, mainWithout)
+}
+
+// names reports whether a file is the one on record, by its name. An administrator may have another one of that name.
+func (r copyRecord) names(list config.Conflist) bool {
+	isName := slices.Contains([]string{"05-ip-masq.conflist", "00-ip-masq.conflist"}, filepath.Base(list.File))
+	return isName && list.File == r.File
+}
+
+func (r copyRecord) isOriginal(text []byte) bool { return config.DigestOf(text) == r.Digest }
+
+// removeCopy removes the copy that an earlier version made, and returns its path, "" if there is none. A copy to which
+// Multus delegates stays until Multus does so no more.
+func (e Editor) removeCopy(ctx context.Context) (path string, err error) {
+	record := readCopyRecord(e.CopyRecord)
+	if record.File == "" {
+		return "", nil
+	}
+	dir, err := config.ReadConfDir(e.Dir)
+	if err != nil {
+		return "", err
+	}
+	for _, list := range dir.Conflists {
+		isUsed := slices.Contains(MultusFiles(e.Dir), filepath.Base(list.File))
+		if record.names(list) && (isUsed || !record.isCopy(list)) {
+			return "", nil
+		}
+		if !record.names(list) {
+			continue
+		}
+		c, err := e.write(ctx, Change{Path: list.File}, list.File, list.Doc, nil)
+		if err != nil {
+			return "", err
+		}
+		path = c.Path
+	}
+	return path, e.record(ctx, "forget the copy of a conflist", e.CopyRecord, func(d *safefile.Dir, name string) error {
+		return errors.Join(d.Remove(name), d.Sync())
+	})
+}
+
+// CopyFinding returns the finding about the copy that an earlier version made, or nil if there is none.
+func (e Editor) CopyFinding() *Finding {
+	record := readCopyRecord(e.CopyRecord)
+	dir, err := config.ReadConfDir(e.Dir)
+	if err != nil || record.File == "" {
+		return nil
+	}
+	for _, list := range dir.Conflists {
+		if !record.names(list) {
+			continue
+		}
+		text := fmt.Sprintf("%s is a copy of %s that an earlier version of ip-masq made",
+			policy.Printable(record.File), policy.Printable(record.Main))
+		if !record.isCopy(list) {
+			text += ", and another program has changed it since"
+		}
+		return &Finding{ConflistCopy, text}
+	}
+	return nil
+}

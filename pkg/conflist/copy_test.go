@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+)
+
+// The copy that an earlier version made, under its first name.
+const (
+	copyName = "05-ip-masq.conflist"
+	copyFile = "net.d/" + copyName
+)
+
+// copied writes a copy of a main CNI plugin's file, with its record, as an earlier version did.
+func (k *managed) copied(main, text, copyText string) {
+	k.t.Helper()
+	k.write(copyFile, copyText)
+	r := copyRecord{File: k.path(copyFile), Main: k.path(main), Digest: config.DigestOf([]byte(text))}
+	k.write("backups/own-conflist.json", string(assert.Must(json.Marshal(r))(k.t)))
+}
+
+// has fails the test unless these are the files of the runtimes, by their names.
+func (k *managed) has(want map[string]string) {
+	k.t.Helper()
+	assert.Equal(k.t, "files", filesOf(k.t, k.Dir), want)
+}
+
+// backedUp fails the test unless a text of a runtimes' file is among the backups.
+func (k *managed) backedUp(name, text string) {
+	k.t.Helper()
+	doc, err := os.ReadFile(backupPath(k.path("backups"), k.path(name)))
+	if err != nil || string(doc) != text {
+		k.t.Errorf("the backup of %s: %v %s", name, err, doc)
+	}
+}
+
+// TestCopyIsRemoved: the copy that an earlier version made goes after the entry is in the main CNI plugin's file.
+func TestCopyIsRemoved(t *testing.T) {
+	const other = `{"type":"ip-masq","cidrLimit":7}`
+	for name, c := range map[string]struct{ main, copied string }{
+		"as it was made":                   {listNamed("a"), listWith("a", bareEntry)},
+		"of a file that has an entry":      {listWith("a", bareEntry), listWith("a", bareEntry)},
+		"of a file that has another entry": {listWith("a", other), listWith("a", bareEntry)},
+		"with another entry":               {listNamed("a"), listWith("a", other)},
+		"without an entry":                 {listNamed("a"), listNamed("a")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := manage(t)
+				k.write(aList, c.main)
+				k.copied(aList, c.main, c.copied)
+				unlock := k.lock("net.d")
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				k.Sync(ctx)
+				if _, err := os.Stat(k.path(copyFile)); err != nil {
+					t.Errorf("before the entry is in the file: %v", err)
+				}
+				unlock()
+				k.after(time.Minute)
+				files := filesOf(t, k.Dir)
+				if _, isThere := files[copyName]; isThere || !k.present(aList) || len(files) != 1 {
+					t.Errorf("%q", files)
+				}
+				k.backedUp(copyFile, c.copied)
+				k.logged(1, "removed the copy")
+				if r := readCopyRecord(k.CopyRecord); r.File != "" || len(k.last.Findings) > 0 {
+					t.Errorf("%+v %+v", r, k.last)
+				}
+				// An administrator's file of that name is not the copy, although it was once.
+				k.write(copyFile, c.copied)
+				k.after(time.Minute)
+				if !k.present(copyFile) {
+					t.Error("an administrator's file is gone")
+				}
+			})
+		})
+	}
+}
+
+// TestCopyOfASinglePlugin: the entry is in a generated list before the copy goes, also where the main CNI plugin has
+// written its file since.
+func TestCopyOfASinglePlugin(t *testing.T) {
+	changed := strings.Replace(single, "bridge", "ptp", 1)
+	for name, now := range map[string]string{"the same": single, "written since": changed} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := manage(t)
+				k.write("net.d/10-x.conf", now)
+				k.copied("net.d/10-x.conf", single, madeOf(t, single, bareEntry))
+				k.sync()
+				k.has(map[string]string{"10-x.conf": now, "10-x-made-by-ip-masq.conflist": madeOf(t, now, bareEntry)})
+				k.backedUp(copyFile, madeOf(t, single, bareEntry))
+			})
+		})
+	}
+}
+
+// TestCopyThatStays: a copy stays without the main CNI plugin's file, while Multus delegates to it, and where another
+// program has changed it. Then a finding names it.
+func TestCopyThatStays(t *testing.T) {
+	whole := listWith("a", bareEntry)
+	multus := `{"name":"m","type":"multus","clusterNetwork":"/host/etc/cni/net.d/` + copyName + `"}`
+	for name, c := range map[string]struct {
+		copied string
+		files  map[string]string
+		says   string
+		want   []string // problems
+	}{
+		"without a main file":                    {copied: whole, says: "made", want: []string{"waiting for"}},
+		"a plugin of another":                    {copied: listWith("a", `{"type":"istio-cni"}`, bareEntry), files: map[string]string{"10-a.conflist": listNamed("a")}, says: "changed it since"},
+		"Multus delegates":                       {copied: whole, files: map[string]string{"00-multus.conf": multus, "10-a.conflist": listNamed("a")}, says: "made", want: []string{"restart Multus"}},
+		"a main file that has been written anew": {copied: strings.Replace(whole, "bridge", "ptp", 1), files: map[string]string{"10-a.conflist": listNamed("a")}, says: "changed it since"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := manage(t)
+				for file, text := range c.files {
+					k.write("net.d/"+file, text)
+				}
+				k.copied(aList, listNamed("a"), c.copied)
+				k.sync(c.want...)
+				k.after(time.Minute, c.want...)
+				doc := content(t, k.path(copyFile))
+				withEntry, err := setEntry(copyName, []byte(c.copied), []byte(bareEntry), false)
+				assert.NoError(t, err)
+				if !bytes.Equal(doc, []byte(c.copied)) && !bytes.Equal(doc, withEntry) {
+					t.Errorf("the copy is %s", doc)
+				}
+				if len(k.last.Findings) != 1 || k.last.Findings[0].ID != ConflistCopy || !strings.Contains(k.last.Findings[0].Message, c.says) {
+					t.Errorf("%+v", k.last.Findings)
+				}
+			})
+		})
+	}
+}
