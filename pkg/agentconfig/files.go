@@ -234,7 +234,7 @@ func (f file) parse(dialect config.Dialect) *document {
 // about what the agents ignore: unknown keys, and values that are null.
 func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
 	var kept []config.Member
-	unknown := 0
+	unknownKeys, unknown := config.NewUnknownKeys(members, keys), 0
 	warn := func(to *[]string, m config.Member, problem string) {
 		*to = append(*to, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error())
 	}
@@ -244,11 +244,9 @@ func (d *document) known(members []config.Member, keys []config.Key) []config.Me
 			if unknown++; unknown > config.MaxShown {
 				continue
 			}
-			remedy := "remove it"
-			if near := config.Nearest(m.Key, keys); near != "" {
-				remedy = "did you mean " + near + "?"
+			if remedy := unknownKeys.Remedy(m.Key); remedy != "" {
+				warn(&d.unknown, m, "is not a known key and is ignored; "+remedy)
 			}
-			warn(&d.unknown, m, "is not a known key and is ignored; "+remedy)
 			continue
 		}
 		m.Key = keys[at].Name

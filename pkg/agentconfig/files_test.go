@@ -250,3 +250,21 @@ func TestOwnPolicyAlone(t *testing.T) {
 	assert.Equal(t, "warnings", warningsOf(t, got), "DIR has files, but the name of none begins with ip-masq; rename the agent files")
 	assert.Equal(t, "source", got.Source, source(policy.DefaultChain))
 }
+
+// What is proposed for an unknown key means the same, and the mistake of a whole ConfigMap is said once.
+func TestUnknownKeysOfAgentFiles(t *testing.T) {
+	for text, want := range map[string]string{
+		"NonMasqueradeCIDRs: [10.0.0.0/8]\nNonMasqueradeSrcCIDRs: [10.9.0.0/16]": "2: NonMasqueradeSrcCIDRs: is not a known key and is ignored; " +
+			"did you mean nonMasqueradeSourceCIDRs?",
+		"forceMasqueradeCIDRs: [10.9.0.0/16]": "1: forceMasqueradeCIDRs: is not a known key and is ignored; did you mean masqueradeCIDRs?",
+		"masqRandomFully: true":               "1: masqRandomFully: is not a known key and is ignored; did you mean randomFully?",
+		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: ip-masq-agent}\ndata:\n  config: |\n    masqLinkLocal: true\n": "1: apiVersion: is not a known key and is ignored; " +
+			"this is a whole ConfigMap; write only the text that it has below data",
+		"config:\n  masqLinkLocal: true\n":   "1: config: is not a known key and is ignored; write the keys inside it one level up, without config",
+		"config: |\n  masqlinklocal: true\n": "1: config: is not a known key and is ignored; write the keys inside it one level up, without config",
+	} {
+		dir := agentDirOf(t, "ip-masq-agent", text)
+		a := assert.Must(Read(dir, config.DialectV1, config.AgentPolicy{}))(t)
+		assert.Equal(t, "unknown keys", a.UnknownKeys, []string{filepath.Join(dir, "ip-masq-agent") + ":" + want})
+	}
+}

@@ -110,6 +110,7 @@ func (d *Document) Read(members []Member, keys []Key) {
 	for _, k := range keys {
 		known[k.Name] = k
 	}
+	unknown := NewUnknownKeys(members, keys)
 	times := make(map[string]int, len(members))
 	d.Lines, d.Indexes = map[string]int{}, map[string][]int{}
 	for _, m := range members {
@@ -121,7 +122,9 @@ func (d *Document) Read(members []Member, keys []Key) {
 		isKnown = isKnown || d.File == "" && isProtocolKey(m.Key)
 		switch {
 		case !isKnown && times[m.Key] == 1:
-			d.Fail(m.Key, -1, "", d.unknown(m.Key, keys))
+			if problem := d.unknown(m.Key, unknown); problem != "" {
+				d.Fail(m.Key, -1, "", problem)
+			}
 		case !isKnown || times[m.Key] > 2:
 		case times[m.Key] == 2:
 			d.Fail(m.Key, -1, "", "is there twice; write it once")
@@ -133,48 +136,26 @@ func (d *Document) Read(members []Member, keys []Key) {
 	}
 }
 
-func (d *Document) unknown(name string, keys []Key) string {
+// unknown returns the problem of an unknown key, or "" if that of an earlier key covers it.
+func (d *Document) unknown(name string, u *UnknownKeys) string {
+	const problem = "is not a known key; "
 	if len(d.Mistakes) >= MaxShown {
-		return "is not a known key; remove it" // not shown: the search would be wasted
+		return problem + "remove it" // not shown: the search would be wasted
 	}
-	for _, k := range keys {
+	for _, k := range u.keys {
 		if table, found := strings.CutSuffix(k.Name, "."+name); found {
 			return "is a key of [" + table + "]; write it below that line"
 		}
 	}
-	if near := Nearest(name, keys); near != "" {
-		sameTable := name[:strings.LastIndexByte(name, '.')+1]
-		return "is not a known key; did you mean " + strings.TrimPrefix(near, sameTable) + "?"
+	remedy := u.Remedy(name)
+	if remedy == "" {
+		return ""
 	}
-	return "is not a known key; remove it"
+	return problem + remedy
 }
 
 // isProtocolKey reports whether the CNI spec reserves the key for the runtime.
 func isProtocolKey(key string) bool { return strings.HasPrefix(key, "cni.dev/") }
-
-// Nearest returns the key with the same letters at both ends, three quarters at least, or "". Two letters that
-// changed places count as one. It ignores letter case, '-' and '_'.
-func Nearest(unknown string, keys []Key) string {
-	fold := func(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s)) }
-	best, bestShare, a := "", 0.0, fold(unknown)
-	for _, k := range keys {
-		b := fold(k.Name)
-		same, most := 0, min(len(a), len(b))
-		for same < most && a[same] == b[same] {
-			same++
-		}
-		if i := same; i+1 < most && a[i] == b[i+1] && a[i+1] == b[i] {
-			same++
-		}
-		for i := 1; same < most && a[len(a)-i] == b[len(b)-i]; i++ {
-			same++
-		}
-		if share := float64(same) / float64(max(len(a), len(b))); share >= 0.75 && share > bestShare {
-			best, bestShare = k.Name, share
-		}
-	}
-	return best
-}
 
 // ValidatePolicy validates a policy after the document was read, without consequences of mistakes in it.
 func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {

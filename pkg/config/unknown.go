@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+)
+
+// UnknownKeys tells what to write in place of the unknown keys of one document.
+type UnknownKeys struct {
+	keys []Key
+	// wrapper has the keys around the keys of a document. The first one says what to do about all of them.
+	wrapper     []string
+	wrapperSays string
+	wrapperTold bool
+}
+
+// NewUnknownKeys returns the UnknownKeys of a document with these members, which may have these keys.
+func NewUnknownKeys(members []Member, keys []Key) *UnknownKeys {
+	u := &UnknownKeys{keys: keys}
+	if isConfigMap(members) {
+		u.wrapper = []string{"apiVersion", "kind", "metadata", "data", "binaryData", "immutable"}
+		u.wrapperSays = "this is a whole ConfigMap; write only the text that it has below data"
+		return u
+	}
+	const wrapper = "config" // what the agents' ConfigMap calls its only file
+	for _, m := range members {
+		if strings.EqualFold(m.Key, wrapper) && m.Err == nil && u.holdsKeys(m) {
+			u.wrapper = []string{m.Key}
+			u.wrapperSays = "write the keys inside it one level up, without " + m.Key
+		}
+	}
+	return u
+}
+
+// Remedy returns what to do about an unknown key, or "" if the remedy of an earlier key covers it.
+func (u *UnknownKeys) Remedy(name string) string {
+	if slices.Contains(u.wrapper, name) {
+		if u.wrapperTold {
+			return ""
+		}
+		u.wrapperTold = true
+		return u.wrapperSays
+	}
+	table := name[:strings.LastIndexByte(name, '.')+1]
+	if near := synonym(name, u.keys); near != "" {
+		return "did you mean " + strings.TrimPrefix(near, table) + "?"
+	}
+	return "remove it"
+}
+
+func isConfigMap(members []Member) bool {
+	var hasData, hasHeader bool
+	for _, m := range members {
+		switch {
+		case m.Key == "kind" && string(m.Value) == `"ConfigMap"`:
+			return true
+		case m.Key == "data" && m.Err == nil:
+			hasData = KindOf(m.Value) == Object
+		case m.Key == "apiVersion" || m.Key == "metadata":
+			hasHeader = true
+		}
+	}
+	return hasData && hasHeader
+}
+
+// holdsKeys reports whether a value is an object with known keys, or text that names one.
+func (u *UnknownKeys) holdsKeys(m Member) bool {
+	kind := KindOf(m.Value)
+	if kind != Object && kind != String {
+		return false
+	}
+	text := bytes.ToLower(m.Value)
+	for _, k := range u.keys {
+		name := k.Name[strings.LastIndexByte(k.Name, '.')+1:]
+		if len(name) > len("config") && bytes.Contains(text, []byte(strings.ToLower(name))) {
+			return true
+		}
+	}
+	return false
+}
+
+// synonym returns the key that means the same as an unknown one, or "".
+func synonym(unknown string, keys []Key) string {
+	table, name := "", unknown
+	if dot := strings.LastIndexByte(unknown, '.'); dot >= 0 {
+		table, name = unknown[:dot+1], unknown[dot+1:]
+	}
+	ours := nameOfOthers(fold(name))
+	for _, k := range keys {
+		if ours != "" && (k.Name == table+ours || table == "" && strings.HasSuffix(k.Name, "."+ours)) {
+			return k.Name
+		}
+	}
+	return misspelled(unknown, keys)
+}
+
+// nameOfOthers returns the key with the meaning of a key that a fork of the agents or another project has, or "". The
+// name is folded.
+func nameOfOthers(name string) string {
+	switch name {
+	case "nonmasqueradesrccidrs", "nonmasqsrccidrs": // TKE's ip-masq-agent
+		return "nonMasqueradeSourceCIDRs"
+	case "forcemasqueradecidrs", "masqcidrs":
+		return "masqueradeCIDRs"
+	case "nonmasqcidrs",
+		"excludesnatcidrs", "awsvpck8scniexcludesnatcidrs", // amazon-vpc-cni-k8s
+		"ipv4nativeroutingcidr", "ipv6nativeroutingcidr": // Cilium
+		return "nonMasqueradeCIDRs"
+	case "masqrandomfully", "snatfullyrandomports": // a fork of ip-masq-agent, Antrea
+		return "randomFully"
+	case "natportrange": // Calico
+		return "toPorts"
+	case "outputaddressipv6": // a fork of ip-masq-agent
+		return "outputAddresses"
+	case "egressmasqueradeinterfaces", "iptablesnatoutgoinginterfacefilter": // Cilium, Calico
+		return "outputInterfaces"
+	case "masqlinklocalipv4":
+		return "masqLinkLocal"
+	case "ipmasqbackend": // bridge and ptp
+		return "backend"
+	}
+	return ""
+}
+
+// misspelled returns the key that differs from an unknown one by a slip of the pen, or "". Neither a word more or less is
+// one, nor another digit or a negation: such a key may mean something else, or the opposite. If two keys are as near,
+// none is meant.
+func misspelled(unknown string, keys []Key) string {
+	best, bestSlips, ambiguous := "", 0, false
+	a := fold(unknown)
+	for _, k := range keys {
+		b := fold(k.Name)
+		otherDigits := digits(a) != "" && digits(a) != digits(b)
+		if otherDigits || isNegated(a) != isNegated(b) {
+			continue
+		}
+		n := slips(a, b)
+		switch {
+		case n > slipsAllowed(b) || best != "" && n > bestSlips:
+		case best != "" && n == bestSlips:
+			ambiguous = true
+		default:
+			best, bestSlips, ambiguous = k.Name, n, false
+		}
+	}
+	if ambiguous {
+		return ""
+	}
+	return best
+}
+
+// slipsAllowed is less than the letters of a word that changes the meaning, such as in nodeCIDRs for podCIDRs.
+func slipsAllowed(key string) int {
+	switch {
+	case len(key) < 4:
+		return 0
+	case len(key) < 12:
+		return 1
+	}
+	return 2
+}
+
+// fold returns a name without letter case, '-' and '_'.
+func fold(name string) string {
+	return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(name))
+}
+
+func digits(name string) string {
+	isNoDigit := func(r rune) bool { return r < '0' || r > '9' }
+	return strings.Join(strings.FieldsFunc(name, isNoDigit), ",")
+}
+
+// isNegated reports whether a folded name begins with a negation.
+func isNegated(name string) bool {
+	name = name[strings.LastIndexByte(name, '.')+1:]
+	for _, prefix := range []string{"no", "un", "dis", "dont", "exclude"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// slips returns how many letters were left out, added, replaced, or changed places with the next one: the optimal string
+// alignment distance. Names whose lengths differ by more than two are not compared.
+func slips(a, b string) int {
+	const many = 3
+	if len(a)-len(b) >= many || len(b)-len(a) >= many {
+		return many
+	}
+	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row := make([]int, len(b)+1)
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			replaced := last[j-1]
+			if a[i-1] != b[j-1] {
+				replaced++
+			}
+			row[j] = min(replaced, last[j]+1, row[j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last = last, row
+	}
+	return last[len(b)]
+}

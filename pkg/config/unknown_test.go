@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
+)
+
+// A key is proposed only if it means the same. What looks alike and means something else, or the opposite, is not.
+func TestUnknownKeys(t *testing.T) {
+	for unknown, want := range map[string]string{
+		// Keys of forks of the agents and of other projects.
+		"NonMasqueradeSrcCIDRs":        "did you mean nonMasqueradeSourceCIDRs?",
+		"nonMasqueradeSrcCIDRs":        "did you mean nonMasqueradeSourceCIDRs?",
+		"forceMasqueradeCIDRs":         "did you mean masqueradeCIDRs?",
+		"masqRandomFully":              "did you mean randomFully?",
+		"outputInterface":              "did you mean outputInterfaces?",
+		"outputAddress":                "did you mean outputAddresses?",
+		"outputAddressIPv6":            "did you mean outputAddresses?",
+		"ipv4-native-routing-cidr":     "did you mean nonMasqueradeCIDRs?",
+		"egress-masquerade-interfaces": "did you mean outputInterfaces?",
+		"ipMasqBackend":                "did you mean backend?",
+
+		// Slips of the pen.
+		"nonMasqeuradeCIDRs":     "did you mean nonMasqueradeCIDRs?",
+		"nonMasqueradeCIDR":      "did you mean nonMasqueradeCIDRs?",
+		"noMasqueradeCIDRs":      "did you mean nonMasqueradeCIDRs?",
+		"masqueradCIDR":          "did you mean masqueradeCIDRs?",
+		"nonMasqueradeSorceCIDR": "did you mean nonMasqueradeSourceCIDRs?",
+		"podCIDR":                "did you mean podCIDRs?",
+		"guards":                 "did you mean guard?",
+		"enable_ipv6":            "did you mean enableIPv6?",
+
+		// A word, a digit or a negation makes another key of it.
+		"nodeCIDRs":                "remove it",
+		"inputInterfaces":          "remove it",
+		"enableIPv4":               "remove it",
+		"masqAllReservedRanges":    "remove it",
+		"nonMasqueradePodCIDRs":    "remove it",
+		"nonMasqueradeInterfaces":  "remove it",
+		"masqueradeNamespaces":     "remove it",
+		"masqueradeSourceCIDRs":    "remove it",
+		"ipMasqRandomFullyDisable": "remove it",
+		"masqLinkLocalIPv4":        "did you mean masqLinkLocal?",
+	} {
+		_, err := ReadNetconf(entryWith(fmt.Sprintf("%q: []", unknown))).Entry()
+		policytest.WantError(t, err, "FILE", unknown+": is not a known key; "+want)
+
+		var s Settings
+		err = s.parse("FILE", fmt.Appendf(nil, "[agent]\n%q = []", unknown))
+		policytest.WantError(t, err, "FILE", "FILE:2: agent."+unknown+": is not a known key; "+want)
+	}
+}
+
+// The mistake is the wrapping, and not each key of it.
+func TestWrappedKeys(t *testing.T) {
+	for _, c := range []struct{ keys, want string }{
+		{`"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ip-masq-agent"}, "data": {"config": "masqLinkLocal: true"}`,
+			"apiVersion: is not a known key; this is a whole ConfigMap; write only the text that it has below data"},
+		{`"data": {"config": "masqLinkLocal: true"}, "metadata": {}`,
+			"data: is not a known key; this is a whole ConfigMap; write only the text that it has below data"},
+		{`"config": {"nonMasqueradeCIDRs": []}`, "config: is not a known key; write the keys inside it one level up, without config"},
+		{`"config": "nonMasqueradeCIDRs: []\nmasqlinklocal: true"`, "config: is not a known key; write the keys inside it one level up, without config"},
+		{`"config": {"bogus": true}`, "config: is not a known key; remove it"},
+		{`"config": true, "data": {}`, "config: is not a known key; remove it; data: is not a known key; remove it"},
+	} {
+		_, err := ReadNetconf(entryWith(c.keys)).Entry()
+		policytest.WantError(t, err, "FILE", c.want)
+	}
+	var s Settings
+	for doc, want := range map[string]string{
+		"[config]\nresync_interval = '60s'": "FILE:1: config: is not a known key; write the keys inside it one level up, without config",
+		"kind = 'ConfigMap'\n[data]\nconfig = ''": "FILE:1: kind: is not a known key; this is a whole ConfigMap; " +
+			"write only the text that it has below data",
+	} {
+		policytest.WantError(t, s.parse("FILE", []byte(doc)), "FILE", want)
+	}
+}
+
+// The search is not wasted on a long name.
+func FuzzSynonym(f *testing.F) {
+	for _, name := range []string{"", "a.b.", "nonMasqueradeCIDR", "\xff", strings.Repeat("é", 99), "agent.masqChain"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		s := DefaultSettings()
+		if near := synonym(name, s.keys()); near != "" && isNegated(fold(near)) != isNegated(fold(name)) && nameOfOthers(fold(name)) == "" {
+			t.Errorf("%s is proposed for %q", near, name)
+		}
+	})
+}
