@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
@@ -109,22 +111,38 @@ func (g *guardedNode) wantEnforced(t *testing.T, family, wrong int) {
 	}
 }
 
-// TestEnforceExemptBesideLimitedChain: another chain with outputInterfaces does not count on other interfaces, beside a
-// program that masquerades everything.
-func TestEnforceExemptBesideLimitedChain(t *testing.T) {
+// TestEnforceExemptBesideOtherChain: another chain counts for the sources in its sourceCIDRs alone, on every interface, and
+// the number of its outputInterfaces changes no rule: the kernel takes no rule of more than 128 expressions. Another program
+// masquerades everything.
+func TestEnforceExemptBesideOtherChain(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {
-		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true, "nonMasqueradeCIDRs": []string{"9.0.0.0/8", "10.9.0.0/24"}})
-		n.conflist(t, "second", object{"masqChain": "SECOND", "outputInterfaces": []string{"out+"}, "nonMasqueradeCIDRs": []string{}})
+		n.conflist(t, "podnet", object{
+			"nonMasqueradeNamespaces": []string{"prod"}, "enforceExempt": true, "nonMasqueradeCIDRs": []string{"9.0.0.0/8", "10.9.0.0/24"},
+		})
+		prod, dev, other := n.podOf(t, "prod"), n.podOf(t, "dev"), n.podOf(t, "dev")
+		var interfaces []string
+		for i := range 61 {
+			interfaces = append(interfaces, fmt.Sprintf("out%d", i))
+		}
+		n.conflist(t, "second", object{
+			"masqChain": "SECOND", "outputInterfaces": append(interfaces, "outside"), "nonMasqueradeCIDRs": []string{},
+			"sourceCIDRs": []string{other.addrs[0].String() + "/32"},
+		})
 		n.pod(t, "second")
-		prod, dev := n.podOf(t, "prod"), n.podOf(t, "dev")
 		rules := masqueradingRules(0, netip.Addr{})
 		defer rules[len(rules)-1].loadFamily(t, n, 0)()
-		n.leaves(t, dev.Host, "10.9.0.1", n.LAN, dev.addrs[0].String())   // exempt, where the other chain has no interface
-		n.leaves(t, dev.Host, "10.9.1.1", n.LAN, "")                      // masqueraded by its own
-		n.leaves(t, prod.Host, "10.9.1.1", n.LAN, prod.addrs[0].String()) // by its namespace
-		n.leaves(t, dev.Host, "9.9.9.9", n.Outside, "")                   // masqueraded by the other
-		n.leaves(t, prod.Host, "9.9.9.9", n.Outside, "")                  // the same
+		n.leaves(t, dev.Host, "10.9.0.1", n.LAN, dev.addrs[0].String())    // exempt, and no source of the other chain
+		n.leaves(t, dev.Host, "9.9.9.9", n.Outside, dev.addrs[0].String()) // the same
+		n.leaves(t, other.Host, "10.9.0.1", n.LAN, "")                     // not bound, whatever interface the other chain names
+		n.leaves(t, dev.Host, "10.9.1.1", n.LAN, "")                       // masqueraded by its own
+		n.leaves(t, prod.Host, "10.9.1.1", n.LAN, prod.addrs[0].String())  // by its namespace
 		n.wantSays(t, 0, nil, "check")
+		unbound := []string{"enforceExempt does not protect", other.addrs[0].String(), "10.9.0.0/24", "chain SECOND"}
+		n.wantSays(t, 0, append(unbound, "problem: enforce-exempt-unbound"), "doctor")
+		n.wantSays(t, 0, unbound, "explain", "10.9.0.1", "--from", other.addrs[0].String())
+		if said := n.wantSays(t, 0, nil, "explain", "10.9.0.1", "--from", dev.addrs[0].String()); strings.Contains(said, "SECOND does not exempt") {
+			t.Errorf("explain of a pod that the other chain is not about:\n%s", said)
+		}
 	})
 }
 

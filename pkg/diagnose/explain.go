@@ -248,6 +248,14 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.Dst.IsMulticast() {
 		e.Guard = g.Mode
 	}
+	if g == nil || g.Bound == nil || e.Verdict != policy.ActionExempt {
+		return
+	}
+	for _, u := range policy.UnboundTraffic(state.Policies()) {
+		if u.Chain == e.Chain && u.Family == e.Family && u.Has(q.Packet) {
+			e.addProblem("%v", u)
+		}
+	}
 }
 
 // bound returns the sources of traffic that enforceExempt binds to its own addresses; nil if there is none.
@@ -256,7 +264,7 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
 		if g != nil && g.Binds(g.Scope.Representative(q.Packet)) {
-			return g.BoundSources(g.Scope.Representative(q.Packet))
+			return g.BoundSources(q.Dst)
 		}
 	}
 	return nil

@@ -86,43 +86,9 @@ type Guard struct {
 	Scope      Scope     // that of the policy, narrowed to the addresses of pods
 	Mode       GuardMode // GuardOff for enforceExempt alone
 	Exempt     Ranges    // destinations that the chain does not masquerade
-	Bound      Ranges    // destinations that no chain masquerades; nil without enforceExempt
-	Bindings   []Binding // more that is bound: pods that the chain exempts, and on some interfaces all; nil without Bound
+	Bound      Ranges    // destinations that no chain masquerades for any pod; nil without enforceExempt
+	Bindings   []Binding // more that is bound: pods that the chain exempts, and those beside which fewer chains count
 	BypassMark Mark      // packets with one of these bits are not bound
-}
-
-// Binding is sources whose packets to destinations no chain masquerades.
-type Binding struct {
-	Sources      Ranges
-	Destinations Ranges   // nil is every one
-	NotOut       []string // output interfaces on which that is not so, sorted
-}
-
-// isNot reports whether a pattern matches only interfaces of NotOut.
-func (b Binding) isNot(out string) bool {
-	return slices.ContainsFunc(b.NotOut, func(n string) bool { return InterfaceWithin(out, n) })
-}
-
-// Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
-func (g *Guard) Binds(p Packet) bool {
-	bound := g.Scope
-	bound.Sources, bound.Host = g.BoundSources(p), true // also an address of the node in a pod range, which keeps its source anyway
-	return bound.Contains(p)
-}
-
-// BoundSources returns the sources in scope whose packets to the destination and interface of this one are bound.
-func (g *Guard) BoundSources(p Packet) Ranges {
-	bound := Ranges{}
-	if g.Bound.Contains(p.Dst) {
-		bound = g.Scope.Sources
-	}
-	for _, b := range g.Bindings {
-		known := len(b.NotOut) == 0 || p.Out != "" && !b.isNot(p.Out)
-		if known && (b.Destinations == nil || b.Destinations.Contains(p.Dst)) {
-			bound = Normalize(slices.Concat(bound, b.Sources))
-		}
-	}
-	return bound
 }
 
 // DesiredGuards returns the guards that the policies ask for. A policy without a pod
@@ -139,9 +105,8 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 			scope.Sources, scope.Host = p.PodRanges(f), false
 			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 			if p.EnforceExempt.Value {
-				g.Bound, g.BypassMark = exemptEverywhere(&g, policies), p.BypassMark.Value
-				g.Bindings = p.bindExemptPods(&g, policies)
-				g.Bindings = append(g.Bindings, p.bindElsewhere(&g, policies)...)
+				g.BypassMark = p.BypassMark.Value
+				g.bind(p.bindings(&g, policies))
 			}
 			if len(scope.Sources)+len(g.Bindings) > 0 {
 				guards = append(guards, g)
@@ -158,147 +123,6 @@ func (p Policy) GuardedFamilies() []Family {
 		return nil
 	}
 	return p.Families()
-}
-
-// exemptEverywhere returns the destinations of a guard that neither its policy nor another one that may apply to
-// the same packets masquerades.
-func exemptEverywhere(g *Guard, policies []Policy) Ranges {
-	exempt := g.Exempt
-	for i := range policies {
-		if q := &policies[i]; q.Chain != g.Chain && q.masqueradeScope(g.Family).Overlaps(g.Scope) {
-			exempt = exempt.Intersect(q.DestinationsExempt(g.Family))
-		}
-	}
-	return exempt
-}
-
-// Beside returns the guard of a chain that stays as it is, beside chains that are added: it binds nothing that they
-// masquerade.
-func (g Guard) Beside(added []Policy) Guard {
-	for i := range added {
-		q := &added[i]
-		scope, exempt := q.masqueradeScope(g.Family), q.DestinationsExempt(g.Family)
-		if g.Bound != nil && scope.Overlaps(g.Scope) {
-			g.Bound = g.Bound.Intersect(exempt)
-		}
-		g.Bindings = bindings(g.Bindings).split(scope.Sources, exempt)
-	}
-	return g
-}
-
-// bindExemptPods returns the pods in scope that the policy exempts by namespace, and those in its pod ranges that another one
-// does, with the destinations to which no policy masquerades them, unless the guard binds these anyway.
-func (p *Policy) bindExemptPods(g *Guard, policies []Policy) []Binding {
-	f := g.Family
-	exempt := exemptAddresses(entriesOf(p.ExemptPods, f))
-	for i := range policies {
-		if q := &policies[i]; q.Chain != p.Chain && len(q.ExemptPods) > 0 {
-			exempt = Normalize(slices.Concat(exempt, exemptAddresses(entriesOf(q.ExemptPods, f)).Intersect(g.Scope.Sources)))
-		}
-	}
-	if len(exempt) == 0 {
-		return nil
-	}
-	pods := p.Scope(f)
-	pods.Sources = pods.Sources.Intersect(exempt)
-	all := bindings{{Sources: pods.Sources}}
-	for i := range policies {
-		if q := &policies[i]; q.Chain == p.Chain || q.masqueradeScope(f).Overlaps(pods) {
-			all = all.split(q.masqueradeScope(f).Sources, q.DestinationsExempt(f))
-		}
-	}
-	return all.beyond(g)
-}
-
-// bindElsewhere returns what is bound besides on the interfaces that no policy names with which others are in scope.
-func (p *Policy) bindElsewhere(g *Guard, policies []Policy) (more bindings) {
-	var named []string
-	others := slices.DeleteFunc(slices.Clone(policies), func(q Policy) bool {
-		limited := q.Chain != p.Chain && len(q.Interfaces.Value) > 0
-		if limited && q.masqueradeScope(g.Family).Overlaps(p.Scope(g.Family)) {
-			named = append(named, q.Interfaces.Value...)
-		}
-		return limited
-	})
-	slices.Sort(named)
-	there := *g
-	there.Bound = exemptEverywhere(g, others)
-	all := append(bindings{{Sources: g.Scope.Sources, Destinations: there.Bound}}, p.bindExemptPods(&there, others)...)
-	for _, b := range all {
-		b.NotOut = slices.Compact(named)
-		some := slices.ContainsFunc(g.Scope.Matches(), func(m Match) bool { return !b.isNot(m.Out) })
-		if some && !(bindings{b}).within(g.bindings()) {
-			more = append(more, b)
-		}
-	}
-	return more
-}
-
-func (g *Guard) bindings() bindings {
-	return append(bindings{{Sources: g.Scope.Sources, Destinations: orEmpty(g.Bound)}}, g.Bindings...)
-}
-
-// bindings have different sources, different destinations, or different interfaces.
-type bindings []Binding
-
-// with adds a binding, unless it has no packet.
-func (all bindings) with(b Binding) bindings {
-	if len(b.Sources) == 0 || b.Destinations != nil && len(b.Destinations) == 0 {
-		return all
-	}
-	for i := range all {
-		if all[i].Destinations.Equal(b.Destinations) && slices.Equal(all[i].NotOut, b.NotOut) {
-			all[i].Sources = Normalize(slices.Concat(all[i].Sources, b.Sources))
-			return all
-		}
-	}
-	return append(all, b)
-}
-
-// split leaves these sources the destinations alone that are among these, too.
-func (all bindings) split(sources, destinations Ranges) (split bindings) {
-	for _, b := range all {
-		split = split.with(Binding{b.Sources.Without(sources), b.Destinations, b.NotOut})
-		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations), b.NotOut})
-	}
-	return split
-}
-
-// beyond returns what the guard does not bind without them.
-func (all bindings) beyond(g *Guard) (left bindings) {
-	for _, b := range all {
-		if b.Destinations != nil && len(b.Destinations.Without(g.Bound)) == 0 {
-			b.Sources = b.Sources.Without(g.Scope.Sources)
-		}
-		left = left.with(b)
-	}
-	return left
-}
-
-// intersect returns what both bind.
-func (all bindings) intersect(others bindings) (both bindings) {
-	for _, b := range all {
-		for _, o := range others {
-			names := slices.Concat(b.NotOut, o.NotOut)
-			slices.Sort(names)
-			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.Destinations.Intersect(o.Destinations), slices.Compact(names)})
-		}
-	}
-	return both
-}
-
-// within reports whether others bind all that these do.
-func (all bindings) within(others bindings) bool {
-	return !slices.ContainsFunc(all, func(b Binding) bool {
-		left := b.Sources
-		for _, o := range others {
-			where := !slices.ContainsFunc(o.NotOut, func(name string) bool { return !b.isNot(name) })
-			if where && (o.Destinations == nil || b.Destinations != nil && len(b.Destinations.Without(o.Destinations)) == 0) {
-				left = left.Without(o.Sources)
-			}
-		}
-		return len(left) > 0
-	})
 }
 
 // PodRanges returns the addresses of pods that the keys guard, staleConnections and

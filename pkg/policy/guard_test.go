@@ -3,6 +3,7 @@
 package policy_test
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -13,8 +14,8 @@ import (
 )
 
 // The guard of a chain catches exactly the packets of pods that the chain masquerades.
-// Packets that are bound are masqueraded by no chain, and all are bound that go where
-// no chain masquerades any packet.
+// Packets that are bound are masqueraded by no chain. All are bound that their chain exempts and for which no other one
+// counts, whatever its outputInterfaces and nonMasqueradeSourceCIDRs.
 func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 	chains := []string{"A", "B", "C"}
 	rapid.Check(t, func(t *rapid.T) {
@@ -33,7 +34,10 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 		for _, g := range guards {
 			sets := []policy.Ranges{g.Scope.Sources, g.Exempt, g.Bound}
 			for _, b := range g.Bindings {
-				sets = append(sets, b.Sources, b.Destinations)
+				sets = append(sets, b.Sources)
+				if b.Destinations != nil {
+					sets = append(sets, b.Destinations)
+				}
 			}
 			for _, set := range sets {
 				if !policy.Normalize(set).Equal(append(policy.Ranges{}, set...)) {
@@ -46,24 +50,14 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 			if policy.FamilyOf(p.Src) != policy.FamilyOf(p.Dst) {
 				continue
 			}
-			// By any chain: the packet, and whether the pod is exempt by its namespace.
-			masquerades, exempt := false, false
+			masquerades := false // by any chain
 			for _, o := range oracles {
-				exempt = exempt || o.exemptPod(p.Src)
 				masquerades = masquerades || o.decide(p) == masqueraded
 			}
 			for chain, o := range oracles {
-				// By any chain that counts on the interface: the packet, on whatever interface, or some packet to its
-				// destination. Another one with outputInterfaces does not count where no such chain names the interface.
-				onInterface, somewhere, named := false, false, false
+				counts := false // another chain
 				for of, other := range oracles {
-					named = named || of != chain && other.namesInterface(p.Out)
-				}
-				for of, other := range oracles {
-					if of == chain || named || !other.namesInterface("") {
-						onInterface = onInterface || other.decide(other.anyInterface(p)) == masqueraded
-						somewhere = somewhere || other.manages(p.Dst) && other.destination(p.Dst) == masqueraded
-					}
+					counts = counts || of != chain && other.counts(p)
 				}
 				g := guardOf(guards, chain, p)
 				matches := g != nil && g.Scope.Contains(p)
@@ -81,13 +75,66 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 					if g != nil && bound != g.Binds(ofPod(p)) {
 						t.Fatalf("chain %s, %+v: bound %v, unlike a packet of a pod", chain, p, bound)
 					}
-				case bound && (!enforced || masquerades || g.BypassMark != mark),
-					!bound && enforced && (isPod && !somewhere || len(oracles) == 1 && !masquerades || exempt && !onInterface):
+				case bound && (masquerades || g.BypassMark != mark), bound != (enforced && !counts && o.decide(p) != masqueraded):
 					t.Fatalf("chain %s, %+v: bound %v (%+v)", chain, p, bound, g)
 				}
 			}
 		}
 	})
+}
+
+// TestBindingsBesideOtherChains: what a guard binds depends on the sources of the other chains, and not on their interfaces.
+func TestBindingsBesideOtherChains(t *testing.T) {
+	own := network("own", 1, policy.SourcePolicy{
+		Chain: "OWN", EnforceExempt: new(true), PodCIDRs: cidrsOf("10.1.0.0/16"), NonMasqueradeCIDRs: cidrsOf("10.0.0.0/8", "192.0.2.0/24"),
+	})
+	other := func(chain string, sources []netip.Prefix, interfaces ...string) policy.Source {
+		return network(chain, 2, policy.SourcePolicy{
+			Chain: chain, SourceCIDRs: sources, OutputInterfaces: interfaces, NonMasqueradeCIDRs: cidrsOf("10.0.0.0/8"),
+		})
+	}
+	var pairs []policy.Source
+	for i := range 31 {
+		pairs = append(pairs, other(fmt.Sprintf("N%d", i), nil, fmt.Sprintf("a%d", i), fmt.Sprintf("b%d", i)))
+	}
+	for name, c := range map[string]struct {
+		others        []policy.Source
+		first, second bool   // packets of two pods to what the other chains masquerade are bound
+		unbound       string // the first of Pods, Destinations and By
+		chains        int    // that are named
+	}{
+		"none":               {nil, true, true, "", 0},
+		"other sources":      {[]policy.Source{other("O", cidrsOf("10.2.0.0/16"))}, true, true, "", 0},
+		"any source":         {[]policy.Source{other("O", nil)}, false, false, "10.1.0.0/16 192.0.2.0/24 O", 1},
+		"any, one interface": {[]policy.Source{other("O", nil, "eth9")}, false, false, "10.1.0.0/16 192.0.2.0/24 O", 1},
+		"31 with two":        {pairs, false, false, "10.1.0.0/16 192.0.2.0/24 N0", len(pairs)},
+		"the second pod":     {[]policy.Source{other("O", cidrsOf("10.1.0.2/32"), "eth9")}, true, false, "10.1.0.2/32 192.0.2.0/24 O", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			policies := policy.Merge(append([]policy.Source{own}, c.others...))
+			guards := policy.DesiredGuards(policies, policy.OwnedBy("/state"))
+			if len(guards) != 1 || len(guards[0].Bindings) > 1 {
+				t.Fatalf("%+v", guards)
+			}
+			for src, want := range map[string]bool{"10.1.0.1": c.first, "10.1.0.2": c.second} {
+				pkt := policy.Packet{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr("10.9.9.9"), Out: "eth0"}
+				if !guards[0].Binds(pkt) {
+					t.Errorf("%s to %s is not bound, and every chain exempts it", src, pkt.Dst)
+				}
+				pkt.Dst = netip.MustParseAddr("192.0.2.1")
+				if got := guards[0].Binds(pkt); got != want {
+					t.Errorf("%s to %s is bound: %t, want %t", src, pkt.Dst, got, want)
+				}
+			}
+			found, first := policy.UnboundTraffic(policies), ""
+			if len(found) > 0 {
+				first = fmt.Sprint(found[0].Pods, " ", found[0].Destinations, " ", found[0].By)
+			}
+			if first != c.unbound || len(found) != c.chains {
+				t.Errorf("%d chains are named, the first is %q; want %d, %q", len(found), first, c.chains, c.unbound)
+			}
+		})
+	}
 }
 
 // ofPod returns the packet as one from elsewhere than the node itself.
@@ -240,4 +287,11 @@ func TestTransitionOfGuards(t *testing.T) {
 	if matched < 5 || bound < 5 { // of random packets
 		t.Errorf("%d packets were matched and %d bound during transitions", matched, bound)
 	}
+}
+
+func cidrsOf(list ...string) (prefixes []netip.Prefix) {
+	for _, p := range list {
+		prefixes = append(prefixes, netip.MustParsePrefix(p))
+	}
+	return prefixes
 }

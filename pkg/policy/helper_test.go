@@ -395,18 +395,11 @@ func (o oracle) inScope(p policy.Packet) bool {
 		(len(interfaces) == 0 || anyNames(interfaces, p.Out)) && (host || !p.SrcLocal)
 }
 
-// anyInterface returns the packet on an interface in scope.
-func (o oracle) anyInterface(p policy.Packet) policy.Packet {
-	if interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces }); len(interfaces) > 0 {
-		p.Out = strings.TrimSuffix(interfaces[0], "+")
-	}
-	return p
-}
-
-// namesInterface: outputInterfaces has the interface, or "" any at all.
-func (o oracle) namesInterface(name string) bool {
-	interfaces := scopeOf(o, func(s policy.SourcePolicy) []string { return s.OutputInterfaces })
-	return anyNames(interfaces, name) || name == "" && len(interfaces) > 0
+// counts: the guards of other chains take the packet for masqueraded by this one, on whatever interface it leaves.
+func (o oracle) counts(p policy.Packet) bool {
+	sources := scopeOf(o, func(s policy.SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	return o.manages(p.Dst) && (len(sources) == 0 || anyContains(sources, p.Src)) && !o.exemptPod(p.Src) &&
+		o.destination(p.Dst) == masqueraded
 }
 
 func (o oracle) manages(a netip.Addr) bool {

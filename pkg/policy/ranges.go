@@ -113,6 +113,13 @@ func (r Ranges) Overlaps(s Ranges) bool {
 	return common == nil || len(common) > 0
 }
 
+// OverlapsPrefix reports whether the set has an address of the prefix.
+func (r Ranges) OverlapsPrefix(p netip.Prefix) bool {
+	all := netipx.RangeOfPrefix(p)
+	i, _ := slices.BinarySearchFunc(r, all.From(), func(x netipx.IPRange, a netip.Addr) int { return x.To().Compare(a) })
+	return i < len(r) && r[i].Overlaps(all)
+}
+
 // Minus returns the ranges of r that s does not have with the same ends: the elements
 // to add to a set that has the elements s.
 func (r Ranges) Minus(s Ranges) Ranges {

@@ -109,6 +109,9 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	for _, i := range s.Guard.Inactive {
 		r.warn(FindingWarning{i, "guard-inactive"})
 	}
+	for _, u := range policy.UnboundTraffic(s.Policies()) {
+		r.warn(FindingWarning{u, "enforce-exempt-unbound"})
+	}
 }
 
 func addChainProblems(r *Report, p policy.Policy) {

@@ -171,15 +171,13 @@ func (c *chain) packets() (n uint64) {
 }
 
 // readJumps sets what the jumps to the chains of a guard match: [oifname X] [meta mark & 0x6000 ==
-// 0] and ip saddr @boundpods-X [ip daddr @boundto-X] [oifname != Y].
+// 0] and ip saddr @boundpods-X [ip daddr @boundto-X].
 func (t *table) readJumps(g *policy.Guard) {
-	bindings := map[string]int{} // by their sets of sources
 	for {
 		sources, destinations := boundPodsSets(len(g.Bindings), g.Chain)
 		if len(t.sets[sources]) == 0 {
 			break
 		}
-		bindings[sources] = len(g.Bindings)
 		g.Bindings = append(g.Bindings, policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]})
 	}
 	for _, base := range []string{guardChain, enforceChain} {
@@ -187,17 +185,11 @@ func (t *table) readJumps(g *policy.Guard) {
 			if r.masqChain(base) != g.Chain {
 				continue
 			}
-			notOut := new([]string) // of the binding
 			for _, c := range nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
-				i, isBinding := bindings[c.Set]
 				switch {
-				case isBinding:
-					notOut = &g.Bindings[i].NotOut
 				case c.Field == nfnetlink.Mark:
 					g.BypassMark = policy.Mark(c.Mask)
-				case c.Field == nfnetlink.OutputName && c.Not:
-					addOnce(notOut, c.Name)
-				case c.Field == nfnetlink.OutputName:
+				case c.Field == nfnetlink.OutputName && !c.Not: // another version wrote != for some of Bindings
 					addOnce(&g.Scope.Interfaces, c.Name)
 				}
 			}
@@ -338,9 +330,6 @@ func (t *table) addBinding(g policy.Guard) {
 		if b.Destinations != nil {
 			t.addSet(destinations, b.Destinations)
 			match = append(match, inSet(link, "daddr", destinations, false))
-		}
-		for _, name := range b.NotOut {
-			match = append(match, outputInterface(name, true))
 		}
 		t.addJumps(enforceChain, g, match...)
 	}

@@ -102,8 +102,6 @@ func drawGuards() *rapid.Generator[[]policy.Guard] {
 						if rapid.Bool().Draw(t, "every destination") {
 							b.Destinations = nil
 						}
-						b.NotOut = rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"eth0", "lan+"}), 0, 2, rapid.ID).Draw(t, "not out of")
-						slices.Sort(b.NotOut)
 						if len(b.Sources) > 0 {
 							g.Bindings = append(g.Bindings, b)
 						}

@@ -48,7 +48,7 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 	const reg = nfnetlink.Reg1
 	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, statement(nft, exprs...)) }
 	if m.Out != "" {
-		out = append(out, outputInterface(m.Out, false))
+		out = append(out, outputInterface(m.Out))
 	}
 	if m.NotFromLocal {
 		out = append(out, addressType("saddr", "!= local"))
@@ -70,19 +70,15 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 	return out
 }
 
-// outputInterface is the match `oifname [!=] "eth*"`. A whole name is compared with its NULs.
-func outputInterface(pattern string, not bool) nftStatement {
+// outputInterface is the match `oifname "eth*"`. A whole name is compared with its NULs.
+func outputInterface(pattern string) nftStatement {
 	name, data := pattern, make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
 	if prefix, wild := strings.CutSuffix(pattern, "+"); wild {
 		name, data = prefix+"*", []byte(prefix)
 	}
-	op, operator := nfnetlink.Equal, ""
-	if not {
-		op, operator = nfnetlink.NotEqual, "!= "
-	}
-	return statement("oifname "+operator+`"`+name+`"`,
-		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(op, data...))
+	return statement(`oifname "`+name+`"`,
+		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, data...))
 }
 
 func load(f nfnetlink.Family, field string, to nfnetlink.Register) nfnetlink.Expr {

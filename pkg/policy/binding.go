@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Binding is sources whose packets to destinations no chain masquerades.
+type Binding struct {
+	Sources      Ranges
+	Destinations Ranges // nil is every one
+}
+
+// Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
+func (g *Guard) Binds(p Packet) bool {
+	bound := g.Scope
+	bound.Sources, bound.Host = g.BoundSources(p.Dst), true // also an address of the node in a pod range, which keeps its source anyway
+	return bound.Contains(p)
+}
+
+// BoundSources returns the sources in scope whose packets to a destination are bound.
+func (g *Guard) BoundSources(to netip.Addr) Ranges {
+	bound := Ranges{}
+	for _, b := range g.bindings() {
+		if b.Destinations == nil || b.Destinations.Contains(to) {
+			bound = Normalize(slices.Concat(bound, b.Sources))
+		}
+	}
+	return bound
+}
+
+// counted returns the sources whose packets another chain's guard takes for masqueraded by this one, to destinations that
+// this one does not exempt: all in its scope, on whatever interface they leave, but not pods that it exempts by namespace.
+//
+// Neither outputInterfaces nor nonMasqueradeSourceCIDRs take a source away, although the chain masquerades less then. To
+// bind on the interfaces that no other chain names needs a rule with all those names, and the kernel refuses a rule
+// of more than 128 expressions; for the overlaps of interface lists it needs a rule for each combination of them.
+func (p *Policy) counted(f Family) Ranges {
+	return p.Scope(f).Sources.Without(exemptAddresses(entriesOf(p.ExemptPods, f)))
+}
+
+// bindings returns what the guard of the policy binds: traffic of its pods that neither it nor another policy masquerades.
+func (p *Policy) bindings(g *Guard, policies []Policy) bindings {
+	f := g.Family
+	exemptPods := p.Scope(f).Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
+	all := bindings{}.with(Binding{Sources: g.Scope.Sources, Destinations: g.Exempt}).with(Binding{Sources: exemptPods})
+	for i := range policies {
+		if q := &policies[i]; q.Chain != p.Chain {
+			all = all.split(q.counted(f), q.DestinationsExempt(f))
+		}
+	}
+	return all
+}
+
+// bind makes the guard bind this.
+func (g *Guard) bind(all bindings) {
+	g.Bound = all.common(g.Scope.Sources)
+	g.Bindings = all.beyond(g)
+}
+
+// Beside returns the guard of a chain that stays as it is, beside chains that are added: it binds nothing that they
+// masquerade.
+func (g Guard) Beside(added []Policy) Guard {
+	if g.Bound == nil {
+		return g
+	}
+	all := g.bindings()
+	for i := range added {
+		all = all.split(added[i].counted(g.Family), added[i].DestinationsExempt(g.Family))
+	}
+	g.bind(all)
+	return g
+}
+
+// bindings returns all that the guard binds, in scope.
+func (g *Guard) bindings() bindings {
+	return append(bindings{{Sources: g.Scope.Sources, Destinations: orEmpty(g.Bound)}}, g.Bindings...)
+}
+
+// bindings have different destinations.
+type bindings []Binding
+
+// with adds a binding, unless it has no packet.
+func (all bindings) with(b Binding) bindings {
+	if len(b.Sources) == 0 || b.Destinations != nil && len(b.Destinations) == 0 {
+		return all
+	}
+	for i := range all {
+		if (all[i].Destinations == nil) == (b.Destinations == nil) && all[i].Destinations.Equal(b.Destinations) {
+			all[i].Sources = Normalize(slices.Concat(all[i].Sources, b.Sources))
+			return all
+		}
+	}
+	return append(all, b)
+}
+
+// split leaves these sources the destinations alone that are among these, too.
+func (all bindings) split(sources, destinations Ranges) (split bindings) {
+	for _, b := range all {
+		if !b.Sources.Overlaps(sources) {
+			split = split.with(b)
+			continue
+		}
+		split = split.with(Binding{b.Sources.Without(sources), b.Destinations})
+		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations)})
+	}
+	return split
+}
+
+// common returns the destinations that are bound for each of these sources.
+func (all bindings) common(sources Ranges) Ranges {
+	common, rest := Ranges(nil), sources
+	for _, b := range all {
+		if b.Sources.Overlaps(sources) {
+			common, rest = common.Intersect(b.Destinations), rest.Without(b.Sources)
+		}
+	}
+	if len(rest) > 0 {
+		return Ranges{}
+	}
+	return orEmpty(common)
+}
+
+// beyond returns what the guard does not bind by Bound.
+func (all bindings) beyond(g *Guard) (left bindings) {
+	for _, b := range all {
+		if b.Destinations != nil && len(b.Destinations.Without(g.Bound)) == 0 {
+			b.Sources = b.Sources.Without(g.Scope.Sources)
+		}
+		left = left.with(b)
+	}
+	return left
+}
+
+// intersect returns what both bind.
+func (all bindings) intersect(others bindings) (both bindings) {
+	for _, b := range all {
+		for _, o := range others {
+			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.Destinations.Intersect(o.Destinations)})
+		}
+	}
+	return both
+}
+
+// within reports whether others bind all that these do.
+func (all bindings) within(others bindings) bool {
+	for _, b := range all {
+		left := b.Sources
+		for _, o := range others {
+			if o.Destinations == nil || b.Destinations != nil && len(b.Destinations.Without(o.Destinations)) == 0 {
+				left = left.Without(o.Sources)
+			}
+		}
+		if len(left) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Unbound is traffic of pods that the chain of a policy with enforceExempt exempts and its guard does not bind, because the
+// guard takes it for masqueraded by another chain.
+type Unbound struct {
+	ChainFamily
+	By           string // the other chain
+	Pods         Ranges
+	Destinations Ranges
+	Prefixes     []netip.Prefix // those that the chain exempts and that have some of the destinations
+}
+
+// UnboundTraffic returns what the policies exempt and do not bind. Link-local and multicast destinations are not among
+// it, which nobody stated.
+func UnboundTraffic(policies []Policy) []Unbound {
+	var all []Unbound
+	for i := range policies {
+		p := &policies[i]
+		if !p.EnforceExempt.Value {
+			continue
+		}
+		for _, f := range p.Families() {
+			pods := p.PodRanges(f)
+			for j := range policies {
+				q := &policies[j]
+				if q.Chain == p.Chain || !pods.Overlaps(q.counted(f)) {
+					continue
+				}
+				u := Unbound{
+					ChainFamily: ChainFamily{p.Chain, f}, By: q.Chain, Pods: pods.Intersect(q.counted(f)),
+					Destinations: p.DestinationsExempt(f).Without(q.DestinationsExempt(f)),
+				}
+				u.Prefixes = p.exemptPrefixesIn(f, u.Destinations)
+				if len(u.Prefixes) > 0 {
+					all = append(all, u)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// exemptPrefixesIn returns the exempt prefixes that have one of these destinations.
+func (p *Policy) exemptPrefixesIn(f Family, destinations Ranges) []netip.Prefix {
+	var found []netip.Prefix
+	for _, e := range entriesOf(p.Destinations, f) {
+		first := e.Prefix.Addr()
+		isStated := !first.IsLinkLocalUnicast() && !first.IsMulticast()
+		if e.Action == ActionExempt && isStated && destinations.OverlapsPrefix(e.Prefix) {
+			found = append(found, e.Prefix)
+		}
+	}
+	return found
+}
+
+// Has reports whether a packet of a pod is among the traffic. A source that is not known may be any pod.
+func (u *Unbound) Has(p Packet) bool {
+	isPod := !p.Src.IsValid() || u.Pods.Contains(p.Src)
+	return isPod && u.Destinations.Contains(p.Dst)
+}
+
+// Error says what is not bound, because of which chain, and what to do about it.
+func (u Unbound) Error() string {
+	var prefixes []string
+	for _, p := range u.Prefixes {
+		prefixes = append(prefixes, p.String())
+	}
+	return fmt.Sprintf("chain %s (%s): enforceExempt does not protect the traffic of pods in %s to %s, because chain %s does not "+
+		"exempt it; its outputInterfaces and nonMasqueradeSourceCIDRs do not matter here: exempt it in both chains, or state "+
+		"other sourceCIDRs for chain %s", u.Chain, u.Family, u.Pods, firstOf(prefixes), u.By, u.By)
+}
