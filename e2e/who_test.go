@@ -5,12 +5,14 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/timelimit"
@@ -210,6 +212,56 @@ func TestPodsByName(t *testing.T) {
 			t.Errorf("has the name of a pod:\n%s", text)
 		}
 	}
+}
+
+// TestPodsOfTheCache: pods that started before the entry are exempt by the runtime's cache, whatever the wall clock is
+// now. status and doctor count those that cannot be recorded and say why, with a reconciler and without one.
+func TestPodsOfTheCache(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.write(t, "podnet", n.bridge("podnet"))
+		cache := n.own("/var/lib/cni/results")
+		known := map[string]bool{}
+		pod := func(mode fs.FileMode, changes ...string) *pod {
+			t.Helper()
+			p := n.podOf(t, "prod")
+			for _, file := range assert.Must(filepath.Glob(cache + "/podnet-*"))(t) {
+				if known[file] {
+					continue
+				}
+				known[file] = true
+				text := strings.NewReplacer(changes...).Replace(string(assert.Must(os.ReadFile(file))(t)))
+				must(t, os.WriteFile(file, []byte(text), 0o600))
+				must(t, os.Chmod(file, mode))
+				old := time.Now().Add(-20 * 365 * 24 * time.Hour) // as after a step of the clock
+				must(t, os.Chtimes(file, old, old))
+			}
+			return p
+		}
+		good := pod(0o600)
+		writable := pod(0o664)
+		ofProcess := pod(0o600, `"netns":"`, `"netns":"/proc/1/ns/net`)
+		n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod"}})
+		d := n.startReconciler(t, "--resync-interval", "1s").untilReady(t)
+		d.until(t, "the metric", func() bool { return d.metric(t, "exempt_pods", `chain="IP-MASQ-AGENT"`) == 1 })
+		const dst = "1.2.3.4"
+		n.exempt(t, good, true, dst)
+		n.exempt(t, writable, false, dst)
+		n.exempt(t, ofProcess, false, dst)
+		counted := func(code int) {
+			t.Helper()
+			confDir := "--cni-conf-dir=" + n.cni.ConfDir
+			stdout, stderr, got := n.byHand(t, "status", "-o", "json", confDir)
+			if got != code {
+				t.Errorf("status: exit code %d, want %d: %s", got, code, stderr)
+			}
+			wantText(t, "status", strings.Join(strings.Fields(stdout), ""), `"pods":{"recorded":1,"exempt":1,"withoutRecord":2}`, `"id":"pods-without-record"`)
+			stdout, _, _ = n.byHand(t, "doctor", confDir)
+			wantText(t, "doctor", stdout, "pods-without-record", "mode 0664", "/proc/PID/ns/net")
+		}
+		counted(0)
+		d.stop(t)
+		counted(1)
+	})
 }
 
 // TestOnlyCNIArgsNameAPod: what tenants write, or others than the kubelet, names no namespace.

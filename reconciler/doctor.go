@@ -76,11 +76,29 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		}
 		return r.WarningsOf(id)
 	}
-	_, withoutRecord, err := n.Dir.Pods()
+	withoutRecord, err := n.podsWithoutRecord(r)
 	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(diagnose.Host{
 		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
 		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
 	})...)
+}
+
+// podsWithoutRecord returns a line for each cause why pods have no record.
+func (n *inspection) podsWithoutRecord(r *reconcile.Report) (lines []string, err error) {
+	_, without, err := n.Dir.Pods()
+	if without > 0 {
+		lines = append(lines, fmt.Sprintf("%d that had an ADD: an earlier version made the record, or it is damaged", without))
+	}
+	return append(lines, reconcile.DescribeUnrecorded(n.unrecordedPods(r))...), err
+}
+
+// unrecordedPods returns the pods of the runtime's cache that have no record, as the reconciler says. Its privileges may
+// not be those of this process.
+func (n *inspection) unrecordedPods(r *reconcile.Report) []reconcile.UnrecordedPod {
+	if n.active.Answers {
+		return n.active.status.UnrecordedPods
+	}
+	return n.UnrecordedPods(r)
 }
 
 // notApplied returns what the files of sources ask for and the active reconciler has not applied, unless it says why.

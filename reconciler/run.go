@@ -165,10 +165,10 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	}
 	files := fswatch.New(dirs...)
 	all.Go(func() { d.watchFiles(ctx, files, loop.FilesChanged) })
-	cache, cacheChanged := fswatch.New(node.CacheDir), node.CacheChanges()
+	cache, events := fswatch.New(node.CacheDir), node.CacheEvents()
 	all.Go(func() {
 		d.watchFiles(ctx, cache, func() {
-			if cacheChanged() {
+			if events.Concern() {
 				loop.FilesChanged()
 			}
 		})

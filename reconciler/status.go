@@ -127,7 +127,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
-		Chains: chainsOf(rules, active.Chains), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, rules),
+		Chains: chainsOf(rules, active.Chains), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, r, rules),
 		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Manage},
 		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal, Findings: n.findings(ctx, r),
 	}
@@ -176,15 +176,28 @@ func chainsOf(rules *enforce.State, counted []metrics.ChainCount) []chainStatus 
 	return chains
 }
 
-func podsOf(n *inspection, rules *enforce.State) podsStatus {
+func podsOf(n *inspection, r *reconcile.Report, rules *enforce.State) podsStatus {
 	pods, without, _ := n.Dir.Pods() // the error is a problem of the dry run
 	containers := map[string]bool{}
 	for _, p := range pods {
 		containers[p.ContainerID] = true
 	}
 	policies := rules.Policies()
-	listed := slices.ContainsFunc(policies, func(p policy.Policy) bool { return len(p.Namespaces) > 0 })
-	return podsStatus{Recorded: len(containers), Exempt: rules.ExemptPods(policies...), WithoutRecord: without, listed: listed}
+	s := podsStatus{Recorded: len(containers), Exempt: rules.ExemptPods(policies...), WithoutRecord: without}
+	s.listed = listsNamespaces(policies)
+	if s.listed {
+		s.WithoutRecord += len(n.unrecordedPods(r))
+	}
+	return s
+}
+
+func listsNamespaces(policies []policy.Policy) bool {
+	for _, p := range policies {
+		if len(p.Namespaces) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourceStatus {

@@ -76,8 +76,8 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
-	// PodsWithoutRecord counts attachments whose pods are not known. PodsErr is why records could not be read.
-	PodsWithoutRecord int
+	// PodsWithoutRecord has a line for each cause why pods are not known. PodsErr is why records could not be read.
+	PodsWithoutRecord []string
 	PodsErr           error
 
 	// Reconciler is what is known of the reconciler of the node; nil if it was not examined.

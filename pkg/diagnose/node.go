@@ -178,7 +178,8 @@ func podsWithoutRecord(e *examination, f *Finding) {
 	if !slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return len(p.Namespaces) > 0 }) {
 		return
 	}
-	if e.noteAs("read the records of pods", e.PodsErr); e.PodsWithoutRecord > 0 {
-		f.add("attachments without a record: %d", e.PodsWithoutRecord)
+	e.noteAs("read the records of pods", e.PodsErr)
+	for _, line := range e.PodsWithoutRecord {
+		f.add("%s", line)
 	}
 }

@@ -78,6 +78,8 @@ type Monitor struct {
 	conflist *conflist.Status // of the last report
 	inserted int              // how often the plugin entry was inserted
 
+	unrecorded []reconcile.UnrecordedPod // of the last report
+
 	repaired  []Repair // the latest ones, the newest first
 	repairing int      // how many there were
 
@@ -120,6 +122,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	defer m.mu.Unlock()
 	m.reports++
 	m.problems, m.conflist, m.reported, m.interval = r.Problems, r.Conflist, time.Now(), interval
+	m.unrecorded = r.Unrecorded
 	standby := func(p reconcile.Problem) bool { return p.Reason == reconcile.ReasonStandby }
 	if slices.ContainsFunc(r.Problems, standby) {
 		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them

@@ -50,6 +50,8 @@ type Status struct {
 	// ConflistFindings are the findings about the plugin entry.
 	ConflistFindings []conflist.Finding `json:"conflistFindings,omitempty"`
 
+	UnrecordedPods []reconcile.UnrecordedPod `json:"unrecordedPods,omitempty"` // of the runtime's cache
+
 	ListenErrs []string `json:"listenErrors,omitempty"` // why addresses cannot be bound
 }
 
@@ -102,7 +104,7 @@ func (m *Monitor) Status() Status {
 		Problems: append([]reconcile.Problem{}, m.unready()...),
 		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil,
-		ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
+		UnrecordedPods: m.unrecorded, ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
 	}
 	if m.conflist != nil {
 		s.ConflistFindings = m.conflist.Findings

@@ -4,7 +4,9 @@ package podinfo
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -111,75 +113,114 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
-// TestReadCache: which files count.
+// TestReadCache: which files of a cache count, and what is said of the others.
 func TestReadCache(t *testing.T) {
-	dir, netNS := filepath.Join(t.TempDir(), "results"), filepath.Join(t.TempDir(), "ns")
-	path := filepath.Join(dir, "podnet-c0ffee-eth0")
-	boot := time.Now().Add(-time.Hour)
-	read := func(what string, namespaces ...string) {
-		t.Helper()
-		files, err := CacheFiles(dir, boot)
-		var got []string
-		for name := range files {
-			if x, err := ReadCached(filepath.Join(dir, name)); err == nil {
-				got = append(got, x.Namespace)
-			}
-		}
-		if err != nil || fmt.Sprint(got) != fmt.Sprint(namespaces) {
-			t.Errorf("%s: %q, %v; want %q", what, got, err, namespaces)
-		}
-	}
+	dir := filepath.Join(t.TempDir(), "results")
+	run := filepath.Join(t.TempDir(), "netns")
+	netNS, path := filepath.Join(run, "ns"), filepath.Join(dir, "podnet-c0ffee-eth0")
 	do := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	write := func(path, text string) { do(os.WriteFile(path, []byte(text), 0o600)) }
-	read("no directory")
-	do(os.Mkdir(dir, 0o700))
-	read("an empty directory")
-	do(os.Symlink("/proc/self/ns/net", netNS))
-	write(path, file(netNS, args, result))
-	read("a file", "prod")
-	write(path, file(netNS, args, result)[:50])
-	read("a torn file")
-	write(path, file(netNS, strings.ReplaceAll(args, "prod", "dev"), result))
-	read("another text", "dev")
-	for mode, counts := range map[os.FileMode]bool{0o644: true, 0o620: false, 0o602: false, 0o600: true} {
-		do(os.Chmod(path, mode))
-		if counts {
-			read(mode.String(), "dev")
-		} else {
-			read(mode.String())
+	write := func(path, text string) {
+		t.Helper()
+		do(os.WriteFile(path, []byte(text), 0o600))
+	}
+	// read wants that the file says nothing about the pod, for a reason, or "" that it has the pod.
+	read := func(what, reason string) {
+		t.Helper()
+		x, err := ReadCached(path)
+		unreadable, is := errors.AsType[*UnreadableError](err)
+		switch {
+		case reason == "" && (err != nil || x.Namespace != "prod"):
+			t.Errorf("%s: %+v, %v", what, x, err)
+		case reason != "" && !is:
+			t.Errorf("%s: %v, want an UnreadableError", what, err)
+		case reason != "" && !strings.Contains(unreadable.Reason, reason):
+			t.Errorf("%s: %q, want %q", what, unreadable.Reason, reason)
 		}
+	}
+	readError := func(what string, want error) {
+		t.Helper()
+		if _, err := ReadCached(path); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", what, err, want)
+		}
+	}
+	if files, err := CacheFiles(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no directory: %v, %v", files, err)
+	}
+	do(os.Mkdir(dir, 0o700))
+	do(os.Mkdir(run, 0o700))
+	do(os.Symlink("/proc/self/ns/net", netNS)) // a file of nsfs, as a mounted namespace
+	readError("no file", fs.ErrNotExist)
+	write(path, file(netNS, args, result))
+	written := time.Now().Add(-20 * 365 * 24 * time.Hour)
+	do(os.Chtimes(path, written, written))
+	read("a file, whatever its time", "")
+	do(os.Mkdir(filepath.Join(dir, "directory"), 0o700))
+	if files, err := CacheFiles(dir); len(files) != 1 || !files[filepath.Base(path)].Equal(written) || err != nil {
+		t.Errorf("%v, %v", files, err)
+	}
+	for mode, reason := range map[os.FileMode]string{0o644: "", 0o664: "mode 0664", 0o602: "mode 0602", 0o600: ""} {
+		do(os.Chmod(path, mode))
+		read(mode.String(), reason)
 	}
 	do(os.Chmod(path, 0o600))
 	do(os.Chown(path, 1, 0))
-	read("of another user")
+	read("of another user", "root")
 	do(os.Chown(path, 0, 1))
-	read("of root", "dev")
+	read("of another group", "")
+
 	do(os.Remove(netNS))
-	read("without its network namespace")
+	readError("without its network namespace", ErrNoNetNS)
 	write(netNS, "")
-	read("with the file of an earlier boot in its place")
-	do(os.Remove(netNS))
-	do(os.Symlink("/proc/self/ns/net", netNS))
-	read("with it", "dev")
-	boot = time.Now().Add(time.Hour)
-	read("of an earlier boot")
-	boot = time.Now().Add(-time.Hour)
+	read("without a network namespace at its path", "network namespace cannot be read")
+	do(os.RemoveAll(run))
+	read("without the directory of its network namespace", "does not exist here")
+	write(run, "")
+	read("with a file in place of that directory", "network namespace cannot be read")
+	write(path, file("/proc/self/ns/net", args, result))
+	read("a network namespace named by a process", "by a process")
+	write(path, file("/proc/1073741824/ns/net", args, result))
+	read("one named by a process that has ended", "by a process")
+
+	write(path, file(netNS, args, result)[:50])
+	read("a torn file", "incomplete")
+	write(path, file(netNS, args, result)+strings.Repeat(" ", maxCached))
+	read("a large file", "cannot be read")
 	moved := filepath.Join(t.TempDir(), "file")
 	do(os.Rename(path, moved))
-	read("a file that is gone")
 	do(os.Symlink(moved, path))
-	read("a symlink")
+	read("a symlink", "not a regular file")
 	do(os.Remove(path))
 	do(os.Mkdir(path, 0o700))
-	read("a directory")
-	do(os.Remove(path))
-	write(path, file(netNS, args, result)+strings.Repeat(" ", 1<<20))
-	read("a large file")
+	read("a directory", "not a regular file")
+}
+
+// TestInFileName: the attachments that the name of a file may mean.
+func TestInFileName(t *testing.T) {
+	for name, want := range map[string]string{
+		"pods-c0ffee-eth0":        "[pods c0ffee eth0]",
+		"k8s-pod-net-c0ffee-net1": "[k8s pod-net-c0ffee net1][k8s-pod net-c0ffee net1][k8s-pod-net c0ffee net1]",
+		"pods-eth0":               "",
+		"nothing":                 "",
+		"":                        "",
+		"-c0ffee-eth0":            "",
+		"pods--eth0":              "[pods  eth0]",
+	} {
+		var got string
+		for _, x := range InFileName(name) {
+			got += fmt.Sprintf("[%s %s %s]", x.Network, x.ContainerID, x.IfName)
+			if x.File() != name {
+				t.Errorf("%s: %s", name, x.File())
+			}
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
 }
 
 // TestSameConfig: a runtime had the conflist of now, before the plugin entry was in it or with it.

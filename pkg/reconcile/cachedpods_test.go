@@ -26,7 +26,7 @@ func newCache(t *testing.T) cache {
 	c := cache{fixture: newFixture(t)}
 	c.dir, c.netNS = filepath.Join(c.fixture.dir, "results"), filepath.Join(c.fixture.dir, "ns")
 	must(t, os.Mkdir(c.dir, 0o700))
-	must(t, os.Symlink("/proc/self/ns/net", c.netNS))
+	must(t, os.Symlink("/proc/self/ns/net", c.netNS)) // a file of nsfs, as a mounted namespace
 	c.CacheDir = c.dir
 	return c
 }
@@ -68,10 +68,10 @@ func TestCachedPods(t *testing.T) {
 	}
 	c.conflist("podnet", keys)
 	c.holds("an entry", "10.1.0.5")
-	cacheChanged := c.CacheChanges()
+	events := c.CacheEvents()
 	changed := func(what string, want bool) {
 		t.Helper()
-		assert.Equal(t, what+": a sync is due", cacheChanged(), want)
+		assert.Equal(t, what+": a sync is due", events.Concern(), want)
 	}
 	changed("at first", true)
 	changed("nothing changed", false)
@@ -85,7 +85,10 @@ func TestCachedPods(t *testing.T) {
 	changed("a file is gone", true)
 	c.holds("a file is gone", "10.1.0.8")
 	c.file(c.path("podnet", "half"), "{")
-	changed("a file is being written", false)
+	changed("a file is being written", true)
+	c.holds("a file is being written", "10.1.0.8")
+	must(t, os.Remove(c.path("podnet", "half")))
+	changed("and is gone", true)
 
 	// DEL comes before the runtime removes the file, whatever else happens meanwhile.
 	d := store.Attachment{Network: "podnet", ContainerID: "d", IfName: "eth0"}
@@ -164,4 +167,84 @@ func TestCachedPodsWithPluginFile(t *testing.T) {
 	c.add("podnet", "same", "prod", "10.1.0.5", `{"name": "podnet", "plugins": [{"type": "ptp"}], "cniVersion": "1.0.0"}`)
 	c.add("podnet", "other", "prod", "10.1.0.6", `{"name": "podnet", "plugins": [{"type": "static"}], "cniVersion": "1.0.0"}`)
 	c.holds("with plugin.toml", "10.1.0.5")
+}
+
+// TestWallClock: a step of the wall clock forward makes each file look older than the boot, and changes no record.
+func TestWallClock(t *testing.T) {
+	c := newCache(t)
+	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
+	c.add("podnet", "a", "prod", "10.1.0.5", "{}")
+	c.holds("at first", "10.1.0.5")
+	step := func(id string, d time.Duration) {
+		t.Helper()
+		at := assert.Must(os.Stat(c.path("podnet", id)))(t).ModTime().Add(d)
+		must(t, os.Chtimes(c.path("podnet", id), at, at))
+	}
+	const years = 20 * 365 * 24 * time.Hour
+	step("a", -years)
+	c.holds("after a step forward", "10.1.0.5")
+	c.cached = &cachedPods{}
+	c.holds("after a step forward and a new reconciler", "10.1.0.5")
+	c.add("podnet", "b", "prod", "10.1.0.6", "{}")
+	step("b", -years)
+	c.holds("another pod after a step forward", "10.1.0.5", "10.1.0.6")
+	step("a", 2*years)
+	c.holds("after a step back", "10.1.0.5", "10.1.0.6")
+}
+
+// TestUnreadableCache: what cannot be read is not gone. A record stays, and a pod without one is reported with the reason.
+func TestUnreadableCache(t *testing.T) {
+	c := newCache(t)
+	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
+	unrecorded := func(what string, want ...string) {
+		t.Helper()
+		r := c.sync()
+		assert.Equal(t, what+": pods without a record", DescribeUnrecorded(r.Unrecorded), want)
+		c.cached = &cachedPods{}
+		assert.Equal(t, what+": a command's", DescribeUnrecorded(c.UnrecordedPods(c.Check(t.Context()))), want)
+	}
+	const byMode = "users other than root may write its file in the runtime's cache (mode 0664)"
+	c.add("podnet", "a", "prod", "10.1.0.5", "{}")
+	c.holds("at first", "10.1.0.5")
+	must(t, os.Chmod(c.path("podnet", "a"), 0o664))
+	c.holds("a file that others may write", "10.1.0.5")
+	unrecorded("it is on record")
+
+	must(t, os.Chmod(c.path("podnet", "a"), 0o600))
+	must(t, os.Rename(c.dir, c.dir+".away"))
+	c.holds("a cache that is not mounted", "10.1.0.5")
+	must(t, os.Rename(c.dir+".away", c.dir))
+
+	c.add("podnet", "b", "prod", "10.1.0.6", "{}")
+	must(t, os.Chmod(c.path("podnet", "b"), 0o664))
+	unrecorded("a new file that others may write", "1 of the runtime's cache: "+byMode+" (such as podnet-b-eth0)")
+	must(t, os.Chmod(c.path("podnet", "b"), 0o600))
+	c.holds("it can be read", "10.1.0.5", "10.1.0.6")
+	unrecorded("it can be read")
+
+	netNS := c.netNS
+	c.netNS = "/proc/self/ns/net"
+	c.add("podnet", "d", "prod", "10.1.0.7", "{}")
+	c.add("podnet", "e", "prod", "10.1.0.8", "{}")
+	c.netNS = filepath.Join(c.fixture.dir, "missing", "ns")
+	c.add("podnet", "f", "prod", "10.1.0.9", "{}")
+	c.add("othernet", "g", "prod", "10.1.0.9", "{}")
+	c.netNS = netNS
+	unrecorded("namespaces that cannot be read",
+		"1 of the runtime's cache: the directory of its network namespace, \""+filepath.Dir(netNS)+"/missing\", does not exist here; "+
+			"in a container, mount it (such as podnet-f-eth0)",
+		"2 of the runtime's cache: the runtime names its network namespace by a process (/proc/PID/ns/net), and another process may "+
+			"have that number now (such as podnet-d-eth0)")
+
+	// Pods that had an ADD have a record. After its DEL the runtime removes the file.
+	for _, id := range []string{"d", "e", "f"} {
+		must(t, c.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: id, IfName: "eth0"}}))
+	}
+	r := c.sync()
+	assert.Equal(t, "pods that had an ADD", len(r.Unrecorded), 0)
+	for _, id := range []string{"d", "e", "f"} {
+		must(t, c.Dir.Detach(store.Attachment{Network: "podnet", ContainerID: id, IfName: "eth0"}))
+	}
+	r = c.sync()
+	assert.Equal(t, "after their DELs", len(r.Unrecorded), 0)
 }

@@ -58,6 +58,8 @@ type Report struct {
 	Lost         []Problem // files that no source restores: the desired rules are unknown
 	OtherDataDir error     // why nothing may be written: the dataDir is not the node's
 
+	Unrecorded []UnrecordedPod // pods of the runtime's cache that a sync could not record
+
 	Conflist *conflist.Status // nil unless a loop syncs the conflist; Inserted is since the report before
 }
 

@@ -37,7 +37,9 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	r := n.DryRun(ctx, src)
 	n.rememberEntries(r)
-	if n.syncCachedPods(r) {
+	changed := n.syncCachedPods(r)
+	unrecorded := r.Unrecorded
+	if changed {
 		r = n.DryRun(ctx, src)
 	}
 	if r.Unfinished() {
@@ -49,6 +51,7 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	if r.Rules != nil && r.Rules.PodsRecorded() {
 		n.cached.fresh = false
 	}
+	r.Unrecorded = unrecorded
 	return r
 }
 
@@ -247,5 +250,5 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 	}
 }
 
-// booted returns the time of the boot; attachments are counted since then.
+// booted returns the time of the boot by the wall clock, which may be set at any time.
 func booted() time.Time { return time.Now().Add(-time.Duration(store.BootTime())) }

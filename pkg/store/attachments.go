@@ -177,6 +177,15 @@ func (d *Dir) Detach(a Attachment) error {
 	return d.withinNetwork(a.Network, func(f *folder) error { return errors.Join(f.remove(a.file()), f.remove(a.file()+cachedSuffix)) })
 }
 
+// Attached reports whether an attachment of this boot had an ADD, also if its record cannot be used.
+func (d *Dir) Attached(a Attachment) (had bool, err error) {
+	err = d.withinNetwork(a.Network, func(f *folder) error {
+		had = f.has(a.file())
+		return nil
+	})
+	return had, err
+}
+
 // Pod returns the record of an attachment of this boot, or nil if there is none that can be used.
 func (d *Dir) Pod(a Attachment) (p *Pod, err error) {
 	err = d.withinNetwork(a.Network, func(f *folder) (err error) {
