@@ -175,7 +175,7 @@ func TestPluginOfTheReconciler(t *testing.T) {
 	t.Parallel()
 	binDir := t.TempDir()
 	plugin, ran := filepath.Join(binDir, "ip-masq"), filepath.Join(binDir, "ran")
-	assert.NoError(t, os.WriteFile(plugin, []byte("#!/bin/sh\necho >"+ran+"\necho 'ip-masq v7: a plugin'\n"), 0o755))
+	assert.NoError(t, os.WriteFile(plugin, []byte("#!/bin/sh\necho >"+ran+"\necho 'CNI ip-masq plugin v7'\n"), 0o755))
 	for _, version := range []string{"v6", ""} {
 		dataDir := serveStatus(t, answering(t, metrics.Status{PluginVersion: version,
 			Settings: []config.Setting{{Key: "cni_bin_dir", Value: binDir, Origin: config.FlagOrigin}}}))
