@@ -78,25 +78,6 @@ func (n *node) removeRulesAndState(t *testing.T) {
 	must(t, os.RemoveAll(n.dataDir))
 }
 
-// TestChangedEntryConflicts checks that ADD refuses a changed entry that conflicts with another
-// network, and keeps the stored one.
-func TestChangedEntryConflicts(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, backends()[0])
-	n.addAndCheck(t, n.conf(t, "first", object{"randomFully": true}))
-	n.addAndCheck(t, n.conf(t, "second", nil))
-	before := n.snapshot(t)
-	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": true, "masqueradeHost": false})}).want(t, 0)
-	n.addAndCheck(t, n.conf(t, "first", object{"randomFully": true}))
-	n.addAndCheck(t, n.conf(t, "second", object{"randomFully": true}))
-	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "first", object{"randomFully": false})}).
-		want(t, 7, `randomFully of network "first" is false, which conflicts with randomFully of network "second", true`)
-	wantSame(t, "rules", n.ruleset(t), before.rules)
-	if stored := n.load(t).Find(networkID("first")); stored == nil || stored.Policy.RandomFully == nil || !*stored.Policy.RandomFully {
-		t.Errorf("document: %+v", stored)
-	}
-}
-
 // TestConflictAfterConflistRemoval checks that a conflicting network supersedes the network in
 // force once only the former has a conflist, and the reverse.
 func TestConflictAfterConflistRemoval(t *testing.T) {

@@ -79,7 +79,7 @@ var programs = []program{
 	{dir: "e2e", about: "ADD again, ADD without programs", run: "^(TestIdempotence|TestBackendOfALostRecord)$", elsewhere: "^(TestIdempotence|TestBackendOfALostRecord)$"},
 	{dir: "e2e", about: "chains of ip-masq-agent", run: "^TestAgentChainTakeover$"},
 	{dir: "e2e", about: "boot, guard", run: "^(TestGuardAtBoot|TestGuardWrongPackets)$", elsewhere: "^TestGuardWrongPackets$"},
-	{dir: "e2e", about: "packets, backends", run: "^(TestChainedPlugins|TestProtocolKeys|TestBackendChange|TestIPv6NotTrackedUnlessEnabled|TestKeyRandomFully)$", elsewhere: "^(TestBackendChange|TestKeyRandomFully)$"},
+	{dir: "e2e", about: "packets, backends", run: "^(TestChainedPlugins|TestBackendChange|TestIPv6NotTrackedUnlessEnabled|TestKeyRandomFully)$", elsewhere: "^(TestBackendChange|TestKeyRandomFully)$"},
 	{dir: "e2e", about: "output addresses", run: "^(TestOutputAddress|TestOutputAddressLeaves)$", elsewhere: "^TestOutputAddress$"},
 	{dir: "e2e", about: "stale connections", run: "^TestPolicyChangeUnderConnections$"},
 	{dir: "e2e/demo", main: true, elsewhere: "."},

@@ -51,7 +51,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	n.Attachments = []store.Attachment{n.pod.Attachment}
 	n.rememberEntry()
 	if err := n.Dir.Attach(n.pod); err != nil {
-		return withCode(types.ErrTryAgainLater, fmt.Errorf("record the pod: %w", err))
+		return fmt.Errorf("record the pod: %w", &enforce.UnwritableError{Err: err})
 	}
 	if err := n.sync(ctx); err != nil {
 		return err
@@ -160,9 +160,9 @@ func (n *node) change(ctx context.Context, reading *store.Reading, own policy.So
 	if err := n.checkDataDir(); err != nil {
 		return err
 	}
-	lock, err := n.Dir.Lock(ctx)
+	lock, err := n.lock(ctx)
 	if err != nil {
-		return withCode(types.ErrTryAgainLater, err)
+		return err
 	}
 	defer func() { n.Warn(lock.Release()) }()
 	state, err := n.readAgain(reading)
@@ -172,6 +172,15 @@ func (n *node) change(ctx context.Context, reading *store.Reading, own policy.So
 	err = n.apply(ctx, lock, state, own)
 	n.Warn(lock.Tidy())
 	return err
+}
+
+// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy.
+func (n *node) lock(ctx context.Context) (*store.Lock, error) {
+	lock, err := n.Dir.Lock(ctx)
+	if err != nil && !errors.Is(err, store.ErrBusy) {
+		return nil, &enforce.UnwritableError{Err: err}
+	}
+	return lock, err
 }
 
 func (n *node) apply(ctx context.Context, lock *store.Lock, state store.State, own policy.Source) error {

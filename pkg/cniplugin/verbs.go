@@ -30,8 +30,8 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that
 // nothing returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document
-// asks for. If a document cannot be read it writes nothing. The error is that the state cannot be read or written: then
-// rules are repaired of chains that are on record.
+// asks for. If a document cannot be read it writes nothing. Where the state cannot be
+// written it repairs the rules of chains that are on record, and the error is an UnwritableError.
 func (n *node) repair(ctx context.Context) error {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -46,14 +46,9 @@ func (n *node) repair(ctx context.Context) error {
 		return nil
 	}
 	if err := n.checkDataDir(); err != nil {
-		n.Warn(err)
-		return nil
+		return err
 	}
-	lock, err := n.Dir.Lock(ctx)
-	if errors.Is(err, store.ErrBusy) {
-		n.Warn(err)
-		return nil
-	}
+	lock, err := n.lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,7 +153,11 @@ func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 	if listed {
 		pruned = n.Dir.Prune(n.network, keep)
 	}
-	repaired := n.repair(ctx)
+	unwritten := n.repair(ctx)
+	if _, is := errors.AsType[*enforce.UnwritableError](unwritten); !is {
+		n.Warn(unwritten)
+		unwritten = nil
+	}
 	n.resetConnections(ctx)
-	return withCode(types.ErrIOFailure, errors.Join(pruned, repaired))
+	return withCode(types.ErrIOFailure, errors.Join(pruned, unwritten))
 }
