@@ -116,6 +116,7 @@ func (d *Dir) Boot() string {
 
 // kernelBoot reads the random UUID of the boot (random(4)). It is the same in every container of a node.
 func kernelBoot() (string, error) {
+	// This read starts the runtime's poller, which is 2 % of an ADD with nothing to do.
 	id, err := sysctl.Sysctl("kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("read the boot id: %w; mount /proc", err)
