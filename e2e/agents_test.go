@@ -110,7 +110,7 @@ func pluginWithRunningAgent(t *testing.T, n *node, a agent, agentFirst bool) {
 }
 
 // TestAgentChainTakeover checks that ADD takes over the chain of an agent and replaces its jumps,
-// if the chain has only RETURN and MASQUERADE rules.
+// if the chain has only rules of the agents' forms.
 func TestAgentChainTakeover(t *testing.T) {
 	t.Parallel()
 	for _, f := range backends()[1:] {
@@ -119,7 +119,7 @@ func TestAgentChainTakeover(t *testing.T) {
 			"no jump":     "-A IP-MASQ-AGENT -d 198.51.100.0/24 -j RETURN\n-A IP-MASQ-AGENT -j MASQUERADE\n",
 			"three jumps": "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT\n" +
 				"-A POSTROUTING -m comment --comment \"\\\"ip-masq-agent: quoted\\\"\" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT\n" +
-				"-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -s 10.9.0.0/16 -o eth+ -j RETURN\n-A IP-MASQ-AGENT -p udp -j MASQUERADE --to-ports 1024-2048\n",
+				"-A POSTROUTING -j IP-MASQ-AGENT\n-A IP-MASQ-AGENT -d 10.9.0.0/16 -m addrtype ! --dst-type LOCAL -j RETURN\n-A IP-MASQ-AGENT -p udp -j MASQUERADE --to-ports 1024-2048\n",
 		} {
 			t.Run(f.name+" "+name, func(t *testing.T) {
 				n := newNode(t, f)
@@ -160,8 +160,9 @@ func TestAgentChainRemovedFromIPTables(t *testing.T) {
 	wantSame(t, "third-party rules", strings.Count(n.thirdPartyRuleset(t, "IP-MASQ-AGENT"), "not yours"), strings.Count(thirdParty, "not yours"))
 }
 
-// TestThirdPartyChain checks that ADD refuses a chain of the same name whose rules neither ip-masq
-// nor the agents write, and changes nothing.
+// TestThirdPartyChain checks that ADD refuses a chain of the same name with a rule that neither ip-masq nor the agents
+// write, and changes nothing. ADD and check print the rule and the command that deletes it, after which ADD adopts the
+// chain.
 func TestThirdPartyChain(t *testing.T) {
 	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
 		n.addThirdPartyRules(t)
@@ -169,21 +170,34 @@ func TestThirdPartyChain(t *testing.T) {
 		for _, rule := range []string{
 			"-j LOG", "-j ACCEPT", "-j SNAT --to-source 192.0.2.1", "-g KUBE-POSTROUTING",
 			"-p tcp -m tcp --dport 80 -m limit --limit 5/min -j RETURN",
+			"-d 10.1.0.0/16 -o wg0 -j RETURN", "-s 10.9.0.0/16 -j RETURN", "-p udp -m udp --dport 53 -j RETURN",
+			"-m mark --mark 0x2000/0x2000 -j RETURN", "-p tcp -j MASQUERADE", "-m addrtype ! --src-type LOCAL -j RETURN",
 		} {
 			n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT "+rule+"\n"+
 				"-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n", "iptables-"+n.backend.variant+"-restore", "--noflush")
 			before := n.ruleset(t)
+			program := "iptables-" + n.backend.variant
+			printed := n.tool(t, program, "-t", "nat", "-S", "IP-MASQ-AGENT", "2")
+			printed = strings.TrimSpace(printed)
+			command := program + " -t nat -D IP-MASQ-AGENT 2"
 			for range 2 {
 				n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program",
-					"holds rules that neither ip-masq nor its agents write", "choose another masqChain, or remove the chain")
+					"neither ip-masq nor its agents write rule 2 `"+printed+"` ("+command+")", "choose another masqChain")
 			}
 			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 			wantSame(t, "rules", n.ruleset(t), before)
 			if documents := n.load(t).Sources; len(documents) > 0 {
 				t.Errorf("%s: documents: %+v", rule, documents)
 			}
+			stdout, stderr, code := n.reconciler(t, "check", "--masq-chain=IP-MASQ-AGENT") // as the preview of a migration
+			if code == 0 || !strings.Contains(stdout+stderr, printed) || !strings.Contains(stdout+stderr, command) {
+				t.Errorf("check: exit code %d: %s%s", code, stdout, stderr)
+			}
+			wantSame(t, "rules", n.ruleset(t), before)
+			n.tool(t, strings.Fields(command)[0], strings.Fields(command)[1:]...)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 		}
-		n.addAndCheck(t, n.conf(t, "podnet", object{"masqChain": "OURS"})).noWarnings(t)
+		n.addAndCheck(t, conf).noWarnings(t)
 	})
 }
 

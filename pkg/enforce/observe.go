@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -186,11 +187,36 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 // write.
 func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
 	err := checkOwner(netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}, us)
-	if err != nil || c.Owner == us || owned || c.IsAgents() {
+	if err != nil || c.Owner == us || owned {
 		return err
 	}
-	return fmt.Errorf("chain %s (%s): %w: it holds rules that neither ip-masq nor its agents write; "+
-		"choose another masqChain, or remove the chain", c.Name, c.Family, netfilter.ErrNotOwned)
+	others := c.NotOfAgents()
+	if len(others) == 0 {
+		return nil
+	}
+	return fmt.Errorf("chain %s (%s): %w: neither ip-masq nor its agents write %s; delete it, or choose another masqChain",
+		c.Name, c.Family, netfilter.ErrNotOwned, describeRules(c, in, others))
+}
+
+// describeRules returns rules of a chain in iptables, each with the command that deletes it. The last one comes first, so that
+// the numbers in the commands stay right.
+func describeRules(c *policy.Chain, in netfilter.Choice, numbers []int) string {
+	const most = 8
+	var texts []string
+	for _, i := range slices.Backward(numbers) {
+		if len(texts) == most {
+			texts = append(texts, fmt.Sprintf("and %d more", len(numbers)-most))
+			break
+		}
+		text := c.Rules[i].String()
+		if len(c.Printed) == len(c.Rules) {
+			text = policy.Printable(c.Printed[i])
+		}
+		number := i + 1
+		command := netfilter.DeleteCommand(in, c.Family, c.Name, number)
+		texts = append(texts, fmt.Sprintf("rule %d `%s` (%s)", number, text, command))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // checkOwner returns why a chain must not be changed that a newer version or another dataDir owns.

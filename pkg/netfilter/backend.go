@@ -56,6 +56,15 @@ func (c Choice) String() string {
 	return string(c.Backend) + " (" + c.Variant + ")"
 }
 
+// DeleteCommand returns the command that deletes a rule of a chain in iptables, by its number.
+func DeleteCommand(c Choice, f policy.Family, chain string, number int) string {
+	program := "iptables"
+	if f == policy.IPv6 {
+		program = "ip6tables"
+	}
+	return fmt.Sprintf("%s-%s -t nat -D %s %d", program, c.Variant, chain, number)
+}
+
 // HasGeneration reports whether the kernel counts changes to chains of this choice.
 func (c Choice) HasGeneration() bool { return c.Variant != VariantLegacy }
 
@@ -105,7 +114,8 @@ type Backend interface {
 	// OwnsTables reports whether Observe reads whole tables, and Apply leaves nothing else there.
 	OwnsTables() bool
 
-	// Observe reads the named chains that exist. It writes nothing and runs no program.
+	// Observe reads the named chains that exist. It writes nothing, and runs a program only to print a chain of another
+	// program (policy.Chain.Printed).
 	Observe(ctx context.Context, chains []policy.ChainFamily) (Observation, error)
 
 	// Apply writes the difference between an observation and the desired chains, so that the kernel

@@ -23,7 +23,7 @@ func TestDesiredIsWellFormed(t *testing.T) {
 		l := rapid.SampledFrom(defaultLayouts()).Draw(t, "layout")
 		owner := policy.OwnedBy("/state")
 		for _, c := range policy.Desired(merge(genSources().Draw(t, "sources")), l, owner).Chains {
-			if c.Owner != owner || !c.IsAgents() {
+			if c.Owner != owner {
 				t.Fatalf("chain %+v", c)
 			}
 			for _, r := range c.Rules {

@@ -163,13 +163,34 @@ type Chain struct {
 	Jumps  []Rule
 	Rules  []Rule
 	Owner  Owner
+	// Printed are the rules as the backend's own program prints them, of a chain without owner that has rules which no
+	// agent writes, and if that program could be run.
+	Printed []string
 }
 
-// IsAgents reports whether the chain can be one of the agents: they write no rules but RETURN and MASQUERADE.
-func (c *Chain) IsAgents() bool {
-	return !slices.ContainsFunc(c.Rules, func(r Rule) bool {
-		return r.Verdict != Return && r.Verdict != Masquerade || r.Address.IsValid()
-	})
+// NotOfAgents returns the numbers, from 0, of the rules that no agent writes.
+func (c *Chain) NotOfAgents() []int {
+	var numbers []int
+	for i, r := range c.Rules {
+		if !r.isOfAgents() {
+			numbers = append(numbers, i)
+		}
+	}
+	return numbers
+}
+
+// isOfAgents reports whether the rule has a form of the agents: RETURN or MASQUERADE by destination, and MASQUERADE to ports
+// by protocol and at random, too. ip-masq replaces the rules of an agent. If one had any other match, such as a source or
+// an interface, the verdict of its packets would change without anybody having asked for that.
+func (r Rule) isOfAgents() bool {
+	if r.From != nil || r.NotFromLocal || r.Out != "" || r.Address.IsValid() {
+		return false
+	}
+	hasPorts := r.Verdict == Masquerade && !r.Ports.IsZero()
+	if (r.Protocol != "" || r.Probability != 0) && !hasPorts {
+		return false
+	}
+	return r.Verdict == Return || r.Verdict == Masquerade
 }
 
 // Walk returns the rule that decides the packet, or nil if no jump matches it or it

@@ -58,21 +58,29 @@ func differing() []policy.Rule {
 	}
 }
 
-func TestIsAgents(t *testing.T) {
+func TestNotOfAgents(t *testing.T) {
 	masquerade := policy.Rule{Verdict: policy.Masquerade}
-	snat := policy.Rule{Verdict: policy.Masquerade, Address: netip.MustParseAddr("192.0.2.1")}
-	for _, tt := range []struct {
+	ports := policy.Rule{Verdict: policy.Masquerade, Ports: policy.PortRange{First: 1, Last: 2}, Match: policy.Match{Protocol: "udp", Probability: 7}}
+	destination := policy.Rule{Verdict: policy.Return, To: ranges("10.0.0.0/8"), Match: policy.Match{NotToLocal: true}}
+	matching := func(m policy.Match) policy.Rule { return policy.Rule{Verdict: policy.Return, Match: m} }
+	for name, tt := range map[string]struct {
 		rules []policy.Rule
-		want  bool
+		want  []int
 	}{
-		{[]policy.Rule{{Verdict: policy.Return}, masquerade}, true},
-		{nil, true},
-		{[]policy.Rule{masquerade, {Verdict: policy.Unrecognized}}, false},
-		{[]policy.Rule{{Verdict: policy.Jump}, masquerade}, false},
-		{[]policy.Rule{snat, masquerade}, false},
+		"an agent's":        {rules: []policy.Rule{{Verdict: policy.Return}, destination, ports, masquerade}},
+		"none":              {},
+		"unrecognized":      {rules: []policy.Rule{masquerade, {Verdict: policy.Unrecognized}}, want: []int{1}},
+		"jump":              {rules: []policy.Rule{{Verdict: policy.Jump}, masquerade}, want: []int{0}},
+		"snat":              {rules: []policy.Rule{{Verdict: policy.Masquerade, Address: netip.MustParseAddr("192.0.2.1")}}, want: []int{0}},
+		"source":            {rules: []policy.Rule{{Verdict: policy.Return, From: ranges("10.0.0.0/8")}, masquerade}, want: []int{0}},
+		"interface":         {rules: []policy.Rule{matching(policy.Match{Out: "wg0"}), masquerade}, want: []int{0}},
+		"type of source":    {rules: []policy.Rule{masquerade, matching(policy.Match{NotFromLocal: true})}, want: []int{1}},
+		"protocol":          {rules: []policy.Rule{matching(policy.Match{Protocol: "tcp"})}, want: []int{0}},
+		"protocol, no port": {rules: []policy.Rule{{Verdict: policy.Masquerade, Match: policy.Match{Protocol: "tcp"}}}, want: []int{0}},
+		"at random":         {rules: []policy.Rule{matching(policy.Match{Probability: 7}), matching(policy.Match{Out: "a"})}, want: []int{0, 1}},
 	} {
 		c := policy.Chain{Rules: tt.rules, Jumps: []policy.Rule{{Verdict: policy.Unrecognized}}}
-		assert.Equal(t, fmt.Sprintf("%v", tt.rules), c.IsAgents(), tt.want)
+		assert.Equal(t, name, c.NotOfAgents(), tt.want)
 	}
 }
 

@@ -88,7 +88,7 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 			continue // reported
 		}
 		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, which may masquerade what the policy exempts: "+
-			"it is removed if it holds nothing but RETURN and MASQUERADE rules", at.Chain, at.Choice)
+			"it is removed if it holds only rules that the agents write", at.Chain, at.Choice)
 	}
 	for _, o := range s.OtherDataDirs {
 		r.chainProblem(ReasonConflict, o.Chain, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",

@@ -106,7 +106,8 @@ func (b *backend) writeThere(ctx context.Context, chains []policy.Chain) error {
 	return there.write(ctx, chains, false, nil)
 }
 
-func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
+// Observe implements netfilter.Backend. It runs a program only to print a chain that another program seems to have written.
+func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
 	for _, f := range policy.Families() {
@@ -119,12 +120,26 @@ func (b *backend) Observe(_ context.Context, chains []policy.ChainFamily) (netfi
 			errs = append(errs, fmt.Errorf("observe %s of %s: %w", f, b.choice, err))
 			continue
 		}
+		for i := range t.Chains {
+			b.print(ctx, &t.Chains[i])
+		}
 		rs.Chains = append(rs.Chains, t.Chains...)
 		if t.fault != "" {
 			rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: t.fault})
 		}
 	}
 	return netfilter.Observation{Rules: rs}, errors.Join(errs...)
+}
+
+// print sets the rules of a chain as iptables prints them, if neither ip-masq nor an agent has written it.
+func (b *backend) print(ctx context.Context, c *policy.Chain) {
+	if c.Owner != (policy.Owner{}) || len(c.NotOfAgents()) == 0 {
+		return
+	}
+	lines, err := b.programs.list(ctx, c.Family, b.choice.Variant, c.Name)
+	if err == nil {
+		c.Printed = lines
+	}
 }
 
 func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
