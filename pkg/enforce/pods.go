@@ -50,22 +50,59 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 		return
 	}
 	c.beyondErr = beyond
-	exempts := func(p store.ExemptPod) bool {
-		return slices.Contains(c.Policy.Families(), policy.FamilyOf(p.Address)) &&
-			slices.ContainsFunc(c.Policy.Namespaces, func(n policy.NamedNamespace) bool { return n.Name == p.Namespace })
+	leftOut := map[store.Attachment]bool{}
+	for _, p := range newestBeyond(policy.MaxExemptPods, c.exempted(s.exempt.Pods)) {
+		leftOut[p.Attachment] = true
 	}
-	byAge := slices.SortedFunc(slices.Values(s.exempt.Pods), func(x, y store.ExemptPod) int { return cmp.Compare(x.At, y.At) })
-	byAge = slices.DeleteFunc(byAge, func(p store.ExemptPod) bool { return !exempts(p) })
-	c.beyond = byAge[policy.MaxExemptPods:]
-	s.exempt.Pods = slices.DeleteFunc(slices.Clone(s.exempt.Pods), func(p store.ExemptPod) bool { return slices.Contains(c.beyond, p) })
+	var stay []store.ExemptPod
+	for _, p := range s.exempt.Pods {
+		if leftOut[p.Attachment] {
+			c.beyond = append(c.beyond, p)
+		} else {
+			stay = append(stay, p)
+		}
+	}
+	s.exempt.Pods = stay
+}
+
+// exempted returns the addresses for which the chain has a rule: of its families and namespaces.
+func (c *Chain) exempted(pods []store.ExemptPod) []store.ExemptPod {
+	named := map[string]bool{}
+	for _, n := range c.Policy.Namespaces {
+		named[n.Name] = true
+	}
+	var exempted []store.ExemptPod
+	for _, p := range pods {
+		if named[p.Namespace] && slices.Contains(c.Policy.Families(), policy.FamilyOf(p.Address)) {
+			exempted = append(exempted, p)
+		}
+	}
+	return exempted
+}
+
+// newestBeyond returns the newest addresses, as many as are too many for a limit. An attachment counts as a whole: a pod whose
+// ADD fails must not be exempt by a part of its addresses. Older ones are never left out for newer ones that would fit.
+func newestBeyond(limit int, pods []store.ExemptPod) []store.ExemptPod {
+	byAge := slices.SortedFunc(slices.Values(pods), func(x, y store.ExemptPod) int {
+		return cmp.Or(cmp.Compare(x.At, y.At), x.Attachment.Compare(y.Attachment))
+	})
+	if len(byAge) <= limit {
+		return nil
+	}
+	first := limit
+	for first > 0 && byAge[first-1].Attachment == byAge[first].Attachment {
+		first--
+	}
+	return byAge[first:]
 }
 
 // Beyond returns the BoundError of the chain that cannot exempt one of these addresses, which no chain exempts then, or nil.
 func (s *State) Beyond(addresses []netip.Addr) error {
-	isOne := func(p store.ExemptPod) bool { return slices.Contains(addresses, p.Address) }
 	for _, c := range s.Chains {
-		if slices.ContainsFunc(c.beyond, isOne) {
-			return c.beyondErr
+		for _, p := range c.beyond {
+			if slices.Contains(addresses, p.Address) {
+				return c.beyondErr
+			}
 		}
 	}
 	return nil

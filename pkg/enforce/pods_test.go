@@ -196,6 +196,41 @@ func TestBoundOfChains(t *testing.T) {
 	}
 }
 
+// TestPodsBeyondAsAWhole: of a pod that does not fit no address is exempt, whichever family it is of.
+func TestPodsBeyondAsAWhole(t *testing.T) {
+	e := &Enforcer{Drivers: netfiltertest.New().Drivers()}
+	var pods []store.ExemptPod
+	for i := range policy.MaxExemptPods + 1 - 64 {
+		p := exempt(fmt.Sprint(i), "prod", int64(i), false)
+		p.Address = netip.AddrFrom4([4]byte{10, 88, byte(i >> 8), byte(i)})
+		pods = append(pods, p)
+	}
+	fit := len(pods)
+	for i := range 64 {
+		p := exempt("many", "prod", policy.MaxExemptPods, false)
+		p.Address = netip.AddrFrom4([4]byte{10, 89, 0, byte(i)})
+		pods = append(pods, p)
+	}
+	p := exempt("many", "prod", policy.MaxExemptPods, false)
+	p.Address = netip.MustParseAddr("fd00::1")
+	later := exempt("later", "prod", policy.MaxExemptPods+1, false)
+	later.Address = netip.MustParseAddr("10.90.0.1")
+	pods = append(pods, p, later)
+	namespaces := store.ExemptPods{Namespaces: []string{"prod"}, Pods: pods}
+	s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}}}, exempt: exemptPods{ExemptPods: namespaces}}
+	source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}}
+	s.Chains = []Chain{{Choice: netfiltertest.IPTables, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
+	e.bound(s, &s.Chains[0])
+	if !slices.Equal(s.exempt.Pods, pods[:fit]) {
+		t.Errorf("%d addresses are exempt, want the %d of older pods", len(s.exempt.Pods), fit)
+	}
+	for _, a := range []netip.Addr{pods[fit].Address, pods[fit+63].Address, p.Address, later.Address} {
+		if s.Beyond([]netip.Addr{a}) == nil {
+			t.Errorf("an ADD of a pod with %s passes", a)
+		}
+	}
+}
+
 // TestResetList: an equal reset is renewed, there is one for all addresses that passed, or left, and the oldest one for other
 // policies is forgotten where there are too many.
 func TestResetList(t *testing.T) {
