@@ -127,6 +127,23 @@ func TestOutputAddress(t *testing.T) {
 	})
 }
 
+// TestOutputAddressOfOneFamily: a list of both families does not keep a node without IPv4 addresses from being ready.
+func TestOutputAddressOfOneFamily(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		for _, device := range []string{"outside", "lan"} {
+			n.address(t, "-4 address flush dev "+device)
+		}
+		n.address(t, "address add 2001:db8:100::7/128 dev outside nodad")
+		n.conflist(t, "podnet", object{"enableIPv6": true, "outputAddresses": []string{"198.51.100.0/24", "2001:db8:100::/64"}})
+		p := n.pod(t, "podnet") // whose bridge has an IPv4 address
+		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
+		n.leaves(t, p.Host, "2001:db8:5::5", n.Outside, "2001:db8:100::7")
+		n.wantSays(t, 0, []string{"notice: output-address-no-family", "IP-MASQ-AGENT (ipv4)", "198.51.100.0/24"}, "doctor")
+		n.address(t, "address add 198.51.101.7/32 dev outside")
+		d.untilUnready(t, "no usable address of the node", "198.51.101.7")
+	})
+}
+
 // TestOutputAddressLeaves removes the address in force under connections. A reconciler, or without one the next
 // ADD, chooses another one; the connections translated to it end, and no others.
 func TestOutputAddressLeaves(t *testing.T) {

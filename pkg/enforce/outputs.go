@@ -148,26 +148,72 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 	return errs
 }
 
-// NoOutputs returns the chains whose list results in no rule.
+// NoOutputs returns the chains whose list results in no rule for a family of which the node has addresses.
 func (s *State) NoOutputs() (none []Inactive) {
-	for _, c := range s.Chains {
-		for _, f := range c.Policy.Families() {
-			if c.Err != nil || !c.Policy.LacksOutput(f) {
-				continue
-			}
-			var items, node []string
-			for _, item := range c.Policy.OutputAddresses.Value {
-				items = append(items, item.String())
-			}
-			for _, a := range s.addresses {
-				if policy.FamilyOf(a.Address) == f {
-					node = append(node, a.String())
-				}
-			}
-			none = append(none, Inactive{policy.ChainFamily{Chain: c.Policy.Chain, Family: f},
-				fmt.Errorf("no usable address of the node is in outputAddresses (%s), so pods leave with the address that MASQUERADE takes; "+
-					"the node has %s: add a prefix of one of these that is on no interface of pods, or add the address to the node", strings.Join(items, ", "), strings.Join(node, ", "))})
+	for _, at := range s.lackOutputs() {
+		if node := s.nodeAddressesOf(at.family); len(node) > 0 {
+			none = append(none, at.inactive("no usable address of the node is in outputAddresses (%s), so pods leave with the address that "+
+				"MASQUERADE takes; the node has %s: add a prefix of one of these that is on no interface of pods, or add the address "+
+				"to the node", at.items(), strings.Join(node, ", ")))
 		}
 	}
 	return none
+}
+
+// NoAddresses returns the chains whose list has items of a family of which the node has no address, but those of pods. One
+// list is for all nodes, so that is no mistake.
+func (s *State) NoAddresses() (none []Inactive) {
+	for _, at := range s.lackOutputs() {
+		if len(s.nodeAddressesOf(at.family)) == 0 {
+			none = append(none, at.inactive("the node has no address of this family, except those of pods, so outputAddresses (%s) has no "+
+				"effect for it", at.items()))
+		}
+	}
+	return none
+}
+
+// lacksOutput is a policy whose list results in no rule for a family that has items.
+type lacksOutput struct {
+	policy *policy.Policy
+	family policy.Family
+}
+
+func (s *State) lackOutputs() (all []lacksOutput) {
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		for _, f := range c.Policy.Families() {
+			if c.Err == nil && c.Policy.LacksOutput(f) {
+				all = append(all, lacksOutput{&c.Policy, f})
+			}
+		}
+	}
+	return all
+}
+
+func (l lacksOutput) items() string {
+	var items []string
+	for _, item := range l.policy.OutputAddresses.Value {
+		items = append(items, item.String())
+	}
+	return strings.Join(items, ", ")
+}
+
+func (l lacksOutput) inactive(format string, args ...any) Inactive {
+	return Inactive{policy.ChainFamily{Chain: l.policy.Chain, Family: l.family}, fmt.Errorf(format, args...)}
+}
+
+// nodeAddressesOf returns the addresses of the node without those in the pod ranges of any policy, and without those of
+// Services.
+func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
+	var pods []netip.Prefix
+	for i := range s.Chains {
+		pods = append(pods, s.Chains[i].Policy.Pods...)
+	}
+	inPods := policy.RangesOf(pods...)
+	for _, a := range s.addresses {
+		if policy.FamilyOf(a.Address) == f && a.Interface != policy.ServiceInterface && !inPods.Contains(a.Address) {
+			node = append(node, a.String())
+		}
+	}
+	return node
 }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -67,10 +69,50 @@ func TestOutputStays(t *testing.T) {
 	f.sync(source("192.0.2.0/25")) // another list: what was in force does not count
 	f.sync(source("192.0.2.0/24"))
 	want("192.0.2.1", "192.0.2.9")
-	node = nil
+	node = []string{"198.51.100.1"}
 	if s := f.sync(source("192.0.2.0/24")); len(s.NoOutputs()) != 1 || len(s.Chains[0].Policy.Outputs) != 0 {
 		t.Errorf("without an address: %+v", s.Chains[0].Policy.Outputs)
 	}
+}
+
+// TestNoAddressOfAFamily: items of a family of which the node has no address but those of pods are no mistake.
+func TestNoAddressOfAFamily(t *testing.T) {
+	for name, c := range map[string]struct {
+		node              []policy.NodeAddress
+		mistakes, notices string
+	}{
+		"both families":           {[]policy.NodeAddress{up("192.0.2.1", "eth0"), up("2001:db8::1", "eth0")}, "", ""},
+		"no IPv4":                 {[]policy.NodeAddress{up("2001:db8::1", "eth0")}, "", "A ipv4"},
+		"IPv4 of pods":            {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("10.1.0.1", "cni0"), up("10.2.0.1", "cni1")}, "", "A ipv4"},
+		"IPv4 of Services":        {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("10.96.0.1", policy.ServiceInterface)}, "", "A ipv4"},
+		"another IPv4 address":    {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("198.51.100.1", "eth0")}, "A ipv4", ""},
+		"an address that is down": {[]policy.NodeAddress{up("2001:db8::1", "eth0"), {Address: netip.MustParseAddr("192.0.2.1"), Interface: "eth1"}}, "A ipv4", ""},
+		"none":                    {nil, "", "A ipv4, A ipv6"},
+	} {
+		f := newFixture(t)
+		f.enforcer.Addresses = func([]policy.Family) ([]policy.NodeAddress, error) { return c.node, nil }
+		s := f.observe(
+			network("one", "A", func(s *policy.SourcePolicy) {
+				s.EnableIPv6, s.PodCIDRs = new(true), []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+				s.OutputAddresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+			}),
+			network("two", "B", func(s *policy.SourcePolicy) { s.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")} }))
+		if mistakes, notices := chainsOf(s.NoOutputs()), chainsOf(s.NoAddresses()); mistakes != c.mistakes || notices != c.notices {
+			t.Errorf("%s: mistakes %q, notices %q; want %q, %q", name, mistakes, notices, c.mistakes, c.notices)
+		}
+	}
+}
+
+func up(address, on string) policy.NodeAddress {
+	return policy.NodeAddress{Address: netip.MustParseAddr(address), Interface: on, Up: true}
+}
+
+func chainsOf(list []enforce.Inactive) string {
+	var chains []string
+	for _, i := range list {
+		chains = append(chains, i.Chain+" "+string(i.Family))
+	}
+	return strings.Join(chains, ", ")
 }
 
 // TestOutputsOfAFailedRun: the record has the addresses that are in force, whatever cannot be written or read. None has left

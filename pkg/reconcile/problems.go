@@ -100,6 +100,9 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	for _, e := range s.NoOutputs() {
 		r.add(Problem{Reason: ReasonAddress, Chain: e.Chain, Err: e})
 	}
+	for _, e := range s.NoAddresses() {
+		r.warn(FindingWarning{e, "output-address-no-family"})
+	}
 	for _, e := range s.AmbiguousOutputs() {
 		r.warn(FindingWarning{e, "output-address-ambiguous"})
 	}
