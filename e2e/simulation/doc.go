@@ -28,7 +28,8 @@
 // and a sync's problems, follow its last line; the log of a reconciler that stays comes when the node is quiet. Fourth, the objection.
 // The last effect before OBJECTION is the one that made the packet wrong; read the trace backwards from there. The objection
 // about a packet lists the combinations of versions that may be in force, one of which each packet has to follow.
-// pod100 and later are addresses that no pod has.
+// pod100 and later are addresses that no pod has. "early" is a pod that starts without an ADD, before the conflist has an
+// entry, and "clock" a step of the wall clock.
 //
 // # How it works
 //
@@ -73,6 +74,8 @@
 //     the policies that are in force were in force when they began, and none by the address that it leaves with if it began
 //     beside a chain that could not be removed.
 //   - A temporary file that a boot left beside the conflists stays until one of them is written.
+//   - A pod that started without an ADD has the verdict of a pod without a namespace until a sync has recorded it.
+//   - A network that is unused may be dropped as soon as the wall clock is set forward.
 //
 // Not simulated are symlinks, several dataDirs, documents of newer versions, and sources that conflict. A dump that another
 // program's commit tears is simulated on a quiet node only.

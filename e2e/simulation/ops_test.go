@@ -28,6 +28,7 @@ const (
 	dataDir    = "/var/lib/cni/ip-masq"
 	confDir    = "/etc/cni/net.d"
 	agentDir   = "/etc/config"
+	cacheDir   = "/var/lib/cni/results"
 	pluginFile = "/etc/ip-masq/plugin.toml"
 	bootFile   = "/proc/sys/kernel/random/boot_id"
 )
@@ -88,6 +89,7 @@ type pod struct {
 	entry     *version
 
 	expectation
+	early  bool // it runs without an ADD, since before the conflist had an entry
 	harmed bool // its ADD passed although a chain stayed as it was, or may not have taken the address: documents, stdin or the kernel
 }
 
@@ -110,6 +112,8 @@ func (w *world) do(o *op) (p *process) {
 		p = w.add(o, n, n.conf)
 	case "stale add":
 		p = w.add(o, n, n.versions[o.version])
+	case "early":
+		w.early(o, n)
 	case "del":
 		p = w.del(o)
 	case "check", "status":
@@ -272,7 +276,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		space := spaces[o.number%len(spaces)]
 		pod.moved = pod.moved || pod.container > 0 && pod.space != space
 		pod.container++
-		pod.net, pod.space = n, space
+		pod.net, pod.space, pod.early = n, space, false
 	}
 	pod.phase, pod.entry = starting, v
 	pod.addresses = n.addresses(pod.number)
@@ -387,6 +391,55 @@ func (p *process) beside(q *process) bool {
 	return !p.ended() || p.end > q.start
 }
 
+// early starts a pod without the plugin, as before its conflist had an entry: it is known by the runtime's cache alone.
+func (w *world) early(o *op, n *network) {
+	pod := w.pods[o.pod]
+	if n.agent || n.conf != nil || pod.container > 0 {
+		return
+	}
+	w.disturbed()
+	pod.container, pod.net, pod.space, pod.addresses = 1, n, spaces[o.number%len(spaces)], n.addresses(pod.number)
+	pod.phase, pod.entry = running, nil
+	pod.early, pod.harmed = true, true // until it is on record
+	id := pod.id(pod.container)
+	w.machine.WriteFile("/run/netns/"+id, "")
+	conf := marshal(map[string]any{"cniVersion": "1.1.0", "name": n.name, "plugins": []entry{{Type: "bridge"}}})
+	if n == w.managed() {
+		conf = n.mainText("bridge")
+	}
+	var ips []any
+	for i := range pod.addresses {
+		ips = append(ips, map[string]any{"address": n.address(i > 0, pod.number).String()})
+	}
+	w.machine.WriteFile(n.cached(id), marshal(map[string]any{
+		"kind": "cniCacheV1", "networkName": n.name, "containerId": id, "ifName": "eth0", "netns": "/run/netns/" + id,
+		"config": []byte(conf), "cniArgs": [][2]string{{"K8S_POD_NAMESPACE", pod.space}, {"K8S_POD_NAME", id}},
+		"result": map[string]any{"cniVersion": "1.1.0", "ips": ips},
+	}))
+	w.counts["pods without an ADD"]++
+	w.note("%s runs without an ADD (%v, namespace %q)", id, pod.addresses, pod.space)
+	w.filesChanged()
+}
+
+// cached returns the file of a container in the runtime's cache.
+func (n *network) cached(id string) string { return cacheDir + "/" + n.name + "-" + id + "-eth0" }
+
+// recordEarly takes note that a sync has recorded the pods of a network in the runtime's cache.
+func (w *world) recordEarly(n *network) {
+	for _, p := range w.pods {
+		if p.early && p.net == n {
+			p.harmed = false
+		}
+	}
+}
+
+// endEarly ends a container that had no ADD: the runtime removes its network namespace and then its file.
+func (w *world) endEarly(id string, n *network) {
+	w.machine.Remove("/run/netns/" + id)
+	w.machine.Remove(n.cached(id))
+	w.filesChanged()
+}
+
 func (w *world) del(o *op) *process {
 	pod := w.pods[o.pod]
 	if pod.container == 0 || pod.phase == starting || pod.phase == stopping {
@@ -398,9 +451,21 @@ func (w *world) del(o *op) *process {
 	} else if pod.phase == running {
 		pod.phase = stopping
 	}
+	n, id := pod.net, pod.id(container)
+	_, isEarly := w.machine.ReadFile(n.cached(id))
+	if isEarly && n.conf == nil { // the runtime's configuration has no entry
+		if pod.phase == stopping {
+			pod.phase = gone
+		}
+		w.endEarly(id, n)
+		return nil
+	}
 	return w.verb(o, w.args(pod, pod.entry, pod.net, container), func(p *process) {
 		if container == pod.container && pod.phase == stopping {
 			pod.phase = gone
+		}
+		if isEarly {
+			w.endEarly(id, n)
 		}
 		if p.returned && p.err != nil {
 			w.object("DEL fails: %v", p.err)
@@ -428,7 +493,7 @@ func (w *world) gc(o *op, n *network) *process {
 // ask starts a CHECK or a STATUS.
 func (w *world) ask(o *op, n *network) *process {
 	pod := w.pods[o.pod]
-	if o.kind == "check" && pod.phase != running || o.kind == "status" && (n.conf == nil || n.agent) {
+	if o.kind == "check" && (pod.phase != running || pod.entry == nil) || o.kind == "status" && (n.conf == nil || n.agent) {
 		return nil
 	}
 	args := stdin(n.conf, n, entry{})
@@ -463,6 +528,7 @@ func (w *world) node() *reconcile.Node {
 	}
 	n := reconcile.Open(s, pluginFile, w.kernel.Drivers())
 	n.Version, n.Conntrack, n.Addresses = "v1", w.kernel.Conntrack, w.kernel.Addresses
+	n.CacheDir = cacheDir
 	return n
 }
 
@@ -498,6 +564,7 @@ func (w *world) once(o *op) *process {
 				w.repaired(p)
 				for _, n := range stored {
 					w.settle(n, p, n.conf)
+					w.recordEarly(n)
 				}
 				w.staleRemoved()
 				for _, n := range w.networks { // what is stored is in force
@@ -537,7 +604,7 @@ func (w *world) syncs() []*process {
 func (w *world) unused(n *network) bool {
 	badConflist := w.some(func(n *network) bool { return n.bad && !n.agent }) // it may be that of any network
 	return !n.agent && !badConflist && !slices.ContainsFunc(w.pods, func(p *pod) bool {
-		return p.net == n && p != n.nobody && p.phase > starting
+		return p.net == n && p != n.nobody && p.phase > starting && !(p.early && p.harmed) // which is no attachment
 	})
 }
 
@@ -588,6 +655,8 @@ func (w *world) disturb(o *op) {
 		}
 		w.book.addressed = w.seq
 		w.tell(func(p *process) { p.loop.AddressesChanged() })
+	case "clock":
+		w.setClock(o.number)
 	case "connect":
 		w.connect(w.pods[o.pod])
 	case "disk full", "disk read-only", "disk broken", "disk good":
@@ -612,6 +681,17 @@ func (w *world) disturb(o *op) {
 		w.harm(o)
 	default:
 		panic("simulation: no operation " + o.kind)
+	}
+}
+
+// setClock sets the wall clock.
+func (w *world) setClock(number int) {
+	const day, year = 24 * time.Hour, 365 * 24 * time.Hour
+	forward := []time.Duration{time.Minute, time.Hour, day, year, 20 * year, -time.Minute, -time.Hour, -year}[number]
+	w.counts["steps of the clock"]++
+	w.machine.SetClock(forward)
+	for _, n := range w.networks { // one that is unused is dropped ten minutes after the times of its files
+		n.used = time.Now().Add(-10 * time.Minute)
 	}
 }
 
@@ -739,7 +819,7 @@ func (w *world) tamper(number int) {
 
 // connect begins a connection of a pod.
 func (w *world) connect(p *pod) {
-	if p.phase != running {
+	if p.phase != running || p.early { // whose subnet may be unknown
 		return
 	}
 	src := pick(w.rand, p.addresses...)

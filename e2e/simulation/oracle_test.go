@@ -514,6 +514,7 @@ func (w *world) judgeQuiet() {
 	for _, n := range w.networks {
 		if n.conf != nil {
 			n.claims, n.nobody.phase = []claim{{n.conf, p}}, running
+			w.recordEarly(n)
 		}
 	}
 	w.staleRemoved()

@@ -16,8 +16,8 @@ import (
 
 // simulated are the packages that run on the simulated machine, below the directory of the module.
 var simulated = []string{
-	"pkg/agentconfig", "pkg/cniplugin", "pkg/config", "pkg/conflist", "pkg/enforce", "pkg/flowcontrol", "pkg/netfilter", "pkg/reconcile",
-	"pkg/safefile", "pkg/store", "pkg/netfilter/netfiltertest", "e2e/simulation",
+	"pkg/agentconfig", "pkg/cniplugin", "pkg/config", "pkg/conflist", "pkg/enforce", "pkg/flowcontrol", "pkg/netfilter", "pkg/podinfo",
+	"pkg/reconcile", "pkg/safefile", "pkg/store", "pkg/netfilter/netfiltertest", "e2e/simulation",
 }
 
 // packages are those whose functions package system has, by the names that files use: the import, the prefix of the names in

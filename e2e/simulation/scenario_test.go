@@ -112,13 +112,15 @@ func (o *op) String() string {
 	switch o.kind {
 	case "add", "stale add", "del", "check", "connect":
 		text = fmt.Sprintf("%s pod%d", o.kind, o.pod)
+	case "early":
+		text = fmt.Sprintf("%s net%d pod%d", o.kind, o.net, o.pod)
 	case "conflist":
 		text = fmt.Sprintf("%s net%d/%d", o.kind, o.net, o.version)
 	case "gc", "no conflist", "bad file", "status", "agree":
 		text = fmt.Sprintf("%s net%d", o.kind, o.net)
 	case "damage", "lose":
 		text = fmt.Sprintf("%s net%d %d", o.kind, o.net, o.number)
-	case "tamper", "fight", "sleep", "address":
+	case "tamper", "fight", "sleep", "address", "clock":
 		text = fmt.Sprintf("%s %d", o.kind, o.number)
 	}
 	if e := o.event; e.what != "" {
@@ -307,6 +309,8 @@ add, add 4 [tamper at kernel: ], add 4
 add, add, tamper, tamper, add, sleep 4
 add, add, sleep 2, tamper, add
 add, tamper 2, connect, add
+# The wall clock is set while pods run that had no ADD.
+clock 1, once, add, clock 4, once, del, clock 6, once
 # Walks fail for a time.
 add, connect, refuse 5, conflist, add, sleep 3, accept, sleep 6
 # The kernel refuses a policy for a time.
@@ -379,6 +383,13 @@ func (s *scenario) plan(r *rand.Rand) {
 	if s.manage {
 		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
 		add(op{kind: "run"})
+	}
+	rarely := rand.New(rand.NewPCG(s.seed, 5))
+	if rarely.IntN(3) == 0 { // pods run before the conflists have an entry
+		kinds = append(kinds, "clock", "clock")
+		for range 1 + rarely.IntN(most) {
+			add(op{kind: "early", net: rarely.IntN(len(s.nets)), pod: rarely.IntN(most), number: rarely.IntN(8), wait: true})
+		}
 	}
 	for i := range s.nets {
 		add(op{kind: "conflist", net: i, wait: true})

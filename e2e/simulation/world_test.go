@@ -96,7 +96,9 @@ func (w *world) boot() {
 		id[i] = byte(w.machine.Rand.UintN(256))
 	}
 	w.machine.WriteFile(bootFile, fmt.Sprintf("%08x-%04x-%04x-%04x-%012x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
-	w.machine.WriteFile("/var/lib/cni/results/.keep", "")
+	w.machine.WriteFile(cacheDir+"/.keep", "")
+	w.machine.Remove("/run/netns")
+	w.machine.WriteFile("/run/netns/.keep", "")
 	w.machine.WriteFile("/opt/cni/bin/ip-masq", "program")
 	w.machine.WriteFile("/proc/thread-self/ns/net", "")
 }

@@ -309,11 +309,6 @@ func (c *cachedPods) begin(n *Node, r *Report, files map[string]time.Time) {
 // wins against all of them.
 func (n *Node) recordCached(file string, x podinfo.Cached, written time.Time) (recorded bool, err error) {
 	a := attachmentOf(x)
-	if n.cached.recorded[file] == a {
-		if err := n.Dir.DetachCached(a); err != nil {
-			return false, err
-		}
-	}
 	recorded, err = n.Dir.AttachCached(store.Pod{
 		Attachment: a, At: written.Sub(booted()).Nanoseconds(),
 		Namespace: x.Namespace, Name: x.Name, Addresses: x.Addresses,

@@ -133,7 +133,8 @@ func (d *Dir) CheckAttach(network string) error {
 	return d.withinNetwork(network, func(*folder) error { return nil })
 }
 
-// AttachCached records a pod from the runtime's cache, unless its attachment has a record. It returns whether it did.
+// AttachCached records a pod from the runtime's cache, unless its attachment has the record of an ADD. It returns
+// whether it did. A record from the cache is replaced in place: at no time is there none.
 func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	p.Cached = true
 	f, err := d.ofBoot(true, networkName(p.Network))
@@ -141,7 +142,8 @@ func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 		return false, err
 	}
 	defer f.close()
-	if has, err := f.pod(p.Attachment.file()); has != nil || err != nil {
+	has, err := f.pod(p.Attachment.file())
+	if err != nil || has != nil && !has.Cached {
 		return false, err
 	}
 	err = f.putPod(p, true)

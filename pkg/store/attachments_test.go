@@ -192,10 +192,12 @@ func TestCachedAttachments(t *testing.T) {
 	other := cached
 	other.Addresses = nil
 	recorded, err := d.AttachCached(other)
-	if ok(t, err); recorded {
-		t.Error("replaced by another cached one")
+	if ok(t, err); !recorded {
+		t.Error("not replaced by another cached one")
 	}
-	has("cached again", cached)
+	has("replaced", other)
+	record(true)
+	has("replaced again", cached)
 	l := lock(t, d)
 	ok(t, l.TakeAddresses(map[store.Attachment][]netip.Addr{a: cached.Addresses}))
 	has("without its address", other)

@@ -117,6 +117,17 @@ func (f *File) Read(buf []byte) (n int, err error) {
 	return n, err
 }
 
+func (f *File) ReadAt(buf []byte, at int64) (n int, err error) {
+	err = f.call("read", false, func() error {
+		n = copy(buf, f.node.data[min(int(at), len(f.node.data)):])
+		return nil
+	})
+	if err == nil && n < len(buf) {
+		err = io.EOF
+	}
+	return n, err
+}
+
 func (f *File) Seek(to int64, whence int) (int64, error) {
 	if whence != io.SeekStart {
 		return 0, unix.EINVAL
@@ -553,6 +564,20 @@ func NsGetCurrentNS() (ns.NetNS, error) {
 		return nil, err
 	}
 	return namespace{file}, nil
+}
+
+// NsIsNSorErr is that of package ns: each file below /run/netns is a network namespace.
+func NsIsNSorErr(path string) error {
+	_, err := Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return ns.NSPathNotExistErr{}
+	case err != nil:
+		return err
+	case filepath.Dir(path) != "/run/netns":
+		return ns.NSPathNotNSErr{}
+	}
+	return nil
 }
 
 // namespace is a network namespace that no process enters.

@@ -200,6 +200,16 @@ func (m *Machine) crash(n *inode) {
 
 // The functions below are the simulation's own, without effects.
 
+// SetClock sets the wall clock forward, or back, seen from the files: their times are of the former clock.
+func (m *Machine) SetClock(forward time.Duration) { m.root.setBack(forward) }
+
+func (n *inode) setBack(d time.Duration) {
+	n.changed = n.changed.Add(-d)
+	for _, e := range n.entries {
+		e.setBack(d)
+	}
+}
+
 // WriteFile writes a durable file, and the directories to it.
 func (m *Machine) WriteFile(path, text string) {
 	m.Writes++
