@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -86,14 +87,32 @@ func forwardingOff(e *examination, f *Finding) {
 	}
 }
 
+// mixedVariants finds rules in both variants of iptables. Where the only rules of iptables-legacy are those of ip-masq, they
+// are there because the host's iptables is legacy, and the others are of a program that does not use it.
 func mixedVariants(e *examination, f *Finding) {
-	rules, err := thirdparty.Variants()
+	rules, err := thirdparty.Variants(e.ownsChain)
 	e.noteAs("find which variants of iptables are in use", err)
+	if len(rules) < 2 {
+		return
+	}
 	for _, variant := range slices.Sorted(maps.Keys(rules)) {
-		if len(rules) > 1 {
-			f.add("iptables-%s has %d rules in table nat", variant, rules[variant])
+		f.add("iptables-%s has %d rules in table nat", variant, rules[variant])
+	}
+}
+
+// ownsChain reports whether a chain is on record there, or is desired there.
+func (e *examination) ownsChain(c netfilter.Choice, chain string) bool {
+	for _, o := range e.State.Record.Chains {
+		if o.Chain == chain && enforce.ChoiceOf(o) == c {
+			return true
 		}
 	}
+	for _, d := range e.Rules.Chains {
+		if d.Policy.Chain == chain && d.Choice == c {
+			return true
+		}
+	}
+	return false
 }
 
 func savedRulesets(e *examination, f *Finding) {

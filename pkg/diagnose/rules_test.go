@@ -8,6 +8,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // kindnet is its masquerading as kindnetd writes it (pkg/masq), in a cluster with IPv6
@@ -145,9 +146,28 @@ func TestThirdPartyRules(t *testing.T) {
 
 // TestMixedVariantsInKernel has rules in both variants.
 func TestMixedVariantsInKernel(t *testing.T) {
-	isolate(t)
-	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
-		feed(t, "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j RETURN\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+	const own = "-A POSTROUTING -m addrtype ! --dst-type LOCAL -j " + policy.DefaultChain + "\n" +
+		"-A " + policy.DefaultChain + " -j MASQUERADE\n"
+	const third = "-A POSTROUTING -d 10.0.0.0/8 -j RETURN\n"
+	for name, tc := range map[string]struct {
+		nft, legacy string
+		choice      string // of ip-masq
+		want        map[string]string
+	}{
+		"third-party rules in both": {nft: third, legacy: third, choice: netfilter.VariantNFT,
+			want: map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 1 rules"}},
+		"legacy has those of ip-masq": {nft: third, legacy: own, choice: netfilter.VariantLegacy},
+		"legacy has more than those of ip-masq": {nft: third, legacy: third + own, choice: netfilter.VariantLegacy,
+			want: map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 3 rules"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			isolate(t)
+			const chain = ":" + policy.DefaultChain + " -\n"
+			feed(t, "*nat\n"+chain+tc.legacy+"COMMIT\n", "iptables-legacy-restore", "--noflush")
+			feed(t, "*nat\n"+tc.nft+"COMMIT\n", "iptables-nft-restore", "--noflush")
+			h := newHost(t)
+			h.choice.Variant = tc.choice
+			compare(t, tc.want, h.examine())
+		})
 	}
-	compare(t, map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 1 rules"}, newHost(t).examine())
 }

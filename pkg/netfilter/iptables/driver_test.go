@@ -194,6 +194,59 @@ func TestOwned(t *testing.T) {
 	})
 }
 
+// TestChooseBesideNativeTable: rules are not hidden behind a table of nf_tables that iptables cannot list, of either family.
+func TestChooseBesideNativeTable(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before []string
+		want   netfilter.Choice
+	}{
+		"no table": {want: netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}},
+		"tables that iptables lists": {before: []string{"iptables-nft -t nat -A POSTROUTING -j ACCEPT", "ip6tables-nft -t nat -N X"},
+			want: netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}},
+		"IPv4": {before: nativeTable("ip")},
+		"IPv6": {before: nativeTable("ip6")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			isolate(t)
+			shell(t, tc.before...)
+			d := New(pathWith(t, map[string]string{
+				"iptables-nft": "nft", "iptables-nft-restore": "nft", "ip6tables-nft": "nft", "ip6tables-nft-restore": "nft",
+				"iptables-legacy": "legacy", "iptables-legacy-restore": "legacy", "ip6tables-legacy": "legacy", "ip6tables-legacy-restore": "legacy",
+			}))
+			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, func(c netfilter.Choice) error {
+				b := assert.Must(d.Open(c))(t)
+				return b.CheckWrite(t.Context(), desired(policy.OwnedBy(owner), basic("X")), netfilter.Observation{})
+			})
+			if err != nil || c != tc.want { // the zero value is that of the other driver
+				t.Errorf("got %v, %v, want %v", c, err, tc.want)
+			}
+		})
+	}
+}
+
+// TestChooseAfterCrash: iptables lists rules, and crashes whenever it is to write some.
+func TestChooseAfterCrash(t *testing.T) {
+	for name, tc := range map[string]struct {
+		restore string
+		want    error
+	}{
+		"crashes each time": {restore: "kill -SEGV $$"},
+		"is killed":         {restore: "kill -KILL $$", want: netfilter.ErrBusy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			isolate(t)
+			d := New(pathWith(t, map[string]string{"iptables-nft": "nft", "iptables-nft-restore": tc.restore, "ip6tables-nft-restore": tc.restore}))
+			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, func(c netfilter.Choice) error {
+				b := assert.Must(d.Open(c))(t)
+				return b.CheckWrite(t.Context(), desired(policy.OwnedBy(owner), basic("X")), netfilter.Observation{})
+			})
+			if !errors.Is(err, tc.want) || c != (netfilter.Choice{}) {
+				t.Errorf("got %v, %v, want %v", c, err, tc.want)
+			}
+		})
+	}
+}
+
 func TestFindChain(t *testing.T) {
 	nft := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}
 	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}

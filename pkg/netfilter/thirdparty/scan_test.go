@@ -251,7 +251,7 @@ func TestNothingIsWritten(t *testing.T) {
 	if rules := scanned(t); len(rules) != 0 {
 		t.Errorf("found %v", rules)
 	}
-	if used, err := Variants(); err != nil || len(used) > 0 {
+	if used, err := Variants(func(netfilter.Choice, string) bool { return false }); err != nil || len(used) > 0 {
 		t.Errorf("variants %v, %v", used, err)
 	}
 	for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
@@ -268,7 +268,7 @@ func TestVariants(t *testing.T) {
 	isolate(t)
 	restore(t, policy.IPv4, netfilter.VariantNFT, ":A -", "-A A -j RETURN", "-A POSTROUTING -j A")
 	restore(t, policy.IPv6, netfilter.VariantLegacy, ":A -", "-A A -j RETURN", "-A OUTPUT -j A", "-A POSTROUTING -j A")
-	got, err := Variants()
+	got, err := Variants(func(netfilter.Choice, string) bool { return false })
 	if diff := cmp.Diff(map[string]int{"nft": 2, "legacy": 3}, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}

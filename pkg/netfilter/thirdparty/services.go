@@ -44,11 +44,32 @@ func natRules(chain string, each func(variant string, r nfnetlink.Rule)) error {
 	return errors.Join(errs...)
 }
 
-// Variants returns how many rules table nat has in each variant of iptables that has some.
-func Variants() (map[string]int, error) {
+// Variants returns how many rules table nat has in each variant of iptables that has some. It leaves iptables-legacy out if
+// all of its rules are in owned chains or jump to them.
+func Variants(owned func(c netfilter.Choice, chain string) bool) (map[string]int, error) {
 	count := map[string]int{}
-	err := natRules("", func(variant string, _ nfnetlink.Rule) { count[variant]++ })
+	allOwned := true
+	err := natRules("", func(variant string, r nfnetlink.Rule) {
+		count[variant]++
+		legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
+		if variant == legacy.Variant && !owned(legacy, r.Chain) && !owned(legacy, targetOf(r)) {
+			allOwned = false
+		}
+	})
+	if allOwned {
+		delete(count, netfilter.VariantLegacy)
+	}
 	return count, err
+}
+
+// targetOf returns the chain that a rule jumps or goes to, or "".
+func targetOf(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if v, is := e.(nfnetlink.Verdict); is {
+			return v.Chain
+		}
+	}
+	return ""
 }
 
 // NodePorts returns the node ports for which kube-proxy has rules, sorted, also with an error.
