@@ -173,8 +173,3 @@ func (w *attrWriter) u64(typ uint16, v uint64) {
 	w.header(attrHeader+8, typ)
 	w.b = binary.BigEndian.AppendUint64(w.b, v)
 }
-
-// value writes an NFTA_DATA_VALUE nested in typ.
-func (w *attrWriter) value(typ uint16, v []byte) {
-	w.nest(func() { w.bytes(unix.NFTA_DATA_VALUE, v) }, typ)
-}

@@ -113,7 +113,7 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
 	for _, e := range r.Exprs {
 		if d.Statement != NoStatement {
-			d.refuse(ExprName(e) + " after " + string(d.Statement)) // which the kernel does not evaluate
+			d.refuse(e.Name() + " after " + string(d.Statement)) // which the kernel does not evaluate
 			break
 		}
 		d.expression(e)
@@ -217,7 +217,7 @@ func (d *decoder) expression(e Expr) {
 	case NAT:
 		d.nat(e)
 	case Dynset, Range, MapLookup:
-		d.load(register{name: ExprName(e)}) // it may end the rule
+		d.load(register{name: e.Name()}) // it may end the rule
 	case Counter:
 		d.Packets = e.Packets
 	case Unknown:

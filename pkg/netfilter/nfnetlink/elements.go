@@ -104,20 +104,6 @@ const (
 	elemCatchAll   = 2  // NFT_SET_ELEM_CATCHALL
 )
 
-// decodeVerdict decodes an NFTA_DATA_VERDICT, nil if it is none.
-func decodeVerdict(data []byte) *Verdict {
-	var t attrTable
-	t.parse(data)
-	v := Verdict{Code: VerdictCode(int32(t.u32(unix.NFTA_VERDICT_CODE)))}
-	if t.has(unix.NFTA_VERDICT_CHAIN) {
-		v.Chain = t.str(unix.NFTA_VERDICT_CHAIN)
-	}
-	if t.bad {
-		return nil
-	}
-	return &v
-}
-
 // counts reports whether an expression of an element only counts packets.
 func counts(expr []byte) bool {
 	_, is := decodeExpr(expr).(Counter)

@@ -2,15 +2,72 @@
 
 package nfnetlink
 
-import (
-	"reflect"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // Expr is an expression of a rule: it loads something into a register, compares a register, or ends the
 // rule. It is a value of one of the structs below.
-type Expr any
+type Expr interface {
+	// Name returns the name that the kernel has for such expressions. Some of the structs have one in common.
+	Name() string
+
+	// encode writes the attributes.
+	encode(w *attrWriter)
+}
+
+// decodeExpr decodes what an NFTA_LIST_ELEM of a rule holds.
+func decodeExpr(b []byte) Expr {
+	var t, fields attrTable
+	t.parse(b)
+	kind := untilNUL(t.get(unix.NFTA_EXPR_NAME))
+	fields.parse(t.get(unix.NFTA_EXPR_DATA))
+	e := decodeKind(kind, &fields)
+	// An unknown attribute may change what the expression does.
+	if e == nil || t.bad || fields.bad || fields.unread != 0 {
+		return Unknown{Kind: string(kind)}
+	}
+	return e
+}
+
+// decodeKind decodes the attributes of an expression, nil if it has no struct. It marks as bad what has another form.
+func decodeKind(kind []byte, t *attrTable) Expr {
+	switch string(kind) {
+	case "cmp":
+		return decodeCmp(t)
+	case "payload":
+		return decodePayload(t)
+	case "bitwise":
+		return decodeBitwise(t)
+	case "meta":
+		return decodeMeta(t)
+	case "lookup":
+		return decodeLookup(t)
+	case "range":
+		return decodeRange(t)
+	case "fib":
+		return decodeFIB(t)
+	case "numgen":
+		return decodeNumgen(t)
+	case "ct":
+		return decodeCT(t)
+	case "byteorder":
+		return decodeByteorder(t)
+	case "immediate":
+		return decodeImmediate(t)
+	case "masq":
+		return decodeMasq(t)
+	case "nat":
+		return decodeNAT(t)
+	case "dynset":
+		return decodeDynset(t)
+	case "counter":
+		return decodeCounter(t)
+	case "match":
+		return decodeMatch(t)
+	case "target":
+		return decodeTarget(t)
+	}
+	return nil
+}
 
 // Register is the number of a register: 1 to 4 of 16 bytes, or from 8 (NFT_REG32_00) their parts of
 // 4 bytes. The kernel lists the first part as the register of 16 bytes.
@@ -51,314 +108,558 @@ const (
 	GreaterOrEqual CmpOp = unix.NFT_CMP_GTE
 )
 
-type (
-	// Payload loads Len bytes of the packet, at Offset from Base (NFT_PAYLOAD_*). The expression of the
-	// same name that writes to the packet is Unknown.
-	Payload struct {
-		Base, Offset, Len uint32
-		Dreg              Register
-	}
-
-	// Cmp ends the rule unless the register compares with Data as Op says.
-	Cmp struct {
-		Op   CmpOp
-		Sreg Register
-		Data []byte
-	}
-
-	// Bitwise is Dreg = Sreg & Mask ^ Xor. Shifts and the like are Unknown.
-	Bitwise struct {
-		Sreg, Dreg Register
-		Len        uint32
-		Mask, Xor  []byte
-	}
-
-	// Meta loads something about the packet (Key is an NFT_META_*).
-	Meta struct {
-		Key  uint32
-		Dreg Register
-	}
-
-	// SetMeta sets something about the packet from the register.
-	SetMeta struct {
-		Key  uint32
-		Sreg Register
-	}
-
-	// Range ends the rule unless the register is between two values, both included, or with NotEqual is not.
-	Range struct {
-		Op       CmpOp
-		Sreg     Register
-		From, To []byte
-	}
-
-	// Lookup ends the rule unless the register is in the set, or with Not.
-	Lookup struct {
-		Set  string
-		Sreg Register
-		Not  bool
-	}
-
-	// MapLookup loads the value that a map has for the register, and ends the rule if it has none. With the Dreg
-	// VerdictRegister it is a verdict map: the value is a verdict.
-	MapLookup struct {
-		Set        string
-		Sreg, Dreg Register
-	}
-
-	// FIB reads the routing tables. Flags are NFTA_FIB_F_*, Result is an NFT_FIB_RESULT_*.
-	FIB struct {
-		Flags, Result uint32
-		Dreg          Register
-	}
-
-	// Numgen loads one of Modulus numbers from Offset on in host byte order, at random or in turn.
-	Numgen struct {
-		Random          bool
-		Modulus, Offset uint32
-		Dreg            Register
-	}
-
-	// CT loads something about the packet's connection (Key is an NFT_CT_*). With a direction, or if it
-	// sets something, it is Unknown.
-	CT struct {
-		Key  uint32
-		Dreg Register
-	}
-
-	// Byteorder converts Len bytes, Size at a time, to host order (Op NFT_BYTEORDER_NTOH) or back.
-	Byteorder struct {
-		Sreg, Dreg    Register
-		Op, Len, Size uint32
-	}
-
-	// Immediate loads a constant.
-	Immediate struct {
-		Dreg Register
-		Data []byte
-	}
-
-	// Verdict ends the rule; Chain is the target of Jump and Goto. It is an immediate, too.
-	Verdict struct {
-		Code  VerdictCode
-		Chain string
-	}
-
-	// Masq masquerades, to ports in the registers unless these are 0. Flags are NF_NAT_RANGE_*.
-	Masq struct {
-		Flags              uint32
-		ProtoMin, ProtoMax Register
-	}
-
-	// NAT translates an address (Type NFT_NAT_*) to one between those in the registers, and a port
-	// likewise. Family is an NFPROTO_*. Flags are NF_NAT_RANGE_*, without the implied MAP_IPS.
-	NAT struct {
-		Type, Family, Flags                  uint32
-		AddrMin, AddrMax, ProtoMin, ProtoMax Register
-	}
-
-	// Dynset adds the register to a set, or with Op NFT_DYNSET_OP_UPDATE renews the element's timeout. It
-	// ends the rule if the set is full. One with a timeout, data or an expression of its own is Unknown.
-	Dynset struct {
-		Set string
-		Op  uint32
-		Key Register
-	}
-
-	// Counter counts, starting from these numbers when written.
-	Counter struct{ Packets, Bytes uint64 }
-
-	// Match is a match of xtables, whose own structure is Info.
-	Match struct {
-		Xt   string
-		Rev  uint32
-		Info []byte
-	}
-
-	// Target is a target of xtables.
-	Target Match
-
-	// Unknown is an expression that this package does not know in this form, and cannot write.
-	Unknown struct{ Kind string }
-)
-
-// kind is a kind of expressions: the kernel's name, and the attribute of each field of the struct.
-type kind struct {
-	expr  Expr
-	name  string
-	attrs attrs
+// Payload loads Len bytes of the packet, at Offset from Base (NFT_PAYLOAD_*). The expression of the same
+// name that writes to the packet is Unknown.
+type Payload struct {
+	Base, Offset, Len uint32
+	Dreg              Register
 }
 
-// attrs are the numbers of attributes, with flags.
-type attrs [7]uint16
+// Name returns "payload".
+func (Payload) Name() string { return "payload" }
 
-const (
-	optional = 1 << 8 // it is left out if it is 0: the kernel refuses zero flags and registers
-	plain    = 1 << 9 // it is the bytes themselves, not an NFTA_DATA_VALUE
-)
+func (e Payload) encode(w *attrWriter) {
+	w.u32(unix.NFTA_PAYLOAD_BASE, e.Base)
+	w.u32(unix.NFTA_PAYLOAD_OFFSET, e.Offset)
+	w.u32(unix.NFTA_PAYLOAD_LEN, e.Len)
+	w.register(unix.NFTA_PAYLOAD_DREG, e.Dreg)
+}
 
-func kinds() [20]kind {
-	return [...]kind{
-		{Cmp{}, "cmp", attrs{unix.NFTA_CMP_OP, unix.NFTA_CMP_SREG, unix.NFTA_CMP_DATA}},
-		{Payload{}, "payload", attrs{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET,
-			unix.NFTA_PAYLOAD_LEN, unix.NFTA_PAYLOAD_DREG}},
-		{Bitwise{}, "bitwise", attrs{unix.NFTA_BITWISE_SREG, unix.NFTA_BITWISE_DREG,
-			unix.NFTA_BITWISE_LEN, unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR}},
-		{Meta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_DREG}},
-		{SetMeta{}, "meta", attrs{unix.NFTA_META_KEY, unix.NFTA_META_SREG}},
-		{Lookup{}, "lookup", attrs{unix.NFTA_LOOKUP_SET, unix.NFTA_LOOKUP_SREG, unix.NFTA_LOOKUP_FLAGS | optional}},
-		{MapLookup{}, "lookup", attrs{unix.NFTA_LOOKUP_SET, unix.NFTA_LOOKUP_SREG, unix.NFTA_LOOKUP_DREG}},
-		{Range{}, "range", attrs{unix.NFTA_RANGE_OP, unix.NFTA_RANGE_SREG, unix.NFTA_RANGE_FROM_DATA, unix.NFTA_RANGE_TO_DATA}},
-		{FIB{}, "fib", attrs{unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_RESULT, unix.NFTA_FIB_DREG}},
-		{Numgen{}, "numgen", attrs{unix.NFTA_NG_TYPE, unix.NFTA_NG_MODULUS, unix.NFTA_NG_OFFSET | optional, unix.NFTA_NG_DREG}},
-		{CT{}, "ct", attrs{unix.NFTA_CT_KEY, unix.NFTA_CT_DREG}},
-		{Byteorder{}, "byteorder", attrs{unix.NFTA_BYTEORDER_SREG, unix.NFTA_BYTEORDER_DREG,
-			unix.NFTA_BYTEORDER_OP, unix.NFTA_BYTEORDER_LEN, unix.NFTA_BYTEORDER_SIZE}},
-		{Immediate{}, "immediate", attrs{unix.NFTA_IMMEDIATE_DREG, unix.NFTA_IMMEDIATE_DATA}},
-		{Verdict{}, "immediate", attrs{unix.NFTA_VERDICT_CODE, unix.NFTA_VERDICT_CHAIN | optional}},
-		{Masq{}, "masq", attrs{unix.NFTA_MASQ_FLAGS | optional,
-			unix.NFTA_MASQ_REG_PROTO_MIN | optional, unix.NFTA_MASQ_REG_PROTO_MAX | optional}},
-		{NAT{}, "nat", attrs{unix.NFTA_NAT_TYPE, unix.NFTA_NAT_FAMILY, unix.NFTA_NAT_FLAGS | optional,
-			unix.NFTA_NAT_REG_ADDR_MIN | optional, unix.NFTA_NAT_REG_ADDR_MAX | optional,
-			unix.NFTA_NAT_REG_PROTO_MIN | optional, unix.NFTA_NAT_REG_PROTO_MAX | optional}},
-		{Dynset{}, "dynset", attrs{unix.NFTA_DYNSET_SET_NAME, unix.NFTA_DYNSET_OP, unix.NFTA_DYNSET_SREG_KEY}},
-		{Counter{}, "counter", attrs{unix.NFTA_COUNTER_PACKETS, unix.NFTA_COUNTER_BYTES}},
-		{Match{}, "match", attrs{unix.NFTA_MATCH_NAME, unix.NFTA_MATCH_REV, unix.NFTA_MATCH_INFO | plain}},
-		{Target{}, "target", attrs{unix.NFTA_TARGET_NAME, unix.NFTA_TARGET_REV, unix.NFTA_TARGET_INFO | plain}},
+func decodePayload(t *attrTable) Expr {
+	return Payload{
+		Base:   t.u32(unix.NFTA_PAYLOAD_BASE),
+		Offset: t.u32(unix.NFTA_PAYLOAD_OFFSET),
+		Len:    t.u32(unix.NFTA_PAYLOAD_LEN),
+		Dreg:   t.register(unix.NFTA_PAYLOAD_DREG),
 	}
 }
 
-// kindOf returns the kind of an expression, the zero value if it is Unknown.
-func kindOf(e Expr) kind {
-	for _, k := range kinds() {
-		if reflect.TypeOf(k.expr) == reflect.TypeOf(e) {
-			return k
+// Cmp ends the rule unless the register compares with Data as Op says.
+type Cmp struct {
+	Op   CmpOp
+	Sreg Register
+	Data []byte
+}
+
+// Name returns "cmp".
+func (Cmp) Name() string { return "cmp" }
+
+func (e Cmp) encode(w *attrWriter) {
+	w.u32(unix.NFTA_CMP_OP, uint32(e.Op))
+	w.register(unix.NFTA_CMP_SREG, e.Sreg)
+	w.value(unix.NFTA_CMP_DATA, e.Data)
+}
+
+func decodeCmp(t *attrTable) Expr {
+	return Cmp{
+		Op:   CmpOp(t.u32(unix.NFTA_CMP_OP)),
+		Sreg: t.register(unix.NFTA_CMP_SREG),
+		Data: t.value(unix.NFTA_CMP_DATA),
+	}
+}
+
+// Bitwise is Dreg = Sreg & Mask ^ Xor. Shifts and the like are Unknown.
+type Bitwise struct {
+	Sreg, Dreg Register
+	Len        uint32
+	Mask, Xor  []byte
+}
+
+// Name returns "bitwise".
+func (Bitwise) Name() string { return "bitwise" }
+
+func (e Bitwise) encode(w *attrWriter) {
+	w.register(unix.NFTA_BITWISE_SREG, e.Sreg)
+	w.register(unix.NFTA_BITWISE_DREG, e.Dreg)
+	w.u32(unix.NFTA_BITWISE_LEN, e.Len)
+	w.value(unix.NFTA_BITWISE_MASK, e.Mask)
+	w.value(unix.NFTA_BITWISE_XOR, e.Xor)
+}
+
+func decodeBitwise(t *attrTable) Expr {
+	return Bitwise{
+		Sreg: t.register(unix.NFTA_BITWISE_SREG),
+		Dreg: t.register(unix.NFTA_BITWISE_DREG),
+		Len:  t.u32(unix.NFTA_BITWISE_LEN),
+		Mask: t.value(unix.NFTA_BITWISE_MASK),
+		Xor:  t.value(unix.NFTA_BITWISE_XOR),
+	}
+}
+
+// Meta loads something about the packet (Key is an NFT_META_*).
+type Meta struct {
+	Key  uint32
+	Dreg Register
+}
+
+// Name returns "meta".
+func (Meta) Name() string { return "meta" }
+
+func (e Meta) encode(w *attrWriter) {
+	w.u32(unix.NFTA_META_KEY, e.Key)
+	w.register(unix.NFTA_META_DREG, e.Dreg)
+}
+
+// SetMeta sets something about the packet from the register.
+type SetMeta struct {
+	Key  uint32
+	Sreg Register
+}
+
+// Name returns "meta".
+func (SetMeta) Name() string { return "meta" }
+
+func (e SetMeta) encode(w *attrWriter) {
+	w.u32(unix.NFTA_META_KEY, e.Key)
+	w.register(unix.NFTA_META_SREG, e.Sreg)
+}
+
+// decodeMeta decodes a Meta or a SetMeta.
+func decodeMeta(t *attrTable) Expr {
+	key := t.u32(unix.NFTA_META_KEY)
+	if t.has(unix.NFTA_META_SREG) {
+		return SetMeta{Key: key, Sreg: t.register(unix.NFTA_META_SREG)}
+	}
+	return Meta{Key: key, Dreg: t.register(unix.NFTA_META_DREG)}
+}
+
+// Range ends the rule unless the register is between two values, both included, or with NotEqual is not.
+type Range struct {
+	Op       CmpOp
+	Sreg     Register
+	From, To []byte
+}
+
+// Name returns "range".
+func (Range) Name() string { return "range" }
+
+func (e Range) encode(w *attrWriter) {
+	w.u32(unix.NFTA_RANGE_OP, uint32(e.Op))
+	w.register(unix.NFTA_RANGE_SREG, e.Sreg)
+	w.value(unix.NFTA_RANGE_FROM_DATA, e.From)
+	w.value(unix.NFTA_RANGE_TO_DATA, e.To)
+}
+
+func decodeRange(t *attrTable) Expr {
+	e := Range{
+		Op:   CmpOp(t.u32(unix.NFTA_RANGE_OP)),
+		Sreg: t.register(unix.NFTA_RANGE_SREG),
+		From: t.value(unix.NFTA_RANGE_FROM_DATA),
+		To:   t.value(unix.NFTA_RANGE_TO_DATA),
+	}
+	isKnown := e.Op == Equal || e.Op == NotEqual
+	if !isKnown || len(e.From) != len(e.To) {
+		t.bad = true
+	}
+	return e
+}
+
+// Lookup ends the rule unless the register is in the set, or with Not.
+type Lookup struct {
+	Set  string
+	Sreg Register
+	Not  bool
+}
+
+// Name returns "lookup".
+func (Lookup) Name() string { return "lookup" }
+
+func (e Lookup) encode(w *attrWriter) {
+	w.str(unix.NFTA_LOOKUP_SET, e.Set)
+	w.register(unix.NFTA_LOOKUP_SREG, e.Sreg)
+	if e.Not {
+		w.u32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
+	}
+}
+
+// MapLookup loads the value that a map has for the register, and ends the rule if it has none. With the Dreg
+// VerdictRegister it is a verdict map: the value is a verdict.
+type MapLookup struct {
+	Set        string
+	Sreg, Dreg Register
+}
+
+// Name returns "lookup".
+func (MapLookup) Name() string { return "lookup" }
+
+func (e MapLookup) encode(w *attrWriter) {
+	w.str(unix.NFTA_LOOKUP_SET, e.Set)
+	w.register(unix.NFTA_LOOKUP_SREG, e.Sreg)
+	w.register(unix.NFTA_LOOKUP_DREG, e.Dreg)
+}
+
+// decodeLookup decodes a Lookup or a MapLookup, which has a register for the value, also if that is 0.
+func decodeLookup(t *attrTable) Expr {
+	set, sreg := t.str(unix.NFTA_LOOKUP_SET), t.register(unix.NFTA_LOOKUP_SREG)
+	if t.has(unix.NFTA_LOOKUP_DREG) {
+		return MapLookup{Set: set, Sreg: sreg, Dreg: t.register(unix.NFTA_LOOKUP_DREG)}
+	}
+	flags := t.optU32(unix.NFTA_LOOKUP_FLAGS)
+	if flags > unix.NFT_LOOKUP_F_INV {
+		t.bad = true
+	}
+	return Lookup{Set: set, Sreg: sreg, Not: flags == unix.NFT_LOOKUP_F_INV}
+}
+
+// FIB reads the routing tables. Flags are NFTA_FIB_F_*, Result is an NFT_FIB_RESULT_*.
+type FIB struct {
+	Flags, Result uint32
+	Dreg          Register
+}
+
+// Name returns "fib".
+func (FIB) Name() string { return "fib" }
+
+func (e FIB) encode(w *attrWriter) {
+	w.u32(unix.NFTA_FIB_FLAGS, e.Flags)
+	w.u32(unix.NFTA_FIB_RESULT, e.Result)
+	w.register(unix.NFTA_FIB_DREG, e.Dreg)
+}
+
+func decodeFIB(t *attrTable) Expr {
+	return FIB{
+		Flags:  t.u32(unix.NFTA_FIB_FLAGS),
+		Result: t.u32(unix.NFTA_FIB_RESULT),
+		Dreg:   t.register(unix.NFTA_FIB_DREG),
+	}
+}
+
+// Numgen loads one of Modulus numbers from Offset on in host byte order, at random or in turn.
+type Numgen struct {
+	Random          bool
+	Modulus, Offset uint32
+	Dreg            Register
+}
+
+// Name returns "numgen".
+func (Numgen) Name() string { return "numgen" }
+
+func (e Numgen) encode(w *attrWriter) {
+	kind := uint32(unix.NFT_NG_INCREMENTAL)
+	if e.Random {
+		kind = unix.NFT_NG_RANDOM
+	}
+	w.u32(unix.NFTA_NG_TYPE, kind)
+	w.u32(unix.NFTA_NG_MODULUS, e.Modulus)
+	w.optU32(unix.NFTA_NG_OFFSET, e.Offset)
+	w.register(unix.NFTA_NG_DREG, e.Dreg)
+}
+
+func decodeNumgen(t *attrTable) Expr {
+	kind := t.u32(unix.NFTA_NG_TYPE)
+	if kind > unix.NFT_NG_RANDOM {
+		t.bad = true
+	}
+	return Numgen{
+		Random:  kind == unix.NFT_NG_RANDOM,
+		Modulus: t.u32(unix.NFTA_NG_MODULUS),
+		Offset:  t.optU32(unix.NFTA_NG_OFFSET),
+		Dreg:    t.register(unix.NFTA_NG_DREG),
+	}
+}
+
+// CT loads something about the packet's connection (Key is an NFT_CT_*). With a direction, or if it sets
+// something, it is Unknown.
+type CT struct {
+	Key  uint32
+	Dreg Register
+}
+
+// Name returns "ct".
+func (CT) Name() string { return "ct" }
+
+func (e CT) encode(w *attrWriter) {
+	w.u32(unix.NFTA_CT_KEY, e.Key)
+	w.register(unix.NFTA_CT_DREG, e.Dreg)
+}
+
+func decodeCT(t *attrTable) Expr {
+	if t.has(unix.NFTA_CT_DIRECTION) { // 0 is a direction, too
+		t.bad = true
+	}
+	return CT{Key: t.u32(unix.NFTA_CT_KEY), Dreg: t.register(unix.NFTA_CT_DREG)}
+}
+
+// Byteorder converts Len bytes, Size at a time, to host order (Op NFT_BYTEORDER_NTOH) or back.
+type Byteorder struct {
+	Sreg, Dreg    Register
+	Op, Len, Size uint32
+}
+
+// Name returns "byteorder".
+func (Byteorder) Name() string { return "byteorder" }
+
+func (e Byteorder) encode(w *attrWriter) {
+	w.register(unix.NFTA_BYTEORDER_SREG, e.Sreg)
+	w.register(unix.NFTA_BYTEORDER_DREG, e.Dreg)
+	w.u32(unix.NFTA_BYTEORDER_OP, e.Op)
+	w.u32(unix.NFTA_BYTEORDER_LEN, e.Len)
+	w.u32(unix.NFTA_BYTEORDER_SIZE, e.Size)
+}
+
+func decodeByteorder(t *attrTable) Expr {
+	return Byteorder{
+		Sreg: t.register(unix.NFTA_BYTEORDER_SREG),
+		Dreg: t.register(unix.NFTA_BYTEORDER_DREG),
+		Op:   t.u32(unix.NFTA_BYTEORDER_OP),
+		Len:  t.u32(unix.NFTA_BYTEORDER_LEN),
+		Size: t.u32(unix.NFTA_BYTEORDER_SIZE),
+	}
+}
+
+// Immediate loads a constant.
+type Immediate struct {
+	Dreg Register
+	Data []byte
+}
+
+// Name returns "immediate".
+func (Immediate) Name() string { return "immediate" }
+
+func (e Immediate) encode(w *attrWriter) {
+	w.register(unix.NFTA_IMMEDIATE_DREG, e.Dreg)
+	w.value(unix.NFTA_IMMEDIATE_DATA, e.Data)
+}
+
+// Verdict ends the rule; Chain is the target of Jump and Goto.
+type Verdict struct {
+	Code  VerdictCode
+	Chain string
+}
+
+// Name returns "immediate": the kernel loads a verdict as a constant.
+func (Verdict) Name() string { return "immediate" }
+
+func (e Verdict) encode(w *attrWriter) {
+	w.register(unix.NFTA_IMMEDIATE_DREG, VerdictRegister)
+	w.nest(func() {
+		w.u32(unix.NFTA_VERDICT_CODE, uint32(e.Code))
+		if e.Chain != "" {
+			w.str(unix.NFTA_VERDICT_CHAIN, e.Chain)
 		}
-	}
-	return kind{}
+	}, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
 }
 
-// ExprName returns the kernel's name for an expression.
-func ExprName(e Expr) string {
-	if unknown, is := e.(Unknown); is {
-		return unknown.Kind
+// decodeImmediate decodes an Immediate or a Verdict.
+func decodeImmediate(t *attrTable) Expr {
+	dreg := t.register(unix.NFTA_IMMEDIATE_DREG)
+	if dreg != VerdictRegister {
+		return Immediate{Dreg: dreg, Data: t.value(unix.NFTA_IMMEDIATE_DATA)}
 	}
-	return kindOf(e).name
+	v := decodeVerdict(nested(t.get(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
+	if v == nil {
+		return nil
+	}
+	needsChain := v.Code == Jump || v.Code == Goto
+	if needsChain && v.Chain == "" {
+		t.bad = true
+	}
+	return *v
 }
 
-// decodeExpr decodes what an NFTA_LIST_ELEM of a rule holds.
-func decodeExpr(b []byte) Expr {
+// decodeVerdict decodes an NFTA_DATA_VERDICT, nil if it is none.
+func decodeVerdict(data []byte) *Verdict {
 	var t attrTable
-	t.parse(b)
-	name := untilNUL(t.get(unix.NFTA_EXPR_NAME))
-	for _, k := range kinds() {
-		if k.name == string(name) {
-			if e, ok := k.decode(t.get(unix.NFTA_EXPR_DATA)); ok && !t.bad {
-				return e
-			}
-		}
-	}
-	return Unknown{Kind: string(name)}
-}
-
-// decode decodes an expression of this kind. An unknown attribute may change what it does.
-func (k *kind) decode(data []byte) (Expr, bool) {
-	var t, verdict attrTable
 	t.parse(data)
-	fields := &t
-	if k.expr == (Verdict{}) {
-		t.bad = t.u32(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT || t.bad
-		verdict.parse(nested(t.get(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
-		fields = &verdict
+	v := Verdict{Code: VerdictCode(int32(t.u32(unix.NFTA_VERDICT_CODE)))}
+	if t.has(unix.NFTA_VERDICT_CHAIN) {
+		v.Chain = t.str(unix.NFTA_VERDICT_CHAIN)
 	}
-	v := reflect.New(reflect.TypeOf(k.expr)).Elem()
-	for i := range v.NumField() {
-		fields.field(k.attrs[i], v.Field(i))
+	if t.bad {
+		return nil
 	}
-	e, ok := v.Interface(), !t.bad && t.unread == 0 && !fields.bad
-	switch typed := e.(type) {
-	case Verdict:
-		ok = ok && (typed.Chain != "" || typed.Code != Jump && typed.Code != Goto)
-	case CT:
-		ok = ok && !t.has(unix.NFTA_CT_DIRECTION) // 0 is a direction
-	case Lookup:
-		ok = ok && !t.has(unix.NFTA_LOOKUP_DREG) // of a map; 0 is the register of a verdict
-	case Range:
-		ok = ok && (typed.Op == Equal || typed.Op == NotEqual) && len(typed.From) == len(typed.To)
-	case NAT:
-		if typed.AddrMin != 0 {
-			typed.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
-			e = typed
-		}
-	}
-	return e, ok
+	return &v
 }
 
-func (t *attrTable) field(attr uint16, v reflect.Value) {
-	typ := attr &^ (optional | plain)
-	switch k := v.Kind(); {
-	case attr&optional != 0 && !t.has(typ):
-	case k == reflect.Uint32:
-		v.SetUint(uint64(t.u32(typ)))
-	case k == reflect.Int32:
-		v.SetInt(int64(int32(t.u32(typ))))
-	case k == reflect.Uint64:
-		v.SetUint(t.u64(typ))
-	case k == reflect.Bool:
-		n := t.u32(typ)
-		v.SetBool(n == 1)
-		t.bad = t.bad || n > 1
-	case k == reflect.String:
-		v.SetString(t.str(typ))
-	default:
-		data := t.get(typ)
-		if attr&plain == 0 {
-			data = nested(data, unix.NFTA_DATA_VALUE)
-		}
-		v.SetBytes(data)
-		t.bad = t.bad || data == nil
+// Masq masquerades, to ports in the registers unless these are 0. Flags are NF_NAT_RANGE_*.
+type Masq struct {
+	Flags              uint32
+	ProtoMin, ProtoMax Register
+}
+
+// Name returns "masq".
+func (Masq) Name() string { return "masq" }
+
+func (e Masq) encode(w *attrWriter) {
+	w.optU32(unix.NFTA_MASQ_FLAGS, e.Flags)
+	w.optRegister(unix.NFTA_MASQ_REG_PROTO_MIN, e.ProtoMin)
+	w.optRegister(unix.NFTA_MASQ_REG_PROTO_MAX, e.ProtoMax)
+}
+
+func decodeMasq(t *attrTable) Expr {
+	return Masq{
+		Flags:    t.optU32(unix.NFTA_MASQ_FLAGS),
+		ProtoMin: t.optRegister(unix.NFTA_MASQ_REG_PROTO_MIN),
+		ProtoMax: t.optRegister(unix.NFTA_MASQ_REG_PROTO_MAX),
 	}
 }
 
-func (w *attrWriter) expr(e Expr) {
-	k, v := kindOf(e), reflect.ValueOf(e)
-	fields := func() {
-		for i := range v.NumField() {
-			w.field(k.attrs[i], v.Field(i))
-		}
+// NAT translates an address (Type NFT_NAT_*) to one between those in the registers, and a port likewise.
+// Family is an NFPROTO_*. Flags are NF_NAT_RANGE_*, without the implied MAP_IPS.
+type NAT struct {
+	Type, Family, Flags                  uint32
+	AddrMin, AddrMax, ProtoMin, ProtoMax Register
+}
+
+// Name returns "nat".
+func (NAT) Name() string { return "nat" }
+
+func (e NAT) encode(w *attrWriter) {
+	w.u32(unix.NFTA_NAT_TYPE, e.Type)
+	w.u32(unix.NFTA_NAT_FAMILY, e.Family)
+	w.optU32(unix.NFTA_NAT_FLAGS, e.Flags)
+	w.optRegister(unix.NFTA_NAT_REG_ADDR_MIN, e.AddrMin)
+	w.optRegister(unix.NFTA_NAT_REG_ADDR_MAX, e.AddrMax)
+	w.optRegister(unix.NFTA_NAT_REG_PROTO_MIN, e.ProtoMin)
+	w.optRegister(unix.NFTA_NAT_REG_PROTO_MAX, e.ProtoMax)
+}
+
+func decodeNAT(t *attrTable) Expr {
+	e := NAT{
+		Type:     t.u32(unix.NFTA_NAT_TYPE),
+		Family:   t.u32(unix.NFTA_NAT_FAMILY),
+		Flags:    t.optU32(unix.NFTA_NAT_FLAGS),
+		AddrMin:  t.optRegister(unix.NFTA_NAT_REG_ADDR_MIN),
+		AddrMax:  t.optRegister(unix.NFTA_NAT_REG_ADDR_MAX),
+		ProtoMin: t.optRegister(unix.NFTA_NAT_REG_PROTO_MIN),
+		ProtoMax: t.optRegister(unix.NFTA_NAT_REG_PROTO_MAX),
 	}
-	switch k.expr {
-	case nil:
-		w.fail("expression %q is not known well enough to be written", ExprName(e))
-	case Verdict{}:
-		w.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-		w.nest(fields, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
-	default:
-		fields()
+	if e.AddrMin != 0 { // newer kernels list the flag that older ones imply
+		e.Flags &^= unix.NF_NAT_RANGE_MAP_IPS
+	}
+	return e
+}
+
+// Dynset adds the register to a set, or with Op NFT_DYNSET_OP_UPDATE renews the element's timeout. It ends
+// the rule if the set is full. One with a timeout, data or an expression of its own is Unknown.
+type Dynset struct {
+	Set string
+	Op  uint32
+	Key Register
+}
+
+// Name returns "dynset".
+func (Dynset) Name() string { return "dynset" }
+
+func (e Dynset) encode(w *attrWriter) {
+	w.str(unix.NFTA_DYNSET_SET_NAME, e.Set)
+	w.u32(unix.NFTA_DYNSET_OP, e.Op)
+	w.register(unix.NFTA_DYNSET_SREG_KEY, e.Key)
+}
+
+func decodeDynset(t *attrTable) Expr {
+	return Dynset{
+		Set: t.str(unix.NFTA_DYNSET_SET_NAME),
+		Op:  t.u32(unix.NFTA_DYNSET_OP),
+		Key: t.register(unix.NFTA_DYNSET_SREG_KEY),
 	}
 }
 
-func (w *attrWriter) field(attr uint16, v reflect.Value) {
-	typ := attr &^ (optional | plain)
-	switch k := v.Kind(); {
-	case attr&optional != 0 && v.IsZero():
-	case k == reflect.Uint32:
-		w.u32(typ, uint32(v.Uint()))
-	case k == reflect.Int32:
-		w.u32(typ, uint32(v.Int()))
-	case k == reflect.Uint64:
-		w.u64(typ, v.Uint())
-	case k == reflect.Bool:
-		var is uint32
-		if v.Bool() {
-			is = 1
-		}
-		w.u32(typ, is)
-	case k == reflect.String:
-		w.str(typ, v.String())
-	case attr&plain != 0:
-		w.bytes(typ, v.Bytes())
-	default:
-		w.value(typ, v.Bytes())
+// Counter counts, starting from these numbers when written.
+type Counter struct{ Packets, Bytes uint64 }
+
+// Name returns "counter".
+func (Counter) Name() string { return "counter" }
+
+func (e Counter) encode(w *attrWriter) {
+	w.u64(unix.NFTA_COUNTER_PACKETS, e.Packets)
+	w.u64(unix.NFTA_COUNTER_BYTES, e.Bytes)
+}
+
+func decodeCounter(t *attrTable) Expr {
+	return Counter{Packets: t.u64(unix.NFTA_COUNTER_PACKETS), Bytes: t.u64(unix.NFTA_COUNTER_BYTES)}
+}
+
+// Match is a match of xtables, whose own structure is Info.
+type Match struct {
+	Xt   string
+	Rev  uint32
+	Info []byte
+}
+
+// Name returns "match".
+func (Match) Name() string { return "match" }
+
+func (e Match) encode(w *attrWriter) {
+	w.str(unix.NFTA_MATCH_NAME, e.Xt)
+	w.u32(unix.NFTA_MATCH_REV, e.Rev)
+	w.bytes(unix.NFTA_MATCH_INFO, e.Info)
+}
+
+func decodeMatch(t *attrTable) Expr {
+	return Match{
+		Xt:   t.str(unix.NFTA_MATCH_NAME),
+		Rev:  t.u32(unix.NFTA_MATCH_REV),
+		Info: t.required(unix.NFTA_MATCH_INFO),
 	}
+}
+
+// Target is a target of xtables.
+type Target Match
+
+// Name returns "target".
+func (Target) Name() string { return "target" }
+
+func (e Target) encode(w *attrWriter) {
+	w.str(unix.NFTA_TARGET_NAME, e.Xt)
+	w.u32(unix.NFTA_TARGET_REV, e.Rev)
+	w.bytes(unix.NFTA_TARGET_INFO, e.Info)
+}
+
+func decodeTarget(t *attrTable) Expr {
+	return Target{
+		Xt:   t.str(unix.NFTA_TARGET_NAME),
+		Rev:  t.u32(unix.NFTA_TARGET_REV),
+		Info: t.required(unix.NFTA_TARGET_INFO),
+	}
+}
+
+// Unknown is an expression that this package does not know in this form, and cannot write.
+type Unknown struct{ Kind string }
+
+// Name returns the kind.
+func (e Unknown) Name() string { return e.Kind }
+
+func (e Unknown) encode(w *attrWriter) {
+	w.fail("expression %q is not known well enough to be written", e.Kind)
+}
+
+// Getters and writers of what attributes of expressions hold. Those of opt leave out a 0, which the kernel refuses in
+// flags and registers.
+
+func (t *attrTable) register(typ uint16) Register { return Register(t.u32(typ)) }
+
+func (t *attrTable) optRegister(typ uint16) Register { return Register(t.optU32(typ)) }
+
+// required returns the bytes of an attribute that has to be there.
+func (t *attrTable) required(typ uint16) []byte {
+	data := t.get(typ)
+	if data == nil {
+		t.bad = true
+	}
+	return data
+}
+
+// value returns the NFTA_DATA_VALUE that is nested in an attribute.
+func (t *attrTable) value(typ uint16) []byte {
+	data := nested(t.get(typ), unix.NFTA_DATA_VALUE)
+	if data == nil {
+		t.bad = true
+	}
+	return data
+}
+
+func (w *attrWriter) register(typ uint16, r Register) { w.u32(typ, uint32(r)) }
+
+func (w *attrWriter) optRegister(typ uint16, r Register) { w.optU32(typ, uint32(r)) }
+
+func (w *attrWriter) optU32(typ uint16, v uint32) {
+	if v != 0 {
+		w.u32(typ, v)
+	}
+}
+
+// value writes an NFTA_DATA_VALUE nested in typ.
+func (w *attrWriter) value(typ uint16, v []byte) {
+	w.nest(func() { w.bytes(unix.NFTA_DATA_VALUE, v) }, typ)
 }

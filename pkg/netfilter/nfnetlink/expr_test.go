@@ -90,23 +90,23 @@ func TestMisshapenIsUnknown(t *testing.T) {
 	bytesOfAnyLength := map[string]uint16{"match": unix.NFTA_MATCH_INFO, "target": unix.NFTA_TARGET_INFO}
 	for _, e := range everyExpr() {
 		var w attrWriter
-		w.expr(e)
+		e.encode(&w)
 		for typ, _, rest, ok := cutAttr(w.b); ok; typ, _, rest, ok = cutAttr(rest) {
-			missing := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, typ, nil) }))
+			missing := decodeExpr(expr(e.Name(), func(w *attrWriter) { rewrite(w, e, typ, nil) }))
 			if _, isMap := e.(MapLookup); isMap && typ == unix.NFTA_LOOKUP_DREG {
 				continue // it is a lookup in a set then
 			}
-			if _, unknown := missing.(Unknown); unknown == optional[ExprName(e)][typ] {
+			if _, unknown := missing.(Unknown); unknown == optional[e.Name()][typ] {
 				t.Errorf("%#v without attribute %d is %#v", e, typ, missing)
 			}
 			if cmp.Equal(e, missing) {
 				t.Errorf("%#v is the same without attribute %d", e, typ)
 			}
-			if bytesOfAnyLength[ExprName(e)] == typ || isName(e, typ) {
+			if bytesOfAnyLength[e.Name()] == typ || isName(e, typ) {
 				continue
 			}
-			short := decodeExpr(expr(ExprName(e), func(w *attrWriter) { rewrite(w, e, typ, []byte{1, 2, 3}) }))
-			assert.Equal(t, fmt.Sprintf("%#v with a short attribute %d", e, typ), short, Expr(Unknown{ExprName(e)}))
+			short := decodeExpr(expr(e.Name(), func(w *attrWriter) { rewrite(w, e, typ, []byte{1, 2, 3}) }))
+			assert.Equal(t, fmt.Sprintf("%#v with a short attribute %d", e, typ), short, Expr(Unknown{e.Name()}))
 		}
 	}
 }
@@ -127,7 +127,7 @@ func isName(e Expr, typ uint16) bool {
 // out if the replacement is nil.
 func rewrite(w *attrWriter, e Expr, typ uint16, replacement []byte) {
 	var from attrWriter
-	from.expr(e)
+	e.encode(&from)
 	for number, data, rest, ok := cutAttr(from.b); ok; number, data, rest, ok = cutAttr(rest) {
 		switch {
 		case number != typ:
@@ -163,11 +163,11 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.u32(unix.NFTA_PAYLOAD_LEN, 4)
 		},
 		"lookup": func(w *attrWriter) { // of what is not in a map of verdicts
-			w.expr(Lookup{Set: "m", Sreg: Reg1, Not: true})
+			Lookup{Set: "m", Sreg: Reg1, Not: true}.encode(w)
 			w.u32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 		},
 		"bitwise": func(w *attrWriter) { // a shift
-			w.expr(Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)})
+			Bitwise{Sreg: Reg1, Dreg: Reg1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)}.encode(w)
 			w.u32(6, 1) // NFTA_BITWISE_OP
 		},
 		"numgen": func(w *attrWriter) {
@@ -182,14 +182,14 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 			w.value(unix.NFTA_RANGE_TO_DATA, []byte{2})
 		},
 		"immediate": func(w *attrWriter) { // a jump to nowhere
-			w.expr(Verdict{Code: Jump})
+			Verdict{Code: Jump}.encode(w)
 		},
 		"dynset": func(w *attrWriter) { // with a counter for each element
-			w.expr(Dynset{Set: "s", Key: Reg1})
+			Dynset{Set: "s", Key: Reg1}.encode(w)
 			w.bytes(unix.NFTA_DYNSET_EXPR, []byte{1})
 		},
 		"ct": func(w *attrWriter) { // of the packets in one direction
-			w.expr(CT{Key: unix.NFT_CT_STATUS, Dreg: Reg1})
+			CT{Key: unix.NFT_CT_STATUS, Dreg: Reg1}.encode(w)
 			w.bytes(unix.NFTA_CT_DIRECTION, []byte{0})
 		},
 		"masq": func(w *attrWriter) { w.b = append(w.b, 9, 0, 1) }, // cut off
@@ -204,11 +204,11 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 // unknown, unless its value is 0: then the feature is not used.
 func TestNewAttributes(t *testing.T) {
 	for _, e := range everyExpr() {
-		for value, want := range map[uint32]Expr{0: e, 1: Unknown{ExprName(e)}} {
+		for value, want := range map[uint32]Expr{0: e, 1: Unknown{e.Name()}} {
 			for _, attr := range []uint16{maxAttr - 1, maxAttr + 100} {
-				got := decodeExpr(expr(ExprName(e), func(w *attrWriter) {
+				got := decodeExpr(expr(e.Name(), func(w *attrWriter) {
 					w.u32(attr, value)
-					w.expr(e)
+					e.encode(w)
 				}))
 				assert.Equal(t, fmt.Sprintf("attribute %d is %d", attr, value), got, want)
 			}
@@ -219,8 +219,8 @@ func TestNewAttributes(t *testing.T) {
 // TestImpliedFlag: newer kernels list a flag of NAT to an address that older ones imply.
 func TestImpliedFlag(t *testing.T) {
 	want := NAT{Type: unix.NFT_NAT_SNAT, Family: unix.NFPROTO_IPV4, AddrMin: Reg1, AddrMax: Reg1}
-	got := decodeExpr(expr(ExprName(want), func(w *attrWriter) {
-		w.expr(want)
+	got := decodeExpr(expr(want.Name(), func(w *attrWriter) {
+		want.encode(w)
 		w.u32(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS)
 	}))
 	assert.Equal(t, "got", got, Expr(want))

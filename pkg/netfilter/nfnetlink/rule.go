@@ -95,8 +95,8 @@ func (w *attrWriter) expressions(exprs []Expr) {
 	w.nest(func() {
 		for _, e := range exprs {
 			w.nest(func() {
-				w.str(unix.NFTA_EXPR_NAME, ExprName(e))
-				w.nest(func() { w.expr(e) }, unix.NFTA_EXPR_DATA)
+				w.str(unix.NFTA_EXPR_NAME, e.Name())
+				w.nest(func() { e.encode(w) }, unix.NFTA_EXPR_DATA)
 			}, unix.NFTA_LIST_ELEM)
 		}
 	}, unix.NFTA_RULE_EXPRESSIONS)

@@ -54,7 +54,7 @@ func TestMark(t *testing.T) {
 func TestEndOfRule(t *testing.T) {
 	for _, code := range []VerdictCode{Continue, Return} {
 		d := Decode(IPv4, Rule{Exprs: []Expr{Masq{}, Verdict{Code: code}, Unknown{"log"}}}, nil)
-		assert.Equal(t, "decoded", d, Decoded{Statement: DoMasq, Unrecognized: []string{ExprName(Verdict{}) + " after masquerade"}})
+		assert.Equal(t, "decoded", d, Decoded{Statement: DoMasq, Unrecognized: []string{Verdict{}.Name() + " after masquerade"}})
 	}
 }
 

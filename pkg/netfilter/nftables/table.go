@@ -113,7 +113,7 @@ func (r rule) String() string {
 	}
 	text := "rule of"
 	for _, e := range r.exprs {
-		text += " " + nfnetlink.ExprName(e)
+		text += " " + e.Name()
 	}
 	return text
 }
