@@ -207,8 +207,8 @@ func (f *folder) start(name string) ([]byte, error) {
 	}
 	defer func() { _ = file.Close() }()
 	start := make([]byte, 64)
-	n, err := file.ReadAt(start, 0)
-	return start[:n], ignoring(err, io.EOF)
+	n, err := io.ReadFull(file, start)
+	return start[:n], ignoring(err, io.EOF, io.ErrUnexpectedEOF)
 }
 
 // overwrite makes data the content of a file, and closes it.
