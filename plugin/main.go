@@ -29,7 +29,7 @@ import (
 const unstamped = "version unknown"
 
 func main() {
-	// The process is short-lived: most ADDs end before the first collection, at 32 MiB.
+	// The process lives for milliseconds: most ADDs end before the first collection, at 32 MiB.
 	debug.SetGCPercent(800)
 	nft := nftables.New()
 	path := os.Getenv("PATH")

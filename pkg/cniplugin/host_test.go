@@ -141,7 +141,8 @@ func (h *host) plugin(stderr *bytes.Buffer) *cniplugin.Plugin {
 	}
 }
 
-// want fails the test unless the answer has the code, and the error or, without one, the warnings have all of the parts.
+// want fails the test unless the answer has the code, and the error or, without one, the warnings have all of
+// the parts.
 func (a answer) want(code uint, parts ...string) answer {
 	a.Helper()
 	if a.code != code {

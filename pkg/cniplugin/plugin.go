@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -24,11 +23,11 @@ import (
 // Plugin is the plugin on one host.
 type Plugin struct {
 	Drivers netfilter.Drivers
-	// Program identifies the build of the program, because another build may verify differently. With "" every ADD
-	// verifies the rules.
+	// Program identifies the build of the program, because another build may verify differently. With ""
+	// every ADD verifies the rules.
 	Program string
-	// Version is the version of the program, without white space. The plugin trusts what a reconciler of the same
-	// version verified; with "" it trusts no reconciler.
+	// Version is the version of the program, without white space. The plugin trusts what a reconciler of the
+	// same version verified; with "" it trusts no reconciler.
 	Version string
 	// Generation returns the generation of the nf_tables ruleset. If it is nil every ADD reads the
 	// rules.
@@ -45,46 +44,39 @@ type Plugin struct {
 
 // Funcs returns the verbs for the CNI skeleton.
 func (p *Plugin) Funcs() skel.CNIFuncs {
-	verb := func(do func(*node, context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
-		return func(args *skel.CmdArgs) error {
-			err := do(p.node(config.ReadNetconf(args.StdinData)), context.Background(), args)
-			if err == nil {
-				return nil
-			}
-			return types.NewError(codeOf(err), err.Error(), "")
-		}
-	}
 	return skel.CNIFuncs{
-		Add: verb((*node).add), Del: verb((*node).del), Check: verb((*node).check),
-		GC: verb((*node).gc), Status: verb((*node).status),
+		Add:    func(args *skel.CmdArgs) error { return p.run(args, (*node).add) },
+		Del:    func(args *skel.CmdArgs) error { return p.run(args, (*node).del) },
+		Check:  func(args *skel.CmdArgs) error { return p.run(args, (*node).check) },
+		GC:     func(args *skel.CmdArgs) error { return p.run(args, (*node).gc) },
+		Status: func(args *skel.CmdArgs) error { return p.run(args, (*node).status) },
+	}
+}
+
+func (p *Plugin) run(args *skel.CmdArgs, verb func(*node, context.Context, *skel.CmdArgs) error) error {
+	err := verb(p.node(config.ReadNetconf(args.StdinData)), context.Background(), args)
+	if err == nil {
+		return nil
+	}
+	return types.NewError(codeOf(err), err.Error(), "")
+}
+
+// warn writes a warning to stderr, which the runtime logs.
+func (p *Plugin) warn(err error) {
+	if err != nil {
+		fmt.Fprintf(p.Stderr, "ip-masq: warning: %v\n", err)
 	}
 }
 
 // node is the node as one call of a verb uses it.
 type node struct {
-	plugin *Plugin
 	enforce.Enforcer
-	netconf    config.Netconf // from stdin
-	network    string
-	cniVersion string         // of the configuration
-	subnets    []netip.Prefix // of the pod, in an ADD
-	pod        store.Pod      // in an ADD
-
-	stdinDiffers bool          // from what the network's conflist has and had in this boot, in force because of plugin.toml
-	resetLimit   time.Duration // how long connections are reset; 0 if none are to be
-
+	plugin        *Plugin
+	netconf       config.Netconf // from stdin
+	network       string
+	cniVersion    string // of the configuration
 	pluginFile    config.PluginFile
 	pluginFileErr error
-	confs         *config.ConfDir // see confDir
-	confsErr      error
-
-	// Each of these is found out once.
-	netconfInForce func() (config.Netconf, error) // the configuration that states the network's policy
-	entry          func() (config.Entry, error)   // that, validated
-	entryDigest    func() string                  // of that, subnets and the program; "" if there is none
-	cached         func() store.VerificationCache // what the previous ADD verified
-	generation     func() string                  // of the ruleset, before this process read it; "" if unknown
-	checkDataDir   func() error                   // why nothing must be written to the dataDir, or nil
 }
 
 // node returns the node of a configuration, even of a stale or bad one: DEL and GC need only the
@@ -95,38 +87,23 @@ func (p *Plugin) node(conf config.Netconf) *node {
 	if file.Present {
 		id.DataDir = file.DataDir
 	}
-	n := &node{
+	dir := store.Open(id.DataDir)
+	dir.LockWait = p.LockWait
+	return &node{
+		Enforcer: enforce.Enforcer{
+			Dir:       dir,
+			Drivers:   p.Drivers,
+			Warn:      p.warn,
+			Conntrack: p.Conntrack,
+			Addresses: p.Addresses,
+		},
 		plugin:        p,
-		Enforcer:      enforce.Enforcer{Dir: store.Open(id.DataDir), Drivers: p.Drivers, Warn: p.warn, Conntrack: p.Conntrack, Addresses: p.Addresses},
 		netconf:       conf,
 		network:       id.Network,
 		cniVersion:    id.CNIVersion,
 		pluginFile:    file,
 		pluginFileErr: err,
 	}
-	n.Dir.LockWait = p.LockWait
-	n.netconfInForce = sync.OnceValues(n.findNetconf)
-	n.entry = sync.OnceValues(n.validEntry)
-	n.entryDigest = sync.OnceValue(func() string {
-		conf, err := n.netconfInForce()
-		if err != nil {
-			return ""
-		}
-		return store.Digest(append(conf.PolicyTexts(), p.Program, fmt.Sprint(n.subnets))...)
-	})
-	n.cached = sync.OnceValue(func() store.VerificationCache { return n.Dir.VerificationCache(n.source()) })
-	n.generation = sync.OnceValue(func() string {
-		if p.Generation == nil {
-			return ""
-		}
-		g, err := p.Generation()
-		if err != nil {
-			return "" // whatever reads the rules reports that
-		}
-		return g.String()
-	})
-	n.checkDataDir = sync.OnceValue(func() error { return n.CheckDataDir(context.Background()) })
-	return n
 }
 
 func (n *node) attachment(args *skel.CmdArgs) store.Attachment {
@@ -137,42 +114,60 @@ func (n *node) source() policy.SourceID {
 	return policy.SourceID{Kind: policy.Network, Name: n.network}
 }
 
-func (n *node) resetConnections(ctx context.Context) {
-	if n.resetLimit == 0 {
-		return
+// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy.
+func (n *node) lock(ctx context.Context) (*store.Lock, error) {
+	lock, err := n.Dir.Lock(ctx)
+	if err != nil && !errors.Is(err, store.ErrBusy) {
+		return nil, &enforce.UnwritableError{Err: err}
 	}
-	ctx, cancel := context.WithTimeout(ctx, n.resetLimit)
-	defer cancel()
-	if _, _, err := n.ResetConnections(ctx); err != nil {
-		n.Warn(fmt.Errorf("connections that are older than a change of the rules may keep a wrong source address, "+
-			"until ip-masq-reconciler or the next ADD, DEL or GC has reset them: %w", err))
-	}
-}
-
-// dueResets takes note of resets on record. The connections of a former pod end before this ADD returns: the walk for them
-// comes after those of other ADDs. Without a write, an active reconciler or a process that walks already makes other resets.
-func (n *node) dueResets(s *enforce.State, wrote bool) {
-	const limit = 2 * time.Second
-	n.resetLimit = 0
-	switch {
-	case !s.ResetsDue():
-	case s.Passed(n.pod.Addresses):
-		n.resetLimit = n.Dir.LockWait
-	case wrote || !n.Dir.ReconcilerActive() && !n.Dir.ResetsRunning():
-		n.resetLimit = limit
-	}
-}
-
-// warn writes a warning to stderr, which the runtime logs.
-func (p *Plugin) warn(err error) {
-	if err != nil {
-		fmt.Fprintf(p.Stderr, "ip-masq: warning: %v\n", err)
-	}
+	return lock, err
 }
 
 func (n *node) warnUnreadable(s store.State) {
 	for _, f := range s.Unreadable {
 		n.Warn(f.Err)
+	}
+}
+
+// errUnlessNewer returns what is wrong with a chain, except that a newer version wrote its rules:
+// those stay in force, with a warning.
+func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
+	err := s.Err(chain)
+	if errors.Is(err, store.ErrNewer) && s.Exists(chain) {
+		n.Warn(err)
+		return nil
+	}
+	return err
+}
+
+// resetLimit returns how long a verb resets connections, for the resets that are on record when it ends. The
+// connections of a former pod of these addresses end before their ADD returns: the walk for them comes after
+// those of other ADDs. Other resets are those of an active reconciler, or of a process that walks already,
+// unless this call wrote.
+func (n *node) resetLimit(s *enforce.State, addresses []netip.Addr, wrote bool) time.Duration {
+	const limit = 2 * time.Second
+	if !s.ResetsDue() {
+		return 0
+	}
+	if s.Passed(addresses) {
+		return n.Dir.LockWait
+	}
+	if !wrote && (n.Dir.ReconcilerActive() || n.Dir.ResetsRunning()) {
+		return 0
+	}
+	return limit
+}
+
+func (n *node) resetConnections(ctx context.Context, limit time.Duration) {
+	if limit == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	_, _, err := n.ResetConnections(ctx)
+	if err != nil {
+		n.Warn(fmt.Errorf("connections that are older than a change of the rules may keep a wrong source "+
+			"address, until ip-masq-reconciler or the next ADD, DEL or GC has reset them: %w", err))
 	}
 }
 

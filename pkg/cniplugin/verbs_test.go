@@ -29,7 +29,8 @@ const (
 const unknownKeys = `"big": 123456789012345678901234567890, "small": 1.000000000000000000001, "wide": 1e400,
 	"text": "<&> \u2028 \u00e9 \"", "nothing": null, "deep": {"b": [1, {"a": 18446744073709551616}], "a": true}`
 
-// resultOf returns the result that a main plugin of a version of the specification passes on, and the pod's subnets in it.
+// resultOf returns the result that a main plugin of a version of the specification passes on, and the pod's
+// subnets in it.
 func resultOf(version string) (result, subnets string) {
 	if !testutils.SpecVersionHasChaining(version) { // 0.1.0 and 0.2.0 have an address for each family
 		return fmt.Sprintf(`{"cniVersion": %q, "ip4": {"ip": "10.1.0.2/16", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}], %s},
@@ -212,8 +213,8 @@ func badEntries() []badEntry {
 	return entries
 }
 
-// TestBadInput: each invalid key is error 7 of ADD and CHECK, and 50 of STATUS, with key, item, value and remedy. Neither rules
-// nor state change. DEL and GC pass.
+// TestBadInput: each invalid key is error 7 of ADD and CHECK, and 50 of STATUS, with key, item, value and
+// remedy. Neither rules nor state change. DEL and GC pass.
 func TestBadInput(t *testing.T) {
 	fresh := newHost(t)
 	bad := fresh.conf("podnet", object{"masqueradeCIDRs": []string{"10.0.0.1/8"}, "enableIPv6": true})
@@ -251,7 +252,8 @@ func TestProtocolKeys(t *testing.T) {
 	})
 }
 
-// TestValidAttachments: GC removes the attachments of its network that the list does not have, and an absent list removes none.
+// TestValidAttachments: GC removes the attachments of its network that the list does not have, and an absent
+// list removes none.
 func TestValidAttachments(t *testing.T) {
 	h := newHost(t)
 	for _, id := range []string{"a", "b", "c"} {
@@ -284,8 +286,8 @@ func TestValidAttachments(t *testing.T) {
 	}
 }
 
-// TestNothingIsCreated: verbs that are no ADD make no state and no rules, also in an empty dataDir, as one that is a mount
-// point is after cleanup.
+// TestNothingIsCreated: verbs that are no ADD make no state and no rules, also in an empty dataDir, as one
+// that is a mount point is after cleanup.
 func TestNothingIsCreated(t *testing.T) {
 	h := newHost(t)
 	for _, isThere := range []bool{false, true} {
@@ -302,7 +304,8 @@ func TestNothingIsCreated(t *testing.T) {
 	}
 }
 
-// TestChangedEntryConflicts: ADD refuses a changed entry that conflicts with another network, and keeps the stored one.
+// TestChangedEntryConflicts: ADD refuses a changed entry that conflicts with another network, and keeps the
+// stored one.
 func TestChangedEntryConflicts(t *testing.T) {
 	h := newHost(t)
 	yes, no := object{"randomFully": true}, object{"randomFully": false}
@@ -344,8 +347,8 @@ func TestPodOfCNIArgs(t *testing.T) {
 	}
 }
 
-// TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 11 and changes no rule. STATUS fails, too,
-// and DEL passes.
+// TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 11 and changes no rule.
+// STATUS fails, too, and DEL passes.
 func TestRefusedState(t *testing.T) {
 	for name, spoiled := range map[string]string{"the record of the pod": "attachments", "the lock": "lock", "the dataDir": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -425,7 +428,8 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// TestRulesThatCannotBeWritten: ADD answers 100 and STATUS 50 with what the kernel says, and DEL passes with a warning.
+// TestRulesThatCannotBeWritten: ADD answers 100 and STATUS 50 with what the kernel says, and DEL passes with
+// a warning.
 func TestRulesThatCannotBeWritten(t *testing.T) {
 	h := newHost(t)
 	refused := errors.New("simulated kernel: no such module")
@@ -436,8 +440,8 @@ func TestRulesThatCannotBeWritten(t *testing.T) {
 	h.call(call{verb: "DEL", conf: conf}).want(0, refused.Error())
 }
 
-// TestPluginFile: with a plugin.toml the policy is that of the network's conflist. While the file is bad ADD, CHECK and STATUS
-// fail, and DEL and GC pass.
+// TestPluginFile: with a plugin.toml the policy is that of the network's conflist. While the file is bad ADD,
+// CHECK and STATUS fail, and DEL and GC pass.
 func TestPluginFile(t *testing.T) {
 	h := newHost(t)
 	assert.NoError(t, os.Mkdir(h.confDir, 0o755))

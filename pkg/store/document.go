@@ -25,8 +25,9 @@ import (
 // does not would revert these rules.
 const otherSchema = 9
 
-// Schema is the version of the form of documents and the record. Each new key raises it (policy.Keys): a
-// version that does not know the key leaves the file as it is. Files of lower schemas are read in today's form.
+// Schema is the version of the form of documents and the record, with which each file begins. Each new key raises it
+// (policy.Keys): a version that does not know the key can tell the file from a damaged one, and leaves it as it is. Files of
+// lower schemas are read in today's form.
 func Schema() int { return max(otherSchema, policy.Schema()) }
 
 // document is a source with its policy as it is stored. It has no time, so that equal policies make
@@ -41,7 +42,8 @@ type recordDocument struct {
 	Record
 }
 
-// podsDocument is the exempt pods of a record, a file of their own as pods come and go more often than policies.
+// podsDocument is the exempt pods of a record, which plugin and reconciler read, verify and write with the rules. They are
+// a file of their own, as pods come and go more often than policies. It is not synced to the disk: it is valid in one boot.
 type podsDocument struct {
 	Schema int    `json:"schema"`
 	Boot   string `json:"boot,omitempty"`
