@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -105,11 +106,27 @@ func (a *app) printDifferences(r *reconcile.Report, drift policy.Diff, applies b
 	}
 	printEach(a.out, "%s", drift)
 	printEach(a.out, "unexpected chain: %s: no source asks for it there", staleIn(r))
-	pending := "pending: %s: the current policy is not applied yet"
-	if applies {
-		pending += "; ip-masq-reconciler once applies it"
+	for _, source := range r.Pending {
+		fmt.Fprintln(a.out, pendingText(r, source, applies))
 	}
-	printEach(a.out, pending, r.Pending)
+}
+
+// pendingText says what is to be done about a source whose policy is not stored. The rules can be right all the same, such
+// as those of an agent's chain, or where the policy leaves open what was stated before.
+func pendingText(r *reconcile.Report, source policy.SourceID, applies bool) string {
+	text := fmt.Sprintf("pending: %s: the current policy is not applied yet", source)
+	command := "; ip-masq-reconciler once applies it"
+	if applies && !r.Differs() {
+		text = fmt.Sprintf("pending: %s: the rules are right, and the policy is not stored yet", source)
+		command = "; ip-masq-reconciler once stores it"
+		if changed := r.Changed(source); r.State.Find(source) != nil && len(changed) > 0 {
+			text += " (changed: " + strings.Join(changed, ", ") + ")"
+		}
+	}
+	if applies {
+		text += command
+	}
+	return text
 }
 
 func (a *app) once(c *cobra.Command, _ []string) error {

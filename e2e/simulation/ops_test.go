@@ -604,7 +604,7 @@ func (w *world) syncs() []*process {
 func (w *world) unused(n *network) bool {
 	badConflist := w.some(func(n *network) bool { return n.bad && !n.agent }) // it may be that of any network
 	return !n.agent && !badConflist && !slices.ContainsFunc(w.pods, func(p *pod) bool {
-		return p.net == n && p != n.nobody && p.phase > starting && !(p.early && p.harmed) // which is no attachment
+		return p.net == n && p != n.nobody && p.phase > starting && (!p.early || !p.harmed) // which is no attachment
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -87,6 +88,16 @@ func (r *Report) Summary() string {
 		}
 	}
 	return strings.Join(chains, ", ")
+}
+
+// Changed returns the keys in which the policy that a source states now differs from the stored one, in a dry run.
+func (r *Report) Changed(id policy.SourceID) []string {
+	for i := range r.Stored {
+		if r.Stored[i].ID == id {
+			return config.Differences(valuesOf(r.State.Find(id)), valuesOf(&r.Stored[i]))
+		}
+	}
+	return nil
 }
 
 // Differs reports whether rules in the kernel are not what the sources ask for.
