@@ -7,8 +7,39 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
+
+// TestNothingIsVerifiedDuringAWalk: while a walk is on record, right rules are not verified for later ADDs, and what was verified
+// before the walk was recorded does not hold.
+func TestNothingIsVerifiedDuringAWalk(t *testing.T) {
+	f := newFixture(t)
+	source := network("podnet", "A", guard(policy.GuardDrop))
+	f.mustApply(source)
+	verified := func() (cache store.VerificationCache, inputs string) {
+		reading := assert.Must(f.enforcer.Dir.Read())(t)
+		inputs = f.enforcer.Inputs(reading, "v1", "")
+		s := f.observe(source)
+		f.mustBeInSync(s)
+		return s.Verified(inputs, "generation 7"), inputs
+	}
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	before, _ := verified()
+	if before.Inputs == "" || before.Generation == "" {
+		t.Fatalf("nothing is verified without a walk: %+v", before)
+	}
+	f.putRecord(func(r *store.Record) { r.Resets = []store.Reset{{At: 1}} })
+	during, inputs := verified()
+	assert.Equal(t, "what is verified during a walk", during, store.VerificationCache{})
+	if inputs == before.Inputs {
+		t.Error("what was verified before holds during the walk")
+	}
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	if after, _ := verified(); after.Inputs == "" {
+		t.Error("nothing is verified after the walk")
+	}
+}
 
 // TestInputs: what was verified does not hold for another program, dataDir, boot or plugin.toml, nor without a boot.
 func TestInputs(t *testing.T) {
