@@ -36,9 +36,9 @@ func (d *decoder) match(m Match) {
 }
 
 // hasForm reports whether a match is of a known form: the revision, and the size in bytes, which xtables rounds up.
-func (m Match) hasForm(revision uint32, size int) bool {
+func (e Match) hasForm(revision uint32, size int) bool {
 	const alignment = 8
-	return m.Rev == revision && len(m.Info) >= size && len(m.Info) <= (size+alignment-1)&^(alignment-1)
+	return e.Rev == revision && len(e.Info) >= size && len(e.Info) <= (size+alignment-1)&^(alignment-1)
 }
 
 func native16(b []byte) uint16 { return binary.NativeEndian.Uint16(b) }
