@@ -76,20 +76,29 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		}
 		return r.WarningsOf(id)
 	}
-	withoutRecord, err := n.podsWithoutRecord(r)
-	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(diagnose.Host{
-		Rules: rules, State: r.State, ConfDir: r.Sources.ConfDir, ConfDirErr: r.Sources.ConfDirErr,
-		BinDir: n.Settings.CNIBinDir, DataDir: n.Dir.Path(), Reconciler: running, Warnings: warnings, PodsWithoutRecord: withoutRecord, PodsErr: err,
-	})...)
+	pods, without, err := n.Dir.Pods()
+	host := diagnose.Host{
+		Rules:             rules,
+		State:             r.State,
+		ConfDir:           r.Sources.ConfDir,
+		ConfDirErr:        r.Sources.ConfDirErr,
+		BinDir:            n.Settings.CNIBinDir,
+		DataDir:           n.Dir.Path(),
+		Reconciler:        running,
+		Warnings:          warnings,
+		Pods:              pods,
+		PodsWithoutRecord: n.podsWithoutRecord(r, without),
+		PodsErr:           err,
+	}
+	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(host)...)
 }
 
 // podsWithoutRecord returns a line for each cause why pods have no record.
-func (n *inspection) podsWithoutRecord(r *reconcile.Report) (lines []string, err error) {
-	_, without, err := n.Dir.Pods()
-	if without > 0 {
-		lines = append(lines, fmt.Sprintf("%d that had an ADD: an earlier version made the record, or it is damaged", without))
+func (n *inspection) podsWithoutRecord(r *reconcile.Report, hadADD int) (lines []string) {
+	if hadADD > 0 {
+		lines = append(lines, fmt.Sprintf("%d that had an ADD: an earlier version made the record, or it is damaged", hadADD))
 	}
-	return append(lines, reconcile.DescribeUnrecorded(n.unrecordedPods(r))...), err
+	return append(lines, reconcile.DescribeUnrecorded(n.unrecordedPods(r))...)
 }
 
 // unrecordedPods returns the pods of the runtime's cache that have no record, as the reconciler says. Its privileges may

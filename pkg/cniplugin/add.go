@@ -26,6 +26,7 @@ type addition struct {
 	stated    stated
 	result    []byte // of the ADD: that of the plugin before, in the version of the configuration
 	resultErr error
+	onHost    bool // the plugin before made an interface of the host
 	pod       store.Pod
 	subnets   []netip.Prefix // of the pod, to be learned
 
@@ -52,6 +53,9 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	n.resetConnections(ctx, resetLimit)
+	if !a.onHost {
+		n.warnNoEffect()
+	}
 	_, err = n.plugin.Stdout.Write(a.result)
 	return err
 }
@@ -61,6 +65,7 @@ func (n *node) addition(args *skel.CmdArgs) *addition {
 	a := &addition{cache: n.Dir.VerificationCache(n.source()), stated: n.findNetconf()}
 	var prevResult types.Result
 	prevResult, a.result, a.resultErr = n.result()
+	a.onHost = podinfo.HasHostInterface(prevResult)
 	addresses := podinfo.Networks(prevResult, args.IfName)
 	if count := len(addresses); count > podinfo.MaxAddresses {
 		n.Warn(fmt.Errorf("the pod has %d addresses on %s; nonMasqueradeNamespaces is about %d of them",

@@ -195,17 +195,17 @@ func (e *examination) addPrefixes(networks ...netip.Prefix) {
 	}
 }
 
-// podNetworksNotExempt looks for policies that masquerade traffic between pods.
-func podNetworksNotExempt(e *examination, f *Finding) {
-	for _, pods := range e.pods {
-		family := policy.FamilyOf(pods.Addr())
-		all := policy.RangesOf(pods)
-		for _, p := range e.Rules.Policies() {
-			sources := all.Intersect(p.Scope(family).Sources).Without(p.SourcesExempt(family))
-			masqueraded := all.Without(p.DestinationsExempt(family))
-			if len(sources) > 0 && len(masqueraded) > 0 && len(p.Interfaces.Value) == 0 {
-				f.add("%s masquerades %s of pod network %s", p.Chain, masqueraded, pods)
-			}
+// networksWithoutHook looks for networks on whose pods ip-masq has no effect.
+func networksWithoutHook(e *examination, f *Finding) {
+	for _, l := range e.lists {
+		if plugin := l.NoHookPlugin(); l.hasEntry() && plugin != "" {
+			f.add("network %s (%s): %s", policy.Quote(l.Network), policy.Quote(l.File), plugin)
 		}
 	}
+}
+
+// hasNoHook reports whether packets of a network's pods usually pass no hook of the node.
+func (e *examination) hasNoHook(network string) bool {
+	list := e.ConfDir.WithEntry(network)
+	return list != nil && list.NoHookPlugin() != ""
 }

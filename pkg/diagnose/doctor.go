@@ -76,6 +76,7 @@ type Host struct {
 	// BinDir is the runtime's directory of plugins and DataDir the reconciler's; "" is not examined.
 	BinDir, DataDir string
 
+	Pods []store.Pod // on record
 	// PodsWithoutRecord has a line for each cause why pods are not known. PodsErr is why records could not be read.
 	PodsWithoutRecord []string
 	PodsErr           error
@@ -145,6 +146,8 @@ func checks() map[string]func(*examination, *Finding) {
 		"conflist-without-us":         conflistWithoutEntry,
 		"conflist-absent":             conflistAbsent,
 		"pod-network-not-exempt":      podNetworksNotExempt,
+		"no-effect":                   networksWithoutHook,
+		"scope-matches-nothing":       scopesWithoutMatch,
 		"agent-running":               agentRunning,
 		"ebpf-masquerade":             ebpfMasquerade,
 		"missing-capability":          missingCapabilities,

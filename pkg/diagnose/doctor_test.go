@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // TestFindings has each situation, and one much like it that is none. What a
@@ -139,6 +141,59 @@ func TestFindings(t *testing.T) {
 		{"a pod network that ADDs found", func(h *testHost) {
 			h.edit = func(n *Host) { n.Rules.Chains[0].Policy.PodSubnets = prefixes("10.9.0.0/24", "100.74.0.0/24") }
 		}, map[string]string{"problem pod-network-not-exempt": "pod network 100.74.0.0/24"}},
+		{"pods with /32 addresses", func(h *testHost) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", calico, entry)
+			h.policies[0].NonMasqueradeCIDRs = prefixes("10.42.0.9/32")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.42.0.5", "10.42.0.6", "10.42.0.9") }
+		}, map[string]string{"problem pod-network-not-exempt": `traffic between pods of network "pods": to 10.42.0.5, 10.42.0.6` + "\n"}},
+		{name: "one pod alone", set: func(h *testHost) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", calico, entry)
+			h.policies[0].NonMasqueradeCIDRs = prefixes()
+			h.edit = func(n *Host) { n.Pods = append(onRecord("10.42.0.5"), onRecord("fd00::5")...) }
+		}},
+		{name: "pods whose sources are exempt", set: func(h *testHost) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", calico, entry)
+			h.policies[0].NonMasqueradeCIDRs, h.policies[0].NonMasqueradeSourceCIDRs = prefixes(), prefixes("10.42.0.0/16")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.42.0.5", "10.42.0.6") }
+		}},
+		{"pods whose packets pass no hook", func(h *testHost) {
+			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", `{"type": "macvlan", "master": "eth0"}`, entry)
+			h.policies[0].NonMasqueradeCIDRs = prefixes()
+			h.edit = func(n *Host) { n.Pods = onRecord("10.42.0.5", "10.42.0.6") }
+		}, map[string]string{"notice no-effect": `network "pods", 10-pods.conflist"): macvlan, mode l3s`}},
+		{name: "macvlan without an entry", set: func(h *testHost) {
+			h.files["etc/cni/net.d/20-second.conflist"] = conflist("second", `{"type": "macvlan", "master": "eth0"}`)
+		}},
+
+		{"interfaces that the node lacks", func(h *testHost) { h.policies[0].OutputInterfaces = []string{"ens5", "tun+"} },
+			map[string]string{"problem scope-matches-nothing": `outputInterfaces of network "pods" names ens5, tun+, the node has cni0, eth0, wg0, eth+`}},
+		{name: "an interface that it has", set: func(h *testHost) { h.policies[0].OutputInterfaces = []string{"ens5", "eth+"} }},
+		{"sourceCIDRs without a pod", func(h *testHost) {
+			h.policies[0].SourceCIDRs, h.policies[0].PodCIDRs = prefixes("10.9.0.0/16", "10.8.0.0/16"), prefixes("10.244.0.0/16")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.244.1.5", "10.244.1.6", "fd00::5") }
+		}, map[string]string{"problem scope-matches-nothing": `sourceCIDRs of network "pods" has 10.8.0.0/16, pods have 10.244.1.5, 10.244.1.6`}},
+		{"podCIDRs without a pod", func(h *testHost) {
+			h.policies[0].EnableIPv6, h.policies[0].PodCIDRs = new(true), prefixes("10.244.1.0/24", "fd00:9::/64")
+			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.244.1.5", "fd00::5") }
+		}, map[string]string{"problem scope-matches-nothing": `podCIDRs of network "pods" has fd00:9::/64, pods have fd00::5`}},
+		{name: "sourceCIDRs with a pod", set: func(h *testHost) {
+			h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16", "10.244.1.6/32")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.244.1.5", "10.244.1.6") }
+		}},
+		{name: "sourceCIDRs of a network without pods", set: func(h *testHost) {
+			h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16")
+			h.edit = func(n *Host) {
+				n.Pods = []store.Pod{{Attachment: store.Attachment{Network: "other"}, Addresses: addresses("10.8.0.5")}}
+			}
+		}},
+		{"sourceCIDRs of agent files", func(h *testHost) {
+			h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16")
+			h.edit = func(n *Host) {
+				n.State.Sources[0].ID = policy.SourceID{Kind: policy.AgentFiles}
+				n.Pods = onRecord("10.244.1.5")
+			}
+		}, map[string]string{"problem scope-matches-nothing": "pods have 10.244.1.5"}},
 		{name: "a pod network out of scope", set: func(h *testHost) {
 			h.policies[0].NonMasqueradeCIDRs, h.policies[0].SourceCIDRs = prefixes("10.9.0.0/16"), prefixes("10.9.0.0/16")
 		}},
@@ -269,4 +324,22 @@ func TestNothingIsKnown(t *testing.T) {
 	isolate(t)
 	n := Host{Root: newHost(t).node().Root, Rules: &enforce.State{}, Warnings: func(string) []error { return nil }}
 	compare(t, map[string]string{"notice conflist-absent": "has no conflist"}, Examine(n))
+}
+
+// calico is a main plugin that gives /32 addresses and states no subnet.
+const calico = `{"type": "calico", "ipam": {"type": "calico-ipam"}}`
+
+// onRecord returns pods of the network with an address each.
+func onRecord(texts ...string) (pods []store.Pod) {
+	for _, a := range addresses(texts...) {
+		pods = append(pods, store.Pod{Attachment: store.Attachment{Network: "pods"}, Addresses: []netip.Addr{a}})
+	}
+	return pods
+}
+
+func addresses(texts ...string) (all []netip.Addr) {
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
 }

@@ -52,7 +52,7 @@ func newHost(t *testing.T) *testHost {
 			"proc/7/cmdline":                 "/ip-masq-reconciler\x00run\x00",
 			"proc/8/cmdline":                 "",
 			"proc/stat":                      "",
-			"proc/net/dev":                   "Inter-|   Receive\n face |bytes\n    lo:       0\n  eth0: 1\n  cni0: 2\n",
+			"proc/net/dev":                   "Inter-|   Receive\n face |bytes\n    lo:       0\n  eth0: 1\n  cni0: 2\n  wg0: 3\n",
 		},
 		policies: []policy.SourcePolicy{{Chain: policy.DefaultChain}},
 		choice:   netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT},

@@ -313,15 +313,8 @@ func (s *State) Exists(chain string) bool {
 // should have.
 func (s *State) LinearChains() (slow []error) {
 	for _, c := range s.Chains {
-		count := map[policy.Family]int{}
-		for _, e := range c.Policy.Destinations {
-			f := policy.FamilyOf(e.Prefix.Addr())
-			if e.Prefix == f.LinkLocal() || slices.Contains(f.Multicast(), e.Prefix) {
-				continue
-			}
-			count[f]++
-		}
-		if most := max(count[policy.IPv4], count[policy.IPv6]); most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
+		most := max(c.Policy.CountDestinations(policy.IPv4), c.Policy.CountDestinations(policy.IPv6))
+		if most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
 			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+
 				"use backend nftables", c.Policy.Chain, most))
 		}

@@ -53,6 +53,16 @@ func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 	return networks
 }
 
+// HasHostInterface reports whether a result has an interface of the host, such as the pod's end of a veth.
+func HasHostInterface(result types.Result) bool {
+	for _, i := range current(result).Interfaces {
+		if i != nil && i.Sandbox == "" {
+			return true
+		}
+	}
+	return false
+}
+
 // isPodInterface reports whether an interface is the pod's, and not one of the host with the same name.
 func isPodInterface(i *types100.Interface, ifName string) bool {
 	return i != nil && i.Name == ifName && i.Sandbox != ""

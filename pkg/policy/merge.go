@@ -174,6 +174,19 @@ type BoundError struct{ Chain, Problem string }
 // Error names the chain, the keys, the numbers, the sources and the remedy.
 func (e *BoundError) Error() string { return fmt.Sprintf("chain %s: %s", e.Chain, e.Problem) }
 
+// CountDestinations returns how many prefixes of a family the policy has, without link-local, multicast and broadcast.
+func (p *Policy) CountDestinations(f Family) int {
+	always := append(f.Multicast(), f.LinkLocal())
+	count := 0
+	for i := range p.Destinations {
+		prefix := p.Destinations[i].Prefix
+		if FamilyOf(prefix.Addr()) == f && !slices.Contains(always, prefix) {
+			count++
+		}
+	}
+	return count
+}
+
 // CheckBounds returns a BoundError if the policy has too many rules for its chain. Those that
 // exempt multicast and broadcast do not count.
 func (p Policy) CheckBounds(l Layout) error {
@@ -198,12 +211,12 @@ func (p Policy) CheckBounds(l Layout) error {
 	}
 	for _, f := range p.Families() {
 		sources, destinations := len(entriesOf(p.ExemptSources, f))+len(entriesOf(p.ExemptPods, f)), entriesOf(p.Destinations, f)
-		exempt, masqueraded := 0, 0
+		exempt, masqueraded, multicast := 0, 0, f.Multicast()
 		for _, e := range destinations {
 			switch {
 			case e.Action == ActionMasquerade:
 				masqueraded++
-			case !slices.Contains(f.Multicast(), e.Prefix):
+			case !slices.Contains(multicast, e.Prefix):
 				exempt++
 			}
 		}

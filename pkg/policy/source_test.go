@@ -64,7 +64,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		}},
 		{"IPv6 said to be off", 9, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("::/0"), EnableIPv6: ptr(false)}},
 		{"interfaces", 9, policy.SourcePolicy{OutputInterfaces: []string{
-			"", "+", "eth0", "sixteen-bytes-xx", "fifteen-bytes-x+", ".", "..", ".+", "a/b", "a:b", "a b", "eth*", `a"b`, "a\n", "é", "!eth0",
+			"", "+", "eth0", "sixteen-bytes-xx", "fifteen-bytes-x+", ".", "..", ".+", "a/b", "a:b", "a b", "eth*", "*", "et*0", `a"b`, "a\n", "é", "!eth0",
 		}}},
 		{"what only a damaged document can hold", 9, policy.SourcePolicy{
 			EnableIPv6:         ptr(true),

@@ -253,10 +253,16 @@ func reservedChainNames() []string {
 // and none of '/', ':' and white space) and to what both backends can write.
 func ValidateInterface(name string) error {
 	outside := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"\!*`, r) }
+	if strings.HasSuffix(name, "*") {
+		wildcard := strings.TrimRight(name, "*+") + "+"
+		if ValidateInterface(wildcard) == nil {
+			return fmt.Errorf("is not the name of an interface; did you mean %s?", wildcard)
+		}
+	}
 	switch bare := strings.TrimSuffix(name, "+"); {
 	case name == "":
 		return errors.New("is empty; name an interface, or drop the item")
-	case bare == "":
+	case bare == "" || bare == "*":
 		return errors.New("would match every interface; leave outputInterfaces out instead")
 	case len(name) > 15:
 		return errors.New("is longer than the 15 bytes of an interface's name")
