@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ import (
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	var from, pod, out string
+	var from, pod, out, mark string
 	c := &cobra.Command{
 		Use:   "explain DST",
 		Short: "Show the verdict for traffic to an address, and its origin",
@@ -35,12 +36,18 @@ func (a *app) explainCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if c.Flags().Changed("mark") {
+				if q.Mark, err = policy.ParseMark(mark); err != nil {
+					return usageError{fmt.Errorf("--mark: %s is not a mark; write a 32-bit number such as 0x4000", policy.Quote(mark))}
+				}
+			}
 			return a.explain(c, q, pod)
 		},
 	}
 	c.Flags().StringVar(&from, "from", "", "source `ADDRESS` (default: any in scope)")
 	c.Flags().StringVar(&pod, "pod", "", "source pod, as `NAMESPACE/NAME`")
 	c.Flags().StringVar(&out, "out", "", "output `INTERFACE` (default: that of the route, or any in scope)")
+	c.Flags().StringVar(&mark, "mark", "", "packet `MARK` that third-party rules see (default: none)")
 	return c
 }
 
@@ -97,7 +104,8 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	from := routeTo(q.Src)
 	q.DstLocal, q.SrcLocal = routeTo(q.Dst).Type == unix.RTN_LOCAL, from.Type == unix.RTN_LOCAL
 	q.Hops, q.RouteErr = nextHops(q.Packet, from.LinkIndex)
-	q.Trace = thirdparty.Trace
+	q.ThirdParty = readThirdParty
+	q.OutIndex = interfaceIndex
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
 		warn(a, r.Warnings)
@@ -114,6 +122,19 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	warn(a, r.Warnings)
 	warn(a, mapped(node.problems(r, r.Obstacles()), func(p reconcile.Problem) error { return p.Err }))
 	return nil
+}
+
+// readThirdParty reads the rules that explain judges packets by.
+func readThirdParty(f policy.Family, owned func(thirdparty.Place) bool) (diagnose.Rules, error) {
+	return thirdparty.ReadPostrouting(f, owned)
+}
+
+func interfaceIndex(name string) int {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return link.Index
 }
 
 // sourceOf returns the address of a pod in a family: of several pods with the name, that of the latest ADD.

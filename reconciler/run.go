@@ -35,7 +35,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/iptables"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nftables"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -276,8 +275,9 @@ func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed
 }
 
 func (d *daemon) thirdParty(r *reconcile.Report) (int, error) {
-	rules, err := thirdparty.Scan(diagnose.Owned(r.Rules, r.State.Record, d.current.Load().Node.Dir.Path()))
-	return diagnose.CountThirdParty(r.Rules, rules), err
+	return diagnose.CountThirdParty(diagnose.Host{
+		Rules: r.Rules, State: r.State, ConfDir: r.Sources.ConfDir, DataDir: d.current.Load().Node.Dir.Path(),
+	})
 }
 
 // pluginVersion returns what the installed plugin prints, or "". It runs a changed file only.

@@ -92,7 +92,7 @@ func foundStatus() []diagnose.Finding {
 		{
 			ID: "foreign-masquerade", Severity: diagnose.SeverityProblem, Cause: "Third-party rules masquerade destinations that the policy exempts.",
 			Details: []string{
-				"nftables, ipv4, table other, chain post: to 10.0.0.0/8 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts", "b", "c", "d", "e", "f",
+				"nftables, ipv4, table other, chain post: ip daddr 10.0.0.0/8 masquerade: applies to 10.0.0.0/8, which IP-MASQ-AGENT exempts", "b", "c", "d", "e", "f",
 			},
 			Remedy: "Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again at its next start.",
 		},

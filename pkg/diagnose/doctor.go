@@ -16,7 +16,6 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
@@ -101,9 +100,7 @@ func Examine(h Host) []Finding {
 	e := &examination{Host: h}
 	e.readLists()
 	e.readPodNetworks()
-	rules, err := thirdparty.Scan(Owned(h.Rules, h.State.Record, h.DataDir))
-	e.noteAs("read third-party NAT rules", err)
-	e.violations = violationsIn(e.Rules, rules)
+	e.note(e.findViolations())
 	all, check := Findings(), checks()
 	for i, f := range all {
 		for _, w := range e.Warnings(f.ID) {

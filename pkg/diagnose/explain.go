@@ -24,12 +24,19 @@ import (
 // Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
 	policy.Packet
-	Hops     []string // the interfaces of the next hops in the routing table, where no interface is asked for
-	RouteErr error    // why there are none
-	// Trace is thirdparty.Trace. If it is nil, there are no third-party rules.
-	Trace      func(thirdparty.Traffic, func(thirdparty.Place) (owned, binds bool)) ([]thirdparty.Hit, error)
-	Pod        *Pod  // that holds the source, as far as it is known
-	Incomplete error // why some of the documents that rules are made from cannot be read
+	Hops     []string    // the interfaces of the next hops in the routing table, where no interface is asked for
+	RouteErr error       // why there are none
+	Mark     policy.Mark // of the packet
+	// ThirdParty reads third-party rules (thirdparty.ReadPostrouting). If it is nil, there are none.
+	ThirdParty func(f policy.Family, owned func(thirdparty.Place) bool) (Rules, error)
+	OutIndex   func(out string) int // the number of an interface, 0 if it does not exist
+	Pod        *Pod                 // that holds the source, as far as it is known
+	Incomplete error                // why some of the documents that rules are made from cannot be read
+}
+
+// Rules is third-party rules, which judge packets (thirdparty.Ruleset).
+type Rules interface {
+	Judge(p thirdparty.Packet, binds func(thirdparty.Place) thirdparty.Answer) thirdparty.Verdict
 }
 
 // Pod is the names of a pod, "" for one that the runtime did not give.
@@ -78,12 +85,12 @@ type Explanation struct {
 	AddressItem      *netip.Prefix `json:"addressItem"`
 	AddressOrigin    *Origin       `json:"addressOrigin"`
 
-	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties.
-	// OverriddenBy is a third-party rule that decides otherwise for at least some of the packets.
-	Kernel       bool   `json:"kernel"`
-	OverriddenBy string `json:"overridden_by"`
-	Backend      string `json:"backend"` // "iptables (nft)"
-	Rule         string `json:"rule"`    // in the kernel, that decides; "" if none matches
+	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties; null if
+	// that depends on what is not known. OverriddenBy is the third-party rules that decide otherwise, or may: a line each.
+	Kernel       thirdparty.Answer `json:"kernel"`
+	OverriddenBy string            `json:"overridden_by"`
+	Backend      string            `json:"backend"` // "iptables (nft)"
+	Rule         string            `json:"rule"`    // in the kernel, that decides; "" if none matches
 	// Guard is what the guard does with such a packet if no rule translates it.
 	Guard   policy.GuardMode `json:"guard"`
 	Problem string           `json:"problem"` // why the kernel's verdict is unknown
@@ -101,7 +108,10 @@ type Explanation struct {
 	known       bool  // the rules of the chain could be read, and
 	masquerades bool  // masquerade the traffic
 	nftables    bool
-	overriders  []thirdparty.Hit
+	mark        policy.Mark
+	judged      bool // third-party rules were asked, and
+	// isOverridden tells that OverriddenBy decides for certain.
+	isOverridden bool
 }
 
 // MarshalJSON writes null for strings that do not apply.
@@ -146,7 +156,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		all = append(all, e)
 	}
 	if len(all) == 0 {
-		blank.Kernel, blank.Reason = true, "nothing is managed: there is no source of policy"
+		blank.Kernel, blank.Reason = thirdparty.Yes, "nothing is managed: there is no source of policy"
 		if q.Incomplete != nil {
 			blank.Reason = "no document that can be read asks for a chain"
 		}
@@ -157,11 +167,12 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	top.Chains = all[1:]
 	slices.SortStableFunc(top.Chains, func(a, b Explanation) int { return strings.Compare(a.Chain, b.Chain) })
 	for _, other := range top.Chains {
-		if top.Kernel = top.Kernel && other.Kernel; !other.Kernel {
+		top.Kernel = min(top.Kernel, other.Kernel)
+		if other.Kernel == thirdparty.No {
 			top.addProblem("the rules of chain %s do not do what its policy says, or cannot be verified", other.Chain)
 		}
 	}
-	if !q.DstLocal && q.Trace != nil { // packets to the node itself do not leave it
+	if !q.DstLocal && q.ThirdParty != nil { // packets to the node itself do not leave it
 		top.override(q, state)
 	}
 	if q.Incomplete != nil {
@@ -223,12 +234,12 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 			e.known = r.Verdict != policy.Unrecognized
 		}
 	}
-	e.Kernel = e.agrees()
+	e.Kernel = thirdparty.AnswerOf(e.agrees())
 	if !e.known {
 		e.addProblem("an unrecognized rule comes before the one that decides")
 	}
 	if slices.ContainsFunc(chain.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
-		e.Kernel, e.known = false, false
+		e.Kernel, e.known = thirdparty.No, false
 		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
 	}
 }
@@ -263,7 +274,11 @@ func (q Question) bound(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
-		if g != nil && g.Binds(g.Scope.Representative(q.Packet)) {
+		if g == nil || q.Mark&g.BypassMark != 0 {
+			continue
+		}
+		packet := g.Scope.Representative(q.Packet)
+		if g.Binds(packet) {
 			return g.BoundSources(q.Dst)
 		}
 	}
@@ -274,65 +289,129 @@ func (e *Explanation) agrees() bool {
 	return e.known && e.masquerades == (e.Verdict == policy.ActionMasquerade)
 }
 
-// override sets which third-party rules decide before the owned chains do, and otherwise.
+// override asks what third-party rules do with the packets of the question.
 func (e *Explanation) override(q Question, state *enforce.State) {
-	t := thirdparty.Traffic{To: q.Dst}
-	if q.Out != "" {
-		t.Out = []string{q.Out}
-	}
-	if q.Src.IsValid() {
-		t.From, t.FromLocal = policy.RangesOf(netip.PrefixFrom(q.Src, q.Src.BitLen())), &q.SrcLocal
-	}
-	if c := state.Find(e.Chain); c != nil {
-		if t.From == nil {
-			t.From = c.Policy.Candidates(e.Family)
-		}
-		if t.Out == nil {
-			t.Out = c.Policy.Interfaces.Value
-		}
-	}
-	bound := q.bound(state)
-	if bound != nil && !q.Src.IsValid() {
-		t.From = bound // the question is about pods
-	}
-	hits, err := q.Trace(t, e.binding(state))
+	rules, err := q.ThirdParty(e.Family, e.isOwned(state))
 	if err != nil {
-		e.Kernel = false
+		e.Kernel = min(e.Kernel, thirdparty.Perhaps)
 		e.addProblem("third-party rules may decide, and could not all be read: %v", err)
 	}
-	var maybe []thirdparty.Hit
-	for _, h := range hits {
-		switch overrides := e.Verdict != policy.ActionMasquerade || h.Action != thirdparty.Masquerades; {
-		case overrides && bound != nil && h.Priority > enforcePriority: // enforceExempt precedes it
-		case overrides && h.Sure:
-			e.overriders = append(e.overriders, h)
-		case overrides:
-			maybe = append(maybe, h)
-		case e.Kernel && h.Sure && len(e.overriders)+len(maybe) == 0:
-			e.Rule = h.Text // to the same effect, and earlier
-		}
+	e.judged, e.mark = true, q.Mark
+	bound := q.bound(state)
+	binds := e.binds(bound != nil)
+	var verdict thirdparty.Verdict
+	for _, p := range e.packets(q, state, bound) {
+		verdict.Merge(rules.Judge(p, binds))
 	}
-	if e.overriders = append(e.overriders, maybe...); len(e.overriders) > 0 {
-		e.Kernel, e.OverriddenBy = false, e.overriders[0].Text
+	overriders, overridden := verdict.Against(e.contradictedBy(q))
+	var texts []string
+	for _, r := range overriders {
+		texts = append(texts, r.String())
+	}
+	e.Kernel, e.OverriddenBy = min(e.Kernel, thirdparty.Yes-overridden), strings.Join(texts, "\n")
+	e.isOverridden = overridden == thirdparty.Yes
+	decider := verdict.Outcomes[0]
+	if e.Kernel == thirdparty.Yes && len(verdict.Outcomes) == 1 && decider.Rule != nil {
+		e.Rule = decider.Rule.String() // to the same effect, and earlier
 	}
 }
 
-// binding returns a function that tells whether a chain is owned, and whether it masquerades the traffic.
-func (e *Explanation) binding(state *enforce.State) func(thirdparty.Place) (owned, binds bool) {
-	binds := map[string]bool{e.Chain: e.masquerades}
-	for _, other := range e.Chains {
-		binds[other.Chain] = other.masquerades
+// packets returns the packets of a question: from its source, else from each prefix of those that are assumed.
+func (e *Explanation) packets(q Question, state *enforce.State, bound policy.Ranges) (packets []thirdparty.Packet) {
+	const most = 64
+	sources, outs, isLocal := bound, []string{q.Out}, thirdparty.Perhaps
+	chain := state.Find(e.Chain)
+	switch {
+	case q.Src.IsValid():
+		sources, isLocal = policy.RangesOf(thirdparty.HostPrefix(q.Src)), thirdparty.AnswerOf(q.SrcLocal)
+	case bound != nil: // the question is about pods
+		isLocal = thirdparty.No
+	case chain != nil:
+		sources = chain.Policy.Candidates(e.Family)
 	}
-	return func(p thirdparty.Place) (bool, bool) {
+	if q.Out == "" && chain != nil {
+		outs = exactInterfaces(chain.Policy.Interfaces.Value)
+	}
+	known := prefixesOf(sources)
+	if len(known) == 0 || len(known) > most {
+		known = []netip.Prefix{e.Family.All()}
+	}
+	for _, source := range known {
+		for _, out := range outs {
+			p := thirdparty.Packet{Src: source, Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: isLocal, Out: out, Mark: uint32(q.Mark)}
+			if q.OutIndex != nil {
+				p.OutIndex = q.OutIndex(out)
+			}
+			packets = append(packets, p)
+		}
+	}
+	return packets
+}
+
+// exactInterfaces returns the names of interfaces, or "", any, if there is none or a pattern.
+func exactInterfaces(names []string) []string {
+	isPattern := func(name string) bool { return strings.HasSuffix(name, "+") }
+	if len(names) == 0 || slices.ContainsFunc(names, isPattern) {
+		return []string{""}
+	}
+	return names
+}
+
+// contradictedBy returns a function that tells whether an outcome is another than the verdict.
+func (e *Explanation) contradictedBy(q Question) func(thirdparty.Outcome) thirdparty.Answer {
+	if e.Verdict == policy.ActionMasquerade {
+		return e.preventsMasquerade
+	}
+	from := thirdparty.HostPrefix(q.Src)
+	return func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(from) }
+}
+
+// preventsMasquerade judges an outcome of packets that are to leave with an address of the node: the chosen one, if
+// there is one.
+func (e *Explanation) preventsMasquerade(o thirdparty.Outcome) thirdparty.Answer {
+	switch {
+	case o.Fate == thirdparty.Untouched:
+		return thirdparty.Yes // by what keeps it from the owned chain
+	case o.Fate == thirdparty.Owned:
+		return thirdparty.No
+	case o.Fate == thirdparty.Masqueraded && e.Address.IsValid():
+		return thirdparty.Perhaps // the kernel may choose the same one
+	case o.Fate == thirdparty.Masqueraded:
+		return thirdparty.No
+	case o.Fate == thirdparty.Translated && e.Address.IsValid() && o.To == thirdparty.HostPrefix(e.Address):
+		return thirdparty.No
+	case o.Fate == thirdparty.Translated && !o.To.IsValid():
+		return thirdparty.Perhaps
+	}
+	return thirdparty.Yes
+}
+
+// isOwned returns a function that tells whether a chain is one of those that are explained, or of the guard.
+func (e *Explanation) isOwned(state *enforce.State) func(thirdparty.Place) bool {
+	return func(p thirdparty.Place) bool {
 		if p.Backend == policy.NFTables && p.Table == netfilter.GuardTable {
-			return true, false // Question.bound tells what it binds
+			return true
 		}
 		name, masq := masqChainOf(p)
 		c := state.Find(name)
-		if masq && c != nil && p.Backend == c.Choice.Backend && p.Variant == c.Choice.Variant && c.Desired.Find(p.Family, name) != nil {
-			return true, binds[name]
+		isChoice := masq && c != nil && p.Backend == c.Choice.Backend && p.Variant == c.Choice.Variant
+		return isChoice && c.Desired.Find(p.Family, name) != nil
+	}
+}
+
+// binds returns a function that tells whether an owned chain decides about the packets: it masquerades them, or
+// enforceExempt binds them.
+func (e *Explanation) binds(isBound bool) func(thirdparty.Place) thirdparty.Answer {
+	masquerades := map[string]bool{e.Chain: e.masquerades}
+	for _, other := range e.Chains {
+		masquerades[other.Chain] = other.masquerades
+	}
+	return func(p thirdparty.Place) thirdparty.Answer {
+		if p.Table == netfilter.GuardTable {
+			return thirdparty.AnswerOf(isBound)
 		}
-		return false, false
+		name, _ := masqChainOf(p)
+		return thirdparty.AnswerOf(masquerades[name])
 	}
 }
 
@@ -461,6 +540,9 @@ func (e Explanation) rows(b *bytes.Buffer) {
 	if e.Guard != "" {
 		row("", "and if no rule translates the packet: "+map[policy.GuardMode]string{policy.GuardDrop: "dropped", policy.GuardCount: "counted"}[e.Guard]+" by the guard")
 	}
+	if e.judged {
+		row("mark", e.markText())
+	}
 	row("problem", e.Problem)
 	row("drift", strings.Join(policy.First(8, e.Drift), "\n")) // check prints all
 }
@@ -508,15 +590,15 @@ func (e Explanation) kernelText() string {
 		by = ", by the rule: " + e.Rule
 	}
 	switch {
-	case len(e.overriders) > 0 && e.overriders[0].Sure:
-		return "OVERRIDDEN by the rule: " + e.OverriddenBy
-	case len(e.overriders) > 0:
-		return "may be OVERRIDDEN by the rule: " + e.OverriddenBy
-	case e.Chain == "" && e.Kernel:
+	case e.OverriddenBy != "" && e.isOverridden:
+		return "overridden by " + e.OverriddenBy
+	case e.OverriddenBy != "":
+		return "may be overridden by " + e.OverriddenBy
+	case e.Chain == "" && e.Kernel == thirdparty.Yes:
 		return "agrees: there are no owned rules"
 	case !e.known:
 		return "cannot be verified"
-	case e.Kernel:
+	case e.Kernel == thirdparty.Yes:
 		return "agrees: " + does + by
 	case e.agrees():
 		return "this chain agrees: " + does + by + "; the kernel as a whole does not, or cannot be verified"
@@ -524,13 +606,20 @@ func (e Explanation) kernelText() string {
 	return "DISAGREES: " + does + by
 }
 
+func (e Explanation) markText() string {
+	if e.mark == 0 {
+		return "the packet is taken to have none; --mark asks about another"
+	}
+	return e.mark.String()
+}
+
 func (e Explanation) whatToDo() string {
 	drifts := func(e Explanation) bool { return len(e.Drift) > 0 }
 	switch {
-	case drifts(e) || slices.ContainsFunc(e.Chains, drifts) || !e.Kernel && e.OverriddenBy == "":
+	case drifts(e) || slices.ContainsFunc(e.Chains, drifts) || e.Kernel != thirdparty.Yes && e.OverriddenBy == "":
 		return "To see every difference: ip-masq-reconciler check. To repair one that names no remedy: ip-masq-reconciler once.\n" +
 			"If the difference returns, another program changes the rules: ip-masq-reconciler status names it."
-	case !e.Kernel:
+	case e.Kernel != thirdparty.Yes:
 		return "To see what to do about such rules: ip-masq-reconciler doctor."
 	}
 	return ""

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
@@ -33,7 +31,7 @@ func line(e diagnose.Explanation) string {
 			origin += " in " + e.Origin.File
 		}
 	}
-	return fmt.Sprintf("%q %s %s | %s | %s | kernel %t | %s", e.Chain, e.Family, e.Verdict, prefix, origin, e.Kernel, e.Rule)
+	return fmt.Sprintf("%q %s %s | %s | %s | kernel %t | %s", e.Chain, e.Family, e.Verdict, prefix, origin, e.Kernel == thirdparty.Yes, e.Rule)
 }
 
 func TestOrigins(t *testing.T) {
@@ -139,8 +137,8 @@ func TestDoesTheKernelAgree(t *testing.T) {
 			tt.change(n)
 			e := n.to(tt.dst)
 			drift := strings.Join(e.Drift, "\n")
-			if e.Chain != "A" || e.Kernel != tt.kernel || e.Rule != tt.rule || !tells(drift, tt.drift) || !tells(e.Problem, tt.problem) {
-				t.Errorf("chain %s, kernel %t, rule %q, problem %q, drift\n%s\nwant chain A, %t, %q, %q, %q",
+			if e.Chain != "A" || e.Kernel != thirdparty.AnswerOf(tt.kernel) || e.Rule != tt.rule || !tells(drift, tt.drift) || !tells(e.Problem, tt.problem) {
+				t.Errorf("chain %s, kernel %v, rule %q, problem %q, drift\n%s\nwant chain A, %t, %q, %q, %q",
 					e.Chain, e.Kernel, e.Rule, e.Problem, drift, tt.kernel, tt.rule, tt.problem, tt.drift)
 			}
 		})
@@ -155,67 +153,121 @@ func tells(text, part string) bool {
 	return strings.Contains(text, part)
 }
 
+// judge judges each packet alike. asked has what it was asked about.
+type judge struct {
+	verdict thirdparty.Verdict
+	err     error
+	owned   func(thirdparty.Place) bool
+	binds   func(thirdparty.Place) thirdparty.Answer
+	asked   []thirdparty.Packet
+}
+
+func (j *judge) read(_ policy.Family, owned func(thirdparty.Place) bool) (diagnose.Rules, error) {
+	j.owned = owned
+	return j, j.err
+}
+
+func (j *judge) Judge(p thirdparty.Packet, binds func(thirdparty.Place) thirdparty.Answer) thirdparty.Verdict {
+	j.asked, j.binds = append(j.asked, p), binds
+	return j.verdict
+}
+
+// rule is a rule of another program, in a chain of the name.
+func rule(chain string) *thirdparty.Rule {
+	at := thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: chain}
+	return thirdparty.MasqueradeRule(at)
+}
+
+// textOf is how rule is printed.
+func textOf(chain string) string {
+	if chain == "" {
+		return ""
+	}
+	return "iptables (nft), ipv4, table nat: -A " + chain + " -j MASQUERADE"
+}
+
+var untouched, ownedDecides = thirdparty.Outcome{Fate: thirdparty.Untouched}, thirdparty.Outcome{Fate: thirdparty.Owned}
+
+func masqueradedBy(chain string) thirdparty.Outcome {
+	return thirdparty.Outcome{Fate: thirdparty.Masqueraded, Rule: rule(chain)}
+}
+
+func translatedByS(to string) thirdparty.Outcome {
+	o := thirdparty.Outcome{Fate: thirdparty.Translated, Rule: rule("S")}
+	if to != "" {
+		o.To = netip.MustParsePrefix(to)
+	}
+	return o
+}
+
 // TestOverridden: what third-party rules decide before the chains of the policies do.
 func TestOverridden(t *testing.T) {
-	hit := func(a thirdparty.Action, text string, sure bool) thirdparty.Hit {
-		return thirdparty.Hit{Rule: thirdparty.Rule{Action: a, Text: text}, Sure: sure}
-	}
-	masquerade, some := hit(thirdparty.Masquerades, "M", true), hit(thirdparty.Masquerades, "SOME", false)
-	snat, accept := hit(thirdparty.Translates, "S", true), hit(thirdparty.Accepts, "A", true)
+	type outcomes = []thirdparty.Outcome
 	for _, tt := range []struct {
 		name      string
 		dst, from string
-		hits      []thirdparty.Hit
-		err       error
-		kernel    bool
+		outcomes  outcomes
+		bypass    string
+		kernel    thirdparty.Answer
 		by, rule  string
 	}{
-		{"none", "10.1.1.1", "", nil, nil, true, "", "to 10.0.0.0/8 return"},
-		{"exempt, masqueraded", "10.1.1.1", "", []thirdparty.Hit{masquerade}, nil, false, "M", "to 10.0.0.0/8 return"},
-		{"exempt, masqueraded perhaps", "10.1.1.1", "", []thirdparty.Hit{some}, nil, false, "SOME", "to 10.0.0.0/8 return"},
-		{"the sure one is named", "10.1.1.1", "", []thirdparty.Hit{some, snat}, nil, false, "S", "to 10.0.0.0/8 return"},
-		{"masqueraded, and so before", "8.8.8.8", "", []thirdparty.Hit{masquerade}, nil, true, "", "M"},
-		{"masqueraded, and so perhaps", "8.8.8.8", "", []thirdparty.Hit{some}, nil, true, "", "masquerade random-fully"},
-		{"masqueraded, and to another address", "8.8.8.8", "", []thirdparty.Hit{snat}, nil, false, "S", "masquerade random-fully"},
-		{"masqueraded, and kept from it", "8.8.8.8", "10.244.0.9", []thirdparty.Hit{accept}, nil, false, "A", "masquerade random-fully"},
-		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", []thirdparty.Hit{masquerade}, nil, false, "M", ""},
-		{"to the node itself", "192.0.2.1", "", []thirdparty.Hit{masquerade}, nil, true, "", ""},
-		{"not read", "8.8.8.8", "", nil, errors.New("no permission"), false, "", "masquerade random-fully"},
+		{"none", "10.1.1.1", "", outcomes{untouched}, "", thirdparty.Yes, "", "to 10.0.0.0/8 return"},
+		{"exempt, masqueraded", "10.1.1.1", "", outcomes{masqueradedBy("M")}, "", thirdparty.No, "M", "to 10.0.0.0/8 return"},
+		{"exempt, masqueraded perhaps", "10.1.1.1", "", outcomes{masqueradedBy("M"), untouched}, "", thirdparty.Perhaps, "M", "to 10.0.0.0/8 return"},
+		{"exempt, an address of its own", "10.1.1.1", "10.244.0.9", outcomes{translatedByS("10.244.0.9/32")}, "", thirdparty.Yes, "", textOf("S")},
+		{"exempt, an address that is not known", "10.1.1.1", "10.244.0.9", outcomes{translatedByS("")}, "", thirdparty.Perhaps, "S", "to 10.0.0.0/8 return"},
+		{"exempt, another address", "10.1.1.1", "10.244.0.9", outcomes{translatedByS("192.0.2.1/32")}, "", thirdparty.No, "S", "to 10.0.0.0/8 return"},
+		{"masqueraded, and so before", "8.8.8.8", "", outcomes{masqueradedBy("M")}, "", thirdparty.Yes, "", textOf("M")},
+		{"masqueraded, and so perhaps", "8.8.8.8", "", outcomes{masqueradedBy("M"), ownedDecides}, "", thirdparty.Yes, "", "masquerade random-fully"},
+		{"masqueraded, and to another address", "8.8.8.8", "", outcomes{translatedByS("192.0.2.1/32")}, "", thirdparty.No, "S", "masquerade random-fully"},
+		{"masqueraded, and kept from it", "8.8.8.8", "10.244.0.9", outcomes{untouched}, "K", thirdparty.No, "K", "masquerade random-fully"},
+		{"masqueraded, and kept from it perhaps", "8.8.8.8", "10.244.0.9", outcomes{untouched, ownedDecides}, "K", thirdparty.Perhaps, "K", "masquerade random-fully"},
+		{"masqueraded, and dropped", "8.8.8.8", "", outcomes{{Fate: thirdparty.Dropped, Rule: rule("D")}}, "", thirdparty.No, "D", "masquerade random-fully"},
+		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", outcomes{masqueradedBy("M")}, "", thirdparty.No, "M", ""},
+		{"to the node itself", "192.0.2.1", "", outcomes{masqueradedBy("M")}, "", thirdparty.Yes, "", ""},
+		{"not read", "8.8.8.8", "", outcomes{ownedDecides}, "", thirdparty.Perhaps, "", "masquerade random-fully"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", fromOnly("10.244.0.0/16"), func(s *policy.SourcePolicy) { s.OutputInterfaces = []string{"eth0"} }))
+			j := &judge{verdict: thirdparty.Verdict{Outcomes: tt.outcomes}}
+			if tt.bypass != "" {
+				j.verdict.Bypasses = []*thirdparty.Rule{rule(tt.bypass)}
+			}
+			if tt.name == "not read" {
+				j.err = errors.New("no permission")
+			}
 			q := question(tt.dst, tt.from, "")
-			q.DstLocal = tt.dst == "192.0.2.1"
-			asked := thirdparty.Traffic{To: q.Dst, From: policy.RangesOf(cidrs("10.244.0.0/16")...), Out: []string{"eth0"}}
+			q.DstLocal, q.ThirdParty, q.Mark = tt.dst == "192.0.2.1", j.read, 7
+			asked := thirdparty.Packet{Src: netip.MustParsePrefix("10.244.0.0/16"), Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: thirdparty.Perhaps, Out: "eth0", Mark: 7}
 			if tt.from != "" {
-				q.Out = "eth1"
-				asked.From, asked.FromLocal, asked.Out = policy.RangesOf(netip.PrefixFrom(q.Src, 32)), new(false), []string{"eth1"}
-			}
-			if tt.name == "masqueraded, and kept from it" {
-				q.Out, asked.Out = "eth0", []string{"eth0"}
-			}
-			q.Trace = func(got thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
-				assert.Equal(t, "asked about", got, asked, cmp.Comparer(func(a, b policy.Ranges) bool { return a.Equal(b) }))
-				for _, c := range []struct {
-					thirdparty.Place
-					is bool
-				}{
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, true},
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, false},
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, false},
-					{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, false},
-					{thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, false},
-				} {
-					is, binds := owned(c.Place)
-					if is != c.is || binds != (c.is && strings.HasPrefix(tt.name, "masqueraded") || c.is && tt.name == "not read") {
-						t.Errorf("%+v: owned %t, binds %t", c.Place, is, binds)
-					}
-				}
-				return tt.hits, tt.err
+				asked.Src, asked.SrcLocal = thirdparty.HostPrefix(q.Src), thirdparty.No
 			}
 			e := n.explain(q)
-			if e.Kernel != tt.kernel || e.OverriddenBy != tt.by || e.Rule != tt.rule || (tt.err != nil) != strings.Contains(e.Problem, "no permission") {
-				t.Errorf("%s: kernel %t, overridden by %q, rule %q, problem %q; want %t, %q, %q", e.Verdict, e.Kernel, e.OverriddenBy, e.Rule, e.Problem, tt.kernel, tt.by, tt.rule)
+			if e.Kernel != tt.kernel || e.OverriddenBy != textOf(tt.by) || e.Rule != tt.rule || (j.err != nil) != strings.Contains(e.Problem, "no permission") {
+				t.Errorf("%s: kernel %v, overridden by %q, rule %q, problem %q; want %v, %q, %q",
+					e.Verdict, e.Kernel, e.OverriddenBy, e.Rule, e.Problem, tt.kernel, textOf(tt.by), tt.rule)
+			}
+			if q.DstLocal {
+				return
+			}
+			if len(j.asked) != 1 || j.asked[0] != asked {
+				t.Errorf("asked about %+v, want %+v", j.asked, asked)
+			}
+			for _, c := range []struct {
+				thirdparty.Place
+				is bool
+			}{
+				{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "A"}, true},
+				{thirdparty.Place{Backend: policy.IPTables, Variant: "legacy", Family: policy.IPv4, Table: "nat", Chain: "A"}, false},
+				{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv6, Table: "nat", Chain: "A"}, false},
+				{thirdparty.Place{Backend: policy.IPTables, Variant: "nft", Family: policy.IPv4, Table: "nat", Chain: "OLD"}, false},
+				{thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq", Chain: "masq-A"}, false},
+			} {
+				assert.Equal(t, fmt.Sprintf("%+v is owned", c.Place), j.owned(c.Place), c.is)
+				if c.is {
+					masquerades := thirdparty.AnswerOf(e.Verdict == policy.ActionMasquerade)
+					assert.Equal(t, fmt.Sprintf("%+v decides", c.Place), j.binds(c.Place), masquerades)
+				}
 			}
 		})
 	}
@@ -223,9 +275,6 @@ func TestOverridden(t *testing.T) {
 
 // TestGuard: what guard and enforceExempt do with packets, and when they do not.
 func TestGuard(t *testing.T) {
-	rule := func(priority int32) []thirdparty.Hit {
-		return []thirdparty.Hit{{Rule: thirdparty.Rule{Place: thirdparty.Place{Priority: priority}, Action: thirdparty.Masquerades, Text: "M"}, Sure: true}}
-	}
 	on := func(s *policy.SourcePolicy) {
 		s.Guard, s.EnforceExempt, s.PodCIDRs = policy.GuardCount, new(true), cidrs("10.244.0.0/16")
 	}
@@ -236,50 +285,47 @@ func TestGuard(t *testing.T) {
 	lost := func(n *node) {
 		n.tamper(policy.IPv4, "A", func(c *policy.Chain) { c.Rules = nil })
 	}
+	const bypass = 0x4000
 	for _, tt := range []struct {
 		name      string
 		key       func(*policy.SourcePolicy)
 		change    func(*node)
 		dst, from string
-		hits      []thirdparty.Hit
-		kernel    bool
+		mark      policy.Mark
 		guard     policy.GuardMode
+		binds     bool // enforceExempt
 	}{
-		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", nil, true, policy.GuardCount},
-		{"masqueraded, any source", on, nil, "8.8.8.8", "", nil, true, policy.GuardCount},
-		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", nil, true, ""},
-		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", nil, true, ""},
-		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", nil, true, ""},
-		{"masqueraded, multicast", on, nil, "239.1.2.3", "10.244.0.9", nil, true, ""},
-		{"masqueraded, without its rules", on, lost, "8.8.8.8", "10.244.0.9", nil, false, policy.GuardCount},
-		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", nil, true, ""},
-		{"exempt, and a third-party rule", on, nil, "10.1.1.1", "10.244.0.9", rule(100), true, ""},
-		{"exempt, any source", on, nil, "10.1.1.1", "", rule(100), true, ""},
-		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", rule(100), false, ""},
-		{"exempt, an address of the node among those of pods", on, nil, "10.1.1.1", "10.244.0.1", rule(100), true, ""},
-		{"exempt, an earlier rule", on, nil, "10.1.1.1", "10.244.0.9", rule(90), false, ""},
-		{"exempt, a rule of that priority", on, nil, "10.1.1.1", "10.244.0.9", rule(99), false, ""},
-		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", rule(100), false, ""},
-		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", rule(100), false, ""},
+		{"masqueraded", on, nil, "8.8.8.8", "10.244.0.9", 0, policy.GuardCount, false},
+		{"masqueraded, any source", on, nil, "8.8.8.8", "", 0, policy.GuardCount, false},
+		{"masqueraded, not of a pod", on, nil, "8.8.8.8", "172.17.0.9", 0, "", false},
+		{"masqueraded, the guard differs", on, drift, "8.8.8.8", "10.244.0.9", 0, "", false},
+		{"masqueraded, of another chain", on, func(n *node) { n.view.Guard.Desired[0].Chain = "B" }, "8.8.8.8", "10.244.0.9", 0, "", false},
+		{"exempt, multicast", on, nil, "239.1.2.3", "10.244.0.9", 0, "", true},
+		{"masqueraded, without its rules", on, lost, "8.8.8.8", "10.244.0.9", 0, policy.GuardCount, false},
+		{"exempt", on, nil, "10.1.1.1", "10.244.0.9", 0, "", true},
+		{"exempt, a mark that bypasses it", on, nil, "10.1.1.1", "10.244.0.9", bypass, "", false},
+		{"exempt, another mark", on, nil, "10.1.1.1", "10.244.0.9", 0x10, "", true},
+		{"exempt, any source", on, nil, "10.1.1.1", "", 0, "", true},
+		{"exempt, not of a pod", on, nil, "10.1.1.1", "172.17.0.9", 0, "", false},
+		{"exempt, an address of the node among those of pods", on, nil, "10.1.1.1", "10.244.0.1", 0, "", true},
+		{"exempt, the guard differs", on, drift, "10.1.1.1", "10.244.0.9", 0, "", false},
+		{"exempt, without the key", off, nil, "10.1.1.1", "10.244.0.9", 0, "", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(network("a", "A", tt.key))
 			if tt.change != nil {
 				tt.change(n)
 			}
+			j := &judge{verdict: thirdparty.Verdict{Outcomes: []thirdparty.Outcome{untouched}}}
 			q := question(tt.dst, tt.from, "")
-			q.SrcLocal = tt.from == "10.244.0.1"
-			q.Trace = func(_ thirdparty.Traffic, owned func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
-				if is, binds := owned(thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq-guard", Chain: "enforce"}); !is || binds {
-					t.Errorf("the guard's table is followed: owned %t, binds %t", is, binds)
-				}
-				return tt.hits, nil
-			}
+			q.SrcLocal, q.Mark, q.ThirdParty = tt.from == "10.244.0.1", tt.mark, j.read
 			e := n.explain(q)
-			if e.Kernel != tt.kernel || e.Guard != tt.guard {
-				t.Errorf("kernel %t, guard %q; want %t, %q", e.Kernel, e.Guard, tt.kernel, tt.guard)
-			}
-			if drifted := len(n.view.Guard.Diff)+len(n.in(inIPTables).Diff) > 0; drifted != (len(e.Drift) > 0) {
+			assert.Equal(t, "guard", e.Guard, tt.guard)
+			enforce := thirdparty.Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "ip-masq-guard", Chain: "enforce"}
+			assert.Equal(t, "the guard's table is owned", j.owned(enforce), true)
+			assert.Equal(t, "the guard's table decides", j.binds(enforce), thirdparty.AnswerOf(tt.binds))
+			drifted := len(n.view.Guard.Diff)+len(n.in(inIPTables).Diff) > 0
+			if drifted != (len(e.Drift) > 0) {
 				t.Errorf("drift %q", e.Drift)
 			}
 		})

@@ -38,31 +38,24 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 	unread := sound()
 	unread.view.Chains[0].Err = errors.New("read the rules of chain IP-MASQ-AGENT in iptables (nft): " +
 		"observe ipv4 of iptables (nft): operation not permitted")
-	var hits []thirdparty.Hit
-	ask := func(n *node, dst, src, out string) diagnose.Explanation {
+	askWith := func(n *node, outcomes []thirdparty.Outcome, dst, src, out string) diagnose.Explanation {
 		q := question(dst, src, out)
-		q.Trace = func(thirdparty.Traffic, func(thirdparty.Place) (bool, bool)) ([]thirdparty.Hit, error) {
-			return hits, nil
-		}
+		q.ThirdParty = (&judge{verdict: thirdparty.Verdict{Outcomes: outcomes}}).read
 		return n.explain(q)
 	}
-	beside := func(dst, src string, h ...thirdparty.Hit) diagnose.Explanation {
-		hits = h
-		defer func() { hits = nil }()
-		return ask(sound(), dst, src, "")
+	ask := func(n *node, dst, src, out string) diagnose.Explanation {
+		return askWith(n, []thirdparty.Outcome{untouched}, dst, src, out)
 	}
-	rule := func(text string, priority int32, sure bool) thirdparty.Hit {
-		at := thirdparty.Place{Priority: priority}
-		return thirdparty.Hit{Rule: thirdparty.Rule{Place: at, Action: thirdparty.Masquerades, Text: text}, Sure: sure}
+	beside := func(dst, src string, outcomes ...thirdparty.Outcome) diagnose.Explanation {
+		return askWith(sound(), outcomes, dst, src, "")
 	}
-	const docker = "iptables (nft), ipv4, table nat, chain POSTROUTING: from 172.17.0.0/16 not out docker0 masquerade"
-	const kindnet = "nftables, ipv4, table kindnet-ipmasq, chain postrouting: masquerade"
 	guarded := newNode(network("podnet", "IP-MASQ-AGENT", pods, func(s *policy.SourcePolicy) {
 		s.Guard, s.EnforceExempt = policy.GuardDrop, new(true)
 	}))
-	hits = []thirdparty.Hit{rule(docker, 100, true)}
-	enforced := ask(guarded, "192.168.7.7", "10.244.0.2", "")
-	hits = nil
+	enforced := askWith(guarded, []thirdparty.Outcome{ownedDecides}, "192.168.7.7", "10.244.0.2", "")
+	marked := question("192.168.7.7", "10.244.0.2", "")
+	marked.Mark = 0x4000
+	marked.ThirdParty = (&judge{verdict: thirdparty.Verdict{Outcomes: []thirdparty.Outcome{masqueradedBy("KUBE-POSTROUTING")}}}).read
 	route := func(n *node, err error, hops ...string) diagnose.Explanation {
 		q := question("8.8.8.8", "10.244.0.2", "")
 		q.Hops, q.RouteErr = hops, err
@@ -74,9 +67,10 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		"next-hops":        route(sound(), nil, "eth0", "eth1"),
 		"guarded":          ask(guarded, "8.8.8.8", "", ""),
 		"enforced":         enforced,
-		"overridden":       beside("192.168.7.7", "10.244.0.2", rule(docker, 100, false), rule(kindnet, 90, true)),
-		"overridden-maybe": beside("192.168.7.7", "", rule(docker, 100, false)),
-		"by-third-party":   beside("8.8.8.8", "10.244.0.2", rule(kindnet, 90, true)),
+		"overridden":       beside("192.168.7.7", "10.244.0.2", masqueradedBy("A"), masqueradedBy("B")),
+		"overridden-maybe": beside("192.168.7.7", "", masqueradedBy("A"), untouched),
+		"by-third-party":   beside("8.8.8.8", "10.244.0.2", masqueradedBy("A")),
+		"marked":           sound().explain(marked),
 		"masqueraded":      ask(sound(), "8.8.8.8", "10.244.0.2", "eth0"),
 		"exempt":           ask(sound(), "192.168.7.7", "", ""),
 		"by-agent-files":   ask(sound(), "172.20.1.1", "", ""),

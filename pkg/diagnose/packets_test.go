@@ -100,7 +100,7 @@ func TestPacketFindings(t *testing.T) {
 
 		{"NOTRACK, without a guard", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, nil, nil},
 		{"NOTRACK, counted", func(t *testing.T) { feed(t, cilium, "iptables-nft-restore", "--noflush") }, guarded(policy.GuardCount),
-			map[string]string{"problem guard-notrack": "table raw, chain CILIUM_PRE_raw: from 10.244.0.0/16 notrack: the guard of IP-MASQ-AGENT counts"}},
+			map[string]string{"problem guard-notrack": "table raw, -A CILIUM_PRE_raw -s 10.244.0.0/16 -j CT --notrack: the guard of IP-MASQ-AGENT counts"}},
 		{"NOTRACK, dropped", func(t *testing.T) { feed(t, cilium, "iptables-legacy-restore", "--noflush") }, guarded(policy.GuardDrop),
 			map[string]string{"problem guard-notrack": "drops these packets, Until then set guard to \"count\"."}},
 		{"NOTRACK of exempt destinations", func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestPacketFindings(t *testing.T) {
 
 		{"ACCEPT, without a guard", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, nil, nil},
 		{"ACCEPT, dropped", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, guarded(policy.GuardDrop),
-			map[string]string{"problem guard-accept": "chain POSTROUTING: accept; not decoded: match policy: the guard of IP-MASQ-AGENT drops"}},
+			map[string]string{"problem guard-accept": "-A POSTROUTING -m policy … -j ACCEPT: the guard of IP-MASQ-AGENT drops"}},
 		{"ACCEPT of what no guard catches", func(t *testing.T) {
 			restoreNAT(t, nft, ":IP-MASQ-AGENT -", "-A POSTROUTING -d 224.0.0.0/4 -j ACCEPT", "-A POSTROUTING -o wg0 -j ACCEPT",
 				"-A POSTROUTING -o lo -j ACCEPT", "-A POSTROUTING -j IP-MASQ-AGENT", "-A IP-MASQ-AGENT -j MASQUERADE")
@@ -120,11 +120,11 @@ func TestPacketFindings(t *testing.T) {
 		{"ACCEPT in legacy", func(t *testing.T) { restoreNAT(t, legacy, ipsec...) }, func(h *testHost) {
 			guarded(policy.GuardCount)(h)
 			h.choice.Variant = legacy
-		}, map[string]string{"problem guard-accept": "match policy"}},
+		}, map[string]string{"problem guard-accept": "-m policy"}},
 		{"ACCEPT before a chain in nftables", func(t *testing.T) { restoreNAT(t, nft, ipsec...) }, func(h *testHost) {
 			guarded(policy.GuardDrop)(h)
 			h.choice = netfilter.Choice{Backend: policy.NFTables}
-		}, map[string]string{"notice foreign-masquerade-possible": "table nat, chain IP-MASQ-AGENT: masquerade"}},
+		}, map[string]string{"notice foreign-masquerade-possible": "table nat, -A IP-MASQ-AGENT -j MASQUERADE"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			isolate(t)

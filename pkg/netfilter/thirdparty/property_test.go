@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -22,103 +21,114 @@ type model struct {
 	from, to       netip.Prefix // invalid: any
 	notFrom, notTo bool
 	obscure        bool // has a match that cannot be decoded
-	mark           int  // noMark and so on
+	isMarked       bool // matches the mark 1
+	notMarked      bool // matches all other marks
+	sets           bool // sets the mark 1
 	does           nfnetlink.Statement
 	target         string
 }
 
-// What a rule of the model says of the mark.
-const (
-	noMark     = iota
-	markAbsent // it matches packets without one
-	markNeeded // it does not
-)
-
 func (m model) String() string {
-	return fmt.Sprintf("from %v (not %v) to %v (not %v) obscure %v mark %d: %s %s", m.from, m.notFrom, m.to, m.notTo, m.obscure, m.mark, m.does, m.target)
+	return fmt.Sprintf("from %v (not %v) to %v (not %v) obscure %v marked %v not marked %v sets %v: %s %s",
+		m.from, m.notFrom, m.to, m.notTo, m.obscure, m.isMarked, m.notMarked, m.sets, m.does, m.target)
+}
+
+func operator(inverted bool) nfnetlink.CmpOp {
+	if inverted {
+		return nfnetlink.NotEqual
+	}
+	return nfnetlink.Equal
 }
 
 // expressions writes the rule as iptables-nft does.
 func (m model) expressions() []nfnetlink.Expr {
 	var out []nfnetlink.Expr
-	for _, side := range []struct {
-		prefix netip.Prefix
-		not    bool
-		offset uint32
-	}{{m.from, m.notFrom, 12}, {m.to, m.notTo, 16}} {
-		if !side.prefix.IsValid() {
-			continue
+	side := func(prefix netip.Prefix, not bool, field nfnetlink.Field) {
+		if !prefix.IsValid() {
+			return
 		}
-		op := nfnetlink.Equal
-		if side.not {
-			op = nfnetlink.NotEqual
-		}
-		mask := []byte{0xff, 0xff, 0xff, byte(0xff << (32 - side.prefix.Bits()))}
-		out = append(out, nfnetlink.Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: side.offset, Len: 4, Dreg: nfnetlink.Reg1},
+		mask := []byte{0xff, 0xff, 0xff, byte(0xff << (32 - prefix.Bits()))}
+		out = append(out, nfnetlink.LoadAddress(nfnetlink.IPv4, field, nfnetlink.Reg1),
 			nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
-			nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: side.prefix.Addr().AsSlice()})
+			nfnetlink.Cmp{Op: operator(not), Sreg: nfnetlink.Reg1, Data: prefix.Addr().AsSlice()})
 	}
+	side(m.from, m.notFrom, nfnetlink.Source)
+	side(m.to, m.notTo, nfnetlink.Destination)
 	if m.obscure {
 		out = append(out, nfnetlink.Match{Xt: "obscure"})
 	}
-	if m.mark != noMark {
-		op := nfnetlink.Equal
-		if m.mark == markNeeded {
-			op = nfnetlink.NotEqual
-		}
-		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_MARK, Dreg: nfnetlink.Reg1}, nfnetlink.Cmp{Op: op, Sreg: nfnetlink.Reg1, Data: make([]byte, 4)})
+	if m.isMarked || m.notMarked {
+		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_MARK, Dreg: nfnetlink.Reg1},
+			nfnetlink.Cmp{Op: operator(m.notMarked), Sreg: nfnetlink.Reg1, Data: []byte{1, 0, 0, 0}})
 	}
-	codes := map[nfnetlink.Statement]nfnetlink.VerdictCode{nfnetlink.DoAccept: nfnetlink.Accept, nfnetlink.DoReturn: nfnetlink.Return,
-		nfnetlink.DoJump: nfnetlink.Jump, nfnetlink.DoGoto: nfnetlink.Goto}
+	if m.sets {
+		out = append(out, nfnetlink.Immediate{Dreg: nfnetlink.Reg1, Data: []byte{1, 0, 0, 0}},
+			nfnetlink.SetMeta{Key: unix.NFT_META_MARK, Sreg: nfnetlink.Reg1})
+	}
 	switch m.does {
-	case nfnetlink.NoStatement:
-		return out
 	case nfnetlink.DoMasq:
-		return append(out, nfnetlink.Masq{})
+		out = append(out, nfnetlink.Masq{})
+	case nfnetlink.DoAccept:
+		out = append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
+	case nfnetlink.DoReturn:
+		out = append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
+	case nfnetlink.DoJump:
+		out = append(out, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: m.target})
+	case nfnetlink.DoGoto:
+		out = append(out, nfnetlink.Verdict{Code: nfnetlink.Goto, Chain: m.target})
 	}
-	return append(out, nfnetlink.Verdict{Code: codes[m.does], Chain: m.target})
+	return out
 }
 
-// about reports whether the rule is about an unmarked packet.
-func (m model) about(src, dst netip.Addr, obscure bool) bool {
+// about reports whether a packet meets the rule.
+func (m model) about(src, dst netip.Addr, obscure, marked bool) bool {
 	return (!m.from.IsValid() || m.from.Contains(src) != m.notFrom) && (!m.to.IsValid() || m.to.Contains(dst) != m.notTo) &&
-		(!m.obscure || obscure) && m.mark != markNeeded
+		(!m.obscure || obscure) && (!m.isMarked || marked) && (!m.notMarked || !marked)
 }
 
-// world is chains by name; "a" jumps to none before itself.
+// world is chains by name; "a" is the base chain, and a chain jumps to later ones.
 type world map[string][]model
 
-func (w world) rules(chain string) (out []nfnetlink.Rule, err error) {
-	for _, m := range w[chain] {
-		out = append(out, nfnetlink.Rule{Chain: chain, Exprs: m.expressions()})
+func (w world) ruleset() *Ruleset {
+	t := newTable(Place{Backend: policy.IPTables, Family: policy.IPv4, Table: "nat"})
+	for name, rules := range w {
+		c := &chain{place: Place{Backend: policy.IPTables, Family: policy.IPv4, Table: "nat", Chain: name}}
+		for _, m := range rules {
+			c.rules = append(c.rules, &Rule{Place: c.place, Exprs: m.expressions(), table: t})
+		}
+		t.chains[name] = c
 	}
-	return out, nil
+	return &Ruleset{family: policy.IPv4, hooks: []*baseChain{{table: t, name: "a", isNAT: true, priority: 100}}}
 }
 
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 
 // names are the chains of a world.
-var names = []string{"a", "b", "c"}
+func names() []string { return []string{"a", "b", "c"} }
 
 func randomWorld(t *rapid.T) world {
 	w := world{}
-	for i, name := range names {
+	for i, name := range names() {
 		for range rapid.IntRange(1, 4).Draw(t, "rules of "+name) {
-			m := model{obscure: rapid.IntRange(0, 5).Draw(t, "obscure") == 0, mark: rapid.SampledFrom([]int{0, 0, 0, 0, markNeeded, markAbsent}).Draw(t, "mark"),
+			m := model{
+				obscure:  rapid.IntRange(0, 5).Draw(t, "obscure") == 0,
+				isMarked: rapid.IntRange(0, 5).Draw(t, "marked") == 0, sets: rapid.IntRange(0, 4).Draw(t, "sets") == 0,
+				notFrom: rapid.Bool().Draw(t, "not from"), notTo: rapid.Bool().Draw(t, "not to"),
 				does: rapid.SampledFrom([]nfnetlink.Statement{nfnetlink.NoStatement, nfnetlink.DoMasq, nfnetlink.DoMasq,
-					nfnetlink.DoAccept, nfnetlink.DoReturn, nfnetlink.DoJump, nfnetlink.DoGoto}).Draw(t, "does")}
+					nfnetlink.DoAccept, nfnetlink.DoReturn, nfnetlink.DoJump, nfnetlink.DoGoto}).Draw(t, "does"),
+			}
+			m.notMarked = !m.isMarked && rapid.IntRange(0, 5).Draw(t, "not marked") == 0
 			for _, side := range []*netip.Prefix{&m.from, &m.to} {
 				if rapid.Bool().Draw(t, "side") {
 					*side = netip.PrefixFrom(address(rapid.IntRange(0, 7).Draw(t, "address")), rapid.IntRange(29, 32).Draw(t, "length")).Masked()
 				}
 			}
-			m.notFrom, m.notTo = rapid.Bool().Draw(t, "not from"), rapid.Bool().Draw(t, "not to")
-			if m.does == nfnetlink.DoJump || m.does == nfnetlink.DoGoto {
-				if i+1 == len(names) {
-					m.does = nfnetlink.DoReturn
-				} else {
-					m.target = rapid.SampledFrom(names[i+1:]).Draw(t, "target")
-				}
+			jumps := m.does == nfnetlink.DoJump || m.does == nfnetlink.DoGoto
+			switch {
+			case jumps && i+1 == len(names()):
+				m.does = nfnetlink.DoReturn
+			case jumps:
+				m.target = rapid.SampledFrom(names()[i+1:]).Draw(t, "target")
 			}
 			w[name] = append(w[name], m)
 		}
@@ -126,96 +136,103 @@ func randomWorld(t *rapid.T) world {
 	return w
 }
 
-func (w world) lines() (lines []string) {
-	for _, name := range names {
+func (w world) lines() string {
+	var lines []string
+	for _, name := range names() {
 		for _, m := range w[name] {
 			lines = append(lines, name+": "+m.String())
 		}
 	}
-	return lines
+	return strings.Join(lines, "\n")
 }
 
-// scan follows all packets from the chain "a".
-func (w world) scan(t *rapid.T, owned func(Place) bool) []Rule {
-	walk := walk{table: table{rules: w.rules}, base: &Place{Family: policy.IPv4}, owned: owned}
-	assert.Must(walk.chain("a", []Packets{{}}, condition{}, nil))(t)
-	return walk.found
+// fate decides as the kernel does what becomes of a packet; "" of one that comes back from a chain.
+func (w world) fate(chain string, src, dst netip.Addr, obscure bool, marked *bool) Fate {
+	for _, m := range w[chain] {
+		if !m.about(src, dst, obscure, *marked) {
+			continue
+		}
+		*marked = *marked || m.sets
+		switch m.does {
+		case nfnetlink.DoMasq:
+			return Masqueraded
+		case nfnetlink.DoAccept:
+			return Untouched
+		case nfnetlink.DoReturn:
+			return ""
+		case nfnetlink.DoJump, nfnetlink.DoGoto:
+			if f := w.fate(m.target, src, dst, obscure, marked); f != "" || m.does == nfnetlink.DoGoto {
+				return f
+			}
+		}
+	}
+	return ""
 }
 
-// TestWalk holds what is said of rules to what becomes of each packet: of one
-// that is masqueraded some rule says so, and what an exact rule says of a source
-// is so, whether the undecoded matches hold or not.
-func TestWalk(t *testing.T) {
+// TestJudge holds verdicts to what becomes of each packet, whether the undecoded matches hold or not: its fate is among
+// the outcomes, also of all packets with a prefix, and where everything is known there is no other outcome.
+func TestJudge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
-		rules := w.scan(t, func(Place) bool { return false })
+		rules := w.ruleset()
+		has := func(p Packet, f Fate) (has, others bool) {
+			for _, o := range rules.Judge(p, ownedBinds).Outcomes {
+				has, others = has || o.Fate == f, others || o.Fate != f
+			}
+			return has, others
+		}
+		allKnown := !slices.ContainsFunc(slices.Concat(w["a"], w["b"], w["c"]), func(m model) bool { return m.obscure })
+		bits := rapid.IntRange(29, 32).Draw(t, "bits of a prefix")
 		for i := range 64 {
 			src, dst := address(i/8), address(i%8)
-			from := policy.RangesOf(netip.PrefixFrom(src, 32))
-			says := func(r Rule) bool { return r.Action == Masquerades && r.Destinations(from).Contains(dst) }
+			p := Packet{Src: netip.PrefixFrom(src, 32), Dst: netip.PrefixFrom(dst, 32)}
+			wide := Packet{Src: netip.PrefixFrom(src, bits).Masked(), Dst: netip.PrefixFrom(dst, 29).Masked()}
 			for _, obscure := range []bool{false, true} {
-				masqueraded := w.fate("a", "", src, dst, obscure, false) == "translated"
-				sure := slices.ContainsFunc(rules, func(r Rule) bool { return r.Exact && says(r) })
-				maybe := slices.ContainsFunc(rules, says)
-				if sure && !masqueraded || masqueraded && !maybe {
-					lines := w.lines()
-					for _, r := range rules {
-						lines = append(lines, fmt.Sprintf("%s; reached by %+v", r.Text, r.reached))
-					}
-					t.Fatalf("%v to %v (obscure %v): masqueraded %v, sure %v, maybe %v\n%s", src, dst, obscure, masqueraded, sure, maybe, strings.Join(lines, "\n"))
+				fate := w.fate("a", src, dst, obscure, new(bool))
+				if fate == "" {
+					fate = Untouched
+				}
+				is, others := has(p, fate)
+				isInWide, _ := has(wide, fate)
+				if !is || !isInWide || allKnown && others {
+					t.Fatalf("%v to %v (obscure %v): %s, verdict %+v, of the prefix %+v\n%s",
+						src, dst, obscure, fate, rules.Judge(p, ownedBinds), rules.Judge(wide, ownedBinds), w.lines())
 				}
 			}
 		}
 	})
 }
 
-// fate decides as the kernel does what becomes of a packet, where a chain binds that is not ""; of one that goes on
-// behind what keeps it from there, what would have become of it.
-func (w world) fate(chain, binds string, src, dst netip.Addr, obscure, pass bool) string {
-	for _, m := range w[chain] {
-		keeps := m.does == nfnetlink.DoAccept || chain == "a" && m.does == nfnetlink.DoReturn
-		if !m.about(src, dst, obscure) || m.does == nfnetlink.NoStatement || pass && keeps {
-			continue
-		}
-		switch m.does {
-		case nfnetlink.DoMasq:
-			return "translated"
-		case nfnetlink.DoAccept:
-			return "kept"
-		case nfnetlink.DoReturn:
-			return ""
-		}
-		if m.target == binds {
-			return "bound"
-		}
-		if f := w.fate(m.target, binds, src, dst, obscure, pass); f != "" || m.does == nfnetlink.DoGoto && (chain != "a" || !pass) {
-			return f
-		}
-	}
-	return ""
-}
-
-// TestTrace holds what is said of traffic to what becomes of each packet: where no
-// rule is named, no third-party rule decides; and what is sure is so.
-func TestTrace(t *testing.T) {
+// TestSearchIsComplete holds a search to what becomes of each packet: a packet that is masqueraded for certain is
+// masqueraded by a rule that the search found, and what it found for certain masquerades some packet.
+func TestSearchIsComplete(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
-		dst := address(rapid.IntRange(0, 7).Draw(t, "dst"))
-		rules := w.scan(t, func(p Place) bool { return p.Chain == "c" })
-		follow := func(from policy.Ranges) []Hit {
-			return Traffic{To: dst, From: from}.trace(rules, func(Place) bool { return true })
+		rules := w.ruleset()
+		s := Search{
+			Binds: ownedBinds, By: Source | Destination, Questions: 1000,
+			Ask: func(p Packet, v Verdict) ([]*Rule, Answer) {
+				return v.Against(func(o Outcome) Answer { return o.TranslatesExempt(p.Src) })
+			},
 		}
-		all := follow(policy.RangesOf(netip.MustParsePrefix("10.0.0.0/29")))
-		for i := range 8 {
-			hits := follow(policy.RangesOf(netip.PrefixFrom(address(i), 32)))
-			for _, obscure := range []bool{false, true} {
-				fate := w.fate("a", "c", address(i), dst, obscure, false)
-				decided := fate == "translated" || fate != "bound" && w.fate("a", "c", address(i), dst, obscure, true) == "bound"
-				sure := slices.ContainsFunc(append(slices.Clone(hits), all...), func(h Hit) bool { return h.Sure })
-				if decided && (len(hits) == 0 || len(all) == 0) || sure && fate == "bound" {
-					t.Fatalf("%v to %v (obscure %v): %q, sure %v, %d and %d hits\n%s", address(i), dst, obscure, fate, sure, len(hits), len(all), strings.Join(w.lines(), "\n"))
-				}
+		all := netip.PrefixFrom(address(0), 29)
+		s.About(rules, Packet{Src: all, Dst: all})
+		certain, possible := map[*Rule]bool{}, map[*Rule]bool{}
+		for i := range 64 {
+			p := Packet{Src: netip.PrefixFrom(address(i/8), 32), Dst: netip.PrefixFrom(address(i%8), 32)}
+			found, answer := rules.Judge(p, ownedBinds).Against(func(o Outcome) Answer { return o.TranslatesExempt(p.Src) })
+			for _, r := range found {
+				certain[r] = certain[r] || answer == Yes
+				possible[r] = true
 			}
+		}
+		for r := range possible {
+			if !slices.Contains(s.Rules, r) || s.IsCertain(r) != certain[r] {
+				t.Fatalf("rule %s: certain %v, found %v as certain %v\n%s", r, certain[r], slices.Contains(s.Rules, r), s.IsCertain(r), w.lines())
+			}
+		}
+		if len(possible) != len(s.Rules) {
+			t.Fatalf("%d rules translate packets, %d were found\n%s", len(possible), len(s.Rules), w.lines())
 		}
 	})
 }

@@ -3,6 +3,7 @@
 package thirdparty
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -56,18 +57,25 @@ func TestUntracked(t *testing.T) {
 	chain late { type filter hook prerouting priority filter; notrack; }
 	chain sent { type filter hook output priority raw; notrack; }
 }`, "nft", "-f", "-")
-	rules := assert.Must(Untracked())(t)
+	rules := assert.Must(ReadBeforeConntrack(policy.IPv4))(t)
 	var got []string
-	for _, r := range rules {
-		got = append(got, r.Text)
+	for _, r := range rules.Judge(Packet{}, ownedBinds).Untrackers {
+		got = append(got, r.String())
 	}
 	var want []string
 	for _, variant := range []string{"legacy", "nft"} {
-		want = append(want, "iptables ("+variant+"), ipv4, table raw, chain CILIUM_PRE_raw: from 10.244.0.0/16 notrack",
-			"iptables ("+variant+"), ipv4, table raw, chain PREROUTING: to 169.254.20.10/32 udp notrack; not decoded: the transport header")
+		want = append(want, "iptables ("+variant+"), ipv4, table raw: -A CILIUM_PRE_raw -s 10.244.0.0/16 -j CT --notrack",
+			"iptables ("+variant+"), ipv4, table raw: -A PREROUTING -d 169.254.20.10/32 -p udp -m udp --dport 53 -j CT --notrack",
+			"iptables ("+variant+"), ipv4, table raw: -A PREROUTING -s 10.8.1.0/24 -j CT --notrack")
 	}
-	want = append(want, "nftables, ipv4, table x, chain early: from 10.7.0.0/16 notrack")
-	assert.Equal(t, "got", got, want)
+	want = append(want, "nftables, ipv4, table x, chain early: ip saddr 10.7.0.0/16 notrack accept",
+		"nftables, ipv4, table x, chain early: ip saddr 10.7.1.0/24 notrack")
+	assert.Equal(t, "of all packets", got, want)
+	of := func(source string) int {
+		return len(rules.Judge(Packet{Src: netip.MustParsePrefix(source)}, ownedBinds).Untrackers)
+	}
+	assert.Equal(t, "of accepted packets", of("10.8.1.0/24"), 2) // to the address of the DNS cache, in both variants
+	assert.Equal(t, "of packets that are accepted then", of("10.7.1.0/24"), 3)
 }
 
 func TestAccepted(t *testing.T) {
@@ -79,11 +87,13 @@ func TestAccepted(t *testing.T) {
 				":B -", "-A POSTROUTING -s 10.5.0.0/16 -g B", "-A B -d 10.6.0.0/16 -j MASQUERADE", "-A POSTROUTING -o eth+ -j OURS",
 				"-A POSTROUTING -d 10.3.0.0/16 -j RETURN", "-A POSTROUTING -o wg0 -j OURS", "-A POSTROUTING -d 10.4.0.0/16 -j ACCEPT", "-A OURS -j MASQUERADE")
 			feed(t, "table ip other { chain p { type nat hook postrouting priority 90; accept; }\n}", "nft", "-f", "-")
-			rules := assert.Must(Accepted(owned))(t)
-			want := []string{"POSTROUTING: accept; not decoded: match policy",
-				"A: from 10.2.0.0/16 accept; not decoded: an earlier rule => not to 10.1.0.0/16",
-				"POSTROUTING: from 10.5.0.0/16 return; not decoded: an earlier rule => not to 10.6.0.0/16", "POSTROUTING: to 10.3.0.0/16 return; not decoded: an earlier rule"}
-			assert.Equal(t, "rules", shown(rules), want)
+			want := "untouched | owned | -A B -d 10.6.0.0/16 -j MASQUERADE | kept by -A POSTROUTING -m policy … -j ACCEPT" +
+				" | kept by -A A -s 10.2.0.0/16 -j ACCEPT | kept by -A POSTROUTING -s 10.5.0.0/16 -g B"
+			got := ruleset(t, policy.IPv4).Judge(Packet{}, ownedBinds)
+			assert.Equal(t, "rules", sorted(answer(got)), sorted(want))
 		})
 	}
 }
+
+// sorted sorts the parts of an answer.
+func sorted(answer string) []string { return slices.Sorted(strings.SplitSeq(answer, " | ")) }

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diagnose
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
+)
+
+// masqTable is the table of nftables that has the masquerade chains.
+const masqTable = "ip-masq"
+
+// masqChainOf returns the masquerade chain that the chain is, if it is one at all.
+func masqChainOf(p thirdparty.Place) (string, bool) {
+	switch {
+	case p.Backend == policy.NFTables && p.Table == masqTable:
+		return strings.CutPrefix(p.Chain, "masq-")
+	case p.Backend == policy.IPTables && p.Table == "nat":
+		return p.Chain, true
+	}
+	return "", false
+}
+
+// Owned returns a function that tells whether a chain is owned: by state, record or comment.
+func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.Place) bool {
+	inIPTables := map[string]bool{}
+	for _, o := range rec.Chains {
+		inIPTables[o.Chain] = inIPTables[o.Chain] || o.Backend == policy.IPTables
+	}
+	for _, c := range s.Chains {
+		inIPTables[c.Policy.Chain] = inIPTables[c.Policy.Chain] || c.Choice.Backend == policy.IPTables
+	}
+	own := policy.OwnedBy(dataDir).DataDir
+	return func(p thirdparty.Place) bool {
+		name, _ := masqChainOf(p)
+		isOwnTable := p.Backend == policy.NFTables && (p.Table == masqTable || p.Table == netfilter.GuardTable)
+		isOwnChain := p.Backend == policy.IPTables && inIPTables[name]
+		hasOwnComment := p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == own
+		return isOwnTable || isOwnChain || hasOwnComment
+	}
+}
+
+// violation is a third-party rule that translates, or may translate, what a policy exempts.
+type violation struct {
+	rule   *thirdparty.Rule
+	chain  string // of the policy
+	exempt []string
+	doubt  string // why the rule may not apply to pods; "" if it does
+}
+
+// CountThirdParty returns how many third-party rules translate for certain what a policy exempts: those of the
+// problem foreign-masquerade.
+func CountThirdParty(h Host) (int, error) {
+	e := &examination{Host: h}
+	e.readLists()
+	e.readPodNetworks()
+	err := e.findViolations()
+	certain := map[*thirdparty.Rule]bool{}
+	for _, v := range e.violations {
+		if v.doubt == "" {
+			certain[v.rule] = true
+		}
+	}
+	return len(certain), err
+}
+
+// findViolations asks about the packets that exist: from each network's pods to each exempt prefix, through the
+// interfaces that the routes of the prefix use.
+func (e *examination) findViolations() error {
+	var failed error
+	owned := Owned(e.Rules, e.State.Record, e.DataDir)
+	for _, f := range policy.Families() {
+		var routes *routingTable
+		var rules *thirdparty.Ruleset
+		for _, p := range e.Rules.Policies() {
+			if !slices.Contains(p.Families(), f) {
+				continue
+			}
+			if rules == nil {
+				var err error
+				if rules, err = thirdparty.ReadPostrouting(f, owned); err != nil {
+					failed = fmt.Errorf("read third-party NAT rules: %w", err)
+				}
+			}
+			if !mayTranslate(rules, f) {
+				continue
+			}
+			if routes == nil {
+				routes = e.readRoutes(f)
+			}
+			s := survey{examination: e, rules: rules, routes: routes, family: f, policy: p, indexOf: map[*thirdparty.Rule]int{}}
+			s.guard = e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
+			e.violations = append(e.violations, s.violations()...)
+		}
+	}
+	return failed
+}
+
+// mayTranslate reports whether the rules translate anything. Mostly they do not, and nothing more is asked.
+func mayTranslate(rules *thirdparty.Ruleset, f policy.Family) bool {
+	all := thirdparty.Packet{Src: f.All(), Dst: f.All()}
+	_, answer := againstExempt(all, rules.Judge(all, notBound))
+	return answer != thirdparty.No
+}
+
+func notBound(thirdparty.Place) thirdparty.Answer { return thirdparty.No }
+
+// againstExempt returns the rules that translate exempt packets.
+func againstExempt(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
+	return v.Against(func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(p.Src) })
+}
+
+// survey asks about what one policy exempts in a family.
+type survey struct {
+	*examination
+	rules  *thirdparty.Ruleset
+	routes *routingTable
+	family policy.Family
+	policy policy.Policy
+	guard  *policy.Guard // nil if it is not in force
+
+	found   []violation
+	indexOf map[*thirdparty.Rule]int // in found
+}
+
+func (s *survey) violations() []violation {
+	exempt := s.policy.DestinationsExempt(s.family)
+	scope := s.policy.Scope(s.family).Sources
+	for _, d := range s.policy.Destinations {
+		isOfFamily := policy.FamilyOf(d.Prefix.Addr()) == s.family
+		// Multicast is not routed: a rule for it alone would be a finding on every node with a rule such as kindnet's.
+		if d.Action == policy.ActionExempt && d.HasKey() && isOfFamily {
+			s.about(d.Prefix.String(), scope, exempt.Intersect(policy.RangesOf(d.Prefix)))
+		}
+	}
+	all := policy.RangesOf(s.family.All())
+	for _, e := range s.policy.ExemptSources {
+		if policy.FamilyOf(e.Prefix.Addr()) == s.family {
+			s.about("all from "+e.Prefix.String(), policy.RangesOf(e.Prefix).Intersect(scope), all)
+		}
+	}
+	for _, e := range s.policy.ExemptPods {
+		isBound := s.guard != nil && s.guard.Bound != nil
+		if policy.FamilyOf(e.Prefix.Addr()) == s.family && !isBound {
+			s.about("all from "+e.Prefix.String(), policy.RangesOf(e.Prefix).Intersect(scope), all)
+		}
+	}
+	return s.found
+}
+
+// about asks about packets from some sources to some destinations: those of pods through the interfaces of routes,
+// then through other interfaces, then those of other sources.
+func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
+	const questions = 20_000
+	search := &thirdparty.Search{Ask: s.againstExempt, By: thirdparty.Source | thirdparty.Destination, Questions: questions}
+	pods, unclear := sources.Intersect(s.knownPods()), "it depends on what is not known of packets"
+	if len(s.knownPods()) == 0 {
+		pods, search.By, unclear = sources, thirdparty.Destination, "no pod network is known"
+	}
+	var used, others []hop
+	for _, to := range prefixesOf(destinations) {
+		for _, h := range s.routes.hops(to) {
+			if h.out == "" || isInterfaceOf(s.policy, h.out) {
+				used = append(used, h)
+			}
+		}
+		for _, out := range s.otherInterfaces() {
+			others = append(others, hop{to, out})
+		}
+	}
+	s.ask(search, pods, used)
+	for _, r := range search.Rules {
+		doubt := ""
+		if !search.IsCertain(r) {
+			doubt = unclear
+		}
+		s.note(r, exempt, doubt)
+	}
+	search.By = thirdparty.Destination
+	s.askMore(search, pods, others, exempt, "only packets through other interfaces can meet it")
+	if s.guard == nil || s.guard.Bound == nil { // which is about pods alone
+		s.askMore(search, sources, others, exempt, "its sources are not in a known pod network")
+	}
+}
+
+// askMore asks about packets that may exist. The rules that are found by that alone are doubtful.
+func (s *survey) askMore(search *thirdparty.Search, sources policy.Ranges, to []hop, exempt, doubt string) {
+	known := len(search.Rules)
+	s.ask(search, sources, to)
+	for _, r := range search.Rules[known:] {
+		s.note(r, exempt, doubt)
+	}
+}
+
+// knownPods returns the pod networks of the family.
+func (s *survey) knownPods() policy.Ranges {
+	var known []netip.Prefix
+	for _, p := range s.pods {
+		if policy.FamilyOf(p.Addr()) == s.family {
+			known = append(known, p)
+		}
+	}
+	return policy.RangesOf(known...)
+}
+
+// isInterfaceOf reports whether packets through an interface are in the scope of a policy.
+func isInterfaceOf(p policy.Policy, out string) bool {
+	for _, pattern := range p.Interfaces.Value {
+		if policy.InterfaceWithin(out, pattern) {
+			return true
+		}
+	}
+	return len(p.Interfaces.Value) == 0
+}
+
+// otherInterfaces returns the interfaces in scope, whether packets can leave through them or not; "" is any.
+func (s *survey) otherInterfaces() (names []string) {
+	if len(s.policy.Interfaces.Value) == 0 {
+		return []string{""}
+	}
+	for _, pattern := range s.policy.Interfaces.Value {
+		if !strings.HasSuffix(pattern, "+") {
+			names = append(names, pattern)
+		}
+	}
+	for name := range s.routes.index {
+		if isInterfaceOf(s.policy, name) && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// againstExempt is about packets that leave: none does to an address of the node.
+func (s *survey) againstExempt(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
+	if p.Dst.IsSingleIP() && s.routes.local[p.Dst.Addr()] {
+		return nil, thirdparty.No
+	}
+	return againstExempt(p, v)
+}
+
+// ask asks about packets from some sources. What enforceExempt binds is asked about by itself.
+func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop) {
+	for _, h := range to {
+		p := thirdparty.Packet{Dst: h.dst, Out: h.out, OutIndex: s.routes.index[h.out]}
+		search.Binds = notBound
+		if s.guard == nil || s.guard.Bound == nil {
+			s.askFrom(search, sources, p)
+			continue
+		}
+		boundSources, destinations := s.guard.Scope.Sources, policy.RangesOf(h.dst)
+		s.askFrom(search, sources.Without(boundSources), p)
+		for _, p.Dst = range prefixesOf(destinations.Without(s.guard.Bound)) {
+			s.askFrom(search, sources.Intersect(boundSources), p)
+		}
+		search.Binds = boundByGuard
+		for _, p.Dst = range prefixesOf(destinations.Intersect(s.guard.Bound)) {
+			s.askFrom(search, sources.Intersect(boundSources), p)
+		}
+	}
+}
+
+func (s *survey) askFrom(search *thirdparty.Search, sources policy.Ranges, p thirdparty.Packet) {
+	for _, p.Src = range prefixesOf(sources) {
+		search.About(s.rules, p)
+	}
+}
+
+// boundByGuard tells that the tables of the guard decide.
+func boundByGuard(p thirdparty.Place) thirdparty.Answer {
+	return thirdparty.AnswerOf(p.Backend == policy.NFTables && p.Table == netfilter.GuardTable)
+}
+
+// note adds a rule that translates exempt packets. What is certain replaces what is doubtful.
+func (s *survey) note(r *thirdparty.Rule, exempt, doubt string) {
+	at, known := s.indexOf[r]
+	if !known {
+		s.indexOf[r] = len(s.found)
+		s.found = append(s.found, violation{rule: r, chain: s.policy.Chain, exempt: []string{exempt}, doubt: doubt})
+		return
+	}
+	v := &s.found[at]
+	switch {
+	case doubt == "" && v.doubt != "":
+		v.exempt, v.doubt = []string{exempt}, ""
+	case doubt == "" || v.doubt != "":
+		v.exempt = append(v.exempt, exempt)
+	}
+}
+
+// prefixesOf returns the prefixes that make up ranges.
+func prefixesOf(ranges policy.Ranges) []netip.Prefix {
+	var all []netip.Prefix
+	for _, r := range ranges {
+		all = r.AppendPrefixes(all)
+	}
+	return all
+}
+
+// routingTable is the routes of a family, of all routing tables.
+type routingTable struct {
+	routes []route
+	local  map[netip.Addr]bool // addresses of the node
+	index  map[string]int      // of interfaces
+}
+
+type route struct {
+	dst   netip.Prefix
+	table int
+	outs  []string
+}
+
+// hop is an interface, and destinations that a route has behind it.
+type hop struct {
+	dst netip.Prefix
+	out string
+}
+
+// readRoutes reads the routes. What cannot be read is noted: the answers are for any interface then.
+func (e *examination) readRoutes(f policy.Family) *routingTable {
+	t := &routingTable{local: map[netip.Addr]bool{}, index: map[string]int{}}
+	names := map[int]string{}
+	links, err := net.Interfaces()
+	e.noteAs("list the interfaces", err)
+	for _, link := range links {
+		t.index[link.Name], names[link.Index] = link.Index, link.Name
+	}
+	ofAnyTable := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+	all, err := netlink.RouteListFiltered(int(netfilter.LinkOf(f)), ofAnyTable, netlink.RT_FILTER_TABLE)
+	e.noteAs("list the routes", err)
+	for _, r := range all {
+		dst := f.All()
+		if r.Dst != nil {
+			prefix, _ := netipx.FromStdIPNet(r.Dst)
+			dst = prefix
+		}
+		if r.Type == unix.RTN_LOCAL && dst.IsSingleIP() {
+			t.local[dst.Addr()] = true
+		}
+		if r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		entry := route{dst: dst, table: r.Table}
+		for _, next := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex}) {
+			if name := names[next.LinkIndex]; name != "" {
+				entry.outs = append(entry.outs, name)
+			}
+		}
+		t.routes = append(t.routes, entry)
+	}
+	return t
+}
+
+// hops returns the interfaces that routes of a prefix use, each with the widest part of the prefix that is behind it.
+// Without a route it is any interface: "".
+func (t *routingTable) hops(to netip.Prefix) []hop {
+	covering := map[int]route{} // of each table, the longest that has all of the prefix
+	widest := map[string]netip.Prefix{}
+	note := func(dst netip.Prefix, outs []string) {
+		for _, out := range outs {
+			known, is := widest[out]
+			if !is || dst.Bits() < known.Bits() {
+				widest[out] = dst
+			}
+		}
+	}
+	for _, r := range t.routes {
+		switch {
+		case !r.dst.Overlaps(to):
+		case r.dst.Bits() > to.Bits():
+			note(r.dst, r.outs)
+		case covering[r.table].outs == nil || r.dst.Bits() > covering[r.table].dst.Bits():
+			covering[r.table] = r
+		}
+	}
+	for _, r := range covering {
+		note(to, r.outs)
+	}
+	var hops []hop
+	for out, dst := range widest {
+		hops = append(hops, hop{dst, out})
+	}
+	slices.SortFunc(hops, func(a, b hop) int { return strings.Compare(a.out, b.out) })
+	if len(hops) == 0 {
+		return []hop{{to, ""}}
+	}
+	return hops
+}

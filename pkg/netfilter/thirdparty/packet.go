@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Answer is a truth value of Kleene's logic: and is the lower one, not the opposite one.
+type Answer uint8
+
+// The answers.
+const (
+	No Answer = iota
+	Perhaps
+	Yes
+)
+
+func (a Answer) not() Answer { return Yes - a }
+
+// AnswerOf returns Yes or No.
+func AnswerOf(is bool) Answer {
+	if is {
+		return Yes
+	}
+	return No
+}
+
+// MarshalJSON writes true, false, or null for Perhaps.
+func (a Answer) MarshalJSON() ([]byte, error) {
+	switch a {
+	case Yes:
+		return []byte("true"), nil
+	case No:
+		return []byte("false"), nil
+	}
+	return []byte("null"), nil
+}
+
+// Packet is the first packet of a new connection, as it leaves the node for an address that is not local. What it does
+// not state is unknown: it stands for all packets with these properties.
+type Packet struct {
+	Src, Dst netip.Prefix // the zero Prefix is any address of the family; only the bits of the prefix are known
+	SrcLocal Answer       // whether the node itself sends it
+	Out      string       // the output interface; "" if unknown
+	OutIndex int          // its number; 0 if unknown
+	Mark     uint32
+}
+
+// HostPrefix returns the prefix that has one address, or the zero Prefix for the zero Addr.
+func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// halves returns both halves of a prefix.
+func halves(p netip.Prefix) [2]netip.Prefix {
+	low := netip.PrefixFrom(p.Addr(), p.Bits()+1)
+	bytes := p.Addr().AsSlice()
+	bytes[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	high, _ := netip.AddrFromSlice(bytes)
+	return [2]netip.Prefix{low, netip.PrefixFrom(high, p.Bits()+1)}
+}
+
+// Fate is what becomes of the source address of a packet.
+type Fate string
+
+// The fates.
+const (
+	Untouched   Fate = "untouched"  // no rule translates it
+	Owned       Fate = "owned"      // a rule of ip-masq decides
+	Masqueraded Fate = "masquerade" // it becomes an address of the output interface
+	Translated  Fate = "snat"       // it becomes another address
+	Dropped     Fate = "drop"
+)
+
+// Outcome is a fate, and the rule that decides it.
+type Outcome struct {
+	Fate Fate
+	Rule *Rule        // nil of Untouched and Owned
+	To   netip.Prefix // of Translated: the zero Prefix if that is unknown
+}
+
+// Verdict is what rules do with a packet.
+type Verdict struct {
+	// Outcomes are all that are possible: one if it is certain.
+	Outcomes []Outcome
+	// Bypasses are rules by which a packet that is not translated may have left a base chain before an owned chain in it.
+	Bypasses []*Rule
+	// Untrackers are rules that may keep the packet from connection tracking.
+	Untrackers []*Rule
+	// Splits tells for which of the packet's addresses an answer depends on a bit that is unknown.
+	Splits Addresses
+
+	seen map[Outcome]bool // of Outcomes
+}
+
+// Addresses is a set of the addresses of a packet.
+type Addresses uint8
+
+// The addresses.
+const (
+	Source Addresses = 1 << iota
+	Destination
+)
+
+func (v *Verdict) add(o Outcome) {
+	if v.seen[o] {
+		return
+	}
+	if v.seen == nil {
+		v.seen = map[Outcome]bool{}
+	}
+	v.seen[o] = true
+	v.Outcomes = append(v.Outcomes, o)
+}
+
+// addRule appends a rule unless the list has it.
+func addRule(rules []*Rule, r *Rule) []*Rule {
+	if slices.Contains(rules, r) {
+		return rules
+	}
+	return append(rules, r)
+}
+
+// Merge adds what rules do with another packet.
+func (v *Verdict) Merge(other Verdict) {
+	for _, o := range other.Outcomes {
+		v.add(o)
+	}
+	for _, r := range other.Bypasses {
+		v.Bypasses = addRule(v.Bypasses, r)
+	}
+}
+
+// Against returns the rules that decide against what a policy wants, or may, and whether they do. The function tells
+// whether an outcome is against it.
+func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer) {
+	certain := true
+	for _, o := range v.Outcomes {
+		is := against(o)
+		certain = certain && is == Yes
+		switch {
+		case is == No:
+		case o.Fate == Untouched:
+			for _, bypass := range v.Bypasses {
+				rules = addRule(rules, bypass)
+			}
+		case o.Rule != nil:
+			rules = addRule(rules, o.Rule)
+		}
+	}
+	switch {
+	case len(rules) == 0:
+		return nil, No
+	case certain:
+		return rules, Yes
+	}
+	return rules, Perhaps
+}
+
+// TranslatesExempt judges an outcome of a packet from the sources whose source address is to stay.
+func (o Outcome) TranslatesExempt(from netip.Prefix) Answer {
+	switch {
+	case o.Fate == Untouched || o.Fate == Owned:
+		return No
+	case o.Fate != Translated:
+		return Yes
+	case o.To == from && from.IsSingleIP():
+		return No // as `snat to ip saddr`
+	case !o.To.IsValid() || !from.IsValid() || o.To.Overlaps(from):
+		return Perhaps
+	}
+	return Yes
+}

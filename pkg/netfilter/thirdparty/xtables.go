@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+)
+
+// match evaluates a match of xtables.
+func (m *machine) match(e nfnetlink.Match) Answer {
+	u16 := func(at int) uint16 { return binary.NativeEndian.Uint16(e.Info[at:]) }
+	u32 := func(at int) uint32 { return binary.NativeEndian.Uint32(e.Info[at:]) }
+	switch {
+	case e.Xt == "comment":
+		return Yes
+	case e.Xt == "mark" && e.Rev == 1 && len(e.Info) >= 9: // struct xt_mark_mtinfo1: mark, mask, invert
+		return m.markEquals(u32(0), u32(4), e.Info[8] != 0)
+	case e.Xt == "addrtype" && e.Rev == 1 && len(e.Info) >= 8: // struct xt_addrtype_info_v1: source, destination, flags
+		const invertSource, invertDestination, limits = 1, 2, 4 | 8
+		flags := u32(4)
+		ofAnyInterface := flags&limits == 0
+		from := hasType(u16(0), m.packet.SrcLocal, ofAnyInterface, flags&invertSource != 0)
+		return min(from, hasType(u16(2), No, ofAnyInterface, flags&invertDestination != 0))
+	case e.Xt == "conntrack" && e.Rev == 3 && len(e.Info) >= 152: // struct xt_conntrack_mtinfo3
+		return isNew(u16(146), u16(148), u16(150))
+	}
+	return Perhaps
+}
+
+func (m *machine) markEquals(value, mask uint32, inverted bool) Answer {
+	a := Yes
+	if m.mark.known&mask != mask {
+		a = Perhaps
+	}
+	if (m.mark.value^value)&m.mark.known&mask != 0 || value&^mask != 0 {
+		a = No
+	}
+	if inverted {
+		return a.not()
+	}
+	return a
+}
+
+// hasType reports whether an address is of one of the types; 0 is any. It is known only whether it is LOCAL.
+func hasType(types uint16, isLocal Answer, ofAnyInterface, inverted bool) Answer {
+	const local = 1 << unix.RTN_LOCAL
+	a := Perhaps
+	switch {
+	case types == 0:
+		return Yes
+	case types == local && (ofAnyInterface || isLocal == No):
+		a = isLocal
+	case types&local == 0 && isLocal == Yes:
+		a = No
+	}
+	if inverted {
+		return a.not()
+	}
+	return a
+}
+
+// isNew evaluates a condition on the state of a new connection. It may have been translated before.
+func isNew(flags, inverts, states uint16) Answer {
+	const onState = 1         // XT_CONNTRACK_STATE
+	const translated = 3 << 6 // XT_CONNTRACK_STATE_SNAT, XT_CONNTRACK_STATE_DNAT
+	a := No
+	switch {
+	case flags != onState:
+		return Perhaps
+	case states&nfnetlink.NewConnection != 0:
+		a = Yes
+	case states&translated != 0:
+		a = Perhaps
+	}
+	if inverts&onState != 0 {
+		return a.not()
+	}
+	return a
+}
+
+// passing are targets after which a packet continues with the next rule, and which leave its mark alone.
+func passing() []string {
+	return []string{
+		"LOG", "NFLOG", "ULOG", "TCPMSS", "TCPOPTSTRIP", "DSCP", "TOS", "TTL", "HL", "ECN", "CLASSIFY", "CHECKSUM", "CT", "NOTRACK",
+		"TRACE", "SET", "AUDIT", "SECMARK", "CONNSECMARK", "TEE", "RATEEST", "LED", "IDLETIMER",
+	}
+}
+
+// target evaluates a target of xtables.
+func (m *machine) target(e nfnetlink.Target) effect {
+	switch {
+	case e.Xt == "MASQUERADE":
+		return effect{code: nfnetlink.DoMasq}
+	case e.Xt == "NETMAP":
+		return effect{code: nfnetlink.DoSNAT}
+	case e.Xt == "SNAT":
+		d := nfnetlink.Decode(netfilter.LinkOf(m.family), nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil)
+		return effect{code: nfnetlink.DoSNAT, to: HostPrefix(d.To.Address)}
+	case e.Xt == "MARK" && e.Rev == 2 && len(e.Info) >= 8: // struct xt_mark_tginfo2: mark, mask
+		value, mask := binary.NativeEndian.Uint32(e.Info), binary.NativeEndian.Uint32(e.Info[4:])
+		known := m.mark.known | mask
+		m.mark = mark{(m.mark.value&^mask ^ value) & known, known}
+		return effect{}
+	case slices.Contains(passing(), e.Xt):
+		return effect{}
+	case e.Xt == "MARK" || e.Xt == "CONNMARK" || e.Xt == "HMARK":
+		m.forgetMark()
+		return effect{}
+	}
+	m.forgetMark() // it may set it and let the packet continue
+	m.and(Perhaps)
+	return effect{code: nfnetlink.DoAccept}
+}
+
+// isUntracking reports whether an expression keeps the packet from connection tracking.
+func isUntracking(e nfnetlink.Expr) bool {
+	const noTrack = 1 // in struct xt_ct_target_info, and _v1
+	switch e := e.(type) {
+	case nfnetlink.Unknown:
+		return e.Kind == nfnetlink.NoTrack
+	case nfnetlink.Target:
+		return e.Xt == "NOTRACK" || e.Xt == "CT" && len(e.Info) >= 2 && binary.NativeEndian.Uint16(e.Info)&noTrack != 0
+	}
+	return false
+}
