@@ -51,6 +51,7 @@ nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
 selinux: true
 nodeReadiness: {enabled: true, constrainedImpersonation: true}
 nodeSettings: true
+bootUnit: true
 image: {repository: registry.example/ip-masq-cni}`,
 		"migrate-replace": `
 agentReplacement: {enabled: true, args: [--backend=iptables, --masq-chain=IP-MASQ, --nomasq-all-reserved-ranges]}
@@ -80,6 +81,7 @@ image: {iptables: true}
 nodeSelector: {node.kubernetes.io/masq-agent-ds-ready: "true"}
 selinux: true
 nodeSettings: true
+bootUnit: true
 monitoring: {enabled: true}
 nodeReadiness: {enabled: true}`,
 	}
@@ -98,6 +100,8 @@ reconciler:
   agent: {toPorts: "1024-2047", cidrLimit: 1000000, nonMasqueradeCIDRs: [10.0.0.0/8, 192.168.0.0/16]}
   conflist: {network: podnet}
 agentConfig: {config: {nonMasqueradeCIDRs: [10.0.0.0/8], masqLinkLocal: true, resyncInterval: 30s}}
+bootUnit: true
+bootUnitDir: /srv/units
 cniConfDir: /srv/net.d
 cniBinDir: /srv/bin
 containerdStateDir: /srv/containerd

@@ -110,14 +110,14 @@ func TestChartReadme(t *testing.T) {
 func TestChartValuesUsed(t *testing.T) {
 	base := map[string]string{ // what a value needs to have an effect
 		"monitoring.labels": "monitoring.enabled=true", "metrics.address": "metrics.enabled=true", "metrics.port": "metrics.enabled=true",
-		"agentReplacement.args": "agentReplacement.enabled=true", "uninstall.args": "uninstall.enabled=true",
+		"agentReplacement.args": "agentReplacement.enabled=true", "bootUnitDir": "bootUnit=true", "uninstall.args": "uninstall.enabled=true",
 		"containerdStateDir": "uninstall.enabled=true", "serviceAccount.annotations": "serviceAccount.create=true",
 	}
 	other := map[string]string{
 		"agentConfig.config": "agentConfig.config.masqLinkLocal=true", "agentConfig.configMaps": "agentConfig.configMaps={some}",
 		"agentReplacement.enabled": "agentReplacement.enabled=true", "agentReplacement.args": "agentReplacement.args={--v=2}", "platform": "platform=k3s",
 		"cniConfDir": "cniConfDir=/srv", "cniBinDir": "cniBinDir=/srv", "containerdStateDir": "containerdStateDir=/srv", "selinux": "selinux=true",
-		"nodeSettings": "nodeSettings=true", "reconciler": "reconciler.log_format=json", "image.repository": "image.repository=some", "image.tag": "image.tag=v9",
+		"nodeSettings": "nodeSettings=true", "bootUnit": "bootUnit=true", "bootUnitDir": "bootUnitDir=/srv/units", "reconciler": "reconciler.log_format=json", "image.repository": "image.repository=some", "image.tag": "image.tag=v9",
 		"image.digest": "image.digest=sha256:" + strings.Repeat("0", 64), "image.iptables": "image.iptables=true", "image.pullPolicy": "image.pullPolicy=Always",
 		"imagePullSecrets": "imagePullSecrets[0].name=some", "nameOverride": "nameOverride=some", "fullnameOverride": "fullnameOverride=some",
 		"commonLabels": "commonLabels.a=b", "podLabels": "podLabels.a=b", "podAnnotations": "podAnnotations.a=b", "serviceAccount.create": "serviceAccount.create=true",

@@ -25,7 +25,7 @@ import (
 )
 
 type installFlags struct {
-	plugin                       string
+	plugin, bootUnit             string
 	noConflist, upgrade, replace bool
 }
 
@@ -37,6 +37,8 @@ func (a *app) installCommand() *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
 	}
 	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` of the plugin (default: ip-masq beside this program)")
+	c.Flags().StringVar(&f.bootUnit, "boot-unit", "", "write the boot unit, which restores the rules before a runtime starts, into `DIR`, such as "+
+		install.UnitDirs()[0]+", and enable it")
 	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "install the plugin only, and change no conflist")
 	c.Flags().BoolVar(&f.replace, "replace", false, "replace a plugin entry that differs from --conflist-entry-file, if pods can start with the new one")
 	c.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace the plugin in each directory that has it, and change nothing else")
@@ -48,7 +50,10 @@ type installation struct {
 	BinDir   string           `json:"cniBinDir"`
 	Plugin   install.Binary   `json:"plugin"`
 	Conflist *conflist.Change `json:"conflist"` // null with --no-conflist, and where it failed
+	BootUnit string           `json:"bootUnit,omitempty"`
 	Warnings []string         `json:"warnings"`
+
+	wroteUnit bool
 }
 
 func (a *app) directories() (install.Dirs, error) {
@@ -107,6 +112,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		}
 		err = r.judge(entryErr, s)
 	}
+	r.installBootUnit(ctx, f.bootUnit, node.Dir.Path())
 	if a.json() {
 		return errors.Join(err, a.print(r))
 	}
@@ -139,6 +145,32 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 		r.print(a)
 	}
 	return errors.Join(errs...)
+}
+
+// installBootUnit writes the boot unit into a directory; "" is none. What keeps it from that is a warning: the rules are
+// restored without the unit, too, only later. A unit that is there already must name the dataDir.
+func (r *installation) installBootUnit(ctx context.Context, dir, dataDir string) {
+	text, err := install.BootUnit(r.BinDir, dataDir)
+	if dir == "" {
+		path := install.FindBootUnit(install.UnitDirs())
+		if path != "" && !install.BootUnitNames(path, dataDir) {
+			r.warn("the boot unit %s does not name the data dir %s; run install again with --boot-unit %s",
+				policy.Printable(path), policy.Printable(dataDir), install.UnitDirs()[0])
+		}
+		return
+	}
+	if err == nil {
+		r.wroteUnit, err = install.WriteBootUnit(ctx, dir, text)
+	}
+	if err != nil {
+		r.warn("the boot unit is not installed: %v", remedied(err))
+		return
+	}
+	r.BootUnit = filepath.Join(dir, install.BootUnitName)
+}
+
+func (r *installation) warn(format string, args ...any) {
+	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
 }
 
 // insert inserts the entry. The error may be that the entry is there and every ADD fails.
@@ -209,6 +241,11 @@ func (r *installation) print(a *app) {
 		say("installed %s (%s)", r.Plugin.Path, r.Plugin.Version)
 	} else {
 		say("%s (%s) is already installed", r.Plugin.Path, r.Plugin.Version)
+	}
+	if r.BootUnit != "" && r.wroteUnit {
+		say("installed and enabled the boot unit %s", policy.Printable(r.BootUnit))
+	} else if r.BootUnit != "" {
+		say("the boot unit %s is already installed", policy.Printable(r.BootUnit))
 	}
 	e := r.Conflist
 	if e == nil {

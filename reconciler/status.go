@@ -22,6 +22,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
+	"github.com/ip-masq/ip-masq-cni/pkg/conflist/install"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
@@ -61,6 +62,7 @@ type nodeStatus struct {
 	Sources      []sourceStatus     `json:"sources"`
 	Pods         podsStatus         `json:"pods"`
 	Conflist     conflistStatus     `json:"conflist"`
+	BootUnit     bootUnitStatus     `json:"bootUnit"`
 	Repairs      []metrics.Repair   `json:"repairs"` // the latest ones, the newest first
 	RepairsTotal int                `json:"repairsTotal"`
 	Findings     []diagnose.Finding `json:"findings"` // why the node is not ready, and the others of doctor
@@ -112,6 +114,24 @@ type conflistStatus struct {
 	Managed bool   `json:"managed"`
 }
 
+type bootUnitStatus struct {
+	Path string    `json:"path,omitempty"` // of the unit; "" if there is none, or none that this process sees
+	Ran  time.Time `json:"ran,omitzero"`   // in this boot
+}
+
+func (s bootUnitStatus) text() string {
+	const format = "2006-01-02 15:04:05 MST"
+	switch {
+	case s.Path == "" && s.Ran.IsZero():
+		return "not installed"
+	case s.Ran.IsZero():
+		return policy.Printable(s.Path) + ", did not run in this boot"
+	case s.Path == "":
+		return "ran in this boot at " + s.Ran.UTC().Format(format)
+	}
+	return policy.Printable(s.Path) + ", ran in this boot at " + s.Ran.UTC().Format(format)
+}
+
 func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 	n, r, err := a.examine(ctx)
 	if err != nil {
@@ -129,6 +149,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
 		Chains: chainsOf(rules, active.Chains), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, r, rules),
 		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Manage},
+		BootUnit: bootUnitStatus{install.FindBootUnit(install.UnitDirs()), n.Dir.BootUnitRan()},
 		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal, Findings: n.findings(ctx, r),
 	}
 	if err != nil {
@@ -273,6 +294,7 @@ func (s *nodeStatus) text(now time.Time) string {
 		w.row("Pods:", s.Pods.text())
 	}
 	w.row("Conflist:", s.Conflist.text())
+	w.row("Boot unit:", s.BootUnit.text())
 	w.row("Repairs:", s.repairsText(now))
 	w.row("Doctor:", s.doctorText())
 	return w.String()

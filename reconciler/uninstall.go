@@ -23,7 +23,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-type uninstallFlags struct{ noWait, keepRules, stay bool }
+type uninstallFlags struct {
+	noWait, keepRules, stay bool
+	bootUnit                string
+}
 
 func (a *app) uninstallCommand() *cobra.Command {
 	var f uninstallFlags
@@ -34,6 +37,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 	}
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave the rules and the state as they are")
 	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although the cached network configuration of a pod names it")
+	c.Flags().StringVar(&f.bootUnit, "boot-unit", install.UnitDirs()[0], "remove the boot unit that install wrote into `DIR`")
 	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz says what is left")
 	return c
 }
@@ -76,7 +80,8 @@ type uninstallation struct {
 	Conflists  []editedConflist       `json:"conflists"`
 	Plugins    []string               `json:"plugins"` // removed
 	Attached   []install.CachedResult `json:"attached"`
-	References []string               `json:"copies"` // configurations that name the plugin
+	References []string               `json:"copies"`             // configurations that name the plugin
+	BootUnit   string                 `json:"bootUnit,omitempty"` // removed
 	*cleanupResult
 }
 
@@ -90,6 +95,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	u.removeBootUnit()
 	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: 2 * time.Second,
 		Editor: conflist.Editor{Backups: u.node.Dir.Backups, CopyRecord: u.node.Dir.CopyRecordPath()}}
 	if !u.keepRules {
@@ -107,6 +113,17 @@ func (u *uninstallation) step(ctx context.Context) error {
 	u.Plugins = append(u.Plugins, done.Binaries...)
 	u.Attached, u.References = done.Attached, done.References
 	return remedied(errors.Join(err, lock.Release()))
+}
+
+// removeBootUnit removes the boot unit. One that stays restores no rule once the documents are gone, so it is a warning.
+func (u *uninstallation) removeBootUnit() {
+	path, err := install.RemoveBootUnit(u.bootUnit)
+	if err != nil {
+		u.Warnings = append(u.Warnings, err.Error())
+	}
+	if path != "" {
+		u.BootUnit = path
+	}
 }
 
 // lockInstance takes the instance lock, or fails if another reconciler runs, which may insert the entry again. If a
@@ -128,10 +145,13 @@ func (u *uninstallation) print(a *app, complete bool) {
 		fmt.Fprintf(a.out, "removed the plugin entry of network %s from %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
 	}
 	printEach(a.out, "removed %s", u.Plugins)
+	if u.BootUnit != "" {
+		fmt.Fprintf(a.out, "removed the boot unit %s\n", policy.Printable(u.BootUnit))
+	}
 	if u.printRemoved(a); !complete {
 		return
 	}
-	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.removedAnything()
+	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.BootUnit != "" || u.removedAnything()
 	kept := u.keepRules && !safefile.IsMissing(u.DataDir)
 	if kept {
 		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", u.DataDir)

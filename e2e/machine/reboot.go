@@ -77,6 +77,10 @@ func nextBoot() error {
 	if err := os.WriteFile(ours, id, 0o444); err != nil {
 		return err
 	}
+	// Nothing can be mounted over the file of the former boot, which is removed.
+	if err := unix.Unmount(kernels, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount boot id: %w", err)
+	}
 	if err := unix.Mount(ours, kernels, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount boot id: %w", err)
 	}

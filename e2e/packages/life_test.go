@@ -80,7 +80,9 @@ func testLife(t *testing.T, m *machine, p manager) {
 	if m.hasEntry(t) || m.exists(pluginFile) || m.chains(t) {
 		t.Fatal("the installation of the package changed the node's network")
 	}
-	assert.Equal(t, "systemd says of the unit", m.run(t, "systemctl is-enabled ip-masq-reconciler && systemd-analyze --man=no verify ip-masq-reconciler.service 2>&1"), "enabled\n")
+	const verify = "systemctl is-enabled ip-masq-boot ip-masq-reconciler && " +
+		"systemd-analyze --man=no verify ip-masq-boot.service ip-masq-reconciler.service 2>&1"
+	assert.Equal(t, "systemd says of the units", m.run(t, verify), "enabled\nenabled\n")
 	m.run(t, "ip-masq-reconciler install")
 	pods := []int{m.addPod(t)}
 	m.run(t, "systemctl reload ip-masq-reconciler")

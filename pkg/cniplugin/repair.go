@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -48,6 +49,9 @@ func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 		unwritten = nil
 	}
 	n.resetConnections(ctx, resetLimit)
+	if n.network == config.BootNetwork {
+		n.Warn(n.Dir.RecordBootUnit())
+	}
 	return withCode(types.ErrIOFailure, errors.Join(pruned, unwritten))
 }
 

@@ -40,7 +40,7 @@ func kindOf(dir, name string) uint32 {
 		isDir = isBoot(name)
 	case strings.Count(dir, "/") == 1: // of a boot
 		hash, isEntries := strings.CutSuffix(name, entriesSuffix)
-		isFile, isDir = isEntries && isHash(hash), isHash(name)
+		isFile, isDir = isEntries && isHash(hash) || name == bootUnitFile, isHash(name)
 	default: // of a network
 		isFile = isHash(strings.TrimSuffix(name, cachedSuffix))
 	}

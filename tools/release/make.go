@@ -21,7 +21,6 @@ import (
 const (
 	project = "ip-masq-cni" // also the name of the packages
 	source  = "https://github.com/ip-masq/ip-masq-cni"
-	unit    = "ip-masq-reconciler.service"
 )
 
 // programs are the shipped programs, by the directory of their source.

@@ -87,7 +87,9 @@ func (r *release) common(arch string) ([]file, error) {
 		add(read(r.binary(arch, program), program, 0o755))
 	}
 	for source, name := range map[string]string{
-		"LICENSE": "LICENSE", "README.md": "README.md", "CHANGELOG.md": "CHANGELOG.md", "deploy/systemd/" + unit: "systemd/" + unit,
+		"LICENSE": "LICENSE", "README.md": "README.md", "CHANGELOG.md": "CHANGELOG.md",
+		"deploy/systemd/ip-masq-boot.service":       "systemd/ip-masq-boot.service",
+		"deploy/systemd/ip-masq-reconciler.service": "systemd/ip-masq-reconciler.service",
 	} {
 		add(read(filepath.Join(r.root, source), name, 0o644))
 	}
@@ -231,7 +233,7 @@ func (r *release) stage(arch, dir, maintainer string) error {
 		case strings.HasPrefix(f.name, "man/") || f.name == "deb/changelog.Debian":
 			f.name += ".gz"
 		case strings.HasPrefix(f.name, "systemd/"):
-			f.data = bytes.ReplaceAll(f.data, []byte("/usr/local/bin/"), []byte("/usr/sbin/"))
+			f.data = bytes.ReplaceAll(f.data, []byte("/usr/local/bin"), []byte("/usr/sbin"))
 		}
 		if strings.HasSuffix(f.name, ".gz") {
 			if f.data, err = compress(f.data); err != nil {

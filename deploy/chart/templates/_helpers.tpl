@@ -221,6 +221,12 @@ httpGet:
   mountPath: /run/netns
   readOnly: true
   mountPropagation: HostToContainer
+{{- if .Values.bootUnit }}
+# `status` looks here for the boot unit.
+- name: units
+  mountPath: {{ .Values.bootUnitDir }}
+  readOnly: true
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -230,6 +236,14 @@ httpGet:
 {{- if include "ip-masq.iptables" . }}
 - name: xtables-lock
   mountPath: /run/xtables.lock
+{{- end }}
+{{- end }}
+
+{{/* The mount of the directory of units, for `install` and `uninstall`. */}}
+{{- define "ip-masq.unitsMount" -}}
+{{- if .Values.bootUnit }}
+- name: units
+  mountPath: {{ .Values.bootUnitDir }}
 {{- end }}
 {{- end }}
 
@@ -285,6 +299,12 @@ paths of the node. */}}
   hostPath:
     path: {{ $directories.bin }}
     type: Directory
+{{- if .Values.bootUnit }}
+- name: units
+  hostPath:
+    path: {{ .Values.bootUnitDir }}
+    type: DirectoryOrCreate
+{{- end }}
 {{- end }}
 
 {{- define "ip-masq.nodeSettingsVolume" -}}

@@ -13,6 +13,9 @@ initContainers:
       - --conflist-manage
       - --cni-conf-dir=$(CNI_CONF_DIR)
       - --cni-bin-dir=$(CNI_BIN_DIR)
+      {{- if .Values.bootUnit }}
+      - --boot-unit={{ .Values.bootUnitDir }}
+      {{- end }}
       {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
     env:
       {{- include "ip-masq.directoryVariables" . | nindent 6 }}
@@ -33,6 +36,7 @@ initContainers:
       - name: settings
         mountPath: /etc/ip-masq
         readOnly: true
+      {{- with include "ip-masq.unitsMount" . | trim }}{{ nindent 6 . }}{{ end }}
 {{- end }}
 containers:
   - name: {{ include "ip-masq.containerName" . }}
@@ -110,6 +114,9 @@ containers:
       - --stay
       - --cni-conf-dir=$(CNI_CONF_DIR)
       - --cni-bin-dir=$(CNI_BIN_DIR)
+      {{- if .Values.bootUnit }}
+      - --boot-unit={{ .Values.bootUnitDir }}
+      {{- end }}
       {{- with include "ip-masq.flags" . | trim }}{{ nindent 6 . }}{{ end }}
       {{- range .Values.uninstall.args }}
       - {{ quote . }}
@@ -136,6 +143,7 @@ containers:
         mountPath: {{ $directories.containerd }}
         readOnly: true
         mountPropagation: HostToContainer
+      {{- with include "ip-masq.unitsMount" . | trim }}{{ nindent 6 . }}{{ end }}
       {{- if .Values.nodeSettings }}
       - name: settings
         mountPath: /etc/ip-masq

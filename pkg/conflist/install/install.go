@@ -309,7 +309,7 @@ const maxBinary = 256 << 20 // bytes
 
 // lockDir locks a plugin directory: another process of ip-masq may copy a binary there and run it.
 func lockDir(ctx context.Context, path string) (*safefile.Dir, error) {
-	d, err := safefile.OpenLocked(ctx, path, 30*time.Second)
+	d, err := safefile.OpenLocked(ctx, path, lockWait)
 	if err != nil && ctx.Err() != nil {
 		return nil, ErrStopped
 	}
@@ -321,7 +321,10 @@ func Version(ctx context.Context, path string) (string, error) {
 	return version(ctx, path, policy.Printable(path), 2*time.Second)
 }
 
-const installTimeout = 20 * time.Second
+const (
+	installTimeout = 20 * time.Second
+	lockWait       = 30 * time.Second // for another process of ip-masq
+)
 
 // version runs a program without a command, which then prints its version. The name is for messages.
 func version(ctx context.Context, path, name string, timeout time.Duration) (string, error) {
