@@ -198,7 +198,11 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
 	doc, _, err := safefile.ReadFile(c.Path, 1<<20)
 	list := config.ParseConflist(c.Path, doc)
-	errs := []error{pluginFileErr, err, list.DataDirErr(pluginFile, s.DataDir)}
+	for _, i := range list.Masquerading() {
+		r.warn(`%s: plugins[%d] (%s) has "ipMasq": true, so it masquerades what the policy exempts: write false, or remove the key`,
+			policy.Printable(list.File), i, policy.Quote(list.Types[i]))
+	}
+	errs := []error{pluginFileErr, err, list.VersionErr(), list.DataDirErr(pluginFile, s.DataDir)}
 	for _, e := range list.Entries {
 		if e.Err != nil {
 			errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))

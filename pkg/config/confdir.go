@@ -14,9 +14,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
@@ -73,6 +75,49 @@ func (l Conflist) PositionErr() error {
 	}
 	return fmt.Errorf("%s: plugins[0]: the plugin entry of network %s %w, first: move it behind the plugin that makes the interface; "+
 		"if there is none, remove the file", policy.Printable(l.File), policy.Quote(l.Network), ErrPosition)
+}
+
+// VersionErr returns why every ADD fails if a file with the plugin entry states a version of the CNI specification that
+// the plugin does not know. Of a list with cniVersions the runtime chooses the version.
+func (l Conflist) VersionErr() error {
+	if len(l.Entries) == 0 || l.CNIVersion == "" {
+		return nil
+	}
+	known := version.All.SupportedVersions()
+	if slices.Contains(known, l.CNIVersion) {
+		return nil
+	}
+	var list struct {
+		Versions json.RawMessage `json:"cniVersions"`
+	}
+	if json.Unmarshal(l.Doc, &list) == nil && list.Versions != nil {
+		return nil
+	}
+	return fmt.Errorf("%s: cniVersion: %s is none that the plugin knows, so every ADD of network %s fails; write one of %s",
+		policy.Printable(l.File), policy.Quote(l.CNIVersion), policy.Quote(l.Network), strings.Join(known, ", "))
+}
+
+// Masquerading returns the indices of the plugins that masquerade, or that delegate to one that does: those with
+// "ipMasq": true.
+func (l Conflist) Masquerading() []int {
+	var found []int
+	for i, text := range l.Plugins {
+		var plugin any
+		if json.Unmarshal(text, &plugin) == nil && l.Types[i] != PluginType && masquerades(plugin) {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+func masquerades(plugin any) bool {
+	switch p := plugin.(type) {
+	case map[string]any:
+		return p["ipMasq"] == true || masquerades(p["delegate"]) || masquerades(p["delegates"])
+	case []any:
+		return slices.ContainsFunc(p, masquerades)
+	}
+	return false
 }
 
 // DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the reconciler's.

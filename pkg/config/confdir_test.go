@@ -232,3 +232,26 @@ func FuzzConflist(f *testing.F) {
 		}
 	})
 }
+
+// TestVersionErr: a version that the plugin does not know fails every ADD, unless the runtime chooses another one.
+func TestVersionErr(t *testing.T) {
+	const entry = `{"type": "bridge"}, {"type": "ip-masq"}`
+	for name, c := range map[string]struct {
+		list  string
+		fails bool
+	}{
+		"the newest":           {`"cniVersion": "1.1.0", "plugins": [` + entry + `]`, false},
+		"the oldest":           {`"cniVersion": "0.1.0", "plugins": [` + entry + `]`, false},
+		"none":                 {`"plugins": [` + entry + `]`, false},
+		"a newer one":          {`"cniVersion": "1.2.0", "plugins": [` + entry + `]`, true},
+		"two parts":            {`"cniVersion": "1.0", "plugins": [` + entry + `]`, true},
+		"a letter before":      {`"cniVersion": "v1.0.0", "plugins": [` + entry + `]`, true},
+		"a list of versions":   {`"cniVersion": "1.2.0", "cniVersions": ["1.0.0", "1.2.0"], "plugins": [` + entry + `]`, false},
+		"without our own type": {`"cniVersion": "1.2.0", "plugins": [{"type": "bridge"}]`, false},
+	} {
+		list := ParseConflist("10-a.conflist", []byte(`{"name": "a", `+c.list+`}`))
+		if err := list.VersionErr(); list.Err != nil || (err != nil) != c.fails {
+			t.Errorf("%s: %v %v", name, list.Err, err)
+		}
+	}
+}

@@ -44,23 +44,10 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 		if !l.hasEntry() {
 			continue
 		}
-		for i, p := range l.plugins {
-			if l.Types[i] != config.PluginType && masquerades(p) {
-				f.add(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(l.Types[i]))
-			}
+		for _, i := range l.Masquerading() {
+			f.add(`%s: plugins[%d] (%s) has "ipMasq": true`, policy.Quote(l.File), i, policy.Quote(l.Types[i]))
 		}
 	}
-}
-
-// masquerades reports whether a configuration, or one of a list, has ipMasq, or one that it delegates to.
-func masquerades(v any) bool {
-	switch v := v.(type) {
-	case map[string]any:
-		return v["ipMasq"] == true || masquerades(v["delegate"]) || masquerades(v["delegates"])
-	case []any:
-		return slices.ContainsFunc(v, masquerades)
-	}
-	return false
 }
 
 func duplicateEntries(e *examination, f *Finding) {

@@ -173,8 +173,10 @@ func (n *Node) addRepairProblems(ctx context.Context, r *Report) {
 func (n *Node) AddADDProblems(r *Report) {
 	var file string
 	for _, list := range r.Sources.ConfDir.Conflists {
-		if err := list.PositionErr(); err != nil {
-			r.problem(ReasonConflist, err)
+		for _, err := range []error{list.PositionErr(), list.VersionErr()} {
+			if err != nil {
+				r.problem(ReasonConflist, err)
+			}
 		}
 		for _, e := range list.Entries {
 			file = cmp.Or(file, list.File)
