@@ -125,15 +125,14 @@ func (w *attrWriter) fail(format string, args ...any) {
 	}
 }
 
-// nest writes attributes that are nested in others, each of which is in the one before.
-func (w *attrWriter) nest(write func(), in ...uint16) {
-	if len(in) == 0 {
-		write()
-		return
-	}
-	at := len(w.b)
-	w.header(0, in[0]|unix.NLA_F_NESTED)
-	w.nest(write, in[1:]...)
+// begin begins an attribute, in which those are nested that are written until end is called with the result.
+func (w *attrWriter) begin(typ uint16) (at int) {
+	at = len(w.b)
+	w.header(0, typ|unix.NLA_F_NESTED)
+	return at
+}
+
+func (w *attrWriter) end(at int) {
 	n := len(w.b) - at
 	if n > math.MaxUint16 {
 		w.fail("nested attribute of %d bytes is longer than netlink can express", n)

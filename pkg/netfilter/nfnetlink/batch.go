@@ -25,97 +25,104 @@ type Batch struct {
 	Generation uint32
 
 	w   attrWriter // its error is that of the first operation that cannot be encoded
+	at  int        // where the last message begins in w
 	ops []operation
 }
 
 // Len returns the number of messages in the batch.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// add adds a message with the names of the table and the object, and what encode writes unless nil.
-func (b *Batch) add(op operation, msgType, flags, nameAttr uint16, encode func(w *attrWriter)) {
-	b.ops, b.w.op = append(b.ops, op), op
-	b.w.message(messageType(msgType), flags, nfgenmsg(op.family), func(w *attrWriter) {
-		w.names(op, nameAttr)
-		if encode != nil {
-			encode(w)
-		}
-	})
+// begin begins a message with the names of the table and the object. The caller writes its other attributes and calls end.
+func (b *Batch) begin(op operation, msgType, flags, nameAttr uint16) *attrWriter {
+	b.ops = append(b.ops, op)
+	b.w.op = op
+	b.at = b.w.beginMessage(messageType(msgType), flags, nfgenmsg(op.family))
+	b.w.names(op, nameAttr)
+	return &b.w
 }
+
+func (b *Batch) end() { b.w.endMessage(b.at) }
 
 // AddTable adds a table. One that exists stays as it is.
 func (b *Batch) AddTable(family Family, table string) {
-	b.add(operation{"add table", family, table, ""}, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, nil)
+	b.begin(operation{"add table", family, table, ""}, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0)
+	b.end()
 }
 
 // DeleteTable deletes a table and everything in it.
 func (b *Batch) DeleteTable(family Family, table string) {
-	b.add(operation{"delete table", family, table, ""}, unix.NFT_MSG_DELTABLE, 0, 0, nil)
+	b.begin(operation{"delete table", family, table, ""}, unix.NFT_MSG_DELTABLE, 0, 0)
+	b.end()
 }
 
 // AddChain adds a chain, a base chain if base is not nil. An existing one gets its policy.
 func (b *Batch) AddChain(family Family, table, chain string, base *Base) {
 	op := operation{"add chain", family, table, chain}
-	b.add(op, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, func(w *attrWriter) {
-		if base == nil {
-			return
-		}
-		w.nest(func() {
-			w.u32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
-			w.u32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
-		}, unix.NFTA_CHAIN_HOOK)
+	w := b.begin(op, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME)
+	if base != nil {
+		hook := w.begin(unix.NFTA_CHAIN_HOOK)
+		w.u32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
+		w.u32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
+		w.end(hook)
 		w.u32(unix.NFTA_CHAIN_POLICY, uint32(base.Policy))
 		w.str(unix.NFTA_CHAIN_TYPE, base.Type)
-	})
+	}
+	b.end()
 }
 
 // DeleteChain deletes a chain, which must have no rules and no jumps to it.
 func (b *Batch) DeleteChain(family Family, table, chain string) {
-	b.add(operation{"delete chain", family, table, chain}, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, nil)
+	b.begin(operation{"delete chain", family, table, chain}, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME)
+	b.end()
 }
 
 // FlushChain deletes all rules of a chain, or of all chains of the table if the chain is "".
 func (b *Batch) FlushChain(family Family, table, chain string) {
-	b.add(operation{"flush chain", family, table, chain}, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, nil)
+	b.begin(operation{"flush chain", family, table, chain}, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN)
+	b.end()
 }
 
 // AddRule appends a rule with a comment as nft shows it, of at most 253 bytes; "" is none.
 func (b *Batch) AddRule(family Family, table, chain string, exprs []Expr, comment string) {
 	op := operation{"add rule to", family, table, chain}
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_APPEND
-	b.add(op, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_CHAIN, func(w *attrWriter) {
-		w.expressions(exprs)
-		w.comment(comment)
-	})
+	w := b.begin(op, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_CHAIN)
+	w.expressions(exprs)
+	w.comment(comment)
+	b.end()
 }
 
 // DeleteRule deletes a rule by its handle.
 func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
 	op := operation{"delete rule of", family, table, chain}
-	b.add(op, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, func(w *attrWriter) {
-		w.u64(unix.NFTA_RULE_HANDLE, handle)
-	})
+	w := b.begin(op, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN)
+	w.u64(unix.NFTA_RULE_HANDLE, handle)
+	b.end()
 }
 
 // AddSet adds an empty set, which needs no attribute in Other. An existing one of the same form stays.
 func (b *Batch) AddSet(family Family, table string, s Set) {
 	op := operation{"add set", family, table, s.Name}
-	b.add(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, func(w *attrWriter) {
-		w.u32(unix.NFTA_SET_FLAGS, s.Flags)
-		w.u32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
-		w.u32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
-		if s.Size != 0 {
-			w.nest(func() { w.u32(unix.NFTA_SET_DESC_SIZE, s.Size) }, unix.NFTA_SET_DESC)
-		}
-		if s.Timeout != 0 {
-			w.u64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
-		}
-		w.u32(unix.NFTA_SET_ID, uint32(len(b.ops))) // required, unique within the batch
-	})
+	w := b.begin(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME)
+	w.u32(unix.NFTA_SET_FLAGS, s.Flags)
+	w.u32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
+	w.u32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+	if s.Size != 0 {
+		desc := w.begin(unix.NFTA_SET_DESC)
+		w.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		w.end(desc)
+	}
+	if s.Timeout != 0 {
+		w.u64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
+	}
+	w.u32(unix.NFTA_SET_ID, uint32(len(b.ops))) // required, unique within the batch
+	b.end()
 }
 
 // DeleteSet deletes a set, which no rule may use.
 func (b *Batch) DeleteSet(family Family, table, set string) {
-	b.add(operation{"delete set", family, table, set}, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, nil)
+	b.begin(operation{"delete set", family, table, set}, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME)
+	b.end()
 }
 
 // AddElements adds ranges to a set. They may equal or touch its elements, but not overlap them.
@@ -131,30 +138,36 @@ func (b *Batch) DeleteElements(family Family, table, set string, ranges []netipx
 
 func (b *Batch) elements(op operation, msgType, flags uint16, ranges []netipx.IPRange) {
 	for some := range slices.Chunk(ranges, maxRanges) {
-		b.add(op, msgType, flags, unix.NFTA_SET_ELEM_LIST_SET, func(w *attrWriter) {
-			w.nest(func() {
-				for _, r := range some {
-					if !r.IsValid() {
-						w.fail("%s to %s is not a range of addresses", r.From(), r.To())
-					}
-					w.element(r.From(), 0)
-					if end := r.To().Next(); end.IsValid() { // else the range has the highest address
-						w.element(end, unix.NFT_SET_ELEM_INTERVAL_END)
-					}
-				}
-			}, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		})
+		w := b.begin(op, msgType, flags, unix.NFTA_SET_ELEM_LIST_SET)
+		list := w.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		for _, r := range some {
+			w.rangeElements(r)
+		}
+		w.end(list)
+		b.end()
+	}
+}
+
+// rangeElements writes the element that begins a range and, unless the range has the highest address, the one behind it.
+func (w *attrWriter) rangeElements(r netipx.IPRange) {
+	if !r.IsValid() {
+		w.fail("%s to %s is not a range of addresses", r.From(), r.To())
+	}
+	w.element(r.From(), 0)
+	behind := r.To().Next()
+	if behind.IsValid() {
+		w.element(behind, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 }
 
 func (w *attrWriter) element(key netip.Addr, flags uint32) {
 	k := key.As16()
-	w.nest(func() {
-		w.value(unix.NFTA_SET_ELEM_KEY, k[len(k)-key.BitLen()/8:])
-		if flags != 0 {
-			w.u32(unix.NFTA_SET_ELEM_FLAGS, flags)
-		}
-	}, unix.NFTA_LIST_ELEM)
+	element := w.begin(unix.NFTA_LIST_ELEM)
+	w.value(unix.NFTA_SET_ELEM_KEY, k[len(k)-key.BitLen()/8:])
+	if flags != 0 {
+		w.u32(unix.NFTA_SET_ELEM_FLAGS, flags)
+	}
+	w.end(element)
 }
 
 // Commit applies the batch, which can be committed again. If it returns an *Error, nothing was
@@ -196,29 +209,42 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 	// The kernel has answered by the time that the write returns: to each operation that it refuses and, as
 	// requested, to the last one. An error of the batch as a whole is an answer to its first message, and the
 	// only one.
-	err = c.receive(op, unix.MSG_DONTWAIT, func(m message) (bool, error) {
-		if m.typ != unix.NLMSG_ERROR || m.sequence-begin > last-begin {
-			return false, nil // an answer to an earlier request that failed
+	for m, err := range c.answers(op, unix.MSG_DONTWAIT) {
+		if err != nil {
+			return acknowledged, err
 		}
-		err := decodeError(m)
-		if e, refused := errors.AsType[*Error](err); refused {
-			if refusal == nil {
-				refusal = e
-				refusal.Op = op.String()
-				if i := m.sequence - begin - 1; i < uint32(len(b.ops)) {
-					refusal.Op += ": " + b.ops[i].String()
-					refusal.Family = b.ops[i].family
-				}
-			}
-			return false, nil
+		isAnswer := m.typ == unix.NLMSG_ERROR && m.sequence-begin <= last-begin
+		if !isAnswer { // but to an earlier request that failed
+			continue
 		}
-		acknowledged = acknowledged || err == nil && m.sequence == last
-		return false, err
-	})
-	if err == nil && refusal != nil {
-		err = refusal
+		err = decodeError(m)
+		refused, isRefusal := errors.AsType[*Error](err)
+		if err != nil && !isRefusal {
+			return acknowledged, op.wrap(err)
+		}
+		if isRefusal && refusal == nil {
+			refusal = b.refusal(op, refused, m.sequence-begin)
+		}
+		if !isRefusal && m.sequence == last {
+			acknowledged = true
+		}
 	}
-	return acknowledged, err
+	if refusal != nil {
+		return acknowledged, refusal
+	}
+	return acknowledged, nil
+}
+
+// refusal names the operation of the batch that the kernel refused. Its message is the given one; the first begins the
+// batch.
+func (b *Batch) refusal(op operation, refused *Error, message uint32) *Error {
+	refused.Op = op.String()
+	if message > 0 && message <= uint32(len(b.ops)) {
+		of := b.ops[message-1]
+		refused.Op += ": " + of.String()
+		refused.Family = of.family
+	}
+	return refused
 }
 
 // serialize returns the batch as the kernel expects it: between the messages that begin and, if
@@ -227,14 +253,16 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 func (b *Batch) serialize(sequence *uint32, ends bool) []byte {
 	header := []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 	w := attrWriter{b: make([]byte, 0, len(b.w.b)+128)}
-	w.message(unix.NFNL_MSG_BATCH_BEGIN, 0, header, func(w *attrWriter) {
-		w.u32(unix.NFNL_BATCH_GENID, b.Generation) // 0 is any
-	})
+	at := w.beginMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, header)
+	w.u32(unix.NFNL_BATCH_GENID, b.Generation) // 0 is any
+	w.endMessage(at)
 	w.b = append(w.b, b.w.b...)
 	if ends {
-		w.message(unix.NFNL_MSG_BATCH_END, 0, header, nil)
+		at = w.beginMessage(unix.NFNL_MSG_BATCH_END, 0, header)
+		w.endMessage(at)
 	}
-	for i, rest := 0, w.b; len(rest) > 0; i++ {
+	rest := w.b
+	for i := 0; len(rest) > 0; i++ {
 		*sequence++
 		binary.NativeEndian.PutUint32(rest[sequenceAt:], *sequence)
 		if i > 0 && i == len(b.ops) {

@@ -170,5 +170,6 @@ func TestManyRefusals(t *testing.T) {
 
 // FlushSet deletes all elements of a set.
 func (b *Batch) FlushSet(family Family, table, set string) {
-	b.add(operation{"flush set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET, nil)
+	b.begin(operation{"flush set", family, table, set}, unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET)
+	b.end()
 }

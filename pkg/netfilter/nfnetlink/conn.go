@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -141,19 +142,19 @@ func cutMessage(b []byte) (m message, rest []byte, ok bool) {
 	}, b[min(align4(int(n)), len(b)):], true
 }
 
-// message writes a message with the header of a subsystem and, unless it is nil, what encode
-// writes. The sequence number is 0, as is the port, which the kernel fills in.
-func (w *attrWriter) message(typ, flags uint16, header []byte, encode func(*attrWriter)) {
-	at := len(w.b)
+// beginMessage begins a message with the header of a subsystem, which endMessage ends. The sequence number is 0, as is the
+// port, which the kernel fills in.
+func (w *attrWriter) beginMessage(typ, flags uint16, header []byte) (at int) {
+	at = len(w.b)
 	w.b = binary.NativeEndian.AppendUint32(w.b, 0)
 	w.b = binary.NativeEndian.AppendUint16(w.b, typ)
 	w.b = binary.NativeEndian.AppendUint16(w.b, flags|unix.NLM_F_REQUEST)
-	w.b = append(append(w.b, make([]byte, 8)...), header...)
-	if encode != nil {
-		encode(w)
-	}
-	binary.NativeEndian.PutUint32(w.b[at:], uint32(len(w.b)-at))
+	w.b = append(w.b, make([]byte, 8)...)
+	w.b = append(w.b, header...)
+	return at
 }
+
+func (w *attrWriter) endMessage(at int) { binary.NativeEndian.PutUint32(w.b[at:], uint32(len(w.b)-at)) }
 
 func messageType(number uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | number }
 
@@ -181,8 +182,13 @@ func (w *attrWriter) names(op operation, nameAttr uint16) {
 	}
 }
 
+// wrap adds the operation to an error, if there is one.
 func (o operation) wrap(err error) error {
-	if refused, ok := errors.AsType[*Error](err); ok {
+	if err == nil {
+		return nil
+	}
+	refused, ok := errors.AsType[*Error](err)
+	if ok {
 		refused.Op = o.String()
 		return refused
 	}
@@ -193,17 +199,19 @@ func (o operation) wrap(err error) error {
 type request struct {
 	op         operation
 	typ, flags uint16
-	header     []byte // that precedes the attributes, as in the answers
-	encode     func(*attrWriter)
+	header     []byte            // that precedes the attributes, as in the answers
+	encode     func(*attrWriter) // writes the attributes; nil writes none
 	// handle is called with each answer. The bytes are valid during the call only.
 	handle func(header, attrs []byte) error
 }
 
 // get returns a request NFT_MSG_GET* about an object, whose name has the attribute nameAttr.
 func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*attrTable)) request {
-	return request{op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family),
+	return request{
+		op: op, typ: messageType(number), flags: flags, header: nfgenmsg(op.family),
 		encode: func(w *attrWriter) { w.names(op, nameAttr) },
-		handle: func(_, attrs []byte) error { return c.attrs.decode(attrs, decode) }}
+		handle: func(_, attrs []byte) error { return c.attrs.decode(attrs, decode) },
+	}
 }
 
 // nfgenmsg returns the header of a request to a subsystem of nfnetlink.
@@ -212,44 +220,78 @@ func nfgenmsg(family Family) []byte { return []byte{byte(family), unix.NFNETLINK
 // query sends a request and handles the answers: one, or with NLM_F_DUMP those up to NLMSG_DONE. It reports whether the
 // kernel calls a dump interrupted.
 func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
-	c.out = attrWriter{b: c.out.b[:0], op: r.op}
-	w := &c.out
-	w.message(r.typ, r.flags, r.header, r.encode)
-	if w.err != nil {
-		return false, w.err
-	}
-	c.sequence++
-	binary.NativeEndian.PutUint32(w.b[sequenceAt:], c.sequence)
-	if err := c.write(r.op, w.b); err != nil {
+	if err := c.send(r); err != nil {
 		return false, err
 	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
-	err = c.receive(r.op, 0, func(m message) (done bool, err error) {
-		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
-		switch {
-		case ctx.Err() != nil:
-			return false, ctx.Err()
-		case m.sequence != c.sequence:
-			return false, nil // an answer to an earlier request that failed
-		case m.typ == unix.NLMSG_ERROR, m.typ == unix.NLMSG_DONE:
-			if err = decodeError(m); err == nil && m.typ == unix.NLMSG_ERROR && r.flags&unix.NLM_F_ACK == 0 {
-				err = errMalformed // an acknowledgement that was not asked for
-			}
-			return true, err
-		case failure == nil && len(m.payload) < len(r.header):
-			failure = errMalformed
-		case failure == nil:
-			failure = r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
+	for m, err := range c.answers(r.op, 0) {
+		if err != nil {
+			return interrupted, err
 		}
-		return r.flags&unix.NLM_F_DUMP == 0, nil
-	})
+		if ctx.Err() != nil {
+			return interrupted, r.op.wrap(ctx.Err())
+		}
+		if m.sequence != c.sequence { // an answer to an earlier request that failed
+			continue
+		}
+		if m.flags&unix.NLM_F_DUMP_INTR != 0 {
+			interrupted = true
+		}
+		if m.typ == unix.NLMSG_ERROR || m.typ == unix.NLMSG_DONE {
+			return interrupted, r.explain(cmp.Or(r.end(m), failure))
+		}
+		if failure == nil {
+			failure = r.answer(m)
+		}
+		if r.flags&unix.NLM_F_DUMP == 0 {
+			break
+		}
+	}
+	return interrupted, r.op.wrap(failure)
+}
+
+// send encodes and sends a request.
+func (c *Conn) send(r request) error {
+	c.out = attrWriter{b: c.out.b[:0], op: r.op}
+	w := &c.out
+	at := w.beginMessage(r.typ, r.flags, r.header)
+	if r.encode != nil {
+		r.encode(w)
+	}
+	w.endMessage(at)
+	if w.err != nil {
+		return w.err
+	}
+	c.sequence++
+	binary.NativeEndian.PutUint32(w.b[sequenceAt:], c.sequence)
+	return c.write(r.op, w.b)
+}
+
+// answer handles an answer that is neither an error nor the end of a dump.
+func (r *request) answer(m message) error {
+	if len(m.payload) < len(r.header) {
+		return errMalformed
+	}
+	return r.handle(m.payload[:len(r.header)], m.payload[len(r.header):])
+}
+
+// end decodes the message that ends the answers.
+func (r *request) end(m message) error {
+	err := decodeError(m)
+	asked := m.typ == unix.NLMSG_DONE || r.flags&unix.NLM_F_ACK != 0
+	if err == nil && !asked { // an acknowledgement
+		return errMalformed
+	}
+	return err
+}
+
+// explain adds to an error, if there is one, what failed and what the kernel lacks.
+func (r *request) explain(err error) error {
+	err = r.op.wrap(err)
 	if errors.Is(err, unix.EINVAL) && r.typ>>8 == unix.NFNL_SUBSYS_CTNETLINK {
-		err = fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)
+		return fmt.Errorf("%w; the kernel has no ctnetlink (module nf_conntrack_netlink)", err)
 	}
-	if err == nil && failure != nil {
-		err = r.op.wrap(failure)
-	}
-	return interrupted, err
+	return err
 }
 
 // queryAll repeats a query that the kernel calls interrupted: what exists all the time is handled at least once.
@@ -294,35 +336,52 @@ func (c *Conn) write(op operation, b []byte) error {
 	}
 }
 
-// receive calls handle with each message that arrives, until it returns true or an error or, with
-// the flag MSG_DONTWAIT, nothing more is there. The bytes are valid during the call only.
-func (c *Conn) receive(op operation, flags int, handle func(message) (done bool, err error)) error {
+// answers yields each message that arrives, with the flag MSG_DONTWAIT until nothing more is there. The bytes of a message
+// are valid until the next one. An error ends it.
+func (c *Conn) answers(op operation, flags int) iter.Seq2[message, error] {
+	return func(yield func(message, error) bool) {
+		for {
+			datagram, err := c.receive(op, flags)
+			if err != nil {
+				yield(message{}, err)
+				return
+			}
+			if datagram == nil {
+				return
+			}
+			m, rest, ok := cutMessage(datagram)
+			for ; ok; m, rest, ok = cutMessage(rest) {
+				if !yield(m, nil) {
+					return
+				}
+			}
+			if len(rest) > 0 {
+				yield(message{}, op.wrap(errMalformed))
+				return
+			}
+		}
+	}
+}
+
+// receive returns the next datagram, which is valid until the next call, or with the flag MSG_DONTWAIT nil if there is none.
+func (c *Conn) receive(op operation, flags int) ([]byte, error) {
 	poll := flags&unix.MSG_DONTWAIT != 0
 	for {
 		n, _, err := unix.Recvfrom(c.fd, c.in, flags)
+		isLost := poll && errors.Is(err, unix.ENOBUFS) // some of many refusals
 		switch {
-		case err == nil && n > 0:
+		case err == nil && n == 0:
+			return nil, op.wrap(errMalformed)
 		case err == nil:
-			return op.wrap(errMalformed)
-		case errors.Is(err, unix.EINTR), poll && errors.Is(err, unix.ENOBUFS): // some of many refusals were lost
+			return c.in[:n], nil
+		case errors.Is(err, unix.EINTR), isLost:
 			continue
 		case errors.Is(err, unix.EAGAIN) && poll:
-			return nil
+			return nil, nil
 		case errors.Is(err, unix.EAGAIN):
-			return fmt.Errorf("%s: the kernel did not answer within %d s", op, answerTimeout)
+			return nil, fmt.Errorf("%s: the kernel did not answer within %d s", op, answerTimeout)
 		default:
-			return fmt.Errorf("%s: receive answer: %w", op, err)
-		}
-		m, rest, ok := cutMessage(c.in[:n])
-		for ; ok; m, rest, ok = cutMessage(rest) {
-			if done, err := handle(m); err != nil {
-				return op.wrap(err)
-			} else if done {
-				return nil
-			}
-		}
-		if len(rest) > 0 {
-			return op.wrap(errMalformed)
+			return nil, fmt.Errorf("%s: receive answer: %w", op, err)
 		}
 	}
 }

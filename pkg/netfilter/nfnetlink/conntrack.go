@@ -70,8 +70,14 @@ func (f *ConnectionFilter) encode(w *attrWriter) {
 		w.u32(ctaStatusMask, f.Mask)
 	}
 	if f.Src.Is4() {
-		w.nest(func() { w.bytes(ctaV4Src, f.Src.AsSlice()) }, ctaTupleOrig, ctaTupleIP)
-		w.nest(func() { w.bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, ctaFilterIPSrc)) }, ctaFilter)
+		tuple := w.begin(ctaTupleOrig)
+		ip := w.begin(ctaTupleIP)
+		w.bytes(ctaV4Src, f.Src.AsSlice())
+		w.end(ip)
+		w.end(tuple)
+		filter := w.begin(ctaFilter)
+		w.bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, ctaFilterIPSrc))
+		w.end(filter)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 func TestConnectionsAnswers(t *testing.T) {
 	answer := func(typ, flags uint16, sequence uint32, payload []byte) []byte {
 		var w attrWriter
-		w.message(typ, flags, payload, nil)
+		w.endMessage(w.beginMessage(typ, flags, payload))
 		binary.NativeEndian.PutUint32(w.b[sequenceAt:], sequence)
 		return w.b
 	}
@@ -63,16 +63,18 @@ func encodeConnection(f testing.TB, src, dst string, zone bool) []byte {
 	f.Helper()
 	var w attrWriter
 	for i, tuple := range [][2]string{{src, dst}, {dst, src}} {
-		w.nest(func() {
-			for i, a := range tuple {
-				address := netip.MustParseAddr(a)
-				typ := uint16(ctaV4Src + i)
-				if address.Is6() {
-					typ = uint16(ctaV6Src + i)
-				}
-				w.bytes(typ, address.AsSlice())
+		whole := w.begin(uint16(ctaTupleOrig + i))
+		ip := w.begin(ctaTupleIP)
+		for i, a := range tuple {
+			address := netip.MustParseAddr(a)
+			typ := uint16(ctaV4Src + i)
+			if address.Is6() {
+				typ = uint16(ctaV6Src + i)
 			}
-		}, uint16(ctaTupleOrig+i), ctaTupleIP)
+			w.bytes(typ, address.AsSlice())
+		}
+		w.end(ip)
+		w.end(whole)
 	}
 	w.u32(ctaID, 7)
 	if zone {

@@ -83,7 +83,7 @@ func playKernel(t *testing.T, fd int, generation func(dump int) uint32) (dumps i
 		}
 		send := func(typ uint16, sequence uint32, header, rest []byte) {
 			var w attrWriter
-			w.message(typ, unix.NLM_F_MULTI, slices.Concat(header, rest), nil)
+			w.endMessage(w.beginMessage(typ, unix.NLM_F_MULTI, slices.Concat(header, rest)))
 			binary.NativeEndian.PutUint32(w.b[sequenceAt:], sequence)
 			if _, err := unix.Write(fd, w.b); err != nil {
 				t.Error(err)

@@ -432,12 +432,14 @@ func (Verdict) Name() string { return "immediate" }
 
 func (e Verdict) encode(w *attrWriter) {
 	w.register(unix.NFTA_IMMEDIATE_DREG, VerdictRegister)
-	w.nest(func() {
-		w.u32(unix.NFTA_VERDICT_CODE, uint32(e.Code))
-		if e.Chain != "" {
-			w.str(unix.NFTA_VERDICT_CHAIN, e.Chain)
-		}
-	}, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
+	data := w.begin(unix.NFTA_IMMEDIATE_DATA)
+	verdict := w.begin(unix.NFTA_DATA_VERDICT)
+	w.u32(unix.NFTA_VERDICT_CODE, uint32(e.Code))
+	if e.Chain != "" {
+		w.str(unix.NFTA_VERDICT_CHAIN, e.Chain)
+	}
+	w.end(verdict)
+	w.end(data)
 }
 
 // decodeImmediate decodes an Immediate or a Verdict.
@@ -661,5 +663,7 @@ func (w *attrWriter) optU32(typ uint16, v uint32) {
 
 // value writes an NFTA_DATA_VALUE nested in typ.
 func (w *attrWriter) value(typ uint16, v []byte) {
-	w.nest(func() { w.bytes(unix.NFTA_DATA_VALUE, v) }, typ)
+	data := w.begin(typ)
+	w.bytes(unix.NFTA_DATA_VALUE, v)
+	w.end(data)
 }

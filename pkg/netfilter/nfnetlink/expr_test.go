@@ -72,7 +72,9 @@ func TestRuleRoundTrip(t *testing.T) {
 func expr(name string, data func(w *attrWriter)) []byte {
 	var w attrWriter
 	w.str(unix.NFTA_EXPR_NAME, name)
-	w.nest(func() { data(&w) }, unix.NFTA_EXPR_DATA)
+	at := w.begin(unix.NFTA_EXPR_DATA)
+	data(&w)
+	w.end(at)
 	return w.b
 }
 
@@ -142,10 +144,12 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 	verdict := func(code VerdictCode, chain string) func(w *attrWriter) {
 		return func(w *attrWriter) {
 			w.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-			w.nest(func() {
-				w.u32(unix.NFTA_VERDICT_CODE, uint32(code))
-				w.str(unix.NFTA_VERDICT_CHAIN, chain)
-			}, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
+			data := w.begin(unix.NFTA_IMMEDIATE_DATA)
+			verdict := w.begin(unix.NFTA_DATA_VERDICT)
+			w.u32(unix.NFTA_VERDICT_CODE, uint32(code))
+			w.str(unix.NFTA_VERDICT_CHAIN, chain)
+			w.end(verdict)
+			w.end(data)
 		}
 	}
 	if got := decodeExpr(expr("immediate", verdict(Goto, ""))); got != (Unknown{"immediate"}) {

@@ -318,7 +318,9 @@ func TestListenTouched(t *testing.T) {
 
 func TestDecodeCommit(t *testing.T) {
 	var w attrWriter
-	w.message(messageType(unix.NFT_MSG_NEWGEN), 0, nfgenmsg(0), func(w *attrWriter) { w.u32(unix.NFTA_GEN_ID, 7) })
+	at := w.beginMessage(messageType(unix.NFT_MSG_NEWGEN), 0, nfgenmsg(0))
+	w.u32(unix.NFTA_GEN_ID, 7)
+	w.endMessage(at)
 	l := Listener{last: 6}
 	m, _, _ := cutMessage(w.b)
 	if got, err := l.commit(m); err != nil || got != (Commit{Generation: 7}) {

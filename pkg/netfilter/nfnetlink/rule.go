@@ -4,7 +4,6 @@ package nfnetlink
 
 import (
 	"bytes"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -80,24 +79,31 @@ func decodeComment(data []byte) string {
 }
 
 func (w *attrWriter) comment(comment string) {
-	switch n := len(comment) + 1; {
-	case comment == "":
-	case 2+n > maxUserData:
-		w.fail("comment of %d bytes is too long for a rule", len(comment))
-	case strings.IndexByte(comment, 0) >= 0:
-		w.fail("comment %q holds a NUL byte", comment)
-	default:
-		w.bytes(unix.NFTA_RULE_USERDATA, slices.Concat([]byte{commentType, byte(n)}, []byte(comment), []byte{0}))
+	if comment == "" {
+		return
 	}
+	const header = 2 // type and length
+	text := append([]byte(comment), 0)
+	if header+len(text) > maxUserData {
+		w.fail("comment of %d bytes is too long for a rule", len(comment))
+		return
+	}
+	if strings.IndexByte(comment, 0) >= 0 {
+		w.fail("comment %q holds a NUL byte", comment)
+		return
+	}
+	w.bytes(unix.NFTA_RULE_USERDATA, append([]byte{commentType, byte(len(text))}, text...))
 }
 
 func (w *attrWriter) expressions(exprs []Expr) {
-	w.nest(func() {
-		for _, e := range exprs {
-			w.nest(func() {
-				w.str(unix.NFTA_EXPR_NAME, e.Name())
-				w.nest(func() { e.encode(w) }, unix.NFTA_EXPR_DATA)
-			}, unix.NFTA_LIST_ELEM)
-		}
-	}, unix.NFTA_RULE_EXPRESSIONS)
+	list := w.begin(unix.NFTA_RULE_EXPRESSIONS)
+	for _, e := range exprs {
+		element := w.begin(unix.NFTA_LIST_ELEM)
+		w.str(unix.NFTA_EXPR_NAME, e.Name())
+		data := w.begin(unix.NFTA_EXPR_DATA)
+		e.encode(w)
+		w.end(data)
+		w.end(element)
+	}
+	w.end(list)
 }

@@ -112,11 +112,13 @@ func TestElementForms(t *testing.T) {
 		"with a lifetime": {[]func(*attrWriter){value(unix.NFTA_SET_ELEM_KEY, 10, 0, 0, 9), flags(1), func(w *attrWriter) { w.u64(unix.NFTA_SET_ELEM_TIMEOUT, 1) }}, []string{"]10.0.0.9"}},
 	} {
 		var w attrWriter
-		w.nest(func() {
-			for _, part := range tt.parts {
-				part(&w)
-			}
-		}, unix.NFTA_SET_ELEM_LIST_ELEMENTS, unix.NFTA_LIST_ELEM)
+		list := w.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		element := w.begin(unix.NFTA_LIST_ELEM)
+		for _, part := range tt.parts {
+			part(&w)
+		}
+		w.end(element)
+		w.end(list)
 		elems, err := decodeElems(w.b)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
