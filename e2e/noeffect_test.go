@@ -11,7 +11,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 )
 
-// TestNoEffect checks that ADD and doctor say that ip-masq has no effect behind a main plugin whose packets pass no hook of
+// TestNoEffect checks that ADD, doctor and explain say that ip-masq has no effect behind a main plugin whose packets pass no hook of
 // the node, and that nothing fails because of it.
 func TestNoEffect(t *testing.T) {
 	t.Parallel()
@@ -42,6 +42,15 @@ func TestNoEffect(t *testing.T) {
 		stdout, _, _ := n.byHand(t, "doctor", "--data-dir", n.dataDir, "--cni-conf-dir", dir)
 		if strings.Contains(stdout, "notice: no-effect") != c.noEffect {
 			t.Errorf("behind %s, doctor says\n%s", c.main, stdout)
+		}
+		flags := []string{"explain", "8.8.8.8", "--from", "10.1.0.2", "--data-dir", n.dataDir, "--cni-conf-dir", dir}
+		stdout, _, _ = n.byHand(t, flags...)
+		if strings.Contains(stdout, "masqueraded, but ip-masq usually has no effect behind") != c.noEffect {
+			t.Errorf("behind %s, explain says\n%s", c.main, stdout)
+		}
+		stdout, _, _ = n.byHand(t, append(flags, "-o", "json")...)
+		if strings.Contains(stdout, `"kernel": null`) != c.noEffect {
+			t.Errorf("behind %s, explain -o json says\n%s", c.main, stdout)
 		}
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 0)
 	}

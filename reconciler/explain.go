@@ -112,6 +112,9 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 		return joined(r.Problems)
 	}
 	q.Incomplete = r.Incomplete()
+	if !q.SrcLocal {
+		q.NoHook = diagnose.NoHookPlugin(q.Src.Unmap(), pods, r.Sources.ConfDir)
+	}
 	e := diagnose.Explain(q, r.Rules, r.Stored, diagnose.OriginFinder{ConfDir: r.Sources.ConfDir, Since: node.Dir.Written})
 	if a.json() {
 		e.Reconciler = node.active

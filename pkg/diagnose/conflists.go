@@ -14,6 +14,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // list is a conflist that runtimes can load, with the configurations of its plugins.
@@ -195,4 +196,28 @@ func networksWithoutHook(e *examination, f *Finding) {
 func (e *examination) hasNoHook(network string) bool {
 	list := e.ConfDir.WithEntry(network)
 	return list != nil && list.NoHookPlugin() != ""
+}
+
+// NoHookPlugin returns the main plugin behind which packets of a source usually pass no hook of the node, or "": that of
+// the pod that holds the source. If no pod on record does, all networks with a plugin entry must have such a plugin.
+func NoHookPlugin(source netip.Addr, pods []store.Pod, confs config.ConfDir) string {
+	holder, isHeld := latestHolder(source, pods)
+	if isHeld {
+		list := confs.WithEntry(holder.Network)
+		if list == nil {
+			return ""
+		}
+		return list.NoHookPlugin()
+	}
+	found := ""
+	for _, l := range confs.Conflists {
+		if len(l.Entries) == 0 {
+			continue
+		}
+		found = l.NoHookPlugin()
+		if found == "" {
+			return ""
+		}
+	}
+	return found
 }

@@ -31,6 +31,7 @@ type Question struct {
 	ThirdParty func(f policy.Family, owned func(thirdparty.Place) bool) (Rules, error)
 	OutIndex   func(out string) int // the number of an interface, 0 if it does not exist
 	Pod        *Pod                 // that holds the source, as far as it is known
+	NoHook     string               // the main plugin behind which packets of the source usually pass no hook (NoHookPlugin)
 	Incomplete error                // why some of the documents that rules are made from cannot be read
 }
 
@@ -47,16 +48,21 @@ type Pod struct {
 
 // HolderOf returns the pod that holds an address, that of the latest ADD, or nil if none has names.
 func HolderOf(a netip.Addr, pods []store.Pod) *Pod {
-	var holder store.Pod
-	for _, p := range pods {
-		if slices.Contains(p.Addresses, a) && p.At >= holder.At {
-			holder = p
-		}
-	}
+	holder, _ := latestHolder(a, pods)
 	if holder.Namespace == "" && holder.Name == "" {
 		return nil
 	}
 	return &Pod{holder.Namespace, holder.Name}
+}
+
+// latestHolder returns the record with an address, that of the latest ADD, and whether there is one.
+func latestHolder(a netip.Addr, pods []store.Pod) (holder store.Pod, isHeld bool) {
+	for _, p := range pods {
+		if slices.Contains(p.Addresses, a) && p.At >= holder.At {
+			holder, isHeld = p, true
+		}
+	}
+	return holder, isHeld
 }
 
 func (p Pod) String() string {
@@ -112,6 +118,7 @@ type Explanation struct {
 	judged      bool // third-party rules were asked, and
 	// isOverridden tells that OverriddenBy decides for certain.
 	isOverridden bool
+	noHook       string // as in the question
 }
 
 // MarshalJSON writes null for strings that do not apply.
@@ -178,7 +185,18 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	if q.Incomplete != nil {
 		top.addProblem("%v", q.Incomplete)
 	}
+	if q.NoHook != "" {
+		top.passesNoHook(q.NoHook)
+	}
 	return top
+}
+
+// passesNoHook takes back what rules do with packets that usually pass no hook of the node.
+func (e *Explanation) passesNoHook(plugin string) {
+	e.noHook, e.Guard, e.Kernel = plugin, "", min(e.Kernel, thirdparty.Perhaps)
+	for i := range e.Chains {
+		e.Chains[i].passesNoHook(plugin)
+	}
 }
 
 // order is the position among the chains that could decide: those in nftables have a later priority.
@@ -501,11 +519,17 @@ func (e Explanation) headline() string {
 }
 
 func (e Explanation) verdictText() string {
-	return map[policy.Action]string{
-		policy.ActionMasquerade: "masqueraded",
-		policy.ActionExempt:     "exempt, keeps its source address",
-		policy.ActionOutOfScope: "out of scope, not masqueraded",
-	}[e.Verdict]
+	text := "out of scope, not masqueraded"
+	switch e.Verdict {
+	case policy.ActionMasquerade:
+		text = "masqueraded"
+	case policy.ActionExempt:
+		text = "exempt, keeps its source address"
+	}
+	if e.noHook != "" {
+		text += ", but ip-masq usually has no effect behind " + e.noHook
+	}
+	return text
 }
 
 func (e Explanation) rows(b *bytes.Buffer) {
@@ -590,6 +614,8 @@ func (e Explanation) kernelText() string {
 		by = ", by the rule: " + e.Rule
 	}
 	switch {
+	case e.noHook != "":
+		return "is usually not asked: packets of pods behind " + e.noHook + " pass no hook of the node"
 	case e.OverriddenBy != "" && e.isOverridden:
 		return "overridden by " + e.OverriddenBy
 	case e.OverriddenBy != "":
@@ -614,6 +640,9 @@ func (e Explanation) markText() string {
 }
 
 func (e Explanation) whatToDo() string {
+	if e.noHook != "" {
+		return "To see what to do about it: ip-masq-reconciler doctor."
+	}
 	drifts := func(e Explanation) bool { return len(e.Drift) > 0 }
 	switch {
 	case drifts(e) || slices.ContainsFunc(e.Chains, drifts) || e.Kernel != thirdparty.Yes && e.OverriddenBy == "":

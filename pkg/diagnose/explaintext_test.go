@@ -53,6 +53,8 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		s.Guard, s.EnforceExempt = policy.GuardDrop, new(true)
 	}))
 	enforced := askWith(guarded, []thirdparty.Outcome{ownedDecides}, "192.168.7.7", "10.244.0.2", "")
+	behindMacvlan := question("8.8.8.8", "10.244.0.2", "")
+	behindMacvlan.NoHook = "macvlan"
 	marked := question("192.168.7.7", "10.244.0.2", "")
 	marked.Mark = 0x4000
 	marked.ThirdParty = (&judge{verdict: thirdparty.Verdict{Outcomes: []thirdparty.Outcome{masqueradedBy("KUBE-POSTROUTING")}}}).read
@@ -76,6 +78,7 @@ func cases(t *testing.T) map[string]diagnose.Explanation {
 		"by-agent-files":   ask(sound(), "172.20.1.1", "", ""),
 		"built-in":         ask(sound(), "169.254.169.254", "", ""),
 		"out-of-scope":     ask(sound(), "8.8.8.8", "192.0.2.7", ""),
+		"no-effect":        guarded.explain(behindMacvlan),
 		"multicast":        ask(sound(), "239.1.1.1", "10.244.0.2", ""),
 		"drifted":          ask(drifted, "192.168.7.7", "", ""),
 		"emptied":          ask(emptied, "8.8.8.8", "", ""),

@@ -206,7 +206,7 @@ func (p *Policy) exemptPrefixesIn(f Family, destinations Ranges) []netip.Prefix 
 	var found []netip.Prefix
 	for _, e := range entriesOf(p.Destinations, f) {
 		first := e.Prefix.Addr()
-		isStated := !first.IsLinkLocalUnicast() && !first.IsMulticast()
+		isStated := !first.IsLinkLocalUnicast() && e.HasKey()
 		if e.Action == ActionExempt && isStated && destinations.OverlapsPrefix(e.Prefix) {
 			found = append(found, e.Prefix)
 		}
