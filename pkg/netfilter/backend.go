@@ -114,8 +114,8 @@ type Backend interface {
 	// OwnsTables reports whether Observe reads whole tables, and Apply leaves nothing else there.
 	OwnsTables() bool
 
-	// Observe reads the named chains that exist. It writes nothing, and runs a program only to print a chain of another
-	// program (policy.Chain.Printed).
+	// Observe reads the named chains that exist. It writes nothing, and runs a program only to print a chain
+	// of another program (policy.Chain.Printed).
 	Observe(ctx context.Context, chains []policy.ChainFamily) (Observation, error)
 
 	// Apply writes the difference between an observation and the desired chains, so that the kernel

@@ -27,8 +27,8 @@ type DecodedRule struct {
 	Owner       policy.Owner
 }
 
-// DecodeRule returns the rule in the terms of package policy. The function returns the addresses of a condition on
-// the source or the destination, nil for all, and whether the backend writes such a condition.
+// DecodeRule returns the rule in the terms of package policy. The function returns the addresses of a
+// condition on the source or the destination, nil for all, and whether the backend writes such a condition.
 func DecodeRule(d nfnetlink.Decoded, addresses func(nfnetlink.Condition) (policy.Ranges, bool)) DecodedRule {
 	r := DecodedRule{Rule: policy.Rule{Connections: d.Packets}, Owner: policy.ParseOwner(d.Comment)}
 	unrecognized := slices.Concat(d.Other, d.Unrecognized)
@@ -48,7 +48,8 @@ func DecodeRule(d nfnetlink.Decoded, addresses func(nfnetlink.Condition) (policy
 	return r
 }
 
-// Unrecognize makes the rule an unrecognized one with a text that has also the parts which cannot be expressed.
+// Unrecognize makes the rule an unrecognized one with a text that has also the parts which cannot be
+// expressed.
 func (r *DecodedRule) Unrecognize(parts ...string) {
 	text := r.String() + " " + r.Target
 	if r.Verdict == "" {

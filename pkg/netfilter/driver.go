@@ -33,8 +33,8 @@ type Driver interface {
 	Ruleset
 }
 
-// Ruleset is the nf_tables ruleset as a whole. One driver of a program has it, as the owned tables of the backend
-// nftables and the guard tables are read and written by one socket. The others embed NoRuleset.
+// Ruleset is the nf_tables ruleset as a whole. One driver of a program has it, as the owned tables of the
+// backend nftables and the guard tables are read and written by one socket. The others embed NoRuleset.
 type Ruleset interface {
 	// GuardTables returns the guard tables.
 	GuardTables() (GuardTables, error)
@@ -103,9 +103,9 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 	return nil, fmt.Errorf("backend %s is not part of this program: %w", b, ErrUnusable)
 }
 
-// Choose returns the choice for a chain: the stated backend or, if that is auto, the one that the node uses for the
-// chain already, else nftables beside kube-proxy in its mode nftables, else the first that works on this host and
-// accepts the rules. If a program is busy, no backend is chosen, and the error wraps ErrBusy.
+// Choose returns the choice for a chain: the stated backend or, if that is auto, the one that the node uses
+// for the chain already, else nftables beside kube-proxy in its mode nftables, else the first that works on
+// this host and accepts the rules. If a program is busy, no backend is chosen, and the error wraps ErrBusy.
 func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend, accepts func(Choice) error) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {

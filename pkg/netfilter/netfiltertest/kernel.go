@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netfiltertest is a packet filter in memory, at the ports of package netfilter: netfilter.Driver, Backend and
-// GuardTables. Tests of what decides about writes, and the simulation, use it in place of a kernel. It keeps what is written,
-// refuses what was computed from an earlier reading, and says before each call what the call is about to do.
+// Package netfiltertest is a packet filter in memory, at the ports of package netfilter: netfilter.Driver,
+// Backend and GuardTables. Tests of what decides about writes, and the simulation, use it in place of a
+// kernel. It keeps what is written, refuses what was computed from an earlier reading, and says before each
+// call what the call is about to do.
 package netfiltertest
 
 import (
@@ -30,7 +31,8 @@ var (
 
 // Kernel is a packet filter.
 type Kernel struct {
-	// Before is called before each effect, with its text. Its error is that of the effect, which then does not happen.
+	// Before is called before each effect, with its text. Its error is that of the effect, which then does
+	// not happen.
 	Before func(effect string, writes bool) error
 	// After is called after each write, with its text and the chains that it touched. "" is an owned table.
 	After func(effect string, touched ...string)
@@ -263,8 +265,8 @@ func kept(c policy.Chain) policy.Chain {
 	return c
 }
 
-// applyTables writes all chains of the owned tables, which the observation has as they are. New sets are filled by a batch
-// of their own.
+// applyTables writes all chains of the owned tables, which the observation has as they are. New sets are
+// filled by a batch of their own.
 func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation) error {
 	k, seen := b.k, b.k.changes
 	if was, is := from.State.(int); is && was != seen {

@@ -21,7 +21,8 @@ const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// cutAttr returns the first attribute of b and those after it, or !ok and all of b if that is empty or malformed.
+// cutAttr returns the first attribute of b and those after it, or !ok and all of b if that is empty or
+// malformed.
 func cutAttr(b []byte) (typ uint16, data, rest []byte, ok bool) {
 	if len(b) < attrHeader {
 		return 0, nil, b, false
@@ -38,9 +39,10 @@ const maxAttr = 20
 
 // attrTable holds attributes by number. The getters set bad for one that is missing or misshapen.
 type attrTable struct {
-	at     [maxAttr][]byte
-	bad    bool
-	unread uint32 // bitmap of nonzero attributes that no getter has returned; bit maxAttr: any attribute >= maxAttr
+	at  [maxAttr][]byte
+	bad bool
+	// unread is a bitmap of nonzero attributes that no getter has returned. Bit maxAttr is any attribute >= maxAttr.
+	unread uint32
 }
 
 func (t *attrTable) parse(b []byte) {

@@ -32,7 +32,8 @@ type Batch struct {
 // Len returns the number of messages in the batch.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// begin begins a message with the names of the table and the object. The caller writes its other attributes and calls end.
+// begin begins a message with the names of the table and the object. The caller writes its other attributes
+// and calls end.
 func (b *Batch) begin(op operation, msgType, flags, nameAttr uint16) *attrWriter {
 	b.ops = append(b.ops, op)
 	b.w.op = op
@@ -148,7 +149,8 @@ func (b *Batch) elements(op operation, msgType, flags uint16, ranges []netipx.IP
 	}
 }
 
-// rangeElements writes the element that begins a range and, unless the range has the highest address, the one behind it.
+// rangeElements writes the element that begins a range and, unless the range has the highest address, the one
+// behind it.
 func (w *attrWriter) rangeElements(r netipx.IPRange) {
 	if !r.IsValid() {
 		w.fail("%s to %s is not a range of addresses", r.From(), r.To())
@@ -235,8 +237,8 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 	return acknowledged, nil
 }
 
-// refusal names the operation of the batch that the kernel refused. Its message is the given one; the first begins the
-// batch.
+// refusal names the operation of the batch that the kernel refused. Its message is the given one; the first
+// begins the batch.
 func (b *Batch) refusal(op operation, refused *Error, message uint32) *Error {
 	refused.Op = op.String()
 	if message > 0 && message <= uint32(len(b.ops)) {

@@ -59,8 +59,8 @@ type ConnectionFilter struct {
 	Family Family // 0 is any
 	// Status are the bits that the entry has, of those in Mask. Older kernels (5.10) ignore both.
 	Status, Mask uint32
-	// Src is, if it is valid, the source of the connection. Kernels before 5.8 ignore it, and encode one of IPv6: the
-	// kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
+	// Src is, if it is valid, the source of the connection. Kernels before 5.8 ignore it, and encode one of
+	// IPv6: the kernel's filter of IPv6 addresses (up to 6.18 at least) takes those that differ.
 	Src netip.Addr
 }
 
@@ -90,17 +90,23 @@ const (
 
 // Connections calls handle with each conntrack entry that the filter selects. The entry is valid during
 // the call only. One that exists all the time is handled at least once.
-func (c *Conn) Connections(ctx context.Context, filter ConnectionFilter, handle func(*Connection) error) error {
+func (c *Conn) Connections(
+	ctx context.Context, filter ConnectionFilter, handle func(*Connection) error,
+) error {
+	list := ctnetlink("list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family)
+	list.encode = filter.encode
 	var entry Connection
-	return c.queryAll(ctx, ctnetlink("list conntrack entries", ctGet, unix.NLM_F_DUMP, filter.Family, filter.encode, func(attrs []byte) error {
+	list.handle = func(_, attrs []byte) error {
 		if !entry.decode(attrs) {
 			return errMalformed
 		}
 		return handle(&entry)
-	}))
+	}
+	return c.queryAll(ctx, list)
 }
 
-// decode decodes the attributes of an entry. It allocates nothing, as there can be a million entries.
+// decode decodes the attributes of an entry. It allocates nothing and uses no attrTable, as there can be a
+// million entries: a library that returns a slice of them takes 2.3 times the processor time.
 func (e *Connection) decode(attrs []byte) bool {
 	*e = Connection{}
 	typ, data, rest, ok := cutAttr(attrs)
@@ -117,15 +123,18 @@ func (e *Connection) decode(attrs []byte) bool {
 		}
 	}
 	bits := e.Original.Src.BitLen()
-	sameFamily := bits == e.Original.Dst.BitLen() && bits == e.Reply.Src.BitLen() && bits == e.Reply.Dst.BitLen()
+	sameFamily := bits == e.Original.Dst.BitLen()
+	sameFamily = sameFamily && bits == e.Reply.Src.BitLen() && bits == e.Reply.Dst.BitLen()
 	return len(rest) == 0 && len(e.ID) == 4 && bits > 0 && sameFamily
 }
 
 // zone sets the zone. An attribute of another form is a zone, too.
 func (e *Connection) zone(data []byte) {
-	if e.Zone = math.MaxUint16; len(data) == 2 {
-		e.Zone = binary.BigEndian.Uint16(data)
+	if len(data) != 2 {
+		e.Zone = math.MaxUint16
+		return
 	}
+	e.Zone = binary.BigEndian.Uint16(data)
 }
 
 // tuple decodes a tuple. Its addresses are the zero Addr if they are missing.
@@ -136,14 +145,19 @@ func (e *Connection) tuple(t *Tuple, attrs []byte) {
 		case ctaTupleZone:
 			e.zone(part)
 		case ctaTupleIP:
-			for typ, a, rest, ok := cutAttr(part); ok; typ, a, rest, ok = cutAttr(rest) {
-				switch typ {
-				case ctaV4Src, ctaV6Src:
-					t.Src, _ = netip.AddrFromSlice(a)
-				case ctaV4Dst, ctaV6Dst:
-					t.Dst, _ = netip.AddrFromSlice(a)
-				}
-			}
+			t.addresses(part)
+		}
+	}
+}
+
+// addresses decodes the addresses of a tuple.
+func (t *Tuple) addresses(attrs []byte) {
+	for typ, a, rest, ok := cutAttr(attrs); ok; typ, a, rest, ok = cutAttr(rest) {
+		switch typ {
+		case ctaV4Src, ctaV6Src:
+			t.Src, _ = netip.AddrFromSlice(a)
+		case ctaV4Dst, ctaV6Dst:
+			t.Dst, _ = netip.AddrFromSlice(a)
 		}
 	}
 }
@@ -151,7 +165,8 @@ func (e *Connection) tuple(t *Tuple, attrs []byte) {
 // Flow decodes the rest of the tuple, which a walk of the whole table has no use for.
 func (t Tuple) Flow() (f Flow) {
 	var ports [2]uint16
-	for typ, data, rest, ok := cutAttr(nested(t.attrs, ctaTupleProto)); ok; typ, data, rest, ok = cutAttr(rest) {
+	typ, data, rest, ok := cutAttr(nested(t.attrs, ctaTupleProto))
+	for ; ok; typ, data, rest, ok = cutAttr(rest) {
 		switch {
 		case typ == ctaProtoNum && len(data) == 1:
 			f.Protocol = data[0]
@@ -167,12 +182,14 @@ func (t Tuple) Flow() (f Flow) {
 // does not delete one that has replaced it. It reports whether there was one: the kernel does not
 // delete an entry that a flowtable has.
 func (c *Conn) DeleteConnection(t Tuple, id []byte) (deleted bool, err error) {
-	_, err = c.query(context.Background(), ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, FamilyOf(t.Src), func(w *attrWriter) {
+	request := ctnetlink("delete conntrack entry", ctDelete, unix.NLM_F_ACK, FamilyOf(t.Src))
+	request.encode = func(w *attrWriter) {
 		w.bytes(ctaTupleOrig|unix.NLA_F_NESTED, t.attrs)
 		if id != nil {
 			w.bytes(ctaID, id)
 		}
-	}, nil))
+	}
+	_, err = c.query(context.Background(), request)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) {
 		return false, nil
 	}
@@ -188,27 +205,30 @@ type ConntrackStats struct {
 
 // ConntrackStats returns the numbers of the namespace.
 func (c *Conn) ConntrackStats(ctx context.Context) (s ConntrackStats, err error) {
-	const op = "read conntrack statistics"
-	_, err = c.query(ctx, ctnetlink(op, ctGetStats, 0, 0, nil, func(attrs []byte) error {
+	const verb = "read conntrack statistics"
+	ofNamespace := ctnetlink(verb, ctGetStats, 0, 0)
+	ofNamespace.handle = func(_, attrs []byte) error {
 		return c.attrs.decode(attrs, func(t *attrTable) {
 			s.Entries, s.Limit = uint64(t.u32(ctaGlobalEntries)), uint64(t.optU32(ctaGlobalMaximum))
 		})
-	}))
-	if err == nil {
-		_, err = c.query(ctx, ctnetlink(op, ctGetStatsCPU, unix.NLM_F_DUMP, 0, nil, func(attrs []byte) error {
-			return c.attrs.decode(attrs, func(t *attrTable) {
-				s.InsertFailed += uint64(t.u32(ctaInsertFailed))
-				s.Drop += uint64(t.u32(ctaDrop))
-				s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
-			})
-		}))
 	}
+	if _, err := c.query(ctx, ofNamespace); err != nil {
+		return s, err
+	}
+	ofEachCPU := ctnetlink(verb, ctGetStatsCPU, unix.NLM_F_DUMP, 0)
+	ofEachCPU.handle = func(_, attrs []byte) error {
+		return c.attrs.decode(attrs, func(t *attrTable) {
+			s.InsertFailed += uint64(t.u32(ctaInsertFailed))
+			s.Drop += uint64(t.u32(ctaDrop))
+			s.EarlyDrop += uint64(t.u32(ctaEarlyDrop))
+		})
+	}
+	_, err = c.query(ctx, ofEachCPU)
 	return s, err
 }
 
-func ctnetlink(verb string, get, flags uint16, family Family, encode func(*attrWriter), handle func(attrs []byte) error) request {
-	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgenmsg(family), encode: encode,
-		handle: func(_, attrs []byte) error { return handle(attrs) }}
+func ctnetlink(verb string, get, flags uint16, family Family) request {
+	return request{op: operation{verb: verb}, typ: ctnetlinkType(get), flags: flags, header: nfgenmsg(family)}
 }
 
 func ctnetlinkType(number uint16) uint16 { return unix.NFNL_SUBSYS_CTNETLINK<<8 | number }

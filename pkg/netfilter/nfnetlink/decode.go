@@ -39,8 +39,12 @@ const (
 
 // String returns the name that messages have for the field.
 func (f Field) String() string {
-	return [...]string{"", "source", "destination", "oifname", "oif", "l4proto", "nfproto", "mark", "ct state",
-		"local source", "local destination", "numgen"}[f]
+	names := [...]string{
+		Source: "source", Destination: "destination", OutputName: "oifname", OutputIndex: "oif",
+		Protocol: "l4proto", NFProto: "nfproto", Mark: "mark", ConnState: "ct state",
+		SourceLocal: "local source", DestinationLocal: "local destination", Probability: "numgen",
+	}
+	return names[f]
 }
 
 // Condition is one comparison in a rule. A rule applies to the packets that meet all of its conditions.
@@ -91,8 +95,8 @@ const (
 	DoSNAT      Statement = "snat"
 )
 
-// Decoded is a rule in the terms of nft(8). A rule with anything Unrecognized may apply to fewer packets
-// than its conditions say, never to more.
+// Decoded is a rule in the terms of nft(8). A rule with anything Unrecognized may apply to fewer packets than
+// its conditions say, never to more: a part of it that cannot be decoded makes it unrecognized as a whole.
 type Decoded struct {
 	Conditions []Condition
 	Statement  Statement
@@ -148,7 +152,8 @@ func (d *decoder) refuse(part string) { d.Unrecognized = append(d.Unrecognized, 
 func (d *decoder) add(c Condition) { d.Conditions = append(d.Conditions, c) }
 
 // load replaces the held value. One that no comparison reads is not recognized: loading it may end the
-// rule. iptables-nft writes -o + as oifname without comparison.
+// rule, and without it the rule would look wider than it is. The exception is the name of the output
+// interface: iptables-nft writes -o + as oifname without comparison.
 func (d *decoder) load(r register) {
 	switch {
 	case d.held.name == "" || d.held.used:
@@ -170,29 +175,13 @@ func (d *decoder) expression(e Expr) {
 		d.held.used = true
 		d.Other = append(d.Other, "meta set")
 	case FIB:
-		r := register{number: e.Dreg, name: "fib", size: 4}
-		if e.Result == unix.NFT_FIB_RESULT_ADDRTYPE {
-			r.what = map[uint32]Field{unix.NFTA_FIB_F_SADDR: SourceLocal, unix.NFTA_FIB_F_DADDR: DestinationLocal}[e.Flags]
-		}
-		d.load(r)
+		d.load(fib(e))
 	case CT:
-		r := register{number: e.Dreg, name: "ct", size: 4}
-		if e.Key == unix.NFT_CT_STATE {
-			r.what, r.name = ConnState, "ct state"
-		}
-		d.load(r)
+		d.load(ct(e))
 	case Numgen:
-		r := register{number: e.Dreg, name: "numgen", size: 4, hostByteOrder: true}
-		if e.Random && e.Modulus == probabilityUnit && e.Offset == 0 {
-			r.what = Probability
-		}
-		d.load(r)
+		d.load(numgen(e))
 	case Byteorder:
-		if e.Sreg != d.held.number || !d.held.hostByteOrder || e.Op != unix.NFT_BYTEORDER_HTON || e.Len != 4 || e.Size != 4 {
-			d.load(register{number: e.Dreg, name: "byteorder"})
-			return
-		}
-		d.held.number, d.held.hostByteOrder = e.Dreg, false
+		d.byteorder(e)
 	case Bitwise:
 		d.bitwise(e)
 	case Cmp:
@@ -200,12 +189,7 @@ func (d *decoder) expression(e Expr) {
 	case Lookup:
 		d.lookup(e)
 	case Immediate:
-		consts := d.consts
-		d.load(register{})
-		if slices.ContainsFunc(consts, func(p Immediate) bool { return p.Dreg == e.Dreg }) {
-			d.refuse("immediate")
-		}
-		d.consts = slices.Concat(consts, []Immediate{e})
+		d.immediate(e)
 	case Match:
 		d.match(e)
 	case Target:
@@ -285,10 +269,63 @@ func meta(e Meta) register {
 	return register{number: e.Dreg, name: "meta"}
 }
 
+func fib(e FIB) register {
+	r := register{number: e.Dreg, name: "fib", size: 4}
+	if e.Result != unix.NFT_FIB_RESULT_ADDRTYPE {
+		return r
+	}
+	switch e.Flags {
+	case unix.NFTA_FIB_F_SADDR:
+		r.what = SourceLocal
+	case unix.NFTA_FIB_F_DADDR:
+		r.what = DestinationLocal
+	}
+	return r
+}
+
+func ct(e CT) register {
+	if e.Key == unix.NFT_CT_STATE {
+		return register{number: e.Dreg, what: ConnState, name: "ct state", size: 4}
+	}
+	return register{number: e.Dreg, name: "ct", size: 4}
+}
+
+func numgen(e Numgen) register {
+	r := register{number: e.Dreg, name: "numgen", size: 4, hostByteOrder: true}
+	if e.Random && e.Modulus == probabilityUnit && e.Offset == 0 {
+		r.what = Probability
+	}
+	return r
+}
+
+// byteorder converts the number that is held to network order. Other conversions are not known.
+func (d *decoder) byteorder(e Byteorder) {
+	isOfHeld := e.Sreg == d.held.number && d.held.hostByteOrder
+	isWhole := e.Op == unix.NFT_BYTEORDER_HTON && e.Len == 4 && e.Size == 4
+	if !isOfHeld || !isWhole {
+		d.load(register{number: e.Dreg, name: "byteorder"})
+		return
+	}
+	d.held.number, d.held.hostByteOrder = e.Dreg, false
+}
+
+// immediate notes a constant for masq or nat.
+func (d *decoder) immediate(e Immediate) {
+	consts := d.consts
+	d.load(register{})
+	for _, earlier := range consts {
+		if earlier.Dreg == e.Dreg {
+			d.refuse("immediate")
+		}
+	}
+	d.consts = slices.Concat(consts, []Immediate{e})
+}
+
 func (d *decoder) bitwise(e Bitwise) {
 	h := &d.held
-	masks := h.what == Source || h.what == Destination || h.what == Mark || h.what == ConnState
-	if e.Sreg != h.number || !masks || !zero(e.Xor) || h.mask != nil || int(e.Len) != h.size || len(e.Mask) != h.size {
+	mayHaveMask := h.what == Source || h.what == Destination || h.what == Mark || h.what == ConnState
+	isOfHeld := e.Sreg == h.number && h.mask == nil && int(e.Len) == h.size && len(e.Mask) == h.size
+	if !mayHaveMask || !isOfHeld || !zero(e.Xor) {
 		name := cmp.Or(h.name, "bitwise")
 		h.used = true
 		d.load(register{number: e.Dreg, name: name + " under a mask"})
@@ -299,14 +336,14 @@ func (d *decoder) bitwise(e Bitwise) {
 
 func (d *decoder) compare(e Cmp) {
 	h := &d.held
-	not := e.Op == NotEqual
-	equality := not || e.Op == Equal
-	switch {
-	case h.what == 0 && h.name != "" && !h.used:
+	if h.what == 0 && h.name != "" && !h.used {
 		h.used = true
 		d.refuse(h.name)
 		return
-	case e.Sreg != h.number || h.what == 0 || len(e.Data) == 0 || len(e.Data) > h.size || h.hostByteOrder:
+	}
+	isOfHeld := e.Sreg == h.number && h.what != 0 && !h.hostByteOrder
+	fits := len(e.Data) > 0 && len(e.Data) <= h.size
+	if !isOfHeld || !fits {
 		d.concatenated("several fields at once")
 		return
 	}
@@ -318,7 +355,10 @@ func (d *decoder) compare(e Cmp) {
 	if len(h.mask) == 4 {
 		mask = binary.NativeEndian.Uint32(h.mask)
 	}
-	switch what, whole := h.what, len(e.Data) == h.size; {
+	not := e.Op == NotEqual
+	equality := not || e.Op == Equal
+	what, whole := h.what, len(e.Data) == h.size
+	switch {
 	case what == Source || what == Destination:
 		d.address(e)
 	case what == OutputName && equality:
@@ -380,7 +420,8 @@ func (d *decoder) address(e Cmp) {
 	}
 	prefix, ordered := netip.PrefixFrom(a, bits), h.mask == nil && len(e.Data) == size
 	c := Condition{Field: h.what, Not: e.Op == NotEqual}
-	switch equality := c.Not || e.Op == Equal; {
+	equality := c.Not || e.Op == Equal
+	switch {
 	case known == 0:
 		d.refuse(h.name + " under a mask that is no prefix's")
 		return
@@ -407,7 +448,9 @@ func ipRange(first, last []byte) netipx.IPRange {
 // holdsAddress reports whether a whole address is held, in the register.
 func (d *decoder) holdsAddress(r Register) bool {
 	h := &d.held
-	if r != h.number || h.mask != nil || h.what != Source && h.what != Destination || h.size != d.addressSize() {
+	isAddress := h.what == Source || h.what == Destination
+	isWhole := h.mask == nil && h.size == d.addressSize()
+	if r != h.number || !isAddress || !isWhole {
 		return false
 	}
 	h.used = true
@@ -443,41 +486,37 @@ func (d *decoder) outputName(data []byte, not bool) {
 func (d *decoder) masq(e Masq) {
 	d.Statement = DoMasq
 	to, ok := d.constants(e.Flags, 0, 0, e.ProtoMin, e.ProtoMax)
-	if d.To = to; !ok {
+	if !ok {
 		d.refuse("masq")
 	}
+	d.To = to
 }
 
 // nat decodes source NAT, the only one at the hook postrouting, to any address.
 func (d *decoder) nat(e NAT) {
 	d.holdsAddress(e.AddrMin)
 	d.Statement = DoSNAT
-	if to, ok := d.constants(e.Flags, e.AddrMin, e.AddrMax, e.ProtoMin, e.ProtoMax); ok && e.Family == uint32(d.family) {
+	to, ok := d.constants(e.Flags, e.AddrMin, e.AddrMax, e.ProtoMin, e.ProtoMax)
+	if ok && e.Family == uint32(d.family) {
 		d.To = to
 	}
 }
 
 // constants decodes a translation whose registers hold constants, all that there are.
-func (d *decoder) constants(flags uint32, addrMin, addrMax, protoMin, protoMax Register) (to Translation, ok bool) {
+func (d *decoder) constants(
+	flags uint32, addrMin, addrMax, protoMin, protoMax Register,
+) (to Translation, ok bool) {
 	to.Flags = flags
 	used := map[Register]bool{}
-	constant := func(r Register, size int) []byte {
-		i := slices.IndexFunc(d.consts, func(c Immediate) bool { return c.Dreg == r && len(c.Data) >= size })
-		if i < 0 {
-			return make([]byte, size)
-		}
-		used[r] = true
-		return d.consts[i].Data[:size]
-	}
 	if addrMin != 0 && (addrMax == 0 || addrMax == addrMin) {
-		to.Address, _ = netip.AddrFromSlice(constant(addrMin, d.addressSize()))
+		to.Address, _ = netip.AddrFromSlice(d.constant(addrMin, d.addressSize(), used))
 	}
 	if flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
 		if protoMin == 0 || protoMax == 0 {
 			return Translation{}, false
 		}
-		to.PortMin = binary.BigEndian.Uint16(constant(protoMin, 2))
-		to.PortMax = binary.BigEndian.Uint16(constant(protoMax, 2))
+		to.PortMin = binary.BigEndian.Uint16(d.constant(protoMin, 2, used))
+		to.PortMax = binary.BigEndian.Uint16(d.constant(protoMax, 2, used))
 	}
 	for _, r := range []Register{addrMin, addrMax, protoMin, protoMax} {
 		if r != 0 && !used[r] {
@@ -487,12 +526,32 @@ func (d *decoder) constants(flags uint32, addrMin, addrMax, protoMin, protoMax R
 	return to, len(used) == len(d.consts)
 }
 
-func (d *decoder) verdict(e Verdict) {
-	does := [...]Statement{DoReturn, DoAccept, DoDrop, DoJump, DoGoto, NoStatement}
-	at := slices.Index([]VerdictCode{Return, Accept, Drop, Jump, Goto, Continue}, e.Code)
-	if at < 0 {
-		d.refuse("another verdict")
-		return
+// constant returns the first bytes of the constant in a register, which is used then, or as many zeros.
+func (d *decoder) constant(r Register, size int, used map[Register]bool) []byte {
+	for _, c := range d.consts {
+		if c.Dreg == r && len(c.Data) >= size {
+			used[r] = true
+			return c.Data[:size]
+		}
 	}
-	d.Statement, d.Chain = does[at], e.Chain
+	return make([]byte, size)
+}
+
+func (d *decoder) verdict(e Verdict) {
+	d.Chain = e.Chain
+	switch e.Code {
+	case Return:
+		d.Statement = DoReturn
+	case Accept:
+		d.Statement = DoAccept
+	case Drop:
+		d.Statement = DoDrop
+	case Jump:
+		d.Statement = DoJump
+	case Goto:
+		d.Statement = DoGoto
+	case Continue: // as without a verdict
+	default:
+		d.refuse("another verdict")
+	}
 }

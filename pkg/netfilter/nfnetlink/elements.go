@@ -12,7 +12,8 @@ import (
 // Contents is a set or map of any type, with all of its elements.
 type Contents struct {
 	Set
-	// Fields are the lengths in bytes of the fields of a concatenation with intervals. Each is padded to 4 bytes in a key.
+	// Fields are the lengths in bytes of the fields of a concatenation with intervals. Each is padded to 4
+	// bytes in a key.
 	Fields   []int
 	Elements []Element
 }
@@ -30,7 +31,8 @@ type Element struct {
 	Conditional bool
 }
 
-// Contents returns a set or map, or an error that is os.ErrNotExist. Elements that do not decode are an error.
+// Contents returns a set or map, or an error that is os.ErrNotExist. Elements that do not decode are an
+// error.
 func (c *Conn) Contents(family Family, table, name string) (Contents, error) {
 	op := operation{"read set", family, table, name}
 	found, err := read(c, op, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, decodeContents)
@@ -38,7 +40,8 @@ func (c *Conn) Contents(family Family, table, name string) (Contents, error) {
 		return found, err
 	}
 	op.verb = "list elements of"
-	found.Elements, err = list(c, op, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, decodeContentElements)
+	const get, nameAttr = unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET
+	found.Elements, err = list(c, op, get, nameAttr, decodeContentElements)
 	return found, err
 }
 

@@ -28,7 +28,8 @@ func decodeExpr(b []byte) Expr {
 	return e
 }
 
-// decodeKind decodes the attributes of an expression, nil if it has no struct. It marks as bad what has another form.
+// decodeKind decodes the attributes of an expression, nil if it has no struct. It marks as bad what has
+// another form.
 func decodeKind(kind []byte, t *attrTable) Expr {
 	switch string(kind) {
 	case "cmp":
@@ -626,8 +627,8 @@ func (e Unknown) encode(w *attrWriter) {
 	w.fail("expression %q is not known well enough to be written", e.Kind)
 }
 
-// Getters and writers of what attributes of expressions hold. Those of opt leave out a 0, which the kernel refuses in
-// flags and registers.
+// Getters and writers of what attributes of expressions hold. Those of opt leave out a 0, which the kernel
+// refuses in flags and registers.
 
 func (t *attrTable) register(typ uint16) Register { return Register(t.u32(typ)) }
 

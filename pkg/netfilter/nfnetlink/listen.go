@@ -35,8 +35,8 @@ type Commit struct {
 // Watched are the objects whose changes Commit.Touched is about, in the families ip and ip6.
 type Watched struct {
 	Tables []string // with everything in them
-	// Shared is a table that other programs use, too. In it the table itself and the chains of these names are
-	// watched, all chains if the pointer is nil.
+	// Shared is a table that other programs use, too. In it the table itself and the chains of these names
+	// are watched, all chains if the pointer is nil.
 	Shared string
 	Chains *atomic.Pointer[[]string]
 }
@@ -74,7 +74,8 @@ func openEvents(purpose string, protocol int, groups ...int) (*os.File, error) {
 			return fmt.Errorf("set receive buffer: %w", err)
 		}
 		for _, group := range groups {
-			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
+			err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
+			if err != nil {
 				return fmt.Errorf("join the group: %w", err)
 			}
 		}
@@ -86,8 +87,8 @@ func openEvents(purpose string, protocol int, groups ...int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "netlink events"), nil
 }
 
-// Next waits for a commit. Its error is ErrLost if commits were lost, after which another Listener is needed, and
-// os.ErrClosed after Close. It is not safe for concurrent use.
+// Next waits for a commit. Its error is ErrLost if commits were lost, after which another Listener is
+// needed, and os.ErrClosed after Close. It is not safe for concurrent use.
 func (l *Listener) Next() (Commit, error) {
 	for {
 		n, err := l.file.Read(l.in)
@@ -99,24 +100,35 @@ func (l *Listener) Next() (Commit, error) {
 		}
 		m, rest, ok := cutMessage(l.in[:n])
 		for ; ok; m, rest, ok = cutMessage(rest) {
-			if m.typ == messageType(unix.NFT_MSG_NEWGEN) { // a datagram by itself, after those of the commit's objects
+			isLast := m.typ == messageType(unix.NFT_MSG_NEWGEN)
+			if isLast { // a datagram by itself, after those of the commit's objects
 				return l.commit(m)
 			}
-			l.touched = l.touches(m) || l.touched
+			if l.touches(m) {
+				l.touched = true
+			}
 		}
-		l.touched = l.touched || len(rest) > 0 || n == len(l.in)
+		isCut := n == len(l.in)
+		if len(rest) > 0 || isCut {
+			l.touched = true
+		}
 	}
 }
 
 // commit returns the commit that a message ends.
 func (l *Listener) commit(m message) (c Commit, err error) {
+	attrs := m.payload[min(nfgenHeader, len(m.payload)):]
 	var t attrTable
-	if err := t.decode(m.payload[min(nfgenHeader, len(m.payload)):], func(t *attrTable) {
-		c = Commit{t.u32(unix.NFTA_GEN_ID), t.optU32(unix.NFTA_GEN_PROC_PID), string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME])), false}
-	}); err != nil {
+	err = t.decode(attrs, func(t *attrTable) {
+		c.Generation = t.u32(unix.NFTA_GEN_ID)
+		c.PID = t.optU32(unix.NFTA_GEN_PROC_PID)
+		c.Program = string(untilNUL(t.at[unix.NFTA_GEN_PROC_NAME]))
+	})
+	if err != nil {
 		return Commit{}, fmt.Errorf("receive change events of nf_tables: %w", err)
 	}
-	c.Touched = l.touched || c.Generation != l.last+1
+	isNext := c.Generation == l.last+1
+	c.Touched = l.touched || !isNext
 	l.last, l.touched = c.Generation, false
 	return c, nil
 }
@@ -128,21 +140,27 @@ func (l *Listener) touches(m message) bool {
 	}
 	attrs := m.payload[nfgenHeader:]
 	table := nested(attrs, unix.NFTA_TABLE_NAME) // the number that it has in the messages of every object
-	family, w := Family(m.payload[0]), &l.watched
-	switch name := string(untilNUL(table)); {
-	case table == nil:
+	if table == nil {
 		return true
-	case family != IPv4 && family != IPv6:
-		return false
-	case slices.Contains(w.Tables, name):
-		return true
-	case name != w.Shared:
+	}
+	family, name := Family(m.payload[0]), string(untilNUL(table))
+	if family != IPv4 && family != IPv6 {
 		return false
 	}
+	if slices.Contains(l.watched.Tables, name) {
+		return true
+	}
+	return name == l.watched.Shared && l.watched.touchesShared(m.typ, attrs)
+}
+
+// touchesShared reports whether a message about the shared table is about a watched chain, or may be. A chain
+// that is renamed is announced as a new one, by its new name only. So every new chain counts, as it may be a
+// watched one that another program renames, but those of kube-proxy, which adds tens of thousands.
+func (w *Watched) touchesShared(typ uint16, attrs []byte) bool {
 	var chain []byte
-	switch m.typ & 0xff {
-	case unix.NFT_MSG_NEWCHAIN: // also of a chain that is renamed, by its new name only
-		return !bytes.HasPrefix(nested(attrs, unix.NFTA_CHAIN_NAME), []byte("KUBE-")) // kube-proxy adds tens of thousands
+	switch typ & 0xff {
+	case unix.NFT_MSG_NEWCHAIN:
+		return !bytes.HasPrefix(nested(attrs, unix.NFTA_CHAIN_NAME), []byte("KUBE-"))
 	case unix.NFT_MSG_DELCHAIN:
 		chain = nested(attrs, unix.NFTA_CHAIN_NAME)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:

@@ -18,7 +18,8 @@ import (
 // attrTableOwner is NFTA_TABLE_OWNER, which golang.org/x/sys/unix does not have.
 const attrTableOwner = 7
 
-// Family is a protocol family of netfilter (NFPROTO_*). Those of IPv4 and IPv6 have the numbers of AF_INET and AF_INET6.
+// Family is a protocol family of netfilter (NFPROTO_*). Those of IPv4 and IPv6 have the numbers of AF_INET
+// and AF_INET6.
 type Family uint8
 
 // The families that masquerading is about.
@@ -38,12 +39,23 @@ func FamilyOf(a netip.Addr) Family {
 
 // String returns the family as nft names it.
 func (f Family) String() string {
-	known := map[Family]string{Inet: "inet", IPv4: "ip", IPv6: "ip6"}
-	return cmp.Or(known[f], fmt.Sprintf("family-%d", uint8(f)))
+	switch f {
+	case Inet:
+		return "inet"
+	case IPv4:
+		return "ip"
+	case IPv6:
+		return "ip6"
+	}
+	return fmt.Sprintf("family-%d", uint8(f))
 }
 
-func read[T any](c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T) (object T, err error) {
-	_, err = c.query(context.Background(), c.get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) }))
+// read returns the object that an operation names.
+func read[T any](
+	c *Conn, op operation, number, nameAttr uint16, decode func(*attrTable) T,
+) (object T, err error) {
+	get := c.get(op, number, 0, nameAttr, func(t *attrTable) { object = decode(t) })
+	_, err = c.query(context.Background(), get)
 	return object, err
 }
 
@@ -71,45 +83,61 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 // not torn alike. Without same, or if the objects change all the time, the last dumps may lack
 // rules and elements, so a caller reads again before it acts on a difference.
 //
-// The flag NLM_F_DUMP_INTR was set for 2 of 232 torn dumps only. The generation has to be read
-// while no commit is under way: the kernel raises it first and unlinks objects afterwards.
-func ConsistentRead[T any](c *Conn, read func() (T, error), same func(earlier, later T) bool) (found T, generation uint32, err error) {
-	const attempts, limit = 50, 300 * time.Millisecond
+// If a commit happens during a dump, the dump can lack rules, with the same generation in the headers
+// of its messages: the generation is read before and after. The flag NLM_F_DUMP_INTR was set for 2 of
+// 232 torn dumps only. The generation has to be read while no commit is under way: the kernel raises
+// it first and unlinks objects afterwards.
+func ConsistentRead[T any](
+	c *Conn, read func() (T, error), same func(earlier, later T) bool,
+) (found T, generation uint32, err error) {
+	const attempts, usualLimit = 50, 300 * time.Millisecond
 	if c.consistent {
 		found, err = read()
 		return found, 0, err
 	}
 	c.consistent = true
 	defer func() { c.consistent = false }()
-	begun, again := time.Now(), false
-	for n := 0; n < attempts && time.Since(begun) < cmp.Or(c.consistentLimit, limit); n++ {
-		before, err := c.Generation()
-		if err == nil {
-			err = c.awaitCommit(before)
-		}
-		overtaken := errors.Is(err, ErrStale)
-		if err != nil && !overtaken {
+	begun, limit := time.Now(), cmp.Or(c.consistentLimit, usualLimit)
+	isComplete := false // the last reading did not fail
+	for n := 0; n < attempts && time.Since(begun) < limit; n++ {
+		before, isQuiet, err := c.quietGeneration()
+		if err != nil {
 			return found, 0, err
 		}
-		if overtaken && same == nil {
+		if !isQuiet && same == nil {
 			continue
 		}
-		earlier := found
+		earlier, hasEarlier := found, isComplete
 		var failure error
 		found, failure = read()
+		isComplete = failure == nil
 		after, err := c.Generation()
-		switch {
-		case err != nil:
+		if err != nil {
 			return found, 0, errors.Join(failure, err)
-		case after == before && !overtaken:
+		}
+		if isQuiet && after == before {
 			return found, before, failure
-		case failure == nil && same != nil && again && same(earlier, found):
+		}
+		mayCompare := hasEarlier && isComplete && same != nil
+		if mayCompare && same(earlier, found) {
 			return found, 0, nil
 		}
-		again = failure == nil
 	}
 	found, err = read()
 	return found, 0, err
+}
+
+// quietGeneration returns the generation, and whether no commit was under way when it was read.
+func (c *Conn) quietGeneration() (generation uint32, isQuiet bool, err error) {
+	generation, err = c.Generation()
+	if err != nil {
+		return 0, false, err
+	}
+	err = c.awaitCommit(generation)
+	if errors.Is(err, ErrStale) {
+		return generation, false, nil
+	}
+	return generation, err == nil, err
 }
 
 // awaitCommit returns when no commit is under way, or ErrStale if there was one since the given
@@ -198,12 +226,17 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 	return read(c, op, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, decodeChain)
 }
 
-// Chains returns the chains of a table, or those of all tables if the table is "", in the kernel's order. A missing table
-// has none. The kernel walks the chains of all tables of the family, so Chain is cheaper for a single one.
+// Chains returns the chains of a table, or those of all tables if the table is "", in the kernel's order. A
+// missing table has none. The kernel walks the chains of all tables of the family, so Chain is cheaper for a
+// single one.
 func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 	op := operation{"list chains of", family, table, ""}
 	chains, err := list(c, op, unix.NFT_MSG_GETCHAIN, 0, each(decodeChain))
-	return slices.DeleteFunc(chains, func(chain Chain) bool { return table != "" && chain.Table != table }), err
+	if table == "" {
+		return chains, err
+	}
+	isOfAnother := func(chain Chain) bool { return chain.Table != table }
+	return slices.DeleteFunc(chains, isOfAnother), err
 }
 
 func decodeChain(t *attrTable) Chain {

@@ -62,7 +62,8 @@ func AddressPairs(f Family, name string, size uint32, timeout time.Duration) Set
 
 // Set returns a set, or an error that is os.ErrNotExist if the set or the table does not exist.
 func (c *Conn) Set(family Family, table, name string) (Set, error) {
-	return read(c, operation{"read set", family, table, name}, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, decodeSet)
+	op := operation{"read set", family, table, name}
+	return read(c, op, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, decodeSet)
 }
 
 // Sets returns the sets and maps of a table, also anonymous ones, or an error os.ErrNotExist.
@@ -85,7 +86,8 @@ func decodeSet(t *attrTable) Set {
 		s.Timeout = time.Duration(t.u64(unix.NFTA_SET_TIMEOUT)) * time.Millisecond
 	}
 	s.Other = slices.ContainsFunc([]uint16{
-		unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_POLICY, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpr, attrSetExpressions,
+		unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_POLICY, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE,
+		attrSetExpr, attrSetExpressions,
 	}, t.has)
 	t.bad = t.bad || desc.bad
 	return s
@@ -163,7 +165,8 @@ func decodeElement(b []byte) (e element, ok bool) {
 			e.end = uint8(flags & unix.NFT_SET_ELEM_INTERVAL_END)
 			e.special = e.special || flags&^unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA, unix.NFTA_SET_ELEM_OBJREF: // of a map
-		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_USERDATA, unix.NFTA_SET_ELEM_PAD:
+		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION:
+		case unix.NFTA_SET_ELEM_USERDATA, unix.NFTA_SET_ELEM_PAD:
 		case unix.NFTA_SET_ELEM_EXPR, attrElemExpressions:
 			e.special = true
 		default:
@@ -178,11 +181,14 @@ func decodeElement(b []byte) (e element, ok bool) {
 // Elements that do not pair up are read as the kernel reads them: a range lasts up to the next key,
 // whether that ends it or begins another, and a last range without an end includes the highest address.
 func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
-	v4, v6 := s.KeyType == TypeIPv4 && s.KeyLen == 4, s.KeyType == TypeIPv6 && s.KeyLen == 16
-	if !v4 && !v6 || s.Flags&(unix.NFT_SET_MAP|unix.NFT_SET_OBJECT) != 0 {
+	isOfIPv4 := s.KeyType == TypeIPv4 && s.KeyLen == net4
+	isOfIPv6 := s.KeyType == TypeIPv6 && s.KeyLen == net6
+	isMap := s.Flags&(unix.NFT_SET_MAP|unix.NFT_SET_OBJECT) != 0
+	if isMap || !isOfIPv4 && !isOfIPv6 {
 		return nil, fmt.Errorf("read ranges of set %s: %w", s.Name, ErrNotAddresses)
 	}
-	// The kernel lists elements in ascending or descending order, depending on its version, which SortFunc notices.
+	// The kernel lists elements in ascending or descending order, depending on its version, which SortFunc
+	// notices.
 	slices.SortFunc(elems, func(a, b element) int { // an end before a beginning
 		return cmp.Or(bytes.Compare(a.key[:], b.key[:]), cmp.Compare(b.end, a.end))
 	})
@@ -191,7 +197,8 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 	for i := range elems {
 		e := &elems[i]
 		if e.special || uint32(e.size) != s.KeyLen {
-			return nil, fmt.Errorf("read ranges of set %s: %w: an element is more than a key", s.Name, ErrNotAddresses)
+			return nil, fmt.Errorf("read ranges of set %s: %w: an element is more than a key",
+				s.Name, ErrNotAddresses)
 		}
 		key, _ := netip.AddrFromSlice(e.key[:e.size])
 		if first == key {

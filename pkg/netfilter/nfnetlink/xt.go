@@ -5,7 +5,6 @@ package nfnetlink
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,18 +23,21 @@ func (d *decoder) match(m Match) {
 		d.Comment = string(untilNUL(m.Info))
 	case m.Xt == "addrtype" && m.hasForm(1, 8): // struct xt_addrtype_info_v1
 		d.addressTypes(m.Info)
-	case m.Xt == "statistic" && m.hasForm(0, 24) && native32(m.Info) == 0: // struct xt_statistic_info: at random, not inverted
+	case m.Xt == "statistic" && m.hasForm(0, 24) && native32(m.Info) == 0:
+		// struct xt_statistic_info: at random, not inverted
 		d.probability(native32(m.Info[4:]))
 	case m.Xt == "mark" && m.hasForm(1, 12): // struct xt_mark_mtinfo1
-		d.add(Condition{Field: Mark, Not: m.Info[8] != 0, Value: native32(m.Info), Mask: native32(m.Info[4:])})
-	case slices.Contains([]string{"tcp", "udp", "sctp", "multiport"}, m.Xt):
+		value, mask := native32(m.Info), native32(m.Info[4:])
+		d.add(Condition{Field: Mark, Not: m.Info[8] != 0, Value: value, Mask: mask})
+	case m.Xt == "tcp" || m.Xt == "udp" || m.Xt == "sctp" || m.Xt == "multiport":
 		d.refuse(transportHeader)
 	default:
 		d.refuse("match " + m.Xt)
 	}
 }
 
-// hasForm reports whether a match is of a known form: the revision, and the size in bytes, which xtables rounds up.
+// hasForm reports whether a match is of a known form: the revision, and the size in bytes, which xtables
+// rounds up.
 func (e Match) hasForm(revision uint32, size int) bool {
 	const alignment = 8
 	return e.Rev == revision && len(e.Info) >= size && len(e.Info) <= (size+alignment-1)&^(alignment-1)
@@ -76,9 +78,10 @@ func (d *decoder) target(t Target) {
 	case "MASQUERADE":
 		d.Statement = DoMasq
 		to, _, ok := d.translation(t, 0)
-		if d.To = to; !ok {
+		if !ok {
 			d.refuse("target " + t.Xt)
 		}
+		d.To = to
 	case "SNAT": // one of another form may be to several addresses
 		d.Statement = DoSNAT
 		revision := uint32(0)
@@ -93,12 +96,20 @@ func (d *decoder) target(t Target) {
 	case "NETMAP":
 		d.Statement = DoSNAT
 	default:
-		const noTrack = 1 // in struct xt_ct_target_info, and _v1
-		if t.Xt == "NOTRACK" || t.Xt == "CT" && len(t.Info) >= 2 && native16(t.Info)&noTrack != 0 {
-			t.Xt = NoTrack
+		name := t.Xt
+		if t.isNoTrack() {
+			name = NoTrack
 		}
-		d.Other = append(d.Other, t.Xt)
+		d.Other = append(d.Other, name)
 	}
+}
+
+func (e Target) isNoTrack() bool {
+	const noTrack = 1 // in struct xt_ct_target_info, and _v1
+	if e.Xt == "CT" && len(e.Info) >= 2 {
+		return native16(e.Info)&noTrack != 0
+	}
+	return e.Xt == "NOTRACK"
 }
 
 // translation decodes a struct nf_nat_ipv4_multi_range_compat or, of IPv6, nf_nat_range.
@@ -106,7 +117,8 @@ func (d *decoder) translation(t Target, revision uint32) (to Translation, last n
 	const (
 		size4, flags4, addresses4, ports4 = 20, 4, 8, 16
 		size6, flags6, addresses6, ports6 = 40, 0, 4, 36
-		size6Range2                       = 44 // nf_nat_range2 has a base port at its end, which is not used here
+		// nf_nat_range2 has a base port at its end, which is not used here.
+		size6Range2 = 44
 	)
 	size, flags, addresses, ports := size4, flags4, addresses4, ports4
 	if d.family == IPv6 {
@@ -115,7 +127,11 @@ func (d *decoder) translation(t Target, revision uint32) (to Translation, last n
 			size = size6Range2
 		}
 	}
-	if !Match(t).hasForm(revision, size) || d.family != IPv6 && native32(t.Info) != 1 { // the number of ranges
+	if !Match(t).hasForm(revision, size) {
+		return to, last, false
+	}
+	hasOneRange := d.family == IPv6 || native32(t.Info) == 1
+	if !hasOneRange {
 		return to, last, false
 	}
 	to.Flags = native32(t.Info[flags:])

@@ -205,8 +205,9 @@ func (w *writer) try(now *state) (err error) {
 	return w.conn.Commit(w.rest)
 }
 
-// encode encodes the changes of all tables in two batches: the first one creates and fills new sets, the second one does
-// the rest, because packets can meet a set empty that is created in the batch of the rules that use it.
+// encode encodes the changes of all tables in two batches: the first one creates and fills new sets, the
+// second one does the rest, because packets can meet a set empty that is created in the batch of the rules
+// that use it.
 func (w *writer) encode(s *state) {
 	w.fill, w.rest, w.encoded = &nfnetlink.Batch{}, &nfnetlink.Batch{}, s
 	if w.dryRun {
@@ -279,7 +280,8 @@ func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.
 	batch.AddElements(w.link, have.name, name, ranges.Minus(held))
 }
 
-// remove deletes masquerade chains and the unused sets that a writer left that was killed between its two batches.
+// remove deletes masquerade chains and the unused sets that a writer left that was killed between its two
+// batches.
 func (w *tableWriter) remove(gone func(masqChain string) bool) {
 	var chains []string
 	stay := maps.Clone(w.have.chains)

@@ -364,7 +364,8 @@ func withoutMark(mask policy.Mark) nftStatement {
 		compare(nfnetlink.Equal, zero...))
 }
 
-// pairInSelf is the statement `update @self { ip saddr . ip saddr }` or the match `ip saddr . ip daddr @self`.
+// pairInSelf is the statement `update @self { ip saddr . ip saddr }` or the match `ip saddr . ip daddr
+// @self`.
 func pairInSelf(f nfnetlink.Family, second string, update bool) nftStatement {
 	next := nfnetlink.Register(unix.NFT_REG32_01) // an address of IPv4 takes a register of 4 bytes
 	if f == nfnetlink.IPv6 {

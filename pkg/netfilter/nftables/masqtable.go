@@ -37,9 +37,9 @@ func ownSet(name string) bool {
 	return kind == exemptSet || kind == sourceSet || kind == scopeSet
 }
 
-// masqTable returns the table with these chains that the existing one is to become, or nil for none. The kernel
-// changes the elements of one set in use at once, but not those of two sets, nor those of a set and a rule. So if
-// anything but one set differs, a set with other elements has another name.
+// masqTable returns the table with these chains that the existing one is to become, or nil for none. The
+// kernel changes the elements of one set in use at once, but not those of two sets, nor those of a set and a
+// rule. So if anything but one set differs, a set with other elements has another name.
 func masqTable(f policy.Family, chains []policy.Chain, have *table) *table {
 	if have.broken {
 		have = newTable(tableName)
@@ -64,8 +64,8 @@ func (t *table) differsInOneSet(have *table) bool {
 	return different <= 1
 }
 
-// buildMasqTable returns a table with these chains, or nil for none. Its sets have the names of existing ones with the
-// same elements, or of those that are to change, or new ones.
+// buildMasqTable returns a table with these chains, or nil for none. Its sets have the names of existing ones
+// with the same elements, or of those that are to change, or new ones.
 func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change map[string]bool) *table {
 	if len(chains) == 0 {
 		return nil
@@ -174,8 +174,8 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 	return rs
 }
 
-// decode returns the rule that was encoded. A rule that statements does not write is unrecognized, as is one with a
-// set that differs from nfnetlink.AddressRanges.
+// decode returns the rule that was encoded. A rule that statements does not write is unrecognized, as is one
+// with a set that differs from nfnetlink.AddressRanges.
 func decode(f policy.Family, r rule, sets map[string]policy.Ranges) netfilter.DecodedRule {
 	set := ""
 	d := nfnetlink.Decode(netfilter.LinkOf(f), nfnetlink.Rule{Exprs: r.exprs}, nil)

@@ -63,8 +63,8 @@ func hookOf(chain string) (hook nfnetlink.Base, isBase bool) {
 // setForm returns the form of an owned set.
 func setForm(f nfnetlink.Family, name string) nfnetlink.Set {
 	if name == selfSet {
-		// An element is needed for two rules of one packet. The shorter it lives, the more sources a pod must forge
-		// to fill the set.
+		// An element is needed for two rules of one packet. The shorter it lives, the more sources a pod must
+		// forge to fill the set.
 		const size = 65535
 		return nfnetlink.AddressPairs(f, name, size, time.Second)
 	}
@@ -182,7 +182,8 @@ func (t *table) sameRules(later *table) bool {
 	})
 }
 
-// anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is without it.
+// anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is
+// without it.
 func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
 type tableReader struct {
@@ -192,8 +193,8 @@ type tableReader struct {
 	read uint32 // number of the table's objects that were read
 }
 
-// readTable reads an owned table: the rules in one dump, and each set that they use in another. The other chains and
-// sets are listed only if the kernel counts more objects than that.
+// readTable reads an owned table: the rules in one dump, and each set that they use in another. The other
+// chains and sets are listed only if the kernel counts more objects than that.
 func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, error) {
 	r := tableReader{table: newTable(name), link: netfilter.LinkOf(f), conn: conn}
 	inKernel, err := conn.Table(r.link, name)
@@ -224,7 +225,8 @@ func (r *tableReader) report(format string, args ...any) {
 	r.unrecognized = append(r.unrecognized, fmt.Sprintf(format, args...))
 }
 
-// readChain notes a chain and compares its hook with that which it should have, as the kernel cannot change it.
+// readChain notes a chain and compares its hook with that which it should have, as the kernel cannot change
+// it.
 func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 	r.read++
 	if want, isBase := hookOf(c.Name); isBase && (c.Base == nil || *c.Base != want) {
@@ -290,7 +292,8 @@ func (r *tableReader) readSet(name string) error {
 	return nil
 }
 
-// readRest reads the chains without rules and the sets that no rule uses. The table has the given number of objects.
+// readRest reads the chains without rules and the sets that no rule uses. The table has the given number of
+// objects.
 func (r *tableReader) readRest(objects uint32) error {
 	chains, err := r.conn.Chains(r.link, r.name)
 	if err != nil {
