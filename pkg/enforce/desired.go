@@ -16,10 +16,14 @@ import (
 // desire computes what the policies ask for on this node. Of the kernel it reads nothing but addresses, and what it takes
 // to choose a backend.
 func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
-	s := &State{record: e.currentBoot(rec), owner: e.owner(), triesAgain: e.AllBackends, Chains: make([]Chain, len(policies))}
+	s := &State{
+		Chains:   make([]Chain, len(policies)),
+		node:     node{owner: e.owner(), triesAgain: e.AllBackends},
+		onRecord: onRecord{now: e.currentBoot(rec)},
+	}
 	var addressesErr error
-	if items := neededItems(policies, s.record); len(items) > 0 {
-		s.addresses, addressesErr = e.nodeAddresses(items.Families())
+	if items := neededItems(policies, s.onRecord.now); len(items) > 0 {
+		s.node.addresses, addressesErr = e.nodeAddresses(items.Families())
 	}
 	for i, p := range policies {
 		c := &s.Chains[i]
@@ -34,15 +38,15 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 	})
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		choice, err := e.choose(ctx, s.record, c.Policy, owned)
+		choice, err := e.choose(ctx, s.onRecord.now, c.Policy, owned)
 		if err != nil {
 			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
 			continue
 		}
 		c.Choice = choice
-		if !slices.ContainsFunc(s.tables, func(t tables) bool { return t.choice == choice }) {
+		if !slices.ContainsFunc(s.observed.tables, func(t tables) bool { return t.choice == choice }) {
 			b, err := e.Drivers.Open(choice)
-			s.tables = append(s.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
+			s.observed.tables = append(s.observed.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
 		}
 	}
 	e.desireChains(s)
@@ -76,12 +80,12 @@ func (e *Enforcer) desireRules(c *Chain) error {
 
 // desirePods lists the pods again, and desires what their exemption asks for.
 func (e *Enforcer) desirePods(s *State) {
-	if s.unknown { // what exists stays as it is
+	if s.node.keepsAll { // what exists stays as it is
 		return
 	}
-	s.record.Namespaces = nil // so that all attachments are listed
+	s.onRecord.now.Namespaces = nil // so that all attachments are listed
 	e.desireChains(s)
-	s.record.Namespaces = s.planned.Namespaces
+	s.onRecord.now.Namespaces = s.onRecord.planned.Namespaces
 	s.plan() // and, if that is new, recordFirst compares
 }
 

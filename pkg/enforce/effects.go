@@ -130,8 +130,8 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 
 // read reads nothing that was written.
 func (a *asks) read(ctx context.Context, s *State) {
-	for i := range s.tables {
-		if t := &s.tables[i]; t.writes > 0 {
+	for i := range s.observed.tables {
+		if t := &s.observed.tables[i]; t.writes > 0 {
 			t.readings = enoughReadings
 		}
 	}

@@ -57,7 +57,7 @@ func HasGeneration(rec store.Record) bool {
 // generation is from before the rules were read.
 func (s *State) Verified(inputs, generation string) store.VerificationCache {
 	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
-	if !s.InSync() || len(s.record.Resets) > 0 || inputs == "" || generation == "" || !HasGeneration(s.record) {
+	if !s.InSync() || len(s.onRecord.now.Resets) > 0 || inputs == "" || generation == "" || !HasGeneration(s.onRecord.now) {
 		return store.VerificationCache{}
 	}
 	return store.VerificationCache{Inputs: inputs, Generation: generation, Addresses: s.AddressDigest()}

@@ -52,7 +52,7 @@ func (g *GuardState) fail(err error) {
 
 func (s *State) desireGuards() {
 	s.Guard.Inactive = nil
-	s.Guard.Desired = policy.DesiredGuards(s.Policies(), s.owner)
+	s.Guard.Desired = policy.DesiredGuards(s.Policies(), s.node.owner)
 	for i := range s.Chains {
 		p := &s.Chains[i].Policy
 		keys := inertKeys(p, p.StaleConnections.Value == policy.ResetConnections)
@@ -155,7 +155,7 @@ func (s *State) deactivateGuard(cause error) {
 // checkGuardOwnership returns why the guard tables must not be changed, or nil.
 func (s *State) checkGuardOwnership() error {
 	for _, o := range s.Guard.Observed.Guards {
-		if err := checkOwner(chainsOf(o)[0], s.owner); err != nil {
+		if err := checkOwner(chainsOf(o)[0], s.node.owner); err != nil {
 			s.Guard.others = true
 			return err
 		}
@@ -235,7 +235,7 @@ func (s *State) predecessor(f policy.Family) *policy.Guard {
 // hasRules reports whether the kernel may have a masquerade chain of the node.
 func (s *State) hasRules() bool {
 	exists := func(c Chain) bool { return c.Err != nil || len(c.Observed.Chains) > 0 }
-	return len(s.surplus()) > 0 || s.unknown || slices.ContainsFunc(s.Chains, exists)
+	return len(s.surplus()) > 0 || s.node.keepsAll || slices.ContainsFunc(s.Chains, exists)
 }
 
 // guardDiffers reports whether the guard tables differ from what they should be now, and may be written.
@@ -253,8 +253,8 @@ func (s *State) guardForbids() error {
 	mayExempt := func(c Chain) bool {
 		return len(c.Policy.Namespaces) > 0 && len(c.Diff) > 0 && slices.ContainsFunc(c.Observed.Chains, hasRules)
 	}
-	if g := &s.Guard; g.isUnknown() && (s.ExemptionChanges() || slices.ContainsFunc(s.Chains, mayExempt) || !samePolicies(s.before, s.after)) &&
-		(len(g.Desired) > 0 || slices.ContainsFunc(policy.Merge(s.before), guarded)) {
+	if g := &s.Guard; g.isUnknown() && (s.ExemptionChanges() || slices.ContainsFunc(s.Chains, mayExempt) || !samePolicies(s.documents.before, s.documents.after)) &&
+		(len(g.Desired) > 0 || slices.ContainsFunc(policy.Merge(s.documents.before), guarded)) {
 		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
 	}
 	now := s.guards()
@@ -270,7 +270,7 @@ func (s *State) guardForbids() error {
 // error if they drop packets, which rules that are removed would have masqueraded.
 func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedChain, err error) {
 	const attempts = 3
-	s := State{owner: e.owner()}
+	s := State{node: node{owner: e.owner()}}
 	g := &s.Guard
 	tables, err := e.Drivers.GuardTables()
 	for attempt := 1; err == nil; attempt++ {

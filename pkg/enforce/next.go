@@ -32,7 +32,7 @@ func run(ctx context.Context, s *State, do effects) *State {
 //     without faults afterwards repairs everything, as nothing but the kernel, the documents and the record decides.
 func (s *State) next() step {
 	switch {
-	case s.refused != nil, s.RecordErr != nil:
+	case s.run.refused != nil, s.RecordErr != nil:
 		return nil
 	case !s.isRead():
 		return observe
@@ -40,11 +40,11 @@ func (s *State) next() step {
 		return ask
 	case !s.isOnRecord():
 		return recordFirst
-	case len(s.unstored) > 0:
+	case len(s.documents.unstored) > 0:
 		return storeDocuments
 	case s.guardsDue():
 		return writeGuards
-	case slices.ContainsFunc(s.tables, s.rulesDue):
+	case slices.ContainsFunc(s.observed.tables, s.rulesDue):
 		return writeRules
 	case s.addressesDue():
 		return takeAddresses

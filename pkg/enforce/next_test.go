@@ -295,27 +295,27 @@ func (w *world) apply(sources []policy.Source, incomplete bool) {
 		s.changes(before, p)
 		takes := !incomplete && rapid.Bool().Draw(w.t, "takes an address")
 		if w.taken = false; takes {
-			s.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
+			s.node.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
 		}
 		rec, kernelWrites := w.rec, w.kernelWrites
-		if s = w.run(s); s.refused != nil && (!reflect.DeepEqual(stored, w.stored) || !reflect.DeepEqual(rec, w.rec)) {
+		if s = w.run(s); s.run.refused != nil && (!reflect.DeepEqual(stored, w.stored) || !reflect.DeepEqual(rec, w.rec)) {
 			w.t.Fatalf("a refused policy is stored or on record\n%s", w)
 		}
-		if (s.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
+		if (s.run.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
 			w.t.Fatalf("a change that fails has written to the kernel\n%s", w)
 		}
-		if s.RecordErr != nil && !slices.Equal(s.exempt.Pods, rec.Pods) && !s.ExemptionChanges() {
+		if s.RecordErr != nil && !slices.Equal(s.node.exempt.Pods, rec.Pods) && !s.ExemptionChanges() {
 			w.t.Fatalf("the rules lack a change of exempt pods, which is not known\n%s", w)
 		}
-		if s.refused == nil && s.RecordErr == nil && slices.ContainsFunc(sources, func(x policy.Source) bool { return !isStored(x) }) {
+		if s.run.refused == nil && s.RecordErr == nil && slices.ContainsFunc(sources, func(x policy.Source) bool { return !isStored(x) }) {
 			w.t.Fatalf("a policy that is in force is not stored\n%s", w)
 		}
 		fails := func(c Chain) bool { return len(c.Policy.Namespaces) > 0 && s.Err(c.Policy.Chain) != nil }
-		if failed := slices.ContainsFunc(s.Chains, fails); takes && !failed && !w.taken && s.refused == nil && s.RecordErr == nil {
+		if failed := slices.ContainsFunc(s.Chains, fails); takes && !failed && !w.taken && s.run.refused == nil && s.RecordErr == nil {
 			w.t.Fatalf("an address is not taken\n%s", w)
 		}
-		if !w.faults && (s.refused != nil || !s.InSync()) {
-			w.t.Fatalf("a change without faults ends with %v, %v, stale %v, guard %v\n%s", s.refused, s.Diff(), s.Stale, s.Guard.Err, w)
+		if !w.faults && (s.run.refused != nil || !s.InSync()) {
+			w.t.Fatalf("a change without faults ends with %v, %v, stale %v, guard %v\n%s", s.run.refused, s.Diff(), s.Stale, s.Guard.Err, w)
 		}
 		return s
 	})
@@ -344,8 +344,8 @@ func (w *world) sync() *State {
 
 func (w *world) run(s *State) *State {
 	s.begin(1)
-	w.planned, w.stuck, w.read = s.planned, false, map[string]bool{guardTables: true}
-	for _, t := range s.tables {
+	w.planned, w.stuck, w.read = s.onRecord.planned, false, map[string]bool{guardTables: true}
+	for _, t := range s.observed.tables {
 		w.read[t.choice.String()] = true
 	}
 	s = run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
@@ -355,7 +355,7 @@ func (w *world) run(s *State) *State {
 
 // judgeErrors compares what a State says of chains with the kernel.
 func (w *world) judgeErrors(s *State) {
-	if w.interfered() || s.refused != nil { // a question reads for itself
+	if w.interfered() || s.run.refused != nil { // a question reads for itself
 		return
 	}
 	now := s.clone()
@@ -693,9 +693,9 @@ func (e worldEffects) rules(ctx context.Context, t *tables, desired policy.Rules
 
 // desirePods finds the same addresses to take: the world has no attachments to read them from.
 func (e worldEffects) desirePods(s *State) {
-	taken := s.exempt.taken
+	taken := s.node.exempt.taken
 	e.does.desirePods(s)
-	s.exempt.taken = taken
+	s.node.exempt.taken = taken
 }
 
 func (e worldEffects) PutRecord(r store.Record) error {

@@ -26,7 +26,7 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	s := e.desire(ctx, policies, rec)
 	e.read(ctx, s)
 	s.compare()
-	if e.findOtherChains(ctx, s); len(s.orphans) > 0 {
+	if e.findOtherChains(ctx, s); len(s.observed.orphans) > 0 {
 		s.compare()
 	}
 	return s
@@ -36,8 +36,8 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 	again := s.clone()
 	again.Guard.readings = 0
-	for i := range again.tables {
-		again.tables[i].readings = 0
+	for i := range again.observed.tables {
+		again.observed.tables[i].readings = 0
 	}
 	e.read(ctx, again)
 	again.compare()
@@ -52,22 +52,22 @@ func (e *Enforcer) findOtherChains(ctx context.Context, s *State) {
 	}
 	s.Duplicates = e.duplicates(ctx, s)
 	owned := e.owned(ctx)
-	s.OtherDataDirs, _ = otherDataDirs(owned, s.owner)
-	s.orphans = nil
-	if len(s.record.Chains) == 0 { // it was lost, and with it may be the documents that ask for them
+	s.OtherDataDirs, _ = otherDataDirs(owned, s.node.owner)
+	s.observed.orphans = nil
+	if len(s.onRecord.now.Chains) == 0 { // it was lost, and with it may be the documents that ask for them
 		return
 	}
 	for _, o := range owned {
-		if o.Owner == s.owner && !o.Guard && !owns(s.record, o.Family, o.Chain, o.Choice) {
-			s.orphans = append(s.orphans, store.OwnedChain{Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant})
+		if o.Owner == s.node.owner && !o.Guard && !owns(s.onRecord.now, o.Family, o.Chain, o.Choice) {
+			s.observed.orphans = append(s.observed.orphans, store.OwnedChain{Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant})
 		}
 	}
 }
 
 // read reads the tables that are unread, or that differ and were read once.
 func (e *Enforcer) read(ctx context.Context, s *State) {
-	for i := range s.tables {
-		t := &s.tables[i]
+	for i := range s.observed.tables {
+		t := &s.observed.tables[i]
 		if t.readings > 0 && (t.readings >= enoughReadings || !s.rulesDiffer(t)) {
 			continue
 		}
@@ -99,8 +99,8 @@ func readingsAfter(readings int, generation uint32) int {
 
 // compare compares what was read with what is desired. It is pure.
 func (s *State) compare() {
-	for i := range s.tables {
-		s.compareTables(&s.tables[i])
+	for i := range s.observed.tables {
+		s.compareTables(&s.observed.tables[i])
 	}
 	s.Stale = s.stale()
 	s.compareGuards()
@@ -115,7 +115,7 @@ func (s *State) compareTables(t *tables) {
 	unchangeable := map[string]bool{}
 	for _, c := range s.in(t.choice) {
 		c.Diff = nil
-		why := s.observed(c, t)
+		why := s.takeNote(c, t)
 		unchangeable[c.Policy.Chain] = why != nil
 		if why == nil {
 			desired.Chains = append(desired.Chains, c.Desired.Chains...)
@@ -127,7 +127,7 @@ func (s *State) compareTables(t *tables) {
 	}
 	observed.Chains = slices.DeleteFunc(slices.Clone(observed.Chains), func(o policy.Chain) bool { return unchangeable[o.Name] })
 	for i := range observed.Chains { // or a rule that cannot be decoded, and so equals none, would fail each ADD
-		if o := &observed.Chains[i]; s.unknown || !s.wants(o.Name, o.Family, t.choice) {
+		if o := &observed.Chains[i]; s.node.keepsAll || !s.wants(o.Name, o.Family, t.choice) {
 			o.Rules = recognized(o.Rules)
 		}
 	}
@@ -140,13 +140,13 @@ func (s *State) compareTables(t *tables) {
 	}
 }
 
-// observed takes note of what was read of a chain, and returns why it is not known or must not be changed, or nil.
-func (s *State) observed(c *Chain, t *tables) (why error) {
+// takeNote takes note of what was read of a chain, and returns why it is not known or must not be changed, or nil.
+func (s *State) takeNote(c *Chain, t *tables) (why error) {
 	c.Observed = policy.Ruleset{Unrecognized: t.observation.Rules.Unrecognized}
 	if t.err != nil {
 		why = fmt.Errorf("read the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, t.err)
 	}
-	recorded := func(d policy.Chain) bool { return owns(s.record, d.Family, d.Name, t.choice) }
+	recorded := func(d policy.Chain) bool { return owns(s.onRecord.now, d.Family, d.Name, t.choice) }
 	c.Recorded = !slices.ContainsFunc(c.Desired.Chains, func(d policy.Chain) bool { return !recorded(d) })
 	for _, o := range t.observation.Rules.Chains {
 		if o.Name != c.Policy.Chain && !t.whole { // Apply would remove a chain of an owned table
@@ -155,7 +155,7 @@ func (s *State) observed(c *Chain, t *tables) (why error) {
 		if o.Name == c.Policy.Chain {
 			c.Observed.Chains = append(c.Observed.Chains, o)
 		}
-		why = cmp.Or(why, checkOwnership(&o, t.choice, s.owner, t.whole || recorded(o)))
+		why = cmp.Or(why, checkOwnership(&o, t.choice, s.node.owner, t.whole || recorded(o)))
 	}
 	return why
 }
@@ -238,7 +238,7 @@ func checkOwner(c netfilter.OwnedChain, us policy.Owner) error {
 // version, if that is the reason: its network's ADDs pass and never write it again, and the chain would masquerade what it
 // exempts.
 func (s *State) keepWhatExists(newer error) {
-	s.unknown = true
+	s.node.keepsAll = true
 	exists := map[policy.ChainFamily]bool{}
 	for i := range s.Chains {
 		c := &s.Chains[i]
@@ -250,8 +250,8 @@ func (s *State) keepWhatExists(newer error) {
 			c.fail(fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", c.Policy.Chain, newer))
 		}
 	}
-	for i := range s.tables {
-		t := &s.tables[i]
+	for i := range s.observed.tables {
+		t := &s.observed.tables[i]
 		for _, o := range t.observation.Rules.Chains {
 			if !s.wants(o.Name, o.Family, t.choice) {
 				o.Rules = recognized(o.Rules)

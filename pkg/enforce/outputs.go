@@ -45,16 +45,16 @@ func inForce(rec store.Record) []store.ChainAddress {
 
 // left returns the addresses that were in force and are not on the node any more.
 func (s *State) left() []store.ChainAddress {
-	return slices.DeleteFunc(inForce(s.record), func(a store.ChainAddress) bool {
-		return s.addresses == nil || !policy.LeftNode(a.Address, s.addresses)
+	return slices.DeleteFunc(inForce(s.onRecord.now), func(a store.ChainAddress) bool {
+		return s.node.addresses == nil || !policy.LeftNode(a.Address, s.node.addresses)
 	})
 }
 
 // former returns the addresses that were in force, are on the node, and are not in force by these outputs.
 func (s *State) former(outputs []store.Outputs) (former []store.ChainAddress) {
 	now := inForce(store.Record{Outputs: outputs})
-	for _, a := range inForce(s.record) {
-		if !slices.Contains(now, a) && (s.addresses == nil || !policy.LeftNode(a.Address, s.addresses)) {
+	for _, a := range inForce(s.onRecord.now) {
+		if !slices.Contains(now, a) && (s.node.addresses == nil || !policy.LeftNode(a.Address, s.node.addresses)) {
 			former = append(former, a)
 		}
 	}
@@ -62,12 +62,12 @@ func (s *State) former(outputs []store.Outputs) (former []store.ChainAddress) {
 }
 
 // DependsOnAddresses reports whether the addresses of the node decide about rules or connections.
-func (s *State) DependsOnAddresses() bool { return len(neededItems(s.Policies(), s.record)) > 0 }
+func (s *State) DependsOnAddresses() bool { return len(neededItems(s.Policies(), s.onRecord.now)) > 0 }
 
 // AddressDigest returns the items of outputAddresses and a digest of the addresses that decide what is chosen for
 // them, "" without items. It has no white space.
 func (s *State) AddressDigest() string {
-	return addressDigest(neededItems(s.Policies(), s.record), s.addresses)
+	return addressDigest(neededItems(s.Policies(), s.onRecord.now), s.node.addresses)
 }
 
 func addressDigest(items policy.AddressItems, node []policy.NodeAddress) string {
@@ -101,13 +101,13 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 
 func chosenOutputs(s *State, p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
 	var inForce []policy.OutputAddress
-	for _, o := range s.record.Outputs {
+	for _, o := range s.onRecord.now.Outputs {
 		if o.Chain == p.Chain && slices.Equal(o.Items, p.OutputAddresses.Value) {
 			inForce = o.Addresses
 		}
 	}
 	for _, f := range p.Families() {
-		chosen = append(chosen, p.OutputAddressesOf(f, s.addresses, inForce)...)
+		chosen = append(chosen, p.OutputAddressesOf(f, s.node.addresses, inForce)...)
 	}
 	isNew = !slices.EqualFunc(chosen, inForce, func(a, b policy.OutputAddress) bool { return a.Interface == b.Interface && a.Address == b.Address })
 	return chosen, isNew
@@ -210,7 +210,7 @@ func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
 		pods = append(pods, s.Chains[i].Policy.Pods...)
 	}
 	inPods := policy.RangesOf(pods...)
-	for _, a := range s.addresses {
+	for _, a := range s.node.addresses {
 		if policy.FamilyOf(a.Address) == f && a.Interface != policy.ServiceInterface && !inPods.Contains(a.Address) {
 			node = append(node, a.String())
 		}

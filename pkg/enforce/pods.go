@@ -23,7 +23,7 @@ type exemptPods struct {
 // exemptPods finds out which pods the policies exempt, and makes their addresses exempt sources.
 func (e *Enforcer) exemptPods(s *State) {
 	var err error
-	s.exempt, err = e.readExemptPods(s.Policies(), s.record)
+	s.node.exempt, err = e.readExemptPods(s.Policies(), s.onRecord.now)
 	for i := range s.Chains {
 		e.bound(s, &s.Chains[i])
 	}
@@ -31,8 +31,8 @@ func (e *Enforcer) exemptPods(s *State) {
 		c := &s.Chains[i]
 		if len(c.Policy.Namespaces) > 0 {
 			c.fail(err)
-			c.Policy.SetExemptPods(s.exempt.Addresses())
-			c.changed = c.changed || !s.exempt.recorded(s.record)
+			c.Policy.SetExemptPods(s.node.exempt.Addresses())
+			c.changed = c.changed || !s.node.exempt.recorded(s.onRecord.now)
 		}
 	}
 }
@@ -41,28 +41,28 @@ func (e *Enforcer) exemptPods(s *State) {
 // A list of namespaces that is about more pods than that does not come into force.
 func (e *Enforcer) bound(s *State, c *Chain) {
 	b, err := e.Drivers.Open(c.Choice)
-	if err != nil || !slices.Equal(s.exempt.Namespaces, s.record.Namespaces) {
+	if err != nil || !slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces) {
 		return
 	}
-	c.Policy.SetExemptPods(s.exempt.Addresses())
+	c.Policy.SetExemptPods(s.node.exempt.Addresses())
 	beyond := c.Policy.CheckBounds(b.Layout())
 	if beyond == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
 		return
 	}
 	c.beyondErr = beyond
 	leftOut := map[store.Attachment]bool{}
-	for _, p := range newestBeyond(policy.MaxExemptPods, c.exempted(s.exempt.Pods)) {
+	for _, p := range newestBeyond(policy.MaxExemptPods, c.exempted(s.node.exempt.Pods)) {
 		leftOut[p.Attachment] = true
 	}
 	var stay []store.ExemptPod
-	for _, p := range s.exempt.Pods {
+	for _, p := range s.node.exempt.Pods {
 		if leftOut[p.Attachment] {
 			c.beyond = append(c.beyond, p)
 		} else {
 			stay = append(stay, p)
 		}
 	}
-	s.exempt.Pods = stay
+	s.node.exempt.Pods = stay
 }
 
 // exempted returns the addresses for which the chain has a rule: of its families and namespaces.
@@ -210,7 +210,7 @@ func (x *exemptPods) recorded(rec store.Record) bool {
 
 // ExemptionChanges reports whether other addresses are to be exempt than before the run, or for other attachments.
 func (s *State) ExemptionChanges() bool {
-	return len(s.exempt.taken) > 0 || !slices.Equal(s.exempt.Pods, s.was.Pods)
+	return len(s.node.exempt.taken) > 0 || !slices.Equal(s.node.exempt.Pods, s.onRecord.before.Pods)
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
@@ -242,7 +242,7 @@ func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
 // ExemptPods returns the number of pods that these policies exempt because of their namespaces.
 func (s *State) ExemptPods(policies ...policy.Policy) int {
 	containers := map[string]bool{}
-	for _, p := range s.exempt.Pods {
+	for _, p := range s.node.exempt.Pods {
 		names := func(n policy.NamedNamespace) bool { return n.Name == p.Namespace }
 		if slices.ContainsFunc(policies, func(of policy.Policy) bool { return slices.ContainsFunc(of.Namespaces, names) }) {
 			containers[p.ContainerID] = true

@@ -109,11 +109,11 @@ func TestRecordedPods(t *testing.T) {
 		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev"}, Pods: rec.Pods}}, false, false},
 		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces}}, false, true},
 	} {
-		s := State{exempt: c.x, was: store.Record{ExemptPods: rec}, record: store.Record{ExemptPods: rec}}
+		s := State{node: node{exempt: c.x}, onRecord: onRecord{before: store.Record{ExemptPods: rec}, now: store.Record{ExemptPods: rec}}}
 		if s.PodsRecorded() != c.recorded || s.ExemptionChanges() != c.changes {
 			t.Errorf("%+v: recorded %t, changes %t", c.x, s.PodsRecorded(), s.ExemptionChanges())
 		}
-		s.record = store.Record{ExemptPods: store.ExemptPods{Namespaces: c.x.Namespaces, Pods: c.x.Pods}} // while it is written
+		s.onRecord.now = store.Record{ExemptPods: store.ExemptPods{Namespaces: c.x.Namespaces, Pods: c.x.Pods}} // while it is written
 		if s.ExemptionChanges() != c.changes {
 			t.Errorf("%+v: changes %t after it is on record", c.x, s.ExemptionChanges())
 		}
@@ -150,13 +150,13 @@ func TestBound(t *testing.T) {
 		"few pods":         {netfiltertest.IPTables, []string{"dev", "prod"}, pods[2:], many, 0},
 	} {
 		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, PodCIDRs: c.podCIDRs}
-		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}
-		s.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
+		s := &State{onRecord: onRecord{now: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}}
+		s.node.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 		e.bound(s, &s.Chains[0])
 		oldest, newest := s.Beyond([]netip.Addr{c.pods[len(c.pods)-2].Address}), s.Beyond([]netip.Addr{pods[0].Address})
-		if len(c.pods)-len(s.exempt.Pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.exempt.Pods, dev) {
-			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.exempt.Pods), oldest, newest)
+		if len(c.pods)-len(s.node.exempt.Pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.node.exempt.Pods, dev) {
+			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.node.exempt.Pods), oldest, newest)
 		}
 	}
 }
@@ -177,19 +177,19 @@ func TestBoundOfChains(t *testing.T) {
 	last.Address = netip.MustParseAddr("10.89.0.1")
 	for _, pods := range [][]store.ExemptPod{pods, append(slices.Clone(pods), last)} {
 		namespaces := []string{"prod"}
-		s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: namespaces}}}
-		s.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: pods}}
+		s := &State{onRecord: onRecord{now: store.Record{ExemptPods: store.ExemptPods{Namespaces: namespaces}}}}
+		s.node.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: pods}}
 		for chain, in := range map[string]netfilter.Choice{"A": netfiltertest.NFTables, "B": netfiltertest.IPTables} {
 			p := policy.Merge([]policy.Source{{Policy: policy.SourcePolicy{Chain: chain, NonMasqueradeNamespaces: namespaces}}})[0]
 			s.Chains = append(s.Chains, Chain{Choice: in, Policy: p})
 			e.bound(s, &s.Chains[len(s.Chains)-1])
 		}
-		isFull, isExempt := s.Beyond([]netip.Addr{last.Address}) != nil, slices.Contains(s.exempt.Pods, last)
-		if isFull != slices.Contains(pods, last) || isExempt || isFull == (len(s.exempt.Pods) == len(pods)) {
-			t.Errorf("of %d addresses %d are exempt; last: %t, error %t", len(pods), len(s.exempt.Pods), isExempt, isFull)
+		isFull, isExempt := s.Beyond([]netip.Addr{last.Address}) != nil, slices.Contains(s.node.exempt.Pods, last)
+		if isFull != slices.Contains(pods, last) || isExempt || isFull == (len(s.node.exempt.Pods) == len(pods)) {
+			t.Errorf("of %d addresses %d are exempt; last: %t, error %t", len(pods), len(s.node.exempt.Pods), isExempt, isFull)
 		}
 		for _, c := range s.Chains {
-			if c.Policy.SetExemptPods(s.exempt.Addresses()); len(c.Policy.ExemptPods) != policy.MaxExemptPods {
+			if c.Policy.SetExemptPods(s.node.exempt.Addresses()); len(c.Policy.ExemptPods) != policy.MaxExemptPods {
 				t.Errorf("chain %s exempts %d addresses", c.Policy.Chain, len(c.Policy.ExemptPods))
 			}
 		}
@@ -217,12 +217,13 @@ func TestPodsBeyondAsAWhole(t *testing.T) {
 	later.Address = netip.MustParseAddr("10.90.0.1")
 	pods = append(pods, p, later)
 	namespaces := store.ExemptPods{Namespaces: []string{"prod"}, Pods: pods}
-	s := &State{record: store.Record{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}}}, exempt: exemptPods{ExemptPods: namespaces}}
+	rec := store.Record{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}}}
+	s := &State{onRecord: onRecord{now: rec}, node: node{exempt: exemptPods{ExemptPods: namespaces}}}
 	source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}}
 	s.Chains = []Chain{{Choice: netfiltertest.IPTables, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 	e.bound(s, &s.Chains[0])
-	if !slices.Equal(s.exempt.Pods, pods[:fit]) {
-		t.Errorf("%d addresses are exempt, want the %d of older pods", len(s.exempt.Pods), fit)
+	if !slices.Equal(s.node.exempt.Pods, pods[:fit]) {
+		t.Errorf("%d addresses are exempt, want the %d of older pods", len(s.node.exempt.Pods), fit)
 	}
 	for _, a := range []netip.Addr{pods[fit].Address, pods[fit+63].Address, p.Address, later.Address} {
 		if s.Beyond([]netip.Addr{a}) == nil {

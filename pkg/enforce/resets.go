@@ -31,8 +31,8 @@ func samePolicies(before, after []policy.Source) bool {
 // resets returns the resets that are due after the rules are written: those on record, and those for what is about to be
 // written. A reset waits until no chain fails, so it is on record whatever can be written.
 func (s *State) resets(at int64) []store.Reset {
-	r := resetList{slices.Clone(s.record.Resets), at}
-	addTo(&r, passed, netip.Addr.Compare, s.exempt.passed(s.record))
+	r := resetList{slices.Clone(s.onRecord.now.Resets), at}
+	addTo(&r, passed, netip.Addr.Compare, s.node.exempt.passed(s.onRecord.now))
 	addTo(&r, left, store.ChainAddress.Compare, s.left())
 	concerns := func(chain string) bool {
 		return slices.ContainsFunc(s.Chains, func(c Chain) bool {
@@ -42,16 +42,16 @@ func (s *State) resets(at int64) []store.Reset {
 	if !concerns("") {
 		return r.list
 	}
-	untranslated := len(s.record.Chains) == 0 || s.dropsMore(concerns) || s.lostRules(concerns)
-	if s.before != nil {
+	untranslated := len(s.onRecord.now.Chains) == 0 || s.dropsMore(concerns) || s.lostRules(concerns)
+	if s.documents.before != nil {
 		// Removing a chain deletes no connection.
-		remaining := slices.DeleteFunc(slices.Clone(s.before), func(b policy.Source) bool {
-			return !slices.ContainsFunc(s.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
+		remaining := slices.DeleteFunc(slices.Clone(s.documents.before), func(b policy.Source) bool {
+			return !slices.ContainsFunc(s.documents.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
 		})
-		differs := !samePolicies(remaining, s.after) && len(s.rulesDiff(false))+len(s.Stale) > 0
+		differs := !samePolicies(remaining, s.documents.after) && len(s.rulesDiff(false))+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0 || s.findsRange(remaining)
 		if differs && len(remaining) > 0 {
-			r.add(store.Reset{Before: remaining, Pods: s.record.Addresses()})
+			r.add(store.Reset{Before: remaining, Pods: s.onRecord.now.Addresses()})
 		}
 	}
 	if untranslated {
@@ -63,7 +63,7 @@ func (s *State) resets(at int64) []store.Reset {
 // findsRange reports whether the first pod range of a policy and family became known: connections before were judged by
 // none.
 func (s *State) findsRange(before []policy.Source) bool {
-	was := policiesOf(before, s.record.Addresses())
+	was := policiesOf(before, s.onRecord.now.Addresses())
 	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
 		at := slices.IndexFunc(was, func(p policy.Policy) bool { return p.Chain == c.Policy.Chain })
 		return at >= 0 && c.Policy.ResetsConnections() && slices.ContainsFunc(c.Policy.Families(), func(f policy.Family) bool {
@@ -75,13 +75,13 @@ func (s *State) findsRange(before []policy.Source) bool {
 // lostRules reports whether rules that had been written are missing or changed. While a policy changes, only
 // whole chains and their jumps count, as other differences may be the change. A subnet that is found changes no rule.
 func (s *State) lostRules(concerns func(chain string) bool) bool {
-	if s.before == nil || samePolicies(s.before, s.after) {
+	if s.documents.before == nil || samePolicies(s.documents.before, s.documents.after) {
 		return slices.ContainsFunc(s.rulesDiff(true), func(c policy.Change) bool { return concerns(c.Chain) })
 	}
 	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
 		return slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {
 			have := c.Observed.Find(want.Family, want.Name)
-			return concerns(want.Name) && owns(s.record, want.Family, want.Name, c.Choice) &&
+			return concerns(want.Name) && owns(s.onRecord.now, want.Family, want.Name, c.Choice) &&
 				(have == nil || len(have.Jumps) == 0 || len(have.Rules) == 0)
 		})
 	})
@@ -91,7 +91,7 @@ func (s *State) lostRules(concerns func(chain string) bool) bool {
 // a subnet that an ADD found. The connections of an exempt pod end with it, or are those of an address that passed.
 func (s *State) dropsMore(concerns func(chain string) bool) bool {
 	var exempt []netip.Prefix
-	for _, pod := range s.record.Pods {
+	for _, pod := range s.onRecord.now.Pods {
 		exempt = append(exempt, netip.PrefixFrom(pod.Address, pod.Address.BitLen()))
 	}
 	known := policy.RangesOf(exempt...)
@@ -310,11 +310,11 @@ func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 
 // ResetsDue reports whether ResetConnections has something to do now. Without the rules nothing would translate the
 // connections.
-func (s *State) ResetsDue() bool { return !s.Failed() && ResetsDue(s.record) }
+func (s *State) ResetsDue() bool { return !s.Failed() && ResetsDue(s.onRecord.now) }
 
 // Passed reports whether a reset on record is for one of these addresses, which passed to another pod.
 func (s *State) Passed(addresses []netip.Addr) bool {
-	return slices.ContainsFunc(s.record.Resets, func(r store.Reset) bool {
+	return slices.ContainsFunc(s.onRecord.now.Resets, func(r store.Reset) bool {
 		return slices.ContainsFunc(r.Passed, func(a netip.Addr) bool { return slices.Contains(addresses, a) })
 	})
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// State is what is desired of a node, what was observed, and what failed. It determines the next step.
+// State is what is desired of a node, what was observed, what is on record, and what happened in a run. It determines the
+// next step.
 type State struct {
 	// Chains are the chains of the policies, sorted by name as policy.Merge sorts them.
 	Chains []Chain
@@ -29,28 +30,50 @@ type State struct {
 	// OtherDataDirs are the chains and guard tables that name another dataDir (AllBackends).
 	OtherDataDirs []netfilter.OwnedChain
 
+	node      node
+	observed  observed
+	onRecord  onRecord
+	documents documents
+	run       progress
+}
+
+// node is what is desired of the node, besides the rules of each chain and the guards.
+type node struct {
 	owner      policy.Owner
 	addresses  []policy.NodeAddress // nil if no policy needs them, or they cannot be read
 	exempt     exemptPods
 	triesAgain bool // to remove what could not be removed: a reconciler
-	unknown    bool // some documents cannot be read: what exists stays, and nothing is stale
+	keepsAll   bool // some documents cannot be read: what exists stays, and nothing is stale
+}
 
-	tables []tables // one for each backend that a chain is in
+// observed is what the kernel has, besides the guard tables.
+type observed struct {
+	tables  []tables           // one for each backend that a chain is in
+	orphans []store.OwnedChain // that name this dataDir as their owner, and are not on record
+}
 
-	record  store.Record    // of this boot, as it is on disk
-	was     store.Record    // before the run
-	planned store.Record    // to be on record before anything is written
-	before  []policy.Source // that were stored before a change; nil: there is none
-	after   []policy.Source
+// onRecord is the record of this boot.
+type onRecord struct {
+	now     store.Record // as it is on disk
+	before  store.Record // the run
+	planned store.Record // to be on record before anything is written
+}
 
-	unstored []policy.Source // documents to be stored
-	asked    bool
-	refused  error // why a policy would not be accepted
+// documents are those that the run stores.
+type documents struct {
+	before   []policy.Source // all that were stored before the change; nil: there is none
+	after    []policy.Source // all that are to be stored
+	unstored []policy.Source // those that are still to be stored
+}
 
-	began          int64 // when the run began, CLOCK_BOOTTIME in nanoseconds
-	overtaken      int   // see maxOvertaken
-	removed, stuck []store.OwnedChain
-	orphans        []store.OwnedChain // that name this dataDir as their owner, and are not on record
+// progress is what happened in the run.
+type progress struct {
+	began     int64 // CLOCK_BOOTTIME in nanoseconds
+	asked     bool
+	refused   error              // why a policy would not be accepted
+	overtaken int                // how often another program interfered, see maxOvertaken
+	removed   []store.OwnedChain // chains that no policy wants
+	stuck     []store.OwnedChain // those that could not be removed
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
@@ -94,7 +117,8 @@ const enoughReadings = 2
 // clone returns a copy that steps may change.
 func (s *State) clone() *State {
 	c := *s
-	c.Chains, c.tables = slices.Clone(s.Chains), slices.Clone(s.tables)
+	c.Chains = slices.Clone(s.Chains)
+	c.observed.tables = slices.Clone(s.observed.tables)
 	return &c
 }
 
@@ -127,7 +151,7 @@ func (s *State) in(c netfilter.Choice) []*Chain {
 }
 
 func (s *State) tablesOf(c netfilter.Choice) *tables {
-	return &s.tables[slices.IndexFunc(s.tables, func(t tables) bool { return t.choice == c })]
+	return &s.observed.tables[slices.IndexFunc(s.observed.tables, func(t tables) bool { return t.choice == c })]
 }
 
 // desired returns the chains to be in tables: those that did not fail, and those that stay as they are.
@@ -150,7 +174,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 			return x.Chain == o.Name && x.Family == o.Family && ChoiceOf(x) == t.choice
 		}
 		c := s.Find(o.Name)
-		failed := !s.unknown && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
+		failed := !s.node.keepsAll && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
 		if failed || slices.ContainsFunc(surplus, isSurplus) {
 			o.Rules = recognized(o.Rules)
 			staying = append(staying, o)
@@ -171,7 +195,7 @@ func (s *State) differing(t *tables) (d differing) {
 		differs, isNew := slices.ContainsFunc(t.diff, of), false
 		for _, c := range s.in(t.choice) {
 			if slices.ContainsFunc(c.Diff, of) {
-				differs, isNew = true, isNew || !owns(s.was, f, c.Policy.Chain, t.choice)
+				differs, isNew = true, isNew || !owns(s.onRecord.before, f, c.Policy.Chain, t.choice)
 			}
 		}
 		if differs {
@@ -203,13 +227,13 @@ func (s *State) isAllWritten() bool {
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
 	unrecorded := func(c Chain) bool { return !c.Recorded }
-	outputs := s.outputs(s.record)
-	isOnRecord := reflect.DeepEqual(outputs, s.record.Outputs) && slices.Equal(s.former(outputs), s.record.Former) && s.PodsRecorded()
+	outputs := s.outputs(s.onRecord.now)
+	isOnRecord := reflect.DeepEqual(outputs, s.onRecord.now.Outputs) && slices.Equal(s.former(outputs), s.onRecord.now.Former) && s.PodsRecorded()
 	return isOnRecord && s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded)
 }
 
 // PodsRecorded reports whether the record has the pods that are exempt.
-func (s *State) PodsRecorded() bool { return s.exempt.recorded(s.record) }
+func (s *State) PodsRecorded() bool { return s.node.exempt.recorded(s.onRecord.now) }
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.
 func (s *State) Failed() bool {
@@ -226,7 +250,7 @@ func (s *State) Diff() policy.Diff { return append(s.rulesDiff(false), s.Guard.D
 // tables.
 func (s *State) Drift() policy.Diff {
 	drift := s.rulesDiff(true)
-	if len(s.record.Chains) > 0 {
+	if len(s.onRecord.now.Chains) > 0 {
 		for _, c := range s.Guard.Diff {
 			if chain := s.Find(c.Chain); chain == nil || chain.Recorded && !chain.changed {
 				drift = append(drift, c)
@@ -245,7 +269,7 @@ func (s *State) rulesDiff(drift bool) policy.Diff {
 			all = append(all, s.Chains[i].Diff...)
 		}
 	}
-	for _, t := range s.tables {
+	for _, t := range s.observed.tables {
 		if slices.ContainsFunc(s.in(t.choice), counts) {
 			all = append(all, t.diff...)
 		}
@@ -259,8 +283,8 @@ func (s *State) DiscardDiff() {
 	for i := range s.Chains {
 		s.Chains[i].Diff = nil
 	}
-	for i := range s.tables {
-		s.tables[i].diff = nil
+	for i := range s.observed.tables {
+		s.observed.tables[i].diff = nil
 	}
 }
 
@@ -282,7 +306,7 @@ func (s *State) Err(chain string) error {
 // ChainDiff returns the differences of a chain, and of what belongs to no chain in the tables of its backend.
 func (s *State) ChainDiff(c *Chain) policy.Diff {
 	diff := slices.Clone(c.Diff)
-	for _, t := range s.tables {
+	for _, t := range s.observed.tables {
 		if t.choice == c.Choice {
 			diff = append(diff, t.diff...)
 		}
@@ -336,12 +360,12 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 // surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain that failed
 // is none: nothing has replaced it.
 func (s *State) surplus() []store.OwnedChain {
-	if s.unknown {
+	if s.node.keepsAll {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Concat(s.record.Chains, s.orphans), func(o store.OwnedChain) bool {
+	return slices.DeleteFunc(slices.Concat(s.onRecord.now.Chains, s.observed.orphans), func(o store.OwnedChain) bool {
 		c := s.Find(o.Chain)
-		return slices.Contains(s.removed, o) || c != nil && c.Err != nil || s.wants(o.Chain, o.Family, ChoiceOf(o))
+		return slices.Contains(s.run.removed, o) || c != nil && c.Err != nil || s.wants(o.Chain, o.Family, ChoiceOf(o))
 	})
 }
 
@@ -354,11 +378,11 @@ func (s *State) wants(chain string, f policy.Family, in netfilter.Choice) bool {
 // stale returns the surplus chains without those whose removal failed: the verbs leave them alone.
 func (s *State) stale() []store.OwnedChain {
 	return slices.DeleteFunc(s.surplus(), func(o store.OwnedChain) bool {
-		return o.Stuck && !s.triesAgain || slices.Contains(s.stuck, o)
+		return o.Stuck && !s.node.triesAgain || slices.Contains(s.run.stuck, o)
 	})
 }
 
 // Stuck returns the owned chains that could not be removed.
 func (s *State) Stuck() []store.OwnedChain {
-	return slices.DeleteFunc(slices.Clone(s.record.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
+	return slices.DeleteFunc(slices.Clone(s.onRecord.now.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
 }

@@ -32,20 +32,20 @@ func observe(ctx context.Context, do effects, s *State) *State {
 func (s *State) isRead() bool {
 	isRead := func(readings int, differs bool) bool { return readings > 1 || readings == 1 && !differs }
 	unread := func(t tables) bool { return !isRead(t.readings, s.rulesDiffer(&t)) }
-	return isRead(s.Guard.readings, s.guardDiffers()) && !slices.ContainsFunc(s.tables, unread)
+	return isRead(s.Guard.readings, s.guardDiffers()) && !slices.ContainsFunc(s.observed.tables, unread)
 }
 
 // unread makes all unread, as another program interfered. If that happens too often it fails what is to be written.
 func (s *State) unread(err error) {
-	s.overtaken++
-	if s.overtaken >= maxOvertaken && s.guardDiffers() {
+	s.run.overtaken++
+	if s.run.overtaken >= maxOvertaken && s.guardDiffers() {
 		s.Guard.fail(err)
 	}
 	s.Guard.readings = 0
-	for i := range s.tables {
-		t := &s.tables[i]
+	for i := range s.observed.tables {
+		t := &s.observed.tables[i]
 		t.readings = 0
-		if s.overtaken >= maxOvertaken {
+		if s.run.overtaken >= maxOvertaken {
 			s.failTables(t, err)
 		}
 	}
@@ -53,37 +53,37 @@ func (s *State) unread(err error) {
 
 // ask asks whether all would be accepted, before anything is stored: a policy that is refused leaves the old one in force.
 func ask(ctx context.Context, do effects, s *State) *State {
-	s.asked = true
+	s.run.asked = true
 	answer := run(ctx, s, do.asking())
-	for _, src := range s.unstored {
-		s.refused = cmp.Or(s.refused, answer.Err(src.Policy.Chain))
+	for _, src := range s.documents.unstored {
+		s.run.refused = cmp.Or(s.run.refused, answer.Err(src.Policy.Chain))
 	}
 	return s
 }
 
 // mustAsk reports whether rules are in force that a new document may change: those on record, or those of an agent.
 func (s *State) mustAsk() bool {
-	return !s.asked && len(s.unstored) > 0 && (len(s.was.Chains) > 0 || s.hasRules())
+	return !s.run.asked && len(s.documents.unstored) > 0 && (len(s.onRecord.before.Chains) > 0 || s.hasRules())
 }
 
 // recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due then.
 // If the record cannot be written with new resets, because the disk is full or they are too long, it is written
 // without: rules do not wait for that.
 func recordFirst(_ context.Context, do effects, s *State) *State {
-	err := do.PutRecord(s.planned)
-	for _, resets := range [][]store.Reset{s.record.Resets, nil} {
-		if err == nil || len(s.planned.Resets) == 0 {
+	err := do.PutRecord(s.onRecord.planned)
+	for _, resets := range [][]store.Reset{s.onRecord.now.Resets, nil} {
+		if err == nil || len(s.onRecord.planned.Resets) == 0 {
 			break
 		}
-		without := s.planned
+		without := s.onRecord.planned
 		without.Resets = resets
 		if do.PutRecord(without) == nil {
 			do.warn(fmt.Errorf("connections are not reset: %w", err))
-			s.planned, err = without, nil
+			s.onRecord.planned, err = without, nil
 		}
 	}
 	if err == nil {
-		s.record = s.planned
+		s.onRecord.now = s.onRecord.planned
 		s.compare() // stale chains are those on record
 	} else {
 		s.failRecord(fmt.Errorf("record the chains to be written: %w", err))
@@ -91,7 +91,7 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 	return s
 }
 
-func (s *State) isOnRecord() bool { return reflect.DeepEqual(s.planned, s.record) }
+func (s *State) isOnRecord() bool { return reflect.DeepEqual(s.onRecord.planned, s.onRecord.now) }
 
 // failRecord fails everything that is still to be done: without the record nothing is written.
 func (s *State) failRecord(err error) {
@@ -106,14 +106,14 @@ func (s *State) failRecord(err error) {
 // storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt: an ADD that read
 // the documents before has recorded its pod by now.
 func storeDocuments(_ context.Context, do effects, s *State) *State {
-	for _, src := range s.unstored {
+	for _, src := range s.documents.unstored {
 		if err := do.Put(src); err != nil {
 			s.failRecord(err)
 			return s
 		}
 	}
-	s.unstored = nil
-	if !slices.Equal(s.exempt.Namespaces, s.was.Namespaces) {
+	s.documents.unstored = nil
+	if !slices.Equal(s.node.exempt.Namespaces, s.onRecord.before.Namespaces) {
 		do.desirePods(s)
 	}
 	return s
@@ -140,7 +140,7 @@ func (s *State) guardsDue() bool { return s.guardDiffers() && s.Guard.writes < m
 
 // writeRules writes the rules of the first backend in which that is due.
 func writeRules(ctx context.Context, do effects, s *State) *State {
-	t := &s.tables[slices.IndexFunc(s.tables, s.rulesDue)]
+	t := &s.observed.tables[slices.IndexFunc(s.observed.tables, s.rulesDue)]
 	err := s.guardForbids()
 	if err == nil && t.whole { // Apply would remove a chain that is left out
 		for _, c := range s.in(t.choice) {
@@ -166,15 +166,15 @@ func (s *State) rulesDue(t tables) bool { return t.writes < maxWrites && s.rules
 
 // takeAddresses removes the addresses of exempt pods from the records of other attachments that had them.
 func takeAddresses(_ context.Context, do effects, s *State) *State {
-	do.warn(do.TakeAddresses(s.exempt.taken))
-	s.exempt.taken = nil
+	do.warn(do.TakeAddresses(s.node.exempt.taken))
+	s.node.exempt.taken = nil
 	return s
 }
 
 // addressesDue reports whether the rules that exempt the pods are in the kernel: an ADD that fails takes nothing.
 func (s *State) addressesDue() bool {
 	fails := func(c Chain) bool { return len(c.Policy.Namespaces) > 0 && s.Err(c.Policy.Chain) != nil }
-	return len(s.exempt.taken) > 0 && !slices.ContainsFunc(s.Chains, fails)
+	return len(s.node.exempt.taken) > 0 && !slices.ContainsFunc(s.Chains, fails)
 }
 
 // removeStale removes a chain that no policy wants. A chain that cannot be removed stays on record and fails nothing.
@@ -183,10 +183,10 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 	err := do.remove(ctx, o)
 	do.warn(err)
 	if err == nil {
-		s.removed, s.Guard.writes = append(slices.Clip(s.removed), o), 0 // clone shares the array
+		s.run.removed, s.Guard.writes = append(slices.Clip(s.run.removed), o), 0 // clone shares the array
 		s.forget(o)
 	} else {
-		s.stuck = append(slices.Clip(s.stuck), o) // so that not every ADD tries again
+		s.run.stuck = append(slices.Clip(s.run.stuck), o) // so that not every ADD tries again
 	}
 	s.compare()
 	return s
@@ -194,8 +194,8 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 
 // forget takes a chain that was removed out of what was read.
 func (s *State) forget(o store.OwnedChain) {
-	for i := range s.tables {
-		if t := &s.tables[i]; t.choice == ChoiceOf(o) {
+	for i := range s.observed.tables {
+		if t := &s.observed.tables[i]; t.choice == ChoiceOf(o) {
 			t.observation.Rules.Chains = slices.DeleteFunc(slices.Clone(t.observation.Rules.Chains), func(c policy.Chain) bool {
 				return c.Name == o.Chain && c.Family == o.Family
 			})
@@ -208,8 +208,8 @@ func (s *State) forget(o store.OwnedChain) {
 // could not be removed: it may be the one with a new name.
 func (s *State) removable() []store.OwnedChain {
 	awaited := slices.ContainsFunc(s.Chains, func(c Chain) bool {
-		was := slices.ContainsFunc(s.was.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain && !o.Stuck })
-		isRead := slices.ContainsFunc(s.tables, func(t tables) bool { return t.choice == c.Choice && t.err == nil })
+		was := slices.ContainsFunc(s.onRecord.before.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain && !o.Stuck })
+		isRead := slices.ContainsFunc(s.observed.tables, func(t tables) bool { return t.choice == c.Choice && t.err == nil })
 		hasNone := func(f policy.Family) bool {
 			have := c.Observed.Find(f, c.Policy.Chain)
 			return have == nil || len(have.Rules) == 0
@@ -232,28 +232,28 @@ func recordLast(_ context.Context, do effects, s *State) *State {
 	if err := do.PutRecord(truth); err != nil {
 		do.warn(fmt.Errorf("record the owned chains: %w", err))
 	}
-	s.record, s.planned = truth, truth
+	s.onRecord.now, s.onRecord.planned = truth, truth
 	return s
 }
 
-func (s *State) isRecordTrue() bool { return reflect.DeepEqual(s.truth(), s.record) }
+func (s *State) isRecordTrue() bool { return reflect.DeepEqual(s.truth(), s.onRecord.now) }
 
 // truth returns what is to be on record when all is done: without the chains that were removed, and with what a chain
 // that could not be written had before.
 func (s *State) truth() store.Record {
-	r := s.record
+	r := s.onRecord.now
 	r.Chains = nil
-	for _, o := range s.record.Chains {
+	for _, o := range s.onRecord.now.Chains {
 		isInPlace := s.wants(o.Chain, o.Family, ChoiceOf(o)) && s.isWritten(s.Find(o.Chain))
-		o.Stuck = (o.Stuck || slices.Contains(s.stuck, o)) && !isInPlace
-		if !slices.Contains(s.removed, o) && !s.wasNeverWritten(o) {
+		o.Stuck = (o.Stuck || slices.Contains(s.run.stuck, o)) && !isInPlace
+		if !slices.Contains(s.run.removed, o) && !s.wasNeverWritten(o) {
 			r.Chains = append(r.Chains, o)
 		}
 	}
-	r.Outputs = s.outputs(s.was)
+	r.Outputs = s.outputs(s.onRecord.before)
 	r.Former = s.former(r.Outputs) // the rules of a chain that cannot be read may have the new ones
-	if len(s.exempt.taken) > 0 {
-		r.ExemptPods = s.was.ExemptPods
+	if len(s.node.exempt.taken) > 0 {
+		r.ExemptPods = s.onRecord.before.ExemptPods
 	}
 	return r
 }
@@ -262,5 +262,5 @@ func (s *State) truth() store.Record {
 func (s *State) wasNeverWritten(o store.OwnedChain) bool {
 	c := s.Find(o.Chain)
 	return c != nil && c.Choice == ChoiceOf(o) && s.tablesOf(c.Choice).err == nil &&
-		c.Observed.Find(o.Family, o.Chain) == nil && !owns(s.was, o.Family, o.Chain, c.Choice)
+		c.Observed.Find(o.Family, o.Chain) == nil && !owns(s.onRecord.before, o.Family, o.Chain, c.Choice)
 }

@@ -40,7 +40,7 @@ func TestRecordWithoutResets(t *testing.T) {
 		{2, 2, 2, 1, 0}, {2, 1, 1, 2, 1}, {2, 0, 0, 3, 1}, {2, -1, -1, 3, 0}, {0, -1, -1, 1, 0},
 	} {
 		d := &fullDisk{room: c.room}
-		s := &State{record: store.Record{Resets: resets[:1]}, planned: store.Record{Boot: "this", Resets: resets[:c.resets]}, Chains: []Chain{
+		s := &State{onRecord: onRecord{now: store.Record{Resets: resets[:1]}, planned: store.Record{Boot: "this", Resets: resets[:c.resets]}}, Chains: []Chain{
 			{Policy: policy.Policy{Chain: "A"}, Diff: policy.Diff{{Chain: "A"}}}, {Policy: policy.Policy{Chain: "B"}},
 		}}
 		s = recordFirst(t.Context(), d, s)
@@ -50,8 +50,8 @@ func TestRecordWithoutResets(t *testing.T) {
 		if (s.RecordErr != nil) != (c.want < 0) || d.records != c.records || d.warnings != c.warnings {
 			t.Errorf("%+v: error %v, %d records, %d warnings", c, s.RecordErr, d.records, d.warnings)
 		}
-		if c.want >= 0 && (len(s.record.Resets) != c.want || !reflect.DeepEqual(s.planned, s.record)) {
-			t.Errorf("%+v: record %+v, planned %+v", c, s.record, s.planned)
+		if c.want >= 0 && (len(s.onRecord.now.Resets) != c.want || !reflect.DeepEqual(s.onRecord.planned, s.onRecord.now)) {
+			t.Errorf("%+v: record %+v, planned %+v", c, s.onRecord.now, s.onRecord.planned)
 		}
 	}
 }
@@ -59,7 +59,10 @@ func TestRecordWithoutResets(t *testing.T) {
 // What is recorded last is only warned about: the record has more than there is.
 func TestWarningsOfAFullDisk(t *testing.T) {
 	d := &fullDisk{room: -1}
-	s := &State{exempt: exemptPods{taken: map[store.Attachment][]netip.Addr{{}: nil}}, planned: store.Record{Boot: "this"}}
+	s := &State{
+		node:     node{exempt: exemptPods{taken: map[store.Attachment][]netip.Addr{{}: nil}}},
+		onRecord: onRecord{planned: store.Record{Boot: "this"}},
+	}
 	s.Guard.readings = enoughReadings
 	s = takeAddresses(t.Context(), d, s)
 	s = recordLast(t.Context(), d, s)
@@ -177,7 +180,7 @@ func TestForget(t *testing.T) {
 		t.choice, t.observation.Rules.Chains = c, []policy.Chain{a, a6, b}
 		return t
 	}
-	before := &State{tables: []tables{in(netfiltertest.IPTables), in(netfiltertest.NFTables)}}
+	before := &State{observed: observed{tables: []tables{in(netfiltertest.IPTables), in(netfiltertest.NFTables)}}}
 	s := before.clone()
 	s.forget(store.OwnedChain{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables})
 	for _, c := range []struct {
@@ -185,7 +188,7 @@ func TestForget(t *testing.T) {
 		want []int
 	}{{before, []int{3, 3}}, {s, []int{3, 2}}} {
 		for i, n := range c.want {
-			if left := c.s.tables[i].observation.Rules.Chains; len(left) != n || left[n-1].Name != "B" || left[n-2].Family != policy.IPv6 {
+			if left := c.s.observed.tables[i].observation.Rules.Chains; len(left) != n || left[n-1].Name != "B" || left[n-2].Family != policy.IPv6 {
 				t.Errorf("left are %v, want %d", left, n)
 			}
 		}

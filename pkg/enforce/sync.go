@@ -43,7 +43,7 @@ func (e *Enforcer) Apply(ctx context.Context, lock *store.Lock, stored store.Sta
 		return s, nil
 	}
 	s = e.run(ctx, s, lock)
-	return s, cmp.Or(s.refused, s.RecordErr)
+	return s, cmp.Or(s.run.refused, s.RecordErr)
 }
 
 // CheckApply returns the state that an Apply would leave, as CheckSync does.
@@ -64,12 +64,12 @@ func (e *Enforcer) observeChange(ctx context.Context, stored store.State, p *Pro
 
 // changes makes the documents of a proposal those that are to be stored.
 func (s *State) changes(before []policy.Source, p *Proposal) {
-	s.before, s.after, s.unstored = append([]policy.Source{}, before...), p.Sources, p.Changed
+	s.documents.before, s.documents.after, s.documents.unstored = append([]policy.Source{}, before...), p.Sources, p.Changed
 }
 
 // run takes the steps from an observation.
 func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
-	if len(s.record.Chains) == 0 {
+	if len(s.onRecord.now.Chains) == 0 {
 		namespace, err := e.checkFirstWrite(ctx)
 		if namespace != nil {
 			defer func() { _ = namespace.Close() }()
@@ -83,7 +83,7 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 	}
 	s.begin(store.BootTime())
 	s = run(ctx, s, does{e, lock})
-	if s.RecordErr == nil && s.refused == nil && !s.unknown {
+	if s.RecordErr == nil && s.run.refused == nil && !s.node.keepsAll {
 		e.removeDuplicates(ctx, s, lock)
 	}
 	return s
@@ -91,7 +91,7 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 
 // check takes the steps from an observation, and writes nothing.
 func (e *Enforcer) check(ctx context.Context, s *State) *State {
-	s.asked = true
+	s.run.asked = true
 	s.begin(store.BootTime())
 	s = run(ctx, s, &asks{Enforcer: e})
 	guardDiff := s.Guard.Diff
@@ -104,9 +104,9 @@ func (e *Enforcer) check(ctx context.Context, s *State) *State {
 
 // begin takes what was observed as read with the lock held.
 func (s *State) begin(now int64) {
-	s.began, s.was = now, s.record
-	for i := range s.tables {
-		s.tables[i].readings = enoughReadings
+	s.run.began, s.onRecord.before = now, s.onRecord.now
+	for i := range s.observed.tables {
+		s.observed.tables[i].readings = enoughReadings
 	}
 	s.plan()
 }
@@ -114,7 +114,7 @@ func (s *State) begin(now int64) {
 // plan decides what is to be on record before anything is written: the chains that are about to be owned, besides those
 // that are, and the resets that are due then.
 func (s *State) plan() {
-	rec := s.record
+	rec := s.onRecord.now
 	rec.Chains = nil
 	for i := range s.Chains {
 		c := &s.Chains[i]
@@ -124,19 +124,19 @@ func (s *State) plan() {
 		}
 		for _, d := range c.Desired.Chains { // first, as choose takes the first
 			o := store.OwnedChain{Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant, Stuck: true}
-			o.Stuck = slices.Contains(s.record.Chains, o) // until it is written
+			o.Stuck = slices.Contains(s.onRecord.now.Chains, o) // until it is written
 			rec.Chains = append(rec.Chains, o)
 		}
 	}
-	for _, o := range s.record.Chains {
+	for _, o := range s.onRecord.now.Chains {
 		if !owns(rec, o.Family, o.Chain, ChoiceOf(o)) {
 			rec.Chains = append(rec.Chains, o)
 		}
 	}
-	rec.Outputs, rec.ExemptPods = s.outputs(s.record), s.exempt.ExemptPods
+	rec.Outputs, rec.ExemptPods = s.outputs(s.onRecord.now), s.node.exempt.ExemptPods
 	rec.Former = s.former(rec.Outputs)
-	rec.Resets = s.resets(s.began)
-	s.planned = rec
+	rec.Resets = s.resets(s.run.began)
+	s.onRecord.planned = rec
 }
 
 // removeDuplicates removes chains of the same names in other backends, once the desired rules are in place.
