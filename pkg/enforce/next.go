@@ -2,10 +2,7 @@
 
 package enforce
 
-import (
-	"context"
-	"slices"
-)
+import "context"
 
 // step is one step of a run. It may change its State, which is a copy, and returns it.
 type step func(ctx context.Context, do effects, s *State) *State
@@ -20,16 +17,19 @@ func run(ctx context.Context, s *State, do effects) *State {
 
 // next returns the step that is due, or nil: by what is desired, what the kernel and the record have, and what failed.
 //
-//  1. Nothing is in the kernel that is not on record, at any moment: recordFirst comes before each write, and recordLast
-//     after each removal.
+//  1. Nothing is in the kernel that is not on record, at any moment: recordFirst makes State.onRecord.now what is planned
+//     before each write, and recordLast makes it the truth after each removal.
 //  2. A guard never drops what the rules in the kernel exempt, and never binds what they masquerade: State.guards has the
-//     guards for the rules that are in the kernel now, so guards are due before the rules change, and again after it.
-//  3. The guard tables are one resource: where they cannot be written as the change needs them, writeRules fails.
-//  4. After another program interfered nothing is written before it was read: what a write left is unread, and so is all
-//     after ErrChanged; and observe comes before any write.
-//  5. What no policy wants goes last, and never under a guard that drops: State.removable.
-//  6. It ends, as each step makes itself not due, by success or by a failure on the State, and writes are counted. A run
-//     without faults afterwards repairs everything, as nothing but the kernel, the documents and the record decides.
+//     guards for the rules that are in the kernel now (State.observed, Chain.Observed), so guards are due before the rules
+//     change, and again after it.
+//  3. The guard tables are one resource: where they cannot be written as the change needs them (State.Guard), writeRules
+//     fails.
+//  4. After another program interfered nothing is written before it was read: what a write left is unread, and so is all of
+//     State.observed after ErrChanged; and observe comes before any write.
+//  5. What no policy wants goes last, and never under a guard that drops: State.removable chooses among State.Stale.
+//  6. It ends, as each step makes itself not due, by success or by a failure in State.run, State.Guard or a Chain, and writes
+//     are counted. A run without faults afterwards repairs everything, as nothing but the kernel, the documents and the record
+//     decides.
 func (s *State) next() step {
 	switch {
 	case s.run.refused != nil, s.RecordErr != nil:
@@ -44,7 +44,7 @@ func (s *State) next() step {
 		return storeDocuments
 	case s.guardsDue():
 		return writeGuards
-	case slices.ContainsFunc(s.observed.tables, s.rulesDue):
+	case s.dueTables() != nil:
 		return writeRules
 	case s.addressesDue():
 		return takeAddresses

@@ -48,7 +48,7 @@ func (s *State) resets(at int64) []store.Reset {
 		remaining := slices.DeleteFunc(slices.Clone(s.documents.before), func(b policy.Source) bool {
 			return !slices.ContainsFunc(s.documents.after, func(a policy.Source) bool { return a.ID == b.ID || a.Policy.Chain == b.Policy.Chain })
 		})
-		differs := !samePolicies(remaining, s.documents.after) && len(s.rulesDiff(false))+len(s.Stale) > 0
+		differs := !samePolicies(remaining, s.documents.after) && len(s.rulesDiff(anyChain))+len(s.Stale) > 0
 		untranslated = untranslated || differs && len(remaining) == 0 || s.findsRange(remaining)
 		if differs && len(remaining) > 0 {
 			r.add(store.Reset{Before: remaining, Pods: s.onRecord.now.Addresses()})
@@ -76,7 +76,7 @@ func (s *State) findsRange(before []policy.Source) bool {
 // whole chains and their jumps count, as other differences may be the change. A subnet that is found changes no rule.
 func (s *State) lostRules(concerns func(chain string) bool) bool {
 	if s.documents.before == nil || samePolicies(s.documents.before, s.documents.after) {
-		return slices.ContainsFunc(s.rulesDiff(true), func(c policy.Change) bool { return concerns(c.Chain) })
+		return slices.ContainsFunc(s.rulesDiff((*Chain).wasWritten), func(c policy.Change) bool { return concerns(c.Chain) })
 	}
 	return slices.ContainsFunc(s.Chains, func(c Chain) bool {
 		return slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {

@@ -150,8 +150,14 @@ func (s *State) in(c netfilter.Choice) []*Chain {
 	return chains
 }
 
+// tablesOf returns the tables of a backend, or nil if no chain is in it.
 func (s *State) tablesOf(c netfilter.Choice) *tables {
-	return &s.observed.tables[slices.IndexFunc(s.observed.tables, func(t tables) bool { return t.choice == c })]
+	for i := range s.observed.tables {
+		if s.observed.tables[i].choice == c {
+			return &s.observed.tables[i]
+		}
+	}
+	return nil
 }
 
 // desired returns the chains to be in tables: those that did not fail, and those that stay as they are.
@@ -168,14 +174,17 @@ func (s *State) desired(t *tables) policy.Ruleset {
 // staying returns the chains of tables that are not to be written: those that stay, those on record that are removed when
 // others have taken their place, and those whose place in another backend could not be taken.
 func (s *State) staying(t *tables) []policy.Chain {
-	staying, surplus := slices.Clone(t.kept), s.surplus()
-	for _, o := range t.observation.Rules.Chains {
-		isSurplus := func(x store.OwnedChain) bool {
-			return x.Chain == o.Name && x.Family == o.Family && ChoiceOf(x) == t.choice
+	staying := slices.Clone(t.kept)
+	isSurplus := map[policy.ChainFamily]bool{}
+	for _, o := range s.surplus() {
+		if ChoiceOf(o) == t.choice {
+			isSurplus[policy.ChainFamily{Chain: o.Chain, Family: o.Family}] = true
 		}
+	}
+	for _, o := range t.observation.Rules.Chains {
 		c := s.Find(o.Name)
-		failed := !s.node.keepsAll && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
-		if failed || slices.ContainsFunc(surplus, isSurplus) {
+		failedElsewhere := !s.node.keepsAll && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
+		if failedElsewhere || isSurplus[policy.ChainFamily{Chain: o.Name, Family: o.Family}] {
 			o.Rules = recognized(o.Rules)
 			staying = append(staying, o)
 		}
@@ -185,17 +194,22 @@ func (s *State) staying(t *tables) []policy.Chain {
 
 // rulesDiffer reports whether tables differ in what can be written.
 func (s *State) rulesDiffer(t *tables) bool {
-	return slices.ContainsFunc(s.in(t.choice), func(c *Chain) bool { return c.Err == nil && len(c.Diff)+len(t.diff) > 0 })
+	for _, c := range s.in(t.choice) {
+		if c.Err == nil && len(c.Diff)+len(t.diff) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // differing returns the families in which tables differ.
 func (s *State) differing(t *tables) (d differing) {
 	for _, f := range policy.Families() {
-		of := func(c policy.Change) bool { return c.Family == f }
-		differs, isNew := slices.ContainsFunc(t.diff, of), false
+		differs, isNew := hasFamily(t.diff, f), false
 		for _, c := range s.in(t.choice) {
-			if slices.ContainsFunc(c.Diff, of) {
-				differs, isNew = true, isNew || !owns(s.onRecord.before, f, c.Policy.Chain, t.choice)
+			if hasFamily(c.Diff, f) {
+				differs = true
+				isNew = isNew || !owns(s.onRecord.before, f, c.Policy.Chain, t.choice)
 			}
 		}
 		if differs {
@@ -206,6 +220,10 @@ func (s *State) differing(t *tables) (d differing) {
 		}
 	}
 	return d
+}
+
+func hasFamily(d policy.Diff, f policy.Family) bool {
+	return slices.ContainsFunc(d, func(c policy.Change) bool { return c.Family == f })
 }
 
 // failTables fails the chains of a backend that differ, or that lack what belongs to no chain.
@@ -221,15 +239,32 @@ func (s *State) failTables(t *tables, err error) {
 func (s *State) isWritten(c *Chain) bool { return c.Err == nil && len(s.ChainDiff(c)) == 0 }
 
 func (s *State) isAllWritten() bool {
-	return !slices.ContainsFunc(s.Chains, func(c Chain) bool { return !s.isWritten(&c) })
+	for i := range s.Chains {
+		if !s.isWritten(&s.Chains[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 // InSync reports whether nothing is left to do.
 func (s *State) InSync() bool {
-	unrecorded := func(c Chain) bool { return !c.Recorded }
-	outputs := s.outputs(s.onRecord.now)
-	isOnRecord := reflect.DeepEqual(outputs, s.onRecord.now.Outputs) && slices.Equal(s.former(outputs), s.onRecord.now.Former) && s.PodsRecorded()
-	return isOnRecord && s.Guard.Err == nil && !s.Failed() && !s.Differs() && !slices.ContainsFunc(s.Chains, unrecorded)
+	if s.Guard.Err != nil || s.Failed() || s.Differs() {
+		return false
+	}
+	for i := range s.Chains {
+		if !s.Chains[i].Recorded {
+			return false
+		}
+	}
+	return s.outputsRecorded() && s.PodsRecorded()
+}
+
+// outputsRecorded reports whether the record has the addresses of outputAddresses that are and were in force.
+func (s *State) outputsRecorded() bool {
+	rec := s.onRecord.now
+	outputs := s.outputs(rec)
+	return reflect.DeepEqual(outputs, rec.Outputs) && slices.Equal(s.former(outputs), rec.Former)
 }
 
 // PodsRecorded reports whether the record has the pods that are exempt.
@@ -237,33 +272,44 @@ func (s *State) PodsRecorded() bool { return s.node.exempt.recorded(s.onRecord.n
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.
 func (s *State) Failed() bool {
-	return slices.ContainsFunc(s.Chains, func(c Chain) bool { return c.Err != nil })
+	for i := range s.Chains {
+		if s.Chains[i].Err != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // Differs reports whether there are rules to write or to remove.
 func (s *State) Differs() bool { return len(s.Diff())+len(s.Stale)+len(s.Duplicates) > 0 }
 
 // Diff returns how the kernel differs from what is desired, in all backends and the guard tables.
-func (s *State) Diff() policy.Diff { return append(s.rulesDiff(false), s.Guard.Diff...) }
+func (s *State) Diff() policy.Diff { return append(s.rulesDiff(anyChain), s.Guard.Diff...) }
 
 // Drift returns the part of Diff that concerns chains that were written before, and the other objects in their
 // tables.
 func (s *State) Drift() policy.Diff {
-	drift := s.rulesDiff(true)
-	if len(s.onRecord.now.Chains) > 0 {
-		for _, c := range s.Guard.Diff {
-			if chain := s.Find(c.Chain); chain == nil || chain.Recorded && !chain.changed {
-				drift = append(drift, c)
-			}
+	drift := s.rulesDiff((*Chain).wasWritten)
+	if len(s.onRecord.now.Chains) == 0 {
+		return drift
+	}
+	for _, change := range s.Guard.Diff {
+		c := s.Find(change.Chain)
+		if c == nil || c.wasWritten() {
+			drift = append(drift, change)
 		}
 	}
 	return drift
 }
 
-// rulesDiff is Diff or Drift without the guard tables.
-func (s *State) rulesDiff(drift bool) policy.Diff {
+func anyChain(*Chain) bool { return true }
+
+// wasWritten reports whether the chain was written before as it is desired now.
+func (c *Chain) wasWritten() bool { return c.Recorded && !c.changed }
+
+// rulesDiff returns the differences of the chains that count, and of what belongs to no chain in their tables.
+func (s *State) rulesDiff(counts func(*Chain) bool) policy.Diff {
 	var all policy.Diff
-	counts := func(c *Chain) bool { return c.Recorded && !c.changed || !drift }
 	for i := range s.Chains {
 		if counts(&s.Chains[i]) {
 			all = append(all, s.Chains[i].Diff...)
@@ -277,8 +323,8 @@ func (s *State) rulesDiff(drift bool) policy.Diff {
 	return all
 }
 
-// DiscardDiff discards the differences, which mean nothing if the policies are incomplete.
-func (s *State) DiscardDiff() {
+// discardDiff discards the differences.
+func (s *State) discardDiff() {
 	s.Stale, s.Duplicates, s.OtherDataDirs, s.Guard.Diff = nil, nil, nil, nil
 	for i := range s.Chains {
 		s.Chains[i].Diff = nil
@@ -291,10 +337,10 @@ func (s *State) DiscardDiff() {
 // Err returns why the rules of a chain are not known to be as desired, or nil.
 func (s *State) Err(chain string) error {
 	c := s.Find(chain)
-	switch {
-	case c == nil:
+	if c == nil {
 		return fmt.Errorf("no policy is about chain %s", chain)
-	case c.Err != nil:
+	}
+	if c.Err != nil {
 		return c.Err
 	}
 	if diff := s.ChainDiff(c); len(diff) > 0 {
@@ -305,13 +351,11 @@ func (s *State) Err(chain string) error {
 
 // ChainDiff returns the differences of a chain, and of what belongs to no chain in the tables of its backend.
 func (s *State) ChainDiff(c *Chain) policy.Diff {
-	diff := slices.Clone(c.Diff)
-	for _, t := range s.observed.tables {
-		if t.choice == c.Choice {
-			diff = append(diff, t.diff...)
-		}
+	t := s.tablesOf(c.Choice)
+	if t == nil {
+		return slices.Clone(c.Diff)
 	}
-	return diff
+	return slices.Concat(c.Diff, t.diff)
 }
 
 // DriftError is a difference that remains after a sync, or that a caller must not repair.
@@ -327,10 +371,16 @@ func (e *DriftError) Error() string {
 // family.
 func (s *State) Exists(chain string) bool {
 	c := s.Find(chain)
-	return c != nil && len(c.Desired.Chains) > 0 && !slices.ContainsFunc(c.Desired.Chains, func(want policy.Chain) bool {
+	if c == nil {
+		return false
+	}
+	for _, want := range c.Desired.Chains {
 		have := c.Observed.Find(want.Family, chain)
-		return have == nil || len(have.Jumps) == 0 && len(want.Jumps) > 0
-	})
+		if have == nil || len(have.Jumps) == 0 && len(want.Jumps) > 0 {
+			return false
+		}
+	}
+	return len(c.Desired.Chains) > 0
 }
 
 // LinearChains returns the chains in iptables that have more prefixes in one family than a list without sets
@@ -339,8 +389,8 @@ func (s *State) LinearChains() (slow []error) {
 	for _, c := range s.Chains {
 		most := max(c.Policy.CountDestinations(policy.IPv4), c.Policy.CountDestinations(policy.IPv6))
 		if most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
-			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each new connection; "+
-				"use backend nftables", c.Policy.Chain, most))
+			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each "+
+				"new connection; use backend nftables", c.Policy.Chain, most))
 		}
 	}
 	return slow
@@ -352,9 +402,12 @@ func ChoiceOf(o store.OwnedChain) netfilter.Choice {
 }
 
 func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) bool {
-	return slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool {
-		return o.Family == f && o.Chain == chain && ChoiceOf(o) == c
-	})
+	for _, o := range rec.Chains {
+		if o.Family == f && o.Chain == chain && ChoiceOf(o) == c {
+			return true
+		}
+	}
+	return false
 }
 
 // surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain that failed
@@ -363,10 +416,15 @@ func (s *State) surplus() []store.OwnedChain {
 	if s.node.keepsAll {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Concat(s.onRecord.now.Chains, s.observed.orphans), func(o store.OwnedChain) bool {
+	var surplus []store.OwnedChain
+	for _, o := range slices.Concat(s.onRecord.now.Chains, s.observed.orphans) {
 		c := s.Find(o.Chain)
-		return slices.Contains(s.run.removed, o) || c != nil && c.Err != nil || s.wants(o.Chain, o.Family, ChoiceOf(o))
-	})
+		failed := c != nil && c.Err != nil
+		if !failed && !slices.Contains(s.run.removed, o) && !s.wants(o.Chain, o.Family, ChoiceOf(o)) {
+			surplus = append(surplus, o)
+		}
+	}
+	return surplus
 }
 
 // wants reports whether a policy wants a chain of a family in a backend.
@@ -377,12 +435,23 @@ func (s *State) wants(chain string, f policy.Family, in netfilter.Choice) bool {
 
 // stale returns the surplus chains without those whose removal failed: the verbs leave them alone.
 func (s *State) stale() []store.OwnedChain {
-	return slices.DeleteFunc(s.surplus(), func(o store.OwnedChain) bool {
-		return o.Stuck && !s.node.triesAgain || slices.Contains(s.run.stuck, o)
-	})
+	var stale []store.OwnedChain
+	for _, o := range s.surplus() {
+		isLeft := o.Stuck && !s.node.triesAgain
+		if !isLeft && !slices.Contains(s.run.stuck, o) {
+			stale = append(stale, o)
+		}
+	}
+	return stale
 }
 
 // Stuck returns the owned chains that could not be removed.
 func (s *State) Stuck() []store.OwnedChain {
-	return slices.DeleteFunc(slices.Clone(s.onRecord.now.Chains), func(o store.OwnedChain) bool { return !o.Stuck })
+	var stuck []store.OwnedChain
+	for _, o := range s.onRecord.now.Chains {
+		if o.Stuck {
+			stuck = append(stuck, o)
+		}
+	}
+	return stuck
 }

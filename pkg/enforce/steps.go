@@ -27,25 +27,38 @@ func observe(ctx context.Context, do effects, s *State) *State {
 	return s
 }
 
-// isRead reports whether all has been read since it was written last, and read twice where it differs: a reading can be
-// torn.
+// isRead reports whether all has been read since it was written last.
 func (s *State) isRead() bool {
-	isRead := func(readings int, differs bool) bool { return readings > 1 || readings == 1 && !differs }
-	unread := func(t tables) bool { return !isRead(t.readings, s.rulesDiffer(&t)) }
-	return isRead(s.Guard.readings, s.guardDiffers()) && !slices.ContainsFunc(s.observed.tables, unread)
+	if !isReadEnough(s.Guard.readings, s.guardDiffers()) {
+		return false
+	}
+	for i := range s.observed.tables {
+		t := &s.observed.tables[i]
+		if !isReadEnough(t.readings, s.rulesDiffer(t)) {
+			return false
+		}
+	}
+	return true
+}
+
+// isReadEnough reports whether tables were read as often as is necessary: a reading can be torn, so tables that differ are
+// read twice before they are written.
+func isReadEnough(readings int, differs bool) bool {
+	return readings >= enoughReadings || readings > 0 && !differs
 }
 
 // unread makes all unread, as another program interfered. If that happens too often it fails what is to be written.
 func (s *State) unread(err error) {
 	s.run.overtaken++
-	if s.run.overtaken >= maxOvertaken && s.guardDiffers() {
+	tooOften := s.run.overtaken >= maxOvertaken
+	if tooOften && s.guardDiffers() {
 		s.Guard.fail(err)
 	}
 	s.Guard.readings = 0
 	for i := range s.observed.tables {
 		t := &s.observed.tables[i]
 		t.readings = 0
-		if s.run.overtaken >= maxOvertaken {
+		if tooOften {
 			s.failTables(t, err)
 		}
 	}
@@ -63,31 +76,31 @@ func ask(ctx context.Context, do effects, s *State) *State {
 
 // mustAsk reports whether rules are in force that a new document may change: those on record, or those of an agent.
 func (s *State) mustAsk() bool {
-	return !s.run.asked && len(s.documents.unstored) > 0 && (len(s.onRecord.before.Chains) > 0 || s.hasRules())
+	if s.run.asked || len(s.documents.unstored) == 0 {
+		return false
+	}
+	return len(s.onRecord.before.Chains) > 0 || s.hasRules()
 }
 
-// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due then.
-// If the record cannot be written with new resets, because the disk is full or they are too long, it is written
-// without: rules do not wait for that.
+// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due then. If the
+// record cannot be written with new resets, because the disk is full, the one that is there may do for the chains: they are
+// written then, and rules do not wait for resets.
 func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.onRecord.planned)
-	for _, resets := range [][]store.Reset{s.onRecord.now.Resets, nil} {
-		if err == nil || len(s.onRecord.planned.Resets) == 0 {
-			break
-		}
-		without := s.onRecord.planned
-		without.Resets = resets
-		if do.PutRecord(without) == nil {
+	if err != nil && len(s.onRecord.planned.Resets) > 0 {
+		withoutNew := s.onRecord.planned
+		withoutNew.Resets = s.onRecord.now.Resets
+		if do.PutRecord(withoutNew) == nil {
 			do.warn(fmt.Errorf("connections are not reset: %w", err))
-			s.onRecord.planned, err = without, nil
+			s.onRecord.planned, err = withoutNew, nil
 		}
 	}
-	if err == nil {
-		s.onRecord.now = s.onRecord.planned
-		s.compare() // stale chains are those on record
-	} else {
+	if err != nil {
 		s.failRecord(fmt.Errorf("record the chains to be written: %w", err))
+		return s
 	}
+	s.onRecord.now = s.onRecord.planned
+	s.compare() // stale chains are those on record
 	return s
 }
 
@@ -97,7 +110,8 @@ func (s *State) isOnRecord() bool { return reflect.DeepEqual(s.onRecord.planned,
 func (s *State) failRecord(err error) {
 	s.RecordErr = &UnwritableError{err}
 	for i := range s.Chains {
-		if c := &s.Chains[i]; s.Err(c.Policy.Chain) != nil {
+		c := &s.Chains[i]
+		if s.Err(c.Policy.Chain) != nil {
 			c.fail(s.RecordErr)
 		}
 	}
@@ -123,12 +137,13 @@ func storeDocuments(_ context.Context, do effects, s *State) *State {
 func writeGuards(ctx context.Context, do effects, s *State) *State {
 	g := &s.Guard
 	err := do.guards(ctx, s.guards(), g)
-	g.readings, g.writes = 0, g.writes+1
-	switch {
-	case errors.Is(err, netfilter.ErrChanged):
-		g.writes--
+	g.readings = 0
+	if errors.Is(err, netfilter.ErrChanged) {
 		s.unread(err)
-	case err != nil:
+		return s
+	}
+	g.writes++
+	if err != nil {
 		g.fail(fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err))
 	}
 	return s
@@ -140,29 +155,46 @@ func (s *State) guardsDue() bool { return s.guardDiffers() && s.Guard.writes < m
 
 // writeRules writes the rules of the first backend in which that is due.
 func writeRules(ctx context.Context, do effects, s *State) *State {
-	t := &s.observed.tables[slices.IndexFunc(s.observed.tables, s.rulesDue)]
-	err := s.guardForbids()
-	if err == nil && t.whole { // Apply would remove a chain that is left out
-		for _, c := range s.in(t.choice) {
-			err = cmp.Or(err, c.Err)
-		}
-	}
+	t := s.dueTables()
+	err := cmp.Or(s.guardForbids(), s.chainForbids(t))
 	if err == nil {
 		err = do.rules(ctx, t, s.desired(t), s.differing(t))
-		t.readings, t.writes, s.Guard.writes = 0, t.writes+1, 0
+		t.readings, s.Guard.writes = 0, 0
 	}
-	switch {
-	case errors.Is(err, netfilter.ErrChanged):
-		t.writes--
+	if errors.Is(err, netfilter.ErrChanged) {
 		s.unread(err)
-	case err != nil:
+		return s
+	}
+	t.writes++
+	if err != nil {
 		s.failTables(t, err)
 	}
 	return s
 }
 
-// rulesDue reports whether the rules of a backend are to be written: of the chains that did not fail.
-func (s *State) rulesDue(t tables) bool { return t.writes < maxWrites && s.rulesDiffer(&t) }
+// chainForbids returns why tables that belong to ip-masq must not be written: Apply would remove a chain that failed.
+func (s *State) chainForbids(t *tables) error {
+	if !t.whole {
+		return nil
+	}
+	for _, c := range s.in(t.choice) {
+		if c.Err != nil {
+			return c.Err
+		}
+	}
+	return nil
+}
+
+// dueTables returns the first tables whose rules are to be written, of the chains that did not fail, or nil.
+func (s *State) dueTables() *tables {
+	for i := range s.observed.tables {
+		t := &s.observed.tables[i]
+		if t.writes < maxWrites && s.rulesDiffer(t) {
+			return t
+		}
+	}
+	return nil
+}
 
 // takeAddresses removes the addresses of exempt pods from the records of other attachments that had them.
 func takeAddresses(_ context.Context, do effects, s *State) *State {
@@ -173,8 +205,16 @@ func takeAddresses(_ context.Context, do effects, s *State) *State {
 
 // addressesDue reports whether the rules that exempt the pods are in the kernel: an ADD that fails takes nothing.
 func (s *State) addressesDue() bool {
-	fails := func(c Chain) bool { return len(c.Policy.Namespaces) > 0 && s.Err(c.Policy.Chain) != nil }
-	return len(s.node.exempt.taken) > 0 && !slices.ContainsFunc(s.Chains, fails)
+	if len(s.node.exempt.taken) == 0 {
+		return false
+	}
+	for i := range s.Chains {
+		p := &s.Chains[i].Policy
+		if len(p.Namespaces) > 0 && s.Err(p.Chain) != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // removeStale removes a chain that no policy wants. A chain that cannot be removed stays on record and fails nothing.
@@ -183,7 +223,8 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 	err := do.remove(ctx, o)
 	do.warn(err)
 	if err == nil {
-		s.run.removed, s.Guard.writes = append(slices.Clip(s.run.removed), o), 0 // clone shares the array
+		s.run.removed = append(slices.Clip(s.run.removed), o) // clone shares the array
+		s.Guard.writes = 0
 		s.forget(o)
 	} else {
 		s.run.stuck = append(slices.Clip(s.run.stuck), o) // so that not every ADD tries again
@@ -194,36 +235,87 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 
 // forget takes a chain that was removed out of what was read.
 func (s *State) forget(o store.OwnedChain) {
-	for i := range s.observed.tables {
-		if t := &s.observed.tables[i]; t.choice == ChoiceOf(o) {
-			t.observation.Rules.Chains = slices.DeleteFunc(slices.Clone(t.observation.Rules.Chains), func(c policy.Chain) bool {
-				return c.Name == o.Chain && c.Family == o.Family
-			})
+	t := s.tablesOf(ChoiceOf(o))
+	if t == nil {
+		return
+	}
+	var left []policy.Chain
+	for _, c := range t.observation.Rules.Chains {
+		if c.Name != o.Chain || c.Family != o.Family {
+			left = append(left, c)
 		}
 	}
+	t.observation.Rules.Chains = left
 }
 
-// removable returns the stale chains under which no guard drops or binds what leaves without them, and whose place other
-// rules have taken: those of the same name, and of every chain without rules, or that was not on record, or as one that
-// could not be removed: it may be the one with a new name.
+// removable returns the stale chains whose place other rules have taken, and under which no guard drops or binds what leaves
+// without them.
 func (s *State) removable() []store.OwnedChain {
-	awaited := slices.ContainsFunc(s.Chains, func(c Chain) bool {
-		was := slices.ContainsFunc(s.onRecord.before.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Policy.Chain && !o.Stuck })
-		isRead := slices.ContainsFunc(s.observed.tables, func(t tables) bool { return t.choice == c.Choice && t.err == nil })
-		hasNone := func(f policy.Family) bool {
-			have := c.Observed.Find(f, c.Policy.Chain)
-			return have == nil || len(have.Rules) == 0
+	var removable []store.OwnedChain
+	awaitsRules := s.awaitsRules()
+	for _, o := range s.Stale {
+		if s.isNeeded(o) {
+			continue
 		}
-		return !s.isWritten(&c) && (!was || isRead && slices.ContainsFunc(c.Policy.Families(), hasNone))
-	})
-	return slices.DeleteFunc(slices.Clone(s.Stale), func(o store.OwnedChain) bool {
-		if c := s.Find(o.Chain); c != nil && (!s.isWritten(c) || c.Desired.Find(o.Family, o.Chain) != nil) {
-			return !s.isWritten(c)
+		c := s.Find(o.Chain)
+		isElsewhere := c != nil && c.Desired.Find(o.Family, o.Chain) != nil
+		if isElsewhere || !awaitsRules && !s.isGuarded(o) {
+			removable = append(removable, o)
 		}
-		return awaited || s.Guard.isUnknown() || slices.ContainsFunc(s.Guard.Observed.Guards, func(g policy.Guard) bool {
-			return g.Chain == o.Chain && g.Family == o.Family && g.HasEffect()
-		})
-	})
+	}
+	return removable
+}
+
+// isNeeded reports whether the policy of a stale chain has no right rules elsewhere yet: in another backend or family.
+func (s *State) isNeeded(o store.OwnedChain) bool {
+	c := s.Find(o.Chain)
+	return c != nil && !s.isWritten(c)
+}
+
+// isGuarded reports whether a guard may drop or bind packets of a chain, which is to be removed after its guard.
+func (s *State) isGuarded(o store.OwnedChain) bool {
+	if s.Guard.isUnknown() {
+		return true
+	}
+	g := guardOf(s.Guard.Observed.Guards, o.Chain, o.Family)
+	return g != nil && g.HasEffect()
+}
+
+// awaitsRules reports whether some chain has no rules yet: a stale chain may be the same one with its former name, and stays
+// until then. A chain that was on record and lacks no rules is not waited for, however long it cannot be written.
+func (s *State) awaitsRules() bool {
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if !s.isWritten(c) && (!s.wasOnRecord(c) || s.lacksRules(c)) {
+			return true
+		}
+	}
+	return false
+}
+
+// wasOnRecord reports whether the chain was on record before the run, other than as one that could not be removed.
+func (s *State) wasOnRecord(c *Chain) bool {
+	for _, o := range s.onRecord.before.Chains {
+		if o.Chain == c.Policy.Chain && !o.Stuck {
+			return true
+		}
+	}
+	return false
+}
+
+// lacksRules reports whether the kernel is known to have no rules of the chain in some family.
+func (s *State) lacksRules(c *Chain) bool {
+	t := s.tablesOf(c.Choice)
+	if t == nil || t.err != nil {
+		return false
+	}
+	for _, f := range c.Policy.Families() {
+		have := c.Observed.Find(f, c.Policy.Chain)
+		if have == nil || len(have.Rules) == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // recordLast records what is owned now. If that fails, the record has more than there is.
@@ -241,26 +333,31 @@ func (s *State) isRecordTrue() bool { return reflect.DeepEqual(s.truth(), s.onRe
 // truth returns what is to be on record when all is done: without the chains that were removed, and with what a chain
 // that could not be written had before.
 func (s *State) truth() store.Record {
-	r := s.onRecord.now
-	r.Chains = nil
+	truth := s.onRecord.now
+	truth.Chains = nil
 	for _, o := range s.onRecord.now.Chains {
-		isInPlace := s.wants(o.Chain, o.Family, ChoiceOf(o)) && s.isWritten(s.Find(o.Chain))
-		o.Stuck = (o.Stuck || slices.Contains(s.run.stuck, o)) && !isInPlace
-		if !slices.Contains(s.run.removed, o) && !s.wasNeverWritten(o) {
-			r.Chains = append(r.Chains, o)
+		if slices.Contains(s.run.removed, o) || s.wasNeverWritten(o) {
+			continue
 		}
+		isInPlace := s.wants(o.Chain, o.Family, ChoiceOf(o)) && s.isWritten(s.Find(o.Chain))
+		couldNotBeRemoved := o.Stuck || slices.Contains(s.run.stuck, o)
+		o.Stuck = couldNotBeRemoved && !isInPlace
+		truth.Chains = append(truth.Chains, o)
 	}
-	r.Outputs = s.outputs(s.onRecord.before)
-	r.Former = s.former(r.Outputs) // the rules of a chain that cannot be read may have the new ones
+	truth.Outputs = s.outputs(s.onRecord.before)
+	truth.Former = s.former(truth.Outputs) // the rules of a chain that cannot be read may have the new ones
 	if len(s.node.exempt.taken) > 0 {
-		r.ExemptPods = s.onRecord.before.ExemptPods
+		truth.ExemptPods = s.onRecord.before.ExemptPods
 	}
-	return r
+	return truth
 }
 
 // wasNeverWritten reports whether a chain is on record for this run alone, which failed to create it.
 func (s *State) wasNeverWritten(o store.OwnedChain) bool {
 	c := s.Find(o.Chain)
-	return c != nil && c.Choice == ChoiceOf(o) && s.tablesOf(c.Choice).err == nil &&
-		c.Observed.Find(o.Family, o.Chain) == nil && !owns(s.onRecord.before, o.Family, o.Chain, c.Choice)
+	if c == nil || c.Choice != ChoiceOf(o) || s.tablesOf(c.Choice).err != nil {
+		return false
+	}
+	isThere := c.Observed.Find(o.Family, o.Chain) != nil
+	return !isThere && !owns(s.onRecord.before, o.Family, o.Chain, c.Choice)
 }

@@ -33,16 +33,18 @@ func (d *fullDisk) PutRecord(r store.Record) error {
 
 func (d *fullDisk) TakeAddresses(map[store.Attachment][]netip.Addr) error { return errFault }
 
-// A record for which the disk has no room is written without its new resets, or without any.
+// A record for which the disk has no room is written without its new resets.
 func TestRecordWithoutResets(t *testing.T) {
 	resets := []store.Reset{{At: 1}, {At: 2}}
 	for _, c := range []struct{ resets, room, want, records, warnings int }{
-		{2, 2, 2, 1, 0}, {2, 1, 1, 2, 1}, {2, 0, 0, 3, 1}, {2, -1, -1, 3, 0}, {0, -1, -1, 1, 0},
+		{2, 2, 2, 1, 0}, {2, 1, 1, 2, 1}, {2, 0, -1, 2, 0}, {0, -1, -1, 1, 0},
 	} {
 		d := &fullDisk{room: c.room}
-		s := &State{onRecord: onRecord{now: store.Record{Resets: resets[:1]}, planned: store.Record{Boot: "this", Resets: resets[:c.resets]}}, Chains: []Chain{
+		s := &State{Chains: []Chain{
 			{Policy: policy.Policy{Chain: "A"}, Diff: policy.Diff{{Chain: "A"}}}, {Policy: policy.Policy{Chain: "B"}},
 		}}
+		s.onRecord.now = store.Record{Resets: resets[:1]}
+		s.onRecord.planned = store.Record{Boot: "this", Resets: resets[:c.resets]}
 		s = recordFirst(t.Context(), d, s)
 		if s.RecordErr != nil && (!errors.Is(s.Err("A"), errFault) || s.Err("B") != nil) {
 			t.Errorf("errors %v and %v", s.Err("A"), s.Err("B"))

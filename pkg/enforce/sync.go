@@ -95,7 +95,7 @@ func (e *Enforcer) check(ctx context.Context, s *State) *State {
 	s.begin(store.BootTime())
 	s = run(ctx, s, &asks{Enforcer: e})
 	guardDiff := s.Guard.Diff
-	s.DiscardDiff()
+	s.discardDiff()
 	if s.Guard.Err != nil { // it says which chains that is about
 		s.Guard.Diff = guardDiff
 	}
