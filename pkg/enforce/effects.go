@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -45,7 +44,7 @@ type does struct {
 func (d does) warn(err error) { d.Warn(err) }
 
 func (d does) asking() effects {
-	return &asks{Enforcer: d.Enforcer}
+	return asks{d.Enforcer}
 }
 
 func (d does) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
@@ -58,13 +57,13 @@ func (d does) guards(ctx context.Context, guards []policy.Guard, g *GuardState) 
 
 func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
 	b, err := d.Drivers.Open(t.choice)
-	if err == nil {
-		err = d.CanWrite(ctx, t.choice, families.isNew...)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = b.Apply(ctx, desired, t.observation, d.File())
+	if err := d.CanWrite(ctx, t.choice, families.isNew...); err != nil {
+		return err
 	}
-	return err
+	return b.Apply(ctx, desired, t.observation, d.File())
 }
 
 func (d does) remove(ctx context.Context, o store.OwnedChain) error {
@@ -72,49 +71,45 @@ func (d does) remove(ctx context.Context, o store.OwnedChain) error {
 }
 
 // asks asks the kernel, and takes what it would accept as written. Whether files can be written only a write can tell.
-type asks struct {
-	*Enforcer
-	guarded bool // guards were written
-}
+type asks struct{ *Enforcer }
 
-func (a *asks) PutRecord(store.Record) error { return nil }
+func (asks) PutRecord(store.Record) error { return nil }
 
-func (a *asks) Put(policy.Source) error { return nil }
+func (asks) Put(policy.Source) error { return nil }
 
-func (a *asks) TakeAddresses(map[store.Attachment][]netip.Addr) error { return nil }
+func (asks) TakeAddresses(map[store.Attachment][]netip.Addr) error { return nil }
 
-func (a *asks) warn(error) {}
+func (asks) warn(error) {}
 
-func (a *asks) asking() effects { return a }
+func (a asks) asking() effects { return a }
 
-func (a *asks) remove(context.Context, store.OwnedChain) error { return nil }
+func (asks) remove(context.Context, store.OwnedChain) error { return nil }
 
-func (a *asks) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
+func (a asks) guards(ctx context.Context, guards []policy.Guard, g *GuardState) error {
 	tables, err := a.Drivers.GuardTables()
-	if err == nil {
-		err = tables.CheckGuards(ctx, guards, g.Observed)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		a.guarded, g.Observed.Guards = true, guards
-		g.compare = func(want []policy.Guard) policy.Diff {
-			return tables.CompareGuards(want, netfilter.GuardObservation{Guards: guards})
-		}
+	if err := tables.CheckGuards(ctx, guards, g.Observed); err != nil {
+		return err
 	}
-	return err
+	g.Observed.Guards, g.asIfWritten = guards, true
+	return nil
 }
 
-func (a *asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
+func (a asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, families differing) error {
 	b, err := a.Drivers.Open(t.choice)
-	if err == nil {
-		err = a.CanWrite(ctx, t.choice, families.all...)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = b.CheckWrite(ctx, desired, t.observation)
+	if err := a.CanWrite(ctx, t.choice, families.all...); err != nil {
+		return err
 	}
-	if err == nil {
-		t.observation.Rules = t.with(desired)
+	if err := b.CheckWrite(ctx, desired, t.observation); err != nil {
+		return err
 	}
-	return err
+	t.observation.Rules = t.with(desired)
+	return nil
 }
 
 // with returns what the tables have once these chains are written: others stay in tables that other programs use, too.
@@ -129,13 +124,14 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 }
 
 // read reads nothing that was written.
-func (a *asks) read(ctx context.Context, s *State) {
+func (a asks) read(ctx context.Context, s *State) {
 	for i := range s.observed.tables {
-		if t := &s.observed.tables[i]; t.writes > 0 {
+		t := &s.observed.tables[i]
+		if t.writes > 0 {
 			t.readings = enoughReadings
 		}
 	}
-	if a.guarded {
+	if s.Guard.asIfWritten {
 		s.Guard.readings = enoughReadings
 	}
 	a.Enforcer.read(ctx, s)

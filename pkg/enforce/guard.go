@@ -30,9 +30,10 @@ type GuardState struct {
 	others   bool  // the tables belong to another dataDir or a newer version, and stay
 	unusable error // why the tables cannot be used on this host
 
-	compare  func([]policy.Guard) policy.Diff // compares guards with those observed; nil if they may not be changed
-	readings int                              // as of tables
-	writes   int
+	tables      netfilter.GuardTables // nil if they were not read, or may not be changed
+	asIfWritten bool                  // Observed.Guards were not read: a dry run takes them as written
+	readings    int                   // as of tables
+	writes      int
 }
 
 // Inactive is the reason why a key has no effect for a chain of one family. No ADD fails because of it.
@@ -60,13 +61,19 @@ func (s *State) desireGuards() {
 			continue
 		}
 		for _, f := range p.Families() {
-			if len(p.Scope(f).Sources) > 0 && len(p.PodRanges(f)) == 0 && guardOf(s.Guard.Desired, p.Chain, f) == nil {
-				s.Guard.Inactive = append(s.Guard.Inactive, Inactive{policy.ChainFamily{Chain: p.Chain, Family: f},
-					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this family, state podCIDRs, "+
-						"inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys)})
+			isAsked := len(p.Scope(f).Sources) > 0
+			hasPods := len(p.PodRanges(f)) > 0 || guardOf(s.Guard.Desired, p.Chain, f) != nil
+			if isAsked && !hasPods {
+				s.Guard.deactivate(policy.ChainFamily{Chain: p.Chain, Family: f},
+					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this family, state "+
+						"podCIDRs, inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys))
 			}
 		}
 	}
+}
+
+func (g *GuardState) deactivate(at policy.ChainFamily, why error) {
+	g.Inactive = append(g.Inactive, Inactive{at, why})
 }
 
 // inertKeys names the keys that are stated and have no effect.
@@ -88,30 +95,16 @@ func inertKeys(p *policy.Policy, resets bool) string {
 // what they exempt. What was observed before stays known if they cannot be read again.
 func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	g := &s.Guard
-	g.Err, g.compare, g.others = g.failed, nil, false
+	g.Err, g.tables, g.asIfWritten, g.others = g.failed, nil, false, false
 	if g.unusable != nil {
 		return
 	}
-	tables, err := e.Drivers.GuardTables()
-	if err == nil {
-		var observed netfilter.GuardObservation
-		if observed, err = tables.ObserveGuards(ctx); err == nil {
-			g.Observed = observed
-			err = s.checkGuardOwnership()
-		}
-	}
-	// Without this a kernel that lacks an expression would refuse the same tables at each sync.
-	if err == nil && g.missesTable() {
-		if lacks := tables.CheckGuards(ctx, g.Desired, g.Observed); errors.Is(lacks, netfilter.ErrUnusable) {
-			err = lacks
-		}
-	}
+	tables, err := e.observeGuard(ctx, s)
 	switch {
+	case err == nil:
+		g.tables = tables
 	case errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists:
 		s.deactivateGuard(err)
-	case err == nil:
-		observed := g.Observed
-		g.compare = func(want []policy.Guard) policy.Diff { return tables.CompareGuards(want, observed) }
 	case len(g.Desired) > 0 || g.others || g.Observed.Exists:
 		g.Err = cmp.Or(g.Err, err)
 	case !errors.Is(err, fs.ErrPermission): // nothing is desired
@@ -119,44 +112,88 @@ func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	}
 }
 
+// observeGuard reads the guard tables, and returns why they must not be changed, or cannot be used.
+func (e *Enforcer) observeGuard(ctx context.Context, s *State) (netfilter.GuardTables, error) {
+	g := &s.Guard
+	tables, err := e.Drivers.GuardTables()
+	if err != nil {
+		return nil, err
+	}
+	observed, err := tables.ObserveGuards(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g.Observed = observed
+	if err := checkGuardOwnership(observed.Guards, s.node.owner); err != nil {
+		g.others = true
+		return nil, err
+	}
+	if !g.missesTable() {
+		return tables, nil
+	}
+	// A kernel that lacks an expression would refuse the same tables at each sync.
+	lacks := tables.CheckGuards(ctx, g.Desired, observed)
+	if errors.Is(lacks, netfilter.ErrUnusable) {
+		return nil, lacks
+	}
+	return tables, nil
+}
+
+// diff compares guards with those observed. The tables must have been read.
+func (g *GuardState) diff(want []policy.Guard) policy.Diff {
+	observed := g.Observed
+	if g.asIfWritten {
+		observed = netfilter.GuardObservation{Guards: g.Observed.Guards}
+	}
+	return g.tables.CompareGuards(want, observed)
+}
+
 // compareGuards compares the guards with those that are desired when all is done. A chain that cannot be removed is no
 // reason for an ADD to fail: beside it the guards are right that bind no packet of it.
 func (s *State) compareGuards() {
 	g := &s.Guard
-	if g.Diff = nil; g.compare == nil {
+	g.Diff = nil
+	if g.tables == nil {
 		return
 	}
 	want := g.Desired
 	if s.isAllWritten() {
 		want = s.guards()
 	}
-	g.Diff = g.compare(want)
+	g.Diff = g.diff(want)
 }
 
 // missesTable reports whether a family has desired guards and none in the kernel.
 func (g *GuardState) missesTable() bool {
-	return slices.ContainsFunc(g.Desired, func(d policy.Guard) bool {
-		return !slices.ContainsFunc(g.Observed.Guards, func(o policy.Guard) bool { return o.Family == d.Family })
-	})
+	hasTable := map[policy.Family]bool{}
+	for _, o := range g.Observed.Guards {
+		hasTable[o.Family] = true
+	}
+	for _, d := range g.Desired {
+		if !hasTable[d.Family] {
+			return true
+		}
+	}
+	return false
 }
 
 // deactivateGuard takes note that the guard tables cannot be used. Connections are reset without them.
 func (s *State) deactivateGuard(cause error) {
 	g := &s.Guard
 	for _, d := range g.Desired {
-		if c := s.Find(d.Chain); c != nil {
-			g.Inactive = append(g.Inactive, Inactive{policy.ChainFamily{Chain: d.Chain, Family: d.Family},
-				fmt.Errorf("%s without effect: %w", inertKeys(&c.Policy, false), cause)})
+		c := s.Find(d.Chain)
+		if c != nil {
+			g.deactivate(policy.ChainFamily{Chain: d.Chain, Family: d.Family},
+				fmt.Errorf("%s without effect: %w", inertKeys(&c.Policy, false), cause))
 		}
 	}
-	g.Diff, g.unusable, g.compare = nil, cause, nil
+	g.Diff, g.unusable, g.tables = nil, cause, nil
 }
 
 // checkGuardOwnership returns why the guard tables must not be changed, or nil.
-func (s *State) checkGuardOwnership() error {
-	for _, o := range s.Guard.Observed.Guards {
-		if err := checkOwner(chainsOf(o)[0], s.node.owner); err != nil {
-			s.Guard.others = true
+func checkGuardOwnership(guards []policy.Guard, us policy.Owner) error {
+	for _, o := range guards {
+		if err := checkOwner(chainsOf(o)[0], us); err != nil {
 			return err
 		}
 	}
@@ -169,64 +206,88 @@ func (g *GuardState) IsInactive(c policy.ChainFamily) bool {
 }
 
 // Of returns the guard of a chain and family that is in force, or nil.
-func (g *GuardState) Of(c policy.ChainFamily) *policy.Guard {
-	differs := func(d policy.Change) bool { return d.Family == c.Family && (d.Chain == c.Chain || d.Chain == "") }
-	if g.Err != nil || g.IsInactive(c) || slices.ContainsFunc(g.Diff, differs) {
+func (g *GuardState) Of(at policy.ChainFamily) *policy.Guard {
+	if g.Err != nil || g.IsInactive(at) {
 		return nil
 	}
-	return guardOf(g.Desired, c.Chain, c.Family)
+	for _, d := range g.Diff {
+		if d.Family == at.Family && (d.Chain == at.Chain || d.Chain == "") {
+			return nil
+		}
+	}
+	return guardOf(g.Desired, at.Chain, at.Family)
 }
 
 func guardOf(guards []policy.Guard, chain string, f policy.Family) *policy.Guard {
-	i := slices.IndexFunc(guards, func(g policy.Guard) bool { return g.Chain == chain && g.Family == f })
-	if i < 0 {
-		return nil
+	for i := range guards {
+		if guards[i].Chain == chain && guards[i].Family == f {
+			return &guards[i]
+		}
 	}
-	return &guards[i]
+	return nil
 }
 
 // err returns why the guard of a chain is not known to be as desired, or nil.
 func (g *GuardState) err(chain string) error {
-	concerns := func(c policy.Change) bool { return c.Chain == chain || c.Chain == "" }
-	desired := slices.ContainsFunc(g.Desired, func(d policy.Guard) bool { return d.Chain == chain })
-	if g.Err != nil && (g.others || desired || slices.ContainsFunc(g.Diff, concerns)) {
+	var diff policy.Diff // that concerns the chain
+	for _, c := range g.Diff {
+		if c.Chain == chain || c.Chain == "" {
+			diff = append(diff, c)
+		}
+	}
+	isDesired := slices.ContainsFunc(g.Desired, func(d policy.Guard) bool { return d.Chain == chain })
+	if g.Err != nil && (g.others || isDesired || len(diff) > 0) {
 		return fmt.Errorf("guard of chain %s: %w", chain, g.Err)
 	}
-	if d := slices.DeleteFunc(slices.Clone(g.Diff), func(c policy.Change) bool { return !concerns(c) }); len(d) > 0 {
-		return &DriftError{d}
+	if len(diff) > 0 {
+		return &DriftError{diff}
 	}
 	return nil
 }
 
 // isUnknown reports whether the guard tables could not be read.
-func (g *GuardState) isUnknown() bool { return g.compare == nil && g.unusable == nil && !g.others }
+func (g *GuardState) isUnknown() bool { return g.tables == nil && g.unusable == nil && !g.others }
 
 // guards returns the guards for the rules that are in the kernel: those that are desired when all rules are.
 func (s *State) guards() []policy.Guard {
 	surplus := s.surplus()
 	t := policy.Transition{First: !s.hasRules(), All: len(surplus) == 0 && s.isAllWritten()}
-	var out []policy.Guard
+	var guards []policy.Guard
 	for _, g := range s.Guard.Desired {
 		c := s.Find(g.Chain)
-		elsewhere := slices.ContainsFunc(surplus, func(o store.OwnedChain) bool { return o.Chain == g.Chain })
 		t.Settled = c == nil || s.isWritten(c) // without a policy it stays, see keepWhatExists
 		observed := guardOf(s.Guard.Observed.Guards, g.Chain, g.Family)
-		if observed == nil && !t.Settled && !elsewhere && c.Err == nil && c.Observed.Find(g.Family, g.Chain) == nil {
+		if observed == nil && !t.Settled && s.isNew(c, g.Family, surplus) {
 			observed = s.predecessor(g.Family)
 		}
-		if now, is := g.During(t, observed); is {
-			out = append(out, now)
+		now, is := g.During(t, observed)
+		if is {
+			guards = append(guards, now)
 		}
 	}
-	return out
+	return guards
+}
+
+// isNew reports whether no rules of a chain that can be written are known in a family, in any backend.
+func (s *State) isNew(c *Chain, f policy.Family, surplus []store.OwnedChain) bool {
+	if c.Err != nil || c.Observed.Find(f, c.Policy.Chain) != nil {
+		return false
+	}
+	for _, o := range surplus {
+		if o.Chain == c.Policy.Chain {
+			return false
+		}
+	}
+	return true
 }
 
 // predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain before it got
 // another name, whose place the new one takes before the rules do. A chain that has rules has none: they may exempt more.
 func (s *State) predecessor(f policy.Family) *policy.Guard {
-	for i := range s.Guard.Observed.Guards {
-		if o := &s.Guard.Observed.Guards[i]; o.Family == f && s.Find(o.Chain) == nil {
-			return o
+	observed := s.Guard.Observed.Guards
+	for i := range observed {
+		if observed[i].Family == f && s.Find(observed[i].Chain) == nil {
+			return &observed[i]
 		}
 	}
 	return nil
@@ -234,76 +295,130 @@ func (s *State) predecessor(f policy.Family) *policy.Guard {
 
 // hasRules reports whether the kernel may have a masquerade chain of the node.
 func (s *State) hasRules() bool {
-	exists := func(c Chain) bool { return c.Err != nil || len(c.Observed.Chains) > 0 }
-	return len(s.surplus()) > 0 || s.node.keepsAll || slices.ContainsFunc(s.Chains, exists)
+	if s.node.keepsAll || len(s.surplus()) > 0 {
+		return true
+	}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if c.Err != nil || len(c.Observed.Chains) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // guardDiffers reports whether the guard tables differ from what they should be now, and may be written.
 func (s *State) guardDiffers() bool {
 	g := &s.Guard
-	return g.Err == nil && g.compare != nil && len(g.compare(s.guards())) > 0
+	return g.Err == nil && g.tables != nil && len(g.diff(s.guards())) > 0
 }
 
 // guardForbids returns why no rules may be written: a guard that could not be written would drop what they exempt, or
-// bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there, unless a
-// process that was killed recorded a change of the exempt pods and wrote no more.
+// bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there.
 func (s *State) guardForbids() error {
-	guarded := func(p policy.Policy) bool { return len(p.GuardedFamilies()) > 0 }
-	hasRules := func(o policy.Chain) bool { return len(o.Rules) > 0 }
-	mayExempt := func(c Chain) bool {
-		return len(c.Policy.Namespaces) > 0 && len(c.Diff) > 0 && slices.ContainsFunc(c.Observed.Chains, hasRules)
-	}
-	if g := &s.Guard; g.isUnknown() && (s.ExemptionChanges() || slices.ContainsFunc(s.Chains, mayExempt) || !samePolicies(s.documents.before, s.documents.after)) &&
-		(len(g.Desired) > 0 || slices.ContainsFunc(policy.Merge(s.documents.before), guarded)) {
-		return fmt.Errorf("the guards cannot be read before: %w", g.Err)
+	policyChanges := s.ExemptionChanges() || s.mayExemptPods() || !samePolicies(s.documents.before, s.documents.after)
+	guardIsAsked := len(s.Guard.Desired) > 0 || hadGuard(s.documents.before)
+	if s.Guard.isUnknown() && policyChanges && guardIsAsked {
+		return fmt.Errorf("the guards cannot be read before: %w", s.Guard.Err)
 	}
 	now := s.guards()
 	for _, o := range s.Guard.Observed.Guards {
 		if !o.Within(guardOf(now, o.Chain, o.Family)) {
-			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before: %w", o.Chain, o.Family, cmp.Or(s.Guard.Err, netfilter.ErrChanged))
+			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before: %w",
+				o.Chain, o.Family, cmp.Or(s.Guard.Err, netfilter.ErrChanged))
 		}
 	}
 	return nil
+}
+
+// mayExemptPods reports whether a repair may be a change of exempt pods: a process that was killed recorded them, and wrote
+// no more.
+func (s *State) mayExemptPods() bool {
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if len(c.Policy.Namespaces) > 0 && len(c.Diff) > 0 && c.hasRules() {
+			return true
+		}
+	}
+	return false
+}
+
+// hasRules reports whether the kernel has rules of the chain.
+func (c *Chain) hasRules() bool {
+	for _, o := range c.Observed.Chains {
+		if len(o.Rules) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// hadGuard reports whether sources asked for guards.
+func hadGuard(sources []policy.Source) bool {
+	for _, p := range policy.Merge(sources) {
+		if len(p.GuardedFamilies()) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // removeGuards removes the guard tables, unless another dataDir or a newer version owns them. That is an
 // error if they drop packets, which rules that are removed would have masqueraded.
 func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedChain, err error) {
 	const attempts = 3
-	s := State{node: node{owner: e.owner()}}
-	g := &s.Guard
 	tables, err := e.Drivers.GuardTables()
-	for attempt := 1; err == nil; attempt++ {
-		if g.Observed, err = tables.ObserveGuards(ctx); err != nil || !g.Observed.Exists {
-			break
+	if err != nil {
+		return nil, guardsLeft(err)
+	}
+	for attempt := 1; ; attempt++ {
+		observed, err := tables.ObserveGuards(ctx)
+		if err != nil {
+			return nil, guardsLeft(err)
 		}
-		if owned := s.checkGuardOwnership(); owned != nil {
-			drops := func(o policy.Guard) bool { return o.Mode == policy.GuardDrop }
-			if slices.ContainsFunc(g.Observed.Guards, drops) {
-				return nil, fmt.Errorf("%w; it drops packets and is not removed", owned)
-			}
-			e.Warn(fmt.Errorf("%w; it is not removed", owned))
+		if !observed.Exists {
 			return nil, nil
 		}
-		if err = tables.ApplyGuards(ctx, nil, g.Observed); err == nil {
-			break
+		if owned := checkGuardOwnership(observed.Guards, e.owner()); owned != nil {
+			return nil, e.leaveGuards(observed.Guards, owned)
 		}
-		if errors.Is(err, netfilter.ErrChanged) && attempt < attempts {
-			err = nil
+		err = tables.ApplyGuards(ctx, nil, observed)
+		if err == nil {
+			return chainsOfGuards(observed.Guards), nil
+		}
+		if !errors.Is(err, netfilter.ErrChanged) || attempt == attempts {
+			return nil, guardsLeft(err)
 		}
 	}
-	if errors.Is(err, netfilter.ErrUnusable) { // there are none
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("remove the tables ip-masq-guard: %w", err)
-	}
-	for _, o := range g.Observed.Guards {
-		removed = append(removed, chainsOf(o)...)
-	}
-	return removed, nil
 }
 
+// guardsLeft returns why the guard tables could not be removed, nil if this host can have none.
+func guardsLeft(err error) error {
+	if errors.Is(err, netfilter.ErrUnusable) {
+		return nil
+	}
+	return fmt.Errorf("remove the tables ip-masq-guard: %w", err)
+}
+
+// leaveGuards warns of guards that belong to others. It returns an error if one of them drops packets.
+func (e *Enforcer) leaveGuards(guards []policy.Guard, owned error) error {
+	for _, o := range guards {
+		if o.Mode == policy.GuardDrop {
+			return fmt.Errorf("%w; it drops packets and is not removed", owned)
+		}
+	}
+	e.Warn(fmt.Errorf("%w; it is not removed", owned))
+	return nil
+}
+
+func chainsOfGuards(guards []policy.Guard) (chains []netfilter.OwnedChain) {
+	for _, o := range guards {
+		chains = append(chains, chainsOf(o)...)
+	}
+	return chains
+}
+
+// chainsOf returns the chains of the guard tables that a guard has.
 func chainsOf(o policy.Guard) (chains []netfilter.OwnedChain) {
 	kinds := []string{"guard-", "enforce-"}
 	if o.Bound == nil {

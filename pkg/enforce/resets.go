@@ -95,7 +95,7 @@ func (s *State) dropsMore(concerns func(chain string) bool) bool {
 		exempt = append(exempt, netip.PrefixFrom(pod.Address, pod.Address.BitLen()))
 	}
 	known := policy.RangesOf(exempt...)
-	return s.Guard.compare != nil && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
+	return s.Guard.tables != nil && slices.ContainsFunc(s.Guard.Desired, func(g policy.Guard) bool {
 		return g.Mode == policy.GuardDrop && concerns(g.Chain) && !slices.ContainsFunc(s.Guard.Observed.Guards, func(o policy.Guard) bool {
 			return o.Chain == g.Chain && o.Mode == policy.GuardDrop &&
 				len(g.Scope.Sources.Without(slices.Concat(policy.Ranges{}, o.Scope.Sources)).Without(known)) == 0

@@ -93,7 +93,7 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 func (e *Enforcer) check(ctx context.Context, s *State) *State {
 	s.run.asked = true
 	s.begin(store.BootTime())
-	s = run(ctx, s, &asks{Enforcer: e})
+	s = run(ctx, s, asks{e})
 	guardDiff := s.Guard.Diff
 	s.discardDiff()
 	if s.Guard.Err != nil { // it says which chains that is about
