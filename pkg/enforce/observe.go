@@ -26,7 +26,8 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	s := e.desire(ctx, policies, rec)
 	e.read(ctx, s)
 	s.compare()
-	if e.findOtherChains(ctx, s); len(s.observed.orphans) > 0 {
+	e.findOtherChains(ctx, s)
+	if len(s.observed.orphans) > 0 {
 		s.compare()
 	}
 	return s
@@ -58,8 +59,11 @@ func (e *Enforcer) findOtherChains(ctx context.Context, s *State) {
 		return
 	}
 	for _, o := range owned {
-		if o.Owner == s.node.owner && !o.Guard && !owns(s.onRecord.now, o.Family, o.Chain, o.Choice) {
-			s.observed.orphans = append(s.observed.orphans, store.OwnedChain{Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant})
+		isOurs := o.Owner == s.node.owner && !o.Guard
+		if isOurs && !owns(s.onRecord.now, o.Family, o.Chain, o.Choice) {
+			s.observed.orphans = append(s.observed.orphans, store.OwnedChain{
+				Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant,
+			})
 		}
 	}
 }
@@ -68,28 +72,34 @@ func (e *Enforcer) findOtherChains(ctx context.Context, s *State) {
 func (e *Enforcer) read(ctx context.Context, s *State) {
 	for i := range s.observed.tables {
 		t := &s.observed.tables[i]
-		if t.readings > 0 && (t.readings >= enoughReadings || !s.rulesDiffer(t)) {
-			continue
+		if !isReadEnough(t.readings, s.rulesDiffer(t)) {
+			e.readTables(ctx, s, t)
 		}
-		var refs []policy.ChainFamily
-		for _, c := range s.in(t.choice) {
-			for _, d := range c.Desired.Chains {
-				refs = append(refs, policy.ChainFamily{Chain: d.Name, Family: d.Family})
-			}
-		}
-		b, err := e.Drivers.Open(t.choice)
-		if err == nil {
-			t.observation, err = b.Observe(ctx, refs)
-		}
-		t.err, t.readings = err, readingsAfter(t.readings, t.observation.Generation)
 	}
-	if g := &s.Guard; g.readings == 0 || g.readings < enoughReadings && s.guardDiffers() {
+	g := &s.Guard
+	if !isReadEnough(g.readings, s.guardDiffers()) {
 		e.readGuard(ctx, s)
 		g.readings = readingsAfter(g.readings, g.Observed.Generation)
 	}
 }
 
-// readingsAfter returns the number of readings with one more: a reading of one generation is not torn, and needs no second one.
+// readTables reads the chains of a backend that policies are about.
+func (e *Enforcer) readTables(ctx context.Context, s *State, t *tables) {
+	var refs []policy.ChainFamily
+	for _, c := range s.in(t.choice) {
+		for _, d := range c.Desired.Chains {
+			refs = append(refs, policy.ChainFamily{Chain: d.Name, Family: d.Family})
+		}
+	}
+	b, err := e.Drivers.Open(t.choice)
+	if err == nil {
+		t.observation, err = b.Observe(ctx, refs)
+	}
+	t.err, t.readings = err, readingsAfter(t.readings, t.observation.Generation)
+}
+
+// readingsAfter returns the number of readings with one more: a reading of one generation is not torn, and needs no second
+// one.
 func readingsAfter(readings int, generation uint32) int {
 	if generation != 0 {
 		return enoughReadings
@@ -109,7 +119,6 @@ func (s *State) compare() {
 // compareTables compares the chains of a backend, except those that must not be changed.
 func (s *State) compareTables(t *tables) {
 	t.diff = nil
-	observed := t.observation.Rules
 	staying := s.staying(t)
 	desired := policy.Ruleset{Chains: staying}
 	unchangeable := map[string]bool{}
@@ -125,14 +134,9 @@ func (s *State) compareTables(t *tables) {
 	if len(desired.Chains) == len(staying) {
 		return
 	}
-	observed.Chains = slices.DeleteFunc(slices.Clone(observed.Chains), func(o policy.Chain) bool { return unchangeable[o.Name] })
-	for i := range observed.Chains { // or a rule that cannot be decoded, and so equals none, would fail each ADD
-		if o := &observed.Chains[i]; s.node.keepsAll || !s.wants(o.Name, o.Family, t.choice) {
-			o.Rules = recognized(o.Rules)
-		}
-	}
-	for _, change := range policy.Compare(desired, observed) {
-		if c := s.Find(change.Chain); c != nil && c.Choice == t.choice {
+	for _, change := range policy.Compare(desired, s.comparable(t, unchangeable)) {
+		c := s.Find(change.Chain)
+		if c != nil && c.Choice == t.choice {
 			c.Diff = append(c.Diff, change)
 		} else {
 			t.diff = append(t.diff, change)
@@ -140,24 +144,52 @@ func (s *State) compareTables(t *tables) {
 	}
 }
 
+// comparable returns what was read of a backend without the chains that must not be changed. Rules that cannot be decoded
+// equal none, so they would fail each ADD in a chain that stays as it is: it is compared without them.
+func (s *State) comparable(t *tables, unchangeable map[string]bool) policy.Ruleset {
+	observed := t.observation.Rules
+	observed.Chains = nil
+	for _, o := range t.observation.Rules.Chains {
+		if unchangeable[o.Name] {
+			continue
+		}
+		staysAsItIs := s.node.keepsAll || !s.wants(o.Name, o.Family, t.choice)
+		if staysAsItIs {
+			o.Rules = recognized(o.Rules)
+		}
+		observed.Chains = append(observed.Chains, o)
+	}
+	return observed
+}
+
 // takeNote takes note of what was read of a chain, and returns why it is not known or must not be changed, or nil.
 func (s *State) takeNote(c *Chain, t *tables) (why error) {
+	c.Recorded = s.isRecorded(c.Desired.Chains, t.choice)
 	c.Observed = policy.Ruleset{Unrecognized: t.observation.Rules.Unrecognized}
 	if t.err != nil {
 		why = fmt.Errorf("read the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, t.err)
 	}
-	recorded := func(d policy.Chain) bool { return owns(s.onRecord.now, d.Family, d.Name, t.choice) }
-	c.Recorded = !slices.ContainsFunc(c.Desired.Chains, func(d policy.Chain) bool { return !recorded(d) })
 	for _, o := range t.observation.Rules.Chains {
-		if o.Name != c.Policy.Chain && !t.whole { // Apply would remove a chain of an owned table
-			continue
-		}
-		if o.Name == c.Policy.Chain {
+		isIt := o.Name == c.Policy.Chain
+		if isIt {
 			c.Observed.Chains = append(c.Observed.Chains, o)
 		}
-		why = cmp.Or(why, checkOwnership(&o, t.choice, s.node.owner, t.whole || recorded(o)))
+		if isIt || t.whole { // Apply would remove another chain of an owned table
+			owned := t.whole || owns(s.onRecord.now, o.Family, o.Name, t.choice)
+			why = cmp.Or(why, checkOwnership(&o, t.choice, s.node.owner, owned))
+		}
 	}
 	return why
+}
+
+// isRecorded reports whether the record has all of these chains in a backend.
+func (s *State) isRecorded(chains []policy.Chain, in netfilter.Choice) bool {
+	for _, c := range chains {
+		if !owns(s.onRecord.now, c.Family, c.Name, in) {
+			return false
+		}
+	}
+	return true
 }
 
 // duplicates finds chains of the same names in other backends. Stale chains are not among them:
@@ -172,21 +204,30 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 		if err != nil && !errors.Is(err, netfilter.ErrUnusable) {
 			e.Warn(fmt.Errorf("look for chain %s in other backends: %w", name, err))
 		}
-		for _, c := range others {
-			isStale := func(o store.OwnedChain) bool { return o.Chain == name && ChoiceOf(o) == c }
-			if !slices.ContainsFunc(s.Stale, isStale) {
-				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: c})
+		for _, in := range others {
+			if !s.isStale(name, in) {
+				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: in})
 			}
 		}
 	}
 	return found
 }
 
+func (s *State) isStale(chain string, in netfilter.Choice) bool {
+	for _, o := range s.Stale {
+		if o.Chain == chain && ChoiceOf(o) == in {
+			return true
+		}
+	}
+	return false
+}
+
 // checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
 // changed if it is owned, even after another program changed it, or if it has only rules that the agents
 // write.
 func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
-	err := checkOwner(netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: c.Name, Family: c.Family}, Choice: in, Owner: c.Owner}, us)
+	ref := policy.ChainFamily{Chain: c.Name, Family: c.Family}
+	err := checkOwner(netfilter.OwnedChain{ChainFamily: ref, Choice: in, Owner: c.Owner}, us)
 	if err != nil || c.Owner == us || owned {
 		return err
 	}
@@ -230,90 +271,4 @@ func checkOwner(c netfilter.OwnedChain, us policy.Owner) error {
 		return otherDataDir(c, us.DataDir)
 	}
 	return nil
-}
-
-// keepWhatExists makes desired what the kernel has, as some documents cannot be read: chains with rules stay as they are,
-// get a missing jump, and their guards stay. Chains that do not exist are desired as the readable documents have it,
-// and bind nothing, as it is not known what the others masquerade. They are not created without a document of a newer
-// version, if that is the reason: its network's ADDs pass and never write it again, and the chain would masquerade what it
-// exempts.
-func (s *State) keepWhatExists(newer error) {
-	s.node.keepsAll = true
-	exists := map[policy.ChainFamily]bool{}
-	for i := range s.Chains {
-		c := &s.Chains[i]
-		kept := c.keep()
-		for _, k := range kept {
-			exists[k] = true
-		}
-		if newer != nil && len(kept) == 0 {
-			c.fail(fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", c.Policy.Chain, newer))
-		}
-	}
-	for i := range s.observed.tables {
-		t := &s.observed.tables[i]
-		for _, o := range t.observation.Rules.Chains {
-			if !s.wants(o.Name, o.Family, t.choice) {
-				o.Rules = recognized(o.Rules)
-				t.kept = append(t.kept, o)
-			}
-		}
-	}
-	s.keepGuards(exists)
-	s.compare()
-}
-
-// keepGuards makes desired the guards that the kernel has, and those of the policies whose chains do not exist.
-func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
-	g := &s.Guard
-	var desired []policy.Guard
-	for _, o := range g.Observed.Guards {
-		isThere := func(p policy.Policy) bool { return exists[policy.ChainFamily{Chain: p.Chain, Family: o.Family}] }
-		c := s.Find(o.Chain)
-		if c != nil && c.lacksJump(o.Family) {
-			o.Scope.Interfaces = c.Policy.Scope(o.Family).Interfaces // those of the jump that it gets
-		}
-		if c == nil || c.Err != nil || isThere(c.Policy) {
-			desired = append(desired, o.Beside(slices.DeleteFunc(s.Policies(), isThere)))
-		}
-	}
-	for _, d := range g.Desired {
-		if s.Find(d.Chain).Err == nil && !exists[policy.ChainFamily{Chain: d.Chain, Family: d.Family}] {
-			d.Bound, d.Bindings = nil, nil
-			if d.Mode != policy.GuardOff {
-				desired = append(desired, d)
-			}
-		}
-	}
-	g.Desired = desired
-}
-
-// recognized returns the rules that could be decoded.
-func recognized(rules []policy.Rule) []policy.Rule {
-	return slices.DeleteFunc(slices.Clone(rules), func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized })
-}
-
-// lacksJump reports whether a chain has no jump to it.
-func (c *Chain) lacksJump(f policy.Family) bool {
-	have := c.Observed.Find(f, c.Policy.Chain)
-	return have != nil && len(have.Jumps) == 0
-}
-
-// keep makes desired the rules that a chain has, with a missing jump, and returns the families in which it has some.
-func (c *Chain) keep() (kept []policy.ChainFamily) {
-	c.Desired.Chains = slices.Clone(c.Desired.Chains)
-	for j, want := range c.Desired.Chains {
-		have := c.Observed.Find(want.Family, want.Name)
-		if have == nil || len(have.Rules) == 0 {
-			continue
-		}
-		stays := *have
-		stays.Rules = recognized(have.Rules)
-		if len(have.Jumps) == 0 {
-			stays.Jumps = want.Jumps
-		}
-		c.Desired.Chains[j] = stays
-		kept = append(kept, policy.ChainFamily{Chain: want.Name, Family: want.Family})
-	}
-	return kept
 }
