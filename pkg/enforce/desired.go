@@ -5,7 +5,6 @@ package enforce
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -21,43 +20,41 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 		node:     node{owner: e.owner(), triesAgain: e.AllBackends},
 		onRecord: onRecord{now: e.currentBoot(rec)},
 	}
-	var addressesErr error
-	if items := neededItems(policies, s.onRecord.now); len(items) > 0 {
-		s.node.addresses, addressesErr = e.nodeAddresses(items.Families())
-	}
 	for i, p := range policies {
-		c := &s.Chains[i]
-		if c.Policy = p; len(p.OutputAddresses.Value) > 0 {
-			c.fail(addressesErr)
-			c.Policy.Outputs, c.changed = chosenOutputs(s, &p)
-		}
+		s.Chains[i].Policy = p
 	}
+	e.desireOutputs(s)
 	owned := sync.OnceValue(func() []netfilter.OwnedChain {
 		all, _ := e.Drivers.Owned(ctx) // an error is one of the choice, too
 		return all
 	})
 	for i := range s.Chains {
-		c := &s.Chains[i]
-		choice, err := e.choose(ctx, s.onRecord.now, c.Policy, owned)
-		if err != nil {
-			c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
-			continue
-		}
-		c.Choice = choice
-		if !slices.ContainsFunc(s.observed.tables, func(t tables) bool { return t.choice == choice }) {
-			b, err := e.Drivers.Open(choice)
-			s.observed.tables = append(s.observed.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
-		}
+		e.desireBackend(ctx, s, &s.Chains[i], owned)
 	}
-	e.desireChains(s)
+	e.desireChains(s, recordedPods)
 	return s
 }
 
+// desireBackend chooses the backend of a chain.
+func (e *Enforcer) desireBackend(ctx context.Context, s *State, c *Chain, owned func() []netfilter.OwnedChain) {
+	choice, err := e.choose(ctx, s.onRecord.now, c.Policy, owned)
+	if err != nil {
+		c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
+		return
+	}
+	c.Choice = choice
+	if s.tablesOf(choice) == nil {
+		b, err := e.Drivers.Open(choice)
+		s.observed.tables = append(s.observed.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
+	}
+}
+
 // desireChains sets the desired rules and guards, in which the exempt pods are.
-func (e *Enforcer) desireChains(s *State) {
-	e.exemptPods(s)
+func (e *Enforcer) desireChains(s *State, listing podListing) {
+	e.exemptPods(s, listing)
 	for i := range s.Chains {
-		s.Chains[i].fail(e.desireRules(&s.Chains[i]))
+		c := &s.Chains[i]
+		c.fail(e.desireRules(c))
 	}
 	s.desireGuards()
 }
@@ -83,9 +80,7 @@ func (e *Enforcer) desirePods(s *State) {
 	if s.node.keepsAll { // what exists stays as it is
 		return
 	}
-	s.onRecord.now.Namespaces = nil // so that all attachments are listed
-	e.desireChains(s)
-	s.onRecord.now.Namespaces = s.onRecord.planned.Namespaces
+	e.desireChains(s, allPods)
 	s.plan() // and, if that is new, recordFirst compares
 }
 
@@ -104,32 +99,39 @@ func (e *Enforcer) choose(
 	ctx context.Context, rec store.Record, p policy.Policy, owned func() []netfilter.OwnedChain,
 ) (netfilter.Choice, error) {
 	stated := p.Backend.Value
+	accepts := func(b policy.Backend) bool { return stated == policy.Auto || stated == b }
 	for _, o := range rec.Chains {
-		if o.Chain == p.Chain && (stated == policy.Auto || stated == o.Backend) && !o.Stuck {
+		if o.Chain == p.Chain && !o.Stuck && accepts(o.Backend) {
 			return ChoiceOf(o), nil
 		}
 	}
-	if c, chosen := e.chosen[p.Chain]; chosen && (stated == policy.Auto || stated == c.Backend) {
-		return c, nil
+	chosen, wasChosen := e.chosen[p.Chain]
+	if wasChosen && accepts(chosen.Backend) {
+		return chosen, nil
 	}
 	// Where the record was lost, the chain in the kernel tells.
 	for _, o := range owned() {
-		if !o.Guard && o.Chain == p.Chain && o.Owner == e.owner() && (stated == policy.Auto || stated == o.Choice.Backend) {
+		isOurs := o.Owner == e.owner() && !o.Guard
+		if isOurs && o.Chain == p.Chain && accepts(o.Choice.Backend) {
 			return o.Choice, nil
 		}
 	}
-	c, err := e.Drivers.Choose(ctx, p.Chain, stated, func(c netfilter.Choice) error {
-		b, err := e.Drivers.Open(c)
-		if err != nil {
-			return err
-		}
-		return b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()), netfilter.Observation{})
-	})
-	if err == nil {
-		if e.chosen == nil {
-			e.chosen = map[string]netfilter.Choice{}
-		}
-		e.chosen[p.Chain] = c
+	choice, err := e.Drivers.Choose(ctx, p.Chain, stated, func(c netfilter.Choice) error { return e.wouldAccept(ctx, c, p) })
+	if err != nil {
+		return choice, err
 	}
-	return c, err
+	if e.chosen == nil {
+		e.chosen = map[string]netfilter.Choice{}
+	}
+	e.chosen[p.Chain] = choice
+	return choice, nil
+}
+
+// wouldAccept returns why a backend does not accept the rules of a policy, or nil. It asks the kernel.
+func (e *Enforcer) wouldAccept(ctx context.Context, c netfilter.Choice, p policy.Policy) error {
+	b, err := e.Drivers.Open(c)
+	if err != nil {
+		return err
+	}
+	return b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()), netfilter.Observation{})
 }

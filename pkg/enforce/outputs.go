@@ -12,6 +12,22 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
+// desireOutputs chooses the addresses that pods leave with. It reads those of the node, if a policy needs them.
+func (e *Enforcer) desireOutputs(s *State) {
+	var err error
+	items := neededItems(s.Policies(), s.onRecord.now)
+	if len(items) > 0 {
+		s.node.addresses, err = e.nodeAddresses(items.Families())
+	}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if len(c.Policy.OutputAddresses.Value) > 0 {
+			c.fail(err)
+			c.Policy.Outputs, c.changed = s.chosenOutputs(&c.Policy)
+		}
+	}
+}
+
 // nodeAddresses reads the addresses of the node, of some families. The list is nil if they cannot be read.
 func (e *Enforcer) nodeAddresses(families []policy.Family) ([]policy.NodeAddress, error) {
 	list, err := e.Addresses(families)
@@ -44,21 +60,29 @@ func inForce(rec store.Record) []store.ChainAddress {
 }
 
 // left returns the addresses that were in force and are not on the node any more.
-func (s *State) left() []store.ChainAddress {
-	return slices.DeleteFunc(inForce(s.onRecord.now), func(a store.ChainAddress) bool {
-		return s.node.addresses == nil || !policy.LeftNode(a.Address, s.node.addresses)
-	})
+func (s *State) left() (left []store.ChainAddress) {
+	for _, a := range inForce(s.onRecord.now) {
+		if s.hasLeft(a.Address) {
+			left = append(left, a)
+		}
+	}
+	return left
 }
 
 // former returns the addresses that were in force, are on the node, and are not in force by these outputs.
 func (s *State) former(outputs []store.Outputs) (former []store.ChainAddress) {
 	now := inForce(store.Record{Outputs: outputs})
 	for _, a := range inForce(s.onRecord.now) {
-		if !slices.Contains(now, a) && (s.node.addresses == nil || !policy.LeftNode(a.Address, s.node.addresses)) {
+		if !slices.Contains(now, a) && !s.hasLeft(a.Address) {
 			former = append(former, a)
 		}
 	}
 	return former
+}
+
+// hasLeft reports whether an address is known not to be on the node.
+func (s *State) hasLeft(a netip.Addr) bool {
+	return s.node.addresses != nil && policy.LeftNode(a, s.node.addresses)
 }
 
 // DependsOnAddresses reports whether the addresses of the node decide about rules or connections.
@@ -99,7 +123,9 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 	return err == nil && digest == addressDigest(items, node)
 }
 
-func chosenOutputs(s *State, p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
+// chosenOutputs returns the addresses that the list of a policy chooses, and whether others are on record. One that is in force
+// stays while the list is the same.
+func (s *State) chosenOutputs(p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
 	var inForce []policy.OutputAddress
 	for _, o := range s.onRecord.now.Outputs {
 		if o.Chain == p.Chain && slices.Equal(o.Items, p.OutputAddresses.Value) {
@@ -109,26 +135,35 @@ func chosenOutputs(s *State, p *policy.Policy) (chosen []policy.OutputAddress, i
 	for _, f := range p.Families() {
 		chosen = append(chosen, p.OutputAddressesOf(f, s.node.addresses, inForce)...)
 	}
-	isNew = !slices.EqualFunc(chosen, inForce, func(a, b policy.OutputAddress) bool { return a.Interface == b.Interface && a.Address == b.Address })
-	return chosen, isNew
+	return chosen, !slices.EqualFunc(chosen, inForce, sameOutput)
+}
+
+func sameOutput(a, b policy.OutputAddress) bool {
+	return a.Interface == b.Interface && a.Address == b.Address
 }
 
 // outputs returns what the record has to have: of a chain that cannot be written, what it had before.
 func (s *State) outputs(before store.Record) (all []store.Outputs) {
-	for _, c := range s.Chains {
-		o := store.Outputs{Chain: c.Policy.Chain, Items: c.Policy.OutputAddresses.Value}
+	for i := range s.Chains {
+		c := &s.Chains[i]
 		if c.Err != nil {
-			for _, r := range before.Outputs {
-				if r.Chain == o.Chain {
-					all = append(all, r)
-				}
-			}
+			all = append(all, outputsOf(before, c.Policy.Chain)...)
 			continue
 		}
+		o := store.Outputs{Chain: c.Policy.Chain, Items: c.Policy.OutputAddresses.Value}
 		for _, a := range c.Policy.Outputs {
 			o.Addresses = append(o.Addresses, policy.OutputAddress{Interface: a.Interface, Address: a.Address})
 		}
 		if len(o.Items) > 0 {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+func outputsOf(rec store.Record, chain string) (all []store.Outputs) {
+	for _, o := range rec.Outputs {
+		if o.Chain == chain {
 			all = append(all, o)
 		}
 	}
@@ -140,8 +175,8 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 	for _, c := range s.Chains {
 		for _, o := range c.Policy.Outputs {
 			if len(o.Others) > 0 {
-				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, not %s; name the address itself to be sure of it",
-					c.Policy.Chain, o.Item, o, strings.Trim(fmt.Sprint(o.Others), "[]")))
+				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, not %s; "+
+					"name the address itself to be sure of it", c.Policy.Chain, o.Item, o, strings.Trim(fmt.Sprint(o.Others), "[]")))
 			}
 		}
 	}

@@ -20,12 +20,24 @@ type exemptPods struct {
 	own   []netip.Addr // of the pods of Attachments
 }
 
+// podListing is which records of pods are read.
+type podListing int
+
+const (
+	// recordedPods are those of Attachments, or of all attachments if the record is for other namespaces.
+	recordedPods podListing = iota
+	// allPods are those of all attachments.
+	allPods
+)
+
 // exemptPods finds out which pods the policies exempt, and makes their addresses exempt sources.
-func (e *Enforcer) exemptPods(s *State) {
+func (e *Enforcer) exemptPods(s *State, listing podListing) {
 	var err error
-	s.node.exempt, err = e.readExemptPods(s.Policies(), s.onRecord.now)
-	for i := range s.Chains {
-		e.bound(s, &s.Chains[i])
+	s.node.exempt, err = e.readExemptPods(s.Policies(), s.onRecord.now, listing)
+	if listing == recordedPods {
+		for i := range s.Chains {
+			e.bound(s, &s.Chains[i])
+		}
 	}
 	for i := range s.Chains {
 		c := &s.Chains[i]
@@ -108,24 +120,22 @@ func (s *State) Beyond(addresses []netip.Addr) error {
 	return nil
 }
 
-// readExemptPods reads the records of Attachments, or of all attachments if the record is for other namespaces.
-func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (exemptPods, error) {
-	var namespaces []string
-	for _, p := range policies {
-		for _, n := range p.Namespaces {
-			namespaces = append(namespaces, n.Name)
-		}
-	}
-	if slices.Sort(namespaces); len(namespaces) == 0 {
+// readExemptPods reads the records of pods.
+func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record, listing podListing) (exemptPods, error) {
+	namespaces := namespacesOf(policies)
+	if len(namespaces) == 0 {
 		return exemptPods{}, nil
 	}
-	namespaces = slices.Compact(namespaces)
-	var known []store.ExemptPod
+	if e.AllPods || !slices.Equal(namespaces, rec.Namespaces) {
+		listing = allPods
+	}
+	var known []store.ExemptPod // which are not read again
 	var pods []store.Pod
 	var err error
-	if !slices.Equal(namespaces, rec.Namespaces) || e.AllPods {
+	switch listing {
+	case allPods:
 		pods, _, err = e.Dir.Pods()
-	} else {
+	case recordedPods:
 		again := slices.Clone(e.Attachments)
 		for _, p := range rec.Pods {
 			if e.AllAttachments || slices.Contains(e.Attachments, p.Attachment) {
@@ -137,7 +147,8 @@ func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (e
 		pods, err = e.readPods(again)
 	}
 	if err != nil {
-		return exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: rec.Pods}}, fmt.Errorf("read the records of pods: %w", err)
+		return exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: rec.Pods}},
+			fmt.Errorf("read the records of pods: %w", err)
 	}
 	x := owners(namespaces, known, pods)
 	for _, p := range pods {
@@ -148,27 +159,35 @@ func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record) (e
 	return x, nil
 }
 
+// namespacesOf returns the namespaces whose pods the policies exempt, sorted, each once.
+func namespacesOf(policies []policy.Policy) []string {
+	var namespaces []string
+	for _, p := range policies {
+		for _, n := range p.Namespaces {
+			namespaces = append(namespaces, n.Name)
+		}
+	}
+	slices.Sort(namespaces)
+	return slices.Compact(namespaces)
+}
+
 // owners returns the pods of namespaces by the records of exempt addresses and of pods. An address belongs to the newest
 // attachment that has it, and to one from the runtime's cache only if no other has it; taken are the others that have it.
 // It is pure.
 func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemptPods {
 	x := exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces}, taken: map[store.Attachment][]netip.Addr{}}
-	claims := slices.Clone(known)
-	for _, p := range pods {
-		for _, a := range p.Addresses {
-			claims = append(claims, store.ExemptPod{ExemptPod: policy.ExemptPod{Address: a, Namespace: p.Namespace}, Attachment: p.Attachment, At: p.At, Cached: p.Cached})
-		}
-	}
 	holders := map[netip.Addr]store.ExemptPod{}
-	for _, p := range claims {
-		held, other := holders[p.Address], p
-		if !held.Address.IsValid() || held.Cached && !p.Cached || held.Cached == p.Cached && held.At <= p.At {
-			holders[p.Address], other = p, held
+	for _, claim := range slices.Concat(known, claims(pods)) {
+		held, isHeld := holders[claim.Address]
+		loser := claim
+		if !isHeld || precedes(claim, held) {
+			holders[claim.Address] = claim
+			loser = held
 		}
-		if held.Address.IsValid() && held.Attachment != p.Attachment {
-			x.taken[other.Attachment] = append(x.taken[other.Attachment], p.Address)
-			if held.Namespace != p.Namespace {
-				x.moved = append(x.moved, p.Address)
+		if isHeld && held.Attachment != claim.Attachment {
+			x.taken[loser.Attachment] = append(x.taken[loser.Attachment], claim.Address)
+			if held.Namespace != claim.Namespace {
+				x.moved = append(x.moved, claim.Address)
 			}
 		}
 	}
@@ -179,6 +198,27 @@ func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exem
 	}
 	slices.SortFunc(x.Pods, func(a, b store.ExemptPod) int { return a.Address.Compare(b.Address) })
 	return x
+}
+
+// claims returns the addresses of pods, each with its pod.
+func claims(pods []store.Pod) (claims []store.ExemptPod) {
+	for _, p := range pods {
+		for _, a := range p.Addresses {
+			claims = append(claims, store.ExemptPod{
+				ExemptPod:  policy.ExemptPod{Address: a, Namespace: p.Namespace},
+				Attachment: p.Attachment, At: p.At, Cached: p.Cached,
+			})
+		}
+	}
+	return claims
+}
+
+// precedes reports whether an address belongs to the pod of a claim rather than to one that holds it.
+func precedes(claim, held store.ExemptPod) bool {
+	if claim.Cached != held.Cached {
+		return held.Cached
+	}
+	return claim.At >= held.At
 }
 
 // readPods reads the records of attachments, without those that are gone.
@@ -199,7 +239,7 @@ func (e *Enforcer) readPods(attachments []store.Attachment) (pods []store.Pod, e
 // PodsRecorded reports whether the record has the pods that are to be exempt. It reads no rules.
 func (e *Enforcer) PodsRecorded(s store.State) bool {
 	rec := e.currentBoot(s.Record)
-	x, err := e.readExemptPods(policy.Merge(s.Sources), rec)
+	x, err := e.readExemptPods(policy.Merge(s.Sources), rec, recordedPods)
 	return err == nil && x.recorded(rec)
 }
 
@@ -216,35 +256,48 @@ func (s *State) ExemptionChanges() bool {
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
 // lost, only those of Attachments may do so, and those that an attachment of another namespace has now: for other pods that
 // is a change of the policy.
-func (x *exemptPods) passed(rec store.Record) (addresses []netip.Addr) {
-	without := func(pods, others []store.ExemptPod) (missing []store.ExemptPod) {
-		for _, p := range pods {
-			if !slices.ContainsFunc(others, func(o store.ExemptPod) bool { return o.ExemptPod == p.ExemptPod }) {
-				missing = append(missing, p)
-			}
-		}
-		return missing
-	}
-	for _, p := range without(x.Pods, rec.Pods) {
+func (x *exemptPods) passed(rec store.Record) []netip.Addr {
+	var passed []netip.Addr
+	for _, p := range podsWithout(x.Pods, rec.Pods) {
 		if !p.Cached { // else it had its address all the time
-			addresses = append(addresses, p.Address)
+			passed = append(passed, p.Address)
 		}
 	}
-	for _, p := range without(rec.Pods, x.Pods) {
-		addresses = append(addresses, p.Address)
+	for _, p := range podsWithout(rec.Pods, x.Pods) {
+		passed = append(passed, p.Address)
 	}
 	if slices.Equal(x.Namespaces, rec.Namespaces) {
-		return addresses
+		return passed
 	}
-	return append(x.moved, slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(x.own, a) })...)
+	own := slices.Clone(x.moved)
+	for _, a := range passed {
+		if slices.Contains(x.own, a) {
+			own = append(own, a)
+		}
+	}
+	return own
+}
+
+// podsWithout returns the pods whose address and namespace no other one has.
+func podsWithout(pods, others []store.ExemptPod) (missing []store.ExemptPod) {
+	has := make(map[policy.ExemptPod]bool, len(others))
+	for _, o := range others {
+		has[o.ExemptPod] = true
+	}
+	for _, p := range pods {
+		if !has[p.ExemptPod] {
+			missing = append(missing, p)
+		}
+	}
+	return missing
 }
 
 // ExemptPods returns the number of pods that these policies exempt because of their namespaces.
 func (s *State) ExemptPods(policies ...policy.Policy) int {
+	namespaces := namespacesOf(policies)
 	containers := map[string]bool{}
 	for _, p := range s.node.exempt.Pods {
-		names := func(n policy.NamedNamespace) bool { return n.Name == p.Namespace }
-		if slices.ContainsFunc(policies, func(of policy.Policy) bool { return slices.ContainsFunc(of.Namespaces, names) }) {
+		if slices.Contains(namespaces, p.Namespace) {
 			containers[p.ContainerID] = true
 		}
 	}
