@@ -33,7 +33,8 @@ const lockName = ".ip-masq.lock"
 // ErrIrregular reports a directory, a FIFO, a socket, a device, or a symlink to nothing.
 var ErrIrregular = errors.New("not a regular file")
 
-var errDangling = fmt.Errorf("%w: it is a symlink to what is not there; in a container, mount the directory it points to as well", ErrIrregular)
+var errDangling = fmt.Errorf("%w: it is a symlink to what is not there; "+
+	"in a container, mount the directory it points to as well", ErrIrregular)
 
 // Dir is an open directory that is locked.
 type Dir struct {
@@ -43,57 +44,76 @@ type Dir struct {
 	lock *os.File
 }
 
-// OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files of
-// killed processes. It waits for the lock until ctx ends, but for wait at most.
+// OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files
+// of killed processes. It waits for the lock until ctx ends, but for wait at most.
 func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, Error("open the directory", path, err)
 	}
 	d := &Dir{path: path, root: root}
-	if d.file, err = root.Open("."); err == nil {
-		ctx, cancel := context.WithTimeoutCause(ctx, wait,
-			fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait))
-		err = d.takeLock(ctx)
-		cancel()
-	}
-	if err = Error("lock the directory", path, err); err == nil {
-		err = d.removeTemps()
-	}
-	if err != nil {
+	if err := d.begin(ctx, wait); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
 
-// takeLock locks the directory, unless nobody can write there. Close removes the file, so another process may have done
-// that before this one has the lock.
+func (d *Dir) begin(ctx context.Context, wait time.Duration) error {
+	const op = "lock the directory"
+	file, err := d.root.Open(".")
+	if err != nil {
+		return Error(op, d.path, err)
+	}
+	d.file = file
+	ctx, cancel := context.WithTimeoutCause(ctx, wait,
+		fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait))
+	defer cancel()
+	if err := d.takeLock(ctx); err != nil {
+		return Error(op, d.path, err)
+	}
+	return d.removeTemps()
+}
+
+// takeLock locks the directory, unless nobody can write there. Close removes the file, so another process may
+// have done that before this one has the lock.
 func (d *Dir) takeLock(ctx context.Context) error {
-	if info, err := d.file.Stat(); err == nil && info.Mode()&0o077 == 0 {
+	info, err := d.file.Stat()
+	isPrivate := err == nil && info.Mode()&0o077 == 0
+	if isPrivate {
 		return Flock(ctx, d.file)
 	}
 	for {
 		file, err := d.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
-		switch {
-		case errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOSPC):
+		if errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
 			return nil
-		case err != nil:
+		}
+		if err != nil {
 			return err
 		}
 		err = Flock(ctx, file)
-		locked, statErr := file.Stat()
-		at, lstatErr := d.root.Lstat(lockName)
-		if err == nil && errors.Join(statErr, lstatErr) == nil && os.SameFile(locked, at) {
+		if err == nil && d.isLockFile(file) {
 			d.lock = file
 			return nil
 		}
-		if _ = file.Close(); err != nil {
+		_ = file.Close() // nothing was written
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// Flock polls for the lock of an open file, or of an open namespace, until ctx ends. The error is then the cause of ctx.
+// isLockFile reports whether an open file is the one that other processes would lock.
+func (d *Dir) isLockFile(file *os.File) bool {
+	open, err := file.Stat()
+	if err != nil {
+		return false
+	}
+	found, err := d.root.Lstat(lockName)
+	return err == nil && os.SameFile(open, found)
+}
+
+// Flock polls for the lock of an open file, or of an open namespace, until ctx ends. The error is then the
+// cause of ctx.
 func Flock(ctx context.Context, file interface{ Fd() uintptr }) error {
 	const first, longest = time.Millisecond, 20 * time.Millisecond
 	for pause := first; ; pause = min(2*pause, longest) {
@@ -136,22 +156,22 @@ func (d *Dir) Close() error {
 // Sync makes additions, renames and removals durable.
 func (d *Dir) Sync() error { return Error("sync the directory", d.path, d.file.Sync()) }
 
-// IsMissing reports whether there is nothing of that name. For a file that is usually missing it is cheaper than ReadFile.
+// IsMissing reports whether there is nothing of that name. For a file that is usually missing it is cheaper
+// than ReadFile.
 func IsMissing(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// ReadFile reads a regular file of at most limit bytes. It follows symlinks, and waits for no writer of a FIFO.
+// ReadFile reads a regular file of at most limit bytes. It follows symlinks, and waits for no writer of a
+// FIFO.
 func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, unix.ENXIO) { // a socket
 		return nil, nil, Error("read", path, ErrIrregular)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		if link, e := os.Lstat(path); e == nil && link.Mode().Type() == fs.ModeSymlink {
-			err = errDangling
-		}
+	if errors.Is(err, fs.ErrNotExist) && isSymlink(path) {
+		err = errDangling
 	}
 	if err != nil {
 		return nil, nil, Error("open", path, err)
@@ -162,17 +182,22 @@ func ReadFile(path string, limit int) ([]byte, fs.FileInfo, error) {
 	if err == nil && !info.Mode().IsRegular() {
 		err = ErrIrregular
 	}
-	var data []byte
-	if err == nil {
-		data, err = io.ReadAll(io.LimitReader(file, int64(limit)+1))
-	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, nil, Error("read", path, err)
-	case len(data) > limit:
+	}
+	data, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
+	if err != nil {
+		return nil, nil, Error("read", path, err)
+	}
+	if len(data) > limit {
 		return nil, nil, fmt.Errorf("read %s: larger than %d KiB", policy.Printable(path), limit>>10)
 	}
 	return data, info, nil
+}
+
+func isSymlink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
 // Owner returns the user and the group of a file.
@@ -211,8 +236,8 @@ func (d *Dir) removeTemps() error {
 	return errors.Join(errs...)
 }
 
-// Stage writes and syncs a temporary file, and returns its name. It has mode 0600 and this process's
-// user, or adjust, which may be nil, sets both. A runtime that watches the directory looks again at each write, so the
+// Stage writes and syncs a temporary file, and returns its name. It has mode 0600 and this process's user, or
+// adjust, which may be nil, sets both. A runtime that watches the directory looks again at each write, so the
 // data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	const mode = 0o600
@@ -221,18 +246,21 @@ func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	if err != nil {
 		return "", Error("create a file in", d.path, err) // without its name: retries report the same error
 	}
-	if adjust != nil {
-		err = adjust(file)
-	}
-	if err == nil {
-		err = Fill(file, data)
-	} else {
-		err = errors.Join(err, file.Close())
-	}
+	err = fillAdjusted(file, data, adjust)
 	if err != nil {
 		return "", errors.Join(Error("write a file in", d.path, err), d.Remove(name))
 	}
 	return name, nil
+}
+
+func fillAdjusted(file *os.File, data []byte, adjust func(*os.File) error) error {
+	if adjust == nil {
+		return Fill(file, data)
+	}
+	if err := adjust(file); err != nil {
+		return errors.Join(err, file.Close())
+	}
+	return Fill(file, data)
 }
 
 // Fill writes and syncs a new file, and closes it.
@@ -289,14 +317,24 @@ func Error(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if of, is := errors.AsType[*fs.PathError](err); is {
-		err = of.Err
-	} else if of, is := errors.AsType[*os.LinkError](err); is {
-		err = of.Err
-	}
+	err = withoutPath(err)
 	if errors.Is(err, unix.EACCES) && os.Geteuid() == 0 {
-		return fmt.Errorf("%s %s: %w to root; SELinux, AppArmor or seccomp may forbid it (ausearch -m avc, dmesg), "+
-			"or a container has no CAP_DAC_OVERRIDE or is rootless", op, policy.Printable(path), err)
+		return fmt.Errorf("%s %s: %w to root; SELinux, AppArmor or seccomp may forbid it "+
+			"(ausearch -m avc, dmesg), or a container has no CAP_DAC_OVERRIDE or is rootless",
+			op, policy.Printable(path), err)
 	}
 	return fmt.Errorf("%s %s: %w", op, policy.Printable(path), err)
+}
+
+// withoutPath returns the cause in an error of the os package.
+func withoutPath(err error) error {
+	of, isPath := errors.AsType[*fs.PathError](err)
+	if isPath {
+		return of.Err
+	}
+	link, isLink := errors.AsType[*os.LinkError](err)
+	if isLink {
+		return link.Err
+	}
+	return err
 }

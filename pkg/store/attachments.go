@@ -25,7 +25,11 @@ type Attachment struct {
 
 // Compare orders by network, container and interface.
 func (a Attachment) Compare(b Attachment) int {
-	return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(a.ContainerID, b.ContainerID), strings.Compare(a.IfName, b.IfName))
+	return cmp.Or(
+		strings.Compare(a.Network, b.Network),
+		strings.Compare(a.ContainerID, b.ContainerID),
+		strings.Compare(a.IfName, b.IfName),
+	)
 }
 
 func (a Attachment) file() string { return hashName("attachment", a.ContainerID, a.IfName) }
@@ -36,7 +40,9 @@ const cachedSuffix = ".cached"
 // Pod is the record of an attachment's pod, written by its ADD or from the runtime's cache.
 type Pod struct {
 	Attachment
-	At              int64  // of the ADD, CLOCK_BOOTTIME in nanoseconds; of two with one address the later one has it
+	// At is the time of the ADD, CLOCK_BOOTTIME in nanoseconds: of two pods with one address the later one
+	// has it.
+	At              int64
 	Namespace, Name string // "" if they are not known
 	Addresses       []netip.Addr
 	Cached          bool // the attachment had no ADD of ip-masq; At is that of the runtime's file
@@ -49,8 +55,8 @@ func (p Pod) file() string {
 	return p.Attachment.file()
 }
 
-// encode returns the record, a line for each field: encoding/json would take each ADD 50 µs. No field has a new line, by
-// the rules of CNI and Kubernetes; one that has spoils this record alone.
+// encode returns the record, a line for each field: encoding/json would take each ADD 50 µs. No field has a
+// new line, by the rules of CNI and Kubernetes; one that has spoils this record alone.
 func (p Pod) encode() []byte {
 	lines := []string{strconv.FormatInt(p.At, 10), p.Network, p.ContainerID, p.IfName, p.Namespace, p.Name}
 	for _, a := range p.Addresses {
@@ -67,15 +73,20 @@ func decodePod(data []byte) *Pod {
 	if !whole || len(lines) < fields {
 		return nil
 	}
-	p := &Pod{Attachment: Attachment{lines[1], lines[2], lines[3]}, Namespace: lines[4], Name: lines[5]}
-	var err error
-	p.At, err = strconv.ParseInt(lines[0], 10, 64)
-	for _, line := range lines[fields:] {
-		a, errAddr := netip.ParseAddr(line)
-		p.Addresses, err = append(p.Addresses, a), cmp.Or(err, errAddr)
-	}
+	at, err := strconv.ParseInt(lines[0], 10, 64)
 	if err != nil {
 		return nil
+	}
+	p := &Pod{
+		Attachment: Attachment{Network: lines[1], ContainerID: lines[2], IfName: lines[3]},
+		At:         at, Namespace: lines[4], Name: lines[5],
+	}
+	for _, line := range lines[fields:] {
+		a, err := netip.ParseAddr(line)
+		if err != nil {
+			return nil
+		}
+		p.Addresses = append(p.Addresses, a)
 	}
 	return p
 }
@@ -91,14 +102,15 @@ func (d *Dir) ofBoot(create bool, names ...string) (*folder, error) {
 
 func networkName(network string) string { return hashName("network", network) }
 
-// withinNetwork runs a function on the directory of a network's attachments, unless that is missing or removed meanwhile.
+// withinNetwork runs a function on the directory of a network's attachments, unless that is missing or
+// removed meanwhile.
 func (d *Dir) withinNetwork(name string, do func(*folder) error) error {
 	f, err := d.ofBoot(false, networkName(name))
-	if err == nil {
-		err = do(f)
-		f.close()
+	if err != nil {
+		return ignoring(err, os.ErrNotExist)
 	}
-	return ignoring(err, os.ErrNotExist)
+	defer f.close()
+	return ignoring(do(f), os.ErrNotExist)
 }
 
 // BootTime returns the time since the boot in nanoseconds.
@@ -108,33 +120,37 @@ func BootTime() int64 {
 	return max(1, t.Nano())
 }
 
-// Attach records an attachment with its pod. It takes no lock and syncs nothing: attachments are valid in this boot
-// only. A repeated call replaces the record.
+// Attach records an attachment with its pod. It takes no lock and syncs nothing: attachments are valid in
+// this boot only. A repeated call replaces the record.
 func (d *Dir) Attach(p Pod) error {
 	const attempts = 100
 	p.At = BootTime()
-	var err error
-	for range attempts { // a directory can be removed before it is used
-		var f *folder
-		if f, err = d.ofBoot(true, networkName(p.Network)); err == nil {
-			err = f.putPod(p, true)
-			f.close()
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			break
+	for attempt := 1; ; attempt++ {
+		err := d.attach(p)
+		wasRemoved := errors.Is(err, os.ErrNotExist) // a directory, before it was used
+		if !wasRemoved || attempt == attempts {
+			return err
 		}
 	}
-	return err
 }
 
-// CheckAttach returns why Attach would refuse a directory, or that the kernel does not tell the boot. It creates nothing, and
-// does not ask whether files can be written.
+func (d *Dir) attach(p Pod) error {
+	f, err := d.ofBoot(true, networkName(p.Network))
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	return f.createPod(p)
+}
+
+// CheckAttach returns why Attach would refuse a directory, or that the kernel does not tell the boot. It
+// creates nothing, and does not ask whether files can be written.
 func (d *Dir) CheckAttach(network string) error {
 	return d.withinNetwork(network, func(*folder) error { return nil })
 }
 
-// AttachCached records a pod from the runtime's cache, unless its attachment has the record of an ADD. It returns
-// whether it did. A record from the cache is replaced in place: at no time is there none.
+// AttachCached records a pod from the runtime's cache, unless its attachment has the record of an ADD. It
+// returns whether it did. A record from the cache is replaced in place: at no time is there none.
 func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	p.Cached = true
 	f, err := d.ofBoot(true, networkName(p.Network))
@@ -146,8 +162,10 @@ func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	if err != nil || has != nil && !has.Cached {
 		return false, err
 	}
-	err = f.putPod(p, true)
-	return err == nil, err
+	if err := f.createPod(p); err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // DetachCached removes a record from the runtime's cache.
@@ -157,17 +175,22 @@ func (d *Dir) DetachCached(a Attachment) error {
 
 const writeAttachment = "write attachment"
 
-// putPod writes a record. Readers take no lock: one that is empty or torn counts as none, and its ADD has not read the
-// documents yet. One that exists is written in place: its DEL, which takes no lock, may remove it at any time.
-func (f *folder) putPod(p Pod, create bool) error {
-	var file *os.File
-	err := os.ErrExist
-	if create {
-		file, err = f.create(writeAttachment, p.file(), p.file())
-	}
+// createPod writes a record, and creates it if it is missing. Readers take no lock: one that is empty or torn
+// counts as none, and its ADD has not read the documents yet.
+func (f *folder) createPod(p Pod) error {
+	file, err := f.create(writeAttachment, p.file(), p.file())
 	if errors.Is(err, os.ErrExist) {
-		file, _, err = f.open(writeAttachment, p.file(), unix.O_RDWR)
+		return f.updatePod(p)
 	}
+	if err != nil {
+		return err
+	}
+	return failure(writeAttachment, f.in(p.file()), overwrite(file, p.encode()))
+}
+
+// updatePod writes a record that exists, in place: its DEL, which takes no lock, may remove it at any time.
+func (f *folder) updatePod(p Pod) error {
+	file, _, err := f.open(writeAttachment, p.file(), unix.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -176,7 +199,9 @@ func (f *folder) putPod(p Pod, create bool) error {
 
 // Detach removes an attachment of this boot. It is no error if there is none, and creates nothing.
 func (d *Dir) Detach(a Attachment) error {
-	return d.withinNetwork(a.Network, func(f *folder) error { return errors.Join(f.remove(a.file()), f.remove(a.file()+cachedSuffix)) })
+	return d.withinNetwork(a.Network, func(f *folder) error {
+		return errors.Join(f.remove(a.file()), f.remove(a.file()+cachedSuffix))
+	})
 }
 
 // Attached reports whether an attachment of this boot had an ADD, also if its record cannot be used.
@@ -197,14 +222,17 @@ func (d *Dir) Pod(a Attachment) (p *Pod, err error) {
 	return p, err
 }
 
-// pod returns the record of an attachment: that of its ADD or, without one that was written whole, that from the cache.
+// pod returns the record of an attachment: that of its ADD or, without one that was written whole, that from
+// the cache.
 func (f *folder) pod(attachment string) (*Pod, error) {
 	for _, name := range []string{attachment, attachment + cachedSuffix} {
 		data, err := f.read(name)
-		if err = ignoring(err, os.ErrNotExist, ErrRefused); err != nil {
+		err = ignoring(err, os.ErrNotExist, ErrRefused)
+		if err != nil {
 			return nil, err
 		}
-		if p := decodePod(data); p != nil && p.Attachment.file() == attachment {
+		p := decodePod(data)
+		if p != nil && p.Attachment.file() == attachment {
 			p.Cached = name != attachment
 			return p, nil
 		}
@@ -212,12 +240,19 @@ func (f *folder) pod(attachment string) (*Pod, error) {
 	return nil, nil
 }
 
-// attachmentsIn returns the file of each attachment, of the sorted names in the directory of a network.
-func attachmentsIn(names []string) []string {
-	for i, name := range names {
-		names[i] = strings.TrimSuffix(name, cachedSuffix)
+// attachments returns the file of each attachment in the directory of a network, sorted. With an error there
+// may be others.
+func (f *folder) attachments() ([]string, error) {
+	names, err := f.names()
+	var attachments []string
+	for _, name := range names {
+		attachment := strings.TrimSuffix(name, cachedSuffix)
+		if isHash(attachment) {
+			attachments = append(attachments, attachment)
+		}
 	}
-	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return !isHash(name) })
+	// The names are sorted, so the record of an ADD and the cached one are neighbours.
+	return slices.Compact(attachments), err
 }
 
 // Pods returns the records of all attachments of this boot, and how many attachments have none.
@@ -227,58 +262,82 @@ func (d *Dir) Pods() (pods []Pod, without int, err error) {
 		return nil, 0, ignoring(err, os.ErrNotExist)
 	}
 	defer all.close()
-	networks, err := all.names()
-	for _, network := range networks {
-		if !isHash(network) {
+	names, err := all.names()
+	errs := []error{err}
+	for _, name := range names {
+		if !isHash(name) {
 			continue
 		}
-		err = errors.Join(err, all.within(network, func(f *folder) error {
-			names, err := f.names()
-			for _, attachment := range attachmentsIn(names) {
-				p, errPod := f.pod(attachment)
-				if err = errors.Join(err, errPod); p == nil {
-					without++
-				} else {
-					pods = append(pods, *p)
-				}
-			}
+		errs = append(errs, all.within(name, func(network *folder) error {
+			some, lacking, err := network.pods()
+			pods = append(pods, some...)
+			without += lacking
 			return err
 		}))
 	}
-	return pods, without, err
+	return pods, without, errors.Join(errs...)
+}
+
+// pods returns the records in the directory of a network, and how many attachments have none.
+func (f *folder) pods() (pods []Pod, without int, err error) {
+	attachments, err := f.attachments()
+	errs := []error{err}
+	for _, attachment := range attachments {
+		p, err := f.pod(attachment)
+		errs = append(errs, err)
+		if p == nil {
+			without++
+		} else {
+			pods = append(pods, *p)
+		}
+	}
+	return pods, without, errors.Join(errs...)
 }
 
 // TakeAddresses removes addresses from the records of attachments that lost them to other attachments.
 func (l *Lock) TakeAddresses(taken map[Attachment][]netip.Addr) error {
 	var errs []error
-	for _, a := range slices.SortedFunc(maps.Keys(taken), Attachment.Compare) { // simulations take the same steps again
+	// In an order that is always the same: simulations take the same steps again.
+	for _, a := range slices.SortedFunc(maps.Keys(taken), Attachment.Compare) {
 		errs = append(errs, l.dir.withinNetwork(a.Network, func(f *folder) error {
-			p, err := f.pod(a.file())
-			if p == nil {
-				return err
-			}
-			p.Addresses = slices.DeleteFunc(p.Addresses, func(x netip.Addr) bool { return slices.Contains(taken[a], x) })
-			return f.putPod(*p, false)
+			return f.takeAddresses(a, taken[a])
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+func (f *folder) takeAddresses(a Attachment, taken []netip.Addr) error {
+	p, err := f.pod(a.file())
+	if p == nil {
+		return err
+	}
+	var left []netip.Addr
+	for _, address := range p.Addresses {
+		if !slices.Contains(taken, address) {
+			left = append(left, address)
+		}
+	}
+	p.Addresses = left
+	return f.updatePod(*p)
 }
 
 // Attachments returns the number of the network's attachments in this boot, and when it last changed:
 // the mtime of their directory, or the zero Time if there was none in this boot.
 func (d *Dir) Attachments(network string) (n int, changed time.Time, err error) {
 	err = d.withinNetwork(network, func(f *folder) error {
-		names, err := f.names()
-		if n = len(attachmentsIn(names)); err == nil {
-			changed, err = f.changed()
+		attachments, err := f.attachments()
+		if err != nil {
+			return err
 		}
+		n = len(attachments)
+		changed, err = f.changed()
 		return err
 	})
 	return n, changed, err
 }
 
-// Prune removes the network's attachments of this boot except those to keep, whose Network does not matter, and creates
-// nothing.
+// Prune removes the network's attachments of this boot except those to keep, whose Network does not matter,
+// and creates nothing.
 func (d *Dir) Prune(network string, keep []Attachment) error {
 	var kept []string
 	for _, a := range keep {

@@ -156,8 +156,8 @@ func TestTakeAddressesBesideDEL(t *testing.T) {
 	}
 }
 
-// TestCachedAttachments: a record from the runtime's cache counts until there is one of an ADD, and goes with its
-// attachment.
+// TestCachedAttachments: a record from the runtime's cache counts until there is one of an ADD, and goes with
+// its attachment.
 func TestCachedAttachments(t *testing.T) {
 	d := open(t)
 	a := store.Attachment{Network: "net", ContainerID: "c", IfName: "eth0"}

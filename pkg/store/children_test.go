@@ -165,7 +165,8 @@ func onReadOnly(d *store.Dir) error {
 	)
 }
 
-// onFullDisk runs in a mount namespace of its own, on a file system without room but for what an earlier boot left.
+// onFullDisk runs in a mount namespace of its own, on a file system without room but for what an earlier boot
+// left.
 func onFullDisk(d *store.Dir) error {
 	if err := unix.Mount("tmpfs", d.Path(), "tmpfs", 0, "mode=700,size=64k"); err != nil {
 		return err

@@ -73,12 +73,12 @@ func (d *Dir) DocumentPath(src policy.SourceID) string {
 // RecordPath returns where the record is, or would be.
 func (d *Dir) RecordPath() string { return d.path + "/" + recordFile }
 
-// IsDocument reports whether a path is that of a source's document, rather than of the record or the exempt pods, which any
-// sync writes again.
+// IsDocument reports whether a path is that of a source's document, rather than of the record or the exempt
+// pods, which any sync writes again.
 func (d *Dir) IsDocument(path string) bool { return strings.HasPrefix(path, d.path+"/"+sourcesDir+"/") }
 
-// Backups makes the directory where conflists are kept as they were before ip-masq changed them, durably, and returns its
-// path. It is removed with the dataDir, and this package does not read it.
+// Backups makes the directory where conflists are kept as they were before ip-masq changed them, durably, and
+// returns its path. It is removed with the dataDir, and this package does not read it.
 func (d *Dir) Backups() (string, error) {
 	root, err := d.makeDataDir()
 	if err != nil {
@@ -163,11 +163,15 @@ func (f *folder) checkMarker() error {
 		return nil
 	}
 	names, err := f.names()
-	if err != nil || len(names) == 0 || f.hasMarker() { // another process marks an empty one before it writes to it
+	if err != nil || len(names) == 0 {
 		return err
 	}
+	if f.hasMarker() { // another process marks an empty one before it writes to it
+		return nil
+	}
 	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s and no file %s; "+
-		"set dataDir to a directory that does not exist or is empty, or empty this one if no other program uses it",
+		"set dataDir to a directory that does not exist or is empty, "+
+		"or empty this one if no other program uses it",
 		shown(f.path()), ErrRefused, shown(names[0]), markerFile)
 }
 
@@ -189,21 +193,30 @@ func (f *folder) mark() error {
 func (d *Dir) makeDataDir() (*folder, error) {
 	const attempts = 100
 	for attempt := 1; ; attempt++ { // another process may create or remove it
-		f, err := d.dataDir()
-		if err == nil && !f.marked {
-			if err = f.mark(); err != nil { // with a file and without the marker it would be refused
-				f.close()
-				f = nil
-			}
-		}
+		f, err := d.openMarked()
 		if !errors.Is(err, os.ErrNotExist) {
 			return f, err
 		}
 		err = d.createDataDir()
-		if ignoring(err, os.ErrNotExist, os.ErrExist) != nil || err != nil && attempt == attempts {
+		isFinal := ignoring(err, os.ErrNotExist, os.ErrExist) != nil
+		if isFinal || err != nil && attempt == attempts {
 			return nil, err
 		}
 	}
+}
+
+// openMarked opens the directory, and marks it first if it is empty: with a file and without the marker it
+// would be refused.
+func (d *Dir) openMarked() (*folder, error) {
+	f, err := d.dataDir()
+	if err != nil || f.marked {
+		return f, err
+	}
+	if err := f.mark(); err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // createDataDir creates the directory under a temporary name, with the marker in it, and renames it: the
@@ -222,16 +235,24 @@ func (d *Dir) createDataDir() error {
 		return err
 	}
 	defer f.close()
-	if err = f.mark(); err == nil {
-		err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, d.path, unix.RENAME_NOREPLACE)
-		if errors.Is(err, unix.EINVAL) { // file systems over a network; rename(2) replaces an empty directory at most
-			err = unix.Rename(temp, d.path)
-		}
+	err = f.mark()
+	if err == nil {
+		err = renameNew(temp, d.path)
 	}
 	if err != nil {
 		return errors.Join(failure("create directory", d.path, err), f.remove(markerFile), unix.Rmdir(temp))
 	}
 	return nil
+}
+
+// renameNew renames a directory to a name that no other one has. File systems over a network do not support
+// that; there it replaces an empty directory at most (rename(2)).
+func renameNew(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) {
+		return unix.Rename(from, to)
+	}
+	return err
 }
 
 // descend opens a directory below the dataDir. With create, it creates missing directories.

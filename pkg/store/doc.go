@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps the dataDir of a node. It has the last good policy of each source, the attachments of each
-// network, the record of owned chains, the verification caches, and the lock for changes to documents and record. The
-// plugin, the reconciler and enforce call it. Its invariant: a reader gets whole documents, each as it was before or
-// after a change, which only root or the user of this process can have written. A file that is torn, invalid or
-// refused is reported and not used. A file that a newer version wrote stays. Files and directories of other programs
-// are never changed. An example:
+// Package store keeps the dataDir of a node. It has the last good policy of each source, the attachments of
+// each network, the record of owned chains, the verification caches, and the lock for changes to documents
+// and record. The plugin, the reconciler and enforce call it. Its invariant: a reader gets whole documents,
+// each as it was before or after a change, which only root or the user of this process can have written. A
+// file that is torn, invalid or refused is reported and not used. A file that a newer version wrote stays.
+// Files and directories of other programs are never changed. An example:
 //
 //	made-by-ip-masq                           the marker; empty
 //	lock, reconciler.lock                     flock(2) for changes, and of the active reconciler

@@ -25,9 +25,9 @@ import (
 // does not would revert these rules.
 const otherSchema = 9
 
-// Schema is the version of the form of documents and the record, with which each file begins. Each new key raises it
-// (policy.Keys): a version that does not know the key can tell the file from a damaged one, and leaves it as it is. Files of
-// lower schemas are read in today's form.
+// Schema is the version of the form of documents and the record, with which each file begins. Each new key
+// raises it (policy.Keys): a version that does not know the key can tell the file from a damaged one, and
+// leaves it as it is. Files of lower schemas are read in today's form.
 func Schema() int { return max(otherSchema, policy.Schema()) }
 
 // document is a source with its policy as it is stored. It has no time, so that equal policies make
@@ -42,8 +42,9 @@ type recordDocument struct {
 	Record
 }
 
-// podsDocument is the exempt pods of a record, which plugin and reconciler read, verify and write with the rules. They are
-// a file of their own, as pods come and go more often than policies. It is not synced to the disk: it is valid in one boot.
+// podsDocument is the exempt pods of a record, which plugin and reconciler read, verify and write with the
+// rules. They are a file of their own, as pods come and go more often than policies. It is not synced to the
+// disk: it is valid in one boot.
 type podsDocument struct {
 	Schema int    `json:"schema"`
 	Boot   string `json:"boot,omitempty"`
@@ -67,13 +68,14 @@ type Record struct {
 
 	ExemptPods `json:"-"` // in a file of their own
 
-	Resets    []Reset   `json:"resets,omitzero"`     // in the order of At
-	LastReset int64     `json:"lastReset,omitempty"` // when a walk for a reset without Before, or one that failed, began last, as At
-	Deleted   []Deleted `json:"deleted,omitzero"`    // by all walks; sorted, of chains that are owned
+	Resets []Reset `json:"resets,omitzero"` // in the order of At
+	// LastReset is when a walk for a reset without Before, or one that failed, began last, as At.
+	LastReset int64     `json:"lastReset,omitempty"`
+	Deleted   []Deleted `json:"deleted,omitzero"` // by all walks; sorted, of chains that are owned
 }
 
-// Outputs are the addresses that pods leave with by the policy of a chain, with the list that they were chosen
-// for: while it is the same they stay.
+// Outputs are the addresses that pods leave with by the policy of a chain, with the list that they were
+// chosen for: while it is the same they stay.
 type Outputs struct {
 	Chain     string                 `json:"chain"`
 	Items     policy.AddressItems    `json:"items"`
@@ -90,10 +92,15 @@ type ExemptPod struct {
 
 // sameAfterCrash reports whether two records are equal but for what a new boot drops.
 func (r Record) sameAfterCrash(s Record) bool {
-	for _, of := range []*Record{&r, &s} {
-		of.ExemptPods, of.Resets, of.LastReset, of.Deleted = ExemptPods{}, nil, 0, nil
-	}
-	return reflect.DeepEqual(r, s)
+	return reflect.DeepEqual(r.afterCrash(), s.afterCrash())
+}
+
+func (r Record) afterCrash() Record {
+	r.ExemptPods = ExemptPods{}
+	r.Resets = nil
+	r.LastReset = 0
+	r.Deleted = nil
+	return r
 }
 
 // Addresses returns the addresses with their namespaces.
@@ -140,7 +147,8 @@ type Reset struct {
 	Passed []netip.Addr `json:"passed,omitzero"`
 }
 
-// FindsUntranslated reports whether the reset is for connections that should have been masqueraded and were not.
+// FindsUntranslated reports whether the reset is for connections that should have been masqueraded and were
+// not.
 func (r Reset) FindsUntranslated() bool { return r.Before == nil && r.Left == nil && r.Passed == nil }
 
 // OwnedChain is a chain of one family that ip-masq created, or was about to create.
@@ -171,15 +179,17 @@ func (r Record) validate() error {
 }
 
 func (c OwnedChain) validate() error {
-	nft := c.Backend == policy.NFTables && c.Variant == ""
-	ipt := c.Backend == policy.IPTables && (c.Variant == "nft" || c.Variant == "legacy")
-	switch err := policy.ValidateChainName(c.Chain); {
-	case err != nil:
+	if err := policy.ValidateChainName(c.Chain); err != nil {
 		return fmt.Errorf("chain %s %w", policy.Quote(c.Chain), err)
-	case !slices.Contains(policy.Families(), c.Family):
+	}
+	if !slices.Contains(policy.Families(), c.Family) {
 		return fmt.Errorf("%s is not a family", policy.Quote(string(c.Family)))
-	case !nft && !ipt:
-		return fmt.Errorf("backend %s with variant %s is not one that rules can be in", policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
+	}
+	isNFTables := c.Backend == policy.NFTables && c.Variant == ""
+	isIPTables := c.Backend == policy.IPTables && (c.Variant == "nft" || c.Variant == "legacy")
+	if !isNFTables && !isIPTables {
+		return fmt.Errorf("backend %s with variant %s is not one that rules can be in",
+			policy.Quote(string(c.Backend)), policy.Quote(c.Variant))
 	}
 	return nil
 }
@@ -241,8 +251,8 @@ func decode[D interface{ validate() error }](data []byte) (d D, err error) {
 
 // newerError returns why a document of a greater schema is neither read nor changed.
 func newerError(schema int) error {
-	return fmt.Errorf("%w: it has schema %d and this program knows schemas up to %d; install the newer version again",
-		ErrNewer, schema, Schema())
+	return fmt.Errorf("%w: it has schema %d and this program knows schemas up to %d; "+
+		"install the newer version again", ErrNewer, schema, Schema())
 }
 
 // schemaOf returns the schema of a document, which every version writes at its beginning. It is 0 if

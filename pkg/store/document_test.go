@@ -20,8 +20,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// TestSchemas: an older version must be able to tell that a document has something that it does not know. A key
-// in the golden file never gets another number, and -update adds one only with the number that comes next.
+// TestSchemas: an older version must be able to tell that a document has something that it does not know. A
+// key in the golden file never gets another number, and -update adds one only with the number that comes
+// next.
 func TestSchemas(t *testing.T) {
 	const file = "testdata/schemas.txt"
 	known := assert.Must(os.ReadFile(file))(t)

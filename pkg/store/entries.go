@@ -16,8 +16,8 @@ const (
 
 func entriesName(network string) string { return networkName(network) + entriesSuffix }
 
-// HadEntry reports whether the network's conflist had an entry with these statements in this boot, as far as AddEntry
-// was told.
+// HadEntry reports whether the network's conflist had an entry with these statements in this boot, as far as
+// AddEntry was told.
 func (d *Dir) HadEntry(network, statements string) bool {
 	f, err := d.ofBoot(false)
 	if err != nil {
@@ -37,8 +37,9 @@ func (f *folder) entryDigests(network string) []string {
 	return strings.Split(text, "\n")
 }
 
-// AddEntry records that the network's conflist has an entry with these statements, and forgets the oldest of more than
-// 16. It takes no lock: of two concurrent calls one may be lost, whose entry is recorded when it is read again.
+// AddEntry records that the network's conflist has an entry with these statements, and forgets the oldest of
+// more than 16. It takes no lock: of two concurrent calls one may be lost, whose entry is recorded when it is
+// read again.
 func (d *Dir) AddEntry(network, statements string) error {
 	const op = "write the digests of plugin entries"
 	f, err := d.ofBoot(true)
@@ -46,11 +47,18 @@ func (d *Dir) AddEntry(network, statements string) error {
 		return err
 	}
 	defer f.close()
-	all, digest := f.entryDigests(network), Digest(statements)
-	if len(all) > 0 && all[len(all)-1] == digest {
+	before := f.entryDigests(network)
+	digest := Digest(statements)
+	if len(before) > 0 && before[len(before)-1] == digest {
 		return nil
 	}
-	all = append(slices.DeleteFunc(all, func(s string) bool { return s == digest }), digest)
+	var all []string
+	for _, d := range before {
+		if d != digest {
+			all = append(all, d)
+		}
+	}
+	all = append(all, digest)
 	file, err := f.openOrCreate(op, entriesName(network), unix.O_WRONLY)
 	if err != nil {
 		return err

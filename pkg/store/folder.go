@@ -49,7 +49,8 @@ type folder struct {
 
 // openFolder opens a directory in another one, or with AT_FDCWD by its path.
 func openFolder(at int, name, path string) (*folder, error) {
-	file, _, err := openTrusted("open directory", at, name, path, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR)
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY
+	file, _, err := openTrusted("open directory", at, name, path, flags, unix.S_IFDIR)
 	if err != nil {
 		return nil, err
 	}
@@ -58,36 +59,43 @@ func openFolder(at int, name, path string) (*folder, error) {
 
 // openTrusted opens a file of the given format that only root or the user of this process can write. A
 // file is checked before it is opened too, so that no device is. Opening a directory has no effect.
-func openTrusted(op string, at int, name, path string, flags int, format uint32) (*os.File, unix.Stat_t, error) {
-	var st unix.Stat_t
-	checkName := func() error {
-		if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return failure(op, path, err)
+func openTrusted(
+	op string, at int, name, path string, flags int, format uint32,
+) (*os.File, unix.Stat_t, error) {
+	isDir := format == unix.S_IFDIR
+	if !isDir {
+		if err := distrustName(op, at, name, path, format); err != nil {
+			return nil, unix.Stat_t{}, err
 		}
-		return distrust(op, path, &st, format)
+		flags |= unix.O_NONBLOCK // or opening a FIFO that replaced the file would wait
 	}
-	nonblock := 0
-	if format != unix.S_IFDIR {
-		if err := checkName(); err != nil {
-			return nil, st, err
-		}
-		nonblock = unix.O_NONBLOCK // or opening a FIFO that replaced the file would wait
-	}
-	fd, err := unix.Openat(at, name, flags|nonblock|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(at, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil { // of the name, which explains a symlink
-		return nil, st, cmp.Or(checkName(), failure(op, path, err))
+		return nil, unix.Stat_t{}, cmp.Or(distrustName(op, at, name, path, format), failure(op, path, err))
 	}
-	if nonblock != 0 {
-		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // or os.NewFile would start the poller
+	if !isDir {
+		// Or os.NewFile would start the poller.
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_NONBLOCK)
 	}
 	file := os.NewFile(uintptr(fd), path)
-	if err = failure(op, path, unix.Fstat(fd, &st)); err == nil {
+	var st unix.Stat_t
+	err = failure(op, path, unix.Fstat(fd, &st))
+	if err == nil {
 		err = distrust(op, path, &st, format)
 	}
 	if err != nil {
 		return nil, st, errors.Join(err, file.Close())
 	}
 	return file, st, nil
+}
+
+// distrustName is distrust for a name in an open directory.
+func distrustName(op string, at int, name, path string, format uint32) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return failure(op, path, err)
+	}
+	return distrust(op, path, &st, format)
 }
 
 func makeDirectory(at int, name, path string) error {
@@ -107,24 +115,26 @@ func (f *folder) in(name string) string { return f.path() + "/" + name }
 func (f *folder) folder(name string, create bool) (*folder, error) {
 	sub, err := openFolder(f.fd(), name, f.in(name))
 	if create && errors.Is(err, os.ErrNotExist) {
-		if err = makeDirectory(f.fd(), name, f.in(name)); err == nil {
-			sub, err = openFolder(f.fd(), name, f.in(name))
+		if err := makeDirectory(f.fd(), name, f.in(name)); err != nil {
+			return nil, err
 		}
+		sub, err = openFolder(f.fd(), name, f.in(name))
 	}
-	if err == nil {
-		sub.root = f.root
+	if err != nil {
+		return nil, err
 	}
-	return sub, err
+	sub.root = f.root
+	return sub, nil
 }
 
 // within runs a function on a directory in this one, unless that is missing or removed meanwhile.
 func (f *folder) within(name string, do func(*folder) error) error {
 	sub, err := f.folder(name, false)
-	if err == nil {
-		err = do(sub)
-		sub.close()
+	if err != nil {
+		return ignoring(err, os.ErrNotExist)
 	}
-	return ignoring(err, os.ErrNotExist)
+	defer sub.close()
+	return ignoring(do(sub), os.ErrNotExist)
 }
 
 // changed returns when a name was last added, removed or renamed.
@@ -165,17 +175,21 @@ func (f *folder) open(op, name string, flags int) (*os.File, unix.Stat_t, error)
 
 func (f *folder) openOrCreate(op, name string, flags int) (*os.File, error) {
 	file, _, err := f.open(op, name, flags)
-	if errors.Is(err, os.ErrNotExist) {
-		if file, err = f.create(op, name, name); errors.Is(err, os.ErrExist) {
-			file, _, err = f.open(op, name, flags)
-		}
+	if !errors.Is(err, os.ErrNotExist) {
+		return file, err
 	}
+	file, err = f.create(op, name, name)
+	if !errors.Is(err, os.ErrExist) {
+		return file, err
+	}
+	file, _, err = f.open(op, name, flags)
 	return file, err
 }
 
 // create creates a file that is or becomes the final one, which errors name.
 func (f *folder) create(op, name, final string) (*os.File, error) {
-	fd, err := unix.Openat(f.fd(), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, fileMode)
+	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(f.fd(), name, flags, fileMode)
 	if err != nil {
 		return nil, failure(op, f.in(final), err)
 	}
@@ -215,7 +229,8 @@ func (f *folder) start(name string) ([]byte, error) {
 func overwrite(file *os.File, data []byte) error {
 	_, err := file.Write(data)
 	if err == nil {
-		err = file.Truncate(int64(len(data))) // not to 0 before: ext4 would write to the disk as the file is closed
+		// Not to 0 before: ext4 would write to the disk as the file is closed.
+		err = file.Truncate(int64(len(data)))
 	}
 	return errors.Join(err, file.Close())
 }
@@ -268,7 +283,8 @@ func remedyOf(errno unix.Errno) string {
 // root or the user of this process owns it and can write it.
 func distrust(op, path string, st *unix.Stat_t, format uint32) error {
 	var problem, remedy string
-	switch kind := st.Mode & unix.S_IFMT; {
+	kind := st.Mode & unix.S_IFMT
+	switch {
 	case kind == unix.S_IFLNK:
 		problem, remedy = "it is a symbolic link", "replace it with its target, or name the target"
 	case kind != format && format == unix.S_IFDIR:
@@ -292,8 +308,10 @@ func shown(path string) string { return policy.Printable(path) }
 
 // ignoring returns nil for the expected errors, and any other error as it is.
 func ignoring(err error, expected ...error) error {
-	if slices.ContainsFunc(expected, func(e error) bool { return errors.Is(err, e) }) {
-		return nil
+	for _, e := range expected {
+		if errors.Is(err, e) {
+			return nil
+		}
 	}
 	return err
 }

@@ -62,7 +62,8 @@ func TestInstanceLock(t *testing.T) {
 		t.Error("it is held after its release")
 	}
 
-	// A process that checks whether it is held, which takes it less than 50 ms, does not keep another from taking it.
+	// A process that checks whether it is held, which takes it less than 50 ms, does not keep another from
+	// taking it.
 	if !timelimit.Await(timelimit.Wait, func() bool {
 		reader, err := os.Open(filepath.Join(d.Path(), "reconciler.lock"))
 		ok(t, err)

@@ -12,45 +12,87 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// kindOf returns the type, as in st_mode, of what ip-masq writes under a name in a directory of the dataDir, or 0 if it
-// writes nothing there.
+// kindOf returns the type, as in st_mode, of what ip-masq writes under a name in a directory of the dataDir,
+// or 0 if it writes nothing there.
 func kindOf(dir, name string) uint32 {
-	isFile, isDir := false, false
 	switch {
 	case dir == "":
-		isFile = slices.Contains([]string{markerFile, lockFile, instanceLockFile, resetLockFile, recordFile, recordFile + damagedSuffix,
-			podsFile, podsFile + damagedSuffix}, name) || safefile.IsTemp(name, recordFile+".") || safefile.IsTemp(name, podsFile+".")
-		isDir = name == sourcesDir || name == attachmentsDir || name == backupsDir
-		if name == socketFile {
-			return unix.S_IFSOCK
-		}
+		return kindInDataDir(name)
 	case dir == sourcesDir:
-		hash, _, _ := strings.Cut(name, ".")
-		document := hash + documentSuffix
-		files := []string{document, hash + verificationCacheSuffix, document + damagedSuffix, document + droppedSuffix}
-		isFile = isHash(hash) && (slices.Contains(files, name) || safefile.IsTemp(name, document+"."))
+		return fileIf(isOfSources(name))
 	case dir == backupsDir:
-		// Package conflist uses it: copies whose names have the SHA-256 of the original's path, its records, and temporary
-		// files of package safefile.
-		stem, isCopy := strings.CutSuffix(name, ".bak")
-		at := strings.LastIndexByte(stem, '.')
-		isCopy = isCopy && at > 0 && isHash(stem[at+1:])
-		isFile = isCopy || name == conflistRecordFile || name == copyRecordFile || safefile.IsTemp(name, safefile.TempPrefix)
+		return fileIf(isOfBackups(name))
 	case dir == attachmentsDir:
-		isDir = isBoot(name)
-	case strings.Count(dir, "/") == 1: // of a boot
-		hash, isEntries := strings.CutSuffix(name, entriesSuffix)
-		isFile, isDir = isEntries && isHash(hash) || name == bootUnitFile, isHash(name)
+		return directoryIf(isBoot(name))
+	case strings.Count(dir, "/") == 1:
+		return kindOfBoot(name)
 	default: // of a network
-		isFile = isHash(strings.TrimSuffix(name, cachedSuffix))
+		return fileIf(isHash(strings.TrimSuffix(name, cachedSuffix)))
 	}
-	switch {
-	case isFile:
+}
+
+func fileIf(is bool) uint32 {
+	if is {
 		return unix.S_IFREG
-	case isDir:
+	}
+	return 0
+}
+
+func directoryIf(is bool) uint32 {
+	if is {
 		return unix.S_IFDIR
 	}
 	return 0
+}
+
+func kindInDataDir(name string) uint32 {
+	switch name {
+	case sourcesDir, attachmentsDir, backupsDir:
+		return unix.S_IFDIR
+	case socketFile:
+		return unix.S_IFSOCK
+	case markerFile, lockFile, instanceLockFile, resetLockFile:
+		return unix.S_IFREG
+	case recordFile, recordFile + damagedSuffix, podsFile, podsFile + damagedSuffix:
+		return unix.S_IFREG
+	}
+	return fileIf(safefile.IsTemp(name, recordFile+".") || safefile.IsTemp(name, podsFile+"."))
+}
+
+// kindOfBoot is kindOf for a name in the directory of what is valid in one boot.
+func kindOfBoot(name string) uint32 {
+	if name == bootUnitFile {
+		return unix.S_IFREG
+	}
+	hash, isEntries := strings.CutSuffix(name, entriesSuffix)
+	if isEntries {
+		return fileIf(isHash(hash))
+	}
+	return directoryIf(isHash(name))
+}
+
+func isOfSources(name string) bool {
+	hash, _, _ := strings.Cut(name, ".")
+	if !isHash(hash) {
+		return false
+	}
+	document := hash + documentSuffix
+	switch name {
+	case document, hash + verificationCacheSuffix, document + damagedSuffix, document + droppedSuffix:
+		return true
+	}
+	return safefile.IsTemp(name, document+".")
+}
+
+// isOfBackups reports whether package conflist writes a file of this name: a copy, whose name has the SHA-256
+// of the original's path, a record, or a temporary file of package safefile.
+func isOfBackups(name string) bool {
+	if name == conflistRecordFile || name == copyRecordFile || safefile.IsTemp(name, safefile.TempPrefix) {
+		return true
+	}
+	stem, isCopy := strings.CutSuffix(name, ".bak")
+	at := strings.LastIndexByte(stem, '.')
+	return isCopy && at > 0 && isHash(stem[at+1:])
 }
 
 // isHash reports whether a name is one that hashName returns.
@@ -66,18 +108,26 @@ func isBoot(name string) bool {
 // errUnknown is about an entry of a directory that ip-masq does not write.
 var errUnknown = errors.New("it is not ip-masq's")
 
-// recognize returns the type of the entry under a name in the directory. The error is errUnknown if it is something else, or
-// os.ErrNotExist.
+// recognize returns the type of the entry under a name in the directory. The error is errUnknown if it is
+// something else, or os.ErrNotExist.
 func (f *folder) recognize(name string) (kind uint32, err error) {
-	kind, err = kindOf(strings.TrimPrefix(f.path()[f.root:], "/"), name), errUnknown
-	if kind != 0 {
-		var st unix.Stat_t
-		err = unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
-		if err == nil && st.Mode&unix.S_IFMT != kind {
-			err = errUnknown
-		}
+	const op = "stat"
+	kind = kindOf(strings.TrimPrefix(f.path()[f.root:], "/"), name)
+	if kind == 0 {
+		return 0, failure(op, f.in(name), errUnknown)
 	}
-	return kind, failure("stat", f.in(name), err)
+	var st unix.Stat_t
+	err = unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && st.Mode&unix.S_IFMT != kind {
+		err = errUnknown
+	}
+	return kind, failure(op, f.in(name), err)
+}
+
+// isRecognized reports whether the entry under a name is ip-masq's.
+func (f *folder) isRecognized(name string) bool {
+	_, err := f.recognize(name)
+	return err == nil
 }
 
 // clear removes the entries of ip-masq from the directory, except the spared names.
@@ -86,18 +136,25 @@ func (f *folder) clear(spared ...string) error {
 	errs := []error{err}
 	for _, name := range names {
 		kind, err := f.recognize(name)
-		switch {
-		case err != nil || slices.Contains(spared, name):
-		case kind != unix.S_IFDIR:
+		if err != nil || slices.Contains(spared, name) {
+			continue
+		}
+		if kind == unix.S_IFDIR {
+			errs = append(errs, f.clearDirectory(name))
+		} else {
 			errs = append(errs, f.remove(name))
-		default:
-			if err = f.within(name, func(sub *folder) error { return sub.clear() }); err == nil {
-				// It may hold files of another program, or a new attachment: Attach takes no lock.
-				err = unix.Unlinkat(f.fd(), name, unix.AT_REMOVEDIR)
-				err = failure("remove directory", f.in(name), ignoring(err, unix.ENOENT, unix.ENOTEMPTY))
-			}
-			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// clearDirectory removes what is ip-masq's from a directory, and the directory if it is empty then.
+func (f *folder) clearDirectory(name string) error {
+	err := f.within(name, func(sub *folder) error { return sub.clear() })
+	if err != nil {
+		return err
+	}
+	// It may hold files of another program, or a new attachment: Attach takes no lock.
+	err = unix.Unlinkat(f.fd(), name, unix.AT_REMOVEDIR)
+	return failure("remove directory", f.in(name), ignoring(err, unix.ENOENT, unix.ENOTEMPTY))
 }

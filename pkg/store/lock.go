@@ -50,23 +50,29 @@ func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 // mayCreate returns why no file of this size can be created in a directory, or in the nearest one above
 // that exists.
 func mayCreate(dir string, size int) error {
-	var st unix.Statfs_t
+	const op = "write to directory"
 	err := unix.Faccessat(unix.AT_FDCWD, dir+"/.", unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	if errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
 		return mayCreate(filepath.Dir(dir), size)
 	}
-	if err == nil {
-		err = unix.Statfs(dir, &st)
+	if err != nil {
+		return failure(op, dir, err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return failure(op, dir, err)
 	}
 	free := st.Bavail // without the blocks that are reserved for root
 	if os.Geteuid() == 0 {
 		free = st.Bfree
 	}
 	// A file system that counts none has no limit, or no such thing as inodes.
-	if err == nil && (st.Blocks > 0 && free*uint64(st.Bsize) < uint64(size) || st.Files > 0 && st.Ffree == 0) {
-		err = unix.ENOSPC
+	lacksBlocks := st.Blocks > 0 && free*uint64(st.Bsize) < uint64(size)
+	lacksInodes := st.Files > 0 && st.Ffree == 0
+	if lacksBlocks || lacksInodes {
+		return failure(op, dir, unix.ENOSPC)
 	}
-	return failure("write to directory", dir, err)
+	return nil
 }
 
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
@@ -75,26 +81,33 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	defer cancel()
 	for attempt := 1; ; attempt++ {
 		l, err := d.openLock(create)
-		if create && errors.Is(err, os.ErrNotExist) && attempt < attempts {
-			continue // the dataDir was removed meanwhile
+		wasRemoved := create && errors.Is(err, os.ErrNotExist) // the dataDir, meanwhile
+		if wasRemoved && attempt < attempts {
+			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		path := l.root.in(lockFile)
-		if err = safefile.Flock(ctx, l.file); err == nil && isAt(l.file, path) {
+		err = l.take(ctx)
+		if err == nil && isAt(l.file, l.root.in(lockFile)) {
 			return l, nil
 		}
-		switch {
-		case err != nil && errors.Is(err, context.Cause(ctx)):
-			err = fmt.Errorf("%s %s: %w: %w; try again, or find the process with lsof", lockOp, shown(path), ErrBusy, err)
-		case err != nil:
-			err = failure(lockOp, path, err)
-		} // else the dataDir was removed meanwhile
+		// If there is no error, the file was removed while the lock was waited for.
 		if err := errors.Join(err, l.Release()); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// take waits for the lock of the open file. The error is an ErrBusy if ctx ends first.
+func (l *Lock) take(ctx context.Context) error {
+	err := safefile.Flock(ctx, l.file)
+	path := l.root.in(lockFile)
+	if err != nil && errors.Is(err, context.Cause(ctx)) {
+		return fmt.Errorf("%s %s: %w: %w; try again, or find the process with lsof",
+			lockOp, shown(path), ErrBusy, err)
+	}
+	return failure(lockOp, path, err)
 }
 
 func isAt(file *os.File, path string) bool {
@@ -115,19 +128,26 @@ func (d *Dir) openLock(create bool) (*Lock, error) {
 	case errors.Is(err, unix.EROFS):
 		file, _, err = root.open(lockOp, lockFile, unix.O_RDONLY)
 	case create && errors.Is(err, os.ErrNotExist):
-		if file, err = root.openOrCreate(lockOp, lockFile, unix.O_RDWR); err == nil {
-			// A Destroy may have removed the marker since the directory was opened.
-			err = errors.Join(root.mark(), root.sync(), root.syncParent())
-		}
+		file, err = root.createLock()
 	}
 	if err != nil {
-		if file != nil {
-			_ = file.Close() // nothing was written
-		}
 		root.close()
 		return nil, err
 	}
 	return &Lock{dir: d, root: root, file: file}, nil
+}
+
+func (f *folder) createLock() (*os.File, error) {
+	file, err := f.openOrCreate(lockOp, lockFile, unix.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	// A Destroy may have removed the marker since the directory was opened.
+	err = errors.Join(f.mark(), f.sync(), f.syncParent())
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
 }
 
 // File returns the lock for child processes that write to inherit (exec.Cmd.ExtraFiles): the lock is
@@ -177,7 +197,8 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	const looks = 50 * time.Millisecond // of ReconcilerActive
 	ctx, cancel := context.WithTimeout(context.Background(), looks)
 	defer cancel()
-	if err = safefile.Flock(ctx, file); errors.Is(err, context.DeadlineExceeded) {
+	err = safefile.Flock(ctx, file)
+	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("another ip-masq-reconciler runs on this node: %s: %w", shown(file.Name()), ErrBusy)
 	}
 	if err != nil {
@@ -186,8 +207,8 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	return &InstanceLock{file: file}, nil
 }
 
-// RecordSync records that the holder is a reconciler that makes a sync now, not a command that keeps reconcilers from
-// running. It writes at most once a second.
+// RecordSync records that the holder is a reconciler that makes a sync now, not a command that keeps
+// reconcilers from running. It writes at most once a second.
 func (l *InstanceLock) RecordSync() {
 	now := time.Now()
 	if l == nil || now.Sub(l.seen) < time.Second {
@@ -206,14 +227,15 @@ func (d *Dir) ReconcilerSeen() time.Time {
 	return info.ModTime()
 }
 
-// CheckWritable returns why no file of the size of the largest document can be created in the dataDir: it is read-only,
-// or full. It only reads.
+// CheckWritable returns why no file of the size of the largest document can be created in the dataDir: it is
+// read-only, or full. It only reads.
 func (d *Dir) CheckWritable() error {
 	largest := int64(1)
 	for _, dir := range []string{d.path, filepath.Join(d.path, sourcesDir)} {
 		files, _ := os.ReadDir(dir) // without documents any size will do
 		for _, f := range files {
-			if info, err := f.Info(); err == nil && info.Mode().IsRegular() {
+			info, err := f.Info()
+			if err == nil && info.Mode().IsRegular() {
 				largest = max(largest, info.Size())
 			}
 		}
@@ -221,19 +243,21 @@ func (d *Dir) CheckWritable() error {
 	return mayCreate(d.path, int(largest))
 }
 
-// ResetLock takes the lock of the one process that resets connections. The caller closes it. If ctx ends first, the
-// error is an ErrBusy. It is nil if no lock file can be created.
+// ResetLock takes the lock of the one process that resets connections. The caller closes it. If ctx ends
+// first, the error is an ErrBusy. It is nil without a dataDir. It is not the Lock, as no ADD may wait for the
+// walk of another process.
 func (d *Dir) ResetLock(ctx context.Context) (*os.File, error) {
 	root, err := d.dataDir()
 	if err != nil {
-		return nil, nil
+		return nil, ignoring(err, os.ErrNotExist)
 	}
 	defer root.close()
 	file, err := root.openOrCreate("take the lock of resets by", resetLockFile, unix.O_RDWR)
 	if err != nil {
-		return nil, nil
+		return nil, err
 	}
-	if err = safefile.Flock(ctx, file); err != nil {
+	err = safefile.Flock(ctx, file)
+	if err != nil {
 		err = fmt.Errorf("another process resets connections: %s: %w: %w", shown(file.Name()), ErrBusy, err)
 		return nil, errors.Join(err, file.Close())
 	}

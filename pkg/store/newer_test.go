@@ -85,7 +85,8 @@ func TestOlderDocuments(t *testing.T) {
 	fails(t, s.Unreadable[0].Err, other, "moved aside")
 }
 
-// The lock writes documents of older versions again, before rules change: an older version must not revert these.
+// The lock writes documents of older versions again, before rules change: an older version must not revert
+// these.
 func TestOlderDocumentsAreUpgraded(t *testing.T) {
 	d := open(t)
 	older, damaged := document(t, d, newSource("net", "10.0.0.0/8")), document(t, d, newSource("other"))

@@ -20,18 +20,20 @@ import (
 type State struct {
 	Sources []policy.Source // sorted
 	Record  Record          // zero if there is no usable one
-	// Unreadable are the files that cannot be used, the record included. What they ask for is not known, so what exists
-	// stays.
+	// Unreadable are the files that cannot be used, the record included. What they ask for is not known, so
+	// what exists stays.
 	Unreadable []FileError
 }
 
-// FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer (ErrNewer).
+// FileError is a file that cannot be read: torn, of another form, invalid, refused (ErrRefused) or newer
+// (ErrNewer).
 type FileError struct {
 	File string // its path
 	Err  error  // names the path, the fault and the remedy
 }
 
-// IsNewer reports whether a newer version wrote the file. Such a file stays; any other is replaced by the next write.
+// IsNewer reports whether a newer version wrote the file. Such a file stays; any other is replaced by the
+// next write.
 func (e FileError) IsNewer() bool { return errors.Is(e.Err, ErrNewer) }
 
 // Newer returns the error of the first file that a newer version wrote, or nil.
@@ -44,8 +46,9 @@ func (s State) Newer() error {
 	return nil
 }
 
-// Lost returns the unreadable files that no write replaces while these sources are stored. The record and pods.json are
-// not among them if they are damaged: they are made again from what is in the kernel and in the records of pods.
+// Lost returns the unreadable files that no write replaces while these sources are stored. The record and
+// pods.json are not among them if they are damaged: they are made again from what is in the kernel and in the
+// records of pods.
 func (d *Dir) Lost(s State, stored ...policy.SourceID) []FileError {
 	isStored := map[string]bool{}
 	for _, id := range stored {
@@ -86,9 +89,15 @@ type file struct {
 
 // Mentions reports whether a document or the record has one of these texts as a string.
 func (r *Reading) Mentions(texts ...string) bool {
-	return slices.ContainsFunc(r.files, func(f file) bool {
-		return slices.ContainsFunc(texts, func(t string) bool { return bytes.Contains(f.data, []byte(`"`+t+`"`)) })
-	})
+	for _, text := range texts {
+		quoted := []byte(`"` + text + `"`)
+		for _, f := range r.files {
+			if bytes.Contains(f.data, quoted) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Load reads and decodes all documents and the record. Errors of single files are in the State.
@@ -115,64 +124,98 @@ func (d *Dir) Read() (*Reading, error) {
 	}
 	for _, name := range []string{recordFile, podsFile} {
 		f, err := root.document(name)
-		if err == nil {
-			files = append(files, f)
-		} else if ignoring(err, os.ErrNotExist) != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
 			return nil, err
 		}
+		files = append(files, f)
 	}
 	return &Reading{files: files}, nil
 }
 
-// ReadAgain reads as Read does. If nothing has changed, it returns the earlier reading, which may be decoded already.
+// ReadAgain reads as Read does. If nothing has changed, it returns the earlier reading, which may be decoded
+// already.
 func (d *Dir) ReadAgain(before *Reading) (*Reading, error) {
 	r, err := d.Read()
-	same := func(a, b file) bool {
-		return a.name == b.name && a.err == nil && b.err == nil && bytes.Equal(a.data, b.data)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil && slices.EqualFunc(r.files, before.files, same) {
+	if slices.EqualFunc(r.files, before.files, file.equal) {
 		return before, nil
 	}
-	return r, err
+	return r, nil
 }
+
+func (f file) equal(g file) bool {
+	return f.name == g.name && f.err == nil && g.err == nil && bytes.Equal(f.data, g.data)
+}
+
+// errChanging reports that a list of documents may lack one.
+var errChanging = errors.New("it keeps changing")
 
 // readSources reads the documents. It lists them again if one vanishes meanwhile, or if the directory
 // changed so recently that the list may lack one, until two lists are equal: a file that is being
 // replaced can be absent from a list (btrfs), and mtimes are as coarse as the kernel's tick.
 func (f *folder) readSources() ([]file, error) {
 	const attempts = 100
-	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
-	before := []string{""}             // equal to no list
+	before := []string{""} // equal to no list
 	for range attempts {
-		start := time.Now()
-		sources, err := f.folder(sourcesDir, false)
-		if err != nil {
-			return nil, ignoring(err, os.ErrNotExist)
-		}
-		names, err := sources.names()
-		names = slices.DeleteFunc(names, func(n string) bool {
-			hash, isOne := strings.CutSuffix(n, documentSuffix)
-			return !isOne || !isHash(hash)
-		})
-		changed, errChanged := sources.changed()
-		err = errors.Join(err, errChanged)
-		var files []file
-		complete := err == nil && (changed.Before(start.Add(-tick)) || slices.Equal(names, before))
-		for i := 0; complete && err == nil && i < len(names); i++ {
-			var one file
-			one, err = sources.document(names[i])
-			files = append(files, one)
-		}
-		sources.close()
-		if complete && err == nil {
-			return files, nil
-		}
-		if ignoring(err, os.ErrNotExist) != nil {
-			return nil, err
+		files, names, err := f.tryReadSources(before)
+		isChanging := errors.Is(err, errChanging) || errors.Is(err, os.ErrNotExist)
+		if !isChanging {
+			return files, err
 		}
 		before = names
 	}
-	return nil, fmt.Errorf("list directory %s: it keeps changing; find the program that writes to it", shown(f.in(sourcesDir)))
+	return nil, fmt.Errorf("list directory %s: %w; find the program that writes to it",
+		shown(f.in(sourcesDir)), errChanging)
+}
+
+// tryReadSources reads the documents, and returns their names: errChanging unless the list was complete, or
+// is the one before.
+func (f *folder) tryReadSources(before []string) (files []file, names []string, err error) {
+	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
+	start := time.Now()
+	sources, err := f.folder(sourcesDir, false)
+	if err != nil {
+		return nil, nil, ignoring(err, os.ErrNotExist)
+	}
+	defer sources.close()
+	names, err = sources.documents()
+	if err != nil {
+		return nil, nil, err
+	}
+	changed, err := sources.changed()
+	if err != nil {
+		return nil, nil, err
+	}
+	isComplete := changed.Before(start.Add(-tick)) || slices.Equal(names, before)
+	if !isComplete {
+		return nil, names, errChanging
+	}
+	for _, name := range names {
+		one, err := sources.document(name)
+		if err != nil {
+			return nil, names, err
+		}
+		files = append(files, one)
+	}
+	return files, names, nil
+}
+
+// documents returns the names of the documents in their directory, sorted.
+func (f *folder) documents() ([]string, error) {
+	names, err := f.names()
+	var documents []string
+	for _, name := range names {
+		hash, isOne := strings.CutSuffix(name, documentSuffix)
+		if isOne && isHash(hash) {
+			documents = append(documents, name)
+		}
+	}
+	return documents, err
 }
 
 // document reads a document or the record. The error is that there is none, or that this process or the
@@ -200,37 +243,57 @@ func (r *Reading) State() State {
 	return *r.state
 }
 
+// state returns what a file holds, nothing for the zero one.
+func (f file) state() State {
+	var s State
+	if f.name != "" {
+		s.add(f)
+	}
+	return s
+}
+
+// add adds what a file holds. The record comes before the exempt pods, which are of its boot.
 func (s *State) add(f file) {
 	err := f.err
 	if err == nil {
-		switch f.name {
-		case recordFile:
-			var record recordDocument
-			if record, err = decode[recordDocument](f.data); err == nil {
-				s.Record = record.Record
-			}
-		case podsFile: // after the record
-			var pods podsDocument
-			if pods, err = decode[podsDocument](f.data); err == nil && pods.Boot == s.Record.Boot {
-				s.Record.ExemptPods = pods.ExemptPods
-			}
-		default:
-			var c policy.Source
-			if c, err = decodeSource(f.data, f.name); err == nil {
-				s.Sources = append(s.Sources, c)
-			}
-		}
+		err = s.decode(f)
 	}
 	switch {
 	case err == nil:
+		return
 	case errors.Is(err, ErrNewer):
-		s.Unreadable = append(s.Unreadable, FileError{f.path, fmt.Errorf("document %s: %w", shown(f.path), err)})
-	default:
-		if f.err == nil {
-			err = fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source", readDocument, shown(f.path), bounded(err))
-		}
-		s.Unreadable = append(s.Unreadable, FileError{f.path, err})
+		err = fmt.Errorf("document %s: %w", shown(f.path), err)
+	case f.err == nil:
+		err = fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source",
+			readDocument, shown(f.path), bounded(err))
 	}
+	s.Unreadable = append(s.Unreadable, FileError{f.path, err})
+}
+
+func (s *State) decode(f file) error {
+	switch f.name {
+	case recordFile:
+		record, err := decode[recordDocument](f.data)
+		if err != nil {
+			return err
+		}
+		s.Record = record.Record
+	case podsFile:
+		pods, err := decode[podsDocument](f.data)
+		if err != nil {
+			return err
+		}
+		if pods.Boot == s.Record.Boot {
+			s.Record.ExemptPods = pods.ExemptPods
+		}
+	default:
+		source, err := decodeSource(f.data, f.name)
+		if err != nil {
+			return err
+		}
+		s.Sources = append(s.Sources, source)
+	}
+	return nil
 }
 
 // bounded returns an error of limited length for one that may repeat parts of a document.

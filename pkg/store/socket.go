@@ -25,20 +25,10 @@ func (d *Dir) Listen() (net.Listener, error) {
 		return nil, err
 	}
 	defer root.close()
-	if _, err = root.recognize(socketFile); err == nil {
-		err = root.remove(socketFile)
-	}
-	if errors.Is(err, errUnknown) {
-		err = fmt.Errorf("%s %s: %w: it is not a socket; move it away", op, shown(root.in(socketFile)), ErrRefused)
-	}
-	if err = ignoring(err, os.ErrNotExist); err != nil {
+	if err := root.removeSocket(op); err != nil {
 		return nil, err
 	}
-	listening := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// The mode before bind(2) is that of the file.
-		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), fileMode) })
-		return errors.Join(err, controlErr)
-	}}
+	listening := net.ListenConfig{Control: setSocketMode}
 	l, err := listening.Listen(context.Background(), "unix", root.socketAddress())
 	if err != nil {
 		return nil, socketError(op, root, err)
@@ -46,6 +36,28 @@ func (d *Dir) Listen() (net.Listener, error) {
 	// The descriptor in its address may be another directory then, and the socket that of another process.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	return l, nil
+}
+
+// removeSocket removes the socket of a process that has ended.
+func (f *folder) removeSocket(op string) error {
+	_, err := f.recognize(socketFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if errors.Is(err, errUnknown) {
+		return fmt.Errorf("%s %s: %w: it is not a socket; move it away",
+			op, shown(f.in(socketFile)), ErrRefused)
+	}
+	if err != nil {
+		return err
+	}
+	return f.remove(socketFile)
+}
+
+// setSocketMode gives a socket the mode that its file gets from bind(2).
+func setSocketMode(_, _ string, c syscall.RawConn) (err error) {
+	controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), fileMode) })
+	return errors.Join(err, controlErr)
 }
 
 // Dial connects to the socket of the active reconciler. The error is an os.ErrNotExist if there is none, and

@@ -11,12 +11,13 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// VerificationCache is what the last ADD of a network verified: that its entry is valid and is the
-// network's document, and that the rules in the kernel were those that the documents ask for. An ADD with
-// an equal Entry and equal Inputs need not validate its entry, and an ADD, DEL or GC that also finds the
-// same Generation need not read rules. The active reconciler writes one for all of them. The file is beside
-// the document and is written without the lock: after a torn or lost one the next ADD verifies again. CHECK,
-// STATUS and the reconciler never use it. iptables-legacy never writes it, as the kernel counts no changes there.
+// VerificationCache is what the last ADD of a network verified: that its entry is valid and is the network's
+// document, and that the rules in the kernel were those that the documents ask for. An ADD with an equal
+// Entry and equal Inputs need not validate its entry, and an ADD, DEL or GC that also finds the same
+// Generation need not read rules. The active reconciler writes one for all of them. The file is beside the
+// document and is written without the lock: after a torn or lost one the next ADD verifies again. CHECK,
+// STATUS and the reconciler never use it. iptables-legacy never writes it, as the kernel counts no changes
+// there.
 type VerificationCache struct {
 	Entry      string // Digest of the entry and the program, without white space
 	Inputs     string // Digest of the documents, the record and the program
@@ -46,8 +47,8 @@ func (r *Reading) Digest() string {
 	return r.digest
 }
 
-// reconciler is the name of the cache that the active reconciler writes for ADDs, DELs and GCs of all networks. Its Entry
-// is the version of the program: only a plugin of the same version uses it.
+// reconciler is the name of the cache that the active reconciler writes for ADDs, DELs and GCs of all
+// networks. Its Entry is the version of the program: only a plugin of the same version uses it.
 func reconciler() policy.SourceID { return policy.SourceID{Kind: "reconciler"} }
 
 // Published returns what the reconciler verified, or the zero value.
@@ -84,9 +85,10 @@ func (d *Dir) PutVerificationCache(src policy.SourceID, c VerificationCache) err
 	name := verificationCacheName(src)
 	file, _, err := sources.open(op, name, unix.O_WRONLY)
 	if err != nil { // it is absent, or not trusted
-		if err = sources.remove(name); err == nil {
-			file, err = sources.create(op, name, name)
+		if err := sources.remove(name); err != nil {
+			return err
 		}
+		file, err = sources.create(op, name, name)
 	}
 	if err != nil {
 		return err

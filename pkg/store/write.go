@@ -25,26 +25,47 @@ const (
 	removeDocument = "remove document"
 )
 
-// Put replaces the document of a source, and syncs it. It refuses a document that Load would not return unchanged, and to
-// replace one of a newer version (ErrNewer). A damaged one is moved aside, once the new one is complete. If only the sync
-// of the directory fails, it returns the error and the document is in force.
+// Put replaces the document of a source, and syncs it. It refuses a document that Load would not return
+// unchanged, and to replace one of a newer version (ErrNewer). A damaged one is moved aside, once the new one
+// is complete. If only the sync of the directory fails, it returns the error and the document is in force.
 func (l *Lock) Put(c policy.Source) error {
-	name, path := nameOf(c.ID), l.dir.DocumentPath(c.ID)
+	name := nameOf(c.ID)
 	data, err := encode(document{Schema(), c})
 	if err != nil {
-		return fmt.Errorf("%s %s of %s: %w", writeDocument, shown(path), c.ID, bounded(err))
+		return fmt.Errorf("%s %s of %s: %w",
+			writeDocument, shown(l.dir.DocumentPath(c.ID)), c.ID, bounded(err))
 	}
 	sources, err := l.makeSources()
 	if err != nil {
 		return err
 	}
 	defer sources.close()
-	return l.write(sources, name, data, true, func(temp string, now State) {
-		if len(now.Sources) == 1 && samePolicy(now.Sources[0], c) {
-			// Without its time, the policy would look newer; no more depends on it.
-			sources.copyTime(name, temp)
-		}
-	})
+	before, err := sources.notNewer(writeDocument, name)
+	if err != nil {
+		return err
+	}
+	temp, err := sources.stage(name, data, safefile.Fill)
+	if err != nil {
+		return err
+	}
+	stored := before.state()
+	if len(stored.Sources) == 1 && samePolicy(stored.Sources[0], c) {
+		// Without its time, the policy would look newer; no more depends on it.
+		sources.copyTime(name, temp)
+	}
+	isDamaged := len(stored.Unreadable) > 0
+	if err := sources.publish(temp, name, isDamaged); err != nil {
+		return err
+	}
+	return sources.sync()
+}
+
+// samePolicy reports whether documents of a source differ in nothing but the subnets of its pods and where it
+// comes from.
+func samePolicy(a, b policy.Source) bool {
+	a.PodSubnets, b.PodSubnets = nil, nil
+	a.ConfDir, b.ConfDir = "", ""
+	return reflect.DeepEqual(a, b)
 }
 
 // makeSources opens the directory of the documents, and creates it first if it is missing.
@@ -66,39 +87,26 @@ func (l *Lock) makeSources() (*folder, error) {
 	return sources, nil
 }
 
-// samePolicy reports whether documents of a source differ in nothing but the subnets of its pods and where it comes from.
-func samePolicy(a, b policy.Source) bool {
-	a.PodSubnets, b.PodSubnets = nil, nil
-	a.ConfDir, b.ConfDir = "", ""
-	return reflect.DeepEqual(a, b)
-}
-
-// write replaces a file by a rename, and moves a damaged one aside. The function before is called when the new one is
-// complete, with what is stored.
-func (l *Lock) write(f *folder, name string, data []byte, durable bool, before func(temp string, now State)) error {
-	stored, err := f.notNewer(writeDocument, name)
-	if err != nil {
-		return err
-	}
+// stage writes what is to replace a file under a temporary name, which it returns. The function that fills
+// the file syncs it, if it has to survive a crash, and closes it.
+func (f *folder) stage(name string, data []byte, fill func(*os.File, []byte) error) (temp string, err error) {
 	// Errors name the document and not the temporary file, so that the same error has the same text.
-	temp := safefile.TempName(name + ".")
+	temp = safefile.TempName(name + ".")
 	file, err := f.create(writeDocument, temp, name)
 	if err != nil {
-		return err
-	}
-	fill := safefile.Fill
-	if !durable {
-		fill = overwrite
+		return "", err
 	}
 	err = failure(writeDocument, f.in(name), fill(file, data))
-	var now State
-	if stored.name != "" {
-		now.add(stored)
+	if err != nil {
+		return "", errors.Join(err, f.remove(temp))
 	}
-	if err == nil && before != nil {
-		before(temp, now)
-	}
-	if err == nil && len(now.Unreadable) > 0 {
+	return temp, nil
+}
+
+// publish replaces a file by one that was staged, and moves a damaged one aside.
+func (f *folder) publish(temp, name string, isDamaged bool) error {
+	var err error
+	if isDamaged {
 		err = f.keepDamaged(name)
 	}
 	if err == nil {
@@ -107,118 +115,137 @@ func (l *Lock) write(f *folder, name string, data []byte, durable bool, before f
 	if err != nil {
 		return errors.Join(err, f.remove(temp))
 	}
-	if !durable {
-		return nil
-	}
-	return f.sync()
+	return nil
 }
 
-// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. A process that is killed before
-// that leaves it damaged, which is not as if there were none: then its rules would go.
+// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. A process that is
+// killed before that leaves it damaged, which is not as if there were none: then its rules would go.
 func (f *folder) keepDamaged(name string) error {
 	kept := name + damagedSuffix
 	_ = f.remove(kept) // if that fails, so does what follows
-	if unix.Linkat(f.fd(), name, f.fd(), kept, 0) == nil {
+	err := unix.Linkat(f.fd(), name, f.fd(), kept, 0)
+	if err == nil {
 		return nil
 	}
-	return ignoring(f.replace("move damaged document aside to", name, kept), os.ErrNotExist) // no hard links on this file system
+	// This file system has no hard links.
+	return ignoring(f.replace("move damaged document aside to", name, kept), os.ErrNotExist)
 }
 
-// notNewer returns the document of this name, or the zero one if there is none. It fails if a newer version wrote it.
+// notNewer returns the document of this name, or the zero one if there is none. It fails if a newer version
+// wrote it.
 func (f *folder) notNewer(op, name string) (file, error) {
 	now, err := f.document(name)
-	if schema := schemaOf(now.data); schema > Schema() {
+	schema := schemaOf(now.data)
+	if schema > Schema() {
 		return now, fmt.Errorf("%s %s: %w", op, shown(f.in(name)), newerError(schema))
 	}
 	return now, ignoring(err, os.ErrNotExist)
 }
 
-// Drop takes the document of a source out of force until CommitDrop, so that attachments can be counted again before that:
-// an ADD that attaches later finds no document, and waits for the lock. It is no error if there is no document; one of a
-// newer version stays (ErrNewer).
+// Drop takes the document of a source out of force until CommitDrop, so that attachments can be counted again
+// before that: an ADD that attaches later finds no document, and waits for the lock. It is no error if there
+// is no document; one of a newer version stays (ErrNewer).
 func (l *Lock) Drop(src policy.SourceID) error {
-	name := nameOf(src)
 	return l.root.within(sourcesDir, func(sources *folder) error {
-		_, err := sources.recognize(name)
-		if err == nil {
-			_, err = sources.notNewer(removeDocument, name)
+		if err := sources.drop(nameOf(src)); err != nil {
+			return err
 		}
-		if err == nil {
-			err = sources.replace(removeDocument, name, name+droppedSuffix)
-		}
-		if err == nil {
-			l.dropped = append(l.dropped, src)
-		}
-		return err
+		l.dropped = append(l.dropped, src)
+		return nil
 	})
+}
+
+func (f *folder) drop(name string) error {
+	if _, err := f.recognize(name); err != nil {
+		return err
+	}
+	if _, err := f.notNewer(removeDocument, name); err != nil {
+		return err
+	}
+	return f.replace(removeDocument, name, name+droppedSuffix)
 }
 
 // CommitDrop removes a document that was dropped, and syncs the directory.
 func (l *Lock) CommitDrop(src policy.SourceID) error {
 	return l.root.within(sourcesDir, func(sources *folder) error {
-		err := errors.Join(sources.remove(verificationCacheName(src)), sources.remove(nameOf(src)+droppedSuffix))
+		err := errors.Join(
+			sources.remove(verificationCacheName(src)),
+			sources.remove(nameOf(src)+droppedSuffix),
+		)
 		if err != nil {
 			return err
 		}
-		l.dropped = slices.DeleteFunc(l.dropped, func(s policy.SourceID) bool { return s == src })
+		l.forgetDrop(src)
 		return sources.sync()
 	})
 }
 
-// UndoDrop restores a document that was dropped, as the end of the lock does. It does nothing after CommitDrop.
+// UndoDrop restores a document that was dropped, as the end of the lock does. It does nothing after
+// CommitDrop.
 func (l *Lock) UndoDrop(src policy.SourceID) error {
-	l.dropped = slices.DeleteFunc(l.dropped, func(s policy.SourceID) bool { return s == src })
+	l.forgetDrop(src)
 	return l.root.within(sourcesDir, func(sources *folder) error {
 		return sources.replace(writeDocument, nameOf(src)+droppedSuffix, nameOf(src))
 	})
 }
 
+func (l *Lock) forgetDrop(src policy.SourceID) {
+	i := slices.Index(l.dropped, src)
+	if i >= 0 {
+		l.dropped = slices.Delete(l.dropped, i, i+1)
+	}
+}
+
 // undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
 // them. An error here returns when the documents are read.
 func (l *Lock) undoDrops() {
-	_ = l.root.within(sourcesDir, func(sources *folder) error {
-		names, err := sources.names()
-		for _, name := range names {
-			document, isOne := strings.CutSuffix(name, droppedSuffix)
-			if _, err := sources.recognize(name); !isOne || err != nil {
-				continue
-			}
-			if _, err := sources.recognize(document); errors.Is(err, os.ErrNotExist) {
-				_ = sources.replace(writeDocument, name, document)
-			} else {
-				_ = sources.remove(name) // the document was written again
-			}
-		}
-		return err
-	})
+	_ = l.root.within(sourcesDir, (*folder).undoDrops)
 }
 
-// upgrade writes the documents of lower schemas again, with their times: an older version that runs beside this one must
-// not write the rules that it would compute from them. The next lock tries again what fails, because the disk is full.
+func (f *folder) undoDrops() error {
+	names, err := f.names()
+	for _, name := range names {
+		document, isOne := strings.CutSuffix(name, droppedSuffix)
+		if !isOne || !f.isRecognized(name) {
+			continue
+		}
+		_, err := f.recognize(document)
+		if errors.Is(err, os.ErrNotExist) {
+			_ = f.replace(writeDocument, name, document)
+		} else {
+			_ = f.remove(name) // the document was written again
+		}
+	}
+	return err
+}
+
+// upgrade writes the documents of lower schemas again, with their times: an older version that runs beside
+// this one must not write the rules that it would compute from them. The next lock tries again what fails,
+// because the disk is full.
 func (l *Lock) upgrade() {
-	_ = l.root.within(sourcesDir, func(sources *folder) error {
-		names, err := sources.names()
-		errs := []error{err}
-		for _, name := range names {
-			hash, isDocument := strings.CutSuffix(name, documentSuffix)
-			if isDocument && isHash(hash) {
-				errs = append(errs, l.upgradeDocument(sources, name))
-			}
-		}
-		return errors.Join(errs...)
-	})
+	_ = l.root.within(sourcesDir, (*folder).upgrade)
 }
 
-func (l *Lock) upgradeDocument(sources *folder, name string) error {
-	start, err := sources.start(name)
+func (f *folder) upgrade() error {
+	names, err := f.documents()
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, f.upgradeDocument(name))
+	}
+	return errors.Join(errs...)
+}
+
+func (f *folder) upgradeDocument(name string) error {
+	start, err := f.start(name)
 	if err != nil {
 		return err
 	}
 	schema := schemaOf(start)
-	if isOlder := schema >= 1 && schema < Schema(); !isOlder {
+	isOlder := 1 <= schema && schema < Schema()
+	if !isOlder {
 		return nil
 	}
-	data, err := sources.read(name)
+	data, err := f.read(name)
 	if err != nil {
 		return err
 	}
@@ -230,11 +257,21 @@ func (l *Lock) upgradeDocument(sources *folder, name string) error {
 	if err != nil {
 		return err
 	}
-	return l.write(sources, name, data, true, func(temp string, _ State) { sources.copyTime(name, temp) })
+	temp, err := f.stage(name, data, safefile.Fill)
+	if err != nil {
+		return err
+	}
+	f.copyTime(name, temp)
+	const isDamaged = false
+	if err := f.publish(temp, name, isDamaged); err != nil {
+		return err
+	}
+	return f.sync()
 }
 
-// PutRecord replaces the record and the exempt pods, each unless the stored one is equal. One of a newer version stays
-// (ErrNewer). The pods are not synced.
+// PutRecord replaces the record and the exempt pods, each unless the stored one is equal. One of a newer
+// version stays (ErrNewer). The pods are not synced, nor is a record in which nothing has changed that a new
+// boot does not drop.
 func (l *Lock) PutRecord(r Record) error {
 	record, err := encode(recordDocument{Schema(), r})
 	if err != nil {
@@ -244,30 +281,50 @@ func (l *Lock) PutRecord(r Record) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.root.in(podsFile)), err)
 	}
-	err = l.put(recordFile, record, func(stored []byte) bool {
+	stored, err := l.root.read(recordFile)
+	if err != nil || !bytes.Equal(stored, record) {
 		before, err := decode[recordDocument](stored)
-		return err != nil || !before.sameAfterCrash(r)
-	})
-	if err != nil {
-		return err
+		survivesCrash := err == nil && before.sameAfterCrash(r)
+		if err := l.putRecordFile(record, !survivesCrash); err != nil {
+			return err
+		}
 	}
 	if len(r.Namespaces) == 0 && !l.root.has(podsFile) {
 		return nil
 	}
-	return l.put(podsFile, pods, func([]byte) bool { return false })
-}
-
-// put replaces a file of the dataDir, unless the stored one is equal. The function returns whether it has to survive a crash.
-func (l *Lock) put(name string, data []byte, durable func(stored []byte) bool) error {
-	stored, err := l.root.read(name)
-	if err == nil && bytes.Equal(stored, data) {
+	stored, err = l.root.read(podsFile)
+	if err == nil && bytes.Equal(stored, pods) {
 		return nil
 	}
-	return l.write(l.root, name, data, durable(stored), nil)
+	return l.root.rewrite(podsFile, pods, overwrite)
 }
 
-// Written returns when the policy of a source last changed: the mtime of its document, which learned subnets keep. It is
-// the zero Time if there is none.
+func (l *Lock) putRecordFile(data []byte, durable bool) error {
+	if !durable {
+		return l.root.rewrite(recordFile, data, overwrite)
+	}
+	if err := l.root.rewrite(recordFile, data, safefile.Fill); err != nil {
+		return err
+	}
+	return l.root.sync()
+}
+
+// rewrite replaces a file of the directory of the record by a rename.
+func (f *folder) rewrite(name string, data []byte, fill func(*os.File, []byte) error) error {
+	before, err := f.notNewer(writeDocument, name)
+	if err != nil {
+		return err
+	}
+	temp, err := f.stage(name, data, fill)
+	if err != nil {
+		return err
+	}
+	isDamaged := len(before.state().Unreadable) > 0
+	return f.publish(temp, name, isDamaged)
+}
+
+// Written returns when the policy of a source last changed: the mtime of its document, which learned subnets
+// keep. It is the zero Time if there is none.
 func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	info, err := os.Lstat(d.DocumentPath(src))
 	if err != nil {
@@ -276,8 +333,8 @@ func (d *Dir) Written(src policy.SourceID) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Tidy removes temporary files, which killed processes left, and the attachments of earlier boots. If there is nothing
-// to do, it writes nothing.
+// Tidy removes temporary files, which killed processes left, and the attachments of earlier boots. If there
+// is nothing to do, it writes nothing.
 func (l *Lock) Tidy() error {
 	boot, err := l.dir.boot()
 	errs := []error{err, l.root.tidy(), l.root.within(sourcesDir, (*folder).tidy)}
@@ -292,7 +349,7 @@ func (f *folder) tidy() error {
 	names, err := f.names()
 	errs := []error{err}
 	for _, name := range names {
-		if _, err := f.recognize(name); err == nil && strings.HasSuffix(name, safefile.TempSuffix) {
+		if strings.HasSuffix(name, safefile.TempSuffix) && f.isRecognized(name) {
 			errs = append(errs, f.remove(name))
 		}
 	}
@@ -310,16 +367,18 @@ func (l *Lock) Destroy() error {
 		return err
 	}
 	err := unix.Rmdir(l.dir.path)
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) { // files of another program, or a mount point
-		names, err := l.root.names()
-		for _, name := range names { // a process that waited has locked a new file, or an ADD has attached
-			if _, errName := l.root.recognize(name); errName == nil {
-				return l.root.mark()
-			}
-		}
-		return err
+	// It holds files of another program, or is a mount point.
+	isInUse := errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY)
+	if !isInUse {
+		return failure("remove", l.dir.path, ignoring(err, unix.ENOENT))
 	}
-	return failure("remove", l.dir.path, ignoring(err, unix.ENOENT))
+	names, err := l.root.names()
+	for _, name := range names {
+		if l.root.isRecognized(name) { // a process that waited has locked a new file, or an ADD has attached
+			return l.root.mark()
+		}
+	}
+	return err
 }
 
 // has reports whether there is an entry of this name, or may be.
