@@ -78,7 +78,7 @@ func TestInstallIntoADirectoryOfAnotherProgram(t *testing.T) {
 	writeFiles(t, dir, map[string]string{"backups/db.sql": "1", "notes": "2"})
 	before := tree(t, dir)
 	b.dataDir = dir
-	b.wantSays(t, 1, []string{dir, "no backup is kept"}, b.args("uninstall", "--no-wait")...)
+	b.wantSays(t, 1, []string{dir, "no backup is kept in the data dir"}, b.args("uninstall", "--no-wait")...)
 	assert.Equal(t, "the conflist", string(readFile(t, b.conflistFile)), string(b.original))
 	must(t, os.Remove(b.entry))
 	b.entry = filepath.Join(b.dir, "other.json")

@@ -187,7 +187,7 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 			r.Warnings = append(r.Warnings, fmt.Sprintf(format, err))
 		}
 	}
-	if warn("no backup is kept: %v", c.BackupErr); c.BackupErr == nil {
+	if warn("no backup is kept in the data dir, so it is beside the file: %v", c.BackupErr); c.BackupErr == nil {
 		warn("%v", c.RecordErr)
 	}
 	warn("a write of another program in the same instant can be lost: %v", c.NotExchanged)

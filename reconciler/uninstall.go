@@ -97,7 +97,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	}
 	u.removeBootUnit()
 	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: 2 * time.Second,
-		Editor: conflist.Editor{Backups: u.node.Dir.Backups, CopyRecord: u.node.Dir.CopyRecordPath()}}
+		Editor: conflist.Editor{Backups: u.node.Dir.Backups, RecordPath: u.node.Dir.ConflistRecordPath(), CopyRecord: u.node.Dir.CopyRecordPath()}}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))
@@ -107,7 +107,7 @@ func (u *uninstallation) step(ctx context.Context) error {
 	for _, c := range done.Conflists {
 		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path})
 		if c.BackupErr != nil {
-			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept: %v", c.BackupErr))
+			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept in the data dir, so it is %s: %v", policy.Printable(c.Backup), c.BackupErr))
 		}
 	}
 	u.Plugins = append(u.Plugins, done.Binaries...)

@@ -340,6 +340,8 @@ type ConflistRecord struct {
 	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it, or
 	// found there equal to the entry file: two while one entry replaces the other, and one otherwise.
 	Digests map[string][]string `json:"digests,omitempty"`
+	// Generated maps the path of a list that ip-masq generated to the digest of its value without the plugin entry.
+	Generated map[string]string `json:"generated,omitempty"`
 }
 
 // ReadConflistRecord returns an empty record if the file is missing or damaged; it is written again.

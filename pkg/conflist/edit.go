@@ -27,8 +27,8 @@ type Editor struct {
 	Replace    bool   // an entry that is there, too
 	RecordPath string // the file about what was inserted; "" for none
 	CopyRecord string // the file about the copy of a conflist that an earlier version made; "" for none
-	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. A backup that
-	// fails does not stop the change, because pods without the plugin are worse than a file without a backup.
+	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. Where none can be
+	// kept there, it is kept beside the file: without a backup no file is changed.
 	Backups func() (string, error)
 	// Keep lists the base names of generated lists to which Multus delegates: Remove keeps the files.
 	Keep []string
@@ -47,7 +47,7 @@ type Change struct {
 
 	Removed string `json:"removed,omitempty"` // the copy that an earlier version made
 
-	BackupErr    error `json:"-"` // why no backup was kept
+	BackupErr    error `json:"-"` // why the backup is beside the file
 	NotExchanged error `json:"-"` // why a simultaneous write of another program can be lost
 	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
 	Before       int   `json:"-"` // the number of plugin entries before
@@ -143,11 +143,15 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 // writeEntry writes the file of a network, and records the entry: while it replaces one, both.
 func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model string, was, now []byte) (Change, error) {
 	have := n.entryText()
+	written := Network{Path: c.Path, Generated: n.Generated || !n.Conflist.IsList(), Conflist: config.ParseConflist(c.Path, now)}
 	switch differs := differences(have, e.Entry); {
 	case have != nil && (!e.Replace || n.Entries > 1): // it stays
 		if len(differs) == 0 {
-			c.RecordErr = e.recordEntries(ctx, c.Path, have)
-		} else if e.FromFile {
+			c.RecordErr = e.recordEntries(ctx, written, have)
+		} else {
+			c.RecordErr = e.recordEntries(ctx, written)
+		}
+		if e.FromFile {
 			c.Differs = differs
 		}
 		return e.write(ctx, c, model, was, now)
@@ -155,11 +159,11 @@ func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model strin
 		if err := e.ask(ctx, n, e.Entry); err != nil {
 			return c, err
 		}
-		c.RecordErr, c.Replaced = e.recordEntries(ctx, c.Path, have, e.Entry), differs
+		c.RecordErr, c.Replaced = e.recordEntries(ctx, written, have, e.Entry), differs
 	}
 	c, err := e.write(ctx, c, model, was, now)
 	if err == nil {
-		c.RecordErr = e.recordEntries(ctx, c.Path, e.Entry)
+		c.RecordErr = e.recordEntries(ctx, written, e.Entry)
 	}
 	return c, err
 }
@@ -169,12 +173,19 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	if bytes.Equal(was, now) {
 		return c, nil
 	}
+	var err error
 	if e.Backups != nil && was != nil {
-		if c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was); ctx.Err() != nil {
+		c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was)
+		if ctx.Err() != nil {
 			return c, context.Cause(ctx)
 		}
+		if c.BackupErr != nil {
+			c.Backup, err = backupBeside(ctx, c.Path, was)
+		}
 	}
-	var err error
+	if err != nil {
+		return c, err
+	}
 	if now == nil {
 		err = removeFile(ctx, c.Path, was)
 	} else {
@@ -212,9 +223,21 @@ func (e Editor) Remove() ([]Change, error) {
 func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
-	switch used := slices.Contains(e.Keep, filepath.Base(list.File)); {
-	case (isGenerated(list) || readCopyRecord(e.CopyRecord).isCopy(list)) && !used:
+	used := slices.Contains(e.Keep, filepath.Base(list.File))
+	record := config.ReadConflistRecord(e.RecordPath)
+	isOwn := isKnownGenerated(list, record) || readCopyRecord(e.CopyRecord).isCopy(list)
+	switch {
+	case isOwn && !used:
 		return e.write(ctx, c, c.Path, list.Doc, nil)
+	case isGenerated(list, record) && !used:
+		// Perhaps an administrator changed it. The other backups go with the dataDir.
+		kept, err := backupBeside(ctx, c.Path, list.Doc)
+		if err != nil {
+			return c, err
+		}
+		c, err = e.write(ctx, c, c.Path, list.Doc, nil)
+		c.Backup = kept
+		return c, err
 	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
 		return c, nil
 	case list.Err != nil:
@@ -235,5 +258,9 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 func (e Editor) find() (Network, error) {
 	c, err := config.ReadConfDir(e.Dir)
 	lists := slices.DeleteFunc(slices.Clone(c.Conflists), readCopyRecord(e.CopyRecord).isCopy)
-	return find(e.Dir, e.Network, lists, c.Conflists, err)
+	n, err := find(e.Dir, e.Network, lists, c.Conflists, err)
+	if err == nil && isGenerated(n.Conflist, config.ReadConflistRecord(e.RecordPath)) {
+		n.Generated, n.Original = true, original(n.Path)
+	}
+	return n, err
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,8 +32,8 @@ type Network struct {
 	Path    string // in the directory; it may be a symlink
 	Name    string
 	Entries int // plugin entries in the file
-	// Generated tells that an Editor generated the list from another file, whose path is Original. Original is "" if
-	// that file is gone, because the main CNI plugin was uninstalled. The list is then stale.
+	// Generated tells that ip-masq generated the list from another file, whose path is Original. Original is "" if that
+	// file is gone, because the main CNI plugin was uninstalled. The list is then stale. Editor.Find sets both.
 	Generated bool
 	Original  string
 	Conflist  config.Conflist // what the file says
@@ -120,35 +119,8 @@ func asNetwork(list config.Conflist) (Network, error) {
 		n.Name = ""
 	case list.Network == "":
 		return n, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(list.File))
-	case isGenerated(list):
-		n.Generated, n.Original = true, original(list.File)
 	}
 	return n, nil
-}
-
-// generatedSuffix ends the name of a list that was made of a single plugin's configuration. Its
-// first byte sorts before the dot of an extension.
-const generatedSuffix = "-made-by-ip-masq.conflist"
-
-// isGenerated reports whether an Editor made a list: it goes by the name, and by the only other plugin.
-func isGenerated(list config.Conflist) bool {
-	return strings.HasSuffix(list.File, generatedSuffix) && len(list.Types) == len(list.Entries)+1
-}
-
-// original returns the single plugin's configuration of a generated list, "" if it is gone.
-func original(path string) string {
-	for _, ext := range []string{".conf", ".json"} {
-		conf := strings.TrimSuffix(path, generatedSuffix) + ext
-		if _, err := os.Lstat(conf); err == nil {
-			return conf
-		}
-	}
-	return ""
-}
-
-// generatedPath returns the path for the list that is made of a .conf or .json file. It sorts before this file.
-func generatedPath(conf string) string {
-	return strings.TrimSuffix(conf, filepath.Ext(conf)) + generatedSuffix
 }
 
 // multusConf has the members of a configuration, or of a list, that decide what Multus delegates to.

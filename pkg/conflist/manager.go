@@ -291,7 +291,7 @@ func (m *Manager) follow(ctx context.Context, n Network) {
 	case unknown, same(have), have == nil && (n.Entries > 0 || good == nil || same(good)): // Multus may have it
 		m.Entry, m.FromFile = entry, true
 		if have != nil && !m.dry {
-			m.warn(m.recordEntries(ctx, n.Path, have))
+			m.warn(m.recordEntries(ctx, n, have))
 		}
 	case have != nil && !m.inserted(n, record):
 		m.Entry, m.FromFile = entry, true
@@ -369,7 +369,7 @@ func (m *Manager) warn(err error) {
 
 func (m *Manager) noteChange(c Change) {
 	if c.BackupErr != nil {
-		m.warn(fmt.Errorf("no backup of the conflist was kept: %w", c.BackupErr))
+		m.warn(fmt.Errorf("no backup of the conflist is kept in the data dir, so it is %s: %w", policy.Printable(c.Backup), c.BackupErr))
 	} else {
 		m.warn(c.RecordErr)
 	}

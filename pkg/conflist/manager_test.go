@@ -305,7 +305,7 @@ func TestManagerKilledWhileItReplaces(t *testing.T) {
 		k.write("entry.json", `{"type":"ip-masq","cidrLimit":1}`)
 		k.write(aList, listNamed("a"))
 		k.sync()
-		assert.NoError(t, k.recordEntries(t.Context(), k.path(aList), []byte(`{"type":"ip-masq","cidrLimit":1}`), []byte(`{"type":"ip-masq","cidrLimit":2}`)))
+		assert.NoError(t, k.recordEntries(t.Context(), Network{Path: k.path(aList)}, []byte(`{"type":"ip-masq","cidrLimit":1}`), []byte(`{"type":"ip-masq","cidrLimit":2}`)))
 		k.write("entry.json", `{"type":"ip-masq","cidrLimit":3}`)
 		k.sync()
 		if doc, err := os.ReadFile(k.path(aList)); err != nil || !strings.Contains(string(doc), `"cidrLimit":3`) {

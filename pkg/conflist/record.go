@@ -48,22 +48,32 @@ func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
 	return cmp.Or(errDir, err) == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
 }
 
-// recordEntries records these entries as ip-masq's in a file, if that changes anything. It forgets files that are gone.
-func (e Editor) recordEntries(ctx context.Context, path string, entries ...[]byte) error {
+// recordEntries records these entries as ip-masq's in the file of a network, if there are any, and a list that ip-masq
+// generated as such, if that changes anything. It forgets files that are gone.
+func (e Editor) recordEntries(ctx context.Context, n Network, entries ...[]byte) error {
 	return e.record(ctx, "record the plugin entry", e.RecordPath, func(d *safefile.Dir, name string) error {
 		r := config.ReadConflistRecord(e.RecordPath)
 		before, _ := json.Marshal(r)
 		if r.Digests == nil {
 			r.Digests = map[string][]string{}
 		}
-		r.Digests[path] = nil
-		for _, entry := range entries {
-			r.Digests[path] = append(r.Digests[path], digestOf(entry))
+		if len(entries) > 0 {
+			r.Digests[n.Path] = nil
 		}
-		if e.FromFile {
+		for _, entry := range entries {
+			r.Digests[n.Path] = append(r.Digests[n.Path], digestOf(entry))
+		}
+		if n.Generated {
+			if r.Generated == nil {
+				r.Generated = map[string]string{}
+			}
+			r.Generated[n.Path] = generatedDigest(n.Conflist)
+		}
+		if e.FromFile && len(entries) > 0 {
 			r.Entry = bytes.TrimSpace(entries[len(entries)-1])
 		}
 		maps.DeleteFunc(r.Digests, func(path string, _ []string) bool { return safefile.IsMissing(path) })
+		maps.DeleteFunc(r.Generated, func(path, _ string) bool { return safefile.IsMissing(path) })
 		now, err := json.Marshal(r)
 		if err != nil || bytes.Equal(before, now) {
 			return err

@@ -148,6 +148,27 @@ func backup(ctx context.Context, makeDir func() (string, error), path string, wa
 	return kept, nil
 }
 
+// backupBeside keeps the text beside the file, under a name that has the text's digest and that no runtime loads: what
+// is there under it is this text.
+func backupBeside(ctx context.Context, path string, was []byte) (kept string, err error) {
+	const digits = 16
+	kept = path + "." + config.DigestOf(was)[:digits] + ".bak"
+	err = stage(ctx, kept, was, nil, func(d *safefile.Dir, temp, name string) error {
+		err := d.RenameNew(temp, name)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return d.Rename(temp, name)
+		}
+		return err
+	})
+	if errors.Is(err, fs.ErrExist) {
+		err = checkUnchanged(kept, was)
+	}
+	if err != nil {
+		return "", fmt.Errorf("back up %s beside it: %w", policy.Printable(path), err)
+	}
+	return kept, nil
+}
+
 func backupPath(dir, path string) string {
 	const maxStem = 128 // file names end at 255 bytes
 	stem := filepath.Base(path)

@@ -64,7 +64,7 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 		if list.Network == "" {
 			return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
 		}
-		path, doc = generatedPath(path), fmt.Appendf(nil, "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n", list.Network, list.CNIVersion, bytes.TrimSpace(doc))
+		path, doc = generatedPath(path), listOfSingle(list)
 		list = config.ParseConflist(path, doc)
 	}
 	if list.Err != nil {

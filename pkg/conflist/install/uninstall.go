@@ -26,7 +26,7 @@ import (
 // Uninstall describes what to remove from a node.
 type Uninstall struct {
 	SearchDirs
-	Editor  conflist.Editor // with Backups and CopyRecord
+	Editor  conflist.Editor // with Backups, RecordPath and CopyRecord
 	Root    string          // "/", below which runtimes and Multus keep their cached results
 	NoWait  bool            // remove the plugin although the DEL of cached results may call it
 	AddTime time.Duration   // how long an ADD already started may still run

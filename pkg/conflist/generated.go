@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
+)
+
+// generatedSuffix ends the name of a list that was generated from the configuration of a single plugin. Its first byte
+// sorts before the dot of an extension, so the runtime uses the list and not the other file.
+const generatedSuffix = "-made-by-ip-masq.conflist"
+
+// generatedPath returns the path of the list that is generated from a .conf or .json file.
+func generatedPath(conf string) string {
+	return strings.TrimSuffix(conf, filepath.Ext(conf)) + generatedSuffix
+}
+
+// listOfSingle returns the list for a single plugin's configuration, with its name and CNI version, as in libcni's
+// ConfListFromConf.
+func listOfSingle(conf config.Conflist) []byte {
+	const format = "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n"
+	return fmt.Appendf(nil, format, conf.Network, conf.CNIVersion, bytes.TrimSpace(conf.Doc))
+}
+
+// original returns the single plugin's configuration of a generated list, "" if it is gone.
+func original(path string) string {
+	for _, ext := range []string{".conf", ".json"} {
+		conf := strings.TrimSuffix(path, generatedSuffix) + ext
+		if _, err := os.Lstat(conf); err == nil {
+			return conf
+		}
+	}
+	return ""
+}
+
+// isGenerated reports whether ip-masq generated a list, and nobody has changed more than the plugin entry since. A list
+// that somebody else has changed, such as another program that appended its plugin, is a list like others from then on:
+// it neither follows the other file nor is removed with it. Of a list without a record, such as after the state was lost,
+// the form tells: nobody else writes exactly that.
+func isGenerated(list config.Conflist, record config.ConflistRecord) bool {
+	_, isRecorded := record.Generated[list.File]
+	return isKnownGenerated(list, record) || !isRecorded && hasGeneratedForm(list)
+}
+
+// hasGeneratedForm reports whether a list has the name and, byte for byte, the form of a generated one.
+func hasGeneratedForm(list config.Conflist) bool {
+	if !strings.HasSuffix(list.File, generatedSuffix) || len(list.Types) != len(list.Entries)+1 || len(list.Types) == 0 {
+		return false
+	}
+	without, err := setEntry(list.File, list.Doc, nil, false)
+	conf := config.Conflist{Network: list.Network, CNIVersion: list.CNIVersion, Doc: list.Plugins[0]}
+	return err == nil && bytes.Equal(without, listOfSingle(conf))
+}
+
+// isKnownGenerated reports whether a list is what ip-masq generated last, by the record, or would generate now.
+func isKnownGenerated(list config.Conflist, record config.ConflistRecord) bool {
+	if !strings.HasSuffix(list.File, generatedSuffix) {
+		return false
+	}
+	digest := generatedDigest(list)
+	if digest == "" {
+		return false
+	}
+	if digest == record.Generated[list.File] {
+		return true
+	}
+	from := original(list.File)
+	if from == "" {
+		return false
+	}
+	doc, _, err := safefile.ReadFile(from, maxSize)
+	conf := config.ParseConflist(from, doc)
+	if cmp.Or(err, conf.Err) != nil {
+		return false
+	}
+	return digest == generatedDigest(config.ParseConflist(list.File, listOfSingle(conf)))
+}
+
+// generatedDigest returns the digest of a list's value without the plugin entry, "" if there is none. Order and spacing
+// do not count: programs that insert a plugin and remove it again format the file.
+func generatedDigest(list config.Conflist) string {
+	without, err := setEntry(list.File, list.Doc, nil, false)
+	if err != nil {
+		return ""
+	}
+	var value any
+	if json.Unmarshal(without, &value) != nil {
+		return ""
+	}
+	text, err := json.Marshal(value)
+	if err != nil {
+		return ""
+	}
+	return config.DigestOf(text)
+}
