@@ -32,8 +32,8 @@ func CheckTableOwner(f nfnetlink.Family, t nfnetlink.Table) error {
 	if t.Owner == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: table %s %s is owned by another program (flags owner, netlink port %d, which is often its pid), "+
-		"which alone may change it as long as it runs; end it", ErrUnusable, f, t.Name, t.Owner)
+	return fmt.Errorf("%w: table %s %s is owned by another program (flags owner, netlink port %d, which is often "+
+		"its pid), which alone may change it as long as it runs; end it", ErrUnusable, f, t.Name, t.Owner)
 }
 
 // Choice is the backend of a chain, with its variant.
@@ -143,7 +143,8 @@ type Backend interface {
 func HowToLoad(modules string) string {
 	disabled, err := sysctl.Sysctl("kernel/modules_disabled")
 	if err == nil && disabled == "1" {
-		return "kernel.modules_disabled forbids to load modules: name " + modules + " in a file of /etc/modules-load.d and reboot the node"
+		return "kernel.modules_disabled forbids to load modules: name " + modules +
+			" in a file of /etc/modules-load.d and reboot the node"
 	}
 	if strings.Contains(modules, " ") {
 		modules = "-a " + modules
@@ -180,10 +181,11 @@ type GuardTables interface {
 type GuardObservation struct {
 	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil if its set does not
 	// exist or is not one of addresses.
-	Guards     []policy.Guard
-	Packets    map[policy.ChainFamily]uint64 // the counters of the guards, by masquerade chain
-	Bound      map[policy.ChainFamily]uint64 // the numbers of connections that enforceExempt bound, by masquerade chain
-	Exists     bool                          // one of the tables exists
-	Generation uint32                        // of the nf_tables ruleset; 0 if the reading is not of one
-	State      any                           // the tables as they were read, for CompareGuards and ApplyGuards
+	Guards []policy.Guard
+	// The counters of the guards, and the numbers of connections that enforceExempt bound, by masquerade chain.
+	Packets, Bound map[policy.ChainFamily]uint64
+
+	Exists     bool   // one of the tables exists
+	Generation uint32 // of the nf_tables ruleset; 0 if the reading is not of one
+	State      any    // the tables as they were read, for CompareGuards and ApplyGuards
 }

@@ -17,7 +17,13 @@ func LinkOf(f policy.Family) nfnetlink.Family { return nfnetlink.FamilyOf(f.All(
 
 // ChainsOf returns the chains of a family.
 func ChainsOf(rs policy.Ruleset, f policy.Family) []policy.Chain {
-	return slices.DeleteFunc(slices.Clone(rs.Chains), func(c policy.Chain) bool { return c.Family != f })
+	var of []policy.Chain
+	for _, c := range rs.Chains {
+		if c.Family == f {
+			of = append(of, c)
+		}
+	}
+	return of
 }
 
 // DecodedRule is a rule of the kernel in the terms of package policy.
@@ -27,14 +33,18 @@ type DecodedRule struct {
 	Owner       policy.Owner
 }
 
-// DecodeRule returns the rule in the terms of package policy. The function returns the addresses of a
-// condition on the source or the destination, nil for all, and whether the backend writes such a condition.
-func DecodeRule(d nfnetlink.Decoded, addresses func(nfnetlink.Condition) (policy.Ranges, bool)) DecodedRule {
+// addressesOf returns the addresses of a condition on the source or the destination, nil for all, and whether
+// the backend writes such a condition.
+type addressesOf = func(nfnetlink.Condition) (policy.Ranges, bool)
+
+// DecodeRule returns the rule in the terms of package policy.
+func DecodeRule(d nfnetlink.Decoded, addresses addressesOf) DecodedRule {
 	r := DecodedRule{Rule: policy.Rule{Connections: d.Packets}, Owner: policy.ParseOwner(d.Comment)}
 	unrecognized := slices.Concat(d.Other, d.Unrecognized)
 	decoded := 0 // a bit for each field
 	for _, c := range d.Conditions {
-		if decoded&(1<<c.Field) != 0 || !r.addCondition(c, addresses) {
+		isSecond := decoded&(1<<c.Field) != 0
+		if isSecond || !r.addCondition(c, addresses) {
 			unrecognized = append(unrecognized, c.String())
 		}
 		decoded |= 1 << c.Field
@@ -58,11 +68,12 @@ func (r *DecodedRule) Unrecognize(parts ...string) {
 	if len(parts) > 0 {
 		text += " with " + strings.Join(parts, ", ")
 	}
-	r.Rule = policy.Rule{Verdict: policy.Unrecognized, Text: strings.Join(strings.Fields(text), " "), Connections: r.Connections}
+	text = strings.Join(strings.Fields(text), " ")
+	r.Rule = policy.Rule{Verdict: policy.Unrecognized, Text: text, Connections: r.Connections}
 }
 
 // addCondition reports whether policy.Rule can express the condition.
-func (r *DecodedRule) addCondition(c nfnetlink.Condition, addresses func(nfnetlink.Condition) (policy.Ranges, bool)) (ok bool) {
+func (r *DecodedRule) addCondition(c nfnetlink.Condition, addresses addressesOf) (ok bool) {
 	switch c.Field {
 	case nfnetlink.Source:
 		r.From, ok = addresses(c)
@@ -82,7 +93,7 @@ func (r *DecodedRule) addCondition(c nfnetlink.Condition, addresses func(nfnetli
 		r.NotToLocal = true
 		return c.Not
 	case nfnetlink.Protocol:
-		r.Protocol = map[uint32]policy.Protocol{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[c.Value]
+		r.Protocol = protocolOf(c.Value)
 		return r.Protocol != "" && !c.Not
 	case nfnetlink.Probability:
 		r.Probability = c.Value
@@ -91,29 +102,51 @@ func (r *DecodedRule) addCondition(c nfnetlink.Condition, addresses func(nfnetli
 	return false
 }
 
+// protocolOf returns the protocol of a number, "" if no rule of ip-masq names it.
+func protocolOf(number uint32) policy.Protocol {
+	switch number {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return ""
+}
+
 // setStatement returns what policy.Rule cannot express of the rule's statement.
 func (r *DecodedRule) setStatement(d nfnetlink.Decoded) (problem string) {
 	switch d.Statement {
 	case nfnetlink.DoReturn:
 		r.Verdict = policy.Return
-	case nfnetlink.DoJump, nfnetlink.DoGoto:
+	case nfnetlink.DoJump:
 		r.Verdict, r.Target = policy.Jump, d.Chain
-		if d.Statement == nfnetlink.DoGoto {
-			return "goto"
-		}
+	case nfnetlink.DoGoto:
+		r.Verdict, r.Target = policy.Jump, d.Chain
+		return "goto"
 	case nfnetlink.DoMasq, nfnetlink.DoSNAT:
-		const known = unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
-		to := d.To
-		r.Verdict, r.Address, r.RandomFully = policy.Masquerade, to.Address, to.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
-		r.Ports = policy.PortRange{First: to.PortMin, Last: to.PortMax}
-		if (d.Statement == nfnetlink.DoSNAT) != to.Address.IsValid() || to.Flags&^known != 0 || to.PortMin > to.PortMax ||
-			(to.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0) != (to.PortMin != 0) {
-			return string(d.Statement) + " of another kind"
-		}
+		return r.setTranslation(d.Statement, d.To)
 	case nfnetlink.NoStatement:
 		return "no verdict"
 	default:
 		return string(d.Statement)
+	}
+	return ""
+}
+
+// setTranslation returns what policy.Rule cannot express of a masquerade or snat statement.
+func (r *DecodedRule) setTranslation(statement nfnetlink.Statement, to nfnetlink.Translation) (problem string) {
+	const known = unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	r.Verdict, r.Address = policy.Masquerade, to.Address
+	r.RandomFully = to.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0
+	r.Ports = policy.PortRange{First: to.PortMin, Last: to.PortMax}
+	isSNAT := statement == nfnetlink.DoSNAT
+	addressFits := isSNAT == to.Address.IsValid()
+	saysPorts := to.Flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0
+	portsFit := saysPorts == (to.PortMin != 0) && to.PortMin <= to.PortMax
+	if !addressFits || !portsFit || to.Flags&^known != 0 {
+		return string(statement) + " of another kind"
 	}
 	return ""
 }

@@ -106,7 +106,9 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 // Choose returns the choice for a chain: the stated backend or, if that is auto, the one that the node uses
 // for the chain already, else nftables beside kube-proxy in its mode nftables, else the first that works on
 // this host and accepts the rules. If a program is busy, no backend is chosen, and the error wraps ErrBusy.
-func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backend, accepts func(Choice) error) (Choice, error) {
+func (ds Drivers) Choose(
+	ctx context.Context, chain string, stated policy.Backend, accepts func(Choice) error,
+) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {
 		d, err := ds.named(stated)
@@ -116,28 +118,40 @@ func (ds Drivers) Choose(ctx context.Context, chain string, stated policy.Backen
 		candidates = Drivers{d}
 	}
 	for _, d := range candidates {
-		inUse, _ := d.FindChain(ctx, chain) // an error of FindChain is one of Probe, too
-		for _, c := range inUse {
-			if c, err := d.Probe(ctx, c.Variant); err == nil || errors.Is(err, ErrBusy) {
-				return c, err
-			}
+		c, found, err := chosenBefore(ctx, d, chain)
+		if found {
+			return c, err
 		}
 	}
 	candidates = candidates.kubeProxysFirst()
 	var failures []error
 	for i, d := range candidates {
 		c, err := d.Probe(ctx, "")
-		if err == nil && i+1 < len(candidates) { // the last one has no alternative
+		hasAlternative := i+1 < len(candidates)
+		if err == nil && hasAlternative {
 			err = accepts(c)
 		}
-		switch failures = append(failures, err); {
-		case err == nil:
+		if err == nil {
 			return c, nil
-		case errors.Is(err, ErrBusy):
+		}
+		if errors.Is(err, ErrBusy) {
 			return Choice{}, err
 		}
+		failures = append(failures, err)
 	}
 	return Choice{}, errors.Join(failures...)
+}
+
+// chosenBefore returns the choice in which a driver has the chain, if that works or its program is busy.
+func chosenBefore(ctx context.Context, d Driver, chain string) (c Choice, found bool, err error) {
+	inUse, _ := d.FindChain(ctx, chain) // an error of FindChain is one of Probe, too
+	for _, used := range inUse {
+		c, err := d.Probe(ctx, used.Variant)
+		if err == nil || errors.Is(err, ErrBusy) {
+			return c, true, err
+		}
+	}
+	return Choice{}, false, nil
 }
 
 // kubeProxysFirst returns the drivers in an order in which that of kube-proxy's rules is the first.
@@ -156,9 +170,14 @@ func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) (
 	var errs []error
 	for _, d := range ds {
 		inUse, err := d.FindChain(ctx, chain)
-		errs, others = append(errs, err), append(others, inUse...)
+		errs = append(errs, err)
+		for _, c := range inUse {
+			if c != chosen {
+				others = append(others, c)
+			}
+		}
 	}
-	return slices.DeleteFunc(others, func(c Choice) bool { return c == chosen }), errors.Join(errs...)
+	return others, errors.Join(errs...)
 }
 
 // Owned returns the chains that name an owner. A backend that is unusable or forbidden has none.
@@ -168,7 +187,8 @@ func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 	for _, d := range ds {
 		found, err := d.Owned(ctx)
 		owned = append(owned, found...)
-		if err != nil && !errors.Is(err, ErrUnusable) && !errors.Is(err, fs.ErrPermission) {
+		hasNone := errors.Is(err, ErrUnusable) || errors.Is(err, fs.ErrPermission)
+		if err != nil && !hasNone {
 			errs = append(errs, fmt.Errorf("list the chains in %s that name a dataDir: %w", d.Backend(), err))
 		}
 	}

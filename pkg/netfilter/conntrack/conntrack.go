@@ -23,16 +23,22 @@ const (
 // Reset deletes the stale conntrack entries in the network namespace of the calling thread and
 // returns how many there were of each chain and family, also with an error, such as that of the
 // context. It needs CAP_NET_ADMIN.
-func Reset(ctx context.Context, judge *policy.ConnectionJudge) (deleted map[policy.ChainFamily]uint64, err error) {
+func Reset(
+	ctx context.Context, judge *policy.ConnectionJudge,
+) (deleted map[policy.ChainFamily]uint64, err error) {
 	w := walk{judge: judge, deleted: map[policy.ChainFamily]uint64{}, routes: newRoutes()}
 	families := judge.Families()
-	if translated, untranslated := judge.StaleKinds(); len(families) == 0 || !translated && !untranslated {
+	translated, untranslated := judge.StaleKinds()
+	mayBeStale := translated || untranslated
+	if len(families) == 0 || !mayBeStale {
 		return w.deleted, nil
 	}
-	if err = w.all(ctx, families); err == nil {
+	err = w.all(ctx, families)
+	if err == nil {
 		err = w.deleteReversed(ctx)
 	}
-	if err = errors.Join(err, w.list.Close(), w.remove.Close(), w.routes.socket.Close()); err != nil {
+	err = errors.Join(err, w.list.Close(), w.remove.Close(), w.routes.socket.Close())
+	if err != nil {
 		err = fmt.Errorf("reset stale connections: %w", err)
 	}
 	return w.deleted, err
@@ -47,47 +53,59 @@ type walk struct {
 	replies      []nfnetlink.Tuple // of deleted entries without translation
 }
 
-// all walks the table. In a large one the kernel leaves out what was source NATed, or what was not, if none
-// of these can be stale: to list an entry costs it 3 µs, to skip one 0.3. The status bits are not exact: a
-// source NAT that changes only the port sets the bit. The second filter lists those of Services; what
-// remains is a connection to no Service, in a large table, that was given another port.
+// all walks the table.
 func (w *walk) all(ctx context.Context, families []policy.Family) error {
 	stats, err := w.list.ConntrackStats(ctx)
 	if err != nil {
 		return err
 	}
-	filters := []nfnetlink.ConnectionFilter{{}}
-	switch sources := w.judge.Sources(); {
-	case 0 < len(sources) && len(sources) <= maxFiltered:
-		filters = nil
-		for _, a := range sources {
-			filters = append(filters, nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(a), Src: a})
-		}
-	case stats.Entries > maxListed:
-		const source, both = nfnetlink.SourceNAT, nfnetlink.SourceNAT | nfnetlink.DestinationNAT
-		switch translated, untranslated := w.judge.StaleKinds(); {
-		case !translated:
-			filters = []nfnetlink.ConnectionFilter{{Mask: source}, {Status: both, Mask: both}}
-		case !untranslated:
-			filters = []nfnetlink.ConnectionFilter{{Status: source, Mask: source}}
-		}
-	}
-	for _, filter := range filters {
+	for _, filter := range w.filters(stats) {
 		if len(families) == 1 && filter.Family == 0 {
 			filter.Family = nfnetlink.FamilyOf(families[0].All().Addr())
 		}
-		if err == nil {
-			err = w.list.Connections(ctx, filter, w.visit)
+		err = w.list.Connections(ctx, filter, w.visit)
+		if err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
+}
+
+// filters selects the entries that may be stale. In a large table the kernel leaves out what was source
+// NATed, or what was not, if none of these can be stale: to list an entry costs it 3 µs, to skip one 0.3. The
+// status bits are not exact: a source NAT that changes only the port sets the bit. The second filter lists
+// those of Services; what remains is a connection to no Service, in a large table, that was given another
+// port.
+func (w *walk) filters(stats Stats) []nfnetlink.ConnectionFilter {
+	sources := w.judge.Sources()
+	if len(sources) > 0 && len(sources) <= maxFiltered {
+		var filters []nfnetlink.ConnectionFilter
+		for _, a := range sources {
+			filters = append(filters, nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(a), Src: a})
+		}
+		return filters
+	}
+	const source, both = nfnetlink.SourceNAT, nfnetlink.SourceNAT | nfnetlink.DestinationNAT
+	translated, untranslated := w.judge.StaleKinds()
+	switch {
+	case stats.Entries <= maxListed:
+		return []nfnetlink.ConnectionFilter{{}}
+	case !translated:
+		return []nfnetlink.ConnectionFilter{{Mask: source}, {Status: both, Mask: both}}
+	case !untranslated:
+		return []nfnetlink.ConnectionFilter{{Status: source, Mask: source}}
+	default:
+		return []nfnetlink.ConnectionFilter{{}}
+	}
 }
 
 func (w *walk) visit(e *nfnetlink.Connection) error {
 	if e.Zone != 0 {
 		return nil
 	}
-	c := policy.Connection{Src: e.Original.Src, Dst: e.Original.Dst, ReplySrc: e.Reply.Src, ReplyDst: e.Reply.Dst}
+	c := policy.Connection{
+		Src: e.Original.Src, Dst: e.Original.Dst, ReplySrc: e.Reply.Src, ReplyDst: e.Reply.Dst,
+	}
 	chain, stale := w.judge.Judge(&c, w.routes)
 	if w.routes.err != nil || !stale {
 		return w.routes.err

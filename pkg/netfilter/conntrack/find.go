@@ -33,47 +33,63 @@ type Found struct {
 
 // Find returns the connections of every zone in the network namespace of the calling thread that
 // leave with a source address and port. It needs CAP_NET_ADMIN.
-func Find(ctx context.Context, q Query) (found []Found, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("find connections: %w", err)
-		}
-	}()
-	protocols := []uint8{q.Protocol}
-	if q.Protocol == 0 {
-		protocols = []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
-	}
+func Find(ctx context.Context, q Query) ([]Found, error) {
 	var c nfnetlink.Conn
 	r := newRoutes()
-	defer func() { err = errors.Join(err, c.Close(), r.socket.Close()) }()
+	found, err := q.find(ctx, &c)
+	for i := range found {
+		found[i].addRoutes(r)
+	}
+	if err := errors.Join(err, r.err, c.Close(), r.socket.Close()); err != nil {
+		return nil, fmt.Errorf("find connections: %w", err)
+	}
+	return found, nil
+}
+
+// find returns the connections in order, without what the routes tell.
+func (q *Query) find(ctx context.Context, c *nfnetlink.Conn) (found []Found, err error) {
 	filter := nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(q.Source.Addr())}
 	err = c.Connections(ctx, filter, func(e *nfnetlink.Connection) error {
 		reply := e.Reply.Flow()
-		if reply.Dst == q.Source && slices.Contains(protocols, reply.Protocol) &&
-			(!q.To.IsValid() || q.To == e.Original.Dst || q.To == e.Reply.Src) {
+		if q.selects(e, reply) {
 			found = append(found, Found{Original: e.Original.Flow(), Reply: reply, Zone: e.Zone})
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	compare := func(a, b nfnetlink.Flow) int {
-		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst))
-	}
 	slices.SortFunc(found, func(a, b Found) int {
 		return cmp.Or(compare(a.Original, b.Original), compare(a.Reply, b.Reply), cmp.Compare(a.Zone, b.Zone))
 	})
-	found = slices.Compact(found) // a walk may list an entry twice
-	for i := range found {
-		f := &found[i]
-		src, endpoint := f.Original.Src.Addr(), f.Reply.Src.Addr()
-		f.SourceLocal, f.EndpointLocal = r.IsLocal(src), r.IsLocal(endpoint)
-		if f.SourceLocal {
-			f.Interface = r.name(r.output(endpoint, netip.Addr{}, 0))
-		} else {
-			f.Interface = r.OutputInterface(src, endpoint)
-		}
+	return slices.Compact(found), err // a walk may list an entry twice
+}
+
+func compare(a, b nfnetlink.Flow) int {
+	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst))
+}
+
+func (q *Query) selects(e *nfnetlink.Connection, reply nfnetlink.Flow) bool {
+	if reply.Dst != q.Source {
+		return false
 	}
-	return found, r.err
+	if q.To.IsValid() && q.To != e.Original.Dst && q.To != e.Reply.Src {
+		return false
+	}
+	if q.Protocol != 0 {
+		return reply.Protocol == q.Protocol
+	}
+	switch reply.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+		return true
+	}
+	return false
+}
+
+// addRoutes adds what the routes tell.
+func (f *Found) addRoutes(r *routes) {
+	src, endpoint := f.Original.Src.Addr(), f.Reply.Src.Addr()
+	f.SourceLocal, f.EndpointLocal = r.IsLocal(src), r.IsLocal(endpoint)
+	if f.SourceLocal {
+		f.Interface = r.name(r.output(endpoint, netip.Addr{}, 0))
+		return
+	}
+	f.Interface = r.OutputInterface(src, endpoint)
 }

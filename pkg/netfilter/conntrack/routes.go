@@ -20,7 +20,11 @@ type routes struct {
 const maxRoutes = 10_000
 
 func newRoutes() *routes {
-	return &routes{socket: nfnetlink.Routes(), local: map[nfnetlink.Family]policy.Ranges{}, interfaces: map[[2]netip.Addr]string{}}
+	return &routes{
+		socket:     nfnetlink.Routes(),
+		local:      map[nfnetlink.Family]policy.Ranges{},
+		interfaces: map[[2]netip.Addr]string{},
+	}
 }
 
 // IsLocal implements policy.NodeRoutes. A transparent proxy has a local route to every address.
@@ -43,7 +47,8 @@ func (r *routes) OutputInterface(src, dst netip.Addr) string {
 	if known {
 		return name
 	}
-	if in := r.output(src, netip.Addr{}, 0); in != 0 {
+	in := r.output(src, netip.Addr{}, 0)
+	if in != 0 {
 		name = r.name(r.output(dst, src, in))
 	}
 	if len(r.interfaces) == maxRoutes {
