@@ -57,7 +57,7 @@ func brokenNodes() []brokenNode {
 			breaks: func(t *testing.T, n *faultyNode) func() {
 				return thirdPartyRules{variant: "nft", lines: "-A POSTROUTING -s 10.1.0.0/16 -j MASQUERADE"}.load(t, n.node)
 			},
-			cause:  []string{"foreign-masquerade", "from 10.1.0.0/16 masquerade"},
+			cause:  []string{"foreign-masquerade", "-s 10.1.0.0/16 -j MASQUERADE"},
 			remedy: []string{"Switch masquerading off in the program that writes the rules. If you only remove them, it may write them again"}},
 		{name: "bad-configmap", reason: "source", code: 3,
 			breaks: agentFile("nonMasqueradeCIDRs: [20.0.0.1/8]\n"),

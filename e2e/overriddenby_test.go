@@ -9,7 +9,9 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
 )
 
@@ -247,5 +249,71 @@ func TestExplainLocalRoutes(t *testing.T) {
 		if e.Verdict != q.verdict || !strings.Contains(e.Reason, q.reason) || !e.agrees() {
 			t.Errorf("explain %s: %s, kernel %s: %s; want %s: %s", q.args, e.Verdict, e.kernel(), e.Reason, q.verdict, q.reason)
 		}
+	}
+}
+
+// TestThirdPartyExamples has rules about which earlier versions said the opposite: a verdict map, a negated interface
+// and an interface that does not exist. explain agrees with packets, and doctor and status with explain.
+func TestThirdPartyExamples(t *testing.T) {
+	const base = "type nat hook postrouting priority srcnat; policy accept; "
+	for _, o := range []struct {
+		thirdPartyRules
+		overrides bool
+		finding   string
+	}{
+		{thirdPartyRules{name: "a verdict map", nft: "table ip other {\nchain d { masquerade; }\nchain c { " + base + `oifname vmap { "lan" : jump d }; }` + "\n}\n"},
+			true, "problem: foreign-masquerade\n"},
+		{thirdPartyRules{name: "a negated interface", nft: "table ip other {\nchain c { " + base + `oifname != "mgmt0" return; snat to 10.244.0.2; }` + "\n}\n"},
+			false, "notice: foreign-masquerade-possible\n"},
+		{thirdPartyRules{name: "an interface that does not exist", variant: "nft", lines: "-A POSTROUTING -o wg0 -j MASQUERADE"},
+			false, "notice: foreign-masquerade-possible\n"},
+	} {
+		t.Run(o.name, func(t *testing.T) {
+			n := newNode(t, backends()[0])
+			n.conflist(t, "podnet", nil)
+			p := n.pod(t, "podnet")
+			o.load(t, n)
+			to := netip.MustParseAddr("10.9.9.9")
+			seen, err := p.SendUDP(netip.AddrPortFrom(to, topology.EchoPort))
+			must(t, err)
+			assert.Equal(t, "the node's address is seen", seen.Source.Addr() != p.addr(to), o.overrides)
+			e := n.explain(t, to.String(), "--from", p.addr(to).String())
+			if e.Verdict != "exempt" || e.overridden() != o.overrides || e.agrees() == o.overrides {
+				t.Errorf("explain: %s, kernel %s, overridden by %q; packets are overridden: %t", e.Verdict, e.kernel(), e.OverriddenBy, o.overrides)
+			}
+			for _, command := range []string{"doctor", "status"} {
+				text, _, _ := n.reconciler(t, command)
+				_, id, _ := strings.Cut(strings.TrimSpace(o.finding), ": ")
+				isProblem := strings.Contains(text, "foreign-masquerade") && !strings.Contains(text, "foreign-masquerade-possible")
+				if !strings.Contains(text, id) || isProblem != o.overrides || command == "doctor" && !strings.Contains(text, o.finding) {
+					t.Errorf("%s does not have the finding %q:\n%s", command, o.finding, text)
+				}
+			}
+		})
+	}
+}
+
+// TestManyThirdPartyRules holds doctor to a second beside 4,000 rules of other programs.
+func TestManyThirdPartyRules(t *testing.T) {
+	const most = time.Second
+	n := newNode(t, backends()[0])
+	n.conflist(t, "podnet", nil)
+	n.pod(t, "podnet")
+	var lines strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&lines, "-A POSTROUTING -s 172.17.%d.%d/32 -d 172.17.%d.%d/32 -p tcp -m tcp --dport 80 -j MASQUERADE\n", i/250, i%250, i/250, i%250)
+		fmt.Fprintf(&lines, "-A POSTROUTING -d 10.%d.%d.7/32 -j MASQUERADE\n", i/250, i%250)
+	}
+	thirdPartyRules{variant: "nft", lines: strings.TrimSpace(lines.String())}.load(t, n)
+	c := n.Node.Command(t.Context(), reconcilerProgram(t), "doctor", "-o", "json", "--data-dir", n.dataDir)
+	output, err := c.Output()
+	must(t, err)
+	out, took := string(output), c.ProcessState.UserTime()+c.ProcessState.SystemTime()
+	if count := strings.Count(out, "-j MASQUERADE: applies to"); count < 2000 {
+		t.Errorf("doctor names %d rules", count)
+	}
+	t.Logf("doctor took %v of a processor", took)
+	if took > most {
+		t.Errorf("doctor took %v of a processor, want at most %v", took, most)
 	}
 }

@@ -79,7 +79,7 @@ func (k *flannelTest) beside(t *testing.T) {
 	k.startLate(t)
 	k.expect(t, lan, outside)
 	remedy := `write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot`
-	k.expectDoctor(t, "problem: foreign-masquerade", "chain FLANNEL-POSTRTG: from 10.244.0.0/16 not to 224.0.0.0/4 masquerade",
+	k.expectDoctor(t, "problem: foreign-masquerade", "-A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4",
 		"192.168.0.0/16, which IP-MASQ-AGENT exempts", remedy)
 	for range 3 {
 		k.restart(t, k.flannel.Restart)
@@ -88,7 +88,7 @@ func (k *flannelTest) beside(t *testing.T) {
 	}
 
 	k.restart(t, k.applying(withNFTables))
-	k.expectDoctor(t, "problem: foreign-masquerade", "table flannel-ipv4, chain postrtg: from 10.244.0.0/16 not to 224.0.0.0/4 masquerade", remedy)
+	k.expectDoctor(t, "problem: foreign-masquerade", "table flannel-ipv4, chain postrtg: ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4", remedy)
 	k.expect(t, lan, outside)
 
 	k.restart(t, k.applying(withEntry))
@@ -127,7 +127,7 @@ func (k *flannelTest) instead(t *testing.T) {
 	k.startLate(t)
 	first, second := k.Nodes[0], k.Nodes[1]
 	expect(t, "late", k.FromPod(fmt.Sprintf("late-%d-%s", k.late, first.Name)), want{k.early[second], cluster.PeerPort, second.Name, first.Pods.Addr()})
-	k.expectDoctor(t, "problem: foreign-masquerade", "chain FLANNEL-POSTRTG", "chain CNI-")
+	k.expectDoctor(t, "problem: foreign-masquerade", "-A FLANNEL-POSTRTG", "-A CNI-")
 
 	k.restart(t, k.applying(withoutMasq, withoutDelegateMasq))
 	for _, n := range k.Nodes {

@@ -4,12 +4,13 @@ package thirdparty
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"net/netip"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
@@ -167,6 +168,12 @@ chain d { ` + base + ` masquerade comment "second" }
 }
 table ip y { chain c { ` + base + ` snat to 192.0.2.9 }
 }`, "snat to 192.0.2.9 | masquerade"},
+		{"a mark of another table of that priority", `table ip x { chain c { ` + base + ` meta mark 0x7 snat to 192.0.2.9 }
+}
+table ip y { chain c { ` + base + ` meta mark set 0x7 }
+}
+table ip z { chain c { ` + base + ` masquerade }
+}`, "masquerade | meta mark 0x00000007 snat to 192.0.2.9"},
 		{"a mark of an earlier chain", `table ip x { chain f { type filter hook postrouting priority mangle; meta mark set 0x7 }
 chain c { ` + base + ` meta mark 0x7 masquerade }
 }`, "meta mark 0x00000007 masquerade"},
@@ -211,6 +218,14 @@ func TestJudgeIPv6(t *testing.T) {
 	}
 }
 
+// threadTime returns the processor time of the thread, which isolate keeps for the test.
+func threadTime(t *testing.T) time.Duration {
+	t.Helper()
+	var used unix.Rusage
+	assert.NoError(t, unix.Getrusage(unix.RUSAGE_THREAD, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
 // TestSearch finds each rule of thousands for the packets that only it is about.
 func TestSearch(t *testing.T) {
 	const most = time.Second
@@ -220,7 +235,7 @@ func TestSearch(t *testing.T) {
 		lines = append(lines, fmt.Sprintf("-A POSTROUTING -s 10.244.0.0/16 -d 10.%d.%d.7/32 -j MASQUERADE", i/256, i%256))
 	}
 	restore(t, policy.IPv4, netfilter.VariantNFT, lines...)
-	began := time.Now()
+	began := threadTime(t)
 	s := Search{
 		Binds: ownedBinds, By: Source | Destination, Questions: 1_000_000,
 		Ask: func(p Packet, v Verdict) ([]*Rule, Answer) {
@@ -228,7 +243,7 @@ func TestSearch(t *testing.T) {
 		},
 	}
 	s.About(ruleset(t, policy.IPv4), Packet{Src: netip.MustParsePrefix("10.244.0.0/24"), Dst: netip.MustParsePrefix("10.0.0.0/8"), Out: "eth0"})
-	took := time.Since(began)
+	took := threadTime(t) - began
 	certain := 0
 	for _, r := range s.Rules {
 		if s.IsCertain(r) {
@@ -244,7 +259,7 @@ func TestSearch(t *testing.T) {
 
 // TestLargeSet reads a set once for all rules that use it.
 func TestLargeSet(t *testing.T) {
-	const most = 5 * time.Second
+	const most = time.Second
 	isolate(t)
 	var script strings.Builder
 	script.WriteString("table ip x {\nset s { type ipv4_addr; elements = {\n")
@@ -257,9 +272,9 @@ func TestLargeSet(t *testing.T) {
 	}
 	script.WriteString("}\n}\n")
 	feed(t, script.String(), "nft", "-f", "-")
-	began := time.Now()
+	began := threadTime(t)
 	got := answer(ruleset(t, policy.IPv4).Judge(pod("10.0.0.7"), ownedBinds))
-	took := time.Since(began)
+	took := threadTime(t) - began
 	assert.Equal(t, "answer", got, "untouched")
 	t.Logf("%v", took)
 	if took > most {

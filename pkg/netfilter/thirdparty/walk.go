@@ -102,7 +102,7 @@ func (w *walk) group(bases []*baseChain, at way) (behind way) {
 				seen = seen.join(next.mark)
 			}
 		}
-		if !open || seen == at.mark {
+		if seen == at.mark {
 			return way{open, seen}
 		}
 		at.mark = seen
