@@ -253,9 +253,11 @@ func (n *node) apply(
 }
 
 // propose returns the proposal with this policy for the network, or nil if its chain stays as it is: beside
-// documents that cannot be read nothing is verified, and the ADD passes while the chain exists. Rules that are
-// computed without a document would masquerade traffic that it exempts.
-func (n *node) propose(ctx context.Context, state store.State, own policy.Source) (*enforce.Proposal, error) {
+// documents that cannot be read nothing is verified, and the ADD passes while the chain exists. Rules that
+// are computed without a document would masquerade traffic that it exempts.
+func (n *node) propose(
+	ctx context.Context, state store.State, own policy.Source,
+) (*enforce.Proposal, error) {
 	n.warnUnreadable(state)
 	p := &enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, own.ID)}
 	// Most ADDs do not need the conflists. They are read with the lock held, as they may change while it is

@@ -42,7 +42,13 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	dir := t.TempDir()
-	h := &host{T: t, kernel: netfiltertest.New(), dataDir: dir + "/data", confDir: dir + "/net.d", file: dir + "/plugin.toml"}
+	h := &host{
+		T:       t,
+		kernel:  netfiltertest.New(),
+		dataDir: dir + "/data",
+		confDir: dir + "/net.d",
+		file:    dir + "/plugin.toml",
+	}
 	h.kernel.Before = func(effect string, _ bool) error {
 		h.effects = append(h.effects, effect)
 		return nil
@@ -80,7 +86,10 @@ func (h *host) run(name string, test func(*testing.T)) {
 
 // conf returns the entry of a network as a runtime passes it to the plugin. Keys with nil are left out.
 func (h *host) conf(network string, keys object) string {
-	entry := object{"cniVersion": "1.1.0", "name": network, "type": "ip-masq", "dataDir": h.dataDir, "prevResult": resultWith("10.1.0.2/16")}
+	entry := object{
+		"cniVersion": "1.1.0", "name": network, "type": "ip-masq", "dataDir": h.dataDir,
+		"prevResult": resultWith("10.1.0.2/16"),
+	}
 	maps.Copy(entry, keys)
 	maps.DeleteFunc(entry, func(_ string, value any) bool { return value == nil })
 	return string(assert.Must(json.Marshal(entry))(h))
@@ -99,7 +108,9 @@ func resultWith(address string) object {
 func (h *host) call(c call) answer {
 	h.Helper()
 	id := cmp.Or(c.id, "container")
-	args := &skel.CmdArgs{ContainerID: id, Netns: "/run/netns/" + id, IfName: "eth0", Args: c.args, StdinData: []byte(c.conf)}
+	args := &skel.CmdArgs{
+		ContainerID: id, Netns: "/run/netns/" + id, IfName: "eth0", Args: c.args, StdinData: []byte(c.conf),
+	}
 	var stdout, stderr bytes.Buffer
 	var err error
 	switch c.verb {

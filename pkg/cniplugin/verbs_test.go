@@ -26,24 +26,32 @@ const (
 )
 
 // unknownKeys are keys that no CNI library knows, whose numbers no float has.
-const unknownKeys = `"big": 123456789012345678901234567890, "small": 1.000000000000000000001, "wide": 1e400,
-	"text": "<&> \u2028 \u00e9 \"", "nothing": null, "deep": {"b": [1, {"a": 18446744073709551616}], "a": true}`
+const unknownKeys = `"big": 123456789012345678901234567890, "small": 1.000000000000000000001,
+	"wide": 1e400, "text": "<&> \u2028 \u00e9 \"", "nothing": null,
+	"deep": {"b": [1, {"a": 18446744073709551616}], "a": true}`
 
 // resultOf returns the result that a main plugin of a version of the specification passes on, and the pod's
 // subnets in it.
 func resultOf(version string) (result, subnets string) {
 	if !testutils.SpecVersionHasChaining(version) { // 0.1.0 and 0.2.0 have an address for each family
-		return fmt.Sprintf(`{"cniVersion": %q, "ip4": {"ip": "10.1.0.2/16", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}], %s},
-			"ip6": {"ip": "fd00:1::2/64"}, "dns": {}, %[2]s}`, version, unknownKeys), "[10.1.0.0/16 fd00:1::/64]"
+		result = fmt.Sprintf(`{"cniVersion": %q,
+			"ip4": {"ip": "10.1.0.2/16", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}], %s},
+			"ip6": {"ip": "fd00:1::2/64"}, "dns": {}, %[2]s}`, version, unknownKeys)
+		return result, "[10.1.0.0/16 fd00:1::/64]"
 	}
 	ipVersion := ""
 	if testutils.SpecVersionHasIPVersion(version) {
 		ipVersion = `"version": "4", `
 	}
-	return fmt.Sprintf(`{"cniVersion": %q, "ips": [{%s"address": "10.1.0.2/16", "gateway": "10.1.0.1", "interface": 1, "mark": 7, %[3]s}],
-		"interfaces": [{"name": "cni0"}, {"name": "eth0", "mac": "00:11:22:33:44:55", "sandbox": "/run/netns/x", %[3]s}],
-		"routes": [{"dst": "0.0.0.0/0", "table": 4294967296, "priority": 1}], "dns": {"nameservers": ["10.1.0.1"], "x": 1}, %[3]s}`,
-		version, ipVersion, unknownKeys), "[10.1.0.0/16]"
+	result = fmt.Sprintf(`{"cniVersion": %q,
+		"ips": [{%s"address": "10.1.0.2/16", "gateway": "10.1.0.1", "interface": 1, "mark": 7, %[3]s}],
+		"interfaces": [
+			{"name": "cni0"},
+			{"name": "eth0", "mac": "00:11:22:33:44:55", "sandbox": "/run/netns/x", %[3]s}
+		],
+		"routes": [{"dst": "0.0.0.0/0", "table": 4294967296, "priority": 1}],
+		"dns": {"nameservers": ["10.1.0.1"], "x": 1}, %[3]s}`, version, ipVersion, unknownKeys)
+	return result, "[10.1.0.0/16]"
 }
 
 // TestEveryVersion runs the verbs that each version of the specification has, in the order of a pod's life.
@@ -54,8 +62,9 @@ func TestEveryVersion(t *testing.T) {
 			result, subnets := resultOf(version)
 			keys := object{"cniVersion": version, "prevResult": json.RawMessage(result)}
 			conf := h.conf("podnet", keys)
+			ofNoPod := h.conf("podnet", object{"cniVersion": version, "prevResult": nil})
 			if testutils.SpecVersionHasSTATUS(version) {
-				h.call(call{verb: "STATUS", conf: h.conf("podnet", object{"cniVersion": version, "prevResult": nil})}).want(0).clean()
+				h.call(call{verb: "STATUS", conf: ofNoPod}).want(0).clean()
 				assert.Equal(t, "chains after STATUS", len(h.chains()), 0)
 			}
 			for range 2 { // the second one finds all as it should be
@@ -73,7 +82,7 @@ func TestEveryVersion(t *testing.T) {
 			}
 			h.kernel.Flush()
 			if testutils.SpecVersionHasSTATUS(version) { // as GC
-				h.call(call{verb: "GC", conf: h.conf("podnet", object{"cniVersion": version, "prevResult": nil})}).want(0).clean()
+				h.call(call{verb: "GC", conf: ofNoPod}).want(0).clean()
 				assert.Equal(t, "chains after GC", h.chains(), []string{chain})
 				h.kernel.Flush()
 			}
@@ -107,7 +116,8 @@ func TestResultPassesThrough(t *testing.T) {
 	}
 	h.run("deeply nested", func(t *testing.T) { // indented output would need 4 bytes per item and level
 		const levels, items = 1000, 1000
-		given := fmt.Sprintf(`{"cniVersion": "1.1.0", "x": %s%s1%s}`, strings.Repeat("[", levels), strings.Repeat("1,", items), strings.Repeat("]", levels))
+		given := `{"cniVersion": "1.1.0", "x": ` +
+			strings.Repeat("[", levels) + strings.Repeat("1,", items) + "1" + strings.Repeat("]", levels) + "}"
 		if out := add(object{"prevResult": json.RawMessage(given)}); len(out) > 2*len(given) {
 			t.Errorf("a result of %d bytes is answered with %d", len(given), len(out))
 		}
@@ -117,7 +127,8 @@ func TestResultPassesThrough(t *testing.T) {
 		want := exactly(t, given).(map[string]any)
 		given = strings.Replace(given, `"cniVersion": "0.1.0", `, "", 1)
 		// The default of a configuration without cniVersion is 0.1.0.
-		assert.Equal(t, "result", exactly(t, add(object{"cniVersion": nil, "prevResult": json.RawMessage(given)})), any(want))
+		out := add(object{"cniVersion": nil, "prevResult": json.RawMessage(given)})
+		assert.Equal(t, "result", exactly(t, out), any(want))
 	})
 	h.run("another version", func(t *testing.T) {
 		want := `{"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/container"}],
@@ -133,32 +144,38 @@ func TestMissingPrevResult(t *testing.T) {
 	h.add("podnet", nil)
 	before := h.snapshot()
 	const seePlugin = "; see what the plugin before ip-masq in the conflist returns"
-	const isMissing = "is missing; ip-masq runs after the plugin that makes the interface: list it behind that one in the conflist's plugins"
+	const isMissing = "is missing; ip-masq runs after the plugin that makes the interface: " +
+		"list it behind that one in the conflist's plugins"
+	const isNone = "is not a result of cniVersion 1.1.0: "
 	for name, c := range map[string]struct {
 		given any
 		says  string
 	}{
 		"absent":             {nil, isMissing},
 		"null":               {json.RawMessage("null"), isMissing},
-		"a list":             {[]int{1}, "is not a result of cniVersion 1.1.0: it has the JSON type array" + seePlugin},
-		"empty":              {object{}, "is not a result of cniVersion 1.1.0: it has no cniVersion" + seePlugin},
-		"an invalid version": {object{"cniVersion": 1}, "is not a result of cniVersion 1.1.0: cniVersion has the JSON type number" + seePlugin},
-		"an unknown version": {object{"cniVersion": "7.0.0"}, `is not a result of cniVersion 7.0.0: unsupported CNI result version "7.0.0"` + seePlugin},
+		"a list":             {[]int{1}, isNone + "it has the JSON type array" + seePlugin},
+		"empty":              {object{}, isNone + "it has no cniVersion" + seePlugin},
+		"an invalid version": {object{"cniVersion": 1}, isNone + "cniVersion has the JSON type number" + seePlugin},
+		"an unknown version": {
+			object{"cniVersion": "7.0.0"},
+			`is not a result of cniVersion 7.0.0: unsupported CNI result version "7.0.0"` + seePlugin,
+		},
 		"an invalid address": {
 			object{"cniVersion": "1.1.0", "ips": []object{{"address": "10.1.0.300/16"}}},
-			"is not a result of cniVersion 1.1.0: invalid CIDR address: 10.1.0.300/16" + seePlugin,
+			isNone + "invalid CIDR address: 10.1.0.300/16" + seePlugin,
 		},
 		"an invalid type": {
 			object{"cniVersion": "1.1.0", "ips": object{}},
-			"is not a result of cniVersion 1.1.0: ips has the JSON type object" + seePlugin,
+			isNone + "ips has the JSON type object" + seePlugin,
 		},
 		"null in a list of another version": {
 			object{"cniVersion": "0.4.0", "interfaces": []any{nil}},
-			"convert from cniVersion 0.4.0 to 1.1.0: an item of interfaces, ips or routes is null" + seePlugin,
+			"convert from cniVersion 0.4.0 to 1.1.0: " +
+				"an item of interfaces, ips or routes is null" + seePlugin,
 		},
 		"a long text": {
 			object{"cniVersion": "1.1.0", "ips": []object{{"address": strings.Repeat("x", 100000)}}},
-			"is not a result of cniVersion 1.1.0: ",
+			isNone,
 		},
 	} {
 		h.run(name, func(t *testing.T) {
@@ -182,7 +199,7 @@ type badEntry struct {
 // badEntries has values of each type of key. Tests of package config have the messages.
 func badEntries() []badEntry {
 	entries := []badEntry{
-		{"nonMasqueradeCidrs", []string{}, `nonMasqueradeCidrs: is not a known key; did you mean nonMasqueradeCIDRs?`},
+		{"nonMasqueradeCidrs", []string{}, "is not a known key; did you mean nonMasqueradeCIDRs?"},
 		{strings.Repeat("k", 5000), 1, `…": is not a known key; remove it`},
 		{"requireAgentConfig", "False", `requireAgentConfig: "False" is a string; write true or false`},
 		{"cidrLimit", 1000001, `cidrLimit: 1000001 is not a whole number from 1 to 1000000`},
@@ -196,11 +213,18 @@ func badEntries() []badEntry {
 		case **bool:
 			values = []any{"true", 1, object{}}
 		case *[]netip.Prefix, *policy.AddressItems:
-			values = []any{[]string{"10.0.1.24/24"}, []string{"fd00::/8"}, []string{"10.5.0.0/16", ""}, raw(`["10.5.0.0/16", null]`), raw(`[10]`), "10.0.0.0/8"}
+			values = []any{
+				[]string{"10.0.1.24/24"}, []string{"fd00::/8"}, []string{"10.5.0.0/16", ""},
+				raw(`["10.5.0.0/16", null]`), raw(`[10]`), "10.0.0.0/8",
+			}
 		case *[]string:
-			values = []any{[]string{"eth0", "+"}, []string{"a -j ACCEPT"}, []string{"sixteen-letters-"}, []string{""}}
+			values = []any{
+				[]string{"eth0", "+"}, []string{"a -j ACCEPT"}, []string{"sixteen-letters-"}, []string{""},
+			}
 		case *policy.Namespaces:
-			values = []any{[]string{"prod", "Prod"}, []string{"a.b"}, []string{"-a"}, []string{"prod-*"}, []string{""}, "prod"}
+			values = []any{
+				[]string{"prod", "Prod"}, []string{"a.b"}, []string{"-a"}, []string{"prod-*"}, []string{""}, "prod",
+			}
 		case **policy.Ports:
 			values = []any{"0-100", "1-100,50-200", "1024,", 8080}
 		default:
@@ -247,8 +271,9 @@ func TestBadInput(t *testing.T) {
 func TestProtocolKeys(t *testing.T) {
 	h := newHost(t)
 	h.add("podnet", object{
-		"runtimeConfig": object{"portMappings": []int{}}, "capabilities": object{"bandwidth": true}, "args": object{"cni": object{}},
-		"ipam": object{"type": "host-local"}, "dns": object{}, "ipMasq": false, validAttachments: json.RawMessage("null"), "cni.dev/anything": 1,
+		"runtimeConfig": object{"portMappings": []int{}}, "capabilities": object{"bandwidth": true},
+		"args": object{"cni": object{}}, "ipam": object{"type": "host-local"}, "dns": object{}, "ipMasq": false,
+		validAttachments: json.RawMessage("null"), "cni.dev/anything": 1,
 	})
 }
 
@@ -261,7 +286,8 @@ func TestValidAttachments(t *testing.T) {
 	}
 	h.call(call{verb: "ADD", id: "d", conf: h.conf("othernet", nil)}).want(0).clean()
 	for _, list := range []any{"all", object{"containerID": "a"}, []any{1}} {
-		h.call(call{verb: "GC", conf: h.conf("podnet", object{validAttachments: list})}).want(6, validAttachments)
+		conf := h.conf("podnet", object{validAttachments: list})
+		h.call(call{verb: "GC", conf: conf}).want(6, validAttachments)
 		h.wantAttachments("podnet", 3)
 	}
 	for _, step := range []struct {
@@ -271,14 +297,20 @@ func TestValidAttachments(t *testing.T) {
 	}{
 		{"no list", nil, 3},
 		{"two of three, and an unknown one", []object{
-			{"containerID": "a", "ifname": "eth0"}, {"containerID": "c", "ifname": "eth0"}, {"containerID": "x", "ifname": "eth0"},
+			{"containerID": "a", "ifname": "eth0"},
+			{"containerID": "c", "ifname": "eth0"},
+			{"containerID": "x", "ifname": "eth0"},
 		}, 2},
-		{"one with another interface", []object{{"containerID": "a", "ifname": "net1"}, {"containerID": "c", "ifname": "eth0"}}, 1},
+		{"one with another interface", []object{
+			{"containerID": "a", "ifname": "net1"},
+			{"containerID": "c", "ifname": "eth0"},
+		}, 1},
 		{"an empty list", []object{}, 0},
 	} {
 		h.run(step.name, func(t *testing.T) {
 			h.kernel.Flush()
-			h.call(call{verb: "GC", conf: h.conf("podnet", object{"prevResult": nil, validAttachments: step.valid})}).want(0).clean()
+			conf := h.conf("podnet", object{"prevResult": nil, validAttachments: step.valid})
+			h.call(call{verb: "GC", conf: conf}).want(0).clean()
 			assert.Equal(t, "chains", h.chains(), []string{chain})
 			h.wantAttachments("podnet", step.left)
 			h.wantAttachments("othernet", 1)
@@ -315,13 +347,12 @@ func TestChangedEntryConflicts(t *testing.T) {
 	h.add("first", yes)
 	h.add("second", yes)
 	before := h.snapshot()
-	const says = `randomFully of network "first" is false, which conflicts with randomFully of network "second", true`
+	const says = `randomFully of network "first" is false, ` +
+		`which conflicts with randomFully of network "second", true`
 	h.call(call{verb: "STATUS", conf: h.conf("first", no)}).want(50, says)
 	assert.Equal(t, "state after STATUS", h.snapshot(), before)
 	h.call(call{verb: "ADD", conf: h.conf("first", no)}).want(7, says)
-	if stored := h.stored("first"); stored == nil || stored.Policy.RandomFully == nil || !*stored.Policy.RandomFully {
-		t.Errorf("document: %+v", stored)
-	}
+	assert.Equal(t, "stored randomFully", *h.stored("first").Policy.RandomFully, true)
 }
 
 // TestPodOfCNIArgs: the pod of an attachment is the one that CNI_ARGS names, and args on stdin name nobody.
@@ -350,7 +381,11 @@ func TestPodOfCNIArgs(t *testing.T) {
 // TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 11 and changes no rule.
 // STATUS fails, too, and DEL passes.
 func TestRefusedState(t *testing.T) {
-	for name, spoiled := range map[string]string{"the record of the pod": "attachments", "the lock": "lock", "the dataDir": ""} {
+	for name, spoiled := range map[string]string{
+		"the record of the pod": "attachments",
+		"the lock":              "lock",
+		"the dataDir":           "",
+	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			h.add("podnet", nil)
@@ -376,7 +411,10 @@ func TestTryAgainLater(t *testing.T) {
 	h.call(call{verb: "DEL", conf: h.conf("podnet", nil)}).want(0)
 	assert.NoError(t, lock.Release())
 	h.add("podnet", nil)
-	agents := policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: chain}}
+	agents := policy.Source{
+		ID:     policy.SourceID{Kind: policy.AgentFiles},
+		Policy: policy.SourcePolicy{Chain: chain},
+	}
 	lock = assert.Must(h.store().Lock(t.Context()))(t)
 	assert.NoError(t, errors.Join(lock.Put(agents), lock.Release()))
 	h.add("podnet", object{"requireAgentConfig": true})
@@ -411,9 +449,11 @@ func TestDrift(t *testing.T) {
 	h.call(call{verb: "ADD", conf: conf}).want(0)
 	ref := policy.ChainFamily{Chain: chain, Family: policy.IPv4}
 	for name, tamper := range map[string]func(*policy.Chain){
-		"no jump":              func(c *policy.Chain) { c.Jumps = nil },
-		"no rules":             func(c *policy.Chain) { c.Rules = nil },
-		"an unrecognized rule": func(c *policy.Chain) { c.Rules = append([]policy.Rule{{Verdict: policy.Unrecognized}}, c.Rules...) },
+		"no jump":  func(c *policy.Chain) { c.Jumps = nil },
+		"no rules": func(c *policy.Chain) { c.Rules = nil },
+		"an unrecognized rule": func(c *policy.Chain) {
+			c.Rules = append([]policy.Rule{{Verdict: policy.Unrecognized}}, c.Rules...)
+		},
 	} {
 		c := h.kernel.Chains[netfiltertest.NFTables][ref]
 		tamper(&c)
@@ -447,7 +487,8 @@ func TestPluginFile(t *testing.T) {
 	assert.NoError(t, os.Mkdir(h.confDir, 0o755))
 	valid := fmt.Sprintf("data_dir = %q\ncni_conf_dir = %q\n", h.dataDir, h.confDir)
 	assert.NoError(t, os.WriteFile(h.file, []byte(valid), 0o600))
-	conflist := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"}, {"type": "ip-masq", "masqChain": "OF-CONFLIST", "dataDir": %q}]}`, h.dataDir)
+	conflist := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [{"type": "bridge"},
+		{"type": "ip-masq", "masqChain": "OF-CONFLIST", "dataDir": %q}]}`, h.dataDir)
 	file := filepath.Join(h.confDir, "10-podnet.conflist")
 	assert.NoError(t, os.WriteFile(file, []byte(conflist), 0o600))
 

@@ -13,7 +13,8 @@ import (
 // bootUnitFile is an empty file of this boot, whose mtime is when the boot unit ran last.
 const bootUnitFile = "boot-unit"
 
-// RecordBootUnit records that the boot unit runs. It creates no dataDir: without documents there is nothing to restore.
+// RecordBootUnit records that the boot unit runs. It creates no dataDir: without documents there is nothing
+// to restore.
 func (d *Dir) RecordBootUnit() error {
 	const op = "record the boot unit"
 	if safefile.IsMissing(d.path) {
@@ -31,7 +32,8 @@ func (d *Dir) RecordBootUnit() error {
 	return failure(op, f.in(bootUnitFile), overwrite(file, []byte("\n")))
 }
 
-// BootUnitRan returns when the boot unit ran last in this boot; zero if it did not, or the record cannot be read.
+// BootUnitRan returns when the boot unit ran last in this boot; zero if it did not, or the record cannot be
+// read.
 func (d *Dir) BootUnitRan() time.Time {
 	f, err := d.ofBoot(false)
 	if err != nil {
