@@ -253,12 +253,12 @@ func TestResetList(t *testing.T) {
 	}
 	r := resetList{at: 7}
 	r.add(store.Reset{})
-	addTo(&r, passed, netip.Addr.Compare, []netip.Addr{b})
-	addTo(&r, left, store.ChainAddress.Compare, leaving(b))
-	addTo(&r, passed, netip.Addr.Compare, nil)
-	addTo(&r, left, store.ChainAddress.Compare, nil)
-	addTo(&r, passed, netip.Addr.Compare, []netip.Addr{a})
-	addTo(&r, left, store.ChainAddress.Compare, leaving(a))
+	r.addPassed([]netip.Addr{b})
+	r.addLeft(leaving(b))
+	r.addPassed(nil)
+	r.addLeft(nil)
+	r.addPassed([]netip.Addr{a})
+	r.addLeft(leaving(a))
 	r.add(store.Reset{})
 	if got, want := text(r), "10:[10.88.0.5 10.88.0.6][]0 11:[][{A 10.88.0.5} {A 10.88.0.6}]0 12:[][]0 "; got != want {
 		t.Errorf("%s, want %s", got, want)
