@@ -167,7 +167,7 @@ func TestRecordWalk(t *testing.T) {
 		lock, err := e.Dir.Lock(t.Context())
 		assert.NoError(t, err)
 		err = errors.Join(lock.PutRecord(rec), lock.Release())
-		err = errors.Join(err, e.recordWalk(t.Context(), c.due, c.began, nil, c.failed))
+		err = errors.Join(err, e.recordWalk(t.Context(), &walk{due: c.due, began: c.began}, nil, c.failed))
 		s, loadErr := e.Dir.Load()
 		if err := errors.Join(err, loadErr); err != nil || s.Record.LastReset != c.last || len(s.Record.Resets) != c.left {
 			t.Errorf("%s: %v, record %+v", name, err, s.Record)

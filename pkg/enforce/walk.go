@@ -22,79 +22,96 @@ import (
 // can be lost repeatedly, and after a walk that failed.
 const resetInterval = 10 * time.Second
 
+// walk is one pass through the conntrack table.
+type walk struct {
+	state store.State
+	due   []store.Reset // that it is for
+	began int64         // before any reset that it is not for was recorded
+	next  time.Duration // how long to wait for another reset on record, 0 without one
+}
+
 // ResetConnections walks once through the conntrack table, for the resets on record that are due, and takes
 // those off the record. It waits for another process that does so. It holds the lock while it reads and
 // writes the record, and not while it walks. It returns how many connections it deleted, also with an
 // error, and how long to wait for the next reset on record, 0 without one. The numbers are added to those on
 // record, or the error is an UnwritableError.
-func (e *Enforcer) ResetConnections(ctx context.Context) (deleted map[policy.ChainFamily]uint64, next time.Duration, err error) {
+func (e *Enforcer) ResetConnections(ctx context.Context) (map[policy.ChainFamily]uint64, time.Duration, error) {
 	running, err := e.Dir.ResetLock(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer func() { _ = running.Close() }()
-	s, due, next, began, err := e.readDue(ctx)
-	if err != nil || len(due) == 0 {
-		return nil, next, err
+	w, err := e.readDue(ctx)
+	if err != nil || len(w.due) == 0 {
+		return nil, w.next, err
 	}
-	judge := e.judge(s, due)
 	if err := e.Dir.CheckWritable(); err != nil { // a walk that cannot be recorded would be repeated without end
 		return nil, 0, &UnwritableError{err}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
+	judge := e.judge(&w)
 	if judge.IsEmpty() { // no reason for the walk after the first pod range becomes known to wait
-		if err := e.recordWalk(ctx, due, 0, nil, nil); err != nil {
+		w.began = 0
+		if err := e.recordWalk(ctx, &w, nil, nil); err != nil {
 			return nil, 0, &UnwritableError{err}
 		}
-		return nil, next, nil
+		return nil, w.next, nil
 	}
-	// A packet may have met the previous rules and not be listed yet, as a commit does not wait for it. This waits
-	// for an RCU grace period; without it an entry may be missed.
-	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
-	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
-	deleted, err = e.Conntrack(ctx, judge)
-	failed := err
+	awaitPackets()
+	deleted, failed := e.Conntrack(ctx, judge)
 	if failed != nil { // also after a timeout
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		next = 0
+		w.next = 0
 	}
-	if err = e.recordWalk(ctx, due, began, deleted, failed); err != nil {
-		err = &UnwritableError{err}
+	if err := e.recordWalk(ctx, &w, deleted, failed); err != nil {
+		failed = errors.Join(failed, &UnwritableError{err})
 	}
-	return deleted, next, errors.Join(failed, err)
+	return deleted, w.next, failed
 }
 
-// readDue reads the resets on record that are due, when it began to, and how long to wait for the others. A writer of rules
-// holds the lock, so the rules that a reset is for are in place by now.
-func (e *Enforcer) readDue(ctx context.Context) (s store.State, due []store.Reset, next time.Duration, began int64, err error) {
-	err = e.withLock(ctx, func(*store.Lock) (err error) {
-		began = store.BootTime() // before any reset that is recorded from here on, which this walk is not for
-		s, err = e.Dir.Load()
+// awaitPackets waits for an RCU grace period: a packet may have met the previous rules and not be listed yet, as a commit
+// does not wait for it. Without it an entry may be missed.
+func awaitPackets() {
+	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
+	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
+}
+
+// readDue reads the resets on record that are due. A writer of rules holds the lock, so the rules that a reset is for are in
+// place by now.
+func (e *Enforcer) readDue(ctx context.Context) (walk, error) {
+	var w walk
+	err := e.withLock(ctx, func(*store.Lock) (err error) {
+		w.began = store.BootTime()
+		w.state, err = e.Dir.Load()
 		return err
 	})
-	if err == nil && len(s.Unreadable) > 0 { // what is masqueraded is not known
-		err = s.Unreadable[0].Err
+	if err != nil {
+		return walk{}, err
 	}
-	if err == nil {
-		due, next = dueResets(e.currentBoot(s.Record))
+	if len(w.state.Unreadable) > 0 { // what is masqueraded is not known
+		return walk{}, w.state.Unreadable[0].Err
 	}
-	return s, due, next, began, err
+	w.due, w.next = dueResets(e.currentBoot(w.state.Record))
+	return w, nil
 }
 
-func (e *Enforcer) judge(s store.State, due []store.Reset) *policy.ConnectionJudge {
+// judge returns the judge of the connections that the walk meets.
+func (e *Enforcer) judge(w *walk) *policy.ConnectionJudge {
 	var before [][]policy.Policy
-	for _, r := range due {
+	findsUntranslated := false
+	for _, r := range w.due {
+		findsUntranslated = findsUntranslated || r.FindsUntranslated()
 		if r.Before != nil {
 			before = append(before, policiesOf(r.Before, r.Pods))
 		}
 	}
-	now := e.Policies(s)
-	judge := policy.NewConnectionJudge(now, before, slices.ContainsFunc(due, store.Reset.FindsUntranslated))
-	for _, r := range due {
+	now := e.Policies(w.state)
+	judge := policy.NewConnectionJudge(now, before, findsUntranslated)
+	for _, r := range w.due {
 		for _, l := range r.Left {
 			judge.Left(l.Chain, l.Address)
 		}
@@ -107,9 +124,7 @@ func (e *Enforcer) judge(s store.State, due []store.Reset) *policy.ConnectionJud
 
 // recordWalk takes the resets of a walk that did not fail off the record, and adds how many connections it deleted. Began is 0
 // if no walk was needed.
-func (e *Enforcer) recordWalk(
-	ctx context.Context, due []store.Reset, began int64, deleted map[policy.ChainFamily]uint64, failed error,
-) error {
+func (e *Enforcer) recordWalk(ctx context.Context, w *walk, deleted map[policy.ChainFamily]uint64, failed error) error {
 	return e.withLock(ctx, func(lock *store.Lock) error {
 		s, err := e.Dir.Load()
 		if err != nil || lock == nil {
@@ -119,15 +134,30 @@ func (e *Enforcer) recordWalk(
 		if len(rec.Chains) == 0 && len(rec.Resets) == 0 { // it was removed or damaged meanwhile
 			return nil
 		}
-		rec.Resets = slices.DeleteFunc(rec.Resets, func(r store.Reset) bool {
-			return failed == nil && slices.ContainsFunc(due, func(d store.Reset) bool { return d.At == r.At })
-		})
-		if failed != nil || began > 0 && slices.ContainsFunc(due, store.Reset.FindsUntranslated) {
-			rec.LastReset = began
+		isLimited := w.began > 0 && slices.ContainsFunc(w.due, store.Reset.FindsUntranslated)
+		if failed != nil || isLimited {
+			rec.LastReset = w.began
+		}
+		if failed == nil {
+			rec.Resets = w.without(rec.Resets)
 		}
 		rec.Deleted = addDeleted(rec, deleted)
 		return lock.PutRecord(rec)
 	})
+}
+
+// without returns the resets on record that the walk was not for.
+func (w *walk) without(resets []store.Reset) (left []store.Reset) {
+	isDone := map[int64]bool{}
+	for _, d := range w.due {
+		isDone[d.At] = true
+	}
+	for _, r := range resets {
+		if !isDone[r.At] {
+			left = append(left, r)
+		}
+	}
+	return left
 }
 
 // addDeleted returns the numbers of the record with those of a walk, without chains that are gone.
@@ -137,9 +167,13 @@ func addDeleted(rec store.Record, deleted map[policy.ChainFamily]uint64) []store
 	for _, d := range rec.Deleted {
 		sum[d.ChainFamily] += d.Connections
 	}
+	isThere := map[policy.ChainFamily]bool{}
+	for _, o := range rec.Chains {
+		isThere[policy.ChainFamily{Chain: o.Chain, Family: o.Family}] = true
+	}
 	var all []store.Deleted
 	for c, n := range sum {
-		if slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return o.Chain == c.Chain && o.Family == c.Family }) {
+		if isThere[c] {
 			all = append(all, store.Deleted{ChainFamily: c, Connections: n})
 		}
 	}
@@ -163,9 +197,9 @@ func (e *Enforcer) withLock(ctx context.Context, do func(*store.Lock) error) err
 
 // dueResets returns the resets that are due now, and how long to wait for another one on record.
 func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
+	wait := resetInterval - time.Duration(store.BootTime()-rec.LastReset)
 	for _, r := range rec.Resets {
 		failed := r.At < rec.LastReset // or it would not be on record
-		wait := resetInterval - time.Duration(store.BootTime()-rec.LastReset)
 		isLimited := rec.LastReset > 0 && (r.FindsUntranslated() || failed)
 		if isLimited && wait > 0 {
 			next = wait
@@ -182,9 +216,14 @@ func (s *State) ResetsDue() bool { return !s.Failed() && ResetsDue(s.onRecord.no
 
 // Passed reports whether a reset on record is for one of these addresses, which passed to another pod.
 func (s *State) Passed(addresses []netip.Addr) bool {
-	return slices.ContainsFunc(s.onRecord.now.Resets, func(r store.Reset) bool {
-		return slices.ContainsFunc(r.Passed, func(a netip.Addr) bool { return slices.Contains(addresses, a) })
-	})
+	for _, r := range s.onRecord.now.Resets {
+		for _, a := range r.Passed {
+			if slices.Contains(addresses, a) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ResetsDue reports whether ResetConnections has something to do now for the record of this boot.
