@@ -119,7 +119,7 @@ func TestDeniedDirectories(t *testing.T) {
 		n.addAndCheck(t, conf)
 		n.lacks(t, missing{denied: []string{n.dataDir}})
 		n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, says...)
-		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, says...)
+		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 11, says...)
 		n.invoke(t, invocation{verb: "CHECK", conf: conf}).want(t, 101, says...)
 		if d := n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0); !strings.Contains(d.stderr, "SELinux") {
 			t.Errorf("DEL does not warn: %s", d.stderr)

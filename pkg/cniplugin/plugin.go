@@ -202,6 +202,8 @@ func codeOf(err error) uint {
 		return coded.code
 	case errors.As(err, &conflict), errors.As(err, &bound), errors.Is(err, enforce.ErrOtherDataDir):
 		return types.ErrInvalidNetworkConfig
+	case errors.Is(err, store.ErrRefused): // it does not pass by trying again
+		return codeRules
 	case errors.As(err, &unwritable), errors.Is(err, store.ErrBusy), errors.Is(err, netfilter.ErrBusy):
 		return types.ErrTryAgainLater
 	default:

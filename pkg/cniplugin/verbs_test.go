@@ -378,7 +378,7 @@ func TestPodOfCNIArgs(t *testing.T) {
 	}
 }
 
-// TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 11 and changes no rule.
+// TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 100 and changes no rule.
 // STATUS fails, too, and DEL passes.
 func TestRefusedState(t *testing.T) {
 	for name, spoiled := range map[string]string{
@@ -393,7 +393,7 @@ func TestRefusedState(t *testing.T) {
 			assert.NoError(t, os.Chmod(path, 0o777))
 			changed := h.conf("podnet", object{"masqLinkLocal": true})
 			generation := h.kernel.Generation
-			h.call(call{verb: "ADD", id: "another", conf: changed}).want(11, path, "refused", "chmod go-w")
+			h.call(call{verb: "ADD", id: "another", conf: changed}).want(100, path, "refused", "chmod go-w")
 			h.call(call{verb: "STATUS", conf: changed}).want(50, path, "refused")
 			h.call(call{verb: "DEL", id: "another", conf: changed}).want(0)
 			assert.Equal(t, "generation", h.kernel.Generation, generation)
