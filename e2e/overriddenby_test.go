@@ -170,9 +170,9 @@ func TestExplainIPv6(t *testing.T) {
 	})
 }
 
-// wantExplanation compares explain with the source addresses of the pod's packets to an exempt and a masqueraded
-// destination. An answer that is not perhaps must be what the packets of all transports show. It is perhaps only if
-// the transports differ or, without --from, if it depends on the source.
+// wantExplanation compares explain with the source addresses of the pod's packets to an exempt and a
+// masqueraded destination. An answer that is not perhaps must be what the packets of all transports show. It
+// is perhaps only if the transports differ or, without --from, if it depends on the source.
 func (n *node) wantExplanation(t *testing.T, p *pod, by, elsewhere string) {
 	t.Helper()
 	for to, verdict := range map[string]string{"10.9.9.9": "exempt", "1.2.3.4": "masquerade"} {
@@ -252,8 +252,9 @@ func TestExplainLocalRoutes(t *testing.T) {
 	}
 }
 
-// TestThirdPartyExamples has rules about which earlier versions said the opposite: a verdict map, a negated interface
-// and an interface that does not exist. explain agrees with packets, and doctor and status with explain.
+// TestThirdPartyExamples has rules about which earlier versions said the opposite: a verdict map, a negated
+// interface and an interface that does not exist. explain agrees with packets, and doctor and status with
+// explain.
 func TestThirdPartyExamples(t *testing.T) {
 	const base = "type nat hook postrouting priority srcnat; policy accept; "
 	for _, o := range []struct {

@@ -32,8 +32,8 @@ func mangle(lines string) string {
 
 func nft(text string) string { return heredoc("nft -f -", text) }
 
-// programRulesets has pods of a cluster in 10.244.0.0/24 on this node and in 10.244.1.0/24 on another, and a container or
-// virtual machine in 172.20.0.0/16.
+// programRulesets has pods of a cluster in 10.244.0.0/24 on this node and in 10.244.1.0/24 on another, and a
+// container or virtual machine in 172.20.0.0/16.
 func programRulesets() []programRuleset {
 	const none = `10.244.0.2 10.9.9.9 no
 		10.244.0.2 8.8.8.8 no

@@ -23,9 +23,9 @@ var (
 	rulesetsSeed = flag.Uint64("ruleset", 0, "load the ruleset of this seed alone; 0: new seeds")
 )
 
-// TestRandomRulesets loads random rulesets of other programs, as nft and iptables text, and sends packets. What the
-// receiver sees must be what the verdict of the rules says: no certain verdict may be wrong, and where everything can be
-// known less than a fifth may be perhaps.
+// TestRandomRulesets loads random rulesets of other programs, as nft and iptables text, and sends packets.
+// What the receiver sees must be what the verdict of the rules says: no certain verdict may be wrong, and
+// where everything can be known less than a fifth may be perhaps.
 func TestRandomRulesets(t *testing.T) {
 	t.Parallel()
 	l := newRulesetLab(t)
@@ -113,8 +113,8 @@ func outOf(to netip.Addr) string {
 	return "outside"
 }
 
-// agreesWith reports whether a verdict has the outcome that was seen, and whether it is certain that the source is
-// translated, or not.
+// agreesWith reports whether a verdict has the outcome that was seen, and whether it is certain that the
+// source is translated, or not.
 func agreesWith(v thirdparty.Verdict, own, node, seen netip.Addr) (is bool, translated thirdparty.Answer) {
 	_, translated = v.Against(func(o thirdparty.Outcome) thirdparty.Answer {
 		return o.TranslatesExempt(thirdparty.HostPrefix(own))
@@ -204,8 +204,8 @@ func (g *rulesetGenerator) oneOf(texts ...string) string { return texts[g.IntN(l
 // chance reports true in one of n cases.
 func (g *rulesetGenerator) chance(n int) bool { return g.IntN(n) == 0 }
 
-// script returns shell commands that load one to three tables. Tables of one priority have no order that can be
-// known, so only rulesets that have something unknown anyway have them.
+// script returns shell commands that load one to three tables. Tables of one priority have no order that can
+// be known, so only rulesets that have something unknown anyway have them.
 func (g *rulesetGenerator) script() string {
 	g.unknown = g.chance(2)
 	priorities := []int{90, 110, 101, -5, 300}
@@ -362,7 +362,8 @@ func (g *rulesetGenerator) nftRule(later []string) string {
 	return strings.Join(append(words, g.ends(later)), " ")
 }
 
-// nftTable returns a table with a base chain, chains that it jumps to, and sometimes a chain that sets marks before.
+// nftTable returns a table with a base chain, chains that it jumps to, and sometimes a chain that sets marks
+// before.
 func (g *rulesetGenerator) nftTable(name string, priority int) string {
 	g.sets.Reset()
 	chains := []string{"a", "b", "c"}
@@ -408,7 +409,8 @@ func (g *rulesetGenerator) iptablesCondition() string {
 	return g.oneOf("-m addrtype ! --dst-type LOCAL", "-m addrtype ! --src-type LOCAL", "-m addrtype --dst-type LOCAL", "-m comment --comment other")
 }
 
-// iptablesTable returns a table for iptables-restore: a chain of each table may set marks, and one of nat translates.
+// iptablesTable returns a table for iptables-restore: a chain of each table may set marks, and one of nat
+// translates.
 func (g *rulesetGenerator) iptablesTable(table string) string {
 	chains := []string{"POSTROUTING", "A", "B", "C"}
 	var text strings.Builder

@@ -166,7 +166,8 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 	return addresses[0], nil
 }
 
-// routeTo returns the route to an address, or the zero Route. That to an address of the node has the type RTN_LOCAL.
+// routeTo returns the route to an address, or the zero Route. That to an address of the node has the type
+// RTN_LOCAL.
 func routeTo(a netip.Addr) netlink.Route {
 	if !a.IsValid() {
 		return netlink.Route{}
@@ -175,8 +176,8 @@ func routeTo(a netip.Addr) netlink.Route {
 	return append(routes, netlink.Route{})[0] // there may be no route, one that refuses, or no such family
 }
 
-// nextHops returns the interfaces that the packet leaves through by the routing table: several, where the route has as
-// many next hops. The packet comes in by an interface, if the node does not send it.
+// nextHops returns the interfaces that the packet leaves through by the routing table: several, where the
+// route has as many next hops. The packet comes in by an interface, if the node does not send it.
 func nextHops(packet policy.Packet, in int) ([]string, error) {
 	dst, options := packet.Dst.Unmap().WithZone("").AsSlice(), &netlink.RouteGetOptions{FIBMatch: true}
 	if packet.Src.IsValid() {
@@ -185,7 +186,8 @@ func nextHops(packet policy.Packet, in int) ([]string, error) {
 		}
 	}
 	routes, err := netlink.RouteGetWithOptions(dst, options)
-	// What is no answer of the routing table: a source that the kernel takes for a wrong one, or forwarding that is off.
+	// What is no answer of the routing table: a source that the kernel takes for a wrong one, or forwarding
+	// that is off.
 	if refused := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EHOSTUNREACH); refused && options.SrcAddr != nil {
 		routes, err = netlink.RouteGetWithOptions(dst, &netlink.RouteGetOptions{FIBMatch: true})
 	}

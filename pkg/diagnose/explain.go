@@ -80,7 +80,8 @@ type Explanation struct {
 	Family  policy.Family `json:"family"`
 	Verdict policy.Action `json:"verdict"`
 	Prefix  *netip.Prefix `json:"prefix"` // the destination or source that decides; null if none does
-	// Origin is that of the prefix, or of the key that puts the traffic out of scope: the first one of equal ones.
+	// Origin is that of the prefix, or of the key that puts the traffic out of scope: the first one of equal
+	// ones.
 	Origin *Origin `json:"origin"`
 	Reason string  `json:"reason"`
 
@@ -91,8 +92,9 @@ type Explanation struct {
 	AddressItem      *netip.Prefix `json:"addressItem"`
 	AddressOrigin    *Origin       `json:"addressOrigin"`
 
-	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties; null if
-	// that depends on what is not known. OverriddenBy is the third-party rules that decide otherwise, or may: a line each.
+	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties;
+	// null if that depends on what is not known. OverriddenBy is the third-party rules that decide otherwise,
+	// or may: a line each.
 	Kernel       thirdparty.Answer `json:"kernel"`
 	OverriddenBy string            `json:"overridden_by"`
 	Backend      string            `json:"backend"` // "iptables (nft)"
@@ -130,9 +132,9 @@ func (e Explanation) MarshalJSON() ([]byte, error) {
 
 // Explain answers a question from one reading of the sources and the kernel.
 //
-// An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the first that
-// masquerades decides, as the first NAT rule that matches binds a connection, else one that exempts. Without an
-// interface in the question, that of the route's first next hop decides.
+// An unknown source or interface is replaced by one in scope (policy.Decide). Of several chains the first
+// that masquerades decides, as the first NAT rule that matches binds a connection, else one that exempts.
+// Without an interface in the question, that of the route's first next hop decides.
 func Explain(q Question, state *enforce.State, sources []policy.Source, finder OriginFinder) Explanation {
 	q.Dst, q.Src = q.Dst.Unmap().WithZone(""), q.Src.Unmap().WithZone("")
 	blank := Explanation{
@@ -334,7 +336,8 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	}
 }
 
-// packets returns the packets of a question: from its source, else from each prefix of those that are assumed.
+// packets returns the packets of a question: from its source, else from each prefix of those that are
+// assumed.
 func (e *Explanation) packets(q Question, state *enforce.State, bound policy.Ranges) (packets []thirdparty.Packet) {
 	const most = 64
 	sources, outs, isLocal := bound, []string{q.Out}, thirdparty.Perhaps
@@ -384,8 +387,8 @@ func (e *Explanation) contradictedBy(q Question) func(thirdparty.Outcome) thirdp
 	return func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(from) }
 }
 
-// preventsMasquerade judges an outcome of packets that are to leave with an address of the node: the chosen one, if
-// there is one.
+// preventsMasquerade judges an outcome of packets that are to leave with an address of the node: the chosen
+// one, if there is one.
 func (e *Explanation) preventsMasquerade(o thirdparty.Outcome) thirdparty.Answer {
 	switch {
 	case o.Fate == thirdparty.Untouched:
@@ -417,8 +420,8 @@ func (e *Explanation) isOwned(state *enforce.State) func(thirdparty.Place) bool 
 	}
 }
 
-// binds returns a function that tells whether an owned chain decides about the packets: it masquerades them, or
-// enforceExempt binds them.
+// binds returns a function that tells whether an owned chain decides about the packets: it masquerades them,
+// or enforceExempt binds them.
 func (e *Explanation) binds(isBound bool) func(thirdparty.Place) thirdparty.Answer {
 	masquerades := map[string]bool{e.Chain: e.masquerades}
 	for _, other := range e.Chains {

@@ -186,8 +186,8 @@ func nodePortOverlap(e *examination, f *Finding) {
 	}
 }
 
-// caught adds the rules to a finding that a search finds for packets which a guard catches: of pods, to destinations
-// that its chain masquerades.
+// caught adds the rules to a finding that a search finds for packets which a guard catches: of pods, to
+// destinations that its chain masquerades.
 func (e *examination) caught(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *thirdparty.Search) {
 	multicast := policy.RangesOf(g.Family.Multicast()...) // which no guard catches
 	notCaught := policy.Normalize(slices.Concat(g.Exempt, multicast))

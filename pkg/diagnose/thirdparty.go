@@ -61,8 +61,8 @@ type violation struct {
 	doubt  string // why the rule may not apply to pods; "" if it does
 }
 
-// CountThirdParty returns how many third-party rules translate for certain what a policy exempts: those of the
-// problem foreign-masquerade.
+// CountThirdParty returns how many third-party rules translate for certain what a policy exempts: those of
+// the problem foreign-masquerade.
 func CountThirdParty(h Host) (int, error) {
 	e := &examination{Host: h}
 	e.readLists()
@@ -77,8 +77,8 @@ func CountThirdParty(h Host) (int, error) {
 	return len(certain), err
 }
 
-// findViolations asks about the packets that exist: from each network's pods to each exempt prefix, through the
-// interfaces that the routes of the prefix use.
+// findViolations asks about the packets that exist: from each network's pods to each exempt prefix, through
+// the interfaces that the routes of the prefix use.
 func (e *examination) findViolations() error {
 	var failed error
 	owned := Owned(e.Rules, e.State.Record, e.DataDir)
@@ -141,7 +141,8 @@ func (s *survey) violations() []violation {
 	scope := s.policy.Scope(s.family).Sources
 	for _, d := range s.policy.Destinations {
 		isOfFamily := policy.FamilyOf(d.Prefix.Addr()) == s.family
-		// Multicast is not routed: a rule for it alone would be a finding on every node with a rule such as kindnet's.
+		// Multicast is not routed: a rule for it alone would be a finding on every node with a rule such as
+		// kindnet's.
 		if d.Action == policy.ActionExempt && d.HasKey() && isOfFamily {
 			s.about(d.Prefix.String(), scope, exempt.Intersect(policy.RangesOf(d.Prefix)))
 		}
@@ -161,8 +162,8 @@ func (s *survey) violations() []violation {
 	return s.found
 }
 
-// about asks about packets from some sources to some destinations: those of pods through the interfaces of routes,
-// then through other interfaces, then those of other sources.
+// about asks about packets from some sources to some destinations: those of pods through the interfaces of
+// routes, then through other interfaces, then those of other sources.
 func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 	const questions = 20_000
 	search := &thirdparty.Search{Ask: s.againstExempt, By: thirdparty.Source | thirdparty.Destination, Questions: questions}
@@ -365,8 +366,8 @@ func (e *examination) readRoutes(f policy.Family) *routingTable {
 	return t
 }
 
-// hops returns the interfaces that routes of a prefix use, each with the widest part of the prefix that is behind it.
-// Without a route it is any interface: "".
+// hops returns the interfaces that routes of a prefix use, each with the widest part of the prefix that is
+// behind it. Without a route it is any interface: "".
 func (t *routingTable) hops(to netip.Prefix) []hop {
 	covering := map[int]route{} // of each table, the longest that has all of the prefix
 	widest := map[string]netip.Prefix{}

@@ -282,7 +282,8 @@ func TestLargeSet(t *testing.T) {
 	}
 }
 
-// TestNothingIsWritten reads an empty namespace, in which a table of iptables-legacy would be created by asking for one.
+// TestNothingIsWritten reads an empty namespace, in which a table of iptables-legacy would be created by
+// asking for one.
 func TestNothingIsWritten(t *testing.T) {
 	isolate(t)
 	for _, f := range policy.Families() {

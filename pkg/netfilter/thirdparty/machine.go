@@ -80,8 +80,9 @@ const (
 	notLocal // the type of an address that is not LOCAL
 )
 
-// machine runs the expressions of a rule as nf_tables does, with registers of which some bits are unknown.
-// A condition that depends on these is perhaps, and so is an expression that this package does not know: never no.
+// machine runs the expressions of a rule as nf_tables does, with registers of which some bits are unknown. A
+// condition that depends on these is perhaps, and so is an expression that this package does not know: never
+// no.
 type machine struct {
 	family              policy.Family
 	packet              Packet
@@ -110,8 +111,9 @@ func newMachine(f policy.Family, p Packet) *machine {
 	}
 }
 
-// run evaluates a rule for a packet with a mark. It returns the ends that are possible, with m.mark as the mark then,
-// and the way past the rule. untracks tells that the rule may keep the packet from connection tracking.
+// run evaluates a rule for a packet with a mark. It returns the ends that are possible, with m.mark as the
+// mark then, and the way past the rule. untracks tells that the rule may keep the packet from connection
+// tracking.
 func (m *machine) run(r *Rule, at mark) (effects []effect, past way, untracks bool) {
 	m.mark, m.matches, m.past = at, Yes, way{}
 	for _, e := range r.Exprs {
@@ -132,8 +134,8 @@ func (m *machine) run(r *Rule, at mark) (effects []effect, past way, untracks bo
 	return nil, m.past, untracks
 }
 
-// and adds a condition of the rule. If it is not met for certain, the packet may continue behind the rule, with the
-// mark that it has so far.
+// and adds a condition of the rule. If it is not met for certain, the packet may continue behind the rule,
+// with the mark that it has so far.
 func (m *machine) and(a Answer) {
 	m.matches = min(m.matches, a)
 	if a != Yes {
@@ -278,8 +280,8 @@ func (m *machine) compare(e nfnetlink.Cmp) {
 // greater is NFT_CMP_GT.
 const greater nfnetlink.CmpOp = unix.NFT_CMP_GT
 
-// excluded reports whether a register that is not known is known to differ: no packet leaves through lo for an address
-// that is not local, and the type of such an address is not LOCAL.
+// excluded reports whether a register that is not known is known to differ: no packet leaves through lo for
+// an address that is not local, and the type of such an address is not LOCAL.
 func excluded(from origin, value []byte) bool {
 	switch {
 	case from&outputName != 0:

@@ -38,10 +38,10 @@ func (a Answer) MarshalJSON() ([]byte, error) {
 	return []byte("null"), nil
 }
 
-// Packet is the first packet of a new connection, as it leaves the node for an address that is not local. What it does
-// not state is unknown: it stands for all packets with these properties.
+// Packet is the first packet of a new connection, as it leaves the node for an address that is not local.
+// What it does not state is unknown: it stands for all packets with these properties.
 type Packet struct {
-	Src, Dst netip.Prefix // the zero Prefix is any address of the family; only the bits of the prefix are known
+	Src, Dst netip.Prefix // of which the bits of the prefix are known; the zero Prefix is any address
 	SrcLocal Answer       // whether the node itself sends it
 	Out      string       // the output interface; "" if unknown
 	OutIndex int          // its number; 0 if unknown
@@ -83,7 +83,8 @@ type Outcome struct {
 type Verdict struct {
 	// Outcomes are all that are possible: one if it is certain.
 	Outcomes []Outcome
-	// Bypasses are rules by which a packet that is not translated may have left a base chain before an owned chain in it.
+	// Bypasses are rules by which a packet that is not translated may have left a base chain before an owned
+	// chain in it.
 	Bypasses []*Rule
 	// Untrackers are rules that may keep the packet from connection tracking.
 	Untrackers []*Rule
@@ -131,8 +132,8 @@ func (v *Verdict) Merge(other Verdict) {
 	}
 }
 
-// Against returns the rules that decide against what a policy wants, or may, and whether they do. The function tells
-// whether an outcome is against it.
+// Against returns the rules that decide against what a policy wants, or may, and whether they do. The
+// function tells whether an outcome is against it.
 func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer) {
 	certain := true
 	for _, o := range v.Outcomes {

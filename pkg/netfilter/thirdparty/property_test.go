@@ -169,8 +169,9 @@ func (w world) fate(chain string, src, dst netip.Addr, obscure bool, marked *boo
 	return ""
 }
 
-// TestJudge holds verdicts to what becomes of each packet, whether the undecoded matches hold or not: its fate is among
-// the outcomes, also of all packets with a prefix, and where everything is known there is no other outcome.
+// TestJudge holds verdicts to what becomes of each packet, whether the undecoded matches hold or not: its
+// fate is among the outcomes, also of all packets with a prefix, and where everything is known there is no
+// other outcome.
 func TestJudge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
@@ -203,8 +204,9 @@ func TestJudge(t *testing.T) {
 	})
 }
 
-// TestSearchIsComplete holds a search to what becomes of each packet: a packet that is masqueraded for certain is
-// masqueraded by a rule that the search found, and what it found for certain masquerades some packet.
+// TestSearchIsComplete holds a search to what becomes of each packet: a packet that is masqueraded for
+// certain is masqueraded by a rule that the search found, and what it found for certain masquerades some
+// packet.
 func TestSearchIsComplete(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)

@@ -20,8 +20,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Ruleset is the base chains of one family at a hook, in the order in which packets meet them, with the chains and
-// sets that they use. It is one reading of the kernel: a question about it reads nothing.
+// Ruleset is the base chains of one family at a hook, in the order in which packets meet them, with the
+// chains and sets that they use. It is one reading of the kernel: a question about it reads nothing.
 type Ruleset struct {
 	family policy.Family
 	hooks  []*baseChain
@@ -60,7 +60,8 @@ type baseChain struct {
 	drop     *Rule // its policy, if that is to drop
 }
 
-// position is the priority at the hook. The kernel has all NAT chains called at one place, whatever theirs are.
+// position is the priority at the hook. The kernel has all NAT chains called at one place, whatever theirs
+// are.
 func (b *baseChain) position() int32 {
 	if b.isNAT {
 		return prioritySourceNAT
@@ -68,12 +69,16 @@ func (b *baseChain) position() int32 {
 	return b.priority
 }
 
-// order is the order at one position.
-func (b *baseChain) order() int {
-	if b.isNAT {
-		return 1
+// compare orders base chains as the kernel calls them: those of NAT behind others at one position.
+func (b *baseChain) compare(other *baseChain) int {
+	order := cmp.Compare(b.position(), other.position())
+	if order == 0 && b.isNAT != other.isNAT {
+		if b.isNAT {
+			return 1
+		}
+		return -1
 	}
-	return 0
+	return cmp.Or(order, cmp.Compare(b.priority, other.priority))
 }
 
 // prioritySourceNAT is NF_IP_PRI_NAT_SRC.
@@ -123,20 +128,24 @@ func (s legacyReader) contents(string) (nfnetlink.Contents, error) {
 	return nfnetlink.Contents{}, errors.New("iptables-legacy has no sets")
 }
 
-// ReadPostrouting reads what decides about the source addresses of packets that leave: the NAT chains, and the chains
-// before them, which may set the mark. Owned tells which chains are owned: their rules are not read. It reads the
-// network namespace of the calling thread, at one generation. With an error, the ruleset has what could be read.
+// ReadPostrouting reads what decides about the source addresses of packets that leave: the NAT chains, and
+// the chains before them, which may set the mark. Owned tells which chains are owned: their rules are not
+// read. It reads the network namespace of the calling thread, at one generation. With an error, the ruleset
+// has what could be read.
 func ReadPostrouting(f policy.Family, owned func(Place) bool) (*Ruleset, error) {
 	has := func(b *nfnetlink.Base) bool {
 		return b.Hook == unix.NF_INET_POST_ROUTING && (b.Type == "nat" || b.Priority <= prioritySourceNAT)
 	}
 	const priorityMangle = -150 // NF_IP_PRI_MANGLE
-	legacy := []legacyBase{{"mangle", "POSTROUTING", priorityMangle}, {iptables.Table, "POSTROUTING", prioritySourceNAT}}
+	legacy := []legacyBase{
+		{"mangle", "POSTROUTING", priorityMangle},
+		{iptables.Table, "POSTROUTING", prioritySourceNAT},
+	}
 	return read(f, has, legacy, owned)
 }
 
-// ReadBeforeConntrack reads the chains that decide whether packets that come in are tracked. Errors are those of
-// ReadPostrouting.
+// ReadBeforeConntrack reads the chains that decide whether packets that come in are tracked. Errors are those
+// of ReadPostrouting.
 func ReadBeforeConntrack(f policy.Family) (*Ruleset, error) {
 	const priorityRaw, priorityConntrack = -300, -200 // NF_IP_PRI_RAW, NF_IP_PRI_CONNTRACK
 	has := func(b *nfnetlink.Base) bool {
@@ -161,15 +170,12 @@ func read(
 	inLegacy, errLegacy := readLegacy(f, legacy, owned)
 	var inTables []*baseChain
 	errTables := withTables(func(c *nfnetlink.Conn) (err error) {
-		inTables, _, err = nfnetlink.ConsistentRead(c, func() ([]*baseChain, error) {
-			return readTables(c, f, has, owned)
-		}, nil)
+		readAll := func() ([]*baseChain, error) { return readTables(c, f, has, owned) }
+		inTables, _, err = nfnetlink.ConsistentRead(c, readAll, nil)
 		return err
 	})
 	r := &Ruleset{family: f, hooks: slices.Concat(inLegacy, inTables)}
-	slices.SortStableFunc(r.hooks, func(a, b *baseChain) int {
-		return cmp.Or(cmp.Compare(a.position(), b.position()), a.order()-b.order(), cmp.Compare(a.priority, b.priority))
-	})
+	slices.SortStableFunc(r.hooks, (*baseChain).compare)
 	return r, errors.Join(errLegacy, errTables)
 }
 
@@ -196,17 +202,18 @@ func readLegacy(f policy.Family, bases []legacyBase, owned func(Place) bool) (fo
 			err = errors.Join(err, failed)
 			continue
 		}
-		found = append(found, &baseChain{table: t, name: b.chain, isNAT: b.table == iptables.Table, priority: b.priority})
+		isNAT := b.table == iptables.Table
+		found = append(found, &baseChain{table: t, name: b.chain, isNAT: isNAT, priority: b.priority})
 	}
 	return found, err
 }
 
 func readTables(
-	c *nfnetlink.Conn, f policy.Family, has func(*nfnetlink.Base) bool, owned func(Place) bool,
+	conn *nfnetlink.Conn, f policy.Family, has func(*nfnetlink.Base) bool, owned func(Place) bool,
 ) (found []*baseChain, err error) {
 	for _, link := range []nfnetlink.Family{netfilter.LinkOf(f), nfnetlink.Inet} {
-		tables, errTables := c.Tables(link)
-		chains, errChains := c.Chains(link, "")
+		tables, errTables := conn.Tables(link)
+		chains, errChains := conn.Chains(link, "")
 		if err := errors.Join(errTables, errChains); err != nil {
 			return found, err
 		}
@@ -216,18 +223,19 @@ func readTables(
 				known[t.Name] = newTable(placeOf(f, link, t.Name))
 			}
 		}
-		for _, base := range slices.Backward(chains) { // of one priority, what was registered later is called first
-			t := known[base.Table]
-			if t == nil || base.Base == nil || !has(base.Base) {
+		// Of one priority, the kernel calls first what was registered last.
+		for _, c := range slices.Backward(chains) {
+			t := known[c.Table]
+			if t == nil || c.Base == nil || !has(c.Base) {
 				continue
 			}
-			if failed := t.read(tableReader{c, link, base.Table}, base.Name, owned); failed != nil {
+			if failed := t.read(tableReader{conn, link, c.Table}, c.Name, owned); failed != nil {
 				err = errors.Join(err, failed)
 				continue
 			}
-			b := &baseChain{table: t, name: base.Name, isNAT: base.Base.Type == "nat", priority: base.Base.Priority}
-			if base.Base.Policy == nfnetlink.Drop {
-				b.drop = &Rule{Place: t.chains[base.Name].place, table: t}
+			b := &baseChain{table: t, name: c.Name, isNAT: c.Base.Type == "nat", priority: c.Base.Priority}
+			if c.Base.Policy == nfnetlink.Drop {
+				b.drop = &Rule{Place: t.chains[c.Name].place, table: t}
 			}
 			found = append(found, b)
 		}
@@ -248,8 +256,8 @@ func newTable(place Place) *table {
 	return &table{place: place, chains: map[string]*chain{}, sets: map[string]*set{}}
 }
 
-// read reads a chain that was not read yet, and all that it leads to. Of an owned chain it reads no rules, unless a
-// comment in it tells that it is owned.
+// read reads a chain that was not read yet, and all that it leads to. Of an owned chain it reads no rules,
+// unless a comment in it tells that it is owned.
 func (t *table) read(from reader, name string, owned func(Place) bool) error {
 	if t.chains[name] != nil {
 		return nil

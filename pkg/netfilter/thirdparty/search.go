@@ -6,9 +6,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// Search asks about all packets from a prefix to a prefix: about the whole, and about its halves where the answer is
-// not the same for all of it. Rules that no packet of a prefix meets are left out before its halves are asked about,
-// so a long list of rules costs little more than reading it.
+// Search asks about all packets from a prefix to a prefix: about the whole, and about its halves where the
+// answer is not the same for all of it. Rules that no packet of a prefix meets are left out before its halves
+// are asked about, so a long list of rules costs little more than reading it.
 type Search struct {
 	// Binds tells whether an owned chain decides, as in Judge. Packets of one search have the same answer.
 	Binds func(Place) Answer

@@ -16,46 +16,55 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// natRules calls a function with each rule of a chain of table nat, of all chains for "", and its variant of iptables.
-func natRules(chain string, each func(variant string, r nfnetlink.Rule)) error {
-	errs := []error{withTables(func(c *nfnetlink.Conn) error {
+// natRule is a rule of table nat, in a variant of iptables.
+type natRule struct {
+	nfnetlink.Rule
+	variant string
+}
+
+// natRules returns the rules of a chain of table nat, of all chains for "". With an error, it has what could be read.
+func natRules(chain string) (found []natRule, err error) {
+	err = withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
 			rules, err := c.Rules(netfilter.LinkOf(f), iptables.Table, chain)
 			if err != nil {
 				return err
 			}
 			for _, r := range rules {
-				each(netfilter.VariantNFT, r)
+				found = append(found, natRule{r, netfilter.VariantNFT})
 			}
 		}
 		return nil
-	})}
+	})
 	for _, f := range policy.Families() {
-		chains, err := iptables.Legacy(f, iptables.Table)
-		errs = append(errs, err)
+		chains, failed := iptables.Legacy(f, iptables.Table)
+		err = errors.Join(err, failed)
 		for name, rules := range chains {
+			if chain != "" && chain != name {
+				continue
+			}
 			for _, r := range rules {
-				if chain == "" || chain == name {
-					each(netfilter.VariantLegacy, r)
-				}
+				found = append(found, natRule{r, netfilter.VariantLegacy})
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return found, err
 }
 
-// Variants returns how many rules table nat has in each variant of iptables that has some. It leaves iptables-legacy out if
-// all of its rules are in owned chains or jump to them.
+// Variants returns how many rules table nat has in each variant of iptables that has some. It leaves
+// iptables-legacy out if all of its rules are in owned chains or jump to them.
 func Variants(owned func(c netfilter.Choice, chain string) bool) (map[string]int, error) {
+	rules, err := natRules("")
+	legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
 	count := map[string]int{}
 	allOwned := true
-	err := natRules("", func(variant string, r nfnetlink.Rule) {
-		count[variant]++
-		legacy := netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantLegacy}
-		if variant == legacy.Variant && !owned(legacy, r.Chain) && !owned(legacy, targetOf(r)) {
+	for _, r := range rules {
+		count[r.variant]++
+		isOwned := owned(legacy, r.Chain) || owned(legacy, targetOf(r.Rule))
+		if r.variant == legacy.Variant && !isOwned {
 			allOwned = false
 		}
-	})
+	}
 	if allOwned {
 		delete(count, netfilter.VariantLegacy)
 	}
@@ -74,14 +83,24 @@ func targetOf(r nfnetlink.Rule) string {
 
 // NodePorts returns the node ports for which kube-proxy has rules, sorted, also with an error.
 func NodePorts() (ports []uint16, err error) {
-	err = natRules("KUBE-NODEPORTS", func(_ string, r nfnetlink.Rule) {
-		if port, ok := destinationPort(r); ok {
+	rules, err := natRules("KUBE-NODEPORTS")
+	for _, r := range rules {
+		port, ok := destinationPort(r.Rule)
+		if ok {
 			ports = append(ports, port)
 		}
-	})
-	err = errors.Join(err, withTables(func(c *nfnetlink.Conn) error {
+	}
+	inMaps, errMaps := nodePortsInMaps()
+	ports = append(ports, inMaps...)
+	slices.Sort(ports)
+	return slices.Compact(ports), errors.Join(err, errMaps)
+}
+
+// nodePortsInMaps returns those of kube-proxy in mode nftables: the keys of a map of protocol . port.
+func nodePortsInMaps() (ports []uint16, err error) {
+	err = withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
-			keys, err := c.Keys(netfilter.LinkOf(f), "kube-proxy", "service-nodeports") // a map of protocol . port
+			keys, err := c.Keys(netfilter.LinkOf(f), "kube-proxy", "service-nodeports")
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
@@ -92,9 +111,8 @@ func NodePorts() (ports []uint16, err error) {
 			}
 		}
 		return nil
-	}))
-	slices.Sort(ports)
-	return slices.Compact(ports), err
+	})
+	return ports, err
 }
 
 // destinationPort returns the port that a rule matches: tcp dport 30080.
@@ -103,7 +121,8 @@ func destinationPort(r nfnetlink.Rule) (port uint16, ok bool) {
 	loaded := false
 	for _, e := range r.Exprs {
 		switch e := e.(type) {
-		case nfnetlink.Match: // struct xt_tcp, xt_udp, xt_sctp: first and last source port, the same of the destination
+		case nfnetlink.Match:
+			// struct xt_tcp, xt_udp, xt_sctp: first and last source port, the same of the destination.
 			isTransport := e.Xt == "tcp" || e.Xt == "udp" || e.Xt == "sctp"
 			if isTransport && len(e.Info) >= 8 && e.Info[4] == e.Info[6] && e.Info[5] == e.Info[7] {
 				return binary.NativeEndian.Uint16(e.Info[4:]), true

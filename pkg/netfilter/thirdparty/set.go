@@ -26,8 +26,8 @@ type keyRange struct {
 	element     *nfnetlink.Element
 }
 
-// newSet sorts the elements of a set. The kernel reads elements that do not pair up likewise: a range lasts up to the
-// next key, whether that ends it or begins another.
+// newSet sorts the elements of a set. The kernel reads elements that do not pair up likewise: a range lasts
+// up to the next key, whether that ends it or begins another.
 func newSet(c nfnetlink.Contents) *set {
 	s := &set{Contents: c}
 	var keys []*nfnetlink.Element
@@ -84,35 +84,42 @@ func before(key []byte) []byte {
 // find returns the elements that may have a key, and whether one of them has it.
 func (s *set) find(key bits) (found []*nfnetlink.Element, has Answer) {
 	isDynamic := s.Flags&unix.NFT_SET_EVAL != 0 // packets add elements
-	if s.unreadable || isDynamic {
+	isOfKeys := uint32(len(key.value)) == s.KeyLen
+	if s.unreadable || isDynamic || !isOfKeys {
 		return nil, Perhaps
 	}
-	if uint32(len(key.value)) != s.KeyLen {
-		return nil, Perhaps
-	}
-	has = No
-	note := func(e *nfnetlink.Element, a Answer) {
-		if a == No {
-			return
-		}
-		if e.Conditional {
-			a = Perhaps
-		}
-		found = append(found, e)
-		has = max(has, a)
-	}
+	var l lookup
 	for _, r := range s.candidates(key) {
-		note(r.element, r.has(key))
+		l.note(r.element, r.has(key))
 	}
 	for i := range s.Elements {
-		if e := &s.Elements[i]; e.KeyEnd != nil {
-			note(e, key.withinFields(s.Fields, e))
+		e := &s.Elements[i]
+		if e.KeyEnd != nil {
+			l.note(e, key.withinFields(s.Fields, e))
 		}
 	}
-	if has != Yes && s.catchAll != nil {
-		note(s.catchAll, Yes)
+	if l.has != Yes && s.catchAll != nil {
+		l.note(s.catchAll, Yes)
 	}
-	return found, has
+	return l.found, l.has
+}
+
+// lookup is what was found for a key.
+type lookup struct {
+	found []*nfnetlink.Element
+	has   Answer
+}
+
+// note adds an element unless it does not have the key. One with a condition may refuse the packet.
+func (l *lookup) note(e *nfnetlink.Element, has Answer) {
+	if has == No {
+		return
+	}
+	if e.Conditional {
+		has = Perhaps
+	}
+	l.found = append(l.found, e)
+	l.has = max(l.has, has)
 }
 
 func (r keyRange) has(key bits) Answer {
@@ -124,7 +131,8 @@ func (r keyRange) has(key bits) Answer {
 
 // candidates returns the ranges that can have the key: those from its lowest value to its highest one.
 func (s *set) candidates(key bits) []keyRange {
-	first, _ := slices.BinarySearchFunc(s.ranges, key.value, func(r keyRange, k []byte) int { return bytes.Compare(r.last, k) })
+	lastOf := func(r keyRange, value []byte) int { return bytes.Compare(r.last, value) }
+	first, _ := slices.BinarySearchFunc(s.ranges, key.value, lastOf)
 	highest, end := key.highest(), first
 	for end < len(s.ranges) && bytes.Compare(s.ranges[end].first, highest) <= 0 {
 		end++
@@ -154,17 +162,33 @@ func (m *machine) lookup(r *Rule, e nfnetlink.Lookup) {
 	m.condition(has, e.Not, from)
 }
 
-// translate loads the value that a map has for a key: unknown, where several elements with other values may have it.
+// translate loads the value that a map has for a key: unknown, where several elements with other values may
+// have it.
 func (m *machine) translate(r *Rule, e nfnetlink.MapLookup) {
 	s := r.set(e.Set)
 	key, from := m.register(e.Sreg, int(s.KeyLen))
 	found, has := s.find(key)
 	m.condition(has, false, from)
-	if len(found) == 0 || slices.ContainsFunc(found, func(o *nfnetlink.Element) bool { return !bytes.Equal(o.Data, found[0].Data) }) {
+	value := commonData(found)
+	if value == nil {
 		m.forget(e.Dreg, unix.IFNAMSIZ)
 		return
 	}
-	m.load(e.Dreg, bits{found[0].Data, allKnown(len(found[0].Data))}, 0)
+	m.load(e.Dreg, bits{value, allKnown(len(value))}, 0)
+}
+
+// commonData returns the value that all elements have, nil if they have several or there are none.
+func commonData(elements []*nfnetlink.Element) []byte {
+	if len(elements) == 0 {
+		return nil
+	}
+	value := elements[0].Data
+	for _, e := range elements {
+		if !bytes.Equal(e.Data, value) {
+			return nil
+		}
+	}
+	return value
 }
 
 // verdicts returns the verdicts that a verdict map may have for a key, each once.

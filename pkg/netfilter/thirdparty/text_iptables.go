@@ -16,7 +16,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// inIPTables writes an expression as iptables-save does. What iptables has no option for is written as nft does.
+// inIPTables writes an expression as iptables-save does. What iptables has no option for is written as nft
+// does.
 func (p *printer) inIPTables(e nfnetlink.Expr) {
 	if p.load(e) {
 		return
@@ -115,7 +116,8 @@ func (p *printer) markMatch(e nfnetlink.Cmp, mask []byte) {
 func (p *printer) match(e nfnetlink.Match) {
 	p.add("-m", plain(e.Xt))
 	switch {
-	case (e.Xt == "tcp" || e.Xt == "udp") && len(e.Info) >= 8: // struct xt_tcp, xt_udp: ports of both sides, from and to
+	case (e.Xt == "tcp" || e.Xt == "udp") && len(e.Info) >= 8:
+		// struct xt_tcp, xt_udp: the first and the last port of both sides.
 		p.ports("--sport", e.Info[:4])
 		p.ports("--dport", e.Info[4:8])
 	case e.Xt == "comment":

@@ -4,13 +4,12 @@ package thirdparty
 
 import (
 	"math"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
 
-// walk follows a packet through base chains. It follows all ways that are possible, where a rule is perhaps: the packet
-// continues, and it does not.
+// walk follows a packet through base chains. It follows all ways that are possible, where a rule is perhaps:
+// the packet continues, and it does not.
 type walk struct {
 	*machine
 	binds   func(Place) Answer // whether an owned chain decides about the packet
@@ -48,46 +47,39 @@ type visit struct {
 func (r *Ruleset) Judge(p Packet, binds func(Place) Answer) Verdict {
 	w := &walk{machine: newMachine(r.family, p), binds: binds}
 	at := way{true, mark{p.Mark, math.MaxUint32}}
-	for group := range groupsOf(r.hooks) {
-		if at = w.group(group, at); !at.isOpen {
-			return w.finished()
+	for _, group := range groupsOf(r.hooks) {
+		at = w.group(group, at)
+		if !at.isOpen {
+			break
 		}
 	}
-	w.verdict.add(Outcome{Fate: Untouched})
-	return w.finished()
-}
-
-func (w *walk) finished() Verdict {
+	if at.isOpen {
+		w.verdict.add(Outcome{Fate: Untouched})
+	}
 	w.verdict.Splits = w.splits
 	return w.verdict
 }
 
-// groupsOf yields the base chains of each priority. Their order is known if they are in one table.
-func groupsOf(hooks []*baseChain) func(yield func([]*baseChain) bool) {
-	same := func(a, b *baseChain) bool {
-		return a.position() == b.position() && a.isNAT == b.isNAT && a.priority == b.priority
-	}
-	return func(yield func([]*baseChain) bool) {
-		for len(hooks) > 0 {
-			n := 1
-			for n < len(hooks) && same(hooks[0], hooks[n]) {
-				n++
-			}
-			if !yield(hooks[:n]) {
-				return
-			}
-			hooks = hooks[n:]
+// groupsOf returns the base chains of each priority. Their order is known if they are in one table.
+func groupsOf(hooks []*baseChain) (groups [][]*baseChain) {
+	for i, b := range hooks {
+		if i > 0 && b.compare(hooks[i-1]) == 0 {
+			last := len(groups) - 1
+			groups[last] = append(groups[last], b)
+		} else {
+			groups = append(groups, []*baseChain{b})
 		}
 	}
+	return groups
 }
 
-// group follows the packet through base chains of one priority. The kernel does not tell in which order those of
-// several tables are called, so each is treated as the first. What one does to the mark, another may see.
+// group follows the packet through base chains of one priority. The kernel does not tell in which order those
+// of several tables are called, so each is treated as the first. What one does to the mark, another may see.
 func (w *walk) group(bases []*baseChain, at way) (behind way) {
-	isOrdered := !slices.ContainsFunc(bases, func(b *baseChain) bool { return b.table != bases[0].table })
-	if isOrdered {
+	if inOneTable(bases) {
 		for _, b := range bases {
-			if at = w.baseChain(b, at); !at.isOpen {
+			at = w.baseChain(b, at)
+			if !at.isOpen {
 				break
 			}
 		}
@@ -107,6 +99,15 @@ func (w *walk) group(bases []*baseChain, at way) (behind way) {
 		}
 		at.mark = seen
 	}
+}
+
+func inOneTable(bases []*baseChain) bool {
+	for _, b := range bases {
+		if b.table != bases[0].table {
+			return false
+		}
+	}
+	return true
 }
 
 // baseChain follows the packet through a base chain.

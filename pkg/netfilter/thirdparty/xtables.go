@@ -21,7 +21,8 @@ func (m *machine) match(e nfnetlink.Match) Answer {
 		return Yes
 	case e.Xt == "mark" && e.Rev == 1 && len(e.Info) >= 9: // struct xt_mark_mtinfo1: mark, mask, invert
 		return m.markEquals(u32(0), u32(4), e.Info[8] != 0)
-	case e.Xt == "addrtype" && e.Rev == 1 && len(e.Info) >= 8: // struct xt_addrtype_info_v1: source, destination, flags
+	case e.Xt == "addrtype" && e.Rev == 1 && len(e.Info) >= 8:
+		// struct xt_addrtype_info_v1: types of the source and of the destination, flags.
 		const invertSource, invertDestination, limits = 1, 2, 4 | 8
 		flags := u32(4)
 		ofAnyInterface := flags&limits == 0
@@ -87,8 +88,9 @@ func isNew(flags, inverts, states uint16) Answer {
 // passing are targets after which a packet continues with the next rule, and which leave its mark alone.
 func passing() []string {
 	return []string{
-		"LOG", "NFLOG", "ULOG", "TCPMSS", "TCPOPTSTRIP", "DSCP", "TOS", "TTL", "HL", "ECN", "CLASSIFY", "CHECKSUM", "CT", "NOTRACK",
-		"TRACE", "SET", "AUDIT", "SECMARK", "CONNSECMARK", "TEE", "RATEEST", "LED", "IDLETIMER",
+		"LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TCPMSS", "TCPOPTSTRIP", "DSCP", "TOS", "TTL", "HL", "ECN",
+		"CLASSIFY", "CHECKSUM", "CT", "NOTRACK", "SET", "SECMARK", "CONNSECMARK", "TEE", "RATEEST", "LED",
+		"IDLETIMER",
 	}
 }
 
@@ -125,7 +127,8 @@ func isUntracking(e nfnetlink.Expr) bool {
 	case nfnetlink.Unknown:
 		return e.Kind == nfnetlink.NoTrack
 	case nfnetlink.Target:
-		return e.Xt == "NOTRACK" || e.Xt == "CT" && len(e.Info) >= 2 && binary.NativeEndian.Uint16(e.Info)&noTrack != 0
+		isCT := e.Xt == "CT" && len(e.Info) >= 2
+		return e.Xt == "NOTRACK" || isCT && binary.NativeEndian.Uint16(e.Info)&noTrack != 0
 	}
 	return false
 }
