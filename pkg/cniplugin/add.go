@@ -37,7 +37,7 @@ type addition struct {
 	dataDirIsTheOne bool          // it was asked whether the dataDir is the node's
 }
 
-// add records the attachment and ensures the rules. If all is right it only reads.
+// add records the attachment and ensures the rules. If all is right it writes nothing else.
 func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	a := n.addition(args)
 	if err := n.admit(ctx, a); err != nil {
