@@ -28,6 +28,11 @@ type state struct {
 	generation uint32 // 0 if the reading is not of one generation
 }
 
+// read reads the tables of a name.
+//
+// A reading that has a generation was alone with its commit, and the kernel accepts writes at that generation
+// only: a caller needs no second one before it writes. A reading that commits overtake is taken if the next
+// one finds the same: beside kube-proxy the generation may never be quiet for as long as a reading takes.
 func (d *Driver) read(name string) (*state, error) {
 	return d.readEach(func(f policy.Family) (*table, error) { return readTable(&d.conn, f, name) })
 }
@@ -76,22 +81,31 @@ func (b *backend) Observe(context.Context, []policy.ChainFamily) (netfilter.Obse
 
 // Apply implements netfilter.Backend. It recreates a table that the kernel refuses to change, because
 // what is wrong with the existing one may not be visible.
-func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File) error {
+func (b *backend) Apply(
+	_ context.Context, desired policy.Ruleset, from netfilter.Observation, _ *os.File,
+) error {
 	return b.write(from.State, false, toDesired(desired))
 }
 
 // toDesired returns the change after which the tables have exactly the desired chains.
 func toDesired(desired policy.Ruleset) func(*tableWriter) {
-	return func(w *tableWriter) { w.update(masqTable(w.family, netfilter.ChainsOf(desired, w.family), w.have)) }
+	return func(w *tableWriter) {
+		chains := netfilter.ChainsOf(desired, w.family)
+		w.update(masqTable(w.family, chains, w.have))
+	}
 }
 
 // Remove implements netfilter.Backend. It leaves everything else in the tables, except sets that no
 // rule uses, and deletes a table without a masquerade chain.
 func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, _ *os.File) error {
 	return b.write(nil, false, func(w *tableWriter) {
-		w.remove(func(name string) bool {
-			return slices.Contains(chains, policy.ChainFamily{Chain: name, Family: w.family})
-		})
+		var names []string
+		for _, c := range chains {
+			if c.Family == w.family {
+				names = append(names, c.Chain)
+			}
+		}
+		w.remove(names)
 	})
 }
 
@@ -105,12 +119,14 @@ func (d *Driver) checkOwner(f nfnetlink.Family, table string) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return usable(err)
 	}
-	if err = netfilter.CheckTableOwner(f, t); err != nil {
-		err = fmt.Errorf("nftables: %w", err)
+	err = netfilter.CheckTableOwner(f, t)
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
 	}
-	return err
+	return nil
 }
 
+// CheckWrite implements netfilter.Backend.
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, from netfilter.Observation) error {
 	return b.write(from.State, true, toDesired(desired))
 }
@@ -125,6 +141,7 @@ func (b *backend) write(observed any, dryRun bool, change func(*tableWriter)) er
 		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6 nft_nat", ", or set backend to iptables")
 }
 
+// writer is one change of the tables of a name.
 type writer struct {
 	*Driver
 	name       string
@@ -140,53 +157,75 @@ type writer struct {
 // write changes tables. If another program commits meanwhile, it reads them again and continues,
 // unless the rules are no longer the observed ones, if any. A table that the kernel refuses to
 // change counts as broken then. It reports whether it failed and left new sets of a first batch.
-func (d *Driver) write(observed any, name string, dryRun bool, change func(*tableWriter)) (left bool, err error) {
-	const attempts = 10
+func (d *Driver) write(
+	observed any, name string, dryRun bool, change func(*tableWriter),
+) (left bool, err error) {
 	w := writer{Driver: d, name: name, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}
 	w.before, _ = observed.(*state)
+	err = w.write()
+	return w.left && err != nil, err
+}
+
+func (w *writer) write() error {
+	const attempts = 10
 	now := w.before
 	for attempt := 1; ; attempt++ {
 		err := w.try(now)
-		stale := errors.Is(err, nfnetlink.ErrStale)
-		switch refused, _ := errors.AsType[*nfnetlink.Error](err); {
-		case err == nil:
-			return false, nil
-		case stale && attempt < attempts:
-		case stale:
-			return w.left, fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
-		case refused == nil || refused.Family == 0:
-			return w.left, err
-		case errors.Is(err, os.ErrPermission): // the kernel has one number for all that it forbids
-			for _, f := range policy.Families() {
-				err = cmp.Or(d.checkOwner(netfilter.LinkOf(f), name), err)
+		if err == nil {
+			return nil
+		}
+		isStale := errors.Is(err, nfnetlink.ErrStale)
+		if isStale && attempt == attempts {
+			return fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
+		}
+		if !isStale {
+			refused := w.refusedTable(err)
+			if refused == 0 || w.broken[refused] {
+				return w.ownersError(err)
 			}
-			return w.left, err
-		case !w.broken[refused.Family]:
-			w.broken[refused.Family] = true
-		default:
-			return w.left, err
+			w.broken[refused] = true
 		}
 		now = nil
 	}
 }
 
+// refusedTable returns the family whose table the kernel refuses to change, 0 if it is none. What the kernel
+// forbids it forbids for a new table, too.
+func (w *writer) refusedTable(err error) nfnetlink.Family {
+	refused, _ := errors.AsType[*nfnetlink.Error](err)
+	if refused == nil || errors.Is(err, os.ErrPermission) {
+		return 0
+	}
+	return refused.Family
+}
+
+// ownersError returns that another program owns a table, if that is why the kernel forbids a change: it has
+// one number for all that it forbids.
+func (w *writer) ownersError(err error) error {
+	refused, _ := errors.AsType[*nfnetlink.Error](err)
+	isOfTable := refused != nil && refused.Family != 0
+	if !isOfTable || !errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	for _, f := range policy.Families() {
+		err = cmp.Or(w.checkOwner(netfilter.LinkOf(f), w.name), err)
+	}
+	return err
+}
+
 // try reads the tables, unless they are given, and sends the changes.
 func (w *writer) try(now *state) (err error) {
 	if now == nil {
-		if now, err = w.read(w.name); err != nil {
+		now, err = w.readAgain()
+		if err != nil {
 			return err
-		}
-		if w.before != nil && !w.before.sameRules(now) {
-			return netfilter.ErrChanged
 		}
 	}
 	for f, t := range now.tables {
 		t.broken = t.broken || t.exists && w.broken[netfilter.LinkOf(f)]
 	}
 	// To encode many prefixes takes longer than other programs may pause.
-	if w.encoded == nil || !maps.EqualFunc(w.encoded.tables, now.tables, func(a, b *table) bool {
-		return a.exists == b.exists && a.broken == b.broken && a.sameRules(b)
-	}) {
+	if w.encoded == nil || !w.encoded.sameTables(now) {
 		w.encode(now)
 	}
 	w.fill.Generation, w.rest.Generation = now.generation, now.generation
@@ -205,19 +244,41 @@ func (w *writer) try(now *state) (err error) {
 	return w.conn.Commit(w.rest)
 }
 
+// readAgain reads the tables, which must still have the rules that were observed.
+func (w *writer) readAgain() (*state, error) {
+	now, err := w.read(w.name)
+	if err != nil {
+		return nil, err
+	}
+	if w.before != nil && !w.before.sameRules(now) {
+		return nil, netfilter.ErrChanged
+	}
+	return now, nil
+}
+
+// sameTables reports whether a change of all tables is the same for another reading of them.
+func (s *state) sameTables(other *state) bool {
+	return maps.EqualFunc(s.tables, other.tables, func(a, b *table) bool {
+		return a.exists == b.exists && a.broken == b.broken && a.sameRules(b)
+	})
+}
+
 // encode encodes the changes of all tables in two batches: the first one creates and fills new sets, the
-// second one does the rest, because packets can meet a set empty that is created in the batch of the rules
-// that use it.
+// second one does the rest. In one batch, packets can meet a set empty that is created in the batch of the
+// rules that use it: 65 to 78 of 200,000 exempt connections were masqueraded (Linux 6.18).
 func (w *writer) encode(s *state) {
 	w.fill, w.rest, w.encoded = &nfnetlink.Batch{}, &nfnetlink.Batch{}, s
 	if w.dryRun {
 		w.fill = w.rest
 	}
 	for _, f := range policy.Families() {
-		w.change(&tableWriter{netfilter.LinkOf(f), f, s.tables[f], w.fill, w.rest})
+		w.change(&tableWriter{
+			link: netfilter.LinkOf(f), family: f, have: s.tables[f], fill: w.fill, rest: w.rest,
+		})
 	}
 }
 
+// tableWriter encodes the change of the table of a family.
 type tableWriter struct {
 	link       nfnetlink.Family
 	family     policy.Family
@@ -228,51 +289,85 @@ type tableWriter struct {
 // update writes the smallest change after which the table is as desired. nil is none.
 func (w *tableWriter) update(want *table) {
 	have, table := w.have, w.have.name
-	if want == nil && have.exists {
-		w.rest.DeleteTable(w.link, table)
-	}
 	if want == nil {
+		if have.exists {
+			w.rest.DeleteTable(w.link, table)
+		}
 		return
 	}
 	for name := range want.sets {
 		held, exists := have.sets[name]
-		have.broken = have.broken || exists && held == nil // a set of another form: two of one name cannot exist
+		isOfAnotherForm := exists && held == nil
+		if isOfAnotherForm { // two of one name cannot exist
+			have.broken = true
+		}
 	}
 	fill := w.fill
-	if have.broken { // one batch, because no packet may find no table, or one without its sets
+	if have.broken {
+		// One batch, because no packet may find no table: without it every destination is exempt.
 		w.rest.DeleteTable(w.link, table)
 		have, fill = newTable(table), w.rest
 	}
 	if !have.exists {
 		fill.AddTable(w.link, table)
 	}
-	for _, name := range want.order {
-		if c := want.chains[name]; c == nil {
-			w.updateSet(name, want, have, fill)
-		} else if have.chains[name] == nil {
-			w.rest.AddChain(w.link, table, name, c.base)
-		}
-	}
+	w.addObjects(want, have, fill)
 	for _, name := range sorted(want.chains, nil) {
-		if c, held := want.chains[name], have.chains[name]; held == nil || c.differs(held) {
-			w.rest.FlushChain(w.link, table, name)
-			for _, r := range c.rules {
-				w.rest.AddRule(w.link, table, name, r.exprs, r.comment)
-			}
+		c, held := want.chains[name], have.chains[name]
+		if held == nil || c.differs(held) {
+			w.rewrite(table, name, c)
 		}
 	}
-	w.deleteChains(slices.DeleteFunc(sorted(have.chains, nil), func(name string) bool { return want.chains[name] != nil }))
-	w.deleteSets(have, func(name string) bool {
-		_, wanted := want.sets[name]
-		return !wanted
-	})
+	w.deleteOthers(want, have)
+}
+
+// addObjects adds the sets and chains that are missing, in the order in which rules can use them, and changes
+// the elements of the sets.
+func (w *tableWriter) addObjects(want, have *table, fill *nfnetlink.Batch) {
+	for _, name := range want.order {
+		c := want.chains[name]
+		if c == nil {
+			w.updateSet(name, want, have, fill)
+			continue
+		}
+		if have.chains[name] == nil {
+			w.rest.AddChain(w.link, have.name, name, c.base)
+		}
+	}
+}
+
+// rewrite writes all rules of a chain anew.
+func (w *tableWriter) rewrite(table, name string, c *chain) {
+	w.rest.FlushChain(w.link, table, name)
+	for _, r := range c.rules {
+		w.rest.AddRule(w.link, table, name, r.exprs, r.comment)
+	}
+}
+
+// deleteOthers deletes the chains and sets that are not wanted.
+func (w *tableWriter) deleteOthers(want, have *table) {
+	var chains, sets []string
+	for name := range have.chains {
+		if want.chains[name] == nil {
+			chains = append(chains, name)
+		}
+	}
+	for name := range have.sets {
+		_, isWanted := want.sets[name]
+		if !isWanted {
+			sets = append(sets, name)
+		}
+	}
+	w.deleteChains(chains)
+	w.deleteSets(have.name, sets)
 }
 
 // updateSet changes the elements of a set. A new one is created and filled in the batch fill.
 func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.Batch) {
 	batch := w.rest
-	ranges, held := want.sets[name], have.sets[name]
-	if _, exists := have.sets[name]; !exists {
+	ranges := want.sets[name]
+	held, exists := have.sets[name]
+	if !exists {
 		batch = fill
 		batch.AddSet(w.link, have.name, setForm(w.link, name))
 	}
@@ -282,42 +377,70 @@ func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.
 
 // remove deletes masquerade chains and the unused sets that a writer left that was killed between its two
 // batches.
-func (w *tableWriter) remove(gone func(masqChain string) bool) {
-	var chains []string
+func (w *tableWriter) remove(masqChains []string) {
+	var gone []string // chains of the table
 	stay := maps.Clone(w.have.chains)
 	others := 0 // masquerade chains
 	for name := range w.have.chains {
-		switch masqChain, isMasq := masqChainOf(name); {
-		case isMasq && gone(masqChain):
-			chains = append(chains, name)
-			delete(stay, name)
-		case isMasq:
-			others++
+		masqChain, isMasq := masqChainOf(name)
+		if !isMasq {
+			continue
 		}
+		if !slices.Contains(masqChains, masqChain) {
+			others++
+			continue
+		}
+		gone = append(gone, name)
+		delete(stay, name)
 	}
-	if others == 0 && (len(chains) > 0 || w.have.leftover()) {
+	if others == 0 && (len(gone) > 0 || w.have.isLeftover()) {
 		w.rest.DeleteTable(w.link, tableName)
 		return
 	}
-	if base := stay[baseChain]; base != nil {
-		stay[baseChain] = &chain{rules: slices.DeleteFunc(slices.Clone(base.rules), func(r rule) bool {
-			goes := slices.Contains(chains, r.target())
-			if goes {
-				w.rest.DeleteRule(w.link, tableName, baseChain, r.handle)
-			}
-			return goes
-		})}
+	base := stay[baseChain]
+	if base != nil {
+		stay[baseChain] = w.deleteJumps(base, gone)
 	}
 	used := usedSets(stay)
-	w.deleteChains(chains)
-	w.deleteSets(w.have, func(name string) bool { return !used[name] && ownSet(name) })
+	var unused []string
+	for name := range w.have.sets {
+		if !used[name] && ownSet(name) {
+			unused = append(unused, name)
+		}
+	}
+	w.deleteChains(gone)
+	w.deleteSets(tableName, unused)
 }
 
-// leftover reports whether the table has at most the sets of a writer killed between its batches.
-func (t *table) leftover() bool {
-	base := t.chains[baseChain]
-	others := slices.ContainsFunc(sorted(t.sets, nil), func(name string) bool { return !ownSet(name) })
-	return t.exists && !t.broken && !others && (len(t.chains) == 0 || len(t.chains) == 1 && base != nil && len(base.rules) == 0)
+// deleteJumps deletes the jumps of the base chain to chains, and returns the base chain without them.
+func (w *tableWriter) deleteJumps(base *chain, to []string) *chain {
+	rest := &chain{base: base.base}
+	for _, r := range base.rules {
+		if slices.Contains(to, r.target()) {
+			w.rest.DeleteRule(w.link, tableName, baseChain, r.handle)
+		} else {
+			rest.rules = append(rest.rules, r)
+		}
+	}
+	return rest
+}
+
+// isLeftover reports whether the table has at most the sets of a writer killed between its batches.
+func (t *table) isLeftover() bool {
+	if !t.exists || t.broken {
+		return false
+	}
+	for name := range t.sets {
+		if !ownSet(name) {
+			return false
+		}
+	}
+	for name, c := range t.chains {
+		if name != baseChain || len(c.rules) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // deleteChains deletes chains, which may jump to each other.
@@ -331,11 +454,10 @@ func (w *tableWriter) deleteChains(names []string) {
 	}
 }
 
-func (w *tableWriter) deleteSets(of *table, match func(name string) bool) {
-	for _, name := range sorted(of.sets, nil) {
-		if match(name) {
-			w.rest.DeleteSet(w.link, of.name, name)
-		}
+func (w *tableWriter) deleteSets(table string, names []string) {
+	slices.Sort(names)
+	for _, name := range names {
+		w.rest.DeleteSet(w.link, table, name)
 	}
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftables is the backend that owns one table `ip-masq` per family. enforce calls it through the interface
-// netfilter.Backend; it uses netlink and runs no program. Its invariant: Apply computes its batches from a
-// table as Observe read it, and the kernel accepts them only at the generation of that reading. The base
-// chain is behind those of kube-proxy and iptables (100), as the first NAT rule of a hook that binds a connection decides.
-// Through netfilter.GuardTables it keeps the tables `ip-masq-guard` too, for the chains of every backend.
+// Package nftables is the backend that owns one table `ip-masq` per family. enforce calls it through the
+// interface netfilter.Backend; it uses netlink and runs no program. Its invariant: Apply computes its batches
+// from a table as Observe read it, and the kernel accepts them only at the generation of that reading. The base
+// chain is behind those of kube-proxy and iptables (100), as the first NAT rule of a hook that binds a
+// connection decides. The tables are of the families ip and ip6: a nat chain in one of inet turns on connection
+// tracking for IPv6 where only IPv4 is configured. Through netfilter.GuardTables the package keeps the tables
+// `ip-masq-guard` too, for the chains of every backend.
 //
 //	table ip ip-masq {
 //		set exempt-IP-MASQ-AGENT { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, … } }

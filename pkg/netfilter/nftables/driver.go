@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -97,19 +95,33 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 				return nil, usable(err)
 			}
 			for _, r := range rules {
-				chain := netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: r.Chain, Family: f},
-					Choice: netfilter.Choice{Backend: policy.NFTables}, Guard: table == netfilter.GuardTable, Owner: policy.ParseOwner(r.Comment)}
-				isMasq := false
-				if !chain.Guard {
-					chain.Chain, isMasq = masqChainOf(r.Chain)
-				}
-				if (chain.Guard || isMasq) && chain.Owner != (policy.Owner{}) {
+				chain, isOwned := ownedChain(f, table, r)
+				if isOwned {
 					owned = append(owned, chain)
 				}
 			}
 		}
 	}
 	return owned, nil
+}
+
+// ownedChain returns the chain of a rule whose comment names the owner.
+func ownedChain(f policy.Family, table string, r nfnetlink.Rule) (chain netfilter.OwnedChain, isOwned bool) {
+	name, isMasq := masqChainOf(r.Chain)
+	isGuard := table == netfilter.GuardTable
+	if isGuard {
+		name = r.Chain
+	}
+	owner := policy.ParseOwner(r.Comment)
+	if owner == (policy.Owner{}) || !isGuard && !isMasq {
+		return netfilter.OwnedChain{}, false
+	}
+	return netfilter.OwnedChain{
+		ChainFamily: policy.ChainFamily{Chain: name, Family: f},
+		Choice:      netfilter.Choice{Backend: policy.NFTables},
+		Guard:       isGuard,
+		Owner:       owner,
+	}, true
 }
 
 // Probe implements netfilter.Driver. Reading takes the same privilege as writing.
@@ -125,15 +137,20 @@ func usable(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
 	}
-	return fmt.Errorf("nftables: %w: %w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, "+
-		"CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
+	return fmt.Errorf("nftables: %w: %w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, "+
+		"CONFIG_NFT_MASQ, CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
 
 // lacking adds what is missing to the error of a kernel without a chain type, expression or family.
 func lacking(err error, options, modules, otherwise string) error {
 	refused, _ := errors.AsType[*nfnetlink.Error](err)
-	if refused == nil || !slices.Contains([]syscall.Errno{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}, refused.Errno) {
+	if refused == nil {
 		return err
 	}
-	return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s%s", netfilter.ErrUnusable, err, options, netfilter.HowToLoad(modules), otherwise)
+	switch refused.Errno {
+	case unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT:
+		return fmt.Errorf("nftables: %w: %w; the kernel needs %s; %s%s",
+			netfilter.ErrUnusable, err, options, netfilter.HowToLoad(modules), otherwise)
+	}
+	return err
 }

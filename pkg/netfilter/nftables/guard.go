@@ -22,8 +22,8 @@ import (
 // masqChainOfGuard returns the masquerade chain that a set or chain of a guard table belongs to, or "".
 func masqChainOfGuard(name string) string {
 	kind, chain, _ := strings.Cut(name, "-")
-	kind = strings.TrimRight(kind, "0123456789")
-	if slices.Contains([]string{guardChain, enforceChain, podsSet, exemptSet, boundSet, boundPods, boundTo}, kind) {
+	switch strings.TrimRight(kind, "0123456789") {
+	case guardChain, enforceChain, podsSet, exemptSet, boundSet, boundPods, boundTo:
 		return chain
 	}
 	return ""
@@ -32,14 +32,17 @@ func masqChainOfGuard(name string) string {
 // masqChain returns the masquerade chain that a rule of a chain belongs to, or "".
 func (r rule) masqChain(of string) string { return masqChainOfGuard(cmp.Or(r.target(), of)) }
 
-// guardDiff collects how a table ip-masq-guard differs from the desired one.
+// guardDiff collects how a table ip-masq-guard differs from the desired one. The tables are compared as
+// expressions and not decoded: their rules are fixed, and policy.Rule would need five more matches.
 type guardDiff struct {
 	family  policy.Family
 	changes policy.Diff
 }
 
 func (d *guardDiff) add(kind policy.ChangeKind, chain string, unexpected bool, text string) {
-	d.changes = append(d.changes, policy.Change{Kind: kind, Family: d.family, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text)})
+	d.changes = append(d.changes, policy.Change{
+		Kind: kind, Family: d.family, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text),
+	})
 }
 
 // compare returns how the table differs from the desired one, of which nil is none.
@@ -61,15 +64,7 @@ func (t *table) compare(f policy.Family, want *table) policy.Diff {
 		d.add(policy.GuardChange, "", true, text)
 	}
 	for _, name := range sorted(want.sets, t.sets) {
-		wanted, isWanted := want.sets[name]
-		held, exists := t.sets[name]
-		switch {
-		case !exists || !isWanted && held != nil: // one of another form is reported above
-			d.add(policy.GuardChange, masqChainOfGuard(name), exists, "set "+name)
-		case held != nil:
-			d.addElements(name, wanted.Minus(held), false)
-			d.addElements(name, held.Minus(wanted), true)
-		}
+		d.compareSet(name, want, t)
 	}
 	for _, name := range sorted(want.chains, t.chains) {
 		d.compareChain(name, want.chains[name], t.chains[name])
@@ -77,10 +72,26 @@ func (t *table) compare(f policy.Family, want *table) policy.Diff {
 	return d.changes
 }
 
+// compareSet compares a set of the desired table with that in the kernel.
+func (d *guardDiff) compareSet(name string, want, have *table) {
+	wanted, isWanted := want.sets[name]
+	held, exists := have.sets[name]
+	isOfAnotherForm := exists && held == nil
+	switch {
+	case isOfAnotherForm: // which the table reports
+	case exists && isWanted:
+		d.addElements(name, wanted.Minus(held), false)
+		d.addElements(name, held.Minus(wanted), true)
+	default:
+		d.add(policy.GuardChange, masqChainOfGuard(name), exists, "set "+name)
+	}
+}
+
 func (d *guardDiff) addElements(set string, elements policy.Ranges, unexpected bool) {
 	kind, _, _ := strings.Cut(set, "-")
 	for _, r := range elements {
-		d.add(policy.ElementChange, masqChainOfGuard(set), unexpected, kind+" "+policy.Ranges{r}.String()+" (guard)")
+		text := kind + " " + policy.Ranges{r}.String() + " (guard)"
+		d.add(policy.ElementChange, masqChainOfGuard(set), unexpected, text)
 	}
 }
 
@@ -102,11 +113,12 @@ func (d *guardDiff) compareChain(name string, wanted, held *chain) {
 	}
 	surplus, before := slices.Clone(held.rules), len(d.changes)
 	for _, r := range wanted.rules {
-		if i := slices.IndexFunc(surplus, r.same); i >= 0 {
-			surplus = slices.Delete(surplus, i, i+1)
-		} else {
+		at := slices.IndexFunc(surplus, r.same)
+		if at < 0 {
 			d.add(policy.GuardChange, r.masqChain(name), false, where+": "+r.String())
+			continue
 		}
+		surplus = slices.Delete(surplus, at, at+1)
 	}
 	for _, r := range surplus {
 		d.add(policy.GuardChange, r.masqChain(name), true, where+": "+r.String())
@@ -122,18 +134,14 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	if err != nil {
 		return netfilter.GuardObservation{}, err
 	}
-	o := netfilter.GuardObservation{Packets: map[policy.ChainFamily]uint64{}, Bound: map[policy.ChainFamily]uint64{}, Generation: s.generation, State: s}
+	o := netfilter.GuardObservation{
+		Packets: map[policy.ChainFamily]uint64{}, Bound: map[policy.ChainFamily]uint64{},
+		Generation: s.generation, State: s,
+	}
 	for _, f := range policy.Families() {
 		t := s.tables[f]
 		o.Exists = o.Exists || t.exists
-		var chains []string // masquerade chains
-		for name := range t.chains {
-			if kind, chain, found := strings.Cut(name, "-"); found && (kind == guardChain || kind == enforceChain) {
-				chains = append(chains, chain)
-			}
-		}
-		slices.Sort(chains)
-		for _, chain := range slices.Compact(chains) {
+		for _, chain := range t.guardedChains() {
 			o.Guards = append(o.Guards, t.readGuard(policy.ChainFamily{Chain: chain, Family: f}, &o))
 		}
 	}
@@ -141,10 +149,29 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	return o, nil
 }
 
+// guardedChains returns the masquerade chains that have a guard, in order.
+func (t *table) guardedChains() []string {
+	var chains []string
+	for name := range t.chains {
+		kind, chain, belongsToOne := strings.Cut(name, "-")
+		if belongsToOne && (kind == guardChain || kind == enforceChain) {
+			chains = append(chains, chain)
+		}
+	}
+	slices.Sort(chains)
+	return slices.Compact(chains)
+}
+
 // readGuard returns the guard of a masquerade chain, and adds its counters to an observation.
 func (t *table) readGuard(of policy.ChainFamily, o *netfilter.GuardObservation) policy.Guard {
-	g := policy.Guard{Chain: of.Chain, Family: of.Family, Scope: policy.Scope{Sources: t.sets[podsSet+"-"+of.Chain]},
-		Mode: policy.GuardOff, Exempt: t.sets[exemptSet+"-"+of.Chain], Bound: t.sets[boundSet+"-"+of.Chain]}
+	g := policy.Guard{
+		Chain:  of.Chain,
+		Family: of.Family,
+		Scope:  policy.Scope{Sources: t.sets[podsSet+"-"+of.Chain]},
+		Mode:   policy.GuardOff,
+		Exempt: t.sets[exemptSet+"-"+of.Chain],
+		Bound:  t.sets[boundSet+"-"+of.Chain],
+	}
 	if c := t.chains[enforceChain+"-"+of.Chain]; c != nil {
 		g.Owner = c.owner()
 		o.Bound[of] = c.packets()
@@ -178,28 +205,30 @@ func (t *table) readJumps(g *policy.Guard) {
 		if len(t.sets[sources]) == 0 {
 			break
 		}
-		g.Bindings = append(g.Bindings, policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]})
+		b := policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]}
+		g.Bindings = append(g.Bindings, b)
 	}
 	for _, base := range []string{guardChain, enforceChain} {
 		for _, r := range cmp.Or(t.chains[base], &chain{}).rules {
-			if r.masqChain(base) != g.Chain {
-				continue
-			}
-			for _, c := range nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil).Conditions {
-				switch {
-				case c.Field == nfnetlink.Mark:
-					g.BypassMark = policy.Mark(c.Mask)
-				case c.Field == nfnetlink.OutputName && !c.Not: // another version wrote != for some of Bindings
-					addOnce(&g.Scope.Interfaces, c.Name)
-				}
+			if r.masqChain(base) == g.Chain {
+				r.readJump(g)
 			}
 		}
 	}
 }
 
-func addOnce(names *[]string, name string) {
-	if !slices.Contains(*names, name) {
-		*names = append(*names, name)
+// readJump sets what a jump matches.
+func (r rule) readJump(g *policy.Guard) {
+	jump := nfnetlink.Decode(netfilter.LinkOf(g.Family), nfnetlink.Rule{Exprs: r.exprs}, nil)
+	for _, c := range jump.Conditions {
+		if c.Field == nfnetlink.Mark {
+			g.BypassMark = policy.Mark(c.Mask)
+		}
+		// Another version wrote != for some of Bindings.
+		isInterface := c.Field == nfnetlink.OutputName && !c.Not
+		if isInterface && !slices.Contains(g.Scope.Interfaces, c.Name) {
+			g.Scope.Interfaces = append(g.Scope.Interfaces, c.Name)
+		}
 	}
 }
 
@@ -216,14 +245,18 @@ func (*Driver) CompareGuards(desired []policy.Guard, observed netfilter.GuardObs
 }
 
 // ApplyGuards implements netfilter.GuardTables.
-func (d *Driver) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
+func (d *Driver) ApplyGuards(
+	_ context.Context, desired []policy.Guard, from netfilter.GuardObservation,
+) error {
 	err := d.writeGuards(desired, from, false)
 	d.guards = d.guards && !errors.Is(err, netfilter.ErrUnusable)
 	return err
 }
 
 // CheckGuards implements netfilter.GuardTables. A batch with all guards takes as long as a repair.
-func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
+func (d *Driver) CheckGuards(
+	_ context.Context, desired []policy.Guard, from netfilter.GuardObservation,
+) error {
 	if d.guards && from.State != nil && !from.Exists {
 		return nil
 	}
@@ -232,9 +265,10 @@ func (d *Driver) CheckGuards(_ context.Context, desired []policy.Guard, from net
 
 func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObservation, dryRun bool) error {
 	want := guardTablesOf(desired)
-	_, err := d.write(from.State, netfilter.GuardTable, dryRun, func(w *tableWriter) { w.update(want[w.family]) })
-	return lacking(err, "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard",
-		"nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
+	change := func(w *tableWriter) { w.update(want[w.family]) }
+	_, err := d.write(from.State, netfilter.GuardTable, dryRun, change)
+	const options = "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard"
+	return lacking(err, options, "nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
 }
 
 // RenderGuards returns the tables as input for `nft -f`. A family without a guard loses its table.
@@ -243,7 +277,9 @@ func RenderGuards(desired []policy.Guard, families []policy.Family) []byte {
 	return renderTables("", netfilter.GuardTable, families, func(f policy.Family) *table { return tables[f] })
 }
 
-// The chains and sets of a guard table. The name of one for a masquerade chain X has -X at its end.
+// The chains and sets of a guard table. The name of one for a masquerade chain X has -X at its end. Guards
+// have tables of their own, for chains of every backend: a program that flushes table nat, or deletes table
+// ip-masq, must not remove them.
 const (
 	guardChain   = "guard"   // base chain with the jumps to the chains guard-X
 	enforceChain = "enforce" // base chain with the jumps to the chains enforce-X
@@ -279,7 +315,8 @@ func guardTablesOf(guards []policy.Guard) map[policy.Family]*table {
 // addJumps adds the jumps of packets in scope to the chain of a guard.
 func (t *table) addJumps(base string, g policy.Guard, match ...nftStatement) {
 	for _, m := range g.Scope.Matches() {
-		t.add(base, "", slices.Concat(matchStatements(m), match, []nftStatement{jump(base + "-" + g.Chain)})...)
+		statements := slices.Concat(matchStatements(m), match)
+		t.add(base, "", append(statements, jump(base+"-"+g.Chain))...)
 	}
 }
 
@@ -289,18 +326,16 @@ func counter() nftStatement { return statement("counter", nfnetlink.Counter{}) }
 
 // addCounting adds the rules that count, or drop, what was not masqueraded.
 func (t *table) addCounting(g policy.Guard) {
-	link, target, exempt := netfilter.LinkOf(g.Family), guardChain+"-"+g.Chain, exemptSet+"-"+g.Chain
+	link, target := netfilter.LinkOf(g.Family), guardChain+"-"+g.Chain
+	pods, exempt := podsSet+"-"+g.Chain, exemptSet+"-"+g.Chain
 	t.addSet(exempt, g.Exempt)
-	t.addJumps(guardChain, g, inSet(link, "saddr", podsSet+"-"+g.Chain, false), inSet(link, "daddr", exempt, true))
-	const reply = 1 // IP_CT_DIR_REPLY
-	t.add(target, "", statement("ct direction reply",
-		nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, reply)), returns())
+	t.addJumps(guardChain, g, inSet(link, "saddr", pods, false), inSet(link, "daddr", exempt, true))
+	// The first test: most packets that reach this chain are replies of servers in pods, and it needs no
+	// lookup in the routing tables.
+	t.add(target, "", isReply(), returns())
 	if g.Family == policy.IPv6 {
 		for typ := byte(133); typ <= 137; typ++ { // neighbour discovery, which conntrack does not track
-			t.add(target, "", statement(fmt.Sprintf("icmpv6 type %d", typ),
-				nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
-				nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, typ),
-			), returns())
+			t.add(target, "", isICMPv6(typ), returns())
 		}
 	}
 	t.add(target, "", addressType("saddr", "local"), returns())
@@ -316,13 +351,29 @@ func (t *table) addCounting(g policy.Guard) {
 	t.add(target, g.Owner.Comment(), counter(), drop)
 }
 
+// isReply is the match `ct direction reply`.
+func isReply() nftStatement {
+	const reply = 1 // IP_CT_DIR_REPLY
+	return statement("ct direction reply",
+		nfnetlink.CT{Key: unix.NFT_CT_DIRECTION, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, reply))
+}
+
+// isICMPv6 is the match `icmpv6 type N`.
+func isICMPv6(typ byte) nftStatement {
+	return statement(fmt.Sprintf("icmpv6 type %d", typ),
+		loadProtocol(), compare(nfnetlink.Equal, unix.IPPROTO_ICMPV6),
+		nfnetlink.Payload{Base: unix.NFT_PAYLOAD_TRANSPORT_HEADER, Len: 1, Dreg: nfnetlink.Reg1},
+		compare(nfnetlink.Equal, typ))
+}
+
 // addBinding adds the rules that keep the source of exempt traffic.
 func (t *table) addBinding(g policy.Guard) {
-	link, target, bound := netfilter.LinkOf(g.Family), enforceChain+"-"+g.Chain, boundSet+"-"+g.Chain
+	link, target := netfilter.LinkOf(g.Family), enforceChain+"-"+g.Chain
+	pods, bound := podsSet+"-"+g.Chain, boundSet+"-"+g.Chain
 	mark := withoutMark(g.BypassMark)
 	t.addSet(bound, g.Bound)
 	t.addSet(selfSet, policy.Ranges{})
-	t.addJumps(enforceChain, g, mark, inSet(link, "saddr", podsSet+"-"+g.Chain, false), inSet(link, "daddr", bound, false))
+	t.addJumps(enforceChain, g, mark, inSet(link, "saddr", pods, false), inSet(link, "daddr", bound, false))
 	for i, b := range g.Bindings {
 		sources, destinations := boundPodsSets(i, g.Chain)
 		t.addSet(sources, b.Sources)
@@ -333,13 +384,16 @@ func (t *table) addBinding(g policy.Guard) {
 		}
 		t.addJumps(enforceChain, g, match...)
 	}
-	// A connection of a pod to itself, by a Service. Its status does not tell: IPVS sets no `ct status dnat`.
+	// A connection of a pod to itself, by a Service, has the same address twice, which nftables compares only
+	// by a set. Its status does not tell: IPVS sets no `ct status dnat`. `update` in place of `add`: so the
+	// element of a pair in use cannot expire between the two rules.
 	t.add(target, "", pairInSelf(link, "saddr", true))
 	t.add(target, "", pairInSelf(link, "daddr", false), returns())
 	// After `snat to ip saddr` no other NAT rule changes the source.
 	const reg = nfnetlink.Reg1
-	t.add(target, g.Owner.Comment(), counter(), statement("snat to "+link.String()+" saddr", load(link, "saddr", reg),
-		nfnetlink.NAT{Type: unix.NFT_NAT_SNAT, Family: uint32(link), AddrMin: reg, AddrMax: reg}))
+	keep := statement("snat to "+link.String()+" saddr", load(link, "saddr", reg),
+		nfnetlink.NAT{Type: unix.NFT_NAT_SNAT, Family: uint32(link), AddrMin: reg, AddrMax: reg})
+	t.add(target, g.Owner.Comment(), counter(), keep)
 }
 
 // boundPodsSets returns the names of the sets for one of Guard.Bindings: boundpods-X, boundpods2-X, ...

@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,7 +43,8 @@ func masqTable(f policy.Family, chains []policy.Chain, have *table) *table {
 	if have.broken {
 		have = newTable(tableName)
 	}
-	if t := buildMasqTable(f, chains, have, usedSets(have.chains)); t == nil || t.differsInOneSet(have) {
+	t := buildMasqTable(f, chains, have, usedSets(have.chains))
+	if t == nil || t.differsInOneSet(have) {
 		return t
 	}
 	return buildMasqTable(f, chains, have, nil)
@@ -52,7 +52,8 @@ func masqTable(f policy.Family, chains []policy.Chain, have *table) *table {
 
 // differsInOneSet reports whether another table has the same chains, and the sets that they use but for one.
 func (t *table) differsInOneSet(have *table) bool {
-	if !maps.EqualFunc(t.chains, have.chains, func(c, held *chain) bool { return !c.differs(held) }) {
+	isSame := func(c, held *chain) bool { return !c.differs(held) }
+	if !maps.EqualFunc(t.chains, have.chains, isSame) {
 		return false
 	}
 	different := 0
@@ -70,59 +71,72 @@ func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change 
 	if len(chains) == 0 {
 		return nil
 	}
-	t := newTable(tableName)
-	// A rule of an owned chain matches sources or destinations by a set, never both.
-	setOf := func(r policy.Rule, masqChain, sources string) string {
-		ranges, kind := r.To, exemptSet
-		if r.From != nil {
-			ranges, kind = r.From, sources
-		}
-		if ranges == nil {
-			return ""
-		}
-		name := t.nameSet(kind, masqChain, ranges, have, change)
-		t.addSet(name, ranges)
-		return name
-	}
-	t.addChain(baseChain)
+	b := builder{table: newTable(tableName), have: have, change: change}
+	b.addChain(baseChain)
 	for _, c := range chains {
-		t.addChain(chainPrefix + c.Name)
+		b.addChain(chainPrefix + c.Name)
 		for i, r := range c.Rules {
 			comment := ""
-			if i == len(c.Rules)-1 { // the last rule names the owner
+			isLast := i == len(c.Rules)-1
+			if isLast { // it names the owner, where nft list shows it
 				comment = c.Owner.Comment()
 			}
-			t.add(chainPrefix+c.Name, comment, statements(f, r, setOf(r, c.Name, sourceSet), "")...)
+			set := b.setOf(r, c.Name, sourceSet)
+			b.add(chainPrefix+c.Name, comment, statements(f, r, set, "")...)
 		}
 	}
 	for _, c := range chains {
 		for _, j := range c.Jumps {
-			t.add(baseChain, "", statements(f, j, setOf(j, c.Name, scopeSet), chainPrefix+c.Name)...)
+			set := b.setOf(j, c.Name, scopeSet)
+			b.add(baseChain, "", statements(f, j, set, chainPrefix+c.Name)...)
 		}
 	}
-	return t
+	return b.table
 }
 
-// nameSet returns the name of a set of this table, else of the existing one, with these ranges,
-// else the first free one: a set and the one that replaces it both exist for a moment. The sets
-// that are to change have any ranges.
-func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *table, change map[string]bool) (free string) {
-	for number := len(have.sets) + len(t.sets) + 1; number > 0; number-- {
+// builder builds a table that the existing one is to become.
+type builder struct {
+	*table
+	have   *table
+	change map[string]bool // sets that are to change
+}
+
+// setOf adds the set of a rule's addresses and returns its name, "" if the rule has none. A rule of an owned
+// chain matches sources or destinations by a set, never both. Sources is the kind of a set of sources.
+func (b *builder) setOf(r policy.Rule, masqChain, sources string) string {
+	ranges, kind := r.To, exemptSet
+	if r.From != nil {
+		ranges, kind = r.From, sources
+	}
+	if ranges == nil {
+		return ""
+	}
+	name := b.nameSet(kind, masqChain, ranges)
+	b.addSet(name, ranges)
+	return name
+}
+
+// nameSet returns the name of a set of this table, else of the existing one, with these ranges, else the
+// first free one: a set and the one that replaces it both exist for a moment. The sets that are to change
+// have any ranges.
+func (b *builder) nameSet(kind, masqChain string, ranges policy.Ranges) (free string) {
+	for number := len(b.have.sets) + len(b.sets) + 1; number > 0; number-- {
 		name := kind + "-" + masqChain
 		if number > 1 {
 			name += "." + strconv.Itoa(number)
 		}
-		held, exists := t.sets[name]
+		held, exists := b.sets[name]
 		if !exists {
-			held, exists = have.sets[name]
-			if change[name] && held != nil {
+			held, exists = b.have.sets[name]
+			if b.change[name] && held != nil {
 				held = ranges
 			}
 		}
-		switch {
-		case !exists:
+		if !exists {
 			free = name
-		case held.Equal(ranges):
+			continue
+		}
+		if held.Equal(ranges) {
 			return name
 		}
 	}
@@ -131,37 +145,24 @@ func (t *table) nameSet(kind, masqChain string, ranges policy.Ranges, have *tabl
 
 // ruleset returns the table as it was read in the terms of policy.
 func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
-	jumps, unrecognized := map[string][]policy.Rule{}, slices.Clone(t.unrecognized)
-	for _, raw := range cmp.Or(t.chains[baseChain], &chain{}).rules {
-		r := decode(f, raw, t.sets)
-		if chain, masq := masqChainOf(r.Target); masq {
-			jumps[chain] = append(jumps[chain], r.Rule)
-		} else {
-			unrecognized = append(unrecognized, fmt.Sprintf("chain %s: %s", baseChain, r.Rule))
-		}
-	}
+	jumps, others := t.jumps(f)
+	unrecognized := slices.Concat(t.unrecognized, others)
 	for _, name := range t.order {
-		masqChain, masq := masqChainOf(name)
-		if !masq {
-			if name != baseChain {
-				unrecognized = append(unrecognized, "chain "+policy.Quote(name))
-			}
-			continue
+		masqChain, isMasq := masqChainOf(name)
+		switch {
+		case isMasq:
+			c := t.masqChain(f, name)
+			c.Name, c.Jumps = masqChain, jumps[masqChain]
+			rs.Chains = append(rs.Chains, c)
+		case name != baseChain:
+			unrecognized = append(unrecognized, "chain "+policy.Quote(name))
 		}
-		c := policy.Chain{Family: f, Name: masqChain, Jumps: jumps[masqChain], Rules: []policy.Rule{}, Owner: t.chains[name].owner()}
-		for _, raw := range t.chains[name].rules {
-			r := decode(f, raw, t.sets)
-			if r.Verdict == policy.Jump {
-				r.Unrecognize()
-			}
-			c.Rules = append(c.Rules, r.Rule)
-		}
-		rs.Chains = append(rs.Chains, c)
 	}
 	used := usedSets(t.chains)
 	for _, name := range sorted(t.sets, nil) {
+		isReported := t.sets[name] == nil
 		switch {
-		case used[name] || t.sets[name] == nil: // that is reported
+		case used[name] || isReported:
 		case ownSet(name):
 			unrecognized = append(unrecognized, "set "+policy.Quote(name)+" of ip-masq, which no rule uses")
 		default:
@@ -172,6 +173,38 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: text})
 	}
 	return rs
+}
+
+// jumps returns the jumps of the base chain, by masquerade chain, and its other rules.
+func (t *table) jumps(f policy.Family) (to map[string][]policy.Rule, others []string) {
+	to = map[string][]policy.Rule{}
+	base := t.chains[baseChain]
+	if base == nil {
+		return to, nil
+	}
+	for _, raw := range base.rules {
+		r := decode(f, raw, t.sets)
+		chain, isMasq := masqChainOf(r.Target)
+		if isMasq {
+			to[chain] = append(to[chain], r.Rule)
+		} else {
+			others = append(others, fmt.Sprintf("chain %s: %s", baseChain, r.Rule))
+		}
+	}
+	return to, others
+}
+
+// masqChain returns a masquerade chain of the table, without its name and the jumps to it.
+func (t *table) masqChain(f policy.Family, name string) policy.Chain {
+	c := policy.Chain{Family: f, Rules: []policy.Rule{}, Owner: t.chains[name].owner()}
+	for _, raw := range t.chains[name].rules {
+		r := decode(f, raw, t.sets)
+		if r.Verdict == policy.Jump {
+			r.Unrecognize()
+		}
+		c.Rules = append(c.Rules, r.Rule)
+	}
+	return c
 }
 
 // decode returns the rule that was encoded. A rule that statements does not write is unrecognized, as is one

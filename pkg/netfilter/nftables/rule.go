@@ -36,7 +36,8 @@ func statements(f policy.Family, r policy.Rule, set, target string) (out []nftSt
 	case policy.Jump:
 		return append(out, jump(target))
 	case policy.Return:
-		return append(out, statement("counter return", nfnetlink.Counter{}, nfnetlink.Verdict{Code: nfnetlink.Return}))
+		verdict := nfnetlink.Verdict{Code: nfnetlink.Return}
+		return append(out, statement("counter return", nfnetlink.Counter{}, verdict))
 	case policy.Masquerade:
 		return append(out, masquerade(link, r))
 	}
@@ -45,8 +46,6 @@ func statements(f policy.Family, r policy.Rule, set, target string) (out []nftSt
 
 // matchStatements writes what a rule matches beside addresses.
 func matchStatements(m policy.Match) (out []nftStatement) {
-	const reg = nfnetlink.Reg1
-	add := func(nft string, exprs ...nfnetlink.Expr) { out = append(out, statement(nft, exprs...)) }
 	if m.Out != "" {
 		out = append(out, outputInterface(m.Out))
 	}
@@ -57,32 +56,59 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 		out = append(out, addressType("daddr", "!= local"))
 	}
 	if m.Protocol != "" {
-		number := map[policy.Protocol]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[m.Protocol]
-		add("meta l4proto "+string(m.Protocol),
-			nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: reg}, compare(nfnetlink.Equal, number))
+		out = append(out, transportProtocol(m.Protocol))
 	}
 	if m.Probability != 0 {
-		add(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, m.Probability),
-			nfnetlink.Numgen{Random: true, Modulus: policy.ProbabilityScale, Dreg: reg},
-			nfnetlink.Byteorder{Sreg: reg, Dreg: reg, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
-			compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, m.Probability)...))
+		out = append(out, atRandom(m.Probability))
 	}
 	return out
+}
+
+// transportProtocol is the match `meta l4proto tcp`.
+func transportProtocol(p policy.Protocol) nftStatement {
+	var number byte
+	switch p {
+	case "tcp":
+		number = unix.IPPROTO_TCP
+	case "udp":
+		number = unix.IPPROTO_UDP
+	case "sctp":
+		number = unix.IPPROTO_SCTP
+	}
+	return statement("meta l4proto "+string(p), loadProtocol(), compare(nfnetlink.Equal, number))
+}
+
+func loadProtocol() nfnetlink.Expr {
+	return nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1}
+}
+
+// atRandom is the match `numgen random mod 2147483648 < N`.
+func atRandom(n uint32) nftStatement {
+	const reg = nfnetlink.Reg1
+	return statement(fmt.Sprintf("numgen random mod %d < %d", policy.ProbabilityScale, n),
+		nfnetlink.Numgen{Random: true, Modulus: policy.ProbabilityScale, Dreg: reg},
+		nfnetlink.Byteorder{Sreg: reg, Dreg: reg, Op: unix.NFT_BYTEORDER_HTON, Len: 4, Size: 4},
+		compare(nfnetlink.Less, binary.BigEndian.AppendUint32(nil, n)...))
 }
 
 // outputInterface is the match `oifname "eth*"`. A whole name is compared with its NULs.
 func outputInterface(pattern string) nftStatement {
 	name, data := pattern, make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
-	if prefix, wild := strings.CutSuffix(pattern, "+"); wild {
+	prefix, isWildcard := strings.CutSuffix(pattern, "+")
+	if isWildcard {
 		name, data = prefix+"*", []byte(prefix)
 	}
 	return statement(`oifname "`+name+`"`,
 		nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}, compare(nfnetlink.Equal, data...))
 }
 
+// load loads the address in the field saddr or daddr.
 func load(f nfnetlink.Family, field string, to nfnetlink.Register) nfnetlink.Expr {
-	return nfnetlink.LoadAddress(f, map[string]nfnetlink.Field{"saddr": nfnetlink.Source, "daddr": nfnetlink.Destination}[field], to)
+	if field == "saddr" {
+		return nfnetlink.LoadAddress(f, nfnetlink.Source, to)
+	}
+	return nfnetlink.LoadAddress(f, nfnetlink.Destination, to)
 }
 
 // compare compares the first register, which has the size of the data.
@@ -96,20 +122,34 @@ func inSet(f nfnetlink.Family, field, set string, not bool) nftStatement {
 	if not {
 		operator = " != @"
 	}
-	return statement(f.String()+" "+field+operator+set, load(f, field, nfnetlink.Reg1), nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not})
+	return statement(f.String()+" "+field+operator+set, load(f, field, nfnetlink.Reg1),
+		nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not})
 }
 
 // addressType is the match `fib daddr type != local`, with the part after type as its condition.
 func addressType(field, condition string) nftStatement {
-	flag := map[string]uint32{"saddr": unix.NFTA_FIB_F_SADDR, "daddr": unix.NFTA_FIB_F_DADDR}[field]
-	op, name := nfnetlink.Equal, condition
-	if rest, negated := strings.CutPrefix(condition, "!= "); negated {
-		op, name = nfnetlink.NotEqual, rest
+	flag := uint32(unix.NFTA_FIB_F_DADDR)
+	if field == "saddr" {
+		flag = unix.NFTA_FIB_F_SADDR
 	}
-	typ := map[string]uint32{
-		"local": unix.RTN_LOCAL, "broadcast": unix.RTN_BROADCAST, "multicast": unix.RTN_MULTICAST, "anycast": unix.RTN_ANYCAST,
-	}[name]
-	return statement("fib "+field+" type "+condition, nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
+	op := nfnetlink.Equal
+	name, isNegated := strings.CutPrefix(condition, "!= ")
+	if isNegated {
+		op = nfnetlink.NotEqual
+	}
+	var typ uint32
+	switch name {
+	case "local":
+		typ = unix.RTN_LOCAL
+	case "broadcast":
+		typ = unix.RTN_BROADCAST
+	case "multicast":
+		typ = unix.RTN_MULTICAST
+	case "anycast":
+		typ = unix.RTN_ANYCAST
+	}
+	return statement("fib "+field+" type "+condition,
+		nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
 		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...))
 }
 
@@ -117,41 +157,70 @@ func jump(target string) nftStatement {
 	return statement("jump "+target, nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: target})
 }
 
-// masquerade writes `counter masquerade to :1024-2047 fully-random` or `counter snat to 192.0.2.1`.
+// masquerade writes `counter masquerade to :1024-2047 fully-random` or `counter snat to 192.0.2.1`. The
+// address is a constant. A map by output interface would be one rule, but it would hide the address from `nft
+// list ruleset`, and iptables has none.
 func masquerade(f nfnetlink.Family, r policy.Rule) nftStatement {
+	const address = nfnetlink.Reg3
+	var flags uint32
+	exprs := []nfnetlink.Expr{nfnetlink.Counter{}}
+	first, last, ports := loadPorts(r.Ports)
+	exprs = append(exprs, ports...)
+	if len(ports) > 0 {
+		flags |= unix.NF_NAT_RANGE_PROTO_SPECIFIED
+	}
+	if r.RandomFully {
+		flags |= unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	}
+	if !r.Address.IsValid() {
+		masq := nfnetlink.Masq{Flags: flags, ProtoMin: first, ProtoMax: last}
+		return statement(masqueradeText(f, r), append(exprs, masq)...)
+	}
+	to := nfnetlink.Immediate{Dreg: address, Data: r.Address.AsSlice()}
+	snat := nfnetlink.NAT{
+		Type: unix.NFT_NAT_SNAT, Family: uint32(f), Flags: flags,
+		AddrMin: address, AddrMax: address, ProtoMin: first, ProtoMax: last,
+	}
+	return statement(masqueradeText(f, r), append(exprs, to, snat)...)
+}
+
+// loadPorts loads source ports into the registers first and last, which are 0 if there are none.
+func loadPorts(ports policy.PortRange) (first, last nfnetlink.Register, exprs []nfnetlink.Expr) {
+	if ports.IsZero() {
+		return 0, 0, nil
+	}
+	first, last = nfnetlink.Reg1, nfnetlink.Reg1
+	exprs = append(exprs, loadPort(ports.First, first))
+	if ports.Last != ports.First {
+		last = nfnetlink.Reg2
+		exprs = append(exprs, loadPort(ports.Last, last))
+	}
+	return first, last, exprs
+}
+
+func loadPort(port uint16, to nfnetlink.Register) nfnetlink.Expr {
+	return nfnetlink.Immediate{Dreg: to, Data: binary.BigEndian.AppendUint16(nil, port)}
+}
+
+// masqueradeText returns the statement of masquerade in nft syntax.
+func masqueradeText(f nfnetlink.Family, r policy.Rule) string {
 	nft, to := "counter masquerade", ""
 	if r.Address.IsValid() {
 		nft, to = "counter snat", r.Address.String()
-		if f == nfnetlink.IPv6 && !r.Ports.IsZero() {
+	}
+	if !r.Ports.IsZero() {
+		if to != "" && f == nfnetlink.IPv6 {
 			to = "[" + to + "]"
 		}
-	}
-	exprs := []nfnetlink.Expr{nfnetlink.Counter{}}
-	var m nfnetlink.Masq
-	if !r.Ports.IsZero() {
 		to += ":" + r.Ports.String()
-		m = nfnetlink.Masq{Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED, ProtoMin: nfnetlink.Reg1, ProtoMax: nfnetlink.Reg1}
-		exprs = append(exprs, nfnetlink.Immediate{Dreg: m.ProtoMin, Data: binary.BigEndian.AppendUint16(nil, r.Ports.First)})
-		if r.Ports.Last != r.Ports.First {
-			m.ProtoMax = nfnetlink.Reg2
-			exprs = append(exprs, nfnetlink.Immediate{Dreg: m.ProtoMax, Data: binary.BigEndian.AppendUint16(nil, r.Ports.Last)})
-		}
 	}
 	if to != "" {
 		nft += " to " + to
 	}
 	if r.RandomFully {
 		nft += " fully-random"
-		m.Flags |= unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	}
-	if !r.Address.IsValid() {
-		return statement(nft, append(exprs, m)...)
-	}
-	const address = nfnetlink.Reg3
-	return statement(nft, append(exprs, nfnetlink.Immediate{Dreg: address, Data: r.Address.AsSlice()}, nfnetlink.NAT{
-		Type: unix.NFT_NAT_SNAT, Family: uint32(f), Flags: m.Flags,
-		AddrMin: address, AddrMax: address, ProtoMin: m.ProtoMin, ProtoMax: m.ProtoMax,
-	})...)
+	return nft
 }
 
 // Render returns the tables of the families as input for `nft -f`. Loading it has the result of
@@ -167,11 +236,15 @@ func Render(rs policy.Ruleset, families []policy.Family) []byte {
 }
 
 // renderTables writes the tables of a name. A family without one loses it.
-func renderTables(text, name string, families []policy.Family, tableOf func(policy.Family) *table) []byte {
+func renderTables(
+	text, name string, families []policy.Family, tableOf func(policy.Family) *table,
+) []byte {
 	for _, f := range families {
 		name := netfilter.LinkOf(f).String() + " " + name
-		text += fmt.Sprintf("\nadd table %s\ndelete table %s\n", name, name) // one that does not exist cannot be deleted
-		if t := tableOf(f); t != nil {
+		// One that does not exist cannot be deleted.
+		text += fmt.Sprintf("\nadd table %s\ndelete table %s\n", name, name)
+		t := tableOf(f)
+		if t != nil {
 			text += fmt.Sprintf("table %s {\n%s}\n", name, t.render(f))
 		}
 	}
@@ -180,18 +253,22 @@ func renderTables(text, name string, families []policy.Family, tableOf func(poli
 
 // renderSet writes a set, with its elements unless rules fill it.
 func renderSet(f policy.Family, form nfnetlink.Set, ranges policy.Ranges) string {
-	key := map[policy.Family]string{policy.IPv4: "ipv4_addr", policy.IPv6: "ipv6_addr"}[f]
+	key := "ipv4_addr"
+	if f == policy.IPv6 {
+		key = "ipv6_addr"
+	}
 	if form.Timeout != 0 {
-		return fmt.Sprintf("\tset %s {\n\t\ttype %s . %s\n\t\tsize %d\n\t\tflags dynamic,timeout\n\t\ttimeout %s\n\t}\n",
-			form.Name, key, key, form.Size, form.Timeout)
+		const set = "\tset %s {\n\t\ttype %s . %s\n\t\tsize %d\n" +
+			"\t\tflags dynamic,timeout\n\t\ttimeout %s\n\t}\n"
+		return fmt.Sprintf(set, form.Name, key, key, form.Size, form.Timeout)
+	}
+	text := fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n", form.Name, key)
+	if len(ranges) == 0 { // nft does not accept empty braces
+		return text + "\t}\n"
 	}
 	var elements strings.Builder
 	for _, r := range ranges {
 		fmt.Fprintf(&elements, "\t\t\t%s,\n", policy.Ranges{r})
 	}
-	text := fmt.Sprintf("\tset %s {\n\t\ttype %s\n\t\tflags interval\n", form.Name, key)
-	if len(ranges) > 0 { // nft does not accept empty braces
-		text += "\t\telements = {\n" + elements.String() + "\t\t}\n"
-	}
-	return text + "\t}\n"
+	return text + "\t\telements = {\n" + elements.String() + "\t\t}\n\t}\n"
 }

@@ -22,13 +22,14 @@ import (
 
 // table is an owned table of a family, ip-masq or ip-masq-guard, as it is to be or as it was read.
 type table struct {
-	name         string
-	exists       bool
-	broken       bool                     // has something that can only be removed with the table
-	sets         map[string]policy.Ranges // by name, without anonymous ones; nil for a set of another form than an owned one
-	chains       map[string]*chain        // by name
-	order        []string                 // of the chains, and of the sets of a desired table
-	unrecognized []string                 // what should not be there, for people
+	name   string
+	exists bool
+	broken bool // has something that can only be removed with the table
+	// By name, without anonymous ones. The ranges are nil for a set of another form than an owned one.
+	sets         map[string]policy.Ranges
+	chains       map[string]*chain // by name
+	order        []string          // of the chains, and of the sets of a desired table
+	unrecognized []string          // what should not be there, for people
 }
 
 type chain struct {
@@ -49,15 +50,23 @@ func newTable(name string) *table {
 	return &table{name: name, sets: map[string]policy.Ranges{}, chains: map[string]*chain{}}
 }
 
-// hookOf returns the hook of a base chain: type nat hook postrouting priority 101; policy accept.
-// Guard is behind all NAT, enforce before that of other programs: the first NAT rule decides.
+// hookOf returns the hook of a base chain: type nat hook postrouting priority 101; policy accept. The first
+// NAT rule that matches decides. So postrouting comes after the chains of kube-proxy and iptables (100), and
+// enforce before those of all other programs. Guard is behind all NAT, which is one hook at 100 whatever the
+// priorities of its chains.
 func hookOf(chain string) (hook nfnetlink.Base, isBase bool) {
 	hook = nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Policy: nfnetlink.Accept}
-	if chain == guardChain {
-		hook.Type = "filter"
+	switch chain {
+	case enforceChain:
+		hook.Priority = 99
+	case baseChain:
+		hook.Priority = 101
+	case guardChain:
+		hook.Type, hook.Priority = "filter", 200
+	default:
+		return nfnetlink.Base{}, false
 	}
-	hook.Priority, isBase = map[string]int32{enforceChain: 99, baseChain: 101, guardChain: 200}[chain]
-	return hook, isBase
+	return hook, true
 }
 
 // setForm returns the form of an owned set.
@@ -120,11 +129,11 @@ func (r rule) String() string {
 
 // target returns the chain that a rule jumps or goes to, or "".
 func (r rule) target() string {
-	if n := len(r.exprs); n > 0 {
-		verdict, _ := r.exprs[n-1].(nfnetlink.Verdict)
-		return verdict.Chain
+	if len(r.exprs) == 0 {
+		return ""
 	}
-	return ""
+	verdict, _ := r.exprs[len(r.exprs)-1].(nfnetlink.Verdict)
+	return verdict.Chain
 }
 
 func setIn(e nfnetlink.Expr) string {
@@ -171,15 +180,24 @@ func (c *chain) differs(have *chain) bool {
 // sameRules reports whether the table as it was read later has the same rules and sets. It may have new sets.
 func (t *table) sameRules(later *table) bool {
 	for name, held := range t.sets {
-		if now, exists := later.sets[name]; !exists || !held.Equal(now) {
+		now, exists := later.sets[name]
+		if !exists || !held.Equal(now) {
 			return false
 		}
 	}
-	return slices.Equal(t.unrecognized, later.unrecognized) && maps.EqualFunc(t.chains, later.chains, func(a, b *chain) bool {
-		return reflect.DeepEqual(a.base, b.base) && slices.EqualFunc(a.rules, b.rules, func(a, b rule) bool {
-			return a.same(b) && a.comment == b.comment && a.handle == b.handle
-		})
-	})
+	if !slices.Equal(t.unrecognized, later.unrecognized) {
+		return false
+	}
+	return maps.EqualFunc(t.chains, later.chains, (*chain).unchanged)
+}
+
+// unchanged reports whether a chain as it was read later is the same.
+func (c *chain) unchanged(later *chain) bool {
+	return reflect.DeepEqual(c.base, later.base) && slices.EqualFunc(c.rules, later.rules, rule.unchanged)
+}
+
+func (r rule) unchanged(later rule) bool {
+	return r.same(later) && r.comment == later.comment && r.handle == later.handle
 }
 
 // anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is
@@ -210,15 +228,18 @@ func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, erro
 		r.report("table has flags %#x (1: dormant, 2: owner, 4: persist)", inKernel.Flags)
 	}
 	rules, err := conn.Rules(r.link, name, "")
+	if err != nil {
+		return r.table, err
+	}
 	for _, raw := range rules {
-		if err == nil {
-			err = r.readRule(raw)
+		if err := r.readRule(raw); err != nil {
+			return r.table, err
 		}
 	}
-	if err == nil && r.read != inKernel.Use {
-		err = r.readRest(inKernel.Use)
+	if r.read == inKernel.Use {
+		return r.table, nil
 	}
-	return r.table, err
+	return r.table, r.readRest(inKernel.Use)
 }
 
 func (r *tableReader) report(format string, args ...any) {
@@ -229,7 +250,9 @@ func (r *tableReader) report(format string, args ...any) {
 // it.
 func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 	r.read++
-	if want, isBase := hookOf(c.Name); isBase && (c.Base == nil || *c.Base != want) {
+	want, isBase := hookOf(c.Name)
+	isRight := c.Base != nil && *c.Base == want
+	if isBase && !isRight {
 		r.broken = true
 		r.report("chain %s is not the base chain that it should be", c.Name)
 	}
@@ -238,30 +261,45 @@ func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
 	return r.chains[c.Name]
 }
 
-func (r *tableReader) readRule(raw nfnetlink.Rule) (err error) {
-	c := r.chains[raw.Chain]
-	if c == nil {
-		inKernel := nfnetlink.Chain{Name: raw.Chain}
-		if _, isBase := hookOf(raw.Chain); isBase {
-			if inKernel, err = r.conn.Chain(r.link, r.name, raw.Chain); err != nil {
-				return err
-			}
-		}
-		c = r.readChain(inKernel)
+func (r *tableReader) readRule(raw nfnetlink.Rule) error {
+	c, err := r.chainOf(raw)
+	if err != nil {
+		return err
 	}
 	rule := rule{handle: raw.Handle, exprs: raw.Exprs, comment: raw.Comment}
 	for i, e := range rule.exprs {
-		if counter, is := e.(nfnetlink.Counter); is {
+		counter, isCounter := e.(nfnetlink.Counter)
+		if isCounter {
 			rule.packets, rule.exprs[i] = counter.Packets, nfnetlink.Counter{}
 		}
-		if set := setIn(e); set != "" && !anonymous(set) {
-			if err := r.readSet(set); err != nil {
-				return err
-			}
+		set := setIn(e)
+		if set == "" || anonymous(set) {
+			continue
+		}
+		if err := r.readSet(set); err != nil {
+			return err
 		}
 	}
 	c.rules = append(c.rules, rule)
 	return nil
+}
+
+// chainOf returns the chain of a rule. The kernel is asked for base chains alone: the hook of another chain,
+// which the rules do not tell, has no meaning here.
+func (r *tableReader) chainOf(raw nfnetlink.Rule) (*chain, error) {
+	c := r.chains[raw.Chain]
+	if c != nil {
+		return c, nil
+	}
+	_, isBase := hookOf(raw.Chain)
+	if !isBase {
+		return r.readChain(nfnetlink.Chain{Name: raw.Chain}), nil
+	}
+	inKernel, err := r.conn.Chain(r.link, r.name, raw.Chain)
+	if err != nil {
+		return nil, err
+	}
+	return r.readChain(inKernel), nil
 }
 
 // readSet reads the elements of a set once, and none of one that rules fill.
@@ -309,21 +347,25 @@ func (r *tableReader) readRest(objects uint32) error {
 		return err
 	}
 	for _, s := range sets {
-		if !anonymous(s.Name) && err == nil {
-			err = r.readSet(s.Name)
+		if anonymous(s.Name) {
+			continue
+		}
+		if err := r.readSet(s.Name); err != nil {
+			return err
 		}
 	}
-	if err == nil && r.read != objects {
+	if r.read != objects {
 		r.broken = true
 		r.report("an object that is neither a chain nor a set")
 	}
-	return err
+	return nil
 }
 
 func (t *table) render(f policy.Family) string {
 	var sets, chains strings.Builder
 	for _, name := range t.order {
-		if ranges, isSet := t.sets[name]; isSet {
+		ranges, isSet := t.sets[name]
+		if isSet {
 			sets.WriteString(renderSet(f, setForm(netfilter.LinkOf(f), name), ranges))
 		} else {
 			chains.WriteString(t.chains[name].render(name))
@@ -335,7 +377,8 @@ func (t *table) render(f policy.Family) string {
 func (c *chain) render(name string) string {
 	text := fmt.Sprintf("\tchain %s {\n", name)
 	if c.base != nil {
-		text += fmt.Sprintf("\t\ttype %s hook postrouting priority %d; policy accept;\n", c.base.Type, c.base.Priority)
+		const hook = "\t\ttype %s hook postrouting priority %d; policy accept;\n"
+		text += fmt.Sprintf(hook, c.base.Type, c.base.Priority)
 	}
 	for _, r := range c.rules {
 		text += "\t\t" + r.text + "\n"
