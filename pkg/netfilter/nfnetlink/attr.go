@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +40,8 @@ const maxAttr = 20
 type attrTable struct {
 	at  [maxAttr][]byte
 	bad bool
-	// unread is a bitmap of nonzero attributes that no getter has returned. Bit maxAttr is any attribute >= maxAttr.
+	// unread is a bitmap of nonzero attributes that no getter has returned. Bit maxAttr is any attribute >=
+	// maxAttr.
 	unread uint32
 }
 
@@ -59,8 +59,17 @@ func (t *attrTable) parse(b []byte) {
 	t.bad = len(rest) > 0
 }
 
-// zero reports whether all bytes are 0, as in attributes of newer kernels' unused features.
-func zero(data []byte) bool { return !slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) }
+// zero reports whether all bytes are 0, as in the attributes that newer kernels report for features which a
+// rule or an element does not use. Only such unknown attributes are tolerated, except in a set itself, whose
+// other attributes describe its state.
+func zero(data []byte) bool {
+	for _, b := range data {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
+}
 
 // get returns the data of an attribute, nil if it is not there.
 func (t *attrTable) get(typ uint16) []byte {

@@ -154,9 +154,10 @@ type writer struct {
 	left       bool // new sets of a first batch are in the kernel
 }
 
-// write changes tables. If another program commits meanwhile, it reads them again and continues,
-// unless the rules are no longer the observed ones, if any. A table that the kernel refuses to
-// change counts as broken then. It reports whether it failed and left new sets of a first batch.
+// write changes tables. If another program commits meanwhile, it reads them again and continues, unless the
+// rules are no longer the observed ones, if any. A table that the kernel refuses to change counts as broken
+// then, as it may have a form that a dump does not show: it is replaced, for that family alone. It reports
+// whether it failed and left new sets of a first batch.
 func (d *Driver) write(
 	observed any, name string, dryRun bool, change func(*tableWriter),
 ) (left bool, err error) {
