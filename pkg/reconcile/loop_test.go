@@ -111,8 +111,8 @@ func TestChangedByOfALateRepair(t *testing.T) {
 	})
 }
 
-// TestLoopCommits: a commit that touched nothing owned causes no sync, and what was verified before it is verified
-// after it. What was read before a commit that did is not.
+// TestLoopCommits: a commit that touched nothing owned causes no sync, and what was verified before it is
+// verified after it. What was read before a commit that did is not.
 func TestLoopCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type verified struct {
@@ -205,8 +205,8 @@ func TestLoopPublishesDuringSync(t *testing.T) {
 	})
 }
 
-// TestLoopWatches: the loop names the chains of its policies when all of them are right. After other ones it reads the
-// rules again, as a commit may have touched them before.
+// TestLoopWatches: the loop names the chains of its policies when all of them are right. After other ones it
+// reads the rules again, as a commit may have touched them before.
 func TestLoopWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t).withAgent()
@@ -327,7 +327,8 @@ func TestLoopSyncsConflist(t *testing.T) {
 	})
 }
 
-// The conflist is synced when files have been quiet for 100 ms, and within a second while they are written all the time.
+// The conflist is synced when files have been quiet for 100 ms, and within a second while they are written
+// all the time.
 func TestLoopSyncsTheConflistOfQuietFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		writes        int
@@ -494,8 +495,8 @@ func TestLoopStateDuringASync(t *testing.T) {
 	})
 }
 
-// failRepair runs a loop with agent files until it has failed to repair what a program changed, as its driver does not
-// write.
+// failRepair runs a loop with agent files until it has failed to repair what a program changed, as its driver
+// does not write.
 func (f *fixture) failRepair(by Writer) (*running, *readOnly) {
 	failing := &readOnly{Driver: f.Drivers[0]}
 	f.Drivers = netfilter.Drivers{failing}
@@ -584,10 +585,10 @@ func TestNext(t *testing.T) {
 		want  work
 		after time.Duration
 	}{
-		"nothing was synced":                       {[]func(*state){func(s *state) { *s = state{}; s.begin() }}, reading, 0},
+		"nothing was synced":                       {[]func(*state){func(s *state) { *s = state{}; s.begin(false) }}, reading, 0},
 		"no event":                                 {nil, reading, interval},
 		"a commit that touched nothing":            {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
-		"which is published":                       {[]func(*state){func(s *state) { s.generation, s.published = 5, publication{s.last, 5} }}, reading, interval},
+		"which is published":                       {[]func(*state){func(s *state) { s.commits.generation, s.published = 5, publication{s.last.report, 5} }}, reading, interval},
 		"rules changed":                            {[]func(*state){rules}, syncing, minInterval},
 		"files changed":                            {[]func(*state){files}, reading, quietFiles},
 		"addresses changed":                        {[]func(*state){addresses}, syncing, quietAddresses},
@@ -598,10 +599,10 @@ func TestNext(t *testing.T) {
 		"read, conflist begun again":               {[]func(*state){read, func(s *state) { s.running[syncingConflist] = now.Add(10 * time.Millisecond) }}, syncing, minInterval + time.Millisecond},
 		"conflist begun":                           {[]func(*state){begun(syncingConflist)}, reading, interval},
 		"read, conflist begun, rules":              {[]func(*state){rules, read, begun(syncingConflist)}, syncing, minInterval},
-		"conflist due":                             {[]func(*state){func(s *state) { s.conflistDue = now.Add(time.Second) }}, syncingConflist, time.Second},
+		"conflist due":                             {[]func(*state){func(s *state) { s.conflist.due = now.Add(time.Second) }}, syncingConflist, time.Second},
 		"conflist synced":                          {[]func(*state){func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
-		"a sync runs":                              {[]func(*state){rules, begun(syncing)}, works, 0},
-		"sources are read":                         {[]func(*state){rules, begun(reading)}, works, 0},
+		"a sync runs":                              {[]func(*state){rules, begun(syncing)}, nothing, 0},
+		"sources are read":                         {[]func(*state){rules, begun(reading)}, nothing, 0},
 		"failed once":                              {[]func(*state){after(failed)}, reading, firstRetry},
 		"a policy was refused":                     {[]func(*state){after(refused)}, reading, firstRetry},
 		"a policy is invalid":                      {[]func(*state){after(invalid)}, reading, interval},
@@ -619,33 +620,33 @@ func TestNext(t *testing.T) {
 		"flapping, conflist synced":                {[]func(*state){flapping, func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
 		"resets on record":                         {[]func(*state){after(resets)}, resetting, 0},
 		"resets on record, due at an unknown time": {[]func(*state){after(laterResets)}, resetting, 0},
-		"resets on record, due later":              {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }, after(laterResets)}, resetting, time.Second},
-		"resets on record, due now":                {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }, after(resets)}, resetting, 0},
-		"a reset that is due later":                {[]func(*state){func(s *state) { s.resetDue = now.Add(time.Second) }}, resetting, time.Second},
-		"a reset failed":                           {[]func(*state){func(s *state) { s.resetDue, s.resetRetry = now.Add(2*time.Second), 2*time.Second }, after(resets)}, resetting, 2 * time.Second},
+		"resets on record, due later":              {[]func(*state){func(s *state) { s.resets.due = now.Add(time.Second) }, after(laterResets)}, resetting, time.Second},
+		"resets on record, due now":                {[]func(*state){func(s *state) { s.resets.due = now.Add(time.Second) }, after(resets)}, resetting, 0},
+		"a reset that is due later":                {[]func(*state){func(s *state) { s.resets.due = now.Add(time.Second) }}, resetting, time.Second},
+		"a reset failed":                           {[]func(*state){func(s *state) { s.resets = resetState{now.Add(2 * time.Second), 2 * time.Second} }, after(resets)}, resetting, 2 * time.Second},
 		"a reset failed, before this loop was active again": {[]func(*state){func(s *state) {
-			s.resetRetry = time.Minute
-			s.begin()
+			s.resets.retry = time.Minute
+			s.begin(false)
 			s.triggers = triggers{}
 		}, after(resets)}, resetting, 0},
 		"resets on record, a reset runs": {[]func(*state){after(resets), begun(resetting)}, reading, interval},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := NewLoop(nil, slog.New(slog.DiscardHandler), nil).state
-			s.begin()
+			s.begin(false)
 			s.triggers.request, s.sources = false, &Sources{}
 			s.synced(now, well, interval)
 			for _, f := range c.state {
 				f(&s)
 			}
 			got, at := s.next(now)
-			if got == works && at.Before(never()) { // a moment later it is due
+			if got == nothing && at.Before(never()) { // a moment later it is due
 				wake := at
 				if got, at = s.next(at); !at.Equal(wake) {
 					t.Errorf("at %s nothing is due", wake.Sub(now))
 				}
 			}
-			if after := at.Sub(now); got != c.want || got != works && after != c.after {
+			if after := at.Sub(now); got != c.want || got != nothing && after != c.after {
 				t.Errorf("work %d is due after %s, want %d after %s", got, after, c.want, c.after)
 			}
 		})

@@ -4,8 +4,8 @@ package reconcile
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/conflist"
@@ -19,6 +19,13 @@ const (
 	// minInterval is the shortest time between syncs that events ask for: commits come in groups. It
 	// bounds the cost of a storm of third-party commits, and how long a repair can wait.
 	minInterval = 20 * time.Millisecond
+	// Files are read once they have not changed for quietFiles, as editors and shells empty a file
+	// before they fill it, and at the latest after maxQuietFiles.
+	quietFiles    = 100 * time.Millisecond
+	maxQuietFiles = time.Second
+	// An address that is removed and added again within quietAddresses changes nothing.
+	quietAddresses    = 20 * time.Millisecond
+	maxQuietAddresses = 30 * time.Millisecond
 	// A sync or a reset that failed is repeated after a time that doubles from firstRetry to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = time.Minute
@@ -28,46 +35,67 @@ const (
 	flappingWindow    = time.Minute
 )
 
-// work is what the loop does in a goroutine of its own. Of each kind one runs at a time.
-type work int
-
-const (
-	publishing      work = iota // writes for the plugin at which generation the rules are right
-	syncingConflist             // may wait for a lock and for disks, which delays no repair
-	reading                     // reads the sources
-	syncing                     // syncs the rules
-	resetting                   // walks through the conntrack table
-	works                       // how many kinds there are
-)
-
 // state is what the loop knows. Only its goroutine has it. Events change it, and next decides by it alone.
 type state struct {
-	triggers  triggers             // since the last sync began
+	// What happened and asks for a sync.
+	triggers  triggers
 	files     flowcontrol.Debounce // a conflist or an agent file may have changed
 	addresses flowcontrol.Debounce // the node's addresses changed, and the rules depend on them
+	commits   commits
 
-	generation uint32 // of the last commit, 0 before the first
-	touches    int    // how many commits may have changed owned rules
+	// What the works found out.
+	sources   *Sources // as they were read last
+	last      lastSync
+	conflist  conflistState
+	flapping  flapping
+	resets    resetState
+	published publication // the last one
+	watched   []netfilter.OwnedChain
+
+	running [nothing]time.Time // when each work began that runs; else zero
+}
+
+// commits are what is known of the commits to the ruleset.
+type commits struct {
+	generation uint32 // of the last one, 0 before the first
+	touches    int    // how many may have changed owned rules
 	writer     Writer // the program that changed them last, until a sync has repaired that
+}
 
-	sources     *Sources         // as they were read last
-	conflist    *conflist.Status // nil if this loop does not sync it
-	conflistDue time.Time
+// lastSync is what is known of the last sync.
+type lastSync struct {
+	report  *Report // nil before the first since this loop is active
+	touches int     // commits.touches when it began
+	ended   time.Time
+	next    time.Time     // when the next one is due without an event
+	retry   time.Duration // how long it waits for its repetition; 0 unless it failed
+}
 
-	last        *Report // of the last sync; nil before the first and after this loop stopped being active
-	lastTouches int     // touches when that sync began
-	lastEnded   time.Time
-	interval    time.Time     // when the next sync is due without an event
-	retry       time.Duration // how long the last sync waits for its repetition; 0 unless it failed
-	published   publication   // the last one
-	watched     []netfilter.OwnedChain
-	flapping    flowcontrol.Flapping[policy.Change]
-	flappingBy  Writer // its likely cause
+// conflistState is what is known of the conflist.
+type conflistState struct {
+	status *conflist.Status // nil if this loop does not sync it
+	due    time.Time
+}
 
-	resetDue   time.Time
-	resetRetry time.Duration // 0 unless the last reset failed
+// flapping are the reverts by another program, and the program.
+type flapping struct {
+	flowcontrol.Flapping[policy.Change]
+	by Writer // the likely one
+}
 
-	running [works]time.Time // when each work began that runs; else zero
+// resetState is when connections are reset.
+type resetState struct {
+	due   time.Time
+	retry time.Duration // 0 unless the last reset failed
+}
+
+func newState() state {
+	reverts := flowcontrol.Flapping[policy.Change]{Threshold: flappingThreshold, Window: flappingWindow}
+	return state{
+		files:     flowcontrol.Debounce{Quiet: quietFiles, Longest: maxQuietFiles},
+		addresses: flowcontrol.Debounce{Quiet: quietAddresses, Longest: maxQuietAddresses},
+		flapping:  flapping{Flapping: reverts},
+	}
 }
 
 // triggers are what a sync is made for, besides its interval.
@@ -78,45 +106,46 @@ type triggers struct {
 	conflist bool      // it was synced
 }
 
-// publication says that the rules are as a sync found them, at a generation.
-type publication struct {
-	report     *Report
-	generation uint32
-}
-
 // never is when something is due that nothing asks for.
 func never() time.Time { return time.Unix(1<<40, 0) }
 
-// next returns the work that is due. If none is, it returns works, and when one may be.
+// next returns the work that is due. If none is, it returns nothing, and when one may be.
 func (s *state) next(now time.Time) (work, time.Time) {
-	sync := syncing
-	if s.readsSources(now) {
-		sync = reading
+	due := [nothing]time.Time{
+		publishing: s.publishDue(), syncingConflist: s.conflist.due, resetting: s.resets.due,
+		reading: never(), syncing: never(),
 	}
-	usesNode := !s.running[reading].IsZero() || !s.running[syncing].IsZero() // which is for one at a time
+	usesNode := s.runs(reading) || s.runs(syncing) // which is for one goroutine at a time
+	switch {
+	case usesNode:
+	case s.readsSources(now):
+		due[reading] = s.syncDue()
+	default:
+		due[syncing] = s.syncDue()
+	}
 	wake := never()
-	for _, w := range []struct {
-		work
-		due time.Time
-	}{
-		{publishing, s.publishDue()}, {syncingConflist, s.conflistDue}, {sync, s.syncDue()}, {resetting, s.resetDue},
-	} {
-		switch {
-		case !s.running[w.work].IsZero(), w.work == sync && usesNode:
-		case !w.due.After(now):
-			return w.work, now
-		default:
-			wake = earlier(wake, w.due)
+	for i, at := range due {
+		w := work(i)
+		if s.runs(w) {
+			continue
 		}
+		if !at.After(now) {
+			return w, now
+		}
+		wake = earlier(wake, at)
 	}
-	return works, wake
+	return nothing, wake
 }
 
-// syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are flapping, unless
-// more than rules has changed. A sync that follows a reading waits a little for the conflist, whose result it reports.
+// runs reports whether a work of this kind runs.
+func (s *state) runs(w work) bool { return !s.running[w].IsZero() }
+
+// syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are
+// flapping, unless more than rules has changed. A sync that follows a reading waits a little for the
+// conflist, whose result it reports.
 func (s *state) syncDue() time.Time {
-	soon := s.lastEnded.Add(minInterval)
-	due := s.interval
+	soon := s.last.ended.Add(minInterval)
+	due := s.last.next
 	if s.triggers.rules {
 		due = earlier(due, soon)
 	}
@@ -124,7 +153,7 @@ func (s *state) syncDue() time.Time {
 		due = earlier(due, later(soon, s.addresses.Due()))
 	}
 	if pause := s.flapping.Pause(); pause > 0 { // at its end it is known whether the flapping is over
-		due = later(earlier(due, s.flapping.Ends()), s.lastEnded.Add(pause))
+		due = later(earlier(due, s.flapping.Ends()), s.last.ended.Add(pause))
 	}
 	if s.files.Pending() {
 		due = earlier(due, later(soon, s.files.Due()))
@@ -132,115 +161,143 @@ func (s *state) syncDue() time.Time {
 	if s.triggers.request || !s.triggers.read.IsZero() || s.triggers.conflist {
 		due = earlier(due, soon)
 	}
-	if !s.running[syncingConflist].IsZero() && !s.triggers.rules {
-		due = later(due, s.triggers.read.Add(minInterval)) // since the first reading, so that further ones do not delay it again
+	if s.runs(syncingConflist) && !s.triggers.rules {
+		// Since the first reading, so that further ones do not delay it again.
+		due = later(due, s.triggers.read.Add(minInterval))
 	}
 	return due
 }
 
-// readsSources reports whether a sync reads the sources first. Files that are being written are read when their own
-// event is due.
+// readsSources reports whether a sync reads the sources first. Files that are being written are read when
+// their own event is due.
 func (s *state) readsSources(now time.Time) bool {
 	asked := s.triggers.request || s.intervalOver(now) && s.triggers.read.IsZero()
 	return s.sources == nil || s.files.Over(now) || asked && !s.files.Pending()
 }
 
-func (s *state) intervalOver(now time.Time) bool { return !now.Before(s.interval) }
+func (s *state) intervalOver(now time.Time) bool { return !now.Before(s.last.next) }
 
-// retriesSoon reports whether the last sync failed, and the one that is due is neither its repetition nor asked for by
-// more than events about rules.
-func (s *state) retriesSoon(now time.Time) bool {
-	only := triggers{rules: s.triggers.rules}
-	return s.retry > 0 && s.triggers == only && !s.intervalOver(now) && !s.last.reverted()
+// beginSync takes from the state what a sync needs, and what it is for.
+func (s *state) beginSync(now time.Time) syncOrder {
+	o := syncOrder{s.sources, s.last.report, s.retriesEarly(now), s.commits.touches, s.commits.writer}
+	s.triggers, s.commits.writer = triggers{}, Writer{}
+	s.addresses.Take(now)
+	return o
+}
+
+// retriesEarly reports whether the last sync failed, and the one that is due is neither its repetition nor
+// asked for by more than events about rules.
+func (s *state) retriesEarly(now time.Time) bool {
+	if s.last.retry == 0 || s.last.report == nil || s.last.report.reverted() {
+		return false
+	}
+	onlyRules := s.triggers == triggers{rules: s.triggers.rules}
+	return onlyRules && !s.intervalOver(now)
 }
 
 // verified reports whether the rules are as the last sync found them, which is right: its rules were read at
 // generations since it began, and they are those of the last commit unless a further one changed them.
 func (s *state) verified() bool {
-	return s.last != nil && s.last.verified() && s.touches == s.lastTouches
+	return s.last.report != nil && s.last.report.verified() && s.commits.touches == s.last.touches
 }
 
 // publishDue returns the past if the last generation is verified and not published.
 func (s *state) publishDue() time.Time {
-	if s.generation == 0 || !s.verified() || s.published == (publication{s.last, s.generation}) {
+	isPublished := s.published == publication{s.last.report, s.commits.generation}
+	if s.commits.generation == 0 || !s.verified() || isPublished {
 		return never()
 	}
-	return s.lastEnded
+	return s.last.ended
 }
 
-// begin makes this loop active: nothing is known, and everything due.
-func (s *state) begin() {
-	s.triggers.request, s.conflistDue, s.resetDue, s.resetRetry = true, never(), never(), 0
+// begin makes this loop active: everything is due. What failed goes on to be tried again ever more seldom: a
+// loop that cannot take the instance lock becomes active again after each interval.
+func (s *state) begin(syncsConflist bool) {
+	s.triggers.request = true
+	s.conflist.due = never()
+	s.resets = resetState{due: never()}
+	if syncsConflist {
+		notYet := errors.New("not looked at yet")
+		unknown := conflist.Problem{Reason: string(ReasonConflist), Err: notYet, Waiting: true}
+		s.conflist.status = &conflist.Status{Problems: []conflist.Problem{unknown}}
+	}
 }
 
 // conflistSynced takes note of the conflist's state, which the next sync reports.
 func (s *state) conflistSynced(c conflist.Status) {
-	c.Inserted += s.conflist.Inserted
-	s.conflist, s.triggers.conflist, s.conflistDue = &c, true, earlier(s.conflistDue, c.Next)
+	c.Inserted += s.conflist.status.Inserted
+	s.conflist.status = &c
+	s.conflist.due = earlier(s.conflist.due, c.Next)
+	s.triggers.conflist = true
 }
 
-// sourcesRead takes note of the sources. The conflist is synced after that: another program may write it as soon as it has
-// the entry.
+// takeConflist returns the conflist's state for a report, or nil. The next report has the insertions from
+// here on.
+func (s *state) takeConflist() *conflist.Status {
+	if s.conflist.status == nil {
+		return nil
+	}
+	c := *s.conflist.status
+	s.conflist.status.Inserted = 0
+	return &c
+}
+
+// sourcesRead takes note of the sources. The conflist is synced after that: another program may write it as
+// soon as it has the entry.
 func (s *state) sourcesRead(src *Sources, now time.Time, syncsConflist bool) {
 	s.sources = src
 	if s.triggers.read.IsZero() {
 		s.triggers.read = now
 	}
 	if syncsConflist {
-		s.conflistDue = now
-	}
-}
-
-func (s *state) committed(c Commit) {
-	if c.Generation != 0 {
-		s.generation = c.Generation
-	}
-	if !c.Touched {
-		return
-	}
-	s.touches++
-	s.triggers.rules = true
-	if c.By != (Writer{}) {
-		s.writer = c.By
+		s.conflist.due = now
 	}
 }
 
 // detectFlapping returns the problem if another program reverts the rules repeatedly.
 func (s *state) detectFlapping(now time.Time, r *Report) *Problem {
+	f := &s.flapping
 	if len(r.Drift) > 0 {
-		s.flapping.Reverted(now, r.Drift[0])
-		s.flappingBy = cmp.Or(r.By, s.flappingBy)
+		f.Reverted(now, r.Drift[0])
+		f.by = cmp.Or(r.By, f.by)
 	}
-	what := s.flapping.Active(now)
+	what := f.Active(now)
 	if what == (policy.Change{}) {
 		return nil
 	}
-	return &Problem{Reason: ReasonFlapping, Err: fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
-		"repairs are %s apart now: stop that program, make it leave the chain alone, or set backend to \"nftables\" if the chain is kept in iptables, and then run ip-masq-reconciler once; "+
-		"this message ends %s after the last repair", what, s.flappingBy, s.flapping.Pause(), 2*s.flapping.Pause())}
+	err := fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
+		"repairs are %s apart now: stop that program, make it leave the chain alone, "+
+		"or set backend to \"nftables\" if the chain is kept in iptables, "+
+		"and then run ip-masq-reconciler once; this message ends %s after the last repair", what, f.by, f.Pause(), 2*f.Pause())
+	return &Problem{Reason: ReasonFlapping, Err: err}
 }
 
 // synced takes note of the report of a sync, and decides when the next one is due without an event.
 func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
-	s.last, s.lastEnded, s.interval = r, now, now.Add(interval)
-	switch {
-	case !r.failed():
-		s.retry = 0
-	case r.reverted(): // the other program's commit is an event, too, where the kernel has events
-		s.retry = max(2*s.retry, minInterval)
-	default:
-		s.retry = max(2*s.retry, firstRetry)
+	s.last.report, s.last.ended, s.last.next = r, now, now.Add(interval)
+	s.last.retry = retryAfter(r, s.last.retry)
+	if s.last.retry > 0 {
+		s.last.next = earlier(s.last.next, now.Add(s.last.retry))
 	}
-	s.retry = min(s.retry, lastRetry)
-	if s.retry > 0 {
-		s.interval = earlier(s.interval, now.Add(s.retry))
-	}
-	if len(r.State.Record.Resets) == 0 || s.resetRetry > 0 || r.rulesFailed() {
+	if len(r.State.Record.Resets) == 0 || s.resets.retry > 0 || r.rulesFailed() {
 		return
 	}
 	// Of resets that are not due, the one that runs then returns when they are.
-	if s.resetDue.Equal(never()) || enforce.ResetsDue(r.State.Record) {
-		s.resetDue = now
+	if s.resets.due.Equal(never()) || enforce.ResetsDue(r.State.Record) {
+		s.resets.due = now
+	}
+}
+
+// retryAfter returns how long a sync waits for its repetition, by how long the one before it waited; 0 unless
+// it failed.
+func retryAfter(r *Report, before time.Duration) time.Duration {
+	switch {
+	case !r.failed():
+		return 0
+	case r.reverted(): // the other program's commit is an event, too, where the kernel has events
+		return min(max(2*before, minInterval), lastRetry)
+	default:
+		return min(max(2*before, firstRetry), lastRetry)
 	}
 }
 
@@ -252,4 +309,9 @@ func earlier(t, u time.Time) time.Time {
 	return t
 }
 
-func later(t, u time.Time) time.Time { return slices.MaxFunc([]time.Time{t, u}, time.Time.Compare) }
+func later(t, u time.Time) time.Time {
+	if u.After(t) {
+		return u
+	}
+	return t
+}

@@ -54,10 +54,11 @@ func (h *history) record(f func()) {
 	f()
 }
 
-// TestLoopKeepsItsPromises tells a loop on a node without rules any events at any times, while the conflist and the
-// publication take any time. A sync begins within minInterval of a commit that touched owned rules, whatever else is
-// under way. Syncs are minInterval apart, and at most the interval. Files are read when they have settled. Nothing is
-// published that a sync verified which began before the last commit that touched owned rules.
+// TestLoopKeepsItsPromises tells a loop on a node without rules any events at any times, while the conflist
+// and the publication take any time. A sync begins within minInterval of a commit that touched owned rules,
+// whatever else is under way. Syncs are minInterval apart, and at most the interval. Files are read when they
+// have settled. Nothing is published that a sync verified which began before the last commit that touched
+// owned rules.
 func TestLoopKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		upTo := func(what string, most time.Duration) time.Duration {
@@ -183,8 +184,8 @@ func containsFrom(times []time.Time, at time.Time, most time.Duration) bool {
 	return false
 }
 
-// TestRetriesSoon: after a failure, events about rules ask for a dry run first, and nothing else does.
-func TestRetriesSoon(t *testing.T) {
+// TestRetriesEarly: after a failure, events about rules ask for a dry run first, and nothing else does.
+func TestRetriesEarly(t *testing.T) {
 	now := time.Now()
 	failed := Problem{Reason: ReasonRules, Err: errors.New("not today")}
 	reverted := Problem{Reason: ReasonRules, Err: netfilter.ErrChanged}
@@ -198,19 +199,19 @@ func TestRetriesSoon(t *testing.T) {
 		"rules and a request":    {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, request: true} }, false},
 		"rules and files":        {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, read: now} }, false},
 		"rules and the conflist": {[]Problem{failed}, func(s *state) { s.triggers = triggers{rules: true, conflist: true} }, false},
-		"the retry":              {[]Problem{failed}, func(s *state) { s.interval = now }, false},
+		"the retry":              {[]Problem{failed}, func(s *state) { s.last.next = now }, false},
 		"reverted":               {[]Problem{reverted}, func(s *state) { s.triggers.rules = true }, false},
 		"nothing failed":         {nil, func(s *state) { s.triggers.rules = true }, false},
 	} {
 		var s state
 		s.synced(now, &Report{Problems: c.last}, time.Minute)
 		c.event(&s)
-		assert.Equal(t, name, s.retriesSoon(now), c.want)
+		assert.Equal(t, name, s.retriesEarly(now), c.want)
 	}
 }
 
-// TestEventsOfASync: what asked for a sync is forgotten when it begins. If it does nothing, the program that changed rules
-// is named by the next one.
+// TestEventsOfASync: what asked for a sync is forgotten when it begins. If it does nothing, the program that
+// changed rules is named by the next one.
 func TestEventsOfASync(t *testing.T) {
 	now, by := time.Now(), Writer{Process: Process{7, "nft"}}
 	settings := config.DefaultSettings()
@@ -224,16 +225,17 @@ func TestEventsOfASync(t *testing.T) {
 	s.sources = l.Node.Read()
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
-	sync := l.sync(interrupted, now.Add(time.Second))
-	if s.triggers != (triggers{}) || s.addresses.Pending() || s.writer != (Writer{}) {
+	order := s.beginSync(now.Add(time.Second))
+	if s.triggers != (triggers{}) || s.addresses.Pending() || s.commits.writer != (Writer{}) {
 		t.Errorf("after it began: %+v", s)
 	}
-	if sync()(now); s.writer != by {
-		t.Errorf("changed by %v", s.writer)
+	l.sync(interrupted, order).apply(l, now)
+	if s.commits.writer != by {
+		t.Errorf("changed by %v", s.commits.writer)
 	}
-	s.conflist = &conflist.Status{}
+	s.conflist.status = &conflist.Status{}
 	for range 2 {
 		s.conflistSynced(conflist.Status{Inserted: 1})
 	}
-	assert.Equal(t, "insertions to report", s.conflist.Inserted, 2)
+	assert.Equal(t, "insertions to report", s.conflist.status.Inserted, 2)
 }
