@@ -175,7 +175,7 @@ type cacheDecision struct {
 	record  bool
 	pod     podinfo.Cached // to record
 	without *UnrecordedPod // why the pod cannot be recorded
-	again   bool           // there is nothing to record now, and may be after a change that the file does not show
+	again   bool           // there is nothing to record now, but maybe later, although the file is the same
 }
 
 // decide decides about a file in the cache.

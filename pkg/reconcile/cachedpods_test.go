@@ -169,7 +169,8 @@ func TestCachedPodsWithPluginFile(t *testing.T) {
 	c.holds("with plugin.toml", "10.1.0.5")
 }
 
-// TestWallClock: a step of the wall clock forward makes each file look older than the boot, and changes no record.
+// TestWallClock: a step of the wall clock forward makes each file look older than the boot, and changes no
+// record.
 func TestWallClock(t *testing.T) {
 	c := newCache(t)
 	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
@@ -192,7 +193,8 @@ func TestWallClock(t *testing.T) {
 	c.holds("after a step back", "10.1.0.5", "10.1.0.6")
 }
 
-// TestUnreadableCache: what cannot be read is not gone. A record stays, and a pod without one is reported with the reason.
+// TestUnreadableCache: what cannot be read is not gone. A record stays, and a pod without one is reported
+// with the reason.
 func TestUnreadableCache(t *testing.T) {
 	c := newCache(t)
 	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})

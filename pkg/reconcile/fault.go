@@ -5,7 +5,6 @@ package reconcile
 import (
 	"encoding/json"
 	"errors"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +29,8 @@ const (
 	ReasonAddress  Reason = "output-address"
 )
 
-// Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert leads.
+// Fault is a reason with what it means. docs/troubleshooting.md has a section for each, to which its alert
+// leads.
 type Fault struct {
 	Reason Reason
 	Cause  string // a sentence, also in the documents
@@ -41,27 +41,36 @@ type Fault struct {
 func Faults() []Fault {
 	return []Fault{
 		{ReasonRules, "Rules differ, or may differ, from what the sources ask for.",
-			"A reconciler that runs repairs the rules within a second. Without one, start it or run ip-masq-reconciler once. If another program wrote the chain, state another masqChain."},
+			"A reconciler that runs repairs the rules within a second. Without one, start it or run " +
+				"ip-masq-reconciler once. If another program wrote the chain, state another masqChain."},
 		{ReasonState, "The dataDir or the directory of conflists cannot be used.",
-			"Free space, make the directory writable, or state the right one in data_dir or cni_conf_dir and restart the reconciler. " +
+			"Free space, make the directory writable, or state the right one in data_dir or cni_conf_dir " +
+				"and restart the reconciler. " +
 				"If a newer version wrote the files, install that version again."},
 		{ReasonSource, "A plugin entry, an agent file, reconciler.toml or plugin.toml is invalid.",
 			"Correct the file, or in a cluster the ConfigMap. The reconciler reads it at once."},
 		{ReasonConflict, "Two sources, or two directories as dataDir, conflict.",
-			"State the same value in both sources, or remove it from one. State one dataDir everywhere, and run cleanup for the other one."},
+			"State the same value in both sources, or remove it from one. State one dataDir everywhere, " +
+				"and run cleanup for the other one."},
 		{ReasonConflist, "The plugin entry is missing or cannot be written, or every ADD fails because of it.",
-			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler install inserts it there. " +
-				"Let the reconciler write to the directory of conflists. If another program removes the entry, change that program's settings."},
+			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler " +
+				"install inserts it there. " +
+				"Let the reconciler write to the directory of conflists. If another program removes the " +
+				"entry, change that program's settings."},
 		{ReasonPlugin, "The plugin's binary is missing or not executable.",
-			"Run ip-masq-reconciler install. In a cluster, delete this node's pod of ip-masq, whose init container installs the plugin."},
+			"Run ip-masq-reconciler install. In a cluster, delete this node's pod of ip-masq, whose init " +
+				"container installs the plugin."},
 		{ReasonBackend, "A program, a part of the kernel or a capability is missing.",
-			"Install the program, load the modules or add the capability. Or set backend to \"nftables\", which needs no program."},
+			"Install the program, load the modules or add the capability. Or set backend to \"nftables\", " +
+				"which needs no program."},
 		{ReasonStandby, "Another reconciler runs on the node.",
 			"Stop one of the two: the service of the host, or the pod."},
 		{ReasonFlapping, "Another program reverts the rules repeatedly.",
-			"Stop that program, or configure it so that it does not change the chain. Then run ip-masq-reconciler once."},
+			"Stop that program, or configure it so that it does not change the chain. Then run " +
+				"ip-masq-reconciler once."},
 		{ReasonAddress, "The node has no usable address in outputAddresses.",
-			"Configure an address of the list on the node, or add a prefix to outputAddresses that contains one of its addresses."},
+			"Configure an address of the list on the node, or add a prefix to outputAddresses that " +
+				"contains one of its addresses."},
 	}
 }
 
@@ -117,11 +126,16 @@ func (p Problem) failure() bool {
 }
 
 func isDrift(err error) bool {
-	var drift *enforce.DriftError
-	return errors.As(err, &drift)
+	_, is := errors.AsType[*enforce.DriftError](err)
+	return is
 }
 
 // isDiskFault reports whether an error is that of a file system which is full, read-only or broken.
 func isDiskFault(err error) bool {
-	return slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO}, func(e error) bool { return errors.Is(err, e) })
+	for _, fault := range []error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO} {
+		if errors.Is(err, fault) {
+			return true
+		}
+	}
+	return false
 }

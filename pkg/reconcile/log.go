@@ -29,9 +29,12 @@ type syncLog struct {
 }
 
 func (l *syncLog) warn(err error) {
-	if of, is := errors.AsType[FindingWarning](err); is {
+	of, isFinding := errors.AsType[FindingWarning](err)
+	switch {
+	case err == nil:
+	case isFinding:
 		l.once.Warn("warning", "finding", of.ID, "err", err)
-	} else if err != nil {
+	default:
 		l.once.Warn("warning", "err", err)
 	}
 }
@@ -43,50 +46,69 @@ func (l *syncLog) report(r *Report) {
 	if len(r.Drift) > 0 {
 		l.repaired(r)
 	}
+	l.sources(r)
+	if r.Rules != nil {
+		l.state = r.State
+	}
+	// What an ADD or DEL wrote, such as the rule of a pod that is exempt by its namespace, is no line of the
+	// reconciler.
+	chains := r.Summary()
+	if r.Result == Changed && chains != l.chains {
+		l.log.Info("managing chains", "chains", chains)
+		l.chains = chains
+	}
+	l.readiness(r)
+	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
+}
+
+// sources logs the policies that came into force and went.
+func (l *syncLog) sources(r *Report) {
 	for _, s := range r.Applied {
-		if changed := config.Differences(valuesOf(l.state.Find(s)), valuesOf(r.State.Find(s))); len(changed) > 0 {
+		changed := config.Differences(valuesOf(l.state.Find(s)), valuesOf(r.State.Find(s)))
+		if len(changed) > 0 {
 			l.log.Info("source updated", "source", s.String(), "changed", strings.Join(changed, ","))
 		}
 	}
 	for _, s := range r.Dropped {
 		l.log.Info("removed unused network", "source", s.String())
 	}
-	if r.Rules != nil {
-		l.state = r.State
-	}
-	// What an ADD or DEL wrote, such as the rule of a pod that is exempt by its namespace, is no line of the reconciler.
-	if chains := r.Summary(); r.Result == Changed && chains != l.chains {
-		l.log.Info("managing chains", "chains", chains)
-		l.chains = chains
-	}
+}
+
+// readiness logs the problems that the report before did not have, and that there are none any more.
+func (l *syncLog) readiness(r *Report) {
 	before := l.problems
 	l.problems = map[string]bool{}
 	for _, p := range r.Problems {
 		text := p.Err.Error()
 		isNew := !before[text] && !l.problems[text]
 		l.problems[text] = true
-		switch {
-		case !isNew:
-		case p.Reason == ReasonStandby:
-			l.log.Info("standby", "reason", p.Reason, "err", p.Err)
-		case p.Waiting:
-			l.log.Info("waiting", "reason", p.Reason, "err", p.Err)
-		case r.reverted() && p.aboutRules(): // a repetition is an error, with ReasonFlapping
-			l.log.Warn("not ready", "reason", p.Reason, "err", p.Err)
-		default:
-			l.log.Error("not ready", "reason", p.Reason, "err", p.Err)
+		if isNew {
+			l.problem(r, p)
 		}
 	}
 	if len(before) > 0 && r.Ready() {
 		l.log.Info("ready")
 	}
-	l.log.Debug("sync", "result", r.Result, "duration", r.Took)
+}
+
+func (l *syncLog) problem(r *Report, p Problem) {
+	switch {
+	case p.Reason == ReasonStandby:
+		l.log.Info("standby", "reason", p.Reason, "err", p.Err)
+	case p.Waiting:
+		l.log.Info("waiting", "reason", p.Reason, "err", p.Err)
+	case r.reverted() && p.aboutRules(): // a repetition is an error, with ReasonFlapping
+		l.log.Warn("not ready", "reason", p.Reason, "err", p.Err)
+	default:
+		l.log.Error("not ready", "reason", p.Reason, "err", p.Err)
+	}
 }
 
 func (l *syncLog) repaired(r *Report) {
 	chains, missing, unexpected := r.Drift.Totals()
-	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","), "missing", missing, "unexpected", unexpected,
-		"changed_by", r.By.String(), "changes", strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; "), "duration", r.Took.Round(time.Microsecond))
+	changes := strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; ")
+	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","),
+		"missing", missing, "unexpected", unexpected, "changed_by", r.By.String(), "changes", changes, "duration", r.Took.Round(time.Microsecond))
 }
 
 func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duration, err error) {
@@ -96,7 +118,9 @@ func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duratio
 		chains[chain.Chain] = true
 	}
 	if len(chains) > 0 {
-		l.log.Info("reset connections", "count", count, "chain", strings.Join(slices.Sorted(maps.Keys(chains)), ","), "duration", took.Round(time.Microsecond))
+		names := strings.Join(slices.Sorted(maps.Keys(chains)), ",")
+		took = took.Round(time.Microsecond)
+		l.log.Info("reset connections", "count", count, "chain", names, "duration", took)
 	}
 	if err != nil {
 		l.once.Warn("failed to reset connections", "err", err)

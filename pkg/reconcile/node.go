@@ -57,22 +57,26 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 // Enforcer returns the enforcer of the node's rules. It passes errors that stop nothing to warn.
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
-		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn, AllAttachments: true, AllPods: n.cached.fresh, AllBackends: true,
-		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) {
-			if src.owned != nil {
-				return *src.owned, nil
-			}
-			owned, err := n.Drivers.Owned(ctx)
-			if err == nil {
-				src.owned = &owned
-			}
-			return owned, err
-		},
+		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn,
+		AllAttachments: true, AllPods: n.cached.fresh, AllBackends: true,
+		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return n.owned(ctx, src) },
 	}
 }
 
-// Publish writes that the rules are right at this generation of the ruleset, as the sync of a report found them: plugins
-// of the same version need not read them. It writes nothing twice.
+// owned returns the chains in the kernel that name an owner. They are read once for these sources.
+func (n *Node) owned(ctx context.Context, src *Sources) ([]netfilter.OwnedChain, error) {
+	if src.owned != nil {
+		return *src.owned, nil
+	}
+	owned, err := n.Drivers.Owned(ctx)
+	if err == nil {
+		src.owned = &owned
+	}
+	return owned, err
+}
+
+// Publish writes that the rules are right at this generation of the ruleset, as the sync of a report found
+// them: plugins of the same version need not read them. It writes nothing twice.
 func (n *Node) Publish(r *Report, generation uint32) {
 	at := r.generation // read by the loop: its socket is not for two goroutines
 	if at == (netfilter.Generation{}) {
@@ -80,7 +84,8 @@ func (n *Node) Publish(r *Report, generation uint32) {
 	}
 	at.Number = generation
 	c := r.Rules.Verified(r.inputs, at.String())
-	if c.Entry = n.Version; c.Inputs == "" || c == n.published {
+	c.Entry = n.Version
+	if c.Inputs == "" || c == n.published {
 		return
 	}
 	if err := n.Dir.Publish(c); err == nil { // without it plugins read the rules
@@ -88,15 +93,17 @@ func (n *Node) Publish(r *Report, generation uint32) {
 	}
 }
 
-// checkDataDir returns why the dataDir must not be used, or nil: the node has another one, by its plugin.toml or by
-// the chains in the kernel.
+// checkDataDir returns why the dataDir must not be used, or nil: the node has another one, by its plugin.toml
+// or by the chains in the kernel.
 func (n *Node) checkDataDir(ctx context.Context, e *enforce.Enforcer, src *Sources) error {
 	file, own := src.PluginFile, n.Dir.Path()
 	if !file.Present || src.PluginFileErr != nil || file.DataDir == own {
 		return e.CheckDataDir(ctx)
 	}
-	return fmt.Errorf("%w: data_dir in %s is %s, and this reconciler runs with %s; restart it without --data-dir",
-		enforce.ErrOtherDataDir, policy.Quote(file.Path), policy.Quote(file.DataDir), policy.Quote(own))
+	const remedy = "restart it without --data-dir"
+	path, dataDir := policy.Quote(file.Path), policy.Quote(file.DataDir)
+	return fmt.Errorf("%w: data_dir in %s is %s, and this reconciler runs with %s; %s",
+		enforce.ErrOtherDataDir, path, dataDir, policy.Quote(own), remedy)
 }
 
 // Sources are the files that policies come from: plugin.toml, the conflists and the agent files.
@@ -115,16 +122,17 @@ type Sources struct {
 func (n *Node) Read() *Sources {
 	s := n.reread(&Sources{})
 	if n.Settings.AgentSource() {
-		read := n.AgentFiles
-		if read == nil {
-			read = func() (agentconfig.Files, error) {
-				return agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, n.Settings.Agent)
-			}
-		}
-		files, err := read()
+		files, err := n.readAgentFiles()
 		s.Agent, s.AgentErr = &files, err
 	}
 	return s
+}
+
+func (n *Node) readAgentFiles() (agentconfig.Files, error) {
+	if n.AgentFiles != nil {
+		return n.AgentFiles()
+	}
+	return agentconfig.Read(n.Settings.AgentConfigDir, n.Settings.AgentDialect, n.Settings.Agent)
 }
 
 // reread reads the sources that the plugin reads too. Agent files are not read again: one of them
@@ -150,8 +158,9 @@ func (n *Node) Interval(s *Sources) time.Duration {
 
 // StopFirst is the error of a command that removes rules while another process holds the instance lock.
 func (n *Node) StopFirst() error {
-	return fmt.Errorf("ip-masq-reconciler already runs on this node, with the data dir %s, and would restore what is removed; "+
-		"stop it first, such as with systemctl stop ip-masq-reconciler", policy.Quote(n.Dir.Path()))
+	const remedy = "stop it first, such as with systemctl stop ip-masq-reconciler"
+	return fmt.Errorf("ip-masq-reconciler already runs on this node, with the data dir %s, "+
+		"and would restore what is removed; %s", policy.Quote(n.Dir.Path()), remedy)
 }
 
 // Cleanup removes everything that ip-masq owns on the node, in every backend and family, and then the
@@ -175,7 +184,7 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilt
 	if err = cmp.Or(err, state.Newer()); err != nil {
 		return nil, err
 	}
-	chains := []string{policy.DefaultChain} // the agents' own; chains that no document names carry their owner
+	chains := []string{policy.DefaultChain} // the agents'; others that no document names carry their owner
 	for _, c := range state.Record.Chains {
 		chains = append(chains, c.Chain)
 	}

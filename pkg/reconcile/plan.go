@@ -14,21 +14,27 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// plan is what a sync is to do: what the documents are to become, and what the sources say that cannot be done.
+// plan is what a sync is to do: what the documents are to become, and what the sources say that cannot be
+// done.
 type plan struct {
 	enforce.Proposal
 	says Report // Dropped, Lost, Problems and Warnings
 }
 
-// plan returns what the sources ask for, without the documents of the dropped networks. A source with a mistake keeps
-// its stored policy.
+// plan returns what the sources ask for, without the documents of the dropped networks. A source with a
+// mistake keeps its stored policy.
 func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) plan {
-	kept := slices.DeleteFunc(slices.Clone(state.Sources), func(c policy.Source) bool { return slices.Contains(dropped, c.ID) })
+	var kept []policy.Source
+	for _, c := range state.Sources {
+		if !slices.Contains(dropped, c.ID) {
+			kept = append(kept, c)
+		}
+	}
 	p := plan{Proposal: enforce.Proposal{Sources: kept}, says: Report{Dropped: dropped}}
 	n.proposeNetworks(src, &p)
 	n.proposeAgent(src, &p)
 	lost := n.lost(state, p.Changed)
-	if len(lost) > 0 && len(dropped) > 0 {
+	if len(lost) > 0 && len(dropped) > 0 { // nothing is dropped while it is unknown what the chains are to be
 		return n.plan(state, src, nil)
 	}
 	if len(lost) > 0 {
@@ -47,20 +53,23 @@ func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) 
 // whatStays returns the error of a file that no source restores, with what it stops and until when.
 func whatStays(f store.FileError) error {
 	if f.IsNewer() {
-		return fmt.Errorf("%w, of the reconciler and the plugin: all chains stay as they are until then", f.Err)
+		const until = "of the reconciler and the plugin: all chains stay as they are until then"
+		return fmt.Errorf("%w, %s", f.Err, until)
 	}
-	return fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains stay as they are until the next ADD "+
-		"of its network writes it again, or the document is removed", f.Err)
+	return fmt.Errorf("%w; but no conflist or agent file says what it held, so all chains stay as they are "+
+		"until the next ADD of its network writes it again, or the document is removed", f.Err)
 }
 
-// restorable returns the sources that are stored although some documents are lost: those without a document, and those whose
-// document is damaged. A new policy of the others would have no effect, as their chains stay as they are; it waits.
-func (n *Node) restorable(state store.State, lost []store.FileError, changed []policy.Source) []policy.Source {
+// restorable returns the sources that are stored although some documents are lost: those without a document,
+// and those whose document is damaged. A new policy of the others would have no effect, as their chains stay
+// as they are; it waits.
+func (n *Node) restorable(
+	state store.State, lost []store.FileError, changed []policy.Source,
+) (restorable []policy.Source) {
 	isLost := map[string]bool{}
 	for _, f := range lost {
 		isLost[f.File] = true
 	}
-	var restorable []policy.Source
 	for _, c := range changed {
 		if state.Find(c.ID) == nil && !isLost[n.Dir.DocumentPath(c.ID)] {
 			restorable = append(restorable, c)
@@ -81,14 +90,16 @@ func (n *Node) lost(state store.State, restored []policy.Source) []store.FileErr
 // stored returns what is stored as a proposal, with sources added or replaced.
 func (n *Node) stored(state store.State, changed ...policy.Source) *enforce.Proposal {
 	return &enforce.Proposal{
-		Sources: enforce.WithSources(state.Sources, changed...), Changed: changed, Lost: n.lost(state, changed),
+		Sources: enforce.WithSources(state.Sources, changed...),
+		Changed: changed,
+		Lost:    n.lost(state, changed),
 	}
 }
 
 func (s *Sources) conflists() enforce.Conflists { return s.ConfDir }
 
-// proposeNetworks proposes the policies of the conflists: for each network, that of the first with a
-// plugin entry; with a plugin.toml, that of the first at all. A bad plugin.toml does not say which conflists count.
+// proposeNetworks proposes the policies of the conflists: for each network, that of the first with a plugin
+// entry; with a plugin.toml, that of the first at all. A bad plugin.toml does not say which conflists count.
 func (n *Node) proposeNetworks(src *Sources, p *plan) {
 	if src.PluginFileErr != nil {
 		return
@@ -108,7 +119,7 @@ func (n *Node) proposeNetworks(src *Sources, p *plan) {
 		case dataDirErr != nil:
 			p.says.problem(ReasonConflist, dataDirErr)
 		default:
-			networks = append(networks, policy.Source{ID: source, Policy: entry.Entry.Policy, ConfDir: src.PluginFile.PolicyDir()})
+			networks = append(networks, src.network(list))
 		}
 	}
 	errs := p.AddNetworks(networks, src.conflists, p.says.warn)
@@ -116,6 +127,15 @@ func (n *Node) proposeNetworks(src *Sources, p *plan) {
 		if err := errs[s.ID]; err != nil {
 			p.says.sourceProblem(s.ID, err)
 		}
+	}
+}
+
+// network returns the source of a conflist with a valid plugin entry.
+func (s *Sources) network(list *config.Conflist) policy.Source {
+	return policy.Source{
+		ID:      policy.SourceID{Kind: policy.Network, Name: list.Network},
+		Policy:  list.Entries[0].Entry.Policy,
+		ConfDir: s.PluginFile.PolicyDir(),
 	}
 }
 
@@ -127,12 +147,18 @@ func (n *Node) proposeAgent(src *Sources, p *plan) {
 		return
 	}
 	source := policy.SourceID{Kind: policy.AgentFiles}
-	if src.AgentErr != nil {
+	switch {
+	case src.AgentErr != nil:
 		p.says.sourceProblem(source, untilCorrected(&p.Proposal, source, src.AgentErr))
-	} else if files.Missing && p.Find(source) != nil {
-		p.says.warn(FindingWarning{fmt.Errorf("agent_config_dir: %s does not exist; the policy that was read from it stays in force", policy.Quote(files.Dir)), "agent-files-missing"})
-	} else if err := p.Add(n.preferred(files.Source, &p.Proposal), src.conflists, p.says.warn); err != nil {
-		p.says.sourceProblem(source, err)
+	case files.Missing && p.Find(source) != nil:
+		const stays = "the policy that was read from it stays in force"
+		err := fmt.Errorf("agent_config_dir: %s does not exist; %s", policy.Quote(files.Dir), stays)
+		p.says.warn(FindingWarning{err, "agent-files-missing"})
+	default:
+		err := p.Add(n.withPreferredBackend(files.Source, p.Sources), src.conflists, p.says.warn)
+		if err != nil {
+			p.says.sourceProblem(source, err)
+		}
 	}
 	for _, u := range files.UnknownKeys {
 		p.says.warn(FindingWarning{errors.New(u), "unknown-key"})
@@ -142,27 +168,42 @@ func (n *Node) proposeAgent(src *Sources, p *plan) {
 	}
 }
 
-// preferred returns the source of the agent files with the backend of the settings, unless a file or a network of its
-// chain states one.
-func (n *Node) preferred(agent policy.Source, p *enforce.Proposal) policy.Source {
-	states := func(s policy.Source) bool {
-		return s.Policy.Chain == agent.Policy.Chain && slices.ContainsFunc(s.Policies(), func(p policy.SourcePolicy) bool {
-			return p.Backend != "" && p.Backend != policy.Auto
-		})
+// withPreferredBackend returns the source of the agent files with the backend of the settings, unless a file
+// or a network of its chain states one.
+func (n *Node) withPreferredBackend(agent policy.Source, stored []policy.Source) policy.Source {
+	preferred, chain := n.Settings.Backend, agent.Policy.Chain
+	if preferred == "" || preferred == policy.Auto || statesBackend(agent, chain) {
+		return agent
 	}
-	networks := slices.DeleteFunc(slices.Clone(p.Sources), func(s policy.Source) bool { return s.ID.Kind != policy.Network })
-	switch {
-	case n.Settings.Backend == policy.Auto || n.Settings.Backend == "" || slices.ContainsFunc(append(networks, agent), states):
-	case len(agent.Files) > 0:
-		own := policy.FilePolicy{File: config.OwnPolicy, Policy: policy.SourcePolicy{Chain: agent.Policy.Chain, Backend: n.Settings.Backend}}
-		agent.Files = append(slices.Clone(agent.Files), own)
-	default:
-		agent.Policy.Backend = n.Settings.Backend
+	for _, s := range stored {
+		if s.ID.Kind == policy.Network && statesBackend(s, chain) {
+			return agent
+		}
 	}
+	if len(agent.Files) == 0 {
+		agent.Policy.Backend = preferred
+		return agent
+	}
+	own := policy.SourcePolicy{Chain: chain, Backend: preferred}
+	agent.Files = append(slices.Clone(agent.Files), policy.FilePolicy{File: config.OwnPolicy, Policy: own})
 	return agent
 }
 
-// untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is corrected.
+// statesBackend reports whether a source states the backend of a chain.
+func statesBackend(s policy.Source, chain string) bool {
+	if s.Policy.Chain != chain {
+		return false
+	}
+	for _, p := range s.Policies() {
+		if p.Backend != "" && p.Backend != policy.Auto {
+			return true
+		}
+	}
+	return false
+}
+
+// untilCorrected adds to the error of a source what it stops, and which policy is in force, until it is
+// corrected.
 func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
 	pods, inForce := "", "its last good policy stays in force"
 	if s.Kind == policy.Network { // ADD has the same error
@@ -174,8 +215,8 @@ func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
 	return fmt.Errorf("%w (until it is corrected, %s%s)", err, pods, inForce)
 }
 
-// unused returns the stored networks to drop: those that have had neither a conflist nor an attachment for DropAfter,
-// and those whose policy does not come from where plugin.toml says.
+// unused returns the stored networks to drop: those that have had neither a conflist nor an attachment for
+// DropAfter, and those whose policy does not come from where plugin.toml says.
 func (n *Node) unused(state store.State, src *Sources, warn func(error)) (unused []policy.SourceID) {
 	if src.PluginFileErr != nil || src.ConfDirErr != nil || src.ConfDir.Err() != nil {
 		return nil
@@ -184,25 +225,38 @@ func (n *Node) unused(state store.State, src *Sources, warn func(error)) (unused
 		if s.ID.Kind != policy.Network {
 			continue
 		}
-		list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name)
-		elsewhere := src.PluginFile.Present && s.ConfDir != src.PluginFile.CNIConfDir &&
-			(list == nil || list.Entries[0].Err != nil || list.DataDirErr(src.PluginFile, n.Dir.Path()) != nil)
-		if elsewhere || !src.ConfDir.HasEntry(s.ID.Name) && n.unusedLongEnough(src, s.ID, warn) {
+		hasEntry := src.ConfDir.HasEntry(s.ID.Name)
+		if n.isFromElsewhere(src, s) || !hasEntry && n.unusedLongEnough(src, s.ID, warn) {
 			unused = append(unused, s.ID)
 		}
 	}
 	return unused
 }
 
+// isFromElsewhere reports whether the policy of a network did not come from the directory of plugin.toml, and
+// none there takes its place.
+func (n *Node) isFromElsewhere(src *Sources, s policy.Source) bool {
+	if !src.PluginFile.Present || s.ConfDir == src.PluginFile.CNIConfDir {
+		return false
+	}
+	list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name)
+	return list == nil || list.Entries[0].Err != nil || list.DataDirErr(src.PluginFile, n.Dir.Path()) != nil
+}
+
+// unusedLongEnough reports whether a network without a conflist has had no attachment for DropAfter.
 func (n *Node) unusedLongEnough(src *Sources, s policy.SourceID, warn func(error)) bool {
 	attached, lastAttached, err := n.Dir.Attachments(s.Name)
 	written, writtenErr := n.Dir.Written(s)
-	if err := errors.Join(err, writtenErr); err != nil || attached > 0 {
+	if err := errors.Join(err, writtenErr); err != nil {
 		warn(err)
 		return false
 	}
+	uptime := time.Duration(store.BootTime()) // attachments are counted since the boot
+	if attached > 0 || uptime < n.DropAfter {
+		return false
+	}
 	// Each of these may be the time since which the network has been unused.
-	for _, since := range []time.Time{lastAttached, written, src.ConfDir.Changed, booted()} {
+	for _, since := range []time.Time{lastAttached, written, src.ConfDir.Changed} {
 		if time.Since(since) < n.DropAfter {
 			return false
 		}

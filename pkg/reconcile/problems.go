@@ -8,11 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -38,31 +38,46 @@ func (n *Node) addSourceProblems(r *Report) {
 		r.problem(ReasonSource, fmt.Errorf("settings: %w", n.SettingsErr))
 	}
 	if s.PluginFileErr != nil {
-		r.problem(ReasonSource, fmt.Errorf("%w (until it is corrected, no pod can start, and the policies in force stay)", s.PluginFileErr))
-	} else if where := n.Settings.Origins["cni_conf_dir"]; s.PluginFile.Present && n.Settings.CNIConfDir != s.PluginFile.CNIConfDir &&
-		where != "" && where != s.PluginFile.Path {
-		r.problem(ReasonSource, fmt.Errorf("cni_conf_dir: %s (%s) is not that of %s, %s, which is in force; remove it",
-			policy.Quote(n.Settings.CNIConfDir), where, policy.Printable(s.PluginFile.Path), policy.Quote(s.PluginFile.CNIConfDir)))
+		const until = "until it is corrected, no pod can start, and the policies in force stay"
+		r.problem(ReasonSource, fmt.Errorf("%w (%s)", s.PluginFileErr, until))
+	} else {
+		n.addConfDirProblem(r)
 	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
-		r.problem(ReasonState, fmt.Errorf("%w; set cni_conf_dir to the directory that the runtime reads, or repair this one", s.ConfDirErr))
+		const remedy = "set cni_conf_dir to the directory that the runtime reads, or repair this one"
+		r.problem(ReasonState, fmt.Errorf("%w; %s", s.ConfDirErr, remedy))
 	}
 	for _, list := range s.ConfDir.Conflists {
-		if list.Err == nil {
-			continue
+		if list.Err != nil {
+			addBrokenConflist(r, list)
 		}
-		// An unreadable conflist matters if it may be that of a network whose policy is in force.
-		i := slices.IndexFunc(r.State.Sources, func(c policy.Source) bool {
-			mayBe := list.Network == "" || list.Network == c.ID.Name
-			return c.ID.Kind == policy.Network && mayBe && !s.ConfDir.HasEntry(c.ID.Name)
-		})
-		if i < 0 {
-			r.warn(FindingWarning{list.Err, "conflist-broken"})
-			continue
-		}
-		id := r.State.Sources[i].ID
-		r.sourceProblem(id, fmt.Errorf("%s: the last good policy from its conflist stays in force: %w", id, list.Err))
 	}
+}
+
+// addConfDirProblem adds that the settings state another directory of conflists than plugin.toml does.
+func (n *Node) addConfDirProblem(r *Report) {
+	file, stated := r.Sources.PluginFile, n.Settings.Origins["cni_conf_dir"]
+	isStated := stated != "" && stated != file.Path
+	if !file.Present || !isStated || n.Settings.CNIConfDir == file.CNIConfDir {
+		return
+	}
+	own, other := policy.Quote(n.Settings.CNIConfDir), policy.Quote(file.CNIConfDir)
+	r.problem(ReasonSource, fmt.Errorf("cni_conf_dir: %s (%s) is not that of %s, %s, which is in force; "+
+		"remove it", own, stated, policy.Printable(file.Path), other))
+}
+
+// addBrokenConflist adds a conflist that cannot be read. It matters if it may be that of a network whose
+// policy is in force.
+func addBrokenConflist(r *Report, list config.Conflist) {
+	for _, c := range r.State.Sources {
+		mayBe := list.Network == "" || list.Network == c.ID.Name
+		if c.ID.Kind == policy.Network && mayBe && !r.Sources.ConfDir.HasEntry(c.ID.Name) {
+			const stays = "the last good policy from its conflist stays in force"
+			r.sourceProblem(c.ID, fmt.Errorf("%s: %s: %w", c.ID, stays, list.Err))
+			return
+		}
+	}
+	r.warn(FindingWarning{list.Err, "conflist-broken"})
 }
 
 func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
@@ -73,33 +88,23 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	for _, p := range s.Policies() {
 		addChainProblems(r, p)
 	}
-	e := n.Enforcer(r.Sources, r.warn)
-	stuck := s.Stuck()
-	for _, o := range stuck {
-		if err := e.CanWrite(ctx, enforce.ChoiceOf(o), o.Family); err != nil {
-			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w", o.Chain, o.Family, o.Backend, err)
-		} else {
-			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
-				"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend)
-		}
-	}
-	for _, at := range s.Duplicates {
-		if slices.ContainsFunc(stuck, func(o store.OwnedChain) bool { return o.Chain == at.Chain && enforce.ChoiceOf(o) == at.Choice }) {
-			continue // reported
-		}
-		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, which may masquerade what the policy exempts: "+
-			"it is removed if it holds only rules that the agents write", at.Chain, at.Choice)
-	}
+	n.addStaleChains(ctx, r)
 	for _, o := range s.OtherDataDirs {
-		r.chainProblem(ReasonConflict, o.Chain, "%s belongs to another dataDir; remove it with ip-masq-reconciler cleanup --data-dir %s",
-			o, policy.Quote(o.Owner.DataDir))
+		r.chainProblem(ReasonConflict, o.Chain, "%s belongs to another dataDir; "+
+			"remove it with ip-masq-reconciler cleanup --data-dir %s", o, policy.Quote(o.Owner.DataDir))
 	}
-	if guardErr := s.Guard.Err; guardErr != nil && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return errors.Is(p.Err, guardErr) }) {
-		r.problem(ReasonRules, guardErr) // of a guard that was to be removed
+	if s.Guard.Err != nil && !r.has(s.Guard.Err) {
+		r.problem(ReasonRules, s.Guard.Err) // of a guard that was to be removed
 	}
 	for _, e := range s.NoOutputs() {
 		r.add(Problem{Reason: ReasonAddress, Chain: e.Chain, Err: e})
 	}
+	addRuleWarnings(r)
+}
+
+// addRuleWarnings adds what the rules cannot do, and does not make the node unready.
+func addRuleWarnings(r *Report) {
+	s := r.Rules
 	for _, e := range s.NoAddresses() {
 		r.warn(FindingWarning{e, "output-address-no-family"})
 	}
@@ -117,6 +122,39 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 	}
 }
 
+// addStaleChains adds chains that no policy wants any more, and those that exist in another backend as well.
+func (n *Node) addStaleChains(ctx context.Context, r *Report) {
+	e := n.Enforcer(r.Sources, r.warn)
+	stuck := r.Rules.Stuck()
+	for _, o := range stuck {
+		err := e.CanWrite(ctx, enforce.ChoiceOf(o), o.Family)
+		if err != nil {
+			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w",
+				o.Chain, o.Family, o.Backend, err)
+			continue
+		}
+		r.chainProblem(ReasonRules, o.Chain, "chain %s (%s): failed to remove the stale chain from %s; "+
+			"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend)
+	}
+	for _, at := range r.Rules.Duplicates {
+		if isStuck(stuck, at.Chain, at.Choice) {
+			continue // reported
+		}
+		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, "+
+			"which may masquerade what the policy exempts: it is removed if it holds only rules that the "+
+			"agents write", at.Chain, at.Choice)
+	}
+}
+
+func isStuck(stuck []store.OwnedChain, chain string, in netfilter.Choice) bool {
+	for _, o := range stuck {
+		if o.Chain == chain && enforce.ChoiceOf(o) == in {
+			return true
+		}
+	}
+	return false
+}
+
 func addChainProblems(r *Report, p policy.Policy) {
 	for _, c := range p.Conflicts.Summary() {
 		r.add(Problem{Reason: ReasonConflict, Chain: p.Chain, Err: c})
@@ -125,30 +163,32 @@ func addChainProblems(r *Report, p policy.Policy) {
 	if err == nil || errors.Is(err, r.Rules.RecordErr) {
 		return
 	}
-	r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
-	// What keeps rules from being repaired is a fault of its own.
-	if diff := r.Rules.ChainDiff(r.Rules.Find(p.Chain)); len(diff) > 0 && r.Problems[len(r.Problems)-1].Reason == ReasonBackend {
+	reason := r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: err})
+	// What keeps rules from being repaired is a fault of its own, so that the critical alert fires, too.
+	diff := r.Rules.ChainDiff(r.Rules.Find(p.Chain))
+	if reason == ReasonBackend && len(diff) > 0 {
 		r.add(Problem{Reason: ReasonRules, Chain: p.Chain, Err: &enforce.DriftError{Diff: diff}})
 	}
 }
 
-// addBackendProblems adds chains that are correct and whose repair would fail, such as those in iptables
-// when the image has no iptables. The sync has not failed because of that.
+// addBackendProblems adds chains that are correct and whose repair would fail, such as those in iptables when
+// the image has no iptables. The sync has not failed because of that.
 func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
 		return
 	}
 	e := n.Enforcer(r.Sources, r.warn)
 	for _, c := range r.Rules.Chains {
+		chain := c.Policy.Chain
 		if err := e.CanWrite(ctx, c.Choice, c.Policy.Families()...); err != nil {
-			chain := c.Policy.Chain
-			r.chainProblem(ReasonRules, chain, "the rules are correct, but a repair would fail: write the rules of chain %s in %s: %w", chain, c.Choice, err)
+			r.chainProblem(ReasonRules, chain, "the rules are correct, but a repair would fail: "+
+				"write the rules of chain %s in %s: %w", chain, c.Choice, err)
 		}
 	}
 }
 
-// AddReadiness adds to what Check found why ADDs fail and why rules cannot be repaired: all that an active reconciler
-// reports and that needs no history of syncs.
+// AddReadiness adds to what Check found why ADDs fail and why rules cannot be repaired: all that an active
+// reconciler reports and that needs no history of syncs.
 func (n *Node) AddReadiness(ctx context.Context, r *Report) {
 	n.addBackendProblems(ctx, r)
 	n.addRepairProblems(ctx, r)
@@ -163,15 +203,16 @@ func (n *Node) addRepairProblems(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	after := e.CheckSync(ctx, e.ObserveAgain(ctx, r.Rules))
 	for _, c := range after.Chains {
-		if err := after.Err(c.Policy.Chain); err != nil && r.Rules.Find(c.Policy.Chain).Err == nil {
-			r.chainProblem(ReasonRules, c.Policy.Chain, "%w", err)
+		chain := c.Policy.Chain
+		if err := after.Err(chain); err != nil && r.Rules.Find(chain).Err == nil {
+			r.chainProblem(ReasonRules, chain, "%w", err)
 		}
 	}
 }
 
 // AddADDProblems adds why ADDs fail although the rules are correct.
 func (n *Node) AddADDProblems(r *Report) {
-	var file string
+	var file string // that names the plugin
 	for _, list := range r.Sources.ConfDir.Conflists {
 		for _, err := range []error{list.PositionErr(), list.VersionErr()} {
 			if err != nil {
@@ -180,30 +221,56 @@ func (n *Node) AddADDProblems(r *Report) {
 		}
 		for _, e := range list.Entries {
 			file = cmp.Or(file, list.File)
-			if e.Err == nil && e.Entry.RequireAgentConfig && r.Rules != nil && r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) == nil {
-				r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
-					"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key", policy.Printable(list.File), e.Index))
-			}
+			addAwaitedAgentFiles(r, list, e)
 		}
 	}
-	if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil && file != "" && n.SettingsErr == nil { // which may state the directory
-		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: run \"ip-masq-reconciler install\", "+
-			"or in Kubernetes delete this node's pod of ip-masq, whose init container does; or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
+	err := config.CheckPlugin(n.Settings.CNIBinDir)
+	if err != nil && file != "" && n.SettingsErr == nil { // the file of the settings may state the directory
+		r.problem(ReasonPlugin, fmt.Errorf("%w, but %s names it, so no pod can start: "+
+			"run \"ip-masq-reconciler install\", or in Kubernetes delete this node's pod of ip-masq, whose "+
+			"init container does; "+
+			"or set cni_bin_dir to the runtime's plugin directory", err, policy.Printable(file)))
 	}
 	n.AddDiskProblem(r)
 }
 
-// AddDiskProblem adds that the dataDir is full or read-only, which fails ADDs although the rules are correct.
-func (n *Node) AddDiskProblem(r *Report) {
-	hasEntry := func(list config.Conflist) bool { return len(list.Entries) > 0 }
-	known := func(p Problem) bool { return isDiskFault(p.Err) }
-	if !slices.ContainsFunc(r.Sources.ConfDir.Conflists, hasEntry) && len(r.Stored) == 0 || slices.ContainsFunc(r.Problems, known) {
+// addAwaitedAgentFiles adds that an entry waits for agent files of which none is stored.
+func addAwaitedAgentFiles(r *Report, list config.Conflist, e config.ConflistEntry) {
+	if e.Err != nil || !e.Entry.RequireAgentConfig || r.Rules == nil {
 		return
 	}
-	if err := n.Dir.CheckWritable(); isDiskFault(err) {
-		r.problem(ReasonState, fmt.Errorf("%w; until then pods cannot start, "+
-			"nor is any rule written after a reboot", err))
+	if r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) != nil {
+		return
 	}
+	r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
+		"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key",
+		policy.Printable(list.File), e.Index))
+}
+
+// AddDiskProblem adds that the dataDir is full or read-only, which fails ADDs although the rules are correct.
+func (n *Node) AddDiskProblem(r *Report) {
+	if len(r.Stored) == 0 && !r.Sources.hasEntry() {
+		return // nothing is managed
+	}
+	for _, p := range r.Problems {
+		if isDiskFault(p.Err) {
+			return
+		}
+	}
+	if err := n.Dir.CheckWritable(); isDiskFault(err) {
+		const until = "until then pods cannot start, nor is any rule written after a reboot"
+		r.problem(ReasonState, fmt.Errorf("%w; %s", err, until))
+	}
+}
+
+// hasEntry reports whether a conflist has a plugin entry.
+func (s *Sources) hasEntry() bool {
+	for _, list := range s.ConfDir.Conflists {
+		if len(list.Entries) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // otherDataDir reports why the dataDir must not be used: it is not the node's.

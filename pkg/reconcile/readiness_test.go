@@ -119,7 +119,8 @@ func fill(f *fixture, disk string) {
 	must(f.T, ballast.Close())
 }
 
-// TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ. Check does not.
+// TestReadinessBesideReconciler: the active reconciler tells why ADDs fail, and repairs rules that differ.
+// Check does not.
 func TestReadinessBesideReconciler(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("podnet", nil)

@@ -46,9 +46,9 @@ type Report struct {
 	inputs  string // digest of what State was decoded from; see enforce.Enforcer.Inputs
 	// generation is one from before Rules were read, zero if it is unknown.
 	generation netfilter.Generation
-	Stored     []policy.Source // what Rules is computed from: the documents, with the sources' changes in a dry run
+	Stored     []policy.Source // what Rules is computed from: the documents, in a dry run with what changed
 	Rules      *enforce.State  // after the sync; nil if the documents cannot be read
-	Before     *enforce.State  // before the sync wrote, with the counters of that time; nil if it wrote nothing
+	Before     *enforce.State  // before the sync wrote, with its counters; nil if it wrote nothing
 
 	Drift   policy.Diff // what other programs changed in rules that had been written before
 	By      Writer      // the last program that changed rules before the sync, if known
@@ -80,17 +80,20 @@ func (r *Report) WarningsOf(id string) (found []error) {
 // Summary names the managed chains with their backends in one line.
 func (r *Report) Summary() string {
 	var chains []string
-	if r.Rules != nil {
-		for _, chain := range r.Rules.Chains {
-			for _, c := range chain.Desired.Chains {
-				chains = append(chains, fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, chain.Choice, len(c.Rules)))
-			}
+	if r.Rules == nil {
+		return ""
+	}
+	for _, chain := range r.Rules.Chains {
+		for _, c := range chain.Desired.Chains {
+			text := fmt.Sprintf("%s (%s, %s, %d rules)", c.Name, c.Family, chain.Choice, len(c.Rules))
+			chains = append(chains, text)
 		}
 	}
 	return strings.Join(chains, ", ")
 }
 
-// Changed returns the keys in which the policy that a source states now differs from the stored one, in a dry run.
+// Changed returns the keys in which the policy that a source states now differs from the stored one, in a dry
+// run.
 func (r *Report) Changed(id policy.SourceID) []string {
 	for i := range r.Stored {
 		if r.Stored[i].ID == id {
@@ -103,7 +106,8 @@ func (r *Report) Changed(id policy.SourceID) []string {
 // Differs reports whether rules in the kernel are not what the sources ask for.
 func (r *Report) Differs() bool { return r.Rules != nil && r.OtherDataDir == nil && r.Rules.Differs() }
 
-// Incomplete returns why the desired rules are unknown, or nil: documents cannot be read, and no source restores them.
+// Incomplete returns why the desired rules are unknown, or nil: documents cannot be read, and no source
+// restores them.
 func (r *Report) Incomplete() error {
 	var errs []error
 	for _, p := range r.Lost {
@@ -127,22 +131,32 @@ func (r *Report) Unfinished() bool {
 
 // verified reports whether the sync found all rules as the documents ask for, and wrote nothing.
 func (r *Report) verified() bool {
-	return r.Result == Unchanged && r.Rules != nil && r.Rules.InSync() && len(r.Rules.OtherDataDirs) == 0 && !r.Unfinished() && !r.rulesFailed() &&
-		r.Incomplete() == nil
+	if r.Result != Unchanged || r.Rules == nil || r.Incomplete() != nil {
+		return false
+	}
+	isRight := r.Rules.InSync() && len(r.Rules.OtherDataDirs) == 0 && !r.rulesFailed()
+	return isRight && !r.Unfinished()
 }
 
 // sameOutstanding reports whether a dry run would write only what the last sync failed to write.
 func (r *Report) sameOutstanding(last *Report) bool {
-	return (!r.Ready() || r.Unfinished()) && (last.Rules == nil || r.outstanding() == last.outstanding())
+	if r.Ready() && !r.Unfinished() {
+		return false
+	}
+	if last.Rules == nil {
+		return true
+	}
+	if r.Rules == nil {
+		return false
+	}
+	s, was := r.Rules, last.Rules
+	sameRules := slices.Equal(s.Diff(), was.Diff()) && slices.Equal(s.Stale, was.Stale) &&
+		slices.Equal(s.Duplicates, was.Duplicates) && slices.Equal(s.OtherDataDirs, was.OtherDataDirs)
+	sameSources := slices.Equal(r.Pending, last.Pending) && slices.Equal(r.Dropped, last.Dropped)
+	return sameRules && sameSources && slices.EqualFunc(r.State.Unreadable, last.State.Unreadable, isSameFile)
 }
 
-func (r *Report) outstanding() string {
-	if r.Rules == nil {
-		return ""
-	}
-	s := r.Rules
-	return fmt.Sprintln(s.Diff(), s.Stale, s.Duplicates, s.OtherDataDirs, r.Pending, r.Dropped, r.State.Unreadable)
-}
+func isSameFile(f, g store.FileError) bool { return f.File == g.File && f.IsNewer() == g.IsNewer() }
 
 // rulesFailed reports whether rules are not what the documents in force ask for.
 func (r *Report) rulesFailed() bool {
@@ -157,26 +171,42 @@ func (r *Report) failed() bool {
 // reverted reports whether the sync failed only because another program changed the rules again
 // before they were verified.
 func (r *Report) reverted() bool {
-	other := func(p Problem) bool {
-		return p.failure() && (!isDrift(p.Err) || len(r.Drift) == 0) && !errors.Is(p.Err, netfilter.ErrChanged)
+	for _, p := range r.Problems {
+		isRevert := isDrift(p.Err) && len(r.Drift) > 0 || errors.Is(p.Err, netfilter.ErrChanged)
+		if p.failure() && !isRevert {
+			return false
+		}
 	}
-	return r.failed() && !slices.ContainsFunc(r.Problems, other)
+	return r.failed()
 }
 
-// add reports a problem. Where the source itself is valid, the reason is that of the cause.
-func (r *Report) add(p Problem) {
-	var conflict *policy.ConflictError
-	var unwritable *enforce.UnwritableError
-	ofSource := p.Source != policy.SourceID{} || p.Reason == ReasonSource
+// has reports whether the cause of a problem is an error.
+func (r *Report) has(err error) bool {
+	for _, p := range r.Problems {
+		if errors.Is(p.Err, err) {
+			return true
+		}
+	}
+	return false
+}
+
+// add reports a problem, and returns its reason: where the source itself is valid, that of the cause.
+func (r *Report) add(p Problem) Reason {
+	_, isConflict := errors.AsType[*policy.ConflictError](p.Err)
+	_, isUnwritable := errors.AsType[*enforce.UnwritableError](p.Err)
+	hasSource := p.Source != policy.SourceID{}
+	// A program, a part of the kernel or a capability is missing.
+	lacksPart := errors.Is(p.Err, netfilter.ErrUnusable) || errors.Is(p.Err, fs.ErrPermission)
 	switch {
-	case ofSource && (errors.As(p.Err, &unwritable) || isDiskFault(p.Err)):
+	case (hasSource || p.Reason == ReasonSource) && (isUnwritable || isDiskFault(p.Err)):
 		p.Reason = ReasonState
-	case p.Source != policy.SourceID{} && errors.As(p.Err, &conflict):
+	case hasSource && isConflict:
 		p.Reason = ReasonConflict
-	case p.Reason == ReasonRules && (errors.Is(p.Err, netfilter.ErrUnusable) || errors.Is(p.Err, fs.ErrPermission)):
-		p.Reason = ReasonBackend // a program or a capability is missing
+	case p.Reason == ReasonRules && lacksPart:
+		p.Reason = ReasonBackend
 	}
 	r.Problems = append(r.Problems, p)
+	return p.Reason
 }
 
 func (r *Report) problem(reason Reason, err error) { r.add(Problem{Reason: reason, Err: err}) }
@@ -189,10 +219,17 @@ func (r *Report) chainProblem(reason Reason, chain, format string, args ...any) 
 	r.add(Problem{Reason: reason, Chain: chain, Err: fmt.Errorf(format, args...)})
 }
 
+// warn adds a warning, once.
 func (r *Report) warn(err error) {
-	if err != nil && !slices.ContainsFunc(r.Warnings, func(w error) bool { return w.Error() == err.Error() }) {
-		r.Warnings = append(r.Warnings, err)
+	if err == nil {
+		return
 	}
+	for _, w := range r.Warnings {
+		if w.Error() == err.Error() {
+			return
+		}
+	}
+	r.Warnings = append(r.Warnings, err)
 }
 
 // planned takes over what a plan says, in place of what one before it said.

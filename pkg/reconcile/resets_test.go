@@ -91,8 +91,8 @@ func TestFailedResetIsRetried(t *testing.T) {
 	})
 }
 
-// TestPublicationAfterAReset: nothing is verified while a reset is on record, and what a sync found is published when
-// its walk has ended.
+// TestPublicationAfterAReset: nothing is verified while a reset is on record, and what a sync found is
+// published when its walk has ended.
 func TestPublicationAfterAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
@@ -114,7 +114,8 @@ func TestPublicationAfterAReset(t *testing.T) {
 	})
 }
 
-// TestResetsOfAFormerBoot: the connections ended with that boot, and a record of it that nothing replaces asks for no syncs.
+// TestResetsOfAFormerBoot: the connections ended with that boot, and a record of it that nothing replaces
+// asks for no syncs.
 func TestResetsOfAFormerBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)

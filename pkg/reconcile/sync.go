@@ -85,15 +85,17 @@ func (n *Node) Check(ctx context.Context) *Report {
 	return again
 }
 
-// CheckEntry returns why ADDs would fail with the plugin entry of a conflist that is not written yet, or nil. It asks the
-// kernel, and writes nothing.
+// CheckEntry returns why ADDs would fail with the plugin entry of a conflist that is not written yet, or nil.
+// It asks the kernel, and writes nothing.
 func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error) {
 	src := n.reread(&Sources{})
 	src.ConfDir = src.ConfDir.With(list)
-	if err := cmp.Or(list.Err, list.Entries[0].Err, src.PluginFileErr, list.DataDirErr(src.PluginFile, n.Dir.Path())); err != nil {
+	dataDirErr := list.DataDirErr(src.PluginFile, n.Dir.Path())
+	if err := cmp.Or(list.Err, list.Entries[0].Err, src.PluginFileErr, dataDirErr); err != nil {
 		return err
 	}
-	e := n.Enforcer(src, func(error) {})
+	ignore := func(error) {} // the syncs warn
+	e := n.Enforcer(src, ignore)
 	if err := n.checkDataDir(ctx, e, src); err != nil {
 		return err
 	}
@@ -107,8 +109,8 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 		return err
 	}
 	p := enforce.Proposal{Sources: state.Sources}
-	own := policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: list.Network}, Policy: list.Entries[0].Entry.Policy, ConfDir: src.PluginFile.PolicyDir()}
-	if err := p.Add(own, func() enforce.Conflists { return src.ConfDir }, func(error) {}); err != nil {
+	own := src.network(&list)
+	if err := p.Add(own, src.conflists, ignore); err != nil {
 		return err
 	}
 	return e.CheckApply(ctx, state, &p).Err(own.Policy.Chain)
@@ -156,29 +158,12 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
 	r.warn(lock.Tidy())
-	dropped := map[policy.SourceID]bool{}
-	for _, s := range p.says.Dropped {
-		err := lock.Drop(s)
-		r.warn(err)
-		dropped[s] = err == nil
-	}
+	dropped := dropDocuments(r, lock, p.says.Dropped)
 	before := observe(ctx, e, n.stored(r.State), r.State.Record)
-	// An ADD that attached before the document was dropped may have returned and relies on the rules.
-	// One that attaches later finds no document, and waits for the lock.
-	unused := n.unused(r.State, r.Sources, r.warn)
-	used := func(s policy.SourceID) bool { return !dropped[s] || !slices.Contains(unused, s) }
-	if slices.ContainsFunc(p.says.Dropped, used) {
-		for _, s := range p.says.Dropped {
-			if used(s) {
-				r.warn(lock.UndoDrop(s))
-			}
-		}
-		p = n.plan(r.State, r.Sources, slices.DeleteFunc(p.says.Dropped, used))
-	}
+	p = n.undoDrops(r, lock, p, dropped)
 	r.planned(p)
 	r.Before, r.Drift = before, before.Drift()
 	changes := len(p.Changed)+len(p.says.Dropped) > 0
-	wrote := changes || !before.InSync()
 	if changes {
 		n.applyChanges(ctx, r, e, lock, &p.Proposal)
 	} else {
@@ -199,32 +184,61 @@ func (n *Node) write(ctx context.Context, r *Report) {
 		r.Result = Failed
 	case len(r.Drift) > 0:
 		r.Result = Repaired
-	case wrote:
+	case changes || !before.InSync():
 		r.Result = Changed
 	}
+}
+
+// dropDocuments drops the documents of unused networks, and returns those that could be dropped.
+func dropDocuments(r *Report, lock *store.Lock, unused []policy.SourceID) (dropped []policy.SourceID) {
+	for _, s := range unused {
+		err := lock.Drop(s)
+		r.warn(err)
+		if err == nil {
+			dropped = append(dropped, s)
+		}
+	}
+	return dropped
+}
+
+// undoDrops undoes the drops of networks that are used again, or that failed, and returns the plan without
+// them. An ADD that attached before the document was dropped may have returned and relies on the rules. One
+// that attaches later finds no document, and waits for the lock.
+func (n *Node) undoDrops(r *Report, lock *store.Lock, p plan, dropped []policy.SourceID) plan {
+	unused := n.unused(r.State, r.Sources, r.warn)
+	var stay []policy.SourceID
+	for _, s := range p.says.Dropped {
+		if slices.Contains(dropped, s) && slices.Contains(unused, s) {
+			stay = append(stay, s)
+		} else {
+			r.warn(lock.UndoDrop(s))
+		}
+	}
+	if len(stay) == len(p.says.Dropped) {
+		return p
+	}
+	return n.plan(r.State, r.Sources, stay)
 }
 
 // written reports whether the rules of a chain could be written, even if another program has changed
 // them since. For "" it reports that of all chains.
 func written(s *enforce.State, chain string) bool {
-	return !slices.ContainsFunc(s.Policies(), func(p policy.Policy) bool {
+	for _, p := range s.Policies() {
 		err := s.Err(p.Chain)
-		return (chain == "" || chain == p.Chain) && err != nil && !isDrift(err)
-	})
+		isMeant := chain == "" || chain == p.Chain
+		if isMeant && err != nil && !isDrift(err) {
+			return false
+		}
+	}
+	return true
 }
 
 // applyChanges applies all changed documents at once, so that no packet meets a part of them.
 // If that is refused it tries each by itself: a mistake in one source does not hold up another.
-func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) {
-	apply := func(p *enforce.Proposal) (err error) {
-		if r.Rules, err = e.Apply(ctx, lock, r.State, p); err == nil {
-			for _, c := range p.Changed {
-				r.Applied = append(r.Applied, c.ID)
-			}
-		}
-		return err
-	}
-	err := apply(p)
+func (n *Node) applyChanges(
+	ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal,
+) {
+	err := apply(ctx, r, e, lock, p)
 	if err == nil {
 		r.Pending = nil
 		return
@@ -234,9 +248,10 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 			return
 		}
 		if len(p.Changed) > 1 {
-			if err = apply(n.stored(r.State, c)); err == nil {
-				continue
-			}
+			err = apply(ctx, r, e, lock, n.stored(r.State, c))
+		}
+		if err == nil {
+			continue
 		}
 		what := "the policy cannot be applied"
 		if r.State.Find(c.ID) != nil {
@@ -244,10 +259,24 @@ func (n *Node) applyChanges(ctx context.Context, r *Report, e *enforce.Enforcer,
 		}
 		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: fmt.Errorf("%s: %s: %w", c.ID, what, err)})
 	}
-	r.Pending = slices.DeleteFunc(r.Pending, func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) })
+	isApplied := func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) }
+	r.Pending = slices.DeleteFunc(r.Pending, isApplied)
 	if n.load(r) {
 		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r.State), r.State.Record), lock)
 	}
+}
+
+// apply applies a proposal, and takes note of the sources whose policy it applied.
+func apply(ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal) error {
+	var err error
+	r.Rules, err = e.Apply(ctx, lock, r.State, p)
+	if err != nil {
+		return err
+	}
+	for _, c := range p.Changed {
+		r.Applied = append(r.Applied, c.ID)
+	}
+	return nil
 }
 
 // booted returns the time of the boot by the wall clock, which may be set at any time.

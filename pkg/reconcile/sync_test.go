@@ -205,8 +205,9 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	assert.Equal(t, "ruleset without sources", f.nft("list", "ruleset"), "")
 }
 
-// TestPluginFileDropsOtherDocuments: with a plugin.toml, a document that did not come from a conflist of its directory is
-// dropped, attachments or not, once the directory is read completely; one that did is kept as without the file.
+// TestPluginFileDropsOtherDocuments: with a plugin.toml, a document that did not come from a conflist of its
+// directory is dropped, attachments or not, once the directory is read completely; one that did is kept as
+// without the file.
 func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	f := newFixture(t)
 	exempt := func(prefix string) map[string]any { return map[string]any{"nonMasqueradeCIDRs": []string{prefix}} }
@@ -255,7 +256,8 @@ func TestPluginFileDropsOtherDocuments(t *testing.T) {
 	}
 }
 
-// TestConfDirOfPluginFile: the directory of conflists is that of plugin.toml, and one that is stated elsewhere is a fault.
+// TestConfDirOfPluginFile: the directory of conflists is that of plugin.toml, and one that is stated
+// elsewhere is a fault.
 func TestConfDirOfPluginFile(t *testing.T) {
 	f := newFixture(t)
 	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
@@ -329,8 +331,9 @@ func TestSyncWithOldSourcesRevertsNoADD(t *testing.T) {
 	}
 }
 
-// A document that cannot be read and that no source makes again may be that of a network with pods: all chains stay as
-// they are until it can be read. One that is lost is created, unless a newer version wrote the document.
+// A document that cannot be read and that no source makes again may be that of a network with pods: all
+// chains stay as they are until it can be read. One that is lost is created, unless a newer version wrote the
+// document.
 func TestUnreadableDocumentOfNobody(t *testing.T) {
 	const lost = "no conflist or agent file says what it held"
 	t.Run("damaged", func(t *testing.T) { unreadableDocumentOfNobody(t, "{", false, lost) })
@@ -453,8 +456,8 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 	f.wants(f.sync(), Unchanged)
 }
 
-// TestRulesThatCannotBeRepaired: where rules differ and cannot be written, because a program or a capability is missing,
-// both are faults.
+// TestRulesThatCannotBeRepaired: where rules differ and cannot be written, because a program or a capability
+// is missing, both are faults.
 func TestRulesThatCannotBeRepaired(t *testing.T) {
 	for name, err := range map[string]error{
 		"program":    fmt.Errorf("iptables: %w", netfilter.ErrUnusable),
@@ -479,8 +482,8 @@ func TestRulesThatCannotBeRepaired(t *testing.T) {
 	}
 }
 
-// A chain that could not be removed from a backend that cannot be used any more does not make a sync, or the question before an
-// entry is inserted, choose that backend: an ADD does not.
+// A chain that could not be removed from a backend that cannot be used any more does not make a sync, or the
+// question before an entry is inserted, choose that backend: an ADD does not.
 func TestStuckChainInAnUnusableBackend(t *testing.T) {
 	f := newFixture(t)
 	k := netfiltertest.New()
