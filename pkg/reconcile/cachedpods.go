@@ -94,13 +94,15 @@ func attachmentOf(x podinfo.Cached) store.Attachment {
 // whose file or network namespace does not exist any more. A file that cannot be read, or a namespace, says
 // nothing about its pod: what is recorded stays, and what is not is reported. A file that was decided about
 // counts again after it is written again, or another network has an entry: a DEL of the plugin comes before
-// the runtime removes the file. It returns whether it changed records.
-func (n *Node) syncCachedPods(r *Report) (changed bool) {
+// the runtime removes the file. It returns whether the rules may be without these records: some changed, or a
+// process before may have been killed between a record and its rules.
+func (n *Node) syncCachedPods(r *Report) (unwritten bool) {
 	c := n.cached
 	files := n.readCache(r)
 	if files == nil {
 		return false
 	}
+	wasFresh, changed := c.fresh, false
 	c.begin(n, r, files)
 	forgot := n.forgetCachedPods(r, files)
 	for _, file := range slices.Sorted(maps.Keys(files)) {
@@ -125,7 +127,7 @@ func (n *Node) syncCachedPods(r *Report) (changed bool) {
 		}
 	}
 	c.fresh = c.fresh || changed
-	return changed || forgot
+	return changed || forgot || c.fresh && !wasFresh
 }
 
 // forgetCachedPods removes the records of pods that have gone, and returns whether there were some.

@@ -127,6 +127,21 @@ func TestCachedPods(t *testing.T) {
 	changed("an attachment had an ADD and is gone", false)
 }
 
+// TestCachedPodBeforeAKill: one sync exempts a pod that a process recorded which was killed before it wrote the rules.
+func TestCachedPodBeforeAKill(t *testing.T) {
+	c := newCache(t)
+	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
+	c.right()
+	c.add("podnet", "a", "prod", "10.1.0.5", "{}")
+	a := store.Attachment{Network: "podnet", ContainerID: "a", IfName: "eth0"}
+	pod := store.Pod{Attachment: a, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.5")}}
+	assert.Must(c.Dir.AttachCached(pod))(t)
+	c.cached = &cachedPods{}
+	c.sync()
+	s := assert.Must(c.Dir.Load())(t)
+	assert.Equal(t, "exempt pods", len(s.Record.Pods), 1)
+}
+
 // TestCachedPodTakesNoAddress: a pod of the cache takes an address only from an older one of the cache.
 func TestCachedPodTakesNoAddress(t *testing.T) {
 	c := newCache(t)

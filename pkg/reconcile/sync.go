@@ -37,9 +37,9 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	r := n.DryRun(ctx, src)
 	n.rememberEntries(r)
-	changed := n.syncCachedPods(r)
+	unwritten := n.syncCachedPods(r)
 	unrecorded := r.Unrecorded
-	if changed {
+	if unwritten {
 		r = n.DryRun(ctx, src)
 	}
 	if r.Unfinished() {
