@@ -111,7 +111,7 @@ func wrap(first, others, text string) string {
 // entryKeys is the table of keys, with dataDir.
 func entryKeys() []policy.Key {
 	return append(new(config.Entry).Keys(), policy.Key{Name: "dataDir", Default: config.DefaultDataDir, Help: "directory of the state",
-		Combination: policy.Combination{Sources: "one for each node"}})
+		Sources: "one for each node"})
 }
 
 // keyType says how documents and the chart write values of a type.

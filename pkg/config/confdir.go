@@ -60,7 +60,8 @@ type ConflistEntry struct {
 	Err     error
 }
 
-// IsMultus reports whether the network's main plugin is Multus, thin or thick, which delegates to another network.
+// IsMultus reports whether the network's main plugin is Multus, thin or thick, which delegates to another
+// network.
 func (l Conflist) IsMultus() bool {
 	return len(l.Types) > 0 && (l.Types[0] == "multus" || l.Types[0] == "multus-shim")
 }
@@ -77,8 +78,8 @@ func (l Conflist) PositionErr() error {
 		"if there is none, remove the file", policy.Printable(l.File), policy.Quote(l.Network), ErrPosition)
 }
 
-// VersionErr returns why every ADD fails if a file with the plugin entry states a version of the CNI specification that
-// the plugin does not know. Of a list with cniVersions the runtime chooses the version.
+// VersionErr returns why every ADD fails if a file with the plugin entry states a version of the CNI
+// specification that the plugin does not know. Of a list with cniVersions the runtime chooses the version.
 func (l Conflist) VersionErr() error {
 	if len(l.Entries) == 0 || l.CNIVersion == "" {
 		return nil
@@ -97,8 +98,8 @@ func (l Conflist) VersionErr() error {
 		policy.Printable(l.File), policy.Quote(l.CNIVersion), policy.Quote(l.Network), strings.Join(known, ", "))
 }
 
-// Masquerading returns the indices of the plugins that masquerade, or that delegate to one that does: those with
-// "ipMasq": true.
+// Masquerading returns the indices of the plugins that masquerade, or that delegate to one that does: those
+// with "ipMasq": true.
 func (l Conflist) Masquerading() []int {
 	var found []int
 	for i, text := range l.Plugins {
@@ -120,7 +121,8 @@ func masquerades(plugin any) bool {
 	return false
 }
 
-// DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the reconciler's.
+// DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the
+// reconciler's.
 func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
 		err := file.DataDirErr(e.Netconf)
@@ -152,7 +154,8 @@ func CheckPlugin(dir string) error {
 	return nil
 }
 
-// ReadConfDir reads the files that runtimes take for configurations. A missing directory is an fs.ErrNotExist.
+// ReadConfDir reads the files that runtimes take for configurations. A missing directory is an
+// fs.ErrNotExist.
 func ReadConfDir(dir string) (ConfDir, error) {
 	c := ConfDir{Dir: dir}
 	entries, err := os.ReadDir(dir)
@@ -220,8 +223,8 @@ func (c ConfDir) Err() error {
 // IsList reports whether runtimes expect a list in the file, not the configuration of a single plugin.
 func (l Conflist) IsList() bool { return filepath.Ext(l.File) == listExtension }
 
-// ParseConflist parses the text of a file as libcni does. In a list the last of two equal keys counts, and unknown keys
-// are ignored. (libcni itself would bring OpenTelemetry into the plugin.)
+// ParseConflist parses the text of a file as libcni does. In a list the last of two equal keys counts, and
+// unknown keys are ignored. (libcni itself would bring OpenTelemetry into the plugin.)
 func ParseConflist(path string, doc []byte) Conflist {
 	l := Conflist{File: path, Doc: doc}
 	d := Document{File: path}
@@ -337,8 +340,8 @@ func unmarshal(doc []byte, to any) error {
 type ConflistRecord struct {
 	// Entry is the last valid content of conflist.entry_file, or nil if there was none.
 	Entry json.RawMessage `json:"entry,omitempty"`
-	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it, or
-	// found there equal to the entry file: two while one entry replaces the other, and one otherwise.
+	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it,
+	// or found there equal to the entry file: two while one entry replaces the other, and one otherwise.
 	Digests map[string][]string `json:"digests,omitempty"`
 	// Generated maps the path of a list that ip-masq generated to the digest of its value without the plugin entry.
 	Generated map[string]string `json:"generated,omitempty"`

@@ -298,7 +298,8 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	return members, nil
 }
 
-// tomlLines returns the first lines of keys and tables. Keys in tables are "table.key"; those in inline tables have none.
+// tomlLines returns the first lines of keys and tables. Keys in tables are "table.key"; those in inline
+// tables have none.
 func tomlLines(doc string) map[string]int {
 	lines, table, n := map[string]int{}, "", 0
 	for line := range strings.Lines(doc) {

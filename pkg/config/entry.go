@@ -17,7 +17,8 @@ const DefaultDataDir = "/var/lib/cni/ip-masq"
 // PluginType is the "type" of the plugin entry, which is the name of the binary.
 const PluginType = "ip-masq"
 
-// BootNetwork is the network of the GC that the boot unit calls. No conflist has it; status says when that GC ran.
+// BootNetwork is the network of the GC that the boot unit calls. No conflist has it; status says when that GC
+// ran.
 const BootNetwork = "boot"
 
 // Entry is the plugin entry of a network.

@@ -7,9 +7,10 @@ import (
 	"slices"
 )
 
-// NoHookPlugin returns the type of the main plugin if packets of its pods usually pass no hook of the node, so that
-// ip-masq has no effect on them; otherwise "". The pod's interface is one of the host's, or is on top of one, and packets
-// leave through that. Another plugin can route them through the node all the same, so nothing fails because of it.
+// NoHookPlugin returns the type of the main plugin if packets of its pods usually pass no hook of the node,
+// so that ip-masq has no effect on them; otherwise "". The pod's interface is one of the host's, or is on top
+// of one, and packets leave through that. Another plugin can route them through the node all the same, so
+// nothing fails because of it.
 func (l Conflist) NoHookPlugin() string {
 	for i, kind := range l.Types {
 		if kind == PluginType {

@@ -17,7 +17,8 @@ import (
 const DefaultPluginFile = "/etc/ip-masq/plugin.toml"
 
 // PluginFile is plugin.toml. If it exists, the policy of a network is the plugin entry in its conflist in the
-// directory that the file names, not the entry that the runtime hands over. Its data_dir is the dataDir of the node.
+// directory that the file names, not the entry that the runtime hands over. Its data_dir is the dataDir of
+// the node.
 type PluginFile struct {
 	Path    string
 	Present bool
@@ -81,8 +82,8 @@ func (p PluginFile) DataDirErr(entry Netconf) error {
 	return nil
 }
 
-// Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin entry or,
-// if plugin.toml exists, the first one, if it has a plugin entry.
+// Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin
+// entry or, if plugin.toml exists, the first one, if it has a plugin entry.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
 	for i, l := range dir.Conflists {
 		switch {
@@ -96,7 +97,8 @@ func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
 	return nil
 }
 
-// PolicyDir returns the directory of the conflists that state policies because of plugin.toml, "" without that.
+// PolicyDir returns the directory of the conflists that state policies because of plugin.toml, "" without
+// that.
 func (p PluginFile) PolicyDir() string {
 	if !p.Present {
 		return ""
@@ -107,8 +109,8 @@ func (p PluginFile) PolicyDir() string {
 // ErrConflistUnknown reports that the directory or a file that may be a network's conflist cannot be read.
 var ErrConflistUnknown = errors.New("its conflist cannot be read")
 
-// Netconf returns the plugin entry in the network's conflist, and the file that it is in. Without one it returns an error
-// with a remedy. The last two arguments are the results of ReadConfDir.
+// Netconf returns the plugin entry in the network's conflist, and the file that it is in. Without one it
+// returns an error with a remedy. The last two arguments are the results of ReadConfDir.
 func (p PluginFile) Netconf(network string, conflists ConfDir, err error) (Netconf, string, error) {
 	if list := p.Conflist(conflists, network); list != nil {
 		entry := list.Entries[0]

@@ -120,8 +120,9 @@ func table(name string) Value {
 	return Value{Kind: Object, want: func() string { return "[" + name + "] on a line of its own, and its keys below" }}
 }
 
-// Read reads reconciler.toml into the settings. Keys that are left out keep their values; an error, an fs.ErrNotExist or a
-// DocumentError with every mistake, changes nothing. [agent] is validated on its own; agent files may enable IPv6.
+// Read reads reconciler.toml into the settings. Keys that are left out keep their values; an error, an
+// fs.ErrNotExist or a DocumentError with every mistake, changes nothing. [agent] is validated on its own;
+// agent files may enable IPv6.
 func (s *Settings) Read(path string) error {
 	doc, _, err := safefile.ReadFile(path, maxTOMLSize)
 	if err == nil {
@@ -180,7 +181,8 @@ func (s Settings) Equal(t Settings) bool {
 	return reflect.DeepEqual(s, t)
 }
 
-// AgentSource reports whether the agent files are a source: agent_config_dir, [agent] or one of its flags makes them one.
+// AgentSource reports whether the agent files are a source: agent_config_dir, [agent] or one of its flags
+// makes them one.
 func (s *Settings) AgentSource() bool { return s.AgentConfigDir != "" || s.AgentStated }
 
 // Flags returns the keys of the settings that are flags, in the order of the documentation.
@@ -188,8 +190,9 @@ func (s *Settings) Flags() []Key {
 	return slices.DeleteFunc(s.keys(), func(k Key) bool { return k.Kind == Object })
 }
 
-// Set sets a key to the text of a flag: the value as in reconciler.toml, a list with commas between its items. It is
-// validated on its own, as the other flags are not known yet. After an error the settings are unchanged.
+// Set sets a key to the text of a flag: the value as in reconciler.toml, a list with commas between its
+// items. It is validated on its own, as the other flags are not known yet. After an error the settings are
+// unchanged.
 func (s *Settings) Set(key, text string) error {
 	d := Document{Indexes: map[string][]int{}}
 	alone := Settings{Agent: AgentPolicy{CIDRLimit: policy.MaxCIDRLimit}}

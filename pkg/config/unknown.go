@@ -97,8 +97,8 @@ func synonym(unknown string, keys []Key) string {
 	return misspelled(unknown, keys)
 }
 
-// nameOfOthers returns the key with the meaning of a key that a fork of the agents or another project has, or "". The
-// name is folded.
+// nameOfOthers returns the key with the meaning of a key that a fork of the agents or another project has, or
+// "". The name is folded.
 func nameOfOthers(name string) string {
 	switch name {
 	case "nonmasqueradesrccidrs", "nonmasqsrccidrs": // TKE's ip-masq-agent
@@ -125,9 +125,9 @@ func nameOfOthers(name string) string {
 	return ""
 }
 
-// misspelled returns the key that differs from an unknown one by a slip of the pen, or "". Neither a word more or less is
-// one, nor another digit or a negation: such a key may mean something else, or the opposite. If two keys are as near,
-// none is meant.
+// misspelled returns the key that differs from an unknown one by a slip of the pen, or "". Neither a word
+// more or less is one, nor another digit or a negation: such a key may mean something else, or the opposite.
+// If two keys are as near, none is meant.
 func misspelled(unknown string, keys []Key) string {
 	best, bestSlips, ambiguous := "", 0, false
 	a := fold(unknown)
@@ -152,7 +152,8 @@ func misspelled(unknown string, keys []Key) string {
 	return best
 }
 
-// slipsAllowed is less than the letters of a word that changes the meaning, such as in nodeCIDRs for podCIDRs.
+// slipsAllowed is less than the letters of a word that changes the meaning, such as in nodeCIDRs for
+// podCIDRs.
 func slipsAllowed(key string) int {
 	switch {
 	case len(key) < 4:
@@ -184,8 +185,8 @@ func isNegated(name string) bool {
 	return false
 }
 
-// slips returns how many letters were left out, added, replaced, or changed places with the next one: the optimal string
-// alignment distance. Names whose lengths differ by more than two are not compared.
+// slips returns how many letters were left out, added, replaced, or changed places with the next one: the
+// optimal string alignment distance. Names whose lengths differ by more than two are not compared.
 func slips(a, b string) int {
 	const many = 3
 	if len(a)-len(b) >= many || len(b)-len(a) >= many {

@@ -66,7 +66,8 @@ func stringValue(value json.RawMessage) (s string, isString bool) {
 type Value struct {
 	Kind Kind          // "" for any
 	want func() string // what to write in place of a value of another kind
-	// read stores a JSON value of the kind and records its mistakes in the document. Without it the key is ignored.
+	// read stores a JSON value of the kind and records its mistakes in the document. Without it the key is
+	// ignored.
 	read func(d *Document, key string, value json.RawMessage)
 	Text func() string // the stored value as a flag takes it, "" for none
 }
@@ -339,7 +340,8 @@ func parseListen(s string) (string, error) {
 	return s, nil
 }
 
-// keysOf returns the keys of rows, for every kind of document. Each ADD calls it, so that flags get their usage later.
+// keysOf returns the keys of rows, for every kind of document. Each ADD calls it, so that flags get their
+// usage later.
 func keysOf(rows []policy.Key) []Key {
 	keys := make([]Key, len(rows))
 	for i, k := range rows {
@@ -376,14 +378,24 @@ func keysOf(rows []policy.Key) []Key {
 
 // limitKey is the row of a key that states no policy, and that plugin entries and agent files have.
 func limitKey(to *int) policy.Key {
-	return policy.Key{Name: "cidrLimit", Default: fmt.Sprint(policy.DefaultCIDRLimit), Help: "most CIDRs in nonMasqueradeCIDRs and masqueradeCIDRs together",
-		Combination: policy.Combination{Sources: "each source on its own", Field: to}}
+	return policy.Key{
+		Name:    "cidrLimit",
+		Default: fmt.Sprint(policy.DefaultCIDRLimit),
+		Help:    "most CIDRs in nonMasqueradeCIDRs and masqueradeCIDRs together",
+		Sources: "each source on its own",
+		Field:   to,
+	}
 }
 
 // Keys is the table of the keys of a plugin entry, without those that every verb needs.
 func (e *Entry) Keys() []policy.Key {
-	return append(policy.Keys(&e.Policy), limitKey(&e.CIDRLimit), policy.Key{Name: "requireAgentConfig", Default: "false",
-		Help: "ADD fails until the agent files were read once", Combination: policy.Combination{Sources: "each network on its own", Field: &e.RequireAgentConfig}})
+	return append(policy.Keys(&e.Policy), limitKey(&e.CIDRLimit), policy.Key{
+		Name:    "requireAgentConfig",
+		Default: "false",
+		Help:    "ADD fails until the agent files were read once",
+		Sources: "each network on its own",
+		Field:   &e.RequireAgentConfig,
+	})
 }
 
 // OwnPolicy is the File of values that [agent] and the agents' flags state.

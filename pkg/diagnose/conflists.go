@@ -72,8 +72,9 @@ func duplicateEntries(e *examination, f *Finding) {
 	}
 }
 
-// replaceEachOther reports whether several plugin entries of one network can replace each other's policy. Equal entries
-// in several files do not, as where another program copies the main CNI plugin's file (Istio): the runtime uses the first.
+// replaceEachOther reports whether several plugin entries of one network can replace each other's policy.
+// Equal entries in several files do not, as where another program copies the main CNI plugin's file (Istio):
+// the runtime uses the first.
 func replaceEachOther(lists []config.Conflist) bool {
 	first := lists[0].Entries[0]
 	for _, c := range lists {
@@ -131,7 +132,8 @@ func (e *examination) runtimesList() *list {
 	return nil
 }
 
-// readPodNetworks collects the networks that conflists and policies state for pods, and those that ADDs found.
+// readPodNetworks collects the networks that conflists and policies state for pods, and those that ADDs
+// found.
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
@@ -169,7 +171,8 @@ func (e *examination) addNetworks(v any, isNetwork bool) {
 	}
 }
 
-// addPrefixes adds networks, except those that a known one covers, and 0.0.0.0/0 and ::/0, which mean any source.
+// addPrefixes adds networks, except those that a known one covers, and 0.0.0.0/0 and ::/0, which mean any
+// source.
 func (e *examination) addPrefixes(networks ...netip.Prefix) {
 	covers := func(outer, inner netip.Prefix) bool {
 		return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
@@ -198,8 +201,9 @@ func (e *examination) hasNoHook(network string) bool {
 	return list != nil && list.NoHookPlugin() != ""
 }
 
-// NoHookPlugin returns the main plugin behind which packets of a source usually pass no hook of the node, or "": that of
-// the pod that holds the source. If no pod on record does, all networks with a plugin entry must have such a plugin.
+// NoHookPlugin returns the main plugin behind which packets of a source usually pass no hook of the node, or
+// "": that of the pod that holds the source. If no pod on record does, all networks with a plugin entry must
+// have such a plugin.
 func NoHookPlugin(source netip.Addr, pods []store.Pod, confs config.ConfDir) string {
 	holder, isHeld := latestHolder(source, pods)
 	if isHeld {

@@ -60,8 +60,8 @@ func Text(findings []Finding) string {
 	return strings.Join(texts, "\n")
 }
 
-// Host is what Examine reads, beside the network namespace of the calling thread. The zero value of a field, of which
-// Warnings and Rules have none, is right for a host that has none of it.
+// Host is what Examine reads, beside the network namespace of the calling thread. The zero value of a field,
+// of which Warnings and Rules have none, is right for a host that has none of it.
 type Host struct {
 	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.
 	// Its proc/net and proc/sys/net are those of the process's own network namespace.
@@ -76,7 +76,8 @@ type Host struct {
 	BinDir, DataDir string
 
 	Pods []store.Pod // on record
-	// PodsWithoutRecord has a line for each cause why pods are not known. PodsErr is why records could not be read.
+	// PodsWithoutRecord has a line for each cause why pods are not known. PodsErr is why records could not be
+	// read.
 	PodsWithoutRecord []string
 	PodsErr           error
 
@@ -116,7 +117,8 @@ func Examine(h Host) []Finding {
 	return all
 }
 
-// findings has each finding: ID and severity, cause, and remedy. The last one reports what the others could not read.
+// findings has each finding: ID and severity, cause, and remedy. The last one reports what the others could
+// not read.
 //
 //go:embed findings.txt
 var findings string

@@ -22,8 +22,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// agentRunning looks for processes of agents, as far as this one sees them. Only those of root count: other users can
-// give theirs any name, and cannot change rules.
+// agentRunning looks for processes of agents, as far as this one sees them. Only those of root count: other
+// users can give theirs any name, and cannot change rules.
 func agentRunning(e *examination, f *Finding) {
 	for _, entry := range e.readDir("proc") {
 		info, err := entry.Info()
@@ -87,8 +87,9 @@ func forwardingOff(e *examination, f *Finding) {
 	}
 }
 
-// mixedVariants finds rules in both variants of iptables. Where the only rules of iptables-legacy are those of ip-masq, they
-// are there because the host's iptables is legacy, and the others are of a program that does not use it.
+// mixedVariants finds rules in both variants of iptables. Where the only rules of iptables-legacy are those
+// of ip-masq, they are there because the host's iptables is legacy, and the others are of a program that does
+// not use it.
 func mixedVariants(e *examination, f *Finding) {
 	rules, err := thirdparty.Variants(e.ownsChain)
 	e.noteAs("find which variants of iptables are in use", err)

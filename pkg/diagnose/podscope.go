@@ -38,8 +38,9 @@ func addNetworkNotExempt(f *Finding, p *policy.Policy, pods netip.Prefix) {
 	}
 }
 
-// addPodsNotExempt adds the pods of a network that another pod of it reaches with the node's address. Their records tell
-// it where a main plugin gives /32 addresses, as Calico does, and so no subnet shows the network.
+// addPodsNotExempt adds the pods of a network that another pod of it reaches with the node's address. Their
+// records tell it where a main plugin gives /32 addresses, as Calico does, and so no subnet shows the
+// network.
 func (e *examination) addPodsNotExempt(f *Finding, p *policy.Policy, network string) {
 	pods := podsOfNetwork(e.Pods, network)
 	for _, family := range p.Families() {
@@ -123,7 +124,8 @@ func namesAny(stated, interfaces []string) bool {
 	return false
 }
 
-// addPrefixesWithoutPod adds the prefixes of each family of a key, unless they hold a pod or no pod of that family is known.
+// addPrefixesWithoutPod adds the prefixes of each family of a key, unless they hold a pod or no pod of that
+// family is known.
 func addPrefixesWithoutPod(f *Finding, chain string, key policy.WithOrigins[[]netip.Prefix], pods []store.Pod) {
 	for _, family := range policy.Families() {
 		var prefixes []string
@@ -147,7 +149,8 @@ func addPrefixesWithoutPod(f *Finding, chain string, key policy.WithOrigins[[]ne
 	}
 }
 
-// podsOf returns the pods on record of the networks that state a policy, or all pods if none of them is a network.
+// podsOf returns the pods on record of the networks that state a policy, or all pods if none of them is a
+// network.
 func (e *examination) podsOf(p *policy.Policy) (pods []store.Pod) {
 	ofNetworks := false
 	for _, s := range e.State.Sources {

@@ -14,7 +14,8 @@ type BoundError struct{ Chain, Problem string }
 // Error names the chain, the keys, the numbers, the sources and the remedy.
 func (e *BoundError) Error() string { return fmt.Sprintf("chain %s: %s", e.Chain, e.Problem) }
 
-// CountDestinations returns how many prefixes of a family the policy has, without link-local, multicast and broadcast.
+// CountDestinations returns how many prefixes of a family the policy has, without link-local, multicast and
+// broadcast.
 func (p *Policy) CountDestinations(f Family) int {
 	always := append(f.Multicast(), f.LinkLocal())
 	count := 0

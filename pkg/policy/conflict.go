@@ -54,14 +54,33 @@ func (e ConflictErrors) Summary() []error {
 	return list
 }
 
+// conflict records a conflict of a key, or of a prefix that two lists name.
 func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, supersededValue any) {
-	scope, empty := inForce.Key == "sourceCIDRs" || inForce.Key == "outputInterfaces", "empty"
-	if scope {
+	isScope := inForce.Key == "sourceCIDRs" || inForce.Key == "outputInterfaces"
+	empty := "empty"
+	if isScope {
 		empty = "any"
 	}
-	text := func(v any) string { return cmp.Or(quoteUnlessWord(strings.Trim(fmt.Sprint(v), "[]")), empty) }
 	m.policy.Conflicts = append(m.policy.Conflicts, &ConflictError{
-		Chain: m.policy.Chain, InForce: inForce, Superseded: superseded, Scope: scope,
-		InForceValue: text(inForceValue), SupersededValue: text(supersededValue),
+		Chain:           m.policy.Chain,
+		InForce:         inForce,
+		InForceValue:    valueText(inForceValue, empty),
+		Superseded:      superseded,
+		SupersededValue: valueText(supersededValue, empty),
+		Scope:           isScope,
 	})
+}
+
+// valueText writes a value for people, and an empty one as stated.
+func valueText(v any, empty string) string {
+	return cmp.Or(quoteUnlessWord(strings.Trim(fmt.Sprint(v), "[]")), empty)
+}
+
+// bySuperseded returns the conflicts that each source loses.
+func (e ConflictErrors) bySuperseded() map[SourceID]ConflictErrors {
+	lost := map[SourceID]ConflictErrors{}
+	for _, c := range e {
+		lost[c.Superseded.Source] = append(lost[c.Superseded.Source], c)
+	}
+	return lost
 }

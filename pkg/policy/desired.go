@@ -61,8 +61,8 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	return c
 }
 
-// masquerade appends the rules that masquerade what r matches: those of pods with the addresses in force, then
-// those of all other traffic.
+// masquerade appends the rules that masquerade what r matches: those of pods with the addresses in force,
+// then those of all other traffic.
 func (p *Policy) masquerade(f Family, rules []Rule, r Rule) []Rule {
 	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value
 	for _, o := range p.Outputs {
@@ -75,8 +75,8 @@ func (p *Policy) masquerade(f Family, rules []Rule, r Rule) []Rule {
 	return p.withPorts(rules, r)
 }
 
-// withPorts appends a rule that masquerades: for each protocol with ports one rule per port range, and one for
-// all other traffic. The probability of a range is for the packets that the earlier ranges do not match.
+// withPorts appends a rule that masquerades: for each protocol with ports one rule per port range, and one
+// for all other traffic. The probability of a range is for the packets that the earlier ranges do not match.
 func (p *Policy) withPorts(rules []Rule, r Rule) []Rule {
 	total := 0
 	for _, ports := range p.ToPorts.Value {

@@ -27,42 +27,41 @@ func Merge(sources []Source) []Policy {
 	return policies
 }
 
-// mergeChain merges the sources of a chain, in the order of precedence, without the
-// networks that conflict with one before them.
-func mergeChain(chain string, sources []Source) Policy {
-	m := merger{policy: Policy{Chain: chain}, sources: sources}
-	for _, s := range sources {
-		for _, f := range s.files() {
-			m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
-		}
-	}
-	p := m.merge()
-	superseded := map[SourceID]ConflictErrors{}
-	for _, c := range p.Conflicts {
-		superseded[c.Superseded.Source] = append(superseded[c.Superseded.Source], c)
-	}
-	// One at a time: what it conflicts with is in force, and others may conflict with it alone.
-	i := slices.IndexFunc(sources, func(s Source) bool { return s.ID.Kind == Network && superseded[s.ID] != nil })
-	if i >= 0 {
-		p = mergeChain(chain, slices.Delete(slices.Clone(sources), i, i+1))
-		p.Conflicts = append(superseded[sources[i].ID], p.Conflicts...)
-	}
-	return p
-}
-
 // comparePrecedence orders sources: networks that are not superseded, in the order in
 // which they came into force, those that are, and the agent files.
 func comparePrecedence(a, b Source) int {
-	class := func(s Source) int {
-		switch {
-		case s.ID.Kind != Network:
-			return 2
-		case s.Superseded:
-			return 1
-		}
-		return 0
+	return cmp.Or(a.rank()-b.rank(), cmp.Compare(a.Order, b.Order), a.ID.Compare(b.ID))
+}
+
+func (s *Source) rank() int {
+	switch {
+	case s.ID.Kind != Network:
+		return 2
+	case s.Superseded:
+		return 1
 	}
-	return cmp.Or(class(a)-class(b), cmp.Compare(a.Order, b.Order), a.ID.Compare(b.ID))
+	return 0
+}
+
+// mergeChain merges the sources of a chain, in the order of precedence, without the
+// networks that conflict with one before them.
+//
+// A network is superseded as a whole, not key by key: what remained of it, such as a
+// scope without the prefixes that it is for, would be a policy that nobody stated.
+func mergeChain(chain string, sources []Source) Policy {
+	m := newMerger(chain, sources)
+	m.merge()
+	lost := m.policy.Conflicts.bySuperseded()
+	for i, s := range sources {
+		if s.ID.Kind != Network || lost[s.ID] == nil {
+			continue
+		}
+		// One at a time: what it conflicts with is in force, and others may conflict with it alone.
+		p := mergeChain(chain, slices.Concat(sources[:i], sources[i+1:]))
+		p.Conflicts = append(lost[s.ID], p.Conflicts...)
+		return p
+	}
+	return m.policy
 }
 
 type merger struct {
@@ -80,28 +79,145 @@ type part struct {
 
 func (p *part) origin(key string, index int) Origin { return Origin{p.id, key, index, p.file} }
 
-func (m *merger) merge() Policy {
-	p := &m.policy
-	for i := range m.parts {
-		part := &m.parts[i]
-		for _, k := range m.keys(&part.policy) {
-			if k.merge != nil {
-				k.merge(part.origin(k.Name, -1))
-			}
-		}
-		if len(part.policy.PodCIDRs) > 0 {
-			p.PodCIDRs.Value = append(p.PodCIDRs.Value, part.policy.PodCIDRs...)
-			p.PodCIDRs.Origins = append(p.PodCIDRs.Origins, part.origin("podCIDRs", -1))
-		}
-		for j, name := range part.policy.NonMasqueradeNamespaces {
-			k := slices.IndexFunc(p.Namespaces, func(n NamedNamespace) bool { return n.Name == name })
-			if k < 0 {
-				k, p.Namespaces = len(p.Namespaces), append(p.Namespaces, NamedNamespace{Name: name})
-			}
-			p.Namespaces[k].Origins = append(p.Namespaces[k].Origins, part.origin(namespacesKey, j))
+func newMerger(chain string, sources []Source) *merger {
+	m := &merger{policy: defaultPolicy(chain), sources: sources}
+	for _, s := range sources {
+		for _, f := range s.files() {
+			m.parts = append(m.parts, part{s.ID, f.File, f.Policy})
 		}
 	}
-	p.Sources = scope(m, "sourceCIDRs", netip.Prefix.Compare, func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	return m
+}
+
+// defaultPolicy has the values of keys that no source states.
+func defaultPolicy(chain string) Policy {
+	return Policy{
+		Chain:                   chain,
+		Backend:                 byDefault("backend", Auto),
+		Host:                    byDefault("masqueradeHost", true),
+		NomasqAllReservedRanges: byDefault("nomasqAllReservedRanges", false),
+		MasqLinkLocal:           byDefault("masqLinkLocal", false),
+		MasqLinkLocalIPv6:       byDefault("masqLinkLocalIPv6", false),
+		EnableIPv6:              byDefault("enableIPv6", false),
+		RandomFully:             byDefault("randomFully", true),
+		ToPorts:                 byDefault("toPorts", Ports{}),
+		Guard:                   byDefault("guard", GuardOff),
+		StaleConnections:        byDefault("staleConnections", StaleConnections("")),
+		EnforceExempt:           byDefault("enforceExempt", false),
+		BypassMark:              byDefault("bypassMark", DefaultBypassMark),
+		OutputAddresses:         byDefault("outputAddresses", AddressItems(nil)),
+	}
+}
+
+func byDefault[T any](key string, value T) WithOrigins[T] { return WithOrigins[T]{value, builtIn(key)} }
+
+func builtIn(key string) []Origin {
+	return []Origin{{Source: SourceID{Kind: BuiltIn}, Key: key, Index: -1}}
+}
+
+func (m *merger) merge() {
+	p := &m.policy
+	for i := range m.parts {
+		m.mergeScalars(&m.parts[i])
+		m.mergeNamespaces(&m.parts[i])
+		m.mergePodCIDRs(&m.parts[i])
+	}
+	p.Sources = scope(m, "sourceCIDRs", netip.Prefix.Compare,
+		func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
+	p.Interfaces = scope(m, "outputInterfaces", strings.Compare,
+		func(s *SourcePolicy) []string { return s.OutputInterfaces })
+	m.mergePodRanges()
+	p.Destinations = m.entries(m.defaults(), destinationLists)
+	p.ExemptSources = m.entries(nil, exemptSourceLists)
+}
+
+// mergeScalars merges the keys that have one value, which must agree. What a source leaves out agrees with
+// everything.
+func (m *merger) mergeScalars(part *part) {
+	s, p := &part.policy, &m.policy
+	agree(m, &p.NomasqAllReservedRanges, s.NomasqAllReservedRanges, part.origin("nomasqAllReservedRanges", -1))
+	agree(m, &p.EnableIPv6, s.EnableIPv6, part.origin("enableIPv6", -1))
+	agree(m, &p.Host, s.MasqueradeHost, part.origin("masqueradeHost", -1))
+	agree(m, &p.RandomFully, s.RandomFully, part.origin("randomFully", -1))
+	agree(m, &p.EnforceExempt, s.EnforceExempt, part.origin("enforceExempt", -1))
+	agree(m, &p.BypassMark, s.BypassMark, part.origin("bypassMark", -1))
+	agreeWord(m, &p.Guard, s.Guard, part.origin("guard", -1))
+	agreeWord(m, &p.StaleConnections, s.StaleConnections, part.origin("staleConnections", -1))
+	if s.Backend != Auto { // which agrees with the others
+		agreeWord(m, &p.Backend, s.Backend, part.origin("backend", -1))
+	}
+	oneTrueWins(m, &p.MasqLinkLocal, s.MasqLinkLocal, part.origin("masqLinkLocal", -1))
+	oneTrueWins(m, &p.MasqLinkLocalIPv6, s.MasqLinkLocalIPv6, part.origin("masqLinkLocalIPv6", -1))
+	if s.ToPorts != nil {
+		isSame := p.ToPorts.Value.sameSet(*s.ToPorts)
+		addStated(m, &p.ToPorts, *s.ToPorts, isSame, part.origin("toPorts", -1))
+	}
+	if s.OutputAddresses != nil { // whose order has a meaning
+		isSame := slices.Equal(p.OutputAddresses.Value, s.OutputAddresses)
+		addStated(m, &p.OutputAddresses, s.OutputAddresses, isSame, part.origin("outputAddresses", -1))
+	}
+}
+
+// agree merges a value that must be the same in all sources that state it.
+func agree[T comparable](m *merger, merged *WithOrigins[T], stated *T, o Origin) {
+	if stated != nil {
+		addStated(m, merged, *stated, merged.Value == *stated, o)
+	}
+}
+
+// agreeWord is agree for words, of which "" is not stated.
+func agreeWord[T ~string](m *merger, merged *WithOrigins[T], stated T, o Origin) {
+	if stated != "" {
+		agree(m, merged, &stated, o)
+	}
+}
+
+// oneTrueWins merges booleans of which false says nothing.
+func oneTrueWins(m *merger, merged *WithOrigins[bool], stated *bool, o Origin) {
+	if isTrue(stated) {
+		agree(m, merged, stated, o)
+	}
+}
+
+// addStated takes a value in place of the default, as one more origin of the same value, or as a conflict.
+func addStated[T any](m *merger, merged *WithOrigins[T], value T, isSame bool, o Origin) {
+	isDefault := merged.Origins[0].Source.Kind == BuiltIn
+	switch {
+	case isDefault:
+		*merged = WithOrigins[T]{value, []Origin{o}}
+	case isSame:
+		merged.Origins = append(merged.Origins, o)
+	default:
+		m.conflict(merged.Origins[0], merged.Value, o, value)
+	}
+}
+
+// mergeNamespaces unites nonMasqueradeNamespaces.
+func (m *merger) mergeNamespaces(part *part) {
+	p := &m.policy
+	for i, name := range part.policy.NonMasqueradeNamespaces {
+		o := part.origin(namespacesKey, i)
+		named := findNamespace(p.Namespaces, name)
+		if named == nil {
+			p.Namespaces = append(p.Namespaces, NamedNamespace{name, []Origin{o}})
+		} else {
+			named.Origins = append(named.Origins, o)
+		}
+	}
+}
+
+// mergePodCIDRs unites podCIDRs.
+func (m *merger) mergePodCIDRs(part *part) {
+	if len(part.policy.PodCIDRs) > 0 {
+		all := &m.policy.PodCIDRs
+		all.Value = append(all.Value, part.policy.PodCIDRs...)
+		all.Origins = append(all.Origins, part.origin("podCIDRs", -1))
+	}
+}
+
+// mergePodRanges unites the pod ranges of the sources. It comes after the scope is merged.
+func (m *merger) mergePodRanges() {
+	p := &m.policy
 	scopes := map[SourceID][]netip.Prefix{} // those of agent files may be superseded
 	for _, o := range p.Sources.Origins {
 		scopes[o.Source] = p.Sources.Value
@@ -114,17 +230,6 @@ func (m *merger) merge() Policy {
 		slices.SortFunc(*list, netip.Prefix.Compare)
 		*list = slices.Compact(*list)
 	}
-	p.Interfaces = scope(m, "outputInterfaces", strings.Compare, func(s *SourcePolicy) []string { return s.OutputInterfaces })
-	p.Destinations = m.entries(m.defaults(), func(s *SourcePolicy) []entryList {
-		return []entryList{
-			{"nonMasqueradeCIDRs", ActionExempt, s.NonMasqueradeCIDRs},
-			{"masqueradeCIDRs", ActionMasquerade, s.MasqueradeCIDRs},
-		}
-	})
-	p.ExemptSources = m.entries(nil, func(s *SourcePolicy) []entryList {
-		return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
-	})
-	return *p
 }
 
 // podRanges returns the pod ranges of a source, for each family: its podCIDRs, else its
@@ -145,35 +250,35 @@ func (s Source) podRanges(sourceCIDRs []netip.Prefix) (pods []netip.Prefix) {
 	return pods
 }
 
-const exemptSourcesKey = "nonMasqueradeSourceCIDRs"
-
-func builtIn(key string) []Origin {
-	return []Origin{{Source: SourceID{Kind: BuiltIn}, Key: key, Index: -1}}
-}
-
 // scope returns the value of a list of the scope, which has to be the same in all
 // sources. A network without the list means any; the agent files without it follow
 // the networks. The lists of the agent files are united.
-func scope[T comparable](m *merger, key string, compare func(a, b T) int, get func(*SourcePolicy) []T) WithOrigins[[]T] {
-	out := WithOrigins[[]T]{Origins: builtIn(key)}
+func scope[T comparable](
+	m *merger, key string, compare func(a, b T) int, get func(*SourcePolicy) []T,
+) WithOrigins[[]T] {
+	merged := byDefault(key, []T(nil))
 	for _, s := range m.sources {
 		var value []T
 		var origins []Origin
 		for _, f := range s.files() {
-			if list := get(&f.Policy); len(list) > 0 || s.ID.Kind == Network {
+			list := get(&f.Policy)
+			isStated := len(list) > 0 || s.ID.Kind == Network
+			if isStated {
 				value = append(value, list...)
 				origins = append(origins, Origin{s.ID, key, -1, f.File})
 			}
 		}
-		if slices.SortFunc(value, compare); len(origins) > 0 {
-			value = slices.Compact(value)
-			out.agree(m, &value, origins[0], nil, slices.Equal[[]T])
+		if len(origins) == 0 {
+			continue
 		}
-		if len(origins) > 1 && slices.Equal(out.Value, value) {
-			out.Origins = append(out.Origins, origins[1:]...)
+		slices.SortFunc(value, compare)
+		value = slices.Compact(value)
+		addStated(m, &merged, value, slices.Equal(merged.Value, value), origins[0])
+		if slices.Equal(merged.Value, value) {
+			merged.Origins = append(merged.Origins, origins[1:]...)
 		}
 	}
-	return out
+	return merged
 }
 
 // defaults returns the link-local prefixes that no source wants masqueraded, multicast and
@@ -182,23 +287,24 @@ func scope[T comparable](m *merger, key string, compare func(a, b T) int, get fu
 // A chain of the agent files alone lacks multicast and broadcast: the agents masquerade them,
 // and an agent that runs beside ip-masq would remove these rules again.
 func (m *merger) defaults() []PrefixAction {
+	p := &m.policy
 	var out []PrefixAction
-	if !m.policy.MasqLinkLocal.Value {
-		out = append(out, PrefixAction{IPv4.LinkLocal(), ActionExempt, m.policy.MasqLinkLocal.Origins})
+	if !p.MasqLinkLocal.Value {
+		out = append(out, PrefixAction{IPv4.LinkLocal(), ActionExempt, p.MasqLinkLocal.Origins})
 	}
-	if m.policy.EnableIPv6.Value && !m.policy.MasqLinkLocalIPv6.Value {
-		out = append(out, PrefixAction{IPv6.LinkLocal(), ActionExempt, m.policy.MasqLinkLocalIPv6.Origins})
+	if p.EnableIPv6.Value && !p.MasqLinkLocalIPv6.Value {
+		out = append(out, PrefixAction{IPv6.LinkLocal(), ActionExempt, p.MasqLinkLocalIPv6.Origins})
 	}
 	if m.hasNetwork() {
-		for _, f := range m.policy.Families() {
-			for _, p := range f.Multicast() {
-				out = append(out, PrefixAction{p, ActionExempt, builtIn("")})
+		for _, f := range p.Families() {
+			for _, prefix := range f.Multicast() {
+				out = append(out, PrefixAction{prefix, ActionExempt, builtIn("")})
 			}
 		}
 	}
-	if !slices.ContainsFunc(m.parts, func(p part) bool { return p.policy.NonMasqueradeCIDRs != nil }) {
-		for _, p := range DefaultNonMasqueradeCIDRs(m.policy.NomasqAllReservedRanges.Value) {
-			out = append(out, PrefixAction{p, ActionExempt, builtIn("nonMasqueradeCIDRs")})
+	if !m.namesDestinations() {
+		for _, prefix := range DefaultNonMasqueradeCIDRs(p.NomasqAllReservedRanges.Value) {
+			out = append(out, PrefixAction{prefix, ActionExempt, builtIn("nonMasqueradeCIDRs")})
 		}
 	}
 	return out
@@ -213,72 +319,117 @@ func (m *merger) hasNetwork() bool {
 	return false
 }
 
+// namesDestinations reports whether a source states nonMasqueradeCIDRs, if only as an empty list.
+func (m *merger) namesDestinations() bool {
+	for i := range m.parts {
+		if m.parts[i].policy.NonMasqueradeCIDRs != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// entryList is a list of a part's prefixes, and what they say.
 type entryList struct {
 	key      string
 	action   Action
 	prefixes []netip.Prefix
 }
 
+func destinationLists(s *SourcePolicy) []entryList {
+	return []entryList{
+		{"nonMasqueradeCIDRs", ActionExempt, s.NonMasqueradeCIDRs},
+		{"masqueradeCIDRs", ActionMasquerade, s.MasqueradeCIDRs},
+	}
+}
+
+func exemptSourceLists(s *SourcePolicy) []entryList {
+	return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
+}
+
+// entry is a prefix of the lists with the item that is in force.
+type entry struct {
+	action Action
+	part   *part
+	key    string
+	index  int // of the item in its list
+	place  int // in the result; -1 while it is not there
+}
+
 // entries returns the defaults, then the prefixes of all lists as they are written,
 // each once. A prefix in the lists supersedes a default with another action; of two
 // sources that give a prefix different actions, the one with the higher precedence
 // is in force.
+//
+// There can be a million prefixes, so entries and origins are allocated together.
 func (m *merger) entries(defaults []PrefixAction, lists func(*SourcePolicy) []entryList) []PrefixAction {
-	type decided struct {
-		action Action
-		part   *part
-		key    string
-		index  int
-		entry  int // in the result, plus 1
+	all, at := m.entriesInForce(lists)
+	out := make([]PrefixAction, 0, len(all)+len(defaults))
+	for _, e := range defaults {
+		i, isListed := at[e.Prefix]
+		if isListed && all[i].action != e.Action {
+			continue
+		}
+		if isListed {
+			all[i].place = len(out)
+		}
+		out = append(out, e)
 	}
+	origins := make([]Origin, 0, len(all))
+	for _, part := range m.writtenParts() {
+		for _, l := range lists(&part.policy) {
+			for i, prefix := range l.prefixes {
+				e := &all[at[prefix]]
+				switch {
+				case e.action != l.action: // superseded
+				case e.place >= 0:
+					named := &out[e.place]
+					named.Origins = append(named.Origins, part.origin(l.key, i))
+				default:
+					n := len(origins)
+					origins = append(origins, part.origin(l.key, i))
+					e.place = len(out)
+					out = append(out, PrefixAction{prefix, l.action, origins[n : n+1 : n+1]})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// entriesInForce returns each prefix of the lists once, and where it is. It records the conflicts.
+func (m *merger) entriesInForce(lists func(*SourcePolicy) []entryList) (all []entry, at map[netip.Prefix]int) {
 	size := 0
 	for i := range m.parts {
 		for _, l := range lists(&m.parts[i].policy) {
 			size += len(l.prefixes)
 		}
 	}
-	all, at := make([]decided, 0, size), make(map[netip.Prefix]int, size)
+	all, at = make([]entry, 0, size), make(map[netip.Prefix]int, size)
 	for i := range m.parts {
 		part := &m.parts[i]
 		for _, l := range lists(&part.policy) {
-			for j, p := range l.prefixes {
-				if k, named := at[p]; !named {
-					at[p] = len(all)
-					all = append(all, decided{l.action, part, l.key, j, 0})
-				} else if d := all[k]; d.action != l.action {
-					m.conflict(d.part.origin(d.key, d.index), p, part.origin(l.key, j), p)
+			for j, prefix := range l.prefixes {
+				first, isKnown := at[prefix]
+				if !isKnown {
+					at[prefix] = len(all)
+					all = append(all, entry{l.action, part, l.key, j, -1})
+					continue
+				}
+				e := &all[first]
+				if e.action != l.action {
+					m.conflict(e.part.origin(e.key, e.index), prefix, part.origin(l.key, j), prefix)
 				}
 			}
 		}
 	}
-	out := make([]PrefixAction, 0, size+len(defaults))
-	for _, e := range defaults {
-		k, named := at[e.Prefix]
-		if named && all[k].action != e.Action {
-			continue
-		}
-		if out = append(out, e); named {
-			all[k].entry = len(out)
-		}
-	}
-	origins := make([]Origin, 0, size)
-	written := slices.Clone(m.parts) // in the order in which rules list their prefixes
+	return all, at
+}
+
+// writtenParts returns the parts in the order in which rules list their prefixes: networks by name, then
+// agent files.
+func (m *merger) writtenParts() []part {
+	written := slices.Clone(m.parts)
 	slices.SortStableFunc(written, func(a, b part) int { return a.id.Compare(b.id) })
-	for _, part := range written {
-		for _, l := range lists(&part.policy) {
-			for j, p := range l.prefixes {
-				switch d := &all[at[p]]; {
-				case d.action != l.action:
-				case d.entry > 0:
-					e := &out[d.entry-1]
-					e.Origins = append(e.Origins, part.origin(l.key, j))
-				default:
-					origins = append(origins, part.origin(l.key, j))
-					out = append(out, PrefixAction{p, l.action, origins[len(origins)-1 : len(origins) : len(origins)]})
-					d.entry = len(out)
-				}
-			}
-		}
-	}
-	return out
+	return written
 }

@@ -14,6 +14,16 @@ type Namespaces []string
 
 const namespacesKey = "nonMasqueradeNamespaces"
 
+// findNamespace returns the namespace of this name, or nil.
+func findNamespace(all []NamedNamespace, name string) *NamedNamespace {
+	for i := range all {
+		if all[i].Name == name {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
 // ParseNamespace accepts the name of a Kubernetes namespace, a label of RFC 1123.
 func ParseNamespace(s string) (string, error) {
 	switch {
@@ -47,11 +57,11 @@ type ExemptPod struct {
 func (p *Policy) SetExemptPods(pods []ExemptPod) {
 	p.ExemptPods = nil
 	for _, pod := range pods {
-		named := func(e NamedNamespace) bool { return e.Name == pod.Namespace }
-		i := slices.IndexFunc(p.Namespaces, named)
-		if i >= 0 && slices.Contains(p.Families(), FamilyOf(pod.Address)) {
-			all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
-			p.ExemptPods = append(p.ExemptPods, PrefixAction{all, ActionExempt, p.Namespaces[i].Origins})
+		named := findNamespace(p.Namespaces, pod.Namespace)
+		if named == nil || !slices.Contains(p.Families(), FamilyOf(pod.Address)) {
+			continue
 		}
+		all := netip.PrefixFrom(pod.Address, pod.Address.BitLen())
+		p.ExemptPods = append(p.ExemptPods, PrefixAction{all, ActionExempt, named.Origins})
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"slices"
 )
 
-// NodeAddress is an address of the node, of global scope, with what rtnetlink(7) says of it and of its interface.
+// NodeAddress is an address of the node, of global scope, with what rtnetlink(7) says of it and of its
+// interface.
 type NodeAddress struct {
 	Address   netip.Addr
 	Interface string
@@ -55,8 +56,8 @@ func (o OutputAddress) String() string {
 // ServiceInterface is the dummy interface on which kube-proxy in mode ipvs has the addresses of all Services.
 const ServiceInterface = "kube-ipvs0"
 
-// OutputAddressesOf chooses the addresses that pods leave with, sorted by interface, with the one of every other
-// interface last. There is none for an interface without an address in outputAddresses: its traffic is
+// OutputAddressesOf chooses the addresses that pods leave with, sorted by interface, with the one of every
+// other interface last. There is none for an interface without an address in outputAddresses: its traffic is
 // masqueraded. Of several addresses in one item the one in force stays.
 func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []OutputAddress) []OutputAddress {
 	bridges := map[string]bool{ServiceInterface: true} // and those of pods, which have an address inside a pod range
@@ -94,7 +95,8 @@ func (p *Policy) LacksOutput(f Family) bool {
 	return len(ofFamily(p.OutputAddresses.Value, f)) > 0 && !slices.ContainsFunc(p.Outputs, of)
 }
 
-// outputAddress chooses for one interface among its addresses and those that all interfaces share. One in force is kept.
+// outputAddress chooses for one interface among its addresses and those that all interfaces share. One in
+// force is kept.
 func (p *Policy) outputAddress(name string, node []NodeAddress, inForce *OutputAddress) (OutputAddress, bool) {
 	for _, item := range p.OutputAddresses.Value {
 		var inside []NodeAddress

@@ -55,8 +55,8 @@ type Policy struct {
 	Destinations []PrefixAction
 	// ExemptSources are never masqueraded, regardless of the destination.
 	ExemptSources []PrefixAction
-	// Namespaces are those of nonMasqueradeNamespaces, and ExemptPods the addresses of their pods, which are exempt
-	// sources too.
+	// Namespaces are those of nonMasqueradeNamespaces, and ExemptPods the addresses of their pods, which are
+	// exempt sources too.
 	Namespaces []NamedNamespace
 	ExemptPods []PrefixAction
 
@@ -86,6 +86,8 @@ type Policy struct {
 	// force of each.
 	Conflicts ConflictErrors
 }
+
+const exemptSourcesKey = "nonMasqueradeSourceCIDRs"
 
 // PrefixAction is a prefix with the action for the packets whose longest match it is.
 type PrefixAction struct {

@@ -13,8 +13,8 @@ import (
 // Verdict is what a rule does with a packet that it matches.
 type Verdict string
 
-// The verdicts of rules. Unrecognized is the verdict of an observed rule that cannot be decoded: it equals nothing,
-// and no desired rule has it.
+// The verdicts of rules. Unrecognized is the verdict of an observed rule that cannot be decoded: it equals
+// nothing, and no desired rule has it.
 const (
 	Jump         Verdict = "jump"
 	Return       Verdict = "return"
@@ -142,15 +142,15 @@ func (r Rule) Matches(p Packet) bool {
 	return (r.From == nil || r.From.Contains(p.Src)) && (r.To == nil || r.To.Contains(p.Dst)) && r.matches(&p)
 }
 
-// matches reports whether the packet meets the conditions. A Probability counts as met: the other rules of its
-// group have the same verdict.
+// matches reports whether the packet meets the conditions. A Probability counts as met: the other rules of
+// its group have the same verdict.
 func (m *Match) matches(p *Packet) bool {
 	return (!m.NotFromLocal || !p.SrcLocal) && (!m.NotToLocal || !p.DstLocal) && InterfaceWithin(p.Out, m.Out) &&
 		(m.Protocol == "" || m.Protocol == p.Protocol)
 }
 
-// InterfaceWithin reports whether an interface, or all interfaces of a pattern, match another pattern. A trailing +
-// is a wildcard, as in iptables, and "" matches any.
+// InterfaceWithin reports whether an interface, or all interfaces of a pattern, match another pattern. A
+// trailing + is a wildcard, as in iptables, and "" matches any.
 func InterfaceWithin(pattern, other string) bool {
 	prefix, wildcard := strings.CutSuffix(other, "+")
 	return pattern == other || other == "" || wildcard && strings.HasPrefix(pattern, prefix)
@@ -163,8 +163,8 @@ type Chain struct {
 	Jumps  []Rule
 	Rules  []Rule
 	Owner  Owner
-	// Printed are the rules as the backend's own program prints them, of a chain without owner that has rules which no
-	// agent writes, and if that program could be run.
+	// Printed are the rules as the backend's own program prints them, of a chain without owner that has rules
+	// which no agent writes, and if that program could be run.
 	Printed []string
 }
 
@@ -179,9 +179,10 @@ func (c *Chain) NotOfAgents() []int {
 	return numbers
 }
 
-// isOfAgents reports whether the rule has a form of the agents: RETURN or MASQUERADE by destination, and MASQUERADE to ports
-// by protocol and at random, too. ip-masq replaces the rules of an agent. If one had any other match, such as a source or
-// an interface, the verdict of its packets would change without anybody having asked for that.
+// isOfAgents reports whether the rule has a form of the agents: RETURN or MASQUERADE by destination, and
+// MASQUERADE to ports by protocol and at random, too. ip-masq replaces the rules of an agent. If one had any
+// other match, such as a source or an interface, the verdict of its packets would change without anybody
+// having asked for that.
 func (r Rule) isOfAgents() bool {
 	if r.From != nil || r.NotFromLocal || r.Out != "" || r.Address.IsValid() {
 		return false

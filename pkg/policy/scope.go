@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Scope is the packets of one family that a policy applies to. Jumps and guards match them, and Decide, the judge
-// of stale connections and explain ask it.
+// Scope is the packets of one family that a policy applies to. Jumps and guards match them, and Decide, the
+// judge of stale connections and explain ask it.
 type Scope struct {
 	Sources    Ranges   // all of the family if the policy names none
 	Interfaces []string // output interfaces; none is any
@@ -36,8 +36,8 @@ func (p *Policy) masqueradeScope(f Family) Scope {
 	return s
 }
 
-// Matches returns the matches of rules for the packets in scope: such a packet meets one of them, has a source of
-// the scope, and is not to the node itself nor, without Host, from it.
+// Matches returns the matches of rules for the packets in scope: such a packet meets one of them, has a
+// source of the scope, and is not to the node itself nor, without Host, from it.
 func (s Scope) Matches() []Match {
 	if len(s.Interfaces) == 0 {
 		return []Match{{}}
@@ -132,8 +132,8 @@ func (p *Policy) condition(asked Packet) (text string) {
 	return text
 }
 
-// Representative replaces what is not known of a packet, its source (the zero Addr) or its output interface (""),
-// by the first one in scope. If all interfaces are in scope it leaves "".
+// Representative replaces what is not known of a packet, its source (the zero Addr) or its output interface
+// (""), by the first one in scope. If all interfaces are in scope it leaves "".
 func (s Scope) Representative(pkt Packet) Packet {
 	if !pkt.Src.IsValid() && len(s.Sources) > 0 {
 		pkt.Src, pkt.SrcLocal = s.Sources[0].From(), false

@@ -109,7 +109,8 @@ type Source struct {
 	ID     SourceID     `json:"source"`
 	Policy SourcePolicy `json:"policy"`
 
-	// Files has the policy of each agent file. All of them state the same chain, and Policy then has only the chain.
+	// Files has the policy of each agent file. All of them state the same chain, and Policy then has only the
+	// chain.
 	Files []FilePolicy `json:"files,omitempty"`
 
 	// Superseded is set on a network whose conflist is gone from the disk and that
@@ -120,8 +121,8 @@ type Source struct {
 	// conflict, the lower number wins.
 	Order int64 `json:"order,omitempty"`
 
-	// ConfDir is the directory of conflists that plugin.toml names, if the policy comes from the network's conflist
-	// there. It is "" if the policy came from an ADD, or was stored without a plugin.toml.
+	// ConfDir is the directory of conflists that plugin.toml names, if the policy comes from the network's
+	// conflist there. It is "" if the policy came from an ADD, or was stored without a plugin.toml.
 	ConfDir string `json:"confDir,omitempty"`
 
 	// PodSubnets are the subnets of a network's pods that ADDs found, sorted. They are
