@@ -47,29 +47,40 @@ func (p Policy) CheckBounds(l Layout) error {
 		return nil
 	}
 	if n := len(p.ExemptPods); n > MaxExemptPods {
-		return p.boundError("set backend to nftables", p.ExemptPods,
-			"the pods of nonMasqueradeNamespaces have %d addresses, more than the %d possible in iptables", n, MaxExemptPods)
+		return p.boundError("set backend to nftables", p.ExemptPods, "the pods of nonMasqueradeNamespaces "+
+			"have %d addresses, more than the %d possible in iptables", n, MaxExemptPods)
 	}
 	for _, f := range p.Families() {
-		sources, destinations := len(entriesOf(p.ExemptSources, f))+len(entriesOf(p.ExemptPods, f)), entriesOf(p.Destinations, f)
-		exempt, masqueraded, multicast := 0, 0, f.Multicast()
-		for _, e := range destinations {
-			switch {
-			case e.Action == ActionMasquerade:
-				masqueraded++
-			case !slices.Contains(multicast, e.Prefix):
-				exempt++
-			}
-		}
-		each := (1 + len(p.Outputs)) * (1 + len(Protocols())*len(p.ToPorts.Value))
-		if n := sources + exempt + (masqueraded+1)*each; n > MaxRules {
-			return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
-				"%d nonMasqueradeSourceCIDRs, %d nonMasqueradeCIDRs and %d masqueradeCIDRs with %d ranges of toPorts "+
-					"make %d %s rules in iptables, more than the %d possible",
-				sources, exempt, masqueraded, len(p.ToPorts.Value), n, f, MaxRules)
+		if err := p.checkRules(f); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// checkRules returns a BoundError if there are too many rules of a family, each with one prefix.
+func (p Policy) checkRules(f Family) error {
+	sources := len(entriesOf(p.ExemptSources, f)) + len(entriesOf(p.ExemptPods, f))
+	exempt, masqueraded := 0, 0
+	multicast := f.Multicast()
+	for _, e := range entriesOf(p.Destinations, f) {
+		switch {
+		case e.Action == ActionMasquerade:
+			masqueraded++
+		case !slices.Contains(multicast, e.Prefix):
+			exempt++
+		}
+	}
+	ranges := len(p.ToPorts.Value)
+	each := (1 + len(p.Outputs)) * (1 + len(Protocols())*ranges) // rules that masquerade the same
+	n := sources + exempt + (masqueraded+1)*each
+	if n <= MaxRules {
+		return nil
+	}
+	return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
+		"%d nonMasqueradeSourceCIDRs, %d nonMasqueradeCIDRs and %d masqueradeCIDRs with %d ranges of toPorts "+
+			"make %d %s rules in iptables, more than the %d possible",
+		sources, exempt, masqueraded, ranges, n, f, MaxRules)
 }
 
 // ScopeErrors returns FieldErrors if the merged lists of the scope, of exempt sources
@@ -80,6 +91,7 @@ func (p Policy) ScopeErrors() []error {
 	return errs
 }
 
+// boundError names the sources of the entries.
 func (p Policy) boundError(remedy string, by []PrefixAction, format string, args ...any) error {
 	sources := map[string]bool{}
 	for _, e := range by {
@@ -89,6 +101,8 @@ func (p Policy) boundError(remedy string, by []PrefixAction, format string, args
 			}
 		}
 	}
+	problem := fmt.Sprintf(format, args...)
+	names := firstOf(slices.Sorted(maps.Keys(sources)))
 	return &BoundError{p.Chain, fmt.Sprintf("%s, stated by %s; remove some, %s, or give a network another masqChain",
-		fmt.Sprintf(format, args...), firstOf(slices.Sorted(maps.Keys(sources))), remedy)}
+		problem, names, remedy)}
 }

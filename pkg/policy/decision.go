@@ -24,23 +24,27 @@ type Decision struct {
 // true. The addresses have no zones.
 func (p Policy) Decide(asked Packet) Decision {
 	f := FamilyOf(asked.Dst)
-	d := Decision{Action: ActionOutOfScope}
-	switch ipv6 := p.EnableIPv6.Origins; {
-	case asked.Src.IsValid() && FamilyOf(asked.Src) != f:
-		d.Reason = fmt.Sprintf("no packet goes from %s to %s: they are of two families", asked.Src, asked.Dst)
-		return d
-	case !slices.Contains(p.Families(), f) && !asked.DstLocal:
-		d.Reason, d.Origins = fmt.Sprintf("%s is not managed: %s is false", f, keyOf(ipv6)), ipv6
-		return d
+	isMixed := asked.Src.IsValid() && FamilyOf(asked.Src) != f
+	if isMixed {
+		reason := fmt.Sprintf("no packet goes from %s to %s: they are of two families", asked.Src, asked.Dst)
+		return Decision{Action: ActionOutOfScope, Reason: reason}
+	}
+	isManaged := slices.Contains(p.Families(), f)
+	if !isManaged && !asked.DstLocal {
+		origins := p.EnableIPv6.Origins
+		reason := fmt.Sprintf("%s is not managed: %s is false", f, keyOf(origins))
+		return Decision{Action: ActionOutOfScope, Reason: reason, Origins: origins}
 	}
 	pkt := p.Representative(asked)
-	if d.Reason, d.Origins = p.outOfScope(pkt); d.Reason != "" {
-		return d
+	reason, origins := p.outOfScope(pkt)
+	if reason != "" {
+		return Decision{Action: ActionOutOfScope, Reason: reason, Origins: origins}
 	}
+	// So that the first match is the longest prefix, the one to name.
 	longestFirst := func(a, b PrefixAction) int { return b.Prefix.Bits() - a.Prefix.Bits() }
-	p.Destinations = slices.SortedStableFunc(slices.Values(p.Destinations), longestFirst) // the first match is the one to name
+	p.Destinations = slices.SortedStableFunc(slices.Values(p.Destinations), longestFirst)
 	c := p.chain(f, Layout{}, Owner{})
-	d = c.Walk(pkt).decision(pkt, asked.Src.IsValid())
+	d := c.Walk(pkt).decision(pkt, asked.Src.IsValid())
 	d.Reason += p.condition(asked)
 	return d
 }
@@ -53,21 +57,23 @@ func (e *PrefixAction) isPod() bool { return e.Origins[0].Key == namespacesKey }
 func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
 	e := r.PrefixAction
 	if e == nil {
-		return Decision{Action: ActionMasquerade, Reason: fmt.Sprintf("no prefix covers %s, so it is masqueraded by default", pkt.Dst)}
+		reason := fmt.Sprintf("no prefix covers %s, so it is masqueraded by default", pkt.Dst)
+		return Decision{Action: ActionMasquerade, Reason: reason}
 	}
 	d := Decision{Action: ActionExempt, PrefixAction: e, Origins: e.Origins}
 	if r.Verdict == Masquerade {
 		d.Action = ActionMasquerade
 	}
+	key := keyOf(e.Origins)
 	switch {
 	case !e.isSource():
-		d.Reason = fmt.Sprintf("%s in %s is the longest prefix that covers %s", e.Prefix, keyOf(e.Origins), pkt.Dst)
+		d.Reason = fmt.Sprintf("%s in %s is the longest prefix that covers %s", e.Prefix, key, pkt.Dst)
 	case sourceKnown && e.isPod():
-		d.Reason = fmt.Sprintf("the source %s is a pod of a namespace that %s exempts", pkt.Src, keyOf(e.Origins))
+		d.Reason = fmt.Sprintf("the source %s is a pod of a namespace that %s exempts", pkt.Src, key)
 	case sourceKnown:
-		d.Reason = fmt.Sprintf("the source %s is in %s, which %s exempts", pkt.Src, e.Prefix, keyOf(e.Origins))
+		d.Reason = fmt.Sprintf("the source %s is in %s, which %s exempts", pkt.Src, e.Prefix, key)
 	default:
-		d.Reason = fmt.Sprintf("every source in scope is exempt: %s is in %s, which %s exempts", pkt.Src, e.Prefix, keyOf(e.Origins))
+		d.Reason = fmt.Sprintf("every source in scope is exempt: %s is in %s, which %s exempts", pkt.Src, e.Prefix, key)
 	}
 	return d
 }
@@ -84,7 +90,8 @@ func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(p.exempt
 
 // exemptSources returns each prefix once: those that are written, then the addresses of pods.
 func (p *Policy) exemptSources(f Family) []*PrefixAction {
-	all, pods := entriesOf(p.ExemptSources, f), entriesOf(p.ExemptPods, f)
+	all := entriesOf(p.ExemptSources, f)
+	pods := entriesOf(p.ExemptPods, f)
 	if len(pods) == 0 {
 		return all
 	}

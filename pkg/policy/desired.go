@@ -88,7 +88,8 @@ func (p *Policy) withPorts(rules []Rule, r Rule) []Rule {
 			with := r
 			with.Protocol, with.Ports = protocol, ports
 			if ports.Size() < left {
-				with.Probability = uint32(math.Round(float64(ports.Size()) / float64(left) * ProbabilityScale))
+				share := float64(ports.Size()) / float64(left)
+				with.Probability = uint32(math.Round(share * ProbabilityScale))
 			}
 			left -= ports.Size()
 			rules = append(rules, with)
@@ -102,7 +103,7 @@ func (p *Policy) withPorts(rules []Rule, r Rule) []Rule {
 // if an entry covers one with another action. The covering entry then comes right after
 // all entries that it covers, which are sorted by length, the longest first.
 func chainOrder(list []*PrefixAction) []*PrefixAction {
-	if !slices.ContainsFunc(list, func(e *PrefixAction) bool { return e.Action != list[0].Action }) {
+	if haveOneAction(list) {
 		return list
 	}
 	sorted := byPrefix(list)
@@ -111,47 +112,63 @@ func chainOrder(list []*PrefixAction) []*PrefixAction {
 		place[i] = at
 	}
 	longestFirst := func(i, j int) int { return cmp.Or(list[j].Prefix.Bits()-list[i].Prefix.Bits(), i-j) }
-	out, done := make([]*PrefixAction, 0, len(list)), make([]bool, len(list))
-	take := func(i int) {
-		if !done[i] {
-			done[i] = true
-			out = append(out, list[i])
-		}
-	}
+	out := make([]*PrefixAction, 0, len(list))
+	done := make([]bool, len(list))
 	for i, e := range list {
 		if done[i] {
 			continue
 		}
-		end, mixed := place[i]+1, false
-		for ; end < len(sorted) && e.Prefix.Contains(list[sorted[end]].Prefix.Addr()); end++ {
-			mixed = mixed || list[sorted[end]].Action != e.Action
-		}
-		if mixed {
-			for _, within := range slices.SortedFunc(slices.Values(sorted[place[i]+1:end]), longestFirst) {
-				take(within)
+		covered := coveredBy(list, sorted[place[i]:])
+		if !haveAction(list, covered, e.Action) {
+			covered = slices.SortedFunc(slices.Values(covered), longestFirst)
+			for _, within := range covered {
+				if !done[within] {
+					done[within] = true
+					out = append(out, list[within])
+				}
 			}
 		}
-		take(i)
+		done[i] = true
+		out = append(out, e)
 	}
 	return out
+}
+
+// coveredBy returns the indexes after the first one of the entries that this one covers, of indexes that are
+// sorted by prefix.
+func coveredBy(list []*PrefixAction, sorted []int) []int {
+	outer := list[sorted[0]].Prefix
+	end := 1
+	for end < len(sorted) && outer.Contains(list[sorted[end]].Prefix.Addr()) {
+		end++
+	}
+	return sorted[1:end]
+}
+
+// haveAction reports whether all entries at these indexes have an action.
+func haveAction(list []*PrefixAction, indexes []int, action Action) bool {
+	for _, i := range indexes {
+		if list[i].Action != action {
+			return false
+		}
+	}
+	return true
+}
+
+func haveOneAction(list []*PrefixAction) bool {
+	for _, e := range list {
+		if e.Action != list[0].Action {
+			return false
+		}
+	}
+	return true
 }
 
 // jumps returns the jumps to the chain, one for each element of the scope, and none if
 // sourceCIDRs has prefixes of the other family only.
 func (p *Policy) jumps(f Family, l Layout) []Rule {
-	sources, prefixes := []Ranges{nil}, ofFamily(p.Sources.Value, f)
-	switch {
-	case len(p.Sources.Value) == 0:
-	case l.Sets && len(prefixes) > 0:
-		sources = []Ranges{f.match(RangesOf(prefixes...))}
-	default:
-		sources = nil
-		for _, prefix := range prefixes {
-			sources = append(sources, f.match(RangesOf(prefix)))
-		}
-	}
 	var jumps []Rule
-	for _, from := range sources {
+	for _, from := range p.jumpSources(f, l) {
 		for _, m := range p.Scope(f).Matches() {
 			m.NotFromLocal, m.NotToLocal = !p.Host.Value, true
 			jumps = append(jumps, Rule{From: from, Match: m, Verdict: Jump})
@@ -160,6 +177,23 @@ func (p *Policy) jumps(f Family, l Layout) []Rule {
 	return jumps
 }
 
+// jumpSources returns the sources that jumps match: one nil if all are in scope.
+func (p *Policy) jumpSources(f Family, l Layout) []Ranges {
+	if len(p.Sources.Value) == 0 {
+		return []Ranges{nil}
+	}
+	prefixes := ofFamily(p.Sources.Value, f)
+	if l.Sets && len(prefixes) > 0 {
+		return []Ranges{f.match(RangesOf(prefixes...))}
+	}
+	var sources []Ranges
+	for _, prefix := range prefixes {
+		sources = append(sources, f.match(RangesOf(prefix)))
+	}
+	return sources
+}
+
+// entriesOf returns the entries of a family.
 func entriesOf(list []PrefixAction, f Family) []*PrefixAction {
 	out := make([]*PrefixAction, 0, len(list))
 	for i := range list {
@@ -205,36 +239,51 @@ func byPrefix(list []*PrefixAction) []int {
 // exemptAddresses returns the addresses whose longest prefix is exempt. The entries
 // have different prefixes of one family.
 func exemptAddresses(list []*PrefixAction) Ranges {
-	out := make(Ranges, 0, len(list))
-	add := func(from, to netip.Addr) {
-		if n := len(out); n > 0 && out[n-1].To().Next() == from {
-			out[n-1] = netipx.IPRangeFrom(out[n-1].From(), to)
-		} else {
-			out = append(out, netipx.IPRangeFrom(from, to))
-		}
+	w := exemptWalk{list: list, sorted: byPrefix(list), exempt: make(Ranges, 0, len(list))}
+	for at := 0; at < len(w.sorted); {
+		at = w.walk(at)
 	}
-	sorted := byPrefix(list)
-	// walk adds the addresses of the entry at a place of the sorted list, and of those
-	// that it covers. It returns the place after them.
-	var walk func(at int) int
-	walk = func(at int) int {
-		e := list[sorted[at]]
-		all := netipx.RangeOfPrefix(e.Prefix)
-		next := all.From() // the first address that is not decided yet
-		for at++; at < len(sorted) && e.Prefix.Contains(list[sorted[at]].Prefix.Addr()); {
-			within := netipx.RangeOfPrefix(list[sorted[at]].Prefix)
-			if e.Action == ActionExempt && next.Less(within.From()) {
-				add(next, within.From().Prev())
-			}
-			next, at = within.To().Next(), walk(at)
+	return w.exempt
+}
+
+// exemptWalk is a walk through entries in the order of netip.Prefix.Compare: each comes before those that it
+// covers.
+type exemptWalk struct {
+	list   []*PrefixAction
+	sorted []int // indexes of the list
+	exempt Ranges
+}
+
+func (w *exemptWalk) entry(at int) *PrefixAction { return w.list[w.sorted[at]] }
+
+// walk adds the addresses of the entry at a place of the sorted list, and of those
+// that it covers. It returns the place after them.
+func (w *exemptWalk) walk(at int) int {
+	e := w.entry(at)
+	all := netipx.RangeOfPrefix(e.Prefix)
+	next := all.From() // the first address that is not decided yet
+	at++
+	for at < len(w.sorted) && e.Prefix.Contains(w.entry(at).Prefix.Addr()) {
+		within := netipx.RangeOfPrefix(w.entry(at).Prefix)
+		if e.Action == ActionExempt && next.Less(within.From()) {
+			w.add(next, within.From().Prev())
 		}
-		if e.Action == ActionExempt && next.IsValid() && !all.To().Less(next) {
-			add(next, all.To())
-		}
-		return at
+		next = within.To().Next()
+		at = w.walk(at)
 	}
-	for at := 0; at < len(sorted); {
-		at = walk(at)
+	isDone := !next.IsValid() || all.To().Less(next)
+	if e.Action == ActionExempt && !isDone {
+		w.add(next, all.To())
 	}
-	return out
+	return at
+}
+
+// add adds addresses that come after the others.
+func (w *exemptWalk) add(from, to netip.Addr) {
+	last := len(w.exempt) - 1
+	if last >= 0 && w.exempt[last].To().Next() == from {
+		w.exempt[last] = netipx.IPRangeFrom(w.exempt[last].From(), to)
+		return
+	}
+	w.exempt = append(w.exempt, netipx.IPRangeFrom(from, to))
 }

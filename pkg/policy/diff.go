@@ -171,25 +171,36 @@ func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
 			like[key] = append(like[key], i)
 		}
 	}
-	paired := map[int]bool{}
+	isPaired := map[int]bool{}
 	for _, m := range missing {
 		key := m.WithoutElements().Key()
-		at := slices.IndexFunc(like[key], func(i int) bool { return m.matchesSet() || unexpected[i].matchesSet() })
+		at := setAmong(unexpected, like[key], m)
 		if at < 0 {
 			c.add(kind, false, m.String())
 			continue
 		}
 		i := like[key][at]
 		like[key] = slices.Delete(like[key], at, at+1)
-		paired[i] = true
+		isPaired[i] = true
 		c.elements(m, m.From, unexpected[i].From, "source")
 		c.elements(m, m.To, unexpected[i].To, "destination")
 	}
 	for i, u := range unexpected {
-		if !paired[i] {
+		if !isPaired[i] {
 			c.add(kind, true, u.String())
 		}
 	}
+}
+
+// setAmong returns the place of the first index of a rule whose elements can be compared with those of m, or -1:
+// one of the two matches a set.
+func setAmong(rules []Rule, indexes []int, m Rule) int {
+	for at, i := range indexes {
+		if m.matchesSet() || rules[i].matchesSet() {
+			return at
+		}
+	}
+	return -1
 }
 
 func (c *comparison) elements(r Rule, want, have Ranges, what string) {
@@ -229,13 +240,16 @@ func Pair(desired, observed []Rule) (missing []Rule, surplus, pairs []int) {
 	isPaired := make([]bool, len(desired))
 	for i, r := range slices.Backward(observed) {
 		key := r.Key()
-		if free := wanted[key]; len(free) > 0 && r.Verdict != Unrecognized {
-			last := len(free) - 1
-			pairs[i], isPaired[free[last]] = free[last], true
-			wanted[key] = free[:last]
-		} else {
-			pairs[i], surplus = -1, append(surplus, i)
+		free := wanted[key]
+		if len(free) == 0 || r.Verdict == Unrecognized {
+			pairs[i] = -1
+			surplus = append(surplus, i)
+			continue
 		}
+		last := len(free) - 1
+		pairs[i] = free[last]
+		isPaired[free[last]] = true
+		wanted[key] = free[:last]
 	}
 	slices.Reverse(surplus)
 	for i, r := range desired {
@@ -264,30 +278,41 @@ func outOfOrder(observed []Rule, rank []int) []Rule {
 		}
 	}
 	slices.SortFunc(sorted, func(i, j int) int { return cmp.Or(prefix[i].Compare(prefix[j]), i-j) })
-	wrong := make([]bool, len(observed))
-	compare := func(i int, list []int) {
-		for _, j := range list {
-			first, last := min(i, j), max(i, j)
-			wrong[first] = wrong[first] || rank[first] > rank[last] && !observed[first].commutes(&observed[last])
-		}
-	}
+	o := order{observed, rank, make([]bool, len(observed))}
 	for k, i := range others {
-		compare(i, others[:k])
+		o.compare(i, others[:k])
 	}
 	var covering []int
 	for _, i := range sorted {
 		for n := len(covering); n > 0 && !prefix[covering[n-1]].Contains(prefix[i].Addr()); n-- {
 			covering = covering[:n-1]
 		}
-		compare(i, covering)
-		compare(i, others)
+		o.compare(i, covering)
+		o.compare(i, others)
 		covering = append(covering, i)
 	}
 	var out []Rule
 	for i, r := range observed {
-		if wrong[i] {
+		if o.isWrong[i] {
 			out = append(out, r)
 		}
 	}
 	return out
+}
+
+// order is observed rules with their places in the desired order, and whether they come too early.
+type order struct {
+	observed []Rule
+	rank     []int
+	isWrong  []bool
+}
+
+// compare compares the order of a rule and of others with the desired one.
+func (o *order) compare(i int, others []int) {
+	for _, j := range others {
+		first, last := min(i, j), max(i, j)
+		if o.rank[first] > o.rank[last] && !o.observed[first].commutes(&o.observed[last]) {
+			o.isWrong[first] = true
+		}
+	}
 }

@@ -14,6 +14,9 @@ import (
 // order of the sources does not matter. Of two that conflict the one with the higher
 // precedence is in force: a network before the agent files, and of networks the one
 // that came into force first. Nothing of the other network is in force then.
+//
+// Of the agent files only the key or prefix in question is not in force. Without the
+// rest, ip-masq would masquerade traffic that all sources exempt.
 func Merge(sources []Source) []Policy {
 	byChain := map[string][]Source{}
 	for _, s := range sources {
@@ -46,8 +49,8 @@ func (s *Source) rank() int {
 // mergeChain merges the sources of a chain, in the order of precedence, without the
 // networks that conflict with one before them.
 //
-// A network is superseded as a whole, not key by key: what remained of it, such as a
-// scope without the prefixes that it is for, would be a policy that nobody stated.
+// A network is superseded as a whole, not key by key: a part of its lists, such as
+// podCIDRs, would change the policy of the other network.
 func mergeChain(chain string, sources []Source) Policy {
 	m := newMerger(chain, sources)
 	m.merge()
@@ -143,7 +146,9 @@ func (m *merger) mergeScalars(part *part) {
 	agree(m, &p.BypassMark, s.BypassMark, part.origin("bypassMark", -1))
 	agreeWord(m, &p.Guard, s.Guard, part.origin("guard", -1))
 	agreeWord(m, &p.StaleConnections, s.StaleConnections, part.origin("staleConnections", -1))
-	if s.Backend != Auto { // which agrees with the others
+	// auto agrees with every value, or each network that writes the default would conflict with one that
+	// chooses.
+	if s.Backend != Auto {
 		agreeWord(m, &p.Backend, s.Backend, part.origin("backend", -1))
 	}
 	oneTrueWins(m, &p.MasqLinkLocal, s.MasqLinkLocal, part.origin("masqLinkLocal", -1))
@@ -241,7 +246,8 @@ func (s Source) podRanges(sourceCIDRs []netip.Prefix) (pods []netip.Prefix) {
 	}
 	for _, f := range Families() {
 		for _, list := range [][]netip.Prefix{podCIDRs, sourceCIDRs, s.PodSubnets} {
-			if list = ofFamily(list, f); len(list) > 0 {
+			list = ofFamily(list, f)
+			if len(list) > 0 {
 				pods = append(pods, list...)
 				break
 			}

@@ -60,81 +60,119 @@ const ServiceInterface = "kube-ipvs0"
 // other interface last. There is none for an interface without an address in outputAddresses: its traffic is
 // masqueraded. Of several addresses in one item the one in force stays.
 func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []OutputAddress) []OutputAddress {
-	bridges := map[string]bool{ServiceInterface: true} // and those of pods, which have an address inside a pod range
-	for _, a := range node {
-		if !bridges[a.Interface] && slices.ContainsFunc(p.Pods, func(pods netip.Prefix) bool { return pods.Contains(a.Address) }) {
-			bridges[a.Interface] = true
-		}
-	}
-	node = slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool {
-		return FamilyOf(a.Address) != f || !a.Up || a.Unusable || bridges[a.Interface]
-	})
-	var chosen []OutputAddress
-	shared, found := p.outputAddress("", node, OutputAddressFor(inForce, f, ""))
+	node = p.usableAddresses(f, node)
+	shared, hasShared := p.outputAddress("", node, OutputAddressFor(inForce, f, ""))
+	scope := p.Scope(f)
 	var names []string
 	for _, a := range node {
-		if !a.Shared && slices.ContainsFunc(p.Scope(f).Matches(), func(m Match) bool { return m.Out == "" || InterfaceWithin(a.Interface, m.Out) }) {
+		if !a.Shared && scope.leaves(a.Interface) {
 			names = append(names, a.Interface)
 		}
 	}
 	slices.Sort(names)
+	var chosen []OutputAddress
 	for _, name := range slices.Compact(names) {
-		if own, found := p.outputAddress(name, node, OutputAddressFor(inForce, f, name)); found && own.Address != shared.Address {
+		own, isFound := p.outputAddress(name, node, OutputAddressFor(inForce, f, name))
+		if isFound && own.Address != shared.Address {
 			chosen = append(chosen, own)
 		}
 	}
-	if found {
+	if hasShared {
 		chosen = append(chosen, shared)
 	}
 	return chosen
 }
 
-// LacksOutput reports whether the family has items and no address was chosen for it.
-func (p *Policy) LacksOutput(f Family) bool {
-	of := func(o OutputAddress) bool { return FamilyOf(o.Address) == f }
-	return len(ofFamily(p.OutputAddresses.Value, f)) > 0 && !slices.ContainsFunc(p.Outputs, of)
+// usableAddresses returns the addresses of a family that pods can leave with: not those of interfaces to
+// pods, which have an address inside a pod range, and of Services.
+func (p *Policy) usableAddresses(f Family, node []NodeAddress) []NodeAddress {
+	isBridge := map[string]bool{ServiceInterface: true}
+	for _, a := range node {
+		if containsAddress(p.Pods, a.Address) {
+			isBridge[a.Interface] = true
+		}
+	}
+	var usable []NodeAddress
+	for _, a := range node {
+		if FamilyOf(a.Address) == f && a.Up && !a.Unusable && !isBridge[a.Interface] {
+			usable = append(usable, a)
+		}
+	}
+	return usable
 }
 
-// outputAddress chooses for one interface among its addresses and those that all interfaces share. One in
-// force is kept.
+func containsAddress(prefixes []netip.Prefix, a netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// LacksOutput reports whether the family has items and no address was chosen for it.
+func (p *Policy) LacksOutput(f Family) bool {
+	if len(ofFamily(p.OutputAddresses.Value, f)) == 0 {
+		return false
+	}
+	for _, o := range p.Outputs {
+		if FamilyOf(o.Address) == f {
+			return false
+		}
+	}
+	return true
+}
+
+// outputAddress chooses for one interface among its addresses and those that all interfaces share: the first
+// item that has one decides. One in force is kept.
 func (p *Policy) outputAddress(name string, node []NodeAddress, inForce *OutputAddress) (OutputAddress, bool) {
 	for _, item := range p.OutputAddresses.Value {
 		var inside []NodeAddress
 		for _, a := range node {
-			if (a.Shared || a.Interface == name) && item.Contains(a.Address) && (!a.Deprecated || item.IsSingleIP()) {
+			isReachable := a.Shared || a.Interface == name
+			isWanted := !a.Deprecated || item.IsSingleIP() // which names it
+			if isReachable && isWanted && item.Contains(a.Address) {
 				inside = append(inside, a)
 			}
 		}
-		if len(inside) == 0 {
-			continue
+		if len(inside) > 0 {
+			return chooseAddress(name, item, inside, inForce), true
 		}
-		rank := func(a NodeAddress) int {
-			switch {
-			case inForce != nil && a.Address == inForce.Address:
-				return 0
-			case !a.Secondary:
-				return 1
-			}
-			return 2
-		}
-		slices.SortFunc(inside, func(a, b NodeAddress) int {
-			return cmp.Or(rank(a)-rank(b), a.Address.Compare(b.Address))
-		})
-		chosen := OutputAddress{Interface: name, Address: inside[0].Address, Item: item}
-		for _, a := range inside {
-			if a.Address != chosen.Address && !slices.Contains(chosen.Others, a.Address) {
-				chosen.Others = append(chosen.Others, a.Address)
-			}
-		}
-		return chosen, true
 	}
 	return OutputAddress{}, false
+}
+
+// chooseAddress chooses among the addresses in an item: the one in force, else a primary one, else the
+// lowest.
+func chooseAddress(name string, item netip.Prefix, inside []NodeAddress, inForce *OutputAddress) OutputAddress {
+	slices.SortFunc(inside, func(a, b NodeAddress) int {
+		return cmp.Or(a.rank(inForce)-b.rank(inForce), a.Address.Compare(b.Address))
+	})
+	chosen := OutputAddress{Interface: name, Address: inside[0].Address, Item: item}
+	for _, a := range inside {
+		if a.Address != chosen.Address && !slices.Contains(chosen.Others, a.Address) {
+			chosen.Others = append(chosen.Others, a.Address)
+		}
+	}
+	return chosen
+}
+
+func (a *NodeAddress) rank(inForce *OutputAddress) int {
+	switch {
+	case inForce != nil && a.Address == inForce.Address:
+		return 0
+	case !a.Secondary:
+		return 1
+	}
+	return 2
 }
 
 // OutputAddressFor returns the address for an interface, nil if there is none.
 func OutputAddressFor(outputs []OutputAddress, f Family, name string) *OutputAddress {
 	for i := range outputs { // the one for other interfaces is the last of its family
-		if o := &outputs[i]; FamilyOf(o.Address) == f && (o.Interface == name || o.Interface == "") {
+		o := &outputs[i]
+		isFor := o.Interface == name || o.Interface == ""
+		if isFor && FamilyOf(o.Address) == f {
 			return o
 		}
 	}
@@ -151,22 +189,38 @@ func OutputItems(policies []Policy) (items AddressItems) {
 }
 
 // Families returns the families that have items.
-func (items AddressItems) Families() []Family {
-	return slices.DeleteFunc(Families(), func(f Family) bool { return len(ofFamily(items, f)) == 0 })
+func (items AddressItems) Families() (families []Family) {
+	for _, f := range Families() {
+		if len(ofFamily(items, f)) > 0 {
+			families = append(families, f)
+		}
+	}
+	return families
 }
 
 // Concerned returns the addresses that decide what OutputAddressesOf chooses for the items: those inside, and
 // the others of their interfaces.
-func (items AddressItems) Concerned(node []NodeAddress) []NodeAddress {
-	concerned := map[string]bool{} // by interface
+func (items AddressItems) Concerned(node []NodeAddress) (concerned []NodeAddress) {
+	hasItem := map[string]bool{} // by interface
 	for _, a := range node {
-		inside := func(item netip.Prefix) bool { return item.Contains(a.Address) }
-		concerned[a.Interface] = a.Interface != ServiceInterface && (concerned[a.Interface] || slices.ContainsFunc(items, inside))
+		if containsAddress(items, a.Address) {
+			hasItem[a.Interface] = true
+		}
 	}
-	return slices.DeleteFunc(slices.Clone(node), func(a NodeAddress) bool { return !concerned[a.Interface] })
+	for _, a := range node {
+		if hasItem[a.Interface] && a.Interface != ServiceInterface {
+			concerned = append(concerned, a)
+		}
+	}
+	return concerned
 }
 
 // LeftNode reports whether the address is on no interface that is up.
 func LeftNode(a netip.Addr, node []NodeAddress) bool {
-	return !slices.ContainsFunc(node, func(n NodeAddress) bool { return n.Address == a && n.Up })
+	for _, n := range node {
+		if n.Address == a && n.Up {
+			return false
+		}
+	}
+	return true
 }

@@ -97,8 +97,14 @@ func (r Ranges) Without(s Ranges) Ranges {
 
 // Contains reports whether the address is in the set.
 func (r Ranges) Contains(a netip.Addr) bool {
-	i, _ := slices.BinarySearchFunc(r, a, func(x netipx.IPRange, a netip.Addr) int { return x.To().Compare(a) })
+	i := r.firstFrom(a)
 	return i < len(r) && r[i].Contains(a)
+}
+
+// firstFrom returns the index of the first range that does not end before an address.
+func (r Ranges) firstFrom(a netip.Addr) int {
+	i, _ := slices.BinarySearchFunc(r, a, func(x netipx.IPRange, a netip.Addr) int { return x.To().Compare(a) })
+	return i
 }
 
 // Equal reports whether both are the same set. nil equals nothing but nil.
@@ -116,7 +122,7 @@ func (r Ranges) Overlaps(s Ranges) bool {
 // OverlapsPrefix reports whether the set has an address of the prefix.
 func (r Ranges) OverlapsPrefix(p netip.Prefix) bool {
 	all := netipx.RangeOfPrefix(p)
-	i, _ := slices.BinarySearchFunc(r, all.From(), func(x netipx.IPRange, a netip.Addr) int { return x.To().Compare(a) })
+	i := r.firstFrom(all.From())
 	return i < len(r) && r[i].Overlaps(all)
 }
 

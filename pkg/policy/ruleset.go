@@ -5,7 +5,6 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -63,16 +62,23 @@ type Match struct {
 // Equal reports whether the rules do the same to the same packets. An unrecognized
 // rule equals nothing, itself included.
 func (r Rule) Equal(s Rule) bool {
-	return r.Verdict != Unrecognized && r.sameEffect(&s) && r.Match == s.Match && r.From.Equal(s.From) && r.To.Equal(s.To)
+	if r.Verdict == Unrecognized || !r.sameEffect(&s) {
+		return false
+	}
+	return r.Match == s.Match && r.From.Equal(s.From) && r.To.Equal(s.To)
 }
 
 // SameReading reports whether two readings found the same rule: unlike Equal also if it is unrecognized.
 func (r Rule) SameReading(s Rule) bool {
-	return r.Equal(s) || r.Verdict == Unrecognized && s.Verdict == Unrecognized && r.Text == s.Text
+	if r.Verdict == Unrecognized && s.Verdict == Unrecognized {
+		return r.Text == s.Text
+	}
+	return r.Equal(s)
 }
 
 func (r *Rule) sameEffect(s *Rule) bool {
-	return r.Verdict == s.Verdict && r.Address == s.Address && r.Ports == s.Ports && r.RandomFully == s.RandomFully && r.Text == s.Text
+	return r.Verdict == s.Verdict && r.Address == s.Address && r.Ports == s.Ports &&
+		r.RandomFully == s.RandomFully && r.Text == s.Text
 }
 
 // commutes reports whether the order of the two rules does not matter: no packet
@@ -109,24 +115,28 @@ func (r Rule) String() string {
 	if r.Verdict == Unrecognized {
 		return Printable(r.Text)
 	}
-	var words []string
-	add := func(isSet bool, format string, args ...any) {
-		if isSet {
-			words = append(words, fmt.Sprintf(format, args...))
-		}
+	var text words
+	text.add(r.From != nil, "from %s", r.From)
+	text.add(r.NotFromLocal, "from non-local")
+	text.add(r.To != nil, "to %s", r.To)
+	text.add(r.NotToLocal, "to non-local")
+	text.add(r.Out != "", "out %s", r.Out)
+	text.add(r.Protocol != "", "%s", r.Protocol)
+	text.add(r.Probability != 0, "%.2f%%", 100*float64(r.Probability)/ProbabilityScale)
+	text.add(!r.Address.IsValid(), "%s", r.Verdict)
+	text.add(r.Address.IsValid(), "snat to %s", r.Address)
+	text.add(!r.Ports.IsZero(), "to ports %s", r.Ports)
+	text.add(r.RandomFully, "random-fully")
+	return strings.Join(text, " ")
+}
+
+type words []string
+
+// add adds a part of a rule that is set.
+func (w *words) add(isSet bool, format string, args ...any) {
+	if isSet {
+		*w = append(*w, fmt.Sprintf(format, args...))
 	}
-	add(r.From != nil, "from %s", r.From)
-	add(r.NotFromLocal, "from non-local")
-	add(r.To != nil, "to %s", r.To)
-	add(r.NotToLocal, "to non-local")
-	add(r.Out != "", "out %s", r.Out)
-	add(r.Protocol != "", "%s", r.Protocol)
-	add(r.Probability != 0, "%.2f%%", 100*float64(r.Probability)/ProbabilityScale)
-	add(!r.Address.IsValid(), "%s", r.Verdict)
-	add(r.Address.IsValid(), "snat to %s", r.Address)
-	add(!r.Ports.IsZero(), "to ports %s", r.Ports)
-	add(r.RandomFully, "random-fully")
-	return strings.Join(words, " ")
 }
 
 // Packet is the first packet of a connection in POSTROUTING.
@@ -139,14 +149,17 @@ type Packet struct {
 
 // Matches reports whether the rule matches the packet.
 func (r Rule) Matches(p Packet) bool {
-	return (r.From == nil || r.From.Contains(p.Src)) && (r.To == nil || r.To.Contains(p.Dst)) && r.matches(&p)
+	isFrom := r.From == nil || r.From.Contains(p.Src)
+	isTo := r.To == nil || r.To.Contains(p.Dst)
+	return isFrom && isTo && r.matches(&p)
 }
 
 // matches reports whether the packet meets the conditions. A Probability counts as met: the other rules of
 // its group have the same verdict.
 func (m *Match) matches(p *Packet) bool {
-	return (!m.NotFromLocal || !p.SrcLocal) && (!m.NotToLocal || !p.DstLocal) && InterfaceWithin(p.Out, m.Out) &&
-		(m.Protocol == "" || m.Protocol == p.Protocol)
+	isLocal := m.NotFromLocal && p.SrcLocal || m.NotToLocal && p.DstLocal
+	isProtocol := m.Protocol == "" || m.Protocol == p.Protocol
+	return !isLocal && isProtocol && InterfaceWithin(p.Out, m.Out)
 }
 
 // InterfaceWithin reports whether an interface, or all interfaces of a pattern, match another pattern. A
@@ -197,12 +210,17 @@ func (r Rule) isOfAgents() bool {
 // Walk returns the rule that decides the packet, or nil if no jump matches it or it
 // reaches the end of the chain.
 func (c *Chain) Walk(p Packet) *Rule {
-	matches := func(r Rule) bool { return r.Matches(p) }
-	if !slices.ContainsFunc(c.Jumps, matches) {
+	if firstMatch(c.Jumps, p) == nil {
 		return nil
 	}
-	if i := slices.IndexFunc(c.Rules, matches); i >= 0 {
-		return &c.Rules[i]
+	return firstMatch(c.Rules, p)
+}
+
+func firstMatch(rules []Rule, p Packet) *Rule {
+	for i := range rules {
+		if rules[i].Matches(p) {
+			return &rules[i]
+		}
 	}
 	return nil
 }

@@ -51,37 +51,53 @@ func (s Scope) Matches() []Match {
 
 // Contains reports whether a packet is in scope.
 func (s Scope) Contains(pkt Packet) bool {
-	return !pkt.DstLocal && (s.Host || !pkt.SrcLocal) && s.Sources.Contains(pkt.Src) &&
-		slices.ContainsFunc(s.Matches(), func(m Match) bool { return m.matches(&pkt) })
+	isLocal := pkt.DstLocal || pkt.SrcLocal && !s.Host
+	return !isLocal && s.Sources.Contains(pkt.Src) && s.leaves(pkt.Out)
+}
+
+// leaves reports whether an interface, or all of a pattern, are in scope.
+func (s Scope) leaves(out string) bool {
+	if len(s.Interfaces) == 0 {
+		return true
+	}
+	for _, pattern := range s.Interfaces {
+		if InterfaceWithin(out, pattern) {
+			return true
+		}
+	}
+	return false
 }
 
 // within reports whether t has all packets of s.
 func (s Scope) within(t Scope) bool {
-	return len(s.Sources.Without(t.Sources)) == 0 && !slices.ContainsFunc(s.Matches(), func(m Match) bool {
-		return !slices.ContainsFunc(t.Matches(), func(n Match) bool {
-			if InterfaceWithin(m.Out, n.Out) {
-				n.Out = m.Out
-			}
-			return m == n
-		})
-	})
+	if len(s.Sources.Without(t.Sources)) > 0 {
+		return false
+	}
+	for _, m := range s.Matches() {
+		if !t.leaves(m.Out) {
+			return false
+		}
+	}
+	return true
 }
 
 // Overlaps reports whether a packet can be in both scopes.
 func (s Scope) Overlaps(t Scope) bool {
-	_, some := s.commonInterfaces(t)
-	return some && s.Sources.Overlaps(t.Sources)
+	_, overlap := s.commonInterfaces(t)
+	return overlap && s.Sources.Overlaps(t.Sources)
 }
 
-// common returns the scope of the packets that are in both scopes, and whether there is one.
-func (s Scope) common(t Scope) (both Scope, some bool) {
-	both.Sources, both.Host = s.Sources.Intersect(t.Sources), s.Host && t.Host
-	both.Interfaces, some = s.commonInterfaces(t)
-	return both, some
+// common returns the scope of the packets that are in both scopes, and whether an interface can be.
+func (s Scope) common(t Scope) (both Scope, overlap bool) {
+	both.Sources = s.Sources.Intersect(t.Sources)
+	both.Host = s.Host && t.Host
+	both.Interfaces, overlap = s.commonInterfaces(t)
+	return both, overlap
 }
 
-// commonInterfaces returns the interfaces of both scopes, of which none is any, and whether there are some.
-func (s Scope) commonInterfaces(t Scope) (common []string, some bool) {
+// commonInterfaces returns the interfaces of both scopes, where an empty list means any, and whether there
+// are some.
+func (s Scope) commonInterfaces(t Scope) (common []string, overlap bool) {
 	for _, m := range s.Matches() {
 		for _, n := range t.Matches() {
 			switch {
@@ -92,38 +108,44 @@ func (s Scope) commonInterfaces(t Scope) (common []string, some bool) {
 			}
 		}
 	}
-	if some = len(common) > 0; slices.Contains(common, "") {
+	if slices.Contains(common, "") {
 		return nil, true
 	}
 	slices.Sort(common)
-	return slices.Compact(common), some
+	common = slices.Compact(common)
+	return common, len(common) > 0
 }
 
 // outOfScope returns why a packet is out of scope, "" if it is not, and the origins of the key.
 func (p *Policy) outOfScope(pkt Packet) (reason string, by []Origin) {
 	f := FamilyOf(pkt.Dst)
 	s := p.Scope(f)
-	switch sources, interfaces, host := p.Sources.Origins, p.Interfaces.Origins, p.Host.Origins; {
-	case s.Contains(pkt):
+	if s.Contains(pkt) {
 		return "", nil
-	case pkt.DstLocal:
+	}
+	if pkt.DstLocal {
 		return fmt.Sprintf("%s is an address of the node itself", pkt.Dst), nil
+	}
+	sources, interfaces, host := p.Sources.Origins, p.Interfaces.Origins, p.Host.Origins
+	switch {
 	case len(s.Sources) == 0:
 		return fmt.Sprintf("%s names no %s prefix", keyOf(sources), f), sources
 	case !s.Sources.Contains(pkt.Src):
 		return fmt.Sprintf("the source %s is not in %s (%s)", pkt.Src, keyOf(sources), s.Sources), sources
-	case !slices.ContainsFunc(s.Matches(), func(m Match) bool { return InterfaceWithin(pkt.Out, m.Out) }):
-		return fmt.Sprintf("the interface %s is not in %s (%s)", quoteUnlessWord(pkt.Out), keyOf(interfaces), firstOf(s.Interfaces)), interfaces
-	default:
-		return fmt.Sprintf("the source %s is the node itself, and %s is false", pkt.Src, keyOf(host)), host
+	case !s.leaves(pkt.Out):
+		return fmt.Sprintf("the interface %s is not in %s (%s)",
+			quoteUnlessWord(pkt.Out), keyOf(interfaces), firstOf(s.Interfaces)), interfaces
 	}
+	return fmt.Sprintf("the source %s is the node itself, and %s is false", pkt.Src, keyOf(host)), host
 }
 
 // condition returns for which sources and interfaces a decision is true, if they are
 // not known and the policy limits them.
 func (p *Policy) condition(asked Packet) (text string) {
 	f := FamilyOf(asked.Dst)
-	if sources := p.Candidates(f); !asked.Src.IsValid() && f.match(sources) != nil {
+	sources := p.Candidates(f)
+	isAny := f.match(sources) == nil
+	if !asked.Src.IsValid() && !isAny {
 		text = ", for any source in " + sources.String()
 	}
 	if asked.Out == "" && len(p.Interfaces.Value) > 0 {
@@ -139,9 +161,10 @@ func (s Scope) Representative(pkt Packet) Packet {
 		pkt.Src, pkt.SrcLocal = s.Sources[0].From(), false
 	}
 	if pkt.Out == "" {
-		pkt.Out = s.Matches()[0].Out
-		if prefix, wildcard := strings.CutSuffix(pkt.Out, "+"); wildcard {
-			pkt.Out = prefix + "0"
+		prefix, isWildcard := strings.CutSuffix(s.Matches()[0].Out, "+")
+		pkt.Out = prefix
+		if isWildcard {
+			pkt.Out += "0"
 		}
 	}
 	return pkt

@@ -94,14 +94,18 @@ type SourcePolicy struct {
 // Equal reports whether both have the same keys with the same values. A list that
 // is left out is not equal to an empty one.
 func (s SourcePolicy) Equal(t SourcePolicy) bool {
-	// Reflection takes 0.2 µs for each item of a list.
-	for _, lists := range [][2]*[]netip.Prefix{{&s.NonMasqueradeCIDRs, &t.NonMasqueradeCIDRs}, {&s.MasqueradeCIDRs, &t.MasqueradeCIDRs}} {
-		if (*lists[0] == nil) != (*lists[1] == nil) || !slices.Equal(*lists[0], *lists[1]) {
-			return false
-		}
-		*lists[0], *lists[1] = nil, nil
+	// Reflection takes 0.2 µs for each item of a list, and these can have a million.
+	if !equalLists(s.NonMasqueradeCIDRs, t.NonMasqueradeCIDRs) || !equalLists(s.MasqueradeCIDRs, t.MasqueradeCIDRs) {
+		return false
 	}
+	s.NonMasqueradeCIDRs, s.MasqueradeCIDRs = nil, nil
+	t.NonMasqueradeCIDRs, t.MasqueradeCIDRs = nil, nil
 	return reflect.DeepEqual(s, t)
+}
+
+func equalLists(a, b []netip.Prefix) bool {
+	isStated := a != nil
+	return isStated == (b != nil) && slices.Equal(a, b)
 }
 
 // Source is a source with its policy.
@@ -157,7 +161,10 @@ func (s Source) Policies() []SourcePolicy {
 // them.
 func (s Source) Validate(limit int) error {
 	all := s.Policies()
-	ipv6 := slices.ContainsFunc(all, func(p SourcePolicy) bool { return isTrue(p.EnableIPv6) })
+	ipv6 := false
+	for _, p := range all {
+		ipv6 = ipv6 || isTrue(p.EnableIPv6)
+	}
 	for _, p := range all {
 		p.EnableIPv6 = &ipv6
 		if err := p.Validate(limit); err != nil {
@@ -179,8 +186,8 @@ func (s *Source) AddPodSubnets(found ...netip.Prefix) (bool, error) {
 		return false, nil
 	}
 	if len(all) > MaxPodCIDRs {
-		return false, fmt.Errorf("%s: the pods of this node are in more than %d subnets, and %s is left out; write podCIDRs",
-			s.ID, MaxPodCIDRs, found[:min(8, len(found))])
+		return false, fmt.Errorf("%s: the pods of this node are in more than %d subnets, and %s is left out; "+
+			"write podCIDRs", s.ID, MaxPodCIDRs, found[:min(8, len(found))])
 	}
 	s.PodSubnets = all
 	return true, nil

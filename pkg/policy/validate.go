@@ -13,41 +13,15 @@ import (
 func (s SourcePolicy) Validate(limit int) error {
 	var errs fieldErrors
 	errs.check("masqChain", s.Chain, ValidateChainName(s.Chain))
-	if n := len(s.NonMasqueradeCIDRs) + len(s.MasqueradeCIDRs); n > limit {
+	n := len(s.NonMasqueradeCIDRs) + len(s.MasqueradeCIDRs)
+	if n > limit {
 		errs.add("cidrLimit", -1, "", fmt.Errorf("nonMasqueradeCIDRs and masqueradeCIDRs have %d entries together, "+
 			"more than the %d allowed; remove some or raise cidrLimit", n, limit))
 	}
-	exempt := map[netip.Prefix]bool{}
-	if len(s.MasqueradeCIDRs) > 0 {
-		for _, p := range s.NonMasqueradeCIDRs {
-			exempt[p] = true
-		}
-	}
-	for i, p := range s.MasqueradeCIDRs {
-		if exempt[p] {
-			errs.add("masqueradeCIDRs", i, p.String(), errors.New("is in nonMasqueradeCIDRs too; remove one of the two"))
-		}
-	}
+	errs.checkBothLists(s.NonMasqueradeCIDRs, s.MasqueradeCIDRs)
 	errs.checkCounts(len(s.SourceCIDRs), len(s.OutputInterfaces), len(s.NonMasqueradeSourceCIDRs), len(s.PodCIDRs))
 	for _, k := range Keys(&s) {
-		switch to := k.Field.(type) {
-		case *[]netip.Prefix:
-			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
-		case *AddressItems:
-			errs.checkPrefixes(k.Name, *to, isTrue(s.EnableIPv6))
-			errs.checkLength(k.Name, len(*to), MaxAddressItems, "remove some, or write wider prefixes")
-		case *Namespaces:
-			errs.checkLength(k.Name, len(*to), MaxNamespaces, "remove some")
-			for i, name := range *to {
-				if _, err := ParseNamespace(name); err != nil {
-					errs.add(k.Name, i, name, err)
-				}
-			}
-		case Word:
-			if value := to.String(); value != "" {
-				errs.check(k.Name, value, to.Set(value))
-			}
-		}
+		errs.checkField(k, isTrue(s.EnableIPv6))
 	}
 	for i, name := range s.OutputInterfaces {
 		if err := ValidateInterface(name); err != nil {
@@ -55,6 +29,46 @@ func (s SourcePolicy) Validate(limit int) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkBothLists adds the prefixes that are in both lists.
+func (e *fieldErrors) checkBothLists(nonMasquerade, masquerade []netip.Prefix) {
+	if len(masquerade) == 0 {
+		return
+	}
+	exempt := make(map[netip.Prefix]bool, len(nonMasquerade))
+	for _, p := range nonMasquerade {
+		exempt[p] = true
+	}
+	for i, p := range masquerade {
+		if exempt[p] {
+			problem := errors.New("is in nonMasqueradeCIDRs too; remove one of the two")
+			e.add("masqueradeCIDRs", i, p.String(), problem)
+		}
+	}
+}
+
+// checkField adds what is wrong with a value because of its type.
+func (e *fieldErrors) checkField(k Key, ipv6 bool) {
+	switch to := k.Field.(type) {
+	case *[]netip.Prefix:
+		e.checkPrefixes(k.Name, *to, ipv6)
+	case *AddressItems:
+		e.checkPrefixes(k.Name, *to, ipv6)
+		e.checkLength(k.Name, len(*to), MaxAddressItems, "remove some, or write wider prefixes")
+	case *Namespaces:
+		e.checkLength(k.Name, len(*to), MaxNamespaces, "remove some")
+		for i, name := range *to {
+			if _, err := ParseNamespace(name); err != nil {
+				e.add(k.Name, i, name, err)
+			}
+		}
+	case Word:
+		value := to.String()
+		if value != "" {
+			e.check(k.Name, value, to.Set(value))
+		}
+	}
 }
 
 func (e *fieldErrors) checkLength(key string, n, most int, remedy string) {
@@ -65,7 +79,8 @@ func (e *fieldErrors) checkLength(key string, n, most int, remedy string) {
 
 // Limits on the rules that configuration can ask for. Each pair of a source and an
 // output interface is a jump; in a backend without sets each exempt source is a rule.
-// Pod ranges are elements of sets.
+// Pod ranges are elements of sets. The number of networks, and so of chains, has no
+// limit: only administrators create networks, unless Multus lets users do so.
 const (
 	MaxScopePairs    = 4096
 	MaxExemptSources = 4096
@@ -96,16 +111,18 @@ func (e *fieldErrors) checkPrefixes(key string, prefixes []netip.Prefix, ipv6 bo
 			_, err := ParsePrefix(p.String())
 			e.add(key, i, p.String(), err)
 		case FamilyOf(p.Addr()) == IPv6 && !ipv6:
-			e.add(key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; set enableIPv6 to true, or remove it"))
+			e.add(key, i, p.String(), errors.New("is an IPv6 prefix, but IPv6 is not enabled; "+
+				"set enableIPv6 to true, or remove it"))
 		}
 	}
 }
 
 func (e *fieldErrors) checkCounts(from, out, exempt, pods int) {
 	// An empty list counts as one item, which matches everything.
-	if pairs := int64(max(1, from)) * int64(max(1, out)); pairs > MaxScopePairs {
-		e.add("sourceCIDRs", -1, "", fmt.Errorf("has %d entries, which with the %d of outputInterfaces make %d pairs, more than the %d possible; remove some",
-			from, out, pairs, MaxScopePairs))
+	pairs := int64(max(1, from)) * int64(max(1, out))
+	if pairs > MaxScopePairs {
+		e.add("sourceCIDRs", -1, "", fmt.Errorf("has %d entries, which with the %d of outputInterfaces "+
+			"make %d pairs, more than the %d possible; remove some", from, out, pairs, MaxScopePairs))
 	}
 	e.checkLength("nonMasqueradeSourceCIDRs", exempt, MaxExemptSources, "remove some, or write wider prefixes")
 	e.checkLength("podCIDRs", pods, MaxPodCIDRs, "remove some, or write wider prefixes")

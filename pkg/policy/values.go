@@ -61,7 +61,16 @@ func (f Family) Multicast() []netip.Prefix {
 }
 
 func ofFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
+	if len(prefixes) == 0 {
+		return nil
+	}
+	found := make([]netip.Prefix, 0, len(prefixes)) // at once: each ADD merges policies
+	for _, p := range prefixes {
+		if FamilyOf(p.Addr()) == f {
+			found = append(found, p)
+		}
+	}
+	return found
 }
 
 // ParsePrefix reads a CIDR (RFC 4632, RFC 4291 2.3) and accepts only its one
@@ -72,26 +81,38 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		if t := strings.TrimSpace(s); t != s {
-			return netip.Prefix{}, fmt.Errorf("has white space around it; write %s", Quote(t))
-		}
-		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-			a = a.Unmap()
-			return netip.Prefix{}, fmt.Errorf("is an address, not a CIDR; did you mean %s?", netip.PrefixFrom(a, a.BitLen()))
-		}
-		return netip.Prefix{}, errors.New("is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8")
+		return netip.Prefix{}, noPrefix(s)
 	}
 	if p.Addr().Is4In6() {
-		if p.Bits() < 96 {
-			return netip.Prefix{}, errors.New("mixes an IPv4 address with an IPv6 prefix length; write the IPv4 prefix itself")
-		}
-		v4 := netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96).Masked()
-		return netip.Prefix{}, fmt.Errorf("is an IPv4 prefix written as IPv6; did you mean %s?", v4)
+		return netip.Prefix{}, mappedPrefix(p)
 	}
 	if m := p.Masked(); m != p {
 		return netip.Prefix{}, fmt.Errorf("has host bits set; did you mean %s?", m)
 	}
 	return p, nil
+}
+
+// noPrefix returns what to write in place of a text that is no CIDR.
+func noPrefix(s string) error {
+	trimmed := strings.TrimSpace(s)
+	if trimmed != s {
+		return fmt.Errorf("has white space around it; write %s", Quote(trimmed))
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" {
+		return errors.New("is not a CIDR; write address/length, such as 10.0.0.0/8 or fd00::/8")
+	}
+	a = a.Unmap()
+	return fmt.Errorf("is an address, not a CIDR; did you mean %s?", netip.PrefixFrom(a, a.BitLen()))
+}
+
+// mappedPrefix returns what to write in place of an IPv4 prefix written as IPv6.
+func mappedPrefix(p netip.Prefix) error {
+	if p.Bits() < 96 {
+		return errors.New("mixes an IPv4 address with an IPv6 prefix length; write the IPv4 prefix itself")
+	}
+	v4 := netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96).Masked()
+	return fmt.Errorf("is an IPv4 prefix written as IPv6; did you mean %s?", v4)
 }
 
 // AddressItems are the items of outputAddresses, without duplicates. That of a single address has all bits.
@@ -208,13 +229,12 @@ const MaxChainName = 24
 // ValidateChainName tells why a name cannot be that of a masquerade chain.
 // It has to be possible in either backend, whichever the node ends up with.
 func ValidateChainName(name string) error {
-	outside := func(r rune) bool {
-		return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune("_.-", r)
-	}
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	const others = "0123456789_.-"
 	switch {
 	case name == "":
 		return errors.New("is empty; leave the key out for " + DefaultChain)
-	case strings.ContainsFunc(name, outside):
+	case strings.Trim(name, letters+others) != "":
 		return errors.New("may hold only letters, digits, '_', '.' and '-'")
 	case len(name) > MaxChainName:
 		return fmt.Errorf("has %d characters; at most %d are possible", len(name), MaxChainName)
