@@ -38,6 +38,7 @@ type invocation struct {
 	noNetns      bool
 	path         string // PATH; "" for the node's
 	unprivileged bool   // without privileges in the node's network namespace
+	isSlow       bool   // it takes longer than timelimit.Wait
 }
 
 // result is the outcome of an invocation.
@@ -52,7 +53,11 @@ type result struct {
 // prepare returns the command of an invocation.
 func (n *node) prepare(t *testing.T, r invocation) *topology.Cmd {
 	t.Helper()
-	c := n.Node.Command(n.timeout(t), n.plugin(t))
+	ctx := t.Context()
+	if !r.isSlow {
+		ctx = n.timeout(t)
+	}
+	c := n.Node.Command(ctx, n.plugin(t))
 	if r.id == "" {
 		r.id = "container"
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
 
@@ -89,8 +91,19 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 		Pods:              pods,
 		PodsWithoutRecord: n.podsWithoutRecord(r, without),
 		PodsErr:           err,
+		IPTablesVersion:   func(variant string) string { return n.iptablesVersion(ctx, variant) },
 	}
 	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(host)...)
+}
+
+// iptablesVersion returns the version of a variant of iptables, or that there is none.
+func (n *inspection) iptablesVersion(ctx context.Context, variant string) string {
+	for _, p := range n.Drivers.Programs(ctx, netfilter.Choice{Backend: policy.IPTables, Variant: variant}) {
+		if p.Err == nil {
+			return p.Version
+		}
+	}
+	return "not installed"
 }
 
 // podsWithoutRecord returns a line for each cause why pods have no record.

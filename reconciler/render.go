@@ -60,7 +60,7 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err != nil {
 		return err
 	}
-	desired := policy.Desired(r.Rules.Policies(), backend.Layout(), policy.OwnedBy(node.Dir.Path()))
+	desired := policy.Desired(r.Rules.Policies(), r.Rules.LayoutOf(backend, choice), policy.OwnedBy(node.Dir.Path()))
 	if len(desired.Chains) == 0 {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
 		return err

@@ -26,6 +26,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/metrics"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 )
@@ -59,6 +60,7 @@ type nodeStatus struct {
 	Settings     []config.Setting   `json:"settings"`
 	DataDir      string             `json:"dataDir"`
 	Chains       []chainStatus      `json:"chains"`
+	Programs     []programStatus    `json:"programs"` // of iptables, for the chains
 	Sources      []sourceStatus     `json:"sources"`
 	Pods         podsStatus         `json:"pods"`
 	Conflist     conflistStatus     `json:"conflist"`
@@ -89,6 +91,14 @@ type chainStatus struct {
 	Rules              int              `json:"rules"` // in the kernel
 	Guard              policy.GuardMode `json:"guard,omitempty"`
 	EnforceExempt      bool             `json:"enforceExempt,omitempty"`
+}
+
+type programStatus struct {
+	Backend string        `json:"backend"`
+	Family  policy.Family `json:"family"`
+	Path    string        `json:"path,omitempty"`
+	Version string        `json:"version,omitempty"`
+	Error   string        `json:"error,omitempty"` // why there is no version
 }
 
 type sourceStatus struct {
@@ -147,7 +157,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Reconciler:   reconcilerStatus{activeReconciler: n.active},
 		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
-		Chains: chainsOf(rules, active.Chains), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, r, rules),
+		Chains: chainsOf(rules, active.Chains), Programs: programsOf(ctx, n.Drivers, rules), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, r, rules),
 		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Manage},
 		BootUnit: bootUnitStatus{install.FindBootUnit(install.UnitDirs()), n.Dir.BootUnitRan()},
 		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal, Findings: n.findings(ctx, r),
@@ -195,6 +205,26 @@ func chainsOf(rules *enforce.State, counted []metrics.ChainCount) []chainStatus 
 		}
 	}
 	return chains
+}
+
+// programsOf returns the programs that this process finds for the backends of the chains.
+func programsOf(ctx context.Context, drivers netfilter.Drivers, rules *enforce.State) []programStatus {
+	programs := []programStatus{}
+	var asked []netfilter.Choice
+	for _, c := range rules.Chains {
+		if slices.Contains(asked, c.Choice) {
+			continue
+		}
+		asked = append(asked, c.Choice)
+		for _, p := range drivers.Programs(ctx, c.Choice) {
+			s := programStatus{Backend: c.Choice.String(), Family: p.Family, Path: p.Path, Version: p.Version}
+			if p.Err != nil {
+				s.Error = p.Err.Error()
+			}
+			programs = append(programs, s)
+		}
+	}
+	return programs
 }
 
 func podsOf(n *inspection, r *reconcile.Report, rules *enforce.State) podsStatus {
@@ -376,7 +406,7 @@ func (s *nodeStatus) writeTable(w *screen, label, none string, rows [][]string) 
 func (s *nodeStatus) writeChains(w *screen) {
 	rows := [][]string{{"NAME", "FAMILY", "BACKEND", "RULES", "MASQ", "EXEMPT"}}
 	for _, c := range s.Chains {
-		row := []string{c.Chain, string(c.Family), c.Backend, fmt.Sprint(c.Rules), "-", "-"}
+		row := []string{c.Chain, string(c.Family), s.backendText(c), fmt.Sprint(c.Rules), "-", "-"}
 		if c.Connections != nil {
 			row[4], row[5] = fmt.Sprint(c.Connections[string(policy.ActionMasquerade)]), fmt.Sprint(c.Connections[string(policy.ActionExempt)])
 		}
@@ -398,6 +428,16 @@ func (s *nodeStatus) writeChains(w *screen) {
 			w.row("", c.Chain+", "+string(c.Family)+": "+strings.Join(keys, ", "))
 		}
 	}
+}
+
+// backendText returns the backend of a chain with the version of its program, if that can be run.
+func (s *nodeStatus) backendText(c chainStatus) string {
+	for _, p := range s.Programs {
+		if p.Backend == c.Backend && p.Family == c.Family && p.Version != "" {
+			return c.Backend + " " + p.Version
+		}
+	}
+	return c.Backend
 }
 
 func (s *nodeStatus) writeSources(w *screen, now time.Time) {

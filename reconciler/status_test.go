@@ -52,6 +52,10 @@ func healthyStatus() *nodeStatus {
 			chainOf("IP-MASQ-AGENT", policy.IPv4, "iptables (nft)", 6, map[string]uint64{"masquerade": 1234567, "exempt": 99820}),
 			chainOf("IP-MASQ-AGENT", policy.IPv6, "iptables (nft)", 3, map[string]uint64{"masquerade": 17, "exempt": 0}),
 		},
+		Programs: []programStatus{
+			{Backend: "iptables (nft)", Family: policy.IPv4, Path: "/usr/sbin/iptables-nft", Version: "1.8.9"},
+			{Backend: "iptables (nft)", Family: policy.IPv6, Path: "/usr/sbin/ip6tables-nft", Version: "1.8.9"},
+		},
 		Sources: []sourceStatus{
 			{network, "in force", ago(75 * time.Hour), []string{"/etc/cni/net.d/10-podnet.conflist"}},
 			{agent, "in force", ago(3*time.Hour + 12*time.Minute), []string{"/etc/config/ip-masq-agent"}},

@@ -279,7 +279,7 @@ func (n *node) propose(
 // chainErr returns what is wrong with the network's own chain. What is wrong with others is a
 // warning.
 func (n *node) chainErr(s *enforce.State, chain string) error {
-	for _, w := range s.LinearChains() {
+	for _, w := range append(s.LinearChains(), s.WithoutRandomPorts()...) {
 		n.Warn(w)
 	}
 	n.warnInactive(s)

@@ -114,15 +114,6 @@ func (n *node) source() policy.SourceID {
 	return policy.SourceID{Kind: policy.Network, Name: n.network}
 }
 
-// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy.
-func (n *node) lock(ctx context.Context) (*store.Lock, error) {
-	lock, err := n.Dir.Lock(ctx)
-	if err != nil && !errors.Is(err, store.ErrBusy) {
-		return nil, &enforce.UnwritableError{Err: err}
-	}
-	return lock, err
-}
-
 func (n *node) warnUnreadable(s store.State) {
 	for _, f := range s.Unreadable {
 		n.Warn(f.Err)

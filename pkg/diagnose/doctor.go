@@ -81,6 +81,9 @@ type Host struct {
 	PodsWithoutRecord []string
 	PodsErr           error
 
+	// IPTablesVersion returns the version of the host's iptables of a variant.
+	IPTablesVersion func(variant string) string
+
 	// Reconciler is what is known of the reconciler of the node; nil if it was not examined.
 	Reconciler *Running
 	// Warnings returns the warnings of a dry run that are the details of a finding.

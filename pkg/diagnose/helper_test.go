@@ -72,7 +72,7 @@ func (h *testHost) node() Host {
 		}
 		assert.NoError(h.t, err)
 	}
-	n := Host{Root: root, Warnings: func(string) []error { return nil }}
+	n := Host{Root: root, Warnings: func(string) []error { return nil }, IPTablesVersion: func(string) string { return "1.8.9" }}
 	n.ConfDir, n.ConfDirErr = config.ReadConfDir(filepath.Join(root, "etc/cni/net.d"))
 	for i, s := range h.policies {
 		n.State.Sources = append(n.State.Sources, policy.Source{

@@ -97,7 +97,7 @@ func mixedVariants(e *examination, f *Finding) {
 		return
 	}
 	for _, variant := range slices.Sorted(maps.Keys(rules)) {
-		f.add("iptables-%s has %d rules in table nat", variant, rules[variant])
+		f.add("iptables-%s (%s) has %d rules in table nat", variant, e.IPTablesVersion(variant), rules[variant])
 	}
 }
 

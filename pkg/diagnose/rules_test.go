@@ -161,10 +161,10 @@ func TestMixedVariantsInKernel(t *testing.T) {
 		want        map[string]string
 	}{
 		"third-party rules in both": {nft: third, legacy: third, choice: netfilter.VariantNFT,
-			want: map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 1 rules"}},
+			want: map[string]string{"notice mixed-iptables": "iptables-nft (1.8.9) has 1 rules, iptables-legacy (1.8.9) has 1 rules"}},
 		"legacy has those of ip-masq": {nft: third, legacy: own, choice: netfilter.VariantLegacy},
 		"legacy has more than those of ip-masq": {nft: third, legacy: third + own, choice: netfilter.VariantLegacy,
-			want: map[string]string{"notice mixed-iptables": "iptables-nft has 1 rules, iptables-legacy has 3 rules"}},
+			want: map[string]string{"notice mixed-iptables": "iptables-nft (1.8.9) has 1 rules, iptables-legacy (1.8.9) has 3 rules"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)

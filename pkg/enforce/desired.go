@@ -44,8 +44,12 @@ func (e *Enforcer) desireBackend(ctx context.Context, s *State, c *Chain, owned 
 	}
 	c.Choice = choice
 	if s.tablesOf(choice) == nil {
-		b, err := e.Drivers.Open(choice)
-		s.observed.tables = append(s.observed.tables, tables{choice: choice, whole: err == nil && b.OwnsTables()})
+		t := tables{choice: choice}
+		if b, err := e.Drivers.Open(choice); err == nil {
+			t.whole = b.OwnsTables()
+			t.layout = layoutOf(b, choice, s.onRecord.now)
+		}
+		s.observed.tables = append(s.observed.tables, t)
 	}
 }
 
@@ -54,24 +58,25 @@ func (e *Enforcer) desireChains(s *State, listing podListing) {
 	e.exemptPods(s, listing)
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		c.fail(e.desireRules(c))
+		c.fail(e.desireRules(s, c))
 	}
 	s.desireGuards()
 }
 
-func (e *Enforcer) desireRules(c *Chain) error {
+func (e *Enforcer) desireRules(s *State, c *Chain) error {
 	if c.Choice == (netfilter.Choice{}) {
 		return nil
 	}
-	b, err := e.Drivers.Open(c.Choice)
+	layout := s.tablesOf(c.Choice).layout
+	_, err := e.Drivers.Open(c.Choice)
 	if err == nil {
-		err = c.Policy.CheckBounds(b.Layout())
+		err = c.Policy.CheckBounds(layout)
 	}
 	if err != nil {
 		c.Choice = netfilter.Choice{}
 		return err
 	}
-	c.Desired = policy.Desired([]policy.Policy{c.Policy}, b.Layout(), e.owner())
+	c.Desired = policy.Desired([]policy.Policy{c.Policy}, layout, e.owner())
 	return nil
 }
 
@@ -133,5 +138,9 @@ func (e *Enforcer) wouldAccept(ctx context.Context, c netfilter.Choice, p policy
 	if err != nil {
 		return err
 	}
-	return b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, b.Layout(), e.owner()), netfilter.Observation{})
+	layout, err := b.Supported(ctx)
+	if err != nil {
+		return err
+	}
+	return b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, layout, e.owner()), netfilter.Observation{})
 }

@@ -26,6 +26,9 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 	s := e.desire(ctx, policies, rec)
 	e.read(ctx, s)
 	s.compare()
+	if e.limitLayouts(ctx, s) {
+		s.compare()
+	}
 	e.findOtherChains(ctx, s)
 	if len(s.observed.orphans) > 0 {
 		s.compare()

@@ -103,6 +103,7 @@ func (c *Chain) fail(err error) {
 type tables struct {
 	choice      netfilter.Choice
 	whole       bool // they belong to ip-masq, and hold nothing but what is desired
+	layout      policy.Layout
 	observation netfilter.Observation
 	err         error          // why they cannot be read
 	readings    int            // how often they were read since they were written, enoughReadings at most

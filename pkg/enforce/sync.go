@@ -115,6 +115,7 @@ func (s *State) plan() {
 	planned.Outputs = s.outputs(s.onRecord.now)
 	planned.Former = s.former(planned.Outputs)
 	planned.ExemptPods = s.node.exempt.ExemptPods
+	planned.NoRandomFully = s.noRandomFully()
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		c.failed = c.Err // also if it can be read later

@@ -108,8 +108,12 @@ type Observation struct {
 
 // Backend keeps masquerade chains in the network namespace of the calling process.
 type Backend interface {
-	// Layout returns the form that the desired rules must have.
+	// Layout returns the form that the desired rules must have. It runs no program.
 	Layout() policy.Layout
+
+	// Supported returns Layout without what the host's programs cannot write. It runs a program of iptables-legacy, once in
+	// a process, to learn its version.
+	Supported(ctx context.Context) (policy.Layout, error)
 
 	// OwnsTables reports whether Observe reads whole tables, and Apply leaves nothing else there.
 	OwnsTables() bool

@@ -30,6 +30,13 @@ type Driver interface {
 	// wrap ErrUnusable and say what to install or to change, or ErrBusy.
 	Probe(ctx context.Context, variant string) (Choice, error)
 
+	// Programs returns the programs that list rules of a variant, one for each family; none if the backend needs none. It
+	// runs them to learn their versions.
+	Programs(ctx context.Context, variant string) []Program
+
+	// Hanging returns which program of this backend hangs for another process of ip-masq, as an error that wraps ErrBusy.
+	Hanging() error
+
 	Ruleset
 }
 
@@ -59,6 +66,23 @@ func (NoRuleset) Generation() (Generation, error) { return Generation{}, errNoRu
 
 // HasKubeProxy implements Ruleset.
 func (NoRuleset) HasKubeProxy() bool { return false }
+
+// Program is a program of the host.
+type Program struct {
+	Family  policy.Family
+	Path    string
+	Version string
+	Err     error // why there is no version, or no program
+}
+
+// NoPrograms has the methods of a Driver that needs no program of the host.
+type NoPrograms struct{}
+
+// Programs implements Driver.
+func (NoPrograms) Programs(context.Context, string) []Program { return nil }
+
+// Hanging implements Driver.
+func (NoPrograms) Hanging() error { return nil }
 
 // Drivers are all backends, in the order in which auto prefers them.
 type Drivers []Driver
@@ -193,4 +217,23 @@ func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 		}
 	}
 	return owned, errors.Join(errs...)
+}
+
+// Hanging returns which program hangs for another process of ip-masq.
+func (ds Drivers) Hanging() error {
+	for _, d := range ds {
+		if err := d.Hanging(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Programs returns the programs that list rules of a choice.
+func (ds Drivers) Programs(ctx context.Context, c Choice) []Program {
+	d, err := ds.named(c.Backend)
+	if err != nil {
+		return nil
+	}
+	return d.Programs(ctx, c.Variant)
 }

@@ -16,6 +16,8 @@ import (
 type Layout struct {
 	// Sets means that a rule can match a set; otherwise each prefix has a rule of its own.
 	Sets bool
+	// NoRandomFully means that no rule can choose source ports at random.
+	NoRandomFully bool
 }
 
 // Desired returns the rules that the kernel must have for the policies.
@@ -41,7 +43,7 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		if exempt := p.DestinationsExempt(f); len(exempt) > 0 {
 			c.Rules = append(c.Rules, Rule{To: f.match(exempt), Verdict: Return})
 		}
-		c.Rules = p.masquerade(f, c.Rules, Rule{})
+		c.Rules = p.masquerade(f, l, c.Rules, Rule{})
 		return c
 	}
 	sources, destinations := p.exemptSources(f), entriesOf(p.Destinations, f)
@@ -54,17 +56,18 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 		if e.Action == ActionExempt {
 			c.Rules = append(c.Rules, r)
 		} else {
-			c.Rules = p.masquerade(f, c.Rules, r)
+			c.Rules = p.masquerade(f, l, c.Rules, r)
 		}
 	}
-	c.Rules = p.masquerade(f, c.Rules, Rule{})
+	c.Rules = p.masquerade(f, l, c.Rules, Rule{})
 	return c
 }
 
 // masquerade appends the rules that masquerade what r matches: those of pods with the addresses in force,
 // then those of all other traffic.
-func (p *Policy) masquerade(f Family, rules []Rule, r Rule) []Rule {
-	r.Verdict, r.RandomFully = Masquerade, p.RandomFully.Value
+func (p *Policy) masquerade(f Family, l Layout, rules []Rule, r Rule) []Rule {
+	r.Verdict = Masquerade
+	r.RandomFully = p.RandomFully.Value && !l.NoRandomFully
 	for _, o := range p.Outputs {
 		if FamilyOf(o.Address) == f {
 			with := r

@@ -111,6 +111,9 @@ func addRuleWarnings(r *Report) {
 	for _, e := range s.AmbiguousOutputs() {
 		r.warn(FindingWarning{e, "output-address-ambiguous"})
 	}
+	for _, without := range s.WithoutRandomPorts() {
+		r.warn(FindingWarning{without, "ports-not-random"})
+	}
 	for _, slow := range s.LinearChains() {
 		r.warn(FindingWarning{slow, "slow-list"})
 	}

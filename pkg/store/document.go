@@ -63,6 +63,8 @@ type Record struct {
 	Boot   string       `json:"boot,omitempty"`
 	Chains []OwnedChain `json:"chains,omitempty"` // in the writer's order
 
+	NoRandomFully bool `json:"noRandomFully,omitempty"` // the host's iptables-legacy has no --random-fully
+
 	Outputs []Outputs      `json:"outputs,omitzero"` // also of earlier boots
 	Former  []ChainAddress `json:"former,omitzero"`  // that were in force in this boot, and are on the node
 

@@ -71,6 +71,14 @@ func (p *programs) since162(ctx context.Context, f policy.Family, variant string
 	})
 }
 
+// version returns the version of a program, such as 1.8.9.
+func (p *programs) version(ctx context.Context, f policy.Family, variant string) (string, error) {
+	return ask(ctx, p, f, variant, func(ipt *goiptables.IPTables) (string, error) {
+		major, minor, patch := ipt.GetIptablesVersion()
+		return fmt.Sprintf("%d.%d.%d", major, minor, patch), nil
+	})
+}
+
 // inUse reports whether a program may list table nat: the variant legacy would create one that does not exist.
 func inUse(f policy.Family, variant string) (bool, error) {
 	if variant != netfilter.VariantLegacy {

@@ -26,6 +26,17 @@ type backend struct {
 // Layout implements netfilter.Backend: one prefix per rule.
 func (b *backend) Layout() policy.Layout { return policy.Layout{} }
 
+// Supported implements netfilter.Backend. Each iptables-nft has --random-fully.
+func (b *backend) Supported(ctx context.Context) (policy.Layout, error) {
+	l := b.Layout()
+	if b.choice.Variant != netfilter.VariantLegacy {
+		return l, nil
+	}
+	since162, err := b.programs.since162(ctx, policy.IPv4, b.choice.Variant)
+	l.NoRandomFully = err == nil && !since162
+	return l, err
+}
+
 // OwnsTables implements netfilter.Backend: every program on the node uses table nat.
 func (b *backend) OwnsTables() bool { return false }
 

@@ -169,6 +169,35 @@ func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 	return judge(d.reader(c.Variant), policy.IPv4, nil, err)
 }
 
+// Programs implements netfilter.Driver.
+func (d *Driver) Programs(ctx context.Context, variant string) []netfilter.Program {
+	var list []netfilter.Program
+	for _, f := range policy.Families() {
+		program := netfilter.Program{Family: f}
+		program.Path, program.Err = d.programs.locate(ctx, f, variant, "")
+		if program.Err == nil {
+			program.Version, program.Err = d.programs.version(ctx, f, variant)
+		}
+		list = append(list, program)
+	}
+	return list
+}
+
+// Hanging implements netfilter.Driver.
+func (d *Driver) Hanging() error {
+	for _, f := range policy.Families() {
+		for _, variant := range []string{"", "-" + netfilter.VariantNFT, "-" + netfilter.VariantLegacy} {
+			for _, suffix := range []string{"", "-restore"} {
+				path, err := d.programs.finder.find(baseName(f) + variant + suffix)
+				if err == nil && d.programs.hangMark(path).isSet(d.programs.finder.trusted) {
+					return hangsElsewhere(path)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 func unusable(c netfilter.Choice, err error) error {
 	if errors.Is(err, netfilter.ErrBusy) {
 		return fmt.Errorf("%s: %w", c, err)

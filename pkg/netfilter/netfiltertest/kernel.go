@@ -102,6 +102,7 @@ func (k *Kernel) written(in netfilter.Choice, effect string, chains []string) {
 // driver implements netfilter.Driver for a backend in its variants.
 type driver struct {
 	netfilter.NoRuleset
+	netfilter.NoPrograms
 	k             *Kernel
 	choice, other netfilter.Choice
 }
@@ -165,6 +166,8 @@ type backend struct {
 }
 
 func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: b.OwnsTables()} }
+
+func (b *backend) Supported(context.Context) (policy.Layout, error) { return b.Layout(), nil }
 
 func (b *backend) OwnsTables() bool { return b.c == NFTables }
 

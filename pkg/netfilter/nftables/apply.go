@@ -20,6 +20,9 @@ type backend struct{ driver *Driver }
 
 func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: true} }
 
+// Supported implements netfilter.Backend: no program is involved.
+func (b *backend) Supported(context.Context) (policy.Layout, error) { return b.Layout(), nil }
+
 func (b *backend) OwnsTables() bool { return true }
 
 // state is a reading of the owned tables of one name. It is the State of an observation.

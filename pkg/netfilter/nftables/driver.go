@@ -17,6 +17,7 @@ import (
 
 // Driver drives the backend nftables by one socket in the namespace of the thread that opens it.
 type Driver struct {
+	netfilter.NoPrograms
 	conn nfnetlink.Conn
 	// guards tells that this kernel has, or had, guard tables: it does not lack what they need.
 	guards bool
