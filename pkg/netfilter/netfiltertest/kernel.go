@@ -44,8 +44,9 @@ type Kernel struct {
 	Chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	Guards     []policy.Guard
 	Generation netfilter.Generation
-	Torn       int                   // so many coming readings of a backend, or of guards, have something that is gone
-	Leftovers  map[policy.Family]int // sets in the owned table that no rule uses
+	// So many coming readings of a backend, or of guards, have something that is gone.
+	Torn      int
+	Leftovers map[policy.Family]int // sets in the owned table that no rule uses
 
 	changes int // of the owned table of masquerade chains
 }
@@ -53,8 +54,10 @@ type Kernel struct {
 // New returns a packet filter without rules, whose effects never fail.
 func New() *Kernel {
 	k := &Kernel{
-		Before: func(string, bool) error { return nil }, After: func(string, ...string) {},
-		Accepts: func(policy.Ruleset, []policy.Guard) error { return nil }, Unusable: map[netfilter.Choice]error{},
+		Before:   func(string, bool) error { return nil },
+		After:    func(string, ...string) {},
+		Accepts:  func(policy.Ruleset, []policy.Guard) error { return nil },
+		Unusable: map[netfilter.Choice]error{},
 	}
 	k.Flush()
 	return k
@@ -62,7 +65,9 @@ func New() *Kernel {
 
 // Flush removes everything, as a boot or `nft flush ruleset` does. It is no effect.
 func (k *Kernel) Flush() {
-	k.Chains = map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{NFTables: {}, IPTables: {}, Legacy: {}}
+	k.Chains = map[netfilter.Choice]map[policy.ChainFamily]policy.Chain{
+		NFTables: {}, IPTables: {}, Legacy: {},
+	}
 	k.Leftovers, k.Guards = map[policy.Family]int{}, nil
 	k.Changed()
 }
@@ -83,7 +88,7 @@ func (k *Kernel) Drivers() netfilter.Drivers {
 // Refs returns the chains of a backend in an order that is always the same.
 func (k *Kernel) Refs(c netfilter.Choice) []policy.ChainFamily {
 	return slices.SortedFunc(maps.Keys(k.Chains[c]), func(a, b policy.ChainFamily) int {
-		return slices.Compare([]string{string(a.Family), a.Chain}, []string{string(b.Family), b.Chain})
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Chain, b.Chain))
 	})
 }
 
@@ -120,11 +125,21 @@ func (d *driver) FindChain(_ context.Context, chain string) (used []netfilter.Ch
 		return nil, err
 	}
 	for _, c := range d.choices() {
-		if slices.ContainsFunc(d.k.Refs(c), func(ref policy.ChainFamily) bool { return ref.Chain == chain }) {
+		if d.k.has(c, chain) {
 			used = append(used, c)
 		}
 	}
 	return used, nil
+}
+
+// has reports whether a backend has a chain, in any family.
+func (k *Kernel) has(c netfilter.Choice, chain string) bool {
+	for ref := range k.Chains[c] {
+		if ref.Chain == chain {
+			return true
+		}
+	}
+	return false
 }
 
 func (d *driver) Owned(context.Context) (owned []netfilter.OwnedChain, err error) {
@@ -138,25 +153,30 @@ func (d *driver) Owned(context.Context) (owned []netfilter.OwnedChain, err error
 			}
 		}
 	}
+	if d.choice != NFTables {
+		return owned, nil
+	}
 	for _, g := range d.k.Guards {
-		if d.choice == NFTables {
-			ref := policy.ChainFamily{Chain: "guard-" + g.Chain, Family: g.Family}
-			owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: NFTables, Guard: true, Owner: g.Owner})
-		}
+		ref := policy.ChainFamily{Chain: "guard-" + g.Chain, Family: g.Family}
+		owned = append(owned, netfilter.OwnedChain{
+			ChainFamily: ref, Choice: NFTables, Guard: true, Owner: g.Owner,
+		})
 	}
 	return owned, nil
 }
 
 func (d *driver) Probe(_ context.Context, variant string) (netfilter.Choice, error) {
-	err := d.k.Before("probe "+string(d.Backend()), false)
+	if err := d.k.Before("probe "+string(d.Backend()), false); err != nil {
+		return netfilter.Choice{}, fmt.Errorf("probe %s: %w", d.Backend(), err)
+	}
 	for _, c := range d.choices() {
-		if err == nil && (variant == "" || variant == c.Variant) {
-			if d.k.Unusable[c] == nil {
-				return c, nil
-			}
+		isAsked := variant == "" || variant == c.Variant
+		if isAsked && d.k.Unusable[c] == nil {
+			return c, nil
 		}
 	}
-	return netfilter.Choice{}, fmt.Errorf("probe %s: %w", d.Backend(), cmp.Or(err, d.k.Unusable[d.choice], netfilter.ErrUnusable))
+	err := cmp.Or(d.k.Unusable[d.choice], netfilter.ErrUnusable)
+	return netfilter.Choice{}, fmt.Errorf("probe %s: %w", d.Backend(), err)
 }
 
 // backend implements netfilter.Backend.
@@ -171,26 +191,32 @@ func (b *backend) Supported(context.Context) (policy.Layout, error) { return b.L
 
 func (b *backend) OwnsTables() bool { return b.c == NFTables }
 
-func (b *backend) Observe(_ context.Context, wanted []policy.ChainFamily) (o netfilter.Observation, err error) {
+func (b *backend) Observe(
+	_ context.Context, wanted []policy.ChainFamily,
+) (o netfilter.Observation, err error) {
 	if err := b.k.Before("observe "+b.c.String(), false); err != nil {
 		return o, err
 	}
-	if o.State = b.k.changes; b.OwnsTables() {
+	o.State = b.k.changes
+	if b.OwnsTables() {
 		o.Generation = b.k.Generation.Number
 	}
 	for _, ref := range b.k.Refs(b.c) {
-		if b.OwnsTables() || slices.Contains(wanted, ref) {
-			c := cloned(b.k.Chains[b.c][ref])
-			if b.k.Torn > 0 {
-				b.k.Torn--
-				c.Rules, o.Generation = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized}), 0
-			}
-			o.Rules.Chains = append(o.Rules.Chains, c)
+		if !b.OwnsTables() && !slices.Contains(wanted, ref) {
+			continue
 		}
+		c := cloned(b.k.Chains[b.c][ref])
+		if b.k.Torn > 0 {
+			b.k.Torn--
+			c.Rules = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
+			o.Generation = 0
+		}
+		o.Rules.Chains = append(o.Rules.Chains, c)
 	}
 	for _, f := range policy.Families() {
 		if b.OwnsTables() && b.k.Leftovers[f] > 0 {
-			o.Rules.Unrecognized = append(o.Rules.Unrecognized, policy.UnrecognizedObject{Family: f, Text: "set"})
+			set := policy.UnrecognizedObject{Family: f, Text: "set"}
+			o.Rules.Unrecognized = append(o.Rules.Unrecognized, set)
 		}
 	}
 	return o, nil
@@ -205,7 +231,9 @@ func cloned(c policy.Chain) policy.Chain {
 	return c
 }
 
-func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File) error {
+func (b *backend) Apply(
+	_ context.Context, desired policy.Ruleset, from netfilter.Observation, held *os.File,
+) error {
 	if held == nil {
 		panic("netfiltertest: a write without the lock")
 	}
@@ -215,30 +243,34 @@ func (b *backend) Apply(_ context.Context, desired policy.Ruleset, from netfilte
 	if b.OwnsTables() {
 		return b.applyTables(desired, from)
 	}
-	for _, f := range policy.Families() { // one iptables-restore each
-		var of policy.Ruleset
-		var differ []string
-		for _, c := range desired.Chains {
-			if c.Family != f {
-				continue
-			}
-			of.Chains = append(of.Chains, c)
-			if b.differs(c) {
-				differ = append(differ, c.Name)
-			}
-		}
-		if differ == nil {
-			continue
-		}
-		effect := fmt.Sprintf("write %s %s", b.c, f)
-		if err := cmp.Or(b.k.Before(effect, true), b.accepts(of)); err != nil {
+	for _, f := range policy.Families() {
+		if err := b.restore(f, netfilter.ChainsOf(desired, f)); err != nil {
 			return err
 		}
-		for _, c := range of.Chains {
-			b.k.Chains[b.c][ref(&c)] = cloned(c)
-		}
-		b.k.written(b.c, effect, differ)
 	}
+	return nil
+}
+
+// restore writes the chains of a family as one iptables-restore does.
+func (b *backend) restore(f policy.Family, chains []policy.Chain) error {
+	var differ []string
+	for _, c := range chains {
+		if b.differs(c) {
+			differ = append(differ, c.Name)
+		}
+	}
+	if differ == nil {
+		return nil
+	}
+	effect := fmt.Sprintf("write %s %s", b.c, f)
+	err := cmp.Or(b.k.Before(effect, true), b.accepts(policy.Ruleset{Chains: chains}))
+	if err != nil {
+		return err
+	}
+	for _, c := range chains {
+		b.k.Chains[b.c][ref(&c)] = cloned(c)
+	}
+	b.k.written(b.c, effect, differ)
 	return nil
 }
 
@@ -250,7 +282,13 @@ func (b *backend) differs(c policy.Chain) bool {
 
 // accepts returns why chains cannot be written. A chain that stays as it is can.
 func (b *backend) accepts(desired policy.Ruleset) error {
-	desired.Chains = slices.DeleteFunc(slices.Clone(desired.Chains), func(c policy.Chain) bool { return !b.differs(c) })
+	var changed []policy.Chain
+	for _, c := range desired.Chains {
+		if b.differs(c) {
+			changed = append(changed, c)
+		}
+	}
+	desired.Chains = changed
 	return b.k.Accepts(desired, nil)
 }
 
@@ -271,42 +309,53 @@ func kept(c policy.Chain) policy.Chain {
 // applyTables writes all chains of the owned tables, which the observation has as they are. New sets are
 // filled by a batch of their own.
 func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation) error {
-	k, seen := b.k, b.k.changes
-	if was, is := from.State.(int); is && was != seen {
+	k := b.k
+	w := tableWriter{k: k, seen: k.changes}
+	was, isObserved := from.State.(int)
+	if isObserved && was != w.seen {
 		return errors.Join(k.Before("write nftables, refused", true), netfilter.ErrChanged)
-	}
-	write := func(effect string, do func()) error {
-		if err := k.Before(effect, true); err != nil {
-			return err
-		}
-		if seen != k.changes {
-			return netfilter.ErrChanged
-		}
-		do()
-		k.written(NFTables, effect, nil)
-		seen = k.changes
-		return nil
 	}
 	if err := b.accepts(desired); err != nil {
 		return errors.Join(k.Before("write nftables, not supported", true), err)
 	}
-	have, newSets := map[policy.ChainFamily]policy.Chain{}, false
+	have, hasNewSets := map[policy.ChainFamily]policy.Chain{}, false
 	for _, c := range desired.Chains {
 		have[ref(&c)] = cloned(c)
 		_, exists := k.Chains[NFTables][ref(&c)]
-		newSets = newSets || !exists
+		hasNewSets = hasNewSets || !exists
 	}
-	if newSets {
-		fill := func() {
+	if hasNewSets {
+		err := w.commit("fill sets of nftables", func() {
 			for _, f := range policy.Families() {
 				k.Leftovers[f]++
 			}
-		}
-		if err := write("fill sets of nftables", fill); err != nil {
+		})
+		if err != nil {
 			return err
 		}
 	}
-	return write("write nftables", func() { k.Leftovers, k.Chains[NFTables] = map[policy.Family]int{}, have })
+	return w.commit("write nftables", func() {
+		k.Leftovers, k.Chains[NFTables] = map[policy.Family]int{}, have
+	})
+}
+
+// tableWriter commits to the owned tables as they were seen.
+type tableWriter struct {
+	k    *Kernel
+	seen int // Kernel.changes
+}
+
+func (w *tableWriter) commit(effect string, do func()) error {
+	if err := w.k.Before(effect, true); err != nil {
+		return err
+	}
+	if w.seen != w.k.changes {
+		return netfilter.ErrChanged
+	}
+	do()
+	w.k.written(NFTables, effect, nil)
+	w.seen = w.k.changes
+	return nil
 }
 
 func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, held *os.File) error {
@@ -334,7 +383,8 @@ func (b *backend) Remove(_ context.Context, chains []policy.ChainFamily, held *o
 }
 
 func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
-	return cmp.Or(b.k.Unusable[b.c], b.k.Before(fmt.Sprintf("ask for the right to write %s %s", b.c, f), false))
+	effect := fmt.Sprintf("ask for the right to write %s %s", b.c, f)
+	return cmp.Or(b.k.Unusable[b.c], b.k.Before(effect, false))
 }
 
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
@@ -354,49 +404,74 @@ func (d *tables) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 	if err := d.k.Before("observe guards", false); err != nil {
 		return netfilter.GuardObservation{}, err
 	}
-	guards := append([]policy.Guard(nil), d.k.Guards...)
-	o := netfilter.GuardObservation{Guards: guards, Exists: len(guards) > 0, Generation: d.k.Generation.Number, State: append([]policy.Guard(nil), guards...)}
+	o := netfilter.GuardObservation{
+		Guards:     append([]policy.Guard(nil), d.k.Guards...),
+		Exists:     len(d.k.Guards) > 0,
+		Generation: d.k.Generation.Number,
+		State:      append([]policy.Guard(nil), d.k.Guards...),
+	}
 	if d.k.Torn > 0 {
 		d.k.Torn--
-		o.Guards, o.Exists, o.Generation = append(o.Guards, policy.Guard{Chain: "GONE", Family: policy.IPv4, Mode: policy.GuardDrop}), true, 0
+		gone := policy.Guard{Chain: "GONE", Family: policy.IPv4, Mode: policy.GuardDrop}
+		o.Guards, o.Exists, o.Generation = append(o.Guards, gone), true, 0
 	}
 	return o, nil
 }
 
-func (d *tables) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (diff policy.Diff) {
-	find := func(in []policy.Guard, g *policy.Guard) *policy.Guard {
-		i := slices.IndexFunc(in, func(o policy.Guard) bool { return o.Chain == g.Chain && o.Family == g.Family })
-		if i < 0 {
-			return nil
-		}
-		return &in[i]
-	}
+func (d *tables) CompareGuards(
+	desired []policy.Guard, observed netfilter.GuardObservation,
+) (diff policy.Diff) {
 	for _, g := range desired {
-		o, kind := find(observed.Guards, &g), policy.GuardChange
-		if o != nil && reflect.DeepEqual(*o, g) {
-			continue
+		o := find(observed.Guards, &g)
+		if o == nil || !reflect.DeepEqual(*o, g) {
+			kind := kindOfChange(&g, o)
+			diff = append(diff, policy.Change{Kind: kind, Family: g.Family, Chain: g.Chain, Text: "guard"})
 		}
-		if rest := g; o != nil {
-			rest.Scope.Sources, rest.Exempt, rest.Bound, rest.Bindings = o.Scope.Sources, o.Exempt, o.Bound, o.Bindings
-			if reflect.DeepEqual(rest, *o) && (g.Bound == nil) == (o.Bound == nil) {
-				kind = policy.ElementChange
-			}
-		}
-		diff = append(diff, policy.Change{Kind: kind, Family: g.Family, Chain: g.Chain, Text: "guard"})
 	}
 	for _, o := range observed.Guards {
 		if find(desired, &o) == nil {
-			diff = append(diff, policy.Change{Kind: policy.GuardChange, Family: o.Family, Chain: o.Chain, Unexpected: true, Text: "guard"})
+			diff = append(diff, policy.Change{
+				Kind: policy.GuardChange, Family: o.Family, Chain: o.Chain, Unexpected: true, Text: "guard",
+			})
 		}
 	}
 	return diff
 }
 
-func (d *tables) ApplyGuards(_ context.Context, desired []policy.Guard, from netfilter.GuardObservation) error {
-	if err := cmp.Or(d.k.Before("write guards", true), d.k.Accepts(policy.Ruleset{}, desired)); err != nil {
+// find returns the guard of the same chain, nil if there is none.
+func find(in []policy.Guard, of *policy.Guard) *policy.Guard {
+	for i := range in {
+		if in[i].Chain == of.Chain && in[i].Family == of.Family {
+			return &in[i]
+		}
+	}
+	return nil
+}
+
+// kindOfChange returns what a change of a guard is about: elements if its rules stay. Nil is no guard.
+func kindOfChange(desired, observed *policy.Guard) policy.ChangeKind {
+	if observed == nil || (desired.Bound == nil) != (observed.Bound == nil) {
+		return policy.GuardChange
+	}
+	rest := *desired
+	rest.Scope.Sources, rest.Exempt = observed.Scope.Sources, observed.Exempt
+	rest.Bound, rest.Bindings = observed.Bound, observed.Bindings
+	if reflect.DeepEqual(rest, *observed) {
+		return policy.ElementChange
+	}
+	return policy.GuardChange
+}
+
+func (d *tables) ApplyGuards(
+	_ context.Context, desired []policy.Guard, from netfilter.GuardObservation,
+) error {
+	err := cmp.Or(d.k.Before("write guards", true), d.k.Accepts(policy.Ruleset{}, desired))
+	if err != nil {
 		return err
 	}
-	if was, is := from.State.([]policy.Guard); is && len(was)+len(d.k.Guards) > 0 && !reflect.DeepEqual(was, d.k.Guards) {
+	was, isObserved := from.State.([]policy.Guard)
+	hasAny := len(was)+len(d.k.Guards) > 0
+	if isObserved && hasAny && !reflect.DeepEqual(was, d.k.Guards) {
 		return netfilter.ErrChanged
 	}
 	d.k.Guards = append([]policy.Guard(nil), desired...)
