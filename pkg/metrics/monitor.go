@@ -30,7 +30,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// scrapeTimeout is how long a scrape waits for Options' functions before it serves the answers of the last one.
+// scrapeTimeout is how long a scrape waits for Options' functions before it serves the answers of the last
+// one.
 const scrapeTimeout = 2 * time.Second
 
 // Options provide what reports do not contain. Scrapes call the functions; the Status calls State, Record and
@@ -45,9 +46,11 @@ type Options struct {
 	// Conntrack reads the numbers of the node's conntrack.
 	Conntrack func(context.Context) (conntrack.Stats, error)
 	// Record reads the record, which has the numbers of connections that ADDs reset too.
-	Record        func() (store.Record, error)
-	PluginVersion func() string                                        // of the installed plugin, "" without one
-	Written       func(policy.SourceID) (written time.Time, err error) // of a source's document; zero without one
+	Record func() (store.Record, error)
+	// PluginVersion returns the version of the installed plugin, "" without one.
+	PluginVersion func() string
+	// Written returns when a source's document was written; zero without one.
+	Written func(policy.SourceID) (written time.Time, err error)
 
 	Log *slog.Logger // nil: none
 }
@@ -61,36 +64,44 @@ type Monitor struct {
 	requests singleflight.Group
 	started  time.Time
 
-	observing     sync.Mutex // while Options.State and then the totals are in use
-	mu            sync.Mutex
-	settings      Settings
-	problems      []reconcile.Problem // of the last report
-	reported      time.Time           // the last report, else the start
-	interval      time.Duration
-	reports       int // how many there were
-	results       map[reconcile.Result]int
-	repairs       map[policy.ChangeKind]int
-	success       float64            // time of the last sync that did not fail
-	sources       *reconcile.Sources // of the last report that has some
-	lastWithRules *reconcile.Report  // the last report with rules
-	exempt        *enforce.State     // for the number of exempt pods: that of the report, or one observed since
+	observing sync.Mutex // while Options.State and then the totals are in use
+	mu        sync.Mutex // for what follows
 
-	conflist *conflist.Status // of the last report
-	inserted int              // how often the plugin entry was inserted
-
-	unrecorded []reconcile.UnrecordedPod // of the last report
-
-	repaired  []Repair // the latest ones, the newest first
-	repairing int      // how many there were
-
-	connections totals
-	guards      totals
-	resets      totals // connections that were reset
-
-	resetFailures int               // how often a reset failed
-	listenErrs    map[string]string // why addresses cannot be bound, by their settings
-	plugin        string            // the version of the installed one
+	settings   Settings
+	listenErrs map[string]string // why addresses cannot be bound, by their settings
+	plugin     string            // the version of the installed one
+	last       lastReport
+	syncs      syncs
 	scraped
+
+	// What the kernel counted.
+	connections   totals
+	guards        totals
+	resets        totals // connections that were reset
+	resetFailures int    // how often a reset failed
+}
+
+// lastReport is what is known of the node by the last report.
+type lastReport struct {
+	number     int // how many there were
+	at         time.Time
+	interval   time.Duration // until the next one
+	problems   []reconcile.Problem
+	conflist   *conflist.Status
+	unrecorded []reconcile.UnrecordedPod
+	sources    *reconcile.Sources // of the last one that has some
+	withRules  *reconcile.Report  // the last one with rules
+	exempt     *enforce.State     // for the number of exempt pods: that of the report, or one observed since
+}
+
+// syncs are the numbers of syncs and of what they did.
+type syncs struct {
+	results  map[reconcile.Result]int
+	repairs  map[policy.ChangeKind]int
+	success  float64  // time of the last one that did not fail
+	inserted int      // how often the plugin entry was inserted
+	repaired []Repair // the latest ones, the newest first
+	total    int      // how many repairs there were
 }
 
 type scraped struct {
@@ -103,13 +114,15 @@ type scraped struct {
 func New(o Options) *Monitor {
 	m := &Monitor{
 		options: o, log: flowcontrol.LogOnce(cmp.Or(o.Log, slog.New(slog.DiscardHandler))),
-		registry: prometheus.NewRegistry(), started: time.Now(), reported: time.Now(), interval: time.Minute,
+		registry: prometheus.NewRegistry(), started: time.Now(),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    prefix + "reconcile_duration_seconds",
 			Help:    "Time of a sync from its start to its end, in seconds.",
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
-		listenErrs: map[string]string{}, results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{},
+		listenErrs:  map[string]string{},
+		last:        lastReport{at: time.Now(), interval: time.Minute}, // as if one came at the start
+		syncs:       syncs{results: map[reconcile.Result]int{}, repairs: map[policy.ChangeKind]int{}},
 		connections: newTotals(), guards: newTotals(), resets: newTotals(),
 	}
 	m.registry.MustRegister(m, m.duration)
@@ -120,38 +133,55 @@ func New(o Options) *Monitor {
 func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.reports++
-	m.problems, m.conflist, m.reported, m.interval = r.Problems, r.Conflist, time.Now(), interval
-	m.unrecorded = r.Unrecorded
-	standby := func(p reconcile.Problem) bool { return p.Reason == reconcile.ReasonStandby }
-	if slices.ContainsFunc(r.Problems, standby) {
-		m.sources, m.lastWithRules = nil, nil // the active reconciler exports them
+	last := &m.last
+	last.number++
+	last.at, last.interval = time.Now(), interval
+	last.problems, last.conflist, last.unrecorded = r.Problems, r.Conflist, r.Unrecorded
+	if isStandby(r) {
+		last.sources, last.withRules = nil, nil // the active reconciler exports them
 		return
 	}
-	if r.Conflist != nil {
-		m.inserted += r.Conflist.Inserted
-	}
-	m.results[r.Result]++
 	m.duration.Observe(r.Took.Seconds())
-	if r.Result != reconcile.Failed {
-		m.success = timestamp(r.Started.Add(r.Took))
-	}
-	for _, change := range r.Drift {
-		m.repairs[change.Kind]++
-	}
-	if len(r.Drift) > 0 {
-		chains, missing, unexpected := r.Drift.Totals()
-		repair := Repair{r.Started.Add(r.Took).UTC(), r.By.String(), chains, missing, unexpected}
-		m.repaired = slices.Insert(m.repaired, 0, repair)
-		m.repaired = m.repaired[:min(len(m.repaired), 10)]
-		m.repairing++
-	}
-	m.sources = cmp.Or(r.Sources, m.sources)
+	m.syncs.count(r)
+	last.sources = cmp.Or(r.Sources, last.sources)
 	if r.Rules != nil {
-		m.lastWithRules, m.exempt = r, r.Rules
+		last.withRules, last.exempt = r, r.Rules
 	}
 	m.count(r.Before)
 	m.count(r.Rules)
+}
+
+func isStandby(r *reconcile.Report) bool {
+	for _, p := range r.Problems {
+		if p.Reason == reconcile.ReasonStandby {
+			return true
+		}
+	}
+	return false
+}
+
+// count counts a sync.
+func (s *syncs) count(r *reconcile.Report) {
+	if r.Conflist != nil {
+		s.inserted += r.Conflist.Inserted
+	}
+	s.results[r.Result]++
+	ended := r.Started.Add(r.Took)
+	if r.Result != reconcile.Failed {
+		s.success = timestamp(ended)
+	}
+	if len(r.Drift) == 0 {
+		return
+	}
+	for _, change := range r.Drift {
+		s.repairs[change.Kind]++
+	}
+	const most = 10
+	chains, missing, unexpected := r.Drift.Totals()
+	repair := Repair{ended.UTC(), r.By.String(), chains, missing, unexpected}
+	s.repaired = slices.Insert(s.repaired, 0, repair)
+	s.repaired = s.repaired[:min(len(s.repaired), most)]
+	s.total++
 }
 
 // ConnectionsReset records connections that were reset and are not on record, and a reset that failed.
@@ -161,7 +191,8 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 	if err != nil {
 		m.resetFailures++
 	}
-	if unwritable := (*enforce.UnwritableError)(nil); errors.As(err, &unwritable) {
+	_, isUnwritable := errors.AsType[*enforce.UnwritableError](err)
+	if isUnwritable { // else the record has them
 		for c, n := range deleted {
 			m.resets.addTo(c, "", n)
 		}
@@ -170,38 +201,44 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 
 // stopped returns an error if the loop has stopped: it missed three syncs and half a minute more.
 func (m *Monitor) stopped() error {
-	silence := time.Since(m.reported)
-	if silence <= 3*m.interval+30*time.Second {
+	silence := time.Since(m.last.at)
+	if silence <= 3*m.last.interval+30*time.Second {
 		return nil
 	}
-	return fmt.Errorf("no sync was made for %s, and one is due every %s", silence.Round(time.Second), m.interval)
+	silence = silence.Round(time.Second)
+	return fmt.Errorf("no sync was made for %s, and one is due every %s", silence, m.last.interval)
 }
 
 func (m *Monitor) unready() []reconcile.Problem {
-	if m.reports == 0 {
-		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: errors.New("no sync was made yet")}}
+	if m.last.number == 0 {
+		none := errors.New("no sync was made yet")
+		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: none}}
 	}
 	if err := m.stopped(); err != nil {
-		return append([]reconcile.Problem{{Reason: reconcile.ReasonRules, Err: err}}, m.problems...)
+		stopped := reconcile.Problem{Reason: reconcile.ReasonRules, Err: err}
+		return append([]reconcile.Problem{stopped}, m.last.problems...)
 	}
-	return m.problems
+	return m.last.problems
 }
 
 // Health returns the handler of /livez and /healthz, which are about the process, of /readyz, which is about
 // the node, and of /statusz and /flagz, which are for people.
 func (m *Monitor) Health() http.Handler {
 	live := m.check(m.stopped)
-	ready := m.check(func() error {
-		var errs []error
-		for _, p := range m.unready() {
-			text := strings.TrimRight(p.Err.Error(), "\n")
-			errs = append(errs, fmt.Errorf("%s: %s", p.Reason, strings.ReplaceAll(text, "\n", "\n  ")))
-		}
-		return errors.Join(errs...)
-	})
 	return handler(map[string]http.HandlerFunc{
-		"GET /livez": live, "GET /healthz": live, "GET /readyz": ready, "GET /statusz": zPage("statusz", m.statusz), "GET /flagz": zPage("flagz", m.flagz),
+		"GET /livez": live, "GET /healthz": live, "GET /readyz": m.check(m.notReady),
+		"GET /statusz": zPage("statusz", m.statusz), "GET /flagz": zPage("flagz", m.flagz),
 	})
+}
+
+// notReady returns why the node is not ready, or nil.
+func (m *Monitor) notReady() error {
+	var errs []error
+	for _, p := range m.unready() {
+		text := strings.TrimRight(p.Err.Error(), "\n")
+		errs = append(errs, fmt.Errorf("%s: %s", p.Reason, strings.ReplaceAll(text, "\n", "\n  ")))
+	}
+	return errors.Join(errs...)
 }
 
 func (m *Monitor) check(problems func() error) http.HandlerFunc {
@@ -230,7 +267,9 @@ func (m *Monitor) Metrics() http.Handler {
 
 // refreshed calls a refresh, and returns at the latest after the timeout. Requests share the one that runs: a
 // kernel that does not answer is not asked by ever more goroutines.
-func (m *Monitor) refreshed(ctx context.Context, timeout time.Duration, name string, refresh func(context.Context)) {
+func (m *Monitor) refreshed(
+	ctx context.Context, timeout time.Duration, name string, refresh func(context.Context),
+) {
 	done := m.requests.DoChan(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
@@ -255,31 +294,28 @@ func handler(pages map[string]http.HandlerFunc) http.Handler {
 	})
 }
 
+// refresh asks for what a scrape exports and reports do not contain.
 func (m *Monitor) refresh(ctx context.Context) {
 	m.mu.Lock()
-	last := m.lastWithRules
+	last := m.last.withRules
 	m.mu.Unlock()
 	found := scraped{written: map[policy.SourceID]time.Time{}}
-	o := m.options
 	if last != nil {
-		for _, s := range last.State.Sources {
-			if at, err := o.Written(s.ID); err != nil {
-				m.log.Warn("failed to read the age of a source's document", "source", s.ID.String(), "err", err)
-			} else if !at.IsZero() {
-				found.written[s.ID] = at
-			}
-		}
-		// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a count holds for.
-		if n, err := o.ThirdParty(last); err != nil {
-			m.log.Warn("failed to count third-party rules", "err", err)
-		} else {
+		m.readWritten(last, found.written)
+		// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a
+		// count holds for.
+		n, err := m.options.ThirdParty(last)
+		if err == nil {
 			found.thirdParty = &n
+		} else {
+			m.log.Warn("failed to count third-party rules", "err", err)
 		}
 	}
-	if stats, err := o.Conntrack(ctx); err != nil {
-		m.log.Warn("failed to read conntrack statistics", "err", err)
-	} else {
+	stats, err := m.options.Conntrack(ctx)
+	if err == nil {
 		found.conntrack = &stats
+	} else {
+		m.log.Warn("failed to read conntrack statistics", "err", err)
 	}
 	m.mu.Lock()
 	m.scraped = found
@@ -287,12 +323,24 @@ func (m *Monitor) refresh(ctx context.Context) {
 	m.observe(ctx)
 }
 
+// readWritten reads when the documents of a report's sources were written.
+func (m *Monitor) readWritten(r *reconcile.Report, written map[policy.SourceID]time.Time) {
+	for _, s := range r.State.Sources {
+		at, err := m.options.Written(s.ID)
+		if err != nil {
+			m.log.Warn("failed to read the age of a source's document", "source", s.ID.String(), "err", err)
+		} else if !at.IsZero() {
+			written[s.ID] = at
+		}
+	}
+}
+
 // observe is what Status needs.
 func (m *Monitor) observe(ctx context.Context) {
 	m.observing.Lock()
 	defer m.observing.Unlock()
 	m.mu.Lock()
-	reports, active := m.reports, m.lastWithRules != nil
+	reports, active := m.last.number, m.last.withRules != nil
 	m.mu.Unlock()
 	state, plugin := m.options.State(ctx), m.options.PluginVersion()
 	var rec store.Record
@@ -308,8 +356,8 @@ func (m *Monitor) observe(ctx context.Context) {
 	}
 	m.resets.observe(deleted, func(kernelChain) bool { return false })
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
-	if m.reports == reports {
-		m.exempt = cmp.Or(state, m.exempt)
+	if m.last.number == reports {
+		m.last.exempt = cmp.Or(state, m.last.exempt)
 		m.count(state)
 	}
 }
@@ -318,7 +366,8 @@ func (m *Monitor) observe(ctx context.Context) {
 func zPage(name string, page func(io.Writer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "\nip-masq-reconciler %s\nWarning: This endpoint is not meant to be machine parseable, "+
+		fmt.Fprintf(w, "\nip-masq-reconciler %s\nWarning: This endpoint is not meant to be machine "+
+			"parseable, "+
 			"has no formatting compatibility guarantees and is for debugging purposes only.\n\n", name)
 		page(w)
 	}
@@ -326,7 +375,8 @@ func zPage(name string, page func(io.Writer)) http.HandlerFunc {
 
 func (m *Monitor) statusz(w io.Writer) {
 	up := int(time.Since(m.started).Seconds())
-	fmt.Fprintf(w, "Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nPaths: %s\n",
+	const format = "Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nPaths: %s\n"
+	fmt.Fprintf(w, format,
 		m.started.UTC().Format(time.UnixDate), up/3600, up/60%60, up%60, runtime.Version(), m.options.Version,
 		"/flagz /healthz /livez /readyz /statusz")
 }

@@ -17,8 +17,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Serve serves h at the TCP address of a setting, "" for none, until ctx ends and running requests are finished. An
-// address that cannot be bound is retried; the reason is logged once, and is in the Status until it can.
+// Serve serves h at the TCP address of a setting, "" for none, until ctx ends and running requests are
+// finished. An address that cannot be bound is retried; the reason is logged once, and is in the Status until
+// it can.
 func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
 	if address == "" {
 		return
@@ -28,7 +29,8 @@ func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler
 		l, err := listening.Listen(ctx, "tcp", address)
 		m.listens(key, err)
 		if err != nil {
-			err = fmt.Errorf("%w; free the address (ss -ltnp names the program that has it), or set %s to another", err, key)
+			const remedy = "free the address (ss -ltnp names the program that has it)"
+			err = fmt.Errorf("%w; %s, or set %s to another", err, remedy, key)
 		}
 		return l, err
 	})
@@ -38,7 +40,9 @@ func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler
 func (m *Monitor) listens(key string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if delete(m.listenErrs, key); err != nil {
+	if err == nil {
+		delete(m.listenErrs, key)
+	} else {
 		m.listenErrs[key] = fmt.Sprintf("%s: %v", key, err)
 	}
 }
@@ -48,7 +52,10 @@ func (m *Monitor) ServeSocket(ctx context.Context, d *store.Dir, log *slog.Logge
 	keepServing(ctx, "socket", d.SocketPath(), m.Socket(), log, d.Listen)
 }
 
-func keepServing(ctx context.Context, key, address string, h http.Handler, log *slog.Logger, listen func() (net.Listener, error)) {
+func keepServing(
+	ctx context.Context, key, address string, h http.Handler, log *slog.Logger,
+	listen func() (net.Listener, error),
+) {
 	log = flowcontrol.LogOnce(log)
 	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, time.Second) {
 		l, err := listen()
@@ -70,15 +77,17 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		IdleTimeout:       2 * time.Minute, // Prometheus scrapes at least each minute
 		MaxHeaderBytes:    8 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ConnState:         bounded(),
-		BaseContext:       func(net.Listener) context.Context { return ctx }, // no request waits longer than ctx
+		ConnState:         newOpenConnections().changed,
+		// No request waits longer than ctx.
+		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- s.Serve(l) }()
 	select {
 	case err = <-failed:
 	case <-ctx.Done():
-		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second) // for requests that run now
+		const longest = 3 * time.Second // for requests that run now
+		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), longest)
 		defer cancel()
 		err = s.Shutdown(wait)
 	}
@@ -87,24 +96,34 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 
 const maxConnections = 64
 
-// bounded returns a function for http.Server.ConnState that keeps at most maxConnections connections open. A new one takes
-// the place of the oldest, whatever its client does: every user of the node can connect, and must neither exhaust the
-// memory nor keep out a probe.
-func bounded() func(net.Conn, http.ConnState) {
-	var mu sync.Mutex
-	var open []net.Conn // oldest first
-	ended := sync.NewCond(&mu)
-	return func(c net.Conn, state http.ConnState) {
-		mu.Lock()
-		defer mu.Unlock()
-		switch state {
-		case http.StateNew: // the server accepts no other one before this returns
-			for open = append(open, c); len(open) > maxConnections; ended.Wait() {
-				_ = open[0].Close() // ends the context of its request, too
-			}
-		case http.StateClosed:
-			open = slices.DeleteFunc(open, func(o net.Conn) bool { return o == c })
-			ended.Broadcast()
+// openConnections keeps at most maxConnections connections open. A new one takes the place of the oldest,
+// whatever its client does: every user of the node can connect, and must neither exhaust the memory nor keep
+// out a probe.
+type openConnections struct {
+	mu    sync.Mutex
+	open  []net.Conn // oldest first
+	ended *sync.Cond
+}
+
+func newOpenConnections() *openConnections {
+	o := &openConnections{}
+	o.ended = sync.NewCond(&o.mu)
+	return o
+}
+
+// changed is for http.Server.ConnState.
+func (o *openConnections) changed(c net.Conn, state http.ConnState) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch state {
+	case http.StateNew: // the server accepts no other one before this returns
+		o.open = append(o.open, c)
+		for len(o.open) > maxConnections {
+			_ = o.open[0].Close() // ends the context of its request, too
+			o.ended.Wait()
 		}
+	case http.StateClosed:
+		o.open = slices.DeleteFunc(o.open, func(other net.Conn) bool { return other == c })
+		o.ended.Broadcast()
 	}
 }

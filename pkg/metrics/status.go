@@ -26,7 +26,8 @@ import (
 
 const statusPath = "/v1/status"
 
-// Status is the state of the active reconciler, as its socket serves it at /v1/status. If fields have another meaning, the path has another version.
+// Status is the state of the active reconciler, as its socket serves it at /v1/status. If fields have another
+// meaning, the path has another version.
 type Status struct {
 	Version string    `json:"version"` // of the reconciler
 	PID     int       `json:"pid"`     // in its own PID namespace
@@ -102,42 +103,42 @@ func (m *Monitor) Status() Status {
 		Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
 		Settings: m.settings.List(), AgentSource: m.settings.AgentSource(),
 		Problems: append([]reconcile.Problem{}, m.unready()...),
-		Repairs:  append([]Repair{}, m.repaired...), RepairsTotal: m.repairing, Chains: m.chainCounts(),
-		PluginVersion: m.plugin, ConflistManaged: m.conflist != nil,
-		UnrecordedPods: m.unrecorded, ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
+		Repairs:  append([]Repair{}, m.syncs.repaired...), RepairsTotal: m.syncs.total,
+		Chains:        m.chainCounts(),
+		PluginVersion: m.plugin, ConflistManaged: m.last.conflist != nil,
+		UnrecordedPods: m.last.unrecorded, ListenErrs: slices.Sorted(maps.Values(m.listenErrs)),
 	}
-	if m.conflist != nil {
-		s.ConflistFindings = m.conflist.Findings
+	if m.last.conflist != nil {
+		s.ConflistFindings = m.last.conflist.Findings
 	}
 	if m.settings.Err != nil {
 		s.SettingsErr = m.settings.Err.Error()
 	}
-	if m.sources != nil && m.sources.Agent != nil {
-		if s.AgentFiles = m.sources.Agent; m.sources.AgentErr != nil {
-			s.AgentErr = m.sources.AgentErr.Error()
-		}
+	if m.last.sources == nil || m.last.sources.Agent == nil {
+		return s
+	}
+	s.AgentFiles = m.last.sources.Agent
+	if m.last.sources.AgentErr != nil {
+		s.AgentErr = m.last.sources.AgentErr.Error()
 	}
 	return s
 }
 
+// chainCounts returns the numbers of each chain that has some, sorted.
 func (m *Monitor) chainCounts() []ChainCount {
-	list := []ChainCount{}
-	of := func(s series) *ChainCount {
-		i := slices.IndexFunc(list, func(c ChainCount) bool { return c.ChainFamily == s.ChainFamily })
-		if i < 0 {
-			i = len(list)
-			list = append(list, ChainCount{ChainFamily: s.ChainFamily, Connections: map[string]uint64{}, GuardPackets: map[string]uint64{}})
-		}
-		return &list[i]
-	}
+	counts := map[policy.ChainFamily]*ChainCount{}
 	for s, n := range m.connections.sums {
-		of(s).Connections[s.action] = n
+		countOf(counts, s.ChainFamily).Connections[s.action] = n
 	}
 	for s, n := range m.guards.sums {
-		of(s).GuardPackets[s.action] = n
+		countOf(counts, s.ChainFamily).GuardPackets[s.action] = n
 	}
 	for s, n := range m.resets.sums {
-		of(s).Resets = n
+		countOf(counts, s.ChainFamily).Resets = n
+	}
+	list := []ChainCount{} // not null in JSON
+	for _, c := range counts {
+		list = append(list, *c)
 	}
 	slices.SortFunc(list, func(a, b ChainCount) int {
 		return cmp.Or(cmp.Compare(a.Chain, b.Chain), cmp.Compare(a.Family, b.Family))
@@ -145,22 +146,33 @@ func (m *Monitor) chainCounts() []ChainCount {
 	return list
 }
 
+// countOf returns the numbers of a chain, which exist from then on.
+func countOf(counts map[policy.ChainFamily]*ChainCount, at policy.ChainFamily) *ChainCount {
+	if counts[at] == nil {
+		counts[at] = &ChainCount{
+			ChainFamily: at, Connections: map[string]uint64{}, GuardPackets: map[string]uint64{},
+		}
+	}
+	return counts[at]
+}
+
 // Socket returns the handler of the socket of the active reconciler.
 func (m *Monitor) Socket() http.Handler {
-	return handler(map[string]http.HandlerFunc{
-		"GET " + statusPath: func(w http.ResponseWriter, r *http.Request) {
-			m.refreshed(r.Context(), time.Second, "status", m.observe) // clients wait longer
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
-		},
-	})
+	return handler(map[string]http.HandlerFunc{"GET " + statusPath: m.serveStatus})
+}
+
+func (m *Monitor) serveStatus(w http.ResponseWriter, r *http.Request) {
+	m.refreshed(r.Context(), time.Second, "status", m.observe) // clients wait longer
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(m.Status()) // the client is gone
 }
 
 // ReadStatus returns the Status that the reconciler of this node serves at the socket in its dataDir.
 func ReadStatus(ctx context.Context, d *store.Dir) (*Status, error) {
 	const most = 64 << 20 // agent files can have a million prefixes
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) }
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://reconciler"+statusPath, nil) // the host may be any
+	const url = "http://reconciler" + statusPath // the host may be any
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
