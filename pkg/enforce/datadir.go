@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -43,23 +42,33 @@ func (e *Enforcer) owned(ctx context.Context) []netfilter.OwnedChain {
 }
 
 // otherDataDirs returns those that name another dataDir, and whether any names this one.
-func otherDataDirs(owned []netfilter.OwnedChain, us policy.Owner) (others []netfilter.OwnedChain, inUse bool) {
-	inUse = slices.ContainsFunc(owned, func(c netfilter.OwnedChain) bool { return c.Owner.DataDir == us.DataDir })
-	return slices.DeleteFunc(slices.Clone(owned), func(c netfilter.OwnedChain) bool { return !c.Owner.Differs(us) }), inUse
+func otherDataDirs(
+	owned []netfilter.OwnedChain, us policy.Owner,
+) (others []netfilter.OwnedChain, inUse bool) {
+	for _, c := range owned {
+		if c.Owner.DataDir == us.DataDir {
+			inUse = true
+		}
+		if c.Owner.Differs(us) {
+			others = append(others, c)
+		}
+	}
+	return others, inUse
 }
 
 // otherDataDir returns that a chain or guard table belongs to another dataDir than this one.
 func otherDataDir(c netfilter.OwnedChain, dataDir string) error {
 	other := policy.Quote(c.Owner.DataDir)
-	return fmt.Errorf("%s: %w: it belongs to %s and not to %s; a node has one dataDir: use %s everywhere; or, to move, run "+
-		"ip-masq-reconciler cleanup --data-dir %s, then change dataDir in all plugin entries and data_dir in plugin.toml",
+	return fmt.Errorf("%s: %w: it belongs to %s and not to %s; a node has one dataDir: use %s everywhere; "+
+		"or, to move, run ip-masq-reconciler cleanup --data-dir %s, then change dataDir in all plugin entries and "+
+		"data_dir in plugin.toml",
 		c, ErrOtherDataDir, other, policy.Quote(dataDir), other, other)
 }
 
-// checkFirstWrite is CheckDataDir before the first chains of a dataDir are written. The caller
-// closes the namespace, if there is one, after that write: it locks the network namespace against the first writes of
-// other dataDirs, whose own locks are in other directories. Any user can hold this lock, so it is
-// not waited for without end.
+// checkFirstWrite is CheckDataDir before the first chains of a dataDir are written. The caller closes the
+// namespace, if there is one, after that write: it locks the network namespace against the first writes of
+// other dataDirs, whose own locks are in other directories. Any user can hold this lock, so it is not waited
+// for without end.
 func (e *Enforcer) checkFirstWrite(ctx context.Context) (ns.NetNS, error) {
 	namespace, err := ns.GetCurrentNS()
 	if err == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// desire computes what the policies ask for on this node. Of the kernel it reads nothing but addresses, and what it takes
-// to choose a backend.
+// desire computes what the policies ask for on this node. Of the kernel it reads nothing but addresses, and
+// what it takes to choose a backend.
 func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec store.Record) *State {
 	s := &State{
 		Chains:   make([]Chain, len(policies)),
@@ -36,7 +36,9 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 }
 
 // desireBackend chooses the backend of a chain.
-func (e *Enforcer) desireBackend(ctx context.Context, s *State, c *Chain, owned func() []netfilter.OwnedChain) {
+func (e *Enforcer) desireBackend(
+	ctx context.Context, s *State, c *Chain, owned func() []netfilter.OwnedChain,
+) {
 	choice, err := e.choose(ctx, s.onRecord.now, c.Policy, owned)
 	if err != nil {
 		c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
@@ -98,8 +100,8 @@ func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 	return rec
 }
 
-// choose returns the backend for the chain of a policy: the one on record, or in which the kernel has the chain, else the
-// first that would accept its rules.
+// choose returns the backend for the chain of a policy: the one on record, or in which the kernel has the
+// chain, else the first that would accept its rules.
 func (e *Enforcer) choose(
 	ctx context.Context, rec store.Record, p policy.Policy, owned func() []netfilter.OwnedChain,
 ) (netfilter.Choice, error) {
@@ -121,7 +123,8 @@ func (e *Enforcer) choose(
 			return o.Choice, nil
 		}
 	}
-	choice, err := e.Drivers.Choose(ctx, p.Chain, stated, func(c netfilter.Choice) error { return e.wouldAccept(ctx, c, p) })
+	ask := func(c netfilter.Choice) error { return e.wouldAccept(ctx, c, p) }
+	choice, err := e.Drivers.Choose(ctx, p.Chain, stated, ask)
 	if err != nil {
 		return choice, err
 	}
@@ -142,5 +145,6 @@ func (e *Enforcer) wouldAccept(ctx context.Context, c netfilter.Choice, p policy
 	if err != nil {
 		return err
 	}
-	return b.CheckWrite(ctx, policy.Desired([]policy.Policy{p}, layout, e.owner()), netfilter.Observation{})
+	desired := policy.Desired([]policy.Policy{p}, layout, e.owner())
+	return b.CheckWrite(ctx, desired, netfilter.Observation{})
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// effects is all that steps do outside the State. One implementation does it, and one asks whether it would succeed.
+// effects is all that steps do outside the State. One implementation does it, and one asks whether it would
+// succeed.
 type effects interface {
 	// Those of Enforcer.
 	read(context.Context, *State)
@@ -31,8 +32,8 @@ type effects interface {
 	asking() effects
 }
 
-// differing are the families in which rules differ, and those of them in which a chain is new: that is written in all of its
-// families or in none, while a repair does what it can.
+// differing are the families in which rules differ, and those of them in which a chain is new: that is
+// written in all of its families or in none, while a repair does what it can.
 type differing struct{ all, isNew []policy.Family }
 
 // does has effects, with the lock held.
@@ -70,7 +71,8 @@ func (d does) remove(ctx context.Context, o store.OwnedChain) error {
 	return d.Enforcer.remove(ctx, ChoiceOf(o), d.Lock, policy.ChainFamily{Chain: o.Chain, Family: o.Family})
 }
 
-// asks asks the kernel, and takes what it would accept as written. Whether files can be written only a write can tell.
+// asks asks the kernel, and takes what it would accept as written. Whether files can be written only a write
+// can tell.
 type asks struct{ *Enforcer }
 
 func (asks) PutRecord(store.Record) error { return nil }
@@ -112,7 +114,8 @@ func (a asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, fami
 	return nil
 }
 
-// with returns what the tables have once these chains are written: others stay in tables that other programs use, too.
+// with returns what the tables have once these chains are written: others stay in tables that other programs
+// use, too.
 func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 	after := policy.Ruleset{Chains: slices.Clone(desired.Chains)}
 	for _, c := range t.observation.Rules.Chains {

@@ -5,7 +5,6 @@ package enforce
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -26,8 +25,8 @@ type Enforcer struct {
 	// Addresses returns the addresses of the node, of these families.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 	// Attachments lists the attachments whose records are read again to find out which pods are exempt.
-	// AllAttachments reads those of all exempt pods, and AllPods those of all pods. For the other attachments, the
-	// stored list applies.
+	// AllAttachments reads those of all exempt pods, and AllPods those of all pods. For the other
+	// attachments, the stored list applies.
 	Attachments             []store.Attachment
 	AllAttachments, AllPods bool
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
@@ -37,8 +36,8 @@ type Enforcer struct {
 	chosen map[string]netfilter.Choice // by chain, of those that are not on record
 }
 
-// Inputs returns a digest of everything that determines the desired rules, for a program and a plugin.toml. It is ""
-// if a file is refused or the boot is unknown.
+// Inputs returns a digest of everything that determines the desired rules, for a program and a plugin.toml.
+// It is "" if a file is refused or the boot is unknown.
 func (e *Enforcer) Inputs(r *store.Reading, program string, pluginFile any) string {
 	digest, boot := r.Digest(), e.Dir.Boot()
 	if program == "" || digest == "" || boot == "" {
@@ -49,15 +48,23 @@ func (e *Enforcer) Inputs(r *store.Reading, program string, pluginFile any) stri
 
 // HasGeneration reports whether the kernel counts the changes of all owned chains.
 func HasGeneration(rec store.Record) bool {
-	return !slices.ContainsFunc(rec.Chains, func(o store.OwnedChain) bool { return !ChoiceOf(o).HasGeneration() })
+	for _, o := range rec.Chains {
+		if !ChoiceOf(o).HasGeneration() {
+			return false
+		}
+	}
+	return true
 }
 
-// Verified returns the result of an observation for a verification cache. It is the zero value unless the rules are
-// those that the documents ask for, and stay correct while the inputs and the generation are unchanged. The
-// generation is from before the rules were read.
+// Verified returns the result of an observation for a verification cache. It is the zero value unless the
+// rules are those that the documents ask for, and stay correct while the inputs and the generation are
+// unchanged. The generation is from before the rules were read.
 func (s *State) Verified(inputs, generation string) store.VerificationCache {
-	// While resets are pending, each ADD looks whether a reconciler makes them, which may have ended.
-	if !s.InSync() || len(s.onRecord.now.Resets) > 0 || inputs == "" || generation == "" || !HasGeneration(s.onRecord.now) {
+	if inputs == "" || generation == "" || !HasGeneration(s.onRecord.now) || !s.InSync() {
+		return store.VerificationCache{}
+	}
+	// While resets are on record, each ADD looks whether a reconciler makes them, which may have ended.
+	if len(s.onRecord.now.Resets) > 0 {
 		return store.VerificationCache{}
 	}
 	return store.VerificationCache{Inputs: inputs, Generation: generation, Addresses: s.AddressDigest()}

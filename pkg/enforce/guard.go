@@ -23,7 +23,8 @@ type GuardState struct {
 	Diff     policy.Diff
 	// Inactive lists the chains for which a key of the guard tables has no effect.
 	Inactive []Inactive
-	// Err is why the tables could not be read or written, or must not be changed. Rules are repaired nevertheless.
+	// Err is why the tables could not be read or written, or must not be changed. Rules are repaired
+	// nevertheless.
 	Err error
 
 	failed   error // that part of Err which observing again does not change
@@ -65,8 +66,8 @@ func (s *State) desireGuards() {
 			hasPods := len(p.PodRanges(f)) > 0 || guardOf(s.Guard.Desired, p.Chain, f) != nil
 			if isAsked && !hasPods {
 				s.Guard.deactivate(policy.ChainFamily{Chain: p.Chain, Family: f},
-					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this family, state "+
-						"podCIDRs, inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys))
+					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this "+
+						"family, state podCIDRs, inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys))
 			}
 		}
 	}
@@ -91,8 +92,8 @@ func inertKeys(p *policy.Policy, resets bool) string {
 	return strings.Join(keys, ", ")
 }
 
-// readGuard reads the guard tables, also if none is desired: a guard that the documents no longer ask for drops
-// what they exempt. What was observed before stays known if they cannot be read again.
+// readGuard reads the guard tables, also if none is desired: a guard that the documents no longer ask for
+// drops what they exempt. What was observed before stays known if they cannot be read again.
 func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	g := &s.Guard
 	g.Err, g.tables, g.asIfWritten, g.others = g.failed, nil, false, false
@@ -148,8 +149,8 @@ func (g *GuardState) diff(want []policy.Guard) policy.Diff {
 	return g.tables.CompareGuards(want, observed)
 }
 
-// compareGuards compares the guards with those that are desired when all is done. A chain that cannot be removed is no
-// reason for an ADD to fail: beside it the guards are right that bind no packet of it.
+// compareGuards compares the guards with those that are desired when all is done. A chain that cannot be
+// removed is no reason for an ADD to fail: beside it the guards are right that bind no packet of it.
 func (s *State) compareGuards() {
 	g := &s.Guard
 	g.Diff = nil
@@ -281,8 +282,9 @@ func (s *State) isNew(c *Chain, f policy.Family, surplus []store.OwnedChain) boo
 	return true
 }
 
-// predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain before it got
-// another name, whose place the new one takes before the rules do. A chain that has rules has none: they may exempt more.
+// predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain
+// before it got another name, whose place the new one takes before the rules do. A chain that has rules has
+// none: they may exempt more.
 func (s *State) predecessor(f policy.Family) *policy.Guard {
 	observed := s.Guard.Observed.Guards
 	for i := range observed {
@@ -313,10 +315,12 @@ func (s *State) guardDiffers() bool {
 	return g.Err == nil && g.tables != nil && len(g.diff(s.guards())) > 0
 }
 
-// guardForbids returns why no rules may be written: a guard that could not be written would drop what they exempt, or
-// bind what they masquerade, or it is not known whether one would. A repair is right for the guard that is there.
+// guardForbids returns why no rules may be written: a guard that could not be written would drop what they
+// exempt, or bind what they masquerade, or it is not known whether one would. A repair is right for the guard
+// that is there.
 func (s *State) guardForbids() error {
-	policyChanges := s.ExemptionChanges() || s.mayExemptPods() || !samePolicies(s.documents.before, s.documents.after)
+	sourcesChange := !samePolicies(s.documents.before, s.documents.after)
+	policyChanges := sourcesChange || s.ExemptionChanges() || s.mayExemptPods()
 	guardIsAsked := len(s.Guard.Desired) > 0 || hadGuard(s.documents.before)
 	if s.Guard.isUnknown() && policyChanges && guardIsAsked {
 		return fmt.Errorf("the guards cannot be read before: %w", s.Guard.Err)
@@ -331,8 +335,8 @@ func (s *State) guardForbids() error {
 	return nil
 }
 
-// mayExemptPods reports whether a repair may be a change of exempt pods: a process that was killed recorded them, and wrote
-// no more.
+// mayExemptPods reports whether a repair may be a change of exempt pods: a process that was killed recorded
+// them, and wrote no more.
 func (s *State) mayExemptPods() bool {
 	for i := range s.Chains {
 		c := &s.Chains[i]

@@ -9,11 +9,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// keepWhatExists makes desired what the kernel has, as some documents cannot be read: chains with rules stay as they are,
-// get a missing jump, and their guards stay. Chains that do not exist are desired as the readable documents have it,
-// and bind nothing, as it is not known what the others masquerade. They are not created without a document of a newer
-// version, if that is the reason: its network's ADDs pass and never write it again, and the chain would masquerade what it
-// exempts.
+// keepWhatExists makes desired what the kernel has, as some documents cannot be read: chains with rules stay
+// as they are, get a missing jump, and their guards stay. Chains that do not exist are desired as the
+// readable documents have it, and bind nothing, as it is not known what the others masquerade. They are not
+// created without a document of a newer version, if that is the reason: its network's ADDs pass and never
+// write it again, and the chain would masquerade what it exempts.
 func (s *State) keepWhatExists(newer error) {
 	s.node.keepsAll = true
 	exists := map[policy.ChainFamily]bool{}
@@ -24,7 +24,8 @@ func (s *State) keepWhatExists(newer error) {
 			exists[k] = true
 		}
 		if newer != nil && len(kept) == 0 {
-			c.fail(fmt.Errorf("chain %s does not exist, and is not created without all documents: %w", c.Policy.Chain, newer))
+			c.fail(fmt.Errorf("chain %s does not exist, and is not created without all documents: %w",
+				c.Policy.Chain, newer))
 		}
 	}
 	for i := range s.observed.tables {
@@ -40,7 +41,8 @@ func (s *State) keepWhatExists(newer error) {
 	s.compare()
 }
 
-// keepGuards makes desired the guards that the kernel has, and those of the policies whose chains do not exist.
+// keepGuards makes desired the guards that the kernel has, and those of the policies whose chains do not
+// exist.
 func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
 	g := &s.Guard
 	var desired []policy.Guard
@@ -77,7 +79,13 @@ func (s *State) policiesWithout(exists map[policy.ChainFamily]bool, f policy.Fam
 
 // recognized returns the rules that could be decoded.
 func recognized(rules []policy.Rule) []policy.Rule {
-	return slices.DeleteFunc(slices.Clone(rules), func(r policy.Rule) bool { return r.Verdict == policy.Unrecognized })
+	known := make([]policy.Rule, 0, len(rules))
+	for _, r := range rules {
+		if r.Verdict != policy.Unrecognized {
+			known = append(known, r)
+		}
+	}
+	return known
 }
 
 // lacksJump reports whether a chain has no jump to it.
@@ -86,7 +94,8 @@ func (c *Chain) lacksJump(f policy.Family) bool {
 	return have != nil && len(have.Jumps) == 0
 }
 
-// keep makes desired the rules that a chain has, with a missing jump, and returns the families in which it has some.
+// keep makes desired the rules that a chain has, with a missing jump, and returns the families in which it
+// has some.
 func (c *Chain) keep() (kept []policy.ChainFamily) {
 	c.Desired.Chains = slices.Clone(c.Desired.Chains)
 	for j, want := range c.Desired.Chains {

@@ -101,8 +101,8 @@ func (e *Enforcer) readTables(ctx context.Context, s *State, t *tables) {
 	t.err, t.readings = err, readingsAfter(t.readings, t.observation.Generation)
 }
 
-// readingsAfter returns the number of readings with one more: a reading of one generation is not torn, and needs no second
-// one.
+// readingsAfter returns the number of readings with one more: a reading of one generation is not torn, and
+// needs no second one.
 func readingsAfter(readings int, generation uint32) int {
 	if generation != 0 {
 		return enoughReadings
@@ -147,8 +147,9 @@ func (s *State) compareTables(t *tables) {
 	}
 }
 
-// comparable returns what was read of a backend without the chains that must not be changed. Rules that cannot be decoded
-// equal none, so they would fail each ADD in a chain that stays as it is: it is compared without them.
+// comparable returns what was read of a backend without the chains that must not be changed. Rules that
+// cannot be decoded equal none, so they would fail each ADD in a chain that stays as it is: it is compared
+// without them.
 func (s *State) comparable(t *tables, unchangeable map[string]bool) policy.Ruleset {
 	observed := t.observation.Rules
 	observed.Chains = nil
@@ -165,7 +166,8 @@ func (s *State) comparable(t *tables, unchangeable map[string]bool) policy.Rules
 	return observed
 }
 
-// takeNote takes note of what was read of a chain, and returns why it is not known or must not be changed, or nil.
+// takeNote takes note of what was read of a chain, and returns why it is not known or must not be changed, or
+// nil.
 func (s *State) takeNote(c *Chain, t *tables) (why error) {
 	c.Recorded = s.isRecorded(c.Desired.Chains, t.choice)
 	c.Observed = policy.Ruleset{Unrecognized: t.observation.Rules.Unrecognized}
@@ -209,7 +211,8 @@ func (e *Enforcer) duplicates(ctx context.Context, s *State) (found []netfilter.
 		}
 		for _, in := range others {
 			if !s.isStale(name, in) {
-				found = append(found, netfilter.OwnedChain{ChainFamily: policy.ChainFamily{Chain: name}, Choice: in})
+				ref := policy.ChainFamily{Chain: name}
+				found = append(found, netfilter.OwnedChain{ChainFamily: ref, Choice: in})
 			}
 		}
 	}
@@ -238,12 +241,12 @@ func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned
 	if len(others) == 0 {
 		return nil
 	}
-	return fmt.Errorf("chain %s (%s): %w: neither ip-masq nor its agents write %s; delete it, or choose another masqChain",
-		c.Name, c.Family, netfilter.ErrNotOwned, describeRules(c, in, others))
+	return fmt.Errorf("chain %s (%s): %w: neither ip-masq nor its agents write %s; delete it, or choose "+
+		"another masqChain", c.Name, c.Family, netfilter.ErrNotOwned, describeRules(c, in, others))
 }
 
-// describeRules returns rules of a chain in iptables, each with the command that deletes it. The last one comes first, so that
-// the numbers in the commands stay right.
+// describeRules returns rules of a chain in iptables, each with the command that deletes it. The last one
+// comes first, so that the numbers in the commands stay right.
 func describeRules(c *policy.Chain, in netfilter.Choice, numbers []int) string {
 	const most = 8
 	var texts []string

@@ -12,7 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// desireOutputs chooses the addresses that pods leave with. It reads those of the node, if a policy needs them.
+// desireOutputs chooses the addresses that pods leave with. It reads those of the node, if a policy needs
+// them.
 func (e *Enforcer) desireOutputs(s *State) {
 	var err error
 	items := neededItems(s.Policies(), s.onRecord.now)
@@ -37,8 +38,8 @@ func (e *Enforcer) nodeAddresses(families []policy.Family) ([]policy.NodeAddress
 	return append([]policy.NodeAddress{}, list...), nil
 }
 
-// neededItems returns the items of the policies, and the addresses that are or were in force in this boot: connections
-// that are translated to those end when they leave the node.
+// neededItems returns the items of the policies, and the addresses that are or were in force in this boot:
+// connections that are translated to those end when they leave the node.
 func neededItems(policies []policy.Policy, rec store.Record) policy.AddressItems {
 	items := policy.OutputItems(policies)
 	for _, a := range inForce(rec) {
@@ -88,8 +89,8 @@ func (s *State) hasLeft(a netip.Addr) bool {
 // DependsOnAddresses reports whether the addresses of the node decide about rules or connections.
 func (s *State) DependsOnAddresses() bool { return len(neededItems(s.Policies(), s.onRecord.now)) > 0 }
 
-// AddressDigest returns the items of outputAddresses and a digest of the addresses that decide what is chosen for
-// them, "" without items. It has no white space.
+// AddressDigest returns the items of outputAddresses and a digest of the addresses that decide what is chosen
+// for them, "" without items. It has no white space.
 func (s *State) AddressDigest() string {
 	return addressDigest(neededItems(s.Policies(), s.onRecord.now), s.node.addresses)
 }
@@ -123,8 +124,8 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 	return err == nil && digest == addressDigest(items, node)
 }
 
-// chosenOutputs returns the addresses that the list of a policy chooses, and whether others are on record. One that is in force
-// stays while the list is the same.
+// chosenOutputs returns the addresses that the list of a policy chooses, and whether others are on record.
+// One that is in force stays while the list is the same.
 func (s *State) chosenOutputs(p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
 	var inForce []policy.OutputAddress
 	for _, o := range s.onRecord.now.Outputs {
@@ -152,7 +153,8 @@ func (s *State) outputs(before store.Record) (all []store.Outputs) {
 		}
 		o := store.Outputs{Chain: c.Policy.Chain, Items: c.Policy.OutputAddresses.Value}
 		for _, a := range c.Policy.Outputs {
-			o.Addresses = append(o.Addresses, policy.OutputAddress{Interface: a.Interface, Address: a.Address})
+			inForce := policy.OutputAddress{Interface: a.Interface, Address: a.Address}
+			o.Addresses = append(o.Addresses, inForce)
 		}
 		if len(o.Items) > 0 {
 			all = append(all, o)
@@ -175,8 +177,9 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 	for _, c := range s.Chains {
 		for _, o := range c.Policy.Outputs {
 			if len(o.Others) > 0 {
-				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, not %s; "+
-					"name the address itself to be sure of it", c.Policy.Chain, o.Item, o, strings.Trim(fmt.Sprint(o.Others), "[]")))
+				others := strings.Trim(fmt.Sprint(o.Others), "[]")
+				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, not "+
+					"%s; name the address itself to be sure of it", c.Policy.Chain, o.Item, o, others))
 			}
 		}
 	}
@@ -187,21 +190,21 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 func (s *State) NoOutputs() (none []Inactive) {
 	for _, at := range s.lackOutputs() {
 		if node := s.nodeAddressesOf(at.family); len(node) > 0 {
-			none = append(none, at.inactive("no usable address of the node is in outputAddresses (%s), so pods leave with the address that "+
-				"MASQUERADE takes; the node has %s: add a prefix of one of these that is on no interface of pods, or add the address "+
-				"to the node", at.items(), strings.Join(node, ", ")))
+			none = append(none, at.inactive("no usable address of the node is in outputAddresses (%s), so pods leave "+
+				"with the address that MASQUERADE takes; the node has %s: add a prefix of one of these that is on no "+
+				"interface of pods, or add the address to the node", at.items(), strings.Join(node, ", ")))
 		}
 	}
 	return none
 }
 
-// NoAddresses returns the chains whose list has items of a family of which the node has no address, but those of pods. One
-// list is for all nodes, so that is no mistake.
+// NoAddresses returns the chains whose list has items of a family of which the node has no address, but those
+// of pods. One list is for all nodes, so that is no mistake.
 func (s *State) NoAddresses() (none []Inactive) {
 	for _, at := range s.lackOutputs() {
 		if len(s.nodeAddressesOf(at.family)) == 0 {
-			none = append(none, at.inactive("the node has no address of this family, except those of pods, so outputAddresses (%s) has no "+
-				"effect for it", at.items()))
+			none = append(none, at.inactive("the node has no address of this family, except those of pods, "+
+				"so outputAddresses (%s) has no effect for it", at.items()))
 		}
 	}
 	return none
@@ -237,8 +240,8 @@ func (l lacksOutput) inactive(format string, args ...any) Inactive {
 	return Inactive{policy.ChainFamily{Chain: l.policy.Chain, Family: l.family}, fmt.Errorf(format, args...)}
 }
 
-// nodeAddressesOf returns the addresses of the node without those in the pod ranges of any policy, and without those of
-// Services.
+// nodeAddressesOf returns the addresses of the node without those in the pod ranges of any policy, and
+// without those of Services.
 func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
 	var pods []netip.Prefix
 	for i := range s.Chains {
@@ -246,7 +249,8 @@ func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
 	}
 	inPods := policy.RangesOf(pods...)
 	for _, a := range s.node.addresses {
-		if policy.FamilyOf(a.Address) == f && a.Interface != policy.ServiceInterface && !inPods.Contains(a.Address) {
+		isOfNode := a.Interface != policy.ServiceInterface && !inPods.Contains(a.Address)
+		if policy.FamilyOf(a.Address) == f && isOfNode {
 			node = append(node, a.String())
 		}
 	}

@@ -49,8 +49,8 @@ func (e *Enforcer) exemptPods(s *State, listing podListing) {
 	}
 }
 
-// bound leaves out the newest pods if a chain has not enough rules for all, so that the others stay exempt. Their ADDs fail.
-// A list of namespaces that is about more pods than that does not come into force.
+// bound leaves out the newest pods if a chain has not enough rules for all, so that the others stay exempt.
+// Their ADDs fail. A list of namespaces that is about more pods than that does not come into force.
 func (e *Enforcer) bound(s *State, c *Chain) {
 	b, err := e.Drivers.Open(c.Choice)
 	if err != nil || !slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces) {
@@ -92,8 +92,9 @@ func (c *Chain) exempted(pods []store.ExemptPod) []store.ExemptPod {
 	return exempted
 }
 
-// newestBeyond returns the newest addresses, as many as are too many for a limit. An attachment counts as a whole: a pod whose
-// ADD fails must not be exempt by a part of its addresses. Older ones are never left out for newer ones that would fit.
+// newestBeyond returns the newest addresses, as many as are too many for a limit. An attachment counts as a
+// whole: a pod whose ADD fails must not be exempt by a part of its addresses. Older ones are never left out
+// for newer ones that would fit.
 func newestBeyond(limit int, pods []store.ExemptPod) []store.ExemptPod {
 	byAge := slices.SortedFunc(slices.Values(pods), func(x, y store.ExemptPod) int {
 		return cmp.Or(cmp.Compare(x.At, y.At), x.Attachment.Compare(y.Attachment))
@@ -108,7 +109,8 @@ func newestBeyond(limit int, pods []store.ExemptPod) []store.ExemptPod {
 	return byAge[first:]
 }
 
-// Beyond returns the BoundError of the chain that cannot exempt one of these addresses, which no chain exempts then, or nil.
+// Beyond returns the BoundError of the chain that cannot exempt one of these addresses, which no chain
+// exempts then, or nil.
 func (s *State) Beyond(addresses []netip.Addr) error {
 	for _, c := range s.Chains {
 		for _, p := range c.beyond {
@@ -121,7 +123,9 @@ func (s *State) Beyond(addresses []netip.Addr) error {
 }
 
 // readExemptPods reads the records of pods.
-func (e *Enforcer) readExemptPods(policies []policy.Policy, rec store.Record, listing podListing) (exemptPods, error) {
+func (e *Enforcer) readExemptPods(
+	policies []policy.Policy, rec store.Record, listing podListing,
+) (exemptPods, error) {
 	namespaces := namespacesOf(policies)
 	if len(namespaces) == 0 {
 		return exemptPods{}, nil
@@ -171,11 +175,12 @@ func namespacesOf(policies []policy.Policy) []string {
 	return slices.Compact(namespaces)
 }
 
-// owners returns the pods of namespaces by the records of exempt addresses and of pods. An address belongs to the newest
-// attachment that has it, and to one from the runtime's cache only if no other has it; taken are the others that have it.
-// It is pure.
+// owners returns the pods of namespaces by the records of exempt addresses and of pods. An address belongs to
+// the newest attachment that has it, and to one from the runtime's cache only if no other has it; taken are
+// the others that have it. It is pure.
 func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemptPods {
-	x := exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces}, taken: map[store.Attachment][]netip.Addr{}}
+	x := exemptPods{taken: map[store.Attachment][]netip.Addr{}}
+	x.Namespaces = namespaces
 	holders := map[netip.Addr]store.ExemptPod{}
 	for _, claim := range slices.Concat(known, claims(pods)) {
 		held, isHeld := holders[claim.Address]
@@ -248,14 +253,15 @@ func (x *exemptPods) recorded(rec store.Record) bool {
 	return len(x.taken) == 0 && slices.Equal(x.Namespaces, rec.Namespaces) && slices.Equal(x.Pods, rec.Pods)
 }
 
-// ExemptionChanges reports whether other addresses are to be exempt than before the run, or for other attachments.
+// ExemptionChanges reports whether other addresses are to be exempt than before the run, or for other
+// attachments.
 func (s *State) ExemptionChanges() bool {
 	return len(s.node.exempt.taken) > 0 || !slices.Equal(s.node.exempt.Pods, s.onRecord.before.Pods)
 }
 
-// passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their record was
-// lost, only those of Attachments may do so, and those that an attachment of another namespace has now: for other pods that
-// is a change of the policy.
+// passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their
+// record was lost, only those of Attachments may do so, and those that an attachment of another namespace has
+// now: for other pods that is a change of the policy.
 func (x *exemptPods) passed(rec store.Record) []netip.Addr {
 	var passed []netip.Addr
 	for _, p := range podsWithout(x.Pods, rec.Pods) {

@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Conflists is the runtimes' configuration directory. Functions return it, because most ADDs do not need to read it.
+// Conflists is the runtimes' configuration directory. Functions return it, because most ADDs do not need to
+// read it.
 type Conflists interface {
 	// HasEntry reports whether a conflist has a plugin entry for the network.
 	HasEntry(network string) bool
@@ -29,8 +29,8 @@ type Conflists interface {
 type Proposal struct {
 	Sources []policy.Source
 	Changed []policy.Source // those that differ from what is stored
-	// Lost are the documents that cannot be read and are not written again, so their sources are missing, and everything that
-	// exists stays.
+	// Lost are the documents that cannot be read and are not written again, so their sources are missing, and
+	// everything that exists stays.
 	Lost []store.FileError
 
 	policies []policy.Policy // merged from the sources, or nil
@@ -46,10 +46,10 @@ func (p *Proposal) Chain(id policy.SourceID) string {
 	return cmp.Or(p.Find(id), &policy.Source{}).Policy.Chain
 }
 
-// Add adds or replaces a source. If the policy of a network is older than the conflist on disk, Add keeps the stored
-// policy. If it conflicts with a network that is in no conflist, that network is superseded. The PodSubnets of a
-// network are added to those that are stored; a network with a ConfDir has none. The error has the conflicts that
-// remain, or a bound that is exceeded; the proposal is then unchanged.
+// Add adds or replaces a source. If the policy of a network is older than the conflist on disk, Add keeps the
+// stored policy. If it conflicts with a network that is in no conflist, that network is superseded. The
+// PodSubnets of a network are added to those that are stored; a network with a ConfDir has none. The error
+// has the conflicts that remain, or a bound that is exceeded; the proposal is then unchanged.
 func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error)) error {
 	next := *p
 	if own.ID.Kind != policy.Network {
@@ -59,89 +59,109 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 		next.set(own)
 		return p.become(next, own)
 	}
-	own, changed, written := p.network(own, 1+lastOrder(p.Sources), disk, warn)
-	if written {
-		next.set(own)
+	network := p.network(own, 1+lastOrder(p.Sources), disk, warn)
+	if network.isWritten {
+		next.set(network.source)
 	}
-	if err := next.resolve(own, disk, warn); err != nil {
+	if err := next.resolve(network.source, disk, warn); err != nil {
 		return err
 	}
-	if changed {
-		return p.become(next, own)
+	if network.policyChanges {
+		return p.become(next, network.source)
 	}
 	*p = next
 	return nil
 }
 
-// network returns what a network becomes, whether its policy changes, and whether its document does.
-func (p *Proposal) network(own policy.Source, order int64, disk func() Conflists, warn func(error)) (s policy.Source, changed, written bool) {
-	stored, found, from := p.Find(own.ID), own.PodSubnets, own.ConfDir // the pod has its subnets, whatever the entry says
-	changed = stored == nil || !stored.Policy.Equal(own.Policy)
-	if changed && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
-		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force", own.ID))
-		changed = false
+// proposedNetwork is what a network becomes.
+type proposedNetwork struct {
+	source        policy.Source
+	policyChanges bool
+	isWritten     bool // its document changes
+}
+
+// network returns what a network becomes. An ADD with an older entry than the conflist has still a pod with
+// these subnets: pods that run when a guard is turned on make no further ADD, so subnets count whatever the
+// entry says. With a plugin.toml none counts, as anybody may choose the addresses in an entry.
+func (p *Proposal) network(
+	own policy.Source, order int64, disk func() Conflists, warn func(error),
+) proposedNetwork {
+	stored, found, from := p.Find(own.ID), own.PodSubnets, own.ConfDir
+	changes := stored == nil || !stored.Policy.Equal(own.Policy)
+	if changes && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
+		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force",
+			own.ID))
+		changes = false
 	}
-	if changed { // a changed source comes after those that are in force
+	if changes { // a changed source comes after those that are in force
 		own.Order = order
 	} else {
 		own = *stored
 	}
-	own.PodSubnets = cmp.Or(stored, &policy.Source{}).PodSubnets
+	own.PodSubnets = nil
+	if stored != nil {
+		own.PodSubnets = stored.PodSubnets
+	}
 	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
 	if from != "" {
 		own.PodSubnets = nil
 	}
-	if written = changed || isNew || from != "" && own.ConfDir != from; written {
+	isElsewhere := from != "" && own.ConfDir != from
+	isWritten := changes || isNew || isElsewhere
+	if isWritten {
 		own.ConfDir = from
 	}
-	return own, changed, written
+	return proposedNetwork{own, changes, isWritten}
 }
 
-// AddNetworks adds networks as Add does, and returns the errors of those that it does not add. Networks without a conflict
-// are added together: policies are merged once for all of them, and two networks of a chain can change a value on which
-// they must agree.
-func (p *Proposal) AddNetworks(networks []policy.Source, disk func() Conflists, warn func(error)) map[policy.SourceID]error {
-	switch n := len(networks); {
-	case n == 1:
+// AddNetworks adds networks as Add does, and returns the errors of those that it does not add. Networks
+// without a conflict are added together: policies are merged once for all of them, and two networks of a
+// chain can change a value on which they must agree.
+func (p *Proposal) AddNetworks(
+	networks []policy.Source, disk func() Conflists, warn func(error),
+) map[policy.SourceID]error {
+	n := len(networks)
+	if n == 1 {
 		if err := p.Add(networks[0], disk, warn); err != nil {
 			return map[policy.SourceID]error{networks[0].ID: err}
 		}
-	case n > 1 && !p.addTogether(networks, disk, warn):
-		errs := map[policy.SourceID]error{}
-		maps.Copy(errs, p.AddNetworks(networks[:n/2], disk, warn))
-		maps.Copy(errs, p.AddNetworks(networks[n/2:], disk, warn))
-		return errs
+		return nil
 	}
-	return nil
+	if n == 0 || p.addTogether(networks, disk, warn) {
+		return nil
+	}
+	errs := map[policy.SourceID]error{}
+	maps.Copy(errs, p.AddNetworks(networks[:n/2], disk, warn))
+	maps.Copy(errs, p.AddNetworks(networks[n/2:], disk, warn))
+	return errs
 }
 
 // addTogether adds networks unless one of them has a conflict to resolve, or a chain has too many rules then.
 func (p *Proposal) addTogether(networks []policy.Source, disk func() Conflists, warn func(error)) bool {
 	next, order := *p, lastOrder(p.Sources)
-	var all []policy.Source
+	var written []policy.Source
 	var warnings []error
-	added, chains := map[policy.SourceID]bool{}, map[string]bool{}
+	keepWarning := func(err error) { warnings = append(warnings, err) }
+	added, changedChains := map[policy.SourceID]bool{}, map[string]bool{}
 	for _, own := range networks {
-		own, changed, written := p.network(own, order+1, disk, func(err error) { warnings = append(warnings, err) })
-		if own.Superseded {
+		network := p.network(own, order+1, disk, keepWarning)
+		if network.source.Superseded {
 			return false
 		}
-		if changed {
-			chains[own.Policy.Chain] = true
+		if network.policyChanges {
+			changedChains[network.source.Policy.Chain] = true
 			order++
 		}
-		if written {
-			all = append(all, own)
+		if network.isWritten {
+			written = append(written, network.source)
 		}
-		added[own.ID] = true
+		added[network.source.ID] = true
 	}
-	if len(all) > 0 {
-		next.set(all...)
+	if len(written) > 0 {
+		next.set(written...)
 	}
-	for i := range next.merged() {
-		merged := &next.policies[i]
-		if slices.ContainsFunc(merged.Conflicts, func(e *policy.ConflictError) bool { return added[e.Superseded.Source] }) ||
-			chains[merged.Chain] && checkBounds(*merged) != nil {
+	for _, merged := range next.merged() {
+		if loses(&merged, added) || changedChains[merged.Chain] && checkBounds(merged) != nil {
 			return false
 		}
 	}
@@ -150,6 +170,16 @@ func (p *Proposal) addTogether(networks []policy.Source, disk func() Conflists, 
 	}
 	*p = next
 	return true
+}
+
+// loses reports whether one of these sources is superseded in a chain.
+func loses(merged *policy.Policy, sources map[policy.SourceID]bool) bool {
+	for _, e := range merged.Conflicts {
+		if sources[e.Superseded.Source] {
+			return true
+		}
+	}
+	return false
 }
 
 // become makes the proposal one with another policy of a source, unless the chain has too many rules then.
@@ -168,7 +198,9 @@ func checkBounds(p policy.Policy) error {
 }
 
 func (p *Proposal) set(changed ...policy.Source) {
-	p.Sources, p.Changed, p.policies = WithSources(p.Sources, changed...), WithSources(p.Changed, changed...), nil
+	p.Sources = WithSources(p.Sources, changed...)
+	p.Changed = WithSources(p.Changed, changed...)
+	p.policies = nil
 }
 
 // WithSources returns the list with sources added or replaced.
@@ -177,8 +209,13 @@ func WithSources(list []policy.Source, changed ...policy.Source) []policy.Source
 	for _, c := range changed {
 		ids[c.ID] = true
 	}
-	out := slices.DeleteFunc(slices.Clone(list), func(x policy.Source) bool { return ids[x.ID] })
-	return append(out, changed...)
+	var others []policy.Source
+	for _, x := range list {
+		if !ids[x.ID] {
+			others = append(others, x)
+		}
+	}
+	return append(others, changed...)
 }
 
 func lastOrder(list []policy.Source) int64 {
@@ -217,9 +254,13 @@ func (p *Proposal) resolve(own policy.Source, disk func() Conflists, warn func(e
 }
 
 // lostConflicts returns the conflicts in which the source is superseded.
-func (p *Proposal) lostConflicts(id policy.SourceID) policy.ConflictErrors {
-	conflicts := p.mergedChain(p.Chain(id)).Conflicts
-	return slices.DeleteFunc(slices.Clone(conflicts), func(e *policy.ConflictError) bool { return e.Superseded.Source != id })
+func (p *Proposal) lostConflicts(id policy.SourceID) (lost policy.ConflictErrors) {
+	for _, e := range p.mergedChain(p.Chain(id)).Conflicts {
+		if e.Superseded.Source == id {
+			lost = append(lost, e)
+		}
+	}
+	return lost
 }
 
 func (p *Proposal) mergedChain(chain string) policy.Policy {

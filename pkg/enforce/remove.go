@@ -56,7 +56,9 @@ func (e *Enforcer) removeDuplicate(ctx context.Context, d netfilter.OwnedChain, 
 }
 
 // observeChains returns the chains of these names in a backend, and all chains of owned tables.
-func (e *Enforcer) observeChains(ctx context.Context, in netfilter.Choice, names ...string) ([]policy.Chain, error) {
+func (e *Enforcer) observeChains(
+	ctx context.Context, in netfilter.Choice, names ...string,
+) ([]policy.Chain, error) {
 	b, err := e.Drivers.Open(in)
 	if err != nil {
 		return nil, err
@@ -75,7 +77,9 @@ func (e *Enforcer) observeChains(ctx context.Context, in netfilter.Choice, names
 }
 
 // remove removes chains from a backend, and what interrupted writes left in its tables.
-func (e *Enforcer) remove(ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...policy.ChainFamily) error {
+func (e *Enforcer) remove(
+	ctx context.Context, c netfilter.Choice, lock *store.Lock, chains ...policy.ChainFamily,
+) error {
 	b, err := e.Drivers.Open(c)
 	if err == nil {
 		err = b.Remove(ctx, chains, lock.File())
@@ -141,7 +145,8 @@ func (e *Enforcer) removeOwned(
 			continue
 		}
 		if namesNobody && slices.Contains(names, c.Name) {
-			e.Warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed", c.Name, c.Family, in))
+			e.Warn(fmt.Errorf("chain %s (%s) in %s is not owned by ip-masq and is not removed",
+				c.Name, c.Family, in))
 		}
 	}
 	if len(refs) == 0 {
@@ -153,8 +158,8 @@ func (e *Enforcer) removeOwned(
 	return refs, nil
 }
 
-// RemoveLeftovers removes from the owned tables everything that no chain uses, which interrupted writes left, and the
-// guard tables.
+// RemoveLeftovers removes from the owned tables everything that no chain uses, which interrupted writes left,
+// and the guard tables.
 func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 	_, err := e.removeGuards(ctx)
 	e.Warn(err)
@@ -163,7 +168,8 @@ func (e *Enforcer) RemoveLeftovers(ctx context.Context, lock *store.Lock) {
 
 func (e *Enforcer) removeUnused(ctx context.Context, lock *store.Lock) {
 	for _, d := range e.Drivers {
-		b, err := d.Open(netfilter.Choice{Backend: d.Backend()}) // iptables owns no table, and needs a variant
+		// iptables owns no table, and needs a variant.
+		b, err := d.Open(netfilter.Choice{Backend: d.Backend()})
 		if err != nil || !b.OwnsTables() {
 			continue
 		}

@@ -29,12 +29,12 @@ func asksForSame(before, after *policy.Source) bool {
 		reflect.DeepEqual(before.Files, after.Files)
 }
 
-// resets returns the resets that are due after the rules are written: those on record, and those for what is about to be
-// written. A reset waits until no chain fails, so it is on record whatever can be written.
+// resets returns the resets that are due after the rules are written: those on record, and those for what is
+// about to be written. A reset waits until no chain fails, so it is on record whatever can be written.
 //
-// Verdicts are compared, and not rules: a renamed chain deletes nothing. They are on record before rules are written, so that a
-// plugin that is killed loses none, unless another process walks before those rules are repaired: a second write of the
-// record for each change would be the price.
+// Verdicts are compared, and not rules: a renamed chain deletes nothing. They are on record before rules are
+// written, so that a plugin that is killed loses none, unless another process walks before those rules are
+// repaired: a second write of the record for each change would be the price.
 func (s *State) resets(at int64) []store.Reset {
 	r := resetList{slices.Clone(s.onRecord.now.Resets), at}
 	r.addPassed(s.node.exempt.passed(s.onRecord.now))
@@ -70,8 +70,8 @@ func (s *State) resetting() map[string]*Chain {
 	return resetting
 }
 
-// remainingSources returns the sources before the change, without those of which neither the source nor the chain remains:
-// removing a chain deletes no connection.
+// remainingSources returns the sources before the change, without those of which neither the source nor the
+// chain remains: removing a chain deletes no connection.
 func (s *State) remainingSources() []policy.Source {
 	var remaining []policy.Source
 	for _, before := range s.documents.before {
@@ -85,8 +85,8 @@ func (s *State) remainingSources() []policy.Source {
 	return remaining
 }
 
-// findsRange reports whether the first pod range of a policy and family became known: connections before were judged by
-// none.
+// findsRange reports whether the first pod range of a policy and family became known: connections before were
+// judged by none.
 func (s *State) findsRange(before []policy.Source) bool {
 	for _, was := range policiesOf(before, s.onRecord.now.Addresses()) {
 		c := s.Find(was.Chain)
@@ -102,9 +102,9 @@ func (s *State) findsRange(before []policy.Source) bool {
 	return false
 }
 
-// lostRules reports whether rules that had been written are missing or changed, of chains that reset connections, or of what
-// belongs to no chain in their tables. While a policy changes, only whole chains and their jumps count, as other differences may
-// be the change. A subnet that is found changes no rule.
+// lostRules reports whether rules that had been written are missing or changed, of chains that reset
+// connections, or of what belongs to no chain in their tables. While a policy changes, only whole chains and
+// their jumps count, as other differences may be the change. A subnet that is found changes no rule.
 func (s *State) lostRules() bool {
 	resetting := s.resetting()
 	policyChanges := s.documents.before != nil && !samePolicies(s.documents.before, s.documents.after)
@@ -137,7 +137,8 @@ func (s *State) lostChain(c *Chain) bool {
 }
 
 // dropsMore reports whether a guard is about to drop packets that none in the kernel drops, such as those of
-// a subnet that an ADD found. The connections of an exempt pod end with it, or are those of an address that passed.
+// a subnet that an ADD found. The connections of an exempt pod end with it, or are those of an address that
+// passed.
 func (s *State) dropsMore() bool {
 	if s.Guard.tables == nil {
 		return false
@@ -164,8 +165,8 @@ func (s *State) dropsMore() bool {
 	return false
 }
 
-// maxChanges is the number of changes of policies for which resets are kept on record while no walk passes: the first ones
-// are forgotten then. Of each other kind there is one.
+// maxChanges is the number of changes of policies for which resets are kept on record while no walk passes:
+// the first ones are forgotten then. Of each other kind there is one.
 const maxChanges = 5
 
 // resetList is a list of resets to which more are added at one time.

@@ -13,8 +13,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// State is what is desired of a node, what was observed, what is on record, and what happened in a run. It determines the
-// next step.
+// State is what is desired of a node, what was observed, what is on record, and what happened in a run. It
+// determines the next step.
 type State struct {
 	// Chains are the chains of the policies, sorted by name as policy.Merge sorts them.
 	Chains []Chain
@@ -22,8 +22,8 @@ type State struct {
 	Guard GuardState
 	// Stale are the owned chains that no policy asks for.
 	Stale []store.OwnedChain
-	// RecordErr is the reason why nothing was written: the record or a document cannot be written. The rules can
-	// still be correct.
+	// RecordErr is the reason why nothing was written: the record or a document cannot be written. The rules
+	// can still be correct.
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
 	Duplicates []netfilter.OwnedChain
@@ -172,8 +172,8 @@ func (s *State) desired(t *tables) policy.Ruleset {
 	return rules
 }
 
-// staying returns the chains of tables that are not to be written: those that stay, those on record that are removed when
-// others have taken their place, and those whose place in another backend could not be taken.
+// staying returns the chains of tables that are not to be written: those that stay, those on record that are
+// removed when others have taken their place, and those whose place in another backend could not be taken.
 func (s *State) staying(t *tables) []policy.Chain {
 	staying := slices.Clone(t.kept)
 	isSurplus := map[policy.ChainFamily]bool{}
@@ -184,8 +184,9 @@ func (s *State) staying(t *tables) []policy.Chain {
 	}
 	for _, o := range t.observation.Rules.Chains {
 		c := s.Find(o.Name)
-		failedElsewhere := !s.node.keepsAll && c != nil && c.Err != nil && c.Choice != t.choice // else it is kept
-		if failedElsewhere || isSurplus[policy.ChainFamily{Chain: o.Name, Family: o.Family}] {
+		failedElsewhere := c != nil && c.Err != nil && c.Choice != t.choice
+		mustStay := failedElsewhere && !s.node.keepsAll // else it is kept
+		if mustStay || isSurplus[policy.ChainFamily{Chain: o.Name, Family: o.Family}] {
 			o.Rules = recognized(o.Rules)
 			staying = append(staying, o)
 		}
@@ -287,8 +288,8 @@ func (s *State) Differs() bool { return len(s.Diff())+len(s.Stale)+len(s.Duplica
 // Diff returns how the kernel differs from what is desired, in all backends and the guard tables.
 func (s *State) Diff() policy.Diff { return append(s.rulesDiff(anyChain), s.Guard.Diff...) }
 
-// Drift returns the part of Diff that concerns chains that were written before, and the other objects in their
-// tables.
+// Drift returns the part of Diff that concerns chains that were written before, and the other objects in
+// their tables.
 func (s *State) Drift() policy.Diff {
 	drift := s.rulesDiff((*Chain).wasWritten)
 	if len(s.onRecord.now.Chains) == 0 {
@@ -308,7 +309,8 @@ func anyChain(*Chain) bool { return true }
 // wasWritten reports whether the chain was written before as it is desired now.
 func (c *Chain) wasWritten() bool { return c.Recorded && !c.changed }
 
-// rulesDiff returns the differences of the chains that count, and of what belongs to no chain in their tables.
+// rulesDiff returns the differences of the chains that count, and of what belongs to no chain in their
+// tables.
 func (s *State) rulesDiff(counts func(*Chain) bool) policy.Diff {
 	var all policy.Diff
 	for i := range s.Chains {
@@ -368,8 +370,8 @@ func (e *DriftError) Error() string {
 	return "rules differ from what is desired:\n" + e.Diff.Summary(most)
 }
 
-// Exists reports whether the kernel has the chain, regardless of its rules, and a jump to it, in every desired
-// family.
+// Exists reports whether the kernel has the chain, regardless of its rules, and a jump to it, in every
+// desired family.
 func (s *State) Exists(chain string) bool {
 	c := s.Find(chain)
 	if c == nil {
@@ -390,8 +392,8 @@ func (s *State) LinearChains() (slow []error) {
 	for _, c := range s.Chains {
 		most := max(c.Policy.CountDestinations(policy.IPv4), c.Policy.CountDestinations(policy.IPv6))
 		if most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
-			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by one for each "+
-				"new connection; use backend nftables", c.Policy.Chain, most))
+			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by "+
+				"one for each new connection; use backend nftables", c.Policy.Chain, most))
 		}
 	}
 	return slow
@@ -411,8 +413,8 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 	return false
 }
 
-// surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain that failed
-// is none: nothing has replaced it.
+// surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain
+// that failed is none: nothing has replaced it.
 func (s *State) surplus() []store.OwnedChain {
 	if s.node.keepsAll {
 		return nil

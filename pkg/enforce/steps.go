@@ -41,13 +41,14 @@ func (s *State) isRead() bool {
 	return true
 }
 
-// isReadEnough reports whether tables were read as often as is necessary: a reading can be torn, so tables that differ are
-// read twice before they are written.
+// isReadEnough reports whether tables were read as often as is necessary: a reading can be torn, so tables
+// that differ are read twice before they are written.
 func isReadEnough(readings int, differs bool) bool {
 	return readings >= enoughReadings || readings > 0 && !differs
 }
 
-// unread makes all unread, as another program interfered. If that happens too often it fails what is to be written.
+// unread makes all unread, as another program interfered. If that happens too often it fails what is to be
+// written.
 func (s *State) unread(err error) {
 	s.run.overtaken++
 	tooOften := s.run.overtaken >= maxOvertaken
@@ -64,7 +65,8 @@ func (s *State) unread(err error) {
 	}
 }
 
-// ask asks whether all would be accepted, before anything is stored: a policy that is refused leaves the old one in force.
+// ask asks whether all would be accepted, before anything is stored: a policy that is refused leaves the old
+// one in force.
 func ask(ctx context.Context, do effects, s *State) *State {
 	s.run.asked = true
 	answer := run(ctx, s, do.asking())
@@ -74,7 +76,8 @@ func ask(ctx context.Context, do effects, s *State) *State {
 	return s
 }
 
-// mustAsk reports whether rules are in force that a new document may change: those on record, or those of an agent.
+// mustAsk reports whether rules are in force that a new document may change: those on record, or those of an
+// agent.
 func (s *State) mustAsk() bool {
 	if s.run.asked || len(s.documents.unstored) == 0 {
 		return false
@@ -82,9 +85,9 @@ func (s *State) mustAsk() bool {
 	return len(s.onRecord.before.Chains) > 0 || s.hasRules()
 }
 
-// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due then. If the
-// record cannot be written with new resets, because the disk is full, the one that is there may do for the chains: they are
-// written then, and rules do not wait for resets.
+// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are
+// due then. If the record cannot be written with new resets, because the disk is full, the one that is there
+// may do for the chains: they are written then, and rules do not wait for resets.
 func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.onRecord.planned)
 	if err != nil && len(s.onRecord.planned.Resets) > 0 {
@@ -117,8 +120,8 @@ func (s *State) failRecord(err error) {
 	}
 }
 
-// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt: an ADD that read
-// the documents before has recorded its pod by now.
+// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt: an ADD
+// that read the documents before has recorded its pod by now.
 func storeDocuments(_ context.Context, do effects, s *State) *State {
 	for _, src := range s.documents.unstored {
 		if err := do.Put(src); err != nil {
@@ -149,8 +152,8 @@ func writeGuards(ctx context.Context, do effects, s *State) *State {
 	return s
 }
 
-// guardsDue reports whether the guards in the kernel are not those for the rules in the kernel. They are written again
-// whenever the rules have changed.
+// guardsDue reports whether the guards in the kernel are not those for the rules in the kernel. They are
+// written again whenever the rules have changed.
 func (s *State) guardsDue() bool { return s.guardDiffers() && s.Guard.writes < maxWrites }
 
 // writeRules writes the rules of the first backend in which that is due.
@@ -172,7 +175,8 @@ func writeRules(ctx context.Context, do effects, s *State) *State {
 	return s
 }
 
-// chainForbids returns why tables that belong to ip-masq must not be written: Apply would remove a chain that failed.
+// chainForbids returns why tables that belong to ip-masq must not be written: Apply would remove a chain that
+// failed.
 func (s *State) chainForbids(t *tables) error {
 	if !t.whole {
 		return nil
@@ -203,7 +207,8 @@ func takeAddresses(_ context.Context, do effects, s *State) *State {
 	return s
 }
 
-// addressesDue reports whether the rules that exempt the pods are in the kernel: an ADD that fails takes nothing.
+// addressesDue reports whether the rules that exempt the pods are in the kernel: an ADD that fails takes
+// nothing.
 func (s *State) addressesDue() bool {
 	if len(s.node.exempt.taken) == 0 {
 		return false
@@ -217,7 +222,8 @@ func (s *State) addressesDue() bool {
 	return true
 }
 
-// removeStale removes a chain that no policy wants. A chain that cannot be removed stays on record and fails nothing.
+// removeStale removes a chain that no policy wants. A chain that cannot be removed stays on record and fails
+// nothing.
 func removeStale(ctx context.Context, do effects, s *State) *State {
 	o := s.removable()[0]
 	err := do.remove(ctx, o)
@@ -248,8 +254,8 @@ func (s *State) forget(o store.OwnedChain) {
 	t.observation.Rules.Chains = left
 }
 
-// removable returns the stale chains whose place other rules have taken, and under which no guard drops or binds what leaves
-// without them.
+// removable returns the stale chains whose place other rules have taken, and under which no guard drops or
+// binds what leaves without them.
 func (s *State) removable() []store.OwnedChain {
 	var removable []store.OwnedChain
 	awaitsRules := s.awaitsRules()
@@ -266,13 +272,15 @@ func (s *State) removable() []store.OwnedChain {
 	return removable
 }
 
-// isNeeded reports whether the policy of a stale chain has no right rules elsewhere yet: in another backend or family.
+// isNeeded reports whether the policy of a stale chain has no right rules elsewhere yet: in another backend
+// or family.
 func (s *State) isNeeded(o store.OwnedChain) bool {
 	c := s.Find(o.Chain)
 	return c != nil && !s.isWritten(c)
 }
 
-// isGuarded reports whether a guard may drop or bind packets of a chain, which is to be removed after its guard.
+// isGuarded reports whether a guard may drop or bind packets of a chain, which is to be removed after its
+// guard.
 func (s *State) isGuarded(o store.OwnedChain) bool {
 	if s.Guard.isUnknown() {
 		return true
@@ -281,8 +289,9 @@ func (s *State) isGuarded(o store.OwnedChain) bool {
 	return g != nil && g.HasEffect()
 }
 
-// awaitsRules reports whether some chain has no rules yet: a stale chain may be the same one with its former name, and stays
-// until then. A chain that was on record and lacks no rules is not waited for, however long it cannot be written.
+// awaitsRules reports whether some chain has no rules yet: a stale chain may be the same one with its former
+// name, and stays until then. A chain that was on record and lacks no rules is not waited for, however long
+// it cannot be written.
 func (s *State) awaitsRules() bool {
 	for i := range s.Chains {
 		c := &s.Chains[i]
@@ -293,7 +302,8 @@ func (s *State) awaitsRules() bool {
 	return false
 }
 
-// wasOnRecord reports whether the chain was on record before the run, other than as one that could not be removed.
+// wasOnRecord reports whether the chain was on record before the run, other than as one that could not be
+// removed.
 func (s *State) wasOnRecord(c *Chain) bool {
 	for _, o := range s.onRecord.before.Chains {
 		if o.Chain == c.Policy.Chain && !o.Stuck {
@@ -330,8 +340,8 @@ func recordLast(_ context.Context, do effects, s *State) *State {
 
 func (s *State) isRecordTrue() bool { return reflect.DeepEqual(s.truth(), s.onRecord.now) }
 
-// truth returns what is to be on record when all is done: without the chains that were removed, and with what a chain
-// that could not be written had before.
+// truth returns what is to be on record when all is done: without the chains that were removed, and with what
+// a chain that could not be written had before.
 func (s *State) truth() store.Record {
 	truth := s.onRecord.now
 	truth.Chains = nil

@@ -5,8 +5,8 @@ package enforce
 import (
 	"cmp"
 	"context"
-	"slices"
 
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -21,8 +21,8 @@ func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *S
 	return e.run(ctx, before.clone(), lock)
 }
 
-// CheckSync returns the state that a Sync would leave, and writes nothing: it asks the kernel whether it accepts the rules,
-// and takes what it accepts as written. It does not ask whether files can be written.
+// CheckSync returns the state that a Sync would leave, and writes nothing: it asks the kernel whether it
+// accepts the rules, and takes what it accepts as written. It does not ask whether files can be written.
 func (e *Enforcer) CheckSync(ctx context.Context, before *State) *State {
 	if before.InSync() {
 		return before
@@ -30,10 +30,12 @@ func (e *Enforcer) CheckSync(ctx context.Context, before *State) *State {
 	return e.check(ctx, before.clone())
 }
 
-// Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules. With an error the
-// documents and the rules are as before: it is why the kernel refuses the rules, or an UnwritableError. What fails after
-// that is in the State, and repaired by any later sync.
-func (e *Enforcer) Apply(ctx context.Context, lock *store.Lock, stored store.State, p *Proposal) (*State, error) {
+// Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules.
+// With an error the documents and the rules are as before: it is why the kernel refuses the rules, or an
+// UnwritableError. What fails after that is in the State, and repaired by any later sync.
+func (e *Enforcer) Apply(
+	ctx context.Context, lock *store.Lock, stored store.State, p *Proposal,
+) (*State, error) {
 	s := e.observeChange(ctx, stored, p)
 	if len(p.Changed) == 0 && s.InSync() {
 		return s, nil
@@ -60,7 +62,8 @@ func (e *Enforcer) observeChange(ctx context.Context, stored store.State, p *Pro
 
 // changes makes the documents of a proposal those that are to be stored.
 func (s *State) changes(before []policy.Source, p *Proposal) {
-	s.documents = documents{before: append([]policy.Source{}, before...), after: p.Sources, unstored: p.Changed}
+	s.documents = documents{after: p.Sources, unstored: p.Changed}
+	s.documents.before = append([]policy.Source{}, before...) // not nil, also without any
 }
 
 // run takes the steps from an observation.
@@ -107,8 +110,8 @@ func (s *State) begin(now int64) {
 	s.plan()
 }
 
-// plan decides what is to be on record before anything is written: the chains that are about to be owned, besides those
-// that are, and the resets that are due then.
+// plan decides what is to be on record before anything is written: the chains that are about to be owned,
+// besides those that are, and the resets that are due then.
 func (s *State) plan() {
 	planned := s.onRecord.now
 	planned.Chains = s.plannedChains()
@@ -124,8 +127,8 @@ func (s *State) plan() {
 	s.onRecord.planned = planned
 }
 
-// plannedChains returns the chains that are to be written, then the others on record: choose takes the first of a name. One
-// that could not be removed, and is wanted again, is stuck until it is written.
+// plannedChains returns the chains that are to be written, then the others on record: choose takes the first
+// of a name. One that could not be removed, and is wanted again, is stuck until it is written.
 func (s *State) plannedChains() []store.OwnedChain {
 	var planned []store.OwnedChain
 	for i := range s.Chains {
@@ -134,9 +137,10 @@ func (s *State) plannedChains() []store.OwnedChain {
 			continue
 		}
 		for _, d := range c.Desired.Chains {
-			o := store.OwnedChain{Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant}
-			o.Stuck = s.isStuck(o)
-			planned = append(planned, o)
+			planned = append(planned, store.OwnedChain{
+				Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant,
+				Stuck: s.isStuck(d.Name, d.Family, c.Choice),
+			})
 		}
 	}
 	for _, o := range s.onRecord.now.Chains {
@@ -148,7 +152,11 @@ func (s *State) plannedChains() []store.OwnedChain {
 }
 
 // isStuck reports whether the record has a chain as one that could not be removed.
-func (s *State) isStuck(o store.OwnedChain) bool {
-	o.Stuck = true
-	return slices.Contains(s.onRecord.now.Chains, o)
+func (s *State) isStuck(chain string, f policy.Family, in netfilter.Choice) bool {
+	for _, o := range s.onRecord.now.Chains {
+		if o.Chain == chain && o.Family == f && ChoiceOf(o) == in && o.Stuck {
+			return true
+		}
+	}
+	return false
 }

@@ -35,7 +35,9 @@ type walk struct {
 // writes the record, and not while it walks. It returns how many connections it deleted, also with an
 // error, and how long to wait for the next reset on record, 0 without one. The numbers are added to those on
 // record, or the error is an UnwritableError.
-func (e *Enforcer) ResetConnections(ctx context.Context) (map[policy.ChainFamily]uint64, time.Duration, error) {
+func (e *Enforcer) ResetConnections(
+	ctx context.Context,
+) (deleted map[policy.ChainFamily]uint64, next time.Duration, err error) {
 	running, err := e.Dir.ResetLock(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -45,7 +47,8 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (map[policy.ChainFamily
 	if err != nil || len(w.due) == 0 {
 		return nil, w.next, err
 	}
-	if err := e.Dir.CheckWritable(); err != nil { // a walk that cannot be recorded would be repeated without end
+	// A walk that cannot be recorded would be repeated without end.
+	if err := e.Dir.CheckWritable(); err != nil {
 		return nil, 0, &UnwritableError{err}
 	}
 	if err := ctx.Err(); err != nil {
@@ -73,15 +76,15 @@ func (e *Enforcer) ResetConnections(ctx context.Context) (map[policy.ChainFamily
 	return deleted, w.next, failed
 }
 
-// awaitPackets waits for an RCU grace period: a packet may have met the previous rules and not be listed yet, as a commit
-// does not wait for it. Without it an entry may be missed.
+// awaitPackets waits for an RCU grace period: a packet may have met the previous rules and not be listed yet,
+// as a commit does not wait for it. Without it an entry may be missed.
 func awaitPackets() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL of membarrier(2)
 	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
 }
 
-// readDue reads the resets on record that are due. A writer of rules holds the lock, so the rules that a reset is for are in
-// place by now.
+// readDue reads the resets on record that are due. A writer of rules holds the lock, so the rules that a
+// reset is for are in place by now.
 func (e *Enforcer) readDue(ctx context.Context) (walk, error) {
 	var w walk
 	err := e.withLock(ctx, func(*store.Lock) (err error) {
@@ -122,9 +125,11 @@ func (e *Enforcer) judge(w *walk) *policy.ConnectionJudge {
 	return judge
 }
 
-// recordWalk takes the resets of a walk that did not fail off the record, and adds how many connections it deleted. Began is 0
-// if no walk was needed.
-func (e *Enforcer) recordWalk(ctx context.Context, w *walk, deleted map[policy.ChainFamily]uint64, failed error) error {
+// recordWalk takes the resets of a walk that did not fail off the record, and adds how many connections it
+// deleted. Began is 0 if no walk was needed.
+func (e *Enforcer) recordWalk(
+	ctx context.Context, w *walk, deleted map[policy.ChainFamily]uint64, failed error,
+) error {
 	return e.withLock(ctx, func(lock *store.Lock) error {
 		s, err := e.Dir.Load()
 		if err != nil || lock == nil {
@@ -210,8 +215,8 @@ func dueResets(rec store.Record) (due []store.Reset, next time.Duration) {
 	return due, next
 }
 
-// ResetsDue reports whether ResetConnections has something to do now. Without the rules nothing would translate the
-// connections.
+// ResetsDue reports whether ResetConnections has something to do now. Without the rules nothing would
+// translate the connections.
 func (s *State) ResetsDue() bool { return !s.Failed() && ResetsDue(s.onRecord.now) }
 
 // Passed reports whether a reset on record is for one of these addresses, which passed to another pod.
