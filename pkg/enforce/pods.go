@@ -97,7 +97,7 @@ func (c *Chain) exempted(pods []store.ExemptPod) []store.ExemptPod {
 // for newer ones that would fit.
 func newestBeyond(limit int, pods []store.ExemptPod) []store.ExemptPod {
 	byAge := slices.SortedFunc(slices.Values(pods), func(x, y store.ExemptPod) int {
-		return cmp.Or(cmp.Compare(x.At, y.At), x.Attachment.Compare(y.Attachment))
+		return cmp.Or(cmp.Compare(x.At, y.At), x.Compare(y.Attachment))
 	})
 	if len(byAge) <= limit {
 		return nil

@@ -198,7 +198,8 @@ func (r *resetList) add(reset store.Reset) {
 	if len(others) > 0 {
 		reset.At = max(reset.At, others[len(others)-1].At+1)
 	}
-	r.list = append(others, reset)
+	others = append(others, reset)
+	r.list = others
 }
 
 func withoutFirstChange(resets []store.Reset) []store.Reset {

@@ -87,17 +87,19 @@ func numeric(r Ranges) numericRanges {
 	return s
 }
 
+// contains reports whether an address is in the ranges, by bisection.
 func (s numericRanges) contains(a number) bool {
 	first, end := 0, len(s) // of the ranges that may have the address
 	for first < end {
-		switch middle := int(uint(first+end) >> 1); {
-		case a.less(s[middle].from):
+		middle := int(uint(first+end) >> 1)
+		if a.less(s[middle].from) {
 			end = middle
-		case s[middle].to.less(a):
-			first = middle + 1
-		default:
+			continue
+		}
+		if !s[middle].to.less(a) {
 			return true
 		}
+		first = middle + 1
 	}
 	return false
 }
@@ -107,71 +109,103 @@ func (s numericRanges) contains(a number) bool {
 // present one. With untranslated, every untranslated entry is stale that is masqueraded now.
 func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *ConnectionJudge {
 	var lists interfaceLists
-	judge := func(f Family) familyJudge {
-		j := familyJudge{untranslated: untranslated}
-		addPods := func(p *Policy, chain string) {
-			if pods := p.PodRanges(f); len(pods) > 0 {
-				j.pods = append(j.pods, podRange{chain, numeric(pods)})
-			}
-		}
-		resets, exists, first := map[string]bool{}, map[string]bool{}, ""
-		for i := range now {
-			exists[now[i].Chain] = true
-			if now[i].ResetsConnections() {
-				resets[now[i].Chain], first = true, cmp.Or(first, now[i].Chain)
-				addPods(&now[i], now[i].Chain)
-			}
-		}
-		j.now = j.compile(f, now, &lists)
-		for _, policies := range before {
-			j.before = append(j.before, j.compile(f, policies, &lists))
-			for i := range policies {
-				switch p := &policies[i]; { // sources that are exempt or out of scope now
-				case resets[p.Chain]:
-					addPods(p, p.Chain)
-				case !exists[p.Chain] && first != "": // of a chain with another name now
-					addPods(p, first)
-				}
-			}
-		}
-		return j
+	judge := &ConnectionJudge{
+		v4:           newFamilyJudge(IPv4, now, before, &lists),
+		v6:           newFamilyJudge(IPv6, now, before, &lists),
+		untranslated: untranslated,
+		left:         map[netip.Addr]string{},
+		passed:       map[netip.Addr]string{},
 	}
-	out := &ConnectionJudge{v4: judge(IPv4), v6: judge(IPv6), untranslated: untranslated}
-	out.left, out.passed = map[netip.Addr]string{}, map[netip.Addr]string{}
+	judge.v4.untranslated, judge.v6.untranslated = untranslated, untranslated
 	for _, policies := range before {
-		out.translated = out.translated || masqueradeMore(policies, now)
-		out.untranslated = out.untranslated || masqueradeMore(now, policies)
+		judge.translated = judge.translated || masqueradeMore(policies, now)
+		judge.untranslated = judge.untranslated || masqueradeMore(now, policies)
 	}
-	return out
+	return judge
+}
+
+func newFamilyJudge(f Family, now []Policy, before [][]Policy, lists *interfaceLists) familyJudge {
+	judge := familyJudge{now: compile(f, now, lists)}
+	judge.addPresentPods(f, now)
+	for _, policies := range before {
+		judge.before = append(judge.before, compile(f, policies, lists))
+		judge.addFormerPods(f, policies, now)
+	}
+	for _, verdicts := range append(judge.before, judge.now) {
+		for i := range verdicts {
+			judge.scoped = judge.scoped || len(verdicts[i].interfaces) > 0
+		}
+	}
+	return judge
+}
+
+// addPresentPods adds the pod ranges of the chains that reset connections.
+func (f *familyJudge) addPresentPods(family Family, now []Policy) {
+	for i := range now {
+		if now[i].ResetsConnections() {
+			f.addPods(now[i].PodRanges(family), now[i].Chain)
+		}
+	}
+}
+
+// addFormerPods adds the pod ranges that policies had before: those of a chain that resets connections, whose sources may be
+// exempt or out of scope now, and those of a chain that does not exist now and may have got another name.
+func (f *familyJudge) addFormerPods(family Family, before, now []Policy) {
+	resets, exists, first := map[string]bool{}, map[string]bool{}, ""
+	for i := range now {
+		exists[now[i].Chain] = true
+		if now[i].ResetsConnections() {
+			resets[now[i].Chain] = true
+			first = cmp.Or(first, now[i].Chain)
+		}
+	}
+	for i := range before {
+		p := &before[i]
+		if resets[p.Chain] {
+			f.addPods(p.PodRanges(family), p.Chain)
+		} else if !exists[p.Chain] && first != "" {
+			f.addPods(p.PodRanges(family), first)
+		}
+	}
+}
+
+func (f *familyJudge) addPods(pods Ranges, chain string) {
+	if len(pods) > 0 {
+		f.pods = append(f.pods, podRange{chain, numeric(pods)})
+	}
 }
 
 // compile returns what the policies decide, in the form that is fast to ask.
-func (f *familyJudge) compile(family Family, policies []Policy, lists *interfaceLists) (out []chainVerdict) {
+func compile(family Family, policies []Policy, lists *interfaceLists) []chainVerdict {
+	var verdicts []chainVerdict
 	for i := range policies {
 		p := &policies[i]
 		scope := p.Scope(family)
-		m := chainVerdict{
-			scope: numeric(scope.Sources), from: numeric(p.masqueradeScope(family).Sources),
-			exempt: numeric(p.DestinationsExempt(family)), interfaces: scope.Interfaces, bit: anyInterface,
-		}
-		if len(m.interfaces) > 0 {
-			m.bit <<= min(1+lists.index(m.interfaces), 63)
-			f.scoped = true
-		}
-		out = append(out, m)
+		verdicts = append(verdicts, chainVerdict{
+			scope:      numeric(scope.Sources),
+			from:       numeric(p.masqueradeScope(family).Sources),
+			exempt:     numeric(p.DestinationsExempt(family)),
+			interfaces: scope.Interfaces,
+			bit:        lists.bit(scope.Interfaces),
+		})
 	}
-	return out
+	return verdicts
 }
 
-// interfaceLists are the different lists of output interfaces; the index of each is that of its bit.
+// interfaceLists are the different lists of output interfaces, which have a bit each. Beyond 62 lists they share the last.
 type interfaceLists [][]string
 
-func (l *interfaceLists) index(names []string) int {
-	i := slices.IndexFunc(*l, func(list []string) bool { return slices.Equal(list, names) })
-	if i < 0 {
-		i, *l = len(*l), append(*l, names)
+func (l *interfaceLists) bit(names []string) uint64 {
+	if len(names) == 0 {
+		return anyInterface
 	}
-	return i
+	for i, list := range *l {
+		if slices.Equal(list, names) {
+			return anyInterface << min(1+i, 63)
+		}
+	}
+	*l = append(*l, names)
+	return anyInterface << min(len(*l), 63)
 }
 
 // IsEmpty reports whether no entry can be stale: no pod range is known, nor an address that left or passed.
@@ -206,25 +240,47 @@ func (j *ConnectionJudge) StaleKinds() (translated, untranslated bool) {
 
 // masqueradeMore reports whether some policy may masquerade what none of others does.
 func masqueradeMore(policies, others []Policy) bool {
-	return slices.ContainsFunc(policies, func(p Policy) bool { return !slices.ContainsFunc(others, p.masqueradesNoMoreThan) })
+	for i := range policies {
+		if !slices.ContainsFunc(others, policies[i].masqueradesNoMoreThan) {
+			return true
+		}
+	}
+	return false
 }
 
 // masqueradesNoMoreThan reports whether q masquerades all that p does.
 func (p *Policy) masqueradesNoMoreThan(q Policy) bool {
-	return !slices.ContainsFunc(Families(), func(f Family) bool {
+	for _, f := range Families() {
 		scope := p.masqueradeScope(f)
-		return len(scope.Sources) > 0 &&
-			(!scope.within(q.masqueradeScope(f)) || len(q.DestinationsExempt(f).Without(p.DestinationsExempt(f))) > 0)
-	})
+		if len(scope.Sources) == 0 {
+			continue
+		}
+		exemptsMore := len(q.DestinationsExempt(f).Without(p.DestinationsExempt(f))) > 0
+		if exemptsMore || !scope.within(q.masqueradeScope(f)) {
+			return false
+		}
+	}
+	return true
 }
 
 // Families returns the families that have entries to judge.
 func (j *ConnectionJudge) Families() []Family {
-	named := slices.AppendSeq(slices.Collect(maps.Keys(j.left)), maps.Keys(j.passed))
-	return slices.DeleteFunc(Families(), func(f Family) bool {
-		inFamily := func(a netip.Addr) bool { return FamilyOf(a) == f }
-		return len(j.of(f).pods) == 0 && !slices.ContainsFunc(named, inFamily)
-	})
+	var families []Family
+	for _, f := range Families() {
+		if len(j.of(f).pods) > 0 || hasFamily(j.left, f) || hasFamily(j.passed, f) {
+			families = append(families, f)
+		}
+	}
+	return families
+}
+
+func hasFamily(addresses map[netip.Addr]string, f Family) bool {
+	for a := range addresses {
+		if FamilyOf(a) == f {
+			return true
+		}
+	}
+	return false
 }
 
 func (j *ConnectionJudge) of(f Family) *familyJudge {
@@ -241,59 +297,103 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	if chain := j.left[c.ReplyDst]; chain != "" && c.Src != c.ReplyDst {
 		return chain, true
 	}
-	f, src := j.of(FamilyOf(c.Src)), numberOf(c.Src)
+	f := j.of(FamilyOf(c.Src))
 	if chain := j.passed[c.Src]; chain != "" {
-		if routes.IsLocal(c.Src) { // a pod claims an address of the node
-			return chain, false
-		}
-		out := ""
-		if f.scoped && c.ReplyDst != c.Src {
-			out = routes.OutputInterface(c.Src, c.ReplySrc)
-		}
-		return chain, c.ReplyDst == c.Src || !verdict(f.now, src, numberOf(c.ReplySrc), out)
+		return chain, f.isOfFormerPod(c, routes)
 	}
-	i := slices.IndexFunc(f.pods, func(r podRange) bool { return r.pods.contains(src) })
-	if i < 0 {
+	src, endpoint := numberOf(c.Src), numberOf(c.ReplySrc)
+	pods := f.podsOf(src)
+	if pods == nil {
 		return "", false
 	}
-	endpoint, translated := numberOf(c.ReplySrc), c.ReplyDst != c.Src
-	if translated && c.ReplySrc != c.Dst || !f.mayBeStale(src, endpoint, translated) ||
-		routes.IsLocal(c.Src) || routes.IsLocal(c.ReplySrc) {
+	translated := c.ReplyDst != c.Src
+	isToService := c.ReplySrc != c.Dst
+	if translated && isToService || !f.mayBeStale(src, endpoint, translated) {
+		return "", false
+	}
+	if routes.IsLocal(c.Src) || routes.IsLocal(c.ReplySrc) {
 		return "", false
 	}
 	out := ""
 	if f.scoped {
-		if out = routes.OutputInterface(c.Src, c.ReplySrc); out == "" || f.routeOutOfScope(src, out) {
+		out = routes.OutputInterface(c.Src, c.ReplySrc)
+		if out == "" || f.routeOutOfScope(src, out) {
 			return "", false
 		}
 	}
 	now := verdict(f.now, src, endpoint, out)
-	stale = now != translated && (f.untranslated && now ||
-		slices.ContainsFunc(f.before, func(before []chainVerdict) bool { return verdict(before, src, endpoint, out) != now }))
-	return f.pods[i].chain, stale
+	if now == translated {
+		return pods.chain, false
+	}
+	return pods.chain, now && f.untranslated || f.verdictChanged(src, endpoint, out, now)
 }
 
-// mayBeStale reports whether the entry is stale if its output interface is the right one.
-func (f *familyJudge) mayBeStale(src, endpoint number, translated bool) bool {
-	now := interfaceBits(f.now, src, endpoint)
-	switch {
-	case translated && now == anyInterface, !translated && now == 0:
+// isOfFormerPod reports whether an entry is of a pod that had the address before. One that is translated and masqueraded now
+// may be of the present pod.
+func (f *familyJudge) isOfFormerPod(c *Connection, routes NodeRoutes) bool {
+	if routes.IsLocal(c.Src) { // a pod claims an address of the node
 		return false
-	case !translated && f.untranslated:
+	}
+	if c.ReplyDst == c.Src {
 		return true
 	}
-	return slices.ContainsFunc(f.before, func(before []chainVerdict) bool { return interfaceBits(before, src, endpoint) != now })
+	out := ""
+	if f.scoped {
+		out = routes.OutputInterface(c.Src, c.ReplySrc)
+	}
+	return !verdict(f.now, numberOf(c.Src), numberOf(c.ReplySrc), out)
+}
+
+// podsOf returns the first pod range that has the source, or nil.
+func (f *familyJudge) podsOf(src number) *podRange {
+	for i := range f.pods {
+		if f.pods[i].pods.contains(src) {
+			return &f.pods[i]
+		}
+	}
+	return nil
+}
+
+// verdictChanged reports whether some policies before had another verdict on the connection.
+func (f *familyJudge) verdictChanged(src, endpoint number, out string, now bool) bool {
+	for _, before := range f.before {
+		if verdict(before, src, endpoint, out) != now {
+			return true
+		}
+	}
+	return false
+}
+
+// mayBeStale reports whether the entry is stale if its output interface is the right one. It asks no route, which takes longest.
+func (f *familyJudge) mayBeStale(src, endpoint number, translated bool) bool {
+	now := interfaceBits(f.now, src, endpoint)
+	isRight := translated && now == anyInterface || !translated && now == 0
+	if isRight {
+		return false
+	}
+	if f.untranslated && !translated {
+		return true
+	}
+	for _, before := range f.before {
+		if interfaceBits(before, src, endpoint) != now {
+			return true
+		}
+	}
+	return false
 }
 
 // interfaceBits returns the bits of the chains that masquerade the connection if it leaves
 // by one of their interfaces, or only anyInterface if one of them has no list.
 func interfaceBits(chains []chainVerdict, src, endpoint number) (bits uint64) {
 	for i := range chains {
-		if m := &chains[i]; m.applies(src, endpoint) {
-			if bits |= m.bit; m.bit == anyInterface {
-				return anyInterface
-			}
+		m := &chains[i]
+		if !m.applies(src, endpoint) {
+			continue
 		}
+		if m.bit == anyInterface {
+			return anyInterface
+		}
+		bits |= m.bit
 	}
 	return bits
 }
@@ -304,22 +404,35 @@ func (m *chainVerdict) applies(src, endpoint number) bool {
 
 // verdict reports whether a chain masquerades the connection.
 func verdict(chains []chainVerdict, src, endpoint number, out string) bool {
-	return slices.ContainsFunc(chains, func(m chainVerdict) bool { return m.applies(src, endpoint) && m.leavesBy(out) })
+	for i := range chains {
+		m := &chains[i]
+		if m.applies(src, endpoint) && m.leavesBy(out) {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *chainVerdict) leavesBy(out string) bool {
-	return len(m.interfaces) == 0 || slices.ContainsFunc(m.interfaces, func(pattern string) bool { return InterfaceWithin(out, pattern) })
+	for _, pattern := range m.interfaces {
+		if InterfaceWithin(out, pattern) {
+			return true
+		}
+	}
+	return len(m.interfaces) == 0
 }
 
 // routeOutOfScope reports whether the source is in scope of a chain and the interface of none.
 func (f *familyJudge) routeOutOfScope(src number, out string) (outOfScope bool) {
 	for i := range f.now {
-		if m := &f.now[i]; m.scope.contains(src) {
-			if m.leavesBy(out) {
-				return false
-			}
-			outOfScope = true
+		m := &f.now[i]
+		if !m.scope.contains(src) {
+			continue
 		}
+		if m.leavesBy(out) {
+			return false
+		}
+		outOfScope = true
 	}
 	return outOfScope
 }
