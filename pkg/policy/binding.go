@@ -17,7 +17,8 @@ type Binding struct {
 // Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
 func (g *Guard) Binds(p Packet) bool {
 	bound := g.Scope
-	bound.Sources, bound.Host = g.BoundSources(p.Dst), true // also an address of the node in a pod range, which keeps its source anyway
+	bound.Sources = g.BoundSources(p.Dst)
+	bound.Host = true // also an address of the node in a pod range, which keeps its source anyway
 	return bound.Contains(p)
 }
 
@@ -32,17 +33,20 @@ func (g *Guard) BoundSources(to netip.Addr) Ranges {
 	return bound
 }
 
-// counted returns the sources whose packets another chain's guard takes for masqueraded by this one, to destinations that
-// this one does not exempt: all in its scope, on whatever interface they leave, but not pods that it exempts by namespace.
+// counted returns the sources whose packets another chain's guard takes for masqueraded by this one, to
+// destinations that this one does not exempt: all in its scope, on whatever interface they leave, but not
+// pods that it exempts by namespace.
 //
-// Neither outputInterfaces nor nonMasqueradeSourceCIDRs take a source away, although the chain masquerades less then. To
-// bind on the interfaces that no other chain names needs a rule with all those names, and the kernel refuses a rule
-// of more than 128 expressions; for the overlaps of interface lists it needs a rule for each combination of them.
+// Neither outputInterfaces nor nonMasqueradeSourceCIDRs take a source away, although the chain masquerades
+// less then. To bind on the interfaces that no other chain names needs a rule with all those names, and the
+// kernel refuses a rule of more than 128 expressions; for the overlaps of interface lists it needs a rule for
+// each combination of them.
 func (p *Policy) counted(f Family) Ranges {
 	return p.Scope(f).Sources.Without(exemptAddresses(entriesOf(p.ExemptPods, f)))
 }
 
-// bindings returns what the guard of the policy binds: traffic of its pods that neither it nor another policy masquerades.
+// bindings returns what the guard of the policy binds: traffic of its pods that neither it nor another policy
+// masquerades.
 func (p *Policy) bindings(g *Guard, policies []Policy) bindings {
 	f := g.Family
 	exemptPods := p.Scope(f).Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
@@ -57,12 +61,12 @@ func (p *Policy) bindings(g *Guard, policies []Policy) bindings {
 
 // bind makes the guard bind this.
 func (g *Guard) bind(all bindings) {
-	g.Bound = all.common(g.Scope.Sources)
+	g.Bound = all.common(orEmpty(g.Scope.Sources))
 	g.Bindings = all.beyond(g)
 }
 
-// Beside returns the guard of a chain that stays as it is, beside chains that are added: it binds nothing that they
-// masquerade.
+// Beside returns the guard of a chain that stays as it is, beside chains that are added: it binds nothing
+// that they masquerade.
 func (g Guard) Beside(added []Policy) Guard {
 	if g.Bound == nil {
 		return g
@@ -77,7 +81,8 @@ func (g Guard) Beside(added []Policy) Guard {
 
 // bindings returns all that the guard binds, in scope.
 func (g *Guard) bindings() bindings {
-	return append(bindings{{Sources: g.Scope.Sources, Destinations: orEmpty(g.Bound)}}, g.Bindings...)
+	ofScope := Binding{Sources: orEmpty(g.Scope.Sources), Destinations: orEmpty(g.Bound)}
+	return append(bindings{ofScope}, g.Bindings...)
 }
 
 // bindings have different destinations.
@@ -128,7 +133,7 @@ func (all bindings) common(sources Ranges) Ranges {
 func (all bindings) beyond(g *Guard) (left bindings) {
 	for _, b := range all {
 		if b.Destinations != nil && len(b.Destinations.Without(g.Bound)) == 0 {
-			b.Sources = b.Sources.Without(g.Scope.Sources)
+			b.Sources = b.Sources.Without(orEmpty(g.Scope.Sources))
 		}
 		left = left.with(b)
 	}
@@ -161,8 +166,8 @@ func (all bindings) within(others bindings) bool {
 	return true
 }
 
-// Unbound is traffic of pods that the chain of a policy with enforceExempt exempts and its guard does not bind, because the
-// guard takes it for masqueraded by another chain.
+// Unbound is traffic of pods that the chain of a policy with enforceExempt exempts and its guard does not
+// bind, because the guard takes it for masqueraded by another chain.
 type Unbound struct {
 	ChainFamily
 	By           string // the other chain
@@ -171,8 +176,8 @@ type Unbound struct {
 	Prefixes     []netip.Prefix // those that the chain exempts and that have some of the destinations
 }
 
-// UnboundTraffic returns what the policies exempt and do not bind. Link-local and multicast destinations are not among
-// it, which nobody stated.
+// UnboundTraffic returns what the policies exempt and do not bind. Link-local and multicast destinations are
+// not among it, which nobody stated.
 func UnboundTraffic(policies []Policy) []Unbound {
 	var all []Unbound
 	for i := range policies {

@@ -61,8 +61,8 @@ type chainVerdict struct {
 
 const anyInterface = 1
 
-// numericRanges is Ranges as numbers: a search takes less than half the time of Ranges.Contains, and there can be a
-// million entries.
+// numericRanges is Ranges as numbers: a search takes less than half the time of Ranges.Contains, and there
+// can be a million entries.
 type numericRanges []struct{ from, to number }
 
 // number is an address of one family.
@@ -148,8 +148,9 @@ func (f *familyJudge) addPresentPods(family Family, now []Policy) {
 	}
 }
 
-// addFormerPods adds the pod ranges that policies had before: those of a chain that resets connections, whose sources may be
-// exempt or out of scope now, and those of a chain that does not exist now and may have got another name.
+// addFormerPods adds the pod ranges that policies had before: those of a chain that resets connections, whose
+// sources may be exempt or out of scope now, and those of a chain that does not exist now and may have got
+// another name.
 func (f *familyJudge) addFormerPods(family Family, before, now []Policy) {
 	resets, exists, first := map[string]bool{}, map[string]bool{}, ""
 	for i := range now {
@@ -192,7 +193,8 @@ func compile(family Family, policies []Policy, lists *interfaceLists) []chainVer
 	return verdicts
 }
 
-// interfaceLists are the different lists of output interfaces, which have a bit each. Beyond 62 lists they share the last.
+// interfaceLists are the different lists of output interfaces, which have a bit each. Beyond 62 lists they
+// share the last.
 type interfaceLists [][]string
 
 func (l *interfaceLists) bit(names []string) uint64 {
@@ -213,15 +215,16 @@ func (j *ConnectionJudge) IsEmpty() bool {
 	return len(j.v4.pods)+len(j.v6.pods)+len(j.left)+len(j.passed) == 0
 }
 
-// Left also makes the connections stale that a chain translated to addresses that are no longer on the node. The
-// kernel deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
+// Left also makes the connections stale that a chain translated to addresses that are no longer on the node.
+// The kernel deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
 func (j *ConnectionJudge) Left(chain string, a netip.Addr) {
 	j.translated = true
 	j.left[a] = chain
 }
 
-// Passed also makes the connections of the former pods with these addresses stale. The present pods have another
-// verdict. Connections that are translated and masqueraded now are kept, because they can belong to the present pods.
+// Passed also makes the connections of the former pods with these addresses stale. The present pods have
+// another verdict. Connections that are translated and masqueraded now are kept, because they can belong to
+// the present pods.
 func (j *ConnectionJudge) Passed(chain string, a netip.Addr) { j.passed[a] = chain }
 
 // Sources returns the only sources that stale entries can have, nil if every pod can be one.
@@ -328,8 +331,8 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	return pods.chain, now && f.untranslated || f.verdictChanged(src, endpoint, out, now)
 }
 
-// isOfFormerPod reports whether an entry is of a pod that had the address before. One that is translated and masqueraded now
-// may be of the present pod.
+// isOfFormerPod reports whether an entry is of a pod that had the address before. One that is translated and
+// masqueraded now may be of the present pod.
 func (f *familyJudge) isOfFormerPod(c *Connection, routes NodeRoutes) bool {
 	if routes.IsLocal(c.Src) { // a pod claims an address of the node
 		return false
@@ -364,7 +367,8 @@ func (f *familyJudge) verdictChanged(src, endpoint number, out string, now bool)
 	return false
 }
 
-// mayBeStale reports whether the entry is stale if its output interface is the right one. It asks no route, which takes longest.
+// mayBeStale reports whether the entry is stale if its output interface is the right one. It asks no route,
+// which takes longest.
 func (f *familyJudge) mayBeStale(src, endpoint number, translated bool) bool {
 	now := interfaceBits(f.now, src, endpoint)
 	isRight := translated && now == anyInterface || !translated && now == 0

@@ -67,10 +67,12 @@ func (m Mark) String() string {
 func (m Mark) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler with ParseMark.
-func (m *Mark) UnmarshalText(text []byte) (err error) {
-	if *m, err = ParseMark(string(text)); err != nil {
+func (m *Mark) UnmarshalText(text []byte) error {
+	mark, err := ParseMark(string(text))
+	if err != nil {
 		return fmt.Errorf("%s %w", Quote(string(text)), err)
 	}
+	*m = mark
 	return nil
 }
 
@@ -101,19 +103,25 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 			if len(ofFamily(p.Pods, f)) == 0 {
 				continue
 			}
-			scope := p.Scope(f)
-			scope.Sources, scope.Host = p.PodRanges(f), false
-			g := Guard{Chain: p.Chain, Family: f, Owner: o, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
-			if p.EnforceExempt.Value {
-				g.BypassMark = p.BypassMark.Value
-				g.bind(p.bindings(&g, policies))
-			}
-			if len(scope.Sources)+len(g.Bindings) > 0 {
+			g := p.desiredGuard(f, policies)
+			g.Owner = o
+			if len(g.Scope.Sources)+len(g.Bindings) > 0 {
 				guards = append(guards, g)
 			}
 		}
 	}
 	return guards
+}
+
+// desiredGuard returns the guard of a policy, which is one of these, in a family.
+func (p *Policy) desiredGuard(f Family, policies []Policy) Guard {
+	g := Guard{Chain: p.Chain, Family: f, Scope: p.Scope(f), Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
+	g.Scope.Sources, g.Scope.Host = p.PodRanges(f), false
+	if p.EnforceExempt.Value {
+		g.BypassMark = p.BypassMark.Value
+		g.bind(p.bindings(&g, policies))
+	}
+	return g
 }
 
 // GuardedFamilies returns the families in which the policy asks for rules in the tables
@@ -151,42 +159,56 @@ type Transition struct {
 	All     bool // so are those of every chain
 }
 
-// During returns the guard for the rules that are in the kernel, and whether there is one: it must not drop what they
-// exempt, nor bind what they masquerade, before a change nor after it. Observed is that in the kernel, or nil. If it drops or
-// binds packets it is right for the rules that are there.
+// During returns the guard for the rules that are in the kernel, and whether there is one: it must not drop
+// what they exempt, nor bind what they masquerade, before a change nor after it. Observed is that in the
+// kernel, or nil. If it drops or binds packets it is right for the rules that are there.
 //
-// While the chain changes, a guard matches what both policies masquerade. One that is not there begins before the first
-// rules of the node, else after those of its chain. While any chain changes, it binds what neither policy masquerades.
+// While the chain changes, a guard matches what both policies masquerade. One that is not there begins before
+// the first rules of the node, else after those of its chain. While any chain changes, it binds what neither
+// policy masquerades.
 func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
-	switch {
-	case t.Settled && t.All, observed == nil && t.First:
+	beginsFirst := observed == nil && t.First
+	if beginsFirst || t.Settled && t.All {
 		return g, true
-	case observed == nil && !t.Settled:
-		return g, false
-	case observed == nil:
+	}
+	if observed == nil {
 		g.Bound, g.Bindings = nil, nil
-		return g, g.Mode != GuardOff
+		return g, t.Settled && g.Mode != GuardOff
 	}
-	old := *observed
-	old.Scope.Sources = orEmpty(old.Scope.Sources)
 	if !t.Settled {
-		g.Exempt = Normalize(slices.Concat(g.Exempt, old.Exempt))
-		if old.Mode == GuardOff || g.Mode == GuardDrop && old.Mode != GuardDrop { // it may not be right for the rules that are there
-			g.Mode = old.Mode
-		}
+		g.Exempt = Normalize(slices.Concat(g.Exempt, observed.Exempt))
+		g.Mode = modeDuring(g.Mode, observed.Mode)
 	}
-	if old.Bound == nil {
+	if observed.Bound == nil {
 		g.Bound, g.Bindings = nil, nil
 	}
 	if t.Settled && g.Bound == nil {
 		return g, g.Mode != GuardOff
 	}
+	return g.common(observed)
+}
+
+// modeDuring returns the mode while the rules of a chain change. A guard that does not drop packets may not
+// be right for the rules that are there, so it does not begin to drop.
+func modeDuring(desired, observed GuardMode) GuardMode {
+	beginsToDrop := desired == GuardDrop && observed != GuardDrop
+	if observed == GuardOff || beginsToDrop {
+		return observed
+	}
+	return desired
+}
+
+// common returns the guard with the packets that are in the scope of both, and binds what both bind, also
+// pods that one policy alone exempts. It returns false if no packet is left.
+func (g Guard) common(observed *Guard) (Guard, bool) {
+	old := *observed
+	old.Scope.Sources = orEmpty(old.Scope.Sources)
 	scope, some := g.Scope.common(old.Scope)
 	both := g
 	both.Scope = scope
 	if g.Bound != nil {
 		both.Bound = g.Bound.Intersect(old.Bound)
-		both.Bindings = g.bindings().intersect(old.bindings()).beyond(&both) // also pods that one policy alone exempts
+		both.Bindings = g.bindings().intersect(old.bindings()).beyond(&both)
 	}
 	return both, some && (both.Mode != GuardOff || both.Bound != nil)
 }
@@ -199,11 +221,23 @@ func (g *Guard) Within(other *Guard) bool {
 	if other == nil {
 		return false
 	}
-	scope, of := g.Scope, other.Scope
-	scope.Sources, of.Sources = orEmpty(scope.Sources), orEmpty(of.Sources)
-	drops := g.Mode != GuardDrop || other.Mode == GuardDrop && len(other.Exempt.Without(orEmpty(g.Exempt))) == 0
-	binds := g.Bound == nil || other.Bound != nil && g.bindings().within(other.bindings())
-	return scope.within(of) && drops && binds
+	scope, otherScope := g.Scope, other.Scope
+	scope.Sources, otherScope.Sources = orEmpty(scope.Sources), orEmpty(otherScope.Sources)
+	return scope.within(otherScope) && g.dropsNoMoreThan(other) && g.bindsNoMoreThan(other)
+}
+
+func (g *Guard) dropsNoMoreThan(other *Guard) bool {
+	if g.Mode != GuardDrop {
+		return true
+	}
+	return other.Mode == GuardDrop && len(other.Exempt.Without(orEmpty(g.Exempt))) == 0
+}
+
+func (g *Guard) bindsNoMoreThan(other *Guard) bool {
+	if g.Bound == nil {
+		return true
+	}
+	return other.Bound != nil && g.bindings().within(other.bindings())
 }
 
 func orEmpty(r Ranges) Ranges {
