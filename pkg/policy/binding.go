@@ -50,7 +50,9 @@ func (p *Policy) counted(f Family) Ranges {
 func (p *Policy) bindings(g *Guard, policies []Policy) bindings {
 	f := g.Family
 	exemptPods := p.Scope(f).Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
-	all := bindings{}.with(Binding{Sources: g.Scope.Sources, Destinations: g.Exempt}).with(Binding{Sources: exemptPods})
+	var all bindings
+	all = all.with(Binding{Sources: g.Scope.Sources, Destinations: g.Exempt})
+	all = all.with(Binding{Sources: exemptPods})
 	for i := range policies {
 		if q := &policies[i]; q.Chain != p.Chain {
 			all = all.split(q.counted(f), q.DestinationsExempt(f))
@@ -94,7 +96,7 @@ func (all bindings) with(b Binding) bindings {
 		return all
 	}
 	for i := range all {
-		if (all[i].Destinations == nil) == (b.Destinations == nil) && all[i].Destinations.Equal(b.Destinations) {
+		if all[i].Destinations.Equal(b.Destinations) {
 			all[i].Sources = Normalize(slices.Concat(all[i].Sources, b.Sources))
 			return all
 		}
@@ -144,7 +146,8 @@ func (all bindings) beyond(g *Guard) (left bindings) {
 func (all bindings) intersect(others bindings) (both bindings) {
 	for _, b := range all {
 		for _, o := range others {
-			both = both.with(Binding{b.Sources.Intersect(o.Sources), b.Destinations.Intersect(o.Destinations)})
+			destinations := b.Destinations.Intersect(o.Destinations)
+			both = both.with(Binding{b.Sources.Intersect(o.Sources), destinations})
 		}
 	}
 	return both
@@ -155,7 +158,7 @@ func (all bindings) within(others bindings) bool {
 	for _, b := range all {
 		left := b.Sources
 		for _, o := range others {
-			if o.Destinations == nil || b.Destinations != nil && len(b.Destinations.Without(o.Destinations)) == 0 {
+			if hasAll(o.Destinations, b.Destinations) {
 				left = left.Without(o.Sources)
 			}
 		}
@@ -176,8 +179,16 @@ type Unbound struct {
 	Prefixes     []netip.Prefix // those that the chain exempts and that have some of the destinations
 }
 
-// UnboundTraffic returns what the policies exempt and do not bind. Link-local and multicast destinations are
-// not among it, which nobody stated.
+// hasAll reports whether a set, of which nil is every address, has all of another.
+func hasAll(set, other Ranges) bool {
+	if set == nil {
+		return true
+	}
+	return other != nil && len(other.Without(set)) == 0
+}
+
+// UnboundTraffic returns what the policies exempt and do not bind. Link-local and multicast destinations are not
+// among it, which nobody stated.
 func UnboundTraffic(policies []Policy) []Unbound {
 	var all []Unbound
 	for i := range policies {
@@ -186,17 +197,8 @@ func UnboundTraffic(policies []Policy) []Unbound {
 			continue
 		}
 		for _, f := range p.Families() {
-			pods := p.PodRanges(f)
 			for j := range policies {
-				q := &policies[j]
-				if q.Chain == p.Chain || !pods.Overlaps(q.counted(f)) {
-					continue
-				}
-				u := Unbound{
-					ChainFamily: ChainFamily{p.Chain, f}, By: q.Chain, Pods: pods.Intersect(q.counted(f)),
-					Destinations: p.DestinationsExempt(f).Without(q.DestinationsExempt(f)),
-				}
-				u.Prefixes = p.exemptPrefixesIn(f, u.Destinations)
+				u := p.unboundBecauseOf(&policies[j], f)
 				if len(u.Prefixes) > 0 {
 					all = append(all, u)
 				}
@@ -204,6 +206,20 @@ func UnboundTraffic(policies []Policy) []Unbound {
 		}
 	}
 	return all
+}
+
+// unboundBecauseOf returns what the guard of the policy does not bind because of another chain, in a family.
+func (p *Policy) unboundBecauseOf(q *Policy, f Family) Unbound {
+	pods := p.PodRanges(f)
+	if q.Chain == p.Chain || !pods.Overlaps(q.counted(f)) {
+		return Unbound{}
+	}
+	u := Unbound{
+		ChainFamily: ChainFamily{p.Chain, f}, By: q.Chain, Pods: pods.Intersect(q.counted(f)),
+		Destinations: p.DestinationsExempt(f).Without(q.DestinationsExempt(f)),
+	}
+	u.Prefixes = p.exemptPrefixesIn(f, u.Destinations)
+	return u
 }
 
 // exemptPrefixesIn returns the exempt prefixes that have one of these destinations.
@@ -231,7 +247,7 @@ func (u Unbound) Error() string {
 	for _, p := range u.Prefixes {
 		prefixes = append(prefixes, p.String())
 	}
-	return fmt.Sprintf("chain %s (%s): enforceExempt does not protect the traffic of pods in %s to %s, because chain %s does not "+
-		"exempt it; its outputInterfaces and nonMasqueradeSourceCIDRs do not matter here: exempt it in both chains, or state "+
-		"other sourceCIDRs for chain %s", u.Chain, u.Family, u.Pods, firstOf(prefixes), u.By, u.By)
+	return fmt.Sprintf("chain %s (%s): enforceExempt does not protect the traffic of pods in %s to %s, because "+
+		"chain %s does not exempt it; its outputInterfaces and nonMasqueradeSourceCIDRs do not matter here: "+
+		"exempt it in both chains, or state other sourceCIDRs for chain %s", u.Chain, u.Family, u.Pods, firstOf(prefixes), u.By, u.By)
 }

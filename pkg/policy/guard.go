@@ -89,7 +89,7 @@ type Guard struct {
 	Mode       GuardMode // GuardOff for enforceExempt alone
 	Exempt     Ranges    // destinations that the chain does not masquerade
 	Bound      Ranges    // destinations that no chain masquerades for any pod; nil without enforceExempt
-	Bindings   []Binding // more that is bound: pods that the chain exempts, and those beside which fewer chains count
+	Bindings   []Binding // more that is bound, for some pods
 	BypassMark Mark      // packets with one of these bits are not bound
 }
 
@@ -115,8 +115,9 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 
 // desiredGuard returns the guard of a policy, which is one of these, in a family.
 func (p *Policy) desiredGuard(f Family, policies []Policy) Guard {
-	g := Guard{Chain: p.Chain, Family: f, Scope: p.Scope(f), Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
-	g.Scope.Sources, g.Scope.Host = p.PodRanges(f), false
+	scope := p.Scope(f)
+	scope.Sources, scope.Host = p.PodRanges(f), false
+	g := Guard{Chain: p.Chain, Family: f, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 	if p.EnforceExempt.Value {
 		g.BypassMark = p.BypassMark.Value
 		g.bind(p.bindings(&g, policies))
