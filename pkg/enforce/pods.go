@@ -61,7 +61,7 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 	if beyond == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
 		return
 	}
-	c.beyondErr = beyond
+	c.beyond, c.beyondErr = nil, beyond
 	leftOut := map[store.Attachment]bool{}
 	for _, p := range newestBeyond(policy.MaxExemptPods, c.exempted(s.node.exempt.Pods)) {
 		leftOut[p.Attachment] = true
