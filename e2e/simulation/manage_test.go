@@ -58,7 +58,8 @@ func (w *world) setEntry(n *network, v *version) {
 // writeMain writes the conflist as the main CNI plugin does.
 func (w *world) writeMain(n *network) {
 	n.written++
-	w.machine.WriteFile(n.file(), n.mainText("bridge"))
+	n.others = n.mainText("bridge")
+	w.machine.WriteFile(n.file(), n.others)
 	if n.bad {
 		n.bad, n.since = false, w.seq
 	}
@@ -66,12 +67,61 @@ func (w *world) writeMain(n *network) {
 	w.conflistChanged() // before the next process begins
 }
 
-func (n *network) mainText(types ...string) string {
-	plugins := []entry{}
-	for _, t := range types {
-		plugins = append(plugins, entry{Type: t})
+// writeMesh rewrites the conflist as the installer of a service mesh does: it moves its plugin to the end of the list, and
+// keeps the others. While the file cannot be parsed it waits.
+func (w *world) writeMesh(n *network) {
+	text, _ := w.machine.ReadFile(n.file())
+	var list struct{ Plugins []json.RawMessage }
+	if json.Unmarshal([]byte(text), &list) != nil || len(list.Plugins) == 0 {
+		return
 	}
+	mesh := json.RawMessage(marshal(entry{Type: "mesh-cni"}))
+	isMesh := func(p json.RawMessage) bool { return string(p) == string(mesh) }
+	plugins := append(slices.DeleteFunc(list.Plugins, isMesh), mesh)
+	isEntry := func(p json.RawMessage) bool { return strings.Contains(string(p), `"ip-masq"`) }
+	n.others = n.listText(slices.DeleteFunc(slices.Clone(plugins), isEntry))
+	w.machine.WriteFile(n.file(), n.listText(plugins))
+	w.note("another program appends its plugin to the conflist")
+	w.conflistChanged()
+}
+
+func (n *network) mainText(types ...string) string {
+	plugins := []json.RawMessage{}
+	for _, t := range types {
+		plugins = append(plugins, json.RawMessage(marshal(entry{Type: t})))
+	}
+	return n.listText(plugins)
+}
+
+func (n *network) listText(plugins []json.RawMessage) string {
 	return marshal(map[string]any{"cniVersion": "1.1.0", "name": n.name, "written": n.written, "plugins": plugins})
+}
+
+// administratorsFiles returns files of another network, under names that ip-masq uses or used.
+func administratorsFiles() map[string]string {
+	const list = `{"cniVersion": "1.0.0",  "name": "theirs", "plugins": [{"type": "ptp"}]}`
+	return map[string]string{
+		confDir + "/00-ip-masq.conflist":             list,
+		confDir + "/05-ip-masq.conflist":             list,
+		confDir + "/09-x-made-by-ip-masq.conflist":   list,
+		confDir + "/10-net0.conflist.ip-masq.bak":    "backup of an administrator",
+		confDir + "/10-net0.conflist.0123456789.bak": "backup of an administrator",
+	}
+}
+
+func (w *world) writeAdministratorsFiles() {
+	for path, text := range administratorsFiles() {
+		w.machine.WriteFile(path, text)
+	}
+}
+
+// judgeAdministratorsFiles objects to each file of an administrator that is not as it was.
+func (w *world) judgeAdministratorsFiles() {
+	for path, text := range administratorsFiles() {
+		if now, is := w.machine.ReadFile(path); !is || now != text {
+			w.object("%s, a file of an administrator, is there: %v: %s", path, is, now)
+		}
+	}
 }
 
 // conflistChanged takes note of the entry that the runtime finds for the managed network.
@@ -107,6 +157,9 @@ func (n *network) versionIn(text string) *version {
 // the one of entry_file, and all else is as the main CNI plugin wrote it.
 func (w *world) judgeConflist() {
 	n := w.managed()
+	if n != nil {
+		w.judgeAdministratorsFiles()
+	}
 	// After a fault an entry may not be on record as ip-masq's, and a file that cannot be parsed may be that of any network.
 	if n == nil || w.bad() || w.book.fault > 0 {
 		return
@@ -122,7 +175,7 @@ func (w *world) judgeConflist() {
 	if n.conf != n.stated {
 		w.object("the conflist has %v, and entry_file states %v", n.conf, n.stated)
 	}
-	if rest := strings.Replace(main, marshal(entry{Type: "ip-masq", version: n.stated}), `{"type":"ip-masq"}`, 1); rest != n.mainText("bridge", "ip-masq") {
-		w.object("all but the entry is not as the main CNI plugin wrote it: %s", main)
+	if rest := strings.Replace(main, ","+marshal(entry{Type: "ip-masq", version: n.stated}), "", 1); rest != n.others {
+		w.object("all but the entry is not as other programs wrote it: %s\nwant %s", main, n.others)
 	}
 }

@@ -46,6 +46,7 @@ type network struct {
 
 	stated  *version // in entry_file, of the managed network
 	written int      // how often the main CNI plugin has written its conflist
+	others  string   // what the conflist is without the plugin entry, as other programs wrote it last
 }
 
 // claim is a policy that may be in force because a process has, or may have, stored it.
@@ -141,6 +142,12 @@ func (w *world) do(o *op) (p *process) {
 		if n := w.managed(); n != nil {
 			w.disturbed()
 			w.writeMain(n)
+			w.filesChanged()
+		}
+	case "mesh":
+		if n := w.managed(); n != nil {
+			w.disturbed()
+			w.writeMesh(n)
 			w.filesChanged()
 		}
 	case "bad file":

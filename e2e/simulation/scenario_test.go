@@ -381,7 +381,7 @@ func (s *scenario) plan(r *rand.Rand) {
 		}
 	}
 	if s.manage {
-		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main")
+		kinds = append(kinds, "run", "conflist", "conflist", "main", "main", "main", "mesh", "mesh")
 		add(op{kind: "run"})
 	}
 	rarely := rand.New(rand.NewPCG(s.seed, 5))

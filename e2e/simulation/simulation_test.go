@@ -189,6 +189,9 @@ func simulate(t *testing.T, s *scenario) (w *world) {
 		if s.admin {
 			w.machine.WriteFile(pluginFile, "")
 		}
+		if s.manage {
+			w.writeAdministratorsFiles()
+		}
 		for _, o := range s.ops {
 			if w.meanwhile(o); w.objection != "" {
 				break
