@@ -91,8 +91,10 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	if err != nil {
 		return c, err
 	}
+	// The entry is there: a copy that cannot be removed now is removed another time.
 	c.Removed, err = e.removeCopy(ctx)
-	return c, err
+	c.RecordErr = cmp.Or(c.RecordErr, err)
+	return c, nil
 }
 
 func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {

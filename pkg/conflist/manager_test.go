@@ -438,7 +438,7 @@ func TestManagerFlapping(t *testing.T) {
 		time.Sleep(24 * time.Hour) // how long the entry lived in peace says nothing
 		for i := range 200 {
 			k.write(file, listNamed("kindnet"))
-			want := []string{says}[:min(1, (i+1)/flappingRemovals)]
+			want := []string{says}[:min(1, (i+1)/maxRemovals)]
 			if k.sync(want...); i > 0 {
 				if k.last.Present || time.Until(k.last.Next) != minWait {
 					t.Fatalf("removal %d: inserted again before %s: %+v", i+1, minWait, k.last)
@@ -472,8 +472,8 @@ func TestFlappingEnds(t *testing.T) {
 		n     int
 		want  time.Duration // after the last one; 0 if it is not flapping
 	}{
-		{"too few", time.Second, flappingRemovals - 1, 0},
-		{"quick ones", time.Second, flappingRemovals, minStay},
+		{"too few", time.Second, maxRemovals - 1, 0},
+		{"quick ones", time.Second, maxRemovals, minStay},
 		{"each half a minute, for hours", 30 * time.Second, 1000, 2 * time.Minute},
 		{"each two minutes", 2 * time.Minute, 20, 8 * time.Minute},
 		{"each three minutes", 3 * time.Minute, 20, 0},

@@ -106,7 +106,8 @@ func (m *Monitor) collectConflist(e exporter) {
 	if m.last.conflist != nil {
 		present = &m.last.conflist.Present
 		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist "+
-			"repeatedly (1) or not (0); with conflist.manage only.").setBool(m.last.conflist.Flapping)
+			"repeatedly, or others fight about the file (1), or not (0); with conflist.manage only.").
+			setBool(m.last.conflist.Flapping)
 		e.gauge("conflist_entry_differs", "Whether the plugin entry differs from conflist.entry_file "+
 			"and was not written by ip-masq (1) or not (0); with conflist.manage only.").
 			setBool(hasFinding(m.last.conflist, conflist.EntryDiffers))

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's and the
+// entry file states another one. A replacement is asked for first: an entry that fails every ADD changes nothing. A
+// network without a path is not known now.
+func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
+	record := config.ReadConflistRecord(m.RecordPath)
+	entry, fromFile, err := m.ReadEntry()
+	good := []byte(record.Entry)
+	if good == nil {
+		good = m.Entry
+	}
+	isMissing := err == nil && !fromFile || errors.Is(err, fs.ErrNotExist)
+	switch {
+	case isMissing && record.Entry != nil:
+		m.Entry, m.FromFile = record.Entry, true
+		s.found(EntryFileMissing, "conflist.entry_file does not exist any more; the plugin entry stays as it is: %v", cmp.Or(err, fs.ErrNotExist))
+		return
+	case err != nil:
+		m.refuse(err, good, s)
+		return
+	case !fromFile:
+		m.Entry, m.FromFile = entry, false
+		return
+	}
+	if n.Path == "" && good != nil { // no conflist has an entry to compare with
+		m.Entry = good
+		return
+	}
+	have := n.entryText()
+	if have == nil {
+		m.followInto(ctx, n, entry, good, s)
+		return
+	}
+	if len(differences(entry, have)) == 0 {
+		m.Entry, m.FromFile = entry, true
+		if !m.dry {
+			s.warn(m.recordEntries(ctx, n, have)) // it is ip-masq's from now on
+		}
+		return
+	}
+	if !m.inserted(n, record) {
+		m.Entry, m.FromFile = entry, true
+		s.found(EntryDiffers, "%s: the plugin entry of network %s differs from conflist.entry_file in %s, and ip-masq did not write it",
+			policy.Printable(n.Path), policy.Quote(n.Name), strings.Join(differences(entry, have), ", "))
+		return
+	}
+	if !m.dry {
+		m.replaceEntry(ctx, entry, good, s)
+	}
+}
+
+// followInto decides about a file without an entry of its own: another entry than the last good one is asked for before
+// it is inserted. Where Multus has the entry, nothing is inserted.
+func (m *Manager) followInto(ctx context.Context, n Network, entry, good []byte, s *Status) {
+	isNew := n.Entries == 0 && good != nil && len(differences(entry, good)) > 0
+	if isNew && m.dry {
+		return
+	}
+	if isNew {
+		if err := m.ask(ctx, n, entry); err != nil {
+			m.refuse(err, good, s)
+			return
+		}
+	}
+	m.Entry, m.FromFile = entry, true
+}
+
+// refuse keeps the last good entry.
+func (m *Manager) refuse(err error, good []byte, s *Status) {
+	m.Entry = good
+	which := "the last good one"
+	if good == nil {
+		which = "none"
+	}
+	s.add(Problem{Reason: "source", Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
+}
+
+type refusedError struct{ error }
+
+// ask returns why no pod of a network would start with an entry.
+func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
+	path, doc, err := n.with(entry, true)
+	if err == nil && e.Ask != nil {
+		err = e.Ask(ctx, config.ParseConflist(path, doc))
+	}
+	if err != nil {
+		return refusedError{fmt.Errorf("conflist.entry_file: no pod of network %s would start with it: %w", policy.Quote(n.Name), err)}
+	}
+	return nil
+}
+
+func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Status) {
+	e := m.Editor
+	e.Entry, e.FromFile, e.Replace = entry, true, true
+	c, err := e.Insert(ctx)
+	m.noteChange(c, s)
+	if refused := (refusedError{}); errors.As(err, &refused) {
+		m.refuse(err, good, s)
+		return
+	}
+	m.Entry, m.FromFile = entry, true
+	if err != nil {
+		s.add(m.problemOf("replaced", err))
+		return
+	}
+	if c.Wrote {
+		m.noteFile(c.Path)
+		m.Log.Info("replaced the plugin entry", "file", policy.Printable(c.Path), "network", policy.Printable(c.Network),
+			"changed", strings.Join(c.Replaced, ","))
+	}
+}
+
+// entryText returns the text of the network's plugin entry, nil if the file has none of its own.
+func (n Network) entryText() []byte {
+	if len(n.Conflist.Entries) == 0 {
+		return nil
+	}
+	return n.Conflist.Plugins[n.Conflist.Entries[0].Index]
+}
