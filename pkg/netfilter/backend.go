@@ -32,8 +32,8 @@ func CheckTableOwner(f nfnetlink.Family, t nfnetlink.Table) error {
 	if t.Owner == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: table %s %s is owned by another program (flags owner, netlink port %d, which is often "+
-		"its pid), which alone may change it as long as it runs; end it", ErrUnusable, f, t.Name, t.Owner)
+	return fmt.Errorf("%w: table %s %s is owned by another program (flags owner, netlink port %d, which is "+
+		"often its pid), which alone may change it as long as it runs; end it", ErrUnusable, f, t.Name, t.Owner)
 }
 
 // Choice is the backend of a chain, with its variant.
@@ -111,8 +111,8 @@ type Backend interface {
 	// Layout returns the form that the desired rules must have. It runs no program.
 	Layout() policy.Layout
 
-	// Supported returns Layout without what the host's programs cannot write. It runs a program of iptables-legacy, once in
-	// a process, to learn its version.
+	// Supported returns Layout without what the host's programs cannot write. It runs a program of
+	// iptables-legacy, once in a process, to learn its version.
 	Supported(ctx context.Context) (policy.Layout, error)
 
 	// OwnsTables reports whether Observe reads whole tables, and Apply leaves nothing else there.
@@ -186,7 +186,8 @@ type GuardObservation struct {
 	// Guards are those that have rules. Scope.Sources, Exempt or Bound is nil if its set does not
 	// exist or is not one of addresses.
 	Guards []policy.Guard
-	// The counters of the guards, and the numbers of connections that enforceExempt bound, by masquerade chain.
+	// The counters of the guards, and the numbers of connections that enforceExempt bound, by masquerade
+	// chain.
 	Packets, Bound map[policy.ChainFamily]uint64
 
 	Exists     bool   // one of the tables exists

@@ -136,7 +136,9 @@ func (r *DecodedRule) setStatement(d nfnetlink.Decoded) (problem string) {
 }
 
 // setTranslation returns what policy.Rule cannot express of a masquerade or snat statement.
-func (r *DecodedRule) setTranslation(statement nfnetlink.Statement, to nfnetlink.Translation) (problem string) {
+func (r *DecodedRule) setTranslation(
+	statement nfnetlink.Statement, to nfnetlink.Translation,
+) (problem string) {
 	const known = unix.NF_NAT_RANGE_PROTO_SPECIFIED | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	r.Verdict, r.Address = policy.Masquerade, to.Address
 	r.RandomFully = to.Flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0

@@ -30,11 +30,12 @@ type Driver interface {
 	// wrap ErrUnusable and say what to install or to change, or ErrBusy.
 	Probe(ctx context.Context, variant string) (Choice, error)
 
-	// Programs returns the programs that list rules of a variant, one for each family; none if the backend needs none. It
-	// runs them to learn their versions.
+	// Programs returns the programs that list rules of a variant, one for each family; none if the backend
+	// needs none. It runs them to learn their versions.
 	Programs(ctx context.Context, variant string) []Program
 
-	// Hanging returns which program of this backend hangs for another process of ip-masq, as an error that wraps ErrBusy.
+	// Hanging returns which program of this backend hangs for another process of ip-masq, as an error that
+	// wraps ErrBusy.
 	Hanging() error
 
 	Ruleset

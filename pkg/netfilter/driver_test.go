@@ -40,7 +40,8 @@ type besideKubeProxy struct{ netfilter.Driver }
 
 func (besideKubeProxy) HasKubeProxy() bool { return true }
 
-// TestChooseBesideKubeProxy: auto chooses the backend of kube-proxy's rules, unless the chain is in another one already.
+// TestChooseBesideKubeProxy: auto chooses the backend of kube-proxy's rules, unless the chain is in another
+// one already.
 func TestChooseBesideKubeProxy(t *testing.T) {
 	accepts := func(netfilter.Choice) error { return nil }
 	k := netfiltertest.New()
