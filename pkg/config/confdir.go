@@ -74,8 +74,9 @@ func (l Conflist) PositionErr() error {
 	if len(l.Entries) == 0 || l.Entries[0].Index > 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: plugins[0]: the plugin entry of network %s %w, first: move it behind the plugin that makes the interface; "+
-		"if there is none, remove the file", policy.Printable(l.File), policy.Quote(l.Network), ErrPosition)
+	return fmt.Errorf("%s: plugins[0]: the plugin entry of network %s %w, first: "+
+		"move it behind the plugin that makes the interface; if there is none, remove the file",
+		policy.Printable(l.File), policy.Quote(l.Network), ErrPosition)
 }
 
 // VersionErr returns why every ADD fails if a file with the plugin entry states a version of the CNI
@@ -94,8 +95,8 @@ func (l Conflist) VersionErr() error {
 	if json.Unmarshal(l.Doc, &list) == nil && list.Versions != nil {
 		return nil
 	}
-	return fmt.Errorf("%s: cniVersion: %s is none that the plugin knows, so every ADD of network %s fails; write one of %s",
-		policy.Printable(l.File), policy.Quote(l.CNIVersion), policy.Quote(l.Network), strings.Join(known, ", "))
+	return fmt.Errorf("%s: cniVersion: %s is none that the plugin knows, so every ADD of network %s fails; "+
+		"write one of %s", policy.Printable(l.File), policy.Quote(l.CNIVersion), policy.Quote(l.Network), strings.Join(known, ", "))
 }
 
 // Masquerading returns the indices of the plugins that masquerade, or that delegate to one that does: those
@@ -127,8 +128,8 @@ func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 	for _, e := range l.Entries {
 		err := file.DataDirErr(e.Netconf)
 		if !file.Present && e.Entry.DataDir != reconcilers {
-			err = fmt.Errorf("dataDir: %s is not the reconciler's data_dir, %s; a node has one dataDir: state the same in both",
-				policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
+			err = fmt.Errorf("dataDir: %s is not the reconciler's data_dir, %s; "+
+				"a node has one dataDir: state the same in both", policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
 		}
 		if err != nil && e.Err == nil {
 			return fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
@@ -191,9 +192,14 @@ func (c ConfDir) WithEntry(network string) *Conflist { return PluginFile{}.Confl
 
 // With returns the directory with one file replaced or added.
 func (c ConfDir) With(list Conflist) ConfDir {
-	c.Conflists = slices.DeleteFunc(slices.Clone(c.Conflists), func(l Conflist) bool { return l.File == list.File })
-	c.Conflists = append(c.Conflists, list)
-	slices.SortFunc(c.Conflists, func(a, b Conflist) int { return cmp.Compare(a.File, b.File) })
+	all := []Conflist{list}
+	for _, l := range c.Conflists {
+		if l.File != list.File {
+			all = append(all, l)
+		}
+	}
+	slices.SortFunc(all, func(a, b Conflist) int { return cmp.Compare(a.File, b.File) })
+	c.Conflists = all
 	return c
 }
 
@@ -228,15 +234,17 @@ func (l Conflist) IsList() bool { return filepath.Ext(l.File) == listExtension }
 func ParseConflist(path string, doc []byte) Conflist {
 	l := Conflist{File: path, Doc: doc}
 	d := Document{File: path}
-	parse := func(*Document) error { return l.add(doc) }
+	var err error
 	if l.IsList() {
-		parse = l.parseList
+		err = l.parseList(&d)
+	} else {
+		err = l.add(doc)
 	}
-	if err := parse(&d); err != nil {
+	if err != nil {
 		d.NoteAt(0, err)
 	}
-	if l.Err = d.Err(); l.Err != nil {
-		l.Types, l.Plugins, l.Entries = nil, nil, nil
+	if d.Err() != nil {
+		return Conflist{File: path, Doc: doc, Network: l.Network, CNIVersion: l.CNIVersion, Err: d.Err()}
 	}
 	return l
 }
@@ -331,7 +339,8 @@ func unmarshal(doc []byte, to any) error {
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return fmt.Errorf("is %s; write an object, in braces", policy.Printable(wrong.Value))
 	case errors.As(err, &wrong):
-		return fmt.Errorf("%s: is %s; write what the CNI specification has there", policy.Printable(wrong.Field), policy.Printable(wrong.Value))
+		return fmt.Errorf("%s: is %s; write what the CNI specification has there",
+			policy.Printable(wrong.Field), policy.Printable(wrong.Value))
 	}
 	return syntaxError(doc, err)
 }

@@ -120,19 +120,24 @@ func (d *Document) Read(members []Member, keys []Key) {
 		}
 		k, isKnown := known[m.Key]
 		isKnown = isKnown || d.File == "" && isProtocolKey(m.Key)
+		isFirst := times[m.Key] == 1
 		switch {
-		case !isKnown && times[m.Key] == 1:
-			if problem := d.unknown(m.Key, unknown); problem != "" {
-				d.Fail(m.Key, -1, "", problem)
-			}
-		case !isKnown || times[m.Key] > 2:
-		case times[m.Key] == 2:
-			d.Fail(m.Key, -1, "", "is there twice; write it once")
-		case m.Err != nil:
+		case isFirst && !isKnown:
+			d.failUnknown(m.Key, unknown)
+		case isFirst && m.Err != nil:
 			d.Fail(m.Key, -1, "", m.Err.Error())
-		default:
+		case isFirst:
 			k.Read(d, m.Key, m.Value)
+		case isKnown && times[m.Key] == 2: // said once
+			d.Fail(m.Key, -1, "", "is there twice; write it once")
 		}
+	}
+}
+
+func (d *Document) failUnknown(key string, u *UnknownKeys) {
+	problem := d.unknown(key, u)
+	if problem != "" {
+		d.Fail(key, -1, "", problem)
 	}
 }
 
@@ -281,7 +286,9 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 	seen, lines := map[string]bool{}, tomlLines(string(doc))
 	for _, path := range md.Keys() {
 		m, value := Member{Key: path[0]}, values[path[0]]
-		if table, isTable := value.(map[string]any); isTable && len(path) > 1 && slices.Contains(tables, path[0]) {
+		table, isTable := value.(map[string]any)
+		isInTable := isTable && len(path) > 1 && slices.Contains(tables, path[0])
+		if isInTable {
 			m.Key += "." + path[1]
 			value = table[path[1]]
 		}

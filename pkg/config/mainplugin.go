@@ -38,7 +38,7 @@ func noHookPlugin(conf json.RawMessage) string {
 	switch {
 	case slices.Contains(direct, plugin.Type):
 		return plugin.Type
-	case plugin.Type == "ipvlan" && plugin.Mode != "l3s": // whose packets pass the hooks of the host's interface
+	case plugin.Type == "ipvlan" && plugin.Mode != "l3s": // which passes the hooks of the host's interface
 		return plugin.Type
 	case len(plugin.Delegate) > 0:
 		return noHookPlugin(plugin.Delegate)

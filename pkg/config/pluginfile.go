@@ -42,22 +42,33 @@ func ReadPluginFile(path string) (PluginFile, error) {
 	p.Present = true
 	if err != nil {
 		err = fmt.Errorf("%w; repair it, or remove it to take policies from what the runtime hands over", err)
-	} else if err = checkOwner(path, info); err == nil {
-		err = p.parse(doc)
+	} else {
+		err = p.parseIfTrusted(doc, info)
 	}
 	p.Invalid = err != nil
 	return p, err
 }
 
 func checkOwner(path string, info fs.FileInfo) error {
-	if uid, _ := safefile.Owner(info); uid != 0 && uid != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root", policy.Printable(path), uid)
+	uid, _ := safefile.Owner(info)
+	if uid != 0 && uid != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, who could lift what it forbids; chown it to root",
+			policy.Printable(path), uid)
 	}
-	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%s can be written by others than its owner (mode %04o), who could lift what it forbids; chmod it to 0644",
-			policy.Printable(path), mode)
+	mode := info.Mode().Perm()
+	if mode&0o022 != 0 {
+		return fmt.Errorf("%s can be written by others than its owner (mode %04o), "+
+			"who could lift what it forbids; chmod it to 0644", policy.Printable(path), mode)
 	}
 	return nil
+}
+
+// parseIfTrusted parses the file. What others could write is not even read.
+func (p *PluginFile) parseIfTrusted(doc []byte, info fs.FileInfo) error {
+	if err := checkOwner(p.Path, info); err != nil {
+		return err
+	}
+	return p.parse(doc)
 }
 
 func (p *PluginFile) parse(doc []byte) error {
@@ -75,22 +86,32 @@ func (p *PluginFile) parse(doc []byte) error {
 
 // DataDirErr returns an error if the file is valid and an entry states another dataDir.
 func (p PluginFile) DataDirErr(entry Netconf) error {
-	if dataDir := entry.Identity().DataDir; p.Present && !p.Invalid && entry.Value("dataDir") != nil && dataDir != p.DataDir {
-		return fmt.Errorf("dataDir: %s is not the data_dir of %s, %s, which is that of the node; remove the key",
-			policy.Quote(dataDir), policy.Printable(p.Path), policy.Quote(p.DataDir))
+	isStated := entry.Value("dataDir") != nil
+	if !p.Present || p.Invalid || !isStated {
+		return nil
 	}
-	return nil
+	dataDir := entry.Identity().DataDir
+	if dataDir == p.DataDir {
+		return nil
+	}
+	return fmt.Errorf("dataDir: %s is not the data_dir of %s, %s, which is that of the node; remove the key",
+		policy.Quote(dataDir), policy.Printable(p.Path), policy.Quote(p.DataDir))
 }
 
 // Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin
 // entry or, if plugin.toml exists, the first one, if it has a plugin entry.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
+	if network == "" {
+		return nil
+	}
 	for i, l := range dir.Conflists {
-		switch {
-		case l.Network != network || network == "" || l.Err != nil:
-		case len(l.Entries) > 0:
+		if l.Network != network || l.Err != nil {
+			continue
+		}
+		if len(l.Entries) > 0 {
 			return &dir.Conflists[i]
-		case p.Present:
+		}
+		if p.Present {
 			return nil
 		}
 	}
@@ -116,21 +137,25 @@ func (p PluginFile) Netconf(network string, conflists ConfDir, err error) (Netco
 		entry := list.Entries[0]
 		return entry.Netconf, list.File, cmp.Or(entry.Err, list.DataDirErr(p, p.DataDir))
 	}
-	refuse := func(format string, args ...any) (Netconf, string, error) {
-		return Netconf{}, "", fmt.Errorf("network %s"+format, append([]any{policy.Quote(network)}, args...)...)
-	}
+	return Netconf{}, "", fmt.Errorf("network %s%w", policy.Quote(network), p.noNetconf(network, conflists, err))
+}
+
+// noNetconf returns why a network has no policy. It continues the sentence that names the network.
+func (p PluginFile) noNetconf(network string, conflists ConfDir, err error) error {
 	file := policy.Printable(p.Path)
 	if err != nil {
-		return refuse(": %w: %w; write the runtime's directory as cni_conf_dir into %s", ErrConflistUnknown, err, file)
+		return fmt.Errorf(": %w: %w; write the runtime's directory as cni_conf_dir into %s",
+			ErrConflistUnknown, err, file)
 	}
 	for _, list := range conflists.Conflists {
 		if list.Network == network && list.Err == nil {
-			return refuse(" has no policy: its conflist %s has no plugin entry, and %s takes it from there; add the entry", policy.Printable(list.File), file)
+			return fmt.Errorf(" has no policy: its conflist %s has no plugin entry, and %s takes it from there; "+
+				"add the entry", policy.Printable(list.File), file)
 		}
 	}
 	if err := conflists.Err(); err != nil {
-		return refuse(": %w: %w; repair it", ErrConflistUnknown, err)
+		return fmt.Errorf(": %w: %w; repair it", ErrConflistUnknown, err)
 	}
-	return refuse(" has no policy: no conflist in %s has its plugin entry, and %s takes it from there; "+
+	return fmt.Errorf(" has no policy: no conflist in %s has its plugin entry, and %s takes it from there; "+
 		"write one, or correct cni_conf_dir", policy.Printable(p.CNIConfDir), file)
 }

@@ -85,21 +85,28 @@ const agentTable, conflistTable = "agent", "conflist"
 // keys is the table of the keys of reconciler.toml, in the order of its documentation.
 func (s *Settings) keys() []Key {
 	d := DefaultSettings()
+	backend := policy.WordOf(&s.Backend, policy.Auto, policy.IPTables, policy.NFTables)
+	dialect := policy.WordOf(&s.AgentDialect, DialectV1, DialectV2)
+	logFormat := policy.WordOf(&s.LogFormat, "text", "json")
 	keys := []Key{
-		{"resync_interval", Interval(&s.ResyncInterval), "TIME", "time between full verifications, in addition to events: 60s, 2m, or seconds"},
-		{"backend", oneOf(policy.WordOf(&s.Backend, policy.Auto, policy.IPTables, policy.NFTables)), "BACKEND",
-			"backend of chains without a stated one: auto, iptables or nftables"},
-		{"cni_conf_dir", directory(&s.CNIConfDir, d.CNIConfDir), "DIR", "directory of the conflists that the container runtime reads"},
-		{"cni_bin_dir", directory(&s.CNIBinDir, d.CNIBinDir), "DIR", "directory of the plugins that the container runtime runs"},
+		{"resync_interval", Interval(&s.ResyncInterval), "TIME",
+			"time between full verifications, in addition to events: 60s, 2m, or seconds"},
+		{"backend", oneOf(backend), "BACKEND", "backend of chains without a stated one: auto, iptables or nftables"},
+		{"cni_conf_dir", directory(&s.CNIConfDir, d.CNIConfDir), "DIR",
+			"directory of the conflists that the container runtime reads"},
+		{"cni_bin_dir", directory(&s.CNIBinDir, d.CNIBinDir), "DIR",
+			"directory of the plugins that the container runtime runs"},
 		{"agent_config_dir", text(&s.AgentConfigDir, "/etc/config", orEmpty(pathLike("/etc/config"))), "DIR",
 			"directory of the agent files (ip-masq*), such as /etc/config (default: none)"},
-		{"agent_dialect", oneOf(policy.WordOf(&s.AgentDialect, DialectV1, DialectV2)), "DIALECT",
+		{"agent_dialect", oneOf(dialect), "DIALECT",
 			"dialect of agent files: v1, or v2, in which a missing nonMasqueradeCIDRs is an empty list"},
-		{"data_dir", dataDirectory(&s.DataDir), "DIR", "directory of the node's state, the same as dataDir of the plugin entries"},
+		{"data_dir", dataDirectory(&s.DataDir), "DIR",
+			"directory of the node's state, the same as dataDir of the plugin entries"},
 		{"health_listen", text(&s.HealthListen, d.HealthListen, orEmpty(parseListen)), "HOST:PORT",
 			"address of /livez, /healthz, /readyz, /statusz and /flagz; empty for off"},
-		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "HOST:PORT", "address of /metrics, such as :19821 (default: off)"},
-		{"log_format", oneOf(policy.WordOf(&s.LogFormat, "text", "json")), "FORMAT", "format of the log: text or json"},
+		{"metrics_listen", text(&s.MetricsListen, ":9820", orEmpty(parseListen)), "HOST:PORT",
+			"address of /metrics, such as :19821 (default: off)"},
+		{"log_format", oneOf(logFormat), "FORMAT", "format of the log: text or json"},
 		{agentTable, table(agentTable), "", ""},
 	}
 	for _, k := range s.Agent.Keys() {
@@ -111,7 +118,8 @@ func (s *Settings) keys() []Key {
 		Key{"conflist.manage", boolean(&s.Conflist.Manage), "", "insert the plugin entry again when it is missing"},
 		Key{"conflist.network", text(&s.Conflist.Network, "podnet", orEmpty(parseNetworkName)), "NETWORK",
 			"network whose conflist gets the plugin entry (default: the one that the runtime uses)"},
-		Key{"conflist.entry_file", directory(&s.Conflist.EntryFile, d.Conflist.EntryFile), "FILE", "file with the plugin entry to insert, as JSON"},
+		Key{"conflist.entry_file", directory(&s.Conflist.EntryFile, d.Conflist.EntryFile), "FILE",
+			"file with the plugin entry to insert, as JSON"},
 	)
 }
 
@@ -165,12 +173,13 @@ func (s Settings) List() []Setting {
 // SetAll sets the settings of a list, as Settings.List returned it, that are not defaults.
 func (s *Settings) SetAll(list []Setting) error {
 	for _, x := range list {
-		if x.Origin != DefaultOrigin {
-			if err := s.Set(x.Key, x.Value); err != nil {
-				return err
-			}
-			s.Origins[x.Key] = x.Origin
+		if x.Origin == DefaultOrigin {
+			continue
 		}
+		if err := s.Set(x.Key, x.Value); err != nil {
+			return err
+		}
+		s.Origins[x.Key] = x.Origin
 	}
 	return nil
 }
@@ -214,10 +223,11 @@ func (s *Settings) set(d *Document, key, text string) {
 		if k.Name != key {
 			continue
 		}
-		if value, err := k.fromFlag(text); err != nil {
+		value, err := k.fromFlag(text)
+		if err != nil {
 			d.Fail(key, -1, text, err.Error())
-		} else {
-			k.Read(d, key, value)
+			continue
 		}
+		k.Read(d, key, value)
 	}
 }

@@ -180,51 +180,70 @@ func anyText[T ~string](s string) (T, error) { return T(s), nil }
 
 // list reads a list of strings with parse, without repeated items. An empty list is not nil.
 func list[T comparable](to *[]T, example string, parse func(string) (T, error)) Value {
-	read := func(d *Document, key string, value json.RawMessage) {
-		items := elements(value)
-		if len(items) > policy.MaxCIDRLimit {
-			d.Fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some", len(items), policy.MaxCIDRLimit))
-			return
-		}
-		kept := make([]T, 0, len(items))
-		indexes := make([]int, 0, len(items))
-		seen := make(map[T]bool, len(items))
-		for i, item := range items {
-			if len(d.Mistakes) >= maxMistakes {
-				break
-			}
-			s, isString := stringValue(item)
-			if !isString {
-				d.wrongKind(key, i, item, stringLike(example)())
-				continue
-			}
-			v, err := parse(s)
-			if err != nil {
-				d.Fail(key, i, s, err.Error())
-			} else if !seen[v] {
-				seen[v] = true
-				kept, indexes = append(kept, v), append(indexes, i)
-			}
-		}
-		*to, d.Indexes[key] = kept, indexes
+	return Value{
+		Kind: List,
+		want: func() string { return "a list such as [" + policy.Quote(example) + "]" },
+		read: func(d *Document, key string, value json.RawMessage) {
+			readList(d, key, value, to, example, parse)
+		},
+		Text: func() string {
+			text := fmt.Sprint(*to) // [a b]
+			return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
+		},
 	}
-	want := func() string { return "a list such as [" + policy.Quote(example) + "]" }
-	return Value{List, want, read, func() string {
-		text := fmt.Sprint(*to) // [a b]
-		return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
-	}}
 }
 
-func count(to *int, least, most int) Value {
-	limits := func() string { return fmt.Sprintf("a whole number from %d to %d", least, most) }
-	return Value{Number, limits, func(d *Document, key string, value json.RawMessage) {
-		n, err := strconv.Atoi(string(value))
-		if err != nil || n < least || n > most {
-			d.Fail(key, -1, string(value), "is not "+limits()+"; write one")
-			return
+func readList[T comparable](
+	d *Document, key string, value json.RawMessage, to *[]T, example string, parse func(string) (T, error),
+) {
+	items := elements(value)
+	if len(items) > policy.MaxCIDRLimit {
+		d.Fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some",
+			len(items), policy.MaxCIDRLimit))
+		return
+	}
+	kept := make([]T, 0, len(items))
+	indexes := make([]int, 0, len(items))
+	seen := make(map[T]bool, len(items))
+	for i, item := range items {
+		if len(d.Mistakes) >= maxMistakes {
+			break
 		}
-		*to = n
-	}, func() string { return strings.TrimPrefix(strconv.Itoa(*to), "0") }} // "" for none
+		s, isString := stringValue(item)
+		if !isString {
+			d.wrongKind(key, i, item, stringLike(example)())
+			continue
+		}
+		v, err := parse(s)
+		if err != nil {
+			d.Fail(key, i, s, err.Error())
+			continue
+		}
+		if !seen[v] {
+			seen[v] = true
+			kept = append(kept, v)
+			indexes = append(indexes, i)
+		}
+	}
+	*to, d.Indexes[key] = kept, indexes
+}
+
+// count reads a whole number.
+func count(to *int, least, most int) Value {
+	limits := fmt.Sprintf("a whole number from %d to %d", least, most)
+	return Value{
+		Kind: Number,
+		want: func() string { return limits },
+		read: func(d *Document, key string, value json.RawMessage) {
+			n, err := strconv.Atoi(string(value))
+			if err != nil || n < least || n > most {
+				d.Fail(key, -1, string(value), "is not "+limits+"; write one")
+				return
+			}
+			*to = n
+		},
+		Text: func() string { return strings.TrimPrefix(strconv.Itoa(*to), "0") }, // "" for none
+	}
 }
 
 // Interval reads a duration of at least a second, such as "1m30s", or whole seconds.
@@ -261,22 +280,25 @@ func parseInterval(s string) (time.Duration, error) {
 func directory(to *string, example string) Value { return text(to, example, pathLike(example)) }
 
 // dataDirectory reads the path of a dataDir, which a rule's comment has to hold: xt_comment takes 255 bytes.
-func dataDirectory(to *string) Value {
+func dataDirectory(to *string) Value { return text(to, DefaultDataDir, parseDataDirectory) }
+
+func parseDataDirectory(s string) (string, error) {
 	const most = 200
 	const marks, letters = "/._-+@", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-	return text(to, DefaultDataDir, func(s string) (string, error) {
-		clean, err := pathLike(DefaultDataDir)(s)
-		switch special := strings.TrimLeft(clean, marks+letters); {
-		case err != nil:
-			return "", err
-		case special != "":
-			r, _ := utf8.DecodeRuneInString(special)
-			return "", fmt.Errorf("holds %q; write a path of letters, digits and %s, such as %s", string(r), marks, DefaultDataDir)
-		case len(clean) > most:
-			return "", fmt.Errorf("has %d bytes; write a path of at most %d", len(clean), most)
-		}
-		return clean, nil
-	})
+	clean, err := pathLike(DefaultDataDir)(s)
+	if err != nil {
+		return "", err
+	}
+	special := strings.TrimLeft(clean, marks+letters)
+	if special != "" {
+		r, _ := utf8.DecodeRuneInString(special)
+		return "", fmt.Errorf("holds %q; write a path of letters, digits and %s, such as %s",
+			string(r), marks, DefaultDataDir)
+	}
+	if len(clean) > most {
+		return "", fmt.Errorf("has %d bytes; write a path of at most %d", len(clean), most)
+	}
+	return clean, nil
 }
 
 // pathLike parses the path of a directory. Messages give the example.
@@ -306,7 +328,8 @@ func parseNetworkName(s string) (string, error) {
 		return "", errors.New(`is empty; name the network, such as "podnet"`)
 	}
 	if utils.ValidateNetworkName(s) != nil {
-		return "", errors.New("is not the name of a network; write letters, digits, '_', '.' and '-', the first a letter or a digit")
+		return "", errors.New("is not the name of a network; write letters, digits, '_', '.' and '-', " +
+			"the first a letter or a digit")
 	}
 	return s, nil
 }
@@ -335,7 +358,8 @@ func parseListen(s string) (string, error) {
 	_, port, err := net.SplitHostPort(s)
 	_, portErr := strconv.ParseUint(port, 10, 16)
 	if err != nil || portErr != nil {
-		return "", errors.New(`is not an address to listen on; write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`)
+		return "", errors.New(`is not an address to listen on; ` +
+			`write HOST:PORT such as 127.0.0.1:19820 or [::1]:19820, or "" for off`)
 	}
 	return s, nil
 }
@@ -353,28 +377,38 @@ func keysOf(rows []policy.Key) []Key {
 		case *bool:
 			key.Value = boolean(to)
 		case *[]netip.Prefix:
-			key.Value, key.Placeholder = list(to, "10.0.0.0/8", policy.ParsePrefix), "CIDR,..."
+			key.Placeholder = "CIDR,..."
+			key.Value = list(to, "10.0.0.0/8", policy.ParsePrefix)
 		case *policy.AddressItems:
-			key.Value, key.Placeholder = list((*[]netip.Prefix)(to), "192.0.2.0/24", policy.ParseAddressItem), "CIDR,..."
+			key.Placeholder = "CIDR,..."
+			key.Value = list((*[]netip.Prefix)(to), "192.0.2.0/24", policy.ParseAddressItem)
 		case *[]string:
-			key.Value, key.Placeholder = list(to, "eth0", anyText[string]), "NAME,..."
+			key.Placeholder = "NAME,..."
+			key.Value = list(to, "eth0", anyText[string])
 		case *policy.Namespaces:
-			key.Value, key.Placeholder = list((*[]string)(to), "kube-system", policy.ParseNamespace), "NAME,..."
+			key.Placeholder = "NAME,..."
+			key.Value = list((*[]string)(to), "kube-system", policy.ParseNamespace)
 		case **policy.Ports:
-			key.Value, key.Placeholder = optionalText(to, "1024-29999,32768-65535", policy.ParsePorts), "PORTS"
+			key.Placeholder = "PORTS"
+			key.Value = optionalText(to, "1024-29999,32768-65535", policy.ParsePorts)
 		case **policy.Mark:
-			key.Value, key.Placeholder = optionalText(to, "0x6000", policy.ParseMark), "MASK"
+			key.Placeholder = "MASK"
+			key.Value = optionalText(to, "0x6000", policy.ParseMark)
 		case *string:
-			parse := func(s string) (string, error) { return s, policy.ValidateChainName(s) }
-			key.Value, key.Placeholder = text(to, policy.DefaultChain, parse), "NAME"
+			key.Placeholder = "NAME"
+			key.Value = text(to, policy.DefaultChain, parseChainName)
 		case policy.Word:
-			key.Value, key.Placeholder = oneOf(to), "VALUE"
+			key.Placeholder = "VALUE"
+			key.Value = oneOf(to)
 		case *int:
-			key.Value, key.Placeholder = count(to, 1, policy.MaxCIDRLimit), "N"
+			key.Placeholder = "N"
+			key.Value = count(to, 1, policy.MaxCIDRLimit)
 		}
 	}
 	return keys
 }
+
+func parseChainName(s string) (string, error) { return s, policy.ValidateChainName(s) }
 
 // limitKey is the row of a key that states no policy, and that plugin entries and agent files have.
 func limitKey(to *int) policy.Key {
