@@ -22,11 +22,13 @@ func violations(e *examination, f *Finding) {
 		if isPossible != (f.ID == "foreign-masquerade-possible") {
 			continue
 		}
-		line := fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule, strings.Join(policy.First(4, v.exempt), ", "), v.chain)
+		exempt := strings.Join(policy.First(4, v.exempt), ", ")
+		line := fmt.Sprintf("%s: applies to %s, which %s exempts", v.rule, exempt, v.chain)
 		if isPossible {
 			line += " (" + v.doubt + ")"
 		}
-		if hint := hintFor(v.rule); hint != "" {
+		hint := hintFor(v.rule)
+		if hint != "" {
 			line += "; " + hint
 		}
 		f.Details = append(f.Details, line)
@@ -35,53 +37,62 @@ func violations(e *examination, f *Finding) {
 
 // hintFor returns how a well-known program is told not to write its rule, or "".
 func hintFor(r *thirdparty.Rule) string {
-	chain := func(prefix string) bool { return strings.HasPrefix(r.Chain, prefix) }
-	for _, program := range []struct {
-		wrote bool
-		hint  string
-	}{
-		{strings.HasPrefix(r.Comment, "kubenet:"), "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot"},
-		{chain("KUBE-") || r.Table == "kube-proxy", "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off"},
-		{chain("FLANNEL") || strings.HasPrefix(r.Table, "flannel"),
-			`flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), run flanneld without --ip-masq, then reboot: its rules stay`},
-		{r.Table == "kindnet-ipmasq", "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): run its kindnetd with --masquerading=false"},
-		{chain("KIND-MASQ-AGENT"),
-			"kind's kindnetd always masquerades: create the cluster with networking.disableDefaultCNI: true and another main plugin"},
-		{chain("cali-"), "Calico: set natOutgoing: false in the IPPool"},
-		{chain("CILIUM_"), "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false"},
-		{chain("AWS-SNAT"), "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true"},
-		{chain("CNI-") || strings.HasPrefix(r.Table, "cni_plugins"),
-			"a CNI plugin's ipMasq: drain the node and set it to false in the conflist, as running pods keep their rules"},
-		{strings.Contains(r.String(), "docker0"), "Docker: run dockerd with --ip-masq=false if its containers need no masquerading"},
-	} {
-		if program.wrote {
-			return program.hint
-		}
+	inChain := func(prefix string) bool { return strings.HasPrefix(r.Chain, prefix) }
+	inTable := func(prefix string) bool { return strings.HasPrefix(r.Table, prefix) }
+	switch {
+	case strings.HasPrefix(r.Comment, "kubenet:"):
+		return "kubelet's kubenet: give --non-masquerade-cidr=0.0.0.0/0, then delete the rule or reboot"
+	case inChain("KUBE-") || inTable("kube-proxy"):
+		return "kube-proxy: leave --masquerade-all (iptables.masqueradeAll) off"
+	case inChain("FLANNEL") || inTable("flannel"):
+		return `flannel: write "ipMasq": false into its delegate (ConfigMap kube-flannel-cfg), ` +
+			"run flanneld without --ip-masq, then reboot: its rules stay"
+	case inTable("kindnet-ipmasq"):
+		return "kindnet (sigs.k8s.io/kindnet, not kind's kindnetd): " +
+			"run its kindnetd with --masquerading=false"
+	case inChain("KIND-MASQ-AGENT"):
+		return "kind's kindnetd always masquerades: " +
+			"create the cluster with networking.disableDefaultCNI: true and another main plugin"
+	case inChain("cali-") || inTable("calico"):
+		return "Calico: set natOutgoing: false in the IPPool"
+	case inChain("CILIUM_"):
+		return "Cilium: set enable-ipv4-masquerade and enable-ipv6-masquerade to false"
+	case inChain("AWS-SNAT"):
+		return "Amazon VPC CNI: set AWS_VPC_K8S_CNI_EXTERNALSNAT=true"
+	case inChain("CNI-") || inTable("cni_plugins"):
+		return "a CNI plugin's ipMasq: " +
+			"drain the node and set it to false in the conflist, as running pods keep their rules"
+	case inTable("docker-bridges") || strings.Contains(r.String(), "docker0"):
+		return "Docker: run dockerd with --ip-masq=false if its containers need no masquerading"
 	}
 	return ""
 }
 
 func overlappingChains(e *examination, f *Finding) {
-	exempts := func(p, q policy.Policy, family policy.Family) {
-		if exempt := p.DestinationsExempt(family).Without(q.DestinationsExempt(family)); len(exempt) > 0 {
-			f.add("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain)
-		}
-	}
 	all := e.Rules.Policies()
 	for i, p := range all {
 		for _, q := range all[i+1:] {
 			for _, family := range policy.Families() {
 				if p.Scope(family).Overlaps(q.Scope(family)) {
-					exempts(p, q, family)
-					exempts(q, p, family)
+					f.addExemptOf(p, q, family)
+					f.addExemptOf(q, p, family)
 				}
 			}
 		}
 	}
 }
 
+// addExemptOf adds what one policy exempts and another one masquerades.
+func (f *Finding) addExemptOf(p, q policy.Policy, family policy.Family) {
+	exempt := p.DestinationsExempt(family).Without(q.DestinationsExempt(family))
+	if len(exempt) > 0 {
+		f.add("%s exempts %s, which %s masquerades", p.Chain, exempt, q.Chain)
+	}
+}
+
 func masqueradeSources(e *examination, f *Finding) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	ofAnyTable := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, ofAnyTable, netlink.RT_FILTER_TABLE)
 	e.noteAs("list the routes", err)
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	e.noteAs("list the addresses", err)
@@ -97,14 +108,15 @@ func masqueradeSources(e *examination, f *Finding) {
 		for _, hop := range hops {
 			link, err := net.InterfaceByIndex(hop.LinkIndex)
 			chosen := masqueradeSource(addresses, hop.LinkIndex, hop.Gw)
-			if err != nil || !e.masqueradesOut(link.Name) || chosen == nil || chosen.Equal(r.Src) {
+			isChosen := chosen == nil || chosen.Equal(r.Src)
+			if err != nil || isChosen || !e.masqueradesOut(link.Name) {
 				continue
 			}
-			via := ""
+			route := "default route"
 			if hop.Gw != nil {
-				via = " via " + hop.Gw.String()
+				route += " via " + hop.Gw.String()
 			}
-			f.add("%s: MASQUERADE takes %s, and the default route%s has src %s", link.Name, chosen, via, r.Src)
+			f.add("%s: MASQUERADE takes %s, and the %s has src %s", link.Name, chosen, route, r.Src)
 		}
 	}
 	slices.Sort(f.Details)
@@ -124,7 +136,8 @@ func connectedOutputs(e *examination, f *Finding) {
 				if a.IP.Equal(ip) || !a.Contains(ip) {
 					continue
 				}
-				if link, err := net.InterfaceByIndex(a.LinkIndex); err == nil {
+				link, err := net.InterfaceByIndex(a.LinkIndex)
+				if err == nil {
 					f.add("%s is in %s, the subnet of %s", o.Address, a.IPNet, link.Name)
 				}
 			}
@@ -176,30 +189,39 @@ func nodePortOverlap(e *examination, f *Finding) {
 		}
 		var taken []string
 		for _, port := range nodePorts {
-			if slices.ContainsFunc(ports, func(r policy.PortRange) bool { return r.First <= port && port <= r.Last }) {
+			if includes(ports, port) {
 				taken = append(taken, fmt.Sprint(port))
 			}
 		}
 		if len(taken) > 0 {
-			f.add("%s: source ports %s include node port %s", p.Chain, ports, strings.Join(policy.First(4, taken), ", "))
+			list := strings.Join(policy.First(4, taken), ", ")
+			f.add("%s: source ports %s include node port %s", p.Chain, ports, list)
 		}
 	}
 }
 
+func includes(ports policy.Ports, port uint16) bool {
+	for _, r := range ports {
+		if r.First <= port && port <= r.Last {
+			return true
+		}
+	}
+	return false
+}
+
 // caught adds the rules to a finding that a search finds for packets which a guard catches: of pods, to
 // destinations that its chain masquerades.
-func (e *examination) caught(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *thirdparty.Search) {
+func caught(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *thirdparty.Search) {
 	multicast := policy.RangesOf(g.Family.Multicast()...) // which no guard catches
 	notCaught := policy.Normalize(slices.Concat(g.Exempt, multicast))
 	ask := search.Ask
 	search.Ask = func(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
-		caught := policy.RangesOf(p.Dst).Without(notCaught)
+		all := policy.RangesOf(p.Dst)
 		found, answer := ask(p, v)
-		isPart := len(caught) > 0 && len(policy.RangesOf(p.Dst).Intersect(notCaught)) > 0
 		switch {
-		case len(caught) == 0:
+		case len(all.Without(notCaught)) == 0:
 			return nil, thirdparty.No
-		case isPart:
+		case all.Overlaps(notCaught):
 			return found, min(answer, thirdparty.Perhaps)
 		}
 		return found, answer
@@ -207,8 +229,8 @@ func (e *examination) caught(f *Finding, g policy.Guard, rules *thirdparty.Rules
 	search.By, search.Questions = thirdparty.Destination, 20_000
 	for _, source := range prefixesOf(g.Scope.Sources) {
 		for _, m := range g.Scope.Matches() {
-			out := g.Scope.Representative(policy.Packet{Out: m.Out}).Out
-			search.About(rules, thirdparty.Packet{Src: source, Dst: g.Family.All(), Out: strings.ReplaceAll(out, "+", "0")})
+			out := strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches
+			search.About(rules, thirdparty.Packet{Src: source, Dst: g.Family.All(), Out: out})
 		}
 	}
 	for _, r := range search.Rules {
@@ -228,7 +250,7 @@ func untrackedPods(e *examination, f *Finding) {
 		}
 		rules, err := thirdparty.ReadBeforeConntrack(g.Family)
 		e.noteAs("read the rules before connection tracking", err)
-		e.caught(f, g, rules, &thirdparty.Search{
+		caught(f, g, rules, &thirdparty.Search{
 			Binds: notBound,
 			Ask: func(_ thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
 				return found(v.Untrackers)
@@ -248,7 +270,7 @@ func acceptedPods(e *examination, f *Finding) {
 		}
 		rules, err := thirdparty.ReadPostrouting(g.Family, isChain)
 		e.noteAs("read the rules before the jump", err)
-		e.caught(f, g, rules, &thirdparty.Search{
+		caught(f, g, rules, &thirdparty.Search{
 			Binds: func(thirdparty.Place) thirdparty.Answer { return thirdparty.Yes },
 			Ask: func(_ thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
 				return found(v.Bypasses)

@@ -46,10 +46,14 @@ func Owned(s *enforce.State, rec store.Record, dataDir string) func(thirdparty.P
 	own := policy.OwnedBy(dataDir).DataDir
 	return func(p thirdparty.Place) bool {
 		name, _ := masqChainOf(p)
-		isOwnTable := p.Backend == policy.NFTables && (p.Table == masqTable || p.Table == netfilter.GuardTable)
-		isOwnChain := p.Backend == policy.IPTables && inIPTables[name]
-		hasOwnComment := p.Owner.Schema > policy.RulesSchema || p.Owner.DataDir != "" && p.Owner.DataDir == own
-		return isOwnTable || isOwnChain || hasOwnComment
+		hasOwnComment := p.Owner.DataDir != "" && p.Owner.DataDir == own
+		switch {
+		case p.Backend == policy.IPTables && inIPTables[name]:
+			return true
+		case p.Backend == policy.NFTables && (p.Table == masqTable || p.Table == netfilter.GuardTable):
+			return true
+		}
+		return hasOwnComment || p.Owner.Schema > policy.RulesSchema
 	}
 }
 
@@ -101,8 +105,11 @@ func (e *examination) findViolations() error {
 			if routes == nil {
 				routes = e.readRoutes(f)
 			}
-			s := survey{examination: e, rules: rules, routes: routes, family: f, policy: p, indexOf: map[*thirdparty.Rule]int{}}
-			s.guard = e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
+			s := survey{
+				examination: e, rules: rules, routes: routes, family: f, policy: p,
+				guard:   e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f}),
+				indexOf: map[*thirdparty.Rule]int{},
+			}
 			e.violations = append(e.violations, s.violations()...)
 		}
 	}
@@ -166,7 +173,8 @@ func (s *survey) violations() []violation {
 // routes, then through other interfaces, then those of other sources.
 func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 	const questions = 20_000
-	search := &thirdparty.Search{Ask: s.againstExempt, By: thirdparty.Source | thirdparty.Destination, Questions: questions}
+	search := &thirdparty.Search{Ask: s.againstExempt, Questions: questions}
+	search.By = thirdparty.Source | thirdparty.Destination
 	pods, unclear := sources.Intersect(s.knownPods()), "it depends on what is not known of packets"
 	if len(s.knownPods()) == 0 {
 		pods, search.By, unclear = sources, thirdparty.Destination, "no pod network is known"
@@ -247,7 +255,9 @@ func (s *survey) otherInterfaces() (names []string) {
 }
 
 // againstExempt is about packets that leave: none does to an address of the node.
-func (s *survey) againstExempt(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
+func (s *survey) againstExempt(
+	p thirdparty.Packet, v thirdparty.Verdict,
+) ([]*thirdparty.Rule, thirdparty.Answer) {
 	if p.Dst.IsSingleIP() && s.routes.local[p.Dst.Addr()] {
 		return nil, thirdparty.No
 	}
@@ -291,7 +301,8 @@ func (s *survey) note(r *thirdparty.Rule, exempt, doubt string) {
 	at, known := s.indexOf[r]
 	if !known {
 		s.indexOf[r] = len(s.found)
-		s.found = append(s.found, violation{rule: r, chain: s.policy.Chain, exempt: []string{exempt}, doubt: doubt})
+		v := violation{rule: r, chain: s.policy.Chain, exempt: []string{exempt}, doubt: doubt}
+		s.found = append(s.found, v)
 		return
 	}
 	v := &s.found[at]
