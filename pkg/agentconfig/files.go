@@ -32,8 +32,8 @@ type Files struct {
 	Missing bool     // there is no such directory
 	Names   []string // of the files that were read, sorted
 
-	// Source lists the reconciler's own policy (config.OwnPolicy) and then the files with a policy, sorted by path.
-	// After an error only its ID is set.
+	// Source lists the reconciler's own policy (config.OwnPolicy) and then the files with a policy, sorted by
+	// path. After an error only its ID is set.
 	Source policy.Source
 
 	// ResyncInterval is the shortest resyncInterval of all files, or 0 if no file states one.
@@ -44,8 +44,8 @@ type Files struct {
 	Warnings    []string
 }
 
-// Read reads the agent files of a directory. If dir is "" or missing, the reconciler's own policy is the source. An
-// error is about the directory, or a config.DocumentError with every mistake in the files.
+// Read reads the agent files of a directory. If dir is "" or missing, the reconciler's own policy is the
+// source. An error is about the directory, or a config.DocumentError with every mistake in the files.
 func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	a := Files{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
 	docs := []*document{{Document: config.Document{File: config.OwnPolicy}, AgentPolicy: own}}
@@ -57,8 +57,8 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 		case err != nil:
 			return a, safefile.Error("read the agent files in", dir, err)
 		case len(files) == 0 && others:
-			a.Warnings = append(a.Warnings, fmt.Sprintf("%s has files, but the name of none begins with %s; rename the agent files",
-				policy.Printable(dir), filePrefix))
+			const none = "%s has files, but the name of none begins with %s; rename the agent files"
+			a.Warnings = append(a.Warnings, fmt.Sprintf(none, policy.Printable(dir), filePrefix))
 		}
 		for _, f := range files {
 			docs = append(docs, f.parse(d))
@@ -71,24 +71,29 @@ func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	for _, doc := range docs {
 		a.UnknownKeys = append(a.UnknownKeys, doc.unknown...)
 		a.Warnings = append(a.Warnings, doc.warnings...)
-		if len(mistakes) == 0 && doc.resync > 0 && (a.ResyncInterval == 0 || doc.resync < a.ResyncInterval) {
-			a.ResyncInterval = doc.resync
-		}
 	}
 	if len(mistakes) > 0 {
 		return a, &config.DocumentError{Mistakes: mistakes}
 	}
 	a.Source = source
+	a.ResyncInterval = shortestInterval(docs)
 	return a, nil
+}
+
+// shortestInterval returns the shortest resyncInterval that a document states, or 0.
+func shortestInterval(docs []*document) (shortest time.Duration) {
+	for _, d := range docs {
+		if d.resync > 0 && (shortest == 0 || d.resync < shortest) {
+			shortest = d.resync
+		}
+	}
+	return shortest
 }
 
 // merge makes one source of the documents, or returns all mistakes, or else the conflicts between them.
 func merge(docs []*document) (s policy.Source, mistakes []error) {
 	s.ID = policy.SourceID{Kind: policy.AgentFiles}
-	s.Policy.Chain = policy.DefaultChain
-	ipv6 := slices.ContainsFunc(docs, func(d *document) bool { // or it is unknown because of another mistake
-		return d.unread || d.Flawed["enableIPv6"] || d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
-	})
+	ipv6 := mayEnableIPv6(docs)
 	for _, d := range docs {
 		d.Validate(&d.Document, ipv6)
 		mistakes = append(mistakes, d.Mistakes...)
@@ -96,20 +101,12 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 	if len(mistakes) > 0 {
 		return s, mistakes
 	}
-	var named *document // the first one that names the chain
-	for _, d := range docs {
-		switch chain := d.Policy.Chain; {
-		case chain == "":
-		case named == nil:
-			named, s.Policy.Chain = d, chain
-		case chain != s.Policy.Chain:
-			mistakes = append(mistakes, d.conflict("masqChain", -1, chain+" conflicts with "+s.Policy.Chain, named))
-		}
-	}
+	s.Policy.Chain, mistakes = chainOf(docs)
 	byFile := map[string]*document{}
 	for _, d := range docs {
 		byFile[d.File] = d
-		if d.Policy.Chain = s.Policy.Chain; !d.Policy.Equal(s.Policy) {
+		d.Policy.Chain = s.Policy.Chain
+		if !d.Policy.Equal(s.Policy) { // it states something
 			s.Files = append(s.Files, policy.FilePolicy{File: d.File, Policy: d.Policy})
 		}
 	}
@@ -118,15 +115,46 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 		mistakes = append(mistakes, fmt.Errorf("the agent files together: %w", err))
 	}
 	for _, c := range merged.Conflicts {
-		key, d, other := c.Superseded.Key, byFile[c.Superseded.File], byFile[c.InForce.File]
-		with := c.InForceValue
-		if c.InForce.Key != key {
-			with = fmt.Sprintf("%s[%d]", c.InForce.Key, other.Index(c.InForce.Key, c.InForce.Index))
-		}
-		index := d.Index(key, c.Superseded.Index)
-		mistakes = append(mistakes, d.conflict(key, index, c.SupersededValue+" conflicts with "+with, other))
+		mistakes = append(mistakes, conflictOf(c, byFile))
 	}
 	return s, mistakes
+}
+
+// mayEnableIPv6 reports whether a document enables IPv6, or may, as another mistake hides it.
+func mayEnableIPv6(docs []*document) bool {
+	for _, d := range docs {
+		isEnabled := d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
+		if d.unread || d.Flawed["enableIPv6"] || isEnabled {
+			return true
+		}
+	}
+	return false
+}
+
+// chainOf returns the chain of the documents, which those must agree on that name one.
+func chainOf(docs []*document) (chain string, mistakes []error) {
+	var named *document // the first one that names the chain
+	for _, d := range docs {
+		switch {
+		case d.Policy.Chain == "":
+		case named == nil:
+			named, chain = d, d.Policy.Chain
+		case d.Policy.Chain != chain:
+			problem := d.Policy.Chain + " conflicts with " + chain
+			mistakes = append(mistakes, d.conflict("masqChain", -1, problem, named))
+		}
+	}
+	return cmp.Or(chain, policy.DefaultChain), mistakes
+}
+
+// conflictOf returns the mistake of the document that is superseded in a conflict.
+func conflictOf(c *policy.ConflictError, byFile map[string]*document) error {
+	key, d, other := c.Superseded.Key, byFile[c.Superseded.File], byFile[c.InForce.File]
+	with := c.InForceValue
+	if c.InForce.Key != key {
+		with = fmt.Sprintf("%s[%d]", c.InForce.Key, other.Index(c.InForce.Key, c.InForce.Index))
+	}
+	return d.conflict(key, d.Index(key, c.Superseded.Index), c.SupersededValue+" conflicts with "+with, other)
 }
 
 func (d *document) conflict(key string, index int, problem string, other *document) error {
@@ -134,9 +162,8 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	if index >= 0 {
 		remedy = "remove one of the two"
 	}
-	return d.Locate(d.Lines[key], &policy.FieldError{
-		Key: key, Index: index, Problem: fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy),
-	})
+	problem = fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy)
+	return d.Locate(d.Lines[key], &policy.FieldError{Key: key, Index: index, Problem: problem})
 }
 
 const (
@@ -154,12 +181,15 @@ type file struct {
 	err        error
 }
 
-var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: mount the ConfigMap again, or remove the link")
+var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: " +
+	"mount the ConfigMap again, or remove the link")
 
 // readDir returns one version of the agent files by name, and whether the directory has other files.
 func readDir(dir string) (files []file, others bool, err error) {
-	for range 1000 { // attempts
-		if files, others, err = readDirOnce(dir); !errors.Is(err, errChanged) {
+	const attempts = 1000
+	for range attempts {
+		files, others, err = readDirOnce(dir)
+		if !errors.Is(err, errChanged) {
 			break
 		}
 	}
@@ -184,8 +214,10 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 	}
 	for _, e := range entries {
 		name := e.Name()
-		if !strings.HasPrefix(name, filePrefix) || strings.HasSuffix(name, "~") {
-			others = others || !strings.HasPrefix(name, ".") && !e.IsDir()
+		isAgentFile := strings.HasPrefix(name, filePrefix) && !strings.HasSuffix(name, "~")
+		if !isAgentFile {
+			isHidden := strings.HasPrefix(name, ".")
+			others = others || !isHidden && !e.IsDir()
 			continue
 		}
 		text, _, err := safefile.ReadFile(filepath.Join(from, name), 1<<20)
@@ -193,7 +225,8 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 		case errors.Is(err, fs.ErrNotExist): // it was in the directory, and may be there again
 			return nil, false, errChanged
 		case err != nil:
-			err = fmt.Errorf("%w; fix it, remove it, or give it a name that does not begin with %s", err, filePrefix)
+			const remedy = "fix it, remove it, or give it a name that does not begin with"
+			err = fmt.Errorf("%w; %s %s", err, remedy, filePrefix)
 		}
 		files = append(files, file{name, filepath.Join(dir, name), text, err})
 	}
@@ -218,70 +251,88 @@ type document struct {
 func (f file) parse(dialect config.Dialect) *document {
 	d := &document{Document: config.Document{File: f.path}}
 	members, err := membersOf(f.path, f.text)
-	if err = cmp.Or(f.err, err); err != nil {
+	err = cmp.Or(f.err, err)
+	if err != nil {
 		d.unread, d.Mistakes = true, []error{err}
 		return d
 	}
 	keys := append(d.Keys(), config.Key{Name: "resyncInterval", Value: config.Interval(&d.resync)})
 	d.Read(d.known(members, keys), keys)
-	if s := &d.Policy; dialect == config.DialectV2 && s.NonMasqueradeCIDRs == nil && !d.Flawed["nonMasqueradeCIDRs"] {
-		s.NonMasqueradeCIDRs = []netip.Prefix{}
+	statesNone := d.Policy.NonMasqueradeCIDRs == nil && !d.Flawed["nonMasqueradeCIDRs"]
+	if dialect == config.DialectV2 && statesNone {
+		d.Policy.NonMasqueradeCIDRs = []netip.Prefix{}
 	}
 	return d
 }
 
 // known returns the members with known keys, in any letter case, as in the agents. It warns
 // about what the agents ignore: unknown keys, and values that are null.
-func (d *document) known(members []config.Member, keys []config.Key) []config.Member {
-	var kept []config.Member
+func (d *document) known(members []config.Member, keys []config.Key) (known []config.Member) {
 	unknownKeys, unknown := config.NewUnknownKeys(members, keys), 0
-	warn := func(to *[]string, m config.Member, problem string) {
-		*to = append(*to, d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error())
-	}
 	for _, m := range members {
-		at := slices.IndexFunc(keys, func(k config.Key) bool { return strings.EqualFold(k.Name, m.Key) })
-		if at < 0 {
-			if unknown++; unknown > config.MaxShown {
-				continue
-			}
-			if remedy := unknownKeys.Remedy(m.Key); remedy != "" {
-				warn(&d.unknown, m, "is not a known key and is ignored; "+remedy)
-			}
+		key := keyNamed(keys, m.Key)
+		if key != nil {
+			known = append(known, d.withoutNull(m, key))
 			continue
 		}
-		m.Key = keys[at].Name
-		switch isNull := m.Err == nil && config.KindOf(m.Value) == config.Null; {
-		case isNull && keys[at].Kind == config.List:
-			warn(&d.warnings, m, "null is taken for an empty list; write [] for none, or leave the key out")
-			m.Value = json.RawMessage("[]")
-		case isNull:
-			warn(&d.warnings, m, "null is taken as not stated; write a value, or leave the key out")
-			keys[at].Value = config.Value{}
-		case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
-			m.Value = json.RawMessage(`"off"`)
+		unknown++
+		if unknown > config.MaxShown {
+			continue
 		}
-		kept = append(kept, m)
+		if remedy := unknownKeys.Remedy(m.Key); remedy != "" {
+			d.unknown = append(d.unknown, d.about(m, "is not a known key and is ignored; "+remedy))
+		}
 	}
 	if more := unknown - config.MaxShown; more > 0 {
-		d.unknown = append(d.unknown, d.Locate(0, fmt.Errorf("%d more unknown keys are ignored; remove them", more)).Error())
+		err := fmt.Errorf("%d more unknown keys are ignored; remove them", more)
+		d.unknown = append(d.unknown, d.Locate(0, err).Error())
 	}
-	return kept
+	return known
 }
 
-// membersOf returns the keys of a YAML or JSON text, repeated ones included. The values are those of sigs.k8s.io/yaml, which the
-// agents use; only the node tree of the other library shows repeated keys, aliases and lines.
+// keyNamed returns the key of a name in any letter case, or nil.
+func keyNamed(keys []config.Key, name string) *config.Key {
+	for i := range keys {
+		if strings.EqualFold(keys[i].Name, name) {
+			return &keys[i]
+		}
+	}
+	return nil
+}
+
+// withoutNull returns a member with the name of its key, and a value that is not null. With a warning, null
+// is an empty list, or makes that the key of another type is not read.
+func (d *document) withoutNull(m config.Member, key *config.Key) config.Member {
+	m.Key = key.Name
+	isNull := m.Err == nil && config.KindOf(m.Value) == config.Null
+	switch {
+	case isNull && key.Kind == config.List:
+		const problem = "null is taken for an empty list; write [] for none, or leave the key out"
+		d.warnings = append(d.warnings, d.about(m, problem))
+		m.Value = json.RawMessage("[]")
+	case isNull:
+		const problem = "null is taken as not stated; write a value, or leave the key out"
+		d.warnings = append(d.warnings, d.about(m, problem))
+		key.Value = config.Value{}
+	case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
+		m.Value = json.RawMessage(`"off"`)
+	}
+	return m
+}
+
+// about returns a message about a member.
+func (d *document) about(m config.Member, problem string) string {
+	return d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error()
+}
+
+// membersOf returns the keys of a YAML or JSON text, repeated ones included. The values are those of
+// sigs.k8s.io/yaml, which the agents use; only the node tree of the other library shows repeated keys,
+// aliases and lines.
 func membersOf(file string, text []byte) (members []config.Member, err error) {
 	keys, line, err := keysOf(file, text)
-	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text) {
-		// JSON allows white space and escapes that YAML does not.
-		members, err = config.JSONMembers(text)
-		for i := 0; i < len(members) && len(keys) == len(members); i++ {
-			members[i].Line = keys[i].Line
-		}
-		if err != nil {
-			err = fmt.Errorf("%s: %w", policy.Printable(file), err)
-		}
-		return members, err
+	isJSON := bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text)
+	if isJSON { // which allows white space and escapes that YAML does not
+		return jsonMembers(file, text, keys)
 	}
 	if err != nil {
 		return nil, err
@@ -291,36 +342,57 @@ func membersOf(file string, text []byte) (members []config.Member, err error) {
 		return nil, notYAML(file, err)
 	}
 	whole := json.RawMessage(bytes.TrimSpace(asJSON))
-	switch kind := config.KindOf(whole); {
+	kind := config.KindOf(whole)
+	switch {
 	case kind == config.Null:
 		return nil, nil
 	case kind != config.Object || keys == nil:
-		return nil, fmt.Errorf("%s:%d: is %s; write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]", policy.Printable(file), line, kind)
+		const remedy = "write keys with values, such as nonMasqueradeCIDRs: [10.0.0.0/8]"
+		return nil, fmt.Errorf("%s:%d: is %s; %s", policy.Printable(file), line, kind, remedy)
 	}
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal(whole, &values); err != nil {
 		return nil, notYAML(file, err)
 	}
 	for i := range keys {
-		if keys[i].Value = values[keys[i].Key]; keys[i].Value == nil {
+		keys[i].Value = values[keys[i].Key]
+		if keys[i].Value == nil {
 			keys[i].Err = errors.New("is not a plain key; write the key as it is, without a tag")
 		}
 	}
 	return keys, nil
 }
 
+// jsonMembers returns the keys of a JSON text, with the lines of the same keys as YAML if they are known.
+func jsonMembers(file string, text []byte, asYAML []config.Member) ([]config.Member, error) {
+	members, err := config.JSONMembers(text)
+	if len(asYAML) == len(members) {
+		for i := range members {
+			members[i].Line = asYAML[i].Line
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", policy.Printable(file), err)
+	}
+	return members, err
+}
+
 // keysOf returns the keys of a mapping without their values, and the line on which the document begins.
 func keysOf(file string, text []byte) (keys []config.Member, line int, err error) {
-	switch {
-	case bytes.HasPrefix(text, []byte("\xfe\xff")), bytes.HasPrefix(text, []byte("\xff\xfe")):
+	isUTF16 := bytes.HasPrefix(text, []byte("\xfe\xff")) || bytes.HasPrefix(text, []byte("\xff\xfe"))
+	if isUTF16 {
 		return nil, 0, syntaxError(file, 0, "not YAML", "it is UTF-16; save it as UTF-8")
-	case bytes.HasPrefix(text, []byte("%TAG")), bytes.Contains(text, []byte("\n%TAG")): // takes quadratic time: half a minute for 1 MiB
+	}
+	// The library takes quadratic time for it: half a minute for 1 MiB.
+	hasTag := bytes.HasPrefix(text, []byte("%TAG")) || bytes.Contains(text, []byte("\n%TAG"))
+	if hasTag {
 		return nil, 0, syntaxError(file, 0, "%TAG", "directives are not read; remove it")
 	}
 	stream := nodes.NewDecoder(bytes.NewReader(text))
 	var tree nodes.Node
 	top := &tree
-	switch err := stream.Decode(&tree); {
+	err = stream.Decode(&tree)
+	switch {
 	case errors.Is(err, io.EOF): // nothing but comments
 	case err != nil:
 		return nil, 0, notYAML(file, err)
@@ -328,17 +400,11 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 		top = tree.Content[0]
 	}
 	if a := aliasIn(top); a != nil {
-		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, "aliases are not read; write out what it stands for")
+		const problem = "aliases are not read; write out what it stands for"
+		return nil, 0, syntaxError(file, a.Line, "*"+a.Value, problem)
 	}
-	for {
-		var next nodes.Node
-		err := stream.Decode(&next)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil || next.Content[0].ShortTag() != "!!null" {
-			return nil, 0, syntaxError(file, next.Line, "", "is another document; join them, or write one file for each")
-		}
+	if err := checkOneDocument(file, stream); err != nil {
+		return nil, 0, err
 	}
 	if top.Kind == nodes.MappingNode {
 		keys = []config.Member{}
@@ -347,6 +413,21 @@ func keysOf(file string, text []byte) (keys []config.Member, line int, err error
 		}
 	}
 	return keys, max(top.Line, 1), nil
+}
+
+// checkOneDocument returns an error if a stream has another document that says something.
+func checkOneDocument(file string, stream *nodes.Decoder) error {
+	for {
+		var next nodes.Node
+		err := stream.Decode(&next)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil || next.Content[0].ShortTag() != "!!null" {
+			const remedy = "join them, or write one file for each"
+			return syntaxError(file, next.Line, "", "is another document; "+remedy)
+		}
+	}
 }
 
 // aliasIn returns the first alias below a node, which may stand for gigabytes, or nil.

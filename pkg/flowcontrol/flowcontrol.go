@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Debounce merges events that follow each other closely. They are due when no event has come for the Quiet time, and
-// at the latest the Longest time after the first one.
+// Debounce merges events that follow each other closely. They are due when no event has come for the Quiet
+// time, and at the latest the Longest time after the first one.
 type Debounce struct {
 	Quiet, Longest time.Duration
 	first, last    time.Time // of the events that were not taken, the first one zero if there are none

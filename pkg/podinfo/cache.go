@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -251,10 +250,14 @@ func (c Cached) SameConfig(conflist []byte, pluginType string) bool {
 
 func without(list map[string]any, pluginType string) map[string]any {
 	plugins, _ := list["plugins"].([]any)
-	rest := maps.Clone(list)
-	rest["plugins"] = slices.DeleteFunc(slices.Clone(plugins), func(p any) bool {
+	others := []any{}
+	for _, p := range plugins {
 		plugin, _ := p.(map[string]any)
-		return plugin["type"] == pluginType
-	})
+		if plugin["type"] != pluginType {
+			others = append(others, p)
+		}
+	}
+	rest := maps.Clone(list)
+	rest["plugins"] = others
 	return rest
 }

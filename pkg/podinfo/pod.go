@@ -22,35 +22,51 @@ const MaxAddresses = 64
 // Names returns the namespace and the name of the pod in CNI_ARGS, which the kubelet gives to the runtime.
 // One that Kubernetes does not allow, or that is repeated with another value, is ""; Multus repeats some.
 func Names(cniArgs string) (namespace, name string) {
-	isNamespace := func(s string) bool { _, err := policy.ParseNamespace(s); return err == nil }
-	value := func(key string, isValid func(string) bool) string {
-		var values []string
-		for pair := range strings.SplitSeq(cniArgs, ";") {
-			if k, v, _ := strings.Cut(pair, "="); k == key && !slices.Contains(values, v) {
-				values = append(values, v)
-			}
+	namespace = argument(cniArgs, "K8S_POD_NAMESPACE")
+	if _, err := policy.ParseNamespace(namespace); err != nil {
+		namespace = ""
+	}
+	name = argument(cniArgs, "K8S_POD_NAME")
+	if !policy.IsPodName(name) {
+		name = ""
+	}
+	return namespace, name
+}
+
+// argument returns the value of a key in CNI_ARGS, or "" if it has none, or different ones.
+func argument(cniArgs, key string) string {
+	value, found := "", false
+	for pair := range strings.SplitSeq(cniArgs, ";") {
+		k, v, _ := strings.Cut(pair, "=")
+		if k != key {
+			continue
 		}
-		if len(values) != 1 || !isValid(values[0]) {
+		if found && v != value {
 			return ""
 		}
-		return values[0]
+		value, found = v, true
 	}
-	return value("K8S_POD_NAMESPACE", isNamespace), value("K8S_POD_NAME", policy.IsPodName)
+	return value
 }
 
 // Networks returns the pod's addresses in a result, with their masks, without link-local ones.
 func Networks(result types.Result, ifName string) (networks []net.IPNet) {
 	r := current(result)
-	isPod := func(i int) bool { return 0 <= i && i < len(r.Interfaces) && isPodInterface(r.Interfaces[i], ifName) }
 	for _, ip := range r.IPs {
-		if ip == nil || ip.Interface != nil && !isPod(*ip.Interface) {
+		if ip == nil || ip.Interface != nil && !isOfPod(r.Interfaces, *ip.Interface, ifName) {
 			continue
 		}
-		if a := Address(ip.Address); a.IsValid() && !a.IsLinkLocalUnicast() {
+		a := Address(ip.Address)
+		if a.IsValid() && !a.IsLinkLocalUnicast() {
 			networks = append(networks, ip.Address)
 		}
 	}
 	return networks
+}
+
+// isOfPod reports whether an index is that of the pod's interface.
+func isOfPod(interfaces []*types100.Interface, i int, ifName string) bool {
+	return 0 <= i && i < len(interfaces) && isPodInterface(interfaces[i], ifName)
 }
 
 // HasHostInterface reports whether a result has an interface of the host, such as the pod's end of a veth.
