@@ -43,7 +43,7 @@ func (f *flapping) look(n Network, now time.Time) {
 	}
 	before := *f
 	f.wrote(n.Path, n.Conflist.Doc, isPresent)
-	if f.isRewritten(before, now) {
+	if isPresent && f.isRewritten(before, now) {
 		f.rewrites = appendLast(f.rewrites, now, maxRewrites)
 	}
 }
