@@ -102,6 +102,10 @@ func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 
 // choose returns the backend for the chain of a policy: the one on record, or in which the kernel has the
 // chain, else the first that would accept its rules.
+//
+// A backend is chosen once in a boot, by asking each candidate, and kept: a program that fails once must not
+// move a chain. Where the record was lost, the chain in the kernel tells. In another backend it would stay in
+// force beside the new one, with the old policy.
 func (e *Enforcer) choose(
 	ctx context.Context, rec store.Record, p policy.Policy, owned func() []netfilter.OwnedChain,
 ) (netfilter.Choice, error) {
@@ -116,7 +120,6 @@ func (e *Enforcer) choose(
 	if wasChosen && accepts(chosen.Backend) {
 		return chosen, nil
 	}
-	// Where the record was lost, the chain in the kernel tells.
 	for _, o := range owned() {
 		isOurs := o.Owner == e.owner() && !o.Guard
 		if isOurs && o.Chain == p.Chain && accepts(o.Choice.Backend) {

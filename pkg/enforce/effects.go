@@ -33,7 +33,7 @@ type effects interface {
 }
 
 // differing are the families in which rules differ, and those of them in which a chain is new: that is
-// written in all of its families or in none, while a repair does what it can.
+// written in all of its families or in none, if CanWrite knows before, while a repair does what it can.
 type differing struct{ all, isNew []policy.Family }
 
 // does has effects, with the lock held.

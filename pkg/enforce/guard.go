@@ -52,6 +52,9 @@ func (g *GuardState) fail(err error) {
 	}
 }
 
+// desireGuards sets the desired guards, and the chains for which a key of the guard tables has no effect, as
+// no address of a pod is known. That is no error: the guard is an additional protection, and pods start
+// without it.
 func (s *State) desireGuards() {
 	s.Guard.Inactive = nil
 	s.Guard.Desired = policy.DesiredGuards(s.Policies(), s.node.owner)
@@ -178,7 +181,8 @@ func (g *GuardState) missesTable() bool {
 	return false
 }
 
-// deactivateGuard takes note that the guard tables cannot be used. Connections are reset without them.
+// deactivateGuard takes note that the guard tables cannot be used on this host, which is no error either.
+// Connections are reset without them.
 func (s *State) deactivateGuard(cause error) {
 	g := &s.Guard
 	for _, d := range g.Desired {
@@ -283,8 +287,8 @@ func (s *State) isNew(c *Chain, f policy.Family, surplus []store.OwnedChain) boo
 }
 
 // predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain
-// before it got another name, whose place the new one takes before the rules do. A chain that has rules has
-// none: they may exempt more.
+// before it got another name, whose place the new one takes before the rules do, so that a guard is never
+// absent. A chain that has rules has none: they may exempt more.
 func (s *State) predecessor(f policy.Family) *policy.Guard {
 	observed := s.Guard.Observed.Guards
 	for i := range observed {

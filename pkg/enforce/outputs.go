@@ -143,7 +143,9 @@ func sameOutput(a, b policy.OutputAddress) bool {
 	return a.Interface == b.Interface && a.Address == b.Address
 }
 
-// outputs returns what the record has to have: of a chain that cannot be written, what it had before.
+// outputs returns what the record has to have: of a chain that cannot be written, what it had before. The
+// addresses in force are in the record, with the resets that are due when they leave the node: both have to
+// survive the process together.
 func (s *State) outputs(before store.Record) (all []store.Outputs) {
 	for i := range s.Chains {
 		c := &s.Chains[i]

@@ -11,7 +11,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// samePolicies reports whether two lists of sources ask for the same.
+// samePolicies reports whether two lists of sources ask for the same. A new subnet of pods is no change of a
+// policy, which could be refused, and would delete connections.
 func samePolicies(before, after []policy.Source) bool {
 	if len(before) != len(after) {
 		return false

@@ -415,6 +415,11 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 
 // surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain
 // that failed is none: nothing has replaced it.
+//
+// On a node without policies only the record says which chains to remove. If it is lost while the last
+// network is dropped, that chain stays until cleanup. If it is lost while a chain gets another name, a guard
+// that begins then drops what the former chain exempts, until that is removed; and from nftables, whose
+// tables hold nothing but what is desired, the former chain goes before the new one is in iptables.
 func (s *State) surplus() []store.OwnedChain {
 	if s.node.keepsAll {
 		return nil

@@ -41,8 +41,9 @@ func (s *State) isRead() bool {
 	return true
 }
 
-// isReadEnough reports whether tables were read as often as is necessary: a reading can be torn, so tables
-// that differ are read twice before they are written.
+// isReadEnough reports whether tables were read as often as is necessary. A dump that a commit overtakes can
+// lack rules, so tables that differ are read twice before they are written. One reading is enough if it is of
+// one generation, see readingsAfter.
 func isReadEnough(readings int, differs bool) bool {
 	return readings >= enoughReadings || readings > 0 && !differs
 }
@@ -77,7 +78,8 @@ func ask(ctx context.Context, do effects, s *State) *State {
 }
 
 // mustAsk reports whether rules are in force that a new document may change: those on record, or those of an
-// agent.
+// agent, which stay if the kernel refuses the policy that takes them over. On a node without rules nothing is
+// asked: there is no policy to keep.
 func (s *State) mustAsk() bool {
 	if s.run.asked || len(s.documents.unstored) == 0 {
 		return false
@@ -290,8 +292,9 @@ func (s *State) isGuarded(o store.OwnedChain) bool {
 }
 
 // awaitsRules reports whether some chain has no rules yet: a stale chain may be the same one with its former
-// name, and stays until then. A chain that was on record and lacks no rules is not waited for, however long
-// it cannot be written.
+// name, and stays until then. Which chain takes the place of which is not on record, so any missing one
+// counts, also if the kernel refuses it: to masquerade by a former policy is better than not to masquerade. A
+// chain that was on record and lacks no rules is not waited for, however long it cannot be written.
 func (s *State) awaitsRules() bool {
 	for i := range s.Chains {
 		c := &s.Chains[i]

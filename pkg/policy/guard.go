@@ -166,7 +166,11 @@ type Transition struct {
 //
 // While the chain changes, a guard matches what both policies masquerade. One that is not there begins before
 // the first rules of the node, else after those of its chain. While any chain changes, it binds what neither
-// policy masquerades.
+// policy masquerades: a pod that one policy alone exempts by its namespace counts as any other pod meanwhile.
+//
+// So the guards of a change are written twice, before the NAT rules and after them. Final guards that are
+// written once would drop packets that the present rules exempt, or bind connections that they masquerade,
+// until the rules follow; without guards meanwhile, packets that no rule translates would leave.
 func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	beginsFirst := observed == nil && t.First
 	if beginsFirst || t.Settled && t.All {
