@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFind: an entry is named by its source, of which each has one. Those of the pods 10.88.1.0/24 and fd88::1:0/112
-// leave with 203.0.113.1 or 2001:db8::1 and port 1000.
+// TestFind: an entry is named by its source, of which each has one. Those of the pods 10.88.1.0/24 and
+// fd88::1:0/112 leave with 203.0.113.1 or 2001:db8::1 and port 1000.
 func TestFind(t *testing.T) {
 	namespace(t, "203.0.113.1/32", "2001:db8::1/128")
 	const tcp, udp, sctp, icmp, icmp6 = unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6

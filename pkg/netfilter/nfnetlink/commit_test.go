@@ -41,7 +41,8 @@ func TestCheck(t *testing.T) {
 	commit(t, c, &sound)
 }
 
-// TestLongBatch: a long batch fits where the process may have a large buffer, and is refused where it may not.
+// TestLongBatch: a long batch fits where the process may have a large buffer, and is refused where it may
+// not.
 func TestLongBatch(t *testing.T) {
 	namespace(t)
 	c := dial(t)

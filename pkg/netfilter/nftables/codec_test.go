@@ -16,8 +16,8 @@ import (
 func TestCodec(t *testing.T) { rapid.Check(t, codecProperty) }
 func FuzzCodec(f *testing.F) { f.Fuzz(rapid.MakeFuzz(codecProperty)) }
 
-// codecProperty: a rule is decoded as it was encoded. With an expression that is missing, doubled, inverted, of
-// another program or elsewhere it is never decoded as that rule.
+// codecProperty: a rule is decoded as it was encoded. With an expression that is missing, doubled, inverted,
+// of another program or elsewhere it is never decoded as that rule.
 func codecProperty(t *rapid.T) {
 	f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
 	rules := desired(drawPolicy().Draw(t, "policy"))

@@ -97,8 +97,8 @@ func TestApplyBesideCommits(t *testing.T) {
 	assert.NoError(t, <-stopped)
 }
 
-// TestReadBesideCommits: other programs commit during each reading. The second one that finds the same is taken, and
-// one that finds something else is not.
+// TestReadBesideCommits: other programs commit during each reading. The second one that finds the same is
+// taken, and one that finds something else is not.
 func TestReadBesideCommits(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, commit string // the second one during the first reading
@@ -134,8 +134,8 @@ func TestReadBesideCommits(t *testing.T) {
 	}
 }
 
-// TestWriteBesideCommits: other programs commit whenever the batches are being encoded. The write still ends, as
-// the batches are encoded once.
+// TestWriteBesideCommits: other programs commit whenever the batches are being encoded. The write still ends,
+// as the batches are encoded once.
 func TestWriteBesideCommits(t *testing.T) {
 	for name, before := range map[string]string{
 		"no table":                    "delete table ip ip-masq",

@@ -114,8 +114,8 @@ func drawGuards() *rapid.Generator[[]policy.Guard] {
 	})
 }
 
-// TestGuardsConverge: ApplyGuards reaches each set of guards from the one before and writes nothing the second
-// time, nor after nft has loaded what RenderGuards writes.
+// TestGuardsConverge: ApplyGuards reaches each set of guards from the one before and writes nothing the
+// second time, nor after nft has loaded what RenderGuards writes.
 func TestGuardsConverge(t *testing.T) {
 	n := newNode(t)
 	rapid.Check(t, func(t *rapid.T) {

@@ -64,9 +64,9 @@ func (g *guarded) source(from *topology.Host, to string, answered bool) netip.Ad
 	return seen.Source.Addr()
 }
 
-// TestGuardPackets: a node without NAT rules. Packets to multicast addresses are not counted. What should have been
-// masqueraded is counted, and dropped: also to a destination to which table main has no route, only a table that a
-// rule names for the pods' interface. For IPv6 the type of such a destination is unreachable.
+// TestGuardPackets: a node without NAT rules. Packets to multicast addresses are not counted. What should
+// have been masqueraded is counted, and dropped: also to a destination to which table main has no route, only
+// a table that a rule names for the pods' interface. For IPv6 the type of such a destination is unreachable.
 func TestGuardPackets(t *testing.T) {
 	for _, mode := range []policy.GuardMode{policy.GuardCount, policy.GuardDrop} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -139,8 +139,8 @@ func (g *guarded) sendAs(pod netip.Addr, to string) {
 	}
 }
 
-// TestEnforceSelf: a connection of a pod to itself by IPVS is left to another program's rule, and the elements of the
-// set that tells are no drift.
+// TestEnforceSelf: a connection of a pod to itself by IPVS is left to another program's rule, and the
+// elements of the set that tells are no drift.
 func TestEnforceSelf(t *testing.T) {
 	edit := func(g *policy.Guard) { g.Mode, g.Exempt = policy.GuardOff, nil }
 	g := newGuarded(t, edit)
