@@ -23,15 +23,17 @@ import (
 // Question is about a packet, whose source and output interface may be unknown (zero).
 type Question struct {
 	policy.Packet
-	Hops     []string    // the interfaces of the next hops in the routing table, where no interface is asked for
+	// Hops are the interfaces of the next hops in the routing table, where no interface is asked for.
+	Hops     []string
 	RouteErr error       // why there are none
 	Mark     policy.Mark // of the packet
 	// ThirdParty reads third-party rules (thirdparty.ReadPostrouting). If it is nil, there are none.
 	ThirdParty func(f policy.Family, owned func(thirdparty.Place) bool) (Rules, error)
 	OutIndex   func(out string) int // the number of an interface, 0 if it does not exist
 	Pod        *Pod                 // that holds the source, as far as it is known
-	NoHook     string               // the main plugin behind which packets of the source usually pass no hook (NoHookPlugin)
-	Incomplete error                // why some of the documents that rules are made from cannot be read
+	// NoHook is the main plugin behind which packets of the source usually pass no hook (NoHookPlugin).
+	NoHook     string
+	Incomplete error // why some of the documents that rules are made from cannot be read
 }
 
 // Rules is third-party rules, which judge packets (thirdparty.Ruleset).
@@ -126,7 +128,8 @@ type Explanation struct {
 func (e Explanation) MarshalJSON() ([]byte, error) {
 	type plain Explanation
 	text, err := json.Marshal(plain(e))
-	return bytes.ReplaceAll(text, []byte(`:""`), []byte(`:null`)), err // in a string, a quote follows a backslash
+	// In a string, a quote follows a backslash.
+	return bytes.ReplaceAll(text, []byte(`:""`), []byte(`:null`)), err
 }
 
 // Explain answers a question from one reading of the sources and the kernel.
@@ -150,15 +153,8 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 	}
 	var all []Explanation
 	for _, p := range state.Policies() {
-		e, d := blank, p.Decide(q.Packet)
-		e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
-		if d.PrefixAction != nil {
-			e.Prefix = &d.PrefixAction.Prefix
-		}
-		if len(d.Origins) > 0 {
-			e.Origin = new(finder.origin(d.Origins[0], sources))
-		}
-		e.leavesWith(p, q, sources, finder)
+		e := blank
+		e.decide(p, q, sources, finder)
 		e.observe(p, q.Packet, state)
 		e.guarded(q, state)
 		all = append(all, e)
@@ -170,16 +166,7 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		}
 		all = append(all, blank)
 	}
-	slices.SortStableFunc(all, func(a, b Explanation) int { return a.order() - b.order() })
-	top := all[0]
-	top.Chains = all[1:]
-	slices.SortStableFunc(top.Chains, func(a, b Explanation) int { return strings.Compare(a.Chain, b.Chain) })
-	for _, other := range top.Chains {
-		top.Kernel = min(top.Kernel, other.Kernel)
-		if other.Kernel == thirdparty.No {
-			top.addProblem("the rules of chain %s do not do what its policy says, or cannot be verified", other.Chain)
-		}
-	}
+	top := decidingOf(all)
 	if !q.DstLocal && q.ThirdParty != nil { // packets to the node itself do not leave it
 		top.override(q, state)
 	}
@@ -190,6 +177,35 @@ func Explain(q Question, state *enforce.State, sources []policy.Source, finder O
 		top.passesNoHook(q.NoHook)
 	}
 	return top
+}
+
+// decidingOf returns the explanation of the chain that decides, with those of the others.
+func decidingOf(all []Explanation) Explanation {
+	slices.SortStableFunc(all, func(a, b Explanation) int { return a.order() - b.order() })
+	top := all[0]
+	top.Chains = all[1:]
+	slices.SortStableFunc(top.Chains, func(a, b Explanation) int { return strings.Compare(a.Chain, b.Chain) })
+	for _, other := range top.Chains {
+		top.Kernel = min(top.Kernel, other.Kernel)
+		if other.Kernel == thirdparty.No {
+			const form = "the rules of chain %s do not do what its policy says, or cannot be verified"
+			top.addProblem(form, other.Chain)
+		}
+	}
+	return top
+}
+
+// decide sets what the policy says about the packet, and why.
+func (e *Explanation) decide(p policy.Policy, q Question, sources []policy.Source, finder OriginFinder) {
+	d := p.Decide(q.Packet)
+	e.Chain, e.Verdict, e.Reason = p.Chain, d.Action, d.Reason
+	if d.PrefixAction != nil {
+		e.Prefix = &d.PrefixAction.Prefix
+	}
+	if len(d.Origins) > 0 {
+		e.Origin = new(finder.origin(d.Origins[0], sources))
+	}
+	e.leavesWith(p, q, sources, finder)
 }
 
 // passesNoHook takes back what rules do with packets that usually pass no hook of the node.
@@ -247,20 +263,30 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 		return
 	}
 	e.known = true
-	if c := chain.Observed.Find(e.Family, e.Chain); c != nil {
-		if r := c.Walk(p.Representative(asked)); r != nil {
-			e.Rule, e.masquerades = r.String(), r.Verdict == policy.Masquerade
-			e.known = r.Verdict != policy.Unrecognized
-		}
+	r := decidingRule(chain.Observed.Find(e.Family, e.Chain), p.Representative(asked))
+	if r != nil {
+		e.Rule, e.masquerades = r.String(), r.Verdict == policy.Masquerade
+		e.known = r.Verdict != policy.Unrecognized
 	}
 	e.Kernel = thirdparty.AnswerOf(e.agrees())
 	if !e.known {
 		e.addProblem("an unrecognized rule comes before the one that decides")
 	}
-	if slices.ContainsFunc(chain.Observed.Unrecognized, func(u policy.UnrecognizedObject) bool { return u.Family == e.Family }) {
-		e.Kernel, e.known = thirdparty.No, false
-		e.addProblem("an unrecognized object in the table may decide before the owned rules do")
+	for _, u := range chain.Observed.Unrecognized {
+		if u.Family == e.Family {
+			e.Kernel, e.known = thirdparty.No, false
+			e.addProblem("an unrecognized object in the table may decide before the owned rules do")
+			break
+		}
 	}
+}
+
+// decidingRule returns the rule of a chain that decides about a packet, nil if there is none.
+func decidingRule(c *policy.Chain, p policy.Packet) *policy.Rule {
+	if c == nil {
+		return nil
+	}
+	return c.Walk(p)
 }
 
 func (e *Explanation) addDrift(d policy.Diff) {
@@ -275,10 +301,14 @@ func (e *Explanation) addDrift(d policy.Diff) {
 func (e *Explanation) guarded(q Question, state *enforce.State) {
 	e.addDrift(state.Guard.Diff)
 	g := state.Guard.Of(policy.ChainFamily{Chain: e.Chain, Family: e.Family})
-	if g != nil && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade && g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.Dst.IsMulticast() {
+	if g == nil {
+		return
+	}
+	inScope := g.Scope.Contains(g.Scope.Representative(q.Packet)) && !q.Dst.IsMulticast()
+	if inScope && g.Mode != policy.GuardOff && e.Verdict == policy.ActionMasquerade {
 		e.Guard = g.Mode
 	}
-	if g == nil || g.Bound == nil || e.Verdict != policy.ActionExempt {
+	if g.Bound == nil || e.Verdict != policy.ActionExempt {
 		return
 	}
 	for _, u := range policy.UnboundTraffic(state.Policies()) {
@@ -337,7 +367,9 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 
 // packets returns the packets of a question: from its source, else from each prefix of those that are
 // assumed.
-func (e *Explanation) packets(q Question, state *enforce.State, bound policy.Ranges) (packets []thirdparty.Packet) {
+func (e *Explanation) packets(
+	q Question, state *enforce.State, bound policy.Ranges,
+) (packets []thirdparty.Packet) {
 	const most = 64
 	sources, outs, isLocal := bound, []string{q.Out}, thirdparty.Perhaps
 	chain := state.Find(e.Chain)
@@ -358,7 +390,10 @@ func (e *Explanation) packets(q Question, state *enforce.State, bound policy.Ran
 	}
 	for _, source := range known {
 		for _, out := range outs {
-			p := thirdparty.Packet{Src: source, Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: isLocal, Out: out, Mark: uint32(q.Mark)}
+			p := thirdparty.Packet{
+				Src: source, Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: isLocal,
+				Out: out, Mark: uint32(q.Mark),
+			}
 			if q.OutIndex != nil {
 				p.OutIndex = q.OutIndex(out)
 			}
@@ -453,11 +488,15 @@ type OriginFinder struct {
 }
 
 func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
-	out := Origin{Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key, File: o.File}
-	if list := p.ConfDir.WithEntry(o.Source.Name); o.Source.Kind == policy.Network && list != nil {
-		stated := func(s policy.Source) bool { return s.ID == o.Source && s.Policy.Equal(list.Entries[0].Entry.Policy) }
-		if slices.ContainsFunc(sources, stated) {
-			out.File = list.File
+	out := Origin{
+		Source: o.Source.String(), Kind: o.Source.Kind, Name: o.Source.Name, Key: o.Key, File: o.File,
+	}
+	list := p.ConfDir.WithEntry(o.Source.Name)
+	if o.Source.Kind == policy.Network && list != nil {
+		for _, s := range sources {
+			if s.ID == o.Source && s.Policy.Equal(list.Entries[0].Entry.Policy) {
+				out.File = list.File
+			}
 		}
 	}
 	if o.Index >= 0 {
@@ -466,7 +505,8 @@ func (p OriginFinder) origin(o policy.Origin, sources []policy.Source) Origin {
 	if p.Since == nil || o.Source.Kind == policy.BuiltIn {
 		return out
 	}
-	if since, err := p.Since(o.Source); err == nil && !since.IsZero() {
+	since, err := p.Since(o.Source)
+	if err == nil && !since.IsZero() {
 		out.Since = &since
 	}
 	return out

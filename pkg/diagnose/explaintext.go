@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +41,8 @@ func (e Explanation) routeText() string {
 	}
 	switch {
 	case e.routeErr != nil:
-		return fmt.Sprintf("none in the routing table (%v), so the answer is for any interface in scope", e.routeErr)
+		const form = "none in the routing table (%v), so the answer is for any interface in scope"
+		return fmt.Sprintf(form, e.routeErr)
 	case !e.routed:
 		return ""
 	case len(e.NextHops) > 0:
@@ -102,11 +102,15 @@ func (e Explanation) rows(b *bytes.Buffer) {
 		if e.AddressInterface != "" {
 			by = " by " + policy.Printable(e.AddressInterface)
 		}
-		row("address", fmt.Sprintf("pods leave with %s%s: %s in %s", e.Address, by, e.AddressItem, e.AddressOrigin.text()))
+		const form = "pods leave with %s%s: %s in %s"
+		row("address", fmt.Sprintf(form, e.Address, by, e.AddressItem, e.AddressOrigin.text()))
 	}
 	row("kernel", e.kernelText())
-	if e.Guard != "" {
-		row("", "and if no rule translates the packet: "+map[policy.GuardMode]string{policy.GuardDrop: "dropped", policy.GuardCount: "counted"}[e.Guard]+" by the guard")
+	switch e.Guard {
+	case policy.GuardDrop:
+		row("", "and if no rule translates the packet: dropped by the guard")
+	case policy.GuardCount:
+		row("", "and if no rule translates the packet: counted by the guard")
 	}
 	if e.judged {
 		row("mark", e.markText())
@@ -131,7 +135,8 @@ func (o Origin) text() string {
 		text += " of " + o.Source + " (stored)"
 	}
 	if o.Since != nil {
-		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC") + " (" + Age(time.Since(*o.Since)) + ")"
+		text += ", in force since " + o.Since.UTC().Format("2006-01-02 15:04 UTC")
+		text += " (" + Age(time.Since(*o.Since)) + ")"
 	}
 	return text
 }
@@ -187,13 +192,24 @@ func (e Explanation) whatToDo() string {
 	if e.noHook != "" {
 		return "To see what to do about it: ip-masq-reconciler doctor."
 	}
-	drifts := func(e Explanation) bool { return len(e.Drift) > 0 }
+	disagrees := e.Kernel != thirdparty.Yes
 	switch {
-	case drifts(e) || slices.ContainsFunc(e.Chains, drifts) || e.Kernel != thirdparty.Yes && e.OverriddenBy == "":
-		return "To see every difference: ip-masq-reconciler check. To repair one that names no remedy: ip-masq-reconciler once.\n" +
+	case e.drifts() || disagrees && e.OverriddenBy == "":
+		return "To see every difference: ip-masq-reconciler check. " +
+			"To repair one that names no remedy: ip-masq-reconciler once.\n" +
 			"If the difference returns, another program changes the rules: ip-masq-reconciler status names it."
-	case e.Kernel != thirdparty.Yes:
+	case disagrees:
 		return "To see what to do about such rules: ip-masq-reconciler doctor."
 	}
 	return ""
+}
+
+// drifts reports whether a chain differs.
+func (e Explanation) drifts() bool {
+	for _, other := range e.Chains {
+		if len(other.Drift) > 0 {
+			return true
+		}
+	}
+	return len(e.Drift) > 0
 }
