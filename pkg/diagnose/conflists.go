@@ -117,15 +117,27 @@ func (e *examination) managesConflist() bool {
 
 // UsesPlugin reports whether the node has the plugin, an entry or its policy, and not only replaces an agent.
 func (h Host) UsesPlugin() bool {
-	return h.BinDir != "" && config.CheckPlugin(h.BinDir) == nil ||
-		slices.ContainsFunc(h.ConfDir.Conflists, func(c config.Conflist) bool { return len(c.Entries) > 0 }) ||
-		slices.ContainsFunc(h.State.Sources, func(s policy.Source) bool { return s.ID.Kind == policy.Network })
+	if h.BinDir != "" && config.CheckPlugin(h.BinDir) == nil {
+		return true
+	}
+	for _, c := range h.ConfDir.Conflists {
+		if len(c.Entries) > 0 {
+			return true
+		}
+	}
+	for _, s := range h.State.Sources {
+		if s.ID.Kind == policy.Network {
+			return true
+		}
+	}
+	return false
 }
 
 // runtimesList returns the first conflist by name, without loopback and Multus, which selects another.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
-		if l.hasEntry() || !l.IsMultus() && !slices.Equal(l.Types, []string{"loopback"}) {
+		isOther := l.IsMultus() || slices.Equal(l.Types, []string{"loopback"})
+		if l.hasEntry() || !isOther {
 			return &e.lists[i]
 		}
 	}
@@ -137,14 +149,20 @@ func (e *examination) runtimesList() *list {
 func (e *examination) readPodNetworks() {
 	first := e.runtimesList()
 	for i, l := range e.lists {
+		isUsed := l.hasEntry() || first == &e.lists[i]
+		if !isUsed {
+			continue
+		}
 		for j, p := range l.plugins {
-			if l.Types[j] != config.PluginType && (l.hasEntry() || first == &e.lists[i]) {
+			if l.Types[j] != config.PluginType {
 				e.addNetworks(p, false)
 			}
 		}
 	}
 	for _, p := range e.Rules.Policies() {
-		e.addPrefixes(slices.Concat(p.PodCIDRs.Value, p.Sources.Value, p.PodSubnets)...)
+		for _, prefix := range slices.Concat(p.PodCIDRs.Value, p.Sources.Value, p.PodSubnets) {
+			e.addPrefix(prefix)
+		}
 	}
 	slices.SortFunc(e.pods, netip.Prefix.Compare)
 }
@@ -154,13 +172,15 @@ func (e *examination) readPodNetworks() {
 func (e *examination) addNetworks(v any, isNetwork bool) {
 	switch v := v.(type) {
 	case string:
-		if p, err := netip.ParsePrefix(strings.TrimSpace(v)); err == nil && isNetwork {
-			e.addPrefixes(p.Masked())
+		p, err := netip.ParsePrefix(strings.TrimSpace(v))
+		if err == nil && isNetwork {
+			e.addPrefix(p.Masked())
 		}
 	case map[string]any:
 		networks := []string{"subnet", "podcidr", "range", "ipv4_pools", "ipv6_pools"}
 		for key, item := range v {
-			if key = strings.ToLower(key); key != "routes" && key != "args" {
+			key = strings.ToLower(key)
+			if key != "routes" && key != "args" {
 				e.addNetworks(item, slices.Contains(networks, key))
 			}
 		}
@@ -171,19 +191,26 @@ func (e *examination) addNetworks(v any, isNetwork bool) {
 	}
 }
 
-// addPrefixes adds networks, except those that a known one covers, and 0.0.0.0/0 and ::/0, which mean any
-// source.
-func (e *examination) addPrefixes(networks ...netip.Prefix) {
-	covers := func(outer, inner netip.Prefix) bool {
-		return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+// addPrefix adds a network, unless a known one covers it, in place of those that it covers. 0.0.0.0/0 and
+// ::/0 mean any source.
+func (e *examination) addPrefix(network netip.Prefix) {
+	if network.Bits() == 0 {
+		return
 	}
-	for _, p := range networks {
-		if p.Bits() == 0 || slices.ContainsFunc(e.pods, func(known netip.Prefix) bool { return covers(known, p) }) {
-			continue
+	var rest []netip.Prefix
+	for _, known := range e.pods {
+		if covers(known, network) {
+			return
 		}
-		e.pods = slices.DeleteFunc(e.pods, func(known netip.Prefix) bool { return covers(p, known) })
-		e.pods = append(e.pods, p)
+		if !covers(network, known) {
+			rest = append(rest, known)
+		}
 	}
+	e.pods = append(rest, network)
+}
+
+func covers(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
 // networksWithoutHook looks for networks on whose pods ip-masq has no effect.

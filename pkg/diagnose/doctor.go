@@ -31,6 +31,14 @@ const (
 	SeverityNotice  Severity = "notice"  // will surprise
 )
 
+// rank is the place in lists: problems before notices. Examine finds no faults.
+func (s Severity) rank() int {
+	if s == SeverityProblem {
+		return 0
+	}
+	return 1
+}
+
 // Finding is a situation that was found on the node.
 type Finding struct {
 	ID       string   `json:"id"` // stable, in kebab-case
@@ -105,19 +113,25 @@ func Examine(h Host) []Finding {
 	e.readLists()
 	e.readPodNetworks()
 	e.note(e.findViolations())
-	all, check := Findings(), checks()
-	for i, f := range all {
+	e.noteAs("read the records of pods", e.PodsErr)
+	check := checks()
+	var found []Finding
+	for _, f := range Findings() {
 		for _, w := range e.Warnings(f.ID) {
-			all[i].Details = append(all[i].Details, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
+			f.Details = append(f.Details, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
 		}
-		if find := check[f.ID]; find != nil {
-			find(e, &all[i])
+		find := check[f.ID]
+		if find != nil {
+			find(e, &f)
+		}
+		if len(f.Details) > 0 {
+			found = append(found, f)
 		}
 	}
-	all = slices.DeleteFunc(all, func(f Finding) bool { return len(f.Details) == 0 })
-	rank := func(f Finding) int { return slices.Index([]Severity{SeverityProblem, SeverityNotice}, f.Severity) }
-	slices.SortStableFunc(all, func(f, g Finding) int { return cmp.Or(rank(f)-rank(g), cmp.Compare(f.ID, g.ID)) })
-	return all
+	slices.SortStableFunc(found, func(f, g Finding) int {
+		return cmp.Or(f.Severity.rank()-g.Severity.rank(), cmp.Compare(f.ID, g.ID))
+	})
+	return found
 }
 
 // findings has each finding: ID and severity, cause, and remedy. The last one reports what the others could
@@ -203,7 +217,11 @@ func (e *examination) readDir(path string) []os.DirEntry {
 
 // hasChoice reports whether owned chains are kept in a backend and, unless it is "", in that variant.
 func (e *examination) hasChoice(backend policy.Backend, variant string) bool {
-	return slices.ContainsFunc(e.Rules.Chains, func(c enforce.Chain) bool {
-		return c.Choice.Backend == backend && (variant == "" || c.Choice.Variant == variant)
-	})
+	for _, c := range e.Rules.Chains {
+		isVariant := variant == "" || c.Choice.Variant == variant
+		if c.Choice.Backend == backend && isVariant {
+			return true
+		}
+	}
+	return false
 }

@@ -26,16 +26,15 @@ import (
 // users can give theirs any name, and cannot change rules.
 func agentRunning(e *examination, f *Finding) {
 	for _, entry := range e.readDir("proc") {
-		info, err := entry.Info()
-		if _, notProcess := strconv.Atoi(entry.Name()); err != nil || notProcess != nil {
-			continue
-		}
-		// A process that is not dumpable owns this directory all the same, and not the files in it (proc(5)).
-		if uid, _ := safefile.Owner(info); uid != 0 && !safefile.IsOwn(info) {
+		if !isProcessOfRoot(entry) {
 			continue
 		}
 		cmdline, _, err := safefile.ReadFile(filepath.Join(e.Root, "proc", entry.Name(), "cmdline"), maxFile)
-		if ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH); err != nil && !ended {
+		hasEnded := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+		if hasEnded {
+			continue
+		}
+		if err != nil {
 			e.noteAs("list the processes", err)
 			return
 		}
@@ -46,9 +45,22 @@ func agentRunning(e *examination, f *Finding) {
 	}
 }
 
+// isProcessOfRoot reports whether an entry of /proc is a process of root or of the user of this one. A
+// process that is not dumpable owns this directory all the same, and not the files in it (proc(5)).
+func isProcessOfRoot(entry fs.DirEntry) bool {
+	_, notProcess := strconv.Atoi(entry.Name())
+	info, err := entry.Info()
+	if err != nil || notProcess != nil {
+		return false
+	}
+	uid, _ := safefile.Owner(info)
+	return uid == 0 || safefile.IsOwn(info)
+}
+
 func ebpfMasquerade(e *examination, f *Finding) {
 	for line := range strings.Lines(e.read("proc/net/dev")) {
-		switch name, _, _ := strings.Cut(strings.TrimSpace(line), ":"); name {
+		name, _, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch name {
 		case "cilium_host":
 			f.add("interface cilium_host: Cilium")
 		case "bpfin.cali", "bpfout.cali":
@@ -77,8 +89,11 @@ func missingCapabilities(e *examination, f *Finding) {
 
 func forwardingOff(e *examination, f *Finding) {
 	sysctls := []string{"net/ipv4/ip_forward"}
-	if slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return p.EnableIPv6.Value }) {
-		sysctls = append(sysctls, "net/ipv6/conf/all/forwarding")
+	for _, p := range e.Rules.Policies() {
+		if p.EnableIPv6.Value {
+			sysctls = append(sysctls, "net/ipv6/conf/all/forwarding")
+			break
+		}
 	}
 	for _, name := range sysctls { // without the family in the kernel there is no file
 		if strings.TrimSpace(e.read("proc/sys/"+name)) == "0" {
@@ -126,26 +141,33 @@ func savedRulesets(e *examination, f *Finding) {
 		{"ip6tables.service", []string{"etc/sysconfig/ip6tables", "etc/iptables/ip6tables.rules"}},
 		{"nftables.service", []string{"etc/nftables.conf", "etc/sysconfig/nftables.conf"}},
 	} {
-		state := "not enabled" // by systemd
-		for _, dir := range []string{"etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
-			wanted, err := filepath.Glob(filepath.Join(e.Root, dir, "*.wants", service.name))
-			if e.note(err); len(wanted) > 0 {
-				state = "enabled"
-			}
+		isEnabled := e.isEnabled(service.name)
+		state := "not enabled"
+		if isEnabled {
+			state = "enabled"
 		}
 		for _, file := range service.files {
-			for _, change := range e.changesBy(e.read(file), state == "enabled") {
+			for _, change := range e.changesBy(e.read(file), isEnabled) {
 				f.add("/%s (%s, %s): %s", file, service.name, state, change)
 			}
 		}
 	}
 }
 
-// changesBy returns what a saved ruleset does to the owned rules. Flushing counts only if it is loaded.
-func (e *examination) changesBy(text string, enabled bool) []string {
-	contains := func(words string) bool {
-		return regexp.MustCompile(`(?m)^([^#\n]*[\s:])?` + words + `(\s|;|$)`).MatchString(text)
+// isEnabled reports whether systemd starts a service at boot.
+func (e *examination) isEnabled(service string) bool {
+	for _, dir := range []string{"etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
+		wanted, err := filepath.Glob(filepath.Join(e.Root, dir, "*.wants", service))
+		e.note(err)
+		if len(wanted) > 0 {
+			return true
+		}
 	}
+	return false
+}
+
+// changesBy returns what a saved ruleset does to the owned rules. Flushing counts only if it is loaded.
+func (e *examination) changesBy(text string, isEnabled bool) []string {
 	var changes []string
 	chains := []string{policy.DefaultChain}
 	for _, p := range e.Rules.Policies() {
@@ -153,17 +175,25 @@ func (e *examination) changesBy(text string, enabled bool) []string {
 	}
 	slices.Sort(chains)
 	for _, chain := range slices.Compact(chains) {
-		if contains("(masq-|guard-)?" + regexp.QuoteMeta(chain)) {
+		if hasWords(text, "(masq-|guard-)?"+regexp.QuoteMeta(chain)) {
 			changes = append(changes, "contains chain "+chain)
 		}
 	}
-	if enabled && contains(`flush\s+ruleset`) {
+	if !isEnabled {
+		return changes
+	}
+	if hasWords(text, `flush\s+ruleset`) {
 		changes = append(changes, "flushes the ruleset, with the rules of ip-masq")
 	}
-	if enabled && contains(`\*nat`) && e.hasChoice(policy.IPTables, "") {
+	if hasWords(text, `\*nat`) && e.hasChoice(policy.IPTables, "") {
 		changes = append(changes, "replaces table nat, with the chains of ip-masq")
 	}
 	return changes
+}
+
+// hasWords reports whether a ruleset has words that match a pattern, outside comments.
+func hasWords(ruleset, pattern string) bool {
+	return regexp.MustCompile(`(?m)^([^#\n]*[\s:])?` + pattern + `(\s|;|$)`).MatchString(ruleset)
 }
 
 // Running is what is known of the reconciler of the node.
@@ -177,29 +207,32 @@ type Running struct {
 
 func reconcilerNotRunning(e *examination, f *Finding) {
 	r := e.Reconciler
-	switch {
-	case r == nil || r.Active:
-	case !r.Seen.IsZero():
+	if r == nil || r.Active {
+		return
+	}
+	if !r.Seen.IsZero() {
 		f.add("no process holds the instance lock of %s; a reconciler last made a sync %s ago, at %s",
 			policy.Quote(e.DataDir), Age(time.Since(r.Seen)), r.Seen.UTC().Format(time.RFC3339))
-	case len(e.State.Sources) > 0: // the plugin alone
+		return
+	}
+	if len(e.State.Sources) > 0 { // the plugin alone
 		f.Severity = SeverityNotice
 		f.add("none has run with %s", policy.Quote(e.DataDir))
 	}
 }
 
 func reconcilerNotAnswering(e *examination, f *Finding) {
-	if r := e.Reconciler; r != nil && r.Active && r.Err != nil {
+	r := e.Reconciler
+	if r != nil && r.Active && r.Err != nil {
 		f.add("%v; look on the host for its process (ps -C ip-masq-reconciler)", r.Err)
 	}
 }
 
 func podsWithoutRecord(e *examination, f *Finding) {
-	if !slices.ContainsFunc(e.Rules.Policies(), func(p policy.Policy) bool { return len(p.Namespaces) > 0 }) {
-		return
-	}
-	e.noteAs("read the records of pods", e.PodsErr)
-	for _, line := range e.PodsWithoutRecord {
-		f.add("%s", line)
+	for _, p := range e.Rules.Policies() {
+		if len(p.Namespaces) > 0 {
+			f.Details = append(f.Details, e.PodsWithoutRecord...)
+			return
+		}
 	}
 }
