@@ -20,9 +20,10 @@ import (
 
 // handle asks one program of iptables, of one family, through go-iptables.
 //
-// go-iptables has no context, no limit and no death signal. So each call runs in a goroutine of its own. At its limit the
-// program is killed, and the caller gets an error: nothing waits for a program that hangs, even for one that the
-// kernel cannot end. The program has the environment of this process (SetEnvironment).
+// go-iptables has no context, no limit and no death signal. So each call runs in a goroutine of its
+// own. At its limit the program is killed, and the caller gets an error: nothing waits for a
+// program that hangs, even for one that the kernel cannot end. The program has the environment of
+// this process (SetEnvironment).
 type handle struct {
 	path   string
 	family policy.Family
@@ -33,8 +34,8 @@ type handle struct {
 
 var errStopped = errors.New("it was stopped")
 
-// list returns the rules of a chain of table nat as `iptables -S` prints them. A rule with a line feed in its comment is
-// one item. To list a table of iptables-legacy would create it.
+// list returns the rules of a chain of table nat as `iptables -S` prints them. A rule with a line
+// feed in its comment is one item. To list a table of iptables-legacy would create it.
 func (p *programs) list(ctx context.Context, f policy.Family, variant, chain string) ([]string, error) {
 	exists, err := inUse(f, variant)
 	if err != nil || !exists {
@@ -63,8 +64,8 @@ func (p *programs) hasChain(ctx context.Context, f policy.Family, variant, chain
 	})
 }
 
-// since162 reports whether a program is of version 1.6.2 or later. That is the first one with --random-fully, and whose
-// iptables-restore knows the xtables lock.
+// since162 reports whether a program is of version 1.6.2 or later. That is the first one with
+// --random-fully, and whose iptables-restore knows the xtables lock.
 func (p *programs) since162(ctx context.Context, f policy.Family, variant string) (bool, error) {
 	return ask(ctx, p, f, variant, func(ipt *goiptables.IPTables) (bool, error) {
 		return ipt.HasRandomFully(), nil
@@ -79,7 +80,8 @@ func (p *programs) version(ctx context.Context, f policy.Family, variant string)
 	})
 }
 
-// inUse reports whether a program may list table nat: the variant legacy would create one that does not exist.
+// inUse reports whether a program may list table nat: the variant legacy would create one that does
+// not exist.
 func inUse(f policy.Family, variant string) (bool, error) {
 	if variant != netfilter.VariantLegacy {
 		return true, nil
@@ -217,7 +219,8 @@ func (p *programs) whyUnopened(ctx context.Context, path, variant string, err *o
 	return f
 }
 
-// stop ends the program that a call runs, and waits a moment for the end of the call: it may be about to start a program.
+// stop ends the program that a call runs, and waits a moment for the end of the call: it may be
+// about to start a program.
 func stop[T any](threads <-chan int, answers <-chan answer[T]) {
 	const (
 		tries = 10
@@ -242,8 +245,8 @@ func stop[T any](threads <-chan int, answers <-chan answer[T]) {
 	}
 }
 
-// runIn calls a function on a thread that is in a network namespace. Only a caller whose thread is in another one than the
-// process needs the privilege to enter it.
+// runIn calls a function on a thread that is in a network namespace. Only a caller whose thread is
+// in another one than the process needs the privilege to enter it.
 func runIn(namespace ns.NetNS, call func()) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

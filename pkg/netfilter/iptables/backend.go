@@ -51,8 +51,9 @@ func (b *backend) CanWrite(ctx context.Context, f policy.Family) error {
 	return nil
 }
 
-// CheckWrite implements netfilter.Backend. It applies the rules of the families that differ in a network namespace that it
-// creates: only iptables-restore tells what it needs. Without the privilege for one it returns nil.
+// CheckWrite implements netfilter.Backend. It applies the rules of the families that differ in a
+// network namespace that it creates: only iptables-restore tells what it needs. Without the
+// privilege for one it returns nil.
 func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
 	var differing []policy.Chain
 	for _, f := range policy.Families() {
@@ -88,8 +89,9 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 	return refused
 }
 
-// seesTable returns why the program cannot list what the kernel has in table nat, which a namespace of its own does not have:
-// iptables-nft refuses a table in which nft wrote rules that it cannot print.
+// seesTable returns why the program cannot list what the kernel has in table nat, which a namespace
+// of its own does not have: iptables-nft refuses a table in which nft wrote rules that it cannot
+// print.
 func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 	chains, err := b.chainNames(f, Table, postrouting)
 	if err != nil || len(chains) == 0 {
@@ -117,7 +119,8 @@ func (b *backend) writeThere(ctx context.Context, chains []policy.Chain) error {
 	return there.write(ctx, chains, false, nil)
 }
 
-// Observe implements netfilter.Backend. It runs a program only to print a chain that another program seems to have written.
+// Observe implements netfilter.Backend. It runs a program only to print a chain that another
+// program seems to have written.
 func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (netfilter.Observation, error) {
 	var rs policy.Ruleset
 	var errs []error
@@ -201,8 +204,9 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 	return errors.Join(errs...)
 }
 
-// writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs again: other
-// programs write at the same time, and iptables-legacy-restore does not print why the kernel refused.
+// writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs
+// again: other programs write at the same time, and iptables-legacy-restore does not print why the
+// kernel refused.
 func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File) error {
 	const tries = 6
 	start := time.Now()

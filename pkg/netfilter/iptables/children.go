@@ -12,10 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killChildren ends the children that a thread started, and all that they started. It takes the file
-// /proc/PID/task/TID/children, which is exact even if a program is a script that has become another program by now: the
-// path of the executable would not tell. A process group would be simpler, but go-iptables makes none, and another process
-// cannot move a program into one once it runs.
+// killChildren ends the children that a thread started, and all that they started. It takes the
+// file /proc/PID/task/TID/children, which is exact even if a program is a script that has become
+// another program by now: the path of the executable would not tell. A process group would be
+// simpler, but go-iptables makes none, and another process cannot move a program into one once it
+// runs.
 func killChildren(file string) {
 	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
 		return // the numbers are those of another PID namespace

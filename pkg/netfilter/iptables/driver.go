@@ -45,8 +45,9 @@ type reader interface {
 	read(f policy.Family, names []string) (table, error)
 	// chainNames returns the names of the chains of a table, or that of one chain if it exists.
 	chainNames(f policy.Family, table, only string) ([]string, error)
-	// refuses returns why the kernel refuses for good what programs of the variant need to list rules of a family or,
-	// if there are chains, to write them. It returns nil if it does not, or that is not known.
+	// refuses returns why the kernel refuses for good what programs of the variant need to list
+	// rules of a family or, if there are chains, to write them. It returns nil if it does not, or
+	// that is not known.
 	refuses(f policy.Family, chains []policy.Chain) error
 }
 
@@ -148,9 +149,9 @@ func otherVariant(c netfilter.Choice) netfilter.Choice {
 	return c
 }
 
-// hidesRules reports whether nobody would see the rules that iptables-legacy writes in place of the preferred iptables-nft:
-// that one cannot list the table nat which nf_tables has, and "iptables -L" shows an error alone. Rules of
-// iptables-legacy would be in force beside it.
+// hidesRules reports whether nobody would see the rules that iptables-legacy writes in place of the
+// preferred iptables-nft: that one cannot list the table nat which nf_tables has, and "iptables -L"
+// shows an error alone. Rules of iptables-legacy would be in force beside it.
 func (d *Driver) hidesRules(preferred netfilter.Choice) bool {
 	if preferred.Variant != netfilter.VariantNFT {
 		return false

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// SetEnvironment makes the environment of this process that of the programs which go-iptables runs, as it runs them with the
-// one that it finds: a PATH of system directories and the locale C, without variables that change what iptables does
-// (XTABLES_LIBDIR, XTABLES_LOCKFILE) or what is loaded into it. A process calls it when it starts. Variables whose
-// names begin with one of the prefixes stay.
+// SetEnvironment makes the environment of this process that of the programs which go-iptables runs,
+// as it runs them with the one that it finds: a PATH of system directories and the locale C,
+// without variables that change what iptables does (XTABLES_LIBDIR, XTABLES_LOCKFILE) or what is
+// loaded into it. A process calls it when it starts. Variables whose names begin with one of the
+// prefixes stay.
 func SetEnvironment(keep ...string) {
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")

@@ -39,14 +39,15 @@ func (e *failure) withVerdict(verdict error, reason string) *failure {
 	return &judged
 }
 
-// resourceProblem is RESOURCE_PROBLEM of xtables.h: the kernel refused, or the lock is taken. Whether the kernel refuses
-// for good is asked of the kernel (reader.refuses), not read in the program's message, which has other words in
-// another libc.
+// resourceProblem is RESOURCE_PROBLEM of xtables.h: the kernel refused, or the lock is taken.
+// Whether the kernel refuses for good is asked of the kernel (reader.refuses), not read in the
+// program's message, which has other words in another libc.
 const resourceProblem = 4
 
-// failed returns the error of a program with its exit status, its message and, unless it was killed, what it needs. Its
-// verdict is that of the exit status: some hosts have an iptables that lists rules and cannot write any. A program
-// that was killed says nothing about the host, nor does one that failed with resourceProblem.
+// failed returns the error of a program with its exit status, its message and, unless it was
+// killed, what it needs. Its verdict is that of the exit status: some hosts have an iptables that
+// lists rules and cannot write any. A program that was killed says nothing about the host, nor does
+// one that failed with resourceProblem.
 func failed(path, variant string, err error) *failure {
 	const maxText = 2 << 10 // bytes
 	text := err.Error()

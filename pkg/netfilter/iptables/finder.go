@@ -21,8 +21,8 @@ type finder struct {
 	trusted func(uid uint32) bool
 }
 
-// newFinder trusts root, the user of this process, and the owner of the root directory: in a user namespace the host's
-// root appears as another user.
+// newFinder trusts root, the user of this process, and the owner of the root directory: in a user
+// namespace the host's root appears as another user.
 func newFinder(path string) finder {
 	return finder{path: path, trusted: func(uid uint32) bool {
 		var top unix.Stat_t

@@ -16,14 +16,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 )
 
-// hangMark tells the other processes of ip-masq that a program hangs for this one, so that they do not wait for the same
-// program as long. Each ADD is a process of its own, and 20 of them may start in the same second.
+// hangMark tells the other processes of ip-masq that a program hangs for this one, so that they do
+// not wait for the same program as long. Each ADD is a process of its own, and 20 of them may start
+// in the same second.
 //
-// The mark is a POSIX lock for reading, on one byte of the program's file. It ends with its process, leaves no file
-// behind, and costs nothing while programs end in time. Any user can take such a lock, so one counts only if it is
-// that of a process of root, which nobody else can make answer ADDs with "try again later". A file of ip-masq's own
-// would need a directory that exists before the dataDir is known; a process that is looked for in /proc costs
-// milliseconds on a node with a thousand processes.
+// The mark is a POSIX lock for reading, on one byte of the program's file. It ends with its
+// process, leaves no file behind, and costs nothing while programs end in time. Any user can take
+// such a lock, so one counts only if it is that of a process of root, which nobody else can make
+// answer ADDs with "try again later". A file of ip-masq's own would need a directory that exists
+// before the dataDir is known; a process that is looked for in /proc costs milliseconds on a node
+// with a thousand processes.
 type hangMark struct {
 	path   string
 	offset int64

@@ -33,12 +33,13 @@ const (
 
 // programs finds and runs the programs of iptables.
 //
-// They are asked by go-iptables (ask.go). Rules are written by one iptables-restore for each family, which this package
-// runs itself: Append, Delete and ClearChain of go-iptables, one after the other, let packets through with the wrong
-// verdict in between, and its children outlive this process, after which another process may take the lock that they
-// write under. Rules are read from the kernel, by netlink and by socket options: to read them through `iptables -S`
-// takes 6 ms of each ADD, waits for an xtables lock that another program holds (2.7 s were measured), and shows native
-// expressions of nft as rules that match more.
+// They are asked by go-iptables (ask.go). Rules are written by one iptables-restore for each
+// family, which this package runs itself: Append, Delete and ClearChain of go-iptables, one after
+// the other, let packets through with the wrong verdict in between, and its children outlive this
+// process, after which another process may take the lock that they write under. Rules are read from
+// the kernel, by netlink and by socket options: to read them through `iptables -S` takes 6 ms of
+// each ADD, waits for an xtables lock that another program holds (2.7 s were measured), and shows
+// native expressions of nft as rules that match more.
 type programs struct {
 	finder   finder
 	run      func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
@@ -81,8 +82,9 @@ func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix 
 	return path, nil
 }
 
-// variantOf runs a program with --version to learn its variant. Versions before 1.8, all legacy, do not print it.
-// go-iptables has the variant too, and does not tell; nor does it tell how a program failed that it asks for its version.
+// variantOf runs a program with --version to learn its variant. Versions before 1.8, all legacy, do
+// not print it. go-iptables has the variant too, and does not tell; nor does it tell how a program
+// failed that it asks for its version.
 func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	out, err := twice(func() ([]byte, error) {
 		// Both variants open what they need before they read their arguments.
@@ -186,8 +188,9 @@ func (p *programs) hangMark(path string) *hangMark {
 	return mark
 }
 
-// twice repeats what ended with a crash. A program that crashes twice in a row does so each time, which is a verdict on
-// the host: otherwise ADD would answer "try again later" for ever, although another backend works.
+// twice repeats what ended with a crash. A program that crashes twice in a row does so each time,
+// which is a verdict on the host: otherwise ADD would answer "try again later" for ever, although
+// another backend works.
 func twice[T any](run func() (T, error)) (T, error) {
 	out, err := run()
 	if !isVerdictTwice(err) {

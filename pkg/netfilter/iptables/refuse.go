@@ -14,8 +14,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// judge makes the failure of a program that ended with resourceProblem a verdict on the host, if the kernel refuses for good
-// what the program asked for: what it needs to see the rules of a family and, of chains, to write them.
+// judge makes the failure of a program that ended with resourceProblem a verdict on the host, if
+// the kernel refuses for good what the program asked for: what it needs to see the rules of a
+// family and, of chains, to write them.
 func judge(r reader, f policy.Family, chains []policy.Chain, err error) error {
 	failed, is := errors.AsType[*failure](err)
 	if !is || failed.status != resourceProblem {
@@ -40,8 +41,8 @@ func lasts(err error) bool {
 	return false
 }
 
-// refuses asks for the generation, which takes CAP_NET_ADMIN and nf_tables, and whether the kernel would accept rules of
-// the kinds that the chains have.
+// refuses asks for the generation, which takes CAP_NET_ADMIN and nf_tables, and whether the kernel
+// would accept rules of the kinds that the chains have.
 func (r *nftReader) refuses(f policy.Family, chains []policy.Chain) error {
 	_, err := r.conn.Generation()
 	if err == nil && len(chains) > 0 {
@@ -53,8 +54,9 @@ func (r *nftReader) refuses(f policy.Family, chains []policy.Chain) error {
 	return fmt.Errorf("the kernel refuses it: %w", err)
 }
 
-// extensionBatch returns a batch, which is never committed, with one rule for each extension of xtables that the chains need.
-// They are encoded as iptables-nft encodes them, in table nat, as MASQUERADE is accepted in a table of no other name.
+// extensionBatch returns a batch, which is never committed, with one rule for each extension of
+// xtables that the chains need. They are encoded as iptables-nft encodes them, in table nat, as
+// MASQUERADE is accepted in a table of no other name.
 func extensionBatch(f policy.Family, chains []policy.Chain) *nfnetlink.Batch {
 	const chain, priority = "ip-masq-check", 100
 	link := netfilter.LinkOf(f)
@@ -109,7 +111,8 @@ func translationOf(f policy.Family) []byte {
 	return info
 }
 
-// refuses asks for the file of the xtables lock: iptables-legacy uses that exit status for nothing else that lasts.
+// refuses asks for the file of the xtables lock: iptables-legacy uses that exit status for nothing
+// else that lasts.
 func (legacyReader) refuses(policy.Family, []policy.Chain) error {
 	file, err := openXtablesLock()
 	if file != nil {

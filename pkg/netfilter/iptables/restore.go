@@ -68,12 +68,13 @@ func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
 	}
 }
 
-// deleteJumps deletes those of the jumps with these numbers: each time the first rule like that. It refuses a line feed,
-// after which iptables-restore would read another command.
+// deleteJumps deletes those of the jumps with these numbers: each time the first rule like that. It
+// refuses a line feed, after which iptables-restore would read another command.
 func (t *transaction) deleteJumps(lines []string, numbers []int) error {
 	for _, i := range numbers {
 		if strings.Contains(lines[i], "\n") {
-			return errors.New("a jump has a line feed in its comment, which iptables-restore cannot read: delete it with iptables -D")
+			return errors.New("a jump has a line feed in its comment, which iptables-restore cannot read: " +
+				"delete it with iptables -D")
 		}
 		t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(lines[i], "-A"))
 	}
@@ -89,60 +90,99 @@ func (t *transaction) restore() []byte {
 // agentJumpComment is the comment by which ip-masq-agent, from 2.10 on, looks for its jump. Without
 // this very text the agent adds another jump every minute.
 func agentJumpComment(chain string) string {
-	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " + chain + " chain"
+	return "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " +
+		chain + " chain"
 }
 
 // ruleCommand writes a rule, of at most one source and one destination prefix, as an -A command.
 func ruleCommand(r policy.Rule, chain, target, comment string) string {
 	w := []string{"-A", chain}
-	add := func(isSet bool, words ...string) {
-		if isSet {
-			w = append(w, words...)
-		}
+	w = appendPrefixes(w, "-s", r.From)
+	w = appendPrefixes(w, "-d", r.To)
+	if r.Out != "" {
+		w = append(w, "-o", quote(r.Out))
 	}
-	prefixes := func(option string, ranges policy.Ranges) {
-		for _, x := range ranges {
-			p, _ := x.Prefix()
-			add(p.Bits() > 0, option, p.String())
-		}
+	if r.Protocol != "" {
+		w = append(w, "-p", string(r.Protocol))
 	}
-	prefixes("-s", r.From)
-	prefixes("-d", r.To)
-	add(r.Out != "", "-o", quote(r.Out))
-	add(r.Protocol != "", "-p", string(r.Protocol))
-	add(comment != "", "-m comment --comment", quote(comment))
-	add(r.NotFromLocal || r.NotToLocal, "-m addrtype")
-	add(r.NotFromLocal, "! --src-type LOCAL")
-	add(r.NotToLocal, "! --dst-type LOCAL")
+	if comment != "" {
+		w = append(w, "-m comment --comment", quote(comment))
+	}
+	if r.NotFromLocal || r.NotToLocal {
+		w = append(w, "-m addrtype")
+	}
+	if r.NotFromLocal {
+		w = append(w, "! --src-type LOCAL")
+	}
+	if r.NotToLocal {
+		w = append(w, "! --dst-type LOCAL")
+	}
 	if r.Probability != 0 {
-		add(true, fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(r.Probability)/policy.ProbabilityScale))
+		share := float64(r.Probability) / policy.ProbabilityScale
+		w = append(w, fmt.Sprintf("-m statistic --mode random --probability %.11f", share))
 	}
-	add(r.Verdict == policy.Jump, "-j", target)
-	add(r.Verdict == policy.Return, "-j RETURN")
-	switch to := r.Address.String(); {
-	case r.Verdict != policy.Masquerade:
-	case !r.Address.IsValid():
-		add(true, "-j MASQUERADE")
-		add(!r.Ports.IsZero(), "--to-ports", r.Ports.String())
-	case r.Ports.IsZero():
-		add(true, "-j SNAT --to-source", to)
-	default:
-		if r.Address.Is6() {
-			to = "[" + to + "]"
-		}
-		add(true, "-j SNAT --to-source", to+":"+r.Ports.String())
+	switch r.Verdict {
+	case policy.Jump:
+		w = append(w, "-j", target)
+	case policy.Return:
+		w = append(w, "-j RETURN")
+	case policy.Masquerade:
+		w = append(w, translation(r))
 	}
-	add(r.RandomFully, "--random-fully")
+	if r.RandomFully {
+		w = append(w, "--random-fully")
+	}
 	return strings.Join(w, " ")
+}
+
+// appendPrefixes appends the prefixes of a match. One that matches all addresses is no match.
+func appendPrefixes(w []string, option string, ranges policy.Ranges) []string {
+	for _, r := range ranges {
+		p, _ := r.Prefix()
+		if p.Bits() > 0 {
+			w = append(w, option, p.String())
+		}
+	}
+	return w
+}
+
+// translation writes the target of a rule that masquerades, with its ports.
+func translation(r policy.Rule) string {
+	ports := r.Ports.String()
+	if !r.Address.IsValid() {
+		if r.Ports.IsZero() {
+			return "-j MASQUERADE"
+		}
+		return "-j MASQUERADE --to-ports " + ports
+	}
+	to := r.Address.String()
+	if r.Ports.IsZero() {
+		return "-j SNAT --to-source " + to
+	}
+	if r.Address.Is6() {
+		to = "[" + to + "]"
+	}
+	return "-j SNAT --to-source " + to + ":" + ports
 }
 
 // quote writes an argument as `iptables -S` does, in quotes if necessary.
 func quote(s string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_.+/@=-", r)
-	}
-	if s != "" && s[0] != '-' && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
+	if isPlain(s) {
 		return s
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(s) + `"`
+}
+
+// isPlain reports whether an argument needs no quotes.
+func isPlain(s string) bool {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.+/@=-"
+	if s == "" || s[0] == '-' {
+		return false
+	}
+	for _, r := range s {
+		if !strings.ContainsRune(plain, r) {
+			return false
+		}
+	}
+	return true
 }

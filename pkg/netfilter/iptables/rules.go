@@ -23,15 +23,20 @@ const (
 
 // table is the part of one family's table nat that was read.
 type table struct {
-	policy.Ruleset          // the named chains that exist
-	targets        []string // of the rules of POSTROUTING, in order: the chain that each leads to
-	fault          string   // why the rules of POSTROUTING do not have their usual effect, or cannot be written
-	owned          error    // another program owns the table
+	policy.Ruleset // the named chains that exist
+	// targets are those of the rules of POSTROUTING, in order: the chain that each leads to.
+	targets []string
+	// fault is why the rules of POSTROUTING do not have their usual effect, or cannot be written.
+	fault string
+	owned error // another program owns the table
 }
 
-// read fills the table from a function that reads one chain, with fs.ErrNotExist if there is none. It reads POSTROUTING
-// last, and only if one of the named chains exists.
-func (t *table) read(f policy.Family, names []string, rulesOf func(chain string) ([]nfnetlink.Rule, error)) error {
+// rulesReader returns the rules of one chain, with fs.ErrNotExist if there is none.
+type rulesReader func(chain string) ([]nfnetlink.Rule, error)
+
+// read fills the table from a function that reads one chain, with fs.ErrNotExist if there is none.
+// It reads POSTROUTING last, and only if one of the named chains exists.
+func (t *table) read(f policy.Family, names []string, rulesOf rulesReader) error {
 	buffer := make([]nfnetlink.Condition, 0, 8)
 	for _, name := range names {
 		rules, err := rulesOf(name)
@@ -42,13 +47,8 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 			return err
 		}
 		t.Chains = append(t.Chains, decodeChain(f, name, rules, buffer))
-		if !slices.Contains(otherHooks(), name) {
-			continue
-		}
-		for _, r := range rules {
-			if to := decode(f, r, buffer).Target; slices.Contains(names, to) {
-				t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, so the kernel accepts no MASQUERADE there; remove the jump", name, Table, to)
-			}
+		if slices.Contains(otherHooks(), name) {
+			t.findOtherJumps(f, name, names, rules, buffer)
 		}
 	}
 	if len(t.Chains) == 0 {
@@ -68,10 +68,26 @@ func (t *table) read(f policy.Family, names []string, rulesOf func(chain string)
 	return err
 }
 
+// findOtherJumps takes note of a jump to one of the named chains from a built-in chain for which
+// MASQUERADE is not made.
+func (t *table) findOtherJumps(
+	f policy.Family, from string, names []string, rules []nfnetlink.Rule, buffer []nfnetlink.Condition,
+) {
+	for _, r := range rules {
+		to := decode(f, r, buffer).Target
+		if slices.Contains(names, to) {
+			t.fault = fmt.Sprintf("chain %s of table %s has a jump to chain %s, "+
+				"so the kernel accepts no MASQUERADE there; remove the jump", from, Table, to)
+		}
+	}
+}
+
 // otherHooks are the built-in chains for which MASQUERADE is not made.
 func otherHooks() []string { return []string{"PREROUTING", "INPUT", "OUTPUT"} }
 
-func decodeChain(f policy.Family, name string, rules []nfnetlink.Rule, buffer []nfnetlink.Condition) policy.Chain {
+func decodeChain(
+	f policy.Family, name string, rules []nfnetlink.Rule, buffer []nfnetlink.Condition,
+) policy.Chain {
 	c := policy.Chain{Family: f, Name: name, Rules: make([]policy.Rule, len(rules))}
 	for i, r := range rules {
 		e := decode(f, r, buffer)
@@ -94,10 +110,12 @@ func (t *table) writable() error {
 	return t.owned
 }
 
-// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, and returns those that lead to the table's
-// chains, by chain. It fails if they are not the rules that were read: another program writes.
+// jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, and returns those that
+// lead to the table's chains, by chain. It fails if they are not the rules that were read: another
+// program writes.
 func (t *table) jumpLines(lines []string) (map[string][]string, error) {
-	errChanging := errors.New("iptables -S does not show the rules that the kernel has: stop the program that rewrites them")
+	errChanging := errors.New("iptables -S does not show the rules that the kernel has: " +
+		"stop the program that rewrites them")
 	jumps := map[string][]string{}
 	if len(lines) != len(t.targets) {
 		return nil, errChanging
@@ -119,11 +137,15 @@ func (t *table) jumpLines(lines []string) (map[string][]string, error) {
 // decode decodes a rule of iptables-nft, also in the native form in which nft prints and loads it.
 // The conditions use the array of buffer.
 func decode(f policy.Family, rule nfnetlink.Rule, buffer []nfnetlink.Condition) netfilter.DecodedRule {
-	return netfilter.DecodeRule(nfnetlink.Decode(netfilter.LinkOf(f), rule, buffer), func(c nfnetlink.Condition) (r policy.Ranges, ok bool) {
-		p, ok := c.Range.Prefix()
-		if p.Bits() > 0 {
-			r = policy.Ranges{c.Range}
-		}
-		return r, ok
-	})
+	decoded := nfnetlink.Decode(netfilter.LinkOf(f), rule, buffer)
+	return netfilter.DecodeRule(decoded, prefixOf)
+}
+
+// prefixOf returns the addresses of a condition, nil for all, and whether they are one prefix.
+func prefixOf(c nfnetlink.Condition) (policy.Ranges, bool) {
+	p, isPrefix := c.Range.Prefix()
+	if p.Bits() <= 0 {
+		return nil, isPrefix
+	}
+	return policy.Ranges{c.Range}, isPrefix
 }
