@@ -121,9 +121,12 @@ func quotesBalance(line string) bool {
 	return balance
 }
 
+// question asks go-iptables.
+type question[T any] func(*goiptables.IPTables) (T, error)
+
 // ask asks the program of a family and a variant.
 func ask[T any](
-	ctx context.Context, p *programs, f policy.Family, variant string, question func(*goiptables.IPTables) (T, error),
+	ctx context.Context, p *programs, f policy.Family, variant string, q question[T],
 ) (T, error) {
 	var none T
 	path, err := p.locate(ctx, f, variant, "")
@@ -131,7 +134,7 @@ func ask[T any](
 		return none, err
 	}
 	h := p.handle(path, f)
-	return twice(func() (T, error) { return askOnce(ctx, p, h, variant, question) })
+	return twice(func() (T, error) { return askOnce(ctx, p, h, variant, q) })
 }
 
 func (p *programs) handle(path string, f policy.Family) *handle {
@@ -155,7 +158,7 @@ type answer[T any] struct {
 }
 
 func askOnce[T any](
-	ctx context.Context, p *programs, h *handle, variant string, question func(*goiptables.IPTables) (T, error),
+	ctx context.Context, p *programs, h *handle, variant string, q question[T],
 ) (T, error) {
 	var none T
 	mark := p.hangMark(h.path)
@@ -179,7 +182,7 @@ func askOnce[T any](
 		end := mark.watch(p.patienceWith(variant))
 		err := runIn(caller, func() {
 			threads <- unix.Gettid()
-			a.value, a.err = callGoIPTables(ctx, h, question)
+			a.value, a.err = callGoIPTables(ctx, h, q)
 		})
 		end()
 		_ = caller.Close()
@@ -286,14 +289,15 @@ func (h *handle) takeTurn(ctx context.Context, patience time.Duration) error {
 
 // callGoIPTables opens the handle if necessary, and asks.
 func callGoIPTables[T any](
-	ctx context.Context, h *handle, question func(*goiptables.IPTables) (T, error),
+	ctx context.Context, h *handle, q question[T],
 ) (value T, err error) {
 	if h.opened == nil {
 		family := goiptables.ProtocolIPv4
 		if h.family == policy.IPv6 {
 			family = goiptables.ProtocolIPv6
 		}
-		h.opened, err = goiptables.New(goiptables.Path(h.path), goiptables.IPFamily(family), goiptables.Timeout(lockSeconds))
+		h.opened, err = goiptables.New(
+			goiptables.Path(h.path), goiptables.IPFamily(family), goiptables.Timeout(lockSeconds))
 		if err != nil {
 			h.opened = nil
 			return value, &openError{err}
@@ -302,5 +306,5 @@ func callGoIPTables[T any](
 	if ctx.Err() != nil { // it hung while it was opened
 		return value, ctx.Err()
 	}
-	return question(h.opened)
+	return q(h.opened)
 }

@@ -99,8 +99,9 @@ func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 	}
 	exists, err := b.programs.hasChain(ctx, f, b.choice.Variant, postrouting)
 	if err == nil && !exists {
-		err = fmt.Errorf("%s does not show chain %s of table %s %s, which the kernel has; see: nft list table %s %s",
-			baseName(f), postrouting, netfilter.LinkOf(f), Table, netfilter.LinkOf(f), Table)
+		table := netfilter.LinkOf(f).String() + " " + Table
+		err = fmt.Errorf("%s does not show chain %s of table %s, which the kernel has; see: nft list table %s",
+			baseName(f), postrouting, table, table)
 	}
 	if err != nil {
 		return unusable(b.choice, judge(b.reader, f, nil, err))
@@ -168,7 +169,9 @@ func namesOf(f policy.Family, chains []policy.ChainFamily) []string {
 
 // Apply implements netfilter.Backend. It reads the rules again right before it writes: nothing
 // makes iptables-restore fail if they have changed since the observation.
-func (b *backend) Apply(ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File) error {
+func (b *backend) Apply(
+	ctx context.Context, desired policy.Ruleset, _ netfilter.Observation, held *os.File,
+) error {
 	return b.write(ctx, desired.Chains, false, held)
 }
 
@@ -207,7 +210,9 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 // writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs
 // again: other programs write at the same time, and iptables-legacy-restore does not print why the
 // kernel refused.
-func (b *backend) writeFamily(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File) error {
+func (b *backend) writeFamily(
+	ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File,
+) error {
 	const tries = 6
 	start := time.Now()
 	pause := 5 * time.Millisecond
@@ -253,7 +258,9 @@ type change struct {
 }
 
 // plan returns the transaction after which the kernel has exactly the chains or, to remove, none.
-func (b *backend) plan(ctx context.Context, f policy.Family, chains []policy.Chain, remove bool) (*transaction, error) {
+func (b *backend) plan(
+	ctx context.Context, f policy.Family, chains []policy.Chain, remove bool,
+) (*transaction, error) {
 	names := otherHooks()
 	for _, c := range chains {
 		names = append(names, c.Name)
@@ -311,21 +318,36 @@ func (b *backend) jumpLines(ctx context.Context, f policy.Family, t table) (map[
 
 // sameRules reports whether a chain exists with the owner and the rules that it must have.
 func sameRules(want, have *policy.Chain) bool {
-	return have != nil && want.Owner == have.Owner && slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal)
+	if have == nil || want.Owner != have.Owner {
+		return false
+	}
+	return slices.EqualFunc(want.Rules, have.Rules, policy.Rule.Equal)
 }
 
-// pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be deleted.
+// pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be
+// deleted.
 func pairJumps(f policy.Family, want, have *policy.Chain) (missing []policy.Rule, surplus []int) {
 	if have == nil {
 		return want.Jumps, nil
 	}
 	missing, surplus, _ = policy.Pair(want.Jumps, have.Jumps)
-	if f == policy.IPv6 && slices.ContainsFunc(surplus, func(i int) bool { return have.Jumps[i].From != nil }) {
-		// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
-		missing, surplus = want.Jumps, surplus[:0]
-		for i := range have.Jumps {
-			surplus = append(surplus, i)
+	if f != policy.IPv6 || !haveSource(have.Jumps, surplus) {
+		return missing, surplus
+	}
+	// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
+	surplus = surplus[:0]
+	for i := range have.Jumps {
+		surplus = append(surplus, i)
+	}
+	return want.Jumps, surplus
+}
+
+// haveSource reports whether one of the jumps with these numbers is for some sources alone.
+func haveSource(jumps []policy.Rule, numbers []int) bool {
+	for _, i := range numbers {
+		if jumps[i].From != nil {
+			return true
 		}
 	}
-	return missing, surplus
+	return false
 }

@@ -89,32 +89,56 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 	return false, failed
 }
 
-// Owned implements netfilter.Driver. It reads the chains whose names are valid for masquerade
-// chains, which those of kube-proxy are not.
+// Owned implements netfilter.Driver.
 func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 	var owned []netfilter.OwnedChain
 	var errs []error
 	for _, variant := range variants() {
 		c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
 		for _, f := range policy.Families() {
-			names, err := d.reader(variant).chainNames(f, Table, "")
-			names = slices.DeleteFunc(names, func(name string) bool { return policy.ValidateChainName(name) != nil })
-			var all table
-			if err == nil && len(names) > 0 {
-				all, err = d.reader(variant).read(f, names)
-			}
+			found, err := d.ownedIn(c, f)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, c, err))
 			}
-			for _, chain := range all.Chains {
-				if chain.Owner != (policy.Owner{}) {
-					ref := policy.ChainFamily{Chain: chain.Name, Family: f}
-					owned = append(owned, netfilter.OwnedChain{ChainFamily: ref, Choice: c, Owner: chain.Owner})
-				}
-			}
+			owned = append(owned, found...)
 		}
 	}
 	return owned, errors.Join(errs...)
+}
+
+// ownedIn reads the chains of one variant and family whose names are valid for masquerade chains,
+// which those of kube-proxy are not.
+func (d *Driver) ownedIn(c netfilter.Choice, f policy.Family) ([]netfilter.OwnedChain, error) {
+	r := d.reader(c.Variant)
+	all, err := r.chainNames(f, Table, "")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, name := range all {
+		if policy.ValidateChainName(name) == nil {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	t, err := r.read(f, names)
+	if err != nil {
+		return nil, err
+	}
+	var owned []netfilter.OwnedChain
+	for _, chain := range t.Chains {
+		if chain.Owner == (policy.Owner{}) {
+			continue
+		}
+		owned = append(owned, netfilter.OwnedChain{
+			ChainFamily: policy.ChainFamily{Chain: chain.Name, Family: f},
+			Choice:      c,
+			Owner:       chain.Owner,
+		})
+	}
+	return owned, nil
 }
 
 // Probe implements netfilter.Driver. It takes the preferred variant unless the kernel does not.

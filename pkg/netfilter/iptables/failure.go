@@ -115,5 +115,6 @@ func needs(variant string) string {
 		what, modules = "CAP_NET_ADMIN, CAP_NET_RAW, the host's "+lockFile, "iptable_nat ip6table_nat"
 	}
 	modules += " xt_addrtype xt_comment xt_statistic xt_MASQUERADE xt_nat" // of ruleCommand
-	return "it needs " + what + " and modules of the kernel; " + netfilter.HowToLoad(modules) + ", or set backend to nftables"
+	remedy := netfilter.HowToLoad(modules) + ", or set backend to nftables"
+	return "it needs " + what + " and modules of the kernel; " + remedy
 }

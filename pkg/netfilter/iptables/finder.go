@@ -21,13 +21,17 @@ type finder struct {
 	trusted func(uid uint32) bool
 }
 
-// newFinder trusts root, the user of this process, and the owner of the root directory: in a user
-// namespace the host's root appears as another user.
-func newFinder(path string) finder {
-	return finder{path: path, trusted: func(uid uint32) bool {
-		var top unix.Stat_t
-		return uid == 0 || int64(uid) == int64(os.Geteuid()) || unix.Stat("/", &top) == nil && uid == top.Uid
-	}}
+func newFinder(path string) finder { return finder{path: path, trusted: isTrusted} }
+
+// isTrusted reports whether a user is root, the user of this process, or the owner of the root
+// directory: in a user namespace the host's root appears as another user.
+func isTrusted(uid uint32) bool {
+	if uid == 0 || int64(uid) == int64(os.Geteuid()) {
+		return true
+	}
+	var top unix.Stat_t
+	err := unix.Stat("/", &top)
+	return err == nil && uid == top.Uid
 }
 
 // find returns the absolute path of the first of the names that exists anywhere in PATH.
@@ -36,16 +40,19 @@ func (f finder) find(names ...string) (string, error) {
 	for _, name := range names {
 		for _, dir := range filepath.SplitList(f.path) {
 			path := filepath.Join(dir, name)
-			switch err := f.check(path); {
-			case err == nil:
+			err := f.check(path)
+			if err == nil {
 				return path, nil
-			case !errors.Is(err, fs.ErrNotExist):
+			}
+			if !errors.Is(err, fs.ErrNotExist) {
 				skipped = append(skipped, "; passed over "+err.Error())
 			}
 		}
 	}
-	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in -iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
-		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(slices.Compact(slices.Sorted(slices.Values(skipped))), ""))
+	slices.Sort(skipped)
+	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in -iptables, "+
+		"or add the directory that holds it (often /usr/sbin) to PATH%s",
+		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(slices.Compact(skipped), ""))
 }
 
 // check returns why a program is not run.
@@ -54,12 +61,13 @@ func (f finder) check(path string) error {
 		return fmt.Errorf("%s (not absolute)", path)
 	}
 	info, err := f.resolve(path)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+	}
+	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("%s (not an executable file)", path)
-	case writableByOthers(info):
+	}
+	if writableByOthers(info) {
 		return fmt.Errorf("%s (writable by others)", path)
 	}
 	return nil
@@ -70,15 +78,21 @@ func (f finder) check(path string) error {
 // sticky one is safe where it holds directories only: only the owner of an entry can replace it.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
-	at, links := "/", 0 // at has no links in it
+	at := "/"           // has no links in it
 	info, err := f.lstat(at)
-	for rest := strings.Split(path, "/"); err == nil && len(rest) > 0; {
-		if writableByOthers(info) && (len(rest) == 1 || info.Mode()&fs.ModeSticky == 0) {
+	if err != nil {
+		return nil, err
+	}
+	links := 0
+	for rest := strings.Split(path, "/"); len(rest) > 0; {
+		isLast := len(rest) == 1
+		if writableByOthers(info) && (isLast || info.Mode()&fs.ModeSticky == 0) {
 			return nil, fmt.Errorf("%s (writable by others)", at)
 		}
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		if info, err = f.lstat(next); err != nil {
+		info, err = f.lstat(next)
+		if err != nil {
 			return nil, err
 		}
 		if info.Mode().Type() != fs.ModeSymlink {
@@ -89,18 +103,20 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		if links++; links > maxLinks {
+		links++
+		if links > maxLinks {
 			return nil, &fs.PathError{Op: "resolve", Path: path, Err: syscall.ELOOP}
 		}
 		if filepath.IsAbs(target) {
 			at = "/"
 		}
 		rest = append(strings.Split(target, "/"), rest...)
-		if info, err = f.lstat(at); err != nil {
+		info, err = f.lstat(at)
+		if err != nil {
 			return nil, err
 		}
 	}
-	return info, err
+	return info, nil
 }
 
 // lstat fails for a file that a user who is not trusted owns.

@@ -104,5 +104,6 @@ func (m *hangMark) lock(command int, l *unix.Flock_t) bool {
 
 // hangsElsewhere is the error of a program for which another call waits too long.
 func hangsElsewhere(path string) error {
-	return fmt.Errorf("run %s: %w for another process of ip-masq, which ends it after %s: %w", path, errHangs, limit, netfilter.ErrBusy)
+	return fmt.Errorf("run %s: %w for another process of ip-masq, which ends it after %s: %w",
+		path, errHangs, limit, netfilter.ErrBusy)
 }

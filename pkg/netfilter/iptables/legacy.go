@@ -57,8 +57,13 @@ func (legacyReader) chainNames(f policy.Family, tableName, only string) ([]strin
 	if err != nil {
 		return nil, err
 	}
-	names := slices.Sorted(maps.Keys(s.chains))
-	return slices.DeleteFunc(names, func(name string) bool { return only != "" && name != only }), nil
+	if only == "" {
+		return slices.Sorted(maps.Keys(s.chains)), nil
+	}
+	if _, exists := s.chains[only]; !exists {
+		return nil, nil
+	}
+	return []string{only}, nil
 }
 
 // rules returns the rules of a chain, or fs.ErrNotExist.
@@ -181,7 +186,8 @@ func readLegacy(f policy.Family, tableName string) (*legacyTable, error) {
 			return parseLegacy(f, info, reply[entriesHead:])
 		}
 	}
-	return nil, fmt.Errorf("read table %s of iptables-legacy: it changed %d times meanwhile: %w", tableName, tries, unix.EAGAIN)
+	return nil, fmt.Errorf("read table %s of iptables-legacy: it changed %d times meanwhile: %w",
+		tableName, tries, unix.EAGAIN)
 }
 
 // request returns a buffer of the size that begins with the table's name.
@@ -225,14 +231,7 @@ func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
 	}
 	name, first := "", 0 // of the user-defined chain
 	for rest := entries; len(rest) > 0; {
-		if len(rest) < s.layout.size {
-			return nil, errLegacyLayout
-		}
-		targetAt, next := int(binary.NativeEndian.Uint16(rest[s.layout.targetAt:])), int(binary.NativeEndian.Uint16(rest[s.layout.targetAt+2:]))
-		if targetAt < s.layout.size || next < targetAt || next > len(rest) {
-			return nil, errLegacyLayout
-		}
-		target, _, ok := cutExtension(rest[targetAt:next])
+		target, next, ok := s.layout.cutEntry(rest)
 		if !ok {
 			return nil, errLegacyLayout
 		}
@@ -246,18 +245,41 @@ func parseLegacy(f policy.Family, info, entries []byte) (*legacyTable, error) {
 		rest = rest[next:]
 		s.offsets = append(s.offsets, uint32(len(entries)-len(rest)))
 	}
-	hooks := builtInChains()
-	entryAt := func(field, hook int) (int, bool) {
-		return slices.BinarySearch(s.offsets, binary.NativeEndian.Uint32(info[infoHooks+4*(field+hook):]))
+	s.findBuiltIn(info)
+	return s, nil
+}
+
+// cutEntry returns the target of the entry at the beginning of b, and the size of the entry.
+func (l *entryLayout) cutEntry(b []byte) (target extension, size int, ok bool) {
+	if len(b) < l.size {
+		return target, 0, false
 	}
+	targetAt := int(binary.NativeEndian.Uint16(b[l.targetAt:]))
+	size = int(binary.NativeEndian.Uint16(b[l.targetAt+2:]))
+	if targetAt < l.size || size < targetAt || size > len(b) {
+		return target, 0, false
+	}
+	target, _, ok = cutExtension(b[targetAt:size])
+	return target, size, ok
+}
+
+// findBuiltIn finds the built-in chains by their offsets in a struct ipt_getinfo.
+func (s *legacyTable) findBuiltIn(info []byte) {
+	hooks := builtInChains()
 	for hook, name := range hooks {
-		first, begins := entryAt(0, hook)
-		end, ends := entryAt(len(hooks), hook)
+		first, begins := s.entryAt(info, hook)
+		end, ends := s.entryAt(info, len(hooks)+hook)
 		if begins && ends && first <= end && end < len(s.offsets)-1 {
 			s.chains[name] = legacyChain{first, end}
 		}
 	}
-	return s, nil
+}
+
+// entryAt returns the number of the entry whose offset is in a field of hook_entry and underflow.
+func (s *legacyTable) entryAt(info []byte, field int) (int, bool) {
+	const size = 4 // of a field
+	offset := binary.NativeEndian.Uint32(info[infoHooks+size*field:])
+	return slices.BinarySearch(s.offsets, offset)
 }
 
 // extension is a struct xt_entry_match or xt_entry_target.
@@ -311,7 +333,8 @@ func verdictOf(target extension) int {
 // entry returns the ith entry and its target.
 func (s *legacyTable) entry(i int) (entry []byte, target extension) {
 	entry = s.entries[s.offsets[i]:s.offsets[i+1]]
-	target, _, _ = cutExtension(entry[binary.NativeEndian.Uint16(entry[s.layout.targetAt:]):]) // parseLegacy has verified it
+	targetAt := binary.NativeEndian.Uint16(entry[s.layout.targetAt:])
+	target, _, _ = cutExtension(entry[targetAt:]) // parseLegacy has verified it
 	return entry, target
 }
 
@@ -335,35 +358,36 @@ const (
 	invertProtocol    byte = 0x40
 )
 
-// expressions returns an entry's rule as iptables-nft writes it, but with loads of whole addresses.
+// expressions returns an entry's rule as iptables-nft writes it, but with loads of whole addresses:
+// one decoder serves both variants.
 func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	out := make([]nfnetlink.Expr, 0, 8) // a rule has seldom more
 	l := s.layout
 	entry, target := s.entry(i)
 	flags, invert := entry[l.flags], entry[l.flags+1]
-	address := func(i int) []byte { return entry[i*l.address : (i+1)*l.address] }
-	name := func(i int) []byte { return entry[l.interfaces+i*unix.IFNAMSIZ : l.interfaces+(i+1)*unix.IFNAMSIZ] }
+	link := netfilter.LinkOf(s.family)
 
-	load := func(field nfnetlink.Field) nfnetlink.Payload {
-		return nfnetlink.LoadAddress(netfilter.LinkOf(s.family), field, nfnetlink.Reg1)
-	}
-	out = addressExpressions(out, load(nfnetlink.Source), address(0), address(2), invert&invertSource != 0)
-	out = addressExpressions(out, load(nfnetlink.Destination), address(1), address(3), invert&invertDestination != 0)
-	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, name(0), name(2), invert&invertIn != 0)
-	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, name(1), name(3), invert&invertOut != 0)
-	if number := binary.NativeEndian.Uint16(entry[l.protocol:]); number != 0 && (l.protoFlag == 0 || flags&l.protoFlag != 0) {
-		out = append(out, nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1},
-			nfnetlink.Cmp{Op: operator(invert&invertProtocol != 0), Sreg: nfnetlink.Reg1, Data: []byte{byte(number)}})
-	} else if flags&l.protoFlag != 0 {
-		out = append(out, nfnetlink.Unknown{Kind: "protocol 0"})
-	}
-	if flags&^l.plainFlags != 0 || invert&^(invertIn|invertOut|invertSource|invertDestination|invertProtocol) != 0 {
+	load := nfnetlink.LoadAddress(link, nfnetlink.Source, nfnetlink.Reg1)
+	source, mask := l.addressIn(entry, 0), l.addressIn(entry, 2)
+	out = addressExpressions(out, load, source, mask, invert&invertSource != 0)
+	load = nfnetlink.LoadAddress(link, nfnetlink.Destination, nfnetlink.Reg1)
+	destination, mask := l.addressIn(entry, 1), l.addressIn(entry, 3)
+	out = addressExpressions(out, load, destination, mask, invert&invertDestination != 0)
+	in, inMask := l.nameIn(entry, 0), l.nameIn(entry, 2)
+	out = interfaceExpressions(out, unix.NFT_META_IIFNAME, in, inMask, invert&invertIn != 0)
+	output, outputMask := l.nameIn(entry, 1), l.nameIn(entry, 3)
+	out = interfaceExpressions(out, unix.NFT_META_OIFNAME, output, outputMask, invert&invertOut != 0)
+	number := binary.NativeEndian.Uint16(entry[l.protocol:])
+	out = l.protocolExpressions(out, number, flags, invert&invertProtocol != 0)
+	const known = invertIn | invertOut | invertSource | invertDestination | invertProtocol
+	if flags&^l.plainFlags != 0 || invert&^known != 0 {
 		out = append(out, nfnetlink.Unknown{Kind: "fragment or type of service"})
 	}
 	for rest := entry[l.size:binary.NativeEndian.Uint16(entry[l.targetAt:])]; len(rest) > 0; {
 		var match extension
 		var ok bool
-		if match, rest, ok = cutExtension(rest); !ok {
+		match, rest, ok = cutExtension(rest)
+		if !ok {
 			return append(out, nfnetlink.Unknown{Kind: "damaged match"})
 		}
 		out = append(out, nfnetlink.Match{Xt: string(match.name), Rev: match.revision, Info: match.info})
@@ -374,24 +398,56 @@ func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	if len(target.name) > 0 {
 		return append(out, nfnetlink.Target{Xt: string(target.name), Rev: target.revision, Info: target.info})
 	}
-	verdict := verdictOf(target)
-	chain, leads := s.chainAt(verdict)
-	code := nfnetlink.Jump
-	switch {
-	case verdict == verdictReturn:
-		code = nfnetlink.Return
-	case verdict == verdictAccept:
-		code = nfnetlink.Accept
-	case verdict == verdictDrop:
-		code = nfnetlink.Drop
-	case verdict == int(s.offsets[i+1]): // the rule after this one
+	return s.verdictExpression(out, i, verdictOf(target), flags&l.gotoFlag != 0)
+}
+
+// verdictExpression appends the verdict of a standard target. The rule after this one is none.
+func (s *legacyTable) verdictExpression(out []nfnetlink.Expr, i, verdict int, isGoto bool) []nfnetlink.Expr {
+	switch verdict {
+	case verdictReturn:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Return})
+	case verdictAccept:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Accept})
+	case verdictDrop:
+		return append(out, nfnetlink.Verdict{Code: nfnetlink.Drop})
+	case int(s.offsets[i+1]):
 		return out
-	case !leads:
+	}
+	chain, leads := s.chainAt(verdict)
+	if !leads {
 		return append(out, nfnetlink.Unknown{Kind: "another verdict"})
-	case flags&l.gotoFlag != 0:
+	}
+	code := nfnetlink.Jump
+	if isGoto {
 		code = nfnetlink.Goto
 	}
 	return append(out, nfnetlink.Verdict{Code: code, Chain: chain})
+}
+
+// addressIn returns the ith address of an entry: source, destination, and their masks.
+func (l *entryLayout) addressIn(entry []byte, i int) []byte {
+	return entry[i*l.address : (i+1)*l.address]
+}
+
+// nameIn returns the ith name of an interface in an entry: in, out, and their masks.
+func (l *entryLayout) nameIn(entry []byte, i int) []byte {
+	from := l.interfaces + i*unix.IFNAMSIZ
+	return entry[from : from+unix.IFNAMSIZ]
+}
+
+// protocolExpressions appends `meta l4proto NUMBER`.
+func (l *entryLayout) protocolExpressions(
+	out []nfnetlink.Expr, number uint16, flags byte, inverted bool,
+) []nfnetlink.Expr {
+	isCompared := l.protoFlag == 0 || flags&l.protoFlag != 0
+	if number != 0 && isCompared {
+		return append(out, nfnetlink.Meta{Key: unix.NFT_META_L4PROTO, Dreg: nfnetlink.Reg1},
+			nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: []byte{byte(number)}})
+	}
+	if flags&l.protoFlag != 0 {
+		return append(out, nfnetlink.Unknown{Kind: "protocol 0"})
+	}
+	return out
 }
 
 func operator(inverted bool) nfnetlink.CmpOp {
@@ -402,27 +458,32 @@ func operator(inverted bool) nfnetlink.CmpOp {
 }
 
 // addressExpressions appends `ip saddr ADDRESS/MASK`, or of the address that is loaded.
-func addressExpressions(out []nfnetlink.Expr, load nfnetlink.Payload, address, mask []byte, inverted bool) []nfnetlink.Expr {
+func addressExpressions(
+	out []nfnetlink.Expr, load nfnetlink.Payload, address, mask []byte, inverted bool,
+) []nfnetlink.Expr {
 	if !inverted && filledWith(0, mask) {
 		return out
 	}
 	out = append(out, load)
 	if !filledWith(0xff, mask) {
-		out = append(out, nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: load.Len, Mask: mask})
+		masked := nfnetlink.Bitwise{Sreg: nfnetlink.Reg1, Dreg: nfnetlink.Reg1, Len: load.Len, Mask: mask}
+		out = append(out, masked)
 	}
 	return append(out, nfnetlink.Cmp{Op: operator(inverted), Sreg: nfnetlink.Reg1, Data: address})
 }
 
 // interfaceExpressions appends `oifname NAME`.
-func interfaceExpressions(out []nfnetlink.Expr, key uint32, name, mask []byte, inverted bool) []nfnetlink.Expr {
+func interfaceExpressions(
+	out []nfnetlink.Expr, key uint32, name, mask []byte, inverted bool,
+) []nfnetlink.Expr {
 	length := 0
 	for length < len(mask) && mask[length] == 0xff {
 		length++
 	}
-	switch {
-	case !filledWith(0, mask[length:]):
+	if !filledWith(0, mask[length:]) {
 		return append(out, nfnetlink.Unknown{Kind: "interface under an odd mask"})
-	case length == 0 && !inverted:
+	}
+	if length == 0 && !inverted {
 		return out
 	}
 	return append(out, nfnetlink.Meta{Key: key, Dreg: nfnetlink.Reg1},
@@ -430,5 +491,10 @@ func interfaceExpressions(out []nfnetlink.Expr, key uint32, name, mask []byte, i
 }
 
 func filledWith(value byte, b []byte) bool {
-	return !slices.ContainsFunc(b, func(c byte) bool { return c != value })
+	for _, c := range b {
+		if c != value {
+			return false
+		}
+	}
+	return true
 }

@@ -31,6 +31,9 @@ const (
 	patience = 2 * time.Second
 )
 
+// runFunc runs a program, as runner.run does.
+type runFunc func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
+
 // programs finds and runs the programs of iptables.
 //
 // They are asked by go-iptables (ask.go). Rules are written by one iptables-restore for each
@@ -42,7 +45,7 @@ const (
 // native expressions of nft as rules that match more.
 type programs struct {
 	finder   finder
-	run      func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
+	run      runFunc
 	limit    time.Duration
 	patience time.Duration
 
@@ -77,7 +80,8 @@ func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix 
 		return "", err
 	}
 	if has != variant {
-		return "", fmt.Errorf("find %s: %s is of the %s variant; install the %s one too: %w", named, path, has, variant, fs.ErrNotExist)
+		return "", fmt.Errorf("find %s: %s is of the %s variant; install the %s one too: %w",
+			named, path, has, variant, fs.ErrNotExist)
 	}
 	return path, nil
 }
@@ -100,7 +104,9 @@ func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 }
 
 // restore runs iptables-restore --noflush. Legacy waits for the xtables lock.
-func (p *programs) restore(ctx context.Context, f policy.Family, variant string, held *os.File, input []byte) error {
+func (p *programs) restore(
+	ctx context.Context, f policy.Family, variant string, held *os.File, input []byte,
+) error {
 	path, err := p.locate(ctx, f, variant, "-restore")
 	if err != nil {
 		return err

@@ -62,7 +62,13 @@ func extensionBatch(f policy.Family, chains []policy.Chain) *nfnetlink.Batch {
 	link := netfilter.LinkOf(f)
 	var b nfnetlink.Batch
 	b.AddTable(link, Table)
-	b.AddChain(link, Table, chain, &nfnetlink.Base{Type: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priority, Policy: nfnetlink.Accept})
+	base := &nfnetlink.Base{
+		Type:     "nat",
+		Hook:     unix.NF_INET_POST_ROUTING,
+		Priority: priority,
+		Policy:   nfnetlink.Accept,
+	}
+	b.AddChain(link, Table, chain, base)
 	for _, e := range extensions(f, chains) {
 		b.AddRule(link, Table, chain, []nfnetlink.Expr{e}, "")
 	}

@@ -35,7 +35,9 @@ type runner struct{ limit time.Duration }
 // killed would otherwise still write after another process has taken the lock. The kernel sends
 // that signal when the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), so the
 // goroutine keeps its thread.
-func (r runner) run(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error) {
+func (r runner) run(
+	ctx context.Context, held *os.File, input []byte, path string, args ...string,
+) ([]byte, error) {
 	const forOutput = 10 * time.Second // after the program has ended: a loaded machine is no reason to fail
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
