@@ -174,6 +174,14 @@ table ip y { chain c { ` + base + ` meta mark set 0x7 }
 }
 table ip z { chain c { ` + base + ` masquerade }
 }`, "masquerade | meta mark 0x00000007 snat to 192.0.2.9"},
+		{"a chain that may be called behind those of NAT", `table ip x { chain f { type filter hook postrouting priority 100; meta mark set 0x7 }
+chain c { ` + base + ` meta mark 0x7 masquerade }
+}`, "meta mark 0x00000007 masquerade | untouched"},
+		{"a chain behind those of NAT", `table ip x { chain f { type filter hook postrouting priority 101; meta mark set 0x7 }
+chain c { type nat hook postrouting priority 300; meta mark 0x7 masquerade }
+}`, "untouched"},
+		{"translation of IPv6 in a table of both families", `table inet x { chain c { ` + base + ` snat ip6 to 2001:db8::1; snat ip to 192.0.2.9 }
+}`, "snat to 192.0.2.9"},
 		{"a mark of an earlier chain", `table ip x { chain f { type filter hook postrouting priority mangle; meta mark set 0x7 }
 chain c { ` + base + ` meta mark 0x7 masquerade }
 }`, "meta mark 0x00000007 masquerade"},

@@ -433,6 +433,10 @@ func (m *machine) verdict(e nfnetlink.Verdict) effect {
 
 // nat translates the source, the only address that is translated at the hook postrouting.
 func (m *machine) nat(e nfnetlink.NAT) effect {
+	isOtherFamily := e.Family != unix.NFPROTO_INET && e.Family != uint32(netfilter.LinkOf(m.family))
+	if isOtherFamily {
+		return effect{} // it does nothing in a table of both families
+	}
 	end := effect{code: nfnetlink.DoSNAT}
 	single := e.AddrMax == 0 || e.AddrMax == e.AddrMin
 	if e.AddrMin == 0 || !single {
