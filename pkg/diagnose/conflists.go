@@ -206,7 +206,8 @@ func (e *examination) addPrefix(network netip.Prefix) {
 			rest = append(rest, known)
 		}
 	}
-	e.pods = append(rest, network)
+	rest = append(rest, network)
+	e.pods = rest
 }
 
 func covers(outer, inner netip.Prefix) bool {

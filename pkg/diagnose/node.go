@@ -76,7 +76,8 @@ func missingCapabilities(e *examination, f *Finding) {
 	line, _, _ = strings.Cut(line, "\n")
 	effective, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
 	if err != nil {
-		e.note(errors.New("find the capabilities of this process: /proc/self/status has no CapEff that can be read"))
+		e.note(errors.New("find the capabilities of this process: " +
+			"/proc/self/status has no CapEff that can be read"))
 		return
 	}
 	if effective&(1<<capNetAdmin) == 0 {
@@ -112,7 +113,8 @@ func mixedVariants(e *examination, f *Finding) {
 		return
 	}
 	for _, variant := range slices.Sorted(maps.Keys(rules)) {
-		f.add("iptables-%s (%s) has %d rules in table nat", variant, e.IPTablesVersion(variant), rules[variant])
+		version := e.IPTablesVersion(variant)
+		f.add("iptables-%s (%s) has %d rules in table nat", variant, version, rules[variant])
 	}
 }
 

@@ -137,7 +137,8 @@ func addPrefixesWithoutPod(f *Finding, chain string, key policy.WithOrigins[[]ne
 			}
 		}
 		addresses := addressesOf(pods, family)
-		if len(prefixes) == 0 || len(addresses) == 0 || hasAddressIn(pods, family, policy.Normalize(all)) {
+		isAsked := len(prefixes) > 0 && len(addresses) > 0
+		if !isAsked || hasAddressIn(pods, family, policy.Normalize(all)) {
 			continue
 		}
 		var texts []string
