@@ -213,7 +213,7 @@ func brokenNodes() []brokenNode {
 				}
 			},
 			cause:  []string{`network "zlatenet"`, "chain THEIRS (ipv4)", "belongs to another program"},
-			remedy: []string{"choose another masqChain, or remove the chain"}},
+			remedy: []string{"delete it, or choose another masqChain"}},
 		{name: "bad-ports", reason: "source", code: 3,
 			breaks: agentFile("toPorts: \"2000-1000\"\n"),
 			cause:  []string{"/agent/ip-masq-agent:1: toPorts: 2000-1000 ends before it begins"},

@@ -22,7 +22,7 @@ func TestErrorOfAnotherNetwork(t *testing.T) {
 		if n.backend.variant != "" {
 			n.tool(t, "iptables", "-t", "nat", "-N", "THEIRS")
 			n.tool(t, "iptables", "-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
-			says = []string{"chain THEIRS (ipv4)", "belongs to another program", "choose another masqChain, or remove the chain"}
+			says = []string{"chain THEIRS (ipv4)", "belongs to another program", "delete it, or choose another masqChain"}
 		}
 		n.storeSource(t, policy.Source{ID: networkID("othernet"), Order: 1,
 			Policy: policy.SourcePolicy{Chain: "THEIRS", Backend: policy.IPTables}})
