@@ -111,8 +111,8 @@ func (a *app) printDifferences(r *reconcile.Report, drift policy.Diff, applies b
 	}
 }
 
-// pendingText says what is to be done about a source whose policy is not stored. The rules can be right all the same, such
-// as those of an agent's chain, or where the policy leaves open what was stated before.
+// pendingText says what is to be done about a source whose policy is not stored. The rules can be right all
+// the same, such as those of an agent's chain, or where the policy leaves open what was stated before.
 func pendingText(r *reconcile.Report, source policy.SourceID, applies bool) string {
 	text := fmt.Sprintf("pending: %s: the current policy is not applied yet", source)
 	command := "; ip-masq-reconciler once applies it"

@@ -92,8 +92,9 @@ func (a *app) version(*cobra.Command, []string) error {
 	return nil
 }
 
-// writeUsage writes the end of the help. That of a command leaves out the flags that all commands have. It is no template of
-// cobra's: with package text/template the linker keeps each exported method, a sixth of the program.
+// writeUsage writes the end of the help. That of a command leaves out the flags that all commands have. It is
+// no template of cobra's: with package text/template the linker keeps each exported method, a sixth of the
+// program.
 func writeUsage(c *cobra.Command) error {
 	w := c.OutOrStderr()
 	list := func(flags *pflag.FlagSet) string { return strings.TrimRight(flags.FlagUsagesWrapped(100), " \n") }

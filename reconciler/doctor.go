@@ -114,8 +114,8 @@ func (n *inspection) podsWithoutRecord(r *reconcile.Report, hadADD int) (lines [
 	return append(lines, reconcile.DescribeUnrecorded(n.unrecordedPods(r))...)
 }
 
-// unrecordedPods returns the pods of the runtime's cache that have no record, as the reconciler says. Its privileges may
-// not be those of this process.
+// unrecordedPods returns the pods of the runtime's cache that have no record, as the reconciler says. Its
+// privileges may not be those of this process.
 func (n *inspection) unrecordedPods(r *reconcile.Report) []reconcile.UnrecordedPod {
 	if n.active.Answers {
 		return n.active.status.UnrecordedPods
@@ -123,7 +123,8 @@ func (n *inspection) unrecordedPods(r *reconcile.Report) []reconcile.UnrecordedP
 	return n.UnrecordedPods(r)
 }
 
-// notApplied returns what the files of sources ask for and the active reconciler has not applied, unless it says why.
+// notApplied returns what the files of sources ask for and the active reconciler has not applied, unless it
+// says why.
 func (n *inspection) notApplied(r *reconcile.Report) (found []error) {
 	for _, source := range r.Pending {
 		says := func(p reconcile.Problem) bool { return p.Source == source }
@@ -134,7 +135,8 @@ func (n *inspection) notApplied(r *reconcile.Report) (found []error) {
 	return found
 }
 
-// entryFindings returns the findings of the reconciler by ID or, if it does not answer, those about a managed entry.
+// entryFindings returns the findings of the reconciler by ID or, if it does not answer, those about a managed
+// entry.
 func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	found := map[string][]error{}
 	var conflists []conflist.Finding

@@ -84,7 +84,8 @@ func (n *inspection) addReadiness(ctx context.Context, r *reconcile.Report) {
 	}
 }
 
-// useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is given.
+// useSettings opens the node with the settings of the reconciler that runs, except those for which a flag is
+// given.
 func (n *inspection) useSettings(a *app, s *metrics.Status) error {
 	running := config.DefaultSettings()
 	if err := errors.Join(running.SetAll(s.Settings), a.setFlags(&running)); err != nil {
@@ -141,8 +142,8 @@ func (n *inspection) printSettingsOrigin(a *app) {
 	}
 }
 
-// problems returns why the node is not ready, as the reconciler and a dry run tell. While the reconciler tells why
-// a policy is not in force yet, the rules that it asks for are no reason of their own.
+// problems returns why the node is not ready, as the reconciler and a dry run tell. While the reconciler
+// tells why a policy is not in force yet, the rules that it asks for are no reason of their own.
 func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []reconcile.Problem {
 	withheld := slices.ContainsFunc(n.active.problems, func(p reconcile.Problem) bool { return slices.Contains(r.Pending, p.Source) })
 	reported := func(p reconcile.Problem) bool {

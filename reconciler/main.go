@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ip-masq-reconciler keeps the masquerade rules of a node as its sources ask for, and answers questions about
-// the node. It accepts the flags of ip-masq-agent and ip-masq-agent-v2.
+// Command ip-masq-reconciler keeps the masquerade rules of a node as its sources ask for, and answers
+// questions about the node. It accepts the flags of ip-masq-agent and ip-masq-agent-v2.
 package main
 
 import (
@@ -87,7 +87,8 @@ type app struct {
 	parsed  bool           // the command line is valid, as far as cobra knows
 }
 
-// escaped replaces control characters, which programs that answer in the reconciler's place could send to the terminal.
+// escaped replaces control characters, which programs that answer in the reconciler's place could send to the
+// terminal.
 type escaped struct{ io.Writer }
 
 func (w escaped) Write(p []byte) (int, error) {
@@ -102,9 +103,9 @@ func (w escaped) Write(p []byte) (int, error) {
 
 func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
 
-// settings reads reconciler.toml and then the flags, which win; if the file is bad, the flags alone. Unless a flag states
-// the dataDir, it is that of plugin.toml, else of reconciler.toml, else the one in use, if there is one. Unless one of
-// them states cni_conf_dir, which each sync reports, it is that of plugin.toml.
+// settings reads reconciler.toml and then the flags, which win; if the file is bad, the flags alone. Unless a
+// flag states the dataDir, it is that of plugin.toml, else of reconciler.toml, else the one in use, if there
+// is one. Unless one of them states cni_conf_dir, which each sync reports, it is that of plugin.toml.
 func (a *app) settings(inUse func(key string) config.Setting) (config.Settings, error) {
 	const dataDir, confDir = "data_dir", "cni_conf_dir"
 	s, err := a.settingsOver(config.DefaultSettings())

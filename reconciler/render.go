@@ -60,45 +60,73 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err != nil {
 		return err
 	}
-	desired := policy.Desired(r.Rules.Policies(), r.Rules.LayoutOf(backend, choice), policy.OwnedBy(node.Dir.Path()))
+	layout, owner := r.Rules.LayoutOf(backend, choice), policy.OwnedBy(node.Dir.Path())
+	desired := policy.Desired(r.Rules.Policies(), layout, owner)
 	if len(desired.Chains) == 0 {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
 		return err
 	}
-	guards := r.Rules.Guard.Desired
+	text := renderNFTables(r, desired)
 	if choice.Backend == policy.IPTables {
-		if slices.ContainsFunc(guards, func(g policy.Guard) bool { return g.Family == family }) {
-			fmt.Fprintln(a.out, "# guard and enforceExempt are in nftables: ip-masq-reconciler render --backend nftables has their tables.")
-		}
-		_, err = a.out.Write(iptables.Render(desired, family))
-		return err
-	}
-	managed := slices.DeleteFunc(policy.Families(), func(f policy.Family) bool { // a host without IPv6 cannot load IPv6 rules
-		return !slices.ContainsFunc(r.Rules.Policies(), func(p policy.Policy) bool { return slices.Contains(p.Families(), f) })
-	})
-	text := nftables.Render(desired, managed)
-	if len(guards) > 0 {
-		text = append(text, nftables.RenderGuards(guards, managed)...)
+		text = renderIPTables(r, desired, family)
 	}
 	_, err = a.out.Write(text)
 	return err
+}
+
+func renderIPTables(r *reconcile.Report, desired policy.Ruleset, family policy.Family) []byte {
+	text := iptables.Render(desired, family)
+	for _, g := range r.Rules.Guard.Desired {
+		if g.Family == family {
+			const elsewhere = "# guard and enforceExempt are in nftables: " +
+				"ip-masq-reconciler render --backend nftables has their tables.\n"
+			return append([]byte(elsewhere), text...)
+		}
+	}
+	return text
+}
+
+func renderNFTables(r *reconcile.Report, desired policy.Ruleset) []byte {
+	var managed []policy.Family // a host without IPv6 cannot load IPv6 rules
+	for _, f := range policy.Families() {
+		if manages(r.Rules.Policies(), f) {
+			managed = append(managed, f)
+		}
+	}
+	text := nftables.Render(desired, managed)
+	if guards := r.Rules.Guard.Desired; len(guards) > 0 {
+		text = append(text, nftables.RenderGuards(guards, managed)...)
+	}
+	return text
+}
+
+func manages(policies []policy.Policy, f policy.Family) bool {
+	for _, p := range policies {
+		if slices.Contains(p.Families(), f) {
+			return true
+		}
+	}
+	return false
 }
 
 // outputForm returns the wanted backend as the node uses it, else that in which the node keeps its chains.
 func outputForm(r *reconcile.Report, wanted policy.Backend) (netfilter.Choice, error) {
 	var found []netfilter.Choice
 	for _, c := range r.Rules.Chains {
-		if c.Choice.Backend != "" && (wanted == policy.Auto || wanted == c.Choice.Backend) && !slices.Contains(found, c.Choice) {
+		isWanted := wanted == policy.Auto || wanted == c.Choice.Backend
+		if c.Choice.Backend != "" && isWanted && !slices.Contains(found, c.Choice) {
 			found = append(found, c.Choice)
 		}
 	}
 	switch {
 	case len(found) > 1 && wanted == policy.Auto:
-		return netfilter.Choice{}, usageError{fmt.Errorf("the node keeps its chains in %s and %s: name one with --backend", found[0], found[1])}
+		const format = "the node keeps its chains in %s and %s: name one with --backend"
+		return netfilter.Choice{}, usageError{fmt.Errorf(format, found[0], found[1])}
 	case len(found) > 0:
 		return found[0], nil
 	case wanted == policy.Auto:
-		return netfilter.Choice{}, usageError{errors.New("no backend is chosen on this node yet: name one with --backend")}
+		none := errors.New("no backend is chosen on this node yet: name one with --backend")
+		return netfilter.Choice{}, usageError{none}
 	case wanted == policy.IPTables:
 		return netfilter.Choice{Backend: wanted, Variant: netfilter.VariantNFT}, nil
 	}

@@ -13,7 +13,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,13 +39,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// run keeps the node in sync until the context ends, with the last good settings: bad ones are why it is not ready.
+// run keeps the node in sync until the context ends, with the last good settings: bad ones are why it is not
+// ready.
 func (a *app) run(c *cobra.Command, _ []string) error {
 	const gcPercent = 30 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)
 	ctx := c.Context()
 	node, err := a.node(ctx)
-	if _, is := errors.AsType[usageError](err); is && !errors.Is(err, fs.ErrNotExist) { // a file can be missing for a time
+	_, isUsage := errors.AsType[usageError](err)
+	isMissing := errors.Is(err, fs.ErrNotExist) // a file can be missing for a time
+	if isUsage && !isMissing {
 		return err
 	}
 	settings := node.Settings
@@ -64,12 +66,15 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 			s, err := d.current.Load().Node.Dir.Load()
 			return s.Record, err
 		},
-		State:   func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
-		Written: func(s policy.SourceID) (time.Time, error) { return d.current.Load().Node.Dir.Written(s) },
+		State: func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
+		Written: func(s policy.SourceID) (time.Time, error) {
+			return d.current.Load().Node.Dir.Written(s)
+		},
 	})
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()
-	settings, err = a.settings(directoriesInUse(settings)) // again, because changes are noticed only from here on
+	// Again, because changes are noticed only from here on.
+	settings, err = a.settings(directoriesInUse(settings))
 	for ctx.Err() == nil {
 		settings, err = d.serve(ctx, settings, err)
 	}
@@ -80,10 +85,15 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 // directoriesInUse returns directories of settings, also when what names them is gone or bad for a moment.
 func directoriesInUse(s config.Settings) func(key string) config.Setting {
 	return func(key string) config.Setting {
-		if origin := s.Origins[key]; origin != "" {
-			return config.Setting{Value: map[string]string{"data_dir": s.DataDir, "cni_conf_dir": s.CNIConfDir}[key], Origin: origin}
+		inUse := config.Setting{Origin: s.Origins[key]}
+		switch {
+		case inUse.Origin == "":
+		case key == "data_dir":
+			inUse.Value = s.DataDir
+		case key == "cni_conf_dir":
+			inUse.Value = s.CNIConfDir
 		}
-		return config.Setting{}
+		return inUse
 	}
 }
 
@@ -91,8 +101,10 @@ func directoriesInUse(s config.Settings) func(key string) config.Setting {
 func settingsAttr(s config.Settings) slog.Attr {
 	var values []any
 	for _, x := range s.List() {
-		if x.Origin != config.DefaultOrigin || !strings.HasPrefix(x.Key, "agent.") {
-			values = append(values, slog.String(x.Key, fmt.Sprintf("%s (%s)", policy.Printable(cmp.Or(x.Value, "none")), x.Origin)))
+		isStated, isPolicy := x.Origin != config.DefaultOrigin, strings.HasPrefix(x.Key, "agent.")
+		if isStated || !isPolicy {
+			text := fmt.Sprintf("%s (%s)", policy.Printable(cmp.Or(x.Value, "none")), x.Origin)
+			values = append(values, slog.String(x.Key, text))
 		}
 	}
 	return slog.Group("settings", values...)
@@ -100,9 +112,12 @@ func settingsAttr(s config.Settings) slog.Attr {
 
 func (a *app) flagValues(s config.Settings) map[string]string {
 	values := map[string]string{"config": a.settingsFile(), "v": strconv.Itoa(a.verbose)}
-	list := s.List()
+	settings := map[string]config.Setting{}
+	for _, x := range s.List() {
+		settings[x.Key] = x
+	}
 	for _, f := range a.flags {
-		x := list[slices.IndexFunc(list, func(x config.Setting) bool { return x.Key == f.key })]
+		x := settings[f.key]
 		values[f.name] = x.Value
 		if x.Key == "data_dir" { // which the command line rarely states
 			values[f.name] += " (" + x.Origin + ")"
@@ -138,25 +153,17 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	d.settingsAre(s, bad)
 	node := open(s, d.drivers)
 	node.SettingsErr = bad
-	loop := reconcile.NewLoop(node, d.log, func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) })
-	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
-	if s.Conflist.Manage {
-		m := newManager(s, node, d.log)
-		m.Ask = loop.CheckEntry
-		loop.SyncConflist = m.Sync
+	watched := nfnetlink.Watched{
+		Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[[]string]),
 	}
-	loop.ConnectionsReset = d.monitor.ConnectionsReset
-	watched := nfnetlink.Watched{Tables: nftables.Tables(), Shared: iptables.Table, Chains: new(atomic.Pointer[[]string])}
-	loop.Watch = func(chains []netfilter.OwnedChain) { watched.Chains.Store(iptables.Watched(chains)) }
-	loop.Verified = node.Publish
+	loop := d.newLoop(node, watched)
 	d.current.Store(loop)
 
-	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, d.monitor.Health(), d.log) })
-	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, d.monitor.Metrics(), d.log) })
+	health, counts := d.monitor.Health(), d.monitor.Metrics()
+	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, health, d.log) })
+	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, counts, d.log) })
 	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop, watched) }) })
-	all.Go(func() {
-		d.watch(ctx, "addresses", func() error { return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged) })
-	})
+	all.Go(func() { d.watch(ctx, "addresses", func() error { return reportAddresses(ctx, loop) }) })
 	// The directories are watched before the loop reads them for the first time.
 	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
 	if s.Conflist.Manage {
@@ -165,15 +172,30 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	files := fswatch.New(dirs...)
 	all.Go(func() { d.watchFiles(ctx, files, loop.FilesChanged) })
 	cache, events := fswatch.New(node.CacheDir), node.CacheEvents()
-	all.Go(func() {
-		d.watchFiles(ctx, cache, func() {
-			if events.Concern() {
-				loop.FilesChanged()
-			}
-		})
-	})
+	cacheChanged := func() {
+		if events.Concern() {
+			loop.FilesChanged()
+		}
+	}
+	all.Go(func() { d.watchFiles(ctx, cache, cacheChanged) })
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
+}
+
+// newLoop returns the loop of a node. The listener of commits watches the chains that the loop names.
+func (d *daemon) newLoop(node *reconcile.Node, watched nfnetlink.Watched) *reconcile.Loop {
+	report := func(r *reconcile.Report) { d.monitor.Report(r, node.Interval(r.Sources)) }
+	loop := reconcile.NewLoop(node, d.log, report)
+	loop.Active = func(ctx context.Context) { d.monitor.ServeSocket(ctx, node.Dir, d.log) }
+	if node.Settings.Conflist.Manage {
+		m := newManager(node.Settings, node, d.log)
+		m.Ask = loop.CheckEntry
+		loop.SyncConflist = m.Sync
+	}
+	loop.ConnectionsReset = d.monitor.ConnectionsReset
+	loop.Watch = func(chains []netfilter.OwnedChain) { watched.Chains.Store(iptables.Watched(chains)) }
+	loop.Verified = node.Publish
+	return loop
 }
 
 func (d *daemon) settingsAre(s config.Settings, bad error) {
@@ -207,28 +229,37 @@ func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad err
 		if err != nil {
 			next = s
 		}
-		switch changed := fmt.Sprint(err) != fmt.Sprint(bad); {
+		sameError := fmt.Sprint(err) == fmt.Sprint(bad)
+		switch {
 		case !next.Equal(s):
 			d.log.Info("settings changed", "file", d.app.settingsFile(), settingsAttr(next))
-		case changed && err == nil:
-			d.log.Info("settings are valid again", "file", d.app.settingsFile())
-		case !changed: // else the next loop logs the error
+		case sameError:
 			d.settingsAre(next, err) // their lines may be others
 			continue
+		case err == nil: // else the next loop logs the error
+			d.log.Info("settings are valid again", "file", d.app.settingsFile())
 		}
 		return next, err
 	}
 }
 
-// watch calls listen, which returns when it fails, until the context ends. The failure says which events are missing.
+// watch calls listen, which returns when it fails, until the context ends. The failure says which events are
+// missing.
 func (d *daemon) watch(ctx context.Context, events string, listen func() error) {
 	const retry = 10 * time.Second
-	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; {
-		if err := listen(); ctx.Err() == nil && !errors.Is(err, nfnetlink.ErrLost) { // after which it listens again at once
-			log.Warn("no events of "+events+": only the interval applies", "err", err)
-			flowcontrol.Sleep(ctx, retry)
+	log := flowcontrol.LogOnce(d.log)
+	for ctx.Err() == nil {
+		err := listen()
+		if ctx.Err() != nil || errors.Is(err, nfnetlink.ErrLost) { // after which it listens again at once
+			continue
 		}
+		log.Warn("no events of "+events+": only the interval applies", "err", err)
+		flowcontrol.Sleep(ctx, retry)
 	}
+}
+
+func reportAddresses(ctx context.Context, loop *reconcile.Loop) error {
+	return nfnetlink.ListenAddresses(ctx, policy.ServiceInterface, loop.AddressesChanged)
 }
 
 func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.Watched) error {
@@ -238,9 +269,10 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	}
 	defer func() { _ = l.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	loop.Committed(reconcile.Commit{Generation: l.Began, Touched: true}) // commits before Listen were missed
-	// The kernel names the program. Its pid is that of a thread, in the initial PID namespace, whose number is
-	// PROC_PID_INIT_INO of the kernel.
+	// Commits before Listen were missed.
+	loop.Committed(reconcile.Commit{Generation: l.Began, Touched: true})
+	// The kernel names the program. Its pid is that of a thread, in the initial PID namespace, whose number
+	// is PROC_PID_INIT_INO of the kernel.
 	proc := "/proc"
 	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace != "pid:[4026531836]" {
 		proc = ""
@@ -261,7 +293,8 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 
 func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed func()) {
 	defer func() { _ = files.Close() }()
-	for log := flowcontrol.LogOnce(d.log); ctx.Err() == nil; {
+	log := flowcontrol.LogOnce(d.log)
+	for ctx.Err() == nil {
 		// The watcher retries, and Changed delivers then too.
 		if err := files.Err(); err != nil {
 			log.Warn("no events of some files: only the interval applies to them", "err", err)
@@ -283,15 +316,24 @@ func (d *daemon) thirdParty(r *reconcile.Report) (int, error) {
 // pluginVersion returns what the installed plugin prints, or "". It runs a changed file only.
 func (d *daemon) pluginVersion() string {
 	path := filepath.Join(d.current.Load().Node.Settings.CNIBinDir, config.PluginType)
-	file, err := os.Stat(path)
-	old := d.pluginFile
-	if d.pluginFile = file; err != nil {
+	before := d.pluginFile
+	var err error
+	d.pluginFile, err = os.Stat(path)
+	if err != nil {
 		return ""
 	}
-	if old == nil || !os.SameFile(file, old) || !file.ModTime().Equal(old.ModTime()) || file.Size() != old.Size() {
+	if !isSameVersion(before, d.pluginFile) {
 		d.installedVersion, _ = install.Version(context.Background(), path) // "" if it does not run
 	}
 	return d.installedVersion
+}
+
+// isSameVersion reports whether a file is as it was; nil is none.
+func isSameVersion(before, now os.FileInfo) bool {
+	if before == nil || !os.SameFile(before, now) {
+		return false
+	}
+	return before.Size() == now.Size() && before.ModTime().Equal(now.ModTime())
 }
 
 // writerOf returns the program that made a commit. While it runs, proc has its parent. The kernel may have

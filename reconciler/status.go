@@ -148,41 +148,74 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		return nil, err
 	}
 	if os.Geteuid() != 0 && errors.Is(n.active.err, fs.ErrPermission) {
-		return nil, fmt.Errorf("only root can read the state of the node, in %s: run status as root", policy.Printable(n.Dir.Path()))
+		const onlyRoot = "only root can read the state of the node, in %s: run status as root"
+		return nil, fmt.Errorf(onlyRoot, policy.Printable(n.Dir.Path()))
 	}
 	rules, active := cmp.Or(r.Rules, &enforce.State{}), cmp.Or(n.active.status, &metrics.Status{})
-	used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network)
 	s := &nodeStatus{
 		unread:       r.Rules == nil || r.Incomplete() != nil,
-		Reconciler:   reconcilerStatus{activeReconciler: n.active},
-		Plugin:       pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)},
+		Reconciler:   n.reconcilerStatus(),
+		Plugin:       n.pluginStatus(ctx, r),
 		SettingsFrom: n.settingsFrom, Settings: n.Settings.List(), DataDir: n.Dir.Path(),
-		Chains: chainsOf(rules, active.Chains), Programs: programsOf(ctx, n.Drivers, rules), Sources: sourcesOf(n, r, rules), Pods: podsOf(n, r, rules),
-		Conflist: conflistStatus{Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Manage},
+		Chains:   chainsOf(rules, active.Chains),
+		Programs: programsOf(ctx, n.Drivers, rules),
+		Sources:  sourcesOf(n, r, rules),
+		Pods:     podsOf(n, r, rules),
+		Conflist: n.conflistStatus(r),
 		BootUnit: bootUnitStatus{install.FindBootUnit(install.UnitDirs()), n.Dir.BootUnitRan()},
-		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal, Findings: n.findings(ctx, r),
-	}
-	if err != nil {
-		s.Conflist.Error = err.Error()
-	}
-	host := diagnose.Host{BinDir: n.Settings.CNIBinDir, ConfDir: r.Sources.ConfDir, State: r.State}
-	if !n.Settings.Conflist.Manage && !host.UsesPlugin() {
-		s.Conflist.Error = ""
-	} else if err := config.CheckPlugin(n.Settings.CNIBinDir); err != nil {
-		s.Plugin.Error = err.Error()
-	} else if s.Plugin.Version, err = n.pluginVersion(ctx, s.Plugin.Path); err != nil {
-		s.Plugin.Error = err.Error()
-	}
-	switch {
-	case n.active.Answers:
-		s.Reconciler.Started, s.Conflist.Managed = active.Started, active.ConflistManaged
-	case n.active.Running:
-		s.Reconciler.Error = n.active.err.Error()
-	default:
-		s.Reconciler.LastSeen = n.Dir.ReconcilerSeen()
+		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal,
+		Findings: n.findings(ctx, r),
 	}
 	s.Ready = n.active.Answers && len(s.found(diagnose.SeverityFault)) == 0
 	return s, nil
+}
+
+func (n *inspection) reconcilerStatus() reconcilerStatus {
+	s := reconcilerStatus{activeReconciler: n.active}
+	switch {
+	case n.active.Answers:
+		s.Started = n.active.status.Started
+	case n.active.Running:
+		s.Error = n.active.err.Error()
+	default:
+		s.LastSeen = n.Dir.ReconcilerSeen()
+	}
+	return s
+}
+
+// usesPlugin reports whether the node uses the plugin, or manages its entry.
+func (n *inspection) usesPlugin(r *reconcile.Report) bool {
+	host := diagnose.Host{BinDir: n.Settings.CNIBinDir, ConfDir: r.Sources.ConfDir, State: r.State}
+	return n.Settings.Conflist.Manage || host.UsesPlugin()
+}
+
+func (n *inspection) pluginStatus(ctx context.Context, r *reconcile.Report) pluginStatus {
+	s := pluginStatus{Path: filepath.Join(n.Settings.CNIBinDir, config.PluginType)}
+	if !n.usesPlugin(r) {
+		return s
+	}
+	err := config.CheckPlugin(n.Settings.CNIBinDir)
+	if err == nil {
+		s.Version, err = n.pluginVersion(ctx, s.Path)
+	}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	return s
+}
+
+func (n *inspection) conflistStatus(r *reconcile.Report) conflistStatus {
+	used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network)
+	s := conflistStatus{
+		Network: used.Name, File: used.Path, Entry: used.Entries > 0, Managed: n.Settings.Conflist.Manage,
+	}
+	if n.active.Answers {
+		s.Managed = n.active.status.ConflistManaged
+	}
+	if err != nil && n.usesPlugin(r) {
+		s.Error = err.Error()
+	}
+	return s
 }
 
 func chainsOf(rules *enforce.State, counted []metrics.ChainCount) []chainStatus {
@@ -266,10 +299,13 @@ func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourc
 	for _, id := range r.Pending {
 		states[id] = pending
 	}
-	of := map[reconcile.Reason]string{reconcile.ReasonSource: invalid, reconcile.ReasonConflict: superseded}
 	for _, p := range r.Problems {
-		if state, is := of[p.Reason]; is && p.Source != (policy.SourceID{}) {
-			states[p.Source] = state
+		switch {
+		case p.Source == policy.SourceID{}:
+		case p.Reason == reconcile.ReasonSource:
+			states[p.Source] = invalid
+		case p.Reason == reconcile.ReasonConflict:
+			states[p.Source] = superseded
 		}
 	}
 	sources := []sourceStatus{}
@@ -388,7 +424,8 @@ func (r reconcilerStatus) text(now time.Time) string {
 	return fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
 }
 
-// writeTable writes rows below their label and the names of the columns. Without a row it writes the text for none.
+// writeTable writes rows below their label and the names of the columns. Without a row it writes the text for
+// none.
 func (s *nodeStatus) writeTable(w *screen, label, none string, rows [][]string) {
 	switch {
 	case len(rows) > 1:
@@ -523,8 +560,8 @@ func terminalWidth(f *os.File) int {
 	return int(size.Col)
 }
 
-// wrapped breaks the lines of a text at spaces, so that they fit into the width. Longer words stay whole. Continuation
-// lines are indented as the text of the line behind its dash, at least by hanging.
+// wrapped breaks the lines of a text at spaces, so that they fit into the width. Longer words stay whole.
+// Continuation lines are indented as the text of the line behind its dash, at least by hanging.
 func wrapped(text string, width, hanging int) string {
 	const least = 40 // a narrower terminal breaks the lines itself, and 0 is no terminal
 	if width < least {
