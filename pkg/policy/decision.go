@@ -22,6 +22,9 @@ type Decision struct {
 // that is not known (the zero Addr) and an output interface that is not ("") are
 // replaced as Representative does; the reason then says for which the decision is
 // true. The addresses have no zones.
+//
+// It walks the desired chain without sets, for every backend: each rule of that chain names the key that it
+// comes from. A second implementation is only in the tests, as an oracle.
 func (p Policy) Decide(asked Packet) Decision {
 	f := FamilyOf(asked.Dst)
 	isMixed := asked.Src.IsValid() && FamilyOf(asked.Src) != f

@@ -249,12 +249,12 @@ func (rs *Ruleset) Find(f Family, name string) *Chain {
 	return nil
 }
 
-// RulesSchema is the version of the form in which chains are written. A chain whose
-// owner comment has a newer one is not changed.
+// RulesSchema is the version of the form in which chains are written: the 1 in ip-masq/1. A chain
+// whose owner comment has a newer one is not changed.
 const RulesSchema = 1
 
-// Owner identifies the writer of a chain, in a comment on its last rule. The zero
-// Owner is that of a chain without the comment.
+// Owner identifies the writer of a chain, in a comment on its last rule, where iptables -L and
+// nft list show it. The zero Owner is that of a chain without the comment.
 type Owner struct {
 	Schema  int
 	DataDir string

@@ -113,8 +113,8 @@ type Source struct {
 	ID     SourceID     `json:"source"`
 	Policy SourcePolicy `json:"policy"`
 
-	// Files has the policy of each agent file. All of them state the same chain, and Policy then has only the
-	// chain.
+	// Files has the policy of each agent file, so that explain can name the file of a value. All of them state
+	// the same chain, and Policy then has only the chain.
 	Files []FilePolicy `json:"files,omitempty"`
 
 	// Superseded is set on a network whose conflist is gone from the disk and that
