@@ -348,34 +348,52 @@ func (d *decoder) compare(e Cmp) {
 		return
 	}
 	h.used = true
-	number, mask := uint32(e.Data[0]), uint32(math.MaxUint32)
-	if len(e.Data) == 4 {
-		number = binary.NativeEndian.Uint32(e.Data)
-	}
-	if len(h.mask) == 4 {
-		mask = binary.NativeEndian.Uint32(h.mask)
-	}
-	not := e.Op == NotEqual
-	equality := not || e.Op == Equal
-	what, whole := h.what, len(e.Data) == h.size
+	isEquality := e.Op == Equal || e.Op == NotEqual
 	switch {
-	case what == Source || what == Destination:
+	case h.what == Source || h.what == Destination:
 		d.address(e)
-	case what == OutputName && equality:
-		d.outputName(e.Data, not)
-	case what == Probability && whole && e.Op == Less:
+	case h.what == OutputName && isEquality:
+		d.outputName(e.Data, e.Op == NotEqual)
+	case h.what == Probability && e.Op == Less && len(e.Data) == h.size:
 		d.probability(binary.BigEndian.Uint32(e.Data))
-	case !whole || !equality:
-		d.refuse(h.name)
-	case what == Protocol || what == NFProto || what == OutputIndex:
-		d.add(Condition{Field: what, Not: not, Value: number})
-	case what == Mark || what == ConnState:
-		d.add(Condition{Field: what, Not: not, Value: number, Mask: mask})
-	case (what == SourceLocal || what == DestinationLocal) && number == unix.RTN_LOCAL:
-		d.add(Condition{Field: what, Not: not})
+	case isEquality && len(e.Data) == h.size:
+		d.equals(e)
 	default:
 		d.refuse(h.name)
 	}
+}
+
+// equals decodes a comparison of a whole number in this machine's byte order.
+func (d *decoder) equals(e Cmp) {
+	h := &d.held
+	c := Condition{Field: h.what, Not: e.Op == NotEqual}
+	number := nativeNumber(e.Data)
+	switch h.what {
+	case Protocol, NFProto, OutputIndex:
+		c.Value = number
+	case Mark, ConnState:
+		c.Value, c.Mask = number, math.MaxUint32
+		if h.mask != nil {
+			c.Mask = nativeNumber(h.mask)
+		}
+	case SourceLocal, DestinationLocal:
+		if number != unix.RTN_LOCAL {
+			d.refuse(h.name)
+			return
+		}
+	default:
+		d.refuse(h.name)
+		return
+	}
+	d.add(c)
+}
+
+// nativeNumber decodes a number of 4 bytes or of one.
+func nativeNumber(data []byte) uint32 {
+	if len(data) == 4 {
+		return binary.NativeEndian.Uint32(data)
+	}
+	return uint32(data[0])
 }
 
 // concatenated refuses a comparison of more registers than the one that is held.
@@ -411,32 +429,41 @@ const net4, net6 = 4, 16
 // address decodes a comparison of an address or of its first bytes.
 func (d *decoder) address(e Cmp) {
 	h, size := d.held, d.addressSize()
+	bits := 8 * len(e.Data)
+	if h.mask != nil {
+		ones, length := net.IPMask(h.mask[:len(e.Data)]).Size()
+		if length == 0 {
+			d.refuse(h.name + " under a mask that is no prefix's")
+			return
+		}
+		bits = ones
+	}
 	var data [net6]byte
 	copy(data[:], e.Data)
-	a, _ := netip.AddrFromSlice(data[:size])
-	bits, known := 8*len(e.Data), 1
-	if h.mask != nil {
-		bits, known = net.IPMask(h.mask[:len(e.Data)]).Size()
-	}
-	prefix, ordered := netip.PrefixFrom(a, bits), h.mask == nil && len(e.Data) == size
+	isWhole := h.mask == nil && len(e.Data) == size
 	c := Condition{Field: h.what, Not: e.Op == NotEqual}
-	equality := c.Not || e.Op == Equal
 	switch {
-	case known == 0:
-		d.refuse(h.name + " under a mask that is no prefix's")
-		return
-	case equality && prefix.Masked().Addr() != a: // no address equals it
-	case equality:
-		c.Range = netipx.RangeOfPrefix(prefix)
-	case ordered && e.Op == GreaterOrEqual:
+	case e.Op == Equal || e.Op == NotEqual:
+		a, _ := netip.AddrFromSlice(data[:size])
+		c.Range = prefixRange(netip.PrefixFrom(a, bits))
+	case isWhole && e.Op == GreaterOrEqual:
 		c.Range = ipRange(data[:size], bytes.Repeat([]byte{0xff}, size))
-	case ordered && e.Op == LessOrEqual:
+	case isWhole && e.Op == LessOrEqual:
 		c.Range = ipRange(make([]byte, size), data[:size])
 	default:
 		d.refuse(h.name + " of another comparison")
 		return
 	}
 	d.add(c)
+}
+
+// prefixRange returns the addresses of a prefix: none if it has host bits set, as no address under its mask
+// equals it.
+func prefixRange(p netip.Prefix) netipx.IPRange {
+	if p.Masked() != p {
+		return netipx.IPRange{}
+	}
+	return netipx.RangeOfPrefix(p)
 }
 
 func ipRange(first, last []byte) netipx.IPRange {
