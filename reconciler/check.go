@@ -29,7 +29,7 @@ type answer struct {
 	Dropped    []string           `json:"dropped"`
 	Reset      uint64             `json:"connectionsReset,omitempty"` // connections that once reset
 	Stale      []string           `json:"stale"`                      // chains that no source asks for
-	Findings   []diagnose.Finding `json:"findings"`                   // the faults, as status and doctor have them
+	Findings   []diagnose.Finding `json:"findings"`                   // the faults
 	Warnings   []string           `json:"warnings"`
 	Reconciler *activeReconciler  `json:"reconciler,omitempty"` // whose settings check takes
 }
@@ -77,15 +77,19 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	before := len(r.Problems)
 	node.addReadiness(c.Context(), r)
 	if a.json() {
-		err = a.answer(r, problems, answer{Right: right, Drift: drift, Findings: faultFindings(node.problems(r, r.Problems)), Reconciler: &node.active})
+		findings := faultFindings(node.problems(r, r.Problems))
+		out := answer{Right: right, Drift: drift, Findings: findings, Reconciler: &node.active}
+		err = a.answer(r, problems, out)
 	} else {
 		node.printSettingsOrigin(a)
 		warn(a, r.Warnings)
 		err = joined(problems)
 		a.printDifferences(r, drift, len(problems) == 0)
-		known := func(p reconcile.Problem) bool { return slices.ContainsFunc(problems, p.SameCause) }
-		others := slices.DeleteFunc(node.problems(r, r.Problems[before:]), known) // rules can be right all the same
-		printEach(a.out, "%v", mapped(others, described))
+		for _, p := range node.problems(r, r.Problems[before:]) { // rules can be right all the same
+			if !slices.ContainsFunc(problems, p.SameCause) {
+				fmt.Fprintln(a.out, described(p))
+			}
+		}
 		if right {
 			fmt.Fprintln(a.out, summary(r))
 		}
@@ -150,7 +154,10 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		}
 	}
 	if a.json() {
-		return a.answer(r, r.Problems, answer{Result: r.Result, Right: r.Ready(), Drift: r.Drift, Findings: faultFindings(r.Problems), Reset: reset})
+		return a.answer(r, r.Problems, answer{
+			Result: r.Result, Right: r.Ready(), Drift: r.Drift, Reset: reset,
+			Findings: faultFindings(r.Problems),
+		})
 	}
 	printEach(a.out, "repaired: %s", r.Drift)
 	printEach(a.out, "applied: %s", r.Applied)

@@ -31,7 +31,10 @@ func faultFindings(problems []reconcile.Problem) []diagnose.Finding {
 	}
 	for _, f := range reconcile.Faults() {
 		if d := details[f.Reason]; d != nil {
-			found = append(found, diagnose.Finding{ID: string(f.Reason), Severity: diagnose.SeverityFault, Cause: f.Cause, Details: d, Remedy: f.Remedy})
+			found = append(found, diagnose.Finding{
+				ID: string(f.Reason), Severity: diagnose.SeverityFault,
+				Cause: f.Cause, Details: d, Remedy: f.Remedy,
+			})
 		}
 	}
 	return found
@@ -60,17 +63,13 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	}
 	s := cmp.Or(n.active.status, &metrics.Status{})
 	running := &diagnose.Running{
-		Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err, ManagesConflist: s.ConflistManaged,
+		Active: n.active.Running, Seen: n.Dir.ReconcilerSeen(), Err: n.active.err,
+		ManagesConflist: s.ConflistManaged,
 	}
 	found := n.entryFindings(ctx)
 	found["files-not-applied"] = n.notApplied(r)
-	if used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network); !s.ConflistManaged { // else the manager reports it
-		if err == nil && used.Entries > 0 { // a missing entry is another finding
-			err = used.MultusErr
-		}
-		if err != nil && (used.Entries > 0 || errors.Is(err, conflist.ErrDelegate)) {
-			found["multus"] = []error{err}
-		}
+	if err := n.multusErr(); err != nil && !s.ConflistManaged { // else the manager reports it
+		found["multus"] = []error{err}
 	}
 	warnings := func(id string) []error {
 		if len(found[id]) > 0 {
@@ -96,6 +95,20 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 	return append(faultFindings(n.problems(r, r.Problems)), diagnose.Examine(host)...)
 }
 
+// multusErr returns why an entry that is there, or would be in the file of a delegate, is without effect
+// behind Multus.
+func (n *inspection) multusErr() error {
+	used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network)
+	hasEntry := used.Entries > 0 // a missing entry is another finding
+	switch {
+	case err == nil && hasEntry:
+		return used.MultusErr
+	case hasEntry || errors.Is(err, conflist.ErrDelegate):
+		return err
+	}
+	return nil
+}
+
 // iptablesVersion returns the version of a variant of iptables, or that there is none.
 func (n *inspection) iptablesVersion(ctx context.Context, variant string) string {
 	for _, p := range n.Drivers.Programs(ctx, netfilter.Choice{Backend: policy.IPTables, Variant: variant}) {
@@ -109,7 +122,8 @@ func (n *inspection) iptablesVersion(ctx context.Context, variant string) string
 // podsWithoutRecord returns a line for each cause why pods have no record.
 func (n *inspection) podsWithoutRecord(r *reconcile.Report, hadADD int) (lines []string) {
 	if hadADD > 0 {
-		lines = append(lines, fmt.Sprintf("%d that had an ADD: an earlier version made the record, or it is damaged", hadADD))
+		const cause = "that had an ADD: an earlier version made the record, or it is damaged"
+		lines = append(lines, fmt.Sprintf("%d %s", hadADD, cause))
 	}
 	return append(lines, reconcile.DescribeUnrecorded(n.unrecordedPods(r))...)
 }
@@ -126,10 +140,17 @@ func (n *inspection) unrecordedPods(r *reconcile.Report) []reconcile.UnrecordedP
 // notApplied returns what the files of sources ask for and the active reconciler has not applied, unless it
 // says why.
 func (n *inspection) notApplied(r *reconcile.Report) (found []error) {
+	if !n.active.Answers {
+		return nil
+	}
+	said := map[policy.SourceID]bool{}
+	for _, p := range n.active.problems {
+		said[p.Source] = true
+	}
 	for _, source := range r.Pending {
-		says := func(p reconcile.Problem) bool { return p.Source == source }
-		if n.active.Answers && !slices.ContainsFunc(n.active.problems, says) {
-			found = append(found, fmt.Errorf("%s: the policy that its files state now is not in force", source))
+		if !said[source] {
+			err := fmt.Errorf("%s: the policy that its files state now is not in force", source)
+			found = append(found, err)
 		}
 	}
 	return found
@@ -146,7 +167,8 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	} else if n.Settings.Conflist.Manage {
 		conflists = newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx)
 	}
-	if left := newEditor(n.Settings, n.Node).CopyFinding(); left != nil && !slices.Contains(conflists, *left) {
+	left := newEditor(n.Settings, n.Node).CopyFinding()
+	if left != nil && !slices.Contains(conflists, *left) {
 		conflists = append(conflists, *left)
 	}
 	for _, f := range conflists {

@@ -55,8 +55,9 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 	n.active = ask(ctx, n.Dir)
 	if s := n.active.status; s != nil && a.config == "" {
 		if err := n.useSettings(a, s); err != nil {
-			n.active = activeReconciler{Running: true, problems: s.Problems, err: fmt.Errorf("its version is %s, and this one, %s, "+
-				"cannot take its settings: %w; use the program of that version", policy.Printable(s.Version), version, err)}
+			err = fmt.Errorf("its version is %s, and this one, %s, cannot take its settings: %w; "+
+				"use the program of that version", policy.Printable(s.Version), version, err)
+			n.active = activeReconciler{Running: true, problems: s.Problems, err: err}
 		}
 	}
 	if a.given(func(string) bool { return true }) {
@@ -128,7 +129,10 @@ func ask(ctx context.Context, dir *store.Dir) activeReconciler {
 	if err != nil {
 		return activeReconciler{Running: dir.ReconcilerActive(), err: err}
 	}
-	return activeReconciler{Running: true, Answers: true, PID: &status.PID, Version: &status.Version, status: status, problems: status.Problems}
+	return activeReconciler{
+		Running: true, Answers: true, PID: &status.PID, Version: &status.Version,
+		status: status, problems: status.Problems,
+	}
 }
 
 // printSettingsOrigin writes where settings come from that are not the reconciler's, unless --config says it.
@@ -136,7 +140,8 @@ func (n *inspection) printSettingsOrigin(a *app) {
 	switch {
 	case a.config != "" || n.active.Answers:
 	case n.active.Running:
-		fmt.Fprintf(a.err, "settings: the reconciler that runs does not answer: %v; %s\n", n.active.err, n.settingsFrom)
+		fmt.Fprintf(a.err, "settings: the reconciler that runs does not answer: %v; %s\n",
+			n.active.err, n.settingsFrom)
 	default:
 		fmt.Fprintf(a.err, "settings: no reconciler runs; %s\n", n.settingsFrom)
 	}
@@ -145,12 +150,19 @@ func (n *inspection) printSettingsOrigin(a *app) {
 // problems returns why the node is not ready, as the reconciler and a dry run tell. While the reconciler
 // tells why a policy is not in force yet, the rules that it asks for are no reason of their own.
 func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []reconcile.Problem {
-	withheld := slices.ContainsFunc(n.active.problems, func(p reconcile.Problem) bool { return slices.Contains(r.Pending, p.Source) })
-	reported := func(p reconcile.Problem) bool {
-		return slices.ContainsFunc(n.active.problems, p.SameCause) ||
-			withheld && p.Source == (policy.SourceID{}) && p.Reason == reconcile.ReasonRules
+	withheld := false
+	for _, p := range n.active.problems {
+		withheld = withheld || slices.Contains(r.Pending, p.Source)
 	}
-	return append(slices.DeleteFunc(append([]reconcile.Problem{}, own...), reported), n.active.problems...)
+	all := []reconcile.Problem{}
+	for _, p := range own {
+		isReported := slices.ContainsFunc(n.active.problems, p.SameCause)
+		isOfRules := p.Source == policy.SourceID{} && p.Reason == reconcile.ReasonRules
+		if !isReported && (!withheld || !isOfRules) {
+			all = append(all, p)
+		}
+	}
+	return append(all, n.active.problems...)
 }
 
 func described(p reconcile.Problem) error { return fmt.Errorf("%s: %w", p.Reason, p.Err) }

@@ -227,7 +227,9 @@ func (a *app) logger(s config.Settings) *slog.Logger {
 // remedied adds the remedy to the error of a file system that is mounted read-only.
 func remedied(err error) error {
 	if errors.Is(err, unix.EROFS) {
-		return fmt.Errorf("%w; let this program write there: in a container, mount it writable; in a unit of systemd, add it to ReadWritePaths", err)
+		const remedy = "let this program write there: in a container, mount it writable; " +
+			"in a unit of systemd, add it to ReadWritePaths"
+		return fmt.Errorf("%w; %s", err, remedy)
 	}
 	return err
 }

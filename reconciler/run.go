@@ -203,7 +203,9 @@ func (d *daemon) settingsAre(s config.Settings, bad error) {
 }
 
 // waitForSettings returns when settings or their error change. SIGHUP makes it call syncNow and read them.
-func (d *daemon) waitForSettings(ctx context.Context, s config.Settings, bad error, syncNow func()) (config.Settings, error) {
+func (d *daemon) waitForSettings(
+	ctx context.Context, s config.Settings, bad error, syncNow func(),
+) (config.Settings, error) {
 	// A file is empty while it is written; events can be lost.
 	const quiet, maximum, poll = 100 * time.Millisecond, time.Second, time.Minute
 	changed := flowcontrol.Debounce{Quiet: quiet, Longest: maximum}

@@ -377,15 +377,21 @@ func (s podsStatus) text() string {
 	return text
 }
 
+// settingsText returns where the settings come from, and those that are not the defaults.
 func (s *nodeStatus) settingsText() string {
-	defaults := config.DefaultSettings().List()
+	defaults := map[string]string{}
+	for _, d := range config.DefaultSettings().List() {
+		defaults[d.Key] = d.Value
+	}
 	text := s.SettingsFrom
 	for _, x := range s.Settings {
-		isDefault := x.Origin == config.DefaultOrigin ||
-			slices.ContainsFunc(defaults, func(d config.Setting) bool { return d.Key == x.Key && d.Value == x.Value })
-		if !isDefault && x.Key != "data_dir" { // which has a row of its own
-			text += fmt.Sprintf("\n%s = %s (%s)", x.Key, policy.Printable(cmp.Or(x.Value, "none")), policy.Printable(x.Origin))
+		value, isKey := defaults[x.Key]
+		isDefault := x.Origin == config.DefaultOrigin || isKey && value == x.Value
+		if isDefault || x.Key == "data_dir" { // which has a row of its own
+			continue
 		}
+		shown := policy.Printable(cmp.Or(x.Value, "none"))
+		text += fmt.Sprintf("\n%s = %s (%s)", x.Key, shown, policy.Printable(x.Origin))
 	}
 	return text
 }
@@ -421,7 +427,8 @@ func (r reconcilerStatus) text(now time.Time) string {
 	case r.LastSeen.IsZero():
 		return "not running; no reconciler has run with this data dir"
 	}
-	return fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), r.LastSeen.UTC().Format("2006-01-02 15:04 MST"))
+	at := r.LastSeen.UTC().Format("2006-01-02 15:04 MST")
+	return fmt.Sprintf("not running; last seen %s ago (%s)", diagnose.Age(now.Sub(r.LastSeen)), at)
 }
 
 // writeTable writes rows below their label and the names of the columns. Without a row it writes the text for
@@ -431,7 +438,9 @@ func (s *nodeStatus) writeTable(w *screen, label, none string, rows [][]string) 
 	case len(rows) > 1:
 		w.WriteString(label + "\n")
 		columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		printEach(columns, "  %s", mapped(rows, func(cells []string) string { return strings.Join(cells, "\t") }))
+		for _, cells := range rows {
+			fmt.Fprintf(columns, "  %s\n", strings.Join(cells, "\t"))
+		}
 		_ = columns.Flush() // never fails
 	case s.unread:
 		w.row(label, "unknown, for the reason above")
@@ -445,7 +454,8 @@ func (s *nodeStatus) writeChains(w *screen) {
 	for _, c := range s.Chains {
 		row := []string{c.Chain, string(c.Family), s.backendText(c), fmt.Sprint(c.Rules), "-", "-"}
 		if c.Connections != nil {
-			row[4], row[5] = fmt.Sprint(c.Connections[string(policy.ActionMasquerade)]), fmt.Sprint(c.Connections[string(policy.ActionExempt)])
+			row[4] = fmt.Sprint(c.Connections[string(policy.ActionMasquerade)])
+			row[5] = fmt.Sprint(c.Connections[string(policy.ActionExempt)])
 		}
 		rows = append(rows, row)
 	}
@@ -516,12 +526,19 @@ func (s *nodeStatus) repairsText(now time.Time) string {
 		return "none since the reconciler started"
 	}
 	last := s.Repairs[0]
-	return fmt.Sprintf("%d since the reconciler started; the last %s ago in %s: %d missing, %d unexpected; changed by %s",
-		s.RepairsTotal, diagnose.Age(now.Sub(last.At)), cmp.Or(strings.Join(last.Chains, ", "), "the guard tables"), last.Missing, last.Unexpected, last.By)
+	age, chains := diagnose.Age(now.Sub(last.At)), cmp.Or(strings.Join(last.Chains, ", "), "the guard tables")
+	return fmt.Sprintf("%d since the reconciler started; the last %s ago in %s: "+
+		"%d missing, %d unexpected; changed by %s",
+		s.RepairsTotal, age, chains, last.Missing, last.Unexpected, last.By)
 }
 
-func (s *nodeStatus) found(severity diagnose.Severity) []diagnose.Finding {
-	return slices.DeleteFunc(slices.Clone(s.Findings), func(f diagnose.Finding) bool { return f.Severity != severity })
+func (s *nodeStatus) found(severity diagnose.Severity) (found []diagnose.Finding) {
+	for _, f := range s.Findings {
+		if f.Severity == severity {
+			found = append(found, f)
+		}
+	}
+	return found
 }
 
 func idsOf(found []diagnose.Finding) string {
