@@ -108,7 +108,7 @@ func (e *examination) findViolations() error {
 			s := survey{
 				examination: e, rules: rules, routes: routes, family: f, policy: p,
 				guard:   e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f}),
-				indexOf: map[*thirdparty.Rule]int{},
+				indexOf: map[*thirdparty.Rule]int{}, parts: map[netip.Prefix]*thirdparty.Ruleset{},
 			}
 			e.violations = append(e.violations, s.violations()...)
 		}
@@ -141,6 +141,23 @@ type survey struct {
 
 	found   []violation
 	indexOf map[*thirdparty.Rule]int // in found
+	// parts has the rules that packets to a prefix can meet, as there can be thousands of both.
+	parts map[netip.Prefix]*thirdparty.Ruleset
+}
+
+// rulesFor returns the rules that packets to a prefix can meet, of those for a prefix that is 8 bits shorter.
+func (s *survey) rulesFor(to netip.Prefix) *thirdparty.Ruleset {
+	const step = 8
+	if to.Bits() <= 0 {
+		return s.rules
+	}
+	part := s.parts[to]
+	if part == nil {
+		wider := netip.PrefixFrom(to.Addr(), max(to.Bits()-step, 0)).Masked()
+		part = s.rulesFor(wider).Restrict(thirdparty.Packet{Dst: to, SrcLocal: thirdparty.Perhaps})
+		s.parts[to] = part
+	}
+	return part
 }
 
 func (s *survey) violations() []violation {
@@ -151,7 +168,7 @@ func (s *survey) violations() []violation {
 		// Multicast is not routed: a rule for it alone would be a finding on every node with a rule such as
 		// kindnet's.
 		if d.Action == policy.ActionExempt && d.HasKey() && isOfFamily {
-			s.about(d.Prefix.String(), scope, exempt.Intersect(policy.RangesOf(d.Prefix)))
+			s.about(d.Prefix.String(), scope, partOf(exempt, d.Prefix))
 		}
 	}
 	all := policy.RangesOf(s.family.All())
@@ -287,7 +304,7 @@ func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop)
 
 func (s *survey) askFrom(search *thirdparty.Search, sources policy.Ranges, p thirdparty.Packet) {
 	for _, p.Src = range prefixesOf(sources) {
-		search.About(s.rules, p)
+		search.About(s.rulesFor(p.Dst), p)
 	}
 }
 
@@ -312,6 +329,18 @@ func (s *survey) note(r *thirdparty.Rule, exempt, doubt string) {
 	case doubt == "" || v.doubt != "":
 		v.exempt = append(v.exempt, exempt)
 	}
+}
+
+// partOf returns the part of ranges that is in a prefix. It looks at no others, as there can be 10,000.
+func partOf(ranges policy.Ranges, p netip.Prefix) policy.Ranges {
+	whole := netipx.RangeOfPrefix(p)
+	lastOf := func(r netipx.IPRange, a netip.Addr) int { return r.To().Compare(a) }
+	first, _ := slices.BinarySearchFunc(ranges, whole.From(), lastOf)
+	end := first
+	for end < len(ranges) && ranges[end].From().Compare(whole.To()) <= 0 {
+		end++
+	}
+	return ranges[first:end].Intersect(policy.RangesOf(p))
 }
 
 // prefixesOf returns the prefixes that make up ranges.

@@ -42,7 +42,7 @@ func (s *Search) About(r *Ruleset, p Packet) {
 			s.note(rule, answer)
 		}
 	default:
-		rest := r.restrict(p)
+		rest := r.Restrict(p)
 		s.About(rest, parts[0])
 		s.About(rest, parts[1])
 	}
@@ -84,8 +84,8 @@ func split(p Packet, by Addresses) []Packet {
 	return []Packet{low, high}
 }
 
-// restrict returns the ruleset without the rules that no such packet meets, whatever its mark is then.
-func (r *Ruleset) restrict(p Packet) *Ruleset {
+// Restrict returns the ruleset without the rules that no such packet meets, whatever its mark is then.
+func (r *Ruleset) Restrict(p Packet) *Ruleset {
 	m := newMachine(r.family, p)
 	out := &Ruleset{family: r.family}
 	tables := map[*table]*table{}
