@@ -348,31 +348,6 @@ func unmarshal(doc []byte, to any) error {
 	return syntaxError(doc, err)
 }
 
-// ConflistRecord is the file in the dataDir about the conflists that ip-masq has changed.
-type ConflistRecord struct {
-	// Entry is the last valid content of conflist.entry_file, or nil if there was none.
-	Entry json.RawMessage `json:"entry,omitempty"`
-	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it,
-	// or found there equal to the entry file: two while one entry replaces the other, and one otherwise.
-	Digests map[string][]string `json:"digests,omitempty"`
-	// Generated maps the path of a list that ip-masq generated to the digest of its value without the plugin entry.
-	Generated map[string]string `json:"generated,omitempty"`
-}
-
-// ReadConflistRecord returns an empty record if the file is missing or damaged; it is written again.
-func ReadConflistRecord(path string) (r ConflistRecord) {
-	_ = readRecord(path, &r)
-	return r
-}
-
-func readRecord(path string, to any) error {
-	doc, _, err := safefile.ReadFile(path, maxConfSize)
-	if err == nil {
-		err = json.Unmarshal(doc, to)
-	}
-	return err
-}
-
 // DigestOf returns the digest of a text, such as a conflist.
 func DigestOf(doc []byte) string {
 	sum := sha256.Sum256(doc)

@@ -226,7 +226,7 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
 	used := slices.Contains(e.Keep, filepath.Base(list.File))
-	record := config.ReadConflistRecord(e.RecordPath)
+	record := readEntryRecord(e.RecordPath)
 	isOwn := isKnownGenerated(list, record) || readCopyRecord(e.CopyRecord).isCopy(list)
 	switch {
 	case isOwn && !used:
@@ -261,7 +261,7 @@ func (e Editor) find() (Network, error) {
 	c, err := config.ReadConfDir(e.Dir)
 	lists := slices.DeleteFunc(slices.Clone(c.Conflists), readCopyRecord(e.CopyRecord).isCopy)
 	n, err := find(e.Dir, e.Network, lists, c.Conflists, err)
-	if err == nil && isGenerated(n.Conflist, config.ReadConflistRecord(e.RecordPath)) {
+	if err == nil && isGenerated(n.Conflist, readEntryRecord(e.RecordPath)) {
 		n.Generated, n.Original = true, original(n.Path)
 	}
 	return n, err

@@ -18,7 +18,7 @@ import (
 // entry file states another one. A replacement is asked for first: an entry that fails every ADD changes nothing. A
 // network without a path is not known now.
 func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
-	record := config.ReadConflistRecord(m.RecordPath)
+	record := readEntryRecord(m.RecordPath)
 	entry, fromFile, err := m.ReadEntry()
 	good := []byte(record.Entry)
 	if good == nil {

@@ -46,7 +46,7 @@ func original(path string) string {
 // that somebody else has changed, such as another program that appended its plugin, is a list like others from then on:
 // it neither follows the other file nor is removed with it. Of a list without a record, such as after the state was lost,
 // the form tells: nobody else writes exactly that.
-func isGenerated(list config.Conflist, record config.ConflistRecord) bool {
+func isGenerated(list config.Conflist, record entryRecord) bool {
 	_, isRecorded := record.Generated[list.File]
 	return isKnownGenerated(list, record) || !isRecorded && hasGeneratedForm(list)
 }
@@ -62,7 +62,7 @@ func hasGeneratedForm(list config.Conflist) bool {
 }
 
 // isKnownGenerated reports whether a list is what ip-masq generated last, by the record, or would generate now.
-func isKnownGenerated(list config.Conflist, record config.ConflistRecord) bool {
+func isKnownGenerated(list config.Conflist, record entryRecord) bool {
 	if !strings.HasSuffix(list.File, generatedSuffix) {
 		return false
 	}

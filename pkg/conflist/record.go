@@ -16,6 +16,27 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
+// entryRecord is the file in the dataDir about the conflists that ip-masq has changed.
+type entryRecord struct {
+	// Entry is the last valid content of conflist.entry_file, or nil if there was none.
+	Entry json.RawMessage `json:"entry,omitempty"`
+	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it, or
+	// found there equal to the entry file: two while one entry replaces the other, and one otherwise.
+	Digests map[string][]string `json:"digests,omitempty"`
+	// Generated maps the path of a list that ip-masq generated to the digest of its value without the plugin entry.
+	Generated map[string]string `json:"generated,omitempty"`
+}
+
+// readEntryRecord returns an empty record if the file is missing or damaged; it is written again.
+func readEntryRecord(path string) entryRecord {
+	var r entryRecord
+	doc, _, err := safefile.ReadFile(path, maxSize)
+	if err != nil || json.Unmarshal(doc, &r) != nil {
+		return entryRecord{}
+	}
+	return r
+}
+
 // valuesOf returns the values of the keys of an entry in a form without order and space.
 func valuesOf(entry []byte) map[string]string {
 	members, values := map[string]any{}, map[string]string{}
@@ -36,7 +57,7 @@ func digestOf(entry []byte) string {
 
 // inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of
 // an earlier version, is ip-masq's if the backup is the file without it.
-func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
+func (e Editor) inserted(n Network, record entryRecord) bool {
 	if digests, known := record.Digests[n.Path]; known {
 		return slices.Contains(digests, digestOf(n.entryText()))
 	}
@@ -52,7 +73,7 @@ func (e Editor) inserted(n Network, record config.ConflistRecord) bool {
 // generated as such, if that changes anything. It forgets files that are gone.
 func (e Editor) recordEntries(ctx context.Context, n Network, entries ...[]byte) error {
 	return e.record(ctx, "record the plugin entry", e.RecordPath, func(d *safefile.Dir, name string) error {
-		r := config.ReadConflistRecord(e.RecordPath)
+		r := readEntryRecord(e.RecordPath)
 		before, _ := json.Marshal(r)
 		if r.Digests == nil {
 			r.Digests = map[string][]string{}
