@@ -147,8 +147,9 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 	return errors.Join(errs...)
 }
 
-// installBootUnit writes the boot unit into a directory; "" is none. What keeps it from that is a warning: the rules are
-// restored without the unit, too, only later. A unit that is there already must name the dataDir.
+// installBootUnit writes the boot unit into a directory; "" is none. What keeps it from that is a warning:
+// the rules are restored without the unit, too, only later. A unit that is there already must name the
+// dataDir.
 func (r *installation) installBootUnit(ctx context.Context, dir, dataDir string) {
 	text, err := install.BootUnit(r.BinDir, dataDir)
 	if dir == "" {
@@ -329,8 +330,9 @@ func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	return entry, true, nil
 }
 
-// checkNetwork returns a function that returns why the plugin would refuse all pods: plugin.toml is bad, or the
-// dataDir is refused. The plugin creates one that is missing, and need not write to it while the rules are correct.
+// checkNetwork returns a function that returns why the plugin would refuse all pods: plugin.toml is bad, or
+// the dataDir is refused. The plugin creates one that is missing, and need not write to it while the rules
+// are correct.
 func checkNetwork(dir *store.Dir) func(network string) error {
 	return func(string) error {
 		_, err := config.ReadPluginFile(config.DefaultPluginFile)

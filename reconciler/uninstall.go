@@ -115,7 +115,8 @@ func (u *uninstallation) step(ctx context.Context) error {
 	return remedied(errors.Join(err, lock.Release()))
 }
 
-// removeBootUnit removes the boot unit. One that stays restores no rule once the documents are gone, so it is a warning.
+// removeBootUnit removes the boot unit. One that stays restores no rule once the documents are gone, so it is
+// a warning.
 func (u *uninstallation) removeBootUnit() {
 	path, err := install.RemoveBootUnit(u.bootUnit)
 	if err != nil {
@@ -126,8 +127,9 @@ func (u *uninstallation) removeBootUnit() {
 	}
 }
 
-// lockInstance takes the instance lock, or fails if another reconciler runs, which may insert the entry again. If a
-// dataDir cannot be used, the entry is removed all the same, and the removal of the state reports it.
+// lockInstance takes the instance lock, or fails if another reconciler runs, which may insert the entry
+// again. If a dataDir cannot be used, the entry is removed all the same, and the removal of the state reports
+// it.
 func lockInstance(node *reconcile.Node) (*store.InstanceLock, error) {
 	if safefile.IsMissing(node.Dir.Path()) {
 		return nil, nil // the lock would create it

@@ -14,8 +14,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// backup keeps the text that a file had before ip-masq changed it last (mode 0600: it may have credentials), and
-// returns the path of the copy: the file's name with the SHA-256 of its path. No runtime loads it.
+// backup keeps the text that a file had before ip-masq changed it last (mode 0600: it may have credentials),
+// and returns the path of the copy: the file's name with the SHA-256 of its path. No runtime loads it.
 func backup(ctx context.Context, makeDir func() (string, error), path string, was []byte) (kept string, err error) {
 	dir, err := makeDir()
 	if err == nil {
@@ -30,8 +30,8 @@ func backup(ctx context.Context, makeDir func() (string, error), path string, wa
 	return kept, nil
 }
 
-// backupBeside keeps the text beside the file, under a name that has the text's digest and that no runtime loads: what
-// is there under it is this text.
+// backupBeside keeps the text beside the file, under a name that has the text's digest and that no runtime
+// loads: what is there under it is this text.
 func backupBeside(ctx context.Context, path string, was []byte) (kept string, err error) {
 	const digits = 16
 	kept = path + "." + config.DigestOf(was)[:digits] + ".bak"

@@ -16,10 +16,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// copyRecord is the record of the copy that an earlier version made: it kept the plugin entry in a copy of the main CNI
-// plugin's file, which the runtime found first. The copy never ended well beside other programs that write conflists, so
-// it is removed once the entry is in the main CNI plugin's file. A copy that another program has changed since is not
-// only ip-masq's: it stays, and a finding names it.
+// copyRecord is the record of the copy that an earlier version made: it kept the plugin entry in a copy of
+// the main CNI plugin's file, which the runtime found first. The copy never ended well beside other programs
+// that write conflists, so it is removed once the entry is in the main CNI plugin's file. A copy that another
+// program has changed since is not only ip-masq's: it stays, and a finding names it.
 type copyRecord struct {
 	File   string `json:"file"`   // the path of the copy
 	Main   string `json:"main"`   // the path of the file that was copied
@@ -65,7 +65,8 @@ func (r copyRecord) isCopy(list config.Conflist) bool {
 	return err == nil && bytes.Equal(without, mainWithout)
 }
 
-// names reports whether a file is the one on record, by its name. An administrator may have another one of that name.
+// names reports whether a file is the one on record, by its name. An administrator may have another one of
+// that name.
 func (r copyRecord) names(list config.Conflist) bool {
 	isName := slices.Contains([]string{"05-ip-masq.conflist", "00-ip-masq.conflist"}, filepath.Base(list.File))
 	return isName && list.File == r.File
@@ -73,8 +74,8 @@ func (r copyRecord) names(list config.Conflist) bool {
 
 func (r copyRecord) isOriginal(text []byte) bool { return config.DigestOf(text) == r.Digest }
 
-// removeCopy removes the copy that an earlier version made, and returns its path, "" if there is none. A copy to which
-// Multus delegates stays until Multus does so no more.
+// removeCopy removes the copy that an earlier version made, and returns its path, "" if there is none. A copy
+// to which Multus delegates stays until Multus does so no more.
 func (e Editor) removeCopy(ctx context.Context) (path string, err error) {
 	record := readCopyRecord(e.CopyRecord)
 	if record.File == "" {

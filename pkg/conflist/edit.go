@@ -27,14 +27,15 @@ type Editor struct {
 	Replace    bool   // an entry that is there, too
 	RecordPath string // the file about what was inserted; "" for none
 	CopyRecord string // the file about the copy of a conflist that an earlier version made; "" for none
-	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. Where none can be
-	// kept there, it is kept beside the file: without a backup no file is changed.
+	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. Where
+	// none can be kept there, it is kept beside the file: without a backup no file is changed.
 	Backups func() (string, error)
 	// Keep lists the base names of generated lists to which Multus delegates: Remove keeps the files.
 	Keep []string
 	// Check returns why the plugin would refuse every entry in a network; nil accepts all.
 	Check func(network string) error
-	// Ask returns why ADDs would fail with the entry of a conflist; nil accepts all. It is called before a replacement.
+	// Ask returns why ADDs would fail with the entry of a conflist; nil accepts all. It is called before a
+	// replacement.
 	Ask func(ctx context.Context, list config.Conflist) error
 }
 
@@ -59,9 +60,9 @@ type Change struct {
 // maxAttempts is how often an edit is tried while another program changes the file.
 const maxAttempts = 5
 
-// Insert makes sure that the network has exactly one plugin entry; one that exists stays, unless Replace is set. From the
-// configuration of a single plugin it generates a list, and updates that when the configuration changes. After an error
-// the file is unchanged. Insert waits for other processes of ip-masq until ctx ends.
+// Insert makes sure that the network has exactly one plugin entry; one that exists stays, unless Replace is
+// set. From the configuration of a single plugin it generates a list, and updates that when the configuration
+// changes. After an error the file is unchanged. Insert waits for other processes of ip-masq until ctx ends.
 func (e Editor) Insert(ctx context.Context) (Change, error) {
 	c, err := Change{}, errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
@@ -170,7 +171,8 @@ func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model strin
 	return c, err
 }
 
-// write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the model.
+// write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the
+// model.
 func (e Editor) write(ctx context.Context, c Change, model string, was, now []byte) (Change, error) {
 	if bytes.Equal(was, now) {
 		return c, nil
@@ -197,8 +199,9 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	return c, err
 }
 
-// Remove removes the plugin entries of all networks, the generated lists and the copy that an earlier version made. It
-// goes on after an error, and returns the changes beside the errors: a file that does not parse may have an entry.
+// Remove removes the plugin entries of all networks, the generated lists and the copy that an earlier version
+// made. It goes on after an error, and returns the changes beside the errors: a file that does not parse may
+// have an entry.
 func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged

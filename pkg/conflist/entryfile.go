@@ -14,9 +14,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's and the
-// entry file states another one. A replacement is asked for first: an entry that fails every ADD changes nothing. A
-// network without a path is not known now.
+// follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's
+// and the entry file states another one. A replacement is asked for first: an entry that fails every ADD
+// changes nothing. A network without a path is not known now.
 func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	record := readEntryRecord(m.RecordPath)
 	entry, fromFile, err := m.ReadEntry()
@@ -64,8 +64,8 @@ func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	}
 }
 
-// followInto decides about a file without an entry of its own: another entry than the last good one is asked for before
-// it is inserted. Where Multus has the entry, nothing is inserted.
+// followInto decides about a file without an entry of its own: another entry than the last good one is asked
+// for before it is inserted. Where Multus has the entry, nothing is inserted.
 func (m *Manager) followInto(ctx context.Context, n Network, entry, good []byte, s *Status) {
 	isNew := n.Entries == 0 && good != nil && len(differences(entry, good)) > 0
 	if isNew && m.dry {

@@ -13,7 +13,8 @@ import (
 )
 
 var (
-	// ErrNoNetworks reports a directory without a network, or none, as before the main CNI plugin is installed.
+	// ErrNoNetworks reports a directory without a network, or none, as before the main CNI plugin is
+	// installed.
 	ErrNoNetworks = errors.New("no network there yet")
 	// ErrNetworkNotFound reports that the directory has networks, but not the named one.
 	ErrNetworkNotFound = errors.New("no such network there")
@@ -28,23 +29,26 @@ type Network struct {
 	Path    string // in the directory; it may be a symlink
 	Name    string
 	Entries int // plugin entries in the file
-	// Generated tells that ip-masq generated the list from another file, whose path is Original. Original is "" if that
-	// file is gone, because the main CNI plugin was uninstalled. The list is then stale. Editor.Find sets both.
+	// Generated tells that ip-masq generated the list from another file, whose path is Original. Original is
+	// "" if that file is gone, because the main CNI plugin was uninstalled. The list is then stale.
+	// Editor.Find sets both.
 	Generated bool
 	Original  string
 	Conflist  config.Conflist // what the file says
 
-	// Multus is the path of the configuration of Multus through which the runtime uses the network, "" if there is none. Multus
-	// generates it from the network's own file, so a plugin entry in it would be lost.
+	// Multus is the path of the configuration of Multus through which the runtime uses the network, "" if
+	// there is none. Multus generates it from the network's own file, so a plugin entry in it would be lost.
 	Multus    string
 	MultusErr error // why pods do not get the network as its own file has it, until Multus generates its configuration again
 }
 
-// Find returns the network in a configuration directory that a runtime uses: the first file by name, or the first that
-// has the named network. If this is Multus, it is the network that Multus delegates to, or ErrDelegate.
+// Find returns the network in a configuration directory that a runtime uses: the first file by name, or the
+// first that has the named network. If this is Multus, it is the network that Multus delegates to, or
+// ErrDelegate.
 //
-// A file that libcni cannot load is an ErrBroken if it is the first: containerd stops at it, CRI-O and podman go on.
-// If a network is named, it is one only if no other file has that network. A list of "loopback" alone does not count.
+// A file that libcni cannot load is an ErrBroken if it is the first: containerd stops at it, CRI-O and podman
+// go on. If a network is named, it is one only if no other file has that network. A list of "loopback" alone
+// does not count.
 func Find(dir, network string) (Network, error) {
 	c, err := config.ReadConfDir(dir)
 	return find(dir, network, c.Conflists, c.Conflists, err)

@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// Other programs flap if they remove the entry maxRemovals times, or write the file maxRewrites times, within
-	// flappingWindow. It lasts until the file has stayed as it is for as long as they took, and for minStay.
+	// Other programs flap if they remove the entry maxRemovals times, or write the file maxRewrites times,
+	// within flappingWindow. It lasts until the file has stayed as it is for as long as they took, and for
+	// minStay.
 	maxRemovals    = 5
 	maxRewrites    = 20
 	flappingWindow = 10 * time.Minute
@@ -21,8 +22,8 @@ const (
 	quietFile = 100 * time.Millisecond
 )
 
-// flapping detects that another program removes the plugin entry repeatedly, and that other programs fight about the
-// file, which concerns pods even where the entry is there at each look.
+// flapping detects that another program removes the plugin entry repeatedly, and that other programs fight
+// about the file, which concerns pods even where the entry is there at each look.
 type flapping struct {
 	present bool        // the entry was there at the last look, or was inserted since
 	text    string      // the digest of the file's text at that time
@@ -48,8 +49,8 @@ func (f *flapping) look(n Network, now time.Time) {
 	}
 }
 
-// isRewritten reports whether the file is another one than before in a way that counts: with another text, or while it
-// is still being written. A program that writes the same text once a second fights with nobody.
+// isRewritten reports whether the file is another one than before in a way that counts: with another text, or
+// while it is still being written. A program that writes the same text once a second fights with nobody.
 func (f *flapping) isRewritten(before flapping, now time.Time) bool {
 	if f.info == nil || before.info == nil {
 		return false

@@ -15,8 +15,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// generatedSuffix ends the name of a list that was generated from the configuration of a single plugin. Its first byte
-// sorts before the dot of an extension, so the runtime uses the list and not the other file.
+// generatedSuffix ends the name of a list that was generated from the configuration of a single plugin. Its
+// first byte sorts before the dot of an extension, so the runtime uses the list and not the other file.
 const generatedSuffix = "-made-by-ip-masq.conflist"
 
 // generatedPath returns the path of the list that is generated from a .conf or .json file.
@@ -24,8 +24,8 @@ func generatedPath(conf string) string {
 	return strings.TrimSuffix(conf, filepath.Ext(conf)) + generatedSuffix
 }
 
-// listOfSingle returns the list for a single plugin's configuration, with its name and CNI version, as in libcni's
-// ConfListFromConf.
+// listOfSingle returns the list for a single plugin's configuration, with its name and CNI version, as in
+// libcni's ConfListFromConf.
 func listOfSingle(conf config.Conflist) []byte {
 	const format = "{\"name\":%q,\"cniVersion\":%q,\"plugins\":[\n%s\n]}\n"
 	return fmt.Appendf(nil, format, conf.Network, conf.CNIVersion, bytes.TrimSpace(conf.Doc))
@@ -42,10 +42,10 @@ func original(path string) string {
 	return ""
 }
 
-// isGenerated reports whether ip-masq generated a list, and nobody has changed more than the plugin entry since. A list
-// that somebody else has changed, such as another program that appended its plugin, is a list like others from then on:
-// it neither follows the other file nor is removed with it. Of a list without a record, such as after the state was lost,
-// the form tells: nobody else writes exactly that.
+// isGenerated reports whether ip-masq generated a list, and nobody has changed more than the plugin entry
+// since. A list that somebody else has changed, such as another program that appended its plugin, is a list
+// like others from then on: it neither follows the other file nor is removed with it. Of a list without a
+// record, such as after the state was lost, the form tells: nobody else writes exactly that.
 func isGenerated(list config.Conflist, record entryRecord) bool {
 	_, isRecorded := record.Generated[list.File]
 	return isKnownGenerated(list, record) || !isRecorded && hasGeneratedForm(list)
@@ -61,7 +61,8 @@ func hasGeneratedForm(list config.Conflist) bool {
 	return err == nil && bytes.Equal(without, listOfSingle(conf))
 }
 
-// isKnownGenerated reports whether a list is what ip-masq generated last, by the record, or would generate now.
+// isKnownGenerated reports whether a list is what ip-masq generated last, by the record, or would generate
+// now.
 func isKnownGenerated(list config.Conflist, record entryRecord) bool {
 	if !strings.HasSuffix(list.File, generatedSuffix) {
 		return false
@@ -85,8 +86,8 @@ func isKnownGenerated(list config.Conflist, record entryRecord) bool {
 	return digest == generatedDigest(config.ParseConflist(list.File, listOfSingle(conf)))
 }
 
-// generatedDigest returns the digest of a list's value without the plugin entry, "" if there is none. Order and spacing
-// do not count: programs that insert a plugin and remove it again format the file.
+// generatedDigest returns the digest of a list's value without the plugin entry, "" if there is none. Order
+// and spacing do not count: programs that insert a plugin and remove it again format the file.
 func generatedDigest(list config.Conflist) string {
 	without, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {

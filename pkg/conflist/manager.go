@@ -21,7 +21,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// Manager keeps the entry in a network's conflist, and notices programs that remove it or fight about the file.
+// Manager keeps the entry in a network's conflist, and notices programs that remove it or fight about the
+// file.
 type Manager struct {
 	Editor // whose Entry is the last good one
 	// ReadEntry returns the entry, and whether it is the entry file's, which is an fs.ErrNotExist if missing.
@@ -67,8 +68,8 @@ type Finding struct {
 	Message string `json:"message"`
 }
 
-// Sync inserts the entry if it is missing, and replaces ip-masq's when the entry file changes. It waits for other
-// processes of ip-masq until ctx ends.
+// Sync inserts the entry if it is missing, and replaces ip-masq's when the entry file changes. It waits for
+// other processes of ip-masq until ctx ends.
 func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
 	s := Status{}
@@ -116,8 +117,8 @@ func (m *Manager) addFindings(s *Status) {
 	}
 }
 
-// addProblems adds the problems besides those of the entry file. The reconcile loop reports an entry that keeps pods from
-// starting.
+// addProblems adds the problems besides those of the entry file. The reconcile loop reports an entry that
+// keeps pods from starting.
 func (m *Manager) addProblems(n Network, err, missing error, now time.Time, s *Status) {
 	if missing != nil && !s.Present {
 		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
@@ -257,8 +258,8 @@ func isContentError(err error) bool {
 	return false
 }
 
-// problemOf returns the problem that an error is for the entry that was to be inserted or replaced; it has no Err if
-// there is none.
+// problemOf returns the problem that an error is for the entry that was to be inserted or replaced; it has no
+// Err if there is none.
 func (m *Manager) problemOf(done string, err error) Problem {
 	switch {
 	case err == nil, errors.Is(err, config.ErrPosition):

@@ -21,8 +21,8 @@ type multusConf struct {
 	Plugins, Delegates         []multusConf
 }
 
-// delegate returns the first delegate, which makes the pod's interface: a network, or the value of clusterNetwork.
-// It also returns whether one of the two configurations has the plugin entry.
+// delegate returns the first delegate, which makes the pod's interface: a network, or the value of
+// clusterNetwork. It also returns whether one of the two configurations has the plugin entry.
 func (c multusConf) delegate() (to multusConf, hasEntry bool) {
 	own := c
 	if len(c.Plugins) > 0 {

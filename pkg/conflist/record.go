@@ -20,10 +20,11 @@ import (
 type entryRecord struct {
 	// Entry is the last valid content of conflist.entry_file, or nil if there was none.
 	Entry json.RawMessage `json:"entry,omitempty"`
-	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it, or
-	// found there equal to the entry file: two while one entry replaces the other, and one otherwise.
+	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it,
+	// or found there equal to the entry file: two while one entry replaces the other, and one otherwise.
 	Digests map[string][]string `json:"digests,omitempty"`
-	// Generated maps the path of a list that ip-masq generated to the digest of its value without the plugin entry.
+	// Generated maps the path of a list that ip-masq generated to the digest of its value without the plugin
+	// entry.
 	Generated map[string]string `json:"generated,omitempty"`
 }
 
@@ -55,8 +56,8 @@ func digestOf(entry []byte) string {
 	return config.DigestOf(text)
 }
 
-// inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record, such as of
-// an earlier version, is ip-masq's if the backup is the file without it.
+// inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record,
+// such as of an earlier version, is ip-masq's if the backup is the file without it.
 func (e Editor) inserted(n Network, record entryRecord) bool {
 	if digests, known := record.Digests[n.Path]; known {
 		return slices.Contains(digests, digestOf(n.entryText()))
@@ -69,8 +70,8 @@ func (e Editor) inserted(n Network, record entryRecord) bool {
 	return cmp.Or(errDir, err) == nil && checkUnchanged(backupPath(dir, n.Path), without) == nil
 }
 
-// recordEntries records these entries as ip-masq's in the file of a network, if there are any, and a list that ip-masq
-// generated as such, if that changes anything. It forgets files that are gone.
+// recordEntries records these entries as ip-masq's in the file of a network, if there are any, and a list
+// that ip-masq generated as such, if that changes anything. It forgets files that are gone.
 func (e Editor) recordEntries(ctx context.Context, n Network, entries ...[]byte) error {
 	return e.record(ctx, "record the plugin entry", e.RecordPath, func(d *safefile.Dir, name string) error {
 		r := readEntryRecord(e.RecordPath)
@@ -103,7 +104,8 @@ func (e Editor) recordEntries(ctx context.Context, n Network, entries ...[]byte)
 	})
 }
 
-// record calls change with the locked dataDir, which it creates, and the name of a file there; path is "" for none.
+// record calls change with the locked dataDir, which it creates, and the name of a file there; path is "" for
+// none.
 func (e Editor) record(ctx context.Context, op, path string, change func(d *safefile.Dir, name string) error) error {
 	if path == "" {
 		return nil

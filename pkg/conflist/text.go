@@ -52,9 +52,10 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	return err
 }
 
-// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry that is there
-// stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A single plugin's configuration
-// becomes a list with its name and CNI version, as in libcni's ConfListFromConf.
+// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry
+// that is there stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A
+// single plugin's configuration becomes a list with its name and CNI version, as in libcni's
+// ConfListFromConf.
 func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	list := config.ParseConflist(path, doc)
 	if list.Err == nil && !list.IsList() {
@@ -103,8 +104,8 @@ func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	return now, nil
 }
 
-// offsetIn returns where in doc a part of it begins. Both slices reach to the end of the same array, so their capacities
-// differ by what is before the part. A search would find an equal text in another place, too.
+// offsetIn returns where in doc a part of it begins. Both slices reach to the end of the same array, so their
+// capacities differ by what is before the part. A search would find an equal text in another place, too.
 func offsetIn(doc, part []byte) int { return cap(doc) - cap(part) }
 
 // verify returns an error unless a new text of a list has the same other plugins, and so many plugin entries.

@@ -19,7 +19,8 @@ import (
 // errChanged says that a file is not, or no longer, as it was read. It was left as it is.
 var errChanged = errors.New("another program changed the file meanwhile")
 
-// inDir calls do with the locked directory of a file and the file's name. It waits for other processes of ip-masq.
+// inDir calls do with the locked directory of a file and the file's name. It waits for other processes of
+// ip-masq.
 func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name string) error) error {
 	d, err := safefile.OpenLocked(ctx, filepath.Dir(path), 10*time.Second)
 	if err != nil {
@@ -41,9 +42,10 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves the file
-// whole, old or new; the next use of the directory removes its temporary file. The file gets the mode and owner of the
-// model. If the file system cannot exchange files, refused says so: a simultaneous write of another program can be lost.
+// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves
+// the file whole, old or new; the next use of the directory removes its temporary file. The file gets the
+// mode and owner of the model. If the file system cannot exchange files, refused says so: a simultaneous
+// write of another program can be lost.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to // a symlink stays one
@@ -73,8 +75,8 @@ func replace(ctx context.Context, path, model string, was, now []byte) (refused,
 	return refused, safefile.Error("replace", path, err)
 }
 
-// put exchanges a temporary file, with the text now, for the file of that name. If that had not the text was, put
-// exchanges them again until the file has what another program wrote last, and returns errChanged.
+// put exchanges a temporary file, with the text now, for the file of that name. If that had not the text was,
+// put exchanges them again until the file has what another program wrote last, and returns errChanged.
 func put(d *safefile.Dir, temp, name string, was, now []byte) error {
 	exchange := d.Exchange
 	if was == nil {

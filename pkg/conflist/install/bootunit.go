@@ -20,16 +20,18 @@ import (
 // BootUnitName is the file name of the boot unit.
 const BootUnitName = "ip-masq-boot.service"
 
-// UnitDirs returns the directories from which systemd reads units: the administrator's, then those of packages.
+// UnitDirs returns the directories from which systemd reads units: the administrator's, then those of
+// packages.
 func UnitDirs() []string {
 	return []string{"/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
 }
 
-// bootUnit is the text of the boot unit. A GC restores what all documents ask for, and prunes nothing without a list of
-// valid attachments. The plugin reads its configuration from stdin, so the unit needs no shell. It runs before every
-// container runtime, and after the services that load a saved ruleset, which may flush the rules. RequiresMountsFor is
-// there because GC writes the record of the new boot before any rule. A failure is in the journal only: nothing else of
-// a boot depends on this unit, and the reconciler repairs what the unit could not.
+// bootUnit is the text of the boot unit. A GC restores what all documents ask for, and prunes nothing without
+// a list of valid attachments. The plugin reads its configuration from stdin, so the unit needs no shell. It
+// runs before every container runtime, and after the services that load a saved ruleset, which may flush the
+// rules. RequiresMountsFor is there because GC writes the record of the new boot before any rule. A failure
+// is in the journal only: nothing else of a boot depends on this unit, and the reconciler repairs what the
+// unit could not.
 const bootUnit = `# SPDX-License-Identifier: Apache-2.0
 #
 # Restores the masquerade rules of the node before a container runtime starts, from the documents in the
@@ -81,8 +83,8 @@ func BootUnit(binDir, dataDir string) (string, error) {
 	return values.Replace(bootUnit), nil
 }
 
-// writtenLine begins the first line of a unit that WriteBootUnit wrote. The digest of the other lines ends it: a unit
-// that an administrator has changed is the administrator's.
+// writtenLine begins the first line of a unit that WriteBootUnit wrote. The digest of the other lines ends
+// it: a unit that an administrator has changed is the administrator's.
 const writtenLine = "# Written by ip-masq-reconciler install. Digest: "
 
 func isWritten(unit string) bool {
@@ -90,8 +92,8 @@ func isWritten(unit string) bool {
 	return first == writtenLine+config.DigestOf([]byte(text))
 }
 
-// WriteBootUnit writes the boot unit into a directory of systemd and enables it. It returns whether it changed anything.
-// A file of that name that it did not write stays, with an error.
+// WriteBootUnit writes the boot unit into a directory of systemd and enables it. It returns whether it
+// changed anything. A file of that name that it did not write stays, with an error.
 func WriteBootUnit(ctx context.Context, dir, text string) (wrote bool, err error) {
 	unit := writtenLine + config.DigestOf([]byte(text)) + "\n" + text
 	have, err := readUnit(dir)
@@ -136,8 +138,9 @@ func stageUnit(ctx context.Context, dir, unit string) error {
 	return errors.Join(err, d.Remove(temp), d.Sync(), d.Close())
 }
 
-// RemoveBootUnit removes the boot unit that WriteBootUnit wrote into a directory, and the link that enables it. It
-// returns the path, "" if there was none. A file of that name that it did not write stays, with an error.
+// RemoveBootUnit removes the boot unit that WriteBootUnit wrote into a directory, and the link that enables
+// it. It returns the path, "" if there was none. A file of that name that it did not write stays, with an
+// error.
 func RemoveBootUnit(dir string) (path string, err error) {
 	have, err := readUnit(dir)
 	if have == "" || err != nil {

@@ -37,8 +37,9 @@ type candidate struct {
 	Dirs
 }
 
-// candidates are the known pairs; of one distribution, the preferred one first. Sources: the defaults of containerd and
-// CRI-O; GKE's and OpenShift's node configuration; the directories that k3s and microk8s write for their containerd.
+// candidates are the known pairs; of one distribution, the preferred one first. Sources: the defaults of
+// containerd and CRI-O; GKE's and OpenShift's node configuration; the directories that k3s and microk8s write
+// for their containerd.
 func candidates() []candidate {
 	const k3s, microk8s = "/var/lib/rancher/k3s", "/var/snap/microk8s/current"
 	return []candidate{
@@ -71,9 +72,10 @@ func matching(stated Dirs) []candidate {
 	return all
 }
 
-// Locate finds the directories that are not stated, below a root directory: those whose network names plugins that are
-// there; else, on a node without a main CNI plugin yet, those that exist. ErrUnknownDirs reports none, or several.
-// A stated plugin directory must exist; one that is not stated counts only if CheckDir accepts it.
+// Locate finds the directories that are not stated, below a root directory: those whose network names plugins
+// that are there; else, on a node without a main CNI plugin yet, those that exist. ErrUnknownDirs reports
+// none, or several. A stated plugin directory must exist; one that is not stated counts only if CheckDir
+// accepts it.
 func Locate(root string, stated Dirs) (Dirs, error) {
 	if stated.Conf != "" && stated.Bin != "" {
 		return stated, nil
@@ -100,9 +102,9 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 	return dirs, err
 }
 
-// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file in it, as
-// in /home/kubernetes if that is a home: the programs in it run as root. A stated directory needs no check: the runtime
-// runs the programs in it anyway.
+// CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file
+// in it, as in /home/kubernetes if that is a home: the programs in it run as root. A stated directory needs
+// no check: the runtime runs the programs in it anyway.
 func CheckDir(root, dir string) error {
 	top, err := os.Stat(root)
 	if err != nil {
@@ -269,8 +271,8 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 	return b, nil
 }
 
-// pluginIn returns the FileInfo of the plugin in a directory, nil if there is none. A file of its name that is not regular
-// was not created by Copy, and stays, with an error.
+// pluginIn returns the FileInfo of the plugin in a directory, nil if there is none. A file of its name that
+// is not regular was not created by Copy, and stays, with an error.
 func pluginIn(dir *safefile.Dir) (fs.FileInfo, error) {
 	info, err := dir.Lstat(config.PluginType)
 	switch {

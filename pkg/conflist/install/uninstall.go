@@ -43,7 +43,8 @@ type Uninstalled struct {
 	References []string // paths
 }
 
-// inUse says what stays and why, with a line for each remedy. It names some of the cached results, and all references.
+// inUse says what stays and why, with a line for each remedy. It names some of the cached results, and all
+// references.
 func inUse(attached []CachedResult, references []string) error {
 	var reasons []error
 	var files, containers []string
@@ -67,8 +68,8 @@ func inUse(attached []CachedResult, references []string) error {
 	return errors.Join(reasons...)
 }
 
-// Step removes what can be removed now: the plugin entries; then, unless runtimes will still call it, the plugin; then
-// rules and state. It may be called again, and has to be after an error.
+// Step removes what can be removed now: the plugin entries; then, unless runtimes will still call it, the
+// plugin; then rules and state. It may be called again, and has to be after an error.
 func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	var done Uninstalled
 	if err := u.removeEntries(&done); err != nil {
@@ -157,9 +158,10 @@ type CachedResult struct {
 	File        string `json:"file"` // the runtime removes it after the DEL
 }
 
-// cachedResults returns the cached results below a root directory. Containers of containerd do not count: it fills
-// libcni's cache, but calls DEL with the conflist as it is at that time. Multus uses its own cache, with any runtime.
-// Results from before the boot do not count if their network namespace is gone: some caches survive a reboot.
+// cachedResults returns the cached results below a root directory. Containers of containerd do not count: it
+// fills libcni's cache, but calls DEL with the conflist as it is at that time. Multus uses its own cache,
+// with any runtime. Results from before the boot do not count if their network namespace is gone: some caches
+// survive a reboot.
 func cachedResults(root string) ([]CachedResult, error) {
 	var up unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) // supported since Linux 2.6.39
@@ -221,8 +223,8 @@ func isContainerd(root, id string) bool {
 	return false
 }
 
-// references returns the files below configuration directories that name the plugin at any depth and that a runtime
-// or a plugin may read, by the end of their names: no conflists, but such as Multus generates.
+// references returns the files below configuration directories that name the plugin at any depth and that a
+// runtime or a plugin may read, by the end of their names: no conflists, but such as Multus generates.
 func references(dirs []string) ([]string, error) {
 	const maxDepth = 4
 	var found []string
@@ -251,8 +253,8 @@ func references(dirs []string) ([]string, error) {
 	return found, errors.Join(errs...)
 }
 
-// readJSON reads and decodes a regular file. The value is nil if the file is torn, or was removed since it was listed. No
-// runtime or plugin reads what Go's decoder refuses.
+// readJSON reads and decodes a regular file. The value is nil if the file is torn, or was removed since it
+// was listed. No runtime or plugin reads what Go's decoder refuses.
 func readJSON(path string) (value any, info fs.FileInfo, err error) {
 	text, info, err := safefile.ReadFile(path, 8<<20)
 	switch {
