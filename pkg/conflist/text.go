@@ -5,6 +5,7 @@ package conflist
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -52,61 +53,140 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	return err
 }
 
-// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry
-// that is there stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A
-// single plugin's configuration becomes a list with its name and CNI version, as in libcni's
-// ConfListFromConf.
+// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry that is
+// there stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A single plugin's
+// configuration becomes a list. Text is inserted and cut, and nothing is formatted: a program that decodes and encodes
+// the file would change numbers beyond float64, the order of keys, and what people read.
 func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
-	list := config.ParseConflist(path, doc)
-	if list.Err == nil && !list.IsList() {
-		if len(list.Entries) > 0 {
-			return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
-		}
-		if list.Network == "" {
-			return nil, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(path))
-		}
-		path, doc = generatedPath(path), listOfSingle(list)
-		list = config.ParseConflist(path, doc)
-	}
-	if list.Err != nil {
-		return nil, list.Err
-	}
-	var plugins []span
-	for _, plugin := range list.Plugins {
-		from := offsetIn(doc, plugin)
-		plugins = append(plugins, span{from, from + len(plugin)})
+	list, err := asList(config.ParseConflist(path, doc))
+	if err != nil {
+		return nil, err
 	}
 	var now []byte
-	present, entries := list.Entries, 1
-	switch {
-	case entry == nil && len(present) == 0, entry != nil && len(present) == 1 && !replace:
-		return doc, nil
-	case entry == nil && len(present) == len(plugins):
-		return nil, fmt.Errorf("%s: %w", policy.Printable(path), ErrOnlyPlugin)
-	case entry == nil:
-		now, entries = remove(doc, plugins, present), 0
-	case len(present) > 1:
-		now = remove(doc, plugins, present[1:])
-	default:
-		if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
-			return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(path), err)
-		}
-		if len(present) == 0 {
-			now = insert(doc, plugins, entry)
-			break
-		}
-		at := plugins[present[0].Index]
-		now = slices.Concat(doc[:at.from], indented(entry, spaceBefore(doc, at)), doc[at.to:])
+	entries := 1
+	if entry == nil {
+		entries = 0
+		now, err = withoutEntries(list)
+	} else {
+		now, err = withEntry(list, entry, replace)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if err := verify(list, now, entries); err != nil {
-		return nil, fmt.Errorf("%s: %w", policy.Printable(path), err)
+		return nil, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
 	}
 	return now, nil
 }
 
-// offsetIn returns where in doc a part of it begins. Both slices reach to the end of the same array, so their
-// capacities differ by what is before the part. A search would find an equal text in another place, too.
-func offsetIn(doc, part []byte) int { return cap(doc) - cap(part) }
+// asList returns a list as it is, and a single plugin's configuration as the list that is generated from it.
+func asList(list config.Conflist) (config.Conflist, error) {
+	if list.Err != nil {
+		return list, list.Err
+	}
+	if list.IsList() {
+		return list, nil
+	}
+	if len(list.Entries) > 0 {
+		return list, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
+	}
+	if list.Network == "" {
+		return list, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(list.File))
+	}
+	list = config.ParseConflist(generatedPath(list.File), listOfSingle(list))
+	return list, list.Err
+}
+
+// withoutEntries returns the text without the plugin entries.
+func withoutEntries(list config.Conflist) ([]byte, error) {
+	if len(list.Entries) == 0 {
+		return list.Doc, nil
+	}
+	plugins, err := pluginSpans(list)
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Entries) == len(plugins) {
+		return nil, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
+	}
+	return remove(list.Doc, plugins, list.Entries), nil
+}
+
+// withEntry returns the text with one entry: the first that is there, or the given one.
+func withEntry(list config.Conflist, entry []byte, replace bool) ([]byte, error) {
+	if len(list.Entries) == 1 && !replace {
+		return list.Doc, nil
+	}
+	plugins, err := pluginSpans(list)
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Entries) > 1 {
+		return remove(list.Doc, plugins, list.Entries[1:]), nil
+	}
+	if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
+		return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(list.File), err)
+	}
+	if len(list.Entries) == 0 {
+		return insert(list.Doc, plugins, entry), nil
+	}
+	at := plugins[list.Entries[0].Index]
+	return slices.Concat(list.Doc[:at.from], indented(entry, spaceBefore(list.Doc, at)), list.Doc[at.to:]), nil
+}
+
+// pluginSpans returns where each plugin stands in the text of a list. A search for the text of a plugin would find an
+// equal text in another place, too.
+func pluginSpans(list config.Conflist) ([]span, error) {
+	array, from, err := findPlugins(list.Doc)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
+	}
+	spans, err := itemSpans(array, from)
+	if err != nil || len(spans) != len(list.Plugins) {
+		return nil, fmt.Errorf("%s: plugins: %w", policy.Printable(list.File), cmp.Or(err, errChanged))
+	}
+	return spans, nil
+}
+
+// findPlugins returns the array of plugins and where it begins. Of two equal keys the last one counts, as in libcni.
+func findPlugins(doc []byte) (array json.RawMessage, from int, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(doc))
+	if _, err := decoder.Token(); err != nil { // the brace
+		return nil, 0, err
+	}
+	for decoder.More() {
+		key, err := decoder.Token()
+		if err != nil {
+			return nil, 0, err
+		}
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil {
+			return nil, 0, err
+		}
+		if key == "plugins" {
+			array, from = value, int(decoder.InputOffset())-len(value)
+		}
+	}
+	return array, from, nil
+}
+
+// itemSpans returns where the items of an array stand in the text that has it at an offset.
+func itemSpans(array json.RawMessage, offset int) ([]span, error) {
+	decoder := json.NewDecoder(bytes.NewReader(array))
+	if _, err := decoder.Token(); err != nil { // the bracket
+		return nil, err
+	}
+	var spans []span
+	for decoder.More() {
+		var item json.RawMessage
+		if err := decoder.Decode(&item); err != nil {
+			return nil, err
+		}
+		to := offset + int(decoder.InputOffset())
+		spans = append(spans, span{to - len(item), to})
+	}
+	return spans, nil
+}
 
 // verify returns an error unless a new text of a list has the same other plugins, and so many plugin entries.
 func verify(before config.Conflist, now []byte, entries int) error {
@@ -114,7 +194,8 @@ func verify(before config.Conflist, now []byte, entries int) error {
 	if after.Err != nil {
 		return fmt.Errorf("the new text: %w", after.Err)
 	}
-	if len(after.Entries) != entries || !slices.EqualFunc(otherPlugins(before), otherPlugins(after), bytes.Equal) {
+	hasSameOthers := slices.EqualFunc(otherPlugins(before), otherPlugins(after), bytes.Equal)
+	if len(after.Entries) != entries || !hasSameOthers {
 		return errors.New("the new text differs in more than the plugin entry")
 	}
 	return nil

@@ -42,69 +42,97 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves
-// the file whole, old or new; the next use of the directory removes its temporary file. The file gets the
-// mode and owner of the model. If the file system cannot exchange files, refused says so: a simultaneous
-// write of another program can be lost.
+// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves the file
+// whole, old or new; the next use of the directory removes its temporary file. The file gets the mode and owner of the
+// model. If the file system cannot exchange files, refused says so: a simultaneous write of another program can be lost.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to // a symlink stays one
 	}
 	_, info, err := safefile.ReadFile(model, maxSize)
-	likeModel := func(file *os.File) error {
-		uid, gid := safefile.Owner(info)
-		if err := file.Chown(uid, gid); err != nil {
-			return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", uid, gid, err)
-		}
-		return file.Chmod(info.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, safefile.Error("replace", path, errChanged)
 	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		err = errChanged
-	case err == nil:
-		err = stage(ctx, path, now, likeModel, func(d *safefile.Dir, temp, name string) (err error) {
-			if err := checkUnchanged(path, was); err != nil {
-				return err
-			}
-			if err = put(d, temp, name, was, now); errors.Is(err, errors.ErrUnsupported) {
-				refused, err = err, d.Rename(temp, name)
-			}
+	if err != nil {
+		return nil, safefile.Error("replace", path, err)
+	}
+	likeModel := func(file *os.File) error { return giveTo(file, info) }
+	err = stage(ctx, path, now, likeModel, func(d *safefile.Dir, temp, name string) error {
+		if err := checkUnchanged(path, was); err != nil {
 			return err
-		})
-	}
+		}
+		err := put(d, temp, name, was, now)
+		if errors.Is(err, errors.ErrUnsupported) {
+			refused = err
+			return d.Rename(temp, name)
+		}
+		return err
+	})
 	return refused, safefile.Error("replace", path, err)
 }
 
-// put exchanges a temporary file, with the text now, for the file of that name. If that had not the text was,
-// put exchanges them again until the file has what another program wrote last, and returns errChanged.
-func put(d *safefile.Dir, temp, name string, was, now []byte) error {
-	exchange := d.Exchange
-	if was == nil {
-		exchange = d.RenameNew
+// giveTo gives a file the owner and the mode of another one.
+func giveTo(file *os.File, like fs.FileInfo) error {
+	uid, gid := safefile.Owner(like)
+	if err := file.Chown(uid, gid); err != nil {
+		return fmt.Errorf("give it to %d:%d as the original (CAP_CHOWN is needed): %w", uid, gid, err)
 	}
+	return file.Chmod(like.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
+}
+
+// put exchanges a temporary file, with the text now, for the file of that name. A rename would lose what another program
+// wrote since the file was read; an exchange shows it. If the file had not the text was, put exchanges them again until
+// the file has what another program wrote last, and returns errChanged.
+func put(d *safefile.Dir, temp, name string, was, now []byte) error {
+	if was == nil {
+		return asChanged(d.RenameNew(temp, name))
+	}
+	ours, err := d.Lstat(temp)
+	if err != nil {
+		return errors.Join(errChanged, err)
+	}
+	if err := asChanged(d.Exchange(temp, name)); err != nil {
+		return err
+	}
+	if holds(d.PathOf(temp), was) {
+		return nil
+	}
+	return putBack(d, temp, name, ours, now)
+}
+
+// putBack exchanges the temporary file, which another program wrote, for ours, and goes on while the file that comes out
+// is not the one that went in last: then the other program has written again, and what it wrote last has to stay. Ours
+// counts as another file, too, if the other program wrote into it.
+func putBack(d *safefile.Dir, temp, name string, ours fs.FileInfo, now []byte) error {
 	const maxExchanges = 100 // each needs another write of that program
-	var before fs.FileInfo
-	in, err := d.Lstat(temp)
-	for i := 0; i < maxExchanges && err == nil; i++ {
-		err = exchange(temp, name)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) { // removed or added by another program
-			return errChanged
+	last := ours
+	for i := range maxExchanges {
+		next, err := d.Lstat(temp)
+		if err != nil {
+			return errors.Join(errChanged, err)
 		}
-		if err != nil || was == nil {
+		if err := asChanged(d.Exchange(temp, name)); err != nil {
 			return err
 		}
-		var out fs.FileInfo
-		out, err = d.Lstat(temp)
-		switch {
-		case err != nil:
-		case i == 0 && holds(d.PathOf(temp), was):
-			return nil
-		case i == 1 && os.SameFile(out, before) && holds(d.PathOf(temp), now), i > 1 && os.SameFile(out, before):
+		out, err := d.Lstat(temp)
+		if err != nil {
+			return errors.Join(errChanged, err)
+		}
+		isUntouched := i > 0 || holds(d.PathOf(temp), now)
+		if os.SameFile(out, last) && isUntouched {
 			return errChanged
 		}
-		before, in = in, out
+		last = next
 	}
-	return errors.Join(errChanged, err)
+	return errChanged
+}
+
+// asChanged returns errChanged if another program has removed the file, or added one of the name.
+func asChanged(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) {
+		return errChanged
+	}
+	return err
 }
 
 // holds reports whether a file has this text, and no program is about to write another one into it.
@@ -113,7 +141,10 @@ func holds(path string, text []byte) bool {
 }
 
 // stage writes a temporary file beside a path, and calls do with the names of both.
-func stage(ctx context.Context, path string, text []byte, adjust func(*os.File) error, do func(d *safefile.Dir, temp, name string) error) error {
+func stage(
+	ctx context.Context, path string, text []byte, adjust func(*os.File) error,
+	do func(d *safefile.Dir, temp, name string) error,
+) error {
 	return inDir(ctx, path, func(d *safefile.Dir, name string) error {
 		temp, err := d.Stage(text, adjust)
 		if err != nil {
