@@ -137,6 +137,26 @@ func TestBindingsBesideOtherChains(t *testing.T) {
 	}
 }
 
+// TestNothingIsBoundForAPod: a chain that exempts nothing leaves nothing bound for its sources, and all for the others.
+func TestNothingIsBoundForAPod(t *testing.T) {
+	own := network("own", 1, policy.SourcePolicy{
+		Chain: "OWN", EnforceExempt: new(true), PodCIDRs: cidrsOf("10.1.0.0/16"), NonMasqueradeCIDRs: cidrsOf("10.0.0.0/8"),
+	})
+	agents := policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{
+		Chain: "O", SourceCIDRs: cidrsOf("10.1.0.2/32"), NonMasqueradeCIDRs: []netip.Prefix{}, MasqLinkLocal: new(true),
+	}}
+	guards := policy.DesiredGuards(policy.Merge([]policy.Source{own, agents}), policy.OwnedBy("/state"))
+	if len(guards) != 1 {
+		t.Fatalf("%+v", guards)
+	}
+	for src, want := range map[string]bool{"10.1.0.1": true, "10.1.0.2": false} {
+		pkt := policy.Packet{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr("10.9.9.9"), Out: "eth0"}
+		if got := guards[0].Binds(pkt); got != want {
+			t.Errorf("%s is bound: %t, want %t (%+v)", src, got, want, guards[0])
+		}
+	}
+}
+
 // ofPod returns the packet as one from elsewhere than the node itself.
 func ofPod(p policy.Packet) policy.Packet {
 	p.SrcLocal = false
