@@ -55,25 +55,28 @@ func FuzzDecodeMessages(f *testing.F) {
 			}
 			attrs := m.payload[nfgenHeader:]
 			_, _ = decodeAttrs(attrs, decodeChain)
-			set, err := decodeAttrs(attrs, decodeSet)
-			if err != nil {
-				set = interval(4)
-			}
-			elems, err := decodeElems(attrs)
-			if err != nil {
-				continue
-			}
-			ranges, err := set.ranges(elems)
-			if err != nil {
-				continue
-			}
-			for i, r := range ranges {
-				if i > 0 && r.From().Less(ranges[i-1].From()) {
-					t.Errorf("range %v after %v", r, ranges[i-1])
-				}
-			}
+			checkRanges(t, attrs)
 		}
 	})
+}
+
+// checkRanges fails the test if the elements in attributes decode to ranges that are out of order.
+func checkRanges(t *testing.T, attrs []byte) {
+	t.Helper()
+	set, err := decodeAttrs(attrs, decodeSet)
+	if err != nil {
+		set = interval(4)
+	}
+	elems, err := decodeElems(attrs)
+	if err != nil {
+		return
+	}
+	ranges, _ := set.ranges(elems)
+	for i, r := range ranges {
+		if i > 0 && r.From().Less(ranges[i-1].From()) {
+			t.Errorf("range %v after %v", r, ranges[i-1])
+		}
+	}
 }
 
 // FuzzNotifications feeds datagrams to the decoder of a Listener.

@@ -77,14 +77,15 @@ func (d *guardDiff) compareSet(name string, want, have *table) {
 	wanted, isWanted := want.sets[name]
 	held, exists := have.sets[name]
 	isOfAnotherForm := exists && held == nil
-	switch {
-	case isOfAnotherForm: // which the table reports
-	case exists && isWanted:
-		d.addElements(name, wanted.Minus(held), false)
-		d.addElements(name, held.Minus(wanted), true)
-	default:
-		d.add(policy.GuardChange, masqChainOfGuard(name), exists, "set "+name)
+	if isOfAnotherForm { // which the table reports
+		return
 	}
+	if !exists || !isWanted {
+		d.add(policy.GuardChange, masqChainOfGuard(name), exists, "set "+name)
+		return
+	}
+	d.addElements(name, wanted.Minus(held), false)
+	d.addElements(name, held.Minus(wanted), true)
 }
 
 func (d *guardDiff) addElements(set string, elements policy.Ranges, unexpected bool) {
@@ -98,33 +99,43 @@ func (d *guardDiff) addElements(set string, elements policy.Ranges, unexpected b
 // compareChain compares a chain of the desired table with that in the kernel; nil is none.
 func (d *guardDiff) compareChain(name string, wanted, held *chain) {
 	of, where := masqChainOfGuard(name), "chain "+name
-	switch {
-	case wanted == nil:
+	if wanted == nil {
 		d.add(policy.GuardChange, of, true, where)
 		return
-	case held == nil:
+	}
+	if held == nil {
 		d.add(policy.GuardChange, of, false, where)
-		if wanted.base == nil { // its rules are not listed: they belong to this masquerade chain alone
-			return
+		// The rules of a chain that is no base chain are not listed: they belong to this masquerade chain alone.
+		if wanted.base != nil {
+			d.compareRules(name, wanted.rules, nil)
 		}
-		held = &chain{}
-	case held.owner().Differs(wanted.owner()):
+		return
+	}
+	if held.owner().Differs(wanted.owner()) {
 		d.add(policy.GuardChange, of, true, where+" of "+held.owner().DataDir)
 	}
-	surplus, before := slices.Clone(held.rules), len(d.changes)
-	for _, r := range wanted.rules {
+	d.compareRules(name, wanted.rules, held.rules)
+}
+
+// compareRules compares the rules of a chain, each with one that is the same.
+func (d *guardDiff) compareRules(chain string, wanted, held []rule) {
+	where := "chain " + chain + ": "
+	surplus, areAllThere := slices.Clone(held), true
+	for _, r := range wanted {
 		at := slices.IndexFunc(surplus, r.same)
 		if at < 0 {
-			d.add(policy.GuardChange, r.masqChain(name), false, where+": "+r.String())
+			d.add(policy.GuardChange, r.masqChain(chain), false, where+r.String())
+			areAllThere = false
 			continue
 		}
 		surplus = slices.Delete(surplus, at, at+1)
 	}
 	for _, r := range surplus {
-		d.add(policy.GuardChange, r.masqChain(name), true, where+": "+r.String())
+		d.add(policy.GuardChange, r.masqChain(chain), true, where+r.String())
 	}
-	if len(d.changes) == before && !slices.EqualFunc(wanted.rules, held.rules, rule.same) {
-		d.add(policy.GuardChange, of, true, where+": rules out of order")
+	isInOrder := slices.EqualFunc(wanted, held, rule.same)
+	if areAllThere && len(surplus) == 0 && !isInOrder {
+		d.add(policy.GuardChange, masqChainOfGuard(chain), true, where+"rules out of order")
 	}
 }
 

@@ -77,41 +77,58 @@ func (n *node) listGuards(flags ...string) string {
 }
 
 func drawGuards() *rapid.Generator[[]policy.Guard] {
+	names := rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"})
 	return rapid.Custom(func(t *rapid.T) (guards []policy.Guard) {
 		for _, f := range policy.Families() {
-			for _, chain := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"IP-MASQ-AGENT", "10", "set", "a.b_c-D"}), 0, 3, rapid.ID).Draw(t, "chains") {
-				draw := func(name string) policy.Ranges {
-					var list []netip.Prefix
-					for _, n := range rapid.SliceOfN(rapid.IntRange(0, 32), 0, 6).Draw(t, name) {
-						a := netip.AddrFrom4([4]byte{10, byte(n * 8), 0, byte(n)})
-						if f == policy.IPv6 {
-							a = netip.AddrFrom16([16]byte{0xfd, byte(n * 8), 15: byte(n)})
-						}
-						list = append(list, netip.PrefixFrom(a, n).Masked())
-					}
-					return policy.RangesOf(list...)
-				}
-				g := policy.Guard{Chain: chain, Family: f, Owner: policy.OwnedBy("/var/lib/cni/ip-masq"), Exempt: draw("exempt"),
-					Scope: policy.Merge([]policy.Source{{Policy: drawPolicy().Draw(t, "scope")}})[0].Scope(f),
-					Mode:  rapid.SampledFrom([]policy.GuardMode{policy.GuardOff, policy.GuardCount, policy.GuardDrop}).Draw(t, "mode")}
-				g.Scope.Sources, g.Scope.Host = draw("pods"), false
-				if g.Mode == policy.GuardOff || rapid.Bool().Draw(t, "enforced") {
-					g.Bound, g.BypassMark = draw("bound"), policy.Mark(rapid.Uint32Range(0, 0x6000).Draw(t, "mark"))
-					for range rapid.IntRange(0, 3).Draw(t, "bindings") {
-						b := policy.Binding{Sources: draw("exempt pods"), Destinations: draw("their destinations")}
-						if rapid.Bool().Draw(t, "every destination") {
-							b.Destinations = nil
-						}
-						if len(b.Sources) > 0 {
-							g.Bindings = append(g.Bindings, b)
-						}
-					}
-				}
-				guards = append(guards, g)
+			for _, chain := range rapid.SliceOfNDistinct(names, 0, 3, rapid.ID).Draw(t, "chains") {
+				guards = append(guards, drawGuard(t, f, chain))
 			}
 		}
 		return guards
 	})
+}
+
+func drawGuard(t *rapid.T, f policy.Family, chain string) policy.Guard {
+	modes := []policy.GuardMode{policy.GuardOff, policy.GuardCount, policy.GuardDrop}
+	g := policy.Guard{
+		Chain:  chain,
+		Family: f,
+		Owner:  policy.OwnedBy("/var/lib/cni/ip-masq"),
+		Exempt: drawRanges(t, f, "exempt"),
+		Scope:  policy.Merge([]policy.Source{{Policy: drawPolicy().Draw(t, "scope")}})[0].Scope(f),
+		Mode:   rapid.SampledFrom(modes).Draw(t, "mode"),
+	}
+	g.Scope.Sources, g.Scope.Host = drawRanges(t, f, "pods"), false
+	if g.Mode != policy.GuardOff && !rapid.Bool().Draw(t, "enforced") {
+		return g
+	}
+	g.Bound = drawRanges(t, f, "bound")
+	g.BypassMark = policy.Mark(rapid.Uint32Range(0, 0x6000).Draw(t, "mark"))
+	for range rapid.IntRange(0, 3).Draw(t, "bindings") {
+		b := policy.Binding{
+			Sources:      drawRanges(t, f, "exempt pods"),
+			Destinations: drawRanges(t, f, "their destinations"),
+		}
+		if rapid.Bool().Draw(t, "every destination") {
+			b.Destinations = nil
+		}
+		if len(b.Sources) > 0 {
+			g.Bindings = append(g.Bindings, b)
+		}
+	}
+	return g
+}
+
+func drawRanges(t *rapid.T, f policy.Family, name string) policy.Ranges {
+	var list []netip.Prefix
+	for _, n := range rapid.SliceOfN(rapid.IntRange(0, 32), 0, 6).Draw(t, name) {
+		a := netip.AddrFrom4([4]byte{10, byte(n * 8), 0, byte(n)})
+		if f == policy.IPv6 {
+			a = netip.AddrFrom16([16]byte{0xfd, byte(n * 8), 15: byte(n)})
+		}
+		list = append(list, netip.PrefixFrom(a, n).Masked())
+	}
+	return policy.RangesOf(list...)
 }
 
 // TestGuardsConverge: ApplyGuards reaches each set of guards from the one before and writes nothing the

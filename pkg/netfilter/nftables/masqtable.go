@@ -161,13 +161,14 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 	used := usedSets(t.chains)
 	for _, name := range sorted(t.sets, nil) {
 		isReported := t.sets[name] == nil
-		switch {
-		case used[name] || isReported:
-		case ownSet(name):
-			unrecognized = append(unrecognized, "set "+policy.Quote(name)+" of ip-masq, which no rule uses")
-		default:
-			unrecognized = append(unrecognized, "set "+policy.Quote(name))
+		if used[name] || isReported {
+			continue
 		}
+		text := "set " + policy.Quote(name)
+		if ownSet(name) {
+			text += " of ip-masq, which no rule uses"
+		}
+		unrecognized = append(unrecognized, text)
 	}
 	for _, text := range unrecognized {
 		rs.Unrecognized = append(rs.Unrecognized, policy.UnrecognizedObject{Family: f, Text: text})
