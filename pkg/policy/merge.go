@@ -134,32 +134,32 @@ func (m *merger) merge() {
 	p.ExemptSources = m.entries(nil, exemptSourceLists)
 }
 
-// mergeScalars merges the keys that have one value, which must agree. What a source leaves out agrees with
-// everything.
+// mergeScalars merges the keys that have one value, which must agree, in the order of the table. What a source
+// leaves out agrees with everything.
 func (m *merger) mergeScalars(part *part) {
 	s, p := &part.policy, &m.policy
 	agree(m, &p.NomasqAllReservedRanges, s.NomasqAllReservedRanges, part.origin("nomasqAllReservedRanges", -1))
+	oneTrueWins(m, &p.MasqLinkLocal, s.MasqLinkLocal, part.origin("masqLinkLocal", -1))
+	oneTrueWins(m, &p.MasqLinkLocalIPv6, s.MasqLinkLocalIPv6, part.origin("masqLinkLocalIPv6", -1))
 	agree(m, &p.EnableIPv6, s.EnableIPv6, part.origin("enableIPv6", -1))
 	agree(m, &p.Host, s.MasqueradeHost, part.origin("masqueradeHost", -1))
 	agree(m, &p.RandomFully, s.RandomFully, part.origin("randomFully", -1))
-	agree(m, &p.EnforceExempt, s.EnforceExempt, part.origin("enforceExempt", -1))
-	agree(m, &p.BypassMark, s.BypassMark, part.origin("bypassMark", -1))
-	agreeWord(m, &p.Guard, s.Guard, part.origin("guard", -1))
-	agreeWord(m, &p.StaleConnections, s.StaleConnections, part.origin("staleConnections", -1))
-	// auto agrees with every value, or each network that writes the default would conflict with one that
-	// chooses.
-	if s.Backend != Auto {
-		agreeWord(m, &p.Backend, s.Backend, part.origin("backend", -1))
-	}
-	oneTrueWins(m, &p.MasqLinkLocal, s.MasqLinkLocal, part.origin("masqLinkLocal", -1))
-	oneTrueWins(m, &p.MasqLinkLocalIPv6, s.MasqLinkLocalIPv6, part.origin("masqLinkLocalIPv6", -1))
 	if s.ToPorts != nil {
 		isSame := p.ToPorts.Value.sameSet(*s.ToPorts)
 		addStated(m, &p.ToPorts, *s.ToPorts, isSame, part.origin("toPorts", -1))
 	}
+	agreeWord(m, &p.Guard, s.Guard, part.origin("guard", -1))
+	agreeWord(m, &p.StaleConnections, s.StaleConnections, part.origin("staleConnections", -1))
+	agree(m, &p.EnforceExempt, s.EnforceExempt, part.origin("enforceExempt", -1))
+	agree(m, &p.BypassMark, s.BypassMark, part.origin("bypassMark", -1))
 	if s.OutputAddresses != nil { // whose order has a meaning
 		isSame := slices.Equal(p.OutputAddresses.Value, s.OutputAddresses)
 		addStated(m, &p.OutputAddresses, s.OutputAddresses, isSame, part.origin("outputAddresses", -1))
+	}
+	// auto agrees with every value, or each network that writes the default would conflict with one that
+	// chooses.
+	if s.Backend != Auto {
+		agreeWord(m, &p.Backend, s.Backend, part.origin("backend", -1))
 	}
 }
 
