@@ -100,8 +100,8 @@ func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 	exists, err := b.programs.hasChain(ctx, f, b.choice.Variant, postrouting)
 	if err == nil && !exists {
 		table := netfilter.LinkOf(f).String() + " " + Table
-		err = fmt.Errorf("%s does not show chain %s of table %s, which the kernel has; see: nft list table %s",
-			baseName(f), postrouting, table, table)
+		err = fmt.Errorf("%s does not show chain %s of table %s, which the kernel has; "+
+			"see: nft list table %s", baseName(f), postrouting, table, table)
 	}
 	if err != nil {
 		return unusable(b.choice, judge(b.reader, f, nil, err))
@@ -175,6 +175,8 @@ func (b *backend) Apply(
 	return b.write(ctx, desired.Chains, false, held)
 }
 
+// Remove implements netfilter.Backend. It leaves an empty table nat of iptables-legacy, which another
+// program may use by then.
 func (b *backend) Remove(ctx context.Context, refs []policy.ChainFamily, held *os.File) error {
 	var chains []policy.Chain
 	for _, f := range policy.Families() {
@@ -325,7 +327,8 @@ func sameRules(want, have *policy.Chain) bool {
 }
 
 // pairJumps returns the jumps to a chain that are missing, and the numbers of those that are to be
-// deleted.
+// deleted. Of duplicate jumps the last one stays: an agent that runs at the same time appends the
+// jump that it looks for.
 func pairJumps(f policy.Family, want, have *policy.Chain) (missing []policy.Rule, surplus []int) {
 	if have == nil {
 		return want.Jumps, nil

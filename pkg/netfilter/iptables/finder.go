@@ -50,8 +50,8 @@ func (f finder) find(names ...string) (string, error) {
 		}
 	}
 	slices.Sort(skipped)
-	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in -iptables, "+
-		"or add the directory that holds it (often /usr/sbin) to PATH%s",
+	return "", fmt.Errorf("find %s: %w in PATH %q; install iptables, use the image whose tag ends in "+
+		"-iptables, or add the directory that holds it (often /usr/sbin) to PATH%s",
 		strings.Join(names, " or "), fs.ErrNotExist, f.path, strings.Join(slices.Compact(skipped), ""))
 }
 

@@ -93,7 +93,10 @@ func Watched(chains []netfilter.OwnedChain) *[]string {
 }
 
 func (t table) same(u table) bool {
-	return t.fault == u.fault && slices.Equal(t.targets, u.targets) && slices.EqualFunc(t.Chains, u.Chains, sameReading)
+	if t.fault != u.fault || !slices.Equal(t.targets, u.targets) {
+		return false
+	}
+	return slices.EqualFunc(t.Chains, u.Chains, sameReading)
 }
 
 func sameReading(a, b policy.Chain) bool {
@@ -128,8 +131,8 @@ func baseChainFault(f policy.Family, t nfnetlink.Table, c nfnetlink.Chain) strin
 	if c.Base != nil && *c.Base == dropping {
 		return policyFault(f)
 	}
-	return fmt.Sprintf("chain %s of %s has %s, not type nat hook postrouting priority %d as iptables makes it; "+
-		"delete the chain with nft (iptables then makes it again) and add its other rules again",
+	return fmt.Sprintf("chain %s of %s has %s, not type nat hook postrouting priority %d as iptables makes "+
+		"it; delete the chain with nft (iptables then makes it again) and add its other rules again",
 		postrouting, name, describeHook(c.Base), priority)
 }
 
@@ -138,10 +141,11 @@ func describeHook(base *nfnetlink.Base) string {
 	if base == nil || int(base.Hook) >= len(hooks) {
 		return "no hook"
 	}
-	return fmt.Sprintf("type %s hook %s priority %d", base.Type, strings.ToLower(hooks[base.Hook]), base.Priority)
+	hook := strings.ToLower(hooks[base.Hook])
+	return fmt.Sprintf("type %s hook %s priority %d", base.Type, hook, base.Priority)
 }
 
 func policyFault(f policy.Family) string {
-	return fmt.Sprintf("chain %s of table %s has policy DROP, so traffic that is not masqueraded is dropped; "+
-		"run: %s -t %s -P %s ACCEPT", postrouting, Table, baseName(f), Table, postrouting)
+	return fmt.Sprintf("chain %s of table %s has policy DROP, so traffic that is not masqueraded is "+
+		"dropped; run: %s -t %s -P %s ACCEPT", postrouting, Table, baseName(f), Table, postrouting)
 }

@@ -32,7 +32,9 @@ const (
 )
 
 // runFunc runs a program, as runner.run does.
-type runFunc func(ctx context.Context, held *os.File, input []byte, path string, args ...string) ([]byte, error)
+type runFunc func(
+	ctx context.Context, held *os.File, input []byte, path string, args ...string,
+) ([]byte, error)
 
 // programs finds and runs the programs of iptables.
 //

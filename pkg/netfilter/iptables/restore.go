@@ -40,7 +40,8 @@ func (t *transaction) lines() []string {
 
 func (t *transaction) empty() bool { return len(t.lines()) == 0 }
 
-// fill creates the chain or replaces its rules. The last rule has the owner as its comment.
+// fill creates the chain or replaces its rules. The last rule has the owner as its comment, where
+// `iptables -L` shows it.
 func (t *transaction) fill(c *policy.Chain) {
 	t.declared = append(t.declared, ":"+c.Name+" - [0:0]")
 	for i, r := range c.Rules {
