@@ -186,9 +186,9 @@ func TestAgentFilesThatConflict(t *testing.T) {
 		{name: "chain, ports, words and a mask", a: "toPorts: ''\nmasqChain: A\nguard: drop\nbypassMark: '0x4000'",
 			b: "bypassMark: '0'\nguard: off\ntoPorts: 1-7\nmasqChain: B",
 			want: "DIR/ip-masq-b:4: masqChain: B conflicts with A in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:1: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
+				"DIR/ip-masq-b:3: toPorts: 1-7 conflicts with empty in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
 				"DIR/ip-masq-b:2: guard: off conflicts with drop in DIR/ip-masq-a; write the same in both, or leave it out of one; " +
-				"DIR/ip-masq-b:3: toPorts: 1-7 conflicts with empty in DIR/ip-masq-a; write the same in both, or leave it out of one"},
+				"DIR/ip-masq-b:1: bypassMark: 0 conflicts with 0x4000 in DIR/ip-masq-a; write the same in both, or leave it out of one"},
 		{name: "our own policy", a: "randomFully: true", b: "backend: nftables",
 			own: config.AgentPolicy{Policy: policy.SourcePolicy{RandomFully: new(false), Backend: policy.IPTables}},
 			want: "DIR/ip-masq-a:1: randomFully: true conflicts with false in [agent] of the reconciler's settings; write the same in both, or leave it out of one; " +
