@@ -21,7 +21,11 @@ import (
 
 const answerTime = 2 * time.Second
 
-// inspection is the node for a command that reads, with the settings of the reconciler that answers.
+// inspection is the node for a command that reads, with the settings of the reconciler that answers. The
+// command reads sources and rules itself, and not from the reconciler: so it answers while that hangs, and
+// finds faults that it does not see. Every program with NET_ADMIN can name a dataDir in the comment of a
+// chain, and so a socket. Therefore a command runs no program that only the socket names (pluginVersion),
+// bounds what it reads there (metrics.ReadStatus), and escapes control characters (escaped).
 type inspection struct {
 	*reconcile.Node
 	active       activeReconciler

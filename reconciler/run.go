@@ -40,7 +40,8 @@ import (
 )
 
 // run keeps the node in sync until the context ends, with the last good settings: bad ones are why it is not
-// ready.
+// ready. Without good ones the flags and the defaults apply, because the process has to run to report the
+// error.
 func (a *app) run(c *cobra.Command, _ []string) error {
 	const gcPercent = 30 // the process is idle nearly always: less memory for more CPU time
 	debug.SetGCPercent(gcPercent)

@@ -213,7 +213,8 @@ func (m metric) setBool(value bool, labels ...string) {
 
 func limited[T any](items []T) []T { return items[:min(len(items), maxNames)] }
 
-// conntrack exports the numbers of the node's conntrack.
+// conntrack exports the numbers of the node's conntrack. A full table and exhausted source ports share one
+// alert: the kernel counts both as drops.
 func (e exporter) conntrack(s *conntrack.Stats) {
 	e.gauge("conntrack_entries", "Number of connections in the node's conntrack table.").
 		set(float64(s.Entries))

@@ -47,7 +47,10 @@ func (m *Monitor) listens(key string, err error) {
 	}
 }
 
-// ServeSocket serves the Status at the socket of the dataDir until ctx ends, as Serve does.
+// ServeSocket serves the Status at the socket of the dataDir until ctx ends, as Serve does. The commands find
+// it there without a flag, in a pod too; an address or a path of its own would be one more setting that both
+// have to agree on. Only the holder of the instance lock binds it, with mode 0600, and it serves no secrets.
+// A socket that cannot be bound is a warning: the rules do not depend on it.
 func (m *Monitor) ServeSocket(ctx context.Context, d *store.Dir, log *slog.Logger) {
 	keepServing(ctx, "socket", d.SocketPath(), m.Socket(), log, d.Listen)
 }

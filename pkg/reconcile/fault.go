@@ -12,7 +12,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Reason is why the node is not ready, as the metric not_ready, /readyz, the log and doctor have it.
+// Reason is why the node is not ready. One fault has one reason, which is its ID in status, doctor, check,
+// /readyz, the metric not_ready, the log and its alert, so that it pages once. The program that reverts rules
+// is a field of the log and no label of the metric: its values are unbounded.
 type Reason string
 
 // The reasons.

@@ -164,8 +164,9 @@ func (n *Node) StopFirst() error {
 }
 
 // Cleanup removes everything that ip-masq owns on the node, in every backend and family, and then the
-// dataDir. It fails while a reconciler runs, which would restore all of it, and keeps the dataDir as
-// long as chains remain that it describes. Chains of another dataDir stay, which is an error.
+// dataDir. It fails while a reconciler runs, which would restore all of it, and while a guard that drops
+// packets cannot be removed, which would drop what the rules masqueraded. It keeps the dataDir as long as
+// chains remain that it describes. Chains of another dataDir stay, which is an error.
 func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilter.OwnedChain, err error) {
 	instance, err := n.Dir.InstanceLock()
 	if errors.Is(err, store.ErrBusy) {

@@ -160,7 +160,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	r.warn(lock.Tidy())
 	dropped := dropDocuments(r, lock, p.says.Dropped)
 	before := observe(ctx, e, n.stored(r.State), r.State.Record)
-	p = n.undoDrops(r, lock, p, dropped)
+	p = n.keepUsed(r, lock, p, dropped)
 	r.planned(p)
 	r.Before, r.Drift = before, before.Drift()
 	changes := len(p.Changed)+len(p.says.Dropped) > 0
@@ -201,10 +201,10 @@ func dropDocuments(r *Report, lock *store.Lock, unused []policy.SourceID) (dropp
 	return dropped
 }
 
-// undoDrops undoes the drops of networks that are used again, or that failed, and returns the plan without
-// them. An ADD that attached before the document was dropped may have returned and relies on the rules. One
-// that attaches later finds no document, and waits for the lock.
-func (n *Node) undoDrops(r *Report, lock *store.Lock, p plan, dropped []policy.SourceID) plan {
+// keepUsed restores the documents of networks that are used again, or whose drop failed, and returns the plan
+// without them. An ADD that attached before the document was dropped may have returned and relies on the
+// rules. One that attaches later finds no document, and waits for the lock.
+func (n *Node) keepUsed(r *Report, lock *store.Lock, p plan, dropped []policy.SourceID) plan {
 	unused := n.unused(r.State, r.Sources, r.warn)
 	var stay []policy.SourceID
 	for _, s := range p.says.Dropped {

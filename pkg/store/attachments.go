@@ -34,7 +34,9 @@ func (a Attachment) Compare(b Attachment) int {
 
 func (a Attachment) file() string { return hashName("attachment", a.ContainerID, a.IfName) }
 
-// cachedSuffix ends the name of a record from the runtime's cache, beside which the one of an ADD counts.
+// cachedSuffix ends the name of a record from the runtime's cache. It is a file beside that of an ADD, which
+// counts while no ADD has written its own whole: so neither the reconciler nor an ADD needs a lock to replace
+// it. Such a pod takes no address from one that had an ADD, as the cache can be older than it looks.
 const cachedSuffix = ".cached"
 
 // Pod is the record of an attachment's pod, written by its ADD or from the runtime's cache.
