@@ -359,9 +359,9 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	}
 	e.Kernel, e.OverriddenBy = min(e.Kernel, thirdparty.Yes-overridden), strings.Join(texts, "\n")
 	e.isOverridden = overridden == thirdparty.Yes
-	decider := verdict.Outcomes[0]
-	if e.Kernel == thirdparty.Yes && len(verdict.Outcomes) == 1 && decider.Rule != nil {
-		e.Rule = decider.Rule.String() // to the same effect, and earlier
+	isCertain := len(verdict.Outcomes) == 1
+	if e.Kernel == thirdparty.Yes && isCertain && verdict.Outcomes[0].Rule != nil {
+		e.Rule = verdict.Outcomes[0].Rule.String() // to the same effect, and earlier
 	}
 }
 

@@ -332,7 +332,7 @@ func (t *table) readSet(from reader, name string) *set {
 	if s == nil {
 		contents, err := from.contents(name)
 		s = newSet(contents)
-		s.unreadable = err != nil
+		s.unreadable = s.unreadable || err != nil
 		t.sets[name] = s
 	}
 	return s

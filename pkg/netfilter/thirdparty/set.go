@@ -36,6 +36,8 @@ func newSet(c nfnetlink.Contents) *set {
 		switch {
 		case e.CatchAll:
 			s.catchAll = e
+		case uint32(len(e.Key)) != s.KeyLen:
+			s.unreadable = true
 		case e.KeyEnd == nil:
 			keys = append(keys, e)
 		}

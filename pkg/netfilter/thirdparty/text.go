@@ -327,6 +327,9 @@ func prefixText(data, mask []byte, size int) string {
 
 // value writes a constant that is compared with an operand.
 func (p *printer) value(name string, data []byte) string {
+	if len(data) == 0 {
+		return "0x"
+	}
 	number := uint32(0)
 	if len(data) == 4 {
 		number = binary.NativeEndian.Uint32(data)

@@ -25,7 +25,7 @@ func (p *printer) inIPTables(e nfnetlink.Expr) {
 	switch e := e.(type) {
 	case nfnetlink.Cmp:
 		held := p.held[slot(e.Sreg)]
-		if held.name == "meta mark" {
+		if held.name == "meta mark" && len(e.Data) == 4 && (held.mask == nil || len(held.mask) == 4) {
 			p.markMatch(e, held.mask)
 			return
 		}
@@ -39,8 +39,9 @@ func (p *printer) inIPTables(e nfnetlink.Expr) {
 			p.options[at] = append(p.options[at], "!")
 		}
 		p.options[at] = append(p.options[at], optionNames()[at], p.optionValue(held, e.Data))
-		if at >= matchOption {
-			p.options[matchOption] = []string{"-m", strings.Join(p.options[protocolOption][1:], " ")}
+		protocol := p.options[protocolOption]
+		if at >= matchOption && len(protocol) > 0 {
+			p.options[matchOption] = []string{"-m", protocol[len(protocol)-1]}
 		}
 	case nfnetlink.Match:
 		p.match(e)

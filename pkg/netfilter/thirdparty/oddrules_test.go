@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+)
+
+// randomExpr draws an expression that a kernel could list, with values of any length.
+func randomExpr(t *rapid.T) nfnetlink.Expr {
+	data := rapid.SliceOfN(rapid.Byte(), 0, 20)
+	register := nfnetlink.Register(rapid.IntRange(0, 25).Draw(t, "register"))
+	other := nfnetlink.Register(rapid.IntRange(0, 25).Draw(t, "other register"))
+	number := rapid.Uint32Range(0, 40)
+	switch rapid.IntRange(0, 17).Draw(t, "kind") {
+	case 0:
+		return nfnetlink.Payload{Base: number.Draw(t, "base"), Offset: number.Draw(t, "offset"), Len: number.Draw(t, "len"), Dreg: register}
+	case 1:
+		return nfnetlink.Cmp{Op: nfnetlink.CmpOp(rapid.Uint32Range(0, 6).Draw(t, "op")), Sreg: register, Data: data.Draw(t, "data")}
+	case 2:
+		return nfnetlink.Bitwise{Sreg: register, Dreg: other, Len: number.Draw(t, "len"), Mask: data.Draw(t, "mask"), Xor: data.Draw(t, "xor")}
+	case 3:
+		return nfnetlink.Meta{Key: number.Draw(t, "key"), Dreg: register}
+	case 4:
+		return nfnetlink.SetMeta{Key: unix.NFT_META_MARK, Sreg: register}
+	case 5:
+		return nfnetlink.Lookup{Set: rapid.SampledFrom([]string{"__set0", "s"}).Draw(t, "set"), Sreg: register}
+	case 6:
+		return nfnetlink.MapLookup{Set: "__set0", Sreg: register, Dreg: other}
+	case 7:
+		return nfnetlink.Range{Sreg: register, From: data.Draw(t, "from"), To: data.Draw(t, "to")}
+	case 8:
+		return nfnetlink.CT{Key: number.Draw(t, "key"), Dreg: register}
+	case 9:
+		return nfnetlink.Byteorder{Sreg: register, Dreg: other, Len: number.Draw(t, "len"), Size: number.Draw(t, "size")}
+	case 10:
+		return nfnetlink.FIB{Flags: number.Draw(t, "flags"), Result: number.Draw(t, "result"), Dreg: register}
+	case 11:
+		return nfnetlink.Immediate{Dreg: register, Data: data.Draw(t, "data")}
+	case 12:
+		return nfnetlink.NAT{Family: number.Draw(t, "family"), AddrMin: register, AddrMax: other}
+	case 13, 14:
+		name := rapid.SampledFrom([]string{"mark", "addrtype", "conntrack", "comment", "tcp"}).Draw(t, "match")
+		info := rapid.SliceOfN(rapid.Byte(), 0, 160).Draw(t, "info")
+		return nfnetlink.Match{Xt: name, Rev: rapid.Uint32Range(0, 3).Draw(t, "rev"), Info: info}
+	case 15:
+		name := rapid.SampledFrom([]string{"MARK", "SNAT", "CT", "CONNMARK", "odd"}).Draw(t, "target")
+		return nfnetlink.Target{Xt: name, Rev: rapid.Uint32Range(0, 3).Draw(t, "rev"), Info: data.Draw(t, "info")}
+	case 16:
+		return nfnetlink.Verdict{Code: nfnetlink.VerdictCode(rapid.IntRange(-6, 4).Draw(t, "code")), Chain: "b"}
+	}
+	return nfnetlink.Unknown{Kind: rapid.SampledFrom([]string{"nat", "masq", "meta", "queue", "odd"}).Draw(t, "unknown")}
+}
+
+// TestOddRules judges and prints rules of any expressions, for packets of both families: it must not panic.
+func TestOddRules(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := rapid.SampledFrom(policy.Families()).Draw(t, "family")
+		backend := rapid.SampledFrom([]policy.Backend{policy.IPTables, policy.NFTables}).Draw(t, "backend")
+		place := Place{Backend: backend, Family: f, Table: "nat", Chain: "a"}
+		tab := newTable(place)
+		for _, name := range []string{"__set0", "s"} {
+			tab.sets[name] = newSet(nfnetlink.Contents{
+				Set:      nfnetlink.Set{Name: name, KeyLen: rapid.SampledFrom([]uint32{0, 4, 4, 4, 20, 70}).Draw(t, "key length")},
+				Elements: []nfnetlink.Element{{Key: []byte{10, 0, 0, 1}, Data: []byte{1}}},
+			})
+		}
+		c := &chain{place: place}
+		for range rapid.IntRange(1, 3).Draw(t, "rules") {
+			r := &Rule{Place: place, table: tab}
+			for range rapid.IntRange(1, 6).Draw(t, "expressions") {
+				r.Exprs = append(r.Exprs, randomExpr(t))
+			}
+			c.rules = append(c.rules, r)
+			if r.String() == "" {
+				t.Fatal("a rule without a text")
+			}
+		}
+		tab.chains["a"] = c
+		rules := &Ruleset{family: f, hooks: []*baseChain{{table: tab, name: "a", isNAT: true, priority: 100}}}
+		if len(rules.Judge(Packet{Src: f.All(), Dst: f.All()}, ownedBinds).Outcomes) == 0 {
+			t.Fatal("a verdict without an outcome")
+		}
+	})
+}
