@@ -62,13 +62,13 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 		return
 	}
 	c.beyond, c.beyondErr = nil, beyond
-	leftOut := map[store.Attachment]bool{}
-	for _, p := range newestBeyond(policy.MaxExemptPods, c.exempted(s.node.exempt.Pods)) {
-		leftOut[p.Attachment] = true
+	isLeftOut := map[store.Attachment]bool{} // as a whole: a pod whose ADD fails must not be exempt by some addresses
+	for _, p := range oldestFirst(c.exempted(s.node.exempt.Pods))[policy.MaxExemptPods:] {
+		isLeftOut[p.Attachment] = true
 	}
 	var stay []store.ExemptPod
 	for _, p := range s.node.exempt.Pods {
-		if leftOut[p.Attachment] {
+		if isLeftOut[p.Attachment] {
 			c.beyond = append(c.beyond, p)
 		} else {
 			stay = append(stay, p)
@@ -92,21 +92,11 @@ func (c *Chain) exempted(pods []store.ExemptPod) []store.ExemptPod {
 	return exempted
 }
 
-// newestBeyond returns the newest addresses, as many as are too many for a limit. An attachment counts as a
-// whole: a pod whose ADD fails must not be exempt by a part of its addresses. Older ones are never left out
-// for newer ones that would fit.
-func newestBeyond(limit int, pods []store.ExemptPod) []store.ExemptPod {
-	byAge := slices.SortedFunc(slices.Values(pods), func(x, y store.ExemptPod) int {
+// oldestFirst returns the addresses by age, so that those of an attachment follow each other.
+func oldestFirst(pods []store.ExemptPod) []store.ExemptPod {
+	return slices.SortedFunc(slices.Values(pods), func(x, y store.ExemptPod) int {
 		return cmp.Or(cmp.Compare(x.At, y.At), x.Compare(y.Attachment))
 	})
-	if len(byAge) <= limit {
-		return nil
-	}
-	first := limit
-	for first > 0 && byAge[first-1].Attachment == byAge[first].Attachment {
-		first--
-	}
-	return byAge[first:]
 }
 
 // Beyond returns the BoundError of the chain that cannot exempt one of these addresses, which no chain
