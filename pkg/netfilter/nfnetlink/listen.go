@@ -28,7 +28,9 @@ type Commit struct {
 	PID uint32
 	// Program is that thread's name, which the program chooses, mostly 15 bytes of its file name.
 	Program string
-	// Touched tells that watched objects may have changed since the commit that Next returned before.
+	// Touched tells that watched objects may have changed since the commit that Next returned before. The
+	// kernel announces each object that a commit changes. Announcements that are lost or unknown, and a gap
+	// in the generations, count as changes of watched objects.
 	Touched bool
 }
 
@@ -155,7 +157,8 @@ func (l *Listener) touches(m message) bool {
 
 // touchesShared reports whether a message about the shared table is about a watched chain, or may be. A chain
 // that is renamed is announced as a new one, by its new name only. So every new chain counts, as it may be a
-// watched one that another program renames, but those of kube-proxy, which adds tens of thousands.
+// watched one that another program renames, but those of kube-proxy, which adds tens of thousands: a watched
+// chain that gets such a name is missed until the next full read.
 func (w *Watched) touchesShared(typ uint16, attrs []byte) bool {
 	var chain []byte
 	switch typ & 0xff {
