@@ -201,6 +201,31 @@ func TestThirdPartyChain(t *testing.T) {
 	})
 }
 
+// TestThirdPartyChainBesideNFTables checks that check prints which rules of an agent's chain keep it in iptables, where the
+// backend is nftables.
+func TestThirdPartyChainBesideNFTables(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, backends()[0])
+	n.feed(t, "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -s 10.9.0.0/16 -j RETURN\n-A IP-MASQ-AGENT -j MASQUERADE\nCOMMIT\n",
+		"iptables-nft-restore", "--noflush")
+	n.path = n.linkBothVariants(t, "nft")
+	n.conflist(t, "podnet", nil)
+	rule := "rule 1 `-A IP-MASQ-AGENT -s 10.9.0.0/16 -j RETURN` (iptables-nft -t nat -D IP-MASQ-AGENT 1)"
+	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, rule)
+	stdout, stderr, code := n.reconciler(t, "check")
+	if code == 0 || !strings.Contains(stdout+stderr, rule) {
+		t.Errorf("check: exit code %d: %s%s", code, stdout, stderr)
+	}
+	if saved := n.saved(t); !strings.Contains(saved, "-A IP-MASQ-AGENT -s 10.9.0.0/16 -j RETURN") {
+		t.Errorf("iptables has:\n%s", saved)
+	}
+	n.tool(t, "iptables-nft", "-t", "nat", "-D", "IP-MASQ-AGENT", "1")
+	n.addAndCheck(t, n.conf(t, "podnet", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}))
+	if saved := n.saved(t); strings.Contains(saved, "IP-MASQ-AGENT") {
+		t.Errorf("the agent's chain stays:\n%s", saved)
+	}
+}
+
 // TestListingMatchesAgent compares `iptables -t nat -L IP-MASQ-AGENT` with the listing in the Kubernetes documentation
 // (Administer a Cluster, "IP Masquerade Agent User Guide"): targets, sources and destinations, in order.
 func TestListingMatchesAgent(t *testing.T) {

@@ -30,6 +30,24 @@ func (e *Enforcer) removeDuplicates(ctx context.Context, s *State, lock *store.L
 	e.findOtherChains(ctx, s)
 }
 
+// DuplicateErr returns why a chain that a policy has in another backend is not removed:
+// netfilter.ErrNotOwned with the rules that no agent writes.
+func (e *Enforcer) DuplicateErr(ctx context.Context, d netfilter.OwnedChain) error {
+	chains, err := e.observeChains(ctx, d.Choice, d.Chain)
+	if err != nil {
+		return err
+	}
+	for i := range chains {
+		if chains[i].Name != d.Chain {
+			continue
+		}
+		if err := checkOwnership(&chains[i], d.Choice, e.owner(), false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // removeDuplicate removes a chain from a backend, in the families in which it is owned or an agent's.
 func (e *Enforcer) removeDuplicate(ctx context.Context, d netfilter.OwnedChain, lock *store.Lock) error {
 	chains, err := e.observeChains(ctx, d.Choice, d.Chain)

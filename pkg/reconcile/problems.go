@@ -143,6 +143,11 @@ func (n *Node) addStaleChains(ctx context.Context, r *Report) {
 		if isStuck(stuck, at.Chain, at.Choice) {
 			continue // reported
 		}
+		if err := e.DuplicateErr(ctx, at); errors.Is(err, netfilter.ErrNotOwned) {
+			r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, "+
+				"which may masquerade what the policy exempts, and stays: %v", at.Chain, at.Choice, err)
+			continue
+		}
 		r.chainProblem(ReasonRules, at.Chain, "chain %s also exists in %s, "+
 			"which may masquerade what the policy exempts: it is removed if it holds only rules that the "+
 			"agents write", at.Chain, at.Choice)
