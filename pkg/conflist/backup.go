@@ -16,7 +16,9 @@ import (
 
 // backup keeps the text that a file had before ip-masq changed it last (mode 0600: it may have credentials),
 // and returns the path of the copy: the file's name with the SHA-256 of its path. No runtime loads it.
-func backup(ctx context.Context, makeDir func() (string, error), path string, was []byte) (kept string, err error) {
+func backup(
+	ctx context.Context, makeDir func() (string, error), path string, was []byte,
+) (kept string, err error) {
 	dir, err := makeDir()
 	if err == nil {
 		kept = backupPath(dir, path)

@@ -68,7 +68,8 @@ func (r copyRecord) isCopy(list config.Conflist) bool {
 // names reports whether a file is the one on record, by its name. An administrator may have another one of
 // that name.
 func (r copyRecord) names(list config.Conflist) bool {
-	isName := slices.Contains([]string{"05-ip-masq.conflist", "00-ip-masq.conflist"}, filepath.Base(list.File))
+	base := filepath.Base(list.File)
+	isName := base == "05-ip-masq.conflist" || base == "00-ip-masq.conflist"
 	return isName && list.File == r.File
 }
 
@@ -99,9 +100,8 @@ func (e Editor) removeCopy(ctx context.Context) (path string, err error) {
 		}
 		path = c.Path
 	}
-	return path, e.record(ctx, "forget the copy of a conflist", e.CopyRecord, func(d *safefile.Dir, name string) error {
-		return errors.Join(d.Remove(name), d.Sync())
-	})
+	forget := func(d *safefile.Dir, name string) error { return errors.Join(d.Remove(name), d.Sync()) }
+	return path, e.record(ctx, "forget the copy of a conflist", e.CopyRecord, forget)
 }
 
 // CopyFinding returns the finding about the copy that an earlier version made, or nil if there is none.

@@ -53,7 +53,8 @@ type Change struct {
 	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
 	Before       int   `json:"-"` // the number of plugin entries before
 
-	Differs  []string `json:"differs,omitempty"`  // keys in which an entry that stays differs from the entry file
+	// Differs are the keys in which an entry that stays differs from the entry file.
+	Differs  []string `json:"differs,omitempty"`
 	Replaced []string `json:"replaced,omitempty"` // keys in which a replaced entry differed
 }
 
@@ -71,15 +72,19 @@ func (e Editor) Insert(ctx context.Context) (Change, error) {
 	return c, err
 }
 
-// Find returns the network that gets the entry, or why none can have it.
+// Find returns the network that gets the entry, or why none can have it. An entry that is the first plugin is
+// not moved: an administrator may have meant it so.
 func (e Editor) Find() (Network, error) {
 	n, err := e.find()
-	if err == nil && e.Check != nil {
-		if err = e.Check(n.Name); err != nil {
-			err = fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
+	if err != nil {
+		return n, err
+	}
+	if e.Check != nil {
+		if err := e.Check(n.Name); err != nil {
+			return n, fmt.Errorf("%s: %w", policy.Printable(n.Path), err)
 		}
 	}
-	return n, cmp.Or(err, n.Conflist.PositionErr())
+	return n, n.Conflist.PositionErr()
 }
 
 func (e Editor) insert(ctx context.Context) (Change, error) {
@@ -99,24 +104,27 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 }
 
 func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {
-	was := n.Conflist.Doc
-	switch {
-	case n.Conflist.IsMultus(): // and has the entry
+	if n.Conflist.IsMultus() { // and has the entry
 		return c, nil
-	case !n.Conflist.IsList():
-		was = nil
-	case n.Generated && n.Original == "":
+	}
+	was := n.Conflist.Doc
+	if n.Generated && n.Original == "" {
 		// It would stay the first file, before that of the next main CNI plugin.
-		if c, err := e.write(ctx, c, c.Path, was, nil); err != nil {
+		c, err := e.write(ctx, c, c.Path, was, nil)
+		if err != nil {
 			return c, err
 		}
 		return e.insert(ctx)
+	}
+	if !n.Conflist.IsList() {
+		was = nil // of the list that is generated
 	}
 	entry, have := e.Entry, n.entryText()
 	if have != nil && !e.Replace {
 		entry = have
 	}
-	path, now, err := n.with(entry, e.Replace && len(differences(have, entry)) > 0)
+	isReplaced := e.Replace && len(differences(have, entry)) > 0
+	path, now, err := n.with(entry, isReplaced)
 	if err != nil {
 		return c, err
 	}
@@ -126,43 +134,47 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 
 // with returns the text of the network's file with an entry, and the path of the file.
 func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
-	path = n.Path
-	from, doc := path, n.Conflist.Doc
-	switch {
-	case !n.Conflist.IsList():
-		path = generatedPath(path)
-	case n.Generated && n.Original != "": // which may have changed
+	if !n.Conflist.IsList() {
+		text, err = setEntry(n.Path, n.Conflist.Doc, entry, replace)
+		return generatedPath(n.Path), text, err
+	}
+	from, doc := n.Path, n.Conflist.Doc
+	if n.Generated && n.Original != "" { // which may have changed
 		from = n.Original
-		if doc, _, err = safefile.ReadFile(from, maxSize); errors.Is(err, fs.ErrNotExist) {
+		doc, _, err = safefile.ReadFile(from, maxSize)
+		if errors.Is(err, fs.ErrNotExist) {
 			err = errChanged
 		}
+		if err != nil {
+			return n.Path, nil, err
+		}
 	}
-	if err == nil {
-		text, err = setEntry(from, doc, entry, replace)
-	}
-	return path, text, err
+	text, err = setEntry(from, doc, entry, replace)
+	return n.Path, text, err
 }
 
 // writeEntry writes the file of a network, and records the entry: while it replaces one, both.
-func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model string, was, now []byte) (Change, error) {
+func (e Editor) writeEntry(
+	ctx context.Context, c Change, n Network, model string, was, now []byte,
+) (Change, error) {
 	have := n.entryText()
-	written := Network{Path: c.Path, Generated: n.Generated || !n.Conflist.IsList(), Conflist: config.ParseConflist(c.Path, now)}
-	switch differs := differences(have, e.Entry); {
-	case have != nil && (!e.Replace || n.Entries > 1): // it stays
-		if len(differs) == 0 {
-			c.RecordErr = e.recordEntries(ctx, written, have)
-		} else {
-			c.RecordErr = e.recordEntries(ctx, written)
-		}
-		if e.FromFile {
-			c.Differs = differs
-		}
-		return e.write(ctx, c, model, was, now)
-	case have != nil && len(differs) > 0:
-		if err := e.ask(ctx, n, e.Entry); err != nil {
+	differs := differences(have, e.Entry)
+	written := Network{
+		Path:      c.Path,
+		Generated: n.Generated || !n.Conflist.IsList(),
+		Conflist:  config.ParseConflist(c.Path, now),
+	}
+	stays := have != nil && (!e.Replace || n.Entries > 1)
+	if stays {
+		return e.writeAround(ctx, c, written, have, model, was, now)
+	}
+	if have != nil && len(differs) > 0 {
+		err := e.ask(ctx, n, e.Entry)
+		if err != nil {
 			return c, err
 		}
-		c.RecordErr, c.Replaced = e.recordEntries(ctx, written, have, e.Entry), differs
+		c.RecordErr = e.recordEntries(ctx, written, have, e.Entry)
+		c.Replaced = differs
 	}
 	c, err := e.write(ctx, c, model, was, now)
 	if err == nil {
@@ -171,21 +183,38 @@ func (e Editor) writeEntry(ctx context.Context, c Change, n Network, model strin
 	return c, err
 }
 
+// writeAround writes the file around an entry that stays. If that is the entry to insert, it is ip-masq's
+// from now on.
+func (e Editor) writeAround(
+	ctx context.Context, c Change, written Network, have []byte, model string, was, now []byte,
+) (Change, error) {
+	differs := differences(have, e.Entry)
+	if len(differs) == 0 {
+		c.RecordErr = e.recordEntries(ctx, written, have)
+	} else {
+		c.RecordErr = e.recordEntries(ctx, written)
+	}
+	if e.FromFile {
+		c.Differs = differs
+	}
+	return e.write(ctx, c, model, was, now)
+}
+
 // write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the
 // model.
 func (e Editor) write(ctx context.Context, c Change, model string, was, now []byte) (Change, error) {
 	if bytes.Equal(was, now) {
 		return c, nil
 	}
-	var err error
 	if e.Backups != nil && was != nil {
 		c.Backup, c.BackupErr = backup(ctx, e.Backups, c.Path, was)
-		if ctx.Err() != nil {
-			return c, context.Cause(ctx)
-		}
-		if c.BackupErr != nil {
-			c.Backup, err = backupBeside(ctx, c.Path, was)
-		}
+	}
+	if ctx.Err() != nil {
+		return c, context.Cause(ctx)
+	}
+	var err error
+	if c.BackupErr != nil {
+		c.Backup, err = backupBeside(ctx, c.Path, was)
 	}
 	if err != nil {
 		return c, err
@@ -206,50 +235,63 @@ func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
-		dir, readErr := config.ReadConfDir(e.Dir)
-		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
-			return changes, readErr
-		}
-		var errs []error
-		for _, list := range dir.Conflists {
-			c, err := e.removeFrom(list)
-			if c.Wrote {
-				changes = append(changes, c)
-			}
-			errs = append(errs, err)
-		}
-		if err = errors.Join(errs...); err == nil && readErr == nil { // locking the directory removes the temporary files of killed processes
-			err = inDir(context.Background(), e.Dir+"/.", func(*safefile.Dir, string) error { return nil })
-		}
+		var some []Change
+		some, err = e.remove()
+		changes = append(changes, some...)
 	}
 	return changes, err
+}
+
+func (e Editor) remove() ([]Change, error) {
+	dir, err := config.ReadConfDir(e.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var changes []Change
+	var errs []error
+	for _, list := range dir.Conflists {
+		c, err := e.removeFrom(list)
+		errs = append(errs, err)
+		if c.Wrote {
+			changes = append(changes, c)
+		}
+	}
+	err = errors.Join(errs...)
+	if err != nil {
+		return changes, err
+	}
+	// To lock the directory removes the temporary files of processes that were killed.
+	nothing := func(*safefile.Dir, string) error { return nil }
+	return changes, inDir(context.Background(), e.Dir+"/.", nothing)
 }
 
 func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
-	used := slices.Contains(e.Keep, filepath.Base(list.File))
 	record := readEntryRecord(e.RecordPath)
+	isUsed := slices.Contains(e.Keep, filepath.Base(list.File))
 	isOwn := isKnownGenerated(list, record) || readCopyRecord(e.CopyRecord).isCopy(list)
-	switch {
-	case isOwn && !used:
+	if isOwn && !isUsed {
 		return e.write(ctx, c, c.Path, list.Doc, nil)
-	case isGenerated(list, record) && !used:
-		// Perhaps an administrator changed it. The other backups go with the dataDir.
-		kept, err := backupBeside(ctx, c.Path, list.Doc)
-		if err != nil {
-			return c, err
+	}
+	if isGenerated(list, record) && !isUsed {
+		return e.removePerhapsChanged(ctx, c, list)
+	}
+	if list.Err != nil {
+		mayHaveEntry := list.Doc == nil || bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`))
+		if !mayHaveEntry {
+			return c, nil
 		}
-		c, err = e.write(ctx, c, c.Path, list.Doc, nil)
-		c.Backup = kept
-		return c, err
-	case list.Err != nil && list.Doc != nil && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)):
-		return c, nil
-	case list.Err != nil:
-		return c, fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, list.Err)
-	case !list.IsList() && len(list.Entries) > 0:
+		const format = "%w, and it may have the plugin entry; fix or remove it: %w"
+		return c, fmt.Errorf(format, ErrBroken, list.Err)
+	}
+	if !list.IsList() && len(list.Entries) > 0 {
 		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
-	case !list.IsList():
+	}
+	if !list.IsList() {
 		return c, nil
 	}
 	now, err := setEntry(list.File, list.Doc, nil, false)
@@ -257,6 +299,18 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 		return c, err
 	}
 	return e.write(ctx, c, c.Path, list.Doc, now)
+}
+
+// removePerhapsChanged removes a generated list without a record. An administrator may have changed it, so
+// its text stays beside it: the other backups go with the dataDir.
+func (e Editor) removePerhapsChanged(ctx context.Context, c Change, list config.Conflist) (Change, error) {
+	kept, err := backupBeside(ctx, c.Path, list.Doc)
+	if err != nil {
+		return c, err
+	}
+	c, err = e.write(ctx, c, c.Path, list.Doc, nil)
+	c.Backup = kept
+	return c, err
 }
 
 // find returns the network that gets the entry. The copy that an earlier version made is no network.

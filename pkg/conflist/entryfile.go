@@ -28,7 +28,8 @@ func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	switch {
 	case isMissing && record.Entry != nil:
 		m.Entry, m.FromFile = record.Entry, true
-		s.found(EntryFileMissing, "conflist.entry_file does not exist any more; the plugin entry stays as it is: %v", cmp.Or(err, fs.ErrNotExist))
+		s.found(EntryFileMissing, "conflist.entry_file does not exist any more; "+
+			"the plugin entry stays as it is: %v", cmp.Or(err, fs.ErrNotExist))
 		return
 	case err != nil:
 		m.refuse(err, good, s)
@@ -55,7 +56,9 @@ func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	}
 	if !m.inserted(n, record) {
 		m.Entry, m.FromFile = entry, true
-		s.found(EntryDiffers, "%s: the plugin entry of network %s differs from conflist.entry_file in %s, and ip-masq did not write it",
+		// Only an entry that ip-masq wrote follows the file: an administrator may have edited any other.
+		s.found(EntryDiffers, "%s: the plugin entry of network %s differs from conflist.entry_file in %s, "+
+			"and ip-masq did not write it",
 			policy.Printable(n.Path), policy.Quote(n.Name), strings.Join(differences(entry, have), ", "))
 		return
 	}
@@ -87,7 +90,8 @@ func (m *Manager) refuse(err error, good []byte, s *Status) {
 	if good == nil {
 		which = "none"
 	}
-	s.add(Problem{Reason: "source", Err: fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)})
+	err = fmt.Errorf("the plugin entry: %w; until then %s is inserted", err, which)
+	s.add(Problem{Reason: "source", Err: err})
 }
 
 type refusedError struct{ error }
@@ -99,7 +103,8 @@ func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
 		err = e.Ask(ctx, config.ParseConflist(path, doc))
 	}
 	if err != nil {
-		return refusedError{fmt.Errorf("conflist.entry_file: no pod of network %s would start with it: %w", policy.Quote(n.Name), err)}
+		return refusedError{fmt.Errorf("conflist.entry_file: no pod of network %s would start with it: %w",
+			policy.Quote(n.Name), err)}
 	}
 	return nil
 }
@@ -120,8 +125,8 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 	}
 	if c.Wrote {
 		m.noteFile(c.Path)
-		m.Log.Info("replaced the plugin entry", "file", policy.Printable(c.Path), "network", policy.Printable(c.Network),
-			"changed", strings.Join(c.Replaced, ","))
+		m.Log.Info("replaced the plugin entry", "file", policy.Printable(c.Path),
+			"network", policy.Printable(c.Network), "changed", strings.Join(c.Replaced, ","))
 	}
 }
 

@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,7 +22,8 @@ var (
 	// ErrBroken reports that libcni cannot load a file that decides which network is used.
 	ErrBroken = errors.New("a file there cannot be loaded")
 	// ErrDelegate reports that it is unknown to which network Multus delegates.
-	ErrDelegate = errors.New("the network that Multus delegates to is unknown, so no plugin entry is inserted")
+	ErrDelegate = errors.New("the network that Multus delegates to is unknown, " +
+		"so no plugin entry is inserted")
 )
 
 // Network is a network and the file that a runtime takes it from.
@@ -38,8 +40,10 @@ type Network struct {
 
 	// Multus is the path of the configuration of Multus through which the runtime uses the network, "" if
 	// there is none. Multus generates it from the network's own file, so a plugin entry in it would be lost.
-	Multus    string
-	MultusErr error // why pods do not get the network as its own file has it, until Multus generates its configuration again
+	Multus string
+	// MultusErr is why pods do not get the network as its own file has it, until Multus generates its
+	// configuration again.
+	MultusErr error
 }
 
 // Find returns the network in a configuration directory that a runtime uses: the first file by name, or the
@@ -56,16 +60,7 @@ func Find(dir, network string) (Network, error) {
 
 // find finds the network in some of the files of a directory. Multus may delegate to any of them.
 func find(dir, network string, lists, all []config.Conflist, err error) (Network, error) {
-	var n Network
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
-	case err == nil:
-		n, err = pick(lists, network)
-	}
-	if err == nil {
-		n, err = throughMultus(lists, all, n)
-	}
+	n, err := findIn(network, lists, all, err)
 	if err != nil {
 		what := strings.TrimSpace("the network " + policy.Printable(network))
 		return Network{}, fmt.Errorf("find %s in %s: %w", what, policy.Printable(dir), err)
@@ -73,27 +68,46 @@ func find(dir, network string, lists, all []config.Conflist, err error) (Network
 	return n, nil
 }
 
+func findIn(network string, lists, all []config.Conflist, err error) (Network, error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return Network{}, fmt.Errorf("%w: the directory is missing; install the main CNI plugin, %s",
+			ErrNoNetworks, otherDir)
+	}
+	if err != nil {
+		return Network{}, err
+	}
+	n, err := pick(lists, network)
+	if err != nil {
+		return n, err
+	}
+	return throughMultus(lists, all, n)
+}
+
 const otherDir = "or name another directory with --cni-conf-dir or cni_conf_dir"
 
 // pick returns the first network, or the first of that name. A configuration of Multus of that name
 // comes last: Multus may have the name of the network that it delegates to.
 func pick(lists []config.Conflist, network string) (Network, error) {
+	if network == "" {
+		return pickFirst(lists)
+	}
 	var broken error
 	var names []string
 	var multus *Network
 	for _, list := range lists {
 		n, err := asNetwork(list)
-		switch {
-		case err != nil && network == "":
-			return Network{}, fmt.Errorf("%w; fix or remove it: %w", ErrBroken, err)
-		case err != nil && broken == nil:
-			broken = err
-		case err != nil, n.Name == "":
-		case network == "", n.Name == network && !list.IsMultus():
+		if err != nil {
+			broken = cmp.Or(broken, err)
+			continue
+		}
+		if n.Name == network && !list.IsMultus() {
 			return n, nil
-		case n.Name == network && multus == nil:
+		}
+		if n.Name == network && multus == nil {
 			multus = &n
-		default:
+			continue
+		}
+		if n.Name != "" {
 			names = append(names, policy.Printable(n.Name))
 		}
 	}
@@ -101,12 +115,31 @@ func pick(lists []config.Conflist, network string) (Network, error) {
 	case multus != nil:
 		return *multus, nil
 	case broken != nil:
-		return Network{}, fmt.Errorf("%w, and none of the others has it; fix or remove it: %w", ErrBroken, broken)
+		return Network{}, fmt.Errorf("%w, and none of the others has it; fix or remove it: %w",
+			ErrBroken, broken)
 	case len(names) > 0:
-		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, or none for the one that the runtime uses",
+		return Network{}, fmt.Errorf("%w; name one of %s with --conflist-network, "+
+			"or none for the one that the runtime uses",
 			ErrNetworkNotFound, strings.Join(policy.First(8, names), ", "))
 	}
-	return Network{}, fmt.Errorf("%w; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
+	return Network{}, noNetworks()
+}
+
+func pickFirst(lists []config.Conflist) (Network, error) {
+	for _, list := range lists {
+		n, err := asNetwork(list)
+		if err != nil {
+			return Network{}, fmt.Errorf("%w; fix or remove it: %w", ErrBroken, err)
+		}
+		if n.Name != "" {
+			return n, nil
+		}
+	}
+	return Network{}, noNetworks()
+}
+
+func noNetworks() error {
+	return fmt.Errorf("%w; install the main CNI plugin, %s", ErrNoNetworks, otherDir)
 }
 
 // asNetwork returns the network of a file; it has no name if no pod uses it.

@@ -53,7 +53,9 @@ func isGenerated(list config.Conflist, record entryRecord) bool {
 
 // hasGeneratedForm reports whether a list has the name and, byte for byte, the form of a generated one.
 func hasGeneratedForm(list config.Conflist) bool {
-	if !strings.HasSuffix(list.File, generatedSuffix) || len(list.Types) != len(list.Entries)+1 || len(list.Types) == 0 {
+	hasName := strings.HasSuffix(list.File, generatedSuffix)
+	hasOnePlugin := len(list.Types) > 0 && len(list.Types) == len(list.Entries)+1
+	if !hasName || !hasOnePlugin {
 		return false
 	}
 	without, err := setEntry(list.File, list.Doc, nil, false)

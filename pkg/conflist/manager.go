@@ -121,9 +121,11 @@ func (m *Manager) addFindings(s *Status) {
 // keeps pods from starting.
 func (m *Manager) addProblems(n Network, err, missing error, now time.Time, s *Status) {
 	if missing != nil && !s.Present {
-		s.add(Problem{Reason: "plugin", Err: fmt.Errorf("%w, so no plugin entry is inserted into the conflist, and no pod would start with it: "+
-			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, whose init container does; `+
-			"or name another directory with --cni-bin-dir", missing)})
+		err := fmt.Errorf("%w, so no plugin entry is inserted into the conflist, "+
+			"and no pod would start with it: "+
+			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, `+
+			"whose init container does; or name another directory with --cni-bin-dir", missing)
+		s.add(Problem{Reason: "plugin", Err: err})
 	}
 	if s.Present {
 		s.add(Problem{Err: n.MultusErr, Waiting: true})
@@ -141,13 +143,15 @@ func (m *Manager) addProblems(n Network, err, missing error, now time.Time, s *S
 
 func (m *Manager) flappingErr(n Network) error {
 	if m.flapping.isFight() {
-		others := slices.DeleteFunc(slices.Clone(n.Conflist.Types), func(t string) bool { return t == config.PluginType })
+		isOurs := func(plugin string) bool { return plugin == config.PluginType }
+		others := slices.DeleteFunc(slices.Clone(n.Conflist.Types), isOurs)
 		return fmt.Errorf("%s: other programs write the file again and again; its plugins are %s: "+
 			"make the programs that insert these plugins accept each other's, or stop one of them",
 			policy.Printable(n.Path), policy.Printable(strings.Join(others, ", ")))
 	}
 	return fmt.Errorf("%s: the plugin entry is removed repeatedly, and inserted again each time; "+
-		"make the program that writes the file keep the entry (Cilium: cni.exclusive=false)", policy.Printable(cmp.Or(n.Path, m.Dir)))
+		"make the program that writes the file keep the entry (Cilium: cni.exclusive=false)",
+		policy.Printable(cmp.Or(n.Path, m.Dir)))
 }
 
 const (
@@ -229,7 +233,8 @@ func (m *Manager) noteFile(path string) {
 
 func (m *Manager) noteChange(c Change, s *Status) {
 	if c.BackupErr != nil {
-		s.warn(fmt.Errorf("no backup of the conflist is kept in the data dir, so it is %s: %w", policy.Printable(c.Backup), c.BackupErr))
+		s.warn(fmt.Errorf("no backup of the conflist is kept in the data dir, so it is %s: %w",
+			policy.Printable(c.Backup), c.BackupErr))
 	} else {
 		s.warn(c.RecordErr)
 	}
@@ -250,7 +255,9 @@ func (m *Manager) logRemoved(file string) {
 
 // isContentError reports whether an error is about what the files say, not about writing them.
 func isContentError(err error) bool {
-	for _, known := range []error{ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, config.ErrPosition} {
+	for _, known := range []error{
+		ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, config.ErrPosition,
+	} {
 		if errors.Is(err, known) {
 			return true
 		}
@@ -265,7 +272,8 @@ func (m *Manager) problemOf(done string, err error) Problem {
 	case err == nil, errors.Is(err, config.ErrPosition):
 		return Problem{}
 	case errors.Is(err, ErrNoNetworks), errors.Is(err, ErrNetworkNotFound):
-		err = fmt.Errorf("waiting for the main CNI plugin's network: %w; Cilium renames the files of others unless cni.exclusive=false", err)
+		err = fmt.Errorf("waiting for the main CNI plugin's network: %w; Cilium renames the files of others "+
+			"unless cni.exclusive=false", err)
 		return Problem{Err: err, Waiting: true}
 	case isContentError(err):
 		return Problem{Err: err}
@@ -273,9 +281,11 @@ func (m *Manager) problemOf(done string, err error) Problem {
 	remedy := ""
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
 		dir := policy.Printable(m.Dir)
-		remedy = "; let the reconciler write to " + dir + ": in a container, mount it writable; in a systemd unit, add ReadWritePaths=" + dir
+		remedy = "; let the reconciler write to " + dir + ": in a container, mount it writable; " +
+			"in a systemd unit, add ReadWritePaths=" + dir
 	}
-	return Problem{Err: fmt.Errorf("the plugin entry cannot be %s; it is tried again: %w%s", done, err, remedy)}
+	err = fmt.Errorf("the plugin entry cannot be %s; it is tried again: %w%s", done, err, remedy)
+	return Problem{Err: err}
 }
 
 func (s *Status) add(p Problem) {

@@ -36,67 +36,98 @@ func (c multusConf) delegate() (to multusConf, hasEntry bool) {
 	return to, slices.ContainsFunc(slices.Concat(c.Plugins, to.Plugins), isEntry)
 }
 
-// throughMultus returns the network to which Multus delegates if the given one is a configuration of
-// Multus. It sets Network.Multus if the runtime uses the network through Multus.
+// throughMultus returns the network to which Multus delegates if the given one is a configuration of Multus.
+// It sets Network.Multus if the runtime uses the network through Multus. The entry never goes into a file of
+// Multus: thin Multus copies the file that it finds, and would nest the entry once more at each restart.
 func throughMultus(lists, all []config.Conflist, found Network) (Network, error) {
-	multus := found
-	if !found.Conflist.IsMultus() {
-		multus, _ = pick(lists, "")
-	} else if found.Entries > 0 {
-		return found, nil // inserted by an administrator: Multus writes none beside itself
+	if found.Conflist.IsMultus() {
+		if found.Entries > 0 {
+			return found, nil // inserted by an administrator: Multus writes none beside itself
+		}
+		return delegated(lists, all, found)
 	}
-	if !multus.Conflist.IsMultus() {
+	first, err := pick(lists, "")
+	isThrough := err == nil && first.Conflist.IsMultus()
+	if !isThrough {
 		return found, nil
 	}
+	target, err := delegated(lists, all, first)
+	isFound := err == nil && target.Name == found.Name && !target.Conflist.IsMultus()
+	if !isFound { // the caller named another network
+		return found, nil
+	}
+	return target, nil
+}
+
+// delegated returns the network to which Multus delegates, or that of Multus with an entry if that is in its
+// file.
+func delegated(lists, all []config.Conflist, multus Network) (Network, error) {
 	var conf multusConf
 	err := json.Unmarshal(multus.Conflist.Doc, &conf)
-	to, hasEntry := conf.delegate()
-	target, errFind := to.find(lists, all)
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
 	}
-	switch err = cmp.Or(err, errFind); {
-	case err == nil && (found.Conflist.IsMultus() || target.Name == found.Name):
-		target.Multus = multus.Path
-		if isCurrent := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path); !isCurrent && !hasEntry {
-			target.MultusErr = fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start without the plugin: "+
-				"restart Multus on the node, so that it generates the file again (with --cleanup-config-on-exit=true it does so by itself)",
-				policy.Printable(multus.Path), policy.Printable(target.Name))
-		}
-		return target, nil
-	case !found.Conflist.IsMultus(): // the caller named another network
-		return found, nil
-	case hasEntry:
-		found.Entries = 1
-		return found, nil
+	to, hasEntry := conf.delegate()
+	target, errFind := to.find(lists, all)
+	err = cmp.Or(err, errFind)
+	if err != nil && hasEntry {
+		multus.Entries = 1
+		return multus, nil
 	}
-	return found, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network", policy.Printable(multus.Path), ErrDelegate, err)
+	if err != nil {
+		return multus, fmt.Errorf("%s: %w: %w; or name the network with --conflist-network",
+			policy.Printable(multus.Path), ErrDelegate, err)
+	}
+	target.Multus = multus.Path
+	readsFile := to.ClusterNetwork != "" && filepath.Base(to.ClusterNetwork) == filepath.Base(target.Path)
+	if !readsFile && !hasEntry {
+		target.MultusErr = fmt.Errorf("%s has a copy of network %s without the plugin entry, so pods start "+
+			"without the plugin: restart Multus on the node, so that it generates the file again "+
+			"(with --cleanup-config-on-exit=true it does so by itself)",
+			policy.Printable(multus.Path), policy.Printable(target.Name))
+	}
+	return target, nil
 }
 
+// find returns the network that a configuration of Multus names.
 func (c multusConf) find(lists, all []config.Conflist) (Network, error) {
-	name := c.Name
-	switch value := c.ClusterNetwork; {
-	case value == "" && name == "":
-		return Network{}, errors.New("neither clusterNetwork nor the first of delegates has its name")
-	case value != "" && !strings.Contains(value, "/"):
-		return Network{}, fmt.Errorf("clusterNetwork: Multus looks up %s in the cluster, or in a directory of its own: "+
-			"put the plugin entry there", policy.Quote(value))
-	case value != "":
-		// The path is valid in the pod of Multus, not on the node.
-		for _, list := range all {
-			if filepath.Base(list.File) == filepath.Base(value) {
-				name = list.Network
-			}
-		}
-		if name == "" {
-			return Network{}, fmt.Errorf("clusterNetwork: %s is not in this directory: name its directory with --cni-conf-dir", policy.Quote(value))
-		}
+	name, err := c.networkName(all)
+	if err != nil {
+		return Network{}, err
 	}
 	n, err := pick(lists, name)
-	if !errors.Is(err, ErrBroken) && (err != nil || n.Conflist.IsMultus()) {
-		err = fmt.Errorf("no other file of this directory has network %s", policy.Quote(name))
+	if errors.Is(err, ErrBroken) {
+		return n, err
 	}
-	return n, err
+	if err != nil || n.Conflist.IsMultus() {
+		return n, fmt.Errorf("no other file of this directory has network %s", policy.Quote(name))
+	}
+	return n, nil
+}
+
+func (c multusConf) networkName(all []config.Conflist) (string, error) {
+	value := c.ClusterNetwork
+	if value == "" && c.Name == "" {
+		return "", errors.New("neither clusterNetwork nor the first of delegates has its name")
+	}
+	if value == "" {
+		return c.Name, nil
+	}
+	if !strings.Contains(value, "/") {
+		return "", fmt.Errorf("clusterNetwork: Multus looks up %s in the cluster, "+
+			"or in a directory of its own: put the plugin entry there", policy.Quote(value))
+	}
+	name := c.Name
+	for _, list := range all { // the path is valid in the pod of Multus, not on the node
+		if filepath.Base(list.File) == filepath.Base(value) {
+			name = list.Network
+		}
+	}
+	if name == "" {
+		return "", fmt.Errorf("clusterNetwork: %s is not in this directory: "+
+			"name its directory with --cni-conf-dir", policy.Quote(value))
+	}
+	return name, nil
 }
 
 // MultusFiles returns the base names of the files that Multus reads on each ADD as its clusterNetwork.

@@ -106,7 +106,9 @@ func (e Editor) recordEntries(ctx context.Context, n Network, entries ...[]byte)
 
 // record calls change with the locked dataDir, which it creates, and the name of a file there; path is "" for
 // none.
-func (e Editor) record(ctx context.Context, op, path string, change func(d *safefile.Dir, name string) error) error {
+func (e Editor) record(
+	ctx context.Context, op, path string, change func(d *safefile.Dir, name string) error,
+) error {
 	if path == "" {
 		return nil
 	}

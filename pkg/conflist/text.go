@@ -53,10 +53,11 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	return err
 }
 
-// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry that is
-// there stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A single plugin's
-// configuration becomes a list. Text is inserted and cut, and nothing is formatted: a program that decodes and encodes
-// the file would change numbers beyond float64, the order of keys, and what people read.
+// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry
+// that is there stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A
+// single plugin's configuration becomes a list. Text is inserted and cut, and nothing is formatted: a program
+// that decodes and encodes the file would change numbers beyond float64, the order of keys, and what people
+// read.
 func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	list, err := asList(config.ParseConflist(path, doc))
 	if err != nil {
@@ -131,11 +132,12 @@ func withEntry(list config.Conflist, entry []byte, replace bool) ([]byte, error)
 		return insert(list.Doc, plugins, entry), nil
 	}
 	at := plugins[list.Entries[0].Index]
-	return slices.Concat(list.Doc[:at.from], indented(entry, spaceBefore(list.Doc, at)), list.Doc[at.to:]), nil
+	now := indented(entry, spaceBefore(list.Doc, at))
+	return slices.Concat(list.Doc[:at.from], now, list.Doc[at.to:]), nil
 }
 
-// pluginSpans returns where each plugin stands in the text of a list. A search for the text of a plugin would find an
-// equal text in another place, too.
+// pluginSpans returns where each plugin stands in the text of a list. A search for the text of a plugin would
+// find an equal text in another place, too.
 func pluginSpans(list config.Conflist) ([]span, error) {
 	array, from, err := findPlugins(list.Doc)
 	if err != nil {
@@ -148,7 +150,8 @@ func pluginSpans(list config.Conflist) ([]span, error) {
 	return spans, nil
 }
 
-// findPlugins returns the array of plugins and where it begins. Of two equal keys the last one counts, as in libcni.
+// findPlugins returns the array of plugins and where it begins. Of two equal keys the last one counts, as in
+// libcni.
 func findPlugins(doc []byte) (array json.RawMessage, from int, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(doc))
 	if _, err := decoder.Token(); err != nil { // the brace

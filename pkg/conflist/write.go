@@ -42,9 +42,10 @@ func checkUnchanged(path string, was []byte) error {
 	return err
 }
 
-// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves the file
-// whole, old or new; the next use of the directory removes its temporary file. The file gets the mode and owner of the
-// model. If the file system cannot exchange files, refused says so: a simultaneous write of another program can be lost.
+// replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves
+// the file whole, old or new; the next use of the directory removes its temporary file. The file gets the
+// mode and owner of the model. If the file system cannot exchange files, refused says so: a simultaneous
+// write of another program can be lost.
 func replace(ctx context.Context, path, model string, was, now []byte) (refused, err error) {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to // a symlink stays one
@@ -80,9 +81,9 @@ func giveTo(file *os.File, like fs.FileInfo) error {
 	return file.Chmod(like.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
 }
 
-// put exchanges a temporary file, with the text now, for the file of that name. A rename would lose what another program
-// wrote since the file was read; an exchange shows it. If the file had not the text was, put exchanges them again until
-// the file has what another program wrote last, and returns errChanged.
+// put exchanges a temporary file, with the text now, for the file of that name. A rename would lose what
+// another program wrote since the file was read; an exchange shows it. If the file had not the text was, put
+// exchanges them again until the file has what another program wrote last, and returns errChanged.
 func put(d *safefile.Dir, temp, name string, was, now []byte) error {
 	if was == nil {
 		return asChanged(d.RenameNew(temp, name))
@@ -100,9 +101,9 @@ func put(d *safefile.Dir, temp, name string, was, now []byte) error {
 	return putBack(d, temp, name, ours, now)
 }
 
-// putBack exchanges the temporary file, which another program wrote, for ours, and goes on while the file that comes out
-// is not the one that went in last: then the other program has written again, and what it wrote last has to stay. Ours
-// counts as another file, too, if the other program wrote into it.
+// putBack exchanges the temporary file, which another program wrote, for ours, and goes on while the file
+// that comes out is not the one that went in last: then the other program has written again, and what it
+// wrote last has to stay. Ours counts as another file, too, if the other program wrote into it.
 func putBack(d *safefile.Dir, temp, name string, ours fs.FileInfo, now []byte) error {
 	const maxExchanges = 100 // each needs another write of that program
 	last := ours
