@@ -85,10 +85,11 @@ func (a *app) commands() []*cobra.Command {
 }
 
 func (a *app) version(*cobra.Command, []string) error {
+	const platform = runtime.GOOS + "/" + runtime.GOARCH
 	if a.json() {
-		return a.print(map[string]string{"version": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
+		return a.print(map[string]string{"version": version, "go": runtime.Version(), "platform": platform})
 	}
-	fmt.Fprintf(a.out, "ip-masq-reconciler %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintf(a.out, "ip-masq-reconciler %s (%s, %s)\n", version, runtime.Version(), platform)
 	return nil
 }
 
@@ -97,7 +98,6 @@ func (a *app) version(*cobra.Command, []string) error {
 // program.
 func writeUsage(c *cobra.Command) error {
 	w := c.OutOrStderr()
-	list := func(flags *pflag.FlagSet) string { return strings.TrimRight(flags.FlagUsagesWrapped(100), " \n") }
 	fmt.Fprintf(w, "Usage:\n  %s\n", c.UseLine())
 	if c.HasAvailableSubCommands() {
 		fmt.Fprintf(w, "  %s [command]\n", c.CommandPath())
@@ -114,11 +114,17 @@ func writeUsage(c *cobra.Command) error {
 		}
 	}
 	if c.HasParent() {
-		fmt.Fprintf(w, "\nFlags:\n%s\n\nThe flags that %s --help lists are accepted here too.\n", list(c.LocalNonPersistentFlags()), c.Root().Name())
+		const format = "\nFlags:\n%s\n\nThe flags that %s --help lists are accepted here too.\n"
+		fmt.Fprintf(w, format, usages(c.LocalNonPersistentFlags()), c.Root().Name())
 	} else {
-		fmt.Fprintf(w, "\nFlags:\n%s\n\nUse \"%s [command] --help\" for more information about a command.\n", list(c.LocalFlags()), c.CommandPath())
+		const format = "\nFlags:\n%s\n\nUse \"%s [command] --help\" for more information about a command.\n"
+		fmt.Fprintf(w, format, usages(c.LocalFlags()), c.CommandPath())
 	}
 	return nil
+}
+
+func usages(flags *pflag.FlagSet) string {
+	return strings.TrimRight(flags.FlagUsagesWrapped(100), " \n")
 }
 
 // settingFlag is the flag of a key of reconciler.toml. It keeps its text until the file is read.
@@ -146,7 +152,8 @@ func (a *app) addFlags(root *cobra.Command) {
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	flags.StringVar(&a.config, "config", "", "`FILE` of settings (default: "+config.DefaultReconcilerFile+", if it exists)")
+	const isDefault = "`FILE` of settings (default: " + config.DefaultReconcilerFile + ", if it exists)"
+	flags.StringVar(&a.config, "config", "", isDefault)
 	defaults := config.DefaultSettings()
 	for _, k := range defaults.Flags() {
 		if k.Name != "agent.backend" { // --backend is its flag
@@ -158,8 +165,10 @@ func (a *app) addFlags(root *cobra.Command) {
 		}
 	}
 	flags.IntVarP(&a.verbose, "v", "v", 0, "verbosity `N` of the log: with 2 or more, every sync is logged")
-	const booleans = "add-dir-header alsologtostderr legacy-stderr-threshold-behavior logtostderr one-output skip-headers skip-log-headers"
-	const others = "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency stderrthreshold vmodule"
+	const booleans = "add-dir-header alsologtostderr legacy-stderr-threshold-behavior logtostderr " +
+		"one-output skip-headers skip-log-headers"
+	const others = "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency " +
+		"stderrthreshold vmodule"
 	for name := range strings.FieldsSeq(booleans + " " + others) {
 		define := flags.Func
 		if strings.Contains(booleans, name) {
@@ -176,7 +185,8 @@ func (a *app) addFlags(root *cobra.Command) {
 // flagName writes resync_interval, agent.masqChain and conflist.manage as --resync-interval,
 // --masq-chain (as the agents have it) and --conflist-manage.
 func flagName(key string) string {
-	key = strings.NewReplacer("IPv6", "Ipv6", "CIDRs", "Cidrs", "_", "-", ".", "-").Replace(strings.TrimPrefix(key, "agent."))
+	words := strings.NewReplacer("IPv6", "Ipv6", "CIDRs", "Cidrs", "_", "-", ".", "-")
+	key = words.Replace(strings.TrimPrefix(key, "agent."))
 	return strings.ToLower(regexp.MustCompile("[A-Z]").ReplaceAllString(key, "-$0"))
 }
 

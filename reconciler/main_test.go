@@ -156,8 +156,8 @@ func jsonFile(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(errors.Join(e.Encode(steady(answer)), f.Close()))
 }
 
-// checkKeys checks that keys are in camel case, except the one that the contract writes otherwise, and that each
-// explanation has the same ones.
+// checkKeys checks that keys are in camel case, except the one that the contract writes otherwise, and that
+// each explanation has the same ones.
 func checkKeys(ts *testscript.TestScript, value any) {
 	switch v := value.(type) {
 	case map[string]any:
@@ -310,8 +310,8 @@ func newer(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// TestOutputIsEscaped checks that no command writes a control character of a program that answers in the reconciler's
-// place on the socket.
+// TestOutputIsEscaped checks that no command writes a control character of a program that answers in the
+// reconciler's place on the socket.
 func TestOutputIsEscaped(t *testing.T) {
 	t.Parallel()
 	const title = "\x1b]0;owned\a\x1b[2J\u009b31m"

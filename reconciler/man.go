@@ -25,8 +25,9 @@ const (
 	usage      = "usage: SOURCE_DATE_EPOCH=SECONDS go run -tags man ./reconciler DIRECTORY"
 )
 
-// With the build tag man the program, run in the root of the repository, writes manual pages and the completions for shells
-// into a directory: man/*.8, and completions/{bash,zsh,fish}. The program that is shipped does not link what this needs.
+// With the build tag man the program, run in the root of the repository, writes manual pages and the
+// completions for shells into a directory: man/*.8, and completions/{bash,zsh,fish}. The program that is
+// shipped does not link what this needs.
 func main() {
 	if err := writeManual(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "man:", err)
@@ -39,7 +40,8 @@ func writeManual(args []string) error {
 		return errors.New(usage)
 	}
 	root := (&app{out: os.Stdout, err: os.Stderr}).root()
-	return errors.Join(writePages(root, filepath.Join(args[0], "man")), writeCompletions(root, filepath.Join(args[0], "completions")))
+	pages, completions := filepath.Join(args[0], "man"), filepath.Join(args[0], "completions")
+	return errors.Join(writePages(root, pages), writeCompletions(root, completions))
 }
 
 func writePages(root *cobra.Command, dir string) error {

@@ -163,8 +163,10 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	health, counts := d.monitor.Health(), d.monitor.Metrics()
 	all.Go(func() { d.monitor.Serve(ctx, "health_listen", s.HealthListen, health, d.log) })
 	all.Go(func() { d.monitor.Serve(ctx, "metrics_listen", s.MetricsListen, counts, d.log) })
-	all.Go(func() { d.watch(ctx, "nf_tables", func() error { return reportCommits(ctx, loop, watched) }) })
-	all.Go(func() { d.watch(ctx, "addresses", func() error { return reportAddresses(ctx, loop) }) })
+	commits := func() error { return reportCommits(ctx, loop, watched) }
+	all.Go(func() { d.watch(ctx, "nf_tables", commits) })
+	addresses := func() error { return reportAddresses(ctx, loop) }
+	all.Go(func() { d.watch(ctx, "addresses", addresses) })
 	// The directories are watched before the loop reads them for the first time.
 	dirs := []string{s.CNIConfDir, s.CNIBinDir, s.AgentConfigDir, filepath.Dir(config.DefaultPluginFile)}
 	if s.Conflist.Manage {

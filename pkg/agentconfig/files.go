@@ -181,8 +181,8 @@ type file struct {
 	err        error
 }
 
-var errChanged = errors.New("it changes faster than it can be read, or " + configMapData + " leads to nothing: " +
-	"mount the ConfigMap again, or remove the link")
+var errChanged = errors.New("it changes faster than it can be read, or " + configMapData +
+	" leads to nothing: mount the ConfigMap again, or remove the link")
 
 // readDir returns one version of the agent files by name, and whether the directory has other files.
 func readDir(dir string) (files []file, others bool, err error) {

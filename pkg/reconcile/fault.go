@@ -54,7 +54,8 @@ func Faults() []Fault {
 		{ReasonConflict, "Two sources, or two directories as dataDir, conflict.",
 			"State the same value in both sources, or remove it from one. State one dataDir everywhere, " +
 				"and run cleanup for the other one."},
-		{ReasonConflist, "The plugin entry is missing or cannot be written, or every ADD fails because of it.",
+		{ReasonConflist,
+			"The plugin entry is missing or cannot be written, or every ADD fails because of it.",
 			"Place the plugin entry behind the plugin that creates the interface; ip-masq-reconciler " +
 				"install inserts it there. " +
 				"Let the reconciler write to the directory of conflists. If another program removes the " +

@@ -108,7 +108,8 @@ func (l *syncLog) repaired(r *Report) {
 	chains, missing, unexpected := r.Drift.Totals()
 	changes := strings.ReplaceAll(r.Drift.Summary(maxChanges), "\n", "; ")
 	l.log.Warn("repaired rules", "chain", strings.Join(chains, ","),
-		"missing", missing, "unexpected", unexpected, "changed_by", r.By.String(), "changes", changes, "duration", r.Took.Round(time.Microsecond))
+		"missing", missing, "unexpected", unexpected, "changed_by", r.By.String(), "changes", changes,
+		"duration", r.Took.Round(time.Microsecond))
 }
 
 func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duration, err error) {

@@ -268,7 +268,8 @@ func (s *state) detectFlapping(now time.Time, r *Report) *Problem {
 	err := fmt.Errorf("another program reverts the rules repeatedly (%s), most likely %s; "+
 		"repairs are %s apart now: stop that program, make it leave the chain alone, "+
 		"or set backend to \"nftables\" if the chain is kept in iptables, "+
-		"and then run ip-masq-reconciler once; this message ends %s after the last repair", what, f.by, f.Pause(), 2*f.Pause())
+		"and then run ip-masq-reconciler once; this message ends %s after the last repair",
+		what, f.by, f.Pause(), 2*f.Pause())
 	return &Problem{Reason: ReasonFlapping, Err: err}
 }
 
