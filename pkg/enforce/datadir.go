@@ -60,8 +60,8 @@ func otherDataDirs(
 func otherDataDir(c netfilter.OwnedChain, dataDir string) error {
 	other := policy.Quote(c.Owner.DataDir)
 	return fmt.Errorf("%s: %w: it belongs to %s and not to %s; a node has one dataDir: use %s everywhere; "+
-		"or, to move, run ip-masq-reconciler cleanup --data-dir %s, then change dataDir in all plugin entries and "+
-		"data_dir in plugin.toml",
+		"or, to move, run ip-masq-reconciler cleanup --data-dir %s, then change dataDir in all plugin entries "+
+		"and data_dir in plugin.toml",
 		c, ErrOtherDataDir, other, policy.Quote(dataDir), other, other)
 }
 

@@ -61,19 +61,21 @@ func (s *State) desireGuards() {
 	for i := range s.Chains {
 		p := &s.Chains[i].Policy
 		keys := inertKeys(p, p.StaleConnections.Value == policy.ResetConnections)
-		if keys == "" {
-			continue
-		}
 		for _, f := range p.Families() {
-			isAsked := len(p.Scope(f).Sources) > 0
-			hasPods := len(p.PodRanges(f)) > 0 || guardOf(s.Guard.Desired, p.Chain, f) != nil
-			if isAsked && !hasPods {
-				s.Guard.deactivate(policy.ChainFamily{Chain: p.Chain, Family: f},
-					fmt.Errorf("%s without effect: no address of a pod is known; if pods have addresses of this "+
-						"family, state podCIDRs, inside sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys))
+			if keys != "" && s.lacksPods(p, f) {
+				s.Guard.deactivate(policy.ChainFamily{Chain: p.Chain, Family: f}, fmt.Errorf("%s without effect: "+
+					"no address of a pod is known; if pods have addresses of this family, state podCIDRs, inside "+
+					"sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys))
 			}
 		}
 	}
+}
+
+// lacksPods reports whether a policy is about packets of a family, and no address of a pod is known for it.
+func (s *State) lacksPods(p *policy.Policy, f policy.Family) bool {
+	isAsked := len(p.Scope(f).Sources) > 0
+	hasPods := len(p.PodRanges(f)) > 0 || guardOf(s.Guard.Desired, p.Chain, f) != nil
+	return isAsked && !hasPods
 }
 
 func (g *GuardState) deactivate(at policy.ChainFamily, why error) {

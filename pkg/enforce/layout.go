@@ -11,16 +11,16 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// layoutOf returns the form of the rules in a backend. What the host's program cannot write is on record: the reconciler may
-// have another version of the program, and would ask for rules that the plugin takes back.
+// layoutOf returns the form of the rules in a backend. What the host's program cannot write is on record: the
+// reconciler may have another version of the program, and would ask for rules that the plugin takes back.
 func layoutOf(b netfilter.Backend, c netfilter.Choice, rec store.Record) policy.Layout {
 	l := b.Layout()
 	l.NoRandomFully = rec.NoRandomFully && c.Variant == netfilter.VariantLegacy
 	return l
 }
 
-// limitLayouts leaves out of the desired rules what the host's programs cannot write. It reports whether that changed any. It
-// asks a program only where rules differ: an ADD with correct rules runs none.
+// limitLayouts leaves out of the desired rules what the host's programs cannot write. It reports whether that
+// changed any. It asks a program only where rules differ: an ADD with correct rules runs none.
 func (e *Enforcer) limitLayouts(ctx context.Context, s *State) (changed bool) {
 	for i := range s.observed.tables {
 		t := &s.observed.tables[i]
@@ -32,7 +32,8 @@ func (e *Enforcer) limitLayouts(ctx context.Context, s *State) (changed bool) {
 			continue // it is an error of the chains, too
 		}
 		supported, err := b.Supported(ctx)
-		if err != nil || supported == t.layout { // without the program nothing is written, for a reason of its own
+		// Without the program nothing is written, for a reason of its own.
+		if err != nil || supported == t.layout {
 			continue
 		}
 		t.layout = supported
@@ -62,8 +63,9 @@ func (s *State) WithoutRandomPorts() []error {
 		if t == nil || !t.layout.NoRandomFully || !c.Policy.RandomFully.Value {
 			continue
 		}
-		errs = append(errs, fmt.Errorf("chain %s has no random source ports: the host's iptables is older than 1.6.2 and has no "+
-			"--random-fully; install a later version, set randomFully to false, or use backend nftables", c.Policy.Chain))
+		errs = append(errs, fmt.Errorf("chain %s has no random source ports: the host's iptables is older than 1.6.2 and has "+
+			"no --random-fully; install a later version, set randomFully to false, or use backend nftables",
+			c.Policy.Chain))
 	}
 	return errs
 }

@@ -180,8 +180,8 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 		for _, o := range c.Policy.Outputs {
 			if len(o.Others) > 0 {
 				others := strings.Trim(fmt.Sprint(o.Others), "[]")
-				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, not "+
-					"%s; name the address itself to be sure of it", c.Policy.Chain, o.Item, o, others))
+				errs = append(errs, fmt.Errorf("chain %s: %s has several addresses of the node: %s is in force, "+
+					"not %s; name the address itself to be sure of it", c.Policy.Chain, o.Item, o, others))
 			}
 		}
 	}
@@ -192,9 +192,9 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 func (s *State) NoOutputs() (none []Inactive) {
 	for _, at := range s.lackOutputs() {
 		if node := s.nodeAddressesOf(at.family); len(node) > 0 {
-			none = append(none, at.inactive("no usable address of the node is in outputAddresses (%s), so pods leave "+
-				"with the address that MASQUERADE takes; the node has %s: add a prefix of one of these that is on no "+
-				"interface of pods, or add the address to the node", at.items(), strings.Join(node, ", ")))
+			none = append(none, at.inactive("no usable address of the node is in outputAddresses (%s), so pods "+
+				"leave with the address that MASQUERADE takes; the node has %s: add a prefix of one of these that is "+
+				"on no interface of pods, or add the address to the node", at.items(), strings.Join(node, ", ")))
 		}
 	}
 	return none

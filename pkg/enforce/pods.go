@@ -62,7 +62,8 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 		return
 	}
 	c.beyond, c.beyondErr = nil, beyond
-	isLeftOut := map[store.Attachment]bool{} // as a whole: a pod whose ADD fails must not be exempt by some addresses
+	// As a whole: a pod whose ADD fails must not be exempt by some of its addresses.
+	isLeftOut := map[store.Attachment]bool{}
 	for _, p := range oldestFirst(c.exempted(s.node.exempt.Pods))[policy.MaxExemptPods:] {
 		isLeftOut[p.Attachment] = true
 	}

@@ -392,8 +392,8 @@ func (s *State) LinearChains() (slow []error) {
 	for _, c := range s.Chains {
 		most := max(c.Policy.CountDestinations(policy.IPv4), c.Policy.CountDestinations(policy.IPv6))
 		if most > policy.DefaultCIDRLimit && c.Choice.Backend == policy.IPTables {
-			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one by "+
-				"one for each new connection; use backend nftables", c.Policy.Chain, most))
+			slow = append(slow, fmt.Errorf("chain %s has %d prefixes, and iptables evaluates these rules one "+
+				"by one for each new connection; use backend nftables", c.Policy.Chain, most))
 		}
 	}
 	return slow
