@@ -91,6 +91,22 @@ func (e *Enforcer) desirePods(s *State) {
 	s.plan() // and, if that is new, recordFirst compares
 }
 
+// desireRecorded desires the rules with the exempt pods and the addresses of outputAddresses that are on record.
+func (e *Enforcer) desireRecorded(s *State) {
+	s.node.exempt = exemptPods{ExemptPods: s.onRecord.now.ExemptPods}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		c.Policy.SetExemptPods(s.node.exempt.Addresses())
+		c.Policy.Outputs = nil
+		for _, o := range outputsOf(s.onRecord.now, c.Policy.Chain) {
+			c.Policy.Outputs = append(c.Policy.Outputs, o.Addresses...)
+		}
+		c.changed = false
+		c.fail(e.desireRules(s, c))
+	}
+	s.desireGuards()
+}
+
 // currentBoot returns the record, or an empty one if it is of an earlier boot: the kernel lost what
 // that one lists.
 func (e *Enforcer) currentBoot(rec store.Record) store.Record {

@@ -17,6 +17,7 @@ type effects interface {
 	// Those of Enforcer.
 	read(context.Context, *State)
 	desirePods(*State)
+	desireRecorded(*State)
 
 	// Those of store.Lock.
 	PutRecord(store.Record) error

@@ -34,8 +34,9 @@ func run(ctx context.Context, s *State, do effects) *State {
 //     a Chain, and writes are counted. A run without faults afterwards repairs everything, as nothing but
 //     the kernel, the documents and the record decides.
 func (s *State) next() step {
+	cannotRecord := s.RecordErr != nil && !s.run.keepsToRecord
 	switch {
-	case s.run.refused != nil, s.RecordErr != nil:
+	case s.run.refused != nil, cannotRecord:
 		return nil
 	case !s.isRead():
 		return observe

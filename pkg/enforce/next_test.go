@@ -114,6 +114,7 @@ type world struct {
 	used       map[store.ChainAddress]bool // those that rules had
 	returned   map[netip.Addr]bool         // they left and came back: rules that were not written since may have them
 	unrecorded bool                        // the record could not be written, and may lack resets
+	repairs    bool                        // the run is a repair
 
 	keeps map[netfilter.Choice]map[policy.ChainFamily]policy.Chain // the chains that stay as they are
 
@@ -338,6 +339,8 @@ func (w *world) sync() *State {
 		}
 		s = w.ObserveAgain(context.Background(), s)
 		w.setTarget(s.Policies())
+		w.repairs = true
+		defer func() { w.repairs = false }()
 		return w.run(s)
 	})
 }
@@ -700,6 +703,9 @@ func (e worldEffects) desirePods(s *State) {
 
 func (e worldEffects) PutRecord(r store.Record) error {
 	err := e.w.begins("record", true)
+	if err != nil && e.w.repairs { // it goes on with what is on record
+		e.w.planned = e.w.rec
+	}
 	if e.w.unrecorded = e.w.unrecorded || err != nil; err == nil {
 		e.w.rec = r
 		e.w.wrote("record")

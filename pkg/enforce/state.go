@@ -68,12 +68,13 @@ type documents struct {
 
 // progress is what happened in the run.
 type progress struct {
-	began     int64 // CLOCK_BOOTTIME in nanoseconds
-	asked     bool
-	refused   error              // why a policy would not be accepted
-	overtaken int                // how often another program interfered, see maxOvertaken
-	removed   []store.OwnedChain // chains that no policy wants
-	stuck     []store.OwnedChain // those that could not be removed
+	began         int64 // CLOCK_BOOTTIME in nanoseconds
+	asked         bool
+	refused       error              // why a policy would not be accepted
+	keepsToRecord bool               // a repair does only what is on record, which cannot be written
+	overtaken     int                // how often another program interfered, see maxOvertaken
+	removed       []store.OwnedChain // chains that no policy wants
+	stuck         []store.OwnedChain // those that could not be removed
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.

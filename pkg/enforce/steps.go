@@ -87,25 +87,35 @@ func (s *State) mustAsk() bool {
 	return len(s.onRecord.before.Chains) > 0 || s.hasRules()
 }
 
-// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are
-// due then. If the record cannot be written with new resets, because the disk is full, the one that is there
-// may do for the chains: they are written then, and rules do not wait for resets.
+// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due
+// then. If the record cannot be written, because the disk is full, a change fails. A repair goes on with what is on
+// record: rules that exist do not wait for a disk.
 func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.onRecord.planned)
-	if err != nil && len(s.onRecord.planned.Resets) > 0 {
-		withoutNew := s.onRecord.planned
-		withoutNew.Resets = s.onRecord.now.Resets
-		if do.PutRecord(withoutNew) == nil {
-			do.warn(fmt.Errorf("connections are not reset: %w", err))
-			s.onRecord.planned, err = withoutNew, nil
-		}
-	}
-	if err != nil {
-		s.failRecord(fmt.Errorf("record the chains to be written: %w", err))
+	if err == nil {
+		s.onRecord.now = s.onRecord.planned
+		s.compare() // stale chains are those on record
 		return s
 	}
-	s.onRecord.now = s.onRecord.planned
-	s.compare() // stale chains are those on record
+	err = fmt.Errorf("record the chains to be written: %w", err)
+	isRepair := s.documents.before == nil
+	if !isRepair {
+		s.failRecord(err)
+		return s
+	}
+	if len(s.onRecord.planned.Resets) > len(s.onRecord.now.Resets) {
+		do.warn(fmt.Errorf("connections are not reset: %w", err))
+	}
+	s.RecordErr, s.run.keepsToRecord = &UnwritableError{err}, true
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		if !c.Recorded {
+			c.fail(s.RecordErr)
+		}
+	}
+	do.desireRecorded(s)
+	s.onRecord.planned = s.onRecord.now
+	s.compare()
 	return s
 }
 

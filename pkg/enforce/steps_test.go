@@ -5,7 +5,6 @@ package enforce
 import (
 	"errors"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -31,29 +30,45 @@ func (d *fullDisk) PutRecord(r store.Record) error {
 	return nil
 }
 
+func (d *fullDisk) desireRecorded(*State) {}
+
 func (d *fullDisk) TakeAddresses(map[store.Attachment][]netip.Addr) error { return errFault }
 
-// A record for which the disk has no room is written without its new resets.
-func TestRecordWithoutResets(t *testing.T) {
-	resets := []store.Reset{{At: 1}, {At: 2}}
-	for _, c := range []struct{ resets, room, want, records, warnings int }{
-		{2, 2, 2, 1, 0}, {2, 1, 1, 2, 1}, {2, 0, -1, 2, 0}, {0, -1, -1, 1, 0},
+// A change whose record cannot be written fails. A repair does what is on record, says that connections are not reset, and
+// fails the chains that are not.
+func TestRecordThatCannotBeWritten(t *testing.T) {
+	for name, c := range map[string]struct {
+		isChange bool
+		planned  []store.Reset
+		fails    string
+		warnings int
+	}{
+		"change": {true, []store.Reset{{At: 1}, {At: 2}}, "AB", 0},
+		"repair": {false, []store.Reset{{At: 1}}, "B", 0},
+		"resets": {false, []store.Reset{{At: 1}, {At: 2}}, "B", 1},
 	} {
-		d := &fullDisk{room: c.room}
+		d := &fullDisk{room: -1}
 		s := &State{Chains: []Chain{
-			{Policy: policy.Policy{Chain: "A"}, Diff: policy.Diff{{Chain: "A"}}}, {Policy: policy.Policy{Chain: "B"}},
+			{Policy: policy.Policy{Chain: "A"}, Diff: policy.Diff{{Chain: "A"}}, Recorded: true},
+			{Policy: policy.Policy{Chain: "B"}, Diff: policy.Diff{{Chain: "B"}}},
 		}}
-		s.onRecord.now = store.Record{Resets: resets[:1]}
-		s.onRecord.planned = store.Record{Boot: "this", Resets: resets[:c.resets]}
+		if c.isChange {
+			s.documents.before = []policy.Source{}
+		}
+		s.onRecord.now = store.Record{Resets: []store.Reset{{At: 1}}}
+		s.onRecord.planned = store.Record{Boot: "this", Resets: c.planned}
 		s = recordFirst(t.Context(), d, s)
-		if s.RecordErr != nil && (!errors.Is(s.Err("A"), errFault) || s.Err("B") != nil) {
-			t.Errorf("errors %v and %v", s.Err("A"), s.Err("B"))
+		fails := ""
+		for i := range s.Chains {
+			if errors.Is(s.Chains[i].Err, errFault) {
+				fails += s.Chains[i].Policy.Chain
+			}
 		}
-		if (s.RecordErr != nil) != (c.want < 0) || d.records != c.records || d.warnings != c.warnings {
-			t.Errorf("%+v: error %v, %d records, %d warnings", c, s.RecordErr, d.records, d.warnings)
+		if fails != c.fails || d.warnings != c.warnings || s.RecordErr == nil || s.run.keepsToRecord == c.isChange {
+			t.Errorf("%s: chains %s fail, %d warnings, error %v", name, fails, d.warnings, s.RecordErr)
 		}
-		if c.want >= 0 && (len(s.onRecord.now.Resets) != c.want || !reflect.DeepEqual(s.onRecord.planned, s.onRecord.now)) {
-			t.Errorf("%+v: record %+v, planned %+v", c, s.onRecord.now, s.onRecord.planned)
+		if isOver := s.isOnRecord(); isOver == c.isChange {
+			t.Errorf("%s: what is planned is on record: %t", name, isOver)
 		}
 	}
 }
@@ -238,4 +253,57 @@ func TestPodRecordedBeforeDocumentsAreStored(t *testing.T) {
 			t.Errorf("namespaces known %t: %v", known, again.Diff())
 		}
 	}
+}
+
+// recordless cannot write the record.
+type recordless struct{ does }
+
+func (recordless) PutRecord(store.Record) error { return errFault }
+
+// TestRepairWithoutRecord: rules that another program removed are repaired although the record of another exempt pod cannot be
+// written. Its addresses are exempt when that can be.
+func TestRepairWithoutRecord(t *testing.T) {
+	kernel := netfiltertest.New()
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, AllPods: true}
+	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
+	defer func() { _ = lock.Release() }()
+	sources := []policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
+		Chain: "A", Backend: policy.NFTables, NonMasqueradeNamespaces: []string{"prod"},
+	}}}
+	attach := func(container, address string) {
+		assert.NoError(t, e.Dir.Attach(store.Pod{
+			Attachment: store.Attachment{Network: "podnet", ContainerID: container, IfName: "eth0"},
+			Namespace:  "prod", Addresses: []netip.Addr{netip.MustParseAddr(address)},
+		}))
+	}
+	observe := func() *State {
+		return e.Observe(t.Context(), sources, assert.Must(e.Dir.Load())(t).Record)
+	}
+	attach("one", "10.88.0.1")
+	if s := e.Sync(t.Context(), observe(), lock); !s.InSync() {
+		t.Fatalf("%v, %v", s.Diff(), s.RecordErr)
+	}
+	attach("two", "10.88.0.2")
+	for ref := range kernel.Chains[netfiltertest.NFTables] {
+		delete(kernel.Chains[netfiltertest.NFTables], ref)
+	}
+	kernel.Changed()
+	s := observe()
+	s.begin(1)
+	s = run(t.Context(), s, recordless{does{e, lock}})
+	if !errors.Is(s.RecordErr, errFault) || s.Err("A") != nil {
+		t.Errorf("record: %v, chain: %v", s.RecordErr, s.Err("A"))
+	}
+	exempt := func(want string) {
+		t.Helper()
+		rules := kernel.Chains[netfiltertest.NFTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}].Rules
+		if len(rules) < 2 || rules[0].From.String() != want {
+			t.Errorf("exempt are %v, want %s", rules, want)
+		}
+	}
+	exempt("10.88.0.1/32")
+	if s := e.Sync(t.Context(), observe(), lock); !s.InSync() {
+		t.Errorf("%v, %v", s.Diff(), s.RecordErr)
+	}
+	exempt("10.88.0.1-10.88.0.2")
 }
