@@ -43,8 +43,10 @@ Documentation=man:ip-masq(8) https://github.com/ip-masq/ip-masq-cni
 DefaultDependencies=no
 RequiresMountsFor=DATADIR BINDIR
 After=local-fs.target systemd-sysctl.service systemd-modules-load.service
-After=firewalld.service nftables.service iptables.service ip6tables.service netfilter-persistent.service ufw.service
-Before=containerd.service crio.service docker.service cri-docker.service podman-restart.service kubelet.service
+After=firewalld.service nftables.service iptables.service ip6tables.service
+After=netfilter-persistent.service ufw.service
+Before=containerd.service crio.service docker.service cri-docker.service kubelet.service
+Before=podman-restart.service
 Before=k3s.service k3s-agent.service rke2-server.service rke2-agent.service
 Before=snap.microk8s.daemon-containerd.service snap.microk8s.daemon-kubelite.service
 Before=shutdown.target
@@ -72,15 +74,17 @@ func BootUnit(binDir, dataDir string) (string, error) {
 	plain := regexp.MustCompile(`^/[A-Za-z0-9/._+@-]*$`) // what systemd and JSON take as it is
 	for _, dir := range []string{binDir, dataDir} {
 		if !plain.MatchString(dir) {
-			return "", fmt.Errorf("%s: a unit of systemd cannot name it; use letters, digits and ._-+@ in its path", policy.Quote(dir))
+			return "", fmt.Errorf("%s: a unit of systemd cannot name it; use letters, digits and ._-+@ in its path",
+				policy.Quote(dir))
 		}
 	}
-	netconf := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":%q}`, config.BootNetwork, config.PluginType)
+	netconf := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":%q`, config.BootNetwork, config.PluginType)
 	if dataDir != config.DefaultDataDir {
-		netconf = fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":%q,"dataDir":%q}`, config.BootNetwork, config.PluginType, dataDir)
+		netconf += fmt.Sprintf(`,"dataDir":%q`, dataDir)
 	}
-	values := strings.NewReplacer("BINDIR", binDir, "DATADIR", dataDir, "PLUGIN", config.PluginType, "NETCONF", netconf)
-	return values.Replace(bootUnit), nil
+	netconf += "}"
+	unit := strings.NewReplacer("BINDIR", binDir, "DATADIR", dataDir, "PLUGIN", config.PluginType, "NETCONF", netconf)
+	return unit.Replace(bootUnit), nil
 }
 
 // writtenLine begins the first line of a unit that WriteBootUnit wrote. The digest of the other lines ends
@@ -194,6 +198,6 @@ func readUnit(dir string) (string, error) {
 }
 
 func notWritten(dir string) error {
-	return fmt.Errorf("%s stays as it is: ip-masq-reconciler install did not write it; remove it if it is not needed",
-		policy.Printable(filepath.Join(dir, BootUnitName)))
+	return fmt.Errorf("%s stays as it is: ip-masq-reconciler install did not write it; "+
+		"remove it if it is not needed", policy.Printable(filepath.Join(dir, BootUnitName)))
 }

@@ -56,20 +56,33 @@ func candidates() []candidate {
 // matching returns the candidates with the stated directories. One that none has can belong to any.
 func matching(stated Dirs) []candidate {
 	all := candidates()
-	for _, of := range []func(*Dirs) *string{func(d *Dirs) *string { return &d.Conf }, func(d *Dirs) *string { return &d.Bin }} {
-		dir := *of(&stated)
-		if dir == "" {
-			continue
-		}
-		differs := func(c candidate) bool { return *of(&c.Dirs) != dir }
-		if some := slices.DeleteFunc(slices.Clone(all), differs); len(some) > 0 {
-			all = some
-		}
+	if stated.Conf != "" {
+		all = having(all, func(c candidate) bool { return c.Conf == stated.Conf })
 		for i := range all {
-			*of(&all[i].Dirs) = dir
+			all[i].Conf = stated.Conf
+		}
+	}
+	if stated.Bin != "" {
+		all = having(all, func(c candidate) bool { return c.Bin == stated.Bin })
+		for i := range all {
+			all[i].Bin = stated.Bin
 		}
 	}
 	return all
+}
+
+// having returns the candidates of a kind, or all if there is none.
+func having(all []candidate, isKind func(candidate) bool) []candidate {
+	var some []candidate
+	for _, c := range all {
+		if isKind(c) {
+			some = append(some, c)
+		}
+	}
+	if len(some) == 0 {
+		return all
+	}
+	return some
 }
 
 // Locate finds the directories that are not stated, below a root directory: those whose network names plugins
@@ -81,25 +94,38 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 		return stated, nil
 	}
 	if stated.Bin != "" && !isDir(root, stated.Bin) {
-		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir", locating, policy.Printable(stated.Bin))
+		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir",
+			locating, policy.Printable(stated.Bin))
 	}
-	var refused error
-	usable := func(c candidate) bool {
-		var err error
-		if stated.Bin == "" {
-			err = CheckDir(root, c.Bin)
-			refused = cmp.Or(err, refused)
-		}
-		return err == nil
-	}
-	dirs, err := choose(matching(stated),
-		func(c candidate) bool { return hasPlugins(root, c.Dirs) && usable(c) },
-		func(c candidate) bool { return isDir(root, c.Bin) && isDir(root, c.Conf) && usable(c) },
-		func(c candidate) bool { return isDir(root, c.Bin) && usable(c) })
-	if err != nil && refused != nil {
-		err = fmt.Errorf("%w; %w", err, refused)
+	l := locator{root: root, checksBin: stated.Bin == ""}
+	dirs, err := choose(matching(stated), l.runsNetwork, l.hasBoth, l.hasBin)
+	if err != nil && l.refused != nil {
+		err = fmt.Errorf("%w; %w", err, l.refused)
 	}
 	return dirs, err
+}
+
+// locator tests candidates below a root directory. A plugin directory that was not stated counts only if
+// CheckDir accepts it.
+type locator struct {
+	root      string
+	checksBin bool
+	refused   error // the last refusal
+}
+
+func (l *locator) runsNetwork(c candidate) bool { return hasPlugins(l.root, c.Dirs) && l.isUsable(c) }
+
+func (l *locator) hasBoth(c candidate) bool { return isDir(l.root, c.Conf) && l.hasBin(c) }
+
+func (l *locator) hasBin(c candidate) bool { return isDir(l.root, c.Bin) && l.isUsable(c) }
+
+func (l *locator) isUsable(c candidate) bool {
+	if !l.checksBin {
+		return true
+	}
+	err := CheckDir(l.root, c.Bin)
+	l.refused = cmp.Or(err, l.refused)
+	return err == nil
 }
 
 // CheckDir refuses a plugin directory, below a root directory, if a user other than root can replace a file
@@ -125,14 +151,16 @@ func CheckDir(root, dir string) error {
 
 // checkOwner accepts a directory that group root can write, as archives of CNI plugins make /opt/cni/bin.
 func checkOwner(path string, info fs.FileInfo, admin int) error {
-	const remedy = "or set cni_bin_dir in " + config.DefaultReconcilerFile + " if the runtime runs its plugins from there"
+	const remedy = "or set cni_bin_dir in " + config.DefaultReconcilerFile +
+		" if the runtime runs its plugins from there"
 	uid, gid := safefile.Owner(info)
 	if uid != 0 && uid != admin && !safefile.IsOwn(info) {
-		return fmt.Errorf("%s belongs to user %d, who could replace the plugin; chown it to root, %s", policy.Printable(path), uid, remedy)
+		return fmt.Errorf("%s belongs to user %d, who could replace the plugin; chown it to root, %s",
+			policy.Printable(path), uid, remedy)
 	}
 	if mode := info.Mode().Perm(); mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
-		return fmt.Errorf("%s can be written by others than its owner (mode %04o, group %d), who could replace the plugin; chmod it to 0755, %s",
-			policy.Printable(path), mode, gid, remedy)
+		return fmt.Errorf("%s can be written by others than its owner (mode %04o, group %d), "+
+			"who could replace the plugin; chmod it to 0755, %s", policy.Printable(path), mode, gid, remedy)
 	}
 	return nil
 }
@@ -145,10 +173,11 @@ type SearchDirs struct{ Conf, Bin []string }
 func AllDirs(stated Dirs) SearchDirs {
 	var s SearchDirs
 	for _, c := range matching(stated) {
-		for dir, to := range map[string]*[]string{c.Conf: &s.Conf, c.Bin: &s.Bin} {
-			if !slices.Contains(*to, dir) {
-				*to = append(*to, dir)
-			}
+		if !slices.Contains(s.Conf, c.Conf) {
+			s.Conf = append(s.Conf, c.Conf)
+		}
+		if !slices.Contains(s.Bin, c.Bin) {
+			s.Bin = append(s.Bin, c.Bin)
 		}
 	}
 	return s
@@ -156,34 +185,50 @@ func AllDirs(stated Dirs) SearchDirs {
 
 // HaveAny reports whether there is a plugin entry, a plugin, or a temporary file of a killed Copy.
 func (s SearchDirs) HaveAny() bool {
-	return slices.ContainsFunc(s.Conf, func(dir string) bool {
-		c, err := config.ReadConfDir(dir)
-		return err == nil && slices.ContainsFunc(c.Conflists, func(l config.Conflist) bool { return len(l.Entries) > 0 })
-	}) || slices.ContainsFunc(s.Bin, func(dir string) bool {
-		entries, err := os.ReadDir(dir)
-		isPlugin := func(e os.DirEntry) bool {
-			return e.Name() == config.PluginType || safefile.IsTemp(e.Name(), safefile.TempPrefix)
-		}
-		return err == nil && slices.ContainsFunc(entries, isPlugin)
-	})
+	return slices.ContainsFunc(s.Conf, hasEntryIn) || slices.ContainsFunc(s.Bin, hasPluginIn)
 }
 
+func hasEntryIn(dir string) bool {
+	c, err := config.ReadConfDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, list := range c.Conflists {
+		if len(list.Entries) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func hasPluginIn(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if e.Name() == config.PluginType || safefile.IsTemp(e.Name(), safefile.TempPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// choose returns the candidate that passes the first test which any passes.
 func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 	for _, passes := range tests {
-		var found []candidate
-		var texts []string
-		for _, c := range all {
-			same := func(f candidate) bool { return f.distribution == c.distribution || f.Dirs == c.Dirs }
-			if !slices.ContainsFunc(found, same) && passes(c) {
-				found = append(found, c)
-				texts = append(texts, fmt.Sprintf("%s with %s (%s)", policy.Printable(c.Conf), policy.Printable(c.Bin), c.distribution))
-			}
-		}
-		switch {
-		case len(found) == 1:
+		found := passing(all, passes)
+		if len(found) == 1 {
 			return found[0].Dirs, nil
-		case len(found) > 1:
-			return Dirs{}, fmt.Errorf("%s: there are several: %s; %w", locating, strings.Join(texts, ", "), ErrUnknownDirs)
+		}
+		if len(found) > 1 {
+			var texts []string
+			for _, c := range found {
+				conf, bin := policy.Printable(c.Conf), policy.Printable(c.Bin)
+				texts = append(texts, fmt.Sprintf("%s with %s (%s)", conf, bin, c.distribution))
+			}
+			return Dirs{}, fmt.Errorf("%s: there are several: %s; %w",
+				locating, strings.Join(texts, ", "), ErrUnknownDirs)
 		}
 	}
 	var names []string
@@ -194,11 +239,36 @@ func choose(all []candidate, tests ...func(candidate) bool) (Dirs, error) {
 		locating, strings.Join(slices.Compact(names), ", "), ErrUnknownDirs)
 }
 
+// passing returns the candidates that pass a test, one of each distribution and of each pair of directories.
+func passing(all []candidate, passes func(candidate) bool) []candidate {
+	var found []candidate
+	for _, c := range all {
+		isKnown := func(f candidate) bool { return f.distribution == c.distribution || f.Dirs == c.Dirs }
+		if !slices.ContainsFunc(found, isKnown) && passes(c) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// hasPlugins reports whether the directory of plugins has all that the runtime's network names, besides
+// ip-masq.
 func hasPlugins(root string, d Dirs) bool {
 	n, err := conflist.Find(filepath.Join(root, d.Conf), "")
-	types := slices.DeleteFunc(slices.Clone(n.Conflist.Types), func(t string) bool { return t == config.PluginType })
-	missing := func(t string) bool { return !exists(root, filepath.Join(d.Bin, filepath.Base(t))) }
-	return err == nil && len(types) > 0 && !slices.ContainsFunc(types, missing)
+	if err != nil {
+		return false
+	}
+	others := 0
+	for _, plugin := range n.Conflist.Types {
+		if plugin == config.PluginType {
+			continue
+		}
+		if !exists(root, filepath.Join(d.Bin, filepath.Base(plugin))) {
+			return false
+		}
+		others++
+	}
+	return others > 0
 }
 
 func isDir(root, path string) bool {
@@ -229,7 +299,8 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return b, fmt.Errorf("there is no plugin at %s; name it with --plugin", policy.Printable(source))
 	case errors.Is(err, safefile.ErrIrregular):
-		return b, fmt.Errorf("%s is not a regular file; name the plugin with --plugin", policy.Printable(source))
+		return b, fmt.Errorf("%s is not a regular file; name the plugin with --plugin",
+			policy.Printable(source))
 	case err != nil:
 		return b, err
 	}
@@ -247,7 +318,8 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 		return b, err
 	}
 	have, _, readErr := safefile.ReadFile(b.Path, maxBinary) // one that cannot be read is replaced
-	if present != nil && readErr == nil && bytes.Equal(have, data) && present.Mode() == binMode && safefile.IsOwn(present) {
+	isThere := present != nil && readErr == nil && bytes.Equal(have, data)
+	if isThere && present.Mode() == binMode && safefile.IsOwn(present) {
 		b.Version, err = version(ctx, b.Path, policy.Printable(b.Path), installTimeout)
 		return b, err
 	}
@@ -279,8 +351,8 @@ func pluginIn(dir *safefile.Dir) (fs.FileInfo, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err == nil && !info.Mode().IsRegular():
-		err = fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; remove it if no other program needs it",
-			policy.Printable(dir.PathOf(config.PluginType)))
+		err = fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; "+
+			"remove it if no other program needs it", policy.Printable(dir.PathOf(config.PluginType)))
 	}
 	return info, err
 }
@@ -348,7 +420,8 @@ func version(ctx context.Context, path, name string, timeout time.Duration) (str
 	case err == nil:
 		err = errors.New("it is not the ip-masq plugin")
 	}
-	return "", fmt.Errorf("run %s: %w; it says %s; name the ip-masq plugin for %s with --plugin", name, err, policy.Quote(text), runtime.GOARCH)
+	return "", fmt.Errorf("run %s: %w; it says %s; name the ip-masq plugin for %s with --plugin",
+		name, err, policy.Quote(text), runtime.GOARCH)
 }
 
 // exists does not follow symlinks: in a container their targets may not be mounted.

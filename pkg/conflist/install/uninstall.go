@@ -3,6 +3,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -52,18 +53,23 @@ func inUse(attached []CachedResult, references []string) error {
 		files = append(files, policy.Printable(r))
 	}
 	for _, a := range attached {
-		containers = append(containers, fmt.Sprintf("container %s in %s", policy.Printable(a.ContainerID), policy.Printable(a.File)))
+		id, file := policy.Printable(a.ContainerID), policy.Printable(a.File)
+		containers = append(containers, fmt.Sprintf("container %s in %s", id, file))
 	}
 	if len(files) > 0 {
-		reasons = append(reasons, errors.New("the plugin stays, with rules and state: no pod could start without it, as it is named in "+strings.Join(files, ", ")+
-			"\n  If Multus generates the file, restart Multus on the node, and remove the file if it is still there then."+
-			"\n  Otherwise restart the program that generates the file, or remove the plugin entry. --no-wait does not help."))
+		reasons = append(reasons, errors.New("the plugin stays, with rules and state: "+
+			"no pod could start without it, as it is named in "+strings.Join(files, ", ")+
+			"\n  If Multus generates the file, restart Multus on the node, and remove the file "+
+			"if it is still there then."+
+			"\n  Otherwise restart the program that generates the file, or remove the plugin entry. "+
+			"--no-wait does not help."))
 	}
 	if len(containers) > 0 {
 		reasons = append(reasons, errors.New("the plugin stays, with rules and state: a runtime will call it to tear down "+
 			strings.Join(policy.First(3, containers), ", ")+
 			"\n  To end these containers, drain the node; then run uninstall again."+
-			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; the DEL of each pod of Multus fails once."))
+			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; "+
+			"the DEL of each pod of Multus fails once."))
 	}
 	return errors.Join(reasons...)
 }
@@ -116,7 +122,8 @@ func (u Uninstall) checkUse(done *Uninstalled) (err error) {
 	done.Attached, err = cachedResults(u.Root)
 	if present && !u.NoWait {
 		if err != nil {
-			return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; or use --no-wait", err)
+			return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; "+
+				"or use --no-wait", err)
 		}
 		attached = done.Attached
 	}
@@ -134,8 +141,8 @@ func (u Uninstall) removeEntries(done *Uninstalled) error {
 		changes, err := e.Remove()
 		done.Conflists = append(done.Conflists, changes...)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove the plugin entry from the conflists in %s: %w; the plugin, rules and state stay until then",
-				policy.Printable(dir), err))
+			errs = append(errs, fmt.Errorf("remove the plugin entry from the conflists in %s: %w; "+
+				"the plugin, rules and state stay until then", policy.Printable(dir), err))
 		}
 	}
 	return errors.Join(errs...)
@@ -193,19 +200,26 @@ func cachedResult(root, path string, booted time.Time) (*CachedResult, error) {
 	if !hasEntry(value, 0) {
 		return nil, err
 	}
-	a := CachedResult{File: path, ContainerID: filepath.Base(path)}
-	netns := ""
 	members, _ := value.(map[string]any)
-	for key, to := range map[string]*string{"containerId": &a.ContainerID, "ifName": &a.IfName, "networkName": &a.Network, "netns": &netns} {
-		if s, ok := members[key].(string); ok && s != "" {
-			*to = s
-		}
+	netns := textOf(members, "netns", "")
+	a := CachedResult{
+		File:        path,
+		ContainerID: textOf(members, "containerId", filepath.Base(path)),
+		IfName:      textOf(members, "ifName", ""),
+		Network:     textOf(members, "networkName", ""),
 	}
-	gone := info.ModTime().Before(booted) && (netns == "" || !exists(root, netns))
-	if gone || filepath.Dir(path) != filepath.Join(root, multusCache) && isContainerd(root, a.ContainerID) {
+	isGone := info.ModTime().Before(booted) && (netns == "" || !exists(root, netns))
+	isLibcni := filepath.Dir(path) != filepath.Join(root, multusCache)
+	if isGone || isLibcni && isContainerd(root, a.ContainerID) {
 		return nil, nil
 	}
 	return &a, nil
+}
+
+// textOf returns a member that is a text and not empty, else the other one.
+func textOf(members map[string]any, key, other string) string {
+	text, _ := members[key].(string)
+	return cmp.Or(text, other)
 }
 
 // isContainerd reports whether containerd, that of k3s or that of microk8s runs a container.
@@ -213,11 +227,14 @@ func isContainerd(root, id string) bool {
 	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
 		return false
 	}
-	for _, state := range []string{"/run/containerd", "/run/k3s/containerd", "/var/snap/microk8s/common/run/containerd"} {
+	states := []string{"/run/containerd", "/run/k3s/containerd", "/var/snap/microk8s/common/run/containerd"}
+	for _, state := range states {
 		tasks := filepath.Join(root, state, "io.containerd.runtime.v2.task")
-		namespaces, _ := os.ReadDir(tasks) // none with another runtime, or not mounted here: then the container counts
-		if slices.ContainsFunc(namespaces, func(ns os.DirEntry) bool { return exists(tasks, filepath.Join(ns.Name(), id)) }) {
-			return true
+		namespaces, _ := os.ReadDir(tasks) // none with another runtime, or not mounted: then the container counts
+		for _, ns := range namespaces {
+			if exists(tasks, filepath.Join(ns.Name(), id)) {
+				return true
+			}
 		}
 	}
 	return false
