@@ -36,12 +36,15 @@ func (a *app) installCommand() *cobra.Command {
 		Short: "Install the plugin on this node, and its entry in the conflist",
 		RunE:  func(c *cobra.Command, _ []string) error { return a.install(c.Context(), f) },
 	}
-	c.Flags().StringVar(&f.plugin, "plugin", "", "`FILE` of the plugin (default: ip-masq beside this program)")
-	c.Flags().StringVar(&f.bootUnit, "boot-unit", "", "write the boot unit, which restores the rules before a runtime starts, into `DIR`, such as "+
-		install.UnitDirs()[0]+", and enable it")
+	c.Flags().StringVar(&f.plugin, "plugin", "",
+		"`FILE` of the plugin (default: ip-masq beside this program)")
+	c.Flags().StringVar(&f.bootUnit, "boot-unit", "", "write the boot unit, which restores the rules before a "+
+		"runtime starts, into `DIR`, such as "+install.UnitDirs()[0]+", and enable it")
 	c.Flags().BoolVar(&f.noConflist, "no-conflist", false, "install the plugin only, and change no conflist")
-	c.Flags().BoolVar(&f.replace, "replace", false, "replace a plugin entry that differs from --conflist-entry-file, if pods can start with the new one")
-	c.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace the plugin in each directory that has it, and change nothing else")
+	c.Flags().BoolVar(&f.replace, "replace", false, "replace a plugin entry that differs from "+
+		"--conflist-entry-file, if pods can start with the new one")
+	c.Flags().BoolVar(&f.upgrade, "upgrade", false,
+		"replace the plugin in each directory that has it, and change nothing else")
 	return c
 }
 
@@ -60,7 +63,8 @@ func (a *app) directories() (install.Dirs, error) {
 	s := config.DefaultSettings()
 	s.CNIConfDir, s.CNIBinDir = "", ""
 	s, err := a.settingsOver(s)
-	if file, mistake := config.ReadPluginFile(config.DefaultPluginFile); s.CNIConfDir == "" && file.Present && mistake == nil {
+	file, mistake := config.ReadPluginFile(config.DefaultPluginFile)
+	if s.CNIConfDir == "" && file.Present && mistake == nil {
 		s.CNIConfDir = file.CNIConfDir
 	}
 	return install.Dirs{Conf: s.CNIConfDir, Bin: s.CNIBinDir}, err
@@ -87,18 +91,11 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	s, at := node.Settings, node.Settings
 	at.CNIConfDir = dirs.Conf
 	editor := newEditor(at, open(at, node.Drivers))
+	editor.Replace = f.replace
 	var entryErr error
-	if editor.Replace = f.replace; !f.noConflist {
-		if editor.Entry, editor.FromFile, entryErr = pluginEntry(s); entryErr == nil {
-			_, entryErr = editor.Find() // before anything is written
-		}
-		switch {
-		case entryErr == nil && f.replace && !editor.FromFile:
-			return fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it", policy.Quote(s.Conflist.EntryFile))
-		case errors.Is(entryErr, conflist.ErrNoNetworks) && !s.Conflist.Manage:
-			return fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry with --conflist-manage`, entryErr)
-		case entryErr != nil && !s.Conflist.Manage:
-			return remedied(entryErr)
+	if !f.noConflist {
+		if entryErr, err = prepare(&editor, s); err != nil { // before anything is written
+			return err
 		}
 	}
 	binary, err := install.Copy(ctx, f.plugin, dirs.Bin)
@@ -123,6 +120,28 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	return err
 }
 
+// prepare gives the editor the entry. It returns why the entry cannot be inserted now, and whether that is an
+// error of the command: with conflist.manage it is none, as an init container must not wait for the main CNI
+// plugin, which may start later.
+func prepare(editor *conflist.Editor, s config.Settings) (entryErr, err error) {
+	editor.Entry, editor.FromFile, entryErr = pluginEntry(s)
+	if entryErr == nil {
+		_, entryErr = editor.Find()
+	}
+	if entryErr == nil && editor.Replace && !editor.FromFile {
+		return nil, fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it",
+			policy.Quote(s.Conflist.EntryFile))
+	}
+	if entryErr == nil || s.Conflist.Manage {
+		return entryErr, nil
+	}
+	if errors.Is(entryErr, conflist.ErrNoNetworks) {
+		return nil, fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry `+
+			`with --conflist-manage`, entryErr)
+	}
+	return nil, remedied(entryErr)
+}
+
 func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) error {
 	done := []installation{}
 	var errs []error
@@ -130,13 +149,17 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 		if _, err := os.Lstat(filepath.Join(dir, config.PluginType)); err != nil {
 			continue
 		}
-		if err := install.CheckDir("/", dir); err != nil && stated.Bin == "" { // a stated one's programs run anyway
+		err := install.CheckDir("/", dir)
+		if err != nil && stated.Bin == "" { // the programs in a stated one run anyway
 			errs = append(errs, fmt.Errorf("the plugin in %s stays as it is: %w", policy.Printable(dir), err))
-		} else if binary, err := install.Copy(ctx, plugin, dir); err != nil {
-			errs = append(errs, remedied(err))
-		} else {
-			done = append(done, installation{BinDir: dir, Plugin: binary, Warnings: []string{}})
+			continue
 		}
+		binary, err := install.Copy(ctx, plugin, dir)
+		if err != nil {
+			errs = append(errs, remedied(err))
+			continue
+		}
+		done = append(done, installation{BinDir: dir, Plugin: binary, Warnings: []string{}})
 	}
 	if a.json() {
 		return errors.Join(append(errs, a.print(done))...)
@@ -183,30 +206,37 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 	case err != nil:
 		return remedied(err)
 	}
-	warn := func(format string, err error) {
-		if err != nil {
-			r.Warnings = append(r.Warnings, fmt.Sprintf(format, err))
-		}
-	}
-	if warn("no backup is kept in the data dir, so it is beside the file: %v", c.BackupErr); c.BackupErr == nil {
-		warn("%v", c.RecordErr)
-	}
-	warn("a write of another program in the same instant can be lost: %v", c.NotExchanged)
 	r.Conflist = &c
-	if n, err := conflist.Find(e.Dir, e.Network); err == nil {
-		warn("%v", n.MultusErr)
+	if c.BackupErr != nil {
+		r.warn("no backup is kept in the data dir, so it is beside the file: %v", c.BackupErr)
+	} else if c.RecordErr != nil {
+		r.warn("%v", c.RecordErr)
 	}
+	if c.NotExchanged != nil {
+		r.warn("a write of another program in the same instant can be lost: %v", c.NotExchanged)
+	}
+	n, err := conflist.Find(e.Dir, e.Network)
+	if err == nil && n.MultusErr != nil {
+		r.warn("%v", n.MultusErr)
+	}
+	return r.checkEntries(c.Path, s)
+}
+
+// checkEntries returns why ADDs fail with the entry as it is in a conflist, and warns of plugins that
+// masquerade.
+func (r *installation) checkEntries(path string, s config.Settings) error {
 	pluginFile, pluginFileErr := config.ReadPluginFile(config.DefaultPluginFile)
-	doc, _, err := safefile.ReadFile(c.Path, 1<<20)
-	list := config.ParseConflist(c.Path, doc)
+	doc, _, err := safefile.ReadFile(path, 1<<20)
+	list := config.ParseConflist(path, doc)
 	for _, i := range list.Masquerading() {
-		r.warn(`%s: plugins[%d] (%s) has "ipMasq": true, so it masquerades what the policy exempts: write false, or remove the key`,
-			policy.Printable(list.File), i, policy.Quote(list.Types[i]))
+		r.warn(`%s: plugins[%d] (%s) has "ipMasq": true, so it masquerades what the policy exempts: `+
+			`write false, or remove the key`, policy.Printable(list.File), i, policy.Quote(list.Types[i]))
 	}
 	errs := []error{pluginFileErr, err, list.VersionErr(), list.DataDirErr(pluginFile, s.DataDir)}
 	for _, e := range list.Entries {
 		if e.Err != nil {
-			errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w", policy.Quote(list.Network), e.Err))
+			errs = append(errs, fmt.Errorf("no pod of network %s starts with the plugin entry as it is: %w",
+				policy.Quote(list.Network), e.Err))
 		}
 	}
 	return errors.Join(errs...)
@@ -214,15 +244,18 @@ func (r *installation) insert(ctx context.Context, e conflist.Editor, s config.S
 
 // judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
 func (r *installation) judge(err error, s config.Settings) error {
-	switch managed := s.Conflist.Manage; {
-	case err == nil:
+	if err == nil {
 		return nil
-	case r.Conflist == nil && managed:
-		err = fmt.Errorf(`%w; as conflist.manage is on, "run" inserts the entry when it can`, err)
-	case r.Conflist == nil:
-		return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
-	case !managed:
+	}
+	isInserted := r.Conflist != nil
+	if !s.Conflist.Manage && isInserted {
 		return err
+	}
+	if !s.Conflist.Manage {
+		return fmt.Errorf("%w; the plugin is installed, its entry is not", err)
+	}
+	if !isInserted {
+		err = fmt.Errorf(`%w; as conflist.manage is on, "run" inserts the entry when it can`, err)
 	}
 	r.Warnings = append(r.Warnings, err.Error())
 	return nil
@@ -230,7 +263,10 @@ func (r *installation) judge(err error, s config.Settings) error {
 
 func dirWarnings(d install.Dirs, s config.Settings) []string {
 	warnings := []string{}
-	for _, dir := range []struct{ key, found, set string }{{"cni_conf_dir", d.Conf, s.CNIConfDir}, {"cni_bin_dir", d.Bin, s.CNIBinDir}} {
+	for _, dir := range []struct{ key, found, set string }{
+		{"cni_conf_dir", d.Conf, s.CNIConfDir},
+		{"cni_bin_dir", d.Bin, s.CNIBinDir},
+	} {
 		if dir.found != dir.set {
 			warnings = append(warnings, fmt.Sprintf(`"run" needs this directory too: write %s = %s into %s`,
 				dir.key, policy.Quote(dir.found), config.DefaultReconcilerFile))
@@ -261,14 +297,15 @@ func (r *installation) print(a *app) {
 	case e.Wrote && e.Before == 0:
 		say("inserted the plugin entry of network %s into %s", network, path)
 	case e.Wrote && e.Before == 1 && len(e.Replaced) > 0:
-		say("replaced the plugin entry of network %s in %s; changed: %s", network, path, strings.Join(e.Replaced, ", "))
+		say("replaced the plugin entry of network %s in %s; changed: %s",
+			network, path, strings.Join(e.Replaced, ", "))
 	case e.Wrote && e.Before == 1:
 		say("updated the generated conflist of network %s, %s, as the original has changed", network, path)
 	case e.Wrote:
 		say("removed duplicate plugin entries of network %s from %s", network, path)
 	case len(e.Differs) > 0:
-		say("the plugin entry of network %s in %s stays; it differs from the entry file in %s: install --replace replaces it",
-			network, path, strings.Join(e.Differs, ", "))
+		say("the plugin entry of network %s in %s stays; it differs from the entry file in %s: "+
+			"install --replace replaces it", network, path, strings.Join(e.Differs, ", "))
 	default:
 		say("network %s in %s already has the plugin entry, which install does not change", network, path)
 	}
@@ -290,9 +327,13 @@ func newManager(s config.Settings, node *reconcile.Node, log *slog.Logger) *conf
 // newEditor returns the Editor for the directory and the network of the settings, without an entry.
 func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 	return conflist.Editor{
-		Dir: s.CNIConfDir, Network: s.Conflist.Network, Backups: node.Dir.Backups, RecordPath: node.Dir.ConflistRecordPath(),
+		Dir:        s.CNIConfDir,
+		Network:    s.Conflist.Network,
+		Backups:    node.Dir.Backups,
+		RecordPath: node.Dir.ConflistRecordPath(),
 		CopyRecord: node.Dir.CopyRecordPath(),
-		Check:      checkNetwork(node.Dir), Ask: node.CheckEntry,
+		Check:      checkNetwork(node.Dir),
+		Ask:        node.CheckEntry,
 	}
 }
 
@@ -306,9 +347,11 @@ func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	}
 	path := s.Conflist.EntryFile
 	entry, err = conflist.ReadEntry(path)
-	switch missing := errors.Is(err, fs.ErrNotExist); {
+	missing := errors.Is(err, fs.ErrNotExist)
+	switch {
 	case missing && path != config.DefaultEntryFile:
-		return nil, false, fmt.Errorf("%s: %w; write the entry into it, or remove the key for an entry without a policy", key, err)
+		return nil, false, fmt.Errorf("%s: %w; write the entry into it, or remove the key for an entry "+
+			"without a policy", key, err)
 	case missing:
 		entry = fmt.Appendf(nil, `{"type":%q}`, config.PluginType)
 		if !pluginFile.Present && s.DataDir != config.DefaultDataDir { // of letters, digits and a few marks
@@ -321,8 +364,8 @@ func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	conf := config.ReadNetconf(entry)
 	err = pluginFile.DataDirErr(conf)
 	if dataDir := conf.Identity().DataDir; !pluginFile.Present && dataDir != s.DataDir {
-		err = fmt.Errorf("dataDir: %s is not the data_dir of the reconciler; write %s into one of them, as a node has one dataDir",
-			policy.Quote(dataDir), policy.Quote(s.DataDir))
+		err = fmt.Errorf("dataDir: %s is not the data_dir of the reconciler; write %s into one of them, "+
+			"as a node has one dataDir", policy.Quote(dataDir), policy.Quote(s.DataDir))
 	}
 	if err != nil {
 		return nil, true, fmt.Errorf("%s: %s: %w", key, policy.Quote(path), err)

@@ -36,9 +36,12 @@ func (a *app) uninstallCommand() *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return a.uninstall(c.Context(), f) },
 	}
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave the rules and the state as they are")
-	c.Flags().BoolVar(&f.noWait, "no-wait", false, "remove the plugin although the cached network configuration of a pod names it")
-	c.Flags().StringVar(&f.bootUnit, "boot-unit", install.UnitDirs()[0], "remove the boot unit that install wrote into `DIR`")
-	c.Flags().BoolVar(&f.stay, "stay", false, "retry until all is removed, and run until stopped; /readyz says what is left")
+	c.Flags().BoolVar(&f.noWait, "no-wait", false,
+		"remove the plugin although the cached network configuration of a pod names it")
+	c.Flags().StringVar(&f.bootUnit, "boot-unit", install.UnitDirs()[0],
+		"remove the boot unit that install wrote into `DIR`")
+	c.Flags().BoolVar(&f.stay, "stay", false,
+		"retry until all is removed, and run until stopped; /readyz says what is left")
 	return c
 }
 
@@ -54,8 +57,13 @@ func (a *app) uninstall(ctx context.Context, f uninstallFlags) error {
 		return err
 	}
 	u := &uninstallation{
-		uninstallFlags: f, node: node, dirs: install.AllDirs(stated), binUnknown: stated.Bin == "", cleanupResult: newCleanupResult(node),
-		Conflists: []editedConflist{}, Plugins: []string{},
+		uninstallFlags: f,
+		node:           node,
+		dirs:           install.AllDirs(stated),
+		binUnknown:     stated.Bin == "",
+		cleanupResult:  newCleanupResult(node),
+		Conflists:      []editedConflist{},
+		Plugins:        []string{},
 	}
 	if f.stay {
 		return a.stay(ctx, u)
@@ -96,8 +104,17 @@ func (u *uninstallation) step(ctx context.Context) error {
 		return err
 	}
 	u.removeBootUnit()
-	todo := install.Uninstall{SearchDirs: u.dirs, Root: "/", NoWait: u.noWait, AddTime: 2 * time.Second,
-		Editor: conflist.Editor{Backups: u.node.Dir.Backups, RecordPath: u.node.Dir.ConflistRecordPath(), CopyRecord: u.node.Dir.CopyRecordPath()}}
+	todo := install.Uninstall{
+		SearchDirs: u.dirs,
+		Root:       "/",
+		NoWait:     u.noWait,
+		AddTime:    2 * time.Second,
+		Editor: conflist.Editor{
+			Backups:    u.node.Dir.Backups,
+			RecordPath: u.node.Dir.ConflistRecordPath(),
+			CopyRecord: u.node.Dir.CopyRecordPath(),
+		},
+	}
 	if !u.keepRules {
 		todo.RemoveState = func(ctx context.Context) error { // cleanUp takes the lock itself
 			return errors.Join(lock.Release(), u.cleanUp(ctx, u.node))
@@ -107,7 +124,8 @@ func (u *uninstallation) step(ctx context.Context) error {
 	for _, c := range done.Conflists {
 		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path})
 		if c.BackupErr != nil {
-			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept in the data dir, so it is %s: %v", policy.Printable(c.Backup), c.BackupErr))
+			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept in the data dir, so it is %s: %v",
+				policy.Printable(c.Backup), c.BackupErr))
 		}
 	}
 	u.Plugins = append(u.Plugins, done.Binaries...)
@@ -144,7 +162,8 @@ func lockInstance(node *reconcile.Node) (*store.InstanceLock, error) {
 // print prints what was removed and, if all is, what was not there or stays.
 func (u *uninstallation) print(a *app, complete bool) {
 	for _, c := range u.Conflists {
-		fmt.Fprintf(a.out, "removed the plugin entry of network %s from %s\n", policy.Quote(c.Network), policy.Quote(c.Path))
+		network, path := policy.Quote(c.Network), policy.Quote(c.Path)
+		fmt.Fprintf(a.out, "removed the plugin entry of network %s from %s\n", network, path)
 	}
 	printEach(a.out, "removed %s", u.Plugins)
 	if u.BootUnit != "" {
@@ -159,8 +178,8 @@ func (u *uninstallation) print(a *app, complete bool) {
 		fmt.Fprintf(a.out, "rules and the state in %s stay; \"cleanup\" removes them\n", u.DataDir)
 	}
 	if len(u.Plugins) == 0 && (u.binUnknown || removed) {
-		fmt.Fprintf(a.out, "no plugin was found in %s; if it was installed elsewhere, name the directory with --cni-bin-dir\n",
-			strings.Join(u.dirs.Bin, ", "))
+		fmt.Fprintf(a.out, "no plugin was found in %s; if it was installed elsewhere, "+
+			"name the directory with --cni-bin-dir\n", strings.Join(u.dirs.Bin, ", "))
 	}
 	if !kept && !removed {
 		fmt.Fprintln(a.out, "nothing to remove")
@@ -183,7 +202,8 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	report()
 	var server sync.WaitGroup
 	defer server.Wait()
-	server.Go(func() { monitor.Serve(ctx, "health_listen", u.node.Settings.HealthListen, monitor.Health(), log) })
+	address := u.node.Settings.HealthListen
+	server.Go(func() { monitor.Serve(ctx, "health_listen", address, monitor.Health(), log) })
 	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, 2*time.Second) {
 		if left != nil || u.dirs.HaveAny() {
 			if left = u.step(ctx); ctx.Err() != nil {
@@ -194,7 +214,8 @@ func (a *app) stay(ctx context.Context, u *uninstallation) error {
 			}
 			u.Warnings = nil
 			if left == nil {
-				log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists), "plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
+				log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists),
+					"plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
 			} else {
 				log.Warn("cannot remove all yet, trying again", "reason", left.Error())
 			}

@@ -84,7 +84,7 @@ func (m *Manager) Sync(ctx context.Context) Status {
 
 	missing := config.CheckPlugin(m.BinDir)
 	isRight := n.Entries == 1 && !n.Generated
-	canInsert := m.Entry != nil && missing == nil
+	canInsert := m.Entry != nil && missing == nil // no pod would start without the plugin
 	switch {
 	case err != nil:
 	case isRight:

@@ -45,7 +45,8 @@ type Dir struct {
 }
 
 // OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files
-// of killed processes. It waits for the lock until ctx ends, but for wait at most.
+// of killed processes. It waits for the lock until ctx ends, but for wait at most. The lock is that of a file in
+// the directory, which exists only while a process writes there: every user can lock a directory that he can open.
 func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {

@@ -74,8 +74,8 @@ func BootUnit(binDir, dataDir string) (string, error) {
 	plain := regexp.MustCompile(`^/[A-Za-z0-9/._+@-]*$`) // what systemd and JSON take as it is
 	for _, dir := range []string{binDir, dataDir} {
 		if !plain.MatchString(dir) {
-			return "", fmt.Errorf("%s: a unit of systemd cannot name it; use letters, digits and ._-+@ in its path",
-				policy.Quote(dir))
+			return "", fmt.Errorf("%s: a unit of systemd cannot name it; "+
+				"use letters, digits and ._-+@ in its path", policy.Quote(dir))
 		}
 	}
 	netconf := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":%q`, config.BootNetwork, config.PluginType)
@@ -83,7 +83,8 @@ func BootUnit(binDir, dataDir string) (string, error) {
 		netconf += fmt.Sprintf(`,"dataDir":%q`, dataDir)
 	}
 	netconf += "}"
-	unit := strings.NewReplacer("BINDIR", binDir, "DATADIR", dataDir, "PLUGIN", config.PluginType, "NETCONF", netconf)
+	unit := strings.NewReplacer("BINDIR", binDir, "DATADIR", dataDir,
+		"PLUGIN", config.PluginType, "NETCONF", netconf)
 	return unit.Replace(bootUnit), nil
 }
 

@@ -65,7 +65,8 @@ func inUse(attached []CachedResult, references []string) error {
 			"--no-wait does not help."))
 	}
 	if len(containers) > 0 {
-		reasons = append(reasons, errors.New("the plugin stays, with rules and state: a runtime will call it to tear down "+
+		reasons = append(reasons, errors.New("the plugin stays, with rules and state: "+
+			"a runtime will call it to tear down "+
 			strings.Join(policy.First(3, containers), ", ")+
 			"\n  To end these containers, drain the node; then run uninstall again."+
 			"\n  --no-wait removes all now. Use it with containerd, which does not need the plugin; "+
@@ -112,6 +113,8 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 	return done, errors.Join(errs...)
 }
 
+// checkUse returns why the plugin has to stay. CRI-O and podman end a pod by the conflist that it started
+// with: a DEL of a plugin that is gone would leave pods that cannot end.
 func (u Uninstall) checkUse(done *Uninstalled) (err error) {
 	present := slices.ContainsFunc(u.Bin, func(dir string) bool { return exists(dir, config.PluginType) })
 	done.References, err = references(append(slices.Clone(u.Conf), filepath.Join(u.Root, multusDir)))
@@ -230,7 +233,8 @@ func isContainerd(root, id string) bool {
 	states := []string{"/run/containerd", "/run/k3s/containerd", "/var/snap/microk8s/common/run/containerd"}
 	for _, state := range states {
 		tasks := filepath.Join(root, state, "io.containerd.runtime.v2.task")
-		namespaces, _ := os.ReadDir(tasks) // none with another runtime, or not mounted: then the container counts
+		// There are none with another runtime, or if they are not mounted: then the container counts.
+		namespaces, _ := os.ReadDir(tasks)
 		for _, ns := range namespaces {
 			if exists(tasks, filepath.Join(ns.Name(), id)) {
 				return true
