@@ -42,17 +42,22 @@ func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 	if listed {
 		pruned = n.Dir.Prune(n.network, keep)
 	}
-	resetLimit, unwritten := n.repair(ctx)
-	_, is := errors.AsType[*enforce.UnwritableError](unwritten)
-	if !is {
-		n.Warn(unwritten)
-		unwritten = nil
+	resetLimit, unrepaired := n.repair(ctx)
+	if !isOfState(unrepaired) {
+		n.Warn(unrepaired)
+		unrepaired = nil
 	}
 	n.resetConnections(ctx, resetLimit)
 	if n.network == config.BootNetwork {
 		n.Warn(n.Dir.RecordBootUnit())
 	}
-	return withCode(types.ErrIOFailure, errors.Join(pruned, unwritten))
+	return withCode(types.ErrIOFailure, errors.Join(pruned, unrepaired))
+}
+
+// isOfState reports whether the dataDir is refused, or cannot be written.
+func isOfState(err error) bool {
+	_, isUnwritable := errors.AsType[*enforce.UnwritableError](err)
+	return isUnwritable || errors.Is(err, store.ErrRefused)
 }
 
 // validAttachments returns the attachments that GC keeps, and whether the configuration has that

@@ -401,6 +401,14 @@ func TestRefusedState(t *testing.T) {
 	}
 }
 
+// TestGCOfARefusedDataDir: GC answers 5, also without an attachment to prune.
+func TestGCOfARefusedDataDir(t *testing.T) {
+	h := newHost(t)
+	h.add("podnet", nil)
+	assert.NoError(t, os.Chmod(h.dataDir, 0o777))
+	h.call(call{verb: "GC", conf: h.conf("podnet", nil)}).want(5, h.dataDir, "refused", "chmod go-w")
+}
+
 // TestTryAgainLater: what ends by itself is code 11.
 func TestTryAgainLater(t *testing.T) {
 	h := newHost(t)
