@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -72,10 +71,12 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	r := node.Check(c.Context())
 	node.AddDiskProblem(r)
 	drift := cmp.Or(r.Rules, &enforce.State{}).Diff()
-	problems := node.problems(r, r.Obstacles())
-	right := !r.Differs() && len(problems) == 0
-	before := len(r.Problems)
+	sourceProblems := node.problems(r, r.Obstacles())
+	right := !r.Differs() && len(sourceProblems) == 0
+	// With other faults, such as a missing plugin, the rules can be right. The exit code is that of a fault
+	// all the same, with and without a reconciler that reports it.
 	node.addReadiness(c.Context(), r)
+	problems := node.problems(r, r.Obstacles())
 	if a.json() {
 		findings := faultFindings(node.problems(r, r.Problems))
 		out := answer{Right: right, Drift: drift, Findings: findings, Reconciler: &node.active}
@@ -84,12 +85,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		node.printSettingsOrigin(a)
 		warn(a, r.Warnings)
 		err = joined(problems)
-		a.printDifferences(r, drift, len(problems) == 0)
-		for _, p := range node.problems(r, r.Problems[before:]) { // rules can be right all the same
-			if !slices.ContainsFunc(problems, p.SameCause) {
-				fmt.Fprintln(a.out, described(p))
-			}
-		}
+		a.printDifferences(r, drift, len(sourceProblems) == 0)
 		if right {
 			fmt.Fprintln(a.out, summary(r))
 		}
