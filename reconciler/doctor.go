@@ -167,9 +167,11 @@ func (n *inspection) entryFindings(ctx context.Context) map[string][]error {
 	} else if n.Settings.Conflist.Manage {
 		conflists = newManager(n.Settings, n.Node, slog.New(slog.DiscardHandler)).Examine(ctx)
 	}
-	left := newEditor(n.Settings, n.Node).CopyFinding()
-	if left != nil && !slices.Contains(conflists, *left) {
-		conflists = append(conflists, *left)
+	editor := newEditor(n.Settings, n.Node)
+	for _, f := range []*conflist.Finding{editor.CopyFinding(), editor.GeneratedFinding()} {
+		if f != nil && !slices.Contains(conflists, *f) {
+			conflists = append(conflists, *f)
+		}
 	}
 	for _, f := range conflists {
 		found[f.ID] = append(found[f.ID], errors.New(f.Message))

@@ -109,7 +109,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		}
 		err = r.judge(entryErr, s)
 	}
-	r.installBootUnit(ctx, f.bootUnit, node.Dir.Path())
+	r.installBootUnit(ctx, f.bootUnit, node.Dir)
 	if a.json() {
 		return errors.Join(err, a.print(r))
 	}
@@ -173,10 +173,11 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 // installBootUnit writes the boot unit into a directory; "" is none. What keeps it from that is a warning:
 // the rules are restored without the unit, too, only later. A unit that is there already must name the
 // dataDir.
-func (r *installation) installBootUnit(ctx context.Context, dir, dataDir string) {
+func (r *installation) installBootUnit(ctx context.Context, dir string, state *store.Dir) {
+	dataDir := state.Path()
 	text, err := install.BootUnit(r.BinDir, dataDir)
 	if dir == "" {
-		path := install.FindBootUnit(install.UnitDirs())
+		path := install.FindBootUnit(state.BootUnitDir())
 		if path != "" && !install.BootUnitNames(path, dataDir) {
 			r.warn("the boot unit %s does not name the data dir %s; run install again with --boot-unit %s",
 				policy.Printable(path), policy.Printable(dataDir), install.UnitDirs()[0])
@@ -184,7 +185,13 @@ func (r *installation) installBootUnit(ctx context.Context, dir, dataDir string)
 		return
 	}
 	if err == nil {
+		dir, err = filepath.Abs(dir)
+	}
+	if err == nil {
 		r.wroteUnit, err = install.WriteBootUnit(ctx, dir, text)
+	}
+	if err == nil && dir != state.BootUnitDir() {
+		err = state.RecordBootUnitDir(ctx, dir)
 	}
 	if err != nil {
 		r.warn("the boot unit is not installed: %v", remedied(err))

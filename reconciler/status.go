@@ -162,7 +162,7 @@ func (a *app) nodeStatus(ctx context.Context) (*nodeStatus, error) {
 		Sources:  sourcesOf(n, r, rules),
 		Pods:     podsOf(n, r, rules),
 		Conflist: n.conflistStatus(r),
-		BootUnit: bootUnitStatus{install.FindBootUnit(install.UnitDirs()), n.Dir.BootUnitRan()},
+		BootUnit: bootUnitStatus{install.FindBootUnit(n.Dir.BootUnitDir()), n.Dir.BootUnitRan()},
 		Repairs:  notNil(active.Repairs), RepairsTotal: active.RepairsTotal,
 		Findings: n.findings(ctx, r),
 	}

@@ -38,8 +38,9 @@ func (a *app) uninstallCommand() *cobra.Command {
 	c.Flags().BoolVar(&f.keepRules, "keep-rules", false, "leave the rules and the state as they are")
 	c.Flags().BoolVar(&f.noWait, "no-wait", false,
 		"remove the plugin although the cached network configuration of a pod names it")
-	c.Flags().StringVar(&f.bootUnit, "boot-unit", install.UnitDirs()[0],
-		"remove the boot unit that install wrote into `DIR`")
+	c.Flags().StringVar(&f.bootUnit, "boot-unit", "",
+		"remove the boot unit that install wrote into `DIR` (default: the directory that install used, "+
+			"and "+install.UnitDirs()[0]+")")
 	c.Flags().BoolVar(&f.stay, "stay", false,
 		"retry until all is removed, and run until stopped; /readyz says what is left")
 	return c
@@ -123,6 +124,9 @@ func (u *uninstallation) step(ctx context.Context) error {
 	done, err := todo.Step(ctx)
 	for _, c := range done.Conflists {
 		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path})
+		if c.Stays != "" {
+			u.Warnings = append(u.Warnings, c.Stays)
+		}
 		if c.BackupErr != nil {
 			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept in the data dir, so it is %s: %v",
 				policy.Printable(c.Backup), c.BackupErr))
@@ -136,12 +140,19 @@ func (u *uninstallation) step(ctx context.Context) error {
 // removeBootUnit removes the boot unit. One that stays restores no rule once the documents are gone, so it is
 // a warning.
 func (u *uninstallation) removeBootUnit() {
-	path, err := install.RemoveBootUnit(u.bootUnit)
-	if err != nil {
-		u.Warnings = append(u.Warnings, err.Error())
+	dirs := []string{u.bootUnit}
+	if u.bootUnit == "" {
+		dirs = []string{install.UnitDirs()[0]}
+		if recorded := u.node.Dir.BootUnitDir(); recorded != "" && recorded != dirs[0] {
+			dirs = append(dirs, recorded)
+		}
 	}
-	if path != "" {
-		u.BootUnit = path
+	for _, dir := range dirs {
+		path, err := install.RemoveBootUnit(dir)
+		if err != nil {
+			u.Warnings = append(u.Warnings, err.Error())
+		}
+		u.BootUnit = cmp.Or(path, u.BootUnit)
 	}
 }
 

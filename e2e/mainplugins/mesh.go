@@ -126,7 +126,7 @@ func withoutPlugin(list object, plugin string) (changed bool) {
 }
 
 // edit decodes a file, replaces it if a function has changed what is in it, and returns the new text. A file that is gone,
-// or is being written, is left alone: then there is another event.
+// or is being written, stays as it is: then there is another event.
 func edit(path string, change func(list object) bool) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -116,8 +116,14 @@ func TestGeneratedListOfSomebodyElse(t *testing.T) {
 			k.write("net.d/10-x.conf", changed)
 			k.after(time.Minute)
 			assert.Equal(t, "the list", string(content(t, k.path(made))), edit)
+			if len(k.last.Findings) != 1 || k.last.Findings[0].ID != ListChanged {
+				t.Errorf("%+v", k.last.Findings)
+			}
 			k.remove("net.d/10-x.conf")
 			k.after(time.Minute)
+			if len(k.last.Findings) != 1 || !strings.Contains(k.last.Findings[0].Message, "is gone") {
+				t.Errorf("%+v", k.last.Findings)
+			}
 			assert.Equal(t, "the list", string(content(t, k.path(made))), edit)
 		}
 		// As jq writes it.
@@ -125,5 +131,37 @@ func TestGeneratedListOfSomebodyElse(t *testing.T) {
 		k.write("net.d/10-x.conf", changed)
 		k.after(time.Minute)
 		assert.Equal(t, "the list", strings.ReplaceAll(string(content(t, k.path(made))), `: `, `:`), madeOf(t, changed, bareEntry))
+	})
+}
+
+// TestTakenName: where an administrator's file has the name of the list that is to be generated, the error says so.
+func TestTakenName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.Network = "one"
+		k.write("net.d/10-x.conf", single)
+		k.write("net.d/10-x-made-by-ip-masq.conflist", listNamed("other"))
+		k.sync("10-x-made-by-ip-masq.conflist exists*it is not a list that ip-masq made")
+		assert.Equal(t, "the list", string(content(t, k.path("net.d/10-x-made-by-ip-masq.conflist"))), listNamed("other"))
+	})
+}
+
+// TestMovedEntryIsLogged: an entry that goes into another file is logged, however often it was restored before.
+func TestMovedEntryIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		for range 3 {
+			k.write(aList, listNamed("a"))
+			k.after(time.Minute)
+		}
+		k.write("net.d/20-b.conflist", listNamed("b"))
+		k.remove(aList)
+		k.after(time.Minute)
+		if !k.present("net.d/20-b.conflist") {
+			t.Error("no entry")
+		}
+		k.logged(1, "20-b.conflist network=b")
 	})
 }

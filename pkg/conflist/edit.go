@@ -51,7 +51,9 @@ type Change struct {
 	BackupErr    error `json:"-"` // why the backup is beside the file
 	NotExchanged error `json:"-"` // why a simultaneous write of another program can be lost
 	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
-	Before       int   `json:"-"` // the number of plugin entries before
+	// Stays is what is to be known of a list that stays: ip-masq generated it, and another program changed it.
+	Stays  string `json:"-"`
+	Before int    `json:"-"` // the number of plugin entries before
 
 	// Differs are the keys in which an entry that stays differs from the entry file.
 	Differs  []string `json:"differs,omitempty"`
@@ -118,6 +120,9 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 	}
 	if !n.Conflist.IsList() {
 		was = nil // of the list that is generated
+		if err := checkNotTaken(n.Path); err != nil {
+			return c, err
+		}
 	}
 	entry, have := e.Entry, n.entryText()
 	if have != nil && !e.Replace {
@@ -293,6 +298,10 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	}
 	if !list.IsList() {
 		return c, nil
+	}
+	if _, isRecorded := record.Generated[list.File]; isRecorded && !isUsed {
+		c.Stays = fmt.Sprintf("%s stays, as another program has changed it since ip-masq made it of %s; "+
+			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(original(list.File)))
 	}
 	now, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {

@@ -6,12 +6,14 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
@@ -104,4 +106,49 @@ func generatedDigest(list config.Conflist) string {
 		return ""
 	}
 	return config.DigestOf(text)
+}
+
+// ErrTaken reports that another file has the name of the list that is to be generated.
+var ErrTaken = errors.New("it is not a list that ip-masq made; give it another name")
+
+// checkNotTaken returns an ErrTaken if there is a file where a list is to be generated.
+func checkNotTaken(conf string) error {
+	path := generatedPath(conf)
+	if _, err := os.Lstat(path); err != nil {
+		return nil //nolint:nilerr // it is missing, or writing it says why not
+	}
+	return fmt.Errorf("make a list of %s: %s exists: %w", policy.Printable(conf), policy.Printable(path), ErrTaken)
+}
+
+// GeneratedFinding returns the finding about a list that ip-masq generated, that somebody else has changed, and that
+// does not have what the other file says now; nil if there is none.
+func (e Editor) GeneratedFinding() *Finding {
+	n, err := e.find()
+	if err != nil {
+		return nil
+	}
+	why := divergence(n.Conflist, readEntryRecord(e.RecordPath))
+	if why == "" {
+		return nil
+	}
+	return &Finding{ListChanged, why}
+}
+
+// divergence returns why a list that ip-masq generated does not follow the other file any more, "" if it does.
+func divergence(list config.Conflist, record entryRecord) string {
+	_, isRecorded := record.Generated[list.File]
+	if !isRecorded || len(list.Plugins) == 0 || isGenerated(list, record) {
+		return ""
+	}
+	from := original(list.File)
+	if from == "" {
+		return fmt.Sprintf("%s was made of a file that is gone, and another program has changed it since",
+			policy.Printable(list.File))
+	}
+	doc, _, err := safefile.ReadFile(from, maxSize)
+	if err != nil || len(differences(doc, list.Plugins[0])) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s was made of %s, which has changed, and another program has changed the list",
+		policy.Printable(list.File), policy.Printable(from))
 }

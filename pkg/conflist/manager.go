@@ -60,6 +60,7 @@ const (
 	EntryFileMissing = "entry-file-missing"     // it was there earlier
 	NotExchanged     = "conflist-not-exchanged" // a write of another program may be lost
 	ConflistCopy     = "conflist-copy"          // an earlier version made it
+	ListChanged      = "generated-list-changed" // so it does not follow the file that it was made of
 )
 
 // Finding is a finding of status and doctor.
@@ -88,7 +89,7 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	switch {
 	case err != nil:
 	case isRight:
-		m.attempt = attempt{wait: minWait}
+		m.attempt = attempt{wait: minWait, file: n.Path}
 		s.warn(m.removeCopyLogged(ctx))
 	case canInsert:
 		err = m.insert(ctx, n, &s)
@@ -109,8 +110,10 @@ func (m Manager) Examine(ctx context.Context) []Finding {
 }
 
 func (m *Manager) addFindings(s *Status) {
-	if f := m.CopyFinding(); f != nil {
-		s.Findings = append(s.Findings, *f)
+	for _, f := range []*Finding{m.CopyFinding(), m.GeneratedFinding()} {
+		if f != nil {
+			s.Findings = append(s.Findings, *f)
+		}
 	}
 	if m.notExchanged != nil {
 		s.Findings = append(s.Findings, Finding{NotExchanged, m.notExchanged.Error()})
@@ -165,6 +168,7 @@ type attempt struct {
 	at   time.Time
 	err  error
 	wait time.Duration // until the next one
+	file string        // that had the entry last
 }
 
 // insert inserts the entry, unless the last attempt was only just made.
@@ -184,12 +188,13 @@ func (m *Manager) insert(ctx context.Context, n Network, s *Status) error {
 		}
 		return err
 	}
-	m.attempt = attempt{at: began, wait: minWait}
+	isMoved := m.attempt.file != "" && m.attempt.file != c.Path
+	m.attempt = attempt{at: began, wait: minWait, file: c.Path}
 	s.Present = true
 	m.noteFile(c.Path)
 	if c.Wrote {
 		s.Inserted = 1
-		m.logInserted(ctx, n, c)
+		m.logInserted(ctx, n, c, isMoved)
 		m.noteChange(c, s)
 	}
 	return nil
@@ -198,18 +203,19 @@ func (m *Manager) insert(ctx context.Context, n Network, s *Status) error {
 // failed returns the attempt that failed after this one.
 func (a attempt) failed(err error, now time.Time) attempt {
 	if isContentError(err) || errors.Is(err, errChanged) {
-		return attempt{at: now, err: err, wait: minWait}
+		return attempt{at: now, err: err, wait: minWait, file: a.file}
 	}
-	return attempt{at: now, err: err, wait: min(2*max(a.wait, minWait), maxWait)}
+	return attempt{at: now, err: err, wait: min(2*max(a.wait, minWait), maxWait), file: a.file}
 }
 
 // logInserted logs flapping once, and each other insertion.
-func (m *Manager) logInserted(ctx context.Context, n Network, c Change) {
+func (m *Manager) logInserted(ctx context.Context, n Network, c Change, isMoved bool) {
 	text, level := "inserted the plugin entry", slog.LevelInfo
 	removals := m.flapping.removals
 	switch {
 	case n.Entries > 0:
 		text = "updated the conflist"
+	case isMoved:
 	case len(removals) > 1 && time.Since(removals[len(removals)-2]) < flappingWindow:
 		text, level = "restored the plugin entry", slog.LevelDebug
 	case len(removals) > 0:
@@ -256,7 +262,7 @@ func (m *Manager) logRemoved(file string) {
 // isContentError reports whether an error is about what the files say, not about writing them.
 func isContentError(err error) bool {
 	for _, known := range []error{
-		ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, config.ErrPosition,
+		ErrNoNetworks, ErrNetworkNotFound, ErrBroken, ErrOnlyPlugin, ErrDelegate, ErrTaken, config.ErrPosition,
 	} {
 		if errors.Is(err, known) {
 			return true

@@ -3,6 +3,10 @@
 package store
 
 import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +16,37 @@ import (
 
 // bootUnitFile is an empty file of this boot, whose mtime is when the boot unit ran last.
 const bootUnitFile = "boot-unit"
+
+// bootUnitDirFile has the directory into which install wrote the boot unit.
+const bootUnitDirFile = "boot-unit-dir"
+
+// RecordBootUnitDir records the directory into which install wrote the boot unit, so that status and uninstall find it.
+func (d *Dir) RecordBootUnitDir(ctx context.Context, dir string) error {
+	backups, err := d.Backups()
+	if err != nil {
+		return err
+	}
+	f, err := safefile.OpenLocked(ctx, backups, d.LockWait)
+	if err != nil {
+		return err
+	}
+	temp, err := f.Stage([]byte(dir+"\n"), nil)
+	if err == nil {
+		err = errors.Join(f.Rename(temp, bootUnitDirFile), f.Sync())
+	}
+	return errors.Join(err, f.Close())
+}
+
+// BootUnitDir returns the directory on record, "" if there is none that can be read.
+func (d *Dir) BootUnitDir() string {
+	const maxPath = 4096
+	text, _, err := safefile.ReadFile(filepath.Join(d.path, backupsDir, bootUnitDirFile), maxPath)
+	dir, isWhole := strings.CutSuffix(string(text), "\n")
+	if err != nil || !isWhole || !filepath.IsAbs(dir) {
+		return ""
+	}
+	return dir
+}
 
 // RecordBootUnit records that the boot unit runs. It creates no dataDir: without documents there is nothing
 // to restore.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -24,6 +25,14 @@ const BootUnitName = "ip-masq-boot.service"
 // packages.
 func UnitDirs() []string {
 	return []string{"/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
+}
+
+// unitDirs returns UnitDirs, after the one on record if there is one.
+func unitDirs(recorded string) []string {
+	if recorded == "" || slices.Contains(UnitDirs(), recorded) {
+		return UnitDirs()
+	}
+	return append([]string{recorded}, UnitDirs()...)
 }
 
 // bootUnit is the text of the boot unit. A GC restores what all documents ask for, and prunes nothing without
@@ -168,9 +177,9 @@ func RemoveBootUnit(dir string) (path string, err error) {
 	return path, nil
 }
 
-// FindBootUnit returns the path of the boot unit that systemd uses, "" if there is none in these directories.
-func FindBootUnit(dirs []string) string {
-	for _, dir := range dirs {
+// FindBootUnit returns the path of the boot unit, "" if there is none in the directory on record nor in UnitDirs.
+func FindBootUnit(recorded string) string {
+	for _, dir := range unitDirs(recorded) {
 		path := filepath.Join(dir, BootUnitName)
 		if _, err := os.Stat(path); err == nil {
 			return path
