@@ -315,3 +315,24 @@ func cidrsOf(list ...string) (prefixes []netip.Prefix) {
 	}
 	return prefixes
 }
+
+// TestGuardDoesNotBeginToDropMeanwhile: a guard that only counts may not be right for the rules in the kernel, as no rule waits
+// for it. While they change it does not begin to drop.
+func TestGuardDoesNotBeginToDropMeanwhile(t *testing.T) {
+	pods := policy.Scope{Sources: policy.RangesOf(cidrsOf("10.1.0.0/16")...)}
+	counts := policy.Guard{Chain: "A", Family: policy.IPv4, Scope: pods, Mode: policy.GuardCount, Exempt: policy.Ranges{}}
+	drops := counts
+	drops.Mode = policy.GuardDrop
+	for _, c := range []struct {
+		observed policy.Guard
+		settled  bool
+		want     policy.GuardMode
+	}{
+		{counts, false, policy.GuardCount}, {drops, false, policy.GuardDrop}, {counts, true, policy.GuardDrop},
+	} {
+		g, is := drops.During(policy.Transition{Settled: c.settled}, &c.observed)
+		if !is || g.Mode != c.want {
+			t.Errorf("observed %s, settled %t: %s, want %s", c.observed.Mode, c.settled, g.Mode, c.want)
+		}
+	}
+}
