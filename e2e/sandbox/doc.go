@@ -6,5 +6,6 @@
 // and /var/lib/cni are empty and writable, the loopback interface is up, the user is root, and PATH
 // has the sbin directories. It needs root or an unprivileged user namespace, in which root is the
 // only user. Without either it returns an error; it never runs anything in the machine's own
-// network namespace and never skips a test.
+// network namespace and never skips a test. testutils.NewNS of containernetworking/plugins mounts each
+// namespace below the machine's /run/netns instead, where a test that is killed leaves it.
 package sandbox

@@ -14,7 +14,18 @@ import (
 // isVerified reports whether an ADD has nothing to do: this program found the entry valid and the rules
 // right, by the files that were read, and nothing has changed since. It is what almost every ADD comes to, so
 // it decodes no document and reads no rule, and asks first what costs least. TestHotPath has what it may
-// cost.
+// cost. Until it returns, an ADD reads, in this order:
+//
+//   - the status of its executable (program in plugin/main.go), environment and stdin, plugin.toml
+//   - the marker of the dataDir, and the verification cache (sources/HASH.verified)
+//   - with a plugin.toml only: the conflists in its cni_conf_dir, and the digests of the entries that the
+//     conflist had (attachments/*/HASH.entries)
+//   - the ID of the boot; then the attachment is created
+//   - the documents (sources/*.json), then record.json and pods.json
+//   - the cookie of the network namespace, the generation of the ruleset, and the inode of
+//     /sys/module/nf_tables (Driver.Generation in nftables)
+//   - with outputAddresses only: the node's addresses. The kernel has no generation for them, so the cache
+//     has a digest of those that decide the choice (Enforcer.SameAddresses)
 func (n *node) isVerified(a *addition, reading *store.Reading) bool {
 	if !a.entryIsVerified() || !n.hasInputs(a.cache, reading) {
 		return false

@@ -21,7 +21,9 @@ import (
 var ErrOtherDataDir = errors.New("this node has another dataDir")
 
 // CheckDataDir returns why this dataDir must not be used, or nil: the chains and guard tables in the kernel
-// belong to another one. Callers ask before they write anything; Observe does not.
+// belong to another one. Callers ask before they write anything; Observe does not. If the kernel has chains
+// of two dataDirs, such as of a saved ruleset, both keep working and the node is not ready: which one was
+// first is not known, and pods have to start.
 func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	others, inUse := otherDataDirs(e.owned(ctx), e.owner())
 	if len(others) == 0 || inUse {
