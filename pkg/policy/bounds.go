@@ -71,8 +71,14 @@ func (p Policy) checkRules(f Family) error {
 			exempt++
 		}
 	}
+	outputs := 0
+	for _, o := range p.Outputs {
+		if FamilyOf(o.Address) == f {
+			outputs++
+		}
+	}
 	ranges := len(p.ToPorts.Value)
-	each := (1 + len(p.Outputs)) * (1 + len(Protocols())*ranges) // rules that masquerade the same
+	each := (1 + outputs) * (1 + len(Protocols())*ranges) // rules that masquerade the same
 	n := sources + exempt + (masqueraded+1)*each
 	if n <= MaxRules {
 		return nil

@@ -5,6 +5,7 @@ package policy_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"unicode"
@@ -234,6 +235,14 @@ func TestCheckBounds(t *testing.T) {
 		})
 	}
 	golden.Check(t, "testdata/bounds.txt", got.String())
+	// Addresses of one family make no rules of the other.
+	fits := policy.Merge([]policy.Source{
+		network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), MasqueradeCIDRs: many(5000), ToPorts: ports}),
+	})[0]
+	for _, a := range []string{"2001:db8::1", "2001:db8::2"} {
+		fits.Outputs = append(fits.Outputs, policy.OutputAddress{Address: netip.MustParseAddr(a)})
+	}
+	assert.NoError(t, fits.CheckBounds(policy.Layout{}))
 	sets := policy.Merge([]policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: many(policy.MaxRules), ToPorts: ports})})[0]
 	if err := sets.CheckBounds(policy.Layout{Sets: true}); err != nil {
 		t.Errorf("with sets: %v", err)

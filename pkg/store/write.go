@@ -197,7 +197,7 @@ func (l *Lock) forgetDrop(src policy.SourceID) {
 }
 
 // undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
-// them. An error here returns when the documents are read.
+// them. The next lock tries again what fails.
 func (l *Lock) undoDrops() {
 	_ = l.root.within(sourcesDir, (*folder).undoDrops)
 }
@@ -210,11 +210,13 @@ func (f *folder) undoDrops() error {
 			continue
 		}
 		_, err := f.recognize(document)
-		if errors.Is(err, os.ErrNotExist) {
+		switch {
+		case errors.Is(err, os.ErrNotExist):
 			_ = f.replace(writeDocument, name, document)
-		} else {
-			_ = f.remove(name) // the document was written again
+		case err == nil: // it was written again
+			_ = f.remove(name)
 		}
+		// Another error does not tell whether the document is there, and this may be its only copy.
 	}
 	return err
 }

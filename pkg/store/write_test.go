@@ -206,6 +206,21 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 	same(t, len(load(t, d).Unreadable), 1)
 }
 
+// The only copy of a document stays while it is not known whether there is another one.
+func TestDroppedDocumentBesideSomethingElse(t *testing.T) {
+	d := open(t)
+	document(t, d, newSource("net", "10.0.0.0/8"))
+	if err := child(t, "killed while it drops", d).Run(); err == nil {
+		t.Fatal("not killed")
+	}
+	path := d.DocumentPath(network("net"))
+	ok(t, os.Mkdir(path, 0o700)) // neither a document nor absent
+	ok(t, lock(t, d).Release())
+	ok(t, os.Remove(path))
+	ok(t, lock(t, d).Release())
+	loads(t, d, newSource("net", "10.0.0.0/8"))
+}
+
 func fileOf(t *testing.T, d *store.Dir, name string) string {
 	t.Helper()
 	for _, f := range sourceFiles(t, d) {
