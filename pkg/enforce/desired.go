@@ -121,7 +121,8 @@ func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 //
 // A backend is chosen once in a boot, by asking each candidate, and kept: a program that fails once must not
 // move a chain. Where the record was lost, the chain in the kernel tells. In another backend it would stay in
-// force beside the new one, with the old policy.
+// force beside the new one, with the old policy. The plugin chooses, because it sees the host, and the
+// reconciler follows: its image may lack the programs.
 func (e *Enforcer) choose(
 	ctx context.Context, rec store.Record, p policy.Policy, owned func() []netfilter.OwnedChain,
 ) (netfilter.Choice, error) {

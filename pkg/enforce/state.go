@@ -54,7 +54,7 @@ type observed struct {
 
 // onRecord is the record of this boot.
 type onRecord struct {
-	now     store.Record // as it is on disk
+	now     store.Record // as it is on disk, or would be if recordLast had not failed
 	before  store.Record // the run
 	planned store.Record // to be on record before anything is written
 }

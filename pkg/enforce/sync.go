@@ -31,8 +31,9 @@ func (e *Enforcer) CheckSync(ctx context.Context, before *State) *State {
 }
 
 // Apply stores the documents of a proposal, if the kernel accepts what they ask for, and syncs the rules.
-// With an error the documents and the rules are as before: it is why the kernel refuses the rules, or an
-// UnwritableError. What fails after that is in the State, and repaired by any later sync.
+// With an error the rules are as before: it is why the kernel refuses the rules, or an UnwritableError. Some
+// documents may be stored then, if another one could not be; any later sync applies them. What fails after
+// that is in the State, and repaired by any later sync.
 func (e *Enforcer) Apply(
 	ctx context.Context, lock *store.Lock, stored store.State, p *Proposal,
 ) (*State, error) {

@@ -55,7 +55,9 @@ func (e *Enforcer) ResetConnections(
 		return nil, 0, err
 	}
 	judge := e.judge(&w)
-	if judge.IsEmpty() { // no reason for the walk after the first pod range becomes known to wait
+	// A walk without any connection to judge must not begin the resetInterval: the reset for the first pod
+	// range would wait for it.
+	if judge.IsEmpty() {
 		w.began = 0
 		if err := e.recordWalk(ctx, &w, nil, nil); err != nil {
 			return nil, 0, &UnwritableError{err}

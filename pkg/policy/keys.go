@@ -9,7 +9,7 @@ import (
 )
 
 // Key is a row of the table of keys. Decoding, validation, the schema of documents, help, documentation and
-// the generators of tests follow from the rows. What a key means is in merger.mergePart and in the desired
+// the generators of tests follow from the rows. What a key means is in merger.merge and in the desired
 // rules.
 type Key struct {
 	Name    string
