@@ -687,8 +687,14 @@ func (w *world) judgeGuards() {
 		filter.Guards[i].Bound, filter.Guards[i].Bindings = nil, nil
 	}
 	for _, p := range w.pods {
-		// The subnet of a pod is not on record if a document was lost, or if it started with an entry that was not in force any more.
-		if p.phase != running || p.harmed || p.net.versions[0].Scope == nil && (w.book.fault > 0 || p == p.net.nobody || p.entry != p.net.conf) {
+		if p.phase != running || p.harmed {
+			continue
+		}
+		// The subnet of a pod is not on record if a document was lost, if the pod had no ADD, or if it started with an
+		// entry that was not in force any more.
+		learnsSubnets := p.net.versions[0].Scope == nil
+		mayLackSubnet := w.book.fault > 0 || p == p.net.nobody || p.early || p.entry != p.net.conf
+		if learnsSubnets && mayLackSubnet {
 			continue
 		}
 		for src, dst := range w.packets(p) {

@@ -89,7 +89,8 @@ func (s *State) mustAsk() bool {
 
 // recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due
 // then. If the record cannot be written, because the disk is full, a change fails. A repair goes on with what is on
-// record: rules that exist do not wait for a disk.
+// record: rules that exist do not wait for a disk. Beside a document that cannot be read nothing is written
+// then: the rules that exist come from that document, too, and what is on record does not have them.
 func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.onRecord.planned)
 	if err == nil {
@@ -99,7 +100,7 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 	}
 	err = fmt.Errorf("record the chains to be written: %w", err)
 	isRepair := s.documents.before == nil
-	if !isRepair {
+	if !isRepair || s.node.keepsAll {
 		s.failRecord(err)
 		return s
 	}

@@ -307,3 +307,37 @@ func TestRepairWithoutRecord(t *testing.T) {
 	}
 	exempt("10.88.0.1-10.88.0.2")
 }
+
+// TestNoRepairWithoutRecordBesideALostDocument: the rules that exist come from a document that cannot be read,
+// too, and stay as they are while the record cannot be written.
+func TestNoRepairWithoutRecordBesideALostDocument(t *testing.T) {
+	kernel := netfiltertest.New()
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, AllPods: true}
+	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
+	defer func() { _ = lock.Release() }()
+	sources := []policy.Source{
+		{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
+			Chain: "A", Backend: policy.NFTables, NonMasqueradeNamespaces: []string{"prod"},
+		}},
+		{ID: policy.SourceID{Kind: policy.Network, Name: "lost"}, Policy: policy.SourcePolicy{
+			Chain: "A", NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
+		}},
+	}
+	record := func() store.Record { return assert.Must(e.Dir.Load())(t).Record }
+	if s := e.Sync(t.Context(), e.Observe(t.Context(), sources, record()), lock); !s.InSync() {
+		t.Fatalf("%v, %v", s.Diff(), s.RecordErr)
+	}
+	assert.NoError(t, e.Dir.Attach(store.Pod{
+		Attachment: store.Attachment{Network: "podnet", ContainerID: "one", IfName: "eth0"},
+		Namespace:  "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.1")},
+	}))
+	s := e.Observe(t.Context(), sources[:1], record())
+	s.keepWhatExists(nil)
+	s.begin(1)
+	before := kernel.Generation
+	s = run(t.Context(), s, recordless{does{e, lock}})
+	if !errors.Is(s.RecordErr, errFault) {
+		t.Errorf("record: %v", s.RecordErr)
+	}
+	assert.Equal(t, "generation", kernel.Generation, before)
+}

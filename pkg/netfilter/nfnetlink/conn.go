@@ -60,7 +60,7 @@ func (c *Conn) open() (err error) {
 		// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
 		c.fd, err = openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, func(fd int) error {
 			err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-			return ignore(err, unix.ENOPROTOOPT)
+			return cmp.Or(ignore(err, unix.ENOPROTOOPT), limitAnswer(fd))
 		})
 	default:
 		c.fd, err = openSocket("open nf_tables socket", unix.NETLINK_NETFILTER, 0, setUpNetfilter)
@@ -77,7 +77,12 @@ func setUpNetfilter(fd int) error {
 		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer),
 		// Refusals come without a copy of the request.
 		ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), unix.ENOPROTOOPT),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout}))
+		limitAnswer(fd))
+}
+
+// limitAnswer lets a receive fail after answerTimeout.
+func limitAnswer(fd int) error {
+	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout})
 }
 
 // openSocket opens and connects a socket, to which no other process can then send messages.

@@ -122,10 +122,9 @@ func destinationPort(r nfnetlink.Rule) (port uint16, ok bool) {
 	for _, e := range r.Exprs {
 		switch e := e.(type) {
 		case nfnetlink.Match:
-			// struct xt_tcp, xt_udp, xt_sctp: first and last source port, the same of the destination.
-			isTransport := e.Xt == "tcp" || e.Xt == "udp" || e.Xt == "sctp"
-			if isTransport && len(e.Info) >= 8 && e.Info[4] == e.Info[6] && e.Info[5] == e.Info[7] {
-				return binary.NativeEndian.Uint16(e.Info[4:]), true
+			first, last, isPorts := destinationPorts(e)
+			if isPorts && first == last {
+				return first, true
 			}
 		case nfnetlink.Payload:
 			loaded = e.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && e.Offset == portAt && e.Len == 2
@@ -136,4 +135,21 @@ func destinationPort(r nfnetlink.Rule) (port uint16, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// destinationPorts returns the first and the last destination port of a match of iptables. In struct xt_tcp and
+// xt_udp they follow the source ports, in struct xt_sctp_info they come first.
+func destinationPorts(m nfnetlink.Match) (first, last uint16, ok bool) {
+	at := 0
+	switch m.Xt {
+	case "tcp", "udp":
+		at = 4
+	case "sctp":
+	default:
+		return 0, 0, false
+	}
+	if len(m.Info) < at+4 {
+		return 0, 0, false
+	}
+	return binary.NativeEndian.Uint16(m.Info[at:]), binary.NativeEndian.Uint16(m.Info[at+2:]), true
 }

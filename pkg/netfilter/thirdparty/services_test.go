@@ -17,10 +17,12 @@ func TestNodePorts(t *testing.T) {
 	kubeProxy := []string{":KUBE-NODEPORTS -", ":KUBE-EXT-X -",
 		`-A KUBE-NODEPORTS -p tcp -m comment --comment "default/web:http" -m tcp --dport 30080 -j KUBE-EXT-X`,
 		"-A KUBE-NODEPORTS -d 127.0.0.0/8 -p udp -m udp --dport 30053 -j KUBE-EXT-X",
+		"-A KUBE-NODEPORTS -p sctp -m sctp --dport 30132 -j KUBE-EXT-X",
 		"-A KUBE-NODEPORTS -p tcp -m tcp --sport 1000 --dport 30000:30100 -j KUBE-EXT-X"}
 	const nft = `table ip kube-proxy {
 	map service-nodeports { type inet_proto . inet_service : verdict
-		elements = { tcp . 30080 : goto external-X, udp . 30053 : goto external-X }
+		elements = { tcp . 30080 : goto external-X, udp . 30053 : goto external-X,
+			sctp . 30132 : goto external-X }
 	}
 	chain external-X { }
 }`
@@ -35,7 +37,7 @@ func TestNodePorts(t *testing.T) {
 			var want []uint16
 			if write != nil {
 				write(t)
-				want = []uint16{30053, 30080}
+				want = []uint16{30053, 30080, 30132}
 			}
 			if got, err := NodePorts(); err != nil || !slices.Equal(want, got) {
 				t.Errorf("node ports %v, %v; want %v", got, err, want)
