@@ -190,14 +190,19 @@ func (r *installation) installBootUnit(ctx context.Context, dir string, state *s
 	if err == nil {
 		r.wroteUnit, err = install.WriteBootUnit(ctx, dir, text)
 	}
-	if err == nil && dir != state.BootUnitDir() {
-		err = state.RecordBootUnitDir(ctx, dir)
-	}
 	if err != nil {
 		r.warn("the boot unit is not installed: %v", remedied(err))
 		return
 	}
 	r.BootUnit = filepath.Join(dir, install.BootUnitName)
+	if dir == state.BootUnitDir() {
+		return
+	}
+	err = state.RecordBootUnitDir(ctx, dir)
+	if err != nil {
+		r.warn("the directory of the boot unit is not on record, so uninstall may need --boot-unit %s: %v",
+			policy.Printable(dir), remedied(err))
+	}
 }
 
 func (r *installation) warn(format string, args ...any) {
