@@ -144,8 +144,11 @@ func pluginSpans(list config.Conflist) ([]span, error) {
 		return nil, fmt.Errorf("%s: %w", policy.Printable(list.File), err)
 	}
 	spans, err := itemSpans(array, from)
-	if err != nil || len(spans) != len(list.Plugins) {
-		return nil, fmt.Errorf("%s: plugins: %w", policy.Printable(list.File), cmp.Or(err, errChanged))
+	if err == nil && len(spans) != len(list.Plugins) {
+		err = fmt.Errorf("%d are in the text, and %d were read from it", len(spans), len(list.Plugins))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: plugins: %w", policy.Printable(list.File), err)
 	}
 	return spans, nil
 }

@@ -143,6 +143,17 @@ func TestEntriesThatWouldFailEveryADDAreRefused(t *testing.T) {
 	}
 }
 
+// TestSpansOfAnotherText: where two parsers read a text differently, no other program is blamed.
+func TestSpansOfAnotherText(t *testing.T) {
+	list := config.ParseConflist("a.conflist", []byte(listWith("a", bareEntry)))
+	list.Plugins = list.Plugins[:1]
+	_, err := pluginSpans(list)
+	assert.ErrorContains(t, err, "a.conflist: plugins: 2 are in the text, and 1 were read from it")
+	if errors.Is(err, errChanged) {
+		t.Error(err)
+	}
+}
+
 func TestVerify(t *testing.T) {
 	const was = `{"name":"n","x":[1, 2],"plugins":[{"type":"b"},{"type":"c"}]}`
 	list := config.ParseConflist("a.conflist", []byte(was))
