@@ -146,6 +146,30 @@ func TestTakenName(t *testing.T) {
 	})
 }
 
+// TestListOfAnotherProcess: a list that another process of ip-masq generates meanwhile is not taken for an
+// administrator's.
+func TestListOfAnotherProcess(t *testing.T) {
+	dir := dirWith(t, map[string]string{"10-x.conf": single})
+	e := Editor{Dir: dir, Entry: []byte(bareEntry)}
+	other := e
+	looks := 0
+	e.Check = func(string) error { // called after the look
+		looks++
+		if looks > 1 {
+			return nil
+		}
+		_, err := other.Insert(t.Context())
+		return err
+	}
+	c, err := e.Insert(t.Context())
+	if err != nil || c.Wrote || c.Before != 1 {
+		t.Errorf("%+v %v", c, err)
+	}
+	assert.Equal(t, "files", filesOf(t, dir), map[string]string{
+		"10-x.conf": single, "10-x-made-by-ip-masq.conflist": madeOf(t, single, bareEntry),
+	})
+}
+
 // TestMovedEntryIsLogged: an entry that goes into another file is logged, however often it was restored before.
 func TestMovedEntryIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

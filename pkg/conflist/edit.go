@@ -120,7 +120,7 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 	}
 	if !n.Conflist.IsList() {
 		was = nil // of the list that is generated
-		if err := checkNotTaken(n.Path); err != nil {
+		if err := e.checkNotTaken(n.Path); err != nil {
 			return c, err
 		}
 	}

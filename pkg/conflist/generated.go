@@ -111,13 +111,21 @@ func generatedDigest(list config.Conflist) string {
 // ErrTaken reports that another file has the name of the list that is to be generated.
 var ErrTaken = errors.New("it is not a list that ip-masq made; give it another name")
 
-// checkNotTaken returns an ErrTaken if there is a file where a list is to be generated.
-func checkNotTaken(conf string) error {
+// checkNotTaken returns an error if there is a file where a list is to be generated: errChanged if the
+// network has another file now, as after another process of ip-masq has generated the list, otherwise an
+// ErrTaken.
+func (e Editor) checkNotTaken(conf string) error {
 	path := generatedPath(conf)
 	if _, err := os.Lstat(path); err != nil {
 		return nil //nolint:nilerr // it is missing, or writing it says why not
 	}
-	return fmt.Errorf("make a list of %s: %s exists: %w", policy.Printable(conf), policy.Printable(path), ErrTaken)
+	taken := ErrTaken
+	now, err := e.find()
+	if err != nil || now.Path != conf { // the next attempt tells the error
+		taken = errChanged
+	}
+	return fmt.Errorf("make a list of %s: %s exists: %w",
+		policy.Printable(conf), policy.Printable(path), taken)
 }
 
 // GeneratedFinding returns the finding about a list that ip-masq generated, that somebody else has changed, and that
