@@ -89,6 +89,19 @@ func TestCopyIsRemoved(t *testing.T) {
 	}
 }
 
+// TestCopyBesideAStaleList: what is removed is reported, also where a list that was generated goes first.
+func TestCopyBesideAStaleList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.write("net.d/10-x-made-by-ip-masq.conflist", madeOf(t, single, bareEntry))
+		k.write("net.d/20-a.conflist", listNamed("a"))
+		k.copied("net.d/20-a.conflist", listNamed("a"), listWith("a", bareEntry))
+		k.sync()
+		k.has(map[string]string{"20-a.conflist": listWith("a", bareEntry)})
+		k.logged(1, "removed the copy")
+	})
+}
+
 // TestCopyOfASinglePlugin: the entry is in a generated list before the copy goes, also where the main CNI plugin has
 // written its file since.
 func TestCopyOfASinglePlugin(t *testing.T) {

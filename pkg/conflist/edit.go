@@ -65,7 +65,9 @@ const maxAttempts = 5
 
 // Insert makes sure that the network has exactly one plugin entry; one that exists stays, unless Replace is
 // set. From the configuration of a single plugin it generates a list, and updates that when the configuration
-// changes. After an error the file is unchanged. Insert waits for other processes of ip-masq until ctx ends.
+// changes. After an error the file is unchanged, unless only what follows the write failed, such as to sync
+// the directory; a generated list whose original is gone may have been removed before. Insert waits for other
+// processes of ip-masq until ctx ends.
 func (e Editor) Insert(ctx context.Context) (Change, error) {
 	c, err := Change{}, errChanged
 	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
@@ -90,12 +92,7 @@ func (e Editor) Find() (Network, error) {
 }
 
 func (e Editor) insert(ctx context.Context) (Change, error) {
-	n, err := e.Find()
-	c := Change{Network: n.Name, Path: n.Path, Before: n.Entries}
-	if err != nil {
-		return c, err
-	}
-	c, err = e.insertInto(ctx, c, n)
+	c, err := e.insertEntry(ctx)
 	if err != nil {
 		return c, err
 	}
@@ -103,6 +100,15 @@ func (e Editor) insert(ctx context.Context) (Change, error) {
 	c.Removed, err = e.removeCopy(ctx)
 	c.RecordErr = cmp.Or(c.RecordErr, err)
 	return c, nil
+}
+
+func (e Editor) insertEntry(ctx context.Context) (Change, error) {
+	n, err := e.Find()
+	c := Change{Network: n.Name, Path: n.Path, Before: n.Entries}
+	if err != nil {
+		return c, err
+	}
+	return e.insertInto(ctx, c, n)
 }
 
 func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {
@@ -116,7 +122,7 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 		if err != nil {
 			return c, err
 		}
-		return e.insert(ctx)
+		return e.insertEntry(ctx)
 	}
 	if !n.Conflist.IsList() {
 		was = nil // of the list that is generated
