@@ -113,7 +113,6 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 	e := m.Editor
 	e.Entry, e.FromFile, e.Replace = entry, true, true
 	c, err := e.Insert(ctx)
-	m.noteChange(c, s)
 	if refused := (refusedError{}); errors.As(err, &refused) {
 		m.refuse(err, good, s)
 		return
@@ -124,6 +123,7 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 		return
 	}
 	if c.Wrote {
+		m.noteChange(c, s)
 		m.noteFile(c.Path)
 		m.Log.Info("replaced the plugin entry", "file", policy.Printable(c.Path),
 			"network", policy.Printable(c.Network), "changed", strings.Join(c.Replaced, ","))

@@ -355,6 +355,32 @@ func TestManagerTriesAgain(t *testing.T) {
 	})
 }
 
+// TestManagerWarnsOfNoMissingBackup: where a replacement fails because no backup can be kept, the problem says so, and no
+// warning names a backup that is not there.
+func TestManagerWarnsOfNoMissingBackup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":1}`)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":2}`)
+		text := content(t, k.path(aList))
+		beside := aList + "." + config.DigestOf(text)[:16] + ".bak"
+		k.write(beside, "another text")
+		calls, backups := 0, k.Backups
+		k.Backups = func() (string, error) {
+			if calls++; calls > 1 { // the first one is for the record
+				return "", errors.New("no space")
+			}
+			return backups()
+		}
+		k.sync("back up*beside it")
+		if len(k.last.Warnings) > 0 {
+			t.Error(k.last.Warnings)
+		}
+	})
+}
+
 // TestManagerRaces: another program that keeps changing the file does not make the entry come late.
 func TestManagerRaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
