@@ -60,7 +60,7 @@ func TestCopyIsRemoved(t *testing.T) {
 				k := manage(t)
 				k.write(aList, c.main)
 				k.copied(aList, c.main, c.copied)
-				unlock := k.lock("net.d")
+				unlock := k.lock()
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				k.Sync(ctx)
@@ -87,6 +87,30 @@ func TestCopyIsRemoved(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCopyIsRemovedAgain: a removal of the copy that fails is retried after a time that doubles, and not before.
+func TestCopyIsRemovedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.write(aList, listWith("a", bareEntry))
+		k.copied(aList, listWith("a", bareEntry), listWith("a", bareEntry))
+		unlock := k.lock()
+		for _, want := range []time.Duration{2, 4, 8} {
+			for range 2 { // the second one does not try
+				k.sync()
+				if len(k.last.Warnings) != 1 {
+					t.Errorf("%+v", k.last)
+				}
+				assert.Equal(t, "wait", time.Until(k.last.Next), want*minWait)
+			}
+			time.Sleep(time.Until(k.last.Next))
+		}
+		unlock()
+		if k.sync(); k.present(copyFile) || len(k.last.Warnings) > 0 || !k.last.Next.IsZero() {
+			t.Errorf("%+v", k.last)
+		}
+	})
 }
 
 // TestCopyBesideAStaleList: what is removed is reported, also where a list that was generated goes first.

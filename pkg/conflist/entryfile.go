@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -109,7 +110,15 @@ func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
 	return nil
 }
 
+// replaceEntry replaces the network's entry, unless that failed only just now.
 func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Status) {
+	due := m.replacement.due()
+	if time.Now().Before(due) {
+		m.Entry = good
+		s.dueBy(due)
+		s.add(m.problemOf("replaced", m.replacement.err))
+		return
+	}
 	e := m.Editor
 	e.Entry, e.FromFile, e.Replace = entry, true, true
 	c, err := e.Insert(ctx)
@@ -119,9 +128,12 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 	}
 	m.Entry, m.FromFile = entry, true
 	if err != nil {
+		m.replacement = m.replacement.failed(err, time.Now())
+		s.retry(m.replacement)
 		s.add(m.problemOf("replaced", err))
 		return
 	}
+	m.replacement = attempt{}
 	if c.Wrote {
 		m.noteChange(c, s)
 		m.noteFile(c.Path)

@@ -31,9 +31,11 @@ type Manager struct {
 	Log       *slog.Logger
 
 	flapping     flapping
-	attempt      attempt
-	notExchanged error // of the last change of the file
-	dry          bool  // nothing is written
+	attempt      attempt // to insert the entry
+	replacement  attempt // of the entry; without a time unless the last one failed
+	removal      attempt // of the copy that an earlier version made; likewise
+	notExchanged error   // of the last change of the file
+	dry          bool    // nothing is written
 }
 
 // Status is the result of a sync.
@@ -90,7 +92,7 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	case err != nil:
 	case isRight:
 		m.attempt = attempt{wait: minWait, file: n.Path}
-		s.warn(m.removeCopyLogged(ctx))
+		s.warn(m.removeCopyLogged(ctx, &s))
 	case canInsert:
 		err = m.insert(ctx, n, &s)
 	}
@@ -138,9 +140,7 @@ func (m *Manager) addProblems(n Network, err, missing error, now time.Time, s *S
 		return
 	}
 	s.Flapping = true
-	if ends := m.flapping.ends(); s.Next.IsZero() || ends.Before(s.Next) {
-		s.Next = ends.Add(1)
-	}
+	s.dueBy(m.flapping.ends().Add(1))
 	s.add(Problem{Err: m.flappingErr(n)})
 }
 
@@ -158,12 +158,13 @@ func (m *Manager) flappingErr(n Network) error {
 }
 
 const (
-	// The shortest time between two attempts to insert the entry; after a failure it doubles, up to maxWait.
+	// The shortest time between two attempts to write; after a failure it doubles, up to maxWait.
 	minWait = 100 * time.Millisecond
 	maxWait = 30 * time.Second
 )
 
-// attempt is the last attempt to insert the entry.
+// attempt is the last attempt to write. One that fails may have created and removed a file in the watched
+// directory, so without a wait it would be the reason for the next one.
 type attempt struct {
 	at   time.Time
 	err  error
@@ -171,21 +172,21 @@ type attempt struct {
 	file string        // that had the entry last
 }
 
+func (a attempt) due() time.Time { return a.at.Add(a.wait) }
+
 // insert inserts the entry, unless the last attempt was only just made.
 func (m *Manager) insert(ctx context.Context, n Network, s *Status) error {
 	began := time.Now()
-	due := m.attempt.at.Add(m.attempt.wait)
+	due := m.attempt.due()
 	if began.Before(due) {
-		s.Next = due
+		s.dueBy(due)
 		return m.attempt.err
 	}
 	c, err := m.Insert(ctx)
 	m.logRemoved(c.Removed)
 	if err != nil {
 		m.attempt = m.attempt.failed(err, time.Now())
-		if !isContentError(err) { // else only another program can change that: then there is an event
-			s.Next = m.attempt.at.Add(m.attempt.wait)
-		}
+		s.retry(m.attempt)
 		return err
 	}
 	isMoved := m.attempt.file != "" && m.attempt.file != c.Path
@@ -247,10 +248,22 @@ func (m *Manager) noteChange(c Change, s *Status) {
 	m.notExchanged = c.NotExchanged
 }
 
-func (m *Manager) removeCopyLogged(ctx context.Context) error {
+// removeCopyLogged removes the copy that an earlier version made, unless that failed only just now.
+func (m *Manager) removeCopyLogged(ctx context.Context, s *Status) error {
+	due := m.removal.due()
+	if time.Now().Before(due) {
+		s.dueBy(due)
+		return m.removal.err
+	}
 	removed, err := m.removeCopy(ctx)
 	m.logRemoved(removed)
-	return err
+	if err != nil {
+		m.removal = m.removal.failed(err, time.Now())
+		s.retry(m.removal)
+		return err
+	}
+	m.removal = attempt{}
+	return nil
 }
 
 func (m *Manager) logRemoved(file string) {
@@ -300,6 +313,21 @@ func (s *Status) add(p Problem) {
 	}
 	p.Reason = cmp.Or(p.Reason, "conflist")
 	s.Problems = append(s.Problems, p)
+}
+
+// dueBy makes the next sync due at that time at the latest.
+func (s *Status) dueBy(t time.Time) {
+	if s.Next.IsZero() || t.Before(s.Next) {
+		s.Next = t
+	}
+}
+
+// retry makes a sync due when the next attempt is, unless only another program can change what failed: then
+// there is an event.
+func (s *Status) retry(a attempt) {
+	if !isContentError(a.err) {
+		s.dueBy(a.due())
+	}
 }
 
 func (s *Status) found(id, format string, args ...any) {

@@ -91,10 +91,10 @@ func (k *managed) remove(name string) {
 	assert.NoError(k.t, os.RemoveAll(k.path(name)))
 }
 
-// lock locks a directory, as another process does, until the returned function is called.
-func (k *managed) lock(name string) func() {
+// lock locks the directory of the runtimes, as another process does, until the returned function is called.
+func (k *managed) lock() func() {
 	k.t.Helper()
-	dir := assert.Must(safefile.OpenLocked(k.t.Context(), k.path(name), time.Minute))(k.t)
+	dir := assert.Must(safefile.OpenLocked(k.t.Context(), k.Dir, time.Minute))(k.t)
 	return func() {
 		assert.NoError(k.t, dir.Close())
 	}
@@ -332,7 +332,7 @@ func TestManagerTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := manage(t)
 		k.write(aList, listNamed("a"))
-		unlock := k.lock("net.d")
+		unlock := k.lock()
 		var waits []time.Duration
 		for range 9 {
 			k.sync("another process holds the lock")
@@ -351,6 +351,38 @@ func TestManagerTriesAgain(t *testing.T) {
 		unlock()
 		if k.sync(); !k.present(aList) || !k.last.Next.IsZero() {
 			t.Error("it is not tried again")
+		}
+	})
+}
+
+// TestManagerReplacesAgain: a replacement that fails is retried like an insertion, and what is known of the last write
+// stays known.
+func TestManagerReplacesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":1}`)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		k.notExchanged = errors.New("unsupported operation")
+		k.write("entry.json", `{"type":"ip-masq","cidrLimit":2}`)
+		unlock := k.lock()
+		for _, want := range []time.Duration{2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+			k.sync("the plugin entry cannot be replaced; it is tried again*another process holds the lock")
+			start := time.Now()
+			if k.sync("another process holds the lock"); time.Since(start) > 0 {
+				t.Error("tried at once")
+			}
+			assert.Equal(t, "wait", time.Until(k.last.Next), want*minWait)
+			if len(k.last.Findings) != 1 || k.last.Findings[0].ID != NotExchanged || len(k.last.Warnings) > 0 {
+				t.Errorf("%+v", k.last)
+			}
+			time.Sleep(time.Until(k.last.Next))
+		}
+		unlock()
+		k.sync()
+		doc := content(t, k.path(aList))
+		if string(doc) != listWith("a", `{"type":"ip-masq","cidrLimit":2}`) || !k.last.Next.IsZero() || len(k.last.Findings) > 0 {
+			t.Errorf("%+v %s", k.last, doc)
 		}
 	})
 }
