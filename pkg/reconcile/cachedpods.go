@@ -21,8 +21,18 @@ import (
 type cachedPods struct {
 	networks []string                    // that have a plugin entry
 	seen     map[string]time.Time        // the files that were decided about, with their times
-	recorded map[string]store.Attachment // of seen; nil before the first sync
+	recorded map[string]store.Attachment // those that have a record
+	isRead   bool                        // recorded has all records that were on disk
 	fresh    bool                        // some may not be in the rules yet
+}
+
+// cacheSync is the result of a sync of the records with the runtime's cache.
+type cacheSync struct {
+	// unwritten tells that the rules may be without these records: some changed, or a process before may have
+	// been killed between a record and its rules.
+	unwritten  bool
+	unrecorded []UnrecordedPod // that could not be recorded
+	warnings   []error
 }
 
 // UnrecordedPod is a pod of the runtime's cache without a record, so that it is in no namespace.
@@ -94,22 +104,23 @@ func attachmentOf(x podinfo.Cached) store.Attachment {
 // whose file or network namespace does not exist any more. A file that cannot be read, or a namespace, says
 // nothing about its pod: what is recorded stays, and what is not is reported. A file that was decided about
 // counts again after it is written again, or another network has an entry: a DEL of the plugin comes before
-// the runtime removes the file. It returns whether the rules may be without these records: some changed, or a
-// process before may have been killed between a record and its rules.
-func (n *Node) syncCachedPods(r *Report) (unwritten bool) {
+// the runtime removes the file.
+func (n *Node) syncCachedPods(src *Sources) (result cacheSync) {
 	c := n.cached
-	files := n.readCache(r)
+	files, err := n.readCache()
 	if files == nil {
-		return false
+		return cacheSync{warnings: []error{err}}
 	}
 	wasFresh, changed := c.fresh, false
-	c.begin(n, r, files)
-	forgot := n.forgetCachedPods(r, files)
+	err = c.begin(n.Dir, src, files)
+	result.warnings = append(result.warnings, err)
+	forgot, warnings := n.forgetCachedPods(files)
+	result.warnings = append(result.warnings, warnings...)
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		if c.seen[file].Equal(files[file]) {
 			continue
 		}
-		decision := n.decide(file, r.Sources)
+		decision := n.decide(file, src)
 		if decision.record {
 			recorded, err := n.recordCached(file, decision.pod, files[file])
 			changed = changed || recorded
@@ -123,44 +134,49 @@ func (n *Node) syncCachedPods(r *Report) (unwritten bool) {
 		case decision.without == nil && !decision.again:
 			c.seen[file] = files[file]
 		case decision.without != nil && !isRecorded: // it is tried again
-			r.Unrecorded = append(r.Unrecorded, *decision.without)
+			result.unrecorded = append(result.unrecorded, *decision.without)
 		}
 	}
 	c.fresh = c.fresh || changed
-	return changed || forgot || c.fresh && !wasFresh
+	becameFresh := c.fresh && !wasFresh
+	result.unwritten = changed || forgot || becameFresh
+	return result
 }
 
-// forgetCachedPods removes the records of pods that have gone, and returns whether there were some.
-func (n *Node) forgetCachedPods(r *Report, files map[string]time.Time) (forgot bool) {
+// forgetCachedPods removes the records of pods that have gone, and returns whether it removed some. One that
+// cannot be removed is tried again at the next sync.
+func (n *Node) forgetCachedPods(files map[string]time.Time) (forgot bool, warnings []error) {
 	c := n.cached
 	for _, file := range slices.Sorted(maps.Keys(c.recorded)) {
-		if n.hasGone(file, files) {
-			r.warn(n.Dir.DetachCached(c.recorded[file]))
-			delete(c.recorded, file)
-			forgot = true
+		if !n.hasGone(file, files) {
+			continue
 		}
+		err := n.Dir.DetachCached(c.recorded[file])
+		if err != nil {
+			warnings = append(warnings, err)
+			continue
+		}
+		delete(c.recorded, file)
+		forgot = true
 	}
 	for file := range c.seen {
 		if _, is := files[file]; !is {
 			delete(c.seen, file)
 		}
 	}
-	return forgot
+	return forgot, warnings
 }
 
 // readCache returns the files of the cache with their times, or nil if nothing is known about them.
-func (n *Node) readCache(r *Report) map[string]time.Time {
-	if n.CacheDir == "" || r.OtherDataDir != nil || r.Sources.PluginFileErr != nil {
-		return nil
+func (n *Node) readCache() (map[string]time.Time, error) {
+	if n.CacheDir == "" {
+		return nil, nil
 	}
 	files, err := podinfo.CacheFiles(n.CacheDir)
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			r.warn(err)
-		}
-		return nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return files
+	return files, err
 }
 
 // hasGone reports whether a file does not exist any more, or its network namespace.
@@ -228,7 +244,11 @@ func networkInName(file string, dir config.ConfDir) (network string) {
 // UnrecordedPods returns the pods of the cache that have no record, for a command on a node without a
 // reconciler. It writes nothing.
 func (n *Node) UnrecordedPods(r *Report) (all []UnrecordedPod) {
-	files := n.readCache(r)
+	if !r.mayRecord() {
+		return nil
+	}
+	files, err := n.readCache()
+	r.warn(err)
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		decision := n.decide(file, r.Sources)
 		if decision.record {
@@ -274,36 +294,49 @@ func DescribeUnrecorded(pods []UnrecordedPod) (lines []string) {
 }
 
 // begin makes the state that of the records on disk, and lets the files of all networks count again if others
-// have an entry.
-func (c *cachedPods) begin(n *Node, r *Report, files map[string]time.Time) {
-	if c.recorded == nil {
-		c.recorded, c.seen = map[string]store.Attachment{}, map[string]time.Time{}
-		pods, _, err := n.Dir.Pods()
-		r.warn(err)
-		for _, p := range pods {
-			if p.Cached {
-				x := podinfo.Cached{Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName}
-				file := x.File()
-				c.recorded[file] = p.Attachment
-				c.seen[file] = files[file]
-				c.fresh = true
-			}
-		}
+// have an entry. With an error there may be other records, which the next sync reads.
+func (c *cachedPods) begin(dir *store.Dir, src *Sources, files map[string]time.Time) (err error) {
+	if !c.isRead {
+		err = c.readRecords(dir, files)
+		c.isRead = err == nil
 	}
 	var networks []string
-	for _, list := range r.Sources.ConfDir.Conflists {
+	for _, list := range src.ConfDir.Conflists {
 		if len(list.Entries) > 0 {
 			networks = append(networks, list.Network, string(list.Doc))
 		}
 	}
-	if !slices.Equal(networks, c.networks) {
-		c.networks = networks
-		for file := range c.seen {
-			if _, isRecorded := c.recorded[file]; !isRecorded {
-				delete(c.seen, file)
-			}
+	if slices.Equal(networks, c.networks) {
+		return err
+	}
+	c.networks = networks
+	for file := range c.seen {
+		if _, isRecorded := c.recorded[file]; !isRecorded {
+			delete(c.seen, file)
 		}
 	}
+	return err
+}
+
+// readRecords adds the records on disk to those that are known.
+func (c *cachedPods) readRecords(dir *store.Dir, files map[string]time.Time) error {
+	if c.recorded == nil {
+		c.recorded, c.seen = map[string]store.Attachment{}, map[string]time.Time{}
+	}
+	pods, _, err := dir.Pods()
+	for _, p := range pods {
+		if !p.Cached {
+			continue
+		}
+		x := podinfo.Cached{Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName}
+		file := x.File()
+		if _, isKnown := c.recorded[file]; !isKnown {
+			c.recorded[file] = p.Attachment
+			c.seen[file] = files[file]
+			c.fresh = true
+		}
+	}
+	return err
 }
 
 // recordCached records a pod. One that is recorded is replaced, as the runtime has written its file again.

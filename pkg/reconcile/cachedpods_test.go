@@ -4,6 +4,7 @@ package reconcile
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -140,6 +141,56 @@ func TestCachedPodBeforeAKill(t *testing.T) {
 	c.sync()
 	s := assert.Must(c.Dir.Load())(t)
 	assert.Equal(t, "exempt pods", len(s.Record.Pods), 1)
+}
+
+// TestCachedPodIsForgottenLater: what could not be removed, or not be read at first, is forgotten by a later
+// sync, and each sync that fails warns.
+func TestCachedPodIsForgottenLater(t *testing.T) {
+	c := newCache(t)
+	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
+	warns := func(want string) {
+		t.Helper()
+		assert.ErrorContains(t, errors.Join(c.sync().Warnings...), want)
+	}
+	c.add("podnet", "a", "prod", "10.1.0.5", "{}")
+	c.holds("at first", "10.1.0.5")
+	records := assert.Must(filepath.Glob(filepath.Join(c.Dir.Path(), "*", c.Dir.Boot(), "*", "*.cached")))(t)
+	assert.Equal(t, "records", len(records), 1)
+	record := records[0]
+	must(t, os.Rename(record, record+".away"))
+	must(t, os.Mkdir(record, 0o700)) // which is not removed as a file
+	must(t, os.Remove(c.path("podnet", "a")))
+	warns("remove")
+	c.add("podnet", "b", "prod", "10.1.0.6", "{}") // the sync records it, and so makes another report
+	warns("remove")
+	must(t, os.Remove(record))
+	must(t, os.Rename(record+".away", record))
+	c.holds("it can be removed", "10.1.0.6")
+
+	c.cached = &cachedPods{}
+	network := filepath.Dir(record)
+	must(t, os.Remove(c.path("podnet", "b")))
+	must(t, os.Chmod(network, 0o777)) // which nobody reads
+	warns(network)
+	must(t, os.Chmod(network, 0o700))
+	c.holds("it can read them")
+}
+
+// TestWarningOfEntries: a sync that writes warns of a digest that it could not record before.
+func TestWarningOfEntries(t *testing.T) {
+	f := newFixture(t)
+	f.pluginFile("")
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.1.0.0/16"}})
+	f.right()
+	f.right() // which records the entry
+	digests := assert.Must(filepath.Glob(filepath.Join(f.Dir.Path(), "*", f.Dir.Boot(), "*.entries")))(t)
+	assert.Equal(t, "files of digests", len(digests), 1)
+	must(t, os.Remove(digests[0]))
+	must(t, os.Mkdir(digests[0], 0o700))
+	f.conflist("podnet", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
+	r := f.sync()
+	f.wants(r, Changed)
+	assert.ErrorContains(t, errors.Join(r.Warnings...), "digests of plugin entries")
 }
 
 // TestCachedPodTakesNoAddress: a pod of the cache takes an address only from an older one of the cache.

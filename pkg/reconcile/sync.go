@@ -36,10 +36,14 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 // Sync enforces what the sources ask for. When everything is correct it only reads, without the lock.
 func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	r := n.DryRun(ctx, src)
-	n.rememberEntries(r)
-	unwritten := n.syncCachedPods(r)
-	unrecorded := r.Unrecorded
-	if unwritten {
+	var warnings []error
+	var cached cacheSync
+	if r.mayRecord() {
+		warnings = n.rememberEntries(r.State, src)
+		cached = n.syncCachedPods(src)
+		warnings = append(warnings, cached.warnings...)
+	}
+	if cached.unwritten {
 		r = n.DryRun(ctx, src)
 	}
 	if r.Unfinished() {
@@ -51,21 +55,29 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	if r.Rules != nil && r.Rules.PodsRecorded() {
 		n.cached.fresh = false
 	}
-	r.Unrecorded = unrecorded
+	r.Unrecorded = cached.unrecorded
+	for _, w := range warnings {
+		r.warn(w)
+	}
 	return r
 }
 
+// mayRecord reports whether the entries and pods of the node may be recorded: the dataDir is the node's, and
+// its conflists say which networks have an entry.
+func (r *Report) mayRecord() bool { return r.OtherDataDir == nil && r.Sources.PluginFileErr == nil }
+
 // rememberEntries records the entries that conflists have because of plugin.toml; see store.Dir.HadEntry.
-func (n *Node) rememberEntries(r *Report) {
-	src := r.Sources
-	if !src.PluginFile.Present || src.PluginFileErr != nil || r.OtherDataDir != nil {
-		return
+func (n *Node) rememberEntries(state store.State, src *Sources) (warnings []error) {
+	if !src.PluginFile.Present {
+		return nil
 	}
-	for _, s := range r.State.Sources {
+	for _, s := range state.Sources {
 		if list := src.PluginFile.Conflist(src.ConfDir, s.ID.Name); list != nil {
-			r.warn(n.Dir.AddEntry(s.ID.Name, list.Entries[0].Netconf.Statements()))
+			err := n.Dir.AddEntry(s.ID.Name, list.Entries[0].Netconf.Statements())
+			warnings = append(warnings, err)
 		}
 	}
+	return warnings
 }
 
 // Check compares the rules with what the sources ask for, and writes nothing. It observes a
