@@ -156,9 +156,13 @@ func interfaceIndex(name string) int {
 // sourceOf returns the address of a pod in a family: of several pods with the name, that of the latest ADD.
 func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err error) {
 	var latest store.Pod
+	isFound := false
 	for _, p := range pods {
-		if p.Namespace+"/"+p.Name == name && p.At >= latest.At {
-			latest = p
+		if p.Namespace+"/"+p.Name != name {
+			continue
+		}
+		if !isFound || p.At >= latest.At { // which may be negative
+			latest, isFound = p, true
 		}
 	}
 	var addresses []netip.Addr
@@ -170,7 +174,7 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 	addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a.Is4() != is4 })
 	name = policy.Quote(name)
 	switch {
-	case latest.ContainerID == "":
+	case !isFound:
 		err = fmt.Errorf("--pod %s: no pod of this name is on record; "+
 			"pods of the host network have none", name)
 	case len(addresses) == 0:

@@ -23,7 +23,10 @@ func TestNoHookPlugin(t *testing.T) {
 	second := store.Pod{Attachment: store.Attachment{Network: "second"}, Addresses: addresses("10.9.0.5"), At: 7}
 	former := store.Pod{Attachment: store.Attachment{Network: "pods"}, Addresses: addresses("10.9.0.5"), At: 6}
 	pods = append(pods, second, former)
-	for source, want := range map[string]string{"10.244.1.5": "", "10.9.0.5": "macvlan", "10.8.0.5": ""} {
+	early := store.Pod{Attachment: store.Attachment{Network: "second"}, Addresses: addresses("10.9.0.6"), At: -1}
+	pods = append(pods, early)
+	want := map[string]string{"10.244.1.5": "", "10.9.0.5": "macvlan", "10.9.0.6": "macvlan", "10.8.0.5": ""}
+	for source, want := range want {
 		assert.Equal(t, source, NoHookPlugin(netip.MustParseAddr(source), pods, mixed), want)
 	}
 	for source, want := range map[string]string{"10.244.1.5": "host-device", "10.9.0.5": "macvlan", "10.8.0.5": "macvlan"} {

@@ -59,7 +59,11 @@ func HolderOf(a netip.Addr, pods []store.Pod) *Pod {
 // latestHolder returns the record with an address, that of the latest ADD, and whether there is one.
 func latestHolder(a netip.Addr, pods []store.Pod) (holder store.Pod, isHeld bool) {
 	for _, p := range pods {
-		if slices.Contains(p.Addresses, a) && p.At >= holder.At {
+		if !slices.Contains(p.Addresses, a) {
+			continue
+		}
+		// At may be negative: that of a cached pod is by the wall clock, which may be set.
+		if !isHeld || p.At >= holder.At {
 			holder, isHeld = p, true
 		}
 	}
