@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,10 +123,12 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	}
 	e := node.Enforcer(node.Read(), func(error) {})
 	state, err := e.Dir.Load()
-	pods, _, podsErr := node.Dir.Pods()
-	err = cmp.Or(err, podsErr)
 	if err != nil {
-		warn(a, []error{err})
+		return err // without documents each verdict would be wrong
+	}
+	pods, _, podsErr := node.Dir.Pods()
+	if podsErr != nil {
+		warn(a, []error{podsErr})
 	}
 	policies := e.Policies(state)
 	connections := []connection{}
