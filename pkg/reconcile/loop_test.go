@@ -674,6 +674,45 @@ func TestDetectFlapping(t *testing.T) {
 	}
 }
 
+// TestFlappingProgram: the program is named that reverted this change, in this time.
+func TestFlappingProgram(t *testing.T) {
+	change := func(chain string) policy.Diff {
+		return policy.Diff{{Kind: policy.JumpChange, Family: policy.IPv4, Chain: chain, Text: "jump"}}
+	}
+	first, last := Writer{Process: Process{7, "iptables"}}, Writer{Process: Process{8, "firewalld"}}
+	for name, c := range map[string]struct {
+		before string        // the chain that the first program changed
+		after  time.Duration // from when unknown programs change chain A
+		then   string        // the chain that the last program changes
+		want   Writer
+	}{
+		"the same change": {"A", time.Second, "", first},
+		"the same change, and another while A flaps":  {"A", time.Second, "B", first},
+		"the same change, days ago":                   {"A", 48 * time.Hour, "", Writer{}},
+		"another change":                              {"B", time.Second, "", Writer{}},
+		"another change, and one more while A flaps":  {"B", time.Second, "C", Writer{}},
+		"another change, and this one while it flaps": {"B", time.Second, "A", last},
+	} {
+		l := NewLoop(nil, slog.New(slog.DiscardHandler), nil).state
+		now := time.Now()
+		l.detectFlapping(now, &Report{Drift: change(c.before), By: first})
+		now = now.Add(c.after)
+		var p *Problem
+		for range flappingThreshold {
+			p = l.detectFlapping(now, &Report{Drift: change("A")})
+		}
+		if c.then != "" {
+			p = l.detectFlapping(now, &Report{Drift: change(c.then), By: last})
+		}
+		if p == nil {
+			t.Fatalf("%s: it is not detected", name)
+		}
+		if !strings.Contains(p.Err.Error(), "most likely "+c.want.String()+";") {
+			t.Errorf("%s: %v, want %s", name, p.Err, c.want)
+		}
+	}
+}
+
 // After a failure a dry run is followed by a sync if something else, or nothing, is to be written.
 func TestSameOutstanding(t *testing.T) {
 	state := func(recorded bool, failed error, drift ...policy.Change) *Report {

@@ -80,7 +80,27 @@ type conflistState struct {
 // flapping are the reverts by another program, and the program.
 type flapping struct {
 	flowcontrol.Flapping[policy.Change]
-	by Writer // the likely one
+	by   Writer        // the likely one; zero if it is unknown
+	what policy.Change // that was reverted last; while one is flapping, that one
+	at   time.Time     // when it was
+}
+
+// note takes note of a revert. If its program is unknown, it is most likely the one that reverted the same
+// change before, if that was not too long ago.
+func (f *flapping) note(now time.Time, what policy.Change, by Writer) {
+	f.Reverted(now, what)
+	none := policy.Change{}
+	active := f.Active(now)
+	isUnrelated := active != none && active != what
+	if isUnrelated {
+		return
+	}
+	isLate := active == none && now.Sub(f.at) > flappingWindow
+	if isLate || what != f.what {
+		f.by = Writer{}
+	}
+	f.by = cmp.Or(by, f.by)
+	f.what, f.at = what, now
 }
 
 // resetState is when connections are reset.
@@ -185,8 +205,8 @@ func (s *state) beginSync(now time.Time) syncOrder {
 	return o
 }
 
-// retriesEarly reports whether the last sync failed, and the one that is due is neither its repetition nor
-// asked for by more than events about rules.
+// retriesEarly reports whether the sync that is due comes after one that failed and before its repetition,
+// only because rules may have changed.
 func (s *state) retriesEarly(now time.Time) bool {
 	if s.last.retry == 0 || s.last.report == nil || s.last.report.reverted() {
 		return false
@@ -258,8 +278,7 @@ func (s *state) sourcesRead(src *Sources, now time.Time, syncsConflist bool) {
 func (s *state) detectFlapping(now time.Time, r *Report) *Problem {
 	f := &s.flapping
 	if len(r.Drift) > 0 {
-		f.Reverted(now, r.Drift[0])
-		f.by = cmp.Or(r.By, f.by)
+		f.note(now, r.Drift[0], r.By)
 	}
 	what := f.Active(now)
 	if what == (policy.Change{}) {
@@ -283,7 +302,8 @@ func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
 	if len(r.State.Record.Resets) == 0 || s.resets.retry > 0 || r.rulesFailed() {
 		return
 	}
-	// Of resets that are not due, the one that runs then returns when they are.
+	// If a reset is scheduled already and none is due, keep its time: that run returns the time of the next
+	// one.
 	if s.resets.due.Equal(never()) || enforce.ResetsDue(r.State.Record) {
 		s.resets.due = now
 	}
