@@ -270,8 +270,11 @@ func (s *State) outputsRecorded() bool {
 	return reflect.DeepEqual(outputs, rec.Outputs) && slices.Equal(s.former(outputs), rec.Former)
 }
 
-// PodsRecorded reports whether the record has the pods that are exempt.
-func (s *State) PodsRecorded() bool { return s.node.exempt.recorded(s.onRecord.now) }
+// PodsRecorded reports whether the record has the pods that are to be exempt. A run that keeps to the record
+// has left out those that it lacks.
+func (s *State) PodsRecorded() bool {
+	return !s.run.keepsToRecord && s.node.exempt.recorded(s.onRecord.now)
+}
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.
 func (s *State) Failed() bool {

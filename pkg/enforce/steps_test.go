@@ -294,6 +294,9 @@ func TestRepairWithoutRecord(t *testing.T) {
 	if !errors.Is(s.RecordErr, errFault) || s.Err("A") != nil {
 		t.Errorf("record: %v, chain: %v", s.RecordErr, s.Err("A"))
 	}
+	if s.PodsRecorded() || s.InSync() {
+		t.Error("the second pod counts as recorded")
+	}
 	exempt := func(want string) {
 		t.Helper()
 		rules := kernel.Chains[netfiltertest.NFTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}].Rules
