@@ -12,8 +12,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy. It does not wait for a process that
-// holds the lock while a program hangs: each ADD would wait for as long as that program may take.
+// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy. It does not wait for a
+// process that holds the lock while a program hangs: each ADD would wait for as long as that program may take.
 func (n *node) lock(ctx context.Context) (*store.Lock, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -25,8 +25,8 @@ func (n *node) lock(ctx context.Context) (*store.Lock, error) {
 	return lock, err
 }
 
-// cancelIfHanging cancels a context as soon as a program hangs for another process. An ADD that gets the lock at once does
-// not look.
+// cancelIfHanging cancels a context as soon as a program hangs for another process. An ADD that gets the lock
+// at once does not ask.
 func cancelIfHanging(ctx context.Context, cancel context.CancelCauseFunc, drivers netfilter.Drivers) {
 	const interval = 100 * time.Millisecond
 	ticker := time.NewTicker(interval)

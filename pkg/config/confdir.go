@@ -96,7 +96,8 @@ func (l Conflist) VersionErr() error {
 		return nil
 	}
 	return fmt.Errorf("%s: cniVersion: %s is none that the plugin knows, so every ADD of network %s fails; "+
-		"write one of %s", policy.Printable(l.File), policy.Quote(l.CNIVersion), policy.Quote(l.Network), strings.Join(known, ", "))
+		"write one of %s", policy.Printable(l.File), policy.Quote(l.CNIVersion),
+		policy.Quote(l.Network), strings.Join(known, ", "))
 }
 
 // Masquerading returns the indices of the plugins that masquerade, or that delegate to one that does: those
@@ -129,7 +130,8 @@ func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
 		err := file.DataDirErr(e.Netconf)
 		if !file.Present && e.Entry.DataDir != reconcilers {
 			err = fmt.Errorf("dataDir: %s is not the reconciler's data_dir, %s; "+
-				"a node has one dataDir: state the same in both", policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
+				"a node has one dataDir: state the same in both",
+				policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
 		}
 		if err != nil && e.Err == nil {
 			return fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
@@ -311,7 +313,8 @@ func (l *Conflist) add(doc []byte) error {
 		return err
 	}
 	if p.Type == "" {
-		return errors.New(`type: is missing; write the name of a plugin, such as "bridge", or rename a list to .conflist`)
+		return errors.New(`type: is missing; write the name of a plugin, such as "bridge", ` +
+			`or rename a list to .conflist`)
 	}
 	if !l.IsList() {
 		l.Network, l.CNIVersion = p.Name, p.CNIVersion

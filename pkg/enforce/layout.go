@@ -63,7 +63,8 @@ func (s *State) WithoutRandomPorts() []error {
 		if t == nil || !t.layout.NoRandomFully || !c.Policy.RandomFully.Value {
 			continue
 		}
-		errs = append(errs, fmt.Errorf("chain %s has no random source ports: the host's iptables is older than 1.6.2 and has "+
+		errs = append(errs, fmt.Errorf("chain %s has no random source ports: "+
+			"the host's iptables is older than 1.6.2 and has "+
 			"no --random-fully; install a later version, set randomFully to false, or use backend nftables",
 			c.Policy.Chain))
 	}

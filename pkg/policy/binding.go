@@ -249,5 +249,6 @@ func (u Unbound) Error() string {
 	}
 	return fmt.Sprintf("chain %s (%s): enforceExempt does not protect the traffic of pods in %s to %s, because "+
 		"chain %s does not exempt it; its outputInterfaces and nonMasqueradeSourceCIDRs do not matter here: "+
-		"exempt it in both chains, or state other sourceCIDRs for chain %s", u.Chain, u.Family, u.Pods, firstOf(prefixes), u.By, u.By)
+		"exempt it in both chains, or state other sourceCIDRs for chain %s",
+		u.Chain, u.Family, u.Pods, firstOf(prefixes), u.By, u.By)
 }

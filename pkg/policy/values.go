@@ -287,7 +287,8 @@ func ValidateInterface(name string) error {
 	case len(name) > 15:
 		return errors.New("is longer than the 15 bytes of an interface's name")
 	case bare == "." || bare == ".." || strings.ContainsFunc(name, outside):
-		return errors.New("is not the name of an interface; use visible ASCII without '/', ':', '\"', '\\', '!' and '*'")
+		return errors.New("is not the name of an interface; " +
+			"use visible ASCII without '/', ':', '\"', '\\', '!' and '*'")
 	}
 	return nil
 }

@@ -87,7 +87,8 @@ func isOfSources(name string) bool {
 // isOfBackups reports whether package conflist writes a file of this name: a copy, whose name has the SHA-256
 // of the original's path, a record, or a temporary file of package safefile.
 func isOfBackups(name string) bool {
-	if name == conflistRecordFile || name == copyRecordFile || name == bootUnitDirFile || safefile.IsTemp(name, safefile.TempPrefix) {
+	isInstallFile := name == conflistRecordFile || name == copyRecordFile || name == bootUnitDirFile
+	if isInstallFile || safefile.IsTemp(name, safefile.TempPrefix) {
 		return true
 	}
 	stem, isCopy := strings.CutSuffix(name, ".bak")
