@@ -72,6 +72,7 @@ type progress struct {
 	asked         bool
 	refused       error              // why a policy would not be accepted
 	keepsToRecord bool               // a repair does only what is on record, which cannot be written
+	lacksPods     bool               // it left out pods that are to be exempt, as the record lacks them
 	overtaken     int                // how often another program interfered, see maxOvertaken
 	removed       []store.OwnedChain // chains that no policy wants
 	stuck         []store.OwnedChain // those that could not be removed
@@ -270,10 +271,9 @@ func (s *State) outputsRecorded() bool {
 	return reflect.DeepEqual(outputs, rec.Outputs) && slices.Equal(s.former(outputs), rec.Former)
 }
 
-// PodsRecorded reports whether the record has the pods that are to be exempt. A run that keeps to the record
-// has left out those that it lacks.
+// PodsRecorded reports whether the record has the pods that are to be exempt.
 func (s *State) PodsRecorded() bool {
-	return !s.run.keepsToRecord && s.node.exempt.recorded(s.onRecord.now)
+	return !s.run.lacksPods && s.node.exempt.recorded(s.onRecord.now)
 }
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.

@@ -114,6 +114,7 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 			c.fail(s.RecordErr)
 		}
 	}
+	s.run.lacksPods = !s.PodsRecorded()
 	do.desireRecorded(s)
 	s.onRecord.planned = s.onRecord.now
 	s.compare()
