@@ -89,8 +89,9 @@ func (s *State) mustAsk() bool {
 
 // recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due
 // then. If the record cannot be written, because the disk is full, a change fails. A repair goes on with what is on
-// record: rules that exist do not wait for a disk. Beside a document that cannot be read nothing is written
-// then: the rules that exist come from that document, too, and what is on record does not have them.
+// record: rules that exist do not wait for a disk. Nothing is written then beside a document that cannot be read,
+// as the rules that exist come from that document, too, nor while the list of namespaces is another one than that
+// on record, whose pods do not belong to the stored policies.
 func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.onRecord.planned)
 	if err == nil {
@@ -100,7 +101,8 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 	}
 	err = fmt.Errorf("record the chains to be written: %w", err)
 	isRepair := s.documents.before == nil
-	if !isRepair || s.node.keepsAll {
+	hasRecordedList := slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces)
+	if !isRepair || s.node.keepsAll || !hasRecordedList {
 		s.failRecord(err)
 		return s
 	}

@@ -344,3 +344,33 @@ func TestNoRepairWithoutRecordBesideALostDocument(t *testing.T) {
 	}
 	assert.Equal(t, "generation", kernel.Generation, before)
 }
+
+// TestNoRepairWithoutRecordOfAnotherList: the pods on record are those of the former list of namespaces, so rules with them
+// and the prefixes of the stored policy would be those of no policy.
+func TestNoRepairWithoutRecordOfAnotherList(t *testing.T) {
+	kernel := netfiltertest.New()
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, AllPods: true}
+	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
+	defer func() { _ = lock.Release() }()
+	source := policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
+		Chain: "A", Backend: policy.NFTables, NonMasqueradeCIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
+	}}
+	record := func() store.Record { return assert.Must(e.Dir.Load())(t).Record }
+	if s := e.Sync(t.Context(), e.Observe(t.Context(), []policy.Source{source}, record()), lock); !s.InSync() {
+		t.Fatalf("%v, %v", s.Diff(), s.RecordErr)
+	}
+	assert.NoError(t, e.Dir.Attach(store.Pod{
+		Attachment: store.Attachment{Network: "podnet", ContainerID: "one", IfName: "eth0"},
+		Namespace:  "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.1")},
+	}))
+	source.Policy.NonMasqueradeCIDRs = nil // stored by a process that was killed
+	source.Policy.NonMasqueradeNamespaces = []string{"prod"}
+	s := e.Observe(t.Context(), []policy.Source{source}, record())
+	s.begin(1)
+	before := kernel.Generation
+	s = run(t.Context(), s, recordless{does{e, lock}})
+	if !errors.Is(s.RecordErr, errFault) {
+		t.Errorf("record: %v", s.RecordErr)
+	}
+	assert.Equal(t, "generation", kernel.Generation, before)
+}
