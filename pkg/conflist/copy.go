@@ -75,6 +75,15 @@ func (r copyRecord) names(list config.Conflist) bool {
 
 func (r copyRecord) isOriginal(text []byte) bool { return config.DigestOf(text) == r.Digest }
 
+// find returns the file on record, and whether it is there.
+func (r copyRecord) find(lists []config.Conflist) (list config.Conflist, isThere bool) {
+	i := slices.IndexFunc(lists, r.names)
+	if i < 0 {
+		return config.Conflist{}, false
+	}
+	return lists[i], true
+}
+
 // removeCopy removes the copy that an earlier version made, and returns its path, "" if there is none. A copy
 // to which Multus delegates stays until Multus does so no more.
 func (e Editor) removeCopy(ctx context.Context) (path string, err error) {
@@ -86,13 +95,11 @@ func (e Editor) removeCopy(ctx context.Context) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	for _, list := range dir.Conflists {
+	list, isThere := record.find(dir.Conflists)
+	if isThere {
 		isUsed := slices.Contains(MultusFiles(e.Dir), filepath.Base(list.File))
-		if record.names(list) && (isUsed || !record.isCopy(list)) {
+		if isUsed || !record.isCopy(list) {
 			return "", nil
-		}
-		if !record.names(list) {
-			continue
 		}
 		c, err := e.write(ctx, Change{Path: list.File}, list.File, list.Doc, nil)
 		if err != nil {
@@ -107,20 +114,21 @@ func (e Editor) removeCopy(ctx context.Context) (path string, err error) {
 // CopyFinding returns the finding about the copy that an earlier version made, or nil if there is none.
 func (e Editor) CopyFinding() *Finding {
 	record := readCopyRecord(e.CopyRecord)
-	dir, err := config.ReadConfDir(e.Dir)
-	if err != nil || record.File == "" {
+	if record.File == "" {
 		return nil
 	}
-	for _, list := range dir.Conflists {
-		if !record.names(list) {
-			continue
-		}
-		text := fmt.Sprintf("%s is a copy of %s that an earlier version of ip-masq made",
-			policy.Printable(record.File), policy.Printable(record.Main))
-		if !record.isCopy(list) {
-			text += ", and another program has changed it since"
-		}
-		return &Finding{ConflistCopy, text}
+	dir, err := config.ReadConfDir(e.Dir)
+	if err != nil {
+		return nil
 	}
-	return nil
+	list, isThere := record.find(dir.Conflists)
+	if !isThere {
+		return nil
+	}
+	text := fmt.Sprintf("%s is a copy of %s that an earlier version of ip-masq made",
+		policy.Printable(record.File), policy.Printable(record.Main))
+	if !record.isCopy(list) {
+		text += ", and another program has changed it since"
+	}
+	return &Finding{ConflistCopy, text}
 }

@@ -20,53 +20,61 @@ import (
 // changes nothing. A network without a path is not known now.
 func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	record := readEntryRecord(m.RecordPath)
-	entry, fromFile, err := m.ReadEntry()
 	good := []byte(record.Entry)
 	if good == nil {
 		good = m.Entry
 	}
-	isMissing := err == nil && !fromFile || errors.Is(err, fs.ErrNotExist)
-	switch {
-	case isMissing && record.Entry != nil:
-		m.Entry, m.FromFile = record.Entry, true
-		s.found(EntryFileMissing, "conflist.entry_file does not exist any more; "+
-			"the plugin entry stays as it is: %v", cmp.Or(err, fs.ErrNotExist))
-		return
-	case err != nil:
-		m.refuse(err, good, s)
-		return
-	case !fromFile:
-		m.Entry, m.FromFile = entry, false
-		return
-	}
-	if n.Path == "" && good != nil { // no conflist has an entry to compare with
-		m.Entry = good
+	entry := m.readEntryFile(record, good, s)
+	if entry == nil {
 		return
 	}
 	have := n.entryText()
-	if have == nil {
+	hasNoFile := n.Path == "" && good != nil // whose entry could be compared
+	switch {
+	case hasNoFile:
+		m.Entry = good
+	case have == nil:
 		m.followInto(ctx, n, entry, good, s)
-		return
-	}
-	if len(differences(entry, have)) == 0 {
-		m.Entry, m.FromFile = entry, true
+	case len(differences(entry, have)) == 0:
+		m.useFromFile(entry)
 		if !m.dry {
 			s.warn(m.recordEntries(ctx, n, have)) // it is ip-masq's from now on
 		}
-		return
-	}
-	if !m.inserted(n, record) {
-		m.Entry, m.FromFile = entry, true
+	case !m.inserted(n, record):
 		// Only an entry that ip-masq wrote follows the file: an administrator may have edited any other.
+		m.useFromFile(entry)
 		s.found(EntryDiffers, "%s: the plugin entry of network %s differs from conflist.entry_file in %s, "+
 			"and ip-masq did not write it",
 			policy.Printable(n.Path), policy.Quote(n.Name), strings.Join(differences(entry, have), ", "))
-		return
-	}
-	if !m.dry {
+	case !m.dry:
 		m.replaceEntry(ctx, entry, good, s)
 	}
 }
+
+// readEntryFile returns the entry of the entry file. Without one it returns nil, and the manager uses the last
+// entry of the file, the last good one, or the default entry if there never was a file.
+func (m *Manager) readEntryFile(record entryRecord, good []byte, s *Status) []byte {
+	entry, fromFile, err := m.ReadEntry()
+	isMissing := err == nil && !fromFile || errors.Is(err, fs.ErrNotExist)
+	if isMissing && record.Entry != nil {
+		m.useFromFile(record.Entry)
+		s.found(EntryFileMissing, "conflist.entry_file does not exist any more; "+
+			"the plugin entry stays as it is: %v", cmp.Or(err, fs.ErrNotExist))
+		return nil
+	}
+	if err != nil {
+		m.refuse(err, good, s)
+		return nil
+	}
+	if !fromFile {
+		m.Entry, m.FromFile = entry, false
+		return nil
+	}
+	return entry
+}
+
+// useFromFile makes an entry of the entry file the one to insert.
+func (m *Manager) useFromFile(entry []byte) { m.Entry, m.FromFile = entry, true }
 
 // followInto decides about a file without an entry of its own: another entry than the last good one is asked
 // for before it is inserted. Where Multus has the entry, nothing is inserted.
@@ -81,7 +89,7 @@ func (m *Manager) followInto(ctx context.Context, n Network, entry, good []byte,
 			return
 		}
 	}
-	m.Entry, m.FromFile = entry, true
+	m.useFromFile(entry)
 }
 
 // refuse keeps the last good entry.
@@ -126,7 +134,7 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 		m.refuse(err, good, s)
 		return
 	}
-	m.Entry, m.FromFile = entry, true
+	m.useFromFile(entry)
 	if err != nil {
 		m.replacement = m.replacement.failed(err, time.Now())
 		s.retry(m.replacement)
