@@ -90,7 +90,7 @@ func brokenConfigMaps() []brokenConfigMap {
 			m.update(t, files)
 		}}
 	}
-	// extraFile adds an invalid file to the version, and has ..data name it anew.
+	// extraFile adds an invalid file to the version, and replaces ..data with a link to it.
 	extraFile := func(name string, spoil func(path string) error, msgs ...string) brokenConfigMap {
 		return brokenConfigMap{name: name, msgs: append(msgs, "ip-masq-strange"), breakFiles: func(t *testing.T, m *configMap) {
 			version, err := os.Readlink(m.path("..data"))

@@ -128,7 +128,7 @@ func (e Editor) CopyFinding() *Finding {
 	text := fmt.Sprintf("%s is a copy of %s that an earlier version of ip-masq made",
 		policy.Printable(record.File), policy.Printable(record.Main))
 	if !record.isCopy(list) {
-		text += ", and another program has changed it since"
+		text += ", and another program has changed the copy since"
 	}
 	return &Finding{ConflistCopy, text}
 }

@@ -155,10 +155,10 @@ func TestCopyThatStays(t *testing.T) {
 		says   string
 		want   []string // problems
 	}{
-		"without a main file":                    {copied: whole, says: "made", want: []string{"waiting for"}},
-		"a plugin of another":                    {copied: listWith("a", `{"type":"istio-cni"}`, bareEntry), files: map[string]string{"10-a.conflist": listNamed("a")}, says: "changed it since"},
-		"Multus delegates":                       {copied: whole, files: map[string]string{"00-multus.conf": multus, "10-a.conflist": listNamed("a")}, says: "made", want: []string{"restart Multus"}},
-		"a main file that has been written anew": {copied: strings.Replace(whole, "bridge", "ptp", 1), files: map[string]string{"10-a.conflist": listNamed("a")}, says: "changed it since"},
+		"without a main file":           {copied: whole, says: "made", want: []string{"waiting for"}},
+		"a plugin of another":           {copied: listWith("a", `{"type":"istio-cni"}`, bareEntry), files: map[string]string{"10-a.conflist": listNamed("a")}, says: "changed the copy since"},
+		"Multus delegates":              {copied: whole, files: map[string]string{"00-multus.conf": multus, "10-a.conflist": listNamed("a")}, says: "made", want: []string{"restart Multus"}},
+		"another text of the main file": {copied: strings.Replace(whole, "bridge", "ptp", 1), files: map[string]string{"10-a.conflist": listNamed("a")}, says: "changed the copy since"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

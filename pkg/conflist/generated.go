@@ -150,7 +150,7 @@ func divergence(list config.Conflist, record entryRecord) string {
 	}
 	from := original(list.File)
 	if from == "" {
-		return fmt.Sprintf("%s was made of a file that is gone, and another program has changed it since",
+		return fmt.Sprintf("%s was made of a file that is gone, and another program has changed the list since",
 			policy.Printable(list.File))
 	}
 	doc, _, err := safefile.ReadFile(from, maxSize)

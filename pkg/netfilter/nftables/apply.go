@@ -340,7 +340,7 @@ func (w *tableWriter) addObjects(want, have *table, fill *nfnetlink.Batch) {
 	}
 }
 
-// rewrite writes all rules of a chain anew.
+// rewrite replaces all rules of a chain.
 func (w *tableWriter) rewrite(table, name string, c *chain) {
 	w.rest.FlushChain(w.link, table, name)
 	for _, r := range c.rules {
