@@ -52,7 +52,7 @@ type state struct {
 	published publication // the last one
 	watched   []netfilter.OwnedChain
 
-	running [nothing]time.Time // when each work began that runs; else zero
+	running [works]time.Time // when each work began that runs; else zero
 }
 
 // commits are what is known of the commits to the ruleset.
@@ -129,9 +129,10 @@ type triggers struct {
 // never is when something is due that nothing asks for.
 func never() time.Time { return time.Unix(1<<40, 0) }
 
-// next returns the work that is due. If none is, it returns nothing, and when one may be.
+// next returns the work that is due, or the constant nothing and the time when a work may be due. Of several
+// works that are due, it returns the first kind.
 func (s *state) next(now time.Time) (work, time.Time) {
-	due := [nothing]time.Time{
+	due := [works]time.Time{
 		publishing: s.publishDue(), syncingConflist: s.conflist.due, resetting: s.resets.due,
 		reading: never(), syncing: never(),
 	}

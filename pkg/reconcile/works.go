@@ -25,7 +25,9 @@ const (
 	reading                     // reads the sources
 	syncing                     // syncs the rules
 	resetting                   // walks through the conntrack table
-	nothing                     // is the number of the works
+
+	works        = iota // the number of kinds
+	nothing work = -1   // no work is due
 )
 
 // finished is the end of a work.
