@@ -115,22 +115,33 @@ func (u Uninstall) Step(ctx context.Context) (Uninstalled, error) {
 
 // checkUse returns why the plugin has to stay. CRI-O and podman end a pod by the conflist that it started
 // with: a DEL of a plugin that is gone would leave pods that cannot end.
-func (u Uninstall) checkUse(done *Uninstalled) (err error) {
-	present := slices.ContainsFunc(u.Bin, func(dir string) bool { return exists(dir, config.PluginType) })
-	done.References, err = references(append(slices.Clone(u.Conf), filepath.Join(u.Root, multusDir)))
+func (u Uninstall) checkUse(done *Uninstalled) error {
+	dirs := append(slices.Clone(u.Conf), filepath.Join(u.Root, multusDir))
+	var err error
+	done.References, err = references(dirs)
 	if err != nil {
 		return fmt.Errorf("the plugin stays, as a file that may name it cannot be read: %w", err)
 	}
-	var attached []CachedResult
 	done.Attached, err = cachedResults(u.Root)
-	if present && !u.NoWait {
-		if err != nil {
-			return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; "+
-				"or use --no-wait", err)
-		}
-		attached = done.Attached
+	waits := !u.NoWait && u.hasPlugin()
+	if !waits {
+		return inUse(nil, done.References)
 	}
-	return inUse(attached, done.References)
+	if err != nil {
+		return fmt.Errorf("the plugin stays, as it is unknown whether runtimes will call it: %w; "+
+			"or use --no-wait", err)
+	}
+	return inUse(done.Attached, done.References)
+}
+
+// hasPlugin reports whether a plugin is there that a runtime could call.
+func (u Uninstall) hasPlugin() bool {
+	for _, dir := range u.Bin {
+		if exists(dir, config.PluginType) {
+			return true
+		}
+	}
+	return false
 }
 
 func (u Uninstall) removeEntries(done *Uninstalled) error {
