@@ -94,7 +94,8 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	editor.Replace = f.replace
 	var entryErr error
 	if !f.noConflist {
-		if entryErr, err = prepare(&editor, s); err != nil { // before anything is written
+		entryErr = findEntry(&editor, s)
+		if err := stopsInstall(entryErr, editor, s); err != nil { // before anything is written
 			return err
 		}
 	}
@@ -120,26 +121,31 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	return err
 }
 
-// prepare gives the editor the entry. It returns why the entry cannot be inserted now, and whether that is an
-// error of the command: with conflist.manage it is none, as an init container must not wait for the main CNI
-// plugin, which may start later.
-func prepare(editor *conflist.Editor, s config.Settings) (entryErr, err error) {
-	editor.Entry, editor.FromFile, entryErr = pluginEntry(s)
-	if entryErr == nil {
-		_, entryErr = editor.Find()
+// findEntry gives the editor the entry, and returns why it cannot be inserted now.
+func findEntry(editor *conflist.Editor, s config.Settings) error {
+	entry, fromFile, err := pluginEntry(s)
+	editor.Entry, editor.FromFile = entry, fromFile
+	if err != nil {
+		return err
 	}
-	if entryErr == nil && editor.Replace && !editor.FromFile {
-		return nil, fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it",
+	_, err = editor.Find()
+	return err
+}
+
+// stopsInstall returns the error of the command if the entry cannot be inserted now. With conflist.manage it
+// is none, as an init container must not wait for the main CNI plugin, which may start later.
+func stopsInstall(entryErr error, editor conflist.Editor, s config.Settings) error {
+	switch {
+	case entryErr == nil && editor.Replace && !editor.FromFile:
+		return fmt.Errorf("--replace: conflist.entry_file: %s is missing; write the entry into it",
 			policy.Quote(s.Conflist.EntryFile))
-	}
-	if entryErr == nil || s.Conflist.Manage {
-		return entryErr, nil
-	}
-	if errors.Is(entryErr, conflist.ErrNoNetworks) {
-		return nil, fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry `+
+	case entryErr == nil, s.Conflist.Manage:
+		return nil
+	case errors.Is(entryErr, conflist.ErrNoNetworks):
+		return fmt.Errorf(`%w; nothing is installed: run install again then, or let "run" insert the entry `+
 			`with --conflist-manage`, entryErr)
 	}
-	return nil, remedied(entryErr)
+	return remedied(entryErr)
 }
 
 func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) error {
@@ -344,7 +350,7 @@ func newEditor(s config.Settings, node *reconcile.Node) conflist.Editor {
 		Backups:    node.Dir.Backups,
 		RecordPath: node.Dir.ConflistRecordPath(),
 		CopyRecord: node.Dir.CopyRecordPath(),
-		Check:      checkNetwork(node.Dir),
+		Check:      func(string) error { return checkNode(node.Dir) },
 		Ask:        node.CheckEntry,
 	}
 }
@@ -385,23 +391,31 @@ func pluginEntry(s config.Settings) (entry []byte, fromFile bool, err error) {
 	return entry, true, nil
 }
 
-// checkNetwork returns a function that returns why the plugin would refuse all pods: plugin.toml is bad, or
-// the dataDir is refused. The plugin creates one that is missing, and need not write to it while the rules
-// are correct.
-func checkNetwork(dir *store.Dir) func(network string) error {
-	return func(string) error {
-		_, err := config.ReadPluginFile(config.DefaultPluginFile)
-		if err != nil {
-			return err
-		}
-		if _, err = dir.Load(); err == nil {
-			now, cancel := context.WithCancel(context.Background())
-			cancel()
-			var lock *store.Lock
-			if lock, err = dir.LockToRead(now); !errors.Is(err, store.ErrRefused) {
-				return lock.Release()
-			}
-		}
+// checkNode returns why the plugin would refuse all pods: plugin.toml is bad, or the dataDir is refused.
+func checkNode(dir *store.Dir) error {
+	_, err := config.ReadPluginFile(config.DefaultPluginFile)
+	if err != nil {
+		return err
+	}
+	err = checkDataDir(dir)
+	if err != nil {
 		return fmt.Errorf("no pod would start with the plugin entry: %w", err)
 	}
+	return nil
+}
+
+// checkDataDir returns why the plugin would refuse the dataDir. The plugin creates one that is missing, and
+// need not write to it while the rules are correct.
+func checkDataDir(dir *store.Dir) error {
+	_, err := dir.Load()
+	if err != nil {
+		return err
+	}
+	now, cancel := context.WithCancel(context.Background())
+	cancel() // another process may hold the lock, which is no reason
+	lock, err := dir.LockToRead(now)
+	if errors.Is(err, store.ErrRefused) {
+		return err
+	}
+	return lock.Release()
 }

@@ -103,34 +103,63 @@ func (w escaped) Write(p []byte) (int, error) {
 
 func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
 
-// settings reads reconciler.toml and then the flags, which win; if the file is bad, the flags alone. Unless a
-// flag states the dataDir, it is that of plugin.toml, else of reconciler.toml, else the one in use, if there
-// is one. Unless one of them states cni_conf_dir, which each sync reports, it is that of plugin.toml.
+const (
+	dataDirKey = "data_dir"
+	confDirKey = "cni_conf_dir"
+)
+
+// settings reads reconciler.toml and then the flags, which win; if the file is bad, the flags alone. The
+// dataDir and the directory of conflists may be stated elsewhere. inUse returns the value of either that is in
+// use already, if there is one.
 func (a *app) settings(inUse func(key string) config.Setting) (config.Settings, error) {
-	const dataDir, confDir = "data_dir", "cni_conf_dir"
 	s, err := a.settingsOver(config.DefaultSettings())
 	file, _ := config.ReadPluginFile(config.DefaultPluginFile) // each sync reports the error
-	valid := file.Present && !file.Invalid
-	for key, value := range map[string]string{dataDir: file.DataDir, confDir: file.CNIConfDir} {
-		stated, node := s.Origins[key], config.Setting{}
-		switch {
-		case stated == config.FlagOrigin || stated != "" && key == confDir:
-		case valid:
-			node = config.Setting{Value: value, Origin: file.Path}
-		case file.Present || stated == "" && key == dataDir:
-			node = inUse(key)
-		}
-		if node.Value != "" && s.Set(key, node.Value) == nil {
-			s.Origins[key] = node.Origin
-		}
-	}
+	dataDir, confDir := nodeDataDir(s, file, inUse), nodeConfDir(s, file, inUse)
+	setOver(&s, dataDirKey, dataDir)
+	setOver(&s, confDirKey, confDir)
 	return s, err
+}
+
+// nodeDataDir returns the dataDir that replaces that of the settings: unless a flag states one, it is that of
+// plugin.toml. While plugin.toml is bad, and where no file states a dataDir, it is the one in use.
+func nodeDataDir(s config.Settings, file config.PluginFile, inUse func(string) config.Setting) config.Setting {
+	origin := s.Origins[dataDirKey]
+	switch {
+	case origin == config.FlagOrigin:
+		return config.Setting{}
+	case file.Present && !file.Invalid:
+		return config.Setting{Value: file.DataDir, Origin: file.Path}
+	case file.Present || origin == "":
+		return inUse(dataDirKey)
+	}
+	return config.Setting{}
+}
+
+// nodeConfDir returns the directory of conflists that replaces that of the settings: unless reconciler.toml or
+// a flag states one, which each sync reports, it is that of plugin.toml. While plugin.toml is bad, it is the
+// one in use.
+func nodeConfDir(s config.Settings, file config.PluginFile, inUse func(string) config.Setting) config.Setting {
+	isStated := s.Origins[confDirKey] != ""
+	switch {
+	case isStated || !file.Present:
+		return config.Setting{}
+	case file.Invalid:
+		return inUse(confDirKey)
+	}
+	return config.Setting{Value: file.CNIConfDir, Origin: file.Path}
+}
+
+// setOver sets a key to a value that the settings do not state. An empty or bad value changes nothing.
+func setOver(s *config.Settings, key string, value config.Setting) {
+	if value.Value != "" && s.Set(key, value.Value) == nil {
+		s.Origins[key] = value.Origin
+	}
 }
 
 // ownersDataDir returns a function that reads which dataDir the comment of a chain or guard table names.
 func ownersDataDir(ctx context.Context, all netfilter.Drivers) func(key string) config.Setting {
 	return func(key string) config.Setting {
-		if key != "data_dir" {
+		if key != dataDirKey {
 			return config.Setting{}
 		}
 		owned, _ := all.Owned(ctx) // an error is in the command's own report
@@ -150,10 +179,10 @@ func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
 
 func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	err := s.Read(a.settingsFile())
-	switch missing := errors.Is(err, fs.ErrNotExist); {
-	case missing && a.config == "":
+	isMissing := errors.Is(err, fs.ErrNotExist)
+	if isMissing && a.config == "" {
 		err = nil
-	case missing:
+	} else if isMissing {
 		err = usageError{fmt.Errorf("--config: %w", err)}
 	}
 	err = cmp.Or(a.setFlags(&s), err) // before s is copied

@@ -89,9 +89,9 @@ func directoriesInUse(s config.Settings) func(key string) config.Setting {
 		inUse := config.Setting{Origin: s.Origins[key]}
 		switch {
 		case inUse.Origin == "":
-		case key == "data_dir":
+		case key == dataDirKey:
 			inUse.Value = s.DataDir
-		case key == "cni_conf_dir":
+		case key == confDirKey:
 			inUse.Value = s.CNIConfDir
 		}
 		return inUse
